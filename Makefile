@@ -1,0 +1,57 @@
+# Two commands are enough: `make lab` to learn, `make test` to check. `make help` lists the others.
+
+PYTHONS = python3 python3.14 python3.13 python3.12 python3.11
+PYTHON ?= $(firstword $(foreach p,$(PYTHONS),$(if $(shell command -v $(p)),$(p))))
+VENV   ?= .venv
+# cpu takes PyTorch's CPU wheels (0.2 GB, not 3 GB); empty keeps what is there, or pip's default.
+TORCH  ?=
+# Where `make lab` serves; the next free port is taken when this one is busy.
+PORT   ?= 8888
+# Test files that run at the same time.
+JOBS   ?= 2
+export PIP_DISABLE_PIP_VERSION_CHECK = 1
+
+PY      = $(VENV)/bin/python
+INSIDE  = PATH="$(abspath $(VENV))/bin:$$PATH"
+# Without a screen a text browser would take over the terminal; the address is printed anyway.
+SCREEN  = $(or $(DISPLAY),$(WAYLAND_DISPLAY),$(filter Darwin,$(shell uname)))
+# Jupyter refuses to run as root unless told; in a container root is the usual user.
+AS_ROOT = $(if $(filter 0,$(shell id -u)),--allow-root)
+
+.PHONY: help setup lab test check build slides bench doctor clean
+.DEFAULT_GOAL := help
+
+help: ## list these commands
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
+	@echo "  options:      TORCH=cpu  PYTHON=python3.12  PORT=8888  JOBS=2"
+
+setup:
+	@[ -n "$(PYTHON)" ] || { echo "No Python found: install Python 3.11 or newer," \
+		"then run the same command again."; exit 1; }
+	@$(PYTHON) scripts/setup.py --venv "$(VENV)" --torch "$(TORCH)"
+
+lab: setup ## open JupyterLab on labs/ (the first time: make .venv and install, some minutes)
+	@$(INSIDE) $(PY) -m jupyterlab --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/labs \
+		--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate \
+		--port=$(PORT) $(if $(SCREEN),,--no-browser) $(AS_ROOT)
+
+test: setup ## everything: tests, timing tests, then every notebook, solved and unsolved
+	@$(INSIDE) $(PY) scripts/test.py --jobs $(JOBS)
+
+check: setup ## the fast tests, under three minutes, for while you work
+	@$(INSIDE) $(PY) scripts/test.py --jobs $(JOBS) --fast
+
+build: setup ## labs/ and solutions/ from labs/source/ and the library
+	@$(INSIDE) $(PY) -m ranklab.cli build
+
+slides: setup ## the decks to HTML (and PDF where chromium is) under build/slides/
+	@$(INSIDE) $(PY) slides/build.py
+
+bench: setup ## print ratios of running times; nothing is asserted
+	@$(INSIDE) $(PY) scripts/bench.py
+
+doctor: setup ## what this machine is, and what each lab will run on
+	@$(INSIDE) $(PY) -m ranklab.cli doctor
+
+clean: ## remove what was built here (not your notebooks, not .ranklab/)
+	rm -rf build "$(VENV)" slides/node_modules

@@ -1,0 +1,23 @@
+"""ranklab: distributed training from one GPU to 3D parallelism, in labs that run real ranks.
+
+The names below are all that a lab's first cell needs. They load on first use, so `import ranklab`
+is instant and imports neither torch nor matplotlib.
+"""
+
+import importlib
+
+_HOME_OF = {
+    "launch": "ranklab.engine",
+    "device": "ranklab.engine",
+    "check": "ranklab.course.check",
+    "hint": "ranklab.course.hint",
+    "answer": "ranklab.course.hint",
+    "questions": "ranklab.course.questions",
+}
+__all__ = list(_HOME_OF)
+
+
+def __getattr__(name):
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'ranklab' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOME_OF[name]), name)

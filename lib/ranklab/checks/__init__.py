@@ -1,0 +1,1 @@
+"""The exercise checks: one module for each lab."""

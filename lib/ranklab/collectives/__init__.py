@@ -1,0 +1,35 @@
+"""The nine verbs of distributed training, and the algorithms behind them, from send and recv.
+
+    verbs.py         each verb in its plainest form
+    ring.py          reduce-scatter, all-gather and all-reduce round a ring: the fewest bytes
+    tree.py          broadcast and all-reduce in log2 R rounds: the fewest steps
+    hierarchical.py  all-reduce for two kinds of links: fast inside a node, slow between nodes
+    server.py        all-reduce through one rank, to see why nobody does it any more
+    cost.py          alpha + n * beta: what each of them costs, before it is run
+    wire.py          the one way in which they all talk: send to one rank, receive from another
+
+Every function takes `group=None` (all ranks), leaves its input unchanged and returns its result.
+Ranks in arguments (`src`, `dst`, `server`) count inside the group. Lab 02 builds all of this.
+"""
+
+from ranklab.collectives.cost import (
+    ALGORITHMS, Link, alpha_beta_time, best_sent_bytes, bus_factor, crossover_bytes,
+    fit_alpha_beta, flat_ring_time, hierarchical_time,
+)
+from ranklab.collectives.hierarchical import hierarchical_all_reduce, node_groups
+from ranklab.collectives.ring import ring_all_gather, ring_all_reduce, ring_reduce_scatter
+from ranklab.collectives.server import parameter_server
+from ranklab.collectives.tree import doubling_all_reduce, tree_broadcast
+from ranklab.collectives.verbs import (
+    all_gather, all_reduce, all_to_all, barrier, broadcast, gather, reduce, reduce_scatter,
+    scatter,
+)
+from ranklab.collectives.wire import exchange
+
+__all__ = [
+    "ALGORITHMS", "Link", "all_gather", "all_reduce", "all_to_all", "alpha_beta_time", "barrier",
+    "best_sent_bytes", "broadcast", "bus_factor", "crossover_bytes", "doubling_all_reduce",
+    "exchange", "fit_alpha_beta", "flat_ring_time", "gather", "hierarchical_all_reduce",
+    "hierarchical_time", "node_groups", "parameter_server", "reduce", "reduce_scatter",
+    "ring_all_gather", "ring_all_reduce", "ring_reduce_scatter", "scatter", "tree_broadcast",
+]

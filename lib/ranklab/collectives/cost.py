@@ -1,0 +1,111 @@
+"""What a collective costs, before it is run: every message takes alpha + n * beta seconds.
+
+alpha (seconds) is what a message costs however small it is; beta (seconds per byte) is one over
+the bandwidth. A simplification: links do not share anything, a rank sends and receives at
+the same time, and adding numbers up is free. It is wrong in detail and right in shape.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+ALGORITHMS = ("ring", "doubling", "parameter_server", "tree_broadcast")
+
+
+@dataclass(frozen=True)
+class Link:
+    """One kind of link: `alpha` seconds a message, `beta` seconds a byte."""
+
+    alpha: float
+    beta: float
+
+    def __post_init__(self):
+        if self.alpha < 0 or self.beta < 0:
+            raise ValueError(f"alpha={self.alpha} and beta={self.beta} must not be negative")
+
+
+def alpha_beta_time(algorithm, nbytes, ranks, alpha, beta):
+    """Seconds that `algorithm` needs for `nbytes` per rank: steps * alpha + bytes * beta.
+
+    cost   ring: 2(R-1) steps, 2(R-1)/R of the bytes; doubling: ceil(log2 R) steps, all bytes in
+           each; parameter_server: 2(R-1) steps, all bytes in each; tree_broadcast as doubling
+    error  an algorithm that is not in ALGORITHMS
+    lab    02
+    """
+    R, rounds = ranks, math.ceil(math.log2(ranks))
+    costs = {  # steps one after the other, bytes through the busiest rank
+        "ring": (2 * (R - 1), 2 * (R - 1) / R * nbytes),
+        "doubling": (rounds, rounds * nbytes),
+        "parameter_server": (2 * (R - 1), 2 * (R - 1) * nbytes),
+        "tree_broadcast": (rounds, rounds * nbytes),
+    }
+    if algorithm not in costs:
+        raise ValueError(f"algorithm {algorithm!r} is not one of {', '.join(costs)}")
+    steps, sent = costs[algorithm]
+    return steps * alpha + sent * beta
+
+
+def fit_alpha_beta(sizes, seconds):
+    """(alpha, beta) for which alpha + size * beta is nearest to the measured `seconds`.
+
+    Nearest in proportion: an error of 10% counts the same at 1 KB and at 64 MB. A plain least
+    squares would look at the largest message only, and alpha would be noise.
+
+    error  fewer than two different sizes
+    lab    02
+    """
+    sizes, seconds = np.asarray(sizes, float), np.asarray(seconds, float)
+    if len(set(sizes.tolist())) < 2:
+        raise ValueError(f"a fit needs two different sizes or more, not {len(set(sizes.tolist()))}")
+    rows = np.stack([1 / seconds, sizes / seconds], axis=1)  # alpha/t + beta*n/t should be 1
+    alpha, beta = np.linalg.lstsq(rows, np.ones(len(sizes)), rcond=None)[0]
+    return float(alpha), float(beta)
+
+
+def crossover_bytes(ranks, alpha, beta):
+    """The size at which ring and doubling all-reduce take equally long; the ring wins above it.
+
+    Infinity for 1 or 2 ranks, where doubling sends no more bytes than the ring.
+
+    lab    02
+    """
+    R, rounds = ranks, math.ceil(math.log2(ranks))
+    more_steps = 2 * (R - 1) - rounds
+    more_bytes = rounds - 2 * (R - 1) / R
+    return more_steps * alpha / (more_bytes * beta) if more_bytes > 0 else math.inf
+
+
+def flat_ring_time(nbytes, nodes, per_node, fast, slow):
+    """Seconds of a ring all-reduce over all ranks: each step waits for the slowest link in it."""
+    R = nodes * per_node
+    worst = slow if nodes > 1 else fast
+    return alpha_beta_time("ring", nbytes, R, worst.alpha, worst.beta)
+
+
+def hierarchical_time(nbytes, nodes, per_node, fast, slow):
+    """Seconds of a hierarchical all-reduce; the ranks of a node share its one slow link.
+
+    All `per_node` rings across the nodes go on at once, so that together they move
+    2(nodes-1)/nodes of the bytes through each node's link.
+    """
+    inside = alpha_beta_time("ring", nbytes, per_node, fast.alpha, fast.beta)
+    return inside + alpha_beta_time("ring", nbytes, nodes, slow.alpha, slow.beta)
+
+
+def best_sent_bytes(verb, nbytes, ranks):
+    """Bytes that each rank must send on average, with the best algorithm there is.
+
+    `nbytes` is the larger side of the verb: the whole tensor, not the shard.
+    """
+    return bus_factor(verb, ranks) * nbytes
+
+
+def bus_factor(verb, ranks):
+    """What nccl-tests multiplies algorithm bandwidth with: it gives the load of one link."""
+    share = (ranks - 1) / ranks
+    factors = {"all_reduce": 2 * share, "reduce_scatter": share, "all_gather": share,
+               "all_to_all": share, "broadcast": 1.0, "reduce": 1.0}
+    if verb not in factors:
+        raise ValueError(f"verb {verb!r} is not one of {', '.join(factors)}")
+    return factors[verb]

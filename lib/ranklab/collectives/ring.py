@@ -1,0 +1,69 @@
+"""Round the ring: the algorithms that send the fewest bytes.
+
+`x` is cut into R chunks, as equal as they can be (torch.tensor_split: the first ones are longer
+by one when R does not divide). Rank r talks to two ranks only: it sends to r + 1 and receives
+from r - 1. So every link is busy in every step, and no rank is special.
+"""
+
+import torch
+import torch.distributed as dist
+
+from ranklab.collectives.wire import exchange
+
+
+def ring_reduce_scatter(x, group=None, out=None):
+    """Rank r ends with chunk r of the sum over ranks of `x`; `x` itself is unchanged.
+
+    `out`, as large as `x`, may be given as the place where partial sums arrive.
+
+    shape  any shape of n elements -> (n/R,)
+    cost   sends all chunks but one: (R-1)/R of x's bytes, in R-1 messages
+    paper  Patarasuk & Yuan 2009, "Bandwidth optimal all-reduce algorithms", first half
+    lab    02
+    """
+    rank, R = dist.get_rank(group), dist.get_world_size(group)
+    mine = x.flatten().tensor_split(R)  # chunk i is my share of what rank i will own
+    sums = out.view(-1).tensor_split(R) if out is not None else None
+    partial = mine[rank - 1]  # it has the longest way to go: R-1 steps to reach its owner
+    for step in range(1, R):
+        i = (rank - 1 - step) % R
+        arriving = sums[i] if sums else torch.empty_like(mine[i])
+        exchange(partial, (rank + 1) % R, arriving, (rank - 1) % R, group)
+        partial = arriving.add_(mine[i])
+    return partial if R > 1 else partial.clone()
+
+
+def ring_all_gather(shard, group=None, out=None):
+    """Every rank ends with the shards of all ranks, one after the other; `shard` is unchanged.
+
+    `out` may be given as the place for the result. It must be when the shards differ in length:
+    its size says how long each of them is.
+
+    shape  (n/R,) -> (n,), or the shape of `out`
+    cost   sends all chunks but one: (R-1)/R of the result's bytes, in R-1 messages
+    lab    02
+    """
+    rank, R = dist.get_rank(group), dist.get_world_size(group)
+    if out is None:
+        out = shard.new_empty(R * shard.numel())
+    chunks = out.view(-1).tensor_split(R)
+    chunks[rank].copy_(shard.flatten())
+    for step in range(R - 1):  # pass on what came last; my own shard is the first to go
+        have, want = (rank - step) % R, (rank - step - 1) % R
+        exchange(chunks[have], (rank + 1) % R, chunks[want], (rank - 1) % R, group)
+    return out
+
+
+def ring_all_reduce(x, group=None, out=None):
+    """Every rank ends with the sum over ranks of `x`, in x's shape; `x` itself is unchanged.
+
+    `out`, of x's shape, may be given as the place for the result (never `x` itself).
+
+    cost   sends 2(R-1)/R of x's bytes per rank, in 2(R-1) messages: no algorithm sends fewer
+    paper  Patarasuk & Yuan 2009
+    lab    02
+    """
+    if out is None:
+        out = x.new_empty(x.shape)
+    shard = ring_reduce_scatter(x, group, out)
+    return ring_all_gather(shard, group, out)

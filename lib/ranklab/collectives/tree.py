@@ -1,0 +1,56 @@
+"""Doubling: the algorithms with the fewest steps. Good for small messages."""
+
+import torch
+import torch.distributed as dist
+
+from ranklab.collectives.wire import exchange
+
+
+def tree_broadcast(x, src=0, group=None):
+    """Every rank ends with rank src's `x`; `x` itself is unchanged.
+
+    On the other ranks `x` gives the shape, the type and the device; its values do not matter.
+
+    cost   R-1 messages of x's bytes in all, in ceil(log2 R) rounds; `src` sends in each of them
+    lab    02
+    """
+    rank, R = dist.get_rank(group), dist.get_world_size(group)
+    out = x.clone(memory_format=torch.contiguous_format)
+    place = (rank - src) % R  # counted from src: place 0 has the value at the start
+    have = 1  # places 0 .. have-1 hold the value, and each of them sends it `have` places on
+    while have < R and out.numel():
+        if place < have and place + have < R:
+            dist.send(out, group=group, group_dst=(rank + have) % R)
+        elif have <= place < 2 * have:
+            dist.recv(out, group=group, group_src=(rank - have) % R)
+        have *= 2
+    return out
+
+
+def doubling_all_reduce(x, group=None):
+    """Every rank ends with the sum over ranks of `x`; `x` itself is unchanged.
+
+    In round k each rank swaps all it has with the rank 2^k away. When R is no power of two, the
+    ranks beyond the largest one first hand their x to a partner, and at the end get the sum back.
+
+    cost   sends log2 R times x's bytes in log2 R messages (R = 2^k): few steps, more bytes
+    paper  Thakur, Rabenseifner & Gropp 2005, "recursive doubling"
+    lab    02
+    """
+    rank, R = dist.get_rank(group), dist.get_world_size(group)
+    power = 2 ** (R.bit_length() - 1)  # the largest power of two that R holds
+    total = x.clone(memory_format=torch.contiguous_format)
+    other = torch.empty_like(total)
+    nothing = total.new_empty(0)
+    if rank >= power:  # one of the extra ranks: hand over, wait, take the result
+        exchange(total, rank - power, nothing, rank - power, group)
+        return exchange(nothing, rank - power, total, rank - power, group)
+    if rank + power < R:
+        total += exchange(nothing, rank + power, other, rank + power, group)
+    step = 1
+    while step < power:
+        total += exchange(total, rank ^ step, other, rank ^ step, group)
+        step *= 2
+    if rank + power < R:
+        exchange(total, rank + power, nothing, rank + power, group)
+    return total

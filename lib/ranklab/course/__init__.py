@@ -1,0 +1,1 @@
+"""What a learner uses besides the library: check, hint, answer, progress, grade, drill, build."""

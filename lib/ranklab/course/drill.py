@@ -1,0 +1,216 @@
+"""`ranklab drill`: the interview bank in the terminal. Asks, judges, names the mistake, keeps the score.
+
+The score is one JSON file, $RANKLAB_HOME/drill.json: for each question the marks of the last answers, from 0 to 1.
+A question is weak when one of its last two marks is below 0.7, so it takes two good answers to leave `--weak`.
+"""
+import argparse
+import json
+import os
+import random
+import time
+from pathlib import Path
+
+from ranklab.interview.ask import SHARE, draw, judge
+from ranklab.interview.bank import load
+from ranklab.interview.text import plain
+from ranklab.interview.units import read_number, show
+
+KEPT = 5                     # marks kept per question
+LETTERS = "abcdefgh"
+
+
+class Stop(Exception):
+    """The learner has had enough: q, Ctrl-C or the end of the input."""
+
+
+def drill(argv):
+    """Asks questions until the count is reached or the learner stops; returns the exit code."""
+    try:
+        wanted = _parser().parse_args(argv)
+    except SystemExit as stop:               # argparse has already printed its sentence
+        return int(stop.code or 0)
+    marks = Marks(home() / "drill.json")
+    try:
+        chosen = choose(load(), wanted, marks)
+    except ValueError as error:
+        print(f"ranklab drill: {error}")
+        return 2
+    if not chosen:
+        print("Nothing to ask: no question fits" + (
+            " and is weak. Well done; drop --weak." if wanted.weak else "."))
+        return 0
+    print(f"{len(chosen)} questions. A number may carry a unit: 150 MB, 1.5e9, 3/4, 2*7/8*100.\n"
+          "Enter alone shows the answer; q stops.\n")
+    results = []
+    try:
+        for place, question in enumerate(chosen, 1):
+            mark = _ask(question, f"{place}/{len(chosen)}", wanted.seed)
+            results.append((question, mark))
+            marks.add(question.id, mark)
+    except (Stop, KeyboardInterrupt):
+        print()
+    _report(results, marks)
+    return 0
+
+
+def home():
+    """The folder where this learner's progress is kept."""
+    return Path(os.environ.get("RANKLAB_HOME") or ".ranklab")
+
+
+def choose(questions, wanted, marks):
+    """The questions to ask, in order: those of the lab and level, weakest and newest first with --weak."""
+    labs = sorted({question.lab for question in questions})
+    if wanted.lab is not None:
+        labs = [lab for lab in labs if wanted.lab in (lab, *lab.split("_", 1))]
+        if not labs:
+            known = ", ".join(sorted({question.lab for question in questions}))
+            raise ValueError(f"no questions for lab '{wanted.lab}'; there are some for {known}")
+    fitting = [question for question in questions
+               if question.lab in labs and wanted.level in (None, question.level)]
+    random.Random(wanted.seed).shuffle(fitting)
+    if wanted.weak:
+        fitting = [question for question in fitting if marks.weak(question.id)]
+    else:                                    # a question never asked comes before one that sits
+        fitting.sort(key=lambda question: marks.seen(question.id) and not marks.weak(question.id))
+    return fitting[:wanted.count]
+
+
+class Marks:
+    """The score file: marks from 0 to 1 for each question id, the newest last."""
+
+    def __init__(self, path):
+        self.path, self.kept = path, {}
+        try:
+            kept = json.loads(path.read_text(encoding="utf-8"))
+            self.kept = {str(name): [float(mark) for mark in marks] for name, marks in kept.items()}
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError, TypeError, AttributeError):
+            print(f"{path} could not be read as a score; starting a new one.")
+
+    def seen(self, name):
+        """True when the question was asked before."""
+        return name in self.kept
+
+    def weak(self, name):
+        """True when one of the last two marks is below 0.7."""
+        return any(mark < SHARE for mark in self.kept.get(name, [])[-2:])
+
+    def add(self, name, mark):
+        """Appends a mark and writes the file whole, so that a kill never leaves half of it."""
+        self.kept[name] = [*self.kept.get(name, []), round(mark, 3)][-KEPT:]
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            part = self.path.with_suffix(f".{os.getpid()}.part")
+            part.write_text(json.dumps(self.kept, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+            part.replace(self.path)
+        except OSError as error:
+            print(f"(the score is not kept: {self.path} cannot be written: {error.strerror})")
+
+
+def _parser():
+    parser = argparse.ArgumentParser(prog="ranklab drill", description=(
+        "Interview questions in the terminal. Numbers are new each time; the score is kept."))
+    parser.add_argument("--lab", help="a lab, such as 00 or 00_ranks (default: all)")
+    parser.add_argument("--level", type=int, choices=range(1, 6), help="1 easy ... 5 hard")
+    parser.add_argument("--weak", action="store_true", help="only those you did not know")
+    parser.add_argument("--count", type=_positive, default=10, metavar="N",
+                        help="how many questions (default 10)")
+    parser.add_argument("--seed", type=int, default=time.time_ns() % 2**32,
+                        help="the same seed asks the same questions with the same numbers")
+    return parser
+
+
+def _positive(text):
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number of 1 or more")
+    return int(text)
+
+
+def _ask(question, place, seed):
+    asked = draw(question, seed)
+    print(f"{place}  {question.lab}, level {question.level}  ({question.id})")
+    print(plain(asked.text, "  ") + "\n")
+    mark = {"number": _ask_number, "choice": _ask_choice, "open": _ask_open}[asked.kind](asked)
+    if asked.why:
+        print(plain(asked.why, "      "))
+    print(flush=True)
+    return mark
+
+
+def _ask_number(asked):
+    prompt = f"  in {asked.unit} > " if asked.unit else "  > "
+    while reply := _read(prompt):
+        try:
+            value = read_number(reply, asked.unit)
+        except ValueError as error:
+            print(f"  {error}.")
+            continue
+        right, confuses = judge(asked, value)
+        if right:
+            exact = "" if value == asked.answer else f" ({asked.shown_answer()})"
+            print(f"  ok    right{exact}")
+            return 1.0
+        read = show(value, asked.unit)
+        print(f"  no    it is {asked.shown_answer()}, not {read}.")
+        if confuses:
+            print(plain(confuses, "        "))
+        return 0.0
+    print(f"  ->    {asked.shown_answer()}")
+    return 0.0
+
+
+def _ask_choice(asked):
+    for letter, option in zip(LETTERS, asked.options):
+        print(plain(f"{letter}) {option}", "    "))
+    letters = LETTERS[:len(asked.options)]
+    right_letter = LETTERS[asked.options.index(asked.answer)]
+    while reply := _read(f"\n  {letters[0]}-{letters[-1]} > ").lower().strip(" ()."):
+        if len(reply) != 1 or reply not in letters:
+            print(f"  one letter of {', '.join(letters)}, please.")
+            continue
+        right, confuses = judge(asked, asked.options[letters.index(reply)])
+        print("  ok    right" if right else f"  no    it is {right_letter}.")
+        if confuses:
+            print(plain(confuses, "        "))
+        return float(right)
+    print(f"  ->    {right_letter}")
+    return 0.0
+
+
+def _ask_open(asked):
+    _read("  Answer aloud, as in the interview; then press Enter. > ")
+    print(plain(asked.answer, "      ") + "\n\n  The points of a good answer:")
+    for number, point in enumerate(asked.rubric, 1):
+        print(plain(f"{number}. {point}", "    "))
+    points = len(asked.rubric)
+    while True:
+        reply = _read(f"  How many of the {points} did you make? > ")
+        if not reply or (reply.isdigit() and int(reply) <= points):
+            return int(reply or 0) / points
+        print(f"  a number from 0 to {points}, please.")
+
+
+def _read(prompt):
+    try:
+        reply = input(prompt).strip()
+    except EOFError:
+        raise Stop from None
+    if reply.lower() in ("q", "quit", "exit"):
+        raise Stop
+    return reply
+
+
+def _report(results, marks):
+    if not results:
+        print("No question answered, no score.")
+        return
+    total = sum(mark for _, mark in results)
+    print(f"{round(total, 1):g} of {len(results)} right.")
+    for lab in sorted({question.lab for question, _ in results}):
+        of_lab = [mark for question, mark in results if question.lab == lab]
+        print(f"  {lab:16} {round(sum(of_lab), 1):g} of {len(of_lab)}")
+    weak = [question.id for question, _ in results if marks.weak(question.id)]
+    if weak:
+        print(f"Weak: {', '.join(weak)}. `ranklab drill --weak` asks them again, with new numbers.")

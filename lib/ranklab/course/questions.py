@@ -1,0 +1,73 @@
+"""Section 8 of a lab: its questions from the interview bank, answers folded away."""
+import html
+
+from ranklab.interview.ask import draw
+from ranklab.interview.bank import load
+from ranklab.interview.text import plain, to_html
+from ranklab.interview.units import show
+
+
+def questions(lab):
+    """The interview questions that `lab` shows, ready for a notebook or for print.
+    error  ValueError naming the labs that have questions
+    """
+    bank = load()
+    shown = [question for question in bank if question.lab == lab and question.in_lab]
+    if not shown:
+        labs = ", ".join(sorted({question.lab for question in bank if question.in_lab}))
+        raise ValueError(f"no interview questions for lab '{lab}'; there are some for {labs}")
+    shown.sort(key=lambda question: question.level)
+    more = sum(question.lab == lab for question in bank) - len(shown)
+    # the same numbers for every reader and every build: solutions must not change by themselves
+    return LabQuestions(lab, [(question, draw(question, seed=0)) for question in shown], more)
+
+
+class LabQuestions:
+    """What a cell shows: folded answers in a notebook, plain text anywhere else."""
+
+    def __init__(self, lab, drawn, more):
+        self.lab, self.drawn, self.more = lab, drawn, more
+
+    def __len__(self):
+        return len(self.drawn)
+
+    def __repr__(self):
+        parts = []
+        for place, (question, asked) in enumerate(self.drawn, 1):
+            lines = [f"{place}. (level {question.level}) " + plain(asked.text, "   ").lstrip()]
+            lines += [plain(f"{letter}) {option}", "     ")
+                      for letter, option in zip("abcdefgh", asked.options)]
+            lines.append(plain("Answer: " + "\n\n".join(_answer(asked)), "   "))
+            lines += [plain(f"- {point}", "     ") for point in asked.rubric]
+            parts.append("\n".join(lines))
+        return "\n\n".join([*parts, self._last_line()])
+
+    def _repr_html_(self):
+        parts = []
+        for place, (question, asked) in enumerate(self.drawn, 1):
+            options = "".join(f"<li>{to_html(option)}</li>" for option in asked.options)
+            points = "".join(f"<li>{html.escape(point, quote=False)}</li>" for point in asked.rubric)
+            parts.append(
+                f"<p><b>{place}.</b> <i>level {question.level} of 5</i></p>{to_html(asked.text)}"
+                + (f'<ol type="a">{options}</ol>' if options else "")
+                + "<details><summary>Answer</summary>"
+                + "".join(to_html(text) for text in _answer(asked))
+                + (f"<p>A good answer makes these points:</p><ul>{points}</ul>" if points else "")
+                + "</details><hr>")
+        return "".join(parts) + f"<p>{html.escape(self._last_line(), quote=False)}</p>"
+
+    def _last_line(self):
+        number = self.lab.split("_")[0]
+        return (f"{self.more} more, with new numbers each time: run "
+                f"`ranklab drill --lab {number}` in a terminal.")
+
+
+def _answer(asked):
+    """The paragraphs of the answer: the answer, why, and what the usual wrong ones confuse."""
+    paragraphs = [asked.shown_answer()]
+    if asked.why:
+        paragraphs.append(asked.why)
+    if asked.kind == "number" and asked.wrong:
+        slips = [f"{show(value, asked.unit)}: {confuses}" for value, confuses in asked.wrong]
+        paragraphs.append("Not " + " Not ".join(slips))
+    return paragraphs

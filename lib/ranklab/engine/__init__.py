@@ -1,0 +1,21 @@
+"""Run a function on fresh ranks, from a notebook cell, a test or a script.
+
+    results = launch(fn, *args, ranks=4)       # [fn's value on rank 0, rank 1, ...]
+
+Read in this order:
+
+    launch.py      the one call; decides between fresh ranks and an existing job (torchrun, srun)
+    in_place.py    ranks that somebody else started: torchrun, srun
+    forkserver.py  the parent's handle on the process that forks ranks
+    server.py      that process: has imported torch once, forks, reaps
+    rank.py        what happens inside a rank
+    crew.py        the parent watches the ranks of one launch: values, output, failures, time
+    report.py      what the learner reads when something went wrong
+    ship.py        functions, arguments and values on their way between processes
+"""
+
+from ranklab.engine.launch import launch
+from ranklab.engine.rank import device
+from ranklab.engine.report import HangError, RankError
+
+__all__ = ["launch", "device", "RankError", "HangError"]

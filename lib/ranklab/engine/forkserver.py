@@ -1,0 +1,88 @@
+"""The parent's handle on the process that forks ranks (server.py)."""
+
+import atexit
+import functools
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+START_LIMIT = 180  # seconds; a cold disk reads torch slowly
+ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
+
+
+class ForkServer:
+    """A running server; `connect()` begins a launch."""
+
+    def __init__(self):
+        self._errors = tempfile.TemporaryFile()
+        self._lifeline, theirs = socket.socketpair()
+        self._lock = threading.Lock()
+        package_root = str(Path(__file__).parents[2])
+        paths = [package_root, os.environ.get("PYTHONPATH", "")]
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", "import sys; from ranklab.engine.server import main; "
+             "main(int(sys.argv[1]))", str(theirs.fileno())],
+            # BLAS threads started at import would not survive the fork, and would fight for cores.
+            env={**os.environ, **ONE_THREAD, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=self._errors,
+        )
+        theirs.close()
+        self._wait_until_ready()
+        atexit.register(self.close)
+
+    def _wait_until_ready(self):
+        self._lifeline.settimeout(START_LIMIT)
+        try:
+            ready = self._lifeline.recv(1)
+        except TimeoutError:
+            ready = b""
+        except BaseException:  # Ctrl-C while torch is being imported
+            self.close()
+            raise
+        if not ready:
+            self._errors.seek(0)
+            last = self._errors.read().decode(errors="replace").strip().splitlines()[-1:]
+            self.close()
+            reason = last[0] if last else f"it was not ready after {START_LIMIT} s"
+            raise RuntimeError(f"launch: the process that forks ranks did not start: {reason}")
+        self._lifeline.settimeout(None)
+
+    def connect(self) -> socket.socket:
+        """A new connection: the lifetime of one launch."""
+        mine, theirs = socket.socketpair()
+        with theirs, self._lock:
+            socket.send_fds(self._lifeline, [b"c"], [theirs.fileno()])
+        return mine
+
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    def close(self):
+        """The server and all its ranks are gone."""
+        self._lifeline.close()
+        try:
+            self._process.wait(timeout=2)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+@functools.cache
+def _server_of(pid):
+    return ForkServer()
+
+
+def fork_server() -> ForkServer:
+    """This process's server, started at the first launch (about 3 s) and used by all later ones."""
+    server = _server_of(os.getpid())  # a forked copy of this process needs a server of its own
+    if not server.is_alive():
+        _server_of.cache_clear()
+        server = _server_of(os.getpid())
+    return server

@@ -1,0 +1,69 @@
+"""Ranks that somebody else started: torchrun, or srun. So one script serves python and a cluster."""
+
+import atexit
+import os
+import re
+import subprocess
+import sys
+from datetime import timedelta
+
+from ranklab.engine import ship
+from ranklab.engine.rank import GROUP_GRACE, _leave_group, backend_and_device
+
+SLURM_PORTS = (15000, 20000)  # first port, how many: the job's id chooses one, alike on every node
+
+
+def is_started_by_another():
+    """True on a rank of torchrun, or of srun with more than one task; never in a notebook."""
+    if "ipykernel" in sys.modules:
+        return False  # a notebook opened inside an allocation is not a rank of it
+    if all(name in os.environ for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR")):
+        return True
+    return "SLURM_PROCID" in os.environ and int(os.environ.get("SLURM_NTASKS", 1)) > 1
+
+
+def run(fn, args, ranks, timeout):
+    """`fn(*args)` has run on this rank; returns the values of all ranks, on every rank.
+
+    The process group is made at the first call and kept.
+    """
+    import torch.distributed as dist
+
+    if "RANK" not in os.environ:
+        os.environ.update(_from_slurm(os.environ))
+    world_size = int(os.environ["WORLD_SIZE"])
+    if ranks not in (None, world_size):
+        raise ValueError(f"launch: ranks={ranks}, but this job was started with {world_size} "
+                         "ranks; leave ranks= out, or start as many")
+    if not dist.is_initialized():
+        local = int(os.environ["LOCAL_RANK"])
+        chosen = backend_and_device(local, int(os.environ["LOCAL_WORLD_SIZE"]))
+        dist.init_process_group(timeout=timedelta(seconds=timeout + GROUP_GRACE), **chosen)
+        atexit.register(_leave_group)
+    mine = ship.dumps(fn(*args))
+    everybodys = [None] * world_size
+    dist.all_gather_object(everybodys, mine)
+    return [ship.loads(value) for value in everybodys]
+
+
+def _from_slurm(environ):
+    """torchrun's variables, from srun's."""
+    tasks_here = re.match(r"\d+", environ.get("SLURM_TASKS_PER_NODE", "1")).group()
+    first_port, ports = SLURM_PORTS
+    return {
+        "RANK": environ["SLURM_PROCID"],
+        "WORLD_SIZE": environ["SLURM_NTASKS"],
+        "LOCAL_RANK": environ["SLURM_LOCALID"],
+        "LOCAL_WORLD_SIZE": environ.get("SLURM_NTASKS_PER_NODE", tasks_here),
+        "GROUP_RANK": environ["SLURM_NODEID"],
+        "MASTER_ADDR": environ.get("MASTER_ADDR") or _first_host(environ),
+        "MASTER_PORT": environ.get("MASTER_PORT")
+        or str(first_port + int(environ["SLURM_JOB_ID"]) % ports),
+    }
+
+
+def _first_host(environ):
+    nodes = environ["SLURM_JOB_NODELIST"]
+    asked = subprocess.run(["scontrol", "show", "hostnames", nodes], capture_output=True,
+                           text=True, check=True, timeout=30)
+    return asked.stdout.split()[0]

@@ -1,0 +1,75 @@
+"""The one call of the engine: run a function on ranks, and get their values."""
+
+import os
+import sys
+from datetime import timedelta
+
+from ranklab.engine import in_place, ship
+from ranklab.engine.crew import Crew
+from ranklab.engine.forkserver import fork_server
+from ranklab.engine.rank import Job
+
+RANKS_WITHOUT_GPUS = 4
+
+
+def launch(fn, *args, ranks=None, nodes=1, timeout=60, stream=False):
+    """`fn(*args)` has run on fresh ranks; returns [value on rank 0, value on rank 1, ...].
+
+    Inside `fn` the default process group is up and torchrun's variables are set; `ranklab.device()`
+    is the rank's device. Works from a notebook cell, with functions and classes defined there.
+
+    ranks    how many; by default one for each GPU, or 4 where there are fewer than two GPUs
+    nodes    lay the ranks out as this many nodes (LOCAL_RANK, GROUP_RANK), on this one machine
+    timeout  seconds; after it a HangError says where each rank waits
+    stream   show output as it comes instead of at the end
+
+    Under torchrun or srun, `fn` runs in place on the ranks that are there already.
+
+    error  RankError: a rank raised or died (with its line); HangError: time is up
+    lab    00
+    """
+    __tracebackhide__ = True  # IPython and pytest leave this frame out of what they print
+    _check(fn, ranks, nodes, timeout)
+    if in_place.is_started_by_another():
+        return in_place.run(fn, args, ranks, timeout)
+    ranks = ranks or _default_ranks()
+    if ranks % nodes:
+        raise ValueError(f"launch: nodes={nodes} must divide ranks={ranks}")
+    call = ship.dumps_call(fn, args)
+    store = _store(timeout)
+    job = Job(call, ranks, nodes, timeout, store.port, dict(os.environ), os.getcwd(), sys.path)
+    with Crew(fork_server().connect(), job, stream) as crew:
+        results = crew.results()
+        crew.release()
+    return results
+
+
+def _check(fn, ranks, nodes, timeout):
+    if not callable(fn):
+        raise TypeError(f"launch: its first argument is the function to run, got {fn!r}")
+    for name, value in (("ranks", ranks), ("nodes", nodes)):
+        if value is not None and not (type(value) is int and value > 0):
+            raise ValueError(f"launch: {name} must be a whole number above 0, got {value!r}")
+    if not timeout > 0:
+        raise ValueError(f"launch: timeout must be above 0 seconds, got {timeout!r}")
+    if "RANKLAB_RANK" in os.environ:
+        raise RuntimeError("launch was called inside a launch: a rank can't start ranks. "
+                           "Call launch from the notebook or the script.")
+
+
+def _default_ranks():
+    import torch
+
+    gpus = torch.cuda.device_count()  # asks the driver's library; opens no GPU
+    return gpus if gpus > 1 else RANKS_WITHOUT_GPUS
+
+
+def _store(timeout):
+    """The meeting place of the ranks, on a port that the system chose.
+
+    It lives here and not on rank 0, so that rank 0's death does not look like everybody's.
+    """
+    import torch.distributed as dist
+
+    return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False,
+                         timeout=timedelta(seconds=timeout))

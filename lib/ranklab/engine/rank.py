@@ -1,0 +1,149 @@
+"""What happens inside a rank: set up, run the function, report, wait to be released, end.
+
+After the function the engine issues no collective of its own. A barrier here would meet the one
+that a learner forgot, and hide the bug.
+"""
+
+import atexit
+import faulthandler
+import os
+import pickle
+import signal
+import socket
+import sys
+from dataclasses import dataclass
+from datetime import timedelta
+
+from ranklab.engine import ship
+from ranklab.engine.report import Failure, Value
+
+GROUP_GRACE = 30  # seconds: the group's own timeout comes after launch's, whose report says more
+
+
+@dataclass(frozen=True)
+class Job:
+    """What every rank of a launch is told."""
+
+    call: bytes  # ship.dumps_call(fn, args)
+    ranks: int
+    nodes: int
+    timeout: float
+    store_port: int
+    environ: dict  # os.environ of the moment of the launch
+    cwd: str
+    path: list  # sys.path
+
+    def environment(self, rank):
+        """torchrun's variables for `rank`, with the ranks laid out as `nodes` nodes."""
+        per_node = self.ranks // self.nodes
+        return {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank % per_node),
+            "WORLD_SIZE": str(self.ranks),
+            "LOCAL_WORLD_SIZE": str(per_node),
+            "GROUP_RANK": str(rank // per_node),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(self.store_port),
+            "RANKLAB_RANK": str(rank),  # marks ranks of the engine
+        }
+
+
+def main(rank, channel, stack, job, report):
+    """The rank has reported, was released, and left its group. All but `rank` are descriptors."""
+    faulthandler.enable(file=stack)  # a segfault leaves its Python stack
+    faulthandler.register(signal.SIGUSR1, file=stack)  # works even while gloo blocks in C++
+    channel = socket.socket(fileno=channel)
+    try:
+        outcome = Value(_run(rank, ship.load_file(job)))
+    except BaseException as error:
+        outcome = Failure.of(error)
+    with os.fdopen(report, "wb") as file:
+        pickle.dump(outcome, file, protocol=5)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    channel.send(b"r")  # reported
+    channel.recv(1)  # released; until then peers may still talk to this rank
+    _leave_group()
+    atexit._run_exitfuncs()  # os._exit skips them; DataLoader workers and profilers need them
+
+
+def _run(rank, job) -> bytes:
+    os.environ.clear()
+    os.environ.update(job.environ | job.environment(rank))
+    os.chdir(job.cwd)
+    sys.path[:] = job.path
+    sys.argv[:] = [""]
+    init_group(rank, job)
+    fn, args = ship.loads(job.call)
+    value = fn(*args)
+    _wait_for_device()
+    try:
+        return ship.dumps(value)
+    except Exception as error:
+        raise TypeError(f"the returned value, a {type(value).__name__}, can't be sent back: "
+                        f"{error}") from None
+
+
+def init_group(rank, job):
+    """The default process group is up: NCCL if each rank here has a GPU of its own, else gloo."""
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(int(job.environ.get("OMP_NUM_THREADS", 1)))
+    loopback = "lo" if sys.platform == "linux" else "lo0"
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        os.environ.setdefault(name, loopback)  # all ranks are here, whatever the host is called
+    limit = timedelta(seconds=job.timeout + GROUP_GRACE)
+    store = dist.TCPStore("127.0.0.1", job.store_port, is_master=False, timeout=limit)
+    # Every rank counts the same GPUs, so all choose alike. With nodes=2 LOCAL_RANK starts again
+    # at 0 on the second "node"; the GPU does not.
+    chosen = backend_and_device(rank, job.ranks)
+    dist.init_process_group(store=store, rank=rank, world_size=job.ranks, timeout=limit, **chosen)
+    _wait_for_all(store, job.ranks)
+
+
+def _wait_for_all(store, ranks):
+    """All ranks have connected: one that dies at once must not break the others' set-up.
+
+    Through the store and not by a collective, so that nothing is counted or traced.
+    """
+    if store.add("ranklab/arrived", 1) == ranks:
+        store.set("ranklab/all", "")
+    store.wait(["ranklab/all"])
+
+
+def backend_and_device(index, ranks_on_machine):
+    """NCCL and GPU `index` when each rank on this machine has a GPU of its own, otherwise gloo."""
+    import torch
+
+    if torch.cuda.is_available() and torch.cuda.device_count() >= ranks_on_machine:
+        torch.cuda.set_device(index)
+        return {"backend": "cpu:gloo,cuda:nccl", "device_id": torch.device("cuda", index)}
+    return {"backend": "gloo"}
+
+
+def device():
+    """The torch.device of this rank: its GPU under NCCL, otherwise the CPU.
+
+    Outside a rank it is the CPU, so that a notebook's kernel never opens CUDA.
+    """
+    import torch
+    import torch.distributed as dist
+
+    if dist.is_initialized() and "nccl" in str(dist.get_backend_config()):
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
+def _wait_for_device():
+    import torch
+
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()  # an error of a kernel belongs to this launch, not to the next
+
+
+def _leave_group():
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        dist.destroy_process_group()

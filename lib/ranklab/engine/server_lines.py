@@ -1,0 +1,42 @@
+"""Requests to the server of ranks and its answers: one JSON object a line."""
+
+import json
+import socket
+
+
+class Lines:
+    """The kernel's end of one launch's connection."""
+
+    def __init__(self, connection):
+        self._connection = connection
+        self._rest = b""
+        self._early = []  # answers that came while another was waited for
+
+    def request(self, message, fds=()):
+        """`message` is sent, with descriptors; silently nothing if the server is gone."""
+        line = json.dumps(message).encode() + b"\n"
+        try:
+            socket.send_fds(self._connection, [line], fds)
+        except OSError:
+            pass  # read() reports the end of the server
+
+    def wait_for(self, kind):
+        """The next answer of this kind; others are kept for read()."""
+        while True:
+            for message in self._receive():
+                if kind in message:
+                    return message
+                self._early.append(message)
+
+    def read(self):
+        """The answers that have come: at least one."""
+        early, self._early = self._early, []
+        return early or self._receive()
+
+    def _receive(self):
+        data = self._connection.recv(65536)
+        if not data:
+            raise RuntimeError("launch: the process that forks ranks has died; "
+                               "its ranks went with it. The next launch starts a new one.")
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        return [json.loads(line) for line in lines]

@@ -1,0 +1,82 @@
+"""Functions, arguments and values on their way between processes.
+
+cloudpickle ships functions and classes of `__main__` (a notebook cell, a script) by value. Tensors
+travel as their own bytes: a view does not drag its whole storage along, and what lives on a GPU
+arrives on the CPU, so the kernel never opens CUDA.
+"""
+
+import io
+import mmap
+import os
+import pickle
+import tempfile
+
+import cloudpickle
+
+
+class _Pickler(cloudpickle.Pickler):
+    def reducer_override(self, obj):
+        import torch  # here, so that `import ranklab` stays light
+
+        if type(obj) is torch.Tensor and obj.device.type in ("cpu", "cuda") and _is_dense(obj):
+            data = obj.detach().resolve_conj().resolve_neg().cpu().contiguous()
+            raw = data.reshape(-1).view(torch.uint8).numpy() if data.numel() else b""
+            keeps_grad = obj.requires_grad and obj.is_leaf  # an inner node's graph stays behind
+            return _tensor, (pickle.PickleBuffer(raw), obj.dtype, tuple(obj.shape), keeps_grad)
+        return super().reducer_override(obj)
+
+
+def _is_dense(tensor):
+    import torch
+
+    return tensor.layout == torch.strided and not tensor.is_quantized
+
+
+def _tensor(raw, dtype, shape, requires_grad):
+    import torch
+
+    if len(raw) == 0:
+        return torch.empty(shape, dtype=dtype, requires_grad=requires_grad)
+    # Without a writable buffer torch would warn that the tensor must not be changed.
+    flat = torch.frombuffer(raw if isinstance(raw, bytearray) else bytearray(raw), dtype=dtype)
+    return flat.reshape(shape).requires_grad_(requires_grad)
+
+
+def dumps(obj) -> bytes:
+    """`obj` as bytes; functions and classes of `__main__` by value, tensors on the CPU."""
+    buffer = io.BytesIO()
+    _Pickler(buffer, protocol=5).dump(obj)
+    return buffer.getvalue()
+
+
+def dumps_call(fn, args) -> bytes:
+    """The call as bytes.
+
+    error  TypeError that names the part which can't be sent
+    """
+    try:
+        return dumps((fn, args))
+    except Exception as error:
+        parts = {"the function": fn} | {f"argument {i}": a for i, a in enumerate(args, start=1)}
+        for name, part in parts.items():
+            try:
+                dumps(part)
+            except Exception as cause:
+                raise TypeError(f"launch: {name} can't be sent to the ranks: {cause}") from None
+        raise TypeError(f"launch: the call can't be sent to the ranks: {error}") from None
+
+
+loads = pickle.loads
+
+
+def scratch_file():
+    """An unnamed file to pass large things through, by its descriptor; in memory on Linux."""
+    if hasattr(os, "memfd_create"):
+        return os.fdopen(os.memfd_create("ranklab"), "w+b")
+    return tempfile.TemporaryFile()
+
+
+def load_file(fd):
+    """The object pickled in the file; the descriptor's offset, which ranks share, stays."""
+    with mmap.mmap(fd, 0, access=mmap.ACCESS_READ) as content:
+        return pickle.loads(content)

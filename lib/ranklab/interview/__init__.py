@@ -1,0 +1,1 @@
+"""The interview bank: questions as YAML, answers computed by the library's own functions."""

@@ -1,0 +1,99 @@
+"""One question, asked: parameters drawn, answer computed, a reply judged."""
+import math
+import random
+from dataclasses import dataclass
+
+from ranklab.interview.bank import modules
+from ranklab.interview.expression import evaluate
+from ranklab.interview.text import fill
+from ranklab.interview.units import dimension, show
+
+SHARE = 0.7      # an open question counts as known from this share of its rubric on
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A question with its numbers filled in."""
+
+    id: str
+    kind: str
+    text: str
+    answer: object               # a float in SI units, or a text
+    unit: str
+    tolerance: float
+    options: tuple               # of a choice, in the order shown
+    wrong: tuple                 # of (answer, what it confuses)
+    rubric: tuple
+    why: str
+    values: dict                 # the drawn parameters
+
+    def shown_answer(self):
+        """The right answer as a reader wants to see it."""
+        return show(self.answer, self.unit) if self.kind == "number" else self.answer
+
+
+def draw(question, seed=0):
+    """`question` with parameters drawn from `seed` (the same seed draws the same numbers).
+    error  what the library says when an answer cannot be computed
+    """
+    dice = random.Random(f"{question.id} {seed}")
+    names = modules(question.uses)
+    values = {}
+    for name, how in question.parameters.items():
+        values[name] = _one(how, {**names, **values}, dice)
+    answer = question.answer
+    if question.kind == "number":
+        answer = float(evaluate(answer, {**names, **values}))
+        wrong = tuple((float(evaluate(text, {**names, **values, "answer": answer})), confuses)
+                      for text, confuses in question.wrong)
+        shown = show(answer, question.unit)
+    else:
+        answer = shown = fill(answer, values)
+        wrong = tuple((fill(text, values), confuses) for text, confuses in question.wrong)
+    options = [answer, *(text for text, _ in wrong)] if question.kind == "choice" else []
+    dice.shuffle(options)
+    texts = {**values, "answer": shown}
+    return Asked(question.id, question.kind, fill(question.question, values), answer, question.unit,
+                 question.tolerance, tuple(options),
+                 tuple((value, fill(confuses, texts)) for value, confuses in wrong),
+                 question.rubric, fill(question.why, texts), values)
+
+
+def _one(how, names, dice):
+    if isinstance(how, list):
+        return dice.choice(how)
+    if isinstance(how, dict):
+        low, high, step = (evaluate(how.get(key, 1), names) for key in ("from", "to", "step"))
+        return dice.randrange(low, high + 1, step)
+    return evaluate(how, names)
+
+
+def close(got, want, tolerance):
+    """True when `got` is within the relative `tolerance` of `want`; rounding never fails a reader."""
+    return math.isclose(got, want, rel_tol=max(tolerance, 1e-9), abs_tol=1e-12)
+
+
+def judge(asked, reply):
+    """(right or not, what the reply confuses or "") for a number in SI units or a choice's text."""
+    if asked.kind == "choice":
+        return reply == asked.answer, dict(asked.wrong).get(reply, "")
+    if close(reply, asked.answer, asked.tolerance):
+        return True, ""
+    for value, confuses in asked.wrong:
+        if close(reply, value, asked.tolerance):
+            return False, confuses
+    return False, _usual_slip(reply, asked)
+
+
+def _usual_slip(reply, asked):
+    if not reply or not asked.answer:
+        return ""
+    ratio = reply / asked.answer
+    near = lambda factor: math.isclose(ratio, factor, rel_tol=max(asked.tolerance, 0.005))
+    if dimension(asked.unit) in ("a size", "a bandwidth") and (near(8) or near(1 / 8)):
+        return "that is off by exactly 8: bits for bytes."
+    if near(2) or near(1 / 2):
+        return "that is off by exactly 2."
+    if ratio > 0 and abs(math.log10(ratio)) > 0.5 and near(10 ** round(math.log10(ratio))):
+        return "the digits are right, the power of ten is not: check the units."
+    return ""

@@ -1,0 +1,56 @@
+"""The bank's texts: filled with parameters, laid out for a terminal, or turned into HTML for a notebook.
+
+A text is paragraphs apart by an empty line; a paragraph whose lines start with four spaces is code.
+"""
+import html
+import re
+import string
+import textwrap
+
+
+def fields(template):
+    """The parameter names in `template`.
+    error  ValueError for a lone brace or a field without a name
+    """
+    names = {name for _, name, _, _ in string.Formatter().parse(template) if name is not None}
+    bad = [name for name in names if not name.isidentifier()]
+    if bad:
+        raise ValueError(f"'{{{bad[0]}}}'")
+    return names
+
+
+def fill(template, values):
+    """`template` with every {name} replaced; {{ and }} are braces."""
+    return str(template).format(**values).strip()
+
+
+def plain(text, indent="", width=92):
+    """`text` wrapped for a terminal, every line starting with `indent`."""
+    shown = []
+    for block in _blocks(text):
+        if _is_code(block):
+            shown.append(textwrap.indent(block, indent))
+        else:
+            shown.append(textwrap.fill(" ".join(block.split()), width, initial_indent=indent,
+                                       subsequent_indent=indent, break_on_hyphens=False))
+    return "\n\n".join(shown)
+
+
+def to_html(text):
+    """`text` as HTML paragraphs; `name` becomes code."""
+    shown = []
+    for block in _blocks(text):
+        safe = html.escape(textwrap.dedent(block), quote=False)
+        if _is_code(block):
+            shown.append(f"<pre>{safe}</pre>")
+        else:
+            shown.append("<p>" + re.sub(r"`([^`]+)`", r"<code>\1</code>", safe) + "</p>")
+    return "".join(shown)
+
+
+def _blocks(text):
+    return [block.strip("\n") for block in re.split(r"\n[ ]*\n", str(text)) if block.strip()]
+
+
+def _is_code(block):
+    return all(line.startswith("    ") for line in block.splitlines() if line.strip())

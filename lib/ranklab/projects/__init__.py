@@ -1,0 +1,1 @@
+"""The scenario of each lab: `python -m ranklab.projects.<idea>`, also under torchrun."""

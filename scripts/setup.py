@@ -1,0 +1,185 @@
+"""Make .venv ready: a Python that is new enough, the pinned packages, and ranklab in place.
+
+Standard library only, and nothing newer than Python 3.6 in the syntax, so that an old Python can
+still say what is wrong. A second run compares a stamp and is done in 0.1 s. Every way to fail ends
+in one sentence that says what to do.
+"""
+import argparse
+import hashlib
+import json
+import os
+import pathlib
+import platform
+import shutil
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+OLDEST, NEWEST = (3, 11), (3, 14)          # NEWEST: the last one that all pins have wheels for
+EXTRAS = "mpi,bench"                       # the extras that install in seconds
+SPACE_NEEDED, SPACE_FOR_CUDA = 3e9, 10e9   # bytes: .venv with CPU wheels; with CUDA libraries
+AGAIN = "then run the same command again"
+# What pip and uv print, in lower case, when nothing can be fetched.
+NO_NETWORK = ("newconnectionerror", "connection refused", "name resolution", "timed out",
+              "name or service not known", "connecttimeout", "proxyerror", "connection reset",
+              "network is unreachable", "dns error", "error sending request", "failed to fetch",
+              "remotedisconnected", "certificate verify failed")
+
+
+class Stop(Exception):
+    """One sentence for the person at the keyboard."""
+
+
+def check_platform():
+    """Only where ranks can run: Linux and macOS pass, Windows is sent to WSL."""
+    if sys.platform == "win32":
+        raise Stop("ranklab needs Linux or macOS: on Windows run `wsl --install` once, "
+                   "open the Ubuntu terminal, and do `make lab` there.")
+
+
+def new_enough(python):
+    """True when the command `python` starts and is OLDEST or newer."""
+    code = "import sys; sys.exit(sys.version_info[:2] < %r)" % (OLDEST,)
+    try:
+        return subprocess.call([python, "-c", code], stderr=subprocess.DEVNULL) == 0
+    except OSError:
+        return False
+
+
+def check_python(argv):
+    """This Python is new enough; an old one is replaced by a newer one of this machine."""
+    if sys.version_info[:2] >= OLDEST:
+        return
+    for minor in range(NEWEST[1], OLDEST[1] - 1, -1):
+        python = shutil.which("python3.%d" % minor)
+        if python and new_enough(python):
+            os.execv(python, [python, os.path.abspath(__file__)] + argv)
+    raise Stop("Python %s is too old: ranklab needs 3.%d or newer; install it (Debian, Ubuntu: "
+               "`apt install python3.12 python3.12-venv`), then `make lab PYTHON=python3.12`."
+               % (platform.python_version(), OLDEST[1]))
+
+
+def check_space(venv, torch):
+    """Refuses to start what can't finish; says it early when only the CUDA wheels would not fit."""
+    free = shutil.disk_usage(str(venv.parent)).free
+    if free < SPACE_NEEDED:
+        raise Stop("The disk is nearly full: %.1f GB are free in %s and the packages need %.0f GB; "
+                   "free some, %s." % (free / 1e9, venv.parent, SPACE_NEEDED / 1e9, AGAIN))
+    if free < SPACE_FOR_CUDA and sys.platform == "linux" and not torch:
+        print("%.1f GB are free; PyTorch with CUDA takes up to %.0f GB. Without a GPU use "
+              "TORCH=cpu." % (free / 1e9, SPACE_FOR_CUDA / 1e9))
+
+
+def pins():
+    """A hash of everything that decides what is installed."""
+    files = [ROOT / "pyproject.toml", ROOT / "constraints.txt", pathlib.Path(__file__)]
+    return hashlib.sha256(b"".join(f.read_bytes() for f in files)).hexdigest()
+
+
+def read_stamp(venv):
+    """What the last finished set-up wrote, or {}."""
+    try:
+        return json.loads((venv / "ranklab-setup.json").read_text())
+    except (OSError, ValueError):
+        return {}
+
+
+def explain(output, code):
+    """The sentence for a failed install, from what pip or uv printed."""
+    text = output.lower()
+    if "no space left" in text or "errno 28" in text:
+        return ("The disk filled up while installing: free some space (TORCH=cpu needs about "
+                "%.0f GB, CUDA up to %.0f GB), %s."
+                % (SPACE_NEEDED / 1e9, SPACE_FOR_CUDA / 1e9, AGAIN))
+    if any(sign in text for sign in NO_NETWORK):
+        return ("The package index can't be reached: check the network (and pip's settings, for "
+                "instance a proxy or PIP_INDEX_URL), %s; what is installed already is kept." % AGAIN)
+    if "no matching distribution" in text or "no solution found" in text:
+        return ("A pinned package has no build for Python %s on %s %s (see above): ranklab is tested "
+                "with Python 3.%d to 3.%d, so try for instance `make lab PYTHON=python3.12`."
+                % (platform.python_version(), platform.system(), platform.machine(),
+                   OLDEST[1], NEWEST[1]))
+    last = [line for line in output.splitlines() if line.strip()][-1:] or ["no message"]
+    return "The installer stopped with code %d: %s" % (code, last[0].strip())
+
+
+def install(*command):
+    """Runs an installer with its output on the screen; on failure Stop with the sentence for it."""
+    process = subprocess.Popen([str(c) for c in command], stderr=subprocess.PIPE, stdin=subprocess.DEVNULL,
+                               universal_newlines=True, cwd=str(ROOT))
+    lines = []
+    for line in process.stderr:            # warnings and errors; progress goes straight to the screen
+        lines.append(line)
+        sys.stderr.write(line)
+    if process.wait():
+        raise Stop(explain("".join(lines), process.returncode))
+
+
+def create(venv):
+    """A fresh, empty environment at `venv`, whatever was there."""
+    shutil.rmtree(str(venv), ignore_errors=True)
+    made = subprocess.run([sys.executable, "-m", "venv", str(venv)],
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    if made.returncode:
+        output = made.stdout.decode(errors="replace")
+        shutil.rmtree(str(venv), ignore_errors=True)
+        if "ensurepip" in output:          # Debian and Ubuntu ship Python without it
+            raise Stop("This Python can't make environments: install its venv package (Debian, "
+                       "Ubuntu: `apt install python3.%d-venv`), %s." % (sys.version_info[1], AGAIN))
+        raise Stop(explain(output, made.returncode))
+
+
+def torch_requirement():
+    """The pinned torch, as constraints.txt has it."""
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    return next(line.strip() for line in lines if line.startswith("torch=="))
+
+
+def fill(venv, torch):
+    """Installs the pins, then ranklab in place (edits of lib/ count at once)."""
+    python, pinned = venv / "bin" / "python", ["-c", "constraints.txt"]
+    if torch:                              # pip has no way to choose PyTorch's wheels by name; uv has
+        install(python, "-m", "pip", "install", *pinned, "uv")
+        install(python, "-m", "uv", "pip", "install", "--python", python,
+                "--torch-backend=" + torch, *pinned, torch_requirement())
+    install(python, "-m", "pip", "install", *pinned, "-e", ".[%s]" % EXTRAS)
+
+
+def setup(venv, torch):
+    """`venv` holds exactly what this checkout asks for."""
+    stamp = read_stamp(venv)
+    torch = torch or stamp.get("torch", "")
+    wanted = {"root": str(ROOT), "torch": torch, "pins": pins()}
+    works = new_enough(str(venv / "bin" / "python"))
+    if works and stamp == wanted:
+        return
+    check_space(venv, torch)
+    # A folder that was moved keeps the old place in its scripts; two kinds of torch don't mix.
+    if not works or stamp and (stamp["root"], stamp["torch"]) != (wanted["root"], torch):
+        print("making %s with Python %s" % (venv, platform.python_version()))
+        create(venv)
+    print("installing the pinned packages into %s: 2 minutes on a fast line" % venv, flush=True)
+    fill(venv, torch)
+    (venv / "ranklab-setup.json").write_text(json.dumps(wanted))
+
+
+def main(argv):
+    parser = argparse.ArgumentParser(description="make .venv ready")
+    parser.add_argument("--venv", default=".venv", help="where the environment is")
+    parser.add_argument("--torch", default="", help="PyTorch's wheels: cpu, auto, a tag like cu128")
+    options = parser.parse_args(argv)
+    try:
+        check_platform()
+        check_python(argv)
+        setup(pathlib.Path(os.path.abspath(options.venv)), options.torch)
+    except Stop as stop:
+        sys.stderr.write("\n%s\n" % stop)
+        return 1
+    except KeyboardInterrupt:
+        sys.stderr.write("\nStopped. Nothing is broken: run the same command again to go on.\n")
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,65 @@
+"""Run the tests in stages that must not disturb each other; end with every stage's summary line.
+
+1. tests that count, `--jobs` files at a time
+2. tests that time something, alone
+3. every notebook, solved and unsolved
+"""
+import argparse
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+NOTHING_COLLECTED = 5                      # pytest's exit code
+# -rs prints every skip with its reason; tests/conftest.py fails those that are not allowed.
+PYTEST = [sys.executable, "-m", "pytest", "-rs", "--durations=20", "--durations-min=1"]
+
+
+def stages(jobs, fast):
+    """(name, pytest's arguments), in the order they run."""
+    parallel = ["-n", str(jobs), "--dist", "loadfile"] if jobs > 1 else []
+    if fast:
+        return [("fast tests", ["tests", "-m", "not slow and not serial", *parallel])]
+    # A cell's limit is above the engine's 60 s, so that the engine's report of a hang comes first.
+    notebooks = ["-p", "conftest", "--nbval-lax", "--nbval-cell-timeout=180", "--timeout=300"]
+    found = [str(path.relative_to(ROOT)) for folder in ("solutions", "labs")
+             for path in sorted((ROOT / folder).glob("*.ipynb"))]
+    return [("tests", ["tests", "-m", "not serial", *parallel]),
+            ("timing tests, alone", ["tests", "-m", "serial"]),
+            ("notebooks", [*notebooks, *parallel, *found])][:3 if found else 2]
+
+
+def run(name, arguments):
+    """(exit code, pytest's last line) of one stage; its output goes to the screen as it comes."""
+    print(f"\n##### {name}", flush=True)
+    path = os.pathsep.join(filter(None, [str(ROOT / "tests"), os.environ.get("PYTHONPATH")]))
+    process = subprocess.Popen(
+        [*PYTEST, *arguments], cwd=ROOT, env={**os.environ, "PYTHONPATH": path}, text=True,
+        errors="replace", stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    summary = "no summary: pytest did not finish"
+    for line in process.stdout:
+        sys.stdout.write(line)
+        sys.stdout.flush()
+        if re.fullmatch(r"=+ .* in [\d.]+s.*=+", line.strip()):
+            summary = line.strip()
+    code = process.wait()
+    return (0 if code == NOTHING_COLLECTED else code), summary
+
+
+def main(argv):
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--jobs", type=int, default=2, help="test files that run at the same time")
+    parser.add_argument("--fast", action="store_true", help="leave out slow tests, timing tests and notebooks")
+    options = parser.parse_args(argv)
+    results = [(name, *run(name, arguments))
+               for name, arguments in stages(options.jobs, options.fast)]
+    print("\n##### all stages")
+    for name, code, summary in results:
+        print(f"{name}: {'ok' if code == 0 else 'FAILED'}\n{summary}")
+    return int(any(code for _, code, _ in results))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
