@@ -8,8 +8,9 @@ import json
 import os
 import random
 import time
-from pathlib import Path
 
+from ranklab.course.labs import find_stem
+from ranklab.course.progress import home
 from ranklab.interview.ask import SHARE, draw, judge
 from ranklab.interview.bank import load
 from ranklab.interview.text import plain
@@ -24,7 +25,10 @@ class Stop(Exception):
 
 
 def drill(argv):
-    """Asks questions until the count is reached or the learner stops; returns the exit code."""
+    """Every question that fits is asked, up to the count; returns the exit code.
+
+    Questions come from the bank, the marks go to $RANKLAB_HOME/drill.json.
+    """
     try:
         wanted = _parser().parse_args(argv)
     except SystemExit as stop:               # argparse has already printed its sentence
@@ -53,21 +57,11 @@ def drill(argv):
     return 0
 
 
-def home():
-    """The folder where this learner's progress is kept."""
-    return Path(os.environ.get("RANKLAB_HOME") or ".ranklab")
-
-
 def choose(questions, wanted, marks):
     """The questions to ask, in order: those of the lab and level, weakest and newest first with --weak."""
-    labs = sorted({question.lab for question in questions})
-    if wanted.lab is not None:
-        labs = [lab for lab in labs if wanted.lab in (lab, *lab.split("_", 1))]
-        if not labs:
-            known = ", ".join(sorted({question.lab for question in questions}))
-            raise ValueError(f"no questions for lab '{wanted.lab}'; there are some for {known}")
+    lab = wanted.lab and find_stem(wanted.lab)
     fitting = [question for question in questions
-               if question.lab in labs and wanted.level in (None, question.level)]
+               if lab in (None, question.lab) and wanted.level in (None, question.level)]
     random.Random(wanted.seed).shuffle(fitting)
     if wanted.weak:
         fitting = [question for question in fitting if marks.weak(question.id)]

@@ -38,21 +38,23 @@ class LabQuestions:
             lines += [plain(f"{letter}) {option}", "     ")
                       for letter, option in zip("abcdefgh", asked.options)]
             lines.append(plain("Answer: " + "\n\n".join(_answer(asked)), "   "))
-            lines += [plain(f"- {point}", "     ") for point in asked.rubric]
+            lines += [plain(f"- {point}", "     ") for point in (*asked.rubric, *_slips(asked))]
             parts.append("\n".join(lines))
         return "\n\n".join([*parts, self._last_line()])
 
     def _repr_html_(self):
         parts = []
         for place, (question, asked) in enumerate(self.drawn, 1):
-            options = "".join(f"<li>{to_html(option)}</li>" for option in asked.options)
-            points = "".join(f"<li>{html.escape(point, quote=False)}</li>" for point in asked.rubric)
+            options, points, slips = (
+                "".join(f"<li>{to_html(text)}</li>" for text in texts)
+                for texts in (asked.options, asked.rubric, _slips(asked)))
             parts.append(
                 f"<p><b>{place}.</b> <i>level {question.level} of 5</i></p>{to_html(asked.text)}"
                 + (f'<ol type="a">{options}</ol>' if options else "")
                 + "<details><summary>Answer</summary>"
                 + "".join(to_html(text) for text in _answer(asked))
                 + (f"<p>A good answer makes these points:</p><ul>{points}</ul>" if points else "")
+                + (f"<p>Common wrong answers:</p><ul>{slips}</ul>" if slips else "")
                 + "</details><hr>")
         return "".join(parts) + f"<p>{html.escape(self._last_line(), quote=False)}</p>"
 
@@ -63,11 +65,11 @@ class LabQuestions:
 
 
 def _answer(asked):
-    """The paragraphs of the answer: the answer, why, and what the usual wrong ones confuse."""
-    paragraphs = [asked.shown_answer()]
-    if asked.why:
-        paragraphs.append(asked.why)
-    if asked.kind == "number" and asked.wrong:
-        slips = [f"{show(value, asked.unit)}: {confuses}" for value, confuses in asked.wrong]
-        paragraphs.append("Not " + " Not ".join(slips))
-    return paragraphs
+    """The paragraphs of the answer: the answer itself, and why."""
+    return [asked.shown_answer(), asked.why] if asked.why else [asked.shown_answer()]
+
+
+def _slips(asked):
+    """The common wrong answers, each with what it confuses."""
+    text = (lambda value: show(value, asked.unit)) if asked.kind == "number" else str
+    return [f"{text(value)} - {confuses}" for value, confuses in asked.wrong]

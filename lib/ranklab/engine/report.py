@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ENGINE = str(Path(__file__).parent)
+NOT_LEARNERS = tuple(str(Path(ENGINE).with_name(name)) for name in ("engine", "course", "checks"))
 TORCH = "/torch/"
 LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
 
@@ -38,7 +39,7 @@ class Frame:
     function: str
 
     def is_learners(self):
-        return not self.file.startswith((ENGINE, *LIBRARIES, "<frozen", "<string"))
+        return not self.file.startswith((*NOT_LEARNERS, *LIBRARIES, "<frozen", "<string"))
 
     def where(self):
         return f"{_file_name(self.file)}, line {self.line}, in {self.function}"
@@ -97,7 +98,7 @@ class Failure:
 def _learners(frames):
     """The learner's own frames; where there are none, the last two of all but the engine."""
     own = [f for f in frames if f.is_learners()]
-    return own or [f for f in frames if not f.file.startswith(ENGINE)][-2:]
+    return own or [f for f in frames if not f.file.startswith(NOT_LEARNERS)][-2:]
 
 
 def _file_name(file):

@@ -1,0 +1,79 @@
+"""The `ranklab` command: status, drill, doctor, build, grade."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from ranklab.course import labs
+
+
+def main(argv=None) -> int:
+    """The command has run; returns its exit code."""
+    parser = argparse.ArgumentParser(prog="ranklab", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("status", help="which exercises you have passed").set_defaults(run=_status)
+    commands.add_parser("doctor", help="what this machine can run").set_defaults(run=_doctor)
+    drill = commands.add_parser("drill", help="interview questions in the terminal", add_help=False)
+    drill.set_defaults(run=_drill)  # reads its own options: see `ranklab drill --help`
+    build = commands.add_parser("build", help="labs/ and solutions/ from labs/source/")
+    build.add_argument("labs", nargs="*", help="such as 02_collectives; all by default")
+    build.add_argument("--check", action="store_true", help="only say what is stale; run nothing")
+    build.add_argument("--force", action="store_true", help="execute solutions that are current")
+    build.set_defaults(run=_build)
+    grade = commands.add_parser("grade", help="re-check the notebooks of a class")
+    grade.add_argument("folder", type=Path)
+    grade.add_argument("--csv", type=Path, help="write the table here")
+    grade.add_argument("--minutes", type=float, default=10, help="limit for each notebook")
+    grade.set_defaults(run=_grade)
+    options, rest = parser.parse_known_args(argv)
+    if rest and options.run is not _drill:
+        parser.error(f"unknown: {' '.join(rest)}")
+    options.rest = rest
+    return options.run(options) or 0
+
+
+def _status(_):
+    from ranklab.course.progress import status
+
+    print(status())
+
+
+def _doctor(_):
+    from ranklab.course.doctor import doctor
+
+    return doctor()
+
+
+def _drill(options):
+    from ranklab.course.drill import drill
+
+    return drill(options.rest)
+
+
+def _build(options):
+    from ranklab.course.build import BuildError, build, stale
+
+    root = labs.repository()
+    if root is None:
+        print("ranklab build: run it inside a checkout (a folder with labs/source)")
+        return 2
+    stems = [labs.find_stem(name) for name in options.labs]
+    try:
+        if not options.check:
+            build(root, stems, options.force)
+        elif old := stale(root, stems):
+            print("stale: " + ", ".join(old) + "\nrun: ranklab build")
+            return 1
+    except BuildError as error:
+        print(f"ranklab build: {error}")
+        return 1
+
+
+def _grade(options):
+    from ranklab.course.grade import grade
+
+    return grade(options.folder, options.csv, options.minutes * 60)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,197 @@
+"""labs/ and solutions/ from labs/source/ and the library: one copy of each text and each answer.
+
+    labs/NN_idea.ipynb        the source as it stands, without outputs
+    solutions/NN_idea.ipynb   the library's source in the place of each stub, the working in the
+                              place of each `...`; executed, outputs kept
+
+A cell's id comes from its text, so it stays when other cells change. The hash of all cells stands
+in the notebook's metadata: `ranklab build --check` compares and runs nothing.
+"""
+
+import ast
+import builtins
+import hashlib
+import inspect
+import json
+import os
+import re
+import symtable
+import tempfile
+import textwrap
+from pathlib import Path
+
+import jupytext
+import nbformat
+
+from ranklab.course import labs
+
+CELL_LIMIT = 150  # seconds; longer than the longest launch of a lab
+SIZE_LIMIT = 400_000  # bytes of a solution notebook
+SOLUTION = re.compile(r"^[ ]*### BEGIN SOLUTION\n(.*?)^[ ]*### END SOLUTION\n?", re.M | re.S)
+
+
+class BuildError(Exception):
+    """The source can't be built; the message says where and why."""
+
+
+def build(root: Path, stems=(), force=False):
+    """labs/ and solutions/ are up to date for `stems` (all); stale solutions are executed again."""
+    for stem in stems or sources(root):
+        _write(root / "labs" / f"{stem}.ipynb", lab_notebook(root, stem))
+        target = root / "solutions" / f"{stem}.ipynb"
+        notebook = solution_notebook(root, stem)
+        if force or not is_current(target, notebook):
+            print(f"{stem}: executing the solution")
+            execute(notebook, root)
+            _write(target, notebook)
+        print(f"{stem}: built")
+
+
+def stale(root: Path, stems=()):
+    """The notebooks that don't follow from their source any more. Nothing is executed."""
+    found = []
+    for stem in stems or sources(root):
+        for folder, make in (("labs", lab_notebook), ("solutions", solution_notebook)):
+            path = root / folder / f"{stem}.ipynb"
+            if not is_current(path, make(root, stem)):
+                found.append(f"{folder}/{stem}.ipynb")
+    return found
+
+
+def sources(root):
+    """The stems that have a source, in order."""
+    return sorted(p.stem for p in (root / "labs" / "source").glob("*.py"))
+
+
+def is_current(path, notebook):
+    """True when the notebook at `path` has the cells of `notebook`, and was executed with them."""
+    if not path.exists():
+        return False
+    there = nbformat.read(path, as_version=4)
+    wanted = notebook.metadata["ranklab"]["cells"]
+    return there.metadata.get("ranklab", {}).get("cells") == wanted == _hash(there.cells)
+
+
+def lab_notebook(root, stem):
+    """What the learner opens: the source without the marked solutions."""
+    return _notebook(root, stem, lambda source: SOLUTION.sub("...\n", source).rstrip("\n"))
+
+
+def solution_notebook(root, stem):
+    """The same lab worked, not yet executed."""
+    bound = set(dir(builtins))
+
+    def solve(source):
+        solved = _solve(source, stem, bound)
+        bound.update(_bound_names(solved))
+        return solved
+
+    return _notebook(root, stem, solve)
+
+
+def _notebook(root, stem, change_code):
+    text = (root / "labs" / "source" / f"{stem}.py").read_text()
+    notebook = jupytext.reads(text, fmt="py:percent")
+    seen = {}
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            cell.source = change_code(cell.source)
+        kept = {"tags": cell.metadata["tags"]} if cell.metadata.get("tags") else {}
+        cell.metadata = nbformat.NotebookNode(kept)
+        digest = hashlib.sha256(cell.source.encode()).hexdigest()[:10]
+        seen[digest] = seen.get(digest, 0) + 1  # two equal cells still need two ids
+        cell.id = f"{digest}-{seen[digest]}"
+    notebook.metadata = nbformat.NotebookNode({
+        "kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"},
+        "language_info": {"name": "python"},
+        "ranklab": {"stem": stem, "cells": _hash(notebook.cells)},
+    })
+    notebook.nbformat, notebook.nbformat_minor = 4, 5
+    return notebook
+
+
+def _hash(cells):
+    content = [[c.cell_type, c.source, c.metadata.get("tags", [])] for c in cells]
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+
+
+def _solve(source, stem, bound):
+    """`source` with each stub replaced by the library's answer and each `...` by its working."""
+    source = SOLUTION.sub(lambda match: textwrap.dedent(match[1]), source).rstrip("\n")
+    lines = source.splitlines()
+    for node in reversed(ast.parse(source).body):
+        if not isinstance(node, ast.FunctionDef | ast.ClassDef):
+            continue
+        exercise = labs.find_exercise(node.name)
+        if exercise is None:
+            continue
+        answer = textwrap.dedent(inspect.getsource(exercise.answer)).rstrip("\n")
+        missing = free_names(answer) - bound - _bound_names(source)
+        if missing:
+            raise BuildError(f"{stem}: the answer {node.name} uses {', '.join(sorted(missing))}, "
+                             "which no earlier cell of the lab imports or defines")
+        first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
+        lines[first - 1 : node.end_lineno] = answer.splitlines()
+    return re.sub(r"\b(\w+)=\.\.\.", _working, "\n".join(lines))
+
+
+def _working(match):
+    prediction = labs.find_prediction(match[1])
+    return f"{match[1]}={prediction.working}" if prediction else match[0]
+
+
+def free_names(source):
+    """The global names that `source` uses and does not bind itself."""
+    top = symtable.symtable(source, "answer", "exec")
+    used = {s.get_name() for s in top.get_symbols() if s.is_referenced()}
+    tables = list(top.get_children())
+    while tables:
+        table = tables.pop()
+        used |= {s.get_name() for s in table.get_symbols() if s.is_global() and s.is_referenced()}
+        tables += table.get_children()
+    return used - _bound_names(source)
+
+
+def _bound_names(source):
+    top = symtable.symtable(source, "cell", "exec")
+    return {s.get_name() for s in top.get_symbols()
+            if s.is_assigned() or s.is_imported() or s.is_namespace()}
+
+
+def execute(notebook, root):
+    """The notebook carries the outputs of a run from top to bottom.
+
+    error  BuildError with the cell's own error; or when an output names a path of this machine
+    """
+    from nbclient import NotebookClient
+    from nbclient.exceptions import CellExecutionError
+
+    with tempfile.TemporaryDirectory() as home:
+        environ = {**os.environ, "RANKLAB_HOME": home, "RANKLAB_ANSWERS": "1"}
+        client = NotebookClient(notebook, timeout=CELL_LIMIT, kernel_name="python3",
+                                coalesce_streams=True, record_timing=False,
+                                resources={"metadata": {"path": str(root / "solutions")}})
+        (root / "solutions").mkdir(exist_ok=True)
+        try:
+            client.execute(env=environ)
+        except CellExecutionError as error:
+            raise BuildError(f"{notebook.metadata['ranklab']['stem']}: {error}") from None
+    notebook.metadata["language_info"] = {"name": "python"}  # not the builder's Python version
+    _refuse_local_paths(notebook, root)
+    size = len(nbformat.writes(notebook))
+    if size > SIZE_LIMIT:
+        raise BuildError(f"the executed notebook has {size} bytes; the limit is {SIZE_LIMIT}")
+
+
+def _refuse_local_paths(notebook, root):
+    for cell in notebook.cells:
+        for path in (str(root.resolve()), str(Path.home()) + os.sep):
+            if path in json.dumps(cell.get("outputs", [])):
+                raise BuildError(f"an output shows a path of this machine ({path}):\n{cell.source}")
+
+
+def _write(path, notebook):
+    path.parent.mkdir(exist_ok=True)
+    text = nbformat.writes(notebook).rstrip("\n") + "\n"
+    if not path.exists() or path.read_text() != text:
+        path.write_text(text)

@@ -1,0 +1,133 @@
+"""check: is the learner's function right, and is the number right? It never blocks the lab.
+
+    ring_all_reduce = check(ring_all_reduce)     # the learner's when it passes, else the library's
+    check(megabytes_sent=150)
+"""
+
+import math
+from dataclasses import dataclass, field
+from numbers import Number
+
+from ranklab.course import labs, progress
+from ranklab.course.exercise import Mistake, under_test
+from ranklab.engine.report import Failure
+
+PASSED, FAILED, NOT_WRITTEN, LIBRARYS = "passed", "failed", "not written yet", "the library's own"
+
+
+@dataclass
+class Verdict:
+    """What a check found: the properties that hold, and the first that does not."""
+
+    name: str
+    state: str = PASSED
+    holds: list = field(default_factory=list)
+    mistake: Mistake | None = None
+
+    def __str__(self):
+        lines = [self.name]
+        if self.state in (NOT_WRITTEN, LIBRARYS):
+            lines.append(f"  --    {self.state}")
+        lines += [f"  ok    {sentence}" for sentence in self.holds]
+        if self.mistake:
+            lines.append(f"  FAIL  {_indent(self.mistake.what)}")
+            if self.mistake.hint:
+                lines.append(f"        {_indent(self.mistake.hint)}")
+        if self.state in (NOT_WRITTEN, FAILED):
+            lines.append(f"  ->    the rest of this lab uses the library's {self.name}. "
+                         f'hint("{self.name}") has more.')
+        return "\n".join(lines)
+
+
+def _indent(text):
+    return "\n".join(text.splitlines()).replace("\n", "\n        ")
+
+
+def check(learners=None, /, **predictions):
+    """The verdict is printed and recorded; returns what the rest of the lab shall use.
+
+    That is the learner's function or class when it passes, and the library's when it does not yet.
+    With keywords, numbers are checked: check(megabytes_sent=150); `...` is "not predicted yet".
+    """
+    for name, value in predictions.items():
+        _check_prediction(name, value)
+    if learners is None:
+        return None
+    name = getattr(learners, "__name__", repr(learners))
+    exercise = labs.find_exercise(name)
+    if exercise is None:
+        print(f"check: no exercise is called {name}. Keep the name that the lab gave it.")
+        return learners
+    verdict = judge(exercise, learners)
+    print(verdict)
+    if verdict.state != LIBRARYS:
+        progress.record(name, verdict.state)
+    return learners if verdict.state == PASSED else exercise.answer
+
+
+def judge(exercise, learners) -> Verdict:
+    """The verdict on `learners`; nothing is printed or recorded."""
+    verdict = Verdict(exercise.name)
+    if learners is exercise.answer:
+        verdict.state = LIBRARYS
+        return verdict
+    if is_stub(learners):
+        verdict.state = NOT_WRITTEN
+        return verdict
+    try:
+        with under_test(exercise):
+            verdict.holds.extend(exercise.check(learners))
+    except Mistake as mistake:
+        verdict.mistake = mistake
+    except Exception as error:
+        verdict.mistake = _raised(error)
+    if verdict.mistake:
+        verdict.state = FAILED
+    return verdict
+
+
+def is_stub(learners):
+    """True while the scaffold's `raise NotImplementedError` is still there; nothing is run."""
+    parts = vars(learners).values() if isinstance(learners, type) else [learners]
+    codes = [getattr(getattr(p, "__func__", p), "__code__", None) for p in parts]
+    return any(code and "NotImplementedError" in code.co_names for code in codes)
+
+
+def _raised(error):
+    failure = Failure.of(error)
+    if any(frame.is_learners() for frame in failure.frames):
+        return Mistake(f"it raised {failure.headline()}\n{failure}")
+    return Mistake(f"what it returned can't be used: {failure.headline()}",
+                   "Does it return what the first line of its docstring says?")
+
+
+def _check_prediction(name, value):
+    prediction = labs.find_prediction(name)
+    if prediction is None:
+        print(f"check: no prediction is called {name}. Keep the name that the lab gave it.")
+        return
+    state, text = judge_prediction(prediction, value)
+    print(f"{name}\n  {text}")
+    if state != NOT_WRITTEN:
+        progress.record(name, state)
+
+
+def judge_prediction(prediction, value):
+    """(state, what to print) for a predicted number."""
+    if value is None or value is ...:
+        return NOT_WRITTEN, "--    not predicted yet: put your number in place of ..."
+    if not isinstance(value, Number):
+        return FAILED, f"FAIL  a number is wanted, got {value!r}"
+    right = prediction.answer()
+
+    def is_close(a, b):
+        return math.isclose(a, b, rel_tol=prediction.tolerance)
+
+    unit = f" {prediction.unit}" if prediction.unit else ""
+    if is_close(value, right):
+        return PASSED, f"ok    {value:g}{unit}. {prediction.why}".rstrip()
+    for slip, confusion in (prediction.slips or {}).items():
+        if is_close(value, slip):
+            return FAILED, f"FAIL  {value:g}{unit}: {confusion}"
+    way = "too small" if value < right else "too large"
+    return FAILED, f'FAIL  {value:g}{unit} is {way}. hint("{prediction.name}") shows the working.'

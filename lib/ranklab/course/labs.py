@@ -1,0 +1,66 @@
+"""The labs in their order, and what each of them holds: found by name, never registered."""
+
+import functools
+import importlib
+import importlib.util
+from pathlib import Path
+
+STEMS = (
+    "00_ranks", "01_baseline", "02_collectives", "03_data_parallel", "04_ddp", "05_horovod",
+    "06_zero", "07_fsdp", "08_tensor_parallel", "09_pipeline_parallel", "10_context_parallel",
+    "11_expert_parallel", "12_hybrid", "13_planner", "14_resilience", "15_cluster", "16_clinic",
+)
+
+
+def idea(stem):
+    """ "02_collectives" -> "collectives": the name of the lab's modules."""
+    return stem.partition("_")[2]
+
+
+def find_stem(text):
+    """The stem that `text` means: "02", "2", "collectives" or "02_collectives".
+
+    error  ValueError with the list of labs
+    """
+    text = str(text)
+    for stem in STEMS:
+        number, _, name = stem.partition("_")
+        if text in (stem, number, str(int(number)), name):
+            return stem
+    raise ValueError(f"no lab is called {text!r}; the labs are {', '.join(STEMS)}")
+
+
+def written():
+    """The stems whose checks exist, in order."""
+    return tuple(s for s in STEMS if importlib.util.find_spec(f"ranklab.checks.{idea(s)}"))
+
+
+def checks_of(stem):
+    """The module with the lab's EXERCISES and PREDICTIONS."""
+    return importlib.import_module(f"ranklab.checks.{idea(stem)}")
+
+
+@functools.cache
+def find_exercise(name):
+    """The Exercise of this name, or None. Labs are searched in order; the rest stay unloaded."""
+    return _find("EXERCISES", name)
+
+
+@functools.cache
+def find_prediction(name):
+    """The Prediction of this name, or None."""
+    return _find("PREDICTIONS", name)
+
+
+def _find(kind, name):
+    for stem in written():
+        for item in getattr(checks_of(stem), kind):
+            if item.name == name:
+                return item
+    return None
+
+
+def repository(start=None):
+    """The nearest folder upwards that holds labs/source; None outside a checkout."""
+    start = Path(start or Path.cwd()).resolve()
+    return next((p for p in (start, *start.parents) if (p / "labs" / "source").is_dir()), None)
