@@ -5,6 +5,7 @@ still say what is wrong. A second run compares a stamp and is done in 0.1 s. Eve
 in one sentence that says what to do.
 """
 import argparse
+import contextlib
 import hashlib
 import json
 import os
@@ -72,8 +73,9 @@ def check_space(venv, torch):
 
 def pins():
     """A hash of everything that decides what is installed."""
-    files = [ROOT / "pyproject.toml", ROOT / "constraints.txt", pathlib.Path(__file__)]
-    return hashlib.sha256(b"".join(f.read_bytes() for f in files)).hexdigest()
+    files = [ROOT / "pyproject.toml", ROOT / "constraints.txt"]
+    content = EXTRAS.encode() + b"".join(f.read_bytes() for f in files)
+    return hashlib.sha256(content).hexdigest()
 
 
 def read_stamp(venv):
@@ -92,23 +94,32 @@ def explain(output, code):
                 "%.0f GB, CUDA up to %.0f GB), %s."
                 % (SPACE_NEEDED / 1e9, SPACE_FOR_CUDA / 1e9, AGAIN))
     if any(sign in text for sign in NO_NETWORK):
-        return ("The package index can't be reached: check the network (and pip's settings, for "
-                "instance a proxy or PIP_INDEX_URL), %s; what is installed already is kept." % AGAIN)
+        return ("The package index can't be reached: check the network (and pip's settings, such "
+                "as a proxy or PIP_INDEX_URL), %s; nothing is lost." % AGAIN)
     if "no matching distribution" in text or "no solution found" in text:
-        return ("A pinned package has no build for Python %s on %s %s (see above): ranklab is tested "
-                "with Python 3.%d to 3.%d, so try for instance `make lab PYTHON=python3.12`."
+        return ("A pinned package has no build for Python %s on %s %s (see above): ranklab wants "
+                "Python 3.%d to 3.%d, so try for instance `make lab PYTHON=python3.12`."
                 % (platform.python_version(), platform.system(), platform.machine(),
                    OLDEST[1], NEWEST[1]))
     last = [line for line in output.splitlines() if line.strip()][-1:] or ["no message"]
     return "The installer stopped with code %d: %s" % (code, last[0].strip())
 
 
+@contextlib.contextmanager
+def alone(venv):
+    """Only one set-up at a time works on `venv`: two pips in one folder would spoil it."""
+    import fcntl                           # not on Windows, which never comes here
+    with open(str(venv) + ".lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 def install(*command):
     """Runs an installer with its output on the screen; on failure Stop with the sentence for it."""
-    process = subprocess.Popen([str(c) for c in command], stderr=subprocess.PIPE, stdin=subprocess.DEVNULL,
-                               universal_newlines=True, cwd=str(ROOT))
+    process = subprocess.Popen([str(c) for c in command], cwd=str(ROOT), universal_newlines=True,
+                               stderr=subprocess.PIPE, stdin=subprocess.DEVNULL)
     lines = []
-    for line in process.stderr:            # warnings and errors; progress goes straight to the screen
+    for line in process.stderr:            # warnings and errors; stdout goes to the screen
         lines.append(line)
         sys.stderr.write(line)
     if process.wait():
@@ -125,7 +136,8 @@ def create(venv):
         shutil.rmtree(str(venv), ignore_errors=True)
         if "ensurepip" in output:          # Debian and Ubuntu ship Python without it
             raise Stop("This Python can't make environments: install its venv package (Debian, "
-                       "Ubuntu: `apt install python3.%d-venv`), %s." % (sys.version_info[1], AGAIN))
+                       "Ubuntu: `apt install python3.%d-venv`), %s."
+                       % (sys.version_info[1], AGAIN))
         raise Stop(explain(output, made.returncode))
 
 
@@ -135,14 +147,26 @@ def torch_requirement():
     return next(line.strip() for line in lines if line.startswith("torch=="))
 
 
-def fill(venv, torch):
-    """Installs the pins, then ranklab in place (edits of lib/ count at once)."""
+def choose_torch(python, torch, pinned):
+    """PyTorch's wheels for `torch` (cpu, cu128, ...) are installed."""
+    wanted = torch_requirement()
+    # A mirror or a folder of wheels that pip was told about comes first; the public index has no tags.
+    here = [str(python), "-m", "pip", "install", "--quiet", "%s+%s" % (wanted, torch)]
+    if subprocess.call(here + pinned, cwd=str(ROOT), stderr=subprocess.DEVNULL) == 0:
+        return
+    # pip has no way to choose PyTorch's own index by a short name; uv has.
+    install(python, "-m", "pip", "install", *pinned, "uv")
+    install(python, "-m", "uv", "pip", "install", "--python", python,
+            "--torch-backend=" + torch, *pinned, wanted)
+
+
+def fill(venv, torch, quiet):
+    """The pins are installed, and ranklab in place (edits of lib/ count at once)."""
     python, pinned = venv / "bin" / "python", ["-c", "constraints.txt"]
-    if torch:                              # pip has no way to choose PyTorch's wheels by name; uv has
-        install(python, "-m", "pip", "install", *pinned, "uv")
-        install(python, "-m", "uv", "pip", "install", "--python", python,
-                "--torch-backend=" + torch, *pinned, torch_requirement())
-    install(python, "-m", "pip", "install", *pinned, "-e", ".[%s]" % EXTRAS)
+    if torch:
+        choose_torch(python, torch, pinned)
+    install(python, "-m", "pip", "install", *pinned, "-e", ".[%s]" % EXTRAS,
+            *(["--quiet"] if quiet else []))
 
 
 def setup(venv, torch):
@@ -158,8 +182,9 @@ def setup(venv, torch):
     if not works or stamp and (stamp["root"], stamp["torch"]) != (wanted["root"], torch):
         print("making %s with Python %s" % (venv, platform.python_version()))
         create(venv)
+        stamp = {}
     print("installing the pinned packages into %s: 2 minutes on a fast line" % venv, flush=True)
-    fill(venv, torch)
+    fill(venv, torch, quiet=bool(stamp))
     (venv / "ranklab-setup.json").write_text(json.dumps(wanted))
 
 
@@ -171,7 +196,9 @@ def main(argv):
     try:
         check_platform()
         check_python(argv)
-        setup(pathlib.Path(os.path.abspath(options.venv)), options.torch)
+        venv = pathlib.Path(os.path.abspath(options.venv))
+        with alone(venv):
+            setup(venv, options.torch)
     except Stop as stop:
         sys.stderr.write("\n%s\n" % stop)
         return 1

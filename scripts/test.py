@@ -36,8 +36,9 @@ def run(name, arguments):
     print(f"\n##### {name}", flush=True)
     path = os.pathsep.join(filter(None, [str(ROOT / "tests"), os.environ.get("PYTHONPATH")]))
     process = subprocess.Popen(
-        [*PYTEST, *arguments], cwd=ROOT, env={**os.environ, "PYTHONPATH": path}, text=True,
-        errors="replace", stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        [*PYTEST, *arguments], cwd=ROOT, env={**os.environ, "PYTHONPATH": path},
+        text=True, errors="replace", stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     summary = "no summary: pytest did not finish"
     for line in process.stdout:
         sys.stdout.write(line)
@@ -51,7 +52,7 @@ def run(name, arguments):
 def main(argv):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--jobs", type=int, default=2, help="test files that run at the same time")
-    parser.add_argument("--fast", action="store_true", help="leave out slow tests, timing tests and notebooks")
+    parser.add_argument("--fast", action="store_true", help="no slow or timing tests, no notebooks")
     options = parser.parse_args(argv)
     results = [(name, *run(name, arguments))
                for name, arguments in stages(options.jobs, options.fast)]

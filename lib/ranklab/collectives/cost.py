@@ -26,24 +26,26 @@ class Link:
 
 
 def alpha_beta_time(algorithm, nbytes, ranks, alpha, beta):
-    """Seconds that `algorithm` needs for `nbytes` per rank: steps * alpha + bytes * beta.
+    """Seconds that `algorithm` needs for `nbytes` per rank: steps * (alpha + bytes * beta).
 
-    cost   ring: 2(R-1) steps, 2(R-1)/R of the bytes; doubling: ceil(log2 R) steps, all bytes in
-           each; parameter_server: 2(R-1) steps, all bytes in each; tree_broadcast as doubling
+    cost   ring: 2(R-1) steps of 1/R of the bytes; parameter_server: 2(R-1) steps of all of them;
+           tree_broadcast: ceil(log2 R) steps of all of them; doubling: the same, and one step
+           more where R is no power of two (the extra ranks hand over first)
     error  an algorithm that is not in ALGORITHMS
     lab    02
     """
     R, rounds = ranks, math.ceil(math.log2(ranks))
-    costs = {  # steps one after the other, bytes through the busiest rank
-        "ring": (2 * (R - 1), 2 * (R - 1) / R * nbytes),
-        "doubling": (rounds, rounds * nbytes),
-        "parameter_server": (2 * (R - 1), 2 * (R - 1) * nbytes),
-        "tree_broadcast": (rounds, rounds * nbytes),
+    swaps = rounds if R == 2**rounds else rounds + 1
+    costs = {  # steps one after the other, and the bytes of one step
+        "ring": (2 * (R - 1), nbytes / R),
+        "doubling": (swaps, nbytes),
+        "parameter_server": (2 * (R - 1), nbytes),
+        "tree_broadcast": (rounds, nbytes),
     }
     if algorithm not in costs:
         raise ValueError(f"algorithm {algorithm!r} is not one of {', '.join(costs)}")
-    steps, sent = costs[algorithm]
-    return steps * alpha + sent * beta
+    steps, step_bytes = costs[algorithm]
+    return steps * (alpha + step_bytes * beta)
 
 
 def fit_alpha_beta(sizes, seconds):
@@ -71,8 +73,9 @@ def crossover_bytes(ranks, alpha, beta):
     lab    02
     """
     R, rounds = ranks, math.ceil(math.log2(ranks))
-    more_steps = 2 * (R - 1) - rounds
-    more_bytes = rounds - 2 * (R - 1) / R
+    swaps = rounds if R == 2**rounds else rounds + 1
+    more_steps = 2 * (R - 1) - swaps  # what the ring pays in alpha
+    more_bytes = swaps - 2 * (R - 1) / R  # what doubling pays in beta, per byte of the tensor
     return more_steps * alpha / (more_bytes * beta) if more_bytes > 0 else math.inf
 
 

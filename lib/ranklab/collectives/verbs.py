@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from ranklab.collectives.wire import exchange
+from ranklab.engine import device
 
 
 def broadcast(x, src=0, group=None):
@@ -91,14 +92,8 @@ def all_reduce(x, group=None):
 def barrier(group=None):
     """No rank returns before every rank has come. cost: log2 R messages of one byte per rank."""
     rank, R = dist.get_rank(group), dist.get_world_size(group)
-    device = torch.empty(0, device=_device()).device
-    token, step = torch.zeros(1, dtype=torch.uint8, device=device), 1
+    token, step = torch.zeros(1, dtype=torch.uint8, device=device()), 1
     while step < R:  # after round k, I have heard (through others) from the 2^k ranks before me
         exchange(token, (rank + step) % R, token.clone(), (rank - step) % R, group)
         step *= 2
 
-
-def _device():
-    from ranklab import device  # imported late: the other verbs need no engine
-
-    return device()

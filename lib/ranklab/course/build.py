@@ -170,12 +170,14 @@ def execute(notebook, root):
         environ = {**os.environ, "RANKLAB_HOME": home, "RANKLAB_ANSWERS": "1"}
         client = NotebookClient(notebook, timeout=CELL_LIMIT, kernel_name="python3",
                                 coalesce_streams=True, record_timing=False,
+                                extra_arguments=["--log-level=40"],  # errors only
                                 resources={"metadata": {"path": str(root / "solutions")}})
         (root / "solutions").mkdir(exist_ok=True)
         try:
             client.execute(env=environ)
         except CellExecutionError as error:
-            raise BuildError(f"{notebook.metadata['ranklab']['stem']}: {error}") from None
+            plain = re.sub(r"\x1b\[[0-9;]*m", "", str(error))  # without the terminal's colours
+            raise BuildError(f"{notebook.metadata['ranklab']['stem']}: {plain}") from None
     notebook.metadata["language_info"] = {"name": "python"}  # not the builder's Python version
     _refuse_local_paths(notebook, root)
     size = len(nbformat.writes(notebook))

@@ -1,7 +1,8 @@
-"""`ranklab drill`: the interview bank in the terminal. Asks, judges, names the mistake, keeps the score.
+"""`ranklab drill`: the interview bank in the terminal. It asks, names mistakes, keeps the score.
 
-The score is one JSON file, $RANKLAB_HOME/drill.json: for each question the marks of the last answers, from 0 to 1.
-A question is weak when one of its last two marks is below 0.7, so it takes two good answers to leave `--weak`.
+The score is one JSON file, $RANKLAB_HOME/drill.json: for each question the last marks, from 0 to 1.
+A question is weak when one of its last two marks is below 0.7: it takes two good answers to leave
+`--weak`.
 """
 import argparse
 import json
@@ -58,7 +59,7 @@ def drill(argv):
 
 
 def choose(questions, wanted, marks):
-    """The questions to ask, in order: those of the lab and level, weakest and newest first with --weak."""
+    """The questions to ask, in order: of the lab and level; with --weak, only the weak ones."""
     lab = wanted.lab and find_stem(wanted.lab)
     fitting = [question for question in questions
                if lab in (None, question.lab) and wanted.level in (None, question.level)]
@@ -97,7 +98,7 @@ class Marks:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             part = self.path.with_suffix(f".{os.getpid()}.part")
-            part.write_text(json.dumps(self.kept, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+            part.write_text(json.dumps(self.kept, indent=1, sort_keys=True), encoding="utf-8")
             part.replace(self.path)
         except OSError as error:
             print(f"(the score is not kept: {self.path} cannot be written: {error.strerror})")
@@ -134,7 +135,7 @@ def _ask(question, place, seed):
 
 
 def _ask_number(asked):
-    prompt = f"  in {asked.unit} > " if asked.unit else "  > "
+    prompt = f"  in {asked.unit} > " if asked.unit not in ("", "x") else "  > "
     while reply := _read(prompt):
         try:
             value = read_number(reply, asked.unit)

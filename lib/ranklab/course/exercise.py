@@ -6,7 +6,8 @@ the first that does not. It compares with an oracle that is not the code under t
 
 import contextlib
 import contextvars
-import sys
+import importlib
+import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -59,26 +60,29 @@ class Prediction:
 
 def on_ranks(trial, *args, ranks, nodes=1, timeout=LIMIT):
     """The values of `trial(*args)` on all ranks; what the learner's code breaks is a Mistake."""
-    call = ship.dumps_call(trial, args)
     exercise = _under_test.get()
     hidden = exercise and (exercise.answer.__module__, exercise.name)
+    try:
+        call = ship.dumps_call(trial, args)
+    except TypeError as error:
+        raise Mistake(str(error), "It uses a name of the notebook that holds something that "
+                      "can't travel: an open file, a lock, a generator.") from None
     try:
         return launch(_run_hidden, call, hidden, ranks=ranks, nodes=nodes, timeout=timeout)
     except HangError as hang:
         raise Mistake(f"on {ranks} ranks it does not end: {hang}",
                       "Each rank that waits, waits for a message that nobody sends.") from None
     except RankError as error:
+        if exercise and error.failures.get(error.rank, "").startswith(LibrarysAnswer.__name__):
+            raise LibrarysAnswer(exercise.name) from None
         raise Mistake(f"on {ranks} ranks, {error}") from None
 
 
 def _run_hidden(call, hidden):
-    if hidden:
-        __import__(hidden[0])
-        with hide(getattr(sys.modules[hidden[0]], hidden[1])):
-            trial, args = ship.loads(call)
-            return trial(*args)
-    trial, args = ship.loads(call)
-    return trial(*args)
+    answer = getattr(importlib.import_module(hidden[0]), hidden[1]) if hidden else None
+    with hide(answer):
+        trial, args = ship.loads(call)
+        return trial(*args)
 
 
 @contextlib.contextmanager
@@ -92,21 +96,44 @@ def under_test(exercise):
         _under_test.reset(token)
 
 
+class LibrarysAnswer(Mistake):
+    """The learner's code calls the very function that it is to replace."""
+
+    def __init__(self, name):
+        super().__init__(f"it calls the library's own {name}",
+                         "Write the core yourself; the library's answer is what you rebuild here.")
+
+
 @contextlib.contextmanager
 def hide(answer):
-    """Inside, no module of ranklab holds `answer`: a call of it is a Mistake, not a solution."""
+    """Inside, every call of `answer` raises LibrarysAnswer, under whatever name it is reached.
 
-    def library_answer(*_, **__):
-        raise Mistake(f"it calls the library's own {answer.__name__}",
-                      "Write the core yourself; the library's answer is what you rebuild here.")
-
-    places = [(module, name) for module in list(sys.modules.values())
-              if getattr(module, "__name__", "").startswith("ranklab.")
-              for name, value in list(vars(module).items()) if value is answer]
-    for module, name in places:
-        setattr(module, name, library_answer)
+    The code of the function is exchanged, or that of a class's methods: a notebook may hold the
+    function under a name of its own, which no change of ranklab's modules would reach.
+    """
+    code_of = {function: function.__code__ for function in _functions(answer)}
+    for function, code in code_of.items():
+        # As many free variables as before, or Python refuses the exchange; none is looked at.
+        function.__code__ = _refuse.__code__.replace(
+            co_name=answer.__name__, co_freevars=code.co_freevars)
     try:
         yield
     finally:
-        for module, name in places:
-            setattr(module, name, answer)
+        for function, code in code_of.items():
+            function.__code__ = code
+
+
+def _functions(answer):
+    parts = vars(answer).values() if isinstance(answer, type) else [answer]
+    parts = [inspect.unwrap(getattr(part, "__func__", part)) for part in parts if callable(part)
+             or hasattr(part, "__func__")]
+    return [part for part in parts if inspect.isfunction(part)]
+
+
+def _refuse(*_, **__):
+    # Runs with the globals of the hidden function, so it imports what it needs.
+    import sys
+
+    from ranklab.course.exercise import LibrarysAnswer
+
+    raise LibrarysAnswer(sys._getframe().f_code.co_name)

@@ -17,48 +17,53 @@ def home() -> Path:
     return (labs.repository() or Path.cwd()) / ".ranklab"
 
 
-def load(file="progress.json") -> dict:
-    """What is recorded; empty where nothing is, or where the file can't be read."""
+def load() -> dict:
+    """What is recorded; nothing where there is no file, or one that can't be read."""
     try:
-        return json.loads((home() / file).read_text())
-    except (OSError, ValueError):
+        records = json.loads(_file().read_text())
+        return {name: entry for name, entry in records.items()
+                if isinstance(entry["state"], str) and isinstance(entry["tries"], int)}
+    except (OSError, ValueError, AttributeError, TypeError, KeyError):
         return {}
 
 
-@contextlib.contextmanager
-def change(file="progress.json"):
-    """Inside, the recorded dict can be changed; afterwards it is saved, whole or not at all."""
-    with _locked() as writable:
-        records = load(file)
-        yield records
-        if writable:
-            new = home() / f"{file}.new"
-            new.write_text(json.dumps(records, indent=1))
-            os.replace(new, home() / file)
+def _file():
+    return home() / "progress.json"
 
 
 @contextlib.contextmanager
-def _locked():
-    """Inside, nobody else changes the records: two notebooks may record at once.
+def change():
+    """Inside, the records can be changed; afterwards they are saved, whole or not at all.
 
-    False, and one sentence, where the folder can't be written: the lab goes on.
+    Two notebooks may do so at once. Where nothing can be written, the lab goes on.
     """
-    try:
-        home().mkdir(parents=True, exist_ok=True)
-        lock = open(home() / "lock", "w")
-    except OSError as error:
-        print(f"(progress is not kept: {error}. Set RANKLAB_HOME to a folder you can write.)")
-        yield False
-        return
-    with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield True
+    with contextlib.ExitStack() as stack:
+        try:
+            home().mkdir(parents=True, exist_ok=True)
+            lock = stack.enter_context(open(home() / "lock", "w"))
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        except OSError as error:
+            yield load()
+            _not_kept(error)
+            return
+        records = load()
+        yield records
+        try:
+            new = _file().with_suffix(".new")
+            new.write_text(json.dumps(records, indent=1))
+            os.replace(new, _file())
+        except OSError as error:
+            _not_kept(error)
+
+
+def _not_kept(error):
+    print(f"(progress is not kept: {error}. Set RANKLAB_HOME to a folder you can write.)")
 
 
 def record(name, state):
     """The state of an exercise or prediction is kept; a pass is never lost by a later try."""
     with change() as records:
-        entry = records.setdefault(name, {"state": state, "tries": 0})
+        entry = records.setdefault(name, {"state": "-", "tries": 0})
         entry["tries"] += 1
         if entry["state"] != "passed":
             entry["state"] = state

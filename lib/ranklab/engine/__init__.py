@@ -9,13 +9,16 @@ Read in this order:
     forkserver.py  the parent's handle on the process that forks ranks
     server.py      that process: has imported torch once, forks, reaps
     rank.py        what happens inside a rank
+    torchrun.py    the same script under the real torchrun
     crew.py        the parent watches the ranks of one launch: values, output, failures, time
     report.py      what the learner reads when something went wrong
     ship.py        functions, arguments and values on their way between processes
 """
 
+from ranklab.engine.in_place import is_main_process
 from ranklab.engine.launch import launch
 from ranklab.engine.rank import device
 from ranklab.engine.report import HangError, RankError
+from ranklab.engine.torchrun import torchrun
 
-__all__ = ["launch", "device", "RankError", "HangError"]
+__all__ = ["launch", "device", "torchrun", "is_main_process", "RankError", "HangError"]

@@ -1,5 +1,6 @@
 """The parent watches the ranks of one launch: their values, output, failures, and the time."""
 
+import contextlib
 import os
 import pickle
 import selectors
@@ -9,15 +10,15 @@ import time
 from dataclasses import dataclass, field
 from typing import BinaryIO
 
-from ranklab.engine import ship
+from ranklab.engine import ship, verdict
 from ranklab.engine.output import Output
-from ranklab.engine.report import (Failure, HangError, RankError, Stack, Value, describe_exit,
-                                   rank_names)
-from ranklab.engine.server_lines import Lines
+from ranklab.engine.report import Failure, Stack, Value
+from ranklab.engine.server_lines import Lines, ServerDied
 
 GRACE = 0.1  # seconds after the first failure in which others may report theirs
 STACK_LIMIT = 1.0  # seconds for the ranks to say where they are
-EXIT_LIMIT = 5.0  # seconds for released ranks to leave their group
+EXIT_LIMIT = 4.0  # seconds for released ranks to leave their group, and for killed ones to be gone
+DRAIN_LIMIT = 0.5  # seconds for output that is still in the pipes
 CHUNK = 1 << 20
 
 
@@ -39,65 +40,82 @@ class Member:
     def has_failed(self):
         return self.is_settled() and not isinstance(self.report, Value)
 
+    def stack_text(self):
+        return self.stack.decode(errors="replace")
+
 
 class Crew:
     """The ranks of one launch. Use as a context manager: at its end no rank is left."""
 
-    def __init__(self, connection, job, stream):
+    def __init__(self, connection, job, call, stream):
         self.connection = connection
         self.lines = Lines(connection)
         self.job = job
+        self.call = call
         self.output = Output(job.ranks, stream)
         self.members = []
         self.selector = selectors.DefaultSelector()
         self.started = time.monotonic()
 
     def __enter__(self):
-        with ship.scratch_file() as job_file:  # one copy for all ranks
-            pickle.dump(self.job, job_file, protocol=5)
-            job_file.flush()
-            for rank in range(self.job.ranks):
-                self._start(rank, job_file.fileno())
-        self.selector.register(self.connection, selectors.EVENT_READ, self._read_exits)
+        try:
+            with ship.scratch_file() as job_file:  # one copy for all ranks
+                pickle.dump(self.job, job_file, protocol=5)
+                job_file.write(self.call)
+                job_file.flush()
+                for rank in range(self.job.ranks):
+                    self._start(rank, job_file.fileno())
+            self.selector.register(self.connection, selectors.EVENT_READ, self._read_exits)
+        except BaseException:  # Ctrl-C, or the system has no more processes or files
+            self._close()
+            raise
         return self
 
     def _start(self, rank, job_fd):
-        channel, theirs = socket.socketpair()
-        output, output_end = os.pipe()
-        stack, stack_end = os.pipe()
         report_file = ship.scratch_file()
-        fds = [theirs.fileno(), output_end, stack_end, job_fd, report_file.fileno()]
-        self.lines.request({"fork": rank}, fds)
-        self.lines.wait_for("forked")
-        theirs.close()
-        os.close(output_end)
-        os.close(stack_end)
-        member = Member(rank, channel, report_file)
-        self.members.append(member)
-        self._watch(channel, lambda _: self._read_report(member))
-        self._watch(output, lambda data: self.output.feed(rank, data))
-        self._watch(stack, member.stack.extend)
+        with contextlib.ExitStack() as theirs:
+            channel, channel_end = socket.socketpair()
+            theirs.enter_context(channel_end)
+            member = Member(rank, channel, report_file)
+            self.members.append(member)
+            self._watch(channel, lambda _: self._read_report(member))
+            output_end = theirs.enter_context(
+                self._pipe(lambda data: self.output.feed(rank, data)))
+            stack_end = theirs.enter_context(self._pipe(member.stack.extend))
+            ends = [channel_end, output_end, stack_end]
+            fds = [*(end.fileno() for end in ends), job_fd, report_file.fileno()]
+            self.lines.request({"fork": rank}, fds)
+            answer = self.lines.wait_for("forked")
+        if "error" in answer:
+            raise RuntimeError(f"launch: the system would not start rank {rank} of "
+                               f"{self.job.ranks}: {answer['error']}")
+
+    def _pipe(self, take):
+        """The end for writing of a pipe; `take` is called with what arrives."""
+        source, end = os.pipe()
+        self._watch(os.fdopen(source, "rb", buffering=0), take)
+        return os.fdopen(end, "wb", buffering=0)
 
     def _watch(self, source, take):
         """From now on `take` is called with what arrives at `source`, until its end."""
 
         def read():
             try:
-                data = source.recv(CHUNK) if take_from_socket else os.read(source, CHUNK)
+                data = os.read(source.fileno(), CHUNK)
             except ConnectionError:
                 data = b""
             if data:
                 take(data)
             else:
                 self.selector.unregister(source)
-                source.close() if take_from_socket else os.close(source)
+                source.close()
 
-        take_from_socket = isinstance(source, socket.socket)
         self.selector.register(source, selectors.EVENT_READ, read)
 
     def _read_report(self, member):
-        with member.report_file as file:
-            member.report = ship.load_file(file.fileno())
+        with ship.opened(member.report_file.fileno()) as content:
+            member.report = pickle.load(content)
+        member.report_file.close()
         member.seconds = time.monotonic() - self.started
 
     def _read_exits(self):
@@ -121,13 +139,19 @@ class Crew:
         error  RankError when a rank raised or died; HangError when time is up
         """
         left = self.job.timeout - (time.monotonic() - self.started)
-        in_time = self._wait(lambda: self._all_settled() or self._any_failed(), left)
+        try:
+            in_time = self._wait(lambda: self._all_settled() or self._any_failed(), left)
+        except KeyboardInterrupt:
+            self._ask_where()
+            seconds = time.monotonic() - self.started
+            raise KeyboardInterrupt(f"the ranks were interrupted after {seconds:.1f} s\n"
+                                    + verdict.whereabouts(self.members)) from None
         if self._any_failed():
             # A dead rank makes its peers fail within milliseconds: hear all before blaming one.
             self._wait(self._all_settled, GRACE)
-            raise self._failure()
+            raise verdict.failure(self.members)
         if not in_time:
-            raise self._hang()
+            raise verdict.hang(self.members, self._ask_where(), self.job.timeout)
         return [ship.loads(m.report.pickled) for m in self.members]
 
     def _all_settled(self):
@@ -136,56 +160,23 @@ class Crew:
     def _any_failed(self):
         return any(m.has_failed() for m in self.members)
 
-    def _failure(self):
-        died = [m for m in self.members if m.is_settled() and m.report is None]
-        raised = [m for m in self.members if isinstance(m.report, Failure)]
-        raised.sort(key=lambda m: m.report.is_lost_peer())
-        failures = {m.rank: self._reason(m) for m in died + raised}
-        first = (died + raised)[0]
-        of = f"rank {first.rank} of {self.job.ranks}"
-        if first in died:
-            text = f"{of} {describe_exit(first.exit_code, first.stack.decode(errors='replace'))}"
-        else:
-            text = f"{of} raised {failures[first.rank]}\n\n{first.report}".rstrip()
-        return RankError(text + self._others(first.rank, failures), first.rank, failures)
+    def _ask_where(self):
+        """The ranks that still run, which have now said in which line."""
+        running = [m for m in self.members if not m.is_settled()]
+        for member in running:
+            self._signal(member, signal.SIGUSR1)
+        self._wait(lambda: all(m.is_settled() or Stack.is_whole(m.stack) for m in running),
+                   STACK_LIMIT)
+        return running
 
-    def _reason(self, member):
-        if member.report is None:
-            return describe_exit(member.exit_code)
-        return member.report.headline()
-
-    def _others(self, first, failures):
-        by_reason = {}
-        for rank, reason in failures.items():
-            if rank != first:
-                same = reason == failures[first]
-                by_reason.setdefault("the same" if same else reason, []).append(rank)
-        lines = [f"{rank_names(sorted(ranks))}: {reason}" for reason, ranks in by_reason.items()]
-        return "\n\n" + "\n".join(lines) if lines else ""
-
-    def _hang(self):
-        waiting = [m for m in self.members if not m.is_settled()]
-        for member in waiting:
-            self.lines.request({"signal": member.rank, "number": signal.SIGUSR1.value})
-        self._wait(lambda: all(_is_whole(m.stack) for m in waiting), STACK_LIMIT)
-        lines = []
-        for m in self.members:
-            if m.is_settled():
-                state = f"finished after {m.seconds:.1f} s, and waits to be released"
-            else:
-                state = str(Stack.parse(m.stack.decode(errors="replace")))
-            lines.append(f"  rank {m.rank}  {state}")
-        names = rank_names(m.rank for m in waiting)
-        head = f"{names} of {self.job.ranks} did not finish within {self.job.timeout:g} s"
-        return HangError("\n".join([head, *lines]), waiting[0].rank)
+    def _signal(self, member, number):
+        self.lines.request({"signal": member.rank, "number": number.value})
 
     def release(self):
         """Every rank has left its group and ended by itself, or was killed after EXIT_LIMIT."""
         for member in self.members:
-            try:
+            with contextlib.suppress(OSError):  # it died after its report; its value is here
                 member.channel.send(b"r")
-            except OSError:
-                pass  # it died after its report; its value is here
         self._wait(self._all_gone, EXIT_LIMIT)
 
     def _all_gone(self):
@@ -195,8 +186,9 @@ class Crew:
         try:
             for member in self.members:
                 if member.exit_code is None:
-                    self.lines.request({"signal": member.rank, "number": signal.SIGKILL.value})
-            self._wait(self._all_gone, EXIT_LIMIT)
+                    self._signal(member, signal.SIGKILL)
+            with contextlib.suppress(ServerDied):  # and its ranks with it
+                self._wait(self._all_gone, EXIT_LIMIT)
             self._drain()
         finally:
             self._close()
@@ -204,17 +196,17 @@ class Crew:
 
     def _drain(self):
         """What the ranks wrote is here. Not until the end of file: a child of theirs may live."""
-        while ready := self.selector.select(timeout=0):
+        self.selector.unregister(self.connection)
+        end = time.monotonic() + DRAIN_LIMIT
+        while (ready := self.selector.select(timeout=0)) and time.monotonic() < end:
             for key, _ in ready:
                 key.data()
 
     def _close(self):
+        self.connection.close()  # for the server this ends the launch, with all its ranks
         for key in list(self.selector.get_map().values()):
-            key.fileobj.close() if isinstance(key.fileobj, socket.socket) else os.close(key.fileobj)
+            if key.fileobj is not self.connection:
+                key.fileobj.close()
         self.selector.close()
-        self.connection.close()
-
-
-def _is_whole(stack):
-    """True when faulthandler has written the main thread, whose outermost frames come last."""
-    return b"in main\n" in stack
+        for member in self.members:
+            member.report_file.close()

@@ -1,6 +1,7 @@
 """The parent's handle on the process that forks ranks (server.py)."""
 
 import atexit
+import contextlib
 import functools
 import os
 import socket
@@ -14,17 +15,20 @@ START_LIMIT = 180  # seconds; a cold disk reads torch slowly
 ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
 
 
+ONE_AT_A_TIME = threading.Lock()  # two threads may launch at once
+
+
 class ForkServer:
     """A running server; `connect()` begins a launch."""
 
     def __init__(self):
         self._errors = tempfile.TemporaryFile()
         self._lifeline, theirs = socket.socketpair()
-        self._lock = threading.Lock()
         package_root = str(Path(__file__).parents[2])
         paths = [package_root, os.environ.get("PYTHONPATH", "")]
         self._process = subprocess.Popen(
-            [sys.executable, "-c", "import sys; from ranklab.engine.server import main; "
+            # -P: a learner's copy.py or types.py in the current directory is not Python's.
+            [sys.executable, "-P", "-c", "import sys; from ranklab.engine.server import main; "
              "main(int(sys.argv[1]))", str(theirs.fileno())],
             # BLAS threads started at import would not survive the fork, and would fight for cores.
             env={**os.environ, **ONE_THREAD, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
@@ -44,20 +48,25 @@ class ForkServer:
         except TimeoutError:
             ready = b""
         except BaseException:  # Ctrl-C while torch is being imported
+            self._process.kill()
             self.close()
             raise
         if not ready:
-            self._errors.seek(0)
-            last = self._errors.read().decode(errors="replace").strip().splitlines()[-1:]
-            self.close()
-            reason = last[0] if last else f"it was not ready after {START_LIMIT} s"
-            raise RuntimeError(f"launch: the process that forks ranks did not start: {reason}")
+            raise RuntimeError(f"launch: the process that forks ranks did not start: "
+                               f"{self._why_not()}")
         self._lifeline.settimeout(None)
+
+    def _why_not(self):
+        self.close()
+        self._errors.seek(0)
+        last = self._errors.read().decode(errors="replace").strip().splitlines()[-1:]
+        code = self._process.returncode
+        return last[0] if last else f"exit code {code}, at most {START_LIMIT} s after its start"
 
     def connect(self) -> socket.socket:
         """A new connection: the lifetime of one launch."""
         mine, theirs = socket.socketpair()
-        with theirs, self._lock:
+        with theirs, contextlib.suppress(OSError):  # the end of a dead server is read from `mine`
             socket.send_fds(self._lifeline, [b"c"], [theirs.fileno()])
         return mine
 
@@ -66,6 +75,7 @@ class ForkServer:
 
     def close(self):
         """The server and all its ranks are gone."""
+        atexit.unregister(self.close)
         self._lifeline.close()
         try:
             self._process.wait(timeout=2)
@@ -81,8 +91,10 @@ def _server_of(pid):
 
 def fork_server() -> ForkServer:
     """This process's server, started at the first launch (about 3 s) and used by all later ones."""
-    server = _server_of(os.getpid())  # a forked copy of this process needs a server of its own
-    if not server.is_alive():
-        _server_of.cache_clear()
-        server = _server_of(os.getpid())
-    return server
+    with ONE_AT_A_TIME:
+        server = _server_of(os.getpid())  # a forked copy of this process needs its own
+        if not server.is_alive():
+            server.close()
+            _server_of.cache_clear()
+            server = _server_of(os.getpid())
+        return server

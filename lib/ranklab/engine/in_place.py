@@ -22,6 +22,11 @@ def is_started_by_another():
     return "SLURM_PROCID" in os.environ and int(os.environ.get("SLURM_NTASKS", 1)) > 1
 
 
+def is_main_process():
+    """True in one process only: the one that calls launch, or rank 0 under torchrun or srun."""
+    return int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", 0))) == 0
+
+
 def run(fn, args, ranks, timeout):
     """`fn(*args)` has run on this rank; returns the values of all ranks, on every rank.
 

@@ -7,9 +7,11 @@ from datetime import timedelta
 from ranklab.engine import in_place, ship
 from ranklab.engine.crew import Crew
 from ranklab.engine.forkserver import fork_server
-from ranklab.engine.rank import Job
+from ranklab.engine.rank import GROUP_GRACE, Job
+from ranklab.engine.report import RankError
 
 RANKS_WITHOUT_GPUS = 4
+LONGEST = 20 * 24 * 3600  # seconds; the system's calls count milliseconds in 31 bits
 
 
 def launch(fn, *args, ranks=None, nodes=1, timeout=60, stream=False):
@@ -36,11 +38,15 @@ def launch(fn, *args, ranks=None, nodes=1, timeout=60, stream=False):
     if ranks % nodes:
         raise ValueError(f"launch: nodes={nodes} must divide ranks={ranks}")
     call = ship.dumps_call(fn, args)
-    store = _store(timeout)
-    job = Job(call, ranks, nodes, timeout, store.port, dict(os.environ), os.getcwd(), sys.path)
-    with Crew(fork_server().connect(), job, stream) as crew:
-        results = crew.results()
-        crew.release()
+    server = fork_server()
+    store = _store()
+    job = Job(ranks, nodes, timeout, store.port, dict(os.environ), os.getcwd(), sys.path)
+    try:
+        with Crew(server.connect(), job, call, stream) as crew:
+            results = crew.results()
+            crew.release()
+    except (RankError, KeyboardInterrupt) as error:
+        raise error.with_traceback(None)  # the message has the learner's lines; ours don't matter
     return results
 
 
@@ -50,8 +56,9 @@ def _check(fn, ranks, nodes, timeout):
     for name, value in (("ranks", ranks), ("nodes", nodes)):
         if value is not None and not (type(value) is int and value > 0):
             raise ValueError(f"launch: {name} must be a whole number above 0, got {value!r}")
-    if not timeout > 0:
-        raise ValueError(f"launch: timeout must be above 0 seconds, got {timeout!r}")
+    if not (isinstance(timeout, (int, float)) and 0 < timeout <= LONGEST):
+        raise ValueError("launch: timeout must be a number of seconds, above 0 and at most "
+                         f"{LONGEST:,}, got {timeout!r}")
     if "RANKLAB_RANK" in os.environ:
         raise RuntimeError("launch was called inside a launch: a rank can't start ranks. "
                            "Call launch from the notebook or the script.")
@@ -64,7 +71,7 @@ def _default_ranks():
     return gpus if gpus > 1 else RANKS_WITHOUT_GPUS
 
 
-def _store(timeout):
+def _store():
     """The meeting place of the ranks, on a port that the system chose.
 
     It lives here and not on rank 0, so that rank 0's death does not look like everybody's.
@@ -72,4 +79,4 @@ def _store(timeout):
     import torch.distributed as dist
 
     return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False,
-                         timeout=timedelta(seconds=timeout))
+                         timeout=timedelta(seconds=GROUP_GRACE))

@@ -2,6 +2,8 @@
 
 import sys
 
+LIMIT = 10_000_000  # bytes kept of one rank until the end: an endless loop may print for a minute
+
 
 class Output:
     """Takes bytes of each rank; shows them at the end, or as they come with `stream=True`.
@@ -12,41 +14,52 @@ class Output:
 
     def __init__(self, ranks, stream):
         self._stream = stream
-        self._parts = [[] for _ in range(ranks)]  # bytes not shown yet
+        self._parts = [bytearray() for _ in range(ranks)]  # not shown yet
+        self._left_out = [0] * ranks  # bytes
         self._width = len(str(ranks - 1))
+        self._bar = 0  # characters of the progress bar on the screen
 
     def feed(self, rank, data: bytes):
-        self._parts[rank].append(data)
+        kept = data[: max(0, LIMIT - len(self._parts[rank]))]
+        self._parts[rank] += kept
+        self._left_out[rank] += len(data) - len(kept)
         if self._stream:
             self._show_whole_lines(rank)
+
+    def _show_whole_lines(self, rank):
+        whole, newline, rest = bytes(self._parts[rank]).rpartition(b"\n")
+        if newline:
+            self._write(rank, whole)
+        if b"\r" in rest and rank == 0:
+            frames = rest.split(b"\r")
+            self._show_bar(next(filter(None, reversed(frames)), b""))
+            rest = b"\r" + frames[-1]
+        self._parts[rank] = bytearray(rest)
+        sys.stdout.flush()
+
+    def _show_bar(self, frame: bytes):
+        bar = self._prefix(0) + frame.decode(errors="replace")
+        sys.stdout.write("\r" + bar.ljust(self._bar))
+        self._bar = len(bar)
+
+    def _write(self, rank, text: bytes):
+        if self._bar:  # whole lines take the bar's place; its next frame comes below them
+            sys.stdout.write("\r" + " " * self._bar + "\r")
+            self._bar = 0
+        lines = text.decode(errors="replace").split("\n")
+        # Of a bar that rewrote its line only the last state is worth keeping.
+        kept = [line.rstrip("\r").rpartition("\r")[2] for line in lines]
+        sys.stdout.write("".join(f"{self._prefix(rank)}{line}\n" for line in kept))
 
     def _prefix(self, rank):
         return f"[rank {rank:>{self._width}}] "
 
-    def _show_whole_lines(self, rank):
-        text = b"".join(self._parts[rank])
-        whole, _, rest = text.rpartition(b"\n")
-        if whole:
-            self._write(rank, whole)
-        if b"\r" in rest and rank == 0:
-            frame, _, rest = rest.rpartition(b"\r")
-            bar = frame.rpartition(b"\r")[2] or rest
-            sys.stdout.write("\r" + self._prefix(rank) + bar.decode(errors="replace"))
-        self._parts[rank] = [rest]
-        sys.stdout.flush()
-
-    def _write(self, rank, text: bytes):
-        prefix = self._prefix(rank)
-        lines = text.decode(errors="replace").split("\n")
-        # Of a bar that rewrote its line only the last state is worth keeping.
-        kept = [line.rstrip("\r").rpartition("\r")[2] for line in lines]
-        sys.stdout.write("".join(f"{prefix}{line}\n" for line in kept))
-
     def flush(self):
         """Everything is shown."""
-        for rank, parts in enumerate(self._parts):
-            text = b"".join(parts)
+        for rank, text in enumerate(self._parts):
             if text:
-                self._write(rank, text.removesuffix(b"\n"))
-            parts.clear()
+                self._write(rank, bytes(text).removesuffix(b"\n"))
+            if self._left_out[rank]:
+                self._write(rank, b"... and %d bytes more" % self._left_out[rank])
+            self._parts[rank] = bytearray()
         sys.stdout.flush()

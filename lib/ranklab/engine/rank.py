@@ -5,6 +5,7 @@ that a learner forgot, and hide the bug.
 """
 
 import atexit
+import contextlib
 import faulthandler
 import os
 import pickle
@@ -22,9 +23,8 @@ GROUP_GRACE = 30  # seconds: the group's own timeout comes after launch's, whose
 
 @dataclass(frozen=True)
 class Job:
-    """What every rank of a launch is told."""
+    """What every rank of a launch is told, before the call itself."""
 
-    call: bytes  # ship.dumps_call(fn, args)
     ranks: int
     nodes: int
     timeout: float
@@ -44,6 +44,7 @@ class Job:
             "GROUP_RANK": str(rank // per_node),
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(self.store_port),
+            "TORCHELASTIC_USE_AGENT_STORE": "True",  # MASTER_PORT is served already, as by torchrun
             "RANKLAB_RANK": str(rank),  # marks ranks of the engine
         }
 
@@ -53,28 +54,28 @@ def main(rank, channel, stack, job, report):
     faulthandler.enable(file=stack)  # a segfault leaves its Python stack
     faulthandler.register(signal.SIGUSR1, file=stack)  # works even while gloo blocks in C++
     channel = socket.socket(fileno=channel)
+    sys.stdout.reconfigure(line_buffering=True)  # a rank that is killed has said what it printed
     try:
-        outcome = Value(_run(rank, ship.load_file(job)))
+        outcome = Value(_run(rank, job))
     except BaseException as error:
         outcome = Failure.of(error)
     with os.fdopen(report, "wb") as file:
         pickle.dump(outcome, file, protocol=5)
-    sys.stdout.flush()
-    sys.stderr.flush()
+    with contextlib.suppress(ValueError, OSError):  # closed by the learner's code
+        sys.stdout.flush()
+        sys.stderr.flush()
     channel.send(b"r")  # reported
     channel.recv(1)  # released; until then peers may still talk to this rank
     _leave_group()
     atexit._run_exitfuncs()  # os._exit skips them; DataLoader workers and profilers need them
 
 
-def _run(rank, job) -> bytes:
-    os.environ.clear()
-    os.environ.update(job.environ | job.environment(rank))
-    os.chdir(job.cwd)
-    sys.path[:] = job.path
-    sys.argv[:] = [""]
-    init_group(rank, job)
-    fn, args = ship.loads(job.call)
+def _run(rank, job_fd) -> bytes:
+    with ship.opened(job_fd) as content:  # one copy in memory for all ranks
+        job = pickle.load(content)
+        _set_up(rank, job)
+        fn, args = pickle.load(content)
+    os.close(job_fd)
     value = fn(*args)
     _wait_for_device()
     try:
@@ -82,6 +83,18 @@ def _run(rank, job) -> bytes:
     except Exception as error:
         raise TypeError(f"the returned value, a {type(value).__name__}, can't be sent back: "
                         f"{error}") from None
+
+
+def _set_up(rank, job):
+    import numpy
+
+    os.environ.clear()
+    os.environ.update(job.environ | job.environment(rank))
+    os.chdir(job.cwd)
+    sys.path[:] = job.path
+    sys.argv[:] = [""]
+    numpy.random.seed()  # or all ranks, being forked, would draw the server's numbers
+    init_group(rank, job)
 
 
 def init_group(rank, job):
@@ -93,6 +106,7 @@ def init_group(rank, job):
     loopback = "lo" if sys.platform == "linux" else "lo0"
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         os.environ.setdefault(name, loopback)  # all ranks are here, whatever the host is called
+    dist.set_debug_level_from_env()  # TORCH_DISTRIBUTED_DEBUG as it is now, not at the import
     limit = timedelta(seconds=job.timeout + GROUP_GRACE)
     store = dist.TCPStore("127.0.0.1", job.store_port, is_master=False, timeout=limit)
     # Every rank counts the same GPUs, so all choose alike. With nodes=2 LOCAL_RANK starts again

@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ENGINE = str(Path(__file__).parent)
-NOT_LEARNERS = tuple(str(Path(ENGINE).with_name(name)) for name in ("engine", "course", "checks"))
+PACKAGE = str(Path(ENGINE).parent)
+NOT_LEARNERS = tuple(str(Path(PACKAGE, name))
+                     for name in ("engine", "course", "checks", "meter"))
 TORCH = "/torch/"
 LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
 
@@ -119,32 +121,50 @@ class Stack:
 
     frames: tuple[Frame, ...]
 
+    @staticmethod
+    def is_whole(dump):
+        """True once the server's first line is in it: the outermost frame, which comes last."""
+        return b'"<string>", line 1 in <module>' in dump
+
     @classmethod
     def parse(cls, dump):
         """From faulthandler's text; the main thread stands last in it."""
-        main_thread = re.split(r"^(?:Current thread|Thread) ", dump, flags=re.M)[-1]
+        main_thread = re.split(r"^(?:Current thread|Thread) 0x", dump, flags=re.M)[-1]
         found = re.findall(r'File "(.*)", line (\d+) in (.*)', main_thread)
         return cls(tuple(Frame(file, int(line), name) for file, line, name in found))
 
     def own(self):
-        """The learner's innermost frame, or None."""
-        return next((f for f in self.frames if f.is_learners()), None)
+        """The learner's innermost frame, or the library's that they called from outside, or None."""
+        learners = [f for f in self.frames if f.is_learners()]
+        outside = [f for f in learners if not f.file.startswith(PACKAGE)]
+        return next(iter(outside or learners), None)
 
     def call(self):
         """The torch function that the learner's line waits in, e.g. "all_reduce"; None if none."""
         own = self.own()
         inner = self.frames[: self.frames.index(own)] if own else self.frames
-        names = [f.function for f in inner if TORCH in f.file and f.function != "wrapper"]
-        return names[-1] if names else None  # the outermost: what the learner's line called
+        torchs = [f for f in inner if TORCH in f.file and f.function != "wrapper"]
+        public = [f for f in torchs if not f.function.startswith("_")]
+        # The outermost is what the learner's line called; a model's forward hides a collective.
+        collectives = [f for f in public if f.file.endswith("distributed_c10d.py")]
+        names = [f.function for f in collectives or public or torchs]
+        return names[-1] if names else None
 
     def __str__(self):
         own, call = self.own(), self.call()
-        if own is None and not self.frames:
-            return "left no stack"
-        frame = own or self.frames[0]
-        text = frame.text()
+        if own is None:
+            return self._without_own_line(call)
+        text = own.text()
         doing = f"waits in {call}" if call else "is"
-        return f"{doing} at {frame.where()}" + (f":  {text}" if text else "")
+        return f"{doing} at {own.where()}" + (f":  {text}" if text else "")
+
+    def _without_own_line(self, call):
+        if not self.frames:
+            return "did not say where: it was still starting, or answers no signals"
+        engines = [f.function for f in self.frames if f.file.startswith(ENGINE)]
+        if engines[:1] == ["_run"] and call:
+            return f"waits in {call}"
+        return "was sending its value back" if engines[:1] == ["dumps"] else "was still starting"
 
 
 def describe_exit(code, output_of_faulthandler=""):

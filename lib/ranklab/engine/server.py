@@ -9,8 +9,9 @@ was to tell it of the parent's death. Here a socket is the lifetime of each thin
                   that launch are killed. Requests come in as JSON lines:
                       {"fork": rank}  with five descriptors (DESCRIPTORS)
                       {"signal": rank, "number": n}
-                  and answers go out: {"forked": rank, "pid": n}, {"exit": rank, "code": c},
-                  where c is the exit code, or minus the signal.
+                  and answers go out:
+                      {"forked": rank, "pid": n}  or with "error" where there can be no more
+                      {"exit": rank, "code": c}   c is the exit code, or minus the signal
 """
 
 import ctypes
@@ -22,8 +23,10 @@ import selectors
 import signal
 import socket
 import sys
+import time
 import traceback
 import types
+from pathlib import Path
 
 # Heavy, and needed by nearly every lab; a fresh rank would import them again and again.
 # ranklab's own modules are not here: an edit must be seen by the next launch.
@@ -40,6 +43,9 @@ PRELOAD = (
     "torch._dynamo",
 )
 DESCRIPTORS = ("channel", "output", "stack", "job", "report")
+END_LIMIT = 1.0  # seconds for killed ranks to be gone, before this process goes too
+PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+PR_SET_CHILD_SUBREAPER = 36
 
 
 class Server:
@@ -55,7 +61,7 @@ class Server:
             end.setblocking(False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
-        self.selector.register(self.woken, selectors.EVENT_READ, self.reap)
+        self.selector.register(self.woken, selectors.EVENT_READ, self.child_ended)
 
     def serve(self):
         """Returns when the kernel is gone, with every rank dead."""
@@ -65,6 +71,9 @@ class Server:
                 key.data(key.fileobj)
         for connection in list(self.launches):
             self.end_launch(connection)
+        end = time.monotonic() + END_LIMIT
+        while self.reap() and time.monotonic() < end:
+            time.sleep(0.01)
 
     def accept(self, lifeline):
         data, fds, _, _ = socket.recv_fds(lifeline, 1, 1)
@@ -77,7 +86,7 @@ class Server:
 
     def answer(self, connection):
         try:
-            data, fds, _, _ = socket.recv_fds(connection, 4096, len(DESCRIPTORS))
+            data, fds, _, _ = socket.recv_fds(connection, 1 << 16, len(DESCRIPTORS))
         except ConnectionError:
             data, fds = b"", []
         if not data:
@@ -90,13 +99,17 @@ class Server:
                 self.signal(connection, request["signal"], request["number"])
 
     def fork(self, connection, rank, fds):
-        pid = os.fork()
-        if pid == 0:
-            self.become_rank(rank, fds)  # never returns
+        try:
+            pid = os.fork()
+        except OSError as error:  # memory, or a limit on processes
+            self.tell(connection, {"forked": rank, "error": error.strerror})
+        else:
+            if pid == 0:
+                self.become_rank(rank, fds)  # never returns
+            self.launches[connection][pid] = rank
+            self.tell(connection, {"forked": rank, "pid": pid})
         for fd in fds:
             os.close(fd)
-        self.launches[connection][pid] = rank
-        self.tell(connection, {"forked": rank, "pid": pid})
 
     def become_rank(self, rank, fds):
         code = 1
@@ -120,9 +133,11 @@ class Server:
         except BaseException:
             traceback.print_exc()
         finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code)
+            try:
+                sys.stdout.flush()
+                sys.stderr.flush()
+            finally:
+                os._exit(code)
 
     def signal(self, connection, rank, number):
         # Only pids not reaped yet are in the table, so a reused pid is never hit.
@@ -130,18 +145,24 @@ class Server:
             if r == rank:
                 os.kill(pid, number)
 
-    def reap(self, woken):
+    def child_ended(self, woken):
         try:
             woken.recv(4096)
         except BlockingIOError:
             pass
+        self.reap()
+
+    def reap(self):
+        """The ended children are buried and told of; True while others live."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
-                return
+                return False
             if pid == 0:
-                return
+                if not any(self.launches.values()):
+                    kill_orphans()
+                return True
             for connection, pids in self.launches.items():
                 if pid in pids:
                     code = os.waitstatus_to_exitcode(status)
@@ -160,11 +181,28 @@ class Server:
         connection.close()
 
 
+def kill_orphans():
+    """No rank lives: what dead ranks had started (say, DataLoader workers) goes too.
+
+    Linux made them children of this process (a subreaper) when their rank died.
+    """
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parent = int(stat.read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue  # it ended meanwhile
+        if parent == os.getpid():
+            os.kill(int(stat.parent.name), signal.SIGKILL)
+
+
+def prctl(option, value):
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(option, value)
+
+
 def die_with(parent):
     """Linux kills this process when `parent` dies, however it dies."""
-    if sys.platform == "linux":
-        PR_SET_PDEATHSIG = 1
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it died before the line above
         os._exit(1)
 
@@ -172,6 +210,8 @@ def die_with(parent):
 def main(lifeline_fd):
     """Serves until the kernel is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the kernel decides; ranks inherit this
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until a rank can answer it with its stack
+    prctl(PR_SET_CHILD_SUBREAPER, 1)  # orphans of a dead rank come to this process
     lifeline = socket.socket(fileno=lifeline_fd)
     for name in PRELOAD:
         importlib.import_module(name)

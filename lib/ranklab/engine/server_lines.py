@@ -4,6 +4,10 @@ import json
 import socket
 
 
+class ServerDied(RuntimeError):
+    """The process that forks ranks is gone, and its ranks with it."""
+
+
 class Lines:
     """The kernel's end of one launch's connection."""
 
@@ -34,9 +38,12 @@ class Lines:
         return early or self._receive()
 
     def _receive(self):
-        data = self._connection.recv(65536)
+        try:
+            data = self._connection.recv(65536)
+        except ConnectionError:
+            data = b""
         if not data:
-            raise RuntimeError("launch: the process that forks ranks has died; "
-                               "its ranks went with it. The next launch starts a new one.")
+            raise ServerDied("launch: the process that forks ranks has died; "
+                             "its ranks went with it. The next launch starts a new one.")
         *lines, self._rest = (self._rest + data).split(b"\n")
         return [json.loads(line) for line in lines]

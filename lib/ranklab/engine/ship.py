@@ -76,7 +76,6 @@ def scratch_file():
     return tempfile.TemporaryFile()
 
 
-def load_file(fd):
-    """The object pickled in the file; the descriptor's offset, which ranks share, stays."""
-    with mmap.mmap(fd, 0, access=mmap.ACCESS_READ) as content:
-        return pickle.loads(content)
+def opened(fd):
+    """The file to read from its start; the descriptor's offset, which ranks share, stays."""
+    return mmap.mmap(fd, 0, access=mmap.ACCESS_READ)

@@ -53,10 +53,10 @@ def draw(question, seed=0):
     options = [answer, *(text for text, _ in wrong)] if question.kind == "choice" else []
     dice.shuffle(options)
     texts = {**values, "answer": shown}
+    wrong = tuple((value, fill(confuses, texts)) for value, confuses in wrong)
     return Asked(question.id, question.kind, fill(question.question, values), answer, question.unit,
-                 question.tolerance, tuple(options),
-                 tuple((value, fill(confuses, texts)) for value, confuses in wrong),
-                 question.rubric, fill(question.why, texts), values)
+                 question.tolerance, tuple(options), wrong, question.rubric,
+                 fill(question.why, texts), values)
 
 
 def _one(how, names, dice):
@@ -69,7 +69,7 @@ def _one(how, names, dice):
 
 
 def close(got, want, tolerance):
-    """True when `got` is within the relative `tolerance` of `want`; rounding never fails a reader."""
+    """True when `got` is within the relative `tolerance` of `want`."""
     return math.isclose(got, want, rel_tol=max(tolerance, 1e-9), abs_tol=1e-12)
 
 

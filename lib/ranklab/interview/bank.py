@@ -1,4 +1,4 @@
-"""The bank: reads the YAML files beside this one and says, in one sentence each, what is wrong with them.
+"""The bank: reads the YAML files beside this one, and says in a sentence what is wrong with one.
 
     - id: shard-largest              # unique over all files, kebab-case
       lab: 00_ranks                  # the lab that teaches it
@@ -6,11 +6,11 @@
       kind: number                   # number, choice or open
       in_lab: true                   # shown in the lab's section 8 (3 to 8 a lab)
       uses: [ranks]                  # the ranklab modules that the expressions may call
-      parameters:                    # drawn top to bottom: a list, a range, or an expression over earlier ones
+      parameters:                    # drawn in order: list, range, expression over earlier ones
         n: {from: 1000, to: 2000}
         size: [3, 7]
       question: "{n:,} samples over {size} ranks. ..."
-      answer: len(ranks.shard_range(n, 0, size))     # SI units; a choice or a text for the other kinds
+      answer: len(ranks.shard_range(n, 0, size))     # in SI units; a text for the other kinds
       unit: samples                  # what the reader is asked for
       tolerance: 0.01                # relative; 0 = exactly
       wrong:                         # what people answer, and what that confuses
@@ -131,7 +131,7 @@ def _parameter_faults(entry):
             expressions = [str(value) for value in how.values()]
         elif isinstance(how, list) and how:
             expressions = []
-            faults += [f"parameter {name} has the text '{value}'; YAML reads 1.0e+9 as a number, not 1e9"
+            faults += [f"parameter {name} has the text '{value}'; YAML wants 1.0e+9, not 1e9"
                        for value in how if isinstance(value, str) and _is_number(value)]
         elif isinstance(how, (str, int, float)):
             expressions = [str(how)]
@@ -175,8 +175,9 @@ def _kind_faults(entry):
         faults.append(f"tolerance is {tolerance}; it must be 0 or more and less than 1")
     names = set(entry.get("parameters") or {})
     faults += _expression_faults("the answer", entry["answer"], names, entry)
+    names.add("answer")              # a slip is often a factor of the right answer
     for place, item in enumerate(wrong, 1):
-        faults += _expression_faults(f"wrong answer {place}", item["answer"], names | {"answer"}, entry)
+        faults += _expression_faults(f"wrong answer {place}", item["answer"], names, entry)
     return faults
 
 

@@ -1,7 +1,8 @@
-"""Evaluates the answers of the bank: arithmetic, names, and calls of ranklab's own functions. Nothing else.
+"""Evaluates the answers of the bank: arithmetic, names and calls of ranklab's own functions.
 
-An answer such as `len(ranks.shard_range(n, rank, size))` is text in a YAML file. It is read with `ast` and walked
-here, never given to eval: a question can compute, but it cannot open a file or reach torch through a module.
+An answer such as `len(ranks.shard_range(n, rank, size))` is text in a YAML file. It is read with
+`ast` and walked here, never given to eval: a question can compute, but it cannot open a file or
+reach torch through a module.
 """
 import ast
 import math

@@ -1,6 +1,6 @@
-"""The bank's texts: filled with parameters, laid out for a terminal, or turned into HTML for a notebook.
+"""The bank's texts: filled with parameters, wrapped for a terminal, turned into HTML.
 
-A text is paragraphs apart by an empty line; a paragraph whose lines start with four spaces is code.
+Paragraphs are apart by an empty line; one whose lines all start with four spaces is code.
 """
 import html
 import re

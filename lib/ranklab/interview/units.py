@@ -51,7 +51,7 @@ def show(value, unit=""):
     else:
         mantissa, exponent = f"{number:.3e}".split("e")
         text = f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
-    gap = "" if unit in ("", "%") else " "
+    gap = "" if unit in ("", "%", "x") else " "
     return f"{text}{gap}{unit}"
 
 
@@ -60,6 +60,8 @@ def read_number(text, unit=""):
     error  ValueError with one sentence when it is not a number or measures something else
     """
     text = re.sub(r"(?<=\d),(?=\d{3}(\D|$))", "", text.strip()).lstrip("~").replace("^", "**")
+    if re.search(r"\d,\d", text):
+        raise ValueError(f"'{text}' has a comma where there should be a point, as in 1.5")
     number, suffix = _split(text)
     try:
         value = evaluate(number, {})
@@ -75,11 +77,11 @@ def read_number(text, unit=""):
 
 def _split(text):
     """`text` as (arithmetic, unit): "2*7/8*100 MB" -> ("2*7/8*100", "MB")."""
-    match = re.fullmatch(r"([-+*/().\d\s_]*(?:\d[eE][-+]?\d+[-+*/().\d\s_]*)*)(.*)", text)
-    number, suffix = match.group(1).strip(), match.group(2).strip()
-    if number.endswith("/") and suffix:                # 3 / s is nothing; leave it to fail
-        return text, ""
-    return number, suffix
+    if text.startswith("$"):
+        text = text[1:] + "$"
+    one = r"(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
+    match = re.fullmatch(rf"((?:{one}|[-+*/()\s])*)(.*)", text)
+    return match.group(1).strip(), match.group(2).strip()
 
 
 def _suffix_scale(suffix, unit):

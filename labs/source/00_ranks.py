@@ -1,0 +1,433 @@
+# %% [markdown]
+# # 00 Ranks: many processes, one program
+#
+# > 45 minutes · difficulty 1/5 · **laptop**: everything, with real processes · **GPUs**: the same cells, one rank on each GPU
+
+# %% [markdown]
+# ## 1. Story
+#
+# Ten minutes. That is how long a training job on NCCL waits by default for a message that never comes.
+# With 1024 GPUs at two dollars an hour each, one skipped line of Python on *one* of them
+# costs this much before anybody even looks:
+
+# %%
+from ranklab import answer, check, device, hint, launch, questions
+
+check(hang_dollars=...)
+
+# %% [markdown]
+# (Replace `...` by your number and run the cell again. `hint("hang_dollars")` shows the working. Nothing here blocks:
+# an exercise that you skip is taken over by the library, so the lab always runs to its end.)
+#
+# Everything in this course is made of two things: **ranks**, which are processes that all run the same program, and
+# **messages** between them. This lab gives you both, and the skill that saves the ten minutes: reading a hang.
+#
+# It builds on nothing but Python and a little PyTorch.
+
+# %% [markdown]
+# ## 2. Picture
+#
+# Eight ranks on two nodes. Every process knows three numbers about itself: which one it is of all (`RANK`), which one
+# on its machine (`LOCAL_RANK`, and so which GPU it takes), and which machine that is (`GROUP_RANK`).
+
+# %%
+from ranklab.plots import ranks as plots
+
+plots.world(ranks=8, nodes=2)
+
+# %% [markdown]
+# ## 3. Smallest working code
+#
+# `launch` starts four fresh processes, runs the function in each of them, and brings the values back. Here every rank
+# adds its own number to the sum.
+
+# %%
+import os
+
+import torch
+import torch.distributed as dist
+
+
+def hello():
+    x = torch.tensor([dist.get_rank()], device=device())
+    dist.all_reduce(x)  # every rank ends with the sum over ranks
+    print(f"process {os.getpid() > 0}, LOCAL_RANK {os.environ['LOCAL_RANK']}, sum {x.item()}")
+    return x.item()
+
+
+launch(hello, ranks=4, nodes=2)
+
+# %% [markdown]
+# One program, four processes, no rank in charge: that is **SPMD**, single program, multiple data. They differ only in
+# what they read from `RANK`. Nobody told rank 2 what to do; it ran `hello`, as all did.
+#
+# Which library carries the messages, and where the tensors live, was chosen for you: NCCL and one GPU for each rank
+# where the machine has enough GPUs, otherwise gloo on the CPU. `device()` is the rank's own device. No cell of this
+# course names a backend, so your code runs on both.
+
+# %% [markdown]
+# ## 4. Build it
+#
+# Put your code in place of `raise NotImplementedError`, and run the cell and the check below it.
+# Stuck? `hint("shard_range")` gives three hints, one more each time; `answer("shard_range")` shows a worked answer.
+
+# %% [markdown]
+# ### 4.1 Which part is mine?
+# > difficulty 1/5 · importance 5/5 · 10 minutes · about 3 lines
+#
+# The first thing a rank needs is its share of the work, and it must find it **alone**: asking costs messages.
+# Every rank computes the same split from `n`, its `rank` and the number of ranks, `size`.
+#
+# **Predict.** 1 000 003 documents, 8 ranks. How many has the rank with the most?
+
+# %%
+check(longest_shard=...)
+
+# %%
+def shard_range(n, rank, size):
+    """The part of range(n) that belongs to `rank` of `size`: contiguous, in rank order.
+
+    Together the parts are range(n), nothing twice. Their lengths differ by at most one; the longer
+    ones come first.
+    """
+    # how many has each rank at least, and how many are left over? -> my start -> range(start, end)
+    raise NotImplementedError("exercise 4.1: about 3 lines")
+
+
+# %%
+shard_range = check(shard_range)
+
+# %% [markdown]
+# This is what your function does with 50 items. Look at 8 ranks: two of them have one more than the rest, and **every
+# step of the job takes as long as theirs**.
+
+# %%
+plots.shards(shard_range, n=50)
+
+# %% [markdown]
+# ### 4.2 Pass the token
+# > difficulty 2/5 · importance 4/5 · 8 minutes · about 6 lines
+#
+# Now a message. `dist.send(x, group_dst=r)` gives `x` to rank `r`; `dist.recv(x, group_src=r)` fills `x` with what rank
+# `r` sent, and waits until it is there. A token travels around the ring 0, 1, 2, ..., back to 0; each holder adds 1.
+#
+# `group` names the ranks that take part; `None` means all. Inside a group, ranks are counted from 0 again, which is why it is `group_dst` and
+# not `dst`.
+#
+# **Predict.** 1024 GPUs in a ring, 20 microseconds for a hop. How many milliseconds until the token is back?
+
+# %%
+check(token_round_ms=...)
+
+# %%
+def pass_the_token(group=None):
+    """The token has gone once around the ring; returns its value as it reached this rank.
+
+    The token is a counter. Rank 0 starts it at 0; who holds it adds 1 and sends it on to the next
+    rank, the last one back to rank 0. So rank r returns r, and rank 0 returns the number of ranks.
+    """
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    token = torch.zeros(1, dtype=torch.int64, device=device())
+    if size == 1:
+        return 1
+    after, before = (rank + 1) % size, (rank - 1) % size
+    # send with dist.send(token + 1, group=group, group_dst=after); receive into token in the same way.
+    # Who sends first?
+    raise NotImplementedError("exercise 4.2: about 6 lines")
+
+
+# %%
+pass_the_token = check(pass_the_token)
+
+# %% [markdown]
+# Let us watch your token. Each rank notes when it has it.
+
+# %%
+import time
+
+
+def timed_token():
+    pass_the_token()  # the first message also opens the connection
+    value = pass_the_token()
+    return time.time()
+
+
+plots.token_trip(launch(timed_token, ranks=8))
+
+# %% [markdown]
+# Only one rank works at any moment, the other seven wait. A ring with *one* message in flight is the slowest thing
+# one can build of eight ranks. In lab 02 every rank sends at every step, and the same ring becomes the fastest.
+
+# %% [markdown]
+# ### 4.3 Fix the deadlock
+# > difficulty 3/5 · importance 5/5 · 10 minutes · about 6 lines
+#
+# So let every rank send at once: each hands its `x` to the next rank, and returns what came from the one before.
+# The obvious code is below. **Run it before you change it**, and read what the check reports.
+
+# %%
+def fix_the_deadlock(x, group=None):
+    """Returns the `x` of the rank before this one; all ranks shift at the same time.
+
+    `x` itself is unchanged. A single rank sends nothing and gets its own x.
+    """
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    if size == 1:
+        return x.clone()
+    from_before = torch.empty_like(x)
+    dist.send(x, group=group, group_dst=(rank + 1) % size)
+    dist.recv(from_before, group=group, group_src=(rank - 1) % size)
+    return from_before
+
+
+# %%
+fix_the_deadlock = check(fix_the_deadlock)
+
+# %% [markdown]
+# With the obvious code, every rank waits in `send` for the next one to receive. And the next one can't: it waits in `send`, too.
+
+# %%
+plots.who_waits({rank: (rank + 1) % 4 for rank in range(4)}, ranks=4)
+
+# %% [markdown]
+# A circle of arrows is a deadlock; there is no other way to make one. Two cures: **break the circle** (one rank
+# receives first, as in 4.2), or **do not wait yet**: start the send and the receive, then wait for both. The second
+# keeps all links busy. In PyTorch it is `dist.batch_isend_irecv` with a list of `dist.P2POp(dist.isend, x, group=group,
+# group_peer=...)`; it returns handles to `wait()` for. (`dist.isend` does as well on gloo; NCCL wants the batch.)
+#
+# The mean thing: with **MPI, or with NCCL's small messages, the obvious code often works**, because the library buffers
+# what is small. It then hangs on the day the tensor grows.
+
+# %% [markdown]
+# ### 4.4 Read a hang
+# > difficulty 2/5 · importance 5/5 · 7 minutes · no lines, two numbers
+#
+# Here is a training loop as one finds it in the wild. Twenty documents, four ranks, five documents for each. One
+# document is empty, its mean is NaN, and the author is careful: a bad batch is skipped.
+
+# %%
+documents = [f"document number {i}" for i in range(20)]
+documents[11] = ""
+
+
+def loss_of(document):
+    return torch.tensor([float(ord(c)) for c in document], device=device()).mean()
+
+
+def train(documents):
+    for i in shard_range(len(documents), dist.get_rank(), dist.get_world_size()):
+        loss = loss_of(documents[i])
+        if not loss.isfinite():
+            continue  # "just skip the bad batch"
+        dist.all_reduce(loss)
+
+
+# %% [markdown]
+# Run it. It can't finish, and `launch` ends it after three seconds with a report. (Without a limit it would sit there for
+# gloo's thirty minutes.)
+
+# %%
+from ranklab.engine import HangError
+
+try:
+    launch(train, documents, ranks=4, timeout=3)
+except HangError as report:
+    print(report)
+
+# %% [markdown]
+# Three ranks wait, all on the same line. It is tempting to debug that line. But **the guilty rank is the one that does
+# not wait there**: the others wait for *it*. Which rank is it, and how many `all_reduce` calls did it make?
+
+# %%
+check(guilty_rank=...)
+check(calls_it_made=...)
+
+# %% [markdown]
+# ### 4.5 Decide together
+# > difficulty 2/5 · importance 5/5 · 7 minutes · about 3 lines
+#
+# The rule behind it: **all ranks must make the same calls, in the same order.** A branch that depends on
+# a rank's own data breaks it. So turn the data into a common decision first, and branch on that. (This is what
+# mixed-precision training does at each step, when one rank's gradients overflow.)
+
+# %%
+def all_ranks_finite(loss, group=None):
+    """Returns True on every rank when `loss` is finite on every rank, else False on every rank.
+
+    So all ranks take the same branch. `loss` is unchanged.
+    """
+    # a flag of my own: 1 finite, 0 not -> one all_reduce (which ReduceOp?) -> bool
+    raise NotImplementedError("exercise 4.5: about 3 lines")
+
+
+# %%
+all_ranks_finite = check(all_ranks_finite)
+
+# %% [markdown]
+# And the loop, mended with your function. One bad document now costs one step, on all ranks alike.
+
+# %%
+def train_together(documents):
+    steps = 0
+    for i in shard_range(len(documents), dist.get_rank(), dist.get_world_size()):
+        loss = loss_of(documents[i])
+        if all_ranks_finite(loss):
+            dist.all_reduce(loss)
+            steps += 1
+    return steps
+
+
+launch(train_together, documents, ranks=4)
+
+# %% [markdown]
+# ### Further
+#
+# Try `train_together` with 18 documents. It hangs again: `shard_range` gives two ranks five documents and two ranks four,
+# so the *number* of calls differs now. What would you agree on, and when? Lab 03 has three answers (pad, cut, join).
+
+# %%
+try:
+    launch(train_together, documents[:18], ranks=4, timeout=3)
+except HangError as report:
+    print(report)
+
+# %% [markdown]
+# ## 5. The real thing
+#
+# On a cluster nobody calls `launch`. There, **torchrun** starts one process for each GPU on each node and sets the variables of the
+# picture; your program calls `dist.init_process_group()` and finds the others through `MASTER_ADDR`. Here is that
+# program, without this course's library:
+
+# %%
+from pathlib import Path
+from tempfile import mkdtemp
+
+from ranklab.engine import torchrun
+
+script = Path(mkdtemp()) / "hello.py"
+script.write_text("""
+import torch, torch.distributed as dist
+dist.init_process_group()
+x = torch.tensor([dist.get_rank()])
+if torch.cuda.is_available(): x = x.cuda(dist.get_node_local_rank())
+dist.all_reduce(x)
+print("sum", x.item(), flush=True)
+dist.destroy_process_group()
+""")
+under_torchrun = torchrun(script, ranks=4).split()
+print(under_torchrun)
+
+# %% [markdown]
+# The same sum as in part 3, from the same processes, started by another hand:
+
+# %%
+assert under_torchrun == ["sum", "6"] * 4
+assert launch(hello, ranks=4) == [6, 6, 6, 6]
+
+# %% [markdown]
+# `launch` knows when torchrun (or Slurm's `srun`) has started the ranks already, and then just runs the function in place. So one script
+# serves `python`, `torchrun` and `sbatch`, and so does every project of this course.
+
+# %% [markdown]
+# ## 6. Project
+#
+# **You are given a new cluster. What do you run first?** Not your training. Run what says who is there, whether sums
+# are right, and who is slow; ten minutes here save days. This is that program, on four ranks laid out as two nodes:
+
+# %%
+from ranklab.projects import ranks as project
+
+found = project.run(ranks=4, nodes=2)
+print(found["table"])
+print("\n".join(found["problems"]) or "all ranks are here, right, and alike")
+
+# %% [markdown]
+# Now with a slow machine (rank 2 is made to sleep), which is how most clusters arrive. A step of data-parallel training waits for the slowest
+# rank, so one slow GPU of 1024 slows down 1024.
+
+# %%
+found = project.run(ranks=4, nodes=2, slow=2)
+print("\n".join(found["problems"]))
+
+# %% [markdown]
+# And with a rank that is alive but does not answer. A collective could only hang; a roll call with a limit names it:
+
+# %%
+from ranklab.engine import RankError
+
+try:
+    project.run(ranks=4, nodes=2, missing=3, limit_s=2)
+except RankError as error:
+    print(str(error).splitlines()[0])
+
+# %% [markdown]
+# ## 7. Measure
+#
+# What you predicted, beside what was counted. `Traffic` sees every message of a rank, whoever sends it.
+
+# %%
+from ranklab.meter import Traffic
+
+
+def count(what):
+    x = torch.zeros(1000, device=device())  # 4000 bytes
+    with Traffic() as traffic:
+        what(x)
+    return traffic.sent_messages, traffic.sent_bytes
+
+
+def total(what):
+    return [sum(column) for column in zip(*launch(count, what, ranks=4))]
+
+
+print(f"{'on 4 ranks, all together':26} {'messages':>12} {'bytes':>14}")
+for name, what, messages, n_bytes in (
+    ("pass_the_token", lambda x: pass_the_token(), 4, 4 * 8),
+    ("fix_the_deadlock", fix_the_deadlock, 4, 4 * 4000),
+):
+    counted = total(what)
+    print(f"{name:26} {messages:5} {counted[0]:6} {n_bytes:7} {counted[1]:6}   (predicted, counted)")
+    assert counted == [messages, n_bytes]
+
+# %% [markdown]
+# Now the clock. Small messages cost the same whatever their size: that is **latency**. Large ones cost in proportion: that
+# is **bandwidth**. The knee between them decides most of lab 02.
+
+# %%
+plots.all_reduce_times(found["times"])
+
+# %% [markdown]
+# Do not compare these times with a GPU's: four processes share your few cores here, and gloo copies through the
+# kernel's loopback. Counts are exact on any machine; times are not. So this course asserts counts and prints times.
+
+# %% [markdown]
+# ## 8. Interview questions
+#
+# Say your answer aloud before you unfold it. `ranklab drill --lab 00` in a terminal asks these and more, with other numbers each time.
+
+# %%
+questions("00_ranks")
+
+# %% [markdown]
+# ## 9. On real GPUs
+#
+# The project, as it is, on one node with 8 GPUs and on four nodes:
+#
+# ```bash
+# torchrun --nproc-per-node 8 -m ranklab.projects.ranks
+# sbatch labs/jobs/ranks.sbatch
+# ```
+#
+# What changes: the backend is NCCL, each rank owns a GPU, `send` and `recv` are kernels on a stream (they return before
+# they are done), and the default limit is ten minutes instead of thirty. Expect 20 to 40 microseconds for a small
+# all-reduce inside a node, and a few times that across nodes. These are usual orders of magnitude, not measurements of ours:
+# this lab has not been run on a GPU machine yet.
+
+# %% [markdown]
+# ## 10. What we left out
+#
+# - **How the ranks find each other** (rendezvous, stores, elastic restarts): labs 14 and 15.
+# - **Groups and meshes of ranks**: `group=` was there, but only lab 12 needs many of them.
+# - **Why an all-reduce is right and fast**: lab 02 builds it, from the `send` and `recv` you used here.
+#
+# Next: **01_baseline**, one device, understood. You can't judge eight GPUs before you know what one can do.

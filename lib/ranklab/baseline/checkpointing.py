@@ -1,0 +1,69 @@
+"""Activation checkpointing: keep the input, throw the rest away, compute it again in backward.
+
+Not to be confused with a checkpoint on disk (ranklab/checkpoint.py).
+"""
+
+import contextlib
+import functools
+
+import torch
+
+
+def checkpointed(function, *inputs):
+    """function(*inputs), with all its gradients, but only `inputs` are kept for backward.
+    One of the inputs must require a gradient. Real one: torch.utils.checkpoint, which also
+    remembers autocast, stops the second forward early and works under torch.compile.
+    cost   one more forward of `function`
+    paper  Chen et al. 2016, Training Deep Nets with Sublinear Memory Cost
+    lab    01
+    """
+
+    class Recompute(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, *inputs):
+            ctx.random = random_state()  # dropout must drop the same numbers again
+            ctx.save_for_backward(*inputs)
+            return function(*inputs)  # autograd is off inside a Function: nothing is kept
+
+        @staticmethod
+        def backward(ctx, *gradients):
+            kept = [x.detach().requires_grad_(x.requires_grad) for x in ctx.saved_tensors]
+            with torch.enable_grad(), random_replayed(ctx.random):
+                outputs = function(*kept)
+            torch.autograd.backward(outputs, gradients)  # fills .grad of kept and of the weights
+            return tuple(x.grad for x in kept)
+
+    return Recompute.apply(*inputs)
+
+
+def checkpoint_blocks(model, checkpoint=checkpointed):
+    """Each block of `model` computes itself again in backward; the model's own code is unchanged.
+    checkpoint  checkpointed, or torch.utils.checkpoint.checkpoint with use_reentrant=False
+    """
+    for block in model.blocks:
+        block.forward = functools.partial(checkpoint, block.forward)
+    return model
+
+
+def random_state():
+    """The state of torch's random numbers, on the CPU and on this process's GPU."""
+    gpu = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
+    return {"cpu": torch.get_rng_state(), "gpu": gpu}
+
+
+def set_random_state(state):
+    """torch's random numbers go on from `state`."""
+    torch.set_rng_state(state["cpu"])
+    if state["gpu"] is not None:
+        torch.cuda.set_rng_state(state["gpu"])
+
+
+@contextlib.contextmanager
+def random_replayed(state):
+    """Inside, random numbers are those that followed `state`; afterwards they go on as before."""
+    present = random_state()
+    set_random_state(state)
+    try:
+        yield
+    finally:
+        set_random_state(present)

@@ -1,0 +1,43 @@
+"""Why an allocation can fail while enough bytes are free."""
+
+
+class Arena:
+    """A memory of `size` bytes, handed out in pieces from the first gap that fits.
+    A simplification: torch's allocator also rounds sizes and keeps freed pieces for later.
+    """
+
+    def __init__(self, size):
+        self.size = size
+        self.pieces = {}  # name -> (start, size)
+
+    def gaps(self):
+        """[(start, size)] of the free stretches, from low to high."""
+        found, end = [], 0
+        for start, size in sorted(self.pieces.values()):
+            if start > end:
+                found.append((end, start - end))
+            end = start + size
+        return found + ([(end, self.size - end)] if end < self.size else [])
+
+    @property
+    def free_bytes(self):
+        return sum(size for _, size in self.gaps())
+
+    @property
+    def largest_gap(self):
+        return max((size for _, size in self.gaps()), default=0)
+
+    def take(self, name, size):
+        """The piece `name` of `size` bytes is taken."""
+        for start, room in self.gaps():
+            if room >= size:
+                self.pieces[name] = (start, size)
+                return
+        raise MemoryError(
+            f"{size} bytes wanted for {name}, {self.free_bytes} are free, "
+            f"but the largest gap has {self.largest_gap}"
+        )
+
+    def give_back(self, name):
+        """The piece `name` is free again; nothing else moves."""
+        del self.pieces[name]

@@ -1,0 +1,61 @@
+"""Where the memory of a training step goes, before anything is run."""
+
+import torch
+
+
+def model_state_bytes(n, recipe="mixed"):
+    """The bytes that n parameters hold between two steps with Adam, by category, in a dict.
+    recipe  "fp32": everything in float32
+            "mixed": weights and gradients in bf16, float32 master weights with the optimizer
+            "bf16": everything in bf16, also Adam's moments
+    paper   ZeRO, Rajbhandari et al. 2020, section 3.1: 16 bytes a parameter
+    lab     01
+    """
+    width = {"fp32": 4, "mixed": 2, "bf16": 2}[recipe]  # of a weight, and of its gradient
+    moments = 2 * (2 if recipe == "bf16" else 4)  # Adam keeps a mean and a mean square
+    master = 4 if recipe == "mixed" else 0
+    return {"parameters": width * n, "gradients": width * n, "optimizer": (moments + master) * n}
+
+
+def activation_bytes(config, batch, seq, element=4, recompute=False):
+    """The bytes that autograd keeps for backward after GPT(config)(inputs, targets).
+    Exact for dropout=0 on CPU, in one dtype of `element` bytes, each storage counted once.
+    recompute  True: blocks are checkpointed, and each keeps only its input
+    lab        01
+    """
+    C, H, tokens = config.n_embd, config.n_head, batch * seq
+    norms = 2 * (C + 2) * element  # the input of each, and its mean and deviation
+    attention = (1 + 3 + 1) * C * element  # input; q, k, v; output
+    attention += 4 * H if config.flash else H * seq * element  # float32 log-sum, or the matrix
+    mlp = (1 + 4 + 4) * C * element  # input; before and after GELU
+    block = C * element if recompute else norms + attention + mlp
+    return tokens * config.n_layer * block + ends_bytes(config, batch, seq, element)
+
+
+def ends_bytes(config, batch, seq, element=4):
+    """The part of activation_bytes that is not in the blocks: token ids, last norm, head, loss.
+    The log-probabilities are V numbers a token: with a large vocabulary the largest tensor of all.
+    """
+    C, V = config.n_embd, config.vocab_size
+    ids = 2 * 8  # inputs and targets, int64
+    norm_and_head = (C + 2 + C) * element
+    return batch * seq * (ids + norm_and_head + V * element) + element  # the last: a count
+
+
+def as_trained(model, recipe="mixed"):
+    """(model, optimizer) of `recipe` after one Adam step, so that all state exists to be counted.
+    The step is taken on made-up gradients; "mixed" keeps master weights by hand.
+    """
+    model = model.float() if recipe == "fp32" else model.bfloat16()
+    held = list(model.parameters())
+    if recipe == "mixed":
+        held = [p.detach().float().requires_grad_() for p in held]  # the master weights
+    for parameter in held:
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer = torch.optim.AdamW(held)
+    optimizer.step()
+    if recipe == "mixed":
+        for parameter, master in zip(model.parameters(), held):
+            master.grad = None  # the gradient lives in bf16, and is widened one at a time
+            parameter.grad = torch.zeros_like(parameter)
+    return model, optimizer

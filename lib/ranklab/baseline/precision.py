@@ -1,0 +1,33 @@
+"""Sixteen bits: bf16 keeps float32's range, fp16 does not, so fp16 needs its loss scaled."""
+
+from typing import NamedTuple
+
+
+class LossScale(NamedTuple):
+    """The scale of the loss, and for how many steps in a row it has not overflowed."""
+
+    scale: float = 2.0**16
+    clean_steps: int = 0
+    interval: int = 2000  # so many clean steps, and the scale doubles
+
+
+def scale_loss(loss, optimizer, state):
+    """`optimizer` has stepped with the true gradients of `loss`, or skipped the step because the
+    scaled ones overflowed; returns the next LossScale (halved, kept or doubled).
+    Real one: torch.amp.GradScaler, with the same rule.
+    paper  Micikevicius et al. 2018, Mixed Precision Training
+    lab    01
+    """
+    optimizer.zero_grad()
+    (loss * state.scale).backward()  # small gradients leave fp16's blind spot near zero
+    held = [p for group in optimizer.param_groups for p in group["params"]]
+    gradients = [p.grad for p in held if p.grad is not None]
+    if not all(gradient.isfinite().all() for gradient in gradients):
+        optimizer.zero_grad()
+        return state._replace(scale=state.scale / 2, clean_steps=0)
+    for gradient in gradients:
+        gradient.div_(state.scale)  # before clipping and before the step, which expect true ones
+    optimizer.step()
+    if state.clean_steps + 1 < state.interval:
+        return state._replace(clean_steps=state.clean_steps + 1)
+    return state._replace(scale=state.scale * 2, clean_steps=0)

@@ -1,0 +1,66 @@
+"""The roofline: an operation waits for arithmetic or for memory, and its intensity says which.
+
+Intensity = FLOPs / bytes moved to and from the device's memory. Below peak FLOP/s / bandwidth the
+memory is the limit, and more FLOP/s would change nothing.
+paper: Williams, Waterman, Patterson 2009
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Operation:
+    """FLOPs and memory traffic of one operation, both in SI units."""
+
+    name: str
+    flops: float
+    bytes: float
+
+    @property
+    def intensity(self):
+        return self.flops / self.bytes
+
+
+def matmul_operation(name, m, k, n, element=2):
+    """(m, k) @ (k, n), each matrix moved once: the best a cache can do."""
+    return Operation(name, 2 * m * k * n, (m * k + k * n + m * n) * element)
+
+
+def elementwise_operation(name, count, reads, writes, flops_each, element=2):
+    """`count` numbers, each computed from `reads` numbers of memory into `writes`."""
+    return Operation(name, count * flops_each, count * (reads + writes) * element)
+
+
+def attainable_flops(intensity, peak_flops, bandwidth):
+    """The FLOP/s that an operation of this intensity can reach: the roofline itself."""
+    return min(peak_flops, intensity * bandwidth)
+
+
+def operation_seconds(operation, peak_flops, bandwidth):
+    """The shortest time in which the operation can be done: arithmetic or memory, the longer."""
+    return max(operation.flops / peak_flops, operation.bytes / bandwidth)
+
+
+def block_operations(config, batch, seq, element=2):
+    """The forward operations of one block of GPT(config), each kernel by itself (not fused)."""
+    C, H, tokens = config.n_embd, config.n_head, batch * seq
+    flash = Operation("attention (flash)", 4 * tokens * seq * C, 4 * tokens * C * element)
+    scores = tokens * H * seq  # written and read again: scores, probabilities
+    plain = Operation(
+        "attention (plain)", 4 * tokens * seq * C, (4 * tokens * C + 4 * scores) * element
+    )
+    return [
+        elementwise_operation("layer norm", tokens * C, 1, 1, 8, element),
+        matmul_operation("q, k, v", tokens, C, 3 * C, element),
+        flash if config.flash else plain,
+        matmul_operation("attention out", tokens, C, C, element),
+        elementwise_operation("residual add", tokens * C, 2, 1, 1, element),
+        matmul_operation("mlp up", tokens, C, 4 * C, element),
+        elementwise_operation("gelu", tokens * 4 * C, 1, 1, 12, element),
+        matmul_operation("mlp down", tokens, 4 * C, C, element),
+    ]
+
+
+def decode_operation(config, batch, element=2):
+    """One MLP product of one new token per sequence: why generating waits for memory."""
+    return matmul_operation("mlp up, one token", batch, config.n_embd, 4 * config.n_embd, element)

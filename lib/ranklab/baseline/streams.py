@@ -1,0 +1,62 @@
+"""A CUDA stream in fifty lines: a queue of work that runs in order, beside the Python that fills it.
+
+The stand-in for machines without a GPU is a thread with a queue; the names and rules are CUDA's.
+"""
+
+import queue
+import threading
+import time
+
+
+class Event:
+    """A point in a stream's queue: `wait` returns when the stream has come so far."""
+
+    def __init__(self):
+        self._reached = threading.Event()
+        self.time = None  # seconds, on the stream's clock, when it was reached
+
+    def reach(self):
+        self.time = time.perf_counter()
+        self._reached.set()
+
+    def synchronize(self):
+        """The caller has waited until the stream reached this event."""
+        self._reached.wait()
+
+    def elapsed_time(self, end):
+        """Seconds between this event and `end`, both reached. CUDA's own gives milliseconds."""
+        return end.time - self.time
+
+
+class Stream:
+    """Work runs in the order in which it was launched; two streams know nothing of each other."""
+
+    def __init__(self):
+        self._queue = queue.SimpleQueue()
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self):
+        for work in iter(self._queue.get, None):
+            work()
+
+    def launch(self, kernel, *args):
+        """`kernel(*args)` is in the queue; this returns at once, before it has run."""
+        self._queue.put(lambda: kernel(*args))
+
+    def record(self):
+        """An Event that is reached when all that is in the queue now has run."""
+        event = Event()
+        self._queue.put(event.reach)
+        return event
+
+    def wait_event(self, event):
+        """What is launched from now on runs after `event`; the caller does not wait."""
+        self._queue.put(event.synchronize)
+
+    def synchronize(self):
+        """The caller has waited until the queue was empty."""
+        self.record().synchronize()
+
+    def close(self):
+        """The thread has been told to end after its work."""
+        self._queue.put(None)

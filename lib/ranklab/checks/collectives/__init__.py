@@ -1,0 +1,95 @@
+"""The exercises and predictions of lab 02, in the order of the lab.
+
+    trials.py   what the ranks do, and how their results are judged
+    ring.py     reduce-scatter, all-gather, all-reduce round a ring
+    tree.py     few steps: broadcast by doubling, all-reduce by doubling
+    groups.py   parameter server and hierarchical all-reduce
+    cost.py     the alpha-beta model
+"""
+
+from ranklab import collectives
+from ranklab.checks.collectives.cost import (
+    check_alpha_beta_time, check_crossover_bytes, check_fit_alpha_beta,
+)
+from ranklab.checks.collectives.groups import check_hierarchical_all_reduce, check_parameter_server
+from ranklab.checks.collectives.predictions import PREDICTIONS
+from ranklab.checks.collectives.ring import (
+    check_ring_all_gather, check_ring_all_reduce, check_ring_reduce_scatter,
+)
+from ranklab.checks.collectives.tree import check_doubling_all_reduce, check_tree_broadcast
+from ranklab.course.exercise import Exercise
+
+__all__ = ["EXERCISES", "PREDICTIONS"]
+
+EXERCISES = (
+    Exercise(collectives.tree_broadcast, check_tree_broadcast, hints=(
+        "Count places from src: place = (rank - src) % R. Place 0 has the value at the start.",
+        "Keep a number `have`, 1 at first: places 0 .. have-1 have the value. In a round each of "
+        "them sends to the place `have` further on, if there is one. Then `have` doubles.",
+        "while have < R: if place < have and place + have < R: dist.send(out, group_dst=(rank + "
+        "have) % R); elif have <= place < 2 * have: dist.recv(out, group_src=(rank - have) % R)",
+    )),
+    Exercise(collectives.ring_reduce_scatter, check_ring_reduce_scatter, hints=(
+        "Cut x with x.flatten().tensor_split(R). A partial sum travels round the ring and every "
+        "rank adds its own share to it. Where must it start, to end at its owner?",
+        "Chunk r ends at rank r after R-1 steps, so it starts at rank r+1: a rank first sends its "
+        "chunk rank-1. In step s it receives chunk (rank - 1 - s) % R and adds its own to it.",
+        "partial = mine[rank - 1]; for step in range(1, R): i = (rank - 1 - step) % R; receive "
+        "into arriving (like mine[i]) while partial is sent; partial = arriving.add_(mine[i])",
+    )),
+    Exercise(collectives.ring_all_gather, check_ring_all_gather, hints=(
+        "Make room for R shards, put your own in place `rank`, and pass things on.",
+        "In each step send what arrived last: in step s that is shard (rank - s) % R, and shard "
+        "(rank - s - 1) % R comes in. tensor_split of `out` gives the R places.",
+        "chunks[rank].copy_(shard.flatten()); for step in range(R - 1): have, want = (rank - step)"
+        " % R, (rank - step - 1) % R; exchange(chunks[have], right, chunks[want], left, group)",
+    )),
+    Exercise(collectives.ring_all_reduce, check_ring_all_reduce, hints=(
+        "You have both halves already: what does a rank hold after reduce-scatter?",
+        "Reduce-scatter leaves each rank one finished chunk; all-gather hands the chunks to all.",
+        "out = x.new_empty(x.shape) when none is given; shard = ring_reduce_scatter(x, group, "
+        "out); return ring_all_gather(shard, group, out)",
+    )),
+    Exercise(collectives.hierarchical_all_reduce, check_hierarchical_all_reduce, hints=(
+        "Three lines: what can be done inside the node is done there, before and after the slow "
+        "link is used.",
+        "Reduce-scatter inside: each rank of the node has one L-th of the node's sum. All-reduce "
+        "that across. All-gather inside.",
+        "shard = ring_reduce_scatter(x, inside); shard = ring_all_reduce(shard, across); return "
+        "ring_all_gather(shard, inside, out=x.new_empty(x.shape))",
+    )),
+    Exercise(collectives.alpha_beta_time, check_alpha_beta_time, hints=(
+        "For each algorithm: how many steps, one after the other, and how many bytes in a step?",
+        "Ring: 2(R-1) steps of nbytes/R. Server: 2(R-1) steps of nbytes. Tree: ceil(log2 R) steps "
+        "of nbytes. Doubling: as the tree, and one more when R is no power of two.",
+        "return steps * (alpha + step_bytes * beta), after looking up (steps, step_bytes) in a "
+        "dict; raise ValueError for a name that is not in it.",
+    )),
+    Exercise(collectives.parameter_server, check_parameter_server, hints=(
+        "Two kinds of ranks: workers send x and wait for the answer; the server does the rest.",
+        "The server receives from every worker in turn and adds, and only then sends to every one.",
+        "if rank != server: send(total), recv(total); else: for each worker: recv(arriving); "
+        "total += arriving; then for each worker: send(total). An empty x is not sent at all.",
+    )),
+    Exercise(collectives.doubling_all_reduce, check_doubling_all_reduce, hints=(
+        "In round k swap all you have with the rank whose number differs in bit k: rank ^ 2**k.",
+        "When R is no power of two: the ranks from `power` on first give their x to rank - power, "
+        "wait, and get the sum at the end. exchange with an empty tensor is a one-way message.",
+        "step = 1; while step < power: total += exchange(total, rank ^ step, other, rank ^ step, "
+        "group); step *= 2 - with the extra ranks handled before and after.",
+    )),
+    Exercise(collectives.fit_alpha_beta, check_fit_alpha_beta, hints=(
+        "Each measurement is one equation in two unknowns: alpha + size * beta = time.",
+        "numpy.linalg.lstsq solves many such equations at once. Divide each by its time first, or "
+        "only the largest message counts.",
+        "rows = np.stack([1 / seconds, sizes / seconds], axis=1); alpha, beta = "
+        "np.linalg.lstsq(rows, np.ones(len(sizes)), rcond=None)[0]",
+    )),
+    Exercise(collectives.crossover_bytes, check_crossover_bytes, hints=(
+        "Write down the time of the ring and of doubling, and set them equal.",
+        "The ring has more steps, doubling more bytes: (more steps) * alpha = n * (more bytes per "
+        "byte of x) * beta.",
+        "more_steps = 2 * (R - 1) - swaps; more_bytes = swaps - 2 * (R - 1) / R; return "
+        "more_steps * alpha / (more_bytes * beta), or math.inf when more_bytes is not positive",
+    )),
+)

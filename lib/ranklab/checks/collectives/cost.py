@@ -1,0 +1,161 @@
+"""The cost model: alpha_beta_time, fit_alpha_beta, crossover_bytes. Nothing is launched."""
+
+import math
+
+from ranklab.course.exercise import Mistake
+
+
+def seconds_of_steps(algorithm, nbytes, ranks, alpha, beta):
+    """The oracle: goes through the algorithm step by step and adds up, with no formula."""
+    if algorithm == "ring":
+        steps = [nbytes / ranks for _ in ("reduce", "gather") for _ in range(ranks - 1)]
+    elif algorithm == "parameter_server":
+        steps = [nbytes for _ in ("in", "out") for _ in range(ranks - 1)]
+    else:
+        steps, have = [], 1
+        while have < ranks:
+            steps, have = [*steps, nbytes], 2 * have
+        if algorithm == "doubling" and have != ranks:
+            steps.append(nbytes)
+    return sum(alpha + n * beta for n in steps)
+
+
+def check_alpha_beta_time(fn):
+    link = {"alpha": 5e-6, "beta": 4e-11}
+    for algorithm in ("ring", "tree_broadcast", "doubling", "parameter_server"):
+        for ranks in (1, 2, 3, 4, 8, 13, 1024):
+            for nbytes in (0, 1000, 1e8):
+                _same_time(fn, algorithm, nbytes, ranks, **link)
+    yield "right for the ring, the tree, doubling and the server; 1 to 1024 ranks; 0 B to 100 MB"
+    try:
+        fn("rign", 1000, 4, **link)
+    except ValueError:
+        yield "a ValueError for an algorithm that it does not know"
+    except Exception as error:
+        raise Mistake(f"algorithm 'rign' raises {type(error).__name__}, not ValueError",
+                      "Say in a sentence which names there are.") from None
+    else:
+        raise Mistake("algorithm 'rign' is accepted", "Raise a ValueError for unknown names.")
+
+
+def _same_time(fn, algorithm, nbytes, ranks, alpha, beta):
+    got = fn(algorithm, nbytes, ranks, alpha, beta)
+    right = seconds_of_steps(algorithm, nbytes, ranks, alpha, beta)
+    if not isinstance(got, (int, float)):
+        raise Mistake(f"{algorithm} on {ranks} ranks gives {got!r}, not seconds",
+                      "Return one number.")
+    if math.isclose(got, right, rel_tol=1e-9, abs_tol=1e-15):
+        return
+    what = f"{algorithm}, {ranks} ranks, {nbytes:g} bytes: {got:.4g} s, but it takes {right:.4g} s"
+    raise Mistake(what, _hint_time(algorithm, nbytes, ranks, alpha, beta, got, right))
+
+
+def _hint_time(algorithm, nbytes, ranks, alpha, beta, got, right):
+    def near(value):
+        return math.isclose(got, value, rel_tol=1e-6)
+
+    bandwidth_part = right - (seconds_of_steps(algorithm, 0, ranks, alpha, beta))
+    if near(alpha + bandwidth_part):
+        return "alpha is paid once per step, not once in all: every step is a message."
+    if near(2 * right) or near(right / 2):
+        return "A factor of 2: the ring goes round twice, once to reduce and once to gather."
+    if near(right - bandwidth_part + 8 * bandwidth_part):
+        return "beta is seconds per byte; you count bits."
+    rounds = math.log2(ranks)
+    if algorithm in ("tree_broadcast", "doubling") and near(rounds * (alpha + nbytes * beta)):
+        return "There is no fraction of a round: round log2 R up when R is no power of two."
+    if algorithm in ("tree_broadcast", "doubling") and near(right - (alpha + nbytes * beta)):
+        return ("One round is missing. Round log2 R up; and doubling needs one more than that "
+                "when R is no power of two, since the extra ranks hand over first.")
+    if algorithm == "ring" and near(2 * (ranks - 1) * (alpha + nbytes * beta)):
+        return "A step of the ring moves one chunk, 1/R of the bytes, not the whole tensor."
+    return "Count the steps one after the other, and what one rank sends in each of them."
+
+
+def check_fit_alpha_beta(fn):
+    sizes = [1e3, 1e4, 1e5, 1e6, 1e7, 1e8]
+    alpha, beta = 2e-5, 1e-9
+    seconds = [alpha + beta * n for n in sizes]
+    got = _pair(fn(sizes, seconds))
+    for name, value, right in zip(("alpha", "beta"), got, (alpha, beta)):
+        if not math.isclose(value, right, rel_tol=1e-6):
+            raise Mistake(f"times that were made with {name}={right:g} give {name}={value:g}",
+                          _hint_fit(got, alpha, beta))
+    yield "finds alpha and beta again from exact times"
+    noise = (1.05, 0.97, 1.04, 0.95, 1.06, 0.96)
+    got = _pair(fn(sizes, [t * f for t, f in zip(seconds, noise)]))
+    for name, value, right in zip(("alpha", "beta"), got, (alpha, beta)):
+        if not math.isclose(value, right, rel_tol=0.1):
+            raise Mistake(
+                f"with 5% of noise on each time, {name}={value:.3g} where {right:g} is right",
+                "A plain least squares sees only the largest message, and 5% of that is more than "
+                "all of alpha. Divide each row by its time, so that errors count in proportion; "
+                "and use all points, not two.")
+    yield "5% of noise on each time moves neither by more than 10%"
+    try:
+        fn([1000, 1000], [1e-3, 1.1e-3])
+    except ValueError:
+        yield "a ValueError when all sizes are the same"
+    else:
+        raise Mistake("one size only, and still it returns numbers",
+                      "Two unknowns need two different sizes: raise a ValueError.")
+
+
+def _pair(value):
+    if not (isinstance(value, tuple) and len(value) == 2):
+        raise Mistake(f"it returns {value!r}, not a pair (alpha, beta)", "Return alpha, beta.")
+    return value
+
+
+def _hint_fit(got, alpha, beta):
+    if math.isclose(got[0], beta, rel_tol=1e-3) and math.isclose(got[1], alpha, rel_tol=1e-3):
+        return "The two are swapped: alpha (seconds a message) comes first."
+    if math.isclose(got[1] * beta, 1, rel_tol=1e-3):
+        return "That is the bandwidth, bytes per second. beta is seconds per byte: one over it."
+    return "Each time is one equation: alpha + size * beta = time. Solve for the two unknowns."
+
+
+def check_crossover_bytes(fn):
+    alpha, beta = 2e-5, 1e-9
+    for ranks in (4, 8, 64):
+        _equal_there(fn(ranks, alpha, beta), ranks, alpha, beta)
+    yield "ring and doubling take equally long at that size: 4, 8, 64 ranks"
+    for ranks in (3, 6, 13):
+        _equal_there(fn(ranks, alpha, beta), ranks, alpha, beta)
+    yield "also when R is no power of two: 3, 6, 13 ranks"
+    for ranks in (1, 2):
+        if fn(ranks, alpha, beta) != math.inf:
+            raise Mistake(f"on {ranks} ranks it gives {fn(ranks, alpha, beta)!r}, not infinity",
+                          "With 2 ranks doubling sends no more bytes than the ring and has fewer "
+                          "steps, so the ring never wins: math.inf. Mind the division by zero.")
+    yield "infinity on 1 and 2 ranks, where the ring never wins"
+
+
+def _equal_there(nbytes, ranks, alpha, beta):
+    ring = seconds_of_steps("ring", nbytes, ranks, alpha, beta)
+    doubling = seconds_of_steps("doubling", nbytes, ranks, alpha, beta)
+    if math.isclose(ring, doubling, rel_tol=1e-6):
+        return
+    hint = ("Set the two times equal and solve for n: what the ring has more in steps, times "
+            "alpha, is what doubling has more in bytes, times beta.")
+    if nbytes <= 0:
+        hint = "A size is positive: which of the two has more steps, and which more bytes? " + hint
+    elif math.isclose(nbytes * 4, _right(ranks, alpha, beta), rel_tol=1e-6):
+        hint = "These are elements of 4 bytes; bytes are wanted."
+    elif nbytes < 1:
+        hint = "alpha / beta, not beta / alpha: seconds a message over seconds a byte is bytes."
+    elif ranks & (ranks - 1):
+        hint = "When R is no power of two, doubling has one round more than ceil(log2 R). " + hint
+    raise Mistake(f"{ranks} ranks: at {nbytes:.4g} bytes the ring takes {ring:.4g} s and doubling "
+                  f"{doubling:.4g} s", hint)
+
+
+def _right(ranks, alpha, beta):
+    """Bisection on the two step-by-step times: no formula here either."""
+    low, high = 0.0, 1e15
+    for _ in range(200):
+        middle = (low + high) / 2
+        ring = seconds_of_steps("ring", middle, ranks, alpha, beta)
+        doubling = seconds_of_steps("doubling", middle, ranks, alpha, beta)
+        low, high = (middle, high) if doubling < ring else (low, middle)
+    return low

@@ -1,0 +1,77 @@
+"""The numbers that a learner of lab 02 predicts before running anything."""
+
+from ranklab.collectives import alpha_beta_time, best_sent_bytes, crossover_bytes
+from ranklab.course.exercise import Prediction
+
+# 100 MB on 8 ranks in 2 nodes, and a fabric of 10 us and 100 GB/s: the stories of the lab.
+PREDICTIONS = (
+    Prediction(
+        "server_megabytes", working="(8 - 1) * 100", unit="MB",
+        answer=lambda: alpha_beta_time("parameter_server", 100, 8, alpha=0, beta=1) / 2,
+        slips={800: "the server does not send to itself",
+               100: "that is what a worker sends; the server answers each of them",
+               1400: "that counts what it receives as well"},
+        why="And it receives as much: one cable carries what should be spread over eight.",
+    ),
+    Prediction(
+        "tree_rounds", working="math.ceil(math.log2(100))", unit="rounds",
+        answer=lambda: alpha_beta_time("tree_broadcast", 0, 100, alpha=1, beta=0),
+        slips={99: "that is one after the other; all who have it can send at the same time",
+               6: "2^6 = 64 ranks have it after 6 rounds: not yet all 100",
+               6.64: "there is no fraction of a round", 50: "it doubles, it does not add 2"},
+        why="After k rounds 2^k ranks have it.",
+    ),
+    Prediction(
+        "reduce_scatter_megabytes", working="3 / 4 * 100", unit="MB",
+        answer=lambda: best_sent_bytes("reduce_scatter", 100, 4),
+        slips={100: "the chunk that a rank ends up owning is the one it never sends",
+               300: "one chunk a step, not the whole tensor",
+               25: "that is one step; there are R-1 of them",
+               150: "that is all of all-reduce; this is its first half"},
+        why="R-1 steps of one chunk each, on every rank.",
+    ),
+    Prediction(
+        "all_gather_megabytes", working="3 * 25", unit="MB",
+        answer=lambda: best_sent_bytes("all_gather", 4 * 25, 4),
+        slips={25: "your own shard is only the first thing that you pass on",
+               100: "R-1 shards: nobody has to send a shard back to its owner",
+               18.75: "(R-1)/R of the result, which is 100 MB, not of the shard"},
+        why="All shards but one pass through every rank.",
+    ),
+    Prediction(
+        "megabytes_sent", working="2 * 3 / 4 * 100", unit="MB",
+        answer=lambda: best_sent_bytes("all_reduce", 100, 4),
+        slips={200: "that is 2 N: you forgot the (R-1)/R",
+               300: "that is the whole tensor R-1 times; the ring passes chunks",
+               75: "that is only one of the two halves", 1200: "bits, not bytes",
+               100: "each rank sends all chunks but one, twice"},
+        why="At 1000 ranks it is 199.8 MB: the cost hardly grows with the number of ranks.",
+    ),
+    Prediction(
+        "slow_link_megabytes", working="2 * (2 - 1) / 2 * 100", unit="MB",
+        answer=lambda: best_sent_bytes("all_reduce", 100, 2),
+        slips={175: "that is a flat ring over all 8 ranks",
+               25: "that is one rank; all four of the node send their shard across",
+               200: "2(M-1)/M with M = 2 nodes is 1, not 2", 50: "half of it: reduce, then gather",
+               800: "bits, not bytes"},
+        why="Between nodes it is an all-reduce over M = 2, whatever the ranks inside.",
+    ),
+    Prediction(
+        "ring_microseconds", working="1e6 * 2 * 7 * (10e-6 + 10e6 / 8 / 100e9)", unit="us",
+        answer=lambda: 1e6 * alpha_beta_time("ring", 10e6, 8, alpha=10e-6, beta=1 / 100e9),
+        slips={175: "the 14 latencies are missing",
+               185: "alpha is paid in every one of the 14 steps, not once",
+               1540: "a step moves one chunk, 1/8 of the tensor",
+               157.5: "that is only one of the two halves",
+               110: "that is one message of 10 MB: no ring at all"},
+        why="140 us of it is latency: at 10 MB the two are nearly alike.",
+    ),
+    Prediction(
+        "crossover_megabytes", working="1e-6 * 11 * 10e-6 / (1.25 / 100e9)", unit="MB",
+        answer=lambda: 1e-6 * crossover_bytes(8, alpha=10e-6, beta=1 / 100e9),
+        slips={8800: "that is kilobytes", 8.8e6: "that is bytes", 70.4: "bits, not bytes",
+               1: "that is alpha / beta alone: there are 11 more steps against 1.25 more bytes",
+               3.667: "3 swaps send 3 times the bytes, but the ring sends 1.75: 1.25 more"},
+        why="Below it fewer steps win, above it fewer bytes. Libraries switch there by themselves.",
+    ),
+)

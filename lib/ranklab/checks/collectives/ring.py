@@ -1,0 +1,215 @@
+"""The ring: reduce-scatter, all-gather, all-reduce. Checked for values, then bytes and messages."""
+
+import torch
+import torch.distributed as dist
+
+from ranklab.checks.collectives.trials import (
+    WORLD_SIZES, Case, compare, no_backend, observe, sends, total, values,
+)
+from ranklab.course.exercise import Mistake
+
+ALONE = "With one rank there is nobody to talk to: the loop must not run at all."
+TYPES = ("float32", "bfloat16", "int64")
+UNEVEN = "R does not divide this length: chunks differ by one, and some may be empty."
+
+
+def call_plain(fn, x, case):
+    return fn(x)
+
+
+def uneven_cases():
+    """Lengths that R does not divide, shorter than R, and a matrix that is not contiguous."""
+    return [Case(n) for n in (1001, 7, 2, 1, 0)] + [Case(24, strided=True)]
+
+
+def plain_cases(ranks):
+    """First the one that says who is missing, then the types; R divides the length."""
+    return [Case(2 * ranks, "marks")] + [Case(6 * ranks, dtype=dtype) for dtype in TYPES]
+
+
+# --- reduce-scatter -----------------------------------------------------------------------------
+
+
+def check_ring_reduce_scatter(fn):
+    for ranks in WORLD_SIZES:
+        cases = plain_cases(ranks)
+        seen = observe(fn, call_plain, cases, ranks, hint=ALONE if ranks == 1 else "")
+        for case, of_ranks in zip(cases, seen):
+            compare(case, ranks, of_ranks, shards(case, ranks), explain_shard)
+    yield "rank r has chunk r of the sum, on 1, 2, 3, 8 ranks; float32, bfloat16, int64"
+    cases = [Case(48), *uneven_cases()]
+    seen = observe(fn, call_plain, cases, 4, hint=UNEVEN)
+    for case, of_ranks in zip(cases, seen):
+        compare(case, 4, of_ranks, shards(case, 4), explain_shard)
+    yield "on 4 too, when the length does not divide (0, 1, 2, 7, 1001), when x is not contiguous"
+    yield from one_pass(seen[0], whole_bytes=48 * 4)
+
+
+def shards(case, ranks):
+    """The right shard of every rank."""
+    return total(case, ranks).flatten().tensor_split(ranks)
+
+
+def explain_shard(rank, ranks, got, right):
+    if got.dtype == torch.int64 and got.shape == right.shape:
+        value = int(got[0]) if got.numel() else 0
+        if value == 16**rank:
+            raise Mistake(f"rank {rank} of {ranks} returns its own share of chunk {rank}, unsummed",
+                          "Return the partial sum that arrived last, with your share added.")
+    if got.numel() > right.numel() > 0 and got.numel() >= (ranks - 1) * right.numel():
+        raise Mistake(f"rank {rank} of {ranks} returns {got.numel()} elements, not its chunk of "
+                      f"{right.numel()}", "Return one chunk only: the finished one.")
+    if got.shape == right.shape and got.dtype == right.dtype and ranks > 1:
+        same = Case(right.numel() * ranks, dtype=str(got.dtype).removeprefix("torch."))
+        for other, shard in enumerate(shards(same, ranks)):
+            if other != rank and torch.equal(shard, got) and not torch.equal(shard, right):
+                raise Mistake(
+                    f"rank {rank} of {ranks} ends with chunk {other} of the sum, not chunk {rank}",
+                    "The indices are shifted. Chunk r must end at rank r after R-1 steps to the "
+                    "right, so it starts at rank r+1: each rank first sends chunk rank-1.")
+
+
+# --- all-gather ---------------------------------------------------------------------------------
+
+
+def check_ring_all_gather(fn):
+    for ranks in WORLD_SIZES:
+        cases = [Case(3, "normal")] + [Case(5, dtype=dtype) for dtype in TYPES]
+        seen = observe(fn, call_plain, cases, ranks, hint=ALONE if ranks == 1 else "")
+        for case, of_ranks in zip(cases, seen):
+            parts = [values(case, rank) for rank in range(ranks)]
+            compare(case, ranks, of_ranks, [torch.cat(parts)] * ranks, _explain_gather(parts))
+    yield "every rank has all shards in rank order, on 1, 2, 3, 8 ranks; three types"
+    cases = [Case(48), *uneven_cases()]
+    seen = observe(fn, call_gather_into, cases, 4, hint=UNEVEN)
+    for case, of_ranks in zip(cases, seen):
+        whole = values(case, 0)
+        parts = whole.flatten().tensor_split(4)
+        compare(case, 4, of_ranks, [whole] * 4, _explain_out(parts))
+    yield "on 4 too, when shards differ in length and `out` says how long the whole is"
+    yield from one_pass(seen[0], whole_bytes=48 * 4)
+
+
+def call_gather_into(fn, x, case):
+    """The shards of one tensor, which rank 0's input stands for, into an `out` of its shape."""
+    whole = values(case, 0).to(x.device)
+    shard = whole.flatten().tensor_split(dist.get_world_size())[dist.get_rank()]
+    out = torch.full(whole.shape, 99, dtype=whole.dtype, device=whole.device)
+    return fn(shard.clone(), out=out)
+
+
+def _explain_gather(parts):
+    def explain(rank, ranks, got, right):
+        if got.shape != right.shape or not right.numel():
+            return
+        pieces = got.tensor_split(ranks)
+        order = [next((r for r, part in enumerate(parts) if torch.equal(part, piece)), None)
+                 for piece in pieces]
+        if sorted(map(str, order)) == sorted(map(str, range(ranks))):
+            raise Mistake(f"on rank {rank} of {ranks} the shards stand in the order {order}",
+                          "The shard of rank r belongs in place r, on every rank: the place comes "
+                          "from who made the shard, not from when it arrived.")
+        if any(order.count(r) > 1 for r in order if r is not None):
+            raise Mistake(f"on rank {rank} of {ranks} places hold the shards of ranks {order}",
+                          "Pass on what arrived last; your own shard goes out in step 0 only.")
+        if None in order:
+            raise Mistake(f"on rank {rank} of {ranks}, place {order.index(None)} was not filled "
+                          "with its shard", "Is your own shard copied in? Are there R-1 steps?")
+
+    return explain
+
+
+def _explain_out(parts):
+    def explain(rank, ranks, got, right):
+        equal = ranks * parts[rank].numel()
+        if got.numel() == equal != right.numel():
+            raise Mistake(f"rank {rank} returns {got.numel()} elements where `out` has "
+                          f"{right.numel()}", "When `out` is given, the result goes there: its "
+                          "tensor_split says how long each shard is.")
+
+    return explain
+
+
+# --- all-reduce ---------------------------------------------------------------------------------
+
+
+def check_ring_all_reduce(fn):
+    for ranks in WORLD_SIZES:
+        cases = plain_cases(ranks)
+        seen = observe(fn, call_plain, cases, ranks, hint=ALONE if ranks == 1 else "")
+        for case, of_ranks in zip(cases, seen):
+            compare(case, ranks, of_ranks, [total(case, ranks)] * ranks, _explain_sum)
+    yield "right on 1, 2, 3, 8 ranks; float32, bfloat16, int64"
+    cases = [Case(48), *uneven_cases(), Case(1001, "normal")]
+    seen = observe(fn, call_plain, cases, 4, hint=UNEVEN)
+    for case, of_ranks in zip(cases[:-1], seen):
+        compare(case, 4, of_ranks, [total(case, 4)] * 4, _explain_sum)
+    yield "on 4 too, when the length does not divide (0, 1, 2, 7, 1001), when x is not contiguous"
+    ranks_agree(seen[-1])
+    yield "x unchanged; all ranks agree to the last bit"
+    no_backend(seen[0])
+    sends(seen[0], 192, 2 * 3 * 48, hint_all_reduce)
+    everything = sum(one.sent for one in seen[1])
+    if everything != 2 * 3 * 1001 * 4:
+        raise Mistake(f"with 1001 elements, 4 ranks send {everything} bytes in all, not "
+                      f"{2 * 3 * 1001 * 4}", "Do you pad to a multiple of R? Padding is sent too. "
+                      "tensor_split cuts any length into R chunks.")
+    yield "each rank sends exactly 2(R-1)/R of the bytes, also when R does not divide"
+
+
+def _explain_sum(rank, ranks, got, right):
+    if got.numel() == right.numel() and got.shape != right.shape:
+        raise Mistake(f"the shape {tuple(right.shape)} came in, {tuple(got.shape)} went out",
+                      "The chunks are flat. Give the result x's shape.")
+    if 0 < got.numel() < right.numel():
+        raise Mistake(f"rank {rank} of {ranks} returns {got.numel()} of {right.numel()} elements",
+                      "After reduce-scatter each rank has one chunk; an all-gather must follow.")
+    if torch.equal(got * ranks, right) and ranks > 1:
+        raise Mistake(f"rank {rank} of {ranks} has the mean, not the sum",
+                      "Do not divide by R: whoever wants the mean does it afterwards.")
+
+
+def ranks_agree(seen):
+    """All ranks hold the same bits, whatever the order of the sum was."""
+    for rank, one in enumerate(seen):
+        if not torch.equal(one.value, seen[0].value):
+            raise Mistake(f"rank {rank} and rank 0 differ in the last bits of the sum",
+                          "Each rank adds in another order. Let one rank finish a chunk and send "
+                          "the finished chunk to the others, or replicas drift apart.")
+
+
+def hint_all_reduce(per_rank):
+    if max(per_rank) > min(per_rank):
+        return "One rank does more than the others. In a ring no rank is special."
+    if per_rank[0] == 3 * 192:
+        return ("You pass the whole tensor R-1 times. Pass one chunk at a time: after R-1 steps "
+                "each rank owns one finished chunk.")
+    if per_rank[0] > 3 * 192:
+        return "More than the whole tensor per neighbour: is it gathered or summed twice?"
+    return "It is R-1 chunks in reduce-scatter and R-1 in all-gather: is there a step too many?"
+
+
+# --- what reduce-scatter and all-gather share -----------------------------------------------------
+
+
+def one_pass(seen, whole_bytes):
+    """x unchanged has been seen; R-1 messages of one chunk each, and no backend."""
+    no_backend(seen)
+    sends(seen, whole_bytes, whole_bytes * 3 // 4, lambda sent: _hint_pass(sent, whole_bytes))
+    for rank, one in enumerate(seen):
+        if len(one.bytes_to) != 1:
+            raise Mistake(f"rank {rank} of 4 sends to ranks {sorted(one.bytes_to)}",
+                          "In a ring a rank talks to its neighbours only: send to rank+1.")
+    yield "x unchanged; each rank sends exactly (R-1)/R of the bytes, to one neighbour"
+
+
+def _hint_pass(per_rank, whole_bytes):
+    if max(per_rank) > min(per_rank):
+        return "One rank does more than the others. In a ring no rank is special."
+    if per_rank[0] == 3 * whole_bytes:
+        return "You pass the whole tensor each time. One chunk a step is enough."
+    if per_rank[0] == whole_bytes:
+        return "One step too many: R-1 steps, not R. Nobody needs to send a chunk to its owner."
+    if per_rank[0] == whole_bytes * 6 // 4:
+        return "Each step sends all that came so far. Only what arrived last is new to the next."
+    return "R-1 steps of one chunk each: 3/4 of the bytes on 4 ranks."

@@ -1,0 +1,167 @@
+"""What the checks of lab 02 do on the ranks, and what they make of it.
+
+The judge knows every rank's input, since inputs are a function of the rank; so it adds up in one
+process and needs no other collective as an oracle.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from ranklab.collectives import node_groups
+from ranklab.course.exercise import Mistake, on_ranks
+from ranklab.engine import device
+from ranklab.meter import Traffic
+
+WORLD_SIZES = (1, 2, 3, 8)  # for plain cases; what is special runs on 4
+BACKENDS = {"all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "gather",
+            "scatter", "all_to_all"}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One input. kind: "marks" (who is in a sum?), "numbers" (exact in every type), "normal"."""
+
+    n: int
+    kind: str = "numbers"
+    dtype: str = "float32"
+    strided: bool = False
+    root: int = 0
+
+    def __str__(self):
+        shape = "a matrix that is not contiguous" if self.strided else f"{self.n} elements"
+        return f"{shape}, {self.dtype}"
+
+
+@dataclass
+class Seen:
+    """What one rank did with one case."""
+
+    value: object  # a tensor on the CPU, or what else the function returned
+    changed: bool  # its input is not what it was
+    sent: int
+    messages: int
+    calls: dict
+    bytes_to: dict
+    talk: list  # ("send" or "recv", peer), in order
+
+
+def values(case, rank):
+    """The input of `rank`: the same tensor in the rank and in the judge."""
+    if case.kind == "marks":  # a sum of these tells, digit by digit, how often each rank is in it
+        return torch.full((case.n,), 16**rank, dtype=torch.int64)
+    if case.kind == "normal":
+        return torch.randn(case.n, generator=torch.Generator().manual_seed(rank))
+    # Small whole numbers: the sum of 8 ranks is exact in bfloat16 too, in any order.
+    x = ((torch.arange(case.n) * 7 + rank * 5) % 13 - 6).to(getattr(torch, case.dtype))
+    return x.reshape(2, -1).t() if case.strided else x
+
+
+def trial(fn, call, cases, per_node):
+    """Runs on every rank: [Seen of each case]."""
+    groups = node_groups(per_node) if per_node else ()
+    return [_one(fn, call, case, groups) for case in cases]
+
+
+def _one(fn, call, case, groups):
+    x = values(case, dist.get_rank()).to(device())
+    before = x.clone()
+    with Traffic() as traffic:
+        value = call(fn, x, case, *groups)
+    changed = not torch.equal(x, before)
+    value = value.detach().cpu().clone() if isinstance(value, torch.Tensor) else value
+    talk = [(op.name, op.peer) for op in traffic.ops if op.peer is not None]
+    return Seen(value, changed, traffic.sent_bytes, traffic.sent_messages, dict(traffic.calls),
+                dict(traffic.bytes_to), talk)
+
+
+def observe(fn, call, cases, ranks, hint="", per_node=None):
+    """[of each case [Seen of each rank]]; a crash or hang is a Mistake with `hint` added."""
+    nodes = ranks // per_node if per_node else 1
+    try:
+        seen = on_ranks(trial, fn, call, cases, per_node, ranks=ranks, nodes=nodes)
+    except Mistake as mistake:
+        raise Mistake(mistake.what, " ".join(filter(None, (mistake.hint, hint)))) from None
+    return list(zip(*seen))
+
+
+def compare(case, ranks, seen, wanted, explain=None):
+    """Every rank has its wanted value, in shape and type; `explain` may name the mistake first."""
+    for rank, (one, right) in enumerate(zip(seen, wanted)):
+        _is_tensor(one, rank)
+        if one.changed:
+            raise Mistake(f"x itself is changed on rank {rank} of {ranks}",
+                          "Add into what arrived, or into a copy: the chunks of x are views of x.")
+        same_shape = one.value.shape == right.shape
+        if same_shape and one.value.dtype == right.dtype and torch.equal(one.value, right):
+            continue
+        if explain:
+            explain(rank, ranks, one.value, right)
+        if not same_shape:
+            raise Mistake(f"rank {rank} of {ranks} returns shape {tuple(one.value.shape)}, not "
+                          f"{tuple(right.shape)}", "Compare with the docstring's first line.")
+        if one.value.dtype != right.dtype:
+            raise Mistake(f"{right.dtype} came in, {one.value.dtype} went out",
+                          "Make every buffer with empty_like or new_empty: same type, same device.")
+        _differs(case, rank, ranks, one.value, right)
+
+
+def _is_tensor(one, rank):
+    if one.value is None:
+        raise Mistake(f"rank {rank} returns None", "Return the result; x itself stays as it is.")
+    if not isinstance(one.value, torch.Tensor):
+        raise Mistake(f"rank {rank} returns a {type(one.value).__name__}, not a tensor",
+                      "Return one tensor.")
+
+
+def _differs(case, rank, ranks, got, right):
+    where = f"rank {rank} of {ranks}"
+    if case.kind == "marks" and got.numel():
+        raise Mistake(*who_is_missing(where, int(got.flatten()[0]), ranks))
+    at = int((got != right).flatten().nonzero()[0])
+    raise Mistake(f"{where} has {got.flatten()[at].item():g} at element {at} where "
+                  f"{right.flatten()[at].item():g} is right ({case})")
+
+
+def who_is_missing(where, value, ranks):
+    """(what, hint) for a sum of marks: which ranks are in it, and how often."""
+    times = [value >> 4 * r & 15 for r in range(ranks)]
+    missing = [r for r in range(ranks) if not times[r]]
+    doubled = [r for r in range(ranks) if times[r] > 1]
+    if missing:
+        present = [r for r in range(ranks) if times[r]]
+        return (f"the sum on {where} lacks {_names(missing)}: it holds {_names(present)} only",
+                "Either there are too few steps, or what arrived is passed on without your own "
+                "share, or it is thrown away.")
+    return (f"the sum on {where} counts {_names(doubled)} more than once",
+            "Something is added twice: one step too many, or a partner who has it already.")
+
+
+def _names(ranks):
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+
+
+def no_backend(seen):
+    """Only sends and receives were used, not the collective that is to be built."""
+    for one in seen:
+        for name in BACKENDS & set(one.calls):
+            raise Mistake(f"it calls the backend's own {name}",
+                          "Here the verb itself is built: from exchange, send and recv only.")
+
+
+def total(case, ranks):
+    """The sum over ranks, in one process."""
+    return sum(values(case, rank) for rank in range(ranks))
+
+
+def sends(seen, nbytes, wanted, hint_for):
+    """Every rank sends `wanted` bytes; sizes are told as if the tensor of `nbytes` had 100 MB."""
+    per_rank = [one.sent for one in seen]
+    for rank, sent in enumerate(per_rank):
+        if sent == wanted:
+            continue
+        who = "each rank" if len(set(per_rank)) == 1 else f"rank {rank} of {len(seen)}"
+        what = (f"{who} sends {100 * sent / nbytes:.1f} MB of a 100 MB tensor; "
+                f"{100 * wanted / nbytes:.1f} MB is enough")
+        raise Mistake(what, hint_for(per_rank))

@@ -1,0 +1,58 @@
+"""Who sent what to whom, in which order: the material of the step-by-step pictures.
+
+Each rank starts from `marked(R)`, whose numbers carry their own history: element c of rank r says
+"chunk c, from rank r". Sums of such numbers still tell which chunk they are and which ranks are in
+them, so the picture shows what an algorithm really did, not what it should have done.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+@dataclass(frozen=True)
+class Message:
+    """One chunk that went from rank `sender` to rank `to`, with the ranks summed in it."""
+
+    step: int  # the sender's first, second, ... message
+    sender: int
+    to: int
+    chunk: int
+    summed: frozenset
+
+
+def marked(ranks, device=None):
+    """One number per chunk, in which the chunk and this rank can be read after any sum."""
+    rank = dist.get_rank()
+    chunks = torch.arange(ranks, dtype=torch.int64, device=device)
+    # Low byte: which ranks. Above: chunk, counted as often as there are ranks in the sum.
+    return chunks * 256 + (1 << rank)
+
+
+class Watch(TorchDispatchMode):
+    """Inside `with Watch() as seen:`, seen.messages grows with every chunk this rank sends.
+
+    error  more than 8 ranks: their marks do not fit
+    """
+
+    def __init__(self):
+        super().__init__()
+        if dist.get_world_size() > 8:
+            raise ValueError(f"Watch follows 8 ranks or fewer, not {dist.get_world_size()}")
+        self.messages, self._steps = [], 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.c10d.send.default:
+            tensors, boxed_group, to = args[:3]
+            group = dist.ProcessGroup.unbox(boxed_group)
+            self._note(tensors[0], dist.get_global_rank(group, to))
+        return func(*args, **(kwargs or {}))
+
+    def _note(self, piece, to):
+        for value in piece.detach().cpu().flatten().tolist():
+            summed = frozenset(r for r in range(8) if value >> r & 1)
+            chunk = (value >> 8) // max(len(summed), 1)
+            self.messages.append(Message(self._steps, dist.get_rank(), to, chunk, summed))
+        self._steps += 1

@@ -1,0 +1,233 @@
+"""What this machine is, and what each lab will run on: `ranklab doctor`.
+
+Each part below yields lines to print, and an Advice for whatever would break a lab. Nothing here
+changes the machine.
+"""
+
+import importlib.metadata
+import platform
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from ranklab.course import labs
+from ranklab.course.machine import cores, gpu_count, memory
+
+OLDEST_PYTHON = (3, 11)
+MEMORY_NEEDED = 4e9  # bytes: a notebook, its kernel and eight ranks of 0.3 GB
+TEMPORARY_NEEDED = 1e9  # bytes: checkpoints of the projects, traces
+SHARED_NEEDED = 16e6  # bytes: loader workers pass batches through /dev/shm
+SHARED_NEEDED_NCCL = 512e6  # bytes: so do NCCL's ranks, and a container's default is 64 MB
+SMALL, LARGE = 8, 64 * 10**6  # bytes of the two all-reduces that are timed
+# Most labs launch four ranks; these need another number for their main experiment.
+RANKS_OF_LAB = {"01_baseline": 1, "02_collectives": 8, "12_hybrid": 8, "13_planner": 1}
+
+
+class Advice(str):
+    """Something that would break a lab, and what to do about it."""
+
+
+def doctor() -> int:
+    """The report is printed; returns 1 when something would break a lab, else 0."""
+    advice = []
+    for title, part in (("machine", machine), ("GPUs", gpus), ("ranks", ranks),
+                        ("extras", extras), ("labs", what_labs_run_on)):
+        print(title, flush=True)
+        for line in part():
+            if isinstance(line, Advice):
+                advice.append(line)
+            print(f"  {'PROBLEM: ' if isinstance(line, Advice) else ''}{line}", flush=True)
+    print("\n".join(f"to mend: {line}" for line in advice) or "nothing here would break a lab")
+    return int(bool(advice))
+
+
+def machine():
+    """Python, torch, cores, memory and the two temporary places."""
+    yield f"system         {platform.system()} {platform.release()}, {platform.machine()}"
+    yield f"python         {platform.python_version()}"
+    if sys.version_info[:2] < OLDEST_PYTHON:
+        yield Advice(f"Python {platform.python_version()} is older than 3.11: install a newer one, "
+                     "then `make lab PYTHON=python3.12`")
+    yield from torch_version()
+    yield f"cores          {cores()}"
+    total, free = memory()
+    yield f"memory         {total / 1e9:.1f} GB, {free / 1e9:.1f} GB free"
+    if total < MEMORY_NEEDED:
+        yield Advice(f"{total / 1e9:.1f} GB of memory is less than the {MEMORY_NEEDED / 1e9:.0f} "
+                     "GB that eight ranks and a notebook need: use a larger machine or container")
+    yield from space("temporary", tempfile.gettempdir(), TEMPORARY_NEEDED,
+                     "delete what you don't need there, or set TMPDIR to another place")
+    if Path("/dev/shm").is_dir():
+        needed = SHARED_NEEDED_NCCL if gpu_count() > 1 else SHARED_NEEDED
+        yield from space("shared memory", "/dev/shm", needed,
+                         "in a container start it with --shm-size=2g, else delete old files there")
+
+
+def torch_version():
+    """The version of torch, held against the range in ranklab's own metadata."""
+    from packaging.requirements import Requirement
+
+    try:
+        version = importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        yield Advice("torch is not installed: run `make lab`, which installs it")
+        return
+    yield f"torch          {version}"
+    wanted = next(r for r in map(Requirement, importlib.metadata.requires("ranklab"))
+                  if r.name == "torch")
+    if not wanted.specifier.contains(version, prereleases=True):
+        yield Advice(f"torch {version} is outside the tested range {wanted.specifier}: "
+                     "run `make lab`, which installs the pinned one")
+
+
+def space(name, path, needed, remedy):
+    """How much is free at `path`, and Advice when that is less than `needed` bytes."""
+    free = shutil.disk_usage(path).free
+    yield f"{name:14} {free / 1e9:.1f} GB free in {path}"
+    if free < needed:
+        yield Advice(f"{path} has {free / 1e6:.0f} MB free and labs need {needed / 1e6:.0f} MB: "
+                     f"{remedy}")
+
+
+def gpus():
+    """Each GPU, and how the GPUs are linked."""
+    count = gpu_count()
+    if not count:
+        yield "none that torch can use: ranks run on the CPU"
+        if shutil.which("nvidia-smi"):
+            yield ("this machine has NVIDIA's driver: torch may be the CPU build; "
+                   "`rm -r .venv`, then `make lab` without TORCH=cpu")
+        return
+    import torch
+
+    for index in range(count):
+        one = torch.cuda.get_device_properties(index)
+        yield (f"{index}  {one.name}, {one.total_memory / 1e9:.0f} GB, "
+               f"compute capability {one.major}.{one.minor}")
+    yield from links()
+
+
+def links():
+    """NVIDIA's own table of the links between GPUs, as it is (see its legend)."""
+    if not shutil.which("nvidia-smi"):
+        return
+    try:
+        asked = subprocess.run(["nvidia-smi", "topo", "-m"], capture_output=True, text=True,
+                               timeout=20, stdin=subprocess.DEVNULL)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        yield f"links unknown: {error}"
+        return
+    # The table is underlined with terminal codes, which a file or a notebook would show.
+    yield from re.sub(r"\x1b\[[0-9;]*m", "", asked.stdout).rstrip().splitlines()
+
+
+def ranks():
+    """Fresh ranks: whether they start and reduce correctly, and how fast."""
+    try:
+        import torch
+        import torch.distributed as dist
+
+        from ranklab.engine import launch
+    except ImportError as error:
+        yield Advice(f"ranks can't start: {error}; run `make lab`, which installs what is missing")
+        return
+    nccl = "not in this build of torch"
+    if dist.is_nccl_available():
+        nccl = ".".join(map(str, torch.cuda.nccl.version()))
+    yield f"backends       gloo {'yes' if dist.is_gloo_available() else 'no'}, NCCL {nccl}"
+    try:
+        started = time.perf_counter()
+        seen = launch(time_all_reduce, timeout=90)
+        one, seconds = seen[0], time.perf_counter() - started
+        yield (f"launch         {len(seen)} ranks with {one['backend']} on {one['device']}, "
+               f"{seconds:.1f} s with the first start and the measurements below")
+    except Exception as error:  # whatever it is, it would break every lab
+        yield Advice(f"launch fails: {type(error).__name__}: {error}")
+        return
+    yield from judge(seen)
+
+
+def judge(seen):
+    """The measured all-reduce, in the columns of nccl-tests; the slowest rank counts."""
+    wrong = [rank for rank, one in enumerate(seen) if not one["right"]]
+    if wrong:
+        yield Advice(f"all-reduce is wrong on ranks {wrong}: another network card or backend may "
+                     "help (GLOO_SOCKET_IFNAME, NCCL_DEBUG=INFO)")
+    small, large = (max(one[size] for one in seen) for size in (SMALL, LARGE))
+    size = len(seen)
+    algbw = LARGE / large
+    yield f"all-reduce     {SMALL} bytes in {small * 1e6:.0f} us (latency)"
+    yield (f"               {LARGE / 1e6:.0f} MB in {large * 1e3:.1f} ms: algbw "
+           f"{algbw / 1e9:.2f} GB/s, busbw {algbw * 2 * (size - 1) / size / 1e9:.2f} GB/s")
+
+
+def time_all_reduce():
+    """On each rank: seconds of a small and a large all-reduce (median), and whether it is right."""
+    import torch
+    import torch.distributed as dist
+
+    from ranklab.engine import device
+
+    size = dist.get_world_size()
+    found = {"backend": dist.get_backend(), "device": device().type, "right": True}
+    for volume, repeats in ((SMALL, 50), (LARGE, 5)):
+        x = torch.ones(volume // 4, device=device())
+        found[volume] = statistics.median(_seconds(x) for _ in range(repeats))
+        # Every repeat multiplies by the number of ranks; one fresh sum is what can be compared.
+        x.fill_(dist.get_rank() + 1)
+        dist.all_reduce(x)
+        found["right"] &= bool((x == size * (size + 1) / 2).all())
+    return found
+
+
+def _seconds(x):
+    """Seconds of one all-reduce of `x`, which is filled with ones before."""
+    import torch
+    import torch.distributed as dist
+
+    wait = torch.cuda.synchronize if x.is_cuda else lambda: None
+    x.fill_(1)
+    dist.barrier()
+    wait()
+    started = time.perf_counter()
+    dist.all_reduce(x)
+    wait()
+    return time.perf_counter() - started
+
+
+def extras():
+    """Each optional part: here, or the line that installs it."""
+    from packaging.requirements import Requirement
+
+    about = importlib.metadata.metadata("ranklab")
+    wanted = [Requirement(text) for text in importlib.metadata.requires("ranklab")]
+    for extra in about.get_all("Provides-Extra") or ():
+        names = [r.name for r in wanted if r.marker and r.marker.evaluate({"extra": extra})]
+        missing = [name for name in names if not _installed(name)]
+        install = f"python -m pip install -c constraints.txt -e '.[{extra}]'"
+        yield f"{extra:14} {', '.join(missing) + ' missing: ' + install if missing else 'here'}"
+    if not shutil.which("mpirun"):
+        yield "MPI library    missing, its cells are skipped: apt install openmpi-bin"
+
+
+def _installed(name):
+    try:
+        return bool(importlib.metadata.version(name))
+    except importlib.metadata.PackageNotFoundError:
+        return False
+
+
+def what_labs_run_on():
+    """For each lab that is written: how many ranks, on what."""
+    count = gpu_count()
+    for stem in labs.written():
+        needed = RANKS_OF_LAB.get(stem, 4)
+        place = f"{needed} GPUs (NCCL)" if count >= needed > 1 else "the CPU (gloo)"
+        if needed == 1:
+            place = "one GPU" if count else "the CPU"
+        yield f"{stem:24} {needed} {'rank' if needed == 1 else 'ranks'} on {place}"

@@ -1,0 +1,40 @@
+"""Facts about this machine, as far as this process may use it: cores, memory, GPUs."""
+
+import os
+from pathlib import Path
+
+import psutil
+
+
+def cores():
+    """How many cores this process may use; a container's limit counts."""
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    limit = _cgroup("cpu.max")
+    if limit and limit[0] != "max":
+        usable = min(usable, max(1, int(limit[0]) // int(limit[1])))
+    return usable
+
+
+def memory():
+    """(total, free) bytes of memory; a container's limit counts."""
+    seen = psutil.virtual_memory()
+    limit = _cgroup("memory.max")
+    total = min(seen.total, int(limit[0])) if limit and limit[0] != "max" else seen.total
+    return total, min(seen.available, total)
+
+
+def _cgroup(file):
+    """The words of a control-group file, or None where there is none (macOS, old kernels)."""
+    try:
+        return Path("/sys/fs/cgroup", file).read_text().split()
+    except OSError:
+        return None
+
+
+def gpu_count():
+    """How many GPUs torch can use."""
+    try:
+        import torch
+    except ImportError:
+        return 0
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0

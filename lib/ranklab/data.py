@@ -1,0 +1,126 @@
+"""Real text on every machine, without a download: the source of Python's own standard library.
+
+A token is a byte, so there is nothing to learn or load before the text (V = 256). Whole files are
+held out, never lines of a file whose other lines are trained on. Batches follow from (seed, step)
+alone: a run that resumes sees what it would have seen, and any number of ranks shares one order.
+"""
+
+import hashlib
+import os
+import sysconfig
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+END = b"\0"  # between two files
+# Tests and generated tables repeat themselves, and would put the same lines on both sides.
+SKIPPED = {"test", "tests", "idle_test", "encodings", "lib2to3", "idlelib", "turtledemo",
+           "ensurepip", "site-packages", "dist-packages", "__pycache__"}  # fmt: skip
+ENOUGH = 1_000_000  # bytes
+
+
+@dataclass(frozen=True)
+class Text:
+    """Tokens to train on and tokens that are never trained on, as arrays of integers."""
+
+    name: str
+    train: np.ndarray
+    held_out: np.ndarray
+    vocab_size: int
+
+
+def python_text():
+    """The Text of this Python's own library: about 8 MB to train on, 1 MB held out."""
+    root = Path(sysconfig.get_paths()["stdlib"])
+    train, held_out = [], []
+    for path, content in library_files(root):
+        # by the hash of its name a file is on the same side on every machine, in every version
+        (held_out if zlib.crc32(path.encode()) % 10 == 0 else train).append(content)
+    size = sum(map(len, train))
+    if size < ENOUGH or not held_out:
+        raise ValueError(
+            f"this Python holds {size} bytes of its own source in {root}, {ENOUGH} are needed: "
+            "give a text file of your own with text_file(path), or --data PATH"
+        )
+    return Text("the source of Python's library", joined(train), joined(held_out), 256)
+
+
+def library_files(root):
+    """[(relative path, bytes)] of the Python files under `root`, sorted, each content once."""
+    files, seen = [], set()
+    for folder, below, names in os.walk(root):
+        below[:] = sorted(b for b in below if b not in SKIPPED and not b.startswith("config-"))
+        for name in sorted(names):
+            path = Path(folder, name)
+            content = path.read_bytes() if name.endswith(".py") else b""
+            digest = hashlib.sha256(content).digest()
+            if content and digest not in seen:
+                seen.add(digest)
+                files.append((path.relative_to(root).as_posix(), content))
+    return files
+
+
+def joined(contents):
+    return np.frombuffer(END.join(contents), dtype=np.uint8)
+
+
+def text_file(path, held_out=0.1):
+    """The Text of a file of yours; its last tenth is held out.
+    A name that ends in .bin holds tokens as uint16 (nanoGPT's format); any other file is bytes.
+    """
+    path = Path(path)
+    is_tokens = path.suffix == ".bin"
+    tokens = np.memmap(path, dtype=np.uint16 if is_tokens else np.uint8, mode="r")
+    cut = int(len(tokens) * (1 - held_out))
+    vocab_size = int(tokens.max()) + 1 if is_tokens else 256
+    return Text(path.name, tokens[:cut], tokens[cut:], vocab_size)
+
+
+def batch_at(tokens, step, batch, n_ctx, seed=0):
+    """(inputs, targets) of step number `step`, from random places; targets are one token ahead.
+    shape  two of (B, T), int64, on the CPU
+    """
+    check_length(tokens, n_ctx)
+    generator = np.random.default_rng((seed, step))  # stateless: step 1000 needs no 999 before it
+    start = generator.integers(0, len(tokens) - n_ctx, size=batch)
+    return windows(tokens, start, n_ctx)
+
+
+def held_out_batch(tokens, batch, n_ctx):
+    """(inputs, targets) of `batch` windows spread evenly over `tokens`; always the same.
+    shape  two of (B, T), int64, on the CPU
+    """
+    check_length(tokens, n_ctx)
+    most = (len(tokens) - 1) // n_ctx  # windows that do not overlap
+    if batch > most:
+        raise ValueError(f"{batch} windows of {n_ctx} do not fit {len(tokens)} held-out tokens")
+    start = np.arange(batch) * (most // batch) * n_ctx
+    return windows(tokens, start, n_ctx)
+
+
+def windows(tokens, start, n_ctx):
+    cut = tokens[start[:, None] + np.arange(n_ctx + 1)].astype(np.int64)  # (B, T + 1)
+    return torch.from_numpy(cut[:, :-1].copy()), torch.from_numpy(cut[:, 1:].copy())
+
+
+def check_length(tokens, n_ctx):
+    if len(tokens) <= n_ctx:
+        raise ValueError(f"{len(tokens)} tokens are too few for a window of n_ctx={n_ctx} and one")
+
+
+def bigram_loss(train, inputs, targets, vocab_size=256):
+    """Nats per token of the model that knows only the previous token: what a GPT must beat.
+    Pairs of `train` counted, add-one smoothing.
+    """
+    pairs = train[:-1].astype(np.int64) * vocab_size + train[1:]
+    counts = np.bincount(pairs, minlength=vocab_size**2).reshape(vocab_size, vocab_size) + 1.0
+    log_probability = np.log(counts / counts.sum(1, keepdims=True))
+    return float(-log_probability[inputs.numpy(), targets.numpy()].mean())
+
+
+def decode(tokens):
+    """The text of byte tokens; a byte that is no text shows as a mark."""
+    return bytes(tokens.tolist()).decode("utf-8", errors="replace")

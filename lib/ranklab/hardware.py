@@ -1,0 +1,136 @@
+"""What devices can do, in SI units: FLOP/s, bytes, bytes/s.
+
+Peaks are dense (vendors' sheets often print the sparse number, which is twice as high) and with
+float32 accumulation. Sources: NVIDIA's data sheets and architecture whitepapers of A10, A100, H100,
+H200, HGX B200, L4 and Ada (RTX 4090), and Azure's, Google's and Hot Chips' pages where a sheet is
+silent. L2 rates are no vendor's numbers: they are of the order that microbenchmarks have measured.
+"""
+
+import os
+import time
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class Level:
+    """One level of the memory hierarchy, of the whole device."""
+
+    name: str
+    bytes: float
+    bandwidth: float  # bytes/s; links: one direction
+
+
+@dataclass(frozen=True)
+class Device:
+    """One device. Links count one direction: data sheets print the sum of both."""
+
+    name: str
+    bf16_flops: float
+    fp32_flops: float  # plain float32, no TF32
+    memory_bytes: float
+    memory_bandwidth: float
+    sms: int = 0  # streaming multiprocessors
+    clock: float = 0.0  # Hz, boost
+    sram_bytes_per_sm: float = 0.0  # L1 and shared memory together
+    l2_bytes: float = 0.0
+    l2_bandwidth: float = 0.0
+    nvlink_bandwidth: float = 0.0  # to the GPUs of the same node; 0: it has none
+    host_bandwidth: float = 0.0  # PCIe x16
+    network_bandwidth: float = 0.0  # a usual card per GPU
+
+    def peak_flops(self, dtype=torch.bfloat16):
+        """The peak for matrix products in `dtype`."""
+        return self.fp32_flops if dtype == torch.float32 else self.bf16_flops
+
+    @property
+    def balance(self):
+        """FLOPs per byte at which arithmetic and memory take equally long (bf16)."""
+        return self.bf16_flops / self.memory_bandwidth
+
+    def levels(self):
+        """The memory hierarchy from the fastest to the slowest; levels that it lacks are left out.
+        Registers: 256 KiB an SM on all of these, and a multiply-add (2 FLOPs) reads three floats.
+        SRAM: each SM reads 128 bytes a clock.
+        """
+        all_levels = [
+            Level("registers", self.sms * 256 * 1024, self.fp32_flops / 2 * 12),
+            Level("SRAM", self.sms * self.sram_bytes_per_sm, self.sms * 128 * self.clock),
+            Level("L2", self.l2_bytes, self.l2_bandwidth),
+            Level("HBM" if self.memory_bandwidth > 1.2e12 else "memory", self.memory_bytes,
+                  self.memory_bandwidth),
+            Level("NVLink peers", 7 * self.memory_bytes, self.nvlink_bandwidth),
+            Level("host", 2e12, self.host_bandwidth),
+            Level("network", float("inf"), self.network_bandwidth),
+        ]  # fmt: skip
+        return [level for level in all_levels if level.bytes and level.bandwidth]
+
+
+MB, GB = 1e6, 1e9
+
+A10 = Device("A10", 125e12, 31.2e12, 24 * GB, 600 * GB, 72, 1.695e9, 128 * 1024,
+             6 * MB, 2e12, 0, 32 * GB, 12.5 * GB)
+A100 = Device("A100", 312e12, 19.5e12, 80 * GB, 2039 * GB, 108, 1.41e9, 192 * 1024,
+              40 * MB, 5e12, 300 * GB, 32 * GB, 25 * GB)
+H100 = Device("H100", 989.4e12, 66.9e12, 80 * GB, 3350 * GB, 132, 1.83e9, 256 * 1024,
+              50 * MB, 7e12, 450 * GB, 64 * GB, 50 * GB)
+H200 = Device("H200", 989.4e12, 66.9e12, 141 * GB, 4800 * GB, 132, 1.83e9, 256 * 1024,
+              50 * MB, 7e12, 450 * GB, 64 * GB, 50 * GB)
+B200 = Device("B200", 2250e12, 75e12, 180 * GB, 7700 * GB, 148, 1.85e9, 256 * 1024,
+              126 * MB, 12e12, 900 * GB, 64 * GB, 50 * GB)
+L4 = Device("L4", 121e12, 30.3e12, 24 * GB, 300 * GB, 58, 2.04e9, 128 * 1024,
+            48 * MB, 2.5e12, 0, 32 * GB, 12.5 * GB)
+RTX_4090 = Device("RTX 4090", 165.2e12, 82.6e12, 24 * GB, 1008 * GB, 128, 2.52e9, 128 * 1024,
+                  72 * MB, 5e12, 0, 32 * GB, 1.25 * GB)
+GPUS = (A10, A100, H100, H200, B200, L4, RTX_4090)
+
+
+def find(name):
+    """The Device whose name is in `name`, or None: find("NVIDIA H100 80GB HBM3") is H100."""
+    matches = [gpu for gpu in GPUS if gpu.name.replace(" ", "") in name.replace(" ", "")]
+    return max(matches, key=lambda gpu: len(gpu.name), default=None)  # A100 holds the text "A10"
+
+
+def present(device=None):
+    """The Device that this process computes on: a known GPU, or this machine as measured."""
+    if torch.cuda.is_available() and (device is None or torch.device(device).type == "cuda"):
+        name = torch.cuda.get_device_name(device)
+        found = find(name)
+        if found is None:
+            known = ", ".join(gpu.name for gpu in GPUS)
+            raise ValueError(f"no peak is known for {name}; known are {known}")
+        return found
+    return this_cpu()
+
+
+def this_cpu(seconds=0.3):
+    """This machine's CPU: the best matrix product and the best copy within `seconds` each.
+    Measured with torch's present number of threads, so it is what training here can reach.
+    """
+    flops = {dtype: best_matmul_flops(dtype, seconds) for dtype in (torch.float32, torch.bfloat16)}
+    source = torch.ones(16 * 1024 * 1024)  # 64 MB: no cache holds it
+    target = torch.empty_like(source)
+    copied = best_seconds(lambda: target.copy_(source), seconds)
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return Device(f"this CPU ({torch.get_num_threads()} threads)", flops[torch.bfloat16],
+                  flops[torch.float32], memory, 2 * source.nbytes / copied)  # fmt: skip
+
+
+def best_matmul_flops(dtype=torch.float32, seconds=0.3, n=768):
+    """The FLOP/s of the fastest n x n x n product seen within `seconds`."""
+    a, b = torch.ones(n, n, dtype=dtype), torch.ones(n, n, dtype=dtype)
+    return 2 * n**3 / best_seconds(lambda: a @ b, seconds)
+
+
+def best_seconds(work, seconds):
+    """The shortest run of `work` among those that fit `seconds`; the first, a warm-up, is left out.
+    The shortest and not the mean: others may use the machine too.
+    """
+    work()
+    best, end = float("inf"), time.perf_counter() + seconds
+    while time.perf_counter() < end or best == float("inf"):
+        start = time.perf_counter()
+        work()
+        best = min(best, time.perf_counter() - start)
+    return best

@@ -1,0 +1,87 @@
+"""What one op costs one rank: bytes sent, bytes received, messages.
+
+Point to point is counted as it is: `send` costs its tensor, and so do all_to_all, gather and
+scatter, which go straight from rank to rank (a rank's own part is a copy in memory and costs
+nothing). How a backend does the other collectives is its own affair: a ring, a tree, the switch.
+For them we count what the bandwidth-optimal ring sends. R ranks, N bytes in the full tensor:
+
+    all_reduce       2 (R-1)/R N in 2(R-1) messages: a reduce_scatter, then an all_gather
+    reduce_scatter     (R-1)/R N in R-1 messages; N = the input
+    all_gather         (R-1)/R N in R-1 messages; N = the output
+    broadcast        N from every rank but the last of the chain root, root+1, ..., root-1
+    reduce           N from every rank but the last of the chain root+1, ..., root
+    barrier          0
+
+When N does not divide by R, chunk sizes differ by one element, as in torch.tensor_split. So every
+count is a whole number, and the sum over all ranks is exactly R times the formula.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Op:
+    """One call of one rank. All ranks named here are global ranks."""
+
+    name: str  # "all_reduce", "send", ...
+    payload_bytes: int  # the larger side of the op on this rank: N above; all_to_all: its input
+    sent_bytes: int
+    messages: int  # messages sent; in a ring its steps, also those with an empty chunk
+    peer: int | None  # the other end of a send or recv; None: a collective, or recv from anyone
+    group_size: int
+    received_bytes: int = 0
+    group: tuple = ()  # the ranks of the group, in the group's order
+    sent_to: tuple = ()  # (rank, bytes) where the op itself says who gets them
+
+
+@dataclass(frozen=True)
+class Group:
+    """The ranks that take part in an op, seen from one of them."""
+
+    ranks: tuple  # global ranks; the place in the tuple is the rank inside the group
+    me: int  # this rank's place
+
+    def op(self, name, payload, sent=0, received=0, messages=0, peer=None, sent_to=()):
+        size = len(self.ranks)
+        return Op(name, payload, sent, messages, peer, size, received, self.ranks, sent_to)
+
+    def send(self, payload, place):
+        peer = self.ranks[place]
+        return self.op("send", payload, payload, 0, 1, peer, ((peer, payload),))
+
+    def recv(self, payload, place):
+        """`place` None: from anyone."""
+        peer = None if place is None else self.ranks[place]
+        return self.op("recv", payload, received=payload, peer=peer)
+
+    def ring(self, name, chunks):
+        """A ring over `chunks`, the bytes that belong to each rank. It sends to the next rank.
+
+        Chunk r ends on rank r in a reduce_scatter, so it began on rank r+1; in an all_gather it
+        begins on rank r, so the rank before never passes it on. An all_reduce is one after the other.
+        """
+        size, total = len(chunks), sum(chunks)
+        mine, after, before = (chunks[(self.me + step) % size] for step in (0, 1, -1))
+        sent = received = steps = 0
+        if name != "all_gather":
+            sent += total - mine
+            received += total - before
+            steps += size - 1
+        if name != "reduce_scatter":
+            sent += total - after
+            received += total - mine
+            steps += size - 1
+        return self.op(name, total, sent, received, messages=steps)
+
+    def chain(self, name, payload, start):
+        """Each rank receives from the one before and sends to the next; from `start` all round."""
+        place, size = (self.me - start) % len(self.ranks), len(self.ranks)
+        receives, sends = place > 0, place < size - 1
+        return self.op(name, payload, payload * sends, payload * receives, int(sends))
+
+    def direct(self, name, payload, to=(), come=()):
+        """`to[i]` bytes go to place i of the group, and `come[i]` bytes come from it."""
+        sent_to = tuple((self.ranks[i], n) for i, n in enumerate(to) if n and i != self.me)
+        received = sum(n for i, n in enumerate(come) if i != self.me)
+        sent = sum(n for _, n in sent_to)
+        return self.op(name, payload, sent, received, len(sent_to), sent_to=sent_to)

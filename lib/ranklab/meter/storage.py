@@ -1,0 +1,29 @@
+"""Tensors share storages; memory is counted in storages."""
+
+import torch
+
+
+def storages_of(tensor):
+    """The storages under a tensor: one; of a DTensor and other wrappers, those of what is inside.
+
+    `storage._cdata` is a storage's identity while it lives; on the meta device too.
+    """
+    if tensor.layout is torch.sparse_coo:
+        return [*storages_of(tensor._indices()), *storages_of(tensor._values())]
+    if not hasattr(tensor, "__tensor_flatten__"):
+        return [tensor.untyped_storage()]
+    names, _ = tensor.__tensor_flatten__()  # also names a DTensor's mesh
+    parts = (getattr(tensor, name) for name in names)
+    return [storage for part in parts if isinstance(part, torch.Tensor)
+            for storage in storages_of(part)]
+
+
+def tensors_in(value):
+    """All tensors in nested dicts, lists and tuples."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, (list, tuple)):
+        return []
+    return [tensor for each in value for tensor in tensors_in(each)]

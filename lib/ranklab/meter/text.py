@@ -1,0 +1,14 @@
+"""Tables as plain text."""
+
+
+def lined_up(header, rows):
+    """One string: the first column flush left, the others flush right, thousands separated."""
+    cells = [header] + [[f"{cell:,}" if isinstance(cell, int) else cell for cell in row]
+                        for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells)]
+    return "\n".join("  ".join(_cell(cell, width, place) for place, (cell, width)
+                               in enumerate(zip(row, widths))).rstrip() for row in cells)
+
+
+def _cell(text, width, place):
+    return text.rjust(width) if place else text.ljust(width)

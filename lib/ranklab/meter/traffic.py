@@ -1,0 +1,132 @@
+"""Traffic: a block in which every message of this rank is counted, whoever sends it."""
+
+from collections import Counter
+from contextlib import contextmanager, nullcontext
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+
+from ranklab.meter.ops import read_ops
+from ranklab.meter.text import lined_up
+
+_COLUMNS = ("op", "calls", "tensor bytes", "sent bytes", "received bytes", "messages")
+
+
+class Traffic:
+    """Every torch.distributed op that this rank calls inside the block is counted.
+
+        with Traffic() as traffic:
+            dist.all_reduce(gradient)
+        traffic.sent_bytes
+
+    Whose code it is does not matter: yours, torch DDP's backward, FSDP2, DTensor, pipelining.
+    Point to point is counted as it is, collectives by the ring formulas of ranklab.meter.costs.
+    Blocks nest, and each counts; the same object entered again goes on counting.
+
+    Not seen: the work of another thread, unless that thread enters `in_thread()`; a replayed CUDA
+    graph; kernels that reach into a peer's memory by themselves (torch's symmetric memory).
+    Functions under torch.compile are seen, and stay compiled. A sparse tensor counts as dense.
+    Torch's own extras count too: DDP's constructor and its second step send some broadcasts.
+    cost   nothing is sent; some microseconds for every tensor op in the block
+    """
+
+    def __init__(self):
+        self.ops = []  # Op, in the order in which the calls returned
+        self._open = []  # blocks entered and not left; empty outside, so that Traffic pickles
+
+    def __enter__(self):
+        self._open.append(self.in_thread())
+        self._open[-1].__enter__()
+        return self
+
+    def __exit__(self, *error):
+        return self._open.pop().__exit__(*error)
+
+    @contextmanager
+    def in_thread(self):
+        """The calling thread's work is counted here too. Enter it inside that thread.
+
+        Threads that torch starts for backward need no such help. Where the thread is counted
+        already, this changes nothing.
+        """
+        watching = any(getattr(mode, "ops", None) is self.ops
+                       for mode in _get_current_dispatch_mode_stack())
+        with nullcontext() if watching else _Watcher(self.ops):
+            yield self
+
+    @property
+    def calls(self):
+        """Counter: name of the op -> how often it was called."""
+        return Counter(op.name for op in self.ops)
+
+    @property
+    def sent_bytes(self):
+        return sum(op.sent_bytes for op in self.ops)
+
+    @property
+    def received_bytes(self):
+        return sum(op.received_bytes for op in self.ops)
+
+    @property
+    def sent_messages(self):
+        return sum(op.messages for op in self.ops)
+
+    @property
+    def bytes_to(self):
+        """Counter: global rank -> bytes sent to it, by ops that say who gets them.
+
+        Those are send, all_to_all, gather and scatter. Who talks to whom inside an all_reduce is
+        the backend's choice.
+        """
+        sent = Counter()
+        for op in self.ops:
+            for rank, n in op.sent_to:
+                sent[rank] += n
+        return sent
+
+    @property
+    def bytes_in(self):
+        """Counter: group, as the tuple of its global ranks -> bytes sent inside it."""
+        sent = Counter()
+        for op in self.ops:
+            sent[op.group] += op.sent_bytes
+        return sent
+
+    def table(self):
+        """A text table: one line per kind of op, and the sum."""
+        rows = []
+        for name, calls in self.calls.items():
+            ops = [op for op in self.ops if op.name == name]
+            rows.append((name, calls, sum(op.payload_bytes for op in ops),
+                         sum(op.sent_bytes for op in ops), sum(op.received_bytes for op in ops),
+                         sum(op.messages for op in ops)))
+        sums = [sum(column) for column in zip(*(row[1:] for row in rows))] or [0] * 5
+        rows.append(("sum", *sums))
+        return lined_up(_COLUMNS, rows)
+
+
+class _Watcher(TorchDispatchMode):
+    """Appends to `ops` whatever its thread sends while the mode is on."""
+
+    supports_higher_order_operators = True
+
+    @classmethod
+    def ignore_compile_internals(cls):
+        # False would make torch run compiled functions uncompiled, in the block and ever after.
+        return True
+
+    def __init__(self, ops):
+        super().__init__()
+        self.ops = ops
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        # A DTensor talks only when its own handler takes the op apart, and that handler must run
+        # with this mode still on. NotImplemented makes torch call it first. (A FakeTensor has
+        # nothing inside; its mode, below this one, does the work.)
+        if any(t is not torch.Tensor and not issubclass(t, FakeTensor) for t in types):
+            return NotImplemented
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        self.ops += read_ops(func, args, kwargs)
+        return result

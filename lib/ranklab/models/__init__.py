@@ -1,0 +1,1 @@
+"""Models that know no ranks: parallelism is applied to them from outside, by child name."""

@@ -1,0 +1,202 @@
+"""A GPT small enough to read in one sitting. It knows no ranks.
+
+B batch, T tokens, C width, H heads, D = C/H head size, V vocabulary, L layers.
+The children have plain names (`token`, `blocks`, `norm`, `head`; in a block `norm1`, `attention`,
+`norm2`, `mlp`), because later labs cut, shard and wrap them by name.
+GPT-2's shape with rotary positions and without biases, as most models since.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+IGNORE = -100  # a target with this value is not trained on (cross_entropy's own convention)
+
+
+@dataclass(frozen=True)
+class GPTConfig:
+    """The shape of a GPT; checked when it is made."""
+
+    vocab_size: int = 256  # V: one entry per byte
+    n_ctx: int = 64  # the longest T
+    n_layer: int = 2  # L
+    n_head: int = 3  # H
+    n_embd: int = 96  # C
+    dropout: float = 0.0
+    flash: bool = True  # False: plain attention, which keeps its (T, T) matrix for backward
+    loss_chunks: int = 1  # more: the logits of one chunk at a time exist, and are computed twice
+
+    def __post_init__(self):
+        for name in ("vocab_size", "n_ctx", "n_layer", "n_head", "n_embd", "loss_chunks"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        if self.n_embd % self.n_head:
+            raise ValueError(f"n_head={self.n_head} must divide n_embd={self.n_embd}")
+        if self.head_size % 2:
+            raise ValueError(f"n_embd / n_head = {self.head_size} must be even: rotary turns pairs")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout={self.dropout} must lie in [0, 1)")
+
+    @property
+    def head_size(self):
+        """D."""
+        return self.n_embd // self.n_head
+
+
+def count_parameters(config):
+    """The number of trained numbers in GPT(config); the tied head counts once."""
+    C, L = config.n_embd, config.n_layer
+    block = 12 * C * C + 2 * C  # q, k, v, out: 4 C^2; mlp: 8 C^2; two norms
+    return L * block + config.vocab_size * C + C
+
+
+def rotations(n_ctx, head_size):
+    """(cos, sin) of the angle by which each pair of numbers turns at each position.
+    shape  two of (n_ctx, D)
+    paper  Su et al. 2021, rotary position embedding
+    """
+    frequency = 10000.0 ** (-torch.arange(0, head_size, 2) / head_size)  # (D/2,)
+    angle = torch.outer(torch.arange(n_ctx), frequency).repeat(1, 2)  # (n_ctx, D)
+    return angle.cos(), angle.sin()
+
+
+class Attention(nn.Module):
+    """Causal self-attention with H heads."""
+
+    def __init__(self, config):
+        super().__init__()
+        C = config.n_embd
+        self.n_ctx, self.head_size = config.n_ctx, config.head_size
+        self.dropout, self.flash = config.dropout, config.flash
+        self.q = nn.Linear(C, C, bias=False)
+        self.k = nn.Linear(C, C, bias=False)
+        self.v = nn.Linear(C, C, bias=False)
+        self.out = nn.Linear(C, C, bias=False)
+        self.reset_buffers()
+
+    def reset_buffers(self):
+        """What follows from the config is in place: not trained, not saved to disk."""
+        cos, sin = rotations(self.n_ctx, self.head_size)
+        self.register_buffer("cos", cos, persistent=False)
+        self.register_buffer("sin", sin, persistent=False)
+        # -inf above the diagonal: a token does not see the future
+        mask = torch.full((self.n_ctx, self.n_ctx), float("-inf")).triu(1)
+        self.register_buffer("mask", None if self.flash else mask, persistent=False)
+
+    def forward(self, x):  # (B, T, C) -> (B, T, C)
+        B, T, _ = x.shape
+        q, k, v = (  # -1 and not H: a tensor-parallel rank holds only some of the heads
+            project(x).view(B, T, -1, self.head_size).transpose(1, 2)  # (B, H, T, D)
+            for project in (self.q, self.k, self.v)
+        )
+        q, k = self.rotate(q), self.rotate(k)
+        if self.flash:
+            p = self.dropout if self.training else 0.0
+            y = F.scaled_dot_product_attention(q, k, v, dropout_p=p, is_causal=True)
+        else:
+            y = self.plain(q, k, v)
+        return self.out(y.transpose(1, 2).reshape(B, T, -1))
+
+    def rotate(self, x):  # (B, H, T, D)
+        """Each pair (x[i], x[i + D/2]) turned by its position, so that q.k sees distances."""
+        T, D = x.shape[-2:]
+        left, right = x.split(D // 2, dim=-1)
+        turned = torch.cat([-right, left], dim=-1)
+        return (x * self.cos[:T] + turned * self.sin[:T]).to(x.dtype)
+
+    def plain(self, q, k, v):
+        """Attention by its definition, one matrix after the other, for counting and for reading."""
+        T, D = q.shape[-2:]
+        scores = (q * D**-0.5) @ k.transpose(-2, -1)  # (B, H, T, T)
+        probability = (scores + self.mask[:T, :T]).softmax(-1)
+        return F.dropout(probability, self.dropout, self.training) @ v
+
+
+class MLP(nn.Module):
+    """Two matrices with a GELU between them; F = 4 C."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.up = nn.Linear(config.n_embd, 4 * config.n_embd, bias=False)
+        self.down = nn.Linear(4 * config.n_embd, config.n_embd, bias=False)
+
+    def forward(self, x):  # (B, T, C) -> (B, T, 4C) -> (B, T, C)
+        return self.down(F.gelu(self.up(x)))
+
+
+class Block(nn.Module):
+    """Attention and MLP, each normalised before and added to the residual stream after."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.norm1 = nn.LayerNorm(config.n_embd, bias=False)
+        self.attention = Attention(config)
+        self.norm2 = nn.LayerNorm(config.n_embd, bias=False)
+        self.mlp = MLP(config)
+        self.drop = nn.Dropout(config.dropout)
+
+    def forward(self, x):  # (B, T, C)
+        x = x + self.drop(self.attention(self.norm1(x)))
+        return x + self.drop(self.mlp(self.norm2(x)))
+
+
+class GPT(nn.Module):
+    """Tokens in, logits out; with targets, the loss."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.config = config
+        self.token = nn.Embedding(config.vocab_size, config.n_embd)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layer))
+        self.norm = nn.LayerNorm(config.n_embd, bias=False)
+        self.head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
+        self.head.weight = self.token.weight  # tied: one matrix, two jobs
+        self.reset_parameters()
+
+    def reset_parameters(self):
+        """Fresh weights: normal with 0.02; what ends in the residual stream is scaled by depth."""
+        for name, module in self.named_modules():
+            if isinstance(module, (nn.Linear, nn.Embedding)):
+                ends_in_residual = name.endswith(("attention.out", "mlp.down"))
+                depth = 2 * self.config.n_layer if ends_in_residual else 1
+                nn.init.normal_(module.weight, std=0.02 / depth**0.5)
+
+    def forward(self, tokens, targets=None, reduction="mean"):
+        """Logits (B, T, V); with targets (B, T) the cross-entropy in nats: its "mean" or "sum".
+        Targets equal to IGNORE do not count, neither in the sum nor in the mean.
+        """
+        T = tokens.shape[1]
+        if T > self.config.n_ctx:
+            raise ValueError(f"T={T} tokens do not fit n_ctx={self.config.n_ctx}")
+        x = self.token(tokens)  # (B, T, C)
+        for block in self.blocks:
+            x = block(x)
+        x = self.norm(x)
+        if targets is None:
+            return self.head(x)  # (B, T, V)
+        return self.loss(x.flatten(0, 1), targets.flatten(), reduction)
+
+    def loss(self, x, targets, reduction):  # (B*T, C), (B*T,) -> ()
+        chunks = self.config.loss_chunks
+        if chunks == 1:
+            return self.cross_entropy(x, targets, reduction)
+        total = sum(  # the logits are the largest tensor of a small model: never all at once
+            checkpoint(self.cross_entropy, x_part, targets_part, "sum", use_reentrant=False)
+            for x_part, targets_part in zip(x.chunk(chunks), targets.chunk(chunks))
+        )
+        return total / (targets != IGNORE).sum() if reduction == "mean" else total
+
+    def cross_entropy(self, x, targets, reduction):
+        logits = self.head(x)  # (N, V)
+        return F.cross_entropy(logits, targets, ignore_index=IGNORE, reduction=reduction)
+
+    @torch.no_grad()
+    def generate(self, tokens, n, temperature=1.0):  # (B, T) -> (B, T + n)
+        """`tokens` continued by n sampled tokens."""
+        for _ in range(n):
+            logits = self(tokens[:, -self.config.n_ctx :])[:, -1] / temperature  # (B, V)
+            tokens = torch.cat([tokens, torch.multinomial(logits.softmax(-1), 1)], dim=1)
+        return tokens

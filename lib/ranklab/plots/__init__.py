@@ -1,0 +1,5 @@
+"""Every figure of the course, and the only folder that imports matplotlib.
+
+One file per lab, and style.py for what they share. Each function takes plain data and returns a
+figure; nothing is drawn at import.
+"""

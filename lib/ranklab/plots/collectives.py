@@ -1,0 +1,213 @@
+"""The figures of lab 02: what moves where, and how long it takes."""
+
+import numpy as np
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.patches import Rectangle
+
+from ranklab.plots.style import (
+    FAINT, INK, TONES, bare_grid, bars, bytes_axis, clean, figure, human_bytes, line,
+    seconds_axis, styled,
+)
+
+SHADES = LinearSegmentedColormap.from_list("ranklab", ["#ffffff", "#8fa9c4", "#12355b"])
+
+# Before and after, as (rank, slot) -> text; "+" is the sum over ranks. Drawn for three ranks.
+VERBS = {
+    "broadcast": (["A..", "...", "..."], ["A..", "A..", "A.."]),
+    "reduce": (["A..", "B..", "C.."], ["+..", "...", "..."]),
+    "scatter": (["ABC", "...", "..."], ["A..", "B..", "C.."]),
+    "gather": (["A..", "B..", "C.."], ["ABC", "...", "..."]),
+    "all-gather": (["A..", "B..", "C.."], ["ABC", "ABC", "ABC"]),
+    "reduce-scatter": (["ABC", "ABC", "ABC"], ["+..", ".+.", "..+"]),
+    "all-reduce": (["A..", "B..", "C.."], ["+..", "+..", "+.."]),
+    "all-to-all": (["ABC", "DEF", "GHI"], ["ADG", "BEH", "CFI"]),
+    "barrier": (["...", "...", "..."], ["...", "...", "..."]),
+}
+
+
+@styled
+def nine_verbs():
+    """The nine verbs as nine small pictures: what three ranks hold before and after."""
+    fig, axes = figure(8.2, 4.6, rows=3, cols=3)
+    for ax, (verb, sides) in zip(axes.flat, VERBS.items()):
+        clean(ax)
+        ax.set_title(verb)
+        ax.set(xlim=(-1.6, 8.6), ylim=(2.7, -0.75), aspect="equal")
+        for left, rows in zip((0, 5), sides):
+            for rank, row in enumerate(rows):
+                for slot, text in enumerate(row):
+                    _slot(ax, left + slot, rank, text)
+        for rank in range(3):
+            ax.text(-0.75, rank, f"rank {rank}", ha="right", va="center", fontsize=8)
+        words = "wait\nfor all" if verb == "barrier" else ""
+        ax.annotate("", (4.3, 1), (2.7, 1), arrowprops={"arrowstyle": "->", "color": INK})
+        ax.text(3.5, 0.3, words, ha="center", va="center", fontsize=8)
+    return fig
+
+
+def _slot(ax, x, y, text):
+    filled = text != "."
+    tone = TONES[0] if text == "+" else "#dbe4ec" if filled else "white"
+    ax.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor=tone, edgecolor=INK, lw=0.7))
+    colour = "white" if text == "+" else INK
+    ax.text(x, y, text if filled else "", ha="center", va="center", color=colour, fontsize=9)
+
+
+@styled
+def steps(messages, ranks, nodes=1, title=None):
+    """What every rank holds after each step, replayed from `messages` (see collectives.watch).
+
+    One panel per step, one row per rank, one column per chunk. The number, and the shade, say how
+    many ranks are summed in a cell; a frame marks what has just arrived.
+    """
+    flat = [m for of_rank in messages for m in of_rank]
+    n_steps = 1 + max((m.step for m in flat), default=-1)
+    panels = n_steps + 1
+    cols = panels if panels <= 5 else min(5, -(-panels // 2))
+    rows = -(-panels // cols)
+    side = 0.36 * ranks + 0.5
+    fig, axes = figure(cols * side + 0.5, rows * side + 0.7, rows, cols, squeeze=False)
+    held = [[frozenset([rank])] * ranks for rank in range(ranks)]
+    for step, ax in enumerate(axes.flat):
+        if step > n_steps:
+            clean(ax)
+            continue
+        now = [m for m in flat if m.step == step - 1]
+        held = _deliver(held, now)
+        _panel(ax, held, now, ranks // nodes)
+        ax.set_title("start" if step == 0 else f"step {step}")
+        if step % cols:
+            ax.set_yticklabels([])
+    note = "columns are chunks; numbers count the ranks summed in a cell; framed: just arrived"
+    if nodes > 1:
+        note += "\nsolid frame: inside a node; dashed frame: over the slow link between the nodes"
+    fig.supxlabel(note, fontsize=9)
+    if title:
+        fig.suptitle(title, fontweight="bold", fontsize=11)
+    return fig
+
+
+def _deliver(held, messages):
+    """What is held after `messages` arrived: sums of other ranks are added, finished ones kept."""
+    after = [list(row) for row in held]
+    for m in messages:
+        mine = held[m.to][m.chunk]
+        after[m.to][m.chunk] = m.summed if mine & m.summed else mine | m.summed
+    return after
+
+
+def _panel(ax, held, arrived, per_node):
+    ranks = len(held)
+    counts = np.array([[len(cell) for cell in row] for row in held])  # (rank, chunk)
+    ax.imshow(counts, cmap=SHADES, vmin=0, vmax=ranks, aspect="equal")
+    for rank, row in enumerate(counts):
+        for chunk, count in enumerate(row):
+            colour = "white" if count > 0.6 * ranks else INK
+            ax.text(chunk, rank, count, ha="center", va="center", color=colour, fontsize=9)
+    for m in arrived:
+        dashes = "-" if m.sender // per_node == m.to // per_node else (0, (2, 1.2))
+        corner = (m.chunk - 0.42, m.to - 0.42)
+        ax.add_patch(Rectangle(corner, 0.84, 0.84, fill=False, ec=TONES[1], lw=2, ls=dashes))
+    bare_grid(ax, range(ranks), [f"rank {rank}" for rank in range(ranks)])
+    for edge in range(per_node, ranks, per_node):
+        ax.axhline(edge - 0.5, color=INK, lw=2)
+
+
+@styled
+def traffic_matrix(bytes_to, title="bytes sent", ax=None):
+    """Who sent how much to whom: row = sender, column = receiver.
+
+    `bytes_to` has one mapping per rank: peer -> bytes, as meter's Traffic.bytes_to gives it.
+    """
+    R = len(bytes_to)
+    table = np.array([[sent.get(to, 0) for to in range(R)] for sent in bytes_to])  # (from, to)
+    fig = None
+    if ax is None:
+        fig, ax = figure(0.72 * R + 1.2, 0.55 * R + 1.2)
+    ax.imshow(table, cmap=SHADES, vmin=0, vmax=max(table.max(), 1), aspect="auto")
+    for sender in range(R):
+        for to in range(R):
+            n = table[sender, to]
+            colour = "white" if n > 0.6 * table.max() else INK if n else FAINT
+            ax.text(to, sender, human_bytes(n) if n else "-", ha="center", va="center",
+                    color=colour, fontsize=8)
+    bare_grid(ax, [f"{r}" for r in range(R)], [f"{r}" for r in range(R)])
+    ax.set(xlabel="to rank", ylabel="from rank", title=title)
+    return fig
+
+
+@styled
+def traffic_matrices(tables):
+    """Several traffic matrices side by side; `tables` is {title: bytes_to of every rank}."""
+    R = max(len(bytes_to) for bytes_to in tables.values())
+    fig, axes = figure((0.62 * R + 0.9) * len(tables), 0.5 * R + 1.3, 1, len(tables), squeeze=False)
+    for ax, (title, bytes_to) in zip(axes.flat, tables.items()):
+        traffic_matrix(bytes_to, title, ax)
+    return fig
+
+
+@styled
+def busiest_rank(sent):
+    """Bytes that each rank sends, as bars; `sent` is {algorithm: [bytes of rank 0, 1, ...]}."""
+    fig, ax = figure(7, 2.8)
+    width = 0.8 / len(sent)
+    for index, (name, per_rank) in enumerate(sent.items()):
+        places = np.arange(len(per_rank)) + (index - (len(sent) - 1) / 2) * width
+        bars(ax, places, per_rank, index, name, width=width)
+    ax.set_xticks(range(len(per_rank)), [f"rank {r}" for r in range(len(per_rank))])
+    ax.set_ylabel("bytes sent")
+    bytes_axis(ax.yaxis)
+    ax.grid(axis="x", visible=False)
+    ax.legend(loc="upper right")
+    return fig
+
+
+@styled
+def time_against_size(measured, fits=None, crossover=None, title=None):
+    """Time against message size: points as measured, lines as fitted, the crossover named.
+
+    `measured` is {name: (sizes, seconds)}; `fits` is {name: (sizes, seconds)} of the model.
+    """
+    fig, ax = figure(7, 3.6)
+    for index, (name, (sizes, seconds)) in enumerate(measured.items()):
+        fitted = (fits or {}).get(name)
+        linestyle = "none" if fitted else None
+        look = {} if linestyle is None else {"linestyle": linestyle}
+        line(ax, sizes, seconds, index, name, **look)
+        if fitted:
+            line(ax, *fitted, index, f"{name}: alpha + n beta", marker="")
+    if crossover and np.isfinite(crossover):
+        ax.axvline(crossover, color=INK, lw=1, ls=":")
+        ax.text(crossover, 0.03, f"  crossover {human_bytes(crossover)}", ha="left", va="bottom",
+                transform=ax.get_xaxis_transform(), fontsize=9)
+    ax.set(xscale="log", yscale="log", xlabel="size of the tensor", ylabel="time")
+    bytes_axis(ax.xaxis)
+    seconds_axis(ax.yaxis)
+    ax.set_title(title or "time against size")
+    ax.legend(loc="upper left")
+    return fig
+
+
+@styled
+def slow_link(ratios, seconds, measured=None):
+    """Time of each algorithm against how much slower the link between the nodes is.
+
+    `seconds` is {name: [seconds at each ratio]} from the model, `measured` the same from
+    emulated links (drawn as points).
+    """
+    fig, ax = figure(7, 3.2)
+    for index, (name, values) in enumerate(seconds.items()):
+        line(ax, ratios, values, index, f"{name}: model", marker="")
+        if measured and name in measured:
+            points = measured[name]
+            line(ax, list(points), list(points.values()), index, f"{name}: emulated",
+                 linestyle="none")
+    ax.set(xscale="log", yscale="log", ylabel="time",
+           xlabel="the link between nodes is slower by a factor of")
+    ax.set_xticks([2**k for k in range(int(np.log2(max(ratios))) + 1)])
+    ax.xaxis.set_major_formatter("{x:g}")
+    ax.xaxis.set_minor_formatter("")
+    ax.minorticks_off()
+    seconds_axis(ax.yaxis)
+    ax.legend(loc="upper left")
+    return fig

@@ -1,0 +1,97 @@
+"""The figures of lab 00: where ranks live, who has which part, how a token travels, who waits."""
+
+import math
+
+from matplotlib.patches import Circle, FancyBboxPatch
+
+from ranklab.plots.style import (FAINT, INK, TONES, bars, bytes_axis, clean, figure, line,
+                                 seconds_axis)
+from ranklab.ranks import coordinates
+
+
+def world(ranks, nodes=1):
+    """Nodes as boxes, ranks as circles, with the names that torchrun gives each of them."""
+    per_node = ranks // nodes
+    fig, ax = figure(1.15 * ranks + 0.6, 2.4)
+    clean(ax)
+    for node in range(nodes):
+        left = node * (per_node + 0.5)
+        ax.add_patch(FancyBboxPatch((left - 0.5, -0.75), per_node - 0.05, 1.75, fc="#eef2f5",
+                                    ec=INK, boxstyle="round,pad=0.05"))
+        ax.text(left + per_node / 2 - 0.5, 1.16, f"node {node}   GROUP_RANK={node}", ha="center")
+    for rank in range(ranks):
+        node, local_rank = coordinates(rank, ranks, nodes)
+        x = rank + 0.5 * node
+        ax.add_patch(Circle((x, 0.32), 0.33, fc=TONES[0], ec=INK))
+        ax.text(x, 0.32, str(rank), color="white", ha="center", va="center", fontsize=15,
+                fontweight="bold")
+        ax.text(x, -0.3, f"RANK={rank}\nLOCAL_RANK={local_rank}", ha="center", va="center",
+                fontsize=8)
+    ax.set(xlim=(-0.7, ranks + 0.5 * (nodes - 1) - 0.3), ylim=(-0.9, 1.45), aspect="equal")
+    return fig
+
+
+def shards(shard_range, n, sizes=(2, 3, 4, 8)):
+    """Who gets which part of range(n), computed by calling `shard_range`; one row per world size."""
+    fig, ax = figure(7.5, 0.5 * len(sizes) + 1)
+    for row, size in enumerate(sizes):
+        for rank in range(size):
+            part = shard_range(n, rank, size)
+            if not len(part):
+                continue
+            bars(ax, row, len(part), rank, barh=True, left=part[0])
+            ax.text(part[0] + len(part) / 2, row, f"{rank}: {len(part)}", ha="center", va="center",
+                    fontsize=8, bbox={"fc": "white", "ec": "none", "pad": 1})
+    ax.set_yticks(range(len(sizes)), [f"{size} ranks" for size in sizes])
+    ax.set(xlabel=f"item of range({n})   (in the bars: rank: how many)", xlim=(0, n))
+    ax.invert_yaxis()
+    ax.grid(False)
+    return fig
+
+
+def token_trip(seconds):
+    """When the token reached each rank; `seconds` has one time per rank, rank 0's its return."""
+    trip = sorted((at, rank) for rank, at in enumerate(seconds))
+    start = trip[0][0]
+    fig, ax = figure(7, 2.8)
+    times = [(at - start) * 1e3 for at, _ in trip]
+    hops = range(1, len(trip) + 1)
+    ax.step(times, hops, where="post", color=TONES[0])
+    ax.plot(times, hops, "o", color=TONES[0])
+    for time, hop, (_, rank) in zip(times, hops, trip):
+        ax.annotate(f"rank {rank}" + (" again" if rank == 0 else ""), (time, hop),
+                    xytext=(7, -4), textcoords="offset points", fontsize=9)
+    ax.set(xlabel="ms after the first hop", ylabel="hops", ylim=(0.5, len(trip) + 0.6))
+    ax.set_xlim(right=times[-1] * 1.15 + 1e-3)
+    ax.set_yticks(list(hops))
+    return fig
+
+
+def who_waits(waits, ranks):
+    """An arrow from each rank to the rank it waits for; `waits` is {rank: rank}."""
+    fig, ax = figure(3.2, 3.2)
+    clean(ax)
+    angle = [math.pi / 2 - 2 * math.pi * rank / ranks for rank in range(ranks)]
+    places = [(math.cos(a), math.sin(a)) for a in angle]
+    for rank, (x, y) in enumerate(places):
+        ax.add_patch(Circle((x, y), 0.24, fc=TONES[0] if rank in waits else FAINT, ec=INK, zorder=2))
+        ax.text(x, y, str(rank), color="white" if rank in waits else INK, ha="center",
+                va="center", fontsize=14, fontweight="bold", zorder=3)
+    for waiter, awaited in waits.items():
+        ax.annotate("", places[awaited], places[waiter], zorder=1,
+                    arrowprops={"arrowstyle": "-|>", "lw": 2, "color": TONES[1], "shrinkA": 20,
+                                "shrinkB": 20, "connectionstyle": "arc3,rad=-0.15"})
+    ax.set(xlim=(-1.4, 1.4), ylim=(-1.4, 1.4), aspect="equal")
+    ax.set_title("who waits for whom")
+    return fig
+
+
+def all_reduce_times(rows):
+    """Measured time of an all-reduce against its size; `rows` is [(bytes, seconds)]."""
+    fig, ax = figure(6.5, 2.8)
+    line(ax, *zip(*rows), 0, "all-reduce, median")
+    ax.set(xscale="log", yscale="log", xlabel="size of the tensor", ylabel="time")
+    bytes_axis(ax.xaxis)
+    seconds_axis(ax.yaxis)
+    ax.legend(loc="upper left")
+    return fig

@@ -1,0 +1,123 @@
+"""One style for every figure of the course: readable in grey, units on the axes, SVG for slides.
+
+    @styled
+    def time_of_ring(sizes, seconds):
+        fig, ax = figure(7, 3)                 # inches; rows= and cols= for several axes
+        line(ax, sizes, seconds, 0, "ring")    # 0, 1, 2: tone, marker, dashes that differ in grey
+        bytes_axis(ax.xaxis)
+        seconds_axis(ax.yaxis)
+        return fig                             # the last line of a cell shows it, once
+
+Colour never carries a meaning alone: lines differ in dashes and markers too, areas in hatching,
+and shades of one colour keep their order when printed in grey.
+"""
+
+import functools
+
+import matplotlib
+import matplotlib.pyplot as plt
+from matplotlib.ticker import FuncFormatter
+
+INK = "#22313f"  # text, axes
+FAINT = "#c9d1d9"  # grids, empty cells
+TONES = ("#12355b", "#c8651b", "#7fa650", "#7a6f9b", "#4aa3b5")  # dark to light in grey, nearly
+MARKERS = ("o", "s", "^", "D", "v")
+DASHES = ("-", "--", "-.", ":", (0, (6, 2)))
+HATCHES = ("", "///", "...", "\\\\\\", "xxx")
+
+RC = {
+    "font.size": 10, "axes.titlesize": 11, "axes.titleweight": "bold", "axes.labelsize": 10,
+    "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": INK, "axes.titlecolor": INK,
+    "xtick.color": INK, "ytick.color": INK, "xtick.labelsize": 9, "ytick.labelsize": 9,
+    "axes.spines.top": False, "axes.spines.right": False, "axes.linewidth": 0.8,
+    "axes.grid": True, "grid.color": FAINT, "grid.linewidth": 0.6, "axes.axisbelow": True,
+    "legend.frameon": False, "legend.fontsize": 9, "lines.linewidth": 2, "lines.markersize": 6,
+    "hatch.linewidth": 0.6, "figure.dpi": 100, "savefig.dpi": 100, "figure.facecolor": "white",
+    "svg.fonttype": "none",  # text in the SVG stays text: small files, sharp slides
+    "svg.hashsalt": "ranklab",  # the same figure gives the same file
+}
+
+
+def figure(width=7.0, height=3.2, rows=1, cols=1, **kwargs):
+    """(figure, axes) in the course's style; shown once, by the cell that returns it."""
+    with matplotlib.rc_context(RC):
+        fig, axes = plt.subplots(
+            rows, cols, figsize=(width, height), layout="constrained", **kwargs
+        )
+    plt.close(fig)  # else a notebook shows it twice: as the open figure and as the cell's value
+    return fig, axes
+
+
+def styled(draw):
+    """`draw` with the course's style in force for all that it draws: titles, legends, texts."""
+
+    @functools.wraps(draw)
+    def in_style(*args, **kwargs):
+        with matplotlib.rc_context(RC):
+            return draw(*args, **kwargs)
+
+    return in_style
+
+
+def save(fig, path):
+    """`fig` is in the file `path` (.svg for slides, .png to look at); returns the path."""
+    metadata = {"Date": None} if str(path).endswith(".svg") else None
+    with matplotlib.rc_context(RC):
+        fig.savefig(path, metadata=metadata)
+    return path
+
+
+def line(ax, x, y, index, label, **kwargs):
+    """A line of `ax` in tone, marker and dashes number `index`."""
+    look = {"color": TONES[index % 5], "marker": MARKERS[index % 5], "linestyle": DASHES[index % 5]}
+    return ax.plot(x, y, label=label, **{**look, **kwargs})[0]
+
+
+def bars(ax, x, height, index, label=None, **kwargs):
+    """Bars of `ax` in tone and hatching number `index`; `bottom=` stacks, `barh=True` lies."""
+    kind = ax.barh if kwargs.pop("barh", False) else ax.bar
+    look = {"color": TONES[index % 5], "hatch": HATCHES[index % 5], "edgecolor": "white"}
+    return kind(x, height, label=label, **{**look, **kwargs})
+
+
+def clean(ax):
+    """`ax` has no axes, ticks or grid: a canvas for a drawing."""
+    ax.set_axis_off()
+    ax.grid(False)
+
+
+def bare_grid(ax, xlabels, ylabels):
+    """`ax` is a table of cells: one tick per row and column, no lines."""
+    ax.grid(False)
+    ax.set_xticks(range(len(xlabels)), xlabels)
+    ax.set_yticks(range(len(ylabels)), ylabels)
+    ax.tick_params(length=0)
+    for side in ax.spines.values():
+        side.set_visible(False)
+
+
+def human_bytes(n):
+    """`n` bytes in words, decimal as links are sold: 1500000 -> '1.5 MB'."""
+    return _human(n, (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("KB", 1e3), ("B", 1)))
+
+
+def human_seconds(s):
+    """`s` seconds in words: 0.0015 -> '1.5 ms'."""
+    return _human(s, (("s", 1), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9)))
+
+
+def bytes_axis(axis):
+    """The ticks of `axis` (ax.xaxis or ax.yaxis) read as bytes."""
+    axis.set_major_formatter(FuncFormatter(lambda value, _: human_bytes(value)))
+
+
+def seconds_axis(axis):
+    """The ticks of `axis` (ax.xaxis or ax.yaxis) read as seconds."""
+    axis.set_major_formatter(FuncFormatter(lambda value, _: human_seconds(value)))
+
+
+def _human(value, units):
+    for name, size in units:
+        if abs(value) >= size:
+            break
+    return f"{value / size:.3g} {name}" if value else f"0 {name}"

@@ -1,0 +1,101 @@
+"""Lab 00: many processes run one program, and each knows only its rank.
+
+    coordinates       rank -> node and local rank
+    shard_range       which part of the work is mine
+    pass_the_token    talk to a neighbour
+    fix_the_deadlock  talk to both neighbours at once
+    all_ranks_finite  decide together, so that nobody takes another branch
+"""
+
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from ranklab.engine import device
+
+
+class Place(NamedTuple):
+    """Where a rank lives: torchrun's GROUP_RANK and LOCAL_RANK."""
+
+    node: int
+    local_rank: int
+
+
+def coordinates(rank, ranks, nodes=1):
+    """The place of `rank` when `ranks` are laid out node by node; nothing is sent.
+
+    error  ValueError when nodes does not divide ranks, or there is no such rank
+    lab    00
+    """
+    if ranks % nodes:
+        raise ValueError(f"nodes={nodes} must divide ranks={ranks}")
+    if not 0 <= rank < ranks:
+        raise ValueError(f"rank={rank} must be between 0 and ranks - 1 = {ranks - 1}")
+    return Place(*divmod(rank, ranks // nodes))
+
+
+def shard_range(n, rank, size):
+    """The part of range(n) that belongs to `rank` of `size`: contiguous, in rank order.
+
+    Together the parts are range(n), nothing twice. Their lengths differ by at most one; the longer
+    ones come first. Nothing is sent: each rank computes its own part.
+    lab    00
+    """
+    each, left_over = divmod(n, size)
+    start = rank * each + min(rank, left_over)  # the ranks before me took one extra each
+    return range(start, start + each + (rank < left_over))
+
+
+def pass_the_token(group=None):
+    """The token has gone once around the ring; returns its value as it reached this rank.
+
+    The token is a counter. Rank 0 starts it at 0; who holds it adds 1 and sends it on to the next
+    rank, the last one back to rank 0. So rank r returns r, and rank 0 returns the number of ranks.
+    cost   each rank sends one message of 8 bytes; a single rank sends none
+    lab    00
+    """
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    token = torch.zeros(1, dtype=torch.int64, device=device())
+    if size == 1:
+        return 1
+    after, before = (rank + 1) % size, (rank - 1) % size
+    if rank == 0:
+        dist.send(token + 1, group=group, group_dst=after)
+        dist.recv(token, group=group, group_src=before)
+    else:
+        dist.recv(token, group=group, group_src=before)
+        dist.send(token + 1, group=group, group_dst=after)
+    return token.item()
+
+
+def fix_the_deadlock(x, group=None):
+    """Returns the `x` of the rank before this one; all ranks shift at the same time.
+
+    cost   each rank sends x once; a single rank sends nothing and gets its own x
+    lab    00
+    """
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    if size == 1:
+        return x.clone()
+    from_before = torch.empty_like(x)
+    # Both are under way before either is waited for, so no rank blocks its neighbour.
+    under_way = dist.batch_isend_irecv([
+        dist.P2POp(dist.isend, x.contiguous(), group=group, group_peer=(rank + 1) % size),
+        dist.P2POp(dist.irecv, from_before, group=group, group_peer=(rank - 1) % size),
+    ])
+    for work in under_way:
+        work.wait()
+    return from_before
+
+
+def all_ranks_finite(loss, group=None):
+    """Returns True on every rank when `loss` is finite on every rank, else False on every rank.
+
+    So all ranks take the same branch. `loss` is unchanged.
+    cost   one all-reduce of 4 bytes
+    lab    00
+    """
+    finite = torch.isfinite(loss).all().to(torch.int32)  # 1 or 0; the loss itself could overflow
+    dist.all_reduce(finite, dist.ReduceOp.MIN, group=group)
+    return bool(finite)

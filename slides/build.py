@@ -1,0 +1,161 @@
+"""Turn slides/*.md into HTML, and PDF where chromium is installed, under build/slides/.
+
+`--check` builds nothing for readers: it opens every deck in chromium and names each slide whose
+content leaves the page. What is missing on this machine is one sentence, with what to install.
+"""
+import argparse
+import html
+import json
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+
+HERE = pathlib.Path(__file__).resolve().parent
+OUT = HERE.parent / "build" / "slides"
+MARP = HERE / "node_modules" / ".bin" / "marp"
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
+
+SLACK = 2     # pixels: fonts differ a little from machine to machine
+
+# Runs in the page: a slide overflows where one of its elements reaches past the slide's own edge.
+MEASURE = """<script>
+window.addEventListener("load", () => {
+  const slides = [...document.querySelectorAll("section")];
+  const past = (slide, node) => {
+    const outer = slide.getBoundingClientRect(), inner = node.getBoundingClientRect();
+    const scale = slide.offsetWidth / outer.width;
+    const over = {right: inner.right - outer.right, bottom: inner.bottom - outer.bottom};
+    const [side, size] = over.right > over.bottom ? ["right", over.right] : ["bottom", over.bottom];
+    return [side, Math.round(size * scale), (node.innerText || node.tagName).slice(0, 40)];
+  };
+  const worst = slide => [...slide.querySelectorAll("*")]
+      .filter(node => node.tagName == "svg" || !slide.contains(node.closest("svg")))
+      .map(node => past(slide, node)).sort((a, b) => b[1] - a[1])[0];
+  const broken = slide => [...slide.querySelectorAll("img")].filter(image => !image.naturalWidth)
+      .map(image => image.getAttribute("src"));
+  const found = slides.map(
+      (slide, i) => ({slide: i + 1, over: worst(slide), images: broken(slide)}));
+  const bad = found.filter(one => one.images.length || one.over && one.over[1] > %d);
+  const report = document.createElement("pre");
+  report.id = "report";
+  report.textContent = JSON.stringify({slides: slides.length, bad: bad});
+  document.body.append(report);
+});
+</script>""" % SLACK
+
+
+class Missing(Exception):
+    """One sentence: what this machine lacks and how to get it."""
+
+
+def browser():
+    """The path of a chromium, or Missing."""
+    for name in (os.environ.get("CHROME_PATH"), *BROWSERS):
+        if name and shutil.which(name):
+            return shutil.which(name)
+    raise Missing("needs chromium for PDF and for the overflow check: apt install chromium")
+
+
+def install_marp():
+    """node_modules holds what package-lock.json pins, or Missing."""
+    if not shutil.which("npm"):
+        raise Missing("needs node and npm for the slides: install Node.js 20 or newer "
+                      "(Debian: apt install nodejs npm), then make slides")
+    stamp, lock = HERE / "node_modules" / ".package-lock.json", HERE / "package-lock.json"
+    if stamp.exists() and stamp.stat().st_mtime >= lock.stat().st_mtime and MARP.exists():
+        return
+    done = subprocess.run(["npm", "ci", "--no-audit", "--no-fund"], cwd=HERE, text=True,
+                          stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT)
+    if done.returncode:
+        last = (done.stdout.strip().splitlines() or ["no message"])[-1]
+        raise Missing(f"needs npm to reach a registry once, to install Marp: {last}")
+    os.utime(stamp)
+
+
+def marp(deck, out, *options):
+    """`out` is the deck in the format that its suffix names."""
+    env = {**os.environ, "CHROME_NO_SANDBOX": "1"}      # chromium has no sandbox for root
+    done = subprocess.run(
+        [MARP, deck, "-o", out, "--theme-set", HERE / "theme.css", "--no-stdin", "--html",
+         "--allow-local-files", *options],
+        env=env, text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT)
+    if done.returncode:
+        raise SystemExit(f"{deck.name}: marp stopped with\n{done.stdout}")
+
+
+def build(decks):
+    """HTML and PDF of each deck are in build/slides/, figures beside them."""
+    OUT.mkdir(parents=True, exist_ok=True)
+    if (HERE / "figures").exists():
+        shutil.copytree(HERE / "figures", OUT / "figures", dirs_exist_ok=True)
+    try:
+        chromium = browser()
+    except Missing as missing:
+        chromium = print(f"no PDF: {missing}")
+    for deck in decks:
+        marp(deck, OUT / f"{deck.stem}.html")
+        if chromium:
+            marp(deck, OUT / f"{deck.stem}.pdf", "--browser", "chrome", "--browser-path", chromium)
+        print(OUT.relative_to(HERE.parent) / f"{deck.stem}.html", "and .pdf" if chromium else "")
+
+
+def measure(deck, folder, chromium):
+    """{"slides": count, "bad": [...]} of one deck, as chromium lays it out."""
+    page = folder / f"{deck.stem}.html"
+    marp(deck, page, "--template", "bare")
+    page.write_text(page.read_text().replace("</body>", MEASURE + "</body>"))
+    done = subprocess.run(
+        [chromium, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
+         f"--user-data-dir={folder / 'profile'}", "--virtual-time-budget=10000",
+         "--window-size=1280,720", "--dump-dom", page.as_uri()],
+        text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        timeout=90)
+    report = re.search(r'<pre id="report">(.*?)</pre>', done.stdout, re.S)
+    if not report:
+        raise SystemExit(f"{deck.name}: chromium printed no report (exit code {done.returncode})")
+    return json.loads(html.unescape(report.group(1)))
+
+
+def check(decks):
+    """One sentence for each slide that leaves its page or misses a picture."""
+    chromium, problems = browser(), []
+    with tempfile.TemporaryDirectory(prefix="ranklab-slides-") as name:
+        folder = pathlib.Path(name)
+        if (HERE / "figures").exists():
+            shutil.copytree(HERE / "figures", folder / "figures")
+        for deck in decks:
+            for one in measure(deck, folder, chromium)["bad"]:
+                place = f"{deck.name} slide {one['slide']}"
+                problems += [f"{place}: no picture {image}" for image in one["images"]]
+                if one.get("over", ["", 0])[1] > SLACK:
+                    side, pixels, text = one["over"]
+                    problems.append(f"{place}: {pixels} px past the {side} edge at {text!r}")
+    return problems
+
+
+def main(argv):
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("decks", nargs="*", type=pathlib.Path, help="default: all of slides/")
+    parser.add_argument("--check", action="store_true", help="name the slides that overflow")
+    options = parser.parse_args(argv)
+    decks = [d.resolve() for d in options.decks] or sorted(HERE.glob("[0-9][0-9]_*.md"))
+    try:
+        install_marp()
+        if not options.check:
+            return build(decks)
+        problems = check(decks)
+    except Missing as missing:
+        print(missing, file=sys.stderr)
+        return 1
+    print("\n".join(problems) or f"{len(decks)} decks: every slide fits its page")
+    return int(bool(problems))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

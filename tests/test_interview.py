@@ -1,0 +1,235 @@
+"""The interview bank: the schema holds, every number can be computed, every text fills in."""
+import math
+import re
+from collections import Counter
+
+import pytest
+
+from ranklab.course.labs import STEMS
+from ranklab.course.questions import questions
+from ranklab.interview.ask import close, draw, judge
+from ranklab.interview.bank import entry_faults, load
+from ranklab.interview.expression import ExpressionError, evaluate
+from ranklab.interview.units import dimension, known_unit, read_number, show
+
+BANK = load()
+NUMBERS = [question for question in BANK if question.kind == "number"]
+LABS = sorted({question.lab for question in BANK})
+DRAWS = range(24)
+
+
+def name(question):
+    return question.id
+
+
+# -- the bank itself
+
+@pytest.mark.parametrize("lab", LABS)
+def test_each_lab_has_ten_questions_and_half_are_computed_by_the_library(lab):
+    of_lab = [question for question in BANK if question.lab == lab]
+    computed = [question for question in of_lab if _calls_the_library(question)]
+    assert len(of_lab) >= 10
+    assert 2 * len(computed) >= len(of_lab), f"{len(computed)} of {len(of_lab)} call the library"
+    assert all(question.parameters for question in computed)
+    assert 3 <= sum(question.in_lab for question in of_lab) <= 8
+    assert {question.kind for question in of_lab} == {"number", "choice", "open"}
+
+
+def test_the_first_three_labs_are_there():
+    assert {"00_ranks", "01_baseline", "02_collectives"} <= set(LABS) <= set(STEMS)
+
+
+@pytest.mark.parametrize("question", NUMBERS, ids=name)
+def test_number_is_finite_and_apart_from_its_wrong_answers(question):
+    for seed in DRAWS:
+        asked = draw(question, seed)
+        assert math.isfinite(asked.answer)
+        numbers = [asked.answer, *(value for value, _ in asked.wrong)]
+        for place, one in enumerate(numbers):
+            for other in numbers[place + 1:]:
+                assert not close(one, other, asked.tolerance), (asked.values, numbers)
+        assert judge(asked, asked.answer) == (True, "")
+        for value, confuses in asked.wrong:
+            assert judge(asked, value) == (False, confuses)
+
+
+@pytest.mark.parametrize("question", NUMBERS, ids=name)
+def test_the_answer_as_shown_is_accepted(question):
+    for seed in DRAWS:
+        asked = draw(question, seed)
+        assert judge(asked, read_number(asked.shown_answer(), asked.unit))[0], asked.shown_answer()
+
+
+@pytest.mark.parametrize("question", NUMBERS, ids=name)
+def test_drawn_parameters_change_the_numbers(question):
+    texts = {draw(question, seed).text for seed in DRAWS}
+    assert len(texts) > 1 if question.parameters else len(texts) == 1
+
+
+@pytest.mark.parametrize("question", BANK, ids=name)
+def test_texts_fill_in(question):
+    for seed in DRAWS:
+        asked = draw(question, seed)
+        texts = [asked.text, asked.why, *(confuses for _, confuses in asked.wrong)]
+        for text in texts + ([] if asked.kind == "number" else [asked.answer]):
+            assert "{" not in text and "}" not in text, text
+            assert text == text.strip()
+        assert not re.search(r"\d\.\d{6}", asked.text), "a float with all its digits"
+
+
+@pytest.mark.parametrize("question", BANK, ids=name)
+def test_a_draw_can_be_repeated(question):
+    assert draw(question, 5) == draw(question, 5)
+
+
+def test_ids_are_kebab_case_and_unique():
+    ids = Counter(question.id for question in BANK)
+    assert all(count == 1 for count in ids.values())
+    assert all(part.isalnum() and part.islower() or part.isdigit()
+               for one in ids for part in one.split("-"))
+
+
+def _calls_the_library(question):
+    return question.kind == "number" and bool(question.uses) and any(
+        f"{module.split('.')[-1]}." in question.answer for module in question.uses)
+
+
+# -- the schema: one fault, one sentence
+
+GOOD = {"id": "one", "lab": "00_ranks", "level": 1, "kind": "number", "question": "{n} ranks?",
+        "parameters": {"n": [1, 2]}, "answer": "n",
+        "wrong": [{"answer": "n + 1", "confuses": "off by one"}]}
+CHOICE = {"id": "two", "lab": "00_ranks", "level": 1, "kind": "choice", "question": "which?",
+          "answer": "a",
+          "wrong": [{"answer": "b", "confuses": "x"}, {"answer": "c", "confuses": "y"}]}
+OPEN = {"id": "three", "lab": "00_ranks", "level": 1, "kind": "open", "question": "why?",
+        "answer": "so", "rubric": ["one point", "another"]}
+
+
+@pytest.mark.parametrize("entry", [GOOD, CHOICE, OPEN], ids=["number", "choice", "open"])
+def test_a_sound_entry_has_no_faults(entry):
+    assert entry_faults(entry) == []
+
+
+@pytest.mark.parametrize("base, change, sentence", [
+    (GOOD, {"answer": None}, "`answer` is missing"),
+    (GOOD, {"awnser": "n"}, "`awnser` is no field of the bank"),
+    (GOOD, {"level": 7}, "level is 7; it must be 1, 2, 3, 4 or 5"),
+    (GOOD, {"kind": "essay"}, "kind is 'essay'; it must be one of number, choice, open"),
+    (GOOD, {"wrong": []}, "a number needs at least one common wrong answer"),
+    (GOOD, {"wrong": [{"answer": "3"}]}, "wrong answer 1 needs `answer` and `confuses`"),
+    (GOOD, {"unit": "Mbs"}, "the unit 'Mbs' is not one that interview/units.py knows"),
+    (GOOD, {"tolerance": 5}, "tolerance is 5; it must be 0 or more and less than 1"),
+    (GOOD, {"answer": "m"}, "the answer uses m, which is no parameter and not under `uses`"),
+    (GOOD, {"answer": "n +"}, "the answer: 'n +' is not an expression"),
+    (GOOD, {"answer": "[k for k in n]"}, "holds a ListComp; only arithmetic, names and calls"),
+    (GOOD, {"answer": "n.__class__"}, "reaches for the private name __class__"),
+    (GOOD, {"question": "{m} ranks?"}, "question names {m}, which is no parameter"),
+    (GOOD, {"question": "{answer} ranks?"}, "question names {answer}, which is no parameter"),
+    (GOOD, {"question": "{n ranks?"}, "question has a brace that is no parameter"),
+    (GOOD, {"question": "{} ranks?"}, "question has a brace that is no parameter"),
+    (GOOD, {"why": "{x}"}, "why names {x}, which is no parameter"),
+    (GOOD, {"parameters": {"n": ["1e9"]}}, "parameter n has the text '1e9'; YAML wants 1.0e+9"),
+    (GOOD, {"parameters": {"n": []}}, "parameter n must be a list, {from, to} or an expression"),
+    (GOOD, {"parameters": {"n": {"from": 1}}}, "parameter n must be a list, {from, to}"),
+    (GOOD, {"parameters": {"n": "m", "m": [1]}}, "parameter n uses m, which is no parameter"),
+    (GOOD, {"rubric": ["a", "b"]}, "only open questions have a rubric"),
+    (CHOICE, {"wrong": CHOICE["wrong"][:1]}, "a choice needs two wrong answers or more"),
+    (CHOICE, {"wrong": CHOICE["wrong"][:1] * 2}, "two of its choices are the same"),
+    (OPEN, {"rubric": ["only one"]}, "an open question needs a rubric of two points or more"),
+])
+def test_a_fault_is_one_sentence(base, change, sentence):
+    faults = entry_faults({**base, **change})
+    assert any(sentence in fault for fault in faults), faults
+    assert all("\n" not in fault for fault in faults)
+
+
+def test_load_names_file_and_id(tmp_path):
+    (tmp_path / "a.yaml").write_text("- {id: x, lab: 00_ranks, level: 9, kind: open, question: q,"
+                                     " answer: a, rubric: [b, c]}\n")
+    (tmp_path / "b.yaml").write_text("- {id: x, lab: 00_ranks, level: 1, kind: open, question: q,"
+                                     " answer: a, rubric: [b, c]}\n")
+    (tmp_path / "c.yaml").write_text("- id: [\n")
+    (tmp_path / "d.yaml").write_text("id: x\n")
+    with pytest.raises(ValueError) as caught:
+        load(tmp_path)
+    assert str(caught.value).splitlines() == [
+        "a.yaml: question 'x': level is 9; it must be 1, 2, 3, 4 or 5",
+        "b.yaml: question 'x': a.yaml has this id already",
+        "c.yaml: this is not YAML near line 2",
+        "d.yaml: the file must be a list of questions"]
+
+
+# -- expressions
+
+def test_expressions_compute():
+    assert evaluate("2 * (n - 1) / n * 100", {"n": 4}) == 150
+    assert evaluate("max(ceil(7 / 2), -1) ** 2 % 5 // 1", {}) == 1
+    assert evaluate("[3, 4][1]", {}) == 4
+
+
+@pytest.mark.parametrize("text, sentence", [
+    ("os", "nothing here is called os"), ("units.re", "re is a module; name it under `uses`"),
+    ("units.read_file('x')", "units has nothing called read_file"),
+    ("'a'.upper()", "is not a function of ranklab"), ("9 ** 9 ** 9", "the exponent 387420489 is"),
+    ("1 / 0", "divides by zero"), ("1 << 3", "the operator LShift is not allowed"),
+    ("not 1", "is not allowed in an answer"), ("lambda: 1", "holds a Lambda"),
+    ("n if n else 1", "holds a IfExp"), ("f'{n}'", "holds a")])
+def test_expressions_refuse(text, sentence):
+    from ranklab.interview import units
+    with pytest.raises(ExpressionError) as caught:
+        evaluate(text, {"units": units})
+    assert sentence in str(caught.value)
+
+
+# -- numbers and units
+
+@pytest.mark.parametrize("text, unit, value", [
+    ("1.5e9", "", 1.5e9), ("1,500", "", 1500), ("3/4", "", 0.75), ("-2", "", -2), ("7B", "", 7e9),
+    ("150", "MB", 150e6), ("150 MB", "MB", 150e6), ("0.15GB", "MB", 150e6), ("150 mb", "MB", 150e6),
+    ("1 GiB", "MB", 2**30), ("8 Gbit", "GB", 1e9), ("2*3/4*100", "MB", 150e6), ("2 ms", "s", 2e-3),
+    ("2^20 bytes", "MB", 2**20), ("1.5e8 B", "MB", 150e6), ("3/4", "%", 0.75), ("75", "%", 0.75),
+    ("75%", "%", 0.75), ("312 TFLOPS", "TFLOP/s", 312e12), ("6 PFLOP", "TFLOP", 6e15),
+    ("3", "messages", 3), ("~12 us", "us", 12e-6), ("8 x", "x", 8), ("$1,000", "USD", 1000)])
+def test_numbers_are_read(text, unit, value):
+    assert read_number(text, unit) == pytest.approx(value)
+
+
+@pytest.mark.parametrize("text, unit, sentence", [
+    ("many", "", "I cannot read 'many' as a number"), ("", "MB", "I cannot read '' as a number"),
+    ("12 parsecs", "MB", "I do not know the unit 'parsecs'; the question asks for MB"),
+    ("3 s", "MB", "'s' measures a time; the question asks for a size in MB"),
+    ("1/0", "", "I cannot read '1/0' as a number"), ("2 3", "", "I cannot read '2 3' as a number"),
+    ("9**9**9", "", "I cannot read"), ("1,5", "", "has a comma")])
+def test_numbers_are_refused_with_a_sentence(text, unit, sentence):
+    with pytest.raises(ValueError) as caught:
+        read_number(text, unit)
+    assert sentence in str(caught.value)
+
+
+def test_numbers_are_shown():
+    assert show(150e6, "MB") == "150 MB"
+    assert show(0.4375, "%") == "43.75%"
+    assert show(16777216) == "16,777,216"
+    assert show(8.4e22, "FLOP") == "8.4e22 FLOP"
+    assert show(1 / 3) == "0.3333"
+    assert known_unit("GB/s") and dimension("B") == "a size" and not known_unit("furlongs")
+
+
+# -- section 8 of a lab
+
+@pytest.mark.parametrize("lab", LABS)
+def test_questions_render_the_same_every_time(lab):
+    shown = questions(lab)
+    assert 3 <= len(shown) <= 8
+    page, text = shown._repr_html_(), repr(shown)
+    assert page.count("<details>") == page.count("</details>") == len(shown)
+    assert (page, text) == (questions(lab)._repr_html_(), repr(questions(lab)))
+    for _, asked in shown.drawn:
+        assert asked.shown_answer().split("\n")[0][:40].split()[0] in text
+    assert "Answer:" in text and "ranklab drill --lab " + lab[:2] in text
+
+
+def test_questions_of_an_unknown_lab():
+    with pytest.raises(ValueError, match="no interview questions for lab '99_none'; there are"):
+        questions("99_none")
