@@ -17,7 +17,7 @@ def counted(work, *args):
     return traffic
 
 
-# --- every collective, against its formula --------------------------------------------------------
+# --- every collective, against its formula ------------------------------------------------------
 
 
 def collectives(length, dtype):
@@ -146,7 +146,7 @@ def test_roots_and_ends():
     assert column("all_gather", "payload_bytes") == [4 * n] * 4
 
 
-# --- a real ring costs the same -------------------------------------------------------------------
+# --- a real ring costs the same -----------------------------------------------------------------
 
 
 def ring_all_reduce(x):
@@ -186,7 +186,7 @@ def test_a_real_ring_sends_what_the_formula_says_on_every_rank(size):
             assert by_backend.bytes_to == {}
 
 
-# --- what the learner sees --------------------------------------------------------------------------
+# --- what the learner sees ----------------------------------------------------------------------
 
 
 def table_of_a_step():

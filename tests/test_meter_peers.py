@@ -15,7 +15,7 @@ def counted(work, *args):
     return traffic
 
 
-# --- peers, groups, objects -------------------------------------------------------------------------
+# --- peers, groups, objects ---------------------------------------------------------------------
 
 
 def peers_and_groups():
@@ -62,7 +62,7 @@ def test_peers_are_global_ranks_and_splits_and_objects_are_exact():
         assert sizes.sent_bytes == 3 * 8 and data.sent_bytes > 3 * 10
 
 
-# --- threads and nesting ----------------------------------------------------------------------
+# --- threads and nesting ------------------------------------------------------------------------
 
 
 def in_a_thread(work):

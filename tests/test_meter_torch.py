@@ -120,6 +120,25 @@ def test_torch_itself_is_counted_like_comm_debug_mode_does():
         assert seen["nn.functional"][0].calls == {"all_reduce": 2}
 
 
+def two_dimensions():
+    from torch.distributed.fsdp import fully_shard
+
+    model = small_model()
+    mesh = dist.init_device_mesh(device().type, (2, 2), mesh_dim_names=("replicate", "shard"))
+    fully_shard(model, mesh=mesh)
+    traffic = counted(lambda: model(torch.ones(4, 8, device=device())).sum().backward())
+    return traffic, {axis: tuple(dist.get_process_group_ranks(mesh[axis].get_group()))
+                     for axis in mesh.mesh_dim_names}
+
+
+def test_bytes_are_known_per_axis_of_a_mesh():
+    weights = sum(p.nbytes for p in small_model().parameters())
+    for traffic, groups in launch(two_dimensions, ranks=4):
+        assert traffic.bytes_in[groups["shard"]] == 2 * weights // 2  # gather, reduce-scatter
+        assert traffic.bytes_in[groups["replicate"]] == weights // 2  # all-reduce of the shard
+        assert traffic.calls == {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 1}
+
+
 def ddp_step_by_step():
     from torch.nn.parallel import DistributedDataParallel
 

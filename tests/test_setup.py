@@ -1,31 +1,19 @@
-"""The set-up: `make lab` in a fresh clone, second runs, and a clear sentence for each way to fail."""
+"""The set-up: `make lab` in a fresh clone, second runs, a clear sentence for each way to fail."""
 
 import ast
-import importlib.metadata
 import os
 import re
 import signal
 import subprocess
 import sys
+import time
+import urllib.error
 import urllib.request
 
 import pytest
-import yaml
 from conftest import ROOT, load_script
-from packaging.requirements import Requirement
 
 setup = load_script("setup")
-
-
-def pins():
-    """{package: version} of constraints.txt, names in pip's normal form."""
-    lines = (ROOT / "constraints.txt").read_text().splitlines()
-    found = [line.split("==") for line in lines if line and not line.startswith("#")]
-    return {normal(name): version for name, version in found}
-
-
-def normal(name):
-    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def run_make(checkout, *arguments, **environ):
@@ -36,52 +24,6 @@ def run_make(checkout, *arguments, **environ):
                           stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                           stderr=subprocess.STDOUT,
                           env={**os.environ, "HOME": str(home), **environ})
-
-
-# --- the pins ---------------------------------------------------------------------------------
-
-def test_every_requirement_is_pinned_inside_its_range():
-    for text in importlib.metadata.requires("ranklab"):
-        wanted = Requirement(text)
-        assert normal(wanted.name) in pins(), f"{wanted.name} is not in constraints.txt"
-        assert wanted.specifier.contains(pins()[normal(wanted.name)]), text
-
-
-def test_pins_are_what_is_installed():
-    here = {normal(d.name): d.version.partition("+")[0] for d in importlib.metadata.distributions()}
-    assert pins()["torch"] == here["torch"]
-    wrong = {name: (here[name], pin) for name, pin in pins().items() if here.get(name, pin) != pin}
-    assert not wrong, "installed, pinned"
-    # NVIDIA's packages and triton come with torch's CUDA wheels, in the versions that it names.
-    extra = [name for name in here if name not in pins() and name not in ("pip", "ranklab")
-             and not name.startswith(("nvidia-", "cuda-", "triton"))]
-    assert not extra, "installed by somebody, but not pinned"
-
-
-def test_pins_name_no_place_and_no_platform():
-    for line in (ROOT / "constraints.txt").read_text().splitlines():
-        assert line.startswith("#") or re.fullmatch(r"[\w.-]+==[\w.]+", line), line
-    assert not [name for name in pins() if name.startswith("nvidia-")]
-
-
-def test_conda_gets_the_same_pins():
-    environment = yaml.safe_load((ROOT / "environment.yml").read_text())
-    conda = [item for item in environment["dependencies"] if isinstance(item, str)]
-    pip = next(item["pip"] for item in environment["dependencies"] if isinstance(item, dict))
-    assert pip == ["--constraint constraints.txt", f"--editable .[{setup.EXTRAS}]"]
-    python = next(item for item in conda if item.startswith("python="))
-    assert python == "python=3.%d" % setup.OLDEST[1]
-
-
-def test_condas_pip_lines_are_satisfied_here(checkout):
-    environment = yaml.safe_load((checkout / "environment.yml").read_text())
-    lines = next(item["pip"] for item in environment["dependencies"] if isinstance(item, dict))
-    (checkout / "conda-would-write.txt").write_text("\n".join(lines))
-    done = subprocess.run([sys.executable, "-m", "pip", "install", "--dry-run", "--no-index",
-                           "--no-build-isolation", "-r", "conda-would-write.txt"], cwd=checkout,
-                          capture_output=True, text=True, timeout=100)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "Would install ranklab" in done.stdout or "Would install" not in done.stdout
 
 
 # --- make -------------------------------------------------------------------------------------
@@ -115,11 +57,21 @@ def test_make_lab_serves_the_labs_at_the_printed_address(checkout):
             else:
                 pytest.fail("no address was printed:\n" + "".join(seen))
             assert "/lab/tree/labs?" in address[0]
-            with urllib.request.urlopen(address[0], timeout=30) as page:
-                assert page.status == 200 and b"JupyterLab" in page.read()
+            assert b"JupyterLab" in fetch(address[0])
         finally:
             os.killpg(server.pid, signal.SIGTERM)
             server.communicate(timeout=30)
+
+
+def fetch(address):
+    """The page at `address`; Jupyter prints the address a moment before it listens."""
+    for _ in range(100):
+        try:
+            with urllib.request.urlopen(address, timeout=30) as page:
+                return page.read()
+        except urllib.error.URLError:
+            time.sleep(0.1)
+    pytest.fail(f"nothing answers at {address}")
 
 
 def test_no_python_is_a_sentence(checkout):
@@ -164,7 +116,8 @@ def test_old_python_without_a_newer_one(monkeypatch):
 def test_old_python_hands_over_to_a_newer_one(monkeypatch):
     ran = []
     monkeypatch.setattr(setup.sys, "version_info", (3, 9, 2, "final", 0))
-    monkeypatch.setattr(setup.shutil, "which", lambda name: {"python3.12": sys.executable}.get(name))
+    newer = {"python3.12": sys.executable}
+    monkeypatch.setattr(setup.shutil, "which", newer.get)
     monkeypatch.setattr(setup.os, "execv", lambda path, argv: ran.append(argv) or sys.exit(7))
     with pytest.raises(SystemExit):
         setup.check_python(["--torch", "cpu"])
@@ -182,9 +135,10 @@ def test_full_disk(monkeypatch, tmp_path):
     ("ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device",
      "The disk filled up while installing"),
     ("WARNING: Retrying ... NewConnectionError('... [Errno 111] Connection refused')\n"
-     "ERROR: No matching distribution found for torch==2.13.0", "The package index can't be reached"),
-    ("error: Request failed after 3 retries\n  cause: dns error", "The package index can't be reached"),
-    ("ERROR: No matching distribution found for torch==2.13.0", "A pinned package has no build for"),
+     "ERROR: No matching distribution found for torch", "The package index can't be reached"),
+    ("error: Request failed after 3 retries\n  cause: dns error",
+     "The package index can't be reached"),
+    ("ERROR: No matching distribution found for torch", "A pinned package has no build for"),
     ("something new\n", "The installer stopped with code 2: something new"),
     ("", "The installer stopped with code 2: no message"),
 ])
@@ -193,11 +147,10 @@ def test_failed_install_is_explained(output, sentence):
 
 
 def test_python_without_venv(monkeypatch, tmp_path):
-    monkeypatch.setattr(setup.sys, "executable", "/bin/sh")     # fails as Debian's Python does
-    script = "echo The virtual environment was not created because ensurepip is not available; exit 1"
+    script = "echo Not created because ensurepip is not available; exit 1"
     real = setup.subprocess.run
     monkeypatch.setattr(setup.subprocess, "run",
-                        lambda command, **kw: real(["/bin/sh", "-c", script], **kw))
+                        lambda command, **kw: real(["sh", "-c", script], **kw))    # as Debian's
     with pytest.raises(setup.Stop, match=r"`apt install python3\.\d+-venv`"):
         setup.create(tmp_path / ".venv")
 
@@ -207,7 +160,7 @@ def test_no_network_in_a_fresh_clone(checkout, tmp_path):
     """The real thing: a real venv, a real pip, and an index that refuses the connection."""
     environ = {k: v for k, v in os.environ.items() if not k.startswith(("PIP_", "UV_"))}
     environ |= {"PIP_INDEX_URL": "http://127.0.0.1:9/simple", "PIP_CONFIG_FILE": os.devnull,
-                "PIP_RETRIES": "0", "HOME": str(tmp_path), "PIP_NO_CACHE_DIR": "1"}
+                "PIP_RETRIES": "1", "HOME": str(tmp_path), "PIP_NO_CACHE_DIR": "1"}
     done = subprocess.run(["make", "lab", f"VENV={tmp_path / 'venv'}"], cwd=checkout, env=environ,
                           capture_output=True, text=True, timeout=100, stdin=subprocess.DEVNULL)
     assert done.returncode

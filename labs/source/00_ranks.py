@@ -51,7 +51,7 @@ import torch.distributed as dist
 def hello():
     x = torch.tensor([dist.get_rank()], device=device())
     dist.all_reduce(x)  # every rank ends with the sum over ranks
-    print(f"process {os.getpid() > 0}, LOCAL_RANK {os.environ['LOCAL_RANK']}, sum {x.item()}")
+    print(f"I am LOCAL_RANK {os.environ['LOCAL_RANK']}, process {os.getpid()}; the sum is {x.item()}")
     return x.item()
 
 
@@ -98,7 +98,7 @@ def shard_range(n, rank, size):
 shard_range = check(shard_range)
 
 # %% [markdown]
-# This is what your function does with 50 items. Look at 8 ranks: two of them have one more than the rest, and **every
+# This is what your function does with 50 items. Look at 8 ranks: two of them have one item more than the rest, and **every
 # step of the job takes as long as theirs**.
 
 # %%
@@ -140,23 +140,26 @@ def pass_the_token(group=None):
 pass_the_token = check(pass_the_token)
 
 # %% [markdown]
-# Let us watch your token. Each rank notes when it has it.
+# Let us watch your token. All ranks start together; each notes how long it was inside your function.
 
 # %%
 import time
 
 
-def timed_token():
-    pass_the_token()  # the first message also opens the connection
-    value = pass_the_token()
-    return time.time()
+def seconds_inside(fn):
+    fn()  # the first message also opens the connection
+    dist.barrier()
+    start = time.perf_counter()
+    fn()
+    return time.perf_counter() - start
 
 
-plots.token_trip(launch(timed_token, ranks=8))
+plots.time_held(launch(seconds_inside, pass_the_token, ranks=8))
 
 # %% [markdown]
-# Only one rank works at any moment, the other seven wait. A ring with *one* message in flight is the slowest thing
-# one can build of eight ranks. In lab 02 every rank sends at every step, and the same ring becomes the fastest.
+# A staircase: rank 7 is held until the token has visited all ranks before it, and rank 0 until it comes home. Only one
+# rank works at any moment. A ring with *one* message in flight is the slowest thing one can build of eight ranks. In lab
+# 02 every rank sends at every step, and the same ring becomes the fastest.
 
 # %% [markdown]
 # ### 4.3 Fix the deadlock
@@ -190,7 +193,7 @@ fix_the_deadlock = check(fix_the_deadlock)
 plots.who_waits({rank: (rank + 1) % 4 for rank in range(4)}, ranks=4)
 
 # %% [markdown]
-# A circle of arrows is a deadlock; there is no other way to make one. Two cures: **break the circle** (one rank
+# A circle of arrows is a deadlock. Two cures: **break the circle** (one rank
 # receives first, as in 4.2), or **do not wait yet**: start the send and the receive, then wait for both. The second
 # keeps all links busy. In PyTorch it is `dist.batch_isend_irecv` with a list of `dist.P2POp(dist.isend, x, group=group,
 # group_peer=...)`; it returns handles to `wait()` for. (`dist.isend` does as well on gloo; NCCL wants the batch.)
@@ -282,7 +285,7 @@ launch(train_together, documents, ranks=4)
 # %% [markdown]
 # ### Further
 #
-# Try `train_together` with 18 documents. It hangs again: `shard_range` gives two ranks five documents and two ranks four,
+# Here is `train_together` with 18 documents. It hangs again: `shard_range` gives two ranks five documents and two ranks four,
 # so the *number* of calls differs now. What would you agree on, and when? Lab 03 has three answers (pad, cut, join).
 
 # %%
@@ -390,14 +393,24 @@ for name, what, messages, n_bytes in (
     assert counted == [messages, n_bytes]
 
 # %% [markdown]
-# Now the clock. Small messages cost the same whatever their size: that is **latency**. Large ones cost in proportion: that
-# is **bandwidth**. The knee between them decides most of lab 02.
+# Now the clock. Two ranks swap tensors with your `fix_the_deadlock`, from 8 bytes to 32 MB.
 
 # %%
-plots.all_reduce_times(found["times"])
+def swap_times():
+    rows = []
+    for n in (2, 20, 200, 2_000, 20_000, 200_000, 2_000_000, 8_000_000):
+        x = torch.zeros(n, device=device())
+        rows.append((x.nbytes, project.timed(lambda: fix_the_deadlock(x), repeats=9)))
+    return rows
+
+
+plots.times_by_size(launch(swap_times, ranks=2)[0], "a swap between two ranks, median of 9")
 
 # %% [markdown]
-# Do not compare these times with a GPU's: four processes share your few cores here, and gloo copies through the
+# On the left the curve is flat: a small message costs the same whatever its size. That is **latency**. On the right it
+# climbs in proportion to the bytes: that is **bandwidth**. The knee between them decides most of lab 02.
+#
+# Do not compare these times with a GPU's: the ranks share your few cores here, and gloo copies through the
 # kernel's loopback. Counts are exact on any machine; times are not. So this course asserts counts and prints times.
 
 # %% [markdown]

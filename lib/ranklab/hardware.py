@@ -92,45 +92,57 @@ def find(name):
     return max(matches, key=lambda gpu: len(gpu.name), default=None)  # A100 holds the text "A10"
 
 
-def present(device=None):
-    """The Device that this process computes on: a known GPU, or this machine as measured."""
-    if torch.cuda.is_available() and (device is None or torch.device(device).type == "cuda"):
-        name = torch.cuda.get_device_name(device)
-        found = find(name)
-        if found is None:
-            known = ", ".join(gpu.name for gpu in GPUS)
-            raise ValueError(f"no peak is known for {name}; known are {known}")
-        return found
-    return this_cpu()
+def present(device="cpu"):
+    """The Device that `device` is: a GPU of the table, else what is measured here and now."""
+    device = torch.device(device)
+    if device.type != "cuda":
+        return measured(device, f"this CPU ({torch.get_num_threads()} threads)")
+    name = torch.cuda.get_device_name(device)
+    return find(name) or measured(device, name)
 
 
-def this_cpu(seconds=0.3):
-    """This machine's CPU: the best matrix product and the best copy within `seconds` each.
-    Measured with torch's present number of threads, so it is what training here can reach.
+def measured(device, name, seconds=0.3):
+    """A Device by measurement: its best matrix product and its best copy within `seconds` each.
+    On a CPU with torch's present number of threads, so it is what training here can reach.
     """
-    flops = {dtype: best_matmul_flops(dtype, seconds) for dtype in (torch.float32, torch.bfloat16)}
-    source = torch.ones(16 * 1024 * 1024)  # 64 MB: no cache holds it
+    device = torch.device(device)
+    bf16, fp32 = (best_matmul_flops(dtype, device, seconds)
+                  for dtype in (torch.bfloat16, torch.float32))  # fmt: skip
+    source = torch.ones(16 * 1024 * 1024, device=device)  # 64 MB: more than most caches hold
     target = torch.empty_like(source)
-    copied = best_seconds(lambda: target.copy_(source), seconds)
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return Device(f"this CPU ({torch.get_num_threads()} threads)", flops[torch.bfloat16],
-                  flops[torch.float32], memory, 2 * source.nbytes / copied)  # fmt: skip
+    copied = best_seconds(lambda: target.copy_(source), device, seconds)
+    if device.type == "cuda":
+        memory = torch.cuda.get_device_properties(device).total_memory
+    else:
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return Device(name, bf16, fp32, memory, 2 * source.nbytes / copied)
 
 
-def best_matmul_flops(dtype=torch.float32, seconds=0.3, n=768):
-    """The FLOP/s of the fastest n x n x n product seen within `seconds`."""
-    a, b = torch.ones(n, n, dtype=dtype), torch.ones(n, n, dtype=dtype)
-    return 2 * n**3 / best_seconds(lambda: a @ b, seconds)
+def best_matmul_flops(dtype=torch.float32, device="cpu", seconds=0.3):
+    """The FLOP/s of the fastest square matrix product seen within `seconds`."""
+    n = 768 if torch.device(device).type == "cpu" else 8192
+    a, b = (torch.ones(n, n, dtype=dtype, device=device) for _ in range(2))
+    return 2 * n**3 / best_seconds(lambda: a @ b, device, seconds)
 
 
-def best_seconds(work, seconds):
+def best_seconds(work, device="cpu", seconds=0.3):
     """The shortest run of `work` among those that fit `seconds`; the first, a warm-up, is left out.
     The shortest and not the mean: others may use the machine too.
     """
-    work()
-    best, end = float("inf"), time.perf_counter() + seconds
-    while time.perf_counter() < end or best == float("inf"):
+
+    def wait():  # a launch on a GPU returns before its work is done
+        if torch.device(device).type == "cuda":
+            torch.cuda.synchronize(device)
+
+    def timed():
         start = time.perf_counter()
         work()
-        best = min(best, time.perf_counter() - start)
-    return best
+        wait()
+        return time.perf_counter() - start
+
+    timed()
+    end = time.perf_counter() + seconds
+    runs = [timed()]
+    while time.perf_counter() < end:
+        runs.append(timed())
+    return min(runs)

@@ -125,7 +125,7 @@ def pass_the_token__world_ranks_in_a_group(group=None):
 
 
 def pass_the_token__by_a_collective(group=None):
-    r"""to its neighbours\\s+only"""
+    r"""to its neighbours\s+only"""
     ones = torch.ones(1, dtype=torch.int64)
     dist.all_reduce(ones, group=group)
     return dist.get_rank(group) or ones.item()

@@ -58,7 +58,7 @@ class Group:
         """A ring over `chunks`, the bytes that belong to each rank. It sends to the next rank.
 
         Chunk r ends on rank r in a reduce_scatter, so it began on rank r+1; in an all_gather it
-        begins on rank r, so the rank before never passes it on. An all_reduce is one after the other.
+        begins on rank r, and the rank before r keeps it. An all_reduce is one after the other.
         """
         size, total = len(chunks), sum(chunks)
         mine, after, before = (chunks[(self.me + step) % size] for step in (0, 1, -1))

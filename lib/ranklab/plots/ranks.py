@@ -49,21 +49,14 @@ def shards(shard_range, n, sizes=(2, 3, 4, 8)):
     return fig
 
 
-def token_trip(seconds):
-    """When the token reached each rank; `seconds` has one time per rank, rank 0's its return."""
-    trip = sorted((at, rank) for rank, at in enumerate(seconds))
-    start = trip[0][0]
-    fig, ax = figure(7, 2.8)
-    times = [(at - start) * 1e3 for at, _ in trip]
-    hops = range(1, len(trip) + 1)
-    ax.step(times, hops, where="post", color=TONES[0])
-    ax.plot(times, hops, "o", color=TONES[0])
-    for time, hop, (_, rank) in zip(times, hops, trip):
-        ax.annotate(f"rank {rank}" + (" again" if rank == 0 else ""), (time, hop),
-                    xytext=(7, -4), textcoords="offset points", fontsize=9)
-    ax.set(xlabel="ms after the first hop", ylabel="hops", ylim=(0.5, len(trip) + 0.6))
-    ax.set_xlim(right=times[-1] * 1.15 + 1e-3)
-    ax.set_yticks(list(hops))
+def time_held(seconds, title=None):
+    """How long each rank was inside a call; `seconds` has one time per rank."""
+    fig, ax = figure(7, 0.28 * len(seconds) + 1)
+    bars(ax, range(len(seconds)), [s * 1e3 for s in seconds], 0, barh=True)
+    ax.set_yticks(range(len(seconds)), [f"rank {rank}" for rank in range(len(seconds))])
+    ax.set(xlabel="ms inside the call", title=title)
+    ax.invert_yaxis()
+    ax.grid(axis="y", visible=False)
     return fig
 
 
@@ -86,10 +79,10 @@ def who_waits(waits, ranks):
     return fig
 
 
-def all_reduce_times(rows):
-    """Measured time of an all-reduce against its size; `rows` is [(bytes, seconds)]."""
+def times_by_size(rows, label):
+    """Measured time against size, both logarithmic; `rows` is [(bytes, seconds)]."""
     fig, ax = figure(6.5, 2.8)
-    line(ax, *zip(*rows), 0, "all-reduce, median")
+    line(ax, *zip(*rows), 0, label)
     ax.set(xscale="log", yscale="log", xlabel="size of the tensor", ylabel="time")
     bytes_axis(ax.xaxis)
     seconds_axis(ax.yaxis)

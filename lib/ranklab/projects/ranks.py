@@ -57,18 +57,14 @@ def roll_call(limit_s=10):
     store.set(f"roll call/{call}/{rank}", "here")
     if rank != 0:
         return None
-    end, here = time.monotonic() + limit_s, []
-    for other in range(size):
-        left = max(end - time.monotonic(), 0.01)
-        try:
-            store.wait([f"roll call/{call}/{other}"], timedelta(seconds=left))
-            here.append(other)
-        except dist.DistStoreError:
-            pass  # missing: named below, with all others that are
-    if missing := sorted(set(range(size)) - set(here)):
+    end, here = time.monotonic() + limit_s, set()
+    while len(here) < size and time.monotonic() < end:
+        here |= {r for r in range(size) if store.check([f"roll call/{call}/{r}"])}
+        time.sleep(0.01)
+    if missing := sorted(set(range(size)) - here):
         raise RuntimeError(f"{rank_names(missing)} of {size} did not answer the roll call within "
-                           f"{limit_s:g} s; {rank_names(here)} did")
-    return here
+                           f"{limit_s:g} s; {rank_names(sorted(here))} did")
+    return sorted(here)
 
 
 def all_reduce_is_right(n=1000):

@@ -1,0 +1,222 @@
+"""The training loop of the course: one process now, any number of ranks through hooks later.
+
+Read `fit`, then `step`. One code path for CPU and CUDA, and no wait for the device inside a step:
+a GPU is kept busy only when Python runs ahead of it. Waits are where a number is printed.
+"""
+
+import contextlib
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from tqdm import tqdm
+
+from ranklab.baseline.accumulate import accumulate_gradients
+from ranklab.baseline.flops import transformer_flops
+from ranklab.checkpoint import load_checkpoint, save_checkpoint
+from ranklab.data import batch_at, held_out_batch
+
+PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """How to train; checked when it is made. The defaults suit two CPU cores."""
+
+    steps: int = 700
+    batch: int = 12  # sequences in a step, over all ranks
+    micro_batch: int = 12  # sequences in one forward and backward
+    lr: float = 6e-3
+    warmup: int = 20  # steps
+    final_lr: float = 0.02  # fraction of lr that is left at the end
+    weight_decay: float = 0.1
+    betas: tuple[float, float] = (0.9, 0.95)
+    clip: float = 1.0
+    precision: str = "fp32"
+    seed: int = 0  # of the order of the data
+    log_every: int = 50
+    eval_every: int = 0  # 0: only at the end
+    eval_batch: int = 256  # held-out sequences
+    checkpoint: str | None = None  # path
+    checkpoint_every: int = 0  # 0: only at the end
+
+    def __post_init__(self):
+        if self.precision not in PRECISIONS:
+            raise ValueError(f"precision={self.precision!r} must be one of {list(PRECISIONS)}")
+        for name in ("steps", "batch", "micro_batch", "log_every", "eval_batch"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """What changes when there is more than one rank; one process needs none of it."""
+
+    my_rows: Callable = lambda inputs, targets: (inputs, targets)  # this rank's part of the batch
+    after_backward: Callable = lambda model: None  # gradients become those of the whole batch
+    clip: Callable = torch.nn.utils.clip_grad_norm_  # (parameters, max_norm) -> the whole norm
+    average: Callable = lambda value: value  # the mean over ranks, for what is printed
+
+
+@dataclass
+class History:
+    """What fit saw, at each step that was logged."""
+
+    steps: list = field(default_factory=list)
+    loss: list = field(default_factory=list)
+    tokens_per_second: list = field(default_factory=list)
+    held_out: dict = field(default_factory=dict)  # step -> loss
+
+
+def learning_rate(config, step):
+    """Linear warm-up, then half a cosine down to `final_lr` of the peak."""
+    if step < config.warmup:
+        return config.lr * (step + 1) / config.warmup
+    progress = (step - config.warmup) / max(1, config.steps - config.warmup)
+    return config.lr * (config.final_lr + (1 - config.final_lr) * (1 + math.cos(math.pi * progress)) / 2)
+
+
+def make_optimizer(model, config):
+    """AdamW in one fused kernel; norms are not decayed, since zero is not where they belong."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    groups = [
+        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": config.weight_decay},
+        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, fused=True)
+
+
+class Trainer:
+    """A model, its optimizer, its data and the step that they have reached.
+
+    peak_flops  of all ranks together, for MFU; None: MFU is not shown
+    """
+
+    def __init__(self, model, text, config, device="cpu", compile=False, peak_flops=None,
+                 hooks=Hooks(), progress=True):  # fmt: skip
+        self.device = torch.device(device)
+        self.model = model.to(self.device)
+        # The state dict stays that of the plain model: torch.compile prefixes its names.
+        self.forward = torch.compile(self.model) if compile else self.model
+        self.text, self.config, self.hooks = text, config, hooks
+        self.peak_flops, self.progress = peak_flops, progress
+        self.optimizer = make_optimizer(self.model, config)
+        # fp16 alone needs a scaled loss; switched off, the scaler passes everything through
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.precision == "fp16")
+        self.steps_done = 0
+        self.n_ctx = self.model.config.n_ctx
+        self.history = History()
+
+    def fit(self):
+        """The model is trained to config.steps; returns the History."""
+        config, clock = self.config, Clock()
+        bar = tqdm(total=config.steps, initial=self.steps_done, disable=not self.progress,
+                   unit="step", mininterval=0.5)  # fmt: skip
+        with bar:
+            while self.steps_done < config.steps:
+                loss = self.step()
+                bar.update()
+                at, is_last = self.steps_done, self.steps_done == config.steps
+                # the first step is logged too: it compiles and warms up, and then the clock starts
+                if at % config.log_every == 0 or is_last or len(self.history.steps) == 0:
+                    self.log(loss, clock, bar)
+                if is_last or (config.eval_every and at % config.eval_every == 0):
+                    self.history.held_out[at] = self.evaluate()
+                    clock.restart(at)
+                every = config.checkpoint_every
+                if config.checkpoint and (is_last or (every and at % every == 0)):
+                    self.save()
+                    clock.restart(at)
+        return self.history
+
+    def step(self):
+        """One optimizer step on the batch of this step; returns its loss, still on the device."""
+        config = self.config
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(config, self.steps_done)
+        batch = batch_at(self.text.train, self.steps_done, config.batch, self.n_ctx, config.seed)
+        inputs, targets = (self.to_device(x) for x in self.hooks.my_rows(*batch))
+        self.optimizer.zero_grad(set_to_none=True)
+        loss = accumulate_gradients(self.scaled_loss_sum, inputs, targets, config.micro_batch)
+        self.hooks.after_backward(self.model)
+        self.scaler.unscale_(self.optimizer)  # clipping needs the true gradients
+        self.hooks.clip(self.model.parameters(), config.clip)
+        scale = self.scaler.get_scale()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.steps_done += 1
+        return loss / scale
+
+    def scaled_loss_sum(self, inputs, targets):
+        with self.autocast():
+            return self.scaler.scale(self.forward(inputs, targets, "sum"))
+
+    def autocast(self):
+        """Matrix products in config.precision; weights, norms and the loss stay in float32."""
+        dtype = PRECISIONS[self.config.precision]
+        if dtype == torch.float32:
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, dtype=dtype)
+
+    @torch.no_grad()
+    def evaluate(self):
+        """The mean loss on the held-out windows, in nats per token."""
+        config = self.config
+        inputs, targets = held_out_batch(self.text.held_out, config.eval_batch, self.n_ctx)
+        self.model.eval()
+        total = 0.0
+        for x, y in zip(inputs.split(config.micro_batch), targets.split(config.micro_batch)):
+            with self.autocast():  # not self.forward: it would compile once more, without autograd
+                total += self.model(self.to_device(x), self.to_device(y), "sum")
+        self.model.train()
+        return (total / targets.numel()).item()
+
+    def log(self, loss, clock, bar):
+        """Loss and speed are in the history and beside the bar. Waits for the device."""
+        loss = self.hooks.average(loss).item()
+        tokens = self.config.batch * self.n_ctx
+        speed = tokens * clock.steps_per_second(self.steps_done)
+        self.history.steps.append(self.steps_done)
+        self.history.loss.append(loss)
+        self.history.tokens_per_second.append(speed)
+        shown = {"loss": f"{loss:.3f}", "tokens/s": f"{speed:,.0f}"}
+        if self.peak_flops:
+            shown["MFU"] = f"{self.flops_per_token * speed / self.peak_flops:.1%}"
+        bar.set_postfix(shown, refresh=False)
+
+    @property
+    def flops_per_token(self):
+        return transformer_flops(self.model.config, 1, self.n_ctx) / self.n_ctx
+
+    def to_device(self, x):
+        # pinned memory is copied while Python goes on
+        return x.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else x
+
+    def save(self):
+        """config.checkpoint holds this moment."""
+        save_checkpoint(self.config.checkpoint, self.model, self.optimizer, self.steps_done,
+                        scaler=self.scaler)  # fmt: skip
+
+    def resume(self):
+        """The trainer stands where config.checkpoint was saved; the next steps are bit-equal."""
+        self.steps_done = load_checkpoint(self.config.checkpoint, self.model, self.optimizer,
+                                          self.device, scaler=self.scaler)  # fmt: skip
+
+
+class Clock:
+    """Steps per second between two looks; what happens before `restart` does not count."""
+
+    def __init__(self):
+        self.restart(None)
+
+    def restart(self, step):
+        self.step, self.time = step, time.perf_counter()
+
+    def steps_per_second(self, step):
+        """Since the last look; 0 at the first, which includes compiling and warming up."""
+        elapsed = time.perf_counter() - self.time
+        speed = 0.0 if self.step is None or step == self.step else (step - self.step) / elapsed
+        self.restart(step)
+        return speed
