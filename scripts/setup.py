@@ -150,7 +150,7 @@ def torch_requirement():
 def choose_torch(python, torch, pinned):
     """PyTorch's wheels for `torch` (cpu, cu128, ...) are installed."""
     wanted = torch_requirement()
-    # A mirror or a folder of wheels that pip was told about comes first; the public index has no tags.
+    # A mirror or a folder that pip was told about comes first; the public index has no tags.
     here = [str(python), "-m", "pip", "install", "--quiet", "%s+%s" % (wanted, torch)]
     if subprocess.call(here + pinned, cwd=str(ROOT), stderr=subprocess.DEVNULL) == 0:
         return

@@ -124,7 +124,8 @@ def python_run(script, folder, *arguments, environ=None):
     mark = new_mark()
     environ = {**os.environ, MARK: mark, **(environ or {})}
     process = subprocess.Popen([sys.executable, *arguments, str(script)], cwd=folder, text=True,
-                               env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+                               env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE)
     process.mark = mark
     return process
 

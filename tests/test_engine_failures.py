@@ -2,8 +2,9 @@
 
 import ctypes
 import os
+import re
 import signal
-import subprocess
+import socket
 import sys
 import threading
 import time
@@ -16,6 +17,9 @@ from engine_tools import alive, eventually, python_run, ranks_alive, write
 
 from ranklab import launch
 from ranklab.engine import HangError, RankError
+from ranklab.engine.crew import Crew
+from ranklab.engine.forkserver import ForkServer
+from ranklab.engine.rank import Job
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -32,13 +36,6 @@ def error_of(fn, *args, **options):
         launch(fn, *args, **options)
     assert "ranklab/engine" not in str(caught.value), caught.value
     return caught.value
-
-
-def states_of(error):
-    """What a HangError says of each rank."""
-    lines = str(error).splitlines()[1:]
-    assert [line[:8] for line in lines] == [f"  rank {r}" for r in range(len(lines))], error
-    return [line[8:].strip() for line in lines]
 
 
 # a rank raises
@@ -154,102 +151,127 @@ def test_what_a_dead_rank_printed_is_shown(capfd, monkeypatch):
 
 # a hang
 
-def hang_of(fn, *args, ranks, timeout=1.0):
-    """What the HangError says of each rank; it came in time."""
-    started = time.monotonic()
-    error = error_of(fn, *args, ranks=ranks, timeout=timeout)
-    assert time.monotonic() - started < timeout + 5  # the engine's promise
-    assert isinstance(error, HangError) and isinstance(error, TimeoutError)
-    assert f"of {ranks} did not finish within {timeout:g} s" in str(error)
-    return states_of(error)
+def skipped_collective():
+    if dist.get_rank() != 1:
+        dist.all_reduce(torch.ones(3))
 
 
-def test_a_skipped_collective():
-    def work():
-        if dist.get_rank() != 1:
-            dist.all_reduce(torch.ones(3))
-
-    states = hang_of(work, ranks=3)
-    assert states[1].startswith("finished after ")
-    for rank in (0, 2):
-        assert states[rank].startswith("waits in all_reduce at ")
-        assert states[rank].endswith(", in work:  dist.all_reduce(torch.ones(3))")
+def exchange(x):
+    peer = 1 - dist.get_rank()
+    dist.send(x, peer)
+    dist.recv(x, peer)
 
 
-def test_both_send_first():
-    def exchange(x):
-        peer = 1 - dist.get_rank()
-        dist.send(x, peer)
-        dist.recv(x, peer)
-
-    def work():
-        exchange(torch.ones(4))
-
-    for state in hang_of(work, ranks=2):
-        assert state.startswith("waits in send at ")
-        assert state.endswith(", in exchange:  dist.send(x, peer)")
+def both_send_first():
+    exchange(torch.ones(4))
 
 
-def test_an_endless_loop():
-    def work():
-        while dist.get_rank() == 0:
-            pass
+def endless_loop():
+    while dist.get_rank() == 0:
+        pass
+    dist.barrier()
+
+
+def returned_early():
+    for step in range(3):
+        if dist.get_rank() == 0 and step == 2:
+            return
+        dist.all_gather([torch.empty(1), torch.empty(1)], torch.ones(1))
+
+
+def forgotten_barrier():
+    if dist.get_rank() == 0:
         dist.barrier()
 
-    looping, waiting = hang_of(work, ranks=2)
-    assert looping.startswith("is at ") and looping.endswith(":  while dist.get_rank() == 0:") or (
-        looping.endswith(":  pass"))
-    assert waiting.startswith("waits in barrier at ")
+
+def inside_a_model():
+    class Gather(torch.nn.Module):
+        def forward(self, x):
+            return dist.all_gather_object([None, None], x)
+
+    if dist.get_rank() == 0:
+        Gather()(torch.ones(1))
 
 
-def test_a_rank_that_returned_early():
-    def work():
-        for step in range(3):
-            if dist.get_rank() == 0 and step == 2:
-                return
-            dist.all_gather([torch.empty(1), torch.empty(1)], torch.ones(1))
-
-    states = hang_of(work, ranks=2)
-    assert states[0].startswith("finished after ") and "waits to be released" in states[0]
-    assert states[1].startswith("waits in all_gather at ")
+def in_a_thread():
+    thread = threading.Thread(target=dist.recv, args=(torch.ones(1), 1 - dist.get_rank()))
+    thread.start()
+    thread.join()
 
 
-def test_a_forgotten_barrier_is_not_supplied_by_the_engine():
-    def work():
-        if dist.get_rank() == 0:
-            dist.barrier()
-
-    states = hang_of(work, ranks=2)
-    assert states[0].startswith("waits in barrier") and states[1].startswith("finished")
+def stopped():
+    os.kill(os.getpid(), signal.SIGSTOP)
 
 
-def test_a_collective_inside_a_model_is_named():
-    def work():
-        class Gather(torch.nn.Module):
-            def forward(self, x):
-                return dist.all_gather_object([None, None], x)
-
-        if dist.get_rank() == 0:
-            Gather()(torch.ones(1))
-
-    assert hang_of(work, ranks=2)[0].startswith("waits in all_gather_object at ")
-
-
-def test_the_function_itself_may_be_the_collective():
-    assert hang_of(dist.recv, torch.ones(1), ranks=2) == ["waits in recv"] * 2
+HANGS = {  # name -> what launch is given
+    "skipped collective": ((skipped_collective,), 3),
+    "both send first": ((both_send_first,), 2),
+    "endless loop": ((endless_loop,), 2),
+    "returned early": ((returned_early,), 2),
+    "forgotten barrier": ((forgotten_barrier,), 2),
+    "inside a model": ((inside_a_model,), 2),
+    "in a thread": ((in_a_thread,), 2),
+    "stopped": ((stopped,), 1),
+    "the collective itself": ((dist.recv, torch.ones(1)), 2),
+}
+HANG_LIMIT = 6.0  # enough for all their ranks to get there on a busy machine
 
 
-def test_a_wait_in_a_thread_of_the_rank():
-    def work():
-        thread = threading.Thread(target=dist.recv, args=(torch.ones(1), 1 - dist.get_rank()))
+@pytest.fixture(scope="module")
+def hangs():
+    """What the HangError of each says of each rank; all hang at the same time, to save ours."""
+    found = {}
+
+    def hang(name, call, ranks):
+        started = time.monotonic()
+        try:
+            launch(*call, ranks=ranks, timeout=HANG_LIMIT)
+        except HangError as error:
+            found[name] = error, time.monotonic() - started
+
+    launch(int, ranks=1)
+    threads = [threading.Thread(target=hang, args=(n, *HANGS[n])) for n in HANGS]
+    for thread in threads:
         thread.start()
+    for thread in threads:
         thread.join()
+    return found
 
-    assert all(s.endswith("thread.join()") for s in hang_of(work, ranks=2))
+
+def test_a_hang_ends_in_time_with_one_line_for_each_rank(hangs):
+    assert set(hangs) == set(HANGS)
+    for name, (error, seconds) in hangs.items():
+        assert HANG_LIMIT <= seconds < HANG_LIMIT + 5, name  # the engine's promise
+        assert isinstance(error, RankError) and isinstance(error, TimeoutError)
+        head, *states = str(error).splitlines()
+        assert f" of {HANGS[name][1]} did not finish within 6 s" in head
+        assert [s[:8] for s in states] == [f"  rank {r}" for r in range(HANGS[name][1])], error
+        assert "ranklab/engine" not in str(error), error
+
+
+@pytest.mark.parametrize(("name", "states"), [
+    ("skipped collective", ["waits in all_reduce at .* in skipped_collective:  dist.all_reduce",
+                            r"finished after \d+\.\d s, and waits to be released$",
+                            "waits in all_reduce at "]),
+    ("both send first", [r"waits in send at .*, in exchange:  dist\.send\(x, peer\)$"] * 2),
+    ("endless loop", [r"is at .*, in endless_loop:  (while dist.get_rank\(\) == 0:|pass)$",
+                      r"waits in barrier at .*, in endless_loop:  dist\.barrier\(\)$"]),
+    ("returned early", ["finished after ", r"waits in all_gather at .*:  dist\.all_gather\("]),
+    ("forgotten barrier", ["waits in barrier at ", "finished after "]),
+    ("inside a model", ["waits in all_gather_object at .* in forward:  ", "finished after "]),
+    ("in a thread", [r"is at .*, in in_a_thread:  thread\.join\(\)$"] * 2),
+    ("stopped", ["did not say where: it was still starting, or answers no signals$"]),
+    ("the collective itself", ["waits in recv$"] * 2),
+])
+def test_the_report_of_a_hang(hangs, name, states):
+    lines = str(hangs[name][0]).splitlines()[1:]
+    for rank, (line, state) in enumerate(zip(lines, states, strict=True)):
+        assert re.match(f"  rank {rank}  {state}", line), line
 
 
 def test_time_is_up_before_the_ranks_have_begun():
-    assert len(hang_of(dist.get_rank, ranks=4, timeout=0.001)) == 4
+    error = error_of(dist.get_rank, ranks=4, timeout=0.001)
+    assert "ranks 0, 1, 2, 3 of 4 did not finish within 0.001 s" in str(error)
 
 
 def test_a_rank_that_will_not_end_after_its_return():
@@ -262,11 +284,6 @@ def test_a_rank_that_will_not_end_after_its_return():
     started = time.monotonic()
     assert launch(work, ranks=1, timeout=1) == [3]
     assert time.monotonic() - started < 6
-
-
-def test_a_rank_that_stops_answering():
-    states = hang_of(lambda: os.kill(os.getpid(), signal.SIGSTOP), ranks=1)
-    assert states == ["did not say where: it was still starting, or answers no signals"]
 
 
 def test_an_endless_loop_that_prints(capfd):
@@ -297,14 +314,6 @@ def server():
                 if "ranklab.engine.server" in " ".join(p.cmdline()))
 
 
-def test_the_server_is_killed_between_launches():
-    assert launch(dist.get_rank, ranks=2) == [0, 1]
-    first = server()
-    first.kill()
-    assert launch(dist.get_rank, ranks=2) == [0, 1]
-    assert server().pid != first.pid
-
-
 def test_the_server_is_killed_during_a_launch():
     launch(dist.get_rank, ranks=1)
     threading.Timer(0.5, server().kill).start()
@@ -314,58 +323,35 @@ def test_the_server_is_killed_during_a_launch():
     assert launch(dist.get_rank, ranks=2) == [0, 1]
 
 
-def test_the_system_will_not_start_more_processes(tmp_path):
-    script = write(tmp_path / "no_more.py", """
-        import os
-        from ranklab import launch
-        from ranklab.engine.forkserver import fork_server
-        import ranklab.engine.server
-
-        launch(int, ranks=1)
-        # The answer of a server whose fork failed, from a stand-in.
-        real = fork_server().connect
-        class Refuses:
-            def connect(self):
-                import socket, threading
-                mine, theirs = socket.socketpair()
-                def answer():
-                    socket.recv_fds(theirs, 4096, 5)
-                    theirs.send(b'{"forked": 0, "error": "Cannot allocate memory"}\\n')
-                threading.Thread(target=answer, daemon=True).start()
-                self.kept = theirs
-                return mine
-        import sys
-        sys.modules["ranklab.engine.launch"].fork_server = Refuses
-        try:
-            launch(int, ranks=2)
-        except RuntimeError as error:
-            print(error)
-        """)
-    output, errors = python_run(script, tmp_path).communicate(timeout=50)
-    assert output == ("launch: the system would not start rank 0 of 2: "
-                      "Cannot allocate memory\n"), errors
+def test_the_system_will_not_start_more_processes():
+    """The answer of a server whose fork failed, from a stand-in."""
+    mine, theirs = socket.socketpair()
+    job = Job(2, 1, 60, 0, {}, "/", [])
+    theirs.send(b'{"forked": 0, "error": "Cannot allocate memory"}\n')
+    before = len(os.listdir("/proc/self/fd"))
+    with theirs, pytest.raises(RuntimeError) as caught, Crew(mine, job, b"", stream=False):
+        pass
+    assert str(caught.value) == ("launch: the system would not start rank 0 of 2: "
+                                 "Cannot allocate memory")
+    assert len(os.listdir("/proc/self/fd")) == before - 2  # the two ends of the stand-in
 
 
-def test_a_preload_that_fails_is_one_sentence(tmp_path):
-    broken = tmp_path / "broken"
-    broken.mkdir()
-    (broken / "cloudpickle.py").write_text("raise ImportError('this one is broken on purpose')\n")
-    script = write(tmp_path / "script.py", f"""
-        import os
-        from ranklab import launch
-        import cloudpickle                       # the kernel has the good one
-        os.environ["PYTHONPATH"] = {str(broken)!r}
-        try:
-            launch(int, ranks=1)
-        except RuntimeError as error:
-            print(error)
-        del os.environ["PYTHONPATH"]
-        print(launch(int, ranks=2))              # and all is well again
-        """)
-    output, errors = python_run(script, tmp_path).communicate(timeout=50)
-    assert output.splitlines() == [
-        "launch: the process that forks ranks did not start: "
-        "ImportError: this one is broken on purpose", "[0, 0]"], errors
+def test_a_preload_that_fails_is_one_sentence(tmp_path, monkeypatch):
+    (tmp_path / "cloudpickle.py").write_text("raise ImportError('broken on purpose')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    before = set(psutil.Process().children())
+    with pytest.raises(RuntimeError) as caught:
+        ForkServer()
+    assert str(caught.value) == ("launch: the process that forks ranks did not start: "
+                                 "ImportError: broken on purpose")
+    assert set(psutil.Process().children()) == before
+
+
+def test_a_server_that_crashes_at_its_start_is_one_sentence(tmp_path, monkeypatch):
+    (tmp_path / "cloudpickle.py").write_text("import os; os.kill(os.getpid(), 11)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(RuntimeError, match="did not start: it was killed by SIGSEGV"):
+        ForkServer()
 
 
 # Ctrl-C
@@ -383,67 +369,64 @@ def test_an_interrupt_ends_the_ranks_and_says_where_they_were():
     assert not ranks_alive()
 
 
+SCRIPT = """
+    import os, random, signal, threading, time
+    import torch.distributed as dist
+    from ranklab import launch
+
+    def count():
+        return len(os.listdir("/proc/self/fd")), threading.active_count()
+
+    def interrupted(seconds, ranks):
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+        try:
+            launch(dist.barrier, ranks=ranks)
+        except KeyboardInterrupt:
+            return True
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    draw = random.Random(7)
+    interrupted(0.6, 2)                          # the server is importing torch
+    assert launch(dist.get_rank, ranks=2) == [0, 1]
+    before = count()
+    hits = 0
+    for _ in range(30):
+        try:
+            hits += bool(interrupted(draw.uniform(0.0005, 0.25), 3))
+        except KeyboardInterrupt:                # it came after launch had returned
+            pass
+    assert launch(dist.get_rank, ranks=2) == [0, 1]
+    print("interrupted", hits, *before, *count(), flush=True)
+    input()
+    threading.Thread(target=launch, args=(time.sleep, 60), daemon=True).start()
+    time.sleep(0.5)
+"""
+
+
+@pytest.fixture(scope="module")
+def interrupted(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("interrupted")
+    process = python_run(write(folder / "script.py", SCRIPT), folder)
+    yield process, process.stdout.readline().split()
+    for left in alive(process.mark):
+        left.kill()
+
+
 @pytest.mark.timeout(120)
-def test_interrupts_at_any_moment_leave_nothing(tmp_path):
-    """Also during the start of the server, between fork and the first read, and while it ends."""
-    script = write(tmp_path / "interrupted.py", """
-        import os, random, signal, sys, threading, time
-        import torch.distributed as dist
-        from ranklab import launch
-
-        def count():
-            return len(os.listdir("/proc/self/fd")), threading.active_count()
-
-        def interrupted(seconds, ranks):
-            signal.setitimer(signal.ITIMER_REAL, seconds)
-            try:
-                launch(dist.barrier, ranks=ranks)
-            except KeyboardInterrupt:
-                return True
-            finally:
-                signal.setitimer(signal.ITIMER_REAL, 0)
-
-        signal.signal(signal.SIGALRM, signal.default_int_handler)
-        draw = random.Random(int(sys.argv[1]))
-        launch_started = interrupted(0.6, 2)     # torch is being imported
-        assert launch(dist.get_rank, ranks=2) == [0, 1]
-        before = count()
-        hits = 0
-        for _ in range(40):
-            try:
-                hits += bool(interrupted(draw.uniform(0.0005, 0.25), 3))
-            except KeyboardInterrupt:            # it came after launch had returned
-                pass
-        assert launch(dist.get_rank, ranks=2) == [0, 1]
-        print("interrupted", hits, *before, *count(), flush=True)
-        input()
-        """)
-    process = subprocess.Popen([sys.executable, str(script), "7"], text=True, cwd=tmp_path,
-                               stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    try:
-        word, hits, *counts = process.stdout.readline().split()
-        assert word == "interrupted" and int(hits) >= 5
-        fds_before, threads_before, fds_after, threads_after = map(int, counts)
-        assert fds_after <= fds_before + 2 and threads_after <= threads_before
-        below = psutil.Process(process.pid).children(recursive=True)
-        assert len(below) == 1, below  # the server
-        process.communicate("\n", timeout=20)
-        assert process.returncode == 0
-        assert eventually(lambda: not any(p.is_running() for p in below), 3)
-    finally:
-        process.kill()
+def test_interrupts_at_any_moment_leave_nothing(interrupted):
+    """Also while the server starts, between fork and the first read, and while the ranks end."""
+    process, (word, hits, *counts) = interrupted
+    assert word == "interrupted" and int(hits) >= 5
+    fds_before, threads_before, fds_after, threads_after = map(int, counts)
+    assert fds_after <= fds_before and threads_after <= threads_before
+    assert eventually(lambda: len(alive(process.mark)) == 2, 3)  # the script and its server
 
 
-def test_the_interpreter_may_end_while_a_thread_launches(tmp_path):
-    script = write(tmp_path / "leaves.py", """
-        import threading, time
-        from ranklab import launch
-
-        launch(int, ranks=1)
-        threading.Thread(target=launch, args=(time.sleep, 60), daemon=True).start()
-        time.sleep(0.5)
-        """)
-    process = python_run(script, tmp_path)
-    process.communicate(timeout=50)
+@pytest.mark.timeout(120)
+def test_the_interpreter_may_end_while_a_thread_launches(interrupted):
+    process, _ = interrupted
+    process.communicate("\n", timeout=20)
     assert process.returncode == 0
     assert eventually(lambda: not alive(process.mark), 3)

@@ -78,10 +78,11 @@ def fix_the_deadlock(x, group=None):
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     if size == 1:
         return x.clone()
+    x = x.contiguous()  # a message is one block of memory
     from_before = torch.empty_like(x)
     # Both are under way before either is waited for, so no rank blocks its neighbour.
     under_way = dist.batch_isend_irecv([
-        dist.P2POp(dist.isend, x.contiguous(), group=group, group_peer=(rank + 1) % size),
+        dist.P2POp(dist.isend, x, group=group, group_peer=(rank + 1) % size),
         dist.P2POp(dist.irecv, from_before, group=group, group_peer=(rank - 1) % size),
     ])
     for work in under_way:

@@ -101,14 +101,7 @@ def tree_broadcast__in_place(x, src=0, group=None):
 def tree_broadcast__powers_of_two_only(x, src=0, group=None):
     """no power of two"""
     rank, R, _, _ = _ring(group)
-    out, place, have = x.clone(memory_format=torch.contiguous_format), (rank - src) % R, 1
-    while have < R:
-        if place < have:
-            dist.send(out, group=group, group_dst=(place + have + src) % (2 * have))
-        elif place < 2 * have:
-            dist.recv(out, group=group, group_src=(rank - have) % R)
-        have *= 2
-    return out
+    return _broadcast(x, src, group, n_places=2 ** math.ceil(math.log2(R)))
 
 
 def tree_broadcast__uses_the_backend(x, src=0, group=None):
@@ -122,7 +115,7 @@ def tree_broadcast__uses_the_backend(x, src=0, group=None):
 
 
 def ring_reduce_scatter__one_step_short(x, group=None, out=None):
-    """lacks rank"""
+    """Are there R-1 steps"""
     rank, R, right, left = _ring(group)
     mine = x.flatten().tensor_split(R)
     partial = mine[rank - 1].clone()

@@ -88,7 +88,7 @@ def _judge(notebook, scratch, limit, row):
     log, deadline = Log(scratch / "verdicts.log"), time.monotonic() + limit
     kept = {file.stem for file in (scratch / "kept").glob("*.pickle")}
     exercises = {exercise.name: exercise for exercise in labs.checks_of(row.stem).EXERCISES}
-    todo = [name for name in names_of(row.stem) if name in kept or name not in exercises]
+    todo = [name for name in names_of(row.stem) if name in kept | notebook.predictions().keys()]
     while todo:
         left = deadline - time.monotonic()
         in_time = sandbox.run("judge_all", scratch, log, left, limit * CELL_SHARE, *todo)
@@ -99,8 +99,9 @@ def _judge(notebook, scratch, limit, row):
         if todo:  # the first one ended the process, or was still busy; the others go on
             row.set(todo.pop(0), FAILED, "its check ran out of time" if not in_time
                     else "it ended the process that checked it")
-    for name in exercises.keys() - row.states.keys():
-        row.set(name, *notebook.why_missing(name))
+    for name in names_of(row.stem):
+        if name not in row.states:
+            row.set(name, *notebook.why_missing(name))
     row.states = {name: row.states[name] for name in names_of(row.stem)}
     if copied := [name for name in exercises if name in kept
                   and notebook.is_copied(exercises[name])]:

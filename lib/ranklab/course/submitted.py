@@ -38,7 +38,7 @@ class Notebook:
 
     def _likely_stem(self):
         """The lab whose names the notebook mentions most often; None if it mentions none."""
-        found = {*definitions(self.text), *re.findall(r"\bcheck\(\s*(\w+)", self.text)}
+        found = set(re.findall(r"\w+", self.text))
         counts = {stem: len(found & set(names_of(stem))) for stem in labs.written()}
         best = max(counts, key=counts.get, default=None)
         return best if counts.get(best) else None
@@ -50,24 +50,29 @@ class Notebook:
         return self.cells[: sum(last)]
 
     def predictions(self):
-        """The text of each predicted number: the last one that is not `...`."""
-        found = {item.name: "..." for item in labs.checks_of(self.stem).PREDICTIONS}
+        """The text of each number that was predicted: the last one that is not `...`."""
+        wanted = {item.name for item in labs.checks_of(self.stem).PREDICTIONS}
+        found = {}
         for call in (node for tree in self.trees for node in ast.walk(tree)):
             function = getattr(call, "func", None)  # check(...), or ranklab.check(...)
             if "check" in (getattr(function, "id", ""), getattr(function, "attr", "")):
                 for keyword in call.keywords:
                     text = ast.unparse(keyword.value)
-                    if keyword.arg in found and text not in ("...", "None"):
+                    if keyword.arg in wanted and text not in ("...", "None"):
                         found[keyword.arg] = text
         return found
 
     def why_missing(self, name):
-        """(state, reason) of an exercise that could not be had from the notebook."""
+        """(state, reason) of what could not be had from the notebook."""
+        if any(name == prediction.name for prediction in labs.checks_of(self.stem).PREDICTIONS):
+            return NOT_WRITTEN, ""
         if name in definitions(self.text):
             return NOT_WRITTEN, "its cell was not reached, or failed"
+        if not re.search(rf"\b{name}\b", self.text):
+            return NOT_WRITTEN, "it is not in the notebook"
         if re.search(rf"^\s*(from\s+ranklab\b.*\b{name}\b|{name}\s*=)", self.text, re.M):
             return LIBRARYS, "the notebook does not define it"
-        return NOT_WRITTEN, "it is not in the notebook"
+        return NOT_WRITTEN, ""
 
     def is_copied(self, exercise):
         """True when the last definition is the library's, but for comments and docstring."""

@@ -9,7 +9,10 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from pathlib import Path
+
+from ranklab.engine.report import describe_exit
 
 START_LIMIT = 180  # seconds; a cold disk reads torch slowly
 ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
@@ -22,6 +25,7 @@ class ForkServer:
     """A running server; `connect()` begins a launch."""
 
     def __init__(self):
+        self._started = time.monotonic()
         self._errors = tempfile.TemporaryFile()
         self._lifeline, theirs = socket.socketpair()
         package_root = str(Path(__file__).parents[2])
@@ -60,8 +64,11 @@ class ForkServer:
         self.close()
         self._errors.seek(0)
         last = self._errors.read().decode(errors="replace").strip().splitlines()[-1:]
-        code = self._process.returncode
-        return last[0] if last else f"exit code {code}, at most {START_LIMIT} s after its start"
+        if last:
+            return last[0]
+        if time.monotonic() - self._started > START_LIMIT:
+            return f"it was not ready after {START_LIMIT} s"
+        return f"it {describe_exit(self._process.returncode)}"
 
     def connect(self) -> socket.socket:
         """A new connection: the lifetime of one launch."""

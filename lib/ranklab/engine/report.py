@@ -17,7 +17,8 @@ ENGINE = str(Path(__file__).parent)
 PACKAGE = str(Path(ENGINE).parent)
 NOT_LEARNERS = tuple(str(Path(PACKAGE, name))
                      for name in ("engine", "course", "checks", "meter"))
-TORCH = "/torch/"
+TORCH_DISTRIBUTED = str(Path(sysconfig.get_path("purelib"), "torch", "distributed"))
+NOT_A_WAIT = ("_", "wrapper", "get_", "is_")  # beginnings of names in torch.distributed
 LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
 
 
@@ -140,15 +141,14 @@ class Stack:
         return next(iter(outside or learners), None)
 
     def call(self):
-        """The torch function that the learner's line waits in, e.g. "all_reduce"; None if none."""
+        """What the learner's line waits in, e.g. "all_reduce"; None if it does not communicate."""
         own = self.own()
         inner = self.frames[: self.frames.index(own)] if own else self.frames
-        torchs = [f for f in inner if TORCH in f.file and f.function != "wrapper"]
-        public = [f for f in torchs if not f.function.startswith("_")]
-        # The outermost is what the learner's line called; a model's forward hides a collective.
-        collectives = [f for f in public if f.file.endswith("distributed_c10d.py")]
-        names = [f.function for f in collectives or public or torchs]
-        return names[-1] if names else None
+        waits = [f for f in inner if f.file.startswith(TORCH_DISTRIBUTED)
+                 and not f.function.startswith(NOT_A_WAIT)]
+        collectives = [f for f in waits if f.file.endswith("distributed_c10d.py")]
+        names = [f.function for f in collectives or waits]
+        return names[-1] if names else None  # the outermost: what the learner's line called
 
     def __str__(self):
         own, call = self.own(), self.call()

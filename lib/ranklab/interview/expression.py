@@ -9,10 +9,16 @@ import math
 import operator
 import types
 
+
+def total(table):
+    """The sum of a dict's values, as of the bytes by category."""
+    return sum(table.values())
+
+
 BINARY = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
           ast.Div: operator.truediv, ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod}
 UNARY = {ast.USub: operator.neg, ast.UAdd: operator.pos}
-SMALL = {"len": len, "sum": sum, "min": min, "max": max, "abs": abs, "round": round,
+SMALL = {"len": len, "sum": sum, "total": total, "min": min, "max": max, "abs": abs, "round": round,
          "ceil": math.ceil, "floor": math.floor, "log2": math.log2, "sqrt": math.sqrt}
 ALLOWED = (ast.Expression, ast.Constant, ast.Name, ast.Load, ast.BinOp, ast.UnaryOp, ast.operator,
            ast.unaryop, ast.Call, ast.keyword, ast.Attribute, ast.Subscript, ast.Tuple, ast.List)

@@ -2,7 +2,9 @@
 
 import torch
 
-from ranklab.checks.collectives.ring import ALONE, plain_cases, ranks_agree, uneven_cases
+from ranklab.checks.collectives.ring import (
+    ALONE, is_mean, plain_cases, ranks_agree, uneven_cases,
+)
 from ranklab.checks.collectives.trials import (
     WORLD_SIZES, Case, compare, no_backend, observe, total, values,
 )
@@ -38,7 +40,7 @@ def _explain_server(case):
         if got.shape == right.shape and torch.equal(got, values(case, rank)) and ranks > 1:
             raise Mistake(f"rank {rank} of {ranks} still has its own x (server={case.root})",
                           "After the server has added everything up it must send the sum back.")
-        if torch.equal(got * ranks, right) and ranks > 1:
+        if is_mean(got, right, ranks):
             raise Mistake(f"rank {rank} of {ranks} has the mean, not the sum",
                           "Do not divide by R: whoever wants the mean does it afterwards.")
         if case.kind == "marks" and rank != case.root and ranks > 2:

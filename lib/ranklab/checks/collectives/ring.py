@@ -55,7 +55,8 @@ def explain_shard(rank, ranks, got, right):
         value = int(got[0]) if got.numel() else 0
         if value == 16**rank:
             raise Mistake(f"rank {rank} of {ranks} returns its own share of chunk {rank}, unsummed",
-                          "Return the partial sum that arrived last, with your share added.")
+                          "Are there R-1 steps, range(1, R)? The result is the partial sum that "
+                            "arrived last, with your share added.")
     if got.numel() > right.numel() > 0 and got.numel() >= (ranks - 1) * right.numel():
         raise Mistake(f"rank {rank} of {ranks} returns {got.numel()} elements, not its chunk of "
                       f"{right.numel()}", "Return one chunk only: the finished one.")
@@ -164,9 +165,16 @@ def _explain_sum(rank, ranks, got, right):
     if 0 < got.numel() < right.numel():
         raise Mistake(f"rank {rank} of {ranks} returns {got.numel()} of {right.numel()} elements",
                       "After reduce-scatter each rank has one chunk; an all-gather must follow.")
-    if torch.equal(got * ranks, right) and ranks > 1:
+    if is_mean(got, right, ranks):
         raise Mistake(f"rank {rank} of {ranks} has the mean, not the sum",
                       "Do not divide by R: whoever wants the mean does it afterwards.")
+
+
+def is_mean(got, right, ranks):
+    """True when `got` is the sum divided by the ranks, whatever rounding did to it."""
+    if got.shape != right.shape or not right.numel() or ranks == 1:
+        return False
+    return bool(((got.double() * ranks - right.double()).abs() < ranks).all())
 
 
 def ranks_agree(seen):

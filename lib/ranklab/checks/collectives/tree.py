@@ -5,7 +5,7 @@ import math
 import torch
 
 from ranklab.checks.collectives.ring import (
-    ALONE, TYPES, UNEVEN, call_plain, plain_cases, ranks_agree, uneven_cases,
+    ALONE, TYPES, UNEVEN, call_plain, is_mean, plain_cases, ranks_agree, uneven_cases,
 )
 from ranklab.checks.collectives.trials import (
     Case, compare, no_backend, observe, sends, total, values,
@@ -123,7 +123,7 @@ def check_doubling_all_reduce(fn):
 
 
 def _explain_partner(rank, ranks, got, right):
-    if torch.equal(got * ranks, right) and ranks > 1:
+    if is_mean(got, right, ranks):
         raise Mistake(f"rank {rank} of {ranks} has the mean, not the sum", "Do not divide by R.")
 
 

@@ -1,0 +1,147 @@
+"""Every lab has the same form; labs/ carries no outputs; and nbval itself is seen failing."""
+
+import re
+import statistics
+import subprocess
+import sys
+
+import jupytext
+import nbformat
+import pytest
+from conftest import ROOT
+
+from ranklab.course import labs
+
+SOURCES = sorted((ROOT / "labs" / "source").glob("*.py"))
+NOTEBOOKS = sorted([*(ROOT / "labs").glob("*.ipynb"), *(ROOT / "solutions").glob("*.ipynb")])
+SECTIONS = ["1. Story", "2. Picture", "3. Smallest working code", "4. Build it",
+            "5. The real thing", "6. Project", "7. Measure", "8. Interview questions",
+            "9. On real GPUs", "10. What we left out"]
+BOX = re.compile(r"^> difficulty \d/5 \W importance \d/5 \W \d+ minutes \W about \d+ lines?", re.M)
+CELL_LINES, MEDIAN_LINES, IN_A_ROW = 25, 8, 3
+SOLUTION_BYTES = 400_000
+
+
+def named(path):
+    return str(path.relative_to(ROOT))
+
+
+def cells_of(source):
+    return jupytext.read(source, fmt="py:percent").cells
+
+
+def headings(source):
+    """[(level, text), ...] of a lab."""
+    text = "\n".join(cell.source for cell in cells_of(source) if cell.cell_type == "markdown")
+    return [(len(marks), title.strip()) for marks, title in re.findall(r"^(#+) (.+)$", text, re.M)]
+
+
+# --- form -------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("source", SOURCES, ids=named)
+def test_headings_in_order(source):
+    found = headings(source)
+    titles = [text for level, text in found if level == 1]
+    assert len(titles) == 1 and titles[0].startswith(source.stem[:2] + " ")
+    assert [text for level, text in found if level == 2] == SECTIONS
+    numbers = [text.split()[0] for level, text in found if level == 3 and text.startswith("4.")]
+    assert numbers == [f"4.{i + 1}" for i in range(len(numbers))] and len(numbers) >= 3
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=named)
+def test_cells_are_small_and_explained(source):
+    cells = cells_of(source)
+    sizes = [len(cell.source.splitlines()) for cell in cells if cell.cell_type == "code"]
+    assert max(sizes) <= CELL_LINES and statistics.median(sizes) <= MEDIAN_LINES
+    kinds = "".join("c" if cell.cell_type == "code" else "m" for cell in cells)
+    assert "c" * (IN_A_ROW + 1) not in kinds, "more than three code cells without text between"
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=named)
+def test_code_in_labs_fits_and_is_ascii(source):
+    for cell in cells_of(source):
+        for line in cell.source.splitlines() if cell.cell_type == "code" else ():
+            assert len(line) <= 100 and line.isascii(), line
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=named)
+def test_every_exercise_has_a_stub_a_check_and_a_box(source):
+    cells = cells_of(source)
+    code = "\n".join(cell.source for cell in cells if cell.cell_type == "code")
+    text = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
+    names = [exercise.name for exercise in labs.checks_of(source.stem).EXERCISES]
+    for name in names:
+        assert re.search(rf"^(def|class) {name}\b", code, re.M), f"no stub of {name}"
+        assert re.search(rf"^{name} = check\({name}\)", code, re.M), f"{name} is not checked"
+    assert len(BOX.findall(text)) >= len(names), "an exercise without its box"
+    for prediction in labs.checks_of(source.stem).PREDICTIONS:
+        assert f"{prediction.name}=..." in code, f"{prediction.name} is not asked"
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=named)
+def test_notebook_files(path):
+    notebook = nbformat.read(path, as_version=4)
+    nbformat.validate(notebook)
+    assert notebook.metadata.kernelspec.name == "python3"
+    ids = [cell.id for cell in notebook.cells]
+    assert len(ids) == len(set(ids))
+    code = [cell for cell in notebook.cells if cell.cell_type == "code" and cell.source.strip()]
+    if path.parent.name == "labs":
+        assert not [cell for cell in code if cell.outputs or cell.execution_count]
+        return
+    assert path.stat().st_size <= SOLUTION_BYTES
+    assert all(cell.execution_count for cell in code), "a cell was not executed"
+    bad = [cell.source for cell in code for output in cell.outputs if output.output_type == "error"]
+    assert not bad
+
+
+# --- the harness: what must fail does -----------------------------------------------------------
+
+def nbval(folder, *cells, limit=20):
+    """What `pytest --nbval-lax` prints for a notebook with these cells."""
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(c) for c in cells])
+    notebook.metadata.kernelspec = {"name": "python3", "display_name": "Python 3"}
+    nbformat.write(notebook, folder / "made.ipynb")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--nbval-lax",
+         f"--nbval-cell-timeout={limit}", folder / "made.ipynb"], cwd=folder, timeout=100,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return done.stdout
+
+
+IMPORTS = "import torch\nimport torch.distributed as dist\nfrom ranklab import launch"
+
+
+@pytest.mark.slow
+def test_a_good_notebook_passes(tmp_path):
+    out = nbval(tmp_path, IMPORTS, "launch(lambda: dist.get_rank(), ranks=2)")
+    assert "2 passed" in out, out
+
+
+@pytest.mark.slow
+def test_a_raising_rank_fails_its_cell(tmp_path):
+    out = nbval(tmp_path, IMPORTS, "def work():\n    assert dist.get_rank() == 0, 'rank 1 came'\n"
+                "launch(work, ranks=2)", "1 + 1")
+    assert "1 failed, 2 passed" in out and "rank 1 came" in out, out
+
+
+@pytest.mark.slow
+def test_hanging_ranks_fail_their_cell_with_the_engines_report(tmp_path):
+    out = nbval(tmp_path, IMPORTS, "def work():\n    if dist.get_rank() == 0:\n"
+                "        dist.recv(torch.zeros(1), 1)\nlaunch(work, ranks=2, timeout=4)", "1 + 1")
+    assert "1 failed, 2 passed" in out and "HangError" in out and "recv" in out, out
+
+
+@pytest.mark.slow
+def test_a_hanging_cell_fails_at_its_limit(tmp_path):
+    out = nbval(tmp_path, "while True:\n    pass", limit=4)
+    assert "1 failed" in out and "timeout" in out.lower(), out
+
+
+def test_a_skip_that_nobody_allowed_fails(tmp_path):
+    (tmp_path / "test_made.py").write_text(
+        "import pytest\n\ndef test_a():\n    pytest.skip('some reason')\n\n"
+        "def test_b():\n    pytest.skip('needs CUDA')\n")
+    done = subprocess.run([sys.executable, "-m", "pytest", "-rs", "-p", "conftest", tmp_path],
+                          cwd=ROOT / "tests", capture_output=True, text=True, timeout=60)
+    assert "1 failed, 1 skipped" in done.stdout and "ALLOWED_SKIPS" in done.stdout, done.stdout
