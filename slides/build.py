@@ -89,9 +89,20 @@ def marp(deck, out, *options):
         raise SystemExit(f"{deck.name}: marp stopped with\n{done.stdout}")
 
 
+def draw(deck):
+    """A text's figures are drawn anew, by the Python in its comment that begins `figures:`."""
+    for code in re.findall(r"<!-- figures:(.*?)-->", deck.read_text(), re.S):
+        done = subprocess.run([sys.executable, "-c", f"import ranklab\n{code.strip()}"],
+                              cwd=HERE.parent)
+        if done.returncode:
+            raise SystemExit(f"{deck.name}: the figures could not be drawn (see above)")
+
+
 def build(decks):
-    """HTML and PDF of each deck are in build/slides/, figures beside them."""
+    """HTML and PDF of each deck are in build/slides/, figures drawn anew and beside them."""
     OUT.mkdir(parents=True, exist_ok=True)
+    for text in (HERE.parent / "README.md", *decks):
+        draw(text)
     if (HERE / "figures").exists():
         shutil.copytree(HERE / "figures", OUT / "figures", dirs_exist_ok=True)
     try:

@@ -172,8 +172,8 @@ def test_the_same_seed_asks_the_same(own_home, monkeypatch, capsys):
 
 @pytest.mark.parametrize("argv, code, sentence", [
     (["--lab", "99"], 2, "no lab is called '99'"), (["--level", "9"], 2, "invalid choice"),
-    (["--count", "0"], 2, "'0' is not a number of 1 or more"), (["--lab", "16"], 0, "Nothing to ask"),
-    (["--seed", "x"], 2, "invalid int value"), (["--help"], 0, "only those you did not know")])
+    (["--count", "0"], 2, "'0' is not a number of 1 or more"), (["--seed", "x"], 2, "invalid int"),
+    (["--lab", "16"], 0, "Nothing to ask"), (["--help"], 0, "only those you did not know")])
 def test_options_that_lead_to_no_question(argv, code, sentence, own_home, capsys):
     assert drill(argv) == code
     printed = capsys.readouterr()

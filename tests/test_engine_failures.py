@@ -363,7 +363,7 @@ def test_an_interrupt_ends_the_ranks_and_says_where_they_were():
     launch(int, ranks=1)
     timer = threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()
-    with pytest.raises(KeyboardInterrupt, match="the ranks were interrupted after") as caught:
+    with pytest.raises(KeyboardInterrupt, match=r"after \d.\d s") as caught:
         launch(work, ranks=2, timeout=30)
     assert str(caught.value).count("waits in recv at") == 2
     assert not ranks_alive()

@@ -82,7 +82,7 @@ SUBMISSIONS = {
                   "def shard_range(n, rank, size):\n    return mine(n, rank, size)"],
     "crash": [SHARD_RANGE, "import os; os._exit(3)", TOKEN],
     "kills": ["import os, subprocess\nsubprocess.Popen(['sleep', '300'])",
-              SHARD_RANGE, "os.kill(os.getppid(), 9); os.kill(os.getpid(), 9)"],
+              SHARD_RANGE, "os.kill(os.getppid(), 9); os.kill(os.getpid(), 9)", TOKEN],
     "deletes": ["import shutil, os; shutil.rmtree(os.getcwd())", "open('/dev/null').read()",
                 SHARD_RANGE],
     "syntax": ["def broken(:", "%matplotlib nonsense", "%%time\n" + SHARD_RANGE,
@@ -127,7 +127,8 @@ def test_a_stub_is_not_written_yet(rows):
 
 @pytest.mark.parametrize("name", ["fake_ok", "patched"])
 def test_what_the_notebook_says_about_itself_is_not_believed(rows, name):
-    assert rows[name]["shard_range"].startswith("failed: n=1 on 2 ranks: nobody has 0")
+    assert rows[name]["shard_range"].startswith("failed: n=")
+    assert "nobody has" in rows[name]["shard_range"]
     assert rows[name]["passed"] == "0"
 
 
@@ -165,20 +166,20 @@ def _is_marked(process):
 
 @pytest.fixture(scope="module")
 def slow_rows(tmp_path_factory):
-    """Those that never end. A cell may take 3 of their 10 seconds."""
+    """Those that never end. One cell may take 0.3 of their 8 seconds."""
     folder = tmp_path_factory.mktemp("slow") / "handed_in"
     write(folder, "endless", "while True: print('x' * 1000)", SHARD_RANGE)
     write(folder, "stubborn", SHARD_RANGE,
-          "while True:\n    try:\n        while True: pass\n    except BaseException: pass", TOKEN)
+          "import time\nwhile True:\n    try: time.sleep(1)\n    except BaseException: pass", TOKEN)
     write(folder, "in_check", "def shard_range(n, rank, size):\n    while True: pass",
           "check(guilty_rank=2)", "check(longest_shard=1)")
     write(folder, "ends_judge", "def shard_range(n, rank, size):\n    import os; os._exit(0)",
           "check(guilty_rank=2)")
-    return graded(folder, limit=10)
+    return graded(folder, limit=8)
 
 
 def test_an_endless_cell_is_interrupted_and_the_rest_runs(slow_rows):
-    assert slow_rows["endless"]["note"] == "code cell 1: took longer than 3 s"
+    assert slow_rows["endless"]["note"] == "code cell 1: took longer than 2.4 s"
     assert slow_rows["endless"]["shard_range"] == "passed"
 
 

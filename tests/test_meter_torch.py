@@ -36,10 +36,10 @@ def kinds(comm_counts):
 
 
 def beside_comm_debug_mode(work):
-    """Our count and torch's of the same code, one inside the other."""
+    """Our count and torch's of the same code. Ours is inside, so it meets each DTensor first."""
     from torch.distributed.tensor.debug import CommDebugMode
 
-    with Traffic() as traffic, CommDebugMode() as comm:
+    with CommDebugMode() as comm, Traffic() as traffic:
         work()
     return traffic, kinds(comm.get_comm_counts())
 
@@ -96,6 +96,7 @@ def dtensor_peers(mesh):
         "dtensor matmul": lambda: (columns @ columns.T).full_tensor(),
         "dtensor gather, uneven": lambda: rows.redistribute(mesh, [Replicate()]).to_local() + 1,
         "dtensor sum": lambda: rows.sum().full_tensor(),
+        "dtensor op talks by itself": lambda: columns.softmax(dim=1),
     }
 
 
@@ -113,6 +114,7 @@ def test_torch_itself_is_counted_like_comm_debug_mode_does():
         assert seen["tp"][0].ops[0].payload_bytes == 4 * 8 * 4  # the output of the second layer
         uneven = seen["dtensor gather, uneven"][0]  # 7 rows in shards of 2, 2, 2, 1, padded to 2
         assert uneven.calls == {"all_gather": 1} and uneven.sent_bytes == 3 * 2 * 12 * 4
+        assert seen["dtensor op talks by itself"][0].calls == {"all_gather": 1}
         assert seen["dtensor matmul"][0].calls == seen["dtensor sum"][0].calls == {"all_reduce": 1}
         functional = seen["gather and back"][0]
         assert functional.calls == {"all_gather": 1, "reduce_scatter": 1}

@@ -25,10 +25,10 @@ PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float
 class TrainConfig:
     """How to train; checked when it is made. The defaults suit two CPU cores."""
 
-    steps: int = 700
+    steps: int = 900
     batch: int = 12  # sequences in a step, over all ranks
     micro_batch: int = 12  # sequences in one forward and backward
-    lr: float = 6e-3
+    lr: float = 8e-3
     warmup: int = 20  # steps
     final_lr: float = 0.02  # fraction of lr that is left at the end
     weight_decay: float = 0.1
@@ -75,7 +75,8 @@ def learning_rate(config, step):
     if step < config.warmup:
         return config.lr * (step + 1) / config.warmup
     progress = (step - config.warmup) / max(1, config.steps - config.warmup)
-    return config.lr * (config.final_lr + (1 - config.final_lr) * (1 + math.cos(math.pi * progress)) / 2)
+    cosine = (1 + math.cos(math.pi * progress)) / 2  # from 1 to 0
+    return config.lr * (config.final_lr + (1 - config.final_lr) * cosine)
 
 
 def make_optimizer(model, config):
@@ -191,8 +192,9 @@ class Trainer:
         return transformer_flops(self.model.config, 1, self.n_ctx) / self.n_ctx
 
     def to_device(self, x):
-        # pinned memory is copied while Python goes on
-        return x.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else x
+        if self.device.type != "cuda":
+            return x
+        return x.pin_memory().to(self.device, non_blocking=True)  # copied while Python goes on
 
     def save(self):
         """config.checkpoint holds this moment."""

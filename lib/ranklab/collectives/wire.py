@@ -7,8 +7,13 @@ def exchange(piece, to, into, source, group=None):
     """`piece` has gone to rank `to`, and `into` holds what rank `source` sent; returns `into`.
 
     cost   one message each way; an empty piece is not sent (the receiver knows its size too)
+    error  `to` and `source` must be ranks of the group
     lab    02
     """
+    size = dist.get_world_size(group)
+    for peer in (to, source):  # gloo would crash, NCCL would wait
+        if not 0 <= peer < size:
+            raise ValueError(f"rank {peer} is not one of the {size} ranks 0 to {size - 1}")
     ops = []
     if into.numel():  # the receive is posted first, so that no message waits for a place to land
         ops.append(dist.P2POp(dist.irecv, into, group=group, group_peer=source))

@@ -27,7 +27,8 @@ from ranklab.course import labs
 
 CELL_LIMIT = 150  # seconds; longer than the longest launch of a lab
 SIZE_LIMIT = 400_000  # bytes of a solution notebook
-SOLUTION = re.compile(r"^[ ]*### BEGIN SOLUTION\n(.*?)^[ ]*### END SOLUTION\n?", re.M | re.S)
+SOLUTION = re.compile(r"^([ ]*)### BEGIN SOLUTION\n(.*?)^[ ]*### END SOLUTION[ ]*(?:\n|\Z)",
+                      re.M | re.S)
 
 
 class BuildError(Exception):
@@ -74,7 +75,7 @@ def is_current(path, notebook):
 
 def lab_notebook(root, stem):
     """What the learner opens: the source without the marked solutions."""
-    return _notebook(root, stem, lambda source: SOLUTION.sub("...\n", source).rstrip("\n"))
+    return _notebook(root, stem, lambda source: SOLUTION.sub(r"\1...\n", source).rstrip("\n"))
 
 
 def solution_notebook(root, stem):
@@ -117,9 +118,13 @@ def _hash(cells):
 
 def _solve(source, stem, bound):
     """`source` with each stub replaced by the library's answer and each `...` by its working."""
-    source = SOLUTION.sub(lambda match: textwrap.dedent(match[1]), source).rstrip("\n")
+    source = SOLUTION.sub(lambda match: match[2], source).rstrip("\n")
     lines = source.splitlines()
-    for node in reversed(ast.parse(source).body):
+    try:
+        tree = ast.parse(source)
+    except SyntaxError as error:
+        raise BuildError(f"{stem}: a cell is not Python ({error.msg}):\n{source}") from None
+    for node in reversed(tree.body):
         if not isinstance(node, ast.FunctionDef | ast.ClassDef):
             continue
         exercise = labs.find_exercise(node.name)
@@ -164,7 +169,7 @@ def execute(notebook, root):
     error  BuildError with the cell's own error; or when an output names a path of this machine
     """
     from nbclient import NotebookClient
-    from nbclient.exceptions import CellExecutionError
+    from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 
     with tempfile.TemporaryDirectory() as home:
         environ = {**os.environ, "RANKLAB_HOME": home, "RANKLAB_ANSWERS": "1"}
@@ -175,20 +180,21 @@ def execute(notebook, root):
         (root / "solutions").mkdir(exist_ok=True)
         try:
             client.execute(env=environ)
-        except CellExecutionError as error:
+        except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
             plain = re.sub(r"\x1b\[[0-9;]*m", "", str(error))  # without the terminal's colours
             raise BuildError(f"{notebook.metadata['ranklab']['stem']}: {plain}") from None
     notebook.metadata["language_info"] = {"name": "python"}  # not the builder's Python version
     _refuse_local_paths(notebook, root)
-    size = len(nbformat.writes(notebook))
+    size = len(nbformat.writes(notebook).encode())
     if size > SIZE_LIMIT:
         raise BuildError(f"the executed notebook has {size} bytes; the limit is {SIZE_LIMIT}")
 
 
 def _refuse_local_paths(notebook, root):
     for cell in notebook.cells:
+        outputs = json.dumps(cell.get("outputs", []), ensure_ascii=False)
         for path in (str(root.resolve()), str(Path.home()) + os.sep):
-            if path in json.dumps(cell.get("outputs", [])):
+            if path.strip(os.sep) and path in outputs:
                 raise BuildError(f"an output shows a path of this machine ({path}):\n{cell.source}")
 
 

@@ -1,6 +1,4 @@
 """Section 8 of a lab: its questions from the interview bank, answers folded away."""
-import html
-
 from ranklab.interview.ask import draw
 from ranklab.interview.bank import load
 from ranklab.interview.text import plain, to_html
@@ -56,7 +54,7 @@ class LabQuestions:
                 + (f"<p>A good answer makes these points:</p><ul>{points}</ul>" if points else "")
                 + (f"<p>Common wrong answers:</p><ul>{slips}</ul>" if slips else "")
                 + "</details><hr>")
-        return "".join(parts) + f"<p>{html.escape(self._last_line(), quote=False)}</p>"
+        return "".join(parts) + to_html(self._last_line())
 
     def _last_line(self):
         number = self.lab.split("_")[0]
@@ -66,7 +64,8 @@ class LabQuestions:
 
 def _answer(asked):
     """The paragraphs of the answer: the answer itself, and why."""
-    return [asked.shown_answer(), asked.why] if asked.why else [asked.shown_answer()]
+    letter = f"{'abcdefgh'[asked.options.index(asked.answer)]}) " if asked.options else ""
+    return [text for text in (letter + asked.shown_answer(), asked.why) if text]
 
 
 def _slips(asked):

@@ -14,8 +14,11 @@ import json
 import os
 import resource
 import signal
+import sys
 import types
 from pathlib import Path
+
+import cloudpickle
 
 from ranklab.course import labs
 from ranklab.course.check import FAILED, judge, judge_prediction
@@ -152,7 +155,9 @@ class Keeper:
             return
         try:
             part = self.folder / f"{name}.part"
-            part.write_bytes(ship.dumps(found))
+            # Without torch there are no tensors, and to import it now would take seconds.
+            dumps = ship.dumps if "torch" in sys.modules else cloudpickle.dumps
+            part.write_bytes(dumps(found))
             part.replace(self.folder / f"{name}.pickle")
         except Exception as error:
             self.log.add(unkept=name, error=one_line(error))

@@ -12,7 +12,7 @@ from typing import BinaryIO
 
 from ranklab.engine import ship, verdict
 from ranklab.engine.output import Output
-from ranklab.engine.report import Failure, Stack, Value
+from ranklab.engine.report import Failure, RanksInterrupted, Stack, Value
 from ranklab.engine.server_lines import Lines, ServerDied
 
 GRACE = 0.1  # seconds after the first failure in which others may report theirs
@@ -144,8 +144,8 @@ class Crew:
         except KeyboardInterrupt:
             self._ask_where()
             seconds = time.monotonic() - self.started
-            raise KeyboardInterrupt(f"the ranks were interrupted after {seconds:.1f} s\n"
-                                    + verdict.whereabouts(self.members)) from None
+            raise RanksInterrupted(f"after {seconds:.1f} s\n"
+                                   + verdict.whereabouts(self.members)) from None
         if self._any_failed():
             # A dead rank makes its peers fail within milliseconds: hear all before blaming one.
             self._wait(self._all_settled, GRACE)

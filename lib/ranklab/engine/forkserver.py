@@ -78,7 +78,13 @@ class ForkServer:
         return mine
 
     def is_alive(self) -> bool:
-        return self._process.poll() is None
+        try:  # it never sends; a dying process closes this before wait() can see its end
+            self._lifeline.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return self._process.poll() is None
+        except OSError:
+            pass
+        return False
 
     def close(self):
         """The server and all its ranks are gone."""

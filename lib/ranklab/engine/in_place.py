@@ -15,11 +15,20 @@ SLURM_PORTS = (15000, 20000)  # first port, how many: the job's id chooses one, 
 
 def is_started_by_another():
     """True on a rank of torchrun, or of srun with more than one task; never in a notebook."""
-    if "ipykernel" in sys.modules:
+    kernels = sys.modules.get("ipykernel.kernelapp")  # also imported by tools that are no notebook
+    if kernels and kernels.IPKernelApp.initialized():
         return False  # a notebook opened inside an allocation is not a rank of it
-    if all(name in os.environ for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR")):
-        return True
-    return "SLURM_PROCID" in os.environ and int(os.environ.get("SLURM_NTASKS", 1)) > 1
+    return _is_torchruns() or _is_sruns()
+
+
+def _is_torchruns():
+    return all(name in os.environ for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR"))
+
+
+def _is_sruns():
+    # SLURM_PROCID and SLURM_NTASKS are set in the script of sbatch too, which runs once; of a step
+    # only srun tells.
+    return "SLURM_PROCID" in os.environ and int(os.environ.get("SLURM_STEP_NUM_TASKS", 1)) > 1
 
 
 def is_main_process():
@@ -34,7 +43,7 @@ def run(fn, args, ranks, timeout):
     """
     import torch.distributed as dist
 
-    if "RANK" not in os.environ:
+    if not _is_torchruns():
         os.environ.update(_from_slurm(os.environ))
     world_size = int(os.environ["WORLD_SIZE"])
     if ranks not in (None, world_size):
@@ -53,13 +62,13 @@ def run(fn, args, ranks, timeout):
 
 def _from_slurm(environ):
     """torchrun's variables, from srun's."""
-    tasks_here = re.match(r"\d+", environ.get("SLURM_TASKS_PER_NODE", "1")).group()
+    tasks_here = re.match(r"\d+", environ.get("SLURM_STEP_TASKS_PER_NODE", "1")).group()
     first_port, ports = SLURM_PORTS
     return {
         "RANK": environ["SLURM_PROCID"],
-        "WORLD_SIZE": environ["SLURM_NTASKS"],
+        "WORLD_SIZE": environ["SLURM_STEP_NUM_TASKS"],
         "LOCAL_RANK": environ["SLURM_LOCALID"],
-        "LOCAL_WORLD_SIZE": environ.get("SLURM_NTASKS_PER_NODE", tasks_here),
+        "LOCAL_WORLD_SIZE": tasks_here,
         "GROUP_RANK": environ["SLURM_NODEID"],
         "MASTER_ADDR": environ.get("MASTER_ADDR") or _first_host(environ),
         "MASTER_PORT": environ.get("MASTER_PORT")
@@ -68,7 +77,11 @@ def _from_slurm(environ):
 
 
 def _first_host(environ):
-    nodes = environ["SLURM_JOB_NODELIST"]
-    asked = subprocess.run(["scontrol", "show", "hostnames", nodes], capture_output=True,
-                           text=True, check=True, timeout=30)
+    nodes = environ.get("SLURM_STEP_NODELIST") or environ["SLURM_JOB_NODELIST"]
+    try:
+        asked = subprocess.run(["scontrol", "show", "hostnames", nodes], capture_output=True,
+                               text=True, check=True, timeout=30)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise RuntimeError("launch: scontrol could not name the first of the nodes "
+                           f"{nodes} ({error}); set MASTER_ADDR to it") from None
     return asked.stdout.split()[0]

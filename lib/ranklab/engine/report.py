@@ -17,12 +17,23 @@ ENGINE = str(Path(__file__).parent)
 PACKAGE = str(Path(ENGINE).parent)
 NOT_LEARNERS = tuple(str(Path(PACKAGE, name))
                      for name in ("engine", "course", "checks", "meter"))
-TORCH_DISTRIBUTED = str(Path(sysconfig.get_path("purelib"), "torch", "distributed"))
-NOT_A_WAIT = ("_", "wrapper", "get_", "is_")  # beginnings of names in torch.distributed
+TORCH_DISTRIBUTED = "/torch/distributed/"
+WAITS = ("all_", "barrier", "batch_isend", "broadcast", "destroy_process", "gather", "init_", "irecv",
+         "isend", "monitored", "new_", "recv", "reduce", "scatter", "send", "split_group", "wait")
+PACKAGES = re.compile("/(site|dist)-packages/")  # also those of the user, or of the system
 LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
 
 
-class RankError(RuntimeError):
+class ShownShort:
+    """An error of which a notebook shows the line of the cell and the message; no engine frames."""
+
+    def _render_traceback_(self):  # IPython asks for it
+        frames = [Frame(f.filename, f.lineno, f.name)
+                  for f in traceback.extract_tb(self.__traceback__)]
+        return [*(str(f) for f in frames if f.is_learners()), f"{type(self).__name__}: {self}"]
+
+
+class RankError(ShownShort, RuntimeError):
     """A rank raised or died. `rank` is the first to blame; `failures` maps ranks to reasons."""
 
     def __init__(self, message, rank=None, failures=None):
@@ -35,6 +46,10 @@ class HangError(RankError, TimeoutError):
     """Some ranks did not finish in time; the message says where each one waits."""
 
 
+class RanksInterrupted(ShownShort, KeyboardInterrupt):
+    """Ctrl-C, or the notebook's stop button; the message says where each rank was."""
+
+
 @dataclass(frozen=True)
 class Frame:
     file: str
@@ -42,7 +57,9 @@ class Frame:
     function: str
 
     def is_learners(self):
-        return not self.file.startswith((*NOT_LEARNERS, *LIBRARIES, "<frozen", "<string"))
+        installed = PACKAGES.search(self.file)
+        theirs = self.file.startswith((*NOT_LEARNERS, *LIBRARIES, "<frozen", "<string"))
+        return not (installed or theirs)
 
     def where(self):
         return f"{_file_name(self.file)}, line {self.line}, in {self.function}"
@@ -144,8 +161,8 @@ class Stack:
         """What the learner's line waits in, e.g. "all_reduce"; None if it does not communicate."""
         own = self.own()
         inner = self.frames[: self.frames.index(own)] if own else self.frames
-        waits = [f for f in inner if f.file.startswith(TORCH_DISTRIBUTED)
-                 and not f.function.startswith(NOT_A_WAIT)]
+        waits = [f for f in inner
+                 if TORCH_DISTRIBUTED in f.file and f.function.startswith(WAITS)]
         collectives = [f for f in waits if f.file.endswith("distributed_c10d.py")]
         names = [f.function for f in collectives or waits]
         return names[-1] if names else None  # the outermost: what the learner's line called

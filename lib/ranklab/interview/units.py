@@ -46,8 +46,8 @@ def show(value, unit=""):
     number = value / scale(unit)
     if abs(number - round(number)) <= 1e-9 * abs(number) and abs(number) < 1e12:
         text = f"{round(number):,}"
-    elif 1e-3 <= abs(number) < 1e5:
-        text = f"{number:.4g}"
+    elif 1e-3 <= abs(number) < 1e9:
+        text = f"{float(f'{number:.4g}'):,}".removesuffix(".0")      # four digits: 134,800
     else:
         mantissa, exponent = f"{number:.3e}".split("e")
         text = f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"

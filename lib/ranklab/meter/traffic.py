@@ -121,12 +121,21 @@ class _Watcher(TorchDispatchMode):
         self.ops = ops
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        # A DTensor talks only when its own handler takes the op apart, and that handler must run
-        # with this mode still on. NotImplemented makes torch call it first. (A FakeTensor has
-        # nothing inside; its mode, below this one, does the work.)
-        if any(t is not torch.Tensor and not issubclass(t, FakeTensor) for t in types):
+        if any(_has_handler(kind) for kind in types):
             return NotImplemented
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         self.ops += read_ops(func, args, kwargs)
         return result
+
+
+def _has_handler(kind):
+    """True for DTensor and other tensors that take an op apart in a handler of their own.
+
+    That handler must run with the watcher still on, else what a DTensor sends would be invisible;
+    NotImplemented makes torch call it first. A FakeTensor has nothing inside, and the mode that
+    works on it comes after this one.
+    """
+    if issubclass(kind, FakeTensor):
+        return False
+    return kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__

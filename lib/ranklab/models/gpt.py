@@ -23,10 +23,11 @@ class GPTConfig:
     vocab_size: int = 256  # V: one entry per byte
     n_ctx: int = 64  # the longest T
     n_layer: int = 2  # L
-    n_head: int = 3  # H
-    n_embd: int = 96  # C
+    n_head: int = 4  # H
+    n_embd: int = 64  # C
     dropout: float = 0.0
     flash: bool = True  # False: plain attention, which keeps its (T, T) matrix for backward
+    rotary_base: float = 100.0  # about n_ctx; usually 10000 for contexts of thousands
     loss_chunks: int = 1  # more: the logits of one chunk at a time exist, and are computed twice
 
     def __post_init__(self):
@@ -53,12 +54,12 @@ def count_parameters(config):
     return L * block + config.vocab_size * C + C
 
 
-def rotations(n_ctx, head_size):
+def rotations(n_ctx, head_size, base):
     """(cos, sin) of the angle by which each pair of numbers turns at each position.
     shape  two of (n_ctx, D)
     paper  Su et al. 2021, rotary position embedding
     """
-    frequency = 10000.0 ** (-torch.arange(0, head_size, 2) / head_size)  # (D/2,)
+    frequency = base ** (-torch.arange(0, head_size, 2) / head_size)  # (D/2,)
     angle = torch.outer(torch.arange(n_ctx), frequency).repeat(1, 2)  # (n_ctx, D)
     return angle.cos(), angle.sin()
 
@@ -70,6 +71,7 @@ class Attention(nn.Module):
         super().__init__()
         C = config.n_embd
         self.n_ctx, self.head_size = config.n_ctx, config.head_size
+        self.rotary_base = config.rotary_base
         self.dropout, self.flash = config.dropout, config.flash
         self.q = nn.Linear(C, C, bias=False)
         self.k = nn.Linear(C, C, bias=False)
@@ -79,7 +81,7 @@ class Attention(nn.Module):
 
     def reset_buffers(self):
         """What follows from the config is in place: not trained, not saved to disk."""
-        cos, sin = rotations(self.n_ctx, self.head_size)
+        cos, sin = rotations(self.n_ctx, self.head_size, self.rotary_base)
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
         # -inf above the diagonal: a token does not see the future

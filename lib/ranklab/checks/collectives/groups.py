@@ -132,9 +132,9 @@ def _link_bytes(seen, nodes, per_node, nbytes):
         best = 100 * slow_best * per_node / nbytes
         hint = "Sum inside the node first, and let only a shard of that sum cross to its peers."
         if len(set(slow)) > 1:
-            hint = "This is a flat ring (group=None?): use the groups `inside` and `across`. " + hint
+            hint = f"This is a flat ring (group=None?): use the groups inside and across. {hint}"
         elif fast == [fast_best // nodes] * len(seen):
-            hint = "The groups are swapped: the big transfers go over the slow link. " + hint
+            hint = f"The groups are swapped: the big transfers go over the slow link. {hint}"
         raise Mistake(f"{told} over the slow link; {best:g} MB are enough", hint)
     if fast != [fast_best] * len(seen):
         raise Mistake(f"inside the node a rank sends {100 * max(fast) / nbytes:g} MB of a 100 MB "

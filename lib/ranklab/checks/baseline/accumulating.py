@@ -1,0 +1,147 @@
+"""The check of accumulate_gradients: against one backward of the whole batch."""
+
+import torch
+
+from ranklab.course.exercise import Mistake
+from ranklab.meter import SavedActivations
+from ranklab.models.gpt import GPT, IGNORE, GPTConfig
+
+TINY = GPTConfig(vocab_size=31, n_ctx=12, n_layer=1, n_head=2, n_embd=16)
+
+
+def gradients(model):
+    return {name: None if p.grad is None else p.grad.clone()
+            for name, p in model.named_parameters()}  # fmt: skip
+
+
+def distance(got, right):
+    """The largest difference, relative to the largest number of `right`."""
+    return ((got - right).abs().max() / right.abs().max()).item()
+
+
+def _batch(rows, ignored=()):
+    generator = torch.Generator().manual_seed(rows)
+    tokens = torch.randint(TINY.vocab_size, (2, rows, TINY.n_ctx), generator=generator)
+    inputs, targets = tokens[0].clone(), tokens[1].clone()
+    for row, count in ignored:
+        targets[row, :count] = IGNORE
+    return inputs, targets
+
+
+def _model():
+    torch.manual_seed(7)
+    model = GPT(TINY)  # its head is tied to its embedding
+    model.norm.weight.requires_grad_(False)  # and this one is frozen
+    return model
+
+
+def check_accumulate_gradients(accumulate_gradients):
+    cases = (
+        ("8 rows in pieces of 2", 8, 2, ()),
+        ("1 piece", 4, 9, ()),
+        ("9 rows in pieces of 4: the last has 1", 9, 4, ()),
+        ("6 rows in pieces of 2, some targets are IGNORE", 6, 2, ((0, 11), (1, 9), (4, 3))),
+        ("4 rows in pieces of 1, one has nothing but IGNORE", 4, 1, ((2, 12),)),
+    )  # fmt: skip
+    for case, rows, micro_batch, ignored in cases:
+        _compare_accumulated(accumulate_gradients, case, rows, micro_batch, ignored)
+    yield "equal pieces, one piece, a ragged last piece: the gradient of the whole batch"
+    yield "targets that are IGNORE, unequal in number, do not count; the mean loss is returned"
+    _compare_growth(accumulate_gradients)
+    yield "gradients are added to what .grad held; inputs and weights are unchanged"
+    _compare_peak(accumulate_gradients)
+    yield "the activations of one piece at a time are in memory"
+
+
+def _compare_accumulated(accumulate_gradients, case, rows, micro_batch, ignored):
+    inputs, targets = _batch(rows, ignored)
+    model, oracle = _model(), _model()
+    right = oracle(inputs, targets)
+    right.backward()
+
+    def loss_sum(x, y):
+        return model(x, y, "sum")
+
+    loss = accumulate_gradients(loss_sum, inputs.clone(), targets.clone(), micro_batch)
+    wanted = gradients(oracle)
+    got = gradients(model)
+    for name, grad in wanted.items():
+        if grad is None:
+            continue
+        if got[name] is None:
+            raise Mistake(f"{case}: {name} has no gradient", "Call backward() on each piece's loss.")
+        if not got[name].isfinite().all():
+            raise Mistake(f"{case}: {name} has a gradient that is not finite",
+                          "A piece may hold no target at all: dividing by its own count gives "
+                          "0/0. Divide by the count of the whole batch.")
+        if distance(got[name], grad) > 1e-4:
+            factor = (got[name].norm() / grad.norm()).item()
+            what = f"{case}: the gradient of {name} is off; its norm is {factor:.3g} x the right one"
+            raise Mistake(what, _accumulate_hint(factor, rows, micro_batch, targets, ignored))
+    _compare_loss(case, loss, right.detach())
+
+
+def _accumulate_hint(factor, rows, micro_batch, targets, ignored):
+    pieces, count = -(-rows // micro_batch), int((targets != IGNORE).sum())
+    if abs(factor / count - 1) < 1e-3:
+        return "These are the gradients of the sum. Divide by the number of targets that count."
+    if abs(factor / pieces - 1) < 1e-3:
+        return ("Each piece gives the gradient of its own mean, and backward() adds them up: divide "
+                "each by the count of the whole batch, not of the piece.")
+    if ignored:
+        return ("Pieces hold different numbers of targets that count. Divide each piece's sum by "
+                "the count over the whole batch of targets that are not IGNORE.")
+    if rows % micro_batch:
+        return ("The mean of the pieces' means gives the short last piece too much weight, or it "
+                "was left out. Divide every piece's sum by the count of the whole batch.")
+    return ("Is .grad set back to zero between two pieces, or only the last piece used? backward() "
+            "adds to .grad; that is what you want here.")
+
+
+def _compare_loss(case, loss, right):
+    if loss is None:
+        raise Mistake(f"{case}: it returned None", "Return the mean loss of the whole batch.")
+    if isinstance(loss, torch.Tensor) and loss.requires_grad:
+        raise Mistake(f"{case}: the loss it returned still holds its graph",
+                      "Add up loss.detach(), or the graph of every piece stays in memory.")
+    if abs(float(loss) - right.item()) > 1e-4:
+        raise Mistake(f"{case}: it returned {float(loss):.4f}; the mean loss is {right.item():.4f}",
+                      "Return the sum of the pieces' losses, each divided by the count of the "
+                      "whole batch.")
+
+
+def _compare_growth(accumulate_gradients):
+    inputs, targets = _batch(4)
+    model = _model()
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    x, y = inputs.clone(), targets.clone()
+    accumulate_gradients(lambda x, y: model(x, y, "sum"), x, y, 2)
+    once = gradients(model)
+    accumulate_gradients(lambda x, y: model(x, y, "sum"), x, y, 2)
+    for name, grad in gradients(model).items():
+        if grad is not None and distance(grad, 2 * once[name]) > 1e-4:
+            raise Mistake("a second call did not add to the gradients of the first",
+                          "Setting .grad back to zero is the caller's business, not yours.")
+    if any(not torch.equal(p, before[name]) for name, p in model.named_parameters()):
+        raise Mistake("the weights have changed", "Only .grad may change; the step comes later.")
+    if not (torch.equal(x, inputs) and torch.equal(y, targets)):
+        raise Mistake("inputs or targets have changed", "Split them; do not write into them.")
+
+
+def _compare_peak(accumulate_gradients):
+    inputs, targets = _batch(8)
+    model = _model()
+
+    def loss_sum(x, y):
+        return model(x, y, "sum")
+
+    with SavedActivations(model) as saved:
+        loss_sum(inputs[:2], targets[:2])
+    one_piece = saved.bytes
+    with SavedActivations(model) as saved:
+        accumulate_gradients(loss_sum, inputs, targets, 2)
+    if saved.peak_bytes > 1.5 * one_piece:
+        raise Mistake(f"{saved.peak_bytes:,} bytes of activations at once; one piece keeps "
+                      f"{one_piece:,}",
+                      "Call backward() on each piece before the next forward: it frees what the "
+                      "piece kept. One backward at the end saves no memory at all.")

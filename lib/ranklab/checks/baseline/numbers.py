@@ -1,0 +1,69 @@
+"""The numbers that lab 01 asks for before its code runs."""
+
+from ranklab.baseline import activation_bytes, mfu, model_state_bytes, transformer_flops
+from ranklab.course.exercise import Prediction
+from ranklab.hardware import H100
+from ranklab.models.gpt import GPTConfig
+
+MEDIUM = GPTConfig(vocab_size=50304, n_ctx=1024, n_layer=24, n_head=16, n_embd=1024)
+
+
+def _blocks_gb():
+    deeper = GPTConfig(**{**vars(MEDIUM), "n_layer": 48})
+    both = [activation_bytes(config, 8, 1024, element=2) for config in (deeper, MEDIUM)]
+    return (both[0] - both[1]) / 1e9
+
+
+PREDICTIONS = (
+    Prediction("days_on_one_gpu", working="6 * 1.5e9 * 30e9 / (0.4 * 989.4e12) / 86400",
+               unit="days", tolerance=0.03,
+               answer=lambda: 6 * 1.5e9 * 30e9 / (0.4 * H100.bf16_flops) / 86400,
+               slips={2.63: "that is the forward alone; a step costs three forwards",
+                      3.16: "that is at 100% of the peak, which nobody reaches",
+                      1.26: "you multiplied by 0.4 where you should divide: a slower GPU takes longer",
+                      189.5: "these are hours"},
+               why="The whole course is about turning this week into an hour."),
+    Prediction("step_tflop", working="6 * 354e6 * 8 * 1024 / 1e12", unit="TFLOP",
+               tolerance=0.14,
+               answer=lambda: transformer_flops(MEDIUM, 8, 1024) / 1e12,
+               slips={5.8: "that is the forward alone", 2.9: "forward alone, and one FLOP where a "
+                      "multiply and an add are two"},
+               why="6 x parameters x tokens is the rule of thumb; attention adds a seventh here."),
+    Prediction("mfu_percent", working="100 * 2.42e9 * 160_000 / 989.4e12", unit="%", tolerance=0.03,
+               answer=lambda: 100 * mfu(MEDIUM, 160_000, H100.bf16_flops),
+               slips={0.39: "that is the fraction; per cent are asked",
+                      13.0: "the FLOPs of a token are forward and backward",
+                      19.5: "989 TFLOP/s is the dense peak already"},
+               why="Well-tuned code on one H100 reaches 40% to 55%."),
+    Prediction("adam_gb", working="16 * 7", unit="GB",
+               answer=lambda: sum(model_state_bytes(7e9, "mixed").values()) / 1e9,
+               slips={14: "those are the weights alone", 28: "weights and gradients; Adam keeps more",
+                      84: "the float32 master weights are missing, 4 bytes a parameter",
+                      56: "Adam's two moments are float32 here, and there are master weights"},
+               why="More than any 80 GB GPU holds, before the first activation."),
+    Prediction("activation_gb", working="16 * 1024 * 2 * 8 * 1024 * 24 / 1e9", unit="GB",
+               answer=_blocks_gb, tolerance=0.03,
+               slips={12.9: "two bytes a number in bf16, not four",
+                      0.805: "that is one sequence; the batch has 8",
+                      0.268: "that is one layer; there are 24",
+                      3.22: "one byte a number; bf16 has two"},
+               why="It grows with the batch and the sequence; model states do not."),
+    Prediction("ragged_factor", working="(1 / 3) / (1 / 9)", tolerance=0.001,
+               answer=lambda: (1 / 3 * 1 / 1) / (1 / (4 + 4 + 1)),
+               slips={4: "against a row of a full piece, yes; against its true weight 1/9?",
+                      9: "its weight is 1/3, not 1: three pieces share the mean"},
+               why="A bug that no crash reports, and that one framework shipped for years."),
+    Prediction("recompute_percent", working="100 * 1 / 3", unit="%", tolerance=0.02,
+               answer=lambda: 100 * transformer_flops(MEDIUM, 1, 1024, backward=False)
+               / transformer_flops(MEDIUM, 1, 1024),
+               slips={50: "backward is two forwards, so a step is three; one more is a third",
+                      100: "only the forward is computed twice, not backward",
+                      25: "of the new step, yes; compared with the old one?"},
+               why="At most: the head and what attention keeps anyway are not computed again."),
+    Prediction("break_even_intensity", working="989.4e12 / 3.35e12", unit="FLOP/byte",
+               answer=lambda: H100.balance, tolerance=0.02,
+               slips={591: "the sparse peak is not for dense matrices",
+                      20: "that is the float32 peak; bf16 has 989 TFLOP/s",
+                      0.00339: "FLOPs over bytes, not bytes over FLOPs"},
+               why="A bf16 number must enter 295 multiply-adds to be worth its way from memory."),
+)  # fmt: skip

@@ -1,0 +1,99 @@
+"""The check of checkpointed: against the same layers run plainly."""
+
+import torch
+from torch import nn
+
+from ranklab.checks.baseline.accumulating import distance, gradients
+from ranklab.course.exercise import Mistake
+from ranklab.meter import SavedActivations
+
+
+class Layer(nn.Module):
+    """Something to recompute: weights, a frozen weight, dropout, two inputs."""
+
+    def __init__(self, dropout):
+        super().__init__()
+        self.up, self.down = nn.Linear(16, 64), nn.Linear(64, 16)
+        self.up.bias.requires_grad_(False)
+        self.drop = nn.Dropout(dropout)
+        self.calls = 0
+
+    def forward(self, x, shift):
+        self.calls += 1
+        return x + self.drop(self.down(torch.tanh(self.up(x)))) * shift
+
+
+def _two_layers(dropout, run):
+    """A step through two layers by run(layer, x, shift): all that may differ from the plain one."""
+    torch.manual_seed(3)
+    layers = nn.ModuleList([Layer(dropout), Layer(dropout)])
+    start = torch.randn(8, 16, requires_grad=True)
+    shift = torch.rand(8, 1)  # needs no gradient
+    x = start * 1.0
+    with SavedActivations(layers) as saved:
+        for layer in layers:
+            x = run(layer, x, shift)
+    loss = (x * torch.randn(8, 16)).sum()  # random numbers are used between forward and backward
+    loss.backward()
+    return {"value": x.detach(), "input": start.grad, "weights": gradients(layers),
+            "saved": saved.bytes, "calls": layers[0].calls, "random": torch.rand(4)}  # fmt: skip
+
+
+def _recomputed(checkpointed, dropout):
+    try:
+        return _two_layers(dropout, lambda layer, x, shift: checkpointed(layer, x, shift))
+    except RuntimeError as error:
+        if "does not require grad" not in str(error):
+            raise
+        raise Mistake(str(error), "Autograd is off inside forward and backward of a Function: run "
+                                  "function again inside torch.enable_grad(), on inputs that "
+                                  "require a gradient where the originals did.") from None
+
+
+def check_checkpointed(checkpointed):
+    for dropout in (0.0, 0.5):
+        right = _two_layers(dropout, lambda layer, x, shift: layer(x, shift))
+        got = _recomputed(checkpointed, dropout)
+        _compare_recomputed(got, right, dropout)
+        if dropout == 0.0:
+            yield "same value, same gradients of input and weights, through two layers in a row"
+            least = 2 * (8 * 16 + 8 * 1) * 4  # x and shift; shift is shared, so a bit less
+            if got["saved"] > least:
+                raise Mistake(f"{got['saved']:,} bytes are kept; the inputs have at most {least:,}",
+                              "Keep the inputs only: ctx.save_for_backward(*inputs), and run "
+                              "function inside forward, where autograd records nothing.")
+            if got["calls"] != 2:
+                raise Mistake(f"function ran {got['calls']} times; twice is right",
+                              "Once in forward, and once again in backward.")
+            yield f"{got['saved']:,} bytes are kept instead of {right['saved']:,}"
+    yield "same gradients with dropout: the random numbers are those of the first time"
+    if not torch.equal(got["random"], right["random"]):
+        raise Mistake("after backward, torch.rand repeats itself",
+                      "Put the random state back after the second forward: random_replayed does.")
+    yield "random numbers go on as if nothing had been computed twice"
+
+
+def _compare_recomputed(got, right, dropout):
+    with_dropout = f"dropout {dropout}: "
+    if distance(got["value"], right["value"]) > 1e-6:
+        raise Mistake(f"{with_dropout}the value is not function's",
+                      "forward returns function(*inputs) as it is.")
+    grads = {**right["weights"], "the input": right["input"]}
+    for name, grad in grads.items():
+        seen = got["input"] if name == "the input" else got["weights"][name]
+        if grad is None:
+            continue
+        if seen is None or (not seen.any() and grad.any()):
+            raise Mistake(f"{with_dropout}{name} gets no gradient",
+                          "Weights inside function are no inputs of it: "
+                          "torch.autograd.backward(outputs, gradients) fills their .grad, "
+                          "torch.autograd.grad of the inputs alone does not. And kept inputs must "
+                          "require a gradient if the originals did.")
+        if distance(seen, grad) > 1e-5:
+            if dropout:
+                hint = ("With dropout only: the second forward drops other numbers than the first. "
+                        "Run it inside random_replayed(ctx.random).")
+            else:
+                hint = ("Use the gradients that backward receives, not ones; detach the kept "
+                        "inputs, or backward goes on into the layer before and counts it twice.")
+            raise Mistake(f"{with_dropout}the gradient of {name} is off", hint)

@@ -1,0 +1,57 @@
+"""Lab 00's checks: shards, neighbours, deadlocks, common decisions."""
+
+from ranklab import ranks
+from ranklab.checks.ranks.ring import check_fix_the_deadlock, check_pass_the_token
+from ranklab.checks.ranks.shards import check_shard_range
+from ranklab.checks.ranks.together import check_all_ranks_finite
+from ranklab.course.exercise import Exercise, Prediction
+
+EXERCISES = (
+    Exercise(ranks.shard_range, check_shard_range, hints=(
+        "How many items has each rank at least? How many are left over then?",
+        "divmod(n, size) gives both. The first `left over` ranks take one more each.",
+        "start = rank * each + min(rank, left_over); the length is each + (rank < left_over).")),
+    Exercise(ranks.pass_the_token, check_pass_the_token, hints=(
+        "Who may send before it has received? Exactly one rank.",
+        "Rank 0: send, then receive. All others: receive, then send. Neighbours modulo size.",
+        "dist.send(token + 1, group=group, group_dst=(rank + 1) % size); then return "
+        "token.item().")),
+    Exercise(ranks.fix_the_deadlock, check_fix_the_deadlock, hints=(
+        "A send may return only when its receiver is there. Who is there, if all send?",
+        "Start the send without waiting for it, receive, then wait: dist.isend returns a handle.",
+        "dist.batch_isend_irecv([dist.P2POp(dist.isend, ...), dist.P2POp(dist.irecv, ...)]), then "
+        "wait() for each. A single rank has no neighbour: return a copy.")),
+    Exercise(ranks.all_ranks_finite, check_all_ranks_finite, hints=(
+        "Turn the loss into a flag first: 1 for finite, 0 for not.",
+        "Which reduction of the flags is 1 only if all are 1? Look through dist.ReduceOp.",
+        "dist.all_reduce(flag, dist.ReduceOp.MIN, group=group), then bool(flag).")),
+)
+
+PREDICTIONS = (
+    Prediction("longest_shard", working="1_000_003 // 8 + 1", unit="documents",
+               answer=lambda: len(ranks.shard_range(1_000_003, 0, 8)), tolerance=0,
+               slips={125_000: "three documents are left over, and rank 0 takes one of them",
+                      125_003: "that rank would take all that is left over; share it out"},
+               why="Rank 7 has 125000: one document less, and one step less in some loops."),
+    Prediction("token_round_ms", working="1024 * 20 / 1000", unit="ms",
+               answer=lambda: 1024 * 20e-6 * 1e3,
+               slips={20_480: "microseconds, not milliseconds",
+                      0.02: "one hop only; the token visits every rank"},
+               why="Eight bytes, 20 ms: at scale, latency counts before bandwidth does."),
+    Prediction("guilty_rank", working="11 // 5", tolerance=0,
+               answer=lambda: next(r for r in range(4) if 11 in ranks.shard_range(20, r, 4)),
+               slips={0: "rank 0 waits like the others; who does not wait?",
+                      1: "rank 1 waits like the others; who does not wait?",
+                      3: "rank 3 waits like the others; who does not wait?"},
+               why="It finished: it skipped a call that the others still wait for."),
+    Prediction("calls_it_made", working="5 - 1", unit="calls", answer=lambda: 4, tolerance=0,
+               slips={5: "all others wait in their fifth call; the guilty rank made one less",
+                      1: "it skipped one call, and made all the rest"},
+               why="Its second call met the others' second, but for another document: silently "
+                   "wrong sums, long before the hang."),
+    Prediction("hang_dollars", working="1024 * 2 * 10 / 60", unit="dollars",
+               answer=lambda: 1024 * 2 * 600 / 3600,
+               slips={20_480: "ten minutes, not ten hours", 2048: "that is a whole hour",
+                      204.8: "two dollars an hour: multiply by 10/60, not by 10/100"},
+               why="For one skipped line on one rank, and nobody has looked at it yet."),
+)

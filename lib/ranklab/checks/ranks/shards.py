@@ -1,0 +1,50 @@
+"""shard_range: nothing lost, nothing twice, fair, contiguous."""
+
+import numpy as np
+
+from ranklab.course.exercise import Mistake
+
+SIZES = (1, 2, 3, 4, 8)
+
+
+def check_shard_range(shard_range):
+    for n in (5, 7, 8, 10, 24, 1001, 1, 0):
+        for size in reversed(SIZES):
+            parts = [list(shard_range(n, rank, size)) for rank in range(size)]
+            _compare_parts(parts, n, size)
+    yield "range(n) for n = 0, 1, 5, 7, ... on 1, 2, 3, 4, 8 ranks: nothing lost, nothing twice"
+    yield "lengths differ by at most one, the longer parts first, each part contiguous"
+
+
+def _compare_parts(parts, n, size):
+    right = [part.tolist() for part in np.array_split(np.arange(n), size)]
+    if parts == right:
+        return
+    case = f"n={n} on {size} ranks"
+    given = [i for part in parts for i in part]
+    lengths = [len(part) for part in parts]
+    if twice := sorted({i for i in given if given.count(i) > 1}):
+        raise Mistake(f"{case}: {some(twice)} is handed out twice",
+                      "Each part must start where the part of the rank before it ends.")
+    if lost := sorted(set(range(n)) - set(given)):
+        raise Mistake(f"{case}: nobody has {some(lost)}",
+                      "n // size rounds down, and the left-over n % size items get lost. "
+                      "The first n % size ranks take one more each.")
+    if beyond := sorted(set(given) - set(range(n))):
+        raise Mistake(f"{case}: {some(beyond)} is handed out, but range({n}) ends before",
+                      "Cut the last part at n, or better: count the left-over items exactly.")
+    if any(part and part != list(range(part[0], part[-1] + 1)) for part in parts):
+        raise Mistake(f"{case}: rank 0 has {some(parts[0])}, which is not contiguous",
+                      "A stride (rank, rank + size, ...) is a fair split, too, but files and "
+                      "tensors are read in blocks: make each part one block.")
+    if max(lengths) - min(lengths) > 1:
+        raise Mistake(f"{case}: the parts have lengths {lengths}",
+                      "Lengths may differ by one at most; the rank with most work sets the pace. "
+                      "Neither rounding up nor giving all the rest to one rank is fair.")
+    raise Mistake(f"{case}: the parts have lengths {lengths}; wanted {list(map(len, right))}",
+                  "The longer parts belong to the first ranks, in rank order.")
+
+
+def some(items):
+    """The first few of `items`, as text."""
+    return ", ".join(map(str, items[:4])) + (", ..." if len(items) > 4 else "")

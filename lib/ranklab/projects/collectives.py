@@ -1,0 +1,251 @@
+"""How fast are the collectives here? nccl-tests' columns, for our algorithms and the backend's.
+
+    python -m ranklab.projects.collectives --ranks 4
+    torchrun --nproc-per-node 8 -m ranklab.projects.collectives --max 1G
+    mpirun -n 4 python -m ranklab.projects.collectives --mpi
+    python -m ranklab.projects.collectives --bench      # our ring against the backend, as a ratio
+
+time is the slowest rank's median; algbw = size / time; busbw = algbw * the load of the busiest
+link (2(R-1)/R for all-reduce), which is what to compare with the hardware's bandwidth. As in
+nccl-tests, size is the whole tensor: the input of reduce-scatter, the output of all-gather.
+"""
+
+import argparse
+import statistics
+import sys
+import time
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from ranklab import collectives as ours
+from ranklab.engine import device, is_main_process, launch
+from ranklab.projects import collectives_bench, collectives_links, collectives_mpi
+from ranklab.projects.collectives_bench import finish, wait_for_all
+
+DTYPES = {"float": torch.float32, "bfloat16": torch.bfloat16, "int64": torch.int64}
+VERBS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all")
+
+
+class Row(NamedTuple):
+    """One line of the table."""
+
+    verb: str
+    algorithm: str
+    size: int  # bytes
+    count: int  # elements
+    type: str
+    time: float  # seconds
+    algbw: float  # bytes per second
+    busbw: float
+    wrong: int  # elements that are not what they should be, over all ranks
+
+
+def algorithms(verb, nodes, groups):
+    """{name: function of the whole tensor x -> this rank's result}; x has R equal parts."""
+    R, rank = dist.get_world_size(), dist.get_rank()
+
+    def backend(x):
+        if verb == "all_reduce":
+            out = x.clone()
+            dist.all_reduce(out)
+        elif verb == "reduce_scatter":
+            out = x.new_empty(x.numel() // R)
+            dist.reduce_scatter_single(out, x)
+        elif verb == "all_gather":
+            out = torch.empty_like(x)
+            dist.all_gather_single(out, x.tensor_split(R)[rank])
+        elif verb == "broadcast":
+            out = x.clone()
+            dist.broadcast(out, 0)
+        else:
+            out = torch.empty_like(x)
+            dist.all_to_all_single(out, x)
+        return out
+
+    mine = {
+        "all_reduce": {"ring": ours.ring_all_reduce, "doubling": ours.doubling_all_reduce,
+                       "server": ours.parameter_server},
+        "reduce_scatter": {"ring": ours.ring_reduce_scatter},
+        "all_gather": {"ring": lambda x: ours.ring_all_gather(x.tensor_split(R)[rank])},
+        "broadcast": {"tree": ours.tree_broadcast},
+        "all_to_all": {"pairs": lambda x: ours.all_to_all(x.view(R, -1)).flatten()},
+    }[verb]
+    if verb == "all_reduce" and nodes > 1:
+        mine["hierarchical"] = lambda x: ours.hierarchical_all_reduce(x, *groups)
+    return {**mine, dist.get_backend(): backend}
+
+
+def expected(verb, x_of, R, rank):
+    """This rank's right result, computed without any message."""
+    if verb == "broadcast":
+        return x_of(0)
+    if verb == "all_gather":
+        return torch.cat([x_of(r).tensor_split(R)[r] for r in range(R)])
+    if verb == "all_to_all":
+        return torch.cat([x_of(r).tensor_split(R)[rank] for r in range(R)])
+    whole = sum(x_of(r) for r in range(R))
+    return whole if verb == "all_reduce" else whole.tensor_split(R)[rank]
+
+
+def measure(verbs, sizes, kind, iters, nodes):
+    """On one rank: [(verb, algorithm, bytes, elements, median seconds, wrong elements)]."""
+    R, rank, dtype = dist.get_world_size(), dist.get_rank(), DTYPES[kind]
+    groups = ours.node_groups(R // nodes) if nodes > 1 else ()
+    rows = []
+    for verb in verbs:
+        table = algorithms(verb, nodes, groups)
+        for size in sizes:
+            n = max(size // dtype.itemsize // R, 1) * R
+
+            def x_of(r, n=n):  # whole numbers, exact in bfloat16 too
+                return (torch.arange(n, device=device()) % 7 + r % 3).to(dtype)
+
+            x, right = x_of(rank), expected(verb, x_of, R, rank)
+            seconds, wrong = _interleaved(table, x, right, iters)
+            rows += [(verb, name, n * dtype.itemsize, n, seconds[name], wrong[name])
+                     for name in table]
+    return rows
+
+
+def _interleaved(table, x, right, iters):
+    """{name: median seconds}, {name: wrong elements}: one run of each in turn, `iters` times."""
+    times, wrong = {name: [] for name in table}, {}
+    for _ in range(iters + 1):
+        for name, fn in table.items():
+            wait_for_all()
+            start = time.perf_counter()
+            result = fn(x)
+            finish()
+            times[name].append(time.perf_counter() - start)
+            wrong[name] = int((result.flatten() != right.flatten()).sum())
+    return {name: statistics.median(each[1:]) for name, each in times.items()}, wrong
+
+
+def run(ranks=None, nodes=1, verbs=VERBS, sizes=(2**10, 2**16, 2**22), kind="float", iters=5):
+    """The rows of the table, from real ranks: what took longest and what went wrong on any."""
+    if unknown := [verb for verb in verbs if verb not in VERBS]:
+        raise ValueError(f"verb {unknown[0]!r} is not one of {', '.join(VERBS)}")
+    seen = launch(measure, verbs, sizes, kind, iters, nodes, ranks=ranks, nodes=nodes, timeout=600)
+    rows = []
+    for of_ranks in zip(*seen):
+        verb, algorithm, nbytes, count = of_ranks[0][:4]
+        seconds = max(row[4] for row in of_ranks)
+        wrong = sum(row[5] for row in of_ranks)
+        algbw = nbytes / seconds
+        busbw = algbw * ours.bus_factor(verb, len(seen))
+        rows.append(Row(verb, algorithm, nbytes, count, kind, seconds, algbw, busbw, wrong))
+    return rows
+
+
+def table(rows):
+    """`rows` as nccl-tests prints them, with the algorithm in front."""
+    head = (f"{'# verb':18}{'algorithm':14}{'size':>12}{'count':>12}{'type':>10}"
+            f"{'time':>12}{'algbw':>9}{'busbw':>9}{'#wrong':>8}\n"
+            f"{'#':32}{'(B)':>12}{'(elements)':>12}{'':>10}{'(us)':>12}{'(GB/s)':>9}{'(GB/s)':>9}")
+    lines = [f"  {r.verb:16}{r.algorithm:14}{r.size:12}{r.count:12}{r.type:>10}{r.time * 1e6:12.1f}"
+             f"{r.algbw / 1e9:9.3f}{r.busbw / 1e9:9.3f}{r.wrong:8}" for r in rows]
+    return "\n".join([head, *lines])
+
+
+def fits(rows, verb="all_reduce"):
+    """{algorithm: (seconds at size 0, seconds per byte)} of its lines in `rows`."""
+    names = dict.fromkeys(r.algorithm for r in rows if r.verb == verb)
+    lines = {name: [r for r in rows if (r.verb, r.algorithm) == (verb, name)] for name in names}
+    return {name: ours.fit_alpha_beta([r.size for r in of], [r.time for r in of])
+            for name, of in lines.items()}
+
+
+def measured_crossover(lines):
+    """The size above which the ring's fitted line is below doubling's; None where they don't meet.
+
+    None means that one of the two is faster at every size measured here.
+    """
+    (a_ring, b_ring), (a_doubling, b_doubling) = lines["ring"], lines["doubling"]
+    if a_ring <= a_doubling or b_ring >= b_doubling:
+        return None
+    return (a_ring - a_doubling) / (b_doubling - b_ring)
+
+
+def summary(rows):
+    """The fits and the crossover, in sentences."""
+    lines = fits(rows)
+    text = [f"all_reduce by {name}: {a * 1e6:.0f} us + size / ({1e-9 / b:.2f} GB/s)"
+            for name, (a, b) in lines.items() if b > 0]
+    crossing = measured_crossover(lines)
+    text.append(f"crossover: above {crossing / 1e3:.0f} KB the ring is faster than doubling"
+                if crossing else "crossover: none here, one of ring and doubling always wins")
+    return "\n".join(text)
+
+
+def figure(rows):
+    """Time against size for all-reduce: points as measured, lines as fitted."""
+    from ranklab.plots import collectives as plots  # here: the only line that needs matplotlib
+
+    lines, points, curves = fits(rows), {}, {}
+    for name, (a, b) in lines.items():
+        of = [r for r in rows if (r.verb, r.algorithm) == ("all_reduce", name)]
+        points[name] = [r.size for r in of], [r.time for r in of]
+        curves[name] = [r.size for r in of], [a + b * r.size for r in of]
+    return plots.time_against_size(points, curves, measured_crossover(lines), "all-reduce")
+
+
+def size_of(text):
+    """ "64K" -> 65536 bytes: powers of two, as in nccl-tests."""
+    scale = {"K": 2**10, "M": 2**20, "G": 2**30}.get(text[-1].upper())
+    return int(float(text[:-1]) * scale) if scale else int(text)
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--ranks", type=int, help="without torchrun or srun: how many")
+    parser.add_argument("--nodes", type=int, default=1, help="nodes: more add the hierarchical one")
+    parser.add_argument("--verbs", default=",".join(VERBS), help="which of them, with commas")
+    parser.add_argument("--sizes", default="1K,16K,256K,4M", help="bytes, as 64M, with commas")
+    parser.add_argument("--max", type=size_of, help="up to this size in steps of 4, from 1K")
+    parser.add_argument("--type", choices=DTYPES, default="float")
+    parser.add_argument("--iters", type=int, default=5)
+    parser.add_argument("--figure", help="write time against size to this .svg or .png")
+    parser.add_argument("--slow-links", action="store_true", help="flat ring against hierarchical")
+    parser.add_argument("--bench", action="store_true", help="our ring against the backend's")
+    parser.add_argument("--mpi", action="store_true", help="under mpirun: MPI's own collectives")
+    options = parser.parse_args(argv)
+    sizes = [size_of(s) for s in options.sizes.split(",")]
+    if options.max:
+        sizes = [4**k * 1024 for k in range(20) if 4**k * 1024 <= options.max]
+    if options.mpi:
+        return _print_mpi(sizes, options.iters)
+    if options.bench:
+        print(collectives_bench.report([options.ranks] if options.ranks else (2, 4)))
+        return 0
+    if options.slow_links:
+        print(collectives_links.table())
+        return 0
+    rows = run(options.ranks, options.nodes, options.verbs.split(","), sizes, options.type,
+               options.iters)
+    if is_main_process():
+        print(table(rows))
+        if "all_reduce" in options.verbs and len(sizes) > 1:
+            print(summary(rows))
+        if options.figure:
+            from ranklab.plots.style import save
+
+            save(figure(rows), options.figure)
+    return 1 if any(row.wrong for row in rows) else 0
+
+
+def _print_mpi(sizes, iters):
+    if not collectives_mpi.is_here():
+        print(collectives_mpi.NO_MPI)
+        return 0
+    R, rank, rows = collectives_mpi.mpi_rows(sizes, iters)
+    if rank == 0:
+        print(table([Row(verb, name, nbytes, n, "float", t, nbytes / t,
+                         nbytes / t * ours.bus_factor(verb, R), wrong)
+                     for verb, name, nbytes, n, t, wrong in rows]))
+    return 1 if any(row[5] for row in rows) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,68 @@
+"""The same table under MPI, for projects.collectives: mpi4py where an MPI library is installed."""
+
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+
+import numpy as np
+
+NO_MPI = ("MPI is not here. With an MPI library (apt install openmpi-bin libopenmpi-dev) and pip "
+          "install 'ranklab[mpi]' this runs: mpirun -n 4 python -m ranklab.projects.collectives --mpi")
+
+
+def is_here():
+    """True when mpi4py and mpirun are both installed; nothing is imported."""
+    return bool(find_spec("mpi4py") and shutil.which("mpirun"))
+
+
+def mpi_table(ranks=4, sizes=(2**10, 2**16, 2**22), iters=5):
+    """The table as `mpirun` prints it, or one sentence that says what to install."""
+    if not is_here():
+        return NO_MPI
+    command = ["mpirun", "--oversubscribe", "-n", str(ranks), sys.executable, "-m",
+               "ranklab.projects.collectives", "--mpi", "--iters", str(iters),
+               "--sizes", ",".join(map(str, sizes))]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+
+
+def mpi_rows(sizes, iters):
+    """Run by every process under mpirun: [(verb, "mpi", bytes, elements, seconds, wrong)]."""
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    R, rank, rows = world.Get_size(), world.Get_rank(), []
+    for size in sizes:
+        n = max(size // 4 // R, 1) * R
+        x = (np.arange(n) % 7 + rank % 3).astype(np.float32)
+        every = [(np.arange(n) % 7 + r % 3).astype(np.float32) for r in range(R)]
+        for verb, (call, out, right) in _calls(world, x, every, R, rank).items():
+            times = []
+            for _ in range(iters + 1):
+                world.Barrier()
+                start = time.perf_counter()
+                call(out)
+                times.append(time.perf_counter() - start)
+            slowest = world.allreduce(statistics.median(times[1:]), MPI.MAX)
+            wrong = world.allreduce(int((out != right).sum()), MPI.SUM)
+            rows.append((verb, "mpi", n * 4, n, slowest, wrong))
+    return R, rank, rows
+
+
+def _calls(world, x, every, R, rank):
+    """{verb: (call that fills out, out, what out must be)}."""
+    part = len(x) // R
+    mine = slice(rank * part, (rank + 1) * part)
+    shards = np.concatenate([x_r[r * part : (r + 1) * part] for r, x_r in enumerate(every)])
+    swapped = np.concatenate([x_r[mine] for x_r in every])
+    first = every[0].copy()
+    return {
+        "all_reduce": (lambda out: world.Allreduce(x, out), np.empty_like(x), sum(every)),
+        "reduce_scatter": (lambda out: world.Reduce_scatter_block(x, out),
+                           np.empty(part, x.dtype), sum(every)[mine]),
+        "all_gather": (lambda out: world.Allgather(x[mine], out), np.empty_like(x), shards),
+        "broadcast": (lambda out: world.Bcast(out, 0), x.copy(), first),
+        "all_to_all": (lambda out: world.Alltoall(x, out), np.empty_like(x), swapped),
+    }

@@ -1,0 +1,335 @@
+"""Lab 02's library and project: right for every size, exactly the fewest bytes, the cost model."""
+
+import math
+import tempfile
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from ranklab import collectives as c
+from ranklab import launch
+from ranklab.collectives.emulate import EmulatedLinks
+from ranklab.collectives.watch import Watch, marked
+from ranklab.engine import RankError, torchrun
+from ranklab.meter import Traffic
+from ranklab.plots import collectives as plots
+from ranklab.plots.style import save
+from ranklab.projects import collectives as project
+from ranklab.projects import collectives_links, collectives_mpi
+
+pytestmark = pytest.mark.timeout(120)
+
+TYPES = (torch.float32, torch.bfloat16, torch.int64)
+
+
+def _input(n, rank, dtype, strided=False):
+    """Whole numbers, exact in bfloat16 in any order of the sum."""
+    x = ((torch.arange(n) * 5 + rank * 7) % 11 - 5).to(dtype)
+    return x.reshape(2, -1).t() if strided else x
+
+
+def _all_right(R):
+    """On one rank: every function, length, type and root; returns what was wrong."""
+    rank, wrong = dist.get_rank(), []
+    cases = [(n, False) for n in sorted({0, 1, 1009, R - 1, 24})] + [(24, True)]
+    for dtype in TYPES:
+        for n, strided in cases:
+            xs = [_input(n, r, dtype, strided) for r in range(R)]
+            x, total = xs[rank], sum(xs)
+            before = x.clone()
+            for name, got, right in _results(x, xs, total, R, rank):
+                if got is None or got.dtype != dtype or not torch.equal(got, right):
+                    wrong.append(f"{name} n={n} strided={strided} {dtype}")
+            if not torch.equal(x, before):
+                wrong.append(f"x changed, n={n} {dtype}")
+    return wrong
+
+
+def _results(x, xs, total, R, rank):
+    for name in ("ring_all_reduce", "doubling_all_reduce", "all_reduce"):
+        yield name, getattr(c, name)(x), total
+    yield "ring_reduce_scatter", c.ring_reduce_scatter(x), total.flatten().tensor_split(R)[rank]
+    yield "ring_all_gather", c.ring_all_gather(x), torch.cat([y.flatten() for y in xs])
+    yield "all_gather", c.all_gather(x), torch.stack(xs)
+    pieces = [torch.stack([y * (k + 1) for k in range(R)]) for y in xs]  # (R, ...)
+    yield "all_to_all", c.all_to_all(pieces[rank]), torch.stack([p[rank] for p in pieces])
+    yield "reduce_scatter", c.reduce_scatter(pieces[rank]), total * (rank + 1)
+    for root in {0, R // 2, R - 1}:
+        yield "tree_broadcast", c.tree_broadcast(x, root), xs[root]
+        yield "broadcast", c.broadcast(x, root), xs[root]
+        yield "parameter_server", c.parameter_server(x, root), total
+        mine = pieces[rank] if rank == root else None
+        yield "scatter", c.scatter(mine, x, root), pieces[root][rank]
+        gathered, reduced = c.gather(x, root), c.reduce(x, root)
+        if rank == root:
+            yield "gather", gathered, torch.stack(xs)
+            yield "reduce", reduced, total
+        elif gathered is not None or reduced is not None:
+            yield "gather or reduce on another rank", None, None
+
+
+@pytest.mark.parametrize("R", range(1, 9))
+def test_every_verb_is_right(R):
+    assert launch(_all_right, R, ranks=R, timeout=100) == [[]] * R
+
+
+def _hierarchical(layouts):
+    rank, wrong = dist.get_rank(), []
+    for per_node in layouts:
+        groups = c.node_groups(per_node)
+        for n, strided in ((0, False), (1, False), (7, False), (1009, False), (24, True)):
+            xs = [_input(n, r, torch.bfloat16, strided) for r in range(dist.get_world_size())]
+            if not torch.equal(c.hierarchical_all_reduce(xs[rank], *groups), sum(xs)):
+                wrong.append((per_node, n))
+    return wrong
+
+
+@pytest.mark.parametrize("R", [4, 6, 8])
+def test_hierarchical_is_right_for_every_layout(R):
+    layouts = [k for k in range(1, R + 1) if R % k == 0]
+    assert launch(_hierarchical, layouts, ranks=R, timeout=100) == [[]] * R
+
+
+def _sent(n):
+    x, counted = torch.zeros(n), {}
+    for name in ("ring_reduce_scatter", "ring_all_reduce", "doubling_all_reduce",
+                 "parameter_server", "tree_broadcast", "all_reduce", "all_to_all"):
+        arg = x.view(dist.get_world_size(), -1) if name == "all_to_all" else x
+        with Traffic() as traffic:
+            getattr(c, name)(arg)
+        counted[name] = traffic.sent_bytes, traffic.sent_messages
+    return counted
+
+
+@pytest.mark.parametrize("R", [1, 2, 3, 4, 8])
+def test_bytes_and_messages_are_the_formulas(R):
+    n, log = 24 * 8, math.ceil(math.log2(R))
+    seen = launch(_sent, n, ranks=R)
+    for rank, counted in enumerate(seen):
+        nbytes, share = 4 * n, 4 * n * (R - 1) // R
+        assert counted["ring_reduce_scatter"] == (share, R - 1)
+        assert counted["ring_all_reduce"] == (2 * share, 2 * (R - 1))
+        assert counted["all_to_all"] == (share, R - 1)
+        busy = R - 1 if rank == 0 else 1 if R > 1 else 0
+        assert counted["parameter_server"] == (busy * nbytes, busy)
+        assert counted["all_reduce"] == (busy * nbytes, busy)
+        if R & (R - 1) == 0:
+            assert counted["doubling_all_reduce"] == (log * nbytes, log)
+    everything = [counted["tree_broadcast"] for counted in seen]
+    assert sum(messages for _, messages in everything) == R - 1
+    assert max(messages for _, messages in everything) == log  # src, in every round
+
+
+@pytest.mark.parametrize("n", [1, 2, 7, 1009])
+def test_uneven_chunks_send_no_byte_too_many(n):
+    def sent():
+        with Traffic() as traffic:
+            c.ring_all_reduce(torch.zeros(n))
+        return traffic.sent_bytes
+
+    assert sum(launch(sent, ranks=4)) == 2 * 3 * 4 * n
+
+
+def test_bytes_over_the_slow_link():
+    def sent(per_node):
+        groups, rank = c.node_groups(per_node), dist.get_rank()
+        with Traffic() as traffic:
+            c.hierarchical_all_reduce(torch.zeros(96), *groups)
+        out = {peer: n for peer, n in traffic.bytes_to.items()}
+        return sum(n for peer, n in out.items() if peer // per_node != rank // per_node)
+
+    assert launch(sent, 4, ranks=8, nodes=2) == [96] * 8         # 2 (M-1)/M of a quarter of 384
+    assert launch(sent, 2, ranks=8, nodes=4) == [384 * 3 // 4] * 8
+
+
+def _in_a_group():
+    group, rank = dist.new_group([3, 1]), dist.get_rank()
+    if rank not in (1, 3):
+        return None
+    x = torch.tensor([rank, 10 * rank])
+    return [f(x, group=group).tolist() for f in (
+        c.ring_all_reduce, c.doubling_all_reduce, c.parameter_server, c.ring_reduce_scatter,
+        c.ring_all_gather, c.tree_broadcast)]
+
+
+def test_groups_count_their_own_ranks():
+    seen = launch(_in_a_group, ranks=4)
+    first = 1  # torch sorts the ranks of a group: 1 comes first
+    for rank, place in ((1, 0), (3, 1)):
+        total = [4, 40]
+        assert seen[rank] == [total, total, total, [total[place]], [1, 10, 3, 30],
+                              [first, 10 * first]]
+
+
+def test_a_barrier_holds_everybody_until_the_last():
+    def order():
+        with Traffic() as traffic:
+            c.barrier()
+        return traffic.sent_messages
+
+    assert launch(order, ranks=5) == [3] * 5
+
+
+def test_floats_agree_on_all_ranks_and_with_torch():
+    def both():
+        x = torch.randn(1001, generator=torch.Generator().manual_seed(dist.get_rank()))
+        theirs = x.clone()
+        dist.all_reduce(theirs)
+        inside, across = c.node_groups(2)
+        return theirs, c.ring_all_reduce(x), c.doubling_all_reduce(x), \
+            c.hierarchical_all_reduce(x, inside, across)
+
+    seen = launch(both, ranks=4)
+    for theirs, *ours in seen:
+        for mine, first in zip(ours, seen[0][1:]):
+            assert torch.allclose(mine, theirs, atol=1e-5)
+            assert torch.equal(mine, first)
+
+
+def test_results_can_go_into_memory_that_is_there():
+    def into():
+        x, out = torch.arange(10.0) + dist.get_rank(), torch.full((10,), -1.0)
+        return c.ring_all_reduce(x, out=out) is out, out
+
+    for is_out, out in launch(into, ranks=3):
+        assert is_out and torch.equal(out, 3 * torch.arange(10.0) + 3)
+
+
+# --- bad input -----------------------------------------------------------------------------------
+
+def _bad_peer():
+    x = torch.zeros(1)
+    c.exchange(x, dist.get_rank() + 1, x, 0)
+
+
+def test_bad_input_on_ranks_is_a_sentence():
+    with pytest.raises(RankError, match="rank 2 is not one of the 2 ranks 0 to 1"):
+        launch(_bad_peer, ranks=2)
+    with pytest.raises(RankError, match="per_node=2 must divide the 3 ranks of the group"):
+        launch(c.node_groups, 2, ranks=3)
+    with pytest.raises(RankError, match="Watch follows 8 ranks or fewer, not 9"):
+        launch(Watch, ranks=9)
+
+
+@pytest.mark.parametrize("call, sentence", [
+    (lambda: c.alpha_beta_time("rign", 1, 2, 0, 0), "algorithm 'rign' is not one of ring, doub"),
+    (lambda: c.fit_alpha_beta([8, 8], [1, 2]), "needs two different sizes or more, not 1"),
+    (lambda: c.bus_factor("all_gathr", 4), "verb 'all_gathr' is not one of all_reduce"),
+    (lambda: c.Link(-1, 0), "alpha=-1 and beta=0 must not be negative"),
+    (lambda: project.main(["--verbs", "all_reduce,gossip"]), "verb 'gossip' is not one of"),
+])
+def test_bad_input_is_a_sentence(call, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        call()
+
+
+# --- the cost model --------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("R", [2, 3, 4, 5, 8, 100])
+def test_times_are_steps_and_bytes(R):
+    log = math.ceil(math.log2(R))
+    assert c.alpha_beta_time("ring", 8, R, 1, 0) == 2 * (R - 1)
+    assert c.alpha_beta_time("ring", 8, R, 0, 1) == pytest.approx(c.bus_factor("all_reduce", R) * 8)
+    assert c.alpha_beta_time("tree_broadcast", 8, R, 1, 1) == log * 9
+    assert c.alpha_beta_time("doubling", 8, R, 1, 0) == log + (R != 2**log)
+    n = c.crossover_bytes(R, 1e-5, 1e-9)
+    if math.isfinite(n):
+        both = [c.alpha_beta_time(a, n, R, 1e-5, 1e-9) for a in ("ring", "doubling")]
+        assert both[0] == pytest.approx(both[1])
+
+
+def test_the_ring_never_wins_on_two_ranks():
+    assert c.crossover_bytes(1, 1, 1) == c.crossover_bytes(2, 1, 1) == math.inf
+
+
+def test_a_fit_finds_what_made_the_times():
+    sizes = [10.0**k for k in range(2, 9)]
+    alpha, beta = c.fit_alpha_beta(sizes, [3e-5 + 2e-10 * n for n in sizes])
+    assert (alpha, beta) == (pytest.approx(3e-5), pytest.approx(2e-10))
+
+
+def test_hierarchical_wins_only_where_links_differ():
+    times = collectives_links.model([1, 2, 4, 16])
+    flat, layered = times["flat ring"], times["hierarchical"]
+    assert flat[0] < layered[0] and flat[1] == pytest.approx(layered[1])
+    assert flat[2] > layered[2] and flat[3] / layered[3] > flat[2] / layered[2]
+
+
+def test_emulated_links_change_no_value():
+    def slowly(folder):
+        groups, link = c.node_groups(2), c.Link(0.001, 1e-9)
+        with EmulatedLinks(link, link, 2, folder), Traffic() as traffic:
+            total = c.hierarchical_all_reduce(torch.full((8,), dist.get_rank() + 1), *groups)
+        return total.tolist(), traffic.sent_messages
+
+    with tempfile.TemporaryDirectory() as folder:
+        assert launch(slowly, folder, ranks=4, nodes=2) == [([10] * 8, 4)] * 4
+
+
+# --- project and figures ---------------------------------------------------------------------------
+
+def test_the_project_finds_nothing_wrong():
+    rows = project.run(ranks=4, nodes=2, sizes=(512, 8192), iters=1)
+    assert [r for r in rows if r.wrong] == []
+    assert {r.algorithm for r in rows if r.verb == "all_reduce"} == {
+        "ring", "doubling", "server", "hierarchical", "gloo"}
+    for row in rows:
+        assert row.busbw == pytest.approx(row.size / row.time * c.bus_factor(row.verb, 4))
+    text = project.table(rows)
+    for column in ("size", "count", "type", "time", "algbw", "busbw", "#wrong"):
+        assert column in text.splitlines()[0]
+    assert "all_reduce by ring" in project.summary(rows) and "crossover" in project.summary(rows)
+
+
+def test_the_crossover_is_where_the_lines_meet():
+    assert project.measured_crossover({"ring": (3.0, 1.0), "doubling": (1.0, 2.0)}) == 2.0
+    assert project.measured_crossover({"ring": (1.0, 1.0), "doubling": (3.0, 2.0)}) is None
+
+
+def test_the_project_under_torchrun_prints_once():
+    output = torchrun("-m", "ranklab.projects.collectives", "--sizes", "1K", "--verbs",
+                      "broadcast", "--iters", "1", ranks=2)
+    assert output.count("algbw") == 1 and output.count(" tree ") == 1
+
+
+def test_mpi_gives_the_same_numbers_or_says_what_is_missing(monkeypatch):
+    with monkeypatch.context() as here:
+        here.setattr(collectives_mpi, "is_here", lambda: False)
+        assert "pip install 'ranklab[mpi]'" in collectives_mpi.mpi_table()
+    if not collectives_mpi.is_here():
+        pytest.skip("needs mpirun and mpi4py")
+    lines = collectives_mpi.mpi_table(ranks=2, sizes=(1024,), iters=1).splitlines()
+    assert len(lines) == 2 + len(project.VERBS)
+    assert all(line.split()[-1] == "0" for line in lines[2:])
+
+
+def _watched():
+    R = dist.get_world_size()
+    inside, across = c.node_groups(R // 2)
+    with Watch() as ring:
+        c.ring_all_reduce(marked(R))
+    with Watch() as layered:
+        c.hierarchical_all_reduce(marked(R), inside, across)
+    return ring.messages, layered.messages
+
+
+def test_figures_show_what_was_sent(tmp_path):
+    seen = launch(_watched, ranks=4)
+    for rank, (ring, _) in enumerate(seen):
+        assert [m.step for m in ring] == list(range(6))
+        assert {m.to for m in ring} == {(rank + 1) % 4}
+        assert [len(m.summed) for m in ring] == [1, 2, 3, 4, 4, 4]
+    sizes, seconds = (1e3, 1e6), (1e-4, 1e-3)
+    figures = [
+        plots.nine_verbs(), plots.steps([ring for ring, _ in seen], 4, title="ring"),
+        plots.steps([layered for _, layered in seen], 4, nodes=2),
+        plots.traffic_matrices({"ring": [{1: 4}, {0: 4}], "none": [{}, {}]}),
+        plots.busiest_rank({"ring": [4, 4], "server": [8, 4]}),
+        plots.time_against_size({"ring": (sizes, seconds)}, {"ring": (sizes, seconds)}, 5e4),
+        plots.slow_link([1, 8], {"flat": [1, 8]}, {"flat": {1: 1.1}}),
+    ]
+    for number, figure in enumerate(figures):
+        path = save(figure, tmp_path / f"{number}.svg")
+        assert path.stat().st_size > 2000
+        assert save(figure, tmp_path / "again.svg").read_bytes() == path.read_bytes()

@@ -1,0 +1,191 @@
+"""launch in scripts: by python, by torchrun on one and on two "nodes", and by srun."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+from engine_tools import alive, eventually, python_run, write
+
+pytestmark = pytest.mark.timeout(120)
+
+RANKS = 2
+JOB = """
+    import os, sys
+    import torch, torch.distributed as dist
+    from ranklab import device, launch
+    import beside                                # next to the script, wherever one starts it
+
+    class Outcome:                               # of __main__, which no rank can import
+        def __init__(self, **what):
+            self.what = what
+
+    def train(steps):
+        total = torch.tensor(0.0)
+        for _ in range(steps):
+            x = torch.tensor(float(dist.get_rank() + beside.ONE))
+            dist.all_reduce(x)
+            total += x
+        return Outcome(rank=dist.get_rank(), total=total.item(), device=str(device()),
+                       node=int(os.environ["GROUP_RANK"]), local=int(os.environ["LOCAL_RANK"]))
+
+    print("once", file=sys.stderr)               # there is no main guard
+    first = launch(train, 1)
+    second = launch(train, 2, ranks=2)           # the same number again is fine
+    try:
+        launch(train, 1, ranks=8, nodes=8 if "RANK" in os.environ else 3)
+    except ValueError as error:
+        refused = str(error)
+    import json
+    with open(os.environ["ANSWERS"] + "." + os.environ.get("RANK", "all"), "w") as file:
+        json.dump({"first": [o.what for o in first], "second": [o.what["total"] for o in second],
+                   "refused": refused}, file)
+"""
+FAKE_SCONTROL = """#!/bin/sh
+[ "$1 $2 $3" = "show hostnames localhost,faraway[1-3]" ] || exit 1
+echo localhost
+echo faraway1
+"""
+
+
+@pytest.fixture
+def script(tmp_path):
+    folder = tmp_path / "folder of the script"
+    folder.mkdir()
+    (folder / "beside.py").write_text("ONE = 1\n")
+    return write(folder / "job.py", JOB)
+
+
+def expected(rank, node=0, local=None):
+    local = rank if local is None else local
+    return {"rank": rank, "total": 3.0, "device": "cpu", "node": node, "local": local}
+
+
+def answers(tmp_path, name):
+    with open(tmp_path / f"answers.{name}") as file:
+        return json.load(file)
+
+
+def environment(tmp_path, **more):
+    return {**os.environ, "ANSWERS": str(tmp_path / "answers"), "CUDA_VISIBLE_DEVICES": "",
+            "OMP_NUM_THREADS": "1", **more}
+
+
+def free_port():
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return sock.getsockname()[1]
+
+
+def run_all(commands, folder):
+    """All run at the same time, and end well; their errors, as text."""
+    running = [subprocess.Popen(command, cwd=folder, env=environ, text=True,
+                                stdin=subprocess.DEVNULL, stderr=subprocess.PIPE)
+               for command, environ in commands]
+    try:
+        errors = [process.communicate(timeout=110)[1] for process in running]
+    finally:
+        for process in running:
+            process.kill()
+    assert [process.returncode for process in running] == [0] * len(running), errors
+    return errors
+
+
+def torchrun(script, *options):
+    return [sys.executable, "-m", "torch.distributed.run", *options, str(script)]
+
+
+def check_all_ranks(tmp_path, expectation):
+    for rank in range(RANKS):
+        answer = answers(tmp_path, rank)  # every rank gets the values of all
+        assert answer["first"] == expectation and answer["second"] == [6.0, 6.0]
+        assert answer["refused"] == ("launch: ranks=8, but this job was started with 2 ranks; "
+                                     "leave ranks= out, or start as many")
+
+
+def test_by_python_from_another_directory_without_a_main_guard(script, tmp_path):
+    errors = run_all([([sys.executable, str(script)], environment(tmp_path))], tmp_path)
+    assert errors == ["once\n"]
+    answer = answers(tmp_path, "all")
+    assert [one["rank"] for one in answer["first"]] == [0, 1, 2, 3]
+    assert {one["total"] for one in answer["first"]} == {10.0}
+    assert answer["second"] == [6.0, 6.0]
+    assert answer["refused"] == "launch: nodes=3 must divide ranks=8"
+
+
+def test_by_torchrun_on_one_node(script, tmp_path):
+    run_all([(torchrun(script, "--standalone", f"--nproc-per-node={RANKS}"),
+              environment(tmp_path))], tmp_path)
+    check_all_ranks(tmp_path, [expected(0), expected(1)])
+
+
+def test_by_torchrun_on_two_nodes(script, tmp_path):
+    options = ["--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=c10d", "--rdzv-id=ranklab-test",
+               f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--local-addr=127.0.0.1"]
+    environ = environment(tmp_path, GLOO_SOCKET_IFNAME="lo",
+                          TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
+    run_all([(torchrun(script, *options), environ)] * 2, tmp_path)
+    check_all_ranks(tmp_path, [expected(0, node=0, local=0), expected(1, node=1, local=0)])
+
+
+def test_by_srun(script, tmp_path):
+    (tmp_path / "bin").mkdir()
+    scontrol = write(tmp_path / "bin" / "scontrol", FAKE_SCONTROL)
+    scontrol.chmod(0o755)
+    job = {"PATH": f"{scontrol.parent}:{os.environ['PATH']}", "SLURM_JOB_ID": str(os.getpid()),
+           "SLURM_NTASKS": str(RANKS), "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": str(RANKS),
+           "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_NODEID": "0",
+           "SLURM_JOB_NODELIST": "localhost,faraway[1-3]"}
+    run_all([([sys.executable, str(script)],
+              environment(tmp_path, SLURM_PROCID=str(r), SLURM_LOCALID=str(r), **job))
+             for r in range(RANKS)], tmp_path)
+    check_all_ranks(tmp_path, [expected(0), expected(1)])
+
+
+def test_the_script_of_sbatch_itself_is_not_a_rank(monkeypatch):
+    from ranklab.engine import in_place
+
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("SLURM_PROCID", "0")
+    monkeypatch.setenv("SLURM_NTASKS", "8")  # both set by sbatch for the script, which runs once
+    assert not in_place.is_started_by_another()
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "1")  # salloc's interactive shell, or srun -n 1
+    assert not in_place.is_started_by_another()
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "8")
+    assert in_place.is_started_by_another()
+
+
+def test_srun_without_scontrol_says_what_to_set(monkeypatch, tmp_path):
+    from ranklab.engine import in_place
+
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(RuntimeError, match=r"first of the nodes n\[1-4\] .*; set MASTER_ADDR"):
+        in_place._first_host({"SLURM_JOB_NODELIST": "n[1-4]"})
+
+
+@pytest.mark.serial
+def test_two_first_launches_at_once_share_one_server_and_leave_nothing(tmp_path):
+    script = write(tmp_path / "threads.py", """
+        import threading
+        import torch.distributed as dist
+        from ranklab import launch
+
+        threads = [threading.Thread(target=lambda: print(launch(dist.get_rank, ranks=2)))
+                   for _ in range(2)]
+        for thread in threads: thread.start()
+        for thread in threads: thread.join()
+        print("done", flush=True)
+        input()
+        """)
+    process = python_run(script, tmp_path)
+    try:
+        lines = [process.stdout.readline().strip() for _ in range(3)]
+        assert lines == ["[0, 1]", "[0, 1]", "done"]
+        assert eventually(lambda: len(alive(process.mark)) == 2)  # the script and one server
+        process.communicate("\n", timeout=20)
+        assert eventually(lambda: not alive(process.mark), 3)
+    finally:
+        process.kill()

@@ -1,0 +1,115 @@
+"""README.md says what is true: its commands run, its links lead somewhere, its table is current."""
+
+import os
+import re
+import shutil
+import subprocess
+
+import pytest
+from conftest import ROOT
+
+from ranklab.course import labs
+
+README = (ROOT / "README.md").read_text()
+TEXTS = ("README.md", "TEACHING.md", "CONTRIBUTING.md")
+# Commands that another test covers, or that no test can run, each with the reason.
+NOT_RUN_HERE = {
+    "make lab": "test_setup.py starts it, fetches the printed address and stops it",
+    "make test": "it is what runs this test",
+    "make lab TORCH=cpu": "test_setup.py: the real one installs another 0.7 GB",
+    "make slides": "test_slides.py builds a deck",
+    "conda env create -f environment.yml": "test_pins.py: pip's part of it; conda may not be here",
+    "ssh -L 8888:127.0.0.1:8888 you@there": "needs another machine",
+    "source .venv/bin/activate": "the commands below it run with the same PATH",
+}
+PROGRAMS = ("make", "ranklab", "python", "torchrun", "srun", "sbatch", "conda", "ssh", "source")
+# Slurm's part played by the shell: sbatch runs the script, srun drops its options and runs one task.
+STAND_INS = {
+    "sbatch": '#!/bin/sh\nexec bash "$@"\n',
+    "srun": '#!/bin/sh\nwhile case "$1" in -*) true;; *) false;; esac; do\n'
+            '  case "$1" in --limit|--kill-on-bad-exit|-*=*) ;; -?) shift;; esac; shift\ndone\n'
+            'exec "$@"\n',
+}
+
+
+def commands():
+    """Every command of README.md, from its blocks and from its running text, in order, once."""
+    blocks = re.findall(r"^```sh\n(.*?)^```", README, re.M | re.S)
+    lines = [line.split("  #")[0].strip() for block in blocks for line in block.splitlines()]
+    prose = re.sub(r"^```.*?^```|<!--.*?-->", "", README, flags=re.M | re.S)
+    lines += [code for code in re.findall(r"`([^`]+)`", prose) if code.split()[0] in PROGRAMS]
+    return [line for line in dict.fromkeys(lines) if line]
+
+
+@pytest.fixture(scope="module")
+def shell(checkout, tmp_path_factory):
+    """Runs a command line in a fresh clone with its .venv active, and Slurm's stand-ins."""
+    tools = tmp_path_factory.mktemp("tools")
+    for name, script in STAND_INS.items():
+        (tools / name).write_text(script)
+        (tools / name).chmod(0o755)
+    (checkout / "submissions").mkdir(exist_ok=True)
+    shutil.copy(ROOT / "labs" / "00_ranks.ipynb", checkout / "submissions" / "somebody.ipynb")
+    path = os.pathsep.join([str(tools), str(checkout / ".venv" / "bin"), os.environ["PATH"]])
+    environ = {**os.environ, "PATH": path, "RANKLAB_HOME": str(tools / "home")}
+
+    def run(line):
+        return subprocess.run(["bash", "-c", line], cwd=checkout, env=environ, text=True,
+                              stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT, timeout=170)
+
+    return run
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("line", [line for line in commands() if line not in NOT_RUN_HERE])
+def test_command_runs(line, shell):
+    done = shell(line)
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.strip() and "Traceback" not in done.stdout, done.stdout
+
+
+def test_every_reason_is_still_needed():
+    assert set(NOT_RUN_HERE) <= set(commands())
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_links_lead_somewhere(name):
+    text = (ROOT / name).read_text()
+    for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", text):
+        assert target.startswith("https://") or (ROOT / target).exists(), f"{name}: {target}"
+    # Paths in backquotes too, where they name a file of this repository.
+    for path in re.findall(r"`((?:labs|lib|slides|tests|scripts|solutions)/[\w./-]+)`", text):
+        is_pattern = "NN_" in path or "idea" in path
+        assert is_pattern or (ROOT / path).exists() or "planned" in text, f"{name}: {path}"
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_ranklab_and_make_commands_exist(name):
+    from ranklab import cli
+
+    text = (ROOT / name).read_text()
+    rules = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.M))
+    assert set(re.findall(r"`make ([a-z]+)", text)) <= rules
+    with pytest.raises(SystemExit):
+        cli.main(["--help"])
+    known = {"status", "doctor", "drill", "build", "grade"}
+    assert set(re.findall(r"\branklab ([a-z]+)", text)) & known or name == "CONTRIBUTING.md"
+
+
+def test_table_lists_every_lab_and_marks_the_planned_ones():
+    rows = re.findall(r"^\| \[?(\d\d_\w+)\]?(\(labs/\w+\.ipynb\))?( \(planned\))? \|", README, re.M)
+    assert [stem for stem, _, _ in rows] == list(labs.STEMS)
+    for stem, link, planned in rows:
+        written = (ROOT / "labs" / "source" / f"{stem}.py").exists()
+        assert bool(planned) != written, f"{stem} is {'written' if written else 'planned'}"
+        assert bool(link) == written
+        assert not link or link == f"(labs/{stem}.ipynb)"
+
+
+def test_picture_is_drawn_by_the_code():
+    pictures = re.findall(r"!\[[^\]]+\]\((\S+)\)", README)
+    assert pictures
+    for picture in pictures:
+        assert f'"{picture}"' in README, "its code stands in a comment that begins `figures:`"

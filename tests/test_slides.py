@@ -1,0 +1,105 @@
+"""The decks: no slide overflows, no picture is missing, and what is not installed is a sentence."""
+
+import importlib.util
+import json
+import shutil
+
+import pytest
+from conftest import ROOT
+
+spec = importlib.util.spec_from_file_location("slides_build", ROOT / "slides" / "build.py")
+slides = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(slides)
+DECKS = sorted((ROOT / "slides").glob("[0-9][0-9]_*.md"))
+
+TOO_MUCH = """---
+marp: true
+theme: ranklab
+---
+# Fits
+one line
+---
+
+# Too long
+""" + "\n- a line" * 30 + """
+
+---
+
+# Too wide
+<span style="white-space: nowrap">""" + "a" * 200 + """</span>
+
+---
+
+# No picture
+![](figures/nobody_drew_this.svg)
+"""
+
+
+@pytest.fixture(scope="module")
+def installed():
+    """Marp and chromium are here; else the test is skipped with build.py's own sentence."""
+    try:
+        slides.install_marp()
+        return slides.browser()
+    except slides.Missing as missing:
+        pytest.skip(str(missing))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_every_slide_fits_and_has_its_pictures(installed):
+    assert slides.check(DECKS) == []
+
+
+@pytest.mark.slow
+def test_what_does_not_fit_is_named(installed, tmp_path):
+    deck = tmp_path / "99_made.md"
+    deck.write_text(TOO_MUCH.replace("line\n---", "line\n\n---"))
+    long, wide, missing = slides.check([deck])
+    assert "99_made.md slide 2" in long and "past the bottom edge" in long
+    assert "99_made.md slide 3" in wide and "past the right edge" in wide
+    assert missing == "99_made.md slide 4: no picture figures/nobody_drew_this.svg"
+
+
+@pytest.mark.slow
+def test_html_and_pdf_are_built(installed, tmp_path, monkeypatch):
+    deck = tmp_path / "99_made.md"
+    deck.write_text("---\nmarp: true\ntheme: ranklab\n---\n# One\n")
+    monkeypatch.setattr(slides, "OUT", slides.HERE.parent / "build" / "slides-test")
+    try:
+        slides.build([deck])
+        assert "<section" in (slides.OUT / "99_made.html").read_text()
+        assert (slides.OUT / "99_made.pdf").read_bytes().startswith(b"%PDF")
+    finally:
+        shutil.rmtree(slides.OUT, ignore_errors=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("deck", DECKS, ids=lambda path: path.name)
+def test_figures_are_what_the_code_draws_today(deck, checkout, monkeypatch):
+    monkeypatch.setattr(slides, "HERE", checkout / "slides")
+    slides.draw(checkout / "slides" / deck.name)
+    for drawn in (checkout / "slides" / "figures").glob(f"{deck.name[:2]}_*"):
+        kept = ROOT / "slides" / "figures" / drawn.name
+        assert drawn.read_bytes() == kept.read_bytes(), f"{drawn.name} is stale: make slides"
+
+
+def test_what_is_missing_is_a_sentence(monkeypatch, capsys):
+    monkeypatch.setattr(slides.shutil, "which", lambda name: None)
+    assert slides.main(["--check"]) == 1
+    assert "install Node.js 20 or newer" in capsys.readouterr().err
+    with pytest.raises(slides.Missing, match="apt install chromium"):
+        slides.browser()
+
+
+@pytest.mark.parametrize("deck", DECKS, ids=lambda path: path.name)
+def test_decks_share_one_look(deck):
+    front = deck.read_text().split("---")[1]
+    assert "marp: true" in front and "theme: ranklab" in front
+
+
+def test_lock_has_no_download_addresses():
+    lock = json.loads((ROOT / "slides" / "package-lock.json").read_text())
+    for name, package in lock["packages"].items():
+        assert "resolved" not in package, name
+        assert name == "" or package.get("integrity"), f"{name} is not pinned by its content"

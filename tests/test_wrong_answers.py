@@ -1,0 +1,146 @@
+"""A check that was never seen failing proves nothing: here each one is, and by name.
+
+tests/wrong_answers/<idea>.py holds plain functions called <exercise>__<mistake>. The first line of
+the docstring is a regular expression that must be found in the verdict that a learner reads.
+"""
+
+import collections
+import importlib.util
+import inspect
+import re
+import textwrap
+from pathlib import Path
+
+import jupytext
+import pytest
+
+from ranklab import engine
+from ranklab.course import check as course_check
+from ranklab.course import exercise as course_exercise
+from ranklab.course import labs
+from ranklab.course.build import free_names
+from ranklab.course.check import FAILED, NOT_WRITTEN, PASSED, judge, judge_prediction
+
+ROOT = Path(__file__).parent.parent
+SOURCES = ROOT / "labs" / "source"
+TO_MEND = {"fix_the_deadlock"}  # given as code that is wrong: it is run, and seen failing
+LABS = [stem for stem in labs.written() if (SOURCES / f"{stem}.py").exists()]
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def load(path, name):
+    """The module, not in sys.modules: its functions travel by value, as a notebook's do."""
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def wrong_answers():
+    """[(exercise's name, the wrong function or class), ...] of every lab."""
+    for path in sorted(Path(__file__).with_name("wrong_answers").glob("*.py")):
+        module = load(path, f"wrong_answers_{path.stem}")
+        for name, item in vars(module).items():
+            exercise, mark, _ = name.partition("__")
+            if mark and exercise and getattr(item, "__module__", "") == module.__name__:
+                yield exercise, item
+
+
+WRONG = list(wrong_answers())
+EXERCISES = [(stem, item) for stem in LABS for item in labs.checks_of(stem).EXERCISES]
+PREDICTIONS = [item for stem in LABS for item in labs.checks_of(stem).PREDICTIONS]
+
+
+@pytest.mark.parametrize("name, wrong", WRONG, ids=[item.__name__ for _, item in WRONG])
+def test_a_wrong_answer_is_refused_and_its_mistake_named(name, wrong):
+    exercise = labs.find_exercise(name)
+    assert exercise, f"no exercise is called {name}"
+    pattern = (wrong.__doc__ or "").strip().partition("\n")[0].strip()
+    assert pattern, "the docstring's first line says what the verdict must hold"
+    verdict = judge(exercise, wrong)
+    assert verdict.state == FAILED, verdict
+    printed = str(verdict)
+    on_one_line = " ".join(printed.split())  # a pattern need not know where lines are broken
+    assert any(re.search(pattern, text, re.I) for text in (printed, on_one_line)), printed
+    assert "  FAIL  " in printed and f'hint("{name}")' in printed
+
+
+@pytest.mark.parametrize("stem, exercise", EXERCISES, ids=[item.name for _, item in EXERCISES])
+def test_three_wrong_answers_for_each_exercise(stem, exercise):
+    found = [wrong for name, wrong in WRONG if name == exercise.name]
+    assert len(found) >= 3, f"{exercise.name} has {len(found)}"
+    assert len(exercise.hints) == 3 and all(exercise.hints)
+
+
+def as_a_notebook_has_it(stem, exercise):
+    """The library's source in a module of its own, with what the lab's cells bind around it."""
+    source = textwrap.dedent(inspect.getsource(exercise.answer))
+    namespace = {"__name__": "__main__"}
+    needed = free_names(source)
+    home = vars(inspect.getmodule(exercise.answer))
+    namespace |= {name: home[name] for name in needed if name in home}
+    exec(compile(source, f"<the text of {exercise.name}>", "exec"), namespace)
+    return namespace[exercise.name]
+
+
+@pytest.mark.parametrize("stem, exercise", EXERCISES, ids=[item.name for _, item in EXERCISES])
+def test_the_librarys_text_passes(stem, exercise):
+    verdict = judge(exercise, as_a_notebook_has_it(stem, exercise))
+    assert verdict.state == PASSED, verdict
+    assert verdict.holds and not verdict.mistake
+    for sentence in verdict.holds:
+        assert sentence and "\n" not in sentence and not sentence.endswith("."), sentence
+
+
+@pytest.mark.parametrize("stem, exercise", EXERCISES, ids=[item.name for _, item in EXERCISES])
+def test_the_stub_is_not_written_yet_and_starts_nothing(stem, exercise, monkeypatch):
+    def refuse(*_, **__):
+        raise AssertionError("a stub must not cost a launch")
+
+    text = stub_text(stem, exercise.name)
+    if exercise.name in TO_MEND:
+        assert judge(exercise, stub_of(exercise, text)).state == FAILED
+        return
+    for module in (engine, course_exercise):
+        monkeypatch.setattr(module, "launch", refuse)
+    verdict = judge(exercise, stub_of(exercise, text))
+    assert verdict.state == NOT_WRITTEN and not verdict.holds
+    assert "  --    not written yet\n" in str(verdict)
+
+
+def stub_text(stem, name):
+    """The lab's own cell with the stub."""
+    cells = jupytext.read(SOURCES / f"{stem}.py", fmt="py:percent").cells
+    code = [cell.source for cell in cells if cell.cell_type == "code"]
+    stub, = [cell for cell in code if re.search(rf"^(def|class) {name}\b", cell, re.M)]
+    return stub
+
+
+def stub_of(exercise, text):
+    """The stub, defined but not called; its base classes and defaults are the library's."""
+    namespace = dict(vars(inspect.getmodule(exercise.answer)), __name__="__main__")
+    exec(compile(text, f"<the stub of {exercise.name}>", "exec"), namespace)
+    return namespace[exercise.name]
+
+
+@pytest.mark.parametrize("prediction", PREDICTIONS, ids=lambda prediction: prediction.name)
+def test_the_working_is_right_and_every_slip_is_named(prediction):
+    value = eval(prediction.working, {"math": __import__("math")})
+    state, line = judge_prediction(prediction, value)
+    assert state == PASSED and line.startswith("ok    "), line
+    assert not prediction.why or prediction.why in line
+    for slip, confusion in (prediction.slips or {}).items():
+        state, line = judge_prediction(prediction, slip)
+        assert (state, line.endswith(confusion)) == (FAILED, True), line
+    assert judge_prediction(prediction, ...)[0] == NOT_WRITTEN
+
+
+def test_names_are_unique_over_all_labs():
+    names = [item.name for _, item in EXERCISES] + [item.name for item in PREDICTIONS]
+    assert [name for name, times in collections.Counter(names).items() if times > 1] == []
+
+
+def test_every_written_lab_is_here():
+    assert set(LABS) == {path.stem for path in SOURCES.glob("*.py")}
+    assert course_check.judge is judge

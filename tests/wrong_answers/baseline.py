@@ -1,0 +1,501 @@
+"""Lab 01: mistakes that a good student would really make.
+
+The first line of each docstring is a pattern that the check's output must hold.
+"""
+
+import torch
+
+from ranklab.baseline import ends_bytes, transformer_flops
+from ranklab.baseline.checkpointing import random_replayed, random_state, set_random_state
+from ranklab.models.gpt import IGNORE, count_parameters
+
+
+def _flops(config, batch, seq, backward, weights=12.0, attention=2.0, head=1.0, factor=2):
+    C, tokens = config.n_embd, batch * seq
+    layer = weights * C * C + attention * seq * C
+    forward = factor * tokens * (config.n_layer * layer + head * C * config.vocab_size)
+    return int(3 * forward if backward else forward)
+
+
+def transformer_flops__counts_multiply_adds(config, batch, seq, backward=True):
+    """multiply and an add are two"""
+    return _flops(config, batch, seq, backward, factor=1)
+
+
+def transformer_flops__six_n(config, batch, seq, backward=True):
+    """product by product"""
+    return (6 if backward else 2) * count_parameters(config) * batch * seq
+
+
+def transformer_flops__no_attention(config, batch, seq, backward=True):
+    """grow with the square"""
+    return _flops(config, batch, seq, backward, attention=0)
+
+
+def transformer_flops__causal_half(config, batch, seq, backward=True):
+    """counted by half"""
+    return _flops(config, batch, seq, backward, attention=1)
+
+
+def transformer_flops__no_head(config, batch, seq, backward=True):
+    """head is missing"""
+    return _flops(config, batch, seq, backward, head=0)
+
+
+def transformer_flops__counts_the_embedding(config, batch, seq, backward=True):
+    """looking up an embedding"""
+    return _flops(config, batch, seq, backward, head=2)
+
+
+def transformer_flops__one_sequence(config, batch, seq, backward=True):
+    """multiply by the batch"""
+    return _flops(config, 1, seq, backward)
+
+
+def transformer_flops__longest_sequence(config, batch, seq, backward=True):
+    """not as config.n_ctx"""
+    attention = 2.0 * config.n_ctx / seq
+    return round(_flops(config, batch, seq, backward, attention=attention))
+
+
+def transformer_flops__attention_per_head(config, batch, seq, backward=True):
+    """heads share C"""
+    return _flops(config, batch, seq, backward, attention=2 * config.n_head)
+
+
+def transformer_flops__backward_costs_one_forward(config, batch, seq, backward=True):
+    """twice the forward"""
+    return _flops(config, batch, seq, False) * (2 if backward else 1)
+
+
+def transformer_flops__forward_only(config, batch, seq, backward=True):
+    """forward alone"""
+    return _flops(config, batch, seq, False)
+
+
+def mfu__per_cent(config, tokens_per_second, peak_flops, devices=1):
+    """not per cent"""
+    flops = transformer_flops(config, 1, config.n_ctx) / config.n_ctx
+    return 100 * flops * tokens_per_second / (peak_flops * devices)
+
+
+def mfu__one_device(config, tokens_per_second, peak_flops, devices=1):
+    """all devices together"""
+    flops = transformer_flops(config, 1, config.n_ctx) / config.n_ctx
+    return flops * tokens_per_second / peak_flops
+
+
+def mfu__forward_only(config, tokens_per_second, peak_flops, devices=1):
+    """three forwards"""
+    flops = transformer_flops(config, 1, config.n_ctx, backward=False) / config.n_ctx
+    return flops * tokens_per_second / (peak_flops * devices)
+
+
+def mfu__per_sequence(config, tokens_per_second, peak_flops, devices=1):
+    """per token, not per sequence"""
+    flops = transformer_flops(config, 1, config.n_ctx)
+    return flops * tokens_per_second / (peak_flops * devices)
+
+
+def mfu__six_n(config, tokens_per_second, peak_flops, devices=1):
+    """leaves attention out"""
+    return 6 * count_parameters(config) * tokens_per_second / (peak_flops * devices)
+
+
+def _state(n, parameters, gradients, optimizer):
+    return {"parameters": parameters * n, "gradients": gradients * n, "optimizer": optimizer * n}
+
+
+def model_state_bytes__no_master_weights(n, recipe="mixed"):
+    """master weights"""
+    return _state(n, *{"fp32": (4, 4, 8), "mixed": (2, 2, 8), "bf16": (2, 2, 4)}[recipe])
+
+
+def model_state_bytes__one_moment(n, recipe="mixed"):
+    """two numbers for each parameter"""
+    return _state(n, *{"fp32": (4, 4, 4), "mixed": (2, 2, 8), "bf16": (2, 2, 2)}[recipe])
+
+
+def model_state_bytes__always_sixteen(n, recipe="mixed"):
+    """4 bytes in float32 and 2 in bf16"""
+    return _state(n, 2, 2, 12)
+
+
+def model_state_bytes__wide_gradients(n, recipe="mixed"):
+    """as wide as its weight"""
+    return _state(n, *{"fp32": (4, 4, 8), "mixed": (2, 4, 12), "bf16": (2, 4, 4)}[recipe])
+
+
+def model_state_bytes__bits(n, recipe="mixed"):
+    """a byte has 8"""
+    return _state(n, *{"fp32": (32, 32, 64), "mixed": (16, 16, 96), "bf16": (16, 16, 32)}[recipe])
+
+
+def model_state_bytes__a_single_number(n, recipe="mixed"):
+    """return a dict"""
+    return 16 * n
+
+
+def _activations(config, batch, seq, element, recompute, wide=16, stats=4, attention=None):
+    if attention is None:
+        attention = 4 * config.n_head if config.flash else config.n_head * seq * element
+    block = (wide * config.n_embd + stats) * element + attention
+    block = config.n_embd * element if recompute else block
+    return batch * seq * config.n_layer * block + ends_bytes(config, batch, seq, element)
+
+
+def activation_bytes__attention_output_twice(config, batch, seq, element=4, recompute=False):
+    """attention output is one tensor"""
+    return _activations(config, batch, seq, element, recompute, wide=17)
+
+
+def activation_bytes__three_inputs(config, batch, seq, element=4, recompute=False):
+    """read the same input"""
+    return _activations(config, batch, seq, element, recompute, wide=18)
+
+
+def activation_bytes__no_gelu(config, batch, seq, element=4, recompute=False):
+    """GELU keeps its input"""
+    return _activations(config, batch, seq, element, recompute, wide=12)
+
+
+def activation_bytes__no_norm_inputs(config, batch, seq, element=4, recompute=False):
+    """norms keeps its own input"""
+    return _activations(config, batch, seq, element, recompute, wide=14)
+
+
+def activation_bytes__no_statistics(config, batch, seq, element=4, recompute=False):
+    """mean and a deviation"""
+    return _activations(config, batch, seq, element, recompute, stats=0)
+
+
+def activation_bytes__matrix_in_flash(config, batch, seq, element=4, recompute=False):
+    """never stores its \\(T, T\\) matrix"""
+    matrix = config.n_head * seq * element
+    both = matrix + (4 * config.n_head if config.flash else 0)
+    return _activations(config, batch, seq, element, recompute, attention=both)
+
+
+def activation_bytes__no_log_sum(config, batch, seq, element=4, recompute=False):
+    """one float32 log-sum"""
+    attention = 0 if config.flash else config.n_head * seq * element
+    return _activations(config, batch, seq, element, recompute, attention=attention)
+
+
+def activation_bytes__always_flash(config, batch, seq, element=4, recompute=False):
+    """plain attention keeps its"""
+    attention = 4 * config.n_head
+    return _activations(config, batch, seq, element, recompute, attention=attention)
+
+
+def activation_bytes__scores_too(config, batch, seq, element=4, recompute=False):
+    """softmax needs its output only"""
+    attention = 4 * config.n_head if config.flash else 2 * config.n_head * seq * element
+    return _activations(config, batch, seq, element, recompute, attention=attention)
+
+
+def activation_bytes__longest_sequence(config, batch, seq, element=4, recompute=False):
+    """as long as this batch"""
+    matrix = config.n_head * config.n_ctx * element
+    attention = 4 * config.n_head if config.flash else matrix
+    return _activations(config, batch, seq, element, recompute, attention=attention)
+
+
+def activation_bytes__no_ends(config, batch, seq, element=4, recompute=False):
+    """add ends_bytes"""
+    whole = _activations(config, batch, seq, element, recompute)
+    return whole - ends_bytes(config, batch, seq, element)
+
+
+def activation_bytes__recompute_ignored(config, batch, seq, element=4, recompute=False):
+    """keeps one tensor, its input"""
+    return _activations(config, batch, seq, element, False)
+
+
+def _pieces(inputs, targets, micro_batch):
+    return list(zip(inputs.split(micro_batch), targets.split(micro_batch)))
+
+
+def accumulate_gradients__the_sum(loss_sum, inputs, targets, micro_batch):
+    """gradients of the sum"""
+    mean = 0.0
+    for x, y in _pieces(inputs, targets, micro_batch):
+        loss = loss_sum(x, y)
+        loss.backward()
+        mean = mean + loss.detach()
+    return mean / (targets != IGNORE).sum()
+
+
+def accumulate_gradients__sum_of_means(loss_sum, inputs, targets, micro_batch):
+    """not of the piece"""
+    mean = 0.0
+    for x, y in _pieces(inputs, targets, micro_batch):
+        loss = loss_sum(x, y) / (y != IGNORE).sum()
+        loss.backward()
+        mean = mean + loss.detach()
+    return mean
+
+
+def accumulate_gradients__mean_of_means(loss_sum, inputs, targets, micro_batch):
+    """short last piece too much weight"""
+    pieces, mean = _pieces(inputs, targets, micro_batch), 0.0
+    for x, y in pieces:
+        loss = loss_sum(x, y) / (y != IGNORE).sum() / len(pieces)
+        loss.backward()
+        mean = mean + loss.detach()
+    return mean
+
+
+def accumulate_gradients__counts_ignored_targets(loss_sum, inputs, targets, micro_batch):
+    """that are not IGNORE"""
+    mean = 0.0
+    for x, y in _pieces(inputs, targets, micro_batch):
+        loss = loss_sum(x, y) / targets.numel()
+        loss.backward()
+        mean = mean + loss.detach()
+    return mean
+
+
+def accumulate_gradients__drops_the_last_piece(loss_sum, inputs, targets, micro_batch):
+    """or it was left out"""
+    mean = 0.0
+    for x, y in _pieces(inputs, targets, micro_batch):
+        if len(x) == min(micro_batch, len(inputs)):
+            loss = loss_sum(x, y) / (targets != IGNORE).sum()
+            loss.backward()
+            mean = mean + loss.detach()
+    return mean
+
+
+def accumulate_gradients__one_backward(loss_sum, inputs, targets, micro_batch):
+    """before the next forward"""
+    losses = [loss_sum(x, y) for x, y in _pieces(inputs, targets, micro_batch)]
+    loss = sum(losses) / (targets != IGNORE).sum()
+    loss.backward()
+    return loss.detach()
+
+
+def accumulate_gradients__keeps_the_graph(loss_sum, inputs, targets, micro_batch):
+    """loss.detach\\(\\)"""
+    mean = 0.0
+    for x, y in _pieces(inputs, targets, micro_batch):
+        loss = loss_sum(x, y) / (targets != IGNORE).sum()
+        loss.backward()
+        mean = mean + loss
+    return mean
+
+
+def accumulate_gradients__returns_the_sum(loss_sum, inputs, targets, micro_batch):
+    """the mean loss is"""
+    total = 0.0
+    for x, y in _pieces(inputs, targets, micro_batch):
+        loss = loss_sum(x, y)
+        (loss / (targets != IGNORE).sum()).backward()
+        total = total + loss.detach()
+    return total
+
+
+def _checkpointed(forward, backward):
+    """checkpointed, put together from a forward(ctx, function, inputs) and a backward."""
+
+    def checkpointed(function, *inputs):
+        class Recompute(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, *inputs):
+                ctx.save_for_backward(*inputs)
+                return forward(ctx, function, inputs)
+
+            @staticmethod
+            def backward(ctx, *gradients):
+                return backward(ctx, function, gradients)
+
+        return Recompute.apply(*inputs)
+
+    return checkpointed
+
+
+def _remember(ctx, function, inputs):
+    ctx.random = random_state()
+    return function(*inputs)
+
+
+def _kept(ctx):
+    return [x.detach().requires_grad_(x.requires_grad) for x in ctx.saved_tensors]
+
+
+def checkpointed__just_calls(function, *inputs):
+    """keep the inputs only"""
+    return function(*inputs)
+
+
+def checkpointed__other_dropout(function, *inputs):
+    """drops other numbers"""
+
+    def backward(ctx, function, gradients):
+        kept = _kept(ctx)
+        with torch.enable_grad():
+            outputs = function(*kept)
+        torch.autograd.backward(outputs, gradients)
+        return tuple(x.grad for x in kept)
+
+    return _checkpointed(_remember, backward)(function, *inputs)
+
+
+def checkpointed__random_not_put_back(function, *inputs):
+    """put the random state back"""
+
+    def backward(ctx, function, gradients):
+        kept = _kept(ctx)
+        set_random_state(ctx.random)
+        with torch.enable_grad():
+            outputs = function(*kept)
+        torch.autograd.backward(outputs, gradients)
+        return tuple(x.grad for x in kept)
+
+    return _checkpointed(_remember, backward)(function, *inputs)
+
+
+def checkpointed__weights_forgotten(function, *inputs):
+    """weights inside function are no inputs"""
+
+    def backward(ctx, function, gradients):
+        kept = _kept(ctx)
+        with torch.enable_grad(), random_replayed(ctx.random):
+            outputs = function(*kept)
+        wanted = [x for x in kept if x.requires_grad]
+        found = iter(torch.autograd.grad(outputs, wanted, gradients))
+        return tuple(next(found) if x.requires_grad else None for x in kept)
+
+    return _checkpointed(_remember, backward)(function, *inputs)
+
+
+def checkpointed__ones_for_gradients(function, *inputs):
+    """gradients that backward receives, not ones"""
+
+    def backward(ctx, function, gradients):
+        kept = _kept(ctx)
+        with torch.enable_grad(), random_replayed(ctx.random):
+            function(*kept).sum().backward()
+        return tuple(x.grad for x in kept)
+
+    return _checkpointed(_remember, backward)(function, *inputs)
+
+
+def checkpointed__autograd_off(function, *inputs):
+    """inside torch.enable_grad"""
+
+    def backward(ctx, function, gradients):
+        kept = _kept(ctx)
+        with random_replayed(ctx.random):
+            outputs = function(*kept)
+        torch.autograd.backward(outputs, gradients)
+        return tuple(x.grad for x in kept)
+
+    return _checkpointed(_remember, backward)(function, *inputs)
+
+
+def checkpointed__runs_three_times(function, *inputs):
+    """twice is right"""
+
+    def backward(ctx, function, gradients):
+        kept = _kept(ctx)
+        with torch.enable_grad(), random_replayed(ctx.random):
+            function(*kept)
+        with torch.enable_grad(), random_replayed(ctx.random):
+            outputs = function(*kept)
+        torch.autograd.backward(outputs, gradients)
+        return tuple(x.grad for x in kept)
+
+    return _checkpointed(_remember, backward)(function, *inputs)
+
+
+def _parts(optimizer):
+    held = [p for group in optimizer.param_groups for p in group["params"]]
+    return [p.grad for p in held if p.grad is not None]
+
+
+def _after(state, finite):
+    if not finite:
+        return state._replace(scale=state.scale / 2, clean_steps=0)
+    if state.clean_steps + 1 < state.interval:
+        return state._replace(clean_steps=state.clean_steps + 1)
+    return state._replace(scale=state.scale * 2, clean_steps=0)
+
+
+def _scaled(loss, optimizer, state):
+    optimizer.zero_grad()
+    (loss * state.scale).backward()
+    gradients = _parts(optimizer)
+    return gradients, all(g.isfinite().all() for g in gradients)
+
+
+def scale_loss__not_unscaled(loss, optimizer, state):
+    """divide the gradients by the scale"""
+    _, finite = _scaled(loss, optimizer, state)
+    if finite:
+        optimizer.step()
+    return _after(state, finite)
+
+
+def scale_loss__steps_anyway(loss, optimizer, state):
+    """look before you step"""
+    gradients, finite = _scaled(loss, optimizer, state)
+    for gradient in gradients:
+        gradient.div_(state.scale)
+    optimizer.step()
+    return _after(state, finite)
+
+
+def scale_loss__zeroes_what_overflows(loss, optimizer, state):
+    """by their momentum"""
+    gradients, finite = _scaled(loss, optimizer, state)
+    for gradient in gradients:
+        gradient.div_(state.scale).nan_to_num_(0.0, 0.0, 0.0)
+    optimizer.step()
+    return _after(state, finite)
+
+
+def scale_loss__scales_the_gradients(loss, optimizer, state):
+    """scale the loss before backward"""
+    optimizer.zero_grad()
+    loss.backward()
+    gradients = _parts(optimizer)
+    finite = all((g * state.scale).isfinite().all() for g in gradients)
+    if finite:
+        optimizer.step()
+    return _after(state, finite)
+
+
+def scale_loss__never_grows(loss, optimizer, state):
+    """the scale doubles"""
+    after = _correct_step(loss, optimizer, state)
+    return after._replace(scale=min(after.scale, state.scale))
+
+
+def scale_loss__never_shrinks(loss, optimizer, state):
+    """the scale halves"""
+    after = _correct_step(loss, optimizer, state)
+    return after._replace(scale=max(after.scale, state.scale))
+
+
+def scale_loss__grows_at_every_clean_step(loss, optimizer, state):
+    """doubles too soon"""
+    after = _correct_step(loss, optimizer, state)
+    return after if after.scale < state.scale else state._replace(scale=state.scale * 2)
+
+
+def scale_loss__forgets_to_start_over(loss, optimizer, state):
+    """doubles too soon"""
+    after = _correct_step(loss, optimizer, state)
+    return after._replace(clean_steps=state.clean_steps + (after.scale >= state.scale))._replace(
+        scale=after.scale if after.scale <= state.scale and state.clean_steps < 2
+        else state.scale * (2 if after.scale >= state.scale else 0.5))
+
+
+def _correct_step(loss, optimizer, state):
+    gradients, finite = _scaled(loss, optimizer, state)
+    if finite:
+        for gradient in gradients:
+            gradient.div_(state.scale)
+        optimizer.step()
+    return _after(state, finite)
