@@ -34,11 +34,13 @@ def stages(jobs, fast):
 def run(name, arguments):
     """(exit code, pytest's last line) of one stage; its output goes to the screen as it comes."""
     print(f"\n##### {name}", flush=True)
-    path = os.pathsep.join(filter(None, [str(ROOT / "tests"), os.environ.get("PYTHONPATH")]))
-    process = subprocess.Popen(
-        [*PYTEST, *arguments], cwd=ROOT, env={**os.environ, "PYTHONPATH": path},
-        text=True, errors="replace", stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    # Tests that call make themselves must not look like a part of the make that runs them.
+    env = {name: value for name, value in os.environ.items()
+           if not name.startswith(("MAKE", "MFLAGS"))}
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT / "tests"), env.get("PYTHONPATH")]))
+    process = subprocess.Popen([*PYTEST, *arguments], cwd=ROOT, env=env, text=True,
+                               errors="replace", stdin=subprocess.DEVNULL,
+                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     summary = "no summary: pytest did not finish"
     for line in process.stdout:
         sys.stdout.write(line)

@@ -26,7 +26,7 @@ ALLOWED_SKIPS = (
     r"needs root",                          # network namespaces
 )
 # Files that are too slow for `make check`.
-SLOW_FILES = ("test_wrong_answers",)
+SLOW_FILES = ("test_wrong_answers", "test_grade", "test_engine_scripts", "test_engine_notebook")
 
 
 def allowed(reason):

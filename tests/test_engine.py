@@ -391,6 +391,12 @@ def test_bad_input_is_a_sentence(arguments, sentence):
         launch(arguments.pop("fn", print), **arguments)
 
 
+def test_windows_is_told_of_wsl(monkeypatch):
+    monkeypatch.setattr(sys, "platform", "win32")
+    with pytest.raises(RuntimeError, match="on Windows, run this course inside WSL"):
+        launch(print, ranks=2)
+
+
 def test_launch_inside_launch_is_a_sentence():
     with pytest.raises(RuntimeError, match="launch was called inside a launch: a rank can't start"):
         launch(lambda: launch(print), ranks=2)
@@ -453,9 +459,9 @@ def test_memory_does_not_grow():
     for _ in range(3):
         launch(big, ranks=2)
     before = process.memory_info().rss
-    for _ in range(10):
+    for _ in range(8):
         launch(big, ranks=2)
-    assert process.memory_info().rss - before < 100e6  # of 400 MB that came
+    assert process.memory_info().rss - before < 100e6  # of 320 MB that came
 
 
 # ranks that start processes

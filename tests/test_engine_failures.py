@@ -83,6 +83,15 @@ def test_an_error_in_torch_shows_the_learners_line():
     assert "x = torch.ones(2) @ torch.ones(3)" in text and text.count("line") == 1
 
 
+def test_endless_recursion_is_told_in_a_few_lines():
+    def deeper(n):
+        return deeper(n + 1)
+
+    text = str(error_of(deeper, 0, ranks=1))
+    assert "raised RecursionError: maximum recursion depth" in text
+    assert " lines more ..." in text and len(text.splitlines()) < 40
+
+
 def test_sys_exit_and_errors_that_cannot_be_pickled():
     class Odd(Exception):
         def __init__(self, lock):

@@ -1,14 +1,14 @@
 # %% [markdown]
 # # 00 Ranks: many processes, one program
 #
-# > 45 minutes · difficulty 1/5 · **laptop**: everything, with real processes · **GPUs**: the same cells, one rank on each GPU
+# > 60 minutes · difficulty 1/5 · **laptop**: everything, with real processes · **GPUs**: the same cells, one rank on each GPU
 
 # %% [markdown]
 # ## 1. Story
 #
-# Ten minutes. That is how long a training job on NCCL waits by default for a message that never comes.
+# Ten minutes. That is how long a training job on GPUs waits, by default, for a message that never comes.
 # With 1024 GPUs at two dollars an hour each, one skipped line of Python on *one* of them
-# costs this much before anybody even looks:
+# costs how many dollars before anybody even looks?
 
 # %%
 from ranklab import answer, check, device, hint, launch, questions
@@ -20,7 +20,8 @@ check(hang_dollars=...)
 # an exercise that you skip is taken over by the library, so the lab always runs to its end.)
 #
 # Everything in this course is made of two things: **ranks**, which are processes that all run the same program, and
-# **messages** between them. This lab gives you both, and the skill that saves the ten minutes: reading a hang.
+# **messages** between them. A machine in a cluster is called a **node**; it usually has eight GPUs and runs eight ranks.
+# This lab gives you ranks, messages, and the skill that saves the ten minutes: reading a hang.
 #
 # It builds on nothing but Python and a little PyTorch.
 
@@ -39,7 +40,8 @@ plots.world(ranks=8, nodes=2)
 # ## 3. Smallest working code
 #
 # `launch` starts four fresh processes, runs the function in each of them, and brings the values back. Here every rank
-# adds its own number to the sum.
+# adds its own number to a sum. `dist.all_reduce` is a **collective**: a call that all ranks make together, and that leaves
+# the same result on each, written into the tensor they passed.
 
 # %%
 import os
@@ -50,7 +52,7 @@ import torch.distributed as dist
 
 def hello():
     x = torch.tensor([dist.get_rank()], device=device())
-    dist.all_reduce(x)  # every rank ends with the sum over ranks
+    dist.all_reduce(x)  # in place: x is now the sum over all ranks
     print(f"I am LOCAL_RANK {os.environ['LOCAL_RANK']}, process {os.getpid()}; the sum is {x.item()}")
     return x.item()
 
@@ -59,11 +61,15 @@ launch(hello, ranks=4, nodes=2)
 
 # %% [markdown]
 # One program, four processes, no rank in charge: that is **SPMD**, single program, multiple data. They differ only in
-# what they read from `RANK`. Nobody told rank 2 what to do; it ran `hello`, as all did.
+# what they read from `RANK`. Nobody told rank 2 what to do; it ran `hello`, as all did. What a rank prints comes back
+# with its number in front. (With `nodes=2`, `launch` only *numbers* the ranks as if they were on two machines.)
 #
-# Which library carries the messages, and where the tensors live, was chosen for you: NCCL and one GPU for each rank
-# where the machine has enough GPUs, otherwise gloo on the CPU. `device()` is the rank's own device. No cell of this
-# course names a backend, so your code runs on both.
+# Functions and variables of your cells travel to the ranks by themselves; what a rank changes does not come back, only
+# what it returns.
+#
+# The messages are carried by a **backend**: NCCL, with one GPU for each rank, where the machine has enough GPUs;
+# otherwise gloo, on the CPU. `device()` is the rank's own device. No cell of this course names a backend, so your code
+# runs on both.
 
 # %% [markdown]
 # ## 4. Build it
@@ -108,11 +114,12 @@ plots.shards(shard_range, n=50)
 # ### 4.2 Pass the token
 # > difficulty 2/5 · importance 4/5 · 8 minutes · about 6 lines
 #
-# Now a message. `dist.send(x, group_dst=r)` gives `x` to rank `r`; `dist.recv(x, group_src=r)` fills `x` with what rank
-# `r` sent, and waits until it is there. A token travels around the ring 0, 1, 2, ..., back to 0; each holder adds 1.
+# Now a message. `dist.send(x, group_dst=r)` gives `x` to rank `r`, and may wait until `r` takes it.
+# `dist.recv(x, group_src=r)` waits for what rank `r` sends, and writes it into `x`. A token travels around the ring 0, 1,
+# 2, ..., back to 0; each holder adds 1.
 #
-# `group` names the ranks that take part; `None` means all. Inside a group, ranks are counted from 0 again, which is why it is `group_dst` and
-# not `dst`.
+# `group` names the ranks that take part; `None` means all. Inside a group, ranks are counted from 0 again: hence
+# `group_dst` and not `dst`. Pass `group=group` on; the check tries a group of two ranks as well.
 #
 # **Predict.** 1024 GPUs in a ring, 20 microseconds for a hop. How many milliseconds until the token is back?
 
@@ -140,25 +147,34 @@ def pass_the_token(group=None):
 pass_the_token = check(pass_the_token)
 
 # %% [markdown]
-# Let us watch your token. All ranks start together; each notes how long it was inside your function.
+# Let us watch your token. To see it with the bare eye, each send is slowed down by 20 ms, as over a bad link. The bar of a
+# rank ends when your function returns on it.
 
 # %%
 import time
 
 
-def seconds_inside(fn):
-    fn()  # the first message also opens the connection
-    dist.barrier()
-    start = time.perf_counter()
+def watched(fn):
+    send = dist.send
+
+    def slow_send(*args, **kwargs):
+        time.sleep(0.02)
+        return send(*args, **kwargs)
+
+    dist.send = slow_send  # in this rank only, and only for this launch: ranks are fresh each time
+    dist.barrier()  # all wait here for all
+    start = time.monotonic()
     fn()
-    return time.perf_counter() - start
+    return start, time.monotonic()
 
 
-plots.time_held(launch(seconds_inside, pass_the_token, ranks=8))
+spans = launch(watched, pass_the_token, ranks=8)
+first = min(start for start, _ in spans)
+plots.time_held([end - first for _, end in spans])
 
 # %% [markdown]
-# A staircase: rank 7 is held until the token has visited all ranks before it, and rank 0 until it comes home. Only one
-# rank works at any moment. A ring with *one* message in flight is the slowest thing one can build of eight ranks. In lab
+# A staircase from rank 1 to rank 7: each waits until the token has visited all before it, and rank 0 until it comes home.
+# Only one rank works at any moment. A ring with *one* message in flight is the slowest thing one can build of eight ranks. In lab
 # 02 every rank sends at every step, and the same ring becomes the fastest.
 
 # %% [markdown]
@@ -166,7 +182,8 @@ plots.time_held(launch(seconds_inside, pass_the_token, ranks=8))
 # > difficulty 3/5 · importance 5/5 · 10 minutes · about 6 lines
 #
 # So let every rank send at once: each hands its `x` to the next rank, and returns what came from the one before.
-# The obvious code is below. **Run it before you change it**, and read what the check reports.
+# The obvious code is below. **Run it as it is first**, and read what the check reports. What you need to mend it stands
+# below the next picture; then come back to this cell.
 
 # %%
 def fix_the_deadlock(x, group=None):
@@ -187,7 +204,8 @@ def fix_the_deadlock(x, group=None):
 fix_the_deadlock = check(fix_the_deadlock)
 
 # %% [markdown]
-# With the obvious code, every rank waits in `send` for the next one to receive. And the next one can't: it waits in `send`, too.
+# With the obvious code, every rank waits in `send` for the next one to receive. And the next one can't: it waits in
+# `send`, too. With four ranks:
 
 # %%
 plots.who_waits({rank: (rank + 1) % 4 for rank in range(4)}, ranks=4)
@@ -195,11 +213,17 @@ plots.who_waits({rank: (rank + 1) % 4 for rank in range(4)}, ranks=4)
 # %% [markdown]
 # A circle of arrows is a deadlock. Two cures: **break the circle** (one rank
 # receives first, as in 4.2), or **do not wait yet**: start the send and the receive, then wait for both. The second
-# keeps all links busy. In PyTorch it is `dist.batch_isend_irecv` with a list of `dist.P2POp(dist.isend, x, group=group,
-# group_peer=...)`; it returns handles to `wait()` for. (`dist.isend` does as well on gloo; NCCL wants the batch.)
+# keeps all links busy. In PyTorch:
 #
-# The mean thing: with **MPI, or with NCCL's small messages, the obvious code often works**, because the library buffers
-# what is small. It then hangs on the day the tensor grows.
+# ```python
+# handles = dist.batch_isend_irecv([
+#     dist.P2POp(dist.isend, what_i_send, group=group, group_peer=to_whom),
+#     dist.P2POp(dist.irecv, where_it_goes, group=group, group_peer=from_whom),
+# ])                          # returns at once; wait for each handle before you use or leave the tensors
+# ```
+#
+# Now mend the cell above. (The mean thing: libraries that buffer small messages, as MPI does, let the obvious code pass. It
+# then hangs on the day the tensor grows.)
 
 # %% [markdown]
 # ### 4.4 Read a hang
@@ -238,6 +262,8 @@ except HangError as report:
     print(report)
 
 # %% [markdown]
+# (A rank that finished "waits to be released": it has returned, and is kept alive so that others can still talk to it.)
+#
 # Three ranks wait, all on the same line. It is tempting to debug that line. But **the guilty rank is the one that does
 # not wait there**: the others wait for *it*. Which rank is it, and how many `all_reduce` calls did it make?
 
@@ -249,9 +275,14 @@ check(calls_it_made=...)
 # ### 4.5 Decide together
 # > difficulty 2/5 · importance 5/5 · 7 minutes · about 3 lines
 #
+# Worse than the hang is what came before it. Rank 2 skipped its second document, so its *second* call met the others'
+# second, but with its *third* document: wrong sums, silently, for three steps.
+#
 # The rule behind it: **all ranks must make the same calls, in the same order.** A branch that depends on
 # a rank's own data breaks it. So turn the data into a common decision first, and branch on that. (This is what
 # mixed-precision training does at each step, when one rank's gradients overflow.)
+#
+# `dist.all_reduce(x, op, group=group)` sums by default; `dist.ReduceOp` has others: MIN, MAX, PRODUCT.
 
 # %%
 def all_ranks_finite(loss, group=None):
@@ -259,7 +290,7 @@ def all_ranks_finite(loss, group=None):
 
     So all ranks take the same branch. `loss` is unchanged.
     """
-    # a flag of my own: 1 finite, 0 not -> one all_reduce (which ReduceOp?) -> bool
+    # a flag of my own, 1 for finite and 0 for not -> one all_reduce (which ReduceOp?) -> bool
     raise NotImplementedError("exercise 4.5: about 3 lines")
 
 
@@ -267,7 +298,7 @@ def all_ranks_finite(loss, group=None):
 all_ranks_finite = check(all_ranks_finite)
 
 # %% [markdown]
-# And the loop, mended with your function. One bad document now costs one step, on all ranks alike.
+# And the loop, mended with your function. It counts its steps: one bad document now costs one of five, on all ranks alike.
 
 # %%
 def train_together(documents):
@@ -321,7 +352,7 @@ under_torchrun = torchrun(script, ranks=4).split()
 print(under_torchrun)
 
 # %% [markdown]
-# The same sum as in part 3, from the same processes, started by another hand:
+# The same sum as in part 3, from the same kind of processes, started by another hand:
 
 # %%
 assert under_torchrun == ["sum", "6"] * 4
@@ -335,7 +366,9 @@ assert launch(hello, ranks=4) == [6, 6, 6, 6]
 # ## 6. Project
 #
 # **You are given a new cluster. What do you run first?** Not your training. Run what says who is there, whether sums
-# are right, and who is slow; ten minutes here save days. This is that program, on four ranks laid out as two nodes:
+# are right, and who is slow; ten minutes here save days. This is that program, on four ranks numbered as two nodes.
+# `compute` is the rank's own time for a fixed matrix product, `link in` the time of 2 MB from the rank before it; a rank
+# that computes 1.5 times as long as the median is named.
 
 # %%
 from ranklab.projects import ranks as project
@@ -345,7 +378,7 @@ print(found["table"])
 print("\n".join(found["problems"]) or "all ranks are here, right, and alike")
 
 # %% [markdown]
-# Now with a slow machine (rank 2 is made to sleep), which is how most clusters arrive. A step of data-parallel training waits for the slowest
+# Now with a slow machine (rank 2 is made to sleep). A step of data-parallel training waits for the slowest
 # rank, so one slow GPU of 1024 slows down 1024.
 
 # %%
@@ -366,7 +399,14 @@ except RankError as error:
 # %% [markdown]
 # ## 7. Measure
 #
-# What you predicted, beside what was counted. `Traffic` sees every message of a rank, whoever sends it.
+# A last prediction: `fix_the_deadlock` with 1000 numbers of 4 bytes, on 4 ranks. How many bytes are sent, by all ranks
+# together?
+
+# %%
+check(shift_bytes=...)
+
+# %% [markdown]
+# And now count. `Traffic` sees every message of a rank, whoever sends it.
 
 # %%
 from ranklab.meter import Traffic
@@ -383,14 +423,14 @@ def total(what):
     return [sum(column) for column in zip(*launch(count, what, ranks=4))]
 
 
-print(f"{'on 4 ranks, all together':26} {'messages':>12} {'bytes':>14}")
-for name, what, messages, n_bytes in (
-    ("pass_the_token", lambda x: pass_the_token(), 4, 4 * 8),
-    ("fix_the_deadlock", fix_the_deadlock, 4, 4 * 4000),
-):
-    counted = total(what)
-    print(f"{name:26} {messages:5} {counted[0]:6} {n_bytes:7} {counted[1]:6}   (predicted, counted)")
-    assert counted == [messages, n_bytes]
+rows = {
+    "pass_the_token": ([4, 4 * 8], total(lambda x: pass_the_token())),
+    "fix_the_deadlock": ([4, 4 * 4000], total(fix_the_deadlock)),
+}
+print("on 4 ranks, all together: [messages, bytes]")
+for name, (predicted, counted) in rows.items():
+    print(f"{name:18} predicted {predicted}   counted {counted}")
+    assert predicted == counted
 
 # %% [markdown]
 # Now the clock. Two ranks swap tensors with your `fix_the_deadlock`, from 8 bytes to 32 MB.
@@ -400,18 +440,18 @@ def swap_times():
     rows = []
     for n in (2, 20, 200, 2_000, 20_000, 200_000, 2_000_000, 8_000_000):
         x = torch.zeros(n, device=device())
-        rows.append((x.nbytes, project.timed(lambda: fix_the_deadlock(x), repeats=9)))
+        rows.append((x.nbytes, project.timed(lambda: fix_the_deadlock(x), repeats=15, pick=min)))
     return rows
 
 
-plots.times_by_size(launch(swap_times, ranks=2)[0], "a swap between two ranks, median of 9")
+plots.times_by_size(launch(swap_times, ranks=2)[0], "a swap between two ranks, best of 15")
 
 # %% [markdown]
 # On the left the curve is flat: a small message costs the same whatever its size. That is **latency**. On the right it
 # climbs in proportion to the bytes: that is **bandwidth**. The knee between them decides most of lab 02.
 #
-# Do not compare these times with a GPU's: the ranks share your few cores here, and gloo copies through the
-# kernel's loopback. Counts are exact on any machine; times are not. So this course asserts counts and prints times.
+# Do not compare these times with a GPU's: the ranks share your few cores here, and gloo copies through the operating
+# system. Counts are exact on any machine; times are not. So this course asserts counts and prints times.
 
 # %% [markdown]
 # ## 8. Interview questions
@@ -431,7 +471,7 @@ questions("00_ranks")
 # sbatch labs/jobs/ranks.sbatch
 # ```
 #
-# What changes: the backend is NCCL, each rank owns a GPU, `send` and `recv` are kernels on a stream (they return before
+# What changes: the backend is NCCL, each rank owns a GPU, `send` and `recv` are queued on the GPU (they return before
 # they are done), and the default limit is ten minutes instead of thirty. Expect 20 to 40 microseconds for a small
 # all-reduce inside a node, and a few times that across nodes. These are usual orders of magnitude, not measurements of ours:
 # this lab has not been run on a GPU machine yet.

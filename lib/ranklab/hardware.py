@@ -7,6 +7,7 @@ silent. L2 rates are no vendor's numbers: they are of the order that microbenchm
 """
 
 import os
+import re
 import time
 from dataclasses import dataclass
 
@@ -87,9 +88,9 @@ GPUS = (A10, A100, H100, H200, B200, L4, RTX_4090)
 
 
 def find(name):
-    """The Device whose name is in `name`, or None: find("NVIDIA H100 80GB HBM3") is H100."""
-    matches = [gpu for gpu in GPUS if gpu.name.replace(" ", "") in name.replace(" ", "")]
-    return max(matches, key=lambda gpu: len(gpu.name), default=None)  # A100 holds the text "A10"
+    """The Device whose name stands in `name`, or None: find("NVIDIA H100 80GB HBM3") is H100."""
+    # whole words: an A1000 is no A100, and an L40S is no L4
+    return next((gpu for gpu in GPUS if re.search(rf"\b{gpu.name}\b", name)), None)
 
 
 def present(device="cpu"):

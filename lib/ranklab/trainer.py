@@ -25,10 +25,10 @@ PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float
 class TrainConfig:
     """How to train; checked when it is made. The defaults suit two CPU cores."""
 
-    steps: int = 900
+    steps: int = 1000
     batch: int = 12  # sequences in a step, over all ranks
     micro_batch: int = 12  # sequences in one forward and backward
-    lr: float = 8e-3
+    lr: float = 5e-3
     warmup: int = 20  # steps
     final_lr: float = 0.02  # fraction of lr that is left at the end
     weight_decay: float = 0.1

@@ -131,6 +131,107 @@ def pass_the_token__by_a_collective(group=None):
     return dist.get_rank(group) or ones.item()
 
 
+def pass_the_token__all_send_first(group=None):
+    """All ranks send first"""
+    _, size, after, before = _neighbours(group)
+    token = torch.zeros(1, dtype=torch.int64)
+    if size == 1:
+        return 1
+    dist.send(token + 1, group=group, group_dst=after)
+    dist.recv(token, group=group, group_src=before)
+    return token.item()
+
+
+def pass_the_token__assigns_what_recv_returns(group=None):
+    """returns the sender's rank"""
+    rank, size, after, before = _neighbours(group)
+    token = torch.zeros(1, dtype=torch.int64)
+    if size == 1:
+        return 1
+    if rank == 0:
+        dist.send(token + 1, group=group, group_dst=after)
+        token = dist.recv(token, group=group, group_src=before)
+        return token
+    token = dist.recv(token, group=group, group_src=before)
+    dist.send(token + 1, group=group, group_dst=after)
+    return token
+
+
+def pass_the_token__only_rank_0_adds(group=None):
+    """Each rank adds 1"""
+    rank, size, after, before = _neighbours(group)
+    token = torch.zeros(1, dtype=torch.int64)
+    if size == 1:
+        return 1
+    if rank == 0:
+        dist.send(token + 1, group=group, group_dst=after)
+        dist.recv(token, group=group, group_src=before)
+    else:
+        dist.recv(token, group=group, group_src=before)
+        dist.send(token, group=group, group_dst=after)
+    return token.item()
+
+
+def shard_range__returns_the_ends(n, rank, size):
+    """Return the part itself"""
+    each, rest = divmod(n, size)
+    start = rank * each + min(rank, rest)
+    return start, start + each + (rank < rest)
+
+
+def fix_the_deadlock__drops_the_handle(x, group=None):
+    """Keep the handle"""
+    _, size, after, before = _neighbours(group)
+    if size == 1:
+        return x.clone()
+    got = torch.empty_like(x)
+    dist.isend(x, group=group, group_dst=after)
+    dist.recv(got, group=group, group_src=before)
+    return got
+
+
+def fix_the_deadlock__ignores_the_group(x, group=None):
+    """group_peer="""
+    rank, size, after, before = _neighbours(group)
+    if size == 1:
+        return x.clone()
+    got = torch.empty_like(x)
+    for work in dist.batch_isend_irecv([
+            dist.P2POp(dist.isend, x, after), dist.P2POp(dist.irecv, got, before)]):
+        work.wait()
+    return got
+
+
+def all_ranks_finite__ignores_the_group(loss, group=None):
+    """over the group"""
+    flag = torch.isfinite(loss).int()
+    dist.all_reduce(flag, dist.ReduceOp.MIN)
+    return bool(flag)
+
+
+def all_ranks_finite__forgets_infinity(loss, group=None):
+    """Infinity is not finite"""
+    flag = (~torch.isnan(loss)).int()
+    dist.all_reduce(flag, dist.ReduceOp.MIN, group=group)
+    return bool(flag)
+
+
+def all_ranks_finite__leaves_before_the_call(loss, group=None):
+    """All ranks must make the same calls"""
+    if not torch.isfinite(loss):
+        return False
+    flag = torch.ones(1)
+    dist.all_reduce(flag, dist.ReduceOp.MIN, group=group)
+    return bool(flag)
+
+
+def all_ranks_finite__keeps_what_all_reduce_returns(loss, group=None):
+    """returns None"""
+    flag = torch.isfinite(loss).int()
+    flag = dist.all_reduce(flag, dist.ReduceOp.MIN, group=group)
+    return bool(flag)
+
+
 def fix_the_deadlock__all_send_first(x, group=None):
     """all ranks send first"""
     rank, size, after, before = _neighbours(group)
@@ -195,7 +296,7 @@ def fix_the_deadlock__forgets_to_return(x, group=None):
 
 
 def all_ranks_finite__looks_at_its_own_only(loss, group=None):
-    """The ranks disagree"""
+    """its own loss only"""
     return bool(torch.isfinite(loss))
 
 
@@ -207,7 +308,7 @@ def all_ranks_finite__any_is_enough(loss, group=None):
 
 
 def all_ranks_finite__reduces_the_loss(loss, group=None):
-    """not the loss"""
+    """Reduce a flag of your own"""
     dist.all_reduce(loss, group=group)
     return bool(torch.isfinite(loss))
 

@@ -2,6 +2,8 @@
 
 import torch
 
+from ranklab.meter import SavedActivations
+
 
 def model_state_bytes(n, recipe="mixed"):
     """The bytes that n parameters hold between two steps with Adam, by category, in a dict.
@@ -59,3 +61,22 @@ def as_trained(model, recipe="mixed"):
             master.grad = None  # the gradient lives in bf16, and is widened one at a time
             parameter.grad = torch.zeros_like(parameter)
     return model, optimizer
+
+
+def live_activations(model, inputs, targets):
+    """The bytes that wait for backward, from the start of a step to its end, in a list."""
+    seen, handles = [0], []
+
+    def note(*_):
+        seen.append(saved.live_bytes)
+
+    for module in model.blocks.modules():
+        handles.append(module.register_forward_hook(note))
+        handles.append(module.register_full_backward_hook(note))
+    with SavedActivations(model) as saved:
+        loss = model(inputs, targets)
+        loss.backward()
+        note()
+    for handle in handles:
+        handle.remove()
+    return seen

@@ -28,8 +28,11 @@ class Verdict:
 
     def __str__(self):
         lines = [self.name]
-        if self.state in (NOT_WRITTEN, LIBRARYS):
+        if self.state == NOT_WRITTEN:
             lines.append(f"  --    {self.state}")
+        if self.state == LIBRARYS:
+            lines.append("  --    the library's own. Run the cell with your code again, then this "
+                         "one.")
         lines += [f"  ok    {sentence}" for sentence in self.holds]
         if self.mistake:
             lines.append(f"  FAIL  {_indent(self.mistake.what)}")
@@ -135,7 +138,7 @@ def judge_prediction(prediction, value):
     except OverflowError:
         given = math.inf
     if isinstance(value, bool) or not math.isfinite(given):
-        return FAILED, f"FAIL  a number is wanted, got {str(value)[:40]}"
+        return FAILED, f"FAIL  a number is wanted, without quotes; got {repr(value)[:40]}"
     value, right = given, prediction.answer()
 
     def is_close(a, b):
@@ -143,9 +146,11 @@ def judge_prediction(prediction, value):
 
     unit = f" {prediction.unit}" if prediction.unit else ""
     if is_close(value, right):
-        return PASSED, f"ok    {value:g}{unit}. {prediction.why}".rstrip()
+        return PASSED, f"ok    {value:.10g}{unit}. {prediction.why}".rstrip()
     for slip, confusion in (prediction.slips or {}).items():
         if is_close(value, slip):
-            return FAILED, f"FAIL  {value:g}{unit}: {confusion}"
+            return FAILED, f"FAIL  {value:.10g}{unit}: {confusion}"
+    if prediction.tolerance == 0 and value != round(value):
+        return FAILED, f"FAIL  {value:.10g}{unit}: a whole number is wanted"
     way = "too small" if value < right else "too large"
-    return FAILED, f'FAIL  {value:g}{unit} is {way}. hint("{prediction.name}") shows the working.'
+    return FAILED, f'FAIL  {value:.10g}{unit} is {way}. hint("{prediction.name}") shows the working.'

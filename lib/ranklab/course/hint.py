@@ -8,8 +8,8 @@ from ranklab.course import labs, progress
 OFF = "Answers are turned off in this class. "
 
 
-def hint(name):
-    """One more hint for `name` is printed, below those shown before."""
+def hint(name=""):
+    """One more hint for `name`, an exercise or prediction, is printed below those shown before."""
     item = _find(name)
     if item is None:
         return
@@ -42,7 +42,7 @@ def _find(name):
     name = getattr(name, "__name__", name)
     item = labs.find_exercise(name) or labs.find_prediction(name)
     if item is None:
-        print(f"No exercise or prediction is called {name!r}.")
+        print(f"No exercise or prediction is called {name!r}. `ranklab status` lists all names.")
     return item
 
 

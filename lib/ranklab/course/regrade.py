@@ -23,6 +23,7 @@ import cloudpickle
 from ranklab.course import labs
 from ranklab.course.check import FAILED, judge, judge_prediction
 from ranklab.engine import ship
+from ranklab.engine.server import die_with
 
 LARGEST_FILE = 4 << 30  # bytes that a learner's code may write to one file
 
@@ -49,9 +50,12 @@ class Log:
 
 def run_cells(folder):
     """The cells of task.json have run, as in a notebook; the exercises' objects are kept."""
-    if child := os.fork():  # a cell that kills its parent kills this one, and not the grader
+    die_with(os.getppid())
+    own_pid = os.getpid()
+    if child := os.fork():  # a cell that kills its parent kills this process, not the grader
         os.waitpid(child, 0)
         return
+    die_with(own_pid)
     _limit_damage()
     folder = Path(folder)
     task, log = json.loads((folder / "task.json").read_text()), Log(folder / "cells.log")
@@ -165,6 +169,7 @@ class Keeper:
 
 def judge_all(folder, *names):
     """Each of `names` has its verdict in the log: predictions first, then what was kept."""
+    die_with(os.getppid())
     folder = Path(folder)
     task, log = json.loads((folder / "task.json").read_text()), Log(folder / "verdicts.log")
     checks = labs.checks_of(task["stem"])

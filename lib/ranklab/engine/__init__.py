@@ -9,10 +9,12 @@ Read in this order:
     forkserver.py  the parent's handle on the process that forks ranks
     server.py      that process: has imported torch once, forks, reaps
     rank.py        what happens inside a rank
-    torchrun.py    the same script under the real torchrun
-    crew.py        the parent watches the ranks of one launch: values, output, failures, time
-    report.py      what the learner reads when something went wrong
+    crew.py        the parent watches the ranks of one launch: values, failures, time
+    output.py      what the ranks print, in order
+    verdict.py     which rank is to blame, and where each one waits
+    report.py      the words for it: errors, lines of code, stacks, exit codes
     ship.py        functions, arguments and values on their way between processes
+    torchrun.py    the same script under the real torchrun
 """
 
 from ranklab.engine.in_place import is_main_process

@@ -16,6 +16,7 @@ from ranklab.engine.report import Failure, RanksInterrupted, Stack, Value
 from ranklab.engine.server_lines import Lines, ServerDied
 
 GRACE = 0.1  # seconds after the first failure in which others may report theirs
+CAUSE_LIMIT = 2.0  # seconds more, while all that failed have only lost a peer
 STACK_LIMIT = 1.0  # seconds for the ranks to say where they are
 EXIT_LIMIT = 4.0  # seconds for released ranks to leave their group, and for killed ones to be gone
 DRAIN_LIMIT = 0.5  # seconds for output that is still in the pipes
@@ -149,6 +150,7 @@ class Crew:
         if self._any_failed():
             # A dead rank makes its peers fail within milliseconds: hear all before blaming one.
             self._wait(self._all_settled, GRACE)
+            self._wait(lambda: any(map(verdict.is_cause, self.members)), CAUSE_LIMIT)
             raise verdict.failure(self.members)
         if not in_time:
             raise verdict.hang(self.members, self._ask_where(), self.job.timeout)

@@ -15,9 +15,10 @@ from pathlib import Path
 from ranklab.engine.report import describe_exit
 
 START_LIMIT = 180  # seconds; a cold disk reads torch slowly
-ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
-
-
+# Threads of BLAS would not survive the fork, nor would CUDA: torch.cuda.is_available(), which some
+# imports call, is to ask the driver's library and leave CUDA closed.
+ENVIRON = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1",
+           "PYTORCH_NVML_BASED_CUDA_CHECK": "1", "PYTHONIOENCODING": "utf-8:backslashreplace"}
 ONE_AT_A_TIME = threading.Lock()  # two threads may launch at once
 
 
@@ -34,8 +35,7 @@ class ForkServer:
             # -P: a learner's copy.py or types.py in the current directory is not Python's.
             [sys.executable, "-P", "-c", "import sys; from ranklab.engine.server import main; "
              "main(int(sys.argv[1]))", str(theirs.fileno())],
-            # BLAS threads started at import would not survive the fork, and would fight for cores.
-            env={**os.environ, **ONE_THREAD, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
+            env={**os.environ, **ENVIRON, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

@@ -34,6 +34,8 @@ def launch(fn, *args, ranks=None, nodes=1, timeout=60, stream=False):
     _check(fn, ranks, nodes, timeout)
     if in_place.is_started_by_another():
         return in_place.run(fn, args, ranks, timeout)
+    if sys.platform == "win32":
+        raise RuntimeError("launch needs Linux or macOS: on Windows, run this course inside WSL")
     ranks = ranks or _default_ranks()
     if ranks % nodes:
         raise ValueError(f"launch: nodes={nodes} must divide ranks={ranks}")

@@ -102,7 +102,7 @@ def init_group(rank, job):
     import torch
     import torch.distributed as dist
 
-    torch.set_num_threads(int(job.environ.get("OMP_NUM_THREADS", 1)))
+    torch.set_num_threads(int(job.environ.get("OMP_NUM_THREADS") or 1))
     loopback = "lo" if sys.platform == "linux" else "lo0"
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         os.environ.setdefault(name, loopback)  # all ranks are here, whatever the host is called

@@ -21,6 +21,7 @@ TORCH_DISTRIBUTED = "/torch/distributed/"
 WAITS = ("all_", "barrier", "batch_isend", "broadcast", "destroy_process", "gather", "init_", "irecv",
          "isend", "monitored", "new_", "recv", "reduce", "scatter", "send", "split_group", "wait")
 PACKAGES = re.compile("/(site|dist)-packages/")  # also those of the user, or of the system
+SHOWN = 12  # lines of a traceback
 LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
 
 
@@ -109,7 +110,11 @@ class Failure:
                               r"|remote process exited", self.message, re.I))
 
     def __str__(self):
-        text = "\n".join(map(str, _learners(self.frames)))
+        lines = list(map(str, _learners(self.frames)))
+        if len(lines) > SHOWN:  # endless recursion
+            half = SHOWN // 2
+            lines[half:-half] = [f"  ... {len(lines) - SHOWN} lines more ..."]
+        text = "\n".join(lines)
         if self.cause:
             text = f"{self.cause}\n  {self.cause.headline()}\n  which led to\n{text}"
         return text

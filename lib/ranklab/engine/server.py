@@ -50,7 +50,7 @@ PR_SET_CHILD_SUBREAPER = 36
 
 class Server:
     def __init__(self, lifeline: socket.socket):
-        self.kernel = os.getppid()
+        self.pid, self.kernel = os.getpid(), os.getppid()
         self.lifeline = lifeline
         self.launches = {}  # connection -> {pid: rank}
         self.selector = selectors.DefaultSelector()
@@ -114,7 +114,7 @@ class Server:
     def become_rank(self, rank, fds):
         code = 1
         try:
-            die_with(os.getppid())
+            die_with(self.pid)
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             self.selector.close()

@@ -5,11 +5,14 @@ travel as their own bytes: a view does not drag its whole storage along, and wha
 arrives on the CPU, so the kernel never opens CUDA.
 """
 
+import importlib
 import io
 import mmap
 import os
 import pickle
+import sys
 import tempfile
+import types
 
 import cloudpickle
 
@@ -23,6 +26,10 @@ class _Pickler(cloudpickle.Pickler):
             raw = data.reshape(-1).view(torch.uint8).numpy() if data.numel() else b""
             keeps_grad = obj.requires_grad and obj.is_leaf  # an inner node's graph stays behind
             return _tensor, (pickle.PickleBuffer(raw), obj.dtype, tuple(obj.shape), keeps_grad)
+        if isinstance(obj, types.ModuleType) and sys.modules.get(obj.__name__) is obj:
+            # By name, also odd ones like torch.ops: cloudpickle takes a submodule along whose
+            # name occurs in a function, and would try to pickle that one's content.
+            return importlib.import_module, (obj.__name__,)
         return super().reducer_override(obj)
 
 

@@ -1,7 +1,7 @@
 """The same script under the real torchrun, on this machine: to show that nothing changes."""
 
+import contextlib
 import os
-import signal
 import subprocess
 import sys
 
@@ -12,6 +12,8 @@ def torchrun(*command, ranks, timeout=120):
     error  RuntimeError with its last lines; TimeoutError, and its processes are ended
     lab    00
     """
+    import psutil  # here, and not in every rank
+
     line = [sys.executable, "-m", "torch.distributed.run", "--standalone",
             f"--nproc-per-node={ranks}", *map(str, command)]
     # torchrun says this itself, in six lines of warning, when it is not set.
@@ -23,8 +25,11 @@ def torchrun(*command, ranks, timeout=120):
         except subprocess.TimeoutExpired:
             raise TimeoutError(f"torchrun was not done after {timeout} s") from None
         finally:
-            if process.poll() is None:  # also after Ctrl-C: the ranks go with their agent
-                os.killpg(process.pid, signal.SIGKILL)
+            if process.poll() is None:  # also after Ctrl-C; each rank is in a session of its own
+                agent = psutil.Process(process.pid)
+                for one in [agent, *agent.children(recursive=True)]:
+                    with contextlib.suppress(psutil.Error):  # it has just ended
+                        one.kill()
     if process.returncode:
         raise RuntimeError(f"torchrun ended with exit code {process.returncode}:\n"
                            + "\n".join(output.splitlines()[-20:]))

@@ -8,7 +8,7 @@ def failure(members):
     """The error of a launch in which a rank raised or died: the first to blame, then the others."""
     died = [m for m in members if m.is_settled() and m.report is None]
     raised = [m for m in members if isinstance(m.report, Failure)]
-    raised.sort(key=lambda m: m.report.is_lost_peer())
+    raised.sort(key=lambda m: not is_cause(m))
     reasons = {m.rank: _reason(m) for m in died + raised}
     first = (died + raised)[0]
     of = f"rank {first.rank} of {len(members)}"
@@ -17,6 +17,12 @@ def failure(members):
     else:
         text = f"{of} raised {reasons[first.rank]}\n\n{first.report}".rstrip()
     return RankError(text + _others(first.rank, reasons), first.rank, reasons)
+
+
+def is_cause(member):
+    """True for a rank that failed by itself, and not because another had gone."""
+    lost_a_peer = isinstance(member.report, Failure) and member.report.is_lost_peer()
+    return member.has_failed() and not lost_a_peer
 
 
 def _reason(member):

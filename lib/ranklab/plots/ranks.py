@@ -54,7 +54,7 @@ def time_held(seconds, title=None):
     fig, ax = figure(7, 0.28 * len(seconds) + 1)
     bars(ax, range(len(seconds)), [s * 1e3 for s in seconds], 0, barh=True)
     ax.set_yticks(range(len(seconds)), [f"rank {rank}" for rank in range(len(seconds))])
-    ax.set(xlabel="ms inside the call", title=title)
+    ax.set(xlabel="ms until the call returned", title=title)
     ax.invert_yaxis()
     ax.grid(axis="y", visible=False)
     return fig
@@ -84,6 +84,8 @@ def times_by_size(rows, label):
     fig, ax = figure(6.5, 2.8)
     line(ax, *zip(*rows), 0, label)
     ax.set(xscale="log", yscale="log", xlabel="size of the tensor", ylabel="time")
+    times = [seconds for _, seconds in rows]  # whole decades, so that two ticks at least are named
+    ax.set_ylim(10 ** math.floor(math.log10(min(times))), 10 ** math.ceil(math.log10(max(times))))
     bytes_axis(ax.xaxis)
     seconds_axis(ax.yaxis)
     ax.legend(loc="upper left")

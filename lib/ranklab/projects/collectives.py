@@ -171,8 +171,9 @@ def measured_crossover(lines):
 def summary(rows):
     """The fits and the crossover, in sentences."""
     lines = fits(rows)
-    text = [f"all_reduce by {name}: {a * 1e6:.0f} us + size / ({1e-9 / b:.2f} GB/s)"
-            for name, (a, b) in lines.items() if b > 0]
+    text = [f"all_reduce by {name}: {a * 1e6:.0f} us + size / ({1e-9 / b:.3f} GB/s)" if b > 0 else
+            f"all_reduce by {name}: no fit, larger was not slower; take larger sizes or more iters"
+            for name, (a, b) in lines.items()]
     crossing = measured_crossover(lines)
     text.append(f"crossover: above {crossing / 1e3:.0f} KB the ring is faster than doubling"
                 if crossing else "crossover: none here, one of ring and doubling always wins")

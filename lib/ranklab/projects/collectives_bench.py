@@ -39,6 +39,18 @@ def report(ranks=(2, 4)):
                      "backend's bandwidth (aim: 0.5 or more)" for R, ratio in bench(ranks).items())
 
 
+def median_seconds(call, repeats=5):
+    """The median time of `call()` on this rank, after all ranks have come; one run warms up."""
+    times = []
+    for _ in range(repeats + 1):
+        wait_for_all()
+        start = time.perf_counter()
+        call()
+        finish()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times[1:])
+
+
 def finish():
     """All that was started on this rank's device is done."""
     if device().type == "cuda":

@@ -1,5 +1,6 @@
 """The same table under MPI, for projects.collectives: mpi4py where an MPI library is installed."""
 
+import os
 import shutil
 import statistics
 import subprocess
@@ -12,6 +13,11 @@ import numpy as np
 NO_MPI = ("MPI is not here. With an MPI library (apt install openmpi-bin libopenmpi-dev) and pip "
           "install 'ranklab[mpi]' this runs: mpirun -n 4 python -m ranklab.projects.collectives --mpi")
 
+# Open MPI refuses more processes than cores, and root, which is who one is in a container.
+OPEN_MPI = {"OMPI_MCA_rmaps_base_oversubscribe": "1", "OMPI_ALLOW_RUN_AS_ROOT": "1",
+            "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+
 
 def is_here():
     """True when mpi4py and mpirun are both installed; nothing is imported."""
@@ -22,10 +28,12 @@ def mpi_table(ranks=4, sizes=(2**10, 2**16, 2**22), iters=5):
     """The table as `mpirun` prints it, or one sentence that says what to install."""
     if not is_here():
         return NO_MPI
-    command = ["mpirun", "--oversubscribe", "-n", str(ranks), sys.executable, "-m",
+    command = ["mpirun", "-n", str(ranks), sys.executable, "-m",
                "ranklab.projects.collectives", "--mpi", "--iters", str(iters),
                "--sizes", ",".join(map(str, sizes))]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120,
+                          env={**os.environ, **OPEN_MPI})
+    return done.stdout if done.returncode == 0 else f"mpirun failed: {done.stderr.strip()}"
 
 
 def mpi_rows(sizes, iters):

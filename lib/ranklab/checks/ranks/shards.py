@@ -10,17 +10,26 @@ SIZES = (1, 2, 3, 4, 8)
 def check_shard_range(shard_range):
     for n in (5, 7, 8, 10, 24, 1001, 1, 0):
         for size in reversed(SIZES):
-            parts = [list(shard_range(n, rank, size)) for rank in range(size)]
+            parts = [_as_list(shard_range(n, rank, size)) for rank in range(size)]
             _compare_parts(parts, n, size)
     yield "range(n) for n = 0, 1, 5, 7, ... on 1, 2, 3, 4, 8 ranks: nothing lost, nothing twice"
     yield "lengths differ by at most one, the longer parts first, each part contiguous"
+
+
+def _as_list(part):
+    if part is None:
+        raise Mistake("it returned None", "The last line must be: return range(start, end).")
+    if isinstance(part, tuple) and len(part) == 2:
+        raise Mistake(f"it returned the tuple {part}",
+                      "Return the part itself: range(start, end).")
+    return list(part)
 
 
 def _compare_parts(parts, n, size):
     right = [part.tolist() for part in np.array_split(np.arange(n), size)]
     if parts == right:
         return
-    case = f"n={n} on {size} ranks"
+    case = f"n={n} on {size} rank{'s' if size > 1 else ''}"
     given = [i for part in parts for i in part]
     lengths = [len(part) for part in parts]
     if twice := sorted({i for i in given if given.count(i) > 1}):

@@ -1,0 +1,593 @@
+# %% [markdown]
+# # 02 Collectives: the nine verbs
+#
+# > 90 minutes · difficulty 3/5 · **laptop**: everything, with real processes · **GPUs**: the same cells, on NCCL
+
+# %% [markdown]
+# ## 1. Story
+#
+# Eight GPUs have each computed a gradient of 100 MB, and every one of them needs the sum. The first idea that everybody
+# has, and that ran the first large training systems: send it all to one machine, the **parameter server**, let it add up,
+# and fetch the sum.
+#
+# How many megabytes does the server have to send, in every single step?
+
+# %%
+import math
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from ranklab import answer, check, device, hint, launch, questions
+
+check(server_megabytes=...)
+
+# %% [markdown]
+# With 1024 GPUs it is 102 GB a step, through one cable. In this lab you build the algorithm that replaced it: there each GPU sends
+# 175 MB with eight GPUs and 200 MB with a million. You build it from `send` and `recv` alone, count every byte, and learn to
+# predict its time before you run it.
+#
+# It builds on lab 00: ranks, messages, and why a ring deadlocks when everybody sends first.
+
+# %% [markdown]
+# ## 2. Picture
+#
+# All of distributed training speaks in nine verbs. Before and after, on three ranks; `+` is the sum over ranks:
+
+# %%
+from ranklab.plots import collectives as plots
+
+plots.nine_verbs()
+
+# %% [markdown]
+# Look at **all-reduce**, then at **reduce-scatter** followed by **all-gather**. They end alike. That observation is worth more than any other
+# in this lab: it is how all-reduce is built (4.4), and how ZeRO and FSDP save memory for free (labs 06 and 07).
+
+# %% [markdown]
+# ## 3. Smallest working code
+#
+# The idea of the story, in ten lines: everybody to rank 0, and back.
+
+# %%
+from ranklab.meter import Traffic
+
+
+def sum_on_rank_0(x):
+    rank, R = dist.get_rank(), dist.get_world_size()
+    total = x.clone()
+    for other in range(1, R):
+        if rank == 0:
+            dist.recv(x, other)
+            total += x
+        elif rank == other:
+            dist.send(x, 0)
+    for other in range(1, R):
+        if rank == 0:
+            dist.send(total, other)
+        elif rank == other:
+            dist.recv(total, 0)
+    return total
+
+
+def count(all_reduce, n=1_000_000):
+    with Traffic() as traffic:
+        total = all_reduce(torch.ones(n, device=device()))
+    return dict(traffic.bytes_to), total[0].item()
+
+
+naive = launch(count, sum_on_rank_0, ranks=4)
+plots.traffic_matrix([sent for sent, _ in naive], "all-reduce of 4 MB through rank 0")
+
+# %% [markdown]
+# Row and column 0 carry everything; the other six links are idle. And the sum is right (`4.0` on every rank):
+
+# %%
+[total for _, total in naive]
+
+# %% [markdown]
+# ## 4. Build it
+#
+# You get one tool. `exchange(piece, to, into, source, group)` sends `piece` to rank `to` and fills `into` with what rank `source` sends,
+# **at the same time**: it is your `fix_the_deadlock` of lab 00, for any two partners. It returns `into`.
+
+# %%
+from ranklab.collectives import exchange
+
+
+def swap_with_my_neighbour():
+    rank = dist.get_rank()
+    mine = torch.tensor([100 + rank], device=device())
+    return exchange(mine, rank ^ 1, torch.empty_like(mine), rank ^ 1).item()
+
+
+launch(swap_with_my_neighbour, ranks=4)
+
+# %% [markdown]
+# ### 4.1 Broadcast in log2 R rounds
+# > difficulty 2/5 · importance 4/5 · 12 minutes · about 8 lines
+#
+# Rank `src` has the model, everybody needs it. If `src` sends to each in turn, that takes R-1 rounds. But whoever has the value
+# can pass it on, so in each round the number of ranks that have it **doubles**.
+#
+# **Predict.** 100 ranks. How many rounds?
+
+# %%
+check(tree_rounds=...)
+
+# %%
+def tree_broadcast(x, src=0, group=None):
+    """Every rank ends with rank src's `x`; `x` itself is unchanged."""
+    rank, R = dist.get_rank(group), dist.get_world_size(group)
+    out = x.clone(memory_format=torch.contiguous_format)
+    place = (rank - src) % R  # counted from src: place 0 has the value at the start
+    have = 1  # places 0 .. have-1 hold the value
+    # while some place lacks it (and `out` is not empty): every place that has it sends it `have`
+    # places on, with dist.send(out, group=group, group_dst=...); those receive. Then have doubles.
+    raise NotImplementedError("exercise 4.1: about 8 lines")
+
+
+# %%
+tree_broadcast = check(tree_broadcast)
+
+# %% [markdown]
+# Who sent to whom? The tree is in the picture: rank 0 sends three times, rank 1 twice, ranks 2 and 3 once.
+
+# %%
+plots.traffic_matrix([sent for sent, _ in launch(count, tree_broadcast, ranks=8)], "tree_broadcast, 8 ranks, 4 MB")
+
+# %% [markdown]
+# ### 4.2 Ring reduce-scatter
+# > difficulty 4/5 · importance 5/5 · 20 minutes · about 8 lines
+#
+# Now the sum. Cut `x` into R chunks and let every rank **own** one: rank r shall end with the sum of chunk r. A partial sum of
+# each chunk travels round the ring to the right; every rank adds its own share and passes it on. All R chunks travel at once, so
+# every link is busy in every step.
+#
+# **Predict.** Four ranks, 100 MB. How many megabytes does each rank send?
+
+# %%
+check(reduce_scatter_megabytes=...)
+
+# %%
+def ring_reduce_scatter(x, group=None, out=None):
+    """Rank r ends with chunk r of the sum over ranks of `x`; `x` itself is unchanged.
+
+    `out`, as large as `x`, may be given as the place where partial sums arrive.
+    """
+    rank, R = dist.get_rank(group), dist.get_world_size(group)
+    mine = x.flatten().tensor_split(R)  # chunk i is my share of what rank i will own
+    sums = out.view(-1).tensor_split(R) if out is not None else None
+    # The partial sum of chunk r must END at rank r, after R-1 steps to the right. So where does it
+    # start, and which chunk do I send first?
+    # in each of R-1 steps: arriving = a place as large as mine[i], in sums if given;
+    # exchange(partial, right, arriving, left, group); add my share of chunk i to what arrived
+    raise NotImplementedError("exercise 4.2: about 8 lines")
+
+
+# %%
+ring_reduce_scatter = check(ring_reduce_scatter)
+
+# %% [markdown]
+# This is what your function did, message by message. (`Watch` notes what each rank sends; `marked` makes numbers that remember
+# which ranks are in a sum.) Follow chunk 0: it starts at rank 1 and grows until it is home.
+
+# %%
+from ranklab.collectives.watch import Watch, marked
+
+
+def watch(collective):
+    with Watch() as seen:
+        collective(marked(dist.get_world_size(), device()))
+    return seen.messages
+
+
+plots.steps(launch(watch, ring_reduce_scatter, ranks=4), ranks=4)
+
+# %% [markdown]
+# ### 4.3 Ring all-gather
+# > difficulty 2/5 · importance 5/5 · 10 minutes · about 5 lines
+#
+# The other half. Every rank has one finished chunk, and all need all of them. In each step pass on what arrived last.
+#
+# **Predict.** Four ranks, a shard of 25 MB on each. How many megabytes does each rank send?
+
+# %%
+check(all_gather_megabytes=...)
+
+# %%
+def ring_all_gather(shard, group=None, out=None):
+    """Every rank ends with the shards of all ranks, one after the other; `shard` is unchanged.
+
+    `out` may be given as the place for the result. It must be when the shards differ in length:
+    its size says how long each of them is.
+    """
+    rank, R = dist.get_rank(group), dist.get_world_size(group)
+    if out is None:
+        out = shard.new_empty(R * shard.numel())
+    chunks = out.view(-1).tensor_split(R)  # views: what is written here is in out
+    # my shard to its place -> R-1 steps: send the chunk that came last, receive the next one
+    raise NotImplementedError("exercise 4.3: about 5 lines")
+
+
+# %%
+ring_all_gather = check(ring_all_gather)
+
+# %% [markdown]
+# ### 4.4 Ring all-reduce
+# > difficulty 2/5 · importance 5/5 · 8 minutes · about 4 lines
+#
+# Reduce-scatter left each rank with one finished chunk; all-gather hands every chunk to everyone. Together they are the algorithm behind most of
+# the gradient traffic on earth.
+#
+# **Predict.** Four ranks, a gradient of 100 MB. How many megabytes does each rank send?
+
+# %%
+check(megabytes_sent=...)
+
+# %%
+def ring_all_reduce(x, group=None, out=None):
+    """Every rank ends with the sum over ranks of `x`, in x's shape; `x` itself is unchanged.
+
+    `out`, of x's shape, may be given as the place for the result (never `x` itself).
+    """
+    # out, where none is given: x.new_empty(x.shape) -> ring_reduce_scatter -> ring_all_gather.
+    # Hand `out` to both: the first leaves its chunk where the second wants it.
+    raise NotImplementedError("exercise 4.4: about 4 lines")
+
+
+# %%
+ring_all_reduce = check(ring_all_reduce)
+
+# %% [markdown]
+# Steps 1 to 3 reduce, steps 4 to 6 gather. Every rank does the same, and no rank is special:
+
+# %%
+plots.steps(launch(watch, ring_all_reduce, ranks=4), ranks=4)
+
+# %% [markdown]
+# And beside part 3, on the same scale of colours. The total is the same 24 MB, to the byte! The ring does not send *less*. It spreads
+# the load: the busiest rank sends 6 MB instead of 12, and with eight ranks 7 MB instead of 28.
+
+# %%
+ring = launch(count, ring_all_reduce, ranks=4)
+plots.traffic_matrices({"through rank 0": [sent for sent, _ in naive], "ring": [sent for sent, _ in ring]})
+
+# %% [markdown]
+# ### 4.5 Two kinds of links
+# > difficulty 3/5 · importance 5/5 · 15 minutes · about 3 lines
+#
+# A ring is as fast as its slowest link. Inside a node GPUs talk over NVLink, between nodes over a network. In one direction, for each GPU:
+#
+# | link | GB/s | |
+# |---|---|---|
+# | NVLink 4 with NVSwitch (H100) | 450 | every GPU to every GPU of the node at full speed |
+# | NVLink 3 with NVSwitch (A100) | 300 | the same, one generation earlier |
+# | PCIe 5.0 x16 | 63 | shared with whatever hangs on the same switch |
+# | InfiniBand NDR, or RoCE at 400 Gbit/s | 50 | one adapter for each GPU, in good clusters |
+# | Ethernet, 100 Gbit/s | 12.5 | often one for the whole node |
+#
+# So do inside the node whatever can be done there. With L ranks in each of M nodes: **reduce-scatter inside**, and each rank has one L-th of
+# its node's sum; **all-reduce across**, among the ranks that have the same part on the other nodes; **all-gather inside**.
+#
+# **Predict.** Two nodes of four ranks, 100 MB. How many megabytes leave each node, all its ranks together?
+
+# %%
+check(slow_link_megabytes=...)
+
+# %%
+def hierarchical_all_reduce(x, inside=None, across=None):
+    """Every rank ends with the sum of `x` over all nodes; `x` itself is unchanged.
+
+    `inside` is the group of this rank's node, `across` that of its peers on the other nodes.
+    """
+    # three lines, with what you have built. The shards may differ in length: what says how long they are?
+    raise NotImplementedError("exercise 4.5: about 3 lines")
+
+
+# %%
+hierarchical_all_reduce = check(hierarchical_all_reduce)
+
+# %% [markdown]
+# Four ranks as two nodes. Only the dashed frames crossed the slow link, and they carried half of the tensor.
+
+# %%
+from ranklab.collectives import node_groups
+
+
+def watch_nodes(per_node):
+    inside, across = node_groups(per_node)
+    return watch(lambda x: hierarchical_all_reduce(x, inside, across))
+
+
+plots.steps(launch(watch_nodes, 2, ranks=4, nodes=2), ranks=4, nodes=2)
+
+# %% [markdown]
+# ### 4.6 Know the time before you run it
+# > difficulty 3/5 · importance 5/5 · 15 minutes · about 10 lines
+#
+# A message of n bytes takes **alpha + n beta** seconds: alpha is the latency (paid for each message, however small), beta is one over the bandwidth. An
+# algorithm takes as long as its steps, one after the other:
+#
+# | algorithm | steps | bytes in each |
+# |---|---|---|
+# | `"ring"` all-reduce | 2(R-1) | n/R |
+# | `"parameter_server"` | 2(R-1): the server serves one after the other | n |
+# | `"tree_broadcast"` | log2 R, rounded up | n |
+# | `"doubling"` all-reduce (see Further) | as the tree; one more when R is no power of two | n |
+#
+# **Predict.** Eight ranks, 10 MB, alpha 10 us, 100 GB/s. How many microseconds does the ring take?
+
+# %%
+check(ring_microseconds=...)
+
+# %%
+def alpha_beta_time(algorithm, nbytes, ranks, alpha, beta):
+    """Seconds that `algorithm` needs for `nbytes` per rank: steps * (alpha + bytes * beta)."""
+    # the table above as a dict of (steps, bytes in a step); a ValueError for a name not in it
+    raise NotImplementedError("exercise 4.6: about 10 lines")
+
+
+# %%
+alpha_beta_time = check(alpha_beta_time)
+
+# %% [markdown]
+# Your model, for eight GPUs with NVLink. On the left steps decide, on the right bytes do:
+
+# %%
+sizes = np.geomspace(1e3, 1e9, 25)
+plots.time_against_size(
+    {name: (sizes, [alpha_beta_time(name, n, 8, 10e-6, 1 / 100e9) for n in sizes])
+     for name in ("ring", "doubling", "parameter_server")}, title="all-reduce on 8 ranks, by the model")
+
+# %% [markdown]
+# ### Further
+#
+# Four more, all checked: the server you now know to avoid, the all-reduce for small messages, and the two tools that turn measurements into a
+# decision. Skip them if your 90 minutes are over; the rest of the lab runs all the same.
+
+# %% [markdown]
+# #### `parameter_server`
+# > difficulty 2/5 · importance 3/5 · 10 minutes · about 12 lines
+
+# %%
+def parameter_server(x, server=0, group=None):
+    """Every rank ends with the sum over ranks of `x`, made on rank `server`; `x` is unchanged."""
+    rank, R = dist.get_rank(group), dist.get_world_size(group)
+    total = x.clone(memory_format=torch.contiguous_format)
+    # a worker sends and then waits for the answer; the server receives from all, then sends to all.
+    # (Nothing at all is sent when x is empty.)
+    raise NotImplementedError("exercise parameter_server: about 12 lines")
+
+
+# %%
+parameter_server = check(parameter_server)
+
+# %% [markdown]
+# #### `doubling_all_reduce`
+# > difficulty 4/5 · importance 3/5 · 15 minutes · about 13 lines
+#
+# Swap *all* you have with the rank whose number differs in bit 0, then bit 1, then bit 2: after log2 R swaps everybody has the sum. Few
+# steps, many bytes: the algorithm for small messages.
+
+# %%
+def doubling_all_reduce(x, group=None):
+    """Every rank ends with the sum over ranks of `x`; `x` itself is unchanged.
+
+    In round k each rank swaps all it has with the rank 2^k away. When R is no power of two, the
+    ranks beyond the largest one first hand their x to a partner, and at the end get the sum back.
+    """
+    rank, R = dist.get_rank(group), dist.get_world_size(group)
+    power = 2 ** (R.bit_length() - 1)  # the largest power of two that R holds
+    total = x.clone(memory_format=torch.contiguous_format)
+    other = torch.empty_like(total)
+    nothing = total.new_empty(0)  # exchange does not send what is empty: a one-way message
+    # ranks from `power` on: hand over to rank - power, then wait for the sum
+    # the others: take over, swap with rank ^ step for step = 1, 2, 4, ..., hand back
+    raise NotImplementedError("exercise doubling_all_reduce: about 13 lines")
+
+
+# %%
+doubling_all_reduce = check(doubling_all_reduce)
+
+# %% [markdown]
+# #### `fit_alpha_beta`
+# > difficulty 3/5 · importance 4/5 · 10 minutes · about 5 lines
+#
+# Times were measured at several sizes. Which alpha and beta explain them best, **in proportion**? (Why not plain least squares? Try it, and look at alpha.)
+
+# %%
+def fit_alpha_beta(sizes, seconds):
+    """(alpha, beta) for which alpha + size * beta is nearest to the measured `seconds`.
+
+    Nearest in proportion: an error of 10% counts the same at 1 KB and at 64 MB.
+    """
+    sizes, seconds = np.asarray(sizes, float), np.asarray(seconds, float)
+    # a ValueError unless there are two different sizes -> one equation for each time, divided by it
+    # -> np.linalg.lstsq(rows, wanted, rcond=None)[0]
+    raise NotImplementedError("exercise fit_alpha_beta: about 5 lines")
+
+
+# %%
+fit_alpha_beta = check(fit_alpha_beta)
+
+# %% [markdown]
+# #### `crossover_bytes`
+# > difficulty 3/5 · importance 4/5 · 10 minutes · about 5 lines
+#
+# **Predict.** Eight ranks, alpha 10 us, 100 GB/s. From how many megabytes on is the ring faster than doubling?
+
+# %%
+check(crossover_megabytes=...)
+
+# %%
+def crossover_bytes(ranks, alpha, beta):
+    """The size at which ring and doubling all-reduce take equally long; the ring wins above it.
+
+    Infinity for 1 or 2 ranks, where doubling sends no more bytes than the ring.
+    """
+    # how many steps more has the ring? how many bytes more has doubling, per byte of the tensor?
+    raise NotImplementedError("exercise crossover_bytes: about 5 lines")
+
+
+# %%
+crossover_bytes = check(crossover_bytes)
+
+# %% [markdown]
+# ## 5. The real thing
+#
+# In production you write one line: `dist.all_reduce(x)`. Does it give the same numbers as yours? All three on random floats, on four ranks:
+
+# %%
+def three_ways():
+    x = torch.randn(1001, generator=torch.Generator().manual_seed(dist.get_rank())).to(device())
+    theirs = x.clone()
+    dist.all_reduce(theirs)
+    inside, across = node_groups(2)
+    ours = ring_all_reduce(x), hierarchical_all_reduce(x, inside, across)
+    return [(theirs - each).abs().max().item() for each in ours]
+
+
+launch(three_ways, ranks=4, nodes=2)
+
+# %% [markdown]
+# The same up to the last bits, which depend on the *order* of additions. So two runs with different algorithms differ, and yet all
+# ranks of one run agree exactly: each chunk is summed once, then copied. Replicas that summed by themselves would drift apart.
+#
+# MPI had these verbs in 1994, and its names are still the ones we use. Here is mpi4py, in the columns of nccl-tests (explained in the
+# project below). The inputs are the same, and `#wrong` counts elements that are not what they should be.
+
+# %%
+from ranklab.projects.collectives_mpi import mpi_table
+
+print(mpi_table(ranks=2, sizes=(2**10, 2**20)))
+
+# %% [markdown]
+# MPI's processes on one machine share memory, so its small messages take a few microseconds. gloo goes through the network stack of the
+# kernel even to reach a neighbour: a hundred times that. On GPUs NCCL writes straight into the other GPU's memory.
+
+# %% [markdown]
+# ## 6. Project
+#
+# **A benchmark for any cluster**, with nccl-tests' own columns. `algbw` is size / time. `busbw` multiplies it by what the busiest link carries
+# (2(R-1)/R for all-reduce), and that is the number to compare with the table of links in 4.5.
+
+# %%
+from ranklab.projects import collectives as project
+
+rows = project.run(ranks=4, verbs=("all_reduce", "broadcast"), sizes=(2**10, 2**14, 2**18, 2**22, 2**24))
+print(project.table(rows))
+print(project.summary(rows))
+
+# %%
+project.figure(rows)
+
+# %% [markdown]
+# **When is the hierarchical one worth it?** On one machine all links are alike, so here is an emulation: real ranks, real messages, but each
+# sender *sleeps* as long as its link would take. Two nodes of two ranks; the link between nodes is slower by a factor, and shared by the node.
+
+# %%
+from ranklab.projects import collectives_links as slow
+
+ratios, emulated = np.geomspace(1, 16, 9), slow.emulate((1, 2, 4, 8))
+plots.slow_link(ratios, slow.model(ratios), emulated)
+
+# %% [markdown]
+# Where all links are equal, the flat ring wins: the hierarchical one does the same work in two layers. It wins where links differ, here by more than 2.
+# With eight GPUs in a node, 450 GB/s inside and 50 outside, it does.
+
+# %% [markdown]
+# ## 7. Measure
+#
+# Prediction beside count, for a tensor of 4 MB. Bytes and messages are those of the busiest rank. Counts are exact, so they are asserted.
+
+# %%
+def busiest(all_reduce, n):
+    with Traffic() as traffic:
+        all_reduce(torch.zeros(n, device=device()))
+    return traffic.sent_messages, traffic.sent_bytes
+
+
+print(f"{'':22} {'ranks':>5} {'messages':>9} {'counted':>8} {'bytes':>12} {'counted':>12}")
+for R in (2, 4, 8):
+    n, swaps = 2**20, R.bit_length() - 1
+    for all_reduce, messages, n_bytes in (
+        (ring_all_reduce, 2 * (R - 1), 2 * (R - 1) * 4 * n // R),
+        (doubling_all_reduce, swaps, swaps * 4 * n),
+        (parameter_server, R - 1, (R - 1) * 4 * n),
+        (dist.all_reduce, 2 * (R - 1), 2 * (R - 1) * 4 * n // R),
+    ):
+        counted = max(launch(busiest, all_reduce, n, ranks=R))
+        print(f"{all_reduce.__name__:22} {R:5} {messages:9} {counted[0]:8} {n_bytes:12} {counted[1]:12}")
+        assert counted == (messages, n_bytes)
+
+# %% [markdown]
+# (For `dist.all_reduce`, whose inside no program sees, the meter counts the ring's formula.)
+#
+# Now time. Measure a swap between **two** ranks, fit alpha and beta with your function, and predict the ring on two ranks, which is two such swaps
+# of half the tensor:
+
+# %%
+from ranklab.projects.collectives_bench import median_seconds
+
+
+def times(call):
+    rows = []
+    for n in (2**8, 2**12, 2**16, 2**20, 2**22):
+        x = torch.zeros(n, device=device())
+        rows.append((x.nbytes, median_seconds(lambda: call(x), repeats=7)))
+    return rows
+
+
+def swap(x):
+    exchange(x, 1 - dist.get_rank(), torch.empty_like(x), 1 - dist.get_rank())
+
+
+alpha, beta = fit_alpha_beta(*zip(*launch(times, swap, ranks=2)[0]))
+print(f"this machine: alpha {alpha * 1e6:.0f} us, beta {beta * 1e9:.2f} ns a byte ({1e-9 / beta:.2f} GB/s)")
+
+# %%
+for nbytes, seconds in launch(times, ring_all_reduce, ranks=2)[0]:
+    predicted = alpha_beta_time("ring", nbytes, 2, alpha, beta)
+    print(f"{nbytes:9} bytes: predicted {predicted * 1e3:8.2f} ms, measured {seconds * 1e3:8.2f} ms")
+
+# %% [markdown]
+# The model is right in shape, and off by up to a factor of two or three on a busy laptop: it knows nothing of additions, of fresh memory, nor of four
+# processes that share two cores. **What the clock can't show here**: with more ranks than cores nothing gets faster, gloo's reduce-scatter is
+# slower than its all-reduce, and bfloat16 saves no time. All three are false on GPUs. So this course asserts counts, and prints times.
+
+# %% [markdown]
+# ## 8. Interview questions
+#
+# Say your answer aloud before you unfold it. `ranklab drill --lab 02` in a terminal asks these and more, with other numbers each time.
+
+# %%
+questions("02_collectives")
+
+# %% [markdown]
+# ## 9. On real GPUs
+#
+# ```bash
+# labs/jobs/collectives.torchrun.sh --max 1G
+# sbatch labs/jobs/collectives.sbatch
+# ```
+#
+# What changes: the backend is NCCL, and `exchange` becomes one kernel for both directions (that is what the batch in it is for; single sends and
+# receives between two GPUs would share one queue and deadlock). NCCL chooses among ring, tree and in-switch sums by size, as your crossover does.
+# `NCCL_DEBUG=INFO` prints the rings it found, `NCCL_ALGO=Ring` forces one.
+#
+# What to expect of NCCL's own all-reduce at large sizes, not measured by us: about 460 to 480 GB/s of busbw on 8 H100 with NVSwitch (which adds up
+# inside the switch, and so beats the 450 of the link), 230 to 250 on 8 A100. Across nodes it should come near the network adapters' sum.
+# A tenth of that means something is wrong: a cable, a driver, or traffic that goes through the host's memory. Definitions: nccl-tests,
+# doc/PERFORMANCE.md. This lab has not been run on several GPUs yet.
+
+# %% [markdown]
+# ## 10. What we left out
+#
+# - **NCCL's double binary trees**: fewest steps *and* fewest bytes, by cutting messages into slices that follow each other.
+# - **Sums in the network**: NVLink SHARP and InfiniBand SHARP let the switch add, so that each GPU sends its tensor once, not 2(R-1)/R times.
+# - **Protocols**: NCCL's LL and LL128 trade bandwidth for latency; slices and channels keep several rings going at once.
+# - **Compression** (lab 04) and **overlap with computing** (lab 03), which hides what you can't make smaller.
+# - **Uneven all-to-all**: lab 11, where experts need it.
+#
+# Next: **03_data_parallel**. You have an all-reduce and a model; put them together.

@@ -1,0 +1,182 @@
+"""Lab 01's figures: where memory goes, what the roofline allows, what training reached."""
+
+import numpy as np
+
+from ranklab.baseline.roofline import attainable_flops
+from ranklab.plots.style import (FAINT, HATCHES, INK, TONES, bars, bytes_axis, clean, figure,
+                                 human_bytes, line, styled)  # fmt: skip
+
+
+def lying(ax, y, width, index, label=None, left=0, thick=0.6):
+    """A bar along x, in tone and hatching number `index`."""
+    ax.barh(y, width, left=left, height=thick, label=label, color=TONES[index],
+            hatch=HATCHES[index], edgecolor="white")  # fmt: skip
+
+
+@styled
+def hierarchy(device):
+    """The memory levels of `device`: the higher, the smaller and the faster."""
+    levels = device.levels()
+    fig, ax = figure(7.5, 0.62 * len(levels) + 0.9)
+    rates = [level.bandwidth for level in levels]
+    for row, level in enumerate(levels):
+        # widths grow with the logarithm of the size, so that a pyramid comes out
+        width = 3.0 + 5.0 * row / max(1, len(levels) - 1)
+        ax.barh(row, width, left=-width / 2, height=0.78, color=TONES[0], edgecolor="white",
+                alpha=1 - 0.11 * row)  # fmt: skip
+        size = "" if np.isinf(level.bytes) else f", {human_bytes(level.bytes)}"
+        ax.text(0, row, f"{level.name}{size}", ha="center", va="center", fontweight="bold",
+                fontsize=9, color="white" if row < 4 else INK)  # fmt: skip
+        slower = f"   1/{rates[0] / level.bandwidth:,.0f}" if row else ""
+        ax.text(4.3, row, f"{human_bytes(level.bandwidth)}/s{slower}", va="center", fontsize=9)
+    ax.text(4.3, -0.75, "bandwidth (and as a part of the registers')", fontsize=9, color=INK, va="center")
+    ax.set(xlim=(-4.2, 7.8), ylim=(len(levels) - 0.45, -1.1),
+           title=f"The memories of one {device.name}")  # fmt: skip
+    clean(ax)
+    return fig
+
+
+@styled
+def memory(table, title="Memory of one training step"):
+    """Predicted beside counted, by category; `table` is {category: (predicted, counted)}."""
+    names = list(table)
+    fig, ax = figure(7, 0.62 * len(names) + 1.1)
+    rows = np.arange(len(names))
+    for index, label in enumerate(("predicted", "counted")):
+        sizes = [pair[index] or 0 for pair in table.values()]
+        lying(ax, rows + (index - 0.5) * 0.36, sizes, index, label, thick=0.34)
+        for row, size in zip(rows, sizes):
+            ax.text(size, row + (index - 0.5) * 0.36, f" {human_bytes(size)}", va="center",
+                    fontsize=8)  # fmt: skip
+    ax.set_yticks(rows, names)
+    ax.set(title=title, xlim=(0, 1.15 * max(max(p, c or 0) for p, c in table.values())))
+    bytes_axis(ax.xaxis)
+    ax.invert_yaxis()
+    ax.grid(axis="y", visible=False)
+    ax.legend(loc="best")
+    return fig
+
+
+@styled
+def activations(keeps, parts, title="What one block keeps for backward"):
+    """A block's activations, stacked by part; keeps is {bar: [bytes of each part]}."""
+    fig, ax = figure(7, 3.4)
+    bottom = np.zeros(len(keeps))
+    for index, part in enumerate(parts):
+        height = np.array([values[index] for values in keeps.values()], dtype=float)
+        bars(ax, list(keeps), height, index, part, bottom=bottom, width=0.55)
+        bottom += height
+    for x, total in enumerate(bottom):
+        ax.text(x, total, human_bytes(total), ha="center", va="bottom", fontsize=9)
+    bytes_axis(ax.yaxis)
+    ax.set(title=title, ylim=(0, 1.12 * bottom.max()))
+    ax.grid(axis="x", visible=False)
+    ax.legend(loc="center left", bbox_to_anchor=(1, 0.5), reverse=True)
+    return fig
+
+
+@styled
+def live_bytes(curves, title="Activations that wait for backward, during one step"):
+    """Kept bytes over the course of a step; curves: {label: [bytes after each event]}."""
+    fig, ax = figure(7, 3)
+    for index, (label, seen) in enumerate(curves.items()):
+        x = np.linspace(0, 1, len(seen))
+        line(ax, x, seen, index, f"{label}: peak {human_bytes(max(seen))}", marker="")
+    bytes_axis(ax.yaxis)
+    ax.set(title=title, xlabel="progress of the step (forward, then backward)", ylim=(0, None))
+    ax.legend(loc="upper right")
+    return fig
+
+
+@styled
+def roofline(operations, device, title=None):
+    """Each operation at its intensity, under the roof of `device` (bf16)."""
+    fig, ax = figure(7.5, 3.8)
+    peak, bandwidth = device.bf16_flops, device.memory_bandwidth
+    low = min(0.2, min(operation.intensity for operation in operations) / 2)
+    x = np.geomspace(low, max(10 * device.balance, 3e3), 200)
+    line(ax, x, [attainable_flops(i, peak, bandwidth) for i in x], 0, "roof", marker="")
+    ax.axvline(device.balance, color=FAINT, linewidth=1.2, zorder=0)
+    ax.text(device.balance, peak * 1.25, f"balance: {device.balance:.0f} FLOP/byte", ha="center",
+            fontsize=9)  # fmt: skip
+    legend = []
+    for number, operation in enumerate(sorted(operations, key=lambda o: o.intensity), 1):
+        y = attainable_flops(operation.intensity, peak, bandwidth)
+        line(ax, [operation.intensity], [y], 1, None, linestyle="", markersize=5, zorder=3)
+        ax.annotate(str(number), (operation.intensity, y), (0, -13 - 11 * (number % 4)),
+                    textcoords="offset points", ha="center", fontsize=8)  # fmt: skip
+        legend.append(f"{number}  {operation.name}: {operation.intensity:.3g}")
+    ax.text(1.02, 0.5, "FLOP per byte\n" + "\n".join(legend), transform=ax.transAxes, va="center",
+            fontsize=8.5, linespacing=1.5)  # fmt: skip
+    ax.set(xscale="log", yscale="log", xlabel="intensity (FLOP per byte of memory traffic)",
+           ylabel="FLOP/s that can be reached", ylim=(None, peak * 2),
+           title=title or f"Roofline of one {device.name}")  # fmt: skip
+    return fig
+
+
+@styled
+def loss_curve(history, bigram, title="A GPT learns more than pairs of letters"):
+    """Training and held-out loss over the steps, with the bigram model's loss as a line to beat."""
+    fig, ax = figure(7, 3.2)
+    line(ax, history.steps, history.loss, 0, "training batch", marker="", linewidth=1.3)
+    held_out = sorted(history.held_out.items())
+    line(ax, *zip(*held_out), 1, "held out")
+    last = held_out[-1]
+    ax.annotate(f"{last[1]:.2f}", last, (0, -14), textcoords="offset points", ha="center",
+                color=TONES[1], fontweight="bold")  # fmt: skip
+    ax.axhline(bigram, color=INK, linestyle=":", linewidth=1.5)
+    ax.text(history.steps[-1], bigram, f"bigram model, held out: {bigram:.2f} ", ha="right",
+            va="bottom", fontsize=9)  # fmt: skip
+    top = min(6.0, max(history.loss))
+    ax.set(xlabel="step", ylabel="loss (nats per byte)", title=title, ylim=(None, top))
+    ax.legend(loc="upper center")
+    return fig
+
+
+@styled
+def scale_history(scales, skipped, title="Dynamic loss scaling"):
+    """The loss scale over the steps; steps that were skipped are marked."""
+    fig, ax = figure(7, 2.6)
+    line(ax, range(1, len(scales) + 1), scales, 0, "loss scale", marker="", drawstyle="steps-post")
+    at = [step + 1 for step in skipped]
+    line(ax, at, [scales[step] for step in skipped], 1, "overflow: step skipped", linestyle="")
+    ax.set(xlabel="step", ylabel="scale", title=title)
+    ax.set_yscale("log", base=2)
+    ax.legend(loc="best")
+    return fig
+
+
+@styled
+def arena(states, title="The same free bytes, in one piece and in pieces"):
+    """Memory maps, one row each: states is {label: Arena}; taken pieces dark, gaps empty."""
+    fig, ax = figure(7, 0.62 * len(states) + 1.1)
+    for row, (label, arena) in enumerate(states.items()):
+        ax.barh(row, arena.size, height=0.6, color="white", edgecolor=INK)
+        for index, (name, (start, size)) in enumerate(arena.pieces.items()):
+            lying(ax, row, size, index % 2, left=start)
+            ax.text(start + size / 2, row, name, ha="center", va="center", fontsize=8,
+                    bbox={"fc": "white", "ec": "none", "pad": 1})  # fmt: skip
+        ax.text(arena.size * 1.01, row, f"free {arena.free_bytes}, largest gap {arena.largest_gap}",
+                va="center", fontsize=8.5)  # fmt: skip
+    ax.set_yticks(range(len(states)), list(states))
+    widest = max(arena.size for arena in states.values())
+    ax.set(xlabel="address (bytes)", title=title, xlim=(0, 1.45 * widest))
+    ax.invert_yaxis()
+    ax.grid(False)
+    return fig
+
+
+@styled
+def timeline(spans, title="Who works when"):
+    """Rows of work over time; spans is {row: [(name, start, end)]} in seconds."""
+    fig, ax = figure(7, 0.55 * len(spans) + 1.1)
+    for row, (_, works) in enumerate(spans.items()):
+        for index, (name, start, end) in enumerate(works):
+            lying(ax, row, (end - start) * 1e3, index % 2, left=start * 1e3)
+            ax.text((start + end) / 2 * 1e3, row, name, ha="center", va="center", fontsize=8,
+                    bbox={"fc": "white", "ec": "none", "pad": 1})  # fmt: skip
+    ax.set_yticks(range(len(spans)), list(spans))
+    ax.set(xlabel="ms", title=title)
+    ax.invert_yaxis()
+    ax.grid(axis="y", visible=False)
+    return fig

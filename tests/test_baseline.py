@@ -1,0 +1,243 @@
+"""Lab 01's library and project: formulas against counts, recomputing, streams, the whole run."""
+
+import dataclasses
+import os
+import shutil
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from ranklab import baseline, launch
+from ranklab.baseline.checkpointing import random_state, set_random_state
+from ranklab.baseline.fragmentation import Arena
+from ranklab.baseline.memory import as_trained, live_activations
+from ranklab.baseline.roofline import (attainable_flops, block_operations, decode_operation,
+                                       matmul_operation, operation_seconds)
+from ranklab.baseline.streams import Stream
+from ranklab.checks.baseline import EXERCISES, PREDICTIONS
+from ranklab.checks.baseline.counting import counted_activations, counted_flops
+from ranklab.course.check import judge_prediction
+from ranklab.hardware import H100
+from ranklab.meter import SavedActivations, memory_of
+from ranklab.models.gpt import GPT, GPTConfig, count_parameters
+from ranklab.projects import baseline as project
+
+SHAPES = [GPTConfig(),
+          GPTConfig(vocab_size=77, n_ctx=33, n_layer=3, n_head=1, n_embd=10),
+          GPTConfig(vocab_size=128, n_ctx=20, n_layer=1, n_head=6, n_embd=48, flash=False)]
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Two threads for tiny matrices only wait for each other when the machine is busy."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("batch, seq", [(1, 1), (2, 19), (3, 20)])
+def test_flops_are_what_torch_counts(shape, batch, seq):
+    for backward in (False, True):
+        counted = counted_flops(shape, batch, seq, backward)
+        assert baseline.transformer_flops(shape, batch, seq, backward) == counted
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("batch, seq", [(2, 19), (3, 20)])
+def test_activations_are_what_autograd_saves(shape, dtype, batch, seq):
+    predicted = baseline.activation_bytes(shape, batch, seq, dtype.itemsize)
+    assert predicted == counted_activations(shape, batch, seq, dtype)
+
+
+@pytest.mark.parametrize("checkpoint_with", [
+    baseline.checkpointed, lambda f, x: checkpoint(f, x, use_reentrant=False)])
+def test_activations_with_recomputing(checkpoint_with):
+    shape = GPTConfig(n_layer=4)
+    model = baseline.checkpoint_blocks(GPT(shape), checkpoint_with)
+    inputs, targets = (torch.zeros(2, 64, dtype=torch.long) for _ in range(2))
+    with SavedActivations(model) as saved:
+        model(inputs, targets)
+    assert saved.bytes == baseline.activation_bytes(shape, 2, 64, recompute=True)
+
+
+@pytest.mark.parametrize("recipe", ["fp32", "mixed", "bf16"])
+def test_states_are_what_adam_keeps(recipe):
+    model, optimizer = as_trained(GPT(GPTConfig()), recipe)
+    memory = memory_of(model, optimizer)
+    steps = 4 * len(list(model.parameters()))
+    predicted = baseline.model_state_bytes(count_parameters(GPTConfig()), recipe)
+    assert predicted == {"parameters": memory.parameters, "gradients": memory.gradients,
+                         "optimizer": memory.optimizer_state - steps}
+
+
+def test_recomputing_lowers_the_peak():
+    tokens = torch.zeros(2, 64, dtype=torch.long)
+    shape = GPTConfig(n_layer=6)
+    kept = live_activations(GPT(shape), tokens, tokens)
+    recomputed = live_activations(baseline.checkpoint_blocks(GPT(shape)), tokens, tokens)
+    assert max(recomputed) < 0.35 * max(kept)
+    assert kept[0] == kept[-1] == recomputed[-1] == 0
+
+
+def test_a_checkpointed_gpt_has_the_same_gradients_with_dropout():
+    tokens = torch.randint(256, (2, 64))
+    found = []
+    for wrap in (lambda model: model, baseline.checkpoint_blocks):
+        torch.manual_seed(0)
+        model = wrap(GPT(GPTConfig(dropout=0.2)))
+        model(tokens, tokens).backward()
+        found.append([p.grad for p in model.parameters()] + [torch.rand(3)])
+    for plain, recomputed in zip(*found):
+        torch.testing.assert_close(plain, recomputed)
+
+
+def test_random_state_goes_back_and_forth():
+    state = random_state()
+    first = torch.rand(5)
+    set_random_state(state)
+    assert torch.equal(first, torch.rand(5))
+
+
+def test_checkpointed_with_two_outputs():
+    x = torch.randn(4, requires_grad=True)
+    a, b = baseline.checkpointed(lambda x: (x.sin(), x * 2), x)
+    (a.sum() + b.sum()).backward()
+    torch.testing.assert_close(x.grad, x.cos() + 2)
+
+
+# --- roofline, fragmentation, streams -------------------------------------------------------------
+
+def test_the_roof():
+    assert attainable_flops(1e9, H100.bf16_flops, H100.memory_bandwidth) == H100.bf16_flops
+    assert attainable_flops(1, H100.bf16_flops, H100.memory_bandwidth) == H100.memory_bandwidth
+    square = matmul_operation("square", 4096, 4096, 4096)
+    assert square.intensity == pytest.approx(4096 / 3)
+    assert operation_seconds(square, 1e12, 1e15) == 2 * 4096**3 / 1e12
+
+
+def test_a_blocks_products_are_its_flops():
+    shape = GPTConfig(n_ctx=64)
+    products = [o for o in block_operations(shape, 3, 64)
+                if o.name not in ("layer norm", "gelu", "residual add")]
+    one_layer = dataclasses.replace(shape, n_layer=1)
+    two_layers = dataclasses.replace(shape, n_layer=2)
+    right = (baseline.transformer_flops(two_layers, 3, 64, False)
+             - baseline.transformer_flops(one_layer, 3, 64, False))
+    assert sum(o.flops for o in products) == right
+
+
+def test_plain_attention_is_bound_by_memory_and_decoding_too():
+    shape = GPTConfig(n_ctx=1024, n_embd=1024, n_head=16, flash=False)
+    plain = next(o for o in block_operations(shape, 8, 1024) if "plain" in o.name)
+    assert plain.intensity < H100.balance
+    assert decode_operation(shape, 1).intensity < 1.01
+
+
+def test_an_arena_fragments():
+    arena = Arena(100)
+    for name, size in zip("abcde", (30, 10, 30, 10, 20)):
+        arena.take(name, size)
+    assert arena.gaps() == [] and arena.free_bytes == 0
+    arena.give_back("a"), arena.give_back("c")
+    assert (arena.free_bytes, arena.largest_gap) == (60, 30)
+    with pytest.raises(MemoryError, match="40 bytes wanted for f, 60 are free, but .* has 30"):
+        arena.take("f", 40)
+    arena.take("f", 30)
+    assert arena.pieces["f"] == (0, 30)
+
+
+def test_a_stream_runs_in_order_and_waits_for_events():
+    seen, first, second, gate = [], Stream(), Stream(), threading.Event()
+    first.launch(gate.wait)  # returns at once, though the gate is shut
+    first.launch(seen.append, "first")
+    start, done = second.record(), first.record()
+    second.wait_event(done)
+    second.launch(seen.append, "second")
+    start.synchronize()
+    assert seen == []
+    gate.set()
+    second.synchronize()
+    assert seen == ["first", "second"]
+    assert start.elapsed_time(done) > 0
+    first.close(), second.close()
+
+
+# --- checks and project ---------------------------------------------------------------------------
+
+@pytest.mark.parametrize("exercise", EXERCISES, ids=lambda e: e.name)
+def test_the_librarys_answer_passes(exercise):
+    assert len(list(exercise.check(exercise.answer))) >= 1
+
+
+@pytest.mark.parametrize("prediction", PREDICTIONS, ids=lambda p: p.name)
+def test_the_working_is_right_and_slips_are_named(prediction):
+    assert judge_prediction(prediction, eval(prediction.working))[0] == "passed"
+    for slip, confusion in prediction.slips.items():
+        assert confusion in judge_prediction(prediction, slip)[1]
+
+
+SMALL = {"steps": 4, "batch": 4, "micro_batch": 2, "eval_batch": 8, "log_every": 2,
+         "progress": False}
+
+
+def test_the_project_accounts_for_every_byte_and_flop():
+    found = project.run(**SMALL)
+    assert found["flops"]["predicted"] == found["flops"]["counted"]
+    for name, (predicted, counted) in found["memory"].items():
+        steps = 4 * len(list(found["model"].parameters())) if name == "optimizer state" else 0
+        assert counted == predicted + steps, name
+    shown = project.report(found)
+    assert "bigram" in shown and "MFU" in shown and f"{found['memory']['gradients'][1]:,}" in shown
+
+
+def test_the_project_runs_on_a_rank():
+    [found] = launch(_numbers, ranks=1, timeout=60)
+    assert found["flops"]["predicted"] == found["flops"]["counted"]
+
+
+def _numbers():
+    return {"flops": project.run(**SMALL)["flops"]}
+
+
+def test_the_project_resumes(tmp_path):
+    path = str(tmp_path / "baseline.pt")
+    project.run(**SMALL, checkpoint=path)
+    found = project.run(**{**SMALL, "steps": 6}, checkpoint=path, resume=True)
+    assert found["history"].steps[0] == 5
+
+
+def test_large_sizes_are_what_their_names_say():
+    for name, millions in (("350m", 354), ("774m", 772), ("1.5b", 1512)):
+        shape = project.MODELS[name]
+        assert count_parameters(shape) / 1e6 == pytest.approx(millions, rel=0.01)
+        assert shape.vocab_size % 128 == 0 and shape.head_size == 128
+        config = project.TRAINING[name]
+        states = 16 * count_parameters(shape)
+        kept = baseline.activation_bytes(shape, config.micro_batch, shape.n_ctx, 2)
+        # autocast's extra: a float32 residual stream and logits, the weights' casts
+        extra = config.micro_batch * shape.n_ctx * (4 * shape.vocab_size
+                                                    + 8 * shape.n_embd * shape.n_layer)
+        assert states + kept + extra < 80e9, name
+
+
+def test_the_command_line(tmp_path):
+    def call(*options, **environ):
+        command = [sys.executable, "-m", "ranklab.projects.baseline", *options]
+        return subprocess.run(command, capture_output=True, text=True, timeout=100,
+                              env={**os.environ, **environ})
+
+    (tmp_path / "mine.txt").write_text("the cat sat on the mat\n" * 400)
+    quick = ["--steps", "3", "--batch", "2", "--micro-batch", "1", "--eval-batch", "4",
+             "--log-every", "1", "--data", str(tmp_path / "mine.txt")]
+    ran = call(*quick, "--recompute", "--loss-chunks", "2")
+    assert "MFU" in ran.stdout and "held-out" in ran.stdout, ran.stderr
+    assert "tokens/s=" in ran.stderr  # the progress bar
+    assert "one device" in call(*quick, WORLD_SIZE="2").stderr
+    assert "name it with --checkpoint" in call(*quick, "--resume").stderr

@@ -1,0 +1,429 @@
+"""check, hint, answer and progress: what a learner reads, and that nothing of it blocks the lab."""
+
+import fractions
+import json
+import subprocess
+import sys
+
+import cloudpickle
+import pytest
+import torch
+import torch.distributed as dist
+
+from ranklab import answer, check, hint, ranks
+from ranklab.course import exercise as course_exercise
+from ranklab.course import labs, progress
+from ranklab.course.check import FAILED, LIBRARYS, NOT_WRITTEN, PASSED, is_stub, judge
+from ranklab.course.exercise import Exercise, Mistake, Prediction, hide, on_ranks
+
+HINTS = ("think", "think harder", "it is MIN")
+MINE = "all_ranks_finite"  # the exercise that stands for all here, with a check of our own
+
+
+@pytest.fixture(autouse=True, scope="module")
+def as_in_a_notebook():
+    """What is defined here travels to the ranks by value."""
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    yield
+    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    """Records of this test only."""
+    monkeypatch.setenv("RANKLAB_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("RANKLAB_ANSWERS", raising=False)
+    return tmp_path / "home"
+
+
+@pytest.fixture(autouse=True)
+def exercises(monkeypatch):
+    """One exercise and one prediction, found by name."""
+    exercise = Exercise(ranks.all_ranks_finite, _check, HINTS)
+    number = Prediction("megabytes", "2 * 3 / 4 * 100", lambda: 150.0, "MB",
+                        {200: "that is 2 N", 1200: "bits, not bytes"}, "Nearly twice the gradient.")
+    monkeypatch.setattr(labs, "find_exercise", {MINE: exercise}.get)
+    monkeypatch.setattr(labs, "find_prediction", {"megabytes": number}.get)
+    return exercise
+
+
+def _trial(learners):
+    return learners(torch.tensor(1.0 if dist.get_rank() else float("nan")))
+
+
+def _check(learners):
+    if learners(None) != "nothing":
+        raise Mistake("None gives something", "Look at None first.\nThen at the rest.")
+    yield "right for None"
+    seen = on_ranks(_trial, learners, ranks=2, timeout=3)
+    if seen != [False, False]:
+        raise Mistake(f"the ranks answer {seen}", "Reduce the flag.")
+    yield "right on 2 ranks"
+
+
+def learners_own(loss):
+    if loss is None:
+        return "nothing"
+    flag = torch.isfinite(loss).int()
+    dist.all_reduce(flag, dist.ReduceOp.MIN)
+    return bool(flag)
+
+
+def named(function, name=MINE):
+    function.__name__ = name
+    return function
+
+
+# --- what is printed and returned ---------------------------------------------------------------
+
+def test_a_right_answer_is_returned_and_recorded(capsys):
+    mine = named(learners_own)
+    assert check(mine) is mine
+    assert capsys.readouterr().out == (
+        "all_ranks_finite\n"
+        "  ok    right for None\n"
+        "  ok    right on 2 ranks\n")
+    assert progress.load()[MINE]["state"] == PASSED and "when" in progress.load()[MINE]
+
+
+def test_the_first_mistake_is_shown_with_its_hint_and_the_library_takes_over(capsys):
+    wrong = named(lambda loss: "nothing" if loss is None else True)
+    assert check(wrong) is ranks.all_ranks_finite
+    out = capsys.readouterr().out
+    check(named(lambda loss: 0))
+    assert capsys.readouterr().out == (
+        "all_ranks_finite\n"
+        "  FAIL  None gives something\n"
+        "        Look at None first.\n"
+        "        Then at the rest.\n"
+        "  ->    the rest of this lab uses the library's all_ranks_finite. "
+        'hint("all_ranks_finite") has more.\n')
+    assert out.splitlines()[1:3] == ["  ok    right for None",
+                                     "  FAIL  the ranks answer [True, True]"]
+    assert progress.load()[MINE] == progress.load()[MINE] | {"state": FAILED, "tries": 2}
+
+
+def test_what_held_before_the_mistake_is_kept():
+    verdict = judge(labs.find_exercise(MINE), lambda loss: "nothing" if loss is None else True)
+    assert verdict.holds == ["right for None"]
+    assert verdict.mistake.what == "the ranks answer [True, True]"
+
+
+def test_a_stub_starts_nothing_and_records_nothing(capsys, monkeypatch):
+    def stub(loss, group=None):
+        raise NotImplementedError("exercise 4.4: about 3 lines")
+
+    monkeypatch.setattr(course_exercise, "launch", None)
+    assert check(named(stub)) is ranks.all_ranks_finite
+    assert capsys.readouterr().out.splitlines()[1] == "  --    not written yet"
+    assert progress.load() == {}
+
+
+def test_the_librarys_own_is_named_and_records_nothing(capsys):
+    assert check(ranks.all_ranks_finite) is ranks.all_ranks_finite
+    assert capsys.readouterr().out.startswith(f"{MINE}\n  --    {LIBRARYS}")
+    assert progress.load() == {}
+
+
+def test_unknown_names_say_so_and_go_on(capsys):
+    assert check(test_unknown_names_say_so_and_go_on) is test_unknown_names_say_so_and_go_on
+    assert check(5) == 5
+    assert check(nonsense=3) is None
+    hint("nonsense")
+    answer("nonsense")
+    out = capsys.readouterr().out
+    assert out.count("no exercise is called") == 2
+    assert out.count("no prediction is called nonsense") == 1
+    assert out.count("No exercise or prediction is called 'nonsense'") == 2
+
+
+# --- stubs ----------------------------------------------------------------------------------------
+
+class StubWithAMethod:
+    x = 3
+
+    def forward(self):
+        raise NotImplementedError("exercise 4.1: about 2 lines")
+
+
+class StubWithAProperty:
+    @property
+    def size(self):
+        raise NotImplementedError("exercise 4.1: about 2 lines")
+
+
+class NoStub:
+    def forward(self):
+        raise NotImplementedError("no backward for int tensors")
+
+
+def raise_left_below(x):
+    return x
+    raise NotImplementedError("exercise 4.1: about 2 lines")
+
+
+def stub_inside(x):
+    def hook(y):
+        raise NotImplementedError("exercise 4.1: about 2 lines")
+    return hook
+
+
+@pytest.mark.parametrize("learners, expected", [
+    (StubWithAMethod, True), (StubWithAProperty, True), (stub_inside, True),
+    (torch.no_grad()(StubWithAMethod.forward), True),
+    (NoStub, False), (raise_left_below, False), (len, False), (3, False), (learners_own, False),
+])
+def test_is_stub(learners, expected):
+    assert is_stub(learners) is expected
+
+
+# --- code that breaks -----------------------------------------------------------------------------
+
+def judged(learners):
+    verdict = judge(labs.find_exercise(MINE), learners)
+    assert verdict.state == FAILED
+    return str(verdict)
+
+
+def test_a_raising_rank_shows_the_learners_line():
+    def raises(loss):
+        if loss is None:
+            return "nothing"
+        return loss.shape[7]  # this very line
+
+    text = judged(raises)
+    assert "on 2 ranks, rank " in text and "IndexError" in text
+    assert "return loss.shape[7]  # this very line" in text
+    assert "exercise.py" not in text and "rank.py" not in text, "no frames of ours"
+
+
+def test_raising_in_the_notebooks_own_process_shows_the_learners_line():
+    def raises(loss):
+        return {}["absent"]
+
+    text = judged(raises)
+    assert "KeyError: 'absent'" in text and 'return {}["absent"]' in text
+    assert "course/check.py" not in text
+
+
+def test_sys_exit_is_a_mistake_and_does_not_end_the_notebook():
+    assert "SystemExit: exit code 3" in judged(lambda loss: sys.exit(3))
+
+
+def test_what_cannot_be_used_is_said_kindly():
+    # The error is in the check's own line: a frame of checks/, and none of the learner's.
+    source = "def bad_check(learners):\n    learners(None) + 1\n    yield 'no'"
+    file = course_exercise.__file__.replace("course", "checks")
+    exec(compile(source, file, "exec"), scope := {})
+    exercise = Exercise(ranks.all_ranks_finite, scope["bad_check"], HINTS)
+    text = str(judge(exercise, lambda x: "text"))
+    assert "what it returned can't be used: TypeError" in text
+    assert "Does it return what the first line of its docstring says?" in text
+
+
+def test_a_hang_ends_with_the_report():
+    def hangs(loss):
+        if loss is None:
+            return "nothing"
+        if dist.get_rank() == 1:
+            dist.recv(torch.zeros(1), 0)  # nobody sends
+
+    text = judged(hangs)
+    assert "on 2 ranks it does not end" in text and "did not finish within 3 s" in text
+    assert "rank 0  finished" in text and "waits in recv" in text and "nobody sends" in text
+
+
+def test_what_cannot_travel_is_a_mistake():
+    lock = __import__("threading").Lock()
+    text = judged(lambda loss: "nothing" if loss is None else lock)
+    assert "can't be sent to the ranks" in text
+
+
+# --- the library's answer is out of reach ---------------------------------------------------------
+
+from ranklab.ranks import all_ranks_finite as held_under_another_name  # noqa: E402
+
+CALLS = {
+    "by a name of the notebook": lambda loss: held_under_another_name(loss),
+    "by the module": lambda loss: ranks.all_ranks_finite(loss),
+    "by an import inside": lambda loss: __import__(
+        "ranklab.ranks", fromlist=["x"]).all_ranks_finite(loss),
+}
+
+
+@pytest.mark.parametrize("way", CALLS)
+def test_calling_the_librarys_answer_is_refused(way):
+    text = judged(CALLS[way])
+    assert "it calls the library's own all_ranks_finite" in text
+    assert "Write the core yourself" in text
+
+
+@pytest.mark.parametrize("way", CALLS)
+def test_calling_the_librarys_answer_inside_ranks_is_refused(way):
+    call = CALLS[way]
+    text = judged(lambda loss: "nothing" if loss is None else call(loss))
+    assert "  ok    right for None" in text
+    assert "  FAIL  it calls the library's own all_ranks_finite\n" in text
+    assert "Write the core yourself" in text
+
+
+def test_a_class_is_hidden_with_all_its_methods_and_comes_back():
+    class Answer(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.x = 1
+
+        @staticmethod
+        def size():
+            return 3
+
+    class Mine(Answer):
+        pass
+
+    with hide(Answer):
+        for call in (Answer, Answer.size, Mine):
+            with pytest.raises(Mistake, match="the library's own Answer"):
+                call()
+    assert Answer().x == 1 and Mine.size() == 3
+
+
+def test_after_a_check_the_answer_works_again():
+    judged(CALLS["by the module"])
+    with pytest.raises(TypeError):  # its own error, no Mistake
+        ranks.all_ranks_finite(None)
+
+
+# --- predictions ----------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("value, line", [
+    (..., "--    not predicted yet: put your number in place of ..."),
+    (None, "--    not predicted yet: put your number in place of ..."),
+    (150, "ok    150 MB. Nearly twice the gradient."),
+    (150.9, "ok    150.9 MB. Nearly twice the gradient."),
+    (fractions.Fraction(300, 2), "ok    150 MB. Nearly twice the gradient."),
+    (200, "FAIL  200 MB: that is 2 N"),
+    (1200.0, "FAIL  1200 MB: bits, not bytes"),
+    (10, 'FAIL  10 MB is too small. hint("megabytes") shows the working.'),
+    (-150, 'FAIL  -150 MB is too small. hint("megabytes") shows the working.'),
+    (1e9, 'FAIL  1000000000 MB is too large. hint("megabytes") shows the working.'),
+    ("150", "FAIL  a number is wanted"),
+    (150j, "FAIL  a number is wanted"),
+    (True, "FAIL  a number is wanted"),
+    (float("nan"), "FAIL  a number is wanted"),
+    (10**400, "FAIL  a number is wanted"),
+    ([150], "FAIL  a number is wanted"),
+])
+def test_predictions(value, line, capsys):
+    assert check(megabytes=value) is None
+    name, text = capsys.readouterr().out.splitlines()
+    assert name == "megabytes" and text.startswith(f"  {line}")
+    known = progress.load().get("megabytes", {}).get("state")
+    assert known == {"--": None, "ok": PASSED, "FA": FAILED}[line[:2]]
+
+
+# --- hint and answer ------------------------------------------------------------------------------
+
+def test_one_more_hint_each_call(capsys):
+    shown = []
+    for _ in range(4):
+        hint(MINE)
+        shown.append(capsys.readouterr().out)
+    assert shown[0] == "1/3  think\n"
+    assert shown[1] == "1/3  think\n2/3  think harder\n"
+    assert shown[2] == shown[3] and "3/3  it is MIN" in shown[2] and "answer(" in shown[2]
+    assert progress.load()[MINE] == {"state": "-", "tries": 0, "hints": 3}
+
+
+def test_the_hint_of_a_prediction_is_its_working(capsys):
+    hint("megabytes")
+    answer("megabytes")
+    assert capsys.readouterr().out == "1/1  2 * 3 / 4 * 100 = 150 MB\n2 * 3 / 4 * 100 = 150 MB\n"
+
+
+def test_answer_shows_the_source_by_name_or_object(capsys):
+    answer(MINE)
+    first = capsys.readouterr().out
+    answer(ranks.all_ranks_finite)
+    assert first.startswith("def all_ranks_finite(") and first == capsys.readouterr().out
+
+
+def test_answers_can_be_turned_off(capsys, monkeypatch):
+    monkeypatch.setenv("RANKLAB_ANSWERS", "0")
+    answer(MINE)
+    hint("megabytes")
+    out = capsys.readouterr().out
+    assert out.count("Answers are turned off in this class") == 2
+    assert "def " not in out and "150" not in out
+    for _ in range(3):
+        hint(MINE)
+    out = capsys.readouterr().out
+    assert "it is MIN" in out and "answer(" not in out
+
+
+# --- progress -------------------------------------------------------------------------------------
+
+def test_a_pass_is_never_lost():
+    for state in (FAILED, PASSED, FAILED):
+        progress.record("a", state)
+    assert progress.load()["a"]["state"] == PASSED and progress.load()["a"]["tries"] == 3
+
+
+@pytest.mark.parametrize("content", ["", '{"a": {"sta', "[]", "null", '{"a": 3}', "\x00\xff",
+                                     '{"a": {"state": "passed", "tries": "many"}}'])
+def test_a_torn_file_is_no_file(home, content):
+    home.mkdir()
+    (home / "progress.json").write_text(content, encoding="latin-1")
+    progress.record("b", PASSED)
+    progress.record("a", PASSED)
+    assert {name: entry["state"] for name, entry in progress.load().items()} == {
+        "a": PASSED, "b": PASSED}
+
+
+def _home_is_a_file(home):
+    home.write_text("")
+
+
+def _home_is_in_a_file(home):
+    home.write_text("")
+    return home / "below"
+
+
+def _file_is_a_folder(home):
+    (home / "progress.new").mkdir(parents=True)
+
+
+@pytest.mark.parametrize("spoil", [_home_is_a_file, _home_is_in_a_file, _file_is_a_folder])
+def test_where_nothing_can_be_written_the_lab_goes_on(home, spoil, capsys, monkeypatch):
+    monkeypatch.setenv("RANKLAB_HOME", str(spoil(home) or home))
+    assert check(megabytes=150) is None
+    hint(MINE)
+    out = capsys.readouterr().out
+    assert "  ok    150 MB" in out and "1/3  think\n" in out
+    assert out.count("(progress is not kept: ") == 2 and "Set RANKLAB_HOME" in out
+
+
+def test_two_notebooks_record_at_once(home):
+    code = ("import sys; from ranklab.course import progress\n"
+            "for i in range(50): progress.record(sys.argv[1], 'failed')\n"
+            "for i in range(50): progress.record('both', 'failed')")
+    writers = [subprocess.Popen([sys.executable, "-c", code, name]) for name in ("a", "b")]
+    assert [writer.wait(60) for writer in writers] == [0, 0]
+    tries = {name: entry["tries"] for name, entry in progress.load().items()}
+    assert tries == {"a": 50, "b": 50, "both": 100}
+    assert json.loads((home / "progress.json").read_text())
+
+
+def test_status_lists_every_lab(monkeypatch):
+    progress.record("shard_range", PASSED)
+    lines = progress.status().splitlines()
+    total = len(labs.checks_of("00_ranks").EXERCISES) + len(labs.checks_of("00_ranks").PREDICTIONS)
+    assert f"{'00_ranks':24}  1 of {total}" in lines
+    assert any(line.split() == ["shard_range", "passed", "1", "tries"] for line in lines)
+
+
+def test_records_lie_beside_the_labs_from_anywhere_in_a_checkout(tmp_path, monkeypatch):
+    monkeypatch.delenv("RANKLAB_HOME")
+    (tmp_path / "labs" / "source").mkdir(parents=True)
+    (tmp_path / "solutions" / "deep").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "solutions" / "deep")
+    assert progress.home() == tmp_path / ".ranklab"
