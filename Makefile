@@ -1,6 +1,6 @@
 # Two commands are enough: `make lab` to learn, `make test` to check. `make help` lists the others.
 
-PYTHONS = python3 python3.14 python3.13 python3.12 python3.11
+PYTHONS = python3 python3.13 python3.12 python3.11 python3.14
 PYTHON ?= $(firstword $(foreach p,$(PYTHONS),$(if $(shell command -v $(p)),$(p))))
 VENV   ?= .venv
 # cpu takes PyTorch's CPU wheels (0.2 GB, not 3 GB); empty keeps what is there, or pip's default.
@@ -30,9 +30,10 @@ setup:
 		"then run the same command again."; exit 1; }
 	@$(PYTHON) scripts/setup.py --venv "$(VENV)" --torch "$(TORCH)"
 
+# With our configuration Jupyter does not begin by asking whether to fetch news.
 lab: setup ## open JupyterLab on labs/ (the first time: make .venv and install, some minutes)
-	@$(INSIDE) $(PY) -m jupyterlab --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/labs \
-		--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate \
+	@$(INSIDE) JUPYTER_CONFIG_PATH="$(CURDIR)/scripts/jupyter" $(PY) -m jupyterlab \
+		--ServerApp.root_dir=. --LabApp.default_url=/lab/tree/labs \
 		--port=$(PORT) $(if $(SCREEN),,--no-browser) $(AS_ROOT)
 
 test: setup ## everything: tests, timing tests, then every notebook, solved and unsolved

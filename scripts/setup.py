@@ -16,7 +16,7 @@ import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-OLDEST, NEWEST = (3, 11), (3, 14)          # NEWEST: the last one that all pins have wheels for
+OLDEST, NEWEST = (3, 11), (3, 13)          # both were tried with the pins
 EXTRAS = "mpi,bench"                       # the extras that install in seconds
 SPACE_NEEDED, SPACE_FOR_CUDA = 3e9, 10e9   # bytes: .venv with CPU wheels; with CUDA libraries
 AGAIN = "then run the same command again"
@@ -45,6 +45,12 @@ def new_enough(python):
         return subprocess.call([python, "-c", code], stderr=subprocess.DEVNULL) == 0
     except OSError:
         return False
+
+
+def has_pip(venv):
+    """False where making the environment was interrupted before its last step."""
+    code = "import importlib.util, sys; sys.exit(importlib.util.find_spec('pip') is None)"
+    return subprocess.call([str(venv / "bin" / "python"), "-c", code]) == 0
 
 
 def check_python(argv):
@@ -102,7 +108,7 @@ def explain(output, code):
                 % (platform.python_version(), platform.system(), platform.machine(),
                    OLDEST[1], NEWEST[1]))
     last = [line for line in output.splitlines() if line.strip()][-1:] or ["no message"]
-    return "The installer stopped with code %d: %s" % (code, last[0].strip())
+    return "The set-up stopped with code %d: %s" % (code, last[0].strip())
 
 
 @contextlib.contextmanager
@@ -127,7 +133,10 @@ def install(*command):
 
 
 def create(venv):
-    """A fresh, empty environment at `venv`, whatever was there."""
+    """A fresh, empty environment at `venv`; an older environment there is removed, nothing else."""
+    if venv.exists() and any(venv.iterdir()) and not (venv / "pyvenv.cfg").exists():
+        raise Stop("%s holds something that is not a Python environment: name another folder "
+                   "(VENV=...), or empty this one." % venv)
     shutil.rmtree(str(venv), ignore_errors=True)
     made = subprocess.run([sys.executable, "-m", "venv", str(venv)],
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
@@ -179,7 +188,8 @@ def setup(venv, torch):
         return
     check_space(venv, torch)
     # A folder that was moved keeps the old place in its scripts; two kinds of torch don't mix.
-    if not works or stamp and (stamp["root"], stamp["torch"]) != (wanted["root"], torch):
+    moved = stamp and (stamp["root"], stamp["torch"]) != (wanted["root"], torch)
+    if not works or moved or not has_pip(venv):
         print("making %s with Python %s" % (venv, platform.python_version()))
         create(venv)
         stamp = {}
@@ -201,6 +211,9 @@ def main(argv):
             setup(venv, options.torch)
     except Stop as stop:
         sys.stderr.write("\n%s\n" % stop)
+        return 1
+    except OSError as error:               # a folder that can't be written, a full disk
+        sys.stderr.write("\n%s\n" % explain(str(error), 1))
         return 1
     except KeyboardInterrupt:
         sys.stderr.write("\nStopped. Nothing is broken: run the same command again to go on.\n")

@@ -121,7 +121,6 @@ def test_two_notebooks_at_once(kernels):
     assert [book.end(cell) for book, cell in cells] == ["True", "True"]
 
 
-@pytest.mark.serial
 def test_nothing_is_left_when_the_kernel_is_killed(kernels):
     """SIGKILL, to the kernel's pid alone: one has ranks that wait, the other an endless loop."""
     waiting, looping = kernels
@@ -140,7 +139,7 @@ def test_nothing_is_left_when_the_kernel_is_killed(kernels):
         assert eventually(lambda book=book: not alive(book.mark), 3), alive(book.mark)
 
 
-@pytest.mark.serial
+@pytest.mark.slow
 def test_nbval_is_not_held_by_a_hang(tmp_path):
     def cell(number, source):
         return {"cell_type": "code", "id": f"cell{number}", "metadata": {}, "outputs": [],

@@ -57,7 +57,9 @@ def test_make_lab_serves_the_labs_at_the_printed_address(checkout):
             else:
                 pytest.fail("no address was printed:\n" + "".join(seen))
             assert "/lab/tree/labs?" in address[0]
-            assert b"JupyterLab" in fetch(address[0])
+            page = fetch(address[0])
+            assert b"JupyterLab" in page
+            assert b"apputils-extension:announcements" in page, "it would ask to fetch news"
         finally:
             os.killpg(server.pid, signal.SIGTERM)
             server.communicate(timeout=30)
@@ -139,8 +141,8 @@ def test_full_disk(monkeypatch, tmp_path):
     ("error: Request failed after 3 retries\n  cause: dns error",
      "The package index can't be reached"),
     ("ERROR: No matching distribution found for torch", "A pinned package has no build for"),
-    ("something new\n", "The installer stopped with code 2: something new"),
-    ("", "The installer stopped with code 2: no message"),
+    ("something new\n", "The set-up stopped with code 2: something new"),
+    ("", "The set-up stopped with code 2: no message"),
 ])
 def test_failed_install_is_explained(output, sentence):
     assert setup.explain(output, 2).startswith(sentence)
@@ -153,6 +155,18 @@ def test_python_without_venv(monkeypatch, tmp_path):
                         lambda command, **kw: real(["sh", "-c", script], **kw))    # as Debian's
     with pytest.raises(setup.Stop, match=r"`apt install python3\.\d+-venv`"):
         setup.create(tmp_path / ".venv")
+
+
+def test_a_folder_that_is_no_environment_is_left_alone(tmp_path, capsys):
+    (tmp_path / "my thesis").write_text("")
+    assert setup.main(["--venv", str(tmp_path)]) == 1
+    assert "holds something that is not a Python environment" in capsys.readouterr().err
+    assert (tmp_path / "my thesis").exists()
+
+
+def test_a_place_that_cannot_be_written(capsys):
+    assert setup.main(["--venv", "/proc/nowhere/.venv"]) == 1
+    assert "The set-up stopped with code 1: [Errno 2] No such file" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -177,6 +191,7 @@ def steps(monkeypatch, tmp_path):
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "python").symlink_to(sys.executable)
     monkeypatch.setattr(setup, "create", lambda venv: done.append("create"))
+    monkeypatch.setattr(setup, "check_space", lambda venv, torch: None)
     monkeypatch.setattr(setup, "fill", lambda venv, torch, quiet: done.append(f"fill {torch}"))
     return done
 
@@ -198,3 +213,15 @@ def test_set_up_does_only_what_is_needed(steps, tmp_path, monkeypatch):
     assert did() == ["create", "fill cu128"], "a moved checkout starts again"
     (tmp_path / "bin" / "python").unlink()
     assert did() == ["create", "fill cu128"], "a broken environment starts again"
+
+
+@pytest.mark.parametrize("pip_has_it", [True, False])
+def test_torch_cpu_asks_pips_own_places_first_then_pytorchs(monkeypatch, tmp_path, pip_has_it):
+    asked, installed = [], []
+    monkeypatch.setattr(setup.subprocess, "call",
+                        lambda command, **_: asked.append(command) or int(not pip_has_it))
+    monkeypatch.setattr(setup, "install", lambda *command: installed.append(command))
+    setup.choose_torch(tmp_path / "python", "cpu", ["-c", "constraints.txt"])
+    assert f"{setup.torch_requirement()}+cpu" in asked[0]
+    assert [c for c in installed if "--torch-backend=cpu" in c] == installed[1:]
+    assert len(installed) == (0 if pip_has_it else 2)

@@ -15,7 +15,6 @@ import jupytext
 import pytest
 
 from ranklab import engine
-from ranklab.course import check as course_check
 from ranklab.course import exercise as course_exercise
 from ranklab.course import labs
 from ranklab.course.build import free_names
@@ -141,6 +140,5 @@ def test_names_are_unique_over_all_labs():
     assert [name for name, times in collections.Counter(names).items() if times > 1] == []
 
 
-def test_every_written_lab_is_here():
-    assert set(LABS) == {path.stem for path in SOURCES.glob("*.py")}
-    assert course_check.judge is judge
+def test_every_lab_has_checks():
+    assert {path.stem for path in SOURCES.glob("*.py")} <= set(labs.written())

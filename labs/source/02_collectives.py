@@ -50,9 +50,6 @@ plots.nine_verbs()
 # The idea of the story, in ten lines: everybody to rank 0, and back.
 
 # %%
-from ranklab.meter import Traffic
-
-
 def sum_on_rank_0(x):
     rank, R = dist.get_rank(), dist.get_world_size()
     total = x.clone()
@@ -68,6 +65,13 @@ def sum_on_rank_0(x):
         elif rank == other:
             dist.recv(total, 0)
     return total
+
+
+# %% [markdown]
+# Run it on four ranks, and count. `Traffic` (lab 00) sees every message; `bytes_to` says who got how much.
+
+# %%
+from ranklab.meter import Traffic
 
 
 def count(all_reduce, n=1_000_000):
@@ -134,7 +138,8 @@ tree_broadcast = check(tree_broadcast)
 # Who sent to whom? The tree is in the picture: rank 0 sends three times, rank 1 twice, ranks 2 and 3 once.
 
 # %%
-plots.traffic_matrix([sent for sent, _ in launch(count, tree_broadcast, ranks=8)], "tree_broadcast, 8 ranks, 4 MB")
+tree = launch(count, tree_broadcast, ranks=8)
+plots.traffic_matrix([sent for sent, _ in tree], "tree_broadcast of 4 MB")
 
 # %% [markdown]
 # ### 4.2 Ring reduce-scatter
@@ -246,12 +251,13 @@ ring_all_reduce = check(ring_all_reduce)
 plots.steps(launch(watch, ring_all_reduce, ranks=4), ranks=4)
 
 # %% [markdown]
-# And beside part 3, on the same scale of colours. The total is the same 24 MB, to the byte! The ring does not send *less*. It spreads
+# And beside part 3, in the same shades. The total is the same 24 MB, to the byte! The ring does not send *less*. It spreads
 # the load: the busiest rank sends 6 MB instead of 12, and with eight ranks 7 MB instead of 28.
 
 # %%
 ring = launch(count, ring_all_reduce, ranks=4)
-plots.traffic_matrices({"through rank 0": [sent for sent, _ in naive], "ring": [sent for sent, _ in ring]})
+both = {"through rank 0": naive, "ring": ring}
+plots.traffic_matrices({name: [sent for sent, _ in seen] for name, seen in both.items()})
 
 # %% [markdown]
 # ### 4.5 Two kinds of links
@@ -281,7 +287,7 @@ def hierarchical_all_reduce(x, inside=None, across=None):
 
     `inside` is the group of this rank's node, `across` that of its peers on the other nodes.
     """
-    # three lines, with what you have built. The shards may differ in length: what says how long they are?
+    # three lines, with what you have built. When shards differ in length, what says how long?
     raise NotImplementedError("exercise 4.5: about 3 lines")
 
 
@@ -338,7 +344,8 @@ alpha_beta_time = check(alpha_beta_time)
 sizes = np.geomspace(1e3, 1e9, 25)
 plots.time_against_size(
     {name: (sizes, [alpha_beta_time(name, n, 8, 10e-6, 1 / 100e9) for n in sizes])
-     for name in ("ring", "doubling", "parameter_server")}, title="all-reduce on 8 ranks, by the model")
+     for name in ("ring", "doubling", "parameter_server")},
+    title="all-reduce on 8 ranks, by the model")
 
 # %% [markdown]
 # ### Further
@@ -445,13 +452,13 @@ def three_ways():
     dist.all_reduce(theirs)
     inside, across = node_groups(2)
     ours = ring_all_reduce(x), hierarchical_all_reduce(x, inside, across)
-    return [(theirs - each).abs().max().item() for each in ours]
+    return max((theirs - each).abs().max().item() for each in ours)
 
 
-launch(three_ways, ranks=4, nodes=2)
+print("largest difference on each rank:", launch(three_ways, ranks=4, nodes=2))
 
 # %% [markdown]
-# The same up to the last bits, which depend on the *order* of additions. So two runs with different algorithms differ, and yet all
+# The same, up to the last bits, which depend on the *order* of additions. So two runs with different algorithms differ, and yet all
 # ranks of one run agree exactly: each chunk is summed once, then copied. Replicas that summed by themselves would drift apart.
 #
 # MPI had these verbs in 1994, and its names are still the ones we use. Here is mpi4py, in the columns of nccl-tests (explained in the
@@ -475,7 +482,8 @@ print(mpi_table(ranks=2, sizes=(2**10, 2**20)))
 # %%
 from ranklab.projects import collectives as project
 
-rows = project.run(ranks=4, verbs=("all_reduce", "broadcast"), sizes=(2**10, 2**14, 2**18, 2**22, 2**24))
+sizes = (2**10, 2**14, 2**18, 2**22, 2**24)
+rows = project.run(ranks=4, verbs=("all_reduce",), sizes=sizes)
 print(project.table(rows))
 print(project.summary(rows))
 
@@ -518,7 +526,8 @@ for R in (2, 4, 8):
         (dist.all_reduce, 2 * (R - 1), 2 * (R - 1) * 4 * n // R),
     ):
         counted = max(launch(busiest, all_reduce, n, ranks=R))
-        print(f"{all_reduce.__name__:22} {R:5} {messages:9} {counted[0]:8} {n_bytes:12} {counted[1]:12}")
+        print(f"{all_reduce.__name__:22} {R:5} {messages:9} {counted[0]:8}"
+              f" {n_bytes:12} {counted[1]:12}")
         assert counted == (messages, n_bytes)
 
 # %% [markdown]
@@ -544,16 +553,16 @@ def swap(x):
 
 
 alpha, beta = fit_alpha_beta(*zip(*launch(times, swap, ranks=2)[0]))
-print(f"this machine: alpha {alpha * 1e6:.0f} us, beta {beta * 1e9:.2f} ns a byte ({1e-9 / beta:.2f} GB/s)")
+print(f"this machine: alpha {alpha * 1e6:.0f} us, {1e-9 / beta:.2f} GB/s")
 
 # %%
 for nbytes, seconds in launch(times, ring_all_reduce, ranks=2)[0]:
     predicted = alpha_beta_time("ring", nbytes, 2, alpha, beta)
-    print(f"{nbytes:9} bytes: predicted {predicted * 1e3:8.2f} ms, measured {seconds * 1e3:8.2f} ms")
+    print(f"{nbytes:9} bytes: {predicted * 1e3:8.2f} ms predicted, {seconds * 1e3:8.2f} measured")
 
 # %% [markdown]
-# The model is right in shape, and off by up to a factor of two or three on a busy laptop: it knows nothing of additions, of fresh memory, nor of four
-# processes that share two cores. **What the clock can't show here**: with more ranks than cores nothing gets faster, gloo's reduce-scatter is
+# The model is right in shape: flat on the left, proportional on the right. In detail it is off, on a laptop by a factor of two or three, and for
+# small messages on a *busy* laptop by much more: whoever waits for a message may first wait for a turn on the processor. It knows nothing of that, nor of additions and fresh memory. **What the clock can't show here**: with more ranks than cores nothing gets faster, gloo's reduce-scatter is
 # slower than its all-reduce, and bfloat16 saves no time. All three are false on GPUs. So this course asserts counts, and prints times.
 
 # %% [markdown]

@@ -1,4 +1,4 @@
-"""A CUDA stream in fifty lines: a queue of work that runs in order, beside the Python that fills it.
+"""A CUDA stream in fifty lines: a queue of work, run in order, beside the Python that fills it.
 
 The stand-in for machines without a GPU is a thread with a queue; the names and rules are CUDA's.
 """

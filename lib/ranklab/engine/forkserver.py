@@ -34,7 +34,7 @@ class ForkServer:
         self._process = subprocess.Popen(
             # -P: a learner's copy.py or types.py in the current directory is not Python's.
             [sys.executable, "-P", "-c", "import sys; from ranklab.engine.server import main; "
-             "main(int(sys.argv[1]))", str(theirs.fileno())],
+             "main(*map(int, sys.argv[1:]))", str(theirs.fileno()), str(os.getpid())],
             env={**os.environ, **ENVIRON, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,

@@ -49,8 +49,8 @@ PR_SET_CHILD_SUBREAPER = 36
 
 
 class Server:
-    def __init__(self, lifeline: socket.socket):
-        self.pid, self.kernel = os.getpid(), os.getppid()
+    def __init__(self, lifeline: socket.socket, kernel: int):
+        self.pid, self.kernel = os.getpid(), kernel
         self.lifeline = lifeline
         self.launches = {}  # connection -> {pid: rank}
         self.selector = selectors.DefaultSelector()
@@ -207,8 +207,9 @@ def die_with(parent):
         os._exit(1)
 
 
-def main(lifeline_fd):
-    """Serves until the kernel is gone."""
+def main(lifeline_fd, kernel):
+    """Serves until the process `kernel` is gone."""
+    die_with(kernel)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the kernel decides; ranks inherit this
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until a rank can answer it with its stack
     prctl(PR_SET_CHILD_SUBREAPER, 1)  # orphans of a dead rank come to this process
@@ -217,5 +218,8 @@ def main(lifeline_fd):
         importlib.import_module(name)
     gc.collect()
     gc.freeze()  # a collection in a rank must not copy the pages of everything imported here
+    # From here on the lifeline tells; Linux would also kill this process when the thread ends that
+    # started it, though the kernel lives.
+    prctl(PR_SET_PDEATHSIG, 0)
     lifeline.sendall(b"r")
-    Server(lifeline).serve()
+    Server(lifeline, kernel).serve()

@@ -29,7 +29,7 @@ def hierarchy(device):
                 fontsize=9, color="white" if row < 4 else INK)  # fmt: skip
         slower = f"   1/{rates[0] / level.bandwidth:,.0f}" if row else ""
         ax.text(4.3, row, f"{human_bytes(level.bandwidth)}/s{slower}", va="center", fontsize=9)
-    ax.text(4.3, -0.75, "bandwidth (and as a part of the registers')", fontsize=9, color=INK, va="center")
+    ax.text(4.3, -0.75, "bandwidth (and as a part of the registers')", fontsize=9, va="center")
     ax.set(xlim=(-4.2, 7.8), ylim=(len(levels) - 0.45, -1.1),
            title=f"The memories of one {device.name}")  # fmt: skip
     clean(ax)
@@ -99,11 +99,13 @@ def roofline(operations, device, title=None):
     ax.axvline(device.balance, color=FAINT, linewidth=1.2, zorder=0)
     ax.text(device.balance, peak * 1.25, f"balance: {device.balance:.0f} FLOP/byte", ha="center",
             fontsize=9)  # fmt: skip
-    legend = []
+    legend, close, before = [], 0, 0.0
     for number, operation in enumerate(sorted(operations, key=lambda o: o.intensity), 1):
         y = attainable_flops(operation.intensity, peak, bandwidth)
         line(ax, [operation.intensity], [y], 1, None, linestyle="", markersize=5, zorder=3)
-        ax.annotate(str(number), (operation.intensity, y), (0, -13 - 11 * (number % 4)),
+        close = close + 1 if operation.intensity < 2 * before else 0  # then hang it lower
+        before = operation.intensity
+        ax.annotate(str(number), (operation.intensity, y), (0, -14 - 11 * close),
                     textcoords="offset points", ha="center", fontsize=8)  # fmt: skip
         legend.append(f"{number}  {operation.name}: {operation.intensity:.3g}")
     ax.text(1.02, 0.5, "FLOP per byte\n" + "\n".join(legend), transform=ax.transAxes, va="center",
@@ -127,9 +129,10 @@ def loss_curve(history, bigram, title="A GPT learns more than pairs of letters")
     ax.axhline(bigram, color=INK, linestyle=":", linewidth=1.5)
     ax.text(history.steps[-1], bigram, f"bigram model, held out: {bigram:.2f} ", ha="right",
             va="bottom", fontsize=9)  # fmt: skip
-    top = min(6.0, max(history.loss))
-    ax.set(xlabel="step", ylabel="loss (nats per byte)", title=title, ylim=(None, top))
-    ax.legend(loc="upper center")
+    # the first steps, from ln 256 down, would flatten the rest
+    low, high = min(last[1], *history.loss) - 0.2, bigram + 0.7
+    ax.set(xlabel="step", ylabel="loss (nats per byte)", title=title, ylim=(low, high))
+    ax.legend(loc="upper right")
     return fig
 
 

@@ -114,36 +114,39 @@ def _panel(ax, held, arrived, per_node):
 
 
 @styled
-def traffic_matrix(bytes_to, title="bytes sent", ax=None):
+def traffic_matrix(bytes_to, title="bytes sent"):
     """Who sent how much to whom: row = sender, column = receiver.
 
     `bytes_to` has one mapping per rank: peer -> bytes, as meter's Traffic.bytes_to gives it.
     """
-    R = len(bytes_to)
-    table = np.array([[sent.get(to, 0) for to in range(R)] for sent in bytes_to])  # (from, to)
-    fig = None
-    if ax is None:
-        fig, ax = figure(0.72 * R + 1.2, 0.55 * R + 1.2)
-    ax.imshow(table, cmap=SHADES, vmin=0, vmax=max(table.max(), 1), aspect="auto")
-    for sender in range(R):
-        for to in range(R):
-            n = table[sender, to]
-            colour = "white" if n > 0.6 * table.max() else INK if n else FAINT
-            ax.text(to, sender, human_bytes(n) if n else "-", ha="center", va="center",
-                    color=colour, fontsize=8)
-    bare_grid(ax, [f"{r}" for r in range(R)], [f"{r}" for r in range(R)])
-    ax.set(xlabel="to rank", ylabel="from rank", title=title)
-    return fig
+    return traffic_matrices({title: bytes_to})
 
 
 @styled
 def traffic_matrices(tables):
-    """Several traffic matrices side by side; `tables` is {title: bytes_to of every rank}."""
+    """Several traffic matrices, in the same shades; `tables` is {title: bytes_to of every rank}."""
     R = max(len(bytes_to) for bytes_to in tables.values())
-    fig, axes = figure((0.62 * R + 0.9) * len(tables), 0.5 * R + 1.3, 1, len(tables), squeeze=False)
+    fig, axes = figure((0.6 * R + 1.1) * len(tables), 0.42 * R + 1.4, 1, len(tables), squeeze=False)
+    most = max(n for bytes_to in tables.values() for sent in bytes_to for n in (*sent.values(), 1))
     for ax, (title, bytes_to) in zip(axes.flat, tables.items()):
-        traffic_matrix(bytes_to, title, ax)
+        _matrix(ax, bytes_to, most)
+        busiest = max(sum(sent.values()) for sent in bytes_to)
+        ax.set_title(f"{title}\nthe busiest rank sends {human_bytes(busiest)}")
     return fig
+
+
+def _matrix(ax, bytes_to, most):
+    R = len(bytes_to)
+    table = np.array([[sent.get(to, 0) for to in range(R)] for sent in bytes_to])  # (from, to)
+    ax.imshow(table, cmap=SHADES, vmin=0, vmax=most, aspect="auto")
+    for sender, to in np.ndindex(R, R):
+        n = table[sender, to]
+        colour = "white" if n > 0.6 * most else INK if n else FAINT
+        ax.text(to, sender, human_bytes(n) if n else "-", ha="center", va="center",
+                color=colour, fontsize=8)
+        ax.add_patch(Rectangle((to - 0.5, sender - 0.5), 1, 1, fill=False, ec=FAINT, lw=0.6))
+    bare_grid(ax, range(R), range(R))
+    ax.set(xlabel="to rank", ylabel="from rank")
 
 
 @styled
@@ -168,23 +171,25 @@ def time_against_size(measured, fits=None, crossover=None, title=None):
 
     `measured` is {name: (sizes, seconds)}; `fits` is {name: (sizes, seconds)} of the model.
     """
-    fig, ax = figure(7, 3.6)
+    fig, ax = figure(7.4, 3.4)
     for index, (name, (sizes, seconds)) in enumerate(measured.items()):
-        fitted = (fits or {}).get(name)
-        linestyle = "none" if fitted else None
-        look = {} if linestyle is None else {"linestyle": linestyle}
-        line(ax, sizes, seconds, index, name, **look)
-        if fitted:
-            line(ax, *fitted, index, f"{name}: alpha + n beta", marker="")
+        if fits and name in fits:
+            line(ax, sizes, seconds, index, name, linestyle="none")
+            line(ax, *fits[name], index, None, marker="")
+        else:
+            line(ax, sizes, seconds, index, name, **({"marker": ""} if len(sizes) > 12 else {}))
     if crossover and np.isfinite(crossover):
         ax.axvline(crossover, color=INK, lw=1, ls=":")
-        ax.text(crossover, 0.03, f"  crossover {human_bytes(crossover)}", ha="left", va="bottom",
+        left, right = ax.get_xlim()  # still linear: what counts is which side has room on the log
+        side = "right" if crossover**2 > max(left, sizes[0]) * right else "left"
+        ax.text(crossover, 0.03, f"  crossover {human_bytes(crossover)}  ", ha=side, va="bottom",
                 transform=ax.get_xaxis_transform(), fontsize=9)
     ax.set(xscale="log", yscale="log", xlabel="size of the tensor", ylabel="time")
     bytes_axis(ax.xaxis)
     seconds_axis(ax.yaxis)
     ax.set_title(title or "time against size")
-    ax.legend(loc="upper left")
+    ax.legend(loc="center left", bbox_to_anchor=(1, 0.5),
+              title="lines: alpha + n beta" if fits else None, title_fontsize=9)
     return fig
 
 

@@ -27,7 +27,7 @@ EXERCISES = (
         "List the matrix products of one block: six with weights, two without.",
         "An (m, k) @ (k, n) product costs 2 m k n. Per token, weights cost 2 x 12 C^2, and "
         "attention's two products 2 x 2 seq C; the head costs 2 C V once.",
-        "forward = 2 * batch * seq * (n_layer * (12 C^2 + 2 seq C) + C V); a step is three of it.")),
+        "forward = 2 * batch * seq * (n_layer * (12 C^2 + 2 seq C) + C V); a step is 3 of it.")),
     Exercise(baseline.mfu, check_mfu, hints=(
         "How many FLOPs does a token cost, and how many could the devices have done meanwhile?",
         "transformer_flops(config, 1, config.n_ctx) is for n_ctx tokens.",

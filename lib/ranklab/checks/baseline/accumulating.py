@@ -69,14 +69,14 @@ def _compare_accumulated(accumulate_gradients, case, rows, micro_batch, ignored)
         if grad is None:
             continue
         if got[name] is None:
-            raise Mistake(f"{case}: {name} has no gradient", "Call backward() on each piece's loss.")
+            raise Mistake(f"{case}: {name} has no gradient", "Call backward() on each loss.")
         if not got[name].isfinite().all():
             raise Mistake(f"{case}: {name} has a gradient that is not finite",
                           "A piece may hold no target at all: dividing by its own count gives "
                           "0/0. Divide by the count of the whole batch.")
         if distance(got[name], grad) > 1e-4:
             factor = (got[name].norm() / grad.norm()).item()
-            what = f"{case}: the gradient of {name} is off; its norm is {factor:.3g} x the right one"
+            what = f"{case}: the gradient of {name} is off; its norm is {factor:.3g} x right"
             raise Mistake(what, _accumulate_hint(factor, rows, micro_batch, targets, ignored))
     _compare_loss(case, loss, right.detach())
 
@@ -86,8 +86,8 @@ def _accumulate_hint(factor, rows, micro_batch, targets, ignored):
     if abs(factor / count - 1) < 1e-3:
         return "These are the gradients of the sum. Divide by the number of targets that count."
     if abs(factor / pieces - 1) < 1e-3:
-        return ("Each piece gives the gradient of its own mean, and backward() adds them up: divide "
-                "each by the count of the whole batch, not of the piece.")
+        return ("Each piece gives the gradient of its own mean, and backward() adds them up: "
+                "divide each by the count of the whole batch, not of the piece.")
     if ignored:
         return ("Pieces hold different numbers of targets that count. Divide each piece's sum by "
                 "the count over the whole batch of targets that are not IGNORE.")

@@ -49,7 +49,7 @@ def check_scale_loss(scale_loss):
         nonlocal state
         state = scale_loss(loss, optimizer, state)
         if not isinstance(state, LossScale):
-            raise Mistake(f"it returned {state!r}", "Return the next LossScale: state._replace(...)")
+            raise Mistake(f"it returned {state!r}", "Return a LossScale: state._replace(...)")
         return state.scale
 
     right, got = _scaled_run(_torchs_scaler()), _scaled_run(step)
