@@ -241,3 +241,5 @@ def test_the_command_line(tmp_path):
     assert "tokens/s=" in ran.stderr  # the progress bar
     assert "one device" in call(*quick, WORLD_SIZE="2").stderr
     assert "name it with --checkpoint" in call(*quick, "--resume").stderr
+    if not torch.cuda.is_available():
+        assert "sees no GPU" in call(*quick, "--device", "cuda").stderr

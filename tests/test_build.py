@@ -1,4 +1,4 @@
-"""The builder: labs and solutions follow from one source and the library, and say when they don't."""
+"""The builder: labs and solutions follow from one source and the library, or are called stale."""
 
 import importlib.util
 import itertools

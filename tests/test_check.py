@@ -305,7 +305,7 @@ def test_after_a_check_the_answer_works_again():
     (1200.0, "FAIL  1200 MB: bits, not bytes"),
     (10, 'FAIL  10 MB is too small. hint("megabytes") shows the working.'),
     (-150, 'FAIL  -150 MB is too small. hint("megabytes") shows the working.'),
-    (1e9, 'FAIL  1000000000 MB is too large. hint("megabytes") shows the working.'),
+    (1e3, 'FAIL  1000 MB is too large. hint("megabytes") shows the working.'),
     ("150", "FAIL  a number is wanted"),
     (150j, "FAIL  a number is wanted"),
     (True, "FAIL  a number is wanted"),

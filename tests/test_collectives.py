@@ -196,7 +196,7 @@ def test_results_can_go_into_memory_that_is_there():
         assert is_out and torch.equal(out, 3 * torch.arange(10.0) + 3)
 
 
-# --- bad input -----------------------------------------------------------------------------------
+# --- bad input ----------------------------------------------------------------------------------
 
 def _bad_peer():
     x = torch.zeros(1)
@@ -224,7 +224,7 @@ def test_bad_input_is_a_sentence(call, sentence):
         call()
 
 
-# --- the cost model --------------------------------------------------------------------------------
+# --- the cost model -----------------------------------------------------------------------------
 
 @pytest.mark.parametrize("R", [2, 3, 4, 5, 8, 100])
 def test_times_are_steps_and_bytes(R):
@@ -267,7 +267,7 @@ def test_emulated_links_change_no_value():
         assert launch(slowly, folder, ranks=4, nodes=2) == [([10] * 8, 4)] * 4
 
 
-# --- project and figures ---------------------------------------------------------------------------
+# --- project and figures ------------------------------------------------------------------------
 
 def test_the_project_finds_nothing_wrong():
     rows = project.run(ranks=4, nodes=2, sizes=(512, 8192), iters=1)
@@ -320,13 +320,13 @@ def test_figures_show_what_was_sent(tmp_path):
         assert [m.step for m in ring] == list(range(6))
         assert {m.to for m in ring} == {(rank + 1) % 4}
         assert [len(m.summed) for m in ring] == [1, 2, 3, 4, 4, 4]
-    sizes, seconds = (1e3, 1e6), (1e-4, 1e-3)
+    line = (1e3, 1e6), (1e-4, 1e-3)
     figures = (
         plots.nine_verbs, lambda: plots.steps([ring for ring, _ in seen], 4, title="ring"),
         lambda: plots.steps([layered for _, layered in seen], 4, nodes=2),
         lambda: plots.traffic_matrices({"ring": [{1: 4}, {0: 4}], "none": [{}, {}]}),
         lambda: plots.busiest_rank({"ring": [4, 4], "server": [8, 4]}),
-        lambda: plots.time_against_size({"ring": (sizes, seconds)}, {"ring": (sizes, seconds)}, 5e4),
+        lambda: plots.time_against_size({"ring": line}, {"ring": line}, 5e4),
         lambda: plots.slow_link([1, 8], {"flat": [1, 8]}, {"flat": {1: 1.1}}),
     )
     for number, draw in enumerate(figures):

@@ -1,4 +1,4 @@
-"""`ranklab grade`: each bad submission costs its own row, and nothing that a notebook says counts."""
+"""`ranklab grade`: a bad submission costs its own row, and nothing that a notebook says counts."""
 
 import csv
 import json
@@ -27,7 +27,11 @@ def shard_range(n, rank, size):
     first = quotient * rank + min(rest, rank)
     return range(first, first + quotient + int(rank < rest))
 """
-WRONG = "def shard_range(n, rank, size):\n    return range(n // size * rank, n // size * (rank + 1))"
+WRONG = """
+def shard_range(n, rank, size):
+    each = n // size
+    return range(each * rank, each * (rank + 1))
+"""
 STUB = 'def shard_range(n, rank, size):\n    raise NotImplementedError("exercise 4.1: 3 lines")'
 TOKEN = """
 import torch, torch.distributed as dist
@@ -56,7 +60,7 @@ def write(folder, name, *cells, metadata=None):
     path.write_text(json.dumps(content))
 
 
-def graded(folder, limit=60):
+def graded(folder, limit):
     """The CSV's rows by submission, with the exit code under ""."""
     table = folder.parent / "table.csv"
     code = grade(folder, table, limit)
@@ -100,9 +104,8 @@ def rows(tmp_path_factory):
     (folder / "torn.ipynb").write_text('{"cells": [{"cell_type": "co')
     (folder / "empty.ipynb").write_text("")
     (folder / "strange.ipynb").write_text('{"cells": 3}')
-    (folder / ".ipynb_checkpoints").mkdir()
     write(folder / ".ipynb_checkpoints", "old", SHARD_RANGE)
-    return graded(folder)
+    return graded(folder, limit=200)  # nothing here waits for it, however busy the machine is
 
 
 def test_every_notebook_has_a_row_in_a_fixed_order(rows):

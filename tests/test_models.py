@@ -146,6 +146,9 @@ def test_bigram_loss_by_hand():
     train = np.array([0, 1, 0, 1, 0], dtype=np.uint8)  # 0 -> 1 twice, 1 -> 0 twice
     x, y = torch.tensor([[0, 1]]), torch.tensor([[1, 0]])
     assert data.bigram_loss(train, x, y, 2) == pytest.approx(-np.log(3 / 4))
+    unseen = torch.tensor([[0]]), torch.tensor([[0]])
+    assert data.bigram_loss(train, *unseen, 2) == pytest.approx(-np.log(1 / 4))
+    assert data.bigram_loss(train, *unseen, 50_000) == pytest.approx(-np.log(1 / 50_002))
 
 
 def test_files_of_your_own(tmp_path):

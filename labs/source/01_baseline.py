@@ -1,14 +1,15 @@
 # %% [markdown]
 # # 01 Baseline: one device, understood
 #
-# > 90 minutes · difficulty 2/5 · **laptop**: everything, a real GPT on real text · **one GPU**: the project at 350M to 1.5B parameters
+# > 90 minutes · difficulty 2/5 · **laptop**: everything, a real GPT on real text · **one GPU**: the project at 350M
+# > to 1.5B parameters
 
 # %% [markdown]
 # ## 1. Story
 #
-# Your team wants to train a GPT with 1.5 billion parameters on 30 billion tokens (GPT-2's size, four times its
-# text). You have one H100. Its data sheet says 989 TFLOP/s; well-tuned code gets about 40% of that. A common rule says
-# that training costs 6 FLOPs for each parameter and token. How many days will it take?
+# Your team wants to train a GPT with 1.5 billion parameters on 30 billion tokens (GPT-2's size, four times its text).
+# You have one H100. Its data sheet says 989 TFLOP/s; well-tuned code gets about 40% of that. A common rule says that
+# training costs 6 FLOPs for each parameter and token. How many days will it take?
 
 # %%
 from ranklab import answer, check, device, hint, launch, questions
@@ -18,17 +19,17 @@ check(days_on_one_gpu=...)
 # %% [markdown]
 # (Replace `...` by your number; `hint("days_on_one_gpu")` shows the working.)
 #
-# You can answer such questions before anything runs, and that is what this lab is about: **predict what a step computes and
-# what it keeps, then count both, to the byte.** Who can't do that for one GPU can't judge eight. Every later lab
-# is compared with the model that you train here.
+# You can answer such questions before anything runs, and that is what this lab is about: **predict what a step
+# computes and what it keeps, then count both, to the byte.** Who can't do that for one GPU can't judge eight. Every
+# later lab is compared with the model that you train here.
 #
 # It builds on `launch` and `check` from lab 00, and on PyTorch's autograd.
 
 # %% [markdown]
 # ## 2. Picture
 #
-# A GPU is a pyramid of memories. Arithmetic happens at the top; the model lives in the middle; other GPUs are at
-# the bottom. Each step down is larger and slower.
+# A GPU is a pyramid of memories. Arithmetic happens at the top; the model lives in the middle; other GPUs are at the
+# bottom. Each step down is larger and slower.
 
 # %%
 from ranklab import hardware
@@ -44,13 +45,13 @@ plots.hierarchy(hardware.H100)
 # %% [markdown]
 # ## 3. Smallest working code
 #
-# A GPT, real text, a loop. The text is on your disk already: the source code of Python's own library, byte by byte. One file in ten
-# is held out, whole, and never trained on.
+# A GPT, real text, a loop. The text is on your disk already: the source code of Python's own library, byte by byte.
+# One file in ten is held out, whole, and never trained on.
 
 # %%
 import torch
 
-from ranklab.data import batch_at, bigram_loss, decode, held_out_batch, python_text
+from ranklab.data import batch_at, bigram_loss, held_out_batch, python_text
 from ranklab.models.gpt import GPT, IGNORE, GPTConfig, count_parameters
 
 torch.set_num_threads(1)  # these matrices are small: a second thread costs more than it gives
@@ -75,19 +76,22 @@ launch(train, ranks=1);
 
 # %% [markdown]
 # A fresh model guesses nearly evenly among 256 bytes, and ln 256 = 5.5 nats. After 100 steps it knows which bytes are
-# common. Is the last number good? One needs a rival. A **bigram model** counts which byte follows which, and nothing else:
+# common. Is the last number good? One needs a rival. A **bigram model** counts which byte follows which, and nothing
+# else:
 
 # %%
 rival = bigram_loss(text.train, *held_out_batch(text.held_out, batch=256, n_ctx=64))
 print(f"bigram model: {rival:.3f} nats per byte on held-out text")
 
 # %% [markdown]
-# Whatever has not beaten this number on held-out text has not learned anything that needs a transformer. The project will.
+# Whatever has not beaten this number on held-out text has not learned anything that needs a transformer. The project
+# will.
 
 # %% [markdown]
 # ## 4. Build it
 #
-# Letters, here and in the whole course: B batch, T tokens (called `seq` in code), C width (`config.n_embd`), H heads, V vocabulary, L layers.
+# Letters, here and in the whole course: B batch, T tokens (called `seq` in code), C width (`config.n_embd`), H heads,
+# V vocabulary, L layers.
 
 # %% [markdown]
 # ### 4.1 Count the work
@@ -103,12 +107,12 @@ print(f"bigram model: {rival:.3f} nats per byte on held-out text")
 # | q @ k, over all heads | C x T | 1 |
 # | probability @ v, over all heads | T x C | 1 |
 #
-# and at the end of the model the head, C x V, once. In backward each product needs two: one for the gradient
-# of its input, one for that of its weight. (The upper half of the causal T x T matrix is masked. Count it: torch's
-# counter does, and so do most papers.)
+# and at the end of the model the head, C x V, once. In backward each product needs two: one for the gradient of its
+# input, one for that of its weight. (The upper half of the causal T x T matrix is masked. Count it: torch's counter
+# does, and so do most papers.)
 #
-# **Predict.** GPT-2 medium: 354 million parameters, C = 1024, 24 layers; a batch of 8 sequences of 1024 tokens. How many TFLOPs
-# has one training step? The rule of the story (6 for each parameter and token) is near enough.
+# **Predict.** GPT-2 medium: 354 million parameters, C = 1024, 24 layers; a batch of 8 sequences of 1024 tokens. How
+# many TFLOPs has one training step? The rule of the story (6 for each parameter and token) is near enough.
 
 # %%
 check(step_tflop=...)
@@ -128,8 +132,8 @@ def transformer_flops(config, batch, seq, backward=True):
 transformer_flops = check(transformer_flops)
 
 # %% [markdown]
-# The check compared you with torch's own `FlopCounterMode`, FLOP for FLOP. Now use it where no counter could run: how much
-# of GPT-2 medium's work is attention, when the context grows?
+# The check compared you with torch's own `FlopCounterMode`, FLOP for FLOP. Now use it where no counter could run: how
+# much of GPT-2 medium's work is attention, when the context grows?
 
 # %%
 for seq in (256, 1024, 4096, 16384):
@@ -147,9 +151,11 @@ for seq in (256, 1024, 4096, 16384):
 # > difficulty 1/5 · importance 5/5 · 7 minutes · about 2 lines
 #
 # **Model FLOPs utilisation** (MFU) is the one number for training speed: the FLOPs that the *model* needs, divided by
-# the FLOPs that the devices could have done in that time. What is computed twice to save memory does not count as work: it is a price.
+# the FLOPs that the devices could have done in that time. What is computed twice to save memory does not count as
+# work: it is a price.
 #
-# **Predict.** GPT-2 medium does 160 000 tokens a second on one H100 (989.4 TFLOP/s), with 2.42 GFLOP for each token. How many per cent MFU?
+# **Predict.** GPT-2 medium does 160 000 tokens a second on one H100 (989.4 TFLOP/s), with 2.42 GFLOP for each token.
+# How many per cent MFU?
 
 # %%
 check(mfu_percent=...)
@@ -179,15 +185,17 @@ used = mfu(GPTConfig(), 12 * 64 / seconds, here.fp32_flops)
 print(f"{here.name}: {here.fp32_flops / 1e9:.0f} GFLOP/s at best; forward and backward: {used:.0%}")
 
 # %% [markdown]
-# Far from 100%, although nothing was sent anywhere: the matrices are small, and norms, GELU and softmax count as no work at all. That is
-# the best of many steps. A whole run is lower still: optimizer, data, evaluation, and whoever else uses your cores.
+# Well below 100%, although nothing was sent anywhere: the matrices are small, and norms, GELU and softmax count as no
+# work at all. And this is the best of many steps. A whole run is lower still: optimizer, data, evaluation, and
+# whoever else uses your cores.
 
 # %% [markdown]
 # ### 4.3 What must stay in memory
 # > difficulty 1/5 · importance 5/5 · 8 minutes · about 4 lines
 #
-# Four things live as long as the run: weights, gradients, Adam's two moments (a mean and a mean square of each gradient), and, in mixed
-# precision, float32 **master weights**. Why those? A bf16 number has 8 bits of precision. Adding 0.001 to 1.0 gives 1.0:
+# Four things live as long as the run: weights, gradients, Adam's two moments (a mean and a mean square of each
+# gradient), and, in mixed precision, float32 **master weights**. Why those? A bf16 number has 8 bits of precision.
+# Adding 0.001 to 1.0 gives 1.0:
 
 # %%
 one = torch.tensor(1.0, dtype=torch.bfloat16)
@@ -230,15 +238,16 @@ for name, n in (("350M", 354e6), ("1.5B", 1.5e9), ("7B", 7e9), ("70B", 70e9)):
     print(f"{name:>5}: {need / 1e9:6.1f} GB fits {', '.join(fits) or 'no single GPU: labs 06 to 12'}")
 
 # %% [markdown]
-# Did you notice? "mixed" and "fp32" both have 16 bytes a parameter. **Mixed precision saves time and activations, not model state.**
+# Did you notice? "mixed" and "fp32" both have 16 bytes a parameter. **Mixed precision saves time and activations, not
+# model state.**
 
 # %% [markdown]
 # ### 4.4 What waits for backward
 # > difficulty 3/5 · importance 4/5 · 18 minutes · about 7 lines
 #
-# The rest of the memory is activations: what forward keeps because backward will need it. The rules are few.
-# A linear layer keeps its input. GELU keeps its input. A norm keeps its input and two numbers for each token. Attention keeps q, k, v
-# and its output. An addition keeps nothing. And a tensor that two of them keep exists once:
+# The rest of the memory is activations: what forward keeps because backward will need it. The rules are few. A linear
+# layer keeps its input. GELU keeps its input. A norm keeps its input and two numbers for each token. Attention keeps
+# q, k, v and its output. An addition keeps nothing. And a tensor that two of them keep exists once:
 #
 # | per token, in a block | numbers |
 # |---|---|
@@ -253,7 +262,8 @@ for name, n in (("350M", 354e6), ("1.5B", 1.5e9), ("7B", 7e9), ("70B", 70e9)):
 #
 # Embedding, head and loss are in `ends_bytes`, given. All numbers have `element` bytes except the log-sums.
 #
-# **Predict.** GPT-2 medium (C = 1024, 24 layers), 8 sequences of 1024 tokens, bf16, flash attention. How many GB in all blocks? (Leave out what is smaller than C.)
+# **Predict.** GPT-2 medium (C = 1024, 24 layers), 8 sequences of 1024 tokens, bf16, flash attention. How many GB in
+# all blocks? (Leave out what is smaller than C.)
 
 # %%
 check(activation_gb=...)
@@ -286,24 +296,28 @@ def of_blocks(flash, recompute):
     return [activation_bytes(config, 8, 1024, 2, recompute) - ends, ends]
 
 
-plots.activations({"plain attention": of_blocks(False, False), "flash": of_blocks(True, False),
-                   "flash, recomputed": of_blocks(True, True)}, ["24 blocks", "embedding, head, loss"],
-                  title="Saved for backward: GPT-2 medium, 8 x 1024 tokens")
+plots.activations(
+    {"plain attention": of_blocks(False, False), "flash": of_blocks(True, False),
+     "flash, recomputed": of_blocks(True, True)},
+    ["24 blocks", "embedding, head, loss"],
+    title="Saved for backward: GPT-2 medium, 8 x 1024 tokens")
 
 # %% [markdown]
-# Plain attention pays for a T x T matrix in each head. **Flash attention** never writes it: it keeps a log-sum for each row,
-# and computes the matrix again in backward, piece by piece, high up in the pyramid. The right bar is exercise 4.6.
+# Plain attention pays for a T x T matrix in each head. **Flash attention** never writes it: it keeps a log-sum for
+# each row, and computes the matrix again in backward, piece by piece, high up in the pyramid. The right bar is
+# exercise 4.6.
 
 # %% [markdown]
 # ### 4.5 A big batch in small pieces
 # > difficulty 2/5 · importance 5/5 · 14 minutes · about 6 lines
 #
-# Activations grow with the batch; model state does not. So compute the gradient of a big batch in pieces: `backward()` **adds** to `.grad`, and frees what the piece
-# had kept. This is **gradient accumulation**, and the whole difficulty is what to divide by. Every target that counts must have the same
-# weight, whatever piece it is in. Targets with the value IGNORE (padding, or a prompt in instruction tuning) do not count at all.
+# Activations grow with the batch; model state does not. So compute the gradient of a big batch in pieces:
+# `backward()` **adds** to `.grad`, and frees what the piece had kept. This is **gradient accumulation**, and the
+# whole difficulty is what to divide by. Every target that counts must have the same weight, whatever piece it is in.
+# Targets with the value IGNORE (padding, or a prompt in instruction tuning) do not count at all.
 #
-# **Predict.** 9 rows of text in pieces of 4, 4 and 1. Somebody takes the mean of each piece, and then the mean of the three means. By what factor
-# does the lonely last row weigh too much?
+# **Predict.** 9 rows of text in pieces of 4, 4 and 1. Somebody takes the mean of each piece, and then the mean of the
+# three means. By what factor does the lonely last row weigh too much?
 
 # %%
 check(ragged_factor=...)
@@ -326,7 +340,8 @@ def accumulate_gradients(loss_sum, inputs, targets, micro_batch):
 accumulate_gradients = check(accumulate_gradients)
 
 # %% [markdown]
-# The same gradient, and the memory of one piece. The price is not in FLOPs: it is that small pieces keep a GPU less busy.
+# The same gradient, and the memory of one piece. The price is not in FLOPs: it is that small pieces keep a GPU less
+# busy.
 
 # %%
 from ranklab.meter import SavedActivations
@@ -345,8 +360,8 @@ for micro_batch in (32, 8, 2):
 # ### 4.6 Compute again instead of keeping
 # > difficulty 4/5 · importance 5/5 · 18 minutes · about 5 lines
 #
-# And when one sequence alone is too much? Keep only the *input* of a block. When backward arrives there, run the block
-# again, this time with autograd on, and go backward through it. This is **activation checkpointing**.
+# And when one sequence alone is too much? Keep only the *input* of a block. When backward arrives there, run the
+# block again, this time with autograd on, and go backward through it. This is **activation checkpointing**.
 #
 # **Predict.** Every block is checkpointed. By how many per cent does the work of a step grow, at most?
 
@@ -354,9 +369,10 @@ for micro_batch in (32, 8, 2):
 check(recompute_percent=...)
 
 # %% [markdown]
-# Forward is given: inside a `Function` autograd is off, so nothing is kept but what you save. Backward is yours. Three
-# traps: the inputs must be cut off from the graph they came from, dropout must drop *the same* numbers again
-# (`random_replayed(state)` is a context for that), and the weights inside `function` are no inputs, yet want gradients.
+# Forward is given: inside a `Function` autograd is off, so nothing is kept but what you save. Backward is yours.
+# Three traps: the inputs must be cut off from the graph they came from, dropout must drop *the same* numbers again
+# (`random_replayed(state)` is a context for that), and the weights inside `function` are no inputs, yet want
+# gradients.
 
 # %%
 from ranklab.baseline.checkpointing import random_replayed, random_state
@@ -386,7 +402,8 @@ def checkpointed(function, *inputs):
 checkpointed = check(checkpointed)
 
 # %% [markdown]
-# A GPT of six layers, one step with your function around each block, and one without. The curve is what waits for backward:
+# A GPT of six layers, one step with your function around each block, and one without. The curve is what waits for
+# backward:
 
 # %%
 from ranklab.baseline.checkpointing import checkpoint_blocks
@@ -399,15 +416,16 @@ plots.live_bytes({"all kept": live_activations(GPT(deep), *batch),
                       checkpoint_blocks(GPT(deep), checkpointed), *batch)})
 
 # %% [markdown]
-# A mountain becomes a comb: in backward each tooth is one block, computed again and used up. More layers make the mountain higher, but hardly the comb.
+# A mountain becomes a comb: in backward each tooth is one block, computed again and used up. More layers make the
+# mountain higher, but hardly the comb.
 
 # %% [markdown]
 # ### Further
 #
 # Four more things that one device teaches. They are not needed for lab 02; come back when you like.
 #
-# **Roofline.** An operation waits either for arithmetic or for memory. Its *intensity* says which: FLOPs for each byte that it moves.
-# At which intensity do both take equally long on an H100 (989.4 TFLOP/s in bf16, 3.35 TB/s)?
+# **Roofline.** An operation waits either for arithmetic or for memory. Its *intensity* says which: FLOPs for each
+# byte that it moves. At which intensity do both take equally long on an H100 (989.4 TFLOP/s in bf16, 3.35 TB/s)?
 
 # %%
 check(break_even_intensity=...)
@@ -420,8 +438,8 @@ operations = block_operations(medium, batch=8, seq=1024) + [decode_operation(med
 plots.roofline(operations, hardware.H100)
 
 # %% [markdown]
-# Left of the ridge more FLOP/s would change nothing. That is why compilers *fuse* norms and additions into their neighbours, why
-# flash attention wins, and why generating text one token at a time uses a thousandth of the GPU.
+# Left of the ridge more FLOP/s would change nothing. That is why compilers *fuse* norms and additions into their
+# neighbours, why flash attention wins, and why generating text one token at a time uses a thousandth of the GPU.
 
 # %% [markdown]
 # ### 4.7 Sixteen bits and small gradients
@@ -436,8 +454,9 @@ for x in (1e-8, 1e-3, 1.001, 1e5):
     print(f"{x:10.4g}   bf16 {x.bfloat16().item():10.4g}   fp16 {x.half().item():10.4g}")
 
 # %% [markdown]
-# The cure for fp16: multiply the *loss* by a large scale, so that all gradients grow, and divide them by it before the
-# step. Which scale? Try: when a gradient overflows, **skip** the step and **halve** the scale; after `interval` clean steps in a row, **double** it. (With bf16 none of this is needed, which is why everybody changed.)
+# The cure for fp16: multiply the *loss* by a large scale, so that all gradients grow, and divide them by it before
+# the step. Which scale? Try: when a gradient overflows, **skip** the step and **halve** the scale; after `interval`
+# clean steps in a row, **double** it. (With bf16 none of this is needed, which is why everybody changed.)
 
 # %%
 from ranklab.baseline import LossScale
@@ -477,8 +496,8 @@ plots.scale_history(scales, skipped)
 
 # %% [markdown]
 # **Streams.** On a GPU, Python does not compute. It puts kernels into a queue, a *stream*, and goes on at once. Two
-# consequences: a clock without `synchronize` measures how fast you can queue, and a `print(loss.item())` in each
-# step makes Python wait, and then the GPU. Here a thread plays the GPU; names and rules are CUDA's.
+# consequences: a clock without `synchronize` measures how fast you can queue, and a `print(loss.item())` in each step
+# makes Python wait, and then the GPU. Here a thread plays the GPU; names and rules are CUDA's.
 
 # %%
 import time
@@ -495,8 +514,8 @@ done = time.perf_counter() - start
 print(f"queued after {queued * 1e3:.1f} ms, done after {done * 1e3:.0f} ms")
 
 # %% [markdown]
-# Two streams run side by side, unless one waits for an **event** of the other. That is how communication hides behind computing
-# in lab 03: the all-reduce of one layer runs while the next layer is still computing.
+# Two streams run side by side, unless one waits for an **event** of the other. That is how communication hides behind
+# computing in lab 03: the all-reduce of one layer runs while the next layer is still computing.
 
 # %%
 other, spans = Stream(), {"stream 1": [], "stream 2": []}
@@ -562,8 +581,10 @@ assert mine == torchs
 assert all(torch.equal(a, b) for a, b in zip(mine_grads, torchs_grads))
 
 # %% [markdown]
-# **torch.amp** is mixed precision in two lines. `autocast` casts the inputs of matrix products to 16 bits, and leaves weights, norms
-# and losses in float32. (So with it the weights are float32, the gradients too, and there is no separate master copy: 4 + 4 + 8 = 16 bytes again.) `GradScaler` is your `scale_loss`: the check has just compared them step by step.
+# **torch.amp** is mixed precision in two lines. `autocast` casts the inputs of matrix products to 16 bits, and leaves
+# weights, norms and losses in float32. (So with it the weights are float32, the gradients too, and there is no
+# separate master copy: 4 + 4 + 8 = 16 bytes again.) `GradScaler` is your `scale_loss`: the check has just compared
+# them step by step.
 
 # %%
 model = GPT(GPTConfig())
@@ -587,15 +608,15 @@ for event in events:
     print(f"{event.key:48.48} {event.count:4} calls {event.self_cpu_time_total / 1e3:8.2f} ms")
 
 # %% [markdown]
-# Matrix products (`addmm`, `mm`, `bmm`) and their backward should lead such a list. When something else does, you have
-# found your first optimisation. `profiler.export_chrome_trace("trace.json")` opens in ui.perfetto.dev.
+# Matrix products (`addmm`, `mm`, `bmm`) and their backward should lead such a list. When something else does, you
+# have found your first optimisation. `profiler.export_chrome_trace("trace.json")` opens in ui.perfetto.dev.
 
 # %% [markdown]
 # ## 6. Project
 #
-# **Train the baseline that every later lab is compared with**: a GPT on text, with its tokens per second, its MFU, its
-# memory by category and its loss curve. It uses `ranklab.trainer`: AdamW, warm-up and cosine, clipping, accumulation, mixed precision,
-# checkpoints. The same entry point trains 1.5 billion parameters on a GPU (section 9).
+# **Train the baseline that every later lab is compared with**: a GPT on text, with its tokens per second, its MFU,
+# its memory by category and its loss curve. It uses `ranklab.trainer`: AdamW, warm-up and cosine, clipping,
+# accumulation, mixed precision, checkpoints. The same entry point trains 1.5 billion parameters on a GPU (section 9).
 
 # %%
 from ranklab.projects import baseline as project
@@ -607,8 +628,8 @@ print(project.report(found))
 plots.loss_curve(found["history"], found["bigram"])
 
 # %% [markdown]
-# At first the GPT learns what the bigram knows, and then it goes on: it looks back further than one byte. It has read 0.6 MB of Python so
-# far, and this is how it writes:
+# At first the GPT learns what the bigram knows, and then it goes on: it looks back further than one byte. It has read
+# 0.6 MB of Python so far, and this is how it writes:
 
 # %%
 print(found["sample"])
@@ -629,7 +650,8 @@ assert predicted == counted
 plots.memory(found["memory"], title="Memory of the baseline, by category")
 
 # %% [markdown]
-# The only difference is in the optimizer: Adam keeps a step counter of 4 bytes for each of its tensors. Everything else is equal, to the byte.
+# The only difference is in the optimizer: Adam keeps a step counter of 4 bytes for each of its tensors. Everything
+# else is equal, to the byte.
 
 # %%
 tensors = len(list(found["model"].parameters()))
@@ -637,14 +659,15 @@ for name, (predicted, counted) in found["memory"].items():
     assert counted - predicted == (4 * tensors if name == "optimizer state" else 0), name
 
 # %% [markdown]
-# What the clock can show here: that small matrices reach a small part of the peak. What it can't: anything about a GPU. There
-# the peak is ten thousand times higher, and waiting for memory, for Python and for other GPUs is what the time goes into. So this course
-# counts bytes and FLOPs exactly, prints times, and asserts none.
+# What the clock can show here: that small matrices reach a small part of the peak. What it can't: anything about a
+# GPU. There the peak is ten thousand times higher, and waiting for memory, for Python and for other GPUs is what the
+# time goes into. So this course counts bytes and FLOPs exactly, prints times, and asserts none.
 
 # %% [markdown]
 # ## 8. Interview questions
 #
-# Say your answer aloud before you unfold it. `ranklab drill --lab 01` in a terminal asks these and more, with other numbers each time.
+# Say your answer aloud before you unfold it. `ranklab drill --lab 01` in a terminal asks these and more, with other
+# numbers each time.
 
 # %%
 questions("01_baseline")
@@ -658,18 +681,21 @@ questions("01_baseline")
 # python -m ranklab.projects.baseline --size 350m --device cuda --compile --micro-batch 4 --recompute
 # ```
 #
-# What changes: bf16 by autocast, AdamW in one fused kernel, flash attention, `torch.compile` (the first step takes a minute or two),
-# a vocabulary padded to a multiple of 128, heads of 128, no wait for the GPU inside a step. The third line is for 24 GB.
+# What changes: bf16 by autocast, AdamW in one fused kernel, flash attention, `torch.compile` (the first step takes a
+# minute or two), a vocabulary padded to a multiple of 128, heads of 128, no wait for the GPU inside a step. The third
+# line is for 24 GB.
 #
-# What to expect: on H100 and H200 (989 TFLOP/s dense) well-tuned GPTs of this size reach 40% to 55% MFU in published runs; we aim at 50%.
-# This lab's GPU numbers are **not measured yet**: no GPU was at hand when it was written. Below 30%, look first for a wait in the loop
-# (`.item()`, `print`), then for small micro-batches, then for a context or vocabulary with an odd size.
+# What to expect: on H100 and H200 (989 TFLOP/s dense) well-tuned GPTs of this size reach 40% to 55% MFU in published
+# runs; we aim at 50%. This lab's GPU numbers are **not measured yet**: no GPU was at hand when it was written. Below
+# 30%, look first for a wait in the loop (`.item()`, `print`), then for small micro-batches, then for a context or
+# vocabulary with an odd size.
 
 # %% [markdown]
 # ## 10. What we left out
 #
 # - **fp8** training, CUDA graphs, hand-written kernels: one device can be faster still.
-# - **Selective recomputation**: keep what is dear to compute (products), recompute what is cheap (GELU, norms). `torch.compile` does some of it by itself.
+# - **Selective recomputation**: keep what is dear to compute (products), recompute what is cheap (GELU, norms).
+#   `torch.compile` does some of it by itself.
 # - **Offloading** optimizer state to the host: lab 06.
 # - **Data loading**: our text fits in memory. Real loaders are a common bottleneck; lab 04 reads their traces.
 # - A tokenizer: bytes are honest and slow. Real models see three to four bytes a token.

@@ -145,12 +145,13 @@ def judge_prediction(prediction, value):
         return math.isclose(a, b, rel_tol=prediction.tolerance)
 
     unit = f" {prediction.unit}" if prediction.unit else ""
+    number = f"{value:.10g}" if prediction.tolerance == 0 else f"{value:.6g}"
     if is_close(value, right):
-        return PASSED, f"ok    {value:.10g}{unit}. {prediction.why}".rstrip()
+        return PASSED, f"ok    {number}{unit}. {prediction.why}".rstrip()
     for slip, confusion in (prediction.slips or {}).items():
         if is_close(value, slip):
-            return FAILED, f"FAIL  {value:.10g}{unit}: {confusion}"
+            return FAILED, f"FAIL  {number}{unit}: {confusion}"
     if prediction.tolerance == 0 and value != round(value):
-        return FAILED, f"FAIL  {value:.10g}{unit}: a whole number is wanted"
+        return FAILED, f"FAIL  {number}{unit}: a whole number is wanted"
     way = "too small" if value < right else "too large"
-    return FAILED, f'FAIL  {value:.10g}{unit} is {way}. hint("{prediction.name}") shows the working.'
+    return FAILED, f'FAIL  {number}{unit} is {way}. hint("{prediction.name}") shows the working.'

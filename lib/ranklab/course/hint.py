@@ -1,4 +1,4 @@
-"""hint and answer: help for an exercise or a prediction, a little more each time it is asked for."""
+"""hint and answer: help for an exercise or a prediction, a little more each time."""
 
 import inspect
 import os

@@ -168,21 +168,19 @@ class Keeper:
 
 
 def judge_all(folder, *names):
-    """Each of `names` has its verdict in the log: predictions first, then what was kept."""
+    """Each of `names`, predictions and kept exercises, has its verdict in the log, in order."""
     die_with(os.getppid())
     folder = Path(folder)
     task, log = json.loads((folder / "task.json").read_text()), Log(folder / "verdicts.log")
     checks = labs.checks_of(task["stem"])
     _limit_damage()
     log.add(ready=True)  # what was imported until now is not on a learner's clock
-    for prediction in checks.PREDICTIONS:
-        if prediction.name in names:
-            state, reason = _judge_number(prediction, task["predictions"][prediction.name])
-            log.add(name=prediction.name, state=state, reason=reason)
-    for exercise in checks.EXERCISES:
-        if exercise.name in names:
-            state, reason = _judge_kept(exercise, folder / "kept" / f"{exercise.name}.pickle")
-            log.add(name=exercise.name, state=state, reason=reason)
+    items = {item.name: item for item in (*checks.PREDICTIONS, *checks.EXERCISES)}
+    for name in names:
+        text = task["predictions"].get(name)
+        state, reason = (_judge_number(items[name], text) if text else
+                         _judge_kept(items[name], folder / "kept" / f"{name}.pickle"))
+        log.add(name=name, state=state, reason=reason)
     os._exit(0)
 
 

@@ -17,16 +17,16 @@ MARK = "RANKLAB_GRADING"  # in the environment of every process that a notebook 
 PACKAGES = str(Path(__file__).parents[2])
 START = ("import sys; from ranklab.course import regrade; "
          "getattr(regrade, sys.argv[1])(*sys.argv[2:])")
-IMPORTS = 60  # seconds before the first line of the log is late
+IMPORTS = 120  # seconds before the first line of the log is late
 POLL = 0.05  # seconds
 DEATH_LIMIT = 5  # seconds for killed processes to be gone
 
 
 def run(function, scratch, log, limit, quiet_limit, *arguments):
-    """`function` of regrade.py has run; False when it was ended for want of time.
+    """`function` of regrade.py has run: (True if it came to an end by itself, seconds).
 
-    That is after `limit` seconds, or `quiet_limit` after the last line of its log. Whatever it
-    has started is ended, too.
+    It is ended after `limit` seconds, or `quiet_limit` after the last line of its log, and with it
+    whatever it has started. The clock begins with the first line: imports don't count.
     """
     for folder in ("work", "tmp", "home", "kept"):
         (scratch / folder).mkdir(exist_ok=True)
@@ -35,7 +35,7 @@ def run(function, scratch, log, limit, quiet_limit, *arguments):
         cwd=scratch / "work", env=_environment(scratch), stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
     try:
-        return _ends_in_time(process, log, limit, quiet_limit)
+        return _wait(process, log, limit, quiet_limit)
     finally:
         end_all(scratch)
         process.wait()
@@ -48,17 +48,18 @@ def _environment(scratch):
             "IPYTHONDIR": str(scratch / "home"), "MPLBACKEND": "agg"}
 
 
-def _ends_in_time(process, log, limit, quiet_limit):
-    started = time.monotonic()
-    heard, length = started + IMPORTS, 0
+def _wait(process, log, limit, quiet_limit):
+    length, deadline = log.length(), time.monotonic() + IMPORTS
+    begun = None
     while process.poll() is None:
         now = time.monotonic()
         if length != (length := log.length()):
-            heard = now
-        if now > min(started + limit, heard + quiet_limit):
-            return False
+            begun = begun or now
+            deadline = min(begun + limit, now + quiet_limit)
+        if now > deadline:
+            return False, now - (begun or now)
         time.sleep(POLL)
-    return True
+    return True, time.monotonic() - (begun or time.monotonic())
 
 
 def end_all(scratch):

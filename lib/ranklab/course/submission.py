@@ -3,7 +3,6 @@
 import json
 import shutil
 import tempfile
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -64,8 +63,9 @@ def _run_cells(path, notebook, scratch, limit, row):
         "cell_limit": limit * CELL_SHARE, "predictions": notebook.predictions()}))
     (scratch / "work").mkdir()
     shutil.copy(path, scratch / "work")
-    in_time = not cells or sandbox.run("run_cells", scratch, log, limit, limit)
-    row.notes += _how_it_ended(log.entries(), in_time) if cells else []
+    if cells:
+        in_time, _ = sandbox.run("run_cells", scratch, log, limit, limit)
+        row.notes += _how_it_ended(log.entries(), in_time)
     for entry in log.entries():
         if "unkept" in entry:
             row.set(entry["unkept"], FAILED, f"it can't leave its notebook: {entry['error']}")
@@ -85,13 +85,14 @@ def _how_it_ended(entries, in_time):
 
 def _judge(notebook, scratch, limit, row):
     """Every exercise and prediction of the lab has its state in the row."""
-    log, deadline = Log(scratch / "verdicts.log"), time.monotonic() + limit
+    log = Log(scratch / "verdicts.log")
     kept = {file.stem for file in (scratch / "kept").glob("*.pickle")}
     exercises = {exercise.name: exercise for exercise in labs.checks_of(row.stem).EXERCISES}
-    todo = [name for name in names_of(row.stem) if name in kept | notebook.predictions().keys()]
+    todo = [*notebook.predictions(), *(name for name in exercises if name in kept)]
+    quiet_limit = limit * CELL_SHARE
     while todo:
-        left = deadline - time.monotonic()
-        in_time = sandbox.run("judge_all", scratch, log, left, limit * CELL_SHARE, *todo)
+        in_time, seconds = sandbox.run("judge_all", scratch, log, limit, quiet_limit, *todo)
+        limit -= seconds
         for entry in log.entries():
             if "name" in entry:
                 row.set(entry["name"], entry["state"], entry["reason"])
@@ -103,6 +104,7 @@ def _judge(notebook, scratch, limit, row):
         if name not in row.states:
             row.set(name, *notebook.why_missing(name))
     row.states = {name: row.states[name] for name in names_of(row.stem)}
-    if copied := [name for name in exercises if name in kept
-                  and notebook.is_copied(exercises[name])]:
-        row.notes.append(f"same text as the library: {', '.join(copied)}")
+    copied = [name for name in exercises if name in kept and notebook.is_copied(exercises[name])]
+    if copied:
+        names = "every exercise" if len(copied) == len(exercises) else ", ".join(copied)
+        row.notes.append(f"same text as the library: {names}")

@@ -17,7 +17,7 @@ def lying(ax, y, width, index, label=None, left=0, thick=0.6):
 def hierarchy(device):
     """The memory levels of `device`: the higher, the smaller and the faster."""
     levels = device.levels()
-    fig, ax = figure(7.5, 0.62 * len(levels) + 0.9)
+    fig, ax = figure(6.6, 0.5 * len(levels) + 0.8)
     rates = [level.bandwidth for level in levels]
     for row, level in enumerate(levels):
         # widths grow with the logarithm of the size, so that a pyramid comes out
@@ -124,7 +124,7 @@ def loss_curve(history, bigram, title="A GPT learns more than pairs of letters")
     held_out = sorted(history.held_out.items())
     line(ax, *zip(*held_out), 1, "held out")
     last = held_out[-1]
-    ax.annotate(f"{last[1]:.2f}", last, (0, -14), textcoords="offset points", ha="center",
+    ax.annotate(f"{last[1]:.2f}", last, (0, 8), textcoords="offset points", ha="center",
                 color=TONES[1], fontweight="bold")  # fmt: skip
     ax.axhline(bigram, color=INK, linestyle=":", linewidth=1.5)
     ax.text(history.steps[-1], bigram, f"bigram model, held out: {bigram:.2f} ", ha="right",

@@ -180,9 +180,9 @@ def time_against_size(measured, fits=None, crossover=None, title=None):
             line(ax, sizes, seconds, index, name, **({"marker": ""} if len(sizes) > 12 else {}))
     if crossover and np.isfinite(crossover):
         ax.axvline(crossover, color=INK, lw=1, ls=":")
-        left, right = ax.get_xlim()  # still linear: what counts is which side has room on the log
-        side = "right" if crossover**2 > max(left, sizes[0]) * right else "left"
-        ax.text(crossover, 0.03, f"  crossover {human_bytes(crossover)}  ", ha=side, va="bottom",
+        # Curves rise to the right, so the upper left is free; unless the line stands at its edge.
+        side = "left" if crossover < 10 * sizes[0] else "right"
+        ax.text(crossover, 0.97, f"  crossover {human_bytes(crossover)}  ", ha=side, va="top",
                 transform=ax.get_xaxis_transform(), fontsize=9)
     ax.set(xscale="log", yscale="log", xlabel="size of the tensor", ylabel="time")
     bytes_axis(ax.xaxis)

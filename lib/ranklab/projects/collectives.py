@@ -158,10 +158,7 @@ def fits(rows, verb="all_reduce"):
 
 
 def measured_crossover(lines):
-    """The size above which the ring's fitted line is below doubling's; None where they don't meet.
-
-    None means that one of the two is faster at every size measured here.
-    """
+    """The size above which the ring's fitted line is below doubling's; None: one always wins."""
     (a_ring, b_ring), (a_doubling, b_doubling) = lines["ring"], lines["doubling"]
     if a_ring <= a_doubling or b_ring >= b_doubling:
         return None

@@ -10,7 +10,8 @@ from ranklab.collectives import (
     Link, flat_ring_time, hierarchical_all_reduce, hierarchical_time, node_groups, ring_all_reduce,
 )
 from ranklab.collectives.emulate import EmulatedLinks
-from ranklab.engine import launch
+from ranklab.engine import device, launch
+from ranklab.projects.collectives_bench import finish
 
 NBYTES = 1_000_000  # what really moves: small, for the waiting is invented anyway
 
@@ -38,7 +39,7 @@ def emulate(ratios, nodes=2, per_node=2):
 
 def _time_both(ratios, per_node, folder):
     inside, across = node_groups(per_node)
-    x, seconds = torch.ones(NBYTES // 4), {}
+    x, seconds = torch.ones(NBYTES // 4, device=device()), {}
     for warm_up in (inside, across, None):  # the first message of a group opens its connections
         ring_all_reduce(x, warm_up)
     both = {"flat ring": lambda: ring_all_reduce(x),
@@ -49,6 +50,7 @@ def _time_both(ratios, per_node, folder):
             with EmulatedLinks(*links(ratio), per_node, folder):
                 start = time.perf_counter()
                 all_reduce()
+                finish()
                 seconds[name, ratio] = time.perf_counter() - start
     return seconds
 

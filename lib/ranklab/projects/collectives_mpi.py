@@ -10,8 +10,8 @@ from importlib.util import find_spec
 
 import numpy as np
 
-NO_MPI = ("MPI is not here. With an MPI library (apt install openmpi-bin libopenmpi-dev) and pip "
-          "install 'ranklab[mpi]' this runs: mpirun -n 4 python -m ranklab.projects.collectives --mpi")
+NO_MPI = ("MPI is not here. After apt install openmpi-bin libopenmpi-dev and pip install "
+          "'ranklab[mpi]' this runs: mpirun -n 4 python -m ranklab.projects.collectives --mpi")
 
 # Open MPI refuses more processes than cores, and root, which is who one is in a container.
 OPEN_MPI = {"OMPI_MCA_rmaps_base_oversubscribe": "1", "OMPI_ALLOW_RUN_AS_ROOT": "1",
