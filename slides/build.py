@@ -126,7 +126,7 @@ def measure(deck, folder, chromium):
          f"--user-data-dir={folder / 'profile'}", "--virtual-time-budget=10000",
          "--window-size=1280,720", "--dump-dom", page.as_uri()],
         text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-        timeout=90)
+        timeout=200)
     report = re.search(r'<pre id="report">(.*?)</pre>', done.stdout, re.S)
     if not report:
         raise SystemExit(f"{deck.name}: chromium printed no report (exit code {done.returncode})")

@@ -227,6 +227,15 @@ def test_large_sizes_are_what_their_names_say():
         assert states + kept + extra < 80e9, name
 
 
+def test_a_large_vocabulary_is_trained_on_bytes_too(monkeypatch):
+    small = project.LARGE(n_layer=1, n_head=1, n_embd=32, n_ctx=32)
+    monkeypatch.setitem(project.MODELS, "350m", small)
+    found = project.run("350m", **SMALL, precision="bf16", lr=1e-2, warmup=1)
+    assert found["shape"].vocab_size == 50304 and found["text"].vocab_size == 256
+    assert found["sample"].startswith("\ndef ")
+    assert found["flops"]["predicted"] == found["flops"]["counted"]
+
+
 def test_the_command_line(tmp_path):
     def call(*options, **environ):
         command = [sys.executable, "-m", "ranklab.projects.baseline", *options]

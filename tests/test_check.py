@@ -427,3 +427,14 @@ def test_records_lie_beside_the_labs_from_anywhere_in_a_checkout(tmp_path, monke
     (tmp_path / "solutions" / "deep").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "solutions" / "deep")
     assert progress.home() == tmp_path / ".ranklab"
+
+
+def test_an_endless_loop_in_this_process_ends(monkeypatch, exercises):
+    monkeypatch.setattr(sys.modules["ranklab.course.check"], "LIMIT", 0.2)
+
+    def endless(loss):
+        while True:
+            pass
+
+    verdict = judge(exercises, endless)
+    assert verdict.state == FAILED and "was not done after 0.2 s" in str(verdict)

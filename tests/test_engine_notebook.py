@@ -1,4 +1,4 @@
-"""launch from the cells of real kernels: names of cells, errors, interrupts, and no process left."""
+"""launch from cells of real kernels: names of cells, errors, interrupts, and no process left."""
 
 import json
 import signal

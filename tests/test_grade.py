@@ -1,11 +1,14 @@
 """`ranklab grade`: a bad submission costs its own row, and nothing that a notebook says counts."""
 
+import contextlib
 import csv
+import inspect
 import json
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 
 import psutil
@@ -96,6 +99,16 @@ SUBMISSIONS = {
 }
 
 
+@pytest.fixture(scope="module", autouse=True)
+def scratch(tmp_path_factory):
+    """Where the notebooks of these tests run."""
+    folder, before = tmp_path_factory.mktemp("scratch"), tempfile.tempdir
+    tempfile.tempdir = str(folder)
+    yield folder
+    tempfile.tempdir = before
+    assert list(folder.iterdir()) == [], "nothing is left on the disk"
+
+
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory):
     folder = tmp_path_factory.mktemp("class") / "handed_in"
@@ -157,15 +170,18 @@ def test_the_note_says_what_happened_and_where(rows):
     assert rows["solved"]["note"] == ""
 
 
-def test_nothing_that_a_notebook_started_is_left(rows):
-    assert not [p for p in psutil.process_iter() if _is_marked(p)]
+def test_nothing_that_a_notebook_started_is_left(rows, scratch):
+    assert left_over(scratch) == []
 
 
-def _is_marked(process):
-    try:
-        return MARK in process.environ()
-    except psutil.Error:
-        return False
+def left_over(scratch):
+    """The processes of graded notebooks; another test run on this machine has its own scratch."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get(MARK, "").startswith(str(scratch)):
+                found.append(process)
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -200,8 +216,6 @@ def test_a_function_that_hangs_or_ends_its_judge_fails_alone(slow_rows):
 
 
 def test_the_librarys_text_is_named(tmp_path, capsys):
-    import inspect
-
     source = inspect.getsource(labs.find_exercise("shard_range").answer)
     folder = tmp_path / "alice"
     write(folder, "00_ranks", source.replace("# the ranks", "# THE ranks"))
@@ -234,7 +248,9 @@ def test_ctrl_c_ends_it_and_keeps_what_is_graded(tmp_path):
     write(folder, "a", "print('nothing')")
     write(folder, "b", f"open({str(tmp_path / 'begun')!r}, 'w').close()\nwhile True: pass", STUB)
     command = [sys.executable, "-m", "ranklab.cli", "grade", str(folder), "--csv", str(table)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    (tmp_path / "scratch").mkdir()
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                               env={**os.environ, "TMPDIR": str(tmp_path / "scratch")})
     deadline = time.monotonic() + 60
     while not (tmp_path / "begun").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -243,4 +259,4 @@ def test_ctrl_c_ends_it_and_keeps_what_is_graded(tmp_path):
     assert process.returncode == 130 and "Traceback" not in err
     assert err.strip() == "stopped: 1 of 2 are graded"
     assert "a.ipynb" in table.read_text() and "b.ipynb" not in table.read_text()
-    assert not [p for p in psutil.process_iter() if _is_marked(p)]
+    assert left_over(tmp_path) == [] and list((tmp_path / "scratch").iterdir()) == []

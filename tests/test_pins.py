@@ -4,6 +4,7 @@ import importlib.metadata
 import re
 import subprocess
 import sys
+import sysconfig
 
 import yaml
 from conftest import ROOT, load_script
@@ -31,7 +32,10 @@ def test_every_requirement_is_pinned_inside_its_range():
 
 
 def test_pins_are_what_is_installed():
-    here = {normal(d.name): d.version.partition("+")[0] for d in importlib.metadata.distributions()}
+    # Only the environment's own folders: setuptools brings copies of some packages for itself.
+    places = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
+    found = importlib.metadata.distributions(path=list(places))
+    here = {normal(one.name): one.version.partition("+")[0] for one in found}
     assert pins()["torch"] == here["torch"]
     wrong = {name: (here[name], pin) for name, pin in pins().items() if here.get(name, pin) != pin}
     assert not wrong, "installed, pinned"

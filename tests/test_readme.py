@@ -58,13 +58,13 @@ def shell(checkout, tmp_path_factory):
     def run(line):
         return subprocess.run(["bash", "-c", line], cwd=checkout, env=environ, text=True,
                               stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                              stderr=subprocess.STDOUT, timeout=170)
+                              stderr=subprocess.STDOUT, timeout=280)
 
     return run
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("line", [line for line in commands() if line not in NOT_RUN_HERE])
 def test_command_runs(line, shell):
     done = shell(line)

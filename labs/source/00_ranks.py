@@ -53,7 +53,8 @@ import torch.distributed as dist
 def hello():
     x = torch.tensor([dist.get_rank()], device=device())
     dist.all_reduce(x)  # in place: x is now the sum over all ranks
-    print(f"I am LOCAL_RANK {os.environ['LOCAL_RANK']}, process {os.getpid()}; the sum is {x.item()}")
+    local = os.environ["LOCAL_RANK"]
+    print(f"I am LOCAL_RANK {local}, process {os.getpid()}; the sum is {x.item()}")
     return x.item()
 
 

@@ -144,7 +144,7 @@ for seq in (256, 1024, 4096, 16384):
           f"{rule / seq / 1e9:.2f}: {100 * rule / total:3.0f}% of it")
 
 # %% [markdown]
-# The rule is fine for short contexts. At 16k tokens it misses three quarters of the work. Lab 10 is for those.
+# The rule is fine for short contexts. At 16k tokens it misses two thirds of the work. Lab 10 is for those.
 
 # %% [markdown]
 # ### 4.2 How busy is the device?

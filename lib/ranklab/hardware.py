@@ -1,4 +1,4 @@
-"""What devices can do, in SI units: FLOP/s, bytes, bytes/s.
+"""What devices can do, in SI units: FLOP/s, bytes, bytes/s. A100, H100, H200, B200: SXM modules.
 
 Peaks are dense (vendors' sheets often print the sparse number, which is twice as high) and with
 float32 accumulation. Sources: NVIDIA's data sheets and architecture whitepapers of A10, A100, H100,

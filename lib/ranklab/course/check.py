@@ -4,9 +4,12 @@
     check(megabytes_sent=150)
 """
 
+import contextlib
 import dis
 import inspect
 import math
+import signal
+import threading
 from dataclasses import dataclass, field
 from numbers import Real
 
@@ -14,6 +17,7 @@ from ranklab.course import labs, progress
 from ranklab.course.exercise import Mistake, under_test
 from ranklab.engine.report import Failure
 
+LIMIT = 120  # seconds for a whole check, on a busy machine
 PASSED, FAILED, NOT_WRITTEN, LIBRARYS = "passed", "failed", "not written yet", "the library's own"
 
 
@@ -80,7 +84,7 @@ def judge(exercise, learners) -> Verdict:
         verdict.state = NOT_WRITTEN
         return verdict
     try:
-        with under_test(exercise):
+        with under_test(exercise), _time_limit():
             verdict.holds.extend(exercise.check(learners))
     except Mistake as mistake:
         verdict.mistake = mistake
@@ -89,6 +93,25 @@ def judge(exercise, learners) -> Verdict:
     if verdict.mistake:
         verdict.state = FAILED
     return verdict
+
+
+@contextlib.contextmanager
+def _time_limit():
+    """Inside, an endless loop in this process becomes a Mistake. (A launch has its own limit.)"""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread gets signals
+        return
+
+    def end(*_):
+        raise Mistake(f"it was not done after {LIMIT} s", "Is there a loop that never ends?")
+
+    before = signal.signal(signal.SIGALRM, end)
+    left, _ = signal.setitimer(signal.ITIMER_REAL, LIMIT)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, left)
+        signal.signal(signal.SIGALRM, before)
 
 
 def is_stub(learners):

@@ -1,4 +1,4 @@
-"""Ranks that somebody else started: torchrun, or srun. So one script serves python and a cluster."""
+"""Ranks that others started: torchrun, or srun. So one script serves python and a cluster."""
 
 import atexit
 import os

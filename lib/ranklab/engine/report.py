@@ -18,8 +18,9 @@ PACKAGE = str(Path(ENGINE).parent)
 NOT_LEARNERS = tuple(str(Path(PACKAGE, name))
                      for name in ("engine", "course", "checks", "meter"))
 TORCH_DISTRIBUTED = "/torch/distributed/"
-WAITS = ("all_", "barrier", "batch_isend", "broadcast", "destroy_process", "gather", "init_", "irecv",
-         "isend", "monitored", "new_", "recv", "reduce", "scatter", "send", "split_group", "wait")
+WAITS = ("all_", "barrier", "batch_isend", "broadcast", "destroy_process", "gather", "init_",
+         "irecv", "isend", "monitored", "new_", "recv", "reduce", "scatter", "send", "split_group",
+         "wait")  # beginnings of names
 PACKAGES = re.compile("/(site|dist)-packages/")  # also those of the user, or of the system
 SHOWN = 12  # lines of a traceback
 LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
@@ -157,7 +158,7 @@ class Stack:
         return cls(tuple(Frame(file, int(line), name) for file, line, name in found))
 
     def own(self):
-        """The learner's innermost frame, or the library's that they called from outside, or None."""
+        """The learner's innermost frame; the library's, where a project calls it; or None."""
         learners = [f for f in self.frames if f.is_learners()]
         outside = [f for f in learners if not f.file.startswith(PACKAGE)]
         return next(iter(outside or learners), None)

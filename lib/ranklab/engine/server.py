@@ -1,4 +1,4 @@
-"""The process that forks ranks: it has imported torch once, so that a fresh rank costs milliseconds.
+"""The process that forks ranks: it has imported torch once, so a fresh rank costs milliseconds.
 
 Why not `multiprocessing`'s forkserver: that one swallows an ImportError of its preload, imports
 `__main__` again in every rank, freezes os.environ at its start, and hands each rank the pipe that
@@ -26,10 +26,14 @@ import sys
 import time
 import traceback
 import types
+import weakref
 from pathlib import Path
 
+from ranklab.engine.rank import main as run_rank
+
 # Heavy, and needed by nearly every lab; a fresh rank would import them again and again.
-# ranklab's own modules are not here: an edit must be seen by the next launch.
+# Of ranklab only the engine is there, as old as the kernel's: an edit of any other module must be
+# seen by the next launch.
 PRELOAD = (
     "cloudpickle",
     "numpy",
@@ -125,10 +129,10 @@ class Server:
             os.dup2(fd["output"], 1)
             os.dup2(fd["output"], 2)
             os.close(fd.pop("output"))
+            for finalizer in weakref.finalize._registry:
+                finalizer.atexit = False  # or each rank takes back torch's operators: 30 ms
             sys.modules["__main__"] = types.ModuleType("__main__")
-            for name in [n for n in sys.modules if n.split(".")[0] == "ranklab"]:
-                del sys.modules[name]  # imported anew, so that edits are seen
-            importlib.import_module("ranklab.engine.rank").main(rank, **fd)
+            run_rank(rank, **fd)
             code = 0
         except BaseException:
             traceback.print_exc()

@@ -1,4 +1,4 @@
-"""What a launch tells of its ranks when they did not all return: who is to blame, who waits where."""
+"""What a launch tells of ranks that did not all return: who is to blame, and who waits where."""
 
 from ranklab.engine.report import (Failure, HangError, RankError, Stack, Value, describe_exit,
                                    rank_names)

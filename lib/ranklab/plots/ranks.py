@@ -32,7 +32,7 @@ def world(ranks, nodes=1):
 
 
 def shards(shard_range, n, sizes=(2, 3, 4, 8)):
-    """Who gets which part of range(n), computed by calling `shard_range`; one row per world size."""
+    """Who gets which part of range(n), by calling `shard_range`; one row for each world size."""
     fig, ax = figure(7.5, 0.5 * len(sizes) + 1)
     for row, size in enumerate(sizes):
         for rank in range(size):
@@ -67,7 +67,8 @@ def who_waits(waits, ranks):
     angle = [math.pi / 2 - 2 * math.pi * rank / ranks for rank in range(ranks)]
     places = [(math.cos(a), math.sin(a)) for a in angle]
     for rank, (x, y) in enumerate(places):
-        ax.add_patch(Circle((x, y), 0.24, fc=TONES[0] if rank in waits else FAINT, ec=INK, zorder=2))
+        tone = TONES[0] if rank in waits else FAINT
+        ax.add_patch(Circle((x, y), 0.24, fc=tone, ec=INK, zorder=2))
         ax.text(x, y, str(rank), color="white" if rank in waits else INK, ha="center",
                 va="center", fontsize=14, fontweight="bold", zorder=3)
     for waiter, awaited in waits.items():

@@ -215,7 +215,9 @@ def main(argv=None):
     if options.mpi:
         return _print_mpi(sizes, options.iters)
     if options.bench:
-        print(collectives_bench.report([options.ranks] if options.ranks else (2, 4)))
+        sentences = collectives_bench.report([options.ranks] if options.ranks else None)
+        if is_main_process():
+            print(sentences)
         return 0
     if options.slow_links:
         print(collectives_links.table())

@@ -40,11 +40,9 @@ def emulate(ratios, nodes=2, per_node=2):
 def _time_both(ratios, per_node, folder):
     inside, across = node_groups(per_node)
     x, seconds = torch.ones(NBYTES // 4, device=device()), {}
-    for warm_up in (inside, across, None):  # the first message of a group opens its connections
-        ring_all_reduce(x, warm_up)
     both = {"flat ring": lambda: ring_all_reduce(x),
             "hierarchical": lambda: hierarchical_all_reduce(x, inside, across)}
-    for ratio in ratios:
+    for ratio in (0, *ratios):  # 0 warms up: first messages open connections
         for name, all_reduce in both.items():
             dist.barrier()
             with EmulatedLinks(*links(ratio), per_node, folder):
