@@ -65,6 +65,17 @@ def pytest_configure(config):
         config.add_cleanup(lambda: shutil.rmtree(home, ignore_errors=True))
 
 
+@pytest.fixture
+def one_thread():
+    """Two threads for tiny matrices only wait for each other when the machine is busy."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture(scope="session")
 def checkout(tmp_path_factory):
     """A copy of this checkout in a fresh folder, with a ready .venv that borrows our packages.

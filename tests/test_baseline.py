@@ -26,18 +26,11 @@ from ranklab.meter import SavedActivations, memory_of
 from ranklab.models.gpt import GPT, GPTConfig, count_parameters
 from ranklab.projects import baseline as project
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 SHAPES = [GPTConfig(),
           GPTConfig(vocab_size=77, n_ctx=33, n_layer=3, n_head=1, n_embd=10),
           GPTConfig(vocab_size=128, n_ctx=20, n_layer=1, n_head=6, n_embd=48, flash=False)]
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Two threads for tiny matrices only wait for each other when the machine is busy."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -7,16 +7,9 @@ import torch
 from ranklab import data, hardware
 from ranklab.models.gpt import GPT, IGNORE, GPTConfig, count_parameters
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 TINY = GPTConfig(vocab_size=31, n_ctx=12, n_layer=2, n_head=2, n_embd=16)
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Two threads for tiny matrices only wait for each other when the machine is busy."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def tiny(**changes):

@@ -23,6 +23,9 @@ LAYERS = (
     ("hybrid", "trainer", "checkpoint"),
     ("plots", "projects", "checks", "interview", "course", "cli"),
 )
+VERBS = {"send", "recv", "isend", "irecv", "batch_isend_irecv", "broadcast", "reduce", "gather",
+         "scatter", "all_reduce", "all_gather", "all_gather_into_tensor", "reduce_scatter",
+         "reduce_scatter_tensor", "all_to_all", "all_to_all_single", "barrier"}
 FILE_LINES, FUNCTION_LINES, COLUMNS = 250, 40, 100              # what we aim at
 FILE_LINES_MOST, FUNCTION_LINES_MOST, TEST_LINES_MOST = 300, 50, 500
 
@@ -141,6 +144,20 @@ def test_no_globals_and_no_work_at_import(path):
         fine = (ast.Import, ast.ImportFrom, ast.Assign, ast.AnnAssign, ast.FunctionDef,
                 ast.ClassDef)
         assert is_text or is_main or isinstance(node, fine), f"line {node.lineno} runs at import"
+
+
+@pytest.mark.parametrize("path", [p for p in MODULES if layer(part_of(p)) in (1, 2, 3)
+                                  and part_of(p) not in ("engine", "meter")], ids=named)
+def test_public_functions_that_communicate_take_a_group(path):
+    for function in parse(path).body:
+        if not isinstance(function, ast.FunctionDef) or function.name.startswith("_"):
+            continue
+        called = {node.func.attr for node in ast.walk(function) if isinstance(node, ast.Call)
+                  and ast.unparse(node.func).startswith("dist.")}
+        takes = [one.arg for one in (*function.args.args, *function.args.kwonlyargs)]
+        if called & VERBS:
+            assert any("group" in name or name in ("inside", "across") for name in takes), \
+                f"{function.name} calls {called & VERBS} but takes no group"
 
 
 def test_no_file_for_leftovers():

@@ -11,17 +11,10 @@ from ranklab.data import Text, batch_at
 from ranklab.models.gpt import GPT, GPTConfig
 from ranklab.trainer import Hooks, TrainConfig, Trainer, learning_rate, make_optimizer
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 SHAPE = GPTConfig(vocab_size=32, n_ctx=16, n_layer=1, n_head=2, n_embd=16)
 QUICK = {"steps": 6, "batch": 6, "micro_batch": 6, "warmup": 2, "log_every": 2, "eval_batch": 4}
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Two threads for tiny matrices only wait for each other when the machine is busy."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def text():

@@ -469,7 +469,7 @@ questions("00_ranks")
 # The project, as it is, on one node with 8 GPUs and on four nodes:
 #
 # ```bash
-# torchrun --nproc-per-node 8 -m ranklab.projects.ranks
+# labs/jobs/torchrun.sh ranks
 # sbatch labs/jobs/ranks.sbatch
 # ```
 #

@@ -616,7 +616,7 @@ questions("02_collectives")
 # ## 9. On real GPUs
 #
 # ```bash
-# labs/jobs/collectives.torchrun.sh --max 1G
+# labs/jobs/torchrun.sh collectives --max 1G
 # sbatch labs/jobs/collectives.sbatch
 # ```
 #

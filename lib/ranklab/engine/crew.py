@@ -17,8 +17,11 @@ from ranklab.engine.server_lines import Lines, ServerDied
 
 GRACE = 0.1  # seconds after the first failure in which others may report theirs
 CAUSE_LIMIT = 2.0  # seconds more, while all that failed have only lost a peer
+
+# All these together are below 5 s: no launch holds a cell for more than `timeout` and 5 s.
 STACK_LIMIT = 1.0  # seconds for the ranks to say where they are
-EXIT_LIMIT = 4.0  # seconds for released ranks to leave their group, and for killed ones to be gone
+RELEASE_LIMIT = 2.5  # seconds for released ranks to leave their group
+KILL_LIMIT = 1.5  # seconds for killed ranks to be gone
 DRAIN_LIMIT = 0.5  # seconds for output that is still in the pipes
 CHUNK = 1 << 20
 
@@ -175,11 +178,11 @@ class Crew:
         self.lines.request({"signal": member.rank, "number": number.value})
 
     def release(self):
-        """Every rank has left its group and ended by itself, or was killed after EXIT_LIMIT."""
+        """Every rank has left its group and ended by itself, or will be killed."""
         for member in self.members:
             with contextlib.suppress(OSError):  # it died after its report; its value is here
                 member.channel.send(b"r")
-        self._wait(self._all_gone, EXIT_LIMIT)
+        self._wait(self._all_gone, RELEASE_LIMIT)
 
     def _all_gone(self):
         return all(m.exit_code is not None for m in self.members)
@@ -190,7 +193,7 @@ class Crew:
                 if member.exit_code is None:
                     self._signal(member, signal.SIGKILL)
             with contextlib.suppress(ServerDied):  # and its ranks with it
-                self._wait(self._all_gone, EXIT_LIMIT)
+                self._wait(self._all_gone, KILL_LIMIT)
             self._drain()
         finally:
             self._close()

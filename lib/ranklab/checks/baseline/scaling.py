@@ -12,20 +12,32 @@ def half_loss(w, x, factor):
     return (w.half() * x).float().sum() * factor
 
 
-FACTORS = (1.0, 1.0, 1e-8, 64.0, 1.0, 1.0, 1.0, float("nan"), 1.0, 1.0)  # 64 x 2^12 overflows
+# What the gradients of the two parameters are multiplied by: 64 x 2^12 overflows in fp16.
+FACTORS = (
+    (1.0, 1.0), (1.0, 1.0), (1e-8, 1.0),  # the scale doubles after these three
+    (1.0, 1.0), (1.0, 1.0), (1.0, 1.0),  # and after these, not before
+    (1.0, 1.0), (1.0, 1.0), (64.0, 64.0),  # two clean steps, then an overflow: count from 0
+    (1.0, 1.0), (1.0, 1.0), (1.0, 1.0),
+    (1.0, 64.0), (1.0, 1.0), (float("nan"), 1.0),  # one parameter alone, the second and the first
+    (1.0, 1.0), (1.0, 1.0), (1.0, 1.0),
+)  # fmt: skip
 
 
 def _scaled_run(step):
-    """[(w, gradient of the step or None, scale)]; `step(loss, optimizer)` returns the new scale."""
-    w = nn.Parameter(torch.tensor([1.0, 2.0]))
+    """[(weights, gradients of the step or None, scale)] of two parameters, side by side;
+    `step(loss, optimizer)` returns the new scale.
+    """
+    first, second = (nn.Parameter(torch.tensor([1.0, 2.0])) for _ in range(2))
     unused = nn.Parameter(torch.ones(1))  # has no gradient, like a frozen or skipped layer
-    optimizer = torch.optim.SGD([w, unused], lr=0.1, momentum=0.9)
-    used, seen = [], []
-    optimizer.register_step_pre_hook(lambda *_: used.append(w.grad.clone()))
-    for factor in FACTORS:
+    optimizer = torch.optim.SGD([first, second, unused], lr=0.1, momentum=0.9)
+    used, seen, x = [], [], torch.tensor([1.0, 0.5]).half()
+    optimizer.register_step_pre_hook(lambda *_: used.append(torch.cat(
+        [torch.zeros(2) if w.grad is None else w.grad for w in (first, second)])))
+    for a, b in FACTORS:
         used.clear()
-        scale = step(half_loss(w, torch.tensor([1.0, 0.5]).half(), factor), optimizer)
-        seen.append((w.detach().clone(), used[0] if used else None, scale))
+        scale = step(half_loss(first, x, a) + half_loss(second, x, b), optimizer)
+        weights = torch.cat([first, second]).detach()
+        seen.append((weights, used[0] if used else None, scale))
     return seen
 
 
@@ -53,41 +65,56 @@ def check_scale_loss(scale_loss):
         return state.scale
 
     right, got = _scaled_run(_torchs_scaler()), _scaled_run(step)
-    said = {2: "three clean steps: the scale doubles", 3: "an overflow: no step, half the scale",
-            6: "three clean steps after it: doubled again",
-            7: "a NaN: no step, half the scale"}  # fmt: skip
+    said = {5: "three clean steps: the scale doubles; and after three more again",
+            8: "an overflow: no step, half the scale",
+            11: "three clean steps after it: doubled again",
+            14: "one bad gradient, the first or the second, inf or NaN: no step, half the scale"}
+    last = ""  # what changed the scale last
     for at, (mine, torchs) in enumerate(zip(got, right)):
-        _compare_scaled(f"step {at + 1}, loss x {FACTORS[at]:g}", mine, torchs)
+        _compare_scaled(at, mine, torchs, last)
+        if torchs[2] != (right[at - 1][2] if at else 2.0**11):
+            last = "overflow" if torchs[1] is None else "doubling"
         if at in said:
             yield said[at]
     yield "weights and scale are torch.amp.GradScaler's, step by step"
 
 
-def _compare_scaled(case, mine, torchs):
+def _compare_scaled(at, mine, torchs, last):
     (w, used, scale), (right_w, right_used, right_scale) = mine, torchs
+    first, second = FACTORS[at]
+    case = f"step {at + 1}, gradients x {first:g} and x {second:g}"
     if right_used is None and used is not None:
-        raise Mistake(f"{case}: the optimizer stepped, though a gradient was not finite",
-                      "Look before you step: if any gradient is inf or NaN, skip the step. Setting "
-                      "it to zero and stepping still moves the weights, by their momentum.")
+        hint = ("Look before you step: if any gradient is inf or NaN, skip the step. Setting it to "
+                "zero and stepping still moves the weights, by their momentum.")
+        if first != second:  # it did skip when both had overflowed
+            hint = ("Only one of the two parameters has a bad gradient here. Look at all "
+                    "gradients, not at those of one parameter.")
+        raise Mistake(f"{case}: the optimizer stepped, though a gradient was not finite", hint)
     if right_used is not None and used is None:
         raise Mistake(f"{case}: the optimizer did not step",
                       "All gradients are finite here. A parameter may have no gradient at all.")
     if used is not None and not torch.allclose(used, right_used, rtol=1e-3, atol=0):
-        what = f"{case}: the optimizer got {used.tolist()}; right is {right_used.tolist()}"
-        if used.any():
-            raise Mistake(what, "Divide the gradients by the scale before optimizer.step(), and "
-                                "start each step from zero gradients.")
-        raise Mistake(what, "Its gradient was lost: 1e-8 is below what fp16 can hold. Scale the "
-                            "loss before backward, not the gradients after it.")
+        hint = ("Divide the gradients by the scale before optimizer.step(), and start each step "
+                "from zero gradients.")
+        if (used == 0)[right_used != 0].any():
+            hint = ("A gradient was lost: 1e-8 is below what fp16 can hold. Scale the loss before "
+                    "backward, not the gradients after it.")
+        raise Mistake(f"{case}: the optimizer got {used.tolist()}; right is {right_used.tolist()}",
+                      hint)
     if not torch.allclose(w, right_w, rtol=1e-4):
         raise Mistake(f"{case}: the weights are {w.tolist()}; right are {right_w.tolist()}",
                       "Only optimizer.step() may change them, once a step.")
     if scale != right_scale:
-        if right_used is None:
-            hint = "After an overflow the scale halves."
-        elif right_scale > scale:
-            hint = "After `interval` clean steps in a row the scale doubles."
-        else:
-            hint = ("It doubles too soon. An overflow sets clean_steps back to 0, and so does "
-                    "doubling.")
-        raise Mistake(f"{case}: the scale is {scale:g}; right is {right_scale:g}", hint)
+        raise Mistake(f"{case}: the scale is {scale:g}; right is {right_scale:g}",
+                      _scale_hint(scale, right_scale, right_used is None, last))
+
+
+def _scale_hint(scale, right, overflowed, last):
+    if overflowed:
+        return "After an overflow the scale halves."
+    if right > scale:
+        return ("After `interval` clean steps in a row the scale doubles, each time: `interval` "
+                "steps later it doubles again.")
+    return {"overflow": "It doubles too soon: an overflow sets clean_steps back to 0.",
+            "doubling": "It doubles too soon: doubling sets clean_steps back to 0.",
+            "": "It doubles too soon: after `interval` clean steps in a row."}[last]
