@@ -200,7 +200,7 @@ def test_results_can_go_into_memory_that_is_there():
 
 def _bad_peer():
     x = torch.zeros(1)
-    c.exchange(x, dist.get_rank() + 1, x, 0)
+    c.exchange(x, dist.get_world_size(), x, 0)
 
 
 def test_bad_input_on_ranks_is_a_sentence():

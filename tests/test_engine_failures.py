@@ -161,63 +161,65 @@ def test_what_a_dead_rank_printed_is_shown(capfd, monkeypatch):
 
 # a hang
 
+STATES = {  # name -> what the HangError says of each rank
+    "skipped collective": ["waits in all_reduce at .* in skipped_collective:  dist.all_reduce",
+                           r"finished after \d+\.\d s, and waits to be released$",
+                           "waits in all_reduce at "],
+    "both send first": [r"waits in send at .*, in exchange:  dist\.send\(x, peer\)$"] * 2,
+    "endless loop": [r"is at .*, in endless_loop:  (while dist.get_rank\(\) == 0:|pass)$",
+                     r"waits in barrier at .*, in endless_loop:  dist\.barrier\(\)$"],
+    "returned early": ["finished after ", r"waits in all_gather at .*:  dist\.all_gather\("],
+    "forgotten barrier": ["waits in barrier at ", "finished after "],
+    "inside a model": ["waits in all_gather_object at .* in forward:  ", "finished after "],
+    "in a thread": [r"is at .*, in in_a_thread:  thread\.join\(\)$"] * 2,
+    "stopped": ["did not say where: it was still starting, or answers no signals$"],
+    "the collective itself": ["waits in recv$"] * 2,
+}
+
+
+def is_as_expected(name, error):
+    states = [f"  rank {rank}  {state}" for rank, state in enumerate(STATES[name])]
+    lines = str(error).splitlines()[1:]
+    return len(lines) == len(states) and all(map(re.match, states, lines))
+
+
 @pytest.fixture(scope="module")
 def hangs():
     """{name: (HangError, its limit, seconds it took)}; all hang at the same time, to save ours."""
     found = {}
 
-    def at_the_same_time(function):
-        threads = [threading.Thread(target=function, args=(n, *HANGS[n])) for n in HANGS]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-
-    def hang(name, call, ranks):
-        started = time.monotonic()
-        try:
-            launch(*call, ranks=ranks, timeout=limit)
-        except HangError as error:
-            found[name] = error, limit, time.monotonic() - started
+    def hang(name):
+        call, ranks = HANGS[name]
+        for limit in (3, 6, 12, 24):  # a busy machine may need longer to get to the line
+            started = time.monotonic()
+            try:
+                launch(*call, ranks=ranks, timeout=limit)
+            except HangError as error:
+                found[name] = error, limit, time.monotonic() - started
+                if is_as_expected(name, error):
+                    return
 
     launch(int, ranks=1)
-    started = time.monotonic()
-    at_the_same_time(lambda name, call, ranks: launch(dist.barrier, ranks=ranks))
-    # Enough for all their ranks to get to the line where they hang, also on a busy machine.
-    limit = 2 + round(4 * (time.monotonic() - started))
-    at_the_same_time(hang)
+    threads = [threading.Thread(target=hang, args=(name,)) for name in HANGS]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     return found
 
 
-def test_a_hang_ends_in_time_with_one_line_for_each_rank(hangs):
-    assert set(hangs) == set(HANGS)
+def test_a_hang_ends_in_time(hangs):
     for name, (error, limit, seconds) in hangs.items():
         assert limit <= seconds < limit + 5 + 5, name  # the promise, and some slack for 20 ranks
         assert isinstance(error, RankError) and isinstance(error, TimeoutError)
-        head, *states = str(error).splitlines()
-        assert f" of {HANGS[name][1]} did not finish within {limit} s" in head
-        assert [s[:8] for s in states] == [f"  rank {r}" for r in range(HANGS[name][1])], error
+        assert f" of {HANGS[name][1]} did not finish within {limit} s\n" in str(error)
         assert "ranklab/engine" not in str(error), error
 
 
-@pytest.mark.parametrize(("name", "states"), [
-    ("skipped collective", ["waits in all_reduce at .* in skipped_collective:  dist.all_reduce",
-                            r"finished after \d+\.\d s, and waits to be released$",
-                            "waits in all_reduce at "]),
-    ("both send first", [r"waits in send at .*, in exchange:  dist\.send\(x, peer\)$"] * 2),
-    ("endless loop", [r"is at .*, in endless_loop:  (while dist.get_rank\(\) == 0:|pass)$",
-                      r"waits in barrier at .*, in endless_loop:  dist\.barrier\(\)$"]),
-    ("returned early", ["finished after ", r"waits in all_gather at .*:  dist\.all_gather\("]),
-    ("forgotten barrier", ["waits in barrier at ", "finished after "]),
-    ("inside a model", ["waits in all_gather_object at .* in forward:  ", "finished after "]),
-    ("in a thread", [r"is at .*, in in_a_thread:  thread\.join\(\)$"] * 2),
-    ("stopped", ["did not say where: it was still starting, or answers no signals$"]),
-    ("the collective itself", ["waits in recv$"] * 2),
-])
-def test_the_report_of_a_hang(hangs, name, states):
-    lines = str(hangs[name][0]).splitlines()[1:]
-    for rank, (line, state) in enumerate(zip(lines, states, strict=True)):
-        assert re.match(f"  rank {rank}  {state}", line), line
+@pytest.mark.parametrize("name", HANGS)
+def test_the_report_of_a_hang_has_a_line_for_each_rank(hangs, name):
+    error = hangs[name][0]
+    assert is_as_expected(name, error), error
 
 
 def test_time_is_up_before_the_ranks_have_begun():

@@ -40,6 +40,7 @@ class Device:
     nvlink_bandwidth: float = 0.0  # to the GPUs of the same node; 0: it has none
     host_bandwidth: float = 0.0  # PCIe x16
     network_bandwidth: float = 0.0  # a usual card per GPU
+    lanes: int = 128  # float32 multiply-adds an SM starts per clock
 
     def peak_flops(self, dtype=torch.bfloat16):
         """The peak for matrix products in `dtype`."""
@@ -52,11 +53,11 @@ class Device:
 
     def levels(self):
         """The memory hierarchy from the fastest to the slowest; levels that it lacks are left out.
-        Registers: 256 KiB an SM on all of these, and a multiply-add (2 FLOPs) reads three floats.
-        SRAM: each SM reads 128 bytes a clock.
+        Registers: 256 KiB an SM on all of these, and each lane reads three floats a clock.
+        SRAM: each SM reads 128 bytes a clock. One clock for both.
         """
         all_levels = [
-            Level("registers", self.sms * 256 * 1024, self.fp32_flops / 2 * 12),
+            Level("registers", self.sms * 256 * 1024, self.sms * self.lanes * 12 * self.clock),
             Level("SRAM", self.sms * self.sram_bytes_per_sm, self.sms * 128 * self.clock),
             Level("L2", self.l2_bytes, self.l2_bandwidth),
             Level("HBM" if self.memory_bandwidth > 1.2e12 else "memory", self.memory_bytes,
@@ -73,7 +74,7 @@ MB, GB = 1e6, 1e9
 A10 = Device("A10", 125e12, 31.2e12, 24 * GB, 600 * GB, 72, 1.695e9, 128 * 1024,
              6 * MB, 2e12, 0, 32 * GB, 12.5 * GB)
 A100 = Device("A100", 312e12, 19.5e12, 80 * GB, 2039 * GB, 108, 1.41e9, 192 * 1024,
-              40 * MB, 5e12, 300 * GB, 32 * GB, 25 * GB)
+              40 * MB, 5e12, 300 * GB, 32 * GB, 25 * GB, 64)
 H100 = Device("H100", 989.4e12, 66.9e12, 80 * GB, 3350 * GB, 132, 1.83e9, 256 * 1024,
               50 * MB, 7e12, 450 * GB, 64 * GB, 50 * GB)
 H200 = Device("H200", 989.4e12, 66.9e12, 141 * GB, 4800 * GB, 132, 1.83e9, 256 * 1024,

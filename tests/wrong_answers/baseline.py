@@ -30,7 +30,7 @@ def transformer_flops__no_attention(config, batch, seq, backward=True):
 
 
 def transformer_flops__causal_half(config, batch, seq, backward=True):
-    """counted by half"""
+    """half of attention"""
     return _flops(config, batch, seq, backward, attention=1)
 
 
@@ -207,3 +207,72 @@ def activation_bytes__no_ends(config, batch, seq, element=4, recompute=False):
 def activation_bytes__recompute_ignored(config, batch, seq, element=4, recompute=False):
     """keeps one tensor, its input"""
     return _activations(config, batch, seq, element, False)
+
+
+def transformer_flops__one_layer(config, batch, seq, backward=True):
+    """multiply by config.n_layer"""
+    one = vars(config) | {"n_layer": 1}
+    return _flops(type(config)(**one), batch, seq, backward)
+
+
+def transformer_flops__head_in_each_layer(config, batch, seq, backward=True):
+    """not in each layer"""
+    return _flops(config, batch, seq, backward, head=config.n_layer)
+
+
+def transformer_flops__returns_nothing(config, batch, seq, backward=True):
+    """it returned None"""
+    _flops(config, batch, seq, backward)
+
+
+def mfu__times_devices(config, tokens_per_second, peak_flops, devices=1):
+    """multiplies by devices"""
+    flops = transformer_flops(config, 1, config.n_ctx) / config.n_ctx
+    return flops * tokens_per_second / peak_flops * devices
+
+
+def model_state_bytes__master_weights_with_the_weights(n, recipe="mixed"):
+    """master weights belong to the optimizer"""
+    return _state(n, *{"fp32": (4, 4, 8), "mixed": (6, 2, 8), "bf16": (2, 2, 4)}[recipe])
+
+
+def activation_bytes__one_layer(config, batch, seq, element=4, recompute=False):
+    """multiply by config.n_layer"""
+    one = type(config)(**(vars(config) | {"n_layer": 1}))
+    return _activations(one, batch, seq, element, recompute)
+
+
+def activation_bytes__one_token(config, batch, seq, element=4, recompute=False):
+    """multiply by batch \\* seq"""
+    ends = ends_bytes(config, batch, seq, element)
+    return (_activations(config, batch, seq, element, recompute) - ends) / (batch * seq) + ends
+
+
+def activation_bytes__one_norm(config, batch, seq, element=4, recompute=False):
+    """a block has two norms"""
+    return _activations(config, batch, seq, element, recompute, wide=15, stats=2)
+
+
+def activation_bytes__narrow_log_sums(config, batch, seq, element=4, recompute=False):
+    """log-sums are float32"""
+    attention = element * config.n_head if config.flash else None
+    return _activations(config, batch, seq, element, recompute, attention=attention)
+
+
+def activation_bytes__flash_and_plain_swapped(config, batch, seq, element=4, recompute=False):
+    """branches swapped"""
+    matrix = config.n_head * seq * element
+    attention = matrix if config.flash else 4 * config.n_head
+    return _activations(config, batch, seq, element, recompute, attention=attention)
+
+
+def activation_bytes__wide_ends(config, batch, seq, element=4, recompute=False):
+    """give ends_bytes your `element`"""
+    ends = [ends_bytes(config, batch, seq, e) for e in (element, 4)]
+    return _activations(config, batch, seq, element, recompute) - ends[0] + ends[1]
+
+
+def activation_bytes__ends_in_each_layer(config, batch, seq, element=4, recompute=False):
+    """after multiplying by the layers"""
+    more = (config.n_layer - 1) * ends_bytes(config, batch, seq, element)
+    return _activations(config, batch, seq, element, recompute) + more

@@ -334,3 +334,56 @@ def _correct_step(loss, optimizer, state):
             gradient.div_(state.scale)
         optimizer.step()
     return _after(state, finite)
+
+
+def accumulate_gradients__divides_by_rows(loss_sum, inputs, targets, micro_batch):
+    """divide by the rows of a piece"""
+    mean = 0.0
+    for x, y in _pieces(inputs, targets, micro_batch):
+        loss = loss_sum(x, y) / len(x)
+        loss.backward()
+        mean = mean + loss.detach()
+    return mean
+
+
+def checkpointed__not_detached(function, *inputs):
+    """detach them first"""
+
+    def backward(ctx, function, gradients):
+        kept = ctx.saved_tensors
+        with torch.enable_grad(), random_replayed(ctx.random):
+            outputs = function(*kept)
+        torch.autograd.backward(outputs, gradients)
+        return tuple(x.grad for x in kept)
+
+    return _checkpointed(_remember, backward)(function, *inputs)
+
+
+def checkpointed__one_gradient(function, *inputs):
+    """one gradient for each input"""
+
+    def backward(ctx, function, gradients):
+        kept = _kept(ctx)
+        with torch.enable_grad(), random_replayed(ctx.random):
+            outputs = function(*kept)
+        torch.autograd.backward(outputs, gradients)
+        return kept[0].grad
+
+    return _checkpointed(_remember, backward)(function, *inputs)
+
+
+def checkpointed__backward_left_empty(function, *inputs):
+    """one gradient for each input"""
+    return _checkpointed(_remember, lambda ctx, function, gradients: None)(function, *inputs)
+
+
+def checkpointed__asks_for_all_inputs(function, *inputs):
+    """can't be asked for it"""
+
+    def backward(ctx, function, gradients):
+        kept = _kept(ctx)
+        with torch.enable_grad(), random_replayed(ctx.random):
+            outputs = function(*kept)
+        return torch.autograd.grad(outputs, kept, gradients)
+
+    return _checkpointed(_remember, backward)(function, *inputs)

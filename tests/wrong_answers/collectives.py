@@ -32,9 +32,34 @@ def _broadcast(x, src=0, group=None, n_places=None):
     return out
 
 
-def _all_reduce(x, group=None):
-    shard = ring_reduce_scatter(x, group)
-    return ring_all_gather(shard, group, out=x.new_empty(x.shape))
+def _all_reduce(x, group=None, out=None):
+    out = x.new_empty(x.shape) if out is None else out
+    return ring_all_gather(ring_reduce_scatter(x, group, out), group, out)
+
+
+def _scatter(x, group=None, out=None, to=1, add=torch.Tensor.add_, talk_in=0):
+    rank, R, _, _ = _ring(group)
+    mine = x.flatten().tensor_split(R)
+    sums = None if out is None else out.view(-1).tensor_split(R)
+    partial = mine[rank - 1].clone()
+    for step in range(1, R):
+        i = (rank - 1 - step) % R
+        arriving = torch.empty_like(mine[i]) if sums is None else sums[i]
+        exchange(partial, (rank + to) % R, arriving, (rank - to) % R,
+                 group if talk_in == 0 else talk_in)
+        partial = add(arriving, mine[i])
+    return partial
+
+
+def _gather(shard, group=None, out=None, to=1):
+    rank, R, _, _ = _ring(group)
+    out = shard.new_empty(R * shard.numel()) if out is None else out
+    parts = out.view(-1).tensor_split(R)
+    parts[rank].copy_(shard.flatten())
+    for step in range(1, R):
+        exchange(parts[(rank - step + 1) % R], (rank + to) % R, parts[(rank - step) % R],
+                 (rank - to) % R, group)
+    return out
 
 
 def _server(x, server=0, group=None, answers=True):
@@ -111,6 +136,29 @@ def tree_broadcast__uses_the_backend(x, src=0, group=None):
     return out
 
 
+def tree_broadcast__forgets_the_group(x, src=0, group=None):
+    """Hand `group` on"""
+    return _broadcast(x, src)
+
+
+def tree_broadcast__src_is_a_global_rank(x, src=0, group=None):
+    """counts inside the group"""
+    return _broadcast(x, dist.get_group_rank(group, src) if group else src, group)
+
+
+def tree_broadcast__place_for_rank(x, src=0, group=None):
+    """turn a place back into a rank"""
+    rank, R, _, _ = _ring(group)
+    out, place, have = x.clone(memory_format=torch.contiguous_format), (rank - src) % R, 1
+    while have < R and out.numel():
+        if place < have and place + have < R:
+            dist.send(out, group=group, group_dst=place + have)
+        elif have <= place < 2 * have:
+            dist.recv(out, group=group, group_src=place - have)
+        have *= 2
+    return out
+
+
 # --- ring_reduce_scatter --------------------------------------------------------------------------
 
 
@@ -177,6 +225,54 @@ def ring_reduce_scatter__forgets_own_share(x, group=None, out=None):
     return partial
 
 
+def ring_reduce_scatter__forgets_the_group(x, group=None, out=None):
+    """Hand `group` on"""
+    return _scatter(x, None, out)
+
+
+def ring_reduce_scatter__exchange_without_the_group(x, group=None, out=None):
+    """exchange.+, group"""
+    return _scatter(x, group, out, talk_in=None)
+
+
+def ring_reduce_scatter__ignores_out(x, group=None, out=None):
+    """the result is not in it.*nothing was written"""
+    return _scatter(x, group)
+
+
+def ring_reduce_scatter__sum_beside_out(x, group=None, out=None):
+    """makes a new tensor elsewhere"""
+    return _scatter(x, group, out, add=torch.add)
+
+
+def ring_reduce_scatter__neighbours_swapped(x, group=None, out=None):
+    """The ring is swapped"""
+    return _scatter(x, group, out, to=-1)
+
+
+def ring_reduce_scatter__adds_another_chunk(x, group=None, out=None):
+    """mixes shares of different chunks"""
+    rank, R, right, left = _ring(group)
+    mine = x.flatten().tensor_split(R)
+    partial = mine[rank - 1].clone()
+    for step in range(1, R):
+        i = (rank - 1 - step) % R
+        arrived = exchange(partial, right, torch.empty_like(mine[i]), left, group)
+        partial = arrived + mine[(i + 1) % R][:1]
+    return partial
+
+
+def ring_reduce_scatter__does_not_accumulate(x, group=None, out=None):
+    """lacks rank|unsummed"""
+    rank, R, right, left = _ring(group)
+    mine = x.flatten().tensor_split(R)
+    total = mine[rank].clone()
+    for step in range(1, R):
+        i = (rank - 1 - step) % R
+        total = exchange(mine[(i + 1) % R], right, torch.empty_like(mine[i]), left, group) + mine[i]
+    return total
+
+
 # --- ring_all_gather ------------------------------------------------------------------------------
 
 
@@ -232,6 +328,16 @@ def ring_all_gather__one_step_too_many(shard, group=None, out=None):
     return out
 
 
+def ring_all_gather__forgets_the_group(shard, group=None, out=None):
+    """Hand `group` on"""
+    return _gather(shard, None, out)
+
+
+def ring_all_gather__neighbours_swapped(shard, group=None, out=None):
+    """The ring is swapped"""
+    return _gather(shard, group, out, to=-1)
+
+
 # --- ring_all_reduce ------------------------------------------------------------------------------
 
 
@@ -281,6 +387,21 @@ def ring_all_reduce__in_place(x, group=None, out=None):
     return x.copy_(_all_reduce(x, group))
 
 
+def ring_all_reduce__forgets_the_group(x, group=None, out=None):
+    """Hand `group` on"""
+    return _all_reduce(x, None, out)
+
+
+def ring_all_reduce__ignores_out(x, group=None, out=None):
+    """the result is not in it"""
+    return _all_reduce(x, group)
+
+
+def ring_all_reduce__keeps_the_strides(x, group=None, out=None):
+    """keeps its strides"""
+    return _all_reduce(x, group, torch.empty_like(x) if out is None else out)
+
+
 # --- hierarchical_all_reduce ----------------------------------------------------------------------
 
 
@@ -315,6 +436,12 @@ def hierarchical_all_reduce__no_out(x, inside=None, across=None):
 def hierarchical_all_reduce__no_gather(x, inside=None, across=None):
     """all-gather inside the node must follow"""
     return ring_all_reduce(ring_reduce_scatter(x, inside), across)
+
+
+def hierarchical_all_reduce__keeps_the_strides(x, inside=None, across=None):
+    """keeps its strides"""
+    shard = ring_all_reduce(ring_reduce_scatter(x, inside), across)
+    return ring_all_gather(shard, inside, out=torch.empty_like(x))
 
 
 # --- alpha_beta_time ------------------------------------------------------------------------------
@@ -357,6 +484,20 @@ def alpha_beta_time__any_name_will_do(algorithm, nbytes, ranks, alpha, beta):
     return _seconds(known_or_ring, nbytes, ranks, alpha, beta)
 
 
+def alpha_beta_time__rounds_down(algorithm, nbytes, ranks, alpha, beta):
+    """round log2 R up"""
+    if algorithm == "tree_broadcast":
+        return math.floor(math.log2(ranks)) * (alpha + nbytes * beta)
+    return _seconds(algorithm, nbytes, ranks, alpha, beta)
+
+
+def alpha_beta_time__whole_bytes_only(algorithm, nbytes, ranks, alpha, beta):
+    """not nbytes // ranks"""
+    if algorithm == "ring":
+        return 2 * (ranks - 1) * (alpha + nbytes // ranks * beta)
+    return _seconds(algorithm, nbytes, ranks, alpha, beta)
+
+
 # --- parameter_server -----------------------------------------------------------------------------
 
 
@@ -395,6 +536,11 @@ def parameter_server__in_place_on_the_server(x, server=0, group=None):
 def parameter_server__a_ring_instead(x, server=0, group=None):
     """A worker sends its x once"""
     return ring_all_reduce(x, group)
+
+
+def parameter_server__forgets_the_group(x, server=0, group=None):
+    """Hand `group` on"""
+    return _server(x, server)
 
 
 # --- doubling_all_reduce --------------------------------------------------------------------------
@@ -438,6 +584,31 @@ def doubling_all_reduce__same_partner_each_time(x, group=None):
     while step < R:
         total += exchange(total, rank ^ 1, torch.empty_like(total), rank ^ 1, group)
         step *= 2
+    return total
+
+
+def doubling_all_reduce__forgets_the_group(x, group=None):
+    """Hand `group` on"""
+    return _all_reduce(x)
+
+
+def doubling_all_reduce__into_the_total_itself(x, group=None):
+    """a place of its own"""
+    rank, R, _, _ = _ring(group)
+    total, step = x.clone(memory_format=torch.contiguous_format), 1
+    while step < R:
+        total += exchange(total, rank ^ step, total, rank ^ step, group)
+        step *= 2
+    return total
+
+
+def doubling_all_reduce__step_plus_one(x, group=None):
+    """Too many swaps"""
+    rank, R, _, _ = _ring(group)
+    total, step = x.clone(memory_format=torch.contiguous_format), 1
+    while step < R:
+        total += exchange(total, rank ^ step, torch.empty_like(total), rank ^ step, group)
+        step += 1
     return total
 
 

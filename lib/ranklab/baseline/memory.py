@@ -64,7 +64,7 @@ def as_trained(model, recipe="mixed"):
 
 
 def live_activations(model, inputs, targets):
-    """The bytes that wait for backward, from the start of a step to its end, in a list."""
+    """The bytes that wait for backward over one step: (list in forward, list in backward)."""
     seen, handles = [0], []
 
     def note(*_):
@@ -75,8 +75,10 @@ def live_activations(model, inputs, targets):
         handles.append(module.register_full_backward_hook(note))
     with SavedActivations(model) as saved:
         loss = model(inputs, targets)
+        note()
+        forward_ends = len(seen)
         loss.backward()
         note()
     for handle in handles:
         handle.remove()
-    return seen
+    return seen[:forward_ends], seen[forward_ends - 1 :]

@@ -48,8 +48,8 @@ def ring_all_gather(shard, group=None, out=None):
         out = shard.new_empty(R * shard.numel())
     chunks = out.view(-1).tensor_split(R)
     chunks[rank].copy_(shard.flatten())
-    for step in range(R - 1):  # pass on what came last; my own shard is the first to go
-        have, want = (rank - step) % R, (rank - step - 1) % R
+    for step in range(1, R):  # pass on what came last; my own shard is the first to go
+        have, want = (rank - step + 1) % R, (rank - step) % R
         exchange(chunks[have], (rank + 1) % R, chunks[want], (rank - 1) % R, group)
     return out
 

@@ -77,13 +77,18 @@ def activations(keeps, parts, title="What one block keeps for backward"):
 
 @styled
 def live_bytes(curves, title="Activations that wait for backward, during one step"):
-    """Kept bytes over the course of a step; curves: {label: [bytes after each event]}."""
+    """Kept bytes over a step; curves: {label: (bytes in forward, bytes in backward)}."""
     fig, ax = figure(7, 3)
-    for index, (label, seen) in enumerate(curves.items()):
-        x = np.linspace(0, 1, len(seen))
-        line(ax, x, seen, index, f"{label}: peak {human_bytes(max(seen))}", marker="")
+    for index, (label, (forward, backward)) in enumerate(curves.items()):
+        x = np.r_[np.linspace(0, 1, len(forward)), np.linspace(1, 3, len(backward))]
+        peak = max(*forward, *backward)
+        line(ax, x, forward + backward, index, f"{label}: peak {human_bytes(peak)}", marker="")
+    ax.axvline(1, color=INK, linestyle=":", linewidth=1.5)
     bytes_axis(ax.yaxis)
-    ax.set(title=title, xlabel="progress of the step (forward, then backward)", ylim=(0, None))
+    ax.set_xticks([0.5, 2], ["forward", "backward"])
+    ax.tick_params(axis="x", length=0)
+    ax.grid(axis="x", visible=False)
+    ax.set(title=title, ylim=(0, None), xlim=(0, 3))
     ax.legend(loc="upper right")
     return fig
 
@@ -137,15 +142,18 @@ def loss_curve(history, bigram, title="A GPT learns more than pairs of letters")
 
 
 @styled
-def scale_history(scales, skipped, title="Dynamic loss scaling"):
-    """The loss scale over the steps; steps that were skipped are marked."""
+def scale_history(scales, skipped, large=(), title="Dynamic loss scaling"):
+    """The scale that each step used; steps that were skipped and `large` batches are marked."""
     fig, ax = figure(7, 2.6)
-    line(ax, range(1, len(scales) + 1), scales, 0, "loss scale", marker="", drawstyle="steps-post")
-    at = [step + 1 for step in skipped]
-    line(ax, at, [scales[step] for step in skipped], 1, "overflow: step skipped", linestyle="")
-    ax.set(xlabel="step", ylabel="scale", title=title)
+    for place, step in enumerate(large):
+        ax.axvline(step, color=FAINT, linewidth=5, zorder=0,
+                   label=None if place else "batch with large gradients")  # fmt: skip
+    line(ax, range(len(scales)), scales, 0, "loss scale", marker="", drawstyle="steps-mid")
+    line(ax, skipped, [scales[step] for step in skipped], 1, "overflow: step skipped",
+         linestyle="")  # fmt: skip
+    ax.set(xlabel="step", ylabel="scale that the step used", title=title)
     ax.set_yscale("log", base=2)
-    ax.legend(loc="best")
+    ax.legend(loc="upper left", bbox_to_anchor=(1, 1))
     return fig
 
 
@@ -159,11 +167,11 @@ def arena(states, title="The same free bytes, in one piece and in pieces"):
             lying(ax, row, size, index % 2, left=start)
             ax.text(start + size / 2, row, name, ha="center", va="center", fontsize=8,
                     bbox={"fc": "white", "ec": "none", "pad": 1})  # fmt: skip
-        ax.text(arena.size * 1.01, row, f"free {arena.free_bytes}, largest gap {arena.largest_gap}",
-                va="center", fontsize=8.5)  # fmt: skip
+        ax.annotate(f"{arena.free_bytes} free\nlargest gap {arena.largest_gap}", (arena.size, row),
+                    (8, 0), textcoords="offset points", va="center", fontsize=8.5)  # fmt: skip
     ax.set_yticks(range(len(states)), list(states))
     widest = max(arena.size for arena in states.values())
-    ax.set(xlabel="address (bytes)", title=title, xlim=(0, 1.45 * widest))
+    ax.set(xlabel="address (bytes)", title=title, xlim=(0, widest))
     ax.invert_yaxis()
     ax.grid(False)
     return fig

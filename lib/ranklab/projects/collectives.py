@@ -230,7 +230,6 @@ def main(argv=None):
             print(summary(rows))
         if options.figure:
             from ranklab.plots.style import save
-
             save(figure(rows), options.figure)
     return 1 if any(row.wrong for row in rows) else 0
 

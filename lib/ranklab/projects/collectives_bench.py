@@ -35,7 +35,7 @@ def _ring_against_backend(nbytes, pairs):
 
 
 def report(ranks=None):
-    """The bench is done; one sentence for each number of ranks (under torchrun: that of the job)."""
+    """The bench is done; one sentence for each number of ranks (under torchrun, for the job's)."""
     ranks = ranks or ((int(os.environ["WORLD_SIZE"]),) if "WORLD_SIZE" in os.environ else (2, 4))
     return "\n".join(f"ring all-reduce from send and recv, 64 MB, {R} ranks: {ratio:.2f} of the "
                      "backend's bandwidth (aim: 0.5 or more)" for R, ratio in bench(ranks).items())

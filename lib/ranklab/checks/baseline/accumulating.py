@@ -85,6 +85,11 @@ def _accumulate_hint(factor, rows, micro_batch, targets, ignored):
     pieces, count = -(-rows // micro_batch), int((targets != IGNORE).sum())
     if abs(factor / count - 1) < 1e-3:
         return "These are the gradients of the sum. Divide by the number of targets that count."
+    for name, number in (("the rows of a piece", micro_batch), ("the rows of the batch", rows),
+                         ("the number of pieces", pieces), ("the tokens of a row", TINY.n_ctx)):
+        if abs(factor * number / count - 1) < 1e-3:
+            return (f"You divide by {name}. Divide by the number of targets that count, in the "
+                    "whole batch.")
     if abs(factor / pieces - 1) < 1e-3:
         return ("Each piece gives the gradient of its own mean, and backward() adds them up: "
                 "divide each by the count of the whole batch, not of the piece.")

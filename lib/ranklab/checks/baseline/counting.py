@@ -1,14 +1,16 @@
 """Checks of the formulas: each against what torch counts in a real step."""
 
+from numbers import Real
+
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from ranklab.baseline.memory import as_trained
+from ranklab.baseline.memory import as_trained, ends_bytes
 from ranklab.course.exercise import Mistake
 from ranklab.meter import SavedActivations, memory_of
 from ranklab.models.gpt import GPT, GPTConfig, count_parameters
 
-TINY = GPTConfig(vocab_size=101, n_ctx=24, n_layer=2, n_head=2, n_embd=16)
+TINY = GPTConfig(vocab_size=101, n_ctx=24, n_layer=3, n_head=2, n_embd=16)
 WIDE = GPTConfig(vocab_size=256, n_ctx=64, n_layer=3, n_head=3, n_embd=96)
 
 
@@ -26,13 +28,14 @@ def counted_flops(config, batch, seq, backward=True):
 def check_transformer_flops(transformer_flops):
     cases = [(TINY, 1, 24), (TINY, 5, 17), (WIDE, 2, 64)]
     for case in cases:
-        got, right = transformer_flops(*case, backward=False), counted_flops(*case, backward=False)
+        got = _number(transformer_flops(*case, backward=False), "the FLOPs")
+        right = counted_flops(*case, backward=False)
         if got != right:
             raise Mistake(f"forward of {_say(*case)}: {got:,} FLOPs; torch counts {right:,}",
                           _flops_hint(*case, got, right))
     yield "forward: equal to torch's counter, for two models and three shapes of batch"
     for case in cases:
-        got, right = transformer_flops(*case), counted_flops(*case)
+        got, right = _number(transformer_flops(*case), "the FLOPs"), counted_flops(*case)
         if got != right:
             forward = counted_flops(*case, backward=False)
             hint = {forward: "That is the forward alone. The default is a whole step.",
@@ -41,6 +44,12 @@ def check_transformer_flops(transformer_flops):
             raise Mistake(f"step of {_say(*case)}: {got:,} FLOPs; torch counts {right:,}",
                           hint.get(got, "Forward was right: how many forwards is a backward?"))
     yield "forward and backward: equal, too"
+
+
+def _number(got, what):
+    if isinstance(got, bool) or not isinstance(got, Real):
+        raise Mistake(f"it returned {got!r}", f"Return {what}, as a number.")
+    return got
 
 
 def _say(config, batch, seq):
@@ -55,9 +64,11 @@ def _flops_hint(config, batch, seq, got, right):
         3 * right: "That is forward and backward. With backward=False, count the forward alone.",
         right - attention: "Attention's own two products are missing: q @ k and probability @ v. "
                            "They have no weights, and grow with the square of the sequence.",
-        right - attention / 2: "Attention is counted by half. The masked half is computed too, or "
-                               "at least torch's counter and most papers say so; and there are "
-                               "two products, q @ k and probability @ v.",
+        right - attention / 2: "You count half of attention. Count the masked half too, as torch's "
+                               "counter and most papers do; and there are two products, q @ k "
+                               "and probability @ v.",
+        (right - head) / L + head: "That is one layer: multiply by config.n_layer.",
+        right + (L - 1) * head: "The head is there once, not in each layer.",
         right - head: "The head is missing: C x V for each token.",
         right + head: "Looking up an embedding multiplies nothing; only the head costs C x V.",
         right / batch: "You count one sequence: multiply by the batch.",
@@ -74,9 +85,11 @@ def check_mfu(mfu):
     for config, speed, peak, devices in ((WIDE, 1e6, 1e12, 1), (TINY, 3e7, 312e12, 8)):
         flops = counted_flops(config, 1, config.n_ctx) / config.n_ctx
         right = flops * speed / peak / devices
-        got = mfu(config, speed, peak, devices)
+        got = _number(mfu(config, speed, peak, devices), "the fraction")
         slips = {100 * right: "A fraction is wanted, not per cent.",
                  right * devices: "The peak of all devices together is devices x peak_flops.",
+                 right * devices**2: "`/ peak_flops * devices` multiplies by devices. Divide by "
+                                     "both: / (peak_flops * devices).",
                  right / 3: "Training is forward and backward: three forwards.",
                  right * config.n_ctx: "FLOPs per token, not per sequence of n_ctx tokens.",
                  6 * count_parameters(config) * speed / peak / devices:
@@ -116,8 +129,12 @@ def check_model_state_bytes(model_state_bytes):
             if got[name] != wanted:
                 what = (f"{recipe}, {name}: {got[name] / n:g} bytes a parameter; "
                         f"counted after a step: {wanted / n:g}")
-                bits = "These are bits; a byte has 8. " if got[name] == 8 * wanted else ""
-                raise Mistake(what, bits + STATE_HINTS[name])
+                hint = STATE_HINTS[name]
+                if got[name] == 8 * wanted:
+                    hint = "These are bits; a byte has 8. " + hint
+                if name == "parameters" and got[name] == wanted + 4 * n:
+                    hint = "The float32 master weights belong to the optimizer."
+                raise Mistake(what, hint)
         each = sum(right.values()) // n
         yield f"{recipe}: {each} bytes a parameter, as counted after a real Adam step"
 
@@ -158,20 +175,33 @@ def _compare_activations(activation_bytes, flash, batch, seq, dtype):
     e, tokens, C, H = dtype.itemsize, batch * seq, TINY.n_embd, TINY.n_head
     one, two = _layers(TINY, 1, flash), _layers(TINY, 2, flash)
     right1, right2 = (counted_activations(c, batch, seq, dtype) for c in (one, two))
-    got1, got2 = (activation_bytes(c, batch, seq, e) for c in (one, two))
+    got1, got2 = (_number(activation_bytes(c, batch, seq, e), "the bytes") for c in (one, two))
     case = f"{'flash' if flash else 'plain'}, batch {batch} x {seq}, {e} bytes a number"
     block, wanted = (got2 - got1) / tokens, (right2 - right1) / tokens
     if block != wanted:
+        factor = wanted / block if block else 0
+        forgotten = {0: "Two layers keep as much as one: multiply by config.n_layer.",
+                     tokens: "That is one token: multiply by batch * seq.",
+                     batch: "That is one sequence: multiply by the batch."}
         raise Mistake(f"{case}: a block keeps {block:g} bytes a token; counted {wanted:g}",
-                      _block_hint(block - wanted, C * e, H * seq * e, H * TINY.n_ctx * e, 4 * e,
-                                  4 * H, flash))
+                      forgotten.get(factor) or _ends_in_blocks(block - wanted, batch, seq, e)
+                      or _block_hint(block - wanted, C, H, seq, e, flash))
     if got1 != right1:
-        raise Mistake(f"{case}, 1 layer: {got1:,} bytes; counted {right1:,}",
-                      "The blocks are right. Add ends_bytes(config, batch, seq, element) once, for "
-                      "what lies before the first block and after the last.")
+        hint = ("The blocks are right. Add ends_bytes(config, batch, seq, element) once, for what "
+                "lies before the first block and after the last.")
+        if got1 - right1 == ends_bytes(one, batch, seq, 4) - ends_bytes(one, batch, seq, e):
+            hint = "Give ends_bytes your `element` too: without it, it counts 4 bytes a number."
+        raise Mistake(f"{case}, 1 layer: {got1:,} bytes; counted {right1:,}", hint)
 
 
-def _block_hint(excess, width, matrix, longest, stats, log_sum, flash):
+def _ends_in_blocks(excess, batch, seq, e):
+    if round(excess * batch * seq) == ends_bytes(TINY, batch, seq, e):
+        return "Add ends_bytes(...) once, after multiplying by the layers, not in each layer."
+    return ""
+
+
+def _block_hint(excess, C, H, seq, e, flash):
+    width, matrix, stats, log_sum = C * e, H * seq * e, 4 * e, 4 * H
     slips = {
         width: "The attention output is one tensor: the attention kernel and `out` share it.",
         2 * width: "q, k and v read the same input, and autograd keeps it once.",
@@ -179,15 +209,21 @@ def _block_hint(excess, width, matrix, longest, stats, log_sum, flash):
         -4 * width: "GELU keeps its input, 4 C wide, and `down` keeps GELU's output, 4 C more.",
         -2 * width: "Each of the two norms keeps its own input for backward, C wide.",
         -stats: "A norm also keeps a mean and a deviation for each token: 2 numbers, two norms.",
+        -stats / 2: "There are two norms, and each keeps 2 numbers for a token besides its input.",
+        -width - stats / 2: "A block has two norms, and each keeps its input and 2 numbers.",
     }
     if flash:
         slips[matrix] = "Flash attention never stores its (T, T) matrix: it has log-sums instead."
         slips[-log_sum] = "Flash attention keeps one float32 log-sum for each head and token."
+        slips[matrix - log_sum] = ("config.flash is True here: log-sums, and no (T, T) matrix. Are "
+                                   "the two branches swapped?")
+        slips[H * e - log_sum] = "The log-sums are float32, 4 bytes each, in a bf16 model too."
     else:
         slips[matrix] = "softmax needs its output only; the scores before it are not kept."
         slips[matrix - log_sum] = slips[matrix]
         slips[-matrix] = "Plain attention keeps its (T, T) matrix for each head: H x seq a token."
         slips[log_sum - matrix] = slips[-matrix]
+        longest = H * TINY.n_ctx * e
         slips[longest - matrix] = "The (T, T) matrix is as long as this batch, not config.n_ctx."
     few = "too few" if excess < 0 else "too many"
     return slips.get(excess, f"That is {abs(excess) / width:.3g} x C numbers {few}. Go through the "

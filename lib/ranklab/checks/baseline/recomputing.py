@@ -39,15 +39,31 @@ def _two_layers(dropout, run):
             "saved": saved.bytes, "calls": layers[0].calls, "random": torch.rand(4)}  # fmt: skip
 
 
+# What autograd says, and what it means here.
+RAISED = {
+    "One of the differentiated Tensors does not require grad":
+        "One input, `shift`, needs no gradient, and torch.autograd.grad can't be asked for it. "
+        "torch.autograd.backward(outputs, gradients) can: then return each x.grad.",
+    "does not require grad":
+        "Autograd is off inside forward and backward of a Function: run function again inside "
+        "torch.enable_grad(), on inputs that require a gradient where the originals did.",
+    "backward through the graph a second time":
+        "The kept inputs still hang on the graph that they came from, and backward ran on into "
+        "the layer before. Detach them first: x.detach().requires_grad_(x.requires_grad).",
+    "incorrect number of gradients":
+        "backward must return one gradient for each input, in a tuple: here there are two inputs, "
+        "x and shift. None will do for one that needs no gradient.",
+}  # fmt: skip
+
+
 def _recomputed(checkpointed, dropout):
     try:
         return _two_layers(dropout, lambda layer, x, shift: checkpointed(layer, x, shift))
     except RuntimeError as error:
-        if "does not require grad" not in str(error):
+        hint = next((hint for text, hint in RAISED.items() if text in str(error)), None)
+        if hint is None:
             raise
-        raise Mistake(str(error), "Autograd is off inside forward and backward of a Function: run "
-                                  "function again inside torch.enable_grad(), on inputs that "
-                                  "require a gradient where the originals did.") from None
+        raise Mistake(str(error).partition(". ")[0], hint) from None
 
 
 def check_checkpointed(checkpointed):

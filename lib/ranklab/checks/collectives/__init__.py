@@ -26,23 +26,24 @@ EXERCISES = (
         "Count places from src: place = (rank - src) % R. Place 0 has the value at the start.",
         "Keep a number `have`, 1 at first: places 0 .. have-1 have the value. In a round each of "
         "them sends to the place `have` further on, if there is one. Then `have` doubles.",
-        "while have < R: if place < have and place + have < R: dist.send(out, group_dst=(rank + "
-        "have) % R); elif have <= place < 2 * have: dist.recv(out, group_src=(rank - have) % R)",
+        "while have < R: if place < have and place + have < R: dist.send(out, group=group, "
+        "group_dst=(rank + have) % R); elif have <= place < 2 * have: dist.recv(out, group=group, "
+        "group_src=(rank - have) % R); then have *= 2. (Not at all when `out` is empty.)",
     )),
     Exercise(collectives.ring_reduce_scatter, check_ring_reduce_scatter, hints=(
         "Cut x with x.flatten().tensor_split(R). A partial sum travels round the ring and every "
         "rank adds its own share to it. Where must it start, to end at its owner?",
         "Chunk r ends at rank r after R-1 steps, so it starts at rank r+1: a rank first sends its "
-        "chunk rank-1. In step s it receives chunk (rank - 1 - s) % R and adds its own to it.",
+        "chunk rank-1. In step s = 1 .. R-1 it receives chunk (rank - 1 - s) % R and adds its own.",
         "partial = mine[rank - 1]; for step in range(1, R): i = (rank - 1 - step) % R; receive "
         "into arriving (like mine[i]) while partial is sent; partial = arriving.add_(mine[i])",
     )),
     Exercise(collectives.ring_all_gather, check_ring_all_gather, hints=(
         "Make room for R shards, put your own in place `rank`, and pass things on.",
-        "In each step send what arrived last: in step s that is shard (rank - s) % R, and shard "
-        "(rank - s - 1) % R comes in. tensor_split of `out` gives the R places.",
-        "chunks[rank].copy_(shard.flatten()); for step in range(R - 1): have, want = (rank - step)"
-        " % R, (rank - step - 1) % R; exchange(chunks[have], right, chunks[want], left, group)",
+        "In each step send what arrived last: in step s = 1 .. R-1 shard (rank - s) % R comes in, "
+        "and the one before, (rank - s + 1) % R, goes out. tensor_split of `out` gives the places.",
+        "chunks[rank].copy_(shard.flatten()); for step in range(1, R): have, want = (rank - step + "
+        "1) % R, (rank - step) % R; exchange(chunks[have], right, chunks[want], left, group)",
     )),
     Exercise(collectives.ring_all_reduce, check_ring_all_reduce, hints=(
         "You have both halves already: what does a rank hold after reduce-scatter?",
@@ -68,7 +69,8 @@ EXERCISES = (
     Exercise(collectives.parameter_server, check_parameter_server, hints=(
         "Two kinds of ranks: workers send x and wait for the answer; the server does the rest.",
         "The server receives from every worker in turn and adds, and only then sends to every one.",
-        "if rank != server: send(total), recv(total); else: for each worker: recv(arriving); "
+        "if rank != server: send(total), recv(total), both with group=group and group_dst or "
+        "group_src=server; else: for each worker: recv(arriving); "
         "total += arriving; then for each worker: send(total). An empty x is not sent at all.",
     )),
     Exercise(collectives.doubling_all_reduce, check_doubling_all_reduce, hints=(

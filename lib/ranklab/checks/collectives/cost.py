@@ -46,7 +46,9 @@ def _same_time(fn, algorithm, nbytes, ranks, alpha, beta):
                       "Return one number.")
     if math.isclose(got, right, rel_tol=1e-9, abs_tol=1e-15):
         return
-    what = f"{algorithm}, {ranks} ranks, {nbytes:g} bytes: {got:.4g} s, but it takes {right:.4g} s"
+    digits = 4 if f"{got:.4g}" != f"{right:.4g}" else 12
+    what = (f"{algorithm}, {ranks} ranks, {nbytes:g} bytes: {got:.{digits}g} s, but it takes "
+            f"{right:.{digits}g} s")
     raise Mistake(what, _hint_time(algorithm, nbytes, ranks, alpha, beta, got, right))
 
 
@@ -54,16 +56,24 @@ def _hint_time(algorithm, nbytes, ranks, alpha, beta, got, right):
     def near(value):
         return math.isclose(got, value, rel_tol=1e-6)
 
+    rounds = math.log2(ranks)
+    if algorithm == "ring" and math.isclose(got, right, rel_tol=1e-3) and nbytes % ranks:
+        return "nbytes / ranks, not nbytes // ranks: the model has no reason to round a chunk."
+    if algorithm in ("tree_broadcast", "doubling"):
+        if near(math.floor(rounds) * (alpha + nbytes * beta)):
+            return ("A round is missing: round log2 R up (math.ceil), not down. And doubling needs "
+                    "one more when R is no power of two: the extra ranks hand over first.")
+        if near(rounds * (alpha + nbytes * beta)):
+            return "There is no fraction of a round: round log2 R up when R is no power of two."
     bandwidth_part = right - (seconds_of_steps(algorithm, 0, ranks, alpha, beta))
     if near(alpha + bandwidth_part):
         return "alpha is paid once per step, not once in all: every step is a message."
     if near(2 * right) or near(right / 2):
-        return "A factor of 2: the ring goes round twice, once to reduce and once to gather."
+        return {"ring": "A factor of 2: the ring goes round twice, to reduce and to gather.",
+                "parameter_server": "A factor of 2: R-1 tensors come in, then R-1 go out.",
+                }.get(algorithm, "A factor of 2: count the rounds on 2 and on 4 ranks by hand.")
     if near(right - bandwidth_part + 8 * bandwidth_part):
         return "beta is seconds per byte; you count bits."
-    rounds = math.log2(ranks)
-    if algorithm in ("tree_broadcast", "doubling") and near(rounds * (alpha + nbytes * beta)):
-        return "There is no fraction of a round: round log2 R up when R is no power of two."
     if algorithm in ("tree_broadcast", "doubling") and near(right - (alpha + nbytes * beta)):
         return ("One round is missing. Round log2 R up; and doubling needs one more than that "
                 "when R is no power of two, since the extra ranks hand over first.")

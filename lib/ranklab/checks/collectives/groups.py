@@ -2,11 +2,10 @@
 
 import torch
 
-from ranklab.checks.collectives.ring import (
-    ALONE, is_mean, plain_cases, ranks_agree, uneven_cases,
-)
+from ranklab.checks.collectives.arguments import call_root_in_group, stays_in_group
+from ranklab.checks.collectives.ring import ALONE, plain_cases, uneven_cases
 from ranklab.checks.collectives.trials import (
-    WORLD_SIZES, Case, compare, no_backend, observe, total, values,
+    WORLD_SIZES, Case, compare, is_mean, no_backend, observe, ranks_agree, times_in, total, values,
 )
 from ranklab.course.exercise import Mistake
 
@@ -30,6 +29,8 @@ def check_parameter_server(fn):
         compare(case, 4, of_ranks, [total(case, 4)] * 4)
     ranks_agree(seen[-2])
     yield "on 4 too, for lengths 0, 1, 2, 7, 1001, when x is not contiguous; x unchanged"
+    stays_in_group(fn, call_root_in_group, lambda xs: [sum(xs)] * 2)
+    yield "inside a group it meets nobody else, and `server` counts there"
     no_backend(seen[-1])
     _server_bytes(seen[-1], server=2, nbytes=192)
     yield "the server sends R-1 times x, every other rank once: that is the bottleneck"
@@ -107,7 +108,7 @@ def _explain_layers(nodes, per_node):
                           "an all-gather inside the node must follow.")
         if got.dtype != torch.int64 or got.shape != right.shape:
             return
-        times = [int(got.flatten()[0]) >> 4 * r & 15 for r in range(ranks)]
+        times = times_in(int(got.flatten()[0]), ranks)
         node = rank // per_node
         if nodes > 1 and all(bool(t) == (r // per_node == node) for r, t in enumerate(times)):
             raise Mistake(f"rank {rank} of {ranks} has the sum of node {node} only",

@@ -8,7 +8,7 @@ PREDICTIONS = (
     Prediction(
         "server_megabytes", working="(8 - 1) * 100", unit="MB",
         answer=lambda: alpha_beta_time("parameter_server", 100, 8, alpha=0, beta=1) / 2,
-        slips={800: "the server does not send to itself",
+        slips={800: "a ninth machine would send 800; here one of the eight is the server",
                100: "that is what a worker sends; the server answers each of them",
                1400: "that counts what it receives as well"},
         why="And it receives as much: one cable carries what should be spread over eight.",
@@ -63,6 +63,9 @@ PREDICTIONS = (
                185: "alpha is paid in every one of the 14 steps, not once",
                1540: "a step moves one chunk, 1/8 of the tensor",
                157.5: "that is only one of the two halves",
+               22.5: "that is one step; the ring has 2(R-1) = 14 of them",
+               140: "that is the latency alone; each step also moves 1.25 MB",
+               240: "right latency, but 2(R-1)/R of the 10 MB go by, not 10 MB: 175 us, not 100",
                110: "that is one message of 10 MB: no ring at all"},
         why="140 us of it is latency: at 10 MB the two are nearly alike.",
     ),

@@ -3,18 +3,18 @@
 import torch
 import torch.distributed as dist
 
+from ranklab.checks.collectives.arguments import (
+    call_in_group, call_plain, call_scatter, explain_into, stays_in_group,
+)
 from ranklab.checks.collectives.trials import (
-    WORLD_SIZES, Case, compare, no_backend, observe, sends, total, values,
+    MARK, WORLD_SIZES, Case, compare, is_mean, no_backend, observe, ranks_agree, sends, total,
+    values,
 )
 from ranklab.course.exercise import Mistake
 
 ALONE = "With one rank there is nobody to talk to: the loop must not run at all."
 TYPES = ("float32", "bfloat16", "int64")
 UNEVEN = "R does not divide this length: chunks differ by one, and some may be empty."
-
-
-def call_plain(fn, x, case):
-    return fn(x)
 
 
 def uneven_cases():
@@ -33,16 +33,19 @@ def plain_cases(ranks):
 def check_ring_reduce_scatter(fn):
     for ranks in WORLD_SIZES:
         cases = plain_cases(ranks)
-        seen = observe(fn, call_plain, cases, ranks, hint=ALONE if ranks == 1 else "")
+        seen = observe(fn, call_scatter, cases, ranks, hint=ALONE if ranks == 1 else "")
         for case, of_ranks in zip(cases, seen):
-            compare(case, ranks, of_ranks, shards(case, ranks), explain_shard)
+            compare(case, ranks, of_ranks, shards(case, ranks), _explain_shard(of_ranks))
     yield "rank r has chunk r of the sum, on 1, 2, 3, 8 ranks; float32, bfloat16, int64"
-    cases = [Case(48), *uneven_cases()]
-    seen = observe(fn, call_plain, cases, 4, hint=UNEVEN)
-    for case, of_ranks in zip(cases, seen):
-        compare(case, 4, of_ranks, shards(case, 4), explain_shard)
+    cases = [Case(48), *uneven_cases(), Case(48, into=True)]
+    seen = observe(fn, call_scatter, cases, 4, hint=UNEVEN)
+    for case, of_ranks in zip(cases[:-1], seen):
+        compare(case, 4, of_ranks, shards(case, 4), _explain_shard(of_ranks))
     yield "on 4 too, when the length does not divide (0, 1, 2, 7, 1001), when x is not contiguous"
     yield from one_pass(seen[0], whole_bytes=48 * 4)
+    compare(cases[-1], 4, seen[-1], shards(cases[-1], 4), explain_into)
+    stays_in_group(fn, call_in_group, lambda xs: sum(xs).tensor_split(2))
+    yield "in the `out` that is given; inside a group it meets nobody else"
 
 
 def shards(case, ranks):
@@ -50,24 +53,51 @@ def shards(case, ranks):
     return total(case, ranks).flatten().tensor_split(ranks)
 
 
-def explain_shard(rank, ranks, got, right):
+def _explain_shard(seen):
+    def explain(rank, ranks, got, right):
+        _explain_unsummed(rank, ranks, got, right)
+        goes_left(seen, rank)
+        same = Case(right.numel() * ranks, dtype=str(got.dtype).removeprefix("torch."))
+        if got.shape == right.shape and ranks > 1 and right.numel():
+            _explain_chunk(rank, ranks, got, shards(same, ranks))
+
+    return explain
+
+
+def _explain_unsummed(rank, ranks, got, right):
     if got.dtype == torch.int64 and got.shape == right.shape:
         value = int(got[0]) if got.numel() else 0
-        if value == 16**rank:
+        if value == MARK**rank and ranks > 1:
             raise Mistake(f"rank {rank} of {ranks} returns its own share of chunk {rank}, unsummed",
                           "Are there R-1 steps, range(1, R)? The result is the partial sum that "
                             "arrived last, with your share added.")
     if got.numel() > right.numel() > 0 and got.numel() >= (ranks - 1) * right.numel():
         raise Mistake(f"rank {rank} of {ranks} returns {got.numel()} elements, not its chunk of "
                       f"{right.numel()}", "Return one chunk only: the finished one.")
-    if got.shape == right.shape and got.dtype == right.dtype and ranks > 1:
-        same = Case(right.numel() * ranks, dtype=str(got.dtype).removeprefix("torch."))
-        for other, shard in enumerate(shards(same, ranks)):
-            if other != rank and torch.equal(shard, got) and not torch.equal(shard, right):
-                raise Mistake(
-                    f"rank {rank} of {ranks} ends with chunk {other} of the sum, not chunk {rank}",
-                    "The indices are shifted. Chunk r must end at rank r after R-1 steps to the "
-                    "right, so it starts at rank r+1: each rank first sends chunk rank-1.")
+
+
+def _explain_chunk(rank, ranks, got, right):
+    for other, shard in enumerate(right):
+        if other != rank and torch.equal(shard, got):
+            raise Mistake(
+                f"rank {rank} of {ranks} ends with chunk {other} of the sum, not chunk {rank}",
+                "The indices are shifted. Chunk r must end at rank r after R-1 steps to the "
+                "right, so it starts at rank r+1: each rank first sends chunk rank-1.")
+    if got.is_floating_point():  # the marks, which come first, say that every rank is in the sum
+        raise Mistake(
+            f"on rank {rank} of {ranks} the sum mixes shares of different chunks",
+            "Every rank is in it once, so the steps are right. But the share that you add must be of "
+            "the chunk that arrives: in step s = 1 .. R-1 that is chunk (rank - 1 - s) % R.")
+
+
+def goes_left(seen, rank):
+    """A result is wrong: is it because messages go round the other way?"""
+    ranks = len(seen)
+    if ranks > 2 and all(set(one.bytes_to) == {(r - 1) % ranks} for r, one in enumerate(seen)):
+        raise Mistake(f"rank {rank} of {ranks} sends to its left neighbour, rank "
+                      f"{(rank - 1) % ranks}, and ends with a wrong result",
+                      "The ring is swapped: `to` is the right neighbour, (rank + 1) % R, and "
+                      "`source` the left one, (rank - 1) % R.")
 
 
 # --- all-gather ---------------------------------------------------------------------------------
@@ -79,7 +109,8 @@ def check_ring_all_gather(fn):
         seen = observe(fn, call_plain, cases, ranks, hint=ALONE if ranks == 1 else "")
         for case, of_ranks in zip(cases, seen):
             parts = [values(case, rank) for rank in range(ranks)]
-            compare(case, ranks, of_ranks, [torch.cat(parts)] * ranks, _explain_gather(parts))
+            explain = _explain_gather(parts, of_ranks)
+            compare(case, ranks, of_ranks, [torch.cat(parts)] * ranks, explain)
     yield "every rank has all shards in rank order, on 1, 2, 3, 8 ranks; three types"
     cases = [Case(48), *uneven_cases()]
     seen = observe(fn, call_gather_into, cases, 4, hint=UNEVEN)
@@ -88,6 +119,8 @@ def check_ring_all_gather(fn):
         parts = whole.flatten().tensor_split(4)
         compare(case, 4, of_ranks, [whole] * 4, _explain_out(parts))
     yield "on 4 too, when shards differ in length and `out` says how long the whole is"
+    stays_in_group(fn, call_in_group, lambda xs: [torch.cat(xs)] * 2)
+    yield "inside a group it meets nobody else"
     yield from one_pass(seen[0], whole_bytes=48 * 4)
 
 
@@ -99,8 +132,9 @@ def call_gather_into(fn, x, case):
     return fn(shard.clone(), out=out)
 
 
-def _explain_gather(parts):
+def _explain_gather(parts, seen):
     def explain(rank, ranks, got, right):
+        goes_left(seen, rank)
         if got.shape != right.shape or not right.numel():
             return
         pieces = got.tensor_split(ranks)
@@ -112,7 +146,7 @@ def _explain_gather(parts):
                           "from who made the shard, not from when it arrived.")
         if any(order.count(r) > 1 for r in order if r is not None):
             raise Mistake(f"on rank {rank} of {ranks} places hold the shards of ranks {order}",
-                          "Pass on what arrived last; your own shard goes out in step 0 only.")
+                          "Pass on what arrived last; your own shard goes out in the first step only.")
         if None in order:
             raise Mistake(f"on rank {rank} of {ranks}, place {order.index(None)} was not filled "
                           "with its shard", "Is your own shard copied in? Are there R-1 steps?")
@@ -141,9 +175,9 @@ def check_ring_all_reduce(fn):
         for case, of_ranks in zip(cases, seen):
             compare(case, ranks, of_ranks, [total(case, ranks)] * ranks, _explain_sum)
     yield "right on 1, 2, 3, 8 ranks; float32, bfloat16, int64"
-    cases = [Case(48), *uneven_cases(), Case(1001, "normal")]
+    cases = [Case(48), *uneven_cases(), Case(48, into=True), Case(1001, "normal")]
     seen = observe(fn, call_plain, cases, 4, hint=UNEVEN)
-    for case, of_ranks in zip(cases[:-1], seen):
+    for case, of_ranks in zip(cases[:-2], seen):
         compare(case, 4, of_ranks, [total(case, 4)] * 4, _explain_sum)
     yield "on 4 too, when the length does not divide (0, 1, 2, 7, 1001), when x is not contiguous"
     ranks_agree(seen[-1])
@@ -156,6 +190,9 @@ def check_ring_all_reduce(fn):
                       f"{2 * 3 * 1001 * 4}", "Do you pad to a multiple of R? Padding is sent too. "
                       "tensor_split cuts any length into R chunks.")
     yield "each rank sends exactly 2(R-1)/R of the bytes, also when R does not divide"
+    compare(cases[-2], 4, seen[-2], [total(cases[-2], 4)] * 4, explain_into)
+    stays_in_group(fn, call_in_group, lambda xs: [sum(xs)] * 2)
+    yield "in the `out` that is given; inside a group it meets nobody else"
 
 
 def _explain_sum(rank, ranks, got, right):
@@ -168,22 +205,6 @@ def _explain_sum(rank, ranks, got, right):
     if is_mean(got, right, ranks):
         raise Mistake(f"rank {rank} of {ranks} has the mean, not the sum",
                       "Do not divide by R: whoever wants the mean does it afterwards.")
-
-
-def is_mean(got, right, ranks):
-    """True when `got` is the sum divided by the ranks, whatever rounding did to it."""
-    if got.shape != right.shape or not right.numel() or ranks == 1:
-        return False
-    return bool(((got.double() * ranks - right.double()).abs() < ranks).all())
-
-
-def ranks_agree(seen):
-    """All ranks hold the same bits, whatever the order of the sum was."""
-    for rank, one in enumerate(seen):
-        if not torch.equal(one.value, seen[0].value):
-            raise Mistake(f"rank {rank} and rank 0 differ in the last bits of the sum",
-                          "Each rank adds in another order. Let one rank finish a chunk and send "
-                          "the finished chunk to the others, or replicas drift apart.")
 
 
 def hint_all_reduce(per_rank):

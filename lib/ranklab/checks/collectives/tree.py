@@ -4,15 +4,19 @@ import math
 
 import torch
 
-from ranklab.checks.collectives.ring import (
-    ALONE, TYPES, UNEVEN, call_plain, is_mean, plain_cases, ranks_agree, uneven_cases,
+from ranklab.checks.collectives.arguments import (
+    call_in_group, call_plain, call_root_in_group, stays_in_group,
 )
+from ranklab.checks.collectives.ring import ALONE, TYPES, UNEVEN, plain_cases, uneven_cases
 from ranklab.checks.collectives.trials import (
-    Case, compare, no_backend, observe, sends, total, values,
+    Case, compare, is_mean, no_backend, observe, ranks_agree, sends, times_in, total, values,
+    who_is_missing,
 )
 from ranklab.course.exercise import Mistake
 
 ODD = "R is no power of two here: is there a partner for every rank?"
+PLACE = ("If it stops for src=1 only: count places from src, and turn a place back into a rank "
+         "with (place + src) % R before you send to it or receive from it.")
 
 
 def call_broadcast(fn, x, case):
@@ -23,7 +27,7 @@ def check_tree_broadcast(fn):
     for ranks in (2, 8, 5, 1):
         roots = sorted({0, ranks - 1, ranks // 2})
         cases = [Case(12, root=root) for root in roots] + [Case(6, dtype=dtype) for dtype in TYPES]
-        hint = ALONE if ranks == 1 else ODD if ranks == 5 else ""
+        hint = ALONE if ranks == 1 else f"{ODD} {PLACE}" if ranks == 5 else PLACE
         seen = observe(fn, call_broadcast, cases, ranks, hint)
         for case, of_ranks in zip(cases, seen):
             wanted = [values(case, case.root)] * ranks
@@ -34,6 +38,8 @@ def check_tree_broadcast(fn):
     for case, of_ranks in zip(uneven_cases(), observe(fn, call_broadcast, uneven_cases(), 3)):
         compare(case, 3, of_ranks, [values(case, 0)] * 3)
     yield "on 3 too, for lengths 0, 1, 2, 7, 1001, when x is not contiguous; x unchanged"
+    stays_in_group(fn, call_root_in_group, lambda xs: [xs[1]] * 2)
+    yield "inside a group it meets nobody else, and `src` counts there"
     yield "R-1 messages in all, in ceil(log2 R) rounds"
 
 
@@ -113,6 +119,8 @@ def check_doubling_all_reduce(fn):
         compare(case, 4, of_ranks, [total(case, 4)] * 4)
     ranks_agree(seen[-2])
     yield "on 4 too, for lengths 0, 1, 2, 7, 1001; x unchanged; all ranks agree to the last bit"
+    stays_in_group(fn, call_in_group, lambda xs: [sum(xs)] * 2)
+    yield "inside a group it meets nobody else"
     no_backend(seen[-1])
     sends(seen[-1], 192, 2 * 192, lambda sent: "log2 R swaps of the whole tensor: 2 on 4 ranks.")
     for rank, one in enumerate(seen[-1]):
@@ -125,6 +133,12 @@ def check_doubling_all_reduce(fn):
 def _explain_partner(rank, ranks, got, right):
     if is_mean(got, right, ranks):
         raise Mistake(f"rank {rank} of {ranks} has the mean, not the sum", "Do not divide by R.")
+    if got.dtype == torch.int64 and got.shape == right.shape:
+        times = times_in(int(got.flatten()[0]), ranks)
+        if min(times) and max(times) > 1:
+            what, _ = who_is_missing(f"rank {rank} of {ranks}", int(got.flatten()[0]), ranks)
+            raise Mistake(what, "Too many swaps, or a partner who has it already: the step doubles "
+                          "each time, 1, 2, 4 (step *= 2), so that ranks differ in one bit.")
 
 
 def _explain_odd(rank, ranks, got, right):

@@ -14,6 +14,7 @@ from ranklab.course.exercise import Mistake, on_ranks
 from ranklab.engine import device
 from ranklab.meter import Traffic
 
+MARK = 128  # ranks are counted to its base: up to 127 times each, for 8 ranks in an int64
 WORLD_SIZES = (2, 3, 8, 1)  # for plain cases, 1 last: it has a hint of its own
 BACKENDS = {"all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "gather",
             "scatter", "all_to_all"}
@@ -28,10 +29,11 @@ class Case:
     dtype: str = "float32"
     strided: bool = False
     root: int = 0
+    into: bool = False  # the result is wanted in an `out` that is given
 
     def __str__(self):
         shape = "a matrix that is not contiguous" if self.strided else f"{self.n} elements"
-        return f"{shape}, {self.dtype}"
+        return f"{shape}, {self.dtype}" + (", `out` given" if self.into else "")
 
 
 @dataclass
@@ -50,7 +52,7 @@ class Seen:
 def values(case, rank):
     """The input of `rank`: the same tensor in the rank and in the judge."""
     if case.kind == "marks":  # a sum of these tells, digit by digit, how often each rank is in it
-        return torch.full((case.n,), 16**rank, dtype=torch.int64)
+        return torch.full((case.n,), MARK**rank, dtype=torch.int64)
     if case.kind == "normal":
         return torch.randn(case.n, generator=torch.Generator().manual_seed(rank))
     # Small whole numbers: the sum of 8 ranks is exact in bfloat16 too, in any order.
@@ -84,8 +86,19 @@ def observe(fn, call, cases, ranks, hint="", per_node=None):
     except Mistake as mistake:
         if mistake.what.startswith("it calls the library"):
             raise
-        raise Mistake(mistake.what, " ".join(filter(None, (mistake.hint, hint)))) from None
+        hints = _hint_failure(mistake), hint
+        raise Mistake(mistake.what, " ".join(filter(None, hints))) from None
     return list(zip(*seen))
+
+
+def _hint_failure(mistake):
+    if "view size is not compatible" in mistake.what:
+        return ("Here x is not contiguous, and torch.empty_like(x) keeps its strides, so that view "
+                "fails: x.new_empty(x.shape) is contiguous.")
+    if "Each rank that waits" in mistake.hint and " send(" in mistake.what:
+        return ("Each rank that waits, waits for a message that nobody sends, or in a send that "
+                "nobody receives.")
+    return mistake.hint
 
 
 def compare(case, ranks, seen, wanted, explain=None):
@@ -122,18 +135,30 @@ def _differs(case, rank, ranks, got, right):
     if case.kind == "marks" and got.numel():
         raise Mistake(*who_is_missing(where, int(got.flatten()[0]), ranks))
     at = int((got != right).flatten().nonzero()[0])
+    hint = ("x is not contiguous here. torch.empty_like(x) keeps its strides, and then chunks "
+            "are copies: x.new_empty(x.shape) is contiguous.") if case.strided else ""
     raise Mistake(f"{where} has {got.flatten()[at].item():g} at element {at} where "
-                  f"{right.flatten()[at].item():g} is right ({case})")
+                  f"{right.flatten()[at].item():g} is right ({case})", hint)
+
+
+def times_in(value, ranks):
+    """How often each rank is in a sum of marks."""
+    return [value // MARK**r % MARK for r in range(ranks)]
 
 
 def who_is_missing(where, value, ranks):
     """(what, hint) for a sum of marks: which ranks are in it, and how often."""
-    times = [value >> 4 * r & 15 for r in range(ranks)]
+    times = times_in(value, ranks)
     missing = [r for r in range(ranks) if not times[r]]
     doubled = [r for r in range(ranks) if times[r] > 1]
     if missing:
         present = [r for r in range(ranks) if times[r]]
-        return (f"the sum on {where} lacks {_names(missing)}: it holds {_names(present)} only",
+        holds = f"{_names(present)} only" if present else "no rank's number"
+        if doubled:
+            return (f"the sum on {where} lacks {_names(missing)}, and counts {_names(doubled)} "
+                    "more than once", "What arrives needs a place of its own: do you receive into "
+                    "the tensor that you send, or that you add to?")
+        return (f"the sum on {where} lacks {_names(missing)}: it holds {holds}",
                 "Either there are too few steps, or what arrived is passed on without your own "
                 "share, or it is thrown away.")
     return (f"the sum on {where} counts {_names(doubled)} more than once",
@@ -167,3 +192,19 @@ def sends(seen, nbytes, wanted, hint_for):
         what = (f"{who} sends {100 * sent / nbytes:.1f} MB of a 100 MB tensor; "
                 f"{100 * wanted / nbytes:.1f} MB is enough")
         raise Mistake(what, hint_for(per_rank))
+
+
+def is_mean(got, right, ranks):
+    """True when `got` is the sum divided by the ranks, whatever rounding did to it."""
+    if got.shape != right.shape or not right.numel() or ranks == 1:
+        return False
+    return bool(((got.double() * ranks - right.double()).abs() < ranks).all())
+
+
+def ranks_agree(seen):
+    """All ranks hold the same bits, whatever the order of the sum was."""
+    for rank, one in enumerate(seen):
+        if not torch.equal(one.value, seen[0].value):
+            raise Mistake(f"rank {rank} and rank 0 differ in the last bits of the sum",
+                          "Each rank adds in another order. Let one rank finish a chunk and send "
+                          "the finished chunk to the others, or replicas drift apart.")
