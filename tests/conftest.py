@@ -9,6 +9,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import uuid
 
 import pytest
 
@@ -63,6 +64,26 @@ def pytest_configure(config):
     if "RANKLAB_HOME" not in os.environ:
         home = os.environ["RANKLAB_HOME"] = tempfile.mkdtemp(prefix="ranklab-test-")
         config.add_cleanup(lambda: shutil.rmtree(home, ignore_errors=True))
+    kernels_by_files(config)
+
+
+def kernels_by_files(config):
+    """Jupyter kernels talk through socket files. On TCP a kernel's port is chosen some time before
+    it is bound, and our ranks open so many ports that now and then it is taken by then.
+    """
+    from jupyter_client import KernelManager
+
+    folder = tempfile.mkdtemp(prefix="rl-")  # a short path: the system allows 107 characters
+    config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+    init = KernelManager.__init__
+
+    def init_with_files(self, *args, **kwargs):
+        kwargs.setdefault("transport", "ipc")
+        kwargs.setdefault("connection_file", f"{folder}/{uuid.uuid4().hex[:12]}.json")
+        init(self, *args, **kwargs)
+
+    KernelManager.__init__ = init_with_files
+    config.add_cleanup(lambda: setattr(KernelManager, "__init__", init))
 
 
 @pytest.fixture

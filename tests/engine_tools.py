@@ -1,7 +1,6 @@
 """For the tests of the engine: which processes live, and notebooks with real kernels."""
 
 import os
-import queue
 import re
 import sys
 import time
@@ -70,9 +69,11 @@ class Notebook:
         self.manager = KernelManager(kernel_name="python3")
         self.manager.start_kernel(cwd=str(folder), env={**os.environ, MARK: self.mark})
         self.client = self.manager.blocking_client()
+        self.pid = self.manager.provisioner.pid
+
+    def wait_until_ready(self):
         self.client.start_channels()
         self.client.wait_for_ready(timeout=60)
-        self.pid = self.manager.provisioner.pid
 
     def begin(self, code):
         """The cell has been sent; `end` waits for it."""
@@ -136,6 +137,3 @@ def write(path: Path, text):
 
     path.write_text(textwrap.dedent(text))
     return path
-
-
-Empty = queue.Empty  # what get_iopub_msg raises when nothing came

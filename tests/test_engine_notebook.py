@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 import pytest
@@ -17,8 +16,9 @@ pytestmark = pytest.mark.timeout(120)
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory):
     """Two notebooks that have launched once. The first is the one most tests write cells in."""
-    with ThreadPoolExecutor() as pool:
-        books = list(pool.map(lambda _: Notebook(tmp_path_factory.mktemp("notebook")), range(2)))
+    books = [Notebook(tmp_path_factory.mktemp("notebook")) for _ in range(2)]
+    for book in books:
+        book.wait_until_ready()
     first_cell = "import os, time, torch, torch.distributed as dist\nfrom ranklab import launch\n"
     cells = [book.begin(first_cell + "launch(dist.get_rank, ranks=2)") for book in books]
     assert [b.end(c, 90) for b, c in zip(books, cells, strict=True)] == ["[0, 1]"] * 2

@@ -139,7 +139,7 @@ def pass_the_token(group=None):
     if size == 1:
         return 1
     after, before = (rank + 1) % size, (rank - 1) % size
-    # send with dist.send(token + 1, group=group, group_dst=after); receive into token in the same way.
+    # send with dist.send(token + 1, group=group, group_dst=after); receive into token likewise.
     # Who sends first?
     raise NotImplementedError("exercise 4.2: about 6 lines")
 
@@ -346,17 +346,17 @@ dist.init_process_group()
 x = torch.tensor([dist.get_rank()])
 if torch.cuda.is_available(): x = x.cuda(dist.get_node_local_rank())
 dist.all_reduce(x)
-print("sum", x.item(), flush=True)
+print(f"the sum is {x.item()}", flush=True)
 dist.destroy_process_group()
 """)
-under_torchrun = torchrun(script, ranks=4).split()
-print(under_torchrun)
+output = torchrun(script, ranks=4)
+print(output)
 
 # %% [markdown]
 # The same sum as in part 3, from the same kind of processes, started by another hand:
 
 # %%
-assert under_torchrun == ["sum", "6"] * 4
+assert output.count("the sum is 6") == 4
 assert launch(hello, ranks=4) == [6, 6, 6, 6]
 
 # %% [markdown]

@@ -7,7 +7,7 @@
 # %% [markdown]
 # ## 1. Story
 #
-# Your team wants to train a GPT with 1.5 billion parameters on 30 billion tokens (GPT-2's size, four times its text).
+# Your team wants to train a GPT with 1.5 billion parameters (GPT-2's size) on 30 billion tokens.
 # You have one H100. Its data sheet says 989 TFLOP/s; well-tuned code gets about 40% of that. A common rule says that
 # training costs 6 FLOPs for each parameter and token. How many days will it take?
 
@@ -29,7 +29,7 @@ check(days_on_one_gpu=...)
 # ## 2. Picture
 #
 # A GPU is a pyramid of memories. Arithmetic happens at the top; the model lives in the middle; other GPUs are at the
-# bottom. Each step down is larger and slower.
+# bottom. Each step down is slower, and none is smaller.
 
 # %%
 from ranklab import hardware
@@ -40,7 +40,8 @@ plots.hierarchy(hardware.H100)
 # %% [markdown]
 # In the time in which an H100 reads one number from its main memory (HBM), its tensor cores could do hundreds of
 # multiplications. Whoever trains well keeps numbers near the top. And whoever trains on many GPUs talks through the
-# lowest two levels, which is why the rest of this course is about sending less.
+# lower levels, NVLink inside a node and the network between nodes, which is why the rest of this course is about
+# sending less.
 
 # %% [markdown]
 # ## 3. Smallest working code
@@ -70,22 +71,25 @@ def train(steps=100):
         optimizer.step()
         if step % 25 == 0 or step == steps - 1:
             print(f"step {step:3}  loss {loss.item():.3f}")
+    with torch.no_grad():
+        loss = model(*(x.to(device()) for x in held_out_batch(text.held_out, batch=256, n_ctx=64)))
+    print(f"held-out text: {loss.item():.3f}")
 
 
 launch(train, ranks=1);
 
 # %% [markdown]
-# A fresh model guesses nearly evenly among 256 bytes, and ln 256 = 5.5 nats. After 100 steps it knows which bytes are
-# common. Is the last number good? One needs a rival. A **bigram model** counts which byte follows which, and nothing
-# else:
+# A fresh model guesses nearly evenly among 256 bytes, and ln 256 = 5.5 nats. The loss of one batch jumps up and down;
+# the number on held-out text is the one to trust. Is it good? One needs a rival. A **bigram model** counts which byte
+# follows which, and nothing else:
 
 # %%
 rival = bigram_loss(text.train, *held_out_batch(text.held_out, batch=256, n_ctx=64))
 print(f"bigram model: {rival:.3f} nats per byte on held-out text")
 
 # %% [markdown]
-# Whatever has not beaten this number on held-out text has not learned anything that needs a transformer. The project
-# will.
+# Whatever has not beaten this number on held-out text has not learned anything that needs a transformer. After 100
+# steps our GPT has not; the project's will.
 
 # %% [markdown]
 # ## 4. Build it
@@ -111,7 +115,7 @@ print(f"bigram model: {rival:.3f} nats per byte on held-out text")
 # input, one for that of its weight. (The upper half of the causal T x T matrix is masked. Count it: torch's counter
 # does, and so do most papers.)
 #
-# **Predict.** GPT-2 medium: 354 million parameters, C = 1024, 24 layers; a batch of 8 sequences of 1024 tokens. How
+# **Predict.** GPT-2 medium: 353.55 million parameters, C = 1024, 24 layers; a batch of 8 sequences of 1024 tokens. How
 # many TFLOPs has one training step? The rule of the story (6 for each parameter and token) is near enough.
 
 # %%
@@ -144,7 +148,7 @@ for seq in (256, 1024, 4096, 16384):
           f"{rule / seq / 1e9:.2f}: {100 * rule / total:3.0f}% of it")
 
 # %% [markdown]
-# The rule is fine for short contexts. At 16k tokens it misses two thirds of the work. Lab 10 is for those.
+# The rule is fine for short contexts. At 16k tokens it misses more than two thirds of the work. Lab 10 is for those.
 
 # %% [markdown]
 # ### 4.2 How busy is the device?
@@ -154,7 +158,7 @@ for seq in (256, 1024, 4096, 16384):
 # the FLOPs that the devices could have done in that time. What is computed twice to save memory does not count as
 # work: it is a price.
 #
-# **Predict.** GPT-2 medium does 160 000 tokens a second on one H100 (989.4 TFLOP/s), with 2.42 GFLOP for each token.
+# **Predict.** GPT-2 medium does 160 000 tokens a second on one H100 (989.4 TFLOP/s), with 2.423 GFLOP for each token.
 # How many per cent MFU?
 
 # %%
@@ -164,7 +168,7 @@ check(mfu_percent=...)
 def mfu(config, tokens_per_second, peak_flops, devices=1):
     """The fraction of the devices' peak FLOP/s that the model's own FLOPs make up.
 
-    Tokens are trained on, in sequences of config.n_ctx; all `devices` together have done them.
+    tokens_per_second: of all `devices` together, in sequences of config.n_ctx tokens.
     """
     # FLOPs per token -> per second -> as a part of the peak
     raise NotImplementedError("exercise 4.2: about 2 lines")
@@ -174,7 +178,8 @@ def mfu(config, tokens_per_second, peak_flops, devices=1):
 mfu = check(mfu)
 
 # %% [markdown]
-# And this machine? Its "peak" is the best matrix product that we can measure here.
+# And this machine? Its "peak" is the best matrix product that we can measure here. (Section 6
+# measures it again, and what else runs on your cores changes it.)
 
 # %%
 here = hardware.present("cpu")
@@ -238,6 +243,8 @@ for name, n in (("350M", 354e6), ("1.5B", 1.5e9), ("7B", 7e9), ("70B", 70e9)):
     print(f"{name:>5}: {need / 1e9:6.1f} GB fits {', '.join(fits) or 'no single GPU: labs 06 to 12'}")
 
 # %% [markdown]
+# (1.5B needs 24.0 GB, and a card of 24 GB is refused: nothing would be left for activations.)
+#
 # Did you notice? "mixed" and "fp32" both have 16 bytes a parameter. **Mixed precision saves time and activations, not
 # model state.**
 
@@ -251,7 +258,7 @@ for name, n in (("350M", 354e6), ("1.5B", 1.5e9), ("7B", 7e9), ("70B", 70e9)):
 #
 # | per token, in a block | numbers |
 # |---|---|
-# | each of the two norms: its input; mean and deviation | C; 2 |
+# | two norms, each: its input; mean and deviation | 2 x (C; 2) |
 # | input of q, k and v: one tensor, read three times | C |
 # | q, k, v | 3 C |
 # | attention's output, which is also the input of `out` | C |
@@ -260,7 +267,9 @@ for name, n in (("350M", 354e6), ("1.5B", 1.5e9), ("7B", 7e9), ("70B", 70e9)):
 # | input of `up` | C |
 # | before GELU; after it, which is also the input of `down` | 4 C; 4 C |
 #
-# Embedding, head and loss are in `ends_bytes`, given. All numbers have `element` bytes except the log-sums.
+# Embedding, head and loss are in `ends_bytes`, given. All numbers have `element` bytes except the log-sums. (With
+# 2 bytes that is an idealisation, a model that is bf16 throughout. Under `autocast`, section 5, norms, residual stream
+# and loss stay in float32: theirs have 4 bytes.)
 #
 # **Predict.** GPT-2 medium (C = 1024, 24 layers), 8 sequences of 1024 tokens, bf16, flash attention. How many GB in
 # all blocks? (Leave out what is smaller than C.)
@@ -305,7 +314,7 @@ plots.activations(
 # %% [markdown]
 # Plain attention pays for a T x T matrix in each head. **Flash attention** never writes it: it keeps a log-sum for
 # each row, and computes the matrix again in backward, piece by piece, high up in the pyramid. The right bar is
-# exercise 4.6.
+# exercise 4.6. It is what is kept until backward starts, not the peak: backward also needs one whole block at a time.
 
 # %% [markdown]
 # ### 4.5 A big batch in small pieces
@@ -369,10 +378,32 @@ for micro_batch in (32, 8, 2):
 check(recompute_percent=...)
 
 # %% [markdown]
-# Forward is given: inside a `Function` autograd is off, so nothing is kept but what you save. Backward is yours.
-# Three traps: the inputs must be cut off from the graph they came from, dropout must drop *the same* numbers again
-# (`random_replayed(state)` is a context for that), and the weights inside `function` are no inputs, yet want
-# gradients.
+# An operation with a backward of your own is a `torch.autograd.Function`. Inside it autograd is off, so nothing is
+# kept but what you save:
+
+# %%
+class Square(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)  # ctx carries things from forward to backward
+        return x * x
+
+    @staticmethod
+    def backward(ctx, gradient):  # one for each output
+        (x,) = ctx.saved_tensors
+        return 2 * x * gradient  # one for each input; None for one that needs none
+
+
+x = torch.tensor(3.0, requires_grad=True)
+Square.apply(x).backward()
+print(x.grad)
+
+# %% [markdown]
+# Forward is given below; backward is yours. Three traps. The inputs must be cut off from the graph that they came
+# from. Dropout must drop *the same* numbers again (`random_replayed(state)` is a context for that). And the weights
+# inside `function` are no inputs, yet want gradients: `torch.autograd.backward(outputs, gradients)` fills the `.grad`
+# of all that `outputs` were made from; `torch.autograd.grad` returns only those that you name, and you can't name
+# weights that you don't see.
 
 # %%
 from ranklab.baseline.checkpointing import random_replayed, random_state
@@ -391,7 +422,7 @@ def checkpointed(function, *inputs):
         @staticmethod
         def backward(ctx, *gradients):
             # detach ctx.saved_tensors -> run function again -> backward through it
-            # -> return the gradient of each input, None for one that wants none
+            # -> return one gradient for each input: its .grad
             ...
 
     raise NotImplementedError("exercise 4.6: about 5 lines in backward; then delete this one")
@@ -403,7 +434,7 @@ checkpointed = check(checkpointed)
 
 # %% [markdown]
 # A GPT of six layers, one step with your function around each block, and one without. The curve is what waits for
-# backward:
+# backward; left of the dotted line is forward:
 
 # %%
 from ranklab.baseline.checkpointing import checkpoint_blocks
@@ -422,7 +453,7 @@ plots.live_bytes({"all kept": live_activations(GPT(deep), *batch),
 # %% [markdown]
 # ### Further
 #
-# Four more things that one device teaches. They are not needed for lab 02; come back when you like.
+# Four more things that one device teaches. They are not needed for lab 02: in a hurry, go on to section 5.
 #
 # **Roofline.** An operation waits either for arithmetic or for memory. Its *intensity* says which: FLOPs for each
 # byte that it moves. At which intensity do both take equally long on an H100 (989.4 TFLOP/s in bf16, 3.35 TB/s)?
@@ -438,8 +469,9 @@ operations = block_operations(medium, batch=8, seq=1024) + [decode_operation(med
 plots.roofline(operations, hardware.H100)
 
 # %% [markdown]
-# Left of the ridge more FLOP/s would change nothing. That is why compilers *fuse* norms and additions into their
-# neighbours, why flash attention wins, and why generating text one token at a time uses a thousandth of the GPU.
+# Left of the balance more FLOP/s would change nothing. That is why compilers *fuse* norms and additions into their
+# neighbours, why flash attention wins, and why generating text one token at a time uses a third of a per cent of the
+# GPU (1 of 295).
 
 # %% [markdown]
 # ### 4.7 Sixteen bits and small gradients
@@ -480,19 +512,20 @@ def scale_loss(loss, optimizer, state):
 scale_loss = check(scale_loss)
 
 # %% [markdown]
-# A run whose gradients jump now and then. The scale climbs until it overflows, steps back, and climbs again:
+# A run with two batches of large gradients. The scale climbs until something overflows, steps back, and climbs again.
+# (2^16 itself is too much even for a gradient of 1: fp16 ends at 65504.)
 
 # %%
 w = torch.nn.Parameter(torch.ones(4))
-optimizer, state = torch.optim.SGD([w], lr=0.0), LossScale(2.0**12, 0, interval=8)
-scales, skipped = [], []
+optimizer = torch.optim.SGD([w], lr=0.0)  # 0: only the scale is of interest here
+state = LossScale(2.0**12, 0, interval=8)
+scales, skipped, large = [], [], (20, 60)
 for step in range(100):
-    size = 300.0 if step % 35 == 20 else 1.0  # now and then a batch with large gradients
-    before = state.scale
-    state = scale_loss((w.half() * size).float().sum(), optimizer, state)
+    size = 300.0 if step in large else 1.0
     scales.append(state.scale)
-    skipped += [step] if state.scale < before else []
-plots.scale_history(scales, skipped)
+    state = scale_loss((w.half() * size).float().sum(), optimizer, state)
+    skipped += [step] if state.scale < scales[-1] else []
+plots.scale_history(scales, skipped, large)
 
 # %% [markdown]
 # **Streams.** On a GPU, Python does not compute. It puts kernels into a queue, a *stream*, and goes on at once. Two
@@ -515,7 +548,7 @@ print(f"queued after {queued * 1e3:.1f} ms, done after {done * 1e3:.0f} ms")
 
 # %% [markdown]
 # Two streams run side by side, unless one waits for an **event** of the other. That is how communication hides behind
-# computing in lab 03: the all-reduce of one layer runs while the next layer is still computing.
+# computing in lab 03. Backward begins with the last layer, so layer 2's gradients travel while layer 1 computes:
 
 # %%
 other, spans = Stream(), {"stream 1": [], "stream 2": []}
@@ -583,8 +616,8 @@ assert all(torch.equal(a, b) for a, b in zip(mine_grads, torchs_grads))
 # %% [markdown]
 # **torch.amp** is mixed precision in two lines. `autocast` casts the inputs of matrix products to 16 bits, and leaves
 # weights, norms and losses in float32. (So with it the weights are float32, the gradients too, and there is no
-# separate master copy: 4 + 4 + 8 = 16 bytes again.) `GradScaler` is your `scale_loss`: the check has just compared
-# them step by step.
+# separate master copy: 4 + 4 + 8 = 16 bytes again.) `GradScaler` is `scale_loss` of exercise 4.7, whose check
+# compares the two step by step.
 
 # %%
 model = GPT(GPTConfig())
@@ -605,18 +638,20 @@ with profile(activities=[ProfilerActivity.CPU]) as profiler:
     model(*batch).backward()
 events = sorted(profiler.key_averages(), key=lambda e: -e.self_cpu_time_total)[:6]
 for event in events:
-    print(f"{event.key:48.48} {event.count:4} calls {event.self_cpu_time_total / 1e3:8.2f} ms")
+    print(f"{event.key:60.60} {event.count:4} calls {event.self_cpu_time_total / 1e3:8.2f} ms")
 
 # %% [markdown]
-# Matrix products (`addmm`, `mm`, `bmm`) and their backward should lead such a list. When something else does, you
-# have found your first optimisation. `profiler.export_chrome_trace("trace.json")` opens in ui.perfetto.dev.
+# In a large model, matrix products (`addmm`, `mm`, `bmm`) and attention lead such a list; in one as small as this,
+# others may come close. When something else leads a large model's list, you have found your first optimisation.
+# `profiler.export_chrome_trace("trace.json")` opens in ui.perfetto.dev.
 
 # %% [markdown]
 # ## 6. Project
 #
-# **Train the baseline that every later lab is compared with**: a GPT on text, with its tokens per second, its MFU,
-# its memory by category and its loss curve. It uses `ranklab.trainer`: AdamW, warm-up and cosine, clipping,
-# accumulation, mixed precision, checkpoints. The same entry point trains 1.5 billion parameters on a GPU (section 9).
+# **Train the baseline that every later lab is compared with**: a GPT on text, with its tokens per second (here
+# a token is a byte), its MFU, its memory by category and its loss curve. It uses `ranklab.trainer`: AdamW, warm-up and
+# cosine, clipping, accumulation, mixed precision, checkpoints. The same entry point trains 1.5 billion parameters on a
+# GPU (section 9).
 
 # %%
 from ranklab.projects import baseline as project
@@ -647,11 +682,10 @@ assert found["held_out"] < found["bigram"] - 0.3
 predicted, counted = found["flops"]["predicted"], found["flops"]["counted"]
 print(f"FLOPs of a step: {predicted:,} predicted, {counted:,} counted")
 assert predicted == counted
-plots.memory(found["memory"], title="Memory of the baseline, by category")
 
 # %% [markdown]
-# The only difference is in the optimizer: Adam keeps a step counter of 4 bytes for each of its tensors. Everything
-# else is equal, to the byte.
+# And the bytes? In the table of section 6 the only difference is in the optimizer: Adam keeps a step counter of 4
+# bytes for each of its tensors. Everything else is equal, to the byte.
 
 # %%
 tensors = len(list(found["model"].parameters()))

@@ -59,7 +59,7 @@ def ring_all_reduce(x, group=None, out=None):
 
     `out`, of x's shape, may be given as the place for the result (never `x` itself).
 
-    cost   sends 2(R-1)/R of x's bytes per rank, in 2(R-1) messages: no algorithm sends fewer
+    cost   sends 2(R-1)/R of x's bytes per rank, in 2(R-1) messages: no busiest rank sends fewer
     paper  Patarasuk & Yuan 2009
     lab    02
     """

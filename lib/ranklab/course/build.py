@@ -168,12 +168,16 @@ def execute(notebook, root):
 
     error  BuildError with the cell's own error; or when an output names a path of this machine
     """
+    from jupyter_client import AsyncKernelManager
     from nbclient import NotebookClient
     from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 
-    with tempfile.TemporaryDirectory() as home:
+    with tempfile.TemporaryDirectory(prefix="rl-") as home:
         environ = {**os.environ, "RANKLAB_HOME": home, "RANKLAB_ANSWERS": "1"}
-        client = NotebookClient(notebook, timeout=CELL_LIMIT, kernel_name="python3",
+        # Through socket files: a TCP port that Jupyter chose may be taken before it is bound.
+        kernel = AsyncKernelManager(kernel_name="python3", transport="ipc",
+                                    connection_file=os.path.join(home, "kernel.json"))
+        client = NotebookClient(notebook, km=kernel, timeout=CELL_LIMIT,
                                 coalesce_streams=True, record_timing=False,
                                 extra_arguments=["--log-level=40"],  # errors only
                                 resources={"metadata": {"path": str(root / "solutions")}})

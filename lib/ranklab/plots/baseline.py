@@ -102,21 +102,27 @@ def roofline(operations, device, title=None):
     x = np.geomspace(low, max(10 * device.balance, 3e3), 200)
     line(ax, x, [attainable_flops(i, peak, bandwidth) for i in x], 0, "roof", marker="")
     ax.axvline(device.balance, color=FAINT, linewidth=1.2, zorder=0)
-    ax.text(device.balance, peak * 1.25, f"balance: {device.balance:.0f} FLOP/byte", ha="center",
-            fontsize=9)  # fmt: skip
-    legend, close, before = [], 0, 0.0
+    ax.text(device.balance, 2 * low * bandwidth, f"balance: {device.balance:.0f} FLOP/byte ",
+            ha="right", fontsize=9)  # fmt: skip
+    legend, groups = [], []  # operations that are too close to be told apart share a label
     for number, operation in enumerate(sorted(operations, key=lambda o: o.intensity), 1):
+        if not groups or operation.intensity > 1.2 * groups[-1][0]:
+            groups.append((operation.intensity, []))
+        groups[-1][1].append(str(number))
         y = attainable_flops(operation.intensity, peak, bandwidth)
-        line(ax, [operation.intensity], [y], 1, None, linestyle="", markersize=5, zorder=3)
-        close = close + 1 if operation.intensity < 2 * before else 0  # then hang it lower
-        before = operation.intensity
-        ax.annotate(str(number), (operation.intensity, y), (0, -14 - 11 * close),
-                    textcoords="offset points", ha="center", fontsize=8)  # fmt: skip
+        line(ax, [operation.intensity], [y], 1, None, linestyle="", markersize=5, zorder=3,
+             markerfacecolor="none")  # fmt: skip
         legend.append(f"{number}  {operation.name}: {operation.intensity:.3g}")
+    for place, (intensity, numbers) in enumerate(groups):
+        close = place and len(numbers) > 1 and intensity < 2 * groups[place - 1][0]
+        ax.annotate(", ".join(numbers), (intensity, attainable_flops(intensity, peak, bandwidth)),
+                    (0, -26 if close else -14), textcoords="offset points", ha="center",
+                    fontsize=8)  # fmt: skip
     ax.text(1.02, 0.5, "FLOP per byte\n" + "\n".join(legend), transform=ax.transAxes, va="center",
             fontsize=8.5, linespacing=1.5)  # fmt: skip
-    ax.set(xscale="log", yscale="log", xlabel="intensity (FLOP per byte of memory traffic)",
-           ylabel="FLOP/s that can be reached", ylim=(None, peak * 2),
+    ax.set(xscale="log", yscale="log", xlim=(x[0], x[-1]), ylim=(None, peak * 2),
+           xlabel="intensity (FLOP per byte of memory traffic)",
+           ylabel="FLOP/s that can be reached",
            title=title or f"Roofline of one {device.name}")  # fmt: skip
     return fig
 

@@ -3,6 +3,7 @@
 import numpy as np
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.patches import Rectangle
+from matplotlib.ticker import LogLocator
 
 from ranklab.plots.style import (
     FAINT, INK, TONES, bare_grid, bars, bytes_axis, clean, figure, human_bytes, line,
@@ -11,16 +12,19 @@ from ranklab.plots.style import (
 
 SHADES = LinearSegmentedColormap.from_list("ranklab", ["#ffffff", "#8fa9c4", "#12355b"])
 
-# Before and after, as (rank, slot) -> text; "+" is the sum over ranks. Drawn for three ranks.
+# Before and after, for three ranks: a row each, three slots. A letter is a piece, "+" the sum of
+# its column over the ranks. Alike on purpose: reduce-scatter ends where all-gather begins.
+DIAGONAL = ["A..", ".B.", "..C"]
+OWN = ["ABC", "DEF", "GHI"]
 VERBS = {
-    "broadcast": (["A..", "...", "..."], ["A..", "A..", "A.."]),
-    "reduce": (["A..", "B..", "C.."], ["+..", "...", "..."]),
-    "scatter": (["ABC", "...", "..."], ["A..", "B..", "C.."]),
-    "gather": (["A..", "B..", "C.."], ["ABC", "...", "..."]),
-    "all-gather": (["A..", "B..", "C.."], ["ABC", "ABC", "ABC"]),
-    "reduce-scatter": (["ABC", "ABC", "ABC"], ["+..", ".+.", "..+"]),
-    "all-reduce": (["A..", "B..", "C.."], ["+..", "+..", "+.."]),
-    "all-to-all": (["ABC", "DEF", "GHI"], ["ADG", "BEH", "CFI"]),
+    "broadcast": (["ABC", "...", "..."], ["ABC", "ABC", "ABC"]),
+    "reduce": (OWN, ["+++", "...", "..."]),
+    "scatter": (["ABC", "...", "..."], DIAGONAL),
+    "gather": (DIAGONAL, ["ABC", "...", "..."]),
+    "reduce-scatter": (OWN, ["+..", ".+.", "..+"]),
+    "all-gather": (DIAGONAL, ["ABC", "ABC", "ABC"]),
+    "all-reduce": (OWN, ["+++", "+++", "+++"]),
+    "all-to-all": (OWN, ["ADG", "BEH", "CFI"]),
     "barrier": (["...", "...", "..."], ["...", "...", "..."]),
 }
 
@@ -58,7 +62,8 @@ def steps(messages, ranks, nodes=1, title=None):
     """What every rank holds after each step, replayed from `messages` (see collectives.watch).
 
     One panel per step, one row per rank, one column per chunk. The number, and the shade, say how
-    many ranks are summed in a cell; a frame marks what has just arrived.
+    many ranks are summed in a cell; a frame marks what has just arrived. In the first panel a
+    dotted frame marks what each rank sends first.
     """
     flat = [m for of_rank in messages for m in of_rank]
     n_steps = 1 + max((m.step for m in flat), default=-1)
@@ -76,9 +81,14 @@ def steps(messages, ranks, nodes=1, title=None):
         held = _deliver(held, now)
         _panel(ax, held, now, ranks // nodes)
         ax.set_title("start" if step == 0 else f"step {step}")
+        for m in flat if step == 0 else ():
+            if m.step == 0:
+                _frame(ax, m.chunk, m.sender, (0, (1, 1)))
         if step % cols:
             ax.set_yticklabels([])
-    note = "columns are chunks; numbers count the ranks summed in a cell; framed: just arrived"
+    fig.get_layout_engine().set(h_pad=0.1)  # a title must not touch the ticks above it
+    note = ("columns are chunks; numbers count the ranks summed in a cell\n"
+            "dotted: what a rank sends first; framed: just arrived")
     if nodes > 1:
         note += "\nsolid frame: inside a node; dashed frame: over the slow link between the nodes"
     fig.supxlabel(note, fontsize=9)
@@ -106,44 +116,49 @@ def _panel(ax, held, arrived, per_node):
             ax.text(chunk, rank, count, ha="center", va="center", color=colour, fontsize=9)
     for m in arrived:
         dashes = "-" if m.sender // per_node == m.to // per_node else (0, (2, 1.2))
-        corner = (m.chunk - 0.42, m.to - 0.42)
-        ax.add_patch(Rectangle(corner, 0.84, 0.84, fill=False, ec=TONES[1], lw=2, ls=dashes))
+        _frame(ax, m.chunk, m.to, dashes)
     bare_grid(ax, range(ranks), [f"rank {rank}" for rank in range(ranks)])
     for edge in range(per_node, ranks, per_node):
         ax.axhline(edge - 0.5, color=INK, lw=2)
 
 
+def _frame(ax, chunk, rank, dashes):
+    corner = (chunk - 0.42, rank - 0.42)
+    ax.add_patch(Rectangle(corner, 0.84, 0.84, fill=False, ec=TONES[1], lw=2, ls=dashes))
+
+
 @styled
-def traffic_matrix(bytes_to, title="bytes sent"):
+def traffic_matrix(bytes_to, title="bytes sent", notes=None):
     """Who sent how much to whom: row = sender, column = receiver.
 
     `bytes_to` has one mapping per rank: peer -> bytes, as meter's Traffic.bytes_to gives it.
+    `notes`, {(sender, receiver): text}, stands below the bytes where some were sent.
     """
-    return traffic_matrices({title: bytes_to})
+    return traffic_matrices({title: bytes_to}, notes)
 
 
 @styled
-def traffic_matrices(tables):
+def traffic_matrices(tables, notes=None):
     """Several traffic matrices, in the same shades; `tables` is {title: bytes_to of every rank}."""
     R = max(len(bytes_to) for bytes_to in tables.values())
     fig, axes = figure((0.6 * R + 1.1) * len(tables), 0.42 * R + 1.4, 1, len(tables), squeeze=False)
     most = max(n for bytes_to in tables.values() for sent in bytes_to for n in (*sent.values(), 1))
     for ax, (title, bytes_to) in zip(axes.flat, tables.items()):
-        _matrix(ax, bytes_to, most)
+        _matrix(ax, bytes_to, most, notes or {})
         busiest = max(sum(sent.values()) for sent in bytes_to)
         ax.set_title(f"{title}\nthe busiest rank sends {human_bytes(busiest)}")
     return fig
 
 
-def _matrix(ax, bytes_to, most):
+def _matrix(ax, bytes_to, most, notes):
     R = len(bytes_to)
     table = np.array([[sent.get(to, 0) for to in range(R)] for sent in bytes_to])  # (from, to)
     ax.imshow(table, cmap=SHADES, vmin=0, vmax=most, aspect="auto")
     for sender, to in np.ndindex(R, R):
         n = table[sender, to]
         colour = "white" if n > 0.6 * most else INK if n else FAINT
-        ax.text(to, sender, human_bytes(n) if n else "-", ha="center", va="center",
-                color=colour, fontsize=8)
+        text = "\n".join((human_bytes(n), *filter(None, [notes.get((sender, to))]))) if n else "-"
+        ax.text(to, sender, text, ha="center", va="center", color=colour, fontsize=8)
         ax.add_patch(Rectangle((to - 0.5, sender - 0.5), 1, 1, fill=False, ec=FAINT, lw=0.6))
     bare_grid(ax, range(R), range(R))
     ax.set(xlabel="to rank", ylabel="from rank")
@@ -194,7 +209,7 @@ def time_against_size(measured, fits=None, crossover=None, title=None):
 
 
 @styled
-def slow_link(ratios, seconds, measured=None):
+def slow_link(ratios, seconds, measured=None, title=None):
     """Time of each algorithm against how much slower the link between the nodes is.
 
     `seconds` is {name: [seconds at each ratio]} from the model, `measured` the same from
@@ -214,5 +229,8 @@ def slow_link(ratios, seconds, measured=None):
     ax.xaxis.set_minor_formatter("")
     ax.minorticks_off()
     seconds_axis(ax.yaxis)
+    ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     ax.legend(loc="upper left")
+    if title:
+        ax.set_title(title)
     return fig

@@ -135,8 +135,10 @@ def sample(trainer, text, n=200):
 def report(found):
     """What `run` found, as text."""
     shape, config, text = found["shape"], found["config"], found["text"]
+    unit = "byte" if text.vocab_size == 256 else "token"
+    peak = found["device"].peak_flops(PRECISIONS[config.precision])
     lines = [
-        f"text      {text.name}: {len(text.train):,} tokens to train on, {len(text.held_out):,} "
+        f"text      {text.name}: {len(text.train):,} {unit}s to train on, {len(text.held_out):,} "
         "held out, split by file",
         f"model     {count_parameters(shape):,} parameters: {shape.n_layer} layers, "
         f"{shape.n_head} heads, width {shape.n_embd}, {shape.n_ctx} tokens, V={shape.vocab_size}",
@@ -145,11 +147,11 @@ def report(found):
         f"FLOPs     {found['flops']['predicted']:.4g} a step predicted, "
         f"{found['flops']['counted']:.4g} counted",
         f"speed     {found['tokens_per_second']:,.0f} tokens/s, MFU {found['mfu']:.1%} of "
-        f"{found['device'].peak_flops(PRECISIONS[config.precision]) / 1e12:.3g} TFLOP/s",
-        f"loss      {found['held_out']:.3f} nats on held-out text "
-        f"({found['held_out'] / math.log(2):.2f} bits a token)",
-        f"bigram    {found['bigram']:.3f} nats on the same text "
-        f"({found['bigram'] / math.log(2):.2f} bits a token)",
+        + (f"{peak / 1e12:.3g} TFLOP/s" if peak > 1e13 else f"{peak / 1e9:.0f} GFLOP/s"),
+        f"loss      {found['held_out']:.3f} nats per {unit} on held-out text "
+        f"({found['held_out'] / math.log(2):.2f} bits)",
+        f"bigram    {found['bigram']:.3f} nats per {unit} on the same text "
+        f"({found['bigram'] / math.log(2):.2f} bits)",
         f"\n{'memory in bytes':20} {'predicted':>16} {'counted':>16}",
     ]
     for name, (predicted, counted) in found["memory"].items():

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from ranklab import collectives as ours
 from ranklab.engine import device, is_main_process, launch
 from ranklab.projects import collectives_bench, collectives_links, collectives_mpi
-from ranklab.projects.collectives_bench import finish, wait_for_all
+from ranklab.projects.collectives_bench import finish, gb, size_of, wait_for_all
 
 DTYPES = {"float": torch.float32, "bfloat16": torch.bfloat16, "int64": torch.int64}
 VERBS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all")
@@ -145,7 +145,7 @@ def table(rows):
             f"{'time':>12}{'algbw':>9}{'busbw':>9}{'#wrong':>8}\n"
             f"{'#':32}{'(B)':>12}{'(elements)':>12}{'':>10}{'(us)':>12}{'(GB/s)':>9}{'(GB/s)':>9}")
     lines = [f"  {r.verb:16}{r.algorithm:14}{r.size:12}{r.count:12}{r.type:>10}{r.time * 1e6:12.1f}"
-             f"{r.algbw / 1e9:9.3f}{r.busbw / 1e9:9.3f}{r.wrong:8}" for r in rows]
+             f"{gb(r.algbw):>9}{gb(r.busbw):>9}{r.wrong:8}" for r in rows]
     return "\n".join([head, *lines])
 
 
@@ -172,8 +172,8 @@ def summary(rows):
             f"all_reduce by {name}: no fit, larger was not slower; take larger sizes or more iters"
             for name, (a, b) in lines.items()]
     crossing = measured_crossover(lines)
-    text.append(f"crossover: above {crossing / 1e3:.0f} KB the ring is faster than doubling"
-                if crossing else "crossover: none here, one of ring and doubling always wins")
+    text.append(f"crossover, by these fits: the ring above {crossing / 1e6:.3g} MB, doubling below"
+                if crossing else "crossover: none by these fits, one of the two always wins")
     return "\n".join(text)
 
 
@@ -185,14 +185,9 @@ def figure(rows):
     for name, (a, b) in lines.items():
         of = [r for r in rows if (r.verb, r.algorithm) == ("all_reduce", name)]
         points[name] = [r.size for r in of], [r.time for r in of]
-        curves[name] = [r.size for r in of], [a + b * r.size for r in of]
+        fine = [of[0].size * (of[-1].size / of[0].size) ** (i / 60) for i in range(61)]
+        curves[name] = fine, [a + b * n for n in fine]
     return plots.time_against_size(points, curves, measured_crossover(lines), "all-reduce")
-
-
-def size_of(text):
-    """ "64K" -> 65536 bytes: powers of two, as in nccl-tests."""
-    scale = {"K": 2**10, "M": 2**20, "G": 2**30}.get(text[-1].upper())
-    return int(float(text[:-1]) * scale) if scale else int(text)
 
 
 def main(argv=None):

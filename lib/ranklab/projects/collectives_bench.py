@@ -53,6 +53,17 @@ def best_seconds(call, repeats=9):
     return min(times)
 
 
+def gb(rate):
+    """GB/s with three digits; small messages move so little that three decimals say 0.000."""
+    return f"{rate / 1e9:.3g}" if rate >= 1e6 else f"{rate / 1e9:.5f}"
+
+
+def size_of(text):
+    """ "64K" -> 65536 bytes: powers of two, as in nccl-tests."""
+    scale = {"K": 2**10, "M": 2**20, "G": 2**30}.get(text[-1].upper())
+    return int(float(text[:-1]) * scale) if scale else int(text)
+
+
 def finish():
     """All that was started on this rank's device is done."""
     if device().type == "cuda":

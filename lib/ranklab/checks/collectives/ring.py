@@ -86,8 +86,8 @@ def _explain_chunk(rank, ranks, got, right):
     if got.is_floating_point():  # the marks, which come first, say that every rank is in the sum
         raise Mistake(
             f"on rank {rank} of {ranks} the sum mixes shares of different chunks",
-            "Every rank is in it once, so the steps are right. But the share that you add must be of "
-            "the chunk that arrives: in step s = 1 .. R-1 that is chunk (rank - 1 - s) % R.")
+            "Every rank is in it once, so the steps are right. But the share that you add must be "
+            "of the chunk that arrives: in step s = 1 .. R-1 that is chunk (rank - 1 - s) % R.")
 
 
 def goes_left(seen, rank):
@@ -146,7 +146,7 @@ def _explain_gather(parts, seen):
                           "from who made the shard, not from when it arrived.")
         if any(order.count(r) > 1 for r in order if r is not None):
             raise Mistake(f"on rank {rank} of {ranks} places hold the shards of ranks {order}",
-                          "Pass on what arrived last; your own shard goes out in the first step only.")
+                          "Pass on what arrived last; your own shard goes out first, and once.")
         if None in order:
             raise Mistake(f"on rank {rank} of {ranks}, place {order.index(None)} was not filled "
                           "with its shard", "Is your own shard copied in? Are there R-1 steps?")

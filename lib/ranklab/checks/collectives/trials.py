@@ -95,9 +95,9 @@ def _hint_failure(mistake):
     if "view size is not compatible" in mistake.what:
         return ("Here x is not contiguous, and torch.empty_like(x) keeps its strides, so that view "
                 "fails: x.new_empty(x.shape) is contiguous.")
-    if "Each rank that waits" in mistake.hint and " send(" in mistake.what:
-        return ("Each rank that waits, waits for a message that nobody sends, or in a send that "
-                "nobody receives.")
+    if "waits in send" in mistake.what:
+        return ("A send waits until its receiver receives, and here nobody does: `exchange` sends "
+                "and receives at the same time.")
     return mistake.hint
 
 
