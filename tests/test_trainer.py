@@ -181,6 +181,7 @@ def test_a_wrong_config_is_refused(changes, sentence):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)  # the C++ compiler on a busy machine
 def test_a_compiled_run_is_the_same():
     if not shutil.which("g++"):
         pytest.skip("needs CUDA or a C++ compiler")

@@ -353,7 +353,8 @@ output = torchrun(script, ranks=4)
 print(output)
 
 # %% [markdown]
-# The same sum as in part 3, from the same kind of processes, started by another hand:
+# The same sum as in part 3, from the same kind of processes, started by another hand. (torchrun does not sort what ranks
+# print; lines may even run together.)
 
 # %%
 assert output.count("the sum is 6") == 4

@@ -528,7 +528,8 @@ print(mpi_table(ranks=2, sizes=(2**10, 2**20)))
 
 # %% [markdown]
 # MPI's processes on one machine share memory. gloo goes through the network stack of the kernel even to reach a neighbour: compare the
-# rows of 1 KB here with gloo's rows in the next table. On GPUs NCCL writes straight into the other GPU's memory, where the machine allows it.
+# rows of 1 KB here with gloo's rows in the next table. (MPI's ranks wait by spinning: where other programs want the same
+# cores, a row can be far too slow.) On GPUs NCCL writes straight into the other GPU's memory, where the machine allows it.
 
 # %% [markdown]
 # ## 6. Project

@@ -1,4 +1,4 @@
-"""Round the ring: the algorithms that send the fewest bytes.
+"""Round the ring: the algorithms whose busiest rank sends the fewest bytes.
 
 `x` is cut into R chunks, as equal as they can be (torch.tensor_split: the first ones are longer
 by one when R does not divide). Rank r talks to two ranks only: it sends to r + 1 and receives

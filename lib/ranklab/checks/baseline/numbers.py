@@ -33,7 +33,8 @@ PREDICTIONS = (
                       2.17: "that is one sequence; the batch has 8"},
                why="The rule says 17.4. With attention's own products it is 19.85, a seventh "
                    "more: you count it next."),
-    Prediction("mfu_percent", working="100 * 2.423e9 * 160_000 / 989.4e12", unit="%", tolerance=0.03,
+    Prediction("mfu_percent", working="100 * 2.423e9 * 160_000 / 989.4e12", unit="%",
+               tolerance=0.03,
                answer=lambda: 100 * mfu(MEDIUM, 160_000, H100.bf16_flops),
                slips={0.39: "that is the fraction; per cent are asked",
                       3.91: "a factor of ten is lost: 2.42e9 x 1.6e5 is 3.9e14",
