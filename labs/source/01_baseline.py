@@ -57,8 +57,9 @@ from ranklab.models.gpt import GPT, IGNORE, GPTConfig, count_parameters
 
 torch.set_num_threads(1)  # these matrices are small: a second thread costs more than it gives
 text = python_text()
+held_out = held_out_batch(text.held_out, batch=256, n_ctx=64)
 
-
+# %%
 def train(steps=100):
     torch.manual_seed(0)
     model = GPT(GPTConfig()).to(device())
@@ -72,8 +73,7 @@ def train(steps=100):
         if step % 25 == 0 or step == steps - 1:
             print(f"step {step:3}  loss {loss.item():.3f}")
     with torch.no_grad():
-        loss = model(*(x.to(device()) for x in held_out_batch(text.held_out, batch=256, n_ctx=64)))
-    print(f"held-out text: {loss.item():.3f}")
+        print(f"held-out text: {model(*(x.to(device()) for x in held_out)).item():.3f}")
 
 
 launch(train, ranks=1);
@@ -84,7 +84,7 @@ launch(train, ranks=1);
 # follows which, and nothing else:
 
 # %%
-rival = bigram_loss(text.train, *held_out_batch(text.held_out, batch=256, n_ctx=64))
+rival = bigram_loss(text.train, *held_out)
 print(f"bigram model: {rival:.3f} nats per byte on held-out text")
 
 # %% [markdown]
@@ -239,8 +239,8 @@ model_state_bytes = check(model_state_bytes)
 # %%
 for name, n in (("350M", 354e6), ("1.5B", 1.5e9), ("7B", 7e9), ("70B", 70e9)):
     need = sum(model_state_bytes(n, "mixed").values())
-    fits = [gpu.name for gpu in hardware.GPUS if gpu.memory_bytes > need]
-    print(f"{name:>5}: {need / 1e9:6.1f} GB fits {', '.join(fits) or 'no single GPU: labs 06 to 12'}")
+    fits = ", ".join(gpu.name for gpu in hardware.GPUS if gpu.memory_bytes > need)
+    print(f"{name:>5}: {need / 1e9:6.1f} GB fits {fits or 'no single GPU: labs 06 to 12'}")
 
 # %% [markdown]
 # (1.5B needs 24.0 GB, and a card of 24 GB is refused: nothing would be left for activations.)

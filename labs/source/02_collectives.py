@@ -540,7 +540,7 @@ print(mpi_table(ranks=2, sizes=(2**10, 2**20)))
 # %%
 from ranklab.projects import collectives as project
 
-sizes = (2**10, 2**16, 2**20, 2**23)
+sizes = (2**10, 2**16, 2**20, 2**24)
 rows = project.run(ranks=4, verbs=("all_reduce",), sizes=sizes)
 print(project.table(rows))
 print(project.summary(rows))
