@@ -55,7 +55,7 @@ def _check(learners):
     if learners(None) != "nothing":
         raise Mistake("None gives something", "Look at None first.\nThen at the rest.")
     yield "right for None"
-    seen = on_ranks(_trial, learners, ranks=2, timeout=6)
+    seen = on_ranks(_trial, learners, ranks=2, timeout=3)
     if seen != [False, False]:
         raise Mistake(f"the ranks answer {seen}", "Reduce the flag.")
     yield "right on 2 ranks"

@@ -222,9 +222,14 @@ def test_the_report_of_a_hang_has_a_line_for_each_rank(hangs, name):
     assert is_as_expected(name, error), error
 
 
-def test_time_is_up_before_the_ranks_have_begun():
-    error = error_of(dist.get_rank, ranks=4, timeout=0.001)
+def test_time_is_up_before_the_ranks_have_begun(monkeypatch):
+    monkeypatch.setattr("ranklab.engine.crew.START_LIMIT", 0.001)
+    error = error_of(dist.get_rank, ranks=4)
     assert "ranks 0, 1, 2, 3 of 4 did not finish within 0.001 s" in str(error)
+
+
+def test_a_slow_start_is_not_the_learners_time():
+    assert launch(dist.get_rank, ranks=8, timeout=0.3) == list(range(8))  # its start takes as long
 
 
 def test_a_rank_that_will_not_end_after_its_return():

@@ -19,6 +19,7 @@ GRACE = 0.1  # seconds after the first failure in which others may report theirs
 CAUSE_LIMIT = 2.0  # seconds more, while all that failed have only lost a peer
 
 # All these together are below 5 s: no launch holds a cell for more than `timeout` and 5 s.
+START_LIMIT = 60.0  # seconds until all ranks are up; only then the learner's time begins
 STACK_LIMIT = 1.0  # seconds for the ranks to say where they are
 RELEASE_LIMIT = 2.5  # seconds for released ranks to leave their group
 KILL_LIMIT = 1.5  # seconds for killed ranks to be gone
@@ -60,6 +61,7 @@ class Crew:
         self.members = []
         self.selector = selectors.DefaultSelector()
         self.started = time.monotonic()
+        self.all_up = None  # when all ranks were up
 
     def __enter__(self):
         try:
@@ -82,7 +84,7 @@ class Crew:
             theirs.enter_context(channel_end)
             member = Member(rank, channel, report_file)
             self.members.append(member)
-            self._watch(channel, lambda _: self._read_report(member))
+            self._watch(channel, lambda data: self._read_channel(member, data))
             output_end = theirs.enter_context(
                 self._pipe(lambda data: self.output.feed(rank, data)))
             stack_end = theirs.enter_context(self._pipe(member.stack.extend))
@@ -116,6 +118,12 @@ class Crew:
 
         self.selector.register(source, selectors.EVENT_READ, read)
 
+    def _read_channel(self, member, data):
+        if b"s" in data:  # started: it has met all others
+            self.all_up = self.all_up or time.monotonic()
+        if b"r" in data:
+            self._read_report(member)
+
     def _read_report(self, member):
         with ship.opened(member.report_file.fileno()) as content:
             member.report = pickle.load(content)
@@ -142,9 +150,15 @@ class Crew:
 
         error  RankError when a rank raised or died; HangError when time is up
         """
-        left = self.job.timeout - (time.monotonic() - self.started)
+        def is_decided():
+            return self._all_settled() or self._any_failed()
+
         try:
-            in_time = self._wait(lambda: self._all_settled() or self._any_failed(), left)
+            # A busy machine starts ranks slowly; that is not the learner's time.
+            self._wait(lambda: self.all_up or is_decided(), START_LIMIT)
+            limit = self.job.timeout if self.all_up else START_LIMIT
+            left = limit - (time.monotonic() - (self.all_up or self.started))
+            in_time = self._wait(is_decided, left)
         except KeyboardInterrupt:
             self._ask_where()
             seconds = time.monotonic() - self.started
@@ -156,7 +170,7 @@ class Crew:
             self._wait(lambda: any(map(verdict.is_cause, self.members)), CAUSE_LIMIT)
             raise verdict.failure(self.members)
         if not in_time:
-            raise verdict.hang(self.members, self._ask_where(), self.job.timeout)
+            raise verdict.hang(self.members, self._ask_where(), limit)
         return [ship.loads(m.report.pickled) for m in self.members]
 
     def _all_settled(self):

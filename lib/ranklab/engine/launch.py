@@ -22,7 +22,7 @@ def launch(fn, *args, ranks=None, nodes=1, timeout=60, stream=False):
 
     ranks    how many; by default one for each GPU, or 4 where there are fewer than two GPUs
     nodes    lay the ranks out as this many nodes (LOCAL_RANK, GROUP_RANK), on this one machine
-    timeout  seconds; after it a HangError says where each rank waits
+    timeout  seconds from when all ranks are up; after it a HangError says where each rank waits
     stream   show output as it comes instead of at the end
 
     Under torchrun or srun, `fn` runs in place on the ranks that are there already.

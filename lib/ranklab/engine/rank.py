@@ -56,7 +56,7 @@ def main(rank, channel, stack, job, report):
     channel = socket.socket(fileno=channel)
     sys.stdout.reconfigure(line_buffering=True)  # a rank that is killed has said what it printed
     try:
-        outcome = Value(_run(rank, job))
+        outcome = Value(_run(rank, job, channel))
     except BaseException as error:
         outcome = Failure.of(error)
     with os.fdopen(report, "wb") as file:
@@ -70,12 +70,13 @@ def main(rank, channel, stack, job, report):
     atexit._run_exitfuncs()  # os._exit skips them; DataLoader workers and profilers need them
 
 
-def _run(rank, job_fd) -> bytes:
+def _run(rank, job_fd, channel) -> bytes:
     with ship.opened(job_fd) as content:  # one copy in memory for all ranks
         job = pickle.load(content)
         _set_up(rank, job)
         fn, args = pickle.load(content)
     os.close(job_fd)
+    channel.send(b"s")  # started, and so are all others: the time of the call begins
     value = fn(*args)
     _wait_for_device()
     try:

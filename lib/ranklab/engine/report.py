@@ -185,8 +185,8 @@ class Stack:
         if not self.frames:
             return "did not say where: it was still starting, or answers no signals"
         engines = [f.function for f in self.frames if f.file.startswith(ENGINE)]
-        if engines[:1] == ["_run"] and call:
-            return f"waits in {call}"
+        if engines[:1] == ["_run"]:
+            return f"waits in {call}" if call else "is inside the function that was launched"
         return "was sending its value back" if engines[:1] == ["dumps"] else "was still starting"
 
 
