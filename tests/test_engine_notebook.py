@@ -105,6 +105,7 @@ def test_an_interrupt_ends_the_ranks(notebook):
                           "    dist.recv(torch.ones(1))\n"
                           "launch(wait_for_ever, ranks=2, stream=True)")
     notebook.wait_for_output(cell, "[rank 1] ready")
+    time.sleep(1)  # from its print to its recv
     notebook.manager.interrupt_kernel()
     shown = notebook.end(cell, 10)
     assert "RanksInterrupted: after" in shown
