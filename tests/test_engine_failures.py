@@ -210,7 +210,8 @@ def hangs():
 
 def test_a_hang_ends_in_time(hangs):
     for name, (error, limit, seconds) in hangs.items():
-        assert limit <= seconds < limit + 5 + 5, name  # the promise, and some slack for 20 ranks
+        # The promise is limit + 5 from when the ranks are up; starting 20 takes a while when busy.
+        assert limit <= seconds < limit + 5 + 20, name
         assert isinstance(error, RankError) and isinstance(error, TimeoutError)
         assert f" of {HANGS[name][1]} did not finish within {limit} s\n" in str(error)
         assert "ranklab/engine" not in str(error), error
