@@ -18,7 +18,7 @@ SCREEN  = $(or $(DISPLAY),$(WAYLAND_DISPLAY),$(filter Darwin,$(shell uname)))
 # Jupyter refuses to run as root unless told; in a container root is the usual user.
 AS_ROOT = $(if $(filter 0,$(shell id -u)),--allow-root)
 
-.PHONY: help setup lab test check build slides bench doctor clean
+.PHONY: help setup lab test check build slides bench horovod doctor clean
 .DEFAULT_GOAL := help
 
 help: ## list these commands
@@ -50,6 +50,10 @@ slides: setup ## the decks to HTML (and PDF where chromium is) under build/slide
 
 bench: setup ## print ratios of running times; nothing is asserted
 	@$(INSIDE) $(PY) scripts/bench.py
+
+horovod: setup ## build the real Horovod for lab 05 (4 to 8 minutes, once) and compare with it
+	@$(INSIDE) $(PY) scripts/horovod.py
+	@$(INSIDE) $(PY) -m pytest -q -rs tests/test_horovod_real.py
 
 doctor: setup ## what this machine is, and what each lab will run on
 	@$(INSIDE) $(PY) -m ranklab.cli doctor

@@ -17,7 +17,7 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 OLDEST, NEWEST = (3, 11), (3, 13)          # both were tried with the pins
-EXTRAS = "mpi,bench"                       # the extras that install in seconds
+EXTRAS = "mpi,bench,hf"                    # the extras that install in seconds
 SPACE_NEEDED, SPACE_FOR_CUDA = 3e9, 10e9   # bytes: .venv with CPU wheels; with CUDA libraries
 AGAIN = "then run the same command again"
 # What pip and uv print, in lower case, when nothing can be fetched.

@@ -8,7 +8,6 @@ import argparse
 import os
 import pathlib
 import re
-import signal
 import subprocess
 import sys
 
@@ -53,8 +52,6 @@ def run(name, arguments):
 
 
 def main(argv):
-    # A shell ignores Ctrl-C for what it starts in the background, and so would every test's child.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--jobs", type=int, default=2, help="test files that run at the same time")
     parser.add_argument("--fast", action="store_true", help="no slow or timing tests, no notebooks")

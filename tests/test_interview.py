@@ -166,6 +166,7 @@ def test_expressions_compute():
     assert evaluate("2 * (n - 1) / n * 100", {"n": 4}) == 150
     assert evaluate("max(ceil(7 / 2), -1) ** 2 % 5 // 1", {}) == 1
     assert evaluate("[3, 4][1]", {}) == 4
+    assert evaluate("{n: 0.8, 4: 0.25}[n]", {"n": 1}) == 0.8
 
 
 @pytest.mark.parametrize("text, sentence", [
@@ -174,7 +175,8 @@ def test_expressions_compute():
     ("'a'.upper()", "is not a function of ranklab"), ("9 ** 9 ** 9", "the exponent 387420489 is"),
     ("1 / 0", "divides by zero"), ("1 << 3", "the operator LShift is not allowed"),
     ("not 1", "is not allowed in an answer"), ("lambda: 1", "holds a Lambda"),
-    ("n if n else 1", "holds a IfExp"), ("f'{n}'", "holds a")])
+    ("n if n else 1", "holds a IfExp"), ("f'{n}'", "holds a"),
+    ("{**n}", "is not allowed in an answer")])
 def test_expressions_refuse(text, sentence):
     from ranklab.interview import units
     with pytest.raises(ExpressionError) as caught:

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from ranklab import data, hardware
+from ranklab import hardware
+from ranklab.data import text as data
 from ranklab.models.gpt import GPT, IGNORE, GPTConfig, count_parameters
 
 pytestmark = pytest.mark.usefixtures("one_thread")

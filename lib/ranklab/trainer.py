@@ -79,13 +79,20 @@ def learning_rate(config, step):
     return config.lr * (config.final_lr + (1 - config.final_lr) * cosine)
 
 
-def make_optimizer(model, config):
-    """AdamW in one fused kernel; norms are not decayed, since zero is not where they belong."""
+def decay_groups(model, weight_decay):
+    """The trained parameters in two groups for an optimizer: matrices decay; norms and biases do
+    not, since zero is not where they belong.
+    """
     parameters = [p for p in model.parameters() if p.requires_grad]
-    groups = [
-        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": config.weight_decay},
+    return [
+        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": weight_decay},
         {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
     ]
+
+
+def make_optimizer(model, config):
+    """AdamW in one fused kernel."""
+    groups = decay_groups(model, config.weight_decay)
     return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, fused=True)
 
 

@@ -62,6 +62,7 @@ def on_ranks(trial, *args, ranks, nodes=1, timeout=LIMIT):
     """The values of `trial(*args)` on all ranks; what the learner's code breaks is a Mistake."""
     exercise = _under_test.get()
     hidden = exercise and (exercise.answer.__module__, exercise.name)
+    where = "on 1 rank" if ranks == 1 else f"on {ranks} ranks"
     try:
         call = ship.dumps_call(trial, args)
     except TypeError as error:
@@ -70,12 +71,12 @@ def on_ranks(trial, *args, ranks, nodes=1, timeout=LIMIT):
     try:
         return launch(_run_hidden, call, hidden, ranks=ranks, nodes=nodes, timeout=timeout)
     except HangError as hang:
-        raise Mistake(f"on {ranks} ranks it does not end: {hang}",
+        raise Mistake(f"{where} it does not end: {hang}",
                       "Each rank that waits, waits for a message that nobody sends.") from None
     except RankError as error:
         if exercise and error.failures.get(error.rank, "").startswith(LibrarysAnswer.__name__):
             raise LibrarysAnswer(exercise.name) from None
-        raise Mistake(f"on {ranks} ranks, {error}") from None
+        raise Mistake(f"{where}, {error}") from None
 
 
 def _run_hidden(call, hidden):

@@ -16,7 +16,7 @@ from ranklab.engine.report import Failure, RanksInterrupted, Stack, Value
 from ranklab.engine.server_lines import Lines, ServerDied
 
 GRACE = 0.1  # seconds after the first failure in which others may report theirs
-CAUSE_LIMIT = 2.0  # seconds more, while all that failed have only lost a peer
+CAUSE_LIMIT = 5.0  # seconds more, while all that failed have only lost a peer
 
 # All these together are below 5 s: no launch holds a cell for more than `timeout` and 5 s.
 START_LIMIT = 60.0  # seconds until all ranks are up; only then the learner's time begins
@@ -136,12 +136,13 @@ class Crew:
 
     def _wait(self, until, limit):
         """True as soon as `until()` holds; False once `limit` seconds have passed."""
-        end = time.monotonic() + limit
+        end, is_last = time.monotonic() + limit, False
         while not until():
-            left = end - time.monotonic()
-            if left <= 0:
+            if is_last:
                 return False
-            for key, _ in self.selector.select(timeout=left):
+            left = end - time.monotonic()
+            is_last = left <= 0  # one look more: on a busy machine this process may be late itself
+            for key, _ in self.selector.select(timeout=max(left, 0)):
                 key.data()
         return True
 

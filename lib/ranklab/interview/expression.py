@@ -21,7 +21,8 @@ UNARY = {ast.USub: operator.neg, ast.UAdd: operator.pos}
 SMALL = {"len": len, "sum": sum, "total": total, "min": min, "max": max, "abs": abs, "round": round,
          "ceil": math.ceil, "floor": math.floor, "log2": math.log2, "sqrt": math.sqrt}
 ALLOWED = (ast.Expression, ast.Constant, ast.Name, ast.Load, ast.BinOp, ast.UnaryOp, ast.operator,
-           ast.unaryop, ast.Call, ast.keyword, ast.Attribute, ast.Subscript, ast.Tuple, ast.List)
+           ast.unaryop, ast.Call, ast.keyword, ast.Attribute, ast.Subscript, ast.Tuple, ast.List,
+           ast.Dict)
 
 
 class ExpressionError(ValueError):
@@ -68,6 +69,9 @@ def _value(node, names):
             return UNARY[type(node.op)](_value(node.operand, names))
         case ast.BinOp():
             return _arithmetic(node.op, _value(node.left, names), _value(node.right, names))
+        case ast.Dict() if None not in node.keys:      # None stands for **
+            return {_value(key, names): _value(item, names)
+                    for key, item in zip(node.keys, node.values)}
         case ast.Subscript():
             return _value(node.value, names)[_value(node.slice, names)]
         case ast.Attribute():

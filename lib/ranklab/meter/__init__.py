@@ -1,4 +1,4 @@
-"""What a step costs: bytes on the wire and bytes in memory, counted exactly.
+"""What a step costs: bytes on the wire and bytes in memory, counted exactly; and where time goes.
 
 Read in this order:
 
@@ -6,11 +6,16 @@ Read in this order:
     traffic.py   Traffic: a block in which every op of this rank is counted
     memory.py    memory_of: parameters, gradients, optimizer state, buffers
     saved.py     SavedActivations: what autograd keeps for backward
+    timeline.py  Timeline: what a rank did when, from torch's profiler
+    perfetto.py  merged_trace: the traces of all ranks in one file
 """
 
 from ranklab.meter.memory import Memory, memory_of
 from ranklab.meter.costs import Op
+from ranklab.meter.perfetto import merged_trace
 from ranklab.meter.saved import SavedActivations
+from ranklab.meter.timeline import Event, Timeline, events_of, loading, mark
 from ranklab.meter.traffic import Traffic
 
-__all__ = ["Op", "Traffic", "Memory", "memory_of", "SavedActivations"]
+__all__ = ["Event", "Memory", "Op", "SavedActivations", "Timeline", "Traffic", "events_of",
+           "loading", "mark", "memory_of", "merged_trace"]

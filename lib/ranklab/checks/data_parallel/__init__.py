@@ -1,0 +1,107 @@
+"""The exercises and predictions of lab 03, in the order of the lab.
+
+    toys.py        the small models: frozen, tied, used twice, in two types
+    replicas.py    equal at the start, and found out if not
+    sharding.py    who gets which samples; the learning rate
+    averaging.py   one message for each parameter; buckets
+    overlap.py     OverlappedDataParallel
+    events.py      what happens when, in a backward
+    unused.py      parameters without a gradient
+    stepping.py    no_sync, join_uneven
+    batch_norm.py  the statistics of the whole batch
+"""
+
+from ranklab import data_parallel
+from ranklab.checks.data_parallel.averaging import check_assign_buckets, check_average_gradients
+from ranklab.checks.data_parallel.batch_norm import check_sync_batch_norm
+from ranklab.checks.data_parallel.overlap import check_OverlappedDataParallel
+from ranklab.checks.data_parallel.predictions import PREDICTIONS
+from ranklab.checks.data_parallel.replicas import (
+    check_broadcast_parameters, check_replicas_agree,
+)
+from ranklab.checks.data_parallel.sharding import check_scale_learning_rate, check_shard_sampler
+from ranklab.checks.data_parallel.stepping import check_join_uneven, check_no_sync
+from ranklab.course.exercise import Exercise
+
+__all__ = ["EXERCISES", "PREDICTIONS"]
+
+EXERCISES = (
+    Exercise(data_parallel.broadcast_parameters, check_broadcast_parameters, hints=(
+        "What must be equal on all ranks before the first step? Not only what is trained.",
+        "Every parameter and every buffer: [*model.parameters(), *model.buffers()].",
+        "dist.broadcast(tensor.detach(), group=group, group_src=src) for each of them: in place, "
+        "and src counts inside the group.",
+    )),
+    Exercise(data_parallel.shard_sampler, check_shard_sampler, hints=(
+        "All ranks make the same order of all samples; each takes its part of it.",
+        "torch.randperm(n, generator=...) with seed + epoch. Fill up to a multiple of `ranks` from "
+        "the order's own beginning (more than once round if need be), or cut.",
+        "each = n // ranks if drop_last else -(-n // ranks); while len(order) < each * ranks: "
+        "order += order[: each * ranks - len(order)]; return order[rank : each * ranks : ranks]",
+    )),
+    Exercise(data_parallel.average_gradients, check_average_gradients, hints=(
+        "For each parameter: one all-reduce of its gradient, in place.",
+        "A rank whose gradient is None must send zeros, or the others wait for it. Frozen "
+        "parameters have no gradient anywhere: skip them.",
+        "for parameter in model.parameters(): if requires_grad: make zeros_like where grad is "
+        "None; parameter.grad /= R; dist.all_reduce(parameter.grad, group=group)",
+    )),
+    Exercise(data_parallel.assign_buckets, check_assign_buckets, hints=(
+        "One pass from the last parameter to the first. Which bucket does it go into, and when is "
+        "that one closed?",
+        "A dict holds the bucket still open for each (dtype, device). Put the parameter in, and if "
+        "the bucket's bytes have reached the cap, move it to the closed ones.",
+        "bucket = still_open.setdefault(kind, []); bucket.append(parameter); if sum(each.nbytes "
+        "for each in bucket) >= cap_bytes: closed.append(still_open.pop(kind)). At the end: closed "
+        "+ list(still_open.values())",
+    )),
+    Exercise(data_parallel.OverlappedDataParallel, check_OverlappedDataParallel, hints=(
+        "The hook crosses its parameter off bucket.missing. When is a bucket allowed to leave?",
+        "When nothing of it is missing, and all buckets before it have left: self.waiting holds "
+        "those that have not, in order. finish() clears what is missing, launches the rest, waits, "
+        "and makes all ready for the next backward.",
+        "while self.waiting and not self.waiting[0].missing: bucket = self.waiting.pop(0); "
+        "bucket.gather(); bucket.flat /= R; self.works.append(dist.all_reduce(bucket.flat, "
+        "group=self.group, async_op=True))",
+    )),
+    Exercise(data_parallel.no_sync, check_no_sync, hints=(
+        "The hooks look at model.sync. What should it be inside, and what afterwards?",
+        "A generator under @contextlib.contextmanager: what stands before the yield happens on "
+        "entering, what stands after it on leaving, but after an error only in a `finally`.",
+        "before, model.sync = model.sync, False; try: yield; finally: model.sync = before",
+    )),
+    Exercise(data_parallel.sync_batch_norm, check_sync_batch_norm, hints=(
+        "Forward: which three sums over ranks give mean and variance? Backward: through which "
+        "paths does x enter y?",
+        "torch.cat([sum of x, sum of x * x, count]) in float64, one all-reduce. Backward: sums of "
+        "grad and of grad * normal, one all-reduce; weight and bias get this rank's own sums.",
+        "mean, square = (sums[:-1] / n).split(C); variance = square - mean ** 2; of x: (grad - "
+        "mean over ranks of grad - normal * mean over ranks of grad * normal) * scale * weight",
+    )),
+    Exercise(data_parallel.scale_learning_rate, check_scale_learning_rate, hints=(
+        "k = batch / base_batch. What does each rule make of k?",
+        "linear: lr * k; sqrt: lr * k ** 0.5. Warm-up: the straight line from lr at step 0 to that "
+        "at step `warmup`.",
+        "if step is None or step >= warmup: return scaled; return lr + (scaled - lr) * step / "
+        "warmup",
+    )),
+    Exercise(data_parallel.join_uneven, check_join_uneven, hints=(
+        "Before each step all ranks must learn whether anybody has a batch left. What does a rank "
+        "do that has none?",
+        "One all-reduce with MAX: a rank with a batch gives its number, one without gives -1. "
+        "Below 0: all are done. Else the result is a rank that goes on: its buffers count, and at "
+        "the end its weights.",
+        "batch = next(batches, None); dist.all_reduce(going_on, dist.ReduceOp.MAX, "
+        "group=model.group); if going_on < 0: break; model.buffers_from = last = going_on.item(); "
+        "then model.shadow() or yield batch. At the end broadcast_parameters(model.module, last, "
+        "model.group)",
+    )),
+    Exercise(data_parallel.replicas_agree, check_replicas_agree, hints=(
+        "Each rank makes a short number of all its weights. When are all numbers equal?",
+        "hashlib.blake2b(digest_size=7) over the bytes of every parameter: 56 bits, an int64. All "
+        "are equal when the largest is the smallest; the smallest is minus the largest of the "
+        "negatives.",
+        "extremes = torch.tensor([mine, -mine], device=device); dist.all_reduce(extremes, "
+        "dist.ReduceOp.MAX, group=group); return extremes[0].item() == -extremes[1].item()",
+    )),
+)

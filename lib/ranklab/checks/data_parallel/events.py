@@ -1,0 +1,134 @@
+"""The order of events in one backward: layers that compute, messages that leave, waits."""
+
+import contextlib
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from ranklab.course.exercise import Mistake
+from ranklab.engine import device
+
+LAYERS = 4
+
+
+class Stack(nn.Module):
+    """Layers that note in `events` when their backward begins."""
+
+    def __init__(self, events):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(LAYERS))
+        for number, layer in enumerate(self.layers):
+            layer.register_full_backward_pre_hook(lambda *_, n=number: events.append(("layer", n)))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return x
+
+
+class NotedWork:
+    """An all-reduce under way, that notes when somebody waits for it."""
+
+    def __init__(self, work, number, events):
+        self.work, self.number, self.events = work, number, events
+
+    def wait(self, *timeout):
+        self.events.append(("wait", self.number))
+        return self.work.wait(*timeout)
+
+    def __getattr__(self, name):
+        return getattr(self.work, name)
+
+
+class Sent:
+    """The tensors that were all-reduced, and how many of the handles nobody has waited for."""
+
+    def __init__(self):
+        self.tensors, self.waits, self.handles = [], [], 0
+
+    def note(self, tensor, work):
+        self.tensors.append(tensor)
+        self.handles += work is not None
+        return work and NotedWork(work, len(self.tensors), self.waits)
+
+    @property
+    def not_waited(self):
+        return self.handles - len(set(self.waits))
+
+
+@contextlib.contextmanager
+def all_reduces_noted(note):
+    """Inside, note(tensor, work) stands between every dist.all_reduce and its caller."""
+    all_reduce = dist.all_reduce
+
+    def noted(tensor, *args, **kwargs):
+        return note(tensor, all_reduce(tensor, *args, **kwargs))
+
+    dist.all_reduce = noted
+    try:
+        yield
+    finally:
+        dist.all_reduce = all_reduce
+
+
+def events_of_a_backward(wrapped_class):
+    """Runs on every rank: (events, where the buckets lie in memory, in their order)."""
+    events, sent = [], []
+    model = wrapped_class(Stack(events).to(device()), cap_bytes=300)  # one layer in each bucket
+    x = torch.randn(2, 8, device=device(), requires_grad=True)
+    loss = model(x).square().sum()
+
+    def note(tensor, work):
+        number = len(sent)
+        sent.append(tensor)
+        events.append(("sent" if work else "blocking", number, tensor.data_ptr()))
+        return work and NotedWork(work, number, events)
+
+    events.clear()
+    with all_reduces_noted(note):
+        loss.backward()
+    return events, [bucket.flat.data_ptr() for bucket in model.buckets]
+
+
+def compare_events(events, buckets):
+    """Raises the Mistake that the order of events tells."""
+    sent = [event for event in events if event[0] in ("sent", "blocking")]
+    if len(sent) != len(buckets):
+        raise Mistake(f"{len(sent)} all-reduces in one backward, for {len(buckets)} buckets",
+                      "One all-reduce for each bucket, of bucket.flat: not one for each parameter, "
+                      "nor one at each call of the hook.")
+    blocking = [event for event in sent if event[0] == "blocking"]
+    if blocking:
+        raise Mistake("backward stands still in each all-reduce: it is called without "
+                      "async_op=True", "dist.all_reduce(..., async_op=True) returns at once, with "
+                      "a handle to wait for in finish().")
+    places = [buckets.index(pointer) if pointer in buckets else None for *_, pointer in sent]
+    if None in places:
+        raise Mistake("something else travels than bucket.flat", "After bucket.gather() all its "
+                      "gradients lie in bucket.flat, as views: all-reduce that, in place.")
+    if places != sorted(places):
+        raise Mistake(f"buckets leave in the order {places}", "Bucket 0 first, then 1, then 2.")
+    _compare_times(events, len(buckets))
+
+
+def _compare_times(events, buckets):
+    kinds = [event[0] for event in events]
+    last_layer, first_sent = _last(kinds, "layer"), kinds.index("sent")
+    if first_sent > last_layer:
+        raise Mistake("no bucket leaves before the backward of all layers is over",
+                      "Launch in the hook, as soon as a bucket has all its gradients, not in "
+                      "finish(): bucket 0 can travel while layer 0 is still to come.")
+    if "wait" in kinds and kinds.index("wait") < last_layer:
+        raise Mistake("it waits for an all-reduce while layers are still to be computed: no "
+                      "overlap", "Keep the handles, and wait for them in finish().")
+    early = kinds[:last_layer].count("sent")
+    if early < buckets - 1:
+        raise Mistake(f"{early} of {buckets} buckets left before the last layer's backward; "
+                      f"{buckets - 1} were ready", "A bucket is ready when nothing of it is "
+                      "missing; launch all that are ready, and forget what you have launched.")
+
+
+def _last(kinds, kind):
+    return len(kinds) - 1 - kinds[::-1].index(kind)

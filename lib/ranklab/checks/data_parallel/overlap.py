@@ -1,0 +1,249 @@
+"""The check of OverlappedDataParallel: right on every kind of model, and under way in time."""
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from ranklab.checks.data_parallel.events import (
+    Sent, all_reduces_noted, compare_events, events_of_a_backward,
+)
+from ranklab.checks.data_parallel.replicas import two_groups
+from ranklab.checks.data_parallel.toys import (
+    far, gradients, loss_of, mean_gradients, rows, toy, weights,
+)
+from ranklab.checks.data_parallel.unused import branches_trial, compare_branches, compare_error
+from ranklab.course.exercise import Mistake, on_ranks
+from ranklab.engine import device
+from ranklab.meter import Traffic
+
+LIMIT = 8  # seconds: several of the usual mistakes leave ranks waiting
+
+
+# --- values -------------------------------------------------------------------------------------
+
+def _steps_trial(wrapped_class):
+    """Two steps of the toy, whose replicas begin differently; then pieces under `sync = False`."""
+    rank, R, model = dist.get_rank(), dist.get_world_size(), toy(dist.get_rank())
+    wrapped, right = wrapped_class(model, cap_bytes=200), toy(0)
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], 0.1)
+    places, seen = {p.data_ptr() for p in model.parameters()}, []
+    for step, set_to_none in enumerate((True, False)):
+        optimizer.zero_grad(set_to_none=set_to_none)
+        right.load_state_dict(model.state_dict())
+        before, sent = weights(model), Sent()
+        with all_reduces_noted(sent.note):
+            loss_of(wrapped, rows(10 * step + rank)).backward()
+        changed = any(not torch.equal(w, before[name]) for name, w in weights(model).items())
+        seen.append({
+            "got": gradients(model), "own": mean_gradients(right, [rows(10 * step + rank)]),
+            "right": mean_gradients(right, [rows(10 * step + r) for r in range(R)]),
+            "weights": changed or any(x.data_ptr() in places for x in sent.tensors),
+            "not waited": sent.not_waited,
+            "messages": (len(sent.tensors), sum(x.nbytes for x in sent.tensors)),
+            "wanted": (len(wrapped.buckets), sum(b.flat.nbytes for b in wrapped.buckets)),
+        })
+        seen[-1]["works"] = len(wrapped.works)
+        seen[-1]["waits"] = list(wrapped.waiting) == wrapped.buckets
+        seen[-1]["no copy"] = wrapped.waiting is wrapped.buckets
+        if seen[-1]["no copy"]:  # the next backward would empty both
+            return seen, None
+        optimizer.step()
+    return seen, _in_pieces(wrapped, model, right, rank, R)
+
+
+def _in_pieces(wrapped, model, right, rank, R):
+    """Two backwards without sync, one with: what was sent, the gradients, the right ones."""
+    right.load_state_dict(model.state_dict())
+    model.zero_grad()
+    wrapped.sync = False
+    with Traffic() as traffic:
+        for piece in (100, 200):
+            loss_of(wrapped, rows(piece + rank)).backward()
+    wrapped.sync, inside = True, traffic.calls["all_reduce"]
+    with Traffic() as traffic:
+        loss_of(wrapped, rows(300 + rank)).backward()
+    every = [rows(piece + r) for piece in (100, 200, 300) for r in range(R)]
+    wanted = {name: grad if grad is None else 3 * grad
+              for name, grad in mean_gradients(right, every).items()}
+    return inside, traffic.calls["all_reduce"], len(wrapped.buckets), gradients(model), wanted
+
+
+def check_OverlappedDataParallel(wrapped_class):
+    for ranks in (1, 3):
+        seen = _on_ranks(_steps_trial, wrapped_class, ranks=ranks)
+        for rank, (steps, _) in enumerate(seen):
+            for number, step in enumerate(steps):
+                _compare_step(step, f"rank {rank} of {ranks}, step {number + 1}", ranks)
+    yield "gradients are the mean over ranks, on 1 and 3 ranks: tied, used twice, two types"
+    yield "also after zero_grad(set_to_none=False); frozen ones stay without; weights are unchanged"
+    for rank, (steps, _) in enumerate(seen):
+        (messages, sent), (buckets, wanted) = steps[1]["messages"], steps[1]["wanted"]
+        if (messages, sent) != (buckets, wanted):
+            raise Mistake(f"rank {rank} of 3: {messages} all-reduces of {sent:,} bytes in a step; "
+                          f"{buckets} buckets hold {wanted:,} bytes",
+                          "Each bucket travels once, whole: all-reduce bucket.flat when nothing "
+                          "of it is missing any more.")
+    yield "one all-reduce for each bucket, all gradients once; then all is as before"
+    for rank, (_, pieces) in enumerate(seen):
+        _compare_pieces(f"rank {rank} of 3", *pieces)
+    yield "with sync=False nothing is sent, and the next backward averages what has added up"
+    seen = _on_ranks(_events_and_order, wrapped_class, ranks=2)
+    for (events, buckets), _ in seen:
+        compare_events(events, buckets)
+    yield "buckets leave, in their order, while backward goes on; waits come at the end"
+    for rank, (_, (got, right)) in enumerate(seen):
+        _compare_order(f"rank {rank} of 2", got, right)
+    yield "right too where ranks are ready in different orders"
+    seen = _on_ranks(_branches_and_group, wrapped_class, ranks=4)
+    for rank, ((steps, _), _) in enumerate(seen):
+        for used, got, right in steps:
+            compare_branches(f"rank {rank} of 4", used, got, right)
+    yield "find_unused: who used nothing adds zeros; what nobody used keeps None"
+    for rank, ((_, said), _) in enumerate(seen):
+        compare_error(rank, said)
+    yield "without it, a missing gradient is an error in that backward, and nobody hangs"
+    for rank, (_, (got, right)) in enumerate(seen):
+        _compare_group(rank, got, right)
+    yield "inside a group it meets nobody else"
+
+
+def _on_ranks(trial, wrapped_class, ranks):
+    try:
+        return on_ranks(trial, wrapped_class, ranks=ranks, timeout=LIMIT)
+    except Mistake as mistake:
+        raise Mistake(mistake.what, _hint_failure(mistake, trial)) from None
+
+
+def _hint_failure(mistake, trial):
+    what = mistake.what
+    if "got two gradients in one backward" in what:
+        return ("bucket.missing must be full again when the next backward begins: finish() sets it "
+                "back to all of bucket.parameters.")
+    if "object has no attribute 'wait'" in what:
+        return "all_reduce returns None without async_op=True; with it, a handle to wait for."
+    if trial is _branches_and_group and "does not end" in what:
+        return ("Ranks use different branches here, and the other ranks wait for each bucket: "
+                "finish() must launch all buckets that are left, whatever is missing in them, and "
+                "wait for all, before it raises.")
+    if "does not end" in what:
+        return ("A rank waits for an all-reduce that another one does not call. All call it for "
+                "every bucket, in the same order, once in each backward.")
+    return mistake.hint
+
+
+def _compare_step(step, where, ranks):
+    if step["no copy"]:
+        raise Mistake(f"{where}: after backward self.waiting is self.buckets itself",
+                      "self.waiting must be a copy: list(self.buckets).")
+    if step["weights"]:
+        raise Mistake(f"{where}: the weights travel, or change in backward",
+                      "The hook gets the parameter, not its gradient: what travels is bucket.flat, "
+                      "where bucket.gather() has put parameter.grad.")
+    if step["not waited"]:
+        raise Mistake(f"{where}: nobody has waited for {step['not waited']} of "
+                      f"{step['messages'][0]} all-reduces when backward() returns",
+                      "In finish(), wait() for every handle: until then a gradient may be half "
+                      "summed.")
+    for name, right in step["right"].items():
+        got, own = step["got"][name], step["own"][name]
+        if right is None and got is not None:
+            raise Mistake(f"{where}: `{name}` is frozen, and now has a gradient",
+                          "Only what is in the buckets takes part.")
+        if right is None or (got is not None and not far(got, right)):
+            continue
+        if got is None:
+            raise Mistake(f"{where}: `{name}` has no gradient", "bucket.gather() makes gradients "
+                          "views of the bucket: call it before the bucket leaves.")
+        if not far(got, right * ranks):
+            raise Mistake(f"{where}: the gradient of `{name}` is the sum, {ranks} times the mean",
+                          "Divide bucket.flat by the number of ranks.")
+        if not far(got, right / ranks):
+            raise Mistake(f"{where}: the gradient of `{name}` is the mean divided by {ranks} again",
+                          "Divide once.")
+        if not far(got, own):
+            raise Mistake(f"{where}: the gradient of `{name}` is this rank's own",
+                          "Call bucket.gather() and then all-reduce bucket.flat, in place, when "
+                          "bucket.missing is empty; and finish() waits for all.")
+        raise Mistake(f"{where}: the gradient of `{name}` is not the mean over ranks",
+                      "Does the bucket leave only when nothing of it is missing, after "
+                      "bucket.gather(), and is it divided once?")
+    if step["works"] or not step["waits"]:
+        raise Mistake(f"{where}: after backward self.works holds {step['works']} handles, and "
+                      f"self.waiting {'all' if step['waits'] else 'not all'} buckets", "finish() "
+                      "must leave self.works empty, or it grows, and self.waiting full.")
+
+
+def _compare_pieces(where, inside, after, buckets, got, right):
+    if inside:
+        raise Mistake(f"{where}: with sync=False, {inside} all-reduces in backward",
+                      "Look at self.sync first in the hook: when it is False do nothing.")
+    if after != buckets:
+        raise Mistake(f"{where}: after two backwards with sync=False the next one sends {after} "
+                      f"all-reduces, for {buckets} buckets", "With sync=False the hook must leave "
+                      "everything as it is: bucket.missing too.")
+    for name, grad in right.items():
+        if grad is not None and far(got[name], grad):
+            raise Mistake(f"{where}: after two backwards with sync=False and one with, the "
+                          f"gradient of `{name}` is not the mean of the ranks' sums",
+                          "With sync=False the hook must leave everything as it is, "
+                          "bucket.missing too. The next bucket.gather() takes all that has added "
+                          "up in parameter.grad.")
+
+
+# --- order --------------------------------------------------------------------------------------
+
+class TwoWays(nn.Module):
+    """Two layers of one shape; odd ranks use them in the other order."""
+
+    def __init__(self, rank):
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.order = "ab" if rank % 2 else "ba"
+
+    def forward(self, x):
+        for name in self.order:
+            x = torch.tanh(getattr(self, name)(x))
+        return x
+
+
+def _events_and_order(wrapped_class):
+    events = events_of_a_backward(wrapped_class)
+    ours = TwoWays(dist.get_rank()).to(device())
+    x = [rows(r)[:, :4] for r in range(dist.get_world_size())]
+    loss_of(wrapped_class(ours, cap_bytes=70), x[dist.get_rank()]).backward()
+    right = [TwoWays(r).to(device()) for r in range(len(x))]
+    for model, part in zip(right, x):
+        (loss_of(model, part) / len(x)).backward()
+    summed = {name: sum(dict(model.named_parameters())[name].grad for model in right).cpu()
+              for name, _ in ours.named_parameters()}
+    return events, (gradients(ours), summed)
+
+
+def _compare_order(where, got, right):
+    for name, grad in right.items():
+        if got[name] is None or far(got[name], grad):
+            raise Mistake(f"{where}: the ranks' gradients become ready in different orders, and "
+                          f"then `{name}` gets another parameter's mean",
+                          "The first message of one rank meets the first of the others. Launch "
+                          "bucket 0, then 1, then 2, on every rank: one that is ready early waits "
+                          "for those before it.")
+
+
+# --- groups -------------------------------------------------------------------------------------
+
+def _branches_and_group(wrapped_class):
+    seen = branches_trial(wrapped_class)
+    rank, group = dist.get_rank(), two_groups()
+    wrapped = wrapped_class(toy(rank), cap_bytes=200, group=group)
+    right = mean_gradients(wrapped.module, [rows(rank % 2), rows(rank % 2 + 2)])
+    loss_of(wrapped, rows(rank)).backward()
+    return seen, (gradients(wrapped), right)
+
+
+def _compare_group(rank, got, right):
+    for name, grad in right.items():
+        if grad is not None and (got[f"module.{name}"] is None or far(got[f"module.{name}"], grad)):
+            raise Mistake(f"in the group of ranks {rank % 2} and {rank % 2 + 2} the gradient of "
+                          f"`{name}` is not the mean of these two", "Hand self.group on to every "
+                          "collective, and divide by its size: dist.get_world_size(self.group).")

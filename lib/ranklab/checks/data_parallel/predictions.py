@@ -1,0 +1,81 @@
+"""The numbers that a learner of lab 03 predicts before running anything."""
+
+from types import SimpleNamespace
+
+from ranklab.collectives import best_sent_bytes
+from ranklab.course.exercise import Prediction
+from ranklab.data_parallel import (
+    assign_buckets, batch_norm_bytes, scale_learning_rate, shard_sampler,
+)
+
+
+def _buckets():
+    layer = [SimpleNamespace(nbytes=n, dtype="float32", device="cpu") for n in (4e6, 4e3)]
+    return len(assign_buckets(layer * 20, 25e6))
+
+
+# ResNet-50 has 25.6 million parameters. 1,797 is the number of scikit-learn's digits.
+PREDICTIONS = (
+    Prediction(
+        "step_megabytes", working="2 * 3 / 4 * 25.6e6 * 4 / 1e6", unit="MB",
+        answer=lambda: best_sent_bytes("all_reduce", 25.6e6 * 4, 4) / 1e6,
+        slips={102.4: "that is the gradient's size; a ring sends 2(R-1)/R of it",
+               204.8: "2(R-1)/R with R = 4 is 1.5, not 2",
+               38.4: "float32 has four bytes a number", 307.2: "the ring sends chunks, not the "
+               "whole gradient R-1 times", 76.8: "that is one of the ring's two halves",
+               1228.8: "bits, not bytes"},
+        why="In every step, whatever the batch: that is why larger batches scale better.",
+    ),
+    Prediction(
+        "samples_per_rank", working="math.ceil(1797 / 4)", unit="samples", tolerance=0,
+        answer=lambda: len(shard_sampler(1797, 0, 4)),
+        slips={449: "three ranks would do, and one would have a sample more: all step alike; "
+               "that is drop_last, which loses a sample",
+               449.25: "a sample can't be cut", 1797: "that is all of them, on every rank"},
+        why="4 x 450 = 1800: three samples are seen twice in each epoch.",
+    ),
+    Prediction(
+        "bucket_messages", working="math.ceil(20 / 7)", unit="all-reduces", tolerance=0,
+        answer=_buckets,
+        slips={40: "one for each parameter: that is what buckets are for",
+               20: "several layers fit into one bucket", 1: "the cap is 25 MB, and there are 80",
+               4: "a bucket closes when it has *reached* the cap: 7 layers, 28 MB",
+               3.2: "a bucket holds whole parameters"},
+        why="Two of 28 MB, and one with what is left. The first leaves after 7 of 20 layers.",
+    ),
+    Prediction(
+        "accumulated_megabytes", working="2 * 3 / 4 * 102.4", unit="MB",
+        answer=lambda: best_sent_bytes("all_reduce", 102.4, 4),
+        slips={614.4: "that is one all-reduce for each of the four pieces",
+               38.4: "the sum of four gradients is as large as one",
+               460.8: "the three pieces inside no_sync send nothing",
+               102.4: "a ring sends 2(R-1)/R of the gradient"},
+        why="Four times the batch for the same bytes.",
+    ),
+    Prediction(
+        "batch_norm_bytes", working="8 * (2 * 64 + 1)", unit="bytes", tolerance=0,
+        answer=lambda: batch_norm_bytes(64),
+        slips={512: "two sums a channel, of 8 bytes each, and the count",
+               1024: "the count must travel as well: ranks may have different batches",
+               516: "they travel in float64, 8 bytes each", 520: "that is one sum a channel"},
+        why="Tiny, but nothing can go on without it: twice for each layer and step, it is latency.",
+    ),
+    Prediction(
+        "scaled_rate", working="0.1 * 8192 / 256",
+        answer=lambda: scale_learning_rate(0.1, 8192, 256),
+        slips={0.1: "that is the rate for a batch of 256",
+               0.566: "that is the square-root rule", 0.003125: "multiply by 32, do not divide",
+               25.6: "8 GPUs or 256, what counts is the batch: 8192 / 256 = 32 times"},
+        why="Goyal et al. 2017 trained ResNet-50 with it, after five epochs of warm-up.",
+    ),
+    Prediction(
+        "agree_bytes", working="2 * 3 / 4 * 16", unit="bytes", tolerance=0,
+        answer=lambda: best_sent_bytes("all_reduce", 16, 4),
+        slips={153.6e6: "that is the model; a hash of it is enough",
+               102.4e6: "that is the model; a hash of it is enough",
+               16: "a ring sends 2(R-1)/R of them", 8: "the largest hash and the smallest",
+               12: "one half of the ring", 48: "both numbers, whole, R-1 times"},
+        why="In the mean: two int64 do not divide by 4, so ranks send 16 to 32. So cheap that it "
+            "can run every few hundred steps.",
+    ),
+)

@@ -1,0 +1,73 @@
+"""The small models that lab 03's checks train, and what they look at on each rank."""
+
+import copy
+
+import torch
+from torch import nn
+
+from ranklab.engine import device
+
+
+class Toy(nn.Module):
+    """All that goes wrong at once: frozen, tied, used twice, two types, buffers of two types."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.twice = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.frozen = nn.Linear(6, 6).requires_grad_(False)
+        self.wide = nn.Linear(6, 6).double()
+        self.last = nn.Linear(6, 6, bias=False)
+        self.last.weight = self.first.weight  # tied
+        self.register_buffer("scale", torch.rand(6))
+        self.register_buffer("steps", torch.randint(1000, (1,)))
+
+    def forward(self, x):  # (B, 6) -> (B, 6)
+        self.steps += 1
+        x = torch.tanh(self.first(x) * self.scale)
+        x = self.twice(torch.tanh(self.frozen(self.twice(x))))
+        return self.last(self.wide(x.double()).float())
+
+
+def toy(seed):
+    torch.manual_seed(seed)
+    return Toy().to(device())
+
+
+def rows(seed, n=4):
+    """The batch of one rank in one step."""
+    return torch.randn(n, 6, generator=torch.Generator().manual_seed(seed)).to(device())
+
+
+def loss_of(model, x):
+    return model(x).square().mean()
+
+
+def mean_gradients(model, batches):
+    """{name: the gradient of the mean loss of all `batches`}, in one process; `model` unchanged."""
+    model = copy.deepcopy(model)
+    model.zero_grad()
+    for x in batches:
+        (loss_of(model, x) / len(batches)).backward()
+    return gradients(model)
+
+
+def gradients(model):
+    """{name: the gradient on the CPU, or None}."""
+    return {name: None if p.grad is None else p.grad.detach().cpu().clone()
+            for name, p in model.named_parameters()}
+
+
+def weights(model):
+    """{name: the parameter's value on the CPU}."""
+    return {name: p.detach().cpu().clone() for name, p in model.named_parameters()}
+
+
+def buffers(model):
+    return {name: buffer.detach().cpu().clone() for name, buffer in model.named_buffers()}
+
+
+def far(got, right):
+    """True when two tensors differ by more than rounding."""
+    if got.shape != right.shape or got.dtype != right.dtype:
+        return True
+    return bool((got - right).abs().max() > 1e-5 * (1 + right.abs().max()))

@@ -1,0 +1,75 @@
+"""The exercises and predictions of lab 04, in the order of the lab.
+
+    scaling.py      scaling_efficiency
+    exposing.py     exposed_communication
+    diagnosing.py   diagnose, on timelines whose causes are known
+    given.py        torch's DDP around a model whose gradients are known
+    halving.py      compress_fp16_hook, registered there
+    sparsifying.py  top_k_compress
+    low_rank.py     power_sgd
+"""
+
+from ranklab import ddp
+from ranklab.checks.ddp.diagnosing import check_diagnose
+from ranklab.checks.ddp.exposing import check_exposed_communication
+from ranklab.checks.ddp.halving import check_compress_fp16_hook
+from ranklab.checks.ddp.low_rank import check_power_sgd
+from ranklab.checks.ddp.predictions import PREDICTIONS
+from ranklab.checks.ddp.scaling import check_scaling_efficiency
+from ranklab.checks.ddp.sparsifying import check_top_k_compress
+from ranklab.course.exercise import Exercise
+
+__all__ = ["EXERCISES", "PREDICTIONS"]
+
+EXERCISES = (
+    Exercise(ddp.scaling_efficiency, check_scaling_efficiency, hints=(
+        "Efficiency is what you got over what would be perfect. What would be perfect?",
+        "Strong: base/R of the base's time. Weak: the base's time. The base is min(seconds), the "
+        "fewest ranks that anybody measured.",
+        "base = min(seconds); perfect = base / ranks if kind == 'strong' else 1; the efficiency is "
+        "perfect * seconds[base] / seconds[ranks]. Raise a ValueError for another kind, first.",
+    )),
+    Exercise(ddp.exposed_communication, check_exposed_communication, hints=(
+        "Walk along the time axis and keep count of what is running. Nothing changes but where an "
+        "event starts or ends.",
+        "Sort all starts (+1) and ends (-1) by time. Between two of them: if transfers run, one or "
+        "more, and computing none, add the time between the two.",
+        "edges = sorted((time, change, event.kind) for event in events for time, change in "
+        "((event.start, 1), (event.end, -1))); running = {kind: 0, 'compute': 0}; for each edge: "
+        "first add time - before if running[kind] and not running['compute'], then count.",
+    )),
+    Exercise(ddp.diagnose, check_diagnose, hints=(
+        "Cut each timeline with steps_of. Measure four things in every step of every rank: length, "
+        "loading, exposed communication, computing. Of each rank take the median step.",
+        "Loading: the mean over ranks. Exposed communication: the least, since the other ranks "
+        "only wait for somebody. Straggler: the largest computing + loading, less the mean of the "
+        "others. Each over the length of a step.",
+        "usual(measure) = [median(measure(step) for step in of_rank) for of_rank in steps]; "
+        "loading = usual(lambda step: exposed_communication(step, kind='loader')); the verdict is "
+        "max(shares, key=shares.get) if that share is 0.25 or more, else 'healthy'.",
+    )),
+    Exercise(ddp.compress_fp16_hook, check_compress_fp16_hook, hints=(
+        "bucket.buffer() is the bucket's flat gradient: narrow it, all-reduce it, copy it back.",
+        "Divide by the ranks before the cast, so that no sum overflows. "
+        "dist.all_reduce(..., async_op=True).get_future() gives a future; .then(f) gives another "
+        "one, which holds what f returns.",
+        "R = dist.get_world_size(group); halves = buffer.div_(R).to(torch.float16); future = "
+        "dist.all_reduce(halves, group=group, async_op=True).get_future(); return "
+        "future.then(lambda done: buffer.copy_(done.value()[0]))",
+    )),
+    Exercise(ddp.top_k_compress, check_top_k_compress, hints=(
+        "First add what was left before. Then choose, send, and keep the others.",
+        "wanted = (gradient + error).flatten(); the places come from wanted.abs().topk(k).indices, "
+        "the values from wanted. k may be more than there is.",
+        "indices = wanted.abs().topk(min(k, wanted.numel())).indices; values = wanted[indices]; "
+        "wanted[indices] = 0; return values, indices, wanted.view(gradient.shape)",
+    )),
+    Exercise(ddp.power_sgd, check_power_sgd, hints=(
+        "Compress matrix + error. Two products, two all-reduces, and what is left is the new "
+        "error.",
+        "p = wanted @ q, all-reduced, then made orthonormal by torch.linalg.qr(p).Q. q = wanted.mT "
+        "@ p, all-reduced and divided by the ranks. The gradient is p @ q.mT.",
+        "After the second all-reduce: q /= dist.get_world_size(group); approximation = p @ q.mT; "
+        "return approximation, q, wanted - approximation",
+    )),
+)

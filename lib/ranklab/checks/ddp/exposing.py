@@ -1,0 +1,117 @@
+"""The check of exposed_communication, against a count of whole milliseconds, one by one."""
+
+import math
+import random
+
+from ranklab.course.exercise import Mistake
+from ranklab.meter import Event
+
+MS = 1e-3
+
+
+def event(kind, start, end, lane="main"):
+    return Event(kind, kind, start * MS, end * MS, lane)
+
+
+def exposed_by_hand(events, kind):
+    """The oracle: milliseconds in which `kind` runs and nothing is computed."""
+    count = 0
+    for t in range(200):
+        running = {e.kind for e in events if e.start < (t + 0.5) * MS < e.end}
+        count += kind in running and "compute" not in running
+    return count * MS
+
+
+WORK, SEND = event("compute", 10, 20), event("communication", 15, 40, "gloo 1")
+CASES = (  # what is seen, and the events
+    ("nothing is computed meanwhile", [SEND]),
+    ("a transfer inside one long kernel", [event("compute", 0, 90), SEND]),
+    ("a transfer that begins inside a kernel and ends after it", [WORK, SEND]),
+    ("no transfer at all", [WORK, event("loader", 20, 30)]),
+    ("no events", []),
+    ("a transfer with two kernels in it", [SEND, event("compute", 17, 22),
+                                           event("compute", 30, 33)]),
+    ("two transfers at the same time", [WORK, SEND, event("communication", 18, 30, "gloo 2")]),
+    ("a kernel inside another one", [event("compute", 0, 30), event("compute", 5, 10, "stream 7"),
+                                     SEND]),
+    ("kernels on two lanes at the same time", [WORK, event("compute", 12, 19, "backward 1"), SEND]),
+    ("the main thread waits meanwhile", [event("wait", 20, 40), WORK, SEND]),
+    ("a batch is loaded meanwhile", [event("loader", 22, 28), WORK, SEND]),
+    ("computing on another lane", [event("compute", 16, 39, "stream 7"), SEND]),
+)  # fmt: skip
+
+
+def check_exposed_communication(fn):
+    for name, events in CASES[:5]:
+        _compare(fn, name, events)
+    yield "right for hidden, half hidden and bare transfers; 0 where there is none"
+    for name, events in CASES[5:]:
+        _compare(fn, name, events)
+    yield "overlapping and nested events count once; only computing hides, on any lane"
+    for seed in range(20):
+        events = _random(seed)
+        for kind in ("communication", "loader"):
+            _compare(fn, f"random events, seed {seed}", events, kind)
+    yield 'right for 20 random timelines, in any order; for kind="loader" as well'
+
+
+def _random(seed):
+    draw, events = random.Random(seed), []
+    for _ in range(30):
+        start = draw.randrange(180)
+        kind = draw.choice(("compute", "communication", "communication", "loader", "wait"))
+        events.append(event(kind, start, start + draw.randrange(1, 20), f"lane {start % 3}"))
+    return events
+
+
+def _compare(fn, name, events, kind="communication"):
+    given = list(events)
+    try:
+        got = fn(events) if kind == "communication" else fn(events, kind=kind)
+    except KeyError as error:
+        if error.args[0] not in {event.kind for event in given}:
+            raise
+        raise Mistake(f"{name}: it raised KeyError: {error}, a kind of event",
+                      "Other kinds are not counted: `if what in running`. And do not call the "
+                      "loop's variable kind: it would overwrite the parameter.") from None
+    right = exposed_by_hand(given, kind)
+    if events != given:
+        raise Mistake("the list of events is changed", "sorted(events) makes a new list.")
+    if not isinstance(got, (int, float)):
+        raise Mistake(f"it returns {got!r}, not seconds", "Return one number.")
+    if math.isclose(got, right, abs_tol=1e-9):
+        return
+    what = f"{name}: {got / MS:g} ms are exposed, it says, but it is {right / MS:g} ms"
+    if kind != "communication":
+        what = f'{name}, kind="{kind}": {got / MS:g} ms, it says, but it is {right / MS:g} ms'
+    raise Mistake(what, _hint(got, given, kind))
+
+
+def _hint(got, events, kind):
+    def near(value):
+        return math.isclose(got, value, abs_tol=1e-9)
+
+    def total(what):
+        return sum(e.end - e.start for e in events if e.kind == what)
+
+    relabelled = [e._replace(kind="compute") if e.kind in ("wait", "loader") else e
+                  for e in events]  # fmt: skip
+    if near(exposed_by_hand([e for e in events if e.kind != "compute" or e.lane == "main"], kind)):
+        return "Computing on other lanes hides as well: streams, backward's thread."
+    if near(total(kind)):
+        return ("That is all of it. Leave out the time in which a compute event runs; and where "
+                "two overlap, count the time once.")
+    if near(max(0, total(kind) - total("compute"))) or near(total(kind) - total("compute")):
+        return ("The difference of two sums says nothing about when: a kernel hides only what runs "
+                "at the same moment.")
+    if kind == "communication" and near(exposed_by_hand(relabelled, kind)):
+        return ("Waiting and loading are no computing: they hide nothing. The wait is the very "
+                "time that one would like to get rid of.")
+    if near(exposed_by_hand(events, "communication")):
+        return "`kind` says which events to look for; it is not always communication."
+    if got > exposed_by_hand(events, kind):
+        return ("Too much: some moments count twice, or a kernel is forgotten. Go through all "
+                "starts and ends in order of time, and keep count of what runs: a moment counts "
+                "when transfers run, one or more, and kernels none.")
+    return ("Too little: go through all starts and ends in order of time, and keep count of what "
+            "runs. A kernel that ends inside a longer one does not end the computing.")

@@ -1,0 +1,101 @@
+"""Torch's DDP around a model whose gradients are known: what the checks of hooks run on."""
+
+import functools
+from contextlib import contextmanager
+from dataclasses import dataclass
+from threading import get_ident
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ranklab.engine import device
+from ranklab.meter import Traffic
+
+SHAPES = ((12, 10), (7,), (1,), (5, 3, 3))  # 173 numbers: an odd count
+
+
+class Given(nn.Module):
+    """A model whose gradients are the tensors that it is given; one parameter is frozen."""
+
+    def __init__(self):
+        super().__init__()
+        self.weights = nn.ParameterList(torch.zeros(shape) for shape in SHAPES)
+        self.frozen = nn.Parameter(torch.zeros(3), requires_grad=False)
+
+    def forward(self, gradients):
+        return sum((p * g).sum() for p, g in zip(self.weights, gradients))
+
+
+@dataclass
+class Step:
+    """What a rank ended with."""
+
+    gradients: list  # on the CPU
+    bytes: int  # of all ranks together, as they would go round a ring
+    calls: dict
+    waited: bool  # the hook returned only when something was done
+
+
+def gradients_of(rank, step, kind):
+    """The gradients of a rank: "normal"; "large" ones, whose sum float16 can't hold; or "uneven":
+    rank 0 has larger ones than float16 can hold, and the others have none."""
+    if kind == "uneven":
+        return [torch.full(shape, 0.0 if rank else 100_000.0) for shape in SHAPES]
+    if kind == "large":
+        return [torch.full(shape, 40_000.0) for shape in SHAPES]
+    generator = torch.Generator().manual_seed(100 * step + rank)
+    return [torch.randn(shape, generator=generator) for shape in SHAPES]
+
+
+def mean_of(ranks, step, kind):
+    """The right gradients, in one process; `ranks` are those of the group."""
+    every = [gradients_of(rank, step, kind) for rank in ranks]
+    return [sum(parts) / len(every) for parts in zip(*every)]
+
+
+def steps_in_ddp(state, hook, kinds, group=None):
+    """[Step of each of `kinds`] of one model in DDP with this hook."""
+    model = DistributedDataParallel(Given().to(device()), process_group=group)
+    waits, seen = [], []
+    model.register_comm_hook(state, _watched(hook, waits))
+    for step, kind in enumerate(kinds):
+        mine = [g.to(device()) for g in gradients_of(dist.get_rank(), step, kind)]
+        model.zero_grad()
+        waits.clear()
+        with Traffic() as traffic:
+            model(mine).backward()
+        ops = [op for op in traffic.ops if op.name != "broadcast"]  # DDP's own, in its second step
+        grads = [p.grad.detach().cpu().clone() for p in model.module.weights]
+        calls = {op.name: sum(o.name == op.name for o in ops) for op in ops}
+        seen.append(Step(grads, sum(op.sent_bytes for op in ops), calls, bool(waits)))
+    return seen
+
+
+def _watched(hook, waits):
+    """The hook; `waits` gets an entry where it waits before it returns, for a transfer or a future.
+    Other threads may wait: they run what comes after the transfer."""
+
+    @functools.wraps(hook)  # DDP reads the signature
+    def watched(state, bucket):
+        with _noted(dist.Work, waits), _noted(torch._C.Future, waits):
+            return hook(state, bucket)
+
+    return watched
+
+
+@contextmanager
+def _noted(kind, waits):
+    """Inside, this thread's calls of kind.wait on what is not done are noted in `waits`."""
+    wait, thread = kind.wait, get_ident()
+    done = dist.Work.is_completed if kind is dist.Work else kind.done
+
+    def noted(self, *args, **kwargs):
+        if get_ident() == thread and not done(self):
+            waits.append(kind)
+        return wait(self, *args, **kwargs)
+
+    with patch.object(kind, "wait", noted):
+        yield

@@ -1,0 +1,82 @@
+"""The numbers that a learner of lab 04 predicts before running anything."""
+
+from ranklab.collectives import best_sent_bytes
+from ranklab.course.exercise import Prediction
+from ranklab.ddp import exposed_communication, scaling_efficiency
+from ranklab.meter import Event
+
+RESNET = 25.6e6  # parameters of ResNet-50
+
+
+def top_k_bytes(n, share, ranks, place=4):
+    """What a rank sends in the all-gather of top-k, as TopK does it: values, and places."""
+    return best_sent_bytes("all_gather", ranks * share * n * (4 + place), ranks)
+
+
+def _break_even():
+    return next(ranks for ranks in range(2, 10_000) if top_k_bytes(RESNET, 0.01, ranks)
+                >= best_sent_bytes("all_reduce", 4 * RESNET, ranks) * (1 - 1e-9))
+
+
+def _step_ms():
+    """Backward ends at 300 ms; transfers, 160 ms in all, begin at 220 ms."""
+    events = [Event("forward and backward", "compute", 0.0, 0.3, "stream 7"),
+              Event("all-reduce", "communication", 0.22, 0.38, "stream 20")]
+    return 1e3 * (0.3 + exposed_communication(events))
+
+
+PREDICTIONS = (
+    Prediction(
+        "efficiency_percent", working="100 * 0.80 / (4 * 0.25)", unit="%",
+        answer=lambda: 100 * scaling_efficiency({1: 0.80, 4: 0.25}, "strong")[4],
+        slips={320: "that is the speed-up, 3.2 times, in per cent; it took 4 GPUs",
+               3.2: "that is the speed-up; efficiency is the speed-up per GPU",
+               125: "upside down: 4 GPUs did a little less than 4 times as much",
+               31.25: "that is weak scaling; here 4 GPUs share the same batch",
+               0.8: "per cent are asked"},
+        why="A fifth of four GPUs is nearly one GPU: paid for, and lost.",
+    ),
+    Prediction(
+        "exposed_step_ms", working="300 + (160 - 80)", unit="ms", answer=_step_ms,
+        slips={460: "half of the transfers go on while backward does",
+               300: "only 80 of the 160 ms are hidden: then backward is over",
+               220: "that is where the transfers begin"},
+        why="Half of it hidden. With half the bytes nearly all of it would be: only the last "
+            "bucket, full when backward ends, is always exposed.",
+    ),
+    Prediction(
+        "fp16_megabytes", working="2 * 3 / 4 * 25.6 * 2", unit="MB",
+        answer=lambda: best_sent_bytes("all_reduce", 2 * RESNET, 4) / 1e6,
+        slips={153.6: "that is float32, 4 bytes a number",
+               51.2: "that is the gradient's size; a ring sends 2 (R-1)/R of it",
+               38.4: "a reduce-scatter and an all-gather: twice (R-1)/R",
+               102.4: "2 (R-1)/R is 1.5 on 4 ranks, not 2", 614.4: "bits, not bytes"},
+        why="Half of what float32 sends, whatever the ranks; the sum is made in float16 too.",
+    ),
+    Prediction(
+        "top_k_megabytes", working="3 * 0.01 * 25.6 * (4 + 4)", unit="MB",
+        answer=lambda: top_k_bytes(RESNET, 0.01, 4) / 1e6,
+        slips={3.072: "values alone: nobody would know where they belong",
+               2.048: "that is what one rank picks; a rank passes on the picks of three",
+               9.216: "int64 places; int32 counts to 2 billion, and is half as long",
+               1.536: "1% of an all-reduce; but places travel too, and sums can't be made",
+               8.192: "(R-1) times: nobody has to send a rank's own picks back to it"},
+        why="25 times less than 153.6 MB. Not 100 times: the places, and no sums under way.",
+    ),
+    Prediction(
+        "top_k_break_even", working="1 / 0.01", unit="ranks", answer=_break_even,
+        slips={50: "2 numbers for each pick, yes; but all-reduce sends every number twice as well",
+               25: "on 4 ranks it is 25 times less: how does that change with the ranks?",
+               200: "all-reduce sends 2 (R-1)/R of the bytes, not (R-1)/R"},
+        why="(R-1) k 8 bytes against 2 (R-1)/R n 4: equal at R = n/k. Thin matrices don't have "
+            "this limit, because they can be summed.",
+    ),
+    Prediction(
+        "thin_times", working="4096 * 1024 / (4 * (4096 + 1024))", unit="times",
+        answer=lambda: 4096 * 1024 / (4 * (4096 + 1024)),
+        slips={819.2: "that is rank 1", 1024: "that is p alone; rank 4, and q as well",
+               256: "that is p alone, 4096 x 4; q is 1024 x 4",
+               0.00488: "upside down: how many times less?"},
+        why="And a matrix of 64 x 64 only 8 times: thin matrices pay where matrices are large.",
+    ),
+)  # fmt: skip

@@ -1,0 +1,76 @@
+"""The exercises and predictions of lab 05, in the order of the lab.
+
+    negotiating.py  rounds in which ranks become ready in different orders
+    fusing.py       who shares a buffer with whom
+    optimizing.py   against one process that sees all batches
+    compressing.py  types and bytes
+    tracing.py      what a viewer makes of the file
+    summing.py      Adasum against its definition
+"""
+
+from ranklab import horovod
+from ranklab.checks.horovod.compressing import check_compress_fp16
+from ranklab.checks.horovod.fusing import check_fuse_tensors
+from ranklab.checks.horovod.negotiating import check_negotiate
+from ranklab.checks.horovod.optimizing import check_distributed_optimizer
+from ranklab.checks.horovod.predictions import PREDICTIONS
+from ranklab.checks.horovod.summing import check_adasum
+from ranklab.checks.horovod.tracing import check_timeline
+from ranklab.course.exercise import Exercise
+
+__all__ = ["EXERCISES", "PREDICTIONS"]
+
+EXERCISES = (
+    Exercise(horovod.negotiate, check_negotiate, hints=(
+        "Everybody's new names go to rank 0; rank 0 counts; what it finds goes to everybody.",
+        "dist.gather_object(ready, lists, group=group, group_dst=0), where `lists` is [None] * R "
+        "on rank 0 and None elsewhere. For each name: table[name] is one more than it was. At R "
+        "the name is complete, and leaves the table.",
+        "answer = [complete]; dist.broadcast_object_list(answer, group=group, group_src=0); "
+        "return answer[0]. All ranks call both, also those that have nothing to send.",
+    )),
+    Exercise(horovod.fuse_tensors, check_fuse_tensors, hints=(
+        "Go through the tensors once. For each (dtype, device) keep the newest list, and how many "
+        "bytes it holds.",
+        "A tensor begins a new list when its kind has none yet, or when the bytes of the newest "
+        "one and its own together are more than the threshold.",
+        "kind = tensor.dtype, tensor.device; if kind not in last or last[kind][1] + tensor.nbytes "
+        "> threshold: last[kind] = [[], 0]; groups.append(last[kind][0]). Then, for every tensor: "
+        "last[kind][0].append(i); last[kind][1] += tensor.nbytes.",
+    )),
+    Exercise(horovod.distributed_optimizer, check_distributed_optimizer, hints=(
+        "Two moments: when backward has made a gradient (ask for its average, keep the handle), "
+        "and just before the optimizer's own step (wait for all of them).",
+        "p.register_post_accumulate_grad_hook(ask) calls ask(p); "
+        "optimizer.register_step_pre_hook(wait) calls wait(optimizer, args, kwargs). In wait, "
+        "first ask for what has not been asked for: with zeros where p.grad is None.",
+        "ask: small, ctx = compression.compress(p.grad); handles[p] = allreduce_async_(small, "
+        "name=names[p], op=Average), ctx. wait: p.grad = compression.decompress("
+        "synchronize(handle), ctx) for all; handles.clear().",
+    )),
+    Exercise(horovod.compress_fp16, check_compress_fp16, hints=(
+        "What must restore know that the small tensor does not tell? Its type before.",
+        "An inner function remembers the names around it: dtype = tensor.dtype, and then "
+        "lambda reduced: reduced.to(dtype).",
+        "if not dtype.is_floating_point or dtype.itemsize <= 2: return tensor, lambda reduced: "
+        "reduced. Otherwise: return tensor.to(torch.float16), lambda reduced: reduced.to(dtype).",
+    )),
+    Exercise(horovod.timeline, check_timeline, hints=(
+        "A row is a number, the pid. Give each tensor the next one when you first meet it, and "
+        "name the row once.",
+        'The name: {"ph": "M", "name": "process_name", "pid": row, "args": {"name": tensor}}. A '
+        'phase: {"ph": "X", "name": phase, "pid": row, "tid": 0, "ts": ..., "dur": ...}, in '
+        "microseconds.",
+        'rows.setdefault is not enough: a new row also needs its name event. At the end json.dump('
+        '{"traceEvents": trace}, file). ts = start * 1e6, dur = (end - start) * 1e6.',
+    )),
+    Exercise(horovod.adasum, check_adasum, hints=(
+        "After the swap you hold one half of two vectors: yours and your partner's. a is the left "
+        "one's, on both ranks. What do you need to combine them, and what of it do others hold?",
+        "dots = dot_products(a, b, tensor_of, tensors) is of your part only. The ranks that hold "
+        "the other parts of the same two vectors are rank ^ 1, rank ^ 2, rank ^ 4, ... "
+        "rank ^ distance (doubling): swap and add, each time the running sum.",
+        "ab, aa, bb = dots; of_a = 1 - torch.where(aa > 0, ab / (2 * aa), 0), of_b alike; part = "
+        "(of_a[tensor_of] * a + of_b[tensor_of] * b).to(x.dtype)",
+    )),
+)

@@ -1,0 +1,130 @@
+"""The check of fuse_tensors: who shares a buffer with whom. Nothing is launched."""
+
+import torch
+
+from ranklab.course.exercise import Mistake
+
+HALF, SINGLE, DOUBLE = torch.float16, torch.float32, torch.float64
+SMALL_FIRST = [(10, SINGLE), (10, SINGLE), (10, SINGLE)]
+MIXED = [(10, HALF), (10, SINGLE)] * 6
+
+
+def tensors_of(pairs):
+    """[(elements, dtype), ...] -> tensors."""
+    return [torch.ones(n, dtype=dtype) for n, dtype in pairs]
+
+
+def groups_of(pairs, threshold):
+    """The oracle: each dtype for itself, with nothing but a list of sizes."""
+    groups = []
+    for dtype in {dtype: None for _, dtype in pairs}:
+        left = [(i, n * dtype.itemsize) for i, (n, kind) in enumerate(pairs) if kind == dtype]
+        while left:
+            fits = 1
+            while fits < len(left) and sum(size for _, size in left[:fits + 1]) <= threshold:
+                fits += 1
+            groups.append([i for i, _ in left[:fits]])
+            left = left[fits:]
+    return sorted(groups)
+
+
+def check_fuse_tensors(fn):
+    for pairs, threshold in ((SMALL_FIRST, 10**6), (SMALL_FIRST, 1), (MIXED, 10**6), ([], 10)):
+        _is_a_plan(fn, pairs, threshold)
+    yield "every tensor is in one list, by its position, in order"
+    _one_type(fn, MIXED)
+    yield "one dtype in each list"
+    for pairs in (SMALL_FIRST * 9, [(7, SINGLE), (9, SINGLE), (200, SINGLE), (3, SINGLE)] * 5):
+        for threshold in (0, 39, 40, 79, 80, 81, 400):
+            _within(fn, pairs, threshold)
+    yield "no list is above the threshold, unless it is one tensor alone; 0 turns fusion off"
+    for pairs in (SMALL_FIRST * 9, MIXED, [(5, DOUBLE), (3, SINGLE), (100, HALF)] * 7):
+        for threshold in (40, 80, 120, 1000):
+            _fullest(fn, pairs, threshold)
+    yield "lists are filled in order, to the last byte, and past tensors of another dtype"
+    _one_device(fn)
+    yield "tensors of two devices share no list either"
+    x = tensors_of(MIXED)
+    fn(x, 100)
+    if not all(bool((t == 1).all()) for t in x) or len(x) != len(MIXED):
+        raise Mistake("the list of tensors, or a tensor, is changed",
+                      "Only plan here: nothing is copied or cut.")
+    yield "nothing is copied, the tensors are unchanged"
+
+
+def _plan(fn, pairs, threshold):
+    got = fn(tensors_of(pairs), threshold)
+    if not isinstance(got, list) or not all(isinstance(group, list) for group in got):
+        raise Mistake(f"it returns {type(got).__name__}, not a list of lists",
+                      "Return [[0, 1], [2]] when tensors 0 and 1 share a buffer.")
+    return got
+
+
+def _is_a_plan(fn, pairs, threshold):
+    got = _plan(fn, pairs, threshold)
+    flat = [i for group in got for i in group]
+    where = f"{len(pairs)} tensors, threshold {threshold} bytes: "
+    if not all(isinstance(i, int) for i in flat):
+        raise Mistake(f"{where}the lists hold {type(flat[0]).__name__}, not positions",
+                      "A position is the number i of enumerate(tensors).")
+    if missing := sorted(set(range(len(pairs))) - set(flat)):
+        raise Mistake(f"{where}tensor {missing[0]} is in no list",
+                      "Every list that was begun must be in the result, also the last one.")
+    if len(flat) > len(pairs):
+        raise Mistake(f"{where}a tensor is in two lists", "It joins a list or begins one.")
+    if any(not group for group in got):
+        raise Mistake(f"{where}there is an empty list",
+                      "Begin a list only when there is a tensor to put into it.")
+    if any(group != sorted(group) for group in got):
+        raise Mistake(f"{where}a list is not in order: {got}", "Take the tensors as they come.")
+
+
+def _one_type(fn, pairs):
+    for group in _plan(fn, pairs, 10**6):
+        if len({pairs[i][1] for i in group}) > 1:
+            raise Mistake("float16 and float32 are in one list",
+                          "A buffer is one tensor, so it has one dtype: keep a newest list for "
+                          "each (dtype, device).")
+
+
+def _one_device(fn):
+    devices = ["cpu", "meta"] * 3  # meta: tensors without memory, a second device on any machine
+    tensors = [torch.ones(10, device=name) for name in devices]
+    for group in fn(tensors, 10**6):
+        if len({devices[i] for i in group}) > 1:
+            raise Mistake("tensors of two devices are in one list",
+                          "A buffer lies on one device: one dtype on one device in each list, so "
+                          "kind = tensor.dtype, tensor.device.")
+
+
+def _within(fn, pairs, threshold):
+    for group in _plan(fn, pairs, threshold):
+        sizes = [pairs[i][0] * pairs[i][1].itemsize for i in group]
+        if sum(sizes) <= threshold or len(sizes) == 1:
+            continue
+        what = f"a list holds {sum(sizes)} bytes, the threshold is {threshold}"
+        if sum(sizes[:-1]) < threshold:
+            raise Mistake(what, "Look before you add: a tensor that does not fit begins a new "
+                          "list. (Buckets of lab 03 close when they *have* reached their cap; "
+                          "this buffer has no more room.)")
+        if sum(pairs[i][0] for i in group) <= threshold:
+            raise Mistake(what, "The threshold counts bytes: tensor.nbytes, not numel().")
+        raise Mistake(what, "Begin a new list when the next tensor does not fit.")
+
+
+def _fullest(fn, pairs, threshold):
+    got, right = sorted(_plan(fn, pairs, threshold)), groups_of(pairs, threshold)
+    if got == right:
+        return
+    what = (f"{len(pairs)} tensors, threshold {threshold} bytes: {len(got)} all-reduces, but "
+            f"{len(right)} are enough")
+    kinds = {dtype for _, dtype in pairs}
+    if len(kinds) > 1 and len(got) > len(right):
+        raise Mistake(what, "A tensor of another dtype between two does not close their list: "
+                      "keep the newest list of *each* dtype open.")
+    if len(got) > len(right):
+        raise Mistake(what, "A tensor that fills the buffer to its last byte still fits: compare "
+                      "with >, not with >=.")
+    raise Mistake(f"{len(pairs)} tensors, threshold {threshold} bytes: the lists are {got[:3]}..., "
+                  f"not {right[:3]}...",
+                  "In order: a tensor joins the newest list of its dtype, or begins a new one.")

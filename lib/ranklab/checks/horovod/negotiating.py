@@ -1,0 +1,123 @@
+"""The check of negotiate: rounds in which ranks become ready in different orders."""
+
+import random
+
+import torch.distributed as dist
+
+from ranklab.collectives import node_groups
+from ranklab.course.exercise import Mistake, on_ranks
+from ranklab.meter import Traffic
+
+ROUNDS, STEPS = 4, 2
+LONG = "a.name.as.long.as.the.names.of.the.parameters.in.a.real.model.are" * 2
+COORDINATOR = ("Rank 0's table lives in `table`, from call to call: a name counts one more on each "
+               "rank that sends it, and is complete when it counts R.")
+
+
+def ready_on(rank, step):
+    """[the names that become ready on `rank`, in each round]: another order on each rank."""
+    names = [f"{LONG}.{i}" for i in range(12)] + ["late"]
+    draw = random.Random(f"{rank} {step}")
+    rounds = [[] for _ in range(ROUNDS)]
+    for name in draw.sample(names, len(names)):
+        if name == "late":  # on rank 0 at once, on all others in the last round
+            rounds[0 if rank == 0 else -1].append(name)
+        else:
+            rounds[draw.randrange(ROUNDS)].append(name)
+    return rounds
+
+
+def complete_in(ranks):
+    """The oracle: [of each round of each step, the names that the last rank has then]."""
+    right = []
+    for step in range(STEPS):
+        rounds = [ready_on(rank, step) for rank in ranks]
+        when = {name: max(next(k for k, one in enumerate(of_rank) if name in one)
+                          for of_rank in rounds) for name in sum(rounds[0], [])}
+        right += [{name for name in when if when[name] == k} for k in range(ROUNDS)]
+    return right
+
+
+def trial(fn, per_node):
+    """Runs on every rank: what it was told in each round, and the bytes it received."""
+    group = node_groups(per_node)[0] if per_node else None
+    table, told, received, changed = {}, [], 0, False
+    for step in range(STEPS):
+        for names in ready_on(dist.get_rank(), step):
+            given = list(names)
+            with Traffic() as traffic:
+                told.append(fn(given, table, group=group))
+            received += sum(op.received_bytes for op in traffic.ops)
+            changed |= given != names
+    return told, received, changed
+
+
+def check_negotiate(fn):
+    for ranks in (3, 4, 1):
+        seen = on_ranks(trial, fn, None, ranks=ranks)
+        _judge(seen, range(ranks), f"on {ranks} ranks")
+    yield "on 1, 3, 4 ranks: a name is told in the round in which the last rank has it, once"
+    yield "the same list on every rank, whatever the orders; names may come again in the next step"
+    seen = on_ranks(trial, fn, None, ranks=4)
+    _cheap(seen)
+    yield "ranks other than 0 receive the answer only, not everybody's lists"
+    seen = on_ranks(trial, fn, 2, ranks=4, nodes=2)
+    for members in ((0, 1), (2, 3)):
+        try:
+            _judge([seen[r] for r in members], members, f"in the group of ranks {members}")
+        except Mistake as mistake:
+            raise Mistake(mistake.what, "Hand `group` on: get_rank(group), get_world_size(group), "
+                          "gather_object(..., group=group, group_dst=0). " + mistake.hint) from None
+    yield "inside a group it meets nobody else"
+
+
+def _judge(seen, ranks, where):
+    told_to = [told for told, _, _ in seen]
+    for k, right in enumerate(complete_in(ranks)):
+        place = f"{where}, round {k % ROUNDS + 1} of step {k // ROUNDS + 1}"
+        for rank, told in zip(ranks, told_to):
+            _one_answer(told[k], right, f"{place}, rank {rank}", k)
+            if told[k] != told_to[0][k]:
+                raise Mistake(f"{place}: rank {rank} gets the names in another order than rank "
+                              f"{ranks[0]}", "One rank decides, and all take its list as it is: "
+                              "two orders are two ranks in different all-reduces, a deadlock.")
+    for rank, (_, _, changed) in zip(ranks, seen):
+        if changed:
+            raise Mistake(f"{where} the list `ready` of rank {rank} is changed",
+                          "Send it, and leave it as it is.")
+
+
+def _one_answer(got, right, where, k):
+    if not isinstance(got, list):
+        raise Mistake(f"{where} is told {type(got).__name__}, not a list", "Return the list.")
+    if len(got) > len(set(got)):
+        raise Mistake(f"{where} is told a name twice", "A name that is complete leaves the table.")
+    missing, early = right - set(got), set(got) - right
+    if missing and k >= ROUNDS and not early:
+        raise Mistake(f"{where} is not told {len(missing)} of {len(right)} names that all ranks "
+                      "have, though in the first step all was well",
+                      "The same names come again in every step: what was complete must leave the "
+                      "table.")
+    if early and k >= ROUNDS:
+        raise Mistake(f"{where} is told {len(early)} names that not all ranks have yet, though in "
+                      "the first step all was well", "What was complete must leave the table, or "
+                      "its old count makes it complete too early in the next step.")
+    if early:
+        raise Mistake(f"{where} is told {len(early)} names that not all ranks have yet",
+                      "A rank that waits in an all-reduce for a rank that is not ready can do "
+                      "nothing else. " + COORDINATOR)
+    if missing:
+        raise Mistake(f"{where} is not told {len(missing)} of {len(right)} names that all ranks "
+                      "have", "Names that came in an earlier round are forgotten. " + COORDINATOR)
+
+
+def _cheap(seen):
+    """The lists of a rank are about as long as the answers: so it should receive about that."""
+    everything = sum(len(name) for step in range(STEPS) for names in ready_on(1, step)
+                     for name in names)
+    for rank, (_, received, _) in enumerate(seen):
+        if rank and received > 2.5 * everything:
+            raise Mistake(f"rank {rank} receives {received} bytes in all; the names that it is "
+                          f"told are {everything} bytes",
+                          "Only rank 0 needs everybody's lists: gather_object, not "
+                          "all_gather_object. With 64 ranks that is 64 times as much.")

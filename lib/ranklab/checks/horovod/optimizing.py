@@ -1,0 +1,244 @@
+"""The check of distributed_optimizer: against one process that sees all batches."""
+
+import time
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import ranklab.horovod as hvd
+from ranklab.course.exercise import Mistake, on_ranks
+from ranklab.engine import device
+from ranklab.horovod.world import background
+
+STEPS, ROWS = 3, 12
+HELD = 2.0  # seconds for which nothing is averaged; backward takes milliseconds
+OPTIMIZERS = {
+    "SGD with momentum": lambda ps: torch.optim.SGD(ps, lr=0.1, momentum=0.9),
+    "Adam": lambda ps: torch.optim.Adam(ps, lr=0.01),
+}
+
+
+class Net(nn.Module):
+    """A tied and a frozen parameter, one that nobody uses, one that only the last rank uses."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = nn.Linear(4, 6), nn.Linear(6, 4)
+        self.tied = nn.Linear(4, 6, bias=False)
+        self.tied.weight = self.one.weight
+        self.frozen = nn.Linear(6, 6).requires_grad_(False)
+        self.unused, self.seldom = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(4))
+
+    def forward(self, x, is_last):
+        x = self.two(torch.tanh(self.frozen(self.one(x)) + self.tied(x)))
+        return x + self.seldom if is_last else x
+
+
+def new_net():
+    torch.manual_seed(5)
+    return Net()
+
+
+def loss_of(net, step, rank, R):
+    draw = torch.Generator().manual_seed(step)
+    x, y = (torch.randn(ROWS, 4, generator=draw).tensor_split(R)[rank].to(device())
+            for _ in "xy")
+    return nn.functional.mse_loss(net(x, rank == R - 1), y)
+
+
+def alone(kind, R):
+    """The oracle: [weights after each step] of one process that does the work of all ranks."""
+    net = new_net()
+    optimizer, weights = OPTIMIZERS[kind](net.parameters()), []
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        (sum(loss_of(net, step, rank, R) for rank in range(R)) / R).backward()
+        optimizer.step()
+        weights.append(_weights(net))
+    return weights
+
+
+def _weights(net):
+    return {name: p.detach().cpu().clone() for name, p in net.named_parameters()}
+
+
+def trial(fn):
+    """Runs on every rank: {optimizer: [weights after each step]}, and what was asked for when."""
+    hvd.init(stall_check=1, stall_shutdown=4)
+    seen = {"asked": _watch_one_step(fn)}
+    if seen["asked"][2]:  # in the training below, where orders differ, it would wait for ever
+        return seen
+    seen |= {kind: _train(fn, kind) for kind in OPTIMIZERS}
+    seen["bytes"] = [_bytes_of_a_step(fn, one) for one in (hvd.Compression.none,
+                                                            hvd.Compression.fp16)]
+    hvd.barrier()
+    hvd.shutdown()
+    return seen
+
+
+def _train(fn, kind):
+    net, weights = new_net().to(device()), []
+    optimizer = fn(OPTIMIZERS[kind](net.parameters()), net.named_parameters())
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(net, step, dist.get_rank(), dist.get_world_size()).backward()
+        optimizer.step()
+        weights.append(_weights(net))
+    return weights
+
+
+def _watch_one_step(fn):
+    """(names asked for in backward, all names asked for, did backward wait for an average?)."""
+    thread, during, names, stood_still = background(), [False], [[], []], [False]
+    submit, cycle = thread.submit, thread._cycle
+
+    def watched_submit(*handles):
+        names[during[0]] += [handle.request.name for handle in handles]
+        submit(*handles)
+
+    def held_cycle():  # no average is ready as long as backward goes on
+        begin = time.perf_counter()
+        while during[0] and not stood_still[0]:
+            stood_still[0] = time.perf_counter() - begin > HELD
+            time.sleep(0.001)
+        return cycle()
+
+    net = new_net().to(device())
+    optimizer = fn(torch.optim.SGD(net.parameters(), lr=0.1), net.named_parameters())
+    thread.submit, thread._cycle = watched_submit, held_cycle
+    loss = net(torch.ones(2, 4, device=device()), is_last=False).sum()  # one order on all ranks
+    during[0] = True
+    loss.backward()
+    during[0] = False
+    optimizer.step()
+    thread.submit, thread._cycle = submit, cycle
+    return names[True], names[True] + names[False], stood_still[0]
+
+
+def _bytes_of_a_step(fn, compression):
+    net = new_net().to(device())
+    optimizer = fn(torch.optim.SGD(net.parameters(), lr=0.1), net.named_parameters(), compression)
+    with hvd.counted() as counts:
+        loss_of(net, 0, dist.get_rank(), dist.get_world_size()).backward()
+        optimizer.step()
+    # Of the tensors, not on the wire: what is fused with what, and so each ring's rounding, varies.
+    return sum(op.payload_bytes for op in counts.data.ops), counts.tensors, _weights(net)
+
+
+def check_distributed_optimizer(fn):
+    trained = {name for name, p in new_net().named_parameters() if p.requires_grad}
+    for ranks in (3, 4, 1):
+        seen = _observe(fn, ranks)
+        _asked(seen, trained, ranks)
+        for kind in OPTIMIZERS:
+            _equal(seen, kind, ranks)
+        if ranks > 1:
+            _counts(seen, len(trained))
+            _halved(seen, ranks)
+    yield f"equal to one process over {STEPS} steps, with momentum and with Adam, on 1, 3, 4 ranks"
+    yield "tied, frozen and unused parameters too, and one that only one rank uses"
+    yield "each gradient is asked for once, by its name, while backward goes on"
+    yield "with Compression.fp16 half the bytes travel, and the ranks agree as without it"
+
+
+def _observe(fn, ranks):
+    try:
+        return on_ranks(trial, fn, ranks=ranks)
+    except Mistake as mistake:
+        hints = {
+            "has waited": "That parameter got no gradient on the other ranks in this step, so "
+                          "their hooks never ran. Before step() waits, every rank must ask for "
+                          "what it has not asked for: zeros, where it has no gradient. Or are the "
+                          "handles of the last step still there, so that it seems asked for? "
+                          "Forget them at the end of wait: handles.clear().",
+            "noname": "Without a name tensors are matched by their number, and ranks are ready in "
+                      "different orders: pass name=.",
+            "doesn't require grad": "A frozen parameter takes no hook, and needs none: skip those "
+                                    "with requires_grad False.",
+            "still in the works": "A name is asked for again before anybody waited for it. Either "
+                                  "step() asks for what a hook has asked for, or it waits for "
+                                  "handles of the step before: clear the handles at its end.",
+        }
+        hint = next((hint for sign, hint in hints.items() if sign in mistake.what), mistake.hint)
+        raise Mistake(mistake.what, hint) from None
+
+
+def _equal(seen, kind, ranks):
+    right = alone(kind, ranks)
+    for step in range(STEPS):
+        for rank, one in enumerate(seen):
+            for name, value in one[kind][step].items():
+                if torch.allclose(value, right[step][name], rtol=1e-4, atol=1e-5):
+                    continue
+                agree = torch.allclose(value, seen[0][kind][step][name], rtol=1e-4, atol=1e-5)
+                raise _unequal(f"{kind}, step {step + 1}, rank {rank} of {ranks}: {name}",
+                               seen, kind, step, name, ranks, agree)
+
+
+def _unequal(where, seen, kind, step, name, ranks, agree):
+    begin = _weights(new_net())[name]
+    got, right = seen[0][kind][step][name] - begin, alone(kind, ranks)[step][name] - begin
+    if kind.startswith("SGD") and step == 0 and agree:
+        factor = (got.norm() / right.norm()).item()
+        if abs(factor - ranks) < 0.01 * ranks:
+            return Mistake(f"{where} has moved {factor:.3g} times as far as it should",
+                           "That is the sum of the gradients: op=Average is wanted.")
+    if not agree and step == 0:
+        return Mistake(f"{where} is not what rank 0 has", "step() must wait for every handle, and "
+                       "put what synchronize() returns into p.grad, before the optimizer's own "
+                       "step begins.")
+    if step:
+        return Mistake(f"{where} is wrong, though the first step was right",
+                       "What was asked for in this step must be forgotten at its end: clear the "
+                       "handles, or the next step finds the old ones.")
+    return Mistake(f"{where} is not what one process gets",
+                   "Average the gradients (not the weights), and let the optimizer's own step use "
+                   "them: momentum and Adam do the rest.")
+
+
+def _asked(seen, trained, ranks):
+    for rank, one in enumerate(seen):
+        during, everything, stood_still = one["asked"]
+        where = f"rank {rank} of {ranks}"
+        if not during:
+            raise Mistake(f"{where} asks for no average before backward() has ended",
+                          "Then nothing travels while it computes. Ask in the parameter's hook, "
+                          "register_post_accumulate_grad_hook, as soon as its gradient is there.")
+        if stood_still:
+            raise Mistake(f"backward() on {where} waits until an average is there",
+                          "In the hook only ask, allreduce_async_, and keep the handle; step() is "
+                          "the one to synchronize. (Two ranks whose hooks run in different orders "
+                          "would wait for each other for ever.)")
+        if set(everything) != trained or len(everything) != len(trained):
+            raise Mistake(f"{where} asks for {sorted(everything)}, not for {sorted(trained)}",
+                          "Each parameter with requires_grad once, under its name.")
+
+
+def _counts(seen, tensors):
+    for rank, one in enumerate(seen):
+        (plain, asked, _), (small, _, _) = one["bytes"]
+        if asked != tensors:
+            raise Mistake(f"rank {rank} averages {asked} tensors a step, not {tensors}",
+                          "Each gradient once a step.")
+        if small * 2 != plain:
+            raise Mistake(f"with Compression.fp16 rank {rank} averages {small} bytes a step, "
+                          f"without it {plain}",
+                          "small, ctx = compression.compress(p.grad): ask for the average of "
+                          "`small`, and decompress(result, ctx) when it is there.")
+
+
+def _halved(seen, ranks):
+    """After a step with fp16: all ranks have the same weights, close to those without it."""
+    hint = ("With fp16 the average is in the small copy, not in p.grad: assign what decompress "
+            "gives, p.grad = compression.decompress(synchronize(handle), ctx).")
+    first = seen[0]["bytes"][1][2]
+    for rank, one in enumerate(seen):
+        for name, value in one["bytes"][1][2].items():
+            where = f"with Compression.fp16, rank {rank} of {ranks}: {name}"
+            if not torch.allclose(value, first[name], rtol=1e-4, atol=1e-5):
+                raise Mistake(f"{where} is not what rank 0 has", hint)
+    for name, value in first.items():
+        if not torch.allclose(value, seen[0]["bytes"][0][2][name], rtol=1e-3, atol=1e-3):
+            raise Mistake(f"with Compression.fp16 on {ranks} ranks {name} is not close to what it "
+                          "is without", hint)

@@ -1,0 +1,190 @@
+"""The check of adasum: against its definition, in one process and in double."""
+
+import torch
+import torch.distributed as dist
+
+from ranklab.collectives import node_groups
+from ranklab.course.exercise import Mistake, on_ranks
+from ranklab.engine import device
+from ranklab.meter import Traffic
+
+SIZES = [5, 1, 3, 8]  # several tensors in one buffer; the halves cut through them
+CASES = {
+    "random": lambda rank, R: torch.randn(17, generator=torch.Generator().manual_seed(rank)),
+    "orthogonal": lambda rank, R: torch.eye(8)[rank] * (rank + 1),
+    "equal": lambda rank, R: torch.tensor([3.0, 4.0, 0.0, 0.0]),
+    "one has nothing": lambda rank, R: torch.ones(6) * (rank > 0),
+    "large float16": lambda rank, R: torch.full((16,), 300.0 + rank, dtype=torch.float16),
+    "one number": lambda rank, R: torch.tensor([2.0 - rank]),
+    "a matrix": lambda rank, R: torch.arange(6.0).view(3, 2) + rank,
+}
+
+
+AGREE = ("The ranks of a pair must agree which vector is a and which is b: a is the left one's, on "
+         "both. Else the sums over ranks mix |a|^2 of one with |b|^2 of the other.")
+
+
+def pairwise(vectors):
+    """The oracle: the formula for two, and a tree for more."""
+    if len(vectors) == 1:
+        return vectors[0].double()
+    half = len(vectors) // 2
+    return combine(pairwise(vectors[:half]), pairwise(vectors[half:]))
+
+
+def combine(a, b):
+    ab, aa, bb = ((x * y).sum() for x, y in ((a, b), (a, a), (b, b)))
+    return (1 - ab / (2 * aa) if aa else 1) * a + (1 - ab / (2 * bb) if bb else 1) * b
+
+
+def trial(fn, per_node):
+    """Runs on every rank: {case: (result, was the input changed?)}, the fused one, the bytes."""
+    rank, R = dist.get_rank(), dist.get_world_size()
+    group = node_groups(per_node)[1] if per_node else None
+    seen = {}
+    for name, make in CASES.items():
+        x = make(rank, R).to(device())
+        before = x.clone()
+        result = fn(x, group=group)
+        seen[name] = result.cpu(), not torch.equal(x, before)
+    x = CASES["random"](rank, R).to(device())
+    seen["fused"] = fn(x, SIZES, group=group).cpu(), False
+    with Traffic() as traffic:
+        fn(torch.ones(4096, device=device()), group=group)
+    seen["bytes"] = traffic.sent_bytes
+    return seen
+
+
+def odd(fn):
+    try:
+        fn(torch.ones(4, device=device()))
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def check_adasum(fn):
+    for ranks in (2, 4, 1):
+        seen = on_ranks(trial, fn, None, ranks=ranks)
+        for name in CASES:
+            _values(name, seen, ranks)
+        if ranks == 2:
+            yield "two ranks: orthogonal gradients are added, equal ones averaged, and all between"
+    yield "four ranks are combined in pairs, then the pairs; alone nothing changes; all ranks agree"
+    seen = on_ranks(trial, fn, None, ranks=4)
+    _fused(seen)
+    yield "several tensors in one buffer: each with its own coefficients"
+    _bytes(seen)
+    yield "each rank sends 2(R-1)/R of the vector, as a ring does, and a few dot products"
+    _grouped(on_ranks(trial, fn, 2, ranks=4, nodes=2))
+    said = on_ranks(odd, fn, ranks=3)
+    if None in said:
+        raise Mistake("three ranks are accepted, though the third has no partner",
+                      "Raise a ValueError unless R is a power of two: R & (R - 1) is 0 only then.")
+    yield "inside a group it meets nobody else; 3 ranks are a ValueError on every rank"
+
+
+def _values(name, seen, ranks):
+    gradients = [CASES[name](rank, ranks) for rank in range(ranks)]
+    right = pairwise(gradients)
+    for rank, one in enumerate(seen):
+        got, changed = one[name]
+        where = f"{name}, rank {rank} of {ranks}"
+        if changed:
+            raise Mistake(f"{where}: x itself is changed", "Work on new tensors: x.flatten() may "
+                          "be x itself, so never write into it.")
+        if got.shape != gradients[0].shape or got.dtype != gradients[0].dtype:
+            raise Mistake(f"{where}: shape {tuple(got.shape)}, {got.dtype} came out of "
+                          f"{tuple(gradients[0].shape)}, {gradients[0].dtype}",
+                          "The coefficients are float64: bring the result back with .to(x.dtype).")
+        if not torch.equal(got, seen[0][name][0]) and got.isfinite().all():
+            raise Mistake(f"{where} does not have what rank 0 has",
+                          AGREE)
+        close = 2e-3 if got.dtype == torch.float16 else 1e-5
+        if not torch.allclose(got.double(), right, rtol=close, atol=close):
+            raise _wrong(where, name, got, right, gradients)
+
+
+def _wrong(where, name, got, right, gradients):
+    at = int((got.double() - right).abs().nan_to_num(torch.inf).argmax())
+    what = f"{where}: {got.flatten()[at]:.6g} at element {at}, not {right.flatten()[at]:.6g}"
+    total = sum(gradients).double()
+    if not got.isfinite().all():
+        if got.dtype == torch.float16:
+            return Mistake(what, "300 * 300 does not fit into float16: dot products need float64, "
+                           "a.double(), whatever type the gradients have.")
+        return Mistake(what, "A gradient of zeros has |a|^2 = 0: there the coefficient is 1, not "
+                       "1 - 0/0. torch.where(aa > 0, ab / (2 * aa), 0).")
+    if torch.allclose(got.double(), total, rtol=1e-3):
+        return Mistake(what, "That is the plain sum: are the coefficients applied?")
+    if torch.allclose(got.double(), total / len(gradients), rtol=1e-3):
+        return Mistake(what, "That is the plain average: are the coefficients applied?")
+    if torch.allclose(got.double(), torch.zeros_like(right)) and name == "equal":
+        return Mistake(what, "Equal vectors cancel out: the coefficient is 1 - a.b / (2 |a|^2), "
+                       "with a 2.")
+    if name == "random" and len(gradients) == 2:
+        a, b = (one.double() for one in gradients)
+        for hint, slip in _slips(a, b):
+            if torch.allclose(got.double(), slip, 1e-4):
+                return Mistake(what, hint)
+    return Mistake(what, "A rank holds only part of the two vectors, so its dot products are only "
+                   "part of the sum: add those of all ranks that hold the other parts, rank ^ 1, "
+                   "rank ^ 2, rank ^ 4, ... rank ^ distance (doubling), each time the running sum.")
+
+
+def _slips(a, b):
+    """(hint, what two ranks get by this mistake), for mistakes in the two coefficients."""
+    ab, aa, bb = a @ b, a @ a, b @ b
+    yield ("a is divided by |b|^2 and b by |a|^2: it is the other way round.",
+           (1 - ab / (2 * bb)) * a + (1 - ab / (2 * aa)) * b)
+    yield ("Each coefficient takes off *half*: 1 - a.b / (2 |a|^2).",
+           a * (1 - ab / aa) + b * (1 - ab / bb))
+    yield AGREE, _each_its_own_first(a, b)
+    for x, y, z in ((aa, ab, bb), (aa, bb, ab), (bb, aa, ab), (bb, ab, aa)):
+        yield ("The rows of dot_products have other names here: the order is a.b, a.a, b.b.",
+               (1 - x / (2 * y) if y > 0 else 1) * a + (1 - x / (2 * z) if z > 0 else 1) * b)
+
+
+def _each_its_own_first(a, b):
+    """What comes out when a is "mine" on both ranks: their |a|^2 are of different vectors."""
+    (low_a, high_a), (low_b, high_b) = a.tensor_split(2), b.tensor_split(2)
+    half = (a @ b) / 2
+    mine = 1 - half / (low_a @ low_a + high_b @ high_b)
+    theirs = 1 - half / (low_b @ low_b + high_a @ high_a)
+    return torch.cat([mine * low_a + theirs * low_b, mine * high_b + theirs * high_a])
+
+
+def _fused(seen):
+    gradients = [CASES["random"](rank, 4).split(SIZES) for rank in range(4)]
+    right = torch.cat([pairwise(list(parts)) for parts in zip(*gradients)])
+    whole = pairwise([torch.cat(parts) for parts in gradients])
+    for rank, one in enumerate(seen):
+        got = one["fused"][0].double()
+        if torch.allclose(got, right, rtol=1e-5, atol=1e-5):
+            continue
+        what = f"sizes={SIZES}, rank {rank} of 4: not what each tensor for itself would give"
+        if torch.allclose(got, whole, rtol=1e-5, atol=1e-5):
+            raise Mistake(what, "One coefficient for the whole buffer mixes layers: a layer with "
+                          "large gradients would decide for all. dot_products(a, b, tensor_of, n) "
+                          "gives one for each tensor, and ab[tensor_of] one for each element.")
+        raise Mistake(what, "tensor_of must be cut as the vector is: the same half, each time.")
+
+
+def _bytes(seen):
+    ring = 2 * 3 * 4096 * 4 // 4
+    for rank, one in enumerate(seen):
+        if one["bytes"] > 1.1 * ring:
+            raise Mistake(f"rank {rank} of 4 sends {one['bytes'] / 4096 / 4:.2f} times the vector; "
+                          f"{ring / 4096 / 4:.2f} times is enough",
+                          "Swap halves: keep one half of what you have and give the other one. "
+                          "The vector gets shorter as the distance doubles.")
+
+
+def _grouped(seen):
+    for rank, one in enumerate(seen):
+        members = (rank % 2, rank % 2 + 2)
+        right = pairwise([CASES["random"](r, 4) for r in members])
+        if not torch.allclose(one["random"][0].double(), right, rtol=1e-5, atol=1e-5):
+            raise Mistake(f"in the group of ranks {members} rank {rank} does not get the Adasum of "
+                          "these two", "Hand `group` on: get_rank(group), get_world_size(group), "
+                          "exchange(..., group), gather_halves(..., group).")

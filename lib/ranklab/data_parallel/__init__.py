@@ -1,0 +1,32 @@
+"""Data parallelism: every rank holds the whole model, and all average their gradients.
+
+    replicas.py        all start equal (broadcast_parameters), and stay so (replicas_agree)
+    shards.py          which samples belong to which rank
+    buckets.py         average_gradients one by one; assign_buckets: in few large messages
+    replica.py         what a wrapped model needs besides the idea: buckets, buffers, errors
+    overlapped.py      OverlappedDataParallel: the messages travel while backward goes on
+    batch_norm.py      statistics of the whole batch, not of this rank's part
+    learning_rate.py   what a larger batch does to the learning rate
+    join.py            ranks with fewer batches than others
+
+Every function takes `group=None` (all ranks). Lab 03 builds all of this; torch's own is
+torch.nn.parallel.DistributedDataParallel, and the tests hold the two together.
+"""
+
+from ranklab.data_parallel.batch_norm import (
+    SyncBatchNorm, batch_norm_bytes, convert_sync_batch_norm, sync_batch_norm,
+)
+from ranklab.data_parallel.buckets import Bucket, assign_buckets, average_gradients
+from ranklab.data_parallel.join import join_uneven
+from ranklab.data_parallel.learning_rate import scale_learning_rate
+from ranklab.data_parallel.overlapped import OverlappedDataParallel
+from ranklab.data_parallel.replica import Replica, no_sync
+from ranklab.data_parallel.replicas import broadcast_parameters, replicas_agree
+from ranklab.data_parallel.shards import shard_sampler
+
+__all__ = [
+    "Bucket", "OverlappedDataParallel", "Replica", "SyncBatchNorm", "assign_buckets",
+    "average_gradients", "batch_norm_bytes", "broadcast_parameters", "convert_sync_batch_norm",
+    "join_uneven", "no_sync", "replicas_agree", "scale_learning_rate", "shard_sampler",
+    "sync_batch_norm",
+]

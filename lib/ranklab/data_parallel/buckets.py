@@ -1,0 +1,74 @@
+"""Averaging gradients: one message for each parameter, or for each bucket of parameters."""
+
+import torch
+import torch.distributed as dist
+
+
+def average_gradients(model, group=None):
+    """Every gradient is the mean over ranks; a gradient that is None counts as zeros.
+
+    The naive form: it starts when backward is over, and a message costs as much for a bias of ten
+    numbers as for a matrix of a million.
+    cost   one all-reduce for each parameter that requires a gradient
+    lab    03
+    """
+    R = dist.get_world_size(group)
+    for parameter in model.parameters():
+        if not parameter.requires_grad:
+            continue
+        if parameter.grad is None:  # others may have one, and wait for ours
+            parameter.grad = torch.zeros_like(parameter)
+        parameter.grad /= R
+        dist.all_reduce(parameter.grad, group=group)
+
+
+def assign_buckets(parameters, cap_bytes):
+    """Lists of parameters whose gradients travel together, in the order in which to send them.
+
+    From the last parameter to the first, since backward begins at the end of the model. A bucket
+    holds one type on one device, and is closed by the parameter with which it reaches cap_bytes.
+    Those that never do come last, in the order in which they were opened.
+    error  cap_bytes below 1
+    lab    03
+    """
+    if cap_bytes < 1:
+        raise ValueError(f"cap_bytes={cap_bytes} must be at least 1")
+    closed, still_open = [], {}
+    for parameter in reversed(list(parameters)):
+        kind = parameter.dtype, parameter.device
+        bucket = still_open.setdefault(kind, [])
+        bucket.append(parameter)
+        if sum(each.nbytes for each in bucket) >= cap_bytes:
+            closed.append(still_open.pop(kind))
+    return closed + list(still_open.values())
+
+
+class Bucket:
+    """One flat piece of memory for the gradients of some parameters of one type.
+
+    `flat` is what travels; `views` are parts of it, in the shapes of `parameters`; `missing` are
+    the parameters that have got no gradient yet in this backward.
+    """
+
+    def __init__(self, parameters):
+        self.parameters = parameters
+        first, sizes = parameters[0], [each.numel() for each in parameters]
+        self.flat = torch.zeros(sum(sizes), dtype=first.dtype, device=first.device)
+        self.views = [part.view_as(parameter)
+                      for part, parameter in zip(self.flat.split(sizes), parameters)]
+        self.missing = set(parameters)
+
+    def gather(self):
+        """All gradients lie in `flat`, and are views of it; one that is None counts as zeros."""
+        for parameter, view in zip(self.parameters, self.views):
+            if parameter.grad is None:
+                view.zero_()  # and it stays None: perhaps no other rank has one either
+            elif parameter.grad is not view:  # fresh from autograd, after zero_grad()
+                view.copy_(parameter.grad)
+                parameter.grad = view
+
+    def fill_none(self, used):
+        """A parameter without gradient gets the others' mean, where `used` says there is one."""
+        for parameter, view in zip(self.parameters, self.views):
+            if parameter.grad is None and parameter in used:
+                parameter.grad = view

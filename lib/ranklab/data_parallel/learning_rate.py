@@ -1,0 +1,22 @@
+"""A larger batch has a less noisy gradient, and allows a larger step."""
+
+
+def scale_learning_rate(lr, batch, base_batch, step=None, warmup=0, rule="linear"):
+    """The learning rate for `batch`, when `lr` is right for `base_batch`.
+
+    rule   "linear" (k times the batch, k times lr: for SGD) or "sqrt" (for Adam)
+    With step (from 0) and warmup: from lr at step 0 evenly up to the scaled one at step `warmup`.
+    error  another rule; a batch, base_batch or warmup that is too small
+    paper  Goyal et al. 2017, Accurate, Large Minibatch SGD, sections 2.1 and 2.2
+    lab    03
+    """
+    if batch < 1 or base_batch < 1 or warmup < 0:
+        raise ValueError(f"batch={batch} and base_batch={base_batch} must be at least 1, and "
+                         f"warmup={warmup} at least 0")
+    powers = {"linear": 1, "sqrt": 0.5}
+    if rule not in powers:
+        raise ValueError(f"rule={rule!r} must be one of {', '.join(powers)}")
+    scaled = lr * (batch / base_batch) ** powers[rule]
+    if step is None or step >= warmup:
+        return scaled
+    return lr + (scaled - lr) * step / warmup

@@ -1,0 +1,46 @@
+"""Why is a step slow? A verdict from what all ranks did, with the numbers behind it."""
+
+from statistics import median
+
+from ranklab.ddp.exposed import exposed_communication
+from ranklab.ddp.steps import steps_of
+
+
+def diagnose(timelines):
+    """(verdict, shares) from the events of rank 0, of rank 1, ...: why these ranks are slow.
+
+    shares   each a share of a step:
+             "loader-bound"         loading, with nothing computed meanwhile: the mean over ranks
+             "communication-bound"  exposed communication, of the rank that has least of it: the
+                                    others wait longer, but for that rank
+             "straggler"            what the busiest rank computes and loads more than the mean
+                                    of the others
+    verdict  the largest share's name; "healthy" where that is below a quarter
+
+    Shares and not seconds: a busy machine slows down all of them. Of each rank its median step:
+    a hiccup in one step is no diagnosis.
+
+    error  no step in which anything was computed
+    lab    04
+    """
+    steps = [steps_of(events) for events in timelines]
+    if not steps or not all(steps):
+        raise ValueError(f"steps found on each rank: {[len(of_rank) for of_rank in steps]}; "
+                         "a diagnosis needs one or more everywhere")
+
+    def usual(measure):
+        return [median(measure(step) for step in of_rank) for of_rank in steps]
+
+    duration = max(usual(lambda step: max(e.end for e in step) - min(e.start for e in step)))
+    loading = usual(lambda step: exposed_communication(step, kind="loader"))
+    exposed = usual(exposed_communication)
+    computing = usual(lambda step: sum(e.end - e.start for e in step if e.kind == "compute"))
+    working = [a + b for a, b in zip(computing, loading)]
+    others = (sum(working) - max(working)) / max(len(working) - 1, 1)
+    shares = {
+        "loader-bound": sum(loading) / len(loading) / duration,
+        "communication-bound": min(exposed) / duration,
+        "straggler": (max(working) - others) / duration if len(working) > 1 else 0.0,
+    }
+    verdict = max(shares, key=shares.get)
+    return (verdict if shares[verdict] >= 0.25 else "healthy"), shares

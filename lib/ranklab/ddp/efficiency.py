@@ -1,0 +1,18 @@
+"""How well a job scales: the share of the added ranks that became speed."""
+
+
+def scaling_efficiency(seconds, kind):
+    """{ranks: efficiency} from {ranks: seconds per step}; the fewest ranks measured have 1.
+
+    kind   "strong": the same total batch, so R ranks should take 1/R of the time;
+           "weak": the same batch on each rank, so any number should take the same time
+    error  another kind; no measurement; ranks or seconds that are not positive
+    lab    04
+    """
+    if kind not in ("strong", "weak"):
+        raise ValueError(f"kind={kind!r} is neither 'strong' nor 'weak'")
+    if not seconds or min(seconds) < 1 or min(seconds.values()) <= 0:
+        raise ValueError(f"ranks and seconds must be positive, and there at all: {seconds}")
+    base = min(seconds)
+    perfect = {ranks: base / ranks if kind == "strong" else 1 for ranks in seconds}
+    return {ranks: perfect[ranks] * seconds[base] / seconds[ranks] for ranks in sorted(seconds)}

@@ -1,0 +1,41 @@
+"""Gradients travel in 16 bits: half the bytes, and no state to keep.
+
+    model.register_comm_hook(None, compress_fp16_hook)    # the first argument is the group
+
+DDP calls the hook with each bucket as soon as its gradients are there, and goes on with backward.
+The future that the hook returns must come to hold the mean over ranks of that bucket.
+"""
+
+import torch
+import torch.distributed as dist
+
+
+def compress_fp16_hook(group, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """The bucket will hold the mean over ranks of its gradients, which travel as float16.
+
+    Divided before the cast, not after the sum: float16 ends at 65504, and a sum of R gradients
+    gets there R times earlier than their mean. (torch's own fp16_compress_hook casts first: there a
+    gradient beyond 65504 is infinite.)
+
+    cost   one all-reduce of half the bucket's bytes (of float32)
+    lab    04
+    """
+    buffer = bucket.buffer()
+    halves = buffer.div_(dist.get_world_size(group)).to(torch.float16)
+    future = dist.all_reduce(halves, group=group, async_op=True).get_future()
+    return future.then(lambda done: buffer.copy_(done.value()[0]))
+
+
+def compress_bf16_hook(group, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """The bucket will hold the mean over ranks of its gradients, which travel as bfloat16.
+
+    Float32's range, so nothing overflows or vanishes, with 8 bits of precision where float16 has
+    11. (torch's own bf16_compress_hook refuses to run without CUDA.)
+
+    cost   one all-reduce of half the bucket's bytes (of float32)
+    lab    04
+    """
+    buffer = bucket.buffer()
+    halves = buffer.div_(dist.get_world_size(group)).to(torch.bfloat16)
+    future = dist.all_reduce(halves, group=group, async_op=True).get_future()
+    return future.then(lambda done: buffer.copy_(done.value()[0]))

@@ -1,0 +1,129 @@
+"""Four recorded situations, each a real run of torch's DDP with a cause of its own.
+
+    healthy              images are ready, the link is fast, all ranks have the same work
+    loader-bound         images come one by one from an emulated file server, and are decoded
+    communication-bound  gradients go through an emulated slow link
+    straggler            the last rank's batch is three times as large
+
+The device is emulated too: each layer computes for real, and then sleeps as long as a large layer
+would take. So ranks don't fight for the cores of this machine, and what is seen is what was caused.
+"""
+
+import io
+import time
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from PIL import Image
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset
+
+from ranklab.ddp.slow_link import SlowLink
+from ranklab.engine import device, launch
+from ranklab.meter import Timeline, mark
+
+SITUATIONS = ("healthy", "loader-bound", "communication-bound", "straggler")
+SIDE, LAYERS, BATCH, WARM_UP = 12, 4, 8, 2
+COMPUTE = 4e-4  # seconds of a layer's forward for one image; backward takes twice that
+FETCH = 1e-2  # seconds until the file server has sent an image
+BANDWIDTH = 3e6  # bytes/s of the slow link; a step has 0.34 MB of gradients
+MORE_WORK = 3  # times: the straggler's batch
+
+
+class Photos(Dataset):
+    """Small grey images: `ready` as tensors, or as JPEG files far away."""
+
+    def __init__(self, n, ready):
+        grey = np.random.default_rng(0).integers(0, 256, (n, 8, 8), dtype=np.uint8)
+        self.photos = [Image.fromarray(each).resize((SIDE, SIDE)) for each in grey]
+        self.ready = [_pixels(photo) for photo in self.photos] if ready else None
+        self.files = [_jpeg(photo) for photo in self.photos]
+
+    def __len__(self):
+        return len(self.photos)
+
+    def __getitem__(self, i):
+        if self.ready:
+            return self.ready[i]
+        time.sleep(FETCH)
+        return _pixels(Image.open(io.BytesIO(self.files[i])))
+
+
+def _jpeg(photo):
+    file = io.BytesIO()
+    photo.save(file, "JPEG")
+    return file.getvalue()
+
+
+def _pixels(photo):
+    return torch.from_numpy(np.array(photo)).flatten() / 255  # (SIDE * SIDE,)
+
+
+class LargeLayer(nn.Linear):
+    """A linear layer that takes COMPUTE seconds an image, and twice that in backward, asleep."""
+
+    def forward(self, x):
+        return _Sleep.apply(super().forward(x), COMPUTE * len(x)).relu()
+
+
+class _Sleep(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, seconds):
+        ctx.seconds = seconds
+        with mark("compute"):
+            time.sleep(seconds)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        with mark("compute"):
+            time.sleep(2 * ctx.seconds)
+        return gradient, None
+
+
+def record(names=SITUATIONS, ranks=2, steps=5):
+    """{situation: [Timeline of rank 0, of rank 1, ...]}; all of them by one launch.
+
+    error  a name that is not in SITUATIONS
+    """
+    if unknown := [name for name in names if name not in SITUATIONS]:
+        raise ValueError(f"situation {unknown[0]!r} is not one of {', '.join(SITUATIONS)}")
+    seen = launch(_record, names, steps, ranks=ranks)
+    return {name: [of_rank[name] for of_rank in seen] for name in names}
+
+
+def _record(names, steps):
+    return {name: run(name, steps) for name in names}
+
+
+def run(situation, steps, group=None):
+    """On a rank: the Timeline of `steps` training steps in this situation."""
+    rank, R = dist.get_rank(group), dist.get_world_size(group)
+    late = situation == "straggler" and rank == R - 1
+    batch = BATCH * (MORE_WORK if late else 1)
+    photos = Photos(batch, ready=situation != "loader-bound")
+    torch.manual_seed(0)
+    layers = [LargeLayer(SIDE * SIDE, SIDE * SIDE) for _ in range(LAYERS)]
+    model = nn.Sequential(*layers, nn.Linear(SIDE * SIDE, 10)).to(device())
+    model = DistributedDataParallel(model, process_group=group, bucket_cap_mb=0.07)  # a layer each
+    if situation == "communication-bound":
+        model.register_comm_hook(SlowLink(BANDWIDTH, group), SlowLink.hook)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    _train(model, optimizer, photos, WARM_UP)  # buckets are rebuilt, connections opened
+    dist.barrier(group)
+    with Timeline() as timeline:
+        _train(model, optimizer, photos, steps)
+    return timeline
+
+
+def _train(model, optimizer, photos, steps):
+    everything = list(range(len(photos)))
+    for images in DataLoader(photos, len(photos), sampler=everything * steps):
+        images = images.to(device())
+        targets = torch.zeros(len(images), dtype=torch.long, device=device())
+        F.cross_entropy(model(images), targets).backward()
+        optimizer.step()
+        optimizer.zero_grad()

@@ -1,0 +1,50 @@
+"""A slow network on one machine: a DDP hook whose buckets take as long as their bytes would.
+
+An emulation, not a simulation: real gradients go by a real all-reduce, and only the waiting is
+invented, by the formula of ranklab.collectives for a ring. A thread of its own sleeps, one bucket
+after the other as on one cable, so backward goes on meanwhile and hides what it can.
+
+    model.register_comm_hook(SlowLink(bandwidth=10e6), SlowLink.hook)
+"""
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+import torch.distributed as dist
+
+from ranklab.collectives import bus_factor
+from ranklab.meter import mark
+
+
+class SlowLink:
+    """A DDP hook: the mean over ranks, through a link of `bandwidth` bytes a second.
+
+    On CPU only: on a GPU the thread would have to follow the streams of the bucket.
+
+    cost   one all-reduce a bucket, which takes 2(R-1)/R of its bytes / bandwidth longer
+    error  a bandwidth that is not positive
+    """
+
+    def __init__(self, bandwidth, group=None):
+        if bandwidth <= 0:
+            raise ValueError(f"bandwidth={bandwidth} bytes/s must be above 0")
+        self.bandwidth, self.group = bandwidth, group
+        self.cable = ThreadPoolExecutor(1)  # one worker: buckets go in the order of their hooks
+
+    def hook(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """The bucket will hold the mean over ranks of its gradients."""
+        future = torch.futures.Future()
+        self.cable.submit(self._send, bucket.buffer(), future)
+        return future
+
+    def _send(self, buffer, future):
+        R = dist.get_world_size(self.group)
+        try:
+            with mark("communication"):
+                time.sleep(bus_factor("all_reduce", R) * buffer.nbytes / self.bandwidth)
+                dist.all_reduce(buffer.div_(R), group=self.group)
+        except Exception as error:  # else backward would wait for ever
+            future.set_exception(error)
+        else:
+            future.set_result(buffer)

@@ -1,0 +1,18 @@
+"""A timeline, cut into training steps."""
+
+
+def steps_of(events):
+    """[events of the first step, of the second, ...]: each begins with its loader event.
+
+    So loading must be marked, once in a step; torch's DataLoader does it. What comes before the
+    first loader event belongs to the first step; without any, all is one step. A stretch in which
+    nothing is computed is none: a DataLoader is asked once more, to find its end.
+    """
+    steps, seen = [[]], set()  # the kinds of events in the last step
+    for event in sorted(events, key=lambda event: event.start):
+        if event.kind == "loader" and seen >= {"loader", "compute"}:
+            steps.append([])
+            seen.clear()
+        steps[-1].append(event)
+        seen.add(event.kind)
+    return [step for step in steps if any(event.kind == "compute" for event in step)]

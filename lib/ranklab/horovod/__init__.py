@@ -1,0 +1,60 @@
+"""Horovod's API on torch.distributed: `import ranklab.horovod as hvd` for `horovod.torch`.
+
+Read in this order:
+
+    ops.py            allreduce, allgather, broadcast, join, ...: what a script calls
+    optimizer.py      averages asked for in backward, waited for in step()
+    parameters.py     the same start on every rank
+    background.py     the thread that negotiates and communicates while the others compute
+    negotiation.py    which tensors have all ranks? in its smallest form
+    coordinator.py    the same, whole: mismatches, joined ranks, stalls
+    cache.py          what was negotiated once costs one bit
+    execute.py        what was agreed on becomes collectives
+    fusion.py         many small tensors, one all-reduce
+    adasum.py         add what differs, average what agrees
+    compression.py    gradients in 16 bits
+    timeline.py       what happened to each tensor, as a trace
+    cost.py           what negotiation and fusion cost, before it is run
+
+and, below them, start.py (init, shutdown), world.py (rank, size), process_sets.py, requests.py
+(what travels between the ranks) and settings.py. Lab 05 builds the ideas in it. It is made of
+collectives (exchange, and the model of time). Not here: alltoall, reducescatter, sparse tensors,
+elastic runs, and autotuning.
+"""
+
+from ranklab.horovod.adasum import adasum, adasum_of_two, dot_products, gather_halves
+from ranklab.horovod.compression import Compression, compress_fp16
+from ranklab.horovod.fusion import FusionBuffer, fuse_tensors, unpack
+from ranklab.horovod.negotiation import negotiate
+from ranklab.horovod.ops import (
+    allgather, allgather_async, allreduce, allreduce_, allreduce_async, allreduce_async_, barrier,
+    broadcast, broadcast_, broadcast_async, broadcast_async_, grouped_allreduce,
+    grouped_allreduce_async, join, poll, synchronize,
+)
+from ranklab.horovod.optimizer import DistributedOptimizer, distributed_optimizer
+from ranklab.horovod.parameters import (
+    allgather_object, broadcast_object, broadcast_optimizer_state, broadcast_parameters,
+)
+from ranklab.horovod.process_sets import ProcessSet, add_process_set, global_process_set
+from ranklab.horovod.requests import (
+    Adasum, Average, HorovodInternalError, Max, Min, Mismatch, Product, Sum,
+)
+from ranklab.horovod.start import init, shutdown
+from ranklab.horovod.timeline import timeline
+from ranklab.horovod.world import (
+    counted, cross_rank, cross_size, is_initialized, local_rank, local_size, rank, size,
+    start_timeline, stop_timeline,
+)
+
+__all__ = [
+    "Adasum", "Average", "Compression", "DistributedOptimizer", "FusionBuffer",
+    "HorovodInternalError", "Max", "Min", "Mismatch", "ProcessSet", "Product", "Sum", "adasum",
+    "adasum_of_two", "add_process_set", "allgather", "allgather_async", "allgather_object",
+    "allreduce", "allreduce_", "allreduce_async", "allreduce_async_", "barrier", "broadcast",
+    "broadcast_", "broadcast_async", "broadcast_async_", "broadcast_object",
+    "broadcast_optimizer_state", "broadcast_parameters", "compress_fp16", "counted", "cross_rank",
+    "cross_size", "distributed_optimizer", "dot_products", "fuse_tensors", "gather_halves",
+    "global_process_set", "grouped_allreduce", "grouped_allreduce_async", "init",
+    "is_initialized", "join", "local_rank", "local_size", "negotiate", "poll", "rank", "shutdown",
+    "size", "start_timeline", "stop_timeline", "synchronize", "timeline", "unpack",
+]

@@ -1,0 +1,91 @@
+"""Adasum: add gradients that point in different directions, average those that agree.
+
+For two gradients, a (1 - a.b / 2|a|^2) + b (1 - a.b / 2|b|^2). Orthogonal ones are added, equal
+ones averaged, and twice as large a gradient on all ranks gives twice as large a result. So the
+learning rate of one rank stays right for many. More than two are combined in pairs, in a tree.
+Made of collectives' exchange.
+"""
+
+import torch
+import torch.distributed as dist
+
+from ranklab.collectives import exchange
+
+
+def adasum_of_two(a, b):
+    """The definition: what is common to `a` and `b` is averaged, the rest is added."""
+    a64, b64 = a.double().flatten(), b.double().flatten()
+    dot, of_a, of_b = a64 @ b64, a64 @ a64, b64 @ b64
+    a64 = a64 * (1 - dot / (2 * of_a)) if of_a > 0 else a64
+    b64 = b64 * (1 - dot / (2 * of_b)) if of_b > 0 else b64
+    return (a64 + b64).to(a.dtype).view(a.shape)
+
+
+def adasum_length(a, b, cosine):
+    """Length of the Adasum of gradients of lengths `a` and `b` with that cosine between them."""
+    along, across = b * cosine, b * (1 - cosine**2) ** 0.5
+    pair = torch.tensor([[a, 0.0], [along, across]], dtype=torch.float64)
+    return adasum_of_two(*pair).norm().item()
+
+
+def adasum(x, sizes=None, group=None):
+    """Every rank ends with the Adasum of all ranks' `x`; `x` itself is unchanged.
+
+    `x` may hold several tensors one after the other, `sizes` elements each: each of them is
+    combined for itself. Dot products are added up in float64.
+
+    cost   2(R-1)/R of x's bytes, as a ring: the vector is halved while the distance doubles
+    error  the number of ranks must be a power of two
+    paper  Maleki et al. 2020, "Scaling distributed training with adaptive summation"
+    lab    05
+    """
+    rank, R = dist.get_rank(group), dist.get_world_size(group)
+    if R & (R - 1):
+        raise ValueError(f"Adasum combines ranks in pairs: {R} is not a power of two")
+    sizes = torch.tensor(sizes or [x.numel()], device=x.device)
+    tensor_of = torch.arange(len(sizes), device=x.device).repeat_interleave(sizes)  # each element's
+    part, lengths, distance = x.flatten(), [], 1
+    while distance < R:  # down: my part is half of what it was, and combines twice as many ranks
+        peer, is_left = rank ^ distance, rank & distance == 0
+        lengths.append(part.numel())
+        left, right = part.tensor_split(2)
+        mine, give = (left, right) if is_left else (right, left)
+        tensor_of = tensor_of.tensor_split(2)[0 if is_left else 1]
+        theirs = exchange(give, peer, torch.empty_like(mine), peer, group)
+        a, b = (mine, theirs) if is_left else (theirs, mine)
+        dots = dot_products(a, b, tensor_of, len(sizes))
+        step = 1
+        while step <= distance:  # the other parts of the same two vectors are on these ranks
+            dots += exchange(dots, rank ^ step, torch.empty_like(dots), rank ^ step, group)
+            step *= 2
+        ab, aa, bb = dots
+        of_a = 1 - torch.where(aa > 0, ab / (2 * aa), 0)
+        of_b = 1 - torch.where(bb > 0, ab / (2 * bb), 0)
+        part = (of_a[tensor_of] * a + of_b[tensor_of] * b).to(x.dtype)
+        distance *= 2
+    return gather_halves(part, lengths, group).view(x.shape) if R > 1 else x.clone()
+
+
+def gather_halves(part, lengths, group=None):
+    """Every rank ends with the whole vector whose `part` it holds after the halving.
+
+    `lengths` are those that its part had before each halving.
+    """
+    rank, distance = dist.get_rank(group), 2 ** len(lengths)
+    for length in reversed(lengths):  # the same partners again, the last one first
+        distance //= 2
+        peer, is_left = rank ^ distance, rank & distance == 0
+        theirs = part.new_empty(length - part.numel())
+        exchange(part, peer, theirs, peer, group)
+        part = torch.cat([part, theirs] if is_left else [theirs, part])
+    return part
+
+
+def dot_products(a, b, tensor_of, tensors):
+    """a.b, a.a and b.b of each tensor, in float64: shape (3, tensors).
+
+    `tensor_of` says of each element to which of the `tensors` it belongs.
+    """
+    a, b = a.double(), b.double()
+    dots = torch.zeros(3, tensors, dtype=torch.float64, device=a.device)
+    return dots.index_add_(1, tensor_of, torch.stack([a * b, a * a, b * b]))

@@ -1,0 +1,65 @@
+"""Gradients in fewer bytes on the wire: `compression=Compression.fp16`."""
+
+import math
+
+import torch
+
+
+def compress_fp16(tensor):
+    """(small, restore): `tensor` in 16 bits, and a function that gives a result its type again.
+
+    Only floating point of more than 16 bits is worth it: anything else comes back as it is.
+
+    cost   half the bytes of float32; 11 bits of precision; above 65504 it is infinite
+    lab    05
+    """
+    dtype = tensor.dtype
+    if not dtype.is_floating_point or dtype.itemsize <= 2:
+        return tensor, lambda reduced: reduced
+    return tensor.to(torch.float16), lambda reduced: reduced.to(dtype)
+
+
+def ranks_until_infinite(element):
+    """The number of ranks from which on a sum in 16 bits is infinite; each adds `element`.
+
+    math.inf where it never is: 1 + 1 + ... stops at 2048, since 2049 takes 12 bits.
+    """
+    small, _ = compress_fp16(torch.tensor(float(element)))
+    total, ranks = small, 1
+    while total.isfinite():
+        if total + small == total:
+            return math.inf
+        total, ranks = total + small, ranks + 1
+    return ranks
+
+
+class NoneCompressor:
+    """Nothing is changed."""
+
+    @staticmethod
+    def compress(tensor):
+        return tensor, None
+
+    @staticmethod
+    def decompress(tensor, ctx):
+        return tensor
+
+
+class FP16Compressor:
+    """Floats travel, and are summed, in 16 bits."""
+
+    @staticmethod
+    def compress(tensor):
+        """(small, ctx); `ctx` is for decompress."""
+        return compress_fp16(tensor)
+
+    @staticmethod
+    def decompress(tensor, ctx):
+        return ctx(tensor)
+
+
+class Compression:
+    """The compressors to choose from."""
+
+    none = NoneCompressor
+    fp16 = FP16Compressor

@@ -1,0 +1,150 @@
+"""What was agreed on becomes collectives. Only the background thread comes here."""
+
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from ranklab.horovod.adasum import adasum
+from ranklab.horovod.fusion import FusionBuffer, fuse_tensors, unpack
+from ranklab.horovod.requests import Handle, Response
+
+REDUCE = {"Average": dist.ReduceOp.SUM, "Sum": dist.ReduceOp.SUM, "Min": dist.ReduceOp.MIN,
+          "Max": dist.ReduceOp.MAX, "Product": dist.ReduceOp.PRODUCT}
+
+
+class Job(NamedTuple):
+    """One response on this rank."""
+
+    response: Response
+    handle: Handle | None  # None on a rank that has joined: it takes part with zeros
+    tensor: torch.Tensor | None
+    output: torch.Tensor | None
+
+
+class Executor:
+    """Runs responses over `groups`, {process set: its process group}, and notes their phases."""
+
+    def __init__(self, threshold, groups, recorder, device):
+        self.threshold, self.groups, self.recorder = threshold, groups, recorder
+        self.device = device  # where a joined rank's zeros are, when those of the others are there
+        self.buffer = FusionBuffer()
+        self.streams = {}
+
+    def run(self, responses, handles, known):
+        """Yields the jobs of each collective when it is done; the order is that of all ranks.
+
+        `handles` are this rank's, by name. `known` is when the responses were agreed on.
+        """
+        jobs = [self._job(response, handles) for response in responses]
+        for batch in self._batches(jobs):
+            names = [job.response.request.name for job in batch]
+            kind = batch[0].response.request.kind
+            self._note(names, "QUEUE", known)
+            with self._after_computing(batch):
+                getattr(self, f"_{kind}")(batch)
+            self._note(names, kind.upper(), known)
+            yield batch
+
+    def _job(self, response, handles):
+        request = response.request
+        handle = handles.get(request.name)
+        if handle:
+            return Job(response, handle, handle.tensor, handle.output)
+        device = torch.device("cpu") if request.device == "cpu" else self.device
+        zeros = torch.zeros(request.shape, dtype=request.dtype, device=device)
+        return Job(response, None, zeros, zeros)
+
+    def _batches(self, jobs):
+        """Lists of jobs that are done in one collective each."""
+        alike = {}
+        for job in jobs:
+            one = job.response.request
+            is_sum = one.kind == "allreduce"
+            key = (one.op, one.prescale, one.postscale, one.process_set) if is_sum else one.name
+            alike.setdefault(key, []).append(job)
+        for same in alike.values():
+            if same[0].response.request.kind != "allreduce":
+                yield same
+                continue
+            for positions in fuse_tensors([job.tensor for job in same], self.threshold):
+                yield [same[i] for i in positions]
+
+    def _note(self, names, phase, since):
+        for name in names:
+            self.recorder.note(name, phase, since)
+
+    @contextmanager
+    def _after_computing(self, jobs):
+        """On a GPU: a stream of our own, behind the kernels that made the tensors."""
+        device = jobs[0].tensor.device if jobs[0].tensor is not None else self.device
+        if device.type != "cuda":
+            yield
+            return
+        if device not in self.streams:
+            self.streams[device] = torch.cuda.Stream(device)
+        with torch.cuda.stream(self.streams[device]):
+            for job in jobs:
+                if job.handle and job.handle.computed:
+                    self.streams[device].wait_event(job.handle.computed)
+            yield
+        self.streams[device].synchronize()  # a finished handle's output may be read anywhere
+
+    def _allreduce(self, jobs):
+        request = jobs[0].response.request
+        group, names = self.groups[request.process_set], [j.response.request.name for j in jobs]
+        tensors, outputs = [job.tensor for job in jobs], [job.output for job in jobs]
+        is_fused = len(jobs) > 1 or not outputs[0].is_contiguous()
+        if is_fused:
+            with self.recorder.phase(names, "MEMCPY_IN_FUSION_BUFFER"):
+                flat = self.buffer.pack(tensors)
+        else:
+            flat = outputs[0]
+            if flat is not tensors[0]:
+                flat.copy_(tensors[0])
+        scale(flat, request.prescale)
+        with self.recorder.phase(names, f"{'NCCL' if flat.is_cuda else 'GLOO'}_ALLREDUCE"):
+            if request.op == "Adasum":
+                flat.copy_(adasum(flat, [tensor.numel() for tensor in tensors], group))
+            else:
+                dist.all_reduce(flat, REDUCE[request.op], group=group)
+        ranks = dist.get_world_size(group) if request.op == "Average" else 1
+        scale(flat, request.postscale / ranks)
+        if is_fused:
+            with self.recorder.phase(names, "MEMCPY_OUT_FUSION_BUFFER"):
+                unpack(flat, outputs)
+
+    def _allgather(self, jobs):
+        """Rows of all ranks: the shorter ones travel padded to the longest."""
+        (response, handle, tensor, _), = jobs
+        rows, group = response.sizes, self.groups[response.request.process_set]
+        longest = tensor.new_zeros(max(rows), *tensor.shape[1:])
+        longest[: len(tensor)] = tensor
+        out = tensor.new_empty(len(rows) * max(rows), *tensor.shape[1:])
+        dist.all_gather_single(out, longest, group=group)
+        handle.output = torch.cat([part[:n] for part, n in zip(out.chunk(len(rows)), rows)]
+                                  if max(rows) else [out])
+
+    def _broadcast(self, jobs):
+        (response, _, tensor, output), = jobs
+        group = self.groups[response.request.process_set]
+        whole = tensor.contiguous() if output is tensor else output
+        if whole is not tensor:
+            whole.copy_(tensor)
+        dist.broadcast(whole, response.request.root, group=group)
+        if output is not whole:
+            output.copy_(whole)
+
+    def _barrier(self, jobs):
+        pass  # it was agreed on: so all ranks are here
+
+
+def scale(x, factor):
+    """`x` is multiplied by `factor`; whole numbers are rounded towards zero, as in Horovod."""
+    if factor == 1:
+        return
+    if x.is_floating_point() or x.is_complex():
+        x.mul_(factor)
+    else:
+        x.copy_(x.double().mul_(factor))

@@ -1,0 +1,204 @@
+"""Optimizers whose step waits for gradients that are averaged while backward still runs.
+
+`distributed_optimizer` is the idea, `DistributedOptimizer` is Horovod's, with all it offers.
+"""
+
+import warnings
+from contextlib import contextmanager
+
+import torch
+
+from ranklab.horovod.compression import Compression
+from ranklab.horovod.ops import allreduce_async_, synchronize
+from ranklab.horovod.process_sets import global_process_set
+from ranklab.horovod.requests import Adasum, Average
+from ranklab.horovod.world import size
+
+
+def distributed_optimizer(optimizer, named_parameters, compression=Compression.none):
+    """`optimizer`, whose step() from now on takes gradients that are averaged over all ranks.
+
+    The average of a gradient is asked for as soon as backward has made it; step() waits for all.
+
+    cost   one request for each parameter and step
+    lab    05
+    """
+    names = {p: name for name, p in named_parameters if p.requires_grad}
+    handles = {}
+
+    def ask(p):  # backward has just added the last part of p.grad
+        small, ctx = compression.compress(p.grad)
+        handles[p] = allreduce_async_(small, name=names[p], op=Average), ctx
+
+    def wait(*_):
+        for p in names:
+            if p not in handles:  # not used by this rank, but perhaps by another, which waits
+                p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+                ask(p)
+        for p, (handle, ctx) in handles.items():
+            p.grad = compression.decompress(synchronize(handle), ctx)
+        handles.clear()
+
+    for p in names:
+        p.register_post_accumulate_grad_hook(ask)
+    optimizer.register_step_pre_hook(wait)
+    return optimizer
+
+
+def DistributedOptimizer(optimizer, named_parameters=None, compression=Compression.none,
+                         backward_passes_per_step=1, op=Average, gradient_predivide_factor=1.0,
+                         num_groups=0, groups=None, sparse_as_dense=False,
+                         process_set=global_process_set):
+    """An optimizer of the same class, with the same parameters and state, that works on all ranks.
+
+    backward_passes_per_step   gradients of so many backward passes are added up before they travel
+    op                         Average, Sum, or Adasum (of steps, not of gradients)
+    gradient_predivide_factor  an average divides by it before the sum, and by size()/it afterwards
+
+    error  parameters without a name, or two of one name; factors that make no sense. `groups` and
+           `sparse_as_dense` are not built here
+    """
+    if groups or num_groups or sparse_as_dense:
+        raise ValueError("groups and sparse_as_dense are not built here: leave them out")
+    if gradient_predivide_factor != 1.0 and op != Average:
+        raise ValueError("gradient_predivide_factor divides an average: it needs op=Average")
+    if backward_passes_per_step < 1:
+        raise ValueError(f"backward_passes_per_step={backward_passes_per_step} must be 1 or more")
+    names = _names(optimizer, named_parameters)
+    mixin = _AdasumOfSteps if op == Adasum and size() > 1 else _AverageOfGradients
+    kind = type(optimizer)
+    made = type(kind.__name__, (mixin, kind), {})
+    ours = made.__new__(made)  # not made(...): that would forget the state
+    # A scheduler may have wrapped the old one's step.
+    ours.__dict__.update({k: v for k, v in optimizer.__dict__.items() if k != "step"})
+    ours._prepare(names, compression, backward_passes_per_step, op,
+                  gradient_predivide_factor, process_set)
+    return ours
+
+
+def _names(optimizer, named_parameters):
+    """{parameter: name} of all that the optimizer changes."""
+    groups = optimizer.param_groups
+    if named_parameters is None:
+        return {p: f"allreduce.noname.{i}.{j}" for i, group in enumerate(groups)
+                for j, p in enumerate(group["params"]) if p.requires_grad}
+    named = list(named_parameters)
+    if not all(isinstance(one, tuple) for one in named):
+        raise ValueError("named_parameters must be (name, parameter) pairs: give it "
+                         "model.named_parameters()")
+    names = [name for name, _ in named]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(f"parameters need different names; given twice: {', '.join(twice)}")
+    name_of = {p: name for name, p in named}
+    mine = [p for group in groups for p in group["params"]]
+    if missing := sum(p not in name_of for p in mine):
+        raise ValueError(f"{missing} of the optimizer's {len(mine)} parameters have no name in "
+                         "named_parameters")
+    return {p: name_of[p] for p in mine if p.requires_grad}
+
+
+class _AverageOfGradients:
+    """Stands before the optimizer's own class: its step() waits for the averages."""
+
+    def _prepare(self, names, compression, passes, op, predivide, process_set):
+        self._names, self._compression, self._op = names, compression, op
+        self._predivide, self._process_set = predivide, process_set
+        self._handles = {}
+        self._is_synchronized, self._skips = False, False
+        self.set_backward_passes_per_step(passes)
+        for p in names if process_set.included() else ():
+            p.register_post_accumulate_grad_hook(self._count)
+
+    def set_backward_passes_per_step(self, passes):
+        """From the next backward pass on, gradients travel after `passes` of them."""
+        self.backward_passes_per_step = passes
+        self._left = dict.fromkeys(self._names, passes)
+
+    def load_state_dict(self, state_dict):
+        super().load_state_dict(state_dict)
+        self._handles.clear()
+        self.set_backward_passes_per_step(self.backward_passes_per_step)
+
+    def _count(self, p):
+        """Backward has made, or added to, p.grad."""
+        if p in self._handles:
+            raise AssertionError(
+                f"gradients were computed more than backward_passes_per_step="
+                f"{self.backward_passes_per_step} times before step(): {self._names[p]!r} is "
+                "being averaged already")
+        self._left[p] -= 1
+        if self._left[p] == 0:
+            self._ask(p)
+
+    def _ask(self, p):
+        small, ctx = self._compression.compress(p.grad)
+        self._handles[p] = allreduce_async_(
+            small, name=self._names[p], op=self._op, prescale_factor=1 / self._predivide,
+            postscale_factor=self._predivide, process_set=self._process_set), ctx
+
+    def synchronize(self):
+        """Every gradient is the average; call it before step() to clip or to look at them."""
+        self._is_synchronized = True
+        for p in self._names if self._process_set.included() else ():
+            if p not in self._handles:  # another rank may have used it, and waits
+                p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+                self._ask(p)
+        for p, (handle, ctx) in self._handles.items():
+            p.grad = self._compression.decompress(synchronize(handle), ctx)
+        self._handles.clear()
+        self.set_backward_passes_per_step(self.backward_passes_per_step)
+
+    @contextmanager
+    def skip_synchronize(self):
+        """Inside, step() does not synchronize: after synchronize() was called."""
+        self._skips = True
+        try:
+            yield
+        finally:
+            self._skips = False
+
+    def step(self, closure=None):
+        if not self._skips:
+            if self._is_synchronized:
+                warnings.warn("step() after synchronize() averages once more: put it into "
+                              "`with optimizer.skip_synchronize():`", stacklevel=2)
+            self.synchronize()
+        self._is_synchronized = False
+        return super().step(closure)
+
+    def zero_grad(self, *args, **kwargs):
+        if self._handles:
+            raise AssertionError(
+                "zero_grad() came after backward() and before step() or synchronize(): the "
+                "background thread is still averaging these gradients")
+        return super().zero_grad(*args, **kwargs)
+
+
+class _AdasumOfSteps:
+    """Every rank takes its own step; the *changes* are combined by Adasum.
+
+    So Adam's division by the gradients' size comes first. Horovod does it parameter by parameter
+    in backward; here it waits for step().
+    """
+
+    def _prepare(self, names, compression, passes, op, predivide, process_set):
+        self._names, self._compression = names, compression
+        self.backward_passes_per_step, self._process_set = passes, process_set
+
+    def step(self, closure=None):
+        before = {p: p.detach().clone() for p in self._names}
+        loss = super().step(closure)
+        handles = []
+        for p, name in self._names.items():
+            small, ctx = self._compression.compress(p.detach() - before[p])
+            handles.append((p, allreduce_async_(small, name=name, op=Adasum,
+                                                process_set=self._process_set), ctx))
+        for p, handle, ctx in handles:
+            p.data.copy_(before[p] + self._compression.decompress(synchronize(handle), ctx))
+        return loss
+
+    def synchronize(self):
+        """Nothing: there is nothing to wait for before step()."""
+
+    def skip_synchronize(self):
+        raise AssertionError("with op=Adasum step() itself communicates: it can't be skipped")

@@ -1,0 +1,65 @@
+"""What a rank asks for, and what all ranks are told: the messages of the negotiation."""
+
+import threading
+import time
+from typing import NamedTuple
+
+import torch
+
+Average, Sum, Adasum, Min, Max, Product = range(6)  # Horovod's own numbers
+OPS = ("Average", "Sum", "Adasum", "Min", "Max", "Product")
+
+
+class HorovodInternalError(RuntimeError):
+    """A tensor could not be reduced, gathered or broadcast; the message says why."""
+
+
+class Mismatch(HorovodInternalError, ValueError):
+    """The ranks disagree about one tensor."""
+
+
+class Request(NamedTuple):
+    """One tensor that is ready on one rank: its name, and all that the ranks must agree on."""
+
+    name: str
+    kind: str  # "allreduce", "allgather", "broadcast", "barrier", "join", "shutdown"
+    shape: tuple = ()
+    dtype: torch.dtype | None = None
+    device: str = "cpu"
+    op: str = ""
+    root: int = -1
+    prescale: float = 1.0
+    postscale: float = 1.0
+    process_set: int = 0
+
+
+JOIN = Request("hvd.join", "join")
+
+
+class Response(NamedTuple):
+    """One tensor that all ranks have: what to do with it, or why it can't be done."""
+
+    request: Request
+    sizes: tuple = ()  # an allgather's first dimension on each rank; a join's last rank
+    error: str = ""
+
+
+class Handle:
+    """The future of one tensor: poll() and synchronize() take it."""
+
+    def __init__(self, request, tensor=None, output=None):
+        self.request = request
+        self.tensor, self.output = tensor, output
+        self.asked = time.perf_counter()
+        self.is_sent = False  # the coordinator knows of it by name
+        self.error = None
+        self.finished = threading.Event()
+        self.computed = None
+        if tensor is not None and tensor.is_cuda:  # its last kernel may still be in the queue
+            self.computed = torch.cuda.Event()
+            self.computed.record()
+
+    def finish(self, output=None, error=None):
+        self.output = self.output if output is None else output
+        self.error = error
+        self.finished.set()

@@ -1,0 +1,57 @@
+"""The knobs, from init()'s arguments or from Horovod's own environment variables."""
+
+import os
+from dataclasses import dataclass, fields
+
+VARIABLES = {
+    "fusion_threshold": "HOROVOD_FUSION_THRESHOLD",
+    "cycle_time_ms": "HOROVOD_CYCLE_TIME",
+    "cache_capacity": "HOROVOD_CACHE_CAPACITY",
+    "stall_check": "HOROVOD_STALL_CHECK_TIME_SECONDS",
+    "stall_shutdown": "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
+}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How the background thread works. Every rank must have the same.
+
+    fusion_threshold  bytes in one fusion buffer; 0 turns fusion off
+    cycle_time_ms     pause between two negotiations, in which tensors gather
+    cache_capacity    names that the response cache holds; 0 turns it off
+    stall_check       seconds until a tensor that some ranks lack is reported
+    stall_shutdown    seconds until it is an error on every rank. (Horovod's own default is never.)
+    """
+
+    fusion_threshold: int = 128 * 2**20
+    cycle_time_ms: float = 1.0
+    cache_capacity: int = 1024
+    stall_check: float = 10.0
+    stall_shutdown: float = 300.0
+
+    def __post_init__(self):
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value < 0:
+                raise ValueError(f"{field.name}={value} must not be negative")
+        if not 0 < self.stall_check <= self.stall_shutdown:
+            raise ValueError(f"stall_check={self.stall_check} must be above 0 and at most "
+                             f"stall_shutdown={self.stall_shutdown}")
+
+    @classmethod
+    def from_environment(cls, **given):
+        """What is given counts first, then the environment, then the defaults.
+
+        error  a variable that holds no number
+        """
+        chosen = {}
+        for field in fields(cls):
+            text = os.environ.get(VARIABLES[field.name])
+            if given.get(field.name) is not None:
+                chosen[field.name] = given[field.name]
+            elif text:
+                try:
+                    chosen[field.name] = field.type(text)
+                except ValueError:
+                    raise ValueError(f"{VARIABLES[field.name]}={text} is no number") from None
+        return cls(**chosen)

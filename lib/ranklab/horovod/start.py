@@ -1,0 +1,87 @@
+"""init() and shutdown()."""
+
+import atexit
+import os
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from ranklab.engine import device
+from ranklab.engine.rank import GROUP_GRACE, backend_and_device
+from ranklab.horovod.background import Background
+from ranklab.horovod.process_sets import add_process_set, global_process_set
+from ranklab.horovod.settings import Settings
+from ranklab.horovod.world import WORLD, is_initialized, size, start_timeline
+
+END_LIMIT = 5.0  # seconds in which the threads of all ranks agree to end
+END_LIMIT_AT_EXIT = 1.0
+
+
+def init(comm=None, process_sets=None, *, fusion_threshold=None, cycle_time_ms=None,
+         cache_capacity=None, stall_check=None, stall_shutdown=None):
+    """Every rank has a background thread, and rank(), size() and all other functions work.
+
+    Uses the process group that is up; else makes one, of torchrun's ranks or of this process
+    alone. All ranks must call it. The arguments after `*` are ours: see Settings for them, and for
+    the variables HOROVOD_FUSION_THRESHOLD, HOROVOD_CYCLE_TIME, HOROVOD_CACHE_CAPACITY,
+    HOROVOD_STALL_CHECK_TIME_SECONDS. With HOROVOD_TIMELINE=FILE a timeline begins at once.
+
+    cost   makes two process groups
+    error  `comm` other than all ranks; a setting that is out of range
+    """
+    if comm:
+        raise ValueError("init(comm=...) is not built here: use process sets for parts of the "
+                         "ranks")
+    if is_initialized():
+        return
+    settings = Settings.from_environment(
+        fusion_threshold=fusion_threshold, cycle_time_ms=cycle_time_ms,
+        cache_capacity=cache_capacity, stall_check=stall_check, stall_shutdown=stall_shutdown)
+    if not dist.is_initialized():
+        _make_group()
+    # Groups of its own, or its collectives would get between those of the program. Their time is
+    # longer than that of a tensor that somebody lacks, whose report says more.
+    limit = timedelta(seconds=settings.stall_shutdown + GROUP_GRACE)
+    control = dist.new_group(backend="gloo", timeout=limit)
+    data = dist.new_group(timeout=limit)
+    WORLD.background = Background(settings, control, data, device())
+    atexit.register(_at_exit)
+    global_process_set.ranks = list(range(size()))
+    for one in process_sets or ():
+        add_process_set(one)
+    path = os.environ.get("HOROVOD_TIMELINE")
+    if path and path != "DYNAMIC":  # Horovod's word for: start_timeline() will say when and where
+        start_timeline(path)
+
+
+def _make_group():
+    if "RANK" in os.environ:
+        local, ranks_here = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+        dist.init_process_group(**backend_and_device(local, ranks_here))
+    else:
+        dist.init_process_group(store=dist.HashStore(), rank=0, world_size=1,
+                                **backend_and_device(0, 1))
+    WORLD.made_group = True
+
+
+def shutdown():
+    """The background threads of all ranks have ended; what still waited for others is an error.
+
+    Once one rank calls it, no other can use Horovod any more, as in Horovod.
+    """
+    _shut_down(END_LIMIT)
+
+
+def _shut_down(limit):
+    if WORLD.background is None:
+        return
+    WORLD.background.stop(limit)
+    WORLD.background = None
+    atexit.unregister(_at_exit)
+    if WORLD.made_group and dist.is_initialized():
+        dist.destroy_process_group()
+    WORLD.made_group = False
+
+
+def _at_exit():
+    _shut_down(END_LIMIT_AT_EXIT)

@@ -1,0 +1,179 @@
+"""Timeline: what this rank did when, from torch's profiler, on a clock that all ranks share.
+
+A trace has a line for every op and every op inside it. Four kinds are enough to see why a step is
+slow:
+
+    compute        ops on CPU threads; kernels where there is a GPU (its launches are no work)
+    communication  gloo's work on gloo's threads, NCCL's kernels on their stream: the transfer and
+                   the waiting for the other ranks in it, not the call that starts it
+    loader         the main thread fetches the next batch
+    wait           the main thread stands still until a transfer, or the GPU, is done
+
+Times are seconds of the Unix clock, so ranks on one machine compare to the microsecond. On several
+machines they compare as well as the machines' clocks do: NTP keeps those within milliseconds, PTP
+within microseconds.
+"""
+
+import bisect
+import json
+import os
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch.profiler import ProfilerActivity, _ExperimentalConfig, profile, record_function
+
+KINDS = ("compute", "communication", "loader", "wait")
+MARK = "ranklab."  # before the kind, in the name of an annotation
+# Namespaces of ops that stand for other ops, or that only start a transfer.
+NO_WORK = ("autograd", "c10d", "_c10d_functional", "profiler", "torch")
+ON_GPU = ("kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotation")
+
+
+class Event(NamedTuple):
+    """One thing that happened on one lane: a thread or a stream."""
+
+    name: str
+    kind: str  # one of KINDS
+    start: float  # seconds, as time.time()
+    end: float
+    lane: str  # "main", "backward 1", "gloo 1", "stream 7", "thread 1"
+
+
+def loading():
+    """What runs inside `with loading():` is the loader's time. DataLoader marks itself."""
+    return mark("loader")
+
+
+def mark(kind):
+    """A block that counts as `kind` whatever runs in it: for work that is emulated by sleeping."""
+    if kind not in KINDS:
+        raise ValueError(f"kind={kind!r} is not one of {', '.join(KINDS)}")
+    return record_function(MARK + kind)
+
+
+class Timeline:
+    """What this rank does inside the block is recorded, on all threads and on its GPU.
+
+        with Timeline() as timeline:
+            for x, y in batches: step(x, y)
+        timeline.events        # [Event], by start; nested ops are one event
+        timeline.trace         # torch's own trace, with everything: see merged_trace
+
+    A GPU is recorded where this process has used one before. A Timeline pickles: return it, or its
+    events, from a launch.
+    cost   nothing is sent; a few microseconds for every op, so small ops look slower than they are
+    """
+
+    def __init__(self):
+        self.trace, self.events = None, []
+
+    def __enter__(self):
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or it prints a line at start and stop
+        activities = [ProfilerActivity.CPU]
+        if torch.cuda.is_initialized():
+            activities.append(ProfilerActivity.CUDA)
+        # All threads: a hook or a coordinator may communicate from one of its own.
+        config = _ExperimentalConfig(profile_all_threads=True, trace_only=True)
+        self._profile = profile(activities=activities, experimental_config=config)
+        self._profile.__enter__()
+        return self
+
+    def __exit__(self, *error):
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()  # kernels that still run belong to the block
+        self._profile.__exit__(*error)
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "trace.json")
+            self._profile.export_chrome_trace(str(path))
+            self.trace = json.loads(path.read_text())
+        del self._profile  # so that a Timeline pickles
+        self.events = events_of(self.trace)
+
+
+def events_of(trace):
+    """The list of Event, by start, of one rank's trace: a dict as torch's profiler writes it."""
+    records, lanes = durations(trace), lanes_of(trace)
+    base = trace.get("baseTimeNanoseconds", 0)
+    has_gpu = any(r.get("cat") == "kernel" for r in records)
+    events, inside = [], {}  # (pid, tid) -> the end of what was taken last on that thread
+    for record in sorted(records, key=lambda r: (r["ts"], -r["dur"])):
+        where = record["pid"], record["tid"]
+        kind = _kind(record, has_gpu)
+        is_nested = record["ts"] < inside.get(where, -1) and record["cat"] not in ON_GPU
+        if kind is None or is_nested:
+            continue
+        inside[where] = record["ts"] + record["dur"]
+        start, end = ((base + t * 1e3) / 1e9 for t in (record["ts"], inside[where]))
+        events.append(Event(record["name"], kind, start, end, lanes[where]))
+    if not has_gpu:
+        events += _waits(events)
+    return sorted(events, key=lambda event: event.start)
+
+
+def durations(trace):
+    """The records of a trace that have a beginning, an end and a thread or stream."""
+    return [r for r in trace["traceEvents"] if r.get("ph") == "X" and "dur" in r
+            and isinstance(r["pid"], int)]  # the profiler's own spans have words for a pid
+
+
+def _kind(record, has_gpu):
+    """One of KINDS, or None for what only wraps, starts or annotates other work."""
+    category, name = record.get("cat"), record["name"]
+    if category == "kernel":
+        return "communication" if "nccl" in name.lower() else "compute"
+    if category == "user_annotation":
+        if name.startswith("enumerate(DataLoader)"):
+            return "loader"
+        if name.startswith(MARK):
+            return name.removeprefix(MARK)
+        return "communication" if name.startswith("gloo:") else None
+    if category in ("cuda_runtime", "cuda_driver"):
+        return "wait" if "Synchronize" in name else None
+    if category != "cpu_op" or has_gpu:
+        return None
+    namespace, is_op, _ = name.partition("::")
+    if is_op:
+        return None if namespace.split(".")[0] in NO_WORK else "compute"
+    return "compute" if name.startswith("## Call CompiledFxGraph") else None
+
+
+def _waits(events):
+    """The gaps of the main thread in which a transfer ends, each up to that moment.
+
+    Worked out, because torch writes nothing into a trace while it blocks in Work.wait().
+    """
+    main = sorted((e.start, e.end) for e in events if e.lane == "main")
+    ends = sorted(e.end for e in events if e.kind == "communication" and e.lane != "main")
+    waits = []
+    for (_, start), (stop, _) in zip(main, [*main[1:], (float("inf"), None)]):
+        last = bisect.bisect_right(ends, stop) - 1  # the last transfer that ends before `stop`
+        if last >= 0 and ends[last] > start:
+            waits.append(Event("wait", "wait", start, ends[last], "main"))
+    return waits
+
+
+def lanes_of(trace):
+    """{(pid, tid): lane} for every thread and stream of one rank, in the order of their starts."""
+    begins, streams, gloo = {}, set(), set()
+    for record in durations(trace):
+        where = record["pid"], record["tid"]
+        begins[where] = min(record["ts"], begins.get(where, record["ts"]))
+        if record.get("cat") in ON_GPU:
+            streams.add(where)
+        elif record["name"].startswith("gloo:"):
+            gloo.add(where)
+    backward = {(r["pid"], r["tid"]) for r in trace["traceEvents"] if r.get("name") == "thread_name"
+                and "autograd" in r["args"]["name"]}
+    lanes, count = {}, Counter()
+    for where in sorted(begins, key=begins.get):
+        pid, tid = where
+        if where in streams or pid == tid:
+            lanes[where] = f"stream {tid}" if where in streams else "main"
+            continue
+        word = "backward" if where in backward else "gloo" if where in gloo else "thread"
+        count[word] += 1
+        lanes[where] = f"{word} {count[word]}"
+    return lanes

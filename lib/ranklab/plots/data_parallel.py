@@ -1,0 +1,245 @@
+"""The figures of lab 03: what data parallelism is, what travels when, what each piece does."""
+
+import statistics
+
+import numpy as np
+from matplotlib.patches import Patch, Rectangle
+from matplotlib.ticker import NullFormatter
+
+from ranklab.plots.style import FAINT, HATCHES, INK, TONES, clean, figure, line, styled
+
+SHARES = ("#dbe4ec", "#8fa9c4", "#4f7396", "#12355b")  # a rank's part of the batch: its shade
+HIDDEN = {"facecolor": "#f0d6bd", "edgecolor": TONES[1], "hatch": HATCHES[1], "lw": 0.6}
+EXPOSED = {"facecolor": TONES[1], "edgecolor": INK, "lw": 0.9}
+COMPUTE = {"facecolor": TONES[0], "edgecolor": TONES[0], "lw": 0.3}
+LOADER = {"facecolor": TONES[2], "edgecolor": "white", "hatch": HATCHES[2], "lw": 0.3}
+
+
+@styled
+def replicas(ranks=4, images=8):
+    """One process and `ranks` replicas, from the batch to the step: what is split, what is not."""
+    fig, ax = figure(8.2, 0.62 * ranks + 1.9)
+    clean(ax)
+    each, bottom = images // ranks, ranks + 0.75  # rows: 0 for one process, the ranks from 1.75
+    for x, title in ((2, "batch"), (6.2, "forward, backward"), (9.2, "gradient"), (11.4, ""),
+                     (13.9, "step")):  # fmt: skip
+        ax.text(x, -0.85, title, ha="center", fontweight="bold")
+    for row, rank in [(0, None), *((1.75 + r, r) for r in range(ranks))]:
+        name = "one process" if rank is None else f"rank {rank}"
+        ax.text(-0.35, row, name, ha="right", va="center", fontweight="bold")
+        for i in range(images):
+            if rank is None or i // each == rank:
+                ax.add_patch(Rectangle((i * 4 / images, row - 0.3), 4 / images, 0.6, lw=0.8,
+                                       fc=SHARES[i // each % 4], ec="white"))  # fmt: skip
+        _box(ax, 5, 7.4, row, "weights $w$", "white")
+        text = "$g$" if rank is None else f"$g_{rank}$"
+        _box(ax, 8.6, 9.8, row, text, "white" if rank is None else SHARES[rank % 4],
+             "white" if rank is not None and rank % 4 > 1 else INK)  # fmt: skip
+        _box(ax, 12.8, 15, row, "$w - \\mathrm{lr} \\cdot g$", "white")
+        for x in (4.15, 7.5) if rank is not None else (4.15, 7.5, 9.9):
+            _arrow(ax, x, 8.5 if x == 7.5 else 12.7 if x == 9.9 else 4.9, row)
+        if rank is not None:
+            _arrow(ax, 9.9, 10.5, row)
+            _arrow(ax, 12.2, 12.7, row)
+    ax.add_patch(Rectangle((10.55, 1.35), 1.6, ranks - 0.2, fc="#f0d6bd", ec=TONES[1], lw=1.5,
+                           hatch=HATCHES[1]))  # fmt: skip
+    ax.text(11.35, 1.25 + ranks / 2, "all-reduce\nmean $= g$", ha="center", va="center",
+            bbox={"fc": "white", "ec": "none", "pad": 2})  # fmt: skip
+    for x, text in ((2, "split"), (6.2, "the same weights,\nother images"),
+                    (11.35, "all that\ntravels"), (13.9, "the same step,\nso the same weights")):
+        ax.text(x, bottom + 0.7, text, ha="center", va="center", fontsize=9)
+    ax.axhline(0.85, color=FAINT, lw=1)
+    ax.set(xlim=(-2.4, 15.6), ylim=(bottom + 1.2, -1.1))
+    return fig
+
+
+def _box(ax, left, right, row, text, tone, ink=INK):
+    ax.add_patch(Rectangle((left, row - 0.3), right - left, 0.6, fc=tone, ec=INK, lw=0.9))
+    ax.text((left + right) / 2, row, text, ha="center", va="center", color=ink)
+
+
+def _arrow(ax, start, end, row):
+    ax.annotate("", (end, row), (start, row), arrowprops={"arrowstyle": "->", "color": INK})
+
+
+@styled
+def timeline(events_per_rank, title="Who computes, and what travels meanwhile"):
+    """A step on every rank: computing above, all-reduces below, numbered as they begin.
+
+    `events_per_rank` has meter's events of each rank. Dark orange is exposed: this rank
+    communicates, and computes nothing.
+    """
+    ranks = len(events_per_rank)
+    start = min(event.start for events in events_per_rank for event in events)
+    end = max(event.end for events in events_per_rank for event in events)
+    span = 1e3 * (end - start)
+    fig, ax = figure(8.2, 0.95 * ranks + 1.3)
+    kinds = set()
+    for rank, events in enumerate(events_per_rank):
+        top = 2.7 * rank
+        busy = _merged([e for e in events if e.kind == "compute"], start, span / 2000)
+        loading = _merged([e for e in events if e.kind == "loader"], start, span / 2000)
+        ax.broken_barh([(a, b - a) for a, b in loading], (top - 0.4, 0.8), **LOADER)
+        ax.broken_barh([(a, b - a) for a, b in busy], (top - 0.4, 0.8), **COMPUTE)
+        kinds |= {"loader"} if loading else set()
+        _phases(ax, events, start, top - 0.45)
+        exposed = _all_reduces(ax, events, busy, start, span, top + 1)
+        ax.text(1.01 * span, top + 1, f"{exposed:.3g} ms\nexposed", va="center", fontsize=9)
+    rows = [2.7 * rank + lane for rank in range(ranks) for lane in (0, 1)]
+    ax.set_yticks(rows, [name for rank in range(ranks)
+                         for name in (f"rank {rank}  computes", "communicates")])  # fmt: skip
+    ax.tick_params(axis="y", length=0)
+    ax.grid(axis="y", visible=False)
+    ax.set(xlim=(0, span), ylim=(rows[-1] + 0.7, -1.1), xlabel="ms", title=title)
+    looks = [(COMPUTE, "computes"), (LOADER, "loads"), (HIDDEN, "all-reduce behind computing"),
+             (EXPOSED, "all-reduce exposed")]  # fmt: skip
+    handles = [Patch(**look, label=name) for look, name in looks
+               if name != "loads" or "loader" in kinds]  # fmt: skip
+    fig.legend(handles=handles, loc="outside lower center", ncols=len(handles))
+    return fig
+
+
+def _phases(ax, events, start, y):
+    """Words over the computing of one rank: where forward, backward and the optimizer begin."""
+    computing = sorted((e.start, e.end, e.name) for e in events if e.kind == "compute")
+    backward = [begin for begin, _, name in computing if "backward" in name.lower()]
+    arrived = max((e.end for e in events if e.kind == "communication"), default=None)
+    begins = {"forward": computing[0][0]} if computing and backward else {}
+    if backward:
+        begins["backward"] = backward[0]
+    after = [begin for begin, _, _ in computing if arrived and begin >= arrived]
+    if after and backward:
+        begins["step"] = after[0]
+    for name, begin in begins.items():
+        x = 1e3 * (begin - start)
+        ax.plot((x, x), (y - 0.35, y + 0.9), color=INK, lw=0.9)
+        ax.text(x, y - 0.08, f" {name}", fontsize=8.5, va="bottom")
+
+
+def _all_reduces(ax, events, busy, start, span, y):
+    """The messages of one rank, in as many thin rows as run at once; returns exposed ms."""
+    messages = sorted((e for e in events if e.kind == "communication"), key=lambda e: e.start)
+    lanes = list(dict.fromkeys(e.lane for e in messages))
+    height = 0.8 / max(1, len(lanes))
+    for number, event in enumerate(messages, 1):
+        a, b = 1e3 * (event.start - start), 1e3 * (event.end - start)
+        low = y - 0.4 + height * lanes.index(event.lane)
+        ax.broken_barh([(a, b - a)], (low, height), **HIDDEN)
+        ax.broken_barh([(c, d - c) for c, d in _without(a, b, busy)], (low, height), **EXPOSED)
+        if b - a > 0.03 * span:
+            ax.text((a + b) / 2, low + height / 2, number, ha="center", va="center", fontsize=8,
+                    bbox={"fc": "white", "ec": "none", "pad": 0.8})  # fmt: skip
+        else:
+            ax.text(b, low + height / 2, f" {number}", va="center", fontsize=7, clip_on=True)
+    together = _merged(messages, start, 0)
+    return sum(d - c for a, b in together for c, d in _without(a, b, busy))
+
+
+def _merged(events, start, gap):
+    """[(from, to)] in ms since `start`, in order; what is closer than `gap` ms becomes one."""
+    spans = []
+    for event in sorted(events, key=lambda e: e.start):
+        a, b = 1e3 * (event.start - start), 1e3 * (event.end - start)
+        if spans and a - spans[-1][1] <= gap:
+            spans[-1] = spans[-1][0], max(spans[-1][1], b)
+        else:
+            spans.append((a, b))
+    return spans
+
+
+def _without(a, b, busy):
+    """The parts of [a, b] that lie in none of `busy`."""
+    for begin, end in busy:
+        if begin >= b:
+            break
+        if end > a:
+            if begin > a:
+                yield a, begin
+            a = end
+    if a < b:
+        yield a, b
+
+
+@styled
+def speed_up(seconds, title="The same work on more ranks"):
+    """How many times faster than one rank; `seconds` is {name: {ranks: seconds}}."""
+    fig, ax = figure(7, 3.2)
+    ranks = sorted({R for of in seconds.values() for R in of})
+    line(ax, ranks, ranks, 3, "ideal", color=INK, marker="", linewidth=1.2)
+    for index, (name, of) in enumerate(seconds.items()):
+        times = [of[min(of)] / s for s in of.values()]
+        line(ax, list(of), times, index, name)
+        for R, faster in list(zip(of, times))[1:]:
+            ax.annotate(f"{faster:.2f}", (R, faster), (0, 9 if index % 2 else -9), ha="center",
+                        va="bottom" if index % 2 else "top", textcoords="offset points",
+                        fontsize=9, color=TONES[index], fontweight="bold",
+                        bbox={"fc": "white", "ec": "none", "pad": 0.5})  # fmt: skip
+    ax.set_xscale("log", base=2)
+    ax.set_yscale("log", base=2)
+    ax.set_xticks(ranks, [f"{R} rank" + "s" * (R > 1) for R in ranks])
+    ax.yaxis.set_major_formatter("{x:g}")
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_minor_formatter(NullFormatter())
+    ax.set(ylabel="speed-up", title=title, xlim=(ranks[0] / 1.15, ranks[-1] * 1.15))
+    ax.margins(y=0.12)
+    ax.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+    return fig
+
+
+@styled
+def accuracy_ranges(accuracies, title="Held-out accuracy, one point a seed"):
+    """Points, range and mean for each row; `accuracies` is {name: [accuracy of each seed]}.
+
+    Where all ranges overlap, what they have in common is grey.
+    """
+    fig, ax = figure(7, 0.45 * len(accuracies) + 1.2)
+    low, high = max(map(min, accuracies.values())), min(map(max, accuracies.values()))
+    if low <= high and len(accuracies) > 1:
+        ax.axvspan(100 * low, 100 * high, color=FAINT, alpha=0.6, zorder=0)
+    for row, (name, seen) in enumerate(accuracies.items()):
+        _range(ax, [100 * each for each in seen], row, 0)
+    _named_rows(ax, accuracies)
+    ax.set(xlabel="percent right", title=title)
+    return fig
+
+
+@styled
+def pieces(accuracies, worst, title="Held-out errors with one piece left out"):
+    """Held-out errors of rank 0's replica, and of the worst replica where that is another.
+
+    Both are {piece: [accuracy of each seed]}; the first is of a run with all pieces: a grey band.
+    """
+    fig, ax = figure(7, 0.38 * len(accuracies) + 1.5)
+    first = [100 * (1 - each) for each in next(iter(accuracies.values()))]
+    ax.axvspan(min(first), max(first), color=FAINT, alpha=0.6, zorder=0)
+    for row, name in enumerate(accuracies):
+        differs = worst[name] != accuracies[name]
+        _range(ax, [100 * (1 - each) for each in accuracies[name]], row - 0.16 * differs, 0)
+        if differs:
+            _range(ax, [100 * (1 - each) for each in worst[name]], row + 0.2, 1)
+    line(ax, [], [], 0, "rank 0's replica")
+    line(ax, [], [], 1, "the worst replica")
+    _named_rows(ax, accuracies)
+    ax.set_xscale("log")
+    ticks = [t for t in (1, 2, 3, 5, 10, 20, 30, 50, 90) if t > 0.7 * min(first)]
+    ax.set_xticks(ticks, map(str, ticks))
+    ax.xaxis.set_minor_formatter(NullFormatter())
+    ax.set(xlabel="percent wrong (logarithmic)", title=title, xlim=(None, 100))
+    fig.legend(loc="outside lower center", ncols=2)
+    return fig
+
+
+def _range(ax, values, y, index):
+    """Points at height y, their range as a line, their mean as a stroke."""
+    line(ax, [min(values), max(values)], [y, y], index, None, marker="", linewidth=1.5)
+    line(ax, values, np.full(len(values), y), index, None, linestyle="", alpha=0.75)
+    mean = statistics.mean(values)
+    ax.plot((mean, mean), (y - 0.16, y + 0.16), color=INK, lw=2)
+
+
+def _named_rows(ax, names):
+    ax.set_yticks(range(len(names)), [f"{n} rank" + "s" * (n > 1) if isinstance(n, int) else n
+                                      for n in names])  # fmt: skip
+    ax.set_ylim(len(names) - 0.5, -0.5)
+    ax.tick_params(axis="y", length=0)
+    ax.grid(axis="y", visible=False)

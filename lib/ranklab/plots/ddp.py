@@ -1,0 +1,187 @@
+"""The figures of lab 04: one step of a production run, how it scales, why it is slow."""
+
+from matplotlib.patches import Patch
+from matplotlib.ticker import NullFormatter
+
+from ranklab.plots.style import (
+    FAINT, HATCHES, INK, TONES, bytes_axis, clean, figure, line, styled,
+)
+
+# How each kind of event looks: tone, hatching; "wait" is empty, since nothing happens.
+LOOKS = {
+    "compute": {"facecolor": TONES[0], "edgecolor": TONES[0]},
+    "communication": {"facecolor": TONES[1], "edgecolor": "white", "hatch": HATCHES[1]},
+    "loader": {"facecolor": TONES[2], "edgecolor": "white", "hatch": HATCHES[2]},
+    "wait": {"facecolor": "white", "edgecolor": INK, "lw": 0.5},
+}
+# The opening picture, in parts of a step: (start, length) of forward and of the backward of each
+# bucket, then of each bucket's all-reduce: it begins when its gradients are there, and no earlier
+# than the one before it has ended.
+FORWARD, BACKWARD = (0.0, 2.0), ((2.0, 1.0), (3.0, 1.0), (4.0, 1.0), (5.0, 1.0))
+ALL_REDUCE = ((3.0, 1.2), (4.2, 1.2), (5.4, 1.2), (6.6, 0.6))
+OPTIMIZER = (7.2, 0.6)
+
+
+def _block(ax, span, row, text, kind, height=0.62, **changes):
+    look = {**LOOKS[kind], **changes}
+    ax.broken_barh([span], (row - height / 2, height), **{"linewidth": 1, **look})
+    colour = "white" if kind == "compute" else INK
+    box = {} if kind in ("compute", "wait") else {"bbox": {"fc": "white", "ec": "none", "pad": 0.8}}
+    ax.text(span[0] + span[1] / 2, row, text, ha="center", va="center", fontsize=8, color=colour,
+            **box)
+
+
+@styled
+def production_step(ranks=2):
+    """What one step of a DDP run consists of, on each rank: schematic, not to scale."""
+    fig, ax = figure(8.2, 1.5 * ranks + 1.5)
+    clean(ax)
+    for rank in range(ranks):
+        top = 3.5 * rank
+        ax.text(-1.75, top + 1, f"rank {rank}", va="center", ha="right", fontweight="bold")
+        for row, name in enumerate(("workers", "device", "network")):
+            ax.text(-0.12, top + row, name, va="center", ha="right", fontsize=9)
+            ax.plot((0, 7.85), (top + row, top + row), color=FAINT, lw=0.8, zorder=0)
+        for place in range(2):
+            _block(ax, (3.9 * place, 3.7), top, f"read, crop, flip batch {place + 2}", "loader")
+        _block(ax, FORWARD, top + 1, "forward", "compute")
+        for place, span in enumerate(BACKWARD):
+            _block(ax, span, top + 1, f"backward {place + 1}", "compute", edgecolor="white")
+        for place, span in enumerate(ALL_REDUCE):
+            _block(ax, span, top + 2, f"bucket {place + 1}", "communication")
+        _block(ax, OPTIMIZER, top + 1, "SGD", "compute", edgecolor="white")
+        ax.annotate("", (3, top + 1.66), (3, top + 1.34), arrowprops={"arrowstyle": "->",
+                                                                      "color": INK, "lw": 1.2})
+    exposed = BACKWARD[-1][0] + BACKWARD[-1][1], OPTIMIZER[0]
+    bottom = 3.5 * ranks - 0.55
+    ax.axvspan(*exposed, color=FAINT, alpha=0.5, zorder=-1)
+    ax.text(sum(exposed) / 2, bottom, "exposed: nothing\nis computed", ha="center", va="top",
+            fontsize=9)
+    ax.text(3.05, bottom, "the bucket of the last layers is full:\nits all-reduce begins, backward "
+            "goes on", ha="center", va="top", fontsize=9)
+    ax.set(xlim=(-2.3, 8), ylim=(bottom + 0.9, -0.5), title="One step of a DDP run, on every rank")
+    return fig
+
+
+@styled
+def scaling(rows, title="More ranks, more images?"):
+    """Images per second against ranks, with the ideal; `rows` are those of projects.ddp_scaling."""
+    fig, ax = figure(7, 3.6)
+    ranks = sorted({row.ranks for row in rows})
+    one = next(row for row in rows if row.ranks == ranks[0])
+    ideal = [one.images_per_second * R / ranks[0] for R in ranks]
+    line(ax, ranks, ideal, 3, "ideal", color=INK, marker="", linewidth=1.2)
+    texts = {"weak": ("weak: the same batch on each rank", 9, "bottom"),
+             "strong": ("strong: the same batch in all", -10, "top")}
+    for index, (kind, (label, shift, side)) in enumerate(texts.items()):
+        of = [row for row in rows if row.kind == kind]
+        line(ax, [r.ranks for r in of], [r.images_per_second for r in of], index, label)
+        for row in of[1:]:
+            ax.annotate(f"{row.efficiency:.0%}", (row.ranks, row.images_per_second), (0, shift),
+                        textcoords="offset points", ha="center", va=side, fontsize=9,
+                        color=TONES[index], fontweight="bold",
+                        bbox={"fc": "white", "ec": "none", "pad": 0.5})
+    ax.set_xscale("log", base=2)
+    ax.set_yscale("log", base=2)
+    ax.set_xticks(ranks, map(str, ranks))
+    ax.set_yticks(ideal, [f"{images:,.0f}" for images in ideal])
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_minor_formatter(NullFormatter())
+    low = min(row.images_per_second for row in rows)
+    ax.set(xlabel="ranks", ylabel="images per second", title=title,
+           xlim=(ranks[0] / 1.15, ranks[-1] * 1.15), ylim=(low / 1.6, max(ideal) * 1.25))
+    ax.legend(loc="upper left", title="percent: efficiency", title_fontsize=9,
+              alignment="left")
+    return fig
+
+
+@styled
+def situations(timelines, verdicts=None):
+    """Who does what when, one small picture each; `timelines` is {title: [events of each rank]}.
+
+    Each rank has two rows: what its device and its main thread do, and what is under way on the
+    network. `verdicts`, {title: text}, stands in the titles.
+    """
+    cols = min(2, len(timelines))
+    rows = -(-len(timelines) // cols)
+    ranks = max(len(of_ranks) for of_ranks in timelines.values())
+    fig, axes = figure(8.2, rows * (0.48 * ranks + 1.15) + 0.35, rows, cols, squeeze=False)
+    for ax in axes.flat[len(timelines):]:
+        clean(ax)
+    for ax, (title, of_ranks) in zip(axes.flat, timelines.items()):
+        _lanes(ax, of_ranks)
+        verdict = (verdicts or {}).get(title)
+        ax.set_title(f"{title}\n{verdict}" if verdict else title)
+    names = {"compute": "computes", "communication": "communicates", "loader": "loads",
+             "wait": "waits"}
+    handles = [Patch(**LOOKS[kind], label=name) for kind, name in names.items()]
+    fig.legend(handles=handles, loc="outside lower center", ncols=len(handles))
+    return fig
+
+
+def _lanes(ax, of_ranks):
+    first = min(event.start for events in of_ranks for event in events)
+    last = max(event.end for events in of_ranks for event in events)
+    for rank, events in enumerate(of_ranks):
+        for kind in ("wait", "loader", "compute", "communication"):  # the later ones lie on top
+            spans = _merged([e for e in events if e.kind == kind], first, (last - first) / 1000)
+            low = rank + 0.04 if kind == "communication" else rank - 0.36
+            height = 0.26 if kind == "communication" else 0.4
+            ax.broken_barh(spans, (low, height), **{"lw": 0, **LOOKS[kind]})
+    ax.set_yticks(range(len(of_ranks)), [f"rank {rank}" for rank in range(len(of_ranks))])
+    ax.set(ylim=(len(of_ranks) - 0.45, -0.55), xlim=(0, 1e3 * (last - first)), xlabel="ms")
+    ax.tick_params(axis="y", length=0)
+    ax.grid(axis="y", visible=False)
+
+
+def _merged(events, first, gap):
+    """[(start, length)] in ms since `first`; what is closer than `gap` seconds becomes one."""
+    spans = []
+    for event in sorted(events, key=lambda e: e.start):
+        if spans and event.start - spans[-1][1] < gap:
+            spans[-1][1] = max(spans[-1][1], event.end)
+        else:
+            spans.append([event.start, event.end])
+    return [(1e3 * (start - first), 1e3 * (end - start)) for start, end in spans]
+
+
+@styled
+def loss_against_bytes(rows, title="What compression saves, and what it costs"):
+    """Held-out loss against the bytes of a step; `rows` are those of projects.ddp_compression.
+
+    "..., no feedback" in a name draws it empty, with a line to the same one with feedback.
+    """
+    fig, ax = figure(7.4, 3.6)
+    places = {row.name: (row.sent, row.loss) for row in rows}
+    families = list(dict.fromkeys(_family(name) for name in places))
+    for name, (sent, loss) in places.items():
+        index, without = families.index(_family(name)), name.endswith("no feedback")
+        line(ax, [sent], [loss], index, None, linestyle="", zorder=3,
+             markerfacecolor="white" if without else TONES[index % 5])
+        full = places.get(name.removesuffix(", no feedback"))
+        if without and full:
+            ax.plot(*zip(full, (sent, loss)), color=TONES[index % 5], lw=1, ls=":")
+    for (sent, loss), names in _close_together(places).items():
+        ax.annotate("\n".join(names), (sent, loss), (7, 0), textcoords="offset points",
+                    va="center", fontsize=8)
+    ax.set(xscale="log", xlabel="bytes that a rank sends in a step", title=title,
+           ylabel="loss (nats per byte, held out)")
+    low, high = min(row.sent for row in rows), max(row.sent for row in rows)
+    ax.set_xlim(low / 1.5, high * 4)  # room for the last name
+    bytes_axis(ax.xaxis)
+    return fig
+
+
+def _close_together(places):
+    """{(bytes, loss): names}: points whose labels would lie on one another share one."""
+    losses = [loss for _, loss in places.values()]
+    gap, labels = 0.06 * (max(losses) - min(losses)), {}
+    for name, (sent, loss) in sorted(places.items(), key=lambda item: item[1][1]):
+        near = next((p for p in labels if p[0] == sent and loss - p[1] < gap), (sent, loss))
+        labels.setdefault(near, []).insert(0, name)  # the highest loss on top
+    return labels
+
+
+def _family(name):
+    """ "PowerSGD 2, no feedback" -> "PowerSGD": what shares a tone and a marker."""
+    return name.split(",")[0].split(" ")[0]

@@ -1,0 +1,138 @@
+"""The figures of lab 05: who is ready when, what is fused, where the time goes."""
+
+from matplotlib.patches import Rectangle
+
+from ranklab.plots.style import (
+    DASHES, FAINT, HATCHES, INK, TONES, bytes_axis, clean, figure, line,
+    seconds_axis, styled,
+)
+
+PALE = "#dbe4ec"
+# When each gradient is ready on each rank, in the opening picture; and what follows from it.
+READY = {"rank 0": {"d": 0, "c": 1, "b": 2, "a": 3.1},
+         "rank 1": {"c": 0, "d": 1.4, "a": 2.7, "b": 5},
+         "rank 2": {"d": 0.6, "b": 1.7, "c": 3.2, "a": 5.2}}  # fmt: skip
+ROUNDS = {4.1: "cd", 6.0: "ba"}  # until then all ranks have these, and had not before
+
+# Of a timeline: which phases are drawn, in which tone and hatching.
+PHASES = {"NEGOTIATE_ALLREDUCE": ("negotiation", 4), "MEMCPY_IN_FUSION_BUFFER": ("copy in", 2),
+          "_ALLREDUCE": ("all-reduce", 0), "MEMCPY_OUT_FUSION_BUFFER": ("copy out", 1)}
+
+
+@styled
+def opening():
+    """Gradients become ready in other orders on each rank; what all have goes in one all-reduce."""
+    fig, ax = figure(8.4, 3.1)
+    clean(ax)
+    ax.set(xlim=(-1.3, 12.2), ylim=(3.15, -1.15))
+    ax.text(2.6, -0.95, "backward makes gradients, on each rank in an order of its own",
+            ha="center", va="center", fontsize=9)
+    for y, (rank, ready) in enumerate(READY.items()):
+        ax.text(-0.5, y, rank, ha="right", va="center")
+        ax.plot((-0.3, 6.2), (y, y), color=FAINT, lw=1, zorder=0)
+        for name, x in ready.items():
+            _box(ax, x, y, name, is_first=name in "cd")
+    for number, (x, names) in enumerate(ROUNDS.items()):
+        y = 0.2 + 1.6 * number
+        ax.plot((x, x), (-0.5, 2.5), color=INK, lw=1, ls=DASHES[1])
+        ax.text(x, 2.8, f"round {number + 1}", ha="center", va="center", fontsize=9)
+        ax.text(8.05, y - 0.55, f"round {number + 1}: all have {' and '.join(names)}", va="center",
+                fontsize=9)
+        for i, name in enumerate(names):
+            _box(ax, 8.4 + i * 0.62, y, name, is_first=number == 0)
+        ax.text(8.71, y + 0.5, "fusion buffer", ha="center", va="center", fontsize=8)
+        ax.annotate("", (10.2, y), (9.4, y), arrowprops={"arrowstyle": "->", "color": INK})
+        ax.text(10.35, y, "one\nall-reduce", ha="left", va="center", fontsize=9)
+    ax.annotate("", (7.75, 1), (6.35, 1), arrowprops={"arrowstyle": "->", "color": INK})
+    ax.text(7.05, 0.6, "names to rank 0,\nthe list back", ha="center", va="center", fontsize=8)
+    return fig
+
+
+def _box(ax, x, y, name, is_first):
+    tone, text = (TONES[0], "white") if is_first else (PALE, INK)
+    ax.add_patch(Rectangle((x - 0.31, y - 0.28), 0.62, 0.56, facecolor=tone, lw=0.8,
+                           edgecolor="white" if is_first else INK))
+    ax.text(x, y, name, ha="center", va="center", color=text)
+
+
+@styled
+def timeline(phases, title=None):
+    """A row for each tensor, in the order in which they were asked for; bars for its phases.
+
+    `phases` are (tensor, phase, start, end), as projects.horovod_timeline reads them.
+    """
+    tensors = list(dict.fromkeys(phase[0] for phase in phases))
+    began = min(phase[2] for phase in phases)
+    fig, ax = figure(8.2, 1.3 + 0.105 * len(tensors))
+    for ending, (label, tone) in PHASES.items():
+        these = [(tensors.index(name), start - began, end - start) for name, kind, start, end
+                 in phases if kind == ending or (ending == "_ALLREDUCE" and _is_reduce(kind))]
+        if these:
+            rows, starts, seconds = zip(*these)
+            ax.barh(rows, seconds, 0.85, starts, label=label, color=TONES[tone],
+                    hatch=HATCHES[tone], edgecolor="white", lw=0)
+    ax.set(xlabel="time since the first gradient of this step was ready", ylim=(len(tensors), -1),
+           ylabel="gradient")
+    names = {place: tensors[place] for place in (0, len(tensors) // 2, len(tensors) - 1)}
+    ax.set_yticks(list(names), [_short(name) for name in names.values()])
+    ax.grid(axis="y", visible=False)
+    seconds_axis(ax.xaxis)
+    ax.legend(loc="upper center", bbox_to_anchor=(0.45, -0.28 if len(tensors) < 20 else -0.13),
+              ncols=4)
+    if title:
+        ax.set_title(title)
+    return fig
+
+
+def _is_reduce(kind):
+    return kind.endswith("_ALLREDUCE") and not kind.startswith("NEGOTIATE")
+
+
+def _short(name, most=26):
+    return name if len(name) <= most else "..." + name[-most:]
+
+
+@styled
+def fusion(thresholds, all_reduces, seconds, measured=None, title=None):
+    """Number of all-reduces, and their time by the model, against the fusion threshold.
+
+    measured  {threshold: all-reduces of a step}, drawn as points
+    title     what the model on the right assumes: ranks, latency, bandwidth
+    """
+    fig, (left, right) = figure(8.2, 3.1, cols=2)
+    line(left, thresholds, all_reduces, 0, "all ready at once", marker="")
+    if measured:
+        line(left, list(measured), list(measured.values()), 1, "measured", linestyle="none")
+        left.legend(loc="upper right")
+    left.set_title(("measured here, and " if measured else "") + "all ready at once")
+    left.set(ylabel="all-reduces in a step", ylim=(0, None))
+    line(right, thresholds, seconds, 0, None, marker="")
+    right.set(ylabel="time of all, by the model", ylim=(0, None))
+    seconds_axis(right.yaxis)
+    for ax in (left, right):
+        ax.set(xlabel="fusion threshold", xscale="log")
+        bytes_axis(ax.xaxis)
+    if measured and 0 in measured:  # which a logarithmic axis has no place for
+        left.set_xscale("symlog", linthresh=min(thresholds))
+        left.set_xlim(left=-min(thresholds) / 5)
+        bytes_axis(left.xaxis)
+    if title:
+        right.set_title(title)
+    return fig
+
+
+@styled
+def accuracies(values, title="held-out accuracy"):
+    """Bars of {who: accuracy}; the first one is what no thought achieves, drawn as a line too."""
+    fig, ax = figure(7.4, 0.8 + 0.42 * len(values))
+    for place, (who, value) in enumerate(values.items()):
+        tone = min(place, 2)
+        ax.barh(place, value, 0.65, color=TONES[tone], hatch=HATCHES[tone], edgecolor="white")
+        ax.text(value + 0.01, place, f"{value:.1%}", va="center", fontsize=9)
+    ax.axvline(next(iter(values.values())), color=INK, lw=1, ls=DASHES[3])
+    ax.set_yticks(range(len(values)), list(values))
+    ax.set(xlim=(0, 1), ylim=(len(values) - 0.5, -0.5))
+    ax.xaxis.set_major_formatter("{x:.0%}")
+    ax.grid(axis="y", visible=False)
+    ax.set_title(title)
+    return fig

@@ -1,0 +1,92 @@
+"""What the DDP project trains, on what and how: one frozen dataclass, checked when it is made."""
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+
+from ranklab.models.resnet import STAGES, ResNetConfig
+
+AMP = {"none": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+MODELS = {f"resnet{depth}": depth for depth in STAGES}
+REFERENCE_BATCH = 256  # images in a step, for which `lr` is meant
+
+
+@dataclass(frozen=True)
+class Config:
+    """The defaults are ResNet-50 on ImageNet as usual: 76 to 77% top-1 in published runs."""
+
+    data: str = "synthetic"  # or a folder with train/<class>/ and val/<class>/
+    model: str = "resnet50"
+    width: int = 64
+    norm: str = "batch"
+    image: int = 224
+    classes: int = 1000  # of synthetic images; a folder has its own
+    images: int = 1_281_167  # synthetic ones to train on
+    held_out: int = 50_000  # synthetic ones
+    batch_per_rank: int = 256
+    epochs: int = 90
+    lr: float = 0.1  # for 256 images a step; it grows with their number
+    warmup_epochs: float = 5
+    momentum: float = 0.9
+    weight_decay: float = 1e-4
+    smoothing: float = 0.1  # of the labels
+    smallest_crop: float = 0.08  # part of a training image's area
+    flip: bool = True
+    amp: str = "none"
+    channels_last: bool = False
+    compile: bool = False
+    compress: str = "none"  # the gradients on their way
+    bucket_mb: float = 0  # MiB of gradients in an all-reduce; 0: torch's 25, after a first of 1
+    workers: int = 8  # per rank, that read images; 0: the rank reads them itself
+    seed: int = 0
+    log_every: int = 50  # steps; also how long a SIGTERM waits for an answer
+    checkpoint: str | None = None  # path
+    checkpoint_every: int = 0  # steps; 0: after each epoch
+
+    def __post_init__(self):
+        for name, allowed in (("model", MODELS), ("amp", AMP), ("compress", AMP)):
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name}={getattr(self, name)!r} must be one of "
+                                 f"{', '.join(allowed)}")  # fmt: skip
+        for name in ("image", "classes", "images", "held_out", "batch_per_rank", "epochs",
+                     "log_every"):  # fmt: skip
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        for name in ("workers", "warmup_epochs", "checkpoint_every", "bucket_mb"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 0")
+        if not 0 <= self.smoothing < 1:
+            raise ValueError(f"smoothing={self.smoothing} must lie in [0, 1)")
+        self.shape(self.classes)  # width and norm are checked there
+
+    def shape(self, classes):
+        """The ResNetConfig for so many classes."""
+        return ResNetConfig(MODELS[self.model], classes, self.width, self.norm)
+
+
+# ResNet-50 with an eighth of the channels on 32 x 32 pixels: the same 161 parameters in 50 layers,
+# the same buckets and hooks, and 3,000 times less to compute.
+LAPTOP = replace(Config(), width=8, image=32, classes=10, images=2048, held_out=512, epochs=2,
+                 batch_per_rank=32, warmup_epochs=1, workers=0, log_every=8)  # fmt: skip
+FULL = replace(Config(), amp="bf16", channels_last=True)
+SIZES = {"laptop": LAPTOP, "full": FULL}
+
+
+class Schedule(NamedTuple):
+    """What ranklab.trainer.learning_rate needs: per step, linear warm-up, then a cosine to 0."""
+
+    lr: float  # the highest
+    warmup: int  # steps
+    steps: int  # to the end
+    final_lr: float = 0.0
+
+
+def schedule(config, ranks, steps_per_epoch):
+    """The Schedule for so many ranks: the rate grows with the images in a step.
+    paper  Goyal et al. 2017, Accurate, Large Minibatch SGD
+    """
+    images_per_step = config.batch_per_rank * ranks
+    return Schedule(config.lr * images_per_step / REFERENCE_BATCH,
+                    round(config.warmup_epochs * steps_per_epoch),
+                    config.epochs * steps_per_epoch)  # fmt: skip

@@ -1,0 +1,231 @@
+"""A BERT for texts, fine-tuned with Horovod's API: what each rank runs, for projects.horovod.
+
+Read `fine_tune`: with `import horovod.torch as hvd` instead of ours it is the same script.
+"""
+
+import contextlib
+import os
+import statistics
+import time
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+import torch
+
+from ranklab.data.labelled_text import Words, bag_of_words, labelled_file, python_functions
+from ranklab.engine import device
+from ranklab.projects.horovod_guard import gradient_norm, guard_gradient_scale
+
+NO_TRANSFORMERS = (
+    "transformers is not here. After pip install -c constraints.txt -e '.[hf]' this runs: "
+    "python -m ranklab.projects.horovod"
+)
+
+
+@dataclass(frozen=True)
+class FineTuning:
+    """What to train and how; checked when it is made. The defaults suit two CPU cores."""
+
+    weights: str | None = None  # a folder with a BERT's weights and tokenizer; None: from scratch
+    n_ctx: int = 32  # tokens of a text
+    vocab_size: int = 4000  # this and the next three: of the BERT that begins from scratch
+    width: int = 64
+    n_layer: int = 2
+    n_head: int = 2
+    steps: int = 60
+    batch: int = 96  # texts in a step, over all ranks
+    lr: float = 6e-3
+    warmup: float = 0.1  # of all steps
+    compression: str = "none"  # or "fp16": of gradients on the wire
+    seed: int = 0
+
+    def __post_init__(self):
+        for name in ("n_ctx", "vocab_size", "width", "n_layer", "n_head", "steps", "batch"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        if self.compression not in ("none", "fp16"):
+            raise ValueError(f"compression={self.compression!r} is not one of none, fp16")
+        if self.width % self.n_head:
+            raise ValueError(f"n_head={self.n_head} must divide width={self.width}")
+
+    def check(self, ranks, texts):
+        """The mean over ranks of their means is that of the batch only where all have as many."""
+        if self.batch % ranks:
+            raise ValueError(f"{ranks} ranks must divide batch={self.batch}")
+        if texts < self.batch:
+            raise ValueError(f"batch={self.batch} is more than the {texts} texts to train on")
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """The texts as numbers, and what is known of them before any training."""
+
+    name: str
+    classes: tuple[str, ...]
+    train: torch.Tensor  # (N, T) int64
+    train_labels: torch.Tensor  # (N,) int64
+    held_out: torch.Tensor
+    held_out_labels: torch.Tensor
+    vocab_size: int
+    pad: int
+    best_constant: float  # accuracy of who always says the commonest class
+    bag_of_words: float  # accuracy of naive Bayes on the same tokens
+
+
+def is_here():
+    """True when transformers is installed; nothing is imported."""
+    return find_spec("transformers") is not None
+
+
+def read_tokens(config, data=None):
+    """The Tokens of the file `data`, or of Python's own functions; by the weights' own tokenizer
+    where there are weights.
+    """
+    text = labelled_file(data) if data else python_functions()
+    if config.weights:
+        tokenizer = offline_transformers().AutoTokenizer.from_pretrained(config.weights)
+        pad, vocab_size = tokenizer.pad_token_id, len(tokenizer)
+
+        def encode(texts):
+            return tokenizer(texts, padding="max_length", truncation=True, return_tensors="pt",
+                             max_length=config.n_ctx)["input_ids"]
+    else:
+        tokenizer = Words(text.train, config.vocab_size)
+        pad, vocab_size = tokenizer.PAD, tokenizer.vocab_size
+
+        def encode(texts):
+            return tokenizer.encode(texts, config.n_ctx)
+
+    sides = (encode(text.train), text.train_labels, encode(text.held_out), text.held_out_labels)
+    return Tokens(text.name, text.classes, *sides, vocab_size, pad, text.best_constant,
+                  bag_of_words(*sides, pad))
+
+
+def offline_transformers():
+    """The module transformers, which asks no network for anything and keeps quiet."""
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    import transformers  # 1.3 s, and only here
+
+    transformers.logging.set_verbosity_error()  # else each rank tells that the head is new
+    transformers.logging.disable_progress_bar()
+    return transformers
+
+
+def make_bert(config, classes, vocab_size, pad):
+    """A BertForSequenceClassification; from scratch where `config` names no weights."""
+    transformers = offline_transformers()
+    if config.weights:
+        return transformers.AutoModelForSequenceClassification.from_pretrained(
+            config.weights, num_labels=classes, ignore_mismatched_sizes=True)  # a new head
+    return transformers.BertForSequenceClassification(transformers.BertConfig(
+        vocab_size=vocab_size, hidden_size=config.width, num_hidden_layers=config.n_layer,
+        num_attention_heads=config.n_head, intermediate_size=2 * config.width,
+        max_position_embeddings=config.n_ctx, num_labels=classes, pad_token_id=pad,
+        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+        initializer_range=0.06))  # BERT's 0.02 is for a width of 768; few steps need no dropout
+
+
+def loss_of(model, tokens, rows):
+    """The mean loss over these rows of the training texts."""
+    x, y = tokens.train[rows].to(model.device), tokens.train_labels[rows].to(model.device)
+    return model(input_ids=x, attention_mask=(x != tokens.pad).long(), labels=y).loss
+
+
+def my_rows(step, config, n, rank, ranks):
+    """The texts of this rank in this step: all ranks together have the same for any number."""
+    epoch, place = divmod(step * config.batch, n - n % config.batch)
+    order = torch.randperm(n, generator=torch.Generator().manual_seed(config.seed + epoch))
+    return order[place : place + config.batch][rank::ranks]
+
+
+def learning_rate(config, step):
+    """Linear up, then linear down to nothing: as BERT was trained."""
+    up = max(1, round(config.warmup * config.steps))
+    return config.lr * min((step + 1) / up, (config.steps - step) / max(1, config.steps - up))
+
+
+def fine_tune(hvd, tokens, config, timeline=None):
+    """On one rank, after hvd.init(): the model is trained; returns it and what was seen.
+    timeline  rank 0 writes Horovod's timeline of the training to this path
+    """
+    config.check(hvd.size(), len(tokens.train))
+    torch.manual_seed(config.seed + hvd.rank())  # each rank begins elsewhere, until the broadcast
+    model = make_bert(config, len(tokens.classes), tokens.vocab_size, tokens.pad)
+    model.to(rank_device(hvd)).train()  # saved weights come in eval mode
+    optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.01, fused=True)
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    norms = check_scale(hvd, model, tokens)
+    optimizer = hvd.DistributedOptimizer(
+        optimizer, named_parameters=model.named_parameters(),
+        compression=getattr(hvd.Compression, config.compression))
+    if timeline:
+        hvd.start_timeline(timeline)
+    losses, seconds = [], []
+    for step in range(config.steps):
+        start = time.perf_counter()
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(config, step)
+        rows = my_rows(step, config, len(tokens.train), hvd.rank(), hvd.size())
+        # One step is counted, for all are alike, and counting takes time.
+        with counted(hvd) if step == 0 else contextlib.nullcontext(counts) as counts:
+            loss = loss_of(model, tokens, rows)
+            optimizer.zero_grad()
+            loss.backward()  # as gradients become ready, their averages begin
+            optimizer.step()  # waits for those that are not done
+        losses.append(loss.item())
+        seconds.append(time.perf_counter() - start)
+    if timeline:
+        hvd.stop_timeline()
+    return model, {
+        "losses": losses, "ms_per_step": 1e3 * statistics.median(seconds), "norms": norms,
+        "sent_bytes": counts and counts.data.sent_bytes,
+        "sizes": [p.nbytes for p in reversed(list(model.parameters()))]}  # as backward goes
+
+
+def check_scale(hvd, model, tokens):
+    """The gradient's norm for the same texts on one rank alone and on all; GradientsGrow if not so.
+    """
+    def alone(model, optimizer):
+        loss_of(model, tokens, torch.arange(8)).backward()
+        optimizer.step()
+
+    def together(model, optimizer):
+        alone(model, hvd.DistributedOptimizer(optimizer,
+                                              named_parameters=model.named_parameters()))
+
+    model.eval()  # dropout would be another one on each rank
+    norms = gradient_norm(model, alone), gradient_norm(model, together)
+    model.train()
+    guard_gradient_scale(*norms, hvd.size())
+    return norms
+
+
+@torch.no_grad()
+def accuracy(hvd, model, tokens, batch=256):
+    """The share of held-out texts that are classed right, the same on every rank, and exact.
+    Ranks take every R-th text and add up what is right, not the means of unequal parts.
+    """
+    mine = slice(hvd.rank(), None, hvd.size())
+    right, rows = torch.zeros(1, dtype=torch.int64), tokens.held_out[mine].split(batch)
+    model.eval()
+    for x, y in zip(rows, tokens.held_out_labels[mine].split(batch)):
+        x, y = x.to(model.device), y.to(model.device)
+        said = model(input_ids=x, attention_mask=(x != tokens.pad).long()).logits.argmax(1)
+        right += (said == y).sum().cpu()
+    model.train()
+    return hvd.allreduce(right, op=hvd.Sum, name="right").item() / len(tokens.held_out)
+
+
+def rank_device(hvd):
+    """Where this rank computes; under horovodrun, launch has not chosen."""
+    if hvd.__name__.startswith("ranklab"):
+        return device()
+    return torch.device("cuda", hvd.local_rank()) if torch.cuda.is_available() else device()
+
+
+@contextlib.contextmanager
+def counted(hvd):
+    """What this rank's Horovod sends in the block; None with the real one, which can't tell."""
+    with hvd.counted() if hasattr(hvd, "counted") else contextlib.nullcontext() as counts:
+        yield counts

@@ -1,0 +1,417 @@
+"""Lab 04's project: equal to one process, exact scores, bit-equal after a restart, clean stops."""
+
+import json
+import os
+import re
+import signal
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from PIL import Image
+
+from ranklab import launch
+from ranklab.data.image_folder import Normalise, SyntheticImages
+from ranklab.engine import RankError, torchrun
+from ranklab.meter import Event, Traffic
+from ranklab.models.resnet import ResNet
+from ranklab.plots import ddp as plots
+from ranklab.plots.style import save
+from ranklab.projects import ddp as project
+from ranklab.projects import ddp_data_parallel, ddp_profile, ddp_scaling
+from ranklab.projects.ddp_compression import Row
+from ranklab.projects.ddp_config import FULL, LAPTOP, Config, schedule
+from ranklab.projects.ddp_data import EpochSampler, open_data
+from ranklab.projects.ddp_trainer import ImageTrainer
+from ranklab.trainer import decay_groups, learning_rate
+
+pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("one_thread")]
+
+TINY = replace(LAPTOP, model="resnet18", width=4, images=44, held_out=7, batch_per_rank=4,
+               epochs=3, warmup_epochs=1, log_every=1)  # fmt: skip
+
+
+def trainer(**changes):
+    config = replace(TINY, **changes)
+    return ImageTrainer(config, *open_data(config))
+
+
+def state(mine):
+    """All that a step changes, as one list of tensors."""
+    momenta = [s["momentum_buffer"] for s in mine.optimizer.state.values()]
+    return [x.detach().cpu().clone() for x in (*mine.model.state_dict().values(), *momenta)]
+
+
+def assert_same(left, right):
+    assert all(torch.equal(a, b) for a, b in zip(left, right, strict=True))
+
+
+# --- equal to one process -----------------------------------------------------------------------
+
+def _three_steps(total):
+    mine = trainer(norm="group", batch_per_rank=total // dist.get_world_size())
+    history = mine.fit(until=3)
+    return history.loss, [p.detach() for p in mine.model.parameters()]
+
+
+def by_hand(batch, steps):
+    """The same steps without ranks, loaders and DDP: [loss], [parameters]."""
+    torch.manual_seed(TINY.seed)
+    model, images = ResNet(replace(TINY, norm="group").shape(TINY.classes)), open_data(TINY)[0]
+    optimizer = torch.optim.SGD(decay_groups(model, TINY.weight_decay), lr=0.0,
+                                momentum=TINY.momentum, nesterov=True)
+    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(TINY.seed))
+    losses, rates = [], schedule(TINY, batch // TINY.batch_per_rank, len(images) // batch)
+    for step in range(steps):
+        drawn = [images[0, int(i)] for i in order[step * batch : (step + 1) * batch]]
+        x = Normalise()(torch.stack([pixels for pixels, _ in drawn])).contiguous()
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(rates, step)
+        loss = F.cross_entropy(model(x), torch.tensor([label for _, label in drawn]),
+                               label_smoothing=TINY.smoothing)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, list(model.parameters())
+
+
+def test_ranks_equal_one_process():
+    """Eight images a step on 1, 2 and 4 ranks. Group norm: batch norm sees a rank's images only."""
+    losses, weights = by_hand(8, 3)
+    assert losses[-1] != losses[0]
+    for ranks in (1, 2, 4):
+        seen = launch(_three_steps, 8, ranks=ranks)
+        for of_rank, mine in seen:
+            assert of_rank == pytest.approx(losses, rel=1e-5)
+            for a, b in zip(mine, weights, strict=True):
+                torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+            assert_same(mine, seen[0][1])
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_an_epoch_is_shared_without_overlap_and_can_begin_in_the_middle(ranks):
+    images = SyntheticImages(44, 8, 2)
+    samplers = [EpochSampler(images, ranks, r, seed=1, drop_last=True) for r in range(ranks)]
+    epochs = []
+    for epoch in (0, 1):
+        for sampler in samplers:
+            sampler.start(epoch)
+        shares = [list(sampler) for sampler in samplers]
+        assert {e for share in shares for e, _ in share} == {epoch}
+        steps = list(zip(*shares))  # what all ranks take at the same time
+        epochs.append([i for step in steps for _, i in step])
+        assert len(set(epochs[-1])) == len(epochs[-1]) == 44 // ranks * ranks
+        samplers[-1].start(epoch, done=5)
+        assert list(samplers[-1]) == shares[-1][5:]
+    assert epochs[0] != epochs[1]
+    order = torch.randperm(44, generator=torch.Generator().manual_seed(2)).tolist()
+    assert epochs[1] == order[: len(epochs[1])]  # the same for every number of ranks
+
+
+# --- what a step sends --------------------------------------------------------------------------
+
+def _sent(changes):
+    counted = []
+    for change in changes:
+        mine = trainer(**change)
+        images, labels = next(iter(mine.loader))
+        mine.step(images, labels)  # here rank 0 tells the others how the buckets are sorted
+        with Traffic() as traffic:
+            mine.step(images, labels)
+        counted.append((traffic.sent_bytes, [op.name for op in traffic.ops].count("all_reduce")))
+    return counted, sum(p.numel() for p in mine.model.parameters()), \
+        sum(b.nbytes for b in mine.model.buffers())
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_a_step_sends_the_gradients_once_and_nothing_else(ranks):
+    changes = {"plain": {"norm": "group"}, "half": {"norm": "group", "compress": "fp16"},
+               "buckets": {"norm": "group", "bucket_mb": 0.05}, "batch norm": {}}
+    seen = launch(_sent, list(changes.values()), ranks=ranks)
+    _, parameters, buffers = seen[0]
+    sent = {name: sum(counted[i][0] for counted, *_ in seen) for i, name in enumerate(changes)}
+    assert sent["plain"] == sent["buckets"] == 2 * (ranks - 1) * 4 * parameters
+    assert sent["half"] == 2 * (ranks - 1) * 2 * parameters
+    # before the forward rank 0's running statistics go round as well
+    assert sent["batch norm"] == sent["plain"] + (ranks - 1) * buffers and buffers > 0
+    for counted, *_ in seen:
+        assert [n for _, n in counted] == [1, 1, 3, 1]
+
+
+# --- scores -------------------------------------------------------------------------------------
+
+def _scores(sizes):
+    found = []
+    for held_out in sizes:
+        mine = trainer(held_out=held_out, batch_per_rank=2)
+        mine.fit(until=2)
+        for buffer in mine.model.buffers():  # as after steps on different images
+            if buffer.is_floating_point():
+                buffer += 0.1 * dist.get_rank()
+        found.append((mine.evaluate(), mine.model.training))
+        weights = mine.model.state_dict()
+    return found, weights
+
+
+def test_each_held_out_image_counts_once():
+    """7 images for 3 ranks of 2: one rank has a batch more. One image: two ranks have none."""
+    sizes = (1, 7, 12)
+    seen = launch(_scores, sizes, ranks=3)
+    for place, n in enumerate(sizes):
+        scores = [found[place] for found, _ in seen]
+        assert scores == [scores[0]] * 3 and scores[0][1]
+        assert scores[0][0].images == n
+        assert (scores[0][0].top1 * n) == pytest.approx(round(scores[0][0].top1 * n))
+    model = ResNet(TINY.shape(TINY.classes)).eval()  # rank 0's last one, in one process
+    model.load_state_dict(seen[0][1])
+    images = open_data(replace(TINY, held_out=12))[1]
+    drawn = [images[0, i] for i in range(12)]
+    labels = torch.tensor([label for _, label in drawn])
+    logits = model(Normalise()(torch.stack([pixels for pixels, _ in drawn])))
+    score = seen[0][0][-1][0]
+    assert score.loss == pytest.approx(F.cross_entropy(logits, labels).item(), rel=1e-4)
+    assert score.top1 * 12 == pytest.approx((logits.argmax(1) == labels).sum().item())
+    ranked = logits.argsort(descending=True)[:, :5] == labels[:, None]
+    assert score.top5 * 12 == pytest.approx(ranked.any(1).sum().item())
+
+
+# --- to the disk and back -----------------------------------------------------------------------
+
+def _interrupted(folder, changes):
+    """Straight to step 8; and stopped at step 3 in the middle of an epoch, then gone on."""
+    straight = trainer(**changes)
+    straight.fit(until=8)
+    first = trainer(**changes, checkpoint=f"{folder}/run.pt")
+    first.fit(until=3)
+    dist.barrier()  # in life the first run has ended long before
+    second = trainer(**changes, checkpoint=f"{folder}/run.pt")
+    torch.manual_seed(dist.get_rank())
+    second.resume()
+    assert second.steps_done == 3 and first.steps_per_epoch == 5
+    second.fit(until=8)
+    return state(straight), state(second), straight.history, second.history
+
+
+def write_images(folder, train=11, held_out=2, classes=4):
+    """So many small JPEGs of noise for each class."""
+    for split, n in (("train", train), ("val", held_out)):
+        for label in range(classes):
+            place = folder / split / str(label)
+            place.mkdir(parents=True)
+            for i in range(n):
+                pixels = np.random.default_rng([n, label, i]).integers(0, 255, (24, 20, 3))
+                Image.fromarray(pixels.astype(np.uint8)).save(place / f"{i}.jpg")
+    return str(folder)
+
+
+@pytest.mark.parametrize("ranks, workers", [(1, 2), (4, 0)])
+def test_a_resumed_run_is_bit_equal(tmp_path, ranks, workers):
+    """On more than two ranks only because of the rehearsal: else buckets would be sorted later."""
+    changes = {"data": write_images(tmp_path), "batch_per_rank": 8 // ranks, "workers": workers,
+               "bucket_mb": 0.05}
+    seen = launch(_interrupted, str(tmp_path), changes, ranks=ranks)
+    for straight, resumed, before, after in seen:
+        assert_same(straight, resumed)
+        assert before.loss[3:] == after.loss and before.scores == after.scores
+        assert list(before.scores) == [1]
+
+
+def _terminated(path, rank_told):
+    mine = trainer(checkpoint=path, log_every=3, norm="group")
+    step = mine.step
+
+    def step_and_be_told(images, labels):
+        loss = step(images, labels)
+        if mine.steps_done == 4 and dist.get_rank() == rank_told:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return loss
+
+    mine.step = step_and_be_told
+    mine.fit()
+    dist.barrier()
+    again = trainer(checkpoint=path, norm="group")
+    again.resume()
+    assert_same(state(mine), state(again))
+    return mine.steps_done, mine.stopped, again.steps_done
+
+
+@pytest.mark.parametrize("rank_told", [0, 1])
+def test_a_sigterm_to_one_rank_ends_all_after_the_same_step(tmp_path, rank_told):
+    assert launch(_terminated, str(tmp_path / "run.pt"), rank_told, ranks=2) == [(5, True, 5)] * 2
+
+
+def _refused(path):
+    said = []
+    with pytest.raises(FileNotFoundError, match="there is no checkpoint at"):
+        trainer(checkpoint=path).resume()
+    trainer(checkpoint=path).fit(until=1)
+    dist.barrier()
+    for changes in ({"batch_per_rank": 6}, {"seed": 1}):
+        with pytest.raises(ValueError) as error:
+            trainer(checkpoint=path, **changes).resume()
+        said.append(str(error.value))
+    return said
+
+
+def test_a_checkpoint_of_another_run_is_refused(tmp_path):
+    path = str(tmp_path / "run.pt")
+    for batch, seed in launch(_refused, path, ranks=2):
+        assert batch == ("the checkpoint is of another run: it has images_per_step=8, this run has "
+                         "12; steps_per_epoch=5, this run has 3")
+        assert seed.endswith("it has seed=0, this run has 1")
+    # other ranks, but the same images a step: step 1 is the same place in the data
+    launch(lambda: trainer(checkpoint=path, batch_per_rank=2).resume(), ranks=4)
+
+
+# --- precision, layout, learning rate -----------------------------------------------------------
+
+def _variants(variants):
+    found = []
+    for change in variants:
+        mine = trainer(norm="group", **change)
+        history = mine.fit(until=3)
+        found.append((history.loss, {str(p.dtype) for p in mine.model.parameters()}))
+    return found
+
+
+def test_precision_layout_and_compression_stay_close():
+    variants = ({}, {"channels_last": True}, {"amp": "bf16"}, {"amp": "fp16"},
+                {"compress": "fp16"}, {"compress": "bf16", "channels_last": True, "amp": "bf16"})
+    (plain, _), *others = launch(_variants, variants, ranks=2)[0]
+    for (losses, dtypes), tolerance in zip(others, (1e-5, 0.02, 0.02, 1e-3, 0.02), strict=True):
+        assert losses == pytest.approx(plain, rel=tolerance)
+        assert dtypes == {"torch.float32"}
+
+
+def test_the_learning_rate_grows_with_the_ranks_warms_up_and_ends_at_zero():
+    eight = schedule(FULL, 8, 625)
+    assert eight.lr == pytest.approx(0.8) and (eight.warmup, eight.steps) == (3125, 56250)
+    rates = [learning_rate(eight, step) for step in range(56250)]
+    assert rates[0] == pytest.approx(0.8 / 3125) and max(rates) == rates[3125]
+    assert rates[3124] == pytest.approx(0.8) and 0 <= rates[-1] < 1e-6
+
+
+def test_norms_and_biases_do_not_decay():
+    model = ResNet(TINY.shape(10))
+    decays, does_not = decay_groups(model, 0.1)
+    names = {id(p): name for name, p in model.named_parameters()}
+    assert (decays["weight_decay"], does_not["weight_decay"]) == (0.1, 0.0)
+    kept = {names[id(p)] for p in does_not["params"]}
+    assert kept == {name for name in names.values()
+                    if ".bn" in f".{name}" or "downsample.1" in name or name.endswith("bias")}
+
+
+@pytest.mark.parametrize("changes, sentence", [
+    ({"model": "resnet20"}, "model='resnet20' must be one of resnet18, resnet34, resnet50, resn"),
+    ({"amp": "fp8"}, "amp='fp8' must be one of none, bf16, fp16"),
+    ({"batch_per_rank": 0}, "batch_per_rank=0 must be at least 1"),
+    ({"workers": -1}, "workers=-1 must be at least 0"),
+    ({"bucket_mb": -1.0}, "bucket_mb=-1.0 must be at least 0"),
+    ({"smoothing": 1}, r"smoothing=1 must lie in \[0, 1\)"),
+    ({"norm": "layer"}, "norm='layer' must be one of 'batch', 'group'"),
+])
+def test_a_wrong_config_is_refused(changes, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        Config(**changes)
+
+
+def test_too_few_images_are_a_sentence_on_every_rank():
+    wanted = "44 images are less than one step: 3 ranks of batch_per_rank=16 take 48"
+    with pytest.raises(RankError, match=wanted):
+        launch(lambda: trainer(batch_per_rank=16), ranks=3)
+
+
+# --- the project --------------------------------------------------------------------------------
+
+def test_the_project_learns_and_reports(capsys):
+    changes = {"model": "resnet18", "images": 512, "held_out": 96, "epochs": 3, "lr": 0.4}
+    found = project.run(ranks=2, timeout=100, **changes)
+    assert found["score"].top1 > 0.6 > 0.2 > found["history"].loss[-1] - found["history"].loss[0]
+    text = project.report(found)
+    assert "24 of 24 steps of 64 images: 2 ranks with 32 each" in text
+    assert re.search(r"top-1 \d+.\d%, top-5 \d+.\d%, loss \d.\d+ on 96 images", text)
+    assert capsys.readouterr().out == ""
+
+
+def test_the_project_under_torchrun_prints_once_and_goes_on_from_its_checkpoint(tmp_path):
+    path = str(tmp_path / "run.pt")
+    options = ["--model", "resnet18", "--images", "64", "--held-out", "8", "--batch-per-rank", "8",
+               "--data", "synthetic", "--workers", "1", "--checkpoint", path]  # fmt: skip
+    first = torchrun("-m", "ranklab.projects.ddp", *options, "--epochs", "2", ranks=2)
+    assert first.count("8 of 8 steps of 16 images") == first.count("epoch 2:") == 1
+    again = project.run(ranks=2, resume=True, timeout=60, model="resnet18", images=64, held_out=8,
+                        batch_per_rank=8, checkpoint=path)
+    assert again["steps"] == 8 and again["history"].steps == []
+    last = re.search(r"held out .*", first).group()
+    assert last in project.report(again)
+
+
+def test_scaling_measures_both_kinds_in_one_run():
+    config = replace(TINY, norm="group")
+    rows = ddp_scaling.run(config, ranks=2, steps=1)
+    assert [(r.kind, r.ranks, r.batch) for r in rows] == [
+        ("strong", 1, 4), ("strong", 2, 2), ("weak", 1, 4), ("weak", 2, 4)]
+    for row in rows:
+        base = rows[0].seconds / (row.ranks if row.kind == "strong" else 1)
+        assert row.efficiency == pytest.approx(base / row.seconds)
+        assert row.images_per_second == pytest.approx(row.ranks * row.batch / row.seconds)
+    text = ddp_scaling.table(rows)
+    assert text.count("100%") >= 2 and "efficiency" in text.splitlines()[0]
+    assert len(text.splitlines()) == 5
+
+
+def test_scaling_takes_powers_of_two_and_all_ranks():
+    assert [ddp_scaling.sizes(R) for R in (1, 2, 4, 6)] == [[1], [1, 2], [1, 2, 4], [1, 2, 4, 6]]
+    with pytest.raises(ValueError, match="batch_per_rank=32 .* 3 ranks can't share it evenly"):
+        ddp_scaling.batches_of("strong", 3, 32)
+
+
+def test_the_explanation_counts_cores(monkeypatch):
+    rows = [ddp_scaling.Row("weak", R, 4, 1.0, 1.0) for R in (1, 4)]
+    monkeypatch.setattr(ddp_scaling, "cores", lambda: 2)
+    assert ddp_scaling.explanation(rows).startswith("4 ranks share 2 cores here")
+    monkeypatch.setattr(ddp_scaling, "cores", lambda: 4)
+    assert ddp_scaling.explanation(rows) == ""
+
+
+def test_a_trace_of_all_ranks_is_written_and_judged(tmp_path):
+    path = tmp_path / "trace.json"
+    verdict, shares = ddp_profile.run(TINY, path, ranks=2, steps=2)
+    assert verdict in (*shares, "healthy")
+    events = json.loads(path.read_text())["traceEvents"]
+    assert {event["pid"] for event in events} == {0, 1}
+    assert any("gloo:" in event["name"] for event in events)
+
+
+def test_data_parallel_runs_or_says_why_there_is_nothing_to_measure(monkeypatch):
+    # without GPUs DataParallel calls the model as it is, so at least its code runs here
+    assert launch(ddp_data_parallel.data_parallel_seconds, TINY, 0, 1, ranks=1)[0] > 0
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert "needs 2 GPUs or more to be compared with DDP, and sees 1" in \
+        ddp_data_parallel.compare(TINY)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs 2 GPUs")
+def test_data_parallel_is_measured_against_ddp():
+    text = ddp_data_parallel.compare(replace(TINY, batch_per_rank=16))
+    assert re.search(r"DDP is \d+.\d\d times as fast", text)
+
+
+def test_figures_are_drawn_alike_each_time(tmp_path):
+    rows = [ddp_scaling.Row(kind, R, 8, 0.1 * R, 1 / R) for kind in ("strong", "weak")
+            for R in (1, 2, 4)]
+    events = [[Event("f", "compute", 5.0, 5.1, "main"), Event("l", "loader", 5.1, 5.2, "main"),
+               Event("g", "communication", 5.05, 5.3, "gloo 1")]] * 2
+    hooks = [Row("float32", 1000, 2.0), Row("PowerSGD 1", 50, 2.2), Row("fp16", 500, 2.0),
+             Row("PowerSGD 1, no feedback", 50, 2.5), Row("bf16", 500, 2.01)]
+    figures = (plots.production_step, lambda: plots.scaling(rows),
+               lambda: plots.situations({"a": events, "b": events, "c": events}, {"a": "healthy"}),
+               lambda: plots.loss_against_bytes(hooks))
+    for number, draw in enumerate(figures):
+        first, again = (save(draw(), tmp_path / f"{number}-{i}.svg") for i in range(2))
+        assert first.stat().st_size > 2000 and first.read_bytes() == again.read_bytes()
+    assert plots._merged(events[0], 5.0, 0.01) == [(0.0, pytest.approx(300))]

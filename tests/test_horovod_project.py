@@ -1,0 +1,392 @@
+"""Lab 05's project: one process's losses on any ranks, bytes, timelines, the guard, the trap."""
+
+import dataclasses
+import json
+import math
+import os
+import re
+
+import pytest
+import torch
+
+from ranklab import launch
+from ranklab.data.labelled_text import Words
+from ranklab.engine import torchrun
+from ranklab.plots import horovod as plots
+from ranklab.plots.style import save
+from ranklab.projects import collectives_mpi, horovod_elsewhere, horovod_guard, horovod_trap
+from ranklab.projects import horovod as project
+from ranklab.projects import horovod_bert as bert
+from ranklab.projects import horovod_timeline as timelines
+from ranklab.projects import horovod_tuning as tuning
+
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.timeout(180)]
+needs_bert = pytest.mark.skipif(not bert.is_here(), reason="needs transformers")
+SMALL = bert.FineTuning(steps=3, batch=12, n_ctx=8, width=16, n_layer=1, lr=1e-2)
+
+
+def small_tokens(n=50):
+    """Texts of two classes, which their third word tells apart."""
+    texts = [f"one two {'left' if i % 3 else 'right'} {i % 7}" for i in range(n)]
+    labels = torch.tensor([int(i % 3 > 0) for i in range(n)])
+    words = Words(texts, 32)
+    x = words.encode(texts, SMALL.n_ctx)
+    return bert.Tokens("small", ("right", "left"), x, labels, x[:23], labels[:23],
+                       words.vocab_size, words.PAD, 0.6, 1.0)
+
+
+# --- the same on any number of ranks ------------------------------------------------------------
+
+def everything(tokens, folder):
+    """On one rank: the project's work, and what the trained model says on all held-out texts."""
+    import ranklab.horovod as hvd
+
+    path = f"{folder}/timeline-{os.environ['WORLD_SIZE']}.json"
+    found = project.work(project.OURS, tokens, SMALL, ("none", "fp16"), path, (0, 2**27))
+    hvd.init()
+    model, _ = bert.fine_tune(hvd, tokens, SMALL)
+    with torch.no_grad():
+        x = tokens.held_out
+        said = model(input_ids=x, attention_mask=(x != tokens.pad).long()).logits.argmax(1)
+    weights = torch.cat([p.detach().flatten() for p in model.parameters()])
+    alone = (said == tokens.held_out_labels).double().mean().item()
+    return {**found, "weights": weights, "alone": alone,
+            "exact": bert.accuracy(hvd, model, tokens)}
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory):
+    """{ranks: what each of them found}; a launch for each number, and transformers in each."""
+    if not bert.is_here():
+        pytest.skip("needs transformers")
+    folder = tmp_path_factory.mktemp("horovod")
+    return {R: launch(everything, small_tokens(), folder, ranks=R, nodes=R) for R in (1, 4)}
+
+
+def test_losses_and_weights_are_those_of_one_process(seen):
+    alone = seen[1][0]
+    for R, of_ranks in seen.items():
+        means = torch.tensor([one["runs"]["none"]["losses"] for one in of_ranks]).mean(0)
+        torch.testing.assert_close(means, torch.tensor(alone["runs"]["none"]["losses"]))
+        for one in of_ranks:
+            torch.testing.assert_close(one["weights"], alone["weights"], rtol=1e-3, atol=1e-4)
+            assert torch.equal(one["weights"], of_ranks[0]["weights"]), f"rank 0's, on {R} ranks"
+
+
+def test_compression_halves_the_bytes_and_keeps_the_loss(seen):
+    for R, of_ranks in seen.items():
+        for one in of_ranks:
+            plain, small = one["runs"]["none"], one["runs"]["fp16"]
+            ring = 2 * (R - 1) / R * sum(plain["sizes"])
+            assert plain["sent_bytes"] == pytest.approx(ring, abs=8)
+            assert small["sent_bytes"] == pytest.approx(plain["sent_bytes"] / 2, abs=8)
+            assert small["losses"] == pytest.approx(plain["losses"], rel=1e-2)
+
+
+def test_accuracy_is_exact_where_the_ranks_have_unequal_parts(seen):
+    for of_ranks in seen.values():
+        for one in of_ranks:
+            assert one["exact"] == of_ranks[0]["alone"], "4 does not divide 23 texts"
+
+
+def test_the_guard_found_the_same_norm_on_one_rank_and_on_all(seen):
+    for one in seen[4]:
+        alone, together = one["runs"]["none"]["norms"]
+        assert together == pytest.approx(alone, rel=1e-4) and alone > 0
+
+
+def test_a_threshold_of_zero_fuses_nothing(seen):
+    none, all_of_them = seen[4][0]["tuned"]
+    assert none.all_reduces == len(seen[4][0]["runs"]["none"]["sizes"])
+    assert all_of_them.all_reduces < none.all_reduces
+    assert all_of_them.sent_bytes == pytest.approx(none.sent_bytes, rel=0.02), "fusion saves none"
+
+
+def test_what_was_found_is_a_table(seen):
+    text = project.report(project.summary(small_tokens(), SMALL, seen[4][0]))
+    assert "23 held out, 2 classes" in text and "4, on 4 nodes" in text
+    assert re.search(r"bag of words \(naive Bayes\) +100.0%\n", text)
+    assert re.search(r"BERT, compression fp16 +\d+\.\d% +0\.\d\d MB", text)
+    assert ("The bag of words wins" in text) == (
+        max(run["accuracy"] for run in seen[4][0]["runs"].values()) < 1)
+    assert tuning.table(seen[4][0]["tuned"]).count("MB") == 2
+
+
+@needs_bert
+@pytest.mark.slow
+def test_the_project_learns_under_torchrun_and_prints_once(tmp_path):
+    output = torchrun("-m", "ranklab.projects.horovod", "--compression", "none", "--trace",
+                      tmp_path / "trace.json", ranks=2)
+    share = {name: float(value) for name, value in
+             re.findall(r"^(always|bag|BERT).*?([\d.]+)%", output, re.MULTILINE)}
+    assert share["BERT"] >= share["always"] + 15, output
+    assert output.count("bottleneck:") == 1 and output.count("bag of words (") == 1
+    phases = timelines.read_timeline(tmp_path / "trace.json")
+    assert sum(timelines.all_reduces(phases)) == 60 * 41, "each gradient once in each step"
+    assert len({phase.tensor for phase in timelines.one_step(phases)}) == 41
+    save(plots.timeline(timelines.one_step(phases)), tmp_path / "timeline.svg")
+    assert "word_embeddings" in (tmp_path / "timeline.svg").read_text()
+
+
+@needs_bert
+def test_local_weights_begin_where_they_ended(tmp_path):
+    marks = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    (tmp_path / "vocab.txt").write_text("\n".join([*marks, "good", "bad", "film", "##s"]))
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer"}')
+    saved = bert.make_bert(dataclasses.replace(SMALL, n_ctx=16), classes=5, vocab_size=9, pad=0)
+    saved.config.hidden_dropout_prob = 0.5  # other units on each rank, which the guard must allow
+    saved.save_pretrained(tmp_path)
+    rows = [f"{kind},{kind} films {i}" for i in range(40) for kind in ("good", "bad")]
+    (tmp_path / "films.csv").write_text("\n".join(["label,text", *rows]))
+    config = dataclasses.replace(SMALL, weights=str(tmp_path))
+    tokens = bert.read_tokens(config, tmp_path / "films.csv")
+    assert tokens.train.shape[1] == SMALL.n_ctx and tokens.vocab_size == 9
+    assert tokens.train[0, :5].tolist() == [2, 5, 7, 8, 1], "[CLS] good film ##s [UNK]"
+    model = bert.make_bert(config, 2, tokens.vocab_size, tokens.pad)
+    assert model.classifier.out_features == 2, "the saved head had 5 classes"
+    for name, weight in saved.bert.state_dict().items():
+        assert torch.equal(model.bert.state_dict()[name], weight), name
+    assert launch(train_on, tokens, config, ranks=2) == [None, None]
+
+
+def test_batches_are_alike_on_any_number_of_ranks_and_cover_an_epoch():
+    config = bert.FineTuning(batch=12)
+    epoch = [bert.my_rows(step, config, 50, 0, 1) for step in range(4)]
+    assert len(set(torch.cat(epoch).tolist())) == 48, "50 texts: four whole batches, none twice"
+    for R in (2, 3, 4):
+        parts = torch.cat([bert.my_rows(2, config, 50, r, R) for r in range(R)])
+        assert sorted(parts.tolist()) == sorted(epoch[2].tolist())
+    assert not torch.equal(bert.my_rows(4, config, 50, 0, 1), epoch[0]), "another order"
+
+
+def test_the_learning_rate_goes_up_and_then_down_to_nothing():
+    config = bert.FineTuning(steps=20, lr=1.0, warmup=0.2)
+    rates = [bert.learning_rate(config, step) for step in range(20)]
+    assert rates[:4] == [0.25, 0.5, 0.75, 1.0] and rates[4] == 1.0
+    assert rates[-1] == pytest.approx(1 / 16) and rates[4:] == sorted(rates[4:], reverse=True)
+
+
+# --- the guard and the trap ---------------------------------------------------------------------
+
+@pytest.mark.parametrize("factor, sentence", [
+    (4, "4 times as long on 4 ranks as on one: multiplied by the ranks, or summed"),
+    (1 / 4, "0.25 times as long on 4 ranks as on one: divided by the ranks twice"),
+    (1.3, "1.3 times as long on 4 ranks as on one: scaled by something else"),
+])  # fmt: skip
+def test_the_guard_names_the_factor(factor, sentence):
+    horovod_guard.guard_gradient_scale(2.0, 2.0 + 1e-6, 4)
+    with pytest.raises(horovod_guard.GradientsGrow, match=re.escape(sentence)):
+        horovod_guard.guard_gradient_scale(2.0, 2.0 * factor, 4)
+    with pytest.raises(ValueError, match="is zero on one rank"):
+        horovod_guard.guard_gradient_scale(0.0, 2.0, 4)
+
+
+def test_the_norm_is_that_of_the_gradient_and_the_model_stays():
+    model = torch.nn.Linear(3, 2)
+    before, x = [p.detach().clone() for p in model.parameters()], torch.randn(5, 3)
+
+    def step(model, optimizer):
+        model(x).square().mean().backward()
+        optimizer.step()
+
+    norm = horovod_guard.gradient_norm(model, step)
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters()))
+    model(x).square().mean().backward()
+    assert norm == pytest.approx(math.hypot(*(p.grad.norm() for p in model.parameters())), rel=1e-5)
+
+
+def summed_instead_of_averaged():
+    import ranklab.horovod as hvd
+
+    hvd.init()
+    model, x = torch.nn.Linear(3, 2), torch.ones(5, 3)
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+
+    def alone(model, optimizer):
+        model(x).sum().backward()
+        optimizer.step()
+
+    def summed(model, optimizer):
+        alone(model, hvd.DistributedOptimizer(optimizer, op=hvd.Sum))
+
+    norms = [horovod_guard.gradient_norm(model, step) for step in (alone, summed)]
+    try:
+        horovod_guard.guard_gradient_scale(*norms, hvd.size())
+    except horovod_guard.GradientsGrow as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("R", [2, 3])
+def test_the_guard_sees_a_sum_on_every_rank(R):
+    for said in launch(summed_instead_of_averaged, ranks=R):
+        assert f"{R} times as long on {R} ranks as on one: multiplied by the ranks" in said
+
+
+@pytest.mark.skipif(not horovod_trap.is_here(), reason="needs transformers and accelerate")
+def test_trainers_gradients_grow_with_the_ranks_and_are_mended():
+    alone, trainer, mended = rows = horovod_trap.run(ranks=2)
+    assert trainer.norm == pytest.approx(2 * alone.norm, rel=1e-3)
+    assert trainer.loss == pytest.approx(2 * alone.loss, rel=1e-3)
+    assert mended.norm == pytest.approx(alone.norm, rel=1e-3)
+    assert mended.loss == pytest.approx(alone.loss, rel=1e-3)
+    assert "multiplied by the ranks" in trainer.verdict and mended.verdict == alone.verdict
+    assert horovod_trap.table(rows).count("\n") == 3
+
+
+# --- reading timelines --------------------------------------------------------------------------
+
+def phases_of(*rows):
+    return [timelines.Phase(*row) for row in sorted(rows, key=lambda row: row[2])]
+
+
+TWO_STEPS = phases_of(
+    *[(name, phase, at + start, at + end) for at in (0, 10) for name, phase, start, end in (
+        ("b", "NEGOTIATE_ALLREDUCE", 0, 2), ("a", "NEGOTIATE_ALLREDUCE", 1, 2),
+        ("a", "ALLREDUCE", 2, 8), ("b", "ALLREDUCE", 2, 8),
+        ("a", "MEMCPY_IN_FUSION_BUFFER", 2, 3), ("b", "MEMCPY_IN_FUSION_BUFFER", 2, 3),
+        ("a", "GLOO_ALLREDUCE", 3, 6), ("b", "GLOO_ALLREDUCE", 3, 6),
+        ("a", "MEMCPY_OUT_FUSION_BUFFER", 6, 8), ("b", "MEMCPY_OUT_FUSION_BUFFER", 6, 8))])
+
+
+def test_every_moment_counts_once():
+    found = timelines.shares(TWO_STEPS)
+    assert found == pytest.approx({"negotiation": 4 / 18, "fusion copies": 6 / 18,
+                                   "all-reduce": 6 / 18, "computing": 2 / 18})
+    assert timelines.all_reduces(TWO_STEPS) == [2, 2]
+    assert timelines.one_step(TWO_STEPS) == TWO_STEPS[:10]
+    assert timelines.one_step(TWO_STEPS, -1) == TWO_STEPS[10:]
+    with pytest.raises(ValueError, match="this timeline holds no all-reduce"):
+        timelines.shares([])
+
+
+@pytest.mark.parametrize("kind", timelines.KINDS)
+def test_the_bottleneck_is_the_largest_share(kind):
+    found = {other: 0.6 if other == kind else 0.1 for other in timelines.KINDS}
+    said = timelines.bottleneck(found)
+    assert said == f"bottleneck: {kind}, 60% of the time. {timelines.ADVICE[kind]}"
+
+
+@pytest.mark.parametrize("ending", ["]", "", ",\n"])
+def test_horovods_own_file_is_read_also_when_it_was_cut_off(tmp_path, ending):
+    events = [{"name": "process_name", "ph": "M", "pid": 1, "args": {"name": "a"}},
+              {"name": "process_sort_index", "ph": "M", "pid": 1, "args": {"sort_index": 1}},
+              {"ph": "B", "name": "NEGOTIATE_ALLREDUCE", "ts": 1000000, "pid": 1},
+              {"ph": "X", "name": "0", "ts": 1000001, "pid": 1, "dur": 0},
+              {"ph": "E", "ts": 1500000, "pid": 1},
+              {"ph": "B", "name": "ALLREDUCE", "ts": 1500000, "pid": 1},
+              {"ph": "B", "name": "NCCL_ALLREDUCE", "ts": 1600000, "pid": 1},
+              {"ph": "E", "ts": 1700000, "pid": 1}, {"ph": "E", "ts": 1800000, "pid": 1}]
+    path = tmp_path / "trace.json"
+    path.write_text("[\n" + ",\n".join(map(json.dumps, events)) + ending)
+    assert timelines.read_timeline(path) == phases_of(
+        ("a", "NEGOTIATE_ALLREDUCE", 1.0, 1.5), ("a", "ALLREDUCE", 1.5, 1.8),
+        ("a", "NCCL_ALLREDUCE", 1.6, 1.7))  # fmt: skip
+
+
+def test_our_file_says_the_same_as_the_phases_in_it(tmp_path, capsys):
+    import ranklab.horovod as hvd
+
+    path = tmp_path / "trace.json"
+    hvd.timeline([tuple(phase) for phase in TWO_STEPS], path)
+    again = timelines.read_timeline(path)
+    assert [phase[:2] for phase in again] == [phase[:2] for phase in TWO_STEPS]
+    assert project.main(["--read", str(path)]) == 0
+    assert "18.00 s, 2 all-reduces of 4 gradients" in capsys.readouterr().out
+
+
+# --- the same step elsewhere, what is missing, bad input ----------------------------------------
+
+def losses_of(text):
+    return [float(number) for number in re.findall(r"\d+\.\d{5}", text)]
+
+
+@pytest.mark.parametrize("script", ["torch_step.py", "mpi_step.py", "tf_mirrored_step.py"])
+def test_one_step_has_the_same_loss_elsewhere(script, monkeypatch):
+    monkeypatch.syspath_prepend(horovod_elsewhere.folder())
+    import tiny_step
+
+    x, y = map(torch.from_numpy, tiny_step.data())
+    w1, w2 = (torch.from_numpy(each).requires_grad_() for each in tiny_step.weights())
+    losses = []
+    for _ in range(2):
+        losses.append(torch.nn.functional.cross_entropy(torch.tanh(x @ w1) @ w2, y))
+        for w, gradient in zip((w1, w2), torch.autograd.grad(losses[-1], (w1, w2))):
+            w.data -= tiny_step.LR * gradient
+    command, missing = horovod_elsewhere.commands(ranks=4)[script]
+    if missing:
+        pytest.skip("needs mpirun and mpi4py" if "MPI" in missing else "needs tensorflow")
+    said = horovod_elsewhere.run_script(command, script)
+    assert losses_of(said) == pytest.approx([loss.item() for loss in losses], abs=2e-5), said
+
+
+def test_what_is_missing_is_a_sentence_and_not_an_error(monkeypatch, capsys):
+    monkeypatch.setattr(bert, "is_here", lambda: False)
+    monkeypatch.setattr(horovod_trap, "is_here", lambda: False)
+    assert project.main([]) == 0
+    assert "pip install -c constraints.txt -e '.[hf]'" in capsys.readouterr().out
+    assert project.run() is None and project.report(None) == bert.NO_TRANSFORMERS
+    assert horovod_trap.run() is None and horovod_trap.table(None) == horovod_trap.NO_TRAINER
+    monkeypatch.setattr(bert, "is_here", lambda: True)
+    monkeypatch.setattr(project, "find_spec", lambda name: None)
+    assert project.main(["--trap"]) == project.main(["--real"]) == 0
+    said = capsys.readouterr().out
+    assert "Trainer is not here" in said and "make horovod" in said
+
+
+def test_a_script_that_can_not_run_says_so(monkeypatch):
+    monkeypatch.setattr(collectives_mpi, "is_here", lambda: False)
+    monkeypatch.setattr(horovod_elsewhere, "find_spec", lambda name: None)
+    monkeypatch.delenv("TENSORFLOW_PYTHON", raising=False)
+    found = horovod_elsewhere.commands(ranks=2)
+    assert "apt install openmpi-bin" in found["mpi_step.py"][1]
+    assert "pip install tensorflow-cpu" in found["tf_mirrored_step.py"][1]
+    failed = horovod_elsewhere.run_script(["false"], "torch_step.py")
+    assert failed == "torch_step.py failed: it said nothing"
+
+
+@pytest.mark.parametrize("given, sentence", [
+    ({"steps": 0}, "steps=0 must be at least 1"),
+    ({"compression": "fp8"}, "compression='fp8' is not one of none, fp16"),
+    ({"n_head": 3}, "n_head=3 must divide width=64"),
+])  # fmt: skip
+def test_bad_settings_are_a_sentence(given, sentence):
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        bert.FineTuning(**given)
+
+
+def train_on(tokens, config):
+    import ranklab.horovod as hvd
+
+    hvd.init()
+    try:
+        model, _ = bert.fine_tune(hvd, tokens, config)
+        assert model.training
+    except ValueError as error:
+        return str(error)
+
+
+def test_a_batch_that_does_not_fit_is_a_sentence_on_every_rank():
+    for batch, sentence in ((16, "3 ranks must divide batch=16"),
+                            (51, "batch=51 is more than the 50 texts to train on")):
+        config = dataclasses.replace(SMALL, batch=batch)
+        assert launch(train_on, small_tokens(), config, ranks=3) == [sentence] * 3
+
+
+# --- figures ------------------------------------------------------------------------------------
+
+def test_figures_show_what_they_are_given(tmp_path):
+    sizes = [256] * 10 + [2**14] * 10
+    thresholds = [2**k for k in range(8, 22)]
+    all_reduces, seconds = tuning.model(sizes, thresholds, 4, 1e-5, 1e-9)
+    assert all_reduces[0] == 20 and all_reduces[-1] == 1
+    assert seconds == sorted(seconds, reverse=True)
+    figures = {
+        "opening": (plots.opening(), ["rank 2", "fusion buffer", "round 2: all have b and a"]),
+        "timeline": (plots.timeline(TWO_STEPS[:10], "a step"), ["negotiation", "a step"]),
+        "fusion": (plots.fusion(thresholds, all_reduces, seconds, {0: 20, 2**20: 2}), ["measured"]),
+        "accuracies": (plots.accuracies({"nothing": 0.2, "words": 0.6}), ["20.0%", "60.0%"]),
+    }  # fmt: skip
+    for name, (figure, words) in figures.items():
+        save(figure, tmp_path / f"{name}.svg")
+        text = (tmp_path / f"{name}.svg").read_text()
+        assert all(word in text for word in words), name
