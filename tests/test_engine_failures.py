@@ -284,7 +284,7 @@ def test_the_server_is_killed_during_a_launch():
 def test_the_system_will_not_start_more_processes():
     """The answer of a server whose fork failed, from a stand-in."""
     mine, theirs = socket.socketpair()
-    job = Job(2, 1, 60, 0, {}, "/", [])
+    job = Job(2, 1, 60, "", 0, {}, "/", [])
     theirs.send(b'{"forked": 0, "error": "Cannot allocate memory"}\n')
     before = len(os.listdir("/proc/self/fd"))
     with theirs, pytest.raises(RuntimeError) as caught, Crew(mine, job, b"", stream=False):
@@ -339,6 +339,18 @@ def test_an_interrupt_ends_the_ranks_and_says_where_they_were():
     assert not ranks_alive()
 
 
+def test_ranks_meet_in_a_file():
+    """A TCPStore would ask a name server at each connection, and takes Ctrl-C for a dead network."""
+
+    def kind_of_store():
+        store = dist.distributed_c10d._get_default_store()
+        while hasattr(store, "underlying_store"):  # a PrefixStore
+            store = store.underlying_store
+        return type(store).__name__
+
+    assert launch(kind_of_store, ranks=2) == ["FileStore", "FileStore"]
+
+
 SCRIPT = """
     import gc, os, random, signal, threading, time
     import torch.distributed as dist
@@ -385,7 +397,9 @@ SCRIPT = """
 def interrupted(tmp_path_factory):
     folder = tmp_path_factory.mktemp("interrupted")
     process = python_run(write(folder / "script.py", SCRIPT), folder)
-    yield process, process.stdout.readline().split()
+    line = process.stdout.readline()
+    assert line, process.stderr.read()
+    yield process, line.split()
     for left in alive(process.mark):
         left.kill()
 

@@ -1,13 +1,14 @@
 """The one call of the engine: run a function on ranks, and get their values."""
 
+import contextlib
 import os
+import socket
 import sys
-from datetime import timedelta
 
 from ranklab.engine import in_place, ship
 from ranklab.engine.crew import Crew
 from ranklab.engine.forkserver import fork_server
-from ranklab.engine.rank import GROUP_GRACE, Job
+from ranklab.engine.rank import Job
 from ranklab.engine.report import RankError
 
 RANKS_WITHOUT_GPUS = 4
@@ -41,12 +42,13 @@ def launch(fn, *args, ranks=None, nodes=1, timeout=60, stream=False):
         raise ValueError(f"launch: nodes={nodes} must divide ranks={ranks}")
     call = ship.dumps_call(fn, args)
     server = fork_server()
-    store = _store()
-    job = Job(ranks, nodes, timeout, store.port, dict(os.environ), os.getcwd(), sys.path)
     try:
-        with Crew(server.connect(), job, call, stream) as crew:
-            results = crew.results()
-            crew.release()
+        with ship.shared_file() as store_path, _reserved_port() as port:
+            job = Job(ranks, nodes, timeout, store_path, port, dict(os.environ), os.getcwd(),
+                      sys.path)
+            with Crew(server.connect(), job, call, stream) as crew:
+                results = crew.results()
+                crew.release()
     except (RankError, KeyboardInterrupt) as error:
         raise error.with_traceback(None)  # the message has the learner's lines; ours don't matter
     return results
@@ -73,12 +75,13 @@ def _default_ranks():
     return gpus if gpus > 1 else RANKS_WITHOUT_GPUS
 
 
-def _store():
-    """The meeting place of the ranks, on a port that the system chose.
+@contextlib.contextmanager
+def _reserved_port():
+    """A free port that meanwhile only those take who ask for it by number, as rank 0's MASTER_PORT.
 
-    It lives here and not on rank 0, so that rank 0's death does not look like everybody's.
+    Nothing listens there: the ranks of a launch meet in a file.
     """
-    import torch.distributed as dist
-
-    return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False,
-                         timeout=timedelta(seconds=GROUP_GRACE))
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # torch's store sets it too
+        holder.bind(("127.0.0.1", 0))
+        yield holder.getsockname()[1]

@@ -28,7 +28,8 @@ class Job:
     ranks: int
     nodes: int
     timeout: float
-    store_port: int
+    store_path: str  # the file in which the ranks meet
+    port: int  # free for a group of the learner's own
     environ: dict  # os.environ of the moment of the launch
     cwd: str
     path: list  # sys.path
@@ -43,8 +44,7 @@ class Job:
             "LOCAL_WORLD_SIZE": str(per_node),
             "GROUP_RANK": str(rank // per_node),
             "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(self.store_port),
-            "TORCHELASTIC_USE_AGENT_STORE": "True",  # MASTER_PORT is served already, as by torchrun
+            "MASTER_PORT": str(self.port),
             "RANKLAB_RANK": str(rank),  # marks ranks of the engine
         }
 
@@ -109,7 +109,10 @@ def init_group(rank, job):
         os.environ.setdefault(name, loopback)  # all ranks are here, whatever the host is called
     dist.set_debug_level_from_env()  # TORCH_DISTRIBUTED_DEBUG as it is now, not at the import
     limit = timedelta(seconds=job.timeout + GROUP_GRACE)
-    store = dist.TCPStore("127.0.0.1", job.store_port, is_master=False, timeout=limit)
+    # Not a TCPStore: torch looks up the name of each connection's peer, so a launch would take 5 s
+    # more for each question that the network's name server does not answer.
+    store = dist.FileStore(job.store_path, job.ranks)
+    store.set_timeout(limit)
     # Every rank counts the same GPUs, so all choose alike. With nodes=2 LOCAL_RANK starts again
     # at 0 on the second "node"; the GPU does not.
     chosen = backend_and_device(rank, job.ranks)

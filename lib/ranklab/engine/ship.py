@@ -5,6 +5,7 @@ travel as their own bytes: a view does not drag its whole storage along, and wha
 arrives on the CPU, so the kernel never opens CUDA.
 """
 
+import contextlib
 import importlib
 import io
 import mmap
@@ -81,6 +82,20 @@ def scratch_file():
     if hasattr(os, "memfd_create"):
         return os.fdopen(os.memfd_create("ranklab"), "w+b")
     return tempfile.TemporaryFile()
+
+
+@contextlib.contextmanager
+def shared_file():
+    """The path of a new file for several processes, in memory on Linux. It goes at the end.
+
+    On Linux also when this process is killed: the path leads to a descriptor of it.
+    """
+    if hasattr(os, "memfd_create"):
+        with scratch_file() as file:
+            yield f"/proc/{os.getpid()}/fd/{file.fileno()}"
+    else:
+        with tempfile.NamedTemporaryFile(prefix="ranklab-") as file:
+            yield file.name
 
 
 def opened(fd):
