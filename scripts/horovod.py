@@ -16,20 +16,16 @@ import sys
 import sysconfig
 import tarfile
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+from setup import AGAIN, ROOT, Stop, said_once
+
 PLACE = ROOT / "build" / "horovod"
 VERSION = "0.28.1"
 JOBS = 2                                   # one compiler with PyTorch's headers takes 1 GB
-AGAIN = "then run the same command again"
 WRAPPER = """#!/bin/bash
 # Horovod's build asks for C++14; PyTorch's headers want C++20. Without -g it is half as long.
 a=(); for x in "$@"; do case $x in -std=*) a+=(-std=c++20);; -g) ;; *) a+=("$x");; esac; done
 exec g++ "${a[@]}"
 """
-
-
-class Stop(Exception):
-    """One sentence for the person at the keyboard."""
 
 
 def check_tools():
@@ -166,30 +162,24 @@ def alone():
         yield
 
 
+def install():
+    """The real Horovod is in the environment that runs this script, and loads."""
+    with alone():
+        path, mpi = wheel()
+        pip("install", "--quiet", "--no-deps", "--force-reinstall", path,
+            failed="pip could not install the wheel that was built: delete build/horovod/, "
+                   "%s." % AGAIN)
+    done = subprocess.run([sys.executable, "-c", "import horovod.torch"], cwd="/",
+                          capture_output=True, text=True)
+    if done.returncode or "Warning" in done.stdout:
+        raise Stop("Horovod is installed but does not load: %s; delete build/horovod/, %s."
+                   % ((done.stdout + done.stderr).strip().splitlines()[-1], AGAIN))
+    print("Horovod %s is installed (gloo%s): import horovod.torch as hvd"
+          % (VERSION, " and MPI" if mpi else ""))
+
+
 def main():
-    try:
-        with alone():
-            path, mpi = wheel()
-            pip("install", "--quiet", "--no-deps", "--force-reinstall", path,
-                failed="pip could not install the wheel that was built: delete build/horovod/, "
-                       "%s." % AGAIN)
-        done = subprocess.run([sys.executable, "-c", "import horovod.torch"], cwd="/",
-                              capture_output=True, text=True)
-        if done.returncode or "Warning" in done.stdout:
-            raise Stop("Horovod is installed but does not load: %s; delete build/horovod/, %s."
-                       % ((done.stdout + done.stderr).strip().splitlines()[-1], AGAIN))
-        print("Horovod %s is installed (gloo%s): import horovod.torch as hvd"
-              % (VERSION, " and MPI" if mpi else ""))
-    except Stop as stop:
-        sys.stderr.write("\n%s\n" % stop)
-        return 1
-    except OSError as error:               # a folder that can't be written, a full disk
-        sys.stderr.write("\nBuilding Horovod stopped: %s\n" % error)
-        return 1
-    except KeyboardInterrupt:
-        sys.stderr.write("\nStopped. Nothing is broken: run the same command again to go on.\n")
-        return 130
-    return 0
+    return said_once(install, lambda error: "Building Horovod stopped: %s" % error)
 
 
 if __name__ == "__main__":

@@ -31,6 +31,25 @@ class Stop(Exception):
     """One sentence for the person at the keyboard."""
 
 
+def said_once(work, of_system):
+    """The exit code of `work()`; what stopped it stands on stderr, in one sentence.
+
+    of_system  makes the sentence for an OSError: a folder that can't be written, a full disk
+    """
+    try:
+        work()
+    except Stop as stop:
+        sys.stderr.write("\n%s\n" % stop)
+        return 1
+    except OSError as error:
+        sys.stderr.write("\n%s\n" % of_system(error))
+        return 1
+    except KeyboardInterrupt:
+        sys.stderr.write("\nStopped. Nothing is broken: run the same command again to go on.\n")
+        return 130
+    return 0
+
+
 def check_platform():
     """Only where ranks can run: Linux and macOS pass, Windows is sent to WSL."""
     if sys.platform == "win32":
@@ -203,22 +222,15 @@ def main(argv):
     parser.add_argument("--venv", default=".venv", help="where the environment is")
     parser.add_argument("--torch", default="", help="PyTorch's wheels: cpu, auto, a tag like cu128")
     options = parser.parse_args(argv)
-    try:
+
+    def work():
         check_platform()
         check_python(argv)
         venv = pathlib.Path(os.path.abspath(options.venv))
         with alone(venv):
             setup(venv, options.torch)
-    except Stop as stop:
-        sys.stderr.write("\n%s\n" % stop)
-        return 1
-    except OSError as error:               # a folder that can't be written, a full disk
-        sys.stderr.write("\n%s\n" % explain(str(error), 1))
-        return 1
-    except KeyboardInterrupt:
-        sys.stderr.write("\nStopped. Nothing is broken: run the same command again to go on.\n")
-        return 130
-    return 0
+
+    return said_once(work, lambda error: explain(str(error), 1))
 
 
 if __name__ == "__main__":

@@ -145,5 +145,9 @@ def load_script(name, root=ROOT):
     """The module scripts/<name>.py of the checkout at `root`."""
     spec = importlib.util.spec_from_file_location(f"script_{name}", root / "scripts" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    sys.path.insert(0, str(root / "scripts"))  # as Python does for a script
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.pop(0)
     return module

@@ -340,7 +340,7 @@ def test_an_interrupt_ends_the_ranks_and_says_where_they_were():
 
 
 def test_ranks_meet_in_a_file():
-    """A TCPStore would ask a name server at each connection, and takes Ctrl-C for a dead network."""
+    """A TCPStore asks a name server at each connection, and takes Ctrl-C for a dead network."""
 
     def kind_of_store():
         store = dist.distributed_c10d._get_default_store()

@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ranklab import launch
+from ranklab.checks.horovod.optimizing import Net
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 STEPS, BATCH = 4, 12
@@ -16,22 +17,6 @@ OPTIMIZERS = {
     "sgd": lambda ps: torch.optim.SGD(ps, lr=0.1, momentum=0.9, weight_decay=0.01),
     "adam": lambda ps: torch.optim.Adam(ps, lr=0.01),
 }
-
-
-class Net(nn.Module):
-    """With a tied, a frozen, and an unused parameter, and one that some inputs don't reach."""
-
-    def __init__(self):
-        super().__init__()
-        self.one, self.two = nn.Linear(4, 6), nn.Linear(6, 4)
-        self.tied = nn.Linear(4, 6, bias=False)
-        self.tied.weight = self.one.weight
-        self.frozen = nn.Linear(6, 6).requires_grad_(False)
-        self.unused, self.seldom = nn.Parameter(torch.ones(3)), nn.Parameter(torch.zeros(4))
-
-    def forward(self, x, seldom=False):
-        x = self.two(torch.tanh(self.frozen(self.one(x)) + self.tied(x)))
-        return x + self.seldom if seldom else x
 
 
 def batch(step):

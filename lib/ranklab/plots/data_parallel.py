@@ -6,7 +6,9 @@ import numpy as np
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import NullFormatter
 
-from ranklab.plots.style import FAINT, HATCHES, INK, TONES, clean, figure, line, styled
+from ranklab.plots.style import (
+    FAINT, HATCHES, INK, TONES, clean, figure, line, merged, styled,
+)
 
 SHARES = ("#dbe4ec", "#8fa9c4", "#4f7396", "#12355b")  # a rank's part of the batch: its shade
 HIDDEN = {"facecolor": "#f0d6bd", "edgecolor": TONES[1], "hatch": HATCHES[1], "lw": 0.6}
@@ -77,8 +79,8 @@ def timeline(events_per_rank, title="Who computes, and what travels meanwhile"):
     kinds = set()
     for rank, events in enumerate(events_per_rank):
         top = 2.7 * rank
-        busy = _merged([e for e in events if e.kind == "compute"], start, span / 2000)
-        loading = _merged([e for e in events if e.kind == "loader"], start, span / 2000)
+        busy = merged([e for e in events if e.kind == "compute"], start, span / 2000)
+        loading = merged([e for e in events if e.kind == "loader"], start, span / 2000)
         ax.broken_barh([(a, b - a) for a, b in loading], (top - 0.4, 0.8), **LOADER)
         ax.broken_barh([(a, b - a) for a, b in busy], (top - 0.4, 0.8), **COMPUTE)
         kinds |= {"loader"} if loading else set()
@@ -131,20 +133,8 @@ def _all_reduces(ax, events, busy, start, span, y):
                     bbox={"fc": "white", "ec": "none", "pad": 0.8})  # fmt: skip
         else:
             ax.text(b, low + height / 2, f" {number}", va="center", fontsize=7, clip_on=True)
-    together = _merged(messages, start, 0)
+    together = merged(messages, start, 0)
     return sum(d - c for a, b in together for c, d in _without(a, b, busy))
-
-
-def _merged(events, start, gap):
-    """[(from, to)] in ms since `start`, in order; what is closer than `gap` ms becomes one."""
-    spans = []
-    for event in sorted(events, key=lambda e: e.start):
-        a, b = 1e3 * (event.start - start), 1e3 * (event.end - start)
-        if spans and a - spans[-1][1] <= gap:
-            spans[-1] = spans[-1][0], max(spans[-1][1], b)
-        else:
-            spans.append((a, b))
-    return spans
 
 
 def _without(a, b, busy):

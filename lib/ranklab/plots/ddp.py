@@ -4,7 +4,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import NullFormatter
 
 from ranklab.plots.style import (
-    FAINT, HATCHES, INK, TONES, bytes_axis, clean, figure, line, styled,
+    FAINT, HATCHES, INK, TONES, bytes_axis, clean, figure, line, merged, styled,
 )
 
 # How each kind of event looks: tone, hatching; "wait" is empty, since nothing happens.
@@ -124,7 +124,8 @@ def _lanes(ax, of_ranks):
     last = max(event.end for events in of_ranks for event in events)
     for rank, events in enumerate(of_ranks):
         for kind in ("wait", "loader", "compute", "communication"):  # the later ones lie on top
-            spans = _merged([e for e in events if e.kind == kind], first, (last - first) / 1000)
+            same = [e for e in events if e.kind == kind]
+            spans = [(a, b - a) for a, b in merged(same, first, last - first)]  # gap: 1/1000
             low = rank + 0.04 if kind == "communication" else rank - 0.36
             height = 0.26 if kind == "communication" else 0.4
             ax.broken_barh(spans, (low, height), **{"lw": 0, **LOOKS[kind]})
@@ -132,17 +133,6 @@ def _lanes(ax, of_ranks):
     ax.set(ylim=(len(of_ranks) - 0.45, -0.55), xlim=(0, 1e3 * (last - first)), xlabel="ms")
     ax.tick_params(axis="y", length=0)
     ax.grid(axis="y", visible=False)
-
-
-def _merged(events, first, gap):
-    """[(start, length)] in ms since `first`; what is closer than `gap` seconds becomes one."""
-    spans = []
-    for event in sorted(events, key=lambda e: e.start):
-        if spans and event.start - spans[-1][1] < gap:
-            spans[-1][1] = max(spans[-1][1], event.end)
-        else:
-            spans.append([event.start, event.end])
-    return [(1e3 * (start - first), 1e3 * (end - start)) for start, end in spans]
 
 
 @styled

@@ -135,3 +135,15 @@ def _human(value, units):
         if abs(value) >= size:
             break
     return f"{value / size:.3g} {name}" if value else f"0 {name}"
+
+
+def merged(events, start, gap):
+    """[(from, to)] in ms since `start`, in order; what is closer than `gap` ms becomes one."""
+    spans = []
+    for event in sorted(events, key=lambda e: e.start):
+        a, b = 1e3 * (event.start - start), 1e3 * (event.end - start)
+        if spans and a - spans[-1][1] <= gap:
+            spans[-1] = spans[-1][0], max(spans[-1][1], b)
+        else:
+            spans.append((a, b))
+    return spans
