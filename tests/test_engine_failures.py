@@ -6,6 +6,7 @@ import re
 import signal
 import socket
 import sys
+import tempfile
 import threading
 import time
 
@@ -349,6 +350,14 @@ def test_ranks_meet_in_a_file():
         return type(store).__name__
 
     assert launch(kind_of_store, ranks=2) == ["FileStore", "FileStore"]
+
+
+def test_without_files_in_memory_there_are_others_and_nothing_is_left(monkeypatch, tmp_path):
+    """As on macOS."""
+    monkeypatch.delattr(os, "memfd_create", raising=False)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert launch(dist.get_rank, ranks=3) == [0, 1, 2]
+    assert not list(tmp_path.iterdir())
 
 
 SCRIPT = """

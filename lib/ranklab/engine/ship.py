@@ -86,7 +86,7 @@ def scratch_file():
 
 @contextlib.contextmanager
 def shared_file():
-    """The path of a new file for several processes, in memory on Linux. It goes at the end.
+    """The path of an empty file for several processes, in memory on Linux. It goes at the end.
 
     On Linux also when this process is killed: the path leads to a descriptor of it.
     """
@@ -94,8 +94,8 @@ def shared_file():
         with scratch_file() as file:
             yield f"/proc/{os.getpid()}/fd/{file.fileno()}"
     else:
-        with tempfile.NamedTemporaryFile(prefix="ranklab-") as file:
-            yield file.name
+        with tempfile.TemporaryDirectory(prefix="ranklab-") as folder:
+            yield f"{folder}/shared"  # made by who opens it first; torch may also remove it
 
 
 def opened(fd):
