@@ -285,11 +285,12 @@ def test_the_server_is_killed_during_a_launch():
 def test_the_system_will_not_start_more_processes():
     """The answer of a server whose fork failed, from a stand-in."""
     mine, theirs = socket.socketpair()
-    job = Job(2, 1, 60, "", 0, {}, "/", [])
+    job = Job(2, 1, 60, 0, {}, "/", [])
     theirs.send(b'{"forked": 0, "error": "Cannot allocate memory"}\n')
     before = len(os.listdir("/proc/self/fd"))
-    with theirs, pytest.raises(RuntimeError) as caught, Crew(mine, job, b"", stream=False):
-        pass
+    with theirs, open(os.devnull) as store, pytest.raises(RuntimeError) as caught:
+        with Crew(mine, job, b"", store, stream=False):
+            pass
     assert str(caught.value) == ("launch: the system would not start rank 0 of 2: "
                                  "Cannot allocate memory")
     assert len(os.listdir("/proc/self/fd")) == before - 2  # the two ends of the stand-in

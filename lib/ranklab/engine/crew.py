@@ -52,11 +52,12 @@ class Member:
 class Crew:
     """The ranks of one launch. Use as a context manager: at its end no rank is left."""
 
-    def __init__(self, connection, job, call, stream):
+    def __init__(self, connection, job, call, store, stream):
         self.connection = connection
         self.lines = Lines(connection)
         self.job = job
         self.call = call
+        self.store = store  # the file in which the ranks meet
         self.output = Output(job.ranks, stream)
         self.members = []
         self.selector = selectors.DefaultSelector()
@@ -89,7 +90,8 @@ class Crew:
                 self._pipe(lambda data: self.output.feed(rank, data)))
             stack_end = theirs.enter_context(self._pipe(member.stack.extend))
             ends = [channel_end, output_end, stack_end]
-            fds = [*(end.fileno() for end in ends), job_fd, report_file.fileno()]
+            fds = [*(end.fileno() for end in ends), job_fd, report_file.fileno(),
+                   self.store.fileno()]
             self.lines.request({"fork": rank}, fds)
             answer = self.lines.wait_for("forked")
         if "error" in answer:
@@ -125,10 +127,10 @@ class Crew:
             self._read_report(member)
 
     def _read_report(self, member):
+        member.seconds = time.monotonic() - self.started  # first: Ctrl-C may come between
         with ship.opened(member.report_file.fileno()) as content:
             member.report = pickle.load(content)
         member.report_file.close()
-        member.seconds = time.monotonic() - self.started
 
     def _read_exits(self):
         for message in self.lines.read():
@@ -204,9 +206,10 @@ class Crew:
 
     def __exit__(self, kind, error, tb):
         try:
-            for member in self.members:
-                if member.exit_code is None:
-                    self._signal(member, signal.SIGKILL)
+            for number in (signal.SIGSTOP, signal.SIGKILL):  # none sees another die, and complains
+                for member in self.members:
+                    if member.exit_code is None:
+                        self._signal(member, number)
             with contextlib.suppress(ServerDied):  # and its ranks with it
                 self._wait(self._all_gone, KILL_LIMIT)
             self._drain()

@@ -43,10 +43,9 @@ def launch(fn, *args, ranks=None, nodes=1, timeout=60, stream=False):
     call = ship.dumps_call(fn, args)
     server = fork_server()
     try:
-        with ship.shared_file() as store_path, _reserved_port() as port:
-            job = Job(ranks, nodes, timeout, store_path, port, dict(os.environ), os.getcwd(),
-                      sys.path)
-            with Crew(server.connect(), job, call, stream) as crew:
+        with ship.shared_file() as store, _reserved_port() as port:
+            job = Job(ranks, nodes, timeout, port, dict(os.environ), os.getcwd(), sys.path)
+            with Crew(server.connect(), job, call, store, stream) as crew:
                 results = crew.results()
                 crew.release()
     except (RankError, KeyboardInterrupt) as error:

@@ -28,7 +28,6 @@ class Job:
     ranks: int
     nodes: int
     timeout: float
-    store_path: str  # the file in which the ranks meet
     port: int  # free for a group of the learner's own
     environ: dict  # os.environ of the moment of the launch
     cwd: str
@@ -49,14 +48,14 @@ class Job:
         }
 
 
-def main(rank, channel, stack, job, report):
+def main(rank, channel, stack, job, report, store):
     """The rank has reported, was released, and left its group. All but `rank` are descriptors."""
     faulthandler.enable(file=stack)  # a segfault leaves its Python stack
     faulthandler.register(signal.SIGUSR1, file=stack)  # works even while gloo blocks in C++
     channel = socket.socket(fileno=channel)
     sys.stdout.reconfigure(line_buffering=True)  # a rank that is killed has said what it printed
     try:
-        outcome = Value(_run(rank, job, channel))
+        outcome = Value(_run(rank, job, store, channel))
     except BaseException as error:
         outcome = Failure.of(error)
     with os.fdopen(report, "wb") as file:
@@ -70,10 +69,10 @@ def main(rank, channel, stack, job, report):
     atexit._run_exitfuncs()  # os._exit skips them; DataLoader workers and profilers need them
 
 
-def _run(rank, job_fd, channel) -> bytes:
+def _run(rank, job_fd, store_fd, channel) -> bytes:
     with ship.opened(job_fd) as content:  # one copy in memory for all ranks
         job = pickle.load(content)
-        _set_up(rank, job)
+        _set_up(rank, job, store_fd)
         fn, args = pickle.load(content)
     os.close(job_fd)
     channel.send(b"s")  # started, and so are all others: the time of the call begins
@@ -86,7 +85,7 @@ def _run(rank, job_fd, channel) -> bytes:
                         f"{error}") from None
 
 
-def _set_up(rank, job):
+def _set_up(rank, job, store_fd):
     import numpy
 
     os.environ.clear()
@@ -95,10 +94,10 @@ def _set_up(rank, job):
     sys.path[:] = job.path
     sys.argv[:] = [""]
     numpy.random.seed()  # or all ranks, being forked, would draw the server's numbers
-    init_group(rank, job)
+    init_group(rank, job, store_fd)
 
 
-def init_group(rank, job):
+def init_group(rank, job, store_fd):
     """The default process group is up: NCCL if each rank here has a GPU of its own, else gloo."""
     import torch
     import torch.distributed as dist
@@ -111,7 +110,7 @@ def init_group(rank, job):
     limit = timedelta(seconds=job.timeout + GROUP_GRACE)
     # Not a TCPStore: torch looks up the name of each connection's peer, so a launch would take 5 s
     # more for each question that the network's name server does not answer.
-    store = dist.FileStore(job.store_path, job.ranks)
+    store = dist.FileStore(ship.path_of(store_fd), job.ranks)
     store.set_timeout(limit)
     # Every rank counts the same GPUs, so all choose alike. With nodes=2 LOCAL_RANK starts again
     # at 0 on the second "node"; the GPU does not.

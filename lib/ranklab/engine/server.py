@@ -7,7 +7,7 @@ was to tell it of the parent's death. Here a socket is the lifetime of each thin
     lifeline      kernel <-> server; when it closes, the server kills its ranks and ends
     connection    one per launch, handed over through the lifeline; when it closes, the ranks of
                   that launch are killed. Requests come in as JSON lines:
-                      {"fork": rank}  with five descriptors (DESCRIPTORS)
+                      {"fork": rank}  with six descriptors (DESCRIPTORS)
                       {"signal": rank, "number": n}
                   and answers go out:
                       {"forked": rank, "pid": n}  or with "error" where there can be no more
@@ -46,7 +46,7 @@ PRELOAD = (
     "torch.distributed.checkpoint",
     "torch._dynamo",
 )
-DESCRIPTORS = ("channel", "output", "stack", "job", "report")
+DESCRIPTORS = ("channel", "output", "stack", "job", "report", "store")
 END_LIMIT = 1.0  # seconds for killed ranks to be gone, before this process goes too
 PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 PR_SET_CHILD_SUBREAPER = 36

@@ -86,16 +86,23 @@ def scratch_file():
 
 @contextlib.contextmanager
 def shared_file():
-    """The path of an empty file for several processes, in memory on Linux. It goes at the end.
-
-    On Linux also when this process is killed: the path leads to a descriptor of it.
-    """
+    """An empty file, in memory on Linux, that who has its descriptor can open anew (path_of)."""
     if hasattr(os, "memfd_create"):
         with scratch_file() as file:
-            yield f"/proc/{os.getpid()}/fd/{file.fileno()}"
+            yield file
     else:
         with tempfile.TemporaryDirectory(prefix="ranklab-") as folder:
-            yield f"{folder}/shared"  # made by who opens it first; torch may also remove it
+            with open(f"{folder}/shared", "w+b") as file:
+                yield file
+
+
+def path_of(fd):
+    """A path by which this process opens the file of a descriptor anew, with locks of its own."""
+    if sys.platform == "linux":
+        return f"/proc/self/fd/{fd}"
+    import fcntl  # not on Windows, where launch is to say so itself
+
+    return fcntl.fcntl(fd, fcntl.F_GETPATH, bytes(1024)).rstrip(b"\0").decode()  # macOS
 
 
 def opened(fd):
