@@ -137,7 +137,7 @@ def test_by_srun(script, tmp_path):
     scontrol.chmod(0o755)
     job = {"PATH": f"{scontrol.parent}:{os.environ['PATH']}", "SLURM_JOB_ID": str(os.getpid()),
            "SLURM_NTASKS": str(RANKS), "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": str(RANKS),
-           "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_NODEID": "0",
+           "SLURM_STEP_TASKS_PER_NODE": "2(x3),1", "SLURM_NODEID": "0",
            "SLURM_JOB_NODELIST": "localhost,faraway[1-3]"}
     run_all([([sys.executable, str(script)],
               environment(tmp_path, SLURM_PROCID=str(r), SLURM_LOCALID=str(r), **job))
@@ -157,6 +157,29 @@ def test_the_script_of_sbatch_itself_is_not_a_rank(monkeypatch):
     assert not in_place.is_started_by_another()
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "8")
     assert in_place.is_started_by_another()
+
+
+def test_the_number_of_ranks_on_a_node_is_that_nodes_own():
+    from ranklab.engine import in_place
+
+    assert in_place._each("8(x3),4") == [8, 8, 8, 4] and in_place._each("2") == [2]
+    job = {"SLURM_PROCID": "27", "SLURM_STEP_NUM_TASKS": "28", "SLURM_LOCALID": "3",
+           "SLURM_STEP_TASKS_PER_NODE": "8(x3),4", "SLURM_NODEID": "3", "SLURM_JOB_ID": "7",
+           "MASTER_ADDR": "here"}
+    assert in_place._from_slurm(job)["LOCAL_WORLD_SIZE"] == "4"
+
+
+def test_ranks_that_fall_back_on_the_cpu_say_so(monkeypatch, capsys):
+    import torch
+
+    from ranklab.engine import in_place
+
+    in_place._say_if_gpus_are_left("gloo", 8)
+    assert capsys.readouterr().err == "" or torch.cuda.is_available()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    in_place._say_if_gpus_are_left("gloo", 8)
+    assert "8 ranks on this machine see 1 GPU(s): running on the CPU" in capsys.readouterr().err
 
 
 def test_srun_without_scontrol_says_what_to_set(monkeypatch, tmp_path):

@@ -694,6 +694,6 @@ questions("03_data_parallel")
 # - **Sharding**: each rank holds all of the model, its gradients and its optimizer state. Lab 06 ends that, for the same bytes.
 # - **Asynchronous training**, where nobody waits: parameter servers with stale gradients. It lost, because one could no longer say why a run went wrong.
 # - **Local SGD**: average weights every H steps instead of gradients every step. For slow links between sites it is coming back.
-# - **Larger batches for ever**: from some batch on (Goyal: 8192 for ResNet-50; McCandlish et al. 2018 say how to find it) more images no longer mean fewer steps.
+# - **Larger batches for ever**: from some batch on more images no longer mean fewer steps (McCandlish et al. 2018 say how to find it).
 #
 # Next: **04_ddp**: the same as it is run in production, and the traces that say what is slow.

@@ -210,7 +210,7 @@ print(f"{trace}: {trace.stat().st_size / 1e6:.1f} MB")
 #
 # - **`nvidia-smi dmon -s u`** prints utilisation each second: the share of the last sample in which *some* kernel ran. One kernel on one of an H100's 132 multiprocessors counts as 100%, and so does an NCCL kernel that
 #   only waits for another rank. So low, or a sawtooth, proves a stall, often the loader; high proves nothing. Power (`-s p`) says more.
-# - **`NCCL_DEBUG=INFO`**: read the start of the log. `NET/IB` is InfiniBand or RoCE; `NET/Socket` is TCP, often ten times slower. `via P2P` is GPU to GPU, `via SHM` goes through the host's memory, and
+# - **`NCCL_DEBUG=INFO`**: read the lines of the channels, near the log's start. `via NET/IB` is InfiniBand or RoCE; `via NET/Socket` is TCP, often ten times slower. `via P2P` is GPU to GPU, `via SHM` goes through the host's memory, and
 #   `via NET/IB/0/GDRDMA` from GPU memory straight to the adapter: without `GDRDMA` it goes over the host.
 # - **NVTX and Nsight Systems**: `with torch.cuda.nvtx.range("forward"):` names a phase. Call `torch.cuda.profiler.start()` after ten steps and `stop()` a few later; then `nsys profile -t cuda,nvtx,osrt
 #   --capture-range=cudaProfilerApi --capture-range-end=stop -o step torchrun --nproc-per-node 4 train.py` records only those. Ranges show when Python *asked* for work; the kernels' row shows when the GPU did it.
@@ -242,7 +242,7 @@ def compress_fp16_hook(group, bucket: dist.GradBucket) -> torch.futures.Future[t
 compress_fp16_hook = check(compress_fp16_hook)
 
 # %% [markdown]
-# (The argument must be *called* `bucket`: torch passes it by name. torch's own `bf16_compress_hook` wants CUDA; bfloat16 has float32's range, so nothing overflows,
+# (The second argument must be *called* `bucket`: torch looks for that name when you register the hook. torch's own `bf16_compress_hook` wants CUDA; bfloat16 has float32's range, so nothing overflows,
 # and three bits less precision than float16.)
 #
 # ### 4.5 One percent of the entries

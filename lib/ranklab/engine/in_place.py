@@ -51,7 +51,10 @@ def run(fn, args, ranks, timeout):
                          "ranks; leave ranks= out, or start as many")
     if not dist.is_initialized():
         local = int(os.environ["LOCAL_RANK"])
-        chosen = backend_and_device(local, int(os.environ["LOCAL_WORLD_SIZE"]))
+        ranks_here = int(os.environ["LOCAL_WORLD_SIZE"])
+        chosen = backend_and_device(local, ranks_here)
+        if local == 0:
+            _say_if_gpus_are_left(chosen["backend"], ranks_here)
         dist.init_process_group(timeout=timedelta(seconds=timeout + GROUP_GRACE), **chosen)
         atexit.register(_leave_group)
     mine = ship.dumps(fn(*args))
@@ -60,20 +63,37 @@ def run(fn, args, ranks, timeout):
     return [ship.loads(value) for value in everybodys]
 
 
+def _say_if_gpus_are_left(backend, ranks_here):
+    """A run that falls back on the CPU does so with a sentence, not in silence."""
+    import torch
+
+    if backend == "gloo" and torch.cuda.is_available():
+        print(f"launch: {ranks_here} ranks on this machine see {torch.cuda.device_count()} GPU(s): "
+              "running on the CPU. Each rank must see the GPUs of all; with Slurm, ask for "
+              "--gpus-per-node and leave --gpus-per-task out", file=sys.stderr)
+
+
 def _from_slurm(environ):
     """torchrun's variables, from srun's."""
-    tasks_here = re.match(r"\d+", environ.get("SLURM_STEP_TASKS_PER_NODE", "1")).group()
+    tasks = _each(environ.get("SLURM_STEP_TASKS_PER_NODE", "1"))
+    tasks_here = tasks[int(environ["SLURM_NODEID"])]
     first_port, ports = SLURM_PORTS
     return {
         "RANK": environ["SLURM_PROCID"],
         "WORLD_SIZE": environ["SLURM_STEP_NUM_TASKS"],
         "LOCAL_RANK": environ["SLURM_LOCALID"],
-        "LOCAL_WORLD_SIZE": tasks_here,
+        "LOCAL_WORLD_SIZE": str(tasks_here),
         "GROUP_RANK": environ["SLURM_NODEID"],
         "MASTER_ADDR": environ.get("MASTER_ADDR") or _first_host(environ),
         "MASTER_PORT": environ.get("MASTER_PORT")
         or str(first_port + int(environ["SLURM_JOB_ID"]) % ports),
     }
+
+
+def _each(counts):
+    """Slurm's "8(x3),4" as a list: [8, 8, 8, 4]."""
+    parts = re.findall(r"(\d+)(?:\(x(\d+)\))?", counts)
+    return [int(count) for count, times in parts for _ in range(int(times or 1))]
 
 
 def _first_host(environ):
