@@ -12,7 +12,9 @@ from torch.utils.checkpoint import checkpoint
 
 from ranklab import device, launch
 from ranklab.baseline import checkpointed
-from ranklab.data_parallel import OverlappedDataParallel, average_gradients
+from ranklab.data_parallel import (
+    OverlappedDataParallel, average_gradients, convert_sync_batch_norm,
+)
 from ranklab.engine import RankError
 from ranklab.meter import Traffic
 
@@ -132,6 +134,30 @@ def test_unused_parameters_are_treated_as_by_torch(R):
         assert launch(_unused, set_to_none, ranks=R) == [[]] * R
 
 
+class Normed(Branches):
+    """Batch norm first: its backward comes after those of all branches."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+
+    def forward(self, x, used):
+        return super().forward(self.norm(x), used)
+
+
+def _unused_beside_batch_norm():
+    torch.manual_seed(0)
+    model = convert_sync_batch_norm(Normed().to(device()), dist.new_group())
+    wrapped = OverlappedDataParallel(model, 1, find_unused=True)
+    wrapped(torch.randn(4, 4, device=device()), USED[2][dist.get_rank()]).backward()
+    return [p.grad.cpu() for p in model.parameters()]
+
+
+def test_a_batch_norm_over_ranks_goes_with_unused_parameters_in_a_group_of_its_own():
+    for gradients in zip(*launch(_unused_beside_batch_norm, ranks=3)):
+        assert all(torch.equal(gradients[0], each) for each in gradients)
+
+
 def _missing(used_by_rank):
     model = OverlappedDataParallel(Branches().to(device()), 1)
     used, said = used_by_rank[dist.get_rank()], "nothing"
@@ -196,6 +222,110 @@ def test_activation_checkpointing_changes_nothing(way):
         assert all(torch.equal(a, b) for a, b in zip(mine, plain))
 
 
+def _whole_model_checkpointed(reentrant):
+    torch.manual_seed(0)
+    model = OverlappedDataParallel(Blocks("none").to(device()), 1)
+    x = torch.full((2, 4), dist.get_rank() + 1.0, device=device(), requires_grad=True)
+    with Traffic() as traffic:
+        checkpoint(model, x, use_reentrant=reentrant).square().sum().backward()
+    return [p.grad.cpu() for p in model.parameters()], gradient_messages(traffic)[0]
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_a_checkpoint_around_the_whole_model_changes_nothing(reentrant):
+    right = launch(_checkpointed, "none", False, ranks=2)
+    got = launch(_whole_model_checkpointed, reentrant, ranks=2)
+    for (mine, messages), plain in zip(got, right):
+        assert messages == 6 and all(torch.equal(a, b) for a, b in zip(mine, plain))
+
+
+# --- a backward that fails ----------------------------------------------------------------------
+
+class Fails(torch.autograd.Function):
+    """Its backward runs out of memory when `now`."""
+
+    @staticmethod
+    def forward(ctx, x, now):
+        ctx.now = now
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        if ctx.now:
+            raise MemoryError("none left")
+        return grad, None
+
+
+class Fragile(nn.Module):
+    """Layers, and a buffer that each forward changes; backward fails before layer `at`."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(4))
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x, at=None):
+        self.seen += 1
+        for number, layer in enumerate(self.layers):
+            x = Fails.apply(torch.tanh(layer(x)), number == at)
+        return x * self.seen
+
+
+def _after_a_failure(at, set_to_none, find_unused):
+    """Of each backward: "failed", "whole", or its difference to gradients averaged one by one."""
+    torch.manual_seed(0)
+    model, at = Fragile().to(device()), at[dist.get_rank()]
+    plain, seen = copy.deepcopy(model), []
+    wrapped = OverlappedDataParallel(model, 1, find_unused=find_unused)
+    for step, fails in enumerate((at, None, at, None)):
+        x = torch.full((2, 4), step + dist.get_rank() + 1.0, device=device())
+        plain(x).square().sum().backward()
+        try:
+            wrapped(x, fails).square().sum().backward()
+            seen.append("whole")
+        except MemoryError:
+            seen.append("failed")
+        if step % 2:  # in these steps no rank fails
+            average_gradients(plain)
+            seen[-1] = difference(model, plain)
+        for net in (model, plain):
+            net.zero_grad(set_to_none=set_to_none)
+    return seen
+
+
+@pytest.mark.parametrize("at", [(2, 2), (None, 1), (3, 0), (0, 3, 1)])
+def test_after_a_backward_that_failed_the_next_is_right(at):
+    """All ranks alike, one of them, and each elsewhere: with other buckets on their way."""
+    def both():
+        return [_after_a_failure(at, unset, unused) for unset, unused in
+                ((True, False), (False, True))]
+
+    for place, of_rank in zip(at, launch(both, ranks=len(at), timeout=30)):
+        for first, second, third, fourth in of_rank:
+            assert max(second, fourth) < 1e-6
+            assert first == third == ("whole" if place is None else "failed")
+
+
+def _retried():
+    """Nobody calls zero_grad: what the failed backward had added up is gone all the same."""
+    torch.manual_seed(0)
+    model, x = Fragile().to(device()), torch.full((2, 4), dist.get_rank() + 1.0, device=device())
+    plain, wrapped = copy.deepcopy(model), OverlappedDataParallel(model, 1)
+    with pytest.raises(MemoryError, match="none left"):
+        wrapped(x, 1).sum().backward()
+    plain(x)
+    for net in (wrapped, plain):
+        net(x).sum().backward()
+    average_gradients(plain)
+    with pytest.raises(ValueError, match="two gradients"):  # and after an error of our own
+        _checkpointed("reentrant", True)
+    return difference(model, plain)
+
+
+def test_a_failed_backward_can_be_tried_again():
+    assert max(launch(_retried, ranks=2, timeout=30)) < 1e-6
+
+
 # --- bad input ----------------------------------------------------------------------------------
 
 def _frozen():
@@ -210,10 +340,21 @@ def _no_room():
     OverlappedDataParallel(nn.Linear(2, 2), cap_bytes=0)
 
 
+def _mixed_messages():
+    model = convert_sync_batch_norm(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))
+    OverlappedDataParallel(model, find_unused=True, group=dist.group.WORLD)
+
+
+def _mixed_messages_of_torch():
+    OverlappedDataParallel(nn.SyncBatchNorm(2), find_unused=True)
+
+
 @pytest.mark.parametrize("broken, sentence", [
     (_frozen, "no parameter requires a gradient"),
     (_other_shapes, r"the 2 parameters of rank \d differ from those of another rank"),
     (_no_room, "cap_bytes=0 must be at least 1"),
+    (_mixed_messages, "find_unused=True with a SyncBatchNorm in the same group"),
+    (_mixed_messages_of_torch, "find_unused=True with a SyncBatchNorm in the same group"),
     (lambda: _checkpointed("reentrant", True), "blocks.1.bias got two gradients in one backward"),
 ])
 def test_bad_input_is_a_sentence(broken, sentence):
@@ -228,6 +369,6 @@ def test_bad_input_is_seen_by_every_rank():
         except ValueError as error:
             return str(error)
 
-    for broken in (_frozen, _other_shapes, _no_room):
+    for broken in (_frozen, _other_shapes, _no_room, _mixed_messages, _mixed_messages_of_torch):
         first, second = launch(seen, broken, ranks=2)
         assert first and second

@@ -291,6 +291,27 @@ def test_batch_norm_of_bad_shapes(x, channels):
         sync_batch_norm(torch.zeros(x), torch.ones(channels), torch.zeros(channels))
 
 
+def _too_few(rows):
+    norm = SyncBatchNorm(2).to(device())
+    x = torch.ones(rows[dist.get_rank()], 2, device=device())
+    try:
+        norm(x)
+        said = ""
+    except ValueError as error:
+        said = str(error)
+    return said, torch.stack([norm.running_mean, norm.running_var]).isfinite().all().item()
+
+
+@pytest.mark.parametrize("rows", [(1,), (0, 1), (1, 0, 0), (0, 0)])
+def test_one_value_has_no_variance_and_every_rank_says_so(rows):
+    sentence = f"n={sum(rows)} values in a channel of all ranks must be at least 2"
+    assert launch(_too_few, rows, ranks=len(rows)) == [(sentence, True)] * len(rows)
+
+
+def test_one_value_on_each_rank_is_enough():
+    assert launch(_too_few, (1, 1, 0), ranks=3) == [("", True)] * 3
+
+
 # --- learning rate ------------------------------------------------------------------------------
 
 def test_learning_rates():
@@ -383,3 +404,18 @@ def _accumulates_inside():
 def test_no_sync_inside_is_refused():
     with pytest.raises(RankError, match="no_sync inside join_uneven"):
         launch(_accumulates_inside, ranks=2)
+
+
+def _batch_norm_inside(kind):
+    model = OverlappedDataParallel(nn.Sequential(nn.Linear(4, 4), kind(4)))
+    try:
+        for x in join_uneven(_batches(dist.get_rank()), model):
+            model(x).sum().backward()
+    except ValueError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("kind", [SyncBatchNorm, nn.SyncBatchNorm])
+def test_a_batch_norm_over_ranks_inside_is_refused_on_every_rank(kind):
+    for said in launch(_batch_norm_inside, kind, ranks=3):
+        assert said.startswith("a SyncBatchNorm inside join_uneven: it would wait")

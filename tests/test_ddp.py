@@ -1,10 +1,13 @@
 """Lab 04's library: scaling, exposed communication, what compressors keep, and the diagnosis."""
 
 import random
+import threading
+from unittest.mock import patch
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 from ranklab import ddp, device, launch
 from ranklab.ddp import situations
@@ -256,18 +259,38 @@ def test_the_four_recorded_situations_are_told_apart():
         situations.record(("slow",))
 
 
+def _beside_gpus(steps):
+    """As if the ranks had GPUs: (backend of the group, events, threads that are left)."""
+    class Noted(DistributedDataParallel):
+        def __init__(self, *args, process_group=None, **kwargs):
+            super().__init__(*args, process_group=process_group, **kwargs)
+            backends.append(process_group and dist.get_backend(process_group))
+
+    backends, meta = [], lambda: torch.device("meta")
+    with patch.object(situations, "DistributedDataParallel", Noted), \
+            patch.object(situations, "device", meta, create=True):
+        seen = situations._record(("communication-bound",), steps)["communication-bound"]
+    return backends, len(ddp.steps_of(seen.events)), [
+        thread.name for thread in threading.enumerate() if "ThreadPoolExecutor" in thread.name]
+
+
+def test_situations_stay_on_the_cpu_and_leave_no_thread():
+    assert launch(_beside_gpus, 1, ranks=2) == [(["gloo"], 1, [])] * 2
+
+
 def _through_a_slow_link(bandwidth):
     """(gradient, gradient by the slow link, seconds in which it is exposed)."""
     gradients = []
     for link in (None, ddp.SlowLink(bandwidth)):
         model = torch.nn.Linear(50, 20)
         torch.nn.init.ones_(model.weight)
-        model = torch.nn.parallel.DistributedDataParallel(model)
+        model = DistributedDataParallel(model)
         if link:
             model.register_comm_hook(link, ddp.SlowLink.hook)
         with Timeline() as timeline:
             model(torch.full((4, 50), 1.0 + dist.get_rank())).sum().backward()
         gradients.append(model.module.weight.grad.clone())
+    link.close()
     return *gradients, ddp.exposed_communication(timeline.events)
 
 
@@ -277,3 +300,12 @@ def test_a_slow_link_changes_no_gradient_and_is_as_slow_as_it_says():
         assert exposed > 0.95 * (50 * 20 + 20) * 4 / 1e5  # sleeping takes no less, anywhere
     with pytest.raises(ValueError, match="bandwidth=0 bytes/s must be above 0"):
         ddp.SlowLink(bandwidth=0)
+
+
+def test_a_slow_link_refuses_what_is_not_on_the_cpu():
+    class Bucket:
+        def buffer(self):
+            return torch.empty(3, device="meta")
+
+    with pytest.raises(ValueError, match="a bucket of 12 bytes is on meta: SlowLink emulates"):
+        ddp.SlowLink(bandwidth=1e6).hook(Bucket())

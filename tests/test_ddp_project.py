@@ -5,6 +5,7 @@ import os
 import re
 import signal
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from ranklab.engine import RankError, torchrun
 from ranklab.meter import Event, Traffic
 from ranklab.models.resnet import ResNet
 from ranklab.plots import ddp as plots
-from ranklab.plots.style import save
+from ranklab.plots.style import merged, save
 from ranklab.projects import ddp as project
 from ranklab.projects import ddp_data_parallel, ddp_profile, ddp_scaling
 from ranklab.projects.ddp_compression import Row
@@ -364,6 +365,31 @@ def test_scaling_measures_both_kinds_in_one_run():
     assert len(text.splitlines()) == 5
 
 
+def test_the_end_of_workers_is_not_part_of_a_step(monkeypatch):
+    clock = [0]
+
+    class Fake:
+        sampler = property(lambda self: self)
+
+        def start(self, epoch):
+            pass
+
+        @property
+        def loader(self):
+            try:
+                while True:
+                    yield None, None
+            finally:
+                clock[0] += 100  # workers end
+
+        def step(self, images, labels):
+            clock[0] += 1
+
+    monkeypatch.setattr(ddp_scaling, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    assert ddp_scaling.seconds_per_step(Fake(), 4) == 1
+    assert clock[0] == 4 + ddp_scaling.WARMUP + 100  # but they have ended
+
+
 def test_scaling_takes_powers_of_two_and_all_ranks():
     assert [ddp_scaling.sizes(R) for R in (1, 2, 4, 6)] == [[1], [1, 2], [1, 2, 4], [1, 2, 4, 6]]
     with pytest.raises(ValueError, match="batch_per_rank=32 .* 3 ranks can't share it evenly"):
@@ -414,4 +440,4 @@ def test_figures_are_drawn_alike_each_time(tmp_path):
     for number, draw in enumerate(figures):
         first, again = (save(draw(), tmp_path / f"{number}-{i}.svg") for i in range(2))
         assert first.stat().st_size > 2000 and first.read_bytes() == again.read_bytes()
-    assert plots._merged(events[0], 5.0, 0.01) == [(0.0, pytest.approx(300))]
+    assert merged(events[0], 5.0, 10) == [(0.0, pytest.approx(300))]

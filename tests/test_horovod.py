@@ -43,7 +43,7 @@ def every_verb(hvd):
             "whole": hvd.allreduce(mine(rank, dtype=torch.int64)),
             "fp16": hvd.allreduce(x, compression=hvd.Compression.fp16)}
     in_place = x.clone()
-    seen["in place"] = hvd.allreduce_(in_place) is not None and in_place
+    seen["in place"] = hvd.allreduce_(in_place) is in_place and in_place
     strided = mine(rank, 6).view(2, 3).t()
     seen["strided"] = hvd.allreduce(strided)
     hvd.allreduce_(strided)
@@ -53,11 +53,12 @@ def every_verb(hvd):
     seen["empty"] = hvd.allgather(torch.empty(0, 3))
     seen["broadcast"] = hvd.broadcast(mine(rank), R - 1)
     there = mine(rank, 6).view(2, 3).t()
-    hvd.broadcast_(there, 0)
-    seen["broadcast in place"] = there
+    seen["broadcast in place"] = hvd.broadcast_(there, 0) is there and there
     seen["grouped"] = hvd.grouped_allreduce([x, mine(rank, 3), mine(rank, 2, torch.float64)])
     seen["object"] = hvd.broadcast_object({"rank": rank, "text": "\u00e4" * rank}, R - 1)
     seen["objects"] = hvd.allgather_object([rank] * rank)
+    seen["object of one"] = hvd.broadcast_object("lr 0.1" if rank == 0 else None)
+    seen["objects of types"] = hvd.allgather_object("rank" if rank else None)
     seen["unchanged"] = torch.equal(x, mine(rank))
     return seen
 
@@ -88,6 +89,8 @@ def test_every_verb_is_right(R):
             torch.testing.assert_close(one, sum(mine(r, n, dtype) for r in range(R)) / R)
         assert seen["object"] == {"rank": R - 1, "text": "\u00e4" * (R - 1)}
         assert seen["objects"] == [[r] * r for r in range(R)]
+        assert seen["object of one"] == "lr 0.1"
+        assert seen["objects of types"] == [None] + ["rank"] * (R - 1)
         assert seen["unchanged"]
 
 
@@ -232,6 +235,39 @@ def test_join_with_uneven_batches(R, capacity):
         taking_part = [sum(r + 2 > step for r in range(R)) for step in range(rank + 2)]
         assert seen == pytest.approx([n / R for n in taking_part])
         assert (last, again) == (R - 1, 1.0)
+
+
+@pytest.mark.parametrize("verb", ["broadcast", "allgather"])
+def test_a_joined_rank_has_no_part_in_a_cached_broadcast_or_allgather(verb):
+    def joins_early(hvd):
+        call = {"broadcast": lambda one: hvd.broadcast(mine(hvd.rank()), 0, "w", one),
+                "allgather": lambda one: hvd.allgather(mine(hvd.rank()), "w", one)}[verb]
+        others = hvd.add_process_set([0, 2])
+        hvd.allreduce(torch.ones(1), name="x")
+        call(hvd.global_process_set)  # now they are in the cache
+        if hvd.rank() != 1:
+            time.sleep(0.2)  # rank 1 has joined
+            for _ in range(2):
+                with pytest.raises(ValueError, match=f"{verb} of 'w': rank 1 joined"):
+                    call(hvd.global_process_set)
+                assert torch.equal(call(others)[:7], mine(0))  # rank 1 has no part in it
+            assert hvd.allreduce(torch.ones(1), name="x", op=hvd.Sum).item() == 2
+        return hvd.join() != 1, torch.equal(call(hvd.global_process_set)[:7], mine(0))
+
+    # Not after half of stall_check, which would be too late for this launch.
+    assert hvd_ranks(joins_early, ranks=3, stall_check=100, stall_shutdown=200) == [(True,) * 2] * 3
+
+
+def test_work_on_cached_tensors_is_no_stall_of_a_join():
+    def much_longer(hvd):
+        hvd.allreduce(torch.ones(1), name="x")
+        if hvd.rank() != 1:
+            for _ in range(50):
+                time.sleep(0.04)  # 2 s together, and stall_shutdown is 1
+                hvd.allreduce(torch.ones(1), name="x")
+        return hvd.join() != 1
+
+    assert hvd_ranks(much_longer, ranks=3, stall_check=0.8, stall_shutdown=1) == [True] * 3
 
 
 def test_process_sets():

@@ -4,8 +4,12 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import time
+from contextlib import nullcontext
+from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
@@ -13,6 +17,10 @@ from test_horovod import hvd_ranks
 
 from ranklab import launch
 from ranklab.engine import RankError
+from ranklab.horovod import synchronize
+from ranklab.horovod.execute import Executor, Job
+from ranklab.horovod.requests import Handle, Request
+from ranklab.horovod.timeline import Recorder
 
 # --- errors: one sentence on every rank, and nothing waits for ever -----------------------------
 
@@ -107,6 +115,107 @@ def test_a_tensor_that_a_rank_never_asks_for_is_told_of(how, name, capfd):
         assert re.search(sentence, text), text
 
 
+def test_a_group_of_tensors_is_taken_whole_or_not_at_all():
+    def asks_twice(hvd):
+        if hvd.rank() == 0:
+            held = hvd.allreduce_async(torch.ones(1), name="g.1")
+            with pytest.raises(ValueError, match="'g.1' is still in the works on this rank"):
+                hvd.grouped_allreduce([torch.ones(1)] * 3, name="g")
+            first = hvd.allreduce_async(torch.ones(1), name="g.0")  # its name is free
+        hvd.barrier()
+        if hvd.rank() == 1:
+            held, first = (hvd.allreduce_async(torch.zeros(1), name=n) for n in ("g.1", "g.0"))
+        return hvd.synchronize(held).item(), hvd.synchronize(first).item()
+
+    assert hvd_ranks(asks_twice) == [(0.5, 0.5)] * 2
+
+
+def test_when_the_thread_of_one_rank_ends_the_others_know_at_once():
+    def breaks():
+        import ranklab.horovod as hvd
+        from ranklab.horovod.world import background
+
+        hvd.init()  # stall_shutdown is 300 s, and this launch has 20
+        hvd.allreduce(torch.ones(1), name="w")
+
+        def broken():
+            raise MemoryError("no more")
+
+        if hvd.rank() == 1:
+            background()._cycle = broken
+        try:
+            hvd.allreduce(torch.ones(1), name="w")
+        except hvd.HorovodInternalError as error:
+            return str(error)
+
+    seen = launch(breaks, ranks=3, timeout=20)
+    assert seen[1] == "Horovod's background thread on rank 1 has ended: no more"
+    for rank in (0, 2):
+        assert f"background thread on rank {rank} has ended: " in seen[rank], seen[rank]
+
+
+# --- a GPU, as far as it can be tried without one -------------------------------------------------
+
+
+def test_the_thread_and_its_groups_are_those_of_the_gpu():
+    def as_on_gpu():
+        import ranklab.horovod as hvd
+        from ranklab.horovod import groups, start
+
+        gpu, asked, new_group = torch.device("cuda", 1), [], dist.new_group
+
+        def new(ranks=None, backend=None, **how):
+            asked.append(backend)
+            return new_group(ranks, backend="gloo", **how)
+
+        with pytest.MonkeyPatch.context() as patch:
+            for module in (groups, start):
+                patch.setattr(module, "device", lambda: gpu)
+            patch.setattr(dist, "new_group", new)
+            patch.setattr(torch.cuda, "set_device",
+                          lambda one: asked.append((threading.current_thread().name, one)))
+            hvd.init()
+            value = hvd.allreduce(torch.ones(1)).item()
+            hvd.add_process_set([0])
+            hvd.shutdown()
+        return value, asked
+
+    mixed = "cpu:gloo,cuda:nccl"
+    asked = ["gloo", mixed, ("horovod", torch.device("cuda", 1)), mixed]
+    assert launch(as_on_gpu, ranks=2) == [(1.0, asked)] * 2
+
+
+def test_streams_wait_for_each_other(monkeypatch):
+    gpu, seen = torch.device("cuda", 0), []
+    side = SimpleNamespace(wait_stream=seen.append, wait_event=seen.append,
+                           synchronize=lambda: seen.append("done"))
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: side)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "current")
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    tensor = SimpleNamespace(device=gpu, is_cuda=True, record_stream=seen.append)
+    handle = Handle(Request("w", "allreduce"), output=tensor)
+    handle.computed = "computed"
+    executor = Executor(0, {}, Recorder(), gpu)
+    for mine in (handle, None):  # None: this rank has joined, its zeros were made on "current"
+        with executor._after_computing([Job(None, mine, tensor, tensor)]):
+            seen.append("all-reduce")
+    assert seen == ["computed", "all-reduce", "done", "current", "all-reduce", "done"]
+    handle.finish()
+    assert synchronize(handle) is tensor and seen[6:] == ["current"]  # its memory is used there
+
+
+def test_a_phase_waits_for_its_stream_while_a_timeline_is_on(tmp_path):
+    recorder, seen = Recorder(), []
+    stream = SimpleNamespace(synchronize=lambda: seen.append("waited"))
+    for path in (None, tmp_path / "t.json"):
+        if path:
+            recorder.start(path)
+        with recorder.phase(["w"], "NCCL_ALLREDUCE", stream):
+            seen.append("enqueued")
+    assert seen == ["enqueued", "waited", "enqueued", "waited"]
+    assert recorder.events[0][:2] == ("w", "NCCL_ALLREDUCE")
+
+
 # --- begin and end ------------------------------------------------------------------------------
 
 
@@ -135,6 +244,65 @@ def test_init_again_after_shutdown_and_twice_at_once():
         return seen, dist.get_world_size(), hvd.is_initialized()
 
     assert launch(again, ranks=3) == [([3.0] * 3, 3, False)] * 3
+
+
+def test_shutdown_leaves_no_groups_files_or_threads():
+    def rounds():
+        import ranklab.horovod as hvd
+
+        seen, process = [], psutil.Process()
+        for _ in range(3):
+            hvd.init(process_sets=[[0, 1]])
+            hvd.allreduce(torch.ones(1))
+            hvd.shutdown()
+            groups = len(dist.distributed_c10d._world.pg_map)
+            seen.append((groups, process.num_fds(), process.num_threads()))
+        return seen
+
+    for seen in launch(rounds, ranks=3):
+        assert seen == [seen[0]] * 3 and seen[0][0] == 1
+
+
+def test_a_process_set_is_usable_until_shutdown():
+    def twice():
+        import ranklab.horovod as hvd
+
+        def add():
+            return hvd.allreduce(torch.ones(1), op=hvd.Sum, process_set=old).item()
+
+        old, is_in, seen = hvd.ProcessSet([0, 1]), dist.get_rank() < 2, []
+        for _ in range(2):
+            hvd.init(stall_check=1, stall_shutdown=5)
+            with pytest.raises(ValueError, match=r"ranks \[0, 1\] was not added since init\(\)"):
+                add()
+            old.process_set_id = 7  # as if it had kept a number
+            if is_in:
+                with pytest.raises(ValueError, match="process set 7 was not added since init"):
+                    add()
+            hvd.add_process_set(old)
+            seen.append(add() if is_in else 2.0)
+            hvd.barrier()
+            hvd.shutdown()
+        return seen
+
+    assert launch(twice, ranks=3, timeout=20) == [[2.0, 2.0]] * 3
+
+
+def test_all_ranks_have_the_settings_of_rank_0():
+    def differ():
+        import ranklab.horovod as hvd
+        from ranklab.horovod.world import background
+
+        rank = dist.get_rank()
+        hvd.init(fusion_threshold=400 * rank + 8, cache_capacity=rank, cycle_time_ms=1 + rank)
+        sums = hvd.grouped_allreduce([torch.ones(1 + i) for i in range(9)], op=hvd.Sum)
+        settings = background().settings
+        hvd.shutdown()
+        return settings, [one.tolist() for one in sums]
+
+    seen = launch(differ, ranks=3, timeout=20)
+    assert seen == [seen[0]] * 3
+    assert seen[0][0].fusion_threshold == 8 and seen[0][1] == [[3.0] * (1 + i) for i in range(9)]
 
 
 def test_a_rank_that_ends_without_shutdown_leaves_nothing_behind():

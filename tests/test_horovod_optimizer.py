@@ -1,5 +1,6 @@
 """Optimizers of ranklab.horovod: equal to one process and to torch DDP; what Horovod checks."""
 
+import time
 import warnings
 
 import pytest
@@ -155,6 +156,41 @@ def test_synchronize_then_clip_then_step():
         assert average == [1.5, 1.5] and norm == pytest.approx(0.5 + 2**0.5, rel=1e-4)
 
 
+def test_step_with_a_closure_averages_what_the_closure_made():
+    def closes(hvd):
+        w, optimizer = one_weight(hvd)
+
+        def closure():
+            optimizer.zero_grad()
+            loss = (w * (hvd.rank() + 1.0)).sum() + 5
+            loss.backward()
+            return loss
+
+        losses = [optimizer.step(closure).item() for _ in range(2)]
+        optimizer.synchronize()
+        with optimizer.skip_synchronize():
+            with pytest.raises(ValueError, match="which nobody averages in skip_synchronize"):
+                optimizer.step(closure)
+        return losses, w.tolist()
+
+    assert hvd_ranks(closes) == [([5.0, 2.0], [-3.0] * 2), ([5.0, -1.0], [-3.0] * 2)]
+
+
+@pytest.mark.parametrize("pause", [0, 0.3])
+def test_a_second_backward_before_step_is_a_sentence(pause):
+    """Also when the first average is there already."""
+
+    def again(hvd):
+        w = nn.Parameter(torch.zeros(2))
+        optimizer = hvd.distributed_optimizer(torch.optim.SGD([w], lr=1.0), [("w", w)])
+        (w * 1.0).sum().backward()
+        time.sleep(pause)
+        with pytest.raises(ValueError, match=r"'w' is being averaged: one backward for each step"):
+            (w * 1.0).sum().backward()
+
+    hvd_ranks(again, cycle_time_ms=50 if pause == 0 else 1)
+
+
 def test_races_are_errors():
     def race(hvd):
         w, optimizer = one_weight(hvd)
@@ -225,6 +261,24 @@ def test_adasum_combines_steps():
         return first, w.tolist()
 
     assert hvd_ranks(combine) == [([-1.0, -1.0], [-4.0, -4.0])] * 2
+
+
+def test_adasum_in_a_process_set():
+    def combine(hvd):
+        pair, single = hvd.add_process_set([0, 1]), hvd.add_process_set([2])
+        seen = []
+        for one in (pair, single):
+            w, optimizer = one_weight(hvd, op=hvd.Adasum, process_set=one,
+                                      backward_passes_per_step=2)
+            for _ in range(2):  # what they add up to travels
+                (w * torch.eye(2)[hvd.rank() % 2]).sum().backward()
+            optimizer.step()
+            optimizer.set_backward_passes_per_step(1)
+            seen.append(w.tolist())
+        return seen
+
+    left, right = [-2.0, 0.0], [0.0, -2.0]
+    assert hvd_ranks(combine, ranks=3) == [[[-2.0] * 2, left], [[-2.0] * 2, right], [left, left]]
 
 
 def test_adasum_in_a_fused_buffer_is_taken_tensor_by_tensor():

@@ -5,6 +5,7 @@ import json
 import math
 import os
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -71,6 +72,14 @@ def test_losses_and_weights_are_those_of_one_process(seen):
         for one in of_ranks:
             torch.testing.assert_close(one["weights"], alone["weights"], rtol=1e-3, atol=1e-4)
             assert torch.equal(one["weights"], of_ranks[0]["weights"]), f"rank 0's, on {R} ranks"
+
+
+def test_under_horovodrun_each_rank_takes_its_own_gpu(monkeypatch):
+    chosen = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    real = SimpleNamespace(__name__="horovod.torch", local_rank=lambda: 3)
+    assert bert.rank_device(real) == torch.device("cuda", 3) and chosen == [3]
 
 
 def test_compression_halves_the_bytes_and_keeps_the_loss(seen):

@@ -133,6 +133,7 @@ def pass_the_token(group=None):
 
     The token is a counter. Rank 0 starts it at 0; who holds it adds 1 and sends it on to the next
     rank, the last one back to rank 0. So rank r returns r, and rank 0 returns the number of ranks.
+    Each rank sends one message of 8 bytes.
     """
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     token = torch.zeros(1, dtype=torch.int64, device=device())
@@ -190,7 +191,8 @@ plots.time_held([end - first for _, end in spans])
 def fix_the_deadlock(x, group=None):
     """Returns the `x` of the rank before this one; all ranks shift at the same time.
 
-    `x` itself is unchanged. A single rank sends nothing and gets its own x.
+    A new tensor in x's shape and type; `x` itself is unchanged. Each rank sends x once; a single
+    rank sends nothing and gets its own x.
     """
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     if size == 1:

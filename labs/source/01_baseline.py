@@ -410,7 +410,10 @@ from ranklab.baseline.checkpointing import random_replayed, random_state
 
 
 def checkpointed(function, *inputs):
-    """function(*inputs), with all its gradients, but only `inputs` are kept for backward."""
+    """function(*inputs), with all its gradients, but only `inputs` are kept for backward.
+
+    Some of the inputs may need no gradient: a mask, whole numbers.
+    """
 
     class Recompute(torch.autograd.Function):
         @staticmethod

@@ -156,7 +156,7 @@ check(tree_rounds=...)
 
 # %%
 def tree_broadcast(x, src=0, group=None):
-    """Every rank ends with rank src's `x`; `x` itself is unchanged."""
+    """Every rank ends with rank src's `x`, in one message each; `x` itself is unchanged."""
     rank, R = dist.get_rank(group), dist.get_world_size(group)
     out = x.clone(memory_format=torch.contiguous_format)
     place = (rank - src) % R  # counted from src: place 0 has the value at the start
@@ -196,7 +196,8 @@ check(reduce_scatter_megabytes=...)
 def ring_reduce_scatter(x, group=None, out=None):
     """Rank r ends with chunk r of the sum over ranks of `x`; `x` itself is unchanged.
 
-    `out`, as large as `x`, may be given as the place where partial sums arrive.
+    `out`, as large as `x`, may be given as the place where partial sums arrive. A rank sends R-1
+    messages, of one chunk each.
     """
     rank, R = dist.get_rank(group), dist.get_world_size(group)
     mine = x.flatten().tensor_split(R)  # chunk i is my share of what rank i will own
@@ -243,7 +244,7 @@ def ring_all_gather(shard, group=None, out=None):
     """Every rank ends with the shards of all ranks, one after the other; `shard` is unchanged.
 
     `out` may be given as the place for the result. It must be when the shards differ in length:
-    its size says how long each of them is.
+    its size says how long each of them is. A rank sends R-1 messages, of one shard each.
     """
     rank, R = dist.get_rank(group), dist.get_world_size(group)
     if out is None:
@@ -329,6 +330,7 @@ def hierarchical_all_reduce(x, inside=None, across=None):
     """Every rank ends with the sum of `x` over all nodes; `x` itself is unchanged.
 
     `inside` is the group of this rank's node, `across` that of its peers on the other nodes.
+    Across M nodes a rank sends only 2(M-1)/M of its own part of x.
     """
     # three lines, with what you have built. When shards differ in length, what says how long?
     raise NotImplementedError("exercise 4.5: about 3 lines")

@@ -192,7 +192,7 @@ def assign_buckets(parameters, cap_bytes):
         raise ValueError(f"cap_bytes={cap_bytes} must be at least 1")
     closed, still_open = [], {}  # still_open: (dtype, device) -> list of parameters
     # for each parameter from the last to the first: into the open bucket of its kind; and when that
-    # holds cap_bytes (parameter.nbytes), it moves to `closed`
+    # holds cap_bytes (parameter.nbytes), it moves out of still_open to the end of `closed`
     raise NotImplementedError("exercise 4.4: about 6 lines")
 
 
@@ -444,6 +444,8 @@ def sync_batch_norm(x, weight, bias, eps=1e-5, group=None, running=None):
             # one tensor with the sums of x and x^2 and the count -> all-reduce -> n, mean, variance
             # (clamp(min=0)) and scale = 1 / sqrt(variance + eps), each but n of shape (C,)
             raise NotImplementedError("exercise sync_batch_norm, forward: about 6 lines")
+            if x.numel() <= C and n < 2:  # in this order: reading n waits for the device
+                raise ValueError(f"n={n:.0f} values in a channel of all ranks must be at least 2")
             if running:
                 running_mean, running_variance, momentum = running
                 running_mean += momentum * (mean - running_mean)
@@ -485,14 +487,14 @@ def join_uneven(batches, model):
             ...one forward and one backward of `model`, and the optimizer's step...
 
     A rank without a batch adds zeros, and the mean is still over all ranks. At the end all have the
-    weights of a rank that went on to the last.
+    weights of a rank that went on to the last. Each step asks once, with 8 bytes, who goes on.
     """
     batches, rank, last = iter(batches), dist.get_rank(model.group), 0
     device = next(model.parameters()).device
     try:
-        model.joining = True
+        model.joining = True  # it refuses no_sync and SyncBatchNorm meanwhile
         while True:
-            batch = next(batches, None)
+            batch = next(batches, None)  # one at a time: perhaps they don't fit in memory
             # who goes on? One all-reduce with dist.ReduceOp.MAX: my rank if I have a batch, else -1
             # nobody: stop. Else the result is a rank that goes on: model.buffers_from = last = it,
             # and I yield my batch, or shadow

@@ -70,7 +70,8 @@ print("all ranks have the same gradient:", all(each == seen[0] for each in seen)
 
 # %%
 def scaling_efficiency(seconds, kind):
-    """{ranks: efficiency} from {ranks: seconds per step}; the fewest ranks measured have 1.
+    """{ranks: efficiency} from {ranks: seconds per step}, in the order of ranks; the fewest ranks
+    measured have 1.
 
     kind   "strong": the same total batch, so R ranks should take 1/R of the time;
            "weak": the same batch on each rank, so any number should take the same time
@@ -231,7 +232,8 @@ check(fp16_megabytes=...)
 
 # %%
 def compress_fp16_hook(group, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """The bucket will hold the mean over ranks of its gradients, which travel as float16."""
+    """The bucket will hold the mean over ranks of its gradients, which travel as float16, in one
+    all-reduce."""
     buffer = bucket.buffer()  # the flat gradient, float32
     # divide, narrow -> all_reduce with async_op=True, .get_future() -> future.then(f): f gets the
     # finished future, whose value() is a list of one tensor, and returns the filled buffer
@@ -267,7 +269,8 @@ def top_k_compress(gradient, error, k):
     """(values, indices, error): the k entries of gradient + error that are largest in size, their
     places in the flattened tensor, and all the others, for next time. The inputs are unchanged.
 
-    Nothing is lost: the values at their places plus the new error are gradient + error.
+    Nothing is lost: the values at their places plus the new error are gradient + error. Any shape,
+    also one that is not contiguous (a gradient may be transposed).
     """
     # add and flatten -> places of the k largest in size (k may be more than there are) -> values
     # there -> zeros there: that is the error, in the gradient's shape
@@ -297,6 +300,7 @@ def power_sgd(matrix, q, error, group=None):
     unchanged. `q` must be the same on every rank.
 
     shape  (n, m), (m, r), (n, m); several matrices at once in front: (b, n, m), ...
+    cost   two all-reduces, however many matrices
     """
     wanted = matrix + error
     # p: (n, r), summed over ranks, made orthonormal by torch.linalg.qr(p).Q -> q: (m, r), with

@@ -203,7 +203,8 @@ def distributed_optimizer(optimizer, named_parameters, compression=Compression.n
     handles = {}  # parameter -> (handle, ctx) of what was asked for in this step
 
     def ask(p):  # backward has just added the last part of p.grad
-        # compress p.grad, ask for its average by its name, keep handle and ctx
+        # (asked already in this step: a ValueError) compress p.grad, ask for its average by its
+        # name, keep handle and ctx
         raise NotImplementedError("exercise 4.3: about 4 lines")
 
     def wait(*_):

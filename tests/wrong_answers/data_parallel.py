@@ -42,7 +42,8 @@ def broadcast_parameters__the_mean(model, src=0, group=None):
 
 def broadcast_parameters__tied_ones_twice(model, src=0, group=None):
     """The tied weight travels twice"""
-    for t in model.state_dict().values():
+    every = [p.data for _, p in model.named_parameters(remove_duplicate=False)]
+    for t in [*every, *model.buffers()]:
         dist.broadcast(t, group=group, group_src=src)
 
 

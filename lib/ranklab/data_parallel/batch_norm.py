@@ -1,19 +1,24 @@
-"""Batch norm over the batch of all ranks: forward and backward by hand."""
+"""Batch norm over the batch of all ranks: forward and backward by hand.
+
+In float64, because mean(x^2) - mean(x)^2 has no digit left in float32 where the mean is far from
+zero. A simplification: whole activations are made float64 for it, 8 bytes a number, and most GPUs
+are slow in that. torch's kernels keep x narrow, and merge the means and variances of the ranks.
+"""
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 
 def sync_batch_norm(x, weight, bias, eps=1e-5, group=None, running=None):
     """`x`, normalised in each channel by mean and variance over the batches of all ranks.
 
-    Batches may differ in size. Gradients of weight and bias are this rank's own part. Sums are in
-    float64: mean(x^2) - mean(x)^2 has no digit left in float32 where the mean is far from zero.
+    Batches may differ in size. Gradients of weight and bias are this rank's own part.
     running  (mean, variance, momentum): the statistics for evaluation, updated in place
     shape    x (B/R, C, ...), weight and bias (C,) -> x's
     cost     one all-reduce of 16 C + 8 bytes in forward, one of 16 C bytes in backward
-    error    a weight or bias that is not (C,)
+    error    a weight or bias that is not (C,); on every rank: fewer than 2 values in a channel
     lab      03
     """
     if x.dim() < 2 or weight.shape != x.shape[1:2] or bias.shape != x.shape[1:2]:
@@ -25,7 +30,7 @@ def sync_batch_norm(x, weight, bias, eps=1e-5, group=None, running=None):
     class NormaliseOverRanks(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x, weight, bias):
-            C, wide = x.shape[1], x.double()
+            C, wide = x.shape[1], x.double()  # mean(x^2) - mean(x)^2 cancels in float32
             count = wide.new_tensor([x.numel() // C])
             sums = torch.cat([wide.sum(over), wide.square().sum(over), count])  # (2 C + 1,)
             dist.all_reduce(sums, group=group)
@@ -33,6 +38,8 @@ def sync_batch_norm(x, weight, bias, eps=1e-5, group=None, running=None):
             mean, square = (sums[:-1] / n).split(C)
             variance = (square - mean.square()).clamp(min=0)
             scale = (variance + eps).rsqrt()
+            if x.numel() <= C and n < 2:  # in this order: reading n waits for the device
+                raise ValueError(f"n={n:.0f} values in a channel of all ranks must be at least 2")
             if running:
                 running_mean, running_variance, momentum = running
                 running_mean += momentum * (mean - running_mean)
@@ -47,8 +54,7 @@ def sync_batch_norm(x, weight, bias, eps=1e-5, group=None, running=None):
             normal = (x.double() - mean.view(shape)) * scale.view(shape)
             mine = torch.cat([grad.double().sum(over), (grad * normal).sum(over)])  # (2 C,)
             sums = mine.clone()
-            dist.all_reduce(sums, group=group)
-            # Every value of every rank moved the mean and the variance, and so all of the batch.
+            dist.all_reduce(sums, group=group)  # each value moved the mean, and so all ranks' y
             by_mean, by_variance = (part.view(shape) for part in (sums / n).chunk(2))
             of_x = (grad - by_mean - normal * by_variance) * (scale * weight).view(shape)
             of_bias, of_weight = mine.to(weight.dtype).chunk(2)
@@ -94,7 +100,10 @@ class SyncBatchNorm(_BatchNorm):
 def convert_sync_batch_norm(model, group=None):
     """`model` with a SyncBatchNorm in the place of every batch norm, and the same parameters.
 
-    Returns the model itself, or its replacement when it is a batch norm.
+    Returns the model itself, or its replacement when it is a batch norm. Its messages must come in
+    the same order on all ranks. In the group of a Replica they come between those of the buckets,
+    and that order differs where ranks use different parameters: then give it a group of its own,
+    dist.new_group().
     """
     if isinstance(model, _BatchNorm) and not isinstance(model, SyncBatchNorm):
         made = SyncBatchNorm(model.num_features, model.eps, model.momentum, model.affine,
@@ -104,3 +113,9 @@ def convert_sync_batch_norm(model, group=None):
     for name, child in model.named_children():
         setattr(model, name, convert_sync_batch_norm(child, group))
     return model
+
+
+def sync_batch_norm_groups(model):
+    """The group of each SyncBatchNorm in `model`, of ours and of torch's; None is all ranks."""
+    return [each.group if isinstance(each, SyncBatchNorm) else each.process_group
+            for each in model.modules() if isinstance(each, (SyncBatchNorm, nn.SyncBatchNorm))]

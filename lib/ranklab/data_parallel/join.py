@@ -13,9 +13,10 @@ def join_uneven(batches, model):
             ...one forward and one backward of `model`, and the optimizer's step...
 
     A rank without a batch adds zeros, and the mean is still over all ranks. At the end all have the
-    weights of a rank that went on to the last. As torch's Join on DDP.
+    weights of a rank that went on to the last, but each keeps its own optimizer state: momenta of
+    ranks that ended early are older. As torch's Join on DDP.
     cost   one all-reduce of 8 bytes a step; at the end one broadcast of the model
-    error  no_sync inside the loop
+    error  no_sync inside the loop; a SyncBatchNorm in the model, on every rank
     lab    03
     """
     batches, rank, last = iter(batches), dist.get_rank(model.group), 0

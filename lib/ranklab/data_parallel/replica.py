@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
+from ranklab.data_parallel.batch_norm import sync_batch_norm_groups
 from ranklab.data_parallel.buckets import Bucket, assign_buckets
 from ranklab.data_parallel.replicas import broadcast_parameters
 
@@ -20,13 +21,17 @@ class Replica(nn.Module):
 
     buckets      the Bucket of each message, in the order in which they must travel
     find_unused  whether a parameter may get no gradient; it then counts as zeros
-    Sparse gradients are not for it.
-    error  a module that trains nothing, or whose parameters differ in shape between ranks
+    Sparse gradients are not for it. Nor is torch.autograd.grad: a backward that ends before the
+    parameters looks like any other, so the buckets are sent, and all gradients are missing.
+    error  a module that trains nothing, or whose parameters differ in shape between ranks;
+           find_unused with a SyncBatchNorm in the same group
     """
 
     def __init__(self, module, cap_bytes=25 * 2**20, group=None, find_unused=False):
         super().__init__()
         self.module, self.group, self.find_unused = module, group, find_unused
+        if find_unused:
+            refuse_mixed_messages(module, group)
         refuse_other_shapes(module, group)
         trained = [p for p in module.parameters() if p.requires_grad]
         if not trained:
@@ -43,19 +48,43 @@ class Replica(nn.Module):
         if self.joining and not self.sync:
             raise ValueError("no_sync inside join_uneven: a rank that has no batch left would "
                              "wait for the gradients of this one")
-        self.sync_buffers()
+        self.begin_step()
         outputs = self.module(*inputs, **kwargs)
-        self.in_backward = False
         for output in tree_leaves(outputs):
             if isinstance(output, torch.Tensor) and output.requires_grad:
                 output.register_hook(self.backward_begins)
         return outputs
 
+    def begin_step(self):
+        """The buffers are broadcast, and nothing is left of a backward that failed before."""
+        if self.joining and sync_batch_norm_groups(self.module):
+            raise ValueError("a SyncBatchNorm inside join_uneven: it would wait for the statistics "
+                             "of ranks that have no batch left")
+        # Not so inside a backward, where a checkpoint around the whole model runs it once more.
+        if self.in_backward and torch._C._current_graph_task_id() == -1:
+            self.end_failed_backward()
+        self.sync_buffers()
+
+    def end_failed_backward(self):
+        """What a backward that raised has left unsent is sent, and its gradients are gone.
+
+        Recovered: messages. Buckets on their way can't be called back, and other ranks may have
+        sent more of them or fewer; so all send the rest, and the next backward meets the next.
+        Not recovered: the step. A rank that did not fail has a mean with parts missing, and may
+        have stepped by it: after an error that one rank alone can have, all must skip that step.
+        """
+        self.in_backward = False
+        with contextlib.suppress(ValueError):  # that gradients are missing is no news
+            self.finish()
+        for bucket in self.buckets:
+            for parameter in bucket.parameters:
+                parameter.grad = None  # some were averaged, some were not
+
     def sync_buffers(self):
         """All ranks have the same buffers, where the forward before this one trained.
 
         As torch does: without such a forward nothing is sent, so that evaluation may take more
-        batches on some ranks than on others.
+        batches on some ranks than on others, but at least one on each: its first forward sends.
         cost   one broadcast for each type of buffer
         """
         if self.buffers_stale:
@@ -97,7 +126,7 @@ class Replica(nn.Module):
 
         Its gradients and buffers are the others' then.
         """
-        self.sync_buffers()
+        self.begin_step()
         for bucket in self.buckets:
             bucket.flat.zero_()
             dist.all_reduce(bucket.flat, group=self.group)
@@ -125,7 +154,10 @@ class Replica(nn.Module):
         return no_sync(self)
 
     def state_dict(self, *args, **kwargs):
-        """That of the plain module, so that a checkpoint knows nothing of ranks."""
+        """That of the plain module, so that a checkpoint knows nothing of ranks.
+
+        Of the outermost module only: one with a Replica inside can't load what it has saved.
+        """
         return self.module.state_dict(*args, **kwargs)
 
     def load_state_dict(self, *args, **kwargs):
@@ -145,6 +177,18 @@ def no_sync(model):
         yield
     finally:  # also when the step inside failed
         model.sync = before
+
+
+def refuse_mixed_messages(module, group=None):
+    """Returns when no SyncBatchNorm of `module` sends in the group of the buckets.
+
+    error  ValueError on every rank
+    """
+    if any((each or dist.group.WORLD) == (group or dist.group.WORLD)
+           for each in sync_batch_norm_groups(module)):
+        raise ValueError("find_unused=True with a SyncBatchNorm in the same group: ranks that use "
+                         "different parameters would send in different orders. Give it its own: "
+                         "convert_sync_batch_norm(model, dist.new_group())")
 
 
 def refuse_other_shapes(module, group=None):

@@ -5,12 +5,14 @@
     communication-bound  gradients go through an emulated slow link
     straggler            the last rank's batch is three times as large
 
-The device is emulated too: each layer computes for real, and then sleeps as long as a large layer
-would take. So ranks don't fight for the cores of this machine, and what is seen is what was caused.
+The device is emulated too, on the CPU, also where there are GPUs: each layer computes for real, and
+then sleeps as long as a large layer would take. So ranks don't fight for the cores of this machine,
+and what is seen is what was caused.
 """
 
 import io
 import time
+from contextlib import closing
 
 import numpy as np
 import torch
@@ -22,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
 from ranklab.ddp.slow_link import SlowLink
-from ranklab.engine import device, launch
+from ranklab.engine import launch
 from ranklab.meter import Timeline, mark
 
 SITUATIONS = ("healthy", "loader-bound", "communication-bound", "straggler")
@@ -96,34 +98,35 @@ def record(names=SITUATIONS, ranks=2, steps=5):
 
 
 def _record(names, steps):
-    return {name: run(name, steps) for name in names}
+    group = dist.new_group(backend="gloo")  # NCCL, where it is the default, has no CPU
+    return {name: run(name, steps, group) for name in names}
 
 
 def run(situation, steps, group=None):
-    """On a rank: the Timeline of `steps` training steps in this situation."""
+    """On a rank: the Timeline of `steps` training steps in this situation, by a group of gloo."""
     rank, R = dist.get_rank(group), dist.get_world_size(group)
     late = situation == "straggler" and rank == R - 1
     batch = BATCH * (MORE_WORK if late else 1)
     photos = Photos(batch, ready=situation != "loader-bound")
     torch.manual_seed(0)
     layers = [LargeLayer(SIDE * SIDE, SIDE * SIDE) for _ in range(LAYERS)]
-    model = nn.Sequential(*layers, nn.Linear(SIDE * SIDE, 10)).to(device())
+    model = nn.Sequential(*layers, nn.Linear(SIDE * SIDE, 10))
     model = DistributedDataParallel(model, process_group=group, bucket_cap_mb=0.07)  # a layer each
-    if situation == "communication-bound":
-        model.register_comm_hook(SlowLink(BANDWIDTH, group), SlowLink.hook)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    _train(model, optimizer, photos, WARM_UP)  # buckets are rebuilt, connections opened
-    dist.barrier(group)
-    with Timeline() as timeline:
-        _train(model, optimizer, photos, steps)
+    with closing(SlowLink(BANDWIDTH, group)) as link:
+        if situation == "communication-bound":
+            model.register_comm_hook(link, SlowLink.hook)
+        _train(model, optimizer, photos, WARM_UP)  # buckets are rebuilt, connections opened
+        dist.barrier(group)
+        with Timeline() as timeline:
+            _train(model, optimizer, photos, steps)
     return timeline
 
 
 def _train(model, optimizer, photos, steps):
     everything = list(range(len(photos)))
     for images in DataLoader(photos, len(photos), sampler=everything * steps):
-        images = images.to(device())
-        targets = torch.zeros(len(images), dtype=torch.long, device=device())
+        targets = torch.zeros(len(images), dtype=torch.long)
         F.cross_entropy(model(images), targets).backward()
         optimizer.step()
         optimizer.zero_grad()

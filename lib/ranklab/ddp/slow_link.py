@@ -4,7 +4,10 @@ An emulation, not a simulation: real gradients go by a real all-reduce, and only
 invented, by the formula of ranklab.collectives for a ring. A thread of its own sleeps, one bucket
 after the other as on one cable, so backward goes on meanwhile and hides what it can.
 
-    model.register_comm_hook(SlowLink(bandwidth=10e6), SlowLink.hook)
+    link = SlowLink(bandwidth=10e6)
+    model.register_comm_hook(link, SlowLink.hook)
+    ...
+    link.close()
 """
 
 import time
@@ -23,7 +26,7 @@ class SlowLink:
     On CPU only: on a GPU the thread would have to follow the streams of the bucket.
 
     cost   one all-reduce a bucket, which takes 2(R-1)/R of its bytes / bandwidth longer
-    error  a bandwidth that is not positive
+    error  a bandwidth that is not positive; a bucket that is not on the CPU
     """
 
     def __init__(self, bandwidth, group=None):
@@ -34,9 +37,16 @@ class SlowLink:
 
     def hook(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         """The bucket will hold the mean over ranks of its gradients."""
-        future = torch.futures.Future()
-        self.cable.submit(self._send, bucket.buffer(), future)
+        buffer, future = bucket.buffer(), torch.futures.Future()
+        if not buffer.is_cpu:
+            raise ValueError(f"a bucket of {buffer.nbytes} bytes is on {buffer.device}: SlowLink "
+                             "emulates a link between CPUs only")
+        self.cable.submit(self._send, buffer, future)
         return future
+
+    def close(self):
+        """What is under way has arrived, and the thread has ended."""
+        self.cable.shutdown()
 
     def _send(self, buffer, future):
         R = dist.get_world_size(self.group)

@@ -15,7 +15,9 @@ from ranklab.engine.output import Output
 from ranklab.engine.report import Failure, RanksInterrupted, Stack, Value
 from ranklab.engine.server_lines import Lines, ServerDied
 
-GRACE = 0.1  # seconds after the first failure in which others may report theirs
+# After the first failure others may report theirs: for as long again as it took, since on a busy
+# machine they may be that far behind; within these limits, in seconds.
+GRACE, LONGEST_GRACE = 0.1, 1.0
 CAUSE_LIMIT = 5.0  # seconds more, while all that failed have only lost a peer
 
 # All these together are below 5 s: no launch holds a cell for more than `timeout` and 5 s.
@@ -169,7 +171,8 @@ class Crew:
                                    + verdict.whereabouts(self.members)) from None
         if self._any_failed():
             # A dead rank makes its peers fail within milliseconds: hear all before blaming one.
-            self._wait(self._all_settled, GRACE)
+            took = time.monotonic() - (self.all_up or self.started)
+            self._wait(self._all_settled, min(max(GRACE, took), LONGEST_GRACE))
             self._wait(lambda: any(map(verdict.is_cause, self.members)), CAUSE_LIMIT)
             raise verdict.failure(self.members)
         if not in_time:

@@ -17,9 +17,9 @@ Read in this order:
     cost.py           what negotiation and fusion cost, before it is run
 
 and, below them, start.py (init, shutdown), world.py (rank, size), process_sets.py, requests.py
-(what travels between the ranks) and settings.py. Lab 05 builds the ideas in it. It is made of
-collectives (exchange, and the model of time). Not here: alltoall, reducescatter, sparse tensors,
-elastic runs, and autotuning.
+(what travels between the ranks), groups.py and settings.py. Lab 05 builds the ideas in it. It is
+made of collectives (exchange, and the model of time). Not here: alltoall, reducescatter, sparse
+tensors, elastic runs, and autotuning.
 """
 
 from ranklab.horovod.adasum import adasum, adasum_of_two, dot_products, gather_halves

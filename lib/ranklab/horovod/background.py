@@ -18,6 +18,7 @@ import torch.distributed as dist
 from ranklab.horovod.cache import ResponseCache, from_bits, to_bits
 from ranklab.horovod.coordinator import Coordinator
 from ranklab.horovod.execute import Executor
+from ranklab.horovod.groups import leave
 from ranklab.horovod.requests import Handle, HorovodInternalError, Mismatch, Request
 from ranklab.horovod.timeline import Recorder
 from ranklab.meter import Traffic
@@ -47,6 +48,7 @@ class Background:
         self.rank = dist.get_rank(control)
         self.settings, self.control = settings, control
         self.sets = {0: tuple(range(dist.get_world_size(control)))}  # process set -> its ranks
+        self.added = []  # the ProcessSets that got a number here
         self.groups = {0: data}  # process set -> its group, where this rank is in it
         self.recorder = Recorder()
         self.cache = ResponseCache(settings.cache_capacity)
@@ -66,14 +68,14 @@ class Background:
 
         error  a name that is still in the works; the thread has ended
         """
+        named = {handle.request.name: handle for handle in handles}
         with self.lock:
             if self.stopped:
                 raise HorovodInternalError(self.stopped)
-            for handle in handles:
-                if handle.request.name in self.pending:
-                    raise ValueError(f"a tensor named {handle.request.name!r} is still in the "
-                                     "works on this rank: wait for it, or choose another name")
-                self.pending[handle.request.name] = handle
+            if twice := named.keys() & self.pending.keys():
+                raise ValueError(f"a tensor named {min(twice)!r} is still in the works on this "
+                                 "rank: wait for it, or choose another name")
+            self.pending.update(named)
         self.wake.set()
 
     def full_name(self, name, process_set):
@@ -85,17 +87,28 @@ class Background:
         return f"{name} of process set {process_set}" if process_set else name
 
     def stop(self, limit):
-        """The threads of all ranks have ended, or `limit` seconds are over."""
+        """The threads of all ranks have ended and left their groups, or `limit` s are over."""
         try:
             self.submit(Handle(Request(f"shutdown.{self.rank}", "shutdown")))
         except (HorovodInternalError, ValueError):
             pass  # it has ended, or is about to
         self.thread.join(limit)
         self.recorder.stop()
+        if not self.thread.is_alive():  # or it would lose them in the middle of a collective
+            self._leave_groups()
+
+    def _leave_groups(self, abort=False):
+        """The thread has ended; may be called twice."""
+        groups = [self.control, *self.groups.values()] if self.control is not None else []
+        self.control = None
+        self.groups.clear()  # the executor's are the same dict
+        leave(groups, abort)
 
     def _run(self):
-        pause, reason = 0, ""
+        pause, reason, has_failed = 0, "", False
         try:
+            if self.executor.device.type == "cuda":  # a new thread is on GPU 0
+                torch.cuda.set_device(self.executor.device)
             with torch.no_grad():
                 while not reason:
                     if self.wake.wait(pause):
@@ -107,11 +120,14 @@ class Background:
             reason = f"Horovod has been shut down: {reason}"
         except Exception as error:  # a peer is gone, or a collective failed
             reason = f"Horovod's background thread on rank {self.rank} has ended: {error}"
+            has_failed = True
         with self.lock:
             self.stopped = reason
             left, self.pending = self.pending, {}
         for handle in left.values():
             handle.finish(error=HorovodInternalError(reason))
+        if has_failed:  # the others wait for this rank, and it will not come
+            self._leave_groups(abort=True)
 
     def _cycle(self):
         """One round of agreeing and doing; (is anything done?, why to stop, or "")."""
@@ -130,6 +146,8 @@ class Background:
             else:
                 slots.add(slot)
         everywhere, any_names = self._agree(slots | self._not_mine(), by_name)
+        if everywhere:
+            self.coordinator.note_activity()
         responses = [self.cache.use(slot) for slot in everywhere]
         for one in (response.request for response in responses):
             if one.name in mine:
@@ -145,9 +163,13 @@ class Background:
         return bool(responses), reason
 
     def _not_mine(self):
-        """Slots that need not wait for this rank: it has joined, or is not in the process set."""
+        """Slots that need not wait for this rank: of other process sets, or it has joined.
+
+        A joined rank has zeros for an all-reduce; the rest goes by name, and is an error.
+        """
         return {slot for slot, _, response in self.cache.entries.values()
-                if self.has_joined or response.request.process_set not in self.groups}
+                if response.request.process_set not in self.groups
+                or self.has_joined and response.request.kind == "allreduce"}
 
     def _agree(self, slots, by_name):
         """(slots that are ready on all ranks, does anybody send names?), the same on all ranks."""
@@ -178,8 +200,7 @@ class Background:
             if self.rank == 0:
                 for rank, requests in enumerate(lists):
                     self.coordinator.hear(rank, requests)
-                changed = [r.name for requests in lists for r in requests
-                           if r.name in self.cache.entries]
+                changed = self.cache.outdated([r for one in lists for r in one])
                 answer = [(changed, self.coordinator.answer(), self.coordinator.stop)]
             dist.broadcast_object_list(answer, group=self.control, group_src=0)
         changed, responses, reason = answer[0]

@@ -46,6 +46,17 @@ class ResponseCache:
         self.entries.move_to_end(name)
         return self.entries[name][2]
 
+    def outdated(self, requests):
+        """Names that must go when the coordinator hears `requests`.
+
+        Those that are asked for by name although they are known, and with a join all that a
+        joined rank can't take part in: without it they would wait for the joined rank's bit.
+        """
+        has_join = any(request.kind == "join" for request in requests)
+        return [request.name for request in requests if request.name in self.entries] + [
+            name for name, (_, _, response) in self.entries.items()
+            if has_join and response.request.kind != "allreduce"]
+
     def evict(self, name):
         """Nothing is known of `name` any more."""
         if name in self.entries:

@@ -48,8 +48,12 @@ class Coordinator:
             responses.append(Response(JOIN, (self.joined[-1],)))
             self.joined.clear()
         if responses:
-            self.active = time.perf_counter()
+            self.note_activity()
         return responses
+
+    def note_activity(self):
+        """Something is done now: those who have not joined are at work."""
+        self.active = time.perf_counter()
 
     def _missing(self, asked):
         """The ranks that still have to ask; a process set not known here yet lacks rank 0."""
@@ -63,11 +67,22 @@ class Coordinator:
         self.recorder.note(name, f"NEGOTIATE_{first.kind.upper()}", min(heard.values()))
         for rank, when in heard.items():
             self.recorder.note(name, f"rank {rank} is ready", when, when)
-        error = mismatch(asked) or _joined_too_early(first, self.joined)
+        error = mismatch(asked) or self._impossible(first)
         sizes = ()
         if first.kind == "allgather" and not error:
             sizes = tuple(asked[rank].shape[0] for rank in sorted(asked))
         return Response(first, sizes, error)
+
+    def _impossible(self, first):
+        """Why no rank can do what all asked for; "" when they can."""
+        if first.process_set not in self.sets:
+            return (f"{first.name!r}: process set {first.process_set} was not added since init(); "
+                    f"there are {sorted(self.sets)}")
+        joined = [rank for rank in self.joined if rank in self.sets[first.process_set]]
+        if joined and first.kind in ("allgather", "broadcast"):
+            return (f"{first.kind} of {first.name!r}: {_ranks(joined)} joined, and a rank that has "
+                    "joined takes part in all-reduces only")
+        return ""
 
     def check_stalls(self):
         """A tensor that waits too long is reported once; much too long, and all ranks shall stop.
@@ -105,13 +120,6 @@ def mismatch(asked):
             if one != other:
                 return (f"{first.name!r} differs between ranks: {what} {one} on rank {ranks[0]}, "
                         f"{other} on rank {rank}")
-    return ""
-
-
-def _joined_too_early(first, joined):
-    if joined and first.kind in ("allgather", "broadcast"):
-        return (f"{first.kind} of {first.name!r}: {_ranks(joined)} joined, and a rank that has "
-                "joined takes part in all-reduces only")
     return ""
 
 

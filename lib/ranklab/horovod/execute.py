@@ -84,27 +84,31 @@ class Executor:
             return
         if device not in self.streams:
             self.streams[device] = torch.cuda.Stream(device)
-        with torch.cuda.stream(self.streams[device]):
+        stream, of_thread = self.streams[device], torch.cuda.current_stream(device)
+        with torch.cuda.stream(stream):
             for job in jobs:
-                if job.handle and job.handle.computed:
-                    self.streams[device].wait_event(job.handle.computed)
+                if not job.handle:  # a joined rank's zeros
+                    stream.wait_stream(of_thread)
+                elif job.handle.computed:
+                    stream.wait_event(job.handle.computed)
             yield
-        self.streams[device].synchronize()  # a finished handle's output may be read anywhere
+        stream.synchronize()  # a finished handle's output may be read anywhere
 
     def _allreduce(self, jobs):
         request = jobs[0].response.request
         group, names = self.groups[request.process_set], [j.response.request.name for j in jobs]
         tensors, outputs = [job.tensor for job in jobs], [job.output for job in jobs]
+        stream = torch.cuda.current_stream(tensors[0].device) if tensors[0].is_cuda else None
         is_fused = len(jobs) > 1 or not outputs[0].is_contiguous()
         if is_fused:
-            with self.recorder.phase(names, "MEMCPY_IN_FUSION_BUFFER"):
+            with self.recorder.phase(names, "MEMCPY_IN_FUSION_BUFFER", stream):
                 flat = self.buffer.pack(tensors)
         else:
             flat = outputs[0]
             if flat is not tensors[0]:
                 flat.copy_(tensors[0])
         scale(flat, request.prescale)
-        with self.recorder.phase(names, f"{'NCCL' if flat.is_cuda else 'GLOO'}_ALLREDUCE"):
+        with self.recorder.phase(names, f"{'NCCL' if stream else 'GLOO'}_ALLREDUCE", stream):
             if request.op == "Adasum":
                 flat.copy_(adasum(flat, [tensor.numel() for tensor in tensors], group))
             else:
@@ -112,7 +116,7 @@ class Executor:
         ranks = dist.get_world_size(group) if request.op == "Average" else 1
         scale(flat, request.postscale / ranks)
         if is_fused:
-            with self.recorder.phase(names, "MEMCPY_OUT_FUSION_BUFFER"):
+            with self.recorder.phase(names, "MEMCPY_OUT_FUSION_BUFFER", stream):
                 unpack(flat, outputs)
 
     def _allgather(self, jobs):

@@ -30,8 +30,9 @@ def allreduce_async(tensor, average=None, name=None, op=None, prescale_factor=1.
 def allreduce_(tensor, average=None, name=None, op=None, prescale_factor=1.0,
                postscale_factor=1.0, process_set=global_process_set):
     """`tensor` holds the average (or what `op` says) over the ranks; it is returned, too."""
-    return synchronize(allreduce_async_(tensor, average, name, op, prescale_factor,
-                                        postscale_factor, process_set))
+    synchronize(allreduce_async_(tensor, average, name, op, prescale_factor, postscale_factor,
+                                 process_set))
+    return tensor
 
 
 def allreduce(tensor, average=None, name=None, compression=Compression.none, op=None,
@@ -85,7 +86,8 @@ def broadcast_async(tensor, root_rank, name=None, process_set=global_process_set
 
 def broadcast_(tensor, root_rank, name=None, process_set=global_process_set):
     """`tensor` holds rank root_rank's; it is returned, too."""
-    return synchronize(broadcast_async_(tensor, root_rank, name, process_set))
+    synchronize(broadcast_async_(tensor, root_rank, name, process_set))
+    return tensor
 
 
 def broadcast(tensor, root_rank, name=None, process_set=global_process_set):
@@ -122,6 +124,10 @@ def synchronize(handle):
         one.finished.wait()
         if one.error:
             raise type(one.error)(str(one.error))
+        if one.output is not None and one.output.is_cuda:
+            # An allgather's comes from the memory of the thread's stream, which must not give it
+            # away while kernels of the caller's stream still read it.
+            one.output.record_stream(torch.cuda.current_stream(one.output.device))
     return [one.output for one in handle] if isinstance(handle, list) else handle.output
 
 
@@ -171,9 +177,12 @@ def _broadcast(tensor, output, root_rank, name, process_set):
 def _submit(kind, tensors, outputs, name, process_set, **how):
     """The handles, one for each tensor; the background thread has all of them."""
     thread = background()
-    if process_set.process_set_id is None or not process_set.included():
+    if process_set.process_set_id is None:
+        raise ValueError(f"the process set of ranks {process_set.ranks} was not added since "
+                         "init(): give it to add_process_set() on every rank")
+    if not process_set.included():
         raise ValueError(f"rank {thread.rank} is not in the process set of ranks "
-                         f"{process_set.ranks}, or that was never added")
+                         f"{process_set.ranks}")
     name, handles = thread.full_name(name, process_set.process_set_id), []
     for i, (tensor, output) in enumerate(zip(tensors, outputs)):
         about, own = {}, None

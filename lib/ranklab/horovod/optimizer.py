@@ -12,21 +12,24 @@ from ranklab.horovod.compression import Compression
 from ranklab.horovod.ops import allreduce_async_, synchronize
 from ranklab.horovod.process_sets import global_process_set
 from ranklab.horovod.requests import Adasum, Average
-from ranklab.horovod.world import size
 
 
 def distributed_optimizer(optimizer, named_parameters, compression=Compression.none):
     """`optimizer`, whose step() from now on takes gradients that are averaged over all ranks.
 
     The average of a gradient is asked for as soon as backward has made it; step() waits for all.
+    That is before step(closure) calls its closure: here backward must come before step().
 
     cost   one request for each parameter and step
+    error  a second backward before step(); DistributedOptimizer has backward_passes_per_step
     lab    05
     """
     names = {p: name for name, p in named_parameters if p.requires_grad}
     handles = {}
 
     def ask(p):  # backward has just added the last part of p.grad
+        if p in handles:
+            raise ValueError(f"{names[p]!r} is being averaged: one backward for each step()")
         small, ctx = compression.compress(p.grad)
         handles[p] = allreduce_async_(small, name=names[p], op=Average), ctx
 
@@ -65,7 +68,8 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=Compressi
     if backward_passes_per_step < 1:
         raise ValueError(f"backward_passes_per_step={backward_passes_per_step} must be 1 or more")
     names = _names(optimizer, named_parameters)
-    mixin = _AdasumOfSteps if op == Adasum and size() > 1 else _AverageOfGradients
+    is_alone = process_set.size() == 1  # then there is nothing to combine
+    mixin = _AdasumOfSteps if op == Adasum and not is_alone else _AverageOfGradients
     kind = type(optimizer)
     made = type(kind.__name__, (mixin, kind), {})
     ours = made.__new__(made)  # not made(...): that would forget the state
@@ -158,13 +162,22 @@ class _AverageOfGradients:
             self._skips = False
 
     def step(self, closure=None):
+        """The optimizer's own step, with averages; closure() computes the gradients, once."""
+        loss = None
+        if closure is not None:
+            if self._skips:
+                raise ValueError("step(closure) makes new gradients, which nobody averages in "
+                                 "skip_synchronize(): call closure() before synchronize()")
+            with torch.enable_grad():
+                loss = closure()
         if not self._skips:
             if self._is_synchronized:
                 warnings.warn("step() after synchronize() averages once more: put it into "
                               "`with optimizer.skip_synchronize():`", stacklevel=2)
             self.synchronize()
         self._is_synchronized = False
-        return super().step(closure)
+        super().step()
+        return loss
 
     def zero_grad(self, *args, **kwargs):
         if self._handles:
@@ -182,10 +195,16 @@ class _AdasumOfSteps:
     """
 
     def _prepare(self, names, compression, passes, op, predivide, process_set):
-        self._names, self._compression = names, compression
-        self.backward_passes_per_step, self._process_set = passes, process_set
+        self._names, self._compression, self._process_set = names, compression, process_set
+        self.set_backward_passes_per_step(passes)
+
+    def set_backward_passes_per_step(self, passes):
+        """Any number will do: nothing travels in backward, and step() takes what has added up."""
+        self.backward_passes_per_step = passes
 
     def step(self, closure=None):
+        if not self._process_set.included():
+            return super().step(closure)
         before = {p: p.detach().clone() for p in self._names}
         loss = super().step(closure)
         handles = []

@@ -76,11 +76,11 @@ def _map(state, change):
 
 
 def broadcast_object(obj, root_rank=0, name=None, process_set=global_process_set):
-    """Rank root_rank's `obj`, on every rank.
+    """Rank root_rank's `obj`, on every rank; the others may give None.
 
     cost   its pickle, and 8 bytes for the length
     """
-    name = type(obj).__name__ if name is None else name
+    name = "broadcast_object" if name is None else name  # Horovod's own is the type of `obj`
     mine = _to_bytes(obj) if rank() == root_rank else torch.empty(0, dtype=torch.uint8)
     length = broadcast_(torch.tensor(len(mine)), root_rank, f"{name}.sz", process_set)
     data = mine if rank() == root_rank else torch.empty(length.item(), dtype=torch.uint8)
@@ -89,8 +89,8 @@ def broadcast_object(obj, root_rank=0, name=None, process_set=global_process_set
 
 
 def allgather_object(obj, name=None):
-    """[rank 0's obj, rank 1's, ...] on every rank."""
-    name = type(obj).__name__ if name is None else name
+    """[rank 0's obj, rank 1's, ...] on every rank; they may be of different types."""
+    name = "allgather_object" if name is None else name
     data = _to_bytes(obj)
     lengths = allgather(torch.tensor([len(data)]), f"{name}.sz")
     everything = allgather(data, f"{name}.t")

@@ -1,15 +1,11 @@
 """Process sets: collectives among some of the ranks, beside those of all."""
 
-from datetime import timedelta
-
-import torch.distributed as dist
-
-from ranklab.engine.rank import GROUP_GRACE
+from ranklab.horovod.groups import data_group
 from ranklab.horovod.world import background, rank, size
 
 
 class ProcessSet:
-    """The ranks `ranks`; usable after init(process_sets=[...]) or add_process_set."""
+    """The ranks `ranks`; usable from init(process_sets=[...]) or add_process_set to shutdown()."""
 
     def __init__(self, ranks):
         self.ranks = sorted(ranks)
@@ -46,10 +42,10 @@ def add_process_set(process_set):
                          f"from 0 to {size() - 1}")
     if ranks in thread.sets.values():
         raise ValueError(f"there is a process set of ranks {list(ranks)} already")
-    limit = timedelta(seconds=thread.settings.stall_shutdown + GROUP_GRACE)
-    group = dist.new_group(list(ranks), timeout=limit)
+    group = data_group(thread.settings, list(ranks))
     process_set.process_set_id = max(thread.sets) + 1
     if process_set.included():
         thread.groups[process_set.process_set_id] = group
     thread.sets[process_set.process_set_id] = ranks
+    thread.added.append(process_set)
     return process_set

@@ -14,7 +14,7 @@ VARIABLES = {
 
 @dataclass(frozen=True)
 class Settings:
-    """How the background thread works. Every rank must have the same.
+    """How the background thread works; init() gives every rank those of rank 0.
 
     fusion_threshold  bytes in one fusion buffer; 0 turns fusion off
     cycle_time_ms     pause between two negotiations, in which tensors gather

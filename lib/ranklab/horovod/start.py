@@ -2,13 +2,13 @@
 
 import atexit
 import os
-from datetime import timedelta
 
 import torch.distributed as dist
 
 from ranklab.engine import device
-from ranklab.engine.rank import GROUP_GRACE, backend_and_device
+from ranklab.engine.rank import backend_and_device
 from ranklab.horovod.background import Background
+from ranklab.horovod.groups import control_group, data_group
 from ranklab.horovod.process_sets import add_process_set, global_process_set
 from ranklab.horovod.settings import Settings
 from ranklab.horovod.world import WORLD, is_initialized, size, start_timeline
@@ -24,9 +24,10 @@ def init(comm=None, process_sets=None, *, fusion_threshold=None, cycle_time_ms=N
     Uses the process group that is up; else makes one, of torchrun's ranks or of this process
     alone. All ranks must call it. The arguments after `*` are ours: see Settings for them, and for
     the variables HOROVOD_FUSION_THRESHOLD, HOROVOD_CYCLE_TIME, HOROVOD_CACHE_CAPACITY,
-    HOROVOD_STALL_CHECK_TIME_SECONDS. With HOROVOD_TIMELINE=FILE a timeline begins at once.
+    HOROVOD_STALL_CHECK_TIME_SECONDS. Rank 0's hold for all: ranks that fuse in different ways
+    would not fit together. With HOROVOD_TIMELINE=FILE a timeline begins at once.
 
-    cost   makes two process groups
+    cost   broadcasts the settings, and makes two process groups
     error  `comm` other than all ranks; a setting that is out of range
     """
     if comm:
@@ -39,12 +40,12 @@ def init(comm=None, process_sets=None, *, fusion_threshold=None, cycle_time_ms=N
         cache_capacity=cache_capacity, stall_check=stall_check, stall_shutdown=stall_shutdown)
     if not dist.is_initialized():
         _make_group()
-    # Groups of its own, or its collectives would get between those of the program. Their time is
-    # longer than that of a tensor that somebody lacks, whose report says more.
-    limit = timedelta(seconds=settings.stall_shutdown + GROUP_GRACE)
-    control = dist.new_group(backend="gloo", timeout=limit)
-    data = dist.new_group(timeout=limit)
-    WORLD.background = Background(settings, control, data, device())
+    of_rank_0 = [settings]
+    dist.broadcast_object_list(of_rank_0, src=0)
+    settings, = of_rank_0
+    # Groups of its own, or its collectives would get between those of the program.
+    WORLD.background = Background(settings, control_group(settings), data_group(settings),
+                                  device())
     atexit.register(_at_exit)
     global_process_set.ranks = list(range(size()))
     for one in process_sets or ():
@@ -67,7 +68,8 @@ def _make_group():
 def shutdown():
     """The background threads of all ranks have ended; what still waited for others is an error.
 
-    Once one rank calls it, no other can use Horovod any more, as in Horovod.
+    Once one rank calls it, no other can use Horovod any more, as in Horovod. The groups that
+    init() and add_process_set() made are destroyed; after the next init() sets are added again.
     """
     _shut_down(END_LIMIT)
 
@@ -76,6 +78,8 @@ def _shut_down(limit):
     if WORLD.background is None:
         return
     WORLD.background.stop(limit)
+    for process_set in WORLD.background.added:
+        process_set.process_set_id = None
     WORLD.background = None
     atexit.unregister(_at_exit)
     if WORLD.made_group and dist.is_initialized():

@@ -22,7 +22,7 @@ from ranklab.models.cnn import CNN, CNNConfig
 # What a run can leave out, and what is wrong then.
 PIECES = {
     "broadcast": "every rank starts from its own weights",
-    "average": "every rank steps along its own gradient",
+    "average": "every rank steps along its own gradient, and keeps its own statistics",
     "mean": "gradients are summed, not averaged",
     "shard": "every rank takes rank 0's images",
     "epoch": "every epoch has the same order",
@@ -182,7 +182,7 @@ def replicate(model, settings):
     if "broadcast" in settings.without:
         model.load_state_dict(own)
     if "average" in settings.without:
-        replica.sync = False  # as if every step were inside no_sync()
+        replica.sync = False  # as if every step were inside no_sync(): so buffers stay, too
     if "buffers" in settings.without:
         replica.sync_buffers = lambda: None
     return replica

@@ -72,8 +72,9 @@ def seconds_per_step(trainer, steps):
     for _ in range(steps):
         trainer.step(*next(source))
     finish()
+    seconds = time.perf_counter() - start
     source.close()  # and its workers end, before others are measured
-    return (time.perf_counter() - start) / steps
+    return seconds / steps
 
 
 def enough_steps(config):

@@ -221,7 +221,10 @@ def rank_device(hvd):
     """Where this rank computes; under horovodrun, launch has not chosen."""
     if hvd.__name__.startswith("ranklab"):
         return device()
-    return torch.device("cuda", hvd.local_rank()) if torch.cuda.is_available() else device()
+    if not torch.cuda.is_available():
+        return device()
+    torch.cuda.set_device(hvd.local_rank())  # or Horovod's own buffers would all be on GPU 0
+    return torch.device("cuda", hvd.local_rank())
 
 
 @contextlib.contextmanager

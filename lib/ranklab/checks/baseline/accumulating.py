@@ -50,7 +50,7 @@ def check_accumulate_gradients(accumulate_gradients):
     _compare_growth(accumulate_gradients)
     yield "gradients are added to what .grad held; inputs and weights are unchanged"
     _compare_peak(accumulate_gradients)
-    yield "the activations of one piece at a time are in memory"
+    yield "pieces of `micro_batch` rows, each seen once; one piece at a time is in memory"
 
 
 def _compare_accumulated(accumulate_gradients, case, rows, micro_batch, ignored):
@@ -60,6 +60,10 @@ def _compare_accumulated(accumulate_gradients, case, rows, micro_batch, ignored)
     right.backward()
 
     def loss_sum(x, y):
+        if x.shape[1:] != inputs.shape[1:]:
+            raise Mistake(f"{case}: a piece has the shape {tuple(x.shape)}, of {TINY.n_ctx} tokens "
+                          "a row", "Cut between rows: inputs.split(micro_batch). A row stays "
+                          "whole, as its tokens attend to each other.")
         return model(x, y, "sum")
 
     loss = accumulate_gradients(loss_sum, inputs.clone(), targets.clone(), micro_batch)
@@ -116,12 +120,14 @@ def _compare_loss(case, loss, right):
 
 
 def _compare_growth(accumulate_gradients):
-    inputs, targets = _batch(4)
+    inputs, targets = _batch(4, ((1, 5),))
     model = _model()
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     x, y = inputs.clone(), targets.clone()
     accumulate_gradients(lambda x, y: model(x, y, "sum"), x, y, 2)
     once = gradients(model)
+    if not (torch.equal(x, inputs) and torch.equal(y, targets)):
+        raise Mistake("inputs or targets have changed", "Split them; do not write into them.")
     accumulate_gradients(lambda x, y: model(x, y, "sum"), x, y, 2)
     for name, grad in gradients(model).items():
         if grad is not None and distance(grad, 2 * once[name]) > 1e-4:
@@ -129,24 +135,33 @@ def _compare_growth(accumulate_gradients):
                           "Setting .grad back to zero is the caller's business, not yours.")
     if any(not torch.equal(p, before[name]) for name, p in model.named_parameters()):
         raise Mistake("the weights have changed", "Only .grad may change; the step comes later.")
-    if not (torch.equal(x, inputs) and torch.equal(y, targets)):
-        raise Mistake("inputs or targets have changed", "Split them; do not write into them.")
 
 
 def _compare_peak(accumulate_gradients):
-    inputs, targets = _batch(8)
-    model = _model()
+    inputs, targets = _batch(9)
+    model, rows = _model(), []
 
     def loss_sum(x, y):
+        rows.append(len(x))
         return model(x, y, "sum")
 
     with SavedActivations(model) as saved:
-        loss_sum(inputs[:2], targets[:2])
+        loss_sum(inputs[:4], targets[:4])
     one_piece = saved.bytes
+    rows.clear()
     with SavedActivations(model) as saved:
-        accumulate_gradients(loss_sum, inputs, targets, 2)
+        accumulate_gradients(loss_sum, inputs, targets, 4)
+    if rows != [4, 4, 1]:
+        hint = ("split(n) makes pieces of n rows, the last may have fewer; chunk(n) makes n "
+                "pieces. Smaller pieces keep a GPU less busy, larger ones need more memory.")
+        if sum(rows) > 9:
+            hint = ("Each row goes through loss_sum once: the loss that gives the gradient is also "
+                    "a part of the mean that you return.")
+        raise Mistake(f"9 rows with micro_batch=4: loss_sum got pieces of {rows} rows; right is "
+                      "[4, 4, 1]", hint)
     if saved.peak_bytes > 1.5 * one_piece:
         raise Mistake(f"{saved.peak_bytes:,} bytes of activations at once; one piece keeps "
                       f"{one_piece:,}",
                       "Call backward() on each piece before the next forward: it frees what the "
-                      "piece kept. One backward at the end saves no memory at all.")
+                      "piece kept (not with retain_graph=True). One backward at the end saves no "
+                      "memory at all.")

@@ -5,13 +5,16 @@ from numbers import Real
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from ranklab.baseline.checkpointing import checkpoint_blocks
 from ranklab.baseline.memory import as_trained, ends_bytes
 from ranklab.course.exercise import Mistake
 from ranklab.meter import SavedActivations, memory_of
 from ranklab.models.gpt import GPT, GPTConfig, count_parameters
 
-TINY = GPTConfig(vocab_size=101, n_ctx=24, n_layer=3, n_head=2, n_embd=16)
-WIDE = GPTConfig(vocab_size=256, n_ctx=64, n_layer=3, n_head=3, n_embd=96)
+# Three heads, as two would be the two products of attention or two numbers for each token; and
+# not as many layers in both.
+TINY = GPTConfig(vocab_size=101, n_ctx=24, n_layer=3, n_head=3, n_embd=48)
+WIDE = GPTConfig(vocab_size=256, n_ctx=64, n_layer=2, n_head=3, n_embd=96)
 
 
 def counted_flops(config, batch, seq, backward=True):
@@ -82,12 +85,14 @@ def _flops_hint(config, batch, seq, got, right):
 
 
 def check_mfu(mfu):
-    for config, speed, peak, devices in ((WIDE, 1e6, 1e12, 1), (TINY, 3e7, 312e12, 8)):
+    for config, speed, peak, devices in ((WIDE, 1e6, 1e13, 1), (TINY, 3e7, 312e12, 8)):
         flops = counted_flops(config, 1, config.n_ctx) / config.n_ctx
         right = flops * speed / peak / devices
         got = _number(mfu(config, speed, peak, devices), "the fraction")
         slips = {100 * right: "A fraction is wanted, not per cent.",
-                 right * devices: "The peak of all devices together is devices x peak_flops.",
+                 right * devices: "The peak of all devices together is devices x peak_flops, and "
+                                  "tokens_per_second is of all of them already.",
+                 right * 4 / 3: "What is computed twice to save memory does not count as work.",
                  right * devices**2: "`/ peak_flops * devices` multiplies by devices. Divide by "
                                      "both: / (peak_flops * devices).",
                  right / 3: "Training is forward and backward: three forwards.",
@@ -130,7 +135,9 @@ def check_model_state_bytes(model_state_bytes):
                 what = (f"{recipe}, {name}: {got[name] / n:g} bytes a parameter; "
                         f"counted after a step: {wanted / n:g}")
                 hint = STATE_HINTS[name]
-                if got[name] == 8 * wanted:
+                if got[name] * n == wanted:
+                    hint = "That is for one parameter: multiply by n."
+                elif got[name] == 8 * wanted:
                     hint = "These are bits; a byte has 8. " + hint
                 if name == "parameters" and got[name] == wanted + 4 * n:
                     hint = "The float32 master weights belong to the optimizer."
@@ -139,8 +146,9 @@ def check_model_state_bytes(model_state_bytes):
         yield f"{recipe}: {each} bytes a parameter, as counted after a real Adam step"
 
 
-def counted_activations(config, batch, seq, dtype):
+def counted_activations(config, batch, seq, dtype, recompute=False):
     model = GPT(config).to(dtype)
+    model = checkpoint_blocks(model) if recompute else model
     inputs, targets = (torch.zeros(batch, seq, dtype=torch.long) for _ in range(2))
     with SavedActivations(model) as saved:
         model(inputs, targets)
@@ -155,15 +163,26 @@ def check_activation_bytes(activation_bytes):
         kind = "flash attention" if flash else "plain attention"
         yield f"{kind}: every byte that autograd saves; three shapes, float32 and bf16"
     for flash in (True, False):
-        config = _layers(TINY, 4, flash)
-        kept = 2 * 20 * TINY.n_embd * 4
-        got = (activation_bytes(config, 2, 20, recompute=True)
-               - activation_bytes(_layers(TINY, 3, flash), 2, 20, recompute=True))  # fmt: skip
-        if got != kept:
-            hint = ("A checkpointed block keeps one tensor, its input, of C numbers a token; it "
-                    "computes all others again.")
-            raise Mistake(f"recompute=True: a block keeps {got:,} bytes; right is {kept:,}", hint)
-    yield "recompute=True: a block keeps its input and nothing else"
+        for batch, seq, dtype in ((2, 20, torch.float32), (3, 17, torch.bfloat16)):
+            _compare_recomputed(activation_bytes, flash, batch, seq, dtype)
+    yield "recompute=True: a block keeps its input and nothing else; the ends keep all they did"
+
+
+def _compare_recomputed(activation_bytes, flash, batch, seq, dtype):
+    configs, e = [_layers(TINY, n, flash) for n in (3, 4)], dtype.itemsize
+    right = [counted_activations(c, batch, seq, dtype, recompute=True) for c in configs]
+    got = [_number(activation_bytes(c, batch, seq, e, recompute=True), "the bytes")
+           for c in configs]
+    case = f"recompute=True, batch {batch} x {seq}, {e} bytes a number"
+    if got[1] - got[0] != right[1] - right[0]:
+        raise Mistake(f"{case}: a block keeps {got[1] - got[0]:,} bytes; counted "
+                      f"{right[1] - right[0]:,}",
+                      "A checkpointed block keeps one tensor, its input, of C numbers a token, of "
+                      "`element` bytes each; it computes all others again.")
+    if got[1] != right[1]:
+        raise Mistake(f"{case}, 4 layers: {got[1]:,} bytes; counted {right[1]:,}",
+                      "The blocks are right. Embedding, head and loss are not checkpointed: add "
+                      "ends_bytes(config, batch, seq, element) here too, and nothing else.")
 
 
 def _layers(config, n, flash):

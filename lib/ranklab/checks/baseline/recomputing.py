@@ -9,7 +9,7 @@ from ranklab.meter import SavedActivations
 
 
 class Layer(nn.Module):
-    """Something to recompute: weights, a frozen weight, dropout, two inputs."""
+    """Something to recompute: weights, a frozen weight, dropout, three inputs."""
 
     def __init__(self, dropout):
         super().__init__()
@@ -18,31 +18,33 @@ class Layer(nn.Module):
         self.drop = nn.Dropout(dropout)
         self.calls = 0
 
-    def forward(self, x, shift):
+    def forward(self, x, shift, mask):
         self.calls += 1
-        return x + self.drop(self.down(torch.tanh(self.up(x)))) * shift
+        return x + self.drop(self.down(torch.tanh(self.up(x)))) * shift * mask
 
 
 def _two_layers(dropout, run):
-    """A step through two layers by run(layer, x, shift): all that may differ from the plain one."""
+    """A step through two layers by run(layer, *inputs): all that may differ from the plain one."""
     torch.manual_seed(3)
     layers = nn.ModuleList([Layer(dropout), Layer(dropout)])
     start = torch.randn(8, 16, requires_grad=True)
-    shift = torch.rand(8, 1)  # needs no gradient
+    shift = torch.rand(8, 1, requires_grad=True)
+    mask = torch.tensor([1, 0, 1, 1, 0, 1, 1, 1], dtype=torch.int32)[:, None]  # has no gradient
     x = start * 1.0
     with SavedActivations(layers) as saved:
         for layer in layers:
-            x = run(layer, x, shift)
+            x = run(layer, x, shift, mask)
     loss = (x * torch.randn(8, 16)).sum()  # random numbers are used between forward and backward
     loss.backward()
-    return {"value": x.detach(), "input": start.grad, "weights": gradients(layers),
+    weights = {**gradients(layers), "the second input, shift": shift.grad}
+    return {"value": x.detach(), "input": start.grad, "weights": weights,
             "saved": saved.bytes, "calls": layers[0].calls, "random": torch.rand(4)}  # fmt: skip
 
 
 # What autograd says, and what it means here.
 RAISED = {
     "One of the differentiated Tensors does not require grad":
-        "One input, `shift`, needs no gradient, and torch.autograd.grad can't be asked for it. "
+        "One input, `mask`, needs no gradient, and torch.autograd.grad can't be asked for it. "
         "torch.autograd.backward(outputs, gradients) can: then return each x.grad.",
     "does not require grad":
         "Autograd is off inside forward and backward of a Function: run function again inside "
@@ -51,14 +53,17 @@ RAISED = {
         "The kept inputs still hang on the graph that they came from, and backward ran on into "
         "the layer before. Detach them first: x.detach().requires_grad_(x.requires_grad).",
     "incorrect number of gradients":
-        "backward must return one gradient for each input, in a tuple: here there are two inputs, "
-        "x and shift. None will do for one that needs no gradient.",
+        "backward must return one gradient for each input, in a tuple: here there are three, x, "
+        "shift and mask. None will do for one that needs no gradient.",
+    "can require gradients":
+        "An input of whole numbers, like `mask`, can't require a gradient: "
+        "x.detach().requires_grad_(x.requires_grad) asks only where the original did.",
 }  # fmt: skip
 
 
 def _recomputed(checkpointed, dropout):
     try:
-        return _two_layers(dropout, lambda layer, x, shift: checkpointed(layer, x, shift))
+        return _two_layers(dropout, lambda layer, *inputs: checkpointed(layer, *inputs))
     except RuntimeError as error:
         hint = next((hint for text, hint in RAISED.items() if text in str(error)), None)
         if hint is None:
@@ -68,12 +73,12 @@ def _recomputed(checkpointed, dropout):
 
 def check_checkpointed(checkpointed):
     for dropout in (0.0, 0.5):
-        right = _two_layers(dropout, lambda layer, x, shift: layer(x, shift))
+        right = _two_layers(dropout, lambda layer, *inputs: layer(*inputs))
         got = _recomputed(checkpointed, dropout)
         _compare_recomputed(got, right, dropout)
         if dropout == 0.0:
             yield "same value, same gradients of input and weights, through two layers in a row"
-            least = 2 * (8 * 16 + 8 * 1) * 4  # x and shift; shift is shared, so a bit less
+            least = 2 * (8 * 16 + 2 * 8) * 4  # x, shift, mask; two are shared, so a bit less
             if got["saved"] > least:
                 raise Mistake(f"{got['saved']:,} bytes are kept; the inputs have at most {least:,}",
                               "Keep the inputs only: ctx.save_for_backward(*inputs), and run "
@@ -99,6 +104,9 @@ def _compare_recomputed(got, right, dropout):
         seen = got["input"] if name == "the input" else got["weights"][name]
         if grad is None:
             continue
+        if "shift" in name and seen is None:
+            raise Mistake(f"{with_dropout}{name} gets no gradient",
+                          "Return the gradients of all inputs: tuple(x.grad for x in kept).")
         if seen is None or (not seen.any() and grad.any()):
             raise Mistake(f"{with_dropout}{name} gets no gradient",
                           "Weights inside function are no inputs of it: "

@@ -12,13 +12,14 @@ def half_loss(w, x, factor):
     return (w.half() * x).float().sum() * factor
 
 
-# What the gradients of the two parameters are multiplied by: 64 x 2^12 overflows in fp16.
+# What the gradients of the two parameters are multiplied by: 64 x 2^12 overflows in fp16. With
+# -5 x 2^13 one number alone does, to minus infinity: twice that, and the other is half of it.
 FACTORS = (
     (1.0, 1.0), (1.0, 1.0), (1e-8, 1.0),  # the scale doubles after these three
     (1.0, 1.0), (1.0, 1.0), (1.0, 1.0),  # and after these, not before
     (1.0, 1.0), (1.0, 1.0), (64.0, 64.0),  # two clean steps, then an overflow: count from 0
     (1.0, 1.0), (1.0, 1.0), (1.0, 1.0),
-    (1.0, 64.0), (1.0, 1.0), (float("nan"), 1.0),  # one parameter alone, the second and the first
+    (1.0, -5.0), (1.0, 1.0), (float("nan"), 1.0),  # one parameter alone, the second and the first
     (1.0, 1.0), (1.0, 1.0), (1.0, 1.0),
 )  # fmt: skip
 
@@ -29,8 +30,9 @@ def _scaled_run(step):
     """
     first, second = (nn.Parameter(torch.tensor([1.0, 2.0])) for _ in range(2))
     unused = nn.Parameter(torch.ones(1))  # has no gradient, like a frozen or skipped layer
-    optimizer = torch.optim.SGD([first, second, unused], lr=0.1, momentum=0.9)
-    used, seen, x = [], [], torch.tensor([1.0, 0.5]).half()
+    groups = [{"params": [first, unused]}, {"params": [second]}]
+    optimizer = torch.optim.SGD(groups, lr=0.1, momentum=0.9)
+    used, seen, x = [], [], torch.tensor([2.0, 0.5]).half()
     optimizer.register_step_pre_hook(lambda *_: used.append(torch.cat(
         [torch.zeros(2) if w.grad is None else w.grad for w in (first, second)])))
     for a, b in FACTORS:
@@ -87,15 +89,16 @@ def _compare_scaled(at, mine, torchs, last):
         hint = ("Look before you step: if any gradient is inf or NaN, skip the step. Setting it to "
                 "zero and stepping still moves the weights, by their momentum.")
         if first != second:  # it did skip when both had overflowed
-            hint = ("Only one of the two parameters has a bad gradient here. Look at all "
-                    "gradients, not at those of one parameter.")
+            hint = ("Only one of the two parameters has a bad gradient here, NaN or minus "
+                    "infinity, perhaps in one number only. Look at all gradients, not at those "
+                    "of one parameter: gradient.isfinite().all() for each.")
         raise Mistake(f"{case}: the optimizer stepped, though a gradient was not finite", hint)
     if right_used is not None and used is None:
         raise Mistake(f"{case}: the optimizer did not step",
                       "All gradients are finite here. A parameter may have no gradient at all.")
     if used is not None and not torch.allclose(used, right_used, rtol=1e-3, atol=0):
-        hint = ("Divide the gradients by the scale before optimizer.step(), and start each step "
-                "from zero gradients.")
+        hint = ("Divide the gradients by the scale that the loss was multiplied by, in all "
+                "param_groups, before optimizer.step(); and start each step from zero gradients.")
         if (used == 0)[right_used != 0].any():
             hint = ("A gradient was lost: 1e-8 is below what fp16 can hold. Scale the loss before "
                     "backward, not the gradients after it.")

@@ -49,25 +49,35 @@ def _who(value):
 
 
 def call_plain(fn, x, case):
-    return fill(fn, x) if case.into else fn(x)
+    return fill(fn, x, x.shape, case)[0] if case.into or case.returned else fn(x)
 
 
 def call_scatter(fn, x, case):
-    if not case.into:
+    if not (case.into or case.returned):
         return fn(x)
-    return fill(fn, x).view(-1).tensor_split(dist.get_world_size())[dist.get_rank()]
+    got, out = fill(fn, x, x.shape, case)
+    return got if case.returned else (
+        out.view(-1).tensor_split(dist.get_world_size())[dist.get_rank()])
 
 
-def fill(fn, x):
-    """What lies in `out` after `fn(x, out=out)`, wherever the returned value may lie."""
-    out = torch.full(x.shape, 99, dtype=x.dtype, device=x.device)
-    fn(x, out=out)
-    return out
+def fill(fn, x, shape, case):
+    """(what is looked at, `out`) after `fn(x, out=out)`: what it returned, or `out` itself."""
+    out = torch.full(shape, 99, dtype=x.dtype, device=x.device)
+    got = fn(x, out=out)
+    return out if case.into else got, out
+
+
+def explain_gathered(rank, ranks, got, right):
+    """As explain_into, for an all-gather, which adds nothing up."""
+    if not torch.equal(got, right):
+        raise Mistake(f"`out` is given, and the result is not in it on rank {rank} of {ranks}",
+                      "Copy your shard into its place in `out`, and let the others arrive in "
+                      "theirs. torch.cat and empty_like make a new tensor elsewhere.")
 
 
 def explain_into(rank, ranks, got, right):
-    """An Exercise's `explain` for a case with `into`: the result must lie in `out` itself."""
-    if torch.equal(got, right):
+    """A `compare`'s `explain` for a case with `into`: the result must lie in `out` itself."""
+    if torch.equal(got, right) or not got.numel():
         return
     what = ("nothing was written there" if bool((got == 99).all()) else
             f"it has {got.flatten()[0]:g} there where {right.flatten()[0]:g} is right")

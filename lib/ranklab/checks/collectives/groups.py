@@ -7,6 +7,7 @@ from ranklab.checks.collectives.ring import ALONE, plain_cases, uneven_cases
 from ranklab.checks.collectives.trials import (
     WORLD_SIZES, Case, compare, is_mean, no_backend, observe, ranks_agree, times_in, total, values,
 )
+from ranklab.checks.collectives.tree import nothing_sent
 from ranklab.course.exercise import Mistake
 
 LAYOUTS = ((1, 1), (1, 2), (3, 1), (2, 4))  # (nodes, ranks on each)
@@ -27,6 +28,7 @@ def check_parameter_server(fn):
     seen = observe(fn, call_server, cases, 4)
     for case, of_ranks in zip(cases[:-2], seen):
         compare(case, 4, of_ranks, [total(case, 4)] * 4)
+        nothing_sent(case, of_ranks)
     ranks_agree(seen[-2])
     yield "on 4 too, for lengths 0, 1, 2, 7, 1001, when x is not contiguous; x unchanged"
     stays_in_group(fn, call_root_in_group, lambda xs: [sum(xs)] * 2)
@@ -62,6 +64,9 @@ def _server_bytes(seen, server, nbytes):
                     if seen[0].sent == 3 * nbytes else
                     "A worker sends its x once, to the server only; the server answers each once.")
             raise Mistake(what, hint)
+        if one.messages != wanted // nbytes:
+            raise Mistake(f"rank {rank} of 4 sends {one.messages} messages, not {wanted // nbytes}",
+                          "x goes in one piece, as each message costs its latency.")
 
 
 def call_hierarchical(fn, x, case, inside, across):
@@ -78,16 +83,17 @@ def check_hierarchical_all_reduce(fn):
             compare(case, ranks, of_ranks, wanted, _explain_layers(nodes, per_node))
     last = seen[-1]  # 96 numbers on two nodes of four ranks
     yield "right on 1, 2, 3, 8 ranks, in 1, 2, 3 nodes; float32, bfloat16, int64"
-    cases = uneven_cases() + [Case(1001, "normal")]
+    cases = uneven_cases() + [Case(1001, "normal"), Case(96)]
     hint = ("Shards differ in length here: the last all-gather needs out=x.new_empty(x.shape), "
             "which says how long each one is.")
-    seen = observe(fn, call_hierarchical, cases, 6, hint, per_node=3)
-    for case, of_ranks in zip(cases[:-1], seen):
+    seen = observe(fn, call_hierarchical, cases, 6, hint, per_node=2)
+    for case, of_ranks in zip(cases[:-2], seen):
         compare(case, 6, of_ranks, [total(case, 6)] * 6, _explain_shape)
-    ranks_agree(seen[-1])
+    ranks_agree(seen[-2])
     yield "on 6 too, when nothing divides (0, 1, 2, 7, 1001), when x is not contiguous; x unchanged"
     no_backend(last)
     _link_bytes(last, nodes=2, per_node=4, nbytes=96 * 4)
+    _link_bytes(seen[-1], nodes=3, per_node=2, nbytes=96 * 4)  # with two, a server does as well
     yield "over the slow link each rank sends 2(M-1)/M of one L-th of the bytes"
     yield "inside its node each rank sends 2(L-1)/L of the bytes"
 
@@ -132,11 +138,19 @@ def _link_bytes(seen, nodes, per_node, nbytes):
         told = f"{100 * sum(slow) / nodes / nbytes:g} MB of a 100 MB tensor leave each node"
         best = 100 * slow_best * per_node / nbytes
         hint = "Sum inside the node first, and let only a shard of that sum cross to its peers."
-        if len(set(slow)) > 1:
+        if nodes > 2:  # on two nodes it was right
+            hint = "Across the nodes, too, a ring sends the fewest bytes: ring_all_reduce."
+        elif len(set(slow)) > 1:
             hint = f"This is a flat ring (group=None?): use the groups inside and across. {hint}"
         elif fast == [fast_best // nodes] * len(seen):
             hint = f"The groups are swapped: the big transfers go over the slow link. {hint}"
         raise Mistake(f"{told} over the slow link; {best:g} MB are enough", hint)
+    if slow != [slow_best] * len(seen):
+        told = " and ".join(f"{100 * n / nbytes:.3g} MB" for n in sorted({*slow}))
+        raise Mistake(f"of a 100 MB tensor, ranks send {told} over the slow link; "
+                      f"{100 * slow_best / nbytes:.3g} MB each are enough",
+                      "One rank carries more than the others, and they wait for it. Let each rank "
+                      "of the node take its own shard across, and round a ring there.")
     if fast != [fast_best] * len(seen):
         raise Mistake(f"inside the node a rank sends {100 * max(fast) / nbytes:g} MB of a 100 MB "
                       f"tensor; {100 * fast_best / nbytes:g} MB are enough",

@@ -4,7 +4,7 @@ import torch
 import torch.distributed as dist
 
 from ranklab.checks.collectives.arguments import (
-    call_in_group, call_plain, call_scatter, explain_into, stays_in_group,
+    call_in_group, call_plain, call_scatter, explain_gathered, explain_into, fill, stays_in_group,
 )
 from ranklab.checks.collectives.trials import (
     MARK, WORLD_SIZES, Case, compare, is_mean, no_backend, observe, ranks_agree, sends, total,
@@ -14,12 +14,21 @@ from ranklab.course.exercise import Mistake
 
 ALONE = "With one rank there is nobody to talk to: the loop must not run at all."
 TYPES = ("float32", "bfloat16", "int64")
-UNEVEN = "R does not divide this length: chunks differ by one, and some may be empty."
+UNEVEN = ("R does not divide this length: chunks differ by one, and some may be empty. "
+          "tensor_split cuts any length, x's and that of `out`.")
 
 
 def uneven_cases():
     """Lengths that R does not divide, shorter than R, and a matrix that is not contiguous."""
     return [Case(n) for n in (1001, 7, 2, 1, 0)] + [Case(24, strided=True)]
+
+
+def into_cases():
+    """With an `out`: what lies in it for even and uneven chunks and two dimensions, and what is
+    returned then.
+    """
+    return [Case(48, into=True), Case(1001, into=True), Case(24, strided=True, into=True),
+            Case(7, returned=True)]
 
 
 def plain_cases(ranks):
@@ -37,13 +46,15 @@ def check_ring_reduce_scatter(fn):
         for case, of_ranks in zip(cases, seen):
             compare(case, ranks, of_ranks, shards(case, ranks), _explain_shard(of_ranks))
     yield "rank r has chunk r of the sum, on 1, 2, 3, 8 ranks; float32, bfloat16, int64"
-    cases = [Case(48), *uneven_cases(), Case(48, into=True)]
-    seen = observe(fn, call_scatter, cases, 4, hint=UNEVEN)
-    for case, of_ranks in zip(cases[:-1], seen):
+    plain, cases = [Case(48), *uneven_cases()], into_cases()
+    seen = observe(fn, call_scatter, plain + cases, 4, hint=UNEVEN)
+    for case, of_ranks in zip(plain, seen):
         compare(case, 4, of_ranks, shards(case, 4), _explain_shard(of_ranks))
     yield "on 4 too, when the length does not divide (0, 1, 2, 7, 1001), when x is not contiguous"
     yield from one_pass(seen[0], whole_bytes=48 * 4)
-    compare(cases[-1], 4, seen[-1], shards(cases[-1], 4), explain_into)
+    for case, of_ranks in zip(cases, seen[len(plain):]):
+        explain = explain_into if case.into else None
+        compare(case, 4, of_ranks, shards(case, 4), explain)
     stays_in_group(fn, call_in_group, lambda xs: sum(xs).tensor_split(2))
     yield "in the `out` that is given; inside a group it meets nobody else"
 
@@ -113,12 +124,15 @@ def check_ring_all_gather(fn):
             compare(case, ranks, of_ranks, [torch.cat(parts)] * ranks, explain)
     yield "every rank has all shards in rank order, on 1, 2, 3, 8 ranks; three types"
     cases = [Case(48), *uneven_cases()]
-    seen = observe(fn, call_gather_into, cases, 4, hint=UNEVEN)
+    into = [Case(1001, into=True), Case(24, strided=True, into=True)]
+    seen = observe(fn, call_gather_into, cases + into, 4, hint=UNEVEN)
     for case, of_ranks in zip(cases, seen):
         whole = values(case, 0)
         parts = whole.flatten().tensor_split(4)
         compare(case, 4, of_ranks, [whole] * 4, _explain_out(parts))
-    yield "on 4 too, when shards differ in length and `out` says how long the whole is"
+    for case, of_ranks in zip(into, seen[len(cases):]):
+        compare(case, 4, of_ranks, [values(case, 0)] * 4, explain_gathered)
+    yield "on 4 too, in the `out` that is given, which says how long each shard is"
     stays_in_group(fn, call_in_group, lambda xs: [torch.cat(xs)] * 2)
     yield "inside a group it meets nobody else"
     yield from one_pass(seen[0], whole_bytes=48 * 4)
@@ -128,14 +142,13 @@ def call_gather_into(fn, x, case):
     """The shards of one tensor, which rank 0's input stands for, into an `out` of its shape."""
     whole = values(case, 0).to(x.device)
     shard = whole.flatten().tensor_split(dist.get_world_size())[dist.get_rank()]
-    out = torch.full(whole.shape, 99, dtype=whole.dtype, device=whole.device)
-    return fn(shard.clone(), out=out)
+    return fill(fn, shard.clone(), whole.shape, case)[0]
 
 
 def _explain_gather(parts, seen):
     def explain(rank, ranks, got, right):
         goes_left(seen, rank)
-        if got.shape != right.shape or not right.numel():
+        if got.shape != right.shape or got.dtype != right.dtype or not right.numel():
             return
         pieces = got.tensor_split(ranks)
         order = [next((r for r, part in enumerate(parts) if torch.equal(part, piece)), None)
@@ -175,9 +188,9 @@ def check_ring_all_reduce(fn):
         for case, of_ranks in zip(cases, seen):
             compare(case, ranks, of_ranks, [total(case, ranks)] * ranks, _explain_sum)
     yield "right on 1, 2, 3, 8 ranks; float32, bfloat16, int64"
-    cases = [Case(48), *uneven_cases(), Case(48, into=True), Case(1001, "normal")]
-    seen = observe(fn, call_plain, cases, 4, hint=UNEVEN)
-    for case, of_ranks in zip(cases[:-2], seen):
+    plain, cases = [Case(48), *uneven_cases()], into_cases()
+    seen = observe(fn, call_plain, [*plain, *cases, Case(1001, "normal")], 4, hint=UNEVEN)
+    for case, of_ranks in zip(plain, seen):
         compare(case, 4, of_ranks, [total(case, 4)] * 4, _explain_sum)
     yield "on 4 too, when the length does not divide (0, 1, 2, 7, 1001), when x is not contiguous"
     ranks_agree(seen[-1])
@@ -190,7 +203,10 @@ def check_ring_all_reduce(fn):
                       f"{2 * 3 * 1001 * 4}", "Do you pad to a multiple of R? Padding is sent too. "
                       "tensor_split cuts any length into R chunks.")
     yield "each rank sends exactly 2(R-1)/R of the bytes, also when R does not divide"
-    compare(cases[-2], 4, seen[-2], [total(cases[-2], 4)] * 4, explain_into)
+    round_the_ring(seen[0], messages=6)
+    for case, of_ranks in zip(cases, seen[len(plain):]):
+        explain = explain_into if case.into else None
+        compare(case, 4, of_ranks, [total(case, 4)] * 4, explain)
     stays_in_group(fn, call_in_group, lambda xs: [sum(xs)] * 2)
     yield "in the `out` that is given; inside a group it meets nobody else"
 
@@ -225,11 +241,20 @@ def one_pass(seen, whole_bytes):
     """x unchanged has been seen; R-1 messages of one chunk each, and no backend."""
     no_backend(seen)
     sends(seen, whole_bytes, whole_bytes * 3 // 4, lambda sent: _hint_pass(sent, whole_bytes))
+    round_the_ring(seen, messages=3)
+    yield "x unchanged; each rank sends exactly (R-1)/R of the bytes, to one neighbour"
+
+
+def round_the_ring(seen, messages):
+    """Each rank of 4 sends to one neighbour, and one message in each step."""
     for rank, one in enumerate(seen):
         if len(one.bytes_to) != 1:
             raise Mistake(f"rank {rank} of 4 sends to ranks {sorted(one.bytes_to)}",
                           "In a ring a rank talks to its neighbours only: send to rank+1.")
-    yield "x unchanged; each rank sends exactly (R-1)/R of the bytes, to one neighbour"
+        if one.messages != messages:
+            raise Mistake(f"rank {rank} of 4 sends {one.messages} messages; {messages} are enough",
+                          "One message a step: a chunk goes in one piece, as each message costs "
+                          "its latency.")
 
 
 def _hint_pass(per_rank, whole_bytes):

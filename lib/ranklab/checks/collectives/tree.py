@@ -32,11 +32,12 @@ def check_tree_broadcast(fn):
         for case, of_ranks in zip(cases, seen):
             wanted = [values(case, case.root)] * ranks
             compare(case, ranks, of_ranks, wanted, _explain_source(case))
-        _messages(seen[0], ranks)
+            _messages(of_ranks, ranks, values(case, 0).nbytes)
         _rounds(seen[0], ranks)
     yield "every rank has rank src's x, for several src, on 1, 2, 5, 8 ranks; three types"
     for case, of_ranks in zip(uneven_cases(), observe(fn, call_broadcast, uneven_cases(), 3)):
         compare(case, 3, of_ranks, [values(case, 0)] * 3)
+        nothing_sent(case, of_ranks)
     yield "on 3 too, for lengths 0, 1, 2, 7, 1001, when x is not contiguous; x unchanged"
     stays_in_group(fn, call_root_in_group, lambda xs: [xs[1]] * 2)
     yield "inside a group it meets nobody else, and `src` counts there"
@@ -48,6 +49,10 @@ def _explain_source(case):
         for other in range(ranks):
             if other != case.root and torch.equal(got, values(case, other)):
                 whose = "its own x" if other == rank else f"rank {other}'s x"
+                if other == rank and case.root == 0:
+                    raise Mistake(f"rank {rank} of {ranks} has its own x: nobody sent it src's",
+                                  "Are there enough rounds? `have` doubles until it is R or more: "
+                                  "log2 R, rounded up.")
                 raise Mistake(f"rank {rank} of {ranks} has {whose}, but src={case.root}",
                               "Count places from src: place = (rank - src) % R, and turn a place "
                               "back into a rank with (place + src) % R.")
@@ -55,12 +60,21 @@ def _explain_source(case):
     return explain
 
 
-def _messages(seen, ranks):
+def nothing_sent(case, seen):
+    if not case.n and any(one.messages for one in seen):
+        raise Mistake("an empty x is sent", "Nothing at all is sent when x is empty: every rank "
+                      "knows that there is nothing to come, and a message costs its latency.")
+
+
+def _messages(seen, ranks, nbytes):
     no_backend(seen)
     sent = sum(one.messages for one in seen)
     if sent != ranks - 1:
         raise Mistake(f"{ranks} ranks send {sent} messages; {ranks - 1} are enough",
                       "Each rank but src gets the value once, and only those who have it send.")
+    if (sent := sum(one.sent for one in seen)) != (ranks - 1) * nbytes:
+        raise Mistake(f"{ranks} ranks send {sent} bytes; x has {nbytes}, so {(ranks - 1) * nbytes} "
+                      "are enough", "Send x as it is, in its own type.")
 
 
 def _rounds(seen, ranks):
@@ -110,9 +124,11 @@ def check_doubling_all_reduce(fn):
             compare(case, ranks, of_ranks, [total(case, ranks)] * ranks, _explain_partner)
     yield "right on 1, 2, 8 ranks; float32, bfloat16, int64"
     cases = plain_cases(7)
-    for case, of_ranks in zip(cases, observe(fn, call_plain, cases, 7, hint=ODD)):
+    on_7 = observe(fn, call_plain, cases, 7, hint=ODD)
+    for case, of_ranks in zip(cases, on_7):
         compare(case, 7, of_ranks, [total(case, 7)] * 7, _explain_odd)
     yield "right on 7 ranks, which is no power of two"
+    folded = list(zip(on_7, (total(case, 7).nbytes for case in cases)))
     cases = uneven_cases() + [Case(1001, "normal"), Case(48)]
     seen = observe(fn, call_plain, cases, 4, hint=UNEVEN)
     for case, of_ranks in zip(cases[:-2], seen):
@@ -128,6 +144,21 @@ def check_doubling_all_reduce(fn):
             raise Mistake(f"rank {rank} of 4 sends {one.messages} messages; log2 R = 2 are enough",
                           "The whole tensor goes in each swap: no chunks here.")
     yield "each rank sends log2 R messages, of all bytes each"
+    for of_ranks, nbytes in folded:
+        _folded(of_ranks, nbytes)
+    yield "of 7 ranks three hand over and get the sum back, and four do as four ranks alone"
+
+
+def _folded(seen, nbytes):
+    """Of 7 ranks, three hand over; three of the other four take over, and hand back at the end."""
+    no_backend(seen)
+    messages = [one.messages for one in seen]
+    if sorted(messages) != [1, 1, 1, 2, 3, 3, 3] or any(
+            one.sent != one.messages * nbytes for one in seen):
+        raise Mistake(f"on 7 ranks they send {messages} messages and "
+                      f"{[round(one.sent / nbytes, 2) for one in seen]} times x",
+                      "Three ranks hand x over, in one message. The other four swap all they have "
+                      "twice, as four ranks do, and three of them send the sum back.")
 
 
 def _explain_partner(rank, ranks, got, right):

@@ -17,7 +17,7 @@ from ranklab.meter import Traffic
 MARK = 128  # ranks are counted to its base: up to 127 times each, for 8 ranks in an int64
 WORLD_SIZES = (2, 3, 8, 1)  # for plain cases, 1 last: it has a hint of its own
 BACKENDS = {"all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "gather",
-            "scatter", "all_to_all"}
+            "scatter", "all_to_all", "barrier"}
 
 
 @dataclass(frozen=True)
@@ -29,11 +29,13 @@ class Case:
     dtype: str = "float32"
     strided: bool = False
     root: int = 0
-    into: bool = False  # the result is wanted in an `out` that is given
+    into: bool = False  # an `out` is given, and what lies in it is looked at
+    returned: bool = False  # an `out` is given, and what is returned is looked at
 
     def __str__(self):
         shape = "a matrix that is not contiguous" if self.strided else f"{self.n} elements"
-        return f"{shape}, {self.dtype}" + (", `out` given" if self.into else "")
+        return f"{shape}, {self.dtype}" + (
+            ", `out` given" if self.into or self.returned else "")
 
 
 @dataclass
@@ -47,6 +49,7 @@ class Seen:
     calls: dict
     bytes_to: dict
     talk: list  # ("send" or "recv", peer), in order
+    overwritten: bool = False  # a later call wrote into this one's result
 
 
 def values(case, rank):
@@ -63,7 +66,11 @@ def values(case, rank):
 def trial(fn, call, cases, per_node):
     """Runs on every rank: [Seen of each case]."""
     groups = node_groups(per_node) if per_node else ()
-    return [_one(fn, call, case, groups) for case in cases]
+    found = [_one(fn, call, case, groups) for case in cases]
+    for value, seen in found:
+        seen.overwritten = (isinstance(value, torch.Tensor)
+                            and not torch.equal(value.detach().cpu(), seen.value))
+    return [seen for _, seen in found]
 
 
 def _one(fn, call, case, groups):
@@ -72,10 +79,10 @@ def _one(fn, call, case, groups):
     with Traffic() as traffic:
         value = call(fn, x, case, *groups)
     changed = not torch.equal(x, before)
-    value = value.detach().cpu().clone() if isinstance(value, torch.Tensor) else value
+    copied = value.detach().cpu().clone() if isinstance(value, torch.Tensor) else value
     talk = [(op.name, op.peer) for op in traffic.ops if op.peer is not None]
-    return Seen(value, changed, traffic.sent_bytes, traffic.sent_messages, dict(traffic.calls),
-                dict(traffic.bytes_to), talk)
+    return value, Seen(copied, changed, traffic.sent_bytes, traffic.sent_messages,
+                       dict(traffic.calls), dict(traffic.bytes_to), talk)
 
 
 def observe(fn, call, cases, ranks, hint="", per_node=None):
@@ -108,6 +115,9 @@ def compare(case, ranks, seen, wanted, explain=None):
         if one.changed:
             raise Mistake(f"x itself is changed on rank {rank} of {ranks}",
                           "Add into what arrived, or into a copy: the chunks of x are views of x.")
+        if one.overwritten:
+            raise Mistake(f"rank {rank} of {ranks}: a later call changed the result of this one",
+                          "Make the buffer inside the function, new in each call.")
         same_shape = one.value.shape == right.shape
         if same_shape and one.value.dtype == right.dtype and torch.equal(one.value, right):
             continue
@@ -115,7 +125,9 @@ def compare(case, ranks, seen, wanted, explain=None):
             explain(rank, ranks, one.value, right)
         if not same_shape:
             raise Mistake(f"rank {rank} of {ranks} returns shape {tuple(one.value.shape)}, not "
-                          f"{tuple(right.shape)}", "Compare with the docstring's first line.")
+                          f"{tuple(right.shape)} ({case})", "Compare with the docstring's first "
+                          "line. (When R does not divide the length, tensor_split says how long "
+                          "each chunk is.)")
         if one.value.dtype != right.dtype:
             raise Mistake(f"{right.dtype} came in, {one.value.dtype} went out",
                           "Make every buffer with empty_like or new_empty: same type, same device.")

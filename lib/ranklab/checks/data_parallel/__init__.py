@@ -1,26 +1,29 @@
 """The exercises and predictions of lab 03, in the order of the lab.
 
     toys.py        the small models: frozen, tied, used twice, in two types
-    replicas.py    equal at the start, and found out if not
+    replicas.py    equal at the start
+    agreeing.py    found out if not
     sharding.py    who gets which samples; the learning rate
     averaging.py   one message for each parameter; buckets
     overlap.py     OverlappedDataParallel
     events.py      what happens when, in a backward
     unused.py      parameters without a gradient
-    stepping.py    no_sync, join_uneven
+    stepping.py    no_sync
+    joining.py     join_uneven
     batch_norm.py  the statistics of the whole batch
+    whole_batch.py what they are in one process, and which slip gave others
 """
 
 from ranklab import data_parallel
+from ranklab.checks.data_parallel.agreeing import check_replicas_agree
 from ranklab.checks.data_parallel.averaging import check_assign_buckets, check_average_gradients
 from ranklab.checks.data_parallel.batch_norm import check_sync_batch_norm
+from ranklab.checks.data_parallel.joining import check_join_uneven
 from ranklab.checks.data_parallel.overlap import check_OverlappedDataParallel
 from ranklab.checks.data_parallel.predictions import PREDICTIONS
-from ranklab.checks.data_parallel.replicas import (
-    check_broadcast_parameters, check_replicas_agree,
-)
+from ranklab.checks.data_parallel.replicas import check_broadcast_parameters
 from ranklab.checks.data_parallel.sharding import check_scale_learning_rate, check_shard_sampler
-from ranklab.checks.data_parallel.stepping import check_join_uneven, check_no_sync
+from ranklab.checks.data_parallel.stepping import check_no_sync
 from ranklab.course.exercise import Exercise
 
 __all__ = ["EXERCISES", "PREDICTIONS"]

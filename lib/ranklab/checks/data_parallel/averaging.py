@@ -9,7 +9,7 @@ from ranklab.checks.data_parallel.toys import gradients, toy, weights
 from ranklab.course.exercise import Mistake, on_ranks
 from ranklab.meter import Traffic
 
-MISSING = "twice.bias"  # has no gradient on rank 0
+MISSING = "wide.weight"  # has no gradient on rank 0; in float64
 LIMIT = 5  # seconds; who skips a parameter waits for ever
 
 
@@ -38,9 +38,7 @@ def check_average_gradients(average_gradients):
         try:
             seen = on_ranks(_average_trial, average_gradients, ranks=ranks, timeout=LIMIT)
         except Mistake as mistake:
-            raise Mistake(mistake.what, f"`{MISSING}` has no gradient on rank 0, where its layer "
-                          "was skipped, and has one on the others. All ranks must call the same "
-                          "all-reduces, in the same order: put zeros there.") from None
+            raise Mistake(mistake.what, _average_hint(mistake)) from None
         for rank, (got, moved, _, _) in enumerate(seen):
             _compare_averages(f"rank {rank} of {ranks}", got, moved, range(ranks), rank)
     yield "every gradient is the mean over ranks, on 1, 3, 4 ranks; in two types"
@@ -48,11 +46,15 @@ def check_average_gradients(average_gradients):
     trained = [p for p in toy(0).parameters() if p.requires_grad]
     wanted = sum(p.nbytes for p in trained)
     for rank, (_, _, sent, calls) in enumerate(seen):
-        if sent != wanted or set(calls) != {"all_reduce"}:
+        if (sent != wanted or set(calls) != {"all_reduce"}
+                or calls["all_reduce"] > len(trained)):
+            hint = ("All-reduce each gradient once, whole. Gathering everybody's gradients costs R "
+                    "times the memory.")
+            if sent < wanted:
+                hint = "Each gradient travels in its own type: in float32 a double loses digits."
             raise Mistake(f"rank {rank} of 4 puts {sent:,} bytes into {calls}; {wanted:,} bytes in "
-                          "all-reduces are enough", "All-reduce each gradient once. Gathering "
-                          "everybody's gradients costs R times the memory.")
-    yield f"one all-reduce for each of the {len(trained)} parameters: the gradients travel once"
+                          f"{len(trained)} all-reduces are enough", hint)
+    yield f"one all-reduce for each of {len(trained)} parameters, or fewer; gradients travel once"
     seen = on_ranks(_average_trial, average_gradients, True, ranks=4)
     for rank, (got, _, _, _) in enumerate(seen):
         members = (rank % 2, rank % 2 + 2)
@@ -63,6 +65,18 @@ def check_average_gradients(average_gradients):
                               f"{GROUP} And divide by the size of the group: "
                               "dist.get_world_size(group).")
     yield "inside a group it meets nobody else"
+
+
+def _average_hint(mistake):
+    """The failure is about the missing gradient, or it speaks for itself."""
+    if "assign" in mistake.what:
+        return f"`{MISSING}` is in float64: torch.zeros_like(parameter) has type, shape and device."
+    if not any(part in mistake.what for part in ("NoneType", "does not end", "onnection", "killed",
+                                                  "mismatch", "expected size")):
+        return mistake.hint
+    return (f"`{MISSING}` has no gradient on rank 0, where its layer was skipped, and has one on "
+            "the others. All ranks must call the same all-reduces, in the same order: put zeros "
+            "there.")
 
 
 def _averages(members):
@@ -108,9 +122,17 @@ def _compare_averages(where, got, moved, members, rank):
 # --- assign_buckets -----------------------------------------------------------------------------
 
 def _parameters(*sizes):
-    """One parameter for each size; a negative size: of that many in bfloat16, 2 bytes each."""
-    return [nn.Parameter(torch.zeros(abs(n), dtype=torch.bfloat16 if n < 0 else torch.float32))
-            for n in sizes]
+    """One parameter for each size; a negative size: of that many in bfloat16, 2 bytes each.
+
+    A size 7j is 7 numbers on another device ("meta" is one without memory).
+    """
+    made = []
+    for n in sizes:
+        elsewhere = isinstance(n, complex)
+        dtype = torch.bfloat16 if not elsewhere and n < 0 else torch.float32
+        made.append(nn.Parameter(torch.zeros(int(abs(n)), dtype=dtype,
+                                             device="meta" if elsewhere else "cpu")))
+    return made
 
 
 # sizes in elements, the cap in bytes, and the right buckets as places in the list of parameters
@@ -124,6 +146,8 @@ CASES = (
     ("a cap of 1 byte", (5, 6, 7), 1, [[2], [1], [0]]),
     ("no parameters", (), 100, []),
     ("two types", (10, -10, 10, -10, 10), 60, [[4, 2], [3, 1], [0]]),
+    ("numbers of two bytes", (-10, -10, -10, -10), 40, [[3, 2], [1, 0]]),
+    ("two devices", (10, 10j, 10, 10j), 80, [[3, 1], [2, 0]]),
 )
 
 
@@ -137,17 +161,17 @@ def check_assign_buckets(assign_buckets):
         buckets = _buckets(assign_buckets, parameters, cap)
         places = {id(p): place for place, p in enumerate(parameters)}
         got = [[places.get(id(p)) for p in bucket] for bucket in buckets]
-        if any(len({p.dtype for p in bucket}) > 1 for bucket in buckets):
-            raise Mistake(f"{case}: a bucket holds float32 and bfloat16", "A bucket is one flat "
-                          "piece of memory: keep one open bucket for each (dtype, device).")
-        full = sum(sum(parameters[place].nbytes for place in bucket) >= cap for bucket in right)
-        if got[:full] != right[:full] or sorted(got[full:]) != sorted(right[full:]):
+        for what, kind in ("float32 and bfloat16", "dtype"), ("what lies on two devices", "device"):
+            if any(len({getattr(p, kind) for p in bucket}) > 1 for bucket in buckets):
+                raise Mistake(f"{case}: a bucket holds {what}", "A bucket is one flat piece of "
+                              "memory: keep one open bucket for each (dtype, device).")
+        if got != right:
             nbytes = ", ".join(str(p.nbytes) for p in parameters)
             raise Mistake(f"{case}: parameters of {nbytes} bytes, cap {cap}: the buckets are "
                           f"{got}; {right} is right", _bucket_hint(got, right, parameters, cap))
     yield "from the last parameter to the first; a bucket closes when it reaches the cap"
     yield "sizes are bytes; what is larger than the cap is not cut; the last one may be smaller"
-    yield "one type in each bucket; those that never reach the cap come last"
+    yield "one type on one device in each bucket; those that never reach the cap come last"
     try:
         assign_buckets(_parameters(3), 0)
     except ValueError:
@@ -159,10 +183,10 @@ def check_assign_buckets(assign_buckets):
 def _buckets(assign_buckets, parameters, cap):
     try:
         buckets = assign_buckets((p for p in parameters), cap)
-    except TypeError as error:
-        raise Mistake(f"it raised TypeError: {error}", "model.parameters() is no list, but a "
-                      "generator: it has no length, and runs once. list(parameters) makes one.") \
-            from None
+    except (TypeError, AttributeError) as error:
+        raise Mistake(f"it raised {type(error).__name__}: {error}", "model.parameters() is no list "
+                      "but a generator: it has no length, and runs once. list(parameters) makes "
+                      "one.") from None
     if not isinstance(buckets, list) or not all(isinstance(each, list) for each in buckets):
         raise Mistake(f"it returned {str(buckets)[:60]}", "Return a list of lists of parameters.")
     return buckets
@@ -191,6 +215,15 @@ def _bucket_hint(got, right, parameters, cap):
             or any(bucket != sorted(bucket, reverse=True) for bucket in got)
             or got == [bucket[::-1] for bucket in _from_the_front(parameters, cap)][::-1]):
         return FROM_THE_END
+    if sorted(got) == sorted(right):
+        return ("First those that have reached the cap, in the order in which they did; then those "
+                "still open, in the order in which they were opened. (A dict keeps the order of "
+                "insertion: pop a bucket when it closes.)")
+    if len({p.dtype for p in parameters}) > 1:
+        return ("Keep one open bucket for each (dtype, device), side by side: another type does "
+                "not close a bucket, and each has its own total of bytes.")
+    if {p.itemsize for p in parameters} == {2}:
+        return "A number in bfloat16 has two bytes, not four: parameter.nbytes counts them."
     counts = [sum(parameters[place].numel() for place in bucket) for bucket in got]
     if len(got) < len(right) and max(counts) * 4 > cap:
         return ("The cap is in bytes, not in elements (parameter.nbytes); and a bucket closes as "

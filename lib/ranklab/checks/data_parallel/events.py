@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from ranklab.checks.data_parallel.toys import far, gradients, loss_of, rows
 from ranklab.course.exercise import Mistake
 from ranklab.engine import device
 
@@ -132,3 +133,56 @@ def _compare_times(events, buckets):
 
 def _last(kinds, kind):
     return len(kinds) - 1 - kinds[::-1].index(kind)
+
+
+# --- ranks that are ready in different orders ---------------------------------------------------
+
+class TwoWays(nn.Module):
+    """Two layers of one shape; odd ranks use them in the other order."""
+
+    def __init__(self, rank):
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.order = "ab" if rank % 2 else "ba"
+
+    def forward(self, x):
+        for name in self.order:
+            x = torch.tanh(getattr(self, name)(x))
+        return x
+
+
+def events_and_order(wrapped_class):
+    events = events_of_a_backward(wrapped_class)
+    ours = TwoWays(dist.get_rank()).to(device())
+    x = [rows(r)[:, :4] for r in range(dist.get_world_size())]
+    wrapped, in_hooks = wrapped_class(ours, cap_bytes=70), []
+
+    def note(_, work):
+        in_hooks.append(wrapped.in_backward)  # False when finish() is called
+        return work
+
+    loss = loss_of(wrapped, x[dist.get_rank()])
+    with all_reduces_noted(note):
+        loss.backward()
+    right = [TwoWays(r).to(device()) for r in range(len(x))]
+    for model, part in zip(right, x):
+        (loss_of(model, part) / len(x)).backward()
+    summed = {name: sum(dict(model.named_parameters())[name].grad for model in right).cpu()
+              for name, _ in ours.named_parameters()}
+    return events, (gradients(ours), summed, in_hooks.count(False))
+
+
+def compare_order(where, got, right, late):
+    for name, grad in right.items():
+        if got[name] is None or far(got[name], grad):
+            raise Mistake(f"{where}: the ranks' gradients become ready in different orders, and "
+                          f"then `{name}` gets another parameter's mean",
+                          "The first message of one rank meets the first of the others. Launch "
+                          "bucket 0, then 1, then 2, on every rank: one that is ready early waits "
+                          "for those before it.")
+    if late:
+        raise Mistake(f"{where}: {late} of 2 buckets left in finish(), though all gradients were "
+                      "there before", "A bucket that was ready too early leaves right behind the "
+                      "one that it has waited for: launch in a loop, while the first of "
+                      "self.waiting misses nothing, whichever bucket this hook was for.")

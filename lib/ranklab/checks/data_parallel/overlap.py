@@ -2,10 +2,9 @@
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from ranklab.checks.data_parallel.events import (
-    Sent, all_reduces_noted, compare_events, events_of_a_backward,
+    Sent, all_reduces_noted, compare_events, compare_order, events_and_order,
 )
 from ranklab.checks.data_parallel.replicas import two_groups
 from ranklab.checks.data_parallel.toys import (
@@ -42,6 +41,7 @@ def _steps_trial(wrapped_class):
             "messages": (len(sent.tensors), sum(x.nbytes for x in sent.tensors)),
             "wanted": (len(wrapped.buckets), sum(b.flat.nbytes for b in wrapped.buckets)),
         })
+        seen[-1]["asked"] = any(x.dtype == torch.int32 for x in sent.tensors)  # used_anywhere()
         seen[-1]["works"] = len(wrapped.works)
         seen[-1]["waits"] = list(wrapped.waiting) == wrapped.buckets
         seen[-1]["no copy"] = wrapped.waiting is wrapped.buckets
@@ -78,6 +78,9 @@ def check_OverlappedDataParallel(wrapped_class):
     yield "also after zero_grad(set_to_none=False); frozen ones stay without; weights are unchanged"
     for rank, (steps, _) in enumerate(seen):
         (messages, sent), (buckets, wanted) = steps[1]["messages"], steps[1]["wanted"]
+        if steps[1]["asked"]:
+            raise Mistake(f"rank {rank} of 3 calls used_anywhere() without find_unused", "It is a "
+                          "message of its own in every step: ask only with find_unused.")
         if (messages, sent) != (buckets, wanted):
             raise Mistake(f"rank {rank} of 3: {messages} all-reduces of {sent:,} bytes in a step; "
                           f"{buckets} buckets hold {wanted:,} bytes",
@@ -87,20 +90,20 @@ def check_OverlappedDataParallel(wrapped_class):
     for rank, (_, pieces) in enumerate(seen):
         _compare_pieces(f"rank {rank} of 3", *pieces)
     yield "with sync=False nothing is sent, and the next backward averages what has added up"
-    seen = _on_ranks(_events_and_order, wrapped_class, ranks=2)
+    seen = _on_ranks(events_and_order, wrapped_class, ranks=2)
     for (events, buckets), _ in seen:
         compare_events(events, buckets)
     yield "buckets leave, in their order, while backward goes on; waits come at the end"
-    for rank, (_, (got, right)) in enumerate(seen):
-        _compare_order(f"rank {rank} of 2", got, right)
-    yield "right too where ranks are ready in different orders"
+    for rank, (_, order) in enumerate(seen):
+        compare_order(f"rank {rank} of 2", *order)
+    yield "right too where ranks are ready in different orders, and none leaves too late"
     seen = _on_ranks(_branches_and_group, wrapped_class, ranks=4)
     for rank, ((steps, _), _) in enumerate(seen):
-        for used, got, right in steps:
-            compare_branches(f"rank {rank} of 4", used, got, right)
+        for step in steps:
+            compare_branches(f"rank {rank} of 4", *step)
     yield "find_unused: who used nothing adds zeros; what nobody used keeps None"
-    for rank, ((_, said), _) in enumerate(seen):
-        compare_error(rank, said)
+    for rank, ((_, (said, is_ready)), _) in enumerate(seen):
+        compare_error(rank, said, is_ready)
     yield "without it, a missing gradient is an error in that backward, and nobody hangs"
     for rank, (_, (got, right)) in enumerate(seen):
         _compare_group(rank, got, right)
@@ -119,12 +122,16 @@ def _hint_failure(mistake, trial):
     if "got two gradients in one backward" in what:
         return ("bucket.missing must be full again when the next backward begins: finish() sets it "
                 "back to all of bucket.parameters.")
+    if trial is _branches_and_group and "got no gradient on rank" in what:
+        return "With find_unused that is no error: raise only where self.find_unused is False."
     if "object has no attribute 'wait'" in what:
         return "all_reduce returns None without async_op=True; with it, a handle to wait for."
-    if trial is _branches_and_group and "does not end" in what:
+    if trial is _branches_and_group and ("does not end" in what or "killed" in what
+                                         or "onnection" in what):
         return ("Ranks use different branches here, and the other ranks wait for each bucket: "
                 "finish() must launch all buckets that are left, whatever is missing in them, and "
-                "wait for all, before it raises.")
+                "wait for all, before it raises. With find_unused all ranks then call "
+                "used_anywhere(), also those that miss nothing.")
     if "does not end" in what:
         return ("A rank waits for an all-reduce that another one does not call. All call it for "
                 "every bucket, in the same order, once in each backward.")
@@ -188,46 +195,6 @@ def _compare_pieces(where, inside, after, buckets, got, right):
                           "With sync=False the hook must leave everything as it is, "
                           "bucket.missing too. The next bucket.gather() takes all that has added "
                           "up in parameter.grad.")
-
-
-# --- order --------------------------------------------------------------------------------------
-
-class TwoWays(nn.Module):
-    """Two layers of one shape; odd ranks use them in the other order."""
-
-    def __init__(self, rank):
-        super().__init__()
-        torch.manual_seed(0)
-        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
-        self.order = "ab" if rank % 2 else "ba"
-
-    def forward(self, x):
-        for name in self.order:
-            x = torch.tanh(getattr(self, name)(x))
-        return x
-
-
-def _events_and_order(wrapped_class):
-    events = events_of_a_backward(wrapped_class)
-    ours = TwoWays(dist.get_rank()).to(device())
-    x = [rows(r)[:, :4] for r in range(dist.get_world_size())]
-    loss_of(wrapped_class(ours, cap_bytes=70), x[dist.get_rank()]).backward()
-    right = [TwoWays(r).to(device()) for r in range(len(x))]
-    for model, part in zip(right, x):
-        (loss_of(model, part) / len(x)).backward()
-    summed = {name: sum(dict(model.named_parameters())[name].grad for model in right).cpu()
-              for name, _ in ours.named_parameters()}
-    return events, (gradients(ours), summed)
-
-
-def _compare_order(where, got, right):
-    for name, grad in right.items():
-        if got[name] is None or far(got[name], grad):
-            raise Mistake(f"{where}: the ranks' gradients become ready in different orders, and "
-                          f"then `{name}` gets another parameter's mean",
-                          "The first message of one rank meets the first of the others. Launch "
-                          "bucket 0, then 1, then 2, on every rank: one that is ready early waits "
-                          "for those before it.")
 
 
 # --- groups -------------------------------------------------------------------------------------

@@ -1,13 +1,10 @@
-"""Checks of broadcast_parameters and replicas_agree: equal at the start, and found out if not."""
+"""The check of broadcast_parameters: all replicas start equal. And the groups of other checks."""
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
-from ranklab.checks.data_parallel.events import all_reduces_noted
 from ranklab.checks.data_parallel.toys import buffers, toy, weights
 from ranklab.course.exercise import Mistake, on_ranks
-from ranklab.engine import device
 from ranklab.meter import Traffic
 
 GROUP = "Hand `group` on to every collective, with group=group."
@@ -20,16 +17,23 @@ def two_groups():
     return made[dist.get_rank() % 2]
 
 
-# --- broadcast_parameters -----------------------------------------------------------------------
+def _model(seed):
+    """The toy, and a buffer that no checkpoint holds: state_dict() does not list it."""
+    model = toy(seed)
+    model.register_buffer("mask", torch.rand(3).to(model.scale), persistent=False)
+    return model
+
 
 def _broadcast_trial(broadcast_parameters, src, in_groups=False):
     group = two_groups() if in_groups else None
-    model = toy(seed=dist.get_rank())
+    model = _model(seed=dist.get_rank())
     objects = dict(model.named_parameters())
+    trained = [p.requires_grad for p in model.parameters()]
     with Traffic() as traffic:
         broadcast_parameters(model, src, group) if in_groups else broadcast_parameters(model, src)
     same = all(p is objects[name] for name, p in model.named_parameters())
-    kept = same and model.last.weight is model.first.weight and not model.frozen.bias.requires_grad
+    kept = (same and model.last.weight is model.first.weight,
+            [p.requires_grad for p in model.parameters()] == trained)
     sent = sum(op.payload_bytes for op in traffic.ops)
     return weights(model), buffers(model), kept, sent, dict(traffic.calls)
 
@@ -38,21 +42,17 @@ def check_broadcast_parameters(broadcast_parameters):
     for ranks, src in ((1, 0), (3, 1), (4, 3)):
         seen = on_ranks(_broadcast_trial, broadcast_parameters, src, ranks=ranks)
         for rank, (values, _, kept, _, _) in enumerate(seen):
-            _compare_weights(f"rank {rank} of {ranks}", values, weights(toy(src)),
-                             weights(toy(rank)), src)
-            if not kept:
-                raise Mistake(f"on rank {rank} of {ranks} the model's parameters are other objects "
-                              "than before, or no longer tied or frozen",
-                              "Write into each parameter, in place: dist.broadcast does. An "
-                              "optimizer that exists already holds the old objects.")
+            _compare_weights(f"rank {rank} of {ranks}", values, weights(_model(src)),
+                             weights(_model(rank)), src)
+            _compare_objects(f"on rank {rank} of {ranks}", *kept)
     yield "every rank has rank src's parameters, frozen ones too, on 1, 3, 4 ranks"
     for rank, (_, values, _, _, _) in enumerate(seen):
-        for name, right in buffers(toy(src)).items():
+        for name, right in buffers(_model(src)).items():
             if not torch.equal(values[name], right):
                 raise Mistake(f"rank {rank} of 4 has its own buffer `{name}`, not rank {src}'s",
                               "Buffers belong to the model too: the statistics of batch norm, for "
-                              "one. model.buffers() lists them.")
-    yield "and its buffers, of every type"
+                              "one. model.buffers() lists them, state_dict() not all of them.")
+    yield "and its buffers, of every type, in a checkpoint or not"
     _broadcast_bytes(seen)
     yield "each tensor travels once, tied ones too"
     try:
@@ -60,12 +60,26 @@ def check_broadcast_parameters(broadcast_parameters):
     except Mistake as mistake:
         raise Mistake(mistake.what, f"Here are two groups, of ranks 0 and 2 and of ranks 1 and 3, "
                       f"and src is 1. {GROUP} {SOURCE}") from None
-    for rank, (values, _, _, _, _) in enumerate(seen):
+    for rank, (values, own_buffers, _, _, _) in enumerate(seen):
         source = 2 + rank % 2
-        if not torch.equal(values["wide.bias"], weights(toy(source))["wide.bias"]):
-            raise Mistake(f"in its group of two, with src=1, rank {rank} has not the parameters of "
-                          f"rank {source}", GROUP)
+        right = weights(_model(source)) | buffers(_model(source))
+        wrong = [name for name, value in (values | own_buffers).items()
+                 if not torch.equal(value, right[name])]
+        if wrong:
+            raise Mistake(f"in its group of two, with src=1, rank {rank} has not the "
+                          f"`{wrong[0]}` of rank {source}", f"{GROUP} {SOURCE}")
     yield "inside a group it meets nobody else, and src counts there"
+
+
+def _compare_objects(where, same, as_trained):
+    if not same:
+        raise Mistake(f"{where} the model's parameters are other objects than before, or no longer "
+                      "tied", "Write into each parameter, in place: dist.broadcast does. An "
+                      "optimizer that exists already holds the old objects.")
+    if not as_trained:
+        raise Mistake(f"{where} requires_grad of a parameter has changed", "To hide the message "
+                      "from autograd, broadcast tensor.detach(): it shares the memory. Frozen "
+                      "stays frozen, and what is trained must go on being trained.")
 
 
 def _compare_weights(where, got, right, own, src):
@@ -87,155 +101,17 @@ def _compare_weights(where, got, right, own, src):
 
 
 def _broadcast_bytes(seen):
-    model = toy(0)
+    model = _model(0)
     wanted = sum(t.nbytes for t in [*model.parameters(), *model.buffers()])
     for rank, (_, _, _, sent, calls) in enumerate(seen):
-        if sent == wanted:
+        if sent == wanted and set(calls) <= {"broadcast"}:
             continue
-        if sent == wanted + model.first.weight.nbytes:
+        if sent < wanted:
+            hint = "Each tensor travels in its own type: in float32 a double loses digits."
+        elif sent == wanted + model.first.weight.nbytes:
             hint = ("The tied weight travels twice: state_dict() and named_parameters("
                     "remove_duplicate=False) list it twice, model.parameters() once.")
         else:
             hint = f"It calls {calls}. One broadcast of each tensor is all that is needed."
         raise Mistake(f"rank {rank} of 4 puts {sent:,} bytes into collectives; the model has "
                       f"{wanted:,}", hint)
-
-
-# --- replicas_agree -----------------------------------------------------------------------------
-
-class Weights(nn.Module):
-    """Two equal layers and a frozen one; one number is NaN, on all ranks alike."""
-
-    def __init__(self, width=40):
-        super().__init__()
-        torch.manual_seed(0)
-        self.a, self.b = nn.Linear(width, width), nn.Linear(width, width)
-        self.frozen = nn.Linear(width, width).requires_grad_(False)
-        self.register_buffer("statistics", torch.zeros(width))
-        with torch.no_grad():
-            self.b.bias[0] = float("nan")
-            self.a.weight[:2] = 0.0
-
-
-def _one_bit(model):
-    bits = model.b.weight.data.view(torch.int32)
-    bits[3, 4] ^= 1
-
-
-def _swap_numbers(model):
-    w = model.a.weight.data
-    w[3, 0], w[5, 7] = w[5, 7].item(), w[3, 0].item()
-
-
-def _swap_layers(model):
-    model.a, model.b = model.b, model.a
-
-
-def _add_and_subtract(model):
-    model.a.weight.data[0, 0] += 0.25
-    model.a.weight.data[1, 1] -= 0.25
-
-
-# what is done to one rank's model -> a hint for whoever does not see it
-CHANGES = {
-    "one weight is larger by 1": (
-        lambda model: model.a.weight.data[3, 3].add_(1), "Look at all parameters."),
-    "one bit of the last trained layer": (
-        _one_bit, "Hash the bytes, of all parameters: a sum in floating point rounds it away."),
-    "one frozen weight": (
-        lambda model: model.frozen.bias.data[0].add_(1), "Frozen parameters are weights too."),
-    "one weight plus 0.25, another minus 0.25": (
-        _add_and_subtract, "A sum does not see it. Hash the bytes."),
-    "two weights have changed places": (
-        _swap_numbers, "A sum, a norm, a maximum do not see it: what you hash must know places."),
-    "two layers have changed places": (
-        _swap_layers, "One hash over all parameters in their order, not a sum of their hashes."),
-}
-
-
-def _agree_trial(replicas_agree, in_groups=False):
-    group, rank, R = two_groups() if in_groups else None, dist.get_rank(), dist.get_world_size()
-    seen, guilty = [], {R - 1} if not in_groups else {3}
-    for name, (change, _) in [("nothing", (lambda model: None, "")), *CHANGES.items()]:
-        model = Weights().to(device())
-        if rank in guilty:
-            change(model)
-        model.statistics += rank  # buffers may differ
-        before = [p.detach().clone() for p in model.parameters()]
-        noted = []
-        with Traffic() as traffic, all_reduces_noted(
-                lambda x, work, noted=noted: (noted.append((x.dtype, x.numel())), work)[1]):
-            value = replicas_agree(model, group) if in_groups else replicas_agree(model)
-        after = [p.detach() for p in model.parameters()]
-        same = all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(before, after))
-        sent = sum(op.payload_bytes for op in traffic.ops), dict(traffic.calls), noted
-        seen.append((name, value, sent, same))
-        guilty = guilty if in_groups else {(max(guilty) + 1) % R}  # another rank each time
-    return seen
-
-
-def check_replicas_agree(replicas_agree):
-    for ranks in (1, 3, 4):
-        for case in zip(*on_ranks(_agree_trial, replicas_agree, ranks=ranks)):
-            _compare_verdicts(case, ranks)
-    yield "True where all ranks hold the same bits (NaN too), on 1, 3, 4 ranks"
-    yield ("False, on every rank, for one bit, one frozen weight, two weights or layers that "
-           "changed places")
-    nbytes = sum(p.nbytes for p in Weights().parameters())
-    for rank, of_rank in enumerate(on_ranks(_agree_trial, replicas_agree, ranks=2)):
-        for _, _, sent, same in of_rank:
-            _compare_sent(f"rank {rank} of 2", nbytes, *sent)
-            if not same:
-                raise Mistake("the weights have changed", "Look, and do not touch.")
-    yield "one all-reduce of two int64 travels, not the weights; the model is unchanged"
-    seen = on_ranks(_agree_trial, replicas_agree, True, ranks=4)
-    for case in zip(*seen):
-        alike = case[0][0] == "nothing"
-        if [bool(value) for _, value, _, _ in case] != [True, alike, True, alike]:
-            raise Mistake("in two groups, of ranks 0 and 2 and of ranks 1 and 3, where one bit or "
-                          "more of rank 3 may differ, the answers are "
-                          f"{[value for _, value, _, _ in case]}",
-                          "Each group answers for itself: hand `group` on.")
-    yield "a group answers for itself"
-
-
-def _compare_sent(where, nbytes, sent, calls, all_reduced):
-    if sent > 256:
-        raise Mistake(f"{where} puts {sent:,} bytes into collectives, for a model of {nbytes:,} "
-                      "bytes; 16 are enough",
-                      "Let each rank make a short hash of its own weights, and send that.")
-    if calls != {"all_reduce": 1}:
-        raise Mistake(f"{where} calls {calls}; one all-reduce is enough", "The largest and the "
-                      "smallest can travel together: MAX of [mine, -mine].")
-    (dtype, count), = all_reduced or [(None, 2)]
-    if dtype not in (torch.int64, None):
-        raise Mistake(f"{where} sends its hash in {dtype}", "float32 keeps 24 of the 56 bits, "
-                      "float64 53: torch.tensor([mine, -mine], device=device), of two ints, is an "
-                      "int64 and keeps all.")
-    if count != 2:
-        raise Mistake(f"{where} sends {count} numbers; two are enough", "[mine, -mine]")
-
-
-def _compare_verdicts(case, ranks):
-    name, values = case[0][0], [value for _, value, _, _ in case]
-    for value in values:
-        if not isinstance(value, bool):
-            raise Mistake(f"it returned {value!r}", "Return True or False, on every rank: "
-                          "bool(...) or .item() makes one of a tensor.")
-    right = name == "nothing" or ranks == 1
-    if values == [right] * ranks:
-        return
-    if len(set(values)) > 1:
-        raise Mistake(f"on {ranks} ranks, {name}: the answers are {values}",
-                      "Every rank must come to the same answer, or one stops and the others wait "
-                      "for it: compare the largest hash with the smallest, and both come by "
-                      "all-reduce.")
-    if ranks == 1:
-        raise Mistake("one rank alone: it says False", "One of the weights is NaN, and NaN is not "
-                      "equal to itself: compare bytes, not numbers.")
-    if right:
-        raise Mistake(f"on {ranks} ranks with the same weights it says False",
-                      "Only a buffer differs here, and may: batch norm's statistics do, between "
-                      "two forwards. Look at model.parameters().")
-    raise Mistake(f"on {ranks} ranks it says True, though on one of them there is a difference: "
-                  f"{name}", CHANGES[name][1])

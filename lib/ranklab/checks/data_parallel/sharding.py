@@ -43,6 +43,9 @@ def _compare_shards(shard_sampler, n, ranks):
         if not isinstance(shard, list):
             raise Mistake(f"it returned a {type(shard).__name__}", "Return a list of ints: "
                           ".tolist() makes one of a tensor.")
+        if any(isinstance(index, torch.Tensor) for index in shard):
+            raise Mistake("it returned a list of tensors", "list(tensor) cuts a tensor into "
+                          "tensors. Return a list of ints: .tolist() makes one.")
         if len(shard) != each:
             raise Mistake(f"n={n}, {ranks} ranks: rank {rank} gets {len(shard)} samples; {each} is "
                           "right", "Every rank gets as many, n / ranks rounded up, or some ranks "
@@ -98,9 +101,16 @@ def _order_hint(got, right, drop_last):
 
 # --- scale_learning_rate ------------------------------------------------------------------------
 
+WARMUPS = (  # batch, rule, the rates of steps 0 to 6
+    (1280, "linear", (0.1, 0.2, 0.3, 0.4, 0.5, 0.5, 0.5)),
+    (1024, "sqrt", (0.1, 0.125, 0.15, 0.175, 0.2, 0.2, 0.2)),
+    (128, "linear", (0.1, 0.0875, 0.075, 0.0625, 0.05, 0.05, 0.05)),
+)
+
+
 def check_scale_learning_rate(scale_learning_rate):
-    cases = (("linear", 8192, 3.2), ("linear", 256, 0.1), ("linear", 64, 0.025),
-             ("sqrt", 4096, 0.4), ("sqrt", 64, 0.05))
+    cases = (("linear", 8192, 3.2), ("linear", 384, 0.15), ("linear", 256, 0.1),
+             ("linear", 64, 0.025), ("sqrt", 4096, 0.4), ("sqrt", 64, 0.05))
     for rule, batch, right in cases:
         got = scale_learning_rate(0.1, batch, 256, rule=rule)
         if not _near(got, right):
@@ -109,18 +119,22 @@ def check_scale_learning_rate(scale_learning_rate):
     if not _near(scale_learning_rate(0.1, 512, 256), 0.2):
         raise Mistake("without `rule` it does not scale linearly", 'The default is "linear".')
     yield "linear: k times the batch, k times the rate; sqrt: the root of k; smaller batches too"
-    right = [0.1, 0.2, 0.3, 0.4, 0.5, 0.5, 0.5]
-    got = [scale_learning_rate(0.1, 1280, 256, step, 4) for step in range(7)]
-    if not all(map(_near, got, right)):
-        raise Mistake(f"from 0.1 to 0.5 with warmup=4, steps 0 to 6: {_rates(got)}; right is "
-                      f"{_rates(right)}", _warmup_hint(got, right))
+    for batch, rule, right in WARMUPS:
+        got = [scale_learning_rate(0.1, batch, 256, step, 4, rule) for step in range(7)]
+        if not all(map(_near, got, right)):
+            raise Mistake(f"from 0.1 to {right[-1]:g}, {rule} rule, with warmup=4, steps 0 to 6: "
+                          f"{_rates(got)}; right is {_rates(right)}", _warmup_hint(got, right))
     yield "warm-up: from lr at step 0 evenly to the scaled rate at step `warmup`, then no more"
-    if not _near(scale_learning_rate(0.1, 512, 256, step=0), 0.2):
-        raise Mistake("with a step, but warmup=0, the rate at step 0 is not the scaled one",
-                      "No warm-up: the scaled rate from the first step on.")
-    for bad in ({"rule": "cubic"}, {"batch": 0}):
+    for case, hint in (({"step": 0}, "No warm-up: the scaled rate from the first step on."),
+                       ({"warmup": 4}, "Without a step nobody asks for the way: return the scaled "
+                        "rate when step is None.")):
+        got = _caught(scale_learning_rate, case)
+        if not _near(got, 0.2):
+            raise Mistake(f"0.1 at batch 256, batch 512, {_said(case)}: {got}; 0.2 is right", hint)
+    yield "without a step, or without a warm-up, the scaled rate"
+    for bad in ({"rule": "cubic"}, {"batch": 0}, {"base_batch": 0}, {"warmup": -1}):
         _refuses(scale_learning_rate, bad)
-    yield "an unknown rule and a batch of 0 are refused with a ValueError"
+    yield "an unknown rule, a batch of 0 and a negative warm-up are refused with a ValueError"
 
 
 def _near(got, right):
@@ -152,12 +166,21 @@ def _warmup_hint(got, right):
 
 
 def _refuses(scale_learning_rate, bad):
-    said = ", ".join(f"{name}={value!r}" for name, value in bad.items())
     try:
-        got = scale_learning_rate(**{"lr": 0.1, "batch": 512, "base_batch": 256, **bad})
+        got = _caught(scale_learning_rate, bad)
     except ValueError:
         return
+    raise Mistake(f"{_said(bad)} gives {got}", "Say what is wrong, at once: raise "
+                  "ValueError(...) with the numbers in it.")
+
+
+def _said(arguments):
+    return ", ".join(f"{name}={value!r}" for name, value in arguments.items())
+
+
+def _caught(scale_learning_rate, arguments):
+    """The rate, or the name of an error that no good answer raises."""
+    try:
+        return scale_learning_rate(**{"lr": 0.1, "batch": 512, "base_batch": 256, **arguments})
     except (ZeroDivisionError, KeyError, TypeError) as error:
-        got = f"a {type(error).__name__}"
-    raise Mistake(f"{said} gives {got}", "Say what is wrong, at once: raise ValueError(...) with "
-                  "the numbers in it.")
+        return f"a {type(error).__name__}"

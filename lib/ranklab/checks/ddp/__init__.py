@@ -2,10 +2,12 @@
 
     scaling.py      scaling_efficiency
     exposing.py     exposed_communication
-    diagnosing.py   diagnose, on timelines whose causes are known
+    jobs.py         timelines whose causes are known
+    diagnosing.py   diagnose, on these
     given.py        torch's DDP around a model whose gradients are known
     halving.py      compress_fp16_hook, registered there
     sparsifying.py  top_k_compress
+    matrices.py     what power_sgd is called with, on every rank
     low_rank.py     power_sgd
 """
 

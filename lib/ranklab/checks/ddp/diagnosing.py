@@ -1,137 +1,40 @@
 """The check of diagnose, on timelines that are made up: causes and numbers are known exactly."""
 
 import math
-import random
-from dataclasses import dataclass
-from statistics import median
+from statistics import StatisticsError
 
+from ranklab.checks.ddp.jobs import CLEAR, NAMES, NOISY, ODD, TWO_CAUSES, more_than_others
 from ranklab.course.exercise import Mistake
-from ranklab.meter import Event
-
-NAMES = ("loader-bound", "communication-bound", "straggler")
-
-
-@dataclass(frozen=True)
-class Case:
-    """A job: of each rank the ms it loads and computes in a step, and the ms of a transfer that
-    follow when the last rank is ready. Transfers begin `hidden` ms before a rank is ready."""
-
-    name: str
-    verdict: str
-    loads: tuple
-    computes: tuple
-    transfer: float
-    hidden: float = 2.0
-    steps: int = 5
-    hiccup: tuple = ()  # (rank, ms that its third step computes longer)
-    noise: float = 0.0
-    unit: float = 1e-3  # seconds
-
-    def ranks(self):
-        return range(len(self.loads))
-
-    def drawn(self):
-        """[(ms of loading, of computing) of each rank] of each step."""
-        draw, all_steps = random.Random(1), []
-        for step in range(self.steps):
-            longer = [self.hiccup[1] if step == 2 and self.hiccup[:1] == (rank,) else 0
-                      for rank in self.ranks()]
-            all_steps.append([(load * (1 + self.noise * draw.random()),
-                               compute * (1 + self.noise * draw.random()) + more)
-                              for load, compute, more in zip(self.loads, self.computes, longer)])
-        return all_steps
-
-    def timelines(self):
-        """[[Event] of each rank], with a loader event at the end, as a DataLoader leaves it."""
-        events, now = [[] for _ in self.ranks()], 0.0
-        for step in self.drawn():
-            ready = [now + load + compute for load, compute in step]
-            end = max(ready) + self.transfer
-            for of_rank, (load, _), done in zip(events, step, ready):
-                middle = (now + load + done) / 2
-                for kind, a, b, lane in (
-                        ("loader", now, now + load, "main"),
-                        ("compute", now + load, middle, "main"),
-                        ("compute", middle, done, "backward 1"),
-                        ("communication", done - self.hidden, end - 0.1, "gloo 1"),
-                        ("communication", done - self.hidden / 2, end, "gloo 2"),
-                        ("wait", done, end, "main")):
-                    of_rank.append(Event(kind, kind, 5 + a * self.unit, 5 + b * self.unit, lane))
-            now = end
-        for of_rank in events:
-            last = 5 + now * self.unit
-            of_rank.append(Event("loader", "loader", last, last + 1e-6, "main"))
-        return events
-
-    def usual(self):
-        """Of each rank's median step, in ms: (loading, computing, exposed); and the length."""
-        steps = self.drawn()
-        ends = [max(sum(both) for both in step) + self.transfer for step in steps]
-        of_ranks = [(median(step[r][0] for step in steps), median(step[r][1] for step in steps),
-                     median(end - sum(step[r]) for end, step in zip(ends, steps)))
-                    for r in self.ranks()]
-        return of_ranks, median(ends)
-
-    def shares(self):
-        """The oracle, from the numbers that the timelines are made of."""
-        of_ranks, length = self.usual()
-        loads, _, bare = zip(*of_ranks)
-        works = [load + compute for load, compute, _ in of_ranks]
-        numbers = sum(loads) / len(loads), min(bare), more_than_others(works)
-        return {name: number / length for name, number in zip(NAMES, numbers)}
-
-    def straggler_of_sums(self):
-        """The straggler's share from medians of loading + computing, not from their two medians:
-        as good an answer, and with noise another number."""
-        steps = self.drawn()
-        works = [median(sum(step[rank]) for step in steps) for rank in self.ranks()]
-        return more_than_others(works) / self.usual()[1]
-
-
-def more_than_others(works):
-    """What the busiest has more than the mean of the others; 0 where there are none."""
-    if len(works) < 2:
-        return 0.0
-    return max(works) - (sum(works) - max(works)) / (len(works) - 1)
-
-
-CLEAR = (
-    Case("nothing is wrong", "healthy", (1, 1), (20, 20), 2),
-    Case("all ranks load long", "loader-bound", (30, 28, 29), (20, 20, 20), 2),
-    Case("transfers are long", "communication-bound", (1, 1, 1, 1), (20,) * 4, 25),
-    Case("rank 2 computes longer", "straggler", (1, 1, 1), (20, 20, 70), 2),
-    Case("rank 0 loads longer than the others", "straggler", (60, 1, 1, 1), (20,) * 4, 2),
-    Case("all of a long transfer is hidden", "healthy", (1, 1), (40, 40), 2, hidden=38),
-)
-ODD = (
-    Case("one rank alone", "healthy", (1,), (20,), 0.5),
-    Case("one rank alone, which loads long", "loader-bound", (30,), (20,), 0.5),
-    Case("24% of the step is transfer", "healthy", (1, 1), (18, 18), 6),
-    Case("26% of the step is transfer", "communication-bound", (1, 1), (16.8, 16.8), 6.25),
-    Case("on a machine 100 times slower", "healthy", (1, 1), (20, 20), 2, unit=0.1),
-    Case("on a machine 100 times faster", "straggler", (1, 1), (20, 70), 2, unit=1e-5),
-)
-NOISY = (
-    Case("a hiccup in one step of rank 1", "healthy", (1, 1), (20, 20), 2, hiccup=(1, 400)),
-    Case("8 ranks, noise of 30%, nothing wrong", "healthy", (1,) * 8, (20,) * 8, 1, steps=9,
-         noise=0.3),
-    Case("8 ranks, noise of 30%, rank 5 is slow", "straggler", (1,) * 8,
-         (20,) * 5 + (60,) + (20,) * 2, 1, steps=9, noise=0.3),
-    Case("noise of 30%, slow loaders", "loader-bound", (40,) * 3, (20,) * 3, 1, steps=9,
-         noise=0.3),
-)  # fmt: skip
 
 
 def check_diagnose(fn):
     for case in CLEAR:
         _compare(fn, case)
     yield "each cause is named; a hidden transfer is none, and neither is waiting for a straggler"
+    for case in TWO_CAUSES:
+        _compare(fn, case)
+    yield "of two causes the larger one; the busiest rank against all of the others"
     for case in ODD:
         _compare(fn, case)
     yield "one rank alone; just below and above a quarter; fast and slow machines alike"
     for case in NOISY:
         _compare(fn, case)
     yield "a hiccup in one step, or noise of 30%, changes no verdict"
+    _refuses_without_steps(fn)
+    yield "a ValueError where a rank has no step in which anything was computed"
+
+
+def _refuses_without_steps(fn):
+    """No ranks; and one that only loads, beside a healthy one."""
+    healthy = CLEAR[0].timelines()
+    for timelines in ([], [healthy[0], [e for e in healthy[1] if e.kind == "loader"]]):
+        try:
+            result = fn(timelines)
+        except ValueError:
+            continue
+        raise Mistake(f"with steps on {len(timelines[:1])} of {len(timelines)} ranks it returns "
+                      f"{str(result)[:60]}", "Leave the stub's ValueError in: without steps "
+                      "everywhere there is nothing to compare.")
 
 
 def _compare(fn, case):
@@ -139,9 +42,12 @@ def _compare(fn, case):
     given = [list(events) for events in timelines]
     try:
         result = fn(timelines)
-    except ZeroDivisionError:
-        raise Mistake(f"{case.name}: a division by zero",
-                      "With one rank there are no others: its straggler share is 0.") from None
+    except (ZeroDivisionError, StatisticsError) as error:
+        hint = "With one rank there are no others: its straggler share is 0."
+        if len(given) > 1:
+            hint = ("Ranks may be equally busy. The others are all but one, not all that are less "
+                    "busy.")
+        raise Mistake(f"{case.name}: {error}", hint) from None
     if timelines != given:
         raise Mistake("the timelines are changed", "Make new lists; steps_of does.")
     shares = _result(result)
@@ -155,7 +61,7 @@ def _compare(fn, case):
     for name in NAMES:
         if not math.isclose(shares[name], right[name], rel_tol=1e-4, abs_tol=1e-4):
             raise Mistake(f"{case.name}: the verdict is right, but the share of {name} is "
-                          f"{right[name]:.3f}, not {shares[name]:.3f}",
+                          f"{right[name]:.4g}, not {shares[name]:.4g}",
                           _hint(case, shares, right, verdict))
 
 
@@ -189,6 +95,8 @@ def _hint(case, shares, right, verdict):
         return ("Take of each rank its median step: steps_of cuts the timeline, median() of what "
                 "you measure in each step forgets the one that went wrong.")
     of_ranks, length = case.usual()
+    if all(is_near(name, 100 * right[name]) for name in off):
+        return "That is per cent. Shares: all of a step is 1."
     if all(is_near(name, right[name] * length * case.unit) for name in off):
         return "Shares, not seconds: divide by the length of a step."
     if all(is_near(name, right[name] / case.steps) for name in off):
@@ -210,7 +118,8 @@ def _hint_communication(got, of_ranks):
     if got > min(bare):
         return ("Not all communication counts, but what no computing hides: "
                 "exposed_communication(step).")
-    return "Communication: the least exposed_communication of all ranks, over the step."
+    return ("Communication: the least exposed_communication of all ranks, over the step. (Events "
+            'of kind "wait" are gaps of the main thread, and something else.)')
 
 
 def _hint_straggler(got, of_ranks):

@@ -49,10 +49,12 @@ def check_exposed_communication(fn):
         _compare(fn, name, events)
     yield "overlapping and nested events count once; only computing hides, on any lane"
     for seed in range(20):
-        events = _random(seed)
         for kind in ("communication", "loader"):
-            _compare(fn, f"random events, seed {seed}", events, kind)
+            _compare(fn, f"random events, seed {seed}", _random(seed), kind)
     yield 'right for 20 random timelines, in any order; for kind="loader" as well'
+    for seed in range(20, 24):
+        _compare_moved(fn, _random(seed))
+    yield "on any clock: it need not begin at 0, nor tick in milliseconds"
 
 
 def _random(seed):
@@ -62,6 +64,18 @@ def _random(seed):
         kind = draw.choice(("compute", "communication", "communication", "loader", "wait"))
         events.append(event(kind, start, start + draw.randrange(1, 20), f"lane {start % 3}"))
     return events
+
+
+def _compare_moved(fn, events, scale=0.0137, offset=1000.0):
+    """The same events on a clock that began long ago, and `scale` times as long."""
+    moved = [e._replace(start=offset + scale * e.start, end=offset + scale * e.end)
+             for e in events]  # fmt: skip
+    got, right = fn(moved), scale * exposed_by_hand(events, "communication")
+    if not math.isclose(got, right, abs_tol=1e-8):
+        raise Mistake(f"events of microseconds, from {moved[0].start:.6f} s on: {1e6 * got:.1f} us "
+                      f"are exposed, it says, but it is {1e6 * right:.1f} us",
+                      "Times are any numbers: go from one edge to the next, whatever lies between, "
+                      "and not from tick to tick.")
 
 
 def _compare(fn, name, events, kind="communication"):
@@ -98,15 +112,22 @@ def _hint(got, events, kind):
                   for e in events]  # fmt: skip
     if near(exposed_by_hand([e for e in events if e.kind != "compute" or e.lane == "main"], kind)):
         return "Computing on other lanes hides as well: streams, backward's thread."
+    if abs(got - exposed_by_hand(events, kind)) < 0.01 * MS:
+        return "Nearly: keep all digits. Python's floats have enough, float32 has not."
+    if near(1000 * exposed_by_hand(events, kind)):
+        return "Those are milliseconds; seconds are asked, as the events have them."
     if near(total(kind)):
-        return ("That is all of it. Leave out the time in which a compute event runs; and where "
-                "two overlap, count the time once.")
+        return ("That is all of it. Leave out the time in which a compute event runs, on whatever "
+                "lane; and where two overlap, count the time once.")
     if near(max(0, total(kind) - total("compute"))) or near(total(kind) - total("compute")):
         return ("The difference of two sums says nothing about when: a kernel hides only what runs "
                 "at the same moment.")
     if kind == "communication" and near(exposed_by_hand(relabelled, kind)):
         return ("Waiting and loading are no computing: they hide nothing. The wait is the very "
                 "time that one would like to get rid of.")
+    if any(near(exposed_by_hand([e._replace(kind=kind) if e.kind == other else e for e in events],
+                                kind)) for other in ("wait", "loader", "communication")):
+        return f"Another kind of event is counted as well: only {kind!r} is asked."
     if near(exposed_by_hand(events, "communication")):
         return "`kind` says which events to look for; it is not always communication."
     if got > exposed_by_hand(events, kind):

@@ -36,6 +36,7 @@ class Step:
     gradients: list  # on the CPU
     bytes: int  # of all ranks together, as they would go round a ring
     calls: dict
+    buckets: int  # times that DDP called the hook
     waited: bool  # the hook returned only when something was done
 
 
@@ -59,27 +60,30 @@ def mean_of(ranks, step, kind):
 def steps_in_ddp(state, hook, kinds, group=None):
     """[Step of each of `kinds`] of one model in DDP with this hook."""
     model = DistributedDataParallel(Given().to(device()), process_group=group)
-    waits, seen = [], []
-    model.register_comm_hook(state, _watched(hook, waits))
+    waits, buckets, seen = [], [], []
+    model.register_comm_hook(state, _watched(hook, waits, buckets))
     for step, kind in enumerate(kinds):
         mine = [g.to(device()) for g in gradients_of(dist.get_rank(), step, kind)]
         model.zero_grad()
         waits.clear()
+        buckets.clear()
         with Traffic() as traffic:
             model(mine).backward()
         ops = [op for op in traffic.ops if op.name != "broadcast"]  # DDP's own, in its second step
         grads = [p.grad.detach().cpu().clone() for p in model.module.weights]
         calls = {op.name: sum(o.name == op.name for o in ops) for op in ops}
-        seen.append(Step(grads, sum(op.sent_bytes for op in ops), calls, bool(waits)))
+        sent = sum(op.sent_bytes for op in ops)
+        seen.append(Step(grads, sent, calls, len(buckets), bool(waits)))
     return seen
 
 
-def _watched(hook, waits):
+def _watched(hook, waits, buckets):
     """The hook; `waits` gets an entry where it waits before it returns, for a transfer or a future.
-    Other threads may wait: they run what comes after the transfer."""
+    Other threads may wait: they run what comes after the transfer. `buckets` gets one a call."""
 
     @functools.wraps(hook)  # DDP reads the signature
     def watched(state, bucket):
+        buckets.append(bucket.index())
         with _noted(dist.Work, waits), _noted(torch._C.Future, waits):
             return hook(state, bucket)
 

@@ -12,8 +12,28 @@ from ranklab.course.exercise import Mistake, on_ranks
 KINDS = ("normal", "normal", "normal", "large", "uneven")
 COUNT = sum(torch.Size(shape).numel() for shape in SHAPES)
 PRECISION = 7e-4  # float16: about 3e-4 of the gradient's length; bfloat16: 2e-3
+WHOLE = "One message for the whole bucket: narrow bucket.buffer(), and not each gradient by itself."
 BACK = ("Does the result get back? DDP takes what the future holds: in .then(...) copy it into "
         "bucket.buffer(), and return that buffer.")
+LIST = "A finished future's value() is a list of one tensor: take value()[0]; return the buffer."
+FUNCTION = ("Give .then(...) a function, and not what it returns: it is called when the sum is "
+            "there.")
+OF_DDP = (  # a part of what DDP or Python says, and what it means here
+    ("must return a torch.futures.Future", "DDP wants a future, and gets something else",
+     "dist.all_reduce(..., async_op=True).get_future() is one, and so is what its .then(...) "
+     "returns. DDP goes on with backward meanwhile."),
+    ("expected the hook result is a PyObject",
+     "the future that DDP gets holds the all-reduce's list, not the bucket", BACK),
+    ("Expected a proper Tensor but got None", "what runs in .then(...) returns None", BACK),
+    ("must be Tensor, not list", "in .then(...) a list is taken for a tensor", LIST),
+    ("Unable to cast [tensor(", "what runs in .then(...) returns a list", LIST),
+    ("'NoneType' object has no attribute 'get_future'", "dist.all_reduce returns None here",
+     "With async_op=True it returns at once, with a Work, whose get_future() is asked."),
+    ("completed() INTERNAL ASSERT", "value() is asked of a future that is not done", FUNCTION),
+    ("then(): incompatible function arguments", ".then(...) gets no function", FUNCTION),
+    ("'NoneType' object has no attribute 'size'", "the group is None here, which has no size()",
+     "register_comm_hook(None, hook) means all ranks: dist.get_world_size(group) takes None."),
+)
 
 
 def check_compress_fp16_hook(fn):
@@ -39,13 +59,9 @@ def _run(trial, *args, ranks):
     try:
         return on_ranks(trial, *args, ranks=ranks)
     except Mistake as mistake:  # DDP's own messages are of C++
-        if "must return a torch.futures.Future" in mistake.what:
-            raise Mistake("DDP wants a future, and gets something else",
-                          "dist.all_reduce(..., async_op=True).get_future() is one, and so is what "
-                          "its .then(...) returns. DDP goes on with backward meanwhile.") from None
-        if "expected the hook result is a PyObject" in mistake.what:
-            raise Mistake("the future that DDP gets holds the all-reduce's list, not the bucket",
-                          BACK) from None
+        for part, what, hint in OF_DDP:
+            if part in mistake.what:
+                raise Mistake(what, hint) from None
         raise
 
 
@@ -85,17 +101,18 @@ def _distance(got, right):
 
 
 def _compare(got, right, place, kind, ranks, step):
-    if kind == "large" and not got.isfinite().all():
+    if kind == "large" and _distance(got, right) > PRECISION:
         raise Mistake(f"{place} a gradient of 40,000 became {got[0]:g}",
                       "float16 ends at 65,504, and the sum of 4 ranks is 160,000. Divide by the "
                       "number of ranks before the all-reduce, not after it.")
-    if kind == "uneven" and not got.isfinite().all():
+    if kind == "uneven" and _distance(got, right) > PRECISION:
         raise Mistake(f"{place} 100,000 on one rank and 0 on the others became {got[0]:g}, not "
                       f"{right[0]:,.0f}",
                       "100,000 is infinite in float16: divide before the cast.")
     if _distance(got, right) > PRECISION:
         R = len(ranks)
-        what = f"{place} the first gradient is {got[0]:.4f} where {right[0]:.4f} is right"
+        i = int((got - right).abs().argmax())
+        what = f"{place} gradient {i} is {got[i]:.4f} where {right[i]:.4f} is right"
         raise Mistake(*_name(got, right, what, ranks, step) if R > 1 else (what, BACK))
 
 
@@ -106,16 +123,19 @@ def _name(got, right, what, ranks, step):
         return f"{what}: the sum, not the mean", ("DDP averages by itself only without a hook. "
                                                   "Divide by dist.get_world_size(group).")
     if _distance(got, right / R) < 0.05:
-        return f"{what}: divided by the ranks twice", "Once is the mean."
+        return f"{what}: 1/{R} of it", ("Divided by the ranks twice? Once is the mean. Or by the "
+                                        "ranks of another group: ask dist.get_world_size(group).")
     if _distance(got, right) < 0.05:
         return what, "That is bfloat16's precision, or less; torch.float16 is asked."
     own = [_flat(gradients_of(rank, step, "normal")) for rank in ranks]
     if any(_distance(got, factor * mine) < 0.05 for mine in own for factor in (1, 1 / R)):
         return f"{what}: this rank still has its own", BACK
+    if any(_distance(got - factor * mine, right) < 0.05 for mine in own for factor in (1, 1 / R)):
+        return f"{what}: its own is in it twice", "copy_ the mean into the buffer, don't add it."
     if len(ranks) == 2 and ranks[1] - ranks[0] == 2:
         return what, ("The hook's first argument is the group: hand it to get_world_size(group) "
                       "and to all_reduce(..., group=group).")
-    return what, BACK
+    return what, f"Asked is the sum over ranks of what each has divided by their number. {BACK}"
 
 
 def _returns_at_once(seen):
@@ -134,6 +154,9 @@ def _bytes(seen):
         if set(calls) != {"all_reduce"}:
             raise Mistake(f"it calls {', '.join(sorted(calls)) or 'nothing'}",
                           "One all_reduce does it.")
+        if calls["all_reduce"] > seen[0][step].buckets:
+            raise Mistake(f"{calls['all_reduce']} all-reduces for {seen[0][step].buckets} bucket",
+                          WHOLE)
         if sent != whole / 2:
             raise Mistake(f"its traffic is {sent / whole:.0%} of float32's, not 50%",
                           "Cast before the all-reduce, once, and cast back after it.")

@@ -1,80 +1,18 @@
 """The check of power_sgd, against a projection that is worked out in one process."""
 
-from dataclasses import dataclass
-
 import torch
-import torch.distributed as dist
 
-from ranklab.collectives import node_groups
+from ranklab.checks.ddp import matrices
+from ranklab.checks.ddp.matrices import CASES, inputs, one_by_one, three
 from ranklab.course.exercise import Mistake, on_ranks
-from ranklab.engine import device
-from ranklab.meter import Traffic
-
-CASES = ((12, 8, 2), (7, 15, 3), (9, 5, 1), (6, 6, 4))  # n, m, r
-
-
-@dataclass
-class Seen:
-    """What one call gave on one rank; everything on the CPU."""
-
-    approximation: torch.Tensor
-    q: torch.Tensor
-    error: torch.Tensor
-    changed: str  # the input that is not what it was
-    sent: int
-    calls: dict
-
-
-def inputs(case, rank):
-    """(matrix, q, error) of a rank: q is alike on all."""
-    n, m, r = case
-    generator = torch.Generator().manual_seed(rank)
-    matrix, error = (torch.randn(n, m, generator=generator) for _ in range(2))
-    return matrix, torch.randn(m, r, generator=torch.Generator().manual_seed(99)), error
-
-
-def thin(case, rank):
-    """The same of a matrix of rank r, and no error: to be found without loss."""
-    n, m, r = case
-    _, q, error = inputs(case, rank)
-    left = torch.randn(n, r, generator=torch.Generator().manual_seed(rank))
-    return left @ torch.randn(r, m, generator=torch.Generator().manual_seed(77)), q, 0 * error
-
-
-def nothing(case, rank):
-    matrix, q, error = inputs(case, rank)
-    return 0 * matrix, q, 0 * error
-
-
-def trial(fn, make, grouped):
-    """Runs on every rank: [[Seen of two calls in a row] of each case]."""
-    group = node_groups(2)[1] if grouped else None
-    return [_two_calls(fn, make(case, dist.get_rank()), group) for case in CASES]
-
-
-def _two_calls(fn, given, group):
-    matrix, q, error = (x.to(device()) for x in given)
-    seen = []
-    for _ in range(2):
-        before = [x.clone() for x in (matrix, q, error)]
-        with Traffic() as traffic:
-            result = fn(matrix, q, error, group=group)
-        changed = [name for name, x, then in zip(("matrix", "q", "error"), (matrix, q, error),
-                                                 before) if not torch.equal(x, then)]
-        approximation, q, error = (x.detach().clone() for x in result)
-        matrix = before[0]
-        seen.append(Seen(approximation.cpu(), q.cpu(), error.cpu(), "".join(changed[:1]),
-                         traffic.sent_bytes, dict(traffic.calls)))
-    return seen
-
 
 def check_power_sgd(fn):
     for ranks in (3, 1):
-        _judge(on_ranks(trial, fn, inputs, False, ranks=ranks), inputs, range(ranks))
+        _judge(on_ranks(matrices.trial, fn, inputs, False, ranks=ranks), inputs, range(ranks))
     yield "the mean over ranks of matrix + error, projected; on 1 and 3 ranks, all agree"
     yield "twice in a row, from the q and the error that it returned; nothing is lost"
-    seen = on_ranks(_all_trials, fn, ranks=4)
-    _judge([of_rank[0] for of_rank in seen], thin, range(4))
+    seen = on_ranks(matrices.all_trials, fn, ranks=4)
+    _judge([of_rank[0] for of_rank in seen], matrices.thin, range(4))
     yield "a matrix of rank r comes through without loss"
     _bytes([of_rank[0] for of_rank in seen])
     yield "two all-reduces of r (n + m) numbers instead of n m"
@@ -84,42 +22,33 @@ def check_power_sgd(fn):
                 raise Mistake("a zero gradient gives numbers that are not finite",
                               "Some step divides by a column's length. torch.linalg.qr(p).Q does "
                               "not: it is orthonormal for zeros too.")
+    _judge([of_rank[4] for of_rank in seen], matrices.poor, range(4), "a matrix of rank 1, ")
     for members in ((0, 2), (1, 3)):
         _judge([seen[rank][2] for rank in members], inputs, members, "in a group of two, ")
-    yield "zeros stay zeros; inside a group it meets nobody else"
+    yield "zeros stay zeros, a matrix of rank 1 what it is; inside a group it meets nobody else"
     _judge_batch([of_rank[3] for of_rank in seen])
-    yield "three matrices at once: each as it would be alone"
-
-
-def _all_trials(fn):
-    return [trial(fn, thin, False), trial(fn, nothing, False), trial(fn, inputs, True),
-            _batch(fn)]
-
-
-def _three(rank):
-    return [inputs(CASES[0], 10 * rank + i) for i in range(3)]
-
-
-def _batch(fn):
-    """Runs on every rank: the approximation of three matrices at once, or what went wrong."""
-    given = [torch.stack(parts).to(device()) for parts in zip(*_three(dist.get_rank()))]
-    try:
-        return fn(*given)[0].detach().cpu()
-    except Exception as error:  # any: .T of three dimensions ends in one or another
-        return f"{type(error).__name__}: {error}"
+    yield "three matrices at once: each as it would be alone, by two all-reduces for all"
 
 
 def _judge_batch(seen):
     what = "three matrices of 12 x 8 at once, as (3, 12, 8): "
     hint = ".T turns the order of all dimensions around; .mT transposes each matrix."
-    if isinstance(seen[0], str):
-        raise Mistake(what + seen[0].partition("\n")[0], hint)
-    given = [_three(rank) for rank in range(len(seen))]
-    right = torch.stack([project([of_rank[i][0] + of_rank[i][2] for of_rank in given],
-                                 given[0][i][1])[0] for i in range(3)])
-    for approximation in seen:
-        if approximation.shape != right.shape or not _near(approximation, right):
-            raise Mistake(f"{what}not what they give one by one", hint)
+    for one in seen:
+        if isinstance(one, str):
+            raise Mistake(what + one.partition("\n")[0], hint)
+    given = [three(rank) for rank in range(len(seen))]
+    right = [(3, *x.shape) for x in given[0][0]]
+    for one in seen:
+        shapes = [tuple(x.shape) for x in (one.approximation, one.q, one.error)]
+        if shapes != right:
+            raise Mistake(f"{what}shapes {shapes} are returned, not {right}", hint)
+    for i, of_matrix in enumerate(zip(*map(one_by_one, seen))):
+        own = [of_rank[i] for of_rank in given]
+        wanted = [matrix + error for matrix, _, error in own]
+        _compare(f"{what}number {i}", of_matrix, wanted, own[0][1], own)
+    if seen[0].calls != {"all_reduce": 2}:
+        raise Mistake(f"{what}{sum(seen[0].calls.values())} messages, where 2 are enough",
+                      "Products and qr take all three as they are, and so does an all-reduce.")
 
 
 def _judge(seen, make, ranks, where=""):
@@ -153,10 +82,11 @@ def project(wanted, q):
 def _compare(name, of_ranks, wanted, q, given):
     approximation, mean = project(wanted, q)
     for one in of_ranks:
-        if one.approximation.shape != approximation.shape or one.q.shape != q.shape:
-            raise Mistake(f"{name}: shapes {tuple(one.approximation.shape)} and "
-                          f"{tuple(one.q.shape)} are returned, not {tuple(approximation.shape)} "
-                          f"and {tuple(q.shape)}", "Return p @ q.mT, the new q, and the error.")
+        shapes = [tuple(x.shape) for x in (one.approximation, one.q, one.error)]
+        right = [tuple(x.shape) for x in (approximation, q, approximation)]
+        if shapes != right:
+            raise Mistake(f"{name}: shapes {shapes} are returned, not {right}",
+                          "Return p @ q.mT, the new q, and the error.")
         if not torch.equal(one.approximation, of_ranks[0].approximation):
             raise Mistake(f"{name}: ranks end with different gradients",
                           "Both p and q must be all-reduced: then all make the same of them.")
@@ -169,6 +99,14 @@ def _compare(name, of_ranks, wanted, q, given):
     if not _near(left + approximation, mean):
         raise Mistake(f"{name}: what is sent and the mean error left are not the mean of matrix "
                       "+ error", _hint_error(left, approximation, mean, given))
+    for one, of_rank in zip(of_ranks, wanted):
+        if not _near(one.error + one.approximation, of_rank):
+            raise Mistake(f"{name}: only the mean over ranks of the errors is right",
+                          "Each rank keeps its own matrix + error, minus the approximation that "
+                          "all of them get: made of q after its all-reduce, not before.")
+        if not torch.equal(one.q, of_ranks[0].q):
+            raise Mistake(f"{name}: ranks return different q",
+                          "The next call needs the same q on every rank: return the averaged one.")
     _same_span(name, of_ranks[0], approximation)
     return of_ranks[0].q
 
@@ -196,7 +134,7 @@ def _hint_value(got, right, wanted, q, given):
         return "It is the sum over ranks: divide by the number of ranks, once, where q is summed."
     if R > 1 and _near(got, right / R):
         return ("Divided by the ranks twice: p becomes orthonormal after its sum, so that it needs "
-                "no division; q does.")
+                "no division; q does, once, by the ranks of its group.")
     if _near(got, project([matrix for matrix, _, _ in given], q)[0]):
         return "The error is not in it: compress matrix + error."
     if _near(got, mean):
@@ -205,6 +143,9 @@ def _hint_value(got, right, wanted, q, given):
     if any(_near(got, factor * p @ (p.T @ mean)) for factor in (1, R, R**2)):
         return ("The columns of p must be orthonormal before q is made: p = torch.linalg.qr(p).Q, "
                 "after its all-reduce.")
+    if torch.linalg.matrix_rank(mean, rtol=1e-5) < min(q.shape[-1], len(mean)):
+        return ("The columns of p are nearly alike here: what is left of one after taking off the "
+                "others is rounding. torch.linalg.qr(p).Q is orthonormal even so.")
     return ("p = wanted @ q, summed over ranks, then orthonormal (torch.linalg.qr(p).Q); q = "
             "wanted.mT @ p, the mean over ranks; the approximation is p @ q.mT.")
 
@@ -232,6 +173,8 @@ def _bytes(seen):
         what = (f"{n} x {m}, r={r}: {calls['all_reduce']} all-reduces of {sent // 24} numbers in "
                 f"all, where {r * (n + m)} are enough")
         hint = "All-reduce p (n x r) and q (m x r), each once, and nothing else."
-        if sent // 24 >= n * m:
+        if sent == 2 * right and calls["all_reduce"] == 2:
+            hint = "Numbers twice as long, float64? Keep the matrix's dtype."
+        elif sent // 24 >= n * m:
             hint = f"The matrix itself travels, so nothing is saved. {hint}"
         raise Mistake(what, hint)

@@ -4,12 +4,16 @@ import math
 
 from ranklab.course.exercise import Mistake
 
-CASES = (  # {ranks: seconds per step}
+FROM_ONE = (  # {ranks: seconds per step}
     {1: 0.8, 2: 0.5, 4: 0.25},
     {1: 1.0, 2: 1.0, 8: 1.25},
-    {8: 0.3, 2: 0.9, 4: 0.5},  # not measured on one rank, and in no order
+    {1: 0.9, 2: 0.4, 3: 0.37},  # more than perfect on two ranks, and no round numbers
+)
+OTHERS = (
+    {8: 0.3, 2: 0.9, 5: 0.45, 4: 0.5},  # in no order; 5 is no multiple of 2
     {3: 2.0},
 )
+NO_MEASUREMENTS = {}, {0: 1.0, 2: 1.0}, {1: 1.0, 2: 0.0}, {1: 1.0, 2: -0.5}
 
 
 def efficiency_of(seconds, kind):
@@ -21,23 +25,34 @@ def efficiency_of(seconds, kind):
 
 def check_scaling_efficiency(fn):
     for kind in ("strong", "weak"):
-        for seconds in CASES[:2]:
+        for seconds in FROM_ONE:
             _compare(fn, seconds, kind)
         yield f'right for "{kind}" scaling from one rank'
     for kind in ("strong", "weak"):
-        for seconds in CASES[2:]:
+        for seconds in OTHERS:
             _compare(fn, seconds, kind)
     yield "right where nobody measured on one rank: against the fewest there are"
+    _refuses(fn, {1: 1.0, 2: 1.0}, "string", "kind='string'", "which kinds there are")
+    for seconds in NO_MEASUREMENTS:
+        _refuses(fn, seconds, "strong", f"seconds={seconds}", "what a measurement needs")
+    yield "a ValueError for a kind that it does not know, and for what is no measurement"
+    ranks = list(fn(dict(OTHERS[0]), "weak"))
+    if ranks != sorted(ranks):
+        raise Mistake(f"the ranks come out as {ranks}",
+                      "In the order of ranks, for tables and curves: go through sorted(seconds).")
+    yield "in the order of ranks"
+
+
+def _refuses(fn, seconds, kind, what, sentence):
     try:
-        fn({1: 1.0, 2: 1.0}, "string")
+        fn(dict(seconds), kind)
     except ValueError:
-        yield "a ValueError for a kind that it does not know"
+        return
     except Exception as error:
-        raise Mistake(f"kind='string' raises {type(error).__name__}, not ValueError",
-                      "Say in a sentence which kinds there are.") from None
-    else:
-        raise Mistake("kind='string' is accepted", "Raise a ValueError: a slip of the pen must not "
-                      "become an efficiency.")
+        raise Mistake(f"{what} raises {type(error).__name__}, not ValueError",
+                      f"Say in a sentence {sentence}.") from None
+    raise Mistake(f"{what} is accepted", "Raise a ValueError, as the first lines of the stub do: "
+                  "a slip of the pen must not become an efficiency.")
 
 
 def _compare(fn, seconds, kind):
@@ -78,6 +93,15 @@ def _hint(got, right, seconds, kind):
         return f"Perfect would be {base}/R of the time on {base} ranks, not 1/R of it."
     if is_all(lambda r: 1 / right[r]):
         return "Upside down: slower steps must give a smaller efficiency."
+    if is_all(lambda r: min(1.0, right[r])):
+        return ("More than 1 can be right: what each rank has got smaller, and fits a cache, say. "
+                "Do not cut it off.")
+    if all(abs(got[r] - right[r]) < 0.006 for r in right):
+        return "That is rounded. Leave rounding to whoever prints it."
+    for other in seconds:
+        if is_all(lambda r, other=other: right[r] / right[other]):
+            return (f"The base is {other} here, but it is the fewest ranks: min(seconds), "
+                    f"which is {base}.")
     if kind == "strong":
         return ("Strong: the same batch for all together, so R ranks should need base/R of the "
                 "base's time. Efficiency = that time / the measured one.")

@@ -5,22 +5,25 @@ import torch
 from ranklab.course.exercise import Mistake
 
 CASES = (  # shape, k
-    ((8,), 3), ((1000,), 10), ((4, 5), 6), ((2, 3, 4), 5), ((1,), 1),
+    ((8,), 3), ((1000,), 10), ((4, 5), 6), ((2, 3, 4), 5), ((1,), 1), ((), 1),
 )
 
 
 def check_top_k_compress(fn):
     for shape, k in CASES:
-        _compare(fn, shape, k)
+        _compare(fn, *_inputs(shape), k)
     yield "values, places and error: the k largest in size of gradient + error, in any shape"
     yield "sent + error left = gradient + error, exactly; the inputs are unchanged"
     for shape, k in (((6,), 6), ((6,), 50), ((2, 2), 5)):
-        _compare(fn, shape, k)
+        _compare(fn, *_inputs(shape), k)
     zero = torch.zeros(6)
-    values, _, left = _call(fn, zero, zero.clone(), 2)
+    values, _, left = _compare(fn, zero, zero.clone(), 2)
     if values.any() or left.any():
         raise Mistake("of a zero gradient something is sent, or left", "Nothing comes of nothing.")
     yield "with k of all entries or more nothing is left; zeros stay zeros"
+    _compare(fn, *(x.mT for x in _inputs((4, 5))), 6, ", transposed")
+    _compare(fn, *(x.double() for x in _inputs((9,))), 3, ", float64")
+    yield "right for a tensor that is not contiguous; and in float64 to the last bit"
     _over_steps(fn)
     yield "over 50 steps all that is not sent is still there"
 
@@ -29,6 +32,10 @@ def _call(fn, gradient, error, k):
     try:
         result = fn(gradient, error, k)
     except RuntimeError as problem:
+        if "view size is not compatible" in str(problem):
+            raise Mistake(f"a {tuple(gradient.shape)} gradient that is not contiguous raises: "
+                          f"{problem}", "A gradient may be transposed, or channels-last, and so "
+                          "is what is made of it: .flatten() copies where .view can't.") from None
         if "out of range" not in str(problem):
             raise
         raise Mistake(f"k={k} of {gradient.numel()} entries in shape {tuple(gradient.shape)} "
@@ -42,15 +49,15 @@ def _call(fn, gradient, error, k):
 
 
 def _inputs(shape):
-    generator = torch.Generator().manual_seed(len(shape) + shape[0])
+    generator = torch.Generator().manual_seed(len(shape) + sum(shape[:1]))
     gradient, error = (torch.randn(shape, generator=generator) for _ in range(2))
     gradient.view(-1)[0] = -5.0  # the largest in size is negative
     error.view(-1)[-1] = 7.0  # and one is large only with what was left before
     return gradient, error
 
 
-def _compare(fn, shape, k):
-    gradient, error = _inputs(shape)
+def _compare(fn, gradient, error, k, kind=""):
+    """What fn returned, which is right."""
     before = gradient.clone(), error.clone()
     values, indices, left = _call(fn, gradient, error, k)
     for name, now, then in zip(("gradient", "error"), (gradient, error), before):
@@ -59,15 +66,16 @@ def _compare(fn, shape, k):
                           "gradient + error is a new tensor: work on that one.")
     gradient, error = before
     n, wanted = gradient.numel(), (gradient + error).flatten()
-    case = f"{k} of {n} entries, shape {tuple(shape)}"
+    case = f"{k} of {n} entries, shape {tuple(gradient.shape)}{kind}"
     _shapes(case, values, indices, left, gradient, min(k, n))
     sent = torch.zeros_like(wanted)
-    sent[indices] = values
+    sent[indices] = values.to(sent.dtype)
     _largest(case, values, indices, wanted, gradient.flatten(), error.flatten())
     if not torch.equal(sent + left.flatten(), wanted):
         raise Mistake(f"{case}: sent + error left differs from gradient + error by "
                       f"{(sent + left.flatten() - wanted).abs().max():.3g}",
-                      _hint_lost(left.flatten(), sent, wanted, gradient.flatten(), error.flatten()))
+                      _hint_lost(values, left, sent, wanted, gradient, error))
+    return values, indices, left
 
 
 def _shapes(case, values, indices, left, gradient, count):
@@ -78,7 +86,8 @@ def _shapes(case, values, indices, left, gradient, count):
                       "flattened tensor.")
     if len(indices) != count or len(indices.unique()) != count:
         raise Mistake(f"{case}: {len(indices)} entries are sent, {count} are asked",
-                      "Each place once, k of them, but no more than there are: min(k, n).")
+                      "Each place once, k of them, but no more than there are: min(k, n). topk "
+                      "gives that many also where entries are 0, or equally large.")
     if int(indices.min()) < 0 or int(indices.max()) >= gradient.numel():
         raise Mistake(f"{case}: place {int(indices.max())} does not exist",
                       "Places count in the flattened tensor, from 0.")
@@ -109,11 +118,16 @@ def _largest(case, values, indices, wanted, gradient, error):
                       "Send gradient + error at those places, not the gradient alone.")
 
 
-def _hint_lost(left, sent, wanted, gradient, error):
+def _hint_lost(values, left, sent, wanted, gradient, error):
+    for name, x in (("values", values), ("error", left)):
+        if torch.finfo(x.dtype).bits < torch.finfo(wanted.dtype).bits:
+            return f"The {name} became {x.dtype} and the gradient is {wanted.dtype}: bits are lost."
+    gradient, error, left = gradient.flatten(), error.flatten(), left.flatten()
     if not left.any():
         return "The error is zero everywhere: what is not sent must be kept."
     if torch.equal(left, wanted):
-        return "What is sent must not be kept as well: set the error to 0 at those places."
+        return ("What is sent must not be kept as well: set the error to 0 at those places. (And "
+                "of a tensor that is not contiguous flatten() is a copy: return what you changed.)")
     if torch.allclose(left, gradient - sent):
         return "The old error is lost: what is left is gradient + error minus what is sent."
     if torch.allclose(left, error + wanted - sent):
@@ -127,7 +141,7 @@ def _over_steps(fn):
     for step in range(50):
         gradient = ((torch.arange(40) * 7 + step * 5) % 13 - 6).float()
         total += gradient
-        values, indices, error = _call(fn, gradient, error, 2)
+        values, indices, error = _compare(fn, gradient, error, 2, f", step {step}")
         sent[indices] += values
     if not torch.equal(sent + error, total):
         raise Mistake("over 50 steps, what was sent and what is left are not all that there was",

@@ -3,6 +3,7 @@
     negotiating.py  rounds in which ranks become ready in different orders
     fusing.py       who shares a buffer with whom
     optimizing.py   against one process that sees all batches
+    asking.py       what is asked for, when, and in how many bytes
     compressing.py  types and bytes
     tracing.py      what a viewer makes of the file
     summing.py      Adasum against its definition

@@ -5,7 +5,8 @@ import torch
 from ranklab.course.exercise import Mistake
 
 FLOATS = (torch.float32, torch.float64)
-OTHERS = (torch.int64, torch.int32, torch.bool, torch.float16, torch.bfloat16)
+OTHERS = (torch.int64, torch.int32, torch.uint8, torch.bool, torch.complex64, torch.float16,
+          torch.bfloat16, torch.float8_e5m2)
 
 
 def check_compress_fp16(fn):
@@ -43,6 +44,11 @@ def _pair(fn, x):
     return got
 
 
+def _is_same(a, b):
+    """Equal in shape and in every bit: not every type can be compared."""
+    return a.shape == b.shape and torch.equal(*(x.contiguous().view(torch.uint8) for x in (a, b)))
+
+
 def _floats(fn, x):
     before = x.clone()
     small, _ = _pair(fn, x)
@@ -72,17 +78,33 @@ def _restores(fn, dtype):
         raise Mistake(f"1 was sent and the sum over ranks was 3, but restore gives "
                       f"{result[0].item():g}", "restore gets the reduced tensor as its argument: "
                       "that one it must bring back, not the one that was sent.")
+    restore(first)
+    if result[0] != 3:
+        raise Mistake("what restore gave first is changed when it is called again",
+                      "Each result is a tensor of its own: reduced.to(dtype) makes one.")
 
 
 def _others(fn, dtype):
-    x = torch.tensor([0, 1, 1]).to(dtype)
+    x, reduced = torch.tensor([[[0, 1, 1]], [[1, 0, 1]]]).to(dtype)
     small, restore = _pair(fn, x)
     if small.dtype != dtype:
         hints = {torch.bfloat16: "bfloat16 has 16 bits already. Casting it saves nothing, and "
-                                 "what is above 65504 is lost."}
+                                 "what is above 65504 is lost.",
+                 torch.float8_e5m2: "It has 8 bits: float16 would be twice as much. Ask "
+                                    "dtype.itemsize, and compress only above 2 bytes.",
+                 torch.complex64: "It loses its imaginary part. Ask dtype.is_floating_point: "
+                                  "complex numbers are none."}
         raise Mistake(f"{dtype} travels as {small.dtype}", hints.get(
             dtype, "Ask tensor.dtype.is_floating_point, and leave the others alone: float16 "
                    "can't hold whole numbers above 2048 exactly."))
-    if restore(small).dtype != dtype or not torch.equal(restore(small), x):
-        raise Mistake(f"{dtype} comes back as {restore(small).dtype}",
-                      "What is not compressed needs no restoring.")
+    if not _is_same(small, x):
+        raise Mistake(f"a tensor of {dtype} and shape {tuple(x.shape)} travels changed, in shape "
+                      f"{tuple(small.shape)}", "Return the tensor as it is.")
+    result = restore(reduced)
+    if not isinstance(result, torch.Tensor) or result.dtype != dtype:
+        kind = getattr(result, "dtype", type(result).__name__)
+        raise Mistake(f"{dtype} comes back as {kind}", "What is not compressed needs no restoring.")
+    if not _is_same(result, reduced):
+        raise Mistake(f"{dtype}: restore does not give the reduced tensor back", "Also where "
+                      "nothing was compressed restore gets the reduced tensor, and returns that "
+                      "one, not the one that was sent.")

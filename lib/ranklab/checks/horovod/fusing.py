@@ -5,13 +5,16 @@ import torch
 from ranklab.course.exercise import Mistake
 
 HALF, SINGLE, DOUBLE = torch.float16, torch.float32, torch.float64
+BRAIN, WHOLE = torch.bfloat16, torch.int32  # as many bytes as HALF and SINGLE
 SMALL_FIRST = [(10, SINGLE), (10, SINGLE), (10, SINGLE)]
 MIXED = [(10, HALF), (10, SINGLE)] * 6
+SIZES = [(7, SINGLE), (9, SINGLE), (200, SINGLE), (3, SINGLE)] * 5
+NOTHING = [(0, SINGLE), (3, SINGLE), (0, SINGLE), (9, SINGLE)] * 3
 
 
 def tensors_of(pairs):
-    """[(elements, dtype), ...] -> tensors."""
-    return [torch.ones(n, dtype=dtype) for n, dtype in pairs]
+    """[(elements, dtype), ...] -> tensors: matrices of one row, that are parts of larger ones."""
+    return [torch.ones(2, n, dtype=dtype)[:1] for n, dtype in pairs]
 
 
 def groups_of(pairs, threshold):
@@ -33,17 +36,20 @@ def check_fuse_tensors(fn):
         _is_a_plan(fn, pairs, threshold)
     yield "every tensor is in one list, by its position, in order"
     _one_type(fn, MIXED)
+    _one_type(fn, [(10, HALF), (10, BRAIN), (10, SINGLE), (10, WHOLE)] * 3)
     yield "one dtype in each list"
-    for pairs in (SMALL_FIRST * 9, [(7, SINGLE), (9, SINGLE), (200, SINGLE), (3, SINGLE)] * 5):
+    for pairs in (SMALL_FIRST * 9, SIZES):
         for threshold in (0, 39, 40, 79, 80, 81, 400):
             _within(fn, pairs, threshold)
     yield "no list is above the threshold, unless it is one tensor alone; 0 turns fusion off"
-    for pairs in (SMALL_FIRST * 9, MIXED, [(5, DOUBLE), (3, SINGLE), (100, HALF)] * 7):
+    for pairs in (SMALL_FIRST * 9, MIXED, [(5, DOUBLE), (3, SINGLE), (100, HALF)] * 7, SIZES,
+                  NOTHING):
         for threshold in (40, 80, 120, 1000):
             _fullest(fn, pairs, threshold)
     yield "lists are filled in order, to the last byte, and past tensors of another dtype"
     _one_device(fn)
     yield "tensors of two devices share no list either"
+    _negative(fn)
     x = tensors_of(MIXED)
     fn(x, 100)
     if not all(bool((t == 1).all()) for t in x) or len(x) != len(MIXED):
@@ -81,8 +87,9 @@ def _is_a_plan(fn, pairs, threshold):
 
 def _one_type(fn, pairs):
     for group in _plan(fn, pairs, 10**6):
-        if len({pairs[i][1] for i in group}) > 1:
-            raise Mistake("float16 and float32 are in one list",
+        kinds = sorted({str(pairs[i][1]).removeprefix("torch.") for i in group})
+        if len(kinds) > 1:
+            raise Mistake(f"{' and '.join(kinds)} are in one list",
                           "A buffer is one tensor, so it has one dtype: keep a newest list for "
                           "each (dtype, device).")
 
@@ -90,11 +97,25 @@ def _one_type(fn, pairs):
 def _one_device(fn):
     devices = ["cpu", "meta"] * 3  # meta: tensors without memory, a second device on any machine
     tensors = [torch.ones(10, device=name) for name in devices]
-    for group in fn(tensors, 10**6):
+    got = fn(tensors, 10**6)
+    for group in got:
         if len({devices[i] for i in group}) > 1:
             raise Mistake("tensors of two devices are in one list",
                           "A buffer lies on one device: one dtype on one device in each list, so "
                           "kind = tensor.dtype, tensor.device.")
+    if len(got) > 2:
+        raise Mistake(f"three tensors on each of two devices: {len(got)} all-reduces, but 2 are "
+                      "enough", "A tensor of another device between two does not close their list: "
+                      "keep the newest list of *each* (dtype, device) open.")
+
+
+def _negative(fn):
+    try:
+        fn(tensors_of(SMALL_FIRST), -1)
+    except ValueError:
+        return
+    raise Mistake("a threshold of -1 byte is accepted", "Raise a ValueError when it is negative: "
+                  "it would go on as if fusion were off, and nobody would see the slip.")
 
 
 def _within(fn, pairs, threshold):
@@ -109,7 +130,8 @@ def _within(fn, pairs, threshold):
                           "this buffer has no more room.)")
         if sum(pairs[i][0] for i in group) <= threshold:
             raise Mistake(what, "The threshold counts bytes: tensor.nbytes, not numel().")
-        raise Mistake(what, "Begin a new list when the next tensor does not fit.")
+        raise Mistake(what, "Begin a new list when the next tensor does not fit. It takes "
+                      "tensor.nbytes, whatever its shape.")
 
 
 def _fullest(fn, pairs, threshold):
@@ -118,13 +140,19 @@ def _fullest(fn, pairs, threshold):
         return
     what = (f"{len(pairs)} tensors, threshold {threshold} bytes: {len(got)} all-reduces, but "
             f"{len(right)} are enough")
+    if pairs == NOTHING and len(got) > len(right):
+        raise Mistake(what, "Some of these tensors hold nothing, and join whatever list there is. "
+                      "Ask whether there is a list, not how many bytes it holds.")
     kinds = {dtype for _, dtype in pairs}
     if len(kinds) > 1 and len(got) > len(right):
         raise Mistake(what, "A tensor of another dtype between two does not close their list: "
-                      "keep the newest list of *each* dtype open.")
+                      "keep the newest list of *each* dtype open, and count its bytes by "
+                      "tensor.nbytes, each list for itself.")
     if len(got) > len(right):
         raise Mistake(what, "A tensor that fills the buffer to its last byte still fits: compare "
-                      "with >, not with >=.")
+                      "with >, not with >=. Take them in the order given, and of each only its own "
+                      "bytes, tensor.nbytes, not those of the memory that it is a part of.")
     raise Mistake(f"{len(pairs)} tensors, threshold {threshold} bytes: the lists are {got[:3]}..., "
                   f"not {right[:3]}...",
-                  "In order: a tensor joins the newest list of its dtype, or begins a new one.")
+                  "In order: a tensor joins the newest list of its kind, or begins a new one, "
+                  "which is the newest from then on. Nothing goes back into an older list.")

@@ -12,6 +12,8 @@ ROUNDS, STEPS = 4, 2
 LONG = "a.name.as.long.as.the.names.of.the.parameters.in.a.real.model.are" * 2
 COORDINATOR = ("Rank 0's table lives in `table`, from call to call: a name counts one more on each "
                "rank that sends it, and is complete when it counts R.")
+TOGETHER = ("All ranks call both collectives in every round: also one that has nothing to send, "
+            "and one that is only told. Or the others wait for it, or hear of the wrong round.")
 
 
 def ready_on(rank, step):
@@ -19,11 +21,13 @@ def ready_on(rank, step):
     names = [f"{LONG}.{i}" for i in range(12)] + ["late"]
     draw = random.Random(f"{rank} {step}")
     rounds = [[] for _ in range(ROUNDS)]
+    # In one round only the even ranks have something to say, and in the next one only the others.
+    loud = [k for k in range(ROUNDS) if k != 1 + rank % 2]
     for name in draw.sample(names, len(names)):
         if name == "late":  # on rank 0 at once, on all others in the last round
             rounds[0 if rank == 0 else -1].append(name)
         else:
-            rounds[draw.randrange(ROUNDS)].append(name)
+            rounds[draw.choice(loud)].append(name)
     return rounds
 
 
@@ -39,9 +43,9 @@ def complete_in(ranks):
 
 
 def trial(fn, per_node):
-    """Runs on every rank: what it was told in each round, and the bytes it received."""
+    """Runs on every rank: what it was told in each round, the bytes it received, and the rest."""
     group = node_groups(per_node)[0] if per_node else None
-    table, told, received, changed = {}, [], 0, False
+    table, told, received, changed, is_idle = {}, [], 0, False, False
     for step in range(STEPS):
         for names in ready_on(dist.get_rank(), step):
             given = list(names)
@@ -49,39 +53,67 @@ def trial(fn, per_node):
                 told.append(fn(given, table, group=group))
             received += sum(op.received_bytes for op in traffic.ops)
             changed |= given != names
-    return told, received, changed
+            is_idle |= not traffic.ops
+    return told, received, changed, is_idle, _new_tables(fn, group)
+
+
+def _new_tables(fn, group):
+    """What is told of a name that rank 0 has with one table, and all others with another one."""
+    is_first = dist.get_rank(group) == 0
+    fn([LONG] if is_first else [], {}, group=group)
+    return fn([] if is_first else [LONG], {}, group=group)
 
 
 def check_negotiate(fn):
-    for ranks in (3, 4, 1):
-        seen = on_ranks(trial, fn, None, ranks=ranks)
+    for ranks in (3, 1, 4):
+        seen = _observe(fn, ranks)
         _judge(seen, range(ranks), f"on {ranks} ranks")
     yield "on 1, 3, 4 ranks: a name is told in the round in which the last rank has it, once"
     yield "the same list on every rank, whatever the orders; names may come again in the next step"
-    seen = on_ranks(trial, fn, None, ranks=4)
     _cheap(seen)
     yield "ranks other than 0 receive the answer only, not everybody's lists"
-    seen = on_ranks(trial, fn, 2, ranks=4, nodes=2)
-    for members in ((0, 1), (2, 3)):
-        try:
+    try:
+        seen = on_ranks(trial, fn, 2, ranks=4, nodes=2)
+        for members in ((0, 1), (2, 3)):
             _judge([seen[r] for r in members], members, f"in the group of ranks {members}")
-        except Mistake as mistake:
-            raise Mistake(mistake.what, "Hand `group` on: get_rank(group), get_world_size(group), "
-                          "gather_object(..., group=group, group_dst=0). " + mistake.hint) from None
+    except Mistake as mistake:
+        raise Mistake(mistake.what, "Hand `group` on: get_rank(group), get_world_size(group), "
+                      "gather_object(..., group=group, group_dst=0), and so for the answer: "
+                      "group_src=0 is the first rank of the group. " + mistake.hint) from None
     yield "inside a group it meets nobody else"
 
 
+def _observe(fn, ranks):
+    try:
+        return on_ranks(trial, fn, None, ranks=ranks)
+    except Mistake as mistake:
+        if "does not end" not in mistake.what:
+            raise
+        raise Mistake(mistake.what, TOGETHER) from None
+
+
 def _judge(seen, ranks, where):
-    told_to = [told for told, _, _ in seen]
+    told_to = [told for told, *_ in seen]
+    for rank, (*_, is_idle, _) in zip(ranks, seen):
+        if is_idle and len(ranks) > 1:
+            raise Mistake(f"{where} rank {rank} takes no part in a round", TOGETHER)
     for k, right in enumerate(complete_in(ranks)):
         place = f"{where}, round {k % ROUNDS + 1} of step {k // ROUNDS + 1}"
         for rank, told in zip(ranks, told_to):
+            if right and rank != ranks[0] and told[k] in ([], None):
+                raise Mistake(f"{place}: rank {rank} is told nothing, but rank {ranks[0]} is told "
+                              f"{len(right)} names", "broadcast_object_list fills the list that "
+                              "it is given, on every rank: return what is in it then.")
             _one_answer(told[k], right, f"{place}, rank {rank}", k)
             if told[k] != told_to[0][k]:
                 raise Mistake(f"{place}: rank {rank} gets the names in another order than rank "
                               f"{ranks[0]}", "One rank decides, and all take its list as it is: "
                               "two orders are two ranks in different all-reduces, a deadlock.")
-    for rank, (_, _, changed) in zip(ranks, seen):
+    for rank, (_, _, changed, _, of_new_tables) in zip(ranks, seen):
+        if of_new_tables and len(ranks) > 1:
+            raise Mistake(f"{where} rank {rank} is told a name that was counted in another table",
+                          "All that is kept from call to call is in `table`: with a new one "
+                          "nothing is known. (Each set of ranks has its own.)")
         if changed:
             raise Mistake(f"{where} the list `ready` of rank {rank} is changed",
                           "Send it, and leave it as it is.")
@@ -113,11 +145,18 @@ def _one_answer(got, right, where, k):
 
 def _cheap(seen):
     """The lists of a rank are about as long as the answers: so it should receive about that."""
-    everything = sum(len(name) for step in range(STEPS) for names in ready_on(1, step)
-                     for name in names)
-    for rank, (_, received, _) in enumerate(seen):
+    rounds = [[sum(map(len, names)) for step in range(STEPS) for names in ready_on(rank, step)]
+              for rank in range(len(seen))]
+    everything = sum(rounds[1])
+    for rank, (_, received, *_) in enumerate(seen):
         if rank and received > 2.5 * everything:
             raise Mistake(f"rank {rank} receives {received} bytes in all; the names that it is "
                           f"told are {everything} bytes",
                           "Only rank 0 needs everybody's lists: gather_object, not "
                           "all_gather_object. With 64 ranks that is 64 times as much.")
+    # gather_object pads every list to the longest one of the round.
+    new = (len(seen) - 1) * sum(max(lengths) for lengths in zip(*rounds))
+    if seen[0][1] > 1.3 * new:
+        raise Mistake(f"rank 0 receives {seen[0][1]} bytes in all; the new names of the others are "
+                      f"{new} bytes", "Send `ready` only, what became ready since the last call. "
+                      "What came before is in rank 0's table.")

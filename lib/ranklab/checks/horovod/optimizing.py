@@ -7,12 +7,15 @@ import torch.distributed as dist
 from torch import nn
 
 import ranklab.horovod as hvd
+from ranklab.checks.horovod.asking import agrees_in_fp16, asks_once, counts_bytes, returns_it
 from ranklab.course.exercise import Mistake, on_ranks
 from ranklab.engine import device
 from ranklab.horovod.world import background
 
 STEPS, ROWS = 3, 12
 HELD = 2.0  # seconds for which nothing is averaged; backward takes milliseconds
+OWN_TYPE = ("Each parameter has its own type, and its own ctx: zeros_like(p) where there is no "
+            "gradient, and decompress with the ctx that compress gave for this very gradient.")
 OPTIMIZERS = {
     "SGD with momentum": lambda ps: torch.optim.SGD(ps, lr=0.1, momentum=0.9),
     "Adam": lambda ps: torch.optim.Adam(ps, lr=0.01),
@@ -32,12 +35,15 @@ class Net(nn.Module):
 
     def forward(self, x, is_last=False):
         x = self.two(torch.tanh(self.frozen(self.one(x)) + self.tied(x)))
-        return x + self.seldom if is_last else x
+        return x + self.seldom.to(x.dtype) if is_last else x
 
 
 def new_net():
+    """Net, with one parameter of float64: zeros in its place, and what comes back, must be so."""
     torch.manual_seed(5)
-    return Net()
+    net = Net()
+    net.seldom = nn.Parameter(net.seldom.detach().double())
+    return net
 
 
 def loss_of(net, step, rank, R):
@@ -54,6 +60,8 @@ def alone(kind, R):
     for step in range(STEPS):
         optimizer.zero_grad()
         (sum(loss_of(net, step, rank, R) for rank in range(R)) / R).backward()
+        # Zeros, not None: all ranks ask for it, and Adam counts its steps.
+        net.unused.grad = torch.full_like(net.unused, (R + 1) / 2 if step == STEPS - 1 else 0)
         optimizer.step()
         weights.append(_weights(net))
     return weights
@@ -66,7 +74,10 @@ def _weights(net):
 def trial(fn):
     """Runs on every rank: {optimizer: [weights after each step]}, and what was asked for when."""
     hvd.init(stall_check=1, stall_shutdown=4)
-    seen = {"asked": _watch_one_step(fn)}
+    seen = {"returned": _what_is_returned(fn)}
+    if seen["returned"]:
+        return seen
+    seen["asked"] = _watch_one_step(fn)
     if seen["asked"][2]:  # in the training below, where orders differ, it would wait for ever
         return seen
     seen |= {kind: _train(fn, kind) for kind in OPTIMIZERS}
@@ -77,12 +88,22 @@ def trial(fn):
     return seen
 
 
+def _what_is_returned(fn):
+    """The type of what is returned, if that is not the optimizer itself."""
+    net = new_net().to(device())
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    returned = fn(optimizer, net.named_parameters())
+    return "" if returned is optimizer else type(returned).__name__
+
+
 def _train(fn, kind):
     net, weights = new_net().to(device()), []
     optimizer = fn(OPTIMIZERS[kind](net.parameters()), net.named_parameters())
     for step in range(STEPS):
         optimizer.zero_grad()
         loss_of(net, step, dist.get_rank(), dist.get_world_size()).backward()
+        if step == STEPS - 1:  # a gradient that no hook has seen
+            net.unused.grad = torch.full_like(net.unused, dist.get_rank() + 1)
         optimizer.step()
         weights.append(_weights(net))
     return weights
@@ -127,15 +148,16 @@ def _bytes_of_a_step(fn, compression):
 
 
 def check_distributed_optimizer(fn):
-    trained = {name for name, p in new_net().named_parameters() if p.requires_grad}
+    trained = {name: p for name, p in new_net().named_parameters() if p.requires_grad}
     for ranks in (3, 4, 1):
         seen = _observe(fn, ranks)
-        _asked(seen, trained, ranks)
+        returns_it(seen)
+        asks_once(seen, set(trained), ranks)
         for kind in OPTIMIZERS:
             _equal(seen, kind, ranks)
         if ranks > 1:
-            _counts(seen, len(trained))
-            _halved(seen, ranks)
+            counts_bytes(seen, trained.values())
+            agrees_in_fp16(seen, ranks)
     yield f"equal to one process over {STEPS} steps, with momentum and with Adam, on 1, 3, 4 ranks"
     yield "tied, frozen and unused parameters too, and one that only one rank uses"
     yield "each gradient is asked for once, by its name, while backward goes on"
@@ -158,7 +180,10 @@ def _observe(fn, ranks):
                                     "with requires_grad False.",
             "still in the works": "A name is asked for again before anybody waited for it. Either "
                                   "step() asks for what a hook has asked for, or it waits for "
-                                  "handles of the step before: clear the handles at its end.",
+                                  "handles of the step before: clear the handles at its end. Or "
+                                  "every hook asks for the same parameter, as a lambda in a loop "
+                                  "does: it finds the loop's last one.",
+            "dtype": OWN_TYPE,
         }
         hint = next((hint for sign, hint in hints.items() if sign in mistake.what), mistake.hint)
         raise Mistake(mistake.what, hint) from None
@@ -171,7 +196,8 @@ def _equal(seen, kind, ranks):
             for name, value in one[kind][step].items():
                 if torch.allclose(value, right[step][name], rtol=1e-4, atol=1e-5):
                     continue
-                agree = torch.allclose(value, seen[0][kind][step][name], rtol=1e-4, atol=1e-5)
+                agree = all(torch.allclose(value, other[kind][step][name], rtol=1e-4, atol=1e-5)
+                            for other in seen)
                 raise _unequal(f"{kind}, step {step + 1}, rank {rank} of {ranks}: {name}",
                                seen, kind, step, name, ranks, agree)
 
@@ -185,9 +211,13 @@ def _unequal(where, seen, kind, step, name, ranks, agree):
             return Mistake(f"{where} has moved {factor:.3g} times as far as it should",
                            "That is the sum of the gradients: op=Average is wanted.")
     if not agree and step == 0:
-        return Mistake(f"{where} is not what rank 0 has", "step() must wait for every handle, and "
-                       "put what synchronize() returns into p.grad, before the optimizer's own "
-                       "step begins.")
+        return Mistake(f"{where} is not the same on all ranks", "step() must wait for every "
+                       "handle, and put what synchronize() returns into p.grad, also where that "
+                       "was None, before the optimizer's own step begins.")
+    if name == "unused" and step == STEPS - 1:
+        return Mistake(f"{where} is wrong: it had a gradient, but no hook saw it",
+                       "What no hook has asked for is asked for as it is: zeros only where p.grad "
+                       "is None.")
     if step:
         return Mistake(f"{where} is wrong, though the first step was right",
                        "What was asked for in this step must be forgotten at its end: clear the "
@@ -195,50 +225,3 @@ def _unequal(where, seen, kind, step, name, ranks, agree):
     return Mistake(f"{where} is not what one process gets",
                    "Average the gradients (not the weights), and let the optimizer's own step use "
                    "them: momentum and Adam do the rest.")
-
-
-def _asked(seen, trained, ranks):
-    for rank, one in enumerate(seen):
-        during, everything, stood_still = one["asked"]
-        where = f"rank {rank} of {ranks}"
-        if not during:
-            raise Mistake(f"{where} asks for no average before backward() has ended",
-                          "Then nothing travels while it computes. Ask in the parameter's hook, "
-                          "register_post_accumulate_grad_hook, as soon as its gradient is there.")
-        if stood_still:
-            raise Mistake(f"backward() on {where} waits until an average is there",
-                          "In the hook only ask, allreduce_async_, and keep the handle; step() is "
-                          "the one to synchronize. (Two ranks whose hooks run in different orders "
-                          "would wait for each other for ever.)")
-        if set(everything) != trained or len(everything) != len(trained):
-            raise Mistake(f"{where} asks for {sorted(everything)}, not for {sorted(trained)}",
-                          "Each parameter with requires_grad once, under its name.")
-
-
-def _counts(seen, tensors):
-    for rank, one in enumerate(seen):
-        (plain, asked, _), (small, _, _) = one["bytes"]
-        if asked != tensors:
-            raise Mistake(f"rank {rank} averages {asked} tensors a step, not {tensors}",
-                          "Each gradient once a step.")
-        if small * 2 != plain:
-            raise Mistake(f"with Compression.fp16 rank {rank} averages {small} bytes a step, "
-                          f"without it {plain}",
-                          "small, ctx = compression.compress(p.grad): ask for the average of "
-                          "`small`, and decompress(result, ctx) when it is there.")
-
-
-def _halved(seen, ranks):
-    """After a step with fp16: all ranks have the same weights, close to those without it."""
-    hint = ("With fp16 the average is in the small copy, not in p.grad: assign what decompress "
-            "gives, p.grad = compression.decompress(synchronize(handle), ctx).")
-    first = seen[0]["bytes"][1][2]
-    for rank, one in enumerate(seen):
-        for name, value in one["bytes"][1][2].items():
-            where = f"with Compression.fp16, rank {rank} of {ranks}: {name}"
-            if not torch.allclose(value, first[name], rtol=1e-4, atol=1e-5):
-                raise Mistake(f"{where} is not what rank 0 has", hint)
-    for name, value in first.items():
-        if not torch.allclose(value, seen[0]["bytes"][0][2][name], rtol=1e-3, atol=1e-3):
-            raise Mistake(f"with Compression.fp16 on {ranks} ranks {name} is not close to what it "
-                          "is without", hint)

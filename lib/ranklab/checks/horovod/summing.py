@@ -13,10 +13,13 @@ CASES = {
     "random": lambda rank, R: torch.randn(17, generator=torch.Generator().manual_seed(rank)),
     "orthogonal": lambda rank, R: torch.eye(8)[rank] * (rank + 1),
     "equal": lambda rank, R: torch.tensor([3.0, 4.0, 0.0, 0.0]),
-    "one has nothing": lambda rank, R: torch.ones(6) * (rank > 0),
+    "the first has nothing": lambda rank, R: torch.ones(6) * (rank > 0),
+    "the last has nothing": lambda rank, R: torch.ones(6) * (rank < R - 1),
+    "tiny": lambda rank, R: torch.full((4,), 1e-6 * (1 + rank)),
+    "huge": lambda rank, R: torch.full((4,), 1e20 * (1 + rank)),  # its square is no float32
     "large float16": lambda rank, R: torch.full((16,), 300.0 + rank, dtype=torch.float16),
     "one number": lambda rank, R: torch.tensor([2.0 - rank]),
-    "a matrix": lambda rank, R: torch.arange(6.0).view(3, 2) + rank,
+    "a transposed matrix": lambda rank, R: torch.arange(6.0).view(3, 2).t() + rank,
 }
 
 
@@ -64,24 +67,42 @@ def odd(fn):
 
 
 def check_adasum(fn):
-    for ranks in (2, 4, 1):
-        seen = on_ranks(trial, fn, None, ranks=ranks)
+    seen = {}
+    for ranks in (2, 4, 1, 8):  # only with 8 do three ranks hold the other parts of a vector
+        seen[ranks] = _observe(fn, ranks)
         for name in CASES:
-            _values(name, seen, ranks)
+            _values(name, seen[ranks], ranks)
         if ranks == 2:
             yield "two ranks: orthogonal gradients are added, equal ones averaged, and all between"
     yield "four ranks are combined in pairs, then the pairs; alone nothing changes; all ranks agree"
-    seen = on_ranks(trial, fn, None, ranks=4)
-    _fused(seen)
+    _fused(seen[4])
     yield "several tensors in one buffer: each with its own coefficients"
-    _bytes(seen)
+    _bytes(seen[4])
     yield "each rank sends 2(R-1)/R of the vector, as a ring does, and a few dot products"
-    _grouped(on_ranks(trial, fn, 2, ranks=4, nodes=2))
-    said = on_ranks(odd, fn, ranks=3)
+    _grouped(fn)
+    _refused(fn)
+    yield "inside a group it meets nobody else; 3 ranks are a ValueError on every rank"
+
+
+def _observe(fn, ranks):
+    try:
+        return on_ranks(trial, fn, None, ranks=ranks)
+    except Mistake as mistake:
+        if "must match the size" not in mistake.what:
+            raise
+        raise Mistake(mistake.what, "There is one coefficient for each tensor, but the parts have "
+                      "elements: of_a[tensor_of] is each element's own.") from None
+
+
+def _refused(fn):
+    hint = "Raise a ValueError unless R is a power of two: R & (R - 1) is 0 only then."
+    try:
+        said = on_ranks(odd, fn, ranks=3)
+    except Mistake as mistake:
+        raise Mistake(mistake.what, hint) from None
     if None in said:
         raise Mistake("three ranks are accepted, though the third has no partner",
-                      "Raise a ValueError unless R is a power of two: R & (R - 1) is 0 only then.")
-    yield "inside a group it meets nobody else; 3 ranks are a ValueError on every rank"
+                      f"On every rank: {hint}")
 
 
 def _values(name, seen, ranks):
@@ -101,7 +122,7 @@ def _values(name, seen, ranks):
             raise Mistake(f"{where} does not have what rank 0 has",
                           AGREE)
         close = 2e-3 if got.dtype == torch.float16 else 1e-5
-        if not torch.allclose(got.double(), right, rtol=close, atol=close):
+        if not torch.allclose(got.double(), right, rtol=close, atol=close * right.abs().max()):
             raise _wrong(where, name, got, right, gradients)
 
 
@@ -110,11 +131,15 @@ def _wrong(where, name, got, right, gradients):
     what = f"{where}: {got.flatten()[at]:.6g} at element {at}, not {right.flatten()[at]:.6g}"
     total = sum(gradients).double()
     if not got.isfinite().all():
-        if got.dtype == torch.float16:
-            return Mistake(what, "300 * 300 does not fit into float16: dot products need float64, "
-                           "a.double(), whatever type the gradients have.")
+        if name in ("large float16", "huge"):
+            return Mistake(what, "300 * 300 does not fit into float16, and 1e20 * 1e20 not into "
+                           "float32: dot products need float64, from the first sum to the "
+                           "coefficients, whatever type the gradients have.")
         return Mistake(what, "A gradient of zeros has |a|^2 = 0: there the coefficient is 1, not "
-                       "1 - 0/0. torch.where(aa > 0, ab / (2 * aa), 0).")
+                       "1 - 0/0, be it a or b that is zero. torch.where(aa > 0, ab / (2 * aa), 0).")
+    if name == "tiny":
+        return Mistake(what, "Nothing is added to |a|^2, and it has no lower limit: 1e-6 squared "
+                       "is far below 1e-8. Ask whether it is 0: torch.where(aa > 0, ...).")
     if torch.allclose(got.double(), total, rtol=1e-3):
         return Mistake(what, "That is the plain sum: are the coefficients applied?")
     if torch.allclose(got.double(), total / len(gradients), rtol=1e-3):
@@ -140,6 +165,18 @@ def _slips(a, b):
     yield ("Each coefficient takes off *half*: 1 - a.b / (2 |a|^2).",
            a * (1 - ab / aa) + b * (1 - ab / bb))
     yield AGREE, _each_its_own_first(a, b)
+    yield "The sign: 1 - a.b / (2 |a|^2), so that what agrees is not counted twice.", (
+        (1 + ab / (2 * aa)) * a + (1 + ab / (2 * bb)) * b)
+    yield "The coefficient is what is left: 1 - a.b / (2 |a|^2), not what is taken off.", (
+        ab / (2 * aa) * a + ab / (2 * bb) * b)
+    yield "Brackets: ab / 2 * aa is a.b / 2 times |a|^2. It is ab / (2 * aa).", (
+        (1 - ab / 2 * aa) * a + (1 - ab / 2 * bb) * b)
+    yield "aa and bb are squares already: a.a is |a|^2, without a root.", (
+        (1 - ab / (2 * aa**0.5)) * a + (1 - ab / (2 * bb**0.5)) * b)
+    yield "Each vector has its own coefficient: |a|^2 is in that of a, not |a||b| in both.", (
+        (1 - ab / (2 * (aa * bb)**0.5)) * (a + b))
+    yield ("Nothing is divided by the number of ranks: the coefficients do all of it.",
+           ((1 - ab / (2 * aa)) * a + (1 - ab / (2 * bb)) * b) / 2)
     for x, y, z in ((aa, ab, bb), (aa, bb, ab), (bb, aa, ab), (bb, ab, aa)):
         yield ("The rows of dot_products have other names here: the order is a.b, a.a, b.b.",
                (1 - x / (2 * y) if y > 0 else 1) * a + (1 - x / (2 * z) if z > 0 else 1) * b)
@@ -167,7 +204,8 @@ def _fused(seen):
             raise Mistake(what, "One coefficient for the whole buffer mixes layers: a layer with "
                           "large gradients would decide for all. dot_products(a, b, tensor_of, n) "
                           "gives one for each tensor, and ab[tensor_of] one for each element.")
-        raise Mistake(what, "tensor_of must be cut as the vector is: the same half, each time.")
+        raise Mistake(what, "Each element takes the coefficient of its own tensor, "
+                      "of_a[tensor_of]; and tensor_of is cut as the vector is: the same half.")
 
 
 def _bytes(seen):
@@ -180,11 +218,16 @@ def _bytes(seen):
                           "The vector gets shorter as the distance doubles.")
 
 
-def _grouped(seen):
+def _grouped(fn):
+    hint = ("Hand `group` on: get_rank(group), get_world_size(group), exchange(..., group), also "
+            "for the dot products, gather_halves(..., group).")
+    try:
+        seen = on_ranks(trial, fn, 2, ranks=4, nodes=2)
+    except Mistake as mistake:
+        raise Mistake(f"in groups of two: {mistake.what}", hint) from None
     for rank, one in enumerate(seen):
         members = (rank % 2, rank % 2 + 2)
         right = pairwise([CASES["random"](r, 4) for r in members])
         if not torch.allclose(one["random"][0].double(), right, rtol=1e-5, atol=1e-5):
             raise Mistake(f"in the group of ranks {members} rank {rank} does not get the Adasum of "
-                          "these two", "Hand `group` on: get_rank(group), get_world_size(group), "
-                          "exchange(..., group), gather_halves(..., group).")
+                          "these two", hint)

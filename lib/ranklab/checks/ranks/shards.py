@@ -1,5 +1,7 @@
 """shard_range: nothing lost, nothing twice, fair, contiguous."""
 
+import operator
+
 import numpy as np
 
 from ranklab.course.exercise import Mistake
@@ -22,7 +24,19 @@ def _as_list(part):
     if isinstance(part, tuple) and len(part) == 2:
         raise Mistake(f"it returned the tuple {part}",
                       "Return the part itself: range(start, end).")
-    return list(part)
+    if hasattr(part, "__next__"):  # walked through once, it is empty; and len() fails
+        raise Mistake(f"it returned a {type(part).__name__}",
+                      "A part has a length and can be read twice: return range(start, end).")
+    return [_whole(item) for item in part]
+
+
+def _whole(item):
+    try:
+        return operator.index(item)
+    except TypeError:
+        raise Mistake(f"the items are of type {type(item).__name__}, not whole numbers",
+                      "n / size is a float in Python, and a float can't index a list: "
+                      "n // size.") from None
 
 
 def _compare_parts(parts, n, size):
@@ -35,11 +49,15 @@ def _compare_parts(parts, n, size):
     if twice := sorted({i for i in given if given.count(i) > 1}):
         raise Mistake(f"{case}: {some(twice)} is handed out twice",
                       "Each part must start where the part of the rank before it ends.")
-    if lost := sorted(set(range(n)) - set(given)):
+    lost, beyond = sorted(set(range(n)) - set(given)), sorted(set(given) - set(range(n)))
+    if lost and beyond:
+        raise Mistake(f"{case}: nobody has {some(lost)}, but {some(beyond)} is handed out",
+                      f"The parts are shifted: range({n}) starts at 0 and ends before {n}.")
+    if lost:
         raise Mistake(f"{case}: nobody has {some(lost)}",
                       "n // size rounds down, and the left-over n % size items get lost. "
                       "The first n % size ranks take one more each.")
-    if beyond := sorted(set(given) - set(range(n))):
+    if beyond:
         raise Mistake(f"{case}: {some(beyond)} is handed out, but range({n}) ends before",
                       "Cut the last part at n, or better: count the left-over items exactly.")
     if any(part and part != list(range(part[0], part[-1] + 1)) for part in parts):

@@ -1,0 +1,162 @@
+"""The check of replicas_agree: a replica that has drifted away is found out, on every rank."""
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from ranklab.checks.data_parallel.events import all_reduces_noted
+from ranklab.checks.data_parallel.replicas import two_groups
+from ranklab.course.exercise import Mistake, on_ranks
+from ranklab.engine import device
+from ranklab.meter import Traffic
+
+
+class Weights(nn.Module):
+    """Two equal layers and a frozen one; one number is NaN, on all ranks alike."""
+
+    def __init__(self, width=40):
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b = nn.Linear(width, width), nn.Linear(width, width)
+        self.frozen = nn.Linear(width, width).bfloat16().requires_grad_(False)  # numpy has none
+        self.register_buffer("statistics", torch.zeros(width))
+        with torch.no_grad():
+            self.b.bias[0] = float("nan")
+            self.a.weight[:2] = 0.0
+
+
+def _one_bit(model):
+    bits = model.b.weight.data.view(torch.int32)
+    bits[3, 4] ^= 1
+
+
+def _swap_numbers(model):
+    w = model.a.weight.data
+    w[3, 0], w[5, 7] = w[5, 7].item(), w[3, 0].item()
+
+
+def _swap_layers(model):
+    model.a, model.b = model.b, model.a
+
+
+def _add_and_subtract(model):
+    model.a.weight.data[0, 0] += 0.25
+    model.a.weight.data[1, 1] -= 0.25
+
+
+# what is done to one rank's model -> a hint for whoever does not see it
+CHANGES = {
+    "one weight is larger by 1": (
+        lambda model: model.a.weight.data[3, 3].add_(1), "Look at all "
+        "parameters. And all are equal when the largest hash is the smallest: MAX of [mine, "
+        "-mine] brings both."),
+    "one bit of the last trained layer": (
+        _one_bit, "Hash the bytes, of all parameters: a sum in floating point rounds it away."),
+    "one frozen weight": (
+        lambda model: model.frozen.bias.data[0].add_(1), "Frozen parameters are weights too."),
+    "one weight plus 0.25, another minus 0.25": (
+        _add_and_subtract, "A sum does not see it. Hash the bytes."),
+    "two weights have changed places": (
+        _swap_numbers, "A sum, a norm, a maximum do not see it: what you hash must know places."),
+    "two layers have changed places": (
+        _swap_layers, "One hash over all parameters in their order, not a sum of their hashes."),
+}
+
+
+def _agree_trial(replicas_agree, in_groups=False):
+    group, rank, R = two_groups() if in_groups else None, dist.get_rank(), dist.get_world_size()
+    seen, guilty = [], {R - 1} if not in_groups else {3}
+    for name, (change, _) in [("nothing", (lambda model: None, "")), *CHANGES.items()]:
+        model = Weights().to(device())
+        if rank in guilty:
+            change(model)
+        model.statistics += rank  # buffers may differ
+        before = [p.detach().clone() for p in model.parameters()]
+        noted = []
+        with Traffic() as traffic, all_reduces_noted(
+                lambda x, work, noted=noted: (noted.append((x.dtype, x.numel())), work)[1]):
+            value = replicas_agree(model, group) if in_groups else replicas_agree(model)
+        after = [p.detach() for p in model.parameters()]
+        same = all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(before, after))
+        sent = sum(op.payload_bytes for op in traffic.ops), dict(traffic.calls), noted
+        seen.append((name, value, sent, same))
+        guilty = guilty if in_groups else {(max(guilty) + 1) % R}  # another rank each time
+    return seen
+
+
+def check_replicas_agree(replicas_agree):
+    for ranks in (1, 3, 4):
+        try:
+            seen = on_ranks(_agree_trial, replicas_agree, ranks=ranks)
+        except Mistake as mistake:
+            hint = ("numpy knows no bfloat16, and the frozen layer is in it: look at the bytes, by "
+                    ".view(torch.uint8)." if "ScalarType" in mistake.what else mistake.hint)
+            raise Mistake(mistake.what, hint) from None
+        for case in zip(*seen):
+            _compare_verdicts(case, ranks)
+    yield "True where all ranks hold the same bits (NaN too), on 1, 3, 4 ranks"
+    yield ("False, on every rank, for one bit, one frozen weight, two weights or layers that "
+           "changed places")
+    nbytes = sum(p.nbytes for p in Weights().parameters())
+    for rank, of_rank in enumerate(on_ranks(_agree_trial, replicas_agree, ranks=2)):
+        for _, _, sent, same in of_rank:
+            _compare_sent(f"rank {rank} of 2", nbytes, *sent)
+            if not same:
+                raise Mistake("the weights have changed", "Look, and do not touch.")
+    yield "one all-reduce of two int64 travels, not the weights; the model is unchanged"
+    seen = on_ranks(_agree_trial, replicas_agree, True, ranks=4)
+    for case in zip(*seen):
+        alike = case[0][0] == "nothing"
+        if [bool(value) for _, value, _, _ in case] != [True, alike, True, alike]:
+            raise Mistake("in two groups, of ranks 0 and 2 and of ranks 1 and 3, where one bit or "
+                          "more of rank 3 may differ, the answers are "
+                          f"{[value for _, value, _, _ in case]}",
+                          "Each group answers for itself: hand `group` on.")
+    yield "a group answers for itself"
+
+
+def _compare_sent(where, nbytes, sent, calls, all_reduced):
+    if sent > 256:
+        raise Mistake(f"{where} puts {sent:,} bytes into collectives, for a model of {nbytes:,} "
+                      "bytes; 16 are enough",
+                      "Let each rank make a short hash of its own weights, and send that.")
+    if calls != {"all_reduce": 1}:
+        raise Mistake(f"{where} calls {calls}; one all-reduce is enough", "The largest and the "
+                      "smallest can travel together: MAX of [mine, -mine].")
+    (dtype, count), = all_reduced or [(None, 2)]
+    if dtype not in (torch.int64, None):
+        raise Mistake(f"{where} sends its hash in {dtype}", "float32 keeps 24 of the 56 bits, "
+                      "float64 53: torch.tensor([mine, -mine], device=device), of two ints, is an "
+                      "int64 and keeps all.")
+    if count > 2:
+        raise Mistake(f"{where} sends {count} numbers; two are enough", "[mine, -mine]")
+
+
+def _compare_verdicts(case, ranks):
+    name, values = case[0][0], [value for _, value, _, _ in case]
+    for value in values:
+        if not isinstance(value, bool):
+            raise Mistake(f"it returned {value!r}", "Return True or False, on every rank: "
+                          "bool(...) or .item() makes one of a tensor.")
+    right = name == "nothing" or ranks == 1
+    if values == [right] * ranks:
+        return
+    if len(set(values)) > 1:
+        raise Mistake(f"on {ranks} ranks, {name}: the answers are {values}",
+                      "Every rank must come to the same answer, or one stops and the others wait "
+                      "for it: compare the largest hash with the smallest, and both come by "
+                      "all-reduce.")
+    noted = case[0][2][2]
+    if right and noted[:1] == [(torch.int64, 2)]:
+        raise Mistake("it says False where the weights are the same", "The second number "
+                      "comes back as the largest of -mine; the smallest hash is minus that. And "
+                      "buffers may differ, and do here: hash model.parameters() only.")
+    if ranks == 1:
+        raise Mistake("one rank alone: it says False", "One of the weights is NaN, and NaN is not "
+                      "equal to itself: compare bytes, not numbers.")
+    if right:
+        raise Mistake(f"on {ranks} ranks with the same weights it says False",
+                      "Only a buffer differs here, and may: batch norm's statistics do, between "
+                      "two forwards. Look at model.parameters().")
+    raise Mistake(f"on {ranks} ranks it says True, though on one of them there is a difference: "
+                  f"{name}", CHANGES[name][1])

@@ -1,0 +1,130 @@
+"""The jobs that the check of diagnose looks at: made up, so that causes and numbers are known."""
+
+import random
+from dataclasses import dataclass
+from statistics import median
+
+from ranklab.meter import Event
+
+NAMES = ("loader-bound", "communication-bound", "straggler")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A job: of each rank the ms it loads and computes in a step, and the ms of a transfer that
+    follow when the last rank is ready. Transfers begin `hidden` ms before a rank is ready, and
+    loading goes on for `beside` ms beside the computing."""
+
+    name: str
+    verdict: str
+    loads: tuple
+    computes: tuple
+    transfer: float
+    hidden: float = 2.0
+    beside: float = 0.0
+    steps: int = 5
+    hiccup: tuple = ()  # (rank, ms that its third step computes longer)
+    noise: float = 0.0
+    unit: float = 1e-3  # seconds
+
+    def ranks(self):
+        return range(len(self.loads))
+
+    def drawn(self):
+        """[(ms of loading, of computing) of each rank] of each step."""
+        draw, all_steps = random.Random(1), []
+        for step in range(self.steps):
+            longer = [self.hiccup[1] if step == 2 and self.hiccup[:1] == (rank,) else 0
+                      for rank in self.ranks()]
+            all_steps.append([(load * (1 + self.noise * draw.random()),
+                               compute * (1 + self.noise * draw.random()) + more)
+                              for load, compute, more in zip(self.loads, self.computes, longer)])
+        return all_steps
+
+    def timelines(self):
+        """[[Event] of each rank], with a loader event at the end, as a DataLoader leaves it."""
+        events, now = [[] for _ in self.ranks()], 0.0
+        for step in self.drawn():
+            ready = [now + load + compute for load, compute in step]
+            end = max(ready) + self.transfer
+            for of_rank, (load, _), done in zip(events, step, ready):
+                middle = (now + load + done) / 2
+                for kind, a, b, lane in (
+                        ("loader", now, now + load + self.beside, "main"),
+                        ("compute", now + load, middle, "stream 7"),
+                        ("compute", middle, done, "backward 1"),
+                        ("communication", done - self.hidden, end - 0.1, "gloo 1"),
+                        ("communication", done - self.hidden / 2, end, "gloo 2"),
+                        ("wait", done + 0.2, end, "main")):
+                    of_rank.append(Event(kind, kind, 5 + a * self.unit, 5 + b * self.unit, lane))
+            now = end
+        for of_rank in events:
+            last = 5 + now * self.unit
+            of_rank.append(Event("loader", "loader", last, last + 1e-6, "main"))
+        return events
+
+    def usual(self):
+        """Of each rank's median step, in ms: (loading, computing, exposed); and the length."""
+        steps = self.drawn()
+        ends = [max(sum(both) for both in step) + self.transfer for step in steps]
+        of_ranks = [(median(step[r][0] for step in steps), median(step[r][1] for step in steps),
+                     median(end - sum(step[r]) for end, step in zip(ends, steps)))
+                    for r in self.ranks()]
+        return of_ranks, median(ends)
+
+    def shares(self):
+        """The oracle, from the numbers that the timelines are made of."""
+        of_ranks, length = self.usual()
+        loads, _, bare = zip(*of_ranks)
+        works = [load + compute for load, compute, _ in of_ranks]
+        numbers = sum(loads) / len(loads), min(bare), more_than_others(works)
+        return {name: number / length for name, number in zip(NAMES, numbers)}
+
+    def straggler_of_sums(self):
+        """The straggler's share from medians of loading + computing, not from their two medians:
+        as good an answer, and with noise another number."""
+        steps = self.drawn()
+        works = [median(sum(step[rank]) for step in steps) for rank in self.ranks()]
+        return more_than_others(works) / self.usual()[1]
+
+
+def more_than_others(works):
+    """What the busiest has more than the mean of the others; 0 where there are none."""
+    if len(works) < 2:
+        return 0.0
+    return max(works) - (sum(works) - max(works)) / (len(works) - 1)
+
+
+CLEAR = (
+    Case("nothing is wrong", "healthy", (1, 1), (20, 20), 2),
+    Case("all ranks load long", "loader-bound", (30, 28, 29), (20.5, 20, 20), 2),
+    Case("half of the loading is beside the computing", "healthy", (8, 8), (30, 30), 2, beside=8),
+    Case("transfers are long", "communication-bound", (1, 1, 1, 1), (20,) * 4, 25),
+    Case("rank 2 computes longer", "straggler", (1, 1, 1), (20, 20, 70), 2),
+    Case("rank 0 loads longer than the others", "straggler", (60, 1, 2, 6), (20,) * 4, 2),
+    Case("all of a long transfer is hidden", "healthy", (1, 1), (40, 40), 2, hidden=38),
+)
+TWO_CAUSES = (  # both above a quarter: the larger one counts, whichever is asked first
+    Case("long loading, longer transfers", "communication-bound", (30, 30), (30, 30), 40),
+    Case("long transfers, rank 1 computes longer still", "straggler", (1, 1), (20, 60), 30),
+    Case("rank 1 loads longest, but all load long", "loader-bound", (30, 60), (20, 20), 2),
+    Case("two of three ranks are slow", "straggler", (1, 1, 1), (70, 70, 20), 2),
+    Case("rank 0 loads long, rank 1 computes long", "straggler", (40, 1, 1), (20, 50, 20), 2),
+)
+ODD = (
+    Case("one rank alone", "healthy", (1,), (20,), 0.5),
+    Case("one rank alone, which loads long", "loader-bound", (30,), (20,), 0.5),
+    Case("24% of the step is transfer", "healthy", (1, 1), (18, 18), 6),
+    Case("26% of the step is transfer", "communication-bound", (1, 1), (16.8, 16.8), 6.25),
+    Case("on a machine 100 times slower", "healthy", (1, 1), (20, 20), 2, unit=0.1),
+    Case("on a machine 100 times faster", "straggler", (1, 1), (20, 70), 2, unit=1e-5),
+)
+NOISY = (
+    Case("a hiccup in one step of rank 1", "healthy", (1, 1), (20, 20), 2, hiccup=(1, 400)),
+    Case("8 ranks, noise of 30%, nothing wrong", "healthy", (1,) * 8, (20,) * 8, 1, steps=9,
+         noise=0.3),
+    Case("8 ranks, noise of 30%, rank 5 is slow", "straggler", (1,) * 8,
+         (20,) * 5 + (60,) + (20,) * 2, 1, steps=9, noise=0.3),
+    Case("noise of 30%, slow loaders", "loader-bound", (40,) * 3, (20,) * 3, 1, steps=9,
+         noise=0.3),
+)  # fmt: skip
