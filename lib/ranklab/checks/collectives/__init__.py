@@ -1,11 +1,12 @@
 """The exercises and predictions of lab 02, in the order of the lab.
 
-    trials.py     what the ranks do, and how their results are judged
-    arguments.py  `group` and `out`: honoured, or forgotten
-    ring.py       reduce-scatter, all-gather, all-reduce round a ring
-    tree.py       few steps: broadcast by doubling, all-reduce by doubling
-    groups.py     parameter server and hierarchical all-reduce
-    cost.py       the alpha-beta model
+    trials.py        what the ranks do, and how their results are judged
+    arguments.py     `group` and `out`: honoured, or forgotten
+    ring.py          reduce-scatter, all-gather, all-reduce round a ring
+    ring_traffic.py  what these send
+    tree.py          few steps: broadcast by doubling, all-reduce by doubling
+    groups.py        parameter server and hierarchical all-reduce
+    cost.py          the alpha-beta model
 """
 
 from ranklab import collectives
