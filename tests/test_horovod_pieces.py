@@ -3,6 +3,7 @@
 import json
 import math
 import random
+import time
 
 import pytest
 import torch
@@ -334,6 +335,17 @@ def test_a_trace_has_a_row_for_each_tensor_and_microseconds(tmp_path):
         "a": [("NEGOTIATE", 5e5, 1e6), ("ALLREDUCE", 1e6, 1.25e6)], "b": [("NEGOTIATE", 5e5, 2e6)]}
     timeline([], tmp_path / "empty.json")
     assert read(tmp_path / "empty.json") == {}
+
+
+def test_a_trace_stays_whole_until_the_next_one_is(tmp_path):
+    """Two notebooks may write the same file while one of them reads it."""
+    path, recorder = tmp_path / "t.json", Recorder()
+    timeline([("before", "ALLREDUCE", 0.0, 1.0)], path)
+    recorder.start(str(path))
+    recorder.note("after", "ALLREDUCE", time.perf_counter())
+    assert set(read(path)) == {"before"}
+    recorder.stop()
+    assert set(read(path)) == {"after"} and list(tmp_path.iterdir()) == [path]
 
 
 def test_phases_are_nested_and_only_rank_0_writes(tmp_path):

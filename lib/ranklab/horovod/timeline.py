@@ -1,6 +1,7 @@
 """What happened to each tensor, as a trace to look at in Perfetto or chrome://tracing."""
 
 import json
+import os
 import time
 from contextlib import contextmanager
 
@@ -32,7 +33,7 @@ class Recorder:
 
     def start(self, path, mark_cycles=False):
         """From now on events are kept, for the file `path`."""
-        open(path, "w").close()  # a path that can't be written is an error now, not at the end
+        open(path, "a").close()  # a path that can't be written is an error now, not at the end
         self.path, self.mark_cycles = path, mark_cycles
         self.began, self.events = time.perf_counter(), []
 
@@ -61,8 +62,10 @@ class Recorder:
             self.note(tensor, phase, start, end)
 
     def stop(self):
-        """The file is written, if a timeline was on."""
+        """The file is there, if a timeline was on; until now it was the one before, whole."""
         events, self.events = self.events, None
         if events is not None:
+            beside = f"{self.path}.{os.getpid()}"  # another run may read or write the file now
             # A phase before what is inside it, also where both began at the same moment.
-            timeline(sorted(events, key=lambda event: (event[2], -event[3])), self.path)
+            timeline(sorted(events, key=lambda event: (event[2], -event[3])), beside)
+            os.replace(beside, self.path)
