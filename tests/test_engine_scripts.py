@@ -121,6 +121,32 @@ def test_by_torchrun_on_one_node(script, tmp_path):
     check_all_ranks(tmp_path, [expected(0), expected(1)])
 
 
+def test_at_the_end_no_thread_of_the_group_is_left(tmp_path):
+    """Else it may abort the interpreter that ends. transformers imports what this imports."""
+    end = write(tmp_path / "end.py", """
+        import os, time
+        from ranklab import launch
+        from ranklab.engine.rank import _leave_group
+
+        def work():
+            import torch.distributed.nn.functional
+
+        def of_gloo():
+            names = [open(f"/proc/self/task/{t}/comm").read() for t in os.listdir("/proc/self/task")]
+            return [name for name in names if "gloo" in name]
+
+        launch(work)
+        assert of_gloo(), "nothing to look for"
+        _leave_group()
+        end = time.monotonic() + 10
+        while of_gloo() and time.monotonic() < end:
+            time.sleep(0.01)
+        assert not of_gloo()
+    """)
+    run_all([(torchrun(end, "--standalone", f"--nproc-per-node={RANKS}"),
+              environment(tmp_path))], tmp_path)
+
+
 @pytest.mark.slow
 def test_by_torchrun_on_two_nodes(script, tmp_path):
     options = ["--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=c10d", "--rdzv-id=ranklab-test",

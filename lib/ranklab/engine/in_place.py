@@ -8,7 +8,9 @@ import sys
 from datetime import timedelta
 
 from ranklab.engine import ship
-from ranklab.engine.rank import GROUP_GRACE, _leave_group, backend_and_device
+from ranklab.engine.rank import (
+    GROUP_GRACE, _leave_group, backend_and_device, let_go_of_groups,
+)
 
 SLURM_PORTS = (15000, 20000)  # first port, how many: the job's id chooses one, alike on every node
 
@@ -55,6 +57,7 @@ def run(fn, args, ranks, timeout):
         chosen = backend_and_device(local, ranks_here)
         if local == 0:
             _say_if_gpus_are_left(chosen["backend"], ranks_here)
+        let_go_of_groups()
         dist.init_process_group(timeout=timedelta(seconds=timeout + GROUP_GRACE), **chosen)
         atexit.register(_leave_group)
     mine = ship.dumps(fn(*args))

@@ -6,7 +6,7 @@ import os
 import torch.distributed as dist
 
 from ranklab.engine import device
-from ranklab.engine.rank import backend_and_device
+from ranklab.engine.rank import backend_and_device, let_go_of_groups
 from ranklab.horovod.background import Background
 from ranklab.horovod.groups import control_group, data_group
 from ranklab.horovod.process_sets import add_process_set, global_process_set
@@ -56,6 +56,7 @@ def init(comm=None, process_sets=None, *, fusion_threshold=None, cycle_time_ms=N
 
 
 def _make_group():
+    let_go_of_groups()
     if "RANK" in os.environ:
         local, ranks_here = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
         dist.init_process_group(**backend_and_device(local, ranks_here))
