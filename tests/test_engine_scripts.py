@@ -132,7 +132,8 @@ def test_at_the_end_no_thread_of_the_group_is_left(tmp_path):
             import torch.distributed.nn.functional
 
         def of_gloo():
-            names = [open(f"/proc/self/task/{t}/comm").read() for t in os.listdir("/proc/self/task")]
+            tasks = "/proc/self/task"
+            names = [open(f"{tasks}/{task}/comm").read() for task in os.listdir(tasks)]
             return [name for name in names if "gloo" in name]
 
         launch(work)
