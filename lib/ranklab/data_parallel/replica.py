@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 
 from ranklab.data_parallel.batch_norm import sync_batch_norm_groups
 from ranklab.data_parallel.buckets import Bucket, assign_buckets
-from ranklab.data_parallel.replicas import broadcast_parameters
+from ranklab.data_parallel.replicas import broadcast_parameters, broadcast_together
 
 
 class Replica(nn.Module):
@@ -88,14 +88,7 @@ class Replica(nn.Module):
         cost   one broadcast for each type of buffer
         """
         if self.buffers_stale:
-            kinds = {}
-            for buffer in self.module.buffers():
-                kinds.setdefault((buffer.dtype, buffer.device), []).append(buffer.detach())
-            for buffers in kinds.values():
-                flat = torch.cat([buffer.reshape(-1) for buffer in buffers])
-                dist.broadcast(flat, group=self.group, group_src=self.buffers_from)
-                for buffer, part in zip(buffers, flat.split([b.numel() for b in buffers])):
-                    buffer.copy_(part.view_as(buffer))
+            broadcast_together(self.module.buffers(), self.buffers_from, self.group)
         self.buffers_stale = self.sync and torch.is_grad_enabled()
 
     def backward_begins(self, _=None):

@@ -18,6 +18,21 @@ def broadcast_parameters(model, src=0, group=None):
         dist.broadcast(tensor.detach(), group=group, group_src=src)
 
 
+def broadcast_together(tensors, src=0, group=None):
+    """Every rank ends with rank src's `tensors`, which travel together; `src` counts in the group.
+
+    cost   one broadcast for each type, however many tensors
+    """
+    kinds = {}
+    for tensor in tensors:
+        kinds.setdefault((tensor.dtype, tensor.device), []).append(tensor.detach())
+    for alike in kinds.values():
+        flat = torch.cat([tensor.reshape(-1) for tensor in alike])
+        dist.broadcast(flat, group=group, group_src=src)
+        for tensor, part in zip(alike, flat.split([t.numel() for t in alike])):
+            tensor.copy_(part.view_as(tensor))
+
+
 def replicas_agree(model, group=None):
     """True on every rank when all ranks hold the same parameters, bit for bit; else False on all.
 

@@ -8,9 +8,7 @@ import sys
 from datetime import timedelta
 
 from ranklab.engine import ship
-from ranklab.engine.rank import (
-    GROUP_GRACE, _leave_group, backend_and_device, let_go_of_groups,
-)
+from ranklab.engine.rank import GROUP_GRACE, _leave_group, backend_and_device
 
 SLURM_PORTS = (15000, 20000)  # first port, how many: the job's id chooses one, alike on every node
 
@@ -52,18 +50,38 @@ def run(fn, args, ranks, timeout):
         raise ValueError(f"launch: ranks={ranks}, but this job was started with {world_size} "
                          "ranks; leave ranks= out, or start as many")
     if not dist.is_initialized():
-        local = int(os.environ["LOCAL_RANK"])
-        ranks_here = int(os.environ["LOCAL_WORLD_SIZE"])
-        chosen = backend_and_device(local, ranks_here)
-        if local == 0:
-            _say_if_gpus_are_left(chosen["backend"], ranks_here)
-        let_go_of_groups()
-        dist.init_process_group(timeout=timedelta(seconds=timeout + GROUP_GRACE), **chosen)
-        atexit.register(_leave_group)
+        make_group(timeout=timedelta(seconds=timeout + GROUP_GRACE))
     mine = ship.dumps(fn(*args))
     everybodys = [None] * world_size
     dist.all_gather_object(everybodys, mine)
     return [ship.loads(value) for value in everybodys]
+
+
+def make_group(**options):
+    """The default group is up until this process ends: of torchrun's ranks, or of it alone."""
+    import torch.distributed as dist
+
+    local, ranks_here = 0, 1
+    if "RANK" in os.environ:
+        local, ranks_here = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    else:
+        options |= {"store": dist.HashStore(), "rank": 0, "world_size": 1}
+    chosen = backend_and_device(local, ranks_here)
+    if local == 0:
+        _say_if_gpus_are_left(chosen["backend"], ranks_here)
+    _let_go_of_groups()
+    dist.init_process_group(**chosen, **options)
+    atexit.register(_leave_group)
+
+
+def _let_go_of_groups():
+    """No function of torch's will keep the group alive that is made next.
+
+    Those of torch.distributed.nn.functional have the group that is up when they are defined as a
+    default; transformers imports them late. A group that nobody can destroy has threads, and one
+    that ends while the interpreter does aborts the process.
+    """
+    import torch.distributed.nn.functional  # noqa: F401
 
 
 def _say_if_gpus_are_left(backend, ranks_here):

@@ -129,16 +129,6 @@ def _wait_for_all(store, ranks):
     store.wait(["ranklab/all"])
 
 
-def let_go_of_groups():
-    """No function of torch's will keep the group alive that is made next.
-
-    Those of torch.distributed.nn.functional have the group that is up when they are defined as a
-    default; transformers imports them late. A group that nobody can destroy has threads, and one
-    that ends while the interpreter does aborts the process.
-    """
-    import torch.distributed.nn.functional  # noqa: F401
-
-
 def backend_and_device(index, ranks_on_machine):
     """NCCL and GPU `index` when each rank on this machine has a GPU of its own, otherwise gloo."""
     import torch

@@ -1,6 +1,7 @@
 """What was agreed on becomes collectives. Only the background thread comes here."""
 
 from contextlib import contextmanager
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -99,16 +100,17 @@ class Executor:
         group, names = self.groups[request.process_set], [j.response.request.name for j in jobs]
         tensors, outputs = [job.tensor for job in jobs], [job.output for job in jobs]
         stream = torch.cuda.current_stream(tensors[0].device) if tensors[0].is_cuda else None
+        phase = partial(self.recorder.phase, names, stream=stream)
         is_fused = len(jobs) > 1 or not outputs[0].is_contiguous()
         if is_fused:
-            with self.recorder.phase(names, "MEMCPY_IN_FUSION_BUFFER", stream):
+            with phase("MEMCPY_IN_FUSION_BUFFER"):
                 flat = self.buffer.pack(tensors)
         else:
             flat = outputs[0]
             if flat is not tensors[0]:
                 flat.copy_(tensors[0])
         scale(flat, request.prescale)
-        with self.recorder.phase(names, f"{'NCCL' if stream else 'GLOO'}_ALLREDUCE", stream):
+        with phase(f"{'NCCL' if stream else 'GLOO'}_ALLREDUCE"):
             if request.op == "Adasum":
                 flat.copy_(adasum(flat, [tensor.numel() for tensor in tensors], group))
             else:
@@ -116,7 +118,7 @@ class Executor:
         ranks = dist.get_world_size(group) if request.op == "Average" else 1
         scale(flat, request.postscale / ranks)
         if is_fused:
-            with self.recorder.phase(names, "MEMCPY_OUT_FUSION_BUFFER", stream):
+            with phase("MEMCPY_OUT_FUSION_BUFFER"):
                 unpack(flat, outputs)
 
     def _allgather(self, jobs):

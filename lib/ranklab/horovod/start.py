@@ -6,7 +6,7 @@ import os
 import torch.distributed as dist
 
 from ranklab.engine import device
-from ranklab.engine.rank import backend_and_device, let_go_of_groups
+from ranklab.engine.in_place import make_group
 from ranklab.horovod.background import Background
 from ranklab.horovod.groups import control_group, data_group
 from ranklab.horovod.process_sets import add_process_set, global_process_set
@@ -39,7 +39,8 @@ def init(comm=None, process_sets=None, *, fusion_threshold=None, cycle_time_ms=N
         fusion_threshold=fusion_threshold, cycle_time_ms=cycle_time_ms,
         cache_capacity=cache_capacity, stall_check=stall_check, stall_shutdown=stall_shutdown)
     if not dist.is_initialized():
-        _make_group()
+        make_group()
+        WORLD.made_group = True
     of_rank_0 = [settings]
     dist.broadcast_object_list(of_rank_0, src=0)
     settings, = of_rank_0
@@ -53,17 +54,6 @@ def init(comm=None, process_sets=None, *, fusion_threshold=None, cycle_time_ms=N
     path = os.environ.get("HOROVOD_TIMELINE")
     if path and path != "DYNAMIC":  # Horovod's word for: start_timeline() will say when and where
         start_timeline(path)
-
-
-def _make_group():
-    let_go_of_groups()
-    if "RANK" in os.environ:
-        local, ranks_here = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
-        dist.init_process_group(**backend_and_device(local, ranks_here))
-    else:
-        dist.init_process_group(store=dist.HashStore(), rank=0, world_size=1,
-                                **backend_and_device(0, 1))
-    WORLD.made_group = True
 
 
 def shutdown():

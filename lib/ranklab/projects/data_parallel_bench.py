@@ -14,6 +14,7 @@ from ranklab.data_parallel import OverlappedDataParallel
 from ranklab.engine import device, launch
 from ranklab.models.cnn import CNN, CNNConfig
 from ranklab.models.gpt import GPT, GPTConfig
+from ranklab.projects.collectives_bench import wait_for_all
 
 CAP = 2**18  # bytes: several buckets also in small models
 MODELS = {"CNN": lambda: CNN(CNNConfig(in_channels=3, image=32, width=32)),
@@ -49,19 +50,13 @@ def _batch(name):
 
 def _step(model, optimizer, x, y):
     """Seconds of one step, until the slowest rank is done."""
-    _wait_for_all()
+    wait_for_all()
     start = time.perf_counter()
     optimizer.zero_grad()
     F.cross_entropy(model(x).flatten(0, -2), y.flatten()).backward()
     optimizer.step()
-    _wait_for_all()
+    wait_for_all()
     return time.perf_counter() - start
-
-
-def _wait_for_all():
-    dist.barrier()
-    if device().type == "cuda":
-        torch.cuda.synchronize()  # a kernel's launch returns before the kernel is done
 
 
 def report(ranks=(2, 4)):

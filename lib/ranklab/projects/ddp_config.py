@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import torch
 
+from ranklab.data_parallel import scale_learning_rate
 from ranklab.models.resnet import STAGES, ResNetConfig
 
 AMP = {"none": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -83,10 +84,8 @@ class Schedule(NamedTuple):
 
 
 def schedule(config, ranks, steps_per_epoch):
-    """The Schedule for so many ranks: the rate grows with the images in a step.
-    paper  Goyal et al. 2017, Accurate, Large Minibatch SGD
-    """
+    """The Schedule for so many ranks: the rate grows with the images in a step."""
     images_per_step = config.batch_per_rank * ranks
-    return Schedule(config.lr * images_per_step / REFERENCE_BATCH,
+    return Schedule(scale_learning_rate(config.lr, images_per_step, REFERENCE_BATCH),
                     round(config.warmup_epochs * steps_per_epoch),
                     config.epochs * steps_per_epoch)  # fmt: skip

@@ -1,9 +1,9 @@
 """The model of the DDP project on one rank: made, wrapped, rehearsed, its statistics agreed on."""
 
 import torch
-import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from ranklab.data_parallel.replicas import broadcast_together
 from ranklab.ddp import compress_bf16_hook, compress_fp16_hook
 from ranklab.engine import device
 from ranklab.models.resnet import ResNet
@@ -58,10 +58,5 @@ def same_buffers(model, group=None):
     """Every rank has rank 0's running statistics, which are those of the checkpoint.
     cost  one broadcast of the buffers that are floats
     """
-    buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
-    if not buffers:
-        return
-    flat = torch.cat([buffer.flatten() for buffer in buffers])
-    dist.broadcast(flat, group=group, group_src=0)
-    for buffer, part in zip(buffers, flat.split([buffer.numel() for buffer in buffers])):
-        buffer.copy_(part.view_as(buffer))
+    floats = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
+    broadcast_together(floats, group=group)
