@@ -165,7 +165,7 @@ def test_load_names_file_and_id(tmp_path):
 def test_expressions_compute():
     assert evaluate("2 * (n - 1) / n * 100", {"n": 4}) == 150
     assert evaluate("max(ceil(7 / 2), -1) ** 2 % 5 // 1", {}) == 1
-    assert evaluate("[3, 4][1]", {}) == 4
+    assert evaluate("[3, 4][1]", {}) == 4 and evaluate("sum([3] * 5)", {}) == 15
     assert evaluate("{n: 0.8, 4: 0.25}[n]", {"n": 1}) == 0.8
 
 
@@ -173,6 +173,10 @@ def test_expressions_compute():
     ("os", "nothing here is called os"), ("units.re", "re is a module; name it under `uses`"),
     ("units.read_file('x')", "units has nothing called read_file"),
     ("'a'.upper()", "is not a function of ranklab"), ("9 ** 9 ** 9", "the exponent 387420489 is"),
+    ("(9 ** 150) ** 150", "the exponent 150 is too large"), ("2 ** 3 ** 9", "exponent 19683 is"),
+    ("1e200 ** 2", "too large"), ("0 ** -1", "divides by zero"), ("1.0 % 0", "divides by zero"),
+    ("[0] * 10 ** 9", "too long"), ("'a' * 9", "no number"), ("-" * 9000 + "1", ""),
+    ("(-8) ** 0.5 // 1", "no number"), ("[1] + [2]", "no number"),
     ("1 / 0", "divides by zero"), ("1 << 3", "the operator LShift is not allowed"),
     ("not 1", "is not allowed in an answer"), ("lambda: 1", "holds a Lambda"),
     ("n if n else 1", "holds a IfExp"), ("f'{n}'", "holds a"),

@@ -8,6 +8,7 @@ import ast
 import math
 import operator
 import types
+from numbers import Real
 
 
 def total(table):
@@ -23,6 +24,8 @@ SMALL = {"len": len, "sum": sum, "total": total, "min": min, "max": max, "abs": 
 ALLOWED = (ast.Expression, ast.Constant, ast.Name, ast.Load, ast.BinOp, ast.UnaryOp, ast.operator,
            ast.unaryop, ast.Call, ast.keyword, ast.Attribute, ast.Subscript, ast.Tuple, ast.List,
            ast.Dict)
+BITS = 4096  # of a whole number that an answer may reach: far more than a float can hold
+ITEMS = 100_000  # of a list, such as the sizes of a model's parameters
 
 
 class ExpressionError(ValueError):
@@ -33,7 +36,7 @@ def parse(text):
     """The syntax tree of `text`, every node of which is allowed."""
     try:
         tree = ast.parse(str(text).strip(), mode="eval")
-    except (SyntaxError, ValueError, RecursionError):
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # Python's own for 10,000 ((
         raise ExpressionError(f"'{text}' is not an expression") from None
     for node in ast.walk(tree):
         if not isinstance(node, ALLOWED):
@@ -52,7 +55,10 @@ def free_names(text):
 
 def evaluate(text, names):
     """The value of `text`, with `names` (parameters and ranklab modules) filled in."""
-    return _value(parse(text), names)
+    try:
+        return _value(parse(text), names)
+    except RecursionError:
+        raise ExpressionError("this is nested too deeply") from None
 
 
 def _value(node, names):
@@ -84,15 +90,29 @@ def _value(node, names):
 
 
 def _arithmetic(op, left, right):
-    if isinstance(op, ast.Pow):
-        if abs(right) > 200:      # 9**9**9 would compute until the machine gives up
-            raise ExpressionError(f"the exponent {right} is too large")
-        return left ** right
-    if type(op) not in BINARY:
+    if isinstance(op, ast.Mult) and isinstance(left, list) and isinstance(right, int):
+        if len(left) * right > ITEMS:  # [0] * 10**10 would fill the memory
+            raise ExpressionError(f"a list of {len(left) * right} items is too long")
+        return left * right
+    if not (isinstance(left, Real) and isinstance(right, Real)):
+        raise ExpressionError("this computes with something that is no number")
+    power = isinstance(op, ast.Pow)
+    if not power and type(op) not in BINARY:
         raise ExpressionError(f"the operator {type(op).__name__} is not allowed in an answer")
-    if isinstance(op, (ast.Div, ast.FloorDiv, ast.Mod)) and right == 0:
-        raise ExpressionError("this divides by zero")
-    return BINARY[type(op)](left, right)
+    if power and _is_huge(left, right):  # 9**9**9 would compute until the machine gives up
+        raise ExpressionError(f"the exponent {right} is too large")
+    try:
+        return left ** right if power else BINARY[type(op)](left, right)
+    except ZeroDivisionError:  # also 0 ** -1
+        raise ExpressionError("this divides by zero") from None
+    except OverflowError:
+        raise ExpressionError("this number is too large") from None
+
+
+def _is_huge(base, exponent):
+    """True when the power needs more than BITS bits; floats can't grow."""
+    whole = isinstance(base, int) and isinstance(exponent, int)
+    return whole and base.bit_length() * abs(exponent) > BITS
 
 
 def _attribute(owner, name):

@@ -5,6 +5,7 @@ from ranklab.interview.expression import ExpressionError, evaluate
 
 COUNTS = ("ranks", "messages", "steps", "rounds", "GPUs", "nodes", "tokens", "elements", "samples",
           "parameters", "x")
+LARGEST = 1e100  # of a reply: it is multiplied and divided by scales, and may not become infinite
 DIMENSIONS = {
     "a count": {"": 1, "%": 0.01, "k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9, "bn": 1e9, "G": 1e9,
                 "T": 1e12, **{noun: 1 for noun in COUNTS}},
@@ -65,10 +66,14 @@ def read_number(text, unit=""):
     number, suffix = _split(text)
     try:
         value = evaluate(number, {})
-    except (ExpressionError, OverflowError):
-        raise ValueError(f"I cannot read '{text}' as a number: try 1.5e9, 150 MB or 3/4") from None
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise ValueError(f"I cannot read '{text}' as a number: try 1.5e9, 150 MB or 3/4")
+        readable = isinstance(value, (int, float)) and not isinstance(value, bool)
+        value = float(value) if readable else 0.0
+    except (ExpressionError, OverflowError):  # a whole number may be longer than any float
+        readable = False
+    if not readable:
+        raise ValueError(f"I cannot read '{text[:40]}' as a number: try 1.5e9, 150 MB or 3/4")
+    if not abs(value) <= LARGEST:
+        raise ValueError(f"'{text[:40]}' is too large: nothing here is beyond {LARGEST:g}")
     if suffix:
         return value * _suffix_scale(suffix, unit)
     bare_fraction = unit == "%" and "/" in number      # 3/4 of 100%, not 0.75%
