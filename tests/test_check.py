@@ -1,19 +1,26 @@
-"""check, hint, answer and progress: what a learner reads, and that nothing of it blocks the lab."""
+"""check, hint and answer: what a learner reads, and that nothing of it blocks the lab."""
 
+import decimal
 import fractions
-import json
-import subprocess
+import html
+import re
 import sys
+import types
 
 import cloudpickle
+import nbclient
+import nbformat
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 
 from ranklab import answer, check, hint, ranks
 from ranklab.course import exercise as course_exercise
-from ranklab.course import labs, progress
-from ranklab.course.check import FAILED, LIBRARYS, NOT_WRITTEN, PASSED, is_stub, judge
+from ranklab.course import labs, progress, show
+from ranklab.course.check import (
+    FAILED, LIBRARYS, NOT_WRITTEN, PASSED, Verdict, is_stub, judge, judge_prediction,
+)
 from ranklab.course.exercise import Exercise, Mistake, Prediction, hide, on_ranks
 
 HINTS = ("think", "think harder", "it is MIN")
@@ -41,7 +48,8 @@ def exercises(monkeypatch):
     """One exercise and one prediction, found by name."""
     exercise = Exercise(ranks.all_ranks_finite, _check, HINTS)
     number = Prediction("megabytes", "2 * 3 / 4 * 100", lambda: 150.0, "MB",
-                        {200: "that is 2 N", 1200: "bits, not bytes"}, "Nearly twice the gradient.")
+                        {200: "that is 2 N", 1200: "bits, not bytes", 150.5: "that is no ring"},
+                        "Nearly twice the gradient.", nudge="Two halves.")
     monkeypatch.setattr(labs, "find_exercise", {MINE: exercise}.get)
     monkeypatch.setattr(labs, "find_prediction", {"megabytes": number}.get)
     return exercise
@@ -82,7 +90,8 @@ def test_a_right_answer_is_returned_and_recorded(capsys):
     assert capsys.readouterr().out == (
         "all_ranks_finite\n"
         "  ok    right for None\n"
-        "  ok    right on 2 ranks\n")
+        "  ok    right on 2 ranks\n"
+        "  ->    passed; next: 7 shift_bytes\n")
     assert progress.load()[MINE]["state"] == PASSED and "when" in progress.load()[MINE]
 
 
@@ -301,24 +310,107 @@ def test_after_a_check_the_answer_works_again():
     (150, "ok    150 MB. Nearly twice the gradient."),
     (150.9, "ok    150.9 MB. Nearly twice the gradient."),
     (fractions.Fraction(300, 2), "ok    150 MB. Nearly twice the gradient."),
+    (decimal.Decimal("150.0"), "ok    150 MB."),
+    (torch.tensor(150), "ok    150 MB."), (torch.tensor(150.0, dtype=torch.bfloat16), "ok    150"),
+    (np.float32(150), "ok    150 MB."), (np.array(150), "ok    150 MB."),
+    (150.51, "FAIL  150.51 MB: that is no ring"), (150.7, "ok    150.7 MB."),
     (200, "FAIL  200 MB: that is 2 N"),
+    (np.int64(200), "FAIL  200 MB: that is 2 N"),
     (1200.0, "FAIL  1200 MB: bits, not bytes"),
-    (10, 'FAIL  10 MB is too small. hint("megabytes") shows the working.'),
-    (-150, 'FAIL  -150 MB is too small. hint("megabytes") shows the working.'),
-    (1e3, 'FAIL  1000 MB is too large. hint("megabytes") shows the working.'),
+    (10, 'FAIL  10 MB is too small. hint("megabytes") has more.'),
+    (-150, 'FAIL  -150 MB is too small. hint("megabytes") has more.'),
+    (1e3, 'FAIL  1000 MB is too large. hint("megabytes") has more.'),
     ("150", "FAIL  a number is wanted"),
     (150j, "FAIL  a number is wanted"),
-    (True, "FAIL  a number is wanted"),
-    (float("nan"), "FAIL  a number is wanted"),
-    (10**400, "FAIL  a number is wanted"),
-    ([150], "FAIL  a number is wanted"),
+    (True, "FAIL  a number is wanted"), (torch.tensor(True), "FAIL  a number is wanted"),
+    (float("nan"), "FAIL  a number is wanted"), (decimal.Decimal("sNaN"), "FAIL  a number"),
+    (10**400, "FAIL  a number is wanted"), (torch.empty((), device="meta"), "FAIL  a number is"),
+    ([150], "FAIL  a number is wanted"), (np.ones((3, 3)), "FAIL  a number is wanted"),
 ])
 def test_predictions(value, line, capsys):
     assert check(megabytes=value) is None
-    name, text = capsys.readouterr().out.splitlines()
+    name, text, *last = capsys.readouterr().out.splitlines()
     assert name == "megabytes" and text.startswith(f"  {line}")
+    assert last == ["  ->    passed"] * line.startswith("ok")  # it stands in no lab
     known = progress.load().get("megabytes", {}).get("state")
     assert known == {"--": None, "ok": PASSED, "FA": FAILED}[line[:2]]
+
+
+@pytest.mark.parametrize("name, value, sentence", [
+    ("token_round_ms", 20.46, "one more brings the token home"), ("token_round_ms", 20.5, ""),
+    ("token_round_ms", 20, ""), ("top_k_break_even", 101, "it sends more already"),
+    ("top_k_break_even", 99, "it still sends less"), ("top_k_break_even", 100.4, "a whole number"),
+    ("samples_per_rank", 449, "one image would be left out")])
+def test_a_number_that_is_off_by_one_is_told_so(name, value, sentence, monkeypatch):
+    monkeypatch.undo()
+    state, line = judge_prediction(labs.find_prediction(name), value)
+    assert (state, sentence in line) == (FAILED if sentence else PASSED, True), line
+
+
+# --- on the screen --------------------------------------------------------------------------------
+
+LONG = "on 4 ranks, rank 2 sends " + "5.0 MB, " * 20 + "and nobody takes " + "x" * 120
+
+
+def test_no_line_is_longer_than_100_columns(capsys):
+    assert show.wrap("short\n\n  ok    as it is") == "short\n\n  ok    as it is"
+    show.show(str(Verdict("ring", FAILED, [LONG], Mistake(LONG, f"{LONG}\n    at: {LONG}"))))
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 100 and lines[1].startswith("  ok    on 4 ranks")
+    assert all(line.startswith(" " * 8) or line[2:4] in ("ok", "FA", "->") for line in lines[1:])
+    hint(MINE)
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 100
+
+
+@pytest.fixture
+def notebook(monkeypatch):
+    """What a Jupyter kernel would be given to display."""
+    shown = []
+    monkeypatch.setattr("IPython.get_ipython", lambda: types.SimpleNamespace(kernel="one"))
+    monkeypatch.setattr("IPython.display.display", lambda data, raw: shown.append(data))
+    return shown
+
+
+def test_a_notebook_gets_colours_and_the_same_words(notebook, capsys):
+    check(named(lambda loss: "nothing" if loss is None else "<b>&"))
+    check(megabytes=...)
+    assert capsys.readouterr().out == "" and len(notebook) == 2
+    plain, coloured = notebook[0]["text/plain"], notebook[0]["text/html"]
+    words = re.sub("<[^>]*>", "", coloured)
+    assert html.unescape(words) == plain and "['<b>&', '<b>&']" in plain
+    assert re.search(r"<b style=.color: var\(--jp-success-color1, #\w+\).>ok</b>", coloured)
+    assert re.search(r"<b style=.color: var\(--jp-error-color1, #\w+\).>FAIL</b>", coloured)
+    assert len(coloured) < len(plain) + 400 and "style=\"color" not in notebook[1]["text/html"]
+
+
+def test_ipython_in_a_terminal_gets_plain_text(notebook, capsys, monkeypatch):
+    monkeypatch.setattr("IPython.get_ipython", lambda: types.SimpleNamespace())
+    check(megabytes=150)
+    assert capsys.readouterr().out.startswith("megabytes\n  ok    150 MB") and not notebook
+
+
+def test_a_real_kernel_keeps_both():
+    cells = ["from ranklab import check", "check(hang_dollars=3)", "check(hang_dollars=341.3)"]
+    made = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    outputs = [cell.outputs for cell in nbclient.execute(made, timeout=60).cells]
+    assert [len(shown) for shown in outputs] == [0, 1, 1]
+    assert outputs[1][0].data["text/plain"] == (
+        'hang_dollars\n  FAIL  3 dollars is too small. hint("hang_dollars") has more.')
+    assert outputs[2][0].data["text/plain"].endswith("->    passed; next: 4.1 longest_shard")
+    assert all("<b style=" in shown[0].data["text/html"] for shown in outputs[1:])
+
+
+@pytest.mark.parametrize("mark", show.COLOURS)
+@pytest.mark.parametrize("paper", ["#ffffff", "#111111"])
+def test_colours_can_be_read_on_light_and_dark(mark, paper):
+    def light(colour):  # relative luminance, as the rules for accessible pages define it
+        parts = [int(colour[i:i + 2], 16) / 255 for i in (1, 3, 5)]
+        parts = [p / 12.92 if p <= 0.03928 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+        return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), parts)) + 0.05
+
+    colour = re.search(r"#\w{6}", show.COLOURS[mark])[0]
+    low, high = sorted([light(colour), light(paper)])
+    assert high / low > 4
 
 
 # --- hint and answer ------------------------------------------------------------------------------
@@ -334,10 +426,24 @@ def test_one_more_hint_each_call(capsys):
     assert progress.load()[MINE] == {"state": "-", "tries": 0, "hints": 3}
 
 
-def test_the_hint_of_a_prediction_is_its_working(capsys):
-    hint("megabytes")
+def test_a_predictions_hints_go_from_a_nudge_to_its_working(capsys):
+    shown = []
+    for _ in range(4):
+        hint("megabytes")
+        shown.append(capsys.readouterr().out)
+    assert shown[0] == "1/3  Two halves.\n"
+    assert shown[1] == shown[0] + "2/3  A usual slip is 200 MB: that is 2 N\n"
+    assert shown[2] == shown[3] == shown[1] + "3/3  2 * 3 / 4 * 100 = 150 MB\n"
     answer("megabytes")
-    assert capsys.readouterr().out == "1/1  2 * 3 / 4 * 100 = 150 MB\n2 * 3 / 4 * 100 = 150 MB\n"
+    assert capsys.readouterr().out == "2 * 3 / 4 * 100 = 150 MB\n"
+
+
+def test_every_prediction_has_a_nudge_without_its_number():
+    for prediction in [one for stem in labs.written() for one in labs.checks_of(stem).PREDICTIONS]:
+        hints = prediction.hints
+        assert len(hints) == 3 and prediction.nudge == hints[0], prediction.name
+        number = f"{prediction.answer():g}"
+        assert not re.search(rf"\b{re.escape(number)}\b", hints[0]), prediction.name
 
 
 def test_answer_shows_the_source_by_name_or_object(capsys):
@@ -350,83 +456,15 @@ def test_answer_shows_the_source_by_name_or_object(capsys):
 def test_answers_can_be_turned_off(capsys, monkeypatch):
     monkeypatch.setenv("RANKLAB_ANSWERS", "0")
     answer(MINE)
-    hint("megabytes")
+    for _ in range(4):
+        hint("megabytes")
     out = capsys.readouterr().out
-    assert out.count("Answers are turned off in this class") == 2
+    assert out.count("Answers are turned off in this class") == 4 and "2/2  A usual slip" in out
     assert "def " not in out and "150" not in out
     for _ in range(3):
         hint(MINE)
     out = capsys.readouterr().out
     assert "it is MIN" in out and "answer(" not in out
-
-
-# --- progress -------------------------------------------------------------------------------------
-
-def test_a_pass_is_never_lost():
-    for state in (FAILED, PASSED, FAILED):
-        progress.record("a", state)
-    assert progress.load()["a"]["state"] == PASSED and progress.load()["a"]["tries"] == 3
-
-
-@pytest.mark.parametrize("content", ["", '{"a": {"sta', "[]", "null", '{"a": 3}', "\x00\xff",
-                                     '{"a": {"state": "passed", "tries": "many"}}'])
-def test_a_torn_file_is_no_file(home, content):
-    home.mkdir()
-    (home / "progress.json").write_text(content, encoding="latin-1")
-    progress.record("b", PASSED)
-    progress.record("a", PASSED)
-    assert {name: entry["state"] for name, entry in progress.load().items()} == {
-        "a": PASSED, "b": PASSED}
-
-
-def _home_is_a_file(home):
-    home.write_text("")
-
-
-def _home_is_in_a_file(home):
-    home.write_text("")
-    return home / "below"
-
-
-def _file_is_a_folder(home):
-    (home / "progress.new").mkdir(parents=True)
-
-
-@pytest.mark.parametrize("spoil", [_home_is_a_file, _home_is_in_a_file, _file_is_a_folder])
-def test_where_nothing_can_be_written_the_lab_goes_on(home, spoil, capsys, monkeypatch):
-    monkeypatch.setenv("RANKLAB_HOME", str(spoil(home) or home))
-    assert check(megabytes=150) is None
-    hint(MINE)
-    out = capsys.readouterr().out
-    assert "  ok    150 MB" in out and "1/3  think\n" in out
-    assert out.count("(progress is not kept: ") == 2 and "Set RANKLAB_HOME" in out
-
-
-def test_two_notebooks_record_at_once(home):
-    code = ("import sys; from ranklab.course import progress\n"
-            "for i in range(50): progress.record(sys.argv[1], 'failed')\n"
-            "for i in range(50): progress.record('both', 'failed')")
-    writers = [subprocess.Popen([sys.executable, "-c", code, name]) for name in ("a", "b")]
-    assert [writer.wait(60) for writer in writers] == [0, 0]
-    tries = {name: entry["tries"] for name, entry in progress.load().items()}
-    assert tries == {"a": 50, "b": 50, "both": 100}
-    assert json.loads((home / "progress.json").read_text())
-
-
-def test_status_lists_every_lab(monkeypatch):
-    progress.record("shard_range", PASSED)
-    lines = progress.status().splitlines()
-    total = len(labs.checks_of("00_ranks").EXERCISES) + len(labs.checks_of("00_ranks").PREDICTIONS)
-    assert f"{'00_ranks':24}  1 of {total}" in lines
-    assert any(line.split() == ["shard_range", "passed", "1", "tries"] for line in lines)
-
-
-def test_records_lie_beside_the_labs_from_anywhere_in_a_checkout(tmp_path, monkeypatch):
-    monkeypatch.delenv("RANKLAB_HOME")
-    (tmp_path / "labs" / "source").mkdir(parents=True)
-    (tmp_path / "solutions" / "deep").mkdir(parents=True)
-    monkeypatch.chdir(tmp_path / "solutions" / "deep")
-    assert progress.home() == tmp_path / ".ranklab"
 
 
 def test_an_endless_loop_in_this_process_ends(monkeypatch, exercises):

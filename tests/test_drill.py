@@ -93,14 +93,20 @@ def test_numbers_in_every_spelling(own_home, monkeypatch, capsys):
         assert "ok    right" in capsys.readouterr().out, text
 
 
+TOO_LARGE = ["1e999", "1e99*1e99*1e99", "9**110", "1e308 TB", "-1e101"]
+ODD = [*TOO_LARGE, "0**-1", "1/0", "\u00b2", "(-8)**.5", "(-8)**.5//1", "9**99**99", "(9**99)**99",
+       "9**9999**0*9**999", "(" * 9000, "-" * 9000 + "1"]
+
+
 def test_an_unreadable_number_is_asked_again(own_home, monkeypatch, capsys):
     asked = one(monkeypatch, "ring-bytes")
-    tries = ("dunno", "3 parsecs", "3 s", f"{asked.answer:.9g} B")
+    tries = ("dunno", "3 parsecs", "3 s", *ODD, f"{asked.answer:.9g} B")
     run(monkeypatch, ["--seed", "0"], replies(*tries))
     printed = capsys.readouterr().out
     assert "I cannot read 'dunno' as a number" in printed and "the unit 'parsecs'" in printed
     assert "'s' measures a time; the question asks for a size in MB." in printed
-    assert "ok    right" in printed
+    assert "ok    right" in printed and "'1e999' is too large" in printed
+    assert printed.count("I cannot read") + printed.count("is too large") == 1 + len(ODD)
 
 
 def test_a_choice(own_home, monkeypatch, capsys):
@@ -119,7 +125,7 @@ def test_a_choice(own_home, monkeypatch, capsys):
 def test_an_open_question_shows_its_rubric_and_takes_a_score(own_home, monkeypatch, capsys):
     asked = one(monkeypatch, "why-a-hang")
     points = len(asked.rubric)
-    run(monkeypatch, ["--seed", "0"], replies("", "99", "some", str(points - 1)))
+    run(monkeypatch, ["--seed", "0"], replies("", "99", "\u00b2", "some", str(points - 1)))
     printed = " ".join(capsys.readouterr().out.split())
     assert all(" ".join(point.split()) in printed for point in asked.rubric)
     assert f"a number from 0 to {points}, please." in printed
@@ -173,6 +179,7 @@ def test_the_same_seed_asks_the_same(own_home, monkeypatch, capsys):
 @pytest.mark.parametrize("argv, code, sentence", [
     (["--lab", "99"], 2, "no lab is called '99'"), (["--level", "9"], 2, "invalid choice"),
     (["--count", "0"], 2, "'0' is not a number of 1 or more"), (["--seed", "x"], 2, "invalid int"),
+    (["--count", "\u00b2"], 2, "is not a number of 1 or more"),
     (["--lab", "16"], 0, "Nothing to ask"), (["--help"], 0, "only those you did not know")])
 def test_options_that_lead_to_no_question(argv, code, sentence, own_home, capsys):
     assert drill(argv) == code
@@ -186,7 +193,9 @@ def test_a_broken_score_file_is_no_disaster(text, own_home, monkeypatch, capsys)
     (own_home / "drill.json").write_text(text)
     asked = one(monkeypatch, "local-rank")
     assert run(monkeypatch, ["--seed", "0"], replies(f"{asked.answer:g}")) == 0
-    assert "could not be read as a score; starting a new one." in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "drill.json could not be read whole: 0 records are kept" in printed
+    assert (own_home / "drill.bad.json").read_text() == text
     assert marks_in(own_home) == {"local-rank": [1.0]}
 
 
@@ -195,7 +204,7 @@ def test_a_home_that_cannot_be_written_still_drills(tmp_path, monkeypatch, capsy
     monkeypatch.setenv("RANKLAB_HOME", str(tmp_path / "file" / "home"))
     assert run(monkeypatch, ["--count", "1"], lambda prompt: "") == 0
     printed = capsys.readouterr().out
-    assert "the score is not kept" in printed and "of 1 right." in printed
+    assert "drill is not kept" in printed and "of 1 right." in printed
 
 
 # -- the ends: q, end of input, Ctrl-C, a real terminal

@@ -16,7 +16,7 @@ from ranklab import answer, check, device, hint, launch, questions
 check(hang_dollars=...)
 
 # %% [markdown]
-# (Replace `...` by your number and run the cell again. `hint("hang_dollars")` shows the working. Nothing here blocks:
+# (Replace `...` by your number and run the cell again. `hint("hang_dollars")` helps. Nothing here blocks:
 # an exercise that you skip is taken over by the library, so the lab always runs to its end.)
 #
 # Everything in this course is made of two things: **ranks**, which are processes that all run the same program, and

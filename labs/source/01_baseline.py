@@ -17,7 +17,7 @@ from ranklab import answer, check, device, hint, launch, questions
 check(days_on_one_gpu=...)
 
 # %% [markdown]
-# (Replace `...` by your number; `hint("days_on_one_gpu")` shows the working.)
+# (Replace `...` by your number; `hint("days_on_one_gpu")` helps.)
 #
 # You can answer such questions before anything runs, and that is what this lab is about: **predict what a step
 # computes and what it keeps, then count both, to the byte.** Who can't do that for one GPU can't judge eight. Every

@@ -11,7 +11,10 @@ def main(argv=None) -> int:
     """The command has run; returns its exit code."""
     parser = argparse.ArgumentParser(prog="ranklab", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("status", help="which exercises you have passed").set_defaults(run=_status)
+    status = commands.add_parser("status", help="which exercises you have passed, what is next")
+    status.add_argument("lab", nargs="?", default=argparse.SUPPRESS, help="such as 02 (all)")
+    status.add_argument("--lab", help="the same")
+    status.set_defaults(run=_status)
     commands.add_parser("doctor", help="what this machine can run").set_defaults(run=_doctor)
     drill = commands.add_parser("drill", help="interview questions in the terminal", add_help=False)
     drill.set_defaults(run=_drill)  # reads its own options: see `ranklab drill --help`
@@ -32,10 +35,14 @@ def main(argv=None) -> int:
     return options.run(options) or 0
 
 
-def _status(_):
-    from ranklab.course.progress import status
+def _status(options):
+    from ranklab.course.status import status
 
-    print(status())
+    try:
+        print(status(getattr(options, "lab", None)))
+    except ValueError as error:
+        print(f"ranklab status: {error}")
+        return 2
 
 
 def _doctor(_):

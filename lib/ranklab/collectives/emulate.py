@@ -5,7 +5,6 @@ on two cores. Only the waiting is invented. The ranks of a node share its one li
 so a sender holds the node's lock while it sleeps.
 """
 
-import fcntl
 import time
 from contextlib import contextmanager
 
@@ -44,6 +43,8 @@ class EmulatedLinks(TorchDispatchMode):
 
 @contextmanager
 def _locked(path):
+    import fcntl  # not on Windows, where launch is to say so itself
+
     with open(path, "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

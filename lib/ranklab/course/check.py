@@ -11,10 +11,13 @@ import math
 import signal
 import threading
 from dataclasses import dataclass, field
+from decimal import Decimal
 from numbers import Real
 
 from ranklab.course import labs, progress
 from ranklab.course.exercise import Mistake, under_test
+from ranklab.course.outline import next_after
+from ranklab.course.show import show
 from ranklab.engine.report import Failure
 
 LIMIT = 120  # seconds for a whole check, on a busy machine
@@ -68,10 +71,17 @@ def check(learners=None, /, **predictions):
         print(f"check: no exercise is called {name}. Keep the name that the lab gave it.")
         return learners
     verdict = judge(exercise, learners)
-    print(verdict)
-    if verdict.state in (PASSED, FAILED):
-        progress.record(name, verdict.state)
+    _show_and_record(name, verdict.state, str(verdict))
     return learners if verdict.state == PASSED else exercise.answer
+
+
+def _show_and_record(name, state, text):
+    if state in (PASSED, FAILED):
+        progress.record(name, state)
+    if state == PASSED:
+        coming = next_after(name, progress.load())
+        text += f"\n  ->    passed; {coming}" if coming else "\n  ->    passed"
+    show(text)
 
 
 def judge(exercise, learners) -> Verdict:
@@ -98,8 +108,9 @@ def judge(exercise, learners) -> Verdict:
 @contextlib.contextmanager
 def _time_limit():
     """Inside, an endless loop in this process becomes a Mistake. (A launch has its own limit.)"""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread gets signals
+    is_main = threading.current_thread() is threading.main_thread()
+    if not (is_main and hasattr(signal, "setitimer")):
+        yield  # only the main thread gets signals, and Windows has no timer
         return
 
     def end(*_):
@@ -147,34 +158,40 @@ def _check_prediction(name, value):
         print(f"check: no prediction is called {name}. Keep the name that the lab gave it.")
         return
     state, text = judge_prediction(prediction, value)
-    print(f"{name}\n  {text}")
-    if state != NOT_WRITTEN:
-        progress.record(name, state)
+    _show_and_record(name, state, f"{name}\n  {text}")
 
 
 def judge_prediction(prediction, value):
     """(state, what to print) for a predicted number."""
     if value is None or value is ...:
         return NOT_WRITTEN, "--    not predicted yet: put your number in place of ..."
-    try:
-        given = float(value) if isinstance(value, Real) else math.nan
-    except OverflowError:
-        given = math.inf
-    if isinstance(value, bool) or not math.isfinite(given):
-        return FAILED, f"FAIL  a number is wanted, without quotes; got {repr(value)[:40]}"
-    value, right = given, prediction.answer()
-
-    def is_close(a, b):
-        return math.isclose(a, b, rel_tol=prediction.tolerance)
-
+    given = _as_float(value)
+    if not math.isfinite(given):
+        shown = " ".join(repr(value).split())[:40]
+        return FAILED, f"FAIL  a number is wanted, without quotes; got {shown}"
+    right, tolerance = prediction.answer(), prediction.tolerance
     unit = f" {prediction.unit}" if prediction.unit else ""
-    number = f"{value:.10g}" if prediction.tolerance == 0 else f"{value:.6g}"
-    if is_close(value, right):
-        return PASSED, f"ok    {number}{unit}. {prediction.why}".rstrip()
+    number = f"{given:.10g}" if tolerance == 0 else f"{given:.6g}"
     for slip, confusion in (prediction.slips or {}).items():
-        if is_close(value, slip):
+        # A slip within the tolerance of the right number is met by that very number only.
+        apart = abs(slip - right) / max(abs(slip), abs(right))
+        if math.isclose(given, slip, rel_tol=min(tolerance, apart / 4)):
             return FAILED, f"FAIL  {number}{unit}: {confusion}"
-    if prediction.tolerance == 0 and value != round(value):
+    if math.isclose(given, right, rel_tol=tolerance):
+        return PASSED, f"ok    {number}{unit}. {prediction.why}".rstrip()
+    if tolerance == 0 and given != round(given):
         return FAILED, f"FAIL  {number}{unit}: a whole number is wanted"
-    way = "too small" if value < right else "too large"
-    return FAILED, f'FAIL  {number}{unit} is {way}. hint("{prediction.name}") shows the working.'
+    way = "too small" if given < right else "too large"
+    return FAILED, f'FAIL  {number}{unit} is {way}. hint("{prediction.name}") has more.'
+
+
+def _as_float(value):
+    """`value` as a float, also a scalar of torch's or numpy's; NaN where it is no number."""
+    try:
+        if hasattr(value, "item") and getattr(value, "shape", None) == ():
+            value = value.item()
+        if isinstance(value, bool) or not isinstance(value, (Real, Decimal)):
+            return math.nan
+        return float(value)
+    except (OverflowError, ValueError, RuntimeError):  # 10**400; Decimal("sNaN"); a meta tensor
+        return math.nan

@@ -5,11 +5,10 @@ A question is weak when one of its last two marks is below 0.7: it takes two goo
 `--weak`.
 """
 import argparse
-import json
-import os
 import random
 import time
 
+from ranklab.course import records
 from ranklab.course.labs import find_stem
 from ranklab.course.progress import home
 from ranklab.interview.ask import SHARE, draw, judge
@@ -75,14 +74,7 @@ class Marks:
     """The score file: marks from 0 to 1 for each question id, the newest last."""
 
     def __init__(self, path):
-        self.path, self.kept = path, {}
-        try:
-            kept = json.loads(path.read_text(encoding="utf-8"))
-            self.kept = {str(name): [float(mark) for mark in marks] for name, marks in kept.items()}
-        except FileNotFoundError:
-            pass
-        except (OSError, ValueError, TypeError, AttributeError):
-            print(f"{path} could not be read as a score; starting a new one.")
+        self.path, self.kept = path, records.load(path, _are_marks)
 
     def seen(self, name):
         """True when the question was asked before."""
@@ -93,15 +85,13 @@ class Marks:
         return any(mark < SHARE for mark in self.kept.get(name, [])[-2:])
 
     def add(self, name, mark):
-        """Appends a mark and writes the file whole, so that a kill never leaves half of it."""
-        self.kept[name] = [*self.kept.get(name, []), round(mark, 3)][-KEPT:]
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            part = self.path.with_suffix(f".{os.getpid()}.part")
-            part.write_text(json.dumps(self.kept, indent=1, sort_keys=True), encoding="utf-8")
-            part.replace(self.path)
-        except OSError as error:
-            print(f"(the score is not kept: {self.path} cannot be written: {error.strerror})")
+        """Appends a mark, after those that another terminal may have added meanwhile."""
+        with records.change(self.path, _are_marks) as self.kept:
+            self.kept[name] = [*self.kept.get(name, []), round(mark, 3)][-KEPT:]
+
+
+def _are_marks(record):
+    return isinstance(record, list) and all(isinstance(mark, (int, float)) for mark in record)
 
 
 def _parser():
@@ -118,7 +108,7 @@ def _parser():
 
 
 def _positive(text):
-    if not text.isdigit() or int(text) < 1:
+    if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"'{text}' is not a number of 1 or more")
     return int(text)
 
@@ -182,7 +172,7 @@ def _ask_open(asked):
     points = len(asked.rubric)
     while True:
         reply = _read(f"  How many of the {points} did you make? > ")
-        if not reply or (reply.isdigit() and int(reply) <= points):
+        if not reply or reply in map(str, range(points + 1)):
             return int(reply or 0) / points
         print(f"  a number from 0 to {points}, please.")
 
@@ -208,4 +198,5 @@ def _report(results, marks):
         print(f"  {lab:16} {round(sum(of_lab), 1):g} of {len(of_lab)}")
     weak = [question.id for question, _ in results if marks.weak(question.id)]
     if weak:
-        print(f"Weak: {', '.join(weak)}. `ranklab drill --weak` asks them again, with new numbers.")
+        print(plain(f"Weak: {', '.join(weak)}. `ranklab drill --weak` asks them again, with new "
+                    "numbers."))

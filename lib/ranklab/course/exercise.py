@@ -44,6 +44,7 @@ class Exercise:
 class Prediction:
     """A number for the learner to predict before the code runs.
 
+    nudge    the first hint: what to think of, not what to compute
     working  how one gets it, as an expression: what a solution shows
     answer   the same number from the library, so that it can't rot
     slips    usual wrong numbers, each with what it confuses
@@ -56,6 +57,16 @@ class Prediction:
     slips: dict[float, str] | None = None
     why: str = ""
     tolerance: float = 0.01
+    nudge: str = ""
+
+    @property
+    def hints(self):
+        """A nudge, a usual slip, and the working last: one more each time the learner asks."""
+        unit = f" {self.unit}" if self.unit else ""
+        slips = [f"A usual slip is {slip:.6g}{unit}: {confusion}"
+                 for slip, confusion in (self.slips or {}).items()][:1]
+        working = f"{self.working} = {self.answer():g}{unit}"
+        return tuple(filter(None, (self.nudge, *slips, working)))
 
 
 def on_ranks(trial, *args, ranks, nodes=1, timeout=LIMIT):

@@ -4,6 +4,8 @@ import inspect
 import os
 
 from ranklab.course import labs, progress
+from ranklab.course.exercise import Prediction
+from ranklab.course.show import wrap
 
 OFF = "Answers are turned off in this class. "
 
@@ -13,17 +15,19 @@ def hint(name=""):
     item = _find(name)
     if item is None:
         return
-    is_exercise = hasattr(item, "hints")
-    if not is_exercise and not _are_answers_on():
-        print(f"{OFF}A prediction has no other hint: ask your instructor.")
-        return
-    hints = item.hints if is_exercise else (_working(item),)
+    is_prediction, hints = isinstance(item, Prediction), item.hints
+    if is_prediction and not _are_answers_on():
+        hints = hints[:-1]  # the last one is the answer
     with progress.change() as records:
-        entry = records.setdefault(item.name, {"state": "-", "tries": 0})
+        entry = records.setdefault(item.name, dict(progress.NEW))
         shown = entry["hints"] = min(entry.get("hints", 0) + 1, len(hints))
     for number, text in enumerate(hints[:shown], start=1):
-        print(f"{number}/{len(hints)}  {text}")
-    if is_exercise and shown == len(hints) and _are_answers_on():
+        print(wrap(f"{number}/{len(hints)}  {text}"))
+    if shown < len(hints):
+        return
+    if not _are_answers_on():
+        print(f"{OFF}That is all: ask your instructor.")
+    elif not is_prediction:
         print(f'That is all. answer("{item.name}") shows the worked answer.')
 
 
@@ -35,7 +39,7 @@ def answer(name):
     item = _find(name)
     if item is None:
         return
-    print(inspect.getsource(item.answer) if hasattr(item, "hints") else _working(item))
+    print(item.hints[-1] if isinstance(item, Prediction) else inspect.getsource(item.answer))
 
 
 def _find(name):
@@ -49,6 +53,3 @@ def _find(name):
 def _are_answers_on():
     return os.environ.get("RANKLAB_ANSWERS") != "0"
 
-
-def _working(prediction):
-    return f"{prediction.working} = {prediction.answer():g} {prediction.unit}".rstrip()

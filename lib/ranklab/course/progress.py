@@ -1,13 +1,12 @@
 """What the learner has done, kept in $RANKLAB_HOME/progress.json (default: .ranklab/)."""
 
-import contextlib
-import fcntl
-import json
 import os
 import time
 from pathlib import Path
 
-from ranklab.course import labs
+from ranklab.course import labs, records
+
+NEW = {"state": "-", "tries": 0}  # of an exercise or prediction; "hints" counts those shown
 
 
 def home() -> Path:
@@ -18,68 +17,29 @@ def home() -> Path:
 
 
 def load() -> dict:
-    """What is recorded; nothing where there is no file, or one that can't be read."""
-    try:
-        records = json.loads(_file().read_text())
-        return {name: entry for name, entry in records.items()
-                if isinstance(entry["state"], str) and isinstance(entry["tries"], int)}
-    except (OSError, ValueError, AttributeError, TypeError, KeyError):
-        return {}
+    """What is recorded, by name; nothing where there is no file."""
+    return records.load(_file(), _is_good)
+
+
+def change():
+    """Inside, the records can be changed; afterwards they are saved."""
+    return records.change(_file(), _is_good)
 
 
 def _file():
     return home() / "progress.json"
 
 
-@contextlib.contextmanager
-def change():
-    """Inside, the records can be changed; afterwards they are saved, whole or not at all.
-
-    Two notebooks may do so at once. Where nothing can be written, the lab goes on.
-    """
-    with contextlib.ExitStack() as stack:
-        try:
-            home().mkdir(parents=True, exist_ok=True)
-            lock = stack.enter_context(open(home() / "lock", "w"))
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        except OSError as error:
-            yield load()
-            _not_kept(error)
-            return
-        records = load()
-        yield records
-        try:
-            new = _file().with_suffix(".new")
-            new.write_text(json.dumps(records, indent=1))
-            os.replace(new, _file())
-        except OSError as error:
-            _not_kept(error)
-
-
-def _not_kept(error):
-    print(f"(progress is not kept: {error}. Set RANKLAB_HOME to a folder you can write.)")
+def _is_good(entry):
+    return (isinstance(entry, dict) and isinstance(entry.get("state"), str)
+            and isinstance(entry.get("tries"), int) and isinstance(entry.get("hints", 0), int))
 
 
 def record(name, state):
     """The state of an exercise or prediction is kept; a pass is never lost by a later try."""
-    with change() as records:
-        entry = records.setdefault(name, {"state": "-", "tries": 0})
+    with change() as known:
+        entry = known.setdefault(name, dict(NEW))
         entry["tries"] += 1
         if entry["state"] != "passed":
             entry["state"] = state
             entry["when"] = time.strftime("%Y-%m-%d %H:%M")
-
-
-def status() -> str:
-    """A table: each written lab, its exercises and predictions, and where the learner stands."""
-    records, lines = load(), []
-    for stem in labs.written():
-        checks = labs.checks_of(stem)
-        names = [item.name for item in (*checks.EXERCISES, *checks.PREDICTIONS)]
-        passed = sum(records.get(name, {}).get("state") == "passed" for name in names)
-        lines.append(f"{stem:24} {passed:2} of {len(names)}")
-        for name in names:
-            entry = records.get(name, {"state": "-", "tries": 0})
-            tries = f"{entry['tries']} tries" if entry["tries"] else ""
-            lines.append(f"    {name:28} {entry['state']:16} {tries}".rstrip())
-    return "\n".join(lines)

@@ -18,6 +18,7 @@ def _blocks_gb():
 PREDICTIONS = (
     Prediction("days_on_one_gpu", working="6 * 1.5e9 * 30e9 / (0.4 * 989.4e12) / 86400",
                unit="days", tolerance=0.03,
+               nudge="All the FLOPs of the training, over the FLOPs that this GPU does in a day.",
                answer=lambda: 6 * 1.5e9 * 30e9 / (0.4 * H100.bf16_flops) / 86400,
                slips={2.63: "that is the forward alone; a step costs three forwards",
                       3.16: "that is at 100% of the peak, which nobody reaches",
@@ -26,6 +27,8 @@ PREDICTIONS = (
                why="The whole course is about turning this week into an hour."),
     Prediction("step_tflop", working="6 * 353.55e6 * 8 * 1024 / 1e12", unit="TFLOP",
                tolerance=0.13,  # so that the exact number, with attention, is right too
+               nudge="How many tokens are in a batch? The rule says what each costs for each "
+                     "parameter.",
                answer=lambda: 6 * round(count_parameters(MEDIUM), -4) * 8 * 1024 / 1e12,
                slips={5.8: "that is the forward alone", 2.9: "forward alone, and one FLOP where a "
                       "multiply and an add are two",
@@ -35,6 +38,8 @@ PREDICTIONS = (
                    "more: you count it next."),
     Prediction("mfu_percent", working="100 * 2.423e9 * 160_000 / 989.4e12", unit="%",
                tolerance=0.03,
+               nudge="How many FLOPs does the model need in a second, and how many could the GPU "
+                     "do?",
                answer=lambda: 100 * mfu(MEDIUM, 160_000, H100.bf16_flops),
                slips={0.39: "that is the fraction; per cent are asked",
                       3.91: "a factor of ten is lost: 2.42e9 x 1.6e5 is 3.9e14",
@@ -42,6 +47,7 @@ PREDICTIONS = (
                       19.5: "989 TFLOP/s is the dense peak already"},
                why="Well-tuned code on one H100 reaches 40% to 55%."),
     Prediction("adam_gb", working="16 * 7", unit="GB",
+               nudge="Add up the table's row: how many bytes does one parameter have in all?",
                answer=lambda: sum(model_state_bytes(7e9, "mixed").values()) / 1e9,
                slips={14: "those are the weights alone",
                       28: "weights and gradients; Adam keeps more",
@@ -49,6 +55,8 @@ PREDICTIONS = (
                       56: "Adam's two moments are float32 here, and there are master weights"},
                why="More than any 80 GB GPU holds, before the first activation."),
     Prediction("activation_gb", working="16 * 1024 * 2 * 8 * 1024 * 24 / 1e9", unit="GB",
+               nudge="Count the numbers that one block keeps for one token, in multiples of C; "
+                     "then multiply.",
                answer=_blocks_gb, tolerance=0.03,
                slips={12.9: "two bytes a number in bf16, not four",
                       0.805: "that is one sequence; the batch has 8",
@@ -59,11 +67,15 @@ PREDICTIONS = (
                       7.25: "18 C a token: q, k and v read one tensor, not three"},
                why="It grows with the batch and the sequence; model states do not."),
     Prediction("ragged_factor", working="(1 / 3) / (1 / 9)", tolerance=0.001,
+               nudge="What share of the final mean has the last row, and what share should it "
+                     "have?",
                answer=lambda: (1 / 3 * 1 / 1) / (1 / (4 + 4 + 1)),
                slips={4: "against a row of a full piece, yes; against its true weight 1/9?",
                       9: "its weight is 1/3, not 1: three pieces share the mean"},
                why="A bug that no crash reports, and that one framework shipped for years."),
     Prediction("recompute_percent", working="100 * 1 / 3", unit="%", tolerance=0.02,
+               nudge="Measure in forwards: what does a step cost without checkpointing, and what "
+                     "is added?",
                answer=lambda: 100 * transformer_flops(MEDIUM, 1, 1024, backward=False)
                / transformer_flops(MEDIUM, 1, 1024),
                slips={50: "backward is two forwards, so a step is three; one more is a third",
@@ -71,6 +83,7 @@ PREDICTIONS = (
                       25: "of the new step, yes; compared with the old one?"},
                why="At most: the head lies in no block, and is not computed again."),
     Prediction("break_even_intensity", working="989.4e12 / 3.35e12", unit="FLOP/byte",
+               nudge="When do N bytes take as long to move as their FLOPs take to compute?",
                answer=lambda: H100.balance, tolerance=0.02,
                slips={591: "the sparse peak is not for dense matrices",
                       20: "that is the float32 peak; bf16 has 989 TFLOP/s",

@@ -7,6 +7,7 @@ from ranklab.course.exercise import Prediction
 PREDICTIONS = (
     Prediction(
         "server_megabytes", working="(8 - 1) * 100", unit="MB",
+        nudge="To whom does the server send the sum, and how large is it?",
         answer=lambda: alpha_beta_time("parameter_server", 100, 8, alpha=0, beta=1) / 2,
         slips={800: "a ninth machine would send 800; here one of the eight is the server",
                100: "that is what a worker sends; the server answers each of them",
@@ -15,6 +16,7 @@ PREDICTIONS = (
     ),
     Prediction(
         "tree_rounds", working="math.ceil(math.log2(100))", unit="rounds",
+        nudge="How many ranks have it after 1, 2, 3 rounds? Go on until all 100 have it.",
         answer=lambda: alpha_beta_time("tree_broadcast", 0, 100, alpha=1, beta=0),
         slips={99: "that is one after the other; all who have it can send at the same time",
                6: "2^6 = 64 ranks have it after 6 rounds: not yet all 100",
@@ -23,6 +25,7 @@ PREDICTIONS = (
     ),
     Prediction(
         "reduce_scatter_megabytes", working="3 / 4 * 100", unit="MB",
+        nudge="How large is a chunk, and how many of them does a rank send?",
         answer=lambda: best_sent_bytes("reduce_scatter", 100, 4),
         slips={100: "the chunk that a rank ends up owning is the one it never sends",
                300: "one chunk a step, not the whole tensor",
@@ -32,6 +35,7 @@ PREDICTIONS = (
     ),
     Prediction(
         "all_gather_megabytes", working="3 * 25", unit="MB",
+        nudge="How large is what goes out in a step, and how many steps are there?",
         answer=lambda: best_sent_bytes("all_gather", 4 * 25, 4),
         slips={25: "your own shard is only the first thing that you pass on",
                100: "R-1 shards: nobody has to send a shard back to its owner",
@@ -40,6 +44,7 @@ PREDICTIONS = (
     ),
     Prediction(
         "megabytes_sent", working="2 * 3 / 4 * 100", unit="MB",
+        nudge="It is a reduce-scatter, then an all-gather. What does each of them send?",
         answer=lambda: best_sent_bytes("all_reduce", 100, 4),
         slips={200: "that is 2 N: you forgot the (R-1)/R",
                300: "that is the whole tensor R-1 times; the ring passes chunks",
@@ -49,6 +54,8 @@ PREDICTIONS = (
     ),
     Prediction(
         "slow_link_megabytes", working="2 * (2 - 1) / 2 * 100", unit="MB",
+        nudge="Which part of the tensor crosses for each rank, and with how many nodes is it "
+              "reduced?",
         answer=lambda: best_sent_bytes("all_reduce", 100, 2),
         slips={175: "that is a flat ring over all 8 ranks",
                25: "that is one rank; all four of the node send their shard across",
@@ -58,6 +65,7 @@ PREDICTIONS = (
     ),
     Prediction(
         "ring_microseconds", working="1e6 * 2 * 7 * (10e-6 + 10e6 / 8 / 100e9)", unit="us",
+        nudge="How many steps has the ring? Each costs a latency and the time of one chunk.",
         answer=lambda: 1e6 * alpha_beta_time("ring", 10e6, 8, alpha=10e-6, beta=1 / 100e9),
         slips={175: "the 14 latencies are missing",
                185: "alpha is paid in every one of the 14 steps, not once",
@@ -71,6 +79,7 @@ PREDICTIONS = (
     ),
     Prediction(
         "crossover_megabytes", working="1e-6 * 11 * 10e-6 / (1.25 / 100e9)", unit="MB",
+        nudge="How many more steps does the ring take, and how many fewer bytes does it send?",
         answer=lambda: 1e-6 * crossover_bytes(8, alpha=10e-6, beta=1 / 100e9),
         slips={8800: "that is kilobytes", 8.8e6: "that is bytes", 70.4: "bits, not bytes",
                1: "that is alpha / beta alone: there are 11 more steps against 1.25 more bytes",

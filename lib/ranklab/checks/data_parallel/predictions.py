@@ -18,6 +18,7 @@ def _buckets():
 PREDICTIONS = (
     Prediction(
         "step_megabytes", working="2 * 3 / 4 * 25.6e6 * 4 / 1e6", unit="MB",
+        nudge="How large is the gradient in float32, and what share of its size does a ring send?",
         answer=lambda: best_sent_bytes("all_reduce", 25.6e6 * 4, 4) / 1e6,
         slips={102.4: "that is the gradient's size; a ring sends 2(R-1)/R of it",
                204.8: "2(R-1)/R with R = 4 is 1.5, not 2",
@@ -28,14 +29,15 @@ PREDICTIONS = (
     ),
     Prediction(
         "samples_per_rank", working="math.ceil(1797 / 4)", unit="samples", tolerance=0,
+        nudge="All ranks get as many, and none of the images may be left out.",
         answer=lambda: len(shard_sampler(1797, 0, 4)),
-        slips={449: "three ranks would do, and one would have a sample more: all step alike; "
-               "that is drop_last, which loses a sample",
+        slips={449: "that is drop_last: 4 x 449 = 1796, and one image would be left out",
                449.25: "a sample can't be cut", 1797: "that is all of them, on every rank"},
         why="4 x 450 = 1800: three samples are seen twice in each epoch.",
     ),
     Prediction(
         "bucket_messages", working="math.ceil(20 / 7)", unit="all-reduces", tolerance=0,
+        nudge="Fill one bucket, layer by layer: after which one does it reach the cap?",
         answer=_buckets,
         slips={40: "one for each parameter: that is what buckets are for",
                20: "several layers fit into one bucket", 1: "the cap is 25 MB, and there are 80",
@@ -45,6 +47,7 @@ PREDICTIONS = (
     ),
     Prediction(
         "accumulated_megabytes", working="2 * 3 / 4 * 102.4", unit="MB",
+        nudge="Which of the four pieces communicate, and how large is a sum of gradients?",
         answer=lambda: best_sent_bytes("all_reduce", 102.4, 4),
         slips={614.4: "that is one all-reduce for each of the four pieces",
                38.4: "the sum of four gradients is as large as one",
@@ -54,6 +57,7 @@ PREDICTIONS = (
     ),
     Prediction(
         "batch_norm_bytes", working="8 * (2 * 64 + 1)", unit="bytes", tolerance=0,
+        nudge="What is added up for each channel, and what once for all? Which type travels?",
         answer=lambda: batch_norm_bytes(64),
         slips={512: "two sums a channel, of 8 bytes each, and the count",
                1024: "the count must travel as well: ranks may have different batches",
@@ -62,6 +66,7 @@ PREDICTIONS = (
     ),
     Prediction(
         "scaled_rate", working="0.1 * 8192 / 256",
+        nudge="By what factor did the batch grow?",
         answer=lambda: scale_learning_rate(0.1, 8192, 256),
         slips={0.1: "that is the rate for a batch of 256",
                0.566: "that is the square-root rule", 0.003125: "multiply by 32, do not divide",
@@ -70,6 +75,7 @@ PREDICTIONS = (
     ),
     Prediction(
         "agree_bytes", working="2 * 3 / 4 * 16", unit="bytes", tolerance=0,
+        nudge="How many bytes are the two numbers, and what share of its message does a ring send?",
         answer=lambda: best_sent_bytes("all_reduce", 16, 4),
         slips={153.6e6: "that is the model; a hash of it is enough",
                102.4e6: "that is the model; a hash of it is enough",

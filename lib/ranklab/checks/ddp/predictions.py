@@ -28,6 +28,7 @@ def _step_ms():
 PREDICTIONS = (
     Prediction(
         "efficiency_percent", working="100 * 0.80 / (4 * 0.25)", unit="%",
+        nudge="How many times as fast was it, and how many times as fast would have been ideal?",
         answer=lambda: 100 * scaling_efficiency({1: 0.80, 4: 0.25}, "strong")[4],
         slips={320: "that is the speed-up, 3.2 times, in per cent; it took 4 GPUs",
                3.2: "that is the speed-up; efficiency is the speed-up per GPU",
@@ -38,6 +39,7 @@ PREDICTIONS = (
     ),
     Prediction(
         "exposed_step_ms", working="300 + (160 - 80)", unit="ms", answer=_step_ms,
+        nudge="Draw it on a line of time: when do the transfers begin, and when do they end?",
         slips={460: "half of the transfers go on while backward does",
                300: "only 80 of the 160 ms are hidden: then backward is over",
                220: "that is where the transfers begin"},
@@ -46,6 +48,7 @@ PREDICTIONS = (
     ),
     Prediction(
         "fp16_megabytes", working="2 * 3 / 4 * 25.6 * 2", unit="MB",
+        nudge="How large is the gradient now, and what share of its size does a ring send?",
         answer=lambda: best_sent_bytes("all_reduce", 2 * RESNET, 4) / 1e6,
         slips={153.6: "that is float32, 4 bytes a number",
                51.2: "that is the gradient's size; a ring sends 2 (R-1)/R of it",
@@ -55,6 +58,8 @@ PREDICTIONS = (
     ),
     Prediction(
         "top_k_megabytes", working="3 * 0.01 * 25.6 * (4 + 4)", unit="MB",
+        nudge="How many bytes are the picks of one rank? And the picks of how many ranks does a "
+              "rank pass on?",
         answer=lambda: top_k_bytes(RESNET, 0.01, 4) / 1e6,
         slips={3.072: "values alone: nobody would know where they belong",
                2.048: "that is what one rank picks; a rank passes on the picks of three",
@@ -65,7 +70,12 @@ PREDICTIONS = (
     ),
     Prediction(
         "top_k_break_even", working="1 / 0.01", unit="ranks", answer=_break_even,
-        slips={50: "2 numbers for each pick, yes; but all-reduce sends every number twice as well",
+        tolerance=0,
+        nudge="Write down both for R ranks: an all-gather of the picks, an all-reduce of "
+              "everything.",
+        slips={101: "with 101 it sends more already; with how many just as much?",
+               99: "with 99 it still sends less; with how many just as much?",
+               50: "2 numbers for each pick, yes; but all-reduce sends every number twice as well",
                25: "on 4 ranks it is 25 times less: how does that change with the ranks?",
                200: "all-reduce sends 2 (R-1)/R of the bytes, not (R-1)/R"},
         why="(R-1) k 8 bytes against 2 (R-1)/R n 4: equal at R = n/k. Thin matrices don't have "
@@ -73,6 +83,7 @@ PREDICTIONS = (
     ),
     Prediction(
         "thin_times", working="4096 * 1024 / (4 * (4096 + 1024))", unit="times",
+        nudge="What are the shapes of the two thin matrices that travel instead?",
         answer=lambda: 4096 * 1024 / (4 * (4096 + 1024)),
         slips={819.2: "that is rank 1", 1024: "that is p alone; rank 4, and q as well",
                256: "that is p alone, 4096 x 4; q is 1024 x 4",

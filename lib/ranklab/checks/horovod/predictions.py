@@ -29,6 +29,8 @@ def _length(a, b):
 PREDICTIONS = (
     Prediction(
         "fusion_saves_ms", working="(160 - 1) * 2 * 63 * 10e-6 * 1e3", unit="ms",
+        nudge="The bytes stay the same. How many latencies does one all-reduce pay, and how many "
+              "all-reduces are saved?",
         answer=_fusion_saves_ms, tolerance=0.003,
         slips={201.6: "one all-reduce is left, and pays its latency: 159 are saved, not 160",
                100.17: "the ring goes round twice: 2(R-1) steps",
@@ -38,6 +40,7 @@ PREDICTIONS = (
     ),
     Prediction(
         "fused_all_reduces", working="math.ceil(10 / (64 // 25))", unit="all-reduces",
+        nudge="How many whole gradients fit into one buffer?",
         answer=_all_reduces, tolerance=0,
         slips={4: "250 / 64 rounded up would cut tensors in two; a buffer takes whole ones",
                3.90625: "there is no fraction of an all-reduce",
@@ -47,6 +50,7 @@ PREDICTIONS = (
     ),
     Prediction(
         "coordinator_kilobytes", working="63 * 160 * 76 / 1e3", unit="KB",
+        nudge="Which ranks send to rank 0, and how much does each of them send?",
         answer=lambda: negotiation_bytes(160, 64, request_bytes=76) / 1e3,
         slips={12.16: "that is what one rank sends", 778.24: "rank 0 sends nothing to itself",
                778240: "KB, and rank 0 sends nothing to itself", 766080: "that is bytes",
@@ -55,6 +59,7 @@ PREDICTIONS = (
     ),
     Prediction(
         "cached_bytes", working="math.ceil((160 + 1) / 8)", unit="bytes",
+        nudge="How many bits are needed, and how many whole bytes hold them?",
         answer=lambda: negotiation_bytes(160, 64), tolerance=0,
         slips={20: "160 bits are 20 bytes; and one more bit says whether anybody has new names",
                160: "bits, not bytes", 161: "bits, not bytes", 20.125: "a byte is sent whole",
@@ -63,6 +68,7 @@ PREDICTIONS = (
     ),
     Prediction(
         "fp16_overflow_ranks", working="math.floor(65504 / 128) + 1", unit="ranks",
+        nudge="What is the largest number of float16? See when the sum passes it.",
         answer=lambda: ranks_until_infinite(128), tolerance=0,
         slips={511: "511 * 128 = 65,408 still fits", 511.75: "ranks are whole",
                65504: "that is the largest number; each rank brings 128",
@@ -72,6 +78,7 @@ PREDICTIONS = (
     ),
     Prediction(
         "adasum_orthogonal", working="math.hypot(3, 4)",
+        nudge="What is a.b here, and what remains of the two coefficients?",
         answer=lambda: _length([3.0, 0.0], [0.0, 4.0]),
         slips={3.5: "that averages the lengths", 7: "they point in different directions",
                2.5: "that is the length of the average: half of the sum",
@@ -80,6 +87,7 @@ PREDICTIONS = (
     ),
     Prediction(
         "adasum_equal", working="(1 - 1 / 2) * 3 + (1 - 1 / 2) * 3",
+        nudge="What is a.b here, for b = a? Put it into the two coefficients.",
         answer=lambda: _length([3.0, 0.0], [3.0, 0.0]),
         slips={6: "that is the sum: what agrees is averaged", 1.5: "both halves count",
                0: "1 - a.b / 2|a|^2 is a half, not nothing"},

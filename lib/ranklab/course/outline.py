@@ -1,0 +1,70 @@
+"""The order in which a lab asks its exercises and predictions, and which of them comes next."""
+
+import re
+from dataclasses import dataclass
+
+from ranklab.course import labs
+
+HEADING = re.compile(r"# #{2,3} (?:([\d.]*\d)\.? )?(.*)")
+CHECKED = re.compile(r"(\w+) = check\(\1\)")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """An exercise or prediction, and the number of the heading below which it stands."""
+
+    name: str
+    section: str = ""  # such as "4.3"; "Further" below that heading
+
+    def __str__(self):
+        if self.section == "Further":
+            return f"{self.name} (Further)"
+        return f"{self.section} {self.name}".lstrip()
+
+
+def outline(stem):
+    """All that the lab asks, in the order of its cells; the order of its checks without a source.
+    """
+    checks = labs.checks_of(stem)
+    names = [item.name for item in (*checks.EXERCISES, *checks.PREDICTIONS)]
+    asked = [one for one in _asked_in(_source(stem)) if one.name in names]
+    found = {one.name for one in asked}
+    return asked + [Asked(name) for name in names if name not in found]
+
+
+def next_after(name, records):
+    """One line on what comes after `name` in its lab, leaving out what is passed."""
+    stem = next((s for s in labs.written() if any(one.name == name for one in outline(s))), None)
+    if stem is None:
+        return ""
+    asked = outline(stem)
+    place = [one.name for one in asked].index(name)
+    for one in asked[place + 1:] + asked[:place]:
+        if not is_passed(one.name, records):
+            return f"next: {one}"
+    later = labs.written()[labs.written().index(stem) + 1:]
+    return "all of this lab is passed" + (f"; next: lab {later[0]}" if later else "")
+
+
+def is_passed(name, records):
+    """True when the learner's record of `name` says so."""
+    return records.get(name, {}).get("state") == "passed"
+
+
+def _source(stem):
+    root = labs.repository() or labs.repository(__file__)
+    path = root and root / "labs" / "source" / f"{stem}.py"
+    return path.read_text(encoding="utf-8") if path and path.exists() else ""
+
+
+def _asked_in(source):
+    asked, section = {}, ""
+    for line in source.splitlines():
+        if heading := HEADING.fullmatch(line):
+            section = heading[1] or heading[2]
+        elif checked := CHECKED.fullmatch(line):
+            asked.setdefault(checked[1], section)
+        elif line.startswith("check("):
+            for name in re.findall(r"(\w+)=\.\.\.", line):
+                asked.setdefault(name, section)
+    return [Asked(name, section) for name, section in asked.items()]

@@ -1,0 +1,79 @@
+"""A file of records, which several notebooks and terminals change at once without losing any.
+
+It is JSON: one record for each name. Nothing here raises because of the disk: a lab goes on where
+nothing can be written, and the records are then kept for as long as the process lives.
+"""
+
+import contextlib
+import json
+import os
+
+_unwritten = {}  # path -> the records of this process, where its folder can't be written
+
+
+def load(path, is_good):
+    """The records at `path` that `is_good` accepts; what else is there is first set aside."""
+    records, is_whole = _read(path, is_good)
+    if not is_whole and path not in _unwritten:
+        with change(path, is_good) as records:
+            pass
+    return records
+
+
+@contextlib.contextmanager
+def change(path, is_good):
+    """Inside, the records can be changed; afterwards they are saved, whole or not at all."""
+    with contextlib.ExitStack() as stack:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _wait_for(stack.enter_context(open(path.parent / "lock", "w")))
+        except OSError as error:
+            records, _ = _read(path, is_good)
+            yield records
+            _keep_here(path, records, error)
+            return
+        records, is_whole = _read(path, is_good)
+        yield records
+        try:
+            if not is_whole:
+                _set_aside(path, len(records))
+            new = path.with_suffix(".new")
+            new.write_text(json.dumps(records, indent=1), encoding="utf-8")
+            os.replace(new, path)
+            _unwritten.pop(path, None)
+        except OSError as error:
+            _keep_here(path, records, error)
+
+
+def _read(path, is_good):
+    """(the good records, True when there is nothing else in the file)."""
+    kept_here = _unwritten.get(path, {})
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        return dict(kept_here), True
+    except (OSError, ValueError, RecursionError):
+        return dict(kept_here), False
+    records = found if isinstance(found, dict) else {}
+    good = {name: record for name, record in records.items() if is_good(record)}
+    return {**good, **kept_here}, good == found
+
+
+def _set_aside(path, kept):
+    bad = path.with_suffix(".bad.json")
+    os.replace(path, bad)
+    print(f"({path} could not be read whole: {kept} records are kept, the old file is {bad.name})")
+
+
+def _keep_here(path, records, error):
+    _unwritten[path] = records
+    print(f"({path.stem} is not kept: {error}. Set RANKLAB_HOME to a folder you can write.)")
+
+
+def _wait_for(lock):
+    """Nobody else changes records in this folder until the file `lock` is closed."""
+    try:
+        import fcntl  # not on Windows, where launch is to say so itself
+    except ImportError:
+        return
+    fcntl.flock(lock, fcntl.LOCK_EX)

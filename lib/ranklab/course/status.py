@@ -1,0 +1,35 @@
+"""`ranklab status`: what the learner has passed, in the order of the labs, and what is next."""
+
+from ranklab.course import labs, progress
+from ranklab.course.outline import is_passed, next_after, outline
+
+
+def status(lab=None) -> str:
+    """A table of one lab, or of all that are written, and at its end what comes next.
+
+    error  ValueError with the list of labs
+    """
+    stems = [labs.find_stem(lab)] if lab else labs.written()
+    if lab and stems[0] not in labs.written():
+        return f"{stems[0]} is not written yet"
+    records, lines, here, last = progress.load(), [], stems[0], None
+    for stem in stems:
+        asked = outline(stem)
+        passed = [one for one in asked if is_passed(one.name, records)]
+        if passed:
+            here, last = stem, passed[-1]
+        lines.append(f"{stem:38} {len(passed):2} of {len(asked)}")
+        lines += [_line(one, records.get(one.name, progress.NEW)) for one in asked]
+    coming = next_after(last.name, records) if last else f"next: {outline(here)[0]}"
+    return "\n".join([*lines, f"you are in {here}; {coming}"])
+
+
+def _line(one, entry):
+    counts = [_count(entry["tries"], "try", "tries"),
+              _count(entry.get("hints", 0), "hint", "hints")]
+    counts = ", ".join(count for count in counts if count)
+    return f"  {one.section:8} {one.name:28} {entry['state']:8} {counts}".rstrip()
+
+
+def _count(number, one, more):
+    return f"{number} {one if number == 1 else more}" if number else ""

@@ -1,0 +1,194 @@
+"""What is kept of a learner's work, and what `ranklab status` says of it: nothing is ever lost."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from ranklab import check, cli, hint
+from ranklab.course import labs, outline, progress
+from ranklab.course.check import FAILED, PASSED
+from ranklab.course.drill import Marks
+from ranklab.course.status import status
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    """Records of this test only."""
+    monkeypatch.setenv("RANKLAB_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+def states():
+    return {name: entry["state"] for name, entry in progress.load().items()}
+
+
+# --- records --------------------------------------------------------------------------------------
+
+def test_a_pass_is_never_lost():
+    for state in (FAILED, PASSED, FAILED):
+        progress.record("a", state)
+    assert progress.load()["a"]["state"] == PASSED and progress.load()["a"]["tries"] == 3
+
+
+@pytest.mark.parametrize("content", ["", '{"a": {"sta', "[]", "null", '{"a": 3}', "\x00\xff",
+                                     '{"a": {"state": "passed", "tries": "many"}}',
+                                     '{"a": {"state": "passed", "tries": 1, "hints": "two"}}'])
+def test_a_file_that_cannot_be_read_is_kept_aside_with_a_sentence(home, content, capsys):
+    home.mkdir()
+    (home / "progress.json").write_text(content, encoding="latin-1")
+    assert progress.load() == {} == progress.load()
+    assert capsys.readouterr().out == (f"({home}/progress.json could not be read whole: "
+                                       "0 records are kept, the old file is progress.bad.json)\n")
+    assert (home / "progress.bad.json").read_text(encoding="latin-1") == content
+    progress.record("b", PASSED)
+    assert states() == {"b": PASSED} and capsys.readouterr().out == ""
+
+
+def test_one_bad_record_costs_no_other(home, capsys):
+    home.mkdir()
+    content = {"a": {"state": PASSED, "tries": 2}, "bad": {"state": PASSED}, "worse": 3}
+    (home / "progress.json").write_text(json.dumps(content))
+    progress.record("b", FAILED)
+    assert states() == {"a": PASSED, "b": FAILED} and progress.load()["a"]["tries"] == 2
+    assert capsys.readouterr().out.count("2 records are kept, the old file is progress.bad") == 1
+    assert json.loads((home / "progress.bad.json").read_text()) == content
+
+
+def _home_is_a_file(home):
+    home.write_text("")
+
+
+def _home_is_in_a_file(home):
+    home.write_text("")
+    return home / "below"
+
+
+def _file_is_a_folder(home):
+    (home / "progress.new").mkdir(parents=True)
+
+
+@pytest.mark.parametrize("spoil", [_home_is_a_file, _home_is_in_a_file, _file_is_a_folder])
+def test_where_nothing_can_be_written_the_lab_goes_on(home, spoil, capsys, monkeypatch):
+    monkeypatch.setenv("RANKLAB_HOME", str(spoil(home) or home))
+    assert check(megabytes_sent=150) is None
+    hint("megabytes_sent")
+    out = capsys.readouterr().out
+    assert "  ok    150 MB" in out and "next: 4.4 ring_all_reduce" in out and "1/3  " in out
+    assert out.count("(progress is not kept: ") == 2 and "Set RANKLAB_HOME" in out
+    hint("megabytes_sent")  # the count is kept as long as the notebook lives
+    assert "2/3  A usual slip" in capsys.readouterr().out
+    entry = progress.load()["megabytes_sent"]
+    assert (entry["state"], entry["hints"]) == (PASSED, 2)
+
+
+def run_two(code):
+    writers = [subprocess.Popen([sys.executable, "-c", code, name]) for name in ("a", "b")]
+    assert [writer.wait(60) for writer in writers] == [0, 0]
+
+
+def test_two_notebooks_record_at_once(home):
+    run_two("import sys; from ranklab.course import progress\n"
+            "for i in range(50): progress.record(sys.argv[1], 'failed')\n"
+            "for i in range(50): progress.record('both', 'failed')")
+    tries = {name: entry["tries"] for name, entry in progress.load().items()}
+    assert tries == {"a": 50, "b": 50, "both": 100}
+    assert json.loads((home / "progress.json").read_text())
+
+
+def test_two_terminals_drill_at_once(home):
+    run_two("import sys; from ranklab.course import drill\n"
+            "marks = drill.Marks(drill.home() / 'drill.json')\n"
+            "for i in range(60): marks.add(f'{sys.argv[1]} {i}', 1.0)")
+    assert len(Marks(home / "drill.json").kept) == 120
+
+
+def test_records_lie_beside_the_labs_from_anywhere_in_a_checkout(tmp_path, monkeypatch):
+    monkeypatch.delenv("RANKLAB_HOME")
+    (tmp_path / "labs" / "source").mkdir(parents=True)
+    (tmp_path / "solutions" / "deep").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "solutions" / "deep")
+    assert progress.home() == tmp_path / ".ranklab"
+
+
+def test_on_windows_check_works_and_launch_says_wsl():
+    code = """
+import signal, sys, sysconfig, torch.distributed
+sysconfig.get_config_vars()  # kept, as what follows could not find them
+sys.modules["fcntl"] = None  # an import of it fails
+del signal.setitimer
+sys.platform = "win32"
+from ranklab import check, hint, launch
+def shard_range(n, rank, size): return range(n)
+def in_no_lab(): pass  # so that the checks of all labs are loaded
+check(shard_range), check(hang_dollars=3), check(in_no_lab), hint("hang_dollars")
+launch(print)"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
+    for words in ("is handed out twice", "3 dollars is too small", "no exercise is called", "1/3 "):
+        assert words in done.stdout, done.stdout + done.stderr
+    assert done.stderr.rstrip().endswith("on Windows, run this course inside WSL"), done.stderr
+
+
+# --- status and what is next ----------------------------------------------------------------------
+
+@pytest.mark.parametrize("stem", labs.written())
+def test_every_name_has_its_place_in_the_lab(stem):
+    checks, asked = labs.checks_of(stem), outline.outline(stem)
+    names = [item.name for item in (*checks.EXERCISES, *checks.PREDICTIONS)]
+    assert sorted(one.name for one in asked) == sorted(names) and all(one.section for one in asked)
+
+
+def test_the_order_is_that_of_the_notebook():
+    asked = [str(one) for one in outline.outline("02_collectives")]
+    assert asked[:3] == ["1 server_megabytes", "4.1 tree_rounds", "4.1 tree_broadcast"]
+    assert "fit_alpha_beta (Further)" in asked and asked.index("4.4 ring_all_reduce") > 3
+
+
+def test_without_a_source_the_checks_give_the_order(monkeypatch):
+    monkeypatch.setattr(labs, "repository", lambda start=None: None)
+    first, second = labs.checks_of("00_ranks").EXERCISES[:2]
+    assert outline.next_after(first.name, {}) == f"next: {second.name}"
+
+
+def test_next_leaves_out_what_is_passed_and_comes_back_to_what_was_skipped(monkeypatch):
+    asked = outline.outline("00_ranks")
+    passed = {one.name: {"state": PASSED} for one in asked[2:]}
+    assert outline.next_after(asked[4].name, passed) == f"next: {asked[0]}"
+    passed |= {one.name: {"state": PASSED} for one in asked}
+    assert outline.next_after("shard_range", passed) == (
+        "all of this lab is passed; next: lab 01_baseline")
+    monkeypatch.setattr(labs, "written", lambda: ("00_ranks",))
+    assert outline.next_after("shard_range", passed) == "all of this lab is passed"
+    assert outline.next_after("in_no_lab", {}) == ""
+
+
+def test_status_lists_every_lab_in_order_and_says_what_is_next():
+    assert status().endswith("you are in 00_ranks; next: 1 hang_dollars")
+    for name, state in [("longest_shard", FAILED), ("longest_shard", FAILED),
+                        ("tree_broadcast", FAILED), ("tree_rounds", PASSED)]:
+        progress.record(name, state)
+    hint("tree_rounds")
+    lines = status().splitlines()
+    total = len(outline.outline("00_ranks"))
+    assert lines[0].split() == ["00_ranks", "0", "of", str(total)]
+    assert [line for line in lines[:-1] if "tr" in line and line[-1] in "sty"] == [
+        "  4.1      longest_shard                failed   2 tries",
+        "  4.1      tree_rounds                  passed   1 try, 1 hint",
+        "  4.1      tree_broadcast               failed   1 try"]
+    assert "  Further  fit_alpha_beta               -" in lines
+    assert lines[-1] == "you are in 02_collectives; next: 4.1 tree_broadcast"
+
+
+@pytest.mark.parametrize("argv", [["02"], ["--lab", "2"], ["collectives"]])
+def test_status_of_one_lab(argv, capsys):
+    assert cli.main(["status", *argv]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("02_collectives") and lines[-1].startswith("you are in 02_coll")
+    assert len(lines) == len(outline.outline("02_collectives")) + 2
+
+
+def test_status_of_a_lab_that_is_not_there(capsys):
+    assert cli.main(["status", "99"]) == 2 and cli.main(["status", "16"]) == 0
+    out = capsys.readouterr().out
+    assert "ranklab status: no lab is called '99'" in out and "16_clinic is not written yet" in out
