@@ -90,6 +90,14 @@ def test_missing_extra_shows_its_install_line(monkeypatch):
                for line in doctor.extras())
 
 
+def test_mpi_is_not_here_without_its_library(monkeypatch):
+    monkeypatch.setattr(doctor, "_installed", lambda name: True)
+    for found, said in ((None, "MPI library missing"), ("mpirun", "here")):
+        monkeypatch.setattr(doctor.shutil, "which", lambda name: found)
+        line, = [line for line in doctor.extras() if "mpi" in line.lower()]
+        assert line.split(maxsplit=1)[0] == "mpi" and line.split(maxsplit=1)[1].startswith(said)
+
+
 @pytest.mark.parametrize("count, place", [(0, "4 ranks on the CPU (gloo)"), (1, "4 ranks on the"),
                                           (2, "4 ranks on the CPU"), (4, "4 GPUs (NCCL)")])
 def test_labs_run_on_gpus_when_each_rank_has_one(monkeypatch, count, place):

@@ -201,7 +201,7 @@ def _seconds(x):
 
 
 def extras():
-    """Each optional part: here, or the line that installs it."""
+    """Each optional part: here, or the line that installs what is missing."""
     from packaging.requirements import Requirement
 
     about = importlib.metadata.metadata("ranklab")
@@ -209,10 +209,14 @@ def extras():
     for extra in about.get_all("Provides-Extra") or ():
         names = [r.name for r in wanted if r.marker and r.marker.evaluate({"extra": extra})]
         missing = [name for name in names if not _installed(name)]
-        install = f"python -m pip install -c constraints.txt -e '.[{extra}]'"
-        yield f"{extra:14} {', '.join(missing) + ' missing: ' + install if missing else 'here'}"
-    if not shutil.which("mpirun"):
-        yield "MPI library    missing, its cells are skipped: apt install openmpi-bin"
+        state = "here"
+        if missing:
+            state = (f"{', '.join(missing)} missing: "
+                     f"python -m pip install -c constraints.txt -e '.[{extra}]'")
+        elif "mpi4py" in names and not shutil.which("mpirun"):
+            # A Python package can't bring it along, and without it mpi4py does nothing.
+            state = "MPI library missing, its cells are skipped: apt install openmpi-bin"
+        yield f"{extra:14} {state}"
 
 
 def _installed(name):
