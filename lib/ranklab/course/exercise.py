@@ -8,6 +8,7 @@ import contextlib
 import contextvars
 import importlib
 import inspect
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -88,6 +89,10 @@ def on_ranks(trial, *args, ranks, nodes=1, timeout=LIMIT):
         if exercise and error.failures.get(error.rank, "").startswith(LibrarysAnswer.__name__):
             raise LibrarysAnswer(exercise.name) from None
         raise Mistake(f"{where}, {error}") from None
+    except RuntimeError as error:
+        if sys.platform == "win32":  # launch says what to do; what was written is not to blame
+            raise Mistake(str(error)) from None
+        raise
 
 
 def _run_hidden(call, hidden):
