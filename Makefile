@@ -3,7 +3,8 @@
 PYTHONS = python3 python3.13 python3.12 python3.11 python3.14
 PYTHON ?= $(firstword $(foreach p,$(PYTHONS),$(if $(shell command -v $(p)),$(p))))
 VENV   ?= .venv
-# cpu takes PyTorch's CPU wheels (0.2 GB, not 3 GB); empty keeps what is there, or pip's default.
+# PyTorch's wheels: cpu (0.2 GB, not 3 GB), pip (pip's default), cu128 and the like. Empty keeps
+# what is there; the first time it is cpu where Linux has no nvidia-smi, else pip.
 TORCH  ?=
 # Where `make lab` serves; the next free port is taken when this one is busy.
 PORT   ?= 8888
@@ -11,8 +12,9 @@ PORT   ?= 8888
 JOBS   ?= 2
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-PY      = $(VENV)/bin/python
-INSIDE  = PATH="$(abspath $(VENV))/bin:$$PATH"
+# A path may hold spaces, so make's own functions, which split at them, are of no use here.
+PY      = "$(VENV)/bin/python"
+INSIDE  = PATH="$$(cd "$(VENV)" && pwd)/bin:$$PATH"
 # Without a screen a text browser would take over the terminal; the address is printed anyway.
 SCREEN  = $(or $(DISPLAY),$(WAYLAND_DISPLAY),$(filter Darwin,$(shell uname)))
 # Jupyter refuses to run as root unless told; in a container root is the usual user.
@@ -23,7 +25,7 @@ AS_ROOT = $(if $(filter 0,$(shell id -u)),--allow-root)
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
-	@echo "  options:      TORCH=cpu  PYTHON=python3.12  PORT=8888  JOBS=2"
+	@echo "  options:      TORCH=cpu|pip|cu128  PYTHON=python3.12  PORT=8888  JOBS=2"
 
 setup:
 	@[ -n "$(PYTHON)" ] || { echo "No Python found: install Python 3.11 or newer," \
@@ -31,12 +33,13 @@ setup:
 	@$(PYTHON) scripts/setup.py --venv "$(VENV)" --torch "$(TORCH)"
 
 # With our configuration Jupyter does not begin by asking whether to fetch news.
-lab: setup ## open JupyterLab on labs/ (the first time: make .venv and install, some minutes)
+lab: setup ## open JupyterLab on your copies of the labs, in work/ (the first run installs)
+	@$(INSIDE) $(PY) -m ranklab.cli work
 	@$(INSIDE) JUPYTER_CONFIG_PATH="$(CURDIR)/scripts/jupyter" $(PY) -m jupyterlab \
-		--ServerApp.root_dir=. --LabApp.default_url=/lab/tree/labs \
+		--ServerApp.root_dir=. --LabApp.default_url=/lab/tree/work \
 		--port=$(PORT) $(if $(SCREEN),,--no-browser) $(AS_ROOT)
 
-test: setup ## everything: tests, timing tests, then every notebook, solved and unsolved
+test: setup ## everything: the tests, then every notebook, solved and unsolved
 	@$(INSIDE) $(PY) scripts/test.py --jobs $(JOBS)
 
 check: setup ## the fast tests, under three minutes, for while you work
@@ -58,5 +61,5 @@ horovod: setup ## build the real Horovod for lab 05 (4 to 8 minutes, once) and c
 doctor: setup ## what this machine is, and what each lab will run on
 	@$(INSIDE) $(PY) -m ranklab.cli doctor
 
-clean: ## remove what was built here (not your notebooks, not .ranklab/)
+clean: ## remove what was built here (not work/, not .ranklab/)
 	rm -rf build "$(VENV)" slides/node_modules

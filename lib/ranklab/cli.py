@@ -1,4 +1,4 @@
-"""The `ranklab` command: status, drill, doctor, build, grade."""
+"""The `ranklab` command: status (also with no command), work, drill, doctor, build, grade."""
 
 import argparse
 import sys
@@ -15,20 +15,25 @@ def main(argv=None) -> int:
     status.add_argument("lab", nargs="?", default=argparse.SUPPRESS, help="such as 02 (all)")
     status.add_argument("--lab", help="the same")
     status.set_defaults(run=_status)
+    work = commands.add_parser("work", help="copy the labs to work/, where you work")
+    work.add_argument("folder", nargs="?", type=Path, help="where; by default work/ beside labs/")
+    work.set_defaults(run=_work)
     commands.add_parser("doctor", help="what this machine can run").set_defaults(run=_doctor)
     drill = commands.add_parser("drill", help="interview questions in the terminal", add_help=False)
     drill.set_defaults(run=_drill)  # reads its own options: see `ranklab drill --help`
     build = commands.add_parser("build", help="labs/ and solutions/ from labs/source/")
     build.add_argument("labs", nargs="*", help="such as 02_collectives; all by default")
     build.add_argument("--check", action="store_true", help="only say what is stale; run nothing")
-    build.add_argument("--force", action="store_true", help="execute solutions that are current")
+    build.add_argument("--force", action="store_true",
+                       help="execute solutions that are current; overwrite changed notebooks")
     build.set_defaults(run=_build)
     grade = commands.add_parser("grade", help="re-check the notebooks of a class")
     grade.add_argument("folder", type=Path)
     grade.add_argument("--csv", type=Path, help="write the table here")
     grade.add_argument("--minutes", type=float, default=10, help="limit for each notebook")
     grade.set_defaults(run=_grade)
-    options, rest = parser.parse_known_args(argv)
+    arguments = sys.argv[1:] if argv is None else argv
+    options, rest = parser.parse_known_args(arguments or ["status"])
     if rest and options.run is not _drill:
         parser.error(f"unknown: {' '.join(rest)}")
     options.rest = rest
@@ -45,6 +50,21 @@ def _status(options):
         return 2
 
 
+def _work(options):
+    from ranklab.course import work
+
+    root = work.checkout()
+    if root is None:
+        print("ranklab work: run it inside a checkout (a folder with labs/source)")
+        return 2
+    try:
+        for sentence in work.bring(root, options.folder or root / "work"):
+            print(sentence)
+    except OSError as error:
+        print(f"ranklab work: the copies of the labs can't be written: {error}")
+        return 1
+
+
 def _doctor(_):
     from ranklab.course.doctor import doctor
 
@@ -58,13 +78,20 @@ def _drill(options):
 
 
 def _build(options):
-    from ranklab.course.build import BuildError, build, stale
+    from ranklab.course.build import BuildError, build, sources, stale
 
     root = labs.repository()
     if root is None:
         print("ranklab build: run it inside a checkout (a folder with labs/source)")
         return 2
-    stems = [labs.find_stem(name) for name in options.labs]
+    try:
+        stems = [labs.find_stem(name) for name in options.labs]
+    except ValueError as error:
+        print(f"ranklab build: {error}")
+        return 2
+    if planned := sorted(set(stems) - set(sources(root))):
+        print(f"ranklab build: {planned[0]} is planned: labs/source/{planned[0]}.py is not there")
+        return 2
     try:
         if not options.check:
             build(root, stems, options.force)

@@ -24,6 +24,7 @@ import jupytext
 import nbformat
 
 from ranklab.course import labs
+from ranklab.course.notebook import cells_hash, read_cells, write_whole
 
 CELL_LIMIT = 150  # seconds; longer than the longest launch of a lab
 SIZE_LIMIT = 400_000  # bytes of a solution notebook
@@ -36,8 +37,14 @@ class BuildError(Exception):
 
 
 def build(root: Path, stems=(), force=False):
-    """labs/ and solutions/ are up to date for `stems` (all); stale solutions are executed again."""
-    for stem in stems or sources(root):
+    """labs/ and solutions/ are up to date for `stems` (all); stale solutions are executed again.
+
+    force  executes solutions that are current, and overwrites cells that this never wrote
+    """
+    stems = stems or sources(root)
+    if not force:
+        _refuse_to_overwrite(root, stems)
+    for stem in stems:
         _write(root / "labs" / f"{stem}.ipynb", lab_notebook(root, stem))
         target = root / "solutions" / f"{stem}.ipynb"
         notebook = solution_notebook(root, stem)
@@ -46,6 +53,16 @@ def build(root: Path, stems=(), force=False):
             execute(notebook, root)
             _write(target, notebook)
         print(f"{stem}: built")
+
+
+def _refuse_to_overwrite(root, stems):
+    """Nothing is written where a notebook holds cells of somebody's own: they may be answers."""
+    paths = (f"{folder}/{stem}.ipynb" for stem in stems for folder in ("labs", "solutions"))
+    changed = [path for path in paths
+               if (root / path).exists() and not read_cells(root / path).as_built]
+    if changed:
+        raise BuildError(f"{', '.join(changed)}: cells were changed there, and building would lose "
+                         "them; move the file to work/ to keep them (--force overwrites them)")
 
 
 def stale(root: Path, stems=()):
@@ -70,7 +87,7 @@ def is_current(path, notebook):
         return False
     there = nbformat.read(path, as_version=4)
     wanted = notebook.metadata["ranklab"]["cells"]
-    return there.metadata.get("ranklab", {}).get("cells") == wanted == _hash(there.cells)
+    return there.metadata.get("ranklab", {}).get("cells") == wanted == cells_hash(there.cells)
 
 
 def lab_notebook(root, stem):
@@ -105,15 +122,10 @@ def _notebook(root, stem, change_code):
     notebook.metadata = nbformat.NotebookNode({
         "kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"},
         "language_info": {"name": "python"},
-        "ranklab": {"stem": stem, "cells": _hash(notebook.cells)},
+        "ranklab": {"stem": stem, "cells": cells_hash(notebook.cells)},
     })
     notebook.nbformat, notebook.nbformat_minor = 4, 5
     return notebook
-
-
-def _hash(cells):
-    content = [[c.cell_type, c.source, c.metadata.get("tags", [])] for c in cells]
-    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
 def _solve(source, stem, bound):
@@ -205,5 +217,5 @@ def _refuse_local_paths(notebook, root):
 def _write(path, notebook):
     path.parent.mkdir(exist_ok=True)
     text = nbformat.writes(notebook).rstrip("\n") + "\n"
-    if not path.exists() or path.read_text() != text:
-        path.write_text(text)
+    if not path.exists() or path.read_text(encoding="utf-8") != text:
+        write_whole(path, text)

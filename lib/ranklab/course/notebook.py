@@ -1,0 +1,55 @@
+"""Notebook files: which cells the builder wrote, whether anybody changed them, whole writes.
+
+The builder keeps the hash of all cells in a notebook's metadata, and Jupyter leaves it there. So
+"as it was built" can be told also after a run was saved: outputs and counts are not in the hash.
+"""
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+
+class Cells(NamedTuple):
+    """Two hashes of a notebook's cells: as the builder wrote them, and as they are now."""
+
+    built: str | None
+    now: str | None
+
+    @property
+    def as_built(self):
+        return self.now is not None and self.now == self.built
+
+
+def cells_hash(cells):
+    """The hash of what a person writes: kind, text and tags of each cell.
+
+    Empty cells at the end don't count: Shift+Enter in the last cell makes one.
+    """
+    content = [[c["cell_type"], "".join(c["source"]), c["metadata"].get("tags", [])]
+               for c in cells]
+    while content and not content[-1][1].strip():
+        content.pop()
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+
+
+def read_cells(path):
+    """The Cells of the notebook at `path`; both None where it can't be read as one."""
+    try:
+        notebook = json.loads(Path(path).read_text(encoding="utf-8"))
+        now = cells_hash(notebook["cells"])
+        ranklab = notebook["metadata"].get("ranklab") or {}
+        return Cells(ranklab.get("cells"), now)
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return Cells(None, None)
+
+
+def write_whole(path, text):
+    """The file at `path` holds `text`; an interrupted write leaves what was there."""
+    half = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        half.write_text(text, encoding="utf-8")
+        os.replace(half, path)
+    finally:
+        half.unlink(missing_ok=True)

@@ -1,0 +1,95 @@
+"""The learner's copies of the labs, in work/: `make lab` opens them, git ignores them.
+
+A copy is made once. When a newer lab arrives, an unedited copy becomes the new one, also when a
+run was saved in it. A copy with the learner's cells is never written again: the new lab is put
+beside it, and so are cells that somebody saved in labs/ itself.
+"""
+
+import contextlib
+import fcntl
+import itertools
+import json
+from pathlib import Path
+
+from ranklab.course import labs
+from ranklab.course.notebook import read_cells, write_whole
+
+
+def checkout():
+    """The checkout that holds this folder, or else this library; None where there is none."""
+    return labs.repository() or labs.repository(Path(__file__).parent)
+
+
+def bring(root: Path, folder: Path):
+    """`folder` has a copy of each lab of the checkout `root`; returns a sentence for each change.
+
+    folder/.given.json  {stem: hash of the last lab given}, so no lab is given or told of twice
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / ".lock", "w") as lock:
+        with contextlib.suppress(OSError):  # some network drives have no locks
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        record = folder / ".given.json"
+        given = _read(record)
+        missing = [lab for lab in _built_labs(root) if not (folder / lab.name).exists()]
+        said = [_bring_one(lab, folder, given) for lab in _built_labs(root)]
+        write_whole(record, json.dumps(given, indent=1))
+    copied = [lab.stem for lab in missing if (folder / lab.name).exists()]
+    if copied:
+        said.insert(0, f"Copied to {folder.name}/: {', '.join(copied)}. Work there: these copies "
+                       "are yours, and nothing overwrites what you write.")
+    return [sentence for sentence in said if sentence]
+
+
+def _bring_one(lab, folder, given):
+    """The sentence for this lab, or None."""
+    cells, copy = read_cells(lab), folder / lab.name
+    back = f"`git checkout labs/{lab.name}` brings the course's lab back."
+    if cells.now is None:
+        return f"labs/{lab.name} can't be read as a notebook: {back}"
+    was_there = copy.exists()
+    if was_there and given.get(lab.stem) == cells.now:
+        return None
+    place = _give(lab, cells.now, copy)
+    given[lab.stem] = cells.now
+    if place is None:
+        return None
+    if not cells.as_built:
+        return f"labs/{lab.name} was changed: its cells are in {folder.name}/{place.name}. {back}"
+    if place != copy:
+        return (f"{lab.stem} has a newer version: {copy.name} holds your cells and stays as it is; "
+                f"the new one is {folder.name}/{place.name}.")
+    if was_there:
+        return f"{lab.stem}: your copy had no changes; it is now the newer version."
+    return None  # `bring` names all first copies in one sentence
+
+
+def _give(lab, now, copy):
+    """The lab stands at `copy`, or beside it where that holds the learner's cells.
+
+    returns  the place that was written; None where the lab was there already
+    """
+    kinds = itertools.chain(["", ".new"], (f".new{n}" for n in itertools.count(2)))
+    for place in (copy.with_name(f"{copy.stem}{kind}.ipynb") for kind in kinds):
+        if place.exists():
+            there = read_cells(place)
+            if now in there:
+                return None
+            if not there.as_built:
+                continue
+        write_whole(place, lab.read_text(encoding="utf-8"))
+        return place
+
+
+def _built_labs(root):
+    """The notebooks in labs/ that have a source, in order: what somebody put beside them stays."""
+    found = (root / "labs" / f"{path.stem}.ipynb" for path in (root / "labs/source").glob("*.py"))
+    return sorted(path for path in found if path.exists())
+
+
+def _read(record):
+    try:
+        given = json.loads(record.read_text())
+        return given if isinstance(given, dict) else {}
+    except (OSError, ValueError):
+        return {}

@@ -1,0 +1,228 @@
+"""The copies in work/: made once, refreshed while unedited, else never written again."""
+
+import os
+import shutil
+import stat
+import subprocess
+import sys
+
+import nbformat
+import pytest
+from conftest import ROOT, repository_files
+
+from ranklab import cli
+from ranklab.course import build as builder
+from ranklab.course import labs, progress, work
+from ranklab.course.build import BuildError, build, stale
+
+STEM = "00_ranks"
+SOURCE = "# %% [markdown]\n# # 00 One lab\n\n# %%\nx = ...\n\n# %%\nprint(x)\n"
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch):
+    """A checkout with one small lab, built; the learner stands in it."""
+    (tmp_path / "labs" / "source").mkdir(parents=True)
+    monkeypatch.setattr(builder, "execute", lambda notebook, root: None)
+    monkeypatch.chdir(tmp_path)
+    newer(tmp_path, SOURCE)
+    return tmp_path
+
+
+def newer(root, source):
+    """`git pull` brings the lab that follows from this source."""
+    (root / "labs" / "source" / f"{STEM}.py").write_text(source)
+    build(root, force=True)
+
+
+def names(root):
+    return sorted(path.name for path in (root / "work").glob("*.ipynb"))
+
+
+def save(path, cells=None, ran=True):
+    """JupyterLab saves the notebook: outputs and counts of a run, and cells where they changed."""
+    notebook = nbformat.read(path, as_version=4)
+    for number, text in (cells or {}).items():
+        notebook.cells[number].source = text
+    for count, cell in enumerate(notebook.cells if ran else ()):
+        cell.metadata["editable"] = True
+        if cell.cell_type == "code":
+            cell.execution_count = count
+            cell.outputs = [nbformat.v4.new_output("stream", text="Ellipsis\n")]
+    if ran:                                       # Shift+Enter in the last cell makes another
+        notebook.cells.append(nbformat.v4.new_code_cell(""))
+        notebook.metadata["language_info"] = {"name": "python", "version": "3.13.1"}
+    nbformat.write(notebook, path)
+    return path.read_bytes()
+
+
+def bring(root):
+    return work.bring(root, root / "work")
+
+
+def test_each_lab_is_copied_once(root, capsys):
+    assert cli.main(["work"]) == 0
+    assert "Copied to work/: 00_ranks. Work there" in capsys.readouterr().out
+    copy = root / "work" / f"{STEM}.ipynb"
+    assert copy.read_text() == (root / "labs" / f"{STEM}.ipynb").read_text()
+    assert stat.S_IMODE(copy.stat().st_mode) == stat.S_IMODE((root / "labs").stat().st_mode) & 0o666
+    assert cli.main(["work"]) == 0 and capsys.readouterr().out == ""
+    copy.unlink()
+    assert "Copied" in bring(root)[0] and copy.exists(), "a copy that was deleted comes again"
+
+
+@pytest.mark.parametrize("ran", [False, True], ids=["edited", "edited and run"])
+def test_a_copy_with_cells_of_ones_own_is_never_written_again(root, ran):
+    bring(root)
+    mine = save(root / "work" / f"{STEM}.ipynb", {1: "x = 42"}, ran)
+    for number in range(3):
+        newer(root, SOURCE.replace("One lab", f"Version {number}"))
+        said = bring(root)
+        assert said == ["00_ranks has a newer version: 00_ranks.ipynb holds your cells and stays "
+                        "as it is; the new one is work/00_ranks.new.ipynb."]
+        assert bring(root) == [], "it is said once"
+        assert (root / "work" / f"{STEM}.ipynb").read_bytes() == mine
+        assert f"Version {number}" in (root / "work" / f"{STEM}.new.ipynb").read_text()
+    assert names(root) == [f"{STEM}.ipynb", f"{STEM}.new.ipynb"]
+    (root / "work" / f"{STEM}.new.ipynb").unlink()
+    assert bring(root) == [] and names(root) == [f"{STEM}.ipynb"], "what is not wanted stays away"
+
+
+def test_the_new_one_is_the_learners_too_as_soon_as_it_has_cells(root):
+    bring(root)
+    copies = [root / "work" / f"{STEM}{kind}.ipynb" for kind in ("", ".new", ".new2")]
+    kept = [save(copies[0], {1: "x = 1"})]
+    for number in (1, 2):
+        newer(root, SOURCE.replace("One lab", f"Version {number}"))
+        bring(root)
+        kept.append(save(copies[number], {1: f"x = {number}"}))
+    assert [path.read_bytes() for path in copies] == kept
+
+
+def test_an_unedited_copy_becomes_the_newer_version_also_after_a_run_was_saved(root):
+    bring(root)
+    copy = root / "work" / f"{STEM}.ipynb"
+    save(copy)
+    assert bring(root) == []
+    newer(root, SOURCE.replace("One lab", "Two labs"))
+    assert bring(root) == ["00_ranks: your copy had no changes; it is now the newer version."]
+    assert copy.read_text() == (root / "labs" / f"{STEM}.ipynb").read_text()
+    assert bring(root) == [] and names(root) == [copy.name]
+
+
+@pytest.mark.parametrize("text", ["", "<<<<<<< HEAD\n", "[]", '{"cells": 3, "metadata": {}}'])
+def test_a_copy_that_cannot_be_read_is_left_alone(root, text):
+    bring(root)
+    (root / "work" / f"{STEM}.ipynb").write_text(text)
+    newer(root, SOURCE.replace("One lab", "Two labs"))
+    bring(root)
+    assert (root / "work" / f"{STEM}.ipynb").read_text() == text
+    assert names(root) == [f"{STEM}.ipynb", f"{STEM}.new.ipynb"]
+
+
+def test_a_lost_record_costs_nothing(root):
+    bring(root)
+    mine = save(root / "work" / f"{STEM}.ipynb", {1: "x = 42"})
+    for text in ("{", "[1]"):
+        (root / "work" / ".given.json").write_text(text)
+        assert bring(root) == [] and names(root) == [f"{STEM}.ipynb"]
+    assert (root / "work" / f"{STEM}.ipynb").read_bytes() == mine
+
+
+def test_answers_in_labs_itself_are_carried_to_work(root):
+    bring(root)
+    mine = save(root / "work" / f"{STEM}.ipynb", {1: "x = 42"})
+    lab = root / "labs" / f"{STEM}.ipynb"
+    course = lab.read_text()
+    save(lab, {1: "x = 43"})
+    assert bring(root) == ["labs/00_ranks.ipynb was changed: its cells are in "
+                           "work/00_ranks.new.ipynb. `git checkout labs/00_ranks.ipynb` brings "
+                           "the course's lab back."]
+    assert bring(root) == []
+    lab.write_text(course)
+    assert bring(root) == [], "both copies are still there, and this version was given"
+    assert (root / "work" / f"{STEM}.ipynb").read_bytes() == mine
+    assert "x = 43" in (root / "work" / f"{STEM}.new.ipynb").read_text()
+    lab.write_text("<<<<<<< HEAD\n")
+    assert bring(root) == ["labs/00_ranks.ipynb can't be read as a notebook: `git checkout "
+                           "labs/00_ranks.ipynb` brings the course's lab back."]
+
+
+def test_an_interrupted_write_leaves_what_was_there(root, monkeypatch):
+    bring(root)
+    copy = root / "work" / f"{STEM}.ipynb"
+    before = copy.read_text()
+    newer(root, SOURCE.replace("One lab", "Two labs"))
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "replace", lambda *paths: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            bring(root)
+    assert copy.read_text() == before and not list((root / "work").glob("*.part"))
+    assert not list((root / "work").glob(".*.part"))
+    assert bring(root) == ["00_ranks: your copy had no changes; it is now the newer version."]
+
+
+@pytest.mark.parametrize("folder", ["labs", "solutions"])
+def test_a_build_refuses_to_lose_cells_that_it_did_not_write(root, folder):
+    path = root / folder / f"{STEM}.ipynb"
+    save(path)
+    build(root)                                   # a run alone is no answer
+    answers = save(path, {1: "x = 42"})
+    newer_source = SOURCE.replace("One lab", "Two labs")
+    (root / "labs" / "source" / f"{STEM}.py").write_text(newer_source)
+    with pytest.raises(BuildError, match=rf"^{folder}/00_ranks.ipynb: cells .*to work/.*--force"):
+        build(root)
+    assert path.read_bytes() == answers
+    assert stale(root) == [f"labs/{STEM}.ipynb", f"solutions/{STEM}.ipynb"], "nothing was built"
+    build(root, force=True)
+    assert stale(root) == []
+
+
+def test_build_says_which_labs_there_are(root, capsys):
+    assert cli.main(["build", "99"]) == 2
+    assert "no lab is called '99'; the labs are 00_ranks, " in capsys.readouterr().out
+    assert cli.main(["build", "16"]) == 2
+    assert "16_clinic is planned" in capsys.readouterr().out
+
+
+def test_the_command_alone_shows_the_status(capsys):
+    assert cli.main([]) == 0
+    alone = capsys.readouterr().out
+    assert cli.main(["status"]) == 0
+    assert alone == capsys.readouterr().out != ""
+
+
+def test_from_work_everything_is_found_that_is_found_from_labs(root, monkeypatch):
+    bring(root)
+    monkeypatch.delenv("RANKLAB_HOME")
+    monkeypatch.chdir(root / "work")
+    assert labs.repository() == work.checkout() == root
+    assert progress.home() == root / ".ranklab"
+
+
+def test_a_place_that_cannot_be_written_is_a_sentence(root, capsys):
+    (root / "work").write_text("a file")
+    assert cli.main(["work"]) == 1
+    assert "the copies of the labs can't be written: " in capsys.readouterr().out
+
+
+def test_what_happens_in_work_is_nothing_to_git_and_to_the_tests(tmp_path):
+    """In a clone with the real labs: a save, a run, a checkpoint, another notebook."""
+    for name in repository_files():
+        if name.startswith("labs/") or name in (".gitignore",):
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, tmp_path / name)
+    git = ["git", "-c", "user.name=x", "-c", "user.email=x@x"]
+    for arguments in (["init", "-q"], ["add", "."], ["commit", "-qm", "all"]):
+        subprocess.run([*git, *arguments], cwd=tmp_path, check=True)
+    run = [sys.executable, "-m", "ranklab.cli", "work"]
+    said = subprocess.run(run, cwd=tmp_path, check=True, capture_output=True, text=True).stdout
+    assert all(path.stem in said for path in (ROOT / "labs").glob("*.ipynb"))
+    save(tmp_path / "work" / f"{STEM}.ipynb", {1: "mine"})
+    for folder in ("work", "labs"):
+        (tmp_path / folder / ".ipynb_checkpoints").mkdir()
+        shutil.copy(tmp_path / "work" / f"{STEM}.ipynb",
+                    tmp_path / folder / ".ipynb_checkpoints" / f"{STEM}-checkpoint.ipynb")
+    status = subprocess.run([*git, "status", "--porcelain"], cwd=tmp_path, check=True,
+                            capture_output=True, text=True)
+    assert status.stdout == ""
