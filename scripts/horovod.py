@@ -16,7 +16,8 @@ import sys
 import sysconfig
 import tarfile
 
-from setup import AGAIN, ROOT, Stop, said_once
+from sentences import AGAIN, Stop, said_once
+from setup import ROOT
 
 PLACE = ROOT / "build" / "horovod"
 VERSION = "0.28.1"

@@ -15,39 +15,12 @@ import shutil
 import subprocess
 import sys
 
+from sentences import (
+    AGAIN, NEWEST, OLDEST, SPACE_FOR_CUDA, SPACE_NEEDED, Stop, explain, said_once,
+)
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-OLDEST, NEWEST = (3, 11), (3, 13)          # both were tried with the pins
 EXTRAS = "mpi,bench,hf"                    # the extras that install in seconds
-SPACE_NEEDED, SPACE_FOR_CUDA = 3e9, 10e9   # bytes: .venv with CPU wheels; with CUDA libraries
-AGAIN = "then run the same command again"
-# What pip and uv print, in lower case, when nothing can be fetched.
-NO_NETWORK = ("newconnectionerror", "connection refused", "name resolution", "timed out",
-              "name or service not known", "connecttimeout", "proxyerror", "connection reset",
-              "network is unreachable", "dns error", "error sending request", "failed to fetch",
-              "remotedisconnected", "certificate verify failed")
-
-
-class Stop(Exception):
-    """One sentence for the person at the keyboard."""
-
-
-def said_once(work, of_system):
-    """The exit code of `work()`; what stopped it stands on stderr, in one sentence.
-
-    of_system  makes the sentence for an OSError: a folder that can't be written, a full disk
-    """
-    try:
-        work()
-    except Stop as stop:
-        sys.stderr.write("\n%s\n" % stop)
-        return 1
-    except OSError as error:
-        sys.stderr.write("\n%s\n" % of_system(error))
-        return 1
-    except KeyboardInterrupt:
-        sys.stderr.write("\nStopped. Nothing is broken: run the same command again to go on.\n")
-        return 130
-    return 0
 
 
 def check_platform():
@@ -91,7 +64,7 @@ def check_space(venv, torch):
     if free < SPACE_NEEDED:
         raise Stop("The disk is nearly full: %.1f GB are free in %s and the packages need %.0f GB; "
                    "free some, %s." % (free / 1e9, venv.parent, SPACE_NEEDED / 1e9, AGAIN))
-    if free < SPACE_FOR_CUDA and sys.platform == "linux" and not torch:
+    if free < SPACE_FOR_CUDA and sys.platform == "linux" and torch != "cpu":
         print("%.1f GB are free; PyTorch with CUDA takes up to %.0f GB. Without a GPU use "
               "TORCH=cpu." % (free / 1e9, SPACE_FOR_CUDA / 1e9))
 
@@ -106,28 +79,10 @@ def pins():
 def read_stamp(venv):
     """What the last finished set-up wrote, or {}."""
     try:
-        return json.loads((venv / "ranklab-setup.json").read_text())
-    except (OSError, ValueError):
+        stamp = json.loads((venv / "ranklab-setup.json").read_text())
+        return {"root": stamp["root"], "torch": stamp.get("torch", ""), "pins": stamp["pins"]}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return {}
-
-
-def explain(output, code):
-    """The sentence for a failed install, from what pip or uv printed."""
-    text = output.lower()
-    if "no space left" in text or "errno 28" in text:
-        return ("The disk filled up while installing: free some space (TORCH=cpu needs about "
-                "%.0f GB, CUDA up to %.0f GB), %s."
-                % (SPACE_NEEDED / 1e9, SPACE_FOR_CUDA / 1e9, AGAIN))
-    if any(sign in text for sign in NO_NETWORK):
-        return ("The package index can't be reached: check the network (and pip's settings, such "
-                "as a proxy or PIP_INDEX_URL), %s; nothing is lost." % AGAIN)
-    if "no matching distribution" in text or "no solution found" in text:
-        return ("A pinned package has no build for Python %s on %s %s (see above): ranklab wants "
-                "Python 3.%d to 3.%d, so try for instance `make lab PYTHON=python3.12`."
-                % (platform.python_version(), platform.system(), platform.machine(),
-                   OLDEST[1], NEWEST[1]))
-    last = [line for line in output.splitlines() if line.strip()][-1:] or ["no message"]
-    return "The set-up stopped with code %d: %s" % (code, last[0].strip())
 
 
 @contextlib.contextmanager
@@ -188,24 +143,54 @@ def choose_torch(python, torch, pinned):
             "--torch-backend=" + torch, *pinned, wanted)
 
 
+def choose_cpu_if_it_comes(python, pinned):
+    """The wheels that were chosen by us: "cpu", or "" where only pip's default can be fetched."""
+    print("No GPU here (nvidia-smi is not on the PATH), so PyTorch's CPU wheels are taken, 0.2 GB; "
+          "TORCH=pip takes those with CUDA, 3 GB.", flush=True)
+    try:
+        choose_torch(python, "cpu", pinned)
+        return "cpu"
+    except Stop:
+        print("PyTorch's own index can't be reached: going on with pip's default, up to 3 GB.",
+              flush=True)
+        return ""
+
+
 def fill(venv, torch, quiet):
-    """The pins are installed, and ranklab in place (edits of lib/ count at once)."""
+    """The pins are installed, and ranklab in place (edits of lib/ count at once).
+
+    torch  the wheels' tag; "" is pip's default; None is for us to choose
+    returns  the tag that was taken
+    """
     python, pinned = venv / "bin" / "python", ["-c", "constraints.txt"]
-    if torch:
+    if torch is None:
+        torch = choose_cpu_if_it_comes(python, pinned)
+    elif torch:
         choose_torch(python, torch, pinned)
     install(python, "-m", "pip", "install", *pinned, "-e", ".[%s]" % EXTRAS,
             *(["--quiet"] if quiet else []))
+    return torch
 
 
-def setup(venv, torch):
-    """`venv` holds exactly what this checkout asks for."""
+def wheels(asked, stamp):
+    """The tag of PyTorch's wheels: as TORCH= says, else as they are, else None: chosen later."""
+    if asked:
+        return "" if asked == "pip" else asked
+    if stamp:                              # an environment of before we chose holds pip's default
+        return stamp["torch"]
+    has_gpu = sys.platform != "linux" or shutil.which("nvidia-smi")
+    return "" if has_gpu else None
+
+
+def setup(venv, asked):
+    """`venv` holds exactly what this checkout asks for; `asked` is what TORCH= says."""
     stamp = read_stamp(venv)
-    torch = torch or stamp.get("torch", "")
+    torch = wheels(asked, stamp)
     wanted = {"root": str(ROOT), "torch": torch, "pins": pins()}
     works = new_enough(str(venv / "bin" / "python"))
     if works and stamp == wanted:
         return
-    check_space(venv, torch)
+    check_space(venv, "cpu" if torch is None else torch)
     # A folder that was moved keeps the old place in its scripts; two kinds of torch don't mix.
     moved = stamp and (stamp["root"], stamp["torch"]) != (wanted["root"], torch)
     if not works or moved or not has_pip(venv):
@@ -213,14 +198,15 @@ def setup(venv, torch):
         create(venv)
         stamp = {}
     print("installing the pinned packages into %s: 2 minutes on a fast line" % venv, flush=True)
-    fill(venv, torch, quiet=bool(stamp))
+    wanted["torch"] = fill(venv, torch, quiet=bool(stamp))
     (venv / "ranklab-setup.json").write_text(json.dumps(wanted))
 
 
 def main(argv):
     parser = argparse.ArgumentParser(description="make .venv ready")
     parser.add_argument("--venv", default=".venv", help="where the environment is")
-    parser.add_argument("--torch", default="", help="PyTorch's wheels: cpu, auto, a tag like cu128")
+    parser.add_argument("--torch", default="",
+                        help="PyTorch's wheels: cpu, pip (pip's default), auto, a tag like cu128")
     options = parser.parse_args(argv)
 
     def work():

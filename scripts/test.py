@@ -1,9 +1,4 @@
-"""Run the tests in stages that must not disturb each other; end with every stage's summary line.
-
-1. tests that count, `--jobs` files at a time
-2. tests that time something, alone
-3. every notebook, solved and unsolved
-"""
+"""Run the tests, then every notebook, solved and unsolved; end with each stage's summary line."""
 import argparse
 import os
 import pathlib
@@ -12,7 +7,6 @@ import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-NOTHING_COLLECTED = 5                      # pytest's exit code
 # -rs prints every skip with its reason; tests/conftest.py fails those that are not allowed.
 PYTEST = [sys.executable, "-m", "pytest", "-rs", "--durations=20", "--durations-min=1"]
 
@@ -21,14 +15,13 @@ def stages(jobs, fast):
     """(name, pytest's arguments), in the order they run."""
     parallel = ["-n", str(jobs), "--dist", "loadfile"] if jobs > 1 else []
     if fast:
-        return [("fast tests", ["tests", "-m", "not slow and not serial", *parallel])]
+        return [("fast tests", ["tests", "-m", "not slow", *parallel])]
     # A cell's limit is above the engine's 60 s, so that the engine's report of a hang comes first.
     notebooks = ["-p", "conftest", "--nbval-lax", "--nbval-cell-timeout=180", "--timeout=300"]
     found = [str(path.relative_to(ROOT)) for folder in ("solutions", "labs")
              for path in sorted((ROOT / folder).glob("*.ipynb"))]
-    return [("tests", ["tests", "-m", "not serial", *parallel]),
-            ("timing tests, alone", ["tests", "-m", "serial"]),
-            ("notebooks", [*notebooks, *parallel, *found])][:3 if found else 2]
+    return [("tests", ["tests", *parallel]),
+            ("notebooks", [*notebooks, *parallel, *found])][:2 if found else 1]
 
 
 def run(name, arguments):
@@ -47,14 +40,13 @@ def run(name, arguments):
         sys.stdout.flush()
         if re.fullmatch(r"=+ .* in [\d.]+s.*=+", line.strip()):
             summary = line.strip()
-    code = process.wait()
-    return (0 if code == NOTHING_COLLECTED else code), summary
+    return process.wait(), summary
 
 
 def main(argv):
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--jobs", type=int, default=2, help="test files that run at the same time")
-    parser.add_argument("--fast", action="store_true", help="no slow or timing tests, no notebooks")
+    parser.add_argument("--fast", action="store_true", help="no slow tests, no notebooks")
     options = parser.parse_args(argv)
     results = [(name, *run(name, arguments))
                for name, arguments in stages(options.jobs, options.fast)]

@@ -1,8 +1,10 @@
 """The set-up: `make lab` in a fresh clone, second runs, a clear sentence for each way to fail."""
 
 import ast
+import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -33,6 +35,23 @@ def test_second_run_only_looks_at_the_stamp(checkout):
     assert (done.returncode, done.stdout) == (0, "")
 
 
+@pytest.mark.parametrize("venv", ["my env", "{here}/my env"])
+def test_a_folder_with_spaces(tmp_path, venv):
+    """VENV= may hold them, and so may the place of the clone: with a stand-in for its Python."""
+    here = tmp_path / "my clone"
+    (here / "my env" / "bin").mkdir(parents=True)
+    shutil.copy(ROOT / "Makefile", here)
+    python = here / "my env" / "bin" / "python"
+    python.write_text('#!/bin/sh\necho "$PATH" "$@"\n')
+    python.chmod(0o755)
+    for rule, starts in (("doctor", ["doctor"]), ("lab", ["work", "--port=8888"])):
+        done = run_make(here, rule, "PYTHON=true", f"VENV={venv.format(here=here)}")
+        lines = done.stdout.splitlines()
+        assert done.returncode == 0 and len(lines) == len(starts), done.stdout
+        for line, wanted in zip(lines, starts):
+            assert line.startswith(f"{here}/my env/bin:") and wanted in line, line
+
+
 def test_help_lists_every_command(checkout):
     rules = re.findall(r"^([a-z]+):", (checkout / "Makefile").read_text(), re.M)
     done = run_make(checkout)
@@ -56,7 +75,8 @@ def test_make_lab_serves_the_labs_at_the_printed_address(checkout):
                     break
             else:
                 pytest.fail("no address was printed:\n" + "".join(seen))
-            assert "/lab/tree/labs?" in address[0]
+            assert "/lab/tree/work?" in address[0]
+            assert (checkout / "work" / "00_ranks.ipynb").exists()
             page = fetch(address[0])
             assert b"JupyterLab" in page
             assert b"apputils-extension:announcements" in page, "it would ask to fetch news"
@@ -99,7 +119,8 @@ def test_ci_runs_make_test_and_never_fails_on_debian_packages(checkout, tmp_path
 # --- each way to fail -------------------------------------------------------------------------
 
 def test_an_old_python_can_read_the_script():
-    ast.parse((ROOT / "scripts" / "setup.py").read_text(), feature_version=(3, 6))
+    for name in ("setup.py", "sentences.py"):
+        ast.parse((ROOT / "scripts" / name).read_text(), feature_version=(3, 6))
 
 
 def test_windows_is_sent_to_wsl(monkeypatch, capsys):
@@ -192,8 +213,16 @@ def steps(monkeypatch, tmp_path):
     (tmp_path / "bin" / "python").symlink_to(sys.executable)
     monkeypatch.setattr(setup, "create", lambda venv: done.append("create"))
     monkeypatch.setattr(setup, "check_space", lambda venv, torch: None)
-    monkeypatch.setattr(setup, "fill", lambda venv, torch, quiet: done.append(f"fill {torch}"))
+    monkeypatch.setattr(setup, "fill",
+                        lambda venv, torch, quiet: done.append(f"fill {torch}") or torch)
     return done
+
+
+def gpus(monkeypatch, there):
+    """From now on nvidia-smi is on the PATH, or not."""
+    monkeypatch.setattr(setup.sys, "platform", "linux")
+    monkeypatch.setattr(setup.shutil, "which", {"nvidia-smi": "/bin/nvidia-smi"}.get if there
+                        else lambda name: None)
 
 
 def test_set_up_does_only_what_is_needed(steps, tmp_path, monkeypatch):
@@ -213,6 +242,63 @@ def test_set_up_does_only_what_is_needed(steps, tmp_path, monkeypatch):
     assert did() == ["create", "fill cu128"], "a moved checkout starts again"
     (tmp_path / "bin" / "python").unlink()
     assert did() == ["create", "fill cu128"], "a broken environment starts again"
+
+
+@pytest.mark.parametrize("there, asked, platform, wanted", [
+    (False, "", "linux", None), (True, "", "linux", ""), (False, "", "darwin", ""),
+    (False, "pip", "linux", ""), (True, "cpu", "linux", "cpu"), (False, "cu128", "linux", "cu128"),
+])
+def test_which_wheels_a_fresh_environment_gets(monkeypatch, there, asked, platform, wanted):
+    gpus(monkeypatch, there)
+    monkeypatch.setattr(setup.sys, "platform", platform)
+    assert setup.wheels(asked, {}) == wanted
+
+
+@pytest.mark.parametrize("old", [{"torch": ""}, {}, {"torch": "cpu"}, {"torch": "cu128"}])
+def test_an_environment_that_is_there_keeps_its_wheels(steps, tmp_path, monkeypatch, old):
+    gpus(monkeypatch, there=False)
+    stamp = {"root": str(setup.ROOT), "pins": setup.pins(), **old}
+    (tmp_path / "ranklab-setup.json").write_text(json.dumps(stamp))
+    setup.setup(tmp_path, "")
+    assert steps == []
+    setup.setup(tmp_path, old.get("torch") or "pip")
+    assert steps == [], "the same, said with TORCH="
+
+
+@pytest.mark.parametrize("reached", [True, False])
+def test_without_a_gpu_the_cpus_wheels_or_else_pips_default(monkeypatch, tmp_path, capsys, reached):
+    gpus(monkeypatch, there=False)
+    chosen, installed = [], []
+
+    def choose(python, torch, pinned):
+        chosen.append(torch)
+        if not reached:
+            raise setup.Stop("no network")
+
+    monkeypatch.setattr(setup, "choose_torch", choose)
+    monkeypatch.setattr(setup, "install", lambda *command: installed.append(command))
+    monkeypatch.setattr(setup, "check_space", lambda venv, torch: None)
+    monkeypatch.setattr(setup, "create", lambda venv: None)
+    setup.setup(tmp_path, "")
+    said = capsys.readouterr().out
+    assert said.count("No GPU here (nvidia-smi is not on the PATH), so PyTorch's CPU wheels") == 1
+    assert ("going on with pip's default" in said) is not reached
+    assert chosen == ["cpu"] and len(installed) == 1, "the pins are installed either way"
+    stamp = setup.read_stamp(tmp_path)
+    assert stamp["torch"] == ("cpu" if reached else "")
+    monkeypatch.setattr(setup, "new_enough", lambda python: True)
+    setup.setup(tmp_path, "")
+    assert chosen == ["cpu"], "the second run finds what the first has made"
+
+
+def test_wheels_that_were_asked_for_are_not_replaced_by_others(monkeypatch, tmp_path):
+    def fail(*command):
+        raise setup.Stop("no network")
+
+    monkeypatch.setattr(setup, "choose_torch", fail)
+    monkeypatch.setattr(setup, "install", lambda *command: pytest.fail("pip's default"))
+    with pytest.raises(setup.Stop, match="no network"):
+        setup.fill(tmp_path, "cpu", quiet=True)
 
 
 @pytest.mark.parametrize("pip_has_it", [True, False])
