@@ -347,7 +347,7 @@ def test_the_project_under_torchrun_prints_once_and_goes_on_from_its_checkpoint(
     again = project.run(ranks=2, resume=True, timeout=60, model="resnet18", images=64, held_out=8,
                         batch_per_rank=8, checkpoint=path)
     assert again["steps"] == 8 and again["history"].steps == []
-    last = re.search(r"held out .*", first).group()
+    last = re.search(r"held out .* images", first).group()  # what other ranks say may follow
     assert last in project.report(again)
 
 
