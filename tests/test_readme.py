@@ -17,7 +17,6 @@ TEXTS = ("README.md", "TEACHING.md", "CONTRIBUTING.md")
 NOT_RUN_HERE = {
     "make lab": "test_setup.py starts it, fetches the printed address and stops it",
     "make test": "it is what runs this test",
-    "make lab TORCH=cpu": "test_setup.py: the real one installs another 0.7 GB",
     "make slides": "test_slides.py builds a deck",
     "conda env create -f environment.yml": "test_pins.py: pip's part of it; conda may not be here",
     "ssh -L 8888:127.0.0.1:8888 you@there": "needs another machine",

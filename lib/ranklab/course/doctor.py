@@ -101,7 +101,7 @@ def gpus():
         yield "none that torch can use: ranks run on the CPU"
         if shutil.which("nvidia-smi"):
             yield ("this machine has NVIDIA's driver: torch may be the CPU build; "
-                   "`rm -r .venv`, then `make lab` without TORCH=cpu")
+                   "`make lab TORCH=pip` installs those with CUDA")
         return
     import torch
 
