@@ -8,7 +8,7 @@
 #
 # Ten minutes. That is how long a training job on GPUs waits, by default, for a message that never comes.
 # With 1024 GPUs at two dollars an hour each, one skipped line of Python on *one* of them
-# costs how many dollars before anybody even looks?
+# makes all of them wait. How many dollars does that cost before anybody even looks?
 
 # %%
 from ranklab import answer, check, device, hint, launch, questions
@@ -16,8 +16,8 @@ from ranklab import answer, check, device, hint, launch, questions
 check(hang_dollars=...)
 
 # %% [markdown]
-# (Replace `...` by your number and run the cell again. `hint("hang_dollars")` helps. Nothing here blocks:
-# an exercise that you skip is taken over by the library, so the lab always runs to its end.)
+# (Replace `...` by your number and run the cell again. `hint("hang_dollars")` helps. Nothing here blocks: the library
+# takes over an exercise that you skip, so the lab always runs to its end.)
 #
 # Everything in this course is made of two things: **ranks**, which are processes that all run the same program, and
 # **messages** between them. A machine in a cluster is called a **node**; it usually has eight GPUs and runs eight ranks.
@@ -28,8 +28,8 @@ check(hang_dollars=...)
 # %% [markdown]
 # ## 2. Picture
 #
-# Eight ranks on two nodes. Every process knows three numbers about itself: which one it is of all (`RANK`), which one
-# on its machine (`LOCAL_RANK`, and so which GPU it takes), and which machine that is (`GROUP_RANK`).
+# Eight ranks on two nodes. Every process knows three numbers about itself: its number in the whole job (`RANK`), its
+# number on its machine (`LOCAL_RANK`, and so which GPU it takes), and the number of that machine (`GROUP_RANK`).
 
 # %%
 from ranklab.plots import ranks as plots
@@ -62,11 +62,11 @@ launch(hello, ranks=4, nodes=2)
 
 # %% [markdown]
 # One program, four processes, no rank in charge: that is **SPMD**, single program, multiple data. They differ only in
-# what they read from `RANK`. Nobody told rank 2 what to do; it ran `hello`, as all did. What a rank prints comes back
+# what they read from `RANK`. Nobody told rank 2 what to do; it ran `hello`, like the others. What a rank prints comes back
 # with its number in front. (With `nodes=2`, `launch` only *numbers* the ranks as if they were on two machines.)
 #
-# Functions and variables of your cells travel to the ranks by themselves; what a rank changes does not come back, only
-# what it returns.
+# Functions and variables of your cells travel to the ranks by themselves. Only what a rank returns comes back; what it
+# changes does not.
 #
 # The messages are carried by a **backend**: NCCL, with one GPU for each rank, where the machine has enough GPUs;
 # otherwise gloo, on the CPU. `device()` is the rank's own device. No cell of this course names a backend, so your code
@@ -85,7 +85,7 @@ launch(hello, ranks=4, nodes=2)
 # The first thing a rank needs is its share of the work, and it must find it **alone**: asking costs messages.
 # Every rank computes the same split from `n`, its `rank` and the number of ranks, `size`.
 #
-# **Predict.** 1 000 003 documents, 8 ranks. How many has the rank with the most?
+# **Predict.** 1 000 003 documents, 8 ranks. How many documents are in the largest part?
 
 # %%
 check(longest_shard=...)
@@ -97,7 +97,7 @@ def shard_range(n, rank, size):
     Together the parts are range(n), nothing twice. Their lengths differ by at most one; the longer
     ones come first.
     """
-    # how many has each rank at least, and how many are left over? -> my start -> range(start, end)
+    # how many does every rank get, and how many are left over? -> my start -> range(start, end)
     raise NotImplementedError("exercise 4.1: about 3 lines")
 
 
@@ -105,8 +105,8 @@ def shard_range(n, rank, size):
 shard_range = check(shard_range)
 
 # %% [markdown]
-# This is what your function does with 50 items. Look at 8 ranks: two of them have one item more than the rest, and **every
-# step of the job takes as long as theirs**.
+# This is what your function does with 50 items. Look at 8 ranks: two of them have one item more than the rest, and
+# **every step of the job takes as long as theirs**.
 
 # %%
 plots.shards(shard_range, n=50)
@@ -117,7 +117,7 @@ plots.shards(shard_range, n=50)
 #
 # Now a message. `dist.send(x, group_dst=r)` gives `x` to rank `r`, and may wait until `r` takes it.
 # `dist.recv(x, group_src=r)` waits for what rank `r` sends, and writes it into `x`. A token travels around the ring 0, 1,
-# 2, ..., back to 0; each holder adds 1.
+# 2, ..., back to 0; each rank that holds it adds 1.
 #
 # `group` names the ranks that take part; `None` means all. Inside a group, ranks are counted from 0 again: hence
 # `group_dst` and not `dst`. Pass `group=group` on; the check tries a group of two ranks as well.
@@ -131,8 +131,8 @@ check(token_round_ms=...)
 def pass_the_token(group=None):
     """The token has gone once around the ring; returns its value as it reached this rank.
 
-    The token is a counter. Rank 0 starts it at 0; who holds it adds 1 and sends it on to the next
-    rank, the last one back to rank 0. So rank r returns r, and rank 0 returns the number of ranks.
+    The token is a counter. Rank 0 starts it at 0; each rank adds 1 and sends it on to the next
+    one, the last back to rank 0. So rank r returns r, and rank 0 returns the number of ranks.
     Each rank sends one message of 8 bytes.
     """
     rank, size = dist.get_rank(group), dist.get_world_size(group)
@@ -149,8 +149,8 @@ def pass_the_token(group=None):
 pass_the_token = check(pass_the_token)
 
 # %% [markdown]
-# Let us watch your token. To see it with the bare eye, each send is slowed down by 20 ms, as over a bad link. The bar of a
-# rank ends when your function returns on it.
+# Let us watch your token. So that you can see it, each send is slowed down by 20 ms, as over a bad link. The bar of a
+# rank ends when your function returns there.
 
 # %%
 import time
@@ -164,7 +164,7 @@ def watched(fn):
         return send(*args, **kwargs)
 
     dist.send = slow_send  # in this rank only, and only for this launch: ranks are fresh each time
-    dist.barrier()  # all wait here for all
+    dist.barrier()  # every rank waits here for all the others
     start = time.monotonic()
     fn()
     return start, time.monotonic()
@@ -175,17 +175,17 @@ first = min(start for start, _ in spans)
 plots.time_held([end - first for _, end in spans])
 
 # %% [markdown]
-# A staircase from rank 1 to rank 7: each waits until the token has visited all before it, and rank 0 until it comes home.
-# Only one rank works at any moment. A ring with *one* message in flight is the slowest thing one can build of eight ranks. In lab
-# 02 every rank sends at every step, and the same ring becomes the fastest.
+# A staircase from rank 1 to rank 7: each rank waits until the token has visited all ranks before it, and rank 0 waits
+# until it comes home. Only one rank works at any moment. A ring with *one* message in flight is the slowest thing you can
+# build from eight ranks. In lab 02 every rank sends at every step, and the same ring becomes the fastest.
 
 # %% [markdown]
 # ### 4.3 Fix the deadlock
 # > difficulty 3/5 · importance 5/5 · 10 minutes · about 6 lines
 #
 # So let every rank send at once: each hands its `x` to the next rank, and returns what came from the one before.
-# The obvious code is below. **Run it as it is first**, and read what the check reports. What you need to mend it stands
-# below the next picture; then come back to this cell.
+# The obvious code is below. **First run it as it is**, and read what the check reports. The text below the next picture
+# says what you need to mend it; then come back to this cell.
 
 # %%
 def fix_the_deadlock(x, group=None):
@@ -207,8 +207,8 @@ def fix_the_deadlock(x, group=None):
 fix_the_deadlock = check(fix_the_deadlock)
 
 # %% [markdown]
-# With the obvious code, every rank waits in `send` for the next one to receive. And the next one can't: it waits in
-# `send`, too. With four ranks:
+# With the obvious code, every rank waits in `send` until the next rank receives. The next rank never does: it waits in
+# `send` too. With four ranks:
 
 # %%
 plots.who_waits({rank: (rank + 1) % 4 for rank in range(4)}, ranks=4)
@@ -225,15 +225,15 @@ plots.who_waits({rank: (rank + 1) % 4 for rank in range(4)}, ranks=4)
 # ])                          # returns at once; wait for each handle before you use or leave the tensors
 # ```
 #
-# Now mend the cell above. (The mean thing: libraries that buffer small messages, as MPI does, let the obvious code pass. It
-# then hangs on the day the tensor grows.)
+# Now mend the cell above. (A trap: some libraries buffer small messages, as MPI does, and there the obvious code works. It
+# hangs on the day the tensor grows.)
 
 # %% [markdown]
 # ### 4.4 Read a hang
 # > difficulty 2/5 · importance 5/5 · 7 minutes · no lines, two numbers
 #
-# Here is a training loop as one finds it in the wild. Twenty documents, four ranks, five documents for each. One
-# document is empty, its mean is NaN, and the author is careful: a bad batch is skipped.
+# Here is a training loop as you find it in real projects. Twenty documents, four ranks, five documents for each. One
+# document is empty, so its mean is NaN. The author was careful: the loop skips a bad batch.
 
 # %%
 documents = [f"document number {i}" for i in range(20)]
@@ -265,7 +265,7 @@ except HangError as report:
     print(report)
 
 # %% [markdown]
-# (A rank that finished "waits to be released": it has returned, and is kept alive so that others can still talk to it.)
+# (A rank that finished "waits to be released": it has returned, and it is kept alive so that others can still talk to it.)
 #
 # Three ranks wait, all on the same line. It is tempting to debug that line. But **the guilty rank is the one that does
 # not wait there**: the others wait for *it*. Which rank is it, and how many `all_reduce` calls did it make?
@@ -275,15 +275,34 @@ check(guilty_rank=...)
 check(calls_it_made=...)
 
 # %% [markdown]
+# **On GPUs the stack can point at the wrong line.** With gloo, `all_reduce` waits until it is done, so each rank's stack
+# shows the call it is in. With NCCL, `all_reduce` only puts work into the GPU's queue and returns. Python goes on until
+# something needs the GPU's answer, a `.item()` or a `synchronize()`, perhaps some steps later, and that is where the
+# stack stops. There you compare what the ranks were *doing on the GPU*. After ten minutes NCCL's watchdog prints it on
+# each rank. This is from a real job (issue 1409 of NVIDIA/nccl, shortened):
+#
+# ```text
+# [Rank 7] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=80078, OpType=BROADCAST,
+#          NumelIn=5056, NumelOut=5056, Timeout(ms)=600000) ran for 600026 milliseconds before timing out.
+# [Rank 3] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=80078, OpType=ALLREDUCE,
+#          NumelIn=2106881, NumelOut=2106881, Timeout(ms)=600000) ran for 600013 milliseconds ...
+# ```
+#
+# `SeqNum` counts the collectives of a group. Call number 80078 is a broadcast on rank 7 and an all-reduce on rank 3: one
+# of them took another branch. Look for the rank with another `OpType`, another size, or a lower `SeqNum`. Section 9 says
+# how to get the log of every rank, and the stack of each call.
+
+# %% [markdown]
 # ### 4.5 Decide together
 # > difficulty 2/5 · importance 5/5 · 7 minutes · about 3 lines
 #
-# Worse than the hang is what came before it. Rank 2 skipped its second document, so its *second* call met the others'
-# second, but with its *third* document: wrong sums, silently, for three steps.
+# What came before the hang is worse. Rank 2 skipped its second document, so its *second* call met the others' second
+# call, but with its *third* document: wrong sums for three steps, and nobody noticed.
 #
 # The rule behind it: **all ranks must make the same calls, in the same order.** A branch that depends on
-# a rank's own data breaks it. So turn the data into a common decision first, and branch on that. (This is what
-# mixed-precision training does at each step, when one rank's gradients overflow.)
+# a rank's own data breaks it. So turn the data into a common decision first, and branch on that. (Mixed-precision
+# training needs this when each rank holds only a part of the gradients, as in labs 06 and 07: one rank sees an overflow
+# that the others don't. Under DDP it comes for free: the gradients' own all-reduce carries the `inf` to every rank.)
 #
 # `dist.all_reduce(x, op, group=group)` sums by default; `dist.ReduceOp` has others: MIN, MAX, PRODUCT.
 
@@ -319,8 +338,9 @@ launch(train_together, documents, ranks=4)
 # %% [markdown]
 # ### Further
 #
-# Here is `train_together` with 18 documents. It hangs again: `shard_range` gives two ranks five documents and two ranks four,
-# so the *number* of calls differs now. What would you agree on, and when? Lab 03 has three answers (pad, cut, join).
+# (To read and run; there is nothing to write here.) `train_together` with 18 documents hangs again: `shard_range` gives
+# two ranks five documents and two ranks four, so now the *number* of calls differs. What should the ranks agree on, and
+# when? You build three answers in lab 03: pad, cut, join.
 
 # %%
 try:
@@ -331,9 +351,10 @@ except HangError as report:
 # %% [markdown]
 # ## 5. The real thing
 #
-# On a cluster nobody calls `launch`. There, **torchrun** starts one process for each GPU on each node and sets the variables of the
-# picture; your program calls `dist.init_process_group()` and finds the others through `MASTER_ADDR`. Here is that
-# program, without this course's library:
+# On a cluster nobody calls `launch`. There, **torchrun** starts the processes on each node and sets the variables of the
+# picture. By default it starts *one* process; `--nproc-per-node 8` (or `gpu`) starts one for each GPU. Your program calls
+# `dist.init_process_group()` and finds the others through `MASTER_ADDR`. Here is that program, without this course's
+# library:
 
 # %%
 from pathlib import Path
@@ -355,7 +376,7 @@ output = torchrun(script, ranks=4)
 print(output)
 
 # %% [markdown]
-# The same sum as in part 3, from the same kind of processes, started by another hand. (torchrun does not sort what ranks
+# The same sum as in section 3, from the same kind of processes, but torchrun started them. (It does not sort what ranks
 # print; lines may even run together.)
 
 # %%
@@ -363,16 +384,16 @@ assert output.count("the sum is 6") == 4
 assert launch(hello, ranks=4) == [6, 6, 6, 6]
 
 # %% [markdown]
-# `launch` knows when torchrun (or Slurm's `srun`) has started the ranks already, and then just runs the function in place. So one script
-# serves `python`, `torchrun` and `sbatch`, and so does every project of this course.
+# `launch` knows when torchrun (or Slurm's `srun`) has started the ranks already. Then it just runs the function in place.
+# So one script works with `python`, `torchrun` and `sbatch`; every project of this course is such a script.
 
 # %% [markdown]
 # ## 6. Project
 #
-# **You are given a new cluster. What do you run first?** Not your training. Run what says who is there, whether sums
-# are right, and who is slow; ten minutes here save days. This is that program, on four ranks numbered as two nodes.
-# `compute` is the rank's own time for a fixed matrix product, `link in` the time of 2 MB from the rank before it; a rank
-# that computes 1.5 times as long as the median is named.
+# **You are given a new cluster. What do you run first?** Not your training. First run a program that says which ranks are
+# there, whether sums are right, and which ranks are slow; ten minutes here save days. This is that program, on four ranks
+# numbered as two nodes. `compute` is the rank's own time for a fixed matrix product, `link in` is the time of 2 MB from
+# the rank before it. A rank that computes 1.5 times as long as the median is named.
 
 # %%
 from ranklab.projects import ranks as project
@@ -410,7 +431,7 @@ except RankError as error:
 check(shift_bytes=...)
 
 # %% [markdown]
-# And now count. `Traffic` sees every message of a rank, whoever sends it.
+# And now count. `Traffic` sees every message that a rank sends, from your code or from torch's.
 
 # %%
 from ranklab.meter import Traffic
@@ -437,23 +458,30 @@ for name, (predicted, counted) in rows.items():
     assert predicted == counted
 
 # %% [markdown]
-# Now the clock. Two ranks swap tensors with your `fix_the_deadlock`, from 8 bytes to 32 MB.
+# Now the clock. Two ranks swap tensors with your `fix_the_deadlock`, from 8 bytes to 32 MB. Sizes take turns, and the
+# median of nine rounds counts: a moment in which your laptop is busy then hits all sizes a little, not one of them hard.
 
 # %%
-def swap_times():
-    rows = []
-    for n in (2, 20, 200, 2_000, 20_000, 200_000, 2_000_000, 8_000_000):
-        x = torch.zeros(n, device=device())
-        repeats = 50 if x.nbytes < 1e6 else 7
-        rows.append((x.nbytes, project.timed(lambda: fix_the_deadlock(x), repeats, pick=min)))
-    return rows
+from statistics import median
 
 
-plots.times_by_size(launch(swap_times, ranks=2)[0], "a swap between two ranks, the best of many")
+def swap_times(rounds=9):
+    sizes = (2, 20, 200, 2_000, 20_000, 200_000, 2_000_000, 8_000_000)
+    tensors = [torch.zeros(n, device=device()) for n in sizes]
+    times = {x.nbytes: [] for x in tensors}
+    for _ in range(rounds):
+        for x in tensors:
+            repeats = 10 if x.nbytes < 1e6 else 1
+            seconds = project.timed(lambda: fix_the_deadlock(x), repeats, pick=min)
+            times[x.nbytes].append(seconds)
+    return [(nbytes, median(seconds)) for nbytes, seconds in times.items()]
+
+
+plots.times_by_size(launch(swap_times, ranks=2)[0], "a swap between two ranks, median of 9 rounds")
 
 # %% [markdown]
-# On the left the curve is flat: a small message costs the same whatever its size. That is **latency**. On the right it
-# climbs in proportion to the bytes: that is **bandwidth**. The knee between them decides most of lab 02.
+# On the left the curve is nearly flat: a small message costs the same whatever its size. That is **latency**. On the right
+# it climbs in proportion to the bytes: that is **bandwidth**. The knee between them decides most of lab 02.
 #
 # Do not compare these times with a GPU's: the ranks share your few cores here, and gloo copies through the operating
 # system. Counts are exact on any machine; times are not. So this course asserts counts and prints times.
@@ -477,15 +505,30 @@ questions("00_ranks")
 # ```
 #
 # What changes: the backend is NCCL, each rank owns a GPU, `send` and `recv` are queued on the GPU (they return before
-# they are done), and the default limit is ten minutes instead of thirty. Expect 20 to 40 microseconds for a small
-# all-reduce inside a node, and a few times that across nodes. These are usual orders of magnitude, not measurements of ours:
-# this lab has not been run on a GPU machine yet.
+# they are done), and the default limit is ten minutes instead of thirty. In a program of your own, tell torch which GPU
+# is yours before anything else:
+#
+# ```python
+# device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+# torch.cuda.set_device(device)            # or every rank uses GPU 0
+# dist.init_process_group(device_id=device)   # NCCL connects now, so a bad link fails here and not later
+# ```
+#
+# For the day it hangs, keep each rank's output in a file of its own, and let torch record every collective with its stack:
+#
+# ```bash
+# export TORCH_FR_BUFFER_SIZE=2000 TORCH_NCCL_DUMP_ON_TIMEOUT=1      # the flight recorder; torchfrtrace reads it
+# torchrun --nproc-per-node 8 --tee 3 --log-dir logs train.py        # 3: stdout and stderr, to files and the terminal
+# ```
+#
+# Expect 20 to 40 microseconds for a small all-reduce inside a node, and a few times that across nodes. These are usual
+# orders of magnitude, not measurements of ours: this lab has not been run on a GPU machine yet.
 
 # %% [markdown]
 # ## 10. What we left out
 #
 # - **How the ranks find each other** (rendezvous, stores, elastic restarts): labs 14 and 15.
-# - **Groups and meshes of ranks**: `group=` was there, but only lab 12 needs many of them.
+# - **Groups and meshes of ranks**: you passed `group=` on, but only lab 12 needs many groups.
 # - **Why an all-reduce is right and fast**: lab 02 builds it, from the `send` and `recv` you used here.
 #
-# Next: **01_baseline**, one device, understood. You can't judge eight GPUs before you know what one can do.
+# Next: **01_baseline**: one device, understood. You can't judge eight GPUs before you know what one can do.

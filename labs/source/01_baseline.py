@@ -1,15 +1,16 @@
 # %% [markdown]
 # # 01 Baseline: one device, understood
 #
-# > 90 minutes · difficulty 2/5 · **laptop**: everything, a real GPT on real text · **one GPU**: the project at 350M
+# > 140 minutes · difficulty 2/5 · **laptop**: everything, a real GPT on real text · **one GPU**: the project at 350M
 # > to 1.5B parameters
 
 # %% [markdown]
 # ## 1. Story
 #
 # Your team wants to train a GPT with 1.5 billion parameters (GPT-2's size) on 30 billion tokens.
-# You have one H100. Its data sheet says 989 TFLOP/s; well-tuned code gets about 40% of that. A common rule says that
-# training costs 6 FLOPs for each parameter and token. How many days will it take?
+# You have one H100. It does 989 TFLOP/s in bf16 at best; well-tuned code gets about 40% of that. (The data sheet prints
+# 1,979, with a star: that holds for sparse matrices only.) A common rule says that training costs 6 FLOPs for each
+# parameter and token. How many days will it take?
 
 # %%
 from ranklab import answer, check, device, hint, launch, questions
@@ -20,8 +21,8 @@ check(days_on_one_gpu=...)
 # (Replace `...` by your number; `hint("days_on_one_gpu")` helps.)
 #
 # You can answer such questions before anything runs, and that is what this lab is about: **predict what a step
-# computes and what it keeps, then count both, to the byte.** Who can't do that for one GPU can't judge eight. Every
-# later lab is compared with the model that you train here.
+# computes and what it keeps, then count both, to the byte.** If you can't do that for one GPU, you can't judge eight.
+# Every later lab is compared with the model that you train here.
 #
 # It builds on `launch` and `check` from lab 00, and on PyTorch's autograd.
 
@@ -29,7 +30,7 @@ check(days_on_one_gpu=...)
 # ## 2. Picture
 #
 # A GPU is a pyramid of memories. Arithmetic happens at the top; the model lives in the middle; other GPUs are at the
-# bottom. Each step down is slower, and none is smaller.
+# bottom. Each level is slower than the one above it, and at least as large.
 
 # %%
 from ranklab import hardware
@@ -38,16 +39,15 @@ from ranklab.plots import baseline as plots
 plots.hierarchy(hardware.H100)
 
 # %% [markdown]
-# In the time in which an H100 reads one number from its main memory (HBM), its tensor cores could do hundreds of
-# multiplications. Whoever trains well keeps numbers near the top. And whoever trains on many GPUs talks through the
-# lower levels, NVLink inside a node and the network between nodes, which is why the rest of this course is about
-# sending less.
+# While an H100 reads one number from its main memory (HBM), its tensor cores could do hundreds of multiplications. So
+# fast code keeps numbers near the top. Training on many GPUs uses the lower levels too: NVLink inside a node and the
+# network between nodes. That is why the rest of this course is about sending less.
 
 # %% [markdown]
 # ## 3. Smallest working code
 #
 # A GPT, real text, a loop. The text is on your disk already: the source code of Python's own library, byte by byte.
-# One file in ten is held out, whole, and never trained on.
+# One file in ten is held out and never trained on.
 
 # %%
 import torch
@@ -80,28 +80,38 @@ launch(train, ranks=1);
 
 # %% [markdown]
 # A fresh model guesses nearly evenly among 256 bytes, and ln 256 = 5.5 nats. The loss of one batch jumps up and down;
-# the number on held-out text is the one to trust. Is it good? One needs a rival. A **bigram model** counts which byte
-# follows which, and nothing else:
+# the number on held-out text is the one to trust. Is it good? Compare it with a rival. A **bigram model** counts which
+# byte follows which, and nothing else:
 
 # %%
 rival = bigram_loss(text.train, *held_out)
 print(f"bigram model: {rival:.3f} nats per byte on held-out text")
 
 # %% [markdown]
-# Whatever has not beaten this number on held-out text has not learned anything that needs a transformer. After 100
-# steps our GPT has not; the project's will.
+# A model that does not beat this number on held-out text has learned nothing that needs a transformer. After 100 steps
+# our GPT does not beat it; in the project it will.
 
 # %% [markdown]
 # ## 4. Build it
 #
 # Letters, here and in the whole course: B batch, T tokens (called `seq` in code), C width (`config.n_embd`), H heads,
 # V vocabulary, L layers.
+#
+# You will count what one block computes and keeps, so here is a block of our GPT. `up` and `down` are the two matrices of
+# the MLP. The `x` that runs through all blocks, and to which each of them adds, is called the **residual stream**.
+
+# %%
+import inspect
+
+from ranklab.models import gpt
+
+print(inspect.getsource(gpt.MLP), inspect.getsource(gpt.Block), sep="\n")
 
 # %% [markdown]
 # ### 4.1 Count the work
 # > difficulty 2/5 · importance 5/5 · 14 minutes · about 5 lines
 #
-# Nearly all the work of a transformer is matrix products. An (m, k) @ (k, n) product makes m n numbers, each of k
+# Nearly all the work of a transformer is matrix products. An (m, k) @ (k, n) product makes m n numbers, and each takes k
 # multiplications and k additions: **2 m k n FLOPs**. Per token, a layer has:
 #
 # | product | size | times |
@@ -111,12 +121,13 @@ print(f"bigram model: {rival:.3f} nats per byte on held-out text")
 # | q @ k, over all heads | C x T | 1 |
 # | probability @ v, over all heads | T x C | 1 |
 #
-# and at the end of the model the head, C x V, once. In backward each product needs two: one for the gradient of its
-# input, one for that of its weight. (The upper half of the causal T x T matrix is masked. Count it: torch's counter
-# does, and so do most papers.)
+# and at the end of the model the head, C x V, once. Backward needs two products for each of these: one for the gradient
+# of its input, one for the gradient of its weight. (The upper half of the causal T x T matrix is masked. Count it: torch's
+# counter does, and so do most papers.)
 #
 # **Predict.** GPT-2 medium: 353.55 million parameters, C = 1024, 24 layers; a batch of 8 sequences of 1024 tokens. How
-# many TFLOPs has one training step? The rule of the story (6 for each parameter and token) is near enough.
+# many TFLOP does one training step take? The rule of the story (6 for each parameter and token) is near enough for now:
+# it leaves out attention's own products, and you will see how much that is.
 
 # %%
 check(step_tflop=...)
@@ -148,7 +159,12 @@ for seq in (256, 1024, 4096, 16384):
           f"{rule / seq / 1e9:.2f}: {100 * rule / total:3.0f}% of it")
 
 # %% [markdown]
-# The rule is fine for short contexts. At 16k tokens it misses more than two thirds of the work. Lab 10 is for those.
+# The rule is fine for short contexts. At GPT-2's own 1024 tokens it is 12% low, and at 16k tokens it misses more than two
+# thirds of the work. Lab 10 is for long contexts.
+#
+# Other models are counted in the same way. Grouped-query attention (GQA) has fewer heads for k and v: their two matrices
+# shrink, q @ k and probability @ v do not. In a mixture of experts (MoE) each token visits only a few experts, so the rule
+# takes the *active* parameters, not all of them.
 
 # %% [markdown]
 # ### 4.2 How busy is the device?
@@ -156,10 +172,10 @@ for seq in (256, 1024, 4096, 16384):
 #
 # **Model FLOPs utilisation** (MFU) is the one number for training speed: the FLOPs that the *model* needs, divided by
 # the FLOPs that the devices could have done in that time. What is computed twice to save memory does not count as
-# work: it is a price.
+# work: it is the price.
 #
-# **Predict.** GPT-2 medium does 160 000 tokens a second on one H100 (989.4 TFLOP/s), with 2.423 GFLOP for each token.
-# How many per cent MFU?
+# **Predict.** GPT-2 medium does 160 000 tokens a second on one H100 (989.4 TFLOP/s), with 2.423 GFLOP for each token (as
+# `transformer_flops` counts; the rule of 6 says 2.12). How many per cent MFU?
 
 # %%
 check(mfu_percent=...)
@@ -191,8 +207,8 @@ print(f"{here.name}: {here.fp32_flops / 1e9:.0f} GFLOP/s at best; forward and ba
 
 # %% [markdown]
 # Well below 100%, although nothing was sent anywhere: the matrices are small, and norms, GELU and softmax count as no
-# work at all. And this is the best of many steps. A whole run is lower still: optimizer, data, evaluation, and
-# whoever else uses your cores.
+# work at all. And this is the best of many steps. A whole run is lower still: it also has the optimizer, data, evaluation,
+# and other programs on your cores.
 
 # %% [markdown]
 # ### 4.3 What must stay in memory
@@ -226,7 +242,7 @@ def model_state_bytes(n, recipe="mixed"):
 
     The keys are "parameters", "gradients" and "optimizer"; master weights belong to the optimizer.
     """
-    # width of a weight and of its gradient -> of two moments -> of a master weight -> the dict
+    # bytes of a weight and of its gradient -> of two moments -> of a master weight -> the dict
     raise NotImplementedError("exercise 4.3: about 4 lines")
 
 
@@ -243,7 +259,7 @@ for name, n in (("350M", 354e6), ("1.5B", 1.5e9), ("7B", 7e9), ("70B", 70e9)):
     print(f"{name:>5}: {need / 1e9:6.1f} GB fits {fits or 'no single GPU: labs 06 to 12'}")
 
 # %% [markdown]
-# (1.5B needs 24.0 GB, and a card of 24 GB is refused: nothing would be left for activations.)
+# (1.5B needs 24.0 GB. A card of 24 GB is not listed, because nothing would be left for activations.)
 #
 # Did you notice? "mixed" and "fp32" both have 16 bytes a parameter. **Mixed precision saves time and activations, not
 # model state.**
@@ -252,24 +268,25 @@ for name, n in (("350M", 354e6), ("1.5B", 1.5e9), ("7B", 7e9), ("70B", 70e9)):
 # ### 4.4 What waits for backward
 # > difficulty 3/5 · importance 4/5 · 18 minutes · about 7 lines
 #
-# The rest of the memory is activations: what forward keeps because backward will need it. The rules are few. A linear
-# layer keeps its input. GELU keeps its input. A norm keeps its input and two numbers for each token. Attention keeps
-# q, k, v and its output. An addition keeps nothing. And a tensor that two of them keep exists once:
+# The rest of the memory is activations: what forward keeps because backward will need it. There are only a few rules. A
+# linear layer keeps its input. GELU keeps its input. A norm keeps its input and two numbers for each token (their mean and
+# deviation). Attention keeps q, k, v and its output. An addition keeps nothing. A tensor that two of them keep exists once:
 #
 # | per token, in a block | numbers |
 # |---|---|
-# | two norms, each: its input; mean and deviation | 2 x (C; 2) |
+# | two norms; each keeps its input, a mean and a deviation | 2 x (C + 2) |
 # | input of q, k and v: one tensor, read three times | C |
 # | q, k, v | 3 C |
 # | attention's output, which is also the input of `out` | C |
 # | flash attention: one float32 log-sum for each head | H, 4 bytes each |
 # | plain attention instead: the probabilities | H x T |
 # | input of `up` | C |
-# | before GELU; after it, which is also the input of `down` | 4 C; 4 C |
+# | input of GELU | 4 C |
+# | output of GELU, which is the input of `down` | 4 C |
 #
-# Embedding, head and loss are in `ends_bytes`, given. All numbers have `element` bytes except the log-sums. (With
-# 2 bytes that is an idealisation, a model that is bf16 throughout. Under `autocast`, section 5, norms, residual stream
-# and loss stay in float32: theirs have 4 bytes.)
+# `ends_bytes` counts embedding, head and loss for you. All numbers have `element` bytes, except the log-sums. (2 bytes
+# means a model that is bf16 throughout, which is a simplification. Under `autocast`, section 5, norms, residual stream and
+# loss stay in float32, 4 bytes each.)
 #
 # **Predict.** GPT-2 medium (C = 1024, 24 layers), 8 sequences of 1024 tokens, bf16, flash attention. How many GB in
 # all blocks? (Leave out what is smaller than C.)
@@ -295,7 +312,7 @@ def activation_bytes(config, batch, seq, element=4, recompute=False):
 activation_bytes = check(activation_bytes)
 
 # %% [markdown]
-# Equal to what autograd saves, byte by byte. Here is what your formula says of GPT-2 medium, in bf16:
+# Your formula is equal to what autograd saves, byte by byte. Here is what it says about GPT-2 medium, in bf16:
 
 # %%
 def of_blocks(flash, recompute):
@@ -313,8 +330,8 @@ plots.activations(
 
 # %% [markdown]
 # Plain attention pays for a T x T matrix in each head. **Flash attention** never writes it: it keeps a log-sum for
-# each row, and computes the matrix again in backward, piece by piece, high up in the pyramid. The right bar is
-# exercise 4.6. It is what is kept until backward starts, not the peak: backward also needs one whole block at a time.
+# each row, and computes the matrix again in backward, piece by piece, high up in the pyramid. The right bar is what
+# exercise 4.6 will keep until backward starts. The peak is higher, because backward needs one whole block at a time.
 
 # %% [markdown]
 # ### 4.5 A big batch in small pieces
@@ -322,11 +339,11 @@ plots.activations(
 #
 # Activations grow with the batch; model state does not. So compute the gradient of a big batch in pieces:
 # `backward()` **adds** to `.grad`, and frees what the piece had kept. This is **gradient accumulation**, and the
-# whole difficulty is what to divide by. Every target that counts must have the same weight, whatever piece it is in.
+# whole difficulty is what to divide by. Every target that counts must have the same weight, in whichever piece it is.
 # Targets with the value IGNORE (padding, or a prompt in instruction tuning) do not count at all.
 #
 # **Predict.** 9 rows of text in pieces of 4, 4 and 1. Somebody takes the mean of each piece, and then the mean of the
-# three means. By what factor does the lonely last row weigh too much?
+# three means. By what factor does the single last row weigh too much?
 
 # %%
 check(ragged_factor=...)
@@ -349,8 +366,7 @@ def accumulate_gradients(loss_sum, inputs, targets, micro_batch):
 accumulate_gradients = check(accumulate_gradients)
 
 # %% [markdown]
-# The same gradient, and the memory of one piece. The price is not in FLOPs: it is that small pieces keep a GPU less
-# busy.
+# The same gradient, with the memory of one piece. It costs no FLOPs, but small pieces keep a GPU less busy.
 
 # %%
 from ranklab.meter import SavedActivations
@@ -399,11 +415,11 @@ Square.apply(x).backward()
 print(x.grad)
 
 # %% [markdown]
-# Forward is given below; backward is yours. Three traps. The inputs must be cut off from the graph that they came
-# from. Dropout must drop *the same* numbers again (`random_replayed(state)` is a context for that). And the weights
-# inside `function` are no inputs, yet want gradients: `torch.autograd.backward(outputs, gradients)` fills the `.grad`
-# of all that `outputs` were made from; `torch.autograd.grad` returns only those that you name, and you can't name
-# weights that you don't see.
+# Forward is given below; you write backward. There are three traps. The inputs must be cut off from the graph that they
+# came from. Dropout must drop *the same* numbers again (`random_replayed(state)` is a context for that). And the weights
+# inside `function` are not inputs, but they need gradients too: `torch.autograd.backward(outputs, gradients)` fills the
+# `.grad` of everything that `outputs` were made from. `torch.autograd.grad` returns only the gradients that you name, and
+# you can't name weights that you don't see.
 
 # %%
 from ranklab.baseline.checkpointing import random_replayed, random_state
@@ -426,9 +442,8 @@ def checkpointed(function, *inputs):
         def backward(ctx, *gradients):
             # detach ctx.saved_tensors -> run function again -> backward through it
             # -> return one gradient for each input: its .grad
-            ...
+            raise NotImplementedError("exercise 4.6: about 5 lines")
 
-    raise NotImplementedError("exercise 4.6: about 5 lines in backward; then delete this one")
     return Recompute.apply(*inputs)
 
 
@@ -458,8 +473,8 @@ plots.live_bytes({"all kept": live_activations(GPT(deep), *batch),
 #
 # Four more things that one device teaches. They are not needed for lab 02: in a hurry, go on to section 5.
 #
-# **Roofline.** An operation waits either for arithmetic or for memory. Its *intensity* says which: FLOPs for each
-# byte that it moves. At which intensity do both take equally long on an H100 (989.4 TFLOP/s in bf16, 3.35 TB/s)?
+# **Roofline.** An operation waits either for arithmetic or for memory. Its *intensity* says for which: the FLOPs for
+# each byte that it moves. At which intensity do both take equally long on an H100 (989.4 TFLOP/s in bf16, 3.35 TB/s)?
 
 # %%
 check(break_even_intensity=...)
@@ -473,7 +488,7 @@ plots.roofline(operations, hardware.H100)
 
 # %% [markdown]
 # Left of the balance more FLOP/s would change nothing. That is why compilers *fuse* norms and additions into their
-# neighbours, why flash attention wins, and why generating text one token at a time uses a third of a per cent of the
+# neighbours, why flash attention is faster, and why generating text one token at a time uses a third of a per cent of the
 # GPU (1 of 295).
 
 # %% [markdown]
@@ -491,7 +506,11 @@ for x in (1e-8, 1e-3, 1.001, 1e5):
 # %% [markdown]
 # The cure for fp16: multiply the *loss* by a large scale, so that all gradients grow, and divide them by it before
 # the step. Which scale? Try: when a gradient overflows, **skip** the step and **halve** the scale; after `interval`
-# clean steps in a row, **double** it. (With bf16 none of this is needed, which is why everybody changed.)
+# clean steps in a row, **double** it. (bf16 needs none of this, which is why most training changed to it.)
+#
+# A third format hides in float32 code. **TF32** has float32's range and fp16's precision, and runs on the tensor cores.
+# `torch.set_float32_matmul_precision("high")` lets float32 products use it: several times faster on an A100 or H100, with
+# about three correct digits. torch leaves it off unless you ask.
 
 # %%
 from ranklab.baseline import LossScale
@@ -550,8 +569,8 @@ done = time.perf_counter() - start
 print(f"queued after {queued * 1e3:.1f} ms, done after {done * 1e3:.0f} ms")
 
 # %% [markdown]
-# Two streams run side by side, unless one waits for an **event** of the other. That is how communication hides behind
-# computing in lab 03. Backward begins with the last layer, so layer 2's gradients travel while layer 1 computes:
+# Two streams run side by side, unless one waits for an **event** of the other. That is how lab 03 hides communication
+# behind computing. Backward begins with the last layer, so layer 2's gradients travel while layer 1 computes:
 
 # %%
 other, spans = Stream(), {"stream 1": [], "stream 2": []}
@@ -589,8 +608,10 @@ except MemoryError as error:
 plots.arena({"memory": arena}, title="60 bytes are free, and 40 do not fit")
 
 # %% [markdown]
-# Batches of ever new lengths do this to a GPU. The cures: pad to a few fixed shapes, and
-# `PYTORCH_ALLOC_CONF=expandable_segments:True`, which lets torch join pieces by remapping pages.
+# Batches whose lengths keep changing do this to a GPU. The cures: pad to a few fixed shapes, and
+# `PYTORCH_ALLOC_CONF=expandable_segments:True`, which lets torch join pieces by remapping pages. To *see* it on a GPU, call
+# `torch.cuda.memory._record_memory_history()`, run some steps, call `torch.cuda.memory._dump_snapshot("memory.pickle")`, and
+# open the file at pytorch.org/memory_viz: it shows each piece, its size, and the line of code that asked for it.
 
 # %% [markdown]
 # ## 5. The real thing
@@ -619,8 +640,9 @@ assert all(torch.equal(a, b) for a, b in zip(mine_grads, torchs_grads))
 # %% [markdown]
 # **torch.amp** is mixed precision in two lines. `autocast` casts the inputs of matrix products to 16 bits, and leaves
 # weights, norms and losses in float32. (So with it the weights are float32, the gradients too, and there is no
-# separate master copy: 4 + 4 + 8 = 16 bytes again.) `GradScaler` is `scale_loss` of exercise 4.7, whose check
-# compares the two step by step.
+# separate master copy: 4 + 4 + 8 = 16 bytes again. The 16-bit copies of the weights are cached until the `with` block ends,
+# and backward needs them too: 2 bytes more for each parameter, during a step.) `GradScaler` is `scale_loss` of exercise
+# 4.7, whose check compares the two step by step.
 
 # %%
 model = GPT(GPTConfig())
@@ -666,8 +688,8 @@ print(project.report(found))
 plots.loss_curve(found["history"], found["bigram"])
 
 # %% [markdown]
-# At first the GPT learns what the bigram knows, and then it goes on: it looks back further than one byte. It has read
-# 0.6 MB of Python so far, and this is how it writes:
+# At first the GPT learns what the bigram knows. Then it goes further, because it looks back more than one byte. It has
+# read 0.6 MB of Python so far, and this is how it writes:
 
 # %%
 print(found["sample"])
@@ -687,8 +709,8 @@ print(f"FLOPs of a step: {predicted:,} predicted, {counted:,} counted")
 assert predicted == counted
 
 # %% [markdown]
-# And the bytes? In the table of section 6 the only difference is in the optimizer: Adam keeps a step counter of 4
-# bytes for each of its tensors. Everything else is equal, to the byte.
+# And the bytes? In the table of section 6 only the optimizer differs: Adam keeps a step counter of 4 bytes for each of
+# its tensors. Everything else is equal, to the byte.
 
 # %%
 tensors = len(list(found["model"].parameters()))
@@ -696,9 +718,9 @@ for name, (predicted, counted) in found["memory"].items():
     assert counted - predicted == (4 * tensors if name == "optimizer state" else 0), name
 
 # %% [markdown]
-# What the clock can show here: that small matrices reach a small part of the peak. What it can't: anything about a
-# GPU. There the peak is ten thousand times higher, and waiting for memory, for Python and for other GPUs is what the
-# time goes into. So this course counts bytes and FLOPs exactly, prints times, and asserts none.
+# The clock can show here that small matrices reach a small part of the peak. It can't show anything about a GPU. There
+# the peak is ten thousand times higher, and the time goes into waiting: for memory, for Python and for other GPUs. So this
+# course counts bytes and FLOPs exactly, prints times, and asserts none.
 
 # %% [markdown]
 # ## 8. Interview questions
@@ -722,16 +744,16 @@ questions("01_baseline")
 # minute or two), a vocabulary padded to a multiple of 128, heads of 128, no wait for the GPU inside a step. The third
 # line is for 24 GB.
 #
-# What to expect: on H100 and H200 (989 TFLOP/s dense) well-tuned GPTs of this size reach 40% to 55% MFU in published
-# runs; we aim at 50%. This lab's GPU numbers are **not measured yet**: no GPU was at hand when it was written. Below
-# 30%, look first for a wait in the loop (`.item()`, `print`), then for small micro-batches, then for a context or
-# vocabulary with an odd size.
+# What to expect: llm-foundry's published table for the H100 (989 TFLOP/s dense, contexts up to 2048) has 35% to 40% MFU for
+# 760M parameters and 41% to 43% for 1.3B. Small models reach less, because their matrices are small. This lab's GPU numbers
+# are **not measured yet**: no GPU was at hand when it was written. Below 30%, look first for a wait in the loop (`.item()`,
+# `print`), then for small micro-batches, then for a context or vocabulary with an odd size.
 
 # %% [markdown]
 # ## 10. What we left out
 #
-# - **fp8** training, CUDA graphs, hand-written kernels: one device can be faster still.
-# - **Selective recomputation**: keep what is dear to compute (products), recompute what is cheap (GELU, norms).
+# - **fp8** training, CUDA graphs, hand-written kernels: they make one device faster still.
+# - **Selective recomputation**: keep what is expensive to compute (products), recompute what is cheap (GELU, norms).
 #   `torch.compile` does some of it by itself.
 # - **Offloading** optimizer state to the host: lab 06.
 # - **Data loading**: our text fits in memory. Real loaders are a common bottleneck; lab 04 reads their traces.

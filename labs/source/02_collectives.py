@@ -6,11 +6,12 @@
 # %% [markdown]
 # ## 1. Story
 #
-# Eight GPUs have each computed a gradient of 100 MB, and every one of them needs the sum. The first idea that everybody
-# has, and that ran the first large training systems: send it all to one machine, the **parameter server**, let it add up,
-# and fetch the sum. No extra machine is bought for it: one of the eight plays the server, beside its own work.
+# Eight GPUs have each computed a gradient of 100 MB, and every one of them needs the sum. The first idea: all send their
+# gradient to one machine, the **parameter server**, which adds up and sends the sum back. This is the naive form. (The
+# systems that made the idea known, DistBelief and that of Li et al., cut the parameters into slices, one server for each.)
+# Nobody buys an extra machine here: one of the eight plays the server, beside its own work.
 #
-# How many megabytes does the server have to send, in every single step?
+# How many megabytes does the server have to send in every step?
 
 # %%
 import math
@@ -24,16 +25,17 @@ from ranklab import answer, check, device, hint, launch, questions
 check(server_megabytes=...)
 
 # %% [markdown]
-# With 1024 GPUs it is 102 GB a step, through one cable. In this lab you build the algorithm that replaced it: there each GPU sends
-# 175 MB with eight GPUs and 200 MB with a million. You build it from `send` and `recv` alone, count every byte, and learn to
-# predict its time before you run it.
+# With 1024 GPUs it is 102 GB a step, through one cable. In this lab you build the algorithm that replaced it: there each
+# GPU sends 175 MB when there are eight GPUs, and 200 MB when there are a million. You build it from `send` and `recv`
+# alone, count every byte, and learn to predict its time before you run it.
 #
 # It builds on lab 00: ranks, messages, and why a ring deadlocks when everybody sends first.
 
 # %% [markdown]
 # ## 2. Picture
 #
-# All of distributed training speaks in nine verbs. Before and after, on three ranks. Each row is what one rank holds, cut into
+# Groups of ranks talk in nine verbs. (Beside them there is plain `send` and `recv` between two ranks: pipelines, lab 09,
+# and rings, lab 10, use that.) The pictures show three ranks before and after. Each row is what one rank holds, cut into
 # three columns; `+` is the sum of its column over all ranks:
 
 # %%
@@ -42,14 +44,14 @@ from ranklab.plots import collectives as plots
 plots.nine_verbs()
 
 # %% [markdown]
-# Look at **all-reduce**. Then at **reduce-scatter**, which ends on the diagonal, where **all-gather** begins: one after the other, they do
-# what all-reduce does. That observation is worth more than any other in this lab: it is how all-reduce is built (4.4), and how ZeRO
-# shards gradients and optimizer without sending a byte more (lab 06).
+# Look at **all-reduce**. Then look at **reduce-scatter**: it ends on the diagonal, where **all-gather** begins. One after
+# the other, they do what all-reduce does. That is the most useful observation in this lab: all-reduce is built like this
+# (4.4), and ZeRO shards gradients and optimizer like this without sending a byte more (lab 06).
 
 # %% [markdown]
 # ## 3. Smallest working code
 #
-# The idea of the story, in ten lines: everybody to rank 0, and back.
+# The idea of the story in a few lines: all ranks send to rank 0, and it sends the sum back.
 
 # %%
 def sum_on_rank_0(x):
@@ -70,7 +72,7 @@ def sum_on_rank_0(x):
 
 
 # %% [markdown]
-# Run it on four ranks, and count. `Traffic` (lab 00) sees every message; `bytes_to` says who got how much.
+# Run it on four ranks, and count. `Traffic` (lab 00) sees every message; `bytes_to` says how much went to which rank.
 
 # %%
 from ranklab.meter import Traffic
@@ -92,8 +94,8 @@ plots.traffic_matrix([sent for sent, _ in naive], "all-reduce of 4 MB through ra
 [total for _, total in naive]
 
 # %% [markdown]
-# `ranklab.collectives.verbs` has all nine in this plain form, in ten lines each. What does each rank send, for a tensor of
-# 4 MB, in MB?
+# `ranklab.collectives.verbs` has all nine in this plain form, each in about ten lines. How many MB does each rank send, for
+# a tensor of 4 MB?
 
 # %%
 from ranklab.collectives import verbs
@@ -117,18 +119,19 @@ for name, sent in zip(NINE, zip(*launch(sent_by, NINE, ranks=4))):
     print(f"{name:15}", *(f"{megabytes:6.1f}" for megabytes in sent))
 
 # %% [markdown]
-# The first four have one rank in the middle by nature. All-gather, reduce-scatter and all-to-all are fair: three of four megabytes on each rank.
-# All-reduce is not, and it need not be so: 4.2 to 4.4 mend it.
+# The first four have one rank in the middle by nature. All-gather, reduce-scatter and all-to-all are fair: each rank sends
+# three of the four megabytes. All-reduce is not fair, but it can be: 4.2 to 4.4 mend it.
 
 # %% [markdown]
 # ## 4. Build it
 #
-# You get one tool. `exchange(piece, to, into, source, group)` sends `piece` to rank `to` and fills `into` with what rank `source` sends,
-# **at the same time**: it is your `fix_the_deadlock` of lab 00, for any two partners. It returns `into`. `to` and `source` count *inside*
-# `group`, as `dist.get_rank(group)` does: that is all it takes for your functions to work on any part of the ranks (4.5 needs it).
+# You get one tool. `exchange(piece, to, into, source, group)` sends `piece` to rank `to` and fills `into` with what rank
+# `source` sends, **at the same time**: it is your `fix_the_deadlock` of lab 00, for any two partners. It returns `into`.
+# `to` and `source` count *inside* `group`, as `dist.get_rank(group)` does. So pass `group` on, and your functions work on
+# any part of the ranks (4.5 needs that).
 #
-# Below each rank swaps with `rank ^ 1`. `^` is xor: it flips the bits of `rank` that are set in the other number. `^ 1` flips the last bit, so
-# 0 and 1 are partners, and 2 and 3; `^ 2` pairs 0 with 2 and 1 with 3.
+# Below, each rank swaps with `rank ^ 1`. `^` is xor: it flips the bits of `rank` that are set in the other number. `^ 1`
+# flips the last bit, so 0 and 1 are partners, and so are 2 and 3. `^ 2` pairs 0 with 2 and 1 with 3.
 
 # %%
 from ranklab.collectives import exchange
@@ -146,8 +149,8 @@ launch(swap_with_my_neighbour, ranks=4)
 # ### 4.1 Broadcast in log2 R rounds
 # > difficulty 2/5 · importance 4/5 · 12 minutes · about 8 lines
 #
-# Rank `src` has the model, everybody needs it. If `src` sends to each in turn, that takes R-1 rounds. But whoever has the value
-# can pass it on, so in each round the number of ranks that have it **doubles**.
+# Rank `src` has the model, and all ranks need it. If `src` sends to each in turn, that takes R-1 rounds. But a rank that
+# has the value can pass it on, so the number of ranks that have it **doubles** in each round.
 #
 # **Predict.** 100 ranks. How many rounds?
 
@@ -171,8 +174,8 @@ def tree_broadcast(x, src=0, group=None):
 tree_broadcast = check(tree_broadcast)
 
 # %% [markdown]
-# Who sent to whom? The tree is in the picture: rank 0 sends three times, rank 1 twice, ranks 2 and 3 once. In round 1 a message goes one
-# rank on, in round 2 two ranks, in round 3 four.
+# Who sent to whom? The picture shows the tree: rank 0 sends three times, rank 1 twice, ranks 2 and 3 once. In round 1 a
+# message goes one rank on, in round 2 two ranks, in round 3 four.
 
 # %%
 tree = launch(count, tree_broadcast, ranks=8)
@@ -183,9 +186,9 @@ plots.traffic_matrix([sent for sent, _ in tree], "tree_broadcast of 4 MB", in_ro
 # ### 4.2 Ring reduce-scatter
 # > difficulty 4/5 · importance 5/5 · 20 minutes · about 8 lines
 #
-# Now the sum. Cut `x` into R chunks and let every rank **own** one: rank r shall end with the sum of chunk r. A partial sum of
-# each chunk travels round the ring to the right; every rank adds its own share and passes it on. All R chunks travel at once, so
-# every link is busy in every step.
+# Now the sum. Cut `x` into R chunks, and let every rank **own** one: rank r ends with the sum of chunk r. A partial sum of
+# each chunk travels round the ring to the right; every rank adds its own share and passes it on. All R chunks travel at
+# once, so every link is busy in every step.
 #
 # **Predict.** Four ranks, 100 MB. How many megabytes does each rank send?
 
@@ -197,7 +200,7 @@ def ring_reduce_scatter(x, group=None, out=None):
     """Rank r ends with chunk r of the sum over ranks of `x`; `x` itself is unchanged.
 
     `out`, as large as `x`, may be given as the place where partial sums arrive. A rank sends R-1
-    messages, of one chunk each.
+    messages of one chunk each.
     """
     rank, R = dist.get_rank(group), dist.get_world_size(group)
     mine = x.flatten().tensor_split(R)  # chunk i is my share of what rank i will own
@@ -213,8 +216,8 @@ def ring_reduce_scatter(x, group=None, out=None):
 ring_reduce_scatter = check(ring_reduce_scatter)
 
 # %% [markdown]
-# This is what your function did, message by message. (`Watch` notes what each rank sends; `marked` makes numbers that remember
-# which ranks are in a sum.) Follow chunk 0: it starts at rank 1 (dotted) and grows until it is home.
+# This is what your function did, message by message. (`Watch` notes what each rank sends; `marked` makes numbers that
+# remember which ranks are in a sum.) Follow chunk 0: it starts at rank 1 (circled) and grows until it is home.
 
 # %%
 from ranklab.collectives.watch import Watch, marked
@@ -232,7 +235,8 @@ plots.steps(launch(watch, ring_reduce_scatter, ranks=4), ranks=4)
 # ### 4.3 Ring all-gather
 # > difficulty 2/5 · importance 5/5 · 10 minutes · about 5 lines
 #
-# The other half. Every rank has one finished chunk, and all need all of them. In each step pass on what arrived last.
+# The other half. Every rank has one finished chunk, and every rank needs all of them. In each step, pass on what arrived
+# last.
 #
 # **Predict.** Four ranks, a shard of 25 MB on each. How many megabytes does each rank send?
 
@@ -243,8 +247,8 @@ check(all_gather_megabytes=...)
 def ring_all_gather(shard, group=None, out=None):
     """Every rank ends with the shards of all ranks, one after the other; `shard` is unchanged.
 
-    `out` may be given as the place for the result. It must be when the shards differ in length:
-    its size says how long each of them is. A rank sends R-1 messages, of one shard each.
+    `out` may be given as the place for the result. It must be given when the shards differ in
+    length: its size says how long each of them is. A rank sends R-1 messages of one shard each.
     """
     rank, R = dist.get_rank(group), dist.get_world_size(group)
     if out is None:
@@ -261,8 +265,8 @@ ring_all_gather = check(ring_all_gather)
 # ### 4.4 Ring all-reduce
 # > difficulty 2/5 · importance 5/5 · 8 minutes · about 4 lines
 #
-# Reduce-scatter left each rank with one finished chunk; all-gather hands every chunk to everyone. Together they are the algorithm that made
-# data parallelism scale, and one of those that NCCL chooses from for your gradients.
+# Reduce-scatter left each rank with one finished chunk; all-gather hands every chunk to everyone. Together they are the
+# algorithm that made data parallelism scale. NCCL chooses among it and a few others for your gradients.
 #
 # **Predict.** Four ranks, a gradient of 100 MB. How many megabytes does each rank send?
 
@@ -284,7 +288,8 @@ def ring_all_reduce(x, group=None, out=None):
 ring_all_reduce = check(ring_all_reduce)
 
 # %% [markdown]
-# Steps 1 to 3 reduce, steps 4 to 6 gather. Every rank does the same, and no rank is special. In each half a rank sends R-1 chunks of 1/R:
+# Steps 1 to 3 reduce, steps 4 to 6 gather. All ranks do the same; no rank is special. In each half a rank sends R-1 chunks
+# of 1/R:
 #
 # **2 (R-1)/R of the tensor per rank**: 1.5 of it on 4 ranks, 1.75 on 8, and never 2.
 
@@ -292,8 +297,8 @@ ring_all_reduce = check(ring_all_reduce)
 plots.steps(launch(watch, ring_all_reduce, ranks=4), ranks=4)
 
 # %% [markdown]
-# And beside part 3, in the same shades. The total is the same 24 MB, to the byte! The ring does not send *less*. It spreads
-# the load: the busiest rank sends 6 MB instead of 12, and with eight ranks 7 MB instead of 28.
+# Compare it with section 3, in the same shades. The total is the same 24 MB, to the byte! The ring does not send *less*. It
+# spreads the load: the busiest rank sends 6 MB instead of 12, and with eight ranks 7 MB instead of 28.
 
 # %%
 ring = launch(count, ring_all_reduce, ranks=4)
@@ -304,7 +309,9 @@ plots.traffic_matrices({name: [sent for sent, _ in seen] for name, seen in both.
 # ### 4.5 Two kinds of links
 # > difficulty 3/5 · importance 5/5 · 15 minutes · about 3 lines
 #
-# A ring is as fast as its slowest link. Inside a node GPUs talk over NVLink, between nodes over a network. In one direction, for each GPU:
+# A ring is as fast as its slowest link. Inside a node GPUs talk over NVLink, between nodes over a network. (A "node" here
+# is what NVLink joins. Usually that is one machine with eight GPUs; in a GB200 NVL72 rack it is 18 machines with 72.) In
+# one direction, for each GPU:
 #
 # | link | GB/s | |
 # |---|---|---|
@@ -314,13 +321,16 @@ plots.traffic_matrices({name: [sent for sent, _ in seen] for name, seen in both.
 # | InfiniBand NDR, or RoCE at 400 Gbit/s | 50 | one adapter for each GPU, in good clusters |
 # | Ethernet, 100 Gbit/s | 12.5 | often one for the whole node |
 #
-# So do inside the node whatever can be done there. With L ranks in each of M nodes: **reduce-scatter inside**, and each rank has one L-th of
-# its node's sum; **all-reduce across**, among the ranks that have the same part on the other nodes; **all-gather inside**.
+# So keep inside the node what can be done there. With L ranks in each of M nodes: **reduce-scatter inside**, and each rank
+# has one L-th of its node's sum; **all-reduce across**, among the ranks that have the same part on the other nodes;
+# **all-gather inside**.
 #
-# A flat ring sends 2(R-1)/R of the tensor through *every* one of its links, also through the one that leaves each node. On two nodes of four
-# ranks, with 100 MB, that is 175 MB over the slow link, all of it by one rank of the node, and everybody waits for it in every step.
+# A flat ring sends 2(R-1)/R of the tensor through *every* one of its links, also through the one that leaves each node. On
+# two nodes of four ranks, with 100 MB, that is 175 MB over the slow link. One rank of the node sends it all, and the others
+# wait for it in every step.
 #
-# **Predict.** Two nodes of four ranks, 100 MB. How many megabytes leave each node, all its ranks together?
+# **Predict.** Two nodes of four ranks, 100 MB, hierarchical. How many megabytes leave each node, from all its ranks
+# together?
 
 # %%
 check(slow_link_megabytes=...)
@@ -332,7 +342,7 @@ def hierarchical_all_reduce(x, inside=None, across=None):
     `inside` is the group of this rank's node, `across` that of its peers on the other nodes.
     Across M nodes a rank sends only 2(M-1)/M of its own part of x.
     """
-    # three lines, with what you have built. When shards differ in length, what says how long?
+    # three lines, with what you have built. If shards differ in length, how can all-gather know?
     raise NotImplementedError("exercise 4.5: about 3 lines")
 
 
@@ -340,8 +350,9 @@ def hierarchical_all_reduce(x, inside=None, across=None):
 hierarchical_all_reduce = check(hierarchical_all_reduce)
 
 # %% [markdown]
-# Four ranks as two nodes. Only the dashed frames crossed the slow link: half of the tensor from each rank, so one whole tensor from each
-# node, where a flat ring of four sends 1.5. And both ranks of a node did it at once, each through a network adapter of its own if it has one.
+# Four ranks as two nodes. Only the dashed frames crossed the slow link: half of the tensor from each rank, so one whole
+# tensor from each node. A flat ring of four sends 1.5. And both ranks of a node sent at the same time, each through its own
+# network card where it has one.
 
 # %%
 from ranklab.collectives import node_groups
@@ -358,8 +369,8 @@ plots.steps(launch(watch_nodes, 2, ranks=4, nodes=2), ranks=4, nodes=2)
 # ### 4.6 Know the time before you run it
 # > difficulty 3/5 · importance 5/5 · 15 minutes · about 10 lines
 #
-# A message of n bytes takes **alpha + n beta** seconds: alpha is the latency (paid for each message, however small), beta is one over the bandwidth. An
-# algorithm takes as long as its steps, one after the other:
+# A message of n bytes takes **alpha + n beta** seconds: alpha is the latency (each message pays it, however small), beta is
+# one over the bandwidth. An algorithm takes as long as its steps, one after the other:
 #
 # | algorithm | steps | bytes in each |
 # |---|---|---|
@@ -384,7 +395,8 @@ def alpha_beta_time(algorithm, nbytes, ranks, alpha, beta):
 alpha_beta_time = check(alpha_beta_time)
 
 # %% [markdown]
-# Your model, for eight GPUs, a latency of 10 us and links of 100 GB/s. On the left steps decide, on the right bytes do:
+# Your model, for eight GPUs, a latency of 10 us and links of 100 GB/s. On the left the steps decide, on the right the
+# bytes:
 
 # %%
 sizes = np.geomspace(1e3, 1e9, 25)
@@ -396,8 +408,9 @@ plots.time_against_size(
 # %% [markdown]
 # ### Further
 #
-# Four more, all checked: the server you now know to avoid, the all-reduce for small messages, and the two tools that turn measurements into a
-# decision. They are not in the 120 minutes. Skip them if your time is over; the rest of the lab runs all the same.
+# Four more exercises, all checked: the server that you now know to avoid, the all-reduce for small messages, and two tools
+# that turn measurements into a decision. They are not in the 120 minutes. Skip them when your time is over; the rest of the
+# lab runs without them.
 
 # %% [markdown]
 # #### `parameter_server`
@@ -409,7 +422,7 @@ def parameter_server(x, server=0, group=None):
     rank, R = dist.get_rank(group), dist.get_world_size(group)
     total = x.clone(memory_format=torch.contiguous_format)
     # a worker sends and then waits for the answer; the server receives from all, then sends to all.
-    # (Nothing at all is sent when x is empty.)
+    # (When x is empty, send nothing.)
     raise NotImplementedError("exercise parameter_server: about 12 lines")
 
 
@@ -420,8 +433,8 @@ parameter_server = check(parameter_server)
 # #### `doubling_all_reduce`
 # > difficulty 4/5 · importance 3/5 · 15 minutes · about 13 lines
 #
-# Swap *all* you have with the rank whose number differs in bit 0, then bit 1, then bit 2: after log2 R swaps everybody has the sum. Few
-# steps, many bytes: the algorithm for small messages.
+# Swap *all* you have with the rank whose number differs in bit 0, then bit 1, then bit 2: after log2 R swaps every rank has
+# the sum. Few steps, many bytes: the algorithm for small messages.
 
 # %%
 def doubling_all_reduce(x, group=None):
@@ -444,7 +457,7 @@ def doubling_all_reduce(x, group=None):
 doubling_all_reduce = check(doubling_all_reduce)
 
 # %% [markdown]
-# Three ways to the same sum. Count the bytes of the busiest rank: that is what you wait for.
+# Three ways to the same sum. Look at the busiest rank's bytes: you wait for that rank.
 
 # %%
 ways = (parameter_server, doubling_all_reduce, ring_all_reduce)
@@ -456,7 +469,8 @@ plots.busiest_rank({all_reduce.__name__: [sum(sent.values()) for sent, _ in
 # #### `fit_alpha_beta`
 # > difficulty 3/5 · importance 4/5 · 10 minutes · about 5 lines
 #
-# Times were measured at several sizes. Which alpha and beta explain them best, **in proportion**? (Why not plain least squares? Try it, and look at alpha.)
+# You have times, measured at several sizes. Which alpha and beta explain them best, **in proportion**? (Why not plain least
+# squares? Try it, and look at alpha.)
 
 # %%
 def fit_alpha_beta(sizes, seconds):
@@ -488,7 +502,7 @@ def crossover_bytes(ranks, alpha, beta):
 
     Infinity for 1 or 2 ranks, where doubling sends no more bytes than the ring.
     """
-    # how many steps more has the ring? how many bytes more has doubling, per byte of the tensor?
+    # how many more steps does the ring take? how many more bytes doubling, per byte of the tensor?
     raise NotImplementedError("exercise crossover_bytes: about 5 lines")
 
 
@@ -517,11 +531,13 @@ alike = all(torch.equal(a, b) for _, ours in seen for a, b in zip(ours, seen[0][
 print("all ranks agree to the last bit, for the ring and for the hierarchical one:", alike)
 
 # %% [markdown]
-# The same, up to the last bits, which depend on the *order* of additions. So two algorithms differ, and yet all ranks of one run agree
-# exactly: each chunk is summed once, then copied. Replicas that summed by themselves would drift apart.
+# The same, up to the last bits, which depend on the *order* of additions. So two algorithms differ, and yet all ranks of
+# one run agree exactly: each chunk is summed once, then copied. If each rank added everything up in *its own* order,
+# replicas would drift apart. (In doubling each rank adds for itself, but all in the same order: a + b and b + a have the
+# same bits.)
 #
-# MPI had these verbs in 1994, and its names are still the ones we use. Here is mpi4py, in the columns of nccl-tests (explained in the
-# project below). The inputs are the same, and `#wrong` counts elements that are not what they should be.
+# MPI had these verbs in 1994, and we still use its names. Here is mpi4py, in the columns of nccl-tests (the project below
+# explains them). The inputs are the same, and `#wrong` counts elements that are not what they should be.
 
 # %%
 from ranklab.projects.collectives_mpi import mpi_table
@@ -529,15 +545,16 @@ from ranklab.projects.collectives_mpi import mpi_table
 print(mpi_table(ranks=2, sizes=(2**10, 2**20)))
 
 # %% [markdown]
-# MPI's processes on one machine share memory. gloo goes through the network stack of the kernel even to reach a neighbour: compare the
-# rows of 1 KB here with gloo's rows in the next table. (MPI's ranks wait by spinning: where other programs want the same
-# cores, a row can be far too slow.) On GPUs NCCL writes straight into the other GPU's memory, where the machine allows it.
+# MPI's processes on one machine share memory. gloo goes through the kernel's network stack even to reach a neighbour:
+# compare the rows of 1 KB here with gloo's rows in the next table. (MPI's ranks wait in a loop that uses a whole core: where
+# other programs want the same cores, a row can be far too slow.) On GPUs NCCL writes straight into the other GPU's memory,
+# where the machine allows it.
 
 # %% [markdown]
 # ## 6. Project
 #
-# **A benchmark for any cluster**, with nccl-tests' own columns. `algbw` is size / time. `busbw` multiplies it by what the busiest link carries
-# (2(R-1)/R for all-reduce), and that is the number to compare with the table of links in 4.5.
+# **A benchmark for any cluster**, with nccl-tests' own columns. `algbw` is size / time. `busbw` multiplies it by what the
+# busiest link carries (2(R-1)/R for all-reduce). Compare `busbw` with the table of links in 4.5.
 
 # %%
 from ranklab.projects import collectives as project
@@ -551,8 +568,14 @@ print(project.summary(rows))
 project.figure(rows)
 
 # %% [markdown]
-# **When is the hierarchical one worth it?** On one machine all links are alike, so here is an emulation: real ranks, real messages, but each
-# sender *sleeps* as long as its link would take. Two nodes of two ranks; the link between nodes is slower by a factor, and shared by the node.
+# Does the server win on the left? The model gives it as many steps as the ring: 2(R-1). But the workers do not wait for each
+# other. All send at the same moment, so their latencies overlap, and two rounds remain: in, and out. The ring's six steps
+# on four ranks can't overlap, because each needs the one before it. The server's advantage ends as R grows: it still
+# handles 2(R-1) messages, one by one, and with tensors of some size its link carries all the bytes.
+#
+# **When is the hierarchical one worth it?** On one machine all links are alike, so here is an emulation: real ranks, real
+# messages, but each sender *sleeps* as long as its link would take. Two nodes of two ranks. All ranks of a node share its
+# *one* link to the other node, and that link is slower by a factor.
 
 # %%
 from ranklab.projects import collectives_links as slow
@@ -562,14 +585,31 @@ plots.slow_link(ratios, slow.model(ratios), emulated,
                 title="all-reduce of 1 MB on 2 nodes of 2 ranks; 40 ms per MB inside a node")
 
 # %% [markdown]
-# By the model, the flat ring wins where all links are equal: the hierarchical one does the same work in two layers. They meet at a factor of 2, and
-# beyond it the hierarchical one wins. (Each point is the best of three. On a busy laptop points lie above their line, and near the crossing they can
-# change places.) With eight GPUs in a node, 450 GB/s inside and 50 outside, the factor is 9.
+# By the model, the flat ring wins where all links are equal, because the hierarchical one does the same work in two layers.
+# They meet at a factor of 2, and beyond it the hierarchical one wins. (Each point is the best of three. On a busy laptop
+# points lie above their line, and near the crossing they can change places.) That 2 is **the number of nodes**. For more
+# nodes the model says:
+
+# %%
+for nodes in (2, 4, 8, 16, 32):
+    times = slow.model((9,), nodes=nodes, per_node=8)  # 9 = 450 GB/s inside / 50 outside
+    gain = times["flat ring"][0] / times["hierarchical"][0]
+    print(f"{nodes:2} nodes of 8, outside 9 times slower: hierarchical {gain:.2f} times as fast")
+
+# %% [markdown]
+# With 16 nodes it loses. On two nodes a flat ring sends 1.875 of the tensor out of each node and the hierarchical one 1.0;
+# on 32 nodes both send nearly 2.
+#
+# And a good cluster has more than one link for each node. With a network card of 50 GB/s for each of eight GPUs, a node has
+# 400 GB/s outside, against 450 inside: a factor of 1.1. NCCL then builds **several flat rings at once**, each of which leaves
+# the node through another card. So the hierarchical algorithm beats *one* ring through *one* card. It does not beat eight
+# rings; there only its steps are fewer, 2(L-1) + 2(M-1) instead of 2(R-1), which helps small tensors.
 
 # %% [markdown]
 # ## 7. Measure
 #
-# Prediction beside count, for a tensor of 4 MB. Bytes and messages are those of the busiest rank. Counts are exact, so they are asserted.
+# Prediction beside count, for a tensor of 4 MB. Bytes and messages are those of the busiest rank. Counts are exact, so they
+# are asserted.
 
 # %%
 def busiest(n, all_reduces):
@@ -595,10 +635,10 @@ for R in (2, 4, 8):
         assert counted == (messages, sent)
 
 # %% [markdown]
-# (`dist.all_reduce` is not in the table: no program sees its inside, and the meter would give you the ring's formula back.)
+# (`dist.all_reduce` is not in the table: the meter can't see inside it, and would only repeat the ring's formula.)
 #
-# Now time, of each call the best of ten, since other programs can only add to it. Measure a swap between **two** ranks, fit alpha and beta with your function, and predict the ring on two ranks, which is two such swaps
-# of half the tensor:
+# Now time. We take the best of ten calls, since other programs can only add to it. Measure a swap between **two** ranks, fit
+# alpha and beta with your function, and predict the ring on two ranks: that is two such swaps of half the tensor.
 
 # %%
 from ranklab.projects.collectives_bench import best_seconds
@@ -625,17 +665,18 @@ for nbytes, seconds in launch(times, ring_all_reduce, ranks=2)[0]:
     print(f"{nbytes:9} bytes: {predicted * 1e3:8.2f} ms predicted, {seconds * 1e3:8.2f} measured")
 
 # %% [markdown]
-# The model is right in shape: on the left times hardly change with the size, on the right they grow with it. In detail it is off, on a laptop by
-# a factor of two or three, and for small messages on a *busy* laptop by more: whoever waits for a message may first wait for a turn on the
-# processor. It knows nothing of that, nor of additions and fresh memory.
+# The model is right in shape: small tensors take nearly the same time, large ones grow with their size. In detail it is off,
+# on a laptop by a factor of two or three, and for small messages on a *busy* laptop by more: a rank that waits for a message
+# may first wait for its turn on the processor. The model does not know that, nor the cost of additions and fresh memory.
 #
-# **What the clock can't show here**: with more ranks than cores nothing gets faster, so no algorithm can show its strength in seconds. So this
-# course asserts counts, and prints times.
+# **What the clock can't show here**: with more ranks than cores nothing gets faster, so no algorithm can show its strength in
+# seconds. So this course asserts counts, and prints times.
 
 # %% [markdown]
 # ## 8. Interview questions
 #
-# Say your answer aloud before you unfold it. `ranklab drill --lab 02` in a terminal asks these and more, with other numbers each time.
+# Say your answer aloud before you unfold it. `ranklab drill --lab 02` in a terminal asks these and more, with other numbers
+# each time.
 
 # %%
 questions("02_collectives")
@@ -648,21 +689,28 @@ questions("02_collectives")
 # sbatch labs/jobs/collectives.sbatch
 # ```
 #
-# What changes: the backend is NCCL, and `exchange` becomes one kernel for both directions (that is what the batch in it is for; single sends and
-# receives between two GPUs would share one queue and deadlock). NCCL chooses among ring, tree and in-switch sums by size, as your crossover does.
-# `NCCL_DEBUG=INFO` prints the rings it found, `NCCL_ALGO=Ring` forces one.
+# What changes: the backend is NCCL, and `exchange` becomes one kernel for both directions. (Its batch does that; single sends
+# and receives between two GPUs would share one queue and deadlock.) NCCL chooses among ring, tree and sums in the switch by
+# size, as your crossover does.
 #
-# What to expect of NCCL's own all-reduce at large sizes, not measured by us: about 460 to 480 GB/s of busbw on 8 H100 with NVSwitch (which adds up
-# inside the switch, and so beats the 450 of the link), 230 to 250 on 8 A100. Across nodes it should come near the network adapters' sum.
-# A tenth of that means something is wrong: a cable, a driver, or traffic that goes through the host's memory. Definitions: nccl-tests,
-# doc/PERFORMANCE.md. This lab has not been run on several GPUs yet.
+# `NCCL_DEBUG=INFO` prints what NCCL found: lines such as `Channel 00/16 : 0 1 2 3 ...` are its rings. `NCCL_ALGO=Ring` forces rings. On a node with
+# several network cards, look there for all of them (`NET/IB`). `NCCL_IB_HCA` names the InfiniBand cards that NCCL may use;
+# a value left from another machine is a common reason why it uses one of eight. `NCCL_SOCKET_IFNAME` names the interface
+# for the first contact, and for all traffic where there is no InfiniBand. Clusters often join card 0 of all nodes by one
+# switch, card 1 by another, and so on: these are **rails**, and each ring stays on its own.
+#
+# What to expect of NCCL's own all-reduce at large sizes, not measured by us: about 460 to 480 GB/s of busbw on 8 H100 with
+# NVSwitch (which adds up inside the switch, and so beats the 450 of the link), 230 to 250 on 8 A100. Across nodes it should
+# come near the sum of the network cards. A tenth of that means something is wrong: a cable, a driver, or traffic that goes
+# through the host's memory. Definitions: nccl-tests, doc/PERFORMANCE.md. This lab has not been run on several GPUs yet.
 
 # %% [markdown]
 # ## 10. What we left out
 #
-# - **NCCL's double binary trees**: fewest steps *and* fewest bytes, by cutting messages into slices that follow each other.
-# - **Sums in the network**: NVLink SHARP and InfiniBand SHARP let the switch add, so that each GPU sends its tensor once, not 2(R-1)/R times.
-# - **Protocols**: NCCL's LL and LL128 trade bandwidth for latency; slices and channels keep several rings going at once.
+# - **NCCL's double binary trees**: few steps *and* few bytes, because slices of a message follow each other down the tree.
+# - **Sums in the network**: NVLink SHARP and InfiniBand SHARP let the switch add, so that each GPU sends its tensor once,
+#   not 2(R-1)/R times.
+# - **Protocols**: NCCL's LL and LL128 trade bandwidth for latency; slices and channels keep several rings busy at once.
 # - **Compression** (lab 04) and **overlap with computing** (lab 03), which hides what you can't make smaller.
 # - **Uneven all-to-all**: lab 11, where experts need it.
 #

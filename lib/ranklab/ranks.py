@@ -50,8 +50,8 @@ def shard_range(n, rank, size):
 def pass_the_token(group=None):
     """The token has gone once around the ring; returns its value as it reached this rank.
 
-    The token is a counter. Rank 0 starts it at 0; who holds it adds 1 and sends it on to the next
-    rank, the last one back to rank 0. So rank r returns r, and rank 0 returns the number of ranks.
+    The token is a counter. Rank 0 starts it at 0; each rank adds 1 and sends it on to the next
+    one, the last back to rank 0. So rank r returns r, and rank 0 returns the number of ranks.
     cost   each rank sends one message of 8 bytes; a single rank sends none
     lab    00
     """

@@ -8,7 +8,7 @@ class LossScale(NamedTuple):
 
     scale: float = 2.0**16
     clean_steps: int = 0
-    interval: int = 2000  # so many clean steps, and the scale doubles
+    interval: int = 2000  # the scale doubles after this many clean steps in a row
 
 
 def scale_loss(loss, optimizer, state):

@@ -4,7 +4,7 @@
     ring.py          reduce-scatter, all-gather and all-reduce round a ring: the fewest bytes
     tree.py          broadcast and all-reduce in log2 R rounds: the fewest steps
     hierarchical.py  all-reduce for two kinds of links: fast inside a node, slow between nodes
-    server.py        all-reduce through one rank, to see why nobody does it any more
+    server.py        all-reduce through one rank, to see why that does not scale
     cost.py          alpha + n * beta: what each of them costs, before it is run
     wire.py          the one way in which they all talk: send to one rank, receive from another
 

@@ -1,8 +1,8 @@
 """What a collective costs, before it is run: every message takes alpha + n * beta seconds.
 
 alpha (seconds) is what a message costs however small it is; beta (seconds per byte) is one over
-the bandwidth. A simplification: links do not share anything, a rank sends and receives at
-the same time, and adding numbers up is free. It is wrong in detail and right in shape.
+the bandwidth. A simplification: links share nothing, a rank sends and receives at the same time,
+steps wait for each other, and additions are free. It is wrong in detail and right in shape.
 """
 
 import math
@@ -105,7 +105,7 @@ def best_sent_bytes(verb, nbytes, ranks):
 
 
 def bus_factor(verb, ranks):
-    """What nccl-tests multiplies algorithm bandwidth with: it gives the load of one link."""
+    """The factor from algorithm to bus bandwidth in nccl-tests: what one link carries, per byte."""
     share = (ranks - 1) / ranks
     factors = {"all_reduce": 2 * share, "reduce_scatter": share, "all_gather": share,
                "all_to_all": share, "broadcast": 1.0, "reduce": 1.0}

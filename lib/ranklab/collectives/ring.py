@@ -36,8 +36,8 @@ def ring_reduce_scatter(x, group=None, out=None):
 def ring_all_gather(shard, group=None, out=None):
     """Every rank ends with the shards of all ranks, one after the other; `shard` is unchanged.
 
-    `out` may be given as the place for the result. It must be when the shards differ in length:
-    its size says how long each of them is.
+    `out` may be given as the place for the result. It must be given when the shards differ in
+    length: its size says how long each of them is.
 
     shape  (n/R,) -> (n,), or the shape of `out`
     cost   sends all chunks but one: (R-1)/R of the result's bytes, in R-1 messages

@@ -1,8 +1,8 @@
 """The nine verbs in their plainest form: what each of them means, in sends and receives.
 
-Nothing here is clever. In broadcast, reduce, gather and scatter one rank does all the talking;
-the `all` verbs let every rank talk to every other. ring.py and tree.py do the same with better
-manners. With a list of R things, the result is stacked: (R, ...).
+Nothing here is clever. In broadcast, reduce, gather and scatter one rank talks to all the others;
+in the `all` verbs every rank talks to every other. ring.py and tree.py spread the work better.
+Where a result has a part for each rank, the parts are stacked: (R, ...).
 """
 
 import torch

@@ -27,7 +27,7 @@ def marked(ranks, device=None):
     """One number per chunk, in which the chunk and this rank can be read after any sum."""
     rank = dist.get_rank()
     chunks = torch.arange(ranks, dtype=torch.int64, device=device)
-    # Low byte: which ranks. Above: chunk, counted as often as there are ranks in the sum.
+    # Low byte: a bit for each rank in the sum. Above it: the chunk, times the ranks in the sum.
     return chunks * 256 + (1 << rank)
 
 

@@ -13,7 +13,7 @@ from ranklab.collectives.emulate import EmulatedLinks
 from ranklab.engine import device, launch
 from ranklab.projects.collectives_bench import finish
 
-NBYTES = 1_000_000  # what really moves: small, for the waiting is invented anyway
+NBYTES = 1_000_000  # what really moves: small, because the waiting is invented anyway
 
 
 def links(ratio, fast_s=0.04):

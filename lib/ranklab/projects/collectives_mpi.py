@@ -13,7 +13,7 @@ import numpy as np
 NO_MPI = ("MPI is not here. After apt install openmpi-bin libopenmpi-dev and pip install "
           "'ranklab[mpi]' this runs: mpirun -n 4 python -m ranklab.projects.collectives --mpi")
 
-# Open MPI refuses more processes than cores, and root, which is who one is in a container.
+# Open MPI refuses more processes than cores, and it refuses root, the usual user of a container.
 OPEN_MPI = {"OMPI_MCA_rmaps_base_oversubscribe": "1", "OMPI_ALLOW_RUN_AS_ROOT": "1",
             "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
             "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}

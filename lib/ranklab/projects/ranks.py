@@ -4,8 +4,8 @@
     torchrun --nproc-per-node 8 -m ranklab.projects.ranks
     srun -N 4 --ntasks-per-node 8 python -m ranklab.projects.ranks
 
-Rank 0 prints who lives where, whether an all-reduce is right, how long it takes by size, and names
-what is slow (its computing or its link) or missing. Exit code 1 when anything is wrong.
+Rank 0 prints where each rank runs, whether an all-reduce is right and how long it takes by size,
+and it names the ranks that compute slowly or are missing. Exit code 1 when anything is wrong.
 """
 
 import argparse
@@ -74,7 +74,7 @@ def all_reduce_is_right(n=1000):
 
 
 def timed(fn, repeats=5, pick=statistics.median):
-    """The median time of `fn()` in seconds, or what else `pick`s; on a GPU, of finished work."""
+    """The median time of `fn()` in seconds, or what `pick` makes of the times; GPU work included."""
     seconds = []
     for _ in range(repeats + 1):
         start = time.perf_counter()
