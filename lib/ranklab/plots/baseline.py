@@ -21,7 +21,7 @@ def hierarchy(device):
     rates = [level.bandwidth for level in levels]
     for row, level in enumerate(levels):
         # widths grow with the logarithm of the size, so that a pyramid comes out
-        width = 3.7 + 4.3 * row / max(1, len(levels) - 1)
+        width = 4.4 + 3.6 * row / max(1, len(levels) - 1)
         ax.barh(row, width, left=-width / 2, height=0.78, color=TONES[0], edgecolor="white",
                 alpha=1 - 0.11 * row)  # fmt: skip
         size = "" if np.isinf(level.bytes) else f", {human_bytes(level.bytes)}"

@@ -2,7 +2,7 @@
 
 import numpy as np
 from matplotlib.colors import LinearSegmentedColormap
-from matplotlib.patches import Rectangle
+from matplotlib.patches import Circle, Rectangle
 from matplotlib.ticker import LogLocator
 
 from ranklab.plots.style import (
@@ -43,9 +43,9 @@ def nine_verbs():
                     _slot(ax, left + slot, rank, text)
         for rank in range(3):
             ax.text(-0.75, rank, f"rank {rank}", ha="right", va="center", fontsize=8)
-        words = "wait\nfor all" if verb == "barrier" else ""
+        words = "wait" if verb == "barrier" else ""
         ax.annotate("", (4.3, 1), (2.7, 1), arrowprops={"arrowstyle": "->", "color": INK})
-        ax.text(3.5, 0.3, words, ha="center", va="center", fontsize=8)
+        ax.text(3.5, 0.7, words, ha="center", va="bottom", fontsize=8)
     return fig
 
 
@@ -58,17 +58,17 @@ def _slot(ax, x, y, text):
 
 
 @styled
-def steps(messages, ranks, nodes=1, title=None):
+def steps(messages, ranks, nodes=1, title=None, cols=None):
     """What every rank holds after each step, replayed from `messages` (see collectives.watch).
 
-    One panel per step, one row per rank, one column per chunk. The number, and the shade, say how
-    many ranks are summed in a cell; a frame marks what has just arrived. In the first panel a
-    dotted frame marks what each rank sends first.
+    One panel per step (`cols` side by side), in it a row per rank and a column per chunk. Number
+    and shade say how many ranks are summed in a cell; a frame marks what has just arrived, dashed
+    where it came from another node. In the first panel a circle marks what each rank sends first.
     """
     flat = [m for of_rank in messages for m in of_rank]
     n_steps = 1 + max((m.step for m in flat), default=-1)
     panels = n_steps + 1
-    cols = panels if panels <= 5 else min(5, -(-panels // 2))
+    cols = cols or (panels if panels <= 5 else min(5, -(-panels // 2)))
     rows = -(-panels // cols)
     side = 0.36 * ranks + 0.5
     fig, axes = figure(cols * side + 0.5, rows * side + 0.7, rows, cols, squeeze=False)
@@ -83,14 +83,14 @@ def steps(messages, ranks, nodes=1, title=None):
         ax.set_title("start" if step == 0 else f"step {step}")
         for m in flat if step == 0 else ():
             if m.step == 0:
-                _frame(ax, m.chunk, m.sender, (0, (1, 1)))
+                ax.add_patch(Circle((m.chunk, m.sender), 0.4, fill=False, ec=TONES[1], lw=2))
         if step % cols:
             ax.set_yticklabels([])
     fig.get_layout_engine().set(h_pad=0.1)  # a title must not touch the ticks above it
     note = ("columns are chunks; numbers count the ranks summed in a cell\n"
-            "dotted: what a rank sends first; framed: just arrived")
+            "circle: what a rank sends first; frame: just arrived")
     if nodes > 1:
-        note += "\nsolid frame: inside a node; dashed frame: over the slow link between the nodes"
+        note += " (dashed: from the other node)"
     fig.supxlabel(note, fontsize=9)
     if title:
         fig.suptitle(title, fontweight="bold", fontsize=11)
@@ -115,7 +115,7 @@ def _panel(ax, held, arrived, per_node):
             colour = "white" if count > 0.6 * ranks else INK
             ax.text(chunk, rank, count, ha="center", va="center", color=colour, fontsize=9)
     for m in arrived:
-        dashes = "-" if m.sender // per_node == m.to // per_node else (0, (2, 1.2))
+        dashes = "-" if m.sender // per_node == m.to // per_node else (0, (1.6, 1))
         _frame(ax, m.chunk, m.to, dashes)
     bare_grid(ax, range(ranks), [f"rank {rank}" for rank in range(ranks)])
     for edge in range(per_node, ranks, per_node):
@@ -158,7 +158,7 @@ def _matrix(ax, bytes_to, most, notes):
         n = table[sender, to]
         colour = "white" if n > 0.6 * most else INK if n else FAINT
         text = "\n".join((human_bytes(n), *filter(None, [notes.get((sender, to))]))) if n else "-"
-        ax.text(to, sender, text, ha="center", va="center", color=colour, fontsize=8)
+        ax.text(to, sender, text, ha="center", va="center", color=colour, fontsize=8.5)
         ax.add_patch(Rectangle((to - 0.5, sender - 0.5), 1, 1, fill=False, ec=FAINT, lw=0.6))
     bare_grid(ax, range(R), range(R))
     ax.set(xlabel="to rank", ylabel="from rank")

@@ -1,4 +1,4 @@
-"""The figures of lab 00: where ranks live, who has which part, how a token travels, who waits."""
+"""The figures of lab 00: where ranks run, which part is whose, how a token travels, who waits."""
 
 import math
 
@@ -10,29 +10,31 @@ from ranklab.ranks import coordinates
 
 
 def world(ranks, nodes=1):
-    """Nodes as boxes, ranks as circles, with the names that torchrun gives each of them."""
+    """Nodes as boxes, ranks as circles; a row for each number that torchrun gives a process."""
     per_node = ranks // nodes
-    fig, ax = figure(1.15 * ranks + 0.6, 2.4)
+    fig, ax = figure(0.57 * (ranks + 3), 1.75)
     clean(ax)
+    for y, name in ((1.15, "GROUP_RANK"), (0.3, "RANK"), (-0.5, "LOCAL_RANK")):
+        ax.text(-0.8, y, name, ha="right", va="center")
     for node in range(nodes):
-        left = node * (per_node + 0.5)
-        ax.add_patch(FancyBboxPatch((left - 0.5, -0.75), per_node - 0.05, 1.75, fc="#eef2f5",
+        left = node * (per_node + 0.3)
+        ax.add_patch(FancyBboxPatch((left - 0.45, -0.75), per_node - 0.1, 1.55, fc="#eef2f5",
                                     ec=INK, boxstyle="round,pad=0.05"))
-        ax.text(left + per_node / 2 - 0.5, 1.16, f"node {node}   GROUP_RANK={node}", ha="center")
+        ax.text(left + per_node / 2 - 0.5, 1.15, f"{node}  (node {node})", ha="center",
+                va="center")
     for rank in range(ranks):
         node, local_rank = coordinates(rank, ranks, nodes)
-        x = rank + 0.5 * node
-        ax.add_patch(Circle((x, 0.32), 0.33, fc=TONES[0], ec=INK))
-        ax.text(x, 0.32, str(rank), color="white", ha="center", va="center", fontsize=15,
+        x = rank + 0.3 * node
+        ax.add_patch(Circle((x, 0.3), 0.36, fc=TONES[0], ec=INK))
+        ax.text(x, 0.3, str(rank), color="white", ha="center", va="center", fontsize=13,
                 fontweight="bold")
-        ax.text(x, -0.3, f"RANK={rank}\nLOCAL_RANK={local_rank}", ha="center", va="center",
-                fontsize=8)
-    ax.set(xlim=(-0.7, ranks + 0.5 * (nodes - 1) - 0.3), ylim=(-0.9, 1.45), aspect="equal")
+        ax.text(x, -0.5, str(local_rank), ha="center", va="center", fontsize=12)
+    ax.set(xlim=(-3, ranks + 0.3 * (nodes - 1) - 0.4), ylim=(-0.85, 1.4), aspect="equal")
     return fig
 
 
 def shards(shard_range, n, sizes=(2, 3, 4, 8)):
-    """Who gets which part of range(n), by calling `shard_range`; one row for each world size."""
+    """The part of range(n) that each rank gets from `shard_range`; a row for each world size."""
     fig, ax = figure(7.5, 0.5 * len(sizes) + 1)
     for row, size in enumerate(sizes):
         for rank in range(size):
@@ -41,7 +43,7 @@ def shards(shard_range, n, sizes=(2, 3, 4, 8)):
                 continue
             bars(ax, row, len(part), rank, barh=True, left=part[0])
             ax.text(part[0] + len(part) / 2, row, f"{rank}: {len(part)}", ha="center", va="center",
-                    fontsize=8, bbox={"fc": "white", "ec": "none", "pad": 1})
+                    fontsize=9, bbox={"fc": "white", "ec": "none", "pad": 1})
     ax.set_yticks(range(len(sizes)), [f"{size} ranks" for size in sizes])
     ax.set(xlabel=f"item of range({n})   (in the bars: rank: how many)", xlim=(0, n))
     ax.invert_yaxis()

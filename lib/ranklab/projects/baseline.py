@@ -168,7 +168,7 @@ def main(argv=None):
     parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1")
     parser.add_argument("--compile", action="store_true", help="torch.compile the model")
     parser.add_argument("--recompute", action="store_true", help="checkpoint each block")
-    parser.add_argument("--loss-chunks", type=int, default=1, help="compute the logits in this many parts")
+    parser.add_argument("--loss-chunks", type=int, default=1, help="logits in this many parts")
     parser.add_argument("--data", help="a text file, or tokens in a .bin file (uint16)")
     parser.add_argument("--checkpoint", help="save to this file")
     parser.add_argument("--resume", action="store_true", help="go on from --checkpoint")

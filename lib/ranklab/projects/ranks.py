@@ -74,7 +74,7 @@ def all_reduce_is_right(n=1000):
 
 
 def timed(fn, repeats=5, pick=statistics.median):
-    """The median time of `fn()` in seconds, or what `pick` makes of the times; GPU work included."""
+    """The median time of `fn()` in seconds, or what `pick` makes of them; with the GPU's work."""
     seconds = []
     for _ in range(repeats + 1):
         start = time.perf_counter()
