@@ -10,7 +10,7 @@ import torch.distributed as dist
 from ranklab import collectives as c
 from ranklab import launch
 from ranklab.collectives.emulate import EmulatedLinks
-from ranklab.collectives.watch import Watch, marked
+from ranklab.collectives.watch import Message, Watch, marked
 from ranklab.engine import RankError, torchrun
 from ranklab.meter import Traffic
 from ranklab.plots import collectives as plots
@@ -254,6 +254,22 @@ def test_hierarchical_wins_only_where_links_differ():
     flat, layered = times["flat ring"], times["hierarchical"]
     assert flat[0] < layered[0] and flat[1] == pytest.approx(layered[1])
     assert flat[2] > layered[2] and flat[3] / layered[3] > flat[2] / layered[2]
+
+
+@pytest.mark.parametrize("nodes", [2, 4, 16, 32])
+def test_hierarchical_meets_one_flat_ring_at_the_number_of_nodes(nodes):
+    fast, slow = c.Link(0, 1e-9), c.Link(0, nodes * 1e-9)
+    flat, layered = (time_of(1e6, nodes, 8, fast, slow)
+                     for time_of in (c.flat_ring_time, c.hierarchical_time))
+    assert flat == pytest.approx(layered)
+
+
+def test_the_slow_link_and_the_first_message_look_different():
+    messages = [[Message(0, 0, 1, 0, frozenset([0]))], [Message(0, 1, 0, 1, frozenset([1]))]]
+    start, step = plots.steps(messages, 2, nodes=2).axes[:2]
+    assert [type(mark).__name__ for mark in start.patches] == ["Circle", "Circle"]
+    assert {(type(mark).__name__, mark.get_linestyle()) for mark in step.patches} == {
+        ("Rectangle", (0, (1.6, 1)))}
 
 
 def test_emulated_links_change_no_value():

@@ -512,7 +512,8 @@ crossover_bytes = check(crossover_bytes)
 # %% [markdown]
 # ## 5. The real thing
 #
-# In production you write one line: `dist.all_reduce(x)`. Does it give the same numbers as yours? All three on random floats, on four ranks:
+# In production you write one line: `dist.all_reduce(x)`. Does it give the same numbers as your two? Try random floats on
+# four ranks:
 
 # %%
 def three_ways():
