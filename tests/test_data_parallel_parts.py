@@ -106,6 +106,28 @@ def test_replicas_agree_sees_one_bit(R):
             assert sent == [16]
 
 
+def _agree_as_dtensors():
+    from torch.distributed.tensor import DTensor, Replicate, Shard, init_device_mesh
+
+    mesh, rank, seen = init_device_mesh(device().type, (2,)), dist.get_rank(), []
+    local = torch.arange(6.0, device=device()).view(3, 2)
+    for placement, change in ((Replicate(), 0), (Replicate(), rank), (Shard(0), 0)):
+        model = nn.Linear(1, 1)
+        model.weight = nn.Parameter(DTensor.from_local(local + change, mesh, [placement],
+                                                       run_check=False))
+        try:
+            seen.append(replicas_agree(model))
+        except ValueError as error:
+            seen.append(str(error))
+    return seen
+
+
+def test_replicas_agree_on_copies_of_a_dtensor_and_refuses_its_shards():
+    for seen in launch(_agree_as_dtensors, ranks=2):
+        assert seen == [True, False, "replicas_agree: weight is (Shard(dim=0),), so no rank holds "
+                        "a copy of it; compare its full_tensor()"]
+
+
 # --- shards -------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("drop_last", [False, True])

@@ -285,7 +285,7 @@ def test_the_server_is_killed_during_a_launch():
 def test_the_system_will_not_start_more_processes():
     """The answer of a server whose fork failed, from a stand-in."""
     mine, theirs = socket.socketpair()
-    job = Job(2, 1, 60, 0, {}, "/", [])
+    job = Job(2, 1, 60, 0, {}, "/", [], "/none")
     theirs.send(b'{"forked": 0, "error": "Cannot allocate memory"}\n')
     before = len(os.listdir("/proc/self/fd"))
     with theirs, open(os.devnull) as store, pytest.raises(RuntimeError) as caught:

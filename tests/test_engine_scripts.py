@@ -196,6 +196,64 @@ def test_the_number_of_ranks_on_a_node_is_that_nodes_own():
     assert in_place._from_slurm(job)["LOCAL_WORLD_SIZE"] == "4"
 
 
+def test_two_steps_of_a_job_and_the_next_job_meet_at_ports_of_their_own():
+    from ranklab.engine import in_place
+
+    def port(job, step, node="0"):
+        return in_place._from_slurm({
+            "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "4", "SLURM_LOCALID": "0",
+            "SLURM_STEP_TASKS_PER_NODE": "2(x2)", "SLURM_NODEID": node, "MASTER_ADDR": "here",
+            "SLURM_JOB_ID": job, "SLURM_STEP_ID": step})["MASTER_PORT"]
+
+    assert port("7", "1", node="0") == port("7", "1", node="1")
+    assert len({port(job, step) for job in ("7", "8") for step in ("0", "1", "2")}) == 6
+    assert 15000 <= int(port("99999999", "4294967290")) < 35000
+
+
+IN_PLACE = """
+    import os, torch, torch.distributed as dist
+    from ranklab import launch
+
+    def limit():
+        group = dist.distributed_c10d._get_default_group()
+        return group._get_backend(torch.device("cpu")).options._timeout.total_seconds()
+
+    print(launch(limit, timeout=10), launch(limit, timeout=100, stream=True))
+    for wanted in ({"nodes": 2}, {"ranks": 3}, {"nodes": 1, "ranks": 1}):
+        try:
+            print(launch(limit, timeout=20, **wanted))
+        except ValueError as error:
+            print(error)
+    """
+SENTENCE = ("RuntimeError: launch: RANK and WORLD_SIZE are set, as by torchrun, but {}; "
+            "start the ranks with torchrun, or unset both\n")
+
+
+def in_place(tmp_path, **environ):
+    """What a script under these variables of torchrun's prints; its errors."""
+    script = write(tmp_path / "in_place.py", IN_PLACE)
+    environ = environment(tmp_path, RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1",
+                          MASTER_PORT=str(free_port()), **environ)
+    done = subprocess.run([sys.executable, str(script)], env=environ, text=True,
+                          capture_output=True, timeout=100)
+    return done.stdout, done.stderr
+
+
+def test_in_place_each_launch_has_its_timeout_and_no_argument_is_ignored(tmp_path):
+    out, errors = in_place(tmp_path, LOCAL_RANK="0", LOCAL_WORLD_SIZE="1")
+    assert out.splitlines() == [
+        "[40.0] [130.0]",
+        *(f"launch: {name}={n}, but this job was started with 1 {name}; leave {name}= out, or "
+          "start as many" for name, n in (("nodes", 2), ("ranks", 3))),
+        "[50.0]"], errors
+
+
+def test_half_of_torchruns_variables_are_a_sentence(tmp_path):
+    assert in_place(tmp_path)[1].endswith(SENTENCE.format("LOCAL_WORLD_SIZE is not"))
+    assert in_place(tmp_path, LOCAL_WORLD_SIZE="1", LOCAL_RANK="one")[1].endswith(
+        SENTENCE.format("LOCAL_RANK is 'one'"))
+
+
 def test_ranks_that_fall_back_on_the_cpu_say_so(monkeypatch, capsys):
     import torch
 

@@ -38,11 +38,17 @@ def replicas_agree(model, group=None):
 
     Only parameters: the statistics of batch norm differ between two forwards, and may.
     cost   one all-reduce of 16 bytes, whatever the model's size
+    error  a parameter that is a DTensor and not replicated: no rank holds a copy of it
     lab    03
     """
     digest, device = hashlib.blake2b(digest_size=7), "cpu"  # 56 bits: an int64 and its negative
-    for parameter in model.parameters():
+    for name, parameter in model.named_parameters():
         device = parameter.device
+        if hasattr(parameter, "to_local"):  # a DTensor
+            if not all(placement.is_replicate() for placement in parameter.placements):
+                raise ValueError(f"replicas_agree: {name} is {parameter.placements}, so no rank "
+                                 "holds a copy of it; compare its full_tensor()")
+            parameter = parameter.to_local()
         content = parameter.detach().contiguous().view(-1).view(torch.uint8)
         digest.update(content.cpu().numpy())
     mine = int.from_bytes(digest.digest(), "big")

@@ -4,17 +4,21 @@
 
 Read in this order:
 
-    launch.py      the one call; decides between fresh ranks and an existing job (torchrun, srun)
-    in_place.py    ranks that somebody else started: torchrun, srun
-    forkserver.py  the parent's handle on the process that forks ranks
-    server.py      that process: has imported torch once, forks, reaps
-    rank.py        what happens inside a rank
-    crew.py        the parent watches the ranks of one launch: values, failures, time
-    output.py      what the ranks print, in order
-    verdict.py     which rank is to blame, and where each one waits
-    report.py      the words for it: errors, lines of code, stacks, exit codes
-    ship.py        functions, arguments and values on their way between processes
-    torchrun.py    the same script under the real torchrun
+    launch.py        the one call; decides between fresh ranks and an existing job (torchrun, srun)
+    in_place.py      ranks that somebody else started: torchrun, srun
+    forkserver.py    the parent's handle on the process that forks ranks
+    server.py        that process: has imported torch once, forks, reaps
+    rank.py          what happens inside a rank
+    surroundings.py  what is different around it: no keyboard, the first to go
+    crew.py          the parent watches the ranks of one launch: values, failures, time
+    member.py        one rank, as the parent sees it
+    output.py        what the ranks print, in order
+    stall.py         a deadlock seen early
+    verdict.py       which rank is to blame, and where each one waits
+    stack.py         where a rank is, from its stack
+    report.py        the words for it: errors, lines of code, exit codes
+    ship.py          functions, arguments and values on their way between processes
+    torchrun.py      the same script under the real torchrun
 """
 
 from ranklab.engine.in_place import is_main_process

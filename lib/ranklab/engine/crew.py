@@ -7,21 +7,24 @@ import selectors
 import signal
 import socket
 import time
-from dataclasses import dataclass, field
-from typing import BinaryIO
 
-from ranklab.engine import ship, verdict
+from ranklab.engine import ship, stall, verdict
+from ranklab.engine.member import Member
 from ranklab.engine.output import Output
-from ranklab.engine.report import Failure, RanksInterrupted, Stack, Value
+from ranklab.engine.report import RanksInterrupted
 from ranklab.engine.server_lines import Lines, ServerDied
+from ranklab.engine.stack import Stack
 
 # After the first failure others may report theirs: for as long again as it took, since on a busy
 # machine they may be that far behind; within these limits, in seconds.
 GRACE, LONGEST_GRACE = 0.1, 1.0
 CAUSE_LIMIT = 5.0  # seconds more, while all that failed have only lost a peer
 
-# All these together are below 5 s: no launch holds a cell for more than `timeout` and 5 s.
 START_LIMIT = 60.0  # seconds until all ranks are up; only then the learner's time begins
+
+# How long a launch holds a cell after its `timeout` at the most: 5 s when it hangs or returns
+# (STACK or RELEASE, then KILL and DRAIN); 8 s when a rank fails in the last moment and for nothing
+# but a lost peer (the two above, KILL and DRAIN).
 STACK_LIMIT = 1.0  # seconds for the ranks to say where they are
 RELEASE_LIMIT = 2.5  # seconds for released ranks to leave their group
 KILL_LIMIT = 1.5  # seconds for killed ranks to be gone
@@ -29,38 +32,17 @@ DRAIN_LIMIT = 0.5  # seconds for output that is still in the pipes
 CHUNK = 1 << 20
 
 
-@dataclass
-class Member:
-    """One rank, as the parent sees it."""
-
-    rank: int
-    channel: socket.socket
-    report_file: BinaryIO
-    stack: bytearray = field(default_factory=bytearray)
-    report: Value | Failure | None = None
-    exit_code: int | None = None
-    seconds: float | None = None  # from the launch to the report
-
-    def is_settled(self):
-        return self.report is not None or self.exit_code is not None
-
-    def has_failed(self):
-        return self.is_settled() and not isinstance(self.report, Value)
-
-    def stack_text(self):
-        return self.stack.decode(errors="replace")
-
-
 class Crew:
     """The ranks of one launch. Use as a context manager: at its end no rank is left."""
 
-    def __init__(self, connection, job, call, store, stream):
+    def __init__(self, connection, job, call, store, stream, stall=None):
         self.connection = connection
         self.lines = Lines(connection)
         self.job = job
         self.call = call
         self.store = store  # the file in which the ranks meet
         self.output = Output(job.ranks, stream)
+        self.stall = stall
         self.members = []
         self.selector = selectors.DefaultSelector()
         self.started = time.monotonic()
@@ -99,6 +81,7 @@ class Crew:
         if "error" in answer:
             raise RuntimeError(f"launch: the system would not start rank {rank} of "
                                f"{self.job.ranks}: {answer['error']}")
+        member.pid = answer["pid"]
 
     def _pipe(self, take):
         """The end for writing of a pipe; `take` is called with what arrives."""
@@ -126,13 +109,8 @@ class Crew:
         if b"s" in data:  # started: it has met all others
             self.all_up = self.all_up or time.monotonic()
         if b"r" in data:
-            self._read_report(member)
-
-    def _read_report(self, member):
-        member.seconds = time.monotonic() - self.started  # first: Ctrl-C may come between
-        with ship.opened(member.report_file.fileno()) as content:
-            member.report = pickle.load(content)
-        member.report_file.close()
+            member.seconds = time.monotonic() - self.started  # first: Ctrl-C may come between
+            member.read_report()
 
     def _read_exits(self):
         for message in self.lines.read():
@@ -163,9 +141,9 @@ class Crew:
             self._wait(lambda: self.all_up or is_decided(), START_LIMIT)
             limit = self.job.timeout if self.all_up else START_LIMIT
             left = limit - (time.monotonic() - (self.all_up or self.started))
-            in_time = self._wait(is_decided, left)
+            in_time = self._wait_or_see_a_stall(is_decided, left)
         except KeyboardInterrupt:
-            self._ask_where()
+            self._ask_where(self._running())
             seconds = time.monotonic() - self.started
             raise RanksInterrupted(f"after {seconds:.1f} s\n"
                                    + verdict.whereabouts(self.members)) from None
@@ -176,8 +154,9 @@ class Crew:
             self._wait(lambda: any(map(verdict.is_cause, self.members)), CAUSE_LIMIT)
             raise verdict.failure(self.members)
         if not in_time:
-            raise verdict.hang(self.members, self._ask_where(), limit)
-        return [ship.loads(m.report.pickled) for m in self.members]
+            self._ask_where(waiting := self._running())
+            raise verdict.hang(self.members, waiting, f"did not finish within {limit:g} s")
+        return [m.report.pickled for m in self.members]
 
     def _all_settled(self):
         return all(m.is_settled() for m in self.members)
@@ -185,14 +164,36 @@ class Crew:
     def _any_failed(self):
         return any(m.has_failed() for m in self.members)
 
-    def _ask_where(self):
-        """The ranks that still run, which have now said in which line."""
-        running = [m for m in self.members if not m.is_settled()]
-        for member in running:
+    def _running(self):
+        return [m for m in self.members if not m.is_settled()]
+
+    def _ask_where(self, members):
+        """These have now said in which line they are."""
+        for member in members:
             self._signal(member, signal.SIGUSR1)
-        self._wait(lambda: all(m.is_settled() or Stack.is_whole(m.stack) for m in running),
-                   STACK_LIMIT)
-        return running
+        self._wait(lambda: all(m.exit_code is not None or Stack.is_whole(m.stack)
+                               for m in members), STACK_LIMIT)
+
+    def _wait_or_see_a_stall(self, until, limit):
+        """As `_wait`.
+
+        error  HangError as soon as all ranks sleep in communication, where `stall` asks for it
+        """
+        if not (self.stall and stall.can_be_seen()):
+            return self._wait(until, limit)
+        watch, end = stall.Watch(self.stall), time.monotonic() + limit
+        while not self._wait(until, min(self.stall / stall.LOOKS, end - time.monotonic())):
+            now = time.monotonic()
+            if now >= end:
+                return False
+            if watch.all_asleep([m.pid for m in self.members], now):
+                self._ask_where(self.members)  # a thread of one that is done may still send
+                if all(m.is_stuck() for m in self.members):
+                    raise verdict.hang(self.members, self._running(), "wait for each other: all "
+                                       f"have slept in communication for {self.stall:g} s")
+                for member in self.members:
+                    member.stack.clear()
+        return True
 
     def _signal(self, member, number):
         self.lines.request({"signal": member.rank, "number": number.value})

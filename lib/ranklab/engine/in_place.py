@@ -10,7 +10,8 @@ from datetime import timedelta
 from ranklab.engine import ship
 from ranklab.engine.rank import GROUP_GRACE, _leave_group, backend_and_device
 
-SLURM_PORTS = (15000, 20000)  # first port, how many: the job's id chooses one, alike on every node
+SLURM_PORTS = (15000, 20000)  # first port, how many: job and step choose one, alike on every node
+STEPS = 100  # of a job, before the ports of the next job begin
 
 
 def is_started_by_another():
@@ -36,25 +37,48 @@ def is_main_process():
     return int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", 0))) == 0
 
 
-def run(fn, args, ranks, timeout):
+def run(fn, args, ranks, nodes, timeout):
     """`fn(*args)` has run on this rank; returns the values of all ranks, on every rank.
 
-    The process group is made at the first call and kept.
+    The process group is made at the first call and kept; its limit is that of each call.
     """
     import torch.distributed as dist
 
     if not _is_torchruns():
         os.environ.update(_from_slurm(os.environ))
-    world_size = int(os.environ["WORLD_SIZE"])
-    if ranks not in (None, world_size):
-        raise ValueError(f"launch: ranks={ranks}, but this job was started with {world_size} "
-                         "ranks; leave ranks= out, or start as many")
-    if not dist.is_initialized():
-        make_group(timeout=timedelta(seconds=timeout + GROUP_GRACE))
+    world_size = _number("WORLD_SIZE")
+    has_nodes = _nodes(world_size)
+    # nodes=1, the default, lays nothing out, so it says nothing here.
+    for name, wanted, has in (("ranks", ranks or world_size, world_size),
+                              ("nodes", nodes if nodes > 1 else has_nodes, has_nodes)):
+        if wanted != has:
+            raise ValueError(f"launch: {name}={wanted}, but this job was started with {has} "
+                             f"{name}; leave {name}= out, or start as many")
+    limit = timedelta(seconds=timeout + GROUP_GRACE)
+    if dist.is_initialized():
+        dist.distributed_c10d._set_pg_timeout(limit)  # of gloo's collectives, and all of NCCL
+    else:
+        make_group(timeout=limit)
     mine = ship.dumps(fn(*args))
     everybodys = [None] * world_size
     dist.all_gather_object(everybodys, mine)
-    return [ship.loads(value) for value in everybodys]
+    return ship.values(everybodys)
+
+
+def _number(name):
+    """The number in a variable that torchrun sets."""
+    try:
+        return int(os.environ[name])
+    except (KeyError, ValueError):
+        is_set = f"{name} is {os.environ[name]!r}" if name in os.environ else f"{name} is not"
+        raise RuntimeError(f"launch: RANK and WORLD_SIZE are set, as by torchrun, but {is_set}; "
+                           "start the ranks with torchrun, or unset both") from None
+
+
+def _nodes(world_size):
+    if "GROUP_WORLD_SIZE" in os.environ:
+        return _number("GROUP_WORLD_SIZE")
+    return -(-world_size // _number("LOCAL_WORLD_SIZE"))  # ranks started by hand
 
 
 def make_group(**options):
@@ -63,7 +87,7 @@ def make_group(**options):
 
     local, ranks_here = 0, 1
     if "RANK" in os.environ:
-        local, ranks_here = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+        local, ranks_here = _number("LOCAL_RANK"), _number("LOCAL_WORLD_SIZE")
     else:
         options |= {"store": dist.HashStore(), "rank": 0, "world_size": 1}
     chosen = backend_and_device(local, ranks_here)
@@ -99,15 +123,17 @@ def _from_slurm(environ):
     tasks = _each(environ.get("SLURM_STEP_TASKS_PER_NODE", "1"))
     tasks_here = tasks[int(environ["SLURM_NODEID"])]
     first_port, ports = SLURM_PORTS
+    step = int(environ["SLURM_JOB_ID"]) * STEPS + int(environ.get("SLURM_STEP_ID", 0))
     return {
         "RANK": environ["SLURM_PROCID"],
         "WORLD_SIZE": environ["SLURM_STEP_NUM_TASKS"],
         "LOCAL_RANK": environ["SLURM_LOCALID"],
         "LOCAL_WORLD_SIZE": str(tasks_here),
         "GROUP_RANK": environ["SLURM_NODEID"],
+        "GROUP_WORLD_SIZE": environ.get("SLURM_STEP_NUM_NODES") or str(len(tasks)),
         "MASTER_ADDR": environ.get("MASTER_ADDR") or _first_host(environ),
         "MASTER_PORT": environ.get("MASTER_PORT")
-        or str(first_port + int(environ["SLURM_JOB_ID"]) % ports),
+        or str(first_port + step % ports),
     }
 
 

@@ -2,20 +2,24 @@
 
 import contextlib
 import os
+import signal
 import socket
 import sys
+import threading
 
 from ranklab.engine import in_place, ship
 from ranklab.engine.crew import Crew
 from ranklab.engine.forkserver import fork_server
 from ranklab.engine.rank import Job
 from ranklab.engine.report import RankError
+from ranklab.engine.server_lines import ServerStuck
+from ranklab.engine.surroundings import folder_of_workers
 
 RANKS_WITHOUT_GPUS = 4
 LONGEST = 20 * 24 * 3600  # seconds; the system's calls count milliseconds in 31 bits
 
 
-def launch(fn, *args, ranks=None, nodes=1, timeout=60, stream=False):
+def launch(fn, *args, ranks=None, nodes=1, timeout=60, stream=False, stall=None):
     """`fn(*args)` has run on fresh ranks; returns [value on rank 0, value on rank 1, ...].
 
     Inside `fn` the default process group is up and torchrun's variables are set; `ranklab.device()`
@@ -25,46 +29,78 @@ def launch(fn, *args, ranks=None, nodes=1, timeout=60, stream=False):
     nodes    lay the ranks out as this many nodes (LOCAL_RANK, GROUP_RANK), on this one machine
     timeout  seconds from when all ranks are up; after it a HangError says where each rank waits
     stream   show output as it comes instead of at the end
+    stall    seconds after which ranks that all sleep in communication are a HangError (stall.py)
 
-    Under torchrun or srun, `fn` runs in place on the ranks that are there already.
+    Under torchrun or srun, `fn` runs in place on the ranks that are there already: `ranks` and
+    `nodes` must be left out or be those of the job, output comes as it is written whatever `stream`
+    says, and `timeout` is the limit of each collective. (gloo's send and recv keep the limit of the
+    first launch: torch can't change it.)
 
     error  RankError: a rank raised or died (with its line); HangError: time is up
     lab    00
     """
     __tracebackhide__ = True  # IPython and pytest leave this frame out of what they print
-    _check(fn, ranks, nodes, timeout)
+    _check(fn, ranks, nodes, timeout, stall)
     if in_place.is_started_by_another():
-        return in_place.run(fn, args, ranks, timeout)
+        return in_place.run(fn, args, ranks, nodes, timeout)
     if sys.platform == "win32":
         raise RuntimeError("launch needs Linux or macOS: on Windows, run this course inside WSL")
+    _import_torch()
     ranks = ranks or _default_ranks()
     if ranks % nodes:
         raise ValueError(f"launch: nodes={nodes} must divide ranks={ranks}")
+    cwd = _working_folder()
     call = ship.dumps_call(fn, args)
     server = fork_server()
     try:
-        with ship.shared_file() as store, _reserved_port() as port:
-            job = Job(ranks, nodes, timeout, port, dict(os.environ), os.getcwd(), sys.path)
-            with Crew(server.connect(), job, call, store, stream) as crew:
+        with ship.shared_file() as store, _reserved_port() as port, folder_of_workers() as folder:
+            job = Job(ranks, nodes, timeout, port, dict(os.environ), cwd, sys.path, folder)
+            with Crew(server.connect(), job, call, store, stream, stall) as crew:
                 results = crew.results()
                 crew.release()
+    except ServerStuck:
+        server.close()
+        raise
     except (RankError, KeyboardInterrupt) as error:
         raise error.with_traceback(None)  # the message has the learner's lines; ours don't matter
-    return results
+    return ship.values(results)
 
 
-def _check(fn, ranks, nodes, timeout):
+def _check(fn, ranks, nodes, timeout, stall):
     if not callable(fn):
         raise TypeError(f"launch: its first argument is the function to run, got {fn!r}")
-    for name, value in (("ranks", ranks), ("nodes", nodes)):
-        if value is not None and not (type(value) is int and value > 0):
+    for name, value in (("ranks", 1 if ranks is None else ranks), ("nodes", nodes)):
+        if not (type(value) is int and value > 0):
             raise ValueError(f"launch: {name} must be a whole number above 0, got {value!r}")
-    if not (isinstance(timeout, (int, float)) and 0 < timeout <= LONGEST):
-        raise ValueError("launch: timeout must be a number of seconds, above 0 and at most "
-                         f"{LONGEST:,}, got {timeout!r}")
+    for name, value in (("timeout", timeout), ("stall", 1 if stall is None else stall)):
+        if not (isinstance(value, (int, float)) and 0 < value <= LONGEST):
+            raise ValueError(f"launch: {name} must be a number of seconds, above 0 and at most "
+                             f"{LONGEST:,}, got {value!r}")
     if "RANKLAB_RANK" in os.environ:
         raise RuntimeError("launch was called inside a launch: a rank can't start ranks. "
                            "Call launch from the notebook or the script.")
+
+
+def _import_torch():
+    """torch is imported whole: one that Ctrl-C cut in two could not be imported again."""
+    if "torch" in sys.modules or threading.current_thread() is not threading.main_thread():
+        return
+    came = []
+    before = signal.signal(signal.SIGINT, lambda *about: came.append(about))
+    try:
+        import torch  # noqa: F401
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if came:
+        signal.raise_signal(signal.SIGINT)
+
+
+def _working_folder():
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        raise RuntimeError("launch: the working folder was deleted; os.chdir() to one that is "
+                           "there") from None
 
 
 def _default_ranks():

@@ -35,21 +35,21 @@ class Output:
             self._show_bar(next(filter(None, reversed(frames)), b""))
             rest = b"\r" + frames[-1]
         self._parts[rank] = bytearray(rest)
-        sys.stdout.flush()
+        _print(flush=True)
 
     def _show_bar(self, frame: bytes):
         bar = self._prefix(0) + frame.decode(errors="replace")
-        sys.stdout.write("\r" + bar.ljust(self._bar))
+        _print("\r" + bar.ljust(self._bar))
         self._bar = len(bar)
 
     def _write(self, rank, text: bytes):
         if self._bar:  # whole lines take the bar's place; its next frame comes below them
-            sys.stdout.write("\r" + " " * self._bar + "\r")
+            _print("\r" + " " * self._bar + "\r")
             self._bar = 0
         lines = text.decode(errors="replace").split("\n")
         # Of a bar that rewrote its line only the last state is worth keeping.
         kept = [line.rstrip("\r").rpartition("\r")[2] for line in lines]
-        sys.stdout.write("".join(f"{self._prefix(rank)}{line}\n" for line in kept))
+        _print("".join(f"{self._prefix(rank)}{line}\n" for line in kept))
 
     def _prefix(self, rank):
         return f"[rank {rank:>{self._width}}] "
@@ -62,4 +62,12 @@ class Output:
             if self._left_out[rank]:
                 self._write(rank, b"... and %d bytes more" % self._left_out[rank])
             self._parts[rank] = bytearray()
-        sys.stdout.flush()
+        _print(flush=True)
+
+
+def _print(text="", flush=False):
+    """print(), also where the screen knows ASCII only."""
+    try:
+        print(text, end="", flush=flush)
+    except UnicodeEncodeError as error:
+        print(text.encode(error.encoding, "backslashreplace").decode(error.encoding), end="")

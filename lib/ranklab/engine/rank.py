@@ -15,7 +15,7 @@ import sys
 from dataclasses import dataclass
 from datetime import timedelta
 
-from ranklab.engine import ship
+from ranklab.engine import ship, surroundings
 from ranklab.engine.report import Failure, Value
 
 GROUP_GRACE = 30  # seconds: the group's own timeout comes after launch's, whose report says more
@@ -32,6 +32,7 @@ class Job:
     environ: dict  # os.environ of the moment of the launch
     cwd: str
     path: list  # sys.path
+    folder: str  # for the sockets of ranks' workers
 
     def environment(self, rank):
         """torchrun's variables for `rank`, with the ranks laid out as `nodes` nodes."""
@@ -54,15 +55,20 @@ def main(rank, channel, stack, job, report, store):
     faulthandler.register(signal.SIGUSR1, file=stack)  # works even while gloo blocks in C++
     channel = socket.socket(fileno=channel)
     sys.stdout.reconfigure(line_buffering=True)  # a rank that is killed has said what it printed
+    pid = os.getpid()
     try:
         outcome = Value(_run(rank, job, store, channel))
     except BaseException as error:
         outcome = Failure.of(error)
+    if os.getpid() != pid:  # a child that the function forked: the report is the rank's own
+        if isinstance(outcome, Failure):
+            print(f"in a child process: {outcome.headline()}\n{outcome}", file=sys.stderr)
+        return
     with os.fdopen(report, "wb") as file:
         pickle.dump(outcome, file, protocol=5)
-    with contextlib.suppress(ValueError, OSError):  # closed by the learner's code
-        sys.stdout.flush()
-        sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # closed by the learner's code, or replaced by None
+            stream.flush()
     channel.send(b"r")  # reported
     channel.recv(1)  # released; until then peers may still talk to this rank
     _leave_group()
@@ -93,6 +99,7 @@ def _set_up(rank, job, store_fd):
     os.chdir(job.cwd)
     sys.path[:] = job.path
     sys.argv[:] = [""]
+    surroundings.settle(job.folder)
     numpy.random.seed()  # or all ranks, being forked, would draw the server's numbers
     init_group(rank, job, store_fd)
 

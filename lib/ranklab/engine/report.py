@@ -17,13 +17,20 @@ ENGINE = str(Path(__file__).parent)
 PACKAGE = str(Path(ENGINE).parent)
 NOT_LEARNERS = tuple(str(Path(PACKAGE, name))
                      for name in ("engine", "course", "checks", "meter"))
-TORCH_DISTRIBUTED = "/torch/distributed/"
-WAITS = ("all_", "barrier", "batch_isend", "broadcast", "destroy_process", "gather", "init_",
-         "irecv", "isend", "monitored", "new_", "recv", "reduce", "scatter", "send", "split_group",
-         "wait")  # beginnings of names
 PACKAGES = re.compile("/(site|dist)-packages/")  # also those of the user, or of the system
 SHOWN = 12  # lines of a traceback
-LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
+CAUSES = 6  # shown of a chain of errors: as many from its beginning as from its end
+LONGEST = 10_000  # characters of one message
+RANGE = 5  # ranks in a row, from which on they are named by the first and the last
+MEMORY = " (often the system's memory ran out)"
+# A backend's own words for a peer that went away, with the class that it raises. A refused download
+# is a ConnectionError of the learner's.
+LOST_PEER = {
+    "RuntimeError": r"gloo/transport/\S+\] .{0,200}?(closed|reset|refused|closure|broken pipe)",
+    "DistNetworkError": r"connection|broken pipe|got 0 bytes",
+    "DistBackendError": r"ncclRemoteError|remote process exit",
+}
+LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
 
 
 class ShownShort:
@@ -63,6 +70,9 @@ class Frame:
         theirs = self.file.startswith((*NOT_LEARNERS, *LIBRARIES, "<frozen", "<string"))
         return not (installed or theirs)
 
+    def is_pythons(self):
+        return self.file.startswith(LIBRARIES[0])
+
     def where(self):
         return f"{_file_name(self.file)}, line {self.line}, in {self.function}"
 
@@ -92,23 +102,21 @@ class Failure:
 
     @classmethod
     def of(cls, error):
-        cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-        frames = [Frame(f.filename, f.lineno or 0, f.name)
-                  for f in traceback.extract_tb(error.__traceback__)]
-        if isinstance(error, SyntaxError) and error.filename:
-            frames.append(Frame(error.filename, error.lineno or 0, "<module>"))
-        message = f"exit code {error.code}" if isinstance(error, SystemExit) else str(error)
-        return cls(type(error).__name__, message, tuple(frames), cause and cls.of(cause))
+        chain = _chain(error)
+        failure, half = None, CAUSES // 2
+        if len(chain) > CAUSES:
+            chain[half:-half] = [Exception(f"... {len(chain) - CAUSES} errors more ...")]
+        for one in chain:
+            failure = cls(type(one).__name__, _message(one), _frames(one), failure)
+        return failure
 
     def headline(self):
-        if self.is_lost_peer():
-            return "lost the connection to a rank that had gone"
         return f"{self.kind}: {self.message}" if self.message else self.kind
 
     def is_lost_peer(self):
         """True where this only echoes that another rank went away."""
-        return bool(re.search(r"(connection|pair).*(closed|reset|closure|refused)|broken pipe"
-                              r"|remote process exited", self.message, re.I))
+        words = LOST_PEER.get(self.kind)
+        return bool(words and re.search(words, self.message[:2000], re.I))
 
     def __str__(self):
         lines = list(map(str, _learners(self.frames)))
@@ -119,6 +127,33 @@ class Failure:
         if self.cause:
             text = f"{self.cause}\n  {self.cause.headline()}\n  which led to\n{text}"
         return text
+
+
+def _chain(error):
+    """The error that came first, then what it led to; an error of a cycle once."""
+    chain = []
+    while error is not None and not any(error is one for one in chain):
+        chain.append(error)
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return chain[::-1]
+
+
+def _message(error):
+    try:
+        message = f"exit code {error.code}" if isinstance(error, SystemExit) else str(error)
+    except Exception as of_str:
+        return f"(its message can't be shown: str() of it raised {type(of_str).__name__})"
+    if len(message) > LONGEST:
+        return f"{message[:LONGEST]} ... and {len(message) - LONGEST:,} characters more"
+    return message
+
+
+def _frames(error):
+    frames = [Frame(f.filename, f.lineno or 0, f.name)
+              for f in traceback.extract_tb(error.__traceback__)]
+    if isinstance(error, SyntaxError) and error.filename:
+        frames.append(Frame(error.filename, error.lineno or 0, "<module>"))
+    return tuple(frames)
 
 
 def _learners(frames):
@@ -135,74 +170,29 @@ def _file_name(file):
         return " ".join(name)
     try:
         return str(Path(file).relative_to(Path.cwd()))
-    except ValueError:
+    except (ValueError, OSError):  # outside of the working folder, or that one is gone
         return file
 
 
-@dataclass(frozen=True)
-class Stack:
-    """Where a rank was when it was asked: the main thread's frames, innermost first."""
-
-    frames: tuple[Frame, ...]
-
-    @staticmethod
-    def is_whole(dump):
-        """True once the server's first line is in it: the outermost frame, which comes last."""
-        return b'"<string>", line 1 in <module>' in dump
-
-    @classmethod
-    def parse(cls, dump):
-        """From faulthandler's text; the main thread stands last in it."""
-        main_thread = re.split(r"^(?:Current thread|Thread) 0x", dump, flags=re.M)[-1]
-        found = re.findall(r'File "(.*)", line (\d+) in (.*)', main_thread)
-        return cls(tuple(Frame(file, int(line), name) for file, line, name in found))
-
-    def own(self):
-        """The learner's innermost frame; the library's, where a project calls it; or None."""
-        learners = [f for f in self.frames if f.is_learners()]
-        outside = [f for f in learners if not f.file.startswith(PACKAGE)]
-        return next(iter(outside or learners), None)
-
-    def call(self):
-        """What the learner's line waits in, e.g. "all_reduce"; None if it does not communicate."""
-        own = self.own()
-        inner = self.frames[: self.frames.index(own)] if own else self.frames
-        waits = [f for f in inner
-                 if TORCH_DISTRIBUTED in f.file and f.function.startswith(WAITS)]
-        collectives = [f for f in waits if f.file.endswith("distributed_c10d.py")]
-        names = [f.function for f in collectives or waits]
-        return names[-1] if names else None  # the outermost: what the learner's line called
-
-    def __str__(self):
-        own, call = self.own(), self.call()
-        if own is None:
-            return self._without_own_line(call)
-        text = own.text()
-        doing = f"waits in {call}" if call else "is"
-        return f"{doing} at {own.where()}" + (f":  {text}" if text else "")
-
-    def _without_own_line(self, call):
-        if not self.frames:
-            return "did not say where: it was still starting, or answers no signals"
-        engines = [f.function for f in self.frames if f.file.startswith(ENGINE)]
-        if engines[:1] == ["_run"]:
-            return f"waits in {call}" if call else "is inside the function that was launched"
-        return "was sending its value back" if engines[:1] == ["dumps"] else "was still starting"
-
-
-def describe_exit(code, output_of_faulthandler=""):
-    """What an exit code means, in words, with the learner's line if the rank left a stack."""
+def describe_exit(code):
+    """What an exit code means, in words."""
     if code >= 0:
-        text = f"ended without returning (os._exit, exit code {code})"
-    else:
+        return f"ended without returning (os._exit, exit code {code})"
+    try:
         name = signal.Signals(-code).name
-        hint = " (often the system's memory ran out)" if name == "SIGKILL" else ""
-        text = f"was killed by {name}{hint}"
-    own = Stack.parse(output_of_faulthandler).own()
-    return f"{text}\n\n{own}" if own else text
+    except ValueError:  # a realtime signal
+        name = f"signal {-code}"
+    return f"was killed by {name}" + (MEMORY if name == "SIGKILL" else "")
 
 
 def rank_names(ranks):
-    """ "rank 3", "ranks 0, 2" """
-    ranks = list(ranks)
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+    """ "rank 3", "ranks 0, 2", "ranks 0 to 31, 33" """
+    runs = []
+    for rank in (ranks := list(ranks)):
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    names = [f"{run[0]} to {run[-1]}" if len(run) >= RANGE else ", ".join(map(str, run))
+             for run in runs]
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(names)}"

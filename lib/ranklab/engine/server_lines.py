@@ -2,10 +2,17 @@
 
 import json
 import socket
+import time
+
+ANSWER_LIMIT = 60.0  # seconds for the server to fork one rank; a fork takes milliseconds
 
 
 class ServerDied(RuntimeError):
     """The process that forks ranks is gone, and its ranks with it."""
+
+
+class ServerStuck(RuntimeError):
+    """The process that forks ranks lives, and does not answer."""
 
 
 class Lines:
@@ -24,13 +31,22 @@ class Lines:
         except OSError:
             pass  # read() reports the end of the server
 
-    def wait_for(self, kind):
+    def wait_for(self, kind, limit=ANSWER_LIMIT):
         """The next answer of this kind; others are kept for read()."""
-        while True:
-            for message in self._receive():
-                if kind in message:
-                    return message
-                self._early.append(message)
+        end = time.monotonic() + limit
+        try:
+            while True:
+                self._connection.settimeout(max(end - time.monotonic(), 0.001))
+                for message in self._receive():
+                    if kind in message:
+                        return message
+                    self._early.append(message)
+        except TimeoutError:
+            raise ServerStuck("launch: the process that forks ranks has not answered for "
+                              f"{limit:g} s; it is ended, and the next launch starts a new one."
+                              ) from None
+        finally:
+            self._connection.settimeout(None)
 
     def read(self):
         """The answers that have come: at least one."""

@@ -13,10 +13,12 @@ import os
 import pickle
 import sys
 import tempfile
+import threading
 import types
 
 import cloudpickle
 
+OPEN_LIMIT = 60.0  # seconds to open all values of a launch
 
 class _Pickler(cloudpickle.Pickler):
     def reducer_override(self, obj):
@@ -75,6 +77,34 @@ def dumps_call(fn, args) -> bytes:
 
 
 loads = pickle.loads
+
+
+def values(pickled):
+    """What the ranks returned, opened within OPEN_LIMIT.
+
+    error  TypeError that names the rank; TimeoutError
+    """
+    results, errors = [], []
+
+    def open_all():
+        try:
+            for value in pickled:
+                results.append(loads(value))
+        except BaseException as error:
+            errors.append(error)
+
+    # In a thread, which can be left behind: opening a value may run any code of its class.
+    thread = threading.Thread(target=open_all, daemon=True)
+    thread.start()
+    thread.join(OPEN_LIMIT)
+    if thread.is_alive():
+        raise TimeoutError(f"launch: the value of rank {len(results)} could not be opened within "
+                           f"{OPEN_LIMIT:g} s")
+    if errors:
+        raise TypeError(
+            f"launch: the value of rank {len(results)} can't be opened outside of its rank: "
+            f"{errors[0]}; return what it holds, say a state_dict() or numbers") from None
+    return results
 
 
 def scratch_file():

@@ -1,7 +1,11 @@
 """What a launch tells of ranks that did not all return: who is to blame, and who waits where."""
 
-from ranklab.engine.report import (Failure, HangError, RankError, Stack, Value, describe_exit,
+from ranklab.engine.report import (Failure, HangError, RankError, Value, describe_exit,
                                    rank_names)
+from ranklab.engine.stack import Stack
+
+LOST = "lost the connection to a rank that had gone"
+FEW = 8  # ranks; up to here a report has a line for each, beyond it one for each place
 
 
 def failure(members):
@@ -13,10 +17,13 @@ def failure(members):
     first = (died + raised)[0]
     of = f"rank {first.rank} of {len(members)}"
     if first in died:
-        text = f"{of} {describe_exit(first.exit_code, first.stack_text())}"
+        own = Stack.parse(first.stack_text()).own()
+        text = f"{of} {reasons[first.rank]}" + (f"\n\n{own}" if own else "")
     else:
-        text = f"{of} raised {reasons[first.rank]}\n\n{first.report}".rstrip()
-    return RankError(text + _others(first.rank, reasons), first.rank, reasons)
+        verb = "raised" if is_cause(first) else f"{LOST}:"
+        text = f"{of} {verb} {reasons[first.rank]}\n\n{first.report}".rstrip()
+    others = {m.rank: _reason(m) if is_cause(m) else LOST for m in died + raised if m is not first}
+    return RankError(text + _others(others, reasons[first.rank]), first.rank, reasons)
 
 
 def is_cause(member):
@@ -31,27 +38,29 @@ def _reason(member):
     return member.report.headline()
 
 
-def _others(first, reasons):
-    """Ranks with the same reason share a line; "lost a connection" is what the first caused."""
+def _others(others, reason_of_first):
+    """Ranks with the same reason share a line."""
     by_reason = {}
-    for rank, reason in reasons.items():
-        if rank != first:
-            same = reason == reasons[first]
-            by_reason.setdefault("the same" if same else reason, []).append(rank)
+    for rank, reason in others.items():
+        same = reason == reason_of_first
+        by_reason.setdefault("the same" if same else reason, []).append(rank)
     lines = [f"{rank_names(sorted(ranks))}: {reason}" for reason, ranks in by_reason.items()]
     return "\n\n" + "\n".join(lines) if lines else ""
 
 
-def hang(members, waiting, timeout):
-    """The error of a launch whose time is up, with the place of every rank."""
-    names = rank_names(m.rank for m in waiting)
-    head = f"{names} of {len(members)} did not finish within {timeout:g} s"
+def hang(members, waiting, what):
+    """The error of a launch whose ranks `waiting` don't end, with the place of every rank."""
+    head = f"{rank_names(m.rank for m in waiting)} of {len(members)} {what}"
     return HangError(f"{head}\n{whereabouts(members)}", waiting[0].rank)
 
 
 def whereabouts(members):
-    """One line for each rank: finished, or the learner's line and what it waits for."""
-    return "\n".join(f"  rank {m.rank}  {_whereabouts(m)}" for m in members)
+    """For each rank: finished, or the learner's line and what it waits for."""
+    states = [_whereabouts(m) for m in members]
+    groups = {}
+    for member, state in zip(members, states):
+        groups.setdefault(state if len(members) > FEW else member.rank, []).append(member.rank)
+    return "\n".join(f"  {rank_names(ranks)}  {states[ranks[0]]}" for ranks in groups.values())
 
 
 def _whereabouts(member):

@@ -1,0 +1,76 @@
+"""Where a rank is: the frames that faulthandler wrote, read."""
+
+import re
+from dataclasses import dataclass
+
+from ranklab.engine.report import ENGINE, PACKAGE, Frame
+
+TORCH, TORCH_DISTRIBUTED = "/torch/", "/torch/distributed/"
+WAITS = ("all_", "barrier", "batch_isend", "broadcast", "destroy_process", "gather", "init_",
+         "irecv", "isend", "monitored", "new_", "recv", "reduce", "scatter", "send", "split_group",
+         "wait")  # beginnings of names
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Where a rank was when it was asked: the main thread's frames, innermost first."""
+
+    frames: tuple[Frame, ...]
+    threads: int  # of Python's
+
+    @staticmethod
+    def is_whole(dump):
+        """True once the server's first line is in it: the outermost frame, which comes last."""
+        return b'"<string>", line 1 in <module>' in dump
+
+    @classmethod
+    def parse(cls, dump):
+        """From faulthandler's text; the main thread stands last in it."""
+        before, *threads = re.split(r"^(?:Current thread|Thread) 0x", dump, flags=re.M)
+        found = re.findall(r'File "(.*)", line (\d+) in (.*)', threads[-1] if threads else before)
+        frames = tuple(Frame(file, int(line), name) for file, line, name in found)
+        return cls(frames, len(threads))
+
+    def own(self):
+        """The learner's innermost frame; the library's, where a project calls it; or None."""
+        learners = [f for f in self.frames if f.is_learners()]
+        outside = [f for f in learners if not f.file.startswith(PACKAGE)]
+        return next(iter(outside or learners), None)
+
+    def call(self):
+        """What the learner's line waits in, e.g. "all_reduce"; None if it does not communicate."""
+        own = self.own()
+        inner = self.frames[: self.frames.index(own)] if own else self.frames
+        waits = [f for f in inner
+                 if TORCH_DISTRIBUTED in f.file and f.function.startswith(WAITS)]
+        collectives = [f for f in waits if f.file.endswith("distributed_c10d.py")]
+        names = [f.function for f in collectives or waits]
+        return names[-1] if names else None  # the outermost: what the learner's line called
+
+    def is_stuck(self):
+        """True where it waits for other ranks, and without a limit of its own.
+
+        A handle's wait() is no frame of Python's: then the text of the innermost line says it.
+        """
+        if not self.frames:
+            return False
+        inner = self.frames[0]
+        if TORCH in inner.file:
+            return self.call() not in (None, "monitored_barrier")
+        return bool(re.search(r"(?<!\bos)\.wait\(\)", inner.text())) and not inner.is_pythons()
+
+    def __str__(self):
+        own, call = self.own(), self.call()
+        if own is None:
+            return self._without_own_line(call)
+        text = own.text()
+        doing = f"waits in {call}" if call else "is"
+        return f"{doing} at {own.where()}" + (f":  {text}" if text else "")
+
+    def _without_own_line(self, call):
+        if not self.frames:
+            return "did not say where: it was still starting, or answers no signals"
+        engines = [f.function for f in self.frames if f.file.startswith(ENGINE)]
+        if engines[:1] == ["_run"]:
+            return f"waits in {call}" if call else "is inside the function that was launched"
+        return "was sending its value back" if engines[:1] == ["dumps"] else "was still starting"

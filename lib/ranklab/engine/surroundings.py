@@ -1,0 +1,60 @@
+"""What is different around a rank: no keyboard, the first to go, and a folder that goes with it."""
+
+import builtins
+import contextlib
+import multiprocessing.util
+import os
+import shutil
+import sys
+import tempfile
+import uuid
+
+WORSE = 300  # of 1000: how much sooner than the notebook a rank goes when memory runs out
+NO_KEYBOARD = ("a rank has no keyboard: ask before launch, and pass the answer as an argument; "
+               "print() shows what a debugger would")
+
+
+def settle(folder):
+    """This process is a rank among its surroundings; `folder` is for its workers' sockets."""
+    _without_keyboard()
+    _first_to_go()
+
+    def temp_dir():
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        return folder
+
+    # multiprocessing would make a folder for each process that hands a tensor on, and a killed
+    # process leaves it.
+    multiprocessing.util.get_temp_dir = temp_dir
+
+
+def _without_keyboard():
+    keyboard = sys.stdin
+    read = builtins.input
+
+    def refuse(*args, **options):
+        raise RuntimeError(NO_KEYBOARD)
+
+    def ask(*args):
+        return refuse() if sys.stdin is keyboard else read(*args)  # unless they put a file there
+
+    builtins.input = ask  # pdb asks by it, too
+    sys.breakpointhook = refuse
+
+
+def _first_to_go():
+    """Linux, out of memory, takes this process before the notebook."""
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "r+") as file:
+        score = min(int(file.read()) + WORSE, 1000)
+        file.seek(0)
+        file.write(str(score))
+
+
+@contextlib.contextmanager
+def folder_of_workers():
+    """The path of a folder that a rank may make; afterwards it is gone, whoever was killed."""
+    path = os.path.join(tempfile.gettempdir(), f"ranklab-{uuid.uuid4().hex[:12]}")
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
