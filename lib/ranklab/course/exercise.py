@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from ranklab.engine import HangError, RankError, launch, ship
 
 LIMIT = 10  # seconds for one launch of a check
+STALL = 1  # second, after which ranks that all wait for each other are told so
 
 _under_test = contextvars.ContextVar("the Exercise that is being checked", default=None)
 
@@ -81,7 +82,8 @@ def on_ranks(trial, *args, ranks, nodes=1, timeout=LIMIT):
         raise Mistake(str(error), "It uses a name of the notebook that holds something that "
                       "can't travel: an open file, a lock, a generator.") from None
     try:
-        return launch(_run_hidden, call, hidden, ranks=ranks, nodes=nodes, timeout=timeout)
+        return launch(_run_hidden, call, hidden, ranks=ranks, nodes=nodes, timeout=timeout,
+                      stall=STALL)
     except HangError as hang:
         raise Mistake(f"{where} it does not end: {hang}",
                       "Each rank that waits, waits for a message that nobody sends.") from None

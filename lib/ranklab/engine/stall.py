@@ -1,0 +1,58 @@
+"""A deadlock seen early: ranks that all sleep in communication will sleep for ever.
+
+Said only when nothing else can be. For a while, at every look, each thread of each rank sleeps
+(state S in /proc: none is starved, stopped, or at a disk), and no rank uses the CPU. Then the stack
+of each rank has one thread of Python's, which waits in communication without a limit of its own.
+So time.sleep, a debugger, a second thread and monitored_barrier are never taken for a deadlock.
+"""
+
+import os
+from pathlib import Path
+
+LOOKS = 8  # at least, in a row
+IDLE_TICKS = 1  # of 10 ms: gloo's threads look a hundred times a second whether they shall end
+
+
+class Watch:
+    """Looks at processes again and again."""
+
+    def __init__(self, seconds):
+        self._seconds = seconds
+        self._since = self._ticks = None
+        self._looks = 0
+
+    def all_asleep(self, pids, now):
+        """True once they have slept for `seconds`; then it begins anew."""
+        ticks = [_ticks_asleep(pid) for pid in pids]
+        if None in ticks:
+            self._looks = 0
+            return False
+        if not self._looks or any(t > t0 + IDLE_TICKS for t, t0 in zip(ticks, self._ticks)):
+            self._since, self._ticks, self._looks = now, ticks, 0
+        self._looks += 1
+        if self._looks < LOOKS or now - self._since < self._seconds:
+            return False
+        self._looks = 0
+        return True
+
+
+def _ticks_asleep(pid):
+    """The CPU time of a process all of whose threads sleep; else None."""
+    ticks = 0
+    try:
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            stat = Path(f"/proc/{pid}/task/{thread}/stat").read_text()
+            state, *fields = stat.rpartition(")")[2].split()
+            if state != "S":
+                return None
+            ticks += int(fields[10]) + int(fields[11])  # in user code, in the system
+    except OSError:  # it has just ended, or this is no Linux
+        return None
+    return ticks
+
+
+def can_be_seen():
+    """False where GPUs are: a rank that waits for its GPU may sleep, and all is well."""
+    import torch
+
+    return os.path.isdir("/proc/self/task") and torch.cuda.device_count() == 0
