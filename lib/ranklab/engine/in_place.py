@@ -41,6 +41,7 @@ def run(fn, args, ranks, nodes, timeout):
     """`fn(*args)` has run on this rank; returns the values of all ranks, on every rank.
 
     The process group is made at the first call and kept; its limit is that of each call.
+    But gloo's send and recv keep the limit of the first call: torch can't change it.
     """
     import torch.distributed as dist
 

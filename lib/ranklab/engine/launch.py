@@ -31,10 +31,8 @@ def launch(fn, *args, ranks=None, nodes=1, timeout=60, stream=False, stall=None)
     stream   show output as it comes instead of at the end
     stall    seconds after which ranks that all sleep in communication are a HangError (stall.py)
 
-    Under torchrun or srun, `fn` runs in place on the ranks that are there already: `ranks` and
-    `nodes` must be left out or be those of the job, output comes as it is written whatever `stream`
-    says, and `timeout` is the limit of each collective. (gloo's send and recv keep the limit of the
-    first launch: torch can't change it.)
+    Under torchrun or srun `fn` runs in place, on the job's ranks: `ranks` and `nodes` must be left
+    out or be the job's, output always streams, and `timeout` is that of each collective.
 
     error  RankError: a rank raised or died (with its line); HangError: time is up
     lab    00
@@ -49,8 +47,7 @@ def launch(fn, *args, ranks=None, nodes=1, timeout=60, stream=False, stall=None)
     ranks = ranks or _default_ranks()
     if ranks % nodes:
         raise ValueError(f"launch: nodes={nodes} must divide ranks={ranks}")
-    cwd = _working_folder()
-    call = ship.dumps_call(fn, args)
+    cwd, call = _working_folder(), ship.dumps_call(fn, args)
     server = fork_server()
     try:
         with ship.shared_file() as store, _reserved_port() as port, folder_of_workers() as folder:
