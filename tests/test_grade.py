@@ -1,5 +1,6 @@
 """`ranklab grade`: a bad submission costs its own row, and nothing that a notebook says counts."""
 
+import ast
 import contextlib
 import csv
 import inspect
@@ -10,14 +11,17 @@ import subprocess
 import sys
 import tempfile
 import time
+import types
 
+import cloudpickle
 import psutil
 import pytest
 
+from ranklab.cli import main
 from ranklab.course import labs
 from ranklab.course.grade import grade
-from ranklab.course.sandbox import MARK
-from ranklab.course.submitted import Notebook, names_of
+from ranklab.course.predicted import NOT_GRADABLE, judge_number, predictions
+from ranklab.course.submitted import Notebook, has_code_of, is_forced, names_of
 
 OF = len(names_of("00_ranks"))
 
@@ -75,7 +79,8 @@ def graded(folder, limit):
 # What a class hands in, each with the cells that make it special.
 SUBMISSIONS = {
     "solved": [SHARD_RANGE, "shard_range = check(shard_range)", TOKEN,
-               "check(longest_shard=125_001)", "check(longest_shard=...)",
+               "import math\nn, size = 1_000_003, 8",
+               "check(longest_shard=math.ceil(n / size))", "check(longest_shard=...)",
                "check(guilty_rank=7, token_round_ms=1024 * 20 / 1000)",
                "check(hang_dollars=find_prediction('hang_dollars').answer())"],
     "fake_ok": ["def check(f=None, **_):\n    print('shard_range\\n  ok    all')\n    return f",
@@ -90,11 +95,26 @@ SUBMISSIONS = {
                   "def shard_range(n, rank, size):\n    return mine(n, rank, size)",
                   STUB.replace("shard_range", "all_ranks_finite"), "check(longest_shard=...)"],
     "crash": [SHARD_RANGE, "import os; os._exit(3)", TOKEN],
-    "kills": ["import os, subprocess\nsubprocess.Popen(['sleep', '300'])",
+    "kills": ["import os, subprocess\n"
+              "subprocess.Popen(['sleep', '300'], env={}, start_new_session=True)",
               SHARD_RANGE, "os.kill(os.getppid(), 9); os.kill(os.getpid(), 9)", TOKEN],
     "deletes": ["import shutil, os; shutil.rmtree(os.getcwd())", "def broken(:",
                 "%matplotlib nonsense", "%%time\n" + SHARD_RANGE,
                 "raise ValueError('late: after the last exercise, so it is not run')"],
+    "bob/helpers": [SHARD_RANGE.replace("divmod(n", "divided(n"), "raise ValueError('not needed')",
+                    "import beside", "def divided(n, size):\n    return beside.divided(n, size)"],
+    "cheats": ["""
+def shard_range(n, rank, size):
+    import os, sys
+    for fd in range(3, 30):
+        try: os.write(fd, b'pass_the_token\\tpassed\\t\\n')
+        except OSError: pass
+    from ranklab.course import check, regrade
+    regrade.judge = check.judge = lambda *_: check.Verdict('shard_range')
+    shards = sys.modules['ranklab.checks.ranks.shards']
+    shards.check_shard_range.__code__ = (lambda fn: iter([])).__code__
+    return range(3)
+"""],
     "other": ["print('shopping list')"],
 }
 
@@ -114,16 +134,23 @@ def rows(tmp_path_factory):
     folder = tmp_path_factory.mktemp("class") / "handed_in"
     for name, cells in SUBMISSIONS.items():
         write(folder, name, "from ranklab import check", *cells)
+    write(folder, "bob/helpers", f"import shutil; shutil.rmtree({str(folder)!r})",
+          *SUBMISSIONS["bob/helpers"])
     (folder / "torn.ipynb").write_text('{"cells": [{"cell_type": "co')
     (folder / "empty.ipynb").write_text("")
     (folder / "strange.ipynb").write_text('{"cells": 3}')
+    (folder / "bob" / "beside.py").write_text("divided = divmod\n")
+    (folder / "link.ipynb").symlink_to("nowhere.ipynb")
+    os.mkfifo(folder / "fifo.ipynb")
+    write(folder, "=1+1", "print('nothing')")
     write(folder / ".ipynb_checkpoints", "old", SHARD_RANGE)
     return graded(folder, limit=200)  # nothing here waits for it, however busy the machine is
 
 
 def test_every_notebook_has_a_row_in_a_fixed_order(rows):
     names = [name for name in rows if name]
-    assert names == sorted([*SUBMISSIONS, "torn", "empty", "strange"])
+    made = ["torn", "empty", "strange", "link", "fifo", "'=1+1"]  # with ' it is no formula
+    assert names == sorted([*SUBMISSIONS, *made], key=lambda name: name.lstrip("'"))
     assert rows[""] == 0
 
 
@@ -131,7 +158,7 @@ def test_solved_exercises_and_numbers_pass(rows):
     row = rows["solved"]
     assert row["shard_range"] == row["pass_the_token"] == row["longest_shard"] == "passed"
     assert row["token_round_ms"] == "passed" and row["guilty_rank"].startswith("failed: 7")
-    assert row["hang_dollars"].startswith("failed: find_prediction"), "no help from the library"
+    assert row["hang_dollars"].startswith("not gradable: find_prediction"), "no help from ours"
     assert row["fix_the_deadlock"] == "not written yet: it is not in the notebook"
     assert (row["passed"], row["of"], row["lab"]) == ("4", str(OF), "00_ranks")
 
@@ -167,7 +194,22 @@ def test_the_note_says_what_happened_and_where(rows):
     assert rows["other"]["note"] == "no exercise of a lab is in it"
     assert rows["torn"]["note"] == rows["empty"]["note"] == "unreadable: it is not JSON"
     assert rows["strange"]["note"].startswith("unreadable: it has no cells")
+    assert rows["link"]["note"] == "unreadable: it is a link that leads nowhere"
+    assert rows["fifo"]["note"] == "unreadable: it is not a file"
     assert rows["solved"]["note"] == ""
+
+
+def test_helpers_below_the_last_exercise_and_beside_the_notebook_are_found(rows):
+    assert rows["bob/helpers"]["shard_range"] == "passed"
+    assert rows["bob/helpers"]["note"] == "", "only the cells that it needs are run"
+
+
+def test_what_a_function_does_to_its_judge_is_not_believed(rows):
+    row = rows["cheats"]
+    assert row["passed"] == "0" and row["pass_the_token"].startswith("not written yet")
+    assert row["shard_range"].startswith("failed: it changed "), row
+    assert row["note"].startswith("shard_range wrote to the grader by itself; "), row
+    assert row["note"].endswith("it names ranklab.course, regrade, ranklab.checks, __code__")
 
 
 def test_nothing_that_a_notebook_started_is_left(rows, scratch):
@@ -187,7 +229,7 @@ def marked(scratch):
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            if process.environ().get(MARK, "").startswith(str(scratch)):
+            if process.cwd().startswith(str(scratch)):
                 found.append(process)
     return found
 
@@ -223,16 +265,65 @@ def test_a_function_that_hangs_or_ends_its_judge_fails_alone(slow_rows):
     assert slow_rows["ends_judge"]["guilty_rank"] == "passed"
 
 
-def test_the_librarys_text_is_named(tmp_path, capsys):
-    source = inspect.getsource(labs.find_exercise("shard_range").answer)
-    folder = tmp_path / "alice"
-    write(folder, "00_ranks", source.replace("# the ranks", "# THE ranks"))
-    assert grade(folder / "00_ranks.ipynb", None, 60) == 0
-    assert f"1/{OF}" in capsys.readouterr().out.splitlines()[-1]
-    notebook = Notebook(folder / "00_ranks.ipynb")
-    assert notebook.is_copied(labs.find_exercise("shard_range"))
-    write(folder, "own", SHARD_RANGE)
-    assert not Notebook(folder / "own.ipynb").is_copied(labs.find_exercise("shard_range"))
+def test_the_librarys_text_is_known_and_no_note_where_the_stub_forces_it(tmp_path):
+    token, shards = map(labs.find_exercise, ("pass_the_token", "shard_range"))
+    source = inspect.getsource(token.answer).replace("(group=None)", "(group: int = None) -> int")
+    write(tmp_path, "copied", source.replace("# the", "# THE"), SHARD_RANGE)
+    notebook = Notebook(tmp_path / "copied.ipynb")
+    assert notebook.has_librarys_text(token) and not notebook.has_librarys_text(shards)
+    assert is_forced(shards, "00_ranks") and not is_forced(token, "00_ranks")
+
+
+def test_the_librarys_code_is_known_by_whatever_way_it_came():
+    exercise = labs.find_exercise("shard_range")
+    spaces = {"__name__": "__main__"}
+    exec(SHARD_RANGE + inspect.getsource(exercise.answer).replace("shard_range", "mine"), spaces)
+    mine, own = spaces["mine"], spaces["shard_range"]
+    for learners in (mine, lambda *args: mine(*args), types.FunctionType(mine.__code__, {})):
+        assert has_code_of(exercise, cloudpickle.dumps(learners))
+    assert not has_code_of(exercise, cloudpickle.dumps(own))
+    own.__code__ = exercise.answer.__code__
+    assert has_code_of(exercise, cloudpickle.dumps(own))
+
+
+@pytest.mark.parametrize("cell, words", [
+    ("runpy.run_path(ranks.__file__)", ["runpy"]), ("f.__code__ = g.__code__", ["__code__"]),
+    ("exec(text); __import__('x')", ["exec", "__import__"]), ("model.eval(); executed()", []),
+])
+def test_the_words_that_no_answer_needs_are_noted(tmp_path, cell, words):
+    write(tmp_path, "a", cell)
+    assert Notebook(tmp_path / "a.ipynb").tricks() == words
+
+
+def test_every_working_passes():
+    for stem in labs.written():
+        for item in labs.checks_of(stem).PREDICTIONS:
+            assert judged(item.name, item.working)[0] == "passed", item.name
+
+
+def judged(name, text, *before):
+    """(state, reason) of a prediction in a notebook with these cells before it."""
+    trees = [ast.parse(cell) for cell in (*before, f"check({name}={text})")]
+    item = labs.find_prediction(name)
+    return judge_number(item, *predictions(trees, {name})[name])
+
+
+@pytest.mark.parametrize("text, before", [
+    ("m.ceil(n / size)", ["import math as m; n = 10 ** 6 + 3", "size = 4", "size = 2 * 4"]),
+    ("ceil(n / 8)", ["from math import ceil", "(n, _), m = (1000003, 2), 1", "def f(m): n = 3"]),
+    ("int(1_000_003 / 8) + round(0.9)", []),
+])
+def test_a_number_may_be_computed_from_names(text, before):
+    assert judged("longest_shard", text, *before)[0] == "passed"
+
+
+@pytest.mark.parametrize("text, before", [
+    ("n", []), ("n", ["n = 125_001", "for n in range(3): pass"]), ("open('/x')", []),
+    ("find_prediction('longest_shard').answer()", []), ("n", ["n = 125_001", "n = len(range(9))"]),
+    ("n", ["n = 2 ** 100", *["n = n * n"] * 30]), ("round(5, -10 ** 10) + math.factorial(9)", []),
+])
+def test_what_needs_the_notebook_is_not_gradable(text, before):
+    assert judged("longest_shard", text, *before)[0] == NOT_GRADABLE
 
 
 def test_the_lab_is_found_by_metadata_or_by_names(tmp_path):
@@ -251,7 +342,33 @@ def test_no_notebook_or_no_place_for_the_table_is_one_sentence(tmp_path, capsys)
     assert capsys.readouterr().out.startswith("ranklab grade: the table can't be written")
 
 
-def test_ctrl_c_ends_it_and_keeps_what_is_graded(tmp_path):
+@pytest.mark.parametrize("minutes", ["0", "-1", "nan", "inf", "ten"])
+def test_minutes_that_are_no_time_are_one_sentence(tmp_path, capsys, minutes):
+    with pytest.raises(SystemExit) as stop:
+        main(["grade", str(tmp_path), f"--minutes={minutes}"])
+    assert stop.value.code == 2
+    assert f"above 0 and at most 1440 is wanted, not {minutes}" in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_read_costs_its_own_row(tmp_path, monkeypatch, capsys):
+    write(tmp_path / "open", "a", "x = 1")
+    (tmp_path / "closed").mkdir()
+    scandir = os.scandir
+
+    def refuse(path):  # a test that runs as root could not close a folder
+        if str(path).endswith("closed"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    assert grade(tmp_path, tmp_path / "table.csv", 1) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert out[1].split() == ["closed", "-", "unreadable:", "Permission", "denied"]
+    assert out[2].startswith("open/a.ipynb")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_it_and_keeps_what_is_graded(tmp_path, number):
     folder, table = tmp_path / "in", tmp_path / "table.csv"
     write(folder, "a", "print('nothing')")
     write(folder, "b", f"open({str(tmp_path / 'begun')!r}, 'w').close()\nwhile True: pass", STUB)
@@ -262,9 +379,12 @@ def test_ctrl_c_ends_it_and_keeps_what_is_graded(tmp_path):
     deadline = time.monotonic() + 60
     while not (tmp_path / "begun").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
-    os.kill(process.pid, signal.SIGINT)
+    assert "a.ipynb" in table.read_text(), "each row is written at once"
+    os.kill(process.pid, number)
     out, err = process.communicate(timeout=30)
-    assert process.returncode == 130 and "Traceback" not in err
+    assert process.returncode == 128 + number and "Traceback" not in err
     assert err.strip() == "stopped: 1 of 2 are graded"
     assert "a.ipynb" in table.read_text() and "b.ipynb" not in table.read_text()
     assert left_over(tmp_path) == [] and list((tmp_path / "scratch").iterdir()) == []
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["begun", "in", "scratch", "table.csv"]

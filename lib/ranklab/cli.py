@@ -30,7 +30,7 @@ def main(argv=None) -> int:
     grade = commands.add_parser("grade", help="re-check the notebooks of a class")
     grade.add_argument("folder", type=Path)
     grade.add_argument("--csv", type=Path, help="write the table here")
-    grade.add_argument("--minutes", type=float, default=10, help="limit for each notebook")
+    grade.add_argument("--minutes", type=_minutes, default=10, help="limit for each notebook")
     grade.set_defaults(run=_grade)
     arguments = sys.argv[1:] if argv is None else argv
     options, rest = parser.parse_known_args(arguments or ["status"])
@@ -101,6 +101,20 @@ def _build(options):
     except BuildError as error:
         print(f"ranklab build: {error}")
         return 1
+
+
+def _minutes(text):
+    """A number of minutes, up to a day.
+
+    error  argparse's own, with the sentence
+    """
+    try:
+        minutes = float(text)
+    except ValueError:
+        minutes = 0
+    if not 0 < minutes <= 24 * 60:
+        raise argparse.ArgumentTypeError(f"a number above 0 and at most 1440 is wanted, not {text}")
+    return minutes
 
 
 def _grade(options):

@@ -101,7 +101,7 @@ def solution_notebook(root, stem):
 
     def solve(source):
         solved = _solve(source, stem, bound)
-        bound.update(_bound_names(solved))
+        bound.update(bound_names(solved))
         return solved
 
     return _notebook(root, stem, solve)
@@ -143,7 +143,7 @@ def _solve(source, stem, bound):
         if exercise is None:
             continue
         answer = textwrap.dedent(inspect.getsource(exercise.answer)).rstrip("\n")
-        missing = free_names(answer) - bound - _bound_names(source)
+        missing = free_names(answer) - bound - bound_names(source)
         if missing:
             raise BuildError(f"{stem}: the answer {node.name} uses {', '.join(sorted(missing))}, "
                              "which no earlier cell of the lab imports or defines")
@@ -166,10 +166,11 @@ def free_names(source):
         table = tables.pop()
         used |= {s.get_name() for s in table.get_symbols() if s.is_global() and s.is_referenced()}
         tables += table.get_children()
-    return used - _bound_names(source)
+    return used - bound_names(source)
 
 
-def _bound_names(source):
+def bound_names(source):
+    """The names that `source` binds at its top level."""
     top = symtable.symtable(source, "cell", "exec")
     return {s.get_name() for s in top.get_symbols()
             if s.is_assigned() or s.is_imported() or s.is_namespace()}

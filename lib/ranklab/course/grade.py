@@ -1,25 +1,35 @@
 """grade: every submitted notebook is checked again, by itself, and believed in nothing.
 
 The verdicts printed in a notebook don't count, nor what it does to `check` or to ranklab: its
-functions are taken out of it, and judged in a process that it never touched. A notebook that
-crashes, hangs or deletes its folder costs only its own row.
+functions are taken out of it, and each is judged in a process that it never touched, which can say
+nothing about the others. A notebook that crashes, hangs or deletes its folder costs only its row.
+
+What this does not stop: submissions run with your rights, so one that is out to do so can change
+the grader's files on the disk or kill the grader. A function under test runs beside its own check:
+it can read the frames above it and say that it passed, put a thing back after it changed it, or do
+in its ranks what it likes. A note names the words such code needs, where they stand in the open.
+So read what has a note, and run all of it in a container.
 
     grade.py       the table and the CSV
     submission.py  one notebook: run, judged
     submitted.py   what its text says, before anything runs
+    predicted.py   the numbers that it predicts
     sandbox.py     a process with a limit, that leaves nothing behind
     regrade.py     what runs in there
 """
 
+import contextlib
 import csv
+import os
+import signal
 import sys
+import threading
 from pathlib import Path
 
-from ranklab.course import labs
+from ranklab.course import labs, sandbox
 from ranklab.course.submission import Row, grade_notebook
-from ranklab.course.submitted import names_of
+from ranklab.course.submitted import Notebook, Unreadable, names_of
 
-STOPPED = 130  # the exit code of a program that was ended by Ctrl-C
 NAMES_SHOWN = 3
 
 
@@ -27,42 +37,77 @@ def grade(folder: Path, csv_path: Path | None = None, limit: float = 600) -> int
     """A row for each notebook below `folder` is printed, and written to `csv_path`.
 
     limit  seconds for a notebook's cells, and as many for its checks
-    Returns the exit code: 0, or 2 when there is nothing to grade, or no place for the table.
+    Returns the exit code: 0; 2 when there is nothing to grade, or no place for the table; and 128
+    and the signal's number when it was stopped. The table is whole after every row.
     """
     folder = Path(folder)
-    found = _notebooks(folder)
+    found = _handed_in(folder)  # all are read before any runs and changes another
     if not found:
         print(f"ranklab grade: there is no notebook in {folder}")
         return 2
-    try:
-        table = csv_path and open(csv_path, "w", newline="", encoding="utf-8",
-                                  errors="replace")
-    except OSError as error:  # now, not after an hour of grading
-        print(f"ranklab grade: the table can't be written: {error}")
+    table = csv_path and Table(csv_path, found)
+    if problem := table and table.try_place():  # now, not after an hour of grading
+        print(f"ranklab grade: the table can't be written: {problem}")
         return 2
-    rows, code = [], 0
-    width = max(len(name) for name, _ in found)
+    rows = []
+    width = max(len(name) for name in found)
     print(f"{'submission':{width}}  passed  not passed, and notes")
     try:
-        for name, path in found:
-            rows.append(grade_notebook(path, name, limit))
-            print(_line(rows[-1], width), flush=True)
-    except KeyboardInterrupt:
+        with _stoppable(), sandbox.adopting():
+            for name, notebook in found.items():
+                rows.append(Row(name, notes=[f"unreadable: {notebook}"])
+                            if isinstance(notebook, Unreadable)
+                            else grade_notebook(notebook, name, limit))
+                print(_line(rows[-1], width), flush=True)
+                problem = table and table.write(rows)
+    except KeyboardInterrupt as stop:
         print(f"stopped: {len(rows)} of {len(found)} are graded", file=sys.stderr)
-        code = STOPPED
-    if table:
-        with table:
-            _write_csv(table, rows)
-    return code
+        return 128 + (stop.args or [signal.SIGINT])[0]
+    if problem:  # a submission took its folder away
+        print(f"ranklab grade: the table can't be written: {problem}")
+    return 2 if problem else 0
 
 
-def _notebooks(folder):
-    """[(name in the table, path)] in a fixed order; hidden folders are left out."""
+@contextlib.contextmanager
+def _stoppable():
+    """Inside, SIGTERM and SIGHUP end the grading as Ctrl-C does."""
+
+    def stop(number, _):
+        raise KeyboardInterrupt(number)
+
+    is_main = threading.current_thread() is threading.main_thread()
+    numbers = (signal.SIGTERM, signal.SIGHUP) if is_main else ()  # only that one gets signals
+    before = {number: signal.signal(number, stop) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _handed_in(folder):
+    """{name in the table: its Notebook, or Unreadable}, in order; hidden ones are left out."""
+    found = {}
+
+    def refused(error):
+        if Path(error.filename) != folder:
+            found[Path(error.filename).relative_to(folder)] = Unreadable(error.strerror)
+
     if folder.is_file():
-        return [(folder.name, folder)]
-    paths = {path.relative_to(folder): path for path in folder.rglob("*.ipynb") if path.is_file()}
-    return [(name.as_posix(), path) for name, path in sorted(paths.items())
-            if not any(part.startswith(".") for part in name.parts)]
+        return {folder.name: _read(folder)}
+    for place, folders, files in os.walk(folder, onerror=refused):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for path in (Path(place, name) for name in files if not name.startswith(".")):
+            if path.suffix == ".ipynb":
+                found[path.relative_to(folder)] = _read(path)
+    return {path.as_posix(): found[path] for path in sorted(found)}
+
+
+def _read(path):
+    try:
+        return Notebook(path)
+    except Unreadable as error:
+        return error
 
 
 def _line(row: Row, width):
@@ -74,17 +119,51 @@ def _line(row: Row, width):
     return "".join(c if c.isprintable() else "?" for c in line)  # a learner's text, too, is in it
 
 
-def _write_csv(file, rows):
-    stems = [stem for stem in labs.STEMS if any(row.stem == stem for row in rows)]
-    names = [name for stem in stems for name in names_of(stem)]
-    writer = csv.writer(file)
-    writer.writerow(["submission", "lab", "passed", "of", "note", *names])
-    for row in rows:
-        cells = [_cell(row, name) for name in names]
-        writer.writerow([row.name, row.stem or "", len(row.passed()), len(row.states),
-                         "; ".join(row.notes), *cells])
+class Table:
+    """The CSV file: on the disk is always a whole one, of the rows by then or of last time."""
+
+    def __init__(self, path, found):
+        self.path = Path(path).resolve()
+        self.part = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+        stems = {getattr(notebook, "stem", None) for notebook in found.values()}
+        self.names = [name for stem in labs.STEMS if stem in stems for name in names_of(stem)]
+
+    def try_place(self):
+        """Why no table can be written there, or None."""
+        if self.path.exists() and not self.path.is_file():
+            return f"{self.path} is not a file"
+        try:
+            self.part.touch()
+            self.part.unlink()
+        except OSError as error:
+            return error
+
+    def write(self, rows):
+        """The file holds these rows, all or none; returns None, or why it does not."""
+        try:
+            with self.part.open("w", newline="", encoding="utf-8", errors="replace") as file:
+                self._write_to(file, rows)
+            self.part.replace(self.path)
+        except OSError as error:
+            return error
+        finally:
+            with contextlib.suppress(OSError):
+                self.part.unlink(missing_ok=True)
+
+    def _write_to(self, file, rows):
+        writer = csv.writer(file)
+        writer.writerow(["submission", "lab", "passed", "of", "note", *self.names])
+        for row in rows:
+            cells = [row.name, row.stem or "", len(row.passed()), len(row.states),
+                     "; ".join(row.notes), *(_cell(row, name) for name in self.names)]
+            writer.writerow([_plain(str(cell)) for cell in cells])
 
 
 def _cell(row, name):
     state, reason = row.states.get(name, ""), row.reasons.get(name, "")
     return f"{state}: {reason}" if reason and name in row.not_passed() else state
+
+
+def _plain(text):
+    """The text of a cell that no spreadsheet takes for a formula."""
+    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text

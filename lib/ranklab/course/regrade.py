@@ -1,10 +1,10 @@
-"""What runs in processes of its own when a class is graded: a learner's cells, then the judge.
+"""What runs in processes of its own when a class is graded: a learner's cells, then the judges.
 
-Nothing that they print counts. What is found goes, line by line, to a log that lies outside of the
-notebook's folder: a process that dies or hangs loses only what would have come after.
+    run_cells   runs the cells, and keeps each exercise's function or class as a pickle
+    judge_kept  judges one of these in a fresh process, which the cells never touched
 
-    run_cells  runs the cells and keeps each exercise's function or class, as a pickle
-    judge_all  judges the kept ones in a fresh process, which the notebook never touched
+Nothing that they print counts. What is found goes through a pipe, line by line: a process that dies
+or hangs loses only what would have come after.
 """
 
 import ast
@@ -21,62 +21,54 @@ from pathlib import Path
 import cloudpickle
 
 from ranklab.course import labs
-from ranklab.course.check import FAILED, judge, judge_prediction
+from ranklab.course.check import FAILED, judge
 from ranklab.engine import ship
 from ranklab.engine.server import die_with
 
 LARGEST_FILE = 4 << 30  # bytes that a learner's code may write to one file
+# Whose functions a check relies on, beside all of ranklab.
+WATCHED = ("builtins", "json", "math", "operator", "os", "pickle", "torch", "torch.distributed")
 
 
-class Log:
-    """A file of JSON objects, one a line; each line is on the disk before anything else happens."""
-
-    def __init__(self, path):
-        self.path = path
-
-    def add(self, **entry):
-        with self.path.open("a") as file:
-            file.write(json.dumps(entry) + "\n")
-
-    def entries(self):
-        """What was added; a last line that was cut off is left out."""
-        text = self.path.read_text() if self.path.exists() else ""
-        return [json.loads(line) for line in text.split("\n")[:-1]]
-
-    def length(self):
-        """How many bytes it has by now."""
-        return self.path.stat().st_size if self.path.exists() else 0
-
-
-def run_cells(folder):
-    """The cells of task.json have run, as in a notebook; the exercises' objects are kept."""
+def run_cells(pipe):
+    """The given cells have run, as in a notebook; the exercises' objects are in ../kept."""
     die_with(os.getppid())
     own_pid = os.getpid()
     if child := os.fork():  # a cell that kills its parent kills this process, not the grader
         os.waitpid(child, 0)
         return
     die_with(own_pid)
-    _limit_damage()
-    folder = Path(folder)
-    task, log = json.loads((folder / "task.json").read_text()), Log(folder / "cells.log")
+    task = json.loads(_given())
     shell = _shell()
-    keeper = Keeper(shell, folder / "kept", log)
+    sys.path.insert(0, os.getcwd())
+    keeper = Keeper(shell, Path.cwd().parent / "kept", pipe)
     shell.ast_transformers.append(KeepExercises(task["names"]))
     builtins.__ranklab_keep__ = keeper.keep  # not in the notebook's names: %reset deletes those
-    for number, source in enumerate(task["cells"], start=1):
-        log.add(begun=number)
+    for number, source in task["cells"]:
+        _say(pipe, begun=number)
         if error := _run_cell(shell, source, task["cell_limit"]):
-            log.add(cell=number, error=error)
-    log.add(finished=True)
+            _say(pipe, cell=number, error=error)
+    keeper.keep_again()
+    _say(pipe, finished=True)
     os._exit(0)  # threads that a cell has left behind don't matter any more
 
 
-def _limit_damage():
+def _given():
+    """What the grader has sent. Nothing of it can be read twice; and damage is limited."""
+    given = sys.stdin.buffer.read()
+    with open(os.devnull) as nothing:
+        os.dup2(nothing.fileno(), 0)
     with contextlib.suppress(OSError, ValueError):  # ValueError: the limit here is lower already
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(resource.RLIMIT_FSIZE, (LARGEST_FILE, LARGEST_FILE))
     with contextlib.suppress(OSError):  # when memory runs out, this process is the one to go
         Path("/proc/self/oom_score_adj").write_text("1000")
+    return given
+
+
+def _say(pipe, **entry):
+    with contextlib.suppress(OSError):  # a cell has closed it
+        os.write(pipe, json.dumps(entry).encode() + b"\n")
 
 
 def _shell():
@@ -146,9 +138,10 @@ def _keep(node, name, is_definition):
 class Keeper:
     """Writes the objects, by value, as they are at the moment."""
 
-    def __init__(self, shell, folder, log):
-        self.shell, self.folder, self.log = shell, folder, log
+    def __init__(self, shell, folder, pipe):
+        self.shell, self.folder, self.pipe = shell, folder, pipe
         self.defined = {}
+        self.names = {}  # of each kept object: what the notebook's names meant by then
 
     def keep(self, name, is_definition):
         """The object called `name` is kept; at an assignment only if the notebook defined it."""
@@ -157,48 +150,66 @@ class Keeper:
             self.defined[name] = found
         elif found is None or found is not self.defined.get(name):
             return
+        self.names[name] = dict(self.shell.user_ns)
         try:
-            part = self.folder / f"{name}.part"
-            # Without torch there are no tensors, and to import it now would take seconds.
-            dumps = ship.dumps if "torch" in sys.modules else cloudpickle.dumps
-            part.write_bytes(dumps(found))
-            part.replace(self.folder / f"{name}.pickle")
+            self._write(name)
         except Exception as error:
-            self.log.add(unkept=name, error=one_line(error))
+            _say(self.pipe, unkept=name, error=one_line(error))
+
+    def keep_again(self):
+        """All are kept once more, now with helpers that were defined after them."""
+        later = dict(self.shell.user_ns)
+        for name, names in self.names.items():
+            self.shell.user_ns.update({**later, **names})
+            with contextlib.suppress(Exception):  # then the one kept before stays
+                self._write(name)
+
+    def _write(self, name):
+        # Without torch there are no tensors, and to import it now would take seconds.
+        dumps = ship.dumps if "torch" in sys.modules else cloudpickle.dumps
+        part = self.folder / f"{name}.part"
+        part.write_bytes(dumps(self.defined[name]))
+        part.replace(self.folder / f"{name}.pickle")
 
 
-def judge_all(folder, *names):
-    """Each of `names`, predictions and kept exercises, has its verdict in the log, in order."""
+def judge_kept(pipe):
+    """The one exercise that was given is judged: its state goes through the pipe, with a reason.
+
+    The line begins with a word that the grader has drawn for it. While the learner's code runs, the
+    word is only in this function's own variables, and what is called after it was looked up before.
+    """
     die_with(os.getppid())
-    folder = Path(folder)
-    task, log = json.loads((folder / "task.json").read_text()), Log(folder / "verdicts.log")
-    checks = labs.checks_of(task["stem"])
-    _limit_damage()
-    log.add(ready=True)  # what was imported until now is not on a learner's clock
-    items = {item.name: item for item in (*checks.PREDICTIONS, *checks.EXERCISES)}
-    for name in names:
-        text = task["predictions"].get(name)
-        state, reason = (_judge_number(items[name], text) if text else
-                         _judge_kept(items[name], folder / "kept" / f"{name}.pickle"))
-        log.add(name=name, state=state, reason=reason)
-    os._exit(0)
-
-
-def _judge_number(prediction, text):
-    from ranklab.interview.expression import evaluate
-
+    task, _, kept = _given().partition(b"\n")
+    stem, name, word = json.loads(task)
+    exercise = next(one for one in labs.checks_of(stem).EXERCISES if one.name == name)
+    sys.path.append(os.getcwd())  # last: the .py files beside the notebook hide no module
+    write, leave, judge_it, before = os.write, os._exit, judge, _meanings(exercise)
+    write(pipe, f"{word}\tready\n".encode())  # what was imported by now is not on a learner's clock
+    state, reason = FAILED, ""
     try:
-        value = evaluate(text, {"math": __import__("math")})
-    except Exception:
-        return FAILED, f"{text[:60]} is not plain arithmetic"
-    state, line = judge_prediction(prediction, value)
-    return state, line[6:].partition("\n")[0]
-
-
-def _judge_kept(exercise, path):
-    try:
-        learners = ship.loads(path.read_bytes())
+        learners = ship.loads(kept)
     except Exception as error:
-        return FAILED, f"it can't be used outside of its notebook: {one_line(error)}"
-    verdict = judge(exercise, learners)
-    return verdict.state, verdict.mistake.what.partition("\n")[0] if verdict.mistake else ""
+        reason = f"it can't be used outside of its notebook: {one_line(error)}"
+    else:
+        verdict = judge_it(exercise, learners)
+        state = verdict.state
+        if verdict.mistake:
+            reason = verdict.mistake.what.partition("\n")[0]
+    for label, names, key, item, code in before:
+        if names.get(key) is not item or code is not None and item.__code__ is not code:
+            state, reason = FAILED, f"it changed {label}.{key} while it was checked"
+            break
+    write(pipe, f"{word}\t{state}\t{reason}\n".encode(errors="replace"))
+    leave(0)
+
+
+def _meanings(exercise):
+    """[(where, names, name, object, its code)] of all that may not change during a check."""
+    spaces = [("its exercise", vars(exercise))]
+    for label, module in list(sys.modules.items()):
+        if label in WATCHED or label.partition(".")[0] == "ranklab":
+            spaces.append((label, vars(module)))
+            spaces += [(f"{label}.{key}", vars(item)) for key, item in vars(module).items()
+                       if isinstance(item, type) and item.__module__ == label]
+    return [(label, names, key, item, getattr(item, "__code__", None))
+            for label, names in spaces for key, item in names.items() if callable(item)]

@@ -2,81 +2,107 @@
 
     scratch/work/       where it runs: a cell that deletes its folder deletes a copy
     scratch/tmp, home   its $TMPDIR, its $RANKLAB_HOME
+
+What it has to say comes as lines through a pipe, which ends with the process.
 """
 
 import contextlib
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import psutil
 
-MARK = "RANKLAB_GRADING"  # in the environment of every process that a notebook starts
+from ranklab.engine.server import PR_SET_CHILD_SUBREAPER, prctl
+
 PACKAGES = str(Path(__file__).parents[2])
 START = ("import sys; from ranklab.course import regrade; "
-         "getattr(regrade, sys.argv[1])(*sys.argv[2:])")
-IMPORTS = 120  # seconds before the first line of the log is late
+         "getattr(regrade, sys.argv[1])(int(sys.argv[2]))")
+IMPORTS = 120  # seconds before the first line is late
 POLL = 0.05  # seconds
 DEATH_LIMIT = 5  # seconds for killed processes to be gone
+LONGEST = 1 << 20  # bytes of lines; what comes after is dropped
 
 
-def run(function, scratch, log, limit, quiet_limit, *arguments):
-    """`function` of regrade.py has run: (True if it came to an end by itself, seconds).
-
-    It is ended after `limit` seconds, or `quiet_limit` after the last line of its log, and with it
-    whatever it has started. The clock begins with the first line: imports don't count.
-    """
-    for folder in ("work", "tmp", "home", "kept"):
-        (scratch / folder).mkdir(exist_ok=True)
-    process = subprocess.Popen(
-        [sys.executable, "-c", START, function, str(scratch), *arguments],
-        cwd=scratch / "work", env=_environment(scratch), stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+@contextlib.contextmanager
+def adopting():
+    """Inside, Linux makes this process the parent of those whose own parent has ended."""
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
     try:
-        return _wait(process, log, limit, quiet_limit)
+        yield
     finally:
-        end_all(scratch)
+        prctl(PR_SET_CHILD_SUBREAPER, 0)
+
+
+def run(function, scratch, given, limit, quiet_limit):
+    """`function` of regrade.py has run on the bytes `given`: (lines, it ended in time, seconds).
+
+    It is ended after `limit` seconds, or `quiet_limit` after its last line, and with it whatever it
+    has started. The clock begins with the first line: imports don't count.
+    """
+    for folder in ("work", "tmp", "home"):
+        (scratch / folder).mkdir(exist_ok=True)
+    spared = psutil.Process().children()
+    read, write = os.pipe()
+    os.set_blocking(read, False)
+    with tempfile.TemporaryFile() as file, open(read, "rb", buffering=0) as pipe:
+        file.write(given)
+        file.seek(0)
+        try:
+            process = subprocess.Popen(
+                # -P: a learner's json.py is not Python's, at least until Python's is imported.
+                [sys.executable, "-P", "-c", START, function, str(write)], pass_fds=[write],
+                cwd=scratch / "work", env=_environment(scratch), stdin=file,
+                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+            os.close(write)
+            text, in_time, seconds = _wait(process, pipe, limit, quiet_limit)
+        finally:
+            end_all(spared)
         process.wait()
+    return text.decode(errors="replace").split("\n")[:-1], in_time, seconds
 
 
 def _environment(scratch):
     paths = filter(None, [PACKAGES, os.environ.get("PYTHONPATH")])
-    return {**os.environ, MARK: str(scratch), "PYTHONPATH": os.pathsep.join(paths),
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths),
             "TMPDIR": str(scratch / "tmp"), "RANKLAB_HOME": str(scratch / "home"),
             "IPYTHONDIR": str(scratch / "home"), "MPLBACKEND": "agg"}
 
 
-def _wait(process, log, limit, quiet_limit):
-    length, deadline = log.length(), time.monotonic() + IMPORTS
-    begun = None
-    while process.poll() is None:
+def _wait(process, pipe, limit, quiet_limit):
+    text, begun, deadline = b"", None, time.monotonic() + IMPORTS
+    while True:
+        ended = process.poll() is not None  # before the last look into the pipe
         now = time.monotonic()
-        if length != (length := log.length()):
+        if new := pipe.read(LONGEST):
+            text = (text + new)[:LONGEST]
             begun = begun or now
             deadline = min(begun + limit, now + quiet_limit)
-        if now > deadline:
-            return False, now - (begun or now)
+        if ended or now > deadline:
+            return text, ended, now - (begun or now)
         time.sleep(POLL)
-    return True, time.monotonic() - (begun or time.monotonic())
 
 
-def end_all(scratch):
-    """No process of this notebook is left: neither ranks, nor what a cell put in the background.
+def end_all(spared):
+    """Nothing is left of what this process started, but for the children in `spared`.
 
-    They are known by the mark in their environment, so no other process can be hit.
+    Killing a process hands its children to this one (see `adopting`), whatever they made of their
+    session and environment; they are killed in the next round.
     """
     deadline = time.monotonic() + DEATH_LIMIT
-    while (left := list(_marked(str(scratch)))) and time.monotonic() < deadline:
+    while (left := list(_descendants(spared))) and time.monotonic() < deadline:
         for process in left:
             with contextlib.suppress(psutil.Error):
                 process.kill()
-        psutil.wait_procs(left, timeout=0.2)
+        psutil.wait_procs(left, timeout=0.2)  # and buries them
 
 
-def _marked(mark):
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error, OSError):
-            if process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == mark:
-                yield process
+def _descendants(spared):
+    for child in psutil.Process().children():
+        if child not in spared:
+            with contextlib.suppress(psutil.Error):
+                yield from child.children(recursive=True)
+            yield child

@@ -1,15 +1,16 @@
-"""One submitted notebook: run in a copy, then judged in a process that it never touched."""
+"""One submitted notebook: run in a copy, then judged in processes that it never touched."""
 
+import contextlib
 import json
-import shutil
+import secrets
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ranklab.course import labs, sandbox
 from ranklab.course.check import FAILED, PASSED
-from ranklab.course.regrade import Log
-from ranklab.course.submitted import Notebook, Unreadable, names_of
+from ranklab.course.predicted import judge_number
+from ranklab.course.submitted import has_code_of, is_forced, names_of
 
 CELL_SHARE = 0.3  # of a notebook's limit: what one cell may take, or the check of one exercise
 
@@ -34,12 +35,8 @@ class Row:
         return [name for name, state in self.states.items() if state != PASSED]
 
 
-def grade_notebook(path, name, limit):
+def grade_notebook(notebook, name, limit):
     """The row of one notebook. Its cells get `limit` seconds in all, and its checks as many."""
-    try:
-        notebook = Notebook(path)
-    except Unreadable as error:
-        return Row(name, notes=[f"unreadable: {error}"])
     row = Row(name, notebook.stem)
     if row.stem is None:
         row.notes.append("no exercise of a lab is in it")
@@ -47,28 +44,39 @@ def grade_notebook(path, name, limit):
     with tempfile.TemporaryDirectory(prefix="ranklab-", ignore_cleanup_errors=True) as scratch:
         scratch = Path(scratch).resolve()
         try:
-            _run_cells(path, notebook, scratch, limit, row)
-            _judge(notebook, scratch, limit, row)
+            kept = _run_cells(notebook, scratch, limit, row)
+            _judge(notebook, kept, scratch, limit, row)
+            _note_copies(notebook, kept, row)
         except Exception as error:  # whatever else is strange about it costs only its own row
             row.notes.append(f"could not be graded: {type(error).__name__}: {error}")
     return row
 
 
-def _run_cells(path, notebook, scratch, limit, row):
-    """What the notebook defines is kept; the row notes how its run ended."""
-    exercises = labs.checks_of(row.stem).EXERCISES
-    cells, log = notebook.cells_to_run(), Log(scratch / "cells.log")
-    (scratch / "task.json").write_text(json.dumps({
-        "stem": row.stem, "names": [exercise.name for exercise in exercises], "cells": cells,
-        "cell_limit": limit * CELL_SHARE, "predictions": notebook.predictions()}))
-    (scratch / "work").mkdir()
-    shutil.copy(path, scratch / "work")
+def _run_cells(notebook, scratch, limit, row):
+    """{exercise: its object, pickled}; the row notes how the run ended."""
+    names = [exercise.name for exercise in labs.checks_of(row.stem).EXERCISES]
+    cells = notebook.cells_to_run()
+    for folder in ("work", "kept"):
+        (scratch / folder).mkdir()
+    for name, content in notebook.beside.items():
+        (scratch / "work" / name).write_bytes(content)
     if cells:
-        in_time, _ = sandbox.run("run_cells", scratch, log, limit, limit)
-        row.notes += _how_it_ended(log.entries(), in_time)
-    for entry in log.entries():
-        if "unkept" in entry:
-            row.set(entry["unkept"], FAILED, f"it can't leave its notebook: {entry['error']}")
+        task = {"names": names, "cells": cells, "cell_limit": limit * CELL_SHARE}
+        lines, in_time, _ = sandbox.run("run_cells", scratch, json.dumps(task).encode(),
+                                        limit, limit)
+        entries = list(_entries(lines))
+        row.notes += _how_it_ended(entries, in_time)
+        for entry in entries:
+            if "unkept" in entry:
+                row.set(entry["unkept"], FAILED, f"it can't leave its notebook: {entry['error']}")
+    files = {name: scratch / "kept" / f"{name}.pickle" for name in names}
+    return {name: file.read_bytes() for name, file in files.items() if file.is_file()}
+
+
+def _entries(lines):
+    for line in lines:
+        with contextlib.suppress(ValueError):  # a cell wrote into the pipe
+            yield json.loads(line)
 
 
 def _how_it_ended(entries, in_time):
@@ -83,28 +91,45 @@ def _how_it_ended(entries, in_time):
     return [f"code cell {entry['cell']}: {entry['error']}" for entry in errors[:1]]
 
 
-def _judge(notebook, scratch, limit, row):
+def _judge(notebook, kept, scratch, limit, row):
     """Every exercise and prediction of the lab has its state in the row."""
-    log = Log(scratch / "verdicts.log")
-    kept = {file.stem for file in (scratch / "kept").glob("*.pickle")}
-    exercises = {exercise.name: exercise for exercise in labs.checks_of(row.stem).EXERCISES}
-    todo = [*notebook.predictions(), *(name for name in exercises if name in kept)]
-    quiet_limit = limit * CELL_SHARE
-    while todo:
-        in_time, seconds = sandbox.run("judge_all", scratch, log, limit, quiet_limit, *todo)
-        limit -= seconds
-        for entry in log.entries():
-            if "name" in entry:
-                row.set(entry["name"], entry["state"], entry["reason"])
-        todo = [name for name in todo if name not in row.states]
-        if todo:  # the first one ended the process, or was still busy; the others go on
-            row.set(todo.pop(0), FAILED, "its check ran out of time" if not in_time
-                    else "it ended the process that checked it")
+    checks, left = labs.checks_of(row.stem), limit
+    numbers = notebook.predictions()
+    for prediction in checks.PREDICTIONS:
+        if prediction.name in numbers:
+            row.set(prediction.name, *judge_number(prediction, *numbers[prediction.name]))
+    for name, pickled in kept.items():
+        left -= _judge_kept(name, pickled, scratch, left, limit * CELL_SHARE, row)
     for name in names_of(row.stem):
         if name not in row.states:
             row.set(name, *notebook.why_missing(name))
     row.states = {name: row.states[name] for name in names_of(row.stem)}
-    copied = [name for name in exercises if name in kept and notebook.is_copied(exercises[name])]
-    if copied:
-        names = "every exercise" if len(copied) == len(exercises) else ", ".join(copied)
-        row.notes.append(f"same text as the library: {names}")
+
+
+def _judge_kept(name, pickled, scratch, limit, quiet_limit, row):
+    """The exercise has its state; returns the seconds. Its process can speak of no other one."""
+    word = secrets.token_hex(16)
+    task = json.dumps([row.stem, name, word]).encode() + b"\n"
+    lines, in_time, seconds = sandbox.run("judge_kept", scratch, task + pickled, limit, quiet_limit)
+    said = [line.split("\t")[1:] for line in lines if line.split("\t")[0] == word]
+    if len(said) < len(lines):
+        row.notes.append(f"{name} wrote to the grader by itself")
+    verdict = next((one for one in said if len(one) == 2), None)
+    row.set(name, *verdict or (FAILED, "it ended the process that checked it" if in_time
+                               else "its check ran out of time"))
+    return seconds
+
+
+def _note_copies(notebook, kept, row):
+    """The row notes whose code is the library's, and what can reach the library's or the grader."""
+    exercises = {one.name: one for one in labs.checks_of(row.stem).EXERCISES if one.name in kept}
+    same = [name for name, one in exercises.items() if notebook.has_librarys_text(one)]
+    copied = [name for name in same if not is_forced(exercises[name], row.stem)]
+    taken = [name for name, one in exercises.items() if name not in same
+             and has_code_of(one, kept[name])]
+    for names, note in ((copied, "same text as the library"), (taken, "the library's own code")):
+        if names:
+            every = len(names) == len(exercises) > 1
+            row.notes.append(f"{note}: {'every exercise' if every else ', '.join(names)}")
+    if tricks := notebook.tricks():
+        row.notes.append(f"read its code: it names {', '.join(tricks)}")

@@ -1,13 +1,25 @@
-"""What the text of a submitted notebook says. Nothing is run."""
+"""What a submitted notebook says, and the .py files beside it. Nothing is run."""
 
 import ast
+import builtins
 import inspect
 import json
 import re
 import textwrap
 
 from ranklab.course import labs
+from ranklab.course.build import bound_names, free_names
 from ranklab.course.check import LIBRARYS, NOT_WRITTEN
+from ranklab.course.predicted import predictions
+
+LARGEST = 100_000_000  # bytes of a notebook; and a hundredth of it of a file beside it
+FEW = 4  # lines that a short answer shares with the library by itself
+# No lab needs these: they reach hidden code, other frames, or the grader.
+TRICKS = re.compile(r"\b(?:runpy|exec_module|spec_from_file_location|__code__|__globals__|"
+                    r"__builtins__|__subclasses__|_getframe|currentframe|f_back|f_locals|tb_frame|"
+                    r"get_objects|get_referrers|ctypes|marshal|cloudpickle|pickle|CodeType|"
+                    r"FunctionType|regrade|ranklab\.course|ranklab\.checks)\b"
+                    r"|(?<![.\w])(?:exec|eval|compile|__import__)(?=\()")
 
 
 class Unreadable(ValueError):
@@ -22,16 +34,17 @@ class Notebook:
 
     def __init__(self, path):
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
+            content = json.loads(_read(path, LARGEST).decode())
             self.cells = ["".join(cell["source"]) for cell in content["cells"]
                           if cell["cell_type"] == "code"]
             stem = content.get("metadata", {}).get("ranklab", {}).get("stem")
+        except Unreadable:
+            raise
         except (ValueError, RecursionError):
             raise Unreadable("it is not JSON") from None
         except (KeyError, TypeError, AttributeError):
             raise Unreadable("it has no cells as notebooks have them") from None
-        except OSError as error:
-            raise Unreadable(error.strerror or str(error)) from None
+        self.beside = dict(_files_beside(path))
         self.text = "\n".join(self.cells)
         self.trees = [_tree(cell) for cell in self.cells]
         self.stem = stem if stem in labs.written() else self._likely_stem()
@@ -44,23 +57,26 @@ class Notebook:
         return best if counts.get(best) else None
 
     def cells_to_run(self):
-        """The code cells up to the last one that defines an exercise."""
+        """[(number, source)]: all up to the last that defines an exercise, and what these need.
+
+        A later cell is needed when it binds a name that they use and do not bind.
+        """
         names = {exercise.name for exercise in labs.checks_of(self.stem).EXERCISES}
         last = [n for n, cell in enumerate(self.cells, 1) if names & set(definitions(cell))][-1:]
-        return self.cells[: sum(last)]
+        texts = [ast.unparse(tree) for tree in self.trees]
+        run, new, missing = set(), set(range(sum(last))), set()
+        while new:
+            run |= new
+            missing |= set().union(*(free_names(texts[number]) for number in new))
+            missing -= set(dir(builtins)).union(*(bound_names(texts[number]) for number in run))
+            new = {number for number, text in enumerate(texts)
+                   if number not in run and bound_names(text) & missing}
+        return [(number + 1, self.cells[number]) for number in sorted(run)]
 
     def predictions(self):
-        """The text of each number that was predicted: the last one that is not `...`."""
+        """{name: (text, value)} of the numbers that were predicted."""
         wanted = {item.name for item in labs.checks_of(self.stem).PREDICTIONS}
-        found = {}
-        for call in (node for tree in self.trees for node in ast.walk(tree)):
-            function = getattr(call, "func", None)  # check(...), or ranklab.check(...)
-            if "check" in (getattr(function, "id", ""), getattr(function, "attr", "")):
-                for keyword in call.keywords:
-                    text = ast.unparse(keyword.value)
-                    if keyword.arg in wanted and text not in ("...", "None"):
-                        found[keyword.arg] = text
-        return found
+        return predictions(self.trees, wanted)
 
     def why_missing(self, name):
         """(state, reason) of what could not be had from the notebook."""
@@ -74,12 +90,39 @@ class Notebook:
             return LIBRARYS, "the notebook does not define it"
         return NOT_WRITTEN, ""
 
-    def is_copied(self, exercise):
+    def tricks(self):
+        """The words in its code that no answer needs, in order."""
+        texts = [self.text, *(data.decode(errors="replace") for data in self.beside.values())]
+        return list(dict.fromkeys(TRICKS.findall("\n".join(texts))))
+
+    def has_librarys_text(self, exercise):
         """True when the last definition is the library's, but for comments and docstring."""
         own = [node for tree in self.trees for node in tree.body
                if getattr(node, "name", None) == exercise.name]
-        answer = ast.parse(textwrap.dedent(inspect.getsource(exercise.answer))).body
-        return [_bare(node) for node in own[-1:]] == [_bare(node) for node in answer]
+        return [_bare(node) for node in own[-1:]] == [_bare(_answer(exercise))]
+
+
+def is_forced(exercise, stem):
+    """True when the stub leaves so little to write that many learners write the same."""
+    root = labs.repository(__file__) or labs.repository()
+    source = root and root / "labs" / "source" / f"{stem}.py"
+    tree = _tree(source.read_text()) if source and source.exists() else ast.Module([], [])
+    stub = [node for node in tree.body if getattr(node, "name", None) == exercise.name]
+    given = {line.strip() for node in stub for line in _bare(node).splitlines()}
+    lines = [line.strip() for line in _bare(_answer(exercise)).splitlines()[1:]]
+    return len([line for line in lines if line not in given]) <= FEW
+
+
+def has_code_of(exercise, pickled):
+    """True when the pickle holds the answer's own bytecode, by whatever way it came there."""
+    answer = exercise.answer
+    parts = vars(answer).values() if isinstance(answer, type) else [answer]
+    codes = [getattr(inspect.unwrap(getattr(part, "__func__", part)), "__code__", None)
+             for part in parts if callable(part) or hasattr(part, "__func__")]
+    codes = [code for code in codes if code]
+    return bool(codes) and all(
+        code.co_code in pickled and all(name.encode() in pickled for name in
+                                        (*code.co_names, *code.co_varnames)) for code in codes)
 
 
 def names_of(stem):
@@ -93,17 +136,49 @@ def definitions(source):
     return re.findall(r"^[ \t]*(?:async +)?(?:def|class)[ \t]+(\w+)", source, re.M)
 
 
+def _read(path, largest):
+    try:
+        if not path.is_file():  # a FIFO would wait for ever
+            raise Unreadable("it is a link that leads nowhere" if path.is_symlink()
+                             else "it is not a file")
+        if (size := path.stat().st_size) > largest:
+            raise Unreadable(f"it has {size:,} bytes, at most {largest:,} are read")
+        return path.read_bytes()
+    except OSError as error:
+        raise Unreadable(error.strerror or str(error)) from None
+
+
+def _files_beside(path):
+    """(name, content) of each .py file in the notebook's folder."""
+    for file in sorted(path.parent.glob("*.py")):
+        try:
+            yield file.name, _read(file, LARGEST // 100)
+        except Unreadable:
+            pass  # an import of it will say so
+
+
 def _tree(source):
     """The cell's syntax tree, magics and shell lines left out; empty where it is no Python."""
     try:
-        return ast.parse(re.sub(r"^([ \t]*)[%!?].*", r"\1pass", source, flags=re.M))
-    except (SyntaxError, ValueError, RecursionError):
+        tree = ast.parse(re.sub(r"^([ \t]*)[%!?].*", r"\1pass", source, flags=re.M))
+        bound_names(ast.unparse(tree))  # a `yield` outside of a function is found only here
+        return tree
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         return ast.Module([], [])
 
 
+def _answer(exercise):
+    return ast.parse(textwrap.dedent(inspect.getsource(exercise.answer))).body[0]
+
+
 def _bare(node):
-    """The definition as text, without docstrings and comments."""
+    """The definition as text, without docstrings, comments and annotations."""
+    node = ast.parse(ast.unparse(node)).body[0]
     for part in ast.walk(node):
         if isinstance(part, ast.FunctionDef | ast.ClassDef) and ast.get_docstring(part):
             part.body = part.body[1:]
-    return ast.dump(node)
+        if isinstance(part, ast.FunctionDef):
+            part.returns = None
+        if isinstance(part, ast.arg):
+            part.annotation = None
+    return ast.unparse(node)
