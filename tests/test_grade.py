@@ -212,6 +212,18 @@ def test_what_a_function_does_to_its_judge_is_not_believed(rows):
     assert row["note"].endswith("it names ranklab.course, regrade, ranklab.checks, __code__")
 
 
+def test_what_torch_changes_by_itself_is_no_trick():
+    code = """
+from ranklab.course import labs, regrade
+before = regrade._meanings(labs.find_exercise('shard_range'))
+import torch._dynamo
+print([key for _, names, key, item, _ in before if names.get(key) is not item])
+print(sum((label, key) == ('torch', 'equal') for label, _, key, _, _ in before))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout == "[]\n1\n", done.stdout + done.stderr
+
+
 def test_nothing_that_a_notebook_started_is_left(rows, scratch):
     assert left_over(scratch) == []
 
