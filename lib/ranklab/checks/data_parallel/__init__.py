@@ -4,9 +4,11 @@
     replicas.py    equal at the start
     agreeing.py    found out if not
     sharding.py    who gets which samples; the learning rate
-    averaging.py   one message for each parameter; buckets
+    averaging.py   one message for each parameter
+    bucketing.py   one for each bucket: who shares it with whom
     overlap.py     OverlappedDataParallel
     events.py      what happens when, in a backward
+    nested.py      a backward inside a backward
     unused.py      parameters without a gradient
     stepping.py    no_sync
     joining.py     join_uneven
@@ -16,8 +18,9 @@
 
 from ranklab import data_parallel
 from ranklab.checks.data_parallel.agreeing import check_replicas_agree
-from ranklab.checks.data_parallel.averaging import check_assign_buckets, check_average_gradients
+from ranklab.checks.data_parallel.averaging import check_average_gradients
 from ranklab.checks.data_parallel.batch_norm import check_sync_batch_norm
+from ranklab.checks.data_parallel.bucketing import check_assign_buckets
 from ranklab.checks.data_parallel.joining import check_join_uneven
 from ranklab.checks.data_parallel.overlap import check_OverlappedDataParallel
 from ranklab.checks.data_parallel.predictions import PREDICTIONS

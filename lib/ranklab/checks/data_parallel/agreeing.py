@@ -4,8 +4,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ranklab.checks.data_parallel.events import all_reduces_noted
-from ranklab.checks.data_parallel.replicas import two_groups
+from ranklab.checks.data_parallel.events import collectives_noted
+from ranklab.checks.data_parallel.replicas import group_of_mine
 from ranklab.course.exercise import Mistake, on_ranks
 from ranklab.engine import device
 from ranklab.meter import Traffic
@@ -64,7 +64,7 @@ CHANGES = {
 
 
 def _agree_trial(replicas_agree, in_groups=False):
-    group, rank, R = two_groups() if in_groups else None, dist.get_rank(), dist.get_world_size()
+    group, rank, R = group_of_mine() if in_groups else None, dist.get_rank(), dist.get_world_size()
     seen, guilty = [], {R - 1} if not in_groups else {3}
     for name, (change, _) in [("nothing", (lambda model: None, "")), *CHANGES.items()]:
         model = Weights().to(device())
@@ -73,8 +73,8 @@ def _agree_trial(replicas_agree, in_groups=False):
         model.statistics += rank  # buffers may differ
         before = [p.detach().clone() for p in model.parameters()]
         noted = []
-        with Traffic() as traffic, all_reduces_noted(
-                lambda x, work, noted=noted: (noted.append((x.dtype, x.numel())), work)[1]):
+        with Traffic() as traffic, collectives_noted(
+                lambda x, _, noted=noted: noted.append((x.dtype, x.numel()))):
             value = replicas_agree(model, group) if in_groups else replicas_agree(model)
         after = [p.detach() for p in model.parameters()]
         same = all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(before, after))
@@ -107,9 +107,9 @@ def check_replicas_agree(replicas_agree):
     seen = on_ranks(_agree_trial, replicas_agree, True, ranks=4)
     for case in zip(*seen):
         alike = case[0][0] == "nothing"
-        if [bool(value) for _, value, _, _ in case] != [True, alike, True, alike]:
-            raise Mistake("in two groups, of ranks 0 and 2 and of ranks 1 and 3, where one bit or "
-                          "more of rank 3 may differ, the answers are "
+        if [bool(value) for _, value, _, _ in case] != [True, alike, alike, alike]:
+            raise Mistake("in two groups, rank 0 alone and ranks 1, 2, 3, where one bit or more of "
+                          "rank 3 may differ, the answers are "
                           f"{[value for _, value, _, _ in case]}",
                           "Each group answers for itself: hand `group` on.")
     yield "a group answers for itself"

@@ -4,7 +4,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.functional import batch_norm
 
-from ranklab.checks.data_parallel.replicas import GROUP, two_groups
+from ranklab.checks.data_parallel.replicas import GROUP, group_of_mine, members_of
 from ranklab.checks.data_parallel.whole_batch import (
     EPS, C, compare_gradients, compare_values, far, right_answer, whole_batch,
 )
@@ -13,7 +13,7 @@ from ranklab.engine import device
 from ranklab.meter import Traffic
 
 CUTS = {1: (6,), 3: (2, 5, 1), 4: (3, 0, 2, 1)}  # rows of each rank; one has none
-GROUP_CUTS = ((3, 4), (2, 1))  # of ranks 0 and 2, and of 1 and 3
+GROUP_CUTS = {(0,): (3,), (1, 2, 3): (2, 1, 4)}
 SHAPES = ((C,), (C, 4, 2))
 
 
@@ -26,20 +26,24 @@ def _norm_trial(sync_batch_norm, cut, dtype=torch.float64, mean=0.0):
 
 
 def _in_group(sync_batch_norm):
-    group, rank = two_groups(), dist.get_rank()
-    first, second = GROUP_CUTS[rank % 2]
-    mine = slice(0, first) if rank < 2 else slice(first, None)
-    return _one(sync_batch_norm, mine, *whole_batch(first + second, (C,)), group=group)
+    group, members = group_of_mine(), members_of(dist.get_rank())
+    cut, place = GROUP_CUTS[members], members.index(dist.get_rank())
+    mine = slice(sum(cut[:place]), sum(cut[: place + 1]))
+    return _one(sync_batch_norm, mine, *whole_batch(sum(cut), (C,)), group=group)
 
 
 def _one(sync_batch_norm, mine, x, upstream, weight, bias, **group):
     x, upstream, weight, bias = (t.to(device()) for t in (x[mine], upstream[mine], weight, bias))
     for leaf in (x, weight, bias):
         leaf.requires_grad_()
+    if x.dim() == 4:  # in memory by rows, columns and then channels, as images often lie
+        x = x.detach().contiguous(memory_format=torch.channels_last).requires_grad_()
     before, upstream_before = x.detach().clone(), upstream.clone()
     running = torch.zeros(C).to(x), torch.ones(C).to(x), 0.1
     with Traffic() as forward:
         y = sync_batch_norm(x, weight, bias, EPS, running=running, **group)
+    # Another layer's forward comes before the backward of this one.
+    sync_batch_norm(3 * x.detach() + 1, weight.detach(), bias.detach(), EPS, **group)
     with Traffic() as backward:
         y.backward(upstream)
     grads = [None if leaf.grad is None else leaf.grad.cpu() for leaf in (x, weight, bias)]
@@ -47,7 +51,8 @@ def _one(sync_batch_norm, mine, x, upstream, weight, bias, **group):
             "same upstream": torch.equal(upstream, upstream_before),
             "running": [part.cpu() for part in running[:2]],
             "calls": [len(forward.ops), len(backward.ops)],
-            "bytes": sum(op.payload_bytes for op in forward.ops)}
+            "verbs": {*forward.calls, *backward.calls},
+            "bytes": [sum(op.payload_bytes for op in way.ops) for way in (forward, backward)]}
 
 
 def check_sync_batch_norm(sync_batch_norm):
@@ -94,9 +99,15 @@ def _compare_calls(rank, got):
             raise Mistake(f"rank {rank} of 4: {calls} collectives in {where}; one is enough",
                           "Put what is to be summed into one tensor with torch.cat: at this size "
                           "a message costs its latency.")
-    if got["bytes"] > 16 * C + 8:
-        raise Mistake(f"rank {rank} of 4: {got['bytes']} bytes in forward; {16 * C + 8} are enough",
-                      "Two sums a channel and the count, once: no row of x has to travel.")
+    if got["verbs"] != {"all_reduce"}:
+        raise Mistake(f"rank {rank} of 4 calls {' and '.join(sorted(got['verbs']))}; asked is one "
+                      "all-reduce in forward and one in backward", "An all-reduce adds up under "
+                      "way. All-gather hands every rank's sums to everybody: R times the bytes.")
+    for sent, enough, where in zip(got["bytes"], (16 * C + 8, 16 * C), ("forward", "backward")):
+        if sent > enough:
+            raise Mistake(f"rank {rank} of 4: {sent} bytes in {where}; {enough} are enough",
+                          "Two sums a channel, once, and in forward the count: no row of x has to "
+                          "travel.")
     if not got["same"]:
         raise Mistake("x itself was changed", "Make a new tensor.")
     if not got["same upstream"]:
@@ -105,13 +116,14 @@ def _compare_calls(rank, got):
 
 
 def _compare_group(rank, got):
-    cut = GROUP_CUTS[rank % 2]
+    members = members_of(rank)
+    cut, place = GROUP_CUTS[members], members.index(rank)
     y, of_x, _, _ = right_answer(cut, (C,))
     for what, mine, right in (("values are", got["y"], y), ("gradient of x is",
                                                             got["grads"][0], of_x)):
-        if far(mine, right.split(cut)[rank // 2]):
-            raise Mistake(f"in the group of ranks {rank % 2} and {rank % 2 + 2} the {what} not "
-                          "that of these two ranks' batch", GROUP)
+        if far(mine, right.split(cut)[place]):
+            raise Mistake(f"in the group of ranks {members} the {what} not that of their batch",
+                          GROUP)
 
 
 def _far_trial(sync_batch_norm, cut, mean):

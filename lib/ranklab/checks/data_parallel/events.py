@@ -29,72 +29,122 @@ class Stack(nn.Module):
         return x
 
 
-class NotedWork:
-    """An all-reduce under way, that notes when somebody waits for it."""
+class HeldWork:
+    """A collective under way, whose result arrives when somebody waits for it, and not before.
 
-    def __init__(self, work, number, events):
-        self.work, self.number, self.events = work, number, events
+    So what a race would show now and then is seen always: a handle that nobody waits for leaves the
+    tensor as it was, and what is written into it meanwhile is lost.
+    """
+
+    def __init__(self, work, tensor, result, waited):
+        self.work, self.tensor, self.result, self.waited = work, tensor, result, waited
+        self.given = tensor.detach().clone()
+        self.is_here = self.is_changed = False  # is_changed: written into while under way
 
     def wait(self, *timeout):
-        self.events.append(("wait", self.number))
-        return self.work.wait(*timeout)
+        self.waited(self)
+        done = self.work.wait(*timeout)
+        self._arrives()
+        return done
+
+    def is_completed(self):
+        if done := self.work.is_completed():
+            self.waited(self)
+            self._arrives()
+        return done
+
+    def get_future(self):
+        def arrived(done):
+            self.waited(self)
+            self._arrives()
+            return [self.tensor]
+
+        return self.work.get_future().then(arrived)
+
+    def _arrives(self):
+        if not self.is_here:
+            self.is_here = True
+            self.is_changed = not torch.equal(self.given, self.tensor)
+            self.tensor.detach().copy_(self.result)
 
     def __getattr__(self, name):
         return getattr(self.work, name)
 
 
 class Sent:
-    """The tensors that were all-reduced, and how many of the handles nobody has waited for."""
+    """The tensors that travelled, and what became of the handles."""
 
     def __init__(self):
-        self.tensors, self.waits, self.handles = [], [], 0
+        self.tensors, self.handles, self.waited = [], [], []
 
     def note(self, tensor, work):
         self.tensors.append(tensor)
-        self.handles += work is not None
-        return work and NotedWork(work, len(self.tensors), self.waits)
+        if work is not None:
+            self.handles.append(work)
+            work.waited = self.waited.append
 
     @property
     def not_waited(self):
-        return self.handles - len(set(self.waits))
+        return sum(work not in self.waited for work in self.handles)
+
+    @property
+    def changed(self):
+        """How many were written into while they were under way."""
+        return sum(work.is_changed for work in self.handles)
 
 
 @contextlib.contextmanager
-def all_reduces_noted(note):
-    """Inside, note(tensor, work) stands between every dist.all_reduce and its caller."""
-    all_reduce = dist.all_reduce
+def collectives_noted(note, verb="all_reduce"):
+    """Inside, note(tensor, its HeldWork or None) is told of every dist.<verb>."""
+    collective = getattr(dist, verb)
 
     def noted(tensor, *args, **kwargs):
-        return note(tensor, all_reduce(tensor, *args, **kwargs))
+        if not kwargs.get("async_op", args[2] if len(args) > 2 else False):
+            collective(tensor, *args, **kwargs)
+            return note(tensor, None)
+        result = tensor.detach().clone()  # keeps the strides
+        held = HeldWork(collective(result, *args, **kwargs), tensor, result, lambda work: None)
+        note(tensor, held)
+        return held
 
-    dist.all_reduce = noted
+    setattr(dist, verb, noted)
     try:
         yield
     finally:
-        dist.all_reduce = all_reduce
+        setattr(dist, verb, collective)
 
 
-def events_of_a_backward(wrapped_class):
+def events_of_a_backward(wrapped_class, find_unused=False):
     """Runs on every rank: (events, where the buckets lie in memory, in their order)."""
     events, sent = [], []
-    model = wrapped_class(Stack(events).to(device()), cap_bytes=300)  # one layer in each bucket
+    model = wrapped_class(Stack(events).to(device()), cap_bytes=300,  # one layer in each bucket
+                          find_unused=find_unused)
     x = torch.randn(2, 8, device=device(), requires_grad=True)
     loss = model(x).square().sum()
 
     def note(tensor, work):
-        number = len(sent)
+        if tensor.dtype == torch.int32:  # used_anywhere()
+            return
         sent.append(tensor)
-        events.append(("sent" if work else "blocking", number, tensor.data_ptr()))
-        return work and NotedWork(work, number, events)
+        events.append(("sent" if work else "blocking", len(sent) - 1, tensor.data_ptr()))
+        if work:
+            work.waited = lambda _, number=len(sent) - 1: events.append(("wait", number))
 
     events.clear()
-    with all_reduces_noted(note):
+    with collectives_noted(note):
         loss.backward()
     return events, [bucket.flat.data_ptr() for bucket in model.buckets]
 
 
-def compare_events(events, buckets):
+def compare_events(events, buckets, where=""):
     """Raises the Mistake that the order of events tells."""
+    try:
+        _compare_events(events, buckets)
+    except Mistake as mistake:
+        raise Mistake(where + mistake.what, mistake.hint) from None
+
+
+def _compare_events(events, buckets):
     sent = [event for event in events if event[0] in ("sent", "blocking")]
     if len(sent) != len(buckets):
         raise Mistake(f"{len(sent)} all-reduces in one backward, for {len(buckets)} buckets",
@@ -153,24 +203,23 @@ class TwoWays(nn.Module):
 
 
 def events_and_order(wrapped_class):
-    events = events_of_a_backward(wrapped_class)
+    both = [events_of_a_backward(wrapped_class, find_unused) for find_unused in (False, True)]
     ours = TwoWays(dist.get_rank()).to(device())
     x = [rows(r)[:, :4] for r in range(dist.get_world_size())]
     wrapped, in_hooks = wrapped_class(ours, cap_bytes=70), []
 
-    def note(_, work):
+    def note(*_):
         in_hooks.append(wrapped.in_backward)  # False when finish() is called
-        return work
 
     loss = loss_of(wrapped, x[dist.get_rank()])
-    with all_reduces_noted(note):
+    with collectives_noted(note):
         loss.backward()
     right = [TwoWays(r).to(device()) for r in range(len(x))]
     for model, part in zip(right, x):
         (loss_of(model, part) / len(x)).backward()
     summed = {name: sum(dict(model.named_parameters())[name].grad for model in right).cpu()
               for name, _ in ours.named_parameters()}
-    return events, (gradients(ours), summed, in_hooks.count(False))
+    return both, (gradients(ours), summed, in_hooks.count(False))
 
 
 def compare_order(where, got, right, late):

@@ -4,7 +4,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ranklab.checks.data_parallel.replicas import two_groups
+from ranklab.checks.data_parallel.replicas import group_of_mine, members_of
 from ranklab.checks.data_parallel.toys import far, loss_of, rows, weights
 from ranklab.course.exercise import Mistake, on_ranks
 from ranklab.data_parallel import OverlappedDataParallel
@@ -14,7 +14,7 @@ from ranklab.meter import Traffic
 IN_GROUP = "Hand model.group on to every collective, with group=model.group."
 LIMIT = 6  # seconds; the usual mistake waits for ever
 COUNTS = {1: ((2,), (0,)), 3: ((1, 3, 2), (2, 0, 1)), 4: ((3, 1, 0, 1), (2, 2, 2, 2))}
-IN_GROUPS = (0, 1, 2, 0)  # of the four ranks, when 0 and 2 are a group, and 1 and 3
+IN_GROUPS = (1, 1, 2, 0)  # of the four ranks, when 0 is alone, and 1, 2, 3 are a group
 AHEAD = 1  # batches that may be taken before they are asked for
 
 
@@ -35,7 +35,7 @@ class Normed(nn.Module):
 def _join_trial(join_uneven, of_cases):
     seen = [_join_one(join_uneven, counts[dist.get_rank()]) for counts in of_cases]
     if dist.get_world_size() == 4:
-        seen.append(_join_one(join_uneven, IN_GROUPS[dist.get_rank()], two_groups()))
+        seen.append(_join_one(join_uneven, IN_GROUPS[dist.get_rank()], group_of_mine()))
     return seen
 
 
@@ -62,7 +62,7 @@ def _join_one(join_uneven, count, group=None):
             "sent": sum(op.payload_bytes for op in traffic.ops), "inside": all(inside),
             "ahead": ahead, "after": (wrapped.joining, wrapped.buffers_from)}
     with Traffic() as traffic:
-        for _ in join_uneven(iter([0]), wrapped):
+        for _ in join_uneven(iter([torch.zeros(2)]), wrapped):  # a batch may be a tensor
             break  # on all ranks: what a training loop does after its last step
     return seen | {"left early": (wrapped.joining, wrapped.buffers_from),
                    "sent early": traffic.calls["broadcast"]}
@@ -114,6 +114,9 @@ def _join_hint(mistake):
     if "has no len" in mistake.what:
         return ("A loader may have no length. Ask after each batch: all ranks tell each other who "
                 "goes on, in one small all-reduce.")
+    if "Boolean value of Tensor" in mistake.what:
+        return ("A batch may be a tensor, or empty, and is a batch all the same. Ask whether there "
+                "is one: `batch is None`, not `if batch`.")
     if "not iterable" in mistake.what or "cannot unpack" in mistake.what:
         return "It must be a generator: `yield` each batch of this rank."
     if "StopIteration" in mistake.what:
@@ -173,14 +176,14 @@ def _weights_hint(rank, seen, right, counts):
 
 
 def _compare_joined_group(rank, one):
-    members = (rank % 2, rank % 2 + 2)
+    members = members_of(rank)
     counts = [IN_GROUPS[member] for member in members]
     rights = [_joined_alone(counts, max(counts), members, pick) for pick in (max, min)]
     if (one["got"] != list(range(IN_GROUPS[rank]))
             or not any(_same(one, right) and abs(one["buffer"] - buffer) <= 1e-4
                        for right, buffer in rights)):
-        raise Mistake(f"in the group of ranks {members[0]} and {members[1]}, with {counts[0]} and "
-                      f"{counts[1]} batches, rank {rank} ends with other weights than one process",
+        raise Mistake(f"in the group of ranks {members}, with {counts} batches, rank {rank} ends "
+                      "with other weights than one process",
                       f"{IN_GROUP} And ranks count inside it: dist.get_rank(model.group).")
 
 

@@ -4,9 +4,10 @@ import torch
 import torch.distributed as dist
 
 from ranklab.checks.data_parallel.events import (
-    Sent, all_reduces_noted, compare_events, compare_order, events_and_order,
+    Sent, collectives_noted, compare_events, compare_order, events_and_order,
 )
-from ranklab.checks.data_parallel.replicas import two_groups
+from ranklab.checks.data_parallel.nested import nested_trial, compare_nested
+from ranklab.checks.data_parallel.replicas import group_of_mine, members_of
 from ranklab.checks.data_parallel.toys import (
     far, gradients, loss_of, mean_gradients, rows, toy, weights,
 )
@@ -30,14 +31,14 @@ def _steps_trial(wrapped_class):
         optimizer.zero_grad(set_to_none=set_to_none)
         right.load_state_dict(model.state_dict())
         before, sent = weights(model), Sent()
-        with all_reduces_noted(sent.note):
+        with collectives_noted(sent.note):
             loss_of(wrapped, rows(10 * step + rank)).backward()
         changed = any(not torch.equal(w, before[name]) for name, w in weights(model).items())
         seen.append({
             "got": gradients(model), "own": mean_gradients(right, [rows(10 * step + rank)]),
             "right": mean_gradients(right, [rows(10 * step + r) for r in range(R)]),
             "weights": changed or any(x.data_ptr() in places for x in sent.tensors),
-            "not waited": sent.not_waited,
+            "not waited": sent.not_waited, "changed": sent.changed,
             "messages": (len(sent.tensors), sum(x.nbytes for x in sent.tensors)),
             "wanted": (len(wrapped.buckets), sum(b.flat.nbytes for b in wrapped.buckets)),
         })
@@ -90,13 +91,17 @@ def check_OverlappedDataParallel(wrapped_class):
     for rank, (_, pieces) in enumerate(seen):
         _compare_pieces(f"rank {rank} of 3", *pieces)
     yield "with sync=False nothing is sent, and the next backward averages what has added up"
-    seen = _on_ranks(events_and_order, wrapped_class, ranks=2)
-    for (events, buckets), _ in seen:
-        compare_events(events, buckets)
+    seen = _on_ranks(_on_two, wrapped_class, ranks=2)
+    for both, _, _ in seen:
+        for where, (events, buckets) in zip(("", "with find_unused, "), both):
+            compare_events(events, buckets, where)
     yield "buckets leave, in their order, while backward goes on; waits come at the end"
-    for rank, (_, order) in enumerate(seen):
+    for rank, (_, order, _) in enumerate(seen):
         compare_order(f"rank {rank} of 2", *order)
     yield "right too where ranks are ready in different orders, and none leaves too late"
+    for rank, (_, _, nested) in enumerate(seen):
+        compare_nested(f"rank {rank} of 2", *nested)
+    yield "a checkpoint's backward inside the backward; two gradients of one parameter are an error"
     seen = _on_ranks(_branches_and_group, wrapped_class, ranks=4)
     for rank, ((steps, _), _) in enumerate(seen):
         for step in steps:
@@ -108,6 +113,10 @@ def check_OverlappedDataParallel(wrapped_class):
     for rank, (_, (got, right)) in enumerate(seen):
         _compare_group(rank, got, right)
     yield "inside a group it meets nobody else"
+
+
+def _on_two(wrapped_class):
+    return *events_and_order(wrapped_class), nested_trial(wrapped_class)
 
 
 def _on_ranks(trial, wrapped_class, ranks):
@@ -151,6 +160,10 @@ def _compare_step(step, where, ranks):
                       f"{step['messages'][0]} all-reduces when backward() returns",
                       "In finish(), wait() for every handle: until then a gradient may be half "
                       "summed.")
+    if step["changed"]:
+        raise Mistake(f"{where}: {step['changed']} buckets were written into while they travelled",
+                      "Until wait() returns the message is being read and written: divide "
+                      "bucket.flat before its all-reduce.")
     for name, right in step["right"].items():
         got, own = step["got"][name], step["own"][name]
         if right is None and got is not None:
@@ -201,9 +214,9 @@ def _compare_pieces(where, inside, after, buckets, got, right):
 
 def _branches_and_group(wrapped_class):
     seen = branches_trial(wrapped_class)
-    rank, group = dist.get_rank(), two_groups()
+    rank, group = dist.get_rank(), group_of_mine()
     wrapped = wrapped_class(toy(rank), cap_bytes=200, group=group)
-    right = mean_gradients(wrapped.module, [rows(rank % 2), rows(rank % 2 + 2)])
+    right = mean_gradients(wrapped.module, [rows(r) for r in members_of(rank)])
     loss_of(wrapped, rows(rank)).backward()
     return seen, (gradients(wrapped), right)
 
@@ -211,6 +224,6 @@ def _branches_and_group(wrapped_class):
 def _compare_group(rank, got, right):
     for name, grad in right.items():
         if grad is not None and (got[f"module.{name}"] is None or far(got[f"module.{name}"], grad)):
-            raise Mistake(f"in the group of ranks {rank % 2} and {rank % 2 + 2} the gradient of "
-                          f"`{name}` is not the mean of these two", "Hand self.group on to every "
+            raise Mistake(f"in the group of ranks {members_of(rank)} the gradient of `{name}` is "
+                          "not the mean of theirs", "Hand self.group on to every "
                           "collective, and divide by its size: dist.get_world_size(self.group).")

@@ -157,6 +157,9 @@ def _rule_hint(rule, got, batch):
 
 
 def _warmup_hint(got, right):
+    if right[-1] < right[0] and _near(got[0], right[-1]):
+        return ("Here the batch is smaller than base_batch, and the rate goes down on the way: "
+                "min() takes the end at once. Ask whether step >= warmup instead.")
     if _near(got[0], 0.0):
         return ("Here warm-up does not begin at 0 but at lr, which is right for the small batch "
                 "(Goyal et al. 2017): lr + (scaled - lr) * step / warmup.")

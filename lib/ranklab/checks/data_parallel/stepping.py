@@ -33,6 +33,11 @@ def _no_sync_trial(no_sync):
         with no_sync(wrapped):
             seen["inner"] = wrapped.sync
         seen["nested"] = wrapped.sync
+    other, seen["over"] = OverlappedDataParallel(toy(0), cap_bytes=200), wrapped.sync
+    with no_sync(wrapped):
+        with no_sync(other):
+            pass
+        seen["other"] = wrapped.sync, other.sync
     seen["failed"] = [_after(error, no_sync, wrapped) for error in (KeyError, KeyboardInterrupt)]
     return seen
 
@@ -72,7 +77,15 @@ def check_no_sync(no_sync):
     if one["nested"] is not False:
         raise Mistake("after an inner no_sync the outer one is over too", "Put back what `sync` "
                       "was before, which need not be True.")
-    yield "one inside another changes nothing"
+    if one["over"] is not True:
+        raise Mistake("after an inner and an outer no_sync `sync` stays off", "Each no_sync keeps "
+                      "what it found in a variable of its own, which the inner one can't "
+                      "overwrite: not on the model, nor in a global name.")
+    if one["other"] != (False, True):
+        raise Mistake("two models, the no_sync of one inside that of the other: after the inner "
+                      f"block their `sync` is {one['other'][0]} (outer) and {one['other'][1]}",
+                      "Each model has its own: keep what was before in a variable of this call.")
+    yield "one inside another changes nothing, of the same model or of another one"
     if "swallowed" in one["failed"]:
         raise Mistake("an error raised inside disappears", "Leave errors alone: try and finally, "
                       "no except.")

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ranklab.checks.data_parallel.events import Sent, all_reduces_noted
+from ranklab.checks.data_parallel.events import Sent, collectives_noted
 from ranklab.checks.data_parallel.toys import far, gradients, rows
 from ranklab.course.exercise import Mistake
 from ranklab.engine import device
@@ -34,7 +34,7 @@ def branches_trial(wrapped_class):
     for used in USED:
         model.zero_grad()
         loss, sent = wrapped(rows(rank), used[rank]).square().mean(), Sent()
-        with all_reduces_noted(sent.note):
+        with collectives_noted(sent.note):
             loss.backward()
         alone = copy.deepcopy(model)
         alone.zero_grad()
