@@ -123,6 +123,7 @@ def shard_sampler(n, rank, ranks, epoch=0, seed=0, drop_last=False):
 
     All ranks shuffle range(n) alike, by seed + epoch, and take every ranks-th index. What does not
     divide is filled up from the beginning of the order; with drop_last its end is left out.
+    The lists are those of torch.utils.data.DistributedSampler.
     """
     if not 0 <= rank < ranks:
         raise ValueError(f"rank={rank} must be between 0 and ranks - 1 = {ranks - 1}")
@@ -153,7 +154,10 @@ for epoch in (0, 1):
 
 # %%
 def average_gradients(model, group=None):
-    """Every gradient is the mean over ranks; a gradient that is None counts as zeros."""
+    """Every gradient is the mean over ranks; a gradient that is None counts as zeros.
+
+    cost   one all-reduce for each parameter that requires a gradient, or fewer
+    """
     R = dist.get_world_size(group)
     # for each parameter that requires a gradient: zeros where it has none (others may have one,
     # and wait for ours), then the mean, in place in parameter.grad
@@ -239,6 +243,7 @@ class OverlappedDataParallel(Replica):
     As soon as all gradients of a bucket are there, their all-reduce begins, and backward goes on
     with the layers before. Buckets travel in one order on every rank, whatever the order in which
     they become ready: the first message of one rank meets the first of the others.
+    With find_unused a parameter without gradient counts as zeros, at the end; all else as without.
     """
 
     def __init__(self, module, cap_bytes=25 * 2**20, group=None, find_unused=False):
@@ -326,6 +331,7 @@ def replicas_agree(model, group=None):
     """True on every rank when all ranks hold the same parameters, bit for bit; else False on all.
 
     Only parameters: the statistics of batch norm differ between two forwards, and may.
+    cost   one all-reduce of 16 bytes, whatever the model's size
     """
     digest, device = hashlib.blake2b(digest_size=7), "cpu"  # 56 bits: an int64 and its negative
     for parameter in model.parameters():
@@ -429,6 +435,7 @@ def sync_batch_norm(x, weight, bias, eps=1e-5, group=None, running=None):
     Batches may differ in size. Gradients of weight and bias are this rank's own part. Sums are in
     float64: mean(x^2) - mean(x)^2 has no digit left in float32 where the mean is far from zero.
     running  (mean, variance, momentum): the statistics for evaluation, updated in place
+    cost     one all-reduce of 16 C + 8 bytes in forward, one of 16 C bytes in backward
     """
     if x.dim() < 2 or weight.shape != x.shape[1:2] or bias.shape != x.shape[1:2]:
         raise ValueError(f"x {tuple(x.shape)} must be (B, C, ...), and weight and bias (C,), not "

@@ -233,7 +233,7 @@ check(fp16_megabytes=...)
 # %%
 def compress_fp16_hook(group, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
     """The bucket will hold the mean over ranks of its gradients, which travel as float16, in one
-    all-reduce."""
+    all-reduce. DDP has several buckets, and may hand over the next one while this one travels."""
     buffer = bucket.buffer()  # the flat gradient, float32
     # divide, narrow -> all_reduce with async_op=True, .get_future() -> future.then(f): f gets the
     # finished future, whose value() is a list of one tensor, and returns the filled buffer

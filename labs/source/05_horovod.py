@@ -198,6 +198,7 @@ def distributed_optimizer(optimizer, named_parameters, compression=Compression.n
     """`optimizer`, whose step() from now on takes gradients that are averaged over all ranks.
 
     The average of a gradient is asked for as soon as backward has made it; step() waits for all.
+    error  ValueError: a second backward before step()
     """
     names = {p: name for name, p in named_parameters if p.requires_grad}
     handles = {}  # parameter -> (handle, ctx) of what was asked for in this step

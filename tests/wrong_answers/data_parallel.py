@@ -281,7 +281,7 @@ def assign_buckets__types_mixed(parameters, cap_bytes):
 
 
 def assign_buckets__more_than_the_cap(parameters, cap_bytes):
-    """as soon as it holds that much|close the bucket if it has reached"""
+    """compare with >=, not with >"""
     ordered = reversed(list(parameters))
     return sum(_buckets(ordered, cap_bytes, is_full=lambda total, cap: total > cap), [])
 

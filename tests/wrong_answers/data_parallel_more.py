@@ -84,7 +84,7 @@ def average_gradients__waits_for_the_last_one(model, group=None):
 
 
 def average_gradients__divides_under_way(model, group=None):
-    """written into while they travelled"""
+    """divided while they travelled"""
     works = []
     for p in _with_gradients(model.parameters()):
         works.append(dist.all_reduce(p.grad, group=group, async_op=True))
@@ -204,7 +204,7 @@ class OverlappedDataParallel__find_unused_sends_at_the_end(_Overlapped):
 
 
 class OverlappedDataParallel__divides_under_way(_Overlapped):
-    """written into while they travelled"""
+    """divided while they travelled"""
 
     def launch(self, bucket):
         self.works.append(dist.all_reduce(bucket.flat, group=self.group, async_op=True))
@@ -236,7 +236,7 @@ def no_sync__one_depth_for_all_models(model, depth=[0]):
         model.sync = depth[0] == 0
 
 
-# --- sync_batch_norm, scale_learning_rate, join_uneven, replicas_agree, assign_buckets ----------
+# --- sync_batch_norm, scale_learning_rate, join_uneven, replicas_agree --------------------------
 
 
 def _sync_batch_norm(x, weight, bias, eps, group, running, sum_of, kept=None):
@@ -353,16 +353,3 @@ def replicas_agree__by_all_gather(model, group=None):
     every = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
     dist.all_gather(every, mine, group=group)
     return all(one.item() == mine.item() for one in every)
-
-
-def assign_buckets__closes_above_the_cap(parameters, cap_bytes):
-    """compare with >=, not with >"""
-    if cap_bytes < 1:
-        raise ValueError(cap_bytes)
-    closed, still_open = [], {}
-    for p in reversed(list(parameters)):
-        bucket = still_open.setdefault((p.dtype, p.device), [])
-        bucket.append(p)
-        if sum(each.nbytes for each in bucket) > cap_bytes:
-            closed.append(still_open.pop((p.dtype, p.device)))
-    return closed + list(still_open.values())

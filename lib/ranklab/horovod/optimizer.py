@@ -21,7 +21,8 @@ def distributed_optimizer(optimizer, named_parameters, compression=Compression.n
     That is before step(closure) calls its closure: here backward must come before step().
 
     cost   one request for each parameter and step
-    error  a second backward before step(); DistributedOptimizer has backward_passes_per_step
+    error  ValueError: a second backward before step(); DistributedOptimizer has
+           backward_passes_per_step
     lab    05
     """
     names = {p: name for name, p in named_parameters if p.requires_grad}

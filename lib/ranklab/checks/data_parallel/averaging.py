@@ -34,7 +34,7 @@ def _average_trial(average_gradients, in_groups=False):
     moved = [name for name, value in weights(model).items() if not torch.equal(value, before[name])]
     nbytes = sum(op.payload_bytes for op in traffic.ops)
     return gradients(model), moved, nbytes, dict(traffic.calls), (sent.not_waited,
-                                                                  len(sent.handles), sent.changed)
+                                                                  len(sent.handles), sent.divided)
 
 
 def _once_more(average_gradients, rank, group):
@@ -115,13 +115,13 @@ def _averages(members):
     return right
 
 
-def _compare_handles(where, not_waited, handles, changed):
+def _compare_handles(where, not_waited, handles, divided):
     if not_waited:
         raise Mistake(f"{where}: nobody has waited for {not_waited} of its {handles} all-reduces",
                       "With async_op=True an all-reduce has only begun when it returns. Keep every "
                       "handle and wait() for each, not for the last alone; or leave async_op out.")
-    if changed:
-        raise Mistake(f"{where}: {changed} gradients were written into while they travelled",
+    if divided:
+        raise Mistake(f"{where}: {divided} gradients were divided while they travelled",
                       "Until wait() returns the message is being read and written. Divide before "
                       "the all-reduce, or after the wait().")
 
@@ -136,16 +136,17 @@ def _compare_averages(where, got, moved, members, rank):
                       "Average parameter.grad, not the parameter: the weights are equal already, "
                       "and stay so when equal gradients are added.")
     R = len(members)
-    for name, right in _averages(members).items():
-        if _near(got[name], right):
-            continue
+    averages = _averages(members)
+    off = [name for name, right in averages.items() if not _near(got[name], right)]
+    for name in off:
+        right = averages[name]
         if got[name] is None:
             raise Mistake(f"{where}: `{name}` has no gradient", "The others have one, so this rank "
                           "needs the mean as well: make a gradient of zeros first.")
         if _near(got[name], right * R):
             raise Mistake(f"{where}: the gradient of `{name}` is the sum, {R} times the mean",
                           "Divide by the number of ranks, or every step is R times too long.")
-        if name == "images" and not _near(got[name], right * R):
+        if off == ["images"]:
             raise Mistake(f"{where}: the gradient of `images`, which is channels-last, is not the "
                           "mean over ranks", "Its numbers lie in another order in memory: "
                           ".contiguous() and .reshape(-1) make a copy of it, and the mean must get "

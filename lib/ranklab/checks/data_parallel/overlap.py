@@ -38,7 +38,7 @@ def _steps_trial(wrapped_class):
             "got": gradients(model), "own": mean_gradients(right, [rows(10 * step + rank)]),
             "right": mean_gradients(right, [rows(10 * step + r) for r in range(R)]),
             "weights": changed or any(x.data_ptr() in places for x in sent.tensors),
-            "not waited": sent.not_waited, "changed": sent.changed,
+            "not waited": sent.not_waited, "divided": sent.divided,
             "messages": (len(sent.tensors), sum(x.nbytes for x in sent.tensors)),
             "wanted": (len(wrapped.buckets), sum(b.flat.nbytes for b in wrapped.buckets)),
         })
@@ -160,8 +160,8 @@ def _compare_step(step, where, ranks):
                       f"{step['messages'][0]} all-reduces when backward() returns",
                       "In finish(), wait() for every handle: until then a gradient may be half "
                       "summed.")
-    if step["changed"]:
-        raise Mistake(f"{where}: {step['changed']} buckets were written into while they travelled",
+    if step["divided"]:
+        raise Mistake(f"{where}: {step['divided']} buckets were divided while they travelled",
                       "Until wait() returns the message is being read and written: divide "
                       "bucket.flat before its all-reduce.")
     for name, right in step["right"].items():

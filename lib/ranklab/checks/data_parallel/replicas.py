@@ -37,14 +37,12 @@ def _model(seed):
     return model
 
 
-def _broadcast_trial(broadcast_parameters, src, in_groups=False):
-    group = group_of_mine() if in_groups else None
-    src = 0 if in_groups and dist.get_rank() == 0 else src
+def _broadcast_trial(broadcast_parameters, src):
     model, noted = _model(seed=dist.get_rank()), Sent()
     objects = dict(model.named_parameters())
     trained = [p.requires_grad for p in model.parameters()]
     with Traffic() as traffic, collectives_noted(noted.note, "broadcast"):
-        broadcast_parameters(model, src, group) if in_groups else broadcast_parameters(model, src)
+        broadcast_parameters(model, src)
     same = all(p is objects[name] for name, p in model.named_parameters())
     kept = (same and model.last.weight is model.first.weight,
             [p.requires_grad for p in model.parameters()] == trained)
@@ -53,11 +51,25 @@ def _broadcast_trial(broadcast_parameters, src, in_groups=False):
             (noted.not_waited, len(noted.handles), _is_seen_by_autograd(model)))
 
 
+def _group_trial(broadcast_parameters):
+    """(src, the rank it means, the first tensor that is not that rank's), or None."""
+    group, rank = group_of_mine(), dist.get_rank()
+    for src in (0, 2) if rank else (0,):
+        model, source = _model(seed=rank), members_of(rank)[src]
+        broadcast_parameters(model, src, group)
+        right = weights(_model(source)) | buffers(_model(source))
+        for name, value in (weights(model) | buffers(model)).items():
+            if not torch.equal(value, right[name]):
+                return src, source, name
+    return None
+
+
 def _is_seen_by_autograd(model):
     """Does backward warn that a collective is in the graph?"""
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        sum(p.sum() for p in model.parameters() if p.requires_grad).backward()
+        if trained := [p for p in model.parameters() if p.requires_grad]:
+            sum(p.sum() for p in trained).backward()
     return any("c10d::" in str(each.message) for each in said)
 
 
@@ -86,18 +98,15 @@ def check_broadcast_parameters(broadcast_parameters):
     _broadcast_bytes(seen)
     yield "each tensor travels once, tied ones too"
     try:
-        seen = on_ranks(_broadcast_trial, broadcast_parameters, 1, True, ranks=4)
+        seen = on_ranks(_group_trial, broadcast_parameters, ranks=4)
     except Mistake as mistake:
-        raise Mistake(mistake.what, "Here are two groups: rank 0 alone with src=0, and ranks 1, 2, "
-                      f"3 with src=1. {GROUP} {SOURCE}") from None
-    for rank, (values, own_buffers, *_) in enumerate(seen):
-        source = 2 if rank else 0  # src counts inside the group
-        right = weights(_model(source)) | buffers(_model(source))
-        wrong = [name for name, value in (values | own_buffers).items()
-                 if not torch.equal(value, right[name])]
+        raise Mistake(mistake.what, "Here are two groups, rank 0 alone and ranks 1, 2, 3. "
+                      f"{GROUP} {SOURCE}") from None
+    for rank, wrong in enumerate(seen):
         if wrong:
-            raise Mistake(f"in the group of ranks 1, 2, 3, with src=1, rank {rank} has not the "
-                          f"`{wrong[0]}` of rank {source}", f"{GROUP} {SOURCE}")
+            src, source, name = wrong
+            raise Mistake(f"in the group of ranks {members_of(rank)}, with src={src}, rank {rank} "
+                          f"has not the `{name}` of rank {source}", f"{GROUP} {SOURCE}")
     yield "inside a group it meets nobody else, and src counts there"
 
 
@@ -124,13 +133,12 @@ def _compare_objects(where, same, as_trained):
 
 
 def _compare_weights(where, got, right, own, src):
-    for name, value in right.items():
-        if torch.equal(got[name], value):
-            continue
+    off = [name for name in right if not torch.equal(got[name], right[name])]
+    for name in off:
         if not torch.equal(got[name], own[name]):
             hint = ("It is not its own either. Is there a mean, or another source? Everybody "
                     "takes over what src has: dist.broadcast.")
-        elif name == "images":
+        elif off == ["images"]:
             hint = ("It is channels-last: .contiguous() and .reshape(-1) make a copy of it, and "
                     "the message must get into the parameter itself.")
         elif name.startswith("frozen"):

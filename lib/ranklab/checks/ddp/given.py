@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ranklab.engine import device
 from ranklab.meter import Traffic
 
-SHAPES = ((12, 10), (7,), (1,), (5, 3, 3))  # 173 numbers: an odd count
+SHAPES = ((12, 10), (8,), (1,), (5, 3, 3), (45,))  # 219 numbers: an odd count
 
 
 class Given(nn.Module):
@@ -38,6 +38,7 @@ class Step:
     calls: dict
     buckets: int  # times that DDP called the hook
     waited: bool  # the hook returned only when something was done
+    shared: int  # messages that lay in the memory of another one
 
 
 def gradients_of(rank, step, kind):
@@ -59,32 +60,43 @@ def mean_of(ranks, step, kind):
 
 def steps_in_ddp(state, hook, kinds, group=None):
     """[Step of each of `kinds`] of one model in DDP with this hook."""
-    model = DistributedDataParallel(Given().to(device()), process_group=group)
-    waits, buckets, seen = [], [], []
-    model.register_comm_hook(state, _watched(hook, waits, buckets))
+    # From its second step on DDP has several buckets, two of them of one size.
+    model = DistributedDataParallel(Given().to(device()), process_group=group,
+                                    bucket_cap_mb=180 / 2**20)
+    waits, buckets, sent, seen = [], [], [], []
+    model.register_comm_hook(state, _watched(hook, waits, buckets, sent))
     for step, kind in enumerate(kinds):
         mine = [g.to(device()) for g in gradients_of(dist.get_rank(), step, kind)]
         model.zero_grad()
         waits.clear()
         buckets.clear()
+        sent.clear()
         with Traffic() as traffic:
             model(mine).backward()
         ops = [op for op in traffic.ops if op.name != "broadcast"]  # DDP's own, in its second step
         grads = [p.grad.detach().cpu().clone() for p in model.module.weights]
         calls = {op.name: sum(o.name == op.name for o in ops) for op in ops}
-        sent = sum(op.sent_bytes for op in ops)
-        seen.append(Step(grads, sent, calls, len(buckets), bool(waits)))
+        nbytes = sum(op.sent_bytes for op in ops)
+        shared = len(sent) - len({x.data_ptr() for x in sent})
+        seen.append(Step(grads, nbytes, calls, len(buckets), bool(waits), shared))
     return seen
 
 
-def _watched(hook, waits, buckets):
+def _watched(hook, waits, buckets, sent):
     """The hook; `waits` gets an entry where it waits before it returns, for a transfer or a future.
-    Other threads may wait: they run what comes after the transfer. `buckets` gets one a call."""
+    Other threads may wait: they run what comes after the transfer. `buckets` gets one a call, and
+    `sent` keeps each all-reduced tensor alive, so that its memory is not given to another one."""
+    all_reduce = dist.all_reduce
+
+    def kept(tensor, *args, **kwargs):
+        sent.append(tensor)
+        return all_reduce(tensor, *args, **kwargs)
 
     @functools.wraps(hook)  # DDP reads the signature
     def watched(state, bucket):
         buckets.append(bucket.index())
-        with _noted(dist.Work, waits), _noted(torch._C.Future, waits):
+        with (_noted(dist.Work, waits), _noted(torch._C.Future, waits),
+              patch.object(dist, "all_reduce", kept)):
             return hook(state, bucket)
 
     return watched

@@ -53,9 +53,9 @@ class Case:
                         ("loader", now, now + load + self.beside, "main"),
                         ("compute", now + load, middle, "stream 7"),
                         ("compute", middle, done, "backward 1"),
-                        ("communication", done - self.hidden, end - 0.1, "gloo 1"),
+                        ("communication", done - self.hidden, end - 0.125, "gloo 1"),
                         ("communication", done - self.hidden / 2, end, "gloo 2"),
-                        ("wait", done + 0.2, end, "main")):
+                        ("wait", done + 0.25, end, "main")):
                     of_rank.append(Event(kind, kind, 5 + a * self.unit, 5 + b * self.unit, lane))
             now = end
         for of_rank in events:
@@ -114,8 +114,14 @@ TWO_CAUSES = (  # both above a quarter: the larger one counts, whichever is aske
 ODD = (
     Case("one rank alone", "healthy", (1,), (20,), 0.5),
     Case("one rank alone, which loads long", "loader-bound", (30,), (20,), 0.5),
-    Case("24% of the step is transfer", "healthy", (1, 1), (18, 18), 6),
-    Case("26% of the step is transfer", "communication-bound", (1, 1), (16.8, 16.8), 6.25),
+    Case("24.9% of the step is transfer", "healthy", (1, 1), (74.1, 74.1), 24.9),
+    Case("25.1% of the step is transfer", "communication-bound", (1, 1), (73.9, 73.9), 25.1),
+    Case("a quarter of the step is transfer", "communication-bound", (1, 1), (17, 17), 6,
+         unit=2**-10),  # exact: no rounding decides
+    Case("24.9% of the step is loading", "healthy", (24.9, 24.9), (70, 70), 5.1),
+    Case("25.1% of the step is loading", "loader-bound", (25.1, 25.1), (70, 70), 4.9),
+    Case("rank 1 has 24.9% of the step more to do", "healthy", (0.4, 0.4), (70.2, 95.1), 4.5),
+    Case("rank 1 has 25.1% of the step more to do", "straggler", (0.4, 0.4), (70, 95.1), 4.5),
     Case("on a machine 100 times slower", "healthy", (1, 1), (20, 20), 2, unit=0.1),
     Case("on a machine 100 times faster", "straggler", (1, 1), (20, 70), 2, unit=1e-5),
 )

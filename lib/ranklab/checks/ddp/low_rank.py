@@ -2,6 +2,7 @@
 
 import torch
 
+from ranklab.checks.data_parallel.replicas import GROUPS
 from ranklab.checks.ddp import matrices
 from ranklab.checks.ddp.matrices import CASES, inputs, one_by_one, three
 from ranklab.course.exercise import Mistake, on_ranks
@@ -23,8 +24,9 @@ def check_power_sgd(fn):
                               "Some step divides by a column's length. torch.linalg.qr(p).Q does "
                               "not: it is orthonormal for zeros too.")
     _judge([of_rank[4] for of_rank in seen], matrices.poor, range(4), "a matrix of rank 1, ")
-    for members in ((0, 2), (1, 3)):
-        _judge([seen[rank][2] for rank in members], inputs, members, "in a group of two, ")
+    for members in GROUPS[::-1]:
+        _judge([seen[rank][2] for rank in members], inputs, members,
+               f"in the group of ranks {members}, ")
     yield "zeros stay zeros, a matrix of rank 1 what it is; inside a group it meets nobody else"
     _judge_batch([of_rank[3] for of_rank in seen])
     yield "three matrices at once: each as it would be alone, by two all-reduces for all"
@@ -87,6 +89,9 @@ def _compare(name, of_ranks, wanted, q, given):
         if shapes != right:
             raise Mistake(f"{name}: shapes {shapes} are returned, not {right}",
                           "Return p @ q.mT, the new q, and the error.")
+        if {x.dtype for x in (one.approximation, one.q, one.error)} != {q.dtype}:
+            raise Mistake(f"{name}: {q.dtype} came in, and another type goes out",
+                          "Keep the matrix's dtype all the way.")
         if not torch.equal(one.approximation, of_ranks[0].approximation):
             raise Mistake(f"{name}: ranks end with different gradients",
                           "Both p and q must be all-reduced: then all make the same of them.")
@@ -139,6 +144,8 @@ def _hint_value(got, right, wanted, q, given):
         return "The error is not in it: compress matrix + error."
     if _near(got, mean):
         return "That is the mean itself: nothing was compressed."
+    if any(_near(got, right * R / ranks) for ranks in range(1, 9)):
+        return "Divided by the ranks of another group: ask dist.get_world_size(group)."
     p = mean @ q.double()
     if any(_near(got, factor * p @ (p.T @ mean)) for factor in (1, R, R**2)):
         return ("The columns of p must be orthonormal before q is made: p = torch.linalg.qr(p).Q, "
@@ -165,16 +172,18 @@ def _bytes(seen):
     for i, (n, m, r) in enumerate(CASES):
         calls = seen[0][i][0].calls
         sent = sum(of_rank[i][0].sent for of_rank in seen)
-        right = 2 * 3 * 4 * r * (n + m)
+        size = seen[0][i][0].q.itemsize
+        right = 2 * 3 * size * r * (n + m)
         if set(calls) != {"all_reduce"}:
             raise Mistake(f"it calls {', '.join(sorted(calls)) or 'nothing'}", "Two all-reduces.")
         if sent == right and calls["all_reduce"] == 2:
             continue
-        what = (f"{n} x {m}, r={r}: {calls['all_reduce']} all-reduces of {sent // 24} numbers in "
+        numbers = sent // (6 * size)
+        what = (f"{n} x {m}, r={r}: {calls['all_reduce']} all-reduces of {numbers} numbers in "
                 f"all, where {r * (n + m)} are enough")
         hint = "All-reduce p (n x r) and q (m x r), each once, and nothing else."
         if sent == 2 * right and calls["all_reduce"] == 2:
             hint = "Numbers twice as long, float64? Keep the matrix's dtype."
-        elif sent // 24 >= n * m:
+        elif numbers >= n * m:
             hint = f"The matrix itself travels, so nothing is saved. {hint}"
         raise Mistake(what, hint)

@@ -5,11 +5,12 @@ from dataclasses import dataclass, replace
 import torch
 import torch.distributed as dist
 
-from ranklab.collectives import node_groups
+from ranklab.checks.data_parallel.replicas import group_of_mine
 from ranklab.engine import device
 from ranklab.meter import Traffic
 
 CASES = ((12, 8, 2), (7, 15, 3), (9, 5, 1), (6, 6, 4))  # n, m, r
+DOUBLE = CASES[2]  # these are float64
 
 
 @dataclass
@@ -29,7 +30,9 @@ def inputs(case, rank):
     n, m, r = case
     generator = torch.Generator().manual_seed(rank)
     matrix, error = (torch.randn(n, m, generator=generator) for _ in range(2))
-    return matrix, torch.randn(m, r, generator=torch.Generator().manual_seed(99)), error
+    q = torch.randn(m, r, generator=torch.Generator().manual_seed(99))
+    dtype = torch.float64 if case == DOUBLE else torch.float32
+    return matrix.to(dtype), q.to(dtype), error.to(dtype)
 
 
 def thin(case, rank):
@@ -37,7 +40,8 @@ def thin(case, rank):
     n, m, r = case
     _, q, error = inputs(case, rank)
     left = torch.randn(n, r, generator=torch.Generator().manual_seed(rank))
-    return left @ torch.randn(r, m, generator=torch.Generator().manual_seed(77)), q, 0 * error
+    right = torch.randn(r, m, generator=torch.Generator().manual_seed(77))
+    return (left @ right).to(q.dtype), q, 0 * error
 
 
 def poor(case, rank):
@@ -66,7 +70,7 @@ def all_trials(fn):
 
 def trial(fn, make, grouped):
     """Runs on every rank: [[Seen of two calls in a row] of each case]."""
-    group = node_groups(2)[1] if grouped else None
+    group = group_of_mine() if grouped else None
     return [_two_calls(fn, make(case, dist.get_rank()), group) for case in CASES]
 
 

@@ -61,3 +61,12 @@ def agrees_in_fp16(seen, ranks):
         if not torch.allclose(value, seen[0]["bytes"][0][2][name], rtol=1e-3, atol=1e-3):
             raise Mistake(f"with Compression.fp16 on {ranks} ranks {name} is not close to what it "
                           "is without", hint)
+
+
+def refuses_a_second(seen, ranks):
+    for rank, one in enumerate(seen):
+        if one["twice"] != "ValueError":
+            raise Mistake(f"rank {rank} of {ranks}: a second backward before step() raises "
+                          f"{one['twice'] or 'nothing'}, not a ValueError", "The average that was "
+                          "asked for lacks the second gradient. In the hook ask whether the "
+                          "parameter is in `handles` already, and raise ValueError(...).")

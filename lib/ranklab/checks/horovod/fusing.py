@@ -140,6 +140,14 @@ def _fullest(fn, pairs, threshold):
         return
     what = (f"{len(pairs)} tensors, threshold {threshold} bytes: {len(got)} all-reduces, but "
             f"{len(right)} are enough")
+    for dtype in {dtype for _, dtype in pairs}:
+        places = [i for group in got for i in group if pairs[i][1] == dtype]  # lists by their first
+        if places != sorted(places):
+            raise Mistake(f"{len(pairs)} tensors, threshold {threshold} bytes: the lists are "
+                          f"{got[:3]}..., not {right[:3]}...", "In order: take the tensors as they "
+                          "come, without sorting them. Each joins the newest list of its kind, or "
+                          "begins a new one, which is the newest from then on. Nothing goes back "
+                          "into an older list.")
     if pairs == NOTHING and len(got) > len(right):
         raise Mistake(what, "Some of these tensors hold nothing, and join whatever list there is. "
                       "Ask whether there is a list, not how many bytes it holds.")

@@ -77,9 +77,14 @@ def check_negotiate(fn):
         for members in ((0, 1), (2, 3)):
             _judge([seen[r] for r in members], members, f"in the group of ranks {members}")
     except Mistake as mistake:
-        raise Mistake(mistake.what, "Hand `group` on: get_rank(group), get_world_size(group), "
-                      "gather_object(..., group=group, group_dst=0), and so for the answer: "
-                      "group_src=0 is the first rank of the group. " + mistake.hint) from None
+        hint = ("Hand `group` on: get_rank(group), get_world_size(group), gather_object(..., "
+                "group=group, group_dst=0), and so for the answer: group_src=0 is the first rank "
+                "of the group.")
+        if "in the group of ranks (2, 3)" in mistake.what and "is not told" in mistake.what:
+            hint = ("The first of a group counts, and that need not be rank 0 of the job: in this "
+                    "group it is rank 2. Ask `rank == 0` of dist.get_rank(group), or go through "
+                    "`lists or ()`.")
+        raise Mistake(mistake.what, hint) from None
     yield "inside a group it meets nobody else"
 
 

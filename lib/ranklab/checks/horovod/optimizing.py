@@ -7,7 +7,9 @@ import torch.distributed as dist
 from torch import nn
 
 import ranklab.horovod as hvd
-from ranklab.checks.horovod.asking import agrees_in_fp16, asks_once, counts_bytes, returns_it
+from ranklab.checks.horovod.asking import (
+    agrees_in_fp16, asks_once, counts_bytes, refuses_a_second, returns_it,
+)
 from ranklab.course.exercise import Mistake, on_ranks
 from ranklab.engine import device
 from ranklab.horovod.world import background
@@ -17,9 +19,16 @@ HELD = 2.0  # seconds for which nothing is averaged; backward takes milliseconds
 OWN_TYPE = ("Each parameter has its own type, and its own ctx: zeros_like(p) where there is no "
             "gradient, and decompress with the ctx that compress gave for this very gradient.")
 OPTIMIZERS = {
-    "SGD with momentum": lambda ps: torch.optim.SGD(ps, lr=0.1, momentum=0.9),
+    "SGD with momentum": lambda ps: torch.optim.SGD(_two_groups(ps), lr=0.1, momentum=0.9),
     "Adam": lambda ps: torch.optim.Adam(ps, lr=0.01),
 }
+
+
+def _two_groups(parameters):
+    """The second half of the parameters has a learning rate of its own."""
+    every = list(parameters)
+    half = len(every) // 2
+    return [{"params": every[:half]}, {"params": every[half:], "lr": 0.05}]
 
 
 class Net(nn.Module):
@@ -83,9 +92,24 @@ def trial(fn):
     seen |= {kind: _train(fn, kind) for kind in OPTIMIZERS}
     seen["bytes"] = [_bytes_of_a_step(fn, one) for one in (hvd.Compression.none,
                                                             hvd.Compression.fp16)]
+    seen["twice"] = _second_backward(fn)
     hvd.barrier()
     hvd.shutdown()
     return seen
+
+
+def _second_backward(fn):
+    """What a second backward before step() raises, when the averages of the first are there."""
+    net, said = new_net().to(device()), ""
+    optimizer = fn(torch.optim.SGD(net.parameters(), lr=0.1), net.named_parameters())
+    loss_of(net, 0, 0, 1).backward()
+    hvd.barrier()  # asked for later than all of them: they are done
+    try:
+        loss_of(net, 1, 0, 1).backward()
+    except Exception as error:
+        said = type(error).__name__
+    optimizer.step()
+    return said
 
 
 def _what_is_returned(fn):
@@ -158,10 +182,12 @@ def check_distributed_optimizer(fn):
         if ranks > 1:
             counts_bytes(seen, trained.values())
             agrees_in_fp16(seen, ranks)
+        refuses_a_second(seen, ranks)
     yield f"equal to one process over {STEPS} steps, with momentum and with Adam, on 1, 3, 4 ranks"
     yield "tied, frozen and unused parameters too, and one that only one rank uses"
     yield "each gradient is asked for once, by its name, while backward goes on"
     yield "with Compression.fp16 half the bytes travel, and the ranks agree as without it"
+    yield "a second backward before step() is a ValueError"
 
 
 def _observe(fn, ranks):
