@@ -659,7 +659,7 @@ def sync_batch_norm__without_the_group(x, weight, bias, eps=1e-5, group=None, ru
 
 def sync_batch_norm__backward_without_the_group(x, weight, bias, eps=1e-5, group=None,
                                                 running=None):
-    """the gradient of x is not that of these two ranks"""
+    """the gradient of x is not that of their batch"""
     return _norm(x, weight, bias, eps, group, running,
                  grads=lambda mine, n, here, group: _sum(mine, None) / n)
 

@@ -494,7 +494,7 @@ def power_sgd__turns_all_dimensions(matrix, q, error, group=None):
 
 
 def power_sgd__forgets_the_group(matrix, q, error, group=None):
-    """in a group of two"""
+    """in the group of"""
     wanted, p, q = _power(matrix, q, error, None)
     return p @ q.mT, q, wanted - p @ q.mT
 

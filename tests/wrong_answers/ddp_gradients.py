@@ -16,7 +16,7 @@ def _halves(group, bucket):
 
 
 def compress_fp16_hook__one_by_one(group, bucket: dist.GradBucket) -> Future:
-    """4 all-reduces for 1 bucket"""
+    """5 all-reduces for 1 bucket"""
     halves = [g.div(dist.get_world_size(group)).half() for g in bucket.gradients()]
     futures = [dist.all_reduce(each, group=group, async_op=True).get_future() for each in halves]
 
@@ -62,7 +62,7 @@ def compress_fp16_hook__asks_the_group(group, bucket: dist.GradBucket) -> Future
 
 
 def compress_fp16_hook__all_ranks_divide(group, bucket: dist.GradBucket) -> Future:
-    """in a group of two.*the ranks of another group"""
+    """in the group of ranks .*hand it to get_world_size"""
     buffer = bucket.buffer()
     halves = buffer.div_(dist.get_world_size()).half()
     future = dist.all_reduce(halves, group=group, async_op=True).get_future()
@@ -205,7 +205,7 @@ def power_sgd__q_and_error_of_the_first(matrix, q, error, group=None):
 
 
 def power_sgd__all_ranks_divide(matrix, q, error, group=None):
-    """by the ranks of its group"""
+    """the ranks of another group"""
     wanted, p, _, q = _power(matrix, q, error, group)
     q = q * dist.get_world_size(group) / dist.get_world_size()
     return p @ q.mT, q, wanted - p @ q.mT

@@ -9,7 +9,7 @@ def average_gradients(model, group=None):
 
     The naive form: it starts when backward is over, and a message costs as much for a bias of ten
     numbers as for a matrix of a million.
-    cost   one all-reduce for each parameter that requires a gradient; their bytes once
+    cost   one all-reduce for each parameter that requires a gradient
     lab    03
     """
     R = dist.get_world_size(group)

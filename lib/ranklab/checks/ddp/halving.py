@@ -169,7 +169,9 @@ def _bytes(seen):
             raise Mistake(f"it calls {', '.join(sorted(calls)) or 'nothing'}",
                           "One all_reduce does it.")
         if calls["all_reduce"] > seen[0][step].buckets:
-            raise Mistake(f"{calls['all_reduce']} all-reduces for {seen[0][step].buckets} buckets",
+            buckets = seen[0][step].buckets
+            raise Mistake(f"{calls['all_reduce']} all-reduces for {buckets} "
+                          f"bucket{'s' * (buckets > 1)}",
                           WHOLE)
         if sent != whole / 2:
             raise Mistake(f"its traffic is {sent / whole:.0%} of float32's, not 50%",
