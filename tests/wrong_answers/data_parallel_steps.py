@@ -131,7 +131,7 @@ class OverlappedDataParallel__of_a_copy(_Overlapped):
 
 
 class OverlappedDataParallel__first_gradient_launches(_Overlapped):
-    """when bucket.missing is empty"""
+    """only when nothing of it is missing"""
 
     def launch_ready_buckets(self):
         while self.waiting and len(self.waiting[0].missing) < len(self.waiting[0].parameters):

@@ -25,8 +25,12 @@ def check_power_sgd(fn):
                               "not: it is orthonormal for zeros too.")
     _judge([of_rank[4] for of_rank in seen], matrices.poor, range(4), "a matrix of rank 1, ")
     for members in GROUPS[::-1]:
-        _judge([seen[rank][2] for rank in members], inputs, members,
-               f"in the group of ranks {members}, ")
+        try:
+            _judge([seen[rank][2] for rank in members], inputs, members,
+                   f"in the group of ranks {members}, ")
+        except Mistake as mistake:
+            raise Mistake(mistake.what, "Hand `group` on: to both all-reduces, and to "
+                          f"get_world_size(group). {mistake.hint}") from None
     yield "zeros stay zeros, a matrix of rank 1 what it is; inside a group it meets nobody else"
     _judge_batch([of_rank[3] for of_rank in seen])
     yield "three matrices at once: each as it would be alone, by two all-reduces for all"
