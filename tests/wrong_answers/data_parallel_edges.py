@@ -24,7 +24,7 @@ def broadcast_parameters__state_dict(model, src=0, group=None):
 
 
 def broadcast_parameters__buffers_without_the_group(model, src=0, group=None):
-    """has not the `scale` of rank 2 Hand `group` on"""
+    """in the group of ranks .*Hand `group` on"""
     for p in model.parameters():
         dist.broadcast(p.data, group=group, group_src=src)
     for b in model.buffers():
