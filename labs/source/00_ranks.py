@@ -191,8 +191,8 @@ plots.time_held([end - first for _, end in spans])
 def fix_the_deadlock(x, group=None):
     """Returns the `x` of the rank before this one; all ranks shift at the same time.
 
-    A new tensor in x's shape and type; `x` itself is unchanged. Each rank sends x once; a single
-    rank sends nothing and gets its own x.
+    A new tensor in x's shape and type; `x` itself is unchanged. Each rank sends x once, in one
+    message, and nothing is under way any more; a single rank sends nothing and gets a copy of x.
     """
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     if size == 1:
@@ -310,7 +310,8 @@ check(calls_it_made=...)
 def all_ranks_finite(loss, group=None):
     """Returns True on every rank when `loss` is finite on every rank, else False on every rank.
 
-    So all ranks take the same branch. `loss` is unchanged.
+    So all ranks take the same branch. One collective on each rank; `loss`, with the graph that it
+    may have, is unchanged.
     """
     # a flag of my own, 1 for finite and 0 for not -> one all_reduce (which ReduceOp?) -> bool
     raise NotImplementedError("exercise 4.5: about 3 lines")

@@ -72,8 +72,8 @@ def pass_the_token(group=None):
 def fix_the_deadlock(x, group=None):
     """Returns the `x` of the rank before this one; all ranks shift at the same time.
 
-    A new tensor in x's shape and type; `x` itself is unchanged.
-    cost   each rank sends x once; a single rank sends nothing and gets its own x
+    A new tensor in x's shape and type; `x` itself is unchanged, and nothing is under way any more.
+    cost   each rank sends x once, in one message; a single rank sends nothing and gets a copy
     lab    00
     """
     rank, size = dist.get_rank(group), dist.get_world_size(group)
@@ -94,7 +94,7 @@ def fix_the_deadlock(x, group=None):
 def all_ranks_finite(loss, group=None):
     """Returns True on every rank when `loss` is finite on every rank, else False on every rank.
 
-    So all ranks take the same branch. `loss` is unchanged.
+    So all ranks take the same branch. `loss`, with the graph that it may have, is unchanged.
     cost   one all-reduce of 4 bytes
     lab    00
     """

@@ -1,9 +1,10 @@
 """Lab 00's checks: shards, neighbours, deadlocks, common decisions."""
 
 from ranklab import ranks
-from ranklab.checks.ranks.ring import check_fix_the_deadlock, check_pass_the_token
+from ranklab.checks.ranks.ring import check_fix_the_deadlock
 from ranklab.checks.ranks.shards import check_shard_range
 from ranklab.checks.ranks.together import check_all_ranks_finite
+from ranklab.checks.ranks.token import check_pass_the_token
 from ranklab.course.exercise import Exercise, Prediction
 
 EXERCISES = (

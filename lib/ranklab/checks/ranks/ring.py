@@ -1,4 +1,4 @@
-"""pass_the_token and fix_the_deadlock: right, no hang, and no message too many."""
+"""fix_the_deadlock: right, no hang, no message too many; and what all ring checks share."""
 
 import math
 from typing import NamedTuple
@@ -6,17 +6,18 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
+from ranklab.checks.handles import Waits, all_awaited
 from ranklab.checks.ranks.shards import SIZES, some
 from ranklab.course.exercise import Mistake, on_ranks
 from ranklab.engine import device
 from ranklab.meter import Traffic
 
-POINT_TO_POINT = {"send", "recv"}
-MEMBERS = [1, 3]  # of four ranks: a group in which ranks are counted anew
+MEMBERS, OF = [1, 3, 4], 5  # a group of three of the five ranks, which are counted anew in it
+THE_GROUP = "the group of ranks 1, 3 and 4"
 LIMIT = 5  # seconds; most mistakes here hang
 SHIFTED = (  # the x of each call; two are alike in shape and type, for who keeps a buffer
     ((3,), torch.float32), ((3,), torch.float32), ((0,), torch.int64), ((2, 3), torch.int64),
-    ((500_001,), torch.float32))
+    ((250_001,), torch.float64))
 
 
 class Shifted(NamedTuple):
@@ -27,6 +28,8 @@ class Shifted(NamedTuple):
     whose: list  # the ranks whose x of this call that is
     later: bool  # or it is the x of a later call
     unchanged: bool
+    itself: bool  # the result lies where x lies
+    missing: int  # calls that were not waited for
     messages: int
     sent: int
     nbytes: int
@@ -35,80 +38,20 @@ class Shifted(NamedTuple):
 
 
 def in_group(fn, *args, members=None):
-    """(value of `fn(*args)`, what it sent); in a group of `members`, None on all other ranks."""
+    """(value of `fn(*args)`, what it sent, how many of its calls were not waited for); in a group
+    of `members`, None on all other ranks.
+    """
     group = dist.new_group(members) if members else None
     if members and dist.get_rank() not in members:
         return None
-    with Traffic() as traffic:
+    with Traffic() as traffic, Waits() as waits:
         value = fn(*args, group) if members else fn(*args)
-    return value, traffic
+    return value, traffic, waits.missing(sum(traffic.calls.values()))
 
 
 def uses(fn, name):
     """True when the function's own code mentions `name`."""
     return name in getattr(getattr(fn, "__code__", None), "co_names", ())
-
-
-def _token_trial(pass_the_token, members=None):
-    seen = in_group(pass_the_token, members=members)
-    dist.barrier()  # who hangs in the first call must not look as if in the second
-    again = in_group(pass_the_token, members=members)  # the token starts at 0 in each call
-    if seen is None:
-        return None
-    value, traffic = seen
-    return value, again[0], traffic.sent_messages, traffic.sent_bytes, dict(traffic.calls)
-
-
-def check_pass_the_token(pass_the_token):
-    for size in SIZES:
-        seen = _on_ring(_token_trial, pass_the_token, ranks=size)
-        _compare_token(seen, f"{size} ranks" if size > 1 else "1 rank")
-    yield "1, 2, 3, 4, 8 ranks: rank r sees r, and rank 0 gets back the number of ranks"
-    for rank, (_, _, messages, sent, calls) in enumerate(seen):
-        if others := sorted(set(calls) - POINT_TO_POINT):
-            raise Mistake(f"rank {rank} called {', '.join(others)}",
-                          "A collective would do it, but here a rank talks to its neighbours "
-                          "only: dist.send and dist.recv.")
-        if messages != 1:
-            raise Mistake(f"rank {rank} of 8 sent {messages} messages; one is enough",
-                          "Every rank hands the token on exactly once.")
-        if sent != 8:
-            raise Mistake(f"rank {rank} of 8 sent {sent} bytes; the token has 8",
-                          "The token is one int64, as it is given. (float32 can't count beyond "
-                          "2^24, and section 7 counts your bytes.)")
-    yield "each rank sends one message of 8 bytes; a single rank sends none"
-    seen = _on_ring(_token_trial, pass_the_token, MEMBERS, ranks=4)
-    _compare_token([s for s in seen if s], "the group of ranks 1 and 3")
-    yield "right in a group that is not all ranks"
-
-
-def _compare_token(seen, where):
-    size = len(seen)
-    for rank in (*range(1, size), 0):  # in the order of the ring: the first mistake counts
-        value, again, right = *seen[rank][:2], rank or size
-        if value is None or isinstance(value, torch.Tensor):
-            raise Mistake(f"{where}: rank {rank} returned {type(value).__name__}",
-                          "Return the number: token.item().")
-        if value == right and again == right:
-            continue
-        if value == right:
-            raise Mistake(f"{where}: a second call returned {again} on rank {rank}; right is "
-                          f"{right}", "Something is kept from the first call. Make the token "
-                          "inside the function: it starts at 0 in each call.")
-        if size > 2 and [one[0] for one in seen] == list(range(size, 0, -1)):
-            hint = ("The token goes the other way round: send to `after`, (rank + 1) % size, and "
-                    "receive from `before`.")
-        elif size > 1 and [one[0] for one in seen] == [size + 1, *range(2, size + 1)]:
-            hint = ("All see 1 too many. Rank 0 starts the token at 0, and a rank returns the "
-                    "value as it came, before it adds its own 1.")
-        elif rank == 0 and value == 0:
-            hint = ("Rank 0 returns the token as it comes back from the last rank. Does it "
-                    "receive after it sent?")
-        elif rank and value == rank + 1:
-            hint = "Return the value as it reached the rank, before the rank adds its own 1."
-        else:
-            hint = "Each rank adds 1 to what it received, and sends that on: token + 1."
-        raise Mistake(f"{where}: rank {rank} returned {value}; right is {right}", hint)
 
 
 def _x_of(rank, at):
@@ -126,20 +69,22 @@ def _shift_trial(fix_the_deadlock, members=None):
         seen = in_group(fix_the_deadlock, x, members=members)
         if seen is None:
             return None
-        calls.append((*seen, torch.equal(x.cpu(), _x_of(rank, at)), x.nbytes))
+        calls.append((*seen, torch.equal(x.cpu(), _x_of(rank, at)), x))
     return [_shifted(at, *call) for at, call in enumerate(calls)]
 
 
-def _shifted(at, got, traffic, unchanged, nbytes):
-    whose, later, text = [], False, type(got).__name__
+def _shifted(at, got, traffic, missing, unchanged, x):
+    whose, later, itself, text = [], False, False, type(got).__name__
     if isinstance(got, torch.Tensor):
+        itself = got.numel() > 0 and got.data_ptr() == x.data_ptr()
         got = got.detach().cpu()
         text = f"{some(got.flatten()[:5].tolist())} ({got.dtype}, shape {tuple(got.shape)})"
         whose = [r for r in range(dist.get_world_size()) if _same(got, _x_of(r, at))]
         later = any(_same(got, _x_of(r, call)) for r in range(dist.get_world_size())
                     for call in range(at + 1, len(SHIFTED)))
-    return Shifted(at, text, whose, later, unchanged, traffic.sent_messages, traffic.sent_bytes,
-                   nbytes, getattr(got, "dtype", None), getattr(got, "shape", None))
+    return Shifted(at, text, whose, later, unchanged, itself, missing, traffic.sent_messages,
+                   traffic.sent_bytes, x.nbytes, getattr(got, "dtype", None),
+                   getattr(got, "shape", None))
 
 
 def _same(a, b):
@@ -148,11 +93,11 @@ def _same(a, b):
 
 def check_fix_the_deadlock(fix_the_deadlock):
     for size in SIZES:
-        seen = _on_ring(_shift_trial, fix_the_deadlock, ranks=size)
+        seen = on_ring(_shift_trial, fix_the_deadlock, ranks=size)
         for rank, calls in enumerate(seen):
             for call in calls:
                 _compare_shift(call, rank, list(range(size)))
-    yield "no deadlock on 1, 2, 3, 4, 8 ranks, with 12 bytes, 0 bytes and 2 MB"
+    yield "no deadlock on 1, 2, 3, 4, 8 ranks, with 12 bytes, 0 bytes and 2 MB; all is waited for"
     yield "every rank returns the x of the rank before it, shape and type; its own is unchanged"
     for rank, calls in enumerate(seen):  # of the last size, 8
         for call in calls:
@@ -164,21 +109,25 @@ def check_fix_the_deadlock(fix_the_deadlock):
                 raise Mistake(f"rank {rank} of 8 sent {call.messages} messages for one x",
                               "Send x whole, in one message: each message costs its latency.")
     yield "each rank sends x exactly once"
-    seen = _on_ring(_shift_trial, fix_the_deadlock, MEMBERS, ranks=4)
+    seen = on_ring(_shift_trial, fix_the_deadlock, MEMBERS, ranks=OF)
     for rank, calls in enumerate(s for s in seen if s):
         for call in calls:
-            _compare_shift(call, rank, MEMBERS)
+            _compare_shift(call, rank, MEMBERS, f" of {THE_GROUP}")
     yield "right in a group that is not all ranks"
 
 
-def _compare_shift(call, rank, members):
+def _compare_shift(call, rank, members, group=""):
     size, (shape, dtype) = len(members), SHIFTED[call.at]
-    where = f"rank {rank} of {size}"
+    where = f"rank {members[rank]}{group or f' of {size}'}"
+    all_awaited(call.missing, where)
     if call.dtype is None:
         raise Mistake(f"{where} returned a {call.text}", "Return the received tensor.")
     if not call.unchanged:
         raise Mistake(f"{where}: x was overwritten",
                       "The caller still needs its own x. Receive into torch.empty_like(x).")
+    if call.itself:
+        raise Mistake(f"{where} returned x itself, not a new tensor",
+                      "Whoever writes into the result would write into x: return x.clone().")
     if members[(rank - 1) % size] in call.whose:
         return
     if call.dtype != dtype or tuple(call.shape) != shape:
@@ -199,7 +148,7 @@ def _compare_shift(call, rank, members):
                   f"({dtype}, shape {shape})", hint)
 
 
-def _on_ring(trial, learners, members=None, *, ranks):
+def on_ring(trial, learners, members=None, *, ranks):
     """Launches; what hangs or breaks gets a hint for that very way to hang."""
     try:
         return on_ranks(trial, learners, members, ranks=ranks, timeout=LIMIT)

@@ -1,0 +1,45 @@
+"""Handles that nobody waited for: a result may be right all the same, by chance."""
+
+import torch.distributed as dist
+
+from ranklab.course.exercise import Mistake
+
+
+class Waits:
+    """Inside, notes which handles of this rank are waited for, under whatever call."""
+
+    def __enter__(self):
+        self._over = []  # the handles themselves: no later one gets the id of one that is kept
+        self._methods = {name: getattr(dist.Work, name)
+                         for name in ("wait", "synchronize", "is_completed")}
+        for name, method in self._methods.items():
+            setattr(dist.Work, name, self._noting(method))
+        return self
+
+    def __exit__(self, *_):
+        for name, method in self._methods.items():
+            setattr(dist.Work, name, method)
+
+    def _noting(self, method):
+        def noting(work, *args, **kwargs):
+            value = method(work, *args, **kwargs)
+            if value is not False:  # is_completed() may say: not yet
+                self._over.append(work)
+            return value
+
+        return noting
+
+    def missing(self, calls):
+        """How many of `calls` were not waited for. (NCCL has one handle for a whole batch: 0.)"""
+        if dist.get_backend() != "gloo":
+            return 0
+        return calls - len({id(work) for work in self._over})
+
+
+def all_awaited(missing, where):
+    """A Mistake where a rank returned before all that it had begun was done."""
+    if missing > 0:
+        raise Mistake(f"{where}: {missing} of its calls {'was' if missing == 1 else 'were'} never "
+                      "waited for", "isend, irecv and async_op=True return a handle. Keep the "
+                      "handle of each, and wait for all of them: until then a buffer may not be "
+                      "read or reused, and what looks right is right by chance.")
