@@ -2,6 +2,7 @@
 
 tests/wrong_answers/<idea>.py holds plain functions called <exercise>__<mistake>. The first line of
 the docstring is a regular expression that must be found in the verdict that a learner reads.
+tests/right_answers/<idea>.py holds right answers that differ from the library's: all must pass.
 """
 
 import collections
@@ -36,17 +37,17 @@ def load(path, name):
     return module
 
 
-def wrong_answers():
-    """[(exercise's name, the wrong function or class), ...] of every lab."""
-    for path in sorted(Path(__file__).with_name("wrong_answers").glob("*.py")):
-        module = load(path, f"wrong_answers_{path.stem}")
+def answers(folder):
+    """[(exercise's name, the function or class), ...] of every lab in tests/<folder>."""
+    for path in sorted(Path(__file__).with_name(folder).glob("*.py")):
+        module = load(path, f"{folder}_{path.stem}")
         for name, item in vars(module).items():
             exercise, mark, _ = name.partition("__")
             if mark and exercise and getattr(item, "__module__", "") == module.__name__:
                 yield exercise, item
 
 
-WRONG = list(wrong_answers())
+WRONG, RIGHT = list(answers("wrong_answers")), list(answers("right_answers"))
 EXERCISES = [(stem, item) for stem in LABS for item in labs.checks_of(stem).EXERCISES]
 PREDICTIONS = [item for stem in LABS for item in labs.checks_of(stem).PREDICTIONS]
 
@@ -63,6 +64,12 @@ def test_a_wrong_answer_is_refused_and_its_mistake_named(name, wrong):
     on_one_line = " ".join(printed.split())  # a pattern need not know where lines are broken
     assert any(re.search(pattern, text, re.I) for text in (printed, on_one_line)), printed
     assert "  FAIL  " in printed and f'hint("{name}")' in printed
+
+
+@pytest.mark.parametrize("name, right", RIGHT, ids=[item.__name__ for _, item in RIGHT])
+def test_a_right_answer_of_another_kind_passes(name, right):
+    verdict = judge(labs.find_exercise(name), right)
+    assert verdict.state == PASSED, verdict
 
 
 @pytest.mark.parametrize("stem, exercise", EXERCISES, ids=[item.name for _, item in EXERCISES])

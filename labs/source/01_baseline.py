@@ -354,7 +354,8 @@ def accumulate_gradients(loss_sum, inputs, targets, micro_batch):
     the batch had been one piece; returns that mean, detached.
 
     loss_sum(inputs, targets) is the sum of the losses of all targets that are not IGNORE.
-    Pieces have `micro_batch` rows; the last may have fewer. One piece in memory at a time.
+    Pieces have `micro_batch` rows, the last may have fewer; each goes through loss_sum once, in any
+    order. One piece in memory at a time.
     """
     count = (targets != IGNORE).sum()  # over the whole batch
     mean = 0.0
@@ -428,7 +429,8 @@ from ranklab.baseline.checkpointing import random_replayed, random_state
 def checkpointed(function, *inputs):
     """function(*inputs), with all its gradients, but only `inputs` are kept for backward.
 
-    Some of the inputs may need no gradient: a mask, whole numbers.
+    Some of the inputs may need no gradient: a mask, whole numbers. function may return a tuple.
+    It runs once in forward and once in backward, with the same random numbers.
     """
 
     class Recompute(torch.autograd.Function):
@@ -520,7 +522,8 @@ def scale_loss(loss, optimizer, state):
     """`optimizer` has stepped with the true gradients of `loss`, or skipped the step because the
     scaled ones overflowed; returns the next LossScale (halved, kept or doubled).
 
-    `state` has .scale, .clean_steps, .interval; state._replace(scale=...) makes the next one.
+    `state` has .scale, .clean_steps, .interval; state._replace(scale=...) makes the next one. It
+    holds all that is remembered between two steps.
     """
     optimizer.zero_grad()
     (loss * state.scale).backward()

@@ -159,7 +159,10 @@ check(tree_rounds=...)
 
 # %%
 def tree_broadcast(x, src=0, group=None):
-    """Every rank ends with rank src's `x`, in one message each; `x` itself is unchanged."""
+    """Every rank ends with rank src's `x`, in one message each, in a new tensor; `x` is unchanged.
+
+    It takes ceil(log2 R) rounds. Nothing is sent when x is empty.
+    """
     rank, R = dist.get_rank(group), dist.get_world_size(group)
     out = x.clone(memory_format=torch.contiguous_format)
     place = (rank - src) % R  # counted from src: place 0 has the value at the start
@@ -197,10 +200,11 @@ check(reduce_scatter_megabytes=...)
 
 # %%
 def ring_reduce_scatter(x, group=None, out=None):
-    """Rank r ends with chunk r of the sum over ranks of `x`; `x` itself is unchanged.
+    """Rank r ends with chunk r of the sum over ranks of `x`, in x's type; `x` itself is unchanged.
 
-    `out`, as large as `x`, may be given as the place where partial sums arrive. A rank sends R-1
-    messages of one chunk each.
+    `out`, as large as `x`, may be given as the place where partial sums arrive: chunk r of the sum
+    then lies in its place there. Else it is a new tensor, also on one rank.
+    A rank sends R-1 messages of one chunk each, all to one neighbour.
     """
     rank, R = dist.get_rank(group), dist.get_world_size(group)
     mine = x.flatten().tensor_split(R)  # chunk i is my share of what rank i will own
@@ -247,8 +251,10 @@ check(all_gather_megabytes=...)
 def ring_all_gather(shard, group=None, out=None):
     """Every rank ends with the shards of all ranks, one after the other; `shard` is unchanged.
 
-    `out` may be given as the place for the result. It must be given when the shards differ in
-    length: its size says how long each of them is. A rank sends R-1 messages of one shard each.
+    `out` may be given as the place for the result. It must be given when shards differ in length:
+    its size says how long each of them is; `shard` may lie in its place there already. Else the
+    result is a new tensor, also on one rank.
+    A rank sends R-1 messages of one shard each, all to one neighbour.
     """
     rank, R = dist.get_rank(group), dist.get_world_size(group)
     if out is None:
@@ -277,7 +283,9 @@ check(megabytes_sent=...)
 def ring_all_reduce(x, group=None, out=None):
     """Every rank ends with the sum over ranks of `x`, in x's shape; `x` itself is unchanged.
 
-    `out`, of x's shape, may be given as the place for the result (never `x` itself).
+    `out`, of x's shape, may be given as the place for the result (never `x` itself). Else it is a
+    new tensor. The same bits on every rank. A rank sends 2(R-1) messages of one chunk each, all to
+    one neighbour, and nobody sends padding.
     """
     # out, where none is given: x.new_empty(x.shape) -> ring_reduce_scatter -> ring_all_gather.
     # Hand `out` to both: the first leaves its chunk where the second wants it.
@@ -337,10 +345,10 @@ check(slow_link_megabytes=...)
 
 # %%
 def hierarchical_all_reduce(x, inside=None, across=None):
-    """Every rank ends with the sum of `x` over all nodes; `x` itself is unchanged.
+    """Every rank ends with the sum of `x` over all nodes, in a new tensor; `x` is unchanged.
 
     `inside` is the group of this rank's node, `across` that of its peers on the other nodes.
-    Across M nodes a rank sends only 2(M-1)/M of its own part of x.
+    Across M nodes a rank sends only 2(M-1)/M of its own part of x; inside, 2(L-1)/L of x.
     """
     # three lines, with what you have built. If shards differ in length, how can all-gather know?
     raise NotImplementedError("exercise 4.5: about 3 lines")
@@ -386,7 +394,10 @@ check(ring_microseconds=...)
 
 # %%
 def alpha_beta_time(algorithm, nbytes, ranks, alpha, beta):
-    """Seconds that `algorithm` needs for `nbytes` per rank: steps * (alpha + bytes * beta)."""
+    """Seconds that `algorithm` needs for `nbytes` per rank: steps * (alpha + bytes * beta).
+
+    A ValueError for an algorithm that is not in the table.
+    """
     # the table above as a dict of (steps, bytes in a step); a ValueError for a name not in it
     raise NotImplementedError("exercise 4.6: about 10 lines")
 
@@ -418,7 +429,11 @@ plots.time_against_size(
 
 # %%
 def parameter_server(x, server=0, group=None):
-    """Every rank ends with the sum over ranks of `x`, made on rank `server`; `x` is unchanged."""
+    """Every rank ends with the sum over ranks of `x`, made on rank `server`; `x` is unchanged.
+
+    The result is a new tensor. Each worker sends x once, to the server; the server sends the sum
+    to each of them, in one message. Nothing is sent when x is empty.
+    """
     rank, R = dist.get_rank(group), dist.get_world_size(group)
     total = x.clone(memory_format=torch.contiguous_format)
     # a worker sends and then waits for the answer; the server receives from all, then sends to all.
@@ -438,10 +453,11 @@ parameter_server = check(parameter_server)
 
 # %%
 def doubling_all_reduce(x, group=None):
-    """Every rank ends with the sum over ranks of `x`; `x` itself is unchanged.
+    """Every rank ends with the sum over ranks of `x`, in a new tensor; `x` itself is unchanged.
 
-    In round k each rank swaps all it has with the rank 2^k away. When R is no power of two, the
-    ranks beyond the largest one first hand their x to a partner, and at the end get the sum back.
+    In round k each rank swaps all it has with the rank 2^k away: both end with the same bits. When
+    R is no power of two, the ranks beyond the largest one first hand their x to a partner, and at
+    the end get the sum back.
     """
     rank, R = dist.get_rank(group), dist.get_world_size(group)
     power = 2 ** (R.bit_length() - 1)  # the largest power of two that R holds
@@ -476,7 +492,8 @@ plots.busiest_rank({all_reduce.__name__: [sum(sent.values()) for sent, _ in
 def fit_alpha_beta(sizes, seconds):
     """(alpha, beta) for which alpha + size * beta is nearest to the measured `seconds`.
 
-    Nearest in proportion: an error of 10% counts the same at 1 KB and at 64 MB.
+    Nearest in proportion: an error of 10% counts the same at 1 KB and at 64 MB. A size may come
+    several times. A ValueError when there are not two different sizes.
     """
     sizes, seconds = np.asarray(sizes, float), np.asarray(seconds, float)
     # a ValueError unless there are two different sizes -> one equation for each time, divided by it

@@ -54,7 +54,7 @@ def accumulate_gradients__counts_ignored_targets(loss_sum, inputs, targets, micr
 
 
 def accumulate_gradients__drops_the_last_piece(loss_sum, inputs, targets, micro_batch):
-    """or it was left out"""
+    """it was left out"""
     mean = 0.0
     for x, y in _pieces(inputs, targets, micro_batch):
         if len(x) == min(micro_batch, len(inputs)):

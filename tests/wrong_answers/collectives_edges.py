@@ -103,7 +103,7 @@ def tree_broadcast__receives_into_x(x, src=0, group=None):
 
 
 def tree_broadcast__not_awaited(x, src=0, group=None):
-    """never waited for"""
+    """never waited for|Keep the handle"""
     rank, R, _, _ = _r(group)
     handles = tree_broadcast__not_awaited.handles = []
 
@@ -154,21 +154,6 @@ def ring_reduce_scatter__kept_buffers(x, group=None, out=None, kept={}):
     return partial if dist.get_world_size(group) > 1 else partial.clone()
 
 
-def ring_reduce_scatter__whole_clone(x, group=None, out=None):
-    """x.contiguous\\(\\)"""
-    rank, R, right, left = _r(group)
-    passing, total = x.clone(), x.clone()
-    for _ in range(R - 1):
-        passing = exchange(passing, right, torch.empty_like(passing), left, group)
-        total += passing
-    return total.flatten().tensor_split(R)[rank]
-
-
-def ring_reduce_scatter__out_without_the_group(x, group=None, out=None):
-    """together with `out`"""
-    return _scatter(x, group if out is None else None, out)
-
-
 def ring_reduce_scatter__view_when_alone(x, group=None, out=None):
     """x itself, not a new tensor"""
     return _scatter(x, group, out) if dist.get_world_size(group) > 1 else x.view(-1)
@@ -186,14 +171,6 @@ def ring_all_gather__clears_out(shard, group=None, out=None):
     """shard lies in `out` already"""
     out = shard.new_empty(dist.get_world_size(group) * shard.numel()) if out is None else out
     return _gather(shard, group, out.zero_())
-
-
-def ring_all_gather__itself_when_alone(shard, group=None, out=None):
-    """x itself, not a new tensor"""
-    rank, R, _, _ = _r(group)
-    if R == 1 and out is None:
-        return shard
-    return _gather(shard, group, shard.new_empty(R * shard.numel()) if out is None else out)
 
 
 def ring_all_gather__alone_it_leaves_out(shard, group=None, out=None):
@@ -215,6 +192,11 @@ def ring_all_gather__out_without_the_group(shard, group=None, out=None):
 def ring_all_reduce__forgets_to_hand_out_on(x, group=None, out=None):
     """hand `out` to both"""
     return ring_all_gather(ring_reduce_scatter(x, group), group).view(x.shape)
+
+
+def ring_all_reduce__makes_no_out(x, group=None, out=None):
+    """hand `out` to both"""
+    return ring_all_gather(ring_reduce_scatter(x, group, out), group, out).view(x.shape)
 
 
 def ring_all_reduce__whole_clone(x, group=None, out=None):
@@ -261,13 +243,6 @@ def hierarchical_all_reduce__itself_when_alone(x, inside=None, across=None):
     return ring_all_gather(shard, inside, out=x.new_empty(x.shape))
 
 
-def hierarchical_all_reduce__kept_buffer(x, inside=None, across=None, kept={}):
-    """new in each call"""
-    out = kept.setdefault((x.shape, x.dtype), x.new_empty(x.shape))
-    shard = ring_all_reduce(ring_reduce_scatter(x, inside), across)
-    return ring_all_gather(shard, inside, out=out)
-
-
 # --- server and doubling --------------------------------------------------------------------------
 
 
@@ -277,7 +252,7 @@ def parameter_server__into_x(x, server=0, group=None):
 
 
 def parameter_server__answers_not_awaited(x, server=0, group=None):
-    """never waited for"""
+    """never waited for|Keep the handle"""
     rank, R, _, _ = _r(group)
     total, workers = _copy(x), set(range(R)) - {server}
     if rank == server and x.numel():
@@ -293,24 +268,6 @@ def parameter_server__answers_not_awaited(x, server=0, group=None):
     return total
 
 
-def parameter_server__both_send(x, server=0, group=None):
-    """here nobody does: only"""
-    rank, R, _, _ = _r(group)
-    total = _copy(x)
-    for worker in set(range(R)) - {server}:
-        if rank == server:
-            dist.send(total, group=group, group_dst=worker)
-    if rank != server:
-        dist.send(total, group=group, group_dst=server)
-        dist.recv(total, group=group, group_src=server)
-    return total
-
-
-def parameter_server__itself_when_alone(x, server=0, group=None):
-    """x itself, not a new tensor"""
-    return x if dist.get_world_size(group) == 1 else _server(x, server, group, _copy(x))
-
-
 def doubling_all_reduce__into_x(x, group=None):
     """x itself is changed.*copy of x"""
     return _doubling(x, group, x if x.is_contiguous() else _copy(x), group)
@@ -319,19 +276,6 @@ def doubling_all_reduce__into_x(x, group=None):
 def doubling_all_reduce__folds_outside_the_group(x, group=None):
     """Hand `group` on"""
     return _doubling(x, group, _copy(x), None)
-
-
-def doubling_all_reduce__itself_when_alone(x, group=None):
-    """x itself, not a new tensor"""
-    if dist.get_world_size(group) == 1:
-        return x
-    return _doubling(x, group, _copy(x), group)
-
-
-def doubling_all_reduce__kept_buffer(x, group=None, kept={}):
-    """new in each call"""
-    total = kept.setdefault((x.shape, x.dtype), _copy(x))
-    return _doubling(x, group, total.copy_(x), group)
 
 
 def doubling_all_reduce__not_pairs(x, group=None):

@@ -11,6 +11,7 @@ import torch
 
 def checkpointed(function, *inputs):
     """function(*inputs), with all its gradients, but only `inputs` are kept for backward.
+    Some inputs may need no gradient; function may return a tuple.
     One of the inputs must require a gradient. Real one: torch.utils.checkpoint, which also
     remembers autocast, stops the second forward early and works under torch.compile.
     cost   one more forward of `function`

@@ -4,6 +4,22 @@ import torch.distributed as dist
 
 from ranklab.course.exercise import Mistake
 
+DROPPED = ("isend and irecv return a handle, and nobody waits for it: when it is dropped, the "
+           "message may go with it. Keep the handle, then call its wait().")
+
+
+def uses(fn, name):
+    """True when the function's own code, or that of a function inside it, mentions `name`."""
+    codes = [code for code in [getattr(fn, "__code__", None)] if code]
+    for code in codes:
+        codes += [const for const in code.co_consts if hasattr(const, "co_names")]
+    return any(name in code.co_names for code in codes)
+
+
+def drops_handles(fn):
+    """True when the function starts sends or receives and never says wait."""
+    return (uses(fn, "isend") or uses(fn, "irecv")) and not uses(fn, "wait")
+
 
 class Waits:
     """Inside, notes which handles of this rank are waited for, under whatever call."""

@@ -52,7 +52,8 @@ def fit_alpha_beta(sizes, seconds):
     """(alpha, beta) for which alpha + size * beta is nearest to the measured `seconds`.
 
     Nearest in proportion: an error of 10% counts the same at 1 KB and at 64 MB. A plain least
-    squares would look at the largest message only, and alpha would be noise.
+    squares would look at the largest message only, and alpha would be noise. A size may come
+    several times.
 
     error  fewer than two different sizes
     lab    02

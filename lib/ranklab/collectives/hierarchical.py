@@ -29,7 +29,7 @@ def node_groups(per_node, group=None):
 
 
 def hierarchical_all_reduce(x, inside=None, across=None):
-    """Every rank ends with the sum of `x` over all nodes; `x` itself is unchanged.
+    """Every rank ends with the sum of `x` over all nodes, in a new tensor; `x` is unchanged.
 
     `inside` is the group of this rank's node, `across` that of its peers on the other nodes
     (see node_groups). With L ranks on each of M nodes:

@@ -14,7 +14,8 @@ from ranklab.collectives.wire import exchange
 def ring_reduce_scatter(x, group=None, out=None):
     """Rank r ends with chunk r of the sum over ranks of `x`; `x` itself is unchanged.
 
-    `out`, as large as `x`, may be given as the place where partial sums arrive.
+    `out`, as large as `x`, may be given as the place where partial sums arrive: chunk r of the sum
+    then lies in its place there. Else it is a new tensor, also on one rank.
 
     shape  any shape of n elements -> (n/R,)
     cost   sends all chunks but one: (R-1)/R of x's bytes, in R-1 messages
@@ -36,8 +37,8 @@ def ring_reduce_scatter(x, group=None, out=None):
 def ring_all_gather(shard, group=None, out=None):
     """Every rank ends with the shards of all ranks, one after the other; `shard` is unchanged.
 
-    `out` may be given as the place for the result. It must be given when the shards differ in
-    length: its size says how long each of them is.
+    `out` may be given as the place for the result. It must be given when shards differ in length:
+    its size says how long each of them is; `shard` may lie in its place there already.
 
     shape  (n/R,) -> (n,), or the shape of `out`
     cost   sends all chunks but one: (R-1)/R of the result's bytes, in R-1 messages
@@ -57,7 +58,8 @@ def ring_all_gather(shard, group=None, out=None):
 def ring_all_reduce(x, group=None, out=None):
     """Every rank ends with the sum over ranks of `x`, in x's shape; `x` itself is unchanged.
 
-    `out`, of x's shape, may be given as the place for the result (never `x` itself).
+    `out`, of x's shape, may be given as the place for the result (never `x` itself). Else it is a
+    new tensor. The same bits on every rank.
 
     cost   sends 2(R-1)/R of x's bytes per rank, in 2(R-1) messages: no busiest rank sends fewer
     paper  Patarasuk & Yuan 2009

@@ -7,6 +7,7 @@ import torch.distributed as dist
 def parameter_server(x, server=0, group=None):
     """Every rank ends with the sum over ranks of `x`, made on rank `server`; `x` is unchanged.
 
+    The result is a new tensor. Nothing is sent when x is empty.
     cost   the server receives and sends (R-1) times x's bytes, every other rank once
     paper  Li et al. 2014, "Scaling distributed machine learning with the parameter server"
     lab    02

@@ -7,11 +7,12 @@ from ranklab.collectives.wire import exchange
 
 
 def tree_broadcast(x, src=0, group=None):
-    """Every rank ends with rank src's `x`; `x` itself is unchanged.
+    """Every rank ends with rank src's `x`, in a new tensor; `x` itself is unchanged.
 
     On the other ranks `x` gives the shape, the type and the device; its values do not matter.
 
-    cost   R-1 messages of x's bytes in all, in ceil(log2 R) rounds; `src` sends in each of them
+    cost   R-1 messages of x's bytes in all, in ceil(log2 R) rounds; `src` sends in each of them;
+           nothing when x is empty
     lab    02
     """
     rank, R = dist.get_rank(group), dist.get_world_size(group)
@@ -28,10 +29,11 @@ def tree_broadcast(x, src=0, group=None):
 
 
 def doubling_all_reduce(x, group=None):
-    """Every rank ends with the sum over ranks of `x`; `x` itself is unchanged.
+    """Every rank ends with the sum over ranks of `x`, in a new tensor; `x` itself is unchanged.
 
-    In round k each rank swaps all it has with the rank 2^k away. When R is no power of two, the
-    ranks beyond the largest one first hand their x to a partner, and at the end get the sum back.
+    In round k each rank swaps all it has with the rank 2^k away: both end with the same bits. When
+    R is no power of two, the ranks beyond the largest one first hand their x to a partner, and at
+    the end get the sum back.
 
     cost   sends log2 R times x's bytes in log2 R messages (R = 2^k): few steps, more bytes
     paper  Thakur, Rabenseifner & Gropp 2005, "recursive doubling"

@@ -61,6 +61,10 @@ RAISED = {
 }  # fmt: skip
 
 
+TWO_OUTPUTS = ("function may return a tuple. backward then receives a gradient for each output: "
+               "torch.autograd.backward(outputs, gradients) takes both as they are.")
+
+
 def _recomputed(checkpointed, dropout):
     try:
         return _two_layers(dropout, lambda layer, *inputs: checkpointed(layer, *inputs))
@@ -92,6 +96,34 @@ def check_checkpointed(checkpointed):
         raise Mistake("after backward, torch.rand repeats itself",
                       "Put the random state back after the second forward: random_replayed does.")
     yield "random numbers go on as if nothing had been computed twice"
+    _compare_two_outputs(checkpointed)
+    yield "the same of a function with two outputs"
+
+
+def _compare_two_outputs(checkpointed):
+    """A function that returns a tuple: both are used, or the second alone."""
+    weight = torch.linspace(0.5, 2, 6, dtype=torch.float64).requires_grad_()
+
+    def both(x, y):
+        return x * y * weight, (x + weight).sin()
+
+    def gradients_of(run, first):
+        x, y = (torch.linspace(a, 3, 6, dtype=torch.float64).requires_grad_() for a in (1, 2))
+        weight.grad = None
+        one, two = run(x, y)
+        (first * one.sum() + 3 * two.square().sum()).backward()
+        return [one.detach(), two.detach(), x.grad, weight.grad, *([y.grad] if first else [])]
+
+    for first in (1.0, 0.0):
+        try:
+            got = gradients_of(lambda *inputs: checkpointed(both, *inputs), first)
+        except (RuntimeError, TypeError, AttributeError, ValueError) as error:
+            raise Mistake(f"a function with two outputs: {str(error).partition('. ')[0]}",
+                          TWO_OUTPUTS) from None
+        for mine, right in zip(got, gradients_of(both, first)):
+            if mine is None or not torch.allclose(mine, right):
+                raise Mistake("a function with two outputs: a value or a gradient is off",
+                              TWO_OUTPUTS)
 
 
 def _compare_recomputed(got, right, dropout):

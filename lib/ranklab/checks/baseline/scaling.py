@@ -79,6 +79,20 @@ def check_scale_loss(scale_loss):
         if at in said:
             yield said[at]
     yield "weights and scale are torch.amp.GradScaler's, step by step"
+    _compare_fresh(scale_loss)
+    yield "all that it remembers is in `state`: a second run, one step before it doubles"
+
+
+def _compare_fresh(scale_loss):
+    """One clean step from another state: nothing of the first run may be in it."""
+    weight = nn.Parameter(torch.ones(2))
+    optimizer, state = torch.optim.SGD([weight], lr=0.0), LossScale(2.0**9, 1, 2)
+    for wanted in (LossScale(2.0**10, 0, 2), LossScale(2.0**10, 1, 2)):
+        got, state = scale_loss(weight.sum(), optimizer, state), wanted
+        if got != wanted:
+            raise Mistake(f"a second run, with interval=2 and one clean step made: {got}; right is "
+                          f"{wanted}", "Count in state.clean_steps and take state.interval; keep "
+                          "nothing between two calls, in a global or a default argument.")
 
 
 def _compare_scaled(at, mine, torchs, last):

@@ -127,6 +127,7 @@ def _pair(value):
 
 def _any_order(fn, alpha, beta):
     """Sizes as one measures them: in any order, some twice, in the caller's arrays."""
+    alpha, beta = alpha / 10, beta * 20  # other constants than before
     sizes = np.array([1e5, 1e5, 1e3, 1e7, 1e5])
     seconds = alpha + beta * sizes
     before = sizes.copy(), seconds.copy()
@@ -143,6 +144,14 @@ def _any_order(fn, alpha, beta):
         raise Mistake(f"sizes in any order, some twice, give alpha={got[0]:g}, "
                       f"beta={got[1]:g}; made with {alpha:g} and {beta:g}",
                       "A time belongs to the size in the same place: do not sort one of the two.")
+    sizes = (1e3, 1e3, 1e6, 1e6)
+    for noise in ((1.1, 0.9, 1.1, 0.9), (0.9, 1.1, 0.9, 1.1)):
+        got = _pair(fn(sizes, [(alpha + beta * n) * f for n, f in zip(sizes, noise)]))
+        if not all(math.isclose(a, b, rel_tol=0.07) for a, b in zip(got, (alpha, beta))):
+            raise Mistake(f"sizes measured twice, 10% too slow and 10% too fast, give "
+                          f"alpha={got[0]:.3g}, beta={got[1]:.3g}; right are {alpha:g} and "
+                          f"{beta:g}", "Two times of one size are two equations, and each of them "
+                          "counts: a dict or np.unique keeps one only.")
 
 
 def _hint_fit(got, alpha, beta):
@@ -155,11 +164,11 @@ def _hint_fit(got, alpha, beta):
 
 def check_crossover_bytes(fn):
     alpha, beta = 2e-5, 1e-9
-    for ranks in (4, 8, 64):
+    for ranks in (8, 4, 64):  # 8 first: a quarter of the bytes is no chunk there
         _equal_there(fn(ranks, alpha, beta), ranks, alpha, beta)
     yield "ring and doubling take equally long at that size: 4, 8, 64 ranks"
     for ranks in (3, 6, 13):
-        _equal_there(fn(ranks, alpha, beta), ranks, alpha, beta)
+        _equal_there(fn(ranks, 5e-6, 4e-11), ranks, 5e-6, 4e-11)
     yield "also when R is no power of two: 3, 6, 13 ranks"
     for ranks in (1, 2):
         try:
@@ -188,6 +197,10 @@ def _equal_there(nbytes, ranks, alpha, beta):
         hint = "A size is positive: which of the two has more steps, and which more bytes? " + hint
     elif math.isclose(nbytes * 4, _right(ranks, alpha, beta), rel_tol=1e-6):
         hint = "These are elements of 4 bytes; bytes are wanted."
+    elif math.isclose(nbytes * ranks, _right(ranks, alpha, beta), rel_tol=1e-6):
+        hint = "That is the size of one chunk, x / R; the size of x is wanted."
+    elif math.isclose(nbytes / 8, _right(ranks, alpha, beta), rel_tol=1e-6):
+        hint = "These are bits; bytes are wanted."
     elif nbytes < 1:
         hint = "alpha / beta, not beta / alpha: seconds a message over seconds a byte is bytes."
     elif ranks & (ranks - 1):

@@ -31,7 +31,7 @@ def check_parameter_server(fn):
         nothing_sent(case, of_ranks)
     ranks_agree(seen[-2])
     yield "on 4 too, for lengths 0, 1, 2, 7, 1001, when x is not contiguous; x unchanged"
-    stays_in_group(fn, call_root_in_group, lambda xs: [sum(xs)] * 2)
+    stays_in_group(fn, call_root_in_group, lambda xs: [sum(xs)] * 3)
     yield "inside a group it meets nobody else, and `server` counts there"
     no_backend(seen[-1])
     _server_bytes(seen[-1], server=2, nbytes=192)

@@ -4,19 +4,23 @@ import torch
 import torch.distributed as dist
 
 from ranklab.checks.collectives.arguments import (
-    call_in_group, call_plain, call_scatter, explain_gathered, explain_into, fill, stays_in_group,
+    call_gather_in_group, call_plain, call_scatter, explain_gathered, explain_into, fill,
+    own_chunk, stays_in_group,
 )
 from ranklab.checks.collectives.ring_traffic import hint_all_reduce, one_pass, round_the_ring
 from ranklab.checks.collectives.trials import (
     MARK, WORLD_SIZES, Case, compare, is_mean, no_backend, observe, ranks_agree, sends, total,
     values,
 )
+from ranklab.checks.handles import uses
 from ranklab.course.exercise import Mistake
 
 ALONE = "With one rank there is nobody to talk to: the loop must not run at all."
 TYPES = ("float32", "bfloat16", "int64")
 UNEVEN = ("R does not divide this length: chunks differ by one, and some may be empty. "
           "tensor_split cuts any length, x's and that of `out`.")
+HAND_ON = ("R does not divide this length, so shards differ in length: make `out` where none is "
+           "given, x.new_empty(x.shape), and hand `out` to both. It says how long each shard is.")
 
 
 def uneven_cases():
@@ -37,6 +41,11 @@ def plain_cases(ranks):
     return [Case(2 * ranks, "marks")] + [Case(6 * ranks, dtype=dtype) for dtype in TYPES]
 
 
+def filled_alone(ranks):
+    """On one rank, too, the result lies in an `out` that is given."""
+    return [Case(6, into=True)] if ranks == 1 else []
+
+
 # --- reduce-scatter -----------------------------------------------------------------------------
 
 
@@ -47,7 +56,7 @@ def check_ring_reduce_scatter(fn):
         for case, of_ranks in zip(cases, seen):
             compare(case, ranks, of_ranks, shards(case, ranks), _explain_shard(of_ranks))
     yield "rank r has chunk r of the sum, on 1, 2, 3, 8 ranks; float32, bfloat16, int64"
-    plain, cases = [Case(48), *uneven_cases()], into_cases()
+    plain, cases = [Case(48), Case(48, again=True), *uneven_cases()], into_cases()
     seen = observe(fn, call_scatter, plain + cases, 4, hint=UNEVEN)
     for case, of_ranks in zip(plain, seen):
         compare(case, 4, of_ranks, shards(case, 4), _explain_shard(of_ranks))
@@ -56,7 +65,7 @@ def check_ring_reduce_scatter(fn):
     for case, of_ranks in zip(cases, seen[len(plain):]):
         explain = explain_into if case.into else None
         compare(case, 4, of_ranks, shards(case, 4), explain)
-    stays_in_group(fn, call_in_group, lambda xs: sum(xs).tensor_split(2))
+    stays_in_group(fn, call_scatter, lambda xs: sum(xs).tensor_split(3))
     yield "in the `out` that is given; inside a group it meets nobody else"
 
 
@@ -67,6 +76,8 @@ def shards(case, ranks):
 
 def _explain_shard(seen):
     def explain(rank, ranks, got, right):
+        if got.dtype != right.dtype:
+            return
         _explain_unsummed(rank, ranks, got, right)
         goes_left(seen, rank)
         same = Case(right.numel() * ranks, dtype=str(got.dtype).removeprefix("torch."))
@@ -117,24 +128,26 @@ def goes_left(seen, rank):
 
 def check_ring_all_gather(fn):
     for ranks in WORLD_SIZES:
-        cases = [Case(3, "normal")] + [Case(5, dtype=dtype) for dtype in TYPES]
+        cases = [Case(3, "normal"), Case(5, again=True), *[Case(5, dtype=d) for d in TYPES]]
+        cases += filled_alone(ranks)
         seen = observe(fn, call_plain, cases, ranks, hint=ALONE if ranks == 1 else "")
         for case, of_ranks in zip(cases, seen):
             parts = [values(case, rank) for rank in range(ranks)]
-            explain = _explain_gather(parts, of_ranks)
+            explain = explain_gathered if case.into else _explain_gather(parts, of_ranks)
             compare(case, ranks, of_ranks, [torch.cat(parts)] * ranks, explain)
     yield "every rank has all shards in rank order, on 1, 2, 3, 8 ranks; three types"
     cases = [Case(48), *uneven_cases()]
-    into = [Case(1001, into=True), Case(24, strided=True, into=True)]
+    into = [Case(1001, into=True), Case(24, strided=True, into=True), Case(1001, returned=True)]
     seen = observe(fn, call_gather_into, cases + into, 4, hint=UNEVEN)
     for case, of_ranks in zip(cases, seen):
         whole = values(case, 0)
         parts = whole.flatten().tensor_split(4)
         compare(case, 4, of_ranks, [whole] * 4, _explain_out(parts))
     for case, of_ranks in zip(into, seen[len(cases):]):
-        compare(case, 4, of_ranks, [values(case, 0)] * 4, explain_gathered)
-    yield "on 4 too, in the `out` that is given, which says how long each shard is"
-    stays_in_group(fn, call_in_group, lambda xs: [torch.cat(xs)] * 2)
+        explain = _explain_lost if case.returned else explain_gathered
+        compare(case, 4, of_ranks, [values(case, 0)] * 4, explain)
+    yield "on 4 too, in the `out` that is given, where the shard may lie already"
+    stays_in_group(fn, call_gather_in_group, lambda xs: [torch.cat(xs)] * 3)
     yield "inside a group it meets nobody else"
     yield from one_pass(seen[0], whole_bytes=48 * 4)
 
@@ -142,8 +155,10 @@ def check_ring_all_gather(fn):
 def call_gather_into(fn, x, case):
     """The shards of one tensor, which rank 0's input stands for, into an `out` of its shape."""
     whole = values(case, 0).to(x.device)
-    shard = whole.flatten().tensor_split(dist.get_world_size())[dist.get_rank()]
-    return fill(fn, shard.clone(), whole.shape, case)[0]
+    if not case.returned:
+        return fill(fn, own_chunk(whole).clone(), whole.shape, case)[0]
+    out = torch.full_like(whole, 99)  # as ring_all_reduce does it: the shard is a part of `out`
+    return fn(own_chunk(out).copy_(own_chunk(whole)), out=out)
 
 
 def _explain_gather(parts, seen):
@@ -179,18 +194,27 @@ def _explain_out(parts):
     return explain
 
 
+def _explain_lost(rank, ranks, got, right):
+    if not torch.equal(got, right):
+        raise Mistake(f"on rank {rank} of {ranks} the shard lies in `out` already, and is lost",
+                      "ring_all_reduce calls it so: the shard is the chunk of `out` in its own "
+                      "place. Do not clear `out`, nor receive there before you have sent.")
+
+
 # --- all-reduce ---------------------------------------------------------------------------------
 
 
 def check_ring_all_reduce(fn):
     for ranks in WORLD_SIZES:
-        cases = plain_cases(ranks)
+        cases = plain_cases(ranks) + filled_alone(ranks)
         seen = observe(fn, call_plain, cases, ranks, hint=ALONE if ranks == 1 else "")
         for case, of_ranks in zip(cases, seen):
-            compare(case, ranks, of_ranks, [total(case, ranks)] * ranks, _explain_sum)
+            explain = explain_into if case.into else _explain_sum
+            compare(case, ranks, of_ranks, [total(case, ranks)] * ranks, explain)
     yield "right on 1, 2, 3, 8 ranks; float32, bfloat16, int64"
     plain, cases = [Case(48), *uneven_cases()], into_cases()
-    seen = observe(fn, call_plain, [*plain, *cases, Case(1001, "normal")], 4, hint=UNEVEN)
+    hint = HAND_ON if uses(fn, "ring_all_gather") else UNEVEN
+    seen = observe(fn, call_plain, [*plain, *cases, Case(1001, "normal")], 4, hint=hint)
     for case, of_ranks in zip(plain, seen):
         compare(case, 4, of_ranks, [total(case, 4)] * 4, _explain_sum)
     yield "on 4 too, when the length does not divide (0, 1, 2, 7, 1001), when x is not contiguous"
@@ -208,7 +232,7 @@ def check_ring_all_reduce(fn):
     for case, of_ranks in zip(cases, seen[len(plain):]):
         explain = explain_into if case.into else None
         compare(case, 4, of_ranks, [total(case, 4)] * 4, explain)
-    stays_in_group(fn, call_in_group, lambda xs: [sum(xs)] * 2)
+    stays_in_group(fn, call_plain, lambda xs: [sum(xs)] * 3)
     yield "in the `out` that is given; inside a group it meets nobody else"
 
 

@@ -5,7 +5,7 @@ import math
 import torch
 
 from ranklab.checks.collectives.arguments import (
-    call_in_group, call_plain, call_root_in_group, stays_in_group,
+    call_no_out_in_group, call_plain, call_root_in_group, stays_in_group,
 )
 from ranklab.checks.collectives.ring import ALONE, TYPES, UNEVEN, plain_cases, uneven_cases
 from ranklab.checks.collectives.trials import (
@@ -39,7 +39,7 @@ def check_tree_broadcast(fn):
         compare(case, 3, of_ranks, [values(case, 0)] * 3)
         nothing_sent(case, of_ranks)
     yield "on 3 too, for lengths 0, 1, 2, 7, 1001, when x is not contiguous; x unchanged"
-    stays_in_group(fn, call_root_in_group, lambda xs: [xs[1]] * 2)
+    stays_in_group(fn, call_root_in_group, lambda xs: [xs[1]] * 3)
     yield "inside a group it meets nobody else, and `src` counts there"
     yield "R-1 messages in all, in ceil(log2 R) rounds"
 
@@ -133,9 +133,9 @@ def check_doubling_all_reduce(fn):
     seen = observe(fn, call_plain, cases, 4, hint=UNEVEN)
     for case, of_ranks in zip(cases[:-2], seen):
         compare(case, 4, of_ranks, [total(case, 4)] * 4)
-    ranks_agree(seen[-2])
+    ranks_agree(seen[-2], "Swap with one partner, rank ^ step: then both add the same two numbers.")
     yield "on 4 too, for lengths 0, 1, 2, 7, 1001; x unchanged; all ranks agree to the last bit"
-    stays_in_group(fn, call_in_group, lambda xs: [sum(xs)] * 2)
+    stays_in_group(fn, call_no_out_in_group, lambda xs: [sum(xs)] * 3)
     yield "inside a group it meets nobody else"
     no_backend(seen[-1])
     sends(seen[-1], 192, 2 * 192, lambda sent: "log2 R swaps of the whole tensor: 2 on 4 ranks.")

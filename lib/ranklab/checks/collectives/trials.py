@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from ranklab.checks.handles import DROPPED, Waits, all_awaited, drops_handles
 from ranklab.collectives import node_groups
 from ranklab.course.exercise import Mistake, on_ranks
 from ranklab.engine import device
@@ -18,6 +19,7 @@ MARK = 128  # ranks are counted to its base: up to 127 times each, for 8 ranks i
 WORLD_SIZES = (2, 3, 8, 1)  # for plain cases, 1 last: it has a hint of its own
 BACKENDS = {"all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "gather",
             "scatter", "all_to_all", "barrier"}
+ONE_WAY = {"call_broadcast", "call_server", "call_root_in_group"}  # these need no `exchange`
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,7 @@ class Case:
     root: int = 0
     into: bool = False  # an `out` is given, and what lies in it is looked at
     returned: bool = False  # an `out` is given, and what is returned is looked at
+    again: bool = False  # other numbers in the same shape: is a buffer kept between calls?
 
     def __str__(self):
         shape = "a matrix that is not contiguous" if self.strided else f"{self.n} elements"
@@ -49,6 +52,8 @@ class Seen:
     calls: dict
     bytes_to: dict
     talk: list  # ("send" or "recv", peer), in order
+    missing: int  # calls that were not waited for
+    itself: bool  # the result lies in its input's memory
     overwritten: bool = False  # a later call wrote into this one's result
 
 
@@ -59,7 +64,8 @@ def values(case, rank):
     if case.kind == "normal":
         return torch.randn(case.n, generator=torch.Generator().manual_seed(rank))
     # Small whole numbers: the sum of 8 ranks is exact in bfloat16 too, in any order.
-    x = ((torch.arange(case.n) * 7 + rank * 5) % 13 - 6).to(getattr(torch, case.dtype))
+    x = (torch.arange(case.n) * 7 + rank * 5 + 3 * case.again) % 13 - 6
+    x = x.to(getattr(torch, case.dtype))
     return x.reshape(2, -1).t() if case.strided else x
 
 
@@ -76,13 +82,16 @@ def trial(fn, call, cases, per_node):
 def _one(fn, call, case, groups):
     x = values(case, dist.get_rank()).to(device())
     before = x.clone()
-    with Traffic() as traffic:
+    with Traffic() as traffic, Waits() as waits:
         value = call(fn, x, case, *groups)
-    changed = not torch.equal(x, before)
-    copied = value.detach().cpu().clone() if isinstance(value, torch.Tensor) else value
+    changed, copied, itself = not torch.equal(x, before), value, False
+    if isinstance(value, torch.Tensor):
+        copied = value.detach().cpu().clone()
+        itself = x.numel() and value.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
     talk = [(op.name, op.peer) for op in traffic.ops if op.peer is not None]
     return value, Seen(copied, changed, traffic.sent_bytes, traffic.sent_messages,
-                       dict(traffic.calls), dict(traffic.bytes_to), talk)
+                       dict(traffic.calls), dict(traffic.bytes_to), talk,
+                       waits.missing(sum(traffic.calls.values())), bool(itself))
 
 
 def observe(fn, call, cases, ranks, hint="", per_node=None):
@@ -93,28 +102,41 @@ def observe(fn, call, cases, ranks, hint="", per_node=None):
     except Mistake as mistake:
         if mistake.what.startswith("it calls the library"):
             raise
-        hints = _hint_failure(mistake), hint
-        raise Mistake(mistake.what, " ".join(filter(None, hints))) from None
+        named = _hint_failure(mistake.what, fn, one_way=call.__name__ in ONE_WAY)
+        raise Mistake(mistake.what, named or " ".join(filter(None, (mistake.hint, hint)))) from None
     return list(zip(*seen))
 
 
-def _hint_failure(mistake):
-    if "view size is not compatible" in mistake.what:
+def _hint_failure(what, fn, one_way):
+    """A hint about this very failure, or nothing."""
+    if "view size is not compatible" in what:
         return ("Here x is not contiguous, and torch.empty_like(x) keeps its strides, so that view "
                 "fails: x.new_empty(x.shape) is contiguous.")
-    if "waits in send" in mistake.what:
-        return ("A send waits until its receiver receives, and here nobody does: `exchange` sends "
-                "and receives at the same time.")
-    return mistake.hint
+    if "be contiguous" in what:
+        return ("Here x is not contiguous, and a message must be. x.clone() and torch.empty_like(x)"
+                " keep the strides; x.contiguous(), x.flatten() and x.new_empty(x.shape) do not.")
+    if "does not end" in what and drops_handles(fn):
+        return DROPPED
+    if "waits in send" in what:
+        return "A send waits until its receiver receives, and here nobody does: " + (
+            "only one of the two may send first, while the other receives." if one_way else
+            "`exchange` sends and receives at the same time.")
+    return ""
 
 
 def compare(case, ranks, seen, wanted, explain=None):
     """Every rank has its wanted value, in shape and type; `explain` may name the mistake first."""
-    for rank, (one, right) in enumerate(zip(seen, wanted)):
+    for rank, one in enumerate(seen):
         _is_tensor(one, rank)
+        all_awaited(one.missing, f"rank {rank} of {ranks}")
         if one.changed:
             raise Mistake(f"x itself is changed on rank {rank} of {ranks}",
-                          "Add into what arrived, or into a copy: the chunks of x are views of x.")
+                          "Receive and add into a copy of x, or into what arrived. (Where x is cut "
+                          "into chunks, these are views of x.)")
+    for rank, (one, right) in enumerate(zip(seen, wanted)):
+        if one.itself:
+            raise Mistake(f"rank {rank} of {ranks} returns x itself, not a new tensor",
+                          "Whoever writes into the result would write into x: return a copy.")
         if one.overwritten:
             raise Mistake(f"rank {rank} of {ranks}: a later call changed the result of this one",
                           "Make the buffer inside the function, new in each call.")
@@ -213,10 +235,10 @@ def is_mean(got, right, ranks):
     return bool(((got.double() * ranks - right.double()).abs() < ranks).all())
 
 
-def ranks_agree(seen):
+def ranks_agree(seen, hint="Let one rank finish a chunk and send the finished chunk to the others, "
+                           "or replicas drift apart."):
     """All ranks hold the same bits, whatever the order of the sum was."""
     for rank, one in enumerate(seen):
         if not torch.equal(one.value, seen[0].value):
             raise Mistake(f"rank {rank} and rank 0 differ in the last bits of the sum",
-                          "Each rank adds in another order. Let one rank finish a chunk and send "
-                          "the finished chunk to the others, or replicas drift apart.")
+                          f"Each rank adds in another order. {hint}")

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from ranklab.checks.handles import Waits, all_awaited
+from ranklab.checks.handles import DROPPED, Waits, all_awaited, drops_handles, uses
 from ranklab.checks.ranks.shards import SIZES, some
 from ranklab.course.exercise import Mistake, on_ranks
 from ranklab.engine import device
@@ -47,11 +47,6 @@ def in_group(fn, *args, members=None):
     with Traffic() as traffic, Waits() as waits:
         value = fn(*args, group) if members else fn(*args)
     return value, traffic, waits.missing(sum(traffic.calls.values()))
-
-
-def uses(fn, name):
-    """True when the function's own code mentions `name`."""
-    return name in getattr(getattr(fn, "__code__", None), "co_names", ())
 
 
 def _x_of(rank, at):
@@ -173,9 +168,8 @@ def _why(mistake, learners, members, ranks):
                 "rank 0, so (rank + 1) % size.")
     if "does not end" not in what:
         return mistake.hint
-    if (uses(learners, "isend") or uses(learners, "irecv")) and not uses(learners, "wait"):
-        return ("isend and irecv return a handle, and nobody waits for it: when it is dropped, the "
-                "message may go with it. Keep the handle, then call its wait().")
+    if drops_handles(learners):
+        return DROPPED
     if what.count("in send") == ranks:
         return ("All ranks send first. gloo's send returns when the other side receives, and "
                 "nobody does. Either one rank receives first, or nobody waits yet: start the "

@@ -1,0 +1,156 @@
+"""Lab 02: right answers that differ from the library's. Each must pass."""
+
+import math
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from ranklab.collectives import exchange, ring_all_gather, ring_all_reduce, ring_reduce_scatter
+
+
+def _r(group):
+    rank, R = dist.get_rank(group), dist.get_world_size(group)
+    return rank, R, (rank + 1) % R, (rank - 1) % R
+
+
+def tree_broadcast__halving(x, src=0, group=None):
+    """The far half first: from place 0 to the place half of all further on, and so down to 1."""
+    rank, R, _, _ = _r(group)
+    out, place = x.contiguous().clone(), (rank - src) % R
+    step = 2 ** max(0, R - 1).bit_length() // 2
+    while step and x.numel():
+        if place % (2 * step) == 0 and place + step < R:
+            dist.isend(out, group=group, group_dst=(place + step + src) % R).wait()
+        elif place % (2 * step) == step:
+            dist.irecv(out, group=group, group_src=(place - step + src) % R).wait()
+        step //= 2
+    return out
+
+
+def ring_reduce_scatter__to_the_left(x, group=None, out=None):
+    rank, R, right, left = _r(group)
+    place = x.new_empty(x.numel()) if out is None else out.view(-1)
+    mine, sums = x.reshape(-1).tensor_split(R), place.tensor_split(R)
+    sums[(rank + 1) % R].copy_(mine[(rank + 1) % R])
+    for step in range(1, R):
+        i = (rank + 1 + step) % R
+        exchange(sums[(i - 1) % R], left, sums[i], right, group)
+        sums[i].add_(mine[i])
+    return sums[rank].clone() if R > 1 else x.reshape(-1).clone()
+
+
+def ring_all_gather__by_handles(shard, group=None, out=None):
+    rank, R, right, left = _r(group)
+    if out is None:
+        out = torch.empty(R * shard.numel(), dtype=shard.dtype, device=shard.device)
+    parts = out.view(-1).tensor_split(R)
+    if parts[rank].data_ptr() != shard.data_ptr():
+        parts[rank].copy_(shard.reshape(-1))
+    for step in range(R - 1):
+        have, want = parts[(rank - step) % R], parts[(rank - step - 1) % R]
+        works = []
+        if want.numel():
+            works.append(dist.irecv(want, group=group, group_src=left))
+        if have.numel():
+            works.append(dist.isend(have, group=group, group_dst=right))
+        for work in works:
+            work.wait()
+    return out
+
+
+def ring_all_reduce__gathers_beside(x, group=None, out=None):
+    shard = ring_reduce_scatter(x, group)
+    result = ring_all_gather(shard, group, torch.empty(x.shape, dtype=x.dtype))
+    return result if out is None else out.copy_(result)
+
+
+def hierarchical_all_reduce__one_buffer(x, inside=None, across=None):
+    out = torch.zeros(x.shape, dtype=x.dtype, device=x.device)
+    mine = ring_reduce_scatter(x, inside, out=out)
+    out.view(-1).tensor_split(dist.get_world_size(inside))[dist.get_rank(inside)].copy_(
+        ring_all_reduce(mine, group=across))
+    own = out.view(-1).tensor_split(dist.get_world_size(inside))[dist.get_rank(inside)]
+    return ring_all_gather(own, inside, out)
+
+
+def parameter_server__all_receives_posted(x, server=0, group=None):
+    rank, R, _, _ = _r(group)
+    x = x.contiguous()
+    if not x.numel():
+        return x.clone()
+    if rank != server:
+        total = torch.empty_like(x)
+        dist.send(x, group=group, group_dst=server)
+        dist.recv(total, group=group, group_src=server)
+        return total
+    others = [r for r in range(R) if r != server]
+    arrived = [torch.empty_like(x) for _ in others]
+    for work in [dist.irecv(a, group=group, group_src=r) for a, r in zip(arrived, others)]:
+        work.wait()
+    total = sum(arrived, start=x.clone())
+    for work in [dist.isend(total, group=group, group_dst=r) for r in others]:
+        work.wait()
+    return total
+
+
+def doubling_all_reduce__folds_neighbours(x, group=None):
+    """MPICH's fold: of the first ranks, the even ones hand over to the odd ones."""
+    rank, R, _, _ = _r(group)
+    total = x.clone(memory_format=torch.contiguous_format)
+    nothing, power = x.new_empty(0), 2 ** int(math.log2(R))
+    extra = R - power
+    if rank < 2 * extra and rank % 2 == 0:
+        exchange(total, rank + 1, nothing, rank + 1, group)
+        return exchange(nothing, rank + 1, total, rank + 1, group)
+    if rank < 2 * extra:
+        total = total + exchange(nothing, rank - 1, torch.empty_like(total), rank - 1, group)
+    place = rank // 2 if rank < 2 * extra else rank - extra
+    for k in range(int(math.log2(power))):
+        other = place ^ 2**k
+        peer = 2 * other + 1 if other < extra else other + extra
+        total = total + exchange(total, peer, torch.empty_like(total), peer, group)
+    if rank < 2 * extra:
+        exchange(total, rank - 1, nothing, rank - 1, group)
+    return total
+
+
+def alpha_beta_time__by_bits(algorithm, nbytes, ranks, alpha, beta):
+    rounds, extra = (ranks - 1).bit_length(), bool(ranks & ranks - 1)
+    if algorithm == "ring":
+        return 2 * (ranks - 1) * alpha + 2 * (ranks - 1) / ranks * nbytes * beta
+    if algorithm == "parameter_server":
+        return 2 * (ranks - 1) * (alpha + nbytes * beta)
+    if algorithm == "tree_broadcast":
+        return rounds * (alpha + nbytes * beta)
+    if algorithm == "doubling":
+        return (rounds + extra) * (alpha + nbytes * beta)
+    raise ValueError(algorithm)
+
+
+def fit_alpha_beta__normal_equations(sizes, seconds):
+    pairs = [(float(n), float(t)) for n, t in zip(sizes, seconds)]
+    if len({n for n, _ in pairs}) < 2:
+        raise ValueError("two different sizes or more")
+    w = [1 / t**2 for _, t in pairs]
+    scale = max(n for n, _ in pairs)
+    s = [sum(a * (n / scale)**k for a, (n, _) in zip(w, pairs)) for k in range(3)]
+    r = [sum(a * (n / scale)**k * t for a, (n, t) in zip(w, pairs)) for k in range(2)]
+    alpha, beta = np.linalg.solve([[s[0], s[1]], [s[1], s[2]]], r)
+    return alpha, beta / scale
+
+
+def crossover_bytes__by_search(ranks, alpha, beta):
+    if ranks <= 2:
+        return math.inf
+
+    def ring_is_ahead(n):
+        swaps = (ranks - 1).bit_length() + bool(ranks & ranks - 1)
+        ring = 2 * (ranks - 1) * (alpha + n / ranks * beta)
+        return ring < swaps * (alpha + n * beta)
+
+    low, high = 0.0, 1e15
+    for _ in range(200):
+        middle = (low + high) / 2
+        low, high = (low, middle) if ring_is_ahead(middle) else (middle, high)
+    return high
