@@ -90,6 +90,13 @@ def explain_gathered(rank, ranks, got, right):
                       "theirs. torch.cat and empty_like make a new tensor elsewhere.")
 
 
+def explain_lost(rank, ranks, got, right):
+    if not torch.equal(got, right):
+        raise Mistake(f"on rank {rank} of {ranks} the shard lies in `out` already, and is lost",
+                      "ring_all_reduce calls it so: the shard is the chunk of `out` in its own "
+                      "place. Do not clear `out`, nor receive there before you have sent.")
+
+
 def explain_into(rank, ranks, got, right):
     """A `compare`'s `explain` for a case with `into`: the result must lie in `out` itself."""
     if torch.equal(got, right) or not got.numel():

@@ -4,8 +4,8 @@ import torch
 import torch.distributed as dist
 
 from ranklab.checks.collectives.arguments import (
-    call_gather_in_group, call_plain, call_scatter, explain_gathered, explain_into, fill,
-    own_chunk, stays_in_group,
+    call_gather_in_group, call_plain, call_scatter, explain_gathered, explain_into,
+    explain_lost, fill, own_chunk, stays_in_group,
 )
 from ranklab.checks.collectives.ring_traffic import hint_all_reduce, one_pass, round_the_ring
 from ranklab.checks.collectives.trials import (
@@ -42,8 +42,13 @@ def plain_cases(ranks):
 
 
 def filled_alone(ranks):
-    """On one rank, too, the result lies in an `out` that is given."""
+    """On one rank, too, the result lies in an `out` that is given; judged after all others."""
     return [Case(6, into=True)] if ranks == 1 else []
+
+
+def compare_alone(seen):
+    case, = filled_alone(1)
+    compare(case, 1, seen, [values(case, 0)], explain_into)
 
 
 # --- reduce-scatter -----------------------------------------------------------------------------
@@ -129,12 +134,13 @@ def goes_left(seen, rank):
 def check_ring_all_gather(fn):
     for ranks in WORLD_SIZES:
         cases = [Case(3, "normal"), Case(5, again=True), *[Case(5, dtype=d) for d in TYPES]]
-        cases += filled_alone(ranks)
-        seen = observe(fn, call_plain, cases, ranks, hint=ALONE if ranks == 1 else "")
+        seen = observe(fn, call_plain, cases + filled_alone(ranks), ranks,
+                       hint=ALONE if ranks == 1 else "")
         for case, of_ranks in zip(cases, seen):
             parts = [values(case, rank) for rank in range(ranks)]
-            explain = explain_gathered if case.into else _explain_gather(parts, of_ranks)
+            explain = _explain_gather(parts, of_ranks)
             compare(case, ranks, of_ranks, [torch.cat(parts)] * ranks, explain)
+    alone = seen[-1]
     yield "every rank has all shards in rank order, on 1, 2, 3, 8 ranks; three types"
     cases = [Case(48), *uneven_cases()]
     into = [Case(1001, into=True), Case(24, strided=True, into=True), Case(1001, returned=True)]
@@ -144,8 +150,9 @@ def check_ring_all_gather(fn):
         parts = whole.flatten().tensor_split(4)
         compare(case, 4, of_ranks, [whole] * 4, _explain_out(parts))
     for case, of_ranks in zip(into, seen[len(cases):]):
-        explain = _explain_lost if case.returned else explain_gathered
+        explain = explain_lost if case.returned else explain_gathered
         compare(case, 4, of_ranks, [values(case, 0)] * 4, explain)
+    compare_alone(alone)
     yield "on 4 too, in the `out` that is given, where the shard may lie already"
     stays_in_group(fn, call_gather_in_group, lambda xs: [torch.cat(xs)] * 3)
     yield "inside a group it meets nobody else"
@@ -194,23 +201,17 @@ def _explain_out(parts):
     return explain
 
 
-def _explain_lost(rank, ranks, got, right):
-    if not torch.equal(got, right):
-        raise Mistake(f"on rank {rank} of {ranks} the shard lies in `out` already, and is lost",
-                      "ring_all_reduce calls it so: the shard is the chunk of `out` in its own "
-                      "place. Do not clear `out`, nor receive there before you have sent.")
-
-
 # --- all-reduce ---------------------------------------------------------------------------------
 
 
 def check_ring_all_reduce(fn):
     for ranks in WORLD_SIZES:
-        cases = plain_cases(ranks) + filled_alone(ranks)
-        seen = observe(fn, call_plain, cases, ranks, hint=ALONE if ranks == 1 else "")
+        cases = plain_cases(ranks)
+        seen = observe(fn, call_plain, cases + filled_alone(ranks), ranks,
+                       hint=ALONE if ranks == 1 else "")
         for case, of_ranks in zip(cases, seen):
-            explain = explain_into if case.into else _explain_sum
-            compare(case, ranks, of_ranks, [total(case, ranks)] * ranks, explain)
+            compare(case, ranks, of_ranks, [total(case, ranks)] * ranks, _explain_sum)
+    alone = seen[-1]
     yield "right on 1, 2, 3, 8 ranks; float32, bfloat16, int64"
     plain, cases = [Case(48), *uneven_cases()], into_cases()
     hint = HAND_ON if uses(fn, "ring_all_gather") else UNEVEN
@@ -232,6 +233,7 @@ def check_ring_all_reduce(fn):
     for case, of_ranks in zip(cases, seen[len(plain):]):
         explain = explain_into if case.into else None
         compare(case, 4, of_ranks, [total(case, 4)] * 4, explain)
+    compare_alone(alone)
     stays_in_group(fn, call_plain, lambda xs: [sum(xs)] * 3)
     yield "in the `out` that is given; inside a group it meets nobody else"
 

@@ -20,6 +20,9 @@ WORLD_SIZES = (2, 3, 8, 1)  # for plain cases, 1 last: it has a hint of its own
 BACKENDS = {"all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "gather",
             "scatter", "all_to_all", "barrier"}
 ONE_WAY = {"call_broadcast", "call_server", "call_root_in_group"}  # these need no `exchange`
+SEND_WAITS = [f"A send waits until its receiver receives; here nobody does: {what}" for what in (
+    "`exchange` sends and receives at the same time.",
+    "only one of the two may send first, while the other receives.")]
 
 
 @dataclass(frozen=True)
@@ -102,12 +105,16 @@ def observe(fn, call, cases, ranks, hint="", per_node=None):
     except Mistake as mistake:
         if mistake.what.startswith("it calls the library"):
             raise
-        named = _hint_failure(mistake.what, fn, one_way=call.__name__ in ONE_WAY)
-        raise Mistake(mistake.what, named or " ".join(filter(None, (mistake.hint, hint)))) from None
+        named = _hint_failure(mistake.what, fn)
+        if not named and "waits in send" in mistake.what:
+            hint = f"{SEND_WAITS[call.__name__ in ONE_WAY]} {hint}".strip()
+        elif not named:
+            hint = " ".join(filter(None, (mistake.hint, hint)))
+        raise Mistake(mistake.what, named or hint) from None
     return list(zip(*seen))
 
 
-def _hint_failure(what, fn, one_way):
+def _hint_failure(what, fn):
     """A hint about this very failure, or nothing."""
     if "view size is not compatible" in what:
         return ("Here x is not contiguous, and torch.empty_like(x) keeps its strides, so that view "
@@ -117,10 +124,6 @@ def _hint_failure(what, fn, one_way):
                 " keep the strides; x.contiguous(), x.flatten() and x.new_empty(x.shape) do not.")
     if "does not end" in what and drops_handles(fn):
         return DROPPED
-    if "waits in send" in what:
-        return "A send waits until its receiver receives, and here nobody does: " + (
-            "only one of the two may send first, while the other receives." if one_way else
-            "`exchange` sends and receives at the same time.")
     return ""
 
 
