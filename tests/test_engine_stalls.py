@@ -111,38 +111,38 @@ def test_a_wait_with_a_limit_of_its_own_is_no_deadlock():
 
 # what is looked at, without processes
 
-def test_asleep_means_every_thread_at_every_look(monkeypatch):
+def test_asleep_means_every_rank_at_every_look(monkeypatch):
     seen = {}
-    monkeypatch.setattr(stall, "_ticks_asleep", seen.get)
+    monkeypatch.setattr(stall, "_look", seen.get)
     watch = stall.Watch(1.0)
 
-    def looks(*ticks):
+    def looks(first, second, *awake):
         clock.append(clock[-1] + 0.2)
-        seen.update(enumerate(ticks))
+        seen.update({0: first and (first, set(awake)), 1: second and (second, set())})
         return watch.all_asleep(range(2), clock[-1])
 
     clock = [0.0]
     assert [looks(5, 7) for _ in range(8)] == [False] * 7 + [True]
     assert not any(looks(5, 7) for _ in range(7))  # it has begun anew
-    assert not looks(5, None)  # a thread is about to run
+    assert not looks(5, None)  # a main thread is about to run
     assert not any(looks(5, 7) for _ in range(7))
     assert not looks(9, 7)  # it has used the CPU
     assert not any(looks(9, 7) for _ in range(6)) and looks(9, 7)
+    assert not any(looks(9, 7, "gloo a") or looks(9, 7, "gloo b") for _ in range(3))
+    assert not looks(9, 7, "gloo a") and looks(9, 7)  # each had its turn
+    assert not any(looks(9, 7, "gloo a") for _ in range(20))  # starved
 
 
 def test_few_looks_in_a_long_time_are_not_enough(monkeypatch):
     """This process was starved itself, or the machine slept."""
-    monkeypatch.setattr(stall, "_ticks_asleep", lambda pid: 5)
+    monkeypatch.setattr(stall, "_look", lambda pid: (5, set()))
     watch = stall.Watch(1.0)
     assert not any(watch.all_asleep([1], second) for second in range(0, 50, 10))
 
 
-def test_a_thread_that_runs_is_not_asleep():
-    thread = threading.Thread(target=busy)
-    thread.start()
-    assert any(stall._ticks_asleep(os.getpid()) is None for _ in range(3))  # this one runs
-    thread.join()
-    assert stall._ticks_asleep(2**22 + 1) is None  # no such process
+def test_a_main_thread_that_runs_is_not_asleep():
+    assert stall._look(os.getpid()) is None  # this one runs
+    assert stall._look(2**22 + 1) is None  # no such process
 
 
 STUCK = {

@@ -636,8 +636,9 @@ def sync_batch_norm__running_variance_by_n(x, weight, bias, eps=1e-5, group=None
     """with n - 1, not n"""
 
     def keep(running, mean, variance, n):
-        running[0].add_(running[2] * (mean - running[0]))
-        running[1].add_(running[2] * (variance - running[1]))
+        if running:
+            running[0].add_(running[2] * (mean - running[0]))
+            running[1].add_(running[2] * (variance - running[1]))
 
     return _norm(x, weight, bias, eps, group, running, keep=keep)
 

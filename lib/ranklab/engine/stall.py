@@ -1,9 +1,9 @@
 """A deadlock seen early: ranks that all sleep in communication will sleep for ever.
 
-Said only when nothing else can be. For a while, at every look, each thread of each rank sleeps
-(state S in /proc: none is starved, stopped, or at a disk), and no rank uses the CPU. Then the stack
-of each rank has one thread of Python's, which waits in communication without a limit of its own.
-So time.sleep, a debugger, a second thread and monitored_barrier are never taken for a deadlock.
+Said only when nothing else can be. For a while, at every look, the main thread of each rank sleeps
+(state S in /proc: it is not starved, stopped, or at a disk), and no rank uses the CPU. Then the
+stack of each rank has one thread of Python's, which waits in communication without a limit of its
+own. So time.sleep, a debugger, a second thread and monitored_barrier are never taken for a deadlock.
 """
 
 import os
@@ -19,15 +19,21 @@ class Watch:
     def __init__(self, seconds):
         self._seconds = seconds
         self._since = self._ticks = None
+        self._awake = set()
         self._looks = 0
 
     def all_asleep(self, pids, now):
         """True once they have slept for `seconds`; then it begins anew."""
-        ticks = [_ticks_asleep(pid) for pid in pids]
-        if None in ticks:
+        seen = [_look(pid) for pid in pids]
+        if None in seen:
             self._looks = 0
             return False
-        if not self._looks or any(t > t0 + IDLE_TICKS for t, t0 in zip(ticks, self._ticks)):
+        ticks, awake = [n for n, _ in seen], set().union(*(threads for _, threads in seen))
+        # gloo's threads wake to look around, so one may be awake at a look. One that is awake at
+        # two in a row waits for its turn on a busy machine, perhaps with a message in its hands.
+        has_starved, self._awake = bool(awake & self._awake), awake
+        has_worked = self._looks and any(n > n0 + IDLE_TICKS for n, n0 in zip(ticks, self._ticks))
+        if not self._looks or has_worked or has_starved:
             self._since, self._ticks, self._looks = now, ticks, 0
         self._looks += 1
         if self._looks < LOOKS or now - self._since < self._seconds:
@@ -36,19 +42,19 @@ class Watch:
         return True
 
 
-def _ticks_asleep(pid):
-    """The CPU time of a process all of whose threads sleep; else None."""
-    ticks = 0
+def _look(pid):
+    """(CPU time, threads that don't sleep) of a process whose main thread sleeps; else None."""
+    ticks, awake = 0, set()
     try:
         for thread in os.listdir(f"/proc/{pid}/task"):
             stat = Path(f"/proc/{pid}/task/{thread}/stat").read_text()
             state, *fields = stat.rpartition(")")[2].split()
             if state != "S":
-                return None
+                awake.add(thread)
             ticks += int(fields[10]) + int(fields[11])  # in user code, in the system
     except OSError:  # it has just ended, or this is no Linux
         return None
-    return ticks
+    return None if str(pid) in awake else (ticks, awake)
 
 
 def can_be_seen():
