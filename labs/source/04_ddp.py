@@ -1,15 +1,15 @@
 # %% [markdown]
 # # 04 DDP: production data parallelism
 #
-# > 100 minutes · difficulty 3/5 · **laptop**: everything, with real processes · **GPUs**: the same cells, on NCCL; 4 GPUs for ResNet-50 at full size
+# > 125 minutes · difficulty 3/5 · **laptop**: everything, with real processes · **GPUs**: the same cells, on NCCL; 4 GPUs for ResNet-50 at full size
 
 # %% [markdown]
 # ## 1. Story
 #
-# A team moves its training from one GPU to four, with the same batch. A step took 0.80 s; now it takes 0.25. Nobody gets an error, the loss falls, everybody
-# is pleased: more than three times as fast. The bill is for four.
+# A team moves its training from one GPU to four, with the same batch. A step took 0.80 s; now it takes 0.25. Nobody gets an error, the loss falls, and everybody
+# is pleased: it is more than three times as fast. The bill is for four GPUs.
 #
-# What is the **efficiency**, in percent: the speed-up that they got, of the one that they paid for?
+# What is the **efficiency**, in percent: the speed-up that they got, divided by the one that they paid for?
 
 # %%
 from statistics import median
@@ -24,9 +24,9 @@ from ranklab import answer, check, device, hint, launch, questions
 check(efficiency_percent=...)
 
 # %% [markdown]
-# In lab 03 you built DDP. Here you run torch's, as it is run in production, and learn to answer the only two questions that matter then: **how much is
-# lost, and to what?** You will read it from a trace of all ranks. And when the answer is "to communication", you will make the gradients smaller: half,
-# a twentieth, a fiftieth of the bytes; and see what that costs in loss.
+# In lab 03 you built DDP. Here you use torch's, as in production. Two questions matter then: **how much time is lost, and to what?** You will read
+# the answers from a trace of all ranks. When the answer is "to communication", you will make the gradients smaller: half, a twentieth, a fiftieth of
+# the bytes. And you will see what that costs in loss.
 
 # %% [markdown]
 # ## 2. Picture
@@ -37,8 +37,8 @@ from ranklab.plots import ddp as plots
 plots.production_step()
 
 # %% [markdown]
-# A step of a real job, on two of its ranks. Everything in it is something that can be too slow: the **loader** that must have the next batch ready, forward, backward
-# with the buckets that leave it, and the **exposed** part of the all-reduce, after backward has nothing left to hide it with.
+# This is one step of a job, on two of its ranks. Each part of it can be too slow: the **loader**, which must have the next batch ready; forward; backward,
+# which fills the buckets ("back 1" fills bucket 1, "sum 1" is its all-reduce); and the **exposed** part of the all-reduces, which is left when backward is over.
 
 # %% [markdown]
 # ## 3. Smallest working code
@@ -62,16 +62,16 @@ print("all ranks have the same gradient:", all(each == seen[0] for each in seen)
 # %% [markdown]
 # ## 4. Build it
 #
-# ### 4.1 What became of the ranks you added?
+# ### 4.1 What did the added ranks bring?
 # > difficulty 1/5 · importance 5/5 · 8 minutes · about 3 lines
 #
-# Two experiments, and people mix them up in every meeting. **Strong scaling**: the batch stays, ranks share it, the step should get shorter. **Weak scaling**: the batch of
+# There are two experiments, and people often mix them up. **Strong scaling**: the total batch stays, the ranks share it, and the step should get shorter. **Weak scaling**: the batch of
 # each *rank* stays, and the step should take as long as before. The efficiency is the share of the perfect speed-up that you got.
 
 # %%
 def scaling_efficiency(seconds, kind):
-    """{ranks: efficiency} from {ranks: seconds per step}, in the order of ranks; the fewest ranks
-    measured have 1.
+    """{ranks: efficiency} from {ranks: seconds per step}, in the order of ranks. The smallest
+    number of ranks is the base: its efficiency is 1.
 
     kind   "strong": the same total batch, so R ranks should take 1/R of the time;
            "weak": the same batch on each rank, so any number should take the same time
@@ -80,8 +80,8 @@ def scaling_efficiency(seconds, kind):
         raise ValueError(f"kind={kind!r} is neither 'strong' nor 'weak'")
     if not seconds or min(seconds) < 1 or min(seconds.values()) <= 0:
         raise ValueError(f"ranks and seconds must be positive, and there at all: {seconds}")
-    # base: the fewest ranks measured (not always 1) -> the perfect time of each number of ranks,
-    # as a part of the base's -> perfect over measured, in the order of ranks
+    # base: the smallest number of ranks (not always 1) -> the perfect time of each number of
+    # ranks, as a share of the base's time -> perfect over measured, in the order of ranks
     raise NotImplementedError("exercise 4.1: about 3 lines")
 
 
@@ -89,11 +89,13 @@ def scaling_efficiency(seconds, kind):
 scaling_efficiency = check(scaling_efficiency)
 
 # %% [markdown]
-# ### 4.2 The only communication that costs
+# ### 4.2 Exposed communication
 # > difficulty 3/5 · importance 5/5 · 15 minutes · about 7 lines
 #
-# Bytes that travel while the rank computes cost nothing. Only what is **exposed** does: communication with no computing beside it. `Timeline` records what a rank did, as
-# a list of events: `event.kind` is "compute", "communication", "loader" or "wait", and `event.start` and `event.end` are seconds on a clock that all
+# Bytes that travel while the rank computes cost little. What is **exposed** makes the step longer: communication with no computing beside it. (It is the first thing to count, but not the
+# whole cost. NCCL's kernels need some of the GPU's multiprocessors and memory bandwidth, so a hidden transfer slows computing by some percent. In a trace the computing then is longer.)
+#
+# `Timeline` records what a rank did, as a list of events: `event.kind` is "compute", "communication", "loader" or "wait", and `event.start` and `event.end` are seconds on a clock that all
 # ranks share. Events overlap: gloo has threads of its own, NCCL has streams. Here is the step of part 3:
 
 # %%
@@ -113,7 +115,7 @@ for event in sorted(longest, key=lambda event: event.start):
           f"{1e3 * (event.end - events[0].start):7.2f} ms   {event.lane:10} {event.name}")
 
 # %% [markdown]
-# **Predict.** Forward and backward take 300 ms. The all-reduces of the buckets take 160 ms, one after the other without gaps; the first can begin 80 ms before backward ends. How long is a step?
+# **Predict.** Forward and backward take 300 ms. The all-reduces of the buckets take 160 ms, one after the other without gaps, and the first begins 80 ms before backward ends. How long is a step? (The optimizer takes no time.)
 
 # %%
 check(exposed_step_ms=...)
@@ -122,15 +124,15 @@ check(exposed_step_ms=...)
 def exposed_communication(events, kind="communication"):
     """Seconds in which a rank communicates and computes nothing, on any of its lanes.
 
-    With kind="loader" the seconds in which it loads and computes nothing. Events may overlap, and
-    lie inside each other; none counts twice.
+    With kind="loader": seconds in which it loads and computes nothing. Events may overlap, or lie
+    inside each other; no moment counts twice.
     """
     edges = sorted((time, change, event.kind) for event in events
                    for time, change in ((event.start, 1), (event.end, -1)))
     running, exposed, before = {kind: 0, "compute": 0}, 0.0, 0.0
     # Walk along the edges. Between two of them nothing changes: how many events of `kind` are
-    # running, and how many that compute? Then this edge changes a count. (Other kinds are not
-    # counted, and the loop's variable must not be called `kind`.)
+    # running then, and how many of "compute"? After that, this edge changes one of the two counts.
+    # (Other kinds are not counted, and the loop's variable must not be called `kind`.)
     raise NotImplementedError("exercise 4.2: about 7 lines")
 
 
@@ -141,7 +143,7 @@ exposed_communication = check(exposed_communication)
 # ### 4.3 Diagnose
 # > difficulty 3/5 · importance 5/5 · 20 minutes · about 13 lines
 #
-# Four jobs: three are slow, each for another reason; one is healthy. DDP, ranks, loader and traces are real; large layers and the slow link are emulated by sleeping, so that two ranks on two cores
+# Here are four jobs. Three are slow, each for a different reason; one is healthy. DDP, ranks, loader and traces are real. The large layers and the slow link are emulated by sleeping, so that two ranks on two cores
 # do not disturb each other.
 
 # %%
@@ -153,21 +155,21 @@ jobs = {f"job {letter}": [timeline.events for timeline in of_ranks]
 plots.situations(dict(sorted(jobs.items())))
 
 # %% [markdown]
-# Look before you read on: in which does a rank wait for its data, in which for another rank, in which for the network? ("Waits" is the main thread standing still until a transfer is done.)
+# Look before you read on. In which job does a rank wait for its data, in which for another rank, in which for the network? ("Waits": the main thread stands still until a transfer is done.)
 #
-# The trap is that **communication looks long in two of them**. When one rank is late, the *others* stand in their all-reduce and wait for it: in their trace the
-# network seems to be slow. So ask the rank that communicates *least*. If even that one waits for the network, it is the network.
+# The trap is that **communication looks long in two of them**. When one rank is late, the *others* wait for it in their all-reduce: in their traces the
+# network seems to be slow. So ask the rank that communicates *least*. If even that rank waits for the network, the network is slow.
 
 # %%
 def diagnose(timelines):
     """(verdict, shares) from the events of rank 0, of rank 1, ...: why these ranks are slow.
 
     shares   each a share of a step:
-             "loader-bound"         loading, with nothing computed meanwhile: the mean over ranks
+             "loader-bound"         loading while nothing is computed: the mean over ranks
              "communication-bound"  exposed communication, of the rank that has least of it
-             "straggler"            what the busiest rank computes and loads more than the mean
-                                    of the others
-    verdict  the largest share's name; "healthy" where that is below a quarter
+             "straggler"            computing and loading of the busiest rank, minus the mean of
+                                    the other ranks
+    verdict  the name of the largest share; "healthy" where that share is below a quarter
     """
     steps = [steps_of(events) for events in timelines]
     if not steps or not all(steps):
@@ -178,9 +180,9 @@ def diagnose(timelines):
         return [median(measure(step) for step in of_rank) for of_rank in steps]
 
     duration = max(usual(lambda step: max(e.end for e in step) - min(e.start for e in step)))
-    # loading and exposed: of each rank, by your exposed_communication -> what each rank computes
-    # (add up e.end - e.start: a Timeline has joined nested ops) plus its loading -> the three
-    # shares of `duration` -> the verdict
+    # for each rank its loading and its exposed communication, by your exposed_communication -> its
+    # computing (add up e.end - e.start: a Timeline has joined nested ops) plus that loading -> the
+    # three shares of `duration` -> the verdict
     # (with a single rank there is no straggler: 0.0)
     raise NotImplementedError("exercise 4.3: about 13 lines")
 
@@ -194,7 +196,7 @@ for name, of_ranks in sorted(jobs.items()):
     print(f"{name}: {verdict:20}", {kind: f"{share:.0%}" for kind, share in shares.items()})
 
 # %% [markdown]
-# And for the eye: all ranks in one file, which opens in [Perfetto](https://ui.perfetto.dev) in your browser (it stays on your machine).
+# You can also look at all ranks in one file: open it in [Perfetto](https://ui.perfetto.dev) in your browser (the file stays on your machine).
 
 # %%
 from pathlib import Path
@@ -210,20 +212,21 @@ print(f"{trace}: {trace.stat().st_size / 1e6:.1f} MB")
 # On GPUs there are three more things to look at.
 #
 # - **`nvidia-smi dmon -s u`** prints utilisation each second: the share of the last sample in which *some* kernel ran. One kernel on one of an H100's 132 multiprocessors counts as 100%, and so does an NCCL kernel that
-#   only waits for another rank. So low, or a sawtooth, proves a stall, often the loader; high proves nothing. Power (`-s p`) says more.
-# - **`NCCL_DEBUG=INFO`**: read the lines of the channels, near the log's start. `via NET/IB` is InfiniBand or RoCE; `via NET/Socket` is TCP, often ten times slower. `via P2P` is GPU to GPU, `via SHM` goes through the host's memory, and
-#   `via NET/IB/0/GDRDMA` from GPU memory straight to the adapter: without `GDRDMA` it goes over the host.
-# - **NVTX and Nsight Systems**: `with torch.cuda.nvtx.range("forward"):` names a phase. Call `torch.cuda.profiler.start()` after ten steps and `stop()` a few later; then `nsys profile -t cuda,nvtx,osrt
-#   --capture-range=cudaProfilerApi --capture-range-end=stop -o step torchrun --nproc-per-node 4 train.py` records only those. Ranges show when Python *asked* for work; the kernels' row shows when the GPU did it.
+#   only waits for another rank. A low number or a sawtooth proves a stall, often the loader. A high number proves nothing. Power (`-s p`) says more.
+# - **`NCCL_DEBUG=INFO`**: read the lines about channels, near the start of the log. `via NET/IB` is InfiniBand or RoCE; `via NET/Socket` is TCP, often ten times slower. `via P2P` is GPU to GPU; `via SHM` goes through the host's memory.
+#   `via NET/IB/0/GDRDMA` goes from GPU memory straight to the adapter; without `GDRDMA` it goes through the host.
+# - **NVTX and Nsight Systems**: `with torch.cuda.nvtx.range("forward"):` names a phase. Call `torch.cuda.profiler.start()` after ten steps and `stop()` a few steps later. Then `nsys profile -t cuda,nvtx,osrt
+#   --capture-range=cudaProfilerApi --capture-range-end=stop -o step torchrun --nproc-per-node 4 train.py` records only those steps. Ranges show when Python *asked* for work; the row of kernels shows when the GPU did it.
 
 # %% [markdown]
 # ### 4.4 Half the bytes
 # > difficulty 2/5 · importance 4/5 · 10 minutes · about 3 lines
 #
-# If it is the network, make the gradients smaller. DDP lets you replace what happens to a bucket: a **comm hook** gets the bucket as soon as its gradients are there, and returns a
+# If the network is slow, make the gradients smaller. DDP lets you replace what happens to a bucket: a **comm hook** gets the bucket as soon as its gradients are there, and returns a
 # *future* that will hold the mean over ranks. Backward goes on meanwhile.
 #
-# The trap is float16 itself: its largest number is 65504. Divide *before* the cast and the sum, not after.
+# The trap is float16 itself, and it has two ends. The largest number is 65504: divide *before* the cast and the sum, not after. But the smallest is 6e-8, and whatever is below half of that becomes 0.
+# Dividing first makes this end worse: on 4 ranks all gradients below 1.2e-7 are lost. Loss scaling (lab 01) keeps gradients away from the lower end; bfloat16 has neither end.
 #
 # **Predict.** ResNet-50, 25.6 million parameters, 4 ranks, float16. How many megabytes does each rank send in a step?
 
@@ -235,7 +238,7 @@ def compress_fp16_hook(group, bucket: dist.GradBucket) -> torch.futures.Future[t
     """The bucket will hold the mean over ranks of its gradients, which travel as float16, in one
     all-reduce. DDP has several buckets, and may hand over the next one while this one travels."""
     buffer = bucket.buffer()  # the flat gradient, float32
-    # divide, narrow -> all_reduce with async_op=True, .get_future() -> future.then(f): f gets the
+    # divide, cast -> all_reduce with async_op=True, .get_future() -> future.then(f): f gets the
     # finished future, whose value() is a list of one tensor, and returns the filled buffer
     raise NotImplementedError("exercise 4.4: about 3 lines")
 
@@ -244,22 +247,25 @@ def compress_fp16_hook(group, bucket: dist.GradBucket) -> torch.futures.Future[t
 compress_fp16_hook = check(compress_fp16_hook)
 
 # %% [markdown]
-# (The second argument must be *called* `bucket`: torch looks for that name when you register the hook. torch's own `bf16_compress_hook` wants CUDA; bfloat16 has float32's range, so nothing overflows,
-# and three bits less precision than float16.)
+# (The second argument must be *called* `bucket`: torch looks for that name when you register the hook. torch's own `bf16_compress_hook` wants CUDA. bfloat16 has float32's range, and three bits less precision than float16.)
+#
+# **How many ranks can add 16 bits?** A ring adds one rank after the other, and rounds the partial sum at every hop. In bfloat16 a sum of ones stops at 256, since 256 + 1 is rounded to 256. Real gradients are not all equal and lose
+# less, but the error grows with the ranks. Somebody trained well with bf16 sums on 96 GPUs; on 384 training became unstable until the sums were in float32 (PyTorch issue 106395). NCCL's trees add sums of equal size and lose less than its rings (NCCL issue 1026).
+# So measure the loss, and on hundreds of ranks sum in float32, as DDP does without a hook.
 #
 # ### 4.5 One percent of the entries
 # > difficulty 3/5 · importance 3/5 · 12 minutes · about 5 lines
 #
-# Most entries of a gradient are nearly nothing. Send the k largest, with their places. And the others? Thrown away, they are lost for good, and small but steady gradients never get
-# through. So keep them, and add them to the next gradient: **error feedback**. Nothing is lost then, only late.
+# Most entries of a gradient are almost zero. Send the k largest, with their places. And the others? If you throw them away, small but steady gradients never get
+# through. So keep them, and add them to the next gradient: **error feedback**. Then nothing is lost; it is only late.
 #
-# **Predict.** ResNet-50 on 4 ranks, 1% of the entries; a value has 4 bytes, a place 4. Every rank gets the picks of all, by an all-gather. How many megabytes does each rank send?
+# **Predict.** ResNet-50 on 4 ranks, 1% of the entries. A value has 4 bytes, and so has a place. Every rank gets the picks of all ranks, by an all-gather. How many megabytes does each rank send?
 
 # %%
 check(top_k_megabytes=...)
 
 # %% [markdown]
-# **Predict.** All-gather grows with the ranks, all-reduce hardly does. With how many ranks does top-k 1% send as much as the plain all-reduce?
+# **Predict.** The bytes of an all-gather grow with the ranks, those of an all-reduce hardly do. With how many ranks does top-k 1% send as much as the plain all-reduce?
 
 # %%
 check(top_k_break_even=...)
@@ -267,13 +273,13 @@ check(top_k_break_even=...)
 # %%
 def top_k_compress(gradient, error, k):
     """(values, indices, error): the k entries of gradient + error that are largest in size, their
-    places in the flattened tensor, and all the others, for next time. The inputs are unchanged.
+    places in the flattened tensor, and all other entries, for the next step. Inputs unchanged.
 
     Nothing is lost: the values at their places plus the new error are gradient + error. Any shape,
     also one that is not contiguous (a gradient may be transposed).
     """
-    # add and flatten -> places of the k largest in size (k may be more than there are) -> values
-    # there -> zeros there: that is the error, in the gradient's shape
+    # add and flatten -> places of the k largest in size (k may be more than there are) -> their
+    # values -> zeros at these places: that is the error, in the gradient's shape
     raise NotImplementedError("exercise 4.5: about 5 lines")
 
 
@@ -284,9 +290,9 @@ top_k_compress = check(top_k_compress)
 # ### 4.6 PowerSGD: two thin matrices
 # > difficulty 4/5 · importance 3/5 · 15 minutes · about 8 lines
 #
-# Every rank picks *other* entries, so picks can't be summed on the way. Thin matrices can. A gradient of a weight is a matrix M (n x m); approximate it by P Q^T with r columns, found by one
-# step of **power iteration**: P = M Q, summed over ranks, made orthonormal (so that P P^T projects onto its columns); Q = M^T P, averaged over ranks. Start from the last step's Q (**warm start**): gradients change slowly, so
-# the iteration goes on from step to step. And error feedback, as before.
+# In top-k every rank picks *other* entries, so picks can't be summed on the way. Thin matrices can. The gradient of a weight is a matrix M (n x m). Approximate it by P Q^T, where P and Q have only r columns. One
+# step of **power iteration** finds them: P = M Q, summed over ranks and made orthonormal (so that P P^T projects onto its columns); then Q = M^T P, averaged over ranks. Start from the last step's Q (**warm start**): gradients change slowly, so
+# the iteration goes on from step to step. Error feedback works as before.
 #
 # **Predict.** A weight of 4096 x 1024, rank 4. How many times fewer numbers travel?
 
@@ -296,8 +302,8 @@ check(thin_times=...)
 # %%
 def power_sgd(matrix, q, error, group=None):
     """(approximation, q, error): the mean over ranks of matrix + error, to the rank r of `q`; the
-    q to begin with next time; and this rank's matrix + error, minus the approximation. Inputs
-    unchanged. `q` must be the same on every rank.
+    q to begin with in the next step; and this rank's matrix + error, minus the approximation.
+    Inputs unchanged. `q` must be the same on every rank.
 
     shape  (n, m), (m, r), (n, m); several matrices at once in front: (b, n, m), ...
     cost   two all-reduces, however many matrices
@@ -312,7 +318,7 @@ def power_sgd(matrix, q, error, group=None):
 power_sgd = check(power_sgd)
 
 # %% [markdown]
-# Watch the warm start at work: one fixed matrix, approximated again and again from the last Q, without error feedback. The first number is the best that rank 2 can do.
+# Watch the warm start: one fixed matrix is approximated again and again, each time from the last Q, without error feedback. The first number is the best that rank 2 can do.
 
 # %%
 def approach(steps=8, rank=2):
@@ -334,7 +340,7 @@ print(f"best possible {best:.3f};", "steps:", *(f"{error:.3f}" for error in erro
 # %% [markdown]
 # ## 5. The real thing
 #
-# torch has hooks of its own: `fp16_compress_hook`, and a `PowerSGDState`. The same model, the same batches, yours and theirs, registered in torch's DDP:
+# torch has hooks of its own: `fp16_compress_hook`, and a `PowerSGDState`. Here are your hook and torch's, with the same model and the same batches, in torch's DDP:
 
 # %%
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
@@ -368,13 +374,13 @@ for a, b in zip(seen["ours"][0], seen["torch's"][0]):
     torch.testing.assert_close(a, b, rtol=0, atol=1e-5)
 
 # %% [markdown]
-# The same bytes, and weights as near to each other as float16 can tell. Not to the last bit: torch narrows first and divides then, so that a gradient of 100,000 on *one* of four ranks is
-# infinite in its hook, and 25,000 in yours.
+# They send the same bytes, and the weights are as close as float16 allows. They are not equal to the last bit: torch casts first and divides then. So a gradient of 100,000 on *one* of four ranks is
+# infinite in torch's hook, and 25,000 in yours.
 #
 # ## 6. Project
 #
-# **What does compression cost?** A GPT on real text, from the same weights on the same batches, with every hook: bytes of a step beside the held-out loss. `TopK` and `PowerSGD` are the library's hooks around functions
-# like your two: they cut a bucket into its parameters, and keep the error of each. Torch's `PowerSGDState` stands beside them; it cannot compress before its third step.
+# **What does compression cost?** A GPT learns real text with every hook, from the same weights and on the same batches. The table shows the bytes of a step and the held-out loss. `TopK` and `PowerSGD` are the library's hooks around functions
+# like your two: they cut a bucket into its parameters, and keep an error for each. Torch's `PowerSGDState` is in the table too; it cannot compress before its third step.
 
 # %%
 from ranklab.projects import ddp_compression
@@ -386,13 +392,13 @@ print(ddp_compression.table(rows))
 plots.loss_against_bytes(rows)
 
 # %% [markdown]
-# Error feedback is not a detail: each hollow point is the same compression without it. (Seeds differ by 0.06 here. Over three seeds feedback wins by 0.08 to 0.16, but for rank 4, where it is within the noise. And this is plain SGD. With AdamW we found top-k worse *with* feedback than without: what comes late fits
-# badly to an optimizer that divides by recent sizes. Measure with your own optimizer.) And mind what the table does *not* show: time. A QR factorisation and a top-k cost
-# computing, which a fast network does not pay back. Over NVLink compression is a loss; between nodes with 10 Gbit/s it can be the only way.
+# Error feedback is not a detail: each hollow point is the same compression without it. (Seeds differ by 0.06 here. Over three seeds feedback wins by 0.08 to 0.16; only for rank 4 the gain is within the noise. This is plain SGD. With AdamW we found top-k worse *with* feedback than without: AdamW divides by recent
+# sizes, and late gradients have other sizes. Measure with your own optimizer.) The table does *not* show time. A QR factorisation and a top-k cost
+# computing time, and a fast network does not pay it back. Over NVLink compression makes a step slower; between nodes with 10 Gbit/s it can be the only way.
 
 # %% [markdown]
-# **ResNet-50, from a laptop to several nodes.** Below it has an eighth of the channels, and real JPEGs of handwritten digits in ImageNet's layout, on two ranks. The same command with `--size full --data FOLDER`
-# trains the whole on ImageNet: DistributedSampler, loader processes, mixed precision, channels-last, compile, warm-up and cosine.
+# **ResNet-50, from a laptop to several nodes.** Here it has an eighth of the channels, and learns real JPEGs of handwritten digits in ImageNet's layout, on two ranks. The same project with `--size full --data FOLDER`
+# trains the full model on ImageNet, with DistributedSampler, loader processes, mixed precision, channels-last, compile, warm-up and cosine.
 
 # %%
 import os
@@ -406,7 +412,7 @@ digits = {"data": write_digits(tempfile.mkdtemp()), "epochs": 4, "lr": 0.8, "sma
 print(project.report(project.run(ranks=2, timeout=120, **digits)))
 
 # %% [markdown]
-# A run is stopped in the middle of an epoch (on a cluster by SIGTERM), and goes on from rank 0's checkpoint. Is it the run that was never stopped? To the last bit:
+# A run is stopped in the middle of an epoch (on a cluster by SIGTERM), and goes on from rank 0's checkpoint. Does it end like the run that was never stopped? Yes, to the last bit:
 
 # %%
 quick = {"model": "resnet18", "images": 512, "held_out": 128, "epochs": 2, "timeout": 60}
@@ -417,9 +423,9 @@ rest = project.run(ranks=2, resume=True, checkpoint=path, **quick)
 print(rest["score"] == whole["score"], rest["history"].loss[-1] == whole["history"].loss[-1])
 
 # %% [markdown]
-# That took work: random numbers follow from (seed, epoch, image), and DDP sorts its buckets by its first steps, so a resumed run first rehearses two, or its sums would be added in another order.
+# This took work. Random numbers follow from (seed, epoch, image). And DDP sorts its buckets after its first steps, so a resumed run first does two steps for practice; otherwise it would add its sums in another order.
 #
-# And what do more ranks bring?
+# What do more ranks bring?
 
 # %%
 from ranklab.projects import ddp_scaling
@@ -432,7 +438,7 @@ print(ddp_scaling.explanation(rows))
 plots.scaling(rows)
 
 # %% [markdown]
-# And `nn.DataParallel`, what came before DDP: one process with a thread for each GPU. In each step it copies the model to all GPUs, and gathers the outputs on the first.
+# `nn.DataParallel` came before DDP: one process with a thread for each GPU. In each step it copies the model to all GPUs, and gathers the outputs on the first.
 
 # %%
 from ranklab.projects import ddp_data_parallel
@@ -443,7 +449,7 @@ print(ddp_data_parallel.compare(LAPTOP))
 # %% [markdown]
 # ## 7. Measure
 #
-# Prediction beside count, for a layer of 512 x 512 on four ranks: bytes that a rank sends in a step. Counts are exact, so they are asserted.
+# How many bytes does a rank send in a step, for a layer of 512 x 512 on four ranks? Here are predictions and counts. Counts are exact, so they are asserted.
 
 # %%
 from ranklab.ddp import PowerSGD, TopK
@@ -473,7 +479,7 @@ for name, make, predicted in rows:
 # %% [markdown]
 # ## 8. Interview questions
 #
-# Say your answer aloud before you unfold it. `ranklab drill --lab 04` in a terminal asks these and more, with other numbers each time.
+# Say your answer aloud before you unfold it. `ranklab drill --lab 04` in a terminal asks these and more, with new numbers each time.
 
 # %%
 questions("04_ddp")
@@ -487,20 +493,20 @@ questions("04_ddp")
 # sbatch labs/jobs/ddp.sbatch
 # ```
 #
-# What changes: the backend is NCCL, whose kernels run on a stream of their own; `Timeline` reads kernels and streams in the place of threads. Loader processes read and decode JPEGs: a core decodes
-# about 100 to 200 images a second, an A100 trains 2,500, so a GPU needs 13 to 25 cores, or the images are stored smaller, or decoded on the GPU (DALI). Mixed precision halves
-# activations, not gradients: DDP still sends float32, unless a hook says otherwise.
+# What changes: the backend is NCCL, and its kernels run on a stream of their own; `Timeline` reads kernels and streams instead of threads. Loader processes read and decode JPEGs: a core decodes
+# about 100 to 200 images a second, and an A100 trains on 2,500. So a GPU needs 13 to 25 cores; or store smaller images, or decode on the GPU (DALI). Mixed precision halves
+# activations, not gradients: DDP still sends float32, unless a hook does otherwise.
 #
-# What to expect, not measured by us: NVIDIA's ResNet-50 v1.5 for PyTorch (DeepLearningExamples, DGX A100 80 GB, mixed precision) reports 2,470 images/s on one GPU and 16,621 on eight: an efficiency of 84%; with TF32, which computes
-# 2.6 times longer for the same bytes and images, 97%. This lab has not been run on several GPUs yet.
+# What to expect, not measured by us: NVIDIA's ResNet-50 v1.5 for PyTorch (DeepLearningExamples, DGX A100 80 GB, mixed precision) reports 2,470 images/s on one GPU and 16,621 on eight: an efficiency of 84%. With TF32 it is 97%: computing takes
+# 2.6 times longer, for the same bytes and images. This lab has not been run on several GPUs yet.
 
 # %% [markdown]
 # ## 10. What we left out
 #
-# - **Elastic training**: ranks that come and go, and restart after a failure: lab 14.
-# - **Local SGD and its hooks** (`post_localSGD`): average weights now and then, in the place of gradients always.
-# - **1-bit Adam, signSGD, quantised all-reduce**: the same trade, other ends of it.
-# - **`join` and uneven data, batch norm over ranks**: lab 03 built both; torch has `Join` and `SyncBatchNorm` (which wants a GPU).
-# - **DDP with `torch.compile`**: the project has `--compile`; graphs break at the borders of buckets, so that overlap survives.
+# - **Elastic training**: ranks that come and go, and restart after a failure. That is lab 14.
+# - **Local SGD and its hooks** (`post_localSGD`): average weights now and then, instead of gradients in every step.
+# - **1-bit Adam, signSGD, quantised all-reduce**: fewer bytes for less precision, as here, with other methods.
+# - **`join` and uneven data, batch norm over ranks**: you built both in lab 03; torch has `Join` and `SyncBatchNorm` (which wants a GPU).
+# - **DDP with `torch.compile`**: the project has `--compile`; graphs end where buckets end, so that overlap survives.
 #
-# Next: **05_horovod**, the library that made the all-reduce popular: the same idea without buckets made in advance.
+# Next: **05_horovod**, the library that made the all-reduce popular. It has the same idea, but no buckets made in advance.

@@ -1,8 +1,8 @@
-"""Around torch's DDP: fewer bytes, and the reason why a step is slow.
+"""Around torch's DDP: why a step is slow, and how to send fewer bytes.
 
 Read in this order:
 
-    efficiency.py   scaling_efficiency: the share of the added ranks that became speed
+    efficiency.py   scaling_efficiency: the share of the perfect speed-up
     exposed.py      exposed_communication: what no computing hides
     steps.py        steps_of: a timeline, cut into training steps
     diagnose.py     diagnose: loader, communication, a straggler, or nothing
@@ -10,7 +10,7 @@ Read in this order:
     top_k.py        top_k_compress and the hook TopK: the largest entries, with error feedback
     power_sgd.py    power_sgd and the hook PowerSGD: two thin matrices instead of one large
     slow_link.py    a hook that emulates a slow network
-    situations.py   four recorded runs, each with a cause of its own, for diagnose
+    situations.py   four recorded runs for diagnose: one healthy, three with a cause each
 """
 
 from ranklab.ddp.diagnose import diagnose

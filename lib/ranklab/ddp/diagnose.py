@@ -10,15 +10,15 @@ def diagnose(timelines):
     """(verdict, shares) from the events of rank 0, of rank 1, ...: why these ranks are slow.
 
     shares   each a share of a step:
-             "loader-bound"         loading, with nothing computed meanwhile: the mean over ranks
+             "loader-bound"         loading while nothing is computed: the mean over ranks
              "communication-bound"  exposed communication, of the rank that has least of it: the
-                                    others wait longer, but for that rank
-             "straggler"            what the busiest rank computes and loads more than the mean
-                                    of the others
-    verdict  the largest share's name; "healthy" where that is below a quarter
+                                    others also wait for that rank
+             "straggler"            computing and loading of the busiest rank, minus the mean of
+                                    the other ranks
+    verdict  the name of the largest share; "healthy" where that share is below a quarter
 
-    Shares and not seconds: a busy machine slows down all of them. Of each rank its median step:
-    a hiccup in one step is no diagnosis.
+    Shares and not seconds, since a busy machine makes all of them longer. Medians over the steps of
+    a rank, since one slow step is no diagnosis.
 
     error  no step in which anything was computed
     lab    04

@@ -1,8 +1,9 @@
-"""How well a job scales: the share of the added ranks that became speed."""
+"""How well a job scales: the share of the perfect speed-up that it got."""
 
 
 def scaling_efficiency(seconds, kind):
-    """{ranks: efficiency} from {ranks: seconds per step}; the fewest ranks measured have 1.
+    """{ranks: efficiency} from {ranks: seconds per step}, in the order of ranks. The smallest
+    number of ranks is the base: its efficiency is 1.
 
     kind   "strong": the same total batch, so R ranks should take 1/R of the time;
            "weak": the same batch on each rank, so any number should take the same time

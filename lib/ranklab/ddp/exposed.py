@@ -1,11 +1,15 @@
-"""Exposed communication: the part of it that no computing hides."""
+"""Exposed communication: the part that no computing hides.
+
+The first-order cost of communication. On a GPU hidden transfers cost something too: NCCL's kernels
+take multiprocessors and memory bandwidth, and computing beside them is some percent slower.
+"""
 
 
 def exposed_communication(events, kind="communication"):
     """Seconds in which a rank communicates and computes nothing, on any of its lanes.
 
-    With kind="loader" the seconds in which it loads and computes nothing. Events may overlap, and
-    lie inside each other; none counts twice.
+    With kind="loader": seconds in which it loads and computes nothing. Events may overlap, or lie
+    inside each other; no moment counts twice.
 
     lab    04
     """

@@ -5,7 +5,7 @@
 DDP calls the hook with each bucket as soon as its gradients are there, and goes on with backward.
 The future that the hook returns must come to hold the mean over ranks of that bucket.
 
-For gradients in float32: where the model has 16 bits already they save nothing, as torch's own.
+For gradients in float32. Where the model has 16 bits already, they save nothing, like torch's own.
 """
 
 import torch
@@ -15,9 +15,10 @@ import torch.distributed as dist
 def compress_fp16_hook(group, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
     """The bucket will hold the mean over ranks of its gradients, which travel as float16.
 
-    Divided before the cast, not after the sum: float16 ends at 65504, and a sum of R gradients
-    gets there R times earlier than their mean. (torch's own fp16_compress_hook casts first: there a
-    gradient beyond 65504 is infinite.)
+    Divided before the cast, not after the sum: float16 ends at 65504, and a sum of R gradients is
+    up to R times larger than their mean. (torch's own fp16_compress_hook casts first: there a
+    gradient beyond 65504 is infinite.) At the other end dividing costs: a gradient becomes 0 below
+    3e-8 times R.
 
     cost   one all-reduce of half the bucket's bytes (of float32)
     lab    04
@@ -32,7 +33,8 @@ def compress_bf16_hook(group, bucket: dist.GradBucket) -> torch.futures.Future[t
     """The bucket will hold the mean over ranks of its gradients, which travel as bfloat16.
 
     Float32's range, so nothing overflows or vanishes, with 8 bits of precision where float16 has
-    11. (torch's own bf16_compress_hook refuses to run without CUDA.)
+    11. Each hop of a ring rounds to them: on hundreds of ranks, sum in float32. (torch's own
+    bf16_compress_hook refuses to run without CUDA.)
 
     cost   one all-reduce of half the bucket's bytes (of float32)
     lab    04

@@ -12,11 +12,12 @@ import torch.distributed as dist
 
 def power_sgd(matrix, q, error, group=None):
     """(approximation, q, error): the mean over ranks of matrix + error, to the rank r of `q`; the
-    q to begin with next time; and what this rank's matrix + error has more. Inputs unchanged.
+    q to begin with in the next step; and this rank's matrix + error, minus the approximation.
+    Inputs unchanged. `q` must be the same on every rank.
 
-    `q` must be the same on every rank. One power iteration: from step to step, while gradients
-    change slowly, it comes nearer to the best approximation of rank r. The mean over ranks of the
-    errors is exactly what is missing in the approximation.
+    One power iteration: from step to step, while gradients change slowly, it comes closer to the
+    best approximation of rank r. The mean over ranks of the errors is exactly what is missing in
+    the approximation.
 
     shape  (n, m), (m, r), (n, m) -> (n, m), (m, r), (n, m); several at once in front: (b, n, m)
     cost   two all-reduces, of n*r and m*r numbers instead of n*m
@@ -26,7 +27,7 @@ def power_sgd(matrix, q, error, group=None):
     wanted = matrix + error
     p = wanted @ q  # (n, r)
     dist.all_reduce(p, group=group)
-    p = torch.linalg.qr(p).Q  # orthonormal columns; also where p is 0, which Gram-Schmidt can't
+    p = torch.linalg.qr(p).Q  # orthonormal columns; also where p is 0, unlike Gram-Schmidt
     q = wanted.mT @ p  # (m, r)
     dist.all_reduce(q, group=group)
     q /= dist.get_world_size(group)
@@ -37,11 +38,11 @@ def power_sgd(matrix, q, error, group=None):
 class PowerSGD:
     """A DDP hook: gradients of matrices travel to rank `rank`, all others as they are.
 
-    Other shapes than (n, m) count as (first dimension, all others). A matrix that would not get at
-    least `shrink` times smaller travels as it is. Matrices of one shape travel together.
+    Other shapes than (n, m) count as (first dimension, all others). A matrix that would not get
+    more than `shrink` times smaller travels as it is. Matrices of one shape travel together.
 
-    start           steps at the beginning in which nothing is compressed
-    error_feedback  False: what is left out is lost; to see what happens then
+    start           number of steps at the beginning in which nothing is compressed
+    error_feedback  False: what is left out is lost (for comparison)
     warm_start      False: a random q in every step, instead of the last one
     seed            of the first q; the same on every rank
 
@@ -61,7 +62,7 @@ class PowerSGD:
         self.generator = torch.Generator().manual_seed(seed)
 
     def hook(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-        """The bucket holds the mean over ranks of its gradients, matrices of them approximately."""
+        """The bucket holds the mean over ranks of its gradients, those of matrices approximately."""
         alike, rest = {}, []
         for parameter, gradient in zip(bucket.parameters(), bucket.gradients()):
             if self.step >= self.start and self._is_worth_it(gradient):

@@ -1,4 +1,4 @@
-"""Four recorded situations, each a real run of torch's DDP with a cause of its own.
+"""Four recorded situations: real runs of torch's DDP, one healthy and three slow.
 
     healthy              images are ready, the link is fast, all ranks have the same work
     loader-bound         images come one by one from an emulated file server, and are decoded
@@ -6,8 +6,8 @@
     straggler            the last rank's batch is three times as large
 
 The device is emulated too, on the CPU, also where there are GPUs: each layer computes for real, and
-then sleeps as long as a large layer would take. So ranks don't fight for the cores of this machine,
-and what is seen is what was caused.
+then sleeps as long as a large layer would take. So ranks don't compete for the cores of this
+machine, and a trace shows only the cause that was built in.
 """
 
 import io

@@ -1,8 +1,8 @@
 """A slow network on one machine: a DDP hook whose buckets take as long as their bytes would.
 
 An emulation, not a simulation: real gradients go by a real all-reduce, and only the waiting is
-invented, by the formula of ranklab.collectives for a ring. A thread of its own sleeps, one bucket
-after the other as on one cable, so backward goes on meanwhile and hides what it can.
+added, by the formula of ranklab.collectives for a ring. A separate thread sleeps, one bucket after
+the other as on one cable, so backward goes on meanwhile and hides what it can.
 
     link = SlowLink(bandwidth=10e6)
     model.register_comm_hook(link, SlowLink.hook)
@@ -45,7 +45,7 @@ class SlowLink:
         return future
 
     def close(self):
-        """What is under way has arrived, and the thread has ended."""
+        """All that was under way has arrived, and the thread has ended."""
         self.cable.shutdown()
 
     def _send(self, buffer, future):

@@ -5,8 +5,8 @@ def steps_of(events):
     """[events of the first step, of the second, ...]: each begins with its loader event.
 
     So loading must be marked, once in a step; torch's DataLoader does it. What comes before the
-    first loader event belongs to the first step; without any, all is one step. A stretch in which
-    nothing is computed is none: a DataLoader is asked once more, to find its end.
+    first loader event belongs to the first step; without any loader event, all is one step. A part
+    in which nothing is computed is no step: a DataLoader is asked once more at its end.
     """
     steps, seen = [[]], set()  # the kinds of events in the last step
     for event in sorted(events, key=lambda event: event.start):

@@ -2,9 +2,9 @@
 
     model.register_comm_hook(TopK(0.01), TopK.hook)
 
-Every rank picks other entries, so sums can't be made under way: places travel with the values, and
-everybody gets everybody's. An all-reduce of n numbers costs about 2n per rank however many ranks
-there are; this costs (R-1) times what one rank picks.
+Every rank picks other entries, so nothing can be summed on the way: places travel with the values,
+and each rank gets the picks of all. In an all-reduce of n numbers a rank sends about 2n, with any
+number of ranks; here it sends (R-1) times what one rank picks.
 """
 
 import torch
@@ -15,7 +15,7 @@ INDEX = torch.int32  # enough for a bucket of 8 GB; topk's own int64 would send 
 
 def top_k_compress(gradient, error, k):
     """(values, indices, error): the k entries of gradient + error that are largest in size, their
-    places in the flattened tensor, and all the others, for next time. The inputs are unchanged.
+    places in the flattened tensor, and all other entries, for the next step. Inputs unchanged.
 
     Nothing is lost: the values at their places plus the new error are gradient + error.
 
@@ -33,7 +33,7 @@ def top_k_compress(gradient, error, k):
 class TopK:
     """A DDP hook: of each parameter's gradient only `fraction` of the entries travel, one or more.
 
-    error_feedback=False drops what is not sent, to see what happens then.
+    error_feedback=False drops what is not sent (for comparison).
 
     cost   one all-gather a bucket: each of the other ranks gets 4 bytes a place, and the value
     error  fraction must be above 0 and at most 1
@@ -57,8 +57,8 @@ class TopK:
 
         def unpack(_):
             buffer.zero_()
-            # One rank at a time: inside one call places are unique, so that the order of the sums,
-            # and their last bits, are alike on all ranks. On a GPU they would not be otherwise.
+            # One rank at a time: inside one call places are unique, so the order of the sums, and
+            # their last bits, are the same on all ranks. Otherwise, on a GPU, they would not be.
             for part in everybodys.view(R, -1):
                 theirs, at = part.split([count * buffer.element_size(), count * INDEX.itemsize])
                 # cloned: a view as wider numbers must begin at a multiple of their size

@@ -18,8 +18,8 @@ LOOKS = {
 # bucket, then of each bucket's all-reduce: it begins when its gradients are there, and no earlier
 # than the one before it has ended.
 FORWARD, BACKWARD = (0.0, 2.0), ((2.0, 1.0), (3.0, 1.0), (4.0, 1.0), (5.0, 1.0))
-ALL_REDUCE = ((3.0, 1.2), (4.2, 1.2), (5.4, 1.2), (6.6, 0.6))
-OPTIMIZER = (7.2, 0.6)
+ALL_REDUCE = ((3.0, 1.2), (4.2, 1.2), (5.4, 1.2), (6.6, 1.2))
+OPTIMIZER = (7.8, 0.6)
 
 
 def _block(ax, span, row, text, kind, height=0.62, **changes):
@@ -27,28 +27,31 @@ def _block(ax, span, row, text, kind, height=0.62, **changes):
     ax.broken_barh([span], (row - height / 2, height), **{"linewidth": 1, **look})
     colour = "white" if kind == "compute" else INK
     box = {} if kind in ("compute", "wait") else {"bbox": {"fc": "white", "ec": "none", "pad": 0.8}}
-    ax.text(span[0] + span[1] / 2, row, text, ha="center", va="center", fontsize=8, color=colour,
+    ax.text(span[0] + span[1] / 2, row, text, ha="center", va="center", fontsize=9, color=colour,
             **box)
 
 
 @styled
 def production_step(ranks=2):
-    """What one step of a DDP run consists of, on each rank: schematic, not to scale."""
+    """What one step of a DDP run consists of, on each rank: schematic, not to scale.
+
+    "back 1" is the backward that fills bucket 1, "sum 1" the all-reduce of this bucket.
+    """
     fig, ax = figure(8.2, 1.5 * ranks + 1.5)
     clean(ax)
     for rank in range(ranks):
         top = 3.5 * rank
-        ax.text(-1.75, top + 1, f"rank {rank}", va="center", ha="right", fontweight="bold")
+        ax.text(-1.7, top + 1, f"rank {rank}", va="center", ha="right", fontweight="bold")
         for row, name in enumerate(("workers", "device", "network")):
             ax.text(-0.12, top + row, name, va="center", ha="right", fontsize=9)
-            ax.plot((0, 7.85), (top + row, top + row), color=FAINT, lw=0.8, zorder=0)
+            ax.plot((0, 8.4), (top + row, top + row), color=FAINT, lw=0.8, zorder=0)
         for place in range(2):
-            _block(ax, (3.9 * place, 3.7), top, f"read, crop, flip batch {place + 2}", "loader")
+            _block(ax, (4.2 * place, 4), top, f"read batch {place + 2}", "loader")
         _block(ax, FORWARD, top + 1, "forward", "compute")
         for place, span in enumerate(BACKWARD):
-            _block(ax, span, top + 1, f"backward {place + 1}", "compute", edgecolor="white")
+            _block(ax, span, top + 1, f"back {place + 1}", "compute", edgecolor="white")
         for place, span in enumerate(ALL_REDUCE):
-            _block(ax, span, top + 2, f"bucket {place + 1}", "communication")
+            _block(ax, span, top + 2, f"sum {place + 1}", "communication")
         _block(ax, OPTIMIZER, top + 1, "SGD", "compute", edgecolor="white")
         ax.annotate("", (3, top + 1.66), (3, top + 1.34), arrowprops={"arrowstyle": "->",
                                                                       "color": INK, "lw": 1.2})
@@ -59,7 +62,7 @@ def production_step(ranks=2):
             fontsize=9)
     ax.text(3.05, bottom, "the bucket of the last layers is full:\nits all-reduce begins, backward "
             "goes on", ha="center", va="top", fontsize=9)
-    ax.set(xlim=(-2.3, 8), ylim=(bottom + 0.9, -0.5), title="One step of a DDP run, on every rank")
+    ax.set(xlim=(-2.9, 8.6), ylim=(bottom + 1.1, -0.5), title="One step of a DDP run, on every rank")
     return fig
 
 
@@ -71,8 +74,8 @@ def scaling(rows, title="More ranks, more images?"):
     one = next(row for row in rows if row.ranks == ranks[0])
     ideal = [one.images_per_second * R / ranks[0] for R in ranks]
     line(ax, ranks, ideal, 3, "ideal", color=INK, marker="", linewidth=1.2)
-    texts = {"weak": ("weak: the same batch on each rank", 9, "bottom"),
-             "strong": ("strong: the same batch in all", -10, "top")}
+    texts = {"weak": ("weak: a batch each", 9, "bottom"),
+             "strong": ("strong: one batch", -10, "top")}
     for index, (kind, (label, shift, side)) in enumerate(texts.items()):
         of = [row for row in rows if row.kind == kind]
         line(ax, [r.ranks for r in of], [r.images_per_second for r in of], index, label)
@@ -96,22 +99,24 @@ def scaling(rows, title="More ranks, more images?"):
 
 
 @styled
-def situations(timelines, verdicts=None):
-    """Who does what when, one small picture each; `timelines` is {title: [events of each rank]}.
+def situations(timelines, verdicts=None, cols=2):
+    """What each rank does when; `timelines` is {title: [events of each rank]}, a panel for each.
 
     Each rank has two rows: what its device and its main thread do, and what is under way on the
-    network. `verdicts`, {title: text}, stands in the titles.
+    network. `verdicts`, {title: text}, are added to the titles; `cols` panels stand side by side.
     """
-    cols = min(2, len(timelines))
+    cols = min(cols, len(timelines))
     rows = -(-len(timelines) // cols)
     ranks = max(len(of_ranks) for of_ranks in timelines.values())
-    fig, axes = figure(8.2, rows * (0.48 * ranks + 1.15) + 0.35, rows, cols, squeeze=False)
+    fig, axes = figure(8.2, rows * (0.48 * ranks + 0.95) + 0.35, rows, cols, squeeze=False)
     for ax in axes.flat[len(timelines):]:
         clean(ax)
     for ax, (title, of_ranks) in zip(axes.flat, timelines.items()):
         _lanes(ax, of_ranks)
         verdict = (verdicts or {}).get(title)
-        ax.set_title(f"{title}\n{verdict}" if verdict else title)
+        ax.set_title(f"{title}: {verdict}" if verdict else title)
+    for ax in axes[:-1].flat:
+        ax.set_xlabel("")  # the last row has it
     names = {"compute": "computes", "communication": "communicates", "loader": "loads",
              "wait": "waits"}
     handles = [Patch(**LOOKS[kind], label=name) for kind, name in names.items()]
@@ -153,7 +158,7 @@ def loss_against_bytes(rows, title="What compression saves, and what it costs"):
             ax.plot(*zip(full, (sent, loss)), color=TONES[index % 5], lw=1, ls=":")
     for (sent, loss), names in _close_together(places).items():
         ax.annotate("\n".join(names), (sent, loss), (7, 0), textcoords="offset points",
-                    va="center", fontsize=8)
+                    va="center", fontsize=9)
     ax.set(xscale="log", xlabel="bytes that a rank sends in a step", title=title,
            ylabel="loss (nats per byte, held out)")
     low, high = min(row.sent for row in rows), max(row.sent for row in rows)
