@@ -62,7 +62,7 @@ class PowerSGD:
         self.generator = torch.Generator().manual_seed(seed)
 
     def hook(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-        """The bucket holds the mean over ranks of its gradients, those of matrices approximately."""
+        """The bucket holds the mean over ranks of its gradients, matrices of them roughly."""
         alike, rest = {}, []
         for parameter, gradient in zip(bucket.parameters(), bucket.gradients()):
             if self.step >= self.start and self._is_worth_it(gradient):

@@ -62,7 +62,8 @@ def production_step(ranks=2):
             fontsize=9)
     ax.text(3.05, bottom, "the bucket of the last layers is full:\nits all-reduce begins, backward "
             "goes on", ha="center", va="top", fontsize=9)
-    ax.set(xlim=(-2.9, 8.6), ylim=(bottom + 1.1, -0.5), title="One step of a DDP run, on every rank")
+    ax.set(xlim=(-2.9, 8.6), ylim=(bottom + 1.1, -0.5),
+           title="One step of a DDP run, on every rank")
     return fig
 
 
