@@ -93,7 +93,7 @@ scaling_efficiency = check(scaling_efficiency)
 # > difficulty 3/5 · importance 5/5 · 15 minutes · about 7 lines
 #
 # Bytes that travel while the rank computes cost little. What is **exposed** makes the step longer: communication with no computing beside it. (It is the first thing to count, but not the
-# whole cost. NCCL's kernels need some of the GPU's multiprocessors and memory bandwidth, so a hidden transfer slows computing by some percent. In a trace the computing then is longer.)
+# whole cost. NCCL's kernels need some of the GPU's multiprocessors and memory bandwidth, so a hidden transfer slows computing by some percent. In a trace you see it as longer computing.)
 #
 # `Timeline` records what a rank did, as a list of events: `event.kind` is "compute", "communication", "loader" or "wait", and `event.start` and `event.end` are seconds on a clock that all
 # ranks share. Events overlap: gloo has threads of its own, NCCL has streams. Here is the step of part 3:
