@@ -98,7 +98,7 @@ def _seconds(algorithm, nbytes, ranks, alpha, beta):
 
 
 def tree_broadcast__src_talks_to_all(x, src=0, group=None):
-    """Who has the value can pass it on"""
+    """A rank that has the value can pass it on"""
     return _broadcast_flat(x.clone(memory_format=torch.contiguous_format), src, group)
 
 
@@ -277,7 +277,7 @@ def ring_reduce_scatter__does_not_accumulate(x, group=None, out=None):
 
 
 def ring_all_gather__in_order_of_arrival(shard, group=None, out=None):
-    """from who made the shard"""
+    """from the rank that made the shard"""
     rank, R, right, left = _ring(group)
     parts = [shard.flatten()]
     for _ in range(R - 1):

@@ -1,4 +1,4 @@
-"""Who sent what to whom, in which order: the material of the step-by-step pictures.
+"""Every message: its sender, receiver and content, in order. The step-by-step pictures show it.
 
 Each rank starts from `marked(R)`, whose numbers carry their own history: element c of rank r says
 "chunk c, from rank r". Sums of such numbers still tell which chunk they are and which ranks are in

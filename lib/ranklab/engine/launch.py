@@ -109,7 +109,7 @@ def _default_ranks():
 
 @contextlib.contextmanager
 def _reserved_port():
-    """A free port that meanwhile only those take who ask for it by number, as rank 0's MASTER_PORT.
+    """A free port, for rank 0's MASTER_PORT: inside, the kernel gives it to nobody by itself.
 
     Nothing listens there: the ranks of a launch meet in a file.
     """

@@ -116,7 +116,7 @@ def scratch_file():
 
 @contextlib.contextmanager
 def shared_file():
-    """An empty file, in memory on Linux, that who has its descriptor can open anew (path_of)."""
+    """An empty file, in memory on Linux. A holder of its descriptor can open it anew (path_of)."""
     if hasattr(os, "memfd_create"):
         with scratch_file() as file:
             yield file

@@ -1,4 +1,4 @@
-"""What a launch tells of ranks that did not all return: who is to blame, and who waits where."""
+"""What a launch says when not all ranks returned: which is to blame, and where the others wait."""
 
 from ranklab.engine.report import (Failure, HangError, RankError, Value, describe_exit,
                                    rank_names)

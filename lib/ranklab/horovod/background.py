@@ -141,7 +141,7 @@ class Background:
             slot = self.cache.slot(handle.request)
             if handle.is_sent:
                 continue
-            if slot is None or handle.asked < too_long:  # by name, rank 0 learns who has it
+            if slot is None or handle.asked < too_long:  # by name: rank 0 learns who has it
                 by_name.append(handle)
             else:
                 slots.add(slot)
@@ -204,7 +204,7 @@ class Background:
                 answer = [(changed, self.coordinator.answer(), self.coordinator.stop)]
             dist.broadcast_object_list(answer, group=self.control, group_src=0)
         changed, responses, reason = answer[0]
-        for name in changed:  # those who had set its bit send it by name in the next cycle
+        for name in changed:  # ranks that had set its bit send it by name in the next cycle
             self.cache.evict(name)
         return responses, reason
 

@@ -52,7 +52,7 @@ class Coordinator:
         return responses
 
     def note_activity(self):
-        """Something is done now: those who have not joined are at work."""
+        """Something is done now: the ranks that have not joined are at work."""
         self.active = time.perf_counter()
 
     def _missing(self, asked):

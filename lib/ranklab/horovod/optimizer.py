@@ -36,7 +36,7 @@ def distributed_optimizer(optimizer, named_parameters, compression=Compression.n
 
     def wait(*_):
         for p in names:
-            if p not in handles:  # not used by this rank, but perhaps by another, which waits
+            if p not in handles:  # this rank did not use it; another may have, and waits
                 p.grad = torch.zeros_like(p) if p.grad is None else p.grad
                 ask(p)
         for p, (handle, ctx) in handles.items():
@@ -55,7 +55,7 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=Compressi
                          process_set=global_process_set):
     """An optimizer of the same class, with the same parameters and state, that works on all ranks.
 
-    backward_passes_per_step   gradients of so many backward passes are added up before they travel
+    backward_passes_per_step   how many backward passes add up before gradients travel
     op                         Average, Sum, or Adasum (of steps, not of gradients)
     gradient_predivide_factor  an average divides by it before the sum, and by size()/it afterwards
 

@@ -31,7 +31,7 @@ class Op:
     group_size: int
     received_bytes: int = 0
     group: tuple = ()  # the ranks of the group, in the group's order
-    sent_to: tuple = ()  # (rank, bytes) where the op itself says who gets them
+    sent_to: tuple = ()  # (rank, bytes) where the op itself names the receivers
 
 
 @dataclass(frozen=True)

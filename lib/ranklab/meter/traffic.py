@@ -74,9 +74,9 @@ class Traffic:
 
     @property
     def bytes_to(self):
-        """Counter: global rank -> bytes sent to it, by ops that say who gets them.
+        """Counter: global rank -> bytes sent to it, by ops that name the receiver.
 
-        Those are send, all_to_all, gather and scatter. Who talks to whom inside an all_reduce is
+        Those are send, all_to_all, gather and scatter. Which ranks talk inside an all_reduce is
         the backend's choice.
         """
         sent = Counter()

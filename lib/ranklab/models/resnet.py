@@ -39,7 +39,7 @@ class ResNetConfig:
 
 
 def make_norm(config, channels):
-    """The norm of `config` over so many channels."""
+    """The norm of `config` over this many channels."""
     if config.norm == "batch":
         return nn.BatchNorm2d(channels)
     return nn.GroupNorm(max(1, channels // PER_GROUP), channels)

@@ -129,7 +129,7 @@ def _frame(ax, chunk, rank, dashes):
 
 @styled
 def traffic_matrix(bytes_to, title="bytes sent", notes=None):
-    """Who sent how much to whom: row = sender, column = receiver.
+    """How much each rank sent to each other: row = sender, column = receiver.
 
     `bytes_to` has one mapping per rank: peer -> bytes, as meter's Traffic.bytes_to gives it.
     `notes`, {(sender, receiver): text}, stands below the bytes where some were sent.

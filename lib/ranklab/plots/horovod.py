@@ -1,4 +1,4 @@
-"""The figures of lab 05: who is ready when, what is fused, where the time goes."""
+"""The figures of lab 05: what is ready when, what is fused, where the time goes."""
 
 from matplotlib.patches import Rectangle
 
@@ -123,9 +123,9 @@ def fusion(thresholds, all_reduces, seconds, measured=None, title=None):
 
 @styled
 def accuracies(values, title="held-out accuracy"):
-    """Bars of {who: accuracy}; the first one is what no thought achieves, drawn as a line too."""
+    """Bars of {name: accuracy}; a line marks the first one, which takes no learning."""
     fig, ax = figure(7.4, 0.8 + 0.42 * len(values))
-    for place, (who, value) in enumerate(values.items()):
+    for place, (name, value) in enumerate(values.items()):
         tone = min(place, 2)
         ax.barh(place, value, 0.65, color=TONES[tone], hatch=HATCHES[tone], edgecolor="white")
         ax.text(value + 0.01, place, f"{value:.1%}", va="center", fontsize=9)

@@ -139,7 +139,7 @@ def arguments():
     )
     parser.add_argument("--data", choices=TRAINING, default="digits")
     parser.add_argument("--folder", help="where the files of mnist or cifar10 are")
-    parser.add_argument("--ranks", type=int, help="up to so many; without torchrun or srun")
+    parser.add_argument("--ranks", type=int, help="at most this many; without torchrun or srun")
     parser.add_argument("--seeds", type=int, default=3, help="how many runs of each kind")
     parser.add_argument("--learning-rate", action="store_true", help="scaled or not, warmed or not")
     parser.add_argument("--pieces", action="store_true", help="leave out one piece at a time")

@@ -62,7 +62,7 @@ class Config:
         self.shape(self.classes)  # width and norm are checked there
 
     def shape(self, classes):
-        """The ResNetConfig for so many classes."""
+        """The ResNetConfig for this many classes."""
         return ResNetConfig(MODELS[self.model], classes, self.width, self.norm)
 
 
@@ -84,7 +84,7 @@ class Schedule(NamedTuple):
 
 
 def schedule(config, ranks, steps_per_epoch):
-    """The Schedule for so many ranks: the rate grows with the images in a step."""
+    """The Schedule for this many ranks: the rate grows with the images in a step."""
     images_per_step = config.batch_per_rank * ranks
     return Schedule(scale_learning_rate(config.lr, images_per_step, REFERENCE_BATCH),
                     round(config.warmup_epochs * steps_per_epoch),

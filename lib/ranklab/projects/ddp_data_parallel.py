@@ -19,7 +19,7 @@ ONE_DEVICE = ("nn.DataParallel needs 2 GPUs or more to be compared with DDP, and
 
 
 def data_parallel_seconds(config, gpus, steps):
-    """Seconds per step of nn.DataParallel over so many GPUs: one rank, with everybody's batch."""
+    """Seconds per step of nn.DataParallel over that many GPUs: one rank, with the batch of all."""
     def in_one_process(model, *_):
         return nn.DataParallel(model, list(range(gpus)))
 

@@ -78,7 +78,7 @@ def seconds_per_step(trainer, steps):
 
 
 def enough_steps(config):
-    """So many that batches which workers had ready before the clock started don't decide."""
+    """Enough that batches which workers had ready before the clock started don't decide."""
     return 4 + 2 * PREFETCH * config.workers
 
 

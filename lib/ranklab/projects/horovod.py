@@ -94,19 +94,19 @@ def report(found):
             *first["norms"]),
         f"\n{'':32}{'held-out accuracy':>18}{'sent/rank/step':>16}{'loss':>8}{'ms/step':>9}",
     ]
-    for who, value in accuracies(found).items():
-        seen = found["runs"].get(who.removeprefix("BERT, compression "))
-        lines.append(f"{who:32}{value:18.1%}" + (
+    for name, value in accuracies(found).items():
+        seen = found["runs"].get(name.removeprefix("BERT, compression "))
+        lines.append(f"{name:32}{value:18.1%}" + (
             f"{tuning.megabytes(seen['sent_bytes']):>16}{seen['losses'][-1]:8.3f}"
             f"{seen['ms_per_step']:9.1f}" if seen else ""))  # fmt: skip
     if max(seen["accuracy"] for seen in found["runs"].values()) < found["bag_of_words"]:
-        lines.append("The bag of words wins: here words alone say much, and so few steps teach a "
+        lines.append("The bag of words wins: here words alone say much, and few steps teach a "
                      "BERT little about their order.")
     return "\n".join(lines)
 
 
 def accuracies(found):
-    """{who: accuracy on the held-out texts}, from no thought to BERT."""
+    """{name: accuracy on the held-out texts}, from no learning at all to BERT."""
     runs = {f"BERT, compression {name}": seen["accuracy"] for name, seen in found["runs"].items()}
     return {"always the commonest class": found["best_constant"],
             "bag of words (naive Bayes)": found["bag_of_words"], **runs}

@@ -68,7 +68,7 @@ class Tokens:
     held_out_labels: torch.Tensor
     vocab_size: int
     pad: int
-    best_constant: float  # accuracy of who always says the commonest class
+    best_constant: float  # the accuracy when the answer is always the commonest class
     bag_of_words: float  # accuracy of naive Bayes on the same tokens
 
 

@@ -43,7 +43,7 @@ class Rank:
 
 
 def roll_call(limit_s=10):
-    """Every rank has answered; on rank 0, returns who is here.
+    """Every rank has answered; rank 0 returns the ranks that are here.
 
     Through the group's store and not by a collective, which could only hang.
     error  RuntimeError on rank 0 that names the ranks missing after `limit_s` seconds

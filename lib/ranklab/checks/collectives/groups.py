@@ -49,7 +49,7 @@ def _explain_server(case):
         if case.kind == "marks" and rank != case.root and ranks > 2:
             raise Mistake(f"rank {rank} of {ranks} got a sum that is not finished, or not right",
                           "Receive from all workers first, then send to all: an early reply "
-                          "lacks those who come later. The server's own x counts once.")
+                          "lacks those that come later. The server's own x counts once.")
 
     return explain
 
@@ -120,7 +120,7 @@ def _explain_layers(nodes, per_node):
             raise Mistake(f"rank {rank} of {ranks} has the sum of node {node} only",
                           "The nodes never met: all-reduce the shard over the group `across`.")
         if not torch.equal(got, right) and all(int(v) == int(got.flatten()[0]) for v in got):
-            return  # the same marks everywhere: the general message says who is missing
+            return  # the same marks everywhere: the general message names who is missing
         if not torch.equal(got, right):
             raise Mistake(f"on rank {rank} of {ranks} some parts of the tensor lack some ranks",
                           "The three steps must use the groups in this order: inside, across, "

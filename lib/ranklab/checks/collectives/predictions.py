@@ -18,7 +18,7 @@ PREDICTIONS = (
         "tree_rounds", working="math.ceil(math.log2(100))", unit="rounds",
         nudge="How many ranks have it after 1, 2, 3 rounds? Go on until all 100 have it.",
         answer=lambda: alpha_beta_time("tree_broadcast", 0, 100, alpha=1, beta=0),
-        slips={99: "that is one after the other; all who have it can send at the same time",
+        slips={99: "that is one after the other; all ranks that have it can send at the same time",
                6: "2^6 = 64 ranks have it after 6 rounds: not yet all 100",
                6.64: "there is no fraction of a round", 50: "it doubles, it does not add 2"},
         why="After k rounds 2^k ranks have it.",

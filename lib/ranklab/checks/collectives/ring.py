@@ -37,7 +37,7 @@ def into_cases():
 
 
 def plain_cases(ranks):
-    """First the one that says who is missing, then the types; R divides the length."""
+    """First the one that says which rank is missing, then the types; R divides the length."""
     return [Case(2 * ranks, "marks")] + [Case(6 * ranks, dtype=dtype) for dtype in TYPES]
 
 
@@ -179,7 +179,7 @@ def _explain_gather(parts, seen):
         if sorted(map(str, order)) == sorted(map(str, range(ranks))):
             raise Mistake(f"on rank {rank} of {ranks} the shards stand in the order {order}",
                           "The shard of rank r belongs in place r, on every rank: the place comes "
-                          "from who made the shard, not from when it arrived.")
+                          "from the rank that made the shard, not from when it arrived.")
         if any(order.count(r) > 1 for r in order if r is not None):
             raise Mistake(f"on rank {rank} of {ranks} places hold the shards of ranks {order}",
                           "Pass on what arrived last; your own shard goes out first, and once.")

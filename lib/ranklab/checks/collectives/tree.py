@@ -71,7 +71,7 @@ def _messages(seen, ranks, nbytes):
     sent = sum(one.messages for one in seen)
     if sent != ranks - 1:
         raise Mistake(f"{ranks} ranks send {sent} messages; {ranks - 1} are enough",
-                      "Each rank but src gets the value once, and only those who have it send.")
+                      "Each rank but src gets the value once, and only ranks that have it send.")
     if (sent := sum(one.sent for one in seen)) != (ranks - 1) * nbytes:
         raise Mistake(f"{ranks} ranks send {sent} bytes; x has {nbytes}, so {(ranks - 1) * nbytes} "
                       "are enough", "Send x as it is, in its own type.")
@@ -83,8 +83,8 @@ def _rounds(seen, ranks):
         one_talks = len({rank for rank, one in enumerate(seen) if one.messages}) <= 1
         raise Mistake(
             f"with {ranks} ranks it takes {took} rounds; log2 R = {best} are enough",
-            "src sends to everybody itself. Who has the value can pass it on." if one_talks else
-            "The value goes from rank to rank like a bucket. In each round everybody who has it "
+            "src sends to all itself. A rank that has the value can pass it on." if one_talks else
+            "The value goes from rank to rank like a bucket. In each round every rank that has it "
             "can send: the number of ranks that have it doubles.")
 
 
@@ -168,8 +168,8 @@ def _explain_partner(rank, ranks, got, right):
         times = times_in(int(got.flatten()[0]), ranks)
         if min(times) and max(times) > 1:
             what, _ = who_is_missing(f"rank {rank} of {ranks}", int(got.flatten()[0]), ranks)
-            raise Mistake(what, "Too many swaps, or a partner who has it already: the step doubles "
-                          "each time, 1, 2, 4 (step *= 2), so that ranks differ in one bit.")
+            raise Mistake(what, "Too many swaps, or a partner that has it already: the step "
+                          "doubles each time, 1, 2, 4 (step *= 2): ranks differ in one bit.")
 
 
 def _explain_odd(rank, ranks, got, right):

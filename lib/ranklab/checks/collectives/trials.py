@@ -27,7 +27,7 @@ SEND_WAITS = [f"A send waits until its receiver receives; here nobody does: {wha
 
 @dataclass(frozen=True)
 class Case:
-    """One input. kind: "marks" (who is in a sum?), "numbers" (exact in every type), "normal"."""
+    """One input. kind: "marks" (whose x is in it?), "numbers" (exact in every type), "normal"."""
 
     n: int
     kind: str = "numbers"
@@ -199,7 +199,7 @@ def who_is_missing(where, value, ranks):
                 "Either there are too few steps, or what arrived is passed on without your own "
                 "share, or it is thrown away.")
     return (f"the sum on {where} counts {_names(doubled)} more than once",
-            "Something is added twice: one step too many, or a partner who has it already.")
+            "Something is added twice: one step too many, or a partner that has it already.")
 
 
 def _names(ranks):

@@ -3,9 +3,9 @@
     toys.py        the small models: frozen, tied, used twice, in two types
     replicas.py    equal at the start
     agreeing.py    found out if not
-    sharding.py    who gets which samples; the learning rate
+    sharding.py    which rank gets which samples; the learning rate
     averaging.py   one message for each parameter
-    bucketing.py   one for each bucket: who shares it with whom
+    bucketing.py   one for each bucket: which parameters share it
     overlap.py     OverlappedDataParallel
     events.py      what happens when, in a backward
     nested.py      a backward inside a backward

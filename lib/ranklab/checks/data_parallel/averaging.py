@@ -12,7 +12,7 @@ from ranklab.meter import Traffic
 
 MISSING = "wide.weight"  # has no gradient on rank 0; in float64
 ALL_MISSING = MISSING, "first.bias", "twice.bias"  # two of them are of one shape and type
-LIMIT = 5  # seconds; who skips a parameter waits for ever
+LIMIT = 5  # seconds; a rank that skips a parameter waits for ever
 
 
 def _given(name, shape, rank):

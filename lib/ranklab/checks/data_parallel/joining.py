@@ -69,7 +69,7 @@ def _join_one(join_uneven, count, group=None):
 
 
 def _joined_alone(counts, steps, members=range(4), pick=max):
-    """(weights, buffer) after so many steps of these ranks, in one process.
+    """(weights, buffer) after that many steps of these ranks, in one process.
 
     pick  whose buffers count, of the ranks that go on: any will do
     """
@@ -112,8 +112,8 @@ def check_join_uneven(join_uneven):
 
 def _join_hint(mistake):
     if "has no len" in mistake.what:
-        return ("A loader may have no length. Ask after each batch: all ranks tell each other who "
-                "goes on, in one small all-reduce.")
+        return ("A loader may have no length. Ask after each batch: one small all-reduce tells "
+                "all ranks how many go on.")
     if "Boolean value of Tensor" in mistake.what:
         return ("A batch may be a tensor, or empty, and is a batch all the same. Ask whether there "
                 "is one: `batch is None`, not `if batch`.")

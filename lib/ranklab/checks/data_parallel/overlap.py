@@ -106,7 +106,7 @@ def check_OverlappedDataParallel(wrapped_class):
     for rank, ((steps, _), _) in enumerate(seen):
         for step in steps:
             compare_branches(f"rank {rank} of 4", *step)
-    yield "find_unused: who used nothing adds zeros; what nobody used keeps None"
+    yield "find_unused: a rank without a gradient adds zeros; unused everywhere stays None"
     for rank, ((_, (said, is_ready)), _) in enumerate(seen):
         compare_error(rank, said, is_ready)
     yield "without it, a missing gradient is an error in that backward, and nobody hangs"

@@ -1,7 +1,7 @@
 """The exercises and predictions of lab 05, in the order of the lab.
 
     negotiating.py  rounds in which ranks become ready in different orders
-    fusing.py       who shares a buffer with whom
+    fusing.py       which tensors share a buffer
     optimizing.py   against one process that sees all batches
     asking.py       what is asked for, when, and in how many bytes
     compressing.py  types and bytes
@@ -28,7 +28,7 @@ EXERCISES = (
         "on rank 0 and None elsewhere. For each name: table[name] is one more than it was. At R "
         "the name is complete, and leaves the table.",
         "answer = [complete]; dist.broadcast_object_list(answer, group=group, group_src=0); "
-        "return answer[0]. All ranks call both, also those that have nothing to send.",
+        "return answer[0]. All ranks call both, even with nothing to send.",
     )),
     Exercise(horovod.fuse_tensors, check_fuse_tensors, hints=(
         "Go through the tensors once. For each (dtype, device) keep the newest list, and how many "
@@ -50,7 +50,7 @@ EXERCISES = (
         "synchronize(handle), ctx) for all; handles.clear().",
     )),
     Exercise(horovod.compress_fp16, check_compress_fp16, hints=(
-        "What must restore know that the small tensor does not tell? Its type before.",
+        "What must restore know that the small tensor does not say? The type that it had before.",
         "An inner function remembers the names around it: dtype = tensor.dtype, and then "
         "lambda reduced: reduced.to(dtype).",
         "if not dtype.is_floating_point or dtype.itemsize <= 2: return tensor, lambda reduced: "
@@ -66,11 +66,11 @@ EXERCISES = (
         '{"traceEvents": trace}, file). ts = start * 1e6, dur = (end - start) * 1e6.',
     )),
     Exercise(horovod.adasum, check_adasum, hints=(
-        "After the swap you hold one half of two vectors: yours and your partner's. a is the left "
-        "one's, on both ranks. What do you need to combine them, and what of it do others hold?",
-        "dots = dot_products(a, b, tensor_of, tensors) is of your part only. The ranks that hold "
-        "the other parts of the same two vectors are rank ^ 1, rank ^ 2, rank ^ 4, ... "
-        "rank ^ distance (doubling): swap and add, each time the running sum.",
+        "After the swap you hold one half of two vectors: yours and your partner's. On both ranks "
+        "a is the left one's. What do you need to combine them? Which of it do other ranks hold?",
+        "dots = dot_products(a, b, tensor_of, len(sizes)) counts your part only. The other parts "
+        "of the two vectors are on other ranks. With step = 1, 2, 4, ... distance: exchange dots "
+        "with rank ^ step, and add what arrives.",
         "ab, aa, bb = dots; of_a = 1 - torch.where(aa > 0, ab / (2 * aa), 0), of_b alike; part = "
         "(of_a[tensor_of] * a + of_b[tensor_of] * b).to(x.dtype)",
     )),

@@ -1,4 +1,4 @@
-"""The check of fuse_tensors: who shares a buffer with whom. Nothing is launched."""
+"""The check of fuse_tensors: which tensors share a buffer. Nothing is launched."""
 
 import torch
 

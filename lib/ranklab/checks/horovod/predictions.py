@@ -36,7 +36,7 @@ PREDICTIONS = (
                100.17: "the ring goes round twice: 2(R-1) steps",
                1.59: "alpha is paid in each of the 126 steps, not once for an all-reduce",
                203.52: "2(R-1) steps, not 2R"},
-        why="The bytes are the same 6.4 MB; what is saved is pure waiting.",
+        why="The bytes are the same 6.4 MB. What fusion saves is waiting.",
     ),
     Prediction(
         "fused_all_reduces", working="math.ceil(10 / (64 // 25))", unit="all-reduces",
@@ -91,6 +91,6 @@ PREDICTIONS = (
         answer=lambda: _length([3.0, 0.0], [3.0, 0.0]),
         slips={6: "that is the sum: what agrees is averaged", 1.5: "both halves count",
                0: "1 - a.b / 2|a|^2 is a half, not nothing"},
-        why="Both coefficients are 1/2: so many ranks that agree take a step as long as one's.",
+        why="Both coefficients are 1/2. Ranks that agree take one rank's step, however many.",
     ),
 )

@@ -65,7 +65,7 @@ PREDICTIONS = (
                slips={4_000: "that is what one rank sends; four ranks do",
                       12_000: "the ring closes: the last rank sends, too",
                       1_000: "1000 numbers of 4 bytes each, and four ranks"},
-               why="As many as there are ranks times x, whatever the size of the ring."),
+               why="Each rank sends x once, so all together send R times x."),
     Prediction("hang_dollars", working="1024 * 2 * 10 / 60", unit="dollars",
                nudge="Dollars an hour for the whole cluster first; then how much of an hour is "
                      "lost?",
