@@ -40,11 +40,11 @@ def opening():
                 fontsize=9)
         for i, name in enumerate(names):
             _box(ax, 8.4 + i * 0.62, y, name, is_first=number == 0)
-        ax.text(8.71, y + 0.5, "fusion buffer", ha="center", va="center", fontsize=8)
+        ax.text(8.09, y + 0.52, "fusion buffer", ha="left", va="center", fontsize=9)
         ax.annotate("", (10.2, y), (9.4, y), arrowprops={"arrowstyle": "->", "color": INK})
         ax.text(10.35, y, "one\nall-reduce", ha="left", va="center", fontsize=9)
     ax.annotate("", (7.75, 1), (6.35, 1), arrowprops={"arrowstyle": "->", "color": INK})
-    ax.text(7.05, 0.6, "names to rank 0,\nthe list back", ha="center", va="center", fontsize=8)
+    ax.text(7.05, 0.75, "negotiate", ha="center", va="center", fontsize=9)
     return fig
 
 
