@@ -70,7 +70,7 @@ def test_bad_arguments_are_a_sentence_on_every_rank():
             ("give one of them", lambda: hvd.allreduce(x, average=True, op=hvd.Sum)),
             ("op=9 is not one of hvd.Average", lambda: hvd.allreduce(x, op=9)),
             ("root_rank=3 is not one of the ranks", lambda: hvd.broadcast(x, 3)),
-            ("one of no dimension", lambda: hvd.allgather(torch.tensor(1.0))),
+            ("this one has no dimension", lambda: hvd.allgather(torch.tensor(1.0))),
             ("give it x.to_dense", lambda: hvd.allreduce(x.to_sparse())),
             ("3 is not a power of two", lambda: hvd.allreduce(x, op=hvd.Adasum)),
         ):

@@ -56,7 +56,7 @@ def _indent(text):
 
 
 def check(learners=None, /, **predictions):
-    """The verdict is printed and recorded; returns what the rest of the lab shall use.
+    """The verdict is printed and recorded; returns what the rest of the lab uses.
 
     That is the learner's function or class when it passes, and the library's when it does not yet.
     With keywords, numbers are checked: check(megabytes_sent=150); `...` is "not predicted yet".

@@ -85,7 +85,7 @@ class Marks:
         return any(mark < SHARE for mark in self.kept.get(name, [])[-2:])
 
     def add(self, name, mark):
-        """Appends a mark, after those that another terminal may have added meanwhile."""
+        """Appends a mark, after any that another terminal has added since."""
         with records.change(self.path, _are_marks) as self.kept:
             self.kept[name] = [*self.kept.get(name, []), round(mark, 3)][-KEPT:]
 

@@ -29,7 +29,7 @@ LONGEST = 1 << 20  # bytes of lines; what comes after is dropped
 
 @contextlib.contextmanager
 def adopting():
-    """Inside, Linux makes this process the parent of those whose own parent has ended."""
+    """Inside, Linux makes this process the parent of processes whose own parent has ended."""
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     try:
         yield

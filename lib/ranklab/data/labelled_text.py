@@ -63,7 +63,7 @@ class LabelledText:
 
     @property
     def best_constant(self):
-        """The share of the held-out texts in their commonest class: what no thought achieves."""
+        """The share of the held-out texts in their commonest class: it takes no learning."""
         return int(self.held_out_labels.bincount().max()) / len(self.held_out_labels)
 
 

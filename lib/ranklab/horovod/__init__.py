@@ -3,10 +3,10 @@
 Read in this order:
 
     ops.py            allreduce, allgather, broadcast, join, ...: what a script calls
-    optimizer.py      averages asked for in backward, waited for in step()
+    optimizer.py      asks for averages in backward, and waits for them in step()
     parameters.py     the same start on every rank
     background.py     the thread that negotiates and communicates while the others compute
-    negotiation.py    which tensors have all ranks? in its smallest form
+    negotiation.py    which tensors do all ranks have? in its smallest form
     coordinator.py    the same, whole: mismatches, joined ranks, stalls
     cache.py          what was negotiated once costs one bit
     execute.py        what was agreed on becomes collectives

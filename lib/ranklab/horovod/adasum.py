@@ -1,9 +1,9 @@
 """Adasum: add gradients that point in different directions, average those that agree.
 
-For two gradients, a (1 - a.b / 2|a|^2) + b (1 - a.b / 2|b|^2). Orthogonal ones are added, equal
-ones averaged, and twice as large a gradient on all ranks gives twice as large a result. So the
-learning rate of one rank stays right for many. More than two are combined in pairs, in a tree.
-Made of collectives' exchange.
+For two gradients it is a (1 - a.b / 2|a|^2) + b (1 - a.b / 2|b|^2). This adds orthogonal gradients
+and averages equal ones. Gradients twice as large give a result twice as large. So the learning
+rate of one rank stays right for many. More than two combine in pairs, in a tree. Built on
+`exchange` of collectives.
 """
 
 import torch
@@ -13,7 +13,7 @@ from ranklab.collectives import exchange
 
 
 def adasum_of_two(a, b):
-    """The definition: what is common to `a` and `b` is averaged, the rest is added."""
+    """The definition: it averages what `a` and `b` have in common, and adds the rest."""
     a64, b64 = a.double().flatten(), b.double().flatten()
     dot, of_a, of_b = a64 @ b64, a64 @ a64, b64 @ b64
     a64 = a64 * (1 - dot / (2 * of_a)) if of_a > 0 else a64
@@ -69,7 +69,7 @@ def adasum(x, sizes=None, group=None):
 def gather_halves(part, lengths, group=None):
     """Every rank ends with the whole vector whose `part` it holds after the halving.
 
-    `lengths` are those that its part had before each halving.
+    `lengths` are the lengths of its part before each halving.
     """
     rank, distance = dist.get_rank(group), 2 ** len(lengths)
     for length in reversed(lengths):  # the same partners again, the last one first
@@ -84,7 +84,7 @@ def gather_halves(part, lengths, group=None):
 def dot_products(a, b, tensor_of, tensors):
     """a.b, a.a and b.b of each tensor, in float64: shape (3, tensors).
 
-    `tensor_of` says of each element to which of the `tensors` it belongs.
+    `tensor_of` says which of the `tensors` each element belongs to.
     """
     a, b = a.double(), b.double()
     dots = torch.zeros(3, tensors, dtype=torch.float64, device=a.device)

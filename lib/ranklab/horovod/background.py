@@ -130,7 +130,7 @@ class Background:
             self._leave_groups(abort=True)
 
     def _cycle(self):
-        """One round of agreeing and doing; (is anything done?, why to stop, or "")."""
+        """One round of agreeing and doing. Returns (was anything done?, why to stop or "")."""
         if self.recorder.mark_cycles:
             self.recorder.note("cycles", "CYCLE_START", time.perf_counter())
         with self.lock:

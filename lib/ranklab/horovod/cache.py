@@ -1,4 +1,4 @@
-"""The response cache: what was negotiated once is asked for again with one bit.
+"""The response cache: a name that was negotiated once costs one bit from then on.
 
 Training asks for the same names, shapes and types in every step. So every rank remembers each
 response in a numbered slot, the same slot on every rank, and from the second step on says "slot 7
@@ -49,8 +49,8 @@ class ResponseCache:
     def outdated(self, requests):
         """Names that must go when the coordinator hears `requests`.
 
-        Those that are asked for by name although they are known, and with a join all that a
-        joined rank can't take part in: without it they would wait for the joined rank's bit.
+        These are known names that a rank sends again. With a join they are also all requests that a
+        joined rank can't take part in: they would wait for its bit.
         """
         has_join = any(request.kind == "join" for request in requests)
         return [request.name for request in requests if request.name in self.entries] + [

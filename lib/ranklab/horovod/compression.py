@@ -20,7 +20,7 @@ def compress_fp16(tensor):
 
 
 def ranks_until_infinite(element):
-    """The number of ranks from which on a sum in 16 bits is infinite; each adds `element`.
+    """The fewest ranks whose sum in 16 bits is infinite, when each adds `element`.
 
     math.inf where it never is: 1 + 1 + ... stops at 2048, since 2049 takes 12 bits.
     """

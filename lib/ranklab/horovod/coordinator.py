@@ -1,8 +1,8 @@
 """Rank 0's table: which ranks have asked for what, and what can be done now.
 
 `negotiate` (negotiation.py) with all that a real run needs: requests that don't fit together are
-an error on every rank, ranks that have joined count as ready for anything, and a tensor that some
-ranks never ask for is reported with their numbers.
+an error on every rank. Ranks that have joined count as ready for anything. A tensor that some ranks
+never ask for is reported with their numbers: Horovod's stall inspector.
 """
 
 import sys
@@ -85,7 +85,7 @@ class Coordinator:
         return ""
 
     def check_stalls(self):
-        """A tensor that waits too long is reported once; much too long, and all ranks shall stop.
+        """A tensor that waits too long is reported once. If it waits much too long, all ranks stop.
 
         error  none here: `stop` then holds the sentence
         """

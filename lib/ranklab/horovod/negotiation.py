@@ -1,4 +1,4 @@
-"""Which tensors have all ranks? The smallest answer; coordinator.py has the whole one."""
+"""Which tensors do all ranks have? The smallest answer; coordinator.py has the whole one."""
 
 import torch.distributed as dist
 

@@ -64,8 +64,8 @@ def grouped_allreduce(tensors, average=None, name=None, compression=Compression.
 def allgather_async(tensor, name=None, process_set=global_process_set):
     """A handle, whose result is the ranks' tensors one after the other."""
     if tensor.dim() == 0:
-        raise ValueError("allgather puts tensors one after the other: one of no dimension "
-                         "can't be; give it x.view(1)")
+        raise ValueError("allgather puts tensors one after the other, and this one has no "
+                         "dimension: give it x.view(1)")
     return _submit("allgather", [tensor], [None], name, process_set)[0]
 
 

@@ -32,9 +32,9 @@ def broadcast_parameters(params, root_rank):
 def broadcast_optimizer_state(optimizer, root_rank, model=None):
     """`optimizer` has rank root_rank's state and options; a fresh one may take over a used one's.
 
-    Horovod itself lets a fresh optimizer take a step with zero gradients first, so that there is
-    something to fill. With Adam that step counts, and weight decay acts in it; here it is not
-    done. `model` is not needed (in Horovod it tells of sparse parameters).
+    In Horovod a fresh optimizer first takes a step with zero gradients, so that there is state to
+    fill. With Adam that step counts, and weight decay acts in it. Here there is no such step.
+    `model` is not needed (Horovod asks it about sparse parameters).
 
     cost   one object (shapes and numbers), then each tensor once
     """

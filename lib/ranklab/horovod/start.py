@@ -57,7 +57,7 @@ def init(comm=None, process_sets=None, *, fusion_threshold=None, cycle_time_ms=N
 
 
 def shutdown():
-    """The background threads of all ranks have ended; what still waited for others is an error.
+    """The background threads of all ranks have ended; a tensor that still waits becomes an error.
 
     Once one rank calls it, no other can use Horovod any more, as in Horovod. The groups that
     init() and add_process_set() made are destroyed; after the next init() sets are added again.

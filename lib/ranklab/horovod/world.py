@@ -1,4 +1,4 @@
-"""What a rank is told about itself, and what Horovod tells of its work.
+"""What a rank knows about itself, and what Horovod reports of its work.
 
 Horovod's functions take no handle: a process is in one Horovod world, or in none. So this module,
 unlike any other here, keeps what init() (start.py) made.
@@ -76,7 +76,7 @@ def stop_timeline():
 def counted():
     """Inside, `as counts`: what this rank's background thread sends (ours, not Horovod's).
 
-    counts.data is a Traffic of the tensors, counts.negotiation one of the agreeing about them.
+    counts.data is a Traffic of the tensors, counts.negotiation one of the negotiation.
     """
     counts = background().counts = Counts()
     try:
