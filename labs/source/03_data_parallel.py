@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 03 Data parallel: DDP from nothing
 #
-# > 110 minutes · difficulty 3/5 · **laptop**: everything, with real processes · **GPUs**: the same cells, on NCCL
+# > 130 minutes · difficulty 3/5 · **laptop**: everything, with real processes · **GPUs**: the same cells, on NCCL
 
 # %% [markdown]
 # ## 1. Story
@@ -9,11 +9,11 @@
 # In 2017 eight GPUs needed 29 hours to train ResNet-50 on ImageNet. A team at Facebook put the same model on 256 GPUs and was done in one
 # hour, with the same accuracy (Goyal et al., arXiv 1706.02677). 32 times the hardware, 29 times the speed: only one GPU hour in ten was lost.
 #
-# The idea fits in a sentence: **every GPU holds the whole model, works on its own part of the batch, and all average their gradients before they
-# step.** You can write it in ten lines, and you will. What makes it 29 times and not 10 is the rest of this lab: the gradients of the last layers
+# The idea fits in a sentence: **every GPU holds the whole model, works on its own part of the batch, and all GPUs average their gradients before
+# the step.** You can write it in ten lines, and you will. What makes it 29 times and not 10 is the rest of this lab: the gradients of the last layers
 # travel *while* those of the first are still being computed.
 #
-# ResNet-50 has 25.6 million parameters. In float32, on 4 ranks, with the ring of lab 02: how many megabytes does each rank send, in every step?
+# ResNet-50 has 25.6 million parameters. In float32, on 4 ranks, with the ring of lab 02: how many megabytes does each rank send in a step?
 
 # %%
 import contextlib
@@ -30,8 +30,8 @@ from ranklab import answer, check, device, hint, launch, questions
 check(step_megabytes=...)
 
 # %% [markdown]
-# This lab builds on lab 02 (all-reduce) and on the backward pass of lab 01. At its end torch's own `DistributedDataParallel` stands beside yours, with the
-# same weights after the same steps, and the same bytes.
+# This lab builds on lab 02 (all-reduce) and on the backward pass of lab 01. At its end you compare your class with torch's own `DistributedDataParallel`:
+# the same weights after the same steps, and the same bytes.
 
 # %% [markdown]
 # ## 2. Picture
@@ -42,8 +42,8 @@ from ranklab.plots import data_parallel as plots
 plots.replicas()
 
 # %% [markdown]
-# Look at what does *not* travel: no activations, no optimizer state, and of the weights only one copy, at the start. Replicas that start equal and add the same averaged gradient in every
-# step stay equal for ever, to the last bit, since an all-reduce gives all ranks the same bits. Each exercise below defends a part of that sentence.
+# Look at what does *not* travel: no activations and no optimizer state. The weights travel once, at the start. Replicas that start equal and apply the same averaged gradient in every
+# step stay equal for ever, to the last bit, because an all-reduce by a ring gives all ranks the same bits. Each exercise below defends a part of that sentence.
 
 # %% [markdown]
 # ## 3. Smallest working code
@@ -72,7 +72,8 @@ for rank, seen in enumerate(launch(averaged_gradient, batch, ranks=4)):
 
 # %% [markdown]
 # The mean of four means is the mean of all eight, *because the parts are equally long*. Keep that "because" in mind; it returns in 4.2 and under
-# `join_uneven`, and in lab 16, where averaging per rank cost a well-known library its correct loss.
+# `join_uneven`, and in lab 16, where averaging per rank cost a well-known library its correct loss. In a language model the parts are *tokens that count*:
+# padding makes them unequal. Then add up the loss, and divide by the number of tokens on *all* ranks (and multiply by R, since DDP divides by it).
 
 # %% [markdown]
 # ## 4. Build it
@@ -90,8 +91,11 @@ for name, tensor in model.state_dict().items():
 # ### 4.1 Start equal
 # > difficulty 1/5 · importance 5/5 · 8 minutes · about 2 lines
 #
-# Each rank made its own random weights. Rank 0's become everybody's. Mind the lines above with `running_mean`: they are no parameters, no optimizer
-# touches them, but they are state. They are the model's **buffers**.
+# Each rank made its own random weights. All ranks take over those of rank 0. Look at the lines above with `running_mean`: these are not parameters, no optimizer
+# touches them, but they are part of the model's state. They are its **buffers**.
+#
+# A parameter may stand in two places of a model: many language models use one tensor as the embedding and as the last layer. Such parameters are **tied**. A tied tensor
+# has two names but is one tensor, so it travels once.
 
 # %%
 def broadcast_parameters(model, src=0, group=None):
@@ -108,9 +112,9 @@ broadcast_parameters = check(broadcast_parameters)
 # ### 4.2 Whose sample is it?
 # > difficulty 2/5 · importance 5/5 · 12 minutes · about 5 lines
 #
-# In lab 00 a rank took a contiguous part of the data. For training the order must be shuffled, anew in each epoch and **alike on all ranks**: shuffled each
-# by itself, some samples would be seen twice and others never. And every rank must have *as many* samples as the others: else the mean of means is not the mean, and the rank with
-# fewer batches stops, while the rest wait for it in the next all-reduce. So a few samples are taken twice (or, with `drop_last`, left out).
+# In lab 00 a rank took a contiguous part of the data. For training the order must be shuffled, anew in each epoch and **alike on all ranks**: if each rank shuffled
+# for itself, some samples would be seen twice and others never. And every rank must have *as many* samples as the others. Otherwise the mean of means is not the mean, and the rank with
+# fewer batches stops while the rest wait for it in the next all-reduce. So a few samples are taken twice (or, with `drop_last`, left out).
 #
 # **Predict.** 1797 images, 4 ranks. How many does each rank get, without `drop_last`?
 
@@ -138,8 +142,10 @@ def shard_sampler(n, rank, ranks, epoch=0, seed=0, drop_last=False):
 shard_sampler = check(shard_sampler)
 
 # %% [markdown]
-# Ten samples on four ranks, in two epochs. (`DistributedSampler` of torch gives the same lists; forgetting its `set_epoch` gives the first row for ever,
+# Ten samples on four ranks, in two epochs. (torch's `DistributedSampler` gives the same lists. Without `set_epoch` it gives the first row in every epoch:
 # a common bug of real training scripts.)
+#
+# The order must be the same everywhere. Dropout and augmentation must *not* be: give them a seed that depends on the rank, or all ranks drop the same units.
 
 # %%
 for epoch in (0, 1):
@@ -149,8 +155,8 @@ for epoch in (0, 1):
 # ### 4.3 Average, one by one
 # > difficulty 1/5 · importance 5/5 · 8 minutes · about 7 lines
 #
-# After `loss.backward()`: divide by R, all-reduce. One message for each parameter. What if a parameter got no gradient on this rank, since this
-# rank's samples did not use it? Others may have one, and wait for yours: send zeros.
+# After `loss.backward()`: divide by R, all-reduce. One message for each parameter. What if a parameter got no gradient on this rank, because this
+# rank's samples did not use it? Other ranks may have one, and they wait for yours: send zeros.
 
 # %%
 def average_gradients(model, group=None):
@@ -168,18 +174,21 @@ def average_gradients(model, group=None):
 average_gradients = check(average_gradients)
 
 # %% [markdown]
-# That is data parallelism, complete and correct. Two things are wrong with it, and both cost time only. A message of 40 bytes, for a bias, pays
-# the same latency as one of megabytes; and nothing is sent until all of backward is done, while the network idles.
+# That is data parallelism, complete and correct. Two things are wrong with it, and both cost only time. A message of 40 bytes, for a bias, pays
+# the same latency as one of megabytes. And nothing is sent until all of backward is done: until then the network is idle.
+#
+# Clipping belongs here, between the average and the step. If each rank clipped its own gradient before the average, the result would not be the clipped gradient of the whole batch.
 
 # %% [markdown]
 # ### 4.4 Buckets
 # > difficulty 2/5 · importance 4/5 · 12 minutes · about 6 lines
 #
-# Small gradients shall travel together, in **buckets** of about `cap_bytes`. Backward begins at the *end* of the model, so the first bucket holds the
-# last parameters. A bucket is one flat tensor, so it holds one type on one device. Torch's rule, and ours: a parameter is put into the open bucket
-# of its kind, and closes it when that makes it reach the cap.
+# Small gradients should travel together, in **buckets** of about `cap_bytes`. Backward begins at the *end* of the model, so the first bucket holds the
+# last parameters. A bucket is one flat tensor, so it holds one type on one device. torch's rule, and ours: a parameter goes into the open bucket
+# of its kind, and the bucket is closed when it reaches the cap.
 #
-# **Predict.** 20 layers, each with a weight of 4 MB and a bias of 4 KB, and a cap of 25 MB. How many messages a step?
+# **Predict.** 20 layers, each with a weight of 4 MB and a bias of 4 KB, and a cap of 25 MB. How many messages does a step take? (The cap is the same for all buckets. torch's default
+# closes the *first* one at 1 MiB, so that something travels early: one message more.)
 
 # %%
 check(bucket_messages=...)
@@ -207,14 +216,17 @@ assign_buckets = check(assign_buckets)
 # ### 4.5 Overlap
 # > difficulty 4/5 · importance 5/5 · 30 minutes · about 17 lines
 #
-# Now the heart of DDP. Autograd calls a **hook** as soon as it has added to `parameter.grad`. When all parameters of a bucket have reported, start
+# Now the heart of DDP. Autograd calls a **hook** as soon as `parameter.grad` is there. When all parameters of a bucket have their gradients, start
 # its all-reduce with `async_op=True`, and return: backward goes on with the layers before, while the bucket travels. At the end of backward, wait.
 #
 # One trap is worth the whole exercise. Buckets may become *ready* in different orders on different ranks. The backend pairs messages by order: the
-# first all-reduce of one rank meets the first of the others, whatever is in it. So buckets must be *launched* in the same order everywhere: one that is
-# ready too early waits until those before it are gone.
+# first all-reduce of one rank meets the first of the others, whatever is in it. So buckets must be *launched* in the same order everywhere: a bucket that is
+# ready too early waits until those before it have been sent.
 #
-# What is not the idea is given, in `Replica`: it broadcasts the parameters at the start (your 4.1) and the buffers before each forward, makes the `Bucket`s
+# And some models do not use every parameter in every step: an expert that no token chose gets no gradient, its hook is never called, and its bucket never becomes ready.
+# With `find_unused=True` the ranks find out at the end of backward which parameters *any* rank used. Without it, a missing gradient is an error.
+#
+# The rest is given, in `Replica`: it broadcasts the parameters at the start (your 4.1) and the buffers before each forward, makes the `Bucket`s
 # (your 4.4), and calls `finish()` at the end of each backward. Here is a bucket:
 
 # %%
@@ -233,8 +245,8 @@ print(inspect.getsource(Bucket))
 # | `self.group` | the group: it goes into every collective and into `dist.get_world_size(self.group)` |
 # | `self.sync` | False inside `no_sync()`: then a hook does nothing |
 # | `self.backward_begins()` | call it in the hook: it makes sure that `finish()` follows |
-# | `self.used_anywhere()` | the parameters that any rank used (an all-reduce of its own) |
-# | `self.no_gradient(missing)`, `self.second_gradient(parameter)` | errors that name the parameters: one got no gradient; or a second one, when its bucket may be on its way already |
+# | `self.used_anywhere()` | the parameters that any rank used (it costs one small all-reduce) |
+# | `self.no_gradient(missing)`, `self.second_gradient(parameter)` | errors that name the parameters: one has no gradient; or it got a second one, when its bucket may have been sent already |
 
 # %%
 class OverlappedDataParallel(Replica):
@@ -286,8 +298,8 @@ class OverlappedDataParallel(Replica):
 OverlappedDataParallel = check(OverlappedDataParallel)
 
 # %% [markdown]
-# Is it overlap? A profile of your class at work: two ranks, six wide layers, a forward and a backward, with six buckets of 1 MB, and with a single one. Communication that nothing hides is **exposed**: the only
-# part that costs time. On two cores the ranks take turns, so much of what is exposed is waiting for the other rank. Look only at *when number 1 begins*: before the computing ends, or after.
+# Does it overlap? Below is a profile of your class at work: two ranks, six wide layers, a forward and a backward, with six buckets of 1 MB, and with a single one. Communication with no computing beside it is **exposed**: the part
+# that costs time. On two cores the ranks take turns, so much of what is exposed is waiting for the other rank. Look only at *when number 1 begins*: before the computing ends, or after.
 
 # %%
 from ranklab.meter import Timeline
@@ -315,13 +327,13 @@ plots.timeline(launch(profiled, 25 * 2**20, ranks=2), "One bucket: nothing to hi
 # ### 4.6 Do they still agree?
 # > difficulty 2/5 · importance 4/5 · 7 minutes · about 4 lines
 #
-# A replica that has drifted away raises no error: the loss looks plausible, and the model is bad after a week. So real training jobs compare now and then. Not
-# by sending the weights: each rank boils its own down to a **hash** of a few bytes, and these travel.
+# A replica that has drifted away raises no error: the loss looks plausible, and the model is bad after a week. So real training jobs compare their replicas now and then. They do
+# not send the weights: each rank reduces its own to a **hash** of a few bytes, and only the hashes travel.
 #
-# A sum of the weights would be no hash: it does not see two numbers that changed places, and it rounds. `hashlib.blake2b` sees every bit.
-# To learn in *one* all-reduce whether R numbers are equal, let the largest and the smallest travel together: MAX of (h, -h).
+# A sum of the weights is not a hash: it does not see two numbers that changed places, and it rounds. `hashlib.blake2b` sees every bit.
+# One all-reduce tells whether R numbers are equal, if the largest and the smallest travel together: MAX of (h, -h).
 #
-# **Predict.** ResNet-50 on 4 ranks once more. The two int64 go by a ring. How many bytes does a rank send, in the mean over ranks?
+# **Predict.** ResNet-50 on 4 ranks once more. The two int64 go by a ring. How many bytes does each rank send, on average?
 
 # %%
 check(agree_bytes=...)
@@ -349,15 +361,15 @@ replicas_agree = check(replicas_agree)
 # %% [markdown]
 # ### Further
 #
-# Four more, all checked, not in the 110 minutes: how to add up several backward passes for one message, what a larger batch does to the learning
+# Four more, all checked, not in the 130 minutes: how to add up several backward passes for one message, what a larger batch does to the learning
 # rate, batch norm over all ranks, and ranks that run out of data. The lab runs without them.
 
 # %% [markdown]
 # #### `no_sync`
 # > difficulty 1/5 · importance 4/5 · 5 minutes · about 5 lines
 #
-# A large batch in four pieces (lab 01) needs one average, not four. The hooks look at `model.sync`. (Each loss is then divided by the
-# number of pieces. And with torch's own `no_sync` the forward must stand inside as well.)
+# A large batch in four pieces (lab 01) needs one average, not four. The hooks look at `model.sync`. (Divide each loss by the
+# number of pieces. With torch's own `no_sync` the forward must be inside as well.)
 #
 # **Predict.** Four pieces a step, the first three inside `no_sync`, a gradient of 102.4 MB, 4 ranks. How many megabytes does each rank send in a step?
 
@@ -383,10 +395,10 @@ no_sync = check(no_sync)
 # #### `scale_learning_rate`
 # > difficulty 1/5 · importance 5/5 · 8 minutes · about 4 lines
 #
-# With k times the ranks the batch is k times as large and there are k times fewer steps in an epoch. To go as far, each step must be k times as long: the
-# **linear scaling rule**. It fails in the first steps, when the weights still change fast; hence the warm-up, from the old learning rate to the scaled one.
+# With k times the ranks the batch is k times as large, and an epoch has k times fewer steps. To go as far, each step must be k times as long: the
+# **linear scaling rule**. It fails in the first steps, when the weights still change fast. The **warm-up** is for these: it goes from the old learning rate up to the scaled one.
 #
-# **Predict.** ResNet-50 was trained with learning rate 0.1 for a batch of 256. Goyal et al. used a batch of 8192. Which learning rate?
+# **Predict.** ResNet-50 was trained with learning rate 0.1 for a batch of 256. Goyal et al. used a batch of 8192. What was their learning rate?
 
 # %%
 check(scaled_rate=...)
@@ -415,13 +427,13 @@ scale_learning_rate = check(scale_learning_rate)
 # #### `sync_batch_norm`
 # > difficulty 5/5 · importance 3/5 · 25 minutes · about 10 lines
 #
-# Batch norm takes mean and variance over the batch. With 4 ranks of 8 images each rank normalises by its own 8: that is another function than the one of
-# 32, and with 2 images a rank it hardly works at all. The cure: sums over all ranks in forward. And in backward too: each x moved the mean and the variance,
+# Batch norm takes mean and variance over the batch. With 4 ranks of 8 images, each rank normalises by its own 8: that is not the function of
+# 32 images, and with 2 images a rank it hardly works at all. The cure is to sum over all ranks in forward, and in backward too: each x moved the mean and the variance,
 # and so every y of every rank. With scale = 1 / sqrt(variance + eps), `normal` = (x - mean) * scale, and means taken over all ranks:
 #
 # gradient of x = weight * scale * (grad - mean(grad) - normal * mean(grad * normal))
 #
-# The variance over all is *not* the mean of the variances: send sum(x), sum(x^2) and the count. In float64, since mean(x^2) - mean(x)^2 cancels.
+# The variance over all is *not* the mean of the variances: send sum(x), sum(x^2) and the count. Send them in float64, because mean(x^2) - mean(x)^2 cancels.
 #
 # **Predict.** 64 channels. How many bytes does the all-reduce of forward carry?
 
@@ -483,8 +495,8 @@ sync_batch_norm = check(sync_batch_norm)
 # #### `join_uneven`
 # > difficulty 4/5 · importance 2/5 · 15 minutes · about 10 lines
 #
-# What if a rank really has fewer batches, because documents differ in length or a disk was lost? Who has none left must go on taking part: `model.shadow()` does
-# what the others do in a step, with zeros. And all must learn before each step whether anybody goes on.
+# What if a rank really has fewer batches, because documents differ in length or a disk was lost? A rank with no batch left must still take part in every collective: `model.shadow()` sends
+# what the others send in a step, with zeros. And before each step all ranks must learn whether anybody still has a batch.
 
 # %%
 def join_uneven(batches, model):
@@ -493,8 +505,9 @@ def join_uneven(batches, model):
         for x, y in join_uneven(batches, model):
             ...one forward and one backward of `model`, and the optimizer's step...
 
-    A rank without a batch adds zeros, and the mean is still over all ranks. At the end all have the
-    weights of a rank that went on to the last. Each step asks once, with 8 bytes, who goes on.
+    A rank with no batch left adds zeros to the mean, which is still over all ranks. Before each
+    step 8 bytes tell all ranks whether anybody has a batch. At the end every rank has the weights
+    of a rank that took all the steps.
     """
     batches, rank, last = iter(batches), dist.get_rank(model.group), 0
     device = next(model.parameters()).device
@@ -536,8 +549,8 @@ launch(uneven, ranks=3)
 # %% [markdown]
 # ## 5. The real thing
 #
-# torch's `DistributedDataParallel` beside yours: the same CNN, the same batches, five steps on four ranks. torch sorts its buckets anew after the first backward, by
-# the order in which gradients became ready, and tells all ranks the new order in the second; so bytes are counted in the last step.
+# torch's `DistributedDataParallel` beside yours: the same CNN, the same batches, five steps on four ranks. After the first backward torch sorts its buckets anew, by
+# the order in which gradients became ready. In the second step rank 0 broadcasts that order, so we count bytes in the last step.
 
 # %%
 from torch.nn.parallel import DistributedDataParallel
@@ -586,17 +599,17 @@ print(f"largest difference of a weight after five steps, on any rank: {largest:.
 assert ours[0][2:4] == theirs[0][2:4] and all(seen[-1] for seen in ours + theirs)
 
 # %% [markdown]
-# The same messages, the same bytes, the same weights up to rounding (where a bucket is cut into the ring's chunks decides in which order its numbers are added). What torch's has more: it is written in C++, it can change what a bucket does (lab 04's comm hooks), it looks
-# for unused parameters in the graph, and it knows NCCL's streams.
+# The same messages, the same bytes, the same weights up to rounding (the ring cuts a bucket into chunks, and the chunk decides in which order a number's parts are added). torch's class does more: it is written in C++, it lets you change what happens to a bucket (lab 04's comm hooks), it looks
+# for unused parameters in the graph, and it handles NCCL's streams.
 #
 # Before DDP there was `nn.DataParallel`: **one** process drives all GPUs with threads. In each step it copies the model to every GPU, gathers all outputs on the
-# first one, and all threads share one Python interpreter. It is still in torch, it needs no launcher, and you should not use it. Without a GPU it does nothing.
+# first one, and all threads share one Python interpreter. It is still in torch and needs no launcher, but you should not use it. Without a GPU it does nothing.
 
 # %% [markdown]
 # ## 6. Project
 #
-# **A CNN on real handwritten digits, on 1, 2 and 4 ranks**, always 64 images in a step, three epochs, three seeds. (MNIST and CIFAR-10 by the same code, where you have their files. It runs on the library's versions of
-# your functions.) If everything is right, the number of ranks changes nothing but the time, and what batch norm sees: 16 images instead of 64.
+# **A CNN on real handwritten digits, on 1, 2 and 4 ranks**, always 64 images in a step, three epochs, three seeds. (The same code trains on MNIST and CIFAR-10, if you have their files. It runs on the library's versions of
+# your functions.) If everything is right, the number of ranks changes only the time, and what batch norm sees: 16 images instead of 64.
 
 # %%
 from ranklab.projects import data_parallel as project
@@ -606,7 +619,7 @@ print(project.scale_table(found))
 assert project.ranges_overlap(found)
 
 # %% [markdown]
-# "In agreement" counts the epochs after which `replicas_agree` said yes: all of them. The seed changes more than the number of ranks does. (With `sync_batch_norm` the ranks change nothing at all.) And it has become *slower*: for 64 images of 8 x 8, messages cost more than they bring. A larger model with a larger batch has more to compute for each byte:
+# "In agreement" counts the epochs after which `replicas_agree` said yes: all of them. The seed changes more than the number of ranks does. (With `sync_batch_norm` the ranks change nothing but rounding.) And it has become *slower*: for 64 images of 8 x 8, the messages cost more time than the ranks save. A larger model with a larger batch has more to compute for each byte:
 
 # %%
 wide = project.scale(project.Settings(width=32, batch=256, base_batch=64), seeds=(0,))
@@ -615,14 +628,14 @@ plots.speed_up({name: {R: project.best_seconds(runs) for R, runs in one.items()}
                 for name, one in sizes.items()})
 
 # %% [markdown]
-# With two cores, two ranks can win and four hardly more. The accuracies of the first table, seed by seed:
+# On two cores two ranks can be faster, and four hardly faster still. The accuracies of the first table, seed by seed:
 
 # %%
 plots.accuracy_ranges({R: [run.accuracy for run in runs] for R, runs in found.items()})
 
 # %% [markdown]
-# **Four times the batch, the same number of epochs**: four times fewer steps. With the old learning rate the model does not get as far. With four times the rate at once it is even worse off:
-# the first steps throw it somewhere from which it does not recover. With the warm-up it comes near to the small batch.
+# **Four times the batch, the same number of epochs**: four times fewer steps. With the old learning rate the model does not get as far. With four times the rate from the first step it does even worse:
+# the first steps throw it to a place from which it does not recover. With the warm-up it comes close to the small batch.
 
 # %%
 print(project.learning_rate_table(project.learning_rates(whole=found[4])))
@@ -639,9 +652,9 @@ plots.pieces(*({name: [getattr(run, score) for run in runs] for name, runs in mi
               for score in ("accuracy", "worst")))
 
 # %% [markdown]
-# Nothing raised an error. A sum in the place of the mean is noticed at once: 90% wrong is guessing. `broadcast`, `average` and `shard` look like a model that could be a bit better, above all from rank 0, where losses are
-# printed and checkpoints written. Without `average` and without `shard` rank 0 ends with the very same numbers, for in both it learns from its own images alone: four ranks do the work of one. And honestly: `epoch` and
-# `buffers` cost nothing that one can see in three epochs of 1437 images.
+# Nothing raised an error. You notice a sum in place of the mean at once: 90% wrong is guessing. Without `broadcast`, `average` or `shard` the model just looks a bit weak, above all on rank 0, where losses are
+# printed and checkpoints written. Without `average` and without `shard` rank 0 ends with the very same numbers, because in both it learns from its own images alone: four ranks do the work of one. And honestly: without `epoch` and without
+# `buffers` you see no difference in three epochs of 1437 images.
 #
 # `replicas_agree` finds two of the six, `broadcast` and `average`. The others keep the weights equal, so only tests like yours find them.
 
@@ -689,20 +702,21 @@ questions("03_data_parallel")
 # sbatch labs/jobs/data_parallel.sbatch
 # ```
 #
-# What changes: the backend is NCCL, whose all-reduces run on a stream of their own, beside the kernels of backward; hence real overlap, where two cores only take turns.
-# The hook costs Python time for each parameter, some microseconds, which a GPU hides as long as its own queue is not empty.
+# What changes: the backend is NCCL. Its all-reduces run on a stream of their own, beside the kernels of backward: that is real overlap, where two cores only take turns.
+# It is not free: NCCL's kernels use some of the multiprocessors and of the memory bandwidth, so backward gets some percent slower while they run.
+# The hook costs some microseconds of Python for each parameter. A GPU hides them as long as its own queue is not empty.
 #
 # What to expect, not measured by us: of a ResNet-50 step of about 100 ms on one A100 (batch 256, mixed precision), the all-reduce of 102 MB over NVLink takes about 1 ms,
-# all of it hidden; over 100 Gbit/s Ethernet between nodes it takes about 16 ms, hidden as well; at a batch of 32 the step takes 13 ms and it is not. This lab has not been run on
+# all of it hidden. Over 100 Gbit/s Ethernet between nodes it takes about 16 ms, hidden as well. At a batch of 32 the step takes only 13 ms, and it is not hidden. This lab has not been run on
 # several GPUs yet.
 
 # %% [markdown]
 # ## 10. What we left out
 #
 # - **Gradient compression and reading traces**: lab 04, with torch's DDP.
-# - **Sharding**: each rank holds all of the model, its gradients and its optimizer state. Lab 06 ends that, for the same bytes.
-# - **Asynchronous training**, where nobody waits: parameter servers with stale gradients. It lost, because one could no longer say why a run went wrong.
-# - **Local SGD**: average weights every H steps instead of gradients every step. For slow links between sites it is coming back.
-# - **Larger batches for ever**: from some batch on more images no longer mean fewer steps (McCandlish et al. 2018 say how to find it).
+# - **Sharding**: each rank holds all of the model, its gradients and its optimizer state. Lab 06 ends that, and sends no more bytes.
+# - **Asynchronous training**, where nobody waits: parameter servers with stale gradients. It ended with worse accuracy than synchronous training (Chen et al., arXiv 1604.00981), and all-reduce became fast.
+# - **Local SGD**: average the weights every H steps instead of the gradients in every step. It is coming back for slow links between sites.
+# - **Larger batches for ever**: beyond some batch size more images no longer mean fewer steps (McCandlish et al. 2018 say how to find it).
 #
-# Next: **04_ddp**: the same as it is run in production, and the traces that say what is slow.
+# Next: **04_ddp**: the same in production, and the traces that say what is slow.

@@ -98,7 +98,7 @@ class SyncBatchNorm(_BatchNorm):
 
 
 def convert_sync_batch_norm(model, group=None):
-    """`model` with a SyncBatchNorm in the place of every batch norm, and the same parameters.
+    """`model` with a SyncBatchNorm in place of every batch norm, and the same parameters.
 
     Returns the model itself, or its replacement when it is a batch norm. Its messages must come in
     the same order on all ranks. In the group of a Replica they come between those of the buckets,

@@ -12,9 +12,10 @@ def join_uneven(batches, model):
         for x, y in join_uneven(batches, model):
             ...one forward and one backward of `model`, and the optimizer's step...
 
-    A rank without a batch adds zeros, and the mean is still over all ranks. At the end all have the
-    weights of a rank that went on to the last, but each keeps its own optimizer state: momenta of
-    ranks that ended early are older. As torch's Join on DDP.
+    A rank with no batch left adds zeros to the mean, which is still over all ranks. Before each
+    step 8 bytes tell all ranks whether anybody has a batch. At the end every rank has the weights
+    of a rank that took all the steps. Optimizer state is not sent: momenta of a rank that stopped
+    early stay old. torch's Join on DDP does the same.
     cost   one all-reduce of 8 bytes a step; at the end one broadcast of the model
     error  no_sync inside the loop; a SyncBatchNorm in the model, on every rank
     lab    03
