@@ -36,7 +36,7 @@ def test_no_token_sees_the_future():
 
 
 def test_attention_depends_on_distance_only():
-    attention = tiny().blocks[0].attention
+    attention = tiny().blocks["0"].attention
     x = torch.randn(1, 1, 12, 8)
     same = x[:, :, :1].expand(-1, -1, 12, -1)  # one vector at all places
     turned = attention.rotate(same)
@@ -67,6 +67,51 @@ def test_the_loss_in_chunks_is_the_loss(reduction):
         loss.backward()
     for a, b in zip(whole.parameters(), chunked.parameters()):
         torch.testing.assert_close(a.grad, b.grad)
+
+
+def test_a_part_has_the_weights_and_the_names_of_the_whole():
+    whole, first, last = tiny(), tiny(), tiny()
+    first.norm = first.head = None
+    del first.blocks["1"]
+    last.token = None
+    del last.blocks["0"]
+    for part in (first, last):
+        torch.nn.Module.to_empty(part, device="cpu")
+        for attention in (block.attention for block in part.blocks.values()):
+            attention.reset_buffers()
+        part.reset_parameters(seed=0)
+        state = part.state_dict()
+        assert all(torch.equal(state[name], whole.state_dict()[name]) for name in state)
+    assert "blocks.1.mlp.up.weight" in last.state_dict() and "head.weight" in last.state_dict()
+    hidden = first(tokens())
+    torch.testing.assert_close(last(hidden, tokens(seed=1)), whole(tokens(), tokens(seed=1)))
+
+
+def test_weights_follow_the_seed_and_not_what_was_drawn_before():
+    torch.manual_seed(1)
+    torch.rand(5)
+    one = GPT(TINY)
+    assert torch.equal(one.blocks["1"].mlp.up.weight,
+                       (torch.manual_seed(1), GPT(TINY))[1].blocks["1"].mlp.up.weight)
+    assert not torch.equal(one.token.weight, tiny().token.weight)
+    up = [one.blocks[i].mlp.up.weight for i in "01"]
+    assert not torch.equal(*up)
+
+
+def test_positions_say_where_the_tokens_are():
+    """Tokens in another order with their positions, and an attention that knows the order."""
+    whole, x = tiny(), tokens()
+    right = whole(x)
+    order = torch.tensor([3, 4, 5, 0, 1, 2, 9, 10, 11, 6, 7, 8])  # any order of the tokens
+
+    def attend(q, k, v):
+        q, k, v = (t[..., order.argsort(), :] for t in (q, k, v))
+        y = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return y[..., order, :]
+
+    for block in whole.blocks.values():
+        block.attention.attend = attend
+    torch.testing.assert_close(whole(x[:, order], positions=order), right[:, order])
 
 
 def test_generate_goes_on_beyond_the_context():

@@ -1,4 +1,4 @@
-"""The training loop and its checkpoint: one step by hand, pieces, precision, hooks, resuming."""
+"""The training loop and its checkpoint: a step by hand, pieces, precision, ranks, resuming."""
 
 import shutil
 
@@ -6,10 +6,14 @@ import numpy as np
 import pytest
 import torch
 
+from ranklab import launch
 from ranklab.checkpoint import load_checkpoint, save_checkpoint
 from ranklab.data import Text, batch_at
-from ranklab.models.gpt import GPT, GPTConfig
-from ranklab.trainer import Hooks, TrainConfig, Trainer, learning_rate, make_optimizer
+from ranklab.data_parallel.training import DataParallel
+from ranklab.engine.report import RankError
+from ranklab.models.gpt import GPT, IGNORE, GPTConfig
+from ranklab.parallel import Parallel
+from ranklab.trainer import TrainConfig, Trainer, decay_groups, learning_rate
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -23,11 +27,11 @@ def text():
     return Text("counting", np.roll(repeated, numbers.integers(32)), repeated[:400], 32)
 
 
-def trainer(dropout=0.0, device="cpu", compile=False, hooks=None, **changes):
+def trainer(dropout=0.0, device="cpu", compile=False, parallel=None, **changes):
     torch.manual_seed(0)
     model = GPT(GPTConfig(**{**vars(SHAPE), "dropout": dropout}))
     return Trainer(model, text(), TrainConfig(**{**QUICK, **changes}), device, compile,
-                   hooks=hooks or Hooks(), progress=False)
+                   parallel=parallel, progress=False)
 
 
 def weights(trained):
@@ -41,7 +45,8 @@ def assert_equal(left, right):
 def test_a_step_is_what_one_would_write_by_hand():
     mine, oracle = trainer(), trainer().model
     loss = mine.step()
-    optimizer = make_optimizer(oracle, mine.config)
+    optimizer = Parallel().make_optimizer(decay_groups(oracle, mine.config.weight_decay),
+                                          lr=0.0, betas=mine.config.betas)
     for group in optimizer.param_groups:
         group["lr"] = learning_rate(mine.config, 0)
     right = oracle(*batch_at(text().train, 0, 6, 16))
@@ -126,33 +131,77 @@ def test_a_save_that_dies_leaves_the_old_file(tmp_path, monkeypatch):
         load_checkpoint(path, mine.model, mine.optimizer)
 
 
-def test_hooks_see_every_step_in_order():
-    seen = []
+# --- on several ranks: equal to one process ----------------------------------------------------
 
-    def clip(parameters, max_norm):
-        seen.append("clip")
-        return torch.nn.utils.clip_grad_norm_(parameters, max_norm)
+class Uneven(DataParallel):
+    """Most targets do not count, and on the last rank none does in the first step."""
 
-    hooks = Hooks(my_rows=lambda x, y: (seen.append("rows"), x[:3], y[:3])[1:],
-                  after_backward=lambda model: seen.append("gradients"), clip=clip,
-                  average=lambda loss: loss)
-    trainer(hooks=hooks, steps=2).fit()
-    assert seen == ["rows", "gradients", "clip"] * 2
+    def batch(self, inputs, targets):
+        return super().batch(inputs, without_most(targets))
 
 
-def test_two_halves_averaged_by_hooks_are_the_whole():
-    whole = trainer()
-    whole.step()
-    halves = [trainer(hooks=Hooks(my_rows=lambda x, y, r=r: (x[3 * r : 3 * r + 3],
-                                                             y[3 * r : 3 * r + 3]),
-                                  clip=lambda parameters, norm: None)) for r in (0, 1)]
-    for half in halves:
-        half.step()
-    pairs = zip(*(half.model.parameters() for half in halves))
-    mean = [(a.grad + b.grad) / 2 for a, b in pairs]
-    norm = torch.stack([g.norm() for g in mean]).norm()
-    for got, right in zip(mean, (p.grad for p in whole.model.parameters())):
-        torch.testing.assert_close(got * min(1.0, 1.0 / norm), right, rtol=1e-3, atol=1e-6)
+class UnevenAlone(Parallel):
+    def batch(self, inputs, targets):
+        return inputs, without_most(targets)
+
+
+def without_most(targets):
+    targets = targets.clone()
+    targets[1::2, 3:] = IGNORE
+    targets[2::3] = IGNORE  # rows 2, 5: all of the last of three ranks
+    return targets
+
+
+def run_of(parallel, steps, **changes):
+    mine = trainer(parallel=parallel, steps=steps, **changes)
+    mine.fit()
+    return mine.history.loss, mine.history.held_out, weights(mine)
+
+
+def on_a_rank(kind, wrap, steps, changes):
+    torch.manual_seed(0)
+    return run_of(kind(**wrap), steps, **changes)
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("changes", [{}, {"micro_batch": 1}, {"precision": "fp16"}], ids=str)
+def test_every_rank_ends_as_one_process_does(ranks, changes):
+    changes = {"eval_batch": 6, "log_every": 1, **changes}
+    for kind, alone in ((DataParallel, Parallel), (Uneven, UnevenAlone)):
+        loss, held_out, right = run_of(alone(), 4, **changes)
+        near = 1e-2 if "precision" in changes else 1e-5
+        for got in launch(on_a_rank, kind, {}, 4, changes, ranks=ranks):
+            assert got[0] == pytest.approx(loss, rel=near)
+            assert got[1] == pytest.approx(held_out, rel=near)
+            for a, b in zip(got[2], right):
+                torch.testing.assert_close(a, b, rtol=near, atol=2 * near)
+
+
+def test_torchs_ddp_enters_by_the_same_seam():
+    right = run_of(Parallel(), 4, micro_batch=2)
+    wrap = {"wrap": lambda model, group: torch.nn.parallel.DistributedDataParallel(
+        model, process_group=group)}
+    for got in launch(on_a_rank, DataParallel, wrap, 4, {"micro_batch": 2}, ranks=2):
+        assert got[0] == pytest.approx(right[0], rel=1e-5)
+        for a, b in zip(got[2], right[2]):
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=2e-5)
+
+
+def test_a_norm_that_is_not_finite_skips_the_step_and_halves_the_scale():
+    class Overflown(Parallel):
+        def grad_norm(self, parameters):  # as when another rank's shard has overflowed
+            return torch.tensor(torch.inf)
+
+    mine = trainer(precision="fp16", parallel=Overflown())
+    before, scale = weights(mine), mine.scaler.get_scale()
+    mine.step()
+    assert_equal(before, weights(mine))
+    assert mine.scaler.get_scale() == scale / 2
+
+
+def test_fewer_rows_than_ranks_are_refused():
+    with pytest.raises(RankError, match="batch=2 rows are too few for 3 ranks"):
+        launch(on_a_rank, DataParallel, {}, 1, {"batch": 2}, ranks=3)
 
 
 def test_the_learning_rate_rises_and_falls():
@@ -165,9 +214,11 @@ def test_the_learning_rate_rises_and_falls():
 
 def test_norms_are_not_decayed():
     model = GPT(SHAPE)
-    matrices, norms = make_optimizer(model, TrainConfig()).param_groups
-    assert all(p.dim() == 2 for p in matrices["params"])
-    assert norms["weight_decay"] == 0.0
+    matrices, norms = decay_groups(model, 0.1)
+    assert all(p.dim() == 2 for _, p in matrices["params"])
+    assert [name for name, _ in norms["params"]] == [
+        "blocks.0.norm1.weight", "blocks.0.norm2.weight", "norm.weight"]
+    assert (matrices["weight_decay"], norms["weight_decay"]) == (0.1, 0.0)
     assert len(matrices["params"]) + len(norms["params"]) == len(list(model.parameters()))
 
 

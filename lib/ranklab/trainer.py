@@ -1,4 +1,4 @@
-"""The training loop of the course: one process now, any number of ranks through hooks later.
+"""The training loop of the course, for one process and for any number: see parallel.py.
 
 Read `fit`, then `step`. One code path for CPU and CUDA, and no wait for the device inside a step:
 a GPU is kept busy only when Python runs ahead of it. Waits are where a number is printed.
@@ -7,16 +7,15 @@ a GPU is kept busy only when Python runs ahead of it. Waits are where a number i
 import contextlib
 import math
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 from tqdm import tqdm
 
-from ranklab.baseline.accumulate import accumulate_gradients
 from ranklab.baseline.flops import transformer_flops
 from ranklab.checkpoint import load_checkpoint, save_checkpoint
 from ranklab.data import batch_at, held_out_batch
+from ranklab.parallel import Parallel
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -50,16 +49,6 @@ class TrainConfig:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
 
 
-@dataclass(frozen=True)
-class Hooks:
-    """What changes when there is more than one rank; one process needs none of it."""
-
-    my_rows: Callable = lambda inputs, targets: (inputs, targets)  # this rank's part of the batch
-    after_backward: Callable = lambda model: None  # gradients become those of the whole batch
-    clip: Callable = torch.nn.utils.clip_grad_norm_  # (parameters, max_norm) -> the whole norm
-    average: Callable = lambda value: value  # the mean over ranks, for what is printed
-
-
 @dataclass
 class History:
     """What fit saw, at each step that was logged."""
@@ -80,37 +69,37 @@ def learning_rate(config, step):
 
 
 def decay_groups(model, weight_decay):
-    """The trained parameters in two groups for an optimizer: matrices decay; norms and biases do
-    not, since zero is not where they belong.
+    """The trained parameters by name, in two groups for an optimizer: matrices decay; norms and
+    biases do not, since zero is not where they belong.
     """
-    parameters = [p for p in model.parameters() if p.requires_grad]
+    trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     return [
-        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": weight_decay},
-        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+        {"params": [(name, p) for name, p in trained if p.dim() >= 2],
+         "weight_decay": weight_decay},
+        {"params": [(name, p) for name, p in trained if p.dim() < 2], "weight_decay": 0.0},
     ]
-
-
-def make_optimizer(model, config):
-    """AdamW in one fused kernel."""
-    groups = decay_groups(model, config.weight_decay)
-    return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, fused=True)
 
 
 class Trainer:
     """A model, its optimizer, its data and the step that they have reached.
 
     peak_flops  of all ranks together, for MFU; None: MFU is not shown
+    parallel    how the step is spread over ranks; one process by default
     """
 
     def __init__(self, model, text, config, device="cpu", compile=False, peak_flops=None,
-                 hooks=Hooks(), progress=True):  # fmt: skip
+                 parallel=None, progress=True):  # fmt: skip
         self.device = torch.device(device)
+        self.parallel = parallel or Parallel()
         self.model = model.to(self.device)
-        # The state dict stays that of the plain model: torch.compile prefixes its names.
-        self.forward = torch.compile(self.model) if compile else self.model
-        self.text, self.config, self.hooks = text, config, hooks
-        self.peak_flops, self.progress = peak_flops, progress
-        self.optimizer = make_optimizer(self.model, config)
+        groups = decay_groups(self.model, config.weight_decay)
+        # The state dict stays that of the plain model: wrappers and torch.compile prefix its names.
+        self.forward = self.parallel.apply(self.model)
+        self.forward = torch.compile(self.forward) if compile else self.forward
+        self.text, self.config = text, config
+        self.peak_flops = peak_flops
+        self.progress = progress and self.parallel.rank == 0
+        self.optimizer = self.parallel.make_optimizer(groups, lr=config.lr, betas=config.betas)
         # fp16 alone needs a scaled loss; switched off, the scaler passes everything through
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.precision == "fp16")
         self.steps_done = 0
@@ -140,26 +129,35 @@ class Trainer:
         return self.history
 
     def step(self):
-        """One optimizer step on the batch of this step; returns its loss, still on the device."""
+        """One optimizer step; returns this process's share of its loss, still on the device."""
         config = self.config
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(config, self.steps_done)
         batch = batch_at(self.text.train, self.steps_done, config.batch, self.n_ctx, config.seed)
-        inputs, targets = (self.to_device(x) for x in self.hooks.my_rows(*batch))
+        inputs, targets = (self.to_device(x) for x in self.parallel.batch(*batch))
         self.optimizer.zero_grad(set_to_none=True)
-        loss = accumulate_gradients(self.scaled_loss_sum, inputs, targets, config.micro_batch)
-        self.hooks.after_backward(self.model)
-        self.scaler.unscale_(self.optimizer)  # clipping needs the true gradients
-        self.hooks.clip(self.model.parameters(), config.clip)
         scale = self.scaler.get_scale()
+        share = self.parallel.forward_backward(self.scaled_loss_sum, inputs, targets,
+                                               config.micro_batch)  # fmt: skip
+        self.clip(config.clip * scale)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.steps_done += 1
-        return loss / scale
+        return share / scale
 
     def scaled_loss_sum(self, inputs, targets):
         with self.autocast():
             return self.scaler.scale(self.forward(inputs, targets, "sum"))
+
+    def clip(self, most):
+        """The norm of all gradients is `most` or less. One that is not finite makes all of them
+        NaN, on every rank: so fp16's scalers agree on which steps to skip.
+        """
+        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        norm = self.parallel.grad_norm(parameters)
+        factor = (most / (norm + 1e-6)).clamp(max=1.0)
+        factor = torch.where(norm.isfinite(), factor, torch.nan)
+        torch._foreach_mul_([p.grad for p in parameters if p.grad is not None], factor)
 
     def autocast(self):
         """Matrix products in config.precision; weights, norms and the loss stay in float32."""
@@ -170,20 +168,21 @@ class Trainer:
 
     @torch.no_grad()
     def evaluate(self):
-        """The mean loss on the held-out windows, in nats per token."""
+        """The mean loss on the held-out windows, in nats per token, alike on all ranks."""
         config = self.config
-        inputs, targets = held_out_batch(self.text.held_out, config.eval_batch, self.n_ctx)
+        window = held_out_batch(self.text.held_out, config.eval_batch, self.n_ctx)
+        inputs, targets = (self.to_device(x) for x in self.parallel.batch(*window))
+        count, total = self.parallel.token_count(targets), 0.0
         self.model.eval()
-        total = 0.0
         for x, y in zip(inputs.split(config.micro_batch), targets.split(config.micro_batch)):
             with self.autocast():  # not self.forward: it would compile once more, without autograd
-                total += self.model(self.to_device(x), self.to_device(y), "sum")
+                total += self.model(x, y, "sum")
         self.model.train()
-        return (total / targets.numel()).item()
+        return (self.parallel.total(total) / count).item()
 
     def log(self, loss, clock, bar):
         """Loss and speed are in the history and beside the bar. Waits for the device."""
-        loss = self.hooks.average(loss).item()
+        loss = self.parallel.total(loss).item()
         tokens = self.config.batch * self.n_ctx
         speed = tokens * clock.steps_per_second(self.steps_done)
         self.history.steps.append(self.steps_done)

@@ -4,7 +4,7 @@ Not to be confused with a checkpoint on disk (ranklab/checkpoint.py).
 """
 
 import contextlib
-import functools
+from functools import partial
 
 import torch
 
@@ -41,8 +41,11 @@ def checkpoint_blocks(model, checkpoint=checkpointed):
     """Each block of `model` computes itself again in backward; the model's own code is unchanged.
     checkpoint  checkpointed, or torch.utils.checkpoint.checkpoint with use_reentrant=False
     """
-    for block in model.blocks:
-        block.forward = functools.partial(checkpoint, block.forward)
+    def wrapped(forward):
+        return lambda x, positions=None: checkpoint(partial(forward, positions=positions), x)
+
+    for block in model.blocks.values():
+        block.forward = wrapped(block.forward)
     return model
 
 

@@ -2,16 +2,20 @@
 
 B batch, T tokens, C width, H heads, D = C/H head size, V vocabulary, L layers.
 The children have plain names (`token`, `blocks`, `norm`, `head`; in a block `norm1`, `attention`,
-`norm2`, `mlp`), because later labs cut, shard and wrap them by name.
+`norm2`, `mlp`), because later labs cut, shard and wrap them by name. A part of the model is one in
+which the other children are None, or some blocks are missing; all names stay what they are.
 GPT-2's shape with rotary positions and without biases, as most models since.
 """
 
+import functools
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+
+from ranklab.models.initialise import normal_by_name
 
 IGNORE = -100  # a target with this value is not trained on (cross_entropy's own convention)
 
@@ -88,26 +92,31 @@ class Attention(nn.Module):
         mask = torch.full((self.n_ctx, self.n_ctx), float("-inf")).triu(1)
         self.register_buffer("mask", None if self.flash else mask, persistent=False)
 
-    def forward(self, x):  # (B, T, C) -> (B, T, C)
-        B, T, _ = x.shape
-        q, k, v = (  # -1 and not H: a tensor-parallel rank holds only some of the heads
-            project(x).view(B, T, -1, self.head_size).transpose(1, 2)  # (B, H, T, D)
+    def forward(self, x, positions=None):  # (B, T, C) -> (B, T, C)
+        q, k, v = (  # neither H nor T is asked of x: a rank may hold some heads, or part of T in x
+            project(x).unflatten(-1, (-1, self.head_size)).transpose(1, 2)  # (B, H, T, D)
             for project in (self.q, self.k, self.v)
         )
-        q, k = self.rotate(q), self.rotate(k)
-        if self.flash:
-            p = self.dropout if self.training else 0.0
-            y = F.scaled_dot_product_attention(q, k, v, dropout_p=p, is_causal=True)
-        else:
-            y = self.plain(q, k, v)
-        return self.out(y.transpose(1, 2).reshape(B, T, -1))
+        y = self.attend(self.rotate(q, positions), self.rotate(k, positions), v)
+        return self.out(y.transpose(1, 2).flatten(-2))
 
-    def rotate(self, x):  # (B, H, T, D)
-        """Each pair (x[i], x[i + D/2]) turned by its position, so that q.k sees distances."""
+    def rotate(self, x, positions=None):  # (B, H, T, D)
+        """Each pair (x[i], x[i + D/2]) turned by its position, so that q.k sees distances.
+        positions  (T,), where they are not 0, 1, 2, ...
+        """
         T, D = x.shape[-2:]
+        cos, sin = (table[:T] if positions is None else table[positions]  # (T, D)
+                    for table in (self.cos, self.sin))
         left, right = x.split(D // 2, dim=-1)
         turned = torch.cat([-right, left], dim=-1)
-        return (x * self.cos[:T] + turned * self.sin[:T]).to(x.dtype)
+        return (x * cos + turned * sin).to(x.dtype)
+
+    def attend(self, q, k, v):  # three of (B, H, T, D) -> (B, H, T, D)
+        """Each token's mean of the values before it. Set another function here to split it."""
+        if not self.flash:
+            return self.plain(q, k, v)
+        p = self.dropout if self.training else 0.0
+        return F.scaled_dot_product_attention(q, k, v, dropout_p=p, is_causal=True)
 
     def plain(self, q, k, v):
         """Attention by its definition, one matrix after the other, for counting and for reading."""
@@ -140,60 +149,63 @@ class Block(nn.Module):
         self.mlp = MLP(config)
         self.drop = nn.Dropout(config.dropout)
 
-    def forward(self, x):  # (B, T, C)
-        x = x + self.drop(self.attention(self.norm1(x)))
+    def forward(self, x, positions=None):  # (B, T, C)
+        x = x + self.drop(self.attention(self.norm1(x), positions))
         return x + self.drop(self.mlp(self.norm2(x)))
 
 
 class GPT(nn.Module):
-    """Tokens in, logits out; with targets, the loss."""
+    """Tokens in, logits out; with targets, the loss.
+
+    `loss` is any function (head, hidden, targets, reduction) -> loss. `tied` names parameters that
+    are one: {the second name: the first}.
+    """
+
+    tied = {"head.weight": "token.weight"}  # one matrix, two jobs
 
     def __init__(self, config):
         super().__init__()
         self.config = config
         self.token = nn.Embedding(config.vocab_size, config.n_embd)
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layer))
+        self.blocks = nn.ModuleDict({str(i): Block(config) for i in range(config.n_layer)})
         self.norm = nn.LayerNorm(config.n_embd, bias=False)
         self.head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
-        self.head.weight = self.token.weight  # tied: one matrix, two jobs
+        self.head.weight = self.token.weight
+        self.loss = functools.partial(cross_entropy, chunks=config.loss_chunks)
         self.reset_parameters()
 
-    def reset_parameters(self):
-        """Fresh weights: normal with 0.02; what ends in the residual stream is scaled by depth."""
-        for name, module in self.named_modules():
-            if isinstance(module, (nn.Linear, nn.Embedding)):
-                ends_in_residual = name.endswith(("attention.out", "mlp.down"))
-                depth = 2 * self.config.n_layer if ends_in_residual else 1
-                nn.init.normal_(module.weight, std=0.02 / depth**0.5)
+    def reset_parameters(self, seed=None):
+        """Fresh weights: normal with 0.02; what ends in the residual stream is scaled by depth.
 
-    def forward(self, tokens, targets=None, reduction="mean"):
+        Each follows from its own name and `seed` alone (torch.manual_seed's by default), so that a
+        part of the model has the values that it has in the whole.
+        """
+        for name, parameter in self.named_parameters():
+            if parameter.dim() < 2:
+                nn.init.ones_(parameter)  # norms
+                continue
+            ends_in_residual = name.endswith(("attention.out.weight", "mlp.down.weight"))
+            depth = 2 * self.config.n_layer if ends_in_residual else 1
+            normal_by_name(parameter, self.tied.get(name, name), 0.02 / depth**0.5, seed)
+
+    def forward(self, tokens, targets=None, reduction="mean", positions=None):
         """Logits (B, T, V); with targets (B, T) the cross-entropy in nats: its "mean" or "sum".
-        Targets equal to IGNORE do not count, neither in the sum nor in the mean.
+        Targets equal to IGNORE do not count, neither in the sum nor in the mean. A part of the
+        model without `token` takes hidden states (B, T, C), one without `head` returns them.
+        positions  (T,): which tokens of the sequence these are, if not the first T
         """
         T = tokens.shape[1]
         if T > self.config.n_ctx:
             raise ValueError(f"T={T} tokens do not fit n_ctx={self.config.n_ctx}")
-        x = self.token(tokens)  # (B, T, C)
-        for block in self.blocks:
-            x = block(x)
+        x = tokens if self.token is None else self.token(tokens)  # (B, T, C)
+        for block in self.blocks.values():
+            x = block(x, positions)
+        if self.head is None:
+            return x
         x = self.norm(x)
         if targets is None:
             return self.head(x)  # (B, T, V)
-        return self.loss(x.flatten(0, 1), targets.flatten(), reduction)
-
-    def loss(self, x, targets, reduction):  # (B*T, C), (B*T,) -> ()
-        chunks = self.config.loss_chunks
-        if chunks == 1:
-            return self.cross_entropy(x, targets, reduction)
-        total = sum(  # the logits are the largest tensor of a small model: never all at once
-            checkpoint(self.cross_entropy, x_part, targets_part, "sum", use_reentrant=False)
-            for x_part, targets_part in zip(x.chunk(chunks), targets.chunk(chunks))
-        )
-        return total / (targets != IGNORE).sum() if reduction == "mean" else total
-
-    def cross_entropy(self, x, targets, reduction):
-        logits = self.head(x)  # (N, V)
-        return F.cross_entropy(logits, targets, ignore_index=IGNORE, reduction=reduction)
+        return self.loss(self.head, x, targets, reduction)
 
     @torch.no_grad()
     def generate(self, tokens, n, temperature=1.0):  # (B, T) -> (B, T + n)
@@ -202,3 +214,20 @@ class GPT(nn.Module):
             logits = self(tokens[:, -self.config.n_ctx :])[:, -1] / temperature  # (B, V)
             tokens = torch.cat([tokens, torch.multinomial(logits.softmax(-1), 1)], dim=1)
         return tokens
+
+
+def cross_entropy(head, hidden, targets, reduction="mean", chunks=1):
+    """The loss of head(hidden) against `targets`, in nats: the mean over those that count, or sum.
+    shape   hidden (B, T, C), targets (B, T)
+    chunks  more than 1: the logits, the largest tensor of a small model, never exist all at once
+    """
+    hidden, targets = hidden.flatten(0, 1), targets.flatten()  # (B*T, C), (B*T,)
+
+    def of(x, y, reduction):
+        return F.cross_entropy(head(x), y, ignore_index=IGNORE, reduction=reduction)
+
+    if chunks == 1:
+        return of(hidden, targets, reduction)
+    total = sum(checkpoint(of, x, y, "sum", use_reentrant=False)
+                for x, y in zip(hidden.chunk(chunks), targets.chunk(chunks)))  # fmt: skip
+    return total / (targets != IGNORE).sum() if reduction == "mean" else total
