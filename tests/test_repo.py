@@ -20,7 +20,7 @@ LAYERS = (
     ("models", "data", "schedules", "hardware"),
     ("engine", "mesh", "meter", "collectives", "parallel"),
     tuple(labs.idea(stem) for stem in labs.STEMS),              # the techniques
-    ("hybrid", "trainer", "checkpoint"),
+    ("hybrid", "trainer", "text_trainer", "stop_signal", "checkpoint"),
     ("plots", "projects", "checks", "interview", "course", "cli"),
 )
 VERBS = {"send", "recv", "isend", "irecv", "batch_isend_irecv", "broadcast", "reduce", "gather",

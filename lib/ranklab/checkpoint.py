@@ -50,3 +50,21 @@ def load_checkpoint(path, model, optimizer, device="cpu", **more):
     random = {name: r if r is None else r.cpu() for name, r in state["random"].items()}
     set_random_state(random)
     return state["step"]
+
+
+class SameRun:
+    """What must be alike before and after: else step 1,000 is not the same place in the data.
+    A part of the checkpoint, like the optimizer: it can be saved and loaded.
+    """
+
+    def __init__(self, **what):
+        self.what = what  # name -> number
+
+    def state_dict(self):
+        return self.what
+
+    def load_state_dict(self, saved):
+        differ = [f"{name}={saved.get(name)}, this run has {value}"
+                  for name, value in self.what.items() if saved.get(name) != value]
+        if differ:
+            raise ValueError("the checkpoint is of another run: it has " + "; ".join(differ))

@@ -56,12 +56,16 @@ class Parallel:
         """
         return torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
 
-    def make_optimizer(self, groups, **options):
-        """AdamW in one fused kernel, over the parameters that this process steps.
+    def make_optimizer(self, new_optimizer, groups):
+        """new_optimizer(groups), or what steps a part of it on each rank.
         groups  of (name, parameter), with their weight_decay: decided before anything is sharded
         """
-        return torch.optim.AdamW(groups, fused=True, **options)
+        return new_optimizer(groups)
 
     def total(self, value):
-        """The sum over ranks of a tensor that is a share of something; for what is printed."""
+        """The sum over ranks of a tensor that is a share of something."""
         return value
+
+    def gather(self, values):
+        """What each rank gives, on every rank: (n,) -> (R, n); for what is printed."""
+        return values[None]

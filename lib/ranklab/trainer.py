@@ -2,70 +2,73 @@
 
 Read `fit`, then `step`. One code path for CPU and CUDA, and no wait for the device inside a step:
 a GPU is kept busy only when Python runs ahead of it. Waits are where a number is printed.
+What is trained, on what, stands in a subclass: TextTrainer (text_trainer.py) for a GPT.
 """
 
 import contextlib
 import math
 import time
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from tqdm import tqdm
 
-from ranklab.baseline.flops import transformer_flops
 from ranklab.checkpoint import load_checkpoint, save_checkpoint
-from ranklab.data import batch_at, held_out_batch
 from ranklab.parallel import Parallel
+from ranklab.stop_signal import StopSignal
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True)
-class TrainConfig:
-    """How to train; checked when it is made. The defaults suit two CPU cores."""
+class LoopConfig:
+    """How the loop runs, whatever is trained; checked when it is made."""
 
-    steps: int = 1000
-    batch: int = 12  # sequences in a step, over all ranks
-    micro_batch: int = 12  # sequences in one forward and backward
-    lr: float = 5e-3
-    warmup: int = 20  # steps
-    final_lr: float = 0.02  # fraction of lr that is left at the end
+    micro_batch: int = 12  # rows in one forward and backward
     weight_decay: float = 0.1
-    betas: tuple[float, float] = (0.9, 0.95)
-    clip: float = 1.0
+    clip: float = 1.0  # the largest norm of all gradients; 0: as large as they are
     precision: str = "fp32"
-    seed: int = 0  # of the order of the data
-    log_every: int = 50
-    eval_every: int = 0  # 0: only at the end
-    eval_batch: int = 256  # held-out sequences
+    log_every: int = 50  # steps; also how long a SIGTERM waits for an answer
+    eval_every: int = 0  # steps; 0: only at the end
     checkpoint: str | None = None  # path
-    checkpoint_every: int = 0  # 0: only at the end
+    checkpoint_every: int = 0  # steps; 0: only at the end
 
     def __post_init__(self):
         if self.precision not in PRECISIONS:
             raise ValueError(f"precision={self.precision!r} must be one of {list(PRECISIONS)}")
-        for name in ("steps", "batch", "micro_batch", "log_every", "eval_batch"):
+        for name in ("micro_batch", "log_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
 
 
 @dataclass
 class History:
-    """What fit saw, at each step that was logged."""
+    """What fit saw at each step that was logged, the same on every rank."""
 
     steps: list = field(default_factory=list)
-    loss: list = field(default_factory=list)
-    tokens_per_second: list = field(default_factory=list)
-    held_out: dict = field(default_factory=dict)  # step -> loss
+    loss: list = field(default_factory=list)  # the mean over the whole batch
+    speed: list = field(default_factory=list)  # tokens, or images, per second; 0 at the first
+    waits: list = field(default_factory=list)  # seconds a step for data, on the slowest rank
+    held_out: dict = field(default_factory=dict)  # step -> what evaluate said
 
 
-def learning_rate(config, step):
+class Schedule(NamedTuple):
+    """What learning_rate needs; any object with these four names will do."""
+
+    lr: float  # the highest
+    warmup: int  # steps
+    steps: int  # to the end
+    final_lr: float = 0.0  # fraction of lr that is left at the end
+
+
+def learning_rate(schedule, step):
     """Linear warm-up, then half a cosine down to `final_lr` of the peak."""
-    if step < config.warmup:
-        return config.lr * (step + 1) / config.warmup
-    progress = (step - config.warmup) / max(1, config.steps - config.warmup)
+    if step < schedule.warmup:
+        return schedule.lr * (step + 1) / schedule.warmup
+    progress = (step - schedule.warmup) / max(1, schedule.steps - schedule.warmup)
     cosine = (1 + math.cos(math.pi * progress)) / 2  # from 1 to 0
-    return config.lr * (config.final_lr + (1 - config.final_lr) * cosine)
+    return schedule.lr * (schedule.final_lr + (1 - schedule.final_lr) * cosine)
 
 
 def decay_groups(model, weight_decay):
@@ -81,73 +84,93 @@ def decay_groups(model, weight_decay):
 
 
 class Trainer:
-    """A model, its optimizer, its data and the step that they have reached.
+    """A model, its optimizer and the step that they have reached.
 
-    peak_flops  of all ranks together, for MFU; None: MFU is not shown
-    parallel    how the step is spread over ranks; one process by default
+    A subclass says what a step is fed with and what is lost:
+        next_batch()               this rank's (inputs, targets) of step number steps_done
+        loss_sum(inputs, targets)  the sum of the losses of the targets that count
+        evaluate()                 what the model is worth on held-out data, alike on all ranks
+        unit, units_per_step       "tokens", and how many all ranks take in a step
+
+    loop           a LoopConfig
+    schedule       a Schedule, or what has its names
+    new_optimizer  (groups of named parameters) -> a torch optimizer
+    parallel       how a step is spread over ranks; one process by default
     """
 
-    def __init__(self, model, text, config, device="cpu", compile=False, peak_flops=None,
+    unit, units_per_step = "items", 0
+
+    def __init__(self, model, loop, schedule, new_optimizer, device="cpu", compile=False,
                  parallel=None, progress=True):  # fmt: skip
         self.device = torch.device(device)
         self.parallel = parallel or Parallel()
+        self.loop, self.schedule = loop, schedule
         self.model = model.to(self.device)
-        groups = decay_groups(self.model, config.weight_decay)
+        groups = decay_groups(self.model, loop.weight_decay)
         # The state dict stays that of the plain model: wrappers and torch.compile prefix its names.
         self.forward = self.parallel.apply(self.model)
         self.forward = torch.compile(self.forward) if compile else self.forward
-        self.text, self.config = text, config
-        self.peak_flops = peak_flops
-        self.progress = progress and self.parallel.rank == 0
-        self.optimizer = self.parallel.make_optimizer(groups, lr=config.lr, betas=config.betas)
+        self.optimizer = self.parallel.make_optimizer(new_optimizer, groups)
         # fp16 alone needs a scaled loss; switched off, the scaler passes everything through
-        self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.precision == "fp16")
-        self.steps_done = 0
-        self.n_ctx = self.model.config.n_ctx
-        self.history = History()
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=loop.precision == "fp16")
+        self.progress = progress and self.parallel.rank == 0
+        self.steps_done, self.stopped, self.history = 0, False, History()
+        self.waits = []  # for data, in seconds, at each step since the last log
 
-    def fit(self):
-        """The model is trained to config.steps; returns the History."""
-        config, clock = self.config, Clock()
-        bar = tqdm(total=config.steps, initial=self.steps_done, disable=not self.progress,
-                   unit="step", mininterval=0.5)  # fmt: skip
-        with bar:
-            while self.steps_done < config.steps:
-                loss = self.step()
+    # --- the loop -------------------------------------------------------------------------------
+
+    def fit(self, until=None):
+        """Trained to the end, or to step `until`, or to a SIGTERM; returns the History."""
+        last = min(until or self.schedule.steps, self.schedule.steps)
+        bar = tqdm(total=self.schedule.steps, initial=self.steps_done, unit="step",
+                   disable=not self.progress, mininterval=0.5)  # fmt: skip
+        with StopSignal() as stop, bar:
+            clock = Clock()
+            while self.steps_done < last and not stop.agreed:
+                share = self.step()
                 bar.update()
-                at, is_last = self.steps_done, self.steps_done == config.steps
-                # the first step is logged too: it compiles and warms up, and then the clock starts
-                if at % config.log_every == 0 or is_last or len(self.history.steps) == 0:
-                    self.log(loss, clock, bar)
-                if is_last or (config.eval_every and at % config.eval_every == 0):
-                    self.history.held_out[at] = self.evaluate()
-                    clock.restart(at)
-                every = config.checkpoint_every
-                if config.checkpoint and (is_last or (every and at % every == 0)):
-                    self.save()
-                    clock.restart(at)
+                self.after_step(share, self.steps_done == last, stop, clock, bar)
+        self.stopped = stop.agreed
         return self.history
 
-    def step(self):
-        """One optimizer step; returns this process's share of its loss, still on the device."""
-        config = self.config
+    def after_step(self, share, is_last, stop, clock, bar):
+        """What is due after this step is done: log, evaluate, save."""
+        loop, at = self.loop, self.steps_done
+        is_end = at == self.schedule.steps
+        scores = is_end or due(at, loop.eval_every)
+        # the first step is logged too: it compiles and warms up, and then the clock starts
+        if scores or is_last or due(at, loop.log_every) or not self.history.steps:
+            self.log(share, stop, clock, bar)
+        if is_last or stop.agreed or due(at, loop.checkpoint_every):
+            self.save()
+            clock.restart(at)
+        if scores and not stop.agreed:
+            self.history.held_out[at] = self.evaluate()
+            clock.restart(at)
+
+    def step(self, batch=None):
+        """One optimizer step; returns this rank's share of its loss, still on the device.
+        batch  this rank's (inputs, targets); next_batch() by default
+        """
         for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(config, self.steps_done)
-        batch = batch_at(self.text.train, self.steps_done, config.batch, self.n_ctx, config.seed)
-        inputs, targets = (self.to_device(x) for x in self.parallel.batch(*batch))
+            group["lr"] = self.rate()
+        start = time.perf_counter()
+        batch = batch or self.next_batch()
+        self.waits.append(time.perf_counter() - start)
         self.optimizer.zero_grad(set_to_none=True)
         scale = self.scaler.get_scale()
-        share = self.parallel.forward_backward(self.scaled_loss_sum, inputs, targets,
-                                               config.micro_batch)  # fmt: skip
-        self.clip(config.clip * scale)
+        share = self.parallel.forward_backward(
+            lambda *piece: self.scaler.scale(self.loss_sum(*piece)),
+            *(self.to_device(x) for x in batch), self.loop.micro_batch)  # fmt: skip
+        if self.loop.clip:
+            self.clip(self.loop.clip * scale)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.steps_done += 1
         return share / scale
 
-    def scaled_loss_sum(self, inputs, targets):
-        with self.autocast():
-            return self.scaler.scale(self.forward(inputs, targets, "sum"))
+    def rate(self):
+        return learning_rate(self.schedule, self.steps_done)
 
     def clip(self, most):
         """The norm of all gradients is `most` or less. One that is not finite makes all of them
@@ -160,57 +183,61 @@ class Trainer:
         torch._foreach_mul_([p.grad for p in parameters if p.grad is not None], factor)
 
     def autocast(self):
-        """Matrix products in config.precision; weights, norms and the loss stay in float32."""
-        dtype = PRECISIONS[self.config.precision]
+        """Matrix products in loop.precision; weights, norms and the loss stay in float32."""
+        dtype = PRECISIONS[self.loop.precision]
         if dtype == torch.float32:
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, dtype=dtype)
-
-    @torch.no_grad()
-    def evaluate(self):
-        """The mean loss on the held-out windows, in nats per token, alike on all ranks."""
-        config = self.config
-        window = held_out_batch(self.text.held_out, config.eval_batch, self.n_ctx)
-        inputs, targets = (self.to_device(x) for x in self.parallel.batch(*window))
-        count, total = self.parallel.token_count(targets), 0.0
-        self.model.eval()
-        for x, y in zip(inputs.split(config.micro_batch), targets.split(config.micro_batch)):
-            with self.autocast():  # not self.forward: it would compile once more, without autograd
-                total += self.model(x, y, "sum")
-        self.model.train()
-        return (self.parallel.total(total) / count).item()
-
-    def log(self, loss, clock, bar):
-        """Loss and speed are in the history and beside the bar. Waits for the device."""
-        loss = self.parallel.total(loss).item()
-        tokens = self.config.batch * self.n_ctx
-        speed = tokens * clock.steps_per_second(self.steps_done)
-        self.history.steps.append(self.steps_done)
-        self.history.loss.append(loss)
-        self.history.tokens_per_second.append(speed)
-        shown = {"loss": f"{loss:.3f}", "tokens/s": f"{speed:,.0f}"}
-        if self.peak_flops:
-            shown["MFU"] = f"{self.flops_per_token * speed / self.peak_flops:.1%}"
-        bar.set_postfix(shown, refresh=False)
-
-    @property
-    def flops_per_token(self):
-        return transformer_flops(self.model.config, 1, self.n_ctx) / self.n_ctx
 
     def to_device(self, x):
         if self.device.type != "cuda":
             return x
         return x.pin_memory().to(self.device, non_blocking=True)  # copied while Python goes on
 
+    def log(self, share, stop, clock, bar):
+        """Loss, speed and waits of all ranks are in the history. Waits for the device."""
+        wait = sum(self.waits) / max(1, len(self.waits))
+        mine = torch.stack([share.double(), *share.new_tensor([wait, stop.received]).double()])
+        shares, waits, stops = self.parallel.gather(mine).T.tolist()
+        stop.agreed = any(stops)  # so all ranks stop after the same step
+        self.history.steps.append(self.steps_done)
+        self.history.loss.append(sum(shares))
+        self.history.waits.append(max(waits))
+        self.history.speed.append(self.units_per_step * clock.steps_per_second(self.steps_done))
+        self.waits = []
+        bar.set_postfix(self.shown(), refresh=False)
+
+    def shown(self):
+        """What stands beside the bar."""
+        history = self.history
+        return {"loss": f"{history.loss[-1]:.3f}", f"{self.unit}/s": f"{history.speed[-1]:,.0f}"}
+
+    # --- to the disk and back -------------------------------------------------------------------
+
+    def saved(self):
+        """{name: what has a state_dict}: all of the checkpoint but model, optimizer and step."""
+        return {"scaler": self.scaler}
+
     def save(self):
-        """config.checkpoint holds this moment."""
-        save_checkpoint(self.config.checkpoint, self.model, self.optimizer, self.steps_done,
-                        scaler=self.scaler)  # fmt: skip
+        """loop.checkpoint holds this moment. Rank 0 writes; the others go on."""
+        if self.loop.checkpoint and self.parallel.rank == 0:
+            save_checkpoint(self.loop.checkpoint, self.model, self.optimizer, self.steps_done,
+                            **self.saved())  # fmt: skip
 
     def resume(self):
-        """The trainer stands where config.checkpoint was saved; the next steps are bit-equal."""
-        self.steps_done = load_checkpoint(self.config.checkpoint, self.model, self.optimizer,
-                                          self.device, scaler=self.scaler)  # fmt: skip
+        """The trainer stands where loop.checkpoint was saved; the next steps are bit-equal.
+
+        Every rank reads the file, and no rank waits for another: it was renamed into place whole.
+        The random numbers in it are rank 0's, which is right for a model that draws none. (On GPUs
+        bit-equal as far as its kernels are: some add in an order that changes.)
+        """
+        self.steps_done = load_checkpoint(self.loop.checkpoint, self.model, self.optimizer,
+                                          self.device, **self.saved())  # fmt: skip
+
+
+def due(step, every):
+    """True at each `every`-th step; 0: never."""
+    return every > 0 and step % every == 0
 
 
 class Clock:

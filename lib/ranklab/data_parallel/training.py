@@ -6,21 +6,21 @@ import torch
 import torch.distributed as dist
 
 from ranklab.data_parallel.overlapped import OverlappedDataParallel
-from ranklab.data_parallel.replica import no_sync
 from ranklab.parallel import Parallel
 
 
 class DataParallel(Parallel):
     """Each rank holds the whole model and takes every R-th row of the batch.
 
-    wrap   (model, group=group) -> what averages gradients in backward: ours, or torch's DDP
-    cost   8 bytes more than the gradients in a step: the number of targets
-    error  a batch of fewer rows than ranks
-    lab    03
+    wrap         (model, group=group) -> what averages gradients in backward: ours, or torch's DDP
+    equal_parts  all ranks have as many targets in each step: then nobody asks how many
+    cost         beside the gradients, one all-reduce of 8 bytes a step, if not equal_parts
+    error        a batch of fewer rows than ranks
+    lab          03
     """
 
-    def __init__(self, group=None, wrap=OverlappedDataParallel):
-        self.group, self.wrap = group, wrap
+    def __init__(self, group=None, wrap=OverlappedDataParallel, equal_parts=False):
+        self.group, self.wrap, self.equal_parts = group, wrap, equal_parts
         self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
         self.gradient_scale = self.ranks
 
@@ -34,15 +34,20 @@ class DataParallel(Parallel):
         return inputs[self.rank :: self.ranks], targets[self.rank :: self.ranks]
 
     def token_count(self, targets):
-        return self.total(super().token_count(targets))
+        mine = super().token_count(targets)
+        return mine * self.ranks if self.equal_parts else self.total(mine)
 
     def communication(self, is_last):
         if is_last:
             return contextlib.nullcontext()
-        ours = isinstance(self.replica, OverlappedDataParallel)
-        return no_sync(self.replica) if ours else self.replica.no_sync()
+        return self.replica.no_sync()  # ours or torch's
 
     def total(self, value):
         value = torch.as_tensor(value).clone()
         dist.all_reduce(value, group=self.group)
         return value
+
+    def gather(self, values):
+        everybodys = values.new_empty(self.ranks * len(values))
+        dist.all_gather_single(everybodys, values, group=self.group)
+        return everybodys.view(self.ranks, -1)

@@ -26,7 +26,8 @@ from ranklab.baseline import (activation_bytes, checkpoint_blocks, model_state_b
                               transformer_flops)  # fmt: skip
 from ranklab.meter import SavedActivations, memory_of
 from ranklab.models.gpt import GPT, GPTConfig, count_parameters
-from ranklab.trainer import PRECISIONS, TrainConfig, Trainer
+from ranklab.text_trainer import TextTrainer, TrainConfig
+from ranklab.trainer import PRECISIONS
 
 # GPT-2's 50257 padded to a multiple of 128: odd sizes leave tensor cores idle. The byte text uses
 # 256 of them; the cost of a token is that of published runs. Heads of 128 suit flash attention.
@@ -61,8 +62,8 @@ def run(size="laptop", device="cpu", compile=False, recompute=False, loss_chunks
     if recompute:
         checkpoint_blocks(model, functools.partial(checkpoint, use_reentrant=False))
     here = hardware.present(device)
-    trainer = Trainer(model, text, config, device, compile, progress=progress,
-                      peak_flops=here.peak_flops(PRECISIONS[config.precision]))  # fmt: skip
+    trainer = TextTrainer(model, text, config, device, compile, progress=progress,
+                          peak_flops=here.peak_flops(PRECISIONS[config.precision]))  # fmt: skip
     if resume:
         trainer.resume()
     found = {"text": text, "shape": shape, "config": config, "device": here, "model": model,
@@ -90,7 +91,7 @@ def flops_table(shape, config):
 
 def speed(trainer):
     """The middle tokens/s of all logged stretches, and the MFU that it means."""
-    seen = [s for s in trainer.history.tokens_per_second if s]
+    seen = [s for s in trainer.history.speed if s]
     tokens_per_second = statistics.median(seen) if seen else float("nan")
     used = trainer.flops_per_token * tokens_per_second / trainer.peak_flops
     return {"tokens_per_second": tokens_per_second, "mfu": used}

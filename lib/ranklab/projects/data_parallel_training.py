@@ -1,23 +1,24 @@
 """A CNN trained by data parallelism, from which single pieces can be left out. Read `train`."""
 
-import contextlib
 import dataclasses
 import math
 import time
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from tqdm import tqdm
 
 from ranklab.data import digits, find_images
 from ranklab.data_parallel import (
-    OverlappedDataParallel, convert_sync_batch_norm, replicas_agree, scale_learning_rate,
-    shard_sampler,
+    convert_sync_batch_norm, replicas_agree, scale_learning_rate, shard_sampler,
 )
+from ranklab.data_parallel.training import DataParallel
 from ranklab.engine import device, launch
 from ranklab.models.cnn import CNN, CNNConfig
+from ranklab.trainer import LoopConfig, Schedule, Trainer
+from ranklab.trainer import learning_rate as cosine_rate
 
 # What a run can leave out, and what is wrong then.
 PIECES = {
@@ -128,41 +129,91 @@ def _whole(seed, of_ranks):
 
 def train(settings, images, seed, progress=False):
     """A CNN is trained by all ranks together; returns what this rank saw, in a dict."""
-    rank, R = dist.get_rank(), dist.get_world_size()
-    if settings.batch % R:
-        raise ValueError(f"{R} ranks must divide the batch of {settings.batch} images")
-    n, without = len(images.train), settings.without
-    torch.manual_seed(1000 * seed + rank)  # ranks differ: it is the broadcast that makes them equal
-    model = make_model(settings, images)
-    replica = replicate(model, settings)
-    optimizer = torch.optim.SGD(model.parameters(), lr=settings.lr, momentum=settings.momentum,
-                                weight_decay=settings.weight_decay)  # fmt: skip
-    steps = math.ceil(math.ceil(n / R) * R / settings.batch)  # in an epoch
-    seen = {"seconds": [], "loss": [], "agree": []}
-    bar = tqdm(total=settings.epochs * steps, desc=f"ranks {R}, seed {seed}", unit="step",
-               mininterval=0.5, disable=rank > 0 or not progress)  # fmt: skip
-    for epoch in range(settings.epochs):
-        mine = shard_sampler(n, 0 if "shard" in without else rank, R,
-                             0 if "epoch" in without else epoch, seed)  # fmt: skip
-        mine = torch.tensor(mine, device=device())
-        start, total = time.perf_counter(), 0.0
-        for step, rows in enumerate(mine.split(settings.batch // R), epoch * steps):
-            optimizer.param_groups[0]["lr"] = learning_rate(settings, step, steps)
-            loss = loss_of(replica, images, rows, settings)
-            optimizer.zero_grad()
-            loss.backward()
-            if "mean" in without:
-                torch._foreach_mul_([p.grad for p in model.parameters()], R)
-            optimizer.step()
-            total += loss.detach() * len(rows)
-            bar.update()
-        seen["loss"].append(float(total) / len(mine))  # waits for the device
-        seen["seconds"].append(time.perf_counter() - start)
-        seen["agree"].append(replicas_agree(model))
-        bar.set_postfix(loss=f"{seen['loss'][-1]:.3f}", agree=str(seen["agree"][-1]))
-    bar.close()
-    return {**seen, "accuracy": accuracy(replica, images), "spread": spread(model),
-            "images": R * len(mine)}  # fmt: skip
+    trainer = ClassTrainer(settings, images, seed, progress)
+    trainer.fit()
+    return {**trainer.seen, "accuracy": accuracy(trainer.forward, images),
+            "spread": spread(trainer.model), "images": trainer.ranks * trainer.images_per_epoch}
+
+
+class ClassTrainer(Trainer):
+    """The course's training loop, fed with images that lie on the device, for a CNN."""
+
+    unit = "images"
+
+    def __init__(self, settings, images, seed, progress=False):
+        self.settings, self.images, self.seed = settings, images, seed
+        self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
+        if settings.batch % self.ranks:
+            raise ValueError(f"{self.ranks} ranks must divide the batch of {settings.batch} images")
+        self.units_per_step, self.batch_per_rank = settings.batch, settings.batch // self.ranks
+        self.images_per_epoch = math.ceil(len(images.train) / self.ranks)  # of each rank
+        self.steps_per_epoch = math.ceil(self.images_per_epoch / self.batch_per_rank)
+        self.seen = {"seconds": [], "loss": [], "agree": []}  # a number for each epoch
+        loop = LoopConfig(self.batch_per_rank, settings.weight_decay, 0.0, settings.precision,
+                          self.steps_per_epoch, self.steps_per_epoch)  # fmt: skip
+        schedule = Schedule(settings.lr, 0, settings.epochs * self.steps_per_epoch)
+        torch.manual_seed(1000 * seed + self.rank)  # it is the broadcast that makes ranks equal
+        super().__init__(make_model(settings, images), loop, schedule,
+                         partial(torch.optim.SGD, lr=settings.lr, momentum=settings.momentum),
+                         device(), parallel=WithPieces(settings), progress=progress)  # fmt: skip
+
+    def rate(self):
+        return learning_rate(self.settings, self.steps_done, self.steps_per_epoch)
+
+    def next_batch(self):
+        epoch, place = divmod(self.steps_done, self.steps_per_epoch)
+        if place == 0:
+            without = self.settings.without
+            mine = shard_sampler(len(self.images.train), 0 if "shard" in without else self.rank,
+                                 self.ranks, 0 if "epoch" in without else epoch, self.seed)
+            self.rows = torch.tensor(mine, device=device()).split(self.batch_per_rank)
+            self.start, self.lost = time.perf_counter(), 0.0
+        rows = self.rows[place]
+        return self.images.train[rows], self.images.train_labels[rows]
+
+    def to_device(self, x):
+        return x  # all images are there
+
+    def loss_sum(self, x, labels):  # (B/R, C, H, W), (B/R,)
+        with self.autocast():
+            logits = self.forward(shifted_and_mirrored(x) if self.settings.augment else x)
+        loss = F.cross_entropy(logits.float(), labels, reduction="sum")  # (B/R, K)
+        self.lost += loss.detach()
+        return loss
+
+    def evaluate(self):
+        """The epoch is in `seen`; whether all replicas agree."""
+        self.seen["loss"].append(float(self.lost) / self.images_per_epoch)  # waits for the device
+        self.seen["seconds"].append(time.perf_counter() - self.start)
+        self.seen["agree"].append(replicas_agree(self.model))
+        return self.seen["agree"][-1]
+
+    def shown(self):
+        return {"loss": f"{self.history.loss[-1]:.3f}", "agree": str(self.seen["agree"][-1:])}
+
+
+class WithPieces(DataParallel):
+    """Data parallelism by ours or torch's engine, without what settings.without names."""
+
+    def __init__(self, settings):
+        super().__init__(equal_parts=True)
+        self.settings = settings
+        if "mean" in settings.without:
+            self.gradient_scale *= self.ranks  # a sum, where averaging divides by R
+
+    def apply(self, model):
+        if self.settings.engine == "torch":
+            return torch.nn.parallel.DistributedDataParallel(model)
+        without = self.settings.without
+        own = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        replica = super().apply(model)
+        if "broadcast" in without:
+            model.load_state_dict(own)
+        if "average" in without:
+            replica.sync = False  # as if every step were inside no_sync(): so buffers stay, too
+        if "buffers" in without:
+            replica.sync_buffers = lambda: None
+        return replica
 
 
 def make_model(settings, images):
@@ -173,38 +224,14 @@ def make_model(settings, images):
     return convert_sync_batch_norm(model) if settings.norm == "sync" else model
 
 
-def replicate(model, settings):
-    """`model`, made data-parallel; then what settings.without names is undone."""
-    if settings.engine == "torch":
-        return torch.nn.parallel.DistributedDataParallel(model)
-    own = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    replica = OverlappedDataParallel(model)
-    if "broadcast" in settings.without:
-        model.load_state_dict(own)
-    if "average" in settings.without:
-        replica.sync = False  # as if every step were inside no_sync(): so buffers stay, too
-    if "buffers" in settings.without:
-        replica.sync_buffers = lambda: None
-    return replica
-
-
 def learning_rate(settings, step, steps):
     """Scaled to the batch, with warm-up; after it half a cosine down to zero."""
     warmup = 0 if "warmup" in settings.without else settings.warmup * steps
     batch = settings.base_batch if "scaling" in settings.without else settings.batch
-    lr = scale_learning_rate(settings.lr, batch, settings.base_batch, step, warmup)
-    progress = max(0, step - warmup) / max(1, settings.epochs * steps - warmup)
-    return lr * (1 + math.cos(math.pi * progress)) / 2
-
-
-def loss_of(replica, images, rows, settings):
-    x = images.train[rows]  # (B/R, C, H, W)
-    if settings.augment:
-        x = shifted_and_mirrored(x)
-    bf16 = torch.autocast(device().type, torch.bfloat16)
-    with bf16 if settings.precision == "bf16" else contextlib.nullcontext():
-        logits = replica(x)  # (B/R, K)
-    return F.cross_entropy(logits.float(), images.train_labels[rows])
+    if step < warmup:
+        return scale_learning_rate(settings.lr, batch, settings.base_batch, step, warmup)
+    peak = scale_learning_rate(settings.lr, batch, settings.base_batch)
+    return cosine_rate(Schedule(peak, warmup, settings.epochs * steps), step)
 
 
 def shifted_and_mirrored(x, most=4):

@@ -11,8 +11,7 @@ SIGTERM to torchrun or srun the run saves itself and ends; --resume goes on from
 
     ddp_config.py         Config, its two sizes, the learning rate
     ddp_data.py           what each rank reads
-    ddp_trainer.py        ImageTrainer: step, evaluate, save, resume
-    ddp_stop.py           SIGTERM, and what a checkpoint must agree with
+    ddp_trainer.py        ImageTrainer: the course's training loop, fed with images
     ddp_scaling.py        strong and weak scaling
     ddp_profile.py        a trace of all ranks, and what it says
     ddp_data_parallel.py  nn.DataParallel against DDP
@@ -26,9 +25,10 @@ from dataclasses import fields, replace
 from ranklab.engine import is_main_process, launch
 from ranklab.engine.in_place import is_started_by_another
 from ranklab.projects import ddp_data_parallel, ddp_profile, ddp_scaling
-from ranklab.projects.ddp_config import AMP, MODELS, SIZES
+from ranklab.projects.ddp_config import COMPRESSIONS, MODELS, SIZES
 from ranklab.projects.ddp_data import open_data
 from ranklab.projects.ddp_trainer import ImageTrainer
+from ranklab.trainer import PRECISIONS
 
 # Under torchrun and srun the limit is that of a collective: a dead rank is noticed after it. Ranks
 # of launch have all their time together.
@@ -46,7 +46,8 @@ HELP = {
     "checkpoint": "save to this file",
     "checkpoint_every": "steps; by default after each epoch",
 }  # fmt: skip
-CHOICES = {"model": MODELS, "amp": AMP, "compress": AMP, "norm": ("batch", "group")}
+CHOICES = {"model": MODELS, "precision": PRECISIONS, "compress": COMPRESSIONS,
+           "norm": ("batch", "group")}  # fmt: skip
 
 
 def train(config, resume=False, until=None, progress=None):
@@ -55,8 +56,9 @@ def train(config, resume=False, until=None, progress=None):
     if resume:
         trainer.resume()
     history = trainer.fit(until)
-    score = None if trainer.stopped else history.scores.get(config.epochs) or trainer.evaluate()
-    return {"config": config, "ranks": trainer.ranks, "steps": trainer.steps_done,
+    score = None if trainer.stopped else (history.held_out.get(trainer.schedule.steps)
+                                          or trainer.evaluate())  # fmt: skip
+    return {"config": config, "ranks": trainer.parallel.ranks, "steps": trainer.steps_done,
             "of_steps": trainer.schedule.steps, "history": history, "score": score,
             "parameters": sum(p.numel() for p in trainer.model.parameters())}  # fmt: skip
 
@@ -80,11 +82,11 @@ def report(found):
     """What `run` found, as text."""
     config, history, score = found["config"], found["history"], found["score"]
     images = found["ranks"] * config.batch_per_rank
-    speeds = [speed for speed in history.images_per_second if speed]
-    waits = history.loader_wait[1:] or history.loader_wait
+    speeds = [speed for speed in history.speed if speed]
+    waits = history.waits[1:] or history.waits
     lines = [
         f"model     {config.model} of width {config.width}, {found['parameters']:,} parameters, "
-        f"{config.image} x {config.image} pixels, amp {config.amp}",
+        f"{config.image} x {config.image} pixels, {config.precision}",
         f"training  {found['steps']:,} of {found['of_steps']:,} steps of {images:,} images: "
         f"{found['ranks']} ranks with {config.batch_per_rank} each",
     ]

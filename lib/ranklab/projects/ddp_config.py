@@ -1,14 +1,12 @@
 """What the DDP project trains, on what and how: one frozen dataclass, checked when it is made."""
 
 from dataclasses import dataclass, replace
-from typing import NamedTuple
-
-import torch
 
 from ranklab.data_parallel import scale_learning_rate
 from ranklab.models.resnet import STAGES, ResNetConfig
+from ranklab.trainer import PRECISIONS, LoopConfig, Schedule
 
-AMP = {"none": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+COMPRESSIONS = ("none", "bf16", "fp16")
 MODELS = {f"resnet{depth}": depth for depth in STAGES}
 REFERENCE_BATCH = 256  # images in a step, for which `lr` is meant
 
@@ -34,7 +32,7 @@ class Config:
     smoothing: float = 0.1  # of the labels
     smallest_crop: float = 0.08  # part of a training image's area
     flip: bool = True
-    amp: str = "none"
+    precision: str = "fp32"  # bf16, fp16: by autocast
     channels_last: bool = False
     compile: bool = False
     compress: str = "none"  # the gradients on their way
@@ -46,7 +44,8 @@ class Config:
     checkpoint_every: int = 0  # steps; 0: after each epoch
 
     def __post_init__(self):
-        for name, allowed in (("model", MODELS), ("amp", AMP), ("compress", AMP)):
+        for name, allowed in (("model", MODELS), ("precision", PRECISIONS),
+                              ("compress", COMPRESSIONS)):  # fmt: skip
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name}={getattr(self, name)!r} must be one of "
                                  f"{', '.join(allowed)}")  # fmt: skip
@@ -61,6 +60,12 @@ class Config:
             raise ValueError(f"smoothing={self.smoothing} must lie in [0, 1)")
         self.shape(self.classes)  # width and norm are checked there
 
+    def loop(self, steps_per_epoch):
+        """The LoopConfig: each epoch ends with a checkpoint and an evaluation."""
+        return LoopConfig(self.batch_per_rank, self.weight_decay, 0.0, self.precision,
+                          self.log_every, steps_per_epoch, self.checkpoint,
+                          self.checkpoint_every or steps_per_epoch)  # fmt: skip
+
     def shape(self, classes):
         """The ResNetConfig for this many classes."""
         return ResNetConfig(MODELS[self.model], classes, self.width, self.norm)
@@ -70,17 +75,8 @@ class Config:
 # the same buckets and hooks, and 3,000 times less to compute.
 LAPTOP = replace(Config(), width=8, image=32, classes=10, images=2048, held_out=512, epochs=2,
                  batch_per_rank=32, warmup_epochs=1, workers=0, log_every=8)  # fmt: skip
-FULL = replace(Config(), amp="bf16", channels_last=True)
+FULL = replace(Config(), precision="bf16", channels_last=True)
 SIZES = {"laptop": LAPTOP, "full": FULL}
-
-
-class Schedule(NamedTuple):
-    """What ranklab.trainer.learning_rate needs: per step, linear warm-up, then a cosine to 0."""
-
-    lr: float  # the highest
-    warmup: int  # steps
-    steps: int  # to the end
-    final_lr: float = 0.0
 
 
 def schedule(config, ranks, steps_per_epoch):

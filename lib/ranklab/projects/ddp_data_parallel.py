@@ -23,7 +23,7 @@ def data_parallel_seconds(config, gpus, steps):
     def in_one_process(model, *_):
         return nn.DataParallel(model, list(range(gpus)))
 
-    trainer = ImageTrainer(config, *open_data(config), parallel=in_one_process)
+    trainer = ImageTrainer(config, *open_data(config), wrap=in_one_process)
     return best_seconds(trainer, steps)
 
 

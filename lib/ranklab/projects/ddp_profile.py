@@ -15,10 +15,10 @@ def record(config, steps=4):
     trainer = ImageTrainer(config, *open_data(config))
     source = batches(trainer)
     for _ in range(WARMUP):
-        trainer.step(*next(source))
+        trainer.step(next(source))
     with Timeline() as timeline:
         for _ in range(steps):
-            trainer.step(*next(source))
+            trainer.step(next(source))
     return timeline
 
 

@@ -66,11 +66,11 @@ def seconds_per_step(trainer, steps):
     """The time of a step on this rank, loader included."""
     source = batches(trainer)
     for _ in range(WARMUP):
-        trainer.step(*next(source))
+        trainer.step(next(source))
     finish()
     start = time.perf_counter()
     for _ in range(steps):
-        trainer.step(*next(source))
+        trainer.step(next(source))
     finish()
     seconds = time.perf_counter() - start
     source.close()  # and its workers end, before others are measured
