@@ -1,9 +1,11 @@
 """memory_of: where the bytes of a training state are, by category."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from ranklab.meter.storage import storages_of, tensors_in
 from ranklab.meter.text import lined_up
+
+ALWAYS_SHOWN = ("parameters", "gradients", "optimizer_state", "buffers")
 
 
 @dataclass(frozen=True)
@@ -14,41 +16,55 @@ class Memory:
     gradients: int
     optimizer_state: int  # also master weights: parameters that only the optimizer holds
     buffers: int
+    gathered_parameters: int = 0  # whole ones, for a while, of a model that is held in shards
+    communication_buffers: int = 0
+    activations: int = 0  # in a MemoryCurve all else that lives: also temporaries, and the batch
 
     @property
     def total(self):
-        return self.parameters + self.gradients + self.optimizer_state + self.buffers
+        return sum(asdict(self).values())
 
     def table(self):
-        rows = [(name.replace("_", " "), getattr(self, name)) for name in
-                ("parameters", "gradients", "optimizer_state", "buffers", "total")]
-        return lined_up(("memory", "bytes"), rows)
+        rows = [(name.replace("_", " "), n) for name, n in asdict(self).items()
+                if n or name in ALWAYS_SHOWN]
+        return lined_up(("memory", "bytes"), [*rows, ("total", self.total)])
 
     def __str__(self):
         return self.table()
 
 
-def memory_of(model, optimizer=None) -> Memory:
+def memory_of(model, optimizer=None, gathered=(), communication=()) -> Memory:
     """The bytes that `model` and `optimizer` hold on this rank, each storage once.
 
-    So tied weights count once, and so do gradients that are views of one flat bucket. Of a DTensor
-    the local shard counts. A storage counts whole, in the first category that has it, in the order
-    parameters, gradients, optimizer state, buffers. Adam's `step` is there too: 4 bytes a tensor.
+    So tied weights count once, and so do gradients that are views of one flat bucket; a bucket
+    beside gradients of their own counts as well, when it is given. Of a DTensor the local shard
+    counts. What is resized to 0 (as FSDP frees what it gathered) counts 0 bytes.
+
+    `gathered` and `communication` are the tensors that code holds for a while, in any
+    nesting of lists: memory_of(model, optimizer, communication=[bucket.flat for bucket in buckets]).
+    A storage counts whole, in the first category that has it, in the order gathered parameters,
+    parameters, gradients, optimizer state, buffers, communication buffers. Adam's `step` is there
+    too: 4 bytes a tensor.
     cost   sends nothing
     """
-    parameters = list(model.parameters())
+    return Memory(**held_bytes(list(model.parameters()), model.buffers(), optimizer, gathered,
+                               communication, set()))
+
+
+def held_bytes(parameters, buffers, optimizer, gathered, communication, seen):
+    """{category: bytes}; the identities of all storages that count are added to `seen`."""
     held = [p for group in optimizer.param_groups for p in group["params"]] if optimizer else []
     ours = {id(p) for p in parameters}
     masters = [p for p in held if id(p) not in ours]
-    gradients = [p.grad for p in parameters + masters]
     state = tensors_in(list(optimizer.state.values())) if optimizer else []
-    seen = set()
-    return Memory(
-        parameters=_new_bytes(parameters, seen),
-        gradients=_new_bytes(gradients, seen),
-        optimizer_state=_new_bytes(masters + state, seen),
-        buffers=_new_bytes(model.buffers(), seen),
-    )
+    return {
+        "gathered_parameters": _new_bytes(tensors_in(gathered), seen),
+        "parameters": _new_bytes(parameters, seen),
+        "gradients": _new_bytes([p.grad for p in parameters + masters], seen),
+        "optimizer_state": _new_bytes(masters + state, seen),
+        "buffers": _new_bytes(buffers, seen),
+        "communication_buffers": _new_bytes(tensors_in(communication), seen),
+    }
 
 
 def _new_bytes(tensors, seen):

@@ -33,7 +33,8 @@ class SavedActivations:
     `bytes` and `tensors` hold all that was saved; `live_bytes` what backward has not freed yet;
     `peak_bytes` the most at one time. So put the forward alone in the block to see what waits
     for backward, and a whole step to see the peak of a checkpointed one: it saves again what it
-    recomputes. A storage that was freed and is saved anew counts in `bytes` again.
+    recomputes. A storage that was freed and is saved anew counts in `bytes` again. A storage
+    counts with the bytes of the moment when it was saved, whatever it is resized to later.
 
     Not seen: tensors that a custom Function hangs on ctx by itself, without save_for_backward;
     what torch.utils.checkpoint(use_reentrant=False) recomputes, because it keeps that under hooks
@@ -46,6 +47,7 @@ class SavedActivations:
         owned = [*model.parameters(), *model.buffers()] if model else []
         self._owned = {storage._cdata for tensor in owned for storage in storages_of(tensor)}
         self._holders = Counter()  # identity of a storage -> saved tensors that keep it
+        self._sizes = {}  # identity of a storage -> its bytes when it was saved first
 
     def __enter__(self):
         self._hooks = saved_tensors_hooks(self._pack, _unpack)
@@ -64,6 +66,7 @@ class SavedActivations:
         fresh = [storage for storage in storages if storage._cdata not in self._holders]
         self._holders.update(storage._cdata for storage in storages)
         if fresh:
+            self._sizes.update((storage._cdata, storage.nbytes()) for storage in fresh)
             size = sum(storage.nbytes() for storage in fresh)
             self.tensors.append(Saved(tuple(tensor.shape), tensor.dtype, size))
             self.bytes += size
@@ -76,7 +79,7 @@ class SavedActivations:
             self._holders[storage._cdata] -= 1
             if not self._holders[storage._cdata]:
                 del self._holders[storage._cdata]
-                self.live_bytes -= storage.nbytes()
+                self.live_bytes -= self._sizes.pop(storage._cdata)
 
     def table(self):
         """A text table: tensors of the same shape and dtype in one line, the largest sum first."""

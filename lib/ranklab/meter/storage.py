@@ -1,6 +1,9 @@
-"""Tensors share storages; memory is counted in storages."""
+"""Tensors share storages; memory is counted in storages. What wraps tensors is looked into."""
+
+from collections.abc import Iterator
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 
 def storages_of(tensor):
@@ -19,11 +22,23 @@ def storages_of(tensor):
 
 
 def tensors_in(value):
-    """All tensors in nested dicts, lists and tuples."""
+    """All tensors in nested dicts, lists, tuples, sets and generators."""
     if isinstance(value, torch.Tensor):
         return [value]
     if isinstance(value, dict):
         value = value.values()
-    elif not isinstance(value, (list, tuple)):
+    elif not isinstance(value, (list, tuple, set, Iterator)):
         return []
     return [tensor for each in value for tensor in tensors_in(each)]
+
+
+def has_handler(kind):
+    """True for DTensor and other tensors that take an op apart in a handler of their own.
+
+    That handler must run with a meter's mode still on, else what a DTensor does inside would be
+    invisible; NotImplemented makes torch call it first. A FakeTensor has nothing inside, and the mode that
+    works on it comes after this one.
+    """
+    if issubclass(kind, FakeTensor):
+        return False
+    return kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__

@@ -4,10 +4,10 @@ from collections import Counter
 from contextlib import contextmanager, nullcontext
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from ranklab.meter.ops import read_ops
+from ranklab.meter.storage import has_handler
 from ranklab.meter.text import lined_up
 
 _COLUMNS = ("op", "calls", "tensor bytes", "sent bytes", "received bytes", "messages")
@@ -93,6 +93,17 @@ class Traffic:
             sent[op.group] += op.sent_bytes
         return sent
 
+    def by_axis(self, mesh):
+        """Counter: axis of `mesh` -> bytes sent along it, told by the group of each op.
+
+        A group that runs along several axes together is "data x tensor"; any other is "other".
+        Give point to point a group too: without one it goes over all ranks, and counts so.
+        """
+        sent = Counter()
+        for group, n in self.bytes_in.items():
+            sent[" x ".join(mesh.axes_of(group)) or "other"] += n
+        return sent
+
     def table(self):
         """A text table: one line per kind of op, and the sum."""
         rows = []
@@ -121,21 +132,9 @@ class _Watcher(TorchDispatchMode):
         self.ops = ops
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if any(_has_handler(kind) for kind in types):
+        if any(has_handler(kind) for kind in types):
             return NotImplemented
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         self.ops += read_ops(func, args, kwargs)
         return result
-
-
-def _has_handler(kind):
-    """True for DTensor and other tensors that take an op apart in a handler of their own.
-
-    That handler must run with the watcher still on, else what a DTensor sends would be invisible;
-    NotImplemented makes torch call it first. A FakeTensor has nothing inside, and the mode that
-    works on it comes after this one.
-    """
-    if issubclass(kind, FakeTensor):
-        return False
-    return kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__

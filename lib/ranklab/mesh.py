@@ -1,0 +1,141 @@
+"""Mesh: the ranks of a job laid out along named axes; build_mesh makes the groups of every axis.
+
+    mesh = build_mesh({"pipeline": 2, "data": 2, "tensor": 2})    # on every rank
+    mesh.coordinates()                  # rank 6 -> {"pipeline": 1, "data": 1, "tensor": 0}
+    dist.all_reduce(x, group=mesh.group("tensor"))
+
+The last axis varies fastest: its ranks are neighbours, so put the axis that talks most there, and
+it stays inside a node. `Mesh({...})` alone needs no ranks: it computes who is where.
+"""
+
+import itertools
+import math
+from dataclasses import dataclass, field
+
+import torch.distributed as dist
+
+SHOWN_COLUMNS = 60  # of the groups in a line of the printed table
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """Who is where. Wherever `axes` are asked for, one name or a tuple of names is meant.
+
+    error  ValueError for a size below 1, for an axis, a rank or a group that is not there
+    lab    12
+    """
+
+    axes: dict  # name -> size; in the order of the layout, the last one varies fastest
+    groups: dict = field(default_factory=dict, repr=False, compare=False)  # see build_mesh
+
+    def __post_init__(self):
+        object.__setattr__(self, "axes", dict(self.axes))  # a copy: the caller's may change
+        for name, size in self.axes.items():
+            if not isinstance(size, int) or size < 1:
+                raise ValueError(f"axis {name}={size} must be a whole number, 1 or more")
+
+    def __reduce__(self):
+        return Mesh, (self.axes,)  # groups belong to one process, and can't be sent to another
+
+    @property
+    def size(self):
+        """The number of ranks."""
+        return math.prod(self.axes.values())
+
+    def coordinates(self, rank=None):
+        """{axis: place along it} of `rank`; None: of this rank."""
+        rank = dist.get_rank() if rank is None else rank
+        if not 0 <= rank < self.size:
+            raise ValueError(f"rank={rank} must be between 0 and {self.size - 1}")
+        places = {}
+        for name, size in reversed(self.axes.items()):
+            rank, places[name] = divmod(rank, size)
+        return {name: places[name] for name in self.axes}
+
+    def rank_at(self, **places):
+        """The rank at these places, one for each axis: rank_at(pipeline=1, data=1, tensor=0)."""
+        if set(places) != set(self.axes):
+            raise ValueError(f"a rank has a place on each axis: {', '.join(self.axes)}")
+        rank = 0
+        for name, size in self.axes.items():
+            if not 0 <= places[name] < size:
+                raise ValueError(f"{name}={places[name]} must be between 0 and {size - 1}")
+            rank = rank * size + places[name]
+        return rank
+
+    def ranks_along(self, axes, rank=None):
+        """The ranks that differ from `rank` (None: this one) on `axes` only, and itself; sorted."""
+        axes, here = self._known(axes), self.coordinates(rank)
+        along = itertools.product(*(range(self.axes[name]) for name in axes))
+        return tuple(sorted(self.rank_at(**(here | dict(zip(axes, place)))) for place in along))
+
+    def all_along(self, axes):
+        """ranks_along of every rank, each once: the groups into which `axes` divide all ranks."""
+        return list(dict.fromkeys(self.ranks_along(axes, rank) for rank in range(self.size)))
+
+    def group(self, axes):
+        """The process group in which this rank talks along `axes`."""
+        axes = self._known(axes)
+        if axes not in self.groups:
+            raise ValueError(f"the mesh has no group along {' and '.join(axes)}: build_mesh makes "
+                             f"one for each axis, and for axes together that are in joined=[...]")
+        return self.groups[axes]
+
+    def axes_of(self, ranks):
+        """The axes along which `ranks` are a whole group; () where they are none."""
+        places = [self.coordinates(rank) for rank in ranks]
+        axes = tuple(name for name in self.axes if len({place[name] for place in places}) > 1)
+        return axes if axes and self.ranks_along(axes, ranks[0]) == tuple(sorted(ranks)) else ()
+
+    def axes_inside(self, per_node):
+        """The axes whose groups each stay inside a node, when ranks 0 .. per_node-1 are the first.
+
+        The other axes cross nodes: what travels along them takes the slow links.
+        """
+        return tuple(axis for axis in self.axes if all(
+            len({rank // per_node for rank in ranks}) == 1 for ranks in self.all_along(axis)))
+
+    def __str__(self):
+        sizes = " x ".join(f"{name} {size}" for name, size in self.axes.items())
+        width = max(map(len, ("axis", *self.axes)))
+        lines = [f"{self.size} ranks: {sizes}", f"{'axis':{width}}  groups"]
+        return "\n".join(lines + [f"{axis:{width}}  {self._groups_line(axis)}"
+                                  for axis in self.axes])
+
+    def _groups_line(self, axis):
+        groups = [" ".join(map(str, ranks)) for ranks in self.all_along(axis)]
+        shown = groups[:1]
+        while len(shown) < len(groups) and len(" | ".join(groups[:len(shown) + 1])) < SHOWN_COLUMNS:
+            shown.append(groups[len(shown)])
+        more = len(groups) - len(shown)
+        return " | ".join(shown) + (f" | and {more} more" if more else "")
+
+    def _known(self, axes):
+        """`axes` as a tuple in the mesh's order."""
+        axes = (axes,) if isinstance(axes, str) else tuple(axes)
+        for name in axes:
+            if name not in self.axes:
+                raise ValueError(f"the mesh has no axis {name!r}, only {', '.join(self.axes)}")
+        return tuple(name for name in self.axes if name in axes)
+
+
+def build_mesh(axes, joined=()):
+    """The Mesh of all ranks of this job, with a process group for each axis.
+
+    `joined` are tuples of axes that get a group together: [("data", "tensor")]. Every rank must
+    call it, and with the same arguments: all make all groups, in one order.
+
+    error  ValueError when the sizes do not multiply to the number of ranks
+    lab    12
+    """
+    mesh = Mesh(axes)
+    if mesh.size != dist.get_world_size():
+        sizes = " x ".join(map(str, mesh.axes.values()))
+        raise ValueError(f"{sizes} = {mesh.size} ranks, but the job has {dist.get_world_size()}")
+    made = {}  # the same ranks along other axes (of size 1) are the same group
+    for names in [mesh._known(each) for each in (*mesh.axes, *joined)]:
+        for ranks in mesh.all_along(names):
+            if ranks not in made:
+                made[ranks] = dist.new_group(list(ranks))
+        mesh.groups[names] = made[mesh.ranks_along(names)]
+    return mesh

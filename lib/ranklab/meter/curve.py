@@ -1,0 +1,114 @@
+"""MemoryCurve: the live bytes of a rank after every op of a block, by category, and their peak."""
+
+import weakref
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from ranklab.meter.memory import Memory, held_bytes
+from ranklab.meter.storage import has_handler, storages_of
+
+
+class MemoryCurve:
+    """The memory of this rank is noted after every tensor op of the block: forward, backward, step.
+
+        with MemoryCurve(model, optimizer) as curve:
+            model(x).sum().backward()
+            curve.mark("step")
+            optimizer.step()
+        curve.peak_bytes; print(curve.peak)
+
+    What model and optimizer hold counts as in memory_of, and so do `gathered` and `communication`.
+    These are looked up again at every op, so give a list that your code changes, or a function that
+    returns one. All else counts as activations, from the op that makes it (or, for what is
+    older than the block, first uses it) until nothing holds it: also temporaries, and the batch.
+    A storage counts once, whole, with the size that it has at that moment.
+
+    The peak is exact for what lives while an op returns. Not seen: what an op takes and gives back
+    inside (cuDNN's workspace, a DDP bucket before its first use); what the allocator rounds up or
+    keeps; kernels of torch.compile, which are one op. Memory of all devices is added up.
+    Entered again, the same object goes on.
+    cost   nothing is sent; every op looks at every tensor that is held: for small models
+    """
+
+    def __init__(self, model, optimizer=None, gathered=(), communication=()):
+        self.points = []  # Memory: at the start of the block, after each op, and at the end
+        self.marks = []  # (index into points, name)
+        self._lookup = model, optimizer, gathered, communication
+        self._seen = {}  # identity of a storage -> weak reference, which keeps that identity from reuse
+        self._parameters = []  # weak references to those of the start of the block
+        self._mode = None
+
+    def __enter__(self):
+        self._parameters = [weakref.ref(p) for p in self._lookup[0].parameters()]
+        self._note([])
+        self._mode = _Watcher(self)
+        self._mode.__enter__()
+        return self
+
+    def __exit__(self, *error):
+        self._mode.__exit__(*error)
+        self._mode = None
+        self._note([])
+
+    def __getstate__(self):
+        """The numbers go to another process; the model and its tensors stay."""
+        return {"points": self.points, "marks": self.marks}
+
+    def mark(self, name):
+        """What follows is named, for tables and pictures."""
+        self.marks.append((len(self.points), name))
+
+    @property
+    def peak(self):
+        """The Memory with the largest total; the first one, where several have it."""
+        return max(self.points, key=lambda memory: memory.total)
+
+    @property
+    def peak_bytes(self):
+        return self.peak.total
+
+    def _note(self, tensors):
+        """One more point of the curve, after an op with these inputs and outputs."""
+        for tensor in tensors:
+            for storage in storages_of(tensor):
+                if storage._cdata not in self._seen:
+                    self._seen[storage._cdata] = StorageWeakRef(storage)
+        held, (model, optimizer, *extra) = set(), self._lookup
+        # A model under FSDP2 shows its shards, but for a while the whole weights in their place.
+        parameters = [p for ref in self._parameters if (p := ref()) is not None]
+        parameters += model.parameters()
+        sizes = held_bytes(parameters, model.buffers(), optimizer,
+                           *(x() if callable(x) else x for x in extra), seen=held)
+        rest = 0
+        for identity, reference in list(self._seen.items()):
+            storage = torch.UntypedStorage._new_with_weak_ptr(reference.cdata)
+            if storage is None:
+                del self._seen[identity]
+            elif identity not in held:
+                rest += storage.nbytes()
+        self.points.append(Memory(**sizes, activations=rest))
+
+
+class _Watcher(TorchDispatchMode):
+    """Tells the curve of each op of its thread, and of backward's threads."""
+
+    supports_higher_order_operators = True
+
+    @classmethod
+    def ignore_compile_internals(cls):
+        return True  # as in traffic.py: compiled functions stay compiled
+
+    def __init__(self, curve):
+        super().__init__()
+        self.curve = curve
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if any(has_handler(kind) for kind in types):
+            return NotImplemented
+        result = func(*args, **(kwargs or {}))
+        leaves = tree_leaves((args, kwargs, result))
+        self.curve._note([leaf for leaf in leaves if isinstance(leaf, torch.Tensor)])
+        return result
