@@ -92,6 +92,8 @@ class Mesh:
 
         The other axes cross nodes: what travels along them takes the slow links.
         """
+        if per_node < 1:
+            raise ValueError(f"per_node={per_node} must be 1 or more")
         return tuple(axis for axis in self.axes if all(
             len({rank // per_node for rank in ranks}) == 1 for ranks in self.all_along(axis)))
 
@@ -103,7 +105,8 @@ class Mesh:
                                   for axis in self.axes])
 
     def _groups_line(self, axis):
-        groups = [" ".join(map(str, ranks)) for ranks in self.all_along(axis)]
+        groups = [" ".join(map(str, ranks)) if len(ranks) <= 8 else
+                  "{} {} {} ... {}".format(*ranks[:3], ranks[-1]) for ranks in self.all_along(axis)]
         shown = groups[:1]
         while len(shown) < len(groups) and len(" | ".join(groups[:len(shown) + 1])) < SHOWN_COLUMNS:
             shown.append(groups[len(shown)])
