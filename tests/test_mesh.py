@@ -122,8 +122,8 @@ def test_each_axis_has_a_group_of_its_own():
 
 def same_groups():
     mesh = build_mesh({"data": 2, "expert": 1, "tensor": 1}, joined=[("tensor", "data")])
-    return (mesh.group("expert") is mesh.group("tensor"), mesh.group("data") is mesh.group("tensor"),
-            mesh.group("data") is mesh.group(("data", "tensor")), len(set(mesh.groups.values())))
+    data, expert, tensor, both = map(mesh.group, ("data", "expert", "tensor", ("data", "tensor")))
+    return expert is tensor, data is tensor, data is both, len(set(mesh.groups.values()))
 
 
 def test_the_same_ranks_share_one_group():

@@ -27,8 +27,8 @@ class MemoryCurve:
     A storage counts once, whole, with the size that it has at that moment.
 
     The peak is exact for what lives while an op returns. Not seen: what an op takes and gives back
-    inside (cuDNN's workspace, a DDP bucket before its first use); what the allocator rounds up or
-    keeps; kernels of torch.compile, which are one op. Memory of all devices is added up.
+    inside (cuDNN's workspace, what compiled code makes for itself); a DDP bucket before its first
+    use; what the allocator rounds up or keeps. Memory of all devices is added up.
     Entered again, the same object goes on.
     cost   nothing is sent; each op looks at all that is held: 1 ms with 100 parameters under Adam
     """
@@ -37,7 +37,7 @@ class MemoryCurve:
         self.points = []  # Memory: at the start of the block, after each op, at marks, at the end
         self.marks = []  # (index into points, name)
         self._lookup = model, optimizer, gathered, communication
-        self._seen = {}  # identity of a storage -> weak reference, which keeps that identity from reuse
+        self._seen = {}  # identity of a storage -> weak reference, which keeps it from reuse
         self._parameters = []  # weak references to those of the start of the block
         self._mode = None
 

@@ -40,8 +40,8 @@ def memory_of(model, optimizer=None, gathered=(), communication=()) -> Memory:
     beside gradients of their own counts as well, when it is given. Of a DTensor the local shard
     counts. What is resized to 0 (as FSDP frees what it gathered) counts 0 bytes.
 
-    `gathered` and `communication` are the tensors that code holds for a while, in any
-    nesting of lists: memory_of(model, optimizer, communication=[bucket.flat for bucket in buckets]).
+    `gathered` and `communication` are tensors that code holds for a while, in any nesting of lists:
+    memory_of(model, optimizer, communication=[bucket.flat for bucket in model.buckets]).
     A storage counts whole, in the first category that has it, in the order gathered parameters,
     parameters, gradients, optimizer state, buffers, communication buffers. Adam's `step` is there
     too: 4 bytes a tensor.

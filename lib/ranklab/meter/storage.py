@@ -36,8 +36,8 @@ def has_handler(kind):
     """True for DTensor and other tensors that take an op apart in a handler of their own.
 
     That handler must run with a meter's mode still on, else what a DTensor does inside would be
-    invisible; NotImplemented makes torch call it first. A FakeTensor has nothing inside, and the mode that
-    works on it comes after this one.
+    invisible; NotImplemented makes torch call it first. A FakeTensor has nothing inside, and the
+    mode that works on it comes after this one.
     """
     if issubclass(kind, FakeTensor):
         return False
