@@ -204,7 +204,7 @@ def _numbers():
 
 
 def test_the_project_resumes(tmp_path):
-    path = str(tmp_path / "baseline.pt")
+    path = str(tmp_path / "run")
     project.run(**SMALL, checkpoint=path)
     found = project.run(**{**SMALL, "steps": 6}, checkpoint=path, resume=True)
     assert found["history"].steps[0] == 5

@@ -186,10 +186,10 @@ def _interrupted(folder, changes):
     """Straight to step 8; and stopped at step 3 in the middle of an epoch, then gone on."""
     straight = trainer(**changes)
     straight.fit(until=8)
-    first = trainer(**changes, checkpoint=f"{folder}/run.pt")
+    first = trainer(**changes, checkpoint=f"{folder}/run")
     first.fit(until=3)
     dist.barrier()  # in life the first run has ended long before
-    second = trainer(**changes, checkpoint=f"{folder}/run.pt")
+    second = trainer(**changes, checkpoint=f"{folder}/run")
     torch.manual_seed(dist.get_rank())
     second.resume()
     assert second.steps_done == 3 and first.steps_per_epoch == 5
@@ -242,7 +242,7 @@ def _terminated(path, rank_told):
 
 @pytest.mark.parametrize("rank_told", [0, 1])
 def test_a_sigterm_to_one_rank_ends_all_after_the_same_step(tmp_path, rank_told):
-    assert launch(_terminated, str(tmp_path / "run.pt"), rank_told, ranks=2) == [(5, True, 5)] * 2
+    assert launch(_terminated, str(tmp_path / "run"), rank_told, ranks=2) == [(5, True, 5)] * 2
 
 
 def _refused(path):
@@ -259,7 +259,7 @@ def _refused(path):
 
 
 def test_a_checkpoint_of_another_run_is_refused(tmp_path):
-    path = str(tmp_path / "run.pt")
+    path = str(tmp_path / "run")
     for batch, seed in launch(_refused, path, ranks=2):
         assert batch == ("the checkpoint is of another run: it has images_per_step=8, this run has "
                          "12; steps_per_epoch=5, this run has 3")
@@ -339,7 +339,7 @@ def test_the_project_learns_and_reports(capsys):
 
 
 def test_the_project_under_torchrun_prints_once_and_goes_on_from_its_checkpoint(tmp_path):
-    path = str(tmp_path / "run.pt")
+    path = str(tmp_path / "run")
     options = ["--model", "resnet18", "--images", "64", "--held-out", "8", "--batch-per-rank", "8",
                "--data", "synthetic", "--workers", "1", "--checkpoint", path]  # fmt: skip
     first = torchrun("-m", "ranklab.projects.ddp", *options, "--epochs", "2", ranks=2)

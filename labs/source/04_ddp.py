@@ -412,11 +412,11 @@ digits = {"data": write_digits(tempfile.mkdtemp()), "epochs": 4, "lr": 0.8, "sma
 print(project.report(project.run(ranks=2, timeout=120, **digits)))
 
 # %% [markdown]
-# A run is stopped in the middle of an epoch (on a cluster by SIGTERM), and goes on from rank 0's checkpoint. Does it end like the run that was never stopped? Yes, to the last bit:
+# A run is stopped in the middle of an epoch (on a cluster by SIGTERM), and goes on from its checkpoint. Does it end like the run that was never stopped? Yes, to the last bit:
 
 # %%
 quick = {"model": "resnet18", "images": 512, "held_out": 128, "epochs": 2, "timeout": 60}
-path = os.path.join(tempfile.mkdtemp(), "run.pt")
+path = os.path.join(tempfile.mkdtemp(), "run")
 whole = project.run(ranks=2, **quick)
 project.run(ranks=2, until=11, checkpoint=path, **quick)
 rest = project.run(ranks=2, resume=True, checkpoint=path, **quick)
@@ -488,7 +488,7 @@ questions("04_ddp")
 # ## 9. On real GPUs
 #
 # ```bash
-# labs/jobs/torchrun.sh ddp --size full --data imagenet --compile --checkpoint run.pt
+# labs/jobs/torchrun.sh ddp --size full --data imagenet --compile --checkpoint run
 # torchrun --nproc-per-node 4 -m ranklab.projects.ddp --size full --scaling --figure scaling.svg
 # sbatch labs/jobs/ddp.sbatch
 # ```

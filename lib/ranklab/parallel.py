@@ -7,10 +7,49 @@ mean of the ranks' means is another number as soon as one rank has more targets 
 """
 
 import contextlib
+import math
+from typing import NamedTuple
 
 import torch
 
 from ranklab.models.gpt import IGNORE
+
+
+class Piece(NamedTuple):
+    """A box of one named tensor that this process holds: a checkpoint reads and writes `tensor`."""
+
+    name: str  # of the parameter or buffer
+    kind: str  # "weight", or what the optimizer calls its state: "exp_avg", "step", ...
+    shape: tuple  # of the whole tensor, as one process would have it
+    offset: tuple  # where the box begins in it
+    tensor: torch.Tensor  # the box itself, a view of what is trained
+
+
+def flat_pieces(name, kind, shape, start, flat):
+    """`flat` holds the numbers from `start` on of a flattened tensor: the few Pieces, views of it,
+    that are boxes. So a shard of ZeRO's can be loaded as one of tensor parallelism's, and back.
+    """
+    pieces, done = [], 0
+    for offset, sizes in _boxes(tuple(shape), start, start + flat.numel()):
+        n = math.prod(sizes)
+        pieces.append(Piece(name, kind, tuple(shape), offset, flat[done : done + n].view(sizes)))
+        done += n
+    return pieces
+
+
+def _boxes(shape, start, stop):
+    """[(offset, sizes)] of the numbers start to stop of a flattened tensor, in their order."""
+    if start >= stop or not shape:
+        return [((), ())] if start < stop else []
+    rest, row = shape[1:], math.prod(shape[1:])
+    first = start // row
+    if start % row == stop % row == 0:  # whole rows
+        return [((first, *(0 for _ in rest)), ((stop - start) // row, *rest))]
+    if first == (stop - 1) // row:  # inside one row
+        inside = _boxes(rest, start - first * row, stop - first * row)
+        return [((first, *offset), (1, *sizes)) for offset, sizes in inside]
+    cut = (first + 1) * row if start % row else stop // row * row
+    return _boxes(shape, start, cut) + _boxes(shape, cut, stop)
 
 
 class Parallel:
@@ -69,3 +108,25 @@ class Parallel:
     def gather(self, values):
         """What each rank gives, on every rank: (n,) -> (R, n); for what is printed."""
         return values[None]
+
+    def state(self, model, optimizer):
+        """The Pieces that this process holds of the model and of the optimizer's state. Where
+        several processes hold the same box, a checkpoint takes that of the first of them.
+        """
+        names = {p: name for name, p in model.named_parameters()}  # a tied matrix has one name
+        found = [(name, "weight", tensor) for name, tensor in
+                 model.state_dict(keep_vars=True).items() if names.get(tensor, name) == name]
+        found += [(names[p], kind, value) for group in optimizer.param_groups
+                  for p in group["params"] for kind, value in optimizer.state.get(p, {}).items()
+                  if torch.is_tensor(value)]
+        return [Piece(name, kind, tuple(tensor.shape), (0,) * tensor.dim(), tensor.detach())
+                for name, kind, tensor in found]
+
+    def own_state(self, model):
+        """{name: state} of what differs from process to process, such as the errors that compressed
+        gradients feed back; a checkpoint keeps it for as many ranks as there are now.
+        """
+        return {}
+
+    def load_own_state(self, model, state):
+        """The opposite of own_state."""

@@ -31,7 +31,7 @@ class LoopConfig:
     precision: str = "fp32"
     log_every: int = 50  # steps; also how long a SIGTERM waits for an answer
     eval_every: int = 0  # steps; 0: only at the end
-    checkpoint: str | None = None  # path
+    checkpoint: str | None = None  # a folder
     checkpoint_every: int = 0  # steps; 0: only at the end
 
     def __post_init__(self):
@@ -219,20 +219,19 @@ class Trainer:
         return {"scaler": self.scaler}
 
     def save(self):
-        """loop.checkpoint holds this moment. Rank 0 writes; the others go on."""
-        if self.loop.checkpoint and self.parallel.rank == 0:
-            save_checkpoint(self.loop.checkpoint, self.model, self.optimizer, self.steps_done,
-                            **self.saved())  # fmt: skip
+        """loop.checkpoint holds this moment; all ranks take part."""
+        if self.loop.checkpoint:
+            save_checkpoint(self.loop.checkpoint, self.parallel, self.model, self.optimizer,
+                            self.steps_done, self.saved(), self.device)  # fmt: skip
 
     def resume(self):
-        """The trainer stands where loop.checkpoint was saved; the next steps are bit-equal.
+        """The trainer stands where loop.checkpoint was saved last; the next steps are bit-equal.
 
-        Every rank reads the file, and no rank waits for another: it was renamed into place whole.
-        The random numbers in it are rank 0's, which is right for a model that draws none. (On GPUs
-        bit-equal as far as its kernels are: some add in an order that changes.)
+        Random numbers go on where there are as many ranks as before. (On GPUs bit-equal as far as
+        its kernels are: some add in an order that changes.)
         """
-        self.steps_done = load_checkpoint(self.loop.checkpoint, self.model, self.optimizer,
-                                          self.device, **self.saved())  # fmt: skip
+        self.steps_done = load_checkpoint(self.loop.checkpoint, self.parallel, self.model,
+                                          self.optimizer, self.device, self.saved())  # fmt: skip
 
 
 def due(step, every):

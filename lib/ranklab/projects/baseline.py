@@ -171,7 +171,7 @@ def main(argv=None):
     parser.add_argument("--recompute", action="store_true", help="checkpoint each block")
     parser.add_argument("--loss-chunks", type=int, default=1, help="logits in this many parts")
     parser.add_argument("--data", help="a text file, or tokens in a .bin file (uint16)")
-    parser.add_argument("--checkpoint", help="save to this file")
+    parser.add_argument("--checkpoint", help="save to this folder")
     parser.add_argument("--resume", action="store_true", help="go on from --checkpoint")
     parser.add_argument("--threads", type=int, default=1, help="of the CPU; more for large models")
     for name, kind in (("steps", int), ("batch", int), ("micro-batch", int), ("lr", float),
@@ -186,7 +186,7 @@ def main(argv=None):
     if options["device"].startswith("cuda") and not torch.cuda.is_available():
         parser.error(f"--device {options['device']}: this torch ({torch.__version__}) sees no GPU")
     if options["resume"] and not options["checkpoint"]:
-        parser.error("--resume goes on from a file: name it with --checkpoint")
+        parser.error("--resume goes on from a folder: name it with --checkpoint")
     torch.set_num_threads(options.pop("threads"))  # a second thread slows small matrices down
     if options["precision"] != "fp32":
         torch.set_float32_matmul_precision("high")  # TF32, where autocast leaves float32 on a GPU

@@ -3,7 +3,7 @@
     python -m ranklab.projects.ddp --ranks 2                  laptop size, under a minute
     python -m ranklab.projects.ddp --ranks 4 --scaling        what more ranks bring
     torchrun --nproc-per-node 8 -m ranklab.projects.ddp --size full --data imagenet --compile \\
-        --checkpoint run.pt
+        --checkpoint run
     srun -N 4 --ntasks-per-node 8 python -m ranklab.projects.ddp --size full --data imagenet
 
 A folder is read as ImageNet is laid out: train/<class>/*.JPEG and val/<class>/*.JPEG. After a
@@ -43,7 +43,7 @@ HELP = {
     "smallest_crop": "part of the area that a random crop keeps at least",
     "workers": "processes per rank that read images",
     "log_every": "steps; also how long a SIGTERM waits for an answer",
-    "checkpoint": "save to this file",
+    "checkpoint": "save to this folder",
     "checkpoint_every": "steps; by default after each epoch",
 }  # fmt: skip
 CHOICES = {"model": MODELS, "precision": PRECISIONS, "compress": COMPRESSIONS,
@@ -125,7 +125,7 @@ def parse(argv=None):
                                 help=HELP.get(one.name))  # fmt: skip
     options = vars(parser.parse_args(argv))
     if options["resume"] and not options["checkpoint"]:
-        parser.error("--resume goes on from a file: name it with --checkpoint")
+        parser.error("--resume goes on from a folder: name it with --checkpoint")
     return options
 
 

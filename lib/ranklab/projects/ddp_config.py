@@ -40,7 +40,7 @@ class Config:
     workers: int = 8  # per rank, that read images; 0: the rank reads them itself
     seed: int = 0
     log_every: int = 50  # steps; also how long a SIGTERM waits for an answer
-    checkpoint: str | None = None  # path
+    checkpoint: str | None = None  # a folder
     checkpoint_every: int = 0  # steps; 0: after each epoch
 
     def __post_init__(self):

@@ -1,0 +1,246 @@
+"""A checkpoint on disk: all that a run needs to go on as if it had never stopped.
+
+    run/step-000100-save-2/rank-00000.pt   boxes of named tensors, random state, what is one rank's
+                           rank-00001.pt
+                           index.json      written last: what lies where, checksums, step, settings
+
+A folder without index.json is no checkpoint: whenever a run is killed, the last good one stays. No
+two saves share a folder, not even of two jobs on one disk, for making a folder succeeds only once.
+
+Tensors are known by name, shape and offset: what was saved on one layout is loaded on any other
+(Piece in parallel.py). torch.distributed.checkpoint has the same idea, but no shard that begins in
+the middle of a row, as ZeRO's do, no checksums, and no folder that is either whole or none.
+
+Read save_checkpoint, then load_checkpoint. All ranks call them; an error on one is raised on all.
+"""
+
+import contextlib
+import json
+import math
+import shutil
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from ranklab.baseline.checkpointing import set_random_state
+from ranklab.checkpoint.files import (
+    INDEX, Files, box_key, complete, forget, new_folder, write_index, write_rank,
+)
+
+
+def save_checkpoint(folder, parallel, model, optimizer, step, more=None, device="cpu", keep=2):
+    """`folder` has one checkpoint more, and only the last `keep` of them; returns its path.
+    more  {name: what has a state_dict that JSON can hold}, alike on all ranks
+    """
+    together, rank = Together(parallel, device), parallel.rank
+    with together.agreed():
+        place = str(new_folder(Path(folder), step)) if rank == 0 else None
+    place = Path(together.exchange(place)[0])
+    try:
+        held = {box_of(piece): piece.tensor for piece in parallel.state(model, optimizer)}
+        writers = first_holders(together.exchange(list(held)))
+        state = table(writers)
+        with together.agreed():
+            mine = {box.key: tensor for box, tensor in held.items() if writers[box] == rank}
+            file = write_rank(place, rank, mine, parallel.own_state(model))
+        index = {"step": step, "ranks": parallel.ranks, "optimizer": settings(optimizer),
+                 "more": {name: part.state_dict() for name, part in (more or {}).items()},
+                 "files": together.exchange(file), "state": state}  # fmt: skip
+        with together.agreed():
+            if rank == 0:
+                write_index(place, index)
+    finally:
+        if rank == 0 and not (place / INDEX).exists():
+            shutil.rmtree(place, ignore_errors=True)
+    if rank == 0:
+        forget(place.parent, keep)
+    return place
+
+
+def load_checkpoint(folder, parallel, model, optimizer, device="cpu", more=None):
+    """Model, optimizer and `more` are as in the last checkpoint of `folder`, saved on any layout;
+    returns its step. Random numbers, and what is one rank's own, go on where there are as many
+    ranks as before. After an error the weights are as they were.
+    """
+    together = Together(parallel, device)
+    found = [str(path) for path in complete(Path(folder))] if parallel.rank == 0 else []
+    last = together.exchange(found[-1:])[0]  # one rank looks: others could see another one
+    if not last:
+        raise FileNotFoundError(f"there is no checkpoint at {folder}")
+    with together.agreed():
+        files = Files(Path(last[0]))
+        for name, part in (more or {}).items():
+            part.load_state_dict(files.index["more"].get(name, {}))
+    index, state = files.index, files.index["state"]
+    held = [box_of(piece)[:3] for piece in parallel.state(model, optimizer)]
+    same_model(state, together.exchange(held))
+    with together.agreed():
+        make_state(optimizer, index["optimizer"], state)
+        pieces = parallel.state(model, optimizer)  # views, to be filled
+        own = files.open(parallel.rank) if index["ranks"] == parallel.ranks else None
+        sources = [files.overlapping(piece) for piece in pieces]  # all that is read is whole
+    for piece, parts in zip(pieces, sources):
+        for offset, tensor in parts:
+            copy_overlap(piece, offset, tensor)
+    if own:
+        set_random_state(own["random"])
+        parallel.load_own_state(model, own["own"])
+    return index["step"]
+
+
+class SameRun:
+    """What must be alike before and after: else step 1,000 is not the same place in the data.
+    A part of the checkpoint, like the optimizer: it can be saved and loaded.
+    """
+
+    def __init__(self, **what):
+        self.what = what  # name -> number
+
+    def state_dict(self):
+        return self.what
+
+    def load_state_dict(self, saved):
+        differ = [f"{name}={saved.get(name)}, this run has {value}"
+                  for name, value in self.what.items() if saved.get(name) != value]
+        if differ:
+            raise ValueError("the checkpoint is of another run: it has " + "; ".join(differ))
+
+
+class Together:
+    """What the ranks of a Parallel tell each other, by its `gather` alone."""
+
+    def __init__(self, parallel, device):
+        self.parallel, self.device = parallel, device
+
+    def exchange(self, thing):
+        """[what rank 0 gives, rank 1, ...], on every rank; anything that JSON can hold."""
+        mine = torch.frombuffer(bytearray(json.dumps(thing).encode()), dtype=torch.uint8)
+        length = torch.tensor([len(mine)], device=self.device)
+        row = torch.full((int(self.parallel.gather(length).max()),), ord(" "), dtype=torch.uint8)
+        row[: len(mine)] = mine
+        rows = self.parallel.gather(row.to(self.device)).cpu()
+        return [json.loads(one.numpy().tobytes()) for one in rows]
+
+    @contextlib.contextmanager
+    def agreed(self):
+        """What fails inside on one rank fails on all: no rank waits for one that has given up."""
+        error = None
+        try:
+            yield
+        except Exception as mine:
+            error = mine
+        said = self.exchange(error and str(error))
+        if error:
+            raise error
+        for rank, text in enumerate(said):
+            if text is not None:
+                raise RuntimeError(f"rank {rank}: {text}")
+
+
+# --- what is where ------------------------------------------------------------------------------
+
+class Box(NamedTuple):
+    """A Piece in words."""
+
+    name: str
+    kind: str
+    shape: tuple
+    dtype: str
+    offset: tuple
+    sizes: tuple
+
+    @property
+    def key(self):
+        return box_key(self.name, self.kind, self.offset, self.sizes)
+
+
+def box_of(piece):
+    dtype = str(piece.tensor.dtype).removeprefix("torch.")
+    return Box(piece.name, piece.kind, tuple(piece.shape), dtype, tuple(piece.offset),
+               tuple(piece.tensor.shape))
+
+
+def first_holders(everybodys):
+    """{Box: the rank that writes it}: replicas are written once."""
+    writers = {}
+    for rank, boxes in enumerate(everybodys):
+        for box in boxes:
+            writers.setdefault(Box(*(tuple(x) if isinstance(x, list) else x for x in box)), rank)
+    return writers
+
+
+def table(writers):
+    """{name: {kind: {"shape", "dtype", "boxes": [[rank, offset, sizes], ...]}}}.
+    error  boxes that are not the whole tensor, or overlap
+    """
+    state = {}
+    for box, rank in writers.items():
+        whole = state.setdefault(box.name, {}).setdefault(
+            box.kind, {"shape": list(box.shape), "dtype": box.dtype, "boxes": []})
+        whole["boxes"].append([rank, list(box.offset), list(box.sizes)])
+    for name, kinds in state.items():
+        for kind, whole in kinds.items():
+            wanted = math.prod(whole["shape"])
+            held = sum(math.prod(sizes) for _, _, sizes in whole["boxes"])
+            if held != wanted:
+                raise ValueError(f"{name} ({kind}) of shape {tuple(whole['shape'])} has {wanted} "
+                                 f"numbers, but the ranks hold {held} of them")
+    return state
+
+
+def same_model(state, everybodys):
+    """Nothing, where the ranks' weights are those of the checkpoint; else a sentence, on all."""
+    here = {name: shape for boxes in everybodys for name, kind, shape in boxes if kind == "weight"}
+    there = {name: kinds["weight"]["shape"] for name, kinds in state.items() if "weight" in kinds}
+    differ = [f"it has no {name}" for name in here if name not in there]
+    differ += [f"this one has no {name}" for name in there if name not in here]
+    differ += [f"{name} is {tuple(there[name])} in it, here {tuple(shape)}"
+               for name, shape in here.items() if shape != there.get(name, shape)]
+    if differ:
+        more = f"; and {len(differ) - 3} more" if len(differ) > 3 else ""
+        raise ValueError(f"the checkpoint is of another model: {'; '.join(differ[:3])}{more}")
+
+
+def copy_overlap(piece, offset, tensor):
+    """What `tensor`, the box at `offset`, has of the piece is in the piece."""
+    starts = [max(pair) for pair in zip(piece.offset, offset)]
+    stops = [min(a + n, b + m) for a, n, b, m in
+             zip(piece.offset, piece.tensor.shape, offset, tensor.shape)]  # fmt: skip
+    there = tuple(slice(i - b, j - b) for i, j, b in zip(starts, stops, offset))
+    here = tuple(slice(i - a, j - a) for i, j, a in zip(starts, stops, piece.offset))
+    piece.tensor[here].copy_(tensor[there])
+
+
+# --- the optimizer ------------------------------------------------------------------------------
+
+def settings(optimizer):
+    """What the optimizer is, without its tensors."""
+    groups = [{name: value for name, value in group.items()
+               if name not in ("params", "param_names")} for group in optimizer.param_groups]
+    return {"class": type(optimizer).__name__, "groups": groups}
+
+
+def make_state(optimizer, saved, state):
+    """The optimizer has the saved settings, and zeros for all kinds of state that were saved: torch
+    makes its own in the first step only.
+    """
+    mine = settings(optimizer)
+    if (mine["class"], len(mine["groups"])) != (saved["class"], len(saved["groups"])):
+        raise ValueError(
+            f"the checkpoint is of {saved['class']} with {len(saved['groups'])} groups of "
+            f"parameters, this run has {mine['class']} with {len(mine['groups'])}")
+    kinds = {}  # {kind: (its dtype, whether it has a number for each of the parameter)}
+    for of in state.values():
+        for kind, whole in of.items():
+            if kind != "weight" and not kinds.get(kind, (None, False))[1]:
+                kinds[kind] = getattr(torch, whole["dtype"]), whole["shape"] != []
+    torchs = optimizer.state_dict()
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    torchs["state"] = {i: {kind: torch.zeros_like(p, dtype=dtype) if wide
+                           else torch.zeros((), dtype=dtype)
+                           for kind, (dtype, wide) in kinds.items()}
+                       for i, p in enumerate(parameters)}  # fmt: skip
+    torchs["param_groups"] = [{**mine, **there} for mine, there in
+                              zip(torchs["param_groups"], saved["groups"])]  # fmt: skip
+    optimizer.load_state_dict(torchs)

@@ -1,0 +1,132 @@
+"""The folders of checkpoints: made, written, found, read and forgotten."""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+
+import torch
+
+from ranklab.baseline.checkpointing import random_state
+
+INDEX = "index.json"
+
+
+def saves(folder):
+    """{number of the save: its folder}, in their order, whole or not."""
+    found = ((re.fullmatch(r"step-\d+-save-(\d+)", path.name), path) for path in folder.glob("*"))
+    return dict(sorted((int(name[1]), path) for name, path in found if name))
+
+
+def complete(folder):
+    """The folders of all checkpoints that are whole, the oldest first."""
+    return [path for path in saves(folder).values() if (path / INDEX).exists()]
+
+
+def new_folder(folder, step):
+    """A fresh folder inside of `folder`, which is nobody else's."""
+    if folder.is_file():
+        raise NotADirectoryError(f"{folder} is a file, but a checkpoint is a folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    number = max(saves(folder), default=0) + 1
+    while True:
+        try:
+            place = folder / f"step-{step:06}-save-{number}"
+            place.mkdir()
+            return place
+        except FileExistsError:  # another job has just made it
+            number += 1
+
+
+def forget(folder, keep):
+    """Only the last `keep` checkpoints are left, and what may still be in the making."""
+    kept = complete(folder)[-keep:]
+    for path in saves(folder).values():
+        if path == kept[0]:
+            break
+        (path / INDEX).unlink(missing_ok=True)  # first: what is half deleted must not look whole
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def rank_file(rank):
+    return f"rank-{rank:05}.pt"
+
+
+def write_rank(place, rank, tensors, own):
+    """The rank's file is on the disk; returns its size and checksum."""
+    # copies: a view would bring all that it is a view of
+    copies = {key: torch.empty(t.shape, dtype=t.dtype).copy_(t) for key, t in tensors.items()}
+    path = place / rank_file(rank)
+    with open(path, "wb") as file:
+        torch.save({"boxes": copies, "random": random_state(), "own": own}, file)
+        sync(file)
+    return fingerprint(path)
+
+
+def fingerprint(path):
+    with open(path, "rb") as file:
+        return [path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest()]
+
+
+def write_index(place, index):
+    """`place` is a checkpoint from now on, by one renaming: all its files are on the disk."""
+    beside = place / f"{INDEX}.part"
+    with open(beside, "w") as file:
+        json.dump(index, file)
+        sync(file)
+    os.replace(beside, place / INDEX)
+    for folder in (place, place.parent):  # the names, too
+        descriptor = os.open(folder, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.close(descriptor)
+
+
+def sync(file):
+    file.flush()
+    os.fsync(file.fileno())
+
+
+class Files:
+    """A checkpoint to read from; every file is compared with its checksum before it is read."""
+
+    def __init__(self, place):
+        self.place, self.opened = place, {}
+        try:
+            self.index = json.loads((place / INDEX).read_text())
+        except ValueError:
+            raise self.broken(f"{INDEX} is not whole") from None
+
+    def broken(self, what):
+        return ValueError(f"the checkpoint {self.place} is damaged: {what}. Move it away to go on "
+                          "from the one before it")
+
+    def open(self, rank):
+        """What is in the rank's file; tensors stay on the disk until they are looked at."""
+        if rank not in self.opened:
+            path, (size, checksum) = self.place / rank_file(rank), self.index["files"][rank]
+            if not path.exists():
+                raise self.broken(f"{path.name} is missing")
+            found, other = fingerprint(path)
+            if (found, other) != (size, checksum):
+                raise self.broken(f"{path.name} has {found:,} bytes of checksum {other[:8]}, but "
+                                  f"{size:,} of checksum {checksum[:8]} were written")
+            self.opened[rank] = torch.load(path, map_location="cpu", mmap=True)
+        return self.opened[rank]
+
+    def overlapping(self, piece):
+        """[(offset, tensor)] of the stored boxes that have numbers of the piece."""
+        whole = self.index["state"].get(piece.name, {}).get(piece.kind, {"boxes": []})
+        found = []
+        for rank, offset, sizes in whole["boxes"]:
+            if all(a < b + m and b < a + n for a, n, b, m in
+                   zip(piece.offset, piece.tensor.shape, offset, sizes)):  # fmt: skip
+                key = box_key(piece.name, piece.kind, offset, sizes)
+                found.append((offset, self.open(rank)["boxes"][key]))
+        return found
+
+
+def box_key(name, kind, offset, sizes):
+    """What a box is called in a rank's file."""
+    return f"{name} {kind} {list(offset)} {list(sizes)}"
