@@ -26,6 +26,7 @@ from ranklab.projects import horovod_bert as bert
 from ranklab.projects import horovod_timeline, horovod_trap
 from ranklab.projects import horovod_tuning as tuning
 from ranklab.projects.horovod_bert import FineTuning
+from ranklab.trainer import PRECISIONS
 
 OURS, REAL = "ranklab.horovod", "horovod.torch"
 NO_HOROVOD = ("the real Horovod is not here: `make horovod` builds it in some minutes; without "
@@ -65,9 +66,7 @@ def work(api, tokens, config, compressions, timeline, thresholds):
              "tuned": []}  # fmt: skip
     for compression in compressions:
         mine = dataclasses.replace(config, compression=compression)
-        model, seen = bert.fine_tune(hvd, tokens, mine, timeline)
-        seen["accuracy"] = bert.accuracy(hvd, model, tokens)
-        found["runs"][compression] = seen
+        _, found["runs"][compression] = bert.fine_tune(hvd, tokens, mine, timeline)
         timeline = None
     for threshold in thresholds:
         hvd.shutdown()
@@ -138,6 +137,7 @@ def main(argv=None):
     for name, kind in (("steps", int), ("batch", int), ("lr", float), ("n-ctx", int),
                        ("seed", int)):  # fmt: skip
         parser.add_argument(f"--{name}", type=kind)
+    parser.add_argument("--precision", choices=PRECISIONS)
     options = parser.parse_args(argv)
     if options.read:
         print(horovod_timeline.table(horovod_timeline.read_timeline(options.read)))
@@ -168,7 +168,7 @@ def train(options):
     """The command's training and tuning; prints what was found."""
     chosen = WITH_WEIGHTS if options.weights else {}
     given = {name: getattr(options, name)
-             for name in ("weights", "steps", "batch", "lr", "n_ctx", "seed")}
+             for name in ("weights", "steps", "batch", "lr", "n_ctx", "seed", "precision")}
     config = FineTuning(**{**chosen, **{k: v for k, v in given.items() if v is not None}})
     how = {"compressions": options.compression.split(","), "timeline": options.trace,
            "thresholds": tuning.THRESHOLDS if options.tune else (), "data": options.data}

@@ -1,20 +1,23 @@
 """A BERT for texts, fine-tuned with Horovod's API: what each rank runs, for projects.horovod.
 
-Read `fine_tune`: with `import horovod.torch as hvd` instead of ours it is the same script.
+Read `fine_tune`, BertTrainer and horovod_parallel.py: with `import horovod.torch as hvd` instead
+of ours it is the same script.
 """
 
 import contextlib
 import os
 import statistics
-import time
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 
 import torch
+import torch.nn.functional as F
 
 from ranklab.data.labelled_text import Words, bag_of_words, labelled_file, python_functions
-from ranklab.engine import device
 from ranklab.projects.horovod_guard import gradient_norm, guard_gradient_scale
+from ranklab.projects.horovod_parallel import HorovodParallel, counted, rank_device
+from ranklab.trainer import LoopConfig, Schedule, Trainer
 
 NO_TRANSFORMERS = (
     "transformers is not here. After pip install -c constraints.txt -e '.[hf]' this runs: "
@@ -34,9 +37,10 @@ class FineTuning:
     n_head: int = 2
     steps: int = 60
     batch: int = 96  # texts in a step, over all ranks
-    lr: float = 6e-3
+    lr: float = 8e-3
     warmup: float = 0.1  # of all steps
     compression: str = "none"  # or "fp16": of gradients on the wire
+    precision: str = "fp32"  # bf16, fp16: by autocast
     seed: int = 0
 
     def __post_init__(self):
@@ -47,6 +51,13 @@ class FineTuning:
             raise ValueError(f"compression={self.compression!r} is not one of none, fp16")
         if self.width % self.n_head:
             raise ValueError(f"n_head={self.n_head} must divide width={self.width}")
+
+    def loop(self):
+        """The LoopConfig: a step is one piece, and nothing is clipped."""
+        return LoopConfig(self.batch, 0.01, 0.0, self.precision, log_every=10)
+
+    def schedule(self):
+        return Schedule(self.lr, max(1, round(self.warmup * self.steps)), self.steps)
 
     def check(self, ranks, texts):
         """The mean over ranks of their means is that of the batch only where all have as many."""
@@ -138,48 +149,66 @@ def my_rows(step, config, n, rank, ranks):
     return order[place : place + config.batch][rank::ranks]
 
 
-def learning_rate(config, step):
-    """Linear up, then linear down to nothing: as BERT was trained."""
-    up = max(1, round(config.warmup * config.steps))
-    return config.lr * min((step + 1) / up, (config.steps - step) / max(1, config.steps - up))
+class BertTrainer(Trainer):
+    """The course's training loop, fed with this rank's texts, for a BERT."""
+
+    unit = "texts"
+
+    def __init__(self, hvd, tokens, config):
+        self.hvd, self.tokens, self.config = hvd, tokens, config
+        self.units_per_step, self.counts = config.batch, None
+        torch.manual_seed(config.seed + hvd.rank())  # elsewhere on each rank, until the broadcast
+        model = make_bert(config, len(tokens.classes), tokens.vocab_size, tokens.pad)
+        super().__init__(model.train(), config.loop(), config.schedule(),  # saved ones are in eval
+                         partial(torch.optim.AdamW, lr=config.lr, fused=True), rank_device(hvd),
+                         parallel=HorovodParallel(hvd, config.compression), progress=False)
+
+    def next_batch(self):
+        tokens = self.tokens
+        rows = my_rows(self.steps_done, self.config, len(tokens.train), self.parallel.rank,
+                       self.parallel.ranks)
+        return tokens.train[rows], tokens.train_labels[rows]
+
+    def loss_sum(self, x, labels):  # (B/R, T), (B/R,)
+        with self.autocast():
+            logits = logits_of(self.forward, x, self.tokens.pad)
+        return F.cross_entropy(logits.float(), labels, reduction="sum")  # (B/R, K)
+
+    def step(self, batch=None):
+        # One step is counted: all are alike, and counting takes time.
+        count = counted(self.hvd) if self.steps_done == 0 else contextlib.nullcontext(self.counts)
+        # HorovodParallel.forward_backward has waited for the averages
+        with count as self.counts, self.optimizer.skip_synchronize():
+            return super().step(batch)
+
+    def evaluate(self):
+        return accuracy(self.hvd, self.model, self.tokens)
 
 
-def fine_tune(hvd, tokens, config, timeline=None):
+def logits_of(model, x, pad):  # (B, T) -> (B, K)
+    return model(input_ids=x, attention_mask=(x != pad).long()).logits
+
+
+def fine_tune(hvd, tokens, config, timeline=None, until=None):
     """On one rank, after hvd.init(): the model is trained; returns it and what was seen.
     timeline  rank 0 writes Horovod's timeline of the training to this path
+    until     stop after so many steps, and do not ask what they have brought
     """
     config.check(hvd.size(), len(tokens.train))
-    torch.manual_seed(config.seed + hvd.rank())  # each rank begins elsewhere, until the broadcast
-    model = make_bert(config, len(tokens.classes), tokens.vocab_size, tokens.pad)
-    model.to(rank_device(hvd)).train()  # saved weights come in eval mode
-    optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.01, fused=True)
-    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    trainer = BertTrainer(hvd, tokens, config)
+    model, history = trainer.model, trainer.history
     norms = check_scale(hvd, model, tokens)
-    optimizer = hvd.DistributedOptimizer(
-        optimizer, named_parameters=model.named_parameters(),
-        compression=getattr(hvd.Compression, config.compression))
     if timeline:
         hvd.start_timeline(timeline)
-    losses, seconds = [], []
-    for step in range(config.steps):
-        start = time.perf_counter()
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(config, step)
-        rows = my_rows(step, config, len(tokens.train), hvd.rank(), hvd.size())
-        # One step is counted, for all are alike, and counting takes time.
-        with counted(hvd) if step == 0 else contextlib.nullcontext(counts) as counts:
-            loss = loss_of(model, tokens, rows)
-            optimizer.zero_grad()
-            loss.backward()  # as gradients become ready, their averages begin
-            optimizer.step()  # waits for those that are not done
-        losses.append(loss.item())
-        seconds.append(time.perf_counter() - start)
+    trainer.fit(until)
     if timeline:
         hvd.stop_timeline()
+    accuracy = trainer.evaluate() if trainer.stopped else history.held_out.get(config.steps)
+    speeds = [speed for speed in history.speed if speed]
     return model, {
-        "losses": losses, "ms_per_step": 1e3 * statistics.median(seconds), "norms": norms,
-        "sent_bytes": counts and counts.data.sent_bytes,
+        "losses": history.loss, "norms": norms, "accuracy": accuracy,
+        "ms_per_step": 1e3 * config.batch / statistics.median(speeds) if speeds else float("nan"),
+        "sent_bytes": trainer.counts and trainer.counts.data.sent_bytes,
         "sizes": [p.nbytes for p in reversed(list(model.parameters()))]}  # as backward goes
 
 
@@ -204,31 +233,14 @@ def check_scale(hvd, model, tokens):
 @torch.no_grad()
 def accuracy(hvd, model, tokens, batch=256):
     """The share of held-out texts that are classed right, the same on every rank, and exact.
-    Ranks take every R-th text and add up what is right, not the means of unequal parts.
+    Ranks take every R-th text and add up what is right, not the means of unequal parts. They gather
+    it: the all-reduces in a timeline are those of steps.
     """
     mine = slice(hvd.rank(), None, hvd.size())
     right, rows = torch.zeros(1, dtype=torch.int64), tokens.held_out[mine].split(batch)
     model.eval()
     for x, y in zip(rows, tokens.held_out_labels[mine].split(batch)):
         x, y = x.to(model.device), y.to(model.device)
-        said = model(input_ids=x, attention_mask=(x != tokens.pad).long()).logits.argmax(1)
-        right += (said == y).sum().cpu()
+        right += (logits_of(model, x, tokens.pad).argmax(1) == y).sum().cpu()
     model.train()
-    return hvd.allreduce(right, op=hvd.Sum, name="right").item() / len(tokens.held_out)
-
-
-def rank_device(hvd):
-    """Where this rank computes; under horovodrun, launch has not chosen."""
-    if hvd.__name__.startswith("ranklab"):
-        return device()
-    if not torch.cuda.is_available():
-        return device()
-    torch.cuda.set_device(hvd.local_rank())  # or Horovod's own buffers would all be on GPU 0
-    return torch.device("cuda", hvd.local_rank())
-
-
-@contextlib.contextmanager
-def counted(hvd):
-    """What this rank's Horovod sends in the block; None with the real one, which can't tell."""
-    with hvd.counted() if hasattr(hvd, "counted") else contextlib.nullcontext() as counts:
-        yield counts
+    return hvd.allgather(right).sum().item() / len(tokens.held_out)

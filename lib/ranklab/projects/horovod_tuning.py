@@ -27,7 +27,8 @@ def try_threshold(hvd, tokens, config, threshold, steps=4):
     """The Tuned of this threshold, on rank 0; the timeline counts the all-reduces."""
     with tempfile.TemporaryDirectory() as folder:
         path = f"{folder}/timeline.json"  # a string: the real start_timeline() takes no Path
-        _, seen = bert.fine_tune(hvd, tokens, dataclasses.replace(config, steps=steps), path)
+        longer = dataclasses.replace(config, steps=steps + 1)  # no end, so nothing is evaluated
+        _, seen = bert.fine_tune(hvd, tokens, longer, path, until=steps)
         phases = read_timeline(path) if hvd.rank() == 0 else []
     n = len(all_reduces(phases)) / steps
     return Tuned(threshold, n, seen["sent_bytes"], seen["ms_per_step"])
