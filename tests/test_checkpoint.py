@@ -7,6 +7,7 @@ import random
 import shutil
 import signal
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -14,9 +15,13 @@ import torch.distributed as dist
 from ranklab import launch
 from ranklab.checkpoint import load_checkpoint, save_checkpoint
 from ranklab.checkpoint.files import INDEX, complete
+from ranklab.data import Text
 from ranklab.data_parallel.training import DataParallel
+from ranklab.ddp import PowerSGD, TopK
 from ranklab.engine import RankError
+from ranklab.models.gpt import GPT, GPTConfig
 from ranklab.parallel import Parallel, Piece, flat_pieces
+from ranklab.text_trainer import TextTrainer, TrainConfig
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -186,6 +191,46 @@ def test_a_layout_that_lost_numbers_is_refused(tmp_path):
                                         r" the ranks hold \d+ of them"):
         launch(lambda: save_checkpoint(tmp_path, Leaky(), *trained(), 1), ranks=2)
     assert list(tmp_path.iterdir()) == []
+
+
+def compressed(make, folder=None):
+    """A GPT's trainer, whose gradients travel through the hook of make()."""
+    state = make()
+
+    def wrap(model, group):
+        ddp = torch.nn.parallel.DistributedDataParallel(model, process_group=group)
+        ddp.register_comm_hook(state, type(state).hook)
+        return ddp
+
+    tokens = np.random.default_rng(0).integers(0, 32, 400).astype(np.uint8)
+    torch.manual_seed(0)
+    shape = GPTConfig(vocab_size=32, n_ctx=8, n_layer=1, n_head=2, n_embd=16)
+    config = TrainConfig(steps=6, batch=4, eval_batch=4, warmup=1, checkpoint=folder)
+    return TextTrainer(GPT(shape), Text("noise", tokens, tokens, 32), config, progress=False,
+                       parallel=DataParallel(wrap=wrap, compressor=state))
+
+
+def _compressed(folder):
+    """For each compressor: is a resumed run bit-equal; and is it without the compressor's state?"""
+    equal = []
+    for make in (lambda: TopK(0.1), lambda: PowerSGD(1, start=1, shrink=1)):
+        path = f"{folder}/{type(make()).__name__}"
+        straight, first = compressed(make), compressed(make, path)
+        straight.fit(), first.fit(until=3)
+        for remembers in (True, False):
+            second = compressed(make)
+            if not remembers:
+                second.parallel.load_own_state = lambda *_: None
+            assert load_checkpoint(path, second.parallel, second.model, second.optimizer) == 3
+            second.steps_done = 3
+            second.fit()
+            equal.append(all(map(torch.equal, straight.model.parameters(),
+                                 second.model.parameters())))
+    return equal
+
+
+def test_what_compressed_gradients_left_behind_goes_on(tmp_path):
+    assert launch(_compressed, tmp_path, ranks=2) == [[True, False] * 2] * 2
 
 
 # --- whole or not there -------------------------------------------------------------------------

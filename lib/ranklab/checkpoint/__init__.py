@@ -64,8 +64,9 @@ def load_checkpoint(folder, parallel, model, optimizer, device="cpu", more=None)
     ranks as before. After an error the weights are as they were.
     """
     together = Together(parallel, device)
-    found = [str(path) for path in complete(Path(folder))] if parallel.rank == 0 else []
-    last = together.exchange(found[-1:])[0]  # one rank looks: others could see another one
+    with together.agreed():  # one rank looks: others could see another one
+        found = [str(path) for path in complete(Path(folder))] if parallel.rank == 0 else []
+    last = together.exchange(found[-1:])[0]
     if not last:
         raise FileNotFoundError(f"there is no checkpoint at {folder}")
     with together.agreed():

@@ -44,7 +44,7 @@ def forget(folder, keep):
     """Only the last `keep` checkpoints are left, and what may still be in the making."""
     kept = complete(folder)[-keep:]
     for path in saves(folder).values():
-        if path == kept[0]:
+        if path in kept:
             break
         (path / INDEX).unlink(missing_ok=True)  # first: what is half deleted must not look whole
         shutil.rmtree(path, ignore_errors=True)

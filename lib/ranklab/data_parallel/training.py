@@ -14,12 +14,15 @@ class DataParallel(Parallel):
 
     wrap         (model, group=group) -> what averages gradients in backward: ours, or torch's DDP
     equal_parts  all ranks have as many targets in each step: then nobody asks how many
+    compressor   what the wrap's hook keeps from step to step, with state_dict(model): each rank's
     cost         beside the gradients, one all-reduce of 8 bytes a step, if not equal_parts
     error        a batch of fewer rows than ranks
     lab          03
     """
 
-    def __init__(self, group=None, wrap=OverlappedDataParallel, equal_parts=False):
+    def __init__(self, group=None, wrap=OverlappedDataParallel, equal_parts=False,
+                 compressor=None):  # fmt: skip
+        self.compressor = compressor
         self.group, self.wrap, self.equal_parts = group, wrap, equal_parts
         self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
         self.gradient_scale = self.ranks
@@ -51,3 +54,10 @@ class DataParallel(Parallel):
         everybodys = values.new_empty(self.ranks * len(values))
         dist.all_gather_single(everybodys, values, group=self.group)
         return everybodys.view(self.ranks, -1)
+
+    def own_state(self, model):
+        return {"compressor": self.compressor.state_dict(model)} if self.compressor else {}
+
+    def load_own_state(self, model, state):
+        if self.compressor and "compressor" in state:
+            self.compressor.load_state_dict(model, state["compressor"])

@@ -76,6 +76,21 @@ class PowerSGD:
         self.step += bucket.is_last()
         return _done(bucket.buffer())
 
+    def state_dict(self, model):
+        """What the next step depends on, by the names of the plain model's parameters. The errors
+        are each rank's own.
+        """
+        kept = {kind: {name: of[p] for name, p in model.named_parameters() if p in of}
+                for kind, of in (("errors", self.errors), ("qs", self.qs))}  # fmt: skip
+        return {"step": self.step, "generator": self.generator.get_state(), **kept}
+
+    def load_state_dict(self, model, state):
+        self.step = state["step"]
+        self.generator.set_state(state["generator"])
+        self.errors, self.qs = ({p: state[kind][name].to(p.device) for name, p in
+                                 model.named_parameters() if name in state[kind]}
+                                for kind in ("errors", "qs"))  # fmt: skip
+
     def _is_worth_it(self, gradient):
         if gradient.dim() < 2:
             return False

@@ -68,6 +68,14 @@ class TopK:
 
         return work.get_future().then(unpack)
 
+    def state_dict(self, model):
+        """{name: what this rank has not sent yet} of the plain model's parameters."""
+        return {name: self.errors[p] for name, p in model.named_parameters() if p in self.errors}
+
+    def load_state_dict(self, model, state):
+        self.errors = {p: state[name].to(p.device) for name, p in model.named_parameters()
+                       if name in state}  # fmt: skip
+
     def _pick(self, bucket):
         """What this rank sends of the bucket: values, and their places in the bucket."""
         values, places, start = [], [], 0
