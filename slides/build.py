@@ -20,10 +20,12 @@ MARP = HERE / "node_modules" / ".bin" / "marp"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
 SLACK = 2     # pixels: fonts differ a little from machine to machine
+LOW = 240     # pixels, a third of a slide: a figure below that is too small for a room
 
-# Runs in the page: a slide overflows where one of its elements reaches past the slide's own edge.
+# Runs in the page: a slide overflows where one of its elements reaches past the slide's own edge;
+# a figure is as high as its box, or as its width allows.
 MEASURE = """<script>
-window.addEventListener("load", () => {
+window.addEventListener("load", () => setTimeout(() => {  // Marp shrinks wide code after loading
   const slides = [...document.querySelectorAll("section")];
   const past = (slide, node) => {
     const outer = slide.getBoundingClientRect(), inner = node.getBoundingClientRect();
@@ -37,15 +39,20 @@ window.addEventListener("load", () => {
       .map(node => past(slide, node)).sort((a, b) => b[1] - a[1])[0];
   const broken = slide => [...slide.querySelectorAll("img")].filter(image => !image.naturalWidth)
       .map(image => image.getAttribute("src"));
-  const found = slides.map(
-      (slide, i) => ({slide: i + 1, over: worst(slide), images: broken(slide)}));
-  const bad = found.filter(one => one.images.length || one.over && one.over[1] > %d);
+  const shown = image => Math.round(Math.min(
+      image.offsetHeight, image.offsetWidth * image.naturalHeight / image.naturalWidth));
+  const low = slide => [...slide.querySelectorAll(":scope > p > img")].map(shown)
+      .filter(height => height < LOW);
+  const found = slides.map((slide, i) => (
+      {slide: i + 1, over: worst(slide), images: broken(slide), low: low(slide)}));
+  const bad = found.filter(one => one.images.length || one.low.length
+                                  || one.over && one.over[1] > SLACK);
   const report = document.createElement("pre");
   report.id = "report";
   report.textContent = JSON.stringify({slides: slides.length, bad: bad});
   document.body.append(report);
-});
-</script>""" % SLACK
+}, 2000));
+</script>""".replace("SLACK", str(SLACK)).replace("LOW", str(LOW))
 
 
 class Missing(Exception):
@@ -134,7 +141,7 @@ def measure(deck, folder, chromium):
 
 
 def check(decks):
-    """One sentence for each slide that leaves its page or misses a picture."""
+    """One sentence for each slide that leaves its page, misses a picture or shrinks its figure."""
     chromium, problems = browser(), []
     with tempfile.TemporaryDirectory(prefix="ranklab-slides-") as name:
         folder = pathlib.Path(name)
@@ -144,6 +151,8 @@ def check(decks):
             for one in measure(deck, folder, chromium)["bad"]:
                 place = f"{deck.name} slide {one['slide']}"
                 problems += [f"{place}: no picture {image}" for image in one["images"]]
+                problems += [f"{place}: a figure is {height} px high, less than {LOW}: give "
+                             "it more room" for height in one["low"]]
                 if one.get("over", ["", 0])[1] > SLACK:
                     side, pixels, text = one["over"]
                     problems.append(f"{place}: {pixels} px past the {side} edge at {text!r}")

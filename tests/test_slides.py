@@ -33,6 +33,11 @@ one line
 
 # No picture
 ![](figures/nobody_drew_this.svg)
+
+---
+
+# A figure for ants
+![h:150](figures/00_circle.svg)
 """
 
 
@@ -55,10 +60,11 @@ def test_every_slide_fits_and_has_its_pictures(installed):
 def test_what_does_not_fit_is_named(installed, tmp_path):
     deck = tmp_path / "99_made.md"
     deck.write_text(TOO_MUCH.replace("line\n---", "line\n\n---"))
-    long, wide, missing = slides.check([deck])
+    long, wide, missing, low = slides.check([deck])
     assert "99_made.md slide 2" in long and "past the bottom edge" in long
     assert "99_made.md slide 3" in wide and "past the right edge" in wide
     assert missing == "99_made.md slide 4: no picture figures/nobody_drew_this.svg"
+    assert "99_made.md slide 5: a figure is" in low and "px high, less than 240" in low
 
 
 @pytest.mark.slow

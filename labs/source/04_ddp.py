@@ -392,7 +392,7 @@ print(ddp_compression.table(rows))
 plots.loss_against_bytes(rows)
 
 # %% [markdown]
-# Error feedback is not a detail: each hollow point is the same compression without it. (Seeds differ by 0.06 here. Over three seeds feedback wins by 0.08 to 0.16; only for rank 4 the gain is within the noise. This is plain SGD. With AdamW we found top-k worse *with* feedback than without: AdamW divides by recent
+# Error feedback is not a detail: each hollow point is the same compression without it. (Seeds differ by 0.06 here. Over three seeds feedback wins by 0.08 to 0.18; only for rank 4 the gain, 0.02 to 0.05, is within the noise. This is plain SGD. With AdamW we found top-k worse *with* feedback than without: AdamW divides by recent
 # sizes, and late gradients have other sizes. Measure with your own optimizer.) The table does *not* show time. A QR factorisation and a top-k cost
 # computing time, and a fast network does not pay it back. Over NVLink compression makes a step slower; between nodes with 10 Gbit/s it can be the only way.
 

@@ -81,7 +81,7 @@ PREDICTIONS = (
                102.4e6: "that is the model; a hash of it is enough",
                16: "a ring sends 2(R-1)/R of them", 8: "the largest hash and the smallest",
                12: "one half of the ring", 48: "both numbers, whole, R-1 times"},
-        why="In the mean: two int64 do not divide by 4, so ranks send 16 to 32. So cheap that it "
-            "can run every few hundred steps.",
+        why="That is the average: two int64 do not divide by 4, so some ranks send 16 bytes "
+            "and some 32. So cheap that it can run every few hundred steps.",
     ),
 )
