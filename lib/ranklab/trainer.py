@@ -98,7 +98,7 @@ class Trainer:
     parallel       how a step is spread over ranks; one process by default
     """
 
-    unit, units_per_step = "items", 0
+    unit, units_per_step, title = "items", 0, None  # title: what stands before the bar
 
     def __init__(self, model, loop, schedule, new_optimizer, device="cpu", compile=False,
                  parallel=None, progress=True):  # fmt: skip
@@ -122,7 +122,7 @@ class Trainer:
     def fit(self, until=None):
         """Trained to the end, or to step `until`, or to a SIGTERM; returns the History."""
         last = min(until or self.schedule.steps, self.schedule.steps)
-        bar = tqdm(total=self.schedule.steps, initial=self.steps_done, unit="step",
+        bar = tqdm(total=self.schedule.steps, initial=self.steps_done, desc=self.title, unit="step",
                    disable=not self.progress, mininterval=0.5)  # fmt: skip
         with StopSignal() as stop, bar:
             clock = Clock()

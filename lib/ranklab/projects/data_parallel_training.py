@@ -143,6 +143,7 @@ class ClassTrainer(Trainer):
     def __init__(self, settings, images, seed, progress=False):
         self.settings, self.images, self.seed = settings, images, seed
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
+        self.title = f"ranks {self.ranks}, seed {seed}"
         if settings.batch % self.ranks:
             raise ValueError(f"{self.ranks} ranks must divide the batch of {settings.batch} images")
         self.units_per_step, self.batch_per_rank = settings.batch, settings.batch // self.ranks
