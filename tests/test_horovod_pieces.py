@@ -130,6 +130,21 @@ def coordinator(R=3):
     return Coordinator({0: tuple(range(R)), 1: (0, 2)}, Settings(), Recorder())
 
 
+def test_a_process_set_that_is_not_there_is_refused_on_each_rank_whenever_it_asks():
+    one, asks = coordinator(), [Request("a of set 7", "allreduce", process_set=7)]
+    one.hear(1, asks)
+    assert one.answer() == []  # rank 0 may be about to add the set
+    one.hear(0, asks)
+    assert "process set 7 was not added" in one.answer()[0].error
+    one.hear(2, asks)  # a moment later than rank 0
+    assert "process set 7 was not added" in one.answer()[0].error
+    one.hear(1, asks)  # once more: now rank 0 has not been asked yet
+    assert one.answer() == []
+    one.sets[7] = (0, 1)
+    one.hear(0, asks)
+    assert one.answer()[0].error == ""
+
+
 def test_the_coordinator_answers_when_all_have_asked():
     one = coordinator()
     one.hear(1, [request("a"), request("b")])

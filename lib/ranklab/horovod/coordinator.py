@@ -24,6 +24,7 @@ class Coordinator:
         self.table = {}  # name -> {rank: Request}, in the order in which names were first heard
         self.heard = {}  # name -> {rank: when}
         self.joined = []  # ranks in the order in which they joined
+        self.refused = {}  # name, of a process set that is not known -> ranks that were told so
         self.stop = ""  # why every rank shall stop
         self.reported = set()
         self.active = time.perf_counter()  # when there was last something to do
@@ -56,8 +57,14 @@ class Coordinator:
         self.active = time.perf_counter()
 
     def _missing(self, asked):
-        """The ranks that still have to ask; a process set not known here yet lacks rank 0."""
-        members = self.sets.get(next(iter(asked.values())).process_set, (0,))
+        """The ranks that still have to ask; a process set not known here yet lacks rank 0, except
+        where rank 0 was refused already and this rank asks a moment later.
+        """
+        first = next(iter(asked.values()))
+        told = self.refused.get(first.name)
+        if first.process_set not in self.sets and told and told.isdisjoint(asked):
+            return []
+        members = self.sets.get(first.process_set, (0,))
         return [r for r in members if r not in asked and r not in self.joined]
 
     def _response(self, name, asked):
@@ -67,15 +74,17 @@ class Coordinator:
         self.recorder.note(name, f"NEGOTIATE_{first.kind.upper()}", min(heard.values()))
         for rank, when in heard.items():
             self.recorder.note(name, f"rank {rank} is ready", when, when)
-        error = mismatch(asked) or self._impossible(first)
+        error = mismatch(asked) or self._impossible(first, asked)
         sizes = ()
         if first.kind == "allgather" and not error:
             sizes = tuple(asked[rank].shape[0] for rank in sorted(asked))
         return Response(first, sizes, error)
 
-    def _impossible(self, first):
+    def _impossible(self, first, asked):
         """Why no rank can do what all asked for; "" when they can."""
         if first.process_set not in self.sets:
+            told = set() if 0 in asked else self.refused.get(first.name, set())
+            self.refused[first.name] = told | set(asked)
             return (f"{first.name!r}: process set {first.process_set} was not added since init(); "
                     f"there are {sorted(self.sets)}")
         joined = [rank for rank in self.joined if rank in self.sets[first.process_set]]
