@@ -1,4 +1,5 @@
-"""The `ranklab` command: status (also with no command), work, drill, doctor, build, grade."""
+"""The `ranklab` command: status (also with no command), work, drill, doctor, rehearse,
+build, grade."""
 
 import argparse
 import sys
@@ -21,6 +22,9 @@ def main(argv=None) -> int:
     commands.add_parser("doctor", help="what this machine can run").set_defaults(run=_doctor)
     drill = commands.add_parser("drill", help="interview questions in the terminal", add_help=False)
     drill.set_defaults(run=_drill)  # reads its own options: see `ranklab drill --help`
+    rehearse = commands.add_parser("rehearse", help="a notebook or module under a GPU's rules")
+    rehearse.add_argument("what", help="a .ipynb file, or a module with a launch in it")
+    rehearse.set_defaults(run=_rehearse)  # hands the other arguments to the module
     build = commands.add_parser("build", help="labs/ and solutions/ from labs/source/")
     build.add_argument("labs", nargs="*", help="such as 02_collectives; all by default")
     build.add_argument("--check", action="store_true", help="only say what is stale; run nothing")
@@ -34,7 +38,7 @@ def main(argv=None) -> int:
     grade.set_defaults(run=_grade)
     arguments = sys.argv[1:] if argv is None else argv
     options, rest = parser.parse_known_args(arguments or ["status"])
-    if rest and options.run is not _drill:
+    if rest and options.run not in (_drill, _rehearse):
         parser.error(f"unknown: {' '.join(rest)}")
     options.rest = rest
     return options.run(options) or 0
@@ -75,6 +79,12 @@ def _drill(options):
     from ranklab.course.drill import drill
 
     return drill(options.rest)
+
+
+def _rehearse(options):
+    from ranklab.course.rehearse import rehearse
+
+    return rehearse(options.what, options.rest)
 
 
 def _build(options):

@@ -37,7 +37,7 @@ def is_main_process():
     return int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", 0))) == 0
 
 
-def run(fn, args, ranks, nodes, timeout):
+def run(fn, args, ranks, nodes, timeout, rehearse=None):
     """`fn(*args)` has run on this rank; returns the values of all ranks, on every rank.
 
     The process group is made at the first call and kept; its limit is that of each call.
@@ -59,7 +59,7 @@ def run(fn, args, ranks, nodes, timeout):
     if dist.is_initialized():
         dist.distributed_c10d._set_pg_timeout(limit)  # of gloo's collectives, and all of NCCL
     else:
-        make_group(timeout=limit)
+        make_group(rehearse, timeout=limit)
     mine = ship.dumps(fn(*args))
     everybodys = [None] * world_size
     dist.all_gather_object(everybodys, mine)
@@ -82,7 +82,7 @@ def _nodes(world_size):
     return -(-world_size // _number("LOCAL_WORLD_SIZE"))  # ranks started by hand
 
 
-def make_group(**options):
+def make_group(rehearse=None, **options):
     """The default group is up until this process ends: of torchrun's ranks, or of it alone."""
     import torch.distributed as dist
 
@@ -91,7 +91,7 @@ def make_group(**options):
         local, ranks_here = _number("LOCAL_RANK"), _number("LOCAL_WORLD_SIZE")
     else:
         options |= {"store": dist.HashStore(), "rank": 0, "world_size": 1}
-    chosen = backend_and_device(local, ranks_here)
+    chosen = backend_and_device(local, ranks_here, rehearse)
     if local == 0:
         _say_if_gpus_are_left(chosen["backend"], ranks_here)
     _let_go_of_groups()

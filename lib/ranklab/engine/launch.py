@@ -19,7 +19,8 @@ RANKS_WITHOUT_GPUS = 4
 LONGEST = 20 * 24 * 3600  # seconds; the system's calls count milliseconds in 31 bits
 
 
-def launch(fn, *args, ranks=None, nodes=1, timeout=60, stream=False, stall=None):
+def launch(fn, *args, ranks=None, nodes=1, timeout=60, stream=False, stall=None,
+           rehearse=None):
     """`fn(*args)` has run on fresh ranks; returns [value on rank 0, value on rank 1, ...].
 
     Inside `fn` the default process group is up and torchrun's variables are set; `ranklab.device()`
@@ -30,6 +31,8 @@ def launch(fn, *args, ranks=None, nodes=1, timeout=60, stream=False, stall=None)
     timeout  seconds from when all ranks are up; after it a HangError says where each rank waits
     stream   show output as it comes instead of at the end
     stall    seconds after which ranks that all sleep in communication are a HangError (stall.py)
+    rehearse "gpu": on the CPU, but what a GPU would refuse raises (rehearse.py); by default what
+             the variable RANKLAB_REHEARSE says
 
     Under torchrun or srun `fn` runs in place, on the job's ranks: `ranks` and `nodes` must be left
     out or be the job's, output always streams, and `timeout` is that of each collective.
@@ -38,9 +41,10 @@ def launch(fn, *args, ranks=None, nodes=1, timeout=60, stream=False, stall=None)
     lab    00
     """
     __tracebackhide__ = True  # IPython and pytest leave this frame out of what they print
-    _check(fn, ranks, nodes, timeout, stall)
+    rehearse = rehearse or os.environ.get("RANKLAB_REHEARSE") or None
+    _check(fn, ranks, nodes, timeout, stall, rehearse)
     if in_place.is_started_by_another():
-        return in_place.run(fn, args, ranks, nodes, timeout)
+        return in_place.run(fn, args, ranks, nodes, timeout, rehearse)
     if sys.platform == "win32":
         raise RuntimeError("launch needs Linux or macOS: on Windows, run this course inside WSL")
     _import_torch()
@@ -51,7 +55,8 @@ def launch(fn, *args, ranks=None, nodes=1, timeout=60, stream=False, stall=None)
     server = fork_server()
     try:
         with ship.shared_file() as store, _reserved_port() as port, folder_of_workers() as folder:
-            job = Job(ranks, nodes, timeout, port, dict(os.environ), cwd, sys.path, folder)
+            job = Job(ranks, nodes, timeout, port, dict(os.environ), cwd, sys.path, folder,
+                      rehearse)
             with Crew(server.connect(), job, call, store, stream, stall) as crew:
                 results = crew.results()
                 crew.release()
@@ -63,7 +68,7 @@ def launch(fn, *args, ranks=None, nodes=1, timeout=60, stream=False, stall=None)
     return ship.values(results)
 
 
-def _check(fn, ranks, nodes, timeout, stall):
+def _check(fn, ranks, nodes, timeout, stall, rehearse):
     if not callable(fn):
         raise TypeError(f"launch: its first argument is the function to run, got {fn!r}")
     for name, value in (("ranks", 1 if ranks is None else ranks), ("nodes", nodes)):
@@ -73,6 +78,8 @@ def _check(fn, ranks, nodes, timeout, stall):
         if not (isinstance(value, (int, float)) and 0 < value <= LONGEST):
             raise ValueError(f"launch: {name} must be a number of seconds, above 0 and at most "
                              f"{LONGEST:,}, got {value!r}")
+    if rehearse not in (None, "gpu"):
+        raise ValueError(f'launch: rehearse must be None or "gpu", got {rehearse!r}')
     if "RANKLAB_RANK" in os.environ:
         raise RuntimeError("launch was called inside a launch: a rank can't start ranks. "
                            "Call launch from the notebook or the script.")

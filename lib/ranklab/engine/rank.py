@@ -33,6 +33,7 @@ class Job:
     cwd: str
     path: list  # sys.path
     folder: str  # for the sockets of ranks' workers
+    rehearse: str | None = None  # "gpu"
 
     def environment(self, rank):
         """torchrun's variables for `rank`, with the ranks laid out as `nodes` nodes."""
@@ -121,7 +122,7 @@ def init_group(rank, job, store_fd):
     store.set_timeout(limit)
     # Every rank counts the same GPUs, so all choose alike. With nodes=2 LOCAL_RANK starts again
     # at 0 on the second "node"; the GPU does not.
-    chosen = backend_and_device(rank, job.ranks)
+    chosen = backend_and_device(rank, job.ranks, job.rehearse)
     dist.init_process_group(store=store, rank=rank, world_size=job.ranks, timeout=limit, **chosen)
     _wait_for_all(store, job.ranks)
 
@@ -136,10 +137,17 @@ def _wait_for_all(store, ranks):
     store.wait(["ranklab/all"])
 
 
-def backend_and_device(index, ranks_on_machine):
-    """NCCL and GPU `index` when each rank on this machine has a GPU of its own, otherwise gloo."""
+def backend_and_device(index, ranks_on_machine, rehearse=None):
+    """NCCL and GPU `index` when each rank on this machine has a GPU of its own, otherwise gloo.
+
+    rehearse  "gpu": gloo, under a GPU's rules (rehearse.py)
+    """
     import torch
 
+    if rehearse:
+        from ranklab.engine.rehearse import install
+
+        return install()
     if torch.cuda.is_available() and torch.cuda.device_count() >= ranks_on_machine:
         torch.cuda.set_device(index)
         return {"backend": "cpu:gloo,cuda:nccl", "device_id": torch.device("cuda", index)}
@@ -147,7 +155,7 @@ def backend_and_device(index, ranks_on_machine):
 
 
 def device():
-    """The torch.device of this rank: its GPU under NCCL, otherwise the CPU.
+    """The torch.device of this rank: its GPU under NCCL or in a rehearsal, otherwise the CPU.
 
     Outside a rank it is the CPU, so that a notebook's kernel never opens CUDA.
     """
@@ -156,6 +164,8 @@ def device():
 
     if dist.is_initialized() and "nccl" in str(dist.get_backend_config()):
         return torch.device("cuda", torch.cuda.current_device())
+    if hasattr(torch, "gpu"):  # a rehearsal
+        return torch.device("gpu", torch.gpu.current_device())
     return torch.device("cpu")
 
 

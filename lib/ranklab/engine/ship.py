@@ -24,6 +24,11 @@ class _Pickler(cloudpickle.Pickler):
     def reducer_override(self, obj):
         import torch  # here, so that `import ranklab` stays light
 
+        if isinstance(obj, torch.Tensor) and hasattr(obj, "raw"):  # of a rehearsal: on the CPU here
+            raw, is_parameter = obj.raw, isinstance(obj, torch.nn.Parameter)
+            if is_parameter:
+                return torch.nn.Parameter, (raw, obj.requires_grad)
+            return _require_grad, (raw, obj.requires_grad and obj.is_leaf)
         if type(obj) is torch.Tensor and obj.device.type in ("cpu", "cuda") and _is_dense(obj):
             data = obj.detach().resolve_conj().resolve_neg().cpu().contiguous()
             raw = data.reshape(-1).view(torch.uint8).numpy() if data.numel() else b""
@@ -34,6 +39,10 @@ class _Pickler(cloudpickle.Pickler):
             # name occurs in a function, and would try to pickle that one's content.
             return importlib.import_module, (obj.__name__,)
         return super().reducer_override(obj)
+
+
+def _require_grad(tensor, needed):
+    return tensor.requires_grad_(needed)
 
 
 def _is_dense(tensor):

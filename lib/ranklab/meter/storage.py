@@ -37,8 +37,8 @@ def has_handler(kind):
 
     That handler must run with a meter's mode still on, else what a DTensor does inside would be
     invisible; NotImplemented makes torch call it first. A FakeTensor has nothing inside, and the
-    mode that works on it comes after this one.
+    mode that works on it comes after this one; nor has the tensor of a GPU that is only rehearsed.
     """
-    if issubclass(kind, FakeTensor):
+    if issubclass(kind, FakeTensor) or hasattr(kind, "at"):
         return False
     return kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
