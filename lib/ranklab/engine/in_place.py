@@ -91,6 +91,7 @@ def make_group(rehearse=None, **options):
         local, ranks_here = _number("LOCAL_RANK"), _number("LOCAL_WORLD_SIZE")
     else:
         options |= {"store": dist.HashStore(), "rank": 0, "world_size": 1}
+    rehearse = rehearse or os.environ.get("RANKLAB_REHEARSE")
     chosen = backend_and_device(local, ranks_here, rehearse)
     if local == 0:
         _say_if_gpus_are_left(chosen["backend"], ranks_here)

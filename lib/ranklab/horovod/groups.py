@@ -19,7 +19,8 @@ def data_group(settings, ranks=None):
 
     The program's own group may know NCCL alone; objects and lengths are on the CPU.
     """
-    backend = "cpu:gloo,cuda:nccl" if device().type == "cuda" else None  # None: the program's
+    both = {"cuda": "cpu:gloo,cuda:nccl", "gpu": "cpu:gloo,gpu:gloo"}  # gpu: a rehearsal
+    backend = both.get(device().type)  # None: the program's
     return dist.new_group(ranks, timeout=_limit(settings), backend=backend)
 
 
