@@ -32,7 +32,7 @@ ALLOWED_SKIPS = (
 )
 # Files that are too slow for `make check`.
 SLOW_FILES = ("test_wrong_answers", "test_grade", "test_engine_scripts", "test_engine_notebook",
-              "test_horovod_real", "test_horovod_project")
+              "test_horovod_real", "test_horovod_project", "test_rehearse_labs")
 
 
 def allowed(reason):

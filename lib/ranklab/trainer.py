@@ -190,7 +190,7 @@ class Trainer:
         return torch.autocast(self.device.type, dtype=dtype)
 
     def to_device(self, x):
-        if self.device.type != "cuda":
+        if self.device.type == "cpu":
             return x
         return x.pin_memory().to(self.device, non_blocking=True)  # copied while Python goes on
 

@@ -19,6 +19,8 @@ Read in this order:
     report.py        the words for it: errors, lines of code, exit codes
     ship.py          functions, arguments and values on their way between processes
     torchrun.py      the same script under the real torchrun
+    rehearse.py      ranks on the CPU under a GPU's rules
+    gpu_tensor.py    the tensors of such ranks, and the rules
 """
 
 from ranklab.engine.in_place import is_main_process

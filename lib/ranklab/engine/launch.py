@@ -31,8 +31,7 @@ def launch(fn, *args, ranks=None, nodes=1, timeout=60, stream=False, stall=None,
     timeout  seconds from when all ranks are up; after it a HangError says where each rank waits
     stream   show output as it comes instead of at the end
     stall    seconds after which ranks that all sleep in communication are a HangError (stall.py)
-    rehearse "gpu": on the CPU, but what a GPU would refuse raises (rehearse.py); by default what
-             the variable RANKLAB_REHEARSE says
+    rehearse "gpu": on the CPU, but what a GPU would refuse raises; RANKLAB_REHEARSE=gpu does so too
 
     Under torchrun or srun `fn` runs in place, on the job's ranks: `ranks` and `nodes` must be left
     out or be the job's, output always streams, and `timeout` is that of each collective.

@@ -168,12 +168,13 @@ def _new_group(make):
 
 
 def _ddp(init):
-    """DDP asks for pinned memory where parameters may be unused: torch has none without a GPU."""
-    def wrapped(self, *args, find_unused_parameters=False, **options):
-        if find_unused_parameters:
+    """DDP may ask for pinned memory, in C++: torch has none without a GPU."""
+    def wrapped(self, *args, **options):
+        if not hasattr(torch.gpu, "pinned"):
+            torch.gpu.pinned = torch.library.Library("aten", "IMPL")
             with warnings.catch_warnings(action="ignore"):  # that it takes the place of torch's own
-                torch.gpu.library.impl("empty_strided", _empty_strided, "CPU", allow_override=True)
-        init(self, *args, find_unused_parameters=find_unused_parameters, **options)
+                torch.gpu.pinned.impl("empty_strided", _empty_strided, "CPU", allow_override=True)
+        init(self, *args, **options)
 
     return wrapped
 

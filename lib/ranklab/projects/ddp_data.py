@@ -67,7 +67,7 @@ def held_out_loader(images, config, rank, ranks, device):
 def _loader(images, config, sampler, device, **options):
     return DataLoader(
         images, config.batch_per_rank, sampler=sampler, num_workers=config.workers,
-        pin_memory=device.type == "cuda",  # so that copies to the GPU run beside its work
+        pin_memory=device.type != "cpu",  # so that copies to the GPU run beside its work
         prefetch_factor=PREFETCH if config.workers else None,
         worker_init_fn=outlive_sigterm, generator=torch.Generator(), **options,
     )  # fmt: skip

@@ -29,7 +29,7 @@ def wrap(model, config, group=None):
     """
     here = device()
     ddp = DistributedDataParallel(
-        model, device_ids=[here.index] if here.type == "cuda" else None, process_group=group,
+        model, device_ids=[here.index] if here.type != "cpu" else None, process_group=group,
         gradient_as_bucket_view=True, static_graph=not config.compile,
         bucket_cap_mb=config.bucket_mb or None,
     )  # fmt: skip
