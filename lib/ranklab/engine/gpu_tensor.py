@@ -1,5 +1,7 @@
 """A tensor that pretends to be on a GPU, and the rules that it obeys: for rehearse.py."""
 
+import functools
+
 import torch
 from torch.utils import _pytree as pytree
 
@@ -8,6 +10,7 @@ FUNCTIONAL = ("_c10d_functional", "_dtensor")
 COPIES = ("aten::copy_", "aten::_to_copy", "aten::_foreach_copy_", "aten::set_")
 INDEXED = ("aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_",
            "aten::_unsafe_index", "aten::_unsafe_index_put")  # a CPU index may choose on the GPU
+PLAIN = frozenset((int, float, bool, str, type(None), torch.dtype))  # most of what is no tensor
 NO_SCALAR = ("aten::cat", "aten::stack", "aten::mm", "aten::bmm", "aten::addmm")
 
 
@@ -27,9 +30,10 @@ class GpuTensor(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
-        if any(kind is not cls for kind in types):
-            return NotImplemented  # a DTensor, or another wrapper: it takes the op apart first
-        return _run(func, args, kwargs or {})
+        for kind in types:
+            if kind is not cls:
+                return NotImplemented  # a DTensor, or another wrapper: it takes the op apart first
+        return _run(func, args, kwargs)
 
     def __repr__(self, **options):
         return f"{repr(self.raw)[:-1]}, device='{self.at}')"
@@ -97,14 +101,18 @@ class GpuGenerator(torch._C.Generator):
 
 def _run(func, args, kwargs):
     """The op has run on the CPU tensors inside; its results are on the GPU unless it asks else."""
-    if func.namespace in FUNCTIONAL:
-        return _run_functional(func, args, kwargs)
+    space = _space(func)
+    if space in FUNCTIONAL:
+        return _run_functional(func, args, kwargs or {})
     wrappers, others = {}, []
 
     def unwrap(value):
-        if isinstance(value, GpuTensor):
+        kind = type(value)
+        if kind is GpuTensor:
             wrappers[id(value.raw)] = value
             return value.raw
+        if kind in PLAIN:
+            return value
         if isinstance(value, (list, tuple)):
             return [unwrap(one) for one in value]
         if isinstance(value, torch.Tensor):
@@ -114,10 +122,10 @@ def _run(func, args, kwargs):
         return value
 
     raw = [unwrap(value) for value in args]
-    options = {name: unwrap(value) for name, value in kwargs.items()}
+    options = {name: unwrap(value) for name, value in kwargs.items()} if kwargs else {}
     if others:
         _refuse_a_mix(func, args, wrappers, others)
-    if func.namespace == "c10d":
+    if space == "c10d":
         for tensor in wrappers:
             wrappers[tensor].raw.is_on_gpu = True  # read by _future
         return _wrapped(func.redispatch(key("PrivateUse1"), *raw, **options), wrappers)
@@ -128,6 +136,11 @@ def _run(func, args, kwargs):
         return func(*raw, **options)
     refuse_another_gpu(asked)
     return _wrapped(func(*raw, **options | {"device": "cpu"}), wrappers)
+
+
+@functools.cache  # torch splits the name at each look
+def _space(func):
+    return func.namespace
 
 
 def key(name):

@@ -94,11 +94,22 @@ class Module(_DummyBackendModule):
     def set_rng_state(self, state, device=None):
         torch.set_rng_state(state)
 
-    def get_amp_supported_dtype(self):
+    def get_amp_supported_dtype(self):  # the first thing that torch.autocast asks
+        if not hasattr(self, "rest"):
+            self.rest = torch.library.Library("_", "IMPL")
+            _teach_autocast(self.library, self.rest)
         return [torch.bfloat16, torch.float16]
 
     def get_device_capability(self, device=None):
         return 9, 0
+
+
+def _teach_autocast(library, rest):
+    for name in torch._C._dispatch_get_registrations_for_dispatch_key("AutocastCUDA"):
+        packet, _, overload = name.removeprefix("aten::").partition(".")
+        op = getattr(getattr(torch.ops.aten, packet), overload or "default")
+        library.impl(op, _autocast(op, packet), "AutocastPrivateUse1")
+    rest.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
 
 
 def _autocast(op, name):
@@ -227,12 +238,6 @@ def install():
     library.impl("_copy_from", _copy_from, "PrivateUse1")
     library.impl("_pin_memory", _pin, "CPU")
     library.impl("is_pinned", _is_pinned, "CPU")
-    for name in torch._C._dispatch_get_registrations_for_dispatch_key("AutocastCUDA"):
-        packet, _, overload = name.removeprefix("aten::").partition(".")
-        op = getattr(getattr(torch.ops.aten, packet), overload or "default")
-        library.impl(op, _autocast(op, packet), "AutocastPrivateUse1")
-    rest = torch.gpu.rest = torch.library.Library("_", "IMPL")
-    rest.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
     torch.serialization.register_package(
         5, lambda storage: getattr(storage, "on_gpu", None), _mark)
     torch._utils._rebuild_tensor = _rebuilt(torch._utils._rebuild_tensor)

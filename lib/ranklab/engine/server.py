@@ -45,6 +45,7 @@ PRELOAD = (
     "torch.distributed.pipelining",
     "torch.distributed.checkpoint",
     "torch._dynamo",
+    "ranklab.engine.rehearse",
 )
 DESCRIPTORS = ("channel", "output", "stack", "job", "report", "store")
 END_LIMIT = 1.0  # seconds for killed ranks to be gone, before this process goes too
