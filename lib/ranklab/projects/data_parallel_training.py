@@ -9,10 +9,12 @@ from functools import partial
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from torch.nn.parallel import DistributedDataParallel
 
 from ranklab.data import digits, find_images
 from ranklab.data_parallel import (
-    convert_sync_batch_norm, replicas_agree, scale_learning_rate, shard_sampler,
+    OverlappedDataParallel, convert_sync_batch_norm, replicas_agree, scale_learning_rate,
+    shard_sampler,
 )
 from ranklab.data_parallel.training import DataParallel
 from ranklab.engine import device, launch
@@ -20,6 +22,9 @@ from ranklab.models.cnn import CNN, CNNConfig
 from ranklab.trainer import LoopConfig, Schedule, Trainer
 from ranklab.trainer import learning_rate as cosine_rate
 
+# What averages the gradients in backward.
+ENGINES = {"ours": OverlappedDataParallel,
+           "torch": lambda model, group: DistributedDataParallel(model, process_group=group)}
 # What a run can leave out, and what is wrong then.
 PIECES = {
     "broadcast": "every rank starts from its own weights",
@@ -54,7 +59,7 @@ class Settings:
     without: tuple[str, ...] = ()  # of PIECES
 
     def __post_init__(self):
-        choices = {"engine": ("ours", "torch"), "precision": ("fp32", "bf16"),
+        choices = {"engine": tuple(ENGINES), "precision": ("fp32", "bf16"),
                    "norm": ("batch", "sync", "group", None)}  # fmt: skip
         for name, known in choices.items():
             if getattr(self, name) not in known:
@@ -197,14 +202,12 @@ class WithPieces(DataParallel):
     """Data parallelism by ours or torch's engine, without what settings.without names."""
 
     def __init__(self, settings):
-        super().__init__(equal_parts=True)
+        super().__init__(wrap=ENGINES[settings.engine], equal_parts=True)
         self.settings = settings
         if "mean" in settings.without:
             self.gradient_scale *= self.ranks  # a sum, where averaging divides by R
 
     def apply(self, model):
-        if self.settings.engine == "torch":
-            return torch.nn.parallel.DistributedDataParallel(model)
         without = self.settings.without
         own = {name: tensor.clone() for name, tensor in model.state_dict().items()}
         replica = super().apply(model)
