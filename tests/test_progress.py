@@ -1,6 +1,7 @@
 """What is kept of a learner's work, and what `ranklab status` says of it: nothing is ever lost."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -66,7 +67,7 @@ def _home_is_in_a_file(home):
 
 
 def _file_is_a_folder(home):
-    (home / "progress.new").mkdir(parents=True)
+    (home / f".progress.json.{os.getpid()}.part").mkdir(parents=True)
 
 
 @pytest.mark.parametrize("spoil", [_home_is_a_file, _home_is_in_a_file, _file_is_a_folder])

@@ -8,6 +8,8 @@ import contextlib
 import json
 import os
 
+from ranklab.course.notebook import write_whole
+
 _unwritten = {}  # path -> the records of this process, where its folder can't be written
 
 
@@ -26,7 +28,7 @@ def change(path, is_good):
     with contextlib.ExitStack() as stack:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            _wait_for(stack.enter_context(open(path.parent / "lock", "w")))
+            wait_for(stack.enter_context(open(path.parent / "lock", "w")))
         except OSError as error:
             records, _ = _read(path, is_good)
             yield records
@@ -37,9 +39,7 @@ def change(path, is_good):
         try:
             if not is_whole:
                 _set_aside(path, len(records))
-            new = path.with_suffix(".new")
-            new.write_text(json.dumps(records, indent=1), encoding="utf-8")
-            os.replace(new, path)
+            write_whole(path, json.dumps(records, indent=1))
             _unwritten.pop(path, None)
         except OSError as error:
             _keep_here(path, records, error)
@@ -70,8 +70,8 @@ def _keep_here(path, records, error):
     print(f"({path.stem} is not kept: {error}. Set RANKLAB_HOME to a folder you can write.)")
 
 
-def _wait_for(lock):
-    """Nobody else changes records in this folder until the file `lock` is closed."""
+def wait_for(lock):
+    """Another process that asks for it waits until the open file `lock` is closed."""
     try:
         import fcntl  # not on Windows, where launch is to say so itself
     except ImportError:

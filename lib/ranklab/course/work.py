@@ -6,13 +6,13 @@ beside it, and so are cells that somebody saved in labs/ itself.
 """
 
 import contextlib
-import fcntl
 import itertools
 import json
 from pathlib import Path
 
 from ranklab.course import labs
 from ranklab.course.notebook import read_cells, write_whole
+from ranklab.course.records import wait_for
 
 
 def checkout():
@@ -28,7 +28,7 @@ def bring(root: Path, folder: Path):
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / ".lock", "w") as lock:
         with contextlib.suppress(OSError):  # some network drives have no locks
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            wait_for(lock)
         record = folder / ".given.json"
         given = _read(record)
         missing = [lab for lab in _built_labs(root) if not (folder / lab.name).exists()]
