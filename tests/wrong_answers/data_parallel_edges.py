@@ -241,6 +241,13 @@ def replicas_agree__largest_of_both(model, group=None):
     return largest == smallest
 
 
+def replicas_agree__narrows(model, group=None):
+    """a float64 loses half of its bits"""
+    mine = _hash(model, lambda p: p.detach().float().numpy())
+    largest, smallest = _same_everywhere([mine, -mine], group)
+    return largest == -smallest
+
+
 def replicas_agree__numpy_only(model, group=None):
     """numpy knows no bfloat16"""
     mine = _hash(model, lambda p: p.detach().numpy())

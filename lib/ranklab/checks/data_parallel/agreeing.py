@@ -12,12 +12,13 @@ from ranklab.meter import Traffic
 
 
 class Weights(nn.Module):
-    """Two equal layers and a frozen one; one number is NaN, on all ranks alike."""
+    """Two equal layers, a precise and a frozen one; one number is NaN, on all ranks alike."""
 
     def __init__(self, width=40):
         super().__init__()
         torch.manual_seed(0)
         self.a, self.b = nn.Linear(width, width), nn.Linear(width, width)
+        self.precise = nn.Linear(4, 4).double()
         self.frozen = nn.Linear(width, width).bfloat16().requires_grad_(False)  # numpy has none
         self.register_buffer("statistics", torch.zeros(width))
         with torch.no_grad():
@@ -60,6 +61,9 @@ CHANGES = {
         _swap_numbers, "A sum, a norm, a maximum do not see it: what you hash must know places."),
     "two layers have changed places": (
         _swap_layers, "One hash over all parameters in their order, not a sum of their hashes."),
+    "the last bit of a float64": (
+        lambda model: model.precise.bias.data.view(torch.int64)[0].bitwise_xor_(1), "Hash the "
+        "bytes as they are: in float32 a float64 loses half of its bits."),
 }
 
 
