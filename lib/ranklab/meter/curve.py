@@ -4,11 +4,11 @@ import weakref
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ranklab.meter.memory import Memory, held_bytes
-from ranklab.meter.storage import has_handler, storages_of
+from ranklab.meter.storage import storages_of
+from ranklab.meter.watcher import Watcher
 
 
 class MemoryCurve:
@@ -44,7 +44,7 @@ class MemoryCurve:
     def __enter__(self):
         self._parameters = [weakref.ref(p) for p in self._lookup[0].parameters()]
         self._note([])
-        self._mode = _Watcher(self)
+        self._mode = Watcher(self, self._told)
         self._mode.__enter__()
         return self
 
@@ -71,6 +71,10 @@ class MemoryCurve:
     def peak_bytes(self):
         return self.peak.total
 
+    def _told(self, func, args, kwargs, result):
+        leaves = tree_leaves((args, kwargs, result))
+        self._note([leaf for leaf in leaves if isinstance(leaf, torch.Tensor)])
+
     def _note(self, tensors):
         """One more point of the curve, after an op with these inputs and outputs."""
         for tensor in tensors:
@@ -91,25 +95,3 @@ class MemoryCurve:
             elif identity not in held:
                 rest += storage.nbytes()
         self.points.append(Memory(**sizes, activations=rest))
-
-
-class _Watcher(TorchDispatchMode):
-    """Tells the curve of each op of its thread, and of backward's threads."""
-
-    supports_higher_order_operators = True
-
-    @classmethod
-    def ignore_compile_internals(cls):
-        return True  # as in traffic.py: compiled functions stay compiled
-
-    def __init__(self, curve):
-        super().__init__()
-        self.curve = curve
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if any(has_handler(kind) for kind in types):
-            return NotImplemented
-        result = func(*args, **(kwargs or {}))
-        leaves = tree_leaves((args, kwargs, result))
-        self.curve._note([leaf for leaf in leaves if isinstance(leaf, torch.Tensor)])
-        return result

@@ -1,9 +1,8 @@
-"""Tensors share storages; memory is counted in storages. What wraps tensors is looked into."""
+"""Tensors share storages; memory is counted in storages."""
 
 from collections.abc import Iterator
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 
 
 def storages_of(tensor):
@@ -30,15 +29,3 @@ def tensors_in(value):
     elif not isinstance(value, (list, tuple, set, Iterator)):
         return []
     return [tensor for each in value for tensor in tensors_in(each)]
-
-
-def has_handler(kind):
-    """True for DTensor and other tensors that take an op apart in a handler of their own.
-
-    That handler must run with a meter's mode still on, else what a DTensor does inside would be
-    invisible; NotImplemented makes torch call it first. A FakeTensor has nothing inside, and the
-    mode that works on it comes after this one; nor has the tensor of a GPU that is only rehearsed.
-    """
-    if issubclass(kind, FakeTensor) or hasattr(kind, "at"):
-        return False
-    return kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__

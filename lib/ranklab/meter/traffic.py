@@ -3,12 +3,11 @@
 from collections import Counter
 from contextlib import contextmanager, nullcontext
 
-import torch
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from ranklab.meter.ops import read_ops
-from ranklab.meter.storage import has_handler
 from ranklab.meter.text import lined_up
+from ranklab.meter.watcher import Watcher
 
 _COLUMNS = ("op", "calls", "tensor bytes", "sent bytes", "received bytes", "messages")
 
@@ -50,10 +49,13 @@ class Traffic:
         Threads that torch starts for backward need no such help. Where the thread is counted
         already, this changes nothing.
         """
-        watching = any(getattr(mode, "ops", None) is self.ops
+        watching = any(getattr(mode, "owner", None) is self
                        for mode in _get_current_dispatch_mode_stack())
-        with nullcontext() if watching else _Watcher(self.ops):
+        with nullcontext() if watching else Watcher(self, self._count):
             yield self
+
+    def _count(self, func, args, kwargs, result):
+        self.ops += read_ops(func, args, kwargs)
 
     @property
     def calls(self):
@@ -115,26 +117,3 @@ class Traffic:
         sums = [sum(column) for column in zip(*(row[1:] for row in rows))] or [0] * 5
         rows.append(("sum", *sums))
         return lined_up(_COLUMNS, rows)
-
-
-class _Watcher(TorchDispatchMode):
-    """Appends to `ops` whatever its thread sends while the mode is on."""
-
-    supports_higher_order_operators = True
-
-    @classmethod
-    def ignore_compile_internals(cls):
-        # False would make torch run compiled functions uncompiled, in the block and ever after.
-        return True
-
-    def __init__(self, ops):
-        super().__init__()
-        self.ops = ops
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if any(has_handler(kind) for kind in types):
-            return NotImplemented
-        kwargs = kwargs or {}
-        result = func(*args, **kwargs)
-        self.ops += read_ops(func, args, kwargs)
-        return result

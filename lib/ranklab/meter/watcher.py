@@ -1,0 +1,42 @@
+"""Watcher: what is told of every tensor op; the meters that look at ops are made of it."""
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+class Watcher(TorchDispatchMode):
+    """While it is on, told(func, args, kwargs, result) is called after each op of its thread and
+    of backward's threads.
+    """
+
+    supports_higher_order_operators = True
+
+    @classmethod
+    def ignore_compile_internals(cls):
+        # False would make torch run compiled functions uncompiled, in the block and ever after.
+        return True
+
+    def __init__(self, owner, told):
+        super().__init__()
+        self.owner, self.told = owner, told
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if any(_has_handler(kind) for kind in types):
+            return NotImplemented
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        self.told(func, args, kwargs, result)
+        return result
+
+
+def _has_handler(kind):
+    """True for DTensor and other tensors that take an op apart in a handler of their own.
+
+    That handler must run with a meter's mode still on, else what a DTensor does inside would be
+    invisible; NotImplemented makes torch call it first. A FakeTensor has nothing inside, and the
+    mode that works on it comes after this one; nor has the tensor of a GPU that is only rehearsed.
+    """
+    if issubclass(kind, FakeTensor) or hasattr(kind, "at"):
+        return False
+    return kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
