@@ -16,7 +16,6 @@ import json
 import os
 import re
 import symtable
-import tempfile
 import textwrap
 from pathlib import Path
 
@@ -24,7 +23,7 @@ import jupytext
 import nbformat
 
 from ranklab.course import labs
-from ranklab.course.notebook import cells_hash, read_cells, write_whole
+from ranklab.course.notebook import cells_hash, plain, read_cells, run_cells, write_whole
 
 CELL_LIMIT = 150  # seconds; longer than the longest launch of a lab
 SIZE_LIMIT = 400_000  # bytes of a solution notebook
@@ -181,25 +180,14 @@ def execute(notebook, root):
 
     error  BuildError with the cell's own error; or when an output names a path of this machine
     """
-    from jupyter_client import AsyncKernelManager
-    from nbclient import NotebookClient
     from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 
-    with tempfile.TemporaryDirectory(prefix="rl-") as home:
-        environ = {**os.environ, "RANKLAB_HOME": home, "RANKLAB_ANSWERS": "1"}
-        # Through socket files: a TCP port that Jupyter chose may be taken before it is bound.
-        kernel = AsyncKernelManager(kernel_name="python3", transport="ipc",
-                                    connection_file=os.path.join(home, "kernel.json"))
-        client = NotebookClient(notebook, km=kernel, timeout=CELL_LIMIT,
-                                coalesce_streams=True, record_timing=False,
-                                extra_arguments=["--log-level=40"],  # errors only
-                                resources={"metadata": {"path": str(root / "solutions")}})
-        (root / "solutions").mkdir(exist_ok=True)
-        try:
-            client.execute(env=environ)
-        except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
-            plain = re.sub(r"\x1b\[[0-9;]*m", "", str(error))  # without the terminal's colours
-            raise BuildError(f"{notebook.metadata['ranklab']['stem']}: {plain}") from None
+    (root / "solutions").mkdir(exist_ok=True)
+    try:
+        run_cells(notebook, root / "solutions", CELL_LIMIT, {"RANKLAB_ANSWERS": "1"},
+                  coalesce_streams=True, record_timing=False)
+    except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
+        raise BuildError(f"{notebook.metadata['ranklab']['stem']}: {plain(str(error))}") from None
     notebook.metadata["language_info"] = {"name": "python"}  # not the builder's Python version
     _refuse_local_paths(notebook, root)
     size = len(nbformat.writes(notebook).encode())

@@ -1,4 +1,4 @@
-"""Notebook files: which cells the builder wrote, whether anybody changed them, whole writes.
+"""Notebooks: which cells the builder wrote, whether anybody changed them, whole writes, runs.
 
 The builder keeps the hash of all cells in a notebook's metadata, and Jupyter leaves it there. So
 "as it was built" can be told also after a run was saved: outputs and counts are not in the hash.
@@ -7,6 +7,8 @@ The builder keeps the hash of all cells in a notebook's metadata, and Jupyter le
 import hashlib
 import json
 import os
+import re
+import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -53,3 +55,28 @@ def write_whole(path, text):
         os.replace(half, path)
     finally:
         half.unlink(missing_ok=True)
+
+
+def run_cells(notebook, folder, limit, environ, **options):
+    """`notebook` carries the outputs of a run from top to bottom, in `folder`, on a fresh kernel.
+
+    limit    seconds for a cell
+    environ  what is set besides this process's environment; the learner's progress is not touched
+    options  of nbclient's NotebookClient, whose errors it raises
+    """
+    from jupyter_client import AsyncKernelManager
+    from nbclient import NotebookClient
+
+    with tempfile.TemporaryDirectory(prefix="rl-") as home:
+        # Through socket files: a TCP port that Jupyter chose may be taken before it is bound.
+        kernel = AsyncKernelManager(kernel_name="python3", transport="ipc",
+                                    connection_file=os.path.join(home, "kernel.json"))
+        client = NotebookClient(notebook, km=kernel, timeout=limit,
+                                extra_arguments=["--log-level=40"],  # errors only
+                                resources={"metadata": {"path": str(folder)}}, **options)
+        client.execute(env={**os.environ, "RANKLAB_HOME": home, **environ})
+
+
+def plain(text):
+    """What a cell showed, without the terminal's colours."""
+    return re.sub(r"\x1b\[[0-9;]*m", "", text)

@@ -25,8 +25,7 @@ class Asked:
 def outline(stem):
     """All that the lab asks, in the order of its cells; the order of its checks without a source.
     """
-    checks = labs.checks_of(stem)
-    names = [item.name for item in (*checks.EXERCISES, *checks.PREDICTIONS)]
+    names = _names(stem)
     asked = [one for one in _asked_in(_source(stem)) if one.name in names]
     found = {one.name for one in asked}
     return asked + [Asked(name) for name in names if name not in found]
@@ -34,7 +33,8 @@ def outline(stem):
 
 def next_after(name, records):
     """One line on what comes after `name` in its lab, leaving out what is passed."""
-    stem = next((s for s in labs.written() if any(one.name == name for one in outline(s))), None)
+    written = labs.written()
+    stem = next((s for s in written if name in _names(s)), None)
     if stem is None:
         return ""
     asked = outline(stem)
@@ -42,13 +42,18 @@ def next_after(name, records):
     for one in asked[place + 1:] + asked[:place]:
         if not is_passed(one.name, records):
             return f"next: {one}"
-    later = labs.written()[labs.written().index(stem) + 1:]
+    later = written[written.index(stem) + 1:]
     return "all of this lab is passed" + (f"; next: lab {later[0]}" if later else "")
 
 
 def is_passed(name, records):
     """True when the learner's record of `name` says so."""
     return records.get(name, {}).get("state") == "passed"
+
+
+def _names(stem):
+    checks = labs.checks_of(stem)
+    return [item.name for item in (*checks.EXERCISES, *checks.PREDICTIONS)]
 
 
 def _source(stem):

@@ -4,11 +4,11 @@ What the rules are, and what can't be rehearsed: ranklab.engine.rehearse.
 """
 
 import os
-import re
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
+
+from ranklab.course.notebook import plain, run_cells
 
 CELL_LIMIT = 300  # seconds; longer than the engine's, whose report of a hang says more
 
@@ -38,24 +38,12 @@ def run(path):
     The notebook and your progress stay as they are; its cells run in its own folder.
     """
     import nbformat
-    from jupyter_client import AsyncKernelManager
-    from nbclient import NotebookClient
 
     notebook = nbformat.read(path, as_version=4)
-    with tempfile.TemporaryDirectory(prefix="rl-") as home:
-        environ = {**os.environ, "RANKLAB_HOME": home, "RANKLAB_REHEARSE": "gpu"}
-        kernel = AsyncKernelManager(kernel_name="python3", transport="ipc",
-                                    connection_file=os.path.join(home, "kernel.json"))
-        NotebookClient(notebook, km=kernel, timeout=CELL_LIMIT, allow_errors=True,
-                       extra_arguments=["--log-level=40"],  # errors only
-                       resources={"metadata": {"path": str(path.parent)}}).execute(env=environ)
+    run_cells(notebook, path.parent, CELL_LIMIT, {"RANKLAB_REHEARSE": "gpu"}, allow_errors=True)
     code = [cell for cell in notebook.cells if cell.cell_type == "code" and cell.source.strip()]
-    numbered = enumerate(code, 1)
-    return len(code), [(number, cell.source, _text(output)) for number, cell in numbered
-                       for output in cell.outputs if output.output_type == "error"
-                       and "raises-exception" not in cell.metadata.get("tags", [])]
-
-
-def _text(output):
-    """What the cell showed of its error, without the terminal's colours."""
-    return re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(output.traceback)).strip()
+    errors = [(number, cell.source, plain("\n".join(output.traceback)).strip())
+              for number, cell in enumerate(code, 1) for output in cell.outputs
+              if output.output_type == "error"
+              and "raises-exception" not in cell.metadata.get("tags", [])]
+    return len(code), errors
