@@ -71,9 +71,9 @@ for rank, seen in enumerate(launch(averaged_gradient, batch, ranks=4)):
     print("rank", rank, "of 4 ", seen)
 
 # %% [markdown]
-# The mean of four means is the mean of all eight, *because the parts are equally long*. Keep that "because" in mind; it returns in 4.2 and under
-# `join_uneven`, and in lab 16, where averaging per rank cost a well-known library its correct loss. In a language model the parts are *tokens that count*:
-# padding makes them unequal. Then add up the loss, and divide by the number of tokens on *all* ranks (and multiply by R, since DDP divides by it).
+# The mean of four means is the mean of all eight, *because the parts are equally long*. Keep that "because" in mind: 4.2 makes the parts equal, and
+# "Further" shows what to do where they can't be. (In a language model padding makes them unequal: a rank then divides its loss by the number of tokens on *all*
+# ranks, not by its own. Lab 16 shows a well-known library that did not.)
 
 # %% [markdown]
 # ## 4. Build it
@@ -199,7 +199,7 @@ def assign_buckets(parameters, cap_bytes):
 
     From the last parameter to the first, since backward begins at the end of the model. A bucket
     holds one type on one device, and is closed by the parameter with which it reaches cap_bytes.
-    Those that never do come last, in the order in which they were opened.
+    Buckets that never reach it come last, in the order in which they were opened.
     """
     if cap_bytes < 1:
         raise ValueError(f"cap_bytes={cap_bytes} must be at least 1")
@@ -284,11 +284,11 @@ class OverlappedDataParallel(Replica):
     def finish(self):
         """All gradients are averaged; called at the end of backward."""
         missing = {parameter for bucket in self.waiting for parameter in bucket.missing}
-        # 1 the other ranks wait for the buckets that are left: forget what is missing in them
-        #   (bucket.missing.clear()), and launch them
+        # 1 the other ranks wait for the buckets that are left: empty each bucket.missing (`missing`
+        #   above has a copy), and launch them all
         # 2 used = self.used_anywhere() with find_unused, else ()
         # 3 wait for every handle
-        # 4 for each bucket: fill_none(used), and `missing` holds all its parameters again
+        # 4 for each bucket: fill_none(used), and bucket.missing is all its parameters again
         # 5 self.waiting and self.works are as in __init__, for the next backward
         raise NotImplementedError("exercise 4.5, third part: about 10 lines")
         if missing and not self.find_unused:
@@ -342,7 +342,7 @@ check(agree_bytes=...)
 def replicas_agree(model, group=None):
     """True on every rank when all ranks hold the same parameters, bit for bit; else False on all.
 
-    Only parameters: the statistics of batch norm differ between two forwards, and may.
+    Parameters only: between two forwards ranks may differ in the statistics of batch norm.
     cost   one all-reduce of 16 bytes, whatever the model's size
     """
     digest, device = hashlib.blake2b(digest_size=7), "cpu"  # 56 bits: an int64 and its negative
@@ -652,11 +652,11 @@ plots.pieces(*({name: [getattr(run, score) for run in runs] for name, runs in mi
               for score in ("accuracy", "worst")))
 
 # %% [markdown]
-# Nothing raised an error. You notice a sum in place of the mean at once: 90% wrong is guessing. Without `broadcast`, `average` or `shard` the model just looks a bit weak, above all on rank 0, where losses are
-# printed and checkpoints written. Without `average` and without `shard` rank 0 ends with the very same numbers, because in both it learns from its own images alone: four ranks do the work of one. And honestly: without `epoch` and without
+# Nothing raised an error. You notice a sum in place of the mean at once: 90% wrong is guessing. Without `broadcast`, `average` or `shard` the model just looks a bit weak. And the worst
+# replica is weaker than rank 0's, the only one whose loss is printed and whose weights are saved. Without `average` and without `shard` rank 0 ends with the very same numbers, because in both it learns from its own images alone: four ranks do the work of one. And honestly: without `epoch` and without
 # `buffers` you see no difference in three epochs of 1437 images.
 #
-# `replicas_agree` finds two of the six, `broadcast` and `average`. The others keep the weights equal, so only tests like yours find them.
+# `replicas_agree` finds two of the six, `broadcast` and `average`. The others keep the weights equal (without `buffers` ranks differ in the statistics only, which it does not look at), so only tests like yours find them.
 
 # %% [markdown]
 # ## 7. Measure

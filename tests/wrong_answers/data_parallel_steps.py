@@ -469,6 +469,25 @@ def join_uneven__asks_for_the_length(batches, model):
             model.shadow()
 
 
+def join_uneven__yields_none_too(batches, model):
+    """A None was yielded where a batch was expected"""
+    batches, rank = iter(batches), dist.get_rank(model.group)
+    try:
+        model.joining = True
+        while True:
+            batch = next(batches, None)
+            going_on = torch.tensor(-1 if batch is None else rank)
+            dist.all_reduce(going_on, dist.ReduceOp.MAX, group=model.group)
+            if going_on < 0:
+                break
+            model.buffers_from = going_on.item()
+            if batch is None:
+                model.shadow()
+            yield batch
+    finally:
+        model.joining, model.buffers_from = False, 0
+
+
 def join_uneven__a_function_that_returns(batches, model):
     """It must be a generator"""
     for batch in _join(batches, model):
@@ -565,6 +584,20 @@ def sync_batch_norm__mean_of_means(x, weight, bias, eps=1e-5, group=None, runnin
         R, n = dist.get_world_size(group), wide.numel() // wide.shape[1]
         means = _sum(wide.mean(over), group) / R
         return means, _sum(wide.var(over, unbiased=False), group) / R, n * R
+
+    return _norm(x, weight, bias, eps, group, running, statistics)
+
+
+def sync_batch_norm__own_count(x, weight, bias, eps=1e-5, group=None, running=None):
+    """the count must be summed over ranks"""
+
+    def statistics(wide, over, group):
+        n = wide.numel() // wide.shape[1]
+        if n < 2:  # as the scaffold has it
+            raise ValueError(f"n={n:.0f} values in a channel of all ranks must be at least 2")
+        mean, square = (_sum(torch.cat([wide.sum(over), wide.square().sum(over)]), group)
+                        / n).chunk(2)
+        return mean, (square - mean.square()).clamp(min=0), n
 
     return _norm(x, weight, bias, eps, group, running, statistics)
 

@@ -27,7 +27,7 @@ def assign_buckets(parameters, cap_bytes):
 
     From the last parameter to the first, since backward begins at the end of the model. A bucket
     holds one type on one device, and is closed by the parameter with which it reaches cap_bytes.
-    Those that never do come last, in the order in which they were opened.
+    Buckets that never reach it come last, in the order in which they were opened.
     error  cap_bytes below 1
     lab    03
     """

@@ -36,7 +36,7 @@ def broadcast_together(tensors, src=0, group=None):
 def replicas_agree(model, group=None):
     """True on every rank when all ranks hold the same parameters, bit for bit; else False on all.
 
-    Only parameters: the statistics of batch norm differ between two forwards, and may.
+    Parameters only: between two forwards ranks may differ in the statistics of batch norm.
     cost   one all-reduce of 16 bytes, whatever the model's size
     error  a parameter that is a DTensor and not replicated: no rank holds a copy of it
     lab    03

@@ -57,7 +57,12 @@ def _one(sync_batch_norm, mine, x, upstream, weight, bias, **group):
 
 def check_sync_batch_norm(sync_batch_norm):
     for ranks, cut in CUTS.items():
-        seen = on_ranks(_norm_trial, sync_batch_norm, cut, ranks=ranks)
+        try:
+            seen = on_ranks(_norm_trial, sync_batch_norm, cut, ranks=ranks)
+        except Mistake as mistake:
+            own = "must be at least 2" in mistake.what
+            raise Mistake(mistake.what, "All ranks together have more: the count must be summed "
+                          "over ranks, too." if own else mistake.hint) from None
         for number, shape in enumerate(SHAPES):
             compare_values([of_rank[number] for of_rank in seen], cut, shape)
         if ranks == 3:

@@ -117,6 +117,9 @@ def _join_hint(mistake):
     if "Boolean value of Tensor" in mistake.what:
         return ("A batch may be a tensor, or empty, and is a batch all the same. Ask whether there "
                 "is one: `batch is None`, not `if batch`.")
+    if "cannot unpack non-iterable NoneType" in mistake.what:
+        return ("A None was yielded where a batch was expected. A rank without a batch shadows the "
+                "step, and yields nothing.")
     if "not iterable" in mistake.what or "cannot unpack" in mistake.what:
         return "It must be a generator: `yield` each batch of this rank."
     if "StopIteration" in mistake.what:
