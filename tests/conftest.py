@@ -34,6 +34,9 @@ ALLOWED_SKIPS = (
 SLOW_FILES = ("test_wrong_answers", "test_grade", "test_engine_scripts", "test_engine_notebook",
               "test_horovod_real", "test_horovod_project", "test_rehearse_labs")
 
+# Files whose tests share nothing: any worker takes any of them, so they fill both cores at the end.
+SPREAD_FILES = ("test_wrong_answers", "test_rehearse_labs")
+
 
 def allowed(reason):
     """True when the reason of a skip is on the list."""
@@ -62,6 +65,18 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if item.path.stem.startswith(SLOW_FILES):
             item.add_marker(pytest.mark.slow)
+
+
+def pytest_xdist_make_scheduler(config, log):
+    """A file's tests stay together and in order, but for SPREAD_FILES, which come last."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            file = nodeid.partition("::")[0]
+            return nodeid if pathlib.Path(file).stem in SPREAD_FILES else file
+
+    return ByFile(config, log)
 
 
 def pytest_configure(config):
