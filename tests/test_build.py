@@ -11,7 +11,7 @@ from ranklab.course import build as builder
 from ranklab.course.build import (
     BuildError, build, free_names, lab_notebook, solution_notebook, stale,
 )
-from ranklab.course.exercise import Exercise, Prediction
+from ranklab.checks.exercise import Exercise, Prediction
 
 STEM = "00_ranks"
 SOURCE = '''\

@@ -16,12 +16,12 @@ import torch
 import torch.distributed as dist
 
 from ranklab import answer, check, hint, ranks
-from ranklab.course import exercise as course_exercise
+from ranklab.checks import exercise as checks_exercise
 from ranklab.course import labs, progress, show
 from ranklab.course.check import (
     FAILED, LIBRARYS, NOT_WRITTEN, PASSED, Verdict, is_stub, judge, judge_prediction,
 )
-from ranklab.course.exercise import Exercise, Mistake, Prediction, hide, on_ranks
+from ranklab.checks.exercise import Exercise, Mistake, Prediction, hide, on_ranks
 
 HINTS = ("think", "think harder", "it is MIN")
 MINE = "all_ranks_finite"  # the exercise that stands for all here, with a check of our own
@@ -122,7 +122,7 @@ def test_a_stub_starts_nothing_and_records_nothing(capsys, monkeypatch):
     def stub(loss, group=None):
         raise NotImplementedError("exercise 4.4: about 3 lines")
 
-    monkeypatch.setattr(course_exercise, "launch", None)
+    monkeypatch.setattr(checks_exercise, "launch", None)
     assert check(named(stub)) is ranks.all_ranks_finite
     assert capsys.readouterr().out.splitlines()[1] == "  --    not written yet"
     assert progress.load() == {}
@@ -222,7 +222,7 @@ def test_sys_exit_is_a_mistake_and_does_not_end_the_notebook():
 def test_what_cannot_be_used_is_said_kindly():
     # The error is in the check's own line: a frame of checks/, and none of the learner's.
     source = "def bad_check(learners):\n    learners(None) + 1\n    yield 'no'"
-    file = course_exercise.__file__.replace("course", "checks")
+    file = checks_exercise.__file__.replace("course", "checks")
     exec(compile(source, file, "exec"), scope := {})
     exercise = Exercise(ranks.all_ranks_finite, scope["bad_check"], HINTS)
     text = str(judge(exercise, lambda x: "text"))

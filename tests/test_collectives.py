@@ -47,7 +47,7 @@ def _all_right(R):
 
 
 def _results(x, xs, total, R, rank):
-    for name in ("ring_all_reduce", "doubling_all_reduce", "all_reduce"):
+    for name in ("ring_all_reduce", "recursive_doubling", "all_reduce"):
         yield name, getattr(c, name)(x), total
     yield "ring_reduce_scatter", c.ring_reduce_scatter(x), total.flatten().tensor_split(R)[rank]
     yield "ring_all_gather", c.ring_all_gather(x), torch.cat([y.flatten() for y in xs])
@@ -93,7 +93,7 @@ def test_hierarchical_is_right_for_every_layout(R):
 
 def _sent(n):
     x, counted = torch.zeros(n), {}
-    for name in ("ring_reduce_scatter", "ring_all_reduce", "doubling_all_reduce",
+    for name in ("ring_reduce_scatter", "ring_all_reduce", "recursive_doubling",
                  "parameter_server", "tree_broadcast", "all_reduce", "all_to_all"):
         arg = x.view(dist.get_world_size(), -1) if name == "all_to_all" else x
         with Traffic() as traffic:
@@ -115,7 +115,7 @@ def test_bytes_and_messages_are_the_formulas(R):
         assert counted["parameter_server"] == (busy * nbytes, busy)
         assert counted["all_reduce"] == (busy * nbytes, busy)
         if R & (R - 1) == 0:
-            assert counted["doubling_all_reduce"] == (log * nbytes, log)
+            assert counted["recursive_doubling"] == (log * nbytes, log)
     everything = [counted["tree_broadcast"] for counted in seen]
     assert sum(messages for _, messages in everything) == R - 1
     assert max(messages for _, messages in everything) == log  # src, in every round
@@ -149,7 +149,7 @@ def _in_a_group():
         return None
     x = torch.tensor([rank, 10 * rank])
     return [f(x, group=group).tolist() for f in (
-        c.ring_all_reduce, c.doubling_all_reduce, c.parameter_server, c.ring_reduce_scatter,
+        c.ring_all_reduce, c.recursive_doubling, c.parameter_server, c.ring_reduce_scatter,
         c.ring_all_gather, c.tree_broadcast)]
 
 
@@ -177,7 +177,7 @@ def test_floats_agree_on_all_ranks_and_with_torch():
         theirs = x.clone()
         dist.all_reduce(theirs)
         inside, across = c.node_groups(2)
-        return theirs, c.ring_all_reduce(x), c.doubling_all_reduce(x), \
+        return theirs, c.ring_all_reduce(x), c.recursive_doubling(x), \
             c.hierarchical_all_reduce(x, inside, across)
 
     seen = launch(both, ranks=4)
@@ -200,7 +200,7 @@ def test_results_can_go_into_memory_that_is_there():
 
 def _bad_peer():
     x = torch.zeros(1)
-    c.exchange(x, dist.get_world_size(), x, 0)
+    c.sendrecv(x, dist.get_world_size(), x, 0)
 
 
 def test_bad_input_on_ranks_is_a_sentence():
@@ -232,10 +232,10 @@ def test_times_are_steps_and_bytes(R):
     assert c.alpha_beta_time("ring", 8, R, 1, 0) == 2 * (R - 1)
     assert c.alpha_beta_time("ring", 8, R, 0, 1) == pytest.approx(c.bus_factor("all_reduce", R) * 8)
     assert c.alpha_beta_time("tree_broadcast", 8, R, 1, 1) == log * 9
-    assert c.alpha_beta_time("doubling", 8, R, 1, 0) == log + (R != 2**log)
+    assert c.alpha_beta_time("recursive_doubling", 8, R, 1, 0) == log + (R != 2**log)
     n = c.crossover_bytes(R, 1e-5, 1e-9)
     if math.isfinite(n):
-        both = [c.alpha_beta_time(a, n, R, 1e-5, 1e-9) for a in ("ring", "doubling")]
+        both = [c.alpha_beta_time(a, n, R, 1e-5, 1e-9) for a in ("ring", "recursive_doubling")]
         assert both[0] == pytest.approx(both[1])
 
 
@@ -289,7 +289,7 @@ def test_the_project_finds_nothing_wrong():
     rows = project.run(ranks=4, nodes=2, sizes=(512, 8192), iters=1)
     assert [r for r in rows if r.wrong] == []
     assert {r.algorithm for r in rows if r.verb == "all_reduce"} == {
-        "ring", "doubling", "server", "hierarchical", "gloo"}
+        "ring", "recursive_doubling", "server", "hierarchical", "gloo"}
     for row in rows:
         assert row.busbw == pytest.approx(row.size / row.time * c.bus_factor(row.verb, 4))
     text = project.table(rows)
@@ -299,8 +299,9 @@ def test_the_project_finds_nothing_wrong():
 
 
 def test_the_crossover_is_where_the_lines_meet():
-    assert project.measured_crossover({"ring": (3.0, 1.0), "doubling": (1.0, 2.0)}) == 2.0
-    assert project.measured_crossover({"ring": (1.0, 1.0), "doubling": (3.0, 2.0)}) is None
+    assert project.measured_crossover({"ring": (3.0, 1.0), "recursive_doubling": (1.0, 2.0)}) == 2.0
+    lines = {"ring": (1.0, 1.0), "recursive_doubling": (3.0, 2.0)}
+    assert project.measured_crossover(lines) is None
 
 
 def test_the_project_under_torchrun_prints_once():

@@ -159,7 +159,7 @@ def test_solved_exercises_and_numbers_pass(rows):
     assert row["shard_range"] == row["pass_the_token"] == row["longest_shard"] == "passed"
     assert row["token_round_ms"] == "passed" and row["guilty_rank"].startswith("failed: 7")
     assert row["hang_dollars"].startswith("not gradable: find_prediction"), "no help from ours"
-    assert row["fix_the_deadlock"] == "not written yet: it is not in the notebook"
+    assert row["ring_shift"] == "not written yet: it is not in the notebook"
     assert (row["passed"], row["of"], row["lab"]) == ("4", str(OF), "00_ranks")
 
 

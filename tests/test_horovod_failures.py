@@ -20,7 +20,7 @@ from ranklab.engine import RankError
 from ranklab.horovod import synchronize
 from ranklab.horovod.execute import Executor, Job
 from ranklab.horovod.requests import Handle, Request
-from ranklab.horovod.timeline import Recorder
+from ranklab.horovod.trace import Recorder
 
 # --- errors: one sentence on every rank, and nothing waits for ever -----------------------------
 

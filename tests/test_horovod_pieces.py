@@ -13,14 +13,14 @@ from ranklab import launch
 from ranklab.horovod import (
     Compression, FusionBuffer, adasum, compress_fp16, fuse_tensors, negotiate, timeline, unpack,
 )
-from ranklab.horovod.adasum import adasum_length
+from ranklab.horovod.adaptive_sum import adasum_length
 from ranklab.horovod.cache import ResponseCache, from_bits, to_bits
 from ranklab.horovod.compression import ranks_until_infinite
 from ranklab.horovod.coordinator import Coordinator
 from ranklab.horovod.cost import fused_time, negotiation_bytes
 from ranklab.horovod.requests import JOIN, Request, Response
 from ranklab.horovod.settings import Settings
-from ranklab.horovod.timeline import Recorder
+from ranklab.horovod.trace import Recorder
 from ranklab.meter import Traffic
 
 pytestmark = pytest.mark.usefixtures("one_thread")

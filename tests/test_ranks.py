@@ -10,7 +10,7 @@ from ranklab.engine import RankError, torchrun
 from ranklab.meter import Traffic
 from ranklab.projects import ranks as project
 from ranklab.ranks import (
-    all_ranks_finite, coordinates, fix_the_deadlock, pass_the_token, shard_range,
+    all_ranks_finite, coordinates, ring_shift, pass_the_token, shard_range,
 )
 
 pytestmark = pytest.mark.timeout(60)
@@ -44,7 +44,7 @@ def test_coordinates_refuse(call, sentence):
 def _ring_trial():
     x = torch.arange(12).view(3, 4).t() + 100 * dist.get_rank()  # not contiguous
     with Traffic() as traffic:
-        token, shifted = pass_the_token(), fix_the_deadlock(x)
+        token, shifted = pass_the_token(), ring_shift(x)
     return token, shifted, traffic.sent_messages, traffic.sent_bytes
 
 
@@ -63,7 +63,7 @@ def _in_a_group():
     if dist.get_rank() not in (1, 3):
         return None
     x = torch.tensor([dist.get_rank()])
-    return (pass_the_token(group), fix_the_deadlock(x, group).item(),
+    return (pass_the_token(group), ring_shift(x, group).item(),
             all_ranks_finite(x / (dist.get_rank() - 1), group))
 
 

@@ -180,7 +180,7 @@ plots.time_held([end - first for _, end in spans])
 # build from eight ranks. In lab 02 every rank sends at every step, and the same ring becomes the fastest.
 
 # %% [markdown]
-# ### 4.3 Fix the deadlock
+# ### 4.3 Ring shift: mend the deadlock
 # > difficulty 3/5 · importance 5/5 · 10 minutes · about 6 lines
 #
 # So let every rank send at once: each hands its `x` to the next rank, and returns what came from the one before.
@@ -188,7 +188,7 @@ plots.time_held([end - first for _, end in spans])
 # says what you need to mend it; then come back to this cell.
 
 # %%
-def fix_the_deadlock(x, group=None):
+def ring_shift(x, group=None):
     """Returns the `x` of the rank before this one; all ranks shift at the same time.
 
     A new tensor in x's shape and type; `x` itself is unchanged. Each rank sends x once, in one
@@ -204,7 +204,7 @@ def fix_the_deadlock(x, group=None):
 
 
 # %%
-fix_the_deadlock = check(fix_the_deadlock)
+ring_shift = check(ring_shift)
 
 # %% [markdown]
 # With the obvious code, every rank waits in `send` until the next rank receives. The next rank never does: it waits in
@@ -425,7 +425,7 @@ except RankError as error:
 # %% [markdown]
 # ## 7. Measure
 #
-# A last prediction: `fix_the_deadlock` with 1000 numbers of 4 bytes, on 4 ranks. How many bytes are sent, by all ranks
+# A last prediction: `ring_shift` with 1000 numbers of 4 bytes, on 4 ranks. How many bytes are sent, by all ranks
 # together?
 
 # %%
@@ -451,7 +451,7 @@ def total(what):
 
 rows = {
     "pass_the_token": ([4, 4 * 8], total(lambda x: pass_the_token())),
-    "fix_the_deadlock": ([4, 4 * 4000], total(fix_the_deadlock)),
+    "ring_shift": ([4, 4 * 4000], total(ring_shift)),
 }
 print("on 4 ranks, all together: [messages, bytes]")
 for name, (predicted, counted) in rows.items():
@@ -459,7 +459,7 @@ for name, (predicted, counted) in rows.items():
     assert predicted == counted
 
 # %% [markdown]
-# Now the clock. Two ranks swap tensors with your `fix_the_deadlock`, from 8 bytes to 32 MB. Sizes take turns, and the
+# Now the clock. Two ranks swap tensors with your `ring_shift`, from 8 bytes to 32 MB. Sizes take turns, and the
 # median of nine rounds counts: a moment in which your laptop is busy then hits all sizes a little, not one of them hard.
 
 # %%
@@ -473,7 +473,7 @@ def swap_times(rounds=9):
     for _ in range(rounds):
         for x in tensors:
             repeats = 10 if x.nbytes < 1e6 else 1
-            seconds = project.timed(lambda: fix_the_deadlock(x), repeats, pick=min)
+            seconds = project.timed(lambda: ring_shift(x), repeats, pick=min)
             times[x.nbytes].append(seconds)
     return [(nbytes, median(seconds)) for nbytes, seconds in times.items()]
 

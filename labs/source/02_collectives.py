@@ -125,8 +125,8 @@ for name, sent in zip(NINE, zip(*launch(sent_by, NINE, ranks=4))):
 # %% [markdown]
 # ## 4. Build it
 #
-# You get one tool. `exchange(piece, to, into, source, group)` sends `piece` to rank `to` and fills `into` with what rank
-# `source` sends, **at the same time**: it is your `fix_the_deadlock` of lab 00, for any two partners. It returns `into`.
+# You get one tool. `sendrecv(piece, to, into, source, group)` sends `piece` to rank `to` and fills `into` with what rank
+# `source` sends, **at the same time**: it is your `ring_shift` of lab 00, for any two partners. It returns `into`.
 # `to` and `source` count *inside* `group`, as `dist.get_rank(group)` does. So pass `group` on, and your functions work on
 # any part of the ranks (4.5 needs that).
 #
@@ -134,13 +134,13 @@ for name, sent in zip(NINE, zip(*launch(sent_by, NINE, ranks=4))):
 # flips the last bit, so 0 and 1 are partners, and so are 2 and 3. `^ 2` pairs 0 with 2 and 1 with 3.
 
 # %%
-from ranklab.collectives import exchange
+from ranklab.collectives import sendrecv
 
 
 def swap_with_my_neighbour():
     rank = dist.get_rank()
     mine = torch.tensor([100 + rank], device=device())
-    return exchange(mine, rank ^ 1, torch.empty_like(mine), rank ^ 1).item()
+    return sendrecv(mine, rank ^ 1, torch.empty_like(mine), rank ^ 1).item()
 
 
 launch(swap_with_my_neighbour, ranks=4)
@@ -212,7 +212,7 @@ def ring_reduce_scatter(x, group=None, out=None):
     # The partial sum of chunk r must END at rank r, after R-1 steps to the right. So where does it
     # start, and which chunk do I send first?
     # in each of R-1 steps: arriving = a place as large as mine[i], in sums if given;
-    # exchange(partial, right, arriving, left, group); add my share of chunk i to what arrived
+    # sendrecv(partial, right, arriving, left, group); add my share of chunk i to what arrived
     raise NotImplementedError("exercise 4.2: about 8 lines")
 
 
@@ -385,7 +385,7 @@ plots.steps(launch(watch_nodes, 2, ranks=4, nodes=2), ranks=4, nodes=2)
 # | `"ring"` all-reduce | 2(R-1) | n/R |
 # | `"parameter_server"` | 2(R-1): the server serves one after the other | n |
 # | `"tree_broadcast"` | log2 R, rounded up | n |
-# | `"doubling"` all-reduce (see Further) | as the tree; one more when R is no power of two | n |
+# | `"recursive_doubling"` all-reduce (see Further) | as the tree; one more when R is no power of two | n |
 #
 # **Predict.** Eight ranks, 10 MB, alpha 10 us, 100 GB/s. How many microseconds does the ring take?
 
@@ -413,7 +413,7 @@ alpha_beta_time = check(alpha_beta_time)
 sizes = np.geomspace(1e3, 1e9, 25)
 plots.time_against_size(
     {name: (sizes, [alpha_beta_time(name, n, 8, 10e-6, 1 / 100e9) for n in sizes])
-     for name in ("ring", "doubling", "parameter_server")},
+     for name in ("ring", "recursive_doubling", "parameter_server")},
     title="all-reduce on 8 ranks, by the model")
 
 # %% [markdown]
@@ -445,14 +445,14 @@ def parameter_server(x, server=0, group=None):
 parameter_server = check(parameter_server)
 
 # %% [markdown]
-# #### `doubling_all_reduce`
+# #### `recursive_doubling`
 # > difficulty 4/5 · importance 3/5 · 15 minutes · about 13 lines
 #
 # Swap *all* you have with the rank whose number differs in bit 0, then bit 1, then bit 2: after log2 R swaps every rank has
 # the sum. Few steps, many bytes: the algorithm for small messages.
 
 # %%
-def doubling_all_reduce(x, group=None):
+def recursive_doubling(x, group=None):
     """Every rank ends with the sum over ranks of `x`, in a new tensor; `x` itself is unchanged.
 
     In round k each rank swaps all it has with the rank 2^k away: both end with the same bits. When
@@ -463,20 +463,20 @@ def doubling_all_reduce(x, group=None):
     power = 2 ** (R.bit_length() - 1)  # the largest power of two that R holds
     total = x.clone(memory_format=torch.contiguous_format)
     other = torch.empty_like(total)
-    nothing = total.new_empty(0)  # exchange does not send what is empty: a one-way message
+    nothing = total.new_empty(0)  # sendrecv does not send what is empty: a one-way message
     # ranks from `power` on: hand over to rank - power, then wait for the sum
     # the others: take over, swap with rank ^ step for step = 1, 2, 4, ..., hand back
-    raise NotImplementedError("exercise doubling_all_reduce: about 13 lines")
+    raise NotImplementedError("exercise recursive_doubling: about 13 lines")
 
 
 # %%
-doubling_all_reduce = check(doubling_all_reduce)
+recursive_doubling = check(recursive_doubling)
 
 # %% [markdown]
 # Three ways to the same sum. Look at the busiest rank's bytes: you wait for that rank.
 
 # %%
-ways = (parameter_server, doubling_all_reduce, ring_all_reduce)
+ways = (parameter_server, recursive_doubling, ring_all_reduce)
 plots.busiest_rank({all_reduce.__name__: [sum(sent.values()) for sent, _ in
                                           launch(count, all_reduce, ranks=4)]
                     for all_reduce in ways})
@@ -644,7 +644,7 @@ print(f"{'':22} {'':>5} {'messages':^19} {'bytes':^26}\n{'':22} {'ranks':>5} {'p
 for R in (2, 4, 8):
     nbytes, swaps = 4 * 2**20, R.bit_length() - 1
     ring_cost = 2 * (R - 1), 2 * (R - 1) * nbytes // R
-    predicted = {ring_all_reduce: ring_cost, doubling_all_reduce: (swaps, swaps * nbytes),
+    predicted = {ring_all_reduce: ring_cost, recursive_doubling: (swaps, swaps * nbytes),
                  parameter_server: (R - 1, (R - 1) * nbytes)}
     seen = launch(busiest, nbytes // 4, list(predicted), ranks=R)
     for (fn, (messages, sent)), counts in zip(predicted.items(), zip(*seen)):
@@ -671,7 +671,7 @@ def times(call):
 
 
 def swap(x):
-    exchange(x, 1 - dist.get_rank(), torch.empty_like(x), 1 - dist.get_rank())
+    sendrecv(x, 1 - dist.get_rank(), torch.empty_like(x), 1 - dist.get_rank())
 
 
 alpha, beta = fit_alpha_beta(*zip(*launch(times, swap, ranks=2)[0]))
@@ -707,7 +707,7 @@ questions("02_collectives")
 # sbatch labs/jobs/collectives.sbatch
 # ```
 #
-# What changes: the backend is NCCL, and `exchange` becomes one kernel for both directions. (Its batch does that; single sends
+# What changes: the backend is NCCL, and `sendrecv` becomes one kernel for both directions. (Its batch does that; single sends
 # and receives between two GPUs would share one queue and deadlock.) NCCL chooses among ring, tree and sums in the switch by
 # size, as your crossover does.
 #

@@ -341,7 +341,7 @@ check(adasum_equal=...)
 # `rank ^ 2` has. (`^` is xor, as in lab 02.)
 
 # %%
-from ranklab.collectives import exchange
+from ranklab.collectives import sendrecv
 from ranklab.horovod import dot_products, gather_halves
 
 
@@ -363,7 +363,7 @@ def adasum(x, sizes=None, group=None):
         left, right = part.tensor_split(2)
         mine, give = (left, right) if is_left else (right, left)
         tensor_of = tensor_of.tensor_split(2)[0 if is_left else 1]
-        theirs = exchange(give, peer, torch.empty_like(mine), peer, group)
+        theirs = sendrecv(give, peer, torch.empty_like(mine), peer, group)
         a, b = (mine, theirs) if is_left else (theirs, mine)
         # dots = dot_products(a, b, tensor_of, len(sizes)), rows a.b, a.a, b.b, are of my part only.
         # For step = 1, 2, 4, ... distance: exchange dots with rank ^ step, and add what arrives.

@@ -3,7 +3,7 @@
     coordinates       rank -> node and local rank
     shard_range       which part of the work is mine
     pass_the_token    talk to a neighbour
-    fix_the_deadlock  talk to both neighbours at once
+    ring_shift        talk to both neighbours at once
     all_ranks_finite  decide together, so that nobody takes another branch
 """
 
@@ -69,7 +69,7 @@ def pass_the_token(group=None):
     return token.item()
 
 
-def fix_the_deadlock(x, group=None):
+def ring_shift(x, group=None):
     """Returns the `x` of the rank before this one; all ranks shift at the same time.
 
     A new tensor in x's shape and type; `x` itself is unchanged, and nothing is under way any more.

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from ranklab.collectives import exchange, ring_all_gather, ring_all_reduce, ring_reduce_scatter
+from ranklab.collectives import sendrecv, ring_all_gather, ring_all_reduce, ring_reduce_scatter
 
 
 def _r(group):
@@ -35,7 +35,7 @@ def ring_reduce_scatter__to_the_left(x, group=None, out=None):
     sums[(rank + 1) % R].copy_(mine[(rank + 1) % R])
     for step in range(1, R):
         i = (rank + 1 + step) % R
-        exchange(sums[(i - 1) % R], left, sums[i], right, group)
+        sendrecv(sums[(i - 1) % R], left, sums[i], right, group)
         sums[i].add_(mine[i])
     return sums[rank].clone() if R > 1 else x.reshape(-1).clone()
 
@@ -94,24 +94,24 @@ def parameter_server__all_receives_posted(x, server=0, group=None):
     return total
 
 
-def doubling_all_reduce__folds_neighbours(x, group=None):
+def recursive_doubling__folds_neighbours(x, group=None):
     """MPICH's fold: of the first ranks, the even ones hand over to the odd ones."""
     rank, R, _, _ = _r(group)
     total = x.clone(memory_format=torch.contiguous_format)
     nothing, power = x.new_empty(0), 2 ** int(math.log2(R))
     extra = R - power
     if rank < 2 * extra and rank % 2 == 0:
-        exchange(total, rank + 1, nothing, rank + 1, group)
-        return exchange(nothing, rank + 1, total, rank + 1, group)
+        sendrecv(total, rank + 1, nothing, rank + 1, group)
+        return sendrecv(nothing, rank + 1, total, rank + 1, group)
     if rank < 2 * extra:
-        total = total + exchange(nothing, rank - 1, torch.empty_like(total), rank - 1, group)
+        total = total + sendrecv(nothing, rank - 1, torch.empty_like(total), rank - 1, group)
     place = rank // 2 if rank < 2 * extra else rank - extra
     for k in range(int(math.log2(power))):
         other = place ^ 2**k
         peer = 2 * other + 1 if other < extra else other + extra
-        total = total + exchange(total, peer, torch.empty_like(total), peer, group)
+        total = total + sendrecv(total, peer, torch.empty_like(total), peer, group)
     if rank < 2 * extra:
-        exchange(total, rank - 1, nothing, rank - 1, group)
+        sendrecv(total, rank - 1, nothing, rank - 1, group)
     return total
 
 
@@ -123,7 +123,7 @@ def alpha_beta_time__by_bits(algorithm, nbytes, ranks, alpha, beta):
         return 2 * (ranks - 1) * (alpha + nbytes * beta)
     if algorithm == "tree_broadcast":
         return rounds * (alpha + nbytes * beta)
-    if algorithm == "doubling":
+    if algorithm == "recursive_doubling":
         return (rounds + extra) * (alpha + nbytes * beta)
     raise ValueError(algorithm)
 

@@ -52,7 +52,7 @@ def pass_the_token__global_ranks(group=None):
     return token[0].item()
 
 
-def fix_the_deadlock__one_begins(x, group=None):
+def ring_shift__one_begins(x, group=None):
     rank, size, after, before = _n(group)
     got = x.clone()
     if size == 1:
@@ -66,7 +66,7 @@ def fix_the_deadlock__one_begins(x, group=None):
     return got
 
 
-def fix_the_deadlock__receive_posted_first(x, group=None):
+def ring_shift__receive_posted_first(x, group=None):
     rank, size, after, before = _n(group)
     got = torch.empty_like(x)
     if size == 1:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from ranklab.collectives import exchange, ring_all_gather, ring_all_reduce, ring_reduce_scatter
+from ranklab.collectives import sendrecv, ring_all_gather, ring_all_reduce, ring_reduce_scatter
 
 
 def _ring(group):
@@ -45,7 +45,7 @@ def _scatter(x, group=None, out=None, to=1, add=torch.Tensor.add_, talk_in=0):
     for step in range(1, R):
         i = (rank - 1 - step) % R
         arriving = torch.empty_like(mine[i]) if sums is None else sums[i]
-        exchange(partial, (rank + to) % R, arriving, (rank - to) % R,
+        sendrecv(partial, (rank + to) % R, arriving, (rank - to) % R,
                  group if talk_in == 0 else talk_in)
         partial = add(arriving, mine[i])
     return partial
@@ -57,7 +57,7 @@ def _gather(shard, group=None, out=None, to=1):
     parts = out.view(-1).tensor_split(R)
     parts[rank].copy_(shard.flatten())
     for step in range(1, R):
-        exchange(parts[(rank - step + 1) % R], (rank + to) % R, parts[(rank - step) % R],
+        sendrecv(parts[(rank - step + 1) % R], (rank + to) % R, parts[(rank - step) % R],
                  (rank - to) % R, group)
     return out
 
@@ -89,7 +89,8 @@ def _seconds(algorithm, nbytes, ranks, alpha, beta):
     rounds = math.ceil(math.log2(ranks))
     steps, sent = {
         "ring": (2 * (ranks - 1), nbytes / ranks), "parameter_server": (2 * (ranks - 1), nbytes),
-        "tree_broadcast": (rounds, nbytes), "doubling": (rounds + (ranks != 2**rounds), nbytes),
+        "tree_broadcast": (rounds, nbytes),
+        "recursive_doubling": (rounds + (ranks != 2**rounds), nbytes),
     }[algorithm]
     return steps * (alpha + sent * beta)
 
@@ -169,7 +170,7 @@ def ring_reduce_scatter__one_step_short(x, group=None, out=None):
     partial = mine[rank - 1].clone()
     for step in range(1, R - 1):
         i = (rank - 1 - step) % R
-        partial = exchange(partial, right, torch.empty_like(mine[i]), left, group).add_(mine[i])
+        partial = sendrecv(partial, right, torch.empty_like(mine[i]), left, group).add_(mine[i])
     return partial
 
 
@@ -180,7 +181,7 @@ def ring_reduce_scatter__starts_with_own_chunk(x, group=None, out=None):
     partial = mine[rank].clone()
     for step in range(1, R):
         i = (rank - step) % R
-        partial = exchange(partial, right, torch.empty_like(mine[i]), left, group).add_(mine[i])
+        partial = sendrecv(partial, right, torch.empty_like(mine[i]), left, group).add_(mine[i])
     return partial
 
 
@@ -190,7 +191,7 @@ def ring_reduce_scatter__adds_into_x(x, group=None, out=None):
     mine = x.flatten().tensor_split(R)
     for step in range(1, R):
         i = (rank - 1 - step) % R
-        mine[i].add_(exchange(mine[(i + 1) % R], right, torch.empty_like(mine[i]), left, group))
+        mine[i].add_(sendrecv(mine[(i + 1) % R], right, torch.empty_like(mine[i]), left, group))
     return mine[rank].clone()
 
 
@@ -199,7 +200,7 @@ def ring_reduce_scatter__whole_tensor(x, group=None, out=None):
     rank, R, right, left = _ring(group)
     passing, total = x.flatten(), x.flatten().clone()
     for _ in range(R - 1):
-        passing = exchange(passing, right, torch.empty_like(passing), left, group)
+        passing = sendrecv(passing, right, torch.empty_like(passing), left, group)
         total += passing
     return total.tensor_split(R)[rank]
 
@@ -211,7 +212,7 @@ def ring_reduce_scatter__equal_chunks_only(x, group=None, out=None):
     partial = mine[rank - 1].clone()
     for step in range(1, R):
         i = (rank - 1 - step) % R
-        partial = exchange(partial, right, torch.empty_like(mine[i]), left, group).add_(mine[i])
+        partial = sendrecv(partial, right, torch.empty_like(mine[i]), left, group).add_(mine[i])
     return partial
 
 
@@ -221,7 +222,7 @@ def ring_reduce_scatter__forgets_own_share(x, group=None, out=None):
     mine = x.flatten().tensor_split(R)
     partial = mine[rank - 1].clone()
     for step in range(1, R):
-        partial = exchange(partial, right, torch.empty_like(mine[rank - 1 - step]), left, group)
+        partial = sendrecv(partial, right, torch.empty_like(mine[rank - 1 - step]), left, group)
     return partial
 
 
@@ -230,8 +231,8 @@ def ring_reduce_scatter__forgets_the_group(x, group=None, out=None):
     return _scatter(x, None, out)
 
 
-def ring_reduce_scatter__exchange_without_the_group(x, group=None, out=None):
-    """exchange.+, group"""
+def ring_reduce_scatter__sendrecv_without_the_group(x, group=None, out=None):
+    """sendrecv.+, group"""
     return _scatter(x, group, out, talk_in=None)
 
 
@@ -257,7 +258,7 @@ def ring_reduce_scatter__adds_another_chunk(x, group=None, out=None):
     partial = mine[rank - 1].clone()
     for step in range(1, R):
         i = (rank - 1 - step) % R
-        arrived = exchange(partial, right, torch.empty_like(mine[i]), left, group)
+        arrived = sendrecv(partial, right, torch.empty_like(mine[i]), left, group)
         partial = arrived + mine[(i + 1) % R][:1]
     return partial
 
@@ -269,7 +270,7 @@ def ring_reduce_scatter__does_not_accumulate(x, group=None, out=None):
     total = mine[rank].clone()
     for step in range(1, R):
         i = (rank - 1 - step) % R
-        total = exchange(mine[(i + 1) % R], right, torch.empty_like(mine[i]), left, group) + mine[i]
+        total = sendrecv(mine[(i + 1) % R], right, torch.empty_like(mine[i]), left, group) + mine[i]
     return total
 
 
@@ -281,7 +282,7 @@ def ring_all_gather__in_order_of_arrival(shard, group=None, out=None):
     rank, R, right, left = _ring(group)
     parts = [shard.flatten()]
     for _ in range(R - 1):
-        parts.append(exchange(parts[-1], right, torch.empty_like(parts[-1]), left, group))
+        parts.append(sendrecv(parts[-1], right, torch.empty_like(parts[-1]), left, group))
     return torch.cat(parts)
 
 
@@ -290,7 +291,7 @@ def ring_all_gather__sends_own_shard_again(shard, group=None, out=None):
     rank, R, right, left = _ring(group)
     parts = [shard.flatten().clone() for _ in range(R)]
     for step in range(R - 1):
-        exchange(shard.flatten(), right, parts[(rank - step - 1) % R], left, group)
+        sendrecv(shard.flatten(), right, parts[(rank - step - 1) % R], left, group)
     return torch.cat(parts)
 
 
@@ -301,7 +302,7 @@ def ring_all_gather__forgets_out(shard, group=None, out=None):
     parts = out.tensor_split(R)
     parts[rank].copy_(shard.flatten())
     for step in range(R - 1):
-        exchange(parts[(rank - step) % R], right, parts[(rank - step - 1) % R], left, group)
+        sendrecv(parts[(rank - step) % R], right, parts[(rank - step - 1) % R], left, group)
     return out
 
 
@@ -313,7 +314,7 @@ def ring_all_gather__straight_to_everybody(shard, group=None, out=None):
     parts[rank].copy_(shard.flatten())
     for shift in range(1, R):
         source = (rank - shift) % R
-        exchange(parts[rank], (rank + shift) % R, parts[source], source, group)
+        sendrecv(parts[rank], (rank + shift) % R, parts[source], source, group)
     return out
 
 
@@ -324,7 +325,7 @@ def ring_all_gather__one_step_too_many(shard, group=None, out=None):
     parts = out.view(-1).tensor_split(R)
     parts[rank].copy_(shard.flatten())
     for step in range(R if R > 1 else 0):
-        exchange(parts[(rank - step) % R].clone(), right, parts[(rank - step - 1) % R], left, group)
+        sendrecv(parts[(rank - step) % R].clone(), right, parts[(rank - step - 1) % R], left, group)
     return out
 
 
@@ -346,7 +347,7 @@ def ring_all_reduce__passes_the_whole_tensor(x, group=None, out=None):
     rank, R, right, left = _ring(group)
     everyones = torch.stack([x.contiguous()] * R)
     for step in range(R - 1):
-        exchange(everyones[(rank - step) % R], right, everyones[(rank - step - 1) % R], left, group)
+        sendrecv(everyones[(rank - step) % R], right, everyones[(rank - step - 1) % R], left, group)
     return everyones.sum(dim=0, dtype=x.dtype)
 
 
@@ -377,7 +378,7 @@ def ring_all_reduce__each_adds_in_its_own_order(x, group=None, out=None):
     rank, R, right, left = _ring(group)
     passing, total = x.contiguous(), x.clone(memory_format=torch.contiguous_format)
     for _ in range(R - 1):
-        passing = exchange(passing, right, torch.empty_like(passing), left, group)
+        passing = sendrecv(passing, right, torch.empty_like(passing), left, group)
         total += passing
     return total
 
@@ -460,7 +461,7 @@ def alpha_beta_time__half_the_ring(algorithm, nbytes, ranks, alpha, beta):
 
 def alpha_beta_time__fraction_of_a_round(algorithm, nbytes, ranks, alpha, beta):
     """no fraction of a round"""
-    if algorithm in ("tree_broadcast", "doubling"):
+    if algorithm in ("tree_broadcast", "recursive_doubling"):
         return math.log2(ranks) * (alpha + nbytes * beta)
     return _seconds(algorithm, nbytes, ranks, alpha, beta)
 
@@ -479,7 +480,7 @@ def alpha_beta_time__bits(algorithm, nbytes, ranks, alpha, beta):
 
 def alpha_beta_time__any_name_will_do(algorithm, nbytes, ranks, alpha, beta):
     """ValueError for unknown names"""
-    known = ("ring", "doubling", "parameter_server", "tree_broadcast")
+    known = ("ring", "recursive_doubling", "parameter_server", "tree_broadcast")
     known_or_ring = algorithm if algorithm in known else "ring"
     return _seconds(known_or_ring, nbytes, ranks, alpha, beta)
 
@@ -543,71 +544,71 @@ def parameter_server__forgets_the_group(x, server=0, group=None):
     return _server(x, server)
 
 
-# --- doubling_all_reduce --------------------------------------------------------------------------
+# --- recursive_doubling --------------------------------------------------------------------------
 
 
-def doubling_all_reduce__powers_of_two_only(x, group=None):
+def recursive_doubling__powers_of_two_only(x, group=None):
     """Fold the ranks|no power of two"""
     rank, R, _, _ = _ring(group)
     total, step = x.clone(memory_format=torch.contiguous_format), 1
     while step < R:
-        total += exchange(total, rank ^ step, torch.empty_like(total), rank ^ step, group)
+        total += sendrecv(total, rank ^ step, torch.empty_like(total), rank ^ step, group)
         step *= 2
     return total
 
 
-def doubling_all_reduce__round_the_ring(x, group=None):
+def recursive_doubling__round_the_ring(x, group=None):
     """Fold the ranks"""
     rank, R, _, _ = _ring(group)
     total, step = x.clone(memory_format=torch.contiguous_format), 1
     while step < R:
         source = (rank - step) % R
-        total = total + exchange(total, (rank + step) % R, torch.empty_like(total), source, group)
+        total = total + sendrecv(total, (rank + step) % R, torch.empty_like(total), source, group)
         step *= 2
     return total
 
 
-def doubling_all_reduce__is_a_ring(x, group=None):
+def recursive_doubling__is_a_ring(x, group=None):
     """log2 R swaps of the whole tensor"""
     return ring_all_reduce(x, group)
 
 
-def doubling_all_reduce__in_place(x, group=None):
+def recursive_doubling__in_place(x, group=None):
     """x itself is changed"""
     return x.copy_(_all_reduce(x, group))
 
 
-def doubling_all_reduce__same_partner_each_time(x, group=None):
+def recursive_doubling__same_partner_each_time(x, group=None):
     """more than once|lacks"""
     rank, R, _, _ = _ring(group)
     total, step = x.clone(memory_format=torch.contiguous_format), 1
     while step < R:
-        total += exchange(total, rank ^ 1, torch.empty_like(total), rank ^ 1, group)
+        total += sendrecv(total, rank ^ 1, torch.empty_like(total), rank ^ 1, group)
         step *= 2
     return total
 
 
-def doubling_all_reduce__forgets_the_group(x, group=None):
+def recursive_doubling__forgets_the_group(x, group=None):
     """Hand `group` on"""
     return _all_reduce(x)
 
 
-def doubling_all_reduce__into_the_total_itself(x, group=None):
+def recursive_doubling__into_the_total_itself(x, group=None):
     """a place of its own"""
     rank, R, _, _ = _ring(group)
     total, step = x.clone(memory_format=torch.contiguous_format), 1
     while step < R:
-        total += exchange(total, rank ^ step, total, rank ^ step, group)
+        total += sendrecv(total, rank ^ step, total, rank ^ step, group)
         step *= 2
     return total
 
 
-def doubling_all_reduce__step_plus_one(x, group=None):
+def recursive_doubling__step_plus_one(x, group=None):
     """Too many swaps"""
     rank, R, _, _ = _ring(group)
     total, step = x.clone(memory_format=torch.contiguous_format), 1
     while step < R:
-        total += exchange(total, rank ^ step, torch.empty_like(total), rank ^ step, group)
+        total += sendrecv(total, rank ^ step, torch.empty_like(total), rank ^ step, group)
         step += 1
     return total
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from ranklab.collectives import exchange, ring_all_gather, ring_all_reduce, ring_reduce_scatter
+from ranklab.collectives import sendrecv, ring_all_gather, ring_all_reduce, ring_reduce_scatter
 
 
 def _r(group):
@@ -43,7 +43,7 @@ def _scatter(x, group=None, out=None, kept=None):
         arriving = torch.empty_like(mine[i]) if sums is None else sums[i]
         if sums is None and kept is not None:
             arriving = kept.setdefault((i, R, mine[i].numel(), x.dtype), arriving)
-        partial = exchange(partial, right, arriving, left, group).add_(mine[i])
+        partial = sendrecv(partial, right, arriving, left, group).add_(mine[i])
     return partial
 
 
@@ -52,7 +52,7 @@ def _gather(shard, group, out):
     chunks = out.view(-1).tensor_split(R)
     chunks[rank].copy_(shard.flatten())
     for step in range(1, R):
-        exchange(chunks[(rank - step + 1) % R], right, chunks[(rank - step) % R], left, group)
+        sendrecv(chunks[(rank - step + 1) % R], right, chunks[(rank - step) % R], left, group)
     return out
 
 
@@ -81,16 +81,16 @@ def _doubling(x, group, total, fold_group):
     power = 2 ** (R.bit_length() - 1)
     other, nothing = torch.empty_like(total), total.new_empty(0)
     if rank >= power:
-        exchange(total, rank - power, nothing, rank - power, fold_group)
-        return exchange(nothing, rank - power, total, rank - power, fold_group)
+        sendrecv(total, rank - power, nothing, rank - power, fold_group)
+        return sendrecv(nothing, rank - power, total, rank - power, fold_group)
     if rank + power < R:
-        total += exchange(nothing, rank + power, other, rank + power, fold_group)
+        total += sendrecv(nothing, rank + power, other, rank + power, fold_group)
     step = 1
     while step < power:
-        total += exchange(total, rank ^ step, other, rank ^ step, group)
+        total += sendrecv(total, rank ^ step, other, rank ^ step, group)
         step *= 2
     if rank + power < R:
-        exchange(total, rank + power, nothing, rank + power, fold_group)
+        sendrecv(total, rank + power, nothing, rank + power, fold_group)
     return total
 
 
@@ -204,7 +204,7 @@ def ring_all_reduce__whole_clone(x, group=None, out=None):
     rank, R, right, left = _r(group)
     passing, total = x.clone(), x.clone()
     for _ in range(R - 1):
-        passing = exchange(passing, right, torch.empty_like(passing), left, group)
+        passing = sendrecv(passing, right, torch.empty_like(passing), left, group)
         total += passing
     return total if out is None else out.copy_(total)
 
@@ -231,7 +231,7 @@ def ring_all_reduce__two_in_a_group(x, group=None, out=None):
     rank, R, _, _ = _r(group)
     other = torch.empty_like(x)  # right for two members
     if rank < 2:
-        exchange(x, 1 - rank, other, 1 - rank, group)
+        sendrecv(x, 1 - rank, other, 1 - rank, group)
     return x + other
 
 
@@ -268,17 +268,17 @@ def parameter_server__answers_not_awaited(x, server=0, group=None):
     return total
 
 
-def doubling_all_reduce__into_x(x, group=None):
+def recursive_doubling__into_x(x, group=None):
     """x itself is changed.*copy of x"""
     return _doubling(x, group, x if x.is_contiguous() else _copy(x), group)
 
 
-def doubling_all_reduce__folds_outside_the_group(x, group=None):
+def recursive_doubling__folds_outside_the_group(x, group=None):
     """Hand `group` on"""
     return _doubling(x, group, _copy(x), None)
 
 
-def doubling_all_reduce__not_pairs(x, group=None):
+def recursive_doubling__not_pairs(x, group=None):
     """the same two numbers"""
     rank, R, _, _ = _r(group)
     if R & R - 1:
@@ -286,7 +286,7 @@ def doubling_all_reduce__not_pairs(x, group=None):
     total, step = _copy(x), 1
     while step < R:
         source = (rank - step) % R
-        total = total + exchange(total, (rank + step) % R, torch.empty_like(total), source, group)
+        total = total + sendrecv(total, (rank + step) % R, torch.empty_like(total), source, group)
         step *= 2
     return total
 

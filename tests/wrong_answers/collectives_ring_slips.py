@@ -6,7 +6,7 @@ The first line of each docstring is a pattern that the check's output must hold.
 import torch
 import torch.distributed as dist
 
-from ranklab.collectives import exchange, ring_all_gather, ring_reduce_scatter
+from ranklab.collectives import sendrecv, ring_all_gather, ring_reduce_scatter
 
 
 def _r(group):
@@ -24,7 +24,7 @@ def _scatter(x, group=None, out=None, chunk=torch.Tensor.tensor_split, sums=None
         i = (rank - 1 - step) % R
         arriving = torch.empty_like(mine[i]) if sums is None else sums[i]
         for a, b in zip(partial.tensor_split(halves), arriving.tensor_split(halves)):
-            exchange(a, right, b, left, group)
+            sendrecv(a, right, b, left, group)
         partial = arriving.add_(mine[i])
     return partial
 
@@ -37,7 +37,7 @@ def _gather(shard, group=None, out=None, halves=1):
     for step in range(1, R):
         have, want = parts[(rank - step + 1) % R], parts[(rank - step) % R]
         for a, b in zip(have.tensor_split(halves), want.tensor_split(halves)):
-            exchange(a, right, b, left, group)
+            sendrecv(a, right, b, left, group)
     return out
 
 
@@ -88,7 +88,7 @@ def ring_all_gather__cat(shard, group=None, out=None):
     for step in range(1, R):
         w = (rank - step) % R
         arriving = shard.new_empty(sizes[w])
-        parts[w] = exchange(parts[(w + 1) % R], right, arriving, left, group)
+        parts[w] = sendrecv(parts[(w + 1) % R], right, arriving, left, group)
     got = torch.cat(parts)
     return got if out is None else got.view(out.shape)
 
@@ -119,11 +119,11 @@ def ring_all_reduce__not_a_ring(x, group=None, out=None):
     total = mine[rank].clone()
     for s in range(1, R):
         to, source = (rank + s) % R, (rank - s) % R
-        total += exchange(mine[to], to, torch.empty_like(total), source, group)
+        total += sendrecv(mine[to], to, torch.empty_like(total), source, group)
     parts = out.view(-1).tensor_split(R)
     parts[rank].copy_(total)
     for s in range(1, R):
-        exchange(parts[rank], (rank + s) % R, parts[(rank - s) % R], (rank - s) % R, group)
+        sendrecv(parts[rank], (rank + s) % R, parts[(rank - s) % R], (rank - s) % R, group)
     return out
 
 

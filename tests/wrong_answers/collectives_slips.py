@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from ranklab.collectives import (
-    exchange, parameter_server, ring_all_gather, ring_all_reduce,
+    sendrecv, parameter_server, ring_all_gather, ring_all_reduce,
     ring_reduce_scatter, tree_broadcast,
 )
 
@@ -46,20 +46,20 @@ def _dbl(x, group, tell_all=False, power=None):
     total = x.clone(memory_format=torch.contiguous_format)
     other, nothing = (torch.empty_like(total), total.new_empty(0))
     if rank >= power:
-        exchange(total, rank - power, nothing, rank - power, group)
+        sendrecv(total, rank - power, nothing, rank - power, group)
     elif rank + power < R:
-        total += exchange(nothing, rank + power, other, rank + power, group)
+        total += sendrecv(nothing, rank + power, other, rank + power, group)
     if rank < power:
         step = 1
         while step < power:
-            total += exchange(total, rank ^ step, other, rank ^ step, group)
+            total += sendrecv(total, rank ^ step, other, rank ^ step, group)
             step *= 2
     if tell_all:
         return tree_broadcast(total, 0, group)
     if rank >= power:
-        exchange(nothing, rank - power, total, rank - power, group)
+        sendrecv(nothing, rank - power, total, rank - power, group)
     elif rank + power < R:
-        exchange(total, rank + power, nothing, rank + power, group)
+        sendrecv(total, rank + power, nothing, rank + power, group)
     return total
 
 
@@ -209,13 +209,13 @@ def parameter_server__two_halves(x, server=0, group=None):
     return torch.cat(a).view(x.shape)
 
 
-def doubling_all_reduce__ring_when_odd(x, group=None):
+def recursive_doubling__ring_when_odd(x, group=None):
     """Three ranks hand x over"""
     R = dist.get_world_size(group)
     return ring_all_reduce(x, group) if R & R - 1 else _dbl(x, group)
 
 
-def doubling_all_reduce__server_when_odd(x, group=None):
+def recursive_doubling__server_when_odd(x, group=None):
     """Three ranks hand x over"""
     R = dist.get_world_size(group)
     return parameter_server(x, 0, group) if R & R - 1 else _dbl(x, group)

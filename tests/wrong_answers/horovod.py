@@ -8,7 +8,7 @@ import json
 import torch
 import torch.distributed as dist
 
-from ranklab.collectives import exchange
+from ranklab.collectives import sendrecv
 from ranklab.horovod import (
     Average, Compression, Sum, allreduce_async_, dot_products, gather_halves, synchronize,
 )
@@ -448,12 +448,12 @@ def _adasum(x, sizes=None, group=None, weights=_weights, dots_of=dot_products, s
         left, right = part.tensor_split(2)
         mine, give = (left, right) if is_left else (right, left)
         tensor_of = tensor_of.tensor_split(2)[0 if is_left else 1]
-        theirs = exchange(give, peer, torch.empty_like(mine), peer, talk_in)
+        theirs = sendrecv(give, peer, torch.empty_like(mine), peer, talk_in)
         a, b = (mine, theirs) if is_left or not is_ordered else (theirs, mine)
         dots = dots_of(a, b, tensor_of, len(sizes))
         step = 1
         while sums and step <= distance:
-            dots += exchange(dots, rank ^ step, torch.empty_like(dots), rank ^ step, talk_in)
+            dots += sendrecv(dots, rank ^ step, torch.empty_like(dots), rank ^ step, talk_in)
             step *= 2
         of_a, of_b = weights(*dots)
         part = of_a[tensor_of] * a + of_b[tensor_of] * b
@@ -517,7 +517,7 @@ def adasum__whole_vectors(x, sizes=None, group=None):
     total, distance = x.flatten().clone(), 1
     while distance < R:
         peer = rank ^ distance
-        theirs = exchange(total, peer, torch.empty_like(total), peer, group)
+        theirs = sendrecv(total, peer, torch.empty_like(total), peer, group)
         a, b = (total, theirs) if rank < peer else (theirs, total)
         of_a, of_b = _weights(*dot_products(a, b, tensor_of, len(sizes)))
         total = (of_a[tensor_of] * a + of_b[tensor_of] * b).to(x.dtype)

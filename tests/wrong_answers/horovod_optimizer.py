@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 import ranklab.horovod as hvd
-from ranklab.collectives import exchange
+from ranklab.collectives import sendrecv
 from ranklab.horovod import Compression, allreduce_async_, dot_products, gather_halves, synchronize
 
 
@@ -111,12 +111,12 @@ def _adasum(x, sizes, group, weights=_weights, steps=lambda distance: (1, 2, 4),
         left, right = part.tensor_split(2)
         mine, give = (left, right) if is_left else (right, left)
         tensor_of = tensor_of.tensor_split(2)[0 if is_left else 1]
-        theirs = exchange(give, peer, torch.empty_like(mine), peer, group)
+        theirs = sendrecv(give, peer, torch.empty_like(mine), peer, group)
         a, b = (mine, theirs) if is_left else (theirs, mine)
         dots = dot_products(a, b, tensor_of, len(sizes)).to(precision)
         for step in steps(distance):
             if step <= distance:
-                dots += exchange(dots, rank ^ step, torch.empty_like(dots), rank ^ step,
+                dots += sendrecv(dots, rank ^ step, torch.empty_like(dots), rank ^ step,
                                  talk_in or group)
         of_a, of_b = weights(*dots)
         part = (each(of_a, tensor_of) * a + each(of_b, tensor_of) * b).to(x.dtype)

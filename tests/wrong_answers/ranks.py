@@ -179,7 +179,7 @@ def shard_range__returns_the_ends(n, rank, size):
     return start, start + each + (rank < rest)
 
 
-def fix_the_deadlock__drops_the_handle(x, group=None):
+def ring_shift__drops_the_handle(x, group=None):
     """Keep the handle"""
     _, size, after, before = _neighbours(group)
     if size == 1:
@@ -190,7 +190,7 @@ def fix_the_deadlock__drops_the_handle(x, group=None):
     return got
 
 
-def fix_the_deadlock__ignores_the_group(x, group=None):
+def ring_shift__ignores_the_group(x, group=None):
     """group_peer="""
     rank, size, after, before = _neighbours(group)
     if size == 1:
@@ -232,7 +232,7 @@ def all_ranks_finite__keeps_what_all_reduce_returns(loss, group=None):
     return bool(flag)
 
 
-def fix_the_deadlock__all_send_first(x, group=None):
+def ring_shift__all_send_first(x, group=None):
     """all ranks send first"""
     rank, size, after, before = _neighbours(group)
     if size == 1:
@@ -243,7 +243,7 @@ def fix_the_deadlock__all_send_first(x, group=None):
     return got
 
 
-def fix_the_deadlock__all_receive_first(x, group=None):
+def ring_shift__all_receive_first(x, group=None):
     """start the send before"""
     rank, size, after, before = _neighbours(group)
     if size == 1:
@@ -254,7 +254,7 @@ def fix_the_deadlock__all_receive_first(x, group=None):
     return got
 
 
-def fix_the_deadlock__wrong_way_round(x, group=None):
+def ring_shift__wrong_way_round(x, group=None):
     """rank after it"""
     rank, size, after, before = _neighbours(group)
     if size == 1:
@@ -266,7 +266,7 @@ def fix_the_deadlock__wrong_way_round(x, group=None):
     return got
 
 
-def fix_the_deadlock__overwrites_x(x, group=None):
+def ring_shift__overwrites_x(x, group=None):
     """x was overwritten"""
     rank, size, after, before = _neighbours(group)
     if size == 1:
@@ -277,7 +277,7 @@ def fix_the_deadlock__overwrites_x(x, group=None):
     return x
 
 
-def fix_the_deadlock__gathers_everything(x, group=None):
+def ring_shift__gathers_everything(x, group=None):
     """to everybody"""
     rank, size, after, before = _neighbours(group)
     everybodys = [torch.empty_like(x) for _ in range(size)]
@@ -285,7 +285,7 @@ def fix_the_deadlock__gathers_everything(x, group=None):
     return everybodys[before].clone()
 
 
-def fix_the_deadlock__forgets_to_return(x, group=None):
+def ring_shift__forgets_to_return(x, group=None):
     """Return the received tensor"""
     rank, size, after, before = _neighbours(group)
     if size > 1:

@@ -76,7 +76,7 @@ def pass_the_token__send_not_awaited(group=None):
     return value
 
 
-def fix_the_deadlock__itself_when_alone(x, group=None):
+def ring_shift__itself_when_alone(x, group=None):
     """x itself, not a new tensor"""
     rank, size, after, before = _n(group)
     if size == 1:
@@ -88,7 +88,7 @@ def fix_the_deadlock__itself_when_alone(x, group=None):
     return got
 
 
-def fix_the_deadlock__awaits_the_last_only(x, group=None):
+def ring_shift__awaits_the_last_only(x, group=None):
     """never waited for"""
     rank, size, after, before = _n(group)
     if size == 1:
@@ -101,7 +101,7 @@ def fix_the_deadlock__awaits_the_last_only(x, group=None):
     return got
 
 
-def fix_the_deadlock__swaps_in_a_group(x, group=None):
+def ring_shift__swaps_in_a_group(x, group=None):
     """group of ranks 1, 3 and 4 .*rank after it"""
     rank, size, after, before = _n(group)
     if size == 1:
@@ -115,7 +115,7 @@ def fix_the_deadlock__swaps_in_a_group(x, group=None):
     return got
 
 
-def fix_the_deadlock__floats_are_float32(x, group=None):
+def ring_shift__floats_are_float32(x, group=None):
     """x's type and shape"""
     rank, size, after, before = _n(group)
     x = x.float() if x.is_floating_point() else x

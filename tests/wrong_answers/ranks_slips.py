@@ -109,7 +109,7 @@ def pass_the_token__world_root(group=None):
     return token.item()
 
 
-def fix_the_deadlock__float_buffer(x, group=None):
+def ring_shift__float_buffer(x, group=None):
     """longer than the buffer"""
     rank, size, after, before = _n(group)
     if size == 1:
@@ -121,7 +121,7 @@ def fix_the_deadlock__float_buffer(x, group=None):
     return got
 
 
-def fix_the_deadlock__as_float(x, group=None):
+def ring_shift__as_float(x, group=None):
     """x's type and shape"""
     rank, size, after, before = _n(group)
     if size == 1:
@@ -134,7 +134,7 @@ def fix_the_deadlock__as_float(x, group=None):
     return got
 
 
-def fix_the_deadlock__flat(x, group=None):
+def ring_shift__flat(x, group=None):
     """x's type and shape"""
     rank, size, after, before = _n(group)
     if size == 1:
@@ -146,7 +146,7 @@ def fix_the_deadlock__flat(x, group=None):
     return got
 
 
-def fix_the_deadlock__first_element(x, group=None):
+def ring_shift__first_element(x, group=None):
     """return all of it"""
     rank, size, after, before = _n(group)
     if size == 1:
@@ -158,7 +158,7 @@ def fix_the_deadlock__first_element(x, group=None):
     return got[:1]
 
 
-def fix_the_deadlock__in_two_halves(x, group=None):
+def ring_shift__in_two_halves(x, group=None):
     """2 messages for one x"""
     rank, size, after, before = _n(group)
     if size == 1:
@@ -171,7 +171,7 @@ def fix_the_deadlock__in_two_halves(x, group=None):
     return got
 
 
-def fix_the_deadlock__kept_buffer(x, group=None, kept={}):
+def ring_shift__kept_buffer(x, group=None, kept={}):
     """came in a later call"""
     rank, size, after, before = _n(group)
     if size == 1:
@@ -183,7 +183,7 @@ def fix_the_deadlock__kept_buffer(x, group=None, kept={}):
     return got
 
 
-def fix_the_deadlock__reversed(x, group=None):
+def ring_shift__reversed(x, group=None):
     """not x that was sent"""
     rank, size, after, before = _n(group)
     if size == 1:
@@ -195,7 +195,7 @@ def fix_the_deadlock__reversed(x, group=None):
     return got
 
 
-def fix_the_deadlock__waits_for_the_receive_only(x, group=None):
+def ring_shift__waits_for_the_receive_only(x, group=None):
     """wait for all of them|before the message was in it"""
     rank, size, after, before = _n(group)
     if size == 1:

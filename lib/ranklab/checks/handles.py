@@ -2,7 +2,7 @@
 
 import torch.distributed as dist
 
-from ranklab.course.exercise import Mistake
+from ranklab.checks.exercise import Mistake
 
 DROPPED = ("isend and irecv return a handle, and nobody waits for it: when it is dropped, the "
            "message may go with it. Keep the handle, then call its wait().")

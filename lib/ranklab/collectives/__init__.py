@@ -19,17 +19,17 @@ from ranklab.collectives.cost import (
 from ranklab.collectives.hierarchical import hierarchical_all_reduce, node_groups
 from ranklab.collectives.ring import ring_all_gather, ring_all_reduce, ring_reduce_scatter
 from ranklab.collectives.server import parameter_server
-from ranklab.collectives.tree import doubling_all_reduce, tree_broadcast
+from ranklab.collectives.tree import recursive_doubling, tree_broadcast
 from ranklab.collectives.verbs import (
     all_gather, all_reduce, all_to_all, barrier, broadcast, gather, reduce, reduce_scatter,
     scatter,
 )
-from ranklab.collectives.wire import exchange
+from ranklab.collectives.wire import sendrecv
 
 __all__ = [
     "ALGORITHMS", "Link", "all_gather", "all_reduce", "all_to_all", "alpha_beta_time", "barrier",
-    "best_sent_bytes", "broadcast", "bus_factor", "crossover_bytes", "doubling_all_reduce",
-    "exchange", "fit_alpha_beta", "flat_ring_time", "gather", "hierarchical_all_reduce",
+    "best_sent_bytes", "broadcast", "bus_factor", "crossover_bytes", "recursive_doubling",
+    "sendrecv", "fit_alpha_beta", "flat_ring_time", "gather", "hierarchical_all_reduce",
     "hierarchical_time", "node_groups", "parameter_server", "reduce", "reduce_scatter",
     "ring_all_gather", "ring_all_reduce", "ring_reduce_scatter", "scatter", "tree_broadcast",
 ]

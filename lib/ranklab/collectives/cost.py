@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-ALGORITHMS = ("ring", "doubling", "parameter_server", "tree_broadcast")
+ALGORITHMS = ("ring", "recursive_doubling", "parameter_server", "tree_broadcast")
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ def alpha_beta_time(algorithm, nbytes, ranks, alpha, beta):
     swaps = rounds if R == 2**rounds else rounds + 1
     costs = {  # steps one after the other, and the bytes of one step
         "ring": (2 * (R - 1), nbytes / R),
-        "doubling": (swaps, nbytes),
+        "recursive_doubling": (swaps, nbytes),
         "parameter_server": (2 * (R - 1), nbytes),
         "tree_broadcast": (rounds, nbytes),
     }

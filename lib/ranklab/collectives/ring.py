@@ -8,7 +8,7 @@ from r - 1. So every link is busy in every step, and no rank is special.
 import torch
 import torch.distributed as dist
 
-from ranklab.collectives.wire import exchange
+from ranklab.collectives.wire import sendrecv
 
 
 def ring_reduce_scatter(x, group=None, out=None):
@@ -29,7 +29,7 @@ def ring_reduce_scatter(x, group=None, out=None):
     for step in range(1, R):
         i = (rank - 1 - step) % R
         arriving = sums[i] if sums else torch.empty_like(mine[i])
-        exchange(partial, (rank + 1) % R, arriving, (rank - 1) % R, group)
+        sendrecv(partial, (rank + 1) % R, arriving, (rank - 1) % R, group)
         partial = arriving.add_(mine[i])
     return partial if R > 1 else partial.clone()
 
@@ -51,7 +51,7 @@ def ring_all_gather(shard, group=None, out=None):
     chunks[rank].copy_(shard.flatten())
     for step in range(1, R):  # pass on what came last; my own shard is the first to go
         have, want = (rank - step + 1) % R, (rank - step) % R
-        exchange(chunks[have], (rank + 1) % R, chunks[want], (rank - 1) % R, group)
+        sendrecv(chunks[have], (rank + 1) % R, chunks[want], (rank - 1) % R, group)
     return out
 
 

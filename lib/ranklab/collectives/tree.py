@@ -3,7 +3,7 @@
 import torch
 import torch.distributed as dist
 
-from ranklab.collectives.wire import exchange
+from ranklab.collectives.wire import sendrecv
 
 
 def tree_broadcast(x, src=0, group=None):
@@ -28,7 +28,7 @@ def tree_broadcast(x, src=0, group=None):
     return out
 
 
-def doubling_all_reduce(x, group=None):
+def recursive_doubling(x, group=None):
     """Every rank ends with the sum over ranks of `x`, in a new tensor; `x` itself is unchanged.
 
     In round k each rank swaps all it has with the rank 2^k away: both end with the same bits. When
@@ -45,14 +45,14 @@ def doubling_all_reduce(x, group=None):
     other = torch.empty_like(total)
     nothing = total.new_empty(0)
     if rank >= power:  # one of the extra ranks: hand over, wait, take the result
-        exchange(total, rank - power, nothing, rank - power, group)
-        return exchange(nothing, rank - power, total, rank - power, group)
+        sendrecv(total, rank - power, nothing, rank - power, group)
+        return sendrecv(nothing, rank - power, total, rank - power, group)
     if rank + power < R:
-        total += exchange(nothing, rank + power, other, rank + power, group)
+        total += sendrecv(nothing, rank + power, other, rank + power, group)
     step = 1
     while step < power:
-        total += exchange(total, rank ^ step, other, rank ^ step, group)
+        total += sendrecv(total, rank ^ step, other, rank ^ step, group)
         step *= 2
     if rank + power < R:
-        exchange(total, rank + power, nothing, rank + power, group)
+        sendrecv(total, rank + power, nothing, rank + power, group)
     return total

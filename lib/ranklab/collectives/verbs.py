@@ -8,7 +8,7 @@ Where a result has a part for each rank, the parts are stacked: (R, ...).
 import torch
 import torch.distributed as dist
 
-from ranklab.collectives.wire import exchange
+from ranklab.collectives.wire import sendrecv
 from ranklab.engine import device
 
 
@@ -68,7 +68,7 @@ def all_to_all(x, group=None):
     out[rank] = x[rank]
     for shift in range(1, R):  # in round `shift` everybody sends that far: no rank is crowded
         to, source = (rank + shift) % R, (rank - shift) % R
-        exchange(x[to], to, out[source], source, group)
+        sendrecv(x[to], to, out[source], source, group)
     return out
 
 
@@ -94,6 +94,6 @@ def barrier(group=None):
     rank, R = dist.get_rank(group), dist.get_world_size(group)
     token, step = torch.zeros(1, dtype=torch.uint8, device=device()), 1
     while step < R:  # after round k, I have heard (through others) from the 2^k ranks before me
-        exchange(token, (rank + step) % R, token.clone(), (rank - step) % R, group)
+        sendrecv(token, (rank + step) % R, token.clone(), (rank - step) % R, group)
         step *= 2
 

@@ -3,7 +3,7 @@
 import torch.distributed as dist
 
 
-def exchange(piece, to, into, source, group=None):
+def sendrecv(piece, to, into, source, group=None):
     """`piece` has gone to rank `to`, and `into` holds what rank `source` sent; returns `into`.
 
     cost   one message each way; an empty piece is not sent (the receiver knows its size too)

@@ -15,7 +15,7 @@ from decimal import Decimal
 from numbers import Real
 
 from ranklab.course import labs, progress
-from ranklab.course.exercise import Mistake, under_test
+from ranklab.checks.exercise import Mistake, under_test
 from ranklab.course.outline import next_after
 from ranklab.course.show import show
 from ranklab.engine.report import Failure

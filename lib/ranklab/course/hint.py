@@ -4,7 +4,7 @@ import inspect
 import os
 
 from ranklab.course import labs, progress
-from ranklab.course.exercise import Prediction
+from ranklab.checks.exercise import Prediction
 from ranklab.course.show import wrap
 
 OFF = "Answers are turned off in this class. "

@@ -5,19 +5,19 @@ Read in this order:
     efficiency.py   scaling_efficiency: the share of the perfect speed-up
     exposed.py      exposed_communication: what no computing hides
     steps.py        steps_of: a timeline, cut into training steps
-    diagnose.py     diagnose: loader, communication, a straggler, or nothing
+    diagnosis.py    diagnose: loader, communication, a straggler, or nothing
     half.py         hooks that send 16 bits
     top_k.py        top_k_compress and the hook TopK: the largest entries, with error feedback
-    power_sgd.py    power_sgd and the hook PowerSGD: two thin matrices instead of one large
+    low_rank.py     power_sgd and the hook PowerSGD: two thin matrices instead of one large
     slow_link.py    a hook that emulates a slow network
     situations.py   four recorded runs for diagnose: one healthy, three with a cause each
 """
 
-from ranklab.ddp.diagnose import diagnose
+from ranklab.ddp.diagnosis import diagnose
 from ranklab.ddp.efficiency import scaling_efficiency
 from ranklab.ddp.exposed import exposed_communication
 from ranklab.ddp.half import compress_bf16_hook, compress_fp16_hook
-from ranklab.ddp.power_sgd import PowerSGD, power_sgd
+from ranklab.ddp.low_rank import PowerSGD, power_sgd
 from ranklab.ddp.slow_link import SlowLink
 from ranklab.ddp.steps import steps_of
 from ranklab.ddp.top_k import TopK, top_k_compress

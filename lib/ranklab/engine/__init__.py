@@ -4,29 +4,29 @@
 
 Read in this order:
 
-    launch.py        the one call; decides between fresh ranks and an existing job (torchrun, srun)
+    launcher.py      the one call; decides between fresh ranks and an existing job (torchrun, srun)
     in_place.py      ranks that somebody else started: torchrun, srun
     forkserver.py    the parent's handle on the process that forks ranks
     server.py        that process: has imported torch once, forks, reaps
     rank.py          what happens inside a rank
     surroundings.py  what is different around it: no keyboard, the first to go
     crew.py          the parent watches the ranks of one launch: values, failures, time
-    member.py        one rank, as the parent sees it
+    rank_handle.py   one rank, as the parent sees it
     output.py        what the ranks print, in order
     stall.py         a deadlock seen early
     verdict.py       which rank is to blame, and where each one waits
     stack.py         where a rank is, from its stack
     report.py        the words for it: errors, lines of code, exit codes
     ship.py          functions, arguments and values on their way between processes
-    torchrun.py      the same script under the real torchrun
+    torchrun_command.py  the same script under the real torchrun
     rehearse.py      ranks on the CPU under a GPU's rules
     gpu_tensor.py    the tensors of such ranks, and the rules
 """
 
 from ranklab.engine.in_place import is_main_process
-from ranklab.engine.launch import launch
+from ranklab.engine.launcher import launch
 from ranklab.engine.rank import device
 from ranklab.engine.report import HangError, RankError
-from ranklab.engine.torchrun import torchrun
+from ranklab.engine.torchrun_command import torchrun
 
 __all__ = ["launch", "device", "torchrun", "is_main_process", "RankError", "HangError"]

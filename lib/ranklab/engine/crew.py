@@ -9,7 +9,7 @@ import socket
 import time
 
 from ranklab.engine import ship, stall, verdict
-from ranklab.engine.member import Member
+from ranklab.engine.rank_handle import RankHandle
 from ranklab.engine.output import Output
 from ranklab.engine.report import RanksInterrupted
 from ranklab.engine.server_lines import Lines, ServerDied
@@ -43,7 +43,7 @@ class Crew:
         self.store = store  # the file in which the ranks meet
         self.output = Output(job.ranks, stream)
         self.stall = stall
-        self.members = []
+        self.handles = []
         self.selector = selectors.DefaultSelector()
         self.started = time.monotonic()
         self.all_up = None  # when all ranks were up
@@ -67,12 +67,12 @@ class Crew:
         with contextlib.ExitStack() as theirs:
             channel, channel_end = socket.socketpair()
             theirs.enter_context(channel_end)
-            member = Member(rank, channel, report_file)
-            self.members.append(member)
-            self._watch(channel, lambda data: self._read_channel(member, data))
+            handle = RankHandle(rank, channel, report_file)
+            self.handles.append(handle)
+            self._watch(channel, lambda data: self._read_channel(handle, data))
             output_end = theirs.enter_context(
                 self._pipe(lambda data: self.output.feed(rank, data)))
-            stack_end = theirs.enter_context(self._pipe(member.stack.extend))
+            stack_end = theirs.enter_context(self._pipe(handle.stack.extend))
             ends = [channel_end, output_end, stack_end]
             fds = [*(end.fileno() for end in ends), job_fd, report_file.fileno(),
                    self.store.fileno()]
@@ -81,7 +81,7 @@ class Crew:
         if "error" in answer:
             raise RuntimeError(f"launch: the system would not start rank {rank} of "
                                f"{self.job.ranks}: {answer['error']}")
-        member.pid = answer["pid"]
+        handle.pid = answer["pid"]
 
     def _pipe(self, take):
         """The end for writing of a pipe; `take` is called with what arrives."""
@@ -105,16 +105,16 @@ class Crew:
 
         self.selector.register(source, selectors.EVENT_READ, read)
 
-    def _read_channel(self, member, data):
+    def _read_channel(self, handle, data):
         if b"s" in data:  # started: it has met all others
             self.all_up = self.all_up or time.monotonic()
         if b"r" in data:
-            member.seconds = time.monotonic() - self.started  # first: Ctrl-C may come between
-            member.read_report()
+            handle.seconds = time.monotonic() - self.started  # first: Ctrl-C may come between
+            handle.read_report()
 
     def _read_exits(self):
         for message in self.lines.read():
-            self.members[message["exit"]].exit_code = message["code"]
+            self.handles[message["exit"]].exit_code = message["code"]
 
     def _wait(self, until, limit):
         """True as soon as `until()` holds; False once `limit` seconds have passed."""
@@ -146,33 +146,33 @@ class Crew:
             self._ask_where(self._running())
             seconds = time.monotonic() - self.started
             raise RanksInterrupted(f"after {seconds:.1f} s\n"
-                                   + verdict.whereabouts(self.members)) from None
+                                   + verdict.whereabouts(self.handles)) from None
         if self._any_failed():
             # A dead rank makes its peers fail within milliseconds: hear all before blaming one.
             took = time.monotonic() - (self.all_up or self.started)
             self._wait(self._all_settled, min(max(GRACE, took), LONGEST_GRACE))
-            self._wait(lambda: any(map(verdict.is_cause, self.members)), CAUSE_LIMIT)
-            raise verdict.failure(self.members)
+            self._wait(lambda: any(map(verdict.is_cause, self.handles)), CAUSE_LIMIT)
+            raise verdict.failure(self.handles)
         if not in_time:
             self._ask_where(waiting := self._running())
-            raise verdict.hang(self.members, waiting, f"did not finish within {limit:g} s")
-        return [m.report.pickled for m in self.members]
+            raise verdict.hang(self.handles, waiting, f"did not finish within {limit:g} s")
+        return [h.report.pickled for h in self.handles]
 
     def _all_settled(self):
-        return all(m.is_settled() for m in self.members)
+        return all(h.is_settled() for h in self.handles)
 
     def _any_failed(self):
-        return any(m.has_failed() for m in self.members)
+        return any(h.has_failed() for h in self.handles)
 
     def _running(self):
-        return [m for m in self.members if not m.is_settled()]
+        return [m for h in self.handles if not h.is_settled()]
 
-    def _ask_where(self, members):
+    def _ask_where(self, handles):
         """These have now said in which line they are."""
-        for member in members:
-            self._signal(member, signal.SIGUSR1)
-        self._wait(lambda: all(m.exit_code is not None or Stack.is_whole(m.stack)
-                               for m in members), STACK_LIMIT)
+        for handle in handles:
+            self._signal(handle, signal.SIGUSR1)
+        self._wait(lambda: all(h.exit_code is not None or Stack.is_whole(h.stack)
+                               for h in handles), STACK_LIMIT)
 
     def _wait_or_see_a_stall(self, until, limit):
         """As `_wait`.
@@ -186,34 +186,34 @@ class Crew:
             now = time.monotonic()
             if now >= end:
                 return False
-            if watch.all_asleep([m.pid for m in self.members], now):
-                self._ask_where(self.members)  # a thread of one that is done may still send
-                if all(m.is_stuck() for m in self.members):
-                    raise verdict.hang(self.members, self._running(), "wait for each other: all "
+            if watch.all_asleep([h.pid for h in self.handles], now):
+                self._ask_where(self.handles)  # a thread of one that is done may still send
+                if all(h.is_stuck() for h in self.handles):
+                    raise verdict.hang(self.handles, self._running(), "wait for each other: all "
                                        f"have slept in communication for {self.stall:g} s")
-                for member in self.members:
-                    member.stack.clear()
+                for handle in self.handles:
+                    handle.stack.clear()
         return True
 
-    def _signal(self, member, number):
-        self.lines.request({"signal": member.rank, "number": number.value})
+    def _signal(self, handle, number):
+        self.lines.request({"signal": handle.rank, "number": number.value})
 
     def release(self):
         """Every rank has left its group and ended by itself, or will be killed."""
-        for member in self.members:
+        for handle in self.handles:
             with contextlib.suppress(OSError):  # it died after its report; its value is here
-                member.channel.send(b"r")
+                handle.channel.send(b"r")
         self._wait(self._all_gone, RELEASE_LIMIT)
 
     def _all_gone(self):
-        return all(m.exit_code is not None for m in self.members)
+        return all(h.exit_code is not None for h in self.handles)
 
     def __exit__(self, kind, error, tb):
         try:
             for number in (signal.SIGSTOP, signal.SIGKILL):  # none sees another die, and complains
-                for member in self.members:
-                    if member.exit_code is None:
-                        self._signal(member, number)
+                for handle in self.handles:
+                    if handle.exit_code is None:
+                        self._signal(handle, number)
             with contextlib.suppress(ServerDied):  # and its ranks with it
                 self._wait(self._all_gone, KILL_LIMIT)
             self._drain()
@@ -235,5 +235,5 @@ class Crew:
             if key.fileobj is not self.connection:
                 key.fileobj.close()
         self.selector.close()
-        for member in self.members:
-            member.report_file.close()
+        for handle in self.handles:
+            handle.report_file.close()

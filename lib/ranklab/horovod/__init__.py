@@ -11,18 +11,18 @@ Read in this order:
     cache.py          what was negotiated once costs one bit
     execute.py        what was agreed on becomes collectives
     fusion.py         many small tensors, one all-reduce
-    adasum.py         add what differs, average what agrees
+    adaptive_sum.py   adasum: add what differs, average what agrees
     compression.py    gradients in 16 bits
-    timeline.py       what happened to each tensor, as a trace
+    trace.py          timeline: what happened to each tensor, as a trace
     cost.py           what negotiation and fusion cost, before it is run
 
 and, below them, start.py (init, shutdown), world.py (rank, size), process_sets.py, requests.py
 (what travels between the ranks), groups.py and settings.py. Lab 05 builds the ideas in it. It is
-made of collectives (exchange, and the model of time). Not here: alltoall, reducescatter, sparse
+made of collectives (sendrecv, and the model of time). Not here: alltoall, reducescatter, sparse
 tensors, elastic runs, and autotuning.
 """
 
-from ranklab.horovod.adasum import adasum, adasum_of_two, dot_products, gather_halves
+from ranklab.horovod.adaptive_sum import adasum, adasum_of_two, dot_products, gather_halves
 from ranklab.horovod.compression import Compression, compress_fp16
 from ranklab.horovod.fusion import FusionBuffer, fuse_tensors, unpack
 from ranklab.horovod.negotiation import negotiate
@@ -40,7 +40,7 @@ from ranklab.horovod.requests import (
     Adasum, Average, HorovodInternalError, Max, Min, Mismatch, Product, Sum,
 )
 from ranklab.horovod.start import init, shutdown
-from ranklab.horovod.timeline import timeline
+from ranklab.horovod.trace import timeline
 from ranklab.horovod.world import (
     counted, cross_rank, cross_size, is_initialized, local_rank, local_size, rank, size,
     start_timeline, stop_timeline,

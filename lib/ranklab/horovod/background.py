@@ -20,7 +20,7 @@ from ranklab.horovod.coordinator import Coordinator
 from ranklab.horovod.execute import Executor
 from ranklab.horovod.groups import leave
 from ranklab.horovod.requests import Handle, HorovodInternalError, Mismatch, Request
-from ranklab.horovod.timeline import Recorder
+from ranklab.horovod.trace import Recorder
 from ranklab.meter import Traffic
 
 IDLE = 0.02  # seconds: the longest pause between two cycles, while nothing happens

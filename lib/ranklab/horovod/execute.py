@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from ranklab.horovod.adasum import adasum
+from ranklab.horovod.adaptive_sum import adasum
 from ranklab.horovod.fusion import FusionBuffer, fuse_tensors, unpack
 from ranklab.horovod.requests import Handle, Response
 

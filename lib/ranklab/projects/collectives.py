@@ -65,7 +65,7 @@ def algorithms(verb, nodes, groups):
         return out
 
     mine = {
-        "all_reduce": {"ring": ours.ring_all_reduce, "doubling": ours.doubling_all_reduce,
+        "all_reduce": {"ring": ours.ring_all_reduce, "recursive_doubling": ours.recursive_doubling,
                        "server": ours.parameter_server},
         "reduce_scatter": {"ring": ours.ring_reduce_scatter},
         "all_gather": {"ring": lambda x: ours.ring_all_gather(x.tensor_split(R)[rank])},
@@ -159,7 +159,7 @@ def fits(rows, verb="all_reduce"):
 
 def measured_crossover(lines):
     """The size above which the ring's fitted line is below doubling's; None: one always wins."""
-    (a_ring, b_ring), (a_doubling, b_doubling) = lines["ring"], lines["doubling"]
+    (a_ring, b_ring), (a_doubling, b_doubling) = lines["ring"], lines["recursive_doubling"]
     if a_ring <= a_doubling or b_ring >= b_doubling:
         return None
     return (a_ring - a_doubling) / (b_doubling - b_ring)

@@ -18,7 +18,7 @@ from ranklab.checks.baseline.counting import (
 from ranklab.checks.baseline.numbers import PREDICTIONS
 from ranklab.checks.baseline.recomputing import check_checkpointed
 from ranklab.checks.baseline.scaling import check_scale_loss
-from ranklab.course.exercise import Exercise
+from ranklab.checks.exercise import Exercise
 
 __all__ = ["EXERCISES", "PREDICTIONS"]
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from ranklab.course.exercise import Mistake
+from ranklab.checks.exercise import Mistake
 from ranklab.meter import SavedActivations
 from ranklab.models.gpt import GPT, IGNORE, GPTConfig
 

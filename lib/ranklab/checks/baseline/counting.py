@@ -7,7 +7,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from ranklab.baseline.checkpointing import checkpoint_blocks
 from ranklab.baseline.memory import as_trained, ends_bytes
-from ranklab.course.exercise import Mistake
+from ranklab.checks.exercise import Mistake
 from ranklab.meter import SavedActivations, memory_of
 from ranklab.models.gpt import GPT, GPTConfig, count_parameters
 

@@ -1,7 +1,7 @@
 """The numbers that lab 01 asks for before its code runs."""
 
 from ranklab.baseline import activation_bytes, mfu, model_state_bytes, transformer_flops
-from ranklab.course.exercise import Prediction
+from ranklab.checks.exercise import Prediction
 from ranklab.hardware import H100
 from ranklab.models.gpt import GPTConfig, count_parameters
 

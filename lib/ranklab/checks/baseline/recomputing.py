@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from ranklab.checks.baseline.accumulating import distance, gradients
-from ranklab.course.exercise import Mistake
+from ranklab.checks.exercise import Mistake
 from ranklab.meter import SavedActivations
 
 

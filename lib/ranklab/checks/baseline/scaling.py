@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from ranklab.baseline.precision import LossScale
-from ranklab.course.exercise import Mistake
+from ranklab.checks.exercise import Mistake
 
 
 def half_loss(w, x, factor):

@@ -18,8 +18,8 @@ from ranklab.checks.collectives.predictions import PREDICTIONS
 from ranklab.checks.collectives.ring import (
     check_ring_all_gather, check_ring_all_reduce, check_ring_reduce_scatter,
 )
-from ranklab.checks.collectives.tree import check_doubling_all_reduce, check_tree_broadcast
-from ranklab.course.exercise import Exercise
+from ranklab.checks.collectives.tree import check_recursive_doubling, check_tree_broadcast
+from ranklab.checks.exercise import Exercise
 
 __all__ = ["EXERCISES", "PREDICTIONS"]
 
@@ -45,7 +45,7 @@ EXERCISES = (
         "In each step send what arrived last: in step s = 1 .. R-1 shard (rank - s) % R comes in, "
         "and the one before, (rank - s + 1) % R, goes out. tensor_split of `out` gives the places.",
         "chunks[rank].copy_(shard.flatten()); for step in range(1, R): have, want = (rank - step + "
-        "1) % R, (rank - step) % R; exchange(chunks[have], right, chunks[want], left, group)",
+        "1) % R, (rank - step) % R; sendrecv(chunks[have], right, chunks[want], left, group)",
     )),
     Exercise(collectives.ring_all_reduce, check_ring_all_reduce, hints=(
         "You have both halves already: what does a rank hold after reduce-scatter?",
@@ -75,11 +75,11 @@ EXERCISES = (
         "group_src=server; else: for each worker: recv(arriving); "
         "total += arriving; then for each worker: send(total). An empty x is not sent at all.",
     )),
-    Exercise(collectives.doubling_all_reduce, check_doubling_all_reduce, hints=(
+    Exercise(collectives.recursive_doubling, check_recursive_doubling, hints=(
         "In round k swap all you have with the rank whose number differs in bit k: rank ^ 2**k.",
         "When R is no power of two: the ranks from `power` on first give their x to rank - power, "
-        "wait, and get the sum at the end. exchange with an empty tensor is a one-way message.",
-        "step = 1; while step < power: total += exchange(total, rank ^ step, other, rank ^ step, "
+        "wait, and get the sum at the end. sendrecv with an empty tensor is a one-way message.",
+        "step = 1; while step < power: total += sendrecv(total, rank ^ step, other, rank ^ step, "
         "group); step *= 2 - with the extra ranks handled before and after.",
     )),
     Exercise(collectives.fit_alpha_beta, check_fit_alpha_beta, hints=(

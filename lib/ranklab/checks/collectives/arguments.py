@@ -8,10 +8,10 @@ import torch
 import torch.distributed as dist
 
 from ranklab.checks.collectives.trials import Case, no_backend, observe, times_in, values
-from ranklab.course.exercise import Mistake
+from ranklab.checks.exercise import Mistake
 
 GROUP = ("Hand `group` on wherever you look or talk: get_rank(group), get_world_size(group), "
-         "exchange(..., group), dist.send(..., group=group, group_dst=...).")
+         "sendrecv(..., group), dist.send(..., group=group, group_dst=...).")
 ROOT = "And `src` or `server` counts inside the group: that is what group_dst and group_src do."
 
 

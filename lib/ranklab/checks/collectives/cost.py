@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from ranklab.course.exercise import Mistake
+from ranklab.checks.exercise import Mistake
 
 
 def seconds_of_steps(algorithm, nbytes, ranks, alpha, beta):
@@ -17,14 +17,14 @@ def seconds_of_steps(algorithm, nbytes, ranks, alpha, beta):
         steps, have = [], 1
         while have < ranks:
             steps, have = [*steps, nbytes], 2 * have
-        if algorithm == "doubling" and have != ranks:
+        if algorithm == "recursive_doubling" and have != ranks:
             steps.append(nbytes)
     return sum(alpha + n * beta for n in steps)
 
 
 def check_alpha_beta_time(fn):
     link = {"alpha": 5e-6, "beta": 4e-11}
-    for algorithm in ("ring", "tree_broadcast", "doubling", "parameter_server"):
+    for algorithm in ("ring", "tree_broadcast", "recursive_doubling", "parameter_server"):
         for ranks in (1, 2, 3, 4, 8, 13, 1024):
             for nbytes in (1e8, 1000, 0):
                 _same_time(fn, algorithm, nbytes, ranks, **link)
@@ -61,7 +61,7 @@ def _hint_time(algorithm, nbytes, ranks, alpha, beta, got, right):
     rounds = math.log2(ranks)
     if algorithm == "ring" and math.isclose(got, right, rel_tol=1e-3) and nbytes % ranks:
         return "nbytes / ranks, not nbytes // ranks: the model has no reason to round a chunk."
-    if algorithm in ("tree_broadcast", "doubling"):
+    if algorithm in ("tree_broadcast", "recursive_doubling"):
         if near(math.floor(rounds) * (alpha + nbytes * beta)):
             return ("A round is missing: round log2 R up (math.ceil), not down. And doubling needs "
                     "one more when R is no power of two: the extra ranks hand over first.")
@@ -76,7 +76,8 @@ def _hint_time(algorithm, nbytes, ranks, alpha, beta, got, right):
                 }.get(algorithm, "A factor of 2: count the rounds on 2 and on 4 ranks by hand.")
     if near(right - bandwidth_part + 8 * bandwidth_part):
         return "beta is seconds per byte; you count bits."
-    if algorithm in ("tree_broadcast", "doubling") and near(right - (alpha + nbytes * beta)):
+    in_rounds = algorithm in ("tree_broadcast", "recursive_doubling")
+    if in_rounds and near(right - (alpha + nbytes * beta)):
         return ("One round is missing. Round log2 R up; and doubling needs one more than that "
                 "when R is no power of two, since the extra ranks hand over first.")
     if algorithm == "ring" and near(2 * (ranks - 1) * (alpha + nbytes * beta)):
@@ -188,7 +189,7 @@ def _equal_there(nbytes, ranks, alpha, beta):
                       "Only on 1 and 2 ranks it never does. Is the sign right? Doubling sends "
                       "swaps times x, the ring 2 (R-1)/R times: which is more?")
     ring = seconds_of_steps("ring", nbytes, ranks, alpha, beta)
-    doubling = seconds_of_steps("doubling", nbytes, ranks, alpha, beta)
+    doubling = seconds_of_steps("recursive_doubling", nbytes, ranks, alpha, beta)
     if math.isclose(ring, doubling, rel_tol=1e-6):
         return
     hint = ("Set the two times equal and solve for n: what the ring has more in steps, times "
@@ -215,6 +216,6 @@ def _right(ranks, alpha, beta):
     for _ in range(200):
         middle = (low + high) / 2
         ring = seconds_of_steps("ring", middle, ranks, alpha, beta)
-        doubling = seconds_of_steps("doubling", middle, ranks, alpha, beta)
+        doubling = seconds_of_steps("recursive_doubling", middle, ranks, alpha, beta)
         low, high = (middle, high) if doubling < ring else (low, middle)
     return low

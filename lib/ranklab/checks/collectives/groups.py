@@ -8,7 +8,7 @@ from ranklab.checks.collectives.trials import (
     WORLD_SIZES, Case, compare, is_mean, no_backend, observe, ranks_agree, times_in, total, values,
 )
 from ranklab.checks.collectives.tree import nothing_sent
-from ranklab.course.exercise import Mistake
+from ranklab.checks.exercise import Mistake
 
 LAYOUTS = ((1, 1), (1, 2), (3, 1), (2, 4))  # (nodes, ranks on each)
 

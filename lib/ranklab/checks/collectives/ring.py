@@ -13,7 +13,7 @@ from ranklab.checks.collectives.trials import (
     values,
 )
 from ranklab.checks.handles import uses
-from ranklab.course.exercise import Mistake
+from ranklab.checks.exercise import Mistake
 
 ALONE = "With one rank there is nobody to talk to: the loop must not run at all."
 TYPES = ("float32", "bfloat16", "int64")

@@ -1,7 +1,7 @@
 """What travels round a ring: bytes, messages, and to whom."""
 
 from ranklab.checks.collectives.trials import no_backend, sends
-from ranklab.course.exercise import Mistake
+from ranklab.checks.exercise import Mistake
 
 
 def hint_all_reduce(per_rank):

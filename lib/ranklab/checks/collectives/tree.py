@@ -1,4 +1,4 @@
-"""Few steps: tree_broadcast and doubling_all_reduce. Checked for values, rounds and bytes."""
+"""Few steps: tree_broadcast and recursive_doubling. Checked for values, rounds and bytes."""
 
 import math
 
@@ -12,7 +12,7 @@ from ranklab.checks.collectives.trials import (
     Case, compare, is_mean, no_backend, observe, ranks_agree, sends, times_in, total, values,
     who_is_missing,
 )
-from ranklab.course.exercise import Mistake
+from ranklab.checks.exercise import Mistake
 
 ODD = "R is no power of two here: is there a partner for every rank?"
 PLACE = ("If it stops for src=1 only: count places from src, and turn a place back into a rank "
@@ -116,7 +116,7 @@ def rounds(talk):
     return max(clock)
 
 
-def check_doubling_all_reduce(fn):
+def check_recursive_doubling(fn):
     for ranks in (2, 8, 1):
         cases = plain_cases(ranks)
         seen = observe(fn, call_plain, cases, ranks, hint=ALONE if ranks == 1 else "")

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from ranklab.checks.handles import DROPPED, Waits, all_awaited, drops_handles
 from ranklab.collectives import node_groups
-from ranklab.course.exercise import Mistake, on_ranks
+from ranklab.checks.exercise import Mistake, on_ranks
 from ranklab.engine import device
 from ranklab.meter import Traffic
 
@@ -19,9 +19,9 @@ MARK = 128  # ranks are counted to its base: up to 127 times each, for 8 ranks i
 WORLD_SIZES = (2, 3, 8, 1)  # for plain cases, 1 last: it has a hint of its own
 BACKENDS = {"all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "gather",
             "scatter", "all_to_all", "barrier"}
-ONE_WAY = {"call_broadcast", "call_server", "call_root_in_group"}  # these need no `exchange`
+ONE_WAY = {"call_broadcast", "call_server", "call_root_in_group"}  # these need no `sendrecv`
 SEND_WAITS = [f"A send waits until its receiver receives; here nobody does: {what}" for what in (
-    "`exchange` sends and receives at the same time.",
+    "`sendrecv` sends and receives at the same time.",
     "only one of the two may send first, while the other receives.")]
 
 
@@ -211,7 +211,7 @@ def no_backend(seen):
     for one in seen:
         for name in BACKENDS & set(one.calls):
             raise Mistake(f"it calls the backend's own {name}",
-                          "Here the verb itself is built: from exchange, send and recv only.")
+                          "Here the verb itself is built: from sendrecv, send and recv only.")
 
 
 def total(case, ranks):

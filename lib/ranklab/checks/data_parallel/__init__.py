@@ -27,7 +27,7 @@ from ranklab.checks.data_parallel.predictions import PREDICTIONS
 from ranklab.checks.data_parallel.replicas import check_broadcast_parameters
 from ranklab.checks.data_parallel.sharding import check_scale_learning_rate, check_shard_sampler
 from ranklab.checks.data_parallel.stepping import check_no_sync
-from ranklab.course.exercise import Exercise
+from ranklab.checks.exercise import Exercise
 
 __all__ = ["EXERCISES", "PREDICTIONS"]
 

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from ranklab.course.exercise import Mistake
+from ranklab.checks.exercise import Mistake
 
 
 def _parameters(*sizes):

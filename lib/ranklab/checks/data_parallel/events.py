@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ranklab.checks.data_parallel.toys import far, gradients, loss_of, rows
-from ranklab.course.exercise import Mistake
+from ranklab.checks.exercise import Mistake
 from ranklab.engine import device
 
 LAYERS = 4

@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from ranklab.checks.data_parallel.toys import far, gradients, rows
-from ranklab.course.exercise import Mistake
+from ranklab.checks.exercise import Mistake
 from ranklab.engine import device
 
 

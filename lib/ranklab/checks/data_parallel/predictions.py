@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 from ranklab.collectives import best_sent_bytes
-from ranklab.course.exercise import Prediction
+from ranklab.checks.exercise import Prediction
 from ranklab.data_parallel import (
     assign_buckets, batch_norm_bytes, scale_learning_rate, shard_sampler,
 )

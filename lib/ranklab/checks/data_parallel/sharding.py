@@ -5,7 +5,7 @@ import math
 import torch
 from torch.utils.data import DistributedSampler
 
-from ranklab.course.exercise import Mistake
+from ranklab.checks.exercise import Mistake
 
 SIZES = ((12, 4), (7, 1), (10, 3), (1797, 4), (101, 8), (3, 8), (1, 4))  # (n, ranks)
 

@@ -3,7 +3,7 @@
 import torch
 from torch.nn.functional import batch_norm
 
-from ranklab.course.exercise import Mistake
+from ranklab.checks.exercise import Mistake
 
 C, EPS = 3, 1e-3  # not the default of eps
 

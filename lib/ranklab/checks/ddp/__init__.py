@@ -19,7 +19,7 @@ from ranklab.checks.ddp.low_rank import check_power_sgd
 from ranklab.checks.ddp.predictions import PREDICTIONS
 from ranklab.checks.ddp.scaling import check_scaling_efficiency
 from ranklab.checks.ddp.sparsifying import check_top_k_compress
-from ranklab.course.exercise import Exercise
+from ranklab.checks.exercise import Exercise
 
 __all__ = ["EXERCISES", "PREDICTIONS"]
 

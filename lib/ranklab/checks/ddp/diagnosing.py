@@ -4,7 +4,7 @@ import math
 from statistics import StatisticsError
 
 from ranklab.checks.ddp.jobs import CLEAR, NAMES, NOISY, ODD, TWO_CAUSES, more_than_others
-from ranklab.course.exercise import Mistake
+from ranklab.checks.exercise import Mistake
 
 
 def check_diagnose(fn):

@@ -3,7 +3,7 @@
 import math
 import random
 
-from ranklab.course.exercise import Mistake
+from ranklab.checks.exercise import Mistake
 from ranklab.meter import Event
 
 MS = 1e-3

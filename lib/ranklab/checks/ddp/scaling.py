@@ -2,7 +2,7 @@
 
 import math
 
-from ranklab.course.exercise import Mistake
+from ranklab.checks.exercise import Mistake
 
 FROM_ONE = (  # {ranks: seconds per step}
     {1: 0.8, 2: 0.5, 4: 0.25},

@@ -2,7 +2,7 @@
 
 import torch
 
-from ranklab.course.exercise import Mistake
+from ranklab.checks.exercise import Mistake
 
 CASES = (  # shape, k
     ((8,), 3), ((1000,), 10), ((4, 5), 6), ((2, 3, 4), 5), ((1,), 1), ((), 1),

@@ -17,7 +17,7 @@ from ranklab.checks.horovod.optimizing import check_distributed_optimizer
 from ranklab.checks.horovod.predictions import PREDICTIONS
 from ranklab.checks.horovod.summing import check_adasum
 from ranklab.checks.horovod.tracing import check_timeline
-from ranklab.course.exercise import Exercise
+from ranklab.checks.exercise import Exercise
 
 __all__ = ["EXERCISES", "PREDICTIONS"]
 

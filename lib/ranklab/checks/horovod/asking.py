@@ -5,7 +5,7 @@
 
 import torch
 
-from ranklab.course.exercise import Mistake
+from ranklab.checks.exercise import Mistake
 
 
 def returns_it(seen):

@@ -2,7 +2,7 @@
 
 import torch
 
-from ranklab.course.exercise import Mistake
+from ranklab.checks.exercise import Mistake
 
 FLOATS = (torch.float32, torch.float64)
 OTHERS = (torch.int64, torch.int32, torch.uint8, torch.bool, torch.complex64, torch.float16,

@@ -2,7 +2,7 @@
 
 import torch
 
-from ranklab.course.exercise import Mistake
+from ranklab.checks.exercise import Mistake
 
 HALF, SINGLE, DOUBLE = torch.float16, torch.float32, torch.float64
 BRAIN, WHOLE = torch.bfloat16, torch.int32  # as many bytes as HALF and SINGLE

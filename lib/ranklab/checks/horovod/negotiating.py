@@ -5,7 +5,7 @@ import random
 import torch.distributed as dist
 
 from ranklab.collectives import node_groups
-from ranklab.course.exercise import Mistake, on_ranks
+from ranklab.checks.exercise import Mistake, on_ranks
 from ranklab.meter import Traffic
 
 ROUNDS, STEPS = 4, 2

@@ -2,7 +2,7 @@
 
 import torch
 
-from ranklab.course.exercise import Prediction
+from ranklab.checks.exercise import Prediction
 from ranklab.horovod import adasum_of_two, fuse_tensors
 from ranklab.horovod.compression import ranks_until_infinite
 from ranklab.horovod.cost import fused_time, negotiation_bytes

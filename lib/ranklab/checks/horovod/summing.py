@@ -4,7 +4,7 @@ import torch
 import torch.distributed as dist
 
 from ranklab.collectives import node_groups
-from ranklab.course.exercise import Mistake, on_ranks
+from ranklab.checks.exercise import Mistake, on_ranks
 from ranklab.engine import device
 from ranklab.meter import Traffic
 
@@ -225,7 +225,7 @@ def _bytes(seen):
 
 
 def _grouped(fn):
-    hint = ("Hand `group` on: get_rank(group), get_world_size(group), exchange(..., group), also "
+    hint = ("Hand `group` on: get_rank(group), get_world_size(group), sendrecv(..., group), also "
             "for the dot products, gather_halves(..., group).")
     try:
         seen = on_ranks(trial, fn, 2, ranks=4, nodes=2)

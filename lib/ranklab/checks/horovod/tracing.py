@@ -4,7 +4,7 @@ import json
 import tempfile
 from pathlib import Path
 
-from ranklab.course.exercise import Mistake
+from ranklab.checks.exercise import Mistake
 
 EVENTS = [
     ("w", "NEGOTIATE", 0.25, 1.0), ("b", "NEGOTIATE", 0.5, 1.0), ("w", "ALLREDUCE", 1.0, 2.5),

@@ -1,11 +1,11 @@
 """Lab 00's checks: shards, neighbours, deadlocks, common decisions."""
 
 from ranklab import ranks
-from ranklab.checks.ranks.ring import check_fix_the_deadlock
+from ranklab.checks.ranks.ring import check_ring_shift
 from ranklab.checks.ranks.shards import check_shard_range
 from ranklab.checks.ranks.together import check_all_ranks_finite
 from ranklab.checks.ranks.token import check_pass_the_token
-from ranklab.course.exercise import Exercise, Prediction
+from ranklab.checks.exercise import Exercise, Prediction
 
 EXERCISES = (
     Exercise(ranks.shard_range, check_shard_range, hints=(
@@ -17,7 +17,7 @@ EXERCISES = (
         "Rank 0: send, then receive. All others: receive, then send. Neighbours modulo size.",
         "dist.send(token + 1, group=group, group_dst=(rank + 1) % size); then return "
         "token.item().")),
-    Exercise(ranks.fix_the_deadlock, check_fix_the_deadlock, hints=(
+    Exercise(ranks.ring_shift, check_ring_shift, hints=(
         "A send may return only when its receiver is there. Who is there, if all send?",
         "Start the send without waiting for it, receive, then wait: dist.isend returns a handle.",
         "dist.batch_isend_irecv([dist.P2POp(dist.isend, ...), dist.P2POp(dist.irecv, ...)]), then "

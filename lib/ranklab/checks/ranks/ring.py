@@ -1,4 +1,4 @@
-"""fix_the_deadlock: right, no hang, no message too many; and what all ring checks share."""
+"""ring_shift: right, no hang, no message too many; and what all ring checks share."""
 
 import math
 from typing import NamedTuple
@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from ranklab.checks.handles import DROPPED, Waits, all_awaited, drops_handles, uses
 from ranklab.checks.ranks.shards import SIZES, some
-from ranklab.course.exercise import Mistake, on_ranks
+from ranklab.checks.exercise import Mistake, on_ranks
 from ranklab.engine import device
 from ranklab.meter import Traffic
 
@@ -21,7 +21,7 @@ SHIFTED = (  # the x of each call; two are alike in shape and type, for who keep
 
 
 class Shifted(NamedTuple):
-    """What one rank saw in one call of fix_the_deadlock."""
+    """What one rank saw in one call of ring_shift."""
 
     at: int  # which call
     text: str  # what it returned, for a message
@@ -56,12 +56,12 @@ def _x_of(rank, at):
     return x.to(dtype).reshape(shape)
 
 
-def _shift_trial(fix_the_deadlock, members=None):
+def _shift_trial(ring_shift, members=None):
     """[Shifted of each call]; looked at after the last call, so that no call spoils another's."""
     rank, calls = dist.get_rank(), []
     for at in range(len(SHIFTED)):
         x = _x_of(rank, at).to(device())
-        seen = in_group(fix_the_deadlock, x, members=members)
+        seen = in_group(ring_shift, x, members=members)
         if seen is None:
             return None
         calls.append((*seen, torch.equal(x.cpu(), _x_of(rank, at)), x))
@@ -86,9 +86,9 @@ def _same(a, b):
     return a.dtype == b.dtype and torch.equal(a, b)
 
 
-def check_fix_the_deadlock(fix_the_deadlock):
+def check_ring_shift(ring_shift):
     for size in SIZES:
-        seen = on_ring(_shift_trial, fix_the_deadlock, ranks=size)
+        seen = on_ring(_shift_trial, ring_shift, ranks=size)
         for rank, calls in enumerate(seen):
             for call in calls:
                 _compare_shift(call, rank, list(range(size)))
@@ -104,7 +104,7 @@ def check_fix_the_deadlock(fix_the_deadlock):
                 raise Mistake(f"rank {rank} of 8 sent {call.messages} messages for one x",
                               "Send x whole, in one message: each message costs its latency.")
     yield "each rank sends x exactly once"
-    seen = on_ring(_shift_trial, fix_the_deadlock, MEMBERS, ranks=OF)
+    seen = on_ring(_shift_trial, ring_shift, MEMBERS, ranks=OF)
     for rank, calls in enumerate(s for s in seen if s):
         for call in calls:
             _compare_shift(call, rank, MEMBERS, f" of {THE_GROUP}")

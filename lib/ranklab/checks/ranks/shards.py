@@ -4,7 +4,7 @@ import operator
 
 import numpy as np
 
-from ranklab.course.exercise import Mistake
+from ranklab.checks.exercise import Mistake
 
 SIZES = (1, 2, 3, 4, 8)
 

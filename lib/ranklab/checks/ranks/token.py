@@ -8,7 +8,7 @@ import torch.distributed as dist
 from ranklab.checks.handles import all_awaited
 from ranklab.checks.ranks.ring import MEMBERS, OF, THE_GROUP, in_group, on_ring
 from ranklab.checks.ranks.shards import SIZES
-from ranklab.course.exercise import Mistake
+from ranklab.checks.exercise import Mistake
 
 POINT_TO_POINT = {"send", "recv"}
 

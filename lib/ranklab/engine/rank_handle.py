@@ -11,7 +11,7 @@ from ranklab.engine.stack import Stack
 
 
 @dataclass
-class Member:
+class RankHandle:
     """What is known of it: its value or its error, how it ended, and where it was."""
 
     rank: int

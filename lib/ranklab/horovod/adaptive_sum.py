@@ -3,13 +3,13 @@
 For two gradients it is a (1 - a.b / 2|a|^2) + b (1 - a.b / 2|b|^2). This adds orthogonal gradients
 and averages equal ones. Gradients twice as large give a result twice as large. So the learning
 rate of one rank stays right for many. More than two combine in pairs, in a tree. Built on
-`exchange` of collectives.
+`sendrecv` of collectives.
 """
 
 import torch
 import torch.distributed as dist
 
-from ranklab.collectives import exchange
+from ranklab.collectives import sendrecv
 
 
 def adasum_of_two(a, b):
@@ -51,12 +51,12 @@ def adasum(x, sizes=None, group=None):
         left, right = part.tensor_split(2)
         mine, give = (left, right) if is_left else (right, left)
         tensor_of = tensor_of.tensor_split(2)[0 if is_left else 1]
-        theirs = exchange(give, peer, torch.empty_like(mine), peer, group)
+        theirs = sendrecv(give, peer, torch.empty_like(mine), peer, group)
         a, b = (mine, theirs) if is_left else (theirs, mine)
         dots = dot_products(a, b, tensor_of, len(sizes))
         step = 1
         while step <= distance:  # the other parts of the same two vectors are on these ranks
-            dots += exchange(dots, rank ^ step, torch.empty_like(dots), rank ^ step, group)
+            dots += sendrecv(dots, rank ^ step, torch.empty_like(dots), rank ^ step, group)
             step *= 2
         ab, aa, bb = dots
         of_a = 1 - torch.where(aa > 0, ab / (2 * aa), 0)
@@ -76,7 +76,7 @@ def gather_halves(part, lengths, group=None):
         distance //= 2
         peer, is_left = rank ^ distance, rank & distance == 0
         theirs = part.new_empty(length - part.numel())
-        exchange(part, peer, theirs, peer, group)
+        sendrecv(part, peer, theirs, peer, group)
         part = torch.cat([part, theirs] if is_left else [theirs, part])
     return part
 

@@ -153,6 +153,6 @@ def _refuse(*_, **__):
     # Runs with the globals of the hidden function, so it imports what it needs.
     import sys
 
-    from ranklab.course.exercise import LibrarysAnswer
+    from ranklab.checks.exercise import LibrarysAnswer
 
     raise LibrarysAnswer(sys._getframe().f_code.co_name)
