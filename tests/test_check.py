@@ -5,7 +5,9 @@ import fractions
 import html
 import re
 import sys
+import textwrap
 import types
+from pathlib import Path
 
 import cloudpickle
 import nbclient
@@ -16,12 +18,14 @@ import torch
 import torch.distributed as dist
 
 from ranklab import answer, check, hint, ranks
-from ranklab.checks import exercise as checks_exercise
+from ranklab.checks import trial
 from ranklab.course import labs, progress, show
 from ranklab.course.check import (
     FAILED, LIBRARYS, NOT_WRITTEN, PASSED, Verdict, is_stub, judge, judge_prediction,
 )
-from ranklab.checks.exercise import Exercise, Mistake, Prediction, hide, on_ranks
+from ranklab.checks.exercise import Exercise, Mistake, Prediction
+from ranklab.checks.own import LibrarysAnswer, calls_watched
+from ranklab.checks.trial import explain, on_ranks
 
 HINTS = ("think", "think harder", "it is MIN")
 MINE = "all_ranks_finite"  # the exercise that stands for all here, with a check of our own
@@ -122,7 +126,7 @@ def test_a_stub_starts_nothing_and_records_nothing(capsys, monkeypatch):
     def stub(loss, group=None):
         raise NotImplementedError("exercise 4.4: about 3 lines")
 
-    monkeypatch.setattr(checks_exercise, "launch", None)
+    monkeypatch.setattr(trial, "launch", None)
     assert check(named(stub)) is ranks.all_ranks_finite
     assert capsys.readouterr().out.splitlines()[1] == "  --    not written yet"
     assert progress.load() == {}
@@ -222,7 +226,7 @@ def test_sys_exit_is_a_mistake_and_does_not_end_the_notebook():
 def test_what_cannot_be_used_is_said_kindly():
     # The error is in the check's own line: a frame of checks/, and none of the learner's.
     source = "def bad_check(learners):\n    learners(None) + 1\n    yield 'no'"
-    file = checks_exercise.__file__.replace("course", "checks")
+    file = trial.__file__
     exec(compile(source, file, "exec"), scope := {})
     exercise = Exercise(ranks.all_ranks_finite, scope["bad_check"], HINTS)
     text = str(judge(exercise, lambda x: "text"))
@@ -277,7 +281,33 @@ def test_calling_the_librarys_answer_inside_ranks_is_refused(way):
     assert "Write the core yourself" in text
 
 
-def test_a_class_is_hidden_with_all_its_methods_and_comes_back():
+def in_file(file, source, **names):
+    """What `source` defines, as if it stood in `file`."""
+    exec(compile(textwrap.dedent(source), str(file), "exec"), names)
+    return types.SimpleNamespace(**names)
+
+
+def test_library_code_may_be_built_on_the_answer_but_the_learners_may_not():
+    package = Path(trial.__file__).parent.parent
+    library = in_file(package / "zero.py", """
+        def shard(x): return x[:1]
+        def train(x, fn=None): return fn(x) if fn else shard(x)""")
+    learner = in_file("<a cell>", """
+        def calls(x): return library.shard(x)
+        def by_the_library(x): return library.train(x)
+        def writes(x): return x[:1]""", library=library)
+    judge_ = in_file(package / "checks" / "zero.py", "def call(fn, *args): return fn(*args)").call
+    with calls_watched(library.shard):
+        assert judge_(library.train, "ab") == judge_(learner.writes, "ab") == "a"
+        assert judge_(library.train, "ab", learner.writes) == "a"
+    for cheat in (learner.calls, learner.by_the_library, library.shard,
+                  lambda x: library.train(x, library.shard)):
+        with calls_watched(library.shard), pytest.raises(LibrarysAnswer, match="own shard"):
+            judge_(cheat, "ab")
+    assert learner.calls("ab") == "a", "and all is as before"
+
+
+def test_a_class_is_watched_with_all_its_methods():
     class Answer(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -290,11 +320,26 @@ def test_a_class_is_hidden_with_all_its_methods_and_comes_back():
     class Mine(Answer):
         pass
 
-    with hide(Answer):
-        for call in (Answer, Answer.size, Mine):
-            with pytest.raises(Mistake, match="the library's own Answer"):
-                call()
+    for call in (Answer, Answer.size, Mine):
+        with calls_watched(Answer), pytest.raises(LibrarysAnswer, match="own Answer"):
+            call()
     assert Answer().x == 1 and Mine.size() == 3
+
+
+@pytest.mark.parametrize("got, says", [
+    (torch.ones(2) * 3, "the mean is the sum$"), (torch.ones(2), None), (None, "is None$"),
+    (torch.ones(2) * 2, "is 2 at element 0, not 1$"), (torch.ones(3), r"of shape \(3,\), not"),
+    (torch.ones(2).double(), "is torch.float64, not torch.float32"), ([1, 1], "is a list$"),
+    (torch.tensor([1, torch.nan]), "is nan at element 1, not 1$"),
+    (torch.ones(2) + 1e-6, None), (torch.ones(2) + 1e-4, "is 1.0001 at element"),
+])
+def test_explain_says_what_it_is_instead(got, says):
+    slips = {"another right one": (torch.ones(2), ""), "the sum": (torch.ones(2) * 3, "Divide.")}
+    if says is None:
+        return explain("the mean", got, torch.ones(2), slips, "Look.")
+    with pytest.raises(Mistake, match=says) as mistake:
+        explain("the mean", got, torch.ones(2), slips, "Look.")
+    assert mistake.value.hint == ("Divide." if "sum" in says else "Look.")
 
 
 def test_after_a_check_the_answer_works_again():

@@ -1,8 +1,10 @@
 """A check that was never seen failing proves nothing: here each one is, and by name.
 
-tests/wrong_answers/<idea>.py holds plain functions called <exercise>__<mistake>. The first line of
-the docstring is a regular expression that must be found in the verdict that a learner reads.
-tests/right_answers/<idea>.py holds right answers that differ from the library's: all must pass.
+tests/wrong_answers/<idea>/<exercise>.py holds a list WRONG of mutants (see mutants.py), for mistakes
+that are one edit of the answer, and plain functions called <exercise>__<mistake>, for those that
+are another idea. The first line of the docstring is a regular expression that must be found in the
+verdict that a learner reads. tests/right_answers/<idea>.py holds right answers that differ from the
+library's: all must pass.
 """
 
 import collections
@@ -14,11 +16,11 @@ from pathlib import Path
 
 import jupytext
 import pytest
+from mutants import as_in_a_notebook, mutant
 
 from ranklab import engine
-from ranklab.checks import exercise as checks_exercise
+from ranklab.checks import trial
 from ranklab.course import labs
-from ranklab.course.build import free_names
 from ranklab.course.check import FAILED, NOT_WRITTEN, PASSED, judge, judge_prediction
 
 ROOT = Path(__file__).parent.parent
@@ -38,21 +40,25 @@ def load(path, name):
 
 
 def answers(folder):
-    """[(exercise's name, the function or class), ...] of every lab in tests/<folder>."""
-    for path in sorted(Path(__file__).with_name(folder).glob("*.py")):
+    """{id: (exercise's name, the function or class)} of every lab in tests/<folder>."""
+    found = {}
+    for path in sorted(Path(__file__).with_name(folder).rglob("*.py")):
         module = load(path, f"{folder}_{path.stem}")
-        for name, item in vars(module).items():
-            exercise, mark, _ = name.partition("__")
-            if mark and exercise and getattr(item, "__module__", "") == module.__name__:
-                yield exercise, item
+        own = {name: item for name, item in vars(module).items() if "__" in name.strip("_")
+               and getattr(item, "__module__", "") == module.__name__}
+        own |= {wrong.test_id: wrong for wrong in getattr(module, "WRONG", ())}
+        twice = found.keys() & own.keys()
+        assert not twice, f"{path}: {twice} is there twice; give one a name, called=..."
+        found |= {name: (name.partition("__")[0], item) for name, item in own.items()}
+    return found
 
 
-WRONG, RIGHT = list(answers("wrong_answers")), list(answers("right_answers"))
+WRONG, RIGHT = answers("wrong_answers"), answers("right_answers")
 EXERCISES = [(stem, item) for stem in LABS for item in labs.checks_of(stem).EXERCISES]
 PREDICTIONS = [item for stem in LABS for item in labs.checks_of(stem).PREDICTIONS]
 
 
-@pytest.mark.parametrize("name, wrong", WRONG, ids=[item.__name__ for _, item in WRONG])
+@pytest.mark.parametrize("name, wrong", WRONG.values(), ids=WRONG)
 def test_a_wrong_answer_is_refused_and_its_mistake_named(name, wrong):
     exercise = labs.find_exercise(name)
     assert exercise, f"no exercise is called {name}"
@@ -66,7 +72,7 @@ def test_a_wrong_answer_is_refused_and_its_mistake_named(name, wrong):
     assert "  FAIL  " in printed and f'hint("{name}")' in printed
 
 
-@pytest.mark.parametrize("name, right", RIGHT, ids=[item.__name__ for _, item in RIGHT])
+@pytest.mark.parametrize("name, right", RIGHT.values(), ids=RIGHT)
 def test_a_right_answer_of_another_kind_passes(name, right):
     verdict = judge(labs.find_exercise(name), right)
     assert verdict.state == PASSED, verdict
@@ -74,25 +80,15 @@ def test_a_right_answer_of_another_kind_passes(name, right):
 
 @pytest.mark.parametrize("stem, exercise", EXERCISES, ids=[item.name for _, item in EXERCISES])
 def test_three_wrong_answers_for_each_exercise(stem, exercise):
-    found = [wrong for name, wrong in WRONG if name == exercise.name]
+    found = [wrong for name, wrong in WRONG.values() if name == exercise.name]
     assert len(found) >= 3, f"{exercise.name} has {len(found)}"
     assert len(exercise.hints) == 3 and all(exercise.hints)
 
 
-def as_a_notebook_has_it(stem, exercise):
-    """The library's source in a module of its own, with what the lab's cells bind around it."""
-    source = textwrap.dedent(inspect.getsource(exercise.answer))
-    namespace = {"__name__": "__main__"}
-    needed = free_names(source)
-    home = vars(inspect.getmodule(exercise.answer))
-    namespace |= {name: home[name] for name in needed if name in home}
-    exec(compile(source, f"<the text of {exercise.name}>", "exec"), namespace)
-    return namespace[exercise.name]
-
-
 @pytest.mark.parametrize("stem, exercise", EXERCISES, ids=[item.name for _, item in EXERCISES])
 def test_the_librarys_text_passes(stem, exercise):
-    verdict = judge(exercise, as_a_notebook_has_it(stem, exercise))
+    text = textwrap.dedent(inspect.getsource(exercise.answer))
+    verdict = judge(exercise, as_in_a_notebook(exercise.answer, text))
     assert verdict.state == PASSED, verdict
     assert verdict.holds and not verdict.mistake
     for sentence in verdict.holds:
@@ -108,7 +104,7 @@ def test_the_stub_is_not_written_yet_and_starts_nothing(stem, exercise, monkeypa
     if exercise.name in TO_MEND:
         assert judge(exercise, stub_of(exercise, text)).state == FAILED
         return
-    for module in (engine, checks_exercise):
+    for module in (engine, trial):
         monkeypatch.setattr(module, "launch", refuse)
     verdict = judge(exercise, stub_of(exercise, text))
     assert verdict.state == NOT_WRITTEN and not verdict.holds
@@ -149,3 +145,13 @@ def test_names_are_unique_over_all_labs():
 
 def test_every_lab_has_checks():
     assert {path.stem for path in SOURCES.glob("*.py")} <= set(labs.written())
+
+
+def test_a_mutant_that_no_longer_applies_fails_loudly():
+    def right(x):
+        return x + 1
+
+    assert mutant(right, "x + 1", "x + 2", says="one more")(1) == 3
+    for edits in (["x + 3", "x"], ["x", "y"], ["x + 1"], []):  # not there, twice there, no pair
+        with pytest.raises(ValueError, match="right: "):
+            mutant(right, *edits, says="nothing")

@@ -15,7 +15,8 @@ from decimal import Decimal
 from numbers import Real
 
 from ranklab.course import labs, progress
-from ranklab.checks.exercise import Mistake, under_test
+from ranklab.checks.exercise import Mistake
+from ranklab.checks.trial import under_test
 from ranklab.course.outline import next_after
 from ranklab.course.show import show
 from ranklab.engine.report import Failure

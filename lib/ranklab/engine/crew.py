@@ -165,7 +165,7 @@ class Crew:
         return any(h.has_failed() for h in self.handles)
 
     def _running(self):
-        return [m for h in self.handles if not h.is_settled()]
+        return [h for h in self.handles if not h.is_settled()]
 
     def _ask_where(self, handles):
         """These have now said in which line they are."""

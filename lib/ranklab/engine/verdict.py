@@ -10,10 +10,10 @@ FEW = 8  # ranks; up to here a report has a line for each, beyond it one for eac
 
 def failure(handles):
     """The error of a launch in which a rank raised or died: the first to blame, then the others."""
-    died = [m for h in handles if h.is_settled() and h.report is None]
-    raised = [m for h in handles if isinstance(h.report, Failure)]
-    raised.sort(key=lambda m: not is_cause(m))
-    reasons = {h.rank: _reason(m) for h in died + raised}
+    died = [h for h in handles if h.is_settled() and h.report is None]
+    raised = [h for h in handles if isinstance(h.report, Failure)]
+    raised.sort(key=lambda h: not is_cause(h))
+    reasons = {h.rank: _reason(h) for h in died + raised}
     first = (died + raised)[0]
     of = f"rank {first.rank} of {len(handles)}"
     if first in died:
@@ -22,7 +22,7 @@ def failure(handles):
     else:
         verb = "raised" if is_cause(first) else f"{LOST}:"
         text = f"{of} {verb} {reasons[first.rank]}\n\n{first.report}".rstrip()
-    others = {h.rank: _reason(m) if is_cause(m) else LOST for h in died + raised if m is not first}
+    others = {h.rank: _reason(h) if is_cause(h) else LOST for h in died + raised if h is not first}
     return RankError(text + _others(others, reasons[first.rank]), first.rank, reasons)
 
 
@@ -56,7 +56,7 @@ def hang(handles, waiting, what):
 
 def whereabouts(handles):
     """For each rank: finished, or the learner's line and what it waits for."""
-    states = [_whereabouts(m) for h in handles]
+    states = [_whereabouts(h) for h in handles]
     groups = {}
     for handle, state in zip(handles, states):
         groups.setdefault(state if len(handles) > FEW else handle.rank, []).append(handle.rank)

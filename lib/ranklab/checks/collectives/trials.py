@@ -11,7 +11,8 @@ import torch.distributed as dist
 
 from ranklab.checks.handles import DROPPED, Waits, all_awaited, drops_handles
 from ranklab.collectives import node_groups
-from ranklab.checks.exercise import Mistake, on_ranks
+from ranklab.checks.exercise import Mistake
+from ranklab.checks.trial import on_ranks
 from ranklab.engine import device
 from ranklab.meter import Traffic
 

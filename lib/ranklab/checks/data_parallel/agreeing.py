@@ -6,7 +6,8 @@ from torch import nn
 
 from ranklab.checks.data_parallel.events import collectives_noted
 from ranklab.checks.data_parallel.replicas import group_of_mine
-from ranklab.checks.exercise import Mistake, on_ranks
+from ranklab.checks.exercise import Mistake
+from ranklab.checks.trial import on_ranks
 from ranklab.engine import device
 from ranklab.meter import Traffic
 

@@ -7,7 +7,8 @@ from torch import nn
 from ranklab.checks.data_parallel.events import Sent, collectives_noted
 from ranklab.checks.data_parallel.replicas import GROUP, group_of_mine, members_of
 from ranklab.checks.data_parallel.toys import gradients, toy, weights
-from ranklab.checks.exercise import Mistake, on_ranks
+from ranklab.checks.exercise import Mistake
+from ranklab.checks.trial import on_ranks
 from ranklab.meter import Traffic
 
 MISSING = "wide.weight"  # has no gradient on rank 0; in float64

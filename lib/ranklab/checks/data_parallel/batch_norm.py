@@ -8,7 +8,8 @@ from ranklab.checks.data_parallel.replicas import GROUP, group_of_mine, members_
 from ranklab.checks.data_parallel.whole_batch import (
     EPS, C, compare_gradients, compare_values, far, right_answer, whole_batch,
 )
-from ranklab.checks.exercise import Mistake, on_ranks
+from ranklab.checks.exercise import Mistake
+from ranklab.checks.trial import on_ranks
 from ranklab.engine import device
 from ranklab.meter import Traffic
 

@@ -6,7 +6,8 @@ from torch import nn
 
 from ranklab.checks.data_parallel.replicas import group_of_mine, members_of
 from ranklab.checks.data_parallel.toys import far, loss_of, rows, weights
-from ranklab.checks.exercise import Mistake, on_ranks
+from ranklab.checks.exercise import Mistake
+from ranklab.checks.trial import on_ranks
 from ranklab.data_parallel import OverlappedDataParallel
 from ranklab.engine import device
 from ranklab.meter import Traffic

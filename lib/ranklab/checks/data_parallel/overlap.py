@@ -12,7 +12,8 @@ from ranklab.checks.data_parallel.toys import (
     far, gradients, loss_of, mean_gradients, rows, toy, weights,
 )
 from ranklab.checks.data_parallel.unused import branches_trial, compare_branches, compare_error
-from ranklab.checks.exercise import Mistake, on_ranks
+from ranklab.checks.exercise import Mistake
+from ranklab.checks.trial import on_ranks
 from ranklab.engine import device
 from ranklab.meter import Traffic
 

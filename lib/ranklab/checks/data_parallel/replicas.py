@@ -8,7 +8,8 @@ from torch import nn
 
 from ranklab.checks.data_parallel.events import Sent, collectives_noted
 from ranklab.checks.data_parallel.toys import buffers, toy, weights
-from ranklab.checks.exercise import Mistake, on_ranks
+from ranklab.checks.exercise import Mistake
+from ranklab.checks.trial import on_ranks
 from ranklab.meter import Traffic
 
 GROUPS = (0,), (1, 2, 3)  # of four ranks: one alone, and three whose numbers begin at 1

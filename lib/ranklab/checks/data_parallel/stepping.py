@@ -3,7 +3,8 @@
 import torch.distributed as dist
 
 from ranklab.checks.data_parallel.toys import far, gradients, loss_of, rows, toy
-from ranklab.checks.exercise import Mistake, on_ranks
+from ranklab.checks.exercise import Mistake
+from ranklab.checks.trial import on_ranks
 from ranklab.data_parallel import OverlappedDataParallel
 from ranklab.meter import Traffic
 

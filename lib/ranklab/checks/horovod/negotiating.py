@@ -5,7 +5,8 @@ import random
 import torch.distributed as dist
 
 from ranklab.collectives import node_groups
-from ranklab.checks.exercise import Mistake, on_ranks
+from ranklab.checks.exercise import Mistake
+from ranklab.checks.trial import on_ranks
 from ranklab.meter import Traffic
 
 ROUNDS, STEPS = 4, 2

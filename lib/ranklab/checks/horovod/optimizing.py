@@ -10,7 +10,8 @@ import ranklab.horovod as hvd
 from ranklab.checks.horovod.asking import (
     agrees_in_fp16, asks_once, counts_bytes, refuses_a_second, returns_it,
 )
-from ranklab.checks.exercise import Mistake, on_ranks
+from ranklab.checks.exercise import Mistake
+from ranklab.checks.trial import on_ranks
 from ranklab.engine import device
 from ranklab.horovod.world import background
 

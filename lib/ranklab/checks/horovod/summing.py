@@ -4,7 +4,8 @@ import torch
 import torch.distributed as dist
 
 from ranklab.collectives import node_groups
-from ranklab.checks.exercise import Mistake, on_ranks
+from ranklab.checks.exercise import Mistake
+from ranklab.checks.trial import on_ranks
 from ranklab.engine import device
 from ranklab.meter import Traffic
 

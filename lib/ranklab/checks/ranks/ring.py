@@ -8,7 +8,8 @@ import torch.distributed as dist
 
 from ranklab.checks.handles import DROPPED, Waits, all_awaited, drops_handles, uses
 from ranklab.checks.ranks.shards import SIZES, some
-from ranklab.checks.exercise import Mistake, on_ranks
+from ranklab.checks.exercise import Mistake
+from ranklab.checks.trial import on_ranks
 from ranklab.engine import device
 from ranklab.meter import Traffic
 

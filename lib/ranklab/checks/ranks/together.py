@@ -5,7 +5,8 @@ import torch.distributed as dist
 
 from ranklab.checks.handles import all_awaited
 from ranklab.checks.ranks.ring import MEMBERS, OF, THE_GROUP, in_group
-from ranklab.checks.exercise import Mistake, on_ranks
+from ranklab.checks.exercise import Mistake
+from ranklab.checks.trial import on_ranks
 from ranklab.engine import device
 
 FINITE, NAN, INF, HUGE = 1.5, float("nan"), float("inf"), 1.5e308  # the largest is 1.8e308
