@@ -1,6 +1,7 @@
 """Lab 03's OverlappedDataParallel where it is difficult: overlap, order, unused, checkpointing."""
 
 import copy
+from collections import OrderedDict
 
 import pytest
 import torch
@@ -372,3 +373,43 @@ def test_bad_input_is_seen_by_every_rank():
     for broken in (_frozen, _other_shapes, _no_room, _mixed_messages, _mixed_messages_of_torch):
         first, second = launch(seen, broken, ranks=2)
         assert first and second
+
+
+# --- parameters that not all ranks share ----------------------------------------------------------
+
+class Experts(OverlappedDataParallel):
+    """`module.expert` is shared with every second rank only, all else with all ranks."""
+
+    def __init__(self, module, **options):
+        pairs = [dist.new_group([r, r + 2]) for r in range(2)]
+        self.pair = pairs[dist.get_rank() % 2]
+        self.experts = {id(p) for p in module.expert.parameters()}
+        super().__init__(module, **options)
+
+    def group_of(self, tensor):
+        return self.pair if id(tensor) in self.experts else self.group
+
+
+def _expert_gradients():
+    rank = dist.get_rank()
+    torch.manual_seed(rank)
+    model = nn.Sequential(OrderedDict(
+        first=nn.Linear(4, 4), expert=nn.Linear(4, 4), last=nn.Linear(4, 2))).to(device())
+    wrapped = Experts(model, cap_bytes=30)
+    wrapped(torch.full((2, 4), rank + 1.0, device=device())).sum().backward()
+    order = [["pair" if b.group is wrapped.pair else "all" for b in wrapped.buckets]]
+    return ({name: p.detach().cpu() for name, p in model.named_parameters()},
+            {name: p.grad.cpu() for name, p in model.named_parameters()}, order)
+
+
+def test_parameters_are_averaged_over_the_ranks_that_share_them():
+    seen = launch(_expert_gradients, ranks=4)
+    for rank, (weights, gradients, order) in enumerate(seen):
+        assert order == [["all", "pair", "all"]], "in the order of backward, whatever the group"
+        for other, (their_weights, their_gradients, _) in enumerate(seen):
+            for name in weights:
+                shared = name.startswith(("first", "last")) or (rank - other) % 2 == 0
+                assert torch.equal(weights[name], their_weights[name]) == shared, name
+                assert shared <= torch.equal(gradients[name], their_gradients[name]), name
+    expert = seen[0][1]["expert.bias"]
+    assert torch.allclose(expert, torch.full_like(expert, 2) * seen[0][0]["last.weight"].sum(0))

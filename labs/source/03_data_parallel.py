@@ -277,9 +277,14 @@ class OverlappedDataParallel(Replica):
 
     def launch_ready_buckets(self):
         """What is ready is on its way, up to the first bucket that is not."""
-        # while the first of self.waiting misses nothing: take it off the list, gather, divide,
-        # all-reduce with async_op=True, keep the handle in self.works
-        raise NotImplementedError("exercise 4.5, second part: about 5 lines")
+        # while the first of self.waiting misses nothing: take it off the list, gather it, reduce
+        # it, and keep the handle in self.works
+        raise NotImplementedError("exercise 4.5, second part: about 4 lines")
+
+    def reduce(self, bucket):
+        """The bucket is on its way to become the mean over ranks; returns the handle."""
+        # divide bucket.flat, then all-reduce it with async_op=True
+        raise NotImplementedError("exercise 4.5, third part: about 2 lines")
 
     def finish(self):
         """All gradients are averaged; called at the end of backward."""
@@ -290,7 +295,7 @@ class OverlappedDataParallel(Replica):
         # 3 wait for every handle
         # 4 for each bucket: fill_none(used), and bucket.missing is all its parameters again
         # 5 self.waiting and self.works are as in __init__, for the next backward
-        raise NotImplementedError("exercise 4.5, third part: about 10 lines")
+        raise NotImplementedError("exercise 4.5, fourth part: about 10 lines")
         if missing and not self.find_unused:
             raise self.no_gradient(missing)
 

@@ -3,7 +3,8 @@
     replicas.py        all start equal (broadcast_parameters), and stay so (replicas_agree)
     shards.py          which samples belong to which rank
     buckets.py         average_gradients one by one; assign_buckets: in few large messages
-    replica.py         what a wrapped model needs besides the idea: buckets, buffers, errors
+    replica.py         what a wrapped model needs besides the idea: buckets, equal buffers
+    refusals.py        what it can't do, said at once; recovery.py: after a backward that raised
     overlapped.py      OverlappedDataParallel: the messages travel while backward goes on
     batch_norm.py      statistics of the whole batch, not of this rank's part
     learning_rate.py   what a larger batch does to the learning rate

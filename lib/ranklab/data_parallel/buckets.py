@@ -1,5 +1,7 @@
 """Averaging gradients: one message for each parameter, or for each bucket of parameters."""
 
+import heapq
+
 import torch
 import torch.distributed as dist
 
@@ -43,15 +45,29 @@ def assign_buckets(parameters, cap_bytes):
     return closed + list(still_open.values())
 
 
+def buckets_of(parameters, cap_bytes, group_of):
+    """A Bucket for each message, in the order in which to send them: of parameters of one type, on
+    one device, that are averaged over one group, group_of(parameter).
+    """
+    parameters = list(parameters)
+    place, of_group = {p: i for i, p in enumerate(parameters)}, {}
+    for parameter in parameters:
+        of_group.setdefault(group_of(parameter), []).append(parameter)
+    rows = [[Bucket(each, group) for each in assign_buckets(its, cap_bytes)]
+            for group, its in of_group.items()]
+    # What is complete earlier in backward comes first, whatever its group.
+    return list(heapq.merge(*rows, key=lambda bucket: -min(map(place.get, bucket.parameters))))
+
+
 class Bucket:
-    """One flat piece of memory for the gradients of some parameters of one type.
+    """One flat piece of memory for the gradients of some parameters of one type and group.
 
     `flat` is what travels; `views` are parts of it, in the shapes of `parameters`; `missing` are
     the parameters that have got no gradient yet in this backward.
     """
 
-    def __init__(self, parameters):
-        self.parameters = parameters
+    def __init__(self, parameters, group=None):
+        self.parameters, self.group = parameters, group
         first, sizes = parameters[0], [each.numel() for each in parameters]
         self.flat = torch.zeros(sum(sizes), dtype=first.dtype, device=first.device)
         self.views = [part.view_as(parameter)

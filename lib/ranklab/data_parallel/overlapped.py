@@ -50,8 +50,12 @@ class OverlappedDataParallel(Replica):
         while self.waiting and not self.waiting[0].missing:
             bucket = self.waiting.pop(0)
             bucket.gather()
-            bucket.flat /= dist.get_world_size(self.group)
-            self.works.append(dist.all_reduce(bucket.flat, group=self.group, async_op=True))
+            self.works.append(self.reduce(bucket))
+
+    def reduce(self, bucket):
+        """The bucket is on its way to become the mean over ranks; returns the handle."""
+        bucket.flat /= dist.get_world_size(bucket.group)
+        return dist.all_reduce(bucket.flat, group=bucket.group, async_op=True)
 
     def finish(self):
         """All gradients are averaged; called at the end of backward."""

@@ -1,16 +1,15 @@
-"""What a data-parallel model needs besides the idea: equal replicas, buckets, buffers, errors."""
+"""What a data-parallel model needs besides the idea: equal replicas, buckets, equal buffers."""
 
 import contextlib
-import hashlib
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from ranklab.data_parallel.batch_norm import sync_batch_norm_groups
-from ranklab.data_parallel.buckets import Bucket, assign_buckets
-from ranklab.data_parallel.replicas import broadcast_parameters, broadcast_together
+from ranklab.data_parallel import recovery, refusals
+from ranklab.data_parallel.buckets import buckets_of
+from ranklab.data_parallel.replicas import broadcast_together
 
 
 class Replica(nn.Module):
@@ -31,23 +30,25 @@ class Replica(nn.Module):
         super().__init__()
         self.module, self.group, self.find_unused = module, group, find_unused
         if find_unused:
-            refuse_mixed_messages(module, group)
-        refuse_other_shapes(module, group)
+            refusals.refuse_mixed_messages(module, group)
+        refusals.refuse_other_shapes(module, group)
         trained = [p for p in module.parameters() if p.requires_grad]
         if not trained:
             raise ValueError("no parameter requires a gradient: there is nothing to average")
-        broadcast_parameters(module, group=group)
-        self.buckets = [Bucket(each) for each in assign_buckets(trained, cap_bytes)]
+        for tensor in [*module.parameters(), *module.buffers()]:
+            dist.broadcast(tensor.detach(), group=self.group_of(tensor), group_src=0)
+        self.buckets = buckets_of(trained, cap_bytes, self.group_of)
         self.sync = True
         self.buffers_from = 0  # the rank whose buffers count; join_uneven changes it
         self.buffers_stale = True
         self.joining = False
         self.in_backward = False
 
+    def group_of(self, tensor):
+        """The ranks that hold a copy of this tensor: in some models not all have the same."""
+        return self.group
+
     def forward(self, *inputs, **kwargs):
-        if self.joining and not self.sync:
-            raise ValueError("no_sync inside join_uneven: a rank that has no batch left would "
-                             "wait for the gradients of this one")
         self.begin_step()
         outputs = self.module(*inputs, **kwargs)
         for output in tree_leaves(outputs):
@@ -57,28 +58,11 @@ class Replica(nn.Module):
 
     def begin_step(self):
         """The buffers are broadcast, and nothing is left of a backward that failed before."""
-        if self.joining and sync_batch_norm_groups(self.module):
-            raise ValueError("a SyncBatchNorm inside join_uneven: it would wait for the statistics "
-                             "of ranks that have no batch left")
-        # Not so inside a backward, where a checkpoint around the whole model runs it once more.
-        if self.in_backward and torch._C._current_graph_task_id() == -1:
-            self.end_failed_backward()
+        if self.joining:
+            refusals.refuse_while_joining(self)
+        if recovery.failed_before(self):
+            recovery.end_failed_backward(self)
         self.sync_buffers()
-
-    def end_failed_backward(self):
-        """What a backward that raised has left unsent is sent, and its gradients are gone.
-
-        Recovered: messages. Buckets on their way can't be called back, and other ranks may have
-        sent more of them or fewer; so all send the rest, and the next backward meets the next.
-        Not recovered: the step. A rank that did not fail has a mean with parts missing, and may
-        have stepped by it: after an error that one rank alone can have, all must skip that step.
-        """
-        self.in_backward = False
-        with contextlib.suppress(ValueError):  # that gradients are missing is no news
-            self.finish()
-        for bucket in self.buckets:
-            for parameter in bucket.parameters:
-                parameter.grad = None  # some were averaged, some were not
 
     def sync_buffers(self):
         """All ranks have the same buffers, where the forward before this one trained.
@@ -122,25 +106,17 @@ class Replica(nn.Module):
         self.begin_step()
         for bucket in self.buckets:
             bucket.flat.zero_()
-            dist.all_reduce(bucket.flat, group=self.group)
+            dist.all_reduce(bucket.flat, group=bucket.group)
         if self.find_unused:
             self.used_anywhere()
 
     def no_gradient(self, missing):
         """The error for parameters that got no gradient in this backward."""
-        names, trained = self.names(missing), sum(len(b.parameters) for b in self.buckets)
-        return ValueError(f"{len(names)} of {trained} parameters got no gradient on rank "
-                          f"{dist.get_rank(self.group)}: {', '.join(names)}. Use them in the loss, "
-                          "freeze them, or say find_unused=True")
+        return refusals.no_gradient(self, missing)
 
     def second_gradient(self, parameter):
         """The error for a gradient that comes when its bucket may be on its way already."""
-        return ValueError(f"{self.names([parameter])[0]} got two gradients in one backward. Does "
-                          "checkpointing run it twice? use_reentrant=False adds them up first")
-
-    def names(self, parameters):
-        wanted = {id(parameter) for parameter in parameters}
-        return [name for name, p in self.module.named_parameters() if id(p) in wanted]
+        return refusals.second_gradient(self, parameter)
 
     def no_sync(self):
         """See the function no_sync."""
@@ -170,32 +146,3 @@ def no_sync(model):
         yield
     finally:  # also when the step inside failed
         model.sync = before
-
-
-def refuse_mixed_messages(module, group=None):
-    """Returns when no SyncBatchNorm of `module` sends in the group of the buckets.
-
-    error  ValueError on every rank
-    """
-    if any((each or dist.group.WORLD) == (group or dist.group.WORLD)
-           for each in sync_batch_norm_groups(module)):
-        raise ValueError("find_unused=True with a SyncBatchNorm in the same group: ranks that use "
-                         "different parameters would send in different orders. Give it its own: "
-                         "convert_sync_batch_norm(model, dist.new_group())")
-
-
-def refuse_other_shapes(module, group=None):
-    """Returns when all ranks have parameters of the same names, shapes and types.
-
-    cost   one all-reduce of 16 bytes
-    error  ValueError on every rank
-    """
-    shapes = [(name, tuple(p.shape), str(p.dtype), p.requires_grad)
-              for name, p in module.named_parameters()]
-    mine = int.from_bytes(hashlib.blake2b(repr(shapes).encode(), digest_size=7).digest(), "big")
-    device = next((p.device for p in module.parameters()), "cpu")
-    extremes = torch.tensor([mine, -mine], device=device)
-    dist.all_reduce(extremes, dist.ReduceOp.MAX, group=group)
-    if extremes[0] != -extremes[1]:
-        raise ValueError(f"the {len(shapes)} parameters of rank {dist.get_rank(group)} differ from "
-                         "those of another rank in name, shape, type or requires_grad")

@@ -1,0 +1,29 @@
+"""After a backward that raised: what is left of it, and how the next one begins clean."""
+
+import contextlib
+
+import torch
+
+
+def failed_before(replica):
+    """True when the last backward raised, so that it did not come to its end.
+
+    Not so inside a backward, where a checkpoint around the whole model runs its forward once more.
+    """
+    return replica.in_backward and torch._C._current_graph_task_id() == -1
+
+
+def end_failed_backward(replica):
+    """What a backward that raised has left unsent is sent, and its gradients are gone.
+
+    Recovered: messages. Buckets on their way can't be called back, and other ranks may have
+    sent more of them or fewer; so all send the rest, and the next backward meets the next.
+    Not recovered: the step. A rank that did not fail has a mean with parts missing, and may
+    have stepped by it: after an error that one rank alone can have, all must skip that step.
+    """
+    replica.in_backward = False
+    with contextlib.suppress(ValueError):  # that gradients are missing is no news
+        replica.finish()
+    for bucket in replica.buckets:
+        for parameter in bucket.parameters:
+            parameter.grad = None  # some were averaged, some were not
