@@ -45,15 +45,17 @@ def assign_buckets(parameters, cap_bytes):
     return closed + list(still_open.values())
 
 
-def buckets_of(parameters, cap_bytes, group_of):
-    """A Bucket for each message, in the order in which to send them: of parameters of one type, on
-    one device, that are averaged over one group, group_of(parameter).
+def buckets_of(parameters, cap_bytes, group_of, new_bucket):
+    """A new_bucket(parameters, group) for each message, in the order in which to send them.
+
+    A bucket's parameters are of one type, on one device, and averaged over one group,
+    group_of(parameter).
     """
     parameters = list(parameters)
     place, of_group = {p: i for i, p in enumerate(parameters)}, {}
     for parameter in parameters:
         of_group.setdefault(group_of(parameter), []).append(parameter)
-    rows = [[Bucket(each, group) for each in assign_buckets(its, cap_bytes)]
+    rows = [[new_bucket(each, group) for each in assign_buckets(its, cap_bytes)]
             for group, its in of_group.items()]
     # What is complete earlier in backward comes first, whatever its group.
     return list(heapq.merge(*rows, key=lambda bucket: -min(map(place.get, bucket.parameters))))
@@ -66,12 +68,13 @@ class Bucket:
     the parameters that have got no gradient yet in this backward.
     """
 
-    def __init__(self, parameters, group=None):
+    def __init__(self, parameters, group=None, multiple_of=1):
         self.parameters, self.group = parameters, group
         first, sizes = parameters[0], [each.numel() for each in parameters]
-        self.flat = torch.zeros(sum(sizes), dtype=first.dtype, device=first.device)
-        self.views = [part.view_as(parameter)
-                      for part, parameter in zip(self.flat.split(sizes), parameters)]
+        self.padding = -sum(sizes) % multiple_of  # numbers at the end of `flat`, always 0
+        self.flat = first.new_zeros(sum(sizes) + self.padding, requires_grad=False)
+        self.views = [part.view_as(parameter) for part, parameter in
+                      zip(self.flat.split([*sizes, self.padding]), parameters)]
         self.missing = set(parameters)
 
     def gather(self):

@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from ranklab.data_parallel import recovery, refusals
-from ranklab.data_parallel.buckets import buckets_of
+from ranklab.data_parallel.buckets import Bucket, buckets_of
 from ranklab.data_parallel.replicas import broadcast_together
 
 
@@ -37,12 +37,15 @@ class Replica(nn.Module):
             raise ValueError("no parameter requires a gradient: there is nothing to average")
         for tensor in [*module.parameters(), *module.buffers()]:
             dist.broadcast(tensor.detach(), group=self.group_of(tensor), group_src=0)
-        self.buckets = buckets_of(trained, cap_bytes, self.group_of)
+        self.buckets = self.make_buckets(trained, cap_bytes)
         self.sync = True
         self.buffers_from = 0  # the rank whose buffers count; join_uneven changes it
         self.buffers_stale = True
         self.joining = False
         self.in_backward = False
+
+    def make_buckets(self, trained, cap_bytes):
+        return buckets_of(trained, cap_bytes, self.group_of, Bucket)
 
     def group_of(self, tensor):
         """The ranks that hold a copy of this tensor: in some models not all have the same."""

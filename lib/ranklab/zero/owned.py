@@ -1,0 +1,44 @@
+"""What all stages share: an optimizer over what one rank owns."""
+
+import torch
+import torch.distributed as dist
+
+
+class Owned:
+    """A mixin for a Replica whose buckets are ShardedBuckets."""
+
+    def make_optimizer(self, new_optimizer, groups=None):
+        """new_optimizer over the parts that this rank owns; its step ends with step_ends().
+
+        Any optimizer will do that treats each number for itself: SGD, Adam, AdamW and their like.
+        One that looks at a matrix as a whole (Muon, Shampoo) or at its norm (LARS) would see parts.
+        groups  dicts with "params", a list of (name, parameter), and options of their own; all that
+                is trained, by default. What is in no group is not stepped
+        """
+        if groups is None:
+            groups = [{"params": [(name, p) for name, p in self.module.named_parameters()
+                                  if p.requires_grad]}]
+        masters = {id(part.parameter): part.master
+                   for bucket in self.buckets for part in bucket.parts}
+        optimizer = new_optimizer([
+            {**group, "params": [(name, masters[id(p)]) for name, p in group["params"]
+                                 if id(p) in masters]} for group in groups])
+        optimizer.register_step_post_hook(lambda *_: self.step_ends())
+        return optimizer
+
+    def used_anywhere(self):
+        """The parameters that had a gradient on this rank or on any other, in this backward.
+
+        cost   one all-reduce of 4 bytes for each parameter
+        """
+        parameters = [(p, p in bucket.used) for bucket in self.buckets for p in bucket.parameters]
+        used = torch.tensor([here for _, here in parameters], dtype=torch.int32,
+                            device=parameters[0][0].device)
+        dist.all_reduce(used, group=self.group)
+        return {p for (p, _), ranks in zip(parameters, used.tolist()) if ranks}
+
+    def load_state_dict(self, *args, **kwargs):
+        result = super().load_state_dict(*args, **kwargs)
+        for bucket in self.buckets:
+            bucket.update_master()
+        return result

@@ -1,0 +1,111 @@
+"""Who owns which part of the parameters: one flat piece of memory, cut into R equal shards."""
+
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from ranklab.data_parallel.buckets import Bucket
+
+
+def partition_flat(tensors, ranks):
+    """(flat, shards): the numbers of all tensors one after the other, and flat's R equal parts.
+
+    Zeros at the end make `ranks` divide. shards[r] is a view of flat, and belongs to rank r. The
+    tensors are of one type, on one device, and unchanged.
+    shape  any shapes of n numbers in all -> (ceil(n/R) R,), R times (ceil(n/R),)
+    cost   sends nothing; a copy of the tensors
+    lab    06
+    """
+    n = sum(tensor.numel() for tensor in tensors)
+    each = -(-n // ranks)
+    flat = tensors[0].new_zeros(each * ranks)
+    torch.cat([tensor.reshape(-1) for tensor in tensors], out=flat[:n])
+    return flat, flat.view(ranks, each).unbind()
+
+
+class Part(NamedTuple):
+    """What a rank owns of one parameter: the numbers from `start` on of the flattened one."""
+
+    parameter: nn.Parameter
+    start: int
+    place: slice  # in the shard
+    master: nn.Parameter  # these numbers, as the optimizer steps them: a view of the bucket's
+
+
+def parts_of(parameters, master, rank):
+    """The Parts of `parameters` that lie in shard number `rank`, as long as `master`."""
+    parts, begin, each = [], 0, len(master)
+    for parameter in parameters:
+        start = max(0, rank * each - begin)
+        stop = min(parameter.numel(), (rank + 1) * each - begin)
+        if start < stop:
+            place = slice(begin + start - rank * each, begin + stop - rank * each)
+            parts.append(Part(parameter, start, place, nn.Parameter(master[place])))
+        begin += parameter.numel()
+    return parts
+
+
+class ShardedBucket(Bucket):
+    """A bucket whose parameters lie in one flat piece of memory, too, which R ranks share out.
+
+    weights  the whole parameters; each parameter is a view of it
+    shard    the part of the weights that this rank owns
+    master   the same numbers in float32 or better: what the optimizer steps; the shard itself
+             where that is precise enough
+    own      after a reduction: the mean gradient of the shard
+    """
+
+    def __init__(self, parameters, group=None):
+        rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+        super().__init__(parameters, group, multiple_of=ranks)
+        self.weights, shards = partition_flat([p.detach() for p in parameters], ranks)
+        sizes = [p.numel() for p in parameters]
+        for parameter, view in zip(parameters, self.weights.split([*sizes, self.padding])):
+            parameter.data = view.view_as(parameter)
+        self.rank, self.shard = rank, shards[rank]
+        self.own = self.before = None
+        self.used = set()  # parameters that had a gradient in this backward
+        self.set_master(self.shard if self.shard.itemsize >= 4 else self.shard.float())
+
+    def set_master(self, master):
+        self.master = master
+        self.parts = parts_of(self.parameters, master, self.rank)
+
+    def gather(self):
+        """As a Bucket's; and what an earlier backward has left for the optimizer is kept."""
+        self.before = [None if part.master.grad is None else part.master.grad.clone()
+                       for part in self.parts]
+        self.used.update(p for p in self.parameters if p.grad is not None)
+        self.flat.untyped_storage().resize_(self.flat.nbytes)  # it may have been freed
+        super().gather()
+
+    def hand_over(self, used_elsewhere=()):
+        """The optimizer's gradients are those in `own`, added to what was there before; the
+        parameters' own are gone. One that no rank has used gets none.
+        """
+        for part, before in zip(self.parts, self.before or ()):
+            if part.parameter not in self.used and part.parameter not in used_elsewhere:
+                part.master.grad = before
+                continue
+            mean = self.own[part.place].to(part.master)
+            part.master.grad = mean if before is None else before.add_(mean)
+        self.own = self.before = None
+        self.used.clear()
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def free_gradients(self):
+        """The whole gradients take no memory until the next gather()."""
+        self.flat.untyped_storage().resize_(0)
+
+    def update_shard(self):
+        """The shard has the master's numbers, rounded to the parameters' type."""
+        if self.master is not self.shard:
+            self.shard.copy_(self.master)
+
+    def update_master(self):
+        """The opposite, after weights were loaded."""
+        if self.master is not self.shard:
+            self.master.copy_(self.shard)
