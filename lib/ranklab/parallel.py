@@ -118,9 +118,12 @@ class Parallel:
                  model.state_dict(keep_vars=True).items() if names.get(tensor, name) == name]
         found += [(names[p], kind, value) for group in optimizer.param_groups
                   for p in group["params"] for kind, value in optimizer.state.get(p, {}).items()
-                  if torch.is_tensor(value)]
+                  if p in names and torch.is_tensor(value)]
         return [Piece(name, kind, tuple(tensor.shape), (0,) * tensor.dim(), tensor.detach())
                 for name, kind, tensor in found]
+
+    def loaded(self):
+        """Called when a checkpoint's numbers are in the Pieces: what is made of them follows."""
 
     def own_state(self, model):
         """{name: state} of what differs from process to process, such as the errors that compressed

@@ -84,6 +84,7 @@ def load_checkpoint(folder, parallel, model, optimizer, device="cpu", more=None)
     for piece, parts in zip(pieces, sources):
         for offset, tensor in parts:
             copy_overlap(piece, offset, tensor)
+    parallel.loaded()
     if own:
         set_random_state(own["random"])
         parallel.load_own_state(model, own["own"])

@@ -36,10 +36,14 @@ class ZeroStage3(Owned, Replica):
         self.order, self.position = [], 0  # of use in forward, as the last one has shown it
         self.reduced, self.under_way = set(), []  # units in this backward; (bucket, handle)
         for unit in self.units:
-            if unit.module is not module:
+            if unit.module is module:
+                module.register_forward_pre_hook(lambda *_: unit.end_gather())
+            else:
                 unit.module.register_forward_pre_hook(functools.partial(self.enter, unit),
                                                       with_kwargs=True)
                 unit.module.register_forward_hook(functools.partial(self.leave, unit))
+        module.register_forward_pre_hook(self.forward_begins)
+        module.register_forward_hook(self.forward_ends)
 
     def make_buckets(self, trained, cap_bytes):
         self.units = [Unit(module, its, self.group_of)
@@ -48,15 +52,12 @@ class ZeroStage3(Owned, Replica):
 
     # --- forward --------------------------------------------------------------------------------
 
-    def forward(self, *inputs, **kwargs):
-        self.position = 0
-        for unit in self.units:
-            if unit.module is self.module:
-                unit.end_gather()
-        outputs = super().forward(*inputs, **kwargs)
-        if not torch.is_grad_enabled():
-            self.free_all()
-        return outputs
+    def forward_begins(self, *_):
+        self.position = self.position if in_backward() else 0
+
+    def forward_ends(self, *_):
+        if not torch.is_grad_enabled() and not in_backward():
+            self.free_all()  # no backward will
 
     def enter(self, unit, module, inputs, kwargs):
         """The unit is whole, the next one is on its way, and its backward will be noticed."""

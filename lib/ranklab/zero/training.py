@@ -1,0 +1,61 @@
+"""Zero: ZeRO as the training loop sees it."""
+
+import contextlib
+import functools
+
+import torch
+
+from ranklab.data_parallel.training import DataParallel
+from ranklab.parallel import Piece, flat_pieces
+from ranklab.zero.offload import offload_optimizer
+from ranklab.zero.stage3 import ZeroStage3
+from ranklab.zero.stages import ZeroStage1, ZeroStage2
+
+STAGES = {1: ZeroStage1, 2: ZeroStage2, 3: ZeroStage3}
+
+
+class Zero(DataParallel):
+    """Data parallelism in which each rank holds 1/R of the state, and more from stage to stage.
+
+    stages   what is used for each stage: a learner's own class fits
+    offload  None, "cpu", or a folder for the optimizer's state
+    lab      06
+    """
+
+    def __init__(self, stage, group=None, equal_parts=False, offload=None, stages=STAGES):
+        super().__init__(group, functools.partial(stages[stage]), equal_parts)
+        self.stage, self.offload = stage, offload
+
+    def make_optimizer(self, new_optimizer, groups):
+        if self.offload is None:
+            return self.replica.make_optimizer(new_optimizer, groups)
+        folder = None if self.offload == "cpu" else self.offload
+        return offload_optimizer(self.replica, new_optimizer, groups, folder)
+
+    def communication(self, is_last):
+        """From stage 2 on each piece's gradients travel: kept, they would be whole on each rank."""
+        return super().communication(is_last) if self.stage == 1 else contextlib.nullcontext()
+
+    def grad_norm(self, parameters):
+        """Each number is on one rank: squares are added up over ranks."""
+        norm = super().grad_norm(parameters)
+        device = self.replica.buckets[0].shard.device
+        return self.total(norm.to(device).double().square()).sqrt().float().to(norm.device)
+
+    def state(self, model, optimizer):
+        """What this rank owns, in the optimizer's precision; and what nobody shares out."""
+        names = {p: name for name, p in model.named_parameters()}
+        parts = [part for bucket in self.replica.buckets for part in bucket.parts]
+        shared = {names[p] for bucket in self.replica.buckets for p in bucket.parameters}
+        pieces = [piece for piece in super().state(model, optimizer) if piece.name not in shared]
+        for parameter, start, _, master in parts:
+            found = {"weight": master.detach(), **optimizer.state.get(master, {})}
+            for kind, value in found.items():
+                if torch.is_tensor(value) and value.dim():
+                    pieces += flat_pieces(names[parameter], kind, parameter.shape, start, value)
+                elif torch.is_tensor(value):  # Adam's step
+                    pieces.append(Piece(names[parameter], kind, (), (), value))
+        return pieces
+
+    def loaded(self):
+        self.replica.step_ends()
