@@ -162,8 +162,8 @@ class Trainer:
         share = self.parallel.forward_backward(
             lambda *piece: self.scaler.scale(self.loss_sum(*piece)),
             *(self.to_device(x) for x in batch), self.loop.micro_batch)  # fmt: skip
-        if self.loop.clip:
-            self.clip(self.loop.clip * scale)
+        if self.loop.clip or self.scaler.is_enabled():  # fp16: all ranks skip a step, or none
+            self.clip((self.loop.clip or math.inf) * scale)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.steps_done += 1

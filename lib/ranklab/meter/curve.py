@@ -33,10 +33,11 @@ class MemoryCurve:
     cost   nothing is sent; each op looks at all that is held: 1 ms with 100 parameters under Adam
     """
 
-    def __init__(self, model, optimizer=None, gathered=(), communication=()):
+    def __init__(self, model, optimizer=None, gathered=(), communication=(), shards=()):
         self.points = []  # Memory: at the start of the block, after each op, at marks, at the end
         self.marks = []  # (index into points, name)
         self._lookup = model, optimizer, gathered, communication
+        self._shards = list(shards)
         self._seen = {}  # identity of a storage -> weak reference, which keeps it from reuse
         self._parameters = []  # weak references to those of the start of the block
         self._mode = None
@@ -84,7 +85,7 @@ class MemoryCurve:
         held, (model, optimizer, *extra) = set(), self._lookup
         # A model under FSDP2 shows its shards, but for a while the whole weights in their place.
         parameters = [p for ref in self._parameters if (p := ref()) is not None]
-        parameters += model.parameters()
+        parameters += [*model.parameters(), *self._shards]
         sizes = held_bytes(parameters, model.buffers(), optimizer,
                            *(x() if callable(x) else x for x in extra), seen=held)
         rest = 0

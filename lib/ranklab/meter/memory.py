@@ -33,7 +33,7 @@ class Memory:
         return self.table()
 
 
-def memory_of(model, optimizer=None, gathered=(), communication=()) -> Memory:
+def memory_of(model, optimizer=None, gathered=(), communication=(), shards=()) -> Memory:
     """The bytes that `model` and `optimizer` hold on this rank, each storage once.
 
     So tied weights count once, and so do gradients that are views of one flat bucket; a bucket
@@ -41,13 +41,14 @@ def memory_of(model, optimizer=None, gathered=(), communication=()) -> Memory:
     counts. What is resized to 0 (as FSDP frees what it gathered) counts 0 bytes.
 
     `gathered` and `communication` are tensors that code holds for a while, in any nesting of lists:
-    memory_of(model, optimizer, communication=[bucket.flat for bucket in model.buckets]).
+    memory_of(model, optimizer, communication=[bucket.flat for bucket in model.buckets]). `shards`
+    are what is left of parameters that `model` shows empty; they count as parameters.
     A storage counts whole, in the first category that has it, in the order gathered parameters,
     parameters, gradients, optimizer state, buffers, communication buffers. Adam's `step` is there
     too: 4 bytes a tensor.
     cost   sends nothing
     """
-    return Memory(**held_bytes(list(model.parameters()), model.buffers(), optimizer, gathered,
+    return Memory(**held_bytes([*model.parameters(), *shards], model.buffers(), optimizer, gathered,
                                communication, set()))
 
 

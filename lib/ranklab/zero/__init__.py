@@ -5,10 +5,22 @@
     stages.py      ZeroStage1, ZeroStage2: optimizer state, then gradients, in shards
     units.py       what stage 3 gathers at once
     stage3.py      ZeroStage3: parameters in shards, too
+    memory.py      zero_memory and zero_traffic: what a stage holds and sends
+    offload.py     the optimizer's state in the CPU's memory, or in a file
+    config.py      deepspeed_config: the fastest way that fits, as DeepSpeed wants it
+    training.py    Zero: the training loop's view
+
+DeepSpeed has all of it as configuration; the tests hold the two together.
 """
 
+from ranklab.zero.config import deepspeed_config, fastest_way
+from ranklab.zero.memory import zero_memory, zero_traffic
+from ranklab.zero.offload import offload_optimizer
 from ranklab.zero.partition import partition_flat
 from ranklab.zero.stage3 import ZeroStage3
 from ranklab.zero.stages import ZeroStage1, ZeroStage2
 
-__all__ = ["ZeroStage1", "ZeroStage2", "ZeroStage3", "partition_flat"]
+__all__ = [
+    "ZeroStage1", "ZeroStage2", "ZeroStage3", "deepspeed_config", "fastest_way",
+    "offload_optimizer", "partition_flat", "zero_memory", "zero_traffic",
+]

@@ -108,7 +108,7 @@ class ZeroStage3(Owned, Replica):
             bucket.gather()
             self.settle()  # so two units' gradients are whole at most
             bucket.flat /= dist.get_world_size(bucket.group)
-            arriving = bucket.shard.new_empty(bucket.shard.shape)
+            arriving = torch.empty_like(bucket.shard)
             work = dist.reduce_scatter_single(arriving, bucket.flat, group=bucket.group,
                                               async_op=True)
             self.under_way.append((bucket, arriving, work))

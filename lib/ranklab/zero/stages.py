@@ -5,6 +5,7 @@ owns a parameter's shard can step it for all. An all-reduce is a reduce-scatter 
 the step now comes between the two, so nothing more is sent.
 """
 
+import torch
 import torch.distributed as dist
 
 from ranklab.data_parallel.buckets import buckets_of
@@ -33,10 +34,16 @@ class ZeroStage1(Owned, OverlappedDataParallel):
 
     def reduce(self, bucket):
         """This rank's shard of the bucket is on its way to become the mean; returns the handle."""
+        while self.works:  # one message at a time: its handle may hold a copy of it
+            self.works.pop().wait()
         bucket.flat /= dist.get_world_size(bucket.group)
-        bucket.own = bucket.flat.view(-1, len(bucket.shard))[bucket.rank]  # it arrives in place
+        bucket.own = self.place_of(bucket)
         return dist.reduce_scatter_single(bucket.own, bucket.flat, group=bucket.group,
                                           async_op=True)
+
+    def place_of(self, bucket):
+        """Where the mean arrives: in its own place among the gradients."""
+        return bucket.flat.view(-1, len(bucket.shard))[bucket.rank]
 
     def finish(self):
         """The optimizer has its gradients; called at the end of backward."""
@@ -46,13 +53,9 @@ class ZeroStage1(Owned, OverlappedDataParallel):
 
     def step_ends(self):
         """All ranks have all parameters, as their owners have stepped them."""
-        works = []
         for bucket in self.buckets:
             bucket.update_shard()
-            works.append(dist.all_gather_single(bucket.weights, bucket.shard, group=bucket.group,
-                                                async_op=True))
-        for work in works:
-            work.wait()
+            dist.all_gather_single(bucket.weights, bucket.shard, group=bucket.group)
 
 
 class ZeroStage2(ZeroStage1):
@@ -70,14 +73,10 @@ class ZeroStage2(ZeroStage1):
         super().__init__(module, cap_bytes, group, find_unused)
         self.free_gradients(self.buckets)
 
-    def reduce(self, bucket):
-        for work in self.works[-1:]:
-            work.wait()
-        self.free_gradients(self.buckets[: self.buckets.index(bucket)])  # reduced by now
-        bucket.flat /= dist.get_world_size(bucket.group)
-        bucket.own = bucket.shard.new_empty(bucket.shard.shape)
-        return dist.reduce_scatter_single(bucket.own, bucket.flat, group=bucket.group,
-                                          async_op=True)
+    def place_of(self, bucket):
+        """A place of its own, because the whole is freed; those before are reduced by now."""
+        self.free_gradients(self.buckets[: self.buckets.index(bucket)])
+        return torch.empty_like(bucket.shard)
 
     def finish(self):
         super().finish()

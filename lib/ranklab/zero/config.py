@@ -1,0 +1,73 @@
+"""A DeepSpeed config from a goal: this model, on these GPUs, as fast as it can be."""
+
+from typing import NamedTuple
+
+from ranklab.zero.memory import zero_memory
+
+
+class Way(NamedTuple):
+    """One way to spend a GPU's memory."""
+
+    stage: int
+    offload_optimizer: bool = False
+    offload_parameters: bool = False
+
+    def gpu_bytes(self, parameters, ranks):
+        """What the model's states need on each GPU, in mixed precision with Adam."""
+        held = zero_memory(self.stage, parameters, ranks)
+        return (held.parameters * (not self.offload_parameters)
+                + (held.gradients + held.optimizer_state) * (not self.offload_optimizer))
+
+
+# From fast to slow: each sends more than the one before, or sends it over a slower link.
+WAYS = (Way(0), Way(1), Way(2), Way(2, offload_optimizer=True), Way(3),
+        Way(3, offload_optimizer=True), Way(3, offload_optimizer=True, offload_parameters=True))
+
+
+def fastest_way(parameters, ranks, gpu_bytes, other_bytes=0):
+    """The first of WAYS whose states fit beside `other_bytes` (activations, buckets) on each GPU.
+
+    error  ValueError when not even the last one fits
+    """
+    for way in WAYS:
+        if way.gpu_bytes(parameters, ranks) + other_bytes <= gpu_bytes:
+            return way
+    raise ValueError(f"{other_bytes / 1e9:.1f} GB beside the model's states do not fit into "
+                     f"{gpu_bytes / 1e9:.1f} GB: use a smaller micro batch, or checkpointing")
+
+
+def deepspeed_config(parameters, ranks, gpu_bytes, batch, micro_batch, other_bytes=0,
+                     precision="bf16", lr=3e-4, bucket=50_000_000):
+    """What deepspeed.initialize(config=...) takes for the fastest way that fits.
+
+    batch        sequences in a step: micro_batch x accumulation steps x ranks
+    other_bytes  of each GPU, for all that is not a state: activations, buckets, fragments
+    bucket       numbers in a message; two of them are in memory at a time
+    error        ValueError where the batch does not divide, or nothing fits
+    lab          06
+    """
+    if batch % (micro_batch * ranks):
+        raise ValueError(f"batch={batch} must be micro_batch={micro_batch} x ranks={ranks} x a "
+                         "whole number of accumulation steps")
+    way = fastest_way(parameters, ranks, gpu_bytes, other_bytes)
+    zero = {"stage": way.stage, "overlap_comm": True, "contiguous_gradients": True,
+            "reduce_bucket_size": bucket, "allgather_bucket_size": bucket}
+    if way.stage == 3:
+        zero |= {"stage3_prefetch_bucket_size": bucket,
+                 "stage3_gather_16bit_weights_on_model_save": True}
+    if way.offload_optimizer:
+        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
+    if way.offload_parameters:
+        zero["offload_param"] = {"device": "cpu", "pin_memory": True}
+    config = {
+        "train_batch_size": batch,
+        "train_micro_batch_size_per_gpu": micro_batch,
+        "gradient_accumulation_steps": batch // (micro_batch * ranks),
+        "gradient_clipping": 1.0,
+        "optimizer": {"type": "AdamW", "params": {"lr": lr, "betas": [0.9, 0.95],
+                                                  "weight_decay": 0.1}},
+        "zero_optimization": zero,
+    }
+    if precision != "fp32":
+        config[precision] = {"enabled": True}
+    return config

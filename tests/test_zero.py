@@ -1,0 +1,308 @@
+"""Lab 06's ZeRO: equal to one process, and exactly what is held and sent."""
+
+import functools
+import itertools
+import math
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.checkpoint import checkpoint
+
+from ranklab import device, launch
+from ranklab.engine import RankError
+from ranklab.meter import MemoryCurve, Traffic, memory_of
+from ranklab.zero import (
+    ZeroStage1, ZeroStage2, ZeroStage3, fastest_way, offload_optimizer, partition_flat,
+    zero_memory, zero_traffic,
+)
+
+pytestmark = pytest.mark.timeout(120)
+
+STAGES = {1: ZeroStage1, 2: ZeroStage2, 3: ZeroStage3}
+ADAMW = functools.partial(torch.optim.AdamW, lr=0.01)
+SGD = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+
+
+class Block(nn.Module):
+    def __init__(self, number):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(7), nn.Linear(7, 9), nn.Linear(9, 7)
+        if number == 1:
+            self.up.requires_grad_(False)
+        if number == 2:
+            self.down.double()
+
+    def forward(self, x):
+        y = torch.tanh(self.up(self.norm(x)))
+        return x + self.down(y.to(self.down.weight.dtype)).to(x.dtype)
+
+
+class Toy(nn.Module):
+    """Frozen, tied, of two types, and one block that is used twice."""
+
+    def __init__(self, recompute=None):
+        super().__init__()
+        self.recompute = recompute
+        self.embedding, self.norm = nn.Embedding(11, 7), nn.LayerNorm(7)
+        self.blocks = nn.ModuleList([Block(i) for i in range(4)])
+        self.head = nn.Linear(7, 11, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, tokens):  # (B, T) -> (B, T, V)
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            x = block(x) if self.recompute is None else checkpoint(
+                block, x, use_reentrant=self.recompute == "reentrant")
+        return self.head(self.norm(self.blocks[0](x)))
+
+
+def tokens(seed):
+    return torch.randint(11, (4, 6), generator=torch.Generator().manual_seed(seed)).to(device())
+
+
+def loss_of(model, seed):
+    x = tokens(seed)
+    return cross_entropy(model(x).flatten(0, 1), x.flatten())
+
+
+def new_toy(seed, recompute=None):
+    torch.manual_seed(seed)
+    return Toy(recompute).to(device())
+
+
+# --- equal to one process -------------------------------------------------------------------------
+
+def _train(stage, new_optimizer, recompute, pieces):
+    """The largest difference of a weight from those of one process, after any of four steps."""
+    rank, R = dist.get_rank(), dist.get_world_size()
+    one, worst = new_toy(0), 0.0
+    model = STAGES[stage](new_toy(rank, recompute))  # ranks begin apart: rank 0's weights count
+    ours, ones = model.make_optimizer(new_optimizer), new_optimizer(one.parameters())
+    for step in range(4):
+        ours.zero_grad()
+        ones.zero_grad()
+        for r, piece in itertools.product(range(R), range(pieces)):
+            (loss_of(one, 100 * step + 10 * piece + r) / R).backward()
+        for piece in range(pieces):
+            if piece == 0 and pieces == 3:
+                with model.no_sync():
+                    loss_of(model, 100 * step + rank).backward()
+            else:
+                loss_of(model, 100 * step + 10 * piece + rank).backward()
+        ours.step()
+        ones.step()
+        state = model.state_dict()
+        worst = max([worst, *((state[name] - p).abs().max().item()
+                              for name, p in one.named_parameters())])
+    return worst
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("stage", STAGES)
+def test_equal_to_one_process(stage, ranks):
+    for new_optimizer, pieces in ((ADAMW, 1), (SGD, 3)):
+        assert max(launch(_train, stage, new_optimizer, None, pieces, ranks=ranks)) < 1e-5
+
+
+@pytest.mark.parametrize("stage, recompute", [(2, "non-reentrant"), (3, "non-reentrant"),
+                                              (3, "reentrant")])
+def test_activation_checkpointing_changes_nothing(stage, recompute):
+    assert max(launch(_train, stage, ADAMW, recompute, 2, ranks=2)) < 1e-5
+
+
+def _groups(stage):
+    model = STAGES[stage](new_toy(0))
+    named = [(name, p) for name, p in model.module.named_parameters() if p.requires_grad]
+    groups = [{"params": [item for item in named if item[1].dim() > 1], "weight_decay": 0.5},
+              {"params": [item for item in named if item[1].dim() == 1], "weight_decay": 0.0}]
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    optimizer = model.make_optimizer(functools.partial(torch.optim.SGD, lr=0.1), groups)
+    (0 * loss_of(model, 0)).backward()
+    optimizer.step()
+    after = model.state_dict()
+    return {name: (before[name], after[name]) for name, _ in named}
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_weight_decay_goes_by_the_whole_parameters_shape(stage):
+    for found in launch(_groups, stage, ranks=3):
+        for before, after in found.values():
+            torch.testing.assert_close(after, before * (0.95 if before.dim() > 1 else 1))
+
+
+class Experts(nn.Module):
+    """Each row takes one of the blocks; the others have no gradient on that rank."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.experts = nn.ModuleList([nn.Linear(4, 4) for _ in range(4)])
+
+    def forward(self, x, which):
+        x = self.first(x)
+        return x + self.experts[which](x)
+
+
+def _unused(stage):
+    torch.manual_seed(0)
+    one, model = Experts().to(device()), Experts().to(device())
+    model.load_state_dict(one.state_dict())
+    options = {"units": []} if stage == 3 else {}  # ranks would gather different experts
+    wrapped = STAGES[stage](model, find_unused=True, **options)
+    new = functools.partial(torch.optim.SGD, lr=0.1, weight_decay=0.5)
+    ours, ones = wrapped.make_optimizer(new), new(one.parameters())
+    x = [torch.randn(2, 4, generator=torch.Generator().manual_seed(r)).to(device())
+         for r in range(2)]
+    for r in range(2):
+        (one(x[r], which=r).sum() / 2).backward()
+    wrapped(x[dist.get_rank()], which=dist.get_rank()).sum().backward()
+    ours.step()
+    ones.step()
+    state = wrapped.state_dict()
+    return [(name, torch.allclose(state[name], p)) for name, p in one.named_parameters()]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_experts_without_tokens(stage):
+    for found in launch(_unused, stage, ranks=2):
+        assert all(equal for _, equal in found), found
+
+
+# --- exactly what is held and sent ----------------------------------------------------------------
+
+class Plain(nn.Sequential):
+    """Of 3 x 110 numbers in blocks and 30 outside, all trained, in float32."""
+
+    def __init__(self):
+        super().__init__(nn.Linear(10, 2, bias=False), nn.ModuleList(
+            nn.Linear(10, 10) for _ in range(3)), nn.Linear(10, 1, bias=False))
+
+    def forward(self, x):
+        for block in self[1]:
+            x = torch.tanh(block(x))
+        return self[0](x).sum() + self[2](x).sum()
+
+
+def _counted(stage, ranks):
+    model = Plain().to(device())
+    wrapped = STAGES[stage](model)
+    optimizer = wrapped.make_optimizer(ADAMW)
+    x = torch.ones(2, 10, device=device())
+    for _ in range(2):  # the second knows the order of units
+        optimizer.zero_grad()
+        with Traffic() as traffic:
+            wrapped(x).backward()
+            shards = [bucket.shard for bucket in wrapped.buckets]
+            held = memory_of(wrapped, optimizer, shards=shards)
+            steps = sum(s["step"].nbytes for s in optimizer.state.values()) if optimizer.state \
+                else 0
+            optimizer.step()
+    return held, steps, traffic.sent_bytes
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 5])
+@pytest.mark.parametrize("stage", STAGES)
+def test_memory_and_traffic_are_those_of_the_formulas(stage, ranks):
+    total, outside = 360, 30  # 2 and 5 divide 110, 30 and 360, so nothing is padded
+    wanted = zero_memory(stage, total, ranks, 4, 4, 8)
+    for held, steps, sent in launch(_counted, stage, ranks, ranks=ranks):
+        assert (held.parameters, held.gradients) == wanted[:2]
+        assert held.optimizer_state - steps == wanted.optimizer_state
+        assert sent == zero_traffic(stage, 4 * total, ranks, 4 * outside)
+
+
+def test_the_papers_figure():
+    """7.5 billion parameters on 64 GPUs: 120, 31.4, 16.6 and 1.9 GB."""
+    gb = [zero_memory(stage, 7.5e9, 64).total / 1e9 for stage in range(4)]
+    assert [round(x, 1) for x in gb] == [120.0, 31.4, 16.6, 1.9]
+    for broken in (zero_memory, zero_traffic):
+        with pytest.raises(ValueError, match="stage=4 must be 0, 1, 2 or 3"):
+            broken(4, 1, 1)
+
+
+def _peak(stage):
+    model = nn.Sequential(nn.ModuleList(nn.Linear(64, 64) for _ in range(8))).to(device())
+    model.forward = lambda x: functools.reduce(lambda y, block: block(y).relu(), model[0], x).sum()
+    options = {} if stage == 3 else {"cap_bytes": 64 * 65 * 4}
+    wrapped = STAGES[stage](model, **options)
+    optimizer = wrapped.make_optimizer(functools.partial(torch.optim.SGD, lr=0.1))
+    with MemoryCurve(wrapped, optimizer, shards=[b.shard for b in wrapped.buckets]) as curve:
+        wrapped(torch.ones(1, 64, device=device())).backward()
+        optimizer.step()
+    return curve.peak_bytes / (8 * 64 * 65 * 4)
+
+
+def test_the_peak_falls_from_stage_to_stage():
+    """In units of all parameters, on 4 ranks: what is whole for a while, too."""
+    peaks = [launch(_peak, stage, ranks=4)[0] for stage in STAGES]
+    assert 2 <= peaks[0] < 2.3, "parameters and gradients"
+    assert 1.25 <= peaks[1] < 1.8, "parameters, a quarter of the gradients, two buckets"
+    assert 0.5 <= peaks[2] < 1.1, "a quarter of both, two units"
+    assert peaks[0] > peaks[1] > peaks[2]
+
+
+# --- partition, offload, bad input ----------------------------------------------------------------
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 7, 20])
+def test_partition_flat(ranks):
+    tensors = [torch.arange(6.0).view(2, 3).t(), torch.tensor(7.0), torch.arange(5.0)]
+    flat, shards = partition_flat(tensors, ranks)
+    each = math.ceil(12 / ranks)
+    assert [len(shard) for shard in shards] == [each] * ranks
+    assert flat[:12].tolist() == [0, 3, 1, 4, 2, 5, 7, 0, 1, 2, 3, 4] and not flat[12:].any()
+    shards[0][0] = 9
+    assert flat[0] == 9, "a shard is a view"
+    empty, parts = partition_flat([torch.zeros(0)], ranks)
+    assert len(parts) == ranks and not empty.numel()
+
+
+def _offloaded(stage, folder):
+    models = [STAGES[stage](new_toy(0)) for _ in range(2)]
+    optimizers = [models[0].make_optimizer(ADAMW), offload_optimizer(models[1], ADAMW,
+                                                                     folder=folder)]
+    for step in range(3):
+        for model, optimizer in zip(models, optimizers):
+            optimizer.zero_grad()
+            loss_of(model, 10 * step + dist.get_rank()).backward()
+            optimizer.step()
+    a, b = (model.state_dict() for model in models)
+    held = [value for state in optimizers[1].state.values() for value in state.values()]
+    apart = {t.untyped_storage().data_ptr() for bucket in models[1].buckets
+             for t in (bucket.shard, bucket.weights)}
+    masters = [p for group in optimizers[1].param_groups for p in group["params"]]
+    return (all(torch.equal(a[name], b[name]) for name in a),
+            all(t.device.type == "cpu" for t in [*held, *masters]),
+            not apart & {t.untyped_storage().data_ptr() for t in masters})
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_an_offloaded_optimizer_gives_the_same_weights(stage, tmp_path):
+    for folder in (None, str(tmp_path / "nvme")):
+        for found in launch(_offloaded, stage, folder, ranks=2):
+            assert found == (True, True, True)
+    assert not list((tmp_path / "nvme").iterdir()), "the files go with the optimizer"
+
+
+def _missing():
+    model = ZeroStage3(Experts().to(device()), units=[])
+    model(torch.ones(1, 4, device=device()), which=0).sum().backward()
+
+
+def test_a_missing_gradient_is_a_sentence():
+    with pytest.raises(RankError, match="6 of 10 parameters got no gradient on rank 0: experts.1"):
+        launch(_missing, ranks=2)
+
+
+@pytest.mark.parametrize("gb, way", [
+    (100, (0, False, False)), (13, (1, False, False)), (8, (2, False, False)),
+    (4, (2, True, False)), (2, (3, True, False)), (0.1, (3, True, True))])
+def test_the_fastest_way_that_fits(gb, way):
+    assert fastest_way(1.3e9, ranks=4, gpu_bytes=gb * 1e9) == way
+
+
+def test_what_does_not_fit_is_a_sentence():
+    with pytest.raises(ValueError, match="9.0 GB beside the model's states do not fit into 8.0 GB"):
+        fastest_way(1e9, 4, 8e9, other_bytes=9e9)
