@@ -4,6 +4,7 @@
     owned.py       an optimizer over what one rank owns
     stages.py      ZeroStage1, ZeroStage2: optimizer state, then gradients, in shards
     units.py       what stage 3 gathers at once
+    sharded_model.py  and how they come together
     stage3.py      ZeroStage3: parameters in shards, too
     memory.py      zero_memory and zero_traffic: what a stage holds and sends
     offload.py     the optimizer's state in the CPU's memory, or in a file

@@ -1,0 +1,157 @@
+"""What a model in shards needs besides the idea of when to gather and when to free."""
+
+import contextlib
+import functools
+
+import torch
+import torch.distributed as dist
+
+from ranklab.data_parallel.replica import Replica
+from ranklab.zero.owned import Owned
+from ranklab.zero.units import Unit, units_of
+
+
+class ShardedModel(Owned, Replica):
+    """`module` in units, each of them in shards: one of R on each rank.
+
+    A subclass gathers and frees them, in four methods:
+        enter(unit, module, inputs, kwargs)   before a unit's forward; returns (inputs, kwargs)
+        leave(unit, module, inputs, outputs)  after it
+        backward_of(unit, place, gradient)    before its backward; `place` is that in `order`
+        backward_done(unit)                   after it
+    What belongs to no unit (embeddings, the last norm) is whole from the forward's begin to the
+    backward's end. Outside of these the parameters of `module` are empty: see whole().
+    All ranks must use the same units in the same order.
+
+    units        the modules to gather one by one; by default the blocks of the model (units_of)
+    find_unused  as in Replica
+    """
+
+    def __init__(self, module, units=None, group=None, find_unused=False):
+        self.chosen = units
+        super().__init__(module, group=group, find_unused=find_unused)
+        self.order, self.position = [], 0  # of units in forward, as the last one has shown it
+        self.reduced, self.under_way = set(), []  # units in this backward; (bucket, place, handle)
+        module.register_forward_pre_hook(self.forward_begins)
+        module.register_forward_hook(self.forward_ends)
+        for unit in self.units:
+            if unit.module is module:
+                module.register_forward_pre_hook(lambda *_, root=unit: root.end_gather())
+            else:
+                unit.module.register_forward_pre_hook(functools.partial(self.enter, unit),
+                                                      with_kwargs=True)
+                unit.module.register_forward_hook(functools.partial(self.leave, unit))
+
+    def make_buckets(self, trained, cap_bytes):
+        self.units = [Unit(module, its, self.group_of)
+                      for module, its in units_of(self.module, self.chosen)]
+        return [bucket for unit in self.units for bucket in unit.buckets]
+
+    # --- the order of units ---------------------------------------------------------------------
+
+    def forward_begins(self, *_):
+        if not in_backward():
+            self.position = 0
+
+    def forward_ends(self, *_):
+        if not torch.is_grad_enabled() and not in_backward():
+            self.free_all()  # no backward will
+
+    def place_in_order(self, unit):
+        """Which place in `order` the unit has, as this forward comes to it."""
+        place = self.position
+        if self.order[place : place + 1] != [unit]:
+            self.order[place:] = [unit]  # the first forward, or one that goes another way
+        self.position += 1
+        return place
+
+    def prefetch(self, place):
+        """The unit at this place in `order` is on its way, if there is one."""
+        if 0 <= place < len(self.order):
+            self.order[place].begin_gather()
+
+    # --- backward -------------------------------------------------------------------------------
+
+    def backward_begins(self, _=None):
+        if not self.in_backward:  # with sync=False, too: units must be freed
+            self.in_backward = True
+            torch.autograd.Variable._execution_engine.queue_callback(self.backward_ends)
+
+    def reduce(self, unit):
+        """The unit's gradients are on their way to become means, each shard on its owner."""
+        self.reduced.add(unit)
+        for bucket in unit.trained():
+            bucket.gather()
+            self.settle()  # so the gradients of two units are whole at most
+            bucket.flat /= dist.get_world_size(bucket.group)
+            arriving = torch.empty_like(bucket.shard)
+            work = dist.reduce_scatter_single(arriving, bucket.flat, group=bucket.group,
+                                              async_op=True)
+            self.under_way.append((bucket, arriving, work))
+
+    def settle(self):
+        """What was on its way has arrived, and the whole gradients are freed."""
+        for bucket, arriving, work in self.under_way:
+            work.wait()
+            bucket.own = arriving if bucket.own is None else bucket.own + arriving
+            bucket.drop_gradients()
+        self.under_way = []
+
+    def finish(self):
+        """The optimizer has its gradients, and no unit is whole; called at the end of backward."""
+        self.free_all()
+        if not self.sync:
+            return
+        for unit in reversed(self.units):
+            if unit not in self.reduced:
+                self.reduce(unit)
+        self.settle()
+        self.reduced.clear()
+        trained = [bucket for bucket in self.buckets if bucket.trained]
+        missing = [p for bucket in trained for p in bucket.parameters if p not in bucket.used]
+        used = self.used_anywhere() if self.find_unused else ()
+        for bucket in trained:
+            bucket.hand_over(used)
+        if missing and not self.find_unused:
+            raise self.no_gradient(missing)
+
+    # --- between the steps ----------------------------------------------------------------------
+
+    def step_ends(self):
+        """The next gather sends what was stepped."""
+        for bucket in self.buckets:
+            bucket.update_shard()
+
+    def free_all(self):
+        for unit in self.units:
+            unit.free()
+
+    @contextlib.contextmanager
+    def whole(self):
+        """Inside, `module` has all its parameters, on every rank; what is written there stays."""
+        for unit in self.units:
+            unit.end_gather()
+        try:
+            yield
+        finally:
+            for bucket in self.buckets:
+                bucket.take_shard()
+            self.free_all()
+
+    def state_dict(self, *args, **kwargs):
+        """That of the plain module, whole and copied, on every rank."""
+        with self.whole():
+            state = super().state_dict(*args, **kwargs)
+            return {name: value.clone() for name, value in state.items()}
+
+    def load_state_dict(self, *args, **kwargs):
+        with self.whole():
+            result = self.module.load_state_dict(*args, **kwargs)
+        for bucket in self.buckets:
+            bucket.update_master()
+        return result
+
+
+def in_backward():
+    """True inside a backward, where a checkpoint runs forwards once more."""
+    return torch._C._current_graph_task_id() != -1
