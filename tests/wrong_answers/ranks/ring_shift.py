@@ -9,6 +9,7 @@ from ranklab.ranks import ring_shift
 BEFORE = "# Both are under way before either is waited for, so no rank blocks its neighbour."
 SEND = "dist.P2POp(dist.isend, x, group=group, group_peer=(rank + 1) % size),"
 RECV = "dist.P2POp(dist.irecv, from_before, group=group, group_peer=(rank - 1) % size),"
+HALF = "for half in (slice(len(x) // 2), slice(len(x) // 2, None))"
 WAIT = "for work in under_way:\n        work.wait()"
 
 WRONG = [
@@ -30,7 +31,8 @@ WRONG = [
     mutant(ring_shift, "x.contiguous()", "x.float()", says="x's type and shape"),
     mutant(ring_shift, "empty_like(x)", "empty(x.shape)", says="longer than the buffer"),
     mutant(ring_shift, "x.contiguous()", "x.flip(0)", says="not x that was sent"),
-    mutant(ring_shift, SEND, f"*({SEND.replace(' x', ' half').rstrip(',')} for half in x.chunk(2)),",
+    mutant(ring_shift, SEND, f"*({SEND[:-1].replace(' x', ' x[half]')} {HALF}),",
+           RECV, f"*({RECV[:-1].replace('before', 'before[half]', 1)} {HALF}),",
            says="2 messages for one x"),
     mutant(ring_shift, "group=None", "group=None, kept={}", "torch.empty_like(x)",
            "kept.setdefault((x.shape, x.dtype), torch.empty_like(x))",
