@@ -70,7 +70,7 @@ def _compare_shift(at, x, seen, members):
                       "The caller still needs its own x. Receive into torch.empty_like(x).")
     if got.numel() and got.data_ptr() == x.data_ptr():
         raise Mistake(f"{where} returned x itself, not a new tensor",
-                      "Whoever writes into the result would write into x: return x.clone().")
+                      "What is written into the result would stand in x: return x.clone().")
     if (got.shape, got.dtype) != (x.shape, x.dtype):
         hint = ("The result has x's type and shape: receive into torch.empty_like(x), and return "
                 "all of it.")
