@@ -1,10 +1,10 @@
 """A check that was never seen failing proves nothing: here each one is, and by name.
 
-tests/wrong_answers/<idea>/<exercise>.py holds a list WRONG of mutants (see mutants.py), for mistakes
-that are one edit of the answer, and plain functions called <exercise>__<mistake>, for those that
-are another idea. The first line of the docstring is a regular expression that must be found in the
-verdict that a learner reads. tests/right_answers/<idea>.py holds right answers that differ from the
-library's: all must pass.
+tests/wrong_answers/<idea>/<exercise>.py holds a list WRONG of mutants (see mutants.py), for
+mistakes that are one edit of the answer, and plain functions called <exercise>__<mistake>, for
+those that are another idea. The first line of the docstring is a regular expression that must be
+found in the verdict that a learner reads. tests/right_answers/<idea>.py holds right answers that
+differ from the library's: all must pass.
 """
 
 import collections

@@ -16,7 +16,8 @@ from ranklab.checks.exercise import Mistake
 PACKAGE = str(Path(__file__).parent.parent)
 CHECKS = str(Path(__file__).parent)
 ENGINE = str(Path(PACKAGE, "engine"))
-OTHERS = (*(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")), "<frozen", "<string")
+OTHERS = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
+NO_FILE = "<frozen", "<string"  # importing; what dataclasses write
 
 
 class LibrarysAnswer(Mistake):
@@ -65,7 +66,7 @@ def _is_learners(frame, answer):
         file = frame.f_code.co_filename
         if file.startswith(CHECKS):
             break
-        if not file.startswith((PACKAGE, *OTHERS)):
+        if not file.startswith((PACKAGE, *OTHERS, *NO_FILE)):
             return True
         by_library |= file.startswith(PACKAGE) and not file.startswith(ENGINE)
     return not by_library

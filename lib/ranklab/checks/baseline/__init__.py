@@ -38,7 +38,7 @@ EXERCISES = (
         "mixed: 2 + 2 bytes in bf16, and 4 + 4 + 4 in float32 with the optimizer.",
         '"fp32": 4, 4, 8; "mixed": 2, 2, 12; "bf16": 2, 2, 4 bytes a parameter.')),
     Exercise(baseline.activation_bytes, check_activation_bytes, hints=(
-        "A linear layer keeps its input. GELU keeps its input. Who shares a tensor with whom?",
+        "A linear layer keeps its input. GELU keeps its input. Which of them share one tensor?",
         "In units of C numbers a token: the norms 2, attention 1 + 3 + 1, the MLP 1 + 4 + 4. And "
         "small change: 2 numbers for each norm, and log-sums or the matrix of attention.",
         "block = (16 C + 4) * element + (4 H if flash else H * seq * element); recompute: "

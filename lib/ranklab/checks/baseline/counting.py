@@ -28,41 +28,51 @@ def counted_flops(config, batch, seq, backward=True):
     return counter.get_total_flops()
 
 
-def check_transformer_flops(transformer_flops):
-    cases = [(TINY, 1, 24), (TINY, 5, 17), (WIDE, 2, 64)]
-    for case in cases:
-        got = _number(transformer_flops(*case, backward=False), "the FLOPs")
-        right = counted_flops(*case, backward=False)
-        if got != right:
-            raise Mistake(f"forward of {_say(*case)}: {got:,} FLOPs; torch counts {right:,}",
-                          _flops_hint(*case, got, right))
-    yield "forward: equal to torch's counter, for two models and three shapes of batch"
-    for case in cases:
-        got, right = _number(transformer_flops(*case), "the FLOPs"), counted_flops(*case)
-        if got != right:
-            forward = counted_flops(*case, backward=False)
-            hint = {forward: "That is the forward alone. The default is a whole step.",
-                    2 * forward: "Backward costs twice the forward: each product needs one for the "
-                                 "gradient of its input and one for that of its weight."}
-            raise Mistake(f"step of {_say(*case)}: {got:,} FLOPs; torch counts {right:,}",
-                          hint.get(got, "Forward was right: how many forwards is a backward?"))
-    yield "forward and backward: equal, too"
-
-
 def _number(got, what):
     if isinstance(got, bool) or not isinstance(got, Real):
         raise Mistake(f"it returned {got!r}", f"Return {what}, as a number.")
     return got
 
 
+def _compare(case, got, counted, unit, slips, hint):
+    """Returns when `got` is what was counted; slips: {wrong number: hint about it}."""
+    if not _close(got, counted):
+        hint = next((h for wrong, h in slips.items() if _close(got, wrong)), hint)
+        raise Mistake(f"{case} {got:,.10g} {unit}; counted {counted:,.10g}", hint)
+
+
+def _close(a, b):
+    return abs(a - b) <= 1e-9 * abs(b)
+
+
+def check_transformer_flops(transformer_flops):
+    cases = [(TINY, 1, 24), (TINY, 5, 17), (WIDE, 2, 64)]
+    for case in cases:
+        got = _number(transformer_flops(*case, backward=False), "the FLOPs")
+        right = counted_flops(*case, backward=False)
+        _compare(f"forward of {_say(*case)}:", got, right, "FLOPs", _flops_slips(*case, right),
+                 "Go through it product by product: q, k, v, out; q @ k, probability @ v; the "
+                 "MLP's two; the head.")
+    yield "forward: equal to torch's counter, for two models and three shapes of batch"
+    for case in cases:
+        got, right = _number(transformer_flops(*case), "the FLOPs"), counted_flops(*case)
+        forward = counted_flops(*case, backward=False)
+        slips = {forward: "That is the forward alone. The default is a whole step.",
+                 2 * forward: "Backward costs twice the forward: each product needs one for the "
+                              "gradient of its input and one for that of its weight."}
+        _compare(f"step of {_say(*case)}:", got, right, "FLOPs", slips,
+                 "Forward was right: how many forwards is a backward?")
+    yield "forward and backward: equal, too"
+
+
 def _say(config, batch, seq):
     return f"{config.n_layer} layers, C={config.n_embd}, batch {batch} x {seq} tokens"
 
 
-def _flops_hint(config, batch, seq, got, right):
+def _flops_slips(config, batch, seq, right):
     C, V, L, tokens = config.n_embd, config.vocab_size, config.n_layer, batch * seq
     attention, head = 4 * tokens * seq * C * L, 2 * tokens * C * V
-    slips = {
+    return {
         right / 2: "A multiply and an add are two FLOPs: an (m, k) @ (k, n) product costs 2 m k n.",
         3 * right: "That is forward and backward. With backward=False, count the forward alone.",
         right - attention: "Attention's own two products are missing: q @ k and probability @ v. "
@@ -80,35 +90,28 @@ def _flops_hint(config, batch, seq, got, right):
         right + attention * (config.n_head - 1):
             "The heads share C: H heads of size C/H cost together what one of size C costs.",
     }  # fmt: skip
-    return slips.get(got, "Go through it product by product: q, k, v, out; q @ k, probability @ v; "
-                          "the MLP's two; the head.")
 
 
 def check_mfu(mfu):
     for config, speed, peak, devices in ((WIDE, 1e6, 1e13, 1), (TINY, 3e7, 312e12, 8)):
         flops = counted_flops(config, 1, config.n_ctx) / config.n_ctx
         right = flops * speed / peak / devices
+        slips = {
+            100 * right: "A fraction is wanted, not per cent.",
+            right * devices: "The peak of all devices together is devices x peak_flops, and "
+                             "tokens_per_second is of all of them already.",
+            right * 4 / 3: "What is computed twice to save memory does not count as work.",
+            right * devices**2: "`/ peak_flops * devices` multiplies by devices. Divide by both: "
+                                "/ (peak_flops * devices).",
+            right / 3: "Training is forward and backward: three forwards.",
+            right * config.n_ctx: "FLOPs per token, not per sequence of n_ctx tokens.",
+            6 * count_parameters(config) * speed / peak / devices:
+                "6 N leaves attention out. Use transformer_flops, which counts it.",
+        }  # fmt: skip
         got = _number(mfu(config, speed, peak, devices), "the fraction")
-        slips = {100 * right: "A fraction is wanted, not per cent.",
-                 right * devices: "The peak of all devices together is devices x peak_flops, and "
-                                  "tokens_per_second is of all of them already.",
-                 right * 4 / 3: "What is computed twice to save memory does not count as work.",
-                 right * devices**2: "`/ peak_flops * devices` multiplies by devices. Divide by "
-                                     "both: / (peak_flops * devices).",
-                 right / 3: "Training is forward and backward: three forwards.",
-                 right * config.n_ctx: "FLOPs per token, not per sequence of n_ctx tokens.",
-                 6 * count_parameters(config) * speed / peak / devices:
-                     "6 N leaves attention out. Use transformer_flops, which counts it."}
-        if not _close(got, right):
-            hint = next((h for value, h in slips.items() if _close(got, value)),
-                        "FLOPs per token x tokens per second / peak FLOP/s.")
-            raise Mistake(f"{speed:g} tokens/s on {devices} devices of {peak:g} FLOP/s: "
-                          f"{got:.6g}; right is {right:.6g}", hint)  # fmt: skip
+        _compare(f"{speed:g} tokens/s on {devices} devices of {peak:g} FLOP/s:", got, right,
+                 "of the peak", slips, "FLOPs per token x tokens per second / peak FLOP/s.")
     yield "right for one device and for eight, from the FLOPs that torch counts"
-
-
-def _close(a, b):
-    return abs(a - b) <= 1e-9 * abs(b)
 
 
 STATE_HINTS = {
@@ -130,18 +133,14 @@ def check_model_state_bytes(model_state_bytes):
         got = model_state_bytes(n, recipe)
         if not isinstance(got, dict) or set(got) != set(right):
             raise Mistake(f"it returned {got}", f"Return a dict with the keys {', '.join(right)}.")
-        for name, wanted in right.items():
-            if got[name] != wanted:
-                what = (f"{recipe}, {name}: {got[name] / n:g} bytes a parameter; "
-                        f"counted after a step: {wanted / n:g}")
-                hint = STATE_HINTS[name]
-                if got[name] * n == wanted:
-                    hint = "That is for one parameter: multiply by n."
-                elif got[name] == 8 * wanted:
-                    hint = "These are bits; a byte has 8. " + hint
-                if name == "parameters" and got[name] == wanted + 4 * n:
-                    hint = "The float32 master weights belong to the optimizer."
-                raise Mistake(what, hint)
+        for name, counted in right.items():
+            each = counted / n
+            slips = {each / n: "That is for one parameter: multiply by n.",
+                     8 * each: f"These are bits; a byte has 8. {STATE_HINTS[name]}"}
+            if name == "parameters":
+                slips[each + 4] = "The float32 master weights belong to the optimizer."
+            _compare(f"{recipe}, {name}:", got[name] / n, each, "bytes a parameter", slips,
+                     STATE_HINTS[name])
         each = sum(right.values()) // n
         yield f"{recipe}: {each} bytes a parameter, as counted after a real Adam step"
 
@@ -164,64 +163,47 @@ def check_activation_bytes(activation_bytes):
         yield f"{kind}: every byte that autograd saves; three shapes, float32 and bf16"
     for flash in (True, False):
         for batch, seq, dtype in ((2, 20, torch.float32), (3, 17, torch.bfloat16)):
-            _compare_recomputed(activation_bytes, flash, batch, seq, dtype)
+            _compare_activations(activation_bytes, flash, batch, seq, dtype, recompute=True)
     yield "recompute=True: a block keeps its input and nothing else; the ends keep all they did"
 
 
-def _compare_recomputed(activation_bytes, flash, batch, seq, dtype):
-    configs, e = [_layers(TINY, n, flash) for n in (3, 4)], dtype.itemsize
-    right = [counted_activations(c, batch, seq, dtype, recompute=True) for c in configs]
-    got = [_number(activation_bytes(c, batch, seq, e, recompute=True), "the bytes")
-           for c in configs]
-    case = f"recompute=True, batch {batch} x {seq}, {e} bytes a number"
-    if got[1] - got[0] != right[1] - right[0]:
-        raise Mistake(f"{case}: a block keeps {got[1] - got[0]:,} bytes; counted "
-                      f"{right[1] - right[0]:,}",
-                      "A checkpointed block keeps one tensor, its input, of C numbers a token, of "
-                      "`element` bytes each; it computes all others again.")
-    if got[1] != right[1]:
-        raise Mistake(f"{case}, 4 layers: {got[1]:,} bytes; counted {right[1]:,}",
-                      "The blocks are right. Embedding, head and loss are not checkpointed: add "
-                      "ends_bytes(config, batch, seq, element) here too, and nothing else.")
-
-
-def _layers(config, n, flash):
-    fields = {**vars(config), "n_layer": n, "flash": flash}
-    return GPTConfig(**fields)
-
-
-def _compare_activations(activation_bytes, flash, batch, seq, dtype):
-    e, tokens, C, H = dtype.itemsize, batch * seq, TINY.n_embd, TINY.n_head
-    one, two = _layers(TINY, 1, flash), _layers(TINY, 2, flash)
-    right1, right2 = (counted_activations(c, batch, seq, dtype) for c in (one, two))
-    got1, got2 = (_number(activation_bytes(c, batch, seq, e), "the bytes") for c in (one, two))
+def _compare_activations(activation_bytes, flash, batch, seq, dtype, **recompute):
+    """Of two depths: the difference is what a block keeps, and the rest is what the ends keep."""
+    e, tokens = dtype.itemsize, batch * seq
+    configs = [GPTConfig(**{**vars(TINY), "n_layer": n, "flash": flash}) for n in (3, 4)]
+    right = [counted_activations(c, batch, seq, dtype, **recompute) for c in configs]
+    got = [_number(activation_bytes(c, batch, seq, e, **recompute), "the bytes") for c in configs]
     case = f"{'flash' if flash else 'plain'}, batch {batch} x {seq}, {e} bytes a number"
-    block, wanted = (got2 - got1) / tokens, (right2 - right1) / tokens
-    if block != wanted:
-        factor = wanted / block if block else 0
-        forgotten = {0: "Two layers keep as much as one: multiply by config.n_layer.",
-                     tokens: "That is one token: multiply by batch * seq.",
-                     batch: "That is one sequence: multiply by the batch."}
-        raise Mistake(f"{case}: a block keeps {block:g} bytes a token; counted {wanted:g}",
-                      forgotten.get(factor) or _ends_in_blocks(block - wanted, batch, seq, e)
-                      or _block_hint(block - wanted, C, H, seq, e, flash))
-    if got1 != right1:
-        hint = ("The blocks are right. Add ends_bytes(config, batch, seq, element) once, for what "
-                "lies before the first block and after the last.")
-        if got1 - right1 == ends_bytes(one, batch, seq, 4) - ends_bytes(one, batch, seq, e):
-            hint = "Give ends_bytes your `element` too: without it, it counts 4 bytes a number."
-        raise Mistake(f"{case}, 1 layer: {got1:,} bytes; counted {right1:,}", hint)
+    block, counted = ((four - three) / tokens for three, four in (got, right))
+    excess = (block - counted) / (TINY.n_embd * e)
+    hints = (f"That is {abs(excess):.3g} x C numbers too {'few' if excess < 0 else 'many'}. Go "
+             "through the table above, line by line.",
+             "The blocks are right. Add ends_bytes(config, batch, seq, element) once, for what "
+             "lies before the first block and after the last.")
+    if recompute:
+        case = f"recompute=True, {case}"
+        hints = ("A checkpointed block keeps one tensor, its input, of C numbers a token, of "
+                 "`element` bytes each; it computes all others again.",
+                 "The blocks are right. Embedding, head and loss are not checkpointed: add "
+                 "ends_bytes(config, batch, seq, element) here too, and nothing else.")
+    slips = {} if recompute else _block_slips(counted, batch, seq, e, flash)
+    _compare(f"{case}: a block keeps", block, counted, "bytes a token", slips, hints[0])
+    ends, float_ends = (ends_bytes(TINY, batch, seq, width) for width in (e, 4))
+    slips = {right[1] + float_ends - ends: "Give ends_bytes your `element` too: without it, it "
+                                           "counts 4 bytes a number."}
+    _compare(f"{case}, 4 layers:", got[1], right[1], "bytes", slips, hints[1])
 
 
-def _ends_in_blocks(excess, batch, seq, e):
-    if round(excess * batch * seq) == ends_bytes(TINY, batch, seq, e):
-        return "Add ends_bytes(...) once, after multiplying by the layers, not in each layer."
-    return ""
-
-
-def _block_hint(excess, C, H, seq, e, flash):
+def _block_slips(right, batch, seq, e, flash):
+    """{wrong bytes a token of a block: hint about it}"""
+    C, H = TINY.n_embd, TINY.n_head
     width, matrix, stats, log_sum = C * e, H * seq * e, 4 * e, 4 * H
     slips = {
+        -right: "More layers keep no more: multiply by config.n_layer.",
+        right / (batch * seq) - right: "That is one token: multiply by batch * seq.",
+        right / batch - right: "That is one sequence: multiply by the batch.",
+        ends_bytes(TINY, batch, seq, e) / (batch * seq):
+            "Add ends_bytes(...) once, after multiplying by the layers, not in each layer.",
         width: "The attention output is one tensor: the attention kernel and `out` share it.",
         2 * width: "q, k and v read the same input, and autograd keeps it once.",
         -3 * width: "The attention kernel keeps q, k and v for its backward: 3 C a token.",
@@ -244,6 +226,4 @@ def _block_hint(excess, C, H, seq, e, flash):
         slips[log_sum - matrix] = slips[-matrix]
         longest = H * TINY.n_ctx * e
         slips[longest - matrix] = "The (T, T) matrix is as long as this batch, not config.n_ctx."
-    few = "too few" if excess < 0 else "too many"
-    return slips.get(excess, f"That is {abs(excess) / width:.3g} x C numbers {few}. Go through the "
-                             "table above, line by line.")
+    return {right + excess: hint for excess, hint in slips.items()}

@@ -3,8 +3,9 @@
 import torch
 from torch import nn
 
-from ranklab.checks.baseline.accumulating import distance, gradients
+from ranklab.checks.baseline.accumulating import gradients
 from ranklab.checks.exercise import Mistake
+from ranklab.checks.trial import explain, is_near
 from ranklab.meter import SavedActivations
 
 
@@ -36,8 +37,8 @@ def _two_layers(dropout, run):
             x = run(layer, x, shift, mask)
     loss = (x * torch.randn(8, 16)).sum()  # random numbers are used between forward and backward
     loss.backward()
-    weights = {**gradients(layers), "the second input, shift": shift.grad}
-    return {"value": x.detach(), "input": start.grad, "weights": weights,
+    grads = {**gradients(layers), "the second input, shift": shift.grad, "the input": start.grad}
+    return {"value": x.detach(), "gradients": grads,
             "saved": saved.bytes, "calls": layers[0].calls, "random": torch.rand(4)}  # fmt: skip
 
 
@@ -121,35 +122,29 @@ def _compare_two_outputs(checkpointed):
             raise Mistake(f"a function with two outputs: {str(error).partition('. ')[0]}",
                           TWO_OUTPUTS) from None
         for mine, right in zip(got, gradients_of(both, first)):
-            if mine is None or not torch.allclose(mine, right):
+            if not is_near(mine, right):
                 raise Mistake("a function with two outputs: a value or a gradient is off",
                               TWO_OUTPUTS)
 
 
 def _compare_recomputed(got, right, dropout):
-    with_dropout = f"dropout {dropout}: "
-    if distance(got["value"], right["value"]) > 1e-6:
-        raise Mistake(f"{with_dropout}the value is not function's",
-                      "forward returns function(*inputs) as it is.")
-    grads = {**right["weights"], "the input": right["input"]}
-    for name, grad in grads.items():
-        seen = got["input"] if name == "the input" else got["weights"][name]
+    explain(f"dropout {dropout}: the value", got["value"], right["value"],
+            hint="forward returns function(*inputs) as it is.")
+    for name, grad in right["gradients"].items():
         if grad is None:
             continue
+        seen = got["gradients"][name]
         if "shift" in name and seen is None:
-            raise Mistake(f"{with_dropout}{name} gets no gradient",
-                          "Return the gradients of all inputs: tuple(x.grad for x in kept).")
-        if seen is None or (not seen.any() and grad.any()):
-            raise Mistake(f"{with_dropout}{name} gets no gradient",
-                          "Weights inside function are no inputs of it: "
-                          "torch.autograd.backward(outputs, gradients) fills their .grad, "
-                          "torch.autograd.grad of the inputs alone does not. And kept inputs must "
-                          "require a gradient if the originals did.")
-        if distance(seen, grad) > 1e-5:
-            if dropout:
-                hint = ("With dropout only: the second forward drops other numbers than the first. "
-                        "Run it inside random_replayed(ctx.random).")
-            else:
-                hint = ("Use the gradients that backward receives, not ones; detach the kept "
-                        "inputs, or backward goes on into the layer before and counts it twice.")
-            raise Mistake(f"{with_dropout}the gradient of {name} is off", hint)
+            hint = "Return the gradients of all inputs: tuple(x.grad for x in kept)."
+        elif seen is None or (not seen.any() and grad.any()):
+            hint = ("Weights inside function are no inputs of it: "
+                    "torch.autograd.backward(outputs, gradients) fills their .grad, "
+                    "torch.autograd.grad of the inputs alone does not. And kept inputs must "
+                    "require a gradient if the originals did.")
+        elif dropout:
+            hint = ("With dropout only: the second forward drops other numbers than the first. Run "
+                    "it inside random_replayed(ctx.random).")
+        else:
+            hint = ("Use the gradients that backward receives, not ones; detach the kept inputs, "
+                    "or backward goes on into the layer before and counts it twice.")
+        explain(f"dropout {dropout}: the gradient of {name}", seen, grad, hint=hint)

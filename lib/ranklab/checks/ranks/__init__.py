@@ -13,12 +13,12 @@ EXERCISES = (
         "divmod(n, size) gives both. The first `left over` ranks take one more each.",
         "start = rank * each + min(rank, left_over); the length is each + (rank < left_over).")),
     Exercise(ranks.pass_the_token, check_pass_the_token, hints=(
-        "Who may send before it has received? Exactly one rank.",
+        "Which rank may send before it has received? Exactly one may.",
         "Rank 0: send, then receive. All others: receive, then send. Neighbours modulo size.",
         "dist.send(token + 1, group=group, group_dst=(rank + 1) % size); then return "
         "token.item().")),
     Exercise(ranks.ring_shift, check_ring_shift, hints=(
-        "A send may return only when its receiver is there. Who is there, if all send?",
+        "A send may return only when its receiver is there. Which rank is there, if all send?",
         "Start the send without waiting for it, receive, then wait: dist.isend returns a handle.",
         "dist.batch_isend_irecv([dist.P2POp(dist.isend, ...), dist.P2POp(dist.irecv, ...)]), then "
         "wait() for each. A single rank has no neighbour: return a copy.")),
@@ -47,9 +47,9 @@ PREDICTIONS = (
                nudge="Which rank has the empty document? Each of the four has five in a row.",
                answer=lambda: next(r for r in range(4) if 11 in ranks.shard_range(20, r, 4)),
                slips={11: "that is the document; which rank has it?",
-                      0: "rank 0 waits like the others; who does not wait?",
-                      1: "rank 1 waits like the others; who does not wait?",
-                      3: "rank 3 waits like the others; who does not wait?"},
+                      0: "rank 0 waits like the others; which one does not?",
+                      1: "rank 1 waits like the others; which one does not?",
+                      3: "rank 3 waits like the others; which one does not?"},
                why="It finished: it skipped a call that the others still wait for."),
     Prediction("calls_it_made", working="5 - 1", unit="calls", answer=lambda: 4, tolerance=0,
                nudge="The others stand in a call that it does not make. How many did they make, "

@@ -13,7 +13,7 @@ def check_shard_range(shard_range):
     for n in (5, 7, 8, 10, 24, 1001, 1, 0):
         for size in reversed(SIZES):
             parts = [_as_list(shard_range(n, rank, size)) for rank in range(size)]
-            _compare_parts(parts, n, size)
+            _compare_parts(parts, n, f"n={n} on {as_text(size)}")
     yield "range(n) for n = 0, 1, 5, 7, ... on 1, 2, 3, 4, 8 ranks: nothing lost, nothing twice"
     yield "lengths differ by at most one, the longer parts first, each part contiguous"
 
@@ -27,41 +27,37 @@ def _as_list(part):
     if hasattr(part, "__next__"):  # walked through once, it is empty; and len() fails
         raise Mistake(f"it returned a {type(part).__name__}",
                       "A part has a length and can be read twice: return range(start, end).")
-    return [_whole(item) for item in part]
-
-
-def _whole(item):
+    items = list(part)
     try:
-        return operator.index(item)
-    except TypeError:
-        raise Mistake(f"the items are of type {type(item).__name__}, not whole numbers",
+        return [operator.index(item) for item in items]
+    except TypeError as error:
+        raise Mistake(f"the items are not whole numbers: {error}",
                       "n / size is a float in Python, and a float can't index a list: "
                       "n // size.") from None
 
 
-def _compare_parts(parts, n, size):
-    right = [part.tolist() for part in np.array_split(np.arange(n), size)]
+def _compare_parts(parts, n, case):
+    right = [part.tolist() for part in np.array_split(np.arange(n), len(parts))]
     if parts == right:
         return
-    case = f"n={n} on {size} rank{'s' if size > 1 else ''}"
     given = [i for part in parts for i in part]
     lengths = [len(part) for part in parts]
     if twice := sorted({i for i in given if given.count(i) > 1}):
-        raise Mistake(f"{case}: {some(twice)} is handed out twice",
+        raise Mistake(f"{case}: {_some(twice)} is handed out twice",
                       "Each part must start where the part of the rank before it ends.")
     lost, beyond = sorted(set(range(n)) - set(given)), sorted(set(given) - set(range(n)))
     if lost and beyond:
-        raise Mistake(f"{case}: nobody has {some(lost)}, but {some(beyond)} is handed out",
+        raise Mistake(f"{case}: nobody has {_some(lost)}, but {_some(beyond)} is handed out",
                       f"The parts are shifted: range({n}) starts at 0 and ends before {n}.")
     if lost:
-        raise Mistake(f"{case}: nobody has {some(lost)}",
+        raise Mistake(f"{case}: nobody has {_some(lost)}",
                       "n // size rounds down, and the left-over n % size items get lost. "
                       "The first n % size ranks take one more each.")
     if beyond:
-        raise Mistake(f"{case}: {some(beyond)} is handed out, but range({n}) ends before",
+        raise Mistake(f"{case}: {_some(beyond)} is handed out, but range({n}) ends before",
                       "Cut the last part at n, or better: count the left-over items exactly.")
     if any(part and part != list(range(part[0], part[-1] + 1)) for part in parts):
-        raise Mistake(f"{case}: rank 0 has {some(parts[0])}, which is not contiguous",
+        raise Mistake(f"{case}: rank 0 has {_some(parts[0])}, which is not contiguous",
                       "A stride (rank, rank + size, ...) is a fair split, too, but files and "
                       "tensors are read in blocks: make each part one block.")
     if max(lengths) - min(lengths) > 1:
@@ -72,6 +68,11 @@ def _compare_parts(parts, n, size):
                   "The longer parts belong to the first ranks, in rank order.")
 
 
-def some(items):
+def _some(items):
     """The first few of `items`, as text."""
     return ", ".join(map(str, items[:4])) + (", ..." if len(items) > 4 else "")
+
+
+def as_text(size):
+    """As the checks of this lab say how many ranks there are."""
+    return "1 rank" if size == 1 else f"{size} ranks"

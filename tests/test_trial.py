@@ -1,0 +1,74 @@
+"""What every check is made of: explain, and seeing whose answer it is."""
+
+import textwrap
+import types
+from pathlib import Path
+
+import pytest
+import torch
+
+from ranklab.checks import trial
+from ranklab.checks.exercise import Mistake
+from ranklab.checks.own import LibrarysAnswer, calls_watched
+from ranklab.checks.trial import explain
+
+
+def in_file(file, source, **names):
+    """What `source` defines, as if it stood in `file`."""
+    exec(compile(textwrap.dedent(source), str(file), "exec"), names)
+    return types.SimpleNamespace(**names)
+
+
+def test_library_code_may_be_built_on_the_answer_but_the_learners_may_not():
+    package = Path(trial.__file__).parent.parent
+    library = in_file(package / "zero.py", """
+        def shard(x): return x[:1]
+        def train(x, fn=None): return fn(x) if fn else shard(x)""")
+    learner = in_file("<a cell>", """
+        def calls(x): return library.shard(x)
+        def by_the_library(x): return library.train(x)
+        def writes(x): return x[:1]""", library=library)
+    judge_ = in_file(package / "checks" / "zero.py", "def call(fn, *args): return fn(*args)").call
+    with calls_watched(library.shard):
+        assert judge_(library.train, "ab") == judge_(learner.writes, "ab") == "a"
+        assert judge_(library.train, "ab", learner.writes) == "a"
+    for cheat in (learner.calls, learner.by_the_library, library.shard,
+                  lambda x: library.train(x, library.shard)):
+        with calls_watched(library.shard), pytest.raises(LibrarysAnswer, match="own shard"):
+            judge_(cheat, "ab")
+    assert learner.calls("ab") == "a", "and all is as before"
+
+
+def test_a_class_is_watched_with_all_its_methods():
+    class Answer(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.x = 1
+
+        @staticmethod
+        def size():
+            return 3
+
+    class Mine(Answer):
+        pass
+
+    for call in (Answer, Answer.size, Mine):
+        with calls_watched(Answer), pytest.raises(LibrarysAnswer, match="own Answer"):
+            call()
+    assert Answer().x == 1 and Mine.size() == 3
+
+
+@pytest.mark.parametrize("got, says", [
+    (torch.ones(2) * 3, "the mean is the sum$"), (torch.ones(2), None), (None, "is None$"),
+    (torch.ones(2) * 2, "is 2 at element 0, not 1$"), (torch.ones(3), r"of shape \(3,\), not"),
+    (torch.ones(2).double(), "is torch.float64, not torch.float32"), ([1, 1], "is a list$"),
+    (torch.tensor([1, torch.nan]), "is nan at element 1, not 1$"),
+    (torch.ones(2) + 1e-6, None), (torch.ones(2) + 1e-4, "is 1.0001 at element"),
+])
+def test_explain_says_what_it_is_instead(got, says):
+    slips = {"another right one": (torch.ones(2), ""), "the sum": (torch.ones(2) * 3, "Divide.")}
+    if says is None:
+        return explain("the mean", got, torch.ones(2), slips, "Look.")
+    with pytest.raises(Mistake, match=says) as mistake:
+        explain("the mean", got, torch.ones(2), slips, "Look.")
+    assert mistake.value.hint == ("Divide." if "sum" in says else "Look.")
