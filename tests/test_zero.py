@@ -15,7 +15,7 @@ from ranklab import device, launch
 from ranklab.engine import RankError
 from ranklab.meter import MemoryCurve, Traffic, memory_of
 from ranklab.zero import (
-    ZeroStage1, ZeroStage2, ZeroStage3, fastest_way, offload_optimizer, partition_flat,
+    CpuMemory, Files, ZeroStage1, ZeroStage2, ZeroStage3, fastest_way, offload_optimizer, partition_flat,
     zero_memory, zero_traffic,
 )
 
@@ -261,8 +261,9 @@ def test_partition_flat(ranks):
 
 def _offloaded(stage, folder):
     models = [STAGES[stage](new_toy(0)) for _ in range(2)]
-    optimizers = [models[0].make_optimizer(ADAMW), offload_optimizer(models[1], ADAMW,
-                                                                     folder=folder)]
+    place = Files(folder) if folder else CpuMemory()
+    optimizers = [models[0].make_optimizer(ADAMW),
+                  offload_optimizer(models[1], ADAMW, place=place)]
     for step in range(3):
         for model, optimizer in zip(models, optimizers):
             optimizer.zero_grad()

@@ -16,12 +16,12 @@ DeepSpeed has all of it as configuration; the tests hold the two together.
 
 from ranklab.zero.config import deepspeed_config, fastest_way
 from ranklab.zero.memory import zero_memory, zero_traffic
-from ranklab.zero.offload import offload_optimizer
+from ranklab.zero.offload import CpuMemory, Files, offload_optimizer
 from ranklab.zero.partition import partition_flat
 from ranklab.zero.stage3 import ZeroStage3
 from ranklab.zero.stages import ZeroStage1, ZeroStage2
 
 __all__ = [
-    "ZeroStage1", "ZeroStage2", "ZeroStage3", "deepspeed_config", "fastest_way",
-    "offload_optimizer", "partition_flat", "zero_memory", "zero_traffic",
+    "CpuMemory", "Files", "ZeroStage1", "ZeroStage2", "ZeroStage3", "deepspeed_config",
+    "fastest_way", "offload_optimizer", "partition_flat", "zero_memory", "zero_traffic",
 ]

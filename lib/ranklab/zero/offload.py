@@ -7,60 +7,63 @@ import torch
 import torch.distributed as dist
 
 
-def offload_optimizer(model, new_optimizer, groups=None, folder=None):
-    """model.make_optimizer(...), with master weights, their gradients and the optimizer's state in
-    the CPU's memory; with `folder`, master weights and state in files there.
-
-    The step is the CPU's work: each gradient goes there once (gradient_bytes / R over PCIe), and
-    the stepped shard comes back once. From a GPU both are asynchronous, from and to pinned memory.
-    Files are mapped into memory: the system reads and writes what a step touches, and drops it when
-    memory runs short. Put `folder` on a local NVMe disk. The files are gone with the optimizer.
-    model  a ZeroStage1, 2 or 3
-    cost   sends what `model` sends
-    paper  Ren et al. 2021, ZeRO-Offload; Rajbhandari et al. 2021, ZeRO-Infinity
-    lab    06
-    """
-    place = _Memory() if folder is None else _Files(folder, model.group)
-    for bucket in model.buckets:
-        bucket.set_master(place.copy(bucket.shard))
-    optimizer = model.make_optimizer(new_optimizer, groups)
-    if folder is not None:  # torch makes its state in the first step
-        optimizer.register_step_post_hook(lambda *_: place.take_state(optimizer))
-    return optimizer
-
-
-class _Memory:
-    """The CPU's, pinned where a GPU reads and writes it."""
+class CpuMemory:
+    """The CPU's memory, pinned where a GPU reads and writes it."""
 
     def copy(self, tensor):
-        there = torch.empty(tensor.shape, dtype=torch.promote_types(tensor.dtype, torch.float32),
-                            device="cpu", pin_memory=tensor.device.type != "cpu")
+        """The numbers of `tensor` there, in float32 or better."""
+        dtype = torch.promote_types(tensor.dtype, torch.float32)
+        there = torch.empty(tensor.shape, dtype=dtype, device="cpu",
+                            pin_memory=tensor.device.type != "cpu")
         return there.copy_(tensor)
 
+    def take_state(self, optimizer):
+        """Nothing to do: torch makes the state where the parameters are."""
 
-class _Files:
-    """Tensors in files of one folder; the state of the optimizer moves there as it appears."""
 
-    def __init__(self, folder, group):
+class Files:
+    """Files in `folder`, mapped into memory: the system reads and writes what a step touches, and
+    drops it when memory runs short. Put the folder on a local NVMe disk. A file has no name once
+    it is open, so all are gone with the process.
+    """
+
+    def __init__(self, folder, group=None):
         self.folder = Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.numbers, self.rank = itertools.count(), dist.get_rank(group)
-        self.moved = set()
+        self.numbers, self.rank, self.moved = itertools.count(), dist.get_rank(group), set()
 
     def copy(self, tensor):
+        """The numbers of `tensor` there, in float32 or better."""
         dtype = torch.promote_types(tensor.dtype, torch.float32)
         if not tensor.numel():
             return tensor.detach().to("cpu", dtype)
         path = self.folder / f"rank-{self.rank}-{next(self.numbers)}.bin"
         there = torch.from_file(str(path), shared=True, size=tensor.numel(), dtype=dtype)
-        path.unlink()  # the mapping keeps it alive, and nobody has to clean up
+        path.unlink()
         return there.view(tensor.shape).copy_(tensor)
 
     def take_state(self, optimizer):
+        """What the optimizer has made in its first step lies in files, too."""
         for parameter, state in optimizer.state.items():
-            if parameter in self.moved:
-                continue
-            self.moved.add(parameter)
-            for kind, value in state.items():
-                if torch.is_tensor(value) and value.shape == parameter.shape:
-                    state[kind] = self.copy(value)
+            if parameter not in self.moved:
+                self.moved.add(parameter)
+                state.update({kind: self.copy(value) for kind, value in state.items()
+                              if torch.is_tensor(value) and value.shape == parameter.shape})
+
+
+def offload_optimizer(model, new_optimizer, groups=None, place=None):
+    """model.make_optimizer(...), with master weights, their gradients and the optimizer's state at
+    `place`: in the CPU's memory (CpuMemory(), the default), or in Files(folder).
+
+    The step is the CPU's work: this rank's gradients go there once, and the stepped shard comes
+    back once. The model is a ZeroStage1, 2 or 3, and has made no optimizer before.
+    cost   sends what `model` sends; between GPU and CPU, 1/R of gradients and parameters a step
+    paper  Ren et al. 2021, ZeRO-Offload; Rajbhandari et al. 2021, ZeRO-Infinity
+    lab    06
+    """
+    place = place or CpuMemory()
+    for bucket in model.buckets:
+        bucket.set_master(place.copy(bucket.shard))
+    optimizer = model.make_optimizer(new_optimizer, groups)
+    optimizer.register_step_post_hook(lambda *_: place.take_state(optimizer))
+    return optimizer

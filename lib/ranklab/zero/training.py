@@ -7,7 +7,7 @@ import torch
 
 from ranklab.data_parallel.training import DataParallel
 from ranklab.parallel import Piece, flat_pieces
-from ranklab.zero.offload import offload_optimizer
+from ranklab.zero.offload import CpuMemory, Files, offload_optimizer
 from ranklab.zero.stage3 import ZeroStage3
 from ranklab.zero.stages import ZeroStage1, ZeroStage2
 
@@ -29,8 +29,8 @@ class Zero(DataParallel):
     def make_optimizer(self, new_optimizer, groups):
         if self.offload is None:
             return self.replica.make_optimizer(new_optimizer, groups)
-        folder = None if self.offload == "cpu" else self.offload
-        return offload_optimizer(self.replica, new_optimizer, groups, folder)
+        place = CpuMemory() if self.offload == "cpu" else Files(self.offload, self.group)
+        return offload_optimizer(self.replica, new_optimizer, groups, place)
 
     def communication(self, is_last):
         """From stage 2 on each piece's gradients travel: kept, they would be whole on each rank."""
