@@ -15,8 +15,8 @@ from ranklab import device, launch
 from ranklab.engine import RankError
 from ranklab.meter import MemoryCurve, Traffic, memory_of
 from ranklab.zero import (
-    CpuMemory, Files, ZeroStage1, ZeroStage2, ZeroStage3, fastest_way, offload_optimizer, partition_flat,
-    zero_memory, zero_traffic,
+    CpuMemory, Files, ZeroStage1, ZeroStage2, ZeroStage3, fastest_way, offload_optimizer,
+    partition_flat, zero_memory, zero_traffic,
 )
 
 pytestmark = pytest.mark.timeout(120)
