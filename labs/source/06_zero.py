@@ -129,7 +129,7 @@ plots.shards({name: p.numel() for name, p in layers.named_parameters()}, ranks=4
 # %%
 from ranklab.zero.memory import States
 
-
+# %%
 def zero_memory(stage, parameters, ranks, parameter_bytes=2, gradient_bytes=2, optimizer_bytes=12):
     """The States that each rank holds between two steps, after backward and before zero_grad().
 
@@ -150,7 +150,7 @@ zero_memory = check(zero_memory)
 # %%
 for stage in range(4):
     held = zero_memory(stage, 1.3e9, ranks=4)
-    print(f"stage {stage}: GPT-2 XL's 1.3 billion parameters on 4 GPUs: {held.total / 1e9:5.1f} GB each")
+    print(f"stage {stage}: 1.3 billion parameters on 4 GPUs: {held.total / 1e9:4.1f} GB on each")
 
 # %% [markdown]
 # ### 4.3 Stage 1: the optimizer state
@@ -181,7 +181,7 @@ from ranklab.data_parallel.buckets import buckets_of
 from ranklab.zero.owned import Owned
 from ranklab.zero.partition import ShardedBucket
 
-
+# %%
 class ZeroStage1(Owned, OverlappedDataParallel):
     """`module`, of which each rank keeps optimizer state for the R-th part that it owns.
 
@@ -302,7 +302,7 @@ check(stage3_sends=...)
 from ranklab.zero.sharded_model import ShardedModel, in_backward
 from ranklab.zero.units import call_after_backward
 
-
+# %%
 class ZeroStage3(ShardedModel):
     """`module`, of which each rank holds the R-th part, and each unit as a whole while it runs.
 
@@ -322,8 +322,8 @@ class ZeroStage3(ShardedModel):
     def leave(self, unit, module, inputs, outputs):
         """After it: the unit is free, and will be gathered when its backward begins."""
         begins = functools.partial(self.backward_of, unit, self.position - 1)
-        # not in a checkpoint's second forward: for each tensor in tree_leaves(outputs) that requires
-        # a gradient, register_hook(begins) says when backward comes here; then free
+        # not in a checkpoint's second forward: for each tensor in tree_leaves(outputs) that
+        # requires a gradient, register_hook(begins) says when backward comes here; then free
         raise NotImplementedError("exercise 4.5, second part: about 6 lines")
 
     def backward_of(self, unit, place, _):
@@ -411,7 +411,7 @@ zero_traffic = check(zero_traffic)
 # %%
 from ranklab.zero import CpuMemory, Files
 
-
+# %%
 def offload_optimizer(model, new_optimizer, groups=None, place=None):
     """model.make_optimizer(...), with master weights, their gradients and the optimizer's state at
     `place`: in the CPU's memory (CpuMemory(), the default), or in Files(folder).
@@ -498,6 +498,7 @@ def held_and_sent(stage):
     return held.parameters, held.gradients, held.optimizer_state - steps, traffic.sent_bytes
 
 
+# %%
 n = 8 * 64 * 65
 print(f"{'':8} {'parameters':^17} {'gradients':^17} {'optimizer state':^17} {'sent':^17}\n{'':8}"
       + " predicted  counted" * 4)
