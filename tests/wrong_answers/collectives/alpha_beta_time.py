@@ -17,7 +17,7 @@ WRONG = [
     mutant(alpha_beta_time, "math.ceil", "", says="no fraction of a round"),
     mutant(alpha_beta_time, "math.ceil", "math.floor", says="round log2 R up"),
     mutant(alpha_beta_time, "rounds if R == 2**rounds else rounds + 1", "rounds",
-           says="One round is missing"),
+           says="A round is missing"),
     mutant(alpha_beta_time, "step_bytes * beta)", "8 * step_bytes * beta)", says="you count bits"),
     mutant(alpha_beta_time, "if algorithm not in costs", "if False",
            says="Say in a sentence which names"),
