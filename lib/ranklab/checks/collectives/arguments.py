@@ -15,6 +15,8 @@ from ranklab.checks.exercise import Mistake
 GROUP = ("Hand `group` on wherever you look or talk: get_rank(group), get_world_size(group), "
          "sendrecv(..., group), dist.send(..., group=group, group_dst=...).")
 ROOT = "And `src` or `server` counts inside the group: that is what group_dst and group_src do."
+IN_PLACE = ("Let what arrives land in the chunks of `out`, and add your share there, in place: "
+            "arriving.add_(mine[i]). `a = a + b` makes a new tensor elsewhere.")
 
 
 def stays_in_group(fn, call, wanted, has_out=True):
@@ -77,16 +79,15 @@ def own_chunk(x, group=None):
     return x.flatten().tensor_split(dist.get_world_size(group))[dist.get_rank(group)]
 
 
-def explain_into(wrong):
+def explain_into(wrong, hint=IN_PLACE):
     """For a case with `into`: the result must lie in `out` itself."""
     if not wrong.case.into:
         return
-    what = f"`out` is given, and the result is not in it on {wrong.where}"
     if wrong.ranks == 1:
-        raise Mistake(what, "On one rank nothing arrives: copy x there. (In ring_all_reduce: hand "
-                      "`out` to both.)")
-    there = ("nothing was written there" if bool((wrong.got == 99).all()) else
-             f"it has {wrong.got.flatten()[0]:g} there where {wrong.right.flatten()[0]:g} is right")
-    raise Mistake(f"{what}: {there}",
-                  "Let what arrives land in the chunks of `out`, and add your share there, in "
-                  "place: arriving.add_(mine[i]). `a = a + b` makes a new tensor elsewhere.")
+        hint = ("On one rank nothing arrives: copy x there. (In ring_all_reduce: hand `out` to "
+                "both.)")
+    got, right = wrong.got.flatten(), wrong.right.flatten()
+    at = int((got != right).nonzero()[0])
+    there = ("nothing was written there" if bool((got == 99).all()) else
+             f"it has {got[at]:g} at element {at} where {right[at]:g} is right")
+    raise Mistake(f"`out` is given, and the result is not in it on {wrong.where}: {there}", hint)

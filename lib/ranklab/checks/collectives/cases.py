@@ -65,7 +65,7 @@ class Seen:
 
 def plain_cases(ranks):
     """First the one that says which rank is missing, then the types; R divides the length."""
-    return [Case(2 * ranks, "marks")] + [Case(6 * ranks, dtype=dtype) for dtype in TYPES]
+    return [Case(2 * ranks, "marks", "int64")] + [Case(6 * ranks, dtype=dtype) for dtype in TYPES]
 
 
 def uneven_cases():

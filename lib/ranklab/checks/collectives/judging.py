@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ranklab.checks import trial
 from ranklab.checks.collectives.cases import MARK, Case, observe
 from ranklab.checks.exercise import Mistake
 from ranklab.checks.handles import all_awaited
@@ -41,12 +42,12 @@ def compare(cases, seen, wanted, explain=None):
         for rank, one in enumerate(of_ranks):
             _can_be_judged(one, rank_name(rank, ranks))
         for rank, (one, right) in enumerate(zip(of_ranks, wanted(case, ranks))):
-            got, where, times = one.value, rank_name(rank, ranks), []
+            got, where = one.value, rank_name(rank, ranks)
             _is_its_own(one, where)
-            if got.shape == right.shape and got.dtype == right.dtype:
-                if torch.equal(got, right):
-                    continue
-                times = times_in(int(got[0]), ranks) if case.kind == "marks" else []
+            if trial.is_near(got, right):
+                continue
+            like_right = (got.shape, got.dtype) == (right.shape, right.dtype)
+            times = times_in(int(got[0]), ranks) if like_right and case.kind == "marks" else []
             wrong = Wrong(case, of_ranks, rank, ranks, where, got, right, times)
             if explain:
                 explain(wrong)
@@ -75,21 +76,19 @@ def _is_its_own(one, where):
 
 
 def _say_how(wrong):
-    case, got, right = wrong.case, wrong.got, wrong.right
-    if got.shape != right.shape:
-        raise Mistake(f"{wrong.where} returns shape {tuple(got.shape)}, not {tuple(right.shape)} "
-                      f"({case})", "Compare with the docstring's first line. (When R does not "
-                      "divide the length, tensor_split says how long each chunk is.)")
-    if got.dtype != right.dtype:
-        raise Mistake(f"{right.dtype} came in, {got.dtype} went out",
-                      "Make every buffer with empty_like or new_empty: same type, same device.")
+    """A Mistake for what no `explain` has named."""
     if wrong.times:
         raise Mistake(*who_is_missing(wrong))
-    at = int((got != right).flatten().nonzero()[0])
-    hint = ("x is not contiguous here. torch.empty_like(x) keeps its strides, and then chunks "
-            "are copies: x.new_empty(x.shape) is contiguous.") if case.strided else ""
-    raise Mistake(f"{wrong.where} has {got.flatten()[at].item():g} at element {at} where "
-                  f"{right.flatten()[at].item():g} is right ({case})", hint)
+    hint = ""
+    if wrong.got.shape != wrong.right.shape:
+        hint = ("Compare with the docstring's first line. (When R does not divide the length, "
+                "tensor_split says how long each chunk is.)")
+    elif wrong.got.dtype != wrong.right.dtype:
+        hint = "Make every buffer with empty_like or new_empty: same type, same device."
+    elif wrong.case.strided:
+        hint = ("x is not contiguous here. torch.empty_like(x) keeps its strides, and then chunks "
+                "are copies: x.new_empty(x.shape) is contiguous.")
+    trial.explain(f"{wrong.where}: the result ({wrong.case})", wrong.got, wrong.right, hint=hint)
 
 
 def explain_mean(wrong):

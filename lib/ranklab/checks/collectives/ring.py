@@ -130,20 +130,12 @@ def _explain_gathered(wrong):
 
 
 def _explain_out(wrong):
-    case, got, right = wrong.case, wrong.got, wrong.right
-    if case.returned:
+    if wrong.case.returned:
         raise Mistake(f"on {wrong.where} the shard lies in `out` already, and is lost",
                       "ring_all_reduce calls it so: the shard is the chunk of `out` in its own "
                       "place. Do not clear `out`, nor receive there before you have sent.")
-    if case.into:
-        raise Mistake(f"`out` is given, and the result is not in it on {wrong.where}",
-                      "Copy your shard into its place in `out`, and let the others arrive in "
-                      "theirs. torch.cat and empty_like make a new tensor elsewhere.")
-    own = right.flatten().tensor_split(wrong.ranks)[wrong.rank]
-    if got.numel() == wrong.ranks * own.numel() != right.numel():
-        raise Mistake(f"{wrong.where} returns {got.numel()} elements where `out` has "
-                      f"{right.numel()}", "When `out` is given, the result goes there: its "
-                      "tensor_split says how long each shard is.")
+    explain_into(wrong, "Copy your shard into its place in `out`, and let the others arrive in "
+                 "theirs. torch.cat and empty_like make a new tensor elsewhere.")
 
 
 def check_ring_all_reduce(fn):
@@ -157,11 +149,7 @@ def check_ring_all_reduce(fn):
     yield "on 4 too, when the length does not divide (0, 1, 2, 7, 1001), when x is not contiguous"
     ranks_agree(seen[-1])
     yield "x unchanged; all ranks agree to the last bit"
-    _sends_as_a_ring(seen[0], 2, {3 * WHOLE: "You pass the whole tensor R-1 times. Pass one chunk "
-                                  "at a time: after R-1 steps each rank owns one finished chunk."},
-                     "More than the whole tensor per neighbour: is it gathered or summed twice?"
-                     if seen[0][0].sent > 3 * WHOLE else "It is R-1 chunks in reduce-scatter and "
-                     "R-1 in all-gather: is there a step too many?")
+    _two_passes(seen[0])
     everything = sum(one.sent for one in seen[1])
     if everything != 2 * 3 * 1001 * 4:
         raise Mistake(f"with 1001 elements, 4 ranks send {everything} bytes in all, not "
@@ -191,6 +179,14 @@ def _one_pass(seen):
         WHOLE: "One step too many: R-1 steps, not R. Nobody needs to send a chunk to its owner.",
         WHOLE * 6 // 4: "Each step sends all that came so far. Only what arrived last is new to "
         "the next."}, "R-1 steps of one chunk each: 3/4 of the bytes on 4 ranks.")
+
+
+def _two_passes(seen):
+    hint = "It is R-1 chunks in reduce-scatter and R-1 in all-gather: is there a step too many?"
+    if seen[0].sent > 3 * WHOLE:
+        hint = "More than the whole tensor per neighbour: is it gathered or summed twice?"
+    _sends_as_a_ring(seen, 2, {3 * WHOLE: "You pass the whole tensor R-1 times. Pass one chunk at "
+                               "a time: after R-1 steps each rank owns one finished chunk."}, hint)
 
 
 def _sends_as_a_ring(seen, passes, slips, hint):
