@@ -69,7 +69,7 @@ def production_step(ranks=2):
 
 @styled
 def scaling(rows, title="More ranks, more images?"):
-    """Images per second against ranks, with the ideal; `rows` are those of projects.ddp_scaling."""
+    """Images per second against ranks, with the ideal; `rows`: see projects.ddp.strong_and_weak."""
     fig, ax = figure(7, 3.6)
     ranks = sorted({row.ranks for row in rows})
     one = next(row for row in rows if row.ranks == ranks[0])
@@ -143,7 +143,7 @@ def _lanes(ax, of_ranks):
 
 @styled
 def loss_against_bytes(rows, title="What compression saves, and what it costs"):
-    """Held-out loss against the bytes of a step; `rows` are those of projects.ddp_compression.
+    """Held-out loss against the bytes of a step; `rows` are those of projects.ddp.compression.
 
     "..., no feedback" in a name draws it empty, with a line to the same one with feedback.
     """

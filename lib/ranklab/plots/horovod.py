@@ -59,7 +59,7 @@ def _box(ax, x, y, name, is_first):
 def timeline(phases, title=None):
     """A row for each tensor, in the order in which they were asked for; bars for its phases.
 
-    `phases` are (tensor, phase, start, end), as projects.horovod_timeline reads them.
+    `phases` are (tensor, phase, start, end), as projects.horovod.timeline reads them.
     """
     tensors = list(dict.fromkeys(phase[0] for phase in phases))
     began = min(phase[2] for phase in phases)

@@ -1,13 +1,12 @@
 """What does compression cost in quality? One GPT, trained with every hook: bytes beside loss.
 
-    python -m ranklab.projects.ddp_compression --ranks 2
-    torchrun --nproc-per-node 4 -m ranklab.projects.ddp_compression --steps 500
+    python -m ranklab.projects.ddp.compression --ranks 2
+    torchrun --nproc-per-node 4 -m ranklab.projects.ddp.compression --steps 500
 
 Plain SGD with clipping, so that a hook's damage is seen: Adam divides much of it away. The text is
 the source of Python's library, the loss is of files that nobody trained on.
 """
 
-import argparse
 import sys
 from contextlib import nullcontext
 from typing import NamedTuple
@@ -21,9 +20,10 @@ from torch.nn.utils import clip_grad_norm_
 from ranklab.collectives import bus_factor
 from ranklab.data import batch_at, held_out_batch, python_text
 from ranklab.ddp import PowerSGD, TopK, compress_bf16_hook, compress_fp16_hook
-from ranklab.engine import device, is_main_process, launch
+from ranklab.engine import device, launch
 from ranklab.meter import Traffic
 from ranklab.models.gpt import GPT, GPTConfig
+from ranklab.projects.command import Command, say
 
 MODEL = GPTConfig(n_layer=1, n_embd=32, n_ctx=32)
 BATCH, LR, WARM_UP, CLIP = 16, 0.3, 10, 1.0  # BATCH: sequences on each rank
@@ -130,14 +130,12 @@ def table(rows):
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--ranks", type=int, help="without torchrun or srun: how many")
-    parser.add_argument("--steps", type=int, default=50)
-    parser.add_argument("--seed", type=int, default=0, help="of the weights and the batches")
-    options = parser.parse_args(argv)
-    rows = compare(None, options.ranks, options.steps, options.seed)
-    if is_main_process():
-        print(table(rows))
+    command = Command(f"{__package__}.compression", __doc__)
+    command.add_ranks()
+    command.add_argument("--steps", type=int, default=50)
+    command.add_argument("--seed", type=int, default=0, help="of the weights and the batches")
+    options = command.parse(argv)
+    say(table(compare(None, options.ranks, options.steps, options.seed)))
     return 0
 
 

@@ -6,7 +6,7 @@ import sys
 from importlib.util import find_spec
 
 from ranklab.course.labs import repository
-from ranklab.projects import collectives_mpi
+from ranklab.projects.collectives import mpi
 
 NO_TENSORFLOW = ("TensorFlow is not here, and wants 1.5 GB: pip install tensorflow-cpu in an "
                  "environment of its own, and set TENSORFLOW_PYTHON to its bin/python")
@@ -27,7 +27,7 @@ def commands(ranks):
     return {
         "torch_step.py": ([here], None),
         "mpi_step.py": (["mpirun", "-n", str(ranks), here],
-                        None if collectives_mpi.is_here() else NO_MPI),
+                        None if mpi.is_here() else NO_MPI),
         "tf_mirrored_step.py": ([tensorflow], None if tensorflow else NO_TENSORFLOW),
     }  # fmt: skip
 
@@ -36,7 +36,7 @@ def run_script(command, name, timeout=120):
     """The line that labs/jobs/<name> printed; on failure the last line of what it said."""
     if folder() is None:
         return f"labs/jobs/{name} is in the course's checkout: start there"
-    environ = {"OMP_NUM_THREADS": "1", **os.environ, **collectives_mpi.OPEN_MPI}
+    environ = {"OMP_NUM_THREADS": "1", **os.environ, **mpi.OPEN_MPI}
     done = subprocess.run([*command, folder() / name], env=environ, capture_output=True, text=True,
                           timeout=timeout)
     if done.returncode == 0:

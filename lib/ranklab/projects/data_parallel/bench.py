@@ -14,7 +14,7 @@ from ranklab.data_parallel import OverlappedDataParallel
 from ranklab.engine import device, launch
 from ranklab.models.cnn import CNN, CNNConfig
 from ranklab.models.gpt import GPT, GPTConfig
-from ranklab.projects.collectives_bench import wait_for_all
+from ranklab.projects.clock import wait_for_all
 
 CAP = 2**18  # bytes: several buckets also in small models
 MODELS = {"CNN": lambda: CNN(CNNConfig(in_channels=3, image=32, width=32)),

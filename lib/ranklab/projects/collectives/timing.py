@@ -1,18 +1,6 @@
-"""How fast are the collectives here? nccl-tests' columns, for our algorithms and the backend's.
+"""The time of collectives on real ranks, ours and the backend's: the project of lab 02."""
 
-    python -m ranklab.projects.collectives --ranks 4
-    torchrun --nproc-per-node 8 -m ranklab.projects.collectives --max 1G
-    mpirun -n 4 python -m ranklab.projects.collectives --mpi
-    python -m ranklab.projects.collectives --bench      # our ring against the backend, as a ratio
-
-time is the slowest rank's median; algbw = size / time; busbw = algbw * the load of the busiest
-link (2(R-1)/R for all-reduce), which is what to compare with the hardware's bandwidth. As in
-nccl-tests, size is the whole tensor: the input of reduce-scatter, the output of all-gather.
-"""
-
-import argparse
 import statistics
-import sys
 import time
 from typing import NamedTuple
 
@@ -20,9 +8,8 @@ import torch
 import torch.distributed as dist
 
 from ranklab import collectives as ours
-from ranklab.engine import device, is_main_process, launch
-from ranklab.projects import collectives_bench, collectives_links, collectives_mpi
-from ranklab.projects.collectives_bench import finish, gb, size_of, wait_for_all
+from ranklab.engine import device, launch
+from ranklab.projects.clock import finish, wait_for_all
 
 DTYPES = {"float": torch.float32, "bfloat16": torch.bfloat16, "int64": torch.int64}
 VERBS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all")
@@ -149,6 +136,11 @@ def table(rows):
     return "\n".join([head, *lines])
 
 
+def gb(rate):
+    """GB/s with three digits; small messages move so little that three decimals say 0.000."""
+    return f"{rate / 1e9:.3g}" if rate >= 1e6 else f"{rate / 1e9:.5f}"
+
+
 def fits(rows, verb="all_reduce"):
     """{algorithm: (seconds at size 0, seconds per byte)} of its lines in `rows`."""
     names = dict.fromkeys(r.algorithm for r in rows if r.verb == verb)
@@ -188,58 +180,3 @@ def figure(rows):
         fine = [of[0].size * (of[-1].size / of[0].size) ** (i / 60) for i in range(61)]
         curves[name] = fine, [a + b * n for n in fine]
     return plots.time_against_size(points, curves, measured_crossover(lines), "all-reduce")
-
-
-def main(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--ranks", type=int, help="without torchrun or srun: how many")
-    parser.add_argument("--nodes", type=int, default=1, help="nodes: more add the hierarchical one")
-    parser.add_argument("--verbs", default=",".join(VERBS), help="which of them, with commas")
-    parser.add_argument("--sizes", default="1K,16K,256K,4M", help="bytes, as 64M, with commas")
-    parser.add_argument("--max", type=size_of, help="up to this size in steps of 4, from 1K")
-    parser.add_argument("--type", choices=DTYPES, default="float")
-    parser.add_argument("--iters", type=int, default=5)
-    parser.add_argument("--figure", help="write time against size to this .svg or .png")
-    parser.add_argument("--slow-links", action="store_true", help="flat ring against hierarchical")
-    parser.add_argument("--bench", action="store_true", help="our ring against the backend's")
-    parser.add_argument("--mpi", action="store_true", help="under mpirun: MPI's own collectives")
-    options = parser.parse_args(argv)
-    sizes = [size_of(s) for s in options.sizes.split(",")]
-    if options.max:
-        sizes = [4**k * 1024 for k in range(20) if 4**k * 1024 <= options.max]
-    if options.mpi:
-        return _print_mpi(sizes, options.iters)
-    if options.bench:
-        sentences = collectives_bench.report([options.ranks] if options.ranks else None)
-        if is_main_process():
-            print(sentences)
-        return 0
-    if options.slow_links:
-        print(collectives_links.table())
-        return 0
-    rows = run(options.ranks, options.nodes, options.verbs.split(","), sizes, options.type,
-               options.iters)
-    if is_main_process():
-        print(table(rows))
-        if "all_reduce" in options.verbs and len(sizes) > 1:
-            print(summary(rows))
-        if options.figure:
-            from ranklab.plots.style import save
-            save(figure(rows), options.figure)
-    return 1 if any(row.wrong for row in rows) else 0
-
-
-def _print_mpi(sizes, iters):
-    if not collectives_mpi.is_here():
-        print(collectives_mpi.NO_MPI)
-        return 0
-    R, rank, rows = collectives_mpi.mpi_rows(sizes, iters)
-    if rank == 0:
-        print(table([Row(verb, name, nbytes, n, "float", t, nbytes / t,
-                         nbytes / t * ours.bus_factor(verb, R), wrong)
-                     for verb, name, nbytes, n, t, wrong in rows]))
-    return 1 if any(row[5] for row in rows) else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,6 +1,6 @@
 """A BERT for texts, fine-tuned with Horovod's API: what each rank runs, for projects.horovod.
 
-Read `fine_tune`, BertTrainer and horovod_parallel.py: with `import horovod.torch as hvd` instead
+Read `fine_tune`, BertTrainer and parallel.py: with `import horovod.torch as hvd` instead
 of ours it is the same script.
 """
 
@@ -15,40 +15,39 @@ import torch
 import torch.nn.functional as F
 
 from ranklab.data.labelled_text import Words, bag_of_words, labelled_file, python_functions
-from ranklab.projects.horovod_guard import gradient_norm, guard_gradient_scale
-from ranklab.projects.horovod_parallel import HorovodParallel, counted, rank_device
-from ranklab.trainer import LoopConfig, Schedule, Trainer
+from ranklab.projects.command import check_options, option
+from ranklab.projects.horovod.guard import gradient_norm, guard_gradient_scale
+from ranklab.projects.horovod.parallel import HorovodParallel, counted, rank_device
+from ranklab.trainer import PRECISIONS, LoopConfig, Schedule, Trainer
 
 NO_TRANSFORMERS = (
     "transformers is not here. After pip install -c constraints.txt -e '.[hf]' this runs: "
     "python -m ranklab.projects.horovod"
 )
+COMPRESSIONS = ("none", "fp16")
 
 
 @dataclass(frozen=True)
 class FineTuning:
     """What to train and how; checked when it is made. The defaults suit two CPU cores."""
 
-    weights: str | None = None  # a folder with a BERT's weights and tokenizer; None: from scratch
-    n_ctx: int = 32  # tokens of a text
-    vocab_size: int = 4000  # this and the next three: of the BERT that begins from scratch
-    width: int = 64
-    n_layer: int = 2
-    n_head: int = 2
-    steps: int = 60
-    batch: int = 96  # texts in a step, over all ranks
+    weights: str | None = option(None, "a folder with a BERT's weights and tokenizer")
+    n_ctx: int = option(32, "tokens of a text", least=1)
+    # The next four are those of the BERT that begins from scratch.
+    vocab_size: int = option(4000, least=1)
+    width: int = option(64, least=1)
+    n_layer: int = option(2, least=1)
+    n_head: int = option(2, least=1)
+    steps: int = option(60, least=1)
+    batch: int = option(96, "texts in a step, over all ranks", least=1)
     lr: float = 8e-3
     warmup: float = 0.1  # of all steps
-    compression: str = "none"  # or "fp16": of gradients on the wire
-    precision: str = "fp32"  # bf16, fp16: by autocast
+    compression: str = option("none", "of gradients on the wire", COMPRESSIONS)
+    precision: str = option("fp32", "bf16, fp16: by autocast", PRECISIONS)
     seed: int = 0
 
     def __post_init__(self):
-        for name in ("n_ctx", "vocab_size", "width", "n_layer", "n_head", "steps", "batch"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
-        if self.compression not in ("none", "fp16"):
-            raise ValueError(f"compression={self.compression!r} is not one of none, fp16")
+        check_options(self)
         if self.width % self.n_head:
             raise ValueError(f"n_head={self.n_head} must divide width={self.width}")
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 
 from ranklab.data_parallel import scale_learning_rate
 from ranklab.models.resnet import STAGES, ResNetConfig
+from ranklab.projects.command import check_options, option
 from ranklab.trainer import PRECISIONS, LoopConfig, Schedule
 
 COMPRESSIONS = ("none", "bf16", "fp16")
@@ -15,50 +16,42 @@ REFERENCE_BATCH = 256  # images in a step, for which `lr` is meant
 class Config:
     """The defaults are ResNet-50 on ImageNet as usual: 76 to 77% top-1 in published runs."""
 
-    data: str = "synthetic"  # or a folder with train/<class>/ and val/<class>/
-    model: str = "resnet50"
+    data: str = option("synthetic", "synthetic, or a folder with train/<class>/ and val/<class>/")
+    model: str = option("resnet50", choices=MODELS)
     width: int = 64
-    norm: str = "batch"
-    image: int = 224
-    classes: int = 1000  # of synthetic images; a folder has its own
-    images: int = 1_281_167  # synthetic ones to train on
-    held_out: int = 50_000  # synthetic ones
-    batch_per_rank: int = 256
-    epochs: int = 90
-    lr: float = 0.1  # for 256 images a step; it grows with their number
-    warmup_epochs: float = 5
+    norm: str = option("batch", "batch, or group: the same for any number of ranks",
+                       ("batch", "group"))
+    image: int = option(224, "pixels along each side", least=1)
+    classes: int = option(1000, "of synthetic images; a folder has its own", least=1)
+    images: int = option(1_281_167, "synthetic ones to train on", least=1)
+    held_out: int = option(50_000, "synthetic ones", least=1)
+    batch_per_rank: int = option(
+        256, "images in a step on each rank; the learning rate grows with all of them", least=1)
+    epochs: int = option(90, least=1)
+    lr: float = option(0.1, "for 256 images a step")
+    warmup_epochs: float = option(5, least=0)
     momentum: float = 0.9
     weight_decay: float = 1e-4
-    smoothing: float = 0.1  # of the labels
-    smallest_crop: float = 0.08  # part of a training image's area
+    smoothing: float = option(0.1, "of the labels")
+    smallest_crop: float = option(0.08, "part of the area that a random crop keeps at least")
     flip: bool = True
-    precision: str = "fp32"  # bf16, fp16: by autocast
+    precision: str = option("fp32", "bf16, fp16: by autocast", PRECISIONS)
     channels_last: bool = False
     compile: bool = False
-    compress: str = "none"  # the gradients on their way
-    bucket_mb: float = 0  # MiB of gradients in an all-reduce; 0: torch's 25, after a first of 1
-    workers: int = 8  # per rank, that read images; 0: the rank reads them itself
+    compress: str = option("none", "the gradients on their way", COMPRESSIONS)
+    bucket_mb: float = option(
+        0, "MiB of gradients in an all-reduce; 0: torch's 25, after a first of 1", least=0)
+    workers: int = option(8, "processes per rank that read images; 0: the rank itself", least=0)
     seed: int = 0
-    log_every: int = 50  # steps; also how long a SIGTERM waits for an answer
-    checkpoint: str | None = None  # a folder
-    checkpoint_every: int = 0  # steps; 0: after each epoch
+    log_every: int = option(50, "steps; also how long a SIGTERM waits for an answer", least=1)
+    checkpoint: str | None = option(None, "save to this folder")
+    checkpoint_every: int = option(0, "steps; by default after each epoch", least=0)
 
     def __post_init__(self):
-        for name, allowed in (("model", MODELS), ("precision", PRECISIONS),
-                              ("compress", COMPRESSIONS)):  # fmt: skip
-            if getattr(self, name) not in allowed:
-                raise ValueError(f"{name}={getattr(self, name)!r} must be one of "
-                                 f"{', '.join(allowed)}")  # fmt: skip
-        for name in ("image", "classes", "images", "held_out", "batch_per_rank", "epochs",
-                     "log_every"):  # fmt: skip
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
-        for name in ("workers", "warmup_epochs", "checkpoint_every", "bucket_mb"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 0")
+        check_options(self)
         if not 0 <= self.smoothing < 1:
             raise ValueError(f"smoothing={self.smoothing} must lie in [0, 1)")
-        self.shape(self.classes)  # width and norm are checked there
+        self.shape(self.classes)  # width is checked there
 
     def loop(self, steps_per_epoch):
         """The LoopConfig: each epoch ends with a checkpoint and an evaluation."""

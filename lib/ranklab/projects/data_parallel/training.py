@@ -25,61 +25,6 @@ from ranklab.trainer import learning_rate as cosine_rate
 # What averages the gradients in backward.
 ENGINES = {"ours": OverlappedDataParallel,
            "torch": lambda model, group: DistributedDataParallel(model, process_group=group)}
-# What a run can leave out, and what is wrong then.
-PIECES = {
-    "broadcast": "every rank starts from its own weights",
-    "average": "every rank steps along its own gradient, and keeps its own statistics",
-    "mean": "gradients are summed, not averaged",
-    "shard": "every rank takes rank 0's images",
-    "epoch": "every epoch has the same order",
-    "buffers": "every rank keeps its own batch-norm statistics",
-    "scaling": "the learning rate is that of the small batch",
-    "warmup": "the large learning rate comes at once",
-}
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How to train; checked when it is made. The defaults suit the digits."""
-
-    data: str = "digits"
-    folder: str | None = None
-    epochs: int = 3
-    batch: int = 64  # images in a step, over all ranks
-    lr: float = 0.12  # right for base_batch
-    base_batch: int = 16
-    warmup: int = 1  # epochs
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    width: int = 8
-    norm: str | None = "batch"  # "sync": batch norm over all ranks
-    augment: bool = False  # images shifted and mirrored
-    precision: str = "fp32"  # "bf16": by autocast
-    engine: str = "ours"  # "torch": torch's own DistributedDataParallel
-    without: tuple[str, ...] = ()  # of PIECES
-
-    def __post_init__(self):
-        choices = {"engine": tuple(ENGINES), "precision": ("fp32", "bf16"),
-                   "norm": ("batch", "sync", "group", None)}  # fmt: skip
-        for name, known in choices.items():
-            if getattr(self, name) not in known:
-                raise ValueError(f"{name}={getattr(self, name)!r} must be one of {known}")
-        for name in ("epochs", "batch", "base_batch", "width"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
-        if unknown := set(self.without) - set(PIECES):
-            raise ValueError(f"without={min(unknown)!r}: the pieces are {', '.join(PIECES)}")
-        if self.engine == "torch" and set(self.without) & {"broadcast", "average", "buffers"}:
-            raise ValueError(f"torch's own engine cannot leave out {', '.join(self.without)}")
-
-
-TRAINING = {
-    "digits": Settings(),
-    "mnist": Settings("mnist", epochs=5, batch=512, lr=0.05, base_batch=128, momentum=0.9,
-                      width=16),
-    "cifar10": Settings("cifar10", epochs=30, batch=512, lr=0.05, base_batch=128, warmup=5,
-                        momentum=0.9, weight_decay=5e-4, width=64, augment=True),
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -222,7 +167,7 @@ class WithPieces(DataParallel):
 
 def make_model(settings, images):
     _, channels, side, _ = images.train.shape
-    norm = "batch" if settings.norm == "sync" else settings.norm
+    norm = {"sync": "batch", "none": None}.get(settings.norm, settings.norm)
     model = CNN(CNNConfig(channels, side, images.classes, settings.width, norm))
     model = model.to(device())
     return convert_sync_batch_norm(model) if settings.norm == "sync" else model

@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 
 from ranklab.engine import device, launch
-from ranklab.projects.horovod_bert import FineTuning, make_bert, offline_transformers
-from ranklab.projects.horovod_guard import GradientsGrow, gradient_norm, guard_gradient_scale
+from ranklab.projects.horovod.bert import FineTuning, make_bert, offline_transformers
+from ranklab.projects.horovod.guard import GradientsGrow, gradient_norm, guard_gradient_scale
 
 NO_TRAINER = ("transformers' Trainer is not here. After pip install -c constraints.txt "
               "-e '.[hf]' this runs: python -m ranklab.projects.horovod --trap")

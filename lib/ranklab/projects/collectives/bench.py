@@ -9,6 +9,7 @@ import torch.distributed as dist
 
 from ranklab.collectives import ring_all_reduce
 from ranklab.engine import device, launch
+from ranklab.projects.clock import finish, wait_for_all
 
 
 def bench(ranks=(2, 4), nbytes=64 * 2**20, pairs=15):
@@ -39,38 +40,3 @@ def report(ranks=None):
     ranks = ranks or ((int(os.environ["WORLD_SIZE"]),) if "WORLD_SIZE" in os.environ else (2, 4))
     return "\n".join(f"ring all-reduce from send and recv, 64 MB, {R} ranks: {ratio:.2f} of the "
                      "backend's bandwidth (aim: 0.5 or more)" for R, ratio in bench(ranks).items())
-
-
-def best_seconds(call, repeats=9):
-    """The shortest time of `call()` on this rank: whatever else the machine does can only add."""
-    times = []
-    for _ in range(repeats + 1):
-        wait_for_all()
-        start = time.perf_counter()
-        call()
-        finish()
-        times.append(time.perf_counter() - start)
-    return min(times)
-
-
-def gb(rate):
-    """GB/s with three digits; small messages move so little that three decimals say 0.000."""
-    return f"{rate / 1e9:.3g}" if rate >= 1e6 else f"{rate / 1e9:.5f}"
-
-
-def size_of(text):
-    """ "64K" -> 65536 bytes: powers of two, as in nccl-tests."""
-    scale = {"K": 2**10, "M": 2**20, "G": 2**30}.get(text[-1].upper())
-    return int(float(text[:-1]) * scale) if scale else int(text)
-
-
-def finish():
-    """All that was started on this rank's device is done."""
-    if device().type == "cuda":
-        torch.cuda.synchronize()  # a kernel's launch returns before the kernel is done
-
-
-def wait_for_all():
-    """Every rank is here, and its device has nothing left to do."""
-    dist.barrier()
-    finish()

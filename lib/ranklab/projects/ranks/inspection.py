@@ -1,27 +1,18 @@
-"""The first thing to run on a new cluster: is every rank there, right, and as fast as the others?
+"""What each rank says of itself, and what is wrong with it: the project of lab 00."""
 
-    python -m ranklab.projects.ranks --ranks 4
-    torchrun --nproc-per-node 8 -m ranklab.projects.ranks
-    srun -N 4 --ntasks-per-node 8 python -m ranklab.projects.ranks
-
-Rank 0 prints where each rank runs, whether an all-reduce is right and how long it takes by size,
-and it names the ranks that compute slowly or are missing. Exit code 1 when anything is wrong.
-"""
-
-import argparse
 import os
 import platform
 import socket
 import statistics
-import sys
 import time
 from dataclasses import asdict, dataclass
 
 import torch
 import torch.distributed as dist
 
-from ranklab.engine import device, is_main_process, launch
+from ranklab.engine import device, launch
 from ranklab.engine.report import rank_names
+from ranklab.projects.clock import finish
 
 SIZES = (8, 8_000, 800_000, 16_000_000)  # bytes of the all-reduces that are timed
 SLOW = 1.5  # times the median: named
@@ -79,8 +70,7 @@ def timed(fn, repeats=5, pick=statistics.median):
     for _ in range(repeats + 1):
         start = time.perf_counter()
         fn()
-        if device().type == "cuda":
-            torch.cuda.synchronize()
+        finish()
         seconds.append(time.perf_counter() - start)
     return pick(seconds[1:])  # the first one also connects and allocates
 
@@ -164,24 +154,3 @@ def run(ranks=None, nodes=1, slow=None, missing=None, limit_s=10):
     everybody = [rank for rank, _ in seen]
     return {"ranks": [asdict(r) for r in everybody], "table": table(everybody),
             "times": seen[0][1], "problems": problems(everybody)}
-
-
-def main(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--ranks", type=int, help="without torchrun or srun: how many")
-    parser.add_argument("--nodes", type=int, default=1, help="lay the ranks out as nodes")
-    parser.add_argument("--slow", type=int, help="emulate: this rank computes slowly")
-    parser.add_argument("--missing", type=int, help="emulate: this rank does not answer")
-    parser.add_argument("--limit", type=float, default=10, help="seconds for the roll call")
-    options = parser.parse_args(argv)
-    found = run(options.ranks, options.nodes, options.slow, options.missing, options.limit)
-    if is_main_process():
-        print(found["table"])
-        for size, seconds in found["times"]:
-            print(f"all-reduce {size:>10,} bytes  {seconds * 1e3:8.2f} ms")
-        print("\n".join(found["problems"]) or "all ranks are here, right, and alike")
-    return 1 if found["problems"] else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

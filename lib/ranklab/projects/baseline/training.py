@@ -1,21 +1,9 @@
-"""The baseline that every later lab is compared with: a GPT on real text, on one device.
+"""A GPT is trained on real text, and its costs are accounted for: the project of lab 01."""
 
-    python -m ranklab.projects.baseline                       laptop size, under half a minute
-    python -m ranklab.projects.baseline --size 350m --device cuda --compile
-    python -m ranklab.projects.baseline --size 1.5b --device cuda --compile --steps 200
-
-On a GPU: bf16, fused AdamW, flash attention through SDPA, a vocabulary padded to a multiple of 128.
-The micro-batches suit 80 GB; with less, or when memory runs out: --micro-batch 4, then --recompute,
-then --loss-chunks 8; PYTORCH_ALLOC_CONF=expandable_segments:True fights fragmentation.
-"""
-
-import argparse
 import dataclasses
 import functools
 import math
-import os
 import statistics
-import sys
 
 import torch
 from torch.utils.checkpoint import checkpoint
@@ -55,8 +43,7 @@ def run(size="laptop", device="cpu", compile=False, recompute=False, loss_chunks
     shape = dataclasses.replace(MODELS[size], loss_chunks=loss_chunks)
     if text.vocab_size > shape.vocab_size:
         shape = dataclasses.replace(shape, vocab_size=-(-text.vocab_size // 128) * 128)
-    precision = "bf16" if torch.device(device).type == "cuda" else "fp32"
-    config = dataclasses.replace(TRAINING[size], **{"precision": precision, **changes})
+    config = dataclasses.replace(TRAINING[size], **{"precision": precision_on(device), **changes})
     torch.manual_seed(model_seed)
     model = GPT(shape)
     if recompute:
@@ -76,6 +63,10 @@ def run(size="laptop", device="cpu", compile=False, recompute=False, loss_chunks
     found["memory"] = memory_table(trainer, recompute)
     found["sample"] = sample(trainer, text)
     return found
+
+
+def precision_on(device):
+    return "bf16" if torch.device(device).type == "cuda" else "fp32"
 
 
 def flops_table(shape, config):
@@ -159,45 +150,3 @@ def report(found):
         seen = "-" if counted is None else f"{counted:,}"
         lines.append(f"{name:20} {predicted:16,} {seen:>16}")
     return "\n".join(lines)
-
-
-def main(argv=None):
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--size", choices=MODELS, default="laptop")
-    parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1")
-    parser.add_argument("--compile", action="store_true", help="torch.compile the model")
-    parser.add_argument("--recompute", action="store_true", help="checkpoint each block")
-    parser.add_argument("--loss-chunks", type=int, default=1, help="logits in this many parts")
-    parser.add_argument("--data", help="a text file, or tokens in a .bin file (uint16)")
-    parser.add_argument("--checkpoint", help="save to this folder")
-    parser.add_argument("--resume", action="store_true", help="go on from --checkpoint")
-    parser.add_argument("--threads", type=int, default=1, help="of the CPU; more for large models")
-    for name, kind in (("steps", int), ("batch", int), ("micro-batch", int), ("lr", float),
-                       ("eval-batch", int), ("log-every", int), ("checkpoint-every", int),
-                       ("seed", int)):  # fmt: skip
-        parser.add_argument(f"--{name}", type=kind)
-    parser.add_argument("--precision", choices=PRECISIONS)
-    options = vars(parser.parse_args(argv))
-    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
-        parser.error(f"WORLD_SIZE={os.environ['WORLD_SIZE']}: this is the baseline of one device; "
-                     "lab 03 trains on many")  # fmt: skip
-    if options["device"].startswith("cuda") and not torch.cuda.is_available():
-        parser.error(f"--device {options['device']}: this torch ({torch.__version__}) sees no GPU")
-    if options["resume"] and not options["checkpoint"]:
-        parser.error("--resume goes on from a folder: name it with --checkpoint")
-    torch.set_num_threads(options.pop("threads"))  # a second thread slows small matrices down
-    if options["precision"] != "fp32":
-        torch.set_float32_matmul_precision("high")  # TF32, where autocast leaves float32 on a GPU
-    found = run(path=options.pop("data"), **{k: v for k, v in options.items() if v is not None})
-    print(report(found))
-    if found["sample"]:
-        print(f"\na sample:\n{found['sample']}")
-    if found["held_out"] >= found["bigram"]:
-        print("It has not beaten the bigram model yet: give it more --steps.")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

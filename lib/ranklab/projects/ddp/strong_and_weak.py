@@ -16,9 +16,9 @@ import torch.distributed as dist
 from ranklab.course.machine import cores
 from ranklab.ddp import scaling_efficiency
 from ranklab.engine import device, launch
-from ranklab.projects.collectives_bench import finish
-from ranklab.projects.ddp_data import PREFETCH, open_data
-from ranklab.projects.ddp_trainer import ImageTrainer
+from ranklab.projects.clock import finish
+from ranklab.projects.ddp.data import PREFETCH, open_data
+from ranklab.projects.ddp.trainer import ImageTrainer
 
 WARMUP = 2  # steps before the clock starts: memory is allocated, workers fill their queues
 ROUNDS = 3  # of which the best counts: whatever else the machine does can only add

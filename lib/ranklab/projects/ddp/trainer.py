@@ -8,7 +8,6 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from tqdm import tqdm
 
@@ -16,9 +15,9 @@ from ranklab.checkpoint import SameRun
 from ranklab.data.image_folder import Normalise
 from ranklab.data_parallel.training import DataParallel
 from ranklab.engine import device
-from ranklab.projects.ddp_config import schedule
-from ranklab.projects.ddp_data import held_out_loader, train_loader
-from ranklab.projects.ddp_model import new_model, rehearse, same_buffers, wrap
+from ranklab.projects.ddp.config import schedule
+from ranklab.projects.ddp.data import held_out_loader, train_loader
+from ranklab.projects.ddp.model import new_model, rehearse, same_buffers, wrap
 from ranklab.trainer import Trainer
 
 

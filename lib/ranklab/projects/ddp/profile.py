@@ -3,9 +3,9 @@
 from ranklab.ddp import diagnose
 from ranklab.engine import is_main_process, launch
 from ranklab.meter import Timeline, merged_trace
-from ranklab.projects.ddp_data import open_data
-from ranklab.projects.ddp_scaling import batches
-from ranklab.projects.ddp_trainer import ImageTrainer
+from ranklab.projects.ddp.data import open_data
+from ranklab.projects.ddp.strong_and_weak import batches
+from ranklab.projects.ddp.trainer import ImageTrainer
 
 WARMUP = 4  # steps that are not recorded
 

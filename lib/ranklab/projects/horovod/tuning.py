@@ -8,8 +8,8 @@ import torch
 
 from ranklab.horovod.cost import fused_time
 from ranklab.horovod.fusion import fuse_tensors
-from ranklab.projects import horovod_bert as bert
-from ranklab.projects.horovod_timeline import all_reduces, read_timeline
+from ranklab.projects.horovod import bert
+from ranklab.projects.horovod.timeline import all_reduces, read_timeline
 
 THRESHOLDS = (0, 2**14, 2**16, 2**20, 2**27)  # the last is Horovod's default
 

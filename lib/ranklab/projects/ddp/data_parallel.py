@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from ranklab.engine import launch
-from ranklab.projects.ddp_data import open_data
-from ranklab.projects.ddp_scaling import ROUNDS, enough_steps, seconds_per_step
-from ranklab.projects.ddp_trainer import ImageTrainer
+from ranklab.projects.ddp.data import open_data
+from ranklab.projects.ddp.strong_and_weak import ROUNDS, enough_steps, seconds_per_step
+from ranklab.projects.ddp.trainer import ImageTrainer
 
 ONE_DEVICE = ("nn.DataParallel needs 2 GPUs or more to be compared with DDP, and sees {}: without "
               "a second one it calls the model as it is, so there is nothing to measure.")

@@ -11,7 +11,7 @@ from ranklab.collectives import (
 )
 from ranklab.collectives.emulate import EmulatedLinks
 from ranklab.engine import device, launch
-from ranklab.projects.collectives_bench import finish
+from ranklab.projects.clock import finish
 
 NBYTES = 1_000_000  # what really moves: small, because the waiting is invented anyway
 
