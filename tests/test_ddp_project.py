@@ -20,7 +20,8 @@ from ranklab.engine import RankError, torchrun
 from ranklab.meter import Event, Traffic
 from ranklab.models.resnet import ResNet
 from ranklab.plots import ddp as plots
-from ranklab.plots.style import merged, save
+from ranklab.plots.gantt import merged
+from ranklab.plots.style import save
 from ranklab.projects import ddp as project
 from ranklab.projects.ddp import data_parallel as ddp_data_parallel
 from ranklab.projects.ddp import profile, strong_and_weak
