@@ -3,6 +3,8 @@
 import torch
 import torch.distributed as dist
 
+from ranklab.flat import pieces
+
 
 def average_gradients(model, group=None):
     """Every gradient is the mean over ranks; a gradient that is None counts as zeros.
@@ -52,10 +54,8 @@ class Bucket:
 
     def __init__(self, parameters):
         self.parameters = parameters
-        first, sizes = parameters[0], [each.numel() for each in parameters]
-        self.flat = torch.zeros(sum(sizes), dtype=first.dtype, device=first.device)
-        self.views = [part.view_as(parameter)
-                      for part, parameter in zip(self.flat.split(sizes), parameters)]
+        self.flat = parameters[0].new_zeros(sum(each.numel() for each in parameters))
+        self.views = pieces(self.flat, parameters)
         self.missing = set(parameters)
 
     def gather(self):
