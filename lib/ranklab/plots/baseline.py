@@ -8,11 +8,6 @@ from ranklab.plots.style import (FAINT, INK, TONES, bars, bytes_axis, clean, fig
                                  line, look, styled)  # fmt: skip
 
 
-def lying(ax, y, width, index, label=None, left=0, thick=0.6):
-    """A bar along x, in tone and hatching number `index`."""
-    ax.barh(y, width, left=left, height=thick, label=label, **look(index))
-
-
 @styled
 def hierarchy(device):
     """The memory levels of `device`: the higher, the smaller and the faster."""
@@ -44,7 +39,7 @@ def memory(table, title="Memory of one training step"):
     rows = np.arange(len(names))
     for index, label in enumerate(("predicted", "counted")):
         sizes = [pair[index] or 0 for pair in table.values()]
-        lying(ax, rows + (index - 0.5) * 0.36, sizes, index, label, thick=0.34)
+        ax.barh(rows + (index - 0.5) * 0.36, sizes, 0.34, label=label, **look(index))
         for row, size in zip(rows, sizes):
             ax.text(size, row + (index - 0.5) * 0.36, f" {human_bytes(size)}", va="center",
                     fontsize=8)  # fmt: skip
@@ -170,7 +165,7 @@ def arena(states, title="The same free bytes, in one piece and in pieces"):
     for row, (label, arena) in enumerate(states.items()):
         ax.barh(row, arena.size, height=0.6, color="white", edgecolor=INK)
         for index, (name, (start, size)) in enumerate(arena.pieces.items()):
-            lying(ax, row, size, index % 2, left=start)
+            ax.barh(row, size, 0.6, start, **look(index % 2))
             boxed(ax, start + size / 2, row, name, pad=1, fontsize=8)
         ax.annotate(f"{arena.free_bytes} free\nlargest gap {arena.largest_gap}", (arena.size, row),
                     (8, 0), textcoords="offset points", va="center", fontsize=8.5)  # fmt: skip
