@@ -5,6 +5,8 @@ import heapq
 import torch
 import torch.distributed as dist
 
+from ranklab.flat import pieces
+
 
 def average_gradients(model, group=None):
     """Every gradient is the mean over ranks; a gradient that is None counts as zeros.
@@ -66,12 +68,12 @@ class Bucket:
     the parameters that have got no gradient yet in this backward.
     """
 
-    def __init__(self, parameters, group=None):
+    def __init__(self, parameters, group=None, multiple_of=1):
         self.parameters, self.group = parameters, group
-        first, sizes = parameters[0], [each.numel() for each in parameters]
-        self.flat = torch.zeros(sum(sizes), dtype=first.dtype, device=first.device)
-        self.views = [part.view_as(parameter)
-                      for part, parameter in zip(self.flat.split(sizes), parameters)]
+        n = sum(each.numel() for each in parameters)
+        self.padding = -n % multiple_of  # numbers at the end of `flat`, always 0
+        self.flat = parameters[0].new_zeros(n + self.padding)
+        self.views = pieces(self.flat[:n], parameters)
         self.missing = set(parameters)
 
     def gather(self):
