@@ -7,7 +7,8 @@ from ranklab.checks.ddp.jobs import CLEAR, NAMES, NOISY, ODD, TWO_CAUSES, more_t
 from ranklab.checks.exercise import Mistake
 
 GENERAL = {
-    "loader-bound": "Loader: the mean over ranks of loading that no computing hides, over the step.",
+    "loader-bound": "Loader: the mean over ranks of loading that no computing hides, over the "
+                    "step.",
     "communication-bound": "Communication: the least exposed_communication of all ranks, over the "
                            'step. (Events of kind "wait" are gaps of the main thread, and '
                            "something else.)",
