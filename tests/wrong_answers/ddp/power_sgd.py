@@ -35,8 +35,6 @@ WRONG = [
     mutant(answer, "wanted = matrix + error", "wanted = matrix.add_(error)",
            says="`matrix` itself is changed"),
     mutant(answer, "wanted.mT", "wanted.T", says=r"\.mT transposes each matrix"),
-    mutant(answer, SUM_P, "dist.all_reduce(p)", SUM_Q, "dist.all_reduce(q)",
-           "get_world_size(group)", "get_world_size()", says="in the group of"),
     mutant(answer, "get_world_size(group)", "get_world_size()", says="the ranks of another group"),
     mutant(answer, SUM_Q, f"own = q.clone()\n    {SUM_Q}", "wanted - approximation",
            "wanted - p @ own.mT", says="made of q after its all-reduce"),
