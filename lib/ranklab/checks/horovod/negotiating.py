@@ -4,9 +4,8 @@ import random
 
 import torch.distributed as dist
 
-from ranklab.collectives import node_groups
 from ranklab.checks.exercise import Mistake
-from ranklab.checks.trial import on_ranks
+from ranklab.checks.trial import GROUPS, group_of_mine, on_ranks
 from ranklab.meter import Traffic
 
 ROUNDS, STEPS = 4, 2
@@ -43,9 +42,9 @@ def complete_in(ranks):
     return right
 
 
-def trial(fn, per_node=None):
+def trial(fn, grouped=False):
     """Runs on every rank: what it was told in each round, bytes received, what else was seen."""
-    group = node_groups(per_node)[0] if per_node else None
+    group = group_of_mine() if grouped else None
     table, seen = {}, {"told": [], "received": 0, "changed": False, "idle": False}
     for step in range(STEPS):
         for names in ready_on(dist.get_rank(), step):
@@ -71,16 +70,16 @@ def check_negotiate(fn):
     _cheap(seen)
     yield "ranks other than 0 receive the answer only, not everybody's lists"
     try:
-        seen = on_ranks(trial, fn, 2, ranks=4, nodes=2)
-        for members in ((0, 1), (2, 3)):
+        seen = on_ranks(trial, fn, True, ranks=4)
+        for members in GROUPS:
             _judge([seen[r] for r in members], members, f"in the group of ranks {members}")
     except Mistake as mistake:
         hint = ("Hand `group` on: get_rank(group), get_world_size(group), gather_object(..., "
                 "group=group, group_dst=0), and so for the answer: group_src=0 is the first rank "
                 "of the group.")
-        if "in the group of ranks (2, 3)" in mistake.what and "is not told" in mistake.what:
+        if f"in the group of ranks {GROUPS[1]}" in mistake.what and "is not told" in mistake.what:
             hint = ("The first of a group counts, and that need not be rank 0 of the job: in this "
-                    "group it is rank 2. Ask `rank == 0` of dist.get_rank(group), or go through "
+                    "group it is rank 1. Ask `rank == 0` of dist.get_rank(group), or go through "
                     "`lists or ()`.")
         raise Mistake(mistake.what, hint) from None
     yield "inside a group it meets nobody else"
