@@ -7,7 +7,6 @@ from ranklab.ddp import compress_fp16_hook as answer
 R = "dist.get_world_size(group)"
 DIVIDED = f"buffer.div_({R})"
 HALVES = f"{DIVIDED}.to(torch.float16)"
-SUM = "dist.all_reduce(halves, group=group, async_op=True)"
 BACK = "lambda done: buffer.copy_(done.value()[0])"
 KEPT = {}
 WRONG = [

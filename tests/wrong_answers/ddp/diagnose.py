@@ -7,7 +7,6 @@ from ranklab.ddp import diagnose as answer
 MEDIAN = "median(measure(step) for step in of_rank) for"
 DURATION = "max(usual(lambda step: max(e.end for e in step) - min(e.start for e in step)))"
 OTHERS = "(sum(working) - max(working)) / max(len(working) - 1, 1)"
-STRAGGLER = "(max(working) - others) / duration if len(working) > 1 else 0.0"
 VERDICT = "verdict if shares[verdict] >= 0.25"
 TOTAL = "sum(e.end - e.start for e in step if e.kind == '{}')"
 WRONG = [
