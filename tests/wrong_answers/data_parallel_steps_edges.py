@@ -3,13 +3,12 @@
 The first line of each docstring is a pattern that the check's output must hold.
 """
 
-import contextlib
 import functools
 
 import torch
 import torch.distributed as dist
 
-from ranklab.data_parallel import Replica, broadcast_parameters
+from ranklab.data_parallel import Replica
 
 # --- OverlappedDataParallel ---------------------------------------------------------------------
 
@@ -155,39 +154,3 @@ class OverlappedDataParallel__raises_with_find_unused(_Overlapped):
         super().finish()
         if missing:
             raise self.no_gradient(missing)
-
-
-# --- no_sync ------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def no_sync__the_other_way_round(model):
-    """inside an inner no_sync `sync` is on again"""
-    model.sync = not model.sync
-    try:
-        yield
-    finally:
-        model.sync = not model.sync
-
-
-@contextlib.contextmanager
-def no_sync__from_zero(model):
-    """Pieces may stand in several blocks"""
-    before, model.sync = model.sync, False
-    model.zero_grad()
-    try:
-        yield
-    finally:
-        model.sync = before
-
-
-@contextlib.contextmanager
-def no_sync__not_after_an_interrupt(model):
-    """An interrupt is no Exception"""
-    before, model.sync = model.sync, False
-    try:
-        yield
-    except Exception:
-        model.sync = before
-        raise
-    model.sync = before
