@@ -27,12 +27,12 @@ WRONG = [
            says=r"torch.zeros_like\(parameter\) has type, shape and device"),
     mutant(average_gradients, "group=None", "group=None, kept={}", ZEROS,
            "kept.setdefault((parameter.shape, parameter.dtype), torch.zeros_like(parameter))",
-           says="is not the mean over ranks", called="one_zero_for_each_shape"),
+           says="Do all ranks divide by the number of ranks", called="one_zero_for_each_shape"),
     mutant(average_gradients, "group=None", "group=None, kept={}",
-           "for parameter in model.parameters()", "for i, parameter in enumerate(model.parameters())",
+           "parameter in model.parameters()", "i, parameter in enumerate(model.parameters())",
            CALL, "buffer = kept.setdefault((i, parameter.shape), torch.zeros_like(parameter))\n"
            "        dist.all_reduce(buffer.copy_(parameter.grad), group=group)\n"
-           "        parameter.grad = buffer", says="is not the mean over ranks",
+           "        parameter.grad = buffer", says="Do all ranks divide",
            called="buffers_kept"),
     mutant(average_gradients, CALL, f"for row in parameter.grad:\n            "
            "dist.all_reduce(row, group=group)", says="All-reduce each gradient once, whole"),

@@ -10,7 +10,7 @@ SAVED = "x, weight, mean, scale, n"
 
 WRONG = [
     mutant(sync_batch_norm, FORWARD, "n", "n < 2", "n < 1",
-           says="these are this rank's own mean and variance"),
+           says="normalised by this rank's own mean and variance"),
     mutant(sync_batch_norm, FORWARD, "n", says="the count must be summed over ranks"),
     mutant(sync_batch_norm, VARIANCE, "variance = wide.var(over, unbiased=False) * count / n\n"
            "            dist.all_reduce(variance, group=group)",
@@ -34,9 +34,9 @@ WRONG = [
            f"ctx.save_for_backward({SAVED})",
            "ctx.save_for_backward(x, weight)\n            kept[C] = mean, scale, n",
            f"{SAVED} = ctx.saved_tensors",
-           "(x, weight), (mean, scale, n) = ctx.saved_tensors, kept[x.shape[1]]",
-           says="the gradient of x is off"),
-    mutant(sync_batch_norm, "if running:", "if False:", says="the running mean is off"),
+           "x, weight = ctx.saved_tensors\n            mean, scale, n = kept[x.shape[1]]",
+           says="the values were right; the gradient of x is"),
+    mutant(sync_batch_norm, "if running:", "if False:", says="mean moves by momentum"),
     mutant(sync_batch_norm, "variance * n / (n - 1)", "variance", says="with n - 1, not n"),
     mutant(sync_batch_norm, FORWARD, "for part in sums[:-1], sums[-1:]:\n                "
            "dist.all_reduce(part, group=group)\n            n", says="2 collectives in forward"),
@@ -51,7 +51,7 @@ WRONG = [
     mutant(sync_batch_norm, FORWARD, "dist.all_reduce(sums)\n            n",
            says="Hand `group` on to every collective"),
     mutant(sync_batch_norm, "group=group)  #", "group=None)  #",
-           says="the gradient of x is not that of their batch"),
+           says=r"in the group of ranks .*, for their batch, the gradient of x is"),
     mutant(sync_batch_norm, "x.shape[1], x.double()", "x.shape[1], x",
            says="a small difference of two large numbers"),
     mutant(sync_batch_norm, ".clamp(min=0)", "", says=r"clamp\(min=0\)"),

@@ -5,9 +5,8 @@ import torch.distributed as dist
 from torch import nn
 
 from ranklab.checks.data_parallel.events import collectives_noted
-from ranklab.checks.data_parallel.replicas import group_of_mine
 from ranklab.checks.exercise import Mistake
-from ranklab.checks.trial import on_ranks
+from ranklab.checks.trial import group_of_mine, on_ranks, rank_name
 from ranklab.engine import device
 from ranklab.meter import Traffic
 
@@ -105,7 +104,7 @@ def check_replicas_agree(replicas_agree):
     nbytes = sum(p.nbytes for p in Weights().parameters())
     for rank, of_rank in enumerate(on_ranks(_agree_trial, replicas_agree, ranks=2)):
         for _, _, sent, same in of_rank:
-            _compare_sent(f"rank {rank} of 2", nbytes, *sent)
+            _compare_sent(rank_name(rank, 2), nbytes, *sent)
             if not same:
                 raise Mistake("the weights have changed", "Look, and do not touch.")
     yield "one all-reduce of two int64 travels, not the weights; the model is unchanged"

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ranklab.checks.data_parallel.toys import far, gradients, loss_of, rows
+from ranklab.checks.data_parallel.toys import gradients, loss_of, mean_gradients, off, rows
 from ranklab.checks.exercise import Mistake
 from ranklab.engine import device
 
@@ -93,6 +93,23 @@ class Sent:
         """How many were divided while they were under way."""
         return sum(work.is_divided for work in self.handles)
 
+    @property
+    def ends(self):
+        """What all_ended() looks at."""
+        return self.not_waited, len(self.handles), self.divided
+
+
+def all_ended(where, verb, not_waited, handles, divided):
+    """A Mistake where a function returned before its messages had arrived, or wrote into one."""
+    if not_waited:
+        raise Mistake(f"{where}: nobody has waited for {not_waited} of its {handles} {verb}s",
+                      f"With async_op=True the {verb} has only begun when it returns. Keep every "
+                      "handle and wait() for each, not for the last alone; or leave async_op out.")
+    if divided:
+        raise Mistake(f"{where}: {divided} tensors were divided while they travelled",
+                      "Until wait() returns the message is being read and written. Divide before "
+                      f"the {verb}, or after the wait().")
+
 
 @contextlib.contextmanager
 def collectives_noted(note, verb="all_reduce"):
@@ -137,53 +154,41 @@ def events_of_a_backward(wrapped_class, find_unused=False):
     return events, [bucket.flat.data_ptr() for bucket in model.buckets]
 
 
-def compare_events(events, buckets, where=""):
+def compare_events(where, events, buckets):
     """Raises the Mistake that the order of events tells."""
-    try:
-        _compare_events(events, buckets)
-    except Mistake as mistake:
-        raise Mistake(where + mistake.what, mistake.hint) from None
-
-
-def _compare_events(events, buckets):
     sent = [event for event in events if event[0] in ("sent", "blocking")]
     if len(sent) != len(buckets):
-        raise Mistake(f"{len(sent)} all-reduces in one backward, for {len(buckets)} buckets",
+        raise Mistake(f"{where}{len(sent)} all-reduces in one backward, for {len(buckets)} buckets",
                       "One all-reduce for each bucket, of bucket.flat: not one for each parameter, "
                       "nor one at each call of the hook.")
-    blocking = [event for event in sent if event[0] == "blocking"]
-    if blocking:
-        raise Mistake("backward stands still in each all-reduce: it is called without "
+    if any(event[0] == "blocking" for event in sent):
+        raise Mistake(f"{where}backward stands still in each all-reduce: it is called without "
                       "async_op=True", "dist.all_reduce(..., async_op=True) returns at once, with "
                       "a handle to wait for in finish().")
     places = [buckets.index(pointer) if pointer in buckets else None for *_, pointer in sent]
     if None in places:
-        raise Mistake("something else travels than bucket.flat", "After bucket.gather() all its "
-                      "gradients lie in bucket.flat, as views: all-reduce that, in place.")
+        raise Mistake(f"{where}something else travels than bucket.flat", "After bucket.gather() "
+                      "all its gradients lie in bucket.flat, as views: all-reduce that, in place.")
     if places != sorted(places):
-        raise Mistake(f"buckets leave in the order {places}", "Bucket 0 first, then 1, then 2.")
-    _compare_times(events, len(buckets))
+        raise Mistake(f"{where}buckets leave in the order {places}",
+                      "Bucket 0 first, then 1, then 2.")
+    _compare_times(where, [event[0] for event in events], len(buckets))
 
 
-def _compare_times(events, buckets):
-    kinds = [event[0] for event in events]
-    last_layer, first_sent = _last(kinds, "layer"), kinds.index("sent")
-    if first_sent > last_layer:
-        raise Mistake("no bucket leaves before the backward of all layers is over",
+def _compare_times(where, kinds, buckets):
+    last_layer = max(place for place, kind in enumerate(kinds) if kind == "layer")
+    if kinds.index("sent") > last_layer:
+        raise Mistake(f"{where}no bucket leaves before the backward of all layers is over",
                       "Launch in the hook, as soon as a bucket has all its gradients, not in "
                       "finish(): bucket 0 can travel while layer 0 is still to come.")
-    if "wait" in kinds and kinds.index("wait") < last_layer:
-        raise Mistake("it waits for an all-reduce while layers are still to be computed: no "
-                      "overlap", "Keep the handles, and wait for them in finish().")
+    if "wait" in kinds[:last_layer]:
+        raise Mistake(f"{where}it waits for an all-reduce while layers are still to be computed: "
+                      "no overlap", "Keep the handles, and wait for them in finish().")
     early = kinds[:last_layer].count("sent")
     if early < buckets - 1:
-        raise Mistake(f"{early} of {buckets} buckets left before the last layer's backward; "
+        raise Mistake(f"{where}{early} of {buckets} buckets left before the last layer's backward; "
                       f"{buckets - 1} were ready", "A bucket is ready when nothing of it is "
                       "missing; launch all that are ready, and forget what you have launched.")
-
-
-def _last(kinds, kind):
-    return len(kinds) - 1 - kinds[::-1].index(kind)
 
 
 # --- ranks that are ready in different orders ---------------------------------------------------
@@ -208,29 +213,20 @@ def events_and_order(wrapped_class):
     ours = TwoWays(dist.get_rank()).to(device())
     x = [rows(r)[:, :4] for r in range(dist.get_world_size())]
     wrapped, in_hooks = wrapped_class(ours, cap_bytes=70), []
-
-    def note(*_):
-        in_hooks.append(wrapped.in_backward)  # False when finish() is called
-
     loss = loss_of(wrapped, x[dist.get_rank()])
-    with collectives_noted(note):
+    with collectives_noted(lambda *_: in_hooks.append(wrapped.in_backward)):  # False in finish()
         loss.backward()
-    right = [TwoWays(r).to(device()) for r in range(len(x))]
-    for model, part in zip(right, x):
-        (loss_of(model, part) / len(x)).backward()
-    summed = {name: sum(dict(model.named_parameters())[name].grad for model in right).cpu()
-              for name, _ in ours.named_parameters()}
-    return both, (gradients(ours), summed, in_hooks.count(False))
+    alone = [mean_gradients(TwoWays(r).to(device()), [part]) for r, part in enumerate(x)]
+    right = {name: sum(each[name] for each in alone) / len(x) for name in alone[0]}
+    return both, (gradients(ours), right, in_hooks.count(False))
 
 
 def compare_order(where, got, right, late):
-    for name, grad in right.items():
-        if got[name] is None or far(got[name], grad):
-            raise Mistake(f"{where}: the ranks' gradients become ready in different orders, and "
-                          f"then `{name}` gets another parameter's mean",
-                          "The first message of one rank meets the first of the others. Launch "
-                          "bucket 0, then 1, then 2, on every rank: one that is ready early waits "
-                          "for those before it.")
+    for name in off(got, right):
+        raise Mistake(f"{where}: the ranks' gradients become ready in different orders, and then "
+                      f"`{name}` gets another parameter's mean", "The first message of one rank "
+                      "meets the first of the others. Launch bucket 0, then 1, then 2, on every "
+                      "rank: one that is ready early waits for those before it.")
     if late:
         raise Mistake(f"{where}: {late} of 2 buckets left in finish(), though all gradients were "
                       "there before", "A bucket that was ready too early leaves right behind the "

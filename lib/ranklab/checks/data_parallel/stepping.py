@@ -2,9 +2,9 @@
 
 import torch.distributed as dist
 
-from ranklab.checks.data_parallel.toys import far, gradients, loss_of, rows, toy
+from ranklab.checks.data_parallel.toys import gradients, loss_of, off, rows, toy
 from ranklab.checks.exercise import Mistake
-from ranklab.checks.trial import on_ranks
+from ranklab.checks.trial import on_ranks, rank_name
 from ranklab.data_parallel import OverlappedDataParallel
 from ranklab.meter import Traffic
 
@@ -67,9 +67,12 @@ def check_no_sync(no_sync):
         try:
             seen = on_ranks(_no_sync_trial, no_sync, ranks=ranks)
         except Mistake as mistake:
-            raise Mistake(mistake.what, _no_sync_hint(mistake)) from None
+            if "context manager protocol" in mistake.what or "__enter__" in mistake.what:
+                mistake.hint = ("`with` needs a context manager: put @contextlib.contextmanager "
+                                "above the function, and a `yield` where the block runs.")
+            raise mistake from None
         for rank, one in enumerate(seen):
-            _compare_no_sync(one, f"rank {rank} of {ranks}")
+            _compare_no_sync(one, rank_name(rank, ranks))
     yield "inside, nothing is sent, and gradients add up on their own rank"
     yield "the next backward outside averages the sums, once, on 1 and 3 ranks"
     if one["inner"] is not False:
@@ -97,32 +100,23 @@ def check_no_sync(no_sync):
     yield "it ends also when the step inside fails"
 
 
-def _no_sync_hint(mistake):
-    if "context manager protocol" in mistake.what or "__enter__" in mistake.what:
-        return ("`with` needs a context manager: put @contextlib.contextmanager above the "
-                "function, and a `yield` where the block runs.")
-    return mistake.hint
-
-
 def _compare_no_sync(one, where):
     if one["inside"]:
         hint = "model.sync must be False while the block runs: the hooks look at it."
         if one["sync"][0] is False:
             hint = "no_sync itself sends nothing: the next backward averages what has added up."
         raise Mistake(f"{where}: {one['inside']} all-reduces inside", hint)
-    for name, right in one["right local"].items():
-        if right is not None and (one["local"][name] is None or far(one["local"][name], right)):
-            raise Mistake(f"{where}: inside, the gradient of `{name}` is not the sum of its "
-                          "backwards", "Leave the gradients alone, on entering and on leaving: "
-                          "autograd adds them up. Pieces may stand in several blocks.")
+    for name in off(one["local"], one["right local"]):
+        raise Mistake(f"{where}: inside, the gradient of `{name}` is not the sum of its backwards",
+                      "Leave the gradients alone, on entering and on leaving: autograd adds them "
+                      "up. Pieces may stand in several blocks.")
     if one["sync"][1] is not True or not one["after"]:
         raise Mistake(f"{where}: after the block nothing is sent either",
                       "Switch `sync` back on after the yield.")
     if one["after"] != one["buckets"]:
         raise Mistake(f"{where}: {one['after']} all-reduces after the block, for {one['buckets']} "
                       "buckets", "The next backward sends each bucket once; no_sync sends nothing.")
-    for name, right in one["right mean"].items():
-        if right is not None and far(one["mean"][name], right):
-            raise Mistake(f"{where}: after the block the gradient of `{name}` is not the mean of "
-                          "the ranks' sums", "Leave the gradients alone: the next backward adds "
-                          "its own to what is there, and averages the whole.")
+    for name in off(one["mean"], one["right mean"]):
+        raise Mistake(f"{where}: after the block the gradient of `{name}` is not the mean of the "
+                      "ranks' sums", "Leave the gradients alone: the next backward adds its own to "
+                      "what is there, and averages the whole.")

@@ -7,8 +7,9 @@ import torch.distributed as dist
 from torch import nn
 
 from ranklab.checks.data_parallel.events import Sent, collectives_noted
-from ranklab.checks.data_parallel.toys import far, gradients, rows
+from ranklab.checks.data_parallel.toys import gradients, rows
 from ranklab.checks.exercise import Mistake
+from ranklab.checks.trial import is_near
 from ranklab.engine import device
 
 
@@ -75,7 +76,7 @@ def compare_branches(where, used, got, right, not_waited, asked):
             raise Mistake(f"{where}: {which}, which other ranks used, has no gradient here",
                           "bucket.fill_none(used) gives it the others' mean, after the wait; used "
                           "= self.used_anywhere() when self.find_unused is set.")
-        if far(got[name], grad):
+        if not is_near(got[name], grad):
             raise Mistake(f"{where}: the gradient of {which} is not the mean, with zeros from "
                           f"ranks that did not use it (used: {used})",
                           "bucket.gather() puts zeros where a gradient is None, in each step anew. "

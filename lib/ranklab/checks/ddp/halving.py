@@ -5,10 +5,9 @@ import inspect
 import torch
 import torch.distributed as dist
 
-from ranklab.checks.data_parallel.replicas import GROUPS, group_of_mine
 from ranklab.checks.ddp.given import SHAPES, gradients_of, mean_of, steps_in_ddp
 from ranklab.checks.exercise import Mistake
-from ranklab.checks.trial import on_ranks
+from ranklab.checks.trial import GROUPS, group_of_mine, on_ranks
 
 KINDS = ("normal", "normal", "normal", "large", "uneven")
 COUNT = sum(torch.Size(shape).numel() for shape in SHAPES)

@@ -2,11 +2,10 @@
 
 import torch
 
-from ranklab.checks.data_parallel.replicas import GROUPS
 from ranklab.checks.ddp import matrices
 from ranklab.checks.ddp.matrices import CASES, inputs, one_by_one, three
 from ranklab.checks.exercise import Mistake
-from ranklab.checks.trial import on_ranks
+from ranklab.checks.trial import GROUPS, on_ranks
 
 def check_power_sgd(fn):
     for ranks in (3, 1):

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import torch
 import torch.distributed as dist
 
-from ranklab.checks.data_parallel.replicas import group_of_mine
+from ranklab.checks.trial import group_of_mine
 from ranklab.engine import device
 from ranklab.meter import Traffic
 
