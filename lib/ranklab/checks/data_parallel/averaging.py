@@ -3,8 +3,10 @@
 import torch
 import torch.distributed as dist
 
-from ranklab.checks.data_parallel.events import Sent, all_ended, collectives_noted
-from ranklab.checks.data_parallel.toys import HAND_ON, gradients, off, toy_with_more, weights
+from ranklab.checks.data_parallel.events import Sent, all_ended
+from ranklab.checks.data_parallel.toys import (
+    HAND_ON, gradients, hinted, off, toy_with_more, weights,
+)
 from ranklab.checks.exercise import Mistake
 from ranklab.checks.trial import explain, group_of_mine, members_of, on_ranks, rank_name
 from ranklab.meter import Traffic
@@ -12,6 +14,12 @@ from ranklab.meter import Traffic
 MISSING = "wide.weight"  # has no gradient on rank 0; in float64
 ALL_MISSING = MISSING, "first.bias", "twice.bias"  # two of them are of one shape and type
 LIMIT = 5  # seconds; a rank that skips a parameter waits for ever
+SKIPPED = (f"`{MISSING}` has no gradient on rank 0, where its layer was skipped, and has one on "
+           "the others. All ranks must call the same all-reduces, in the same order: put zeros "
+           "there.")
+FAILURES = {"assign": f"`{MISSING}` is in float64: torch.zeros_like(parameter) has type, shape and "
+            "device."} | dict.fromkeys(("NoneType", "does not end", "onnection", "killed",
+                                        "mismatch", "expected size"), SKIPPED)
 
 
 def _given(name, shape, rank):
@@ -22,12 +30,12 @@ def _given(name, shape, rank):
 
 def _average_trial(average_gradients, in_groups=False):
     group, rank = group_of_mine() if in_groups else None, dist.get_rank()
-    model, sent = toy_with_more(rank), Sent()  # not equal: averaging weights would show
+    model = toy_with_more(rank)  # not equal: averaging weights would show
     before = weights(model)
     for name, p in model.named_parameters():
         if p.requires_grad and not (name in ALL_MISSING and rank == 0):
             p.grad = torch.empty_like(p).copy_(_given(name, p.shape, rank))
-    with Traffic() as traffic, collectives_noted(sent.note):
+    with Traffic() as traffic, Sent() as sent:
         average_gradients(model, group) if in_groups else average_gradients(model)
     _once_more(average_gradients, rank, group)
     moved = [name for name, value in weights(model).items() if not torch.equal(value, before[name])]
@@ -45,10 +53,8 @@ def _once_more(average_gradients, rank, group):
 
 def check_average_gradients(average_gradients):
     for ranks in (3, 1, 4):
-        try:
+        with hinted(FAILURES):
             seen = on_ranks(_average_trial, average_gradients, ranks=ranks, timeout=LIMIT)
-        except Mistake as mistake:
-            raise Mistake(mistake.what, _average_hint(mistake)) from None
         for rank, (got, moved, _, _, ends) in enumerate(seen):
             all_ended(rank_name(rank, ranks), "all-reduce", *ends)
             _compare_averages(rank_name(rank, ranks), got, moved, range(ranks), rank)
@@ -66,18 +72,6 @@ def check_average_gradients(average_gradients):
                           f"mean of theirs", f"{HAND_ON} And divide by the size of the group: "
                           "dist.get_world_size(group).")
     yield "inside a group it meets nobody else"
-
-
-def _average_hint(mistake):
-    """The failure is about the missing gradient, or it speaks for itself."""
-    if "assign" in mistake.what:
-        return f"`{MISSING}` is in float64: torch.zeros_like(parameter) has type, shape and device."
-    if any(part in mistake.what for part in ("NoneType", "does not end", "onnection", "killed",
-                                             "mismatch", "expected size")):
-        return (f"`{MISSING}` has no gradient on rank 0, where its layer was skipped, and has one "
-                "on the others. All ranks must call the same all-reduces, in the same order: put "
-                "zeros there.")
-    return mistake.hint
 
 
 def _averages(members):

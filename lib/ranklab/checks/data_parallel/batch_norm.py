@@ -4,7 +4,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.functional import batch_norm
 
-from ranklab.checks.data_parallel.toys import HAND_ON
+from ranklab.checks.data_parallel.toys import HAND_ON, hinted
 from ranklab.checks.data_parallel.whole_batch import (
     EPS, C, compare_gradients, compare_values, right_answer, whole_batch,
 )
@@ -57,12 +57,9 @@ def _one(sync_batch_norm, cut, place, batch, **group):
 
 def check_sync_batch_norm(sync_batch_norm):
     for ranks, cut in CUTS.items():
-        try:
+        with hinted({"must be at least 2": "All ranks together have more: the count must be "
+                     "summed over ranks, too."}):
             seen = on_ranks(_norm_trial, sync_batch_norm, cut, ranks=ranks)
-        except Mistake as mistake:
-            own = "must be at least 2" in mistake.what
-            raise Mistake(mistake.what, "All ranks together have more: the count must be summed "
-                          "over ranks, too." if own else mistake.hint) from None
         for number, shape in enumerate(SHAPES):
             compare_values([of_rank[number] for of_rank in seen], cut, shape)
         if ranks == 3:

@@ -1,6 +1,6 @@
 """The order of events in one backward: layers that compute, messages that leave, waits."""
 
-import contextlib
+import functools
 
 import torch
 import torch.distributed as dist
@@ -42,61 +42,63 @@ class HeldWork:
         self.is_here = self.is_divided = False  # is_divided: while under way
 
     def wait(self, *timeout):
-        self.waited(self)
-        done = self.work.wait(*timeout)
-        self._arrives()
-        return done
+        return self._arrives(self.work.wait(*timeout))
 
     def is_completed(self):
-        if done := self.work.is_completed():
-            self.waited(self)
-            self._arrives()
-        return done
+        done = self.work.is_completed()
+        return self._arrives(done) if done else done
 
     def get_future(self):
-        def arrived(done):
-            self.waited(self)
-            self._arrives()
-            return [self.tensor]
+        return self.work.get_future().then(lambda done: self._arrives([self.tensor]))
 
-        return self.work.get_future().then(arrived)
-
-    def _arrives(self):
+    def _arrives(self, value):
+        self.waited()
         if not self.is_here:
             self.is_here = True
             self.is_divided = bool(self.given.any()) and any(
                 torch.allclose(ranks * self.tensor, self.given) for ranks in range(2, 5))
             self.tensor.detach().copy_(self.result)
+        return value
 
     def __getattr__(self, name):
         return getattr(self.work, name)
 
 
 class Sent:
-    """The tensors that travelled, and what became of the handles."""
+    """Inside `with`, notes the tensors of every dist.<verb>, and a HeldWork for those under way.
 
-    def __init__(self):
-        self.tensors, self.handles, self.waited = [], [], []
+    note    is called with each tensor and its HeldWork, or None
+    waited  is called with a number, in the order of sending, when somebody waits for that one
+    """
 
-    def note(self, tensor, work):
+    def __init__(self, verb="all_reduce", note=lambda *_: None, waited=lambda number: None):
+        self.verb, self.note, self.waited, self.tensors, self.handles = verb, note, waited, [], []
+
+    def __enter__(self):
+        self.collective = getattr(dist, self.verb)
+        setattr(dist, self.verb, self._call)
+        return self
+
+    def __exit__(self, *_):
+        setattr(dist, self.verb, self.collective)
+
+    def _call(self, tensor, *args, **kwargs):
+        held, waited = None, functools.partial(self.waited, len(self.tensors))
+        if kwargs.get("async_op", args[2] if len(args) > 2 else False):
+            result = tensor.detach().clone()  # keeps the strides
+            held = HeldWork(self.collective(result, *args, **kwargs), tensor, result, waited)
+            self.handles.append(held)
+        else:
+            self.collective(tensor, *args, **kwargs)
         self.tensors.append(tensor)
-        if work is not None:
-            self.handles.append(work)
-            work.waited = self.waited.append
-
-    @property
-    def not_waited(self):
-        return sum(work not in self.waited for work in self.handles)
-
-    @property
-    def divided(self):
-        """How many were divided while they were under way."""
-        return sum(work.is_divided for work in self.handles)
+        self.note(tensor, held)
+        return held
 
     @property
     def ends(self):
-        """What all_ended() looks at."""
-        return self.not_waited, len(self.handles), self.divided
+        """Handles that nobody waited for, all handles, and what was divided while under way."""
+        return (sum(not work.is_here for work in self.handles), len(self.handles),
+                sum(work.is_divided for work in self.handles))
 
 
 def all_ended(where, verb, not_waited, handles, divided):
@@ -111,45 +113,20 @@ def all_ended(where, verb, not_waited, handles, divided):
                       f"the {verb}, or after the wait().")
 
 
-@contextlib.contextmanager
-def collectives_noted(note, verb="all_reduce"):
-    """Inside, note(tensor, its HeldWork or None) is told of every dist.<verb>."""
-    collective = getattr(dist, verb)
-
-    def noted(tensor, *args, **kwargs):
-        if not kwargs.get("async_op", args[2] if len(args) > 2 else False):
-            collective(tensor, *args, **kwargs)
-            return note(tensor, None)
-        result = tensor.detach().clone()  # keeps the strides
-        held = HeldWork(collective(result, *args, **kwargs), tensor, result, lambda work: None)
-        note(tensor, held)
-        return held
-
-    setattr(dist, verb, noted)
-    try:
-        yield
-    finally:
-        setattr(dist, verb, collective)
-
-
 def events_of_a_backward(wrapped_class, find_unused=False):
     """Runs on every rank: (events, where the buckets lie in memory, in their order)."""
-    events, sent = [], []
+    events = []
     model = wrapped_class(Stack(events).to(device()), cap_bytes=300,  # one layer in each bucket
                           find_unused=find_unused)
     x = torch.randn(2, 8, device=device(), requires_grad=True)
     loss = model(x).square().sum()
 
     def note(tensor, work):
-        if tensor.dtype == torch.int32:  # used_anywhere()
-            return
-        sent.append(tensor)
-        events.append(("sent" if work else "blocking", len(sent) - 1, tensor.data_ptr()))
-        if work:
-            work.waited = lambda _, number=len(sent) - 1: events.append(("wait", number))
+        if tensor.dtype != torch.int32:  # which is used_anywhere()
+            events.append(("sent" if work else "blocking", tensor.data_ptr()))
 
     events.clear()
-    with collectives_noted(note):
+    with Sent(note=note, waited=lambda number: events.append(("wait", number))):
         loss.backward()
     return events, [bucket.flat.data_ptr() for bucket in model.buckets]
 
@@ -165,7 +142,7 @@ def compare_events(where, events, buckets):
         raise Mistake(f"{where}backward stands still in each all-reduce: it is called without "
                       "async_op=True", "dist.all_reduce(..., async_op=True) returns at once, with "
                       "a handle to wait for in finish().")
-    places = [buckets.index(pointer) if pointer in buckets else None for *_, pointer in sent]
+    places = [buckets.index(pointer) if pointer in buckets else None for _, pointer in sent]
     if None in places:
         raise Mistake(f"{where}something else travels than bucket.flat", "After bucket.gather() "
                       "all its gradients lie in bucket.flat, as views: all-reduce that, in place.")
@@ -214,9 +191,9 @@ def events_and_order(wrapped_class):
     x = [rows(r)[:, :4] for r in range(dist.get_world_size())]
     wrapped, in_hooks = wrapped_class(ours, cap_bytes=70), []
     loss = loss_of(wrapped, x[dist.get_rank()])
-    with collectives_noted(lambda *_: in_hooks.append(wrapped.in_backward)):  # False in finish()
+    with Sent(note=lambda *_: in_hooks.append(wrapped.in_backward)):  # False in finish()
         loss.backward()
-    alone = [mean_gradients(TwoWays(r).to(device()), [part]) for r, part in enumerate(x)]
+    alone = [mean_gradients(TwoWays(r).to(device()), [(part,)]) for r, part in enumerate(x)]
     right = {name: sum(each[name] for each in alone) / len(x) for name in alone[0]}
     return both, (gradients(ours), right, in_hooks.count(False))
 

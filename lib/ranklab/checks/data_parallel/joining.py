@@ -4,7 +4,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ranklab.checks.data_parallel.toys import buffers, loss_of, off, rows, weights
+from ranklab.checks.data_parallel.toys import buffers, hinted, loss_of, off, rows, weights
 from ranklab.checks.exercise import Mistake
 from ranklab.checks.trial import GROUPS, group_of_mine, is_near, on_ranks, rank_name
 from ranklab.data_parallel import OverlappedDataParallel
@@ -17,6 +17,21 @@ GENERATOR = "It must be a generator: `yield` each batch of this rank."
 WAITED_FOR = ("A rank that still steps waits for one that has no batch left. That one must go on "
               "taking part: model.shadow() in each step, until nobody has a batch. And "
               "model.buffers_from must be the same on all ranks. (Rank 0 is a rank: nobody is -1.)")
+FAILURES = {
+    "has no len": "A loader may have no length. Ask after each batch: one small all-reduce tells "
+    "all ranks how many go on.",
+    "Boolean value of Tensor": "A batch may be a tensor, or empty, and is a batch all the same. "
+    "Ask whether there is one: `batch is None`, not `if batch`.",
+    "cannot unpack non-iterable NoneType": "A None was yielded where a batch was expected. A rank "
+    "without a batch shadows the step, and yields nothing.",
+    "not iterable": GENERATOR, "cannot unpack": GENERATOR,
+    "StopIteration": "next(batches, None) gives None when there is no batch left; next(batches) "
+    "raises.",
+    "root rank: -1": "-1 says that nobody goes on. Keep the last result before it: broadcast from "
+    "that rank.",
+    "root rank": COUNTED, "on 4 ranks it does not": COUNTED,  # not on 3
+    "does not end": WAITED_FOR, "onnection": WAITED_FOR,
+}
 LIMIT = 6  # seconds; the usual mistake waits for ever
 COUNTS = {1: ((2,), (0,)), 3: ((1, 3, 2), (2, 0, 1)), 4: ((3, 1, 0, 1), (2, 2, 2, 2))}
 IN_GROUPS = (1, 1, 2, 0)  # of the four ranks, when 0 is alone, and 1, 2, 3 are a group
@@ -73,7 +88,7 @@ def _join_one(join_uneven, count, group=None):
                    "sent early": traffic.calls["broadcast"]}
 
 
-def _joined_alone(counts, steps, members, pick=max):
+def _joined_alone(counts, steps, members=range(4), pick=max):
     """(weights, buffer) after that many steps of these ranks, in one process.
 
     pick  whose buffers count, of the ranks that go on: any will do
@@ -95,11 +110,8 @@ def _joined_alone(counts, steps, members, pick=max):
 
 def check_join_uneven(join_uneven):
     for ranks, of_cases in COUNTS.items():
-        try:
+        with hinted(FAILURES):
             seen = on_ranks(_join_trial, join_uneven, of_cases, ranks=ranks, timeout=LIMIT)
-        except Mistake as mistake:
-            hints = (hint for part, hint in FAILURES.items() if part in mistake.what)
-            raise Mistake(mistake.what, next(hints, mistake.hint)) from None
         for number, counts in enumerate(of_cases):
             _compare_joined([of_rank[number] for of_rank in seen], counts)
     yield "every rank gets all its own batches, in order: 1, 3, 4 ranks, some with none"
@@ -120,24 +132,6 @@ def check_join_uneven(join_uneven):
     yield "inside model.joining is True; afterwards all is as before, also after a break"
 
 
-# a part of what went wrong -> a hint; the first that is there counts
-FAILURES = {
-    "has no len": "A loader may have no length. Ask after each batch: one small all-reduce tells "
-                  "all ranks how many go on.",
-    "Boolean value of Tensor": "A batch may be a tensor, or empty, and is a batch all the same. "
-                               "Ask whether there is one: `batch is None`, not `if batch`.",
-    "cannot unpack non-iterable NoneType": "A None was yielded where a batch was expected. A rank "
-                                           "without a batch shadows the step, and yields nothing.",
-    "not iterable": GENERATOR, "cannot unpack": GENERATOR,
-    "StopIteration": "next(batches, None) gives None when there is no batch left; next(batches) "
-                     "raises.",
-    "root rank: -1": "-1 says that nobody goes on. Keep the last result before it: broadcast from "
-                     "that rank.",
-    "root rank": COUNTED, "on 4 ranks it does not": COUNTED,  # not on 3
-    "does not end": WAITED_FOR, "onnection": WAITED_FOR,
-}
-
-
 def _compare_joined(seen, counts, members=range(4)):
     case, steps = f"batches of each rank: {', '.join(map(str, counts))}", max(counts)
     for rank, one in enumerate(seen):
@@ -153,7 +147,7 @@ def _compare_joined(seen, counts, members=range(4)):
     for rank, one in enumerate(seen):
         if not _same(one, right):
             raise Mistake(f"{case}: at the end rank {rank} has other weights than one process has "
-                          f"after all {steps} steps", _weights_hint(one, seen, right, counts, members))
+                          f"after all {steps} steps", _weights_hint(one, seen, right, counts))
         if not is_near(one["buffer"], buffer):
             raise Mistake(f"{case}: at the end rank {rank} has another buffer than the rank that "
                           "stepped last", "While ranks are over, set model.buffers_from to a rank "
@@ -165,12 +159,12 @@ def _same(one, right):
     return not off(one["weights"], right)
 
 
-def _weights_hint(one, seen, right, counts, members):
-    if have := [other for other, each in zip(members, seen) if _same(each, right)]:
+def _weights_hint(one, seen, right, counts):
+    if have := [other for other, each in enumerate(seen) if _same(each, right)]:
         return (f"Rank {have[-1]}, which stepped to the end, has the right ones: "
                 "broadcast_parameters(model.module, src, model.group) hands them to all.")
     for other, count in enumerate(counts):
-        if count < max(counts) and _same(one, _joined_alone(counts, count, members)[0]):
+        if count < max(counts) and _same(one, _joined_alone(counts, count)[0]):
             return (f"They are those of rank {other}, when its own batches were over. Broadcast "
                     "from a rank that took part in the last step.")
     return ("A rank without a batch adds zeros, by model.shadow(); and the buffers of "

@@ -5,8 +5,8 @@ import warnings
 import torch
 import torch.distributed as dist
 
-from ranklab.checks.data_parallel.events import Sent, all_ended, collectives_noted
-from ranklab.checks.data_parallel.toys import HAND_ON, buffers, toy_with_more, weights
+from ranklab.checks.data_parallel.events import Sent, all_ended
+from ranklab.checks.data_parallel.toys import HAND_ON, buffers, hinted, toy_with_more, weights
 from ranklab.checks.exercise import Mistake
 from ranklab.checks.trial import group_of_mine, members_of, on_ranks, rank_name
 from ranklab.meter import Traffic
@@ -20,10 +20,10 @@ def _state(model):
 
 
 def _broadcast_trial(broadcast_parameters, src):
-    model, noted = toy_with_more(dist.get_rank()), Sent()
+    model = toy_with_more(dist.get_rank())
     objects = dict(model.named_parameters())
     trained = [p.requires_grad for p in model.parameters()]
-    with Traffic() as traffic, collectives_noted(noted.note, "broadcast"):
+    with Traffic() as traffic, Sent("broadcast") as noted:
         broadcast_parameters(model, src)
     same = all(p is objects[name] for name, p in model.named_parameters())
     kept = (same and model.last.weight is model.first.weight,
@@ -78,10 +78,8 @@ def check_broadcast_parameters(broadcast_parameters):
     for rank, (_, _, _, sent, calls, *_) in enumerate(seen):
         _compare_bytes(rank_name(rank, 4), sent, calls)
     yield "each tensor travels once, tied ones too"
-    try:
+    with hinted({"": HERE}):  # whatever it is
         seen = on_ranks(_group_trial, broadcast_parameters, ranks=4)
-    except Mistake as mistake:
-        raise Mistake(mistake.what, HERE) from None
     for rank, wrong in enumerate(seen):
         if wrong:
             src, source, name = wrong

@@ -2,7 +2,9 @@
 
 import torch.distributed as dist
 
-from ranklab.checks.data_parallel.toys import gradients, loss_of, off, rows, toy
+from ranklab.checks.data_parallel.toys import (
+    gradients, hinted, loss_of, mean_gradients, off, rows, toy,
+)
 from ranklab.checks.exercise import Mistake
 from ranklab.checks.trial import on_ranks, rank_name
 from ranklab.data_parallel import OverlappedDataParallel
@@ -10,6 +12,8 @@ from ranklab.meter import Traffic
 
 PIECES = ((0, 1), (2,))  # two blocks one after the other, the first with two backwards
 LAST = 3  # the piece outside
+NO_MANAGER = ("`with` needs a context manager: put @contextlib.contextmanager above the function, "
+              "and a `yield` where the block runs.")
 
 
 def _no_sync_trial(no_sync):
@@ -28,8 +32,10 @@ def _no_sync_trial(no_sync):
         loss_of(wrapped, rows(10 * rank + LAST)).backward()
     seen["after"], seen["mean"] = traffic.calls["all_reduce"], gradients(model)
     seen["buckets"] = len(wrapped.buckets)
-    seen["right local"] = _sums([10 * rank + piece for piece in range(LAST)], 1)
-    seen["right mean"] = _sums([10 * r + piece for r in range(R) for piece in range(LAST + 1)], R)
+    seen["right local"] = mean_gradients(
+        toy(0), [(rows(10 * rank + piece),) for piece in range(LAST)], 1)
+    seen["right mean"] = mean_gradients(
+        toy(0), [(rows(10 * r + piece),) for r in range(R) for piece in range(LAST + 1)], R)
     with no_sync(wrapped):
         with no_sync(wrapped):
             seen["inner"] = wrapped.sync
@@ -54,23 +60,10 @@ def _after(error, no_sync, wrapped):
     return "swallowed"
 
 
-def _sums(seeds, ranks):
-    """The gradients of the sum of the losses, over the number of ranks, in one process."""
-    model = toy(0)
-    for seed in seeds:
-        (loss_of(model, rows(seed)) / ranks).backward()
-    return gradients(model)
-
-
 def check_no_sync(no_sync):
     for ranks in (1, 3):
-        try:
+        with hinted({"context manager protocol": NO_MANAGER, "__enter__": NO_MANAGER}):
             seen = on_ranks(_no_sync_trial, no_sync, ranks=ranks)
-        except Mistake as mistake:
-            if "context manager protocol" in mistake.what or "__enter__" in mistake.what:
-                mistake.hint = ("`with` needs a context manager: put @contextlib.contextmanager "
-                                "above the function, and a `yield` where the block runs.")
-            raise mistake from None
         for rank, one in enumerate(seen):
             _compare_no_sync(one, rank_name(rank, ranks))
     yield "inside, nothing is sent, and gradients add up on their own rank"

@@ -1,10 +1,12 @@
 """The small models that lab 03's checks train, and what they look at on each rank."""
 
+import contextlib
 import copy
 
 import torch
 from torch import nn
 
+from ranklab.checks.exercise import Mistake
 from ranklab.checks.trial import is_near
 from ranklab.engine import device
 
@@ -52,16 +54,19 @@ def rows(seed, n=4):
     return torch.randn(n, 6, generator=torch.Generator().manual_seed(seed)).to(device())
 
 
-def loss_of(model, x):
-    return model(x).square().mean()
+def loss_of(model, *inputs):
+    return model(*inputs).square().mean()
 
 
-def mean_gradients(model, batches):
-    """{name: the gradient of the mean loss of all `batches`}, in one process; `model` unchanged."""
+def mean_gradients(model, batches, ranks=None):
+    """{name: the gradient of the summed losses over `ranks`}, in one process; `model` unchanged.
+
+    ranks  as many as batches, if not given
+    """
     model = copy.deepcopy(model)
     model.zero_grad()
-    for x in batches:
-        (loss_of(model, x) / len(batches)).backward()
+    for inputs in batches:
+        (loss_of(model, *inputs) / (ranks or len(batches))).backward()
     return gradients(model)
 
 
@@ -84,3 +89,14 @@ def off(got, right):
     """The names of the tensors that are not right; those that should be None are passed over."""
     return [name for name, tensor in right.items()
             if tensor is not None and not is_near(got[name], tensor)]
+
+
+@contextlib.contextmanager
+def hinted(failures):
+    """Inside, a Mistake gets the hint of the first of the `failures` that is part of its text."""
+    try:
+        yield
+    except Mistake as mistake:
+        hints = (hint for part, hint in failures.items() if part in mistake.what)
+        mistake.hint = next(hints, mistake.hint)
+        raise
