@@ -68,8 +68,6 @@ WRONG = [
            says=r"self.waiting must be a copy: list\(self.buckets\)"),
     # parameters without a gradient
     _wrong("if self.find_unused else ()", "", says="ask only with find_unused"),
-    _wrong("if self.find_unused else", "if self.find_unused and missing else",
-           says="also those that miss nothing"),
     _wrong("used = self.used_anywhere()", "used = [self.used_anywhere() for _ in self.buckets][0]",
            says="ask once, then fill all buckets"),
     _wrong("fill_none(used)", "fill_none(set(bucket.parameters))",

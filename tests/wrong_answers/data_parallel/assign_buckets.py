@@ -7,8 +7,6 @@ from ranklab.data_parallel import assign_buckets
 OPEN_ONES = "list(still_open.values())"
 
 WRONG = [
-    mutant(assign_buckets, "reversed(list(parameters))", "parameters",
-           says="go through them in reverse"),
     mutant(assign_buckets, "reversed(list(parameters))", "parameters", f"closed + {OPEN_ONES}",
            f"[bucket[::-1] for bucket in (closed + {OPEN_ONES})[::-1]]",
            says="Begin with the last parameter"),

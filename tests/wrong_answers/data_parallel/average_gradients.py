@@ -5,7 +5,6 @@ from mutants import mutant
 from ranklab.data_parallel import average_gradients
 
 CALL = "dist.all_reduce(parameter.grad, group=group)"
-ZEROS = "torch.zeros_like(parameter)"
 
 WRONG = [
     mutant(average_gradients, "parameter.grad /= R", "pass", says="is the sum, 3 times the mean"),
@@ -14,26 +13,19 @@ WRONG = [
            says="Average parameter.grad, not the parameter"),
     mutant(average_gradients, "if not parameter.requires_grad", "if parameter.grad is None",
            says="All ranks must call the same all-reduces"),
-    mutant(average_gradients, "model.parameters()",
-           "sorted(model.parameters(), key=lambda p: p.grad is None)",
-           says="in the same order: put zeros there"),
     mutant(average_gradients, "if not parameter.requires_grad", "if False",
            says="Skip what does not require a gradient"),
     mutant(average_gradients, "parameter.grad /= R", "mean = parameter.grad / R",
            "all_reduce(parameter.grad", "all_reduce(mean", says="is still its own"),
     mutant(average_gradients, "all_reduce(parameter.grad", "all_reduce(parameter.grad.contiguous()",
            says="which is channels-last"),
-    mutant(average_gradients, ZEROS, "torch.zeros(parameter.shape)",
+    mutant(average_gradients, "torch.zeros_like(parameter)", "torch.zeros(parameter.shape)",
            says=r"torch.zeros_like\(parameter\) has type, shape and device"),
-    mutant(average_gradients, "group=None", "group=None, kept={}", ZEROS,
-           "kept.setdefault((parameter.shape, parameter.dtype), torch.zeros_like(parameter))",
-           says="Do all ranks divide by the number of ranks", called="one_zero_for_each_shape"),
     mutant(average_gradients, "group=None", "group=None, kept={}",
            "parameter in model.parameters()", "i, parameter in enumerate(model.parameters())",
            CALL, "buffer = kept.setdefault((i, parameter.shape), torch.zeros_like(parameter))\n"
            "        dist.all_reduce(buffer.copy_(parameter.grad), group=group)\n"
-           "        parameter.grad = buffer", says="Do all ranks divide",
-           called="buffers_kept"),
+           "        parameter.grad = buffer", says="Do all ranks divide"),
     mutant(average_gradients, CALL, f"for row in parameter.grad:\n            "
            "dist.all_reduce(row, group=group)", says="All-reduce each gradient once, whole"),
     mutant(average_gradients, "parameter.grad /= R", "mean = parameter.grad.float() / R", CALL,

@@ -12,9 +12,6 @@ WRONG = [
     mutant(broadcast_parameters, ", *model.buffers()", "", says=r"model.buffers\(\) lists them"),
     mutant(broadcast_parameters, "*model.buffers()", "*filter(torch.is_floating_point, "
            "model.buffers())", says="Whole numbers travel like the others"),
-    mutant(broadcast_parameters, "[*model.parameters(), *model.buffers()]",
-           "{t.data_ptr(): t for t in model.state_dict().values()}.values()",
-           says=r"state_dict\(\) not all of them"),
     mutant(broadcast_parameters, "*model.parameters()",
            "*[p for p in model.parameters() if p.requires_grad]",
            says="Frozen parameters differ between ranks too"),
@@ -24,7 +21,6 @@ WRONG = [
     mutant(broadcast_parameters, "group_src=src", "group_src=0", says="Here src is 1, not 0"),
     mutant(broadcast_parameters, "group=group, group_src=src", "src",
            says="Hand `group` on to every collective"),
-    mutant(broadcast_parameters, "group_src=src", "src=src", says="group_src=src"),
     mutant(broadcast_parameters, ", *model.buffers()", "", CALL,
            "dist.all_reduce(tensor.detach().div_(dist.get_world_size(group)), group=group)",
            says="Is there a mean, or another source"),

@@ -3,7 +3,7 @@
 import torch
 import torch.distributed as dist
 
-from ranklab.checks.data_parallel.events import Sent, all_ended
+from ranklab.checks.data_parallel.events import Sent, all_ended, all_sent_once
 from ranklab.checks.data_parallel.toys import (
     HAND_ON, gradients, hinted, off, toy_with_more, weights,
 )
@@ -62,7 +62,9 @@ def check_average_gradients(average_gradients):
     yield "where a rank has no gradient it counts as zeros; frozen parameters stay without"
     trained = [p for p in toy_with_more(0).parameters() if p.requires_grad]
     for rank, (_, _, sent, calls, _) in enumerate(seen):
-        _compare_sent(rank_name(rank, 4), sent, calls, trained)
+        all_sent_once(rank_name(rank, 4), sent, calls, trained, "gradient", "all_reduce",
+                      "All-reduce each gradient once, whole. Gathering everybody's gradients costs "
+                      "R times the memory.", most=len(trained))
     yield f"one all-reduce for each of {len(trained)} parameters, or fewer; gradients travel once"
     seen = on_ranks(_average_trial, average_gradients, True, ranks=4)
     for rank, (got, *_) in enumerate(seen):
@@ -109,18 +111,3 @@ def _compare_averages(where, got, moved, members, rank):
         raise Mistake(f"{where}: `{frozen[0]}` is frozen, and now has a gradient",
                       "Skip what does not require a gradient: an optimizer with weight decay would "
                       "move it.")
-
-
-def _compare_sent(where, sent, calls, trained):
-    wanted, tied = sum(p.nbytes for p in trained), toy_with_more(0).first.weight.nbytes
-    if sent == wanted and set(calls) == {"all_reduce"} and calls["all_reduce"] <= len(trained):
-        return
-    hint = ("All-reduce each gradient once, whole. Gathering everybody's gradients costs R times "
-            "the memory.")
-    if sent < wanted:
-        hint = "Each gradient travels in its own type: in float32 a double loses digits."
-    if sent == wanted + tied:
-        hint = ("The tied weight travels twice: model.parameters() lists it once, "
-                "named_parameters(remove_duplicate=False) and a walk over the modules do not.")
-    raise Mistake(f"{where} puts {sent:,} bytes into {calls}; {wanted:,} bytes in {len(trained)} "
-                  "all-reduces are enough", hint)

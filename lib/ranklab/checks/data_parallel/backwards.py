@@ -8,58 +8,42 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from ranklab.checks.data_parallel.events import Sent
-from ranklab.checks.data_parallel.toys import gradients, loss_of, mean_gradients, off, rows
+from ranklab.checks.data_parallel.toys import Layers, gradients, loss_of, mean_gradients, off, rows
 from ranklab.checks.exercise import Mistake
 from ranklab.engine import device
 
 
-class Checkpointed(nn.Module):
+class Hidden(Layers):
+    """Its loss lies in an object into which nobody looks for tensors."""
+
+    def forward(self, x):
+        return SimpleNamespace(loss=super().forward(x).square().mean())
+
+
+def _checkpointed(order):
     """Each layer runs in a checkpoint, whose backward is a backward inside the backward."""
-
-    def __init__(self, order):
-        super().__init__()
-        torch.manual_seed(0)
-        self.layers, self.order = nn.ModuleList(nn.Linear(6, 6) for _ in range(2)), order
-
-    def forward(self, x):
-        for i in self.order:
-            x = torch.tanh(checkpoint(self.layers[i], x, use_reentrant=True))
-        return x.square().mean()
-
-
-class Hidden(Checkpointed):
-    """No checkpoint; but its loss lies in an object into which nobody looks for tensors."""
-
-    def forward(self, x):
-        for i in self.order:
-            x = torch.tanh(self.layers[i](x))
-        return SimpleNamespace(loss=x.square().mean())
+    return Layers(order, call=lambda layer, x: checkpoint(layer, x, use_reentrant=True))
 
 
 def nested_trial(wrapped_class):
     """{where: (gradients, the right ones)}, and what is said where a layer is in two checkpoints"""
-    rank, R, seen = dist.get_rank(), dist.get_world_size(), {}
-    for where, kind in (("layers in checkpoints with use_reentrant=True", Checkpointed),
-                        ("a loss that forward() returns inside an object", Hidden)):
-        model, right = (kind((0, 1)).to(device()) for _ in range(2))
-        for r in range(R):
-            (_loss(right, r) / R).backward()
-        _loss(wrapped_class(model, cap_bytes=1), rank).backward()
-        seen[where] = gradients(model), gradients(right)
-    twice, said = wrapped_class(Checkpointed((0, 1, 0)).to(device()), cap_bytes=1), ""
+    rank, R = dist.get_rank(), dist.get_world_size()
+    x = [rows(r).requires_grad_() for r in range(R)]
+    right = mean_gradients(Layers((0, 1)).to(device()), [(each,) for each in x])
+    hidden, model = Hidden((0, 1)).to(device()), _checkpointed((0, 1)).to(device())
+    wrapped_class(hidden, cap_bytes=1)(x[rank]).loss.backward()
+    loss_of(wrapped_class(model, cap_bytes=1), x[rank]).backward()
+    seen = {"layers in checkpoints with use_reentrant=True": (gradients(model), right),
+            "a loss that forward() returns inside an object": (gradients(hidden), right)}
+    twice, said = wrapped_class(_checkpointed((0, 1, 0)).to(device()), cap_bytes=1), ""
     try:
-        _loss(twice, rank).backward()
+        loss_of(twice, x[rank]).backward()
     except Exception as error:  # any: what is said of it comes after what is told before
         said = str(error)
     for work in twice.works:  # nobody else waits for them now
         if hasattr(work, "wait"):
             work.wait()
     return seen, said
-
-
-def _loss(model, rank):
-    out = model(rows(rank).requires_grad_())
-    return getattr(out, "loss", out)
 
 
 def compare_nested(where, seen, said):

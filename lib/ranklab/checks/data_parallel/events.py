@@ -1,32 +1,16 @@
 """The order of events in one backward: layers that compute, messages that leave, waits."""
 
 import functools
+import math
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
-from ranklab.checks.data_parallel.toys import gradients, loss_of, mean_gradients, off, rows
+from ranklab.checks.data_parallel.toys import (
+    LAYER_BYTES, Layers, gradients, loss_of, mean_gradients, off, rows, toy,
+)
 from ranklab.checks.exercise import Mistake
 from ranklab.engine import device
-
-LAYERS = 4
-
-
-class Stack(nn.Module):
-    """Layers that note in `events` when their backward begins."""
-
-    def __init__(self, events):
-        super().__init__()
-        torch.manual_seed(0)
-        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(LAYERS))
-        for number, layer in enumerate(self.layers):
-            layer.register_full_backward_pre_hook(lambda *_, n=number: events.append(("layer", n)))
-
-    def forward(self, x):
-        for layer in self.layers:
-            x = torch.tanh(layer(x))
-        return x
 
 
 class HeldWork:
@@ -108,18 +92,31 @@ def all_ended(where, verb, not_waited, handles, divided):
                       f"With async_op=True the {verb} has only begun when it returns. Keep every "
                       "handle and wait() for each, not for the last alone; or leave async_op out.")
     if divided:
-        raise Mistake(f"{where}: {divided} tensors were divided while they travelled",
+        raise Mistake(f"{where}: {divided} gradients were divided while they travelled",
                       "Until wait() returns the message is being read and written. Divide before "
                       f"the {verb}, or after the wait().")
+
+
+def all_sent_once(where, sent, calls, tensors, what, verb, hint, most=math.inf):
+    """A Mistake unless all `tensors` travelled once, by `verb`, in `most` calls or fewer."""
+    wanted, tied = sum(tensor.nbytes for tensor in tensors), toy(0).first.weight.nbytes
+    if sent == wanted and set(calls) <= {verb} and calls.get(verb, 0) <= most:
+        return
+    if sent < wanted:
+        hint = f"Each {what} travels in its own type: in float32 a double loses digits."
+    if sent == wanted + tied:
+        hint = ("The tied weight travels twice: model.parameters() lists it once; state_dict(), "
+                "named_parameters(remove_duplicate=False) and a walk over the modules do not.")
+    raise Mistake(f"{where} puts {sent:,} bytes into {calls}; {wanted:,} bytes in {len(tensors)} "
+                  f"calls of {verb} are enough", hint)
 
 
 def events_of_a_backward(wrapped_class, find_unused=False):
     """Runs on every rank: (events, where the buckets lie in memory, in their order)."""
     events = []
-    model = wrapped_class(Stack(events).to(device()), cap_bytes=300,  # one layer in each bucket
+    model = wrapped_class(Layers(range(4), events).to(device()), cap_bytes=LAYER_BYTES,
                           find_unused=find_unused)
-    x = torch.randn(2, 8, device=device(), requires_grad=True)
-    loss = model(x).square().sum()
+    loss = loss_of(model, rows(0).requires_grad_())
 
     def note(tensor, work):
         if tensor.dtype != torch.int32:  # which is used_anywhere()
@@ -168,34 +165,20 @@ def _compare_times(where, kinds, buckets):
                       "missing; launch all that are ready, and forget what you have launched.")
 
 
-# --- ranks that are ready in different orders ---------------------------------------------------
-
-class TwoWays(nn.Module):
-    """Two layers of one shape; odd ranks use them in the other order."""
-
-    def __init__(self, rank):
-        super().__init__()
-        torch.manual_seed(0)
-        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
-        self.order = "ab" if rank % 2 else "ba"
-
-    def forward(self, x):
-        for name in self.order:
-            x = torch.tanh(getattr(self, name)(x))
-        return x
-
-
 def events_and_order(wrapped_class):
+    """Events with and without find_unused; then gradients where odd ranks use the layers in another
+    order: (those of this rank, the right ones, how many buckets left in finish()).
+    """
     both = [events_of_a_backward(wrapped_class, find_unused) for find_unused in (False, True)]
-    ours = TwoWays(dist.get_rank()).to(device())
-    x = [rows(r)[:, :4] for r in range(dist.get_world_size())]
-    wrapped, in_hooks = wrapped_class(ours, cap_bytes=70), []
-    loss = loss_of(wrapped, x[dist.get_rank()])
+    rank, R, in_hooks = dist.get_rank(), dist.get_world_size(), []
+    models = [Layers((0, 1) if r % 2 else (1, 0)).to(device()) for r in range(R)]
+    alone = [mean_gradients(model, [(rows(r),)], R) for r, model in enumerate(models)]
+    wrapped = wrapped_class(models[rank], cap_bytes=LAYER_BYTES)
+    loss = loss_of(wrapped, rows(rank))
     with Sent(note=lambda *_: in_hooks.append(wrapped.in_backward)):  # False in finish()
         loss.backward()
-    alone = [mean_gradients(TwoWays(r).to(device()), [(part,)]) for r, part in enumerate(x)]
-    right = {name: sum(each[name] for each in alone) / len(x) for name in alone[0]}
-    return both, (gradients(ours), right, in_hooks.count(False))
+    right = {name: sum(each[name] for each in alone) for name in alone[0]}
+    return both, (gradients(models[rank]), right, in_hooks.count(False))
 
 
 def compare_order(where, got, right, late):

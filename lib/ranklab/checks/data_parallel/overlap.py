@@ -9,12 +9,13 @@ from ranklab.checks.data_parallel.backwards import (
 from ranklab.checks.data_parallel.events import (
     Sent, compare_events, compare_order, events_and_order,
 )
+from ranklab.checks.data_parallel.stepping import in_pieces
 from ranklab.checks.data_parallel.toys import (
     gradients, hinted, loss_of, mean_gradients, off, rows, toy, weights,
 )
 from ranklab.checks.exercise import Mistake
 from ranklab.checks.trial import explain, group_of_mine, members_of, on_ranks, rank_name
-from ranklab.meter import Traffic
+from ranklab.data_parallel import no_sync
 
 LIMIT = 8  # seconds: several of the usual mistakes leave ranks waiting
 FAILURES = {
@@ -39,19 +40,18 @@ WITH_BRANCHES = {
 def _steps_trial(wrapped_class):
     """Two steps of the toy, whose replicas begin differently; then pieces under `sync = False`."""
     rank, R, model = dist.get_rank(), dist.get_world_size(), toy(dist.get_rank())
-    wrapped, right = wrapped_class(model, cap_bytes=200), toy(0)
+    wrapped = wrapped_class(model, cap_bytes=200)
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], 0.1)
     places, seen = {p.data_ptr() for p in model.parameters()}, []
     for step, set_to_none in enumerate((True, False)):
         optimizer.zero_grad(set_to_none=set_to_none)
-        right.load_state_dict(model.state_dict())
         before = weights(model)
         with Sent() as sent:
             loss_of(wrapped, rows(10 * step + rank)).backward()
         changed = any(not torch.equal(w, before[name]) for name, w in weights(model).items())
         seen.append({
-            "got": gradients(model), "own": mean_gradients(right, [(rows(10 * step + rank),)]),
-            "right": mean_gradients(right, [(rows(10 * step + r),) for r in range(R)]),
+            "got": gradients(model), "own": mean_gradients(model, [(rows(10 * step + rank),)]),
+            "right": mean_gradients(model, [(rows(10 * step + r),) for r in range(R)]),
             "weights": changed or any(x.data_ptr() in places for x in sent.tensors),
             "ends": sent.ends,
             "messages": (len(sent.tensors), sum(x.nbytes for x in sent.tensors)),
@@ -63,23 +63,7 @@ def _steps_trial(wrapped_class):
         if seen[-1]["no copy"]:  # the next backward would empty both
             return seen, None
         optimizer.step()
-    return seen, _in_pieces(wrapped, model, right, rank, R)
-
-
-def _in_pieces(wrapped, model, right, rank, R):
-    """Two backwards without sync, one with: what was sent, the gradients, the right ones."""
-    right.load_state_dict(model.state_dict())
-    model.zero_grad()
-    wrapped.sync = False
-    with Traffic() as traffic:
-        for piece in (100, 200):
-            loss_of(wrapped, rows(piece + rank)).backward()
-    wrapped.sync, inside = True, traffic.calls["all_reduce"]
-    with Traffic() as traffic:
-        loss_of(wrapped, rows(300 + rank)).backward()
-    every = [(rows(piece + r),) for piece in (100, 200, 300) for r in range(R)]
-    return (inside, traffic.calls["all_reduce"], len(wrapped.buckets), gradients(model),
-            mean_gradients(right, every, R))
+    return seen, in_pieces(wrapped, no_sync)
 
 
 def check_OverlappedDataParallel(wrapped_class):
@@ -95,7 +79,7 @@ def check_OverlappedDataParallel(wrapped_class):
         _compare_messages(rank_name(rank, 3), steps[1])
     yield "one all-reduce for each bucket, all gradients once; then all is as before"
     for rank, (_, pieces) in enumerate(seen):
-        _compare_pieces(rank_name(rank, 3), *pieces)
+        _compare_pieces(rank_name(rank, 3), pieces)
     yield "with sync=False nothing is sent, and the next backward averages what has added up"
     with hinted(FAILURES):
         seen = on_ranks(_on_two, wrapped_class, ranks=2, timeout=LIMIT)
@@ -119,10 +103,7 @@ def check_OverlappedDataParallel(wrapped_class):
         compare_error(rank, said, is_ready)
     yield "without it, a missing gradient is an error in that backward, and nobody hangs"
     for rank, (_, (got, right)) in enumerate(seen):
-        for name in off(got, right):
-            raise Mistake(f"in the group of ranks {members_of(rank)} the gradient of `{name}` is "
-                          "not the mean of theirs", "Hand self.group on to every collective, and "
-                          "divide by its size: dist.get_world_size(self.group).")
+        _compare_in_group(members_of(rank), off(got, right))
     yield "inside a group it meets nobody else"
 
 
@@ -144,8 +125,12 @@ def _compare_step(step, where, ranks):
         if is_so:
             raise Mistake(f"{where}: {what}", hint)
     for name, right in step["right"].items():
-        _compare_gradient(f"{where}: the gradient of `{name}`", step["got"][name], right,
-                          step["own"][name], ranks)
+        got, own = step["got"][name], step["own"][name]
+        if right is not None:
+            _compare_gradient(f"{where}: the gradient of `{name}`", got, right, own, ranks)
+        elif got is not None:
+            raise Mistake(f"{where}: `{name}` is frozen, and now has a gradient",
+                          "Only what is in the buckets takes part.")
     if step["works"] or not step["waits"]:
         raise Mistake(f"{where}: after backward self.works holds {step['works']} handles, and "
                       f"self.waiting {'all' if step['waits'] else 'not all'} buckets", "finish() "
@@ -153,16 +138,11 @@ def _compare_step(step, where, ranks):
 
 
 def _compare_gradient(where, got, right, own, ranks):
-    if right is None:
-        if got is not None:
-            raise Mistake(f"{where} is there, though it is frozen",
-                          "Only what is in the buckets takes part.")
-        return
     hint = ("Does the bucket leave only when nothing of it is missing, after bucket.gather(), and "
             "is it divided once?")
     if got is None:
-        hint = "bucket.gather() makes gradients views of the bucket: call it before the bucket "\
-               "leaves."
+        hint = ("bucket.gather() makes gradients views of the bucket: call it before the bucket "
+                "leaves.")
     explain(where, got, right, {
         f"the sum, {ranks} times the mean": (
             right * ranks, "Divide bucket.flat by the number of ranks."),
@@ -183,18 +163,25 @@ def _compare_messages(where, step):
                       "all-reduce bucket.flat when nothing of it is missing any more.")
 
 
-def _compare_pieces(where, inside, after, buckets, got, right):
-    if inside:
-        raise Mistake(f"{where}: with sync=False, {inside} all-reduces in backward",
+def _compare_pieces(where, seen):
+    if seen["inside"]:
+        raise Mistake(f"{where}: with sync=False, {seen['inside']} all-reduces in backward",
                       "Look at self.sync first in the hook: when it is False do nothing.")
     hint = "With sync=False the hook must leave everything as it is: bucket.missing too."
-    if after != buckets:
-        raise Mistake(f"{where}: after two backwards with sync=False the next one sends {after} "
-                      f"all-reduces, for {buckets} buckets", hint)
-    for name in off(got, right):
-        raise Mistake(f"{where}: after two backwards with sync=False and one with, the gradient of "
+    if seen["after"] != seen["buckets"]:
+        raise Mistake(f"{where}: after backwards with sync=False the next one sends "
+                      f"{seen['after']} all-reduces, for {seen['buckets']} buckets", hint)
+    for name in off(seen["mean"], seen["right mean"]):
+        raise Mistake(f"{where}: after backwards with sync=False and one with, the gradient of "
                       f"`{name}` is not the mean of the ranks' sums", f"{hint} The next "
                       "bucket.gather() takes all that has added up in parameter.grad.")
+
+
+def _compare_in_group(members, wrong):
+    if wrong:
+        raise Mistake(f"in the group of ranks {members} the gradient of `{wrong[0]}` is not the "
+                      "mean of theirs", "Hand self.group on to every collective, and divide by its "
+                      "size: dist.get_world_size(self.group).")
 
 
 def _on_two(wrapped_class):

@@ -5,7 +5,7 @@ import warnings
 import torch
 import torch.distributed as dist
 
-from ranklab.checks.data_parallel.events import Sent, all_ended
+from ranklab.checks.data_parallel.events import Sent, all_ended, all_sent_once
 from ranklab.checks.data_parallel.toys import HAND_ON, buffers, hinted, toy_with_more, weights
 from ranklab.checks.exercise import Mistake
 from ranklab.checks.trial import group_of_mine, members_of, on_ranks, rank_name
@@ -76,7 +76,9 @@ def check_broadcast_parameters(broadcast_parameters):
         _compare_buffers(rank_name(rank, 4), _other(got, buffers(toy_with_more(src))), src)
     yield "and its buffers, of every type, in a checkpoint or not"
     for rank, (_, _, _, sent, calls, *_) in enumerate(seen):
-        _compare_bytes(rank_name(rank, 4), sent, calls)
+        model = toy_with_more(0)
+        all_sent_once(rank_name(rank, 4), sent, calls, [*model.parameters(), *model.buffers()],
+                      "tensor", "broadcast", "One broadcast of each tensor is all that is needed.")
     yield "each tensor travels once, tied ones too"
     with hinted({"": HERE}):  # whatever it is
         seen = on_ranks(_group_trial, broadcast_parameters, ranks=4)
@@ -128,17 +130,3 @@ def _compare_weights(where, got, right, own, src):
         else:
             hint = "Go through all of model.parameters()."
         raise Mistake(f"{where} has not rank {src}'s `{name}`", hint)
-
-
-def _compare_bytes(where, sent, calls):
-    model = toy_with_more(0)
-    wanted = sum(t.nbytes for t in [*model.parameters(), *model.buffers()])
-    if sent == wanted and set(calls) <= {"broadcast"}:
-        return
-    hint = f"It calls {calls}. One broadcast of each tensor is all that is needed."
-    if sent < wanted:
-        hint = "Each tensor travels in its own type: in float32 a double loses digits."
-    if sent == wanted + model.first.weight.nbytes:
-        hint = ("The tied weight travels twice: state_dict() and named_parameters("
-                "remove_duplicate=False) list it twice, model.parameters() once.")
-    raise Mistake(f"{where} puts {sent:,} bytes into collectives; the model has {wanted:,}", hint)

@@ -16,26 +16,31 @@ NO_MANAGER = ("`with` needs a context manager: put @contextlib.contextmanager ab
               "and a `yield` where the block runs.")
 
 
-def _no_sync_trial(no_sync):
-    model, rank = toy(0), dist.get_rank()
-    wrapped, R = OverlappedDataParallel(model, cap_bytes=200), dist.get_world_size()
-    seen = {}
+def in_pieces(wrapped, no_sync):
+    """What is sent inside and after blocks of no_sync, the gradients then, and the right ones."""
+    model, rank, R, seen = wrapped.module, dist.get_rank(), dist.get_world_size(), {}
+    mine = [[(rows(10 * r + piece),) for piece in range(LAST + 1)] for r in range(R)]
+    seen["right local"] = mean_gradients(model, mine[rank][:LAST], 1)
+    seen["right mean"] = mean_gradients(model, sum(mine, []), R)
+    model.zero_grad()
     with Traffic() as traffic:
         for pieces in PIECES:
             with no_sync(wrapped):
                 for piece in pieces:
-                    loss_of(wrapped, rows(10 * rank + piece)).backward()
+                    loss_of(wrapped, *mine[rank][piece]).backward()
                 inside = wrapped.sync
     seen["inside"], seen["local"] = traffic.calls["all_reduce"], gradients(model)
     seen["sync"] = inside, wrapped.sync
     with Traffic() as traffic:
-        loss_of(wrapped, rows(10 * rank + LAST)).backward()
+        loss_of(wrapped, *mine[rank][LAST]).backward()
     seen["after"], seen["mean"] = traffic.calls["all_reduce"], gradients(model)
     seen["buckets"] = len(wrapped.buckets)
-    seen["right local"] = mean_gradients(
-        toy(0), [(rows(10 * rank + piece),) for piece in range(LAST)], 1)
-    seen["right mean"] = mean_gradients(
-        toy(0), [(rows(10 * r + piece),) for r in range(R) for piece in range(LAST + 1)], R)
+    return seen
+
+
+def _no_sync_trial(no_sync):
+    wrapped = OverlappedDataParallel(toy(0), cap_bytes=200)
+    seen = in_pieces(wrapped, no_sync)
     with no_sync(wrapped):
         with no_sync(wrapped):
             seen["inner"] = wrapped.sync

@@ -33,6 +33,29 @@ class Toy(nn.Module):
         return self.last(self.wide(x.double()).float())
 
 
+class Layers(nn.Module):
+    """Linear layers in the given order, equal on all ranks; each is called by `call`.
+
+    events  gets ("layer", its number) when the backward of a layer begins
+    """
+
+    def __init__(self, order, events=None, call=lambda layer, x: layer(x)):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(nn.Linear(6, 6) for _ in set(order))
+        self.order, self.call = order, call
+        for number, layer in enumerate(self.layers if events is not None else ()):
+            layer.register_full_backward_pre_hook(lambda *_, n=number: events.append(("layer", n)))
+
+    def forward(self, x):
+        for number in self.order:
+            x = torch.tanh(self.call(self.layers[number], x))
+        return x
+
+
+LAYER_BYTES = 4 * (6 * 6 + 6)  # of one of Layers: a bucket
+
+
 def toy(seed):
     torch.manual_seed(seed)
     return Toy().to(device())
