@@ -1,4 +1,3 @@
-import torch
 from mutants import mutant
 
 from ranklab.ddp import power_sgd as answer

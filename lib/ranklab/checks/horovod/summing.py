@@ -3,9 +3,9 @@
 import torch
 import torch.distributed as dist
 
-from ranklab.collectives import node_groups
 from ranklab.checks.exercise import Mistake
 from ranklab.checks.trial import TOLERANCE, on_ranks, rank_name
+from ranklab.collectives import node_groups
 from ranklab.engine import device
 from ranklab.meter import Traffic
 
