@@ -7,11 +7,11 @@ import linecache
 import nbformat
 import pytest
 
+from ranklab.checks.exercise import Exercise, Prediction
 from ranklab.course import build as builder
 from ranklab.course.build import (
     BuildError, build, free_names, lab_notebook, solution_notebook, stale,
 )
-from ranklab.checks.exercise import Exercise, Prediction
 
 STEM = "00_ranks"
 SOURCE = '''\
