@@ -106,7 +106,7 @@ def memory_curves(curves, title="Memory of rank 0 over one step, after every op"
     return fig
 
 
-def _phases(ax, curve, most=80):
+def _phases(ax, curve, most=50):
     """(x, points) to draw, at most `most` in a phase: of neighbours the highest. Dotted lines lie
     where the marks are, names between them.
     """
