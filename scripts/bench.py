@@ -115,7 +115,7 @@ def main():
     # Our ring all-reduce against the backend's: lab 02's project measures that itself.
     subprocess.run([sys.executable, "-m", "ranklab.projects.collectives", "--bench"], check=True)
     # OverlappedDataParallel against torch's DDP, a CNN and a GPT.
-    subprocess.run([sys.executable, "-m", "ranklab.projects.data_parallel_bench"], check=True)
+    subprocess.run([sys.executable, "-m", "ranklab.projects.data_parallel.bench"], check=True)
 
 
 if __name__ == "__main__":

@@ -97,12 +97,10 @@ def marp(deck, out, *options):
 
 
 def draw(deck):
-    """A text's figures are drawn anew, by the Python in its comment that begins `figures:`."""
-    for code in re.findall(r"<!-- figures:(.*?)-->", deck.read_text(), re.S):
-        done = subprocess.run([sys.executable, "-c", f"import ranklab\n{code.strip()}"],
-                              cwd=HERE.parent)
-        if done.returncode:
-            raise SystemExit(f"{deck.name}: the figures could not be drawn (see above)")
+    """A text's figures are drawn anew: 00_ranks.md's by figures/00_ranks.py, where there is one."""
+    code = HERE / "figures" / f"{deck.stem.lower()}.py"
+    if code.exists() and subprocess.run([sys.executable, HERE / "draw.py", code]).returncode:
+        raise SystemExit(f"{deck.name}: the figures could not be drawn (see above)")
 
 
 def build(decks):
@@ -111,7 +109,8 @@ def build(decks):
     for text in (HERE.parent / "README.md", *decks):
         draw(text)
     if (HERE / "figures").exists():
-        shutil.copytree(HERE / "figures", OUT / "figures", dirs_exist_ok=True)
+        shutil.copytree(HERE / "figures", OUT / "figures", dirs_exist_ok=True,
+                        ignore=shutil.ignore_patterns("*.py"))
     try:
         chromium = browser()
     except Missing as missing:

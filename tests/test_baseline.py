@@ -24,7 +24,7 @@ from ranklab.course.check import judge_prediction
 from ranklab.hardware import H100
 from ranklab.meter import SavedActivations, memory_of
 from ranklab.models.gpt import GPT, GPTConfig, count_parameters
-from ranklab.projects import baseline as project
+from ranklab.projects.baseline import training as project
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -15,8 +15,8 @@ from ranklab.engine import RankError, torchrun
 from ranklab.meter import Traffic
 from ranklab.plots import collectives as plots
 from ranklab.plots.style import save
-from ranklab.projects import collectives as project
-from ranklab.projects import collectives_links, collectives_mpi
+from ranklab.projects.collectives import links, mpi
+from ranklab.projects.collectives import timing as project
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -213,11 +213,11 @@ def test_bad_input_on_ranks_is_a_sentence():
 
 
 @pytest.mark.parametrize("call, sentence", [
-    (lambda: c.alpha_beta_time("rign", 1, 2, 0, 0), "algorithm 'rign' is not one of ring, doub"),
+    (lambda: c.alpha_beta_time("rign", 1, 2, 0, 0), "algorithm 'rign' is not one of ring, recur"),
     (lambda: c.fit_alpha_beta([8, 8], [1, 2]), "needs two different sizes or more, not 1"),
     (lambda: c.bus_factor("all_gathr", 4), "verb 'all_gathr' is not one of all_reduce"),
     (lambda: c.Link(-1, 0), "alpha=-1 and beta=0 must not be negative"),
-    (lambda: project.main(["--verbs", "all_reduce,gossip"]), "verb 'gossip' is not one of"),
+    (lambda: project.run(verbs=("all_reduce", "gossip")), "verb 'gossip' is not one of"),
 ])
 def test_bad_input_is_a_sentence(call, sentence):
     with pytest.raises(ValueError, match=sentence):
@@ -250,7 +250,7 @@ def test_a_fit_finds_what_made_the_times():
 
 
 def test_hierarchical_wins_only_where_links_differ():
-    times = collectives_links.model([1, 2, 4, 16])
+    times = links.model([1, 2, 4, 16])
     flat, layered = times["flat ring"], times["hierarchical"]
     assert flat[0] < layered[0] and flat[1] == pytest.approx(layered[1])
     assert flat[2] > layered[2] and flat[3] / layered[3] > flat[2] / layered[2]
@@ -312,11 +312,11 @@ def test_the_project_under_torchrun_prints_once():
 
 def test_mpi_gives_the_same_numbers_or_says_what_is_missing(monkeypatch):
     with monkeypatch.context() as here:
-        here.setattr(collectives_mpi, "is_here", lambda: False)
-        assert "pip install 'ranklab[mpi]'" in collectives_mpi.mpi_table()
-    if not collectives_mpi.is_here():
+        here.setattr(mpi, "is_here", lambda: False)
+        assert "pip install 'ranklab[mpi]'" in mpi.mpi_table()
+    if not mpi.is_here():
         pytest.skip("needs mpirun and mpi4py")
-    lines = collectives_mpi.mpi_table(ranks=2, sizes=(1024,), iters=1).splitlines()
+    lines = mpi.mpi_table(ranks=2, sizes=(1024,), iters=1).splitlines()
     assert len(lines) == 2 + len(project.VERBS)
     assert all(line.split()[-1] == "0" for line in lines[2:])
 

@@ -11,9 +11,11 @@ from ranklab.engine import RankError, torchrun
 from ranklab.meter import Event
 from ranklab.plots import data_parallel as plots
 from ranklab.plots.style import save
-from ranklab.projects import data_parallel as project
-from ranklab.projects import data_parallel_training as training
-from ranklab.projects.data_parallel_training import PIECES, Run, Settings
+from ranklab.projects.data_parallel import __main__ as command
+from ranklab.projects.data_parallel import comparing as project
+from ranklab.projects.data_parallel import training
+from ranklab.projects.data_parallel.config import PIECES, Settings
+from ranklab.projects.data_parallel.training import Run
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -39,7 +41,7 @@ def test_one_two_and_four_ranks_reach_the_same_accuracy(found):
 
 def test_without_batch_norm_every_loss_is_that_of_one_process():
     """And with batch norm over all ranks. 1437 = 3 * 479: nothing is filled up."""
-    many = [replace(SHORT, batch=60, norm=norm) for norm in ("group", None, "sync", "batch")]
+    many = [replace(SHORT, batch=60, norm=norm) for norm in ("group", "none", "sync", "batch")]
     one, three = training.run_all(many, 1), training.run_all(many, 3)
     for settings, (alone,), (split,) in zip(many, one, three):
         difference = abs(alone.loss[0] - split.loss[0])
@@ -212,9 +214,9 @@ def test_every_figure_is_drawn(tmp_path, found, missing):
 def test_the_command_prints_tables_and_draws(tmp_path, capsys):
     common = ["--epochs", "1", "--seeds", "1", "--warmup", "0", "--ranks", "2"]
     path = tmp_path / "figure.svg"
-    assert project.main([*common, "--norm", "none", "--figure", str(path)]) == 0
-    assert project.main([*common, "--learning-rate", "--figure", str(path)]) == 0
-    assert project.main([*common, "--without", "mean,buffers"]) == 0
+    assert command.main([*common, "--norm", "none", "--figure", str(path)]) == 0
+    assert command.main([*common, "--learning-rate", "--figure", str(path)]) == 0
+    assert command.main([*common, "--without", "mean,buffers"]) == 0
     printed = capsys.readouterr().out
     assert printed.count("speed-up") == 2 and path.stat().st_size > 5000
     assert "batch 64, lr 0.48, warm-up" in printed
@@ -222,7 +224,7 @@ def test_the_command_prints_tables_and_draws(tmp_path, capsys):
                             ("--data imagenet", "invalid choice"), ("--epochs 0", "at least 1"),
                             ("--data mnist", "--data mnist needs --folder")):  # fmt: skip
         with pytest.raises(SystemExit):
-            project.main(wrong.split())
+            command.main(wrong.split())
         assert sentence in capsys.readouterr().err
 
 
@@ -244,9 +246,9 @@ def test_cifar_files_under_torchrun_train_on_the_ranks_there_are(tmp_path):
 
 
 def test_numbers_of_ranks_cannot_be_chosen_under_torchrun(monkeypatch, capsys):
-    monkeypatch.setattr(project, "is_started_by_another", lambda: True)
+    monkeypatch.setattr(command, "is_started_by_another", lambda: True)
     with pytest.raises(SystemExit):
-        project.main(["--learning-rate"])
+        command.main(["--learning-rate"])
     assert "choose numbers of ranks: run them with python" in capsys.readouterr().err
 
 

@@ -12,7 +12,7 @@ from ranklab import device, launch
 from ranklab.ddp import PowerSGD, TopK, compress_bf16_hook, compress_fp16_hook
 from ranklab.engine import RankError
 from ranklab.meter import Traffic
-from ranklab.projects import ddp_compression as project
+from ranklab.projects.ddp import compression as project
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -20,13 +20,15 @@ from ranklab.engine import RankError, torchrun
 from ranklab.meter import Event, Traffic
 from ranklab.models.resnet import ResNet
 from ranklab.plots import ddp as plots
-from ranklab.plots.style import merged, save
+from ranklab.plots.gantt import merged
+from ranklab.plots.style import save
 from ranklab.projects import ddp as project
-from ranklab.projects import ddp_data_parallel, ddp_profile, ddp_scaling
-from ranklab.projects.ddp_compression import Row
-from ranklab.projects.ddp_config import FULL, LAPTOP, Config, schedule
-from ranklab.projects.ddp_data import EpochSampler, open_data
-from ranklab.projects.ddp_trainer import ImageTrainer
+from ranklab.projects.ddp import data_parallel as ddp_data_parallel
+from ranklab.projects.ddp import profile, strong_and_weak
+from ranklab.projects.ddp.compression import Row
+from ranklab.projects.ddp.config import FULL, LAPTOP, Config, schedule
+from ranklab.projects.ddp.data import EpochSampler, open_data
+from ranklab.projects.ddp.trainer import ImageTrainer
 from ranklab.trainer import decay_groups, learning_rate
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("one_thread")]
@@ -313,7 +315,7 @@ def test_norms_and_biases_do_not_decay():
     ({"workers": -1}, "workers=-1 must be at least 0"),
     ({"bucket_mb": -1.0}, "bucket_mb=-1.0 must be at least 0"),
     ({"smoothing": 1}, r"smoothing=1 must lie in \[0, 1\)"),
-    ({"norm": "layer"}, "norm='layer' must be one of 'batch', 'group'"),
+    ({"norm": "layer"}, "norm='layer' must be one of batch, group"),
 ])
 def test_a_wrong_config_is_refused(changes, sentence):
     with pytest.raises(ValueError, match=sentence):
@@ -353,14 +355,14 @@ def test_the_project_under_torchrun_prints_once_and_goes_on_from_its_checkpoint(
 
 def test_scaling_measures_both_kinds_in_one_run():
     config = replace(TINY, norm="group")
-    rows = ddp_scaling.run(config, ranks=2, steps=1)
+    rows = strong_and_weak.run(config, ranks=2, steps=1)
     assert [(r.kind, r.ranks, r.batch) for r in rows] == [
         ("strong", 1, 4), ("strong", 2, 2), ("weak", 1, 4), ("weak", 2, 4)]
     for row in rows:
         base = rows[0].seconds / (row.ranks if row.kind == "strong" else 1)
         assert row.efficiency == pytest.approx(base / row.seconds)
         assert row.images_per_second == pytest.approx(row.ranks * row.batch / row.seconds)
-    text = ddp_scaling.table(rows)
+    text = strong_and_weak.table(rows)
     assert text.count("100%") >= 2 and "efficiency" in text.splitlines()[0]
     assert len(text.splitlines()) == 5
 
@@ -385,28 +387,28 @@ def test_the_end_of_workers_is_not_part_of_a_step(monkeypatch):
         def step(self, batch):
             clock[0] += 1
 
-    monkeypatch.setattr(ddp_scaling, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
-    assert ddp_scaling.seconds_per_step(Fake(), 4) == 1
-    assert clock[0] == 4 + ddp_scaling.WARMUP + 100  # but they have ended
+    monkeypatch.setattr(strong_and_weak, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    assert strong_and_weak.seconds_per_step(Fake(), 4) == 1
+    assert clock[0] == 4 + strong_and_weak.WARMUP + 100  # but they have ended
 
 
 def test_scaling_takes_powers_of_two_and_all_ranks():
-    assert [ddp_scaling.sizes(R) for R in (1, 2, 4, 6)] == [[1], [1, 2], [1, 2, 4], [1, 2, 4, 6]]
+    assert list(map(strong_and_weak.sizes, (1, 2, 4, 6))) == [[1], [1, 2], [1, 2, 4], [1, 2, 4, 6]]
     with pytest.raises(ValueError, match="batch_per_rank=32 .* 3 ranks can't share it evenly"):
-        ddp_scaling.batches_of("strong", 3, 32)
+        strong_and_weak.batches_of("strong", 3, 32)
 
 
 def test_the_explanation_counts_cores(monkeypatch):
-    rows = [ddp_scaling.Row("weak", R, 4, 1.0, 1.0) for R in (1, 4)]
-    monkeypatch.setattr(ddp_scaling, "cores", lambda: 2)
-    assert ddp_scaling.explanation(rows).startswith("4 ranks share 2 cores here")
-    monkeypatch.setattr(ddp_scaling, "cores", lambda: 4)
-    assert ddp_scaling.explanation(rows) == ""
+    rows = [strong_and_weak.Row("weak", R, 4, 1.0, 1.0) for R in (1, 4)]
+    monkeypatch.setattr(strong_and_weak, "cores", lambda: 2)
+    assert strong_and_weak.explanation(rows).startswith("4 ranks share 2 cores here")
+    monkeypatch.setattr(strong_and_weak, "cores", lambda: 4)
+    assert strong_and_weak.explanation(rows) == ""
 
 
 def test_a_trace_of_all_ranks_is_written_and_judged(tmp_path):
     path = tmp_path / "trace.json"
-    verdict, shares = ddp_profile.run(TINY, path, ranks=2, steps=2)
+    verdict, shares = profile.run(TINY, path, ranks=2, steps=2)
     assert verdict in (*shares, "healthy")
     events = json.loads(path.read_text())["traceEvents"]
     assert {event["pid"] for event in events} == {0, 1}
@@ -428,7 +430,7 @@ def test_data_parallel_is_measured_against_ddp():
 
 
 def test_figures_are_drawn_alike_each_time(tmp_path):
-    rows = [ddp_scaling.Row(kind, R, 8, 0.1 * R, 1 / R) for kind in ("strong", "weak")
+    rows = [strong_and_weak.Row(kind, R, 8, 0.1 * R, 1 / R) for kind in ("strong", "weak")
             for R in (1, 2, 4)]
     events = [[Event("f", "compute", 5.0, 5.1, "main"), Event("l", "loader", 5.1, 5.2, "main"),
                Event("g", "communication", 5.05, 5.3, "gloo 1")]] * 2

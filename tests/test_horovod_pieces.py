@@ -10,8 +10,9 @@ import torch
 import torch.distributed as dist
 
 from ranklab import launch
+from ranklab.flat import unpack
 from ranklab.horovod import (
-    Compression, FusionBuffer, adasum, compress_fp16, fuse_tensors, negotiate, timeline, unpack,
+    Compression, FusionBuffer, adasum, compress_fp16, fuse_tensors, negotiate, timeline,
 )
 from ranklab.horovod.adaptive_sum import adasum_length
 from ranklab.horovod.cache import ResponseCache, from_bits, to_bits

@@ -16,12 +16,12 @@ from ranklab.data.labelled_text import Words
 from ranklab.engine import torchrun
 from ranklab.plots import horovod as plots
 from ranklab.plots.style import save
-from ranklab.projects import collectives_mpi, horovod_elsewhere, horovod_guard, horovod_trap
-from ranklab.projects import horovod as project
-from ranklab.projects import horovod_bert as bert
-from ranklab.projects import horovod_timeline as timelines
-from ranklab.projects import horovod_tuning as tuning
-from ranklab.projects.horovod_parallel import HorovodParallel
+from ranklab.projects.collectives import mpi
+from ranklab.projects.horovod import __main__ as command
+from ranklab.projects.horovod import bert, elsewhere, guard, trap, tuning
+from ranklab.projects.horovod import timeline as timelines
+from ranklab.projects.horovod import training as project
+from ranklab.projects.horovod.parallel import HorovodParallel
 from ranklab.trainer import decay_groups, learning_rate
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.timeout(180)]
@@ -210,11 +210,11 @@ def test_the_learning_rate_goes_up_and_then_down_to_nothing():
     (1.3, "1.3 times as long on 4 ranks as on one: scaled by something else"),
 ])  # fmt: skip
 def test_the_guard_names_the_factor(factor, sentence):
-    horovod_guard.guard_gradient_scale(2.0, 2.0 + 1e-6, 4)
-    with pytest.raises(horovod_guard.GradientsGrow, match=re.escape(sentence)):
-        horovod_guard.guard_gradient_scale(2.0, 2.0 * factor, 4)
+    guard.guard_gradient_scale(2.0, 2.0 + 1e-6, 4)
+    with pytest.raises(guard.GradientsGrow, match=re.escape(sentence)):
+        guard.guard_gradient_scale(2.0, 2.0 * factor, 4)
     with pytest.raises(ValueError, match="is zero on one rank"):
-        horovod_guard.guard_gradient_scale(0.0, 2.0, 4)
+        guard.guard_gradient_scale(0.0, 2.0, 4)
 
 
 def test_the_norm_is_that_of_the_gradient_and_the_model_stays():
@@ -225,7 +225,7 @@ def test_the_norm_is_that_of_the_gradient_and_the_model_stays():
         model(x).square().mean().backward()
         optimizer.step()
 
-    norm = horovod_guard.gradient_norm(model, step)
+    norm = guard.gradient_norm(model, step)
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters()))
     model(x).square().mean().backward()
     assert norm == pytest.approx(math.hypot(*(p.grad.norm() for p in model.parameters())), rel=1e-5)
@@ -245,10 +245,10 @@ def summed_instead_of_averaged():
     def summed(model, optimizer):
         alone(model, hvd.DistributedOptimizer(optimizer, op=hvd.Sum))
 
-    norms = [horovod_guard.gradient_norm(model, step) for step in (alone, summed)]
+    norms = [guard.gradient_norm(model, step) for step in (alone, summed)]
     try:
-        horovod_guard.guard_gradient_scale(*norms, hvd.size())
-    except horovod_guard.GradientsGrow as error:
+        guard.guard_gradient_scale(*norms, hvd.size())
+    except guard.GradientsGrow as error:
         return str(error)
 
 
@@ -258,15 +258,15 @@ def test_the_guard_sees_a_sum_on_every_rank(R):
         assert f"{R} times as long on {R} ranks as on one: multiplied by the ranks" in said
 
 
-@pytest.mark.skipif(not horovod_trap.is_here(), reason="needs transformers and accelerate")
+@pytest.mark.skipif(not trap.is_here(), reason="needs transformers and accelerate")
 def test_trainers_gradients_grow_with_the_ranks_and_are_mended():
-    alone, trainer, mended = rows = horovod_trap.run(ranks=2)
+    alone, trainer, mended = rows = trap.run(ranks=2)
     assert trainer.norm == pytest.approx(2 * alone.norm, rel=1e-3)
     assert trainer.loss == pytest.approx(2 * alone.loss, rel=1e-3)
     assert mended.norm == pytest.approx(alone.norm, rel=1e-3)
     assert mended.loss == pytest.approx(alone.loss, rel=1e-3)
     assert "multiplied by the ranks" in trainer.verdict and mended.verdict == alone.verdict
-    assert horovod_trap.table(rows).count("\n") == 3
+    assert trap.table(rows).count("\n") == 3
 
 
 # --- reading timelines --------------------------------------------------------------------------
@@ -326,7 +326,7 @@ def test_our_file_says_the_same_as_the_phases_in_it(tmp_path, capsys):
     hvd.timeline([tuple(phase) for phase in TWO_STEPS], path)
     again = timelines.read_timeline(path)
     assert [phase[:2] for phase in again] == [phase[:2] for phase in TWO_STEPS]
-    assert project.main(["--read", str(path)]) == 0
+    assert command.main(["--read", str(path)]) == 0
     assert "18.00 s, 2 all-reduces of 4 gradients" in capsys.readouterr().out
 
 
@@ -338,7 +338,7 @@ def losses_of(text):
 
 @pytest.mark.parametrize("script", ["torch_step.py", "mpi_step.py", "tf_mirrored_step.py"])
 def test_one_step_has_the_same_loss_elsewhere(script, monkeypatch):
-    monkeypatch.syspath_prepend(horovod_elsewhere.folder())
+    monkeypatch.syspath_prepend(elsewhere.folder())
     import tiny_step
 
     x, y = map(torch.from_numpy, tiny_step.data())
@@ -348,41 +348,41 @@ def test_one_step_has_the_same_loss_elsewhere(script, monkeypatch):
         losses.append(torch.nn.functional.cross_entropy(torch.tanh(x @ w1) @ w2, y))
         for w, gradient in zip((w1, w2), torch.autograd.grad(losses[-1], (w1, w2))):
             w.data -= tiny_step.LR * gradient
-    command, missing = horovod_elsewhere.commands(ranks=4)[script]
+    command, missing = elsewhere.commands(ranks=4)[script]
     if missing:
         pytest.skip("needs mpirun and mpi4py" if "MPI" in missing else "needs tensorflow")
-    said = horovod_elsewhere.run_script(command, script)
+    said = elsewhere.run_script(command, script)
     assert losses_of(said) == pytest.approx([loss.item() for loss in losses], abs=2e-5), said
 
 
 def test_what_is_missing_is_a_sentence_and_not_an_error(monkeypatch, capsys):
     monkeypatch.setattr(bert, "is_here", lambda: False)
-    monkeypatch.setattr(horovod_trap, "is_here", lambda: False)
-    assert project.main([]) == 0
+    monkeypatch.setattr(trap, "is_here", lambda: False)
+    assert command.main([]) == 0
     assert "pip install -c constraints.txt -e '.[hf]'" in capsys.readouterr().out
     assert project.run() is None and project.report(None) == bert.NO_TRANSFORMERS
-    assert horovod_trap.run() is None and horovod_trap.table(None) == horovod_trap.NO_TRAINER
+    assert trap.run() is None and trap.table(None) == trap.NO_TRAINER
     monkeypatch.setattr(bert, "is_here", lambda: True)
-    monkeypatch.setattr(project, "find_spec", lambda name: None)
-    assert project.main(["--trap"]) == project.main(["--real"]) == 0
+    monkeypatch.setattr(command, "find_spec", lambda name: None)
+    assert command.main(["--trap"]) == command.main(["--real"]) == 0
     said = capsys.readouterr().out
     assert "Trainer is not here" in said and "make horovod" in said
 
 
 def test_a_script_that_can_not_run_says_so(monkeypatch):
-    monkeypatch.setattr(collectives_mpi, "is_here", lambda: False)
-    monkeypatch.setattr(horovod_elsewhere, "find_spec", lambda name: None)
+    monkeypatch.setattr(mpi, "is_here", lambda: False)
+    monkeypatch.setattr(elsewhere, "find_spec", lambda name: None)
     monkeypatch.delenv("TENSORFLOW_PYTHON", raising=False)
-    found = horovod_elsewhere.commands(ranks=2)
+    found = elsewhere.commands(ranks=2)
     assert "apt install openmpi-bin" in found["mpi_step.py"][1]
     assert "pip install tensorflow-cpu" in found["tf_mirrored_step.py"][1]
-    failed = horovod_elsewhere.run_script(["false"], "torch_step.py")
+    failed = elsewhere.run_script(["false"], "torch_step.py")
     assert failed == "torch_step.py failed: it said nothing"
 
 
 @pytest.mark.parametrize("given, sentence", [
     ({"steps": 0}, "steps=0 must be at least 1"),
-    ({"compression": "fp8"}, "compression='fp8' is not one of none, fp16"),
+    ({"compression": "fp8"}, "compression='fp8' must be one of none, fp16"),
     ({"n_head": 3}, "n_head=3 must divide width=64"),
 ])  # fmt: skip
 def test_bad_settings_are_a_sentence(given, sentence):

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from ranklab import launch
 from ranklab.engine import RankError, torchrun
 from ranklab.meter import Traffic
-from ranklab.projects import ranks as project
+from ranklab.projects.ranks import inspection as project
 from ranklab.ranks import (
     all_ranks_finite, coordinates, ring_shift, pass_the_token, shard_range,
 )

@@ -5,11 +5,11 @@ import pytest
 from conftest import ROOT
 
 from ranklab.course import build, labs, rehearse
-from ranklab.projects import horovod_trap
+from ranklab.projects.horovod import trap as horovod_trap
 
 # Cells that can't be rehearsed, by how they begin, and why. One that can is a failure, too.
 KNOWN = {
-    "from ranklab.projects import horovod_trap":
+    "from ranklab.projects.horovod import trap as horovod_trap":
         "transformers' Trainer takes its device from accelerate, which knows no device \"gpu\": it "
         "moves the model to the CPU",
 }

@@ -558,7 +558,7 @@ print("all ranks agree to the last bit, for the ring and for the hierarchical on
 # explains them). The inputs are the same, and `#wrong` counts elements that are not what they should be.
 
 # %%
-from ranklab.projects.collectives_mpi import mpi_table
+from ranklab.projects.collectives.mpi import mpi_table
 
 print(mpi_table(ranks=2, sizes=(2**10, 2**20)))
 
@@ -596,7 +596,7 @@ project.figure(rows)
 # *one* link to the other node, and that link is slower by a factor.
 
 # %%
-from ranklab.projects import collectives_links as slow
+from ranklab.projects.collectives import links as slow
 
 ratios, emulated = np.geomspace(1, 8, 7), slow.emulate((1, 2, 4, 8))
 plots.slow_link(ratios, slow.model(ratios), emulated,
@@ -659,7 +659,7 @@ for R in (2, 4, 8):
 # alpha and beta with your function, and predict the ring on two ranks: that is two such swaps of half the tensor.
 
 # %%
-from ranklab.projects.collectives_bench import best_seconds
+from ranklab.projects.clock import best_seconds
 
 
 def times(call):

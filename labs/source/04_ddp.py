@@ -383,7 +383,7 @@ for a, b in zip(seen["ours"][0], seen["torch's"][0]):
 # like your two: they cut a bucket into its parameters, and keep an error for each. Torch's `PowerSGDState` is in the table too; it cannot compress before its third step.
 
 # %%
-from ranklab.projects import ddp_compression
+from ranklab.projects.ddp import compression as ddp_compression
 
 rows = ddp_compression.compare()
 print(ddp_compression.table(rows))
@@ -428,7 +428,7 @@ print(rest["score"] == whole["score"], rest["history"].loss[-1] == whole["histor
 # What do more ranks bring?
 
 # %%
-from ranklab.projects import ddp_scaling
+from ranklab.projects.ddp import strong_and_weak as ddp_scaling
 
 rows = project.scaling(ranks=4, steps=3)
 print(ddp_scaling.table(rows))
@@ -441,8 +441,8 @@ plots.scaling(rows)
 # `nn.DataParallel` came before DDP: one process with a thread for each GPU. In each step it copies the model to all GPUs, and gathers the outputs on the first.
 
 # %%
-from ranklab.projects import ddp_data_parallel
-from ranklab.projects.ddp_config import LAPTOP
+from ranklab.projects.ddp import data_parallel as ddp_data_parallel
+from ranklab.projects.ddp.config import LAPTOP
 
 print(ddp_data_parallel.compare(LAPTOP))
 

@@ -461,7 +461,7 @@ if found:  # without transformers the cell above says what to install
 # **Read the timeline**: the shares of negotiation, copying and all-reduce, and one step in detail.
 
 # %%
-from ranklab.projects import horovod_timeline as reader
+from ranklab.projects.horovod import timeline as reader
 
 if found:
     phases = reader.read_timeline(str(trace))
@@ -473,7 +473,7 @@ if found:
 # network with a latency of 50 us. (Measured points lie above the line, since not all gradients are ready at once.)
 
 # %%
-from ranklab.projects import horovod_tuning as tuning
+from ranklab.projects.horovod import tuning
 
 if found:
     print(tuning.table(found["tuned"]))
@@ -489,7 +489,7 @@ if found:
 # rank has the same examples, so the gradient should be that of one rank:
 
 # %%
-from ranklab.projects import horovod_trap
+from ranklab.projects.horovod import trap as horovod_trap
 
 rows = horovod_trap.run(ranks=4)
 print(horovod_trap.table(rows) if rows else horovod_trap.NO_TRAINER)
@@ -501,7 +501,7 @@ print(horovod_trap.table(rows) if rows else horovod_trap.NO_TRAINER)
 # **The same step elsewhere**: with MPI (mpi4py) and with TensorFlow's `MirroredStrategy`, from the same weights, on the same data.
 
 # %%
-from ranklab.projects import horovod_elsewhere
+from ranklab.projects.horovod import elsewhere as horovod_elsewhere
 
 print(horovod_elsewhere.run(ranks=4))
 

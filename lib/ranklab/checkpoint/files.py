@@ -5,11 +5,11 @@ import json
 import os
 import re
 import shutil
-from pathlib import Path
 
 import torch
 
 from ranklab.baseline.checkpointing import random_state
+from ranklab.files import whole_file
 
 INDEX = "index.json"
 
@@ -72,11 +72,9 @@ def fingerprint(path):
 
 def write_index(place, index):
     """`place` is a checkpoint from now on, by one renaming: all its files are on the disk."""
-    beside = place / f"{INDEX}.part"
-    with open(beside, "w") as file:
+    with whole_file(place / INDEX) as part, open(part, "w") as file:
         json.dump(index, file)
         sync(file)
-    os.replace(beside, place / INDEX)
     for folder in (place, place.parent):  # the names, too
         descriptor = os.open(folder, os.O_RDONLY)
         os.fsync(descriptor)

@@ -23,7 +23,8 @@ import jupytext
 import nbformat
 
 from ranklab.course import labs
-from ranklab.course.notebook import cells_hash, plain, read_cells, run_cells, write_whole
+from ranklab.course.notebook import cells_hash, plain, read_cells, run_cells
+from ranklab.files import write_whole
 
 CELL_LIMIT = 150  # seconds; longer than the longest launch of a lab
 SIZE_LIMIT = 400_000  # bytes of a solution notebook

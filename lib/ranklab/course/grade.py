@@ -29,6 +29,7 @@ from pathlib import Path
 from ranklab.course import labs, sandbox
 from ranklab.course.submission import Row, grade_notebook
 from ranklab.course.submitted import Notebook, Unreadable, names_of
+from ranklab.files import part_of, whole_file
 
 NAMES_SHOWN = 3
 
@@ -124,7 +125,6 @@ class Table:
 
     def __init__(self, path, found):
         self.path = Path(path).resolve()
-        self.part = self.path.with_name(f".{self.path.name}.{os.getpid()}")
         stems = {getattr(notebook, "stem", None) for notebook in found.values()}
         self.names = [name for stem in labs.STEMS if stem in stems for name in names_of(stem)]
 
@@ -133,22 +133,19 @@ class Table:
         if self.path.exists() and not self.path.is_file():
             return f"{self.path} is not a file"
         try:
-            self.part.touch()
-            self.part.unlink()
+            part_of(self.path).touch()
+            part_of(self.path).unlink()
         except OSError as error:
             return error
 
     def write(self, rows):
         """The file holds these rows, all or none; returns None, or why it does not."""
         try:
-            with self.part.open("w", newline="", encoding="utf-8", errors="replace") as file:
+            with (whole_file(self.path) as part,
+                  part.open("w", newline="", encoding="utf-8", errors="replace") as file):
                 self._write_to(file, rows)
-            self.part.replace(self.path)
         except OSError as error:
             return error
-        finally:
-            with contextlib.suppress(OSError):
-                self.part.unlink(missing_ok=True)
 
     def _write_to(self, file, rows):
         writer = csv.writer(file)

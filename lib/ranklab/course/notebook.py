@@ -1,4 +1,4 @@
-"""Notebooks: which cells the builder wrote, whether anybody changed them, whole writes, runs.
+"""Notebooks: which cells the builder wrote, whether anybody changed them, runs.
 
 The builder keeps the hash of all cells in a notebook's metadata, and Jupyter leaves it there. So
 "as it was built" can be told also after a run was saved: outputs and counts are not in the hash.
@@ -45,16 +45,6 @@ def read_cells(path):
         return Cells(ranklab.get("cells"), now)
     except (ValueError, LookupError, TypeError, AttributeError):
         return Cells(None, None)
-
-
-def write_whole(path, text):
-    """The file at `path` holds `text`; an interrupted write leaves what was there."""
-    half = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        half.write_text(text, encoding="utf-8")
-        os.replace(half, path)
-    finally:
-        half.unlink(missing_ok=True)
 
 
 def run_cells(notebook, folder, limit, environ, **options):

@@ -11,7 +11,8 @@ import json
 from pathlib import Path
 
 from ranklab.course import labs
-from ranklab.course.notebook import read_cells, write_whole
+from ranklab.course.notebook import read_cells
+from ranklab.files import write_whole
 from ranklab.course.records import wait_for
 
 

@@ -5,6 +5,8 @@ import heapq
 import torch
 import torch.distributed as dist
 
+from ranklab.flat import pieces
+
 
 def average_gradients(model, group=None):
     """Every gradient is the mean over ranks; a gradient that is None counts as zeros.
@@ -70,11 +72,10 @@ class Bucket:
 
     def __init__(self, parameters, group=None, multiple_of=1):
         self.parameters, self.group = parameters, group
-        first, sizes = parameters[0], [each.numel() for each in parameters]
-        self.padding = -sum(sizes) % multiple_of  # numbers at the end of `flat`, always 0
-        self.flat = first.new_zeros(sum(sizes) + self.padding, requires_grad=False)
-        self.views = [part.view_as(parameter) for part, parameter in
-                      zip(self.flat.split([*sizes, self.padding]), parameters)]
+        n = sum(each.numel() for each in parameters)
+        self.padding = -n % multiple_of  # numbers at the end of `flat`, always 0
+        self.flat = parameters[0].new_zeros(n + self.padding)
+        self.views = pieces(self.flat[:n], parameters)
         self.missing = set(parameters)
 
     def gather(self):

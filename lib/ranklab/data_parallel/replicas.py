@@ -5,6 +5,8 @@ import hashlib
 import torch
 import torch.distributed as dist
 
+from ranklab.flat import pack, unpack
+
 
 def broadcast_parameters(model, src=0, group=None):
     """Every rank ends with rank src's parameters and buffers; tied ones travel once.
@@ -27,10 +29,9 @@ def broadcast_together(tensors, src=0, group=None):
     for tensor in tensors:
         kinds.setdefault((tensor.dtype, tensor.device), []).append(tensor.detach())
     for alike in kinds.values():
-        flat = torch.cat([tensor.reshape(-1) for tensor in alike])
+        flat = pack(alike)
         dist.broadcast(flat, group=group, group_src=src)
-        for tensor, part in zip(alike, flat.split([t.numel() for t in alike])):
-            tensor.copy_(part.view_as(tensor))
+        unpack(flat, alike)
 
 
 def replicas_agree(model, group=None):

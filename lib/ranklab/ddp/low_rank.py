@@ -9,6 +9,8 @@ not grow with the ranks.
 import torch
 import torch.distributed as dist
 
+from ranklab.flat import pack, unpack
+
 
 def power_sgd(matrix, q, error, group=None):
     """(approximation, q, error): the mean over ranks of matrix + error, to the rank r of `q`; the
@@ -119,11 +121,9 @@ class PowerSGD:
 
     def _average(self, gradients):
         """The gradients have become their mean over ranks, by one all-reduce."""
-        flat = torch.cat([gradient.flatten() for gradient in gradients])
+        flat = pack(gradients)
         dist.all_reduce(flat.div_(dist.get_world_size(self.group)), group=self.group)
-        parts = flat.split([gradient.numel() for gradient in gradients])
-        for gradient, part in zip(gradients, parts):
-            gradient.copy_(part.view_as(gradient))
+        unpack(flat, gradients)
 
 
 def _done(buffer):

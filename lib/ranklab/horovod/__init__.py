@@ -24,7 +24,7 @@ tensors, elastic runs, and autotuning.
 
 from ranklab.horovod.adaptive_sum import adasum, adasum_of_two, dot_products, gather_halves
 from ranklab.horovod.compression import Compression, compress_fp16
-from ranklab.horovod.fusion import FusionBuffer, fuse_tensors, unpack
+from ranklab.horovod.fusion import FusionBuffer, fuse_tensors
 from ranklab.horovod.negotiation import negotiate
 from ranklab.horovod.ops import (
     allgather, allgather_async, allreduce, allreduce_, allreduce_async, allreduce_async_, barrier,
@@ -56,5 +56,5 @@ __all__ = [
     "cross_size", "distributed_optimizer", "dot_products", "fuse_tensors", "gather_halves",
     "global_process_set", "grouped_allreduce", "grouped_allreduce_async", "init",
     "is_initialized", "join", "local_rank", "local_size", "negotiate", "poll", "rank", "shutdown",
-    "size", "start_timeline", "stop_timeline", "synchronize", "timeline", "unpack",
+    "size", "start_timeline", "stop_timeline", "synchronize", "timeline",
 ]

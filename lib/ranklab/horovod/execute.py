@@ -7,8 +7,9 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
+from ranklab.flat import unpack
 from ranklab.horovod.adaptive_sum import adasum
-from ranklab.horovod.fusion import FusionBuffer, fuse_tensors, unpack
+from ranklab.horovod.fusion import FusionBuffer, fuse_tensors
 from ranklab.horovod.requests import Handle, Response
 
 REDUCE = {"Average": dist.ReduceOp.SUM, "Sum": dist.ReduceOp.SUM, "Min": dist.ReduceOp.MIN,

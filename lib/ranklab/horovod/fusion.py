@@ -6,6 +6,8 @@ are ready at the same time are copied into one buffer, reduced together, and cop
 
 import torch
 
+from ranklab.flat import pieces
+
 
 def fuse_tensors(tensors, threshold):
     """A list of lists: the positions in `tensors` of those that share one all-reduce.
@@ -46,12 +48,6 @@ class FusionBuffer:
             memory = torch.empty(nbytes, dtype=torch.uint8, device=first.device)
             self.memory[first.device] = memory
         flat = memory[:nbytes].view(first.dtype)
-        for piece, tensor in zip(flat.split([t.numel() for t in tensors]), tensors):
-            piece.copy_(tensor.reshape(-1))
+        for piece, tensor in zip(pieces(flat, tensors), tensors):
+            piece.copy_(tensor)
         return flat
-
-
-def unpack(flat, tensors):
-    """`tensors` hold what lies in `flat`, one tensor after the other."""
-    for piece, tensor in zip(flat.split([t.numel() for t in tensors]), tensors):
-        tensor.copy_(piece.view(tensor.shape))

@@ -1,9 +1,10 @@
 """What happened to each tensor, as a trace to look at in Perfetto or chrome://tracing."""
 
 import json
-import os
 import time
 from contextlib import contextmanager
+
+from ranklab.files import whole_file
 
 
 def timeline(events, path):
@@ -65,7 +66,6 @@ class Recorder:
         """The file is there, if a timeline was on; until now it was the one before, whole."""
         events, self.events = self.events, None
         if events is not None:
-            beside = f"{self.path}.{os.getpid()}"  # another run may read or write the file now
-            # A phase before what is inside it, also where both began at the same moment.
-            timeline(sorted(events, key=lambda event: (event[2], -event[3])), beside)
-            os.replace(beside, self.path)
+            with whole_file(self.path) as part:  # another run may read or write the file now
+                # A phase before what is inside it, also where both began at the same moment.
+                timeline(sorted(events, key=lambda event: (event[2], -event[3])), part)

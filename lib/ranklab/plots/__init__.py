@@ -1,5 +1,5 @@
 """Every figure of the course, and the only folder that imports matplotlib.
 
-One file per lab, and style.py for what they share. Each function takes plain data and returns a
-figure; nothing is drawn at import.
+One file per lab; style.py, gantt.py and boxes.py for what they share. Each function takes plain
+data and returns a figure; nothing is drawn at import.
 """

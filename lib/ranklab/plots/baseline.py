@@ -3,14 +3,9 @@
 import numpy as np
 
 from ranklab.baseline.roofline import attainable_flops
-from ranklab.plots.style import (FAINT, HATCHES, INK, TONES, bars, bytes_axis, clean, figure,
-                                 human_bytes, line, styled)  # fmt: skip
-
-
-def lying(ax, y, width, index, label=None, left=0, thick=0.6):
-    """A bar along x, in tone and hatching number `index`."""
-    ax.barh(y, width, left=left, height=thick, label=label, color=TONES[index],
-            hatch=HATCHES[index], edgecolor="white")  # fmt: skip
+from ranklab.plots.gantt import Span, boxed, gantt
+from ranklab.plots.style import (FAINT, INK, TONES, bars, bytes_axis, clean, figure, human_bytes,
+                                 line, look, styled)  # fmt: skip
 
 
 @styled
@@ -44,7 +39,7 @@ def memory(table, title="Memory of one training step"):
     rows = np.arange(len(names))
     for index, label in enumerate(("predicted", "counted")):
         sizes = [pair[index] or 0 for pair in table.values()]
-        lying(ax, rows + (index - 0.5) * 0.36, sizes, index, label, thick=0.34)
+        ax.barh(rows + (index - 0.5) * 0.36, sizes, 0.34, label=label, **look(index))
         for row, size in zip(rows, sizes):
             ax.text(size, row + (index - 0.5) * 0.36, f" {human_bytes(size)}", va="center",
                     fontsize=8)  # fmt: skip
@@ -170,9 +165,8 @@ def arena(states, title="The same free bytes, in one piece and in pieces"):
     for row, (label, arena) in enumerate(states.items()):
         ax.barh(row, arena.size, height=0.6, color="white", edgecolor=INK)
         for index, (name, (start, size)) in enumerate(arena.pieces.items()):
-            lying(ax, row, size, index % 2, left=start)
-            ax.text(start + size / 2, row, name, ha="center", va="center", fontsize=8,
-                    bbox={"fc": "white", "ec": "none", "pad": 1})  # fmt: skip
+            ax.barh(row, size, 0.6, start, **look(index % 2))
+            boxed(ax, start + size / 2, row, name, pad=1, fontsize=8)
         ax.annotate(f"{arena.free_bytes} free\nlargest gap {arena.largest_gap}", (arena.size, row),
                     (8, 0), textcoords="offset points", va="center", fontsize=8.5)  # fmt: skip
     ax.set_yticks(range(len(states)), list(states))
@@ -187,13 +181,11 @@ def arena(states, title="The same free bytes, in one piece and in pieces"):
 def timeline(spans, title="Who works when"):
     """Rows of work over time; spans is {row: [(name, start, end)]} in seconds."""
     fig, ax = figure(7, 0.55 * len(spans) + 1.1)
-    for row, (_, works) in enumerate(spans.items()):
-        for index, (name, start, end) in enumerate(works):
-            lying(ax, row, (end - start) * 1e3, index % 2, left=start * 1e3)
-            ax.text((start + end) / 2 * 1e3, row, name, ha="center", va="center", fontsize=8,
-                    bbox={"fc": "white", "ec": "none", "pad": 1})  # fmt: skip
-    ax.set_yticks(range(len(spans)), list(spans))
+    for row, works in enumerate(spans.values()):
+        gantt(ax, [Span(row, 1e3 * start, 1e3 * end, index % 2)
+                   for index, (_, start, end) in enumerate(works)], dict(enumerate(spans)))
+        for name, start, end in works:
+            boxed(ax, (start + end) / 2 * 1e3, row, name, pad=1, fontsize=8)
     ax.set(xlabel="ms", title=title)
     ax.invert_yaxis()
-    ax.grid(axis="y", visible=False)
     return fig

@@ -5,6 +5,7 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.patches import Circle, Rectangle
 from matplotlib.ticker import LogLocator
 
+from ranklab.plots.boxes import arrow, box
 from ranklab.plots.style import (
     FAINT, INK, TONES, bare_grid, bars, bytes_axis, clean, figure, human_bytes, line,
     seconds_axis, styled,
@@ -44,7 +45,7 @@ def nine_verbs():
         for rank in range(3):
             ax.text(-0.75, rank, f"rank {rank}", ha="right", va="center", fontsize=8)
         words = "wait" if verb == "barrier" else ""
-        ax.annotate("", (4.3, 1), (2.7, 1), arrowprops={"arrowstyle": "->", "color": INK})
+        arrow(ax, (2.7, 1), (4.3, 1))
         ax.text(3.5, 0.7, words, ha="center", va="bottom", fontsize=8)
     return fig
 
@@ -52,9 +53,8 @@ def nine_verbs():
 def _slot(ax, x, y, text):
     filled = text != "."
     tone = TONES[0] if text == "+" else "#dbe4ec" if filled else "white"
-    ax.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor=tone, edgecolor=INK, lw=0.7))
-    colour = "white" if text == "+" else INK
-    ax.text(x, y, text if filled else "", ha="center", va="center", color=colour, fontsize=9)
+    box(ax, x, y, text if filled else "", tone, "white" if text == "+" else INK, 1, 1, lw=0.7,
+        fontsize=9)
 
 
 @styled

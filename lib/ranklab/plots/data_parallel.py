@@ -3,18 +3,14 @@
 import statistics
 
 import numpy as np
-from matplotlib.patches import Patch, Rectangle
+from matplotlib.patches import Rectangle
 from matplotlib.ticker import NullFormatter
 
-from ranklab.plots.style import (
-    FAINT, HATCHES, INK, TONES, clean, figure, line, merged, styled,
-)
+from ranklab.plots.boxes import arrow, box
+from ranklab.plots.gantt import Span, boxed, gantt, kinds_below, merged
+from ranklab.plots.style import FAINT, HATCHES, INK, TONES, clean, figure, line, styled
 
 SHARES = ("#dbe4ec", "#8fa9c4", "#4f7396", "#12355b")  # a rank's part of the batch: its shade
-HIDDEN = {"facecolor": "#f0d6bd", "edgecolor": TONES[1], "hatch": HATCHES[1], "lw": 0.6}
-EXPOSED = {"facecolor": TONES[1], "edgecolor": INK, "lw": 0.9}
-COMPUTE = {"facecolor": TONES[0], "edgecolor": TONES[0], "lw": 0.3}
-LOADER = {"facecolor": TONES[2], "edgecolor": "white", "hatch": HATCHES[2], "lw": 0.3}
 
 
 @styled
@@ -33,35 +29,23 @@ def replicas(ranks=4, images=8):
             if rank is None or i // each == rank:
                 ax.add_patch(Rectangle((i * 4 / images, row - 0.3), 4 / images, 0.6, lw=0.8,
                                        fc=SHARES[i // each % 4], ec="white"))  # fmt: skip
-        _box(ax, 5, 7.4, row, "weights $w$", "white")
+        box(ax, 6.2, row, "weights $w$", width=2.4, height=0.6, lw=0.9)
         text = "$g$" if rank is None else f"$g_{rank}$"
-        _box(ax, 8.6, 9.8, row, text, "white" if rank is None else SHARES[rank % 4],
-             "white" if rank is not None and rank % 4 > 1 else INK)  # fmt: skip
-        _box(ax, 12.8, 15, row, "$w - \\mathrm{lr} \\cdot g$", "white")
-        for x in (4.15, 7.5) if rank is not None else (4.15, 7.5, 9.9):
-            _arrow(ax, x, 8.5 if x == 7.5 else 12.7 if x == 9.9 else 4.9, row)
-        if rank is not None:
-            _arrow(ax, 9.9, 10.5, row)
-            _arrow(ax, 12.2, 12.7, row)
+        box(ax, 9.2, row, text, "white" if rank is None else SHARES[rank % 4],
+            "white" if rank is not None and rank % 4 > 1 else INK, 1.2, 0.6, lw=0.9)
+        box(ax, 13.9, row, "$w - \\mathrm{lr} \\cdot g$", width=2.2, height=0.6, lw=0.9)
+        last = [(9.9, 12.7)] if rank is None else [(9.9, 10.5), (12.2, 12.7)]  # by the all-reduce
+        for start, end in [(4.15, 4.9), (7.5, 8.5), *last]:
+            arrow(ax, (start, row), (end, row))
     ax.add_patch(Rectangle((10.55, 1.35), 1.6, ranks - 0.2, fc="#f0d6bd", ec=TONES[1], lw=1.5,
                            hatch=HATCHES[1]))  # fmt: skip
-    ax.text(11.35, 1.25 + ranks / 2, "all-reduce\nmean $= g$", ha="center", va="center",
-            bbox={"fc": "white", "ec": "none", "pad": 2})  # fmt: skip
+    boxed(ax, 11.35, 1.25 + ranks / 2, "all-reduce\nmean $= g$", pad=2)
     for x, text in ((2, "split"), (6.2, "the same weights,\nother images"),
                     (11.35, "all that\ntravels"), (13.9, "the same step,\nso the same weights")):
         ax.text(x, bottom + 0.7, text, ha="center", va="center", fontsize=9)
     ax.axhline(0.85, color=FAINT, lw=1)
     ax.set(xlim=(-2.4, 15.6), ylim=(bottom + 1.2, -1.1))
     return fig
-
-
-def _box(ax, left, right, row, text, tone, ink=INK):
-    ax.add_patch(Rectangle((left, row - 0.3), right - left, 0.6, fc=tone, ec=INK, lw=0.9))
-    ax.text((left + right) / 2, row, text, ha="center", va="center", color=ink)
-
-
-def _arrow(ax, start, end, row):
-    ax.annotate("", (end, row), (start, row), arrowprops={"arrowstyle": "->", "color": INK})
 
 
 @styled
@@ -76,28 +60,21 @@ def timeline(events_per_rank, title="Who computes, and what travels meanwhile"):
     end = max(event.end for events in events_per_rank for event in events)
     span = 1e3 * (end - start)
     fig, ax = figure(8.2, 0.95 * ranks + 1.3)
-    kinds = set()
     for rank, events in enumerate(events_per_rank):
         top = 2.7 * rank
         busy = merged([e for e in events if e.kind == "compute"], start, span / 2000)
         loading = merged([e for e in events if e.kind == "loader"], start, span / 2000)
-        ax.broken_barh([(a, b - a) for a, b in loading], (top - 0.4, 0.8), **LOADER)
-        ax.broken_barh([(a, b - a) for a, b in busy], (top - 0.4, 0.8), **COMPUTE)
-        kinds |= {"loader"} if loading else set()
+        for kind, seen in (("loader", loading), ("compute", busy)):
+            gantt(ax, [Span(top, a, b, kind, 0.8) for a, b in seen], lw=0.3)
         _phases(ax, events, start, top - 0.45)
         exposed = _all_reduces(ax, events, busy, start, span, top + 1)
         ax.text(1.01 * span, top + 1, f"{exposed:.3g} ms\nexposed", va="center", fontsize=9)
-    rows = [2.7 * rank + lane for rank in range(ranks) for lane in (0, 1)]
-    ax.set_yticks(rows, [name for rank in range(ranks)
-                         for name in (f"rank {rank}  computes", "communicates")])  # fmt: skip
-    ax.tick_params(axis="y", length=0)
-    ax.grid(axis="y", visible=False)
-    ax.set(xlim=(0, span), ylim=(rows[-1] + 0.7, -1.1), xlabel="ms", title=title)
-    looks = [(COMPUTE, "computes"), (LOADER, "loads"), (HIDDEN, "all-reduce behind computing"),
-             (EXPOSED, "all-reduce exposed")]  # fmt: skip
-    handles = [Patch(**look, label=name) for look, name in looks
-               if name != "loads" or "loader" in kinds]  # fmt: skip
-    fig.legend(handles=handles, loc="outside lower center", ncols=len(handles))
+    gantt(ax, [], {2.7 * rank + lane: name for rank in range(ranks)
+                   for lane, name in enumerate((f"rank {rank}  computes", "communicates"))})
+    ax.set(xlim=(0, span), ylim=(2.7 * ranks - 1, -1.1), xlabel="ms", title=title)
+    loads = any(event.kind == "loader" for events in events_per_rank for event in events)
+    kinds_below(fig, {"compute": "computes", **({"loader": "loads"} if loads else {}),
+                      "hidden": "all-reduce behind computing", "exposed": "all-reduce exposed"})
     return fig
 
 
@@ -125,14 +102,13 @@ def _all_reduces(ax, events, busy, start, span, y):
     height = 0.8 / max(1, len(lanes))
     for number, event in enumerate(messages, 1):
         a, b = 1e3 * (event.start - start), 1e3 * (event.end - start)
-        low = y - 0.4 + height * lanes.index(event.lane)
-        ax.broken_barh([(a, b - a)], (low, height), **HIDDEN)
-        ax.broken_barh([(c, d - c) for c, d in _without(a, b, busy)], (low, height), **EXPOSED)
+        row = y - 0.4 + height * (lanes.index(event.lane) + 0.5)
+        gantt(ax, [Span(row, a, b, "hidden", height),
+                   *(Span(row, c, d, "exposed", height) for c, d in _without(a, b, busy))])
         if b - a > 0.03 * span:
-            ax.text((a + b) / 2, low + height / 2, number, ha="center", va="center", fontsize=8,
-                    bbox={"fc": "white", "ec": "none", "pad": 0.8})  # fmt: skip
+            boxed(ax, (a + b) / 2, row, number, fontsize=8)
         else:
-            ax.text(b, low + height / 2, f" {number}", va="center", fontsize=7, clip_on=True)
+            ax.text(b, row, f" {number}", va="center", fontsize=7, clip_on=True)
     together = merged(messages, start, 0)
     return sum(d - c for a, b in together for c, d in _without(a, b, busy))
 

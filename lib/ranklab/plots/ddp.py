@@ -1,19 +1,11 @@
 """The figures of lab 04: one step of a production run, how it scales, why it is slow."""
 
-from matplotlib.patches import Patch
 from matplotlib.ticker import NullFormatter
 
-from ranklab.plots.style import (
-    FAINT, HATCHES, INK, TONES, bytes_axis, clean, figure, line, merged, styled,
-)
+from ranklab.plots.boxes import arrow
+from ranklab.plots.gantt import Span, boxed, gantt, kinds_below, merged
+from ranklab.plots.style import FAINT, INK, TONES, bytes_axis, clean, figure, line, styled
 
-# How each kind of event looks: tone, hatching; "wait" is empty, since nothing happens.
-LOOKS = {
-    "compute": {"facecolor": TONES[0], "edgecolor": TONES[0]},
-    "communication": {"facecolor": TONES[1], "edgecolor": "white", "hatch": HATCHES[1]},
-    "loader": {"facecolor": TONES[2], "edgecolor": "white", "hatch": HATCHES[2]},
-    "wait": {"facecolor": "white", "edgecolor": INK, "lw": 0.5},
-}
 # The opening picture, in parts of a step: (start, length) of forward and of the backward of each
 # bucket, then of each bucket's all-reduce: it begins when its gradients are there, and no earlier
 # than the one before it has ended.
@@ -22,13 +14,14 @@ ALL_REDUCE = ((3.0, 1.2), (4.2, 1.2), (5.4, 1.2), (6.6, 1.2))
 OPTIMIZER = (7.8, 0.6)
 
 
-def _block(ax, span, row, text, kind, height=0.62, **changes):
-    look = {**LOOKS[kind], **changes}
-    ax.broken_barh([span], (row - height / 2, height), **{"linewidth": 1, **look})
-    colour = "white" if kind == "compute" else INK
-    box = {} if kind in ("compute", "wait") else {"bbox": {"fc": "white", "ec": "none", "pad": 0.8}}
-    ax.text(span[0] + span[1] / 2, row, text, ha="center", va="center", fontsize=9, color=colour,
-            **box)
+def _block(ax, row, start, length, text, kind):
+    middle, is_compute = start + length / 2, kind == "compute"
+    # number 0 has the tone of computing, and white edges between blocks
+    gantt(ax, [Span(row, start, start + length, 0 if is_compute else kind, 0.62)], lw=1)
+    if is_compute:
+        ax.text(middle, row, text, ha="center", va="center", fontsize=9, color="white")
+    else:
+        boxed(ax, middle, row, text, fontsize=9)
 
 
 @styled
@@ -46,15 +39,13 @@ def production_step(ranks=2):
             ax.text(-0.12, top + row, name, va="center", ha="right", fontsize=9)
             ax.plot((0, 8.4), (top + row, top + row), color=FAINT, lw=0.8, zorder=0)
         for place in range(2):
-            _block(ax, (4.2 * place, 4), top, f"read batch {place + 2}", "loader")
-        _block(ax, FORWARD, top + 1, "forward", "compute")
-        for place, span in enumerate(BACKWARD):
-            _block(ax, span, top + 1, f"back {place + 1}", "compute", edgecolor="white")
-        for place, span in enumerate(ALL_REDUCE):
-            _block(ax, span, top + 2, f"sum {place + 1}", "communication")
-        _block(ax, OPTIMIZER, top + 1, "SGD", "compute", edgecolor="white")
-        ax.annotate("", (3, top + 1.66), (3, top + 1.34), arrowprops={"arrowstyle": "->",
-                                                                      "color": INK, "lw": 1.2})
+            _block(ax, top, 4.2 * place, 4, f"read batch {place + 2}", "loader")
+        _block(ax, top + 1, *FORWARD, "forward", "compute")
+        for place, (back, travel) in enumerate(zip(BACKWARD, ALL_REDUCE), 1):
+            _block(ax, top + 1, *back, f"back {place}", "compute")
+            _block(ax, top + 2, *travel, f"sum {place}", "communication")
+        _block(ax, top + 1, *OPTIMIZER, "SGD", "compute")
+        arrow(ax, (3, top + 1.34), (3, top + 1.66), lw=1.2)
     exposed = BACKWARD[-1][0] + BACKWARD[-1][1], OPTIMIZER[0]
     bottom = 3.5 * ranks - 0.55
     ax.axvspan(*exposed, color=FAINT, alpha=0.5, zorder=-1)
@@ -69,7 +60,7 @@ def production_step(ranks=2):
 
 @styled
 def scaling(rows, title="More ranks, more images?"):
-    """Images per second against ranks, with the ideal; `rows` are those of projects.ddp_scaling."""
+    """Images per second against ranks, with the ideal; `rows`: see projects.ddp.strong_and_weak."""
     fig, ax = figure(7, 3.6)
     ranks = sorted({row.ranks for row in rows})
     one = next(row for row in rows if row.ranks == ranks[0])
@@ -118,10 +109,8 @@ def situations(timelines, verdicts=None, cols=2):
         ax.set_title(f"{title}: {verdict}" if verdict else title)
     for ax in axes[:-1].flat:
         ax.set_xlabel("")  # the last row has it
-    names = {"compute": "computes", "communication": "communicates", "loader": "loads",
-             "wait": "waits"}
-    handles = [Patch(**LOOKS[kind], label=name) for kind, name in names.items()]
-    fig.legend(handles=handles, loc="outside lower center", ncols=len(handles))
+    kinds_below(fig, {"compute": "computes", "communication": "communicates", "loader": "loads",
+                      "wait": "waits"})
     return fig
 
 
@@ -131,19 +120,16 @@ def _lanes(ax, of_ranks):
     for rank, events in enumerate(of_ranks):
         for kind in ("wait", "loader", "compute", "communication"):  # the later ones lie on top
             same = [e for e in events if e.kind == kind]
-            spans = [(a, b - a) for a, b in merged(same, first, last - first)]  # gap: 1/1000
-            low = rank + 0.04 if kind == "communication" else rank - 0.36
-            height = 0.26 if kind == "communication" else 0.4
-            ax.broken_barh(spans, (low, height), **{"lw": 0, **LOOKS[kind]})
-    ax.set_yticks(range(len(of_ranks)), [f"rank {rank}" for rank in range(len(of_ranks))])
+            row, height = (rank + 0.17, 0.26) if kind == "communication" else (rank - 0.16, 0.4)
+            gantt(ax, [Span(row, a, b, kind, height)
+                       for a, b in merged(same, first, last - first)], lw=0)  # gap: 1/1000
+    gantt(ax, [], {rank: f"rank {rank}" for rank in range(len(of_ranks))})
     ax.set(ylim=(len(of_ranks) - 0.45, -0.55), xlim=(0, 1e3 * (last - first)), xlabel="ms")
-    ax.tick_params(axis="y", length=0)
-    ax.grid(axis="y", visible=False)
 
 
 @styled
 def loss_against_bytes(rows, title="What compression saves, and what it costs"):
-    """Held-out loss against the bytes of a step; `rows` are those of projects.ddp_compression.
+    """Held-out loss against the bytes of a step; `rows` are those of projects.ddp.compression.
 
     "..., no feedback" in a name draws it empty, with a line to the same one with feedback.
     """

@@ -1,10 +1,9 @@
 """The figures of lab 05: what is ready when, what is fused, where the time goes."""
 
-from matplotlib.patches import Rectangle
-
+from ranklab.plots.boxes import arrow, box
+from ranklab.plots.gantt import Span, gantt
 from ranklab.plots.style import (
-    DASHES, FAINT, HATCHES, INK, TONES, bytes_axis, clean, figure, line,
-    seconds_axis, styled,
+    DASHES, FAINT, INK, TONES, bytes_axis, clean, figure, line, look, seconds_axis, styled,
 )
 
 PALE = "#dbe4ec"
@@ -31,7 +30,7 @@ def opening():
         ax.text(-0.5, y, rank, ha="right", va="center")
         ax.plot((-0.3, 6.2), (y, y), color=FAINT, lw=1, zorder=0)
         for name, x in ready.items():
-            _box(ax, x, y, name, is_first=name in "cd")
+            _gradient(ax, x, y, name, is_first=name in "cd")
     for number, (x, names) in enumerate(ROUNDS.items()):
         y = 0.2 + 1.6 * number
         ax.plot((x, x), (-0.5, 2.5), color=INK, lw=1, ls=DASHES[1])
@@ -39,38 +38,34 @@ def opening():
         ax.text(8.05, y - 0.55, f"round {number + 1}: all have {' and '.join(names)}", va="center",
                 fontsize=9)
         for i, name in enumerate(names):
-            _box(ax, 8.4 + i * 0.62, y, name, is_first=number == 0)
+            _gradient(ax, 8.4 + i * 0.62, y, name, is_first=number == 0)
         ax.text(8.09, y + 0.52, "fusion buffer", ha="left", va="center", fontsize=9)
-        ax.annotate("", (10.2, y), (9.4, y), arrowprops={"arrowstyle": "->", "color": INK})
+        arrow(ax, (9.4, y), (10.2, y))
         ax.text(10.35, y, "one\nall-reduce", ha="left", va="center", fontsize=9)
-    ax.annotate("", (7.75, 1), (6.35, 1), arrowprops={"arrowstyle": "->", "color": INK})
+    arrow(ax, (6.35, 1), (7.75, 1))
     ax.text(7.05, 0.75, "negotiate", ha="center", va="center", fontsize=9)
     return fig
 
 
-def _box(ax, x, y, name, is_first):
-    tone, text = (TONES[0], "white") if is_first else (PALE, INK)
-    ax.add_patch(Rectangle((x - 0.31, y - 0.28), 0.62, 0.56, facecolor=tone, lw=0.8,
-                           edgecolor="white" if is_first else INK))
-    ax.text(x, y, name, ha="center", va="center", color=text)
+def _gradient(ax, x, y, name, is_first):
+    first = {"fill": TONES[0], "ink": "white", "edge": "white"}
+    box(ax, x, y, name, **(first if is_first else {"fill": PALE}))
 
 
 @styled
 def timeline(phases, title=None):
     """A row for each tensor, in the order in which they were asked for; bars for its phases.
 
-    `phases` are (tensor, phase, start, end), as projects.horovod_timeline reads them.
+    `phases` are (tensor, phase, start, end), as projects.horovod.timeline reads them.
     """
     tensors = list(dict.fromkeys(phase[0] for phase in phases))
     began = min(phase[2] for phase in phases)
     fig, ax = figure(8.2, 1.3 + 0.105 * len(tensors))
     for ending, (label, tone) in PHASES.items():
-        these = [(tensors.index(name), start - began, end - start) for name, kind, start, end
-                 in phases if kind == ending or (ending == "_ALLREDUCE" and _is_reduce(kind))]
-        if these:
-            rows, starts, seconds = zip(*these)
-            ax.barh(rows, seconds, 0.85, starts, label=label, color=TONES[tone],
-                    hatch=HATCHES[tone], edgecolor="white", lw=0)
+        gantt(ax, [Span(tensors.index(name), start - began, end - began, tone, 0.85)
+                   for name, kind, start, end in phases
+                   if kind == ending or (ending == "_ALLREDUCE" and _is_reduce(kind))],
+              lw=0, label=label)
     ax.set(xlabel="time since the first gradient of this step was ready", ylim=(len(tensors), -1),
            ylabel="gradient")
     names = {place: tensors[place] for place in (0, len(tensors) // 2, len(tensors) - 1)}
@@ -126,8 +121,7 @@ def accuracies(values, title="held-out accuracy"):
     """Bars of {name: accuracy}; a line marks the first one, which takes no learning."""
     fig, ax = figure(7.4, 0.8 + 0.42 * len(values))
     for place, (name, value) in enumerate(values.items()):
-        tone = min(place, 2)
-        ax.barh(place, value, 0.65, color=TONES[tone], hatch=HATCHES[tone], edgecolor="white")
+        ax.barh(place, value, 0.65, **look(min(place, 2)))
         ax.text(value + 0.01, place, f"{value:.1%}", va="center", fontsize=9)
     ax.axvline(next(iter(values.values())), color=INK, lw=1, ls=DASHES[3])
     ax.set_yticks(range(len(values)), list(values))

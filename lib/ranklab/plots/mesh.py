@@ -2,8 +2,9 @@
 
 import math
 
-from matplotlib.patches import Circle, FancyArrowPatch
+from matplotlib.patches import FancyArrowPatch
 
+from ranklab.plots.boxes import disc
 from ranklab.plots.style import DASHES, FAINT, INK, TONES, clean, figure, styled
 
 BACK = 0.8  # how far right and up the next rank lies that is behind
@@ -32,9 +33,7 @@ def who_talks_to_whom(mesh, per_node=None):
                       is_bold=not is_far or 0 in ranks)
         for rank, place in enumerate(at):
             fill, ink = FILLS[rank // per_node % len(FILLS)] if per_node else FILLS[0]
-            ax.add_patch(Circle(place, 0.28, fc=fill, ec=INK, zorder=3))
-            ax.text(*place, str(rank), color=ink, ha="center", va="center", zorder=4,
-                    fontsize=15 * scale)
+            disc(ax, *place, rank, 0.28, fill, ink, fontsize=15 * scale)
         ax.set_title(_title(mesh, axis, per_node), fontsize=9.5)
         ax.set(xlim=(-0.6, width + 0.6), ylim=(height + 0.4, -0.5), aspect="equal")
     return fig
@@ -69,6 +68,6 @@ def _link(ax, a, b, crosses, is_far, is_bold):
     """A line from place a to place b; `is_far`: a bow from box to box, faint unless `is_bold`."""
     tone = TONES[1] if crosses else TONES[0]
     ax.add_patch(FancyArrowPatch(
-        a, b, arrowstyle="-", lw=1.8 if is_bold else 1, zorder=2, shrinkA=0, shrinkB=0,
+        a, b, arrowstyle="-", lw=1.8 if is_bold else 1, zorder=1, shrinkA=0, shrinkB=0,
         color=tone if is_bold else FAINT, linestyle=DASHES[1] if crosses else DASHES[0],
         connectionstyle=f"arc3,rad={-0.2 if is_far else 0}"))

@@ -2,8 +2,10 @@
 
 import math
 
-from matplotlib.patches import Circle, FancyBboxPatch
+from matplotlib.patches import FancyBboxPatch
 
+from ranklab.plots.boxes import arrow, disc
+from ranklab.plots.gantt import boxed
 from ranklab.plots.style import (FAINT, INK, TONES, bars, bytes_axis, clean, figure, line,
                                  seconds_axis)
 from ranklab.ranks import coordinates
@@ -25,9 +27,7 @@ def world(ranks, nodes=1):
     for rank in range(ranks):
         node, local_rank = coordinates(rank, ranks, nodes)
         x = rank + 0.3 * node
-        ax.add_patch(Circle((x, 0.3), 0.36, fc=TONES[0], ec=INK))
-        ax.text(x, 0.3, str(rank), color="white", ha="center", va="center", fontsize=13,
-                fontweight="bold")
+        disc(ax, x, 0.3, rank, 0.36, fontsize=13, fontweight="bold")
         ax.text(x, -0.5, str(local_rank), ha="center", va="center", fontsize=12)
     ax.set(xlim=(-3, ranks + 0.3 * (nodes - 1) - 0.4), ylim=(-0.85, 1.4), aspect="equal")
     return fig
@@ -42,8 +42,7 @@ def shards(shard_range, n, sizes=(2, 3, 4, 8)):
             if not len(part):
                 continue
             bars(ax, row, len(part), rank, barh=True, left=part[0])
-            ax.text(part[0] + len(part) / 2, row, f"{rank}: {len(part)}", ha="center", va="center",
-                    fontsize=9, bbox={"fc": "white", "ec": "none", "pad": 1})
+            boxed(ax, part[0] + len(part) / 2, row, f"{rank}: {len(part)}", pad=1, fontsize=9)
     ax.set_yticks(range(len(sizes)), [f"{size} ranks" for size in sizes])
     ax.set(xlabel=f"item of range({n})   (in the bars: rank: how many)", xlim=(0, n))
     ax.invert_yaxis()
@@ -69,14 +68,11 @@ def who_waits(waits, ranks):
     angle = [math.pi / 2 - 2 * math.pi * rank / ranks for rank in range(ranks)]
     places = [(math.cos(a), math.sin(a)) for a in angle]
     for rank, (x, y) in enumerate(places):
-        tone = TONES[0] if rank in waits else FAINT
-        ax.add_patch(Circle((x, y), 0.24, fc=tone, ec=INK, zorder=2))
-        ax.text(x, y, str(rank), color="white" if rank in waits else INK, ha="center",
-                va="center", fontsize=14, fontweight="bold", zorder=3)
+        fill, ink = (TONES[0], "white") if rank in waits else (FAINT, INK)
+        disc(ax, x, y, rank, 0.24, fill, ink, fontsize=14, fontweight="bold")
     for waiter, awaited in waits.items():
-        ax.annotate("", places[awaited], places[waiter], zorder=1,
-                    arrowprops={"arrowstyle": "-|>", "lw": 2, "color": TONES[1], "shrinkA": 20,
-                                "shrinkB": 20, "connectionstyle": "arc3,rad=-0.15"})
+        arrow(ax, places[waiter], places[awaited], zorder=1, arrowstyle="-|>", lw=2,
+              color=TONES[1], shrinkA=20, shrinkB=20, connectionstyle="arc3,rad=-0.15")
     ax.set(xlim=(-1.4, 1.4), ylim=(-1.4, 1.4), aspect="equal")
     ax.set_title("who waits for whom")
     return fig

@@ -88,8 +88,12 @@ def line(ax, x, y, index, label, **kwargs):
 def bars(ax, x, height, index, label=None, **kwargs):
     """Bars of `ax` in tone and hatching number `index`; `bottom=` stacks, `barh=True` lies."""
     kind = ax.barh if kwargs.pop("barh", False) else ax.bar
-    look = {"color": TONES[index % 5], "hatch": HATCHES[index % 5], "edgecolor": "white"}
-    return kind(x, height, label=label, **{**look, **kwargs})
+    return kind(x, height, label=label, **{**look(index), **kwargs})
+
+
+def look(index):
+    """The tone and the hatching of areas number `index`."""
+    return {"facecolor": TONES[index % 5], "hatch": HATCHES[index % 5], "edgecolor": "white"}
 
 
 def clean(ax):
@@ -135,15 +139,3 @@ def _human(value, units):
         if abs(value) >= size:
             break
     return f"{value / size:.3g} {name}" if value else f"0 {name}"
-
-
-def merged(events, start, gap):
-    """[(from, to)] in ms since `start`, in order; what is closer than `gap` ms becomes one."""
-    spans = []
-    for event in sorted(events, key=lambda e: e.start):
-        a, b = 1e3 * (event.start - start), 1e3 * (event.end - start)
-        if spans and a - spans[-1][1] <= gap:
-            spans[-1] = spans[-1][0], max(spans[-1][1], b)
-        else:
-            spans.append((a, b))
-    return spans

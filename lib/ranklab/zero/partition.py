@@ -7,6 +7,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ranklab.data_parallel.buckets import Bucket
+from ranklab.flat import pack, pieces
 
 
 def partition_flat(tensors, ranks):
@@ -21,7 +22,7 @@ def partition_flat(tensors, ranks):
     n = sum(tensor.numel() for tensor in tensors)
     each = -(-n // ranks)
     flat = tensors[0].new_zeros(each * ranks)
-    torch.cat([tensor.reshape(-1) for tensor in tensors], out=flat[:n])
+    flat[:n] = pack(tensors)
     return flat, flat.view(ranks, each).unbind()
 
 
@@ -61,9 +62,9 @@ class ShardedBucket(Bucket):
         rank, ranks = dist.get_rank(group), dist.get_world_size(group)
         super().__init__(parameters, group, multiple_of=ranks)
         self.weights, shards = partition_flat([p.detach() for p in parameters], ranks)
-        sizes = [p.numel() for p in parameters]
-        for parameter, view in zip(parameters, self.weights.split([*sizes, self.padding])):
-            parameter.data = view.view_as(parameter)
+        n = len(self.flat) - self.padding
+        for parameter, view in zip(parameters, pieces(self.weights[:n], parameters)):
+            parameter.data = view
         self.rank, self.shard = rank, shards[rank]
         self.own = self.before = None
         self.used = set()  # parameters that had a gradient in this backward

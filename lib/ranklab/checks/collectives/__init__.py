@@ -1,9 +1,9 @@
 """The exercises and predictions of lab 02, in the order of the lab.
 
-    trials.py        what the ranks do, and how their results are judged
+    cases.py         what the ranks do, and what is seen of it
+    judging.py       how results are judged: values, then bytes and messages
     arguments.py     `group` and `out`: honoured, or forgotten
     ring.py          reduce-scatter, all-gather, all-reduce round a ring
-    ring_traffic.py  what these send
     tree.py          few steps: broadcast by doubling, all-reduce by doubling
     groups.py        parameter server and hierarchical all-reduce
     cost.py          the alpha-beta model

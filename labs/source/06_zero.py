@@ -1,0 +1,534 @@
+# %% [markdown]
+# # 06 ZeRO: stop storing everything everywhere
+#
+# > 125 minutes · difficulty 4/5 · **laptop**: everything, with real processes · **GPUs**: the same cells, on NCCL
+
+# %% [markdown]
+# ## 1. Story
+#
+# In 2019 a V100 had 32 GB of memory. GPT-2 has 1.5 billion parameters, which are 3 GB in 16 bits. It could not be trained on that GPU (Rajbhandari et al., arXiv 1910.02054).
+#
+# Lab 01 told why: training with Adam in mixed precision takes **16 bytes a parameter**. Two for the weight, two for the gradient, and twelve for the optimizer: the weight once more in
+# float32, and two moments. That makes 24 GB before the first activation.
+#
+# And with the data parallelism of lab 03 more GPUs do not help. 64 GPUs hold 64 copies of the same 24 GB. Their optimizers do the same arithmetic 64 times, with the same result. ZeRO
+# (*zero redundancy optimizer*) keeps one copy, in 64 parts. The surprise of this lab: **the first two of its three stages send not a byte more.**
+#
+# A GPU has 80 GB. With plain data parallelism and Adam in mixed precision, states alone: how many billion parameters fit?
+
+# %%
+import functools
+import math
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+from ranklab import answer, check, device, hint, launch, questions
+
+check(data_parallel_limit=...)
+
+# %% [markdown]
+# This lab builds on lab 01 (where memory goes), lab 02 (reduce-scatter, all-gather) and lab 03 (buckets, hooks). At its end DeepSpeed trains the same model from the same weights, and gets the
+# same losses as your classes.
+
+# %% [markdown]
+# ## 2. Picture
+
+# %%
+from ranklab.plots import zero as plots
+from ranklab.zero import Way
+
+plots.states(7.5e9, ranks=64)
+
+# %% [markdown]
+# Each stage shards one more of the three: optimizer state, then gradients, then the parameters themselves. The largest part comes first: that is why stage 1 alone takes so much off.
+#
+# 7.5 billion parameters on 64 GPUs: how many GB does each GPU hold in stage 2?
+
+# %%
+check(stage2_gb=...)
+
+# %% [markdown]
+# ## 3. Smallest working code
+#
+# Adam treats each number for itself. So a rank can step half of the numbers, if it has their gradients, and the other rank the other half. An all-gather puts the halves together:
+
+# %%
+def whole(gradient):
+    weight = torch.zeros(6, requires_grad=True)
+    weight.grad = gradient
+    torch.optim.Adam([weight], lr=0.1).step()
+    return weight.detach()
+
+
+def in_parts(gradient):
+    rank, R = dist.get_rank(), dist.get_world_size()
+    weight = torch.zeros(6, device=device())
+    part = weight.view(R, -1)[rank].requires_grad_()
+    part.grad = gradient.to(device()).view(R, -1)[rank]
+    adam = torch.optim.Adam([part], lr=0.1)
+    adam.step()  # it holds moments for a part of the weight only
+    dist.all_gather_single(weight, part.detach())
+    return weight, sum(s.numel() for s in adam.state[part].values())
+
+
+gradient = torch.tensor([1.0, -2.0, 3.0, -4.0, 5.0, -6.0])
+print("one process", whole(gradient))
+for rank, (weight, numbers) in enumerate(launch(in_parts, gradient, ranks=2)):
+    print(f"rank {rank} of 2", weight, f"{numbers} numbers of state")
+
+# %% [markdown]
+# The state is two moments for each of three numbers, and the count of steps. That is stage 1. What is left is to do it for a real model, with buckets, in backward, without a copy too many.
+
+# %% [markdown]
+# ## 4. Build it
+
+# %% [markdown]
+# ### 4.1 Who owns what?
+# > difficulty 2/5 · importance 4/5 · 8 minutes · about 5 lines
+#
+# Parameters have all sizes, and R does not divide them. So ZeRO does not deal out parameters. It lays them one after the other into one flat piece of memory, adds zeros until R divides, and cuts
+# that into R equal **shards**. A parameter may begin in one shard and end in the next. The optimizer does not mind, because it treats each number for itself.
+#
+# **Predict.** Three tensors with 10, 3 and 4 numbers, 4 ranks. How many numbers has each shard?
+
+# %%
+check(shard_numbers=...)
+
+# %%
+def partition_flat(tensors, ranks):
+    """(flat, shards): the numbers of all tensors one after the other, and flat's R equal parts.
+
+    Zeros at the end make `ranks` divide. shards[r] is a view of flat, and belongs to rank r. The
+    tensors are of one type, on one device, and unchanged.
+    shape  any shapes of n numbers in all -> (ceil(n/R) R,), R times (ceil(n/R),)
+    """
+    # new zeros of the right length, of the tensors' type -> the numbers -> R views
+    raise NotImplementedError("exercise 4.1: about 5 lines")
+
+
+# %%
+partition_flat = check(partition_flat)
+
+# %% [markdown]
+# The parameters of a small model on four ranks, with your function. Borders of parameters and of shards are not the same:
+
+# %%
+layers = nn.Sequential(nn.Linear(5, 6), nn.Linear(6, 3))
+flat, shards = partition_flat([p.detach() for p in layers.parameters()], 4)
+plots.shards({name: p.numel() for name, p in layers.named_parameters()}, ranks=4)
+
+# %% [markdown]
+# ### 4.2 What does each stage hold?
+# > difficulty 2/5 · importance 5/5 · 8 minutes · about 4 lines
+#
+# The formula behind the first picture. `States` is a named tuple: parameters, gradients, optimizer_state, in bytes.
+
+# %%
+from ranklab.zero.memory import States
+
+# %%
+def zero_memory(stage, parameters, ranks, parameter_bytes=2, gradient_bytes=2, optimizer_bytes=12):
+    """The States that each rank holds between two steps, after backward and before zero_grad().
+
+    The bytes are those of one number. By default it is Adam in mixed precision: 16-bit parameters
+    and gradients; master weights and two moments in float32. Where `ranks` does not divide, this is
+    the fullest rank. Not here: activations, buckets on their way, units that are whole for a while.
+    stage  0 (data parallelism) to 3
+    """
+    if stage not in range(4):
+        raise ValueError(f"stage={stage} must be 0, 1, 2 or 3")
+    # the numbers that a rank owns; then who holds what? Stage 1 shards one thing, 2 one more, ...
+    raise NotImplementedError("exercise 4.2: about 4 lines")
+
+
+# %%
+zero_memory = check(zero_memory)
+
+# %%
+for stage in range(4):
+    held = zero_memory(stage, 1.3e9, ranks=4)
+    print(f"stage {stage}: 1.3 billion parameters on 4 GPUs: {held.total / 1e9:4.1f} GB on each")
+
+# %% [markdown]
+# ### 4.3 Stage 1: the optimizer state
+# > difficulty 4/5 · importance 5/5 · 25 minutes · about 14 lines
+#
+# Take your `OverlappedDataParallel` of lab 03, and change how a bucket is reduced. An all-reduce is a reduce-scatter followed by an all-gather. Stage 1 pulls the two apart: reduce-scatter in backward, **then the
+# step, on a shard**, then the all-gather, of parameters this time.
+#
+# A `ShardedBucket` is a bucket of lab 03 with a few things more:
+#
+# | given by `ShardedBucket` | |
+# |---|---|
+# | `bucket.flat` | the gradients, as in lab 03; with zeros at the end, so that R divides |
+# | `bucket.weights`, `bucket.shard` | all parameters of the bucket, in one piece (the parameters are views of it); the part of it that is mine, a view |
+# | `bucket.rank`, `bucket.group` | which shard is mine; the ranks that share the bucket |
+# | `bucket.own` | put the mean gradient of my shard there |
+# | `bucket.hand_over(used)` | the optimizer gets what is in `own`, the parameters' own gradients are gone; `used` are the parameters that had a gradient on any rank |
+# | `bucket.update_shard()` | after the optimizer's step: the shard has the new numbers |
+#
+# **Predict.** 100 MB of gradients and as many of parameters, 4 ranks, by rings. How many MB does each rank send in a step of stage 1?
+
+# %%
+check(stage1_sends=...)
+
+# %%
+from ranklab.data_parallel import OverlappedDataParallel
+from ranklab.data_parallel.buckets import buckets_of
+from ranklab.zero.owned import Owned
+from ranklab.zero.partition import ShardedBucket
+
+# %%
+class ZeroStage1(Owned, OverlappedDataParallel):
+    """`module`, of which each rank keeps optimizer state for the R-th part that it owns.
+
+    After backward() the gradients of the optimizer that make_optimizer gives are the mean over
+    ranks, of the owned part; those of the module are gone. After step() all ranks have all
+    parameters.
+    cost   (R-1)/R of the gradients' bytes in backward, (R-1)/R of the parameters' in step(); bytes
+           held: parameters and gradients whole, 1/R of the optimizer's state
+    """
+
+    def make_buckets(self, trained, cap_bytes):
+        return buckets_of(trained, cap_bytes, self.group_of, ShardedBucket)
+
+    def reduce(self, bucket):
+        """This rank's shard of the bucket is on its way to become the mean; returns the handle."""
+        while self.works:  # one message at a time: its handle may hold a copy of it
+            self.works.pop().wait()
+        # divide, choose the place (below), reduce-scatter with async_op=True:
+        # dist.reduce_scatter_single(where it arrives, the whole, group=..., async_op=True)
+        raise NotImplementedError("exercise 4.3, first part: about 3 lines")
+
+    def place_of(self, bucket):
+        """Where the mean arrives: in its own place among the gradients."""
+        return bucket.flat.view(-1, len(bucket.shard))[bucket.rank]
+
+    def finish(self):
+        """The optimizer has its gradients; called at the end of backward."""
+        super().finish()
+        # each bucket hands over. Which of its parameters have a gradient by now?
+        raise NotImplementedError("exercise 4.3, second part: about 2 lines")
+
+    def step_ends(self):
+        """All ranks have all parameters, as their owners have stepped them."""
+        # each bucket: the new numbers into the shard; then dist.all_gather_single(the whole, mine)
+        raise NotImplementedError("exercise 4.3, third part: about 3 lines")
+
+
+# %%
+ZeroStage1 = check(ZeroStage1)
+
+# %% [markdown]
+# `make_optimizer` takes any optimizer that treats each number for itself: SGD, Adam, AdamW. One that looks at a whole matrix (Muon, Shampoo), or at its norm (LARS, LAMB), would see only parts of it.
+
+# %% [markdown]
+# ### 4.4 Stage 2: the gradients
+# > difficulty 3/5 · importance 4/5 · 12 minutes · about 4 lines
+#
+# After the reduce-scatter a rank needs its own shard of the gradient and nothing else. Stage 1 keeps the rest until the next step. Stage 2 frees each bucket as soon as it is reduced. So the gradients of a model are never all in memory at the same time.
+#
+# `bucket.free_gradients()` gives back the memory of `bucket.flat`; the next `gather()` takes it again.
+
+# %%
+class ZeroStage2(ZeroStage1):
+    """As ZeroStage1; and each bucket's gradients are freed as soon as they are reduced.
+
+    So a rank never holds all gradients: two buckets, and its own part of the others. Several
+    backwards add up in that part, each with its own messages.
+    cost   as stage 1; bytes held: parameters whole, 1/R of gradients and optimizer state
+    """
+
+    def __init__(self, module, cap_bytes=25 * 2**20, group=None, find_unused=False):
+        super().__init__(module, cap_bytes, group, find_unused)
+        self.free_gradients(self.buckets)
+
+    def place_of(self, bucket):
+        """A place of its own, because the whole is freed; those before are reduced by now."""
+        # free the buckets before this one in self.buckets; then an empty tensor like the shard
+        raise NotImplementedError("exercise 4.4, first part: about 2 lines")
+
+    def finish(self):
+        # as in stage 1; then the last bucket, too, is reduced
+        raise NotImplementedError("exercise 4.4, second part: about 2 lines")
+
+    def free_gradients(self, buckets):
+        for bucket in buckets:
+            bucket.free_gradients()
+
+
+# %%
+ZeroStage2 = check(ZeroStage2)
+
+# %% [markdown]
+# With gradient accumulation stage 2 has a price. The pieces' gradients can't wait on each rank as a whole, or they would be what stage 2 has just freed. So each piece sends its own reduce-scatter.
+
+# %% [markdown]
+# ### 4.5 Stage 3: the parameters
+# > difficulty 5/5 · importance 5/5 · 30 minutes · about 20 lines
+#
+# Now a rank holds its shard of the parameters, too. Before a layer computes, its parameters must be gathered; afterwards they are freed. The same once more in backward, because the gradient of a layer needs its weights.
+# Two things make that fast enough. Parameters come in **units**: a transformer's block is one all-gather, not twelve. And the next unit is **prefetched**: it travels while this one computes.
+#
+# Four methods are called around each unit, by hooks that `ShardedModel` registers:
+
+# %%
+plots.unit_timeline()
+
+# %% [markdown]
+# | given by `ShardedModel` | |
+# |---|---|
+# | `unit.begin_gather()`, `unit.end_gather()` | its parameters are on their way; they are here (begins, if nobody has) |
+# | `unit.free()` | their memory is given back |
+# | `self.place_in_order(unit)` | as which one this forward has come to the unit: 0, 1, 2, ...; call it once in each forward. Afterwards `self.position` is one more |
+# | `self.prefetch(place)` | the unit at that place is on its way; nothing happens before 0 and after the last |
+# | `self.backward_begins()` | makes sure that `finish()` follows |
+# | `self.reduce(unit)` | its gradients are on their way to their owners, and will be freed |
+# | `self.sync` | False inside `no_sync()`: then nothing is reduced |
+# | `in_backward()` | True where a checkpoint (lab 01) runs a forward once more, inside the backward |
+# | `call_after_backward(then, inputs)` | the inputs; when their gradients are known, all that came after them is done, and `then()` is called |
+#
+# The trap is the checkpoint. Its second forward runs inside backward. If `leave` frees the unit there, as after any forward, the backward that follows at once finds no weights.
+#
+# **Predict.** 100 MB of parameters in units, 4 ranks. How many MB does each rank send in a step of stage 3: two all-gathers and a reduce-scatter?
+
+# %%
+check(stage3_sends=...)
+
+# %%
+from ranklab.zero.sharded_model import ShardedModel, in_backward
+from ranklab.zero.units import call_after_backward
+
+# %%
+class ZeroStage3(ShardedModel):
+    """`module`, of which each rank holds the R-th part, and each unit as a whole while it runs.
+
+    A unit is gathered before its forward and freed after it; the same in backward, where its
+    gradients are reduced to shards and freed, too. While one unit computes the next is on its way.
+    Right also where a checkpoint runs a forward once more inside the backward.
+    cost   a step sends the units' parameters twice, all others once and all gradients once, (R-1)/R
+           of them; bytes held: 1/R of everything, and two units
+    """
+
+    def enter(self, unit, module, inputs, kwargs):
+        """Before a unit's forward: it is whole, and the next one is on its way."""
+        # gather it; in a true forward prefetch the next place
+        raise NotImplementedError("exercise 4.5, first part: about 3 lines")
+        return call_after_backward(functools.partial(self.backward_done, unit), (inputs, kwargs))
+
+    def leave(self, unit, module, inputs, outputs):
+        """After it: the unit is free, and will be gathered when its backward begins."""
+        begins = functools.partial(self.backward_of, unit, self.position - 1)
+        # not in a checkpoint's second forward: for each tensor in tree_leaves(outputs) that
+        # requires a gradient, register_hook(begins) says when backward comes here; then free
+        raise NotImplementedError("exercise 4.5, second part: about 6 lines")
+
+    def backward_of(self, unit, place, _):
+        """Before a unit's backward: it is whole, and the one before it is on its way."""
+        self.backward_begins()
+        # gather it, and prefetch: which unit comes next in backward?
+        raise NotImplementedError("exercise 4.5, third part: about 2 lines")
+
+    def backward_done(self, unit):
+        """After it: its gradients are on their way to their owners, and the unit is free."""
+        raise NotImplementedError("exercise 4.5, fourth part: about 3 lines")
+
+
+# %%
+ZeroStage3 = check(ZeroStage3)
+
+# %% [markdown]
+# Memory over one step, counted after every operation, on four ranks. The model is eight layers of 64 x 64, and the optimizer is Adam. All three curves come from your classes, or from the library's where yours do not pass yet:
+
+# %%
+from ranklab.meter import MemoryCurve
+
+
+def memory_over_a_step(stage):
+    module = nn.Sequential(nn.ModuleList(nn.Linear(64, 64) for _ in range(8))).to(device())
+    module.forward = lambda x: functools.reduce(lambda y, layer: layer(y).relu(), module[0], x)
+    options = {} if stage == 3 else {"cap_bytes": 64 * 65 * 4}
+    model = (ZeroStage1, ZeroStage2, ZeroStage3)[stage - 1](module, **options)
+    optimizer = model.make_optimizer(torch.optim.Adam)
+    shards = [bucket.shard for bucket in model.buckets]
+    for _ in range(2):  # the first step makes Adam's state
+        optimizer.zero_grad()
+        with MemoryCurve(model, optimizer, shards=shards) as curve:
+            model(torch.ones(16, 64, device=device())).sum().backward()
+            curve.mark("step")
+            optimizer.step()
+    return curve
+
+
+curves = {f"stage {stage}": launch(memory_over_a_step, stage, ranks=4)[0] for stage in (1, 2, 3)}
+plots.memory_curves(curves)
+
+# %%
+for name, curve in curves.items():
+    print(f"{name}: at most {curve.peak_bytes:9,} bytes")
+assert sorted(curves, key=lambda name: -curves[name].peak_bytes) == list(curves)
+
+# %% [markdown]
+# ### Further
+#
+# Three more, all checked, not in the 125 minutes: the bytes of all stages, the optimizer in the CPU's memory, and DeepSpeed's configuration file. The lab runs without them.
+
+# %% [markdown]
+# #### `zero_traffic`
+# > difficulty 1/5 · importance 5/5 · 5 minutes · about 4 lines
+#
+# What you have predicted twice, as a formula.
+
+# %%
+def zero_traffic(stage, nbytes, ranks, resident_bytes=0):
+    """The bytes that each rank sends in one step, for `nbytes` of parameters and as many of
+    gradients.
+
+    Stages 0 to 2: what one all-reduce of the gradients sends. Stage 3: 1.5 times that, but for
+    `resident_bytes` of parameters, which are gathered once a step and not twice.
+    """
+    if stage not in range(4):
+        raise ValueError(f"stage={stage} must be 0, 1, 2 or 3")
+    raise NotImplementedError("exercise zero_traffic: about 4 lines")
+
+
+# %%
+zero_traffic = check(zero_traffic)
+
+# %% [markdown]
+# #### `offload_optimizer`
+# > difficulty 3/5 · importance 3/5 · 15 minutes · open: no recipe
+#
+# A machine with eight 80 GB GPUs often has 1 or 2 TB of CPU memory. The optimizer's state is touched once a step. Keep it there, and let the CPU do the step. What crosses the PCIe bus is this rank's gradients, once, and its new
+# parameters, once.
+#
+# You have two tools. `bucket.set_master(tensor)` tells a bucket which numbers the optimizer steps, in place of the shard. `CpuMemory().copy(tensor)` makes such a copy, in float32 and pinned; `Files(folder).copy(tensor)` makes one
+# in a file. Both have `take_state(optimizer)`, to be called after each step: it moves what the optimizer has made.
+
+# %%
+from ranklab.zero import CpuMemory, Files
+
+# %%
+def offload_optimizer(model, new_optimizer, groups=None, place=None):
+    """model.make_optimizer(...), with master weights, their gradients and the optimizer's state at
+    `place`: in the CPU's memory (CpuMemory(), the default), or in Files(folder).
+
+    The step is the CPU's work: this rank's gradients go there once, and the stepped shard comes
+    back once. The model is a ZeroStage1, 2 or 3, and has made no optimizer before.
+    cost   sends what `model` sends; between GPU and CPU, 1/R of gradients and parameters a step
+    """
+    raise NotImplementedError("exercise offload_optimizer: about 6 lines")
+
+
+# %%
+offload_optimizer = check(offload_optimizer)
+
+# %% [markdown]
+# #### `deepspeed_config`
+# > difficulty 2/5 · importance 4/5 · 12 minutes · about 20 lines
+#
+# DeepSpeed has all of this as a configuration file. `fastest_way(parameters, ranks, gpu_bytes, other_bytes)` is given: it goes through the ways from fast to slow, and returns the first that fits.
+
+# %%
+from ranklab.zero import fastest_way
+
+for gb in (40, 24, 16, 8, 6):
+    print(f"1.3 billion parameters on 4 GPUs of {gb:2} GB, 4 GB for the rest:",
+          fastest_way(1.3e9, 4, gb * 1e9, other_bytes=4e9))
+
+# %%
+def deepspeed_config(parameters, ranks, gpu_bytes, batch, micro_batch, other_bytes=0,
+                     precision="bf16", lr=3e-4, bucket=50_000_000):
+    """What deepspeed.initialize(config=...) takes for the fastest way that fits.
+
+    batch        sequences in a step: micro_batch x accumulation steps x ranks
+    other_bytes  of each GPU, for all that is not a state: activations, buckets, fragments
+    bucket       numbers in a message; two of them are in memory at a time
+    error        ValueError where the batch does not divide, or nothing fits
+    """
+    if batch % (micro_batch * ranks):
+        raise ValueError(f"batch={batch} must be micro_batch={micro_batch} x ranks={ranks} x a "
+                         "whole number of accumulation steps")
+    way = fastest_way(parameters, ranks, gpu_bytes, other_bytes)
+    zero = {"stage": way.stage, "overlap_comm": True, "contiguous_gradients": True,
+            "reduce_bucket_size": bucket, "allgather_bucket_size": bucket}
+    # with way.offload_optimizer: zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
+    # with way.offload_parameters: "offload_param", the same -> in stage 3 also
+    # "stage3_prefetch_bucket_size" and "stage3_gather_16bit_weights_on_model_save" -> the whole:
+    # train_batch_size, train_micro_batch_size_per_gpu, gradient_accumulation_steps,
+    # gradient_clipping 1.0, optimizer (AdamW; lr, betas 0.9 and 0.95, weight_decay 0.1),
+    # zero_optimization; and {precision: {"enabled": True}} unless it is fp32
+    raise NotImplementedError("exercise deepspeed_config: about 22 lines")
+
+
+# %%
+deepspeed_config = check(deepspeed_config)
+
+# %% [markdown]
+# ## 5. The real thing
+
+# %% [markdown]
+# ## 6. Project
+
+# %% [markdown]
+# ## 7. Measure
+#
+# Prediction beside count, for the same eight layers on four ranks, after a backward: the bytes that rank 0 holds, and those that it sends in a step. With Adam in float32 it is 4 bytes for a parameter, 4 for its gradient and 8
+# for two moments. Counts are exact, so they are asserted.
+
+# %%
+from ranklab.meter import Traffic, memory_of
+
+
+def held_and_sent(stage):
+    module = nn.Sequential(nn.ModuleList(nn.Linear(64, 64) for _ in range(8))).to(device())
+    module.forward = lambda x: functools.reduce(lambda y, layer: layer(y).relu(), module[0], x)
+    model = (ZeroStage1, ZeroStage2, ZeroStage3)[stage - 1](module)
+    optimizer = model.make_optimizer(torch.optim.Adam)
+    for _ in range(2):
+        optimizer.zero_grad()
+        with Traffic() as traffic:
+            model(torch.ones(16, 64, device=device())).sum().backward()
+            held = memory_of(model, optimizer, shards=[bucket.shard for bucket in model.buckets])
+            steps = 4 * len(optimizer.state)  # Adam counts its steps, in 4 bytes a tensor
+            optimizer.step()
+    return held.parameters, held.gradients, held.optimizer_state - steps, traffic.sent_bytes
+
+
+# %%
+n = 8 * 64 * 65
+print(f"{'':8} {'parameters':^17} {'gradients':^17} {'optimizer state':^17} {'sent':^17}\n{'':8}"
+      + " predicted  counted" * 4)
+for stage in (1, 2, 3):
+    counted = launch(held_and_sent, stage, ranks=4)[0]
+    predicted = (*zero_memory(stage, n, 4, 4, 4, 8), int(zero_traffic(stage, 4 * n, 4)))
+    print(f"stage {stage}", *(f"{p:10} {c:8}" for p, c in zip(predicted, counted)))
+    assert predicted == counted
+
+# %% [markdown]
+# What the clock would show here: stage 3 slower than stage 1, by its third collective and by Python's hooks. On GPUs with NVLink most of that is hidden behind the computing. Between nodes with 100 Gbit/s it is not, and stage 1 or 2 is the better choice while it fits.
+
+# %% [markdown]
+# ## 8. Interview questions
+#
+# Say your answer aloud before you unfold it. `ranklab drill --lab 06` in a terminal asks these and more, with other numbers each time.
+
+# %%
+questions("06_zero")
+
+# %% [markdown]
+# ## 9. On real GPUs
+
+# %% [markdown]
+# ## 10. What we left out
+#
+# - **Activations**: ZeRO shards states, not activations. Checkpointing (lab 01) makes them smaller; tensor and context parallelism (labs 08 and 10) shard them.
+# - **ZeRO++** (Wang et al., arXiv 2306.10209): weights quantized to 8 bits for the gather, a second copy of the shards inside each node so that the backward's gather stays there, and 4-bit gradients. A quarter of the traffic between nodes.
+# - **ZeRO-Infinity** (arXiv 2104.07857): parameters, too, in CPU memory or on NVMe, gathered from there. Your `Files` does it for the optimizer.
+# - **A unit that only some ranks use.** All ranks must gather the same units in the same order, or they wait for each other for ever. Mixtures of experts (lab 11) get groups of their own.
+# - **FSDP**: the same stage 3 in torch itself, by parameters cut along their first dimension. That is the next lab.
+#
+# Next: **07_fsdp**: sharding as PyTorch does it.

@@ -1,0 +1,152 @@
+"""A GPT is trained on real text, and its costs are accounted for: the project of lab 01."""
+
+import dataclasses
+import functools
+import math
+import statistics
+
+import torch
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
+
+from ranklab import data, hardware
+from ranklab.baseline import (activation_bytes, checkpoint_blocks, model_state_bytes,
+                              transformer_flops)  # fmt: skip
+from ranklab.meter import SavedActivations, memory_of
+from ranklab.models.gpt import GPT, GPTConfig, count_parameters
+from ranklab.text_trainer import TextTrainer, TrainConfig
+from ranklab.trainer import PRECISIONS
+
+# GPT-2's 50257 padded to a multiple of 128: odd sizes leave tensor cores idle. The byte text uses
+# 256 of them; the cost of a token is that of published runs. Heads of 128 suit flash attention.
+LARGE = functools.partial(GPTConfig, vocab_size=50304, n_ctx=1024, rotary_base=10000.0)
+MODELS = {
+    "laptop": GPTConfig(),
+    "350m": LARGE(n_layer=24, n_head=8, n_embd=1024),
+    "774m": LARGE(n_layer=36, n_head=10, n_embd=1280),
+    "1.5b": LARGE(n_layer=28, n_head=16, n_embd=2048),
+}
+TRAINING = {
+    "laptop": TrainConfig(),
+    "350m": TrainConfig(steps=100, batch=128, micro_batch=32, lr=6e-4, log_every=10),
+    "774m": TrainConfig(steps=100, batch=128, micro_batch=16, lr=4e-4, log_every=10),
+    "1.5b": TrainConfig(steps=100, batch=128, micro_batch=16, lr=3e-4, log_every=10),
+}
+
+
+def run(size="laptop", device="cpu", compile=False, recompute=False, loss_chunks=1, path=None,
+        resume=False, progress=True, model_seed=0, **changes):
+    """The model is trained and its costs are accounted for; returns all numbers in a dict.
+    changes  of TrainConfig: steps=50, micro_batch=8, ...; path: a text of your own
+    """
+    text = data.text_file(path) if path else data.python_text()
+    shape = dataclasses.replace(MODELS[size], loss_chunks=loss_chunks)
+    if text.vocab_size > shape.vocab_size:
+        shape = dataclasses.replace(shape, vocab_size=-(-text.vocab_size // 128) * 128)
+    config = dataclasses.replace(TRAINING[size], **{"precision": precision_on(device), **changes})
+    torch.manual_seed(model_seed)
+    model = GPT(shape)
+    if recompute:
+        checkpoint_blocks(model, functools.partial(checkpoint, use_reentrant=False))
+    here = hardware.present(device)
+    trainer = TextTrainer(model, text, config, device, compile, progress=progress,
+                          peak_flops=here.peak_flops(PRECISIONS[config.precision]))  # fmt: skip
+    if resume:
+        trainer.resume()
+    found = {"text": text, "shape": shape, "config": config, "device": here, "model": model,
+             "flops": flops_table(shape, config), "history": trainer.fit(),
+             **speed(trainer)}  # fmt: skip
+    at_the_end = found["history"].held_out.get(config.steps)  # None: nothing was left to train
+    found["held_out"] = trainer.evaluate() if at_the_end is None else at_the_end
+    window = data.held_out_batch(text.held_out, config.eval_batch, shape.n_ctx)
+    found["bigram"] = data.bigram_loss(text.train, *window, text.vocab_size)
+    found["memory"] = memory_table(trainer, recompute)
+    found["sample"] = sample(trainer, text)
+    return found
+
+
+def precision_on(device):
+    return "bf16" if torch.device(device).type == "cuda" else "fp32"
+
+
+def flops_table(shape, config):
+    """{"predicted", "counted"}: FLOPs of one step; counted by torch on tensors without data."""
+    plain = dataclasses.replace(shape, loss_chunks=1)  # chunks compute the head twice: not counted
+    with torch.device("meta"):
+        model, tokens = GPT(plain), torch.zeros(1, shape.n_ctx, dtype=torch.long)
+        with FlopCounterMode(display=False) as counter:
+            model(tokens, tokens).backward()
+    return {"predicted": transformer_flops(shape, config.batch, shape.n_ctx),
+            "counted": config.batch * counter.get_total_flops()}  # fmt: skip
+
+
+def speed(trainer):
+    """The middle tokens/s of all logged stretches, and the MFU that it means."""
+    seen = [s for s in trainer.history.speed if s]
+    tokens_per_second = statistics.median(seen) if seen else float("nan")
+    used = trainer.flops_per_token * tokens_per_second / trainer.peak_flops
+    return {"tokens_per_second": tokens_per_second, "mfu": used}
+
+
+def memory_table(trainer, recompute):
+    """{category: (predicted, counted)} in bytes, at this micro-batch, after training.
+    Counted exactly on a CPU in float32. On a GPU the allocator's peak stands beside the sum: under
+    autocast, saved casts of weights come on top, and the compiler recomputes what is cheap.
+    """
+    shape, config = trainer.model.config, trainer.config
+    inputs, targets = data.batch_at(trainer.text.train, 0, config.micro_batch, shape.n_ctx)
+    element = PRECISIONS[config.precision].itemsize
+    states = model_state_bytes(count_parameters(shape), "fp32")  # autocast keeps all in float32
+    kept = activation_bytes(shape, *inputs.shape, element, recompute)
+    if trainer.device.type == "cuda":
+        peak = torch.cuda.max_memory_allocated(trainer.device)
+        return {"states": (sum(states.values()), None), "saved activations": (kept, None),
+                "total": (sum(states.values()) + kept, peak)}  # fmt: skip
+    with SavedActivations(trainer.model) as saved, trainer.autocast():
+        trainer.model(inputs, targets, "sum")
+    memory = memory_of(trainer.model, trainer.optimizer)
+    return {"parameters": (states["parameters"], memory.parameters),
+            "gradients": (states["gradients"], memory.gradients),
+            "optimizer state": (states["optimizer"], memory.optimizer_state),
+            "saved activations": (kept, saved.bytes)}  # fmt: skip
+
+
+def sample(trainer, text, n=200):
+    """What the model writes after "def "; None when the tokens are not bytes."""
+    if text.vocab_size != 256:
+        return None
+    start = torch.tensor([list(b"\ndef ")], device=trainer.device)
+    trainer.model.eval()
+    with torch.random.fork_rng(), trainer.autocast():
+        torch.manual_seed(1)
+        written = trainer.model.generate(start, n, temperature=0.7)[0]
+    trainer.model.train()
+    return data.decode(written[written < 256])
+
+
+def report(found):
+    """What `run` found, as text."""
+    shape, config, text = found["shape"], found["config"], found["text"]
+    unit = "byte" if text.vocab_size == 256 else "token"
+    peak = found["device"].peak_flops(PRECISIONS[config.precision])
+    lines = [
+        f"text      {text.name}: {len(text.train):,} {unit}s to train on, {len(text.held_out):,} "
+        "held out, split by file",
+        f"model     {count_parameters(shape):,} parameters: {shape.n_layer} layers, "
+        f"{shape.n_head} heads, width {shape.n_embd}, {shape.n_ctx} tokens, V={shape.vocab_size}",
+        f"training  {config.steps} steps of {config.batch} x {shape.n_ctx} tokens, "
+        f"{config.precision}, on {found['device'].name}",
+        f"FLOPs     {found['flops']['predicted']:.4g} a step predicted, "
+        f"{found['flops']['counted']:.4g} counted",
+        f"speed     {found['tokens_per_second']:,.0f} tokens/s, MFU {found['mfu']:.1%} of "
+        + (f"{peak / 1e12:.3g} TFLOP/s" if peak > 1e13 else f"{peak / 1e9:.0f} GFLOP/s"),
+        f"loss      {found['held_out']:.3f} nats per {unit} on held-out text "
+        f"({found['held_out'] / math.log(2):.2f} bits)",
+        f"bigram    {found['bigram']:.3f} nats per {unit} on the same text "
+        f"({found['bigram'] / math.log(2):.2f} bits)",
+        f"\n{'memory in bytes':20} {'predicted':>16} {'counted':>16}",
+    ]
+    for name, (predicted, counted) in found["memory"].items():
+        seen = "-" if counted is None else f"{counted:,}"
+        lines.append(f"{name:20} {predicted:16,} {seen:>16}")
+    return "\n".join(lines)

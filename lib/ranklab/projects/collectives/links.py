@@ -1,0 +1,66 @@
+"""When is a hierarchical all-reduce worth it? Emulated slow links, beside the model."""
+
+import tempfile
+import time
+
+import torch
+import torch.distributed as dist
+
+from ranklab.collectives import (
+    Link, flat_ring_time, hierarchical_all_reduce, hierarchical_time, node_groups, ring_all_reduce,
+)
+from ranklab.collectives.emulate import EmulatedLinks
+from ranklab.engine import device, launch
+from ranklab.projects.clock import finish
+
+NBYTES = 1_000_000  # what really moves: small, because the waiting is invented anyway
+
+
+def links(ratio, fast_s=0.04):
+    """(fast, slow): moving all NBYTES takes `fast_s` inside a node, `ratio` times that outside."""
+    fast = Link(0.0, fast_s / NBYTES)
+    return fast, Link(0.0, ratio * fast.beta)
+
+
+def model(ratios, nodes=2, per_node=2):
+    """{algorithm: [seconds at each ratio]} by the alpha-beta model."""
+    times = {"flat ring": flat_ring_time, "hierarchical": hierarchical_time}
+    return {name: [time_of(NBYTES, nodes, per_node, *links(r)) for r in ratios]
+            for name, time_of in times.items()}
+
+
+def emulate(ratios, nodes=2, per_node=2, repeats=3):
+    """{algorithm: {ratio: seconds}} of real ranks whose sends sleep: the best of `repeats`."""
+    with tempfile.TemporaryDirectory() as folder:
+        seen = launch(_time_both, ratios, per_node, folder, repeats, ranks=nodes * per_node,
+                      nodes=nodes)
+    slowest = {key: map(max, zip(*(one[key] for one in seen))) for key in seen[0]}
+    return {name: {ratio: min(slowest[name, ratio]) for ratio in ratios}
+            for name in ("flat ring", "hierarchical")}
+
+
+def _time_both(ratios, per_node, folder, repeats):
+    inside, across = node_groups(per_node)
+    x, seconds = torch.ones(NBYTES // 4, device=device()), {}
+    both = {"flat ring": lambda: ring_all_reduce(x),
+            "hierarchical": lambda: hierarchical_all_reduce(x, inside, across)}
+    for ratio in (0, *ratios * repeats):  # 0 warms up: first messages open connections
+        for name, all_reduce in both.items():
+            dist.barrier()
+            with EmulatedLinks(*links(ratio), per_node, folder):
+                start = time.perf_counter()
+                all_reduce()
+                finish()
+                seconds.setdefault((name, ratio), []).append(time.perf_counter() - start)
+    return seconds
+
+
+def table(ratios=(1, 2, 4, 8)):
+    """Model and emulation, side by side, as text."""
+    predicted, measured = model(ratios), emulate(ratios)
+    lines = ["slow link   flat ring (model, emulated)   hierarchical (model, emulated)"]
+    for i, ratio in enumerate(ratios):
+        cells = [f"{predicted[name][i] * 1e3:8.0f} ms {measured[name][ratio] * 1e3:8.0f} ms"
+                 for name in ("flat ring", "hierarchical")]
+        lines.append(f"{ratio:6}x     {cells[0]:29} {cells[1]}")
+    return "\n".join(lines)

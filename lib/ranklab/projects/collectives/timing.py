@@ -1,0 +1,182 @@
+"""The time of collectives on real ranks, ours and the backend's: the project of lab 02."""
+
+import statistics
+import time
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from ranklab import collectives as ours
+from ranklab.engine import device, launch
+from ranklab.projects.clock import finish, wait_for_all
+
+DTYPES = {"float": torch.float32, "bfloat16": torch.bfloat16, "int64": torch.int64}
+VERBS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all")
+
+
+class Row(NamedTuple):
+    """One line of the table."""
+
+    verb: str
+    algorithm: str
+    size: int  # bytes
+    count: int  # elements
+    type: str
+    time: float  # seconds
+    algbw: float  # bytes per second
+    busbw: float
+    wrong: int  # elements that are not what they should be, over all ranks
+
+
+def algorithms(verb, nodes, groups):
+    """{name: function of the whole tensor x -> this rank's result}; x has R equal parts."""
+    R, rank = dist.get_world_size(), dist.get_rank()
+
+    def backend(x):
+        if verb == "all_reduce":
+            out = x.clone()
+            dist.all_reduce(out)
+        elif verb == "reduce_scatter":
+            out = x.new_empty(x.numel() // R)
+            dist.reduce_scatter_single(out, x)
+        elif verb == "all_gather":
+            out = torch.empty_like(x)
+            dist.all_gather_single(out, x.tensor_split(R)[rank])
+        elif verb == "broadcast":
+            out = x.clone()
+            dist.broadcast(out, 0)
+        else:
+            out = torch.empty_like(x)
+            dist.all_to_all_single(out, x)
+        return out
+
+    mine = {
+        "all_reduce": {"ring": ours.ring_all_reduce, "recursive_doubling": ours.recursive_doubling,
+                       "server": ours.parameter_server},
+        "reduce_scatter": {"ring": ours.ring_reduce_scatter},
+        "all_gather": {"ring": lambda x: ours.ring_all_gather(x.tensor_split(R)[rank])},
+        "broadcast": {"tree": ours.tree_broadcast},
+        "all_to_all": {"pairs": lambda x: ours.all_to_all(x.view(R, -1)).flatten()},
+    }[verb]
+    if verb == "all_reduce" and nodes > 1:
+        mine["hierarchical"] = lambda x: ours.hierarchical_all_reduce(x, *groups)
+    return {**mine, dist.get_backend(): backend}
+
+
+def expected(verb, x_of, R, rank):
+    """This rank's right result, computed without any message."""
+    if verb == "broadcast":
+        return x_of(0)
+    if verb == "all_gather":
+        return torch.cat([x_of(r).tensor_split(R)[r] for r in range(R)])
+    if verb == "all_to_all":
+        return torch.cat([x_of(r).tensor_split(R)[rank] for r in range(R)])
+    whole = sum(x_of(r) for r in range(R))
+    return whole if verb == "all_reduce" else whole.tensor_split(R)[rank]
+
+
+def measure(verbs, sizes, kind, iters, nodes):
+    """On one rank: [(verb, algorithm, bytes, elements, median seconds, wrong elements)]."""
+    R, rank, dtype = dist.get_world_size(), dist.get_rank(), DTYPES[kind]
+    groups = ours.node_groups(R // nodes) if nodes > 1 else ()
+    rows = []
+    for verb in verbs:
+        table = algorithms(verb, nodes, groups)
+        for size in sizes:
+            n = max(size // dtype.itemsize // R, 1) * R
+
+            def x_of(r, n=n):  # whole numbers, exact in bfloat16 too
+                return (torch.arange(n, device=device()) % 7 + r % 3).to(dtype)
+
+            x, right = x_of(rank), expected(verb, x_of, R, rank)
+            seconds, wrong = _interleaved(table, x, right, iters)
+            rows += [(verb, name, n * dtype.itemsize, n, seconds[name], wrong[name])
+                     for name in table]
+    return rows
+
+
+def _interleaved(table, x, right, iters):
+    """{name: median seconds}, {name: wrong elements}: one run of each in turn, `iters` times."""
+    times, wrong = {name: [] for name in table}, {}
+    for _ in range(iters + 1):
+        for name, fn in table.items():
+            wait_for_all()
+            start = time.perf_counter()
+            result = fn(x)
+            finish()
+            times[name].append(time.perf_counter() - start)
+            wrong[name] = int((result.flatten() != right.flatten()).sum())
+    return {name: statistics.median(each[1:]) for name, each in times.items()}, wrong
+
+
+def run(ranks=None, nodes=1, verbs=VERBS, sizes=(2**10, 2**16, 2**22), kind="float", iters=5):
+    """The rows of the table, from real ranks: what took longest and what went wrong on any."""
+    if unknown := [verb for verb in verbs if verb not in VERBS]:
+        raise ValueError(f"verb {unknown[0]!r} is not one of {', '.join(VERBS)}")
+    seen = launch(measure, verbs, sizes, kind, iters, nodes, ranks=ranks, nodes=nodes, timeout=600)
+    rows = []
+    for of_ranks in zip(*seen):
+        verb, algorithm, nbytes, count = of_ranks[0][:4]
+        seconds = max(row[4] for row in of_ranks)
+        wrong = sum(row[5] for row in of_ranks)
+        algbw = nbytes / seconds
+        busbw = algbw * ours.bus_factor(verb, len(seen))
+        rows.append(Row(verb, algorithm, nbytes, count, kind, seconds, algbw, busbw, wrong))
+    return rows
+
+
+def table(rows):
+    """`rows` as nccl-tests prints them, with the algorithm in front."""
+    head = (f"{'# verb':18}{'algorithm':14}{'size':>12}{'count':>12}{'type':>10}"
+            f"{'time':>12}{'algbw':>9}{'busbw':>9}{'#wrong':>8}\n"
+            f"{'#':32}{'(B)':>12}{'(elements)':>12}{'':>10}{'(us)':>12}{'(GB/s)':>9}{'(GB/s)':>9}")
+    lines = [f"  {r.verb:16}{r.algorithm:14}{r.size:12}{r.count:12}{r.type:>10}{r.time * 1e6:12.1f}"
+             f"{gb(r.algbw):>9}{gb(r.busbw):>9}{r.wrong:8}" for r in rows]
+    return "\n".join([head, *lines])
+
+
+def gb(rate):
+    """GB/s with three digits; small messages move so little that three decimals say 0.000."""
+    return f"{rate / 1e9:.3g}" if rate >= 1e6 else f"{rate / 1e9:.5f}"
+
+
+def fits(rows, verb="all_reduce"):
+    """{algorithm: (seconds at size 0, seconds per byte)} of its lines in `rows`."""
+    names = dict.fromkeys(r.algorithm for r in rows if r.verb == verb)
+    lines = {name: [r for r in rows if (r.verb, r.algorithm) == (verb, name)] for name in names}
+    return {name: ours.fit_alpha_beta([r.size for r in of], [r.time for r in of])
+            for name, of in lines.items()}
+
+
+def measured_crossover(lines):
+    """The size above which the ring's fitted line is below doubling's; None: one always wins."""
+    (a_ring, b_ring), (a_doubling, b_doubling) = lines["ring"], lines["recursive_doubling"]
+    if a_ring <= a_doubling or b_ring >= b_doubling:
+        return None
+    return (a_ring - a_doubling) / (b_doubling - b_ring)
+
+
+def summary(rows):
+    """The fits and the crossover, in sentences."""
+    lines = fits(rows)
+    text = [f"all_reduce by {name}: {a * 1e6:.0f} us + size / ({1e-9 / b:.3f} GB/s)" if b > 0 else
+            f"all_reduce by {name}: no fit, larger was not slower; take larger sizes or more iters"
+            for name, (a, b) in lines.items()]
+    crossing = measured_crossover(lines)
+    text.append(f"crossover, by these fits: the ring above {crossing / 1e6:.3g} MB, doubling below"
+                if crossing else "crossover: none by these fits, one of the two always wins")
+    return "\n".join(text)
+
+
+def figure(rows):
+    """Time against size for all-reduce: points as measured, lines as fitted."""
+    from ranklab.plots import collectives as plots  # here: the only line that needs matplotlib
+
+    lines, points, curves = fits(rows), {}, {}
+    for name, (a, b) in lines.items():
+        of = [r for r in rows if (r.verb, r.algorithm) == ("all_reduce", name)]
+        points[name] = [r.size for r in of], [r.time for r in of]
+        fine = [of[0].size * (of[-1].size / of[0].size) ** (i / 60) for i in range(61)]
+        curves[name] = fine, [a + b * n for n in fine]
+    return plots.time_against_size(points, curves, measured_crossover(lines), "all-reduce")

@@ -1,0 +1,55 @@
+"""How the CNN of the data-parallel project is trained, and what a run can leave out."""
+
+from dataclasses import dataclass
+
+from ranklab.projects.command import check_options, option
+
+# What a run can leave out, and what is wrong then.
+PIECES = {
+    "broadcast": "every rank starts from its own weights",
+    "average": "every rank steps along its own gradient, and keeps its own statistics",
+    "mean": "gradients are summed, not averaged",
+    "shard": "every rank takes rank 0's images",
+    "epoch": "every epoch has the same order",
+    "buffers": "every rank keeps its own batch-norm statistics",
+    "scaling": "the learning rate is that of the small batch",
+    "warmup": "the large learning rate comes at once",
+}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to train; checked when it is made. The defaults suit the digits."""
+
+    data: str = option("digits", choices=("digits", "mnist", "cifar10"))
+    folder: str | None = option(None, "where the files of mnist or cifar10 are")
+    epochs: int = option(3, least=1)
+    batch: int = option(64, "images in a step, over all ranks", least=1)
+    lr: float = option(0.12, "right for --base-batch")
+    base_batch: int = option(16, least=1)
+    warmup: int = option(1, "epochs")
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    width: int = option(8, least=1)
+    norm: str = option("batch", "sync: batch norm over all ranks",
+                       ("batch", "sync", "group", "none"))
+    augment: bool = option(False, "shift and mirror the images")
+    precision: str = option("fp32", "bf16: by autocast", ("fp32", "bf16"))
+    engine: str = option("ours", "torch: its own DistributedDataParallel", ("ours", "torch"))
+    without: tuple[str, ...] = option((), f"with commas, of: {', '.join(PIECES)}")
+
+    def __post_init__(self):
+        check_options(self)
+        if unknown := set(self.without) - set(PIECES):
+            raise ValueError(f"without={min(unknown)!r}: the pieces are {', '.join(PIECES)}")
+        if self.engine == "torch" and set(self.without) & {"broadcast", "average", "buffers"}:
+            raise ValueError(f"torch's own engine cannot leave out {', '.join(self.without)}")
+
+
+TRAINING = {
+    "digits": Settings(),
+    "mnist": Settings("mnist", epochs=5, batch=512, lr=0.05, base_batch=128, momentum=0.9,
+                      width=16),
+    "cifar10": Settings("cifar10", epochs=30, batch=512, lr=0.05, base_batch=128, warmup=5,
+                        momentum=0.9, weight_decay=5e-4, width=64, augment=True),
+}  # fmt: skip

@@ -1,0 +1,5 @@
+"""ResNet-50 with torch's DDP, from a laptop to several nodes."""
+
+from ranklab.projects.ddp.training import report, run, scaling
+
+__all__ = ["report", "run", "scaling"]

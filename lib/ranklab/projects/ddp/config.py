@@ -1,0 +1,80 @@
+"""What the DDP project trains, on what and how: one frozen dataclass, checked when it is made."""
+
+from dataclasses import dataclass, replace
+
+from ranklab.data_parallel import scale_learning_rate
+from ranklab.models.resnet import STAGES, ResNetConfig
+from ranklab.projects.command import check_options, option
+from ranklab.trainer import PRECISIONS, LoopConfig, Schedule
+
+COMPRESSIONS = ("none", "bf16", "fp16")
+MODELS = {f"resnet{depth}": depth for depth in STAGES}
+REFERENCE_BATCH = 256  # images in a step, for which `lr` is meant
+
+
+@dataclass(frozen=True)
+class Config:
+    """The defaults are ResNet-50 on ImageNet as usual: 76 to 77% top-1 in published runs."""
+
+    data: str = option("synthetic", "synthetic, or a folder with train/<class>/ and val/<class>/")
+    model: str = option("resnet50", choices=MODELS)
+    width: int = 64
+    norm: str = option("batch", "batch, or group: the same for any number of ranks",
+                       ("batch", "group"))
+    image: int = option(224, "pixels along each side", least=1)
+    classes: int = option(1000, "of synthetic images; a folder has its own", least=1)
+    images: int = option(1_281_167, "synthetic ones to train on", least=1)
+    held_out: int = option(50_000, "synthetic ones", least=1)
+    batch_per_rank: int = option(
+        256, "images in a step on each rank; the learning rate grows with all of them", least=1)
+    epochs: int = option(90, least=1)
+    lr: float = option(0.1, "for 256 images a step")
+    warmup_epochs: float = option(5, least=0)
+    momentum: float = 0.9
+    weight_decay: float = 1e-4
+    smoothing: float = option(0.1, "of the labels")
+    smallest_crop: float = option(0.08, "part of the area that a random crop keeps at least")
+    flip: bool = True
+    precision: str = option("fp32", "bf16, fp16: by autocast", PRECISIONS)
+    channels_last: bool = False
+    compile: bool = False
+    compress: str = option("none", "the gradients on their way", COMPRESSIONS)
+    bucket_mb: float = option(
+        0, "MiB of gradients in an all-reduce; 0: torch's 25, after a first of 1", least=0)
+    workers: int = option(8, "processes per rank that read images; 0: the rank itself", least=0)
+    seed: int = 0
+    log_every: int = option(50, "steps; also how long a SIGTERM waits for an answer", least=1)
+    checkpoint: str | None = option(None, "save to this folder")
+    checkpoint_every: int = option(0, "steps; by default after each epoch", least=0)
+
+    def __post_init__(self):
+        check_options(self)
+        if not 0 <= self.smoothing < 1:
+            raise ValueError(f"smoothing={self.smoothing} must lie in [0, 1)")
+        self.shape(self.classes)  # width is checked there
+
+    def loop(self, steps_per_epoch):
+        """The LoopConfig: each epoch ends with a checkpoint and an evaluation."""
+        return LoopConfig(self.batch_per_rank, self.weight_decay, 0.0, self.precision,
+                          self.log_every, steps_per_epoch, self.checkpoint,
+                          self.checkpoint_every or steps_per_epoch)  # fmt: skip
+
+    def shape(self, classes):
+        """The ResNetConfig for this many classes."""
+        return ResNetConfig(MODELS[self.model], classes, self.width, self.norm)
+
+
+# ResNet-50 with an eighth of the channels on 32 x 32 pixels: the same 161 parameters in 50 layers,
+# the same buckets and hooks, and 3,000 times less to compute.
+LAPTOP = replace(Config(), width=8, image=32, classes=10, images=2048, held_out=512, epochs=2,
+                 batch_per_rank=32, warmup_epochs=1, workers=0, log_every=8)  # fmt: skip
+FULL = replace(Config(), precision="bf16", channels_last=True)
+SIZES = {"laptop": LAPTOP, "full": FULL}
+
+
+def schedule(config, ranks, steps_per_epoch):
+    """The Schedule for this many ranks: the rate grows with the images in a step."""
+    images_per_step = config.batch_per_rank * ranks
+    return Schedule(scale_learning_rate(config.lr, images_per_step, REFERENCE_BATCH),
+                    round(config.warmup_epochs * steps_per_epoch),
+                    config.epochs * steps_per_epoch)  # fmt: skip

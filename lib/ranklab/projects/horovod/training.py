@@ -1,0 +1,99 @@
+"""A BERT is fine-tuned with Horovod's API, ours or the real one, on all ranks; and the report."""
+
+import dataclasses
+import importlib
+import os
+
+import torch
+
+from ranklab.engine import launch
+from ranklab.projects.horovod import bert
+from ranklab.projects.horovod import tuning
+from ranklab.projects.horovod.bert import FineTuning
+
+OURS, REAL = "ranklab.horovod", "horovod.torch"
+
+
+def run(config=FineTuning(), ranks=None, nodes=1, data=None, timeline=None,
+        compressions=("none", "fp16"), thresholds=()):  # fmt: skip
+    """The model is trained once for each compression; returns what was found, or None where
+    transformers is not installed.
+
+    timeline    the file for the timeline of the first of these trainings
+    thresholds  of the fusion buffer, in bytes: some steps with each of them
+    """
+    if not bert.is_here():
+        return None
+    tokens = bert.read_tokens(config, data)
+    seen = launch(work, OURS, tokens, config, compressions, timeline, thresholds, ranks=ranks,
+                  nodes=nodes, timeout=24 * 3600 if config.weights else 300)
+    return summary(tokens, config, seen[0])
+
+
+def summary(tokens, config, found):
+    """What rank 0 found, and what was known before."""
+    return {"config": config, "name": tokens.name, "classes": tokens.classes,
+            "texts": (len(tokens.train), len(tokens.held_out)),
+            "best_constant": tokens.best_constant, "bag_of_words": tokens.bag_of_words, **found}
+
+
+def work(api, tokens, config, compressions, timeline, thresholds):
+    """On one rank, with the module called `api`: all that the project does."""
+    hvd = importlib.import_module(api)
+    hvd.init()
+    found = {"rank": hvd.rank(), "ranks": hvd.size(), "nodes": hvd.cross_size(), "runs": {},
+             "tuned": []}  # fmt: skip
+    for compression in compressions:
+        mine = dataclasses.replace(config, compression=compression)
+        _, found["runs"][compression] = bert.fine_tune(hvd, tokens, mine, timeline)
+        timeline = None
+    for threshold in thresholds:
+        hvd.shutdown()
+        os.environ["HOROVOD_FUSION_THRESHOLD"] = str(threshold)  # read by init(), by both of them
+        hvd.init()
+        found["tuned"].append(tuning.try_threshold(hvd, tokens, config, threshold))
+    hvd.shutdown()
+    return found
+
+
+def report(found):
+    """What `run` found, as text; or what to install."""
+    if found is None:
+        return bert.NO_TRANSFORMERS
+    first = next(iter(found["runs"].values()))
+    lines = [
+        f"texts     {found['name']}: {found['texts'][0]:,} to train on, {found['texts'][1]:,} held "
+        f"out, {len(found['classes'])} classes",
+        f"model     {'weights' if found['config'].weights else 'BERT from scratch'}, "
+        f"{sum(first['sizes']) // 4:,} parameters in {len(first['sizes'])} tensors, "
+        f"{found['config'].steps} steps of {found['config'].batch} texts",
+        f"ranks     {found['ranks']}, on {found['nodes']} node{'s' * (found['nodes'] > 1)}",
+        "guard     the same texts give a gradient of {:.4f} on one rank, {:.4f} on all".format(
+            *first["norms"]),
+        f"\n{'':32}{'held-out accuracy':>18}{'sent/rank/step':>16}{'loss':>8}{'ms/step':>9}",
+    ]
+    for name, value in accuracies(found).items():
+        seen = found["runs"].get(name.removeprefix("BERT, compression "))
+        lines.append(f"{name:32}{value:18.1%}" + (
+            f"{tuning.megabytes(seen['sent_bytes']):>16}{seen['losses'][-1]:8.3f}"
+            f"{seen['ms_per_step']:9.1f}" if seen else ""))  # fmt: skip
+    if max(seen["accuracy"] for seen in found["runs"].values()) < found["bag_of_words"]:
+        lines.append("The bag of words wins: here words alone say much, and few steps teach a "
+                     "BERT little about their order.")
+    return "\n".join(lines)
+
+
+def accuracies(found):
+    """{name: accuracy on the held-out texts}, from no learning at all to BERT."""
+    runs = {f"BERT, compression {name}": seen["accuracy"] for name, seen in found["runs"].items()}
+    return {"always the commonest class": found["best_constant"],
+            "bag of words (naive Bayes)": found["bag_of_words"], **runs}
+
+
+def run_real(config, data=None, timeline=None, compressions=("none", "fp16"), thresholds=()):
+    """On one rank of horovodrun: the same work with horovod.torch; None on all but rank 0."""
+    os.environ["HOROVOD_TIMELINE"] = "DYNAMIC"  # else start_timeline() is refused
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", 1)))  # as launch and torchrun do
+    tokens = bert.read_tokens(config, data)
+    found = work(REAL, tokens, config, compressions, timeline, thresholds)
+    return summary(tokens, config, found) if found["rank"] == 0 else None

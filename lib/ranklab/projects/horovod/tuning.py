@@ -1,0 +1,57 @@
+"""The fusion threshold: what it does to a step, by the model and by trial, for projects.horovod."""
+
+import dataclasses
+import tempfile
+from typing import NamedTuple
+
+import torch
+
+from ranklab.horovod.cost import fused_time
+from ranklab.horovod.fusion import fuse_tensors
+from ranklab.projects.horovod import bert
+from ranklab.projects.horovod.timeline import all_reduces, read_timeline
+
+THRESHOLDS = (0, 2**14, 2**16, 2**20, 2**27)  # the last is Horovod's default
+
+
+class Tuned(NamedTuple):
+    """A few steps at one fusion threshold."""
+
+    threshold: int  # bytes
+    all_reduces: float  # in a step
+    sent_bytes: float | None  # by each rank, in a step; None: the real Horovod does not count
+    ms_per_step: float
+
+
+def try_threshold(hvd, tokens, config, threshold, steps=4):
+    """The Tuned of this threshold, on rank 0; the timeline counts the all-reduces."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = f"{folder}/timeline.json"  # a string: the real start_timeline() takes no Path
+        longer = dataclasses.replace(config, steps=steps + 1)  # no end, so nothing is evaluated
+        _, seen = bert.fine_tune(hvd, tokens, longer, path, until=steps)
+        phases = read_timeline(path) if hvd.rank() == 0 else []
+    n = len(all_reduces(phases)) / steps
+    return Tuned(threshold, n, seen["sent_bytes"], seen["ms_per_step"])
+
+
+def model(sizes, thresholds, ranks, alpha, beta):
+    """([all-reduces], [seconds]) at each threshold, when all gradients are ready at once.
+
+    `sizes` are the gradients' bytes, in the order of backward; alpha and beta those of the links.
+    """
+    tensors = [torch.empty(n, dtype=torch.uint8, device="meta") for n in sizes]
+    return ([len(fuse_tensors(tensors, threshold)) for threshold in thresholds],
+            [fused_time(sizes, threshold, ranks, alpha, beta) for threshold in thresholds])
+
+
+def table(tuned):
+    """The Tuned of each threshold, as text."""
+    lines = [f"{'fusion threshold':>18}{'all-reduces/step':>18}{'sent/step':>12}{'ms/step':>10}"]
+    for row in tuned:
+        lines.append(f"{row.threshold:16,} B{row.all_reduces:18.1f}"
+                     f"{megabytes(row.sent_bytes):>12}{row.ms_per_step:10.1f}")
+    return "\n".join(lines)
+
+
+def megabytes(n):
+    return "not counted" if n is None else f"{n / 1e6:.2f} MB"

@@ -1,0 +1,5 @@
+"""Is every rank of a new cluster there, right, and as fast as the others?"""
+
+from ranklab.projects.ranks.inspection import run
+
+__all__ = ["run"]

@@ -1,0 +1,15 @@
+"""The figure of README.md."""
+from ranklab import launch
+from ranklab.collectives import ring_all_reduce
+from ranklab.collectives.watch import Watch, marked
+from ranklab.plots import collectives as plots
+
+
+def _messages():
+    with Watch() as seen:
+        ring_all_reduce(marked(4))
+    return seen.messages
+
+
+def ring():
+    return plots.steps(launch(_messages, ranks=4), 4, title="Ring all-reduce")

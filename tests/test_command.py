@@ -1,0 +1,62 @@
+"""The projects' command line: a dataclass as options, and what is refused."""
+
+from dataclasses import dataclass
+
+import pytest
+
+from ranklab.projects import command
+from ranklab.projects.command import Command, check_options, comma_list, option
+
+
+@dataclass(frozen=True)
+class Config:
+    epochs: int = option(3, "how often", least=1)
+    lr: float = 0.1
+    norm: str = option("batch", choices=("batch", "group"))
+    flip: bool = True
+    without: tuple[str, ...] = option(())
+    checkpoint: str | None = option(None, "a folder")
+
+    def __post_init__(self):
+        check_options(self)
+
+
+def read(*given, base=Config()):
+    mine = Command("some.module", "What it does.")
+    mine.add_resume()
+    mine.add_fields(Config)
+    mine.add_argument("--sizes", type=comma_list(int), default="1,2")
+    options = mine.parse(given)
+    return options, mine.config(base, options)
+
+
+def test_fields_are_options_and_what_is_not_given_stays():
+    options, config = read("--lr", "1", "--no-flip", "--without", "a,b", base=Config(epochs=7))
+    assert config == Config(epochs=7, lr=1.0, flip=False, without=("a", "b"))
+    assert options.sizes == [1, 2] and not options.resume
+
+
+@pytest.mark.parametrize("given, sentence", [
+    ("--epochs 0", "epochs=0 must be at least 1"),
+    ("--epochs x", "invalid int value: 'x'"),
+    ("--norm layer", "invalid choice: 'layer'"),
+    ("--resume", "name it with --checkpoint"),
+    ("--sizes 1,x", "invalid list of int value"),
+])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_wrong_value_is_a_sentence_of_rank_0(given, sentence, rank, monkeypatch, capsys):
+    monkeypatch.setenv("RANK", str(rank))
+    monkeypatch.setattr(command, "PATIENCE", 0)
+    with pytest.raises(SystemExit) as ended:
+        read(*given.split())
+    assert ended.value.code == 2
+    assert (sentence in capsys.readouterr().err) == (rank == 0)
+
+
+@pytest.mark.parametrize("changes, sentence", [
+    ({"norm": "layer"}, "norm='layer' must be one of batch, group"),
+    ({"epochs": -1}, "epochs=-1 must be at least 1"),
+])
+def test_a_dataclass_refuses_by_itself(changes, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        Config(**changes)
