@@ -1,0 +1,237 @@
+"""The figures of lab 06: what each stage holds, who owns what, what is whole when."""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from matplotlib.patches import Patch
+
+from ranklab.plots.style import (
+    FAINT, HATCHES, INK, TONES, bars, bytes_axis, figure, human_bytes, styled,
+)
+
+STATES = ("parameters", "gradients", "optimizer state")
+# Categories of a MemoryCurve: (label, fields of a Memory, number of tone and hatching)
+LAYERS = (
+    ("parameters", ("parameters", "buffers"), 0), ("optimizer state", ("optimizer_state",), 2),
+    ("gradients", ("gradients", "communication_buffers"), 1),
+    ("gathered", ("gathered_parameters",), 3), ("activations", ("activations",), 4),
+)
+
+
+def _look(index):
+    return {"facecolor": TONES[index], "hatch": HATCHES[index], "edgecolor": "white"}
+
+
+@styled
+def states(held, gpu_bytes=None, title="Model states on each GPU"):
+    """Stacked bars; `held` is {bar: (parameters, gradients, optimizer state) in bytes}.
+
+    gpu_bytes  what a GPU has: a dashed line
+    """
+    fig, ax = figure(7, 3.2)
+    bottom = np.zeros(len(held))
+    for kind, name, index in zip(range(3), STATES, (0, 1, 2)):
+        height = np.array([one[kind] for one in held.values()], dtype=float)
+        bars(ax, list(held), height, index, name, bottom=bottom, width=0.55)
+        bottom += height
+    for x, total in enumerate(bottom):
+        ax.text(x, total, human_bytes(total), ha="center", va="bottom", fontweight="bold")
+    if gpu_bytes:
+        ax.axhline(gpu_bytes, color=INK, ls="--", lw=1.2)
+        ax.text(len(held) - 0.5, gpu_bytes, f"a GPU of {human_bytes(gpu_bytes)}", ha="right",
+                va="bottom", fontsize=9)
+    ax.set(title=title, ylim=(0, 1.14 * max(*bottom, gpu_bytes or 0)), ylabel="bytes on each GPU")
+    bytes_axis(ax.yaxis)
+    ax.grid(axis="x", visible=False)
+    ax.legend(loc="center left", bbox_to_anchor=(1, 0.5), reverse=True)
+    return fig
+
+
+@styled
+def shards(sizes, ranks, title="One flat piece of memory, two ways to cut it"):
+    """Parameters above, shards below: the borders are not the same. `sizes` is {name: numbers}."""
+    n = sum(sizes.values())
+    each = math.ceil(n / ranks)
+    fig, ax = figure(7.5, 2.2)
+    start = 0
+    for index, (name, size) in enumerate(sizes.items()):
+        _cell(ax, 0, start, size, f"{name}\n{size}", index % 2)
+        start += size
+    if each * ranks > n:
+        ax.barh(0, each * ranks - n, 0.7, n, facecolor="white", edgecolor=INK, hatch="xxx")
+        ax.annotate("zeros", ((n + each * ranks) / 2, -0.36), (0, 2), textcoords="offset points",
+                    ha="center", va="bottom", fontsize=9)
+    for rank in range(ranks):
+        _cell(ax, 1, rank * each, each, f"rank {rank}\n{each}", 2 + rank % 2)
+        if rank:
+            ax.plot((rank * each,) * 2, (-0.45, 1.45), color=INK, ls="--", lw=1.2)
+    ax.set_yticks((0, 1), ("parameters", "shards"))
+    ax.tick_params(axis="y", length=0)
+    ax.set(xlim=(0, each * ranks), ylim=(1.5, -0.75), title=title, xlabel="place in flat (numbers)")
+    ax.set_xticks([rank * each for rank in range(ranks + 1)])
+    ax.grid(False)
+    return fig
+
+
+def _cell(ax, row, start, size, text, index):
+    ax.barh(row, size, 0.7, start, **_look(index))
+    ax.text(start + size / 2, row, text, ha="center", va="center", fontsize=9,
+            bbox={"fc": "white", "ec": "none", "pad": 1})
+
+
+@styled
+def memory_curves(curves, title="Memory of rank 0 over one step, after every op"):
+    """What lives over a step, stacked, a panel for each; `curves` is {name: MemoryCurve}.
+
+    A panel is cut at the curve's marks; each phase is as wide as its name, whatever ops it has.
+    """
+    fig, axes = figure(8.6, 3.4, cols=len(curves), sharey=True, squeeze=False)
+    highest = max(curve.peak_bytes for curve in curves.values())
+    for ax, (name, curve) in zip(axes[0], curves.items()):
+        x, points = _phases(ax, curve)
+        layers = [[sum(getattr(point, field) for field in fields) for point in points]
+                  for _, fields, _ in LAYERS]
+        for area, (_, _, index) in zip(ax.stackplot(x, layers), LAYERS):
+            area.set(**_look(index), linewidth=0)
+        ax.axhline(curve.peak_bytes, color=INK, lw=1, ls=":")
+        ax.set_title(f"{name}\npeak {human_bytes(curve.peak_bytes)}", fontsize=10)
+        ax.set(xlim=(x[0], x[-1]), ylim=(0, 1.04 * highest))
+        bytes_axis(ax.yaxis)
+    axes[0][0].set_ylabel("bytes that live")
+    fig.suptitle(title, fontsize=11, fontweight="bold", color=INK)
+    handles = [Patch(**_look(index), label=label) for label, _, index in LAYERS]
+    fig.legend(handles=handles, loc="outside lower center", ncols=len(LAYERS), columnspacing=1.2,
+               handlelength=1.5)
+    return fig
+
+
+def _phases(ax, curve, most=50):
+    """(x, points) to draw, at most `most` in a phase: of neighbours the highest. Dotted lines lie
+    where the marks are, names between them.
+    """
+    places, names = zip(*curve.marks)
+    borders = np.cumsum([0, *map(len, names)])
+    for border in borders[1:-1]:
+        ax.axvline(border, color=INK, lw=0.8, ls=":")
+    ax.set_xticks((borders[1:] + borders[:-1]) / 2, names, fontsize=7.5)
+    ax.tick_params(axis="x", length=0)
+    ax.grid(axis="x", visible=False)
+    x, points = [], []
+    for start, end, left, right in zip(places, [*places[1:], len(curve.points)], borders,
+                                       borders[1:]):
+        parts = [part for part in np.array_split(curve.points[start:end], most) if len(part)]
+        x += list(np.linspace(left, right, len(parts)))
+        points += [max(part, key=lambda point: point.total) for part in parts]
+    return x, points
+
+
+class Work(NamedTuple):
+    """One piece of a step: what is done to which unit, when; or how long something is whole."""
+
+    kind: str  # forward, backward, step; gather, reduce; weights, gradients
+    unit: int
+    start: float
+    end: float
+
+
+def one_step(stage, units=4, forward=1.0, send=0.7, step=1.0):
+    """The Works of one step, by a model: a network sends one unit at a time, in `send` seconds;
+    backward takes twice as long as forward. Stage 0 and units that are always whole are left out.
+    """
+    return _sharded_step(units, forward, send, step) if stage == 3 else \
+        _whole_step(stage, units, forward, send, step)
+
+
+def _whole_step(stage, units, forward, send, step):
+    """Stages 1 and 2: reduced behind backward, gathered after the step."""
+    works = [Work("forward", u, u * forward, (u + 1) * forward) for u in range(units)]
+    now = free = units * forward
+    for u in reversed(range(units)):
+        works.append(Work("backward", u, now, now + 2 * forward))
+        now += 2 * forward
+        free = max(now, free) + send
+        works.append(Work("reduce", u, free - send, free))
+    works.append(Work("step", 0, free, free + step / units))
+    now = free + step / units
+    works += [Work("gather", u, now + u * send, now + (u + 1) * send) for u in range(units)]
+    end = now + units * send
+    return works + [Work("weights", u, 0, end) for u in range(units)] + _gradients(
+        works, None if stage == 2 else end)
+
+
+def _sharded_step(units, forward, send, step):
+    """Stage 3: while a unit computes, the next is gathered; each is gathered twice."""
+    works, now, free = [], 0.0, 0.0
+    order = [("forward", u) for u in range(units)]
+    order += [("backward", u) for u in reversed(range(units))]
+    arrived = free = send
+    works.append(Work("gather", 0, 0, send))
+    for place, (kind, u) in enumerate(order):
+        now, gathered = max(now, arrived), arrived - send
+        done = now + forward * (2 if kind == "backward" else 1)
+        works += [Work(kind, u, now, done), Work("weights", u, gathered, done)]
+        following = order[place + 1 : place + 2]
+        if following:  # the last unit of forward is freed, and gathered again
+            asked = done if following[0][1] == u else now
+            arrived = free = max(asked, free) + send
+            works.append(Work("gather", following[0][1], free - send, free))
+        if kind == "backward":
+            free = max(done, free) + send
+            works.append(Work("reduce", u, free - send, free))
+        now = done
+    return works + [Work("step", 0, free, free + step / units)] + _gradients(works, None)
+
+
+def _gradients(works, end):
+    """How long gradients are whole: until `end`, or until the next unit's have been made."""
+    reduces = [work for work in works if work.kind == "reduce"]
+    begun = {work.unit: work.start for work in works if work.kind == "backward"}
+    following = [*(work.start for work in reduces[1:]), 0]
+    return [Work("gradients", work.unit, begun[work.unit], end or max(work.end, then))
+            for work, then in zip(reduces, following)]
+
+
+LANES = {"forward": 0, "backward": 0, "step": 0, "gather": 1, "reduce": 1}
+LOOKS = {"forward": _look(0), "backward": {**_look(0), "hatch": "///"}, "step": _look(2),
+         "gather": {**_look(3), "hatch": ""}, "reduce": _look(1),
+         "weights": {**_look(3), "hatch": ""}, "gradients": _look(1)}
+
+
+@styled
+def unit_timeline(steps, title="One step of four units, on each rank (a schematic)"):
+    """What is computed, what is sent, and what is whole; `steps` is {name: Works of one_step}."""
+    fig, axes = figure(8.2, 1.75 * len(steps) + 0.7, rows=len(steps), sharex=True, squeeze=False)
+    end = max(work.end for works in steps.values() for work in works)
+    for ax, (name, works) in zip(axes[:, 0], steps.items()):
+        units = 1 + max(work.unit for work in works)
+        for work in works:
+            _draw(ax, work, 1.4 / units)
+        ax.set_title(name, loc="left", fontsize=10)
+        ax.set_yticks((0, 1, 2.2), ("computes", "sends", "is whole"))
+        ax.tick_params(axis="y", length=0)
+        ax.axhline(1.47, color=FAINT, lw=1)
+        ax.set(xlim=(0, end), ylim=(2.95, -0.5))
+        ax.set_xticks([])
+        ax.grid(False)
+    axes[-1][0].set_xlabel("time (the numbers are those of the units)")
+    fig.suptitle(title, fontsize=11, fontweight="bold", color=INK)
+    names = ("forward", "backward", "step", "reduce", "gather")
+    words = {"reduce": "reduce; whole gradients", "gather": "gather; whole weights"}
+    handles = [Patch(**LOOKS[kind], label=words.get(kind, kind)) for kind in names]
+    fig.legend(handles=handles, loc="outside lower center", ncols=3)
+    return fig
+
+
+def _draw(ax, work, thin):
+    """Work on a lane, with the unit's number; or a thin line, of each unit one."""
+    width = work.end - work.start
+    if work.kind in LANES:
+        row = LANES[work.kind]
+        ax.barh(row, width, 0.8, work.start, **LOOKS[work.kind])
+        if work.kind != "step":
+            ax.text(work.start + width / 2, row, work.unit + 1, ha="center", va="center",
+                    fontsize=7, bbox={"fc": "white", "ec": "none", "pad": 0.6})
+        return
+    row = 1.55 + thin * (work.unit + (0.25 if work.kind == "weights" else 0.68))
+    ax.barh(row, width, 0.38 * thin, work.start, **{**LOOKS[work.kind], "lw": 0})
