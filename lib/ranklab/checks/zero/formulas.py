@@ -124,7 +124,9 @@ def _compare_sent(got, stage, nbytes, ranks, resident, right):
     if is_near(got, right):
         return
     once = (ranks - 1) / ranks
+    has_own = "A rank has its own R-th part already: (R-1)/R of the bytes."
     slips = (
+        ((2 if stage < 3 else 3) * nbytes, has_own),
         (2 * once * nbytes, "Stage 3 sends more than an all-reduce: parameters travel twice, for "
          "forward and for backward, and gradients once."),
         (3 * once * nbytes, "What is resident is gathered once in a step, not twice." if stage > 2
@@ -132,8 +134,7 @@ def _compare_sent(got, stage, nbytes, ranks, resident, right):
         (once * (3 * nbytes - resident), "Only stage 3 gathers parameters for backward once more."),
         (once * (3 * nbytes - 2 * resident), "What is resident is gathered once in a step, too: "
          "take resident_bytes off once."),
-        (3 * nbytes - resident, "A rank has its own R-th part already: (R-1)/R of the bytes."),
-        (2 * nbytes, "A rank has its own R-th part already: (R-1)/R of the bytes."),
+        (3 * nbytes - resident, has_own),
         (once * (2 * nbytes - resident), "Only stage 3 keeps anything resident; the others send "
          "what one all-reduce sends."),
         (once * nbytes, "That is the reduce-scatter alone. An all-gather of the stepped "
