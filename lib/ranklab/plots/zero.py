@@ -6,9 +6,9 @@ from typing import NamedTuple
 import numpy as np
 from matplotlib.patches import Patch
 
-from ranklab.plots.style import (
-    FAINT, HATCHES, INK, TONES, bars, bytes_axis, figure, human_bytes, styled,
-)
+from ranklab.plots.gantt import Span, boxed, gantt
+from ranklab.plots.style import FAINT, INK, bars, bytes_axis, figure, human_bytes, look, styled
+from ranklab.zero.memory import zero_memory
 
 STATES = ("parameters", "gradients", "optimizer state")
 # Categories of a MemoryCurve: (label, fields of a Memory, number of tone and hatching)
@@ -19,29 +19,22 @@ LAYERS = (
 )
 
 
-def _look(index):
-    return {"facecolor": TONES[index], "hatch": HATCHES[index], "edgecolor": "white"}
-
-
 @styled
-def states(held, gpu_bytes=None, title="Model states on each GPU"):
-    """Stacked bars; `held` is {bar: (parameters, gradients, optimizer state) in bytes}.
-
-    gpu_bytes  what a GPU has: a dashed line
-    """
+def states(parameters, ranks, gpu_bytes=80e9, with_totals=True, title=None):
+    """What zero_memory says for each stage, as stacked bars, and a line for what a GPU has."""
+    held = np.array([zero_memory(stage, parameters, ranks) for stage in range(4)])
+    totals = held.sum(axis=1)
+    names = ["data parallel", "stage 1", "stage 2", "stage 3"]
     fig, ax = figure(7, 3.2)
-    bottom = np.zeros(len(held))
-    for kind, name, index in zip(range(3), STATES, (0, 1, 2)):
-        height = np.array([one[kind] for one in held.values()], dtype=float)
-        bars(ax, list(held), height, index, name, bottom=bottom, width=0.55)
-        bottom += height
-    for x, total in enumerate(bottom):
+    for index, name in enumerate(STATES):
+        bars(ax, names, held[:, index], index, name, bottom=held[:, :index].sum(axis=1), width=0.55)
+    for x, total in enumerate(totals if with_totals else ()):
         ax.text(x, total, human_bytes(total), ha="center", va="bottom", fontweight="bold")
-    if gpu_bytes:
-        ax.axhline(gpu_bytes, color=INK, ls="--", lw=1.2)
-        ax.text(len(held) - 0.5, gpu_bytes, f"a GPU of {human_bytes(gpu_bytes)}", ha="right",
-                va="bottom", fontsize=9)
-    ax.set(title=title, ylim=(0, 1.14 * max(*bottom, gpu_bytes or 0)), ylabel="bytes on each GPU")
+    ax.axhline(gpu_bytes, color=INK, ls="--", lw=1.2)
+    ax.text(3.5, gpu_bytes, f"a GPU of {human_bytes(gpu_bytes)}", ha="right", va="bottom",
+            fontsize=9)
+    ax.set(title=title or f"{parameters / 1e9:g} billion parameters, bf16, Adam, {ranks} GPUs",
+           ylim=(0, 1.14 * max(*totals, gpu_bytes)), ylabel="bytes on each GPU")
     bytes_axis(ax.yaxis)
     ax.grid(axis="x", visible=False)
     ax.legend(loc="center left", bbox_to_anchor=(1, 0.5), reverse=True)
@@ -75,9 +68,8 @@ def shards(sizes, ranks, title="One flat piece of memory, two ways to cut it"):
 
 
 def _cell(ax, row, start, size, text, index):
-    ax.barh(row, size, 0.7, start, **_look(index))
-    ax.text(start + size / 2, row, text, ha="center", va="center", fontsize=9,
-            bbox={"fc": "white", "ec": "none", "pad": 1})
+    ax.barh(row, size, 0.7, start, **look(index))
+    boxed(ax, start + size / 2, row, text, pad=1, fontsize=9)
 
 
 @styled
@@ -85,6 +77,7 @@ def memory_curves(curves, title="Memory of rank 0 over one step, after every op"
     """What lives over a step, stacked, a panel for each; `curves` is {name: MemoryCurve}.
 
     A panel is cut at the curve's marks; each phase is as wide as its name, whatever ops it has.
+    What comes before the first mark is called "forward, backward".
     """
     fig, axes = figure(8.6, 3.4, cols=len(curves), sharey=True, squeeze=False)
     highest = max(curve.peak_bytes for curve in curves.values())
@@ -93,14 +86,14 @@ def memory_curves(curves, title="Memory of rank 0 over one step, after every op"
         layers = [[sum(getattr(point, field) for field in fields) for point in points]
                   for _, fields, _ in LAYERS]
         for area, (_, _, index) in zip(ax.stackplot(x, layers), LAYERS):
-            area.set(**_look(index), linewidth=0)
+            area.set(**look(index), linewidth=0)
         ax.axhline(curve.peak_bytes, color=INK, lw=1, ls=":")
         ax.set_title(f"{name}\npeak {human_bytes(curve.peak_bytes)}", fontsize=10)
         ax.set(xlim=(x[0], x[-1]), ylim=(0, 1.04 * highest))
         bytes_axis(ax.yaxis)
     axes[0][0].set_ylabel("bytes that live")
     fig.suptitle(title, fontsize=11, fontweight="bold", color=INK)
-    handles = [Patch(**_look(index), label=label) for label, _, index in LAYERS]
+    handles = [Patch(**look(index), label=label) for label, _, index in LAYERS]
     fig.legend(handles=handles, loc="outside lower center", ncols=len(LAYERS), columnspacing=1.2,
                handlelength=1.5)
     return fig
@@ -110,7 +103,10 @@ def _phases(ax, curve, most=50):
     """(x, points) to draw, at most `most` in a phase: of neighbours the highest. Dotted lines lie
     where the marks are, names between them.
     """
-    places, names = zip(*curve.marks)
+    marks = curve.marks
+    if not marks or marks[0][0] > 1:
+        marks = [(0, "forward, backward"), *marks]
+    places, names = zip(*marks)
     borders = np.cumsum([0, *map(len, names)])
     for border in borders[1:-1]:
         ax.axvline(border, color=INK, lw=0.8, ls=":")
@@ -193,45 +189,40 @@ def _gradients(works, end):
 
 
 LANES = {"forward": 0, "backward": 0, "step": 0, "gather": 1, "reduce": 1}
-LOOKS = {"forward": _look(0), "backward": {**_look(0), "hatch": "///"}, "step": _look(2),
-         "gather": {**_look(3), "hatch": ""}, "reduce": _look(1),
-         "weights": {**_look(3), "hatch": ""}, "gradients": _look(1)}
+INDEX = {"forward": 3, "backward": 4, "step": 2, "reduce": 1, "gather": 0,  # tone and hatching
+         "gradients": 1, "weights": 0}
 
 
 @styled
-def unit_timeline(steps, title="One step of four units, on each rank (a schematic)"):
-    """What is computed, what is sent, and what is whole; `steps` is {name: Works of one_step}."""
-    fig, axes = figure(8.2, 1.75 * len(steps) + 0.7, rows=len(steps), sharex=True, squeeze=False)
-    end = max(work.end for works in steps.values() for work in works)
-    for ax, (name, works) in zip(axes[:, 0], steps.items()):
-        units = 1 + max(work.unit for work in works)
+def unit_timeline(stages=(1, 2, 3), title="One step of four units, on each rank (a schematic)"):
+    """What is computed, what is sent, and what is whole, in one_step of each of the stages."""
+    steps = [one_step(stage) for stage in stages]
+    fig, axes = figure(8.2, 1.6 * len(steps) + 1, rows=len(steps), sharex=True, squeeze=False)
+    end = max(work.end for works in steps for work in works)
+    for ax, stage, works in zip(axes[:, 0], stages, steps):
+        thin = 1.4 / (1 + max(work.unit for work in works))
+        gantt(ax, [_life(work, thin) for work in works if work.kind not in LANES],
+              {0: "computes", 1: "sends", 2.25: "is whole"}, lw=0)
+        gantt(ax, [Span(LANES[work.kind], work.start, work.end, INDEX[work.kind], 0.8)
+                   for work in works if work.kind in LANES], lw=0.5)
         for work in works:
-            _draw(ax, work, 1.4 / units)
-        ax.set_title(name, loc="left", fontsize=10)
-        ax.set_yticks((0, 1, 2.2), ("computes", "sends", "is whole"))
-        ax.tick_params(axis="y", length=0)
+            if work.kind in LANES and work.kind != "step":
+                boxed(ax, (work.start + work.end) / 2, LANES[work.kind], work.unit + 1, pad=0.6,
+                      fontsize=7)
         ax.axhline(1.47, color=FAINT, lw=1)
-        ax.set(xlim=(0, end), ylim=(2.95, -0.5))
+        ax.set_title(f"stage {stage}", loc="left", fontsize=10)
+        ax.set(xlim=(0, end), ylim=(3, -0.5))
         ax.set_xticks([])
-        ax.grid(False)
     axes[-1][0].set_xlabel("time (the numbers are those of the units)")
     fig.suptitle(title, fontsize=11, fontweight="bold", color=INK)
-    names = ("forward", "backward", "step", "reduce", "gather")
     words = {"reduce": "reduce; whole gradients", "gather": "gather; whole weights"}
-    handles = [Patch(**LOOKS[kind], label=words.get(kind, kind)) for kind in names]
+    handles = [Patch(**look(INDEX[kind]), label=words.get(kind, kind))
+               for kind in ("forward", "backward", "step", "reduce", "gather")]
     fig.legend(handles=handles, loc="outside lower center", ncols=3)
     return fig
 
 
-def _draw(ax, work, thin):
-    """Work on a lane, with the unit's number; or a thin line, of each unit one."""
-    width = work.end - work.start
-    if work.kind in LANES:
-        row = LANES[work.kind]
-        ax.barh(row, width, 0.8, work.start, **LOOKS[work.kind])
-        if work.kind != "step":
-            ax.text(work.start + width / 2, row, work.unit + 1, ha="center", va="center",
-                    fontsize=7, bbox={"fc": "white", "ec": "none", "pad": 0.6})
-        return
-    row = 1.55 + thin * (work.unit + (0.25 if work.kind == "weights" else 0.68))
-    ax.barh(row, width, 0.38 * thin, work.start, **{**LOOKS[work.kind], "lw": 0})
+def _life(work, thin):
+    """The line that shows how long something is whole: two lines for each unit."""
+    row = 1.6 + thin * (work.unit + (0.2 if work.kind == "weights" else 0.65))
+    return Span(row, work.start, work.end, INDEX[work.kind], 0.42 * thin)
