@@ -441,7 +441,7 @@ from ranklab.zero import fastest_way
 
 for gb in (40, 24, 16, 8, 6):
     print(f"1.3 billion parameters on 4 GPUs of {gb:2} GB, 4 GB for the rest:",
-          fastest_way(1.3e9, 4, gb * 1e9, other_bytes=4e9))
+          str(fastest_way(1.3e9, 4, gb * 1e9, other_bytes=4e9)))
 
 # %%
 def deepspeed_config(parameters, ranks, gpu_bytes, batch, micro_batch, other_bytes=0,
