@@ -37,12 +37,9 @@ check(data_parallel_limit=...)
 # ## 2. Picture
 
 # %%
-from ranklab import zero
 from ranklab.plots import zero as plots
 
-names = ("data parallel", "stage 1", "stage 2", "stage 3")
-plots.states({name: zero.zero_memory(stage, 7.5e9, ranks=64) for stage, name in enumerate(names)},
-             gpu_bytes=80e9, title="7.5 billion parameters on 64 GPUs of 80 GB")
+plots.states(7.5e9, ranks=64, with_totals=False)
 
 # %% [markdown]
 # Each stage shards one more of the three: optimizer state, then gradients, then the parameters themselves. The largest part comes first: that is why stage 1 alone takes so much off.
@@ -278,7 +275,7 @@ ZeroStage2 = check(ZeroStage2)
 # Stage 1, and stage 3 with four units (a model of a step, not a measurement):
 
 # %%
-plots.unit_timeline({f"stage {stage}": plots.one_step(stage) for stage in (1, 3)})
+plots.unit_timeline(stages=(1, 3))
 
 # %% [markdown]
 # Four methods are called around each unit, by hooks that `ShardedModel` registers: `enter` and `leave` around its forward, `backward_of` and `backward_done` around its backward.
