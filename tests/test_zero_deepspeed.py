@@ -121,7 +121,8 @@ def test_deepspeed_refuses_a_batch_that_does_not_fit_the_ranks():
 def test_settings_refuse_what_is_not_there():
     model = torch.nn.Linear(2, 2)
     for arguments, said in (((4,), "stage=4 must be"), ((0, "cpu"), "offload needs stage"),
-                            ((1, "nvme"), "offload='nvme' must be")):
+                            ((1, "nvme"), "offload='nvme' must be"),
+                            ((2, "cpu", True), "offload_parameters needs stage 3")):
         with pytest.raises(ValueError, match=said):
             settings(model, *arguments)
 
