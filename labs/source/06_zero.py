@@ -527,6 +527,30 @@ print(f"stage {read.zero_config.stage}, {read.gradient_accumulation_steps} steps
 
 # %% [markdown]
 # ## 6. Project
+#
+# **GPT-2 with 1.3 billion parameters** on four GPUs of 24 GB: with data parallelism 20.8 GB of states leave no room for activations. Which stage, then? The project trains a GPT on real text in each stage, by your classes or by DeepSpeed, and
+# puts your `zero_memory` beside what it counts. `--size 1.3b` is the full size; here is a small one with the same code, two ranks and 40 steps.
+
+# %%
+from ranklab.projects import zero as project
+
+mine = {1: ZeroStage1, 2: ZeroStage2, 3: ZeroStage3}
+found = project.run(numbers=(0, 1, 2, 3), stages=mine, zero_memory=zero_memory, ranks=2, steps=40)
+print(project.report(found))
+assert len({round(row.held_out, 2) for row in found["rows"]}) == 1
+
+# %% [markdown]
+# The held-out loss is the same in every stage. The formula knows the states; the peak holds activations, too, which ZeRO does not shard. (Tokens per second mean little on two cores.)
+#
+# **Your turn.** Change one thing below. First write down what you expect: which column changes, by which factor, and which does not? Then run it. Ideas: `ranks=4`; `recompute=True`; `offload="cpu"`; `micro_batch=4` in stages 1 and 2
+# (which of the two sends more now?); `engine="deepspeed"`.
+
+# %%
+change = {"micro_batch": 4}
+print(project.report(project.run(numbers=(1, 2), stages=mine, ranks=2, steps=12, **change)))
+
+# %% [markdown]
+# Two ranks with eight rows each, in pieces of four: stage 1 keeps the first piece's gradients on each rank, and sends once. Stage 2 sends after each piece.
 
 # %% [markdown]
 # ## 7. Measure
@@ -576,6 +600,17 @@ questions("06_zero")
 
 # %% [markdown]
 # ## 9. On real GPUs
+#
+# ```bash
+# torchrun --nproc-per-node 4 -m ranklab.projects.zero --size 1.3b --stage 2 --micro-batch 2
+# python -m ranklab.projects.zero --size 1.3b --gpus 4 --gpu-gb 24 --write-config ds.json
+# deepspeed --hostfile hosts --module ranklab.projects.zero --size 1.3b --config ds.json --engine deepspeed
+# ```
+#
+# What changes: the backend is NCCL, and its messages run beside the computing. In stage 3 the first all-gather of a step has nothing to hide behind. With 24 GB fragments matter: `PYTORCH_ALLOC_CONF=expandable_segments:True`. DeepSpeed's own
+# Adam (`--compiled`) is one kernel for all parameters, and its CPUAdam uses the CPU's vector units, which offloading needs.
+#
+# What to expect, from the paper and not measured by us: on 400 V100s ZeRO trained models of 100 billion parameters at 38 TFLOP/s on each GPU, about 30% of the peak. Stage 3 sends 1.5 times as much as data parallelism. This lab has not been run on several GPUs yet.
 
 # %% [markdown]
 # ## 10. What we left out
