@@ -537,10 +537,11 @@ from ranklab.projects import zero as project
 mine = {1: ZeroStage1, 2: ZeroStage2, 3: ZeroStage3}
 found = project.run(numbers=(0, 1, 2, 3), stages=mine, zero_memory=zero_memory, ranks=2, steps=40)
 print(project.report(found))
-assert len({round(row.held_out, 2) for row in found["rows"]}) == 1
+scores = [row.held_out for row in found["rows"]]
+assert max(scores) - min(scores) < 0.02
 
 # %% [markdown]
-# The held-out loss is the same in every stage. The formula knows the states; the peak holds activations, too, which ZeRO does not shard. (Tokens per second mean little on two cores.)
+# The held-out loss is the same in every stage, but for rounding, which grows from step to step. (40 steps are too few to beat the bigrams.) The formula knows the states; the peak holds activations, too, which ZeRO does not shard. (Tokens per second mean little on two cores.)
 #
 # **Your turn.** Change one thing below. First write down what you expect: which column changes, by which factor, and which does not? Then run it. Ideas: `ranks=4`; `recompute=True`; `offload="cpu"`; `micro_batch=4` in stages 1 and 2
 # (which of the two sends more now?); `engine="deepspeed"`.

@@ -21,8 +21,8 @@ def report(found):
         f"training  {settings.engine}, {settings.steps} steps of {settings.batch} x {shape.n_ctx} "
         f"tokens of {found['text']}, {settings.precision}, {ranks} ranks",
         "",
-        f"{'bytes on rank 0':18}" + "".join(f"{name:>14}" for name in COLUMNS)
-        + f"{'tokens/s':>12}{'held out':>10}",
+        f"{'bytes on rank 0':16}" + "".join(f"{name:>13}" for name in COLUMNS)
+        + f"{'tokens/s':>10}{'held out':>9}",
     ]
     for row in found["rows"]:
         lines += rows_of(row, settings)
@@ -41,12 +41,12 @@ def rows_of(row, settings):
     said = [f"{n:,.0f}" for n in row.states]
     speed = "-" if math.isnan(row.tokens_per_second) else f"{row.tokens_per_second:,.0f}"
     offload = f", {settings.offload}" if settings.offload else ""
-    return [line(f"stage {row.stage}{offload}", counted) + f"{speed:>12}{loss:>10}",
+    return [line(f"stage {row.stage}{offload}", counted) + f"{speed:>10}{loss:>9}",
             line("  the formula", [*said, "", f"{row.sent:,.0f}"])]
 
 
 def line(name, cells):
-    return (f"{name:18}" + "".join(f"{cell:>14}" for cell in cells)).rstrip()
+    return (f"{name:16}" + "".join(f"{cell:>13}" for cell in cells)).rstrip()
 
 
 def machine(found, gpus, gpu_gb):
