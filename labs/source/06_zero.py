@@ -54,7 +54,7 @@ check(stage2_gb=...)
 #
 # Adam treats each number for itself. So a rank can step half of the numbers, if it has their gradients, and the other rank the other half. An all-gather puts the halves together:
 
-# %%
+# %% tags=["nbval-check-output"]
 def whole(gradient):
     weight = torch.zeros(6, requires_grad=True)
     weight.grad = gradient
@@ -146,7 +146,7 @@ def zero_memory(stage, parameters, ranks, parameter_bytes=2, gradient_bytes=2, o
 # %%
 zero_memory = check(zero_memory)
 
-# %%
+# %% tags=["nbval-check-output"]
 for stage in range(4):
     held = zero_memory(stage, 1.3e9, ranks=4)
     print(f"stage {stage}: 1.3 billion parameters on 4 GPUs: {held.total / 1e9:4.1f} GB on each")
@@ -433,7 +433,7 @@ offload_optimizer = check(offload_optimizer)
 #
 # DeepSpeed has all of this as a configuration file. `fastest_way(parameters, ranks, gpu_bytes, other_bytes)` is given: it goes through the ways from fast to slow, and returns the first that fits.
 
-# %%
+# %% tags=["nbval-check-output"]
 from ranklab.zero import fastest_way
 
 for gb in (40, 24, 16, 8, 6):
@@ -519,7 +519,7 @@ for stage in (1, 2, 3):
 #
 # And DeepSpeed reads your configuration. It refuses a batch that does not fit its three factors, and names that it does not know:
 
-# %%
+# %% tags=["nbval-check-output"]
 config = deepspeed_config(1.3e9, ranks=4, gpu_bytes=24e9, batch=512, micro_batch=4, other_bytes=8e9)
 read = read_by_deepspeed(config, ranks=4)
 print(config)
@@ -578,7 +578,7 @@ def held_and_sent(stage):
     return held.parameters, held.gradients, held.optimizer_state - steps, traffic.sent_bytes
 
 
-# %%
+# %% tags=["nbval-check-output"]
 n = 8 * 64 * 65
 print(f"{'':8} {'parameters':^17} {'gradients':^17} {'optimizer state':^17} {'sent':^17}\n{'':8}"
       + " predicted  counted" * 4)
