@@ -197,7 +197,7 @@ INDEX = {"forward": 3, "backward": 4, "step": 2, "reduce": 1, "gather": 0,  # to
 def unit_timeline(stages=(1, 2, 3), title="One step of four units, on each rank (a schematic)"):
     """What is computed, what is sent, and what is whole, in one_step of each of the stages."""
     steps = [one_step(stage) for stage in stages]
-    fig, axes = figure(8.2, 1.6 * len(steps) + 1, rows=len(steps), sharex=True, squeeze=False)
+    fig, axes = figure(8.2, 1.5 * len(steps) + 0.8, rows=len(steps), sharex=True, squeeze=False)
     end = max(work.end for works in steps for work in works)
     for ax, stage, works in zip(axes[:, 0], stages, steps):
         thin = 1.4 / (1 + max(work.unit for work in works))
@@ -218,7 +218,8 @@ def unit_timeline(stages=(1, 2, 3), title="One step of four units, on each rank 
     words = {"reduce": "reduce; whole gradients", "gather": "gather; whole weights"}
     handles = [Patch(**look(INDEX[kind]), label=words.get(kind, kind))
                for kind in ("forward", "backward", "step", "reduce", "gather")]
-    fig.legend(handles=handles, loc="outside lower center", ncols=3)
+    fig.legend(handles=handles, loc="outside lower center", ncols=5, columnspacing=1.2,
+               handlelength=1.5)
     return fig
 
 
