@@ -131,7 +131,7 @@ class Work(NamedTuple):
     end: float
 
 
-def one_step(stage, units=4, forward=1.0, send=0.7, step=1.0):
+def one_step(stage, units=4, forward=1.0, send=0.7, step=0.25):
     """The Works of one step, by a model: a network sends one unit at a time, in `send` seconds;
     backward takes twice as long as forward. Stage 0 and units that are always whole are left out.
     """
@@ -148,8 +148,8 @@ def _whole_step(stage, units, forward, send, step):
         now += 2 * forward
         free = max(now, free) + send
         works.append(Work("reduce", u, free - send, free))
-    works.append(Work("step", 0, free, free + step / units))
-    now = free + step / units
+    works.append(Work("step", 0, free, free + step))
+    now = free + step
     works += [Work("gather", u, now + u * send, now + (u + 1) * send) for u in range(units)]
     end = now + units * send
     return works + [Work("weights", u, 0, end) for u in range(units)] + _gradients(
@@ -158,11 +158,9 @@ def _whole_step(stage, units, forward, send, step):
 
 def _sharded_step(units, forward, send, step):
     """Stage 3: while a unit computes, the next is gathered; each is gathered twice."""
-    works, now, free = [], 0.0, 0.0
     order = [("forward", u) for u in range(units)]
     order += [("backward", u) for u in reversed(range(units))]
-    arrived = free = send
-    works.append(Work("gather", 0, 0, send))
+    works, now, arrived, free = [Work("gather", 0, 0, send)], 0, send, send
     for place, (kind, u) in enumerate(order):
         now, gathered = max(now, arrived), arrived - send
         done = now + forward * (2 if kind == "backward" else 1)
@@ -176,7 +174,7 @@ def _sharded_step(units, forward, send, step):
             free = max(done, free) + send
             works.append(Work("reduce", u, free - send, free))
         now = done
-    return works + [Work("step", 0, free, free + step / units)] + _gradients(works, None)
+    return works + [Work("step", 0, free, free + step)] + _gradients(works, None)
 
 
 def _gradients(works, end):
