@@ -17,12 +17,12 @@ import torch.distributed as dist
 
 from ranklab import answer, check, hint, ranks
 from ranklab.checks import trial
-from ranklab.course import labs, progress, show
-from ranklab.course.check import (
-    FAILED, LIBRARYS, NOT_WRITTEN, PASSED, Verdict, is_stub, judge, judge_prediction,
-)
 from ranklab.checks.exercise import Exercise, Mistake, Prediction
 from ranklab.checks.trial import on_ranks
+from ranklab.course import labs, progress, show
+from ranklab.course.check import (
+    FAILED, LIBRARYS, PASSED, Verdict, is_stub, judge, judge_prediction,
+)
 
 HINTS = ("think", "think harder", "it is MIN")
 MINE = "all_ranks_finite"  # the exercise that stands for all here, with a check of our own

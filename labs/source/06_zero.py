@@ -38,9 +38,8 @@ check(data_parallel_limit=...)
 
 # %%
 from ranklab.plots import zero as plots
-from ranklab.zero import Way
 
-plots.states(7.5e9, ranks=64)
+plots.states(7.5e9, ranks=64, with_totals=False)
 
 # %% [markdown]
 # Each stage shards one more of the three: optimizer state, then gradients, then the parameters themselves. The largest part comes first: that is why stage 1 alone takes so much off.
@@ -273,12 +272,14 @@ ZeroStage2 = check(ZeroStage2)
 # Now a rank holds its shard of the parameters, too. Before a layer computes, its parameters must be gathered; afterwards they are freed. The same once more in backward, because the gradient of a layer needs its weights.
 # Two things make that fast enough. Parameters come in **units**: a transformer's block is one all-gather, not twelve. And the next unit is **prefetched**: it travels while this one computes.
 #
-# Four methods are called around each unit, by hooks that `ShardedModel` registers:
+# Stage 1, and stage 3 with four units (a model of a step, not a measurement):
 
 # %%
-plots.unit_timeline()
+plots.unit_timeline(stages=(1, 3))
 
 # %% [markdown]
+# Four methods are called around each unit, by hooks that `ShardedModel` registers: `enter` and `leave` around its forward, `backward_of` and `backward_done` around its backward.
+#
 # | given by `ShardedModel` | |
 # |---|---|
 # | `unit.begin_gather()`, `unit.end_gather()` | its parameters are on their way; they are here (begins, if nobody has) |
@@ -437,7 +438,7 @@ from ranklab.zero import fastest_way
 
 for gb in (40, 24, 16, 8, 6):
     print(f"1.3 billion parameters on 4 GPUs of {gb:2} GB, 4 GB for the rest:",
-          fastest_way(1.3e9, 4, gb * 1e9, other_bytes=4e9))
+          str(fastest_way(1.3e9, 4, gb * 1e9, other_bytes=4e9)))
 
 # %%
 def deepspeed_config(parameters, ranks, gpu_bytes, batch, micro_batch, other_bytes=0,
@@ -469,6 +470,60 @@ deepspeed_config = check(deepspeed_config)
 
 # %% [markdown]
 # ## 5. The real thing
+#
+# DeepSpeed is the library of the paper's authors. It trains the same GPT, from the same weights, on the same tokens, with the same optimizer: five steps on two ranks. (Its own Adam for CPU and GPU is C++ that it compiles when it is first
+# used, for minutes. Here it gets torch's AdamW, so nothing is compiled.)
+
+# %%
+from ranklab.models.gpt import GPT, GPTConfig
+from ranklab.zero.deepspeed_engine import read_by_deepspeed, train_with_deepspeed
+
+adamw = functools.partial(torch.optim.AdamW, lr=0.01)
+
+
+def gpt_and_batches():
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(vocab_size=64, n_ctx=16, n_embd=32)).to(device())
+    mine = torch.Generator().manual_seed(dist.get_rank())
+    tokens = torch.randint(64, (5, 4, 16), generator=mine).to(device())
+    return model, [(batch, batch) for batch in tokens]
+
+
+# %%
+def our_losses(stage):
+    model, batches = gpt_and_batches()
+    model = (ZeroStage1, ZeroStage2, ZeroStage3)[stage - 1](model)
+    optimizer, losses = model.make_optimizer(adamw), []
+    for batch in batches:
+        optimizer.zero_grad()
+        loss = model(*batch)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def their_losses(stage):
+    model, batches = gpt_and_batches()
+    return train_with_deepspeed(model, adamw, batches, stage)
+
+
+for stage in (1, 2, 3):
+    ours, theirs = launch(our_losses, stage, ranks=2)[0], launch(their_losses, stage, ranks=2)[0]
+    print(f"stage {stage}  ours      ", *(f"{loss:.4f}" for loss in ours))
+    print("         DeepSpeed ", *(f"{loss:.4f}" for loss in theirs))
+    assert all(math.isclose(a, b, rel_tol=1e-4) for a, b in zip(ours, theirs))
+
+# %% [markdown]
+# The same losses, whoever shards. Sharding changes where numbers are kept, never which numbers.
+#
+# And DeepSpeed reads your configuration. It refuses a batch that does not fit its three factors, and names that it does not know:
+
+# %%
+config = deepspeed_config(1.3e9, ranks=4, gpu_bytes=24e9, batch=512, micro_batch=4, other_bytes=8e9)
+read = read_by_deepspeed(config, ranks=4)
+print(config)
+print(f"stage {read.zero_config.stage}, {read.gradient_accumulation_steps} steps of accumulation")
 
 # %% [markdown]
 # ## 6. Project

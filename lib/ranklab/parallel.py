@@ -81,9 +81,13 @@ class Parallel:
         for i, (x, y) in enumerate(pieces, 1):
             with self.communication(is_last=i == len(pieces)):
                 loss = loss_sum(x, y) / count
-                (loss * self.gradient_scale).backward()
+                self.backward(loss * self.gradient_scale)
             share = share + loss.detach()
         return share
+
+    def backward(self, loss):
+        """The gradients of `loss` are added to what is there; DeepSpeed has a way of its own."""
+        loss.backward()
 
     def communication(self, is_last):
         """Around each piece's forward and backward: ranks talk in the last one alone."""

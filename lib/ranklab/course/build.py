@@ -26,6 +26,7 @@ from ranklab.course import labs
 from ranklab.course.notebook import cells_hash, plain, read_cells, run_cells
 from ranklab.files import write_whole
 
+COMPARED = "nbval-check-output"  # the tag of a cell whose output a test compares with the stored
 CELL_LIMIT = 150  # seconds; longer than the longest launch of a lab
 SIZE_LIMIT = 400_000  # bytes of a solution notebook
 SOLUTION = re.compile(r"^([ ]*)### BEGIN SOLUTION\n(.*?)^[ ]*### END SOLUTION[ ]*(?:\n|\Z)",
@@ -91,8 +92,15 @@ def is_current(path, notebook):
 
 
 def lab_notebook(root, stem):
-    """What the learner opens: the source without the marked solutions."""
-    return _notebook(root, stem, lambda source: SOLUTION.sub(r"\1...\n", source).rstrip("\n"))
+    """What the learner opens: the source without the marked solutions. It has no outputs, so none
+    is compared.
+    """
+    lab = _notebook(root, stem, lambda source: SOLUTION.sub(r"\1...\n", source).rstrip("\n"))
+    for cell in lab.cells:
+        tags = [tag for tag in cell.metadata.pop("tags", ()) if tag != COMPARED]
+        cell.metadata.update({"tags": tags} if tags else {})
+    lab.metadata["ranklab"]["cells"] = cells_hash(lab.cells)
+    return lab
 
 
 def solution_notebook(root, stem):

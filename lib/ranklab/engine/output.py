@@ -1,6 +1,5 @@
 """What the ranks print: gathered, and shown once, in rank order, with the rank in front."""
 
-import sys
 
 LIMIT = 10_000_000  # bytes kept of one rank until the end: an endless loop may print for a minute
 

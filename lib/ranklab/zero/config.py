@@ -12,6 +12,11 @@ class Way(NamedTuple):
     offload_optimizer: bool = False
     offload_parameters: bool = False
 
+    def __str__(self):
+        away = [name for name, is_away in (("optimizer", self.offload_optimizer),
+                                           ("parameters", self.offload_parameters)) if is_away]
+        return f"stage {self.stage}" + (f", {' and '.join(away)} in CPU memory" if away else "")
+
     def gpu_bytes(self, parameters, ranks):
         """What the model's states need on each GPU, in mixed precision with Adam."""
         held = zero_memory(self.stage, parameters, ranks)

@@ -2,6 +2,7 @@
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 
 class Owned:
@@ -20,9 +21,11 @@ class Owned:
                                   if p.requires_grad]}]
         masters = {id(part.parameter): part.master
                    for bucket in self.buckets for part in bucket.parts}
+        # torch refuses a group without parameters beside one whose parameters have names
+        nothing = [("nothing", nn.Parameter(self.buckets[0].master.new_empty(0)))]
         optimizer = new_optimizer([
             {**group, "params": [(name, masters[id(p)]) for name, p in group["params"]
-                                 if id(p) in masters]} for group in groups])
+                                 if id(p) in masters] or nothing} for group in groups])
         optimizer.register_step_post_hook(lambda *_: self.step_ends())
         return optimizer
 

@@ -33,8 +33,11 @@ class ZeroStage1(Owned, OverlappedDataParallel):
         return buckets_of(trained, cap_bytes, self.group_of, ShardedBucket)
 
     def reduce(self, bucket):
-        """This rank's shard of the bucket is on its way to become the mean; returns the handle."""
-        while self.works:  # one message at a time: its handle may hold a copy of it
+        """This rank's shard of the bucket is on its way to become the mean; returns the handle.
+
+        The buckets before it have arrived: one message at a time.
+        """
+        while self.works:  # its handle may hold a copy of the bucket
             self.works.pop().wait()
         bucket.flat /= dist.get_world_size(bucket.group)
         bucket.own = self.place_of(bucket)

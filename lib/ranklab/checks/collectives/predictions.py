@@ -1,7 +1,7 @@
 """The numbers that a learner of lab 02 predicts before running anything."""
 
-from ranklab.collectives import alpha_beta_time, best_sent_bytes, crossover_bytes
 from ranklab.checks.exercise import Prediction
+from ranklab.collectives import alpha_beta_time, best_sent_bytes, crossover_bytes
 
 # 100 MB on 8 ranks in 2 nodes, and a fabric of 10 us and 100 GB/s: the stories of the lab.
 PREDICTIONS = (

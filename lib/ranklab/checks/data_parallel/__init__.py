@@ -8,8 +8,7 @@
     bucketing.py   one for each bucket: which parameters share it
     overlap.py     OverlappedDataParallel
     events.py      what happens when, in a backward
-    nested.py      a backward inside a backward
-    unused.py      parameters without a gradient
+    backwards.py   one inside another; parameters without a gradient
     stepping.py    no_sync
     joining.py     join_uneven
     batch_norm.py  the statistics of the whole batch

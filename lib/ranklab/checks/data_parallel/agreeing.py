@@ -4,10 +4,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ranklab.checks.data_parallel.events import collectives_noted
-from ranklab.checks.data_parallel.replicas import group_of_mine
+from ranklab.checks.data_parallel.events import Sent
+from ranklab.checks.data_parallel.toys import hinted
 from ranklab.checks.exercise import Mistake
-from ranklab.checks.trial import on_ranks
+from ranklab.checks.trial import group_of_mine, on_ranks, rank_name
 from ranklab.engine import device
 from ranklab.meter import Traffic
 
@@ -27,11 +27,6 @@ class Weights(nn.Module):
             self.a.weight[:2] = 0.0
 
 
-def _one_bit(model):
-    bits = model.b.weight.data.view(torch.int32)
-    bits[3, 4] ^= 1
-
-
 def _swap_numbers(model):
     w = model.a.weight.data
     w[3, 0], w[5, 7] = w[5, 7].item(), w[3, 0].item()
@@ -48,12 +43,13 @@ def _add_and_subtract(model):
 
 # what is done to one rank's model -> a hint for whoever does not see it
 CHANGES = {
+    "nothing": (lambda model: None, ""),
     "one weight is larger by 1": (
-        lambda model: model.a.weight.data[3, 3].add_(1), "Look at all "
-        "parameters. And all are equal when the largest hash is the smallest: MAX of [mine, "
-        "-mine] brings both."),
+        lambda model: model.a.weight.data[3, 3].add_(1), "Look at all parameters. And all are "
+        "equal when the largest hash is the smallest: MAX of [mine, -mine] brings both."),
     "one bit of the last trained layer": (
-        _one_bit, "Hash the bytes, of all parameters: a sum in floating point rounds it away."),
+        lambda model: model.b.weight.data.view(torch.int32)[3, 4].bitwise_xor_(1), "Hash the "
+        "bytes, of all parameters: a sum in floating point rounds it away."),
     "one frozen weight": (
         lambda model: model.frozen.bias.data[0].add_(1), "Frozen parameters are weights too."),
     "one weight plus 0.25, another minus 0.25": (
@@ -69,59 +65,52 @@ CHANGES = {
 
 
 def _agree_trial(replicas_agree, in_groups=False):
-    group, rank, R = group_of_mine() if in_groups else None, dist.get_rank(), dist.get_world_size()
-    seen, guilty = [], {R - 1} if not in_groups else {3}
-    for name, (change, _) in [("nothing", (lambda model: None, "")), *CHANGES.items()]:
+    """(name of the change, the answer, what was sent, whether the weights are as before), ..."""
+    rank, R, seen = dist.get_rank(), dist.get_world_size(), []
+    group = {"group": group_of_mine()} if in_groups else {}
+    for number, (name, (change, _)) in enumerate(CHANGES.items()):
         model = Weights().to(device())
-        if rank in guilty:
+        if rank == (3 if in_groups else (number - 1) % R):  # another rank each time
             change(model)
         model.statistics += rank  # buffers may differ
-        before = [p.detach().clone() for p in model.parameters()]
-        noted = []
-        with Traffic() as traffic, collectives_noted(
-                lambda x, _, noted=noted: noted.append((x.dtype, x.numel()))):
-            value = replicas_agree(model, group) if in_groups else replicas_agree(model)
-        after = [p.detach() for p in model.parameters()]
-        same = all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(before, after))
-        sent = sum(op.payload_bytes for op in traffic.ops), dict(traffic.calls), noted
-        seen.append((name, value, sent, same))
-        guilty = guilty if in_groups else {(max(guilty) + 1) % R}  # another rank each time
+        before = [p.detach().nan_to_num() for p in model.parameters()]
+        with Traffic() as traffic, Sent() as sent:
+            value = replicas_agree(model, **group)
+        same = all(torch.equal(p.nan_to_num(), b) for p, b in zip(model.parameters(), before))
+        seen.append((name, value, (sum(op.payload_bytes for op in traffic.ops),
+                                   dict(traffic.calls),
+                                   [(x.dtype, x.numel()) for x in sent.tensors]), same))
     return seen
 
 
 def check_replicas_agree(replicas_agree):
     for ranks in (1, 3, 4):
-        try:
+        with hinted({"ScalarType": "numpy knows no bfloat16, and the frozen layer is in it: look "
+                     "at the bytes, by .view(torch.uint8)."}):
             seen = on_ranks(_agree_trial, replicas_agree, ranks=ranks)
-        except Mistake as mistake:
-            hint = ("numpy knows no bfloat16, and the frozen layer is in it: look at the bytes, by "
-                    ".view(torch.uint8)." if "ScalarType" in mistake.what else mistake.hint)
-            raise Mistake(mistake.what, hint) from None
         for case in zip(*seen):
             _compare_verdicts(case, ranks)
     yield "True where all ranks hold the same bits (NaN too), on 1, 3, 4 ranks"
     yield ("False, on every rank, for one bit, one frozen weight, two weights or layers that "
            "changed places")
-    nbytes = sum(p.nbytes for p in Weights().parameters())
-    for rank, of_rank in enumerate(on_ranks(_agree_trial, replicas_agree, ranks=2)):
+    for rank, of_rank in enumerate(seen):
         for _, _, sent, same in of_rank:
-            _compare_sent(f"rank {rank} of 2", nbytes, *sent)
+            _compare_sent(rank_name(rank, 4), *sent)
             if not same:
                 raise Mistake("the weights have changed", "Look, and do not touch.")
     yield "one all-reduce of two int64 travels, not the weights; the model is unchanged"
-    seen = on_ranks(_agree_trial, replicas_agree, True, ranks=4)
-    for case in zip(*seen):
-        alike = case[0][0] == "nothing"
-        if [bool(value) for _, value, _, _ in case] != [True, alike, alike, alike]:
+    for case in zip(*on_ranks(_agree_trial, replicas_agree, True, ranks=4)):
+        values, alike = [bool(value) for _, value, *_ in case], case[0][0] == "nothing"
+        if values != [True, alike, alike, alike]:
             raise Mistake("in two groups, rank 0 alone and ranks 1, 2, 3, where one bit or more of "
-                          "rank 3 may differ, the answers are "
-                          f"{[value for _, value, _, _ in case]}",
+                          f"rank 3 may differ, the answers are {values}",
                           "Each group answers for itself: hand `group` on.")
     yield "a group answers for itself"
 
 
-def _compare_sent(where, nbytes, sent, calls, all_reduced):
+def _compare_sent(where, sent, calls, all_reduced):
     if sent > 256:
+        nbytes = sum(p.nbytes for p in Weights().parameters())
         raise Mistake(f"{where} puts {sent:,} bytes into collectives, for a model of {nbytes:,} "
                       "bytes; 16 are enough",
                       "Let each rank make a short hash of its own weights, and send that.")

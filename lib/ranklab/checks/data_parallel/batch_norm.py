@@ -4,12 +4,12 @@ import torch
 import torch.distributed as dist
 from torch.nn.functional import batch_norm
 
-from ranklab.checks.data_parallel.replicas import GROUP, group_of_mine, members_of
+from ranklab.checks.data_parallel.toys import HAND_ON, hinted
 from ranklab.checks.data_parallel.whole_batch import (
-    EPS, C, compare_gradients, compare_values, far, right_answer, whole_batch,
+    EPS, C, compare_gradients, compare_values, right_answer, whole_batch,
 )
 from ranklab.checks.exercise import Mistake
-from ranklab.checks.trial import on_ranks
+from ranklab.checks.trial import explain, group_of_mine, members_of, on_ranks, rank_name
 from ranklab.engine import device
 from ranklab.meter import Traffic
 
@@ -19,22 +19,21 @@ SHAPES = ((C,), (C, 4, 2))
 
 
 def _norm_trial(sync_batch_norm, cut, dtype=torch.float64, mean=0.0):
+    """What _one sees, for each shape; on 4 ranks also inside the group."""
     rank = dist.get_rank()
-    mine = slice(sum(cut[:rank]), sum(cut[: rank + 1]))
-    seen = [_one(sync_batch_norm, mine, *whole_batch(sum(cut), shape, dtype, mean))
+    seen = [_one(sync_batch_norm, cut, rank, whole_batch(sum(cut), shape, dtype, mean))
             for shape in SHAPES]
-    return seen + ([_in_group(sync_batch_norm)] if len(cut) == 4 else [])
+    if len(cut) == 4:
+        members = members_of(rank)
+        cut = GROUP_CUTS[members]
+        seen.append(_one(sync_batch_norm, cut, members.index(rank), whole_batch(sum(cut), (C,)),
+                         group=group_of_mine()))
+    return seen
 
 
-def _in_group(sync_batch_norm):
-    group, members = group_of_mine(), members_of(dist.get_rank())
-    cut, place = GROUP_CUTS[members], members.index(dist.get_rank())
-    mine = slice(sum(cut[:place]), sum(cut[: place + 1]))
-    return _one(sync_batch_norm, mine, *whole_batch(sum(cut), (C,)), group=group)
-
-
-def _one(sync_batch_norm, mine, x, upstream, weight, bias, **group):
-    x, upstream, weight, bias = (t.to(device()) for t in (x[mine], upstream[mine], weight, bias))
+def _one(sync_batch_norm, cut, place, batch, **group):
+    x, upstream, weight, bias = (each.to(device()) for each in batch)
+    x, upstream = x.split(cut)[place].clone(), upstream.split(cut)[place].clone()
     for leaf in (x, weight, bias):
         leaf.requires_grad_()
     if x.dim() == 4:  # in memory by rows, columns and then channels, as images often lie
@@ -58,12 +57,9 @@ def _one(sync_batch_norm, mine, x, upstream, weight, bias, **group):
 
 def check_sync_batch_norm(sync_batch_norm):
     for ranks, cut in CUTS.items():
-        try:
+        with hinted({"must be at least 2": "All ranks together have more: the count must be "
+                     "summed over ranks, too."}):
             seen = on_ranks(_norm_trial, sync_batch_norm, cut, ranks=ranks)
-        except Mistake as mistake:
-            own = "must be at least 2" in mistake.what
-            raise Mistake(mistake.what, "All ranks together have more: the count must be summed "
-                          "over ranks, too." if own else mistake.hint) from None
         for number, shape in enumerate(SHAPES):
             compare_values([of_rank[number] for of_rank in seen], cut, shape)
         if ranks == 3:
@@ -78,10 +74,10 @@ def check_sync_batch_norm(sync_batch_norm):
     yield "mean and variance for evaluation are updated as torch does"
     for rank, of_rank in enumerate(seen):
         for got in of_rank:
-            _compare_calls(rank, got)
+            _compare_calls(rank_name(rank, 4), got)
     yield "one all-reduce in forward, one in backward, of a few bytes; x and grad are unchanged"
     for rank, of_rank in enumerate(seen):
-        _compare_group(rank, of_rank[-1])
+        _compare_group(of_rank[-1], members_of(rank), rank)
     yield "inside a group it meets nobody else"
     _far_from_zero(sync_batch_norm)
     yield "in float32 its digits stay, also where the mean is far from zero"
@@ -90,46 +86,40 @@ def check_sync_batch_norm(sync_batch_norm):
 
 
 def _compare_running(got, right):
-    mean, variance = got
-    if far(mean, right[0]):
-        raise Mistake("the running mean is off", "mean moves by momentum * (batch's mean - mean), "
-                      "in place.")
-    if far(variance, right[1]):
-        raise Mistake("the running variance is off", "It moves towards the batch's variance with "
-                      "n - 1, not n: variance * n / (n - 1), n being the count on all ranks.")
+    explain("the running mean", got[0], right[0],
+            hint="mean moves by momentum * (batch's mean - mean), in place.")
+    explain("the running variance", got[1], right[1],
+            hint="It moves towards the batch's variance with n - 1, not n: variance * n / (n - 1), "
+            "n being the count on all ranks.")
 
 
-def _compare_calls(rank, got):
-    for calls, where in zip(got["calls"], ("forward", "backward")):
+def _compare_group(got, members, rank):
+    y, of_x, _, _ = right_answer(GROUP_CUTS[members], (C,))
+    for what, mine, right in (("y", got["y"], y), ("the gradient of x", got["grads"][0], of_x)):
+        explain(f"in the group of ranks {members}, for their batch, {what}", mine,
+                right[members.index(rank)], hint=HAND_ON)
+
+
+def _compare_calls(where, got):
+    for calls, sent, enough, way in zip(got["calls"], got["bytes"], (16 * C + 8, 16 * C),
+                                        ("forward", "backward")):
         if calls != 1:
-            raise Mistake(f"rank {rank} of 4: {calls} collectives in {where}; one is enough",
+            raise Mistake(f"{where}: {calls} collectives in {way}; one is enough",
                           "Put what is to be summed into one tensor with torch.cat: at this size "
                           "a message costs its latency.")
-    if got["verbs"] != {"all_reduce"}:
-        raise Mistake(f"rank {rank} of 4 calls {' and '.join(sorted(got['verbs']))}; asked is one "
-                      "all-reduce in forward and one in backward", "An all-reduce adds up under "
-                      "way. All-gather hands every rank's sums to everybody: R times the bytes.")
-    for sent, enough, where in zip(got["bytes"], (16 * C + 8, 16 * C), ("forward", "backward")):
+        if got["verbs"] != {"all_reduce"}:
+            raise Mistake(f"{where} calls {' and '.join(sorted(got['verbs']))}; asked is one "
+                          "all-reduce in forward and one in backward", "An all-reduce adds up "
+                          "under way. All-gather hands every rank's sums to everybody: R times the "
+                          "bytes.")
         if sent > enough:
-            raise Mistake(f"rank {rank} of 4: {sent} bytes in {where}; {enough} are enough",
-                          "Two sums a channel, once, and in forward the count: no row of x has to "
-                          "travel.")
+            raise Mistake(f"{where}: {sent} bytes in {way}; {enough} are enough", "Two sums a "
+                          "channel, once, and in forward the count: no row of x has to travel.")
     if not got["same"]:
         raise Mistake("x itself was changed", "Make a new tensor.")
     if not got["same upstream"]:
         raise Mistake("backward has changed the gradient that it was given", "It may be another "
                       "layer's as well, where y is used twice: grad - ..., not grad -= ...")
-
-
-def _compare_group(rank, got):
-    members = members_of(rank)
-    cut, place = GROUP_CUTS[members], members.index(rank)
-    y, of_x, _, _ = right_answer(cut, (C,))
-    for what, mine, right in (("values are", got["y"], y), ("gradient of x is",
-                                                            got["grads"][0], of_x)):
-        if far(mine, right.split(cut)[place]):
-            raise Mistake(f"in the group of ranks {members} the {what} not that of their batch",
-                          GROUP)
 
 
 def _far_trial(sync_batch_norm, cut, mean):

@@ -6,43 +6,34 @@ from torch import nn
 from ranklab.checks.exercise import Mistake
 
 
-def _parameters(*sizes):
-    """One parameter for each size; a negative size: of that many in bfloat16, 2 bytes each.
+KINDS = {"f": (torch.float32, "cpu"), "h": (torch.bfloat16, "cpu"), "m": (torch.float32, "meta")}
 
-    A size 7j is 7 numbers on another device ("meta" is one without memory).
-    """
-    made = []
-    for n in sizes:
-        elsewhere = isinstance(n, complex)
-        dtype = torch.bfloat16 if not elsewhere and n < 0 else torch.float32
-        made.append(nn.Parameter(torch.zeros(int(abs(n)), dtype=dtype,
-                                             device="meta" if elsewhere else "cpu")))
-    return made
-
-
-# sizes in elements, the cap in bytes, and the right buckets as places in the list of parameters
+# numbers of elements, kinds, the cap in bytes; the right buckets, as places among the parameters
 CASES = (
-    ("three equal layers, one in each bucket", (10, 10, 10), 40, [[2], [1], [0]]),
-    ("a weight and a bias, three times", (100, 10, 100, 10, 100, 10), 300,
+    ("three equal layers, one in each bucket", (10, 10, 10), "fff", 40, [[2], [1], [0]]),
+    ("a weight and a bias, three times", (100, 10, 100, 10, 100, 10), "ffffff", 300,
      [[5, 4], [3, 2], [1, 0]]),
-    ("the last bucket is not full", (4, 4, 4, 4, 4), 32, [[4, 3], [2, 1], [0]]),
-    ("one is larger than the cap", (3, 1000, 3), 40, [[2, 1], [0]]),
-    ("all fit into one bucket", (5, 6, 7), 10**9, [[2, 1, 0]]),
-    ("a cap of 1 byte", (5, 6, 7), 1, [[2], [1], [0]]),
-    ("no parameters", (), 100, []),
-    ("two types", (10, -10, 10, -10, 10), 60, [[4, 2], [3, 1], [0]]),
-    ("numbers of two bytes", (-10, -10, -10, -10), 40, [[3, 2], [1, 0]]),
-    ("two devices", (10, 10j, 10, 10j), 80, [[3, 1], [2, 0]]),
+    ("the last bucket is not full", (4, 4, 4, 4, 4), "fffff", 32, [[4, 3], [2, 1], [0]]),
+    ("one is larger than the cap", (3, 1000, 3), "fff", 40, [[2, 1], [0]]),
+    ("all fit into one bucket", (5, 6, 7), "fff", 10**9, [[2, 1, 0]]),
+    ("a cap of 1 byte", (5, 6, 7), "fff", 1, [[2], [1], [0]]),
+    ("no parameters", (), "", 100, []),
+    ("two types", (10, 10, 10, 10, 10), "fhfhf", 60, [[4, 2], [3, 1], [0]]),
+    ("numbers of two bytes", (10, 10, 10, 10), "hhhh", 40, [[3, 2], [1, 0]]),
+    ("two devices", (10, 10, 10, 10), "fmfm", 80, [[3, 1], [2, 0]]),
 )
-
-
 FROM_THE_END = ("Begin with the last parameter: backward begins at the end of the model, so the "
                 "last gradients are ready first. Go through them in reverse.")
 
 
+def _parameters(sizes, kinds):
+    return [nn.Parameter(torch.zeros(n, dtype=dtype, device=device))
+            for n, (dtype, device) in zip(sizes, map(KINDS.get, kinds))]
+
+
 def check_assign_buckets(assign_buckets):
-    for case, sizes, cap, right in CASES:
-        parameters = _parameters(*sizes)
+    for case, sizes, kinds, cap, right in CASES:
+        parameters = _parameters(sizes, kinds)
         buckets = _buckets(assign_buckets, parameters, cap)
         places = {id(p): place for place, p in enumerate(parameters)}
         got = [[places.get(id(p)) for p in bucket] for bucket in buckets]
@@ -58,7 +49,7 @@ def check_assign_buckets(assign_buckets):
     yield "sizes are bytes; what is larger than the cap is not cut; the last one may be smaller"
     yield "one type on one device in each bucket; those that never reach the cap come last"
     try:
-        assign_buckets(_parameters(3), 0)
+        assign_buckets(_parameters([3], "f"), 0)
     except ValueError:
         yield "a cap of 0 bytes is refused with a ValueError"
         return

@@ -2,8 +2,8 @@
 
 from types import SimpleNamespace
 
-from ranklab.collectives import best_sent_bytes
 from ranklab.checks.exercise import Prediction
+from ranklab.collectives import best_sent_bytes
 from ranklab.data_parallel import (
     assign_buckets, batch_norm_bytes, scale_learning_rate, shard_sampler,
 )

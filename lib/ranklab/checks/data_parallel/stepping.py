@@ -2,34 +2,45 @@
 
 import torch.distributed as dist
 
-from ranklab.checks.data_parallel.toys import far, gradients, loss_of, rows, toy
+from ranklab.checks.data_parallel.toys import (
+    gradients, hinted, loss_of, mean_gradients, off, rows, toy,
+)
 from ranklab.checks.exercise import Mistake
-from ranklab.checks.trial import on_ranks
+from ranklab.checks.trial import on_ranks, rank_name
 from ranklab.data_parallel import OverlappedDataParallel
 from ranklab.meter import Traffic
 
 PIECES = ((0, 1), (2,))  # two blocks one after the other, the first with two backwards
 LAST = 3  # the piece outside
+NO_MANAGER = ("`with` needs a context manager: put @contextlib.contextmanager above the function, "
+              "and a `yield` where the block runs.")
 
 
-def _no_sync_trial(no_sync):
-    model, rank = toy(0), dist.get_rank()
-    wrapped, R = OverlappedDataParallel(model, cap_bytes=200), dist.get_world_size()
-    seen = {}
+def in_pieces(wrapped, no_sync):
+    """What is sent inside and after blocks of no_sync, the gradients then, and the right ones."""
+    model, rank, R, seen = wrapped.module, dist.get_rank(), dist.get_world_size(), {}
+    mine = [[(rows(10 * r + piece),) for piece in range(LAST + 1)] for r in range(R)]
+    seen["right local"] = mean_gradients(model, mine[rank][:LAST], 1)
+    seen["right mean"] = mean_gradients(model, sum(mine, []), R)
+    model.zero_grad()
     with Traffic() as traffic:
         for pieces in PIECES:
             with no_sync(wrapped):
                 for piece in pieces:
-                    loss_of(wrapped, rows(10 * rank + piece)).backward()
+                    loss_of(wrapped, *mine[rank][piece]).backward()
                 inside = wrapped.sync
     seen["inside"], seen["local"] = traffic.calls["all_reduce"], gradients(model)
     seen["sync"] = inside, wrapped.sync
     with Traffic() as traffic:
-        loss_of(wrapped, rows(10 * rank + LAST)).backward()
+        loss_of(wrapped, *mine[rank][LAST]).backward()
     seen["after"], seen["mean"] = traffic.calls["all_reduce"], gradients(model)
     seen["buckets"] = len(wrapped.buckets)
-    seen["right local"] = _sums([10 * rank + piece for piece in range(LAST)], 1)
-    seen["right mean"] = _sums([10 * r + piece for r in range(R) for piece in range(LAST + 1)], R)
+    return seen
+
+
+def _no_sync_trial(no_sync):
+    wrapped = OverlappedDataParallel(toy(0), cap_bytes=200)
+    seen = in_pieces(wrapped, no_sync)
     with no_sync(wrapped):
         with no_sync(wrapped):
             seen["inner"] = wrapped.sync
@@ -54,22 +65,12 @@ def _after(error, no_sync, wrapped):
     return "swallowed"
 
 
-def _sums(seeds, ranks):
-    """The gradients of the sum of the losses, over the number of ranks, in one process."""
-    model = toy(0)
-    for seed in seeds:
-        (loss_of(model, rows(seed)) / ranks).backward()
-    return gradients(model)
-
-
 def check_no_sync(no_sync):
     for ranks in (1, 3):
-        try:
+        with hinted({"context manager protocol": NO_MANAGER, "__enter__": NO_MANAGER}):
             seen = on_ranks(_no_sync_trial, no_sync, ranks=ranks)
-        except Mistake as mistake:
-            raise Mistake(mistake.what, _no_sync_hint(mistake)) from None
         for rank, one in enumerate(seen):
-            _compare_no_sync(one, f"rank {rank} of {ranks}")
+            _compare_no_sync(one, rank_name(rank, ranks))
     yield "inside, nothing is sent, and gradients add up on their own rank"
     yield "the next backward outside averages the sums, once, on 1 and 3 ranks"
     if one["inner"] is not False:
@@ -97,32 +98,23 @@ def check_no_sync(no_sync):
     yield "it ends also when the step inside fails"
 
 
-def _no_sync_hint(mistake):
-    if "context manager protocol" in mistake.what or "__enter__" in mistake.what:
-        return ("`with` needs a context manager: put @contextlib.contextmanager above the "
-                "function, and a `yield` where the block runs.")
-    return mistake.hint
-
-
 def _compare_no_sync(one, where):
     if one["inside"]:
         hint = "model.sync must be False while the block runs: the hooks look at it."
         if one["sync"][0] is False:
             hint = "no_sync itself sends nothing: the next backward averages what has added up."
         raise Mistake(f"{where}: {one['inside']} all-reduces inside", hint)
-    for name, right in one["right local"].items():
-        if right is not None and (one["local"][name] is None or far(one["local"][name], right)):
-            raise Mistake(f"{where}: inside, the gradient of `{name}` is not the sum of its "
-                          "backwards", "Leave the gradients alone, on entering and on leaving: "
-                          "autograd adds them up. Pieces may stand in several blocks.")
+    for name in off(one["local"], one["right local"]):
+        raise Mistake(f"{where}: inside, the gradient of `{name}` is not the sum of its backwards",
+                      "Leave the gradients alone, on entering and on leaving: autograd adds them "
+                      "up. Pieces may stand in several blocks.")
     if one["sync"][1] is not True or not one["after"]:
         raise Mistake(f"{where}: after the block nothing is sent either",
                       "Switch `sync` back on after the yield.")
     if one["after"] != one["buckets"]:
         raise Mistake(f"{where}: {one['after']} all-reduces after the block, for {one['buckets']} "
                       "buckets", "The next backward sends each bucket once; no_sync sends nothing.")
-    for name, right in one["right mean"].items():
-        if right is not None and far(one["mean"][name], right):
-            raise Mistake(f"{where}: after the block the gradient of `{name}` is not the mean of "
-                          "the ranks' sums", "Leave the gradients alone: the next backward adds "
-                          "its own to what is there, and averages the whole.")
+    for name in off(one["mean"], one["right mean"]):
+        raise Mistake(f"{where}: after the block the gradient of `{name}` is not the mean of the "
+                      "ranks' sums", "Leave the gradients alone: the next backward adds its own to "
+                      "what is there, and averages the whole.")

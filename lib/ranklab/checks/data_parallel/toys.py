@@ -1,11 +1,16 @@
 """The small models that lab 03's checks train, and what they look at on each rank."""
 
+import contextlib
 import copy
 
 import torch
 from torch import nn
 
+from ranklab.checks.exercise import Mistake
+from ranklab.checks.trial import is_near
 from ranklab.engine import device
+
+HAND_ON = "Hand `group` on to every collective, with group=group."
 
 
 class Toy(nn.Module):
@@ -28,9 +33,43 @@ class Toy(nn.Module):
         return self.last(self.wide(x.double()).float())
 
 
+class Layers(nn.Module):
+    """Linear layers in the given order, equal on all ranks; each is called by `call`.
+
+    events  gets ("layer", its number) when the backward of a layer begins
+    """
+
+    def __init__(self, order, events=None, call=lambda layer, x: layer(x)):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(nn.Linear(6, 6) for _ in set(order))
+        self.order, self.call = order, call
+        for number, layer in enumerate(self.layers if events is not None else ()):
+            layer.register_full_backward_pre_hook(lambda *_, n=number: events.append(("layer", n)))
+
+    def forward(self, x):
+        for number in self.order:
+            x = torch.tanh(self.call(self.layers[number], x))
+        return x
+
+
+LAYER_BYTES = 4 * (6 * 6 + 6)  # of one of Layers: a bucket
+
+
 def toy(seed):
     torch.manual_seed(seed)
     return Toy().to(device())
+
+
+def toy_with_more(seed):
+    """Also with a parameter that is channels-last, in another order in memory, and with a buffer
+    that no checkpoint holds: state_dict() does not list it.
+    """
+    model = toy(seed)
+    images = torch.rand(2, 3, 2, 2).to(model.scale)
+    model.images = nn.Parameter(images.contiguous(memory_format=torch.channels_last))
+    model.register_buffer("mask", torch.rand(3).to(model.scale), persistent=False)
+    return model
 
 
 def rows(seed, n=4):
@@ -38,22 +77,25 @@ def rows(seed, n=4):
     return torch.randn(n, 6, generator=torch.Generator().manual_seed(seed)).to(device())
 
 
-def loss_of(model, x):
-    return model(x).square().mean()
+def loss_of(model, *inputs):
+    return model(*inputs).square().mean()
 
 
-def mean_gradients(model, batches):
-    """{name: the gradient of the mean loss of all `batches`}, in one process; `model` unchanged."""
+def mean_gradients(model, batches, ranks=None):
+    """{name: the gradient of the summed losses over `ranks`}, in one process; `model` unchanged.
+
+    ranks  as many as batches, if not given
+    """
     model = copy.deepcopy(model)
     model.zero_grad()
-    for x in batches:
-        (loss_of(model, x) / len(batches)).backward()
+    for inputs in batches:
+        (loss_of(model, *inputs) / (ranks or len(batches))).backward()
     return gradients(model)
 
 
 def gradients(model):
-    """{name: the gradient on the CPU, or None}."""
-    return {name: None if p.grad is None else p.grad.detach().cpu().clone()
+    """{name: the gradient on the CPU, or None}; in float32, since all came through such layers."""
+    return {name: None if p.grad is None else p.grad.detach().cpu().float().clone()
             for name, p in model.named_parameters()}
 
 
@@ -66,8 +108,18 @@ def buffers(model):
     return {name: buffer.detach().cpu().clone() for name, buffer in model.named_buffers()}
 
 
-def far(got, right):
-    """True when two tensors differ by more than rounding."""
-    if got.shape != right.shape or got.dtype != right.dtype:
-        return True
-    return bool((got - right).abs().max() > 1e-5 * (1 + right.abs().max()))
+def off(got, right):
+    """The names of the tensors that are not right; those that should be None are passed over."""
+    return [name for name, tensor in right.items()
+            if tensor is not None and not is_near(got[name], tensor)]
+
+
+@contextlib.contextmanager
+def hinted(failures):
+    """Inside, a Mistake gets the hint of the first of the `failures` that is part of its text."""
+    try:
+        yield
+    except Mistake as mistake:
+        hints = (hint for part, hint in failures.items() if part in mistake.what)
+        mistake.hint = next(hints, mistake.hint)
+        raise

@@ -1,25 +1,32 @@
 """The check of diagnose, on timelines that are made up: causes and numbers are known exactly."""
 
 import math
-from statistics import StatisticsError
+from statistics import StatisticsError, mean
 
 from ranklab.checks.ddp.jobs import CLEAR, NAMES, NOISY, ODD, TWO_CAUSES, more_than_others
 from ranklab.checks.exercise import Mistake
 
+GENERAL = {
+    "loader-bound": "Loader: the mean over ranks of loading that no computing hides, over the "
+                    "step.",
+    "communication-bound": "Communication: the least exposed_communication of all ranks, over the "
+                           'step. (Events of kind "wait" are gaps of the main thread, and '
+                           "something else.)",
+    "straggler": "Straggler: the busiest rank's computing and loading, less the mean of the "
+                 "*other* ranks', over the length of a step. 0 for one rank.",
+}
+
 
 def check_diagnose(fn):
-    for case in CLEAR:
-        _compare(fn, case)
-    yield "each cause is named; a hidden transfer is none, and neither is waiting for a straggler"
-    for case in TWO_CAUSES:
-        _compare(fn, case)
-    yield "of two causes the larger one; the busiest rank against all of the others"
-    for case in ODD:
-        _compare(fn, case)
-    yield "one rank alone; just below and above a quarter; fast and slow machines alike"
-    for case in NOISY:
-        _compare(fn, case)
-    yield "a hiccup in one step, or noise of 30%, changes no verdict"
+    for cases, sentence in (
+            (CLEAR, "each cause is named; a hidden transfer is none, and neither is waiting for a "
+                    "straggler"),
+            (TWO_CAUSES, "of two causes the larger one; the busiest rank against all others"),
+            (ODD, "one rank alone; just below and above a quarter; fast and slow machines alike"),
+            (NOISY, "a hiccup in one step, or noise of 30%, changes no verdict")):
+        for case in cases:
+            _compare(fn, case)
+        yield sentence
     _refuses_without_steps(fn)
     yield "a ValueError where a rank has no step in which anything was computed"
 
@@ -43,50 +50,41 @@ def _compare(fn, case):
     try:
         result = fn(timelines)
     except (ZeroDivisionError, StatisticsError) as error:
-        hint = "With one rank there are no others: its straggler share is 0."
-        if len(given) > 1:
-            hint = ("Ranks may be equally busy. The others are all but one, not all that are less "
-                    "busy.")
-        raise Mistake(f"{case.name}: {error}", hint) from None
+        raise Mistake(f"{case.name}: {error}",
+                      "With one rank there are no others: its straggler share is 0."
+                      if len(given) == 1 else "Ranks may be equally busy. The others are all but "
+                      "one, not all that are less busy.") from None
     if timelines != given:
         raise Mistake("the timelines are changed", "Make new lists; steps_of does.")
-    shares = _result(result)
-    right = _nearest(case, shares)
-    verdict = result[0]
-    numbers = ", ".join(f"{name} {shares[name]:.2f}" for name in NAMES)
-    wanted = ", ".join(f"{name} {right[name]:.2f}" for name in NAMES)
-    if verdict != case.verdict:
-        raise Mistake(f"{case.name}: the verdict is {verdict}, not {case.verdict}\n"
-                      f"shares: {numbers}\nright:  {wanted}", _hint(case, shares, right, verdict))
-    for name in NAMES:
-        if not math.isclose(shares[name], right[name], rel_tol=1e-4, abs_tol=1e-4):
-            raise Mistake(f"{case.name}: the verdict is right, but the share of {name} is "
-                          f"{right[name]:.4g}, not {shares[name]:.4g}",
-                          _hint(case, shares, right, verdict))
+    verdict, shares = _parts(result)
+    right = case.shares(shares["straggler"])
+    off = [name for name in NAMES if not _is_near(shares[name], right[name])]
+    if verdict == case.verdict and not off:
+        return
+    what = f"the verdict is {verdict}, not {case.verdict}"
+    if verdict == case.verdict:
+        what = f"the verdict is right, but not the share of {off[0]}"
+    got, wanted = (", ".join(f"{name} {values[name]:.4g}" for name in NAMES)
+                   for values in (shares, right))
+    raise Mistake(f"{case.name}: {what}\nshares: {got}\nright:  {wanted}",
+                  _hint(case, shares, right, off))
 
 
-def _nearest(case, shares):
-    """The right shares; of the two right ones of a straggler the nearer."""
-    right = case.shares()
-    both = right["straggler"], case.straggler_of_sums()
-    return {**right, "straggler": min(both, key=lambda x: abs(x - shares["straggler"]))}
+def _is_near(got, right):
+    return math.isclose(got, right, rel_tol=1e-4, abs_tol=1e-4)
 
 
-def _result(result):
+def _parts(result):
     if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], dict):
         raise Mistake(f"it returns {str(result)[:60]}, not a verdict and its shares",
                       "Return (verdict, shares): a string, and a dict of three numbers.")
     if set(result[1]) != set(NAMES):
         raise Mistake(f"the shares are called {', '.join(map(str, result[1]))}",
                       f"They are {', '.join(NAMES)}.")
-    return result[1]
+    return result
 
 
-def _hint(case, shares, right, verdict):
-    def is_near(name, value):
-        return math.isclose(shares[name], value, rel_tol=1e-3, abs_tol=1e-4)
-
-    off = [name for name in NAMES if not is_near(name, right[name])]
+def _hint(case, shares, right, off):
     if not off and case.verdict == "healthy":
         return "The shares are right. Below a quarter there is no culprit: the verdict is healthy."
     if not off:
@@ -94,40 +92,22 @@ def _hint(case, shares, right, verdict):
     if case.hiccup or case.noise:
         return ("Take of each rank its median step: steps_of cuts the timeline, median() of what "
                 "you measure in each step forgets the one that went wrong.")
-    of_ranks, length = case.usual()
-    if all(is_near(name, 100 * right[name]) for name in off):
-        return "That is per cent. Shares: all of a step is 1."
-    if all(is_near(name, right[name] * length * case.unit) for name in off):
-        return "Shares, not seconds: divide by the length of a step."
-    if all(is_near(name, right[name] / case.steps) for name in off):
-        return "Shares of one step: you divide by the length of all of them."
-    return HINTS[off[0]](shares[off[0]] * length, of_ranks)
-
-
-def _hint_loader(got, of_ranks):
-    return "Loader: the mean over ranks of loading that no computing hides, over the step."
-
-
-def _hint_communication(got, of_ranks):
-    bare = [exposed for *_, exposed in of_ranks]
-    for value in (max(bare), sum(bare) / len(bare)):
-        if math.isclose(got, value, rel_tol=1e-3):
+    _, computing, _, bare, length = case.usual()
+    for factor, hint in (
+            (100, "That is per cent. Shares: all of a step is 1."),
+            (length * case.unit, "Shares, not seconds: divide by the length of a step."),
+            (1 / case.steps, "Shares of one step: you divide by the length of all of them.")):
+        if all(_is_near(shares[name], factor * right[name]) for name in off):
+            return hint
+    got = shares[off[0]] * length
+    if off[0] == "straggler" and math.isclose(got, more_than_others(computing), abs_tol=1e-3):
+        return "A rank works when it computes or loads: compare the two together."
+    if off[0] == "communication-bound":
+        if any(math.isclose(got, value, rel_tol=1e-3) for value in (max(bare), mean(bare))):
             return ("Ranks that are ready early only wait for the last one, inside their "
                     "all-reduce. The rank that has least exposed communication shows what "
                     "transfers cost: min over the ranks.")
-    if got > min(bare):
-        return ("Not all communication counts, but what no computing hides: "
-                "exposed_communication(step).")
-    return ("Communication: the least exposed_communication of all ranks, over the step. (Events "
-            'of kind "wait" are gaps of the main thread, and something else.)')
-
-
-def _hint_straggler(got, of_ranks):
-    computing = more_than_others([compute for _, compute, _ in of_ranks])
-    if math.isclose(got, computing, rel_tol=1e-3, abs_tol=1e-3):
-        return "A rank works when it computes or loads: compare the two together."
-    return ("Straggler: the busiest rank's computing and loading, less the mean of the *other* "
-            "ranks', over the length of a step. 0 for one rank.")
-
-
-HINTS = dict(zip(NAMES, (_hint_loader, _hint_communication, _hint_straggler)))
+        if got > min(bare):
+            return ("Not all communication counts, but what no computing hides: "
+                    "exposed_communication(step).")
+    return GENERAL[off[0]]

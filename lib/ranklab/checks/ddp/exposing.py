@@ -39,6 +39,8 @@ CASES = (  # what is seen, and the events
     ("a batch is loaded meanwhile", [event("loader", 22, 28), WORK, SEND]),
     ("computing on another lane", [event("compute", 16, 39, "stream 7"), SEND]),
 )  # fmt: skip
+WALK = ("Go through all starts and ends in order of time, and keep count of what runs: a moment "
+        "counts when transfers run, one or more, and kernels none.")
 
 
 def check_exposed_communication(fn):
@@ -53,7 +55,8 @@ def check_exposed_communication(fn):
             _compare(fn, f"random events, seed {seed}", _random(seed), kind)
     yield 'right for 20 random timelines, in any order; for kind="loader" as well'
     for seed in range(20, 24):
-        _compare_moved(fn, _random(seed))
+        _compare(fn, f"microseconds on a clock that began long ago, seed {seed}", _random(seed),
+                 scale=0.0137, offset=1000.0)
     yield "on any clock: it need not begin at 0, nor tick in milliseconds"
 
 
@@ -66,73 +69,67 @@ def _random(seed):
     return events
 
 
-def _compare_moved(fn, events, scale=0.0137, offset=1000.0):
-    """The same events on a clock that began long ago, and `scale` times as long."""
-    moved = [e._replace(start=offset + scale * e.start, end=offset + scale * e.end)
+def _compare(fn, name, events, kind="communication", scale=1, offset=0):
+    given = [e._replace(start=offset + scale * e.start, end=offset + scale * e.end)
              for e in events]  # fmt: skip
-    got, right = fn(moved), scale * exposed_by_hand(events, "communication")
-    if not math.isclose(got, right, abs_tol=1e-8):
-        raise Mistake(f"events of microseconds, from {moved[0].start:.6f} s on: {1e6 * got:.1f} us "
-                      f"are exposed, it says, but it is {1e6 * right:.1f} us",
-                      "Times are any numbers: go from one edge to the next, whatever lies between, "
-                      "and not from tick to tick.")
-
-
-def _compare(fn, name, events, kind="communication"):
-    given = list(events)
+    before = list(given)
     try:
-        got = fn(events) if kind == "communication" else fn(events, kind=kind)
+        got = fn(given) if kind == "communication" else fn(given, kind=kind)
     except KeyError as error:
-        if error.args[0] not in {event.kind for event in given}:
+        if error.args[0] not in {event.kind for event in events}:
             raise
         raise Mistake(f"{name}: it raised KeyError: {error}, a kind of event",
                       "Other kinds are not counted: `if what in running`. And do not call the "
                       "loop's variable kind: it would overwrite the parameter.") from None
-    right = exposed_by_hand(given, kind)
-    if events != given:
+    if given != before:
         raise Mistake("the list of events is changed", "sorted(events) makes a new list.")
     if not isinstance(got, (int, float)):
         raise Mistake(f"it returns {got!r}, not seconds", "Return one number.")
-    if math.isclose(got, right, abs_tol=1e-9):
+    right = scale * exposed_by_hand(events, kind)
+    if math.isclose(got, right, abs_tol=1e-8 if offset else 1e-9):
         return
-    what = f"{name}: {got / MS:g} ms are exposed, it says, but it is {right / MS:g} ms"
-    if kind != "communication":
-        what = f'{name}, kind="{kind}": {got / MS:g} ms, it says, but it is {right / MS:g} ms'
-    raise Mistake(what, _hint(got, given, kind))
+    hint = ("Times are any numbers: go from one edge to the next, whatever lies between, and not "
+            "from tick to tick.")
+    raise Mistake(f"{name}: {got / MS:g} ms of {kind} are exposed, it says, but it is "
+                  f"{right / MS:g} ms", hint if offset else _hint(got, right, events, kind))
 
 
-def _hint(got, events, kind):
-    def near(value):
-        return math.isclose(got, value, abs_tol=1e-9)
-
-    def total(what):
-        return sum(e.end - e.start for e in events if e.kind == what)
-
-    relabelled = [e._replace(kind="compute") if e.kind in ("wait", "loader") else e
-                  for e in events]  # fmt: skip
-    if near(exposed_by_hand([e for e in events if e.kind != "compute" or e.lane == "main"], kind)):
-        return "Computing on other lanes hides as well: streams, backward's thread."
-    if abs(got - exposed_by_hand(events, kind)) < 0.01 * MS:
+def _hint(got, right, events, kind):
+    if abs(got - right) < 0.01 * MS:
         return "Nearly: keep all digits. Python's floats have enough, float32 has not."
-    if near(1000 * exposed_by_hand(events, kind)):
-        return "Those are milliseconds; seconds are asked, as the events have them."
-    if near(total(kind)):
-        return ("That is all of it. Leave out the time in which a compute event runs, on whatever "
-                "lane; and where two overlap, count the time once.")
-    if near(max(0, total(kind) - total("compute"))) or near(total(kind) - total("compute")):
-        return ("The difference of two sums says nothing about when: a kernel hides only what runs "
-                "at the same moment.")
-    if kind == "communication" and near(exposed_by_hand(relabelled, kind)):
-        return ("Waiting and loading are no computing: they hide nothing. The wait is the very "
-                "time that one would like to get rid of.")
-    if any(near(exposed_by_hand([e._replace(kind=kind) if e.kind == other else e for e in events],
-                                kind)) for other in ("wait", "loader", "communication")):
-        return f"Another kind of event is counted as well: only {kind!r} is asked."
-    if near(exposed_by_hand(events, "communication")):
-        return "`kind` says which events to look for; it is not always communication."
-    if got > exposed_by_hand(events, kind):
-        return ("Too much: some moments count twice, or a kernel is forgotten. Go through all "
-                "starts and ends in order of time, and keep count of what runs: a moment counts "
-                "when transfers run, one or more, and kernels none.")
-    return ("Too little: go through all starts and ends in order of time, and keep count of what "
-            "runs. A kernel that ends inside a longer one does not end the computing.")
+    for value, hint in _slips(right, events, kind):
+        if math.isclose(got, value, abs_tol=1e-9):
+            return hint
+    if got > right:
+        return f"Too much: some moments count twice, or a kernel is forgotten. {WALK}"
+    return f"Too little: a kernel that ends inside a longer one does not end the computing. {WALK}"
+
+
+def _slips(right, events, kind):
+    """(what a usual mistake gets, a hint about it)."""
+
+    def renamed(kinds, new):
+        return exposed_by_hand([e._replace(kind=new) if e.kind in kinds else e for e in events],
+                               kind)
+
+    on_main = [e for e in events if e.kind != "compute" or e.lane == "main"]
+    whole, hiding = (sum(e.end - e.start for e in events if e.kind == what)
+                     for what in (kind, "compute"))
+    difference = ("The difference of two sums says nothing about when: a kernel hides only what "
+                  "runs at the same moment.")
+    another = f"Another kind of event is counted as well: only {kind!r} is asked."
+    return (
+        (exposed_by_hand(on_main, kind),
+         "Computing on other lanes hides as well: streams, backward's thread."),
+        (1000 * right, "Those are milliseconds; seconds are asked, as the events have them."),
+        (whole, "That is all of it. Leave out the time in which a compute event runs, on whatever "
+                "lane; and where two overlap, count the time once."),
+        (whole - hiding, difference),
+        (max(0, whole - hiding), difference),
+        (renamed({"wait", "loader"} - {kind}, "compute"),
+         "Waiting and loading are no computing: they hide nothing. The wait is the very time that "
+         "one would like to get rid of."),
+        *((renamed({other}, kind), another) for other in ("wait", "loader", "communication")),
+        (exposed_by_hand(events, "communication"),
+         "`kind` says which events to look for; it is not always communication."),
+    )

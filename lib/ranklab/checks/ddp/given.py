@@ -1,6 +1,7 @@
 """Torch's DDP around a model whose gradients are known: what the checks of hooks run on."""
 
 import functools
+from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import get_ident
@@ -14,26 +15,28 @@ from torch.nn.parallel import DistributedDataParallel
 from ranklab.engine import device
 from ranklab.meter import Traffic
 
-SHAPES = ((12, 10), (8,), (1,), (5, 3, 3), (45,))  # 219 numbers: an odd count
+SHAPES = ((12, 10), (8,), (1,), (5, 3, 3), (45,))
+COUNT = sum(torch.Size(shape).numel() for shape in SHAPES)  # 219: an odd number
 
 
 class Given(nn.Module):
-    """A model whose gradients are the tensors that it is given; one parameter is frozen."""
+    """A model whose gradient is the flat tensor that it is given; one parameter is frozen."""
 
     def __init__(self):
         super().__init__()
         self.weights = nn.ParameterList(torch.zeros(shape) for shape in SHAPES)
         self.frozen = nn.Parameter(torch.zeros(3), requires_grad=False)
 
-    def forward(self, gradients):
-        return sum((p * g).sum() for p, g in zip(self.weights, gradients))
+    def forward(self, gradient):
+        parts = gradient.split([p.numel() for p in self.weights])
+        return sum((p.flatten() * part).sum() for p, part in zip(self.weights, parts))
 
 
 @dataclass
 class Step:
     """What a rank ended with."""
 
-    gradients: list  # on the CPU
+    gradient: torch.Tensor  # flat, on the CPU
     bytes: int  # of all ranks together, as they would go round a ring
     calls: dict
     buckets: int  # times that DDP called the hook
@@ -45,17 +48,15 @@ def gradients_of(rank, step, kind):
     """The gradients of a rank: "normal"; "large" ones, whose sum float16 can't hold; or "uneven":
     rank 0 has larger ones than float16 can hold, and the others have none."""
     if kind == "uneven":
-        return [torch.full(shape, 0.0 if rank else 100_000.0) for shape in SHAPES]
+        return torch.full((COUNT,), 0.0 if rank else 100_000.0)
     if kind == "large":
-        return [torch.full(shape, 40_000.0) for shape in SHAPES]
-    generator = torch.Generator().manual_seed(100 * step + rank)
-    return [torch.randn(shape, generator=generator) for shape in SHAPES]
+        return torch.full((COUNT,), 40_000.0)
+    return torch.randn(COUNT, generator=torch.Generator().manual_seed(100 * step + rank))
 
 
 def mean_of(ranks, step, kind):
     """The right gradients, in one process; `ranks` are those of the group."""
-    every = [gradients_of(rank, step, kind) for rank in ranks]
-    return [sum(parts) / len(every) for parts in zip(*every)]
+    return sum(gradients_of(rank, step, kind) for rank in ranks) / len(ranks)
 
 
 def steps_in_ddp(state, hook, kinds, group=None):
@@ -66,19 +67,18 @@ def steps_in_ddp(state, hook, kinds, group=None):
     waits, buckets, sent, seen = [], [], [], []
     model.register_comm_hook(state, _watched(hook, waits, buckets, sent))
     for step, kind in enumerate(kinds):
-        mine = [g.to(device()) for g in gradients_of(dist.get_rank(), step, kind)]
+        mine = gradients_of(dist.get_rank(), step, kind).to(device())
         model.zero_grad()
-        waits.clear()
-        buckets.clear()
-        sent.clear()
+        for noted in (waits, buckets, sent):
+            noted.clear()
         with Traffic() as traffic:
             model(mine).backward()
         ops = [op for op in traffic.ops if op.name != "broadcast"]  # DDP's own, in its second step
-        grads = [p.grad.detach().cpu().clone() for p in model.module.weights]
-        calls = {op.name: sum(o.name == op.name for o in ops) for op in ops}
-        nbytes = sum(op.sent_bytes for op in ops)
+        gradient = torch.cat([p.grad.flatten() for p in model.module.weights]).cpu()
+        calls = Counter(op.name for op in ops)
         shared = len(sent) - len({x.data_ptr() for x in sent})
-        seen.append(Step(grads, nbytes, calls, len(buckets), bool(waits), shared))
+        seen.append(Step(gradient, sum(op.sent_bytes for op in ops), calls, len(buckets),
+                         bool(waits), shared))
     return seen
 
 

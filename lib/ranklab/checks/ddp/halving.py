@@ -5,15 +5,12 @@ import inspect
 import torch
 import torch.distributed as dist
 
-from ranklab.checks.data_parallel.replicas import GROUPS, group_of_mine
-from ranklab.checks.ddp.given import SHAPES, gradients_of, mean_of, steps_in_ddp
+from ranklab.checks.ddp.given import COUNT, gradients_of, mean_of, steps_in_ddp
 from ranklab.checks.exercise import Mistake
-from ranklab.checks.trial import on_ranks
+from ranklab.checks.trial import GROUPS, group_of_mine, on_ranks
 
 KINDS = ("normal", "normal", "normal", "large", "uneven")
-COUNT = sum(torch.Size(shape).numel() for shape in SHAPES)
 PRECISION = 7e-4  # float16: about 3e-4 of the gradient's length; bfloat16: 2e-3
-WHOLE = "One message for the whole bucket: narrow bucket.buffer(), and not each gradient by itself."
 BACK = ("Does the result get back? DDP takes what the future holds: in .then(...) copy it into "
         "bucket.buffer(), and return that buffer.")
 LIST = "A finished future's value() is a list of one tensor: take value()[0]; return the buffer."
@@ -58,6 +55,14 @@ def check_compress_fp16_hook(fn):
     yield "inside a group it meets nobody else"
 
 
+def _signature(fn):
+    names = inspect.signature(fn).parameters
+    if "bucket" not in names or names["bucket"].annotation not in (dist.GradBucket,
+                                                                   inspect.Parameter.empty):
+        raise Mistake(f"DDP refuses it: its parameters are {', '.join(map(str, names.values()))}",
+                      "The second one must be called bucket, and annotated dist.GradBucket.")
+
+
 def _run(trial, *args, ranks):
     try:
         return on_ranks(trial, *args, ranks=ranks)
@@ -74,76 +79,63 @@ def _four(fn):
     return steps_in_ddp(None, fn, KINDS), steps_in_ddp(group, fn, KINDS[:1], group)
 
 
-def _signature(fn):
-    names = inspect.signature(fn).parameters
-    if "bucket" not in names or names["bucket"].annotation not in (dist.GradBucket,
-                                                                   inspect.Parameter.empty):
-        raise Mistake(f"DDP refuses it: its parameters are {', '.join(map(str, names.values()))}",
-                      "The second one must be called bucket, and annotated dist.GradBucket.")
-
-
 def _values(seen, ranks, kinds, where=""):
     """`seen` is of the ranks `ranks`, in this order."""
     for step, kind in enumerate(kinds):
-        right = _flat(mean_of(ranks, step, kind))
+        right = mean_of(ranks, step, kind)
         for rank, steps in zip(ranks, seen):
-            place = f"{where}on rank {rank} of {len(seen)}"
-            _compare(_flat(steps[step].gradients), right, place, kind, ranks, step)
-        for steps in seen:
-            if not torch.equal(_flat(steps[step].gradients), _flat(seen[0][step].gradients)):
-                raise Mistake(f"{where}the {len(seen)} ranks end with different gradients",
-                              "Every rank must end with what the all-reduce gave.")
-
-
-def _flat(gradients):
-    return torch.cat([gradient.flatten() for gradient in gradients])
+            if _distance(steps[step].gradient, right) > PRECISION:
+                raise _wrong(steps[step].gradient, right, f"{where}on rank {rank} of {len(seen)}",
+                             kind, ranks, step)
+        if any(not torch.equal(steps[step].gradient, seen[0][step].gradient) for steps in seen):
+            raise Mistake(f"{where}the {len(seen)} ranks end with different gradients",
+                          "Every rank must end with what the all-reduce gave.")
 
 
 def _distance(got, right):
     return ((got.double() - right).norm() / right.norm()).item()
 
 
-def _compare(got, right, place, kind, ranks, step):
-    if kind == "large" and _distance(got, right) > PRECISION:
-        raise Mistake(f"{place} a gradient of 40,000 became {got[0]:g}",
-                      "float16 ends at 65,504, and the sum of 4 ranks is 160,000. Divide by the "
-                      "number of ranks before the all-reduce, not after it.")
-    if kind == "uneven" and _distance(got, right) > PRECISION:
-        raise Mistake(f"{place} 100,000 on one rank and 0 on the others became {got[0]:g}, not "
-                      f"{right[0]:,.0f}",
-                      "100,000 is infinite in float16: divide before the cast.")
-    if _distance(got, right) > PRECISION:
-        R = len(ranks)
-        i = int((got - right).abs().argmax())
-        what = f"{place} gradient {i} is {got[i]:.4f} where {right[i]:.4f} is right"
-        raise Mistake(*_name(got, right, what, ranks, step) if R > 1 else (what, BACK))
-
-
-def _name(got, right, what, ranks, step):
-    """(what, hint) for gradients that are wrong."""
-    R = len(ranks)
+def _wrong(got, right, place, kind, ranks, step):
+    if kind == "large":
+        return Mistake(f"{place} a gradient of 40,000 became {got[0]:g}",
+                       "float16 ends at 65,504, and the sum of 4 ranks is 160,000. Divide by the "
+                       "number of ranks before the all-reduce, not after it.")
+    if kind == "uneven":
+        return Mistake(f"{place} 100,000 on one rank and 0 on the others became {got[0]:g}, not "
+                       f"{right[0]:,.0f}",
+                       "100,000 is infinite in float16: divide before the cast.")
+    i = int((got - right).abs().argmax())
+    what = f"{place} gradient {i} is {got[i]:.4f} where {right[i]:.4f} is right"
     share = ((got - right).abs() < 5e-3).double().mean().item()
-    if step and share > 0.1:
-        return f"{what}; {share:.0%} of the gradients are right", (
-            "From its second step on DDP has several buckets here, and calls the hook for each: "
-            "all must be averaged, and none may wait for another, or share anything with it.")
-    if _distance(got, R * right) < 0.05:
-        return f"{what}: the sum, not the mean", ("DDP averages by itself only without a hook. "
-                                                  "Divide by dist.get_world_size(group).")
-    if _distance(got, right / R) < 0.05:
-        return f"{what}: 1/{R} of it", ("Divided by the ranks twice? Once is the mean. Or by the "
+    if len(ranks) > 1 and step and share > 0.1:
+        return Mistake(f"{what}; {share:.0%} of the gradients are right", "From its second step on "
+                       "DDP has several buckets here, and calls the hook for each: all must be "
+                       "averaged, and none may wait for another, or share anything with it.")
+    for wrong, name, hint in _slips(right, ranks, step) if len(ranks) > 1 else ():
+        if _distance(got, wrong) < 0.05:
+            return Mistake(f"{what}{name}", hint)
+    if ranks in GROUPS[1:]:
+        return Mistake(what, "The hook's first argument is the group: hand it to "
+                       "get_world_size(group) and to all_reduce(..., group=group).")
+    return Mistake(what, f"Asked is the sum over ranks of what each has divided by their number. "
+                         f"{BACK}")
+
+
+def _slips(right, ranks, step):
+    """(what a usual mistake gets, its name, a hint)."""
+    R = len(ranks)
+    yield R * right, ": the sum, not the mean", ("DDP averages by itself only without a hook. "
+                                                 "Divide by dist.get_world_size(group).")
+    yield right / R, f": 1/{R} of it", ("Divided by the ranks twice? Once is the mean. Or by the "
                                         "ranks of another group: ask dist.get_world_size(group).")
-    if _distance(got, right) < 0.05:
-        return what, "That is bfloat16's precision, or less; torch.float16 is asked."
-    own = [_flat(gradients_of(rank, step, "normal")) for rank in ranks]
-    if any(_distance(got, factor * mine) < 0.05 for mine in own for factor in (1, 1 / R)):
-        return f"{what}: this rank still has its own", BACK
-    if any(_distance(got - factor * mine, right) < 0.05 for mine in own for factor in (1, 1 / R)):
-        return f"{what}: its own is in it twice", "copy_ the mean into the buffer, don't add it."
-    if ranks in GROUPS:
-        return what, ("The hook's first argument is the group: hand it to get_world_size(group) "
-                      "and to all_reduce(..., group=group).")
-    return what, f"Asked is the sum over ranks of what each has divided by their number. {BACK}"
+    yield right, "", "That is bfloat16's precision, or less; torch.float16 is asked."
+    own = [gradients_of(rank, step, "normal") / factor for rank in ranks for factor in (1, R)]
+    for mine in own:
+        yield mine, ": this rank still has its own", BACK
+    for mine in own:
+        yield right + mine, ": its own is in it twice", ("copy_ the mean into the buffer, don't "
+                                                         "add it.")
 
 
 def _shares_nothing(seen):
@@ -163,17 +155,16 @@ def _returns_at_once(seen):
 
 def _bytes(seen):
     whole = 2 * 3 * 4 * COUNT  # float32, all ranks together
-    for step in range(len(KINDS)):
-        sent = sum(steps[step].bytes for steps in seen)
-        calls = seen[0][step].calls
+    for of_ranks in zip(*seen):
+        calls, buckets = of_ranks[0].calls, of_ranks[0].buckets
+        sent = sum(one.bytes for one in of_ranks)
         if set(calls) != {"all_reduce"}:
             raise Mistake(f"it calls {', '.join(sorted(calls)) or 'nothing'}",
                           "One all_reduce does it.")
-        if calls["all_reduce"] > seen[0][step].buckets:
-            buckets = seen[0][step].buckets
+        if calls["all_reduce"] > buckets:
             raise Mistake(f"{calls['all_reduce']} all-reduces for {buckets} "
-                          f"bucket{'s' * (buckets > 1)}",
-                          WHOLE)
+                          f"bucket{'s' * (buckets > 1)}", "One message for the whole bucket: "
+                          "narrow bucket.buffer(), and not each gradient by itself.")
         if sent != whole / 2:
             raise Mistake(f"its traffic is {sent / whole:.0%} of float32's, not 50%",
                           "Cast before the all-reduce, once, and cast back after it.")

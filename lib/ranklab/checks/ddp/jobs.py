@@ -2,7 +2,7 @@
 
 import random
 from dataclasses import dataclass
-from statistics import median
+from statistics import mean, median
 
 from ranklab.meter import Event
 
@@ -23,27 +23,21 @@ class Case:
     hidden: float = 2.0
     beside: float = 0.0
     steps: int = 5
-    hiccup: tuple = ()  # (rank, ms that its third step computes longer)
+    hiccup: float = 0.0  # ms that rank 1 computes longer in its third step
     noise: float = 0.0
     unit: float = 1e-3  # seconds
 
-    def ranks(self):
-        return range(len(self.loads))
-
     def drawn(self):
         """[(ms of loading, of computing) of each rank] of each step."""
-        draw, all_steps = random.Random(1), []
-        for step in range(self.steps):
-            longer = [self.hiccup[1] if step == 2 and self.hiccup[:1] == (rank,) else 0
-                      for rank in self.ranks()]
-            all_steps.append([(load * (1 + self.noise * draw.random()),
-                               compute * (1 + self.noise * draw.random()) + more)
-                              for load, compute, more in zip(self.loads, self.computes, longer)])
-        return all_steps
+        draw = random.Random(1)
+        return [[(load * (1 + self.noise * draw.random()),
+                  compute * (1 + self.noise * draw.random()) + self.hiccup * ((step, r) == (2, 1)))
+                 for r, (load, compute) in enumerate(zip(self.loads, self.computes))]
+                for step in range(self.steps)]
 
     def timelines(self):
         """[[Event] of each rank], with a loader event at the end, as a DataLoader leaves it."""
-        events, now = [[] for _ in self.ranks()], 0.0
+        events, now = [[] for _ in self.loads], 0.0
         for step in self.drawn():
             ready = [now + load + compute for load, compute in step]
             end = max(ready) + self.transfer
@@ -64,28 +58,25 @@ class Case:
         return events
 
     def usual(self):
-        """Of each rank's median step, in ms: (loading, computing, exposed); and the length."""
+        """Medians over the steps, in ms: of each rank [loading], [computing], [both], [exposed
+        communication]; and a step's length."""
         steps = self.drawn()
-        ends = [max(sum(both) for both in step) + self.transfer for step in steps]
-        of_ranks = [(median(step[r][0] for step in steps), median(step[r][1] for step in steps),
-                     median(end - sum(step[r]) for end, step in zip(ends, steps)))
-                    for r in self.ranks()]
-        return of_ranks, median(ends)
+        ends = [max(map(sum, step)) + self.transfer for step in steps]
+        of_ranks = list(zip(*steps))  # [(loading, computing) of each step] of each rank
+        loads = [median(load for load, _ in one) for one in of_ranks]
+        computes = [median(compute for _, compute in one) for one in of_ranks]
+        both = [median(map(sum, one)) for one in of_ranks]
+        bare = [median(end - sum(work) for end, work in zip(ends, one)) for one in of_ranks]
+        return loads, computes, both, bare, median(ends)
 
-    def shares(self):
-        """The oracle, from the numbers that the timelines are made of."""
-        of_ranks, length = self.usual()
-        loads, _, bare = zip(*of_ranks)
-        works = [load + compute for load, compute, _ in of_ranks]
-        numbers = sum(loads) / len(loads), min(bare), more_than_others(works)
-        return {name: number / length for name, number in zip(NAMES, numbers)}
-
-    def straggler_of_sums(self):
-        """The straggler's share from medians of loading + computing, not from their two medians:
-        as good an answer, and with noise another number."""
-        steps = self.drawn()
-        works = [median(sum(step[rank]) for step in steps) for rank in self.ranks()]
-        return more_than_others(works) / self.usual()[1]
+    def shares(self, straggler):
+        """The oracle, from the numbers that the timelines are made of. With noise the sum of two
+        medians is not the median of the sum, and as good: the one nearer to `straggler` counts."""
+        loads, computes, both, bare, length = self.usual()
+        works = both, [load + compute for load, compute in zip(loads, computes)]
+        right = (more_than_others(work) / length for work in works)
+        return {"loader-bound": mean(loads) / length, "communication-bound": min(bare) / length,
+                "straggler": min(right, key=lambda share: abs(share - straggler))}
 
 
 def more_than_others(works):
@@ -126,7 +117,7 @@ ODD = (
     Case("on a machine 100 times faster", "straggler", (1, 1), (20, 70), 2, unit=1e-5),
 )
 NOISY = (
-    Case("a hiccup in one step of rank 1", "healthy", (1, 1), (20, 20), 2, hiccup=(1, 400)),
+    Case("a hiccup in one step of rank 1", "healthy", (1, 1), (20, 20), 2, hiccup=400),
     Case("8 ranks, noise of 30%, nothing wrong", "healthy", (1,) * 8, (20,) * 8, 1, steps=9,
          noise=0.3),
     Case("8 ranks, noise of 30%, rank 5 is slow", "straggler", (1,) * 8,

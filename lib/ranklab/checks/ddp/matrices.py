@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import torch
 import torch.distributed as dist
 
-from ranklab.checks.data_parallel.replicas import group_of_mine
+from ranklab.checks.trial import group_of_mine
 from ranklab.engine import device
 from ranklab.meter import Traffic
 
@@ -20,41 +20,36 @@ class Seen:
     approximation: torch.Tensor
     q: torch.Tensor
     error: torch.Tensor
-    changed: str  # the input that is not what it was
+    changed: list  # the inputs that are not what they were
     sent: int
     calls: dict
 
+    def results(self):
+        return self.approximation, self.q, self.error
 
-def inputs(case, rank):
-    """(matrix, q, error) of a rank: q is alike on all."""
+    def shapes(self):
+        return [tuple(x.shape) for x in self.results()]
+
+    def one_by_one(self):
+        """[Seen of each matrix] of a batch."""
+        return [replace(self, approximation=approximation, q=q, error=error)
+                for approximation, q, error in zip(*self.results())]
+
+
+def inputs(case, rank, kind="any"):
+    """(matrix, q, error) of a rank: q is alike on all. All but "any" have no error; and a matrix is
+    "thin", of rank r, so that nothing needs to be lost; "poor", of rank 1, as a gradient of one
+    sample: all columns of p are alike but for a factor; or "zero"."""
     n, m, r = case
-    generator = torch.Generator().manual_seed(rank)
-    matrix, error = (torch.randn(n, m, generator=generator) for _ in range(2))
+    draw = torch.Generator().manual_seed(rank)
+    matrix, error = (torch.randn(n, m, generator=draw) for _ in range(2))
     q = torch.randn(m, r, generator=torch.Generator().manual_seed(99))
-    dtype = torch.float64 if case == DOUBLE else torch.float32
-    return matrix.to(dtype), q.to(dtype), error.to(dtype)
-
-
-def thin(case, rank):
-    """The same of a matrix of rank r, and no error: to be found without loss."""
-    n, m, r = case
-    _, q, error = inputs(case, rank)
-    left = torch.randn(n, r, generator=torch.Generator().manual_seed(rank))
-    right = torch.randn(r, m, generator=torch.Generator().manual_seed(77))
-    return (left @ right).to(q.dtype), q, 0 * error
-
-
-def poor(case, rank):
-    """The same of a matrix of rank 1, whatever r is: all columns of p are alike but for a factor.
-    A gradient of one sample is such a matrix."""
-    n, m, _ = case
-    matrix, _, error = thin((n, m, 1), rank)
-    return matrix, inputs(case, rank)[1], error
-
-
-def nothing(case, rank):
-    matrix, q, error = inputs(case, rank)
-    return 0 * matrix, q, 0 * error
+    if kind != "any":
+        width = {"thin": r, "poor": 1, "zero": 0}[kind]
+        matrix = torch.randn(n, width, generator=draw) @ torch.randn(
+            width, m, generator=torch.Generator().manual_seed(77))
+        error = torch.zeros(n, m)
+    return [x.to(torch.float64 if case == DOUBLE else torch.float32) for x in (matrix, q, error)]
 
 
 def three(rank):
@@ -62,46 +57,38 @@ def three(rank):
     return [inputs(CASES[0], 10 * rank + i) for i in range(3)]
 
 
-def all_trials(fn):
-    """Runs on every rank: all that four ranks are asked, in one launch."""
-    return [trial(fn, thin, False), trial(fn, nothing, False), trial(fn, inputs, True),
-            _batch(fn), trial(fn, poor, False)]
+def trial(fn, kinds=("any",)):
+    """Runs on every rank: {kind: [[Seen of two calls in a row] of each case]}."""
+    return {kind: _of_cases(fn, kind) for kind in kinds}
 
 
-def trial(fn, make, grouped):
-    """Runs on every rank: [[Seen of two calls in a row] of each case]."""
-    group = group_of_mine() if grouped else None
-    return [_two_calls(fn, make(case, dist.get_rank()), group) for case in CASES]
-
-
-def _two_calls(fn, given, group):
-    matrix, q, error = (x.to(device()) for x in given)
-    first = _seen(fn, matrix, q, error, group)
-    return [first, _seen(fn, matrix, first.q.to(device()), first.error.to(device()), group)]
-
-
-def _seen(fn, matrix, q, error, group=None):
-    before = [x.clone() for x in (matrix, q, error)]
-    with Traffic() as traffic:
-        result = fn(matrix, q, error, group=group)
-    changed = [name for name, x, then in zip(("matrix", "q", "error"), (matrix, q, error), before)
-               if not torch.equal(x, then)]
-    matrix.copy_(before[0])  # for the second call
-    approximation, q, error = (x.detach().cpu().clone() for x in result)
-    return Seen(approximation, q, error, "".join(changed[:1]), traffic.sent_bytes,
-                dict(traffic.calls))
-
-
-def _batch(fn):
-    """Runs on every rank: Seen of three matrices at once, or what went wrong."""
-    given = [torch.stack(parts).to(device()) for parts in zip(*three(dist.get_rank()))]
+def trial_of_four(fn):
+    """The same on four ranks, of other kinds; in a group; and Seen of three matrices at once, or
+    what went wrong."""
+    seen = trial(fn, ("thin", "zero", "poor")) | {"group": _of_cases(fn, "any", group_of_mine())}
+    together = [torch.stack(parts) for parts in zip(*three(dist.get_rank()))]
     try:
-        return _seen(fn, *given)
+        seen["three"] = _calls(fn, together, times=1)[0]
     except Exception as error:  # any: .T of three dimensions ends in one or another
-        return f"{type(error).__name__}: {error}"
+        seen["three"] = f"{type(error).__name__}: {error}"
+    return seen
 
 
-def one_by_one(seen):
-    """[Seen of each matrix] of a batch."""
-    return [replace(seen, approximation=approximation, q=q, error=error)
-            for approximation, q, error in zip(seen.approximation, seen.q, seen.error)]
+def _of_cases(fn, kind, group=None):
+    return [_calls(fn, inputs(case, dist.get_rank(), kind), group) for case in CASES]
+
+
+def _calls(fn, given, group=None, times=2):
+    """[Seen of each call]: the second one goes on from the q and the error of the first."""
+    matrix, q, error = (x.to(device()) for x in given)
+    seen = []
+    for _ in range(times):
+        copies = {"matrix": matrix.clone(), "q": q.clone(), "error": error.clone()}
+        with Traffic() as traffic:
+            result = fn(*copies.values(), group=group)
+        changed = [name for name, then in zip(copies, (matrix, q, error))
+                   if not torch.equal(copies[name], then)]
+        _, q, error = result = [x.detach().clone() for x in result]
+        seen.append(Seen(*(x.cpu() for x in result), changed, traffic.sent_bytes,
+                         dict(traffic.calls)))
+    return seen

@@ -1,7 +1,7 @@
 """The numbers that a learner of lab 04 predicts before running anything."""
 
-from ranklab.collectives import best_sent_bytes
 from ranklab.checks.exercise import Prediction
+from ranklab.collectives import best_sent_bytes
 from ranklab.ddp import exposed_communication, scaling_efficiency
 from ranklab.meter import Event
 

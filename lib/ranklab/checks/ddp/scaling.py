@@ -1,8 +1,9 @@
 """The check of scaling_efficiency, against throughput per rank."""
 
-import math
+import torch
 
 from ranklab.checks.exercise import Mistake
+from ranklab.checks.trial import is_near
 
 FROM_ONE = (  # {ranks: seconds per step}
     {1: 0.8, 2: 0.5, 4: 0.25},
@@ -14,13 +15,6 @@ OTHERS = (
     {3: 2.0},
 )
 NO_MEASUREMENTS = {}, {0: 1.0, 2: 1.0}, {1: 1.0, 2: 0.0}, {1: 1.0, 2: -0.5}
-
-
-def efficiency_of(seconds, kind):
-    """The oracle: images/s of each rank, as a share of what it was on the fewest."""
-    images = {ranks: 32 * (1 if kind == "strong" else ranks) for ranks in seconds}  # in a step
-    each = {ranks: images[ranks] / seconds[ranks] / ranks for ranks in seconds}
-    return {ranks: each[ranks] / each[min(seconds)] for ranks in seconds}
 
 
 def check_scaling_efficiency(fn):
@@ -56,7 +50,7 @@ def _refuses(fn, seconds, kind, what, sentence):
 
 
 def _compare(fn, seconds, kind):
-    given, right = dict(seconds), efficiency_of(seconds, kind)
+    given = dict(seconds)
     try:
         got = fn(seconds, kind)
     except KeyError as error:
@@ -65,43 +59,45 @@ def _compare(fn, seconds, kind):
                       "min(seconds), as the base.") from None
     if seconds != given:
         raise Mistake("`seconds` itself is changed", "Make a new dict.")
-    if not isinstance(got, dict) or set(got) != set(right):
+    if not isinstance(got, dict) or set(got) != set(given):
         raise Mistake(f"of {sorted(given)} ranks it returns {got!r}",
                       "Return a dict: {ranks: efficiency}, with all the ranks that were given.")
-    for ranks, value in right.items():
-        if not math.isclose(got[ranks], value, rel_tol=1e-9):
-            what = (f"{kind} scaling, {given}: the efficiency on {ranks} ranks is {value:.4g}, "
-                    f"not {got[ranks]:.4g}")
-            raise Mistake(what, _hint(got, right, given, kind))
+    ranks, times, values = torch.tensor([(R, given[R], got[R]) for R in sorted(given)],
+                                        dtype=torch.float64).T
+    right = _efficiency(ranks, times, kind)
+    for R, value, wanted in zip(ranks, values, right):
+        if not is_near(value, wanted):
+            raise Mistake(f"{kind} scaling, {given}: the efficiency on {R:g} ranks is "
+                          f"{wanted:.4g}, not {value:.4g}",
+                          _hint(values, right, ranks, times, kind))
 
 
-def _hint(got, right, seconds, kind):
-    base = min(seconds)
+def _efficiency(ranks, times, kind):
+    """The oracle: images/s of each rank, as a share of what it was on the fewest."""
+    images = 32 * (1 if kind == "strong" else ranks) / times  # of all ranks together
+    return images / ranks / (images[0] / ranks[0])
 
-    def is_all(value_of):
-        return all(math.isclose(got[r], value_of(r), rel_tol=1e-6) for r in right)
 
-    if is_all(lambda r: 100 * right[r]):
-        return "That is per cent. Return the fraction: 1 is perfect."
-    if is_all(lambda r: seconds[base] / seconds[r]):
-        if kind == "strong":
-            return "That is the speed-up. Efficiency is the speed-up per rank that was added."
-    if is_all(lambda r: base * seconds[base] / (r * seconds[r])):
-        return ("That is strong scaling. In weak scaling each rank keeps its batch, so perfect is "
-                "the same time, whatever the ranks.")
-    if is_all(lambda r: seconds[base] / (r * seconds[r])):
-        return f"Perfect would be {base}/R of the time on {base} ranks, not 1/R of it."
-    if is_all(lambda r: 1 / right[r]):
-        return "Upside down: slower steps must give a smaller efficiency."
-    if is_all(lambda r: min(1.0, right[r])):
-        return ("More than 1 can be right: what each rank has got smaller, and fits a cache, say. "
-                "Do not cut it off.")
-    if all(abs(got[r] - right[r]) < 0.006 for r in right):
+def _hint(got, right, ranks, times, kind):
+    base, speed_up = int(ranks[0]), times[0] / times
+    slips = [
+        (100 * right, "That is per cent. Return the fraction: 1 is perfect."),
+        (speed_up, "That is the speed-up. Efficiency is the speed-up per rank that was added."),
+        (base * speed_up / ranks, "That is strong scaling. In weak scaling each rank keeps its "
+                                  "batch, so perfect is the same time, whatever the ranks."),
+        (speed_up / ranks, f"Perfect would be {base}/R of the time on {base} ranks, not 1/R of "
+                           "it."),
+        (1 / right, "Upside down: slower steps must give a smaller efficiency."),
+        (right.clamp(max=1), "More than 1 can be right: what each rank has got smaller, and fits "
+                             "a cache, say. Do not cut it off."),
+    ]
+    slips += [(right / right[i], f"The base is {R:g} here, but it is the fewest ranks: "
+                                 f"min(seconds), which is {base}.") for i, R in enumerate(ranks)]
+    for wrong, hint in slips:
+        if is_near(got, wrong) and not is_near(wrong, right):
+            return hint
+    if (got - right).abs().max() < 0.006:
         return "That is rounded. Leave rounding to whoever prints it."
-    for other in seconds:
-        if is_all(lambda r, other=other: right[r] / right[other]):
-            return (f"The base is {other} here, but it is the fewest ranks: min(seconds), "
-                    f"which is {base}.")
     if kind == "strong":
         return ("Strong: the same batch for all together, so R ranks should need base/R of the "
                 "base's time. Efficiency = that time / the measured one.")

@@ -24,7 +24,10 @@ def check_top_k_compress(fn):
     _compare(fn, *(x.mT for x in _inputs((4, 5))), 6, ", transposed")
     _compare(fn, *(x.double() for x in _inputs((9,))), 3, ", float64")
     yield "right for a tensor that is not contiguous; and in float64 to the last bit"
-    _over_steps(fn)
+    error = torch.zeros(40)
+    for step in range(50):  # whole numbers, so that sums are exact
+        gradient = ((torch.arange(40) * 7 + step * 5) % 13 - 6).float()
+        _, _, error = _compare(fn, gradient, error, 2, f", step {step}")
     yield "over 50 steps all that is not sent is still there"
 
 
@@ -39,9 +42,8 @@ def _call(fn, gradient, error, k):
         if "out of range" not in str(problem):
             raise
         raise Mistake(f"k={k} of {gradient.numel()} entries in shape {tuple(gradient.shape)} "
-                      f"raises: {problem}",
-                      "Take the largest of the flattened tensor; and never more than there are: "
-                      "min(k, n).") from None
+                      f"raises: {problem}", "Take the largest of the flattened tensor; and never "
+                      "more than there are: min(k, n).") from None
     if not isinstance(result, tuple) or len(result) != 3:
         raise Mistake(f"it returns a {type(result).__name__}, not three tensors",
                       "Return values, indices, error.")
@@ -58,23 +60,22 @@ def _inputs(shape):
 
 def _compare(fn, gradient, error, k, kind=""):
     """What fn returned, which is right."""
-    before = gradient.clone(), error.clone()
+    given = gradient.clone(), error.clone()
     values, indices, left = _call(fn, gradient, error, k)
-    for name, now, then in zip(("gradient", "error"), (gradient, error), before):
+    for name, now, then in zip(("gradient", "error"), (gradient, error), given):
         if not torch.equal(now, then):
             raise Mistake(f"`{name}` itself is changed",
                           "gradient + error is a new tensor: work on that one.")
-    gradient, error = before
     n, wanted = gradient.numel(), (gradient + error).flatten()
     case = f"{k} of {n} entries, shape {tuple(gradient.shape)}{kind}"
     _shapes(case, values, indices, left, gradient, min(k, n))
+    _largest(case, values, indices, wanted, gradient.flatten())
     sent = torch.zeros_like(wanted)
     sent[indices] = values.to(sent.dtype)
-    _largest(case, values, indices, wanted, gradient.flatten(), error.flatten())
     if not torch.equal(sent + left.flatten(), wanted):
         raise Mistake(f"{case}: sent + error left differs from gradient + error by "
                       f"{(sent + left.flatten() - wanted).abs().max():.3g}",
-                      _hint_lost(values, left, sent, wanted, gradient, error))
+                      _hint_lost(values, left.flatten(), sent, wanted, gradient.flatten()))
     return values, indices, left
 
 
@@ -96,53 +97,41 @@ def _shapes(case, values, indices, left, gradient, count):
                       "The error has the gradient's shape: .view(gradient.shape).")
 
 
-def _largest(case, values, indices, wanted, gradient, error):
-    k = len(values)
+def _largest(case, values, indices, wanted, gradient):
     others = wanted.clone()
     others[indices] = 0
     largest = int(others.abs().argmax())
     if others[largest].abs() > wanted[indices].abs().min():
-        what = f"{case}: {wanted[largest]:.4g} is not sent, but something smaller is"
-        if set(indices.tolist()) == set(wanted.topk(k).indices.tolist()):
-            raise Mistake(what, "Largest in size: -5 counts as 5. Take topk of .abs().")
-        if set(indices.tolist()) == set(gradient.abs().topk(k).indices.tolist()):
-            raise Mistake(what, "Add the error first, and choose then: an entry that was left "
-                          "behind often enough must get its turn.")
-        raise Mistake(what, "topk(k) of (gradient + error).abs() gives the places.")
-    if torch.equal(values, wanted[indices].abs()) and (wanted[indices] < 0).any():
-        raise Mistake(f"{case}: the values lost their sign", "abs() is for choosing only: "
-                      "take the values from gradient + error at those places.")
-    if torch.equal(values, gradient[indices]) and not torch.equal(gradient[indices],
-                                                                  wanted[indices]):
-        raise Mistake(f"{case}: what was left before is not sent",
-                      "Send gradient + error at those places, not the gradient alone.")
+        hint = "topk(k) of (gradient + error).abs() gives the places."
+        for taken, slip in (
+                (gradient.abs(), "Add the error first, and choose then: an entry that was left "
+                                 "behind often enough must get its turn."),
+                (wanted, "Largest in size: -5 counts as 5. Take topk of .abs().")):
+            if set(indices.tolist()) == set(taken.topk(len(values)).indices.tolist()):
+                hint = slip
+        raise Mistake(f"{case}: {wanted[largest]:.4g} is not sent, but something smaller is", hint)
+    right = wanted[indices]
+    for slip, what, hint in (
+            (right.abs(), "the values lost their sign", "abs() is for choosing only: take the "
+             "values from gradient + error at those places."),
+            (gradient[indices], "what was left before is not sent",
+             "Send gradient + error at those places, not the gradient alone.")):
+        if torch.equal(values, slip) and not torch.equal(slip, right):
+            raise Mistake(f"{case}: {what}", hint)
 
 
-def _hint_lost(values, left, sent, wanted, gradient, error):
+def _hint_lost(values, left, sent, wanted, gradient):
     for name, x in (("values", values), ("error", left)):
         if torch.finfo(x.dtype).bits < torch.finfo(wanted.dtype).bits:
             return f"The {name} became {x.dtype} and the gradient is {wanted.dtype}: bits are lost."
-    gradient, error, left = gradient.flatten(), error.flatten(), left.flatten()
     if not left.any():
         return "The error is zero everywhere: what is not sent must be kept."
     if torch.equal(left, wanted):
         return ("What is sent must not be kept as well: set the error to 0 at those places. (And "
                 "of a tensor that is not contiguous flatten() is a copy: return what you changed.)")
-    if torch.allclose(left, gradient - sent):
+    right, error = wanted - sent, wanted - gradient
+    if torch.allclose(left, right - error):
         return "The old error is lost: what is left is gradient + error minus what is sent."
-    if torch.allclose(left, error + wanted - sent):
+    if torch.allclose(left, right + error):
         return "The old error is in it twice: what is left is gradient + error minus what is sent."
     return "What is left is gradient + error, with 0 at the places that are sent."
-
-
-def _over_steps(fn):
-    """Whole numbers, so that sums are exact whatever their order."""
-    error, sent, total = torch.zeros(40), torch.zeros(40), torch.zeros(40)
-    for step in range(50):
-        gradient = ((torch.arange(40) * 7 + step * 5) % 13 - 6).float()
-        total += gradient
-        values, indices, error = _compare(fn, gradient, error, 2, f", step {step}")
-        sent[indices] += values
-    if not torch.equal(sent + error, total):
-        raise Mistake("over 50 steps, what was sent and what is left are not all that there was",
-                      "Nothing may get lost: error = gradient + error, with 0 where it was sent.")

@@ -10,6 +10,7 @@
 """
 
 from ranklab import horovod
+from ranklab.checks.exercise import Exercise
 from ranklab.checks.horovod.compressing import check_compress_fp16
 from ranklab.checks.horovod.fusing import check_fuse_tensors
 from ranklab.checks.horovod.negotiating import check_negotiate
@@ -17,7 +18,6 @@ from ranklab.checks.horovod.optimizing import check_distributed_optimizer
 from ranklab.checks.horovod.predictions import PREDICTIONS
 from ranklab.checks.horovod.summing import check_adasum
 from ranklab.checks.horovod.tracing import check_timeline
-from ranklab.checks.exercise import Exercise
 
 __all__ = ["EXERCISES", "PREDICTIONS"]
 

@@ -5,20 +5,30 @@ import torch
 from ranklab.checks.exercise import Mistake
 
 FLOATS = (torch.float32, torch.float64)
-OTHERS = (torch.int64, torch.int32, torch.uint8, torch.bool, torch.complex64, torch.float16,
-          torch.bfloat16, torch.float8_e5m2)
+OTHERS = {  # what must stay as it is, and why
+    torch.int64: "", torch.int32: "", torch.uint8: "", torch.bool: "",
+    torch.complex64: "It loses its imaginary part. Ask dtype.is_floating_point: complex numbers "
+                     "are none.",
+    torch.float16: "",
+    torch.bfloat16: "bfloat16 has 16 bits already. Casting it saves nothing, and what is above "
+                    "65504 is lost.",
+    torch.float8_e5m2: "It has 8 bits: float16 would be twice as much. Ask dtype.itemsize, and "
+                       "compress only above 2 bytes.",
+}
 
 
 def check_compress_fp16(fn):
     for dtype in FLOATS:
-        for x in _inputs(dtype):
-            _floats(fn, x)
+        x = torch.linspace(-3, 3, 24, dtype=dtype)
+        for one in (x, x.view(4, 6).t(), x[0], x[:0]):
+            _travels(fn, one)
     yield "float32 and float64 travel as float16, rounded as torch rounds; any shape"
     for dtype in FLOATS:
         _restores(fn, dtype)
     yield "the *result* gets its type again; contexts of two tensors do not mix"
-    for dtype in OTHERS:
-        _others(fn, dtype)
+    for dtype, hint in OTHERS.items():
+        _stays(fn, dtype, hint or "Ask tensor.dtype.is_floating_point, and leave the others alone: "
+                                  "float16 can't hold whole numbers above 2048 exactly.")
     yield "whole numbers, and what has 16 bits already, stay as they are"
     x = torch.tensor([1.0, 65504.0, 7e4, -1e5, 1e-9])
     small, restore = _pair(fn, x.clone())
@@ -26,11 +36,6 @@ def check_compress_fp16(fn):
         raise Mistake(f"{x.tolist()} comes back as {restore(small).tolist()}",
                       "A plain cast: above 65504 it is infinite. That must be seen, not hidden.")
     yield "what does not fit is infinite: nothing is clipped or scaled behind one's back"
-
-
-def _inputs(dtype):
-    x = torch.linspace(-3, 3, 24, dtype=dtype)
-    return x, x.view(4, 6).t(), x[0], x[:0]
 
 
 def _pair(fn, x):
@@ -49,7 +54,13 @@ def _is_same(a, b):
     return a.shape == b.shape and torch.equal(*(x.contiguous().view(torch.uint8) for x in (a, b)))
 
 
-def _floats(fn, x):
+def _has_its_type(result, dtype, hint):
+    kind = getattr(result, "dtype", type(result).__name__)
+    if kind != dtype:
+        raise Mistake(f"{dtype} went out, {kind} came back", hint)
+
+
+def _travels(fn, x):
     before = x.clone()
     small, _ = _pair(fn, x)
     if not torch.equal(x, before) or x.dtype != before.dtype:
@@ -69,11 +80,8 @@ def _restores(fn, dtype):
     first, restore = _pair(fn, torch.ones(3, dtype=dtype))
     _pair(fn, torch.ones(3, dtype=FLOATS[dtype == FLOATS[0]]))  # and another one in between
     result = restore(first * 3)
-    if not isinstance(result, torch.Tensor) or result.dtype != dtype:
-        kind = getattr(result, "dtype", type(result).__name__)
-        raise Mistake(f"{dtype} went out, {kind} came back",
-                      "restore must remember the type of *its* tensor: keep dtype = tensor.dtype "
-                      "in this call and use it in the inner function.")
+    _has_its_type(result, dtype, "restore must remember the type of *its* tensor: keep dtype = "
+                  "tensor.dtype in this call and use it in the inner function.")
     if not torch.equal(result, torch.full((3,), 3.0, dtype=dtype)):
         raise Mistake(f"1 was sent and the sum over ranks was 3, but restore gives "
                       f"{result[0].item():g}", "restore gets the reduced tensor as its argument: "
@@ -84,26 +92,16 @@ def _restores(fn, dtype):
                       "Each result is a tensor of its own: reduced.to(dtype) makes one.")
 
 
-def _others(fn, dtype):
+def _stays(fn, dtype, hint):
     x, reduced = torch.tensor([[[0, 1, 1]], [[1, 0, 1]]]).to(dtype)
     small, restore = _pair(fn, x)
     if small.dtype != dtype:
-        hints = {torch.bfloat16: "bfloat16 has 16 bits already. Casting it saves nothing, and "
-                                 "what is above 65504 is lost.",
-                 torch.float8_e5m2: "It has 8 bits: float16 would be twice as much. Ask "
-                                    "dtype.itemsize, and compress only above 2 bytes.",
-                 torch.complex64: "It loses its imaginary part. Ask dtype.is_floating_point: "
-                                  "complex numbers are none."}
-        raise Mistake(f"{dtype} travels as {small.dtype}", hints.get(
-            dtype, "Ask tensor.dtype.is_floating_point, and leave the others alone: float16 "
-                   "can't hold whole numbers above 2048 exactly."))
+        raise Mistake(f"{dtype} travels as {small.dtype}", hint)
     if not _is_same(small, x):
         raise Mistake(f"a tensor of {dtype} and shape {tuple(x.shape)} travels changed, in shape "
                       f"{tuple(small.shape)}", "Return the tensor as it is.")
     result = restore(reduced)
-    if not isinstance(result, torch.Tensor) or result.dtype != dtype:
-        kind = getattr(result, "dtype", type(result).__name__)
-        raise Mistake(f"{dtype} comes back as {kind}", "What is not compressed needs no restoring.")
+    _has_its_type(result, dtype, "What is not compressed needs no restoring.")
     if not _is_same(result, reduced):
         raise Mistake(f"{dtype}: restore does not give the reduced tensor back", "Also where "
                       "nothing was compressed restore gets the reduced tensor, and returns that "

@@ -35,12 +35,17 @@ def check_fuse_tensors(fn):
     for pairs, threshold in ((SMALL_FIRST, 10**6), (SMALL_FIRST, 1), (MIXED, 10**6), ([], 10)):
         _is_a_plan(fn, pairs, threshold)
     yield "every tensor is in one list, by its position, in order"
-    _one_type(fn, MIXED)
-    _one_type(fn, [(10, HALF), (10, BRAIN), (10, SINGLE), (10, WHOLE)] * 3)
+    for pairs in (MIXED, [(10, HALF), (10, BRAIN), (10, SINGLE), (10, WHOLE)] * 3):
+        for group in _plan(fn, pairs, 10**6):
+            kinds = sorted({str(pairs[i][1]).removeprefix("torch.") for i in group})
+            if len(kinds) > 1:
+                raise Mistake(f"{' and '.join(kinds)} are in one list", "A buffer is one tensor, "
+                              "so it has one dtype: keep a newest list for each (dtype, device).")
     yield "one dtype in each list"
     for pairs in (SMALL_FIRST * 9, SIZES):
         for threshold in (0, 39, 40, 79, 80, 81, 400):
-            _within(fn, pairs, threshold)
+            for group in _plan(fn, pairs, threshold):
+                _within([pairs[i] for i in group], threshold)
     yield "no list is above the threshold, unless it is one tensor alone; 0 turns fusion off"
     for pairs in (SMALL_FIRST * 9, MIXED, [(5, DOUBLE), (3, SINGLE), (100, HALF)] * 7, SIZES,
                   NOTHING):
@@ -49,7 +54,7 @@ def check_fuse_tensors(fn):
     yield "lists are filled in order, to the last byte, and past tensors of another dtype"
     _one_device(fn)
     yield "tensors of two devices share no list either"
-    _negative(fn)
+    _refuses(fn)
     x = tensors_of(MIXED)
     fn(x, 100)
     if not all(bool((t == 1).all()) for t in x) or len(x) != len(MIXED):
@@ -85,82 +90,63 @@ def _is_a_plan(fn, pairs, threshold):
         raise Mistake(f"{where}a list is not in order: {got}", "Take the tensors as they come.")
 
 
-def _one_type(fn, pairs):
-    for group in _plan(fn, pairs, 10**6):
-        kinds = sorted({str(pairs[i][1]).removeprefix("torch.") for i in group})
-        if len(kinds) > 1:
-            raise Mistake(f"{' and '.join(kinds)} are in one list",
-                          "A buffer is one tensor, so it has one dtype: keep a newest list for "
-                          "each (dtype, device).")
-
-
-def _one_device(fn):
-    devices = ["cpu", "meta"] * 3  # meta: tensors without memory, a second device on any machine
-    tensors = [torch.ones(10, device=name) for name in devices]
-    got = fn(tensors, 10**6)
-    for group in got:
-        if len({devices[i] for i in group}) > 1:
-            raise Mistake("tensors of two devices are in one list",
-                          "A buffer lies on one device: one dtype on one device in each list, so "
-                          "kind = tensor.dtype, tensor.device.")
-    if len(got) > 2:
-        raise Mistake(f"three tensors on each of two devices: {len(got)} all-reduces, but 2 are "
-                      "enough", "A tensor of another device between two does not close their list: "
-                      "keep the newest list of *each* (dtype, device) open.")
-
-
-def _negative(fn):
-    try:
-        fn(tensors_of(SMALL_FIRST), -1)
-    except ValueError:
+def _within(group, threshold):
+    sizes = [n * dtype.itemsize for n, dtype in group]
+    if sum(sizes) <= threshold or len(sizes) == 1:
         return
-    raise Mistake("a threshold of -1 byte is accepted", "Raise a ValueError when it is negative: "
-                  "it would go on as if fusion were off, and nobody would see the slip.")
-
-
-def _within(fn, pairs, threshold):
-    for group in _plan(fn, pairs, threshold):
-        sizes = [pairs[i][0] * pairs[i][1].itemsize for i in group]
-        if sum(sizes) <= threshold or len(sizes) == 1:
-            continue
-        what = f"a list holds {sum(sizes)} bytes, the threshold is {threshold}"
-        if sum(sizes[:-1]) < threshold:
-            raise Mistake(what, "Look before you add: a tensor that does not fit begins a new "
-                          "list. (Buckets of lab 03 close when they *have* reached their cap; "
-                          "this buffer has no more room.)")
-        if sum(pairs[i][0] for i in group) <= threshold:
-            raise Mistake(what, "The threshold counts bytes: tensor.nbytes, not numel().")
-        raise Mistake(what, "Begin a new list when the next tensor does not fit. It takes "
-                      "tensor.nbytes, whatever its shape.")
+    hint = ("Begin a new list when the next tensor does not fit. It takes tensor.nbytes, whatever "
+            "its shape.")
+    if sum(sizes[:-1]) < threshold:
+        hint = ("Look before you add: a tensor that does not fit begins a new list. (Buckets of "
+                "lab 03 close when they *have* reached their cap; this buffer has no more room.)")
+    elif sum(n for n, _ in group) <= threshold:
+        hint = "The threshold counts bytes: tensor.nbytes, not numel()."
+    raise Mistake(f"a list holds {sum(sizes)} bytes, the threshold is {threshold}", hint)
 
 
 def _fullest(fn, pairs, threshold):
     got, right = sorted(_plan(fn, pairs, threshold)), groups_of(pairs, threshold)
     if got == right:
         return
-    what = (f"{len(pairs)} tensors, threshold {threshold} bytes: {len(got)} all-reduces, but "
-            f"{len(right)} are enough")
-    for dtype in {dtype for _, dtype in pairs}:
-        places = [i for group in got for i in group if pairs[i][1] == dtype]  # lists by their first
-        if places != sorted(places):
-            raise Mistake(f"{len(pairs)} tensors, threshold {threshold} bytes: the lists are "
-                          f"{got[:3]}..., not {right[:3]}...", "In order: take the tensors as they "
-                          "come, without sorting them. Each joins the newest list of its kind, or "
-                          "begins a new one, which is the newest from then on. Nothing goes back "
-                          "into an older list.")
-    if pairs == NOTHING and len(got) > len(right):
-        raise Mistake(what, "Some of these tensors hold nothing, and join whatever list there is. "
-                      "Ask whether there is a list, not how many bytes it holds.")
     kinds = {dtype for _, dtype in pairs}
-    if len(kinds) > 1 and len(got) > len(right):
-        raise Mistake(what, "A tensor of another dtype between two does not close their list: "
-                      "keep the newest list of *each* dtype open, and count its bytes by "
-                      "tensor.nbytes, each list for itself.")
-    if len(got) > len(right):
-        raise Mistake(what, "A tensor that fills the buffer to its last byte still fits: compare "
-                      "with >, not with >=. Take them in the order given, and of each only its own "
-                      "bytes, tensor.nbytes, not those of the memory that it is a part of.")
-    raise Mistake(f"{len(pairs)} tensors, threshold {threshold} bytes: the lists are {got[:3]}..., "
-                  f"not {right[:3]}...",
-                  "In order: a tensor joins the newest list of its kind, or begins a new one, "
-                  "which is the newest from then on. Nothing goes back into an older list.")
+    in_order = all(places == sorted(places) for places in  # lists by their first
+                   ([i for group in got for i in group if pairs[i][1] == dtype] for dtype in kinds))
+    where = f"{len(pairs)} tensors, threshold {threshold} bytes: "
+    if not in_order or len(got) <= len(right):
+        raise Mistake(f"{where}the lists are {got[:3]}..., not {right[:3]}...", "In order: take "
+                      "the tensors as they come, without sorting them. Each joins the newest list "
+                      "of its kind, or begins a new one, which is the newest from then on. Nothing "
+                      "goes back into an older list.")
+    hint = ("A tensor that fills the buffer to its last byte still fits: compare with >, not with "
+            ">=. Take them in the order given, and of each only its own bytes, tensor.nbytes, not "
+            "those of the memory that it is a part of.")
+    if pairs == NOTHING:
+        hint = ("Some of these tensors hold nothing, and join whatever list there is. Ask whether "
+                "there is a list, not how many bytes it holds.")
+    elif len(kinds) > 1:
+        hint = ("A tensor of another dtype between two does not close their list: keep the newest "
+                "list of *each* dtype open, and count its bytes by tensor.nbytes, each list for "
+                "itself.")
+    raise Mistake(f"{where}{len(got)} all-reduces, but {len(right)} are enough", hint)
+
+
+def _one_device(fn):
+    devices = ["cpu", "meta"] * 3  # meta: tensors without memory, a second device on any machine
+    got = fn([torch.ones(10, device=name) for name in devices], 10**6)
+    if any(len({devices[i] for i in group}) > 1 for group in got):
+        raise Mistake("tensors of two devices are in one list",
+                      "A buffer lies on one device: one dtype on one device in each list, so "
+                      "kind = tensor.dtype, tensor.device.")
+    if len(got) > 2:
+        raise Mistake(f"three tensors on each of two devices: {len(got)} all-reduces, but 2 are "
+                      "enough", "A tensor of another device between two does not close their list: "
+                      "keep the newest list of *each* (dtype, device) open.")
+
+
+def _refuses(fn):
+    try:
+        fn(tensors_of(SMALL_FIRST), -1)
+    except ValueError:
+        return
+    raise Mistake("a threshold of -1 byte is accepted", "Raise a ValueError when it is negative: "
+                  "it would go on as if fusion were off, and nobody would see the slip.")

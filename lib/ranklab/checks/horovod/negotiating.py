@@ -4,9 +4,8 @@ import random
 
 import torch.distributed as dist
 
-from ranklab.collectives import node_groups
 from ranklab.checks.exercise import Mistake
-from ranklab.checks.trial import on_ranks
+from ranklab.checks.trial import GROUPS, group_of_mine, on_ranks
 from ranklab.meter import Traffic
 
 ROUNDS, STEPS = 4, 2
@@ -43,26 +42,23 @@ def complete_in(ranks):
     return right
 
 
-def trial(fn, per_node):
-    """Runs on every rank: what it was told in each round, the bytes it received, and the rest."""
-    group = node_groups(per_node)[0] if per_node else None
-    table, told, received, changed, is_idle = {}, [], 0, False, False
+def trial(fn, grouped=False):
+    """Runs on every rank: what it was told in each round, bytes received, what else was seen."""
+    group = group_of_mine() if grouped else None
+    table, seen = {}, {"told": [], "received": 0, "changed": False, "idle": False}
     for step in range(STEPS):
         for names in ready_on(dist.get_rank(), step):
             given = list(names)
             with Traffic() as traffic:
-                told.append(fn(given, table, group=group))
-            received += sum(op.received_bytes for op in traffic.ops)
-            changed |= given != names
-            is_idle |= not traffic.ops
-    return told, received, changed, is_idle, _new_tables(fn, group)
-
-
-def _new_tables(fn, group):
-    """What is told of a name that rank 0 has with one table, and all others with another one."""
+                seen["told"].append(fn(given, table, group=group))
+            seen["received"] += sum(op.received_bytes for op in traffic.ops)
+            seen["changed"] |= given != names
+            seen["idle"] |= not traffic.ops
+    # Rank 0 has a name with one table, and all others have it with another one.
     is_first = dist.get_rank(group) == 0
     fn([LONG] if is_first else [], {}, group=group)
-    return fn([] if is_first else [LONG], {}, group=group)
+    seen["of new tables"] = fn([] if is_first else [LONG], {}, group=group)
+    return seen
 
 
 def check_negotiate(fn):
@@ -74,16 +70,16 @@ def check_negotiate(fn):
     _cheap(seen)
     yield "ranks other than 0 receive the answer only, not everybody's lists"
     try:
-        seen = on_ranks(trial, fn, 2, ranks=4, nodes=2)
-        for members in ((0, 1), (2, 3)):
+        seen = on_ranks(trial, fn, True, ranks=4)
+        for members in GROUPS:
             _judge([seen[r] for r in members], members, f"in the group of ranks {members}")
     except Mistake as mistake:
         hint = ("Hand `group` on: get_rank(group), get_world_size(group), gather_object(..., "
                 "group=group, group_dst=0), and so for the answer: group_src=0 is the first rank "
                 "of the group.")
-        if "in the group of ranks (2, 3)" in mistake.what and "is not told" in mistake.what:
+        if f"in the group of ranks {GROUPS[1]}" in mistake.what and "is not told" in mistake.what:
             hint = ("The first of a group counts, and that need not be rank 0 of the job: in this "
-                    "group it is rank 2. Ask `rank == 0` of dist.get_rank(group), or go through "
+                    "group it is rank 1. Ask `rank == 0` of dist.get_rank(group), or go through "
                     "`lists or ()`.")
         raise Mistake(mistake.what, hint) from None
     yield "inside a group it meets nobody else"
@@ -91,62 +87,61 @@ def check_negotiate(fn):
 
 def _observe(fn, ranks):
     try:
-        return on_ranks(trial, fn, None, ranks=ranks)
+        return on_ranks(trial, fn, ranks=ranks)
     except Mistake as mistake:
-        if "does not end" not in mistake.what:
-            raise
-        raise Mistake(mistake.what, TOGETHER) from None
+        hint = TOGETHER if "does not end" in mistake.what else mistake.hint
+        raise Mistake(mistake.what, hint) from None
 
 
 def _judge(seen, ranks, where):
-    told_to = [told for told, *_ in seen]
-    for rank, (*_, is_idle, _) in zip(ranks, seen):
-        if is_idle and len(ranks) > 1:
+    first = seen[0]
+    for rank, one in zip(ranks, seen):
+        if one["idle"] and len(ranks) > 1:
             raise Mistake(f"{where} rank {rank} takes no part in a round", TOGETHER)
     for k, right in enumerate(complete_in(ranks)):
         place = f"{where}, round {k % ROUNDS + 1} of step {k // ROUNDS + 1}"
-        for rank, told in zip(ranks, told_to):
-            if right and rank != ranks[0] and told[k] in ([], None):
+        for rank, one in zip(ranks, seen):
+            told = one["told"][k]
+            if right and one is not first and told in ([], None):
                 raise Mistake(f"{place}: rank {rank} is told nothing, but rank {ranks[0]} is told "
                               f"{len(right)} names", "broadcast_object_list fills the list that "
                               "it is given, on every rank: return what is in it then.")
-            _one_answer(told[k], right, f"{place}, rank {rank}", k)
-            if told[k] != told_to[0][k]:
+            _one_answer(told, right, f"{place}, rank {rank}", is_second=k >= ROUNDS)
+            if told != first["told"][k]:
                 raise Mistake(f"{place}: rank {rank} gets the names in another order than rank "
                               f"{ranks[0]}", "One rank decides, and all take its list as it is: "
                               "two orders are two ranks in different all-reduces, a deadlock.")
-    for rank, (_, _, changed, _, of_new_tables) in zip(ranks, seen):
-        if of_new_tables and len(ranks) > 1:
+    for rank, one in zip(ranks, seen):
+        if one["of new tables"] and len(ranks) > 1:
             raise Mistake(f"{where} rank {rank} is told a name that was counted in another table",
                           "All that is kept from call to call is in `table`: with a new one "
                           "nothing is known. (Each set of ranks has its own.)")
-        if changed:
+        if one["changed"]:
             raise Mistake(f"{where} the list `ready` of rank {rank} is changed",
                           "Send it, and leave it as it is.")
 
 
-def _one_answer(got, right, where, k):
+def _one_answer(got, right, where, is_second):
     if not isinstance(got, list):
         raise Mistake(f"{where} is told {type(got).__name__}, not a list", "Return the list.")
     if len(got) > len(set(got)):
         raise Mistake(f"{where} is told a name twice", "A name that is complete leaves the table.")
     missing, early = right - set(got), set(got) - right
-    if missing and k >= ROUNDS and not early:
-        raise Mistake(f"{where} is not told {len(missing)} of {len(right)} names that all ranks "
-                      "have, though in the first step all was well",
-                      "The same names come again in every step: what was complete must leave the "
-                      "table.")
-    if early and k >= ROUNDS:
-        raise Mistake(f"{where} is told {len(early)} names that not all ranks have yet, though in "
-                      "the first step all was well", "What was complete must leave the table, or "
-                      "its old count makes it complete too early in the next step.")
+    if not missing and not early:
+        return
     if early:
-        raise Mistake(f"{where} is told {len(early)} names that not all ranks have yet",
-                      "A rank that waits in an all-reduce for a rank that is not ready can do "
-                      "nothing else. " + COORDINATOR)
-    if missing:
-        raise Mistake(f"{where} is not told {len(missing)} of {len(right)} names that all ranks "
-                      "have", "Names that came in an earlier round are forgotten. " + COORDINATOR)
+        what = f"{where} is told {len(early)} names that not all ranks have yet"
+        hint = ("A rank that waits in an all-reduce for a rank that is not ready can do nothing "
+                f"else. {COORDINATOR}")
+        again = "or its old count makes it complete too early in the next step."
+    else:
+        what = f"{where} is not told {len(missing)} of {len(right)} names that all ranks have"
+        hint = f"Names that came in an earlier round are forgotten. {COORDINATOR}"
+        again = "for the same names come again in every step."
+    if is_second:
+        what += ", though in the first step all was well"
+        hint = f"What was complete must leave the table, {again}"
+    raise Mistake(what, hint)
 
 
 def _cheap(seen):
@@ -154,15 +149,15 @@ def _cheap(seen):
     rounds = [[sum(map(len, names)) for step in range(STEPS) for names in ready_on(rank, step)]
               for rank in range(len(seen))]
     everything = sum(rounds[1])
-    for rank, (_, received, *_) in enumerate(seen):
-        if rank and received > 2.5 * everything:
-            raise Mistake(f"rank {rank} receives {received} bytes in all; the names that it is "
-                          f"told are {everything} bytes",
+    for rank, one in enumerate(seen[1:], 1):
+        if one["received"] > 2.5 * everything:
+            raise Mistake(f"rank {rank} receives {one['received']} bytes in all; the names that it "
+                          f"is told are {everything} bytes",
                           "Only rank 0 needs everybody's lists: gather_object, not "
                           "all_gather_object. With 64 ranks that is 64 times as much.")
     # gather_object pads every list to the longest one of the round.
     new = (len(seen) - 1) * sum(max(lengths) for lengths in zip(*rounds))
-    if seen[0][1] > 1.3 * new:
-        raise Mistake(f"rank 0 receives {seen[0][1]} bytes in all; the new names of the others are "
-                      f"{new} bytes", "Send `ready` only, what became ready since the last call. "
-                      "What came before is in rank 0's table.")
+    if seen[0]["received"] > 1.3 * new:
+        raise Mistake(f"rank 0 receives {seen[0]['received']} bytes in all; the new names of the "
+                      f"others are {new} bytes", "Send `ready` only, what became ready since the "
+                      "last call. What came before is in rank 0's table.")

@@ -7,18 +7,16 @@ import torch.distributed as dist
 from torch import nn
 
 import ranklab.horovod as hvd
-from ranklab.checks.horovod.asking import (
-    agrees_in_fp16, asks_once, counts_bytes, refuses_a_second, returns_it,
-)
 from ranklab.checks.exercise import Mistake
-from ranklab.checks.trial import on_ranks
+from ranklab.checks.horovod.asking import (
+    RAISED, agrees_in_fp16, asks_once, counts_bytes, refuses_a_second, returns_it,
+)
+from ranklab.checks.trial import on_ranks, rank_name
 from ranklab.engine import device
 from ranklab.horovod.world import background
 
 STEPS, ROWS = 3, 12
 HELD = 2.0  # seconds for which nothing is averaged; backward takes milliseconds
-OWN_TYPE = ("Each parameter has its own type, and its own ctx: zeros_like(p) where there is no "
-            "gradient, and decompress with the ctx that compress gave for this very gradient.")
 OPTIMIZERS = {
     "SGD with momentum": lambda ps: torch.optim.SGD(_two_groups(ps), lr=0.1, momentum=0.9),
     "Adam": lambda ps: torch.optim.Adam(ps, lr=0.01),
@@ -84,10 +82,12 @@ def _weights(net):
 def trial(fn):
     """Runs on every rank: {optimizer: [weights after each step]}, and what was asked for when."""
     hvd.init(stall_check=1, stall_shutdown=4)
-    seen = {"returned": _what_is_returned(fn)}
-    if seen["returned"]:
-        return seen
-    seen["asked"] = _watch_one_step(fn)
+    net = new_net().to(device())
+    optimizer = OPTIMIZERS["Adam"](net.parameters())
+    returned = fn(optimizer, net.named_parameters())
+    if returned is not optimizer:
+        return {"returned": type(returned).__name__}
+    seen = {"returned": "", "asked": _watch_one_step(fn)}
     if seen["asked"][2]:  # in the training below, where orders differ, it would wait for ever
         return seen
     seen |= {kind: _train(fn, kind) for kind in OPTIMIZERS}
@@ -99,31 +99,14 @@ def trial(fn):
     return seen
 
 
-def _second_backward(fn):
-    """What a second backward before step() raises, when the averages of the first are there."""
-    net, said = new_net().to(device()), ""
-    optimizer = fn(torch.optim.SGD(net.parameters(), lr=0.1), net.named_parameters())
-    loss_of(net, 0, 0, 1).backward()
-    hvd.barrier()  # asked for later than all of them: they are done
-    try:
-        loss_of(net, 1, 0, 1).backward()
-    except Exception as error:
-        said = type(error).__name__
-    optimizer.step()
-    return said
-
-
-def _what_is_returned(fn):
-    """The type of what is returned, if that is not the optimizer itself."""
+def _made(fn, *compression, make=lambda parameters: torch.optim.SGD(parameters, lr=0.1)):
     net = new_net().to(device())
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    returned = fn(optimizer, net.named_parameters())
-    return "" if returned is optimizer else type(returned).__name__
+    return net, fn(make(net.parameters()), net.named_parameters(), *compression)
 
 
 def _train(fn, kind):
-    net, weights = new_net().to(device()), []
-    optimizer = fn(OPTIMIZERS[kind](net.parameters()), net.named_parameters())
+    net, optimizer = _made(fn, make=OPTIMIZERS[kind])
+    weights = []
     for step in range(STEPS):
         optimizer.zero_grad()
         loss_of(net, step, dist.get_rank(), dist.get_world_size()).backward()
@@ -150,8 +133,7 @@ def _watch_one_step(fn):
             time.sleep(0.001)
         return cycle()
 
-    net = new_net().to(device())
-    optimizer = fn(torch.optim.SGD(net.parameters(), lr=0.1), net.named_parameters())
+    net, optimizer = _made(fn)
     thread.submit, thread._cycle = watched_submit, held_cycle
     loss = net(torch.ones(2, 4, device=device()), is_last=False).sum()  # one order on all ranks
     during[0] = True
@@ -163,13 +145,26 @@ def _watch_one_step(fn):
 
 
 def _bytes_of_a_step(fn, compression):
-    net = new_net().to(device())
-    optimizer = fn(torch.optim.SGD(net.parameters(), lr=0.1), net.named_parameters(), compression)
+    net, optimizer = _made(fn, compression)
     with hvd.counted() as counts:
         loss_of(net, 0, dist.get_rank(), dist.get_world_size()).backward()
         optimizer.step()
     # Of the tensors, not on the wire: what is fused with what, and so each ring's rounding, varies.
     return sum(op.payload_bytes for op in counts.data.ops), counts.tensors, _weights(net)
+
+
+def _second_backward(fn):
+    """What a second backward before step() raises, when the averages of the first are there."""
+    net, optimizer = _made(fn)
+    said = ""
+    loss_of(net, 0, 0, 1).backward()
+    hvd.barrier()  # asked for later than all of them: they are done
+    try:
+        loss_of(net, 1, 0, 1).backward()
+    except Exception as error:
+        said = type(error).__name__
+    optimizer.step()
+    return said
 
 
 def check_distributed_optimizer(fn):
@@ -195,60 +190,46 @@ def _observe(fn, ranks):
     try:
         return on_ranks(trial, fn, ranks=ranks)
     except Mistake as mistake:
-        hints = {
-            "has waited": "That parameter got no gradient on the other ranks in this step, so "
-                          "their hooks never ran. Before step() waits, every rank must ask for "
-                          "what it has not asked for: zeros, where it has no gradient. Or are the "
-                          "handles of the last step still there, so that it seems asked for? "
-                          "Forget them at the end of wait: handles.clear().",
-            "noname": "Without a name tensors are matched by their number, and ranks are ready in "
-                      "different orders: pass name=.",
-            "doesn't require grad": "A frozen parameter takes no hook, and needs none: skip those "
-                                    "with requires_grad False.",
-            "still in the works": "A name is asked for again before anybody waited for it. Either "
-                                  "step() asks for what a hook has asked for, or it waits for "
-                                  "handles of the step before: clear the handles at its end. Or "
-                                  "every hook asks for the same parameter, as a lambda in a loop "
-                                  "does: it finds the loop's last one.",
-            "dtype": OWN_TYPE,
-        }
-        hint = next((hint for sign, hint in hints.items() if sign in mistake.what), mistake.hint)
+        hint = next((hint for sign, hint in RAISED.items() if sign in mistake.what), mistake.hint)
         raise Mistake(mistake.what, hint) from None
 
 
 def _equal(seen, kind, ranks):
-    right = alone(kind, ranks)
+    begin, right = _weights(new_net()), alone(kind, ranks)
     for step in range(STEPS):
         for rank, one in enumerate(seen):
             for name, value in one[kind][step].items():
-                if torch.allclose(value, right[step][name], rtol=1e-4, atol=1e-5):
+                if _is_near(value, right[step][name]):
                     continue
-                agree = all(torch.allclose(value, other[kind][step][name], rtol=1e-4, atol=1e-5)
-                            for other in seen)
-                raise _unequal(f"{kind}, step {step + 1}, rank {rank} of {ranks}: {name}",
-                               seen, kind, step, name, ranks, agree)
+                agree = all(_is_near(value, other[kind][step][name]) for other in seen)
+                moved, wanted = ((x - begin[name]).norm()
+                                 for x in (seen[0][kind][step][name], right[step][name]))
+                what, hint = _unequal(kind, step, name, ranks, agree, (moved / wanted).item())
+                raise Mistake(f"{kind}, step {step + 1}, {rank_name(rank, ranks)}: {name} {what}",
+                              hint)
 
 
-def _unequal(where, seen, kind, step, name, ranks, agree):
-    begin = _weights(new_net())[name]
-    got, right = seen[0][kind][step][name] - begin, alone(kind, ranks)[step][name] - begin
-    if kind.startswith("SGD") and step == 0 and agree:
-        factor = (got.norm() / right.norm()).item()
-        if abs(factor - ranks) < 0.01 * ranks:
-            return Mistake(f"{where} has moved {factor:.3g} times as far as it should",
-                           "That is the sum of the gradients: op=Average is wanted.")
+def _is_near(got, right):
+    return torch.allclose(got, right, rtol=1e-4, atol=1e-5)
+
+
+def _unequal(kind, step, name, ranks, agree, factor):
+    """What is wrong with a weight that has moved `factor` times as far as it should; and a hint."""
+    if kind.startswith("SGD") and step == 0 and agree and abs(factor - ranks) < 0.01 * ranks:
+        return (f"has moved {factor:.3g} times as far as it should",
+                "That is the sum of the gradients: op=Average is wanted.")
     if not agree and step == 0:
-        return Mistake(f"{where} is not the same on all ranks", "step() must wait for every "
-                       "handle, and put what synchronize() returns into p.grad, also where that "
-                       "was None, before the optimizer's own step begins.")
+        return ("is not the same on all ranks",
+                "step() must wait for every handle, and put what synchronize() returns into "
+                "p.grad, also where that was None, before the optimizer's own step begins.")
     if name == "unused" and step == STEPS - 1:
-        return Mistake(f"{where} is wrong: it had a gradient, but no hook saw it",
-                       "What no hook has asked for is asked for as it is: zeros only where p.grad "
-                       "is None.")
+        return ("is wrong: it had a gradient, but no hook saw it",
+                "What no hook has asked for is asked for as it is: zeros only where p.grad is "
+                "None.")
     if step:
-        return Mistake(f"{where} is wrong, though the first step was right",
-                       "What was asked for in this step must be forgotten at its end: clear the "
-                       "handles, or the next step finds the old ones.")
-    return Mistake(f"{where} is not what one process gets",
-                   "Average the gradients (not the weights), and let the optimizer's own step use "
-                   "them: momentum and Adam do the rest.")
+        return ("is wrong, though the first step was right",
+                "What was asked for in this step must be forgotten at its end: clear the handles, "
+                "or the next step finds the old ones.")
+    return ("is not what one process gets",
+            "Average the gradients (not the weights), and let the optimizer's own step use them: "
+            "momentum and Adam do the rest.")

@@ -3,9 +3,9 @@
 import torch
 import torch.distributed as dist
 
-from ranklab.collectives import node_groups
 from ranklab.checks.exercise import Mistake
-from ranklab.checks.trial import on_ranks
+from ranklab.checks.trial import TOLERANCE, on_ranks, rank_name
+from ranklab.collectives import node_groups
 from ranklab.engine import device
 from ranklab.meter import Traffic
 
@@ -23,9 +23,28 @@ CASES = {
     "a transposed matrix": lambda rank, R: torch.arange(6.0).view(3, 2).t() + rank,
 }
 
-
 AGREE = ("The ranks of a pair must agree which vector is a and which is b: a is the left one's, on "
          "both. Else the sums over ranks mix |a|^2 of one with |b|^2 of the other.")
+OF_ELEMENTS = ("There is one coefficient for each tensor, but the parts have elements: "
+               "of_a[tensor_of] is each element's own.")
+SLIPS = (  # (what a coefficient becomes of a.b, its own and the other one's square, a hint)
+    (lambda ab, own, other: 1 - ab / (2 * other),
+     "a is divided by |b|^2 and b by |a|^2: it is the other way round."),
+    (lambda ab, own, other: 1 - ab / own,
+     "Each coefficient takes off *half*: 1 - a.b / (2 |a|^2)."),
+    (lambda ab, own, other: 1 + ab / (2 * own),
+     "The sign: 1 - a.b / (2 |a|^2), so that what agrees is not counted twice."),
+    (lambda ab, own, other: ab / (2 * own),
+     "The coefficient is what is left: 1 - a.b / (2 |a|^2), not what is taken off."),
+    (lambda ab, own, other: 1 - ab / 2 * own,
+     "Brackets: ab / 2 * aa is a.b / 2 times |a|^2. It is ab / (2 * aa)."),
+    (lambda ab, own, other: 1 - ab / (2 * own**0.5),
+     "aa and bb are squares already: a.a is |a|^2, without a root."),
+    (lambda ab, own, other: 1 - ab / (2 * (own * other)**0.5),
+     "Each vector has its own coefficient: |a|^2 is in that of a, not |a||b| in both."),
+    (lambda ab, own, other: (1 - ab / (2 * own)) / 2,
+     "Nothing is divided by the number of ranks: the coefficients do all of it."),
+)
 
 
 def pairwise(vectors):
@@ -95,10 +114,8 @@ def _observe(fn, ranks):
     try:
         return on_ranks(trial, fn, None, ranks=ranks)
     except Mistake as mistake:
-        if "must match the size" not in mistake.what:
-            raise
-        raise Mistake(mistake.what, "There is one coefficient for each tensor, but the parts have "
-                      "elements: of_a[tensor_of] is each element's own.") from None
+        hint = OF_ELEMENTS if "must match the size" in mistake.what else mistake.hint
+        raise Mistake(mistake.what, hint) from None
 
 
 def _refused(fn):
@@ -117,7 +134,7 @@ def _values(name, seen, ranks):
     right = pairwise(gradients)
     for rank, one in enumerate(seen):
         got, changed = one[name]
-        where = f"{name}, rank {rank} of {ranks}"
+        where = f"{name}, {rank_name(rank, ranks)}"
         if changed:
             raise Mistake(f"{where}: x itself is changed", "Work on new tensors: x.flatten() may "
                           "be x itself, so never write into it.")
@@ -126,76 +143,54 @@ def _values(name, seen, ranks):
                           f"{tuple(gradients[0].shape)}, {gradients[0].dtype}",
                           "The coefficients are float64: bring the result back with .to(x.dtype).")
         if not torch.equal(got, seen[0][name][0]) and got.isfinite().all():
-            raise Mistake(f"{where} does not have what rank 0 has",
-                          AGREE)
-        close = 2e-3 if got.dtype == torch.float16 else 1e-5
+            raise Mistake(f"{where} does not have what rank 0 has", AGREE)
+        close = TOLERANCE[got.dtype]
         if not torch.allclose(got.double(), right, rtol=close, atol=close * right.abs().max()):
-            raise _wrong(where, name, got, right, gradients)
+            at = int((got.double() - right).abs().nan_to_num(torch.inf).argmax())
+            raise Mistake(f"{where}: {got.flatten()[at]:.6g} at element {at}, not "
+                          f"{right.flatten()[at]:.6g}", _hint(name, got, gradients))
 
 
-def _wrong(where, name, got, right, gradients):
-    at = int((got.double() - right).abs().nan_to_num(torch.inf).argmax())
-    what = f"{where}: {got.flatten()[at]:.6g} at element {at}, not {right.flatten()[at]:.6g}"
-    total = sum(gradients).double()
+def _hint(name, got, gradients):
     if not got.isfinite().all():
         if name in ("large float16", "huge"):
-            return Mistake(what, "300 * 300 does not fit into float16, and 1e20 * 1e20 not into "
-                           "float32: dot products need float64, from the first sum to the "
-                           "coefficients, whatever type the gradients have.")
-        return Mistake(what, "A gradient of zeros has |a|^2 = 0: there the coefficient is 1, not "
-                       "1 - 0/0, be it a or b that is zero. torch.where(aa > 0, ab / (2 * aa), 0).")
+            return ("300 * 300 does not fit into float16, and 1e20 * 1e20 not into float32: dot "
+                    "products need float64, from the first sum to the coefficients, whatever type "
+                    "the gradients have.")
+        return ("A gradient of zeros has |a|^2 = 0: there the coefficient is 1, not 1 - 0/0, be it "
+                "a or b that is zero. torch.where(aa > 0, ab / (2 * aa), 0).")
     if name == "tiny":
-        return Mistake(what, "Nothing is added to |a|^2, and it has no lower limit: 1e-6 squared "
-                       "is far below 1e-8. Ask whether it is 0: torch.where(aa > 0, ...).")
-    if torch.allclose(got.double(), total, rtol=1e-3):
-        return Mistake(what, "That is the plain sum: are the coefficients applied?")
-    if torch.allclose(got.double(), total / len(gradients), rtol=1e-3):
-        return Mistake(what, "That is the plain average: are the coefficients applied?")
-    if torch.allclose(got.double(), torch.zeros_like(right)) and name == "equal":
-        return Mistake(what, "Equal vectors cancel out: the coefficient is 1 - a.b / (2 |a|^2), "
-                       "with a 2.")
+        return ("Nothing is added to |a|^2, and it has no lower limit: 1e-6 squared is far below "
+                "1e-8. Ask whether it is 0: torch.where(aa > 0, ...).")
+    total = sum(gradients).double()
+    slips = [(total, "That is the plain sum: are the coefficients applied?"),
+             (total / len(gradients), "That is the plain average: are the coefficients applied?")]
+    if name == "equal":
+        slips += [(0 * total, "Equal vectors cancel out: the coefficient is 1 - a.b / (2 |a|^2), "
+                              "with a 2.")]
     if name == "random" and len(gradients) == 2:
-        a, b = (one.double() for one in gradients)
-        for hint, slip in _slips(a, b):
-            if torch.allclose(got.double(), slip, 1e-4):
-                return Mistake(what, hint)
-    return Mistake(what, "A rank holds only part of the two vectors, so its dot products are only "
-                   "part of the sum: add those of all ranks that hold the other parts, rank ^ 1, "
-                   "rank ^ 2, rank ^ 4, ... rank ^ distance (doubling), each time the running sum.")
+        slips += _slips(*(one.double() for one in gradients))
+    for wrong, hint in slips:
+        if torch.allclose(got.double(), wrong, rtol=1e-3):
+            return hint
+    return ("A rank holds only part of the two vectors, so its dot products are only part of the "
+            "sum: add those of all ranks that hold the other parts, rank ^ 1, rank ^ 2, rank ^ 4, "
+            "... rank ^ distance (doubling), each time the running sum.")
 
 
 def _slips(a, b):
-    """(hint, what two ranks get by this mistake), for mistakes in the two coefficients."""
+    """(what two ranks get by a mistake in the two coefficients, a hint)."""
     ab, aa, bb = a @ b, a @ a, b @ b
-    yield ("a is divided by |b|^2 and b by |a|^2: it is the other way round.",
-           (1 - ab / (2 * bb)) * a + (1 - ab / (2 * aa)) * b)
-    yield ("Each coefficient takes off *half*: 1 - a.b / (2 |a|^2).",
-           a * (1 - ab / aa) + b * (1 - ab / bb))
-    yield AGREE, _each_its_own_first(a, b)
-    yield "The sign: 1 - a.b / (2 |a|^2), so that what agrees is not counted twice.", (
-        (1 + ab / (2 * aa)) * a + (1 + ab / (2 * bb)) * b)
-    yield "The coefficient is what is left: 1 - a.b / (2 |a|^2), not what is taken off.", (
-        ab / (2 * aa) * a + ab / (2 * bb) * b)
-    yield "Brackets: ab / 2 * aa is a.b / 2 times |a|^2. It is ab / (2 * aa).", (
-        (1 - ab / 2 * aa) * a + (1 - ab / 2 * bb) * b)
-    yield "aa and bb are squares already: a.a is |a|^2, without a root.", (
-        (1 - ab / (2 * aa**0.5)) * a + (1 - ab / (2 * bb**0.5)) * b)
-    yield "Each vector has its own coefficient: |a|^2 is in that of a, not |a||b| in both.", (
-        (1 - ab / (2 * (aa * bb)**0.5)) * (a + b))
-    yield ("Nothing is divided by the number of ranks: the coefficients do all of it.",
-           ((1 - ab / (2 * aa)) * a + (1 - ab / (2 * bb)) * b) / 2)
-    for x, y, z in ((aa, ab, bb), (aa, bb, ab), (bb, aa, ab), (bb, ab, aa)):
-        yield ("The rows of dot_products have other names here: the order is a.b, a.a, b.b.",
-               (1 - x / (2 * y) if y > 0 else 1) * a + (1 - x / (2 * z) if z > 0 else 1) * b)
-
-
-def _each_its_own_first(a, b):
-    """What comes out when a is "mine" on both ranks: their |a|^2 are of different vectors."""
+    for of, hint in SLIPS:
+        yield of(ab, aa, bb) * a + of(ab, bb, aa) * b, hint
+    # a is "mine" on both ranks: their |a|^2 are of different vectors.
     (low_a, high_a), (low_b, high_b) = a.tensor_split(2), b.tensor_split(2)
-    half = (a @ b) / 2
-    mine = 1 - half / (low_a @ low_a + high_b @ high_b)
-    theirs = 1 - half / (low_b @ low_b + high_a @ high_a)
-    return torch.cat([mine * low_a + theirs * low_b, mine * high_b + theirs * high_a])
+    mine = 1 - ab / 2 / (low_a @ low_a + high_b @ high_b)
+    theirs = 1 - ab / 2 / (low_b @ low_b + high_a @ high_a)
+    yield torch.cat([mine * low_a + theirs * low_b, mine * high_b + theirs * high_a]), AGREE
+    for x, y, z in ((aa, ab, bb), (aa, bb, ab), (bb, aa, ab), (bb, ab, aa)):
+        yield ((1 - x / (2 * y) if y > 0 else 1) * a + (1 - x / (2 * z) if z > 0 else 1) * b,
+               "The rows of dot_products have other names here: the order is a.b, a.a, b.b.")
 
 
 def _fused(seen):

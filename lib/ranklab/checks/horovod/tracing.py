@@ -15,22 +15,22 @@ EVENTS = [
 OLD = "an older file, which is longer than the trace is. " * 200
 KEPT = ("The first call was well. Is something kept from call to call, in a default argument or in "
         "a global name? Each call begins with no rows.")
-ODD_NAMES = [('layer "a"', "QUEUE", 0.0, 1.0), ("back\\slash", "QUEUE", 0.0, 1.0),
-             ("gr\u00f6sse", "QUEUE", 0.0, 1.0)]
+ODD_NAMES = [(name, "QUEUE", 0.0, 1.0) for name in ('layer "a"', "back\\slash", "gr\u00f6sse")]
 
 
 def check_timeline(fn):
     trace = _written(fn, EVENTS)
     yield "the file is JSON, with a list of events that Perfetto and chrome://tracing open"
-    rows = _rows(trace)
-    _same_rows(rows, EVENTS)
+    rows = _rows(trace, EVENTS)
     yield "one row for each tensor, with its name"
-    for name, phases in rows.items():
-        _same_times(name, phases, EVENTS)
-    _again(fn)
+    _same_times(rows)
+    try:
+        _same_times(_rows(_written(fn, EVENTS), EVENTS))
+    except Mistake as mistake:
+        raise Mistake(f"called again, {mistake.what}", KEPT) from None
     yield "every phase is in its tensor's row, from start to end, in microseconds; none is missing"
     for events in ([], ODD_NAMES, EVENTS[::-1], EVENTS * 2):
-        _same_rows(_rows(_written(fn, events)), events)
+        _rows(_written(fn, events), events)
     yield "any order, no events at all, names with quotes in them"
 
 
@@ -61,75 +61,72 @@ def _written(fn, events):
     return events
 
 
-def _again(fn):
-    try:
-        rows = _rows(_written(fn, EVENTS))
-        _same_rows(rows, EVENTS)
-        for name, phases in rows.items():
-            _same_times(name, phases, EVENTS)
-    except Mistake as mistake:
-        raise Mistake(f"called again, {mistake.what}", KEPT) from None
+def _rows(trace, events):
+    """{tensor: [(phase, start, end) in us, ...]}: one row for each tensor of `events`."""
+    names, phases = _names(trace), _phases(trace)
+    rows = {}
+    for row, found in phases.items():
+        # Viewers look at these two only, and a process's name is that of all of its threads.
+        name = names.get(row, names.get(row[0]))
+        if name is None:
+            raise Mistake("a row has no name, so nobody knows which tensor it is",
+                          'Name it once: {"ph": "M", "name": "process_name", "pid": row, '
+                          '"args": {"name": tensor}}.')
+        if name in rows:
+            raise Mistake(f"there are two rows named {name!r}",
+                          "A tensor keeps its row: look it up, and begin one only for a new name.")
+        rows[name] = found
+    tensors = {tensor for tensor, *_ in events}
+    if set(rows) == tensors:
+        return rows
+    if set(rows) == {phase for _, phase, *_ in events}:
+        raise Mistake(f"there is a row for each phase: {', '.join(sorted(rows))}",
+                      "A row is a tensor. Phases are what happens in it, one after the other.")
+    missing = sorted(tensors - set(rows))
+    raise Mistake(f"the rows are {sorted(map(str, rows))}, not {sorted(tensors)}",
+                  f"{missing[0]!r} has none." if missing else "Each tensor has one row.")
 
 
-def _rows(trace):
-    """{row's name: [(phase, start, end) in us, ...]}."""
-    names, phases, opened = {}, {}, {}
+def _names(trace):
+    """{(pid, tid) of a thread, or pid of a process: its name}."""
+    names = {}
     for event in trace:
-        row = event.get("pid"), event.get("tid")
         if event.get("ph") == "M" and "name" in event.get("args", {}):
-            # Viewers look at these two only, and a process's name is that of all of its threads.
             if event.get("name") == "process_name":
                 names[event.get("pid")] = event["args"]["name"]
             if event.get("name") == "thread_name":
-                names[row] = event["args"]["name"]
-        elif event.get("ph") == "X":
+                names[event.get("pid"), event.get("tid")] = event["args"]["name"]
+    return names
+
+
+def _phases(trace):
+    """{(pid, tid): [(phase, start, end) in us, ...]}, of events of kind X, or B and E."""
+    phases, opened = {}, {}
+    for event in trace:
+        row, kind = (event.get("pid"), event.get("tid")), event.get("ph")
+        if kind == "X":
             if "ts" not in event or "dur" not in event:
                 raise Mistake(f"an event of kind X lacks {'dur' if 'ts' in event else 'ts'}",
                               'A whole phase is {"ph": "X", "name", "pid", "tid", "ts", "dur"}.')
             phases.setdefault(row, []).append(
                 (event.get("name"), event["ts"], event["ts"] + event["dur"]))
-        elif event.get("ph") == "B":
+        elif kind == "B":
             opened.setdefault(row, []).append((event.get("name"), event["ts"]))
-        elif event.get("ph") == "E" and opened.get(row):
+        elif kind == "E" and opened.get(row):
             phases.setdefault(row, []).append((*opened[row].pop(), event["ts"]))
-    nameless = [row for row in phases if row not in names and row[0] not in names]
-    if nameless:
-        raise Mistake("a row has no name, so nobody knows which tensor it is",
-                      'Name it once: {"ph": "M", "name": "process_name", "pid": row, '
-                      '"args": {"name": tensor}}.')
-    rows = {}
-    for row, found in phases.items():
-        name = names.get(row, names.get(row[0]))
-        if name in rows:
-            raise Mistake(f"there are two rows named {name!r}",
-                          "A tensor keeps its row: look it up, and begin one only for a new name.")
-        rows[name] = found
-    return rows
+    return phases
 
 
-def _same_rows(rows, events):
-    tensors = {tensor for tensor, *_ in events}
-    if set(rows) == tensors:
-        return
-    if set(rows) == {phase for _, phase, *_ in events}:
-        raise Mistake(f"there is a row for each phase: {', '.join(sorted(rows))}",
-                      "A row is a tensor. Phases are what happens in it, one after the other.")
-    missing = tensors - set(rows)
-    raise Mistake(f"the rows are {sorted(map(str, rows))}, not {sorted(tensors)}",
-                  f"{sorted(missing)[0]!r} has none." if missing else "Each tensor has one row.")
-
-
-def _same_times(name, phases, events):
-    wanted = {}
-    for tensor, phase, start, end in events:
-        if tensor == name:
-            wanted.setdefault(phase, []).append((start * 1e6, end * 1e6))
-    for phase, right in wanted.items():
-        found = sorted((a, b) for what, a, b in phases if what == phase)
-        if len(found) != len(right):
-            raise _wrong_count(name, phase, len(found), len(right), {what for what, *_ in phases})
-        for a_and_b, times in zip(found, sorted(right)):
-            _one_phase(f"{phase} of {name!r}", *a_and_b, *times)
+def _same_times(rows):
+    for name, phases in rows.items():
+        for phase in {phase: None for tensor, phase, *_ in EVENTS if tensor == name}:
+            right = sorted((start * 1e6, end * 1e6) for tensor, what, start, end in EVENTS
+                           if (tensor, what) == (name, phase))
+            found = sorted((start, end) for what, start, end in phases if what == phase)
+            if len(found) != len(right):
+                raise _wrong_count(name, phase, len(found), len(right), {p for p, *_ in phases})
+            for times, wanted in zip(found, right):
+                _one_phase(f"{phase} of {name!r}", *times, *wanted)
 
 
 def _wrong_count(name, phase, found, right, phases):
@@ -139,19 +136,17 @@ def _wrong_count(name, phase, found, right, phases):
                        "row's.")
     if not found:
         return Mistake(f"the row of {name!r} has no phase {phase}", "Write every event.")
-    what = f"the row of {name!r} has phase {phase} {found} times, not {right}"
-    if found < right:
-        return Mistake(what, "A phase comes again in every step: write every event, and do not "
-                             "keep one for each name.")
-    return Mistake(what, "Write every event once.")
+    return Mistake(f"the row of {name!r} has phase {phase} {found} times, not {right}",
+                   "A phase comes again in every step: write every event, and do not keep one for "
+                   "each name." if found < right else "Write every event once.")
 
 
 def _one_phase(phase, a, b, start, end):
     if max(abs(a - start), abs(b - end)) < 1:
         return
-    what = f"{phase} goes from {a:g} to {b:g}, not from {start:g} to {end:g}"
+    hint = '"ts" is the start and "dur" is end - start, both times 1e6.'
     if abs(a - start * 1e-3) < 1e-3 or abs(a - start * 1e-6) < 1e-6:
-        raise Mistake(what, "The format counts microseconds: seconds * 1e6.")
-    if abs(a - start) < 1 and abs(b - a - end) < 1:
-        raise Mistake(what, '"dur" is how long it takes, end - start; not when it ends.')
-    raise Mistake(what, '"ts" is the start and "dur" is end - start, both times 1e6.')
+        hint = "The format counts microseconds: seconds * 1e6."
+    elif abs(a - start) < 1 and abs(b - a - end) < 1:
+        hint = '"dur" is how long it takes, end - start; not when it ends.'
+    raise Mistake(f"{phase} goes from {a:g} to {b:g}, not from {start:g} to {end:g}", hint)

@@ -1,11 +1,11 @@
 """Lab 00's checks: shards, neighbours, deadlocks, common decisions."""
 
 from ranklab import ranks
+from ranklab.checks.exercise import Exercise, Prediction
 from ranklab.checks.ranks.ring import check_ring_shift
 from ranklab.checks.ranks.shards import check_shard_range
 from ranklab.checks.ranks.together import check_all_ranks_finite
 from ranklab.checks.ranks.token import check_pass_the_token
-from ranklab.checks.exercise import Exercise, Prediction
 
 EXERCISES = (
     Exercise(ranks.shard_range, check_shard_range, hints=(

@@ -1,5 +1,5 @@
 """Is every rank of a new cluster there, right, and as fast as the others?"""
 
-from ranklab.projects.ranks.inspection import run
+from ranklab.projects.ranks.inspection import run, timed
 
-__all__ = ["run"]
+__all__ = ["run", "timed"]

@@ -1,0 +1,55 @@
+"""The exercises and predictions of lab 06, in the order of the lab."""
+
+from ranklab import zero
+from ranklab.checks.exercise import Exercise
+from ranklab.checks.zero.formulas import check_zero_memory, check_zero_traffic
+from ranklab.checks.zero.partition import check_partition_flat
+from ranklab.checks.zero.stages import check_ZeroStage1, check_ZeroStage2
+
+__all__ = ["EXERCISES", "PREDICTIONS"]
+
+PREDICTIONS = ()
+EXERCISES = (
+    Exercise(zero.partition_flat, check_partition_flat, hints=(
+        "How long is each shard, if all are equally long and no number is lost? And flat then?",
+        "each = ceil(n / R), which is -(-n // R). flat has each * R numbers: begin with zeros, and "
+        "write what the tensors hold into its first n.",
+        "flat = tensors[0].new_zeros(each * ranks); torch.cat([tensor.reshape(-1) for tensor in "
+        "tensors], out=flat[:n]); return flat, flat.view(ranks, each).unbind()",
+    )),
+    Exercise(zero.zero_memory, check_zero_memory, hints=(
+        "Which of parameters, gradients and optimizer state does each stage share out?",
+        "Optimizer state from stage 1 on, gradients from 2 on, parameters at 3. Of what is shared "
+        "out the fullest rank holds ceil(parameters / ranks) numbers.",
+        "own = math.ceil(parameters / ranks); States(parameter_bytes * (own if stage >= 3 else "
+        "parameters), gradient_bytes * (own if stage >= 2 ...), optimizer_bytes * (own if stage "
+        ">= 1 ...))",
+    )),
+    Exercise(zero.ZeroStage1, check_ZeroStage1, hints=(
+        "An all-reduce is a reduce-scatter and an all-gather. Which of them belongs into backward, "
+        "and which behind the step?",
+        "reduce() starts the reduce-scatter of bucket.flat into place_of(bucket), and keeps that "
+        "place as bucket.own. finish() hands over, step_ends() gathers the shards into "
+        "bucket.weights.",
+        "reduce(): wait for self.works; bucket.flat /= R; bucket.own = self.place_of(bucket); "
+        "return dist.reduce_scatter_single(bucket.own, bucket.flat, group=bucket.group, "
+        "async_op=True). finish(): super().finish(), then bucket.hand_over({p for p in "
+        "bucket.parameters if p.grad is not None}). step_ends(): bucket.update_shard(); "
+        "dist.all_gather_single(bucket.weights, bucket.shard, group=bucket.group)",
+    )),
+    Exercise(zero.ZeroStage2, check_ZeroStage2, hints=(
+        "When a bucket leaves, which of the others has nobody a use for any more?",
+        "place_of() frees the buckets before this one, and returns new memory as long as the "
+        "shard. finish() does what stage 1 does, and frees all.",
+        "self.free_gradients(self.buckets[: self.buckets.index(bucket)]); return "
+        "torch.empty_like(bucket.shard). finish(): super().finish(); "
+        "self.free_gradients(self.buckets)",
+    )),
+    Exercise(zero.zero_traffic, check_zero_traffic, hints=(
+        "An all-reduce is a reduce-scatter and an all-gather. Which of them does each stage make?",
+        "Each of them sends (R-1)/R of the bytes. Stages 0 to 2: one of gradients, one of "
+        "parameters. Stage 3 gathers parameters twice, but what is resident only once.",
+        "once = (ranks - 1) / ranks; 2 * once * nbytes for stages 0 to 2, once * (3 * nbytes - "
+        "resident_bytes) for stage 3",
+    )),
+)

@@ -1,0 +1,100 @@
+"""A GPT trained with ZeRO: what each stage holds, sends and brings, by ours or by DeepSpeed.
+
+    python -m ranklab.projects.zero                            all stages, ours, laptop size
+    python -m ranklab.projects.zero --engine deepspeed --stage 1,2,3 --ranks 2
+    python -m ranklab.projects.zero --stage 3 --offload cpu    or a folder on a local NVMe disk
+    python -m ranklab.projects.zero --size 1.3b --gpus 4 --gpu-gb 24 --write-config ds.json
+    torchrun --nproc-per-node 4 -m ranklab.projects.zero --size 1.3b --config ds.json \\
+        --engine deepspeed --checkpoint build/zero
+    deepspeed --hostfile hosts --module ranklab.projects.zero --size 1.3b --config ds.json \\
+        --engine deepspeed --checkpoint build/zero
+
+--config takes stage, offload, batch, precision, clipping and AdamW's options from a DeepSpeed
+config, for either engine. --write-config writes one for --gpus of --gpu-gb, and trains nothing.
+
+--size 1.3b is GPT-2 1.3B in bf16 with activation checkpointing. With 24 GB: --micro-batch 1 or 2;
+PYTORCH_ALLOC_CONF=expandable_segments:True fights fragmentation. Our stage 3 begins with the whole
+model on each GPU, 2.6 GB in bf16. The step is torch's fused AdamW; --compiled takes DeepSpeed's
+FusedAdam, or its CPUAdam with --offload cpu, which suits large models.
+A checkpoint of ours goes on with any number of ranks, in any stage; DeepSpeed's as it was.
+"""
+
+import dataclasses
+import sys
+
+from ranklab.engine.in_place import is_started_by_another
+from ranklab.projects.command import Command, comma_list, say
+from ranklab.projects.zero.config import MODELS, SIZES, Settings, settings_of
+from ranklab.projects.zero.report import machine, report, write_config
+from ranklab.projects.zero.training import LAUNCH_LIMIT, run
+
+COLLECTIVE_LIMIT = 600  # seconds, under torchrun and srun: a dead rank is noticed after it
+STAGES = (0, 1, 2, 3)
+
+
+def parse(argv=None):
+    """(the options, the Settings)."""
+    command = Command(__package__, __doc__)
+    command.add_argument("--size", choices=SIZES, default="laptop")
+    command.add_argument("--stage", type=comma_list(int), help="0 to 3, or some with commas")
+    command.add_ranks()
+    command.add_resume()
+    command.add_argument("--data", help="a text file, or tokens in a .bin file (uint16)")
+    command.add_argument("--config", metavar="FILE", help="a DeepSpeed config")
+    command.add_argument("--gpus", type=int, default=4, help="of the machine to choose a stage for")
+    command.add_argument("--gpu-gb", type=float, default=24, help="memory of each")
+    command.add_argument("--write-config", metavar="FILE", help="for that machine, and end")
+    # deepspeed hands it to every rank; torchrun's variable says the same
+    command.add_argument("--local_rank", type=int, help="set by deepspeed")
+    command.add_fields(Settings, *(field.name for field in dataclasses.fields(Settings)
+                                   if field.name != "betas"))
+    options = command.parse(argv)
+    settings = SIZES[options.size]
+    if options.config:
+        settings = read_config(command, options, settings)
+    options.stage = options.stage or STAGES
+    check(command, options)
+    return options, command.config(settings, options)
+
+
+def read_config(command, options, settings):
+    """`settings` as the DeepSpeed config says; what the command line says comes on top."""
+    try:
+        stage, given = settings_of(options.config)
+    except (OSError, ValueError) as error:
+        command.error(str(error))
+    options.stage = options.stage or [stage]
+    return dataclasses.replace(settings, **{"engine": options.engine or settings.engine, **given})
+
+
+def check(command, options):
+    """Refuses what does not fit together."""
+    if unknown := set(options.stage) - set(STAGES):
+        command.error(f"--stage {min(unknown)}: the stages are 0, 1, 2 and 3")
+    if options.checkpoint and len(options.stage) > 1:
+        command.error("--checkpoint keeps one stage: name it with --stage")
+    if options.offload and 0 in options.stage:
+        command.error("--offload needs stage 1, 2 or 3: name them with --stage")
+    if options.ranks and is_started_by_another():
+        command.error("--ranks is for python alone: the job has its ranks already")
+
+
+def main(argv=None):
+    options, settings = parse(argv)
+    if options.write_config:
+        found = {"settings": settings, "shape": MODELS[options.size]}
+        text, config = machine(found, options.gpus, options.gpu_gb)
+        write_config(config, options.write_config)
+        say(f"{text}\n{options.write_config} says so to DeepSpeed.")
+        return 0
+    limit = COLLECTIVE_LIMIT if is_started_by_another() else LAUNCH_LIMIT
+    found = run(options.size, tuple(options.stage), ranks=options.ranks, path=options.data,
+                resume=options.resume, progress=sys.stderr.isatty(), timeout=limit,
+                **{field.name: getattr(settings, field.name)
+                   for field in dataclasses.fields(settings)})
+    say(report(found), machine(found, options.gpus, options.gpu_gb)[0])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

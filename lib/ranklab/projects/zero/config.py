@@ -1,0 +1,77 @@
+"""What the ZeRO project trains and how: the models, and one frozen dataclass."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from ranklab.models.gpt import GPTConfig
+from ranklab.projects.command import check_options, option
+from ranklab.text_trainer import TrainConfig
+
+ENGINES = ("ours", "deepspeed")
+
+# GPT-2's 1.3B, with its 50257 tokens padded to a multiple of 128. The byte text uses 256 of them;
+# the cost of a token is that of published runs. Heads of 128 suit flash attention.
+MODELS = {
+    "laptop": GPTConfig(n_layer=4),
+    "1.3b": GPTConfig(vocab_size=50304, n_ctx=1024, n_layer=24, n_head=16, n_embd=2048,
+                      rotary_base=10000.0),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Settings(TrainConfig):
+    """How to train; checked when it is made. The defaults suit a laptop."""
+
+    steps: int = option(100, least=1)
+    batch: int = option(16, "sequences in a step, over all ranks", least=1)
+    micro_batch: int = option(16, "sequences in a forward and backward of one rank", least=1)
+    eval_batch: int = option(64, "held-out sequences", least=1)
+    log_every: int = option(10, "steps", least=1)
+    engine: str = option("ours", choices=ENGINES)
+    precision: str = option("fp32", "bf16: 16-bit parameters, and master weights in float32",
+                            ("fp32", "bf16"))
+    offload: str | None = option(None, "the optimizer's state: cpu, or (ours) a folder for files")
+    offload_parameters: bool = option(False, "DeepSpeed's stage 3: to the CPU's memory, too")
+    compiled: bool = option(False, "DeepSpeed's own Adam: compiled in some minutes, once")
+    recompute: bool = option(False, "activation checkpointing: each block computes twice")
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_options(self)
+        if self.engine == "ours" and (self.offload_parameters or self.compiled):
+            raise ValueError("--offload-parameters and --compiled are for --engine deepspeed")
+        if self.engine == "deepspeed" and self.offload not in (None, "cpu"):
+            raise ValueError(f"offload={self.offload!r}: with --engine deepspeed it is cpu")
+
+
+SIZES = {
+    "laptop": Settings(),
+    "1.3b": Settings(steps=100, batch=64, micro_batch=4, lr=2e-4, precision="bf16", recompute=True),
+}
+
+
+def settings_of(path):
+    """(the stage, {field of Settings: value}) that the DeepSpeed config in this file asks for.
+
+    error  ValueError: something that this project has no name for
+    """
+    config = json.loads(Path(path).read_text())
+    zero = config.get("zero_optimization", {})
+    found = {"batch": config.get("train_batch_size"),
+             "micro_batch": config.get("train_micro_batch_size_per_gpu"),
+             "clip": config.get("gradient_clipping"),
+             "precision": "bf16" if config.get("bf16", {}).get("enabled") else "fp32",
+             "offload": "cpu" if zero.get("offload_optimizer") else None,
+             "offload_parameters": bool(zero.get("offload_param"))}
+    if config.get("fp16", {}).get("enabled"):
+        raise ValueError(f"{path}: fp16 is not for this project: take bf16")
+    if optimizer := config.get("optimizer"):
+        if optimizer["type"] != "AdamW":
+            raise ValueError(f"{path}: optimizer.type={optimizer['type']!r} must be 'AdamW'")
+        known = ("lr", "betas", "weight_decay")
+        found |= {name: optimizer["params"].get(name) for name in known}
+    given = {name: value for name, value in found.items() if value is not None}
+    if "betas" in given:
+        given["betas"] = tuple(given["betas"])
+    return zero.get("stage", 0), given

@@ -1,0 +1,114 @@
+"""Ours and DeepSpeed's ZeRO as the one training loop sees them."""
+
+import contextlib
+from dataclasses import replace
+
+
+from ranklab.data_parallel.training import DataParallel
+from ranklab.engine import device
+from ranklab.text_trainer import TextTrainer
+from ranklab.zero.deepspeed_engine import deepspeed_engine
+from ranklab.zero.training import Zero
+
+
+def new_trainer(model, text, settings, stage, stages, progress):
+    """The trainer of `model` by settings.engine, in this stage of ZeRO."""
+    if settings.engine == "deepspeed":
+        kind, parallel = DeepSpeedTrainer, DeepSpeed(stage, settings)
+        settings = replace(settings, clip=0.0)  # DeepSpeed does it
+    elif stage == 0:
+        kind, parallel = TextTrainer, DataParallel(equal_parts=True)
+    else:
+        kind = TextTrainer
+        parallel = Zero(stage, equal_parts=True, offload=settings.offload, stages=stages)
+    if settings.precision == "bf16" and has_master_weights(settings, stage):
+        model.bfloat16()
+        settings = replace(settings, precision="fp32")  # all is computed as it is held: no autocast
+    return kind(model, text, settings, device(), parallel=parallel, progress=progress)
+
+
+def has_master_weights(settings, stage):
+    """True where a model of 16-bit parameters is stepped in float32: plain data parallelism has
+    none, so there the weights stay in float32, and products are taken in bf16.
+    """
+    return stage > 0 or settings.engine == "deepspeed"
+
+
+class DeepSpeed(DataParallel):
+    """DeepSpeed's ZeRO: it averages gradients, clips and steps."""
+
+    def __init__(self, stage, settings):
+        super().__init__(equal_parts=True)
+        self.stage, self.settings = stage, settings
+
+    def apply(self, model):
+        self.model = model
+        return lambda *inputs: self.engine(*inputs)
+
+    def make_optimizer(self, new_optimizer, groups):
+        named = [{**group, "params": [p for _, p in group["params"]]} for group in groups]
+        how = {name: getattr(self.settings, name)
+               for name in ("offload", "offload_parameters", "clip", "compiled")}
+        self.engine = deepspeed_engine(self.model, new_optimizer, self.stage, groups=named, **how)
+        return EngineStep(self.engine)
+
+    def backward(self, loss):
+        self.engine.backward(loss)
+
+    def communication(self, is_last):
+        """DeepSpeed decides by itself what to send; it has to know which piece ends the step."""
+        self.engine.set_gradient_accumulation_boundary(is_last)
+        return contextlib.nullcontext()
+
+
+class EngineStep:
+    """What the loop asks of an optimizer, done by a DeepSpeed engine."""
+
+    def __init__(self, engine):
+        self.engine = engine
+
+    @property
+    def param_groups(self):
+        return self.engine.optimizer.param_groups
+
+    def zero_grad(self, set_to_none=True):
+        """Nothing: the engine's step ends with it."""
+
+    def step(self):
+        self.engine.step()
+
+
+class DeepSpeedTrainer(TextTrainer):
+    """The loop, with checkpoints in DeepSpeed's format: for as many ranks and the same stage."""
+
+    def save(self):
+        if self.loop.checkpoint:
+            self.parallel.engine.save_checkpoint(self.loop.checkpoint, f"step-{self.steps_done}",
+                                                 {"trained_steps": self.steps_done})
+
+    def resume(self):
+        path, state = self.parallel.engine.load_checkpoint(self.loop.checkpoint)
+        if path is None:
+            raise FileNotFoundError(f"{self.loop.checkpoint} holds no checkpoint of DeepSpeed")
+        self.steps_done = state["trained_steps"]
+
+
+def shards_of(trainer):
+    """What is left of parameters that the model shows empty."""
+    if isinstance(trainer.parallel, DeepSpeed):
+        return [p.ds_tensor for p in trainer.model.parameters() if hasattr(p, "ds_tensor")]
+    return [bucket.shard for bucket in trainer.parallel.replica.buckets if hasattr(bucket, "shard")]
+
+
+def stepping(trainer):
+    """The torch optimizer that steps."""
+    if isinstance(trainer.parallel, DeepSpeed):
+        return trainer.parallel.engine.basic_optimizer
+    return trainer.optimizer
+
+
+def buckets_of(trainer):
+    """What holds gradients beside those that the optimizer steps."""
+    if isinstance(trainer.parallel, DeepSpeed):
+        return []
+    return [bucket.flat for bucket in trainer.parallel.replica.buckets]

@@ -1,0 +1,75 @@
+"""What the stages have shown, as text; and which of them suits a machine."""
+
+import json
+import math
+from pathlib import Path
+
+from ranklab.baseline import activation_bytes
+from ranklab.models.gpt import count_parameters
+from ranklab.trainer import PRECISIONS
+from ranklab.zero import deepspeed_config, fastest_way
+
+COLUMNS = ("parameters", "gradients", "optimizer", "peak", "sent a step")
+
+
+def report(found):
+    """What `run` found, as text."""
+    settings, shape, ranks = found["settings"], found["shape"], found["ranks"]
+    lines = [
+        f"model     {count_parameters(shape):,} parameters: {shape.n_layer} layers, "
+        f"{shape.n_head} heads, width {shape.n_embd}, {shape.n_ctx} tokens, V={shape.vocab_size}",
+        f"training  {settings.engine}, {settings.steps} steps of {settings.batch} x {shape.n_ctx} "
+        f"tokens of {found['text']}, {settings.precision}, {ranks} ranks",
+        "",
+        f"{'bytes on rank 0':18}" + "".join(f"{name:>14}" for name in COLUMNS)
+        + f"{'tokens/s':>12}{'held out':>10}",
+    ]
+    for row in found["rows"]:
+        lines += rows_of(row, settings)
+    lines += ["", f"A bigram model has a loss of {found['bigram']:.3f} nats on the held-out text."]
+    if settings.precision == "bf16":
+        lines.append("In bf16 the optimizer takes its gradients in float32: 4 bytes for each "
+                     "number that a rank steps, which the formula does not count.")
+    return "\n".join(lines)
+
+
+def rows_of(row, settings):
+    """A line with what was counted, and one with what the formulas say."""
+    loss = f"stopped at {row.steps}" if row.held_out is None else f"{row.held_out:.3f}"
+    counted = ["-"] * 5 if row.costs is None else [
+        f"{n:,}" for n in (*row.costs.states, row.costs.peak, row.costs.sent)]
+    said = [f"{n:,.0f}" for n in row.states]
+    speed = "-" if math.isnan(row.tokens_per_second) else f"{row.tokens_per_second:,.0f}"
+    offload = f", {settings.offload}" if settings.offload else ""
+    return [line(f"stage {row.stage}{offload}", counted) + f"{speed:>12}{loss:>10}",
+            line("  the formula", [*said, "", f"{row.sent:,.0f}"])]
+
+
+def line(name, cells):
+    return (f"{name:18}" + "".join(f"{cell:>14}" for cell in cells)).rstrip()
+
+
+def machine(found, gpus, gpu_gb):
+    """(text, DeepSpeed's config): the fastest way to train this model on `gpus` of `gpu_gb` GB.
+
+    error  ValueError when nothing fits
+    """
+    settings, shape = found["settings"], found["shape"]
+    n, element = count_parameters(shape), PRECISIONS["bf16"].itemsize
+    kept = activation_bytes(shape, settings.micro_batch, shape.n_ctx, element, settings.recompute)
+    batch = settings.micro_batch * gpus * max(1, settings.batch // (settings.micro_batch * gpus))
+    way = fastest_way(n, gpus, gpu_gb * 1e9, kept)
+    config = deepspeed_config(n, gpus, gpu_gb * 1e9, batch, settings.micro_batch, kept,
+                              lr=settings.lr)
+    away = [name for name, moved in (("optimizer", way.offload_optimizer),
+                                     ("parameters", way.offload_parameters)) if moved]
+    text = (f"{gpus} GPUs of {gpu_gb:g} GB: stage {way.stage}"
+            + (f", {' and '.join(away)} in the CPU's memory" if away else "")
+            + f": {way.gpu_bytes(n, gpus) / 1e9:.3g} GB of states on each, beside "
+            f"{kept / 1e9:.3g} GB of activations, in bf16 with Adam.")
+    return text, config
+
+
+def write_config(config, path):
+    """The file `path` holds what deepspeed.initialize(config=path) takes."""
+    Path(path).write_text(json.dumps(config, indent=2) + "\n")

@@ -1,0 +1,106 @@
+"""A GPT is trained in one stage of ZeRO after the other, and what each costs is counted."""
+
+import dataclasses
+import functools
+import gc
+import statistics
+from typing import NamedTuple
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from ranklab import data
+from ranklab.baseline import checkpoint_blocks
+from ranklab.engine import device, launch
+from ranklab.models.gpt import GPT
+from ranklab.projects.zero.config import MODELS, SIZES
+from ranklab.projects.zero.engines import new_trainer
+from ranklab.projects.zero.measure import Costs, measure, predicted
+from ranklab.trainer import History
+from ranklab.zero import zero_memory
+from ranklab.zero.memory import States
+from ranklab.zero.training import STAGES
+
+LAUNCH_LIMIT = 24 * 3600  # seconds: ranks of launch have all their time together
+
+
+class Row(NamedTuple):
+    """What one stage has shown, on rank 0."""
+
+    stage: int
+    states: States  # predicted
+    sent: float  # predicted: bytes in a step
+    costs: Costs | None  # counted; None: it had no two steps left to do
+    tokens_per_second: float
+    history: History
+    steps: int  # done
+    held_out: float | None  # nats per token; None: stopped before the end
+
+
+def run(size="laptop", numbers=(0, 1, 2, 3), stages=STAGES, zero_memory=zero_memory, ranks=None,
+        path=None, resume=False, until=None, progress=False, timeout=LAUNCH_LIMIT,
+        **changes):  # fmt: skip
+    """The model is trained on all ranks, in each of the stages `numbers`; returns a dict.
+
+    stages       {1: class, 2: class, 3: class} for our engine: a learner's own will do
+    zero_memory  the formula that stands beside what is counted
+    path         a text of your own
+    changes      of Settings: engine="deepspeed", steps=100, ...
+    """
+    settings = dataclasses.replace(SIZES[size], **changes)
+    if settings.checkpoint and len(numbers) > 1:
+        raise ValueError(f"checkpoint={settings.checkpoint!r} is that of one stage: name it")
+    found = launch(_train_all, MODELS[size], settings, numbers, stages, path, resume, until,
+                   progress, ranks=ranks, timeout=timeout, stream=progress)  # fmt: skip
+    rows = []
+    for stage, one in zip(numbers, found[0]["rows"]):
+        formulas = predicted(found[0]["shape"], settings, stage, len(found), zero_memory)
+        rows.append(Row(stage, *formulas, *one))
+    return {**found[0], "rows": rows, "settings": settings, "ranks": len(found)}
+
+
+def _train_all(shape, settings, numbers, stages, path, resume, until, progress):
+    text = data.text_file(path) if path else data.python_text()
+    if text.vocab_size > shape.vocab_size:
+        shape = dataclasses.replace(shape, vocab_size=-(-text.vocab_size // 128) * 128)
+    rows = []
+    for stage in numbers:
+        rows.append(train(shape, settings, stage, stages, text, resume, until, progress))
+        gc.collect()  # modules and their hooks refer to each other: else two models are in memory
+    window = data.held_out_batch(text.held_out, settings.eval_batch, shape.n_ctx)
+    bigram = data.bigram_loss(text.train, *window, text.vocab_size)
+    return {"rows": rows, "shape": shape, "text": text.name, "bigram": bigram}
+
+
+def train(shape, settings, stage, stages, text, resume=False, until=None, progress=False):
+    """On each rank: the model is trained in this stage; returns the last fields of a Row."""
+    torch.manual_seed(0)
+    model = GPT(shape).to(device())
+    if settings.recompute:
+        checkpoint_blocks(model, functools.partial(checkpoint, use_reentrant=False))
+    trainer = new_trainer(model, text, settings, stage, stages, progress)
+    check_rows(settings, trainer.parallel.ranks)
+    trainer.title = f"{settings.engine}, stage {stage}"
+    if resume:
+        trainer.resume()
+    costs = None
+    if min(until or settings.steps, settings.steps) - trainer.steps_done > 2:
+        trainer.step()  # makes the optimizer's state, and shows stage 3 the order of its units
+        costs = measure(trainer)
+    history = trainer.fit(until)
+    held_out = history.held_out.get(settings.steps)
+    if held_out is None and not trainer.stopped:
+        held_out = trainer.evaluate()
+    seen = [speed for speed in history.speed if speed]
+    speed = statistics.median(seen) if seen else float("nan")
+    return costs, speed, history, trainer.steps_done, held_out
+
+
+def check_rows(settings, ranks):
+    """Every rank has as many rows as the others: in stage 3 all must call the model as often.
+
+    error  ValueError
+    """
+    for name in ("batch", "eval_batch"):
+        if getattr(settings, name) % ranks:
+            raise ValueError(f"{ranks} ranks must divide {name}={getattr(settings, name)}")

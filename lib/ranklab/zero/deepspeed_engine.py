@@ -1,0 +1,123 @@
+"""DeepSpeed's ZeRO, on the same model, optimizer and data as ours; nothing is compiled for it.
+
+DeepSpeed compiles C++ when it first runs: for minutes, and whoever stops it leaves a lock behind.
+None of that is needed here. A torch optimizer that is handed in takes the place of DeepSpeed's own
+(cpu_adam, fused_adam), and its messages through shared memory (shm_comm) serve inference alone.
+"""
+
+import logging
+import os
+import warnings
+
+import torch
+
+from ranklab.engine import device
+from ranklab.zero.deepspeed_ops import compiled_adam
+
+OLD_NAMES = "all_gather_into_tensor|reduce_scatter_tensor"  # DeepSpeed's; torch warns each time
+
+# By default DeepSpeed departs from the paper where it expects to gain time: it reduces by whole
+# all-reduces, keeps parameters of less than 100,000 numbers whole, and frees nothing that it will
+# use again within 10^9 numbers. Of a small model stage 3 would then shard and free nothing.
+PAPERS = {"use_multi_rank_bucket_allreduce": False, "stage3_param_persistence_threshold": 0,
+          "stage3_max_reuse_distance": 0}
+
+
+def train_with_deepspeed(module, new_optimizer, batches, stage, offload=None):
+    """DeepSpeed has trained `module`; returns this rank's loss at each step.
+
+        def losses(stage):
+            batches = [(tokens, tokens) for tokens in mine]  # this rank's, on its device
+            return train_with_deepspeed(new_model(), partial(torch.optim.AdamW, lr=0.01),
+                                        batches, stage)
+
+        launch(losses, 2, ranks=2)
+
+    Called on every rank, inside launch. module(*batch) returns the loss: the mean over the batch.
+    """
+    engine, losses = deepspeed_engine(module, new_optimizer, stage, offload), []
+    for batch in batches:
+        loss = engine(*batch)
+        engine.backward(loss)
+        engine.step()
+        losses.append(loss.item())
+    engine.destroy()
+    return losses
+
+
+def deepspeed_engine(module, new_optimizer, stage, offload=None, offload_parameters=False,
+                     groups=None, clip=0.0, compiled=False):  # fmt: skip
+    """What deepspeed.initialize makes of `module` on the ranks of this job.
+
+        engine = deepspeed_engine(module, partial(torch.optim.AdamW, lr=0.01), stage=2)
+        loss = engine(x); engine.backward(loss); engine.step()
+
+    stage     0 to 3
+    offload   "cpu": the optimizer's state and its step, for stages 1 to 3
+    groups    as an optimizer takes them; all that is trained, by default
+    clip      the largest norm of all gradients; 0: as large as they are
+    compiled  DeepSpeed's own Adam in place of new_optimizer; its C++ is compiled the first time
+    error     ModuleNotFoundError without DeepSpeed; ValueError as in settings()
+    """
+    config = settings(module, stage, offload, offload_parameters, clip)
+    deepspeed = quiet_deepspeed()
+    groups = groups or [{"params": [p for p in module.parameters() if p.requires_grad]}]
+    new_optimizer = compiled_adam(new_optimizer, offload) if compiled else new_optimizer
+    module = module.to(device())
+    engine, *_ = deepspeed.initialize(model=module, optimizer=new_optimizer(groups), config=config)
+    return engine
+
+
+def quiet_deepspeed():
+    """The package deepspeed, for this rank's device; it builds nothing and only warns."""
+    os.environ["DS_ACCELERATOR"] = device().type  # else it takes a GPU where one is
+    import deepspeed  # here: takes two seconds
+
+    logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+    warnings.filterwarnings("ignore", OLD_NAMES.join(("(?s).*(", ")")), FutureWarning)
+    deepspeed.ops.__compatible_ops__ = {}  # else its first message compiles shm_comm
+    return deepspeed
+
+
+def settings(module, stage, offload=None, offload_parameters=False, clip=0.0):
+    """The config for deepspeed.initialize.
+
+    A model of 16-bit parameters gets master weights in float32.
+    error  ValueError: another stage, or nothing to offload
+    """
+    if stage not in range(4):
+        raise ValueError(f"stage={stage} must be 0, 1, 2 or 3")
+    if offload not in (None, "cpu"):
+        raise ValueError(f"offload={offload!r} must be None or 'cpu'")
+    if offload and not stage:
+        raise ValueError("offload needs stage 1, 2 or 3: DeepSpeed's stage 0 steps on the device")
+    if offload_parameters and stage != 3:
+        raise ValueError("offload_parameters needs stage 3: before it all ranks have all of them")
+    n = sum(p.numel() for p in module.parameters())
+    bucket = min(50_000_000, n)
+    zero = {"stage": stage, "reduce_bucket_size": bucket, "allgather_bucket_size": bucket,
+            # what is prefetched is not freed, and of a small model that would be all
+            "stage3_prefetch_bucket_size": bucket if n > 10**8 else 0, **PAPERS}
+    to_cpu = {"device": "cpu", "pin_memory": device().type == "cuda"}
+    zero |= {"offload_optimizer": to_cpu} if offload else {}
+    zero |= {"offload_param": to_cpu} if offload_parameters else {}
+    return {"train_micro_batch_size_per_gpu": 1,  # DeepSpeed asks; only its speed report uses it
+            "gradient_clipping": clip, "zero_optimization": zero,
+            "bf16": {"enabled": next(module.parameters()).dtype == torch.bfloat16},
+            "zero_allow_untested_optimizer": True, "zero_force_ds_cpu_optimizer": False}
+
+
+def read_by_deepspeed(config, ranks):
+    """The DeepSpeedConfig that DeepSpeed makes of `config` in a job of that many ranks; also where
+    no rank is there.
+
+    error  AssertionError, ValueError: DeepSpeed refuses it, and says why
+    """
+    quiet_deepspeed()
+    from deepspeed.runtime.config import DeepSpeedConfig
+
+    class ForSomeRanks(DeepSpeedConfig):
+        # it asks its process group, and takes 1 where there is none
+        world_size = property(lambda self: ranks, lambda self, found: None)
+
+    return ForSomeRanks(config)

@@ -1,0 +1,84 @@
+"""DeepSpeed's own Adam, compiled once, in a folder of this course; torch's where that can't be."""
+
+import contextlib
+import fcntl
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import torch
+
+from ranklab.engine import device, is_main_process
+
+FOLDER = ".ext"  # beside labs/; git ignores it
+
+
+def compiled_adam(new_optimizer, offload=None):
+    """DeepSpeed's CPUAdam (with offload, or without a GPU) or FusedAdam, with the options of
+    new_optimizer; new_optimizer itself where there is no C++ compiler, which is then said.
+
+    new_optimizer  partial(torch.optim.AdamW, lr=..., ...)
+    """
+    if missing := missing_compiler():
+        say(f"{missing}: torch's {new_optimizer.func.__name__} steps in place of DeepSpeed's.")
+        return new_optimizer
+    from deepspeed.ops.adam import DeepSpeedCPUAdam, FusedAdam  # here: takes two seconds
+
+    on_cpu = offload or device().type == "cpu"
+    load("CPUAdamBuilder" if on_cpu else "FusedAdamBuilder")
+    known = ("lr", "betas", "eps", "weight_decay")
+    given = {name: new_optimizer.keywords[name] for name in known if name in new_optimizer.keywords}
+    return lambda groups: (DeepSpeedCPUAdam if on_cpu else FusedAdam)(groups, **given)
+
+
+def missing_compiler():
+    """A sentence without a full stop where C++ can't be compiled; None where it can."""
+    compiler = os.environ.get("CXX", "c++")
+    return None if shutil.which(compiler) else f"There is no C++ compiler ({compiler})"
+
+
+def load(builder):
+    """DeepSpeed's op is compiled, if it was not, and loaded; one rank compiles, others wait."""
+    from deepspeed.accelerator import get_accelerator
+
+    op, folder = get_accelerator().create_op_builder(builder), extensions()
+    os.environ["TORCH_EXTENSIONS_DIR"] = str(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    with locked(folder / f"{op.name}.lock"):
+        remove_stale_lock(folder / op.name)
+        if not any((folder / op.name).glob("*.so")):
+            print(f"DeepSpeed compiles {op.name}: some minutes, once.", file=sys.stderr, flush=True)
+        return op.load(verbose=False)
+
+
+def extensions():
+    """The folder for what is compiled with this Python and this torch."""
+    root = Path(__file__).resolve().parents[3]
+    if not (root / "labs").is_dir():  # not a checkout
+        root = Path(os.environ.get("RANKLAB_HOME", ".ranklab")).expanduser()
+    version = "py{}{}-torch{}".format(*sys.version_info[:2], torch.__version__)
+    return root.absolute() / FOLDER / version
+
+
+@contextlib.contextmanager
+def locked(path):
+    """No other process is inside with the same path; the lock of one that was killed is gone."""
+    with open(path, "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def remove_stale_lock(folder):
+    """Torch's own lock stays when a build is killed, and the next one waits for it for ever. Who
+    comes here holds ours, so nobody builds, and a lock that is there is stale.
+    """
+    if (folder / "lock").exists():
+        (folder / "lock").unlink()
+        print(f"A build of {folder.name} was stopped half-way: its lock is removed, and it starts "
+              "again.", file=sys.stderr, flush=True)
+
+
+def say(text):
+    if is_main_process():
+        print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,83 @@
+"""Wrong answers to OverlappedDataParallel."""
+
+from mutants import mutant
+
+from ranklab.data_parallel import OverlappedDataParallel
+
+DIVIDE = "bucket.flat /= dist.get_world_size(self.group)"
+ALL_REDUCE = "dist.all_reduce(bucket.flat"
+READY = "while self.waiting and not self.waiting[0].missing:"
+IN_HOOK = "            self.launch_ready_buckets()"  # the one in finish() is less indented
+REFUSE = "if parameter not in bucket.missing:"
+WAIT = "for work in self.works:"
+FULL = "bucket.missing = set(bucket.parameters)"
+LAST = "if missing and not self.find_unused:"
+OF_ALL = "for parameter in bucket.missing}"
+
+
+def _wrong(*edits, says, **named):
+    return mutant(OverlappedDataParallel, *edits, says=says, **named)
+
+
+WRONG = [
+    # what travels
+    _wrong(DIVIDE, "pass", says="is the sum, 3 times the mean"),
+    _wrong(FULL, f"{FULL}\n            {DIVIDE}", says="Divide once"),
+    _wrong("bucket.gather()", "pass", says="is this rank's own"),
+    _wrong(ALL_REDUCE, "dist.all_reduce(bucket.parameters[0].data",
+           says="The hook gets the parameter, not its gradient"),
+    _wrong(ALL_REDUCE, "dist.all_reduce(bucket.flat.clone()", says="Does the bucket leave only"),
+    _wrong(f"append({ALL_REDUCE}", "extend(dist.all_reduce(view", "async_op=True))",
+           "async_op=True) for view in bucket.views)", says="Each bucket travels once, whole"),
+    _wrong("group=self.group, async_op", "async_op", says="Hand self.group on to every collective"),
+    # when it leaves
+    _wrong("not self.waiting[0].missing",
+           "len(self.waiting[0].missing) < max(1, len(self.waiting[0].parameters))",
+           says="only when nothing of it is missing|when bucket.missing is empty"),
+    _wrong(READY, "if self.waiting and not self.waiting[0].missing:",
+           says="leaves right behind the one that it has waited for"),
+    _wrong(READY, "for bucket in [each for each in self.waiting if not each.missing]:",
+           "bucket = self.waiting.pop(0)", "self.waiting.remove(bucket)",
+           says="Launch bucket 0, then 1, then 2|buckets leave in the order"),
+    _wrong(IN_HOOK, "", says="no bucket leaves before the backward of all layers is over"),
+    _wrong(IN_HOOK, f"            if not self.find_unused:\n    {IN_HOOK}",
+           says="with find_unused, no bucket leaves before"),
+    _wrong(", async_op=True", "", WAIT, "for work in ():", says="without async_op=True"),
+    _wrong(", async_op=True", "", says="all_reduce returns None without async_op=True"),
+    _wrong("async_op=True))", "async_op=True))\n            self.works[-1].wait()",
+           says="while layers are still to be computed: no overlap"),
+    _wrong(DIVIDE, "pass", "async_op=True))", f"async_op=True))\n            {DIVIDE}",
+           says="divided while they travelled"),
+    # the hook
+    _wrong("if self.sync:", "before, self.sync = self.sync, True\n        if True:", IN_HOOK,
+           f"{IN_HOOK}\n            self.sync = before", says="Look at self.sync first"),
+    _wrong("if self.sync:", "bucket.missing.discard(parameter)\n        if self.sync:",
+           REFUSE, "if False:", "missing.remove(", "missing.discard(", says="bucket.missing too"),
+    _wrong(REFUSE, "if False:", "missing.remove(", "missing.discard(",
+           says="gets two gradients in one backward, and no error comes"),
+    _wrong("self.backward_begins()", "pass", says="Leave self.backward_begins"),
+    # the end of a backward
+    _wrong(WAIT, "for work in ():", says="until then a gradient may be half summed"),
+    _wrong(WAIT, "for work in ():", "missing = {",
+           "for work in self.works:\n            work.wait()\n        missing = {",
+           says="first launch what is left, and then wait"),
+    _wrong(FULL, "pass", says="bucket.missing must be full again"),
+    _wrong(WAIT, f"works = self.works\n        {WAIT}", LAST,
+           f"self.works = works\n        {LAST}", says=r"finish\(\) must leave self.works empty"),
+    _wrong(LAST, f"self.waiting = self.buckets\n        {LAST}",
+           says=r"self.waiting must be a copy: list\(self.buckets\)"),
+    # parameters without a gradient
+    _wrong("if self.find_unused else ()", "", says="ask only with find_unused"),
+    _wrong("used = self.used_anywhere()", "used = [self.used_anywhere() for _ in self.buckets][0]",
+           says="ask once, then fill all buckets"),
+    _wrong("fill_none(used)", "fill_none(set(bucket.parameters))",
+           says="which no rank used, now has a gradient"),
+    _wrong("bucket.fill_none(used)", "pass", says="which other ranks used, has no gradient here"),
+    _wrong(LAST, "if missing:", says="raise only where self.find_unused is False"),
+    _wrong(OF_ALL, "for parameter in bucket.parameters if parameter.grad is None}",
+           says="without that branch's gradient from this rank"),
+    _wrong(OF_ALL, f"{OF_ALL}\n        {LAST}\n            raise self.no_gradient(missing)",
+           says="before it raises"),
+    _wrong("bucket.fill_none(used)", f"{LAST}\n                raise self.no_gradient(missing)\n"
+           "            bucket.fill_none(used)", says="Raise last"),
+]

@@ -1,0 +1,44 @@
+import torch
+from mutants import mutant
+
+from ranklab.ddp import exposed_communication as answer
+
+EVENTS = "for event in events\n"
+BARE = 'running[kind] and not running["compute"]'
+WRONG = [
+    mutant(answer, BARE, "running[kind]", says="That is all of it"),
+    mutant(answer, EVENTS, 'for event in events if event.lane == "main" or event.kind == kind\n',
+           says="Computing on other lanes"),
+    mutant(answer, "+= time", '+= running[kind] * time', "- before", "- running[kind] * before",
+           says="Too much"),
+    mutant(answer, "running[what] += change", "running[what] = change > 0",
+           says="Too little: a kernel that ends inside a longer one"),
+    mutant(answer, "change, what in", "change, kind in", "if what in", "if kind",
+           " running:\n", ":\n", "running[what]", "running[kind]",
+           says="do not call the loop's variable kind"),
+    mutant(answer, "if what in running", "if what", says="Other kinds are not counted"),
+    mutant(answer, "if what in running:\n            running[what]",
+           'if what != "wait":\n            running[kind if what == "loader" else what]',
+           says="Another kind of event is counted as well"),
+    mutant(answer, "if what in running:\n            running[what]",
+           'if what:\n            running[what if what == kind else "compute"]',
+           says="Waiting and loading are no computing"),
+    mutant(answer, "edges =", 'kind = "communication"\n    edges =',
+           says="`kind` says which events"),
+    mutant(answer, "return exposed", "return 1000 * exposed", says="Those are milliseconds"),
+    mutant(answer, "time - before", "float(torch.tensor(time) - torch.tensor(before))",
+           says="float32 has not", torch=torch),
+]
+
+
+def exposed_communication__difference_of_sums(events, kind="communication"):
+    """The difference of two sums"""
+    both = [sum(e.end - e.start for e in events if e.kind == k) for k in (kind, "compute")]
+    return max(0.0, both[0] - both[1])
+
+
+def exposed_communication__counts_milliseconds(events, kind="communication"):
+    """go from one edge to the next"""
+    ticks = range(round(1000 * max((e.end for e in events), default=0)))
+    running = [{e.kind for e in events if e.start <= (t + 0.5) / 1000 < e.end} for t in ticks]
+    return sum(kind in kinds and "compute" not in kinds for kinds in running) / 1000

@@ -1,0 +1,52 @@
+from mutants import mutant
+
+from ranklab.ddp import power_sgd as answer
+
+SUM_P, SUM_Q = "dist.all_reduce(p, group=group)", "dist.all_reduce(q, group=group)"
+QR = "p = torch.linalg.qr(p).Q"
+DIVIDE = "q /= dist.get_world_size(group)"
+
+
+def _gram_schmidt(p, epsilon=0.0):
+    for i in range(p.shape[-1]):
+        column, rest = p[..., i:i + 1], p[..., i + 1:]
+        column /= column.norm(dim=-2, keepdim=True) + epsilon
+        rest -= column * (column * rest).sum(dim=-2, keepdim=True)
+    return p
+
+
+WRONG = [
+    mutant(answer, SUM_P, "", says="Both p and q must be all-reduced"),
+    mutant(answer, QR, "", says="The columns of p must be orthonormal"),
+    mutant(answer, DIVIDE, "", says="It is the sum over ranks"),
+    mutant(answer, "p = wanted", "p = matrix", "wanted.mT", "matrix.mT",
+           says=r"compress matrix \+ error"),
+    mutant(answer, "wanted - approximation", "matrix - approximation",
+           says="The old error is lost"),
+    mutant(answer, "wanted - approximation", "0 * wanted",
+           says="keep what the approximation leaves out"),
+    mutant(answer, "return approximation, q", "return approximation, was", "p = wanted",
+           "was = q\n    p = wanted", says="Return the new q"),
+    mutant(answer, "p = wanted @ q", "mean = wanted.clone()", SUM_P,
+           "dist.all_reduce(mean, group=group)",
+           QR, "mean /= dist.get_world_size(group); p = torch.linalg.qr(mean @ q).Q",
+           "wanted.mT", "mean.mT", SUM_Q, "", DIVIDE, "", says="The matrix itself travels"),
+    mutant(answer, "wanted = matrix + error", "wanted = matrix.add_(error)",
+           says="`matrix` itself is changed"),
+    mutant(answer, "wanted.mT", "wanted.T", says=r"\.mT transposes each matrix"),
+    mutant(answer, "get_world_size(group)", "get_world_size()", says="the ranks of another group"),
+    mutant(answer, SUM_Q, f"own = q.clone()\n    {SUM_Q}", "wanted - approximation",
+           "wanted - p @ own.mT", says="made of q after its all-reduce"),
+    mutant(answer, SUM_Q, f"own = q.clone()\n    {SUM_Q}", "return approximation, q",
+           "return approximation, own", says="ranks return different q"),
+    mutant(answer, "wanted = matrix + error", "wanted = (matrix + error).float()", "p = wanted @ q",
+           "p = wanted @ q.float()", says="Keep the matrix's dtype"),
+    mutant(answer, QR, "p = orthonormal(p)", says="not finite", orthonormal=_gram_schmidt),
+    mutant(answer, QR, "p = orthonormal(p, 1e-8)",
+           says="a matrix of rank 1.*is orthonormal even so", orthonormal=_gram_schmidt),
+    mutant(answer, "wanted = matrix + error",
+           "if matrix.dim() == 3:\n        every = [power_sgd(*one, "
+           "group) for one in zip(matrix, q, error)]\n        return tuple(torch.stack(parts) for "
+           "parts in zip(*every))\n    wanted = matrix + error",
+           says="6 messages, where 2 are enough"),
+]
