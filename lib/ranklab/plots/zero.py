@@ -131,7 +131,7 @@ class Work(NamedTuple):
     end: float
 
 
-def one_step(stage, units=4, forward=1.0, send=0.7, step=1.0):
+def one_step(stage, units=4, forward=1.0, send=0.7, step=0.25):
     """The Works of one step, by a model: a network sends one unit at a time, in `send` seconds;
     backward takes twice as long as forward. Stage 0 and units that are always whole are left out.
     """
@@ -148,8 +148,8 @@ def _whole_step(stage, units, forward, send, step):
         now += 2 * forward
         free = max(now, free) + send
         works.append(Work("reduce", u, free - send, free))
-    works.append(Work("step", 0, free, free + step / units))
-    now = free + step / units
+    works.append(Work("step", 0, free, free + step))
+    now = free + step
     works += [Work("gather", u, now + u * send, now + (u + 1) * send) for u in range(units)]
     end = now + units * send
     return works + [Work("weights", u, 0, end) for u in range(units)] + _gradients(
@@ -158,11 +158,9 @@ def _whole_step(stage, units, forward, send, step):
 
 def _sharded_step(units, forward, send, step):
     """Stage 3: while a unit computes, the next is gathered; each is gathered twice."""
-    works, now, free = [], 0.0, 0.0
     order = [("forward", u) for u in range(units)]
     order += [("backward", u) for u in reversed(range(units))]
-    arrived = free = send
-    works.append(Work("gather", 0, 0, send))
+    works, now, arrived, free = [Work("gather", 0, 0, send)], 0, send, send
     for place, (kind, u) in enumerate(order):
         now, gathered = max(now, arrived), arrived - send
         done = now + forward * (2 if kind == "backward" else 1)
@@ -176,7 +174,7 @@ def _sharded_step(units, forward, send, step):
             free = max(done, free) + send
             works.append(Work("reduce", u, free - send, free))
         now = done
-    return works + [Work("step", 0, free, free + step / units)] + _gradients(works, None)
+    return works + [Work("step", 0, free, free + step)] + _gradients(works, None)
 
 
 def _gradients(works, end):
@@ -197,7 +195,7 @@ INDEX = {"forward": 3, "backward": 4, "step": 2, "reduce": 1, "gather": 0,  # to
 def unit_timeline(stages=(1, 2, 3), title="One step of four units, on each rank (a schematic)"):
     """What is computed, what is sent, and what is whole, in one_step of each of the stages."""
     steps = [one_step(stage) for stage in stages]
-    fig, axes = figure(8.2, 1.6 * len(steps) + 1, rows=len(steps), sharex=True, squeeze=False)
+    fig, axes = figure(8.2, 1.5 * len(steps) + 0.8, rows=len(steps), sharex=True, squeeze=False)
     end = max(work.end for works in steps for work in works)
     for ax, stage, works in zip(axes[:, 0], stages, steps):
         thin = 1.4 / (1 + max(work.unit for work in works))
@@ -218,7 +216,8 @@ def unit_timeline(stages=(1, 2, 3), title="One step of four units, on each rank 
     words = {"reduce": "reduce; whole gradients", "gather": "gather; whole weights"}
     handles = [Patch(**look(INDEX[kind]), label=words.get(kind, kind))
                for kind in ("forward", "backward", "step", "reduce", "gather")]
-    fig.legend(handles=handles, loc="outside lower center", ncols=3)
+    fig.legend(handles=handles, loc="outside lower center", ncols=5, columnspacing=1.2,
+               handlelength=1.5)
     return fig
 
 
