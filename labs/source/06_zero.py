@@ -355,9 +355,10 @@ def memory_over_a_step(stage):
     model = (ZeroStage1, ZeroStage2, ZeroStage3)[stage - 1](module, **options)
     optimizer = model.make_optimizer(torch.optim.Adam)
     shards = [bucket.shard for bucket in model.buckets]
+    whole = (lambda: [b.weights for b in model.buckets if b.is_whole]) if stage == 3 else ()
     for _ in range(2):  # the first step makes Adam's state
         optimizer.zero_grad()
-        with MemoryCurve(model, optimizer, shards=shards) as curve:
+        with MemoryCurve(model, optimizer, whole, shards=shards) as curve:
             model(torch.ones(16, 64, device=device())).sum().backward()
             curve.mark("step")
             optimizer.step()

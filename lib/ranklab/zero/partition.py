@@ -1,4 +1,4 @@
-"""Who owns which part of the parameters: one flat piece of memory, cut into R equal shards."""
+"""Who owns what: the parameters of a bucket (data_parallel) in one flat piece of R equal shards."""
 
 from typing import NamedTuple
 

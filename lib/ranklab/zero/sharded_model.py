@@ -1,4 +1,7 @@
-"""What a model in shards needs besides the idea of when to gather and when to free."""
+"""What a model in shards needs besides the idea of when to gather and when to free.
+
+It is a Replica of data_parallel, whose buckets are those of its units.
+"""
 
 import contextlib
 import functools

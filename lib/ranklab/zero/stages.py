@@ -2,7 +2,8 @@
 
 Data parallelism keeps R equal copies of the optimizer's state. Nobody needs them: the rank that
 owns a parameter's shard can step it for all. An all-reduce is a reduce-scatter and an all-gather;
-the step now comes between the two, so nothing more is sent.
+the step now comes between the two, so nothing more is sent. Buckets, hooks and overlap are those of
+data_parallel.
 """
 
 import torch

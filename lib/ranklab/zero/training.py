@@ -1,4 +1,4 @@
-"""Zero: ZeRO as the training loop sees it."""
+"""Zero: ZeRO as the training loop sees it, a DataParallel (data_parallel) in shards."""
 
 import contextlib
 import functools

@@ -1,4 +1,4 @@
-"""What ZeroStage3 gathers at once: a unit, some modules' parameters in shards of one rank each."""
+"""What ZeroStage3 gathers at once: a unit, in buckets (data_parallel) that come and go."""
 
 import torch
 import torch.distributed as dist
