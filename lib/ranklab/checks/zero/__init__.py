@@ -4,6 +4,7 @@ from ranklab import zero
 from ranklab.checks.exercise import Exercise
 from ranklab.checks.zero.formulas import check_zero_memory, check_zero_traffic
 from ranklab.checks.zero.partition import check_partition_flat
+from ranklab.checks.zero.stage3 import check_ZeroStage3
 from ranklab.checks.zero.stages import check_ZeroStage1, check_ZeroStage2
 
 __all__ = ["EXERCISES", "PREDICTIONS"]
@@ -44,6 +45,19 @@ EXERCISES = (
         "self.free_gradients(self.buckets[: self.buckets.index(bucket)]); return "
         "torch.empty_like(bucket.shard). finish(): super().finish(); "
         "self.free_gradients(self.buckets)",
+    )),
+    Exercise(zero.ZeroStage3, check_ZeroStage3, hints=(
+        "When does a unit need its weights, and when for the last time? There are two such spans.",
+        "enter() and backward_of(): unit.end_gather(), then prefetch the next place, or the one "
+        "before. leave() and backward_done(): unit.free(). leave() also registers backward_of() on "
+        "the outputs, and enter() backward_done() on the inputs. Inside a backward a checkpoint "
+        "runs a forward: no new place there, and nothing is freed.",
+        "enter(): unit.end_gather(); if not in_backward(): self.prefetch(self.place_in_order(unit) "
+        "+ 1); return call_after_backward(functools.partial(self.backward_done, unit), (inputs, "
+        "kwargs)). leave(): if in_backward(): return; output.register_hook(functools.partial("
+        "self.backward_of, unit, self.position - 1)) for each output that requires a gradient; "
+        "unit.free(). backward_of(): self.backward_begins(); unit.end_gather(); "
+        "self.prefetch(place - 1). backward_done(): if self.sync: self.reduce(unit); unit.free()",
     )),
     Exercise(zero.zero_traffic, check_zero_traffic, hints=(
         "An all-reduce is a reduce-scatter and an all-gather. Which of them does each stage make?",
