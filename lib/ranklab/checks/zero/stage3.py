@@ -10,7 +10,10 @@ from ranklab.checks.zero.training import (
 )
 from ranklab.checks.zero.watching import BLOCKS, watch
 
+GRADIENT = ("backward_done() reduces the unit's gradients where self.sync is True, when all of "
+            "them are there: call_after_backward(). A unit that is used twice comes there twice.")
 FAILURES = {
+    "got no gradient": GRADIENT,
     "forward begins without": "enter() gathers the unit, and waits: unit.end_gather().",
     "backward begins without": "leave() frees the unit after its forward, so each output that "
     "requires a gradient needs a hook, backward_of(), which gathers it again: unit.end_gather().",
@@ -24,8 +27,6 @@ FAILURES = {
 WITH_CHECKPOINT = {"": "A checkpoint runs the forward once more inside the backward: there leave() "
                    "must not free the unit, because its backward comes right then. in_backward() "
                    "tells."}
-GRADIENT = ("backward_done() reduces the unit's gradients where self.sync is True, when all of "
-            "them are there: call_after_backward(). A unit that is used twice comes there twice.")
 RECOMPUTED = "reentrant", "non-reentrant"
 ONE_WAY = ((ADAMW, (True,)),)
 IN_GROUPS = ((SGD, (True, True)),)
