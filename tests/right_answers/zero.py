@@ -2,12 +2,15 @@
 
 import torch
 import torch.distributed as dist
+from torch.utils._pytree import tree_leaves
 
 from ranklab.data_parallel.buckets import buckets_of
 from ranklab.data_parallel.overlapped import OverlappedDataParallel
 from ranklab.zero import ZeroStage1
 from ranklab.zero.owned import Owned
 from ranklab.zero.partition import ShardedBucket
+from ranklab.zero.sharded_model import ShardedModel, in_backward
+from ranklab.zero.units import call_after_backward
 
 
 def partition_flat__pad(tensors, ranks):
@@ -61,3 +64,34 @@ class ZeroStage2__frees_the_one_before(ZeroStage1):
     def free_gradients(self, buckets):
         for bucket in buckets:
             bucket.free_gradients()
+
+
+class ZeroStage3__begins_both(ShardedModel):
+    """Both gathers are under way before the first is waited for; gradients by a plain method."""
+
+    def enter(self, unit, module, inputs, kwargs):
+        unit.begin_gather()
+        if not in_backward():
+            self.prefetch(1 + self.place_in_order(unit))
+        unit.end_gather()
+        return call_after_backward(lambda: self.backward_done(unit), (inputs, kwargs))
+
+    def leave(self, unit, module, inputs, outputs):
+        if not in_backward():
+            place = self.position - 1
+            tensors = [x for x in tree_leaves(outputs) if getattr(x, "requires_grad", False)]
+            for tensor in tensors:
+                tensor.register_hook(lambda grad: self.backward_of(unit, place, grad))
+            unit.free()
+
+    def backward_of(self, unit, place, gradient):
+        unit.begin_gather()
+        self.prefetch(place - 1)
+        self.backward_begins()
+        unit.end_gather()
+
+    def backward_done(self, unit):
+        if not self.sync:
+            return unit.free()
+        self.reduce(unit)
+        unit.free()

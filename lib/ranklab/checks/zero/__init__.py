@@ -1,14 +1,28 @@
-"""The exercises and predictions of lab 06, in the order of the lab."""
+"""The exercises and predictions of lab 06, in the order of the lab.
+
+    partition.py   partition_flat
+    formulas.py    zero_memory, zero_traffic: beside the paper, and beside real steps
+    toys.py        the models that are trained, and the messages that are seen
+    training.py    beside one process
+    stages.py      ZeroStage1, ZeroStage2
+    watching.py    which units are whole when
+    stage3.py      ZeroStage3
+    offload.py     offload_optimizer
+    config.py      deepspeed_config
+"""
 
 from ranklab import zero
 from ranklab.checks.exercise import Exercise
+from ranklab.checks.zero.config import check_deepspeed_config
 from ranklab.checks.zero.formulas import check_zero_memory, check_zero_traffic
+from ranklab.checks.zero.offload import check_offload_optimizer
 from ranklab.checks.zero.partition import check_partition_flat
+from ranklab.checks.zero.predictions import PREDICTIONS
+from ranklab.checks.zero.stage3 import check_ZeroStage3
 from ranklab.checks.zero.stages import check_ZeroStage1, check_ZeroStage2
 
 __all__ = ["EXERCISES", "PREDICTIONS"]
 
-PREDICTIONS = ()
 EXERCISES = (
     Exercise(zero.partition_flat, check_partition_flat, hints=(
         "How long is each shard, if all are equally long and no number is lost? And flat then?",
@@ -45,11 +59,40 @@ EXERCISES = (
         "torch.empty_like(bucket.shard). finish(): super().finish(); "
         "self.free_gradients(self.buckets)",
     )),
+    Exercise(zero.ZeroStage3, check_ZeroStage3, hints=(
+        "When does a unit need its weights, and when for the last time? There are two such spans.",
+        "enter() and backward_of(): unit.end_gather(), then prefetch the next place, or the one "
+        "before. leave() and backward_done(): unit.free(). leave() also registers backward_of() on "
+        "the outputs, and enter() backward_done() on the inputs. Inside a backward a checkpoint "
+        "runs a forward: no new place there, and nothing is freed.",
+        "enter(): unit.end_gather(); if not in_backward(): self.prefetch(self.place_in_order(unit) "
+        "+ 1); return call_after_backward(functools.partial(self.backward_done, unit), (inputs, "
+        "kwargs)). leave(): if in_backward(): return; output.register_hook(functools.partial("
+        "self.backward_of, unit, self.position - 1)) for each output that requires a gradient; "
+        "unit.free(). backward_of(): self.backward_begins(); unit.end_gather(); "
+        "self.prefetch(place - 1). backward_done(): if self.sync: self.reduce(unit); unit.free()",
+    )),
     Exercise(zero.zero_traffic, check_zero_traffic, hints=(
         "An all-reduce is a reduce-scatter and an all-gather. Which of them does each stage make?",
         "Each of them sends (R-1)/R of the bytes. Stages 0 to 2: one of gradients, one of "
         "parameters. Stage 3 gathers parameters twice, but what is resident only once.",
         "once = (ranks - 1) / ranks; 2 * once * nbytes for stages 0 to 2, once * (3 * nbytes - "
         "resident_bytes) for stage 3",
+    )),
+    Exercise(zero.offload_optimizer, check_offload_optimizer, hints=(
+        "What does the optimizer step, and where could that lie instead?",
+        "Each bucket has a master. set_master() gives it another one, and must come before "
+        "make_optimizer(). The place also wants the state, which is made in a step.",
+        "place = place or CpuMemory(); for each bucket: bucket.set_master(place.copy("
+        "bucket.shard)); optimizer = model.make_optimizer(new_optimizer, groups); "
+        "optimizer.register_step_post_hook(lambda *_: place.take_state(optimizer))",
+    )),
+    Exercise(zero.deepspeed_config, check_deepspeed_config, hints=(
+        "fastest_way() knows what fits. What must hold between the three sizes of a batch?",
+        "train_batch_size = train_micro_batch_size_per_gpu x gradient_accumulation_steps x ranks. "
+        "zero_optimization has the stage, the bucket sizes and what is offloaded.",
+        'way = fastest_way(parameters, ranks, gpu_bytes, other_bytes); zero = {"stage": way.stage, '
+        '"reduce_bucket_size": bucket, ...}; if way.offload_optimizer: zero["offload_optimizer"] = '
+        '{"device": "cpu"}; config[precision] = {"enabled": True} unless it is "fp32"',
     )),
 )

@@ -44,6 +44,11 @@ def hinted(failures):
         raise
 
 
+def in_groups():
+    """What a Mistake calls the four ranks of group_of_mine()."""
+    return [f"in the group of ranks {members_of(rank)}, rank {rank}" for rank in range(4)]
+
+
 def _trial(wrapped_class):
     counted = _count(wrapped_class)  # the first, because it sees what was freed too early
     return train(wrapped_class, cap_bytes=CAP), train_halves(wrapped_class), counted
@@ -106,11 +111,13 @@ def _same_for_both(wrapped_class, compare_memory=None):
     for ranks in (3, 1):
         with hinted(FAILURES):
             seen = on_ranks(_trial, wrapped_class, ranks=ranks, timeout=LIMIT)
-        for rank, (steps, _, counted) in enumerate(seen):
-            _compare_waits(rank_name(rank, ranks), counted)
-            compare_training(rank_name(rank, ranks), steps, PLACE)
+        where = [rank_name(rank, ranks) for rank in range(ranks)]
+        for rank, (*_, counted) in enumerate(seen):
+            _compare_waits(where[rank], counted)
+        compare_training(where, [steps for steps, *_ in seen], PLACE)
+        for rank, (*_, counted) in enumerate(seen):
             if compare_memory:
-                compare_memory(rank_name(rank, ranks), counted)
+                compare_memory(where[rank], counted)
         compare_halves([halves for _, halves, _ in seen])
         for rank, (*_, counted) in enumerate(seen):
             _compare_traffic(rank_name(rank, ranks), ranks, counted)
@@ -129,8 +136,7 @@ def _same_for_both(wrapped_class, compare_memory=None):
     with hinted(FAILURES | {"": "Hand bucket.group on to every collective, with group=group, and "
                             "divide by its size."}):
         seen = on_ranks(train, wrapped_class, True, None, WAYS_IN_GROUPS, ranks=4, timeout=LIMIT)
-        for rank, steps in enumerate(seen):
-            compare_training(f"in the group of ranks {members_of(rank)}, rank {rank}", steps, "")
+        compare_training(in_groups(), seen, "")
     yield "inside a group it meets nobody else"
 
 

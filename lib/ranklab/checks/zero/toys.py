@@ -10,7 +10,8 @@ from torch.utils.checkpoint import checkpoint
 
 from ranklab.engine import device
 
-ADAMW = functools.partial(torch.optim.AdamW, lr=0.01)
+# A large eps: by the default a gradient of 1e-9, which is rounding, would move a weight by lr.
+ADAMW = functools.partial(torch.optim.AdamW, lr=0.01, eps=1e-3)
 SGD = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 VERBS = ("all_reduce", "reduce_scatter_single", "reduce_scatter_tensor", "all_gather_single",
          "all_gather_into_tensor")

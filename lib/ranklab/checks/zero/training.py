@@ -49,7 +49,7 @@ def _steps(wrapped_class, rank, members, new_model, options, new_optimizer, piec
         ones.step()
         got = wrapped.state_dict()
         yield len(pieces), members, shards, kept, {
-            name: tuple(x.detach().cpu().float() for x in (got[name], p, before[name]))
+            name: tuple(x.detach().cpu().float().clone() for x in (got[name], p, before[name]))
             for name, p in one.named_parameters()}
 
 
@@ -79,20 +79,30 @@ def _shard(bucket, names, mean, own):
     return names[bucket.parameters[0]], got, rank, rows[0], rows[1][rank]
 
 
-def compare_training(where, steps, hint):
-    """Raises the Mistake that two steps of each way tell; `hint` is about what has no other."""
-    for number, (backwards, members, shards, kept, weights) in enumerate(steps):
-        here = f"{where}, {'AdamW' if backwards == 1 else 'SGD'}, step {number % 2 + 1}"
-        if backwards > 1:
-            here += f" after {backwards} backwards"
-        for shard in shards:
-            _compare_shard(here, len(members), backwards, *shard, hint)
-        if kept:
-            raise Mistake(f"{here}: the module's own gradient of `{kept[0]}` is still there",
-                          "bucket.hand_over() gives the optimizer its gradients, and lets go of "
-                          "the module's.")
-        for name, (got, right, before) in weights.items():
-            _compare_weight(f"{here}: `{name}`", got, right, before)
+def compare_training(wheres, seen, hint):
+    """Raises the Mistake that the steps of all ranks tell: of gradients first.
+
+    `hint` is about what has no other.
+    """
+    for where, steps in zip(wheres, seen):
+        for number, (backwards, members, shards, kept, _) in enumerate(steps):
+            here = _step_name(where, number, backwards)
+            for shard in shards:
+                _compare_shard(here, len(members), backwards, *shard, hint)
+            if kept:
+                raise Mistake(f"{here}: the module's own gradient of `{kept[0]}` is still there",
+                              "bucket.hand_over() gives the optimizer its gradients, and lets go "
+                              "of the module's.")
+    for where, steps in zip(wheres, seen):
+        for number, (backwards, *_, weights) in enumerate(steps):
+            for name, (got, right, before) in weights.items():
+                _compare_weight(f"{_step_name(where, number, backwards)}: `{name}`", got, right,
+                                before)
+
+
+def _step_name(where, number, backwards):
+    name = f"{where}, {'AdamW' if backwards == 1 else 'SGD'}, step {number % 2 + 1}"
+    return f"{name} after {backwards} backwards" if backwards > 1 else name
 
 
 def _compare_shard(where, R, backwards, name, got, rank, right, own, hint):

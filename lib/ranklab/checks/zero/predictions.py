@@ -1,0 +1,72 @@
+"""The numbers that a learner of lab 06 predicts before running anything."""
+
+import torch
+
+from ranklab.checks.exercise import Prediction
+from ranklab.zero import partition_flat, zero_memory, zero_traffic
+
+
+def _largest_model():
+    """The parameters whose states fill 80 GB, where one takes what stage 0 holds for it."""
+    return 80e9 / zero_memory(0, 1, 1).total
+
+
+def _numbers_in_a_shard():
+    return len(partition_flat([torch.zeros(n) for n in (10, 3, 4)], 4)[1][0])
+
+
+PREDICTIONS = (
+    Prediction(
+        "shard_numbers", working="math.ceil(17 / 4)", unit="numbers", tolerance=0,
+        nudge="How many numbers are there in all, and what if 4 does not divide them?",
+        answer=_numbers_in_a_shard,
+        slips={4: "4 x 4 = 16, and there are 17 numbers", 4.25: "a number can't be cut",
+               17: "that is all of them, on every rank",
+               6: "each tensor need not be padded: only flat's end is",
+               20: "that is flat, all shards together"},
+        why="Three zeros at the end: 4 x 5 = 20.",
+    ),
+    Prediction(
+        "data_parallel_limit", working="80e9 / 16", unit="parameters",
+        nudge="How many bytes has one parameter, with its gradient and all that Adam keeps?",
+        answer=_largest_model,
+        slips={40e9: "2 bytes a parameter are the weights alone", 20e9: "4 bytes a parameter: "
+               "weights and gradients, and no optimizer",
+               80e9: "a parameter takes more than one byte", 10e9: "8 bytes a parameter: Adam's "
+               "two moments, without weights, gradients and masters",
+               6.6667e9: "12 bytes are the optimizer's; weights and gradients take 4 more",
+               320e9: "more GPUs do not help: each has a copy of all"},
+        why="2 + 2 + 12 bytes each, however many GPUs there are; activations are not in it yet.",
+    ),
+    Prediction(
+        "zero_75_total", working="(2 + (2 + 12) / 64) * 7.5", unit="GB",
+        nudge="Which of the 2 + 2 + 12 bytes of each parameter does stage 2 divide by 64?",
+        answer=lambda: zero_memory(2, 7.5e9, 64).total / 1e9,
+        slips={120.0: "that is stage 0: all of it on every GPU",
+               31.40625: "that is stage 1: stage 2 divides the gradients as well",
+               1.875: "that is stage 3: stage 2 keeps the parameters whole",
+               33.28125: "mixed precision has weights of 2 bytes, not 4",
+               15.0: "the shares of gradients and optimizer state are small, not 0",
+               132.8: "bits, not bytes"},
+        why="ZeRO, figure 1: 120, 31.4, 16.6 and 1.9 GB from stage 0 to 3.",
+    ),
+    Prediction(
+        "stage1_sends", working="2 * 3 / 4 * 100", unit="MB",
+        nudge="A reduce-scatter in backward, an all-gather after the step: what does each send?",
+        answer=lambda: zero_traffic(1, 100, 4),
+        slips={75: "that is the reduce-scatter; the parameters travel, too",
+               200: "each rank has its own quarter already: (R-1)/R",
+               225: "that is stage 3", 300: "that is an all-reduce and two halves: twice too much",
+               100: "2(R-1)/R of 100 MB, with R = 4", 37.5: "that is one rank's quarter of it"},
+        why="As much as plain data parallelism: the memory is free.",
+    ),
+    Prediction(
+        "stage3_sends", working="3 * 3 / 4 * 100", unit="MB",
+        nudge="How often do parameters travel in a step, and how often gradients?",
+        answer=lambda: zero_traffic(3, 100, 4),
+        slips={150: "that is stages 0 to 2: here parameters are gathered for backward once more",
+               300: "each rank has its own quarter already: (R-1)/R",
+               75: "that is one gather", 450: "three halves of an all-reduce, not three of them"},
+        why="1.5 times as much: backward gathers once more what forward has freed.",
+    ),
+)

@@ -1,0 +1,31 @@
+"""Lab 06: what goes wrong in a DeepSpeed config."""
+
+from mutants import mutant
+
+from ranklab.zero import deepspeed_config
+
+STEPS = "batch // (micro_batch * ranks)"
+WAY = "way = fastest_way(parameters, ranks, gpu_bytes, other_bytes)"
+
+WRONG = [
+    mutant(deepspeed_config, STEPS, "batch // micro_batch",
+           says="micro batch x accumulation steps x ranks"),
+    mutant(deepspeed_config, STEPS, "batch / (micro_batch * ranks)", says="all of them whole"),
+    mutant(deepspeed_config, '"train_batch_size": batch', '"train_batch_size": batch // ranks',
+           says="train_batch_size is"),
+    mutant(deepspeed_config, WAY, WAY.replace(", other_bytes", ""), says="other_bytes count"),
+    mutant(deepspeed_config, WAY, WAY.replace("ranks,", "1,"), says="stage . not|stage"),
+    mutant(deepspeed_config, "if way.offload_optimizer:", "if way.stage >= 2:",
+           says="It fits without offload_optimizer"),
+    mutant(deepspeed_config, 'zero["offload_param"]', 'zero["offload_params"]', says="needs offload_param"),
+    mutant(deepspeed_config, '"reduce_bucket_size": bucket, ', "",
+           says="reduce_bucket_size is None"),
+    mutant(deepspeed_config, 'precision != "fp32"', "True", "config[precision]", 'config["bf16"]',
+           says="nothing for \"fp32\"|fp16"),
+    mutant(deepspeed_config, '"lr": lr', '"lr": 3e-4', says="optimizer.params.lr"),
+    mutant(deepspeed_config, "if batch % (micro_batch * ranks)", "if False",
+           says="unless micro_batch x ranks divides"),
+    mutant(deepspeed_config, "if batch % (micro_batch * ranks)", "if batch % micro_batch",
+           says="unless micro_batch x ranks divides", called="ranks_forgotten"),
+    mutant(deepspeed_config, '"stage": way.stage', '"stage": way', says="stage"),
+]

@@ -1,0 +1,31 @@
+"""Lab 06: what goes wrong when the optimizer's state leaves the GPU."""
+
+from mutants import mutant
+
+from ranklab.zero import offload_optimizer
+
+SET = "bucket.set_master(place.copy(bucket.shard))"
+MAKE = "optimizer = model.make_optimizer(new_optimizer, groups)"
+HOOK = "optimizer.register_step_post_hook(lambda *_: place.take_state(optimizer))"
+PLACE = "place = place or CpuMemory()"
+
+WRONG = [
+    mutant(offload_optimizer, SET, "pass", says="Each bucket gets a master elsewhere"),
+    mutant(offload_optimizer, PLACE, f"{PLACE}\n    {MAKE}", f"    {MAKE}\n    {HOOK}",
+           f"    {HOOK}", says="before the optimizer is made|Masters are set first"),
+    mutant(offload_optimizer, SET, "place.copy(bucket.shard)", says="set_master"),
+    mutant(offload_optimizer, PLACE, "place = CpuMemory()", says="not what `place` has copied"),
+    mutant(offload_optimizer, "place.copy(bucket.shard)", "bucket.shard.clone()",
+           says="not what `place` has copied", called="clones"),
+    mutant(offload_optimizer, "place.copy(bucket.shard)",
+           "place.copy(bucket.shard).to(bucket.shard.dtype)", says="have 16 bits"),
+    mutant(offload_optimizer, "(new_optimizer, groups)", "(new_optimizer)",
+           says="the groups go with it"),
+    mutant(offload_optimizer, HOOK, "pass", says="place takes it after each"),
+    mutant(offload_optimizer, HOOK, "place.take_state(optimizer)",
+           says="The first step makes the state"),
+    mutant(offload_optimizer, HOOK, f"{HOOK}\n    optimizer.register_step_post_hook(lambda *_: "
+           "model.step_ends())", says="has registered step_ends"),
+    mutant(offload_optimizer, MAKE, f"{MAKE}\n    optimizer._optimizer_step_post_hooks.clear()",
+           says="Masters are set first"),
+]
