@@ -47,7 +47,7 @@ plots.states(7.5e9, ranks=64, with_totals=False)
 # 7.5 billion parameters on 64 GPUs: how many GB does each GPU hold in stage 2?
 
 # %%
-check(stage2_gb=...)
+check(zero_75_total=...)
 
 # %% [markdown]
 # ## 3. Smallest working code

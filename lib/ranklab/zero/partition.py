@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ranklab.data_parallel.buckets import Bucket
-from ranklab.flat import pack, pieces
+from ranklab.flat import pieces
 
 
 def partition_flat(tensors, ranks):
@@ -22,7 +22,7 @@ def partition_flat(tensors, ranks):
     n = sum(tensor.numel() for tensor in tensors)
     each = -(-n // ranks)
     flat = tensors[0].new_zeros(each * ranks)
-    flat[:n] = pack(tensors)
+    flat[:n] = torch.cat([tensor.reshape(-1) for tensor in tensors])
     return flat, flat.view(ranks, each).unbind()
 
 
