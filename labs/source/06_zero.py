@@ -18,6 +18,7 @@
 
 # %%
 import functools
+import json
 import math
 
 import torch
@@ -523,7 +524,7 @@ for stage in (1, 2, 3):
 # %% tags=["nbval-check-output"]
 config = deepspeed_config(1.3e9, ranks=4, gpu_bytes=24e9, batch=512, micro_batch=4, other_bytes=8e9)
 read = read_by_deepspeed(config, ranks=4)
-print(config)
+print(json.dumps(config, indent=1))
 print(f"stage {read.zero_config.stage}, {read.gradient_accumulation_steps} steps of accumulation")
 
 # %% [markdown]
