@@ -9,6 +9,7 @@ import torch.distributed as dist
 from ranklab import device, launch
 from ranklab.data_parallel import OverlappedDataParallel
 from ranklab.models.gpt import GPT, GPTConfig
+from ranklab.projects import zero as project
 from ranklab.zero import (
     ZeroStage1, ZeroStage2, ZeroStage3, deepspeed_config, deepspeed_ops, offload_optimizer,
 )
@@ -83,6 +84,22 @@ def test_a_bf16_model_has_master_weights_in_both():
     for of_rank in launch(_in_bf16, ranks=RANKS, timeout=280):
         for mine, theirs in of_rank:
             assert theirs == pytest.approx(mine, rel=0.02)
+
+
+# --- the project ---------------------------------------------------------------------------------
+
+def test_both_engines_train_the_project_alike_and_go_on_where_they_were(tmp_path):
+    how = {"ranks": RANKS, "steps": 6, "log_every": 1, "batch": 8, "micro_batch": 2,
+           "eval_batch": 8}  # fmt: skip
+    mine, theirs = (project.run(engine=engine, **how)["rows"] for engine in ("ours", "deepspeed"))
+    for a, b in zip(mine, theirs, strict=True):
+        assert b.history.loss == pytest.approx(a.history.loss, rel=1e-4)
+        assert b.held_out == pytest.approx(a.held_out, rel=1e-4)
+        assert b.costs.states[0] == a.costs.states[0], "bytes of parameters"
+    how |= {"engine": "deepspeed", "numbers": (2,), "checkpoint": str(tmp_path / "saved")}
+    assert project.run(until=3, **how)["rows"][0].steps == 3
+    again = project.run(resume=True, **how)["rows"][0]
+    assert again.held_out == pytest.approx(mine[2].held_out, rel=1e-4)
 
 
 # --- configs --------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ A checkpoint of ours goes on with any number of ranks, in any stage; DeepSpeed's
 """
 
 import dataclasses
+import os
 import sys
 
 from ranklab.engine.in_place import is_started_by_another
@@ -44,8 +45,7 @@ def parse(argv=None):
     command.add_argument("--gpus", type=int, default=4, help="of the machine to choose a stage for")
     command.add_argument("--gpu-gb", type=float, default=24, help="memory of each")
     command.add_argument("--write-config", metavar="FILE", help="for that machine, and end")
-    # deepspeed hands it to every rank; torchrun's variable says the same
-    command.add_argument("--local_rank", type=int, help="set by deepspeed")
+    command.add_argument("--local_rank", type=int, help="given by the command deepspeed")
     command.add_fields(Settings, *(field.name for field in dataclasses.fields(Settings)
                                    if field.name != "betas"))
     options = command.parse(argv)
@@ -79,11 +79,17 @@ def check(command, options):
         command.error("--ranks is for python alone: the job has its ranks already")
 
 
+def know_deepspeeds_launcher():
+    """What the command `deepspeed` calls LOCAL_SIZE has torchrun's name, too."""
+    if "RANK" in os.environ and "LOCAL_SIZE" in os.environ:
+        os.environ.setdefault("LOCAL_WORLD_SIZE", os.environ["LOCAL_SIZE"])
+
+
 def main(argv=None):
+    know_deepspeeds_launcher()
     options, settings = parse(argv)
     if options.write_config:
-        found = {"settings": settings, "shape": MODELS[options.size]}
-        text, config = machine(found, options.gpus, options.gpu_gb)
+        text, config = machine(settings, MODELS[options.size], options.gpus, options.gpu_gb)
         write_config(config, options.write_config)
         say(f"{text}\n{options.write_config} says so to DeepSpeed.")
         return 0
@@ -92,7 +98,7 @@ def main(argv=None):
                 resume=options.resume, progress=sys.stderr.isatty(), timeout=limit,
                 **{field.name: getattr(settings, field.name)
                    for field in dataclasses.fields(settings)})
-    say(report(found), machine(found, options.gpus, options.gpu_gb)[0])
+    say(report(found), machine(settings, found["shape"], options.gpus, options.gpu_gb)[0])
     return 0
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from ranklab.baseline import activation_bytes
 from ranklab.models.gpt import count_parameters
-from ranklab.trainer import PRECISIONS
 from ranklab.zero import deepspeed_config, fastest_way
 
+BUCKET = 50_000_000  # numbers
 COLUMNS = ("parameters", "gradients", "optimizer", "peak", "sent a step")
 
 
@@ -49,25 +49,32 @@ def line(name, cells):
     return (f"{name:16}" + "".join(f"{cell:>13}" for cell in cells)).rstrip()
 
 
-def machine(found, gpus, gpu_gb):
+def machine(settings, shape, gpus, gpu_gb):
     """(text, DeepSpeed's config): the fastest way to train this model on `gpus` of `gpu_gb` GB.
 
     error  ValueError when nothing fits
     """
-    settings, shape = found["settings"], found["shape"]
-    n, element = count_parameters(shape), PRECISIONS["bf16"].itemsize
-    kept = activation_bytes(shape, settings.micro_batch, shape.n_ctx, element, settings.recompute)
+    n, other = count_parameters(shape), beside_states(settings, shape)
     batch = settings.micro_batch * gpus * max(1, settings.batch // (settings.micro_batch * gpus))
-    way = fastest_way(n, gpus, gpu_gb * 1e9, kept)
-    config = deepspeed_config(n, gpus, gpu_gb * 1e9, batch, settings.micro_batch, kept,
-                              lr=settings.lr)
+    way = fastest_way(n, gpus, gpu_gb * 1e9, other)
+    config = deepspeed_config(n, gpus, gpu_gb * 1e9, batch, settings.micro_batch, other,
+                              lr=settings.lr, bucket=BUCKET)
     away = [name for name, moved in (("optimizer", way.offload_optimizer),
                                      ("parameters", way.offload_parameters)) if moved]
     text = (f"{gpus} GPUs of {gpu_gb:g} GB: stage {way.stage}"
             + (f", {' and '.join(away)} in the CPU's memory" if away else "")
             + f": {way.gpu_bytes(n, gpus) / 1e9:.3g} GB of states on each, beside "
-            f"{kept / 1e9:.3g} GB of activations, in bf16 with Adam.")
+            f"{other / 1e9:.3g} GB of activations and buckets, in bf16 with Adam.")
     return text, config
+
+
+def beside_states(settings, shape):
+    """Bytes of a GPU's memory that are no states, in bf16: what is kept for backward, three copies
+    of the logits in float32 (themselves, their softmax, their gradients), two buckets.
+    """
+    logits = settings.micro_batch * shape.n_ctx * shape.vocab_size
+    kept = activation_bytes(shape, settings.micro_batch, shape.n_ctx, 2, settings.recompute)
+    return kept + 3 * 4 * logits + 2 * 2 * min(BUCKET, count_parameters(shape))
 
 
 def write_config(config, path):

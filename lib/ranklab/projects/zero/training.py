@@ -50,7 +50,8 @@ def run(size="laptop", numbers=(0, 1, 2, 3), stages=STAGES, zero_memory=zero_mem
     settings = dataclasses.replace(SIZES[size], **changes)
     if settings.checkpoint and len(numbers) > 1:
         raise ValueError(f"checkpoint={settings.checkpoint!r} is that of one stage: name it")
-    found = launch(_train_all, MODELS[size], settings, numbers, stages, path, resume, until,
+    text = data.text_file(path) if path else data.python_text()  # read once, for all ranks
+    found = launch(_train_all, MODELS[size], settings, numbers, stages, text, resume, until,
                    progress, ranks=ranks, timeout=timeout, stream=progress)  # fmt: skip
     rows = []
     for stage, one in zip(numbers, found[0]["rows"]):
@@ -59,8 +60,7 @@ def run(size="laptop", numbers=(0, 1, 2, 3), stages=STAGES, zero_memory=zero_mem
     return {**found[0], "rows": rows, "settings": settings, "ranks": len(found)}
 
 
-def _train_all(shape, settings, numbers, stages, path, resume, until, progress):
-    text = data.text_file(path) if path else data.python_text()
+def _train_all(shape, settings, numbers, stages, text, resume, until, progress):
     if text.vocab_size > shape.vocab_size:
         shape = dataclasses.replace(shape, vocab_size=-(-text.vocab_size // 128) * 128)
     rows = []

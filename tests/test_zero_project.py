@@ -1,0 +1,137 @@
+"""Lab 06's project: each stage trains alike, holds and sends what the formulas say, and resumes."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ranklab.engine import RankError, torchrun
+from ranklab.projects import zero as project
+from ranklab.projects.zero.__main__ import main, parse
+from ranklab.projects.zero.config import MODELS, SIZES, Settings, settings_of
+from ranklab.projects.zero.measure import predicted
+from ranklab.zero import ZeroStage2, deepspeed_config, zero_memory
+from ranklab.zero.training import STAGES
+
+pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("one_thread")]
+
+SMALL = {"batch": 12, "micro_batch": 3, "eval_batch": 12, "log_every": 1}
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    """A file that is read in no time: this folder's tests."""
+    path = tmp_path_factory.mktemp("text") / "tests.txt"
+    path.write_text("".join(each.read_text() for each in sorted(Path(__file__).parent.glob("*.py"))))
+    return str(path)
+
+
+# --- training -------------------------------------------------------------------------------------
+
+def test_every_stage_trains_alike_and_holds_and_sends_what_the_formulas_say(text):
+    """Four ranks own different parameters: some no norm at all."""
+    found = project.run(ranks=4, path=text, steps=3, **{**SMALL, "micro_batch": 2})
+    losses = [row.held_out for row in found["rows"]]
+    assert losses == pytest.approx([losses[0]] * 4, rel=1e-4)
+    assert [row.steps for row in found["rows"]] == [3] * 4
+    for row in found["rows"]:
+        # padding makes R divide; Adam counts its steps, 4 bytes for each tensor
+        counted = row.costs.states
+        assert counted == pytest.approx(row.states, abs=500)
+        assert all(seen >= said for seen, said in zip(counted, row.states, strict=True))
+        # clipping adds squares up: one number from each rank
+        assert row.costs.sent == pytest.approx(row.sent, abs=500)
+    peaks = [row.costs.peak for row in found["rows"]]
+    assert peaks == sorted(peaks, reverse=True)
+    text = project.report(found)
+    assert [f"{row.costs.sent:,}" in text for row in found["rows"]] == [True] * 4
+
+
+def test_a_learners_class_and_formula_are_used(text):
+    def half(*arguments):
+        return zero_memory(*arguments)._replace(gradients=7)
+
+    class Mine(ZeroStage2):
+        def step_ends(self):
+            raise RuntimeError("this one is mine")
+
+    how = {"stages": {**STAGES, 2: Mine}, "zero_memory": half, "ranks": 2, "path": text, **SMALL}
+    found = project.run(numbers=(1,), steps=1, **how)
+    assert found["rows"][0].states.gradients == 7
+    with pytest.raises(RankError, match="this one is mine"):
+        project.run(numbers=(2,), steps=1, **how)
+
+
+def test_a_checkpoint_goes_on_in_another_stage_on_other_ranks(text, tmp_path):
+    how = {"steps": 6, "path": text, "checkpoint": str(tmp_path / "saved"), **SMALL}
+    whole = project.run(numbers=(1,), ranks=2, **{**how, "checkpoint": None})["rows"][0]
+    first = project.run(numbers=(1,), ranks=2, until=3, **how)["rows"][0]
+    assert first.steps == 3
+    second = project.run(numbers=(3,), ranks=3, resume=True, **how)["rows"][0]
+    assert second.steps == 6
+    assert second.held_out == pytest.approx(whole.held_out, rel=1e-4)
+
+
+def test_torchrun_runs_it_in_place(text):
+    command = ["-m", "ranklab.projects.zero", "--stage", "3", "--steps", "3", "--precision", "bf16",
+               "--recompute", "--offload", "cpu", "--data", text, *options_of(SMALL)]
+    done = torchrun(*command, ranks=2)
+    assert done.count("stage 3, cpu") == 1, done
+    assert "In bf16 the optimizer takes its gradients in float32" in done
+
+
+def options_of(settings):
+    return [word for name, value in settings.items()
+            for word in (f"--{name.replace('_', '-')}", str(value))]
+
+
+# --- settings -------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("options, said", [
+    (["--stage", "4"], "--stage 4: the stages are 0, 1, 2 and 3"),
+    (["--checkpoint", "run"], "--checkpoint keeps one stage"),
+    (["--offload", "cpu"], "--offload needs stage 1, 2 or 3"),
+    (["--resume"], "--resume goes on from a folder"),
+    (["--compiled"], "are for --engine deepspeed"),
+    (["--engine", "deepspeed", "--stage", "1", "--offload", "folder"], "with --engine deepspeed"),
+    (["--config", "nowhere.json"], "nowhere.json"),
+    (["--batch", "0"], "batch=0 must be at least 1"),
+])
+def test_what_does_not_fit_together_is_refused(options, said, capsys):
+    with pytest.raises(SystemExit) as end:
+        parse(options)
+    assert end.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+def test_ranks_must_divide_the_batch(text):
+    with pytest.raises(RankError, match="2 ranks must divide batch=3"):
+        project.run(numbers=(1,), ranks=2, path=text, steps=1, batch=3)
+
+
+def test_a_deepspeed_config_becomes_settings(tmp_path):
+    path = tmp_path / "ds.json"
+    path.write_text(json.dumps(deepspeed_config(10**9, 4, 5e9, 64, 4, lr=1e-4)))
+    options, settings = parse(["--config", str(path), "--lr", "0.5"])
+    assert options.stage == [2] and settings.offload == "cpu"
+    assert (settings.batch, settings.micro_batch, settings.precision) == (64, 4, "bf16")
+    assert (settings.lr, settings.betas, settings.clip) == (0.5, (0.9, 0.95), 1.0)
+    for broken, said in (({"fp16": {"enabled": True}}, "take bf16"),
+                         ({"optimizer": {"type": "Lion"}}, "must be 'AdamW'")):
+        path.write_text(json.dumps(broken))
+        with pytest.raises(ValueError, match=said):
+            settings_of(path)
+
+
+@pytest.mark.parametrize("gpus, gb, stage", [(4, 80, 0), (4, 24, 1), (4, 11, 2), (32, 6, 3)])
+def test_the_stage_for_a_machine_is_the_fastest_that_fits(gpus, gb, stage, tmp_path, capsys):
+    path = tmp_path / "ds.json"
+    main(["--size", "1.3b", "--gpus", str(gpus), "--gpu-gb", str(gb), "--write-config", str(path)])
+    assert f"{gpus} GPUs of {gb} GB: stage {stage}" in capsys.readouterr().out
+    assert json.loads(path.read_text())["zero_optimization"]["stage"] == stage
+
+
+def test_the_full_size_is_gpt2s():
+    states, _ = predicted(MODELS["1.3b"], SIZES["1.3b"], 3, 4, zero_memory)
+    assert states.total == pytest.approx(16 * 1.31e9 / 4, rel=0.01)
+    assert Settings().steps == SIZES["laptop"].steps
