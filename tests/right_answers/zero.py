@@ -6,7 +6,8 @@ from torch.utils._pytree import tree_leaves
 
 from ranklab.data_parallel.buckets import buckets_of
 from ranklab.data_parallel.overlapped import OverlappedDataParallel
-from ranklab.zero import ZeroStage1
+from ranklab.zero import CpuMemory, ZeroStage1, fastest_way
+from ranklab.zero.memory import States
 from ranklab.zero.owned import Owned
 from ranklab.zero.partition import ShardedBucket
 from ranklab.zero.sharded_model import ShardedModel, in_backward
@@ -17,6 +18,56 @@ def partition_flat__pad(tensors, ranks):
     flat = torch.cat([tensor.flatten() for tensor in tensors])
     flat = torch.nn.functional.pad(flat, (0, -len(flat) % ranks))
     return flat, list(flat.reshape(ranks, -1))
+
+
+def zero_memory__by_a_table(stage, parameters, ranks, parameter_bytes=2, gradient_bytes=2,
+                            optimizer_bytes=12):
+    if stage not in (0, 1, 2, 3):
+        raise ValueError(f"there is no stage {stage}")
+    own = int(-(-parameters // ranks))
+    held = [own if stage >= first else parameters for first in (3, 2, 1)]
+    return States(*(n * each for n, each in zip(held, (parameter_bytes, gradient_bytes,
+                                                       optimizer_bytes))))
+
+
+def zero_traffic__by_collectives(stage, nbytes, ranks, resident_bytes=0):
+    if not 0 <= stage <= 3:
+        raise ValueError(f"there is no stage {stage}")
+    collectives = [nbytes, nbytes]  # gradients, parameters
+    if stage == 3:
+        collectives.append(nbytes - resident_bytes)
+    return sum(n - n / ranks for n in collectives)
+
+
+def offload_optimizer__backwards(model, new_optimizer, groups=None, place=None):
+    where = CpuMemory() if place is None else place
+    for bucket in reversed(model.buckets):
+        bucket.set_master(where.copy(bucket.shard))
+    optimizer = model.make_optimizer(new_optimizer, groups)
+
+    def stepped(optimizer, args, kwargs):
+        where.take_state(optimizer)
+
+    optimizer.register_step_post_hook(stepped)
+    return optimizer
+
+
+def deepspeed_config__few_keys(parameters, ranks, gpu_bytes, batch, micro_batch, other_bytes=0,
+                               precision="bf16", lr=3e-4, bucket=50_000_000):
+    accumulation, left_over = divmod(batch, micro_batch * ranks)
+    if left_over:
+        raise ValueError(f"{left_over} sequences are left over")
+    stage, *offloaded = fastest_way(parameters, ranks, gpu_bytes, other_bytes)
+    places = [{"device": "cpu" if is_away else "none"} for is_away in offloaded]
+    return {
+        "train_batch_size": batch, "train_micro_batch_size_per_gpu": micro_batch,
+        "gradient_accumulation_steps": accumulation,
+        "optimizer": {"type": "AdamW", "params": {"lr": lr}},
+        "bf16": {"enabled": precision == "bf16"}, "fp16": {"enabled": precision == "fp16"},
+        "zero_optimization": {
+            "stage": stage, "offload_optimizer": places[0], "offload_param": places[1],
+            "reduce_bucket_size": bucket, "allgather_bucket_size": bucket,
+            "stage3_prefetch_bucket_size": bucket}}
 
 
 class ZeroStage1__new_tensor(Owned, OverlappedDataParallel):

@@ -53,7 +53,8 @@ class Files:
 
 def offload_optimizer(model, new_optimizer, groups=None, place=None):
     """model.make_optimizer(...), with master weights, their gradients and the optimizer's state at
-    `place`: in the CPU's memory (CpuMemory(), the default), or in Files(folder).
+    `place`: in the CPU's memory (CpuMemory(), the default), or in Files(folder). It copies each
+    bucket's shard, and takes the state after every step.
 
     The step is the CPU's work: this rank's gradients go there once, and the stepped shard comes
     back once. The model is a ZeroStage1, 2 or 3, and has made no optimizer before.

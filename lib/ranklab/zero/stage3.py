@@ -13,7 +13,8 @@ class ZeroStage3(ShardedModel):
     """`module`, of which each rank holds the R-th part, and each unit as a whole while it runs.
 
     A unit is gathered before its forward and freed after it; the same in backward, where its
-    gradients are reduced to shards and freed, too. While one unit computes the next is on its way.
+    gradients are reduced to shards and freed, too. While one unit computes the next is on its way:
+    in backward the one before. With sync=False gradients stay, but units are freed all the same.
     Right also where a checkpoint runs a forward once more inside the backward.
     cost   a step sends the units' parameters twice, all others once and all gradients once, (R-1)/R
            of them; bytes held: 1/R of everything, and two units

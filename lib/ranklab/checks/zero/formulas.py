@@ -1,4 +1,4 @@
-"""The checks of zero_memory and zero_traffic: the paper's numbers, and what is counted in a step."""
+"""The checks of zero_memory and zero_traffic: the paper's numbers, and those of a real step."""
 
 import functools
 
@@ -93,7 +93,8 @@ def _memory_hint(kind, found, stage, parameters, ranks, right, width):
         (right / width, "These are numbers; multiply by the bytes of one."),
         (8 * right, "These are bits; a byte has 8."),
         (parameters // ranks * width, f"Round up: {fullest}." if shares else keeps),
-        (parameters / ranks * width, f"A rank holds whole numbers: {fullest}." if shares else keeps),
+        (parameters / ranks * width, f"A rank holds whole numbers: {fullest}." if shares
+         else keeps),
         (-(-parameters // ranks) * width, keeps),
         (whole, f"From stage {FROM[kind]} on each rank holds 1/R of the {name}."),
         (2 * right, f"By default this is mixed precision: {width} bytes for each of the {name}, "

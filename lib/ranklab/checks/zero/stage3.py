@@ -3,8 +3,8 @@
 
 from ranklab.checks.exercise import Mistake
 from ranklab.checks.trial import is_near, on_ranks, rank_name
-from ranklab.checks.zero.stages import LIMIT, WAITS, hinted, in_groups
-from ranklab.checks.zero.toys import ADAMW, SGD
+from ranklab.checks.zero.stages import IN_GROUPS, LIMIT, WAITS, hinted, in_groups
+from ranklab.checks.zero.toys import ADAMW
 from ranklab.checks.zero.training import (
     compare_halves, compare_training, train, train_halves,
 )
@@ -28,8 +28,7 @@ WITH_CHECKPOINT = {"": "A checkpoint runs the forward once more inside the backw
                    "must not free the unit, because its backward comes right then. in_backward() "
                    "tells."}
 RECOMPUTED = "reentrant", "non-reentrant"
-ONE_WAY = ((ADAMW, (True,)),)
-IN_GROUPS = ((SGD, (True, True)),)
+ONE_WAY = ((ADAMW, (True,), 1),)
 
 
 def _trial(wrapped_class):

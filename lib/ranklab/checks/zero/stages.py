@@ -17,7 +17,7 @@ from ranklab.engine import device
 from ranklab.meter import Traffic
 
 CAP = 200  # bytes: several buckets
-WAYS_IN_GROUPS = ((SGD, (True,)),)
+IN_GROUPS = ((SGD, (True,), 1),)
 LIMIT = 8  # seconds
 WAITS = "A rank waits for a message that another does not send: all make the same calls."
 FAILURES = {
@@ -58,7 +58,10 @@ def _count(wrapped_class):
     """What travels and what is whole, in a step with two backwards."""
     wrapped, whole = wrapped_class(seeded(Toy, 0), cap_bytes=CAP), []
     optimizer, buckets = wrapped.make_optimizer(ADAMW), wrapped.buckets
-    note = lambda: whole.append(sum(is_there(bucket.flat) for bucket in buckets))
+
+    def note():
+        whole.append(sum(is_there(bucket.flat) for bucket in buckets))
+
     with Messages(note) as messages, Traffic() as backward:
         loss_of(wrapped, 0).backward()
         gradients = [part.master.grad for bucket in buckets for part in bucket.parts]
@@ -135,7 +138,7 @@ def _same_for_both(wrapped_class, compare_memory=None):
     yield "find_unused: what another rank has used is stepped, what none has used is not"
     with hinted(FAILURES | {"": "Hand bucket.group on to every collective, with group=group, and "
                             "divide by its size."}):
-        seen = on_ranks(train, wrapped_class, True, None, WAYS_IN_GROUPS, ranks=4, timeout=LIMIT)
+        seen = on_ranks(train, wrapped_class, True, None, IN_GROUPS, ranks=4, timeout=LIMIT)
         compare_training(in_groups(), seen, "")
     yield "inside a group it meets nobody else"
 

@@ -8,12 +8,12 @@ from ranklab.checks.exercise import Mistake
 from ranklab.checks.trial import TOLERANCE, explain, group_of_mine, is_near, members_of
 from ranklab.checks.zero.toys import ADAMW, SGD, Toy, is_there, loss_of, seeded
 
-# The optimizer, and of each backward before a step whether it communicates.
-WAYS = (ADAMW, (True,)), (SGD, (False, True, True))
+# The optimizer; of each backward before a step whether it communicates; how many steps.
+WAYS = (ADAMW, (True,), 1), (SGD, (False, True, True), 2)
 
 
 def train(wrapped_class, in_groups=False, recompute=None, ways=WAYS, **options):
-    """Runs on every rank: what compare_training() needs, of two steps of each way."""
+    """Runs on every rank: what compare_training() needs, of all steps of each way."""
     rank = dist.get_rank()
     members = members_of(rank) if in_groups else tuple(range(dist.get_world_size()))
     options |= {"group": group_of_mine()} if in_groups else {}
@@ -21,12 +21,12 @@ def train(wrapped_class, in_groups=False, recompute=None, ways=WAYS, **options):
         wrapped_class, rank, members, lambda: Toy(recompute), options, *way)]
 
 
-def _steps(wrapped_class, rank, members, new_model, options, new_optimizer, pieces):
+def _steps(wrapped_class, rank, members, new_model, options, new_optimizer, pieces, n):
     one = seeded(new_model, members[0])  # ranks begin apart: those of the first rank count
     wrapped = wrapped_class(seeded(new_model, rank), **options)
     ours, ones = wrapped.make_optimizer(new_optimizer), new_optimizer(one.parameters())
     names = {p: name for name, p in wrapped.module.named_parameters()}
-    for step in range(2):
+    for step in range(n):
         ours.zero_grad()
         ones.zero_grad()
         before = {name: p.detach().clone() for name, p in one.named_parameters()}
@@ -42,23 +42,19 @@ def _steps(wrapped_class, rank, members, new_model, options, new_optimizer, piec
         shards = [_shard(bucket, names, mean, own) for bucket in wrapped.buckets
                   if bucket.parameters[0].requires_grad]
         kept = [name for p, name in names.items() if p.grad is not None]
-        if not all(_is_usable(shard[1]) for shard in shards):
-            yield len(pieces), members, shards, kept, None
+        if any(isinstance(got, str) for _, got, *_ in shards):  # a step would crash
+            yield (step, len(pieces)), members, shards, kept, None
             return
         ours.step()
         ones.step()
         got = wrapped.state_dict()
-        yield len(pieces), members, shards, kept, {
+        yield (step, len(pieces)), members, shards, kept, {
             name: tuple(x.detach().cpu().float().clone() for x in (got[name], p, before[name]))
             for name, p in one.named_parameters()}
 
 
 def _copy(tensor):
     return None if tensor is None else tensor.detach().clone()
-
-
-def _is_usable(got):
-    return isinstance(got, torch.Tensor)
 
 
 def _shard(bucket, names, mean, own):
@@ -80,36 +76,34 @@ def _shard(bucket, names, mean, own):
 
 
 def compare_training(wheres, seen, hint):
-    """Raises the Mistake that the steps of all ranks tell: of gradients first.
+    """Raises the Mistake that the steps of all ranks tell: in each step of gradients first.
 
     `hint` is about what has no other.
     """
-    for where, steps in zip(wheres, seen):
-        for number, (backwards, members, shards, kept, _) in enumerate(steps):
-            here = _step_name(where, number, backwards)
+    for steps in zip(*seen):
+        for where, (number, members, shards, kept, _) in zip(wheres, steps):
+            here = _step_name(where, *number)
             for shard in shards:
-                _compare_shard(here, len(members), backwards, *shard, hint)
+                _compare_shard(here, len(members), number[1], *shard, hint)
             if kept:
                 raise Mistake(f"{here}: the module's own gradient of `{kept[0]}` is still there",
                               "bucket.hand_over() gives the optimizer its gradients, and lets go "
                               "of the module's.")
-    for where, steps in zip(wheres, seen):
-        for number, (backwards, *_, weights) in enumerate(steps):
+        for where, (number, *_, weights) in zip(wheres, steps):
             for name, (got, right, before) in weights.items():
-                _compare_weight(f"{_step_name(where, number, backwards)}: `{name}`", got, right,
-                                before)
+                _compare_weight(f"{_step_name(where, *number)}: `{name}`", got, right, before)
 
 
-def _step_name(where, number, backwards):
-    name = f"{where}, {'AdamW' if backwards == 1 else 'SGD'}, step {number % 2 + 1}"
+def _step_name(where, step, backwards):
+    name = f"{where}, step {step + 1}"
     return f"{name} after {backwards} backwards" if backwards > 1 else name
 
 
 def _compare_shard(where, R, backwards, name, got, rank, right, own, hint):
     where = f"{where}: the optimizer's gradient in the bucket of `{name}`"
     if got == "None":
-        raise Mistake(f"{where} is None", "finish() calls bucket.hand_over() for every bucket, when "
-                      "all messages have arrived.")
+        raise Mistake(f"{where} is None", "finish() calls bucket.hand_over() for every bucket, "
+                      "when all messages have arrived.")
     if isinstance(got, str):
         raise Mistake(f"{where} lies in {got}", "It must not be a view of bucket.flat, because "
                       "that is freed: the mean arrives in a place of its own.")
