@@ -4,8 +4,9 @@ from mutants import mutant
 
 from ranklab.data_parallel import OverlappedDataParallel
 
-DIVIDE = "bucket.flat /= dist.get_world_size(self.group)"
+DIVIDE = "bucket.flat /= dist.get_world_size(bucket.group)"
 ALL_REDUCE = "dist.all_reduce(bucket.flat"
+KEEP = "self.works.append(self.reduce(bucket))"
 READY = "while self.waiting and not self.waiting[0].missing:"
 IN_HOOK = "            self.launch_ready_buckets()"  # the one in finish() is less indented
 REFUSE = "if parameter not in bucket.missing:"
@@ -27,9 +28,10 @@ WRONG = [
     _wrong(ALL_REDUCE, "dist.all_reduce(bucket.parameters[0].data",
            says="The hook gets the parameter, not its gradient"),
     _wrong(ALL_REDUCE, "dist.all_reduce(bucket.flat.clone()", says="Does the bucket leave only"),
-    _wrong(f"append({ALL_REDUCE}", "extend(dist.all_reduce(view", "async_op=True))",
-           "async_op=True) for view in bucket.views)", says="Each bucket travels once, whole"),
-    _wrong("group=self.group, async_op", "async_op", says="Hand self.group on to every collective"),
+    _wrong(KEEP, KEEP.replace("append", "extend"), ALL_REDUCE, "[dist.all_reduce(view",
+           "async_op=True)", "async_op=True) for view in bucket.views]",
+           says="Each bucket travels once, whole"),
+    _wrong("group=bucket.group, async_op", "async_op", says="Hand self.group on to every collective"),
     # when it leaves
     _wrong("not self.waiting[0].missing",
            "len(self.waiting[0].missing) < max(1, len(self.waiting[0].parameters))",
@@ -44,9 +46,9 @@ WRONG = [
            says="with find_unused, no bucket leaves before"),
     _wrong(", async_op=True", "", WAIT, "for work in ():", says="without async_op=True"),
     _wrong(", async_op=True", "", says="all_reduce returns None without async_op=True"),
-    _wrong("async_op=True))", "async_op=True))\n            self.works[-1].wait()",
+    _wrong(KEEP, f"{KEEP}\n            self.works[-1].wait()",
            says="while layers are still to be computed: no overlap"),
-    _wrong(DIVIDE, "pass", "async_op=True))", f"async_op=True))\n            {DIVIDE}",
+    _wrong(DIVIDE, "pass", KEEP, f"{KEEP}\n            {DIVIDE}",
            says="divided while they travelled"),
     # the hook
     _wrong("if self.sync:", "before, self.sync = self.sync, True\n        if True:", IN_HOOK,
