@@ -17,7 +17,7 @@ from engine_tools import eventually, python_run, write
 
 from ranklab import launch
 from ranklab.engine import RankError, crew, server_lines, ship, verdict
-from ranklab.engine.member import Member
+from ranklab.engine.rank_handle import RankHandle
 from ranklab.engine.report import Failure, Value, describe_exit, rank_names
 
 pytestmark = pytest.mark.timeout(60)
@@ -59,14 +59,14 @@ def test_the_words_of_a_backend_for_a_lost_peer():
     assert not any(Failure(kind, message, ()).is_lost_peer() for kind, message in own)
 
 
-def member(rank, report):
-    return Member(rank, None, None, report=report, seconds=0.5)
+def handle(rank, report):
+    return RankHandle(rank, None, None, report=report, seconds=0.5)
 
 
 def test_no_message_is_dropped_when_nothing_but_lost_peers_is_known():
     text = "[../gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:4006"
-    members = [member(r, Failure("RuntimeError", text, ())) for r in range(2)]
-    error = verdict.failure(members)
+    handles = [handle(r, Failure("RuntimeError", text, ())) for r in range(2)]
+    error = verdict.failure(handles)
     assert str(error).startswith(
         f"rank 0 of 2 lost the connection to a rank that had gone: RuntimeError: {text}")
     assert str(error).endswith("\nrank 1: lost the connection to a rank that had gone")
@@ -132,12 +132,12 @@ def test_ranks_in_a_row_are_named_by_the_first_and_the_last():
 
 
 def test_many_ranks_at_the_same_place_share_a_line():
-    members = [member(r, Failure("ValueError", "odd", ()) if r % 2 else Value(b""))
+    handles = [handle(r, Failure("ValueError", "odd", ()) if r % 2 else Value(b""))
                for r in range(64)]
-    lines = verdict.whereabouts(members).splitlines()
+    lines = verdict.whereabouts(handles).splitlines()
     assert len(lines) == 2 and lines[0].startswith("  ranks 0, 2, 4")
     assert lines[0].endswith("  finished after 0.5 s, and waits to be released")
-    assert len(verdict.whereabouts(members[:8]).splitlines()) == 8
+    assert len(verdict.whereabouts(handles[:8]).splitlines()) == 8
 
 
 # values that can't be opened

@@ -12,7 +12,7 @@ from engine_hangs import HANGS
 
 from ranklab import launch
 from ranklab.engine import HangError, stall
-from ranklab.engine.member import Member
+from ranklab.engine.rank_handle import RankHandle
 from ranklab.engine.report import Value
 
 pytestmark = [pytest.mark.timeout(90), pytest.mark.skipif(
@@ -163,9 +163,9 @@ def test_stuck_is_read_from_the_stack(innermost, tmp_path):
     frames = [innermost.format(mine=mine, torch="/venv/site-packages/torch"),
               f'File "{mine}", line 3 in main', 'File "<string>", line 1 in <module>']
     text = "Current thread 0x01 (most recent call first):\n  " + "\n  ".join(frames) + "\n"
-    member = Member(0, None, None, stack=bytearray(text.encode()))
-    assert member.is_stuck() == STUCK[innermost]
-    member.stack = bytearray(b"Thread 0x02 (most recent call first):\n" + text.encode())
-    assert not member.is_stuck()  # the other thread may go on
-    member.stack, member.report = bytearray(text.encode()), Value(b"")
-    assert member.is_stuck()
+    handle = RankHandle(0, None, None, stack=bytearray(text.encode()))
+    assert handle.is_stuck() == STUCK[innermost]
+    handle.stack = bytearray(b"Thread 0x02 (most recent call first):\n" + text.encode())
+    assert not handle.is_stuck()  # the other thread may go on
+    handle.stack, handle.report = bytearray(text.encode()), Value(b"")
+    assert handle.is_stuck()

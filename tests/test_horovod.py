@@ -199,9 +199,9 @@ def test_cached_names_are_not_sent_again(capacity, later):
 
 def test_a_cycle_of_cached_names_costs_one_bit_for_each():
     def bytes_of_a_cycle(hvd):
-        hvd.grouped_allreduce([torch.ones(1)] * 160, name="g")
-        with hvd.counted() as counts:
-            hvd.grouped_allreduce([torch.ones(1)] * 160, name="g")
+        for _ in range(4):  # a rank may see the end of the first negotiation in the second call
+            with hvd.counted() as counts:
+                hvd.grouped_allreduce([torch.ones(1)] * 160, name="g")
         return {op.payload_bytes for op in counts.negotiation.ops}
 
     from ranklab.horovod.cost import negotiation_bytes

@@ -255,7 +255,6 @@ class OverlappedDataParallel(Replica):
     As soon as all gradients of a bucket are there, their all-reduce begins, and backward goes on
     with the layers before. Buckets travel in one order on every rank, whatever the order in which
     they become ready: the first message of one rank meets the first of the others.
-    With find_unused a parameter without gradient counts as zeros, at the end; all else as without.
     """
 
     def __init__(self, module, cap_bytes=25 * 2**20, group=None, find_unused=False):
@@ -272,19 +271,16 @@ class OverlappedDataParallel(Replica):
             self.backward_begins()
             if parameter not in bucket.missing:
                 raise self.second_gradient(parameter)
-            # cross it off, and see whether something can leave
-            raise NotImplementedError("exercise 4.5, first part: about 2 lines")
+            raise NotImplementedError("exercise 4.5, first part: cross it off, launch what is ready")
 
     def launch_ready_buckets(self):
         """What is ready is on its way, up to the first bucket that is not."""
-        # while the first of self.waiting misses nothing: take it off the list, gather it, reduce
-        # it, and keep the handle in self.works
+        # while the first of self.waiting misses nothing: off the list, gather, reduce, keep handle
         raise NotImplementedError("exercise 4.5, second part: about 4 lines")
 
     def reduce(self, bucket):
         """The bucket is on its way to become the mean over ranks; returns the handle."""
-        # divide bucket.flat, then all-reduce it with async_op=True
-        raise NotImplementedError("exercise 4.5, third part: about 2 lines")
+        raise NotImplementedError("exercise 4.5, third part: divide, all-reduce with async_op")
 
     def finish(self):
         """All gradients are averaged; called at the end of backward."""

@@ -22,7 +22,7 @@ def partition_flat(tensors, ranks):
     n = sum(tensor.numel() for tensor in tensors)
     each = -(-n // ranks)
     flat = tensors[0].new_zeros(each * ranks)
-    flat[:n] = torch.cat([tensor.reshape(-1) for tensor in tensors])
+    torch.cat([tensor.reshape(-1) for tensor in tensors], out=flat[:n])
     return flat, flat.view(ranks, each).unbind()
 
 

@@ -31,7 +31,8 @@ WRONG = [
     _wrong(KEEP, KEEP.replace("append", "extend"), ALL_REDUCE, "[dist.all_reduce(view",
            "async_op=True)", "async_op=True) for view in bucket.views]",
            says="Each bucket travels once, whole"),
-    _wrong("group=bucket.group, async_op", "async_op", says="Hand self.group on to every collective"),
+    _wrong("group=bucket.group, async_op", "async_op",
+           says="Hand self.group on to every collective"),
     # when it leaves
     _wrong("not self.waiting[0].missing",
            "len(self.waiting[0].missing) < max(1, len(self.waiting[0].parameters))",
