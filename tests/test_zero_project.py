@@ -22,7 +22,8 @@ SMALL = {"batch": 12, "micro_batch": 3, "eval_batch": 12, "log_every": 1}
 def text(tmp_path_factory):
     """A file that is read in no time: this folder's tests."""
     path = tmp_path_factory.mktemp("text") / "tests.txt"
-    path.write_text("".join(each.read_text() for each in sorted(Path(__file__).parent.glob("*.py"))))
+    here = sorted(Path(__file__).parent.glob("*.py"))
+    path.write_text("".join(each.read_text() for each in here))
     return str(path)
 
 
