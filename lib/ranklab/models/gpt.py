@@ -224,8 +224,7 @@ def cross_entropy(head, hidden, targets, reduction="mean", chunks=1):
     hidden, targets = hidden.flatten(0, 1), targets.flatten()  # (B*T, C), (B*T,)
 
     def of(x, y, reduction):
-        logits = head(x).float()  # 16 bits are too few for a sum over many
-        return F.cross_entropy(logits, y, ignore_index=IGNORE, reduction=reduction)
+        return F.cross_entropy(head(x), y, ignore_index=IGNORE, reduction=reduction)
 
     if chunks == 1:
         return of(hidden, targets, reduction)

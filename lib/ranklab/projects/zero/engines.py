@@ -23,6 +23,8 @@ def new_trainer(model, text, settings, stage, stages, progress):
         parallel = Zero(stage, equal_parts=True, offload=settings.offload, stages=stages)
     if settings.precision == "bf16" and has_master_weights(settings, stage):
         model.bfloat16()
+        in_16_bits = model.loss  # too few for a sum over many targets
+        model.loss = lambda head, *rest: in_16_bits(lambda x: head(x).float(), *rest)
         settings = replace(settings, precision="fp32")  # all is computed as it is held: no autocast
     return kind(model, text, settings, device(), parallel=parallel, progress=progress)
 
