@@ -517,7 +517,8 @@ for stage in (1, 2, 3):
     assert all(math.isclose(a, b, rel_tol=1e-4) for a, b in zip(ours, theirs))
 
 # %% [markdown]
-# The same losses, whoever shards. Sharding changes where numbers are kept, never which numbers.
+# The same losses, whichever code shards. Sharding changes where numbers are kept, never which numbers. (What is sent may differ. By default DeepSpeed's stages 1 and 2 all-reduce the gradients, 1.5 times the paper's traffic, and its stage 3 keeps
+# small parameters whole. Here both are set as in the paper.)
 #
 # And DeepSpeed reads your configuration. It refuses a batch that does not fit its three factors, and names that it does not know:
 
