@@ -12,9 +12,9 @@
 # float32, and two moments. That makes 24 GB before the first activation.
 #
 # And with the data parallelism of lab 03 more GPUs do not help. 64 GPUs hold 64 copies of the same 24 GB. Their optimizers do the same arithmetic 64 times, with the same result. ZeRO
-# (*zero redundancy optimizer*) keeps one copy, in 64 parts. The surprise of this lab: **the first two of its three stages send not a byte more.**
+# (*zero redundancy optimizer*) keeps one copy, in 64 parts. The surprise of this lab: **the first two of its three stages send no more than plain data parallelism.**
 #
-# A GPU has 80 GB. With plain data parallelism and Adam in mixed precision, states alone: how many billion parameters fit?
+# A GPU has 80 GB. With plain data parallelism and Adam in mixed precision, states alone: how many parameters fit?
 
 # %%
 import functools
@@ -53,7 +53,7 @@ check(zero_75_total=...)
 # %% [markdown]
 # ## 3. Smallest working code
 #
-# Adam treats each number for itself. So a rank can step half of the numbers, if it has their gradients, and the other rank the other half. An all-gather puts the halves together:
+# Adam updates each number independently of the others. So a rank can step half of the numbers, if it has their gradients, and the other rank the other half. An all-gather puts the halves together:
 
 # %% tags=["nbval-check-output"]
 def whole(gradient):
@@ -80,7 +80,7 @@ for rank, (weight, numbers) in enumerate(launch(in_parts, gradient, ranks=2)):
     print(f"rank {rank} of 2", weight, f"{numbers} numbers of state")
 
 # %% [markdown]
-# The state is two moments for each of three numbers, and the count of steps. That is stage 1. What is left is to do it for a real model, with buckets, in backward, without a copy too many.
+# The state is two moments for each of three numbers, and the count of steps. That is stage 1. What is left is to do it for a real model, with buckets, in backward, without needless copies.
 
 # %% [markdown]
 # ## 4. Build it
@@ -89,7 +89,7 @@ for rank, (weight, numbers) in enumerate(launch(in_parts, gradient, ranks=2)):
 # ### 4.1 Who owns what?
 # > difficulty 2/5 · importance 4/5 · 8 minutes · about 5 lines
 #
-# Parameters have all sizes, and R does not divide them. So ZeRO does not deal out parameters. It lays them one after the other into one flat piece of memory, adds zeros until R divides, and cuts
+# Parameters have all sizes, and R does not divide them. So ZeRO does not give whole parameters to ranks. It lays them one after the other into one flat piece of memory, adds zeros until R divides, and cuts
 # that into R equal **shards**. A parameter may begin in one shard and end in the next. The optimizer does not mind, because it treats each number for itself.
 #
 # **Predict.** Three tensors with 10, 3 and 4 numbers, 4 ranks. How many numbers has each shard?
@@ -165,9 +165,9 @@ for stage in range(4):
 # |---|---|
 # | `bucket.flat` | the gradients, as in lab 03; with zeros at the end, so that R divides |
 # | `bucket.weights`, `bucket.shard` | all parameters of the bucket, in one piece (the parameters are views of it); the part of it that is mine, a view |
-# | `bucket.rank`, `bucket.group` | which shard is mine; the ranks that share the bucket |
+# | `bucket.parameters`, `bucket.rank`, `bucket.group` | its parameters; which shard is mine; the ranks that share the bucket |
 # | `bucket.own` | put the mean gradient of my shard there |
-# | `bucket.hand_over(used)` | the optimizer gets what is in `own`, the parameters' own gradients are gone; `used` are the parameters that had a gradient on any rank |
+# | `bucket.hand_over(used)` | the optimizer gets what is in `own`, the parameters' own gradients are gone; `used` is the set of its parameters that had a gradient on any rank: after the `finish()` of lab 03 those have one |
 # | `bucket.update_shard()` | after the optimizer's step: the shard has the new numbers |
 #
 # **Predict.** 100 MB of gradients and as many of parameters, 4 ranks, by rings. How many MB does each rank send in a step of stage 1?
@@ -223,13 +223,13 @@ class ZeroStage1(Owned, OverlappedDataParallel):
 ZeroStage1 = check(ZeroStage1)
 
 # %% [markdown]
-# `make_optimizer` takes any optimizer that treats each number for itself: SGD, Adam, AdamW. One that looks at a whole matrix (Muon, Shampoo), or at its norm (LARS, LAMB), would see only parts of it.
+# `make_optimizer` takes any optimizer that treats each number for itself: SGD, Adam, AdamW. One that looks at a whole matrix (Muon, Shampoo), or at its norm (LARS, LAMB), would see only parts of it. The same holds for clipping: the norm of a shard is not the norm of the model, so squares are added up over ranks first (the project does so, with one number).
 
 # %% [markdown]
 # ### 4.4 Stage 2: the gradients
 # > difficulty 3/5 · importance 4/5 · 12 minutes · about 4 lines
 #
-# After the reduce-scatter a rank needs its own shard of the gradient and nothing else. Stage 1 keeps the rest until the next step. Stage 2 frees each bucket as soon as it is reduced. So the gradients of a model are never all in memory at the same time.
+# After the reduce-scatter a rank needs its own shard of the gradient and nothing else. Stage 1 keeps the rest until the next step. Stage 2 frees each bucket when it is reduced, at the latest when the next one leaves. So the gradients of a model are never all in memory at the same time.
 #
 # `bucket.free_gradients()` gives back the memory of `bucket.flat`; the next `gather()` takes it again.
 
@@ -252,7 +252,7 @@ class ZeroStage2(ZeroStage1):
         raise NotImplementedError("exercise 4.4, first part: about 2 lines")
 
     def finish(self):
-        # as in stage 1; then the last bucket, too, is reduced
+        # as in stage 1; by then all buckets are reduced
         raise NotImplementedError("exercise 4.4, second part: about 2 lines")
 
     def free_gradients(self, buckets):
@@ -264,7 +264,7 @@ class ZeroStage2(ZeroStage1):
 ZeroStage2 = check(ZeroStage2)
 
 # %% [markdown]
-# With gradient accumulation stage 2 has a price. The pieces' gradients can't wait on each rank as a whole, or they would be what stage 2 has just freed. So each piece sends its own reduce-scatter.
+# With gradient accumulation stage 2 has a price. No rank can keep the whole gradient until the last piece, because that is the memory that stage 2 frees. So each piece sends its own reduce-scatter.
 
 # %% [markdown]
 # ### 4.5 Stage 3: the parameters
@@ -273,7 +273,7 @@ ZeroStage2 = check(ZeroStage2)
 # Now a rank holds its shard of the parameters, too. Before a layer computes, its parameters must be gathered; afterwards they are freed. The same once more in backward, because the gradient of a layer needs its weights.
 # Two things make that fast enough. Parameters come in **units**: a transformer's block is one all-gather, not twelve. And the next unit is **prefetched**: it travels while this one computes.
 #
-# Stage 1, and stage 3 with four units (a model of a step, not a measurement):
+# Stage 1, and stage 3 with four units (a sketch of a step, not a measurement):
 
 # %%
 plots.unit_timeline(stages=(1, 3))
@@ -283,15 +283,15 @@ plots.unit_timeline(stages=(1, 3))
 #
 # | given by `ShardedModel` | |
 # |---|---|
-# | `unit.begin_gather()`, `unit.end_gather()` | its parameters are on their way; they are here (begins, if nobody has) |
+# | `unit.begin_gather()`, `unit.end_gather()` | its parameters are on their way; waits until they are here, and starts the gather if nothing has |
 # | `unit.free()` | their memory is given back |
-# | `self.place_in_order(unit)` | as which one this forward has come to the unit: 0, 1, 2, ...; call it once in each forward. Afterwards `self.position` is one more |
-# | `self.prefetch(place)` | the unit at that place is on its way; nothing happens before 0 and after the last |
+# | `self.place_in_order(unit)` | the unit's place in the order of this forward: 0 for the first unit that it reaches, then 1, 2, ... Call it once in each forward, not in a checkpoint's second one. Afterwards `self.position` is one more |
+# | `self.prefetch(place)` | the unit at that place is on its way; nothing happens before 0 and after the last (in the very first forward no order is known yet) |
 # | `self.backward_begins()` | makes sure that `finish()` follows |
 # | `self.reduce(unit)` | its gradients are on their way to their owners, and will be freed |
 # | `self.sync` | False inside `no_sync()`: then nothing is reduced |
 # | `in_backward()` | True where a checkpoint (lab 01) runs a forward once more, inside the backward |
-# | `call_after_backward(then, inputs)` | the inputs; when their gradients are known, all that came after them is done, and `then()` is called |
+# | `call_after_backward(then, inputs)` | returns the inputs, and calls `then()` once backward has computed their gradients: the unit's backward is finished then |
 #
 # The trap is the checkpoint. Its second forward runs inside backward. If `leave` frees the unit there, as after any forward, the backward that follows at once finds no weights.
 #
@@ -331,7 +331,7 @@ class ZeroStage3(ShardedModel):
     def backward_of(self, unit, place, _):
         """Before a unit's backward: it is whole, and the one before it is on its way."""
         self.backward_begins()
-        # gather it, and prefetch: which unit comes next in backward?
+        # gather it, and prefetch: which unit comes next in backward? (A hook returns nothing.)
         raise NotImplementedError("exercise 4.5, third part: about 2 lines")
 
     def backward_done(self, unit):
@@ -408,7 +408,7 @@ zero_traffic = check(zero_traffic)
 # A machine with eight 80 GB GPUs often has 1 or 2 TB of CPU memory. The optimizer's state is touched once a step. Keep it there, and let the CPU do the step. What crosses the PCIe bus is this rank's gradients, once, and its new
 # parameters, once.
 #
-# You have two tools. `bucket.set_master(tensor)` tells a bucket which numbers the optimizer steps, in place of the shard. `CpuMemory().copy(tensor)` makes such a copy, in float32 and pinned; `Files(folder).copy(tensor)` makes one
+# You have two tools. `bucket.set_master(tensor)` tells a bucket which numbers the optimizer steps, in place of the shard; `model.make_optimizer(new_optimizer, groups)` comes after it. `CpuMemory().copy(tensor)` makes a copy for that, in float32 and pinned; `Files(folder).copy(tensor)` makes one
 # in a file. Both have `take_state(optimizer)`, to be called after each step: it moves what the optimizer has made.
 
 # %%
@@ -431,9 +431,9 @@ offload_optimizer = check(offload_optimizer)
 
 # %% [markdown]
 # #### `deepspeed_config`
-# > difficulty 2/5 · importance 4/5 · 12 minutes · about 20 lines
+# > difficulty 2/5 · importance 4/5 · 12 minutes · about 22 lines
 #
-# DeepSpeed has all of this as a configuration file. `fastest_way(parameters, ranks, gpu_bytes, other_bytes)` is given: it goes through the ways from fast to slow, and returns the first that fits.
+# DeepSpeed has all of this as a configuration file. `fastest_way(parameters, ranks, gpu_bytes, other_bytes)` is given: it tries the ways from the fastest to the slowest, and returns the first that fits.
 
 # %% tags=["nbval-check-output"]
 from ranklab.zero import fastest_way
@@ -460,9 +460,10 @@ def deepspeed_config(parameters, ranks, gpu_bytes, batch, micro_batch, other_byt
             "reduce_bucket_size": bucket, "allgather_bucket_size": bucket}
     # with way.offload_optimizer: zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
     # with way.offload_parameters: "offload_param", the same -> in stage 3 also
-    # "stage3_prefetch_bucket_size" and "stage3_gather_16bit_weights_on_model_save" -> the whole:
+    # "stage3_prefetch_bucket_size": bucket, "stage3_gather_16bit_weights_on_model_save": True ->
     # train_batch_size, train_micro_batch_size_per_gpu, gradient_accumulation_steps,
-    # gradient_clipping 1.0, optimizer (AdamW; lr, betas 0.9 and 0.95, weight_decay 0.1),
+    # gradient_clipping 1.0, optimizer {"type": "AdamW", "params": {lr, betas [0.9, 0.95],
+    # weight_decay 0.1}},
     # zero_optimization; and {precision: {"enabled": True}} unless it is fp32
     raise NotImplementedError("exercise deepspeed_config: about 22 lines")
 
@@ -520,7 +521,7 @@ for stage in (1, 2, 3):
 # The same losses, whichever code shards. Sharding changes where numbers are kept, never which numbers. (What is sent may differ. By default DeepSpeed's stages 1 and 2 all-reduce the gradients, 1.5 times the paper's traffic, and its stage 3 keeps
 # small parameters whole. Here both are set as in the paper.)
 #
-# And DeepSpeed reads your configuration. It refuses a batch that does not fit its three factors, and names that it does not know:
+# And DeepSpeed reads your configuration. It would refuse a batch that is not the product of its three factors:
 
 # %% tags=["nbval-check-output"]
 config = deepspeed_config(1.3e9, ranks=4, gpu_bytes=24e9, batch=512, micro_batch=4, other_bytes=8e9)
@@ -531,7 +532,7 @@ print(f"stage {read.zero_config.stage}, {read.gradient_accumulation_steps} steps
 # %% [markdown]
 # ## 6. Project
 #
-# **GPT-2 with 1.3 billion parameters** on four GPUs of 24 GB: with data parallelism 20.8 GB of states leave no room for activations. Which stage, then? The project trains a GPT on real text in each stage, by your classes or by DeepSpeed, and
+# **GPT-2 with 1.3 billion parameters** on four GPUs of 24 GB: with data parallelism 20.8 GB of states leave 3.2 GB, too little for activations. Which stage, then? The project trains a GPT on real text in each stage, by your classes or by DeepSpeed, and
 # puts your `zero_memory` beside what it counts. `--size 1.3b` is the full size; here is a small one with the same code, two ranks and 40 steps.
 
 # %%
@@ -544,10 +545,9 @@ scores = [row.held_out for row in found["rows"]]
 assert max(scores) - min(scores) < 0.02
 
 # %% [markdown]
-# The held-out loss is the same in every stage, but for rounding, which grows from step to step. (40 steps are too few to beat the bigrams.) The formula knows the states; the peak holds activations, too, which ZeRO does not shard. (Tokens per second mean little on two cores.)
+# The held-out loss is the same in every stage, except for rounding: sums in another order differ in the last digit, and 40 steps at a high learning rate make about 0.005 of it. (They are too few steps to beat the bigrams.) The few bytes above the formulas: Adam's step counters, 4 bytes a tensor, and one number that all ranks need for clipping. The peak holds activations, too, which ZeRO does not shard. (Tokens per second mean little on two cores.)
 #
-# **Your turn.** Change one thing below. First write down what you expect: which column changes, by which factor, and which does not? Then run it. Ideas: `ranks=4`; `recompute=True`; `offload="cpu"`; `micro_batch=4` in stages 1 and 2
-# (which of the two sends more now?); `engine="deepspeed"`.
+# **Your turn.** Change one thing below. First write down what you expect: which column changes, by which factor, and which does not? Then run it. Ideas: `recompute=True`; `offload="cpu"`; `engine="deepspeed"`; other `numbers` and `ranks`. It stands at `micro_batch=4`, two pieces for each rank: which of the two stages sends more now?
 
 # %%
 change = {"micro_batch": 4}
@@ -583,8 +583,8 @@ def held_and_sent(stage):
 
 # %% tags=["nbval-check-output"]
 n = 8 * 64 * 65
-print(f"{'':8} {'parameters':^17} {'gradients':^17} {'optimizer state':^17} {'sent':^17}\n{'':8}"
-      + " predicted  counted" * 4)
+print(" " * 8 + "".join(f"{name:>19} " for name in ("parameters", "gradients", "optimizer", "sent"))
+      + "\n" + " " * 7 + "  predicted  counted" * 4)
 for stage in (1, 2, 3):
     counted = launch(held_and_sent, stage, ranks=4)[0]
     predicted = (*zero_memory(stage, n, 4, 4, 4, 8), int(zero_traffic(stage, 4 * n, 4)))
@@ -611,10 +611,10 @@ questions("06_zero")
 # deepspeed --hostfile hosts --module ranklab.projects.zero --size 1.3b --config ds.json --engine deepspeed
 # ```
 #
-# What changes: the backend is NCCL, and its messages run beside the computing. In stage 3 the first all-gather of a step has nothing to hide behind. With 24 GB fragments matter: `PYTORCH_ALLOC_CONF=expandable_segments:True`. DeepSpeed's own
+# What changes: the backend is NCCL, and its messages run beside the computing. In stage 3 the first all-gather of a step has nothing to hide behind. With 24 GB, memory fragmentation matters: `PYTORCH_ALLOC_CONF=expandable_segments:True`. DeepSpeed's own
 # Adam (`--compiled`) is one kernel for all parameters, and its CPUAdam uses the CPU's vector units, which offloading needs.
 #
-# What to expect, from the paper and not measured by us: on 400 V100s ZeRO trained models of 100 billion parameters at 38 TFLOP/s on each GPU, about 30% of the peak. Stage 3 sends 1.5 times as much as data parallelism. This lab has not been run on several GPUs yet.
+# What to expect, from the paper and not measured by us: on 400 V100s ZeRO's stage 2, together with tensor parallelism, trained a model of 100 billion parameters at 38 TFLOP/s on each GPU, about 30% of the peak. Stage 3 sends 1.5 times as much: expect less where the network between the nodes is slow. This lab has not been run on several GPUs yet.
 
 # %% [markdown]
 # ## 10. What we left out

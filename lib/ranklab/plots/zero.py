@@ -91,7 +91,7 @@ def memory_curves(curves, title="Memory of rank 0 over one step, after every op"
         ax.set_title(f"{name}\npeak {human_bytes(curve.peak_bytes)}", fontsize=10)
         ax.set(xlim=(x[0], x[-1]), ylim=(0, 1.04 * highest))
         bytes_axis(ax.yaxis)
-    axes[0][0].set_ylabel("bytes that live")
+    axes[0][0].set_ylabel("bytes in use")
     fig.suptitle(title, fontsize=11, fontweight="bold", color=INK)
     handles = [Patch(**look(index), label=label) for label, _, index in LAYERS]
     fig.legend(handles=handles, loc="outside lower center", ncols=len(LAYERS), columnspacing=1.2,

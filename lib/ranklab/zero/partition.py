@@ -86,8 +86,9 @@ class ShardedBucket(Bucket):
         """The optimizer's gradients are those in `own`, added to what was there before; the
         parameters' own are gone. One that no rank has used gets none.
         """
+        used = self.used | set(used_elsewhere)
         for part, before in zip(self.parts, self.before or ()):
-            if part.parameter not in self.used and part.parameter not in used_elsewhere:
+            if part.parameter not in used:
                 part.master.grad = before
                 continue
             mean = self.own[part.place].to(part.master)

@@ -52,7 +52,7 @@ EXERCISES = (
         "dist.all_gather_single(bucket.weights, bucket.shard, group=bucket.group)",
     )),
     Exercise(zero.ZeroStage2, check_ZeroStage2, hints=(
-        "When a bucket leaves, which of the others has nobody a use for any more?",
+        "When a bucket leaves, which other buckets are no longer needed?",
         "place_of() frees the buckets before this one, and returns new memory as long as the "
         "shard. finish() does what stage 1 does, and frees all.",
         "self.free_gradients(self.buckets[: self.buckets.index(bucket)]); return "
