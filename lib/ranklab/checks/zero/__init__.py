@@ -40,7 +40,7 @@ EXERCISES = (
         ">= 1 ...))",
     )),
     Exercise(zero.ZeroStage1, check_ZeroStage1, hints=(
-        "An all-reduce is a reduce-scatter and an all-gather. Which of them belongs into backward, "
+        "An all-reduce is a reduce-scatter and an all-gather. Which one belongs in backward, "
         "and which behind the step?",
         "reduce() starts the reduce-scatter of bucket.flat into place_of(bucket), and keeps that "
         "place as bucket.own. finish() hands over, step_ends() gathers the shards into "

@@ -57,7 +57,8 @@ PREDICTIONS = (
         slips={75: "that is the reduce-scatter; the parameters travel, too",
                200: "each rank has its own quarter already: (R-1)/R",
                225: "that is stage 3", 300: "that is an all-reduce and two halves: twice too much",
-               100: "a ring does not send a rank's own part: (R-1)/R, twice", 37.5: "that is one rank's quarter of it"},
+               100: "a ring does not send a rank's own part: (R-1)/R, twice",
+               37.5: "that is one rank's quarter of it"},
         why="As much as plain data parallelism: the memory is free.",
     ),
     Prediction(
