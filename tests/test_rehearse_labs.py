@@ -12,6 +12,7 @@ KNOWN = {
     "from ranklab.projects.horovod import trap as horovod_trap":
         "transformers' Trainer takes its device from accelerate, which knows no device \"gpu\": it "
         "moves the model to the CPU",
+    "def their_losses(stage):": "DeepSpeed has a list of the devices that it knows",
 }
 
 
@@ -23,5 +24,5 @@ def test_a_solved_lab_runs_as_on_gpus(stem, tmp_path):
     cells, errors = rehearse.run(tmp_path / "lab.ipynb")
     raised = [source.splitlines()[0] for _, source, _ in errors]
     known = [line for cell in solution.cells for line in cell.source.splitlines()[:1]
-             if line in KNOWN and horovod_trap.is_here()]
+             if line in KNOWN and ("trap" not in line or horovod_trap.is_here())]
     assert cells and raised == known, "\n\n".join(f"cell {n}: {error}" for n, _, error in errors)
