@@ -271,7 +271,7 @@ class OverlappedDataParallel(Replica):
             self.backward_begins()
             if parameter not in bucket.missing:
                 raise self.second_gradient(parameter)
-            raise NotImplementedError("exercise 4.5, first part: cross it off, launch what is ready")
+            raise NotImplementedError("exercise 4.5, first part: cross it off, then launch")
 
     def launch_ready_buckets(self):
         """What is ready is on its way, up to the first bucket that is not."""

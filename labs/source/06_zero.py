@@ -147,6 +147,9 @@ def zero_memory(stage, parameters, ranks, parameter_bytes=2, gradient_bytes=2, o
 # %%
 zero_memory = check(zero_memory)
 
+# %% [markdown]
+# A model of the project's size, on the project's GPUs:
+
 # %% tags=["nbval-check-output"]
 for stage in range(4):
     held = zero_memory(stage, 1.3e9, ranks=4)
@@ -173,13 +176,12 @@ for stage in range(4):
 # **Predict.** 100 MB of gradients and as many of parameters, 4 ranks, by rings. How many MB does each rank send in a step of stage 1?
 
 # %%
-check(stage1_sends=...)
-
-# %%
 from ranklab.data_parallel import OverlappedDataParallel
 from ranklab.data_parallel.buckets import buckets_of
 from ranklab.zero.owned import Owned
 from ranklab.zero.partition import ShardedBucket
+
+check(stage1_sends=...)
 
 # %%
 class ZeroStage1(Owned, OverlappedDataParallel):
@@ -298,11 +300,10 @@ plots.unit_timeline(stages=(1, 3))
 # **Predict.** 100 MB of parameters in units, 4 ranks. How many MB does each rank send in a step of stage 3: two all-gathers and a reduce-scatter?
 
 # %%
-check(stage3_sends=...)
-
-# %%
 from ranklab.zero.sharded_model import ShardedModel, in_backward
 from ranklab.zero.units import call_after_backward
+
+check(stage3_sends=...)
 
 # %%
 class ZeroStage3(ShardedModel):
@@ -403,7 +404,7 @@ zero_traffic = check(zero_traffic)
 
 # %% [markdown]
 # #### `offload_optimizer`
-# > difficulty 3/5 · importance 3/5 · 15 minutes · open: no recipe
+# > difficulty 3/5 · importance 3/5 · 15 minutes · about 6 lines · open: no recipe
 #
 # A machine with eight 80 GB GPUs often has 1 or 2 TB of CPU memory. The optimizer's state is touched once a step. Keep it there, and let the CPU do the step. What crosses the PCIe bus is this rank's gradients, once, and its new
 # parameters, once.
