@@ -133,6 +133,22 @@ def test_weight_decay_goes_by_the_whole_parameters_shape(stage):
             torch.testing.assert_close(after, before * (0.95 if before.dim() > 1 else 1))
 
 
+def _owns_nothing(stage):
+    torch.manual_seed(0)
+    model = STAGES[stage](nn.Linear(1, 1).to(device()))
+    named = list(model.module.named_parameters())
+    optimizer = model.make_optimizer(ADAMW, [{"params": [each]} for each in named])
+    model(torch.ones(1, 1, device=device())).sum().backward()
+    optimizer.step()
+    return model.state_dict()["bias"].item()
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_rank_may_own_nothing_of_any_group(stage):
+    """Two numbers, two groups, four ranks."""
+    assert len(set(launch(_owns_nothing, stage, ranks=4))) == 1
+
+
 class Experts(nn.Module):
     """Each row takes one of the blocks; the others have no gradient on that rank."""
 

@@ -21,13 +21,17 @@ class Owned:
                                   if p.requires_grad]}]
         masters = {id(part.parameter): part.master
                    for bucket in self.buckets for part in bucket.parts}
-        # torch refuses a group without parameters beside one whose parameters have names
-        nothing = [("nothing", nn.Parameter(self.buckets[0].master.new_empty(0)))]
         optimizer = new_optimizer([
             {**group, "params": [(name, masters[id(p)]) for name, p in group["params"]
-                                 if id(p) in masters] or nothing} for group in groups])
+                                 if id(p) in masters] or self.nothing()} for group in groups])
         optimizer.register_step_post_hook(lambda *_: self.step_ends())
         return optimizer
+
+    def nothing(self):
+        """For a group of which this rank owns nothing: torch refuses one without parameters beside
+        one whose parameters have names, and the same parameter in two.
+        """
+        return [("nothing", nn.Parameter(self.buckets[0].master.new_empty(0)))]
 
     def used_anywhere(self):
         """The parameters that had a gradient on this rank or on any other, in this backward.
