@@ -7,16 +7,13 @@ it does elsewhere, and nothing in the library is changed.
 import contextlib
 import inspect
 import sys
-import sysconfig
 import threading
 from pathlib import Path
 
 from ranklab.checks.exercise import Mistake
+from ranklab.engine.report import ENGINE, LIBRARIES, PACKAGE
 
-PACKAGE = str(Path(__file__).parent.parent)
 CHECKS = str(Path(__file__).parent)
-ENGINE = str(Path(PACKAGE, "engine"))
-OTHERS = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
 NO_FILE = "<frozen", "<string"  # importing; what dataclasses write
 
 
@@ -66,7 +63,7 @@ def _is_learners(frame, answer):
         file = frame.f_code.co_filename
         if file.startswith(CHECKS):
             break
-        if not file.startswith((PACKAGE, *OTHERS, *NO_FILE)):
+        if not file.startswith((PACKAGE, *LIBRARIES, *NO_FILE)):
             return True
         by_library |= file.startswith(PACKAGE) and not file.startswith(ENGINE)
     return not by_library

@@ -62,6 +62,19 @@ def on_ranks(trial, *args, ranks, nodes=1, timeout=LIMIT):
         raise
 
 
+@contextlib.contextmanager
+def hinted(failures):
+    """Inside, a Mistake gets the hint of the first of the `failures` that is part of its text."""
+    try:
+        yield
+    except LibrarysAnswer:  # its own hint says it all
+        raise
+    except Mistake as mistake:
+        hints = (hint for part, hint in failures.items() if part in mistake.what)
+        mistake.hint = next(hints, mistake.hint)
+        raise
+
+
 def _run(call, answer):
     if not answer:
         trial, args = ship.loads(call)

@@ -5,9 +5,8 @@ import torch.distributed as dist
 from torch import nn
 
 from ranklab.checks.data_parallel.events import Sent
-from ranklab.checks.data_parallel.toys import hinted
 from ranklab.checks.exercise import Mistake
-from ranklab.checks.trial import group_of_mine, on_ranks, rank_name
+from ranklab.checks.trial import group_of_mine, hinted, on_ranks, rank_name
 from ranklab.engine import device
 from ranklab.meter import Traffic
 

@@ -4,11 +4,9 @@ import torch
 import torch.distributed as dist
 
 from ranklab.checks.data_parallel.events import Sent, all_ended, all_sent_once
-from ranklab.checks.data_parallel.toys import (
-    HAND_ON, gradients, hinted, off, toy_with_more, weights,
-)
+from ranklab.checks.data_parallel.toys import HAND_ON, gradients, off, toy_with_more, weights
 from ranklab.checks.exercise import Mistake
-from ranklab.checks.trial import explain, group_of_mine, members_of, on_ranks, rank_name
+from ranklab.checks.trial import explain, group_of_mine, hinted, members_of, on_ranks, rank_name
 from ranklab.meter import Traffic
 
 MISSING = "wide.weight"  # has no gradient on rank 0; in float64

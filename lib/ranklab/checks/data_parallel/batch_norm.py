@@ -4,12 +4,12 @@ import torch
 import torch.distributed as dist
 from torch.nn.functional import batch_norm
 
-from ranklab.checks.data_parallel.toys import HAND_ON, hinted
+from ranklab.checks.data_parallel.toys import HAND_ON
 from ranklab.checks.data_parallel.whole_batch import (
     EPS, C, compare_gradients, compare_values, right_answer, whole_batch,
 )
 from ranklab.checks.exercise import Mistake
-from ranklab.checks.trial import explain, group_of_mine, members_of, on_ranks, rank_name
+from ranklab.checks.trial import explain, group_of_mine, hinted, members_of, on_ranks, rank_name
 from ranklab.engine import device
 from ranklab.meter import Traffic
 

@@ -10,42 +10,8 @@ from ranklab.checks.data_parallel.toys import (
     LAYER_BYTES, Layers, gradients, loss_of, mean_gradients, off, rows, toy,
 )
 from ranklab.checks.exercise import Mistake
+from ranklab.checks.handles import HeldWork
 from ranklab.engine import device
-
-
-class HeldWork:
-    """A collective under way, whose result arrives when somebody waits for it, and not before.
-
-    So what a race would show now and then is seen always: a handle that nobody waits for leaves the
-    tensor as it was, and what is written into it meanwhile is lost.
-    """
-
-    def __init__(self, work, tensor, result, waited):
-        self.work, self.tensor, self.result, self.waited = work, tensor, result, waited
-        self.given = tensor.detach().clone()
-        self.is_here = self.is_divided = False  # is_divided: while under way
-
-    def wait(self, *timeout):
-        return self._arrives(self.work.wait(*timeout))
-
-    def is_completed(self):
-        done = self.work.is_completed()
-        return self._arrives(done) if done else done
-
-    def get_future(self):
-        return self.work.get_future().then(lambda done: self._arrives([self.tensor]))
-
-    def _arrives(self, value):
-        self.waited()
-        if not self.is_here:
-            self.is_here = True
-            self.is_divided = bool(self.given.any()) and any(
-                torch.allclose(ranks * self.tensor, self.given) for ranks in range(2, 5))
-            self.tensor.detach().copy_(self.result)
-        return value
-
-    def __getattr__(self, name):
-        return getattr(self.work, name)
 
 
 class Sent:

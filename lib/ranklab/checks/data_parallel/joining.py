@@ -4,9 +4,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ranklab.checks.data_parallel.toys import buffers, hinted, loss_of, off, rows, weights
+from ranklab.checks.data_parallel.toys import buffers, loss_of, off, rows, weights
 from ranklab.checks.exercise import Mistake
-from ranklab.checks.trial import GROUPS, group_of_mine, is_near, on_ranks, rank_name
+from ranklab.checks.trial import GROUPS, group_of_mine, hinted, is_near, on_ranks, rank_name
 from ranklab.data_parallel import OverlappedDataParallel
 from ranklab.engine import device
 from ranklab.meter import Traffic

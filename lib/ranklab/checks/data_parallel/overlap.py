@@ -11,10 +11,10 @@ from ranklab.checks.data_parallel.events import (
 )
 from ranklab.checks.data_parallel.stepping import in_pieces
 from ranklab.checks.data_parallel.toys import (
-    gradients, hinted, loss_of, mean_gradients, off, rows, toy, weights,
+    gradients, loss_of, mean_gradients, off, rows, toy, weights,
 )
 from ranklab.checks.exercise import Mistake
-from ranklab.checks.trial import explain, group_of_mine, members_of, on_ranks, rank_name
+from ranklab.checks.trial import explain, group_of_mine, hinted, members_of, on_ranks, rank_name
 from ranklab.data_parallel import no_sync
 
 LIMIT = 8  # seconds: several of the usual mistakes leave ranks waiting

@@ -6,9 +6,9 @@ import torch
 import torch.distributed as dist
 
 from ranklab.checks.data_parallel.events import Sent, all_ended, all_sent_once
-from ranklab.checks.data_parallel.toys import HAND_ON, buffers, hinted, toy_with_more, weights
+from ranklab.checks.data_parallel.toys import HAND_ON, buffers, toy_with_more, weights
 from ranklab.checks.exercise import Mistake
-from ranklab.checks.trial import group_of_mine, members_of, on_ranks, rank_name
+from ranklab.checks.trial import group_of_mine, hinted, members_of, on_ranks, rank_name
 from ranklab.meter import Traffic
 
 HERE = (f"Here are two groups, rank 0 alone and ranks 1, 2, 3. {HAND_ON} Ranks in arguments count "

@@ -2,11 +2,9 @@
 
 import torch.distributed as dist
 
-from ranklab.checks.data_parallel.toys import (
-    gradients, hinted, loss_of, mean_gradients, off, rows, toy,
-)
+from ranklab.checks.data_parallel.toys import gradients, loss_of, mean_gradients, off, rows, toy
 from ranklab.checks.exercise import Mistake
-from ranklab.checks.trial import on_ranks, rank_name
+from ranklab.checks.trial import hinted, on_ranks, rank_name
 from ranklab.data_parallel import OverlappedDataParallel
 from ranklab.meter import Traffic
 

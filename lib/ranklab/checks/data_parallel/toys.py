@@ -1,12 +1,10 @@
 """The small models that lab 03's checks train, and what they look at on each rank."""
 
-import contextlib
 import copy
 
 import torch
 from torch import nn
 
-from ranklab.checks.exercise import Mistake
 from ranklab.checks.trial import is_near
 from ranklab.engine import device
 
@@ -112,14 +110,3 @@ def off(got, right):
     """The names of the tensors that are not right; those that should be None are passed over."""
     return [name for name, tensor in right.items()
             if tensor is not None and not is_near(got[name], tensor)]
-
-
-@contextlib.contextmanager
-def hinted(failures):
-    """Inside, a Mistake gets the hint of the first of the `failures` that is part of its text."""
-    try:
-        yield
-    except Mistake as mistake:
-        hints = (hint for part, hint in failures.items() if part in mistake.what)
-        mistake.hint = next(hints, mistake.hint)
-        raise

@@ -5,7 +5,7 @@ import random
 import torch.distributed as dist
 
 from ranklab.checks.exercise import Mistake
-from ranklab.checks.trial import GROUPS, group_of_mine, on_ranks
+from ranklab.checks.trial import GROUPS, group_of_mine, hinted, on_ranks
 from ranklab.meter import Traffic
 
 ROUNDS, STEPS = 4, 2
@@ -63,7 +63,8 @@ def trial(fn, grouped=False):
 
 def check_negotiate(fn):
     for ranks in (3, 1, 4):
-        seen = _observe(fn, ranks)
+        with hinted({"does not end": TOGETHER}):
+            seen = on_ranks(trial, fn, ranks=ranks)
         _judge(seen, range(ranks), f"on {ranks} ranks")
     yield "on 1, 3, 4 ranks: a name is told in the round in which the last rank has it, once"
     yield "the same list on every rank, whatever the orders; names may come again in the next step"
@@ -83,14 +84,6 @@ def check_negotiate(fn):
                     "`lists or ()`.")
         raise Mistake(mistake.what, hint) from None
     yield "inside a group it meets nobody else"
-
-
-def _observe(fn, ranks):
-    try:
-        return on_ranks(trial, fn, ranks=ranks)
-    except Mistake as mistake:
-        hint = TOGETHER if "does not end" in mistake.what else mistake.hint
-        raise Mistake(mistake.what, hint) from None
 
 
 def _judge(seen, ranks, where):

@@ -11,7 +11,7 @@ from ranklab.checks.exercise import Mistake
 from ranklab.checks.horovod.asking import (
     RAISED, agrees_in_fp16, asks_once, counts_bytes, refuses_a_second, returns_it,
 )
-from ranklab.checks.trial import on_ranks, rank_name
+from ranklab.checks.trial import hinted, on_ranks, rank_name
 from ranklab.engine import device
 from ranklab.horovod.world import background
 
@@ -170,7 +170,8 @@ def _second_backward(fn):
 def check_distributed_optimizer(fn):
     trained = {name: p for name, p in new_net().named_parameters() if p.requires_grad}
     for ranks in (3, 4, 1):
-        seen = _observe(fn, ranks)
+        with hinted(RAISED):
+            seen = on_ranks(trial, fn, ranks=ranks)
         returns_it(seen)
         asks_once(seen, set(trained), ranks)
         for kind in OPTIMIZERS:
@@ -184,14 +185,6 @@ def check_distributed_optimizer(fn):
     yield "each gradient is asked for once, by its name, while backward goes on"
     yield "with Compression.fp16 half the bytes travel, and the ranks agree as without it"
     yield "a second backward before step() is a ValueError"
-
-
-def _observe(fn, ranks):
-    try:
-        return on_ranks(trial, fn, ranks=ranks)
-    except Mistake as mistake:
-        hint = next((hint for sign, hint in RAISED.items() if sign in mistake.what), mistake.hint)
-        raise Mistake(mistake.what, hint) from None
 
 
 def _equal(seen, kind, ranks):

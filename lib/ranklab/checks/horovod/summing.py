@@ -4,7 +4,7 @@ import torch
 import torch.distributed as dist
 
 from ranklab.checks.exercise import Mistake
-from ranklab.checks.trial import TOLERANCE, on_ranks, rank_name
+from ranklab.checks.trial import TOLERANCE, hinted, on_ranks, rank_name
 from ranklab.collectives import node_groups
 from ranklab.engine import device
 from ranklab.meter import Traffic
@@ -95,7 +95,8 @@ def odd(fn):
 def check_adasum(fn):
     seen = {}
     for ranks in (2, 4, 1, 8):  # only with 8 do three ranks hold the other parts of a vector
-        seen[ranks] = _observe(fn, ranks)
+        with hinted({"must match the size": OF_ELEMENTS}):
+            seen[ranks] = on_ranks(trial, fn, None, ranks=ranks)
         for name in _cases(ranks):
             _values(name, seen[ranks], ranks)
         if ranks == 2:
@@ -110,20 +111,10 @@ def check_adasum(fn):
     yield "inside a group it meets nobody else; 3 ranks are a ValueError on every rank"
 
 
-def _observe(fn, ranks):
-    try:
-        return on_ranks(trial, fn, None, ranks=ranks)
-    except Mistake as mistake:
-        hint = OF_ELEMENTS if "must match the size" in mistake.what else mistake.hint
-        raise Mistake(mistake.what, hint) from None
-
-
 def _refused(fn):
     hint = "Raise a ValueError unless R is a power of two: R & (R - 1) is 0 only then."
-    try:
+    with hinted({"": hint}):  # whatever it is
         said = on_ranks(odd, fn, ranks=3)
-    except Mistake as mistake:
-        raise Mistake(mistake.what, hint) from None
     if None in said:
         raise Mistake("three ranks are accepted, though the third has no partner",
                       f"On every rank: {hint}")

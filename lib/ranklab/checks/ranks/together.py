@@ -9,7 +9,7 @@ from ranklab.checks.exercise import Mistake
 from ranklab.checks.handles import all_awaited
 from ranklab.checks.ranks.ring import LIMIT, MEMBERS, OF, THE_GROUP, in_group
 from ranklab.checks.ranks.shards import as_text
-from ranklab.checks.trial import on_ranks
+from ranklab.checks.trial import hinted, on_ranks
 from ranklab.engine import device
 
 FINITE, NAN, INF, HUGE = 1.5, float("nan"), float("inf"), 1.5e308  # the largest is 1.8e308
@@ -66,15 +66,8 @@ def check_all_ranks_finite(all_ranks_finite):
 
 
 def _decide(all_ranks_finite, size, members=None):
-    try:
+    with hinted({"requires grad": GRAPH, "does not end": GROUP if members else SAME_CALLS}):
         seen = on_ranks(_finite_trial, all_ranks_finite, members, ranks=size, timeout=LIMIT)
-    except Mistake as mistake:
-        hint = mistake.hint
-        if "requires grad" in mistake.what:
-            hint = GRAPH
-        elif "does not end" in mistake.what:
-            hint = GROUP if members else SAME_CALLS
-        raise Mistake(mistake.what, hint) from None
     return [of_rank for of_rank in seen if of_rank]
 
 

@@ -1,9 +1,8 @@
 """The check of ZeroStage3: equal to one process; gathered, used and freed at the right time."""
 
-
 from ranklab.checks.exercise import Mistake
-from ranklab.checks.trial import is_near, on_ranks, rank_name
-from ranklab.checks.zero.stages import IN_GROUPS, LIMIT, WAITS, hinted, in_groups
+from ranklab.checks.trial import hinted, is_near, on_ranks, rank_name
+from ranklab.checks.zero.stages import IN_GROUPS, LIMIT, WAITS, in_groups
 from ranklab.checks.zero.toys import ADAMW
 from ranklab.checks.zero.training import (
     compare_halves, compare_training, train, train_halves,

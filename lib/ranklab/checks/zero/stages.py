@@ -1,12 +1,10 @@
 """The checks of ZeroStage1 and ZeroStage2: equal to one process, and what is sent and held."""
 
-import contextlib
-
 import torch
 import torch.distributed as dist
 
 from ranklab.checks.exercise import Mistake
-from ranklab.checks.trial import is_near, members_of, on_ranks, rank_name
+from ranklab.checks.trial import hinted, is_near, members_of, on_ranks, rank_name
 from ranklab.checks.zero.toys import (
     ADAMW, SGD, Experts, Messages, Toy, is_there, loss_of, seeded,
 )
@@ -31,17 +29,6 @@ FAILURES = {
 }
 PLACE = ("Where is the mean written, and does bucket.hand_over() read it there? finish() first "
          "calls super().finish(), which waits for all messages.")
-
-
-@contextlib.contextmanager
-def hinted(failures):
-    """Inside, a Mistake gets the hint of the first of the `failures` that is part of its text."""
-    try:
-        yield
-    except Mistake as mistake:
-        mistake.hint = next((hint for part, hint in failures.items() if part in mistake.what),
-                            mistake.hint)
-        raise
 
 
 def in_groups():

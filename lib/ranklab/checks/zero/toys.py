@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
+from ranklab.checks.handles import HeldWork
 from ranklab.engine import device
 
 # A large eps: by the default a gradient of 1e-9, which is rounding, would move a weight by lr.
@@ -77,23 +78,17 @@ def is_there(tensor):
     return tensor.untyped_storage().nbytes() >= tensor.nbytes
 
 
-class Held:
-    """A collective under way: its result arrives when somebody waits for it, and not before."""
+class Held(HeldWork):
+    """A HeldWork of which no memory that it needs may be given back before it has arrived."""
 
-    def __init__(self, work, out, result, sent):
-        self.work, self.out, self.result, self.sent, self.is_here = work, out, result, sent, False
+    def __init__(self, work, out, result, needed):
+        super().__init__(work, out, result)
+        self.needed = needed
 
     def wait(self, *timeout):
-        if not self.is_here and not all(map(is_there, self.sent)):
+        if not self.is_here and not all(map(is_there, self.needed)):
             raise RuntimeError("memory was freed while its message was on its way")
-        value = self.work.wait(*timeout)
-        if not self.is_here:
-            self.is_here = True
-            self.out.detach().copy_(self.result)
-        return value
-
-    def __getattr__(self, name):
-        return getattr(self.work, name)
+        return super().wait(*timeout)
 
 
 class Messages:

@@ -74,7 +74,7 @@ class Watch:
         whole = self.whole()
         if number not in whole:
             raise RuntimeError(f"block {number}'s {what} begins without its weights")
-        arriving = {held.out.data_ptr() for held in self.messages.handles if not held.is_here}
+        arriving = {held.tensor.data_ptr() for held in self.messages.handles if not held.is_here}
         under_way = [n for n, unit in enumerate(self.units) if n in whole and any(
             bucket.weights.data_ptr() in arriving for bucket in unit.buckets)]
         gradients = [n for n, unit in enumerate(self.units)
