@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from ranklab.engine import RankError, torchrun
+from ranklab.engine import RankError, launch, torchrun
 from ranklab.meter import Event
 from ranklab.plots import data_parallel as plots
 from ranklab.plots.style import save
@@ -121,8 +121,17 @@ def test_wrong_settings_are_refused(changes, sentence):
         Settings(**changes)
 
 
-def test_ranks_that_do_not_divide_the_batch_are_refused():
-    sentence = "3 ranks must divide the batch of 64 images"  # of whichever rank is seen first
+def _refused(settings):
+    try:
+        training.ClassTrainer(settings, None, seed=0)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def test_ranks_that_do_not_divide_the_batch_are_refused_on_every_rank():
+    sentence = "3 ranks must divide the batch of 64 images"
+    assert launch(_refused, SHORT, ranks=3) == [sentence] * 3
     with pytest.raises(RankError, match=sentence):
         training.run(SHORT, 3)
 
