@@ -95,12 +95,8 @@ def lab_notebook(root, stem):
     """What the learner opens: the source without the marked solutions. It has no outputs, so none
     is compared.
     """
-    lab = _notebook(root, stem, lambda source: SOLUTION.sub(r"\1...\n", source).rstrip("\n"))
-    for cell in lab.cells:
-        tags = [tag for tag in cell.metadata.pop("tags", ()) if tag != COMPARED]
-        cell.metadata.update({"tags": tags} if tags else {})
-    lab.metadata["ranklab"]["cells"] = cells_hash(lab.cells)
-    return lab
+    return _notebook(root, stem, lambda source: SOLUTION.sub(r"\1...\n", source).rstrip("\n"),
+                     without=COMPARED)
 
 
 def solution_notebook(root, stem):
@@ -115,15 +111,15 @@ def solution_notebook(root, stem):
     return _notebook(root, stem, solve)
 
 
-def _notebook(root, stem, change_code):
+def _notebook(root, stem, change_code, without=None):
     text = (root / "labs" / "source" / f"{stem}.py").read_text()
     notebook = jupytext.reads(text, fmt="py:percent")
     seen = {}
     for cell in notebook.cells:
         if cell.cell_type == "code":
             cell.source = change_code(cell.source)
-        kept = {"tags": cell.metadata["tags"]} if cell.metadata.get("tags") else {}
-        cell.metadata = nbformat.NotebookNode(kept)
+        tags = [tag for tag in cell.metadata.get("tags", ()) if tag != without]
+        cell.metadata = nbformat.NotebookNode({"tags": tags} if tags else {})
         digest = hashlib.sha256(cell.source.encode()).hexdigest()[:10]
         seen[digest] = seen.get(digest, 0) + 1  # two equal cells still need two ids
         cell.id = f"{digest}-{seen[digest]}"

@@ -1,16 +1,18 @@
-"""After a backward that raised: what is left of it, and how the next one begins clean."""
+"""Inside a backward or after it; and after one that raised: how the next one begins clean."""
 
 import contextlib
 
 import torch
 
 
-def failed_before(replica):
-    """True when the last backward raised, so that it did not come to its end.
+def in_backward():
+    """True inside a backward, where a checkpoint runs forwards once more."""
+    return torch._C._current_graph_task_id() != -1
 
-    Not so inside a backward, where a checkpoint around the whole model runs its forward once more.
-    """
-    return replica.in_backward and torch._C._current_graph_task_id() == -1
+
+def failed_before(replica):
+    """True when the last backward raised, so that it did not come to its end."""
+    return replica.in_backward and not in_backward()
 
 
 def end_failed_backward(replica):

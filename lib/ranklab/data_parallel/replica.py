@@ -80,7 +80,11 @@ class Replica(nn.Module):
 
     def backward_begins(self, _=None):
         """finish() will be called when all of this backward is done."""
-        if self.sync and not self.in_backward:
+        if self.sync:
+            self.await_its_end()
+
+    def await_its_end(self):
+        if not self.in_backward:
             self.in_backward = True
             # Autograd calls back at the end of the backward() in which this hook ran: the outer
             # one, even when checkpointing calls backward() again inside.

@@ -53,9 +53,14 @@ class GPTConfig:
 
 def count_parameters(config):
     """The number of trained numbers in GPT(config); the tied head counts once."""
-    C, L = config.n_embd, config.n_layer
-    block = 12 * C * C + 2 * C  # q, k, v, out: 4 C^2; mlp: 8 C^2; two norms
-    return L * block + config.vocab_size * C + C
+    C = config.n_embd
+    return config.n_layer * block_parameters(config) + config.vocab_size * C + C
+
+
+def block_parameters(config):
+    """The number of trained numbers in one of its blocks."""
+    C = config.n_embd
+    return 12 * C * C + 2 * C  # q, k, v, out: 4 C^2; mlp: 8 C^2; two norms
 
 
 def rotations(n_ctx, head_size, base):

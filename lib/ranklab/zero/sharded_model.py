@@ -9,6 +9,7 @@ import functools
 import torch
 import torch.distributed as dist
 
+from ranklab.data_parallel.recovery import in_backward
 from ranklab.data_parallel.replica import Replica
 from ranklab.zero.owned import Owned
 from ranklab.zero.units import Unit, units_of
@@ -76,9 +77,7 @@ class ShardedModel(Owned, Replica):
     # --- backward -------------------------------------------------------------------------------
 
     def backward_begins(self, _=None):
-        if not self.in_backward:  # with sync=False, too: units must be freed
-            self.in_backward = True
-            torch.autograd.Variable._execution_engine.queue_callback(self.backward_ends)
+        self.await_its_end()  # with sync=False, too: units must be freed
 
     def reduce(self, unit):
         """The unit's gradients are on their way to become means, each shard on its owner."""
@@ -153,8 +152,3 @@ class ShardedModel(Owned, Replica):
         for bucket in self.buckets:
             bucket.update_master()
         return result
-
-
-def in_backward():
-    """True inside a backward, where a checkpoint runs forwards once more."""
-    return torch._C._current_graph_task_id() != -1

@@ -1,7 +1,6 @@
 """Zero: ZeRO as the training loop sees it, a DataParallel (data_parallel) in shards."""
 
 import contextlib
-import functools
 
 import torch
 
@@ -23,7 +22,7 @@ class Zero(DataParallel):
     """
 
     def __init__(self, stage, group=None, equal_parts=False, offload=None, stages=STAGES):
-        super().__init__(group, functools.partial(stages[stage]), equal_parts)
+        super().__init__(group, stages[stage], equal_parts)
         self.stage, self.offload = stage, offload
 
     def make_optimizer(self, new_optimizer, groups):

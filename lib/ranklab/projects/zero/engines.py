@@ -3,7 +3,6 @@
 import contextlib
 from dataclasses import replace
 
-
 from ranklab.data_parallel.training import DataParallel
 from ranklab.engine import device
 from ranklab.text_trainer import TextTrainer

@@ -6,7 +6,7 @@ import torch
 
 from ranklab.engine import device
 from ranklab.meter import Memory, MemoryCurve, Traffic, memory_of
-from ranklab.models.gpt import count_parameters
+from ranklab.models.gpt import block_parameters, count_parameters
 from ranklab.projects.zero.engines import buckets_of, has_master_weights, shards_of, stepping
 from ranklab.zero.memory import zero_traffic
 
@@ -58,7 +58,7 @@ def predicted(shape, settings, stage, ranks, zero_memory):
     has_masters = has_master_weights(settings, stage)
     size = BYTES[settings.precision if has_masters else "fp32"]
     n = count_parameters(shape)
-    whole = n - shape.n_layer * (12 * shape.n_embd**2 + 2 * shape.n_embd)  # outside of the blocks
+    whole = n - shape.n_layer * block_parameters(shape)  # what is outside of the blocks
     resident = whole if settings.engine == "ours" else 0
     sent = zero_traffic(stage, size[0] * n, ranks, size[0] * resident)
     angles = 2 * shape.n_layer * shape.n_ctx * shape.head_size * size[0]

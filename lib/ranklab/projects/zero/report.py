@@ -59,12 +59,8 @@ def machine(settings, shape, gpus, gpu_gb):
     way = fastest_way(n, gpus, gpu_gb * 1e9, other)
     config = deepspeed_config(n, gpus, gpu_gb * 1e9, batch, settings.micro_batch, other,
                               lr=settings.lr, bucket=BUCKET)
-    away = [name for name, moved in (("optimizer", way.offload_optimizer),
-                                     ("parameters", way.offload_parameters)) if moved]
-    text = (f"{gpus} GPUs of {gpu_gb:g} GB: stage {way.stage}"
-            + (f", {' and '.join(away)} in the CPU's memory" if away else "")
-            + f": {way.gpu_bytes(n, gpus) / 1e9:.3g} GB of states on each, beside "
-            f"{other / 1e9:.3g} GB of activations and buckets, in bf16 with Adam.")
+    text = (f"{gpus} GPUs of {gpu_gb:g} GB: {way}: {way.gpu_bytes(n, gpus) / 1e9:.3g} GB of states "
+            f"on each, beside {other / 1e9:.3g} GB of activations and buckets, in bf16 with Adam.")
     return text, config
 
 
