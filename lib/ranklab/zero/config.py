@@ -45,8 +45,8 @@ def deepspeed_config(parameters, ranks, gpu_bytes, batch, micro_batch, other_byt
                      precision="bf16", lr=3e-4, bucket=50_000_000):
     """What deepspeed.initialize(config=...) takes for the fastest way that fits.
 
-    The three sizes of the batch, the optimizer with its lr, {precision: {"enabled": True}} but for
-    "fp32", and zero_optimization: the stage, sizes of buckets, and "offload_optimizer" and
+    The three sizes of the batch, the optimizer AdamW with its lr, {precision: {"enabled": True}}
+    but for "fp32", and zero_optimization: the stage, sizes of buckets, and "offload_optimizer" and
     "offload_param" to the device "cpu", where the way has them.
     batch        sequences in a step: micro_batch x accumulation steps x ranks
     other_bytes  of each GPU, for all that is not a state: activations, buckets, fragments

@@ -51,6 +51,10 @@ WRONG = [
            called="freed_when_its_backward_begins"),
     _wrong("if self.sync:", "if self.sync and unit not in self.reduced:",
            says="used twice"),
+    # what a unit returns
+    _wrong("in tree_leaves(outputs):", "in [outputs]:", says=r"tree_leaves\(outputs\)"),
+    _wrong("in tree_leaves(outputs):", "in tree_leaves(outputs)[:1]:",
+           says=r"tree_leaves\(outputs\)", called="first_output_only"),
     # a checkpoint
     _wrong(IN_LEAVE, "", says="checkpoint"),
     _wrong(GATHER, "if not in_backward():\n            unit.end_gather()\n        if not",

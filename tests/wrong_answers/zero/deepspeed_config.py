@@ -25,6 +25,8 @@ WRONG = [
     mutant(deepspeed_config, 'precision != "fp32"', "True", "config[precision]", 'config["bf16"]',
            says="nothing for \"fp32\"|fp16"),
     mutant(deepspeed_config, '"lr": lr', '"lr": 3e-4', says="optimizer.params.lr"),
+    mutant(deepspeed_config, '"type": "AdamW"', '"type": "SGD"',
+           says="type is 'SGD', not 'AdamW'"),
     mutant(deepspeed_config, "if batch % (micro_batch * ranks)", "if False",
            says="unless micro_batch x ranks divides"),
     mutant(deepspeed_config, "if batch % (micro_batch * ranks)", "if batch % micro_batch",

@@ -27,7 +27,7 @@ def check_deepspeed_config(deepspeed_config):
     for precision in ("bf16", "fp16", "fp32"):
         _compare_precision(precision, deepspeed_config(1e8, 2, 8e9, 8, 2, precision=precision,
                                                        lr=0.125))
-    yield "the precision and the learning rate that were asked for"
+    yield "the precision and the learning rate that were asked for; AdamW"
     for why, arguments in (("a batch of 100 on 3 ranks", (1e8, 3, 8e9, 100, 4)),
                            ("a batch smaller than one micro batch for each rank", (
                                1e8, 4, 8e9, 8, 4)),
@@ -83,6 +83,10 @@ def _compare_precision(precision, config):
             raise Mistake(f"precision={precision!r}: {kind} is {'on' if enabled else 'off'}",
                           'config[precision] = {"enabled": True}; and nothing for "fp32", which '
                           "is DeepSpeed's own default.")
+    kind = config["optimizer"].get("type")
+    if kind != "AdamW":
+        raise Mistake(f"the optimizer's type is {kind!r}, not 'AdamW'",
+                      'The optimizer is {"type": "AdamW", "params": {...}}.')
     lr = config["optimizer"].get("params", {}).get("lr")
     if lr != 0.125:
         raise Mistake(f"lr=0.125: the optimizer's lr is {lr}", "optimizer.params.lr is the `lr` "

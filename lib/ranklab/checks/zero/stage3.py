@@ -19,7 +19,8 @@ FAILURES = {
     "once more begins without": "A checkpoint runs the forward once more inside the backward: "
     "enter() must gather there, too.",
     "storage of size 0": "A unit computes, and its weights are freed. Is it whole until its "
-    "backward is over?",
+    "backward is over? A unit may return tensors in any nesting: leave() needs a hook on each of "
+    "tree_leaves(outputs) that requires a gradient.",
     "does not end": WAITS, "onnection": WAITS,
     "killed": "A unit computes, and its weights are freed.",
 }
