@@ -596,7 +596,7 @@ for stage in (1, 2, 3):
     assert predicted == counted
 
 # %% [markdown]
-# What the clock would show here: stage 3 slower than stage 1, by its third collective and by Python's hooks. On GPUs with NVLink most of that is hidden behind the computing. Between nodes with 100 Gbit/s it is not, and stage 1 or 2 is the better choice while it fits.
+# The clock shows little here: on two cores the ranks take turns, and a run may show any stage as the fastest. What counts on a cluster are stage 3's third collective and its hooks. On GPUs with NVLink most of that is hidden behind the computing. Between nodes with 100 Gbit/s it is not, and stage 1 or 2 is the better choice while it fits.
 
 # %% [markdown]
 # ## 8. Interview questions
