@@ -1,0 +1,28 @@
+"""FSDP: ZeRO's stage 3 as PyTorch does it, each parameter in rows.
+
+    shards.py    shard_parameter: which rows are this rank's
+    block.py     FullyShardedBlock: parameters gathered, gradients reduced, in one message a block
+    hooks.py     when that happens: around a module's forward and backward
+    clip.py      clip_grad_norm_sharded
+    wrapping.py  wrap_policy: what to shard as a block of its own
+    hybrid.py    hybrid_shard_groups: shards inside a node, copies over nodes
+    masked.py    masked_loss: instruction tuning
+    state.py     full_state_dict, and the way back: fill_shards
+    training.py  FullyShard: the training loop's view
+
+It is made of lab 06's idea, and borrows the hook that tells when a backward is done from there.
+Torch's own is torch.distributed.fsdp.fully_shard; the tests hold the two together.
+"""
+
+from ranklab.fsdp.block import FullyShardedBlock
+from ranklab.fsdp.clip import clip_grad_norm_sharded
+from ranklab.fsdp.hybrid import hybrid_shard_groups
+from ranklab.fsdp.masked import masked_loss
+from ranklab.fsdp.shards import Precision, shard_parameter
+from ranklab.fsdp.state import fill_shards, full_state_dict
+from ranklab.fsdp.wrapping import whole_bytes, wrap_policy
+
+__all__ = [
+    "FullyShardedBlock", "Precision", "clip_grad_norm_sharded", "fill_shards", "full_state_dict",
+    "hybrid_shard_groups", "masked_loss", "shard_parameter", "whole_bytes", "wrap_policy",
+]

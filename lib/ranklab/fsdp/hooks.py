@@ -1,0 +1,189 @@
+"""When parameters come and go: the hooks around a module's forward and backward."""
+
+import contextlib
+import functools
+
+import torch
+import torch.distributed as dist
+from torch.utils._pytree import tree_leaves, tree_map
+
+from ranklab.data_parallel.recovery import in_backward
+from ranklab.fsdp.shards import Precision, ShardedParameter
+from ranklab.zero.units import call_after_backward
+
+
+class ShardedModule:
+    """`module` with its parameters in shards, but for those of modules inside that were sharded
+    before. So shard the blocks of a model first, and then the model: it is their `root`.
+
+    A subclass says how, in five methods:
+        begin_unshard()     the parameters are on their way
+        unshard()           they are whole
+        reshard()           they are shards again
+        reduce_gradients()  the gradients are on their way to their owners
+        end_reduction()     they have arrived
+    Each is called often, also when there is nothing left to do. The optimizer is any of torch's
+    over module.parameters(), made afterwards. Other ranks must have the same weights before: nobody
+    sends them. All ranks must use the same blocks in the same order.
+
+    group      the ranks among which rows are shared out; None: all
+    replicas   the ranks with the same shard as this one, in hybrid sharding; None: no other
+    precision  what is computed and reduced in; the shards keep the type of the parameters
+    reshard_after_forward  False: whole until backward is done: more memory, one gather less. A
+               root stays whole in any case
+    offload    shards, gradients and optimizer live in the CPU's memory
+    error      parameters without dimension, of several types, or shared with another block
+    """
+
+    def __init__(self, module, group=None, replicas=None, precision=Precision(),
+                 reshard_after_forward=True, offload=False):  # fmt: skip
+        self.module, self.group, self.replicas = module, group, replicas
+        self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
+        self.precision, self.reshard_after_forward = precision, reshard_after_forward
+        self.inner = sharded_modules(module)
+        self.parameters = [
+            ShardedParameter(parameter, places, group, precision, offload)
+            for parameter, places in places_of(module, self.inner).items()]
+        self.trained = [p for p in self.parameters if p.shard.requires_grad]
+        self.work = self.gathered = self.reduction = None
+        self.is_whole, self.sync = False, True
+        self.order, self.order_before, self.awaits_end = [], [], False  # used by a root
+        self.set_root(self)
+        module.fully_sharded = self
+        module.register_forward_pre_hook(self.enter, with_kwargs=True)
+        module.register_forward_hook(self.leave)
+
+    def set_root(self, root):
+        for block in (*self.inner, self):
+            block.root = root
+
+    # --- forward --------------------------------------------------------------------------------
+
+    def enter(self, module, inputs, kwargs):
+        """Before the forward: the parameters are whole, and the next block's on their way."""
+        if self.root is self and not in_backward():
+            self.begin_forward()
+        self.unshard()
+        if self.root is not self and not in_backward():
+            self.root.order.append(self)
+            prefetch(self.root.order_before, len(self.root.order))
+        inputs, kwargs = tree_map(self.cast, (inputs, kwargs))
+        return call_after_backward(self.backward_done, (inputs, kwargs))
+
+    def begin_forward(self):
+        """Nothing is left of a backward that raised."""
+        if self.awaits_end:
+            self.awaits_end = False
+            for block in (*self.inner, self):
+                block.end_reduction()
+                block.reshard()
+                for parameter in block.parameters:
+                    parameter.whole.grad = None
+        self.order_before, self.order = self.order or self.order_before, []
+
+    def cast(self, x):
+        if torch.is_tensor(x) and x.is_floating_point() and self.precision.compute:
+            return x.to(self.precision.compute)
+        return x
+
+    def leave(self, module, inputs, outputs):
+        """After the forward: the parameters are shards again, and backward will gather them."""
+        if in_backward():  # a checkpoint's second forward; the backward itself follows
+            return
+        begins = functools.partial(self.backward_begins, self.root.order, len(self.root.order) - 1)
+        for output in tree_leaves(outputs):
+            if torch.is_tensor(output) and output.requires_grad:
+                output.register_hook(begins)
+        if self.root is not self:
+            if self.reshard_after_forward:
+                self.reshard()
+        elif not torch.is_grad_enabled():  # no backward will
+            self.reshard_all()
+
+    # --- backward -------------------------------------------------------------------------------
+
+    def backward_begins(self, order, place, _):
+        """Before the backward: the parameters are whole; those of the block before, on their way.
+        place  of this block in the forward's `order`
+        """
+        root = self.root
+        if not root.awaits_end:
+            root.awaits_end = True
+            torch.autograd.Variable._execution_engine.queue_callback(root.finish)
+        self.unshard()
+        if self is not root:
+            prefetch(order, place - 1)
+
+    def backward_done(self):
+        """After it: the gradients are on their way, and the parameters are shards again."""
+        if self is self.root:
+            return  # an input that wants a gradient: finish() comes
+        self.reduce()
+        self.reshard()
+
+    def reduce(self):
+        if self.root.sync:
+            for block in self.root.inner:  # gradients of two blocks are whole, at most
+                block.end_reduction()
+            self.reduce_gradients()
+
+    def finish(self):
+        """All gradients have arrived, and all is in shards; called at the end of backward."""
+        self.awaits_end = False
+        for block in (*reversed(self.inner), self):
+            if any(p.whole.grad is not None for p in block.trained) and not block.reduction:
+                block.reduce()
+        for block in (*self.inner, self):
+            block.end_reduction()
+        self.reshard_all()
+
+    def reshard_all(self):
+        for block in (*self.inner, self):
+            block.reshard()
+
+    @contextlib.contextmanager
+    def no_sync(self):
+        """Inside, backward leaves whole gradients where they are and adds them up; for a root."""
+        before, self.sync = self.sync, False
+        try:
+            yield
+        finally:
+            self.sync = before
+
+
+def prefetch(order, place):
+    """The block at this place is on its way, if there is one."""
+    if 0 <= place < len(order):
+        order[place].begin_unshard()
+
+
+def sharded_modules(module):
+    """The ShardedModules of what is inside `module`, in order."""
+    return [inside.fully_sharded for inside in module.modules() if hasattr(inside, "fully_sharded")]
+
+
+def places_of(module, inner):
+    """{parameter: [(module, attribute)]} of all that is not in a block of `inner`.
+
+    error  ValueError, see ShardedModule
+    """
+    shards = {p.shard for block in inner for p in block.parameters}
+    taken = {p.original() for block in inner for p in block.parameters}
+    places = {}
+    for path, owner in module.named_modules():
+        for attribute, parameter in owner._parameters.items():
+            if parameter is None or parameter in shards:
+                continue
+            name = f"{path}.{attribute}".lstrip(".")
+            if parameter in taken:
+                raise ValueError(f"{name} is a parameter of a block that was sharded before, too: "
+                                 "shard a module that holds both, or leave both to the model")
+            if parameter.dim() == 0:
+                raise ValueError(f"{name} has the shape (), so it has no rows to share out: give "
+                                 "it the shape (1,)")
+            places.setdefault(parameter, []).append((owner, attribute))
+    types = {parameter.dtype for parameter in places}
+    if len(types) > 1:
+        raise ValueError("the parameters of a block travel in one message, but these are "
+                         + " and ".join(sorted(map(str, types))))
+    return places

@@ -1,0 +1,47 @@
+"""Whole tensors out of shards, and shards out of whole tensors, one parameter at a time."""
+
+import torch
+import torch.distributed as dist
+
+from ranklab.fsdp.hooks import sharded_modules
+
+
+def full_state_dict(model):
+    """On the group's rank 0: {name: tensor} of the plain model, on the CPU; on the others {}.
+
+    Weights come from the shards, in their type, not from what was gathered to compute. One
+    parameter is whole on a device at a time, and on rank 0 alone.
+    cost   each rank sends its rows once, in a message for each parameter
+    lab    07
+    """
+    found, state = {}, {}
+    for block in sharded_modules(model):
+        for parameter in block.parameters:
+            found[parameter.shard] = gather_rows(parameter, block.group)
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        state[name] = found[tensor] if tensor in found else tensor.detach().cpu().clone()
+    return state if sharded_modules(model)[0].rank == 0 else {}
+
+
+def gather_rows(parameter, group):
+    """The whole of a ShardedParameter, on the CPU of the group's rank 0; None on the others."""
+    mine = parameter.padded_shard(parameter.shard.dtype)
+    is_first = dist.get_rank(group) == 0
+    parts = [torch.empty_like(mine) for _ in range(parameter.ranks)] if is_first else None
+    dist.gather(mine, parts, group=group, group_dst=0)
+    if is_first:
+        return torch.cat(parts)[: parameter.shape.numel()].view(parameter.shape).cpu()
+
+
+@torch.no_grad()
+def fill_shards(model, rows):
+    """The shards have the numbers that `rows` gives; nothing is whole, and nothing is sent.
+
+    So a model made on the meta device gets its weights, however large it is.
+    rows  (name, shape, first, stop) -> the rows of that parameter from `first` to `stop`
+    """
+    of = {p.shard: p for block in sharded_modules(model) for p in block.parameters}
+    for name, shard in model.named_parameters():
+        parameter = of[shard]
+        stop = parameter.first + len(shard)
+        shard.copy_(rows(name, parameter.shape, parameter.first, stop))

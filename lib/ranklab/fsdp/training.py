@@ -1,0 +1,61 @@
+"""FullyShard: FSDP as the training loop sees it."""
+
+import contextlib
+import math
+
+from ranklab.data_parallel.training import DataParallel
+from ranklab.fsdp.block import FullyShardedBlock
+from ranklab.fsdp.clip import clip_grad_norm_sharded
+from ranklab.fsdp.hooks import sharded_modules
+from ranklab.parallel import Parallel, Piece
+
+
+class FullyShard(DataParallel):
+    """Data parallelism in which each rank keeps some rows of every parameter.
+
+    groups   (shards, replicas) of hybrid_shard_groups; None: the group shares out one copy
+    blocks   (model) -> the modules to shard one by one; None: the model's `blocks`
+    block    what shards them, and then the model: a learner's own class fits
+    clip     what gives the norm of gradients in shards: a learner's own function fits
+    options  of FullyShardedBlock: precision, reshard_after_forward, offload
+    lab      07
+    """
+
+    def __init__(self, group=None, groups=None, blocks=None, block=FullyShardedBlock,
+                 clip=clip_grad_norm_sharded, equal_parts=False, **options):  # fmt: skip
+        super().__init__(group, None, equal_parts)
+        self.shards, self.replicas = groups or (group, None)
+        self.blocks, self.block, self.norm_of, self.options = blocks, block, clip, options
+
+    def apply(self, model):
+        """The model itself, whose parameters are this rank's rows from here on."""
+        chosen = self.blocks(model) if self.blocks else model.blocks.values()
+        for module in (*chosen, model):
+            self.block(module, self.shards, self.replicas, **self.options)
+        self.rows = dict(model.named_parameters())
+        return model
+
+    def make_optimizer(self, new_optimizer, groups):
+        return new_optimizer([{**group, "params": [(name, self.rows[name])
+                                                   for name, _ in group["params"]]}
+                              for group in groups])
+
+    def communication(self, is_last):
+        """Each piece's gradients travel: kept, they would be whole on each rank."""
+        return contextlib.nullcontext()
+
+    def grad_norm(self, parameters):
+        return self.norm_of(parameters, math.inf, self.shards)
+
+    def state(self, model, optimizer):
+        """This rank's rows; and what is no parameter."""
+        of = {p.shard: p for block in sharded_modules(model) for p in block.parameters}
+        pieces = []
+        for piece in Parallel.state(self, model, optimizer):
+            parameter = of.get(self.rows.get(piece.name))
+            if parameter is not None and piece.tensor.dim():
+                first = (parameter.first,) + (0,) * (piece.tensor.dim() - 1)
+                piece = Piece(piece.name, piece.kind, tuple(parameter.shape), first, piece.tensor)
+            if piece.tensor.numel():
+                pieces.append(piece)
+        return pieces

@@ -1,0 +1,63 @@
+"""What to shard as a block of its own: small blocks save memory, large ones save messages."""
+
+from collections import Counter
+
+from torch import nn
+
+
+def wrap_policy(model, most_bytes):
+    """Modules of `model` to shard as blocks, so that no more than most_bytes of parameters are
+    whole at any time (whole_bytes says how many are), in few blocks.
+
+    None is inside another. Each is called as a module, so that its hooks run, and shares no
+    parameter with what is outside of it (see can_be_a_block).
+    error  ValueError where the smallest blocks are too large
+    lab    07
+    """
+    free = [m for m in model.modules() if m is not model and can_be_a_block(model, m)]
+    for largest in sorted({0, *map(parameter_bytes, free)}, reverse=True):
+        chosen = outermost([m for m in free if 0 < parameter_bytes(m) <= largest])
+        if whole_bytes(model, chosen) <= most_bytes:
+            return without_needless(model, chosen, most_bytes)
+    smallest = whole_bytes(model, outermost([m for m in free if not list(m.children())]))
+    raise ValueError(f"most_bytes={most_bytes:,} is too little: with each layer as a block, "
+                     f"{smallest:,} bytes are whole")
+
+
+def whole_bytes(model, blocks):
+    """The bytes of parameters in memory as whole ones, at the worst moment of a step: those of the
+    root, and twice the largest block. Its parameters exist twice for a moment, in the message and
+    in their shapes; later the next block's message is there beside it.
+    """
+    sizes = [parameter_bytes(block) for block in blocks]
+    root = parameter_bytes(model) - sum(sizes)
+    return root + max([root, *(2 * size for size in sizes)])
+
+
+def parameter_bytes(module):
+    return sum(p.nbytes for p in module.parameters())
+
+
+def can_be_a_block(model, module):
+    """True where `module` has a forward, which a ModuleList has not, and all its parameters for
+    itself. (Some layers have one that is never called: out_proj of torch's MultiheadAttention.)
+    """
+    uses = Counter(id(p) for owner in model.modules() for p in owner._parameters.values())
+    inside = Counter(id(p) for owner in module.modules() for p in owner._parameters.values())
+    return (type(module).forward is not nn.Module.forward
+            and all(uses[id(p)] == inside[id(p)] for p in module.parameters()))
+
+
+def outermost(modules):
+    """Those of `modules` that are in no other of them, in the same order."""
+    inner = {inside for m in modules for inside in m.modules() if inside is not m}
+    return [m for m in modules if m not in inner]
+
+
+def without_needless(model, blocks, most_bytes):
+    """`blocks` without those that fit in the root as well, the smallest ones first."""
+    for block in sorted(blocks, key=parameter_bytes):
+        rest = [other for other in blocks if other is not block]
+        if whole_bytes(model, rest) <= most_bytes:
+            blocks = rest
+    return blocks

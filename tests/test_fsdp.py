@@ -1,0 +1,314 @@
+"""Lab 07's FSDP: equal to one process and to torch's FSDP2, and exactly what is sent and held."""
+
+import functools
+import itertools
+import re
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.nn.functional import cross_entropy
+from torch.utils.checkpoint import checkpoint
+
+from ranklab import device, launch
+from ranklab.fsdp import (
+    FullyShardedBlock, Precision, clip_grad_norm_sharded, fill_shards, full_state_dict,
+    hybrid_shard_groups, masked_loss, shard_parameter, whole_bytes, wrap_policy,
+)
+from ranklab.meter import MemoryCurve, Traffic
+from ranklab.models.gpt import GPT, IGNORE, GPTConfig
+
+pytestmark = pytest.mark.timeout(120)
+
+ADAMW = functools.partial(torch.optim.AdamW, lr=0.01)
+SGD = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+
+
+class Block(nn.Module):
+    def __init__(self, number):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(7), nn.Linear(7, 9), nn.Linear(9, 7)
+        if number == 1:
+            self.up.requires_grad_(False)
+
+    def forward(self, x):
+        return {"x": x + self.down(torch.tanh(self.up(self.norm(x))))}
+
+
+class Toy(nn.Module):
+    """Frozen, tied, of sizes that nothing divides, and with one block that is used twice."""
+
+    def __init__(self, recompute=None):
+        super().__init__()
+        self.recompute = recompute
+        self.embedding, self.norm = nn.Embedding(11, 7), nn.LayerNorm(7)
+        self.blocks = nn.ModuleList([Block(i) for i in range(4)])
+        self.head = nn.Linear(7, 11, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, tokens):  # (B, T) -> (B, T, V)
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            x = block(x)["x"] if self.recompute is None else checkpoint(
+                lambda y, block=block: block(y)["x"], x, use_reentrant=self.recompute == "old")
+        return self.head(self.norm(self.blocks[0](x)["x"]))
+
+
+def new_toy(recompute=None, seed=0):
+    torch.manual_seed(seed)
+    return Toy(recompute).to(device())
+
+
+def sharded(model, **options):
+    """The root; shard by shard as `options` say."""
+    for block in model.blocks:
+        FullyShardedBlock(block, **options)
+    return FullyShardedBlock(model, **options)
+
+
+def loss_of(model, seed):
+    x = torch.randint(11, (4, 6), generator=torch.Generator().manual_seed(seed)).to(device())
+    return cross_entropy(model(x).flatten(0, 1), x.flatten())
+
+
+# --- equal to one process -------------------------------------------------------------------------
+
+def _train(new_optimizer, pieces, recompute=None, shard_ranks=None, **options):
+    """The largest difference of a weight, or of a norm, from those of one process."""
+    rank, R = dist.get_rank(), dist.get_world_size()
+    group, replicas = hybrid_shard_groups(shard_ranks) if shard_ranks else (None, None)
+    one, model, worst = new_toy(), new_toy(recompute), 0.0
+    root = sharded(model, group=group, replicas=replicas, **options)
+    ours, ones = new_optimizer(model.parameters()), new_optimizer(one.parameters())
+    for step in range(3):
+        ours.zero_grad()
+        ones.zero_grad()
+        for r, piece in itertools.product(range(R), range(pieces)):
+            (loss_of(one, 100 * step + 10 * piece + r) / R).backward()
+        for piece in range(pieces):
+            seed = 100 * step + 10 * piece + rank
+            if piece == 0 and pieces == 3:
+                with root.no_sync():
+                    loss_of(model, seed).backward()
+            else:
+                loss_of(model, seed).backward()
+        norm = clip_grad_norm_sharded(model.parameters(), 0.5, group)
+        worst = max(worst, abs(norm.item() - nn.utils.clip_grad_norm_(one.parameters(), 0.5).item()))
+        ours.step()
+        ones.step()
+        with torch.no_grad():
+            worst = max(worst, abs((loss_of(model, 7) - loss_of(one, 7)).item()))
+    state = full_state_dict(model)
+    assert bool(state) == (dist.get_rank(group) == 0)
+    assert not state or state.keys() == one.state_dict().keys()
+    return max([worst, *((state[name] - p).abs().max().item()
+                         for name, p in one.state_dict().items() if state)])
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_equal_to_one_process(ranks):
+    for new_optimizer, pieces in ((ADAMW, 1), (SGD, 3)):
+        assert max(launch(_train, new_optimizer, pieces, ranks=ranks)) < 1e-5
+
+
+@pytest.mark.parametrize("recompute", ["old", "new"])
+def test_activation_checkpointing_changes_nothing(recompute):
+    assert max(launch(_train, ADAMW, 2, recompute, ranks=2)) < 1e-5
+
+
+@pytest.mark.parametrize("options", [{"reshard_after_forward": False}, {"offload": True}], ids=str)
+def test_options_change_no_number(options):
+    assert max(launch(functools.partial(_train, **options), ADAMW, 1, ranks=3)) < 1e-5
+
+
+def test_hybrid_sharding_is_equal_to_one_process():
+    assert max(launch(functools.partial(_train, shard_ranks=2), ADAMW, 2, ranks=4)) < 1e-5
+
+
+# --- as torch's FSDP2 -----------------------------------------------------------------------------
+
+def _beside_torch(ours, shard_ranks=None, precision=Precision()):
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(vocab_size=50, n_ctx=16, n_embd=20, n_head=2, n_layer=3)).to(device())
+    if ours:
+        group, replicas = hybrid_shard_groups(shard_ranks) if shard_ranks else (None, None)
+        for module in (*model.blocks.values(), model):
+            FullyShardedBlock(module, group, replicas, precision)
+    else:
+        mesh = shard_ranks and torch.distributed.init_device_mesh(
+            device().type, (dist.get_world_size() // shard_ranks, shard_ranks),
+            mesh_dim_names=("replicate", "shard"))
+        policy = MixedPrecisionPolicy(precision.compute, precision.reduce)
+        for module in (*model.blocks.values(), model):
+            fully_shard(module, mesh=mesh, mp_policy=policy)
+    optimizer, losses = torch.optim.AdamW(model.parameters(), lr=0.01), []
+    for step in range(4):
+        x = torch.randint(50, (3, 16), generator=torch.Generator().manual_seed(
+            10 * step + dist.get_rank())).to(device())
+        optimizer.zero_grad()
+        with Traffic() as traffic:
+            loss = model(x, x)
+            loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    shapes = [tuple((p if ours else p.to_local()).shape) for p in model.parameters()]
+    counts = {}
+    for op in traffic.ops:
+        counts[op.name] = counts.get(op.name, 0) + 1
+    return losses, shapes, traffic.sent_bytes, counts
+
+
+@pytest.mark.parametrize("ranks, shard_ranks, precision", [
+    (2, None, Precision()), (3, None, Precision()), (4, 2, Precision()),
+    (2, None, Precision(torch.bfloat16, torch.float32)),
+], ids=["2", "3", "hybrid", "bf16"])
+def test_same_losses_rows_bytes_and_messages_as_fsdp2(ranks, shard_ranks, precision):
+    ours = launch(_beside_torch, True, shard_ranks, precision, ranks=ranks)
+    torchs = launch(_beside_torch, False, shard_ranks, precision, ranks=ranks)
+    print(ours[0], torchs[0])
+    for mine, its in zip(ours, torchs):
+        assert mine[0] == pytest.approx(its[0], rel=1e-5)
+        assert mine[1:3] == its[1:3]
+        assert sorted(mine[3].values()) == sorted(its[3].values())
+
+
+# --- groups, weights, loss ------------------------------------------------------------------------
+
+def _in_a_group():
+    ranks = (1, 2, 3)
+    group = dist.new_group(ranks)
+    if dist.get_rank() not in ranks:
+        return None
+    model = new_toy()
+    sharded(model, group=group)
+    loss_of(model, dist.get_rank()).backward()
+    norm = clip_grad_norm_sharded(model.parameters(), 1e9, group)
+    return norm.item(), [tuple(p.shape) for p in model.parameters()], full_state_dict(model)
+
+
+def test_a_group_that_is_not_the_world():
+    one = new_toy()
+    for rank in (1, 2, 3):
+        (loss_of(one, rank) / 3).backward()
+    found = launch(_in_a_group, ranks=4)
+    expected = nn.utils.clip_grad_norm_(one.parameters(), 1e9).item()
+    assert [norm for norm, *_ in found[1:]] == pytest.approx([expected] * 3, rel=1e-5)
+    torch.testing.assert_close(dict(found[1][2]), dict(one.state_dict()))
+    assert found[2][2] == found[3][2] == {}
+
+
+def _filled():
+    one = GPT(GPTConfig(vocab_size=50, n_ctx=16, n_embd=20, n_head=2, n_layer=3))
+    with torch.device("meta"):
+        model = GPT(one.config)
+    for module in (*model.blocks.values(), model):
+        FullyShardedBlock(module)
+    nan = all(p.isnan().all() for p in model.parameters())
+    whole = dict(one.named_parameters())
+    fill_shards(model, lambda name, shape, first, stop: whole[name][first:stop])
+    return nan, full_state_dict(model), dict(one.state_dict())
+
+
+def test_a_model_on_the_meta_device_gets_its_rows():
+    found = launch(_filled, ranks=3)
+    assert all(nan for nan, *_ in found)
+    torch.testing.assert_close(found[0][1], found[0][2], rtol=0, atol=0)
+
+
+def _masked(answers):
+    mine = answers[dist.get_rank()]
+    torch.manual_seed(dist.get_rank())
+    logits = torch.randn(2, 5, 7, requires_grad=True)
+    labels = torch.randint(7, (2, 5))
+    labels[:, 0] = IGNORE
+    labels.view(-1)[torch.arange(10) // 5 * 5 + torch.arange(10) % 5 > mine] = IGNORE
+    loss = masked_loss(logits.to(device()), labels.to(device()))
+    loss.backward()
+    return loss.item(), logits.detach(), labels, logits.grad
+
+
+def test_masked_loss_counts_each_token_of_the_batch_alike():
+    found = launch(_masked, (4, 0, 8), ranks=3)
+    logits = torch.cat([each[1] for each in found]).requires_grad_()
+    labels = torch.cat([each[2] for each in found])
+    one = cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), ignore_index=IGNORE)
+    one.backward()
+    assert sum(each[0] for each in found) / 3 == pytest.approx(one.item(), rel=1e-5)
+    torch.testing.assert_close(torch.cat([each[3] for each in found]) / 3, logits.grad)
+
+
+# --- what is whole --------------------------------------------------------------------------------
+
+def _peak(most_bytes):
+    """(bytes of parameters that were whole at the same time, bytes promised)."""
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(vocab_size=50, n_ctx=16, n_embd=20, n_head=2, n_layer=3)).to(device())
+    blocks = wrap_policy(model, most_bytes)
+    promised = whole_bytes(model, blocks)
+    roots = [FullyShardedBlock(module) for module in (*blocks, model)]
+    parameters = [p for block in roots for p in block.parameters]
+    x = torch.zeros(2, 16, dtype=torch.long, device=device())
+    model(x, x).backward()  # shows the order of the blocks
+    curve = MemoryCurve(model, gathered=lambda: [
+        *(block.gathered for block in roots), *(p.whole for p in parameters)])
+    with curve:
+        model(x, x).backward()
+    return max(point.gathered_parameters for point in curve.points), promised, len(blocks)
+
+
+@pytest.mark.parametrize("most_bytes", [70_000, 50_000, 30_000])
+def test_as_much_is_whole_as_the_policy_promises(most_bytes):
+    for peak, promised, _ in launch(_peak, most_bytes, ranks=2):
+        assert peak == promised <= most_bytes
+
+
+def test_a_policy_that_cannot_be_met_says_so():
+    with pytest.raises(ValueError, match="most_bytes=500 is too little"):
+        wrap_policy(new_toy(), 500)
+
+
+# --- bad input ------------------------------------------------------------------------------------
+
+def _bad(what):
+    with pytest.raises(ValueError) as error:
+        _do(what)
+    return str(error.value)
+
+
+def _do(what):
+    if what == "hybrid":
+        hybrid_shard_groups(2)
+    if what == "no answer":
+        labels = torch.full((1, 3), IGNORE, device=device())
+        masked_loss(torch.zeros(1, 3, 7, device=device()), labels)
+    model = new_toy().double() if what == "scalar" else new_toy()
+    if what == "scalar":
+        model.scale = nn.Parameter(torch.ones((), dtype=torch.float64))
+    if what == "types":
+        model.norm.double()
+    if what == "tied":
+        FullyShardedBlock(model.head)
+    FullyShardedBlock(model)
+
+
+@pytest.mark.parametrize("what, sentence", [
+    ("hybrid", "shard_ranks=2 must divide the 3 ranks"),
+    ("no answer", "no token of this batch is an answer"),
+    ("scalar", r"scale has the shape \(\), so it has no rows to share out"),
+    ("types", "travel in one message, but these are torch.float32 and torch.float64"),
+    ("tied", "embedding.weight is a parameter of a block that was sharded before, too"),
+])
+def test_bad_input_is_a_sentence_on_every_rank(what, sentence):
+    said = launch(_bad, what, ranks=3)
+    assert all(re.search(sentence, each) for each in said)
+
+
+def test_rows_are_those_of_torch_chunk():
+    def rows(n):
+        return [tuple(shard_parameter(torch.zeros(n, 3)).shape)]
+    for n in (1, 2, 5, 8):
+        found = launch(rows, n, ranks=4)
+        chunks = [tuple(c.shape) for c in torch.zeros(n, 3).chunk(4)]
+        assert [shape for [shape] in found] == chunks + [(0, 3)] * (4 - len(chunks))
