@@ -127,6 +127,40 @@ def test_hybrid_sharding_is_equal_to_one_process():
     assert max(launch(functools.partial(_train, shard_ranks=2), ADAMW, 2, ranks=4)) < 1e-5
 
 
+def _odd_forwards():
+    """What a model says after forwards without backward, in any mode, and a backward that raised."""
+    one, model = new_toy(), new_toy()
+    root = sharded(model, reshard_after_forward=False)
+    ours, ones = SGD(model.parameters()), SGD(one.parameters())
+    for step in range(3):
+        loss_of(model, 1)  # with autograd, but without a backward
+        with torch.no_grad():
+            loss_of(model, 2)
+        if step == 1:
+            hook = model.blocks[1].register_forward_hook(
+                lambda module, inputs, outputs: outputs["x"].register_hook(_raise) and None)
+            with pytest.raises(RuntimeError, match="on purpose"):
+                loss_of(model, 3).backward()
+            hook.remove()
+        first, second = loss_of(model, 4), loss_of(model, 5)  # two forwards, one backward
+        (first + second).backward()
+        (loss_of(one, 4) + loss_of(one, 5)).backward()
+        for optimizer in (ours, ones):
+            optimizer.step()
+            optimizer.zero_grad()
+    assert not any(block.is_whole for block in (*root.inner, root))
+    return [(loss_of(m, 6)).item() for m in (model, one)]
+
+
+def _raise(gradient):
+    raise RuntimeError("on purpose")
+
+
+def test_forwards_without_backward_leave_nothing_stale():
+    for ours, one in launch(_odd_forwards, ranks=2):
+        assert ours == pytest.approx(one, abs=1e-5)
+
+
 # --- as torch's FSDP2 -----------------------------------------------------------------------------
 
 def _beside_torch(ours, shard_ranks=None, precision=Precision()):

@@ -44,9 +44,10 @@ class FullyShardedBlock(ShardedModule):
         """The modules have this rank's rows, and the whole parameters take no memory."""
         if self.work:  # on its way, and nobody came to use it
             self.unshard()
-        for parameter in self.parameters:
-            parameter.free()
-        self.is_whole = False
+        if self.is_whole:
+            self.is_whole = False
+            for parameter in self.parameters:
+                parameter.free()
 
     def reduce_gradients(self):
         """The gradients are on their way to become means, each row on its owner."""

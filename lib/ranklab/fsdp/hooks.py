@@ -71,14 +71,16 @@ class ShardedModule:
         return call_after_backward(self.backward_done, (inputs, kwargs))
 
     def begin_forward(self):
-        """Nothing is left of a backward that raised."""
+        """Nothing is left of a forward without backward. Of a backward that raised, all gradients
+        are gone: some had arrived, some not.
+        """
         if self.awaits_end:
             self.awaits_end = False
             for block in (*self.inner, self):
                 block.end_reduction()
-                block.reshard()
                 for parameter in block.parameters:
-                    parameter.whole.grad = None
+                    parameter.whole.grad = parameter.shard.grad = None
+        self.reshard_all()
         self.order_before, self.order = self.order or self.order_before, []
 
     def cast(self, x):
