@@ -64,10 +64,11 @@ def all_reduce_is_right(n=1000):
     return torch.equal(x, right)
 
 
-def timed(fn, repeats=5, pick=statistics.median):
+def timed(fn, repeats=5, pick=statistics.median, pause_s=0.0):
     """The median time of `fn()` in seconds, or what `pick` makes of them; with the GPU's work."""
     seconds = []
     for _ in range(repeats + 1):
+        time.sleep(pause_s)
         start = time.perf_counter()
         fn()
         finish()
@@ -85,9 +86,13 @@ def all_reduce_times(sizes=SIZES):
 
 
 def compute_time(width=384, late_s=0.0):
-    """This rank's own time for a fixed matrix product; `late_s` emulates a slow machine."""
+    """This rank's own time for a fixed matrix product; `late_s` emulates a slow machine.
+
+    The best of twenty over half a second: other programs have their share of all in a row, but
+    hardly of each.
+    """
     a = torch.ones(width, width, device=device())
-    return timed(lambda: (a @ a, time.sleep(late_s)), pick=min)  # without other programs' share
+    return timed(lambda: (a @ a, time.sleep(late_s)), repeats=20, pick=min, pause_s=0.02)
 
 
 def link_time(n_bytes=2_000_000):
