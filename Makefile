@@ -20,7 +20,7 @@ SCREEN  = $(or $(DISPLAY),$(WAYLAND_DISPLAY),$(filter Darwin,$(shell uname)))
 # Jupyter refuses to run as root unless told; in a container root is the usual user.
 AS_ROOT = $(if $(filter 0,$(shell id -u)),--allow-root)
 
-.PHONY: help setup lab test check build slides bench horovod doctor clean
+.PHONY: help setup lab test sweep check build slides bench horovod doctor clean
 .DEFAULT_GOAL := help
 
 help: ## list these commands
@@ -41,6 +41,9 @@ lab: setup ## open JupyterLab on your copies of the labs, in work/ (the first ru
 
 test: setup ## everything: the tests, then every notebook, solved and unsolved
 	@$(INSIDE) $(PY) scripts/test.py --jobs $(JOBS)
+
+sweep: setup ## make test, with all wrong answers (make test takes eight of each exercise)
+	@$(INSIDE) $(PY) scripts/test.py --jobs $(JOBS) --sweep
 
 check: setup ## the fast tests, under three minutes, for while you work
 	@$(INSIDE) $(PY) scripts/test.py --jobs $(JOBS) --fast

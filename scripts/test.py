@@ -11,7 +11,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 PYTEST = [sys.executable, "-m", "pytest", "-rs", "--durations=20", "--durations-min=1"]
 
 
-def stages(jobs, fast):
+def stages(jobs, fast, sweep=False):
     """(name, pytest's arguments), in the order they run."""
     parallel = ["-n", str(jobs), "--dist", "loadfile"] if jobs > 1 else []
     if fast:
@@ -20,7 +20,7 @@ def stages(jobs, fast):
     notebooks = ["-p", "conftest", "--nbval-lax", "--nbval-cell-timeout=180", "--timeout=300"]
     found = [str(path.relative_to(ROOT)) for folder in ("solutions", "labs")
              for path in sorted((ROOT / folder).glob("*.ipynb"))]
-    return [("tests", ["tests", *parallel]),
+    return [("tests", ["tests", *parallel, *["--sweep"][:sweep]]),
             ("notebooks", [*notebooks, *parallel, *found])][:2 if found else 1]
 
 
@@ -47,9 +47,10 @@ def main(argv):
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--jobs", type=int, default=2, help="test files that run at the same time")
     parser.add_argument("--fast", action="store_true", help="no slow tests, no notebooks")
+    parser.add_argument("--sweep", action="store_true", help="also tests of many alike")
     options = parser.parse_args(argv)
     results = [(name, *run(name, arguments))
-               for name, arguments in stages(options.jobs, options.fast)]
+               for name, arguments in stages(options.jobs, options.fast, options.sweep)]
     print("\n##### all stages")
     for name, code, summary in results:
         print(f"{name}: {'ok' if code == 0 else 'FAILED'}\n{summary}")

@@ -62,10 +62,19 @@ def pytest_make_collect_report(collector):
     refuse((yield).get_result())
 
 
-def pytest_collection_modifyitems(items):
+def pytest_addoption(parser):
+    parser.addoption("--sweep", action="store_true", help="also what `make test` leaves out")
+
+
+def pytest_collection_modifyitems(config, items):
     for item in items:
         if item.path.stem.startswith(SLOW_FILES):
             item.add_marker(pytest.mark.slow)
+    by_name = config.option.keyword or any("::" in argument for argument in config.args)
+    if not (config.option.sweep or by_name):
+        left_out = [item for item in items if item.get_closest_marker("sweep")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("sweep")]
 
 
 def pytest_xdist_make_scheduler(config, log):
