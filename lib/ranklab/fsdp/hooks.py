@@ -1,4 +1,7 @@
-"""When parameters come and go: the hooks around a module's forward and backward."""
+"""When parameters come and go: the hooks around a module's forward and backward.
+
+What tells that a backward is done is that of zero and of data_parallel.
+"""
 
 import contextlib
 import functools
