@@ -5,7 +5,6 @@
     toys.py        the models that are trained, and the messages that are seen
     training.py    beside one process
     stages.py      ZeroStage1, ZeroStage2
-    watching.py    which units are whole when
     stage3.py      ZeroStage3
     offload.py     offload_optimizer
     config.py      deepspeed_config
