@@ -30,7 +30,7 @@ WRONG = [
     _wrong(AFTER_BACKWARD, "self.reduce(unit)\n            unit.free()",
            says="with sync=False: while block"),
     _wrong("if self.sync:", "if True:", says="With sync=False gradients stay"),
-    _wrong("if self.sync:", "if self.sync and unit not in self.reduced:", says="two uses"),
+    _wrong("if self.sync:", "if self.sync and unit not in self.reduced:", says="used twice"),
     # a checkpoint
     _wrong("        if in_backward():\n            return\n", "", says="checkpoint"),
 ]

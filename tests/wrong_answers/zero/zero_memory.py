@@ -16,7 +16,7 @@ WRONG = [
     mutant(zero_memory, "optimizer_bytes=12", "optimizer_bytes=8",
            says="float32 master weights too"),
     mutant(zero_memory, "gradient_bytes * (own", "parameter_bytes * (own",
-           says="4 bytes for each"),
+           says="5 bytes for each"),
     mutant(zero_memory, "return States(", "return sum((", "else parameters))", "else parameters)))",
            says=r"Return States\(parameters"),
     mutant(zero_memory, "if stage not in range(4)", "if False", says=r"raise ValueError"),

@@ -58,7 +58,7 @@ def check_zero_memory(zero_memory):
             _compare_states(got, stage, TOTAL, ranks, (4, 4, 8), counted)
     yield "float32 with Adam on 1 and 3 ranks: every byte that is counted in a real step"
     for stage in range(4):
-        _compare_states(zero_memory(stage, 10, 4, 2, 4, 6), stage, 10, 4, (2, 4, 6))
+        _compare_states(zero_memory(stage, 10, 4, 3, 5, 7), stage, 10, 4, (3, 5, 7))
     yield "where R does not divide: the fullest rank"
     _refuses(zero_memory)
     yield "another stage than 0 to 3 is refused with a ValueError"
@@ -70,19 +70,22 @@ def _compare_states(got, stage, parameters, ranks, nbytes, counted=None):
         raise Mistake(f"{where}: it returned {got!r}", "Return "
                       "States(parameters, gradients, optimizer_state).")
     for number, ((kind, first), width) in enumerate(zip(FROM.items(), nbytes)):
-        name, own = kind.replace("_", " "), parameters if stage < first else -(-parameters // ranks)
-        explain(f"{where}: {name} in bytes", getattr(got, kind),
-                counted[number] if counted else own * width, {
-                    "one byte for each number": (own, f"One takes {width} bytes."),
-                    "4 bytes for each number": (4 * own, f"By default this is mixed precision: "
-                                        f"{width} bytes for each of the {name}, not float32's 4."),
-                    "8 bytes for each number": (8 * own, "Adam has two moments, and mixed "
-                                                "precision keeps float32 master weights too: 12 bytes."),
-                }, f"Stage {stage} keeps the {name} whole on each rank; stage {first} is the first "
-                f"that shares them out. They take {width} bytes for each number."
-                if stage < first else f"From stage {first} on each rank holds 1/R of the {name}, "
-                f"{width} bytes for each number. A number is whole: round up, the fullest rank has "
-                f"ceil({parameters:g} / {ranks}).")
+        name, own = kind.replace("_", " "), parameters
+        hint = (f"Stage {stage} keeps the {name} whole on each rank; stage {first} is the first "
+                f"that shares them out. They take {width} bytes for each number.")
+        if stage >= first:
+            own = -(-parameters // ranks)
+            hint = (f"From stage {first} on each rank holds 1/R of the {name}, {width} bytes for "
+                    "each number. A number is whole: round up, the fullest rank has "
+                    f"ceil({parameters:g} / {ranks}).")
+        right = counted[number] if counted else own * width
+        explain(f"{where}: {name} in bytes", getattr(got, kind), right, {
+            "one byte for each number": (own, f"One takes {width} bytes."),
+            "4 bytes for each number": (4 * own, f"By default this is mixed precision: {width} "
+                                        f"bytes for each of the {name}, not float32's 4."),
+            "8 bytes for each number": (8 * own, "Adam has two moments, and mixed precision keeps "
+                                        "float32 master weights too: 12 bytes."),
+        }, hint)
 
 
 def check_zero_traffic(zero_traffic):

@@ -122,7 +122,7 @@ def _are(blocks):
 
 def _recomputed(wrapped_class):
     for how in ("reentrant", "non-reentrant"):
-        yield from train(wrapped_class, Units, WAYS[:1], recompute=how)
+        yield from train(wrapped_class, Units, ways=WAYS[:1], recompute=how)
 
 
 def check_ZeroStage3(wrapped_class):
@@ -135,6 +135,6 @@ def check_ZeroStage3(wrapped_class):
     yield "tied, frozen, a unit that is used twice, float64, bfloat16 with float32 masters"
     on_all_ranks(_recomputed, wrapped_class, ranks=2, failures=FAILURES | WITH_CHECKPOINT)
     yield "a checkpoint runs the forward once more, and nothing travels for it"
-    on_all_ranks(train, wrapped_class, Units, WAYS[:1], True, ranks=4, failures={
+    on_all_ranks(train, wrapped_class, Units, {}, WAYS[:1], ranks=4, failures={
         "": "Hand the group on: what the units do by themselves is over bucket.group."})
     yield "inside a group it meets nobody else"

@@ -37,8 +37,8 @@ class Buckets(Watch):
     def after_backward(self, where, once, sync):
         self._compare_waits(where)
         if not self.wrapped.find_unused:  # that sends more, to ask who has used what
-            self._compare_sent(f"{where}: a backward", sync * once, "A reduce-scatter of bucket.flat, "
-                           "once in each backward: the mean of a shard goes to its owner alone.")
+            self._compare_sent(f"{where}: a backward", sync * once, "One reduce-scatter of "
+                               "bucket.flat: the mean of a shard goes to its owner alone.")
 
     def after_step(self, where, once):
         self._compare_waits(where)
@@ -91,7 +91,7 @@ class FreedBuckets(Buckets):
 
 def _experts(wrapped_class, watch):
     """Some parameters are used on some ranks only, or on none."""
-    yield from train(wrapped_class, watch, EXPERTS, options=CAP | {"find_unused": True})
+    yield from train(wrapped_class, watch, CAP | {"find_unused": True}, EXPERTS)
     wrapped = wrapped_class(seeded(Toy, 0))
     wrapped.module.order = [0]
     yield _compare_error, rank_name(dist.get_rank(), 2), wrapped
@@ -117,8 +117,7 @@ def check_ZeroStage2(wrapped_class):
 
 def _same_for_both(wrapped_class, watch):
     for ranks in (3, 1):
-        on_all_ranks(train, wrapped_class, watch, WAYS, False, None, CAP, ranks=ranks,
-                     failures=FAILURES)
+        on_all_ranks(train, wrapped_class, watch, CAP, ranks=ranks, failures=FAILURES)
     yield "after backward each rank has the mean gradient of its shard, on 1 and 3 ranks"
     yield "after a step all weights are those of one process: AdamW, SGD with momentum"
     yield "several backwards before a step, with and without no_sync; tied, frozen, two types"
@@ -128,6 +127,7 @@ def _same_for_both(wrapped_class, watch):
         yield "two buckets of gradients are whole at most; in the end 1/R of them is left"
     on_all_ranks(_experts, wrapped_class, watch, ranks=2, failures=FAILURES)
     yield "find_unused: what another rank has used is stepped, what none has used is not"
-    on_all_ranks(train, wrapped_class, watch, WAYS[:1], True, None, CAP, ranks=4,
-                 failures=FAILURES | {"": "Hand bucket.group on to every collective, with group=group, and divide by its size."})
+    on_all_ranks(train, wrapped_class, watch, CAP, WAYS[:1], ranks=4, failures=FAILURES | {"":
+                 "Hand bucket.group on to every collective, with group=group, and divide by its "
+                 "size."})
     yield "inside a group it meets nobody else"
