@@ -22,7 +22,7 @@ class Costs(NamedTuple):
     gradients: int  # also in buckets
     optimizer: int  # masters and state
     offloaded: int  # in the CPU's memory or in files: all that the optimizer has, gradients too
-    peak: int | None  # with activations; None: no formula says it
+    peak: int | None  # with activations; no formula says it
     sent: float
 
 
@@ -30,7 +30,7 @@ UNKNOWN = Costs(*[None] * 6)
 
 
 def measure(trainer, settings):
-    """The trainer has done one more step; returns its Costs on this rank."""
+    """The trainer has done one more step; returns its Costs on this rank. (The peak: on rank 0.)"""
     optimizer, shards, buckets = held_by(trainer)
     how, seen = {"shards": shards, "communication": buckets}, []
 
@@ -44,15 +44,18 @@ def measure(trainer, settings):
                           parameters_away + (away if settings.offload else 0), 0, 0))
 
     hook = optimizer.register_step_pre_hook(look)
-    on_gpu = device().type == "cuda"
+    curve, on_gpu = None, device().type == "cuda"
     if on_gpu:
         torch.cuda.reset_peak_memory_stats()
-    curve = None if on_gpu else MemoryCurve(trainer.model, optimizer, **how)
+    elif trainer.parallel.rank == 0:  # its numbers are shown, and it makes every op slower
+        curve = MemoryCurve(trainer.model, optimizer, **how)
     with Traffic() as traffic, curve or contextlib.nullcontext():
         trainer.step()
     hook.remove()
-    peak = torch.cuda.max_memory_allocated() if on_gpu else max(
-        point.total - (point.optimizer_state if settings.offload else 0) for point in curve.points)
+    peak = torch.cuda.max_memory_allocated() if on_gpu else None
+    if curve:
+        peak = max(point.total - (point.optimizer_state if settings.offload else 0)
+                   for point in curve.points)
     return max(seen, key=sum)._replace(peak=peak, sent=traffic.sent_bytes)
 
 

@@ -19,29 +19,33 @@ def report(found):
         f"training  {settings.engine}, {settings.steps} steps of {settings.batch} x {shape.n_ctx} "
         f"tokens of {found['text']}, {settings.precision}, {ranks} ranks",
         "",
-        line("bytes on rank 0", Costs._fields) + f"{'tokens/s':>10}{'held out':>9}",
+        line("rank 0, bytes", Costs._fields, settings) + f"{'tokens/s':>10}{'held out':>9}",
     ]
     for row in found["rows"]:
         loss = f"stopped at {row.steps}" if row.held_out is None else f"{row.held_out:.3f}"
         speed = row.tokens_per_second
         speed = "-" if math.isnan(speed) else f"{speed:,.0f}"
-        lines += [line(f"stage {row.stage}", row.costs) + f"{speed:>10}{loss:>9}",
-                  line("  the formula", row.said).rstrip()]
+        lines += [line(f"stage {row.stage}", row.costs, settings) + f"{speed:>10}{loss:>9}",
+                  line("  the formula", row.said, settings)]
     lines += ["", f"A bigram model has a loss of {found['bigram']:.3f} nats on the held-out text."]
     if settings.offload:
-        lines.append(f"Offloaded to {settings.offload}: what the optimizer steps, its state and its "
-                     "gradients. All other columns are the device's.")
+        lines += [f"Offloaded to {settings.offload}: what the optimizer steps, its state, its "
+                  "gradients.", "The other columns show what the device holds."]
     elif settings.precision == "bf16":
         lines.append("In bf16 the optimizer takes its gradients in float32: 4 bytes for each "
                      "number that a rank steps, which the formula does not count.")
     return "\n".join(lines)
 
 
-def line(name, cells):
-    """None is a cell that nobody has counted."""
-    cells = ["-" if cell is None else cell if isinstance(cell, str) else f"{cell:,.0f}"
-             for cell in cells]
-    return f"{name:16}" + "".join(f"{cell:>12}" for cell in cells)
+def line(name, costs, settings):
+    """One column for each of the Costs; nobody has counted a None."""
+    cells = Costs(*costs)._asdict()
+    if not settings.offload:
+        del cells["offloaded"]
+    width = 11 if settings.offload else 13
+    texts = ["-" if cell is None else cell if isinstance(cell, str) else f"{cell:,.0f}"
+             for cell in cells.values()]
+    return f"{name:14}" + "".join(f"{text:>{width}}" for text in texts)
 
 
 def machine(settings, shape, gpus, gpu_gb):
