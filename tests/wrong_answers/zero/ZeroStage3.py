@@ -20,16 +20,16 @@ WRONG = [
     _wrong(f"{HOOK}\n        unit.free()", HOOK, says=r"leave\(\) frees"),
     _wrong(AHEAD, "self.prefetch(self.place_in_order(unit))", says="is not on its way"),
     _wrong(AHEAD, "place = self.place_in_order(unit) + 1\n            if place < len(self.order):\n"
-           "                self.order[place].end_gather()", says="must not wait for the next one"),
+           "                self.order[place].end_gather()", says="not wait for it"),
     # in backward
     _wrong(HOOK, "pass", says="needs a hook, backward_of"),
     _wrong("in tree_leaves(outputs):", "in tree_leaves(outputs)[:1]:",
            says=r"tree_leaves\(outputs\)"),
-    _wrong("self.prefetch(place - 1)", "pass", says=r"self.prefetch\(place - 1\)"),
+    _wrong("self.prefetch(place - 1)", "pass", says=r"self.prefetch\(place - 1\), and"),
     _wrong(AFTER_BACKWARD, "pass\n        unit.free()", says=r"backward_done\(\) reduces"),
     _wrong(AFTER_BACKWARD, "self.reduce(unit)\n            unit.free()",
            says="with sync=False: while block"),
-    _wrong("if self.sync:", "if True:", says="With sync=False gradients stay"),
+    _wrong("if self.sync:", "if True:", says="with sync=False not at all"),
     _wrong("if self.sync:", "if self.sync and unit not in self.reduced:", says="used twice"),
     # a checkpoint
     _wrong("        if in_backward():\n            return\n", "", says="checkpoint"),

@@ -1,7 +1,7 @@
 """The check of ZeroStage3: equal to one process; gathered, used and freed at the right time."""
 
 from ranklab.checks.exercise import Mistake
-from ranklab.checks.trial import is_near
+from ranklab.checks.trial import explain
 from ranklab.checks.zero.stages import WAITS
 from ranklab.checks.zero.toys import Watch, is_there
 from ranklab.checks.zero.training import WAYS, on_all_ranks, train
@@ -35,7 +35,7 @@ class Units(Watch):
         self.blocks, self.events = wrapped.module.blocks, []
         self.units = wrapped.units[:-1]  # the last is all that belongs to no block
         self.is_used_once = len(wrapped.module.order) == len(self.blocks)
-        self.knows_order = len(wrapped.order) > 0
+        self.knows_order, self.recompute = len(wrapped.order) > 0, wrapped.module.recompute
         self.is_clean = all(p.grad is None for p in wrapped.module.parameters())
         for block in self.blocks:
             block.begins = self.block_begins
@@ -74,29 +74,22 @@ class Units(Watch):
                           "frees the unit, with sync=False too.")
         if self.is_used_once:
             self._compare_sent(where, once, sync)
-        if self.missing():
-            raise Mistake(f"{where}: nobody has waited for {self.missing()} messages",
-                          "Free a unit with unit.free(), which waits for its gather.")
 
     def _compare_event(self, where, what, number, whole, under_way, gradients):
-        """The block itself is whole, and the one that comes next; no other."""
-        is_forward = what == "forward"
-        then = number + 1 if is_forward else number - 1
+        """The block itself is whole, and the one that comes next is on its way; no other."""
+        then, call, place, free = (
+            (number + 1, "enter()", "self.place_in_order(unit) + 1", "leave() frees it after its "
+             "forward") if what == "forward" else
+            (number - 1, "backward_of()", "place - 1", "backward_done() frees it after its "
+             "backward, and leave() after its forward"))
         where = f"{where}: while block {number}'s {what} begins, {_are(whole)} whole"
-        call, place = (("enter()", "self.place_in_order(unit) + 1") if is_forward else
-                       ("backward_of()", "place - 1"))
-        is_prefetched = (self.knows_order or not is_forward) and not self.wrapped.module.recompute
+        is_prefetched = (self.knows_order or what != "forward") and not self.recompute
         if is_prefetched and 0 <= then < len(self.blocks) and then not in under_way:
-            if then in whole:
-                raise Mistake(f"{where}: block {then} has arrived already", f"{call} must not wait "
-                              "for the next one: self.prefetch() begins its gather, and it travels "
-                              "meanwhile.")
-            raise Mistake(f"{where}: block {then} comes next, and is not on its way", f"{call} "
-                          f"begins the gather of the next one: self.prefetch({place}).")
+            raise Mistake(f"{where}; block {then} comes next, and is not on its way", f"{call} "
+                          f"begins the gather of the next one, self.prefetch({place}), and does "
+                          "not wait for it: it travels meanwhile.")
         if set(whole) - {number, then}:
-            done = "leave() frees it after its forward" if is_forward else (
-                "backward_done() frees it after its backward, and leave() after its forward")
-            raise Mistake(where, f"What has computed is freed: {done}. And no other one than the "
+            raise Mistake(where, f"What has computed is freed: {free}. And no other one than the "
                           f"next is gathered ahead: self.prefetch({place}).")
         if self.is_clean and self.wrapped.sync and len(gradients) > 2:
             raise Mistake(f"{where}; blocks {gradients} have whole gradients", "backward_done() "
@@ -104,16 +97,15 @@ class Units(Watch):
                           "self.reduce(unit), where self.sync is True.")
 
     def _compare_sent(self, where, once, sync):
+        buckets = self.wrapped.buckets
         units = sum(bucket.weights.nbytes for unit in self.units for bucket in unit.buckets)
-        everything = sum(bucket.weights.nbytes for bucket in self.wrapped.buckets)
-        gradients = sum(bucket.weights.nbytes for bucket in self.wrapped.buckets if bucket.trained)
-        sent, right = self.traffic.sent_bytes, once * (units + everything + sync * gradients)
-        if not is_near(sent, right):
-            raise Mistake(f"{where}: {sent:,.0f} bytes sent, not {right:,.0f}",
-                          "Each unit is gathered for its forward and for its backward; its "
-                          "gradients are reduced once. Is one gathered that is not used next?"
-                          if sync or sent < right else "With sync=False gradients stay: call "
-                          "self.reduce(unit) where self.sync is True.")
+        everything = sum(bucket.weights.nbytes for bucket in buckets)
+        gradients = sync * sum(bucket.weights.nbytes for bucket in buckets if bucket.trained)
+        explain(f"{where}: bytes sent", self.traffic.sent_bytes,
+                once * (units + everything + gradients), hint="Each unit is gathered for its "
+                "forward and for its backward; its gradients are reduced once, with sync=False "
+                "not at all: self.reduce(unit) where self.sync is True. Is one gathered that is "
+                "not used next?")
 
 
 def _are(blocks):

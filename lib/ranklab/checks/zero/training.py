@@ -166,10 +166,10 @@ def _compare_gradient(where, got, mean, own, ranks):
                       "to hand_over(): {p for p in bucket.parameters if p.grad is not None}.")
     must_be_there([got], "the optimizer's gradient lies in memory that was freed")
     own, ring = 0 * mean if own is None else own, "Reduce-scatter bucket.flat, and wait for it."
+    divide = "Divide bucket.flat by the number of ranks of its group, once."
     explain(where, _narrow(got, mean), mean, {
-        f"the sum, {ranks} times the mean": (ranks * mean, "Divide bucket.flat by the number of "
-                                             "ranks of its group, once."),
-        f"the mean divided by {ranks} again": (mean / ranks, "Divide once."),
+        f"the sum, {ranks} times the mean": (ranks * mean, divide),
+        f"the mean divided by {ranks} again": (mean / ranks, divide),
         "this rank's own": (own, ring), f"this rank's own, divided by {ranks}": (own / ranks, ring),
         "zeros": (0 * mean, "What has arrived never gets there: is the place of the mean in "
                   "bucket.own, and does finish() wait before it hands over?"),
