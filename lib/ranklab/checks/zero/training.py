@@ -148,8 +148,8 @@ def _cut(part, gradients):
 
 
 def _narrow(tensor, like):
-    """As exact as `like` is: where it has 64 bits, its layer's input came from 32."""
-    return tensor.to(torch.float32 if like.dtype == torch.float64 else like.dtype)
+    """On its device, and as exact: where `like` has 64 bits, its layer's input came from 32."""
+    return tensor.to(like.device, torch.float32 if like.dtype == torch.float64 else like.dtype)
 
 
 def _compare_gradient(where, got, mean, own, ranks):
@@ -165,7 +165,8 @@ def _compare_gradient(where, got, mean, own, ranks):
                       "used it: super().finish() has given those parameters a gradient. Hand them "
                       "to hand_over(): {p for p in bucket.parameters if p.grad is not None}.")
     must_be_there([got], "the optimizer's gradient lies in memory that was freed")
-    own, ring = 0 * mean if own is None else own, "Reduce-scatter bucket.flat, and wait for it."
+    own = 0 * mean if own is None else own
+    ring = "Reduce-scatter bucket.flat into bucket.own, and wait for it."
     divide = "Divide bucket.flat by the number of ranks of its group, once."
     explain(where, _narrow(got, mean), mean, {
         f"the sum, {ranks} times the mean": (ranks * mean, divide),
