@@ -17,6 +17,7 @@ def _wrong(*edits, says, **named):
 WRONG = [
     # in forward
     _wrong(GATHER, "if not", says=r"enter\(\) gathers the unit"),
+    _wrong(GATHER, "unit.begin_gather()\n        if not", says="and waits: unit.end_gather"),
     _wrong(f"{HOOK}\n        unit.free()", HOOK, says=r"leave\(\) frees"),
     _wrong(AHEAD, "self.prefetch(self.place_in_order(unit))", says="is not on its way"),
     _wrong(AHEAD, "place = self.place_in_order(unit) + 1\n            if place < len(self.order):\n"

@@ -113,8 +113,6 @@ def _compare_sent(zero_traffic, stage, nbytes, ranks, resident, right):
                               "is gathered once in a step, not twice."),
         "too little": (once * (3 * nbytes - 2 * resident), "What is resident is gathered once in a "
                        "step, too: take resident_bytes off once."),
-        "without what is resident": (once * (2 * nbytes - resident), "Only stage 3 keeps anything "
-                                     "resident."),
         "1.5 collectives": (1.5 * once * nbytes, "1.5 times an all-reduce, which sends 2 (R-1)/R "
                             "of the bytes."),
         "one collective": (once * nbytes, "That is the reduce-scatter alone. An all-gather of the "
@@ -122,7 +120,6 @@ def _compare_sent(zero_traffic, stage, nbytes, ranks, resident, right):
         "what all ranks send": (right * ranks, "That is all ranks together; each of them sends the "
                                 "R-th part."),
         "two whole ones": (2 * nbytes, has_own), "three whole ones": (3 * nbytes, has_own),
-        "three, but for what is resident": (3 * nbytes - resident, has_own),
     }, "A reduce-scatter or an all-gather sends (R-1)/R of the whole bytes. How many of each does "
        "the stage make in a step?")
 

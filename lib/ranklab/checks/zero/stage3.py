@@ -47,11 +47,11 @@ class Units(Watch):
 
     def block_begins(self, what, number):
         whole = self.whole()
-        if number not in whole:
-            raise RuntimeError(f"block {number}'s {what} begins without its weights")
         arriving = {held.tensor.data_ptr() for held in self.handles if not held.is_here}
         under_way = [n for n in whole if any(bucket.weights.data_ptr() in arriving
                                              for bucket in self.units[n].buckets)]
+        if number not in whole or number in under_way:
+            raise RuntimeError(f"block {number}'s {what} begins without its weights")
         gradients = [n for n, block in enumerate(self.blocks)
                      if any(p.grad is not None for p in block.parameters())]
         self.events.append((what, number, whole, under_way, gradients))
@@ -114,7 +114,7 @@ def _are(blocks):
 
 def _recomputed(wrapped_class):
     for how in ("reentrant", "non-reentrant"):
-        yield from train(wrapped_class, Units, ways=WAYS[:1], recompute=how)
+        yield from train(wrapped_class, Units, ways=WAYS[1:2], recompute=how)
 
 
 def check_ZeroStage3(wrapped_class):
