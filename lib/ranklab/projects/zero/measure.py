@@ -80,8 +80,11 @@ def predicted(shape, settings, stage, ranks, zero_memory):
     again = {2: gradients + buffers, 3: sent + buffers}.get(stage, 0)
     held = Costs(*zero_memory(stage, n, ranks, *size), 0, None,
                  sent + buffers + (pieces - 1) * again)
-    if not settings.offload:
-        return held
-    # Masters, moments and their gradients are in float32; stage 1 has all gradients here as well.
-    return held._replace(gradients=held.gradients if stage == 1 else 0, optimizer=0,
-                         offloaded=zero_memory(3, n, ranks, 0, 4, 12).total)
+    if settings.offload_parameters:
+        held = held._replace(parameters=0, offloaded=held.parameters)
+    if settings.offload:
+        # Masters, moments and their gradients are in float32; stage 1 has all gradients here, too.
+        away = held.offloaded + zero_memory(3, n, ranks, 0, 4, 12).total
+        held = held._replace(gradients=held.gradients if stage == 1 else 0, optimizer=0,
+                             offloaded=away)
+    return held

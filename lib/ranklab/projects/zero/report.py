@@ -39,10 +39,10 @@ def report(found):
 
 def line(name, costs, settings):
     """One column for each of the Costs; nobody has counted a None."""
-    cells = Costs(*costs)._asdict()
-    if not settings.offload:
+    cells, width = Costs(*costs)._asdict(), 11
+    if not (settings.offload or settings.offload_parameters):
         del cells["offloaded"]
-    width = 11 if settings.offload else 13
+        width = 13
     texts = ["-" if cell is None else cell if isinstance(cell, str) else f"{cell:,.0f}"
              for cell in cells.values()]
     return f"{name:14}" + "".join(f"{text:>{width}}" for text in texts)
