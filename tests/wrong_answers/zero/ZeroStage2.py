@@ -23,5 +23,4 @@ WRONG = [
            says="A place as large as the shard"),
     _wrong(IN_THE_END, "self.free_gradients(self.buckets)\n        super().finish()",
            says="First super.*then free"),
-    _wrong(IN_THE_END, "self.free_gradients(self.buckets)", says="hand_over|wait"),
 ]

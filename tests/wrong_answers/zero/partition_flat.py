@@ -16,21 +16,16 @@ WRONG = [
     mutant(partition_flat, "each * ranks)", "n)", says="Fill up with zeros"),
     mutant(partition_flat, "each * ranks)", "n)", CUT, "flat.tensor_split(ranks)",
            says="All shards must be of one length"),
-    mutant(partition_flat, ZEROS, "tensors[0].new_full((each * ranks,), 7)", says="not zeros"),
+    mutant(partition_flat, ZEROS, "tensors[0].new_full((each * ranks,), 7)",
+           says="The end is filled up with zeros"),
     mutant(partition_flat, CUT, "[x.clone() for x in flat.view(ranks, each)]",
            says="A shard is a view of flat, not a copy"),
     mutant(partition_flat, CUT, "[flat[r::ranks] for r in range(ranks)]",
            says="A shard is one piece"),
     mutant(partition_flat, ZEROS, "torch.zeros(each * ranks)", says="in its own type",
            torch=torch),
-    mutant(partition_flat, "for tensor in tensors],", "for tensor in sorted(tensors, key="
-           "torch.numel)],", says="The numbers of tensor 0, then of tensor 1"),
-    mutant(partition_flat, "tensor.reshape(-1)", "tensor.t().reshape(-1) if tensor.dim() == 2 else "
-           "tensor.reshape(-1)", says="row by row"),
     mutant(partition_flat, "    return", "    if len(tensors) == 1 and each * ranks == n:\n"
            "        flat = tensors[0].view(-1)\n    return", says="flat is new memory"),
-    mutant(partition_flat, "tensor.reshape(-1) for", "tensor.reshape(-1).mul_(1) for",
-           "    return", "    tensors[0].zero_()\n    return", says="the tensors are changed"),
 ]
 
 

@@ -7,19 +7,16 @@ from ranklab.zero import zero_memory
 OWN = "own = math.ceil(parameters / ranks)"
 
 WRONG = [
-    mutant(zero_memory, OWN, "own = parameters // ranks", says="Round up"),
-    mutant(zero_memory, OWN, "own = parameters / ranks", says="A rank holds whole numbers"),
-    mutant(zero_memory, OWN, "own = parameters * ranks", says="bytes for each of the numbers"),
+    mutant(zero_memory, OWN, "own = parameters // ranks", says="round up"),
+    mutant(zero_memory, OWN, "own = parameters / ranks", says="A number is whole"),
     mutant(zero_memory, "stage >= 1", "stage >= 2",
            says="From stage 1 on each rank holds 1/R of the optimizer state"),
     mutant(zero_memory, "stage >= 2", "stage >= 1", says="Stage 1 keeps the gradients whole"),
-    mutant(zero_memory, "stage >= 3", "stage > 3",
-           says="From stage 3 on each rank holds 1/R of the parameters"),
     mutant(zero_memory, "parameter_bytes=2", "parameter_bytes=4", says="By default this is mixed"),
     mutant(zero_memory, "optimizer_bytes=12", "optimizer_bytes=8",
            says="float32 master weights too"),
     mutant(zero_memory, "gradient_bytes * (own", "parameter_bytes * (own",
-           says="4 bytes for each of the numbers"),
+           says="5 bytes for each"),
     mutant(zero_memory, "return States(", "return sum((", "else parameters))", "else parameters)))",
            says=r"Return States\(parameters"),
     mutant(zero_memory, "if stage not in range(4)", "if False", says=r"raise ValueError"),

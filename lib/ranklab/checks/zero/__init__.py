@@ -1,14 +1,6 @@
 """The exercises and predictions of lab 06, in the order of the lab.
 
-    partition.py   partition_flat
-    formulas.py    zero_memory, zero_traffic: beside the paper, and beside real steps
-    toys.py        the models that are trained, and the messages that are seen
-    training.py    beside one process
-    stages.py      ZeroStage1, ZeroStage2
-    watching.py    which units are whole when
-    stage3.py      ZeroStage3
-    offload.py     offload_optimizer
-    config.py      deepspeed_config
+toys.py has the models that are trained, training.py trains them beside one process.
 """
 
 from ranklab import zero
@@ -28,16 +20,15 @@ EXERCISES = (
         "How long is each shard, if all are equally long and no number is lost? And flat then?",
         "each = ceil(n / R), which is -(-n // R). flat has each * R numbers: begin with zeros, and "
         "write what the tensors hold into its first n.",
-        "flat = tensors[0].new_zeros(each * ranks); torch.cat([tensor.reshape(-1) for tensor in "
-        "tensors], out=flat[:n]); return flat, flat.view(ranks, each).unbind()",
+        "torch.cat([tensor.reshape(-1) for tensor in tensors], out=flat[:n]); "
+        "flat.view(ranks, each).unbind() cuts it.",
     )),
     Exercise(zero.zero_memory, check_zero_memory, hints=(
         "Which of parameters, gradients and optimizer state does each stage share out?",
         "Optimizer state from stage 1 on, gradients from 2 on, parameters at 3. Of what is shared "
         "out the fullest rank holds ceil(parameters / ranks) numbers.",
         "own = math.ceil(parameters / ranks); States(parameter_bytes * (own if stage >= 3 else "
-        "parameters), gradient_bytes * (own if stage >= 2 ...), optimizer_bytes * (own if stage "
-        ">= 1 ...))",
+        "parameters), ...)",
     )),
     Exercise(zero.ZeroStage1, check_ZeroStage1, hints=(
         "An all-reduce is a reduce-scatter and an all-gather. Which one belongs in backward, "
@@ -45,54 +36,47 @@ EXERCISES = (
         "reduce() starts the reduce-scatter of bucket.flat into place_of(bucket), and keeps that "
         "place as bucket.own. finish() hands over, step_ends() gathers the shards into "
         "bucket.weights.",
-        "reduce(): wait for self.works; bucket.flat /= R; bucket.own = self.place_of(bucket); "
-        "return dist.reduce_scatter_single(bucket.own, bucket.flat, group=bucket.group, "
-        "async_op=True). finish(): super().finish(), then bucket.hand_over({p for p in "
-        "bucket.parameters if p.grad is not None}). step_ends(): bucket.update_shard(); "
-        "dist.all_gather_single(bucket.weights, bucket.shard, group=bucket.group)",
+        "reduce(): bucket.flat /= R; bucket.own = self.place_of(bucket); return "
+        "dist.reduce_scatter_single(bucket.own, bucket.flat, group=bucket.group, async_op=True). "
+        "finish(): bucket.hand_over({p for p in bucket.parameters if p.grad is not None}). "
+        "step_ends(): bucket.update_shard(), then dist.all_gather_single().",
     )),
     Exercise(zero.ZeroStage2, check_ZeroStage2, hints=(
         "When a bucket leaves, which other buckets are no longer needed?",
         "place_of() frees the buckets before this one, and returns new memory as long as the "
         "shard. finish() does what stage 1 does, and frees all.",
         "self.free_gradients(self.buckets[: self.buckets.index(bucket)]); return "
-        "torch.empty_like(bucket.shard). finish(): super().finish(); "
-        "self.free_gradients(self.buckets)",
+        "torch.empty_like(bucket.shard)",
     )),
     Exercise(zero.ZeroStage3, check_ZeroStage3, hints=(
         "When does a unit need its weights, and when for the last time? There are two such spans.",
         "enter() and backward_of(): unit.end_gather(), then prefetch the next place, or the one "
         "before. leave() and backward_done(): unit.free(). leave() also registers backward_of() on "
-        "the outputs, and enter() backward_done() on the inputs. Inside a backward a checkpoint "
-        "runs a forward: no new place there, and nothing is freed.",
-        "enter(): unit.end_gather(); if not in_backward(): self.prefetch(self.place_in_order(unit) "
-        "+ 1); return call_after_backward(functools.partial(self.backward_done, unit), (inputs, "
-        "kwargs)). leave(): if in_backward(): return; output.register_hook(functools.partial("
-        "self.backward_of, unit, self.position - 1)) for each output that requires a gradient; "
-        "unit.free(). backward_of(): self.backward_begins(); unit.end_gather(); "
-        "self.prefetch(place - 1). backward_done(): if self.sync: self.reduce(unit); unit.free()",
+        "the outputs. Inside a backward a checkpoint runs a forward: no new place there, and "
+        "nothing is freed.",
+        "enter(): if not in_backward(): self.prefetch(self.place_in_order(unit) + 1). leave(): if "
+        "in_backward(): return; for output in tree_leaves(outputs): output.register_hook(begins), "
+        "where it is a tensor that requires a gradient. backward_of(): self.prefetch(place - 1). "
+        "backward_done(): if self.sync: self.reduce(unit).",
     )),
     Exercise(zero.zero_traffic, check_zero_traffic, hints=(
         "An all-reduce is a reduce-scatter and an all-gather. Which of them does each stage make?",
         "Each of them sends (R-1)/R of the bytes. Stages 0 to 2: one of gradients, one of "
         "parameters. Stage 3 gathers parameters twice, but what is resident only once.",
-        "once = (ranks - 1) / ranks; 2 * once * nbytes for stages 0 to 2, once * (3 * nbytes - "
-        "resident_bytes) for stage 3",
+        "once = (ranks - 1) / ranks; once * (3 * nbytes - resident_bytes) for stage 3",
     )),
     Exercise(zero.offload_optimizer, check_offload_optimizer, hints=(
         "What does the optimizer step, and where could that lie instead?",
         "Each bucket has a master. set_master() gives it another one, and must come before "
         "make_optimizer(). The place also wants the state, which is made in a step.",
-        "place = place or CpuMemory(); for each bucket: bucket.set_master(place.copy("
-        "bucket.shard)); optimizer = model.make_optimizer(new_optimizer, groups); "
+        "bucket.set_master(place.copy(bucket.shard)) for each bucket; in the end "
         "optimizer.register_step_post_hook(lambda *_: place.take_state(optimizer))",
     )),
     Exercise(zero.deepspeed_config, check_deepspeed_config, hints=(
         "fastest_way() knows what fits. What must hold between the three sizes of a batch?",
         "train_batch_size = train_micro_batch_size_per_gpu x gradient_accumulation_steps x ranks. "
         "zero_optimization has the stage, the bucket sizes and what is offloaded.",
-        'way = fastest_way(parameters, ranks, gpu_bytes, other_bytes); zero = {"stage": way.stage, '
-        '"reduce_bucket_size": bucket, ...}; if way.offload_optimizer: zero["offload_optimizer"] = '
-        '{"device": "cpu"}; config[precision] = {"enabled": True} unless it is "fp32"',
+        'if way.offload_optimizer: zero["offload_optimizer"] = {"device": "cpu"}; '
+        'config[precision] = {"enabled": True} unless it is "fp32"',
     )),
 )

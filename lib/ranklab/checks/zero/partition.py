@@ -13,16 +13,12 @@ CASES = (
     ("bfloat16", ((7,),), torch.bfloat16, (2, 7)),
     ("nothing but an empty tensor", ((0,),), torch.float32, (3,)),
 )
-ZEROS = "The end is filled up with zeros, not with what was in memory: new_zeros, or pad."
 
 
 def _tensors(shapes, dtype):
-    tensors, begin = [], 1
-    for shape in shapes:
-        n = torch.Size(shape).numel()
-        tensors.append(torch.arange(begin, begin + n).to(dtype).view(shape))
-        begin += n
-    return tensors
+    sizes = [torch.Size(shape).numel() for shape in shapes]
+    numbers = torch.arange(1, 1 + sum(sizes)).to(dtype).split(sizes)
+    return [part.clone().view(shape) for part, shape in zip(numbers, shapes)]
 
 
 def check_partition_flat(partition_flat):
@@ -35,17 +31,15 @@ def check_partition_flat(partition_flat):
     _compare(partition_flat, "a transposed matrix on 2 ranks", [
         torch.arange(6.0).view(2, 3).t(), torch.arange(3.0)], 2)
     yield "what is not contiguous too, row by row"
-    tensors = _tensors(((4,), (4,)), torch.float32)
-    _compare_memory(tensors, *partition_flat(tensors, 2))
-    alone = _tensors(((8,),), torch.float32)
-    _compare_memory(alone, *partition_flat(alone, 2))
+    for shapes in (((4,), (4,)), ((8,),)):
+        tensors = _tensors(shapes, torch.float32)
+        _compare_memory(tensors, *partition_flat(tensors, 2))
     yield "each shard is a view of flat; flat is a copy of the tensors"
 
 
 def _compare(partition_flat, where, tensors, ranks):
     right = torch.cat([tensor.reshape(-1) for tensor in tensors])
-    n, given = len(right), [tensor.clone() for tensor in tensors]
-    each = -(-n // ranks)
+    n, each, given = len(right), -(-len(right) // ranks), [tensor.clone() for tensor in tensors]
     try:
         flat, shards = partition_flat(tensors, ranks)
     except RuntimeError as error:
@@ -61,10 +55,10 @@ def _compare(partition_flat, where, tensors, ranks):
     _compare_lengths(where, [len(shard) for shard in shards], n, each, len(flat))
     explain(f"{where}: flat", flat[:n], right, hint="The numbers of tensor 0, then of tensor 1, "
             "and so on: each row by row, in its own type, with no gap between.")
-    if flat[n:].any() or flat[n:].isnan().any():
-        raise Mistake(f"{where}: the {len(flat) - n} numbers at the end are not zeros", ZEROS)
-    for r, (shard, wanted) in enumerate(zip(shards, flat.split(each) if each else shards)):
-        explain(f"{where}: shard {r}", shard, wanted, {
+    explain(f"{where}: the end of flat", flat[n:], flat.new_zeros(len(flat) - n), hint="The end is "
+            "filled up with zeros, not with what was in memory: new_zeros, or pad.")
+    for r, shard in enumerate(shards):
+        explain(f"{where}: shard {r}", shard, flat[r * each : (r + 1) * each], {
             "every R-th number": (flat[r::ranks], "A shard is one piece: flat.view(R, n / R), "
                                   "row by row, not column by column.")},
             "Rank r owns the numbers from r * each on.")
@@ -73,18 +67,15 @@ def _compare(partition_flat, where, tensors, ranks):
 def _compare_lengths(where, got, n, each, flat):
     if (got, flat) == ([each] * len(got), each * len(got)):
         return
-    what = f"{where}: {n} numbers make shards of {got}, and a flat of {flat}"
     if sum(got) < n:
         hint = f"Numbers are lost: round n / R up, not down: {each} for each rank."
     elif len(set(got)) > 1:
         hint = ("All shards must be of one length, because a reduce-scatter gives each rank as "
                 f"much: {each}. Fill the end up with zeros.")
-    elif got[0] > each:
-        hint = (f"Too long: {each} are enough. Pad once, at the end of flat, not each tensor; and "
-                "nothing where R divides: -n % R zeros.")
     else:
-        hint = "flat is as long as all shards together."
-    raise Mistake(what, hint)
+        hint = (f"{each} for each are enough, and flat is as long as all shards. Pad once, at the "
+                "end of flat, not each tensor; and nothing where R divides: -n % R zeros.")
+    raise Mistake(f"{where}: {n} numbers make shards of {got}, and a flat of {flat}", hint)
 
 
 def _compare_memory(tensors, flat, shards):

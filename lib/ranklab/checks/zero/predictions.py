@@ -21,9 +21,7 @@ PREDICTIONS = (
         nudge="How many numbers are there in all, and what if 4 does not divide them?",
         answer=_numbers_in_a_shard,
         slips={4: "4 x 4 = 16, and there are 17 numbers", 4.25: "a number can't be cut",
-               17: "that is all of them, on every rank",
-               6: "each tensor need not be padded: only flat's end is",
-               20: "that is flat, all shards together"},
+               6: "each tensor need not be padded: only flat's end is"},
         why="Three zeros at the end: 4 x 5 = 20.",
     ),
     Prediction(
@@ -32,8 +30,6 @@ PREDICTIONS = (
         answer=_largest_model,
         slips={40e9: "2 bytes a parameter are the weights alone", 20e9: "4 bytes a parameter: "
                "weights and gradients, and no optimizer",
-               80e9: "a parameter takes more than one byte", 10e9: "8 bytes a parameter: Adam's "
-               "two moments, without weights, gradients and masters",
                6.6667e9: "12 bytes are the optimizer's; weights and gradients take 4 more",
                320e9: "more GPUs do not help: each has a copy of all"},
         why="2 + 2 + 12 bytes each, however many GPUs there are; activations are not in it yet.",
@@ -45,9 +41,7 @@ PREDICTIONS = (
         slips={120.0: "that is stage 0: all of it on every GPU",
                31.40625: "that is stage 1: stage 2 divides the gradients as well",
                1.875: "that is stage 3: stage 2 keeps the parameters whole",
-               33.28125: "mixed precision has weights of 2 bytes, not 4",
-               15.0: "the shares of gradients and optimizer state are small, not 0",
-               132.8: "bits, not bytes"},
+               15.0: "the shares of gradients and optimizer state are small, not 0"},
         why="ZeRO, figure 1: 120, 31.4, 16.6 and 1.9 GB from stage 0 to 3.",
     ),
     Prediction(
@@ -56,9 +50,7 @@ PREDICTIONS = (
         answer=lambda: zero_traffic(1, 100, 4),
         slips={75: "that is the reduce-scatter; the parameters travel, too",
                200: "each rank has its own quarter already: (R-1)/R",
-               225: "that is stage 3", 300: "that is an all-reduce and two halves: twice too much",
-               100: "a ring does not send a rank's own part: (R-1)/R, twice",
-               37.5: "that is one rank's quarter of it"},
+               225: "that is stage 3"},
         why="As much as plain data parallelism: the memory is free.",
     ),
     Prediction(
@@ -67,7 +59,7 @@ PREDICTIONS = (
         answer=lambda: zero_traffic(3, 100, 4),
         slips={150: "that is stages 0 to 2: here parameters are gathered for backward once more",
                300: "each rank has its own quarter already: (R-1)/R",
-               75: "that is one gather", 450: "three halves of an all-reduce, not three of them"},
+               450: "three halves of an all-reduce, not three of them"},
         why="1.5 times as much: backward gathers once more what forward has freed.",
     ),
 )

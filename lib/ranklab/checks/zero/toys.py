@@ -1,4 +1,4 @@
-"""The small models that lab 06's checks train, and the messages that they see under way."""
+"""The small models that lab 06's checks train, and what is seen while they do."""
 
 import functools
 
@@ -10,6 +10,8 @@ from torch.utils.checkpoint import checkpoint
 
 from ranklab.checks.handles import HeldWork
 from ranklab.engine import device
+from ranklab.meter import Traffic
+from ranklab.zero.sharded_model import in_backward
 
 # A large eps: by the default a gradient of 1e-9, which is rounding, would move a weight by lr.
 ADAMW = functools.partial(torch.optim.AdamW, lr=0.01, eps=1e-3)
@@ -19,51 +21,49 @@ VERBS = ("all_reduce", "reduce_scatter_single", "reduce_scatter_tensor", "all_ga
 
 
 class Block(nn.Module):
-    """Number 0 is used twice; half of number 1 is frozen; half of number 2 is in float64.
+    """Half of number 1 is frozen; half of number 2 is in float64.
 
     Its output is a tuple, which begins with a tensor that has no gradient.
+    begins  is called when it begins to compute: ("forward", its number), ("backward", ...)
     """
 
     def __init__(self, number):
         super().__init__()
-        self.up, self.down = nn.Linear(5, 4), nn.Linear(4, 5)
+        self.number, self.up, self.down = number, nn.Linear(5, 4), nn.Linear(4, 5)
+        self.begins = lambda what, number: None
         if number == 1:
             self.up.requires_grad_(False)
         if number == 2:
             self.down.double()
 
     def forward(self, x):
-        y = torch.tanh(self.up(x))
-        return y.detach(), x + self.down(y.to(self.down.weight.dtype)).to(x.dtype)
+        self.begins("forward once more" if in_backward() else "forward", self.number)
+        y = self.down(torch.tanh(self.up(x)).to(self.down.weight.dtype)).to(x.dtype)
+        if y.requires_grad:
+            y.register_hook(lambda _: self.begins("backward", self.number))
+        return y.detach(), x + y
 
 
 class Toy(nn.Module):
-    """Blocks, and an embedding that is the head, too. No number of ranks above 1 divides all."""
+    """Blocks, and an embedding that is the head, too. No number of ranks above 1 divides all.
 
-    def __init__(self, recompute=None):
+    order  of the blocks; None: one of the first two, as the first token says
+    """
+
+    def __init__(self, recompute=None, order=(0, 1, 2, 3)):
         super().__init__()
-        self.recompute, self.embedding = recompute, nn.Embedding(7, 5)
-        self.blocks = nn.ModuleList(Block(number) for number in range(3))
+        self.recompute, self.order, self.embedding = recompute, order, nn.Embedding(7, 5)
+        self.blocks = nn.ModuleList(Block(number) for number in range(4))
         self.norm, self.head = nn.LayerNorm(5), nn.Linear(5, 7, bias=False)
         self.head.weight = self.embedding.weight
 
     def forward(self, tokens):  # (B, T) -> (B, T, V)
         x = self.embedding(tokens)
-        for block in (*self.blocks, self.blocks[0]):
-            _, x = block(x) if self.recompute is None else checkpoint(
+        for number in self.order or [tokens[0, 0] % 2]:
+            block = self.blocks[number]
+            _, x = block(x) if not (self.recompute and x.requires_grad) else checkpoint(
                 block, x, use_reentrant=self.recompute == "reentrant")
         return self.head(self.norm(x))
-
-
-class Experts(nn.Module):
-    """One of three layers is used; the others have no gradient."""
-
-    def __init__(self):
-        super().__init__()
-        self.experts = nn.ModuleList(nn.Linear(3, 3) for _ in range(3))
-
-    def forward(self, x, which):
-        return self.experts[which](x)
 
 
 def seeded(new_model, seed):
@@ -81,51 +81,54 @@ def is_there(tensor):
     return tensor.untyped_storage().nbytes() >= tensor.nbytes
 
 
-class Held(HeldWork):
-    """A HeldWork of which no memory that it needs may be given back before it has arrived."""
-
-    def __init__(self, work, out, result, needed):
-        super().__init__(work, out, result)
-        self.needed = needed
-
-    def wait(self, *timeout):
-        if not self.is_here and not all(map(is_there, self.needed)):
-            raise RuntimeError("memory was freed while its message was on its way")
-        return super().wait(*timeout)
+def must_be_there(tensors, what):
+    if not all(map(is_there, tensors)):
+        raise RuntimeError(what)
 
 
-class Messages:
-    """Inside `with`, every collective of VERBS is noted, and a handle is a Held.
+class Watch:
+    """Inside `with`, the messages of `wrapped` are noted; what one brings is there once somebody
+    has waited for it, and no memory that it needs may be given back before.
 
-    note  is called when one begins
     most  how many were on their way at a time
+    A subclass raises a Mistake in after_forward(where), after_backward(where, once, sync) or
+    after_step(where, once), where `once` is (R-1)/R.
     """
 
-    def __init__(self, note=lambda: None):
-        self.note, self.handles, self.most = note, [], 0
+    message_begins = forward_ends = after_forward = after_step = lambda *_: None
+
+    def __init__(self, wrapped):
+        self.wrapped, self.handles, self.most, self.traffic = wrapped, [], 0, Traffic()
 
     def __enter__(self):
         self.before = {verb: getattr(dist, verb) for verb in VERBS if hasattr(dist, verb)}
         for verb, collective in self.before.items():
             setattr(dist, verb, functools.partial(self._call, collective))
+        self.traffic.__enter__()
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *error):
+        self.traffic.__exit__(*error)
         for verb, collective in self.before.items():
             setattr(dist, verb, collective)
 
     def _call(self, collective, out, *args, **kwargs):
         tensors = [x for x in (out, *args) if isinstance(x, torch.Tensor)]
-        if not all(map(is_there, tensors)):
-            raise RuntimeError("a message begins with memory that was freed")
-        self.note()
+        must_be_there(tensors, "a message begins with memory that was freed")
+        self.message_begins()
         if not kwargs.get("async_op", False):
             return collective(out, *args, **kwargs)
+
+        def arrives():
+            must_be_there(tensors, "memory was freed while its message was on its way")
+            tensors.clear()  # from now on it may be
+
         result = out.detach().clone()
-        self.handles.append(Held(collective(result, *args, **kwargs), out, result, tensors))
+        work = collective(result, *args, **kwargs)
+        self.handles.append(HeldWork(work, out, result, arrives))
         self.most = max(self.most, self.missing())
         return self.handles[-1]
 
     def missing(self):
-        """How many have not been waited for."""
+        """How many messages nobody has waited for."""
         return sum(not held.is_here for held in self.handles)

@@ -1,168 +1,192 @@
-"""Training in shards, beside one process: gradients of what a rank owns, and all weights."""
+"""A training run on every rank beside one process; all three stages are checked by it."""
+
+import functools
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from ranklab.checks.exercise import Mistake
-from ranklab.checks.trial import TOLERANCE, explain, group_of_mine, is_near, members_of
-from ranklab.checks.zero.toys import ADAMW, SGD, Toy, is_there, loss_of, seeded
-
-# The optimizer; of each backward before a step whether it communicates; how many steps.
-WAYS = (ADAMW, (True,), 1), (SGD, (False, True, True), 2)
-
-
-def train(wrapped_class, in_groups=False, recompute=None, ways=WAYS, **options):
-    """Runs on every rank: what compare_training() needs, of all steps of each way."""
-    rank = dist.get_rank()
-    members = members_of(rank) if in_groups else tuple(range(dist.get_world_size()))
-    options |= {"group": group_of_mine()} if in_groups else {}
-    return [step for way in ways for step in _steps(
-        wrapped_class, rank, members, lambda: Toy(recompute), options, *way)]
+from ranklab.checks.trial import (
+    explain, group_of_mine, hinted, members_of, on_ranks, rank_name,
+)
+from ranklab.checks.zero.toys import ADAMW, SGD, Toy, loss_of, must_be_there, seeded
+from ranklab.engine import device
 
 
-def _steps(wrapped_class, rank, members, new_model, options, new_optimizer, pieces, n):
-    one = seeded(new_model, members[0])  # ranks begin apart: those of the first rank count
-    wrapped = wrapped_class(seeded(new_model, rank), **options)
-    ours, ones = wrapped.make_optimizer(new_optimizer), new_optimizer(one.parameters())
-    names = {p: name for name, p in wrapped.module.named_parameters()}
-    for step in range(n):
-        ours.zero_grad()
-        ones.zero_grad()
-        before = {name: p.detach().clone() for name, p in one.named_parameters()}
-        for piece, sync in enumerate(pieces):
-            wrapped.sync = sync
-            loss_of(wrapped, 100 * step + 10 * piece + rank).backward()
-            loss_of(one, 100 * step + 10 * piece + rank).backward()
-        own = {name: _copy(p.grad) for name, p in one.named_parameters()}
-        ones.zero_grad()
-        for piece, r in ((piece, r) for piece in range(len(pieces)) for r in members):
-            (loss_of(one, 100 * step + 10 * piece + r) / len(members)).backward()
-        mean = {name: _copy(p.grad) for name, p in one.named_parameters()}
-        shards = [_shard(bucket, names, mean, own) for bucket in wrapped.buckets
-                  if bucket.parameters[0].requires_grad]
-        kept = [name for p, name in names.items() if p.grad is not None]
-        if any(isinstance(got, str) for _, got, *_ in shards):  # a step would crash
-            yield (step, len(pieces)), members, shards, kept, None
-            return
-        ours.step()
-        ones.step()
-        got = wrapped.state_dict()
-        yield (step, len(pieces)), members, shards, kept, {
-            name: tuple(x.detach().cpu().float().clone() for x in (got[name], p, before[name]))
-            for name, p in one.named_parameters()}
+def _in_bfloat16(recompute):
+    return Toy(recompute).bfloat16()
 
 
-def _copy(tensor):
-    return None if tensor is None else tensor.detach().clone()
+# The model, the optimizer, whether each backward before a step communicates, and how many steps.
+WAYS = (
+    (Toy, ADAMW, (True,), 1),
+    (Toy, SGD, (False, True), 1),
+    (functools.partial(Toy, order=(0, 1, 2, 3, 0)), SGD, (False, True, True), 2),
+    (_in_bfloat16, functools.partial(torch.optim.SGD, lr=10), (True,), 1),
+)
+EXPERTS = (functools.partial(Toy, order=None), ADAMW, (True,), 2),
 
 
-def _shard(bucket, names, mean, own):
-    """(a name, the shard's gradient, its rank, the right ones of all ranks, this rank's own)"""
-    grads = [part.master.grad for part in bucket.parts]
-    if any(grad is None for grad in grads):
-        got = "None"
-    elif not all(map(is_there, grads)):
-        got = "memory that was freed"
-    else:
-        got = torch.cat([bucket.shard.new_zeros(0), *grads]).cpu().float()
-    filled, rank = sum(part.place.stop - part.place.start for part in bucket.parts), bucket.rank
-    rows = []
-    for values in (mean, own):
-        flat = torch.cat([values[names[p]].flatten().cpu().float() for p in bucket.parameters])
-        flat = nn.functional.pad(flat, (0, bucket.padding))
-        rows.append([row[:filled] for row in flat.view(-1, len(bucket.shard))])
-    return names[bucket.parameters[0]], got, rank, rows[0], rows[1][rank]
+def on_all_ranks(comparisons, *args, ranks, failures):
+    """All comparisons(*args) hold on that many ranks; else a Mistake, with the hint of `failures`.
 
-
-def compare_training(wheres, seen, hint):
-    """Raises the Mistake that the steps of all ranks tell: in each step of gradients first.
-
-    `hint` is about what has no other.
+    comparisons  a generator of (function, its arguments...); the function may raise a Mistake
     """
-    for steps in zip(*seen):
-        for where, (number, members, shards, kept, _) in zip(wheres, steps):
-            here = _step_name(where, *number)
-            for shard in shards:
-                _compare_shard(here, len(members), number[1], *shard, hint)
-            if kept:
-                raise Mistake(f"{here}: the module's own gradient of `{kept[0]}` is still there",
-                              "bucket.hand_over() gives the optimizer its gradients, and lets go "
-                              "of the module's.")
-        for where, (number, *_, weights) in zip(wheres, steps):
-            for name, (got, right, before) in weights.items():
-                _compare_weight(f"{_step_name(where, *number)}: `{name}`", got, right, before)
+    with hinted(failures):
+        for mistake in on_ranks(_first_mistake, comparisons, args, ranks=ranks):
+            if mistake:
+                raise mistake
 
 
-def _step_name(where, step, backwards):
-    name = f"{where}, step {step + 1}"
-    return f"{name} after {backwards} backwards" if backwards > 1 else name
+def _first_mistake(comparisons, args):
+    """All ranks end where the first one has a Mistake; returns it, or None."""
+    for compare, *what in comparisons(*args):
+        failed, mistake = torch.zeros(1, device=device()), None
+        try:
+            compare(*what)
+        except Mistake as error:
+            failed, mistake = failed + 1, error
+        dist.all_reduce(failed)
+        if failed:
+            return mistake
 
 
-def _compare_shard(where, R, backwards, name, got, rank, right, own, hint):
-    where = f"{where}: the optimizer's gradient in the bucket of `{name}`"
-    if got == "None":
+def train(wrapped_class, new_watch, options=(), ways=WAYS, recompute=None, make_optimizer=None):
+    """Runs on every rank: what to compare, for on_all_ranks. On four ranks they are in groups.
+
+    make_optimizer  (wrapped, new_optimizer); the model's own by default
+    """
+    rank, ranks, options = dist.get_rank(), dist.get_world_size(), dict(options)
+    members, where = range(ranks), rank_name(rank, ranks)
+    if ranks == 4:
+        members, options["group"] = members_of(rank), group_of_mine()
+        where = f"in the group of ranks {members}, rank {rank}"
+    if recompute:
+        where = f"{where}, {recompute} checkpoint"
+    make_optimizer = make_optimizer or wrapped_class.make_optimizer
+    for new_model, new_optimizer, pieces, steps in ways:
+        # Ranks begin apart: the weights of the first one count.
+        one = OneProcess(seeded(lambda: new_model(None), members[0]), new_optimizer)
+        wrapped = wrapped_class(seeded(lambda: new_model(recompute), rank), **options)
+        optimizer = make_optimizer(wrapped, new_optimizer)
+        for step in range(steps):
+            here = f"{where}, step {step + 1}"
+            yield from _step(here, wrapped, optimizer, one, new_watch, pieces, members, 100 * step)
+        with torch.no_grad(), new_watch(wrapped) as watch:
+            loss_of(wrapped, 0)
+            watch.forward_ends()
+        yield watch.after_forward, f"{where}, without gradients"
+
+
+def _step(where, wrapped, optimizer, one, new_watch, pieces, members, seed):
+    rank, once = dist.get_rank(), 1 - 1 / len(members)
+    optimizer.zero_grad()
+    for piece, sync in enumerate(pieces):
+        wrapped.sync = sync
+        with new_watch(wrapped) as watch:
+            loss = loss_of(wrapped, seed + 10 * piece + rank)
+            watch.forward_ends()
+            loss.backward()
+        yield watch.after_backward, where if sync else f"{where}, with sync=False", once, sync
+    each = {r: one.gradients([seed + 10 * piece + r for piece in range(len(pieces))])
+            for r in members}
+    mean = [_mean(gradients) for gradients in zip(*each.values())]
+    where = f"{where} after {len(pieces)} backwards" if len(pieces) > 1 else where
+    yield compare_gradients, where, wrapped, mean, each[rank], len(members)
+    before = {name: p.detach().clone() for name, p in one.model.named_parameters()}
+    with new_watch(wrapped) as watch:
+        optimizer.step()
+    one.step(mean)
+    yield watch.after_step, where, once
+    yield compare_weights, where, wrapped.state_dict(), one.model, before
+
+
+def _mean(gradients):
+    """None is no gradient: it counts as zeros, where another rank has one."""
+    there = [gradient for gradient in gradients if gradient is not None]
+    return sum(there) / len(gradients) if there else None
+
+
+class OneProcess:
+    """The oracle: one process, with masters in float32 or better."""
+
+    def __init__(self, model, new_optimizer):
+        self.model, self.trained = model, [p for p in model.parameters() if p.requires_grad]
+        self.masters = [p.detach().to(torch.promote_types(p.dtype, torch.float32), copy=True)
+                        for p in self.trained]
+        self.optimizer = new_optimizer(self.masters)
+
+    def gradients(self, seeds):
+        """Of the sum of these batches' losses."""
+        found = torch.autograd.grad(sum(loss_of(self.model, seed) for seed in seeds), self.trained,
+                                    allow_unused=True)
+        return [gradient if gradient is None else gradient.to(master)
+                for gradient, master in zip(found, self.masters)]
+
+    def step(self, gradients):
+        for master, gradient in zip(self.masters, gradients):
+            master.grad = gradient
+        self.optimizer.step()
+        for p, master in zip(self.trained, self.masters):
+            p.data.copy_(master)
+
+
+def compare_gradients(where, wrapped, mean, own, ranks):
+    """This rank's optimizer has the mean gradient of its shard, and none where no rank has one."""
+    names = {p: name for name, p in wrapped.module.named_parameters() if p.requires_grad}
+    mean, own = dict(zip(names, mean)), dict(zip(names, own))
+    for part in (part for bucket in wrapped.buckets for part in bucket.parts):
+        if part.parameter in names:
+            _compare_gradient(f"{where}: the optimizer's gradient of `{names[part.parameter]}`",
+                              part.master.grad, _cut(part, mean), _cut(part, own), ranks)
+
+
+def _cut(part, gradients):
+    gradient = gradients[part.parameter]
+    return gradient if gradient is None else _narrow(
+        gradient.flatten()[part.start : part.start + len(part.master)], part.parameter)
+
+
+def _narrow(tensor, like):
+    """On its device, and as exact: where `like` has 64 bits, its layer's input came from 32."""
+    return tensor.to(like.device, torch.float32 if like.dtype == torch.float64 else like.dtype)
+
+
+def _compare_gradient(where, got, mean, own, ranks):
+    if mean is None and got is None:
+        return
+    if mean is None:
+        raise Mistake(f"{where} is there, and no rank has used it", "No rank has used it: "
+                      "hand_over() only those that have p.grad, or weight decay and momentum will "
+                      "move it.")
+    if got is None:
         raise Mistake(f"{where} is None", "finish() calls bucket.hand_over() for every bucket, "
-                      "when all messages have arrived.")
-    if isinstance(got, str):
-        raise Mistake(f"{where} lies in {got}", "It must not be a view of bucket.flat, because "
-                      "that is freed: the mean arrives in a place of its own.")
-    others = {f"that of rank {r}'s shard": (other, "Each rank gets its own shard: number "
-                                            "bucket.rank of R equal parts of bucket.flat.")
-              for r, other in enumerate(right) if r != rank}
-    explain(where, got, right[rank], {
-        f"the sum, {R} times the mean": (R * right[rank], "Divide bucket.flat by the number of "
-                                         "ranks of its group, once."),
-        f"the mean divided by {R} again": (right[rank] / R, "Divide once."),
-        **{f"this rank's own{divided}": (wrong, "Reduce-scatter bucket.flat into bucket.own, and "
-                                         "wait for it.")
-           for divided, wrong in (("", own), (f", divided by {R}", own / R))},
-        "zeros": (0 * right[rank], "What has arrived never gets there: is the place "
-                  "of the mean in bucket.own, and does finish() wait before it hands over?"),
-        **others}, hint if backwards == 1 else f"Backwards before one step add up. {hint}")
+                      "when all messages have arrived." if own is not None else "Another rank has "
+                      "used it: super().finish() has given those parameters a gradient. Hand them "
+                      "to hand_over(): {p for p in bucket.parameters if p.grad is not None}.")
+    must_be_there([got], "the optimizer's gradient lies in memory that was freed")
+    own = 0 * mean if own is None else own
+    ring = "Reduce-scatter bucket.flat into bucket.own, and wait for it."
+    divide = "Divide bucket.flat by the number of ranks of its group, once."
+    explain(where, _narrow(got, mean), mean, {
+        f"the sum, {ranks} times the mean": (ranks * mean, divide),
+        f"the mean divided by {ranks} again": (mean / ranks, divide),
+        "this rank's own": (own, ring), f"this rank's own, divided by {ranks}": (own / ranks, ring),
+        "zeros": (0 * mean, "What has arrived never gets there: is the place of the mean in "
+                  "bucket.own, and does finish() wait before it hands over?"),
+    }, "Each rank gets its own shard, number bucket.rank of R equal parts of bucket.flat. Where is "
+       "its mean written, and does bucket.hand_over() read it there, when all messages have "
+       "arrived? Backwards before one step add up; so do two uses of one parameter.")
 
 
-def _compare_weight(where, got, right, before):
-    apart = (got.double() - right.double()).abs()
-    stays = apart > TOLERANCE[right.dtype] * right.double().abs().max()
-    stale = torch.where(stays, before, got)
-    explain(where, got, right, {
-        "as before the step": (before, "step_ends() must gather what the owners have stepped."),
-        "stepped in part only": (stale, "Each rank has stepped what it owns: all others need it. "
-                                 "step_ends() gathers bucket.shard of all ranks into "
-                                 "bucket.weights."),
-    }, "The gradients were right: each shard goes into its own place of bucket.weights.")
-
-
-def train_halves(wrapped_class, **options):
-    """A step in bfloat16: (the weights, [(name, start, the master's numbers)])."""
-    model = seeded(lambda: nn.Linear(5, 3).bfloat16(), 0)
-    wrapped = wrapped_class(model, **options)
-    optimizer = wrapped.make_optimizer(SGD)
-    names = {p: name for name, p in model.named_parameters()}
-    wrapped(torch.ones(2, 5).to(next(model.parameters()))).sum().backward()
-    optimizer.step()
-    masters = [(names[part.parameter], part.start, part.master.detach().cpu())
-               for bucket in wrapped.buckets for part in bucket.parts]
-    return {name: value.cpu() for name, value in wrapped.state_dict().items()}, masters
-
-
-def compare_halves(seen):
-    """`seen`: of every rank, what train_halves() returned."""
-    start = {name: p.detach() for name, p in seeded(
-        lambda: nn.Linear(5, 3).bfloat16(), 0).cpu().state_dict().items()}
-    right = {name: value.float() for name, value in start.items()}
-    for _, masters in seen:
-        for name, begin, numbers in masters:
-            right[name].view(-1)[begin : begin + len(numbers)] = numbers.float()
-    for rank, (got, _) in enumerate(seen):
-        for name, value in got.items():
-            wanted = right[name].bfloat16()
-            if is_near(wanted, start[name]):
-                raise Mistake(f"in bfloat16 `{name}` was not stepped", "Is the gradient handed to "
-                              "the float32 masters?")
-            if not torch.equal(value, wanted):
-                raise Mistake(f"in bfloat16 rank {rank} has not what the optimizer has stepped, "
-                              f"in `{name}`", "The optimizer steps float32 masters: "
-                              "bucket.update_shard() rounds them into the shard, before it is "
-                              "gathered.")
+def compare_weights(where, got, model, before):
+    """This rank has all weights of `model`, the one process's."""
+    for name, right in model.named_parameters():
+        seen, right, old = (_narrow(x, right) for x in (got[name], right, before[name]))
+        stale = torch.where(torch.isclose(seen, right, rtol=1e-3), seen, old)
+        explain(f"{where}: `{name}`", seen, right, {"not stepped, or in part only": (
+            stale, "step_ends() gathers bucket.shard of all ranks into bucket.weights: each rank "
+            "has stepped what it owns, and all others need it." if right.itemsize >= 4 else
+            "The optimizer steps float32 masters: bucket.update_shard() rounds them into the "
+            "shard, before it is gathered.")},
+            "The gradients were right: each shard goes into its own place of bucket.weights.")

@@ -10,27 +10,28 @@
         --engine deepspeed --checkpoint build/zero
 
 --config takes stage, offload, batch, precision, clipping and AdamW's options from a DeepSpeed
-config, for either engine. --write-config writes one for --gpus of --gpu-gb, and trains nothing.
-
+config, for either engine; --write-config writes one for --gpus of --gpu-gb, and trains nothing.
 --size 1.3b is GPT-2 1.3B in bf16 with activation checkpointing. With 24 GB: --micro-batch 1 or 2;
 PYTORCH_ALLOC_CONF=expandable_segments:True fights fragmentation. Our stage 3 begins with the whole
-model on each GPU, 2.6 GB in bf16. The step is torch's fused AdamW; --compiled takes DeepSpeed's
-FusedAdam, or its CPUAdam with --offload cpu, which suits large models.
+model on each GPU. --compiled takes DeepSpeed's FusedAdam, or its CPUAdam with --offload cpu.
 A checkpoint of ours goes on with any number of ranks, in any stage; DeepSpeed's as it was.
 """
 
 import dataclasses
+import json
 import os
 import sys
+from pathlib import Path
 
 from ranklab.engine.in_place import is_started_by_another
 from ranklab.projects.command import Command, comma_list, say
 from ranklab.projects.zero.config import MODELS, SIZES, Settings, settings_of
-from ranklab.projects.zero.report import machine, report, write_config
+from ranklab.projects.zero.report import machine, report
 from ranklab.projects.zero.training import LAUNCH_LIMIT, run
 
 COLLECTIVE_LIMIT = 600  # seconds, under torchrun and srun: a dead rank is noticed after it
 STAGES = (0, 1, 2, 3)
+FIELDS = [field.name for field in dataclasses.fields(Settings)]
 
 
 def parse(argv=None):
@@ -46,8 +47,7 @@ def parse(argv=None):
     command.add_argument("--gpu-gb", type=float, default=24, help="memory of each")
     command.add_argument("--write-config", metavar="FILE", help="for that machine, and end")
     command.add_argument("--local_rank", type=int, help="given by the command deepspeed")
-    command.add_fields(Settings, *(field.name for field in dataclasses.fields(Settings)
-                                   if field.name != "betas"))
+    command.add_fields(Settings, *(name for name in FIELDS if name != "betas"))
     options = command.parse(argv)
     settings = SIZES[options.size]
     if options.config:
@@ -90,14 +90,13 @@ def main(argv=None):
     options, settings = parse(argv)
     if options.write_config:
         text, config = machine(settings, MODELS[options.size], options.gpus, options.gpu_gb)
-        write_config(config, options.write_config)
+        Path(options.write_config).write_text(json.dumps(config, indent=2) + "\n")
         say(f"{text}\n{options.write_config} says so to DeepSpeed.")
         return 0
     limit = COLLECTIVE_LIMIT if is_started_by_another() else LAUNCH_LIMIT
     found = run(options.size, tuple(options.stage), ranks=options.ranks, path=options.data,
                 resume=options.resume, progress=sys.stderr.isatty(), timeout=limit,
-                **{field.name: getattr(settings, field.name)
-                   for field in dataclasses.fields(settings)})
+                **{name: getattr(settings, name) for name in FIELDS})
     say(report(found), machine(settings, found["shape"], options.gpus, options.gpu_gb)[0])
     return 0
 

@@ -25,7 +25,9 @@ def new_trainer(model, text, settings, stage, stages, progress):
         in_16_bits = model.loss  # too few for a sum over many targets
         model.loss = lambda head, *rest: in_16_bits(lambda x: head(x).float(), *rest)
         settings = replace(settings, precision="fp32")  # all is computed as it is held: no autocast
-    return kind(model, text, settings, device(), parallel=parallel, progress=progress)
+    trainer = kind(model, text, settings, device(), parallel=parallel, progress=progress)
+    trainer.title = f"{settings.engine}, stage {stage}"
+    return trainer
 
 
 def has_master_weights(settings, stage):
@@ -94,22 +96,13 @@ class DeepSpeedTrainer(TextTrainer):
         self.steps_done = state["trained_steps"]
 
 
-def shards_of(trainer):
-    """What is left of parameters that the model shows empty."""
+def held_by(trainer):
+    """(the torch optimizer that steps, what is left of parameters that the model shows empty, what
+    holds gradients beside those that the optimizer steps).
+    """
     if isinstance(trainer.parallel, DeepSpeed):
-        return [p.ds_tensor for p in trainer.model.parameters() if hasattr(p, "ds_tensor")]
-    return [bucket.shard for bucket in trainer.parallel.replica.buckets if hasattr(bucket, "shard")]
-
-
-def stepping(trainer):
-    """The torch optimizer that steps."""
-    if isinstance(trainer.parallel, DeepSpeed):
-        return trainer.parallel.engine.basic_optimizer
-    return trainer.optimizer
-
-
-def buckets_of(trainer):
-    """What holds gradients beside those that the optimizer steps."""
-    if isinstance(trainer.parallel, DeepSpeed):
-        return []
-    return [bucket.flat for bucket in trainer.parallel.replica.buckets]
+        shards = [p.ds_tensor for p in trainer.model.parameters() if hasattr(p, "ds_tensor")]
+        return trainer.parallel.engine.basic_optimizer, shards, []
+    buckets = trainer.parallel.replica.buckets
+    shards = [bucket.shard for bucket in buckets if hasattr(bucket, "shard")]
+    return trainer.optimizer, shards, [bucket.flat for bucket in buckets]

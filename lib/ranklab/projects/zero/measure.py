@@ -1,69 +1,90 @@
 """What one step holds and sends, counted; and what the formulas say."""
 
+import contextlib
 from typing import NamedTuple
 
 import torch
 
 from ranklab.engine import device
-from ranklab.meter import Memory, MemoryCurve, Traffic, memory_of
+from ranklab.meter import MemoryCurve, Traffic, memory_of
+from ranklab.meter.storage import tensors_in
 from ranklab.models.gpt import block_parameters, count_parameters
-from ranklab.projects.zero.engines import buckets_of, has_master_weights, shards_of, stepping
+from ranklab.projects.zero.engines import has_master_weights, held_by
 from ranklab.zero.memory import zero_traffic
 
 BYTES = {"fp32": (4, 4, 8), "bf16": (2, 2, 12)}  # of parameter, gradient, optimizer state
 
 
 class Costs(NamedTuple):
-    """What one rank holds at the begin of the optimizer's step, and in all of a step."""
+    """Bytes of one rank: on its device when the optimizer's step begins, elsewhere, and sent."""
 
-    held: Memory
-    peak: int  # bytes, with activations
-    sent: int  # bytes
-
-    @property
-    def states(self):
-        """(parameters, gradients, optimizer state); gradients also in buckets."""
-        held = self.held
-        return (held.parameters, held.gradients + held.communication_buffers, held.optimizer_state)
+    parameters: int
+    gradients: int  # also in buckets
+    optimizer: int  # masters and state
+    offloaded: int  # in the CPU's memory or in files: all that the optimizer has, gradients too
+    peak: int | None  # with activations; no formula says it
+    sent: float
 
 
-def measure(trainer):
-    """The trainer has done one more step; returns its Costs on this rank."""
-    held, optimizer = [], stepping(trainer)
-    how = {"shards": shards_of(trainer), "communication": buckets_of(trainer)}
-    hook = optimizer.register_step_pre_hook(
-        lambda *_: held.append(memory_of(trainer.model, optimizer, **how)))
-    on_gpu = device().type == "cuda"
+UNKNOWN = Costs(*[None] * 6)
+
+
+def measure(trainer, settings):
+    """The trainer has done one more step; returns its Costs on this rank. (The peak: on rank 0.)"""
+    optimizer, shards, buckets = held_by(trainer)
+    how, seen = {"shards": shards, "communication": buckets}, []
+
+    def look(*_):
+        held = memory_of(trainer.model, None if settings.offload else optimizer, **how)
+        stepped = [p for group in optimizer.param_groups for p in group["params"]]
+        away = nbytes(stepped, [p.grad for p in stepped], list(optimizer.state.values()))
+        parameters_away = nbytes(shards) if settings.offload_parameters else 0
+        seen.append(Costs(held.parameters - parameters_away,
+                          held.gradients + held.communication_buffers, held.optimizer_state,
+                          parameters_away + (away if settings.offload else 0), 0, 0))
+
+    hook = optimizer.register_step_pre_hook(look)
+    curve, on_gpu = None, device().type == "cuda"
     if on_gpu:
         torch.cuda.reset_peak_memory_stats()
-    curve = None if on_gpu else MemoryCurve(trainer.model, optimizer, **how)
-    with Traffic() as traffic:
-        if on_gpu:
-            trainer.step()
-        else:
-            with curve:
-                trainer.step()
+    elif trainer.parallel.rank == 0:  # its numbers are shown, and it makes every op slower
+        curve = MemoryCurve(trainer.model, optimizer, **how)
+    with Traffic() as traffic, curve or contextlib.nullcontext():
+        trainer.step()
     hook.remove()
-    peak = torch.cuda.max_memory_allocated() if on_gpu else curve.peak_bytes
-    return Costs(max(held, key=lambda one: one.total), peak, traffic.sent_bytes)
+    peak = torch.cuda.max_memory_allocated() if on_gpu else None
+    if curve:
+        peak = max(point.total - (point.optimizer_state if settings.offload else 0)
+                   for point in curve.points)
+    return max(seen, key=sum)._replace(peak=peak, sent=traffic.sent_bytes)
+
+
+def nbytes(*tensors):
+    return sum(tensor.nbytes for tensor in tensors_in(tensors))
 
 
 def predicted(shape, settings, stage, ranks, zero_memory):
-    """(States, bytes sent in a step) by the formulas; `zero_memory` may be a learner's.
+    """The Costs by the formulas; `zero_memory` may be a learner's.
 
     A step of several micro batches sends the gradients once in stages 0 and 1, and for each of
     them from stage 2 on, where no rank keeps them whole. Ours send the model's buffers, too, as
     torch's DDP does; and stage 3 has what is outside of the blocks whole for all of a step.
     """
-    has_masters = has_master_weights(settings, stage)
-    size = BYTES[settings.precision if has_masters else "fp32"]
-    n = count_parameters(shape)
-    whole = n - shape.n_layer * block_parameters(shape)  # what is outside of the blocks
-    resident = whole if settings.engine == "ours" else 0
+    size = BYTES[settings.precision if has_master_weights(settings, stage) else "fp32"]
+    n, is_ours = count_parameters(shape), settings.engine == "ours"
+    resident = is_ours * (n - shape.n_layer * block_parameters(shape))  # outside of the blocks
+    buffers = is_ours * 2 * shape.n_layer * shape.n_ctx * shape.head_size * size[0]  # angles
     sent = zero_traffic(stage, size[0] * n, ranks, size[0] * resident)
-    angles = 2 * shape.n_layer * shape.n_ctx * shape.head_size * size[0]
-    buffers = angles if settings.engine == "ours" else 0
-    pieces = -(-settings.batch // (ranks * settings.micro_batch))
     gradients = zero_traffic(0, size[0] * n, ranks) / 2  # a reduce-scatter is half an all-reduce
+    pieces = -(-settings.batch // (ranks * settings.micro_batch))
     again = {2: gradients + buffers, 3: sent + buffers}.get(stage, 0)
-    return zero_memory(stage, n, ranks, *size), sent + buffers + (pieces - 1) * again
+    held = Costs(*zero_memory(stage, n, ranks, *size), 0, None,
+                 sent + buffers + (pieces - 1) * again)
+    if settings.offload_parameters:
+        held = held._replace(parameters=0, offloaded=held.parameters)
+    if settings.offload:
+        # Masters, moments and their gradients are in float32; stage 1 has all gradients here, too.
+        away = held.offloaded + zero_memory(3, n, ranks, 0, 4, 12).total
+        held = held._replace(gradients=held.gradients if stage == 1 else 0, optimizer=0,
+                             offloaded=away)
+    return held

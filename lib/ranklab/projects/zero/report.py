@@ -1,15 +1,13 @@
 """What the stages have shown, as text; and which of them suits a machine."""
 
-import json
 import math
-from pathlib import Path
 
 from ranklab.baseline import activation_bytes
 from ranklab.models.gpt import count_parameters
+from ranklab.projects.zero.measure import Costs
 from ranklab.zero import deepspeed_config, fastest_way
 
 BUCKET = 50_000_000  # numbers
-COLUMNS = ("parameters", "gradients", "optimizer", "peak", "sent a step")
 
 
 def report(found):
@@ -21,32 +19,33 @@ def report(found):
         f"training  {settings.engine}, {settings.steps} steps of {settings.batch} x {shape.n_ctx} "
         f"tokens of {found['text']}, {settings.precision}, {ranks} ranks",
         "",
-        f"{'bytes on rank 0':16}" + "".join(f"{name:>13}" for name in COLUMNS)
-        + f"{'tokens/s':>10}{'held out':>9}",
+        line("rank 0, bytes", Costs._fields, settings) + f"{'tokens/s':>10}{'held out':>9}",
     ]
     for row in found["rows"]:
-        lines += rows_of(row, settings)
+        loss = f"stopped at {row.steps}" if row.held_out is None else f"{row.held_out:.3f}"
+        speed = row.tokens_per_second
+        speed = "-" if math.isnan(speed) else f"{speed:,.0f}"
+        lines += [line(f"stage {row.stage}", row.costs, settings) + f"{speed:>10}{loss:>9}",
+                  line("  the formula", row.said, settings)]
     lines += ["", f"A bigram model has a loss of {found['bigram']:.3f} nats on the held-out text."]
-    if settings.precision == "bf16":
+    if settings.offload:
+        lines += [f"Offloaded to {settings.offload}: what the optimizer steps, its state, its "
+                  "gradients.", "The other columns show what the device holds."]
+    elif settings.precision == "bf16":
         lines.append("In bf16 the optimizer takes its gradients in float32: 4 bytes for each "
                      "number that a rank steps, which the formula does not count.")
     return "\n".join(lines)
 
 
-def rows_of(row, settings):
-    """A line with what was counted, and one with what the formulas say."""
-    loss = f"stopped at {row.steps}" if row.held_out is None else f"{row.held_out:.3f}"
-    counted = ["-"] * 5 if row.costs is None else [
-        f"{n:,}" for n in (*row.costs.states, row.costs.peak, row.costs.sent)]
-    said = [f"{n:,.0f}" for n in row.states]
-    speed = "-" if math.isnan(row.tokens_per_second) else f"{row.tokens_per_second:,.0f}"
-    offload = f", {settings.offload}" if settings.offload else ""
-    return [line(f"stage {row.stage}{offload}", counted) + f"{speed:>10}{loss:>9}",
-            line("  the formula", [*said, "", f"{row.sent:,.0f}"])]
-
-
-def line(name, cells):
-    return (f"{name:16}" + "".join(f"{cell:>13}" for cell in cells)).rstrip()
+def line(name, costs, settings):
+    """One column for each of the Costs; nobody has counted a None."""
+    cells, width = Costs(*costs)._asdict(), 11
+    if not (settings.offload or settings.offload_parameters):
+        del cells["offloaded"]
+        width = 13
+    texts = ["-" if cell is None else cell if isinstance(cell, str) else f"{cell:,.0f}"
+             for cell in cells.values()]
+    return f"{name:14}" + "".join(f"{text:>{width}}" for text in texts)
 
 
 def machine(settings, shape, gpus, gpu_gb):
@@ -71,8 +70,3 @@ def beside_states(settings, shape):
     logits = settings.micro_batch * shape.n_ctx * shape.vocab_size
     kept = activation_bytes(shape, settings.micro_batch, shape.n_ctx, 2, settings.recompute)
     return kept + 3 * 4 * logits + 2 * 2 * min(BUCKET, count_parameters(shape))
-
-
-def write_config(config, path):
-    """The file `path` holds what deepspeed.initialize(config=path) takes."""
-    Path(path).write_text(json.dumps(config, indent=2) + "\n")

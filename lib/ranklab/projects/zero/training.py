@@ -15,10 +15,9 @@ from ranklab.engine import device, launch
 from ranklab.models.gpt import GPT
 from ranklab.projects.zero.config import MODELS, SIZES
 from ranklab.projects.zero.engines import new_trainer
-from ranklab.projects.zero.measure import Costs, measure, predicted
+from ranklab.projects.zero.measure import UNKNOWN, Costs, measure, predicted
 from ranklab.trainer import History
 from ranklab.zero import zero_memory
-from ranklab.zero.memory import States
 from ranklab.zero.training import STAGES
 
 LAUNCH_LIMIT = 24 * 3600  # seconds: ranks of launch have all their time together
@@ -28,9 +27,8 @@ class Row(NamedTuple):
     """What one stage has shown, on rank 0."""
 
     stage: int
-    states: States  # predicted
-    sent: float  # predicted: bytes in a step
-    costs: Costs | None  # counted; None: it had no two steps left to do
+    said: Costs  # by the formulas
+    costs: Costs  # counted; UNKNOWN where it had no two steps left to do
     tokens_per_second: float
     history: History
     steps: int  # done
@@ -51,49 +49,47 @@ def run(size="laptop", numbers=(0, 1, 2, 3), stages=STAGES, zero_memory=zero_mem
     if settings.checkpoint and len(numbers) > 1:
         raise ValueError(f"checkpoint={settings.checkpoint!r} is that of one stage: name it")
     text = data.text_file(path) if path else data.python_text()  # read once, for all ranks
-    found = launch(_train_all, MODELS[size], settings, numbers, stages, text, resume, until,
-                   progress, ranks=ranks, timeout=timeout, stream=progress)  # fmt: skip
-    rows = []
-    for stage, one in zip(numbers, found[0]["rows"]):
-        formulas = predicted(found[0]["shape"], settings, stage, len(found), zero_memory)
-        rows.append(Row(stage, *formulas, *one))
-    return {**found[0], "rows": rows, "settings": settings, "ranks": len(found)}
+    return launch(_train_all, MODELS[size], settings, numbers, stages, zero_memory, text, resume,
+                  until, progress, ranks=ranks, timeout=timeout, stream=progress)[0]  # fmt: skip
 
 
-def _train_all(shape, settings, numbers, stages, text, resume, until, progress):
+def _train_all(shape, settings, numbers, stages, zero_memory, text, resume, until, progress):
+    """On each rank: all stages, one after the other; returns what `run` does."""
     if text.vocab_size > shape.vocab_size:
         shape = dataclasses.replace(shape, vocab_size=-(-text.vocab_size // 128) * 128)
     rows = []
     for stage in numbers:
-        rows.append(train(shape, settings, stage, stages, text, resume, until, progress))
+        torch.manual_seed(0)
+        model = GPT(shape).to(device())
+        if settings.recompute:
+            checkpoint_blocks(model, functools.partial(checkpoint, use_reentrant=False))
+        trainer = new_trainer(model, text, settings, stage, stages, progress)
+        ranks = trainer.parallel.ranks
+        check_rows(settings, ranks)
+        said = predicted(shape, settings, stage, ranks, zero_memory)
+        rows.append(Row(stage, said, *train(trainer, settings, resume, until)))
+        del model, trainer
         gc.collect()  # modules and their hooks refer to each other: else two models are in memory
     window = data.held_out_batch(text.held_out, settings.eval_batch, shape.n_ctx)
     bigram = data.bigram_loss(text.train, *window, text.vocab_size)
-    return {"rows": rows, "shape": shape, "text": text.name, "bigram": bigram}
+    return {"rows": rows, "shape": shape, "settings": settings, "ranks": ranks, "text": text.name,
+            "bigram": bigram}
 
 
-def train(shape, settings, stage, stages, text, resume=False, until=None, progress=False):
-    """On each rank: the model is trained in this stage; returns the last fields of a Row."""
-    torch.manual_seed(0)
-    model = GPT(shape).to(device())
-    if settings.recompute:
-        checkpoint_blocks(model, functools.partial(checkpoint, use_reentrant=False))
-    trainer = new_trainer(model, text, settings, stage, stages, progress)
-    check_rows(settings, trainer.parallel.ranks)
-    trainer.title = f"{settings.engine}, stage {stage}"
+def train(trainer, settings, resume, until):
+    """The trainer has done its steps; returns all of a Row but the first two."""
     if resume:
         trainer.resume()
-    costs = None
+    costs = UNKNOWN
     if min(until or settings.steps, settings.steps) - trainer.steps_done > 2:
         trainer.step()  # makes the optimizer's state, and shows stage 3 the order of its units
-        costs = measure(trainer)
+        costs = measure(trainer, settings)
     history = trainer.fit(until)
     held_out = history.held_out.get(settings.steps)
     if held_out is None and not trainer.stopped:
         held_out = trainer.evaluate()
-    seen = [speed for speed in history.speed if speed]
-    speed = statistics.median(seen) if seen else float("nan")
-    return costs, speed, history, trainer.steps_done, held_out
+    seen = [speed for speed in history.speed if speed] or [float("nan")]
+    return costs, statistics.median(seen), history, trainer.steps_done, held_out
 
 
 def check_rows(settings, ranks):
