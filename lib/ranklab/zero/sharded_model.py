@@ -83,8 +83,8 @@ class ShardedModel(Owned, Replica):
         """The unit's gradients are on their way to become means, each shard on its owner."""
         self.reduced.add(unit)
         for bucket in unit.trained():
+            self.settle()  # so one message is under way; perhaps it was of the same bucket
             bucket.gather()
-            self.settle()  # so the gradients of two units are whole at most
             bucket.flat /= dist.get_world_size(bucket.group)
             arriving = torch.empty_like(bucket.shard)
             work = dist.reduce_scatter_single(arriving, bucket.flat, group=bucket.group,
@@ -96,7 +96,7 @@ class ShardedModel(Owned, Replica):
         for bucket, arriving, work in self.under_way:
             work.wait()
             bucket.own = arriving if bucket.own is None else bucket.own + arriving
-            bucket.drop_gradients()
+            bucket.free_gradients()
         self.under_way = []
 
     def finish(self):
