@@ -1,6 +1,7 @@
 """Lab 06's ZeRO: equal to one process, and exactly what is held and sent."""
 
 import functools
+import gc
 import itertools
 import math
 
@@ -301,6 +302,37 @@ def test_an_offloaded_optimizer_gives_the_same_weights(stage, tmp_path):
         for found in launch(_offloaded, stage, folder, ranks=2):
             assert found == (True, True, True)
     assert not list((tmp_path / "nvme").iterdir()), "the files go with the optimizer"
+
+
+def device_bytes():
+    """The memory of the device that tensors of this rank hold."""
+    gc.collect()
+    tensors = [one for one in gc.get_objects() if issubclass(type(one), torch.Tensor)]
+    return sum({one.untyped_storage()._cdata: one.untyped_storage().nbytes() for one in tensors
+                if one.device.type != "cpu"}.values())
+
+
+def _bytes_between_steps(stage, offload):
+    x = torch.ones(2, 10).to(device(), torch.bfloat16)
+    before = device_bytes()
+    wrapped = STAGES[stage](Plain().to(device(), torch.bfloat16))
+    optimizer = offload(wrapped, ADAMW)
+    wrapped(x).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return device_bytes() - before
+
+
+def _what_offload_saves():
+    ways = [lambda model, new: model.make_optimizer(new), offload_optimizer]
+    return [[_bytes_between_steps(stage, way) for way in ways] for stage in STAGES]
+
+
+def test_offload_takes_the_optimizers_bytes_off_the_device():
+    """In 16 bits: 12 bytes of 16 for each number that a rank owns."""
+    for of_rank in launch(_what_offload_saves, ranks=2, rehearse="gpu"):
+        assert [plain - rest for plain, rest in of_rank] == [12 * 360 / 2] * 3
+        assert [rest for _, rest in of_rank] == [4 * 360, 2 * 360, 2 * 360 / 2]
 
 
 def _missing():
