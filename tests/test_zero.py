@@ -114,6 +114,71 @@ def test_activation_checkpointing_changes_nothing(stage, recompute):
     assert max(launch(_train, stage, ADAMW, recompute, 2, ranks=2)) < 1e-5
 
 
+def twice(loss):
+    first = loss(0)
+    first.backward(retain_graph=True)
+    first.backward()
+
+
+def one_after_the_other(loss):
+    for each in [loss(0), loss(10)]:
+        each.backward()
+
+
+def and_a_forward_without(loss):
+    loss(0).backward()
+    loss(10)
+
+
+def _unusual_backwards():
+    """The largest difference of a weight from those of one process."""
+    rank, R, worst = dist.get_rank(), dist.get_world_size(), {}
+    for stage, backwards in itertools.product(
+            STAGES, (twice, one_after_the_other, and_a_forward_without)):
+        one, model = new_toy(0), STAGES[stage](new_toy(0))
+        ours, ones = model.make_optimizer(SGD), SGD(one.parameters())
+        for step in range(0, 300, 100):
+            ours.zero_grad()
+            ones.zero_grad()
+            backwards(lambda piece: loss_of(model, step + piece + rank))
+            backwards(lambda piece: sum(loss_of(one, step + piece + r) / R for r in range(R)))
+            ours.step()
+            ones.step()
+        state = model.state_dict()
+        worst[stage, backwards.__name__] = max(
+            (state[name] - p).abs().max().item() for name, p in one.named_parameters())
+    return worst
+
+
+def test_backwards_may_come_twice_or_late_or_not_at_all():
+    for worst in launch(_unusual_backwards, ranks=2):
+        assert max(worst.values()) < 1e-5, worst
+
+
+class WithNothing(nn.Module):
+    """One block has a parameter of no numbers alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList([nn.Linear(3, 3), nn.ParameterList([torch.zeros(0)])])
+
+    def forward(self, x):
+        return self.blocks[0](x).sum() + self.blocks[1][0].sum()
+
+
+def _nothing_in_a_unit():
+    model = ZeroStage3(WithNothing().to(device()))
+    optimizer = model.make_optimizer(ADAMW)
+    model(torch.ones(2, 3, device=device())).backward()
+    optimizer.step()
+    return sorted(model.state_dict())
+
+
+def test_a_unit_may_have_no_numbers():
+    assert launch(_nothing_in_a_unit, ranks=2)[0] == ["blocks.0.bias", "blocks.0.weight",
+                                                      "blocks.1.0"]
+
+
 def _groups(stage):
     model = STAGES[stage](new_toy(0))
     named = [(name, p) for name, p in model.module.named_parameters() if p.requires_grad]

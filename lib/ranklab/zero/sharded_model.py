@@ -39,9 +39,7 @@ class ShardedModel(Owned, Replica):
         module.register_forward_pre_hook(self.forward_begins)
         module.register_forward_hook(self.forward_ends)
         for unit in self.units:
-            if unit.module is module:
-                module.register_forward_pre_hook(lambda *_, root=unit: root.end_gather())
-            else:
+            if unit.module is not module:
                 unit.module.register_forward_pre_hook(functools.partial(self.enter, unit),
                                                       with_kwargs=True)
                 unit.module.register_forward_hook(functools.partial(self.leave, unit))
@@ -53,7 +51,14 @@ class ShardedModel(Owned, Replica):
 
     # --- the order of units ---------------------------------------------------------------------
 
+    def gather_rest(self):
+        """What belongs to no unit is whole."""
+        for unit in self.units:
+            if unit.module is self.module:
+                unit.end_gather()
+
     def forward_begins(self, *_):
+        self.gather_rest()
         if not in_backward():
             self.position = 0
 
@@ -78,6 +83,7 @@ class ShardedModel(Owned, Replica):
 
     def backward_begins(self, _=None):
         self.await_its_end()  # with sync=False, too: units must be freed
+        self.gather_rest()  # a backward before this one may have freed it
 
     def reduce(self, unit):
         """The unit's gradients are on their way to become means, each shard on its owner."""
@@ -121,6 +127,7 @@ class ShardedModel(Owned, Replica):
 
     def step_ends(self):
         """The next gather sends what was stepped."""
+        self.free_all()  # a forward without a backward leaves copies, which are old now
         for bucket in self.buckets:
             bucket.update_shard()
 

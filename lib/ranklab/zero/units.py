@@ -82,7 +82,8 @@ class ShardedWeights(ShardedBucket):
 
     def take_shard(self):
         """The shard is what lies in its place in the whole weights."""
-        self.shard.copy_(self.weights.view(-1, len(self.shard))[self.rank])
+        each = len(self.shard)  # perhaps 0
+        self.shard.copy_(self.weights[self.rank * each :][:each])
 
 
 class Unit:
