@@ -56,8 +56,9 @@ def offload_optimizer(model, new_optimizer, groups=None, place=None):
     bucket's shard, and takes the state after every step.
 
     The step is the CPU's work: this rank's gradients go there once, and the stepped shard comes
-    back once. Both copies are asynchronous, as from and to pinned memory they can be; backward ends
-    when the gradients are there, and all later work of the GPU waits for the shard. The model is a ZeroStage1, 2 or 3, and has made no optimizer before.
+    back once. Neither copy holds a GPU up: backward ends when the gradients are there, and what the
+    GPU does after the step waits for the shard. The model is a ZeroStage1, 2 or 3, and has made no
+    optimizer before.
     cost   sends what `model` sends; between GPU and CPU, 1/R of gradients and parameters a step
     paper  Ren et al. 2021, ZeRO-Offload; Rajbhandari et al. 2021, ZeRO-Infinity
     lab    06

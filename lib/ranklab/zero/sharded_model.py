@@ -8,6 +8,7 @@ import functools
 
 import torch
 import torch.distributed as dist
+from torch.utils._pytree import tree_leaves
 
 from ranklab.data_parallel.recovery import in_backward
 from ranklab.data_parallel.replica import Replica
@@ -42,7 +43,7 @@ class ShardedModel(Owned, Replica):
             if unit.module is not module:
                 unit.module.register_forward_pre_hook(functools.partial(self.enter, unit),
                                                       with_kwargs=True)
-                unit.module.register_forward_hook(functools.partial(self.leave, unit))
+                unit.module.register_forward_hook(functools.partial(self.forward_of_ends, unit))
 
     def make_buckets(self, trained, cap_bytes):
         self.units = [Unit(module, its, self.group_of)
@@ -61,6 +62,13 @@ class ShardedModel(Owned, Replica):
         self.gather_rest()
         if not in_backward():
             self.position = 0
+
+    def forward_of_ends(self, unit, module, inputs, outputs):
+        """Leaves the unit, if it returns a tensor: then that tells when its backward begins. Else,
+        as when the tensor is inside of an object, the unit stays whole until all backward ends.
+        """
+        if any(isinstance(each, torch.Tensor) for each in tree_leaves(outputs)):
+            self.leave(unit, module, inputs, outputs)
 
     def forward_ends(self, *_):
         if not torch.is_grad_enabled() and not in_backward():
