@@ -157,6 +157,35 @@ def test_backwards_may_come_twice_or_late_or_not_at_all():
         assert max(worst.values()) < 1e-5, worst
 
 
+def fail_in_backward(block, inputs, output):
+    def fail(gradient):
+        raise ArithmeticError
+
+    output.register_hook(fail)
+
+
+def _after_a_failed_backward():
+    """The norm of the optimizer's gradients: with a backward before that raised, and without."""
+    found = []
+    for stage, unused, fails in itertools.product(STAGES, (False, True), (False, True)):
+        model = STAGES[stage](new_toy(0), find_unused=unused)
+        optimizer = model.make_optimizer(SGD)
+        if fails:
+            hook = model.module.blocks[1].register_forward_hook(fail_in_backward)
+            with pytest.raises(ArithmeticError):
+                loss_of(model, 0).backward()
+            hook.remove()
+        loss_of(model, 10).backward()
+        found.append(nn.utils.get_total_norm(
+            [p.grad.float() for group in optimizer.param_groups for p in group["params"]]).item())
+    return found
+
+
+def test_a_backward_may_raise_on_all_ranks():
+    for found in launch(_after_a_failed_backward, ranks=2):
+        assert found[1::2] == pytest.approx(found[::2])
+
+
 class Boxed(nn.Linear):
     """Its result is an attribute of an object that torch does not look into."""
 

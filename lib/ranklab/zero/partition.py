@@ -96,8 +96,14 @@ class ShardedBucket(Bucket):
             part.master.grad = mean if before is None else before.add_(mean)
         self.own = self.before = None
         self.used.clear()
-        for parameter in self.parameters:
-            parameter.grad = None
+        super().drop_gradients()
+
+    def drop_gradients(self):
+        """As a Bucket's; and the optimizer has none."""
+        self.used.clear()
+        super().drop_gradients()
+        for part in self.parts:
+            part.master.grad = None
 
     def free_gradients(self):
         """The whole gradients take no memory until the next gather()."""

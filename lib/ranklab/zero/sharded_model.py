@@ -26,7 +26,8 @@ class ShardedModel(Owned, Replica):
         backward_done(unit)                   after it
     What belongs to no unit (embeddings, the last norm) is whole from the forward's begin to the
     backward's end. Outside of these the parameters of `module` are empty: see whole().
-    All ranks must use the same units in the same order.
+    All ranks must use the same units in the same order. So a backward may raise on all ranks, but
+    not on one alone: the others wait for its units.
 
     units        the modules to gather one by one; by default the blocks of the model (units_of)
     find_unused  as in Replica
