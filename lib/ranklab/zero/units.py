@@ -5,7 +5,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from ranklab.data_parallel.buckets import Bucket, buckets_of
+from ranklab.data_parallel.buckets import buckets_of
 from ranklab.zero.partition import ShardedBucket
 
 
@@ -55,7 +55,8 @@ class ShardedWeights(ShardedBucket):
         backward would add to what is on its way.
         """
         super().gather()
-        Bucket.drop_gradients(self)
+        for parameter in self.parameters:
+            parameter.grad = None
 
     def begin_gather(self):
         """The whole weights are on their way to this rank, if they are not here."""
