@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -116,6 +117,8 @@ def main():
     subprocess.run([sys.executable, "-m", "ranklab.projects.collectives", "--bench"], check=True)
     # OverlappedDataParallel against torch's DDP, a CNN and a GPT.
     subprocess.run([sys.executable, "-m", "ranklab.projects.data_parallel.bench"], check=True)
+    # ZeRO against FSDP2 and DeepSpeed.
+    subprocess.run([sys.executable, Path(__file__).with_name("bench_zero.py")], check=True)
 
 
 if __name__ == "__main__":

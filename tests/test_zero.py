@@ -1,8 +1,11 @@
 """Lab 06's ZeRO: equal to one process, and exactly what is held and sent."""
 
+import copy
 import functools
+import gc
 import itertools
 import math
+import types
 
 import pytest
 import torch
@@ -41,7 +44,7 @@ class Block(nn.Module):
 
 
 class Toy(nn.Module):
-    """Frozen, tied, of two types, and one block that is used twice."""
+    """Frozen, tied, of two types; one block is used twice, another one twice in a row."""
 
     def __init__(self, recompute=None):
         super().__init__()
@@ -53,7 +56,7 @@ class Toy(nn.Module):
 
     def forward(self, tokens):  # (B, T) -> (B, T, V)
         x = self.embedding(tokens)
-        for block in self.blocks:
+        for block in (*self.blocks, self.blocks[3]):
             x = block(x) if self.recompute is None else checkpoint(
                 block, x, use_reentrant=self.recompute == "reentrant")
         return self.head(self.norm(self.blocks[0](x)))
@@ -111,6 +114,110 @@ def test_equal_to_one_process(stage, ranks):
                                               (3, "reentrant")])
 def test_activation_checkpointing_changes_nothing(stage, recompute):
     assert max(launch(_train, stage, ADAMW, recompute, 2, ranks=2)) < 1e-5
+
+
+def twice(loss):
+    first = loss(0)
+    first.backward(retain_graph=True)
+    first.backward()
+
+
+def one_after_the_other(loss):
+    for each in [loss(0), loss(10)]:
+        each.backward()
+
+
+def and_a_forward_without(loss):
+    loss(0).backward()
+    loss(10)
+
+
+def _unusual_backwards():
+    """The largest difference of a weight from those of one process."""
+    rank, R, worst = dist.get_rank(), dist.get_world_size(), {}
+    for stage, backwards in itertools.product(
+            STAGES, (twice, one_after_the_other, and_a_forward_without)):
+        one, model = new_toy(0), STAGES[stage](new_toy(0))
+        ours, ones = model.make_optimizer(SGD), SGD(one.parameters())
+        for step in range(0, 300, 100):
+            ours.zero_grad()
+            ones.zero_grad()
+            backwards(lambda piece: loss_of(model, step + piece + rank))
+            backwards(lambda piece: sum(loss_of(one, step + piece + r) / R for r in range(R)))
+            ours.step()
+            ones.step()
+        state = model.state_dict()
+        worst[stage, backwards.__name__] = max(
+            (state[name] - p).abs().max().item() for name, p in one.named_parameters())
+    return worst
+
+
+def test_backwards_may_come_twice_or_late_or_not_at_all():
+    for worst in launch(_unusual_backwards, ranks=2):
+        assert max(worst.values()) < 1e-5, worst
+
+
+def fail_in_backward(block, inputs, output):
+    def fail(gradient):
+        raise ArithmeticError
+
+    output.register_hook(fail)
+
+
+def _after_a_failed_backward():
+    """The norm of the optimizer's gradients: with a backward before that raised, and without."""
+    found = []
+    for stage, unused, fails in itertools.product(STAGES, (False, True), (False, True)):
+        model = STAGES[stage](new_toy(0), find_unused=unused)
+        optimizer = model.make_optimizer(SGD)
+        if fails:
+            hook = model.module.blocks[1].register_forward_hook(fail_in_backward)
+            with pytest.raises(ArithmeticError):
+                loss_of(model, 0).backward()
+            hook.remove()
+        loss_of(model, 10).backward()
+        found.append(nn.utils.get_total_norm(
+            [p.grad.float() for group in optimizer.param_groups for p in group["params"]]).item())
+    return found
+
+
+def test_a_backward_may_raise_on_all_ranks():
+    for found in launch(_after_a_failed_backward, ranks=2):
+        assert found[1::2] == pytest.approx(found[::2])
+
+
+class Boxed(nn.Linear):
+    """Its result is an attribute of an object that torch does not look into."""
+
+    def forward(self, x):
+        return types.SimpleNamespace(x=super().forward(x).tanh())
+
+
+class OddUnits(nn.Module):
+    """Two return no tensor; one has a parameter of no numbers alone, and is not called."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList([Boxed(3, 3), Boxed(3, 3), nn.ParameterList([torch.zeros(0)])])
+
+    def forward(self, x):
+        return self.blocks[1](self.blocks[0](x).x).x.sum() + self.blocks[2][0].sum()
+
+
+def _odd_units():
+    torch.manual_seed(0)
+    one = OddUnits().to(device())
+    model = ZeroStage3(copy.deepcopy(one))
+    for each, optimizer in ((model, model.make_optimizer(SGD)), (one, SGD(one.parameters()))):
+        for _ in range(2):
+            optimizer.zero_grad()
+            each(torch.ones(2, 3, device=device())).backward()
+            optimizer.step()
+    torch.testing.assert_close(model.state_dict(), dict(one.state_dict()))
+
+
+def test_a_unit_may_return_no_tensor_or_have_no_numbers():
+    launch(_odd_units, ranks=2)
 
 
 def _groups(stage):
@@ -301,6 +408,37 @@ def test_an_offloaded_optimizer_gives_the_same_weights(stage, tmp_path):
         for found in launch(_offloaded, stage, folder, ranks=2):
             assert found == (True, True, True)
     assert not list((tmp_path / "nvme").iterdir()), "the files go with the optimizer"
+
+
+def device_bytes():
+    """The memory of the device that tensors of this rank hold."""
+    gc.collect()
+    tensors = [one for one in gc.get_objects() if issubclass(type(one), torch.Tensor)]
+    return sum({one.untyped_storage()._cdata: one.untyped_storage().nbytes() for one in tensors
+                if one.device.type != "cpu"}.values())
+
+
+def _bytes_between_steps(stage, offload):
+    x = torch.ones(2, 10).to(device(), torch.bfloat16)
+    before = device_bytes()
+    wrapped = STAGES[stage](Plain().to(device(), torch.bfloat16))
+    optimizer = offload(wrapped, ADAMW)
+    wrapped(x).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return device_bytes() - before
+
+
+def _what_offload_saves():
+    ways = [lambda model, new: model.make_optimizer(new), offload_optimizer]
+    return [[_bytes_between_steps(stage, way) for way in ways] for stage in STAGES]
+
+
+def test_offload_takes_the_optimizers_bytes_off_the_device():
+    """In 16 bits: 12 bytes of 16 for each number that a rank owns."""
+    for of_rank in launch(_what_offload_saves, ranks=2, rehearse="gpu"):
+        assert [plain - rest for plain, rest in of_rank] == [12 * 360 / 2] * 3
+        assert [rest for _, rest in of_rank] == [4 * 360, 2 * 360, 2 * 360 / 2]
 
 
 def _missing():

@@ -74,6 +74,15 @@ def test_deepspeed_and_ours_have_the_same_losses(monkeypatch, tmp_path):
     assert not (tmp_path / "built").exists(), "DeepSpeed has compiled something"
 
 
+def _stage_3():
+    return ours(3), train_with_deepspeed(new_model(), ADAMW, batches(), 3)
+
+
+def test_on_four_ranks_stage_3_has_the_same_losses():
+    for mine, theirs in launch(_stage_3, ranks=4, timeout=280):
+        assert theirs == pytest.approx(mine, rel=1e-4)
+
+
 def _in_bf16():
     return [(ours(stage, dtype=torch.bfloat16),
              train_with_deepspeed(new_model(torch.bfloat16), ADAMW, batches(), stage))
@@ -138,7 +147,9 @@ def test_deepspeed_refuses_a_batch_that_does_not_fit_the_ranks():
 def test_settings_refuse_what_is_not_there():
     model = torch.nn.Linear(2, 2)
     for arguments, said in (((4,), "stage=4 must be"), ((0, "cpu"), "offload needs stage"),
-                            ((1, "nvme"), "offload='nvme' must be"),
+                            ((1, "nvme", False, 0.0, "folder"), "'nvme' needs stage 3"),
+                            ((3, "nvme"), "needs stage 3 and a folder"),
+                            ((1, "disk"), "offload='disk' must be"),
                             ((2, "cpu", True), "offload_parameters needs stage 3")):
         with pytest.raises(ValueError, match=said):
             settings(model, *arguments)
@@ -151,6 +162,22 @@ def test_without_a_compiler_torchs_adam_steps_and_it_is_said(monkeypatch, capsys
     assert deepspeed_ops.compiled_adam(ADAMW, "cpu") is ADAMW
     assert capsys.readouterr().err == ("There is no C++ compiler (no-such-compiler): torch's AdamW "
                                        "steps in place of DeepSpeed's.\n")
+
+
+def _without_libaio():
+    from deepspeed.accelerator import get_accelerator
+
+    builder = type(get_accelerator().create_op_builder("AsyncIOBuilder"))
+    builder.is_compatible = lambda self, verbose=False: False
+    with pytest.raises(RuntimeError, match="'nvme' needs libaio: apt install libaio-dev"):
+        train_with_deepspeed(new_model(), ADAMW, batches(), 3, "nvme", "folder")
+
+
+def test_nvme_says_what_is_missing(monkeypatch):
+    launch(_without_libaio, ranks=1)
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(RuntimeError, match="There is no C.. compiler .*: offload='nvme' needs one"):
+        deepspeed_ops.load_async_io()
 
 
 def test_the_lock_of_a_build_that_was_stopped_is_removed(tmp_path, capsys):

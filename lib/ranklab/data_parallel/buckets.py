@@ -92,3 +92,8 @@ class Bucket:
         for parameter, view in zip(self.parameters, self.views):
             if parameter.grad is None and parameter in used:
                 parameter.grad = view
+
+    def drop_gradients(self):
+        """No parameter has a gradient."""
+        for parameter in self.parameters:
+            parameter.grad = None

@@ -27,5 +27,4 @@ def end_failed_backward(replica):
     with contextlib.suppress(ValueError):  # that gradients are missing is no news
         replica.finish()
     for bucket in replica.buckets:
-        for parameter in bucket.parameters:
-            parameter.grad = None  # some were averaged, some were not
+        bucket.drop_gradients()  # some were averaged, some were not

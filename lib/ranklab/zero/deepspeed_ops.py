@@ -1,4 +1,4 @@
-"""DeepSpeed's own Adam, compiled once, in a folder of this course; torch's where that can't be."""
+"""DeepSpeed's C++, compiled once, in a folder of this course; torch's Adam where that can't be."""
 
 import contextlib
 import fcntl
@@ -30,6 +30,22 @@ def compiled_adam(new_optimizer, offload=None):
     known = ("lr", "betas", "eps", "weight_decay")
     given = {name: new_optimizer.keywords[name] for name in known if name in new_optimizer.keywords}
     return lambda groups: (DeepSpeedCPUAdam if on_cpu else FusedAdam)(groups, **given)
+
+
+def load_async_io():
+    """What DeepSpeed reads and writes files with is loaded, and compiled before the first time.
+
+    error  RuntimeError without a C++ compiler, or without libaio
+    """
+    if missing := missing_compiler():
+        raise RuntimeError(f"{missing}: offload='nvme' needs one")
+    from deepspeed.accelerator import get_accelerator  # here: takes two seconds
+
+    if not get_accelerator().create_op_builder("AsyncIOBuilder").is_compatible():
+        raise RuntimeError("offload='nvme' needs libaio: apt install libaio-dev (Fedora: dnf "
+                           "install libaio-devel)")
+    load("PinMemoryBuilder")  # each with its own lock
+    load("AsyncIOBuilder")
 
 
 def missing_compiler():

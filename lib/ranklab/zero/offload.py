@@ -13,9 +13,8 @@ class CpuMemory:
     def copy(self, tensor):
         """The numbers of `tensor` there, in float32 or better."""
         dtype = torch.promote_types(tensor.dtype, torch.float32)
-        there = torch.empty(tensor.shape, dtype=dtype, device="cpu",
-                            pin_memory=tensor.device.type != "cpu")
-        return there.copy_(tensor)
+        there = tensor.detach().to("cpu", dtype, copy=True)
+        return there if tensor.device.type == "cpu" else there.pin_memory()
 
     def take_state(self, optimizer):
         """Nothing to do: torch makes the state where the parameters are."""
@@ -57,7 +56,9 @@ def offload_optimizer(model, new_optimizer, groups=None, place=None):
     bucket's shard, and takes the state after every step.
 
     The step is the CPU's work: this rank's gradients go there once, and the stepped shard comes
-    back once. The model is a ZeroStage1, 2 or 3, and has made no optimizer before.
+    back once. Neither copy holds a GPU up: backward ends when the gradients are there, and what the
+    GPU does after the step waits for the shard. The model is a ZeroStage1, 2 or 3, and has made no
+    optimizer before.
     cost   sends what `model` sends; between GPU and CPU, 1/R of gradients and parameters a step
     paper  Ren et al. 2021, ZeRO-Offload; Rajbhandari et al. 2021, ZeRO-Infinity
     lab    06

@@ -33,6 +33,13 @@ class Owned:
         """
         return [("nothing", nn.Parameter(self.buckets[0].master.new_empty(0)))]
 
+    def backward_ends(self):
+        """As a Replica's; gradients on their way to the CPU's memory are there."""
+        super().backward_ends()
+        shard, master = self.buckets[0].shard, self.buckets[0].master
+        if shard.is_cuda and not master.is_cuda:  # torch copies to pinned memory, and goes on
+            torch.cuda.current_stream().synchronize()
+
     def used_anywhere(self):
         """The parameters that had a gradient on this rank or on any other, in this backward.
 

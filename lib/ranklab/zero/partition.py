@@ -91,12 +91,19 @@ class ShardedBucket(Bucket):
             if part.parameter not in used:
                 part.master.grad = before
                 continue
-            mean = self.own[part.place].to(part.master)
+            # what is added must be there; else the copy may go on until backward_ends()
+            mean = self.own[part.place].to(part.master, non_blocking=before is None)
             part.master.grad = mean if before is None else before.add_(mean)
         self.own = self.before = None
         self.used.clear()
-        for parameter in self.parameters:
-            parameter.grad = None
+        super().drop_gradients()
+
+    def drop_gradients(self):
+        """As a Bucket's; and the optimizer has none."""
+        self.used.clear()
+        super().drop_gradients()
+        for part in self.parts:
+            part.master.grad = None
 
     def free_gradients(self):
         """The whole gradients take no memory until the next gather()."""
@@ -105,7 +112,7 @@ class ShardedBucket(Bucket):
     def update_shard(self):
         """The shard has the master's numbers, rounded to the parameters' type."""
         if self.master is not self.shard:
-            self.shard.copy_(self.master)
+            self.shard.copy_(self.master, non_blocking=True)
 
     def update_master(self):
         """The opposite, after weights were loaded."""

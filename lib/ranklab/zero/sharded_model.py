@@ -8,6 +8,7 @@ import functools
 
 import torch
 import torch.distributed as dist
+from torch.utils._pytree import tree_leaves
 
 from ranklab.data_parallel.recovery import in_backward
 from ranklab.data_parallel.replica import Replica
@@ -25,7 +26,8 @@ class ShardedModel(Owned, Replica):
         backward_done(unit)                   after it
     What belongs to no unit (embeddings, the last norm) is whole from the forward's begin to the
     backward's end. Outside of these the parameters of `module` are empty: see whole().
-    All ranks must use the same units in the same order.
+    All ranks must use the same units in the same order. So a backward may raise on all ranks, but
+    not on one alone: the others wait for its units.
 
     units        the modules to gather one by one; by default the blocks of the model (units_of)
     find_unused  as in Replica
@@ -39,12 +41,10 @@ class ShardedModel(Owned, Replica):
         module.register_forward_pre_hook(self.forward_begins)
         module.register_forward_hook(self.forward_ends)
         for unit in self.units:
-            if unit.module is module:
-                module.register_forward_pre_hook(lambda *_, root=unit: root.end_gather())
-            else:
+            if unit.module is not module:
                 unit.module.register_forward_pre_hook(functools.partial(self.enter, unit),
                                                       with_kwargs=True)
-                unit.module.register_forward_hook(functools.partial(self.leave, unit))
+                unit.module.register_forward_hook(functools.partial(self.forward_of_ends, unit))
 
     def make_buckets(self, trained, cap_bytes):
         self.units = [Unit(module, its, self.group_of)
@@ -53,9 +53,23 @@ class ShardedModel(Owned, Replica):
 
     # --- the order of units ---------------------------------------------------------------------
 
+    def gather_rest(self):
+        """What belongs to no unit is whole."""
+        for unit in self.units:
+            if unit.module is self.module:
+                unit.end_gather()
+
     def forward_begins(self, *_):
+        self.gather_rest()
         if not in_backward():
             self.position = 0
+
+    def forward_of_ends(self, unit, module, inputs, outputs):
+        """Leaves the unit, if it returns a tensor: then that tells when its backward begins. Else,
+        as when the tensor is inside of an object, the unit stays whole until all backward ends.
+        """
+        if any(isinstance(each, torch.Tensor) for each in tree_leaves(outputs)):
+            self.leave(unit, module, inputs, outputs)
 
     def forward_ends(self, *_):
         if not torch.is_grad_enabled() and not in_backward():
@@ -78,13 +92,14 @@ class ShardedModel(Owned, Replica):
 
     def backward_begins(self, _=None):
         self.await_its_end()  # with sync=False, too: units must be freed
+        self.gather_rest()  # a backward before this one may have freed it
 
     def reduce(self, unit):
         """The unit's gradients are on their way to become means, each shard on its owner."""
         self.reduced.add(unit)
         for bucket in unit.trained():
+            self.settle()  # so one message is under way; perhaps it was of the same bucket
             bucket.gather()
-            self.settle()  # so the gradients of two units are whole at most
             bucket.flat /= dist.get_world_size(bucket.group)
             arriving = torch.empty_like(bucket.shard)
             work = dist.reduce_scatter_single(arriving, bucket.flat, group=bucket.group,
@@ -96,7 +111,7 @@ class ShardedModel(Owned, Replica):
         for bucket, arriving, work in self.under_way:
             work.wait()
             bucket.own = arriving if bucket.own is None else bucket.own + arriving
-            bucket.drop_gradients()
+            bucket.free_gradients()
         self.under_way = []
 
     def finish(self):
@@ -121,6 +136,7 @@ class ShardedModel(Owned, Replica):
 
     def step_ends(self):
         """The next gather sends what was stepped."""
+        self.free_all()  # a forward without a backward leaves copies, which are old now
         for bucket in self.buckets:
             bucket.update_shard()
 

@@ -50,6 +50,14 @@ class ShardedWeights(ShardedBucket):
         self.free_gradients()
         self.free()
 
+    def gather(self):
+        """As a ShardedBucket's; the parameters have no gradients, because a second use in the same
+        backward would add to what is on its way.
+        """
+        super().gather()
+        for parameter in self.parameters:
+            parameter.grad = None
+
     def begin_gather(self):
         """The whole weights are on their way to this rank, if they are not here."""
         if not self.is_whole:
@@ -74,13 +82,8 @@ class ShardedWeights(ShardedBucket):
 
     def take_shard(self):
         """The shard is what lies in its place in the whole weights."""
-        self.shard.copy_(self.weights.view(-1, len(self.shard))[self.rank])
-
-    def drop_gradients(self):
-        """The parameters have no gradients, so that a second use in one backward begins anew."""
-        for parameter in self.parameters:
-            parameter.grad = None
-        self.free_gradients()
+        each = len(self.shard)  # perhaps 0
+        self.shard.copy_(self.weights[self.rank * each :][:each])
 
 
 class Unit:

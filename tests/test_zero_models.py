@@ -1,0 +1,88 @@
+"""ZeRO's stages on models of transformers: the losses and weights are those of torch's DDP."""
+
+import copy
+import functools
+import importlib.util
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
+
+from ranklab import device, launch
+from ranklab.zero import ZeroStage1, ZeroStage2, ZeroStage3
+
+pytestmark = [pytest.mark.timeout(120), pytest.mark.skipif(
+    importlib.util.find_spec("transformers") is None, reason="needs transformers")]
+
+STAGES = {1: ZeroStage1, 2: ZeroStage2, 3: ZeroStage3}
+SGD = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+V, C = 50, 16  # words, width
+LLAMA = {"vocab_size": V, "hidden_size": C, "intermediate_size": 24, "num_hidden_layers": 2,
+         "num_attention_heads": 2, "num_key_value_heads": 1, "use_cache": False}
+# Of the config: its class, and what is smaller than usual. T5's blocks share a position bias.
+SMALL = {
+    "GPT2LMHeadModel": {"vocab_size": V, "n_positions": 16, "n_embd": C, "n_layer": 3, "n_head": 2,
+                        "resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0, "use_cache": False},
+    "LlamaForCausalLM": LLAMA,
+    "T5ForConditionalGeneration": {
+        "vocab_size": V, "d_model": C, "d_kv": 8, "d_ff": 24, "num_layers": 2, "num_heads": 2,
+        "dropout_rate": 0, "decoder_start_token_id": 0, "use_cache": False},
+    "MixtralForCausalLM": {**LLAMA, "num_local_experts": 6, "num_experts_per_tok": 1},
+    "BertModel": {"vocab_size": V, "hidden_size": C, "intermediate_size": 24,
+                  "num_hidden_layers": 2, "num_attention_heads": 2, "hidden_dropout_prob": 0,
+                  "attention_probs_dropout_prob": 0},
+}
+UNUSED = ("MixtralForCausalLM", "BertModel")  # experts without tokens; a pooler that nobody asks
+
+
+def new_model(name):
+    import transformers
+
+    kind = getattr(transformers, name)
+    torch.manual_seed(0)
+    return kind(kind.config_class(**SMALL[name])).to(device())
+
+
+def loss_of(model, x):
+    if isinstance(getattr(model.module, "pooler", None), torch.nn.Module):
+        return model(input_ids=x).last_hidden_state.square().mean()
+    return model(input_ids=x, labels=x).loss
+
+
+def trained(model, optimizer):
+    """The losses of three steps, then all weights in one row."""
+    made, losses = torch.Generator().manual_seed(dist.get_rank()), []
+    for _ in range(3):
+        x = torch.randint(1, V, (2, 8), generator=made).to(device())
+        optimizer.zero_grad()
+        loss = loss_of(model, x)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    weights = [each.flatten() for each in model.state_dict().values()]
+    return torch.cat([torch.stack(losses), *weights])
+
+
+def differences():
+    """{(model, stage, whether it recomputes): the largest difference from DDP, on this rank}."""
+    found = {}
+    for name in SMALL:
+        whole, options = new_model(name), {"find_unused": name in UNUSED}
+        ddp = TorchDDP(copy.deepcopy(whole), find_unused_parameters=name in UNUSED)
+        wanted = trained(ddp, SGD(ddp.parameters()))
+        for stage, recomputes in ((1, False), (2, True), (3, False), (3, True)):
+            module = copy.deepcopy(whole)
+            if recomputes:
+                module.gradient_checkpointing_enable({"use_reentrant": False})
+            model = STAGES[stage](module, **options)
+            seen = trained(model, model.make_optimizer(SGD))
+            found[name, stage, recomputes] = (seen - wanted).abs().max().item()
+    return found
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_models_that_nobody_here_wrote_train_as_with_ddp(ranks):
+    for of_rank in launch(differences, ranks=ranks):
+        assert len(of_rank) == 4 * len(SMALL)
+        assert max(of_rank.values()) < 1e-5, of_rank
