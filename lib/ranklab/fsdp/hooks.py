@@ -50,6 +50,7 @@ class ShardedModule:
         self.trained = [p for p in self.parameters if p.shard.requires_grad]
         self.work = self.gathered = self.reduction = None
         self.is_whole, self.sync = False, True
+        self.tells = True  # its outputs tell when its backward begins
         self.order, self.order_before, self.awaits_end = [], [], False  # used by a root
         self.set_root(self)
         module.fully_sharded = self
@@ -92,15 +93,19 @@ class ShardedModule:
         return x
 
     def leave(self, module, inputs, outputs):
-        """After the forward: the parameters are shards again, and backward will gather them."""
+        """After the forward: the parameters are shards again, and backward will gather them. Where
+        no tensor tells when that begins, as one inside of an object, they stay whole to its end.
+        """
         if in_backward():  # a checkpoint's second forward; the backward itself follows
             return
         begins = functools.partial(self.backward_begins, self.root.order, len(self.root.order) - 1)
-        for output in tree_leaves(outputs):
-            if torch.is_tensor(output) and output.requires_grad:
+        tensors = [output for output in tree_leaves(outputs) if torch.is_tensor(output)]
+        for output in tensors:
+            if output.requires_grad:
                 output.register_hook(begins)
+        self.tells = bool(tensors)
         if self.root is not self:
-            if self.reshard_after_forward:
+            if self.reshard_after_forward and self.tells:
                 self.reshard()
         elif not torch.is_grad_enabled():  # no backward will
             self.reshard_all()
@@ -124,7 +129,8 @@ class ShardedModule:
         if self is self.root:
             return  # an input that wants a gradient: finish() comes
         self.reduce()
-        self.reshard()
+        if self.tells:  # else another use of it may have its backward yet
+            self.reshard()
 
     def reduce(self):
         if self.root.sync:
