@@ -3,6 +3,7 @@
 import copy
 import functools
 import itertools
+import math
 import re
 
 import pytest
@@ -96,7 +97,8 @@ def _train(new_optimizer, pieces, recompute=None, shard_ranks=None, **options):
             else:
                 loss_of(model, seed).backward()
         norm = clip_grad_norm_sharded(model.parameters(), 0.5, group)
-        worst = max(worst, abs(norm.item() - nn.utils.clip_grad_norm_(one.parameters(), 0.5).item()))
+        right = nn.utils.clip_grad_norm_(one.parameters(), 0.5)
+        worst = max(worst, abs(norm.item() - right.item()))
         ours.step()
         ones.step()
         with torch.no_grad():
@@ -154,6 +156,18 @@ def _twice(is_frozen):
 @pytest.mark.parametrize("is_frozen", [False, True])
 def test_a_block_that_is_used_twice_in_a_row_has_both_gradients(is_frozen):
     assert max(launch(_twice, is_frozen, ranks=2)) < 1e-5
+
+
+def _norm(dtype):
+    p = nn.Parameter(torch.zeros(3, dtype=dtype, device=device()))
+    p.grad = torch.full_like(p, 300.0)
+    return clip_grad_norm_sharded([p], math.inf).item()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+def test_the_norm_of_gradients_of_any_type(dtype):
+    expected = math.sqrt(6 * torch.tensor(300.0, dtype=dtype).item()**2)
+    assert launch(_norm, dtype, ranks=2) == pytest.approx([expected] * 2, rel=1e-6)
 
 
 # --- as torch's FSDP2 -----------------------------------------------------------------------------
