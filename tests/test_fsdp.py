@@ -19,6 +19,7 @@ from ranklab.fsdp import (
     FullyShardedBlock, Precision, clip_grad_norm_sharded, fill_shards, full_state_dict,
     hybrid_shard_groups, masked_loss, shard_parameter, whole_bytes, wrap_policy,
 )
+from ranklab.fsdp.wrapping import can_be_a_block
 from ranklab.meter import MemoryCurve, Traffic
 from ranklab.models.gpt import GPT, IGNORE, GPTConfig
 
@@ -307,6 +308,14 @@ def test_as_much_is_whole_as_the_policy_promises(most_bytes):
         assert peak == promised <= most_bytes
 
 
+def test_a_layer_in_two_blocks_is_no_part_of_either_and_may_be_a_block():
+    model = new_toy()
+    model.blocks[0].up = model.blocks[2].up
+    assert not can_be_a_block(model, model.blocks[0])
+    assert can_be_a_block(model, model.blocks[0].up) and can_be_a_block(model, model.blocks[1])
+    assert not can_be_a_block(model, model.head)  # tied
+
+
 def test_a_policy_that_cannot_be_met_says_so():
     with pytest.raises(ValueError, match="most_bytes=500 is too little"):
         wrap_policy(new_toy(), 500)
@@ -333,10 +342,15 @@ def _do(what):
         model.norm.double()
     if what == "tied":
         FullyShardedBlock(model.head)
+    if what == "layer":  # one and the same in two blocks
+        model.blocks[0].up = model.blocks[2].up
+        FullyShardedBlock(model.blocks[0])
+        FullyShardedBlock(model.blocks[2])
     FullyShardedBlock(model)
 
 
 @pytest.mark.parametrize("what, sentence", [
+    ("layer", "up.weight is a parameter of a block that was sharded before, too"),
     ("hybrid", "shard_ranks=2 must divide the 3 ranks"),
     ("no answer", "no token of this batch is an answer"),
     ("scalar", r"scale has the shape \(\), so it has no rows to share out"),
