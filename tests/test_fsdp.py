@@ -15,6 +15,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
 from ranklab import device, launch
+from ranklab.checks.fsdp import wrapping
 from ranklab.fsdp import (
     FullyShardedBlock, Precision, clip_grad_norm_sharded, fill_shards, full_state_dict,
     hybrid_shard_groups, masked_loss, shard_parameter, whole_bytes, wrap_policy,
@@ -314,6 +315,11 @@ def test_a_layer_in_two_blocks_is_no_part_of_either_and_may_be_a_block():
     assert not can_be_a_block(model, model.blocks[0])
     assert can_be_a_block(model, model.blocks[0].up) and can_be_a_block(model, model.blocks[1])
     assert not can_be_a_block(model, model.head)  # tied
+
+
+def test_the_check_knows_how_many_blocks_the_policy_takes():
+    assert wrapping.OURS == sum(len(wrap_policy(model, most)) for _, model in wrapping.models()
+                                for most in wrapping.limits(model))
 
 
 def test_a_policy_that_cannot_be_met_says_so():

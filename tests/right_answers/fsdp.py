@@ -43,7 +43,7 @@ class FullyShardedBlock__lists(ShardedModule):
         self.begin_unshard()
         if self.work:
             self.work.wait()
-            begin, message = 0, torch.stack(self.gathered)
+            begin, message = 0, torch.stack(list(self.gathered))
             for p in self.parameters:
                 p.fill(message[:, begin : begin + p.numbers])
                 begin += p.numbers
@@ -98,7 +98,8 @@ def clip_grad_norm_sharded__linalg(parameters, max_norm, group=None):
     dist.all_reduce(square, group=group)
     norm = square.sqrt()[0]
     if norm > max_norm:
-        torch._foreach_mul_(gradients, float(max_norm / norm))
+        for gradient in gradients:
+            gradient.mul_(float(max_norm / norm))
     return norm
 
 

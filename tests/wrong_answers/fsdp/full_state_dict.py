@@ -22,6 +22,8 @@ WRONG = [
     _wrong(FIRST, "state if dist.get_rank() == 0 else {}", says="The first rank is|has the state"),
     _wrong(GATHER, "gather_rows(parameter, None)", says="block.group|does not end|roup"),
     _wrong(NAMES, "model.named_parameters()", says="a tied parameter has two"),
+    _wrong(f"return {FIRST}", "for block in sharded_modules(model):\n        block.unshard()\n"
+           f"    return {FIRST}", says="parameters are whole afterwards"),
     _wrong(REST, "tensor", says="buffers as well"),
     _wrong(REST, "tensor.detach().cpu()", says="may be no copy"),
 ]
@@ -54,13 +56,5 @@ def full_state_dict__padding_left_in(model):
 
 def full_state_dict__of_this_rank(model):
     """of shape"""
-    state = {name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()}
-    return state if sharded_modules(model)[0].rank == 0 else {}
-
-
-def full_state_dict__leaves_it_whole(model):
-    """parameters are whole afterwards|own type"""
-    for block in sharded_modules(model):
-        block.unshard()
     state = {name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()}
     return state if sharded_modules(model)[0].rank == 0 else {}

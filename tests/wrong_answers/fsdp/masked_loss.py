@@ -18,7 +18,8 @@ def _wrong(*edits, says, **named):
 WRONG = [
     _wrong(SUM, "count = count.clamp(min=1)", RETURN, "return total / count",
            says="A mean of means"),
-    _wrong('"sum"', '"mean"', RETURN, "return total", says="without NaN"),
+    _wrong('"sum"', '"mean"', RETURN, RETURN.replace("total", "total * (targets != IGNORE).sum()"),
+           says="without NaN"),
     _wrong('"sum"', '"mean"', RETURN, "return total.nan_to_num()", says="A mean of means",
            called="means_without_nan"),
     _wrong(RETURN, "return total / count", says="R times its share"),
@@ -36,6 +37,6 @@ WRONG = [
            "    total =", says="with a graph"),
     _wrong(RETURN, f"{RETURN[:7]}(dist.get_world_size(group) * total / count).detach() + 0 * total",
            says="stay in the graph"),
-    _wrong("    total =", "    if not (targets != IGNORE).any():\n        raise ValueError('none')\n"
+    _wrong("    total =", "    if not (targets != IGNORE).any():\n        raise ValueError('no')\n"
            "    total =", says="raised ValueError", called="an_error_on_one_rank"),
 ]

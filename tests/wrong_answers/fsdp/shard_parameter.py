@@ -12,7 +12,8 @@ REST = f"{FLOOR}\n    if {RANK} == {RANKS} - 1:\n        stop = len(parameter)"
 
 WRONG = [
     mutant(shard_parameter, ROWS, FLOOR, says="Rows are left over: round up"),
-    mutant(shard_parameter, ROWS, REST, says="Rows are left over: round up", called="the_rest_is_the_last_ranks"),
+    mutant(shard_parameter, ROWS, REST, says="Rows are left over: round up",
+           called="the_last_rank_has_the_rest"),
     mutant(shard_parameter, ROWS, "", TAKE, f"parameter.detach().tensor_split({RANKS})[{RANK}]"
            ".clone()", says="as tensor_split cuts"),
     mutant(shard_parameter, ROWS, "", TAKE, f"parameter.detach()[{RANK}::{RANKS}].clone()",
@@ -25,7 +26,7 @@ WRONG = [
            says="Hand `group` on"),
     mutant(shard_parameter, "if parameter.dim() == 0", "if False", says="is no error|len"),
     mutant(shard_parameter, "    return", "    stop = first + -(-len(parameter) // "
-           f"{RANKS})\n    return", TAKE, "torch.nn.functional.pad(parameter.detach().flatten(1) if "
-           "parameter.dim() > 1 else parameter.detach()[:, None], (0, 0, 0, stop))[first:stop]"
+           f"{RANKS})\n    return", TAKE, "torch.nn.functional.pad(parameter.detach().flatten(1) "
+           "if parameter.dim() > 1 else parameter.detach()[:, None], (0, 0, 0, stop))[first:stop]"
            ".reshape(-1, *parameter.shape[1:]).clone()", says="Padding is for messages|of shape"),
 ]

@@ -1,14 +1,4 @@
-"""The exercises and predictions of lab 07, in the order of the lab.
-
-    rows.py      shard_parameter
-    block.py     FullyShardedBlock: method by method
-    training.py  ... and beside one process
-    clip.py      clip_grad_norm_sharded
-    wrapping.py  wrap_policy
-    masked.py    masked_loss
-    hybrid.py    hybrid_shard_groups
-    state.py     full_state_dict
-"""
+"""The exercises and predictions of lab 07, in the order of the lab."""
 
 from ranklab import fsdp
 from ranklab.checks.exercise import Exercise

@@ -18,7 +18,7 @@ CASES = {"float32": (torch.float32, 1, 2.0), "a norm below max_norm": (torch.flo
 EMPTY = ("A rank may have no gradient at all: its square is 0, and it takes "
          "part in the one all-reduce.")
 FAILURES = {"ZeroDivision": "A norm may be 0: clamp(max=1.0) the factor, or divide by norm + 1e-6.",
-            "empty": EMPTY, "has no attribute": EMPTY, "does not end": EMPTY}
+            "empty": EMPTY, "at least one": EMPTY, "has no attribute": EMPTY, "does not end": EMPTY}
 
 
 def _gradients(rank, dtype, scale):

@@ -30,8 +30,8 @@ def _trial(shard_parameter):
             shard, in_group = shard_parameter(parameter), shard_parameter(parameter, group)
         is_view = shard.numel() and (shard.untyped_storage().data_ptr()
                                      == parameter.untyped_storage().data_ptr())
-        found.append((shard.detach().contiguous(), in_group.detach().contiguous(), bool(traffic.ops),
-                      is_view or shard.grad_fn is not None))
+        shards = (shard.detach().contiguous(), in_group.detach().contiguous())
+        found.append((*shards, bool(traffic.ops), is_view or shard.grad_fn is not None))
     try:
         return found, shard_parameter(torch.ones((), device=device()))
     except ValueError:

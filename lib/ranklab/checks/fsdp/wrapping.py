@@ -7,7 +7,7 @@ from ranklab.checks.exercise import Mistake
 from ranklab.fsdp.wrapping import can_be_a_block, outermost, parameter_bytes, whole_bytes
 from ranklab.models.gpt import GPT, GPTConfig
 
-OURS = 163  # blocks that the library's policy takes in all; a test holds them together
+OURS = 159  # blocks that the library's policy takes in all; a test holds them together
 MOST = 1.2  # times as many
 
 
@@ -23,24 +23,14 @@ class Stages(nn.Module):
         self.norm = nn.LayerNorm(16)
 
 
-class Owner(nn.Module):
-    """Has a parameter beside a layer, so that the layer alone is not enough."""
-
-    def __init__(self):
-        super().__init__()
-        self.scale, self.layer = nn.Parameter(torch.ones(30, 16)), nn.Linear(16, 16)
-
-    def forward(self, x):
-        return self.layer(x) * self.scale
-
-
 def models():
     with torch.device("meta"):
         yield "a GPT", GPT(GPTConfig(vocab_size=50, n_ctx=16, n_embd=20, n_head=2, n_layer=6))
         yield "lists in a list, with a shared layer", Stages()
         yield "layers of many sizes", nn.Sequential(*(
             nn.Linear(8, 2 + 7 * n % 30) for n in range(14)), nn.ReLU())
-        yield "a parameter beside a layer", nn.Sequential(*(Owner() for _ in range(3)))
+        yield "parameters beside layers", nn.Sequential(*(
+            nn.MultiheadAttention(8, 2) for _ in range(3)))
         yield "one very large layer", nn.Sequential(nn.Linear(8, 8), nn.Linear(300, 8),
                                                     nn.Linear(8, 8))
 
@@ -67,8 +57,8 @@ def check_wrap_policy(wrap_policy):
                       "begins: ValueError(...) where the finest blocks are too large.")
     yield "a model whose largest layer alone is too large is a ValueError"
     if blocks_in_all > MOST * OURS:
-        raise Mistake(f"{blocks_in_all} blocks in all, where {OURS} are enough", "Each block is two "
-                      "messages. Larger blocks as long as they fit; and leave to the root what "
+        raise Mistake(f"{blocks_in_all} blocks in all, where {OURS} are enough", "Each block is "
+                      "two messages. Larger blocks as long as they fit; and leave to the root what "
                       "fits there as well: with no block at all, where the whole model fits.")
     yield f"your score: {blocks_in_all} blocks in all; the library's policy has {OURS}"
 
