@@ -15,8 +15,8 @@ CASES = {"float32": (torch.float32, 1, 2.0), "a norm below max_norm": (torch.flo
          "max_norm=inf": (torch.float32, 1, math.inf), "zeros": (torch.float32, 0, 1.0),
          "float16": (torch.float16, 300, 2.0), "bfloat16": (torch.bfloat16, 1.1, 2.0),
          "float64": (torch.float64, 1, 2.0), "infinite on rank 2": (torch.float32, math.inf, 2.0)}
-EMPTY = ("A rank may have no gradient at all: its square is 0, and it takes "
-         "part in the one all-reduce.")
+EMPTY = ("A rank may have no gradient at all: its square is 0, and it takes part in the one "
+         "all-reduce.")
 FAILURES = {"ZeroDivision": "A norm may be 0: clamp(max=1.0) the factor, or divide by norm + 1e-6.",
             "empty": EMPTY, "at least one": EMPTY, "has no attribute": EMPTY, "does not end": EMPTY}
 
@@ -71,19 +71,18 @@ def check_clip_grad_norm_sharded(clip):
 
 def _compare(where, rank, members, dtype, scale, most, norm, gradients):
     norms = torch.stack([torch.cat([g.double().flatten() for g in _gradients(r, dtype, scale)]
-                                   ).norm() for r in range(4)])
-    own, norms, whole = norms[rank], norms[list(members)], norms.norm()
-    right = norms.norm()
-    explain(f"{where}: the norm", norm, right.float(), {name: (wrong.float(), hint) for
-                                                        name, (wrong, hint) in {
+                                   ).norm().float() for r in range(4)])
+    own, right = norms[rank], norms[list(members)].norm()
+    explain(f"{where}: the norm", norm, right, {
         "this rank's own": (own, "Add the squares of all ranks up: all_reduce, before the root."),
-        "the sum of norms": (norms.sum(), "Norms do not add up. Squares do; the root comes last."),
+        "the sum of norms": (norms[list(members)].sum(), "Norms do not add up. Squares do; the "
+                             "root comes last."),
         "the root of the mean square": (right / len(members)**0.5, "A sum over ranks, no mean."),
         "its square": (right.square(), "The root is missing."),
         "after clipping": (right.clamp(max=most), "Return the norm before."),
-        "of all 4 ranks": (whole, "Hand `group` on: replicas hold the same numbers once more."),
-    }.items()}, "Squares add up, of all gradients on all ranks; then comes the root. Compute in "
-                "float32 or float64: in float16 a square above 65504 is infinite.")
+        "of all 4 ranks": (norms.norm(), "Hand `group` on: replicas have the same numbers."),
+    }, "Squares add up, of all gradients on all ranks; then comes the root. Compute in float32 or "
+       "float64: in float16 a square above 65504 is infinite.")
     kind = torch.float32 if dtype == torch.float64 else dtype  # the factor may have 32 bits
     for got, before in zip(gradients, _gradients(rank, dtype, scale)):
         scaled, by_own, longer = ((before.double() * (factor if right else 0)).to(kind) for factor

@@ -30,8 +30,9 @@ def _trial(shard_parameter):
             shard, in_group = shard_parameter(parameter), shard_parameter(parameter, group)
         is_view = shard.numel() and (shard.untyped_storage().data_ptr()
                                      == parameter.untyped_storage().data_ptr())
-        shards = (shard.detach().contiguous(), in_group.detach().contiguous())
-        found.append((*shards, bool(traffic.ops), is_view or shard.grad_fn is not None))
+        found.append((*(x.detach().clone(memory_format=torch.contiguous_format)
+                        for x in (shard, in_group)),
+                      bool(traffic.ops), is_view or shard.grad_fn is not None))
     try:
         return found, shard_parameter(torch.ones((), device=device()))
     except ValueError:

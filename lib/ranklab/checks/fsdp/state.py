@@ -43,11 +43,11 @@ def check_full_state_dict(full_state_dict):
             seen = on_ranks(_trial, full_state_dict, in_group, ranks=ranks)
         for rank, (states, whole, bound, is_first) in enumerate(seen):
             where = f"rank {rank} of {ranks}" + ", in its group" * in_group
-            for number, state in enumerate(states):
-                _compare(f"{where}, call {number + 1}", state, number, is_first)
             if whole:
                 raise Mistake(f"{where}: {whole} parameters are whole afterwards", "They do not "
                               "all fit at the same time: gather the rows of one at a time.")
+            for number, state in enumerate(states):
+                _compare(f"{where}, call {number + 1}", state, number, is_first)
             if bound:
                 raise Mistake(f"{where}: `{bound[0]}` is not a copy on the CPU", "tensor.detach()"
                               ".cpu().clone(), buffers as well: .cpu() alone may be no copy.")

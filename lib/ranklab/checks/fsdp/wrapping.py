@@ -12,7 +12,7 @@ MOST = 1.2  # times as many
 
 
 class Stages(nn.Module):
-    """Lists in a list; a layer of three stages is one and the same."""
+    """Lists in a list; three stages have one and the same layer."""
 
     def __init__(self):
         super().__init__()
@@ -43,7 +43,7 @@ def check_wrap_policy(wrap_policy):
             blocks = _run(wrap_policy, where, model, most)
             _compare(where, model, blocks, most)
             blocks_in_all += len(blocks)
-    yield f"no more is whole than most_bytes: on 5 models, also at the tightest limit"
+    yield "no more is whole than most_bytes: on 5 models, also at the tightest limit"
     yield "no block is inside another, or has no forward, or shares a parameter with the outside"
     for name, model in models():
         # A parameter is in the root, which counts twice where there is no block, or in a block.
