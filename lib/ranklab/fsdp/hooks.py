@@ -142,7 +142,7 @@ class ShardedModule:
         """All gradients have arrived, and all is in shards; called at the end of backward."""
         self.awaits_end = False
         for block in (*reversed(self.inner), self):
-            if any(p.whole.grad is not None for p in block.trained) and not block.reduction:
+            if any(p.whole.grad is not None for p in block.trained):
                 block.reduce()
         for block in (*self.inner, self):
             block.end_reduction()
@@ -186,7 +186,7 @@ def places_of(module, inner):
             if parameter is None or parameter in shards:
                 continue
             name = f"{path}.{attribute}".lstrip(".")
-            if parameter in taken:
+            if parameter in taken or hasattr(parameter, "of_block"):
                 raise ValueError(f"{name} is a parameter of a block that was sharded before, too: "
                                  "shard a module that holds both, or leave both to the model")
             if parameter.dim() == 0:

@@ -61,6 +61,7 @@ class ShardedParameter:
         if offload and self.device.type != "cpu":
             rows = rows.cpu().pin_memory()
         self.shard = nn.Parameter(rows, parameter.requires_grad)
+        self.shard.of_block = True  # a block that finds it in another place must not shard it again
         empty = torch.empty(self.shape, dtype=precision.compute or parameter.dtype,
                             device=self.device)
         self.whole = nn.Parameter(empty, parameter.requires_grad)
@@ -100,9 +101,8 @@ class ShardedParameter:
         return padded.view(self.ranks, self.numbers)
 
     def add_gradient(self, mine):
-        """The optimizer's gradient has what arrived added to it; the whole one is gone.
+        """The optimizer's gradient has what arrived added to it.
         shape  mine (numbers,)
         """
         gradient = mine[: self.shard.numel()].view(self.shard.shape).to(self.shard)
         self.shard.grad = gradient if self.shard.grad is None else self.shard.grad + gradient
-        self.whole.grad = None
