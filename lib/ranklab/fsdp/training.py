@@ -1,4 +1,4 @@
-"""FullyShard: FSDP as the training loop sees it."""
+"""FullyShard: FSDP as the training loop sees it, made of data_parallel's way."""
 
 import contextlib
 import math
