@@ -1,6 +1,6 @@
 """When parameters come and go: the hooks around a module's forward and backward.
 
-What tells that a backward is done is that of zero and of data_parallel.
+What tells that a backward runs is from data_parallel; what tells that it is done is from zero.
 """
 
 import contextlib

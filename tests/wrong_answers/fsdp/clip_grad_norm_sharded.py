@@ -22,6 +22,7 @@ WRONG = [
            says="the root comes last", called="root_before_the_sum"),
     _wrong("group=group)", "op=dist.ReduceOp.AVG, group=group)", says="no mean"),
     _wrong("(square, group=group)", "(square)", says="Hand `group` on"),
+    _wrong(SQUARES, f"{SQUARES}.nan_to_num(0, 0, 0)", says="all ranks must know"),
     _wrong(FACTOR, "max_norm / (norm + 1e-6)", says=r"clamp\(max=1.0\)"),
     _wrong(FACTOR, "torch.as_tensor(max_norm / norm.item()).clamp(max=1.0)", says="may be 0"),
     _wrong(NORMS, "[g.norm() for g in gradients]", says="compute in float32",

@@ -20,7 +20,8 @@ MODULES = {  # what each case is about: the module, and its precision
     "all frozen": (lambda: Block(0).requires_grad_(False), Precision()),
     "without parameters": (nn.Tanh, Precision()),
 }
-FULL = "unshard() fills every parameter from the message: parameter.fill(part), (R, numbers) each."
+FULL = ("unshard() waits, and fills every parameter from the message: parameter.fill(part), with "
+        "(R, numbers) for each.")
 ALIKE = "All ranks send alike, padded_shard() and padded_gradient(), in the same calls."
 FAILURES = {
     "expected a non-empty list": "A block may have no parameters, or no trained ones: nothing to "

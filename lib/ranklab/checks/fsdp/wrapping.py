@@ -24,20 +24,22 @@ class Stages(nn.Module):
 
 
 def models():
+    """{name: model}; they take no memory."""
     with torch.device("meta"):
-        yield "a GPT", GPT(GPTConfig(vocab_size=50, n_ctx=16, n_embd=20, n_head=2, n_layer=6))
-        yield "lists in a list, with a shared layer", Stages()
-        yield "layers of many sizes", nn.Sequential(*(
-            nn.Linear(8, 2 + 7 * n % 30) for n in range(14)), nn.ReLU())
-        yield "parameters beside layers", nn.Sequential(*(
-            nn.MultiheadAttention(8, 2) for _ in range(3)))
-        yield "one very large layer", nn.Sequential(nn.Linear(8, 8), nn.Linear(300, 8),
-                                                    nn.Linear(8, 8))
+        return {
+            "a GPT": GPT(GPTConfig(vocab_size=50, n_ctx=16, n_embd=20, n_head=2, n_layer=6)),
+            "lists in a list, with a shared layer": Stages(),
+            "layers of many sizes": nn.Sequential(*(
+                nn.Linear(8, 2 + 7 * n % 30) for n in range(14)), nn.ReLU()),
+            "parameters beside layers": nn.Sequential(*(
+                nn.MultiheadAttention(8, 2) for _ in range(3))),
+            "one very large layer": nn.Sequential(*(nn.Linear(n, 8) for n in (8, 300, 8))),
+        }
 
 
 def check_wrap_policy(wrap_policy):
     blocks_in_all = 0
-    for name, model in models():
+    for name, model in models().items():
         for most in limits(model):
             where = f"{name}, most_bytes={most:,}"
             blocks = _run(wrap_policy, where, model, most)
@@ -45,7 +47,7 @@ def check_wrap_policy(wrap_policy):
             blocks_in_all += len(blocks)
     yield "no more is whole than most_bytes: on 5 models, also at the tightest limit"
     yield "no block is inside another, or has no forward, or shares a parameter with the outside"
-    for name, model in models():
+    for name, model in models().items():
         # A parameter is in the root, which counts twice where there is no block, or in a block.
         least = 2 * max(p.nbytes for p in model.parameters())
         try:
