@@ -8,7 +8,7 @@ from ranklab.text_trainer import TrainConfig
 # What transformers.LlamaConfig takes, where no folder of weights says it.
 LLAMAS = {
     "laptop": {"vocab_size": 256, "hidden_size": 64, "intermediate_size": 176,
-               "num_hidden_layers": 3, "num_attention_heads": 4, "initializer_range": 0.1},
+               "num_hidden_layers": 2, "num_attention_heads": 4, "initializer_range": 0.1},
     "7b": {"vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008,
            "num_hidden_layers": 32, "num_attention_heads": 32, "max_position_embeddings": 4096},
 }  # fmt: skip
@@ -22,14 +22,14 @@ class Settings(TrainConfig):
     data: str | None = option(None, "a file in Alpaca's form: instruction, input, output")
     save: str | None = option(None, "write the tuned model to this folder, for from_pretrained")
     engine: str = option("ours", "fsdp2: torch's fully_shard", ("ours", "fsdp2"))
-    pretrain: int = option(150, "steps on plain text first, where there is no --model", least=0)
+    pretrain: int = option(60, "steps on plain text first, where there is no --model", least=0)
     steps: int = option(150, least=1)
     batch: int = option(32, "examples in a step, over all ranks", least=1)
     micro_batch: int = option(16, "examples in a forward and backward of one rank", least=1)
     eval_batch: int = option(192, "held-out examples", least=1)
     log_every: int = option(10, "steps", least=1)
     n_ctx: int = option(96, "tokens; what an example has beyond them is cut off", least=2)
-    lr: float = 5e-3
+    lr: float = 1e-2
     weight_decay: float = 0.0
     precision: str = option("fp32", "bf16: what is computed; gradients travel, and rows are "
                             "stepped, in float32", ("fp32", "bf16"))  # fmt: skip
@@ -42,6 +42,8 @@ class Settings(TrainConfig):
     def __post_init__(self):
         super().__post_init__()
         check_options(self)
+        if self.engine == "fsdp2" and self.shard_ranks:
+            raise ValueError("--shard-ranks is for --engine ours")
 
 
 SIZES = {

@@ -2,7 +2,6 @@
 
 import torch
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard,
 )
@@ -15,24 +14,15 @@ from ranklab.parallel import Parallel, Piece
 
 
 class Fsdp2(FullyShard):
-    """FullyShard's options and checkpoints; parameters are DTensors.
-    shard_ranks  that share one copy of the model; 0: all
-    """
-
-    def __init__(self, shard_ranks, blocks, precision, offload):
-        super().__init__(blocks=blocks)
-        S = shard_ranks or self.ranks
-        self.mesh = init_device_mesh(device().type, (self.ranks // S, S),
-                                     mesh_dim_names=("replicate", "shard"))
-        self.mesh = self.mesh if S < self.ranks else self.mesh["shard"]
-        self.policy, self.offload = MixedPrecisionPolicy(*precision), offload
+    """FullyShard over all ranks; parameters are DTensors. Its checkpoints are those of ours."""
 
     def apply(self, model):
-        how = {"mesh": self.mesh, "mp_policy": self.policy,
-               "offload_policy": CPUOffloadPolicy() if self.offload else OffloadPolicy()}
+        offload = self.options["offload"]
+        how = {"mp_policy": MixedPrecisionPolicy(*self.options["precision"]),
+               "offload_policy": CPUOffloadPolicy() if offload else OffloadPolicy()}
         for module in (*self.blocks(model), model):
             fully_shard(module, **how)
-        model.to_empty(device="cpu" if self.offload else device())
+        model.to_empty(device="cpu" if offload else device())
         self.rows = dict(model.named_parameters())
         return model
 
@@ -41,33 +31,32 @@ class Fsdp2(FullyShard):
         return torch.nn.utils.get_total_norm(gradients).full_tensor()
 
     def state(self, model, optimizer):
-        return [Piece(name, kind, shape, first_of(tensor), local(tensor))
-                for name, kind, shape, _, tensor in Parallel.state(self, model, optimizer)
-                if local(tensor).numel()]
+        pieces = []
+        for piece in Parallel.state(self, model, optimizer):
+            if isinstance(piece.tensor, DTensor):
+                first, mine = local_rows(piece.tensor)
+                offset = (first,) + (0,) * (mine.dim() - 1)
+                piece = Piece(piece.name, piece.kind, piece.shape, offset, mine)
+            if piece.tensor.numel():
+                pieces.append(piece)
+        return pieces
 
 
-def local(tensor):
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def first_of(tensor):
-    """Where the local rows of a DTensor begin."""
-    if not isinstance(tensor, DTensor):
-        return (0,) * tensor.dim()
+def local_rows(tensor):
+    """(the first of this rank's rows of a DTensor, these rows)."""
     mesh = tensor.device_mesh
-    first, _ = rows_of(len(tensor), mesh.size(-1), mesh.get_local_rank(mesh.ndim - 1))
-    return first, *(0,) * (tensor.dim() - 1)
+    return rows_of(len(tensor), mesh.size(), mesh.get_local_rank())[0], tensor.to_local()
 
 
 @torch.no_grad()
 def fill(model, rows):
     """fill_shards, for DTensors."""
     for name, parameter in model.named_parameters():
-        mine, first = local(parameter), first_of(parameter)[0]
+        first, mine = local_rows(parameter)
         mine.copy_(rows(name, parameter.shape, first, first + len(mine)))
 
 
 def full_state(model):
     """full_state_dict, for DTensors."""
-    return get_model_state_dict(model, options=StateDictOptions(full_state_dict=True,
-                                                                cpu_offload=True))
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    return get_model_state_dict(model, options=options)

@@ -7,7 +7,6 @@ import json
 import random
 import re
 import zlib
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,23 +17,18 @@ from ranklab import data
 from ranklab.models.gpt import IGNORE
 
 PROMPT = "{instruction}\nInput: {input}\nAnswer:"
+FIELDS = ("instruction", "input", "output")
 STATEMENTS = ("import", "from", "def", "class", "return", "if", "for", "raise", "while", "assert")
 ENGLISH = re.compile(r"# [A-Z][A-Za-z ,.']+")  # a comment
 LENGTHS = range(12, 41)  # of a line, in bytes
 
 
-class Example(NamedTuple):
-    prompt: str
-    answer: str
-
-
-@dataclass(frozen=True)
-class Instructions:
-    """Examples to train on and examples that are never trained on."""
+class Instructions(NamedTuple):
+    """Pairs (prompt, answer) to train on, and others that are never trained on."""
 
     name: str
-    train: list[Example]
-    held_out: list[Example]
+    train: list
+    held_out: list
 
 
 def alpaca_file(path):
@@ -46,13 +40,13 @@ def alpaca_file(path):
     except ValueError as error:
         raise ValueError(f"{path} is no JSON: {error}") from None
     sides = [], []
-    for number, fields in enumerate(found, 1):
-        for name in ("instruction", "input", "output"):
-            if not isinstance(fields, dict) or not isinstance(fields.get(name), str):
-                raise ValueError(f"{path}, example {number}: it needs the texts instruction, "
-                                 f"input (it may be empty) and output, and has no {name}")
-        prompt = PROMPT.format(**fields)
-        sides[zlib.crc32(prompt.encode()) % 10 == 0].append(Example(prompt, fields["output"]))
+    for number, example in enumerate(found, 1):
+        for name in FIELDS:
+            if not isinstance(example, dict) or not isinstance(example.get(name), str):
+                raise ValueError(f"{path}, example {number} has no text called {name}; each needs "
+                                 "instruction, input (which may be empty) and output")
+        prompt = PROMPT.format(**example)
+        sides[zlib.crc32(prompt.encode()) % 10 == 0].append((prompt, example["output"]))
     if not all(sides):
         raise ValueError(f"{path} has {len(sides[0])} examples to train on and {len(sides[1])} "
                          "held out: give more")
@@ -67,21 +61,21 @@ def python_instructions(text, n=6000):
 
 
 def made_from(tokens, n, seen):
-    """About n Examples about lines that are not in `seen`, then they are; each answer of a question
-    as often as the others, so that none can be guessed.
+    """About n pairs about lines that are not in `seen`, but are afterwards; all answers to a
+    question are equally frequent, so that none can be guessed.
     """
     found = {}
     for line in tokens.tobytes().decode("ascii", "ignore").split("\n"):
         line = line.strip()
         if len(line) in LENGTHS and line not in seen:
             seen.add(line)
-            for question, text, answer in questions(line):
-                found.setdefault(question, {}).setdefault(answer, []).append(
-                    Example(PROMPT.format(instruction=question, input=text), answer))
-    examples = [example for answers in found.values() for its in answers.values()
-                for example in its[: n // len(found) // len(answers)]]
-    random.Random(0).shuffle(examples)
-    return examples
+            for question, about, answer in questions(line):
+                prompt = PROMPT.format(instruction=question, input=about)
+                found.setdefault(question, {}).setdefault(answer, []).append((prompt, answer))
+    pairs = [pair for answers in found.values() for its in answers.values()
+             for pair in its[: n // len(found) // len(answers)]]
+    random.Random(0).shuffle(pairs)
+    return pairs
 
 
 def questions(line):
@@ -90,48 +84,48 @@ def questions(line):
         return [("Is it Python or English?", line[2:], "English")]
     if line.startswith("#"):
         return []
-    found = [("Is it Python or English?", line, "Python"),
-             ("Does it end with a colon?", line, "yes" if line.endswith(":") else "no")]
-    word = line.split()[0]
+    word, colon = line.split()[0], "yes" if line.endswith(":") else "no"
+    found = [("Is it Python or English?", line, "Python"), ("Is a colon its end?", line, colon)]
     return found + [("Which statement is it?", line, word)] * (word in STATEMENTS)
 
 
 # --- as tokens ------------------------------------------------------------------------------------
 
 class Bytes:
-    """A tokenizer as those of transformers are, whose tokens are bytes."""
+    """A tokenizer, called as those of transformers are; a token is a byte."""
 
-    bos_token_id, eos_token_id = 2, 0  # ASCII's start of text, and python_text's end of a file
+    bos_token_id, eos_token_id = 2, 0  # ASCII's start of text; what python_text has between files
 
-    def encode(self, text, add_special_tokens=False):
+    def encode(self, text, add_special_tokens):
         return list(text.encode())
 
 
-def encode(example, tokenizer):
+def encode(pair, tokenizer):
     """(the tokens of prompt and answer, how many are the prompt's)."""
     begin = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
-    prompt, answer = (tokenizer.encode(each, add_special_tokens=False) for each in example)
+    prompt, answer = (tokenizer.encode(each, add_special_tokens=False) for each in pair)
     return [*begin, *prompt, *answer, tokenizer.eos_token_id], len(begin) + len(prompt)
 
 
 def as_batch(encoded, n_ctx):
-    """(tokens, labels) of these examples, as long as the longest one, but no longer than n_ctx.
+    """(tokens, labels) of these pairs, as long as the longest one, but no longer than n_ctx.
     shape  two of (B, T), int64
     """
     T = min(n_ctx, max(len(tokens) for tokens, _ in encoded))
-    at, tokens, labels = torch.arange(T), torch.zeros(len(encoded), T, dtype=torch.int64), []
-    for row, (numbers, prompt) in zip(tokens, encoded):  # after the answer zeros: nobody sees them
-        row[: len(numbers)] = torch.tensor(numbers[:T])
-        labels.append(row.masked_fill((at < prompt) | (at >= len(numbers)), IGNORE))
-    return tokens, torch.stack(labels)
+    tokens, labels = torch.zeros(2, len(encoded), T, dtype=torch.int64)
+    labels.fill_(IGNORE)
+    for i, (numbers, prompt) in enumerate(encoded):
+        tokens[i, : len(numbers)] = torch.tensor(numbers[:T])
+        labels[i, prompt : len(numbers)] = torch.tensor(numbers[prompt:T])
+    return tokens, labels
 
 
 def examples_at(encoded, batch, n_ctx, seed, step):
-    """as_batch of step number `step`: each epoch has an order of its own."""
-    epoch, place = divmod(step * batch, len(encoded))
-    order = np.concatenate([np.random.default_rng((seed, e)).permutation(len(encoded))
-                            for e in range(epoch, epoch + 2)])
-    return as_batch([encoded[i] for i in order[place : place + batch]], n_ctx)
+    """as_batch of step number `step`: each epoch has all pairs, in an order of its own."""
+    n, places = len(encoded), range(step * batch, (step + 1) * batch)
+    epochs = {place // n for place in places}
+    order = {e: np.random.default_rng((seed, e)).permutation(n) for e in epochs}
+    return as_batch([encoded[order[place // n][place % n]] for place in places], n_ctx)
 
 
 def text_at(tokens, batch, n_ctx, seed, step):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from ranklab.engine import device
 from ranklab.models.initialise import normal_by_name
 
 NO_TRANSFORMERS = ("transformers is not here. After pip install -c constraints.txt -e '.[hf]' this "
@@ -18,25 +19,24 @@ def is_here():
 
 
 def on_meta(config, recompute):
-    """The model of a transformers config, whose parameters have shapes and no numbers yet."""
+    """The model of a transformers config; its parameters have shapes and no numbers yet."""
     from transformers import AutoModelForCausalLM  # seconds, and only here
 
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32,
-                                                 attn_implementation="sdpa")
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     if recompute:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+        model.activation_checkpointing_enable()  # by its default not a reentrant one
     return model
 
 
-def make_buffers(model, device):
-    """What is no parameter, and so comes from no shard, is there: the angles of positions."""
+def make_buffers(model):
+    """The angles of positions are there: no parameter, so they come from no shard."""
     rotary = model.model.rotary_emb
-    model.model.rotary_emb = type(rotary)(model.config).to(device)
+    model.model.rotary_emb = type(rotary)(model.config).to(device())
 
 
 def rows_by_name(std):
-    """For fill_shards: fresh weights. A parameter is whole for a moment, the model never."""
+    """For fill_shards: fresh weights. One parameter is whole for a moment, the model never."""
     def rows(name, shape, first, stop):
         whole = torch.ones(shape)  # norms stay so
         if len(shape) > 1:
@@ -46,22 +46,22 @@ def rows_by_name(std):
 
 
 def rows_in(folder):
-    """For fill_shards: the weights of a Hugging Face folder, of which the rows alone are read.
-    error  ValueError: a file is missing or not whole; a parameter is missing or of another shape
+    """For fill_shards: weights of a Hugging Face folder, of which only the asked rows are read.
+    error  ValueError: a file is missing or not whole, or has another shape
     """
     from safetensors import SafetensorError, safe_open
 
-    folder, index = Path(folder), Path(folder, "model.safetensors.index.json")
+    index = Path(folder, "model.safetensors.index.json")
     where = json.loads(index.read_text())["weight_map"] if index.exists() else {}
 
     def rows(name, shape, first, stop):
-        path = folder / where.get(name, "model.safetensors")
+        path = Path(folder, where.get(name, "model.safetensors"))
         try:
             with safe_open(path, "pt") as file:
                 part = file.get_slice(name)
-                if tuple(part.get_shape()) != tuple(shape):
-                    raise ValueError(f"{path}: {name} is {tuple(part.get_shape())} in it, and "
-                                     f"{tuple(shape)} by config.json")
+                if part.get_shape() != list(shape):
+                    raise ValueError(f"{path}: {name} has the shape {part.get_shape()} in it, "
+                                     f"and {list(shape)} by config.json")
                 return part[first:stop]
         except FileNotFoundError:
             raise ValueError(f"the weights are not whole: there is no {path}") from None
@@ -75,10 +75,10 @@ def save_pretrained(folder, model, weights, tokenizer):
     from safetensors.torch import save_file
 
     Path(folder).mkdir(parents=True, exist_ok=True)
-    names = [name for name, _ in model.named_parameters()]  # a tied matrix is stored once
     dtype = model.config.dtype or torch.float32
-    save_file({name: weights[name].to(dtype).contiguous() for name in names},
-              Path(folder, "model.safetensors"), {"format": "pt"})
+    named = {name: weights[name].to(dtype).contiguous()  # a tied matrix has one name
+             for name, _ in model.named_parameters()}  # fmt: skip
+    save_file(named, Path(folder, "model.safetensors"), {"format": "pt"})
     model.config.save_pretrained(folder)
-    if hasattr(tokenizer, "save_pretrained"):
+    if hasattr(tokenizer, "save_pretrained"):  # Bytes has no files
         tokenizer.save_pretrained(folder)

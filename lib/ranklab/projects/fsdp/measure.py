@@ -34,16 +34,17 @@ def measure(trainer):
     return Costs(held[0], peak, traffic.sent_bytes)
 
 
-def predicted(numbers, blocks, settings, ranks):
+def predicted(numbers, settings, ranks):
     """((bytes of parameters, gradients, optimizer), bytes sent in a step), of each rank.
 
-    Rows, their gradients and Adam's two moments are in float32. For each micro-batch parameters are
-    gathered, those of blocks twice, and gradients reduced, in hybrid sharding over copies, too.
+    Rows, gradients and Adam's two moments are in float32. For each micro-batch parameters are
+    gathered, those of blocks twice, and gradients reduced; in hybrid sharding over copies, too.
+    numbers  of parameters: in the model, and in each of its blocks
     """
+    model, *blocks = numbers
     S = settings.shard_ranks or ranks
     copies, pieces = ranks // S, -(-settings.batch // (ranks * settings.micro_batch))
-    gathered = (2 if settings.precision == "bf16" else 4) * (numbers + sum(blocks))
-    in_copy = (S - 1) / S * (gathered + 4 * numbers)
-    between = 2 * (copies - 1) / copies * 4 * numbers / S
-    held = tuple(size * numbers / S for size in (4, 4, 8))
-    return held, pieces * (in_copy + between)
+    gathered = (2 if settings.precision == "bf16" else 4) * (model + sum(blocks))
+    inside = (S - 1) / S * (gathered + 4 * model)
+    between = 2 * (copies - 1) / copies * 4 * model / S
+    return [size * model / S for size in (4, 4, 8)], pieces * (inside + between)

@@ -6,7 +6,7 @@ import functools
 import shutil
 import statistics
 import tempfile
-from typing import NamedTuple
+from pathlib import Path
 
 import torch.distributed as dist
 
@@ -26,71 +26,61 @@ from ranklab.projects.fsdp.measure import measure
 from ranklab.projects.fsdp.tuner import new_tuner
 
 LAUNCH_LIMIT = 24 * 3600  # seconds: ranks of launch have all their time together
+PARTS = {"block": FullyShardedBlock, "clip": clip_grad_norm_sharded, "loss": masked_loss,
+         "policy": wrap_policy, "state": full_state_dict}
 
 
-class Parts(NamedTuple):
-    """The functions of the lab."""
-
-    block: type = FullyShardedBlock
-    clip: object = clip_grad_norm_sharded
-    loss: object = masked_loss
-    policy: object = wrap_policy
-    state: object = full_state_dict
-
-
-def run(size="laptop", ranks=4, block=FullyShardedBlock, clip=clip_grad_norm_sharded,
-        loss=masked_loss, policy=wrap_policy, state=full_state_dict, resume=False, until=None,
-        progress=False, timeout=LAUNCH_LIMIT, **changes):  # fmt: skip
+def run(size="laptop", ranks=4, resume=False, until=None, progress=False, timeout=LAUNCH_LIMIT,
+        **changes):  # fmt: skip
     """A Llama is fine-tuned on all ranks; returns a dict for `report`, or None where transformers
     is not installed.
 
-    block, clip, loss, policy, state  a learner's own will do
-    changes  of Settings: steps=100, engine="fsdp2", model="Llama-2-7b", ...
+    changes  a learner's own block, clip, loss, policy or state, in the place of the lab's; and of
+             Settings: steps=100, engine="fsdp2", model="Llama-2-7b", ...
     """
+    parts = {name: changes.pop(name, ours) for name, ours in PARTS.items()}
     settings = dataclasses.replace(SIZES[size], **changes)
     if not llama.is_here():
         return None
-    parts = Parts(block, clip, loss, policy, state)
-    own = [name for name, mine, ours in zip(Parts._fields, parts, Parts()) if mine is not ours]
-    text = data.python_text()  # read once, for all ranks
+    needs_text = settings.pretrain or not settings.data
+    text = data.python_text() if needs_text else None  # read once, for all ranks
     taught = alpaca_file(settings.data) if settings.data else python_instructions(text)
     found = launch(_work, LLAMAS[size], settings, parts, text, taught, resume, until, progress,
                    ranks=ranks, timeout=timeout, stream=progress)
-    return {**found[0], "settings": settings, "own": own, "ranks": len(found),
+    return {**found[0], "settings": settings, "ranks": len(found),
+            "own": [name for name, ours in PARTS.items() if parts[name] is not ours],
             "data": (taught.name, len(taught.train), len(taught.held_out))}
 
 
 def _work(shape, settings, parts, text, taught, resume, until, progress):
-    """On each rank: the model gets its weights, and is tuned."""
+    """On each rank: the model gets its weights, is tuned, and saved."""
     from transformers import AutoConfig, AutoTokenizer, LlamaConfig  # seconds, and only here
 
     tokenizer, config = Bytes(), LlamaConfig(**shape)
     if settings.model:
         config = AutoConfig.from_pretrained(settings.model, local_files_only=True)
+    if settings.model and any(Path(settings.model).glob("tokenizer*")):
         tokenizer = AutoTokenizer.from_pretrained(settings.model, local_files_only=True)
-    n_ctx, rows = settings.n_ctx, rows_to_score(settings, len(taught.held_out))
-    held_out = as_batch([encode(each, tokenizer) for each in taught.held_out[:rows]], n_ctx)
-    train = [encode(each, tokenizer) for each in taught.train]
-    new = functools.partial(new_tuner, config, parts=parts, held_out=held_out, progress=progress)
-    examples = functools.partial(examples_at, train, settings.batch, n_ctx, settings.seed)
+    scored = scored_examples(settings, len(taught.held_out))
+    train, held_out = ([encode(pair, tokenizer) for pair in side]
+                       for side in (taught.train, taught.held_out[:scored]))
+    new = functools.partial(new_tuner, config, parts, as_batch(held_out, settings.n_ctx), progress)
+    batch_at = functools.partial(examples_at, train, settings.batch, settings.n_ctx, settings.seed)
     with weights(config, settings, parts, text, new, resume) as rows:
-        trainer = new(settings=settings, batch_at=examples, rows=rows)
+        trainer = new(settings, batch_at, rows)
     found = tune(trainer, resume, until)
     if settings.save:
         save(trainer, settings.save, parts, tokenizer)
     return found
 
 
-def rows_to_score(settings, held_out):
-    """How many held-out examples are scored: every rank has as many rows as the others, for in
-    shards all must call the model as often.
+def scored_examples(settings, held_out):
+    """How many held-out examples are scored: all ranks must call the model as often.
     error  ValueError where the ranks do not fit
     """
     R = dist.get_world_size()
     if settings.batch % R:
         raise ValueError(f"{R} ranks must divide batch={settings.batch}")
-    if settings.shard_ranks and R % settings.shard_ranks:
-        raise ValueError(f"shard_ranks={settings.shard_ranks} must divide the {R} ranks")
     if min(settings.eval_batch, held_out) < R:
         raise ValueError(f"{R} ranks need a held-out example each: eval_batch="
                          f"{settings.eval_batch}, and the data has {held_out}")
@@ -99,8 +89,8 @@ def rows_to_score(settings, held_out):
 
 @contextlib.contextmanager
 def weights(config, settings, parts, text, new, resume):
-    """The `rows` of fill_shards: of a folder, or by names; or of a model that is trained on plain
-    text first and lies in a folder during this block.
+    """The `rows` of fill_shards: of a folder, or fresh; or of a model that is trained on plain text
+    first, and lies in a folder during this block.
     """
     fresh = llama.rows_by_name(config.initializer_range)
     if settings.model or resume or not settings.pretrain:
@@ -111,7 +101,7 @@ def weights(config, settings, parts, text, new, resume):
     try:
         first = dataclasses.replace(settings, steps=settings.pretrain, checkpoint=None)
         windows = functools.partial(text_at, text.train, first.batch, first.n_ctx, first.seed)
-        trainer = new(settings=first, batch_at=windows, rows=fresh)
+        trainer = new(first, windows, fresh)
         trainer.title = "plain text"
         trainer.fit()
         save(trainer, folder, parts)
@@ -134,15 +124,14 @@ def tune(trainer, resume, until):
     history = trainer.fit(until)
     after = history.held_out.get(trainer.steps_done) or trainer.evaluate()
     speeds = [speed for speed in history.speed if speed]
-    return {"numbers": trainer.numbers, "blocks": trainer.blocks, "costs": costs,
-            "steps": (first, trainer.steps_done), "scores": (before, after), "history": history,
-            "scored": len(trainer.held_out[0]),
-            "examples_per_second": statistics.median(speeds) if speeds else float("nan")}
+    return {"numbers": trainer.numbers, "costs": costs, "steps": (first, trainer.steps_done),
+            "scores": (before, after), "scored": len(trainer.held_out[0]), "history": history,
+            "speed": statistics.median(speeds) if speeds else float("nan")}
 
 
 def save(trainer, folder, parts, tokenizer=None):
     """`folder` has the model as Hugging Face stores it, written by rank 0."""
-    state = fsdp2.full_state if trainer.settings.engine == "fsdp2" else parts.state
+    state = fsdp2.full_state if trainer.settings.engine == "fsdp2" else parts["state"]
     whole = state(trainer.model)
     with Together(trainer.parallel, device()).agreed():
         if dist.get_rank() == 0:

@@ -1,6 +1,7 @@
 """FineTuner: the course's training loop, fed with answers, for a model of transformers in shards."""
 
 import functools
+import math
 from typing import NamedTuple
 
 import torch
@@ -14,6 +15,7 @@ from ranklab.projects.fsdp import fsdp2, llama
 from ranklab.trainer import Trainer
 
 PRECISIONS = {"fp32": Precision(), "bf16": Precision(torch.bfloat16, torch.float32)}
+ENGINES = {"ours": (FullyShard, fill_shards), "fsdp2": (fsdp2.Fsdp2, fsdp2.fill)}
 
 
 class Score(NamedTuple):
@@ -26,7 +28,7 @@ class Score(NamedTuple):
 class FineTuner(Trainer):
     """A causal language model, trained on what `batch_at` gives.
 
-    batch_at  (step) -> the batch of all ranks: (tokens, labels)
+    batch_at  (step=) -> the batch of all ranks: (tokens, labels)
     held_out  (tokens, labels), as many rows as the ranks divide
     loss      masked_loss, or a learner's own
     """
@@ -42,12 +44,12 @@ class FineTuner(Trainer):
                          progress=progress)
 
     def next_batch(self):
-        tokens, labels = self.batch_at(self.steps_done)
+        tokens, labels = self.batch_at(step=self.steps_done)
         self.answers = count_of(labels)  # of all ranks, so nobody has to ask
         return self.parallel.batch(tokens, labels)
 
     def logits(self, tokens):  # (B, T) -> (B, T, V)
-        """Without a mask: zeros stand only after an answer, where no token before sees them."""
+        """Without a mask: zeros stand only after an answer, and no token sees what is after it."""
         return self.forward(input_ids=tokens, use_cache=False).logits
 
     def loss_sum(self, tokens, labels):
@@ -58,28 +60,27 @@ class FineTuner(Trainer):
         return self.loss(logits, labels, count) * count / self.parallel.ranks
 
     def step(self, batch=None):
-        """A step as the loop does it. A loss that is no number ends the run on all ranks, before
-        such weights are saved: one all-reduce of 4 bytes.
+        """A step as the loop does it; a loss that is no number ends the run on all ranks, before
+        its weights are saved. One all-reduce more, of 4 bytes.
         """
         share = super().step(batch)
         loss = self.parallel.total(share).item()
-        if not abs(loss) < float("inf"):
+        if not math.isfinite(loss):
             raise ValueError(f"the loss of step {self.steps_done} is {loss}: go on from a "
                              f"checkpoint before it, with less than lr={self.settings.lr:g}")
         return share
 
     @torch.no_grad()
     def evaluate(self):
-        """The Score. An answer that is written token by token is right exactly if each token is the
-        likeliest one after those before it: one forward pass tells, and all ranks make as many.
+        """The Score. What a model writes token by token is right exactly if each token is the
+        likeliest one after the right ones before it: one forward tells, and all ranks do as many.
         """
         count, found = count_of(self.held_out[1]), torch.zeros(2, device=self.device)
-        mine = [self.to_device(x).split(self.loop.micro_batch)
-                for x in self.parallel.batch(*self.held_out)]
+        mine = (self.to_device(x).split(self.loop.micro_batch)
+                for x in self.parallel.batch(*self.held_out))
         self.model.eval()
         for tokens, labels in zip(*mine):
-            logits = self.logits(tokens)
-            wanted = labels[:, 1:]
+            logits, wanted = self.logits(tokens), labels[:, 1:]
             right = (logits[:, :-1].argmax(-1) == wanted) | (wanted == IGNORE)
             found += torch.stack([self.sum_of(logits, labels, count), right.all(1).sum()])
         self.model.train()
@@ -87,8 +88,8 @@ class FineTuner(Trainer):
         return Score(loss / count, exact / len(self.held_out[0]))
 
     def saved(self):
-        what = SameRun(batch=self.settings.batch, seed=self.settings.seed)
-        return {**super().saved(), "run": what}
+        what = {name: getattr(self.settings, name) for name in ("batch", "n_ctx", "seed")}
+        return {**super().saved(), "run": SameRun(**what)}
 
 
 def count_of(labels):
@@ -96,26 +97,22 @@ def count_of(labels):
     return int((labels[:, 1:] != IGNORE).sum())
 
 
-def new_tuner(config, settings, parts, held_out, progress, batch_at, rows):
-    """The FineTuner of a model in shards; `rows` says which numbers it begins with, see fill_shards.
-    No rank has the whole model at any time.
+def new_tuner(config, parts, held_out, progress, settings, batch_at, rows):
+    """The FineTuner of a model in shards, which begins with the weights that `rows` gives, as for
+    fill_shards. No rank has the whole model at any time.
     """
     model = llama.on_meta(config, settings.recompute)
     most = settings.most_bytes or whole_bytes(model, model.model.layers)
-    blocks = parts.policy(model, most)
-    sizes = [sum(p.numel() for p in block.parameters()) for block in blocks]
-    how = {"blocks": lambda _: blocks, "precision": PRECISIONS[settings.precision],
-           "offload": settings.offload}
-    if settings.engine == "fsdp2":
-        parallel, fill = fsdp2.Fsdp2(settings.shard_ranks, **how), fsdp2.fill
-    else:
-        groups = hybrid_shard_groups(settings.shard_ranks) if settings.shard_ranks else None
-        parallel = FullyShard(groups=groups, block=parts.block, clip=parts.clip, **how)
-        fill = fill_shards
-    numbers = sum(p.numel() for p in model.parameters())
-    trainer = FineTuner(model, settings, batch_at, held_out, parts.loss, parallel, progress)
-    trainer.blocks, trainer.numbers = sizes, numbers
+    blocks = parts["policy"](model, most)
+    numbers = [sum(p.numel() for p in module.parameters()) for module in (model, *blocks)]
+    groups = hybrid_shard_groups(settings.shard_ranks) if settings.shard_ranks else None
+    engine, fill = ENGINES[settings.engine]
+    parallel = engine(groups=groups, blocks=lambda _: blocks, block=parts["block"],
+                      clip=parts["clip"], precision=PRECISIONS[settings.precision],
+                      offload=settings.offload)
+    trainer = FineTuner(model, settings, batch_at, held_out, parts["loss"], parallel, progress)
+    trainer.numbers = numbers
     with Together(parallel, device()).agreed():
         fill(model, rows)
-    llama.make_buffers(model, device())
+    llama.make_buffers(model)
     return trainer
