@@ -134,7 +134,7 @@ def test_a_learners_own_functions_are_used(monkeypatch, tmp_path):
     path.write_text(json.dumps([{"instruction": "Add", "input": prompt, "output": answer}
                                 for prompt, answer in sums(60)]))
     how = {field.name: getattr(SMALL, field.name) for field in dataclasses.fields(SMALL)}
-    how |= {"data": str(path), "steps": 3, "block": Mine, "clip": clip, "loss": loss}
+    how |= {"data": str(path), "steps": 3, "n_ctx": 48, "block": Mine, "clip": clip, "loss": loss}
     monkeypatch.setenv("RANKLAB_REHEARSE", "gpu")  # and under a GPU's rules
     text = project.report(project.run(ranks=2, **how))
     assert (tmp_path / "called").exists()

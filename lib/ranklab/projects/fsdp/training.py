@@ -35,10 +35,11 @@ def run(size="laptop", ranks=4, resume=False, until=None, progress=False, timeou
     """A Llama is fine-tuned on all ranks; returns a dict for `report`, or None where transformers
     is not installed.
 
-    changes  a learner's own block, clip, loss, policy or state, in the place of the lab's; and of
-             Settings: steps=100, engine="fsdp2", model="Llama-2-7b", ...
+    changes  functions: a learner's own block, clip, loss, policy or state. All others are of
+             Settings: steps=100, clip=0.5, engine="fsdp2", model="Llama-2-7b", ...
     """
-    parts = {name: changes.pop(name, ours) for name, ours in PARTS.items()}
+    parts = {name: changes.pop(name) if callable(changes.get(name)) else ours
+             for name, ours in PARTS.items()}
     settings = dataclasses.replace(SIZES[size], **changes)
     if not llama.is_here():
         return None
