@@ -18,9 +18,10 @@ from ranklab.projects.fsdp import instructions, llama, training
 from ranklab.projects.fsdp.__main__ import parse
 from ranklab.projects.fsdp.config import LLAMAS, SIZES
 from ranklab.projects.fsdp.measure import predicted
+from ranklab.projects.horovod.bert import is_here
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.usefixtures("one_thread"),
-              pytest.mark.skipif(not llama.is_here(), reason="needs transformers")]
+              pytest.mark.skipif(not is_here(), reason="needs transformers")]
 
 SHAPE = {**LLAMAS["laptop"], "hidden_size": 20, "intermediate_size": 31, "num_attention_heads": 2}
 SMALL = dataclasses.replace(SIZES["laptop"], pretrain=0, steps=4, batch=12, micro_batch=2,
@@ -140,6 +141,16 @@ def test_a_learners_own_functions_are_used(monkeypatch, tmp_path):
     assert (tmp_path / "called").exists()
     assert "your own  block, clip, loss of block" in text
     assert re.search(r"after step 3 +\d\.\d{3} +\d+\.\d%", text)
+
+
+def test_offload_under_a_gpus_rules():
+    half = {"offload": True, "precision": "bf16"}
+    changes = half | {"recompute": True}, half | {"engine": "fsdp2"}
+    seen = launch(works_with, changes, {}, ranks=2, timeout=170, rehearse="gpu")[0]
+    ours, torchs = (each["scores"][1].loss for each in seen)
+    [plain] = found(2, {})
+    assert ours == pytest.approx(torchs, abs=0.01)
+    assert ours == pytest.approx(plain["scores"][1].loss, abs=0.05)
 
 
 def test_torchrun_runs_it_in_place(tmp_path):

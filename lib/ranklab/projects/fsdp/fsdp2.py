@@ -1,7 +1,9 @@
 """Torch's own FSDP, fully_shard, in the place of ours."""
 
+from types import SimpleNamespace
+
 import torch
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+import torch.distributed as dist
 from torch.distributed.fsdp import (
     CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard,
 )
@@ -27,8 +29,8 @@ class Fsdp2(FullyShard):
         return model
 
     def grad_norm(self, parameters):
-        gradients = [p.grad for p in parameters if p.grad is not None]
-        return torch.nn.utils.get_total_norm(gradients).full_tensor()
+        rows = [SimpleNamespace(grad=p.grad.to_local()) for p in parameters if p.grad is not None]
+        return super().grad_norm(rows)  # DTensor's norm of offloaded rows needs a CPU backend
 
     def state(self, model, optimizer):
         pieces = []
@@ -58,5 +60,9 @@ def fill(model, rows):
 
 def full_state(model):
     """full_state_dict, for DTensors."""
-    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-    return get_model_state_dict(model, options=options)
+    state = {}
+    for name, parameter in model.named_parameters():
+        whole = parameter.detach().to(device()).full_tensor()
+        if dist.get_rank() == 0:
+            state[name] = whole.cpu()
+    return state

@@ -1,29 +1,22 @@
 """A Llama as transformers has it: made without memory, filled row by row, saved for everybody."""
 
 import json
-from importlib.util import find_spec
 from pathlib import Path
 
 import torch
 
 from ranklab.engine import device
 from ranklab.models.initialise import normal_by_name
+from ranklab.projects.horovod.bert import offline_transformers
 
 NO_TRANSFORMERS = ("transformers is not here. After pip install -c constraints.txt -e '.[hf]' this "
                    "runs: python -m ranklab.projects.fsdp")  # fmt: skip
 
 
-def is_here():
-    """True when transformers is installed; nothing is imported."""
-    return find_spec("transformers") is not None
-
-
 def on_meta(config, recompute):
     """The model of a transformers config; its parameters have shapes and no numbers yet."""
-    from transformers import AutoModelForCausalLM  # seconds, and only here
-
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        model = offline_transformers().AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     if recompute:
         model.activation_checkpointing_enable()  # by its default not a reentrant one
     return model

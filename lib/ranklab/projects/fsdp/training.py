@@ -24,6 +24,7 @@ from ranklab.projects.fsdp.instructions import (
 )
 from ranklab.projects.fsdp.measure import measure
 from ranklab.projects.fsdp.tuner import new_tuner
+from ranklab.projects.horovod.bert import is_here, offline_transformers
 
 LAUNCH_LIMIT = 24 * 3600  # seconds: ranks of launch have all their time together
 PARTS = {"block": FullyShardedBlock, "clip": clip_grad_norm_sharded, "loss": masked_loss,
@@ -41,7 +42,7 @@ def run(size="laptop", ranks=4, resume=False, until=None, progress=False, timeou
     parts = {name: changes.pop(name) if callable(changes.get(name)) else ours
              for name, ours in PARTS.items()}
     settings = dataclasses.replace(SIZES[size], **changes)
-    if not llama.is_here():
+    if not is_here():
         return None
     needs_text = settings.pretrain or not settings.data
     text = data.python_text() if needs_text else None  # read once, for all ranks
@@ -55,13 +56,12 @@ def run(size="laptop", ranks=4, resume=False, until=None, progress=False, timeou
 
 def _work(shape, settings, parts, text, taught, resume, until, progress):
     """On each rank: the model gets its weights, is tuned, and saved."""
-    from transformers import AutoConfig, AutoTokenizer, LlamaConfig  # seconds, and only here
-
-    tokenizer, config = Bytes(), LlamaConfig(**shape)
+    transformers = offline_transformers()
+    tokenizer, config = Bytes(), transformers.LlamaConfig(**shape)
     if settings.model:
-        config = AutoConfig.from_pretrained(settings.model, local_files_only=True)
+        config = transformers.AutoConfig.from_pretrained(settings.model)
     if settings.model and any(Path(settings.model).glob("tokenizer*")):
-        tokenizer = AutoTokenizer.from_pretrained(settings.model, local_files_only=True)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(settings.model)
     scored = scored_examples(settings, len(taught.held_out))
     train, held_out = ([encode(pair, tokenizer) for pair in side]
                        for side in (taught.train, taught.held_out[:scored]))
