@@ -9,7 +9,6 @@ import torch
 
 from ranklab import launch
 from ranklab.checkpoint.files import complete
-from ranklab.data.text import Text
 from ranklab.engine import torchrun
 from ranklab.fsdp import FullyShardedBlock, clip_grad_norm_sharded, masked_loss
 from ranklab.models.gpt import IGNORE
@@ -33,15 +32,16 @@ def sums(n):
 
 
 TAUGHT = instructions.Instructions("sums", sums(40), sums(13)[1:])
-TEXT = Text("numbers", torch.arange(999).numpy() % 50, torch.arange(99).numpy() % 50, 256)
+PLAIN = [("", f"{i}, {i + 1}, {i + 2}") for i in range(30)]
 
 
-def work(changes, taught=TAUGHT, parts=training.PARTS, shape=SHAPE, until=None):
+def work(changes, shape=SHAPE, until=None):
     """On each rank: what the project finds with these changes of SMALL; or its sentence."""
     resume = changes.pop("resume", False)
     settings = dataclasses.replace(SMALL, **changes)
     try:
-        return training._work(shape, settings, parts, TEXT, taught, resume, until, False)
+        plain = PLAIN if settings.pretrain else []
+        return training._work(shape, settings, training.PARTS, plain, TAUGHT, resume, until, False)
     except Exception as error:
         return str(error)
 

@@ -10,10 +10,8 @@ import zlib
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import torch
 
-from ranklab import data
 from ranklab.models.gpt import IGNORE
 
 PROMPT = "{instruction}\nInput: {input}\nAnswer:"
@@ -24,11 +22,11 @@ LENGTHS = range(12, 41)  # of a line, in bytes
 
 
 class Instructions(NamedTuple):
-    """Pairs (prompt, answer) to train on, and others that are never trained on."""
+    """Pairs (prompt, answer)."""
 
     name: str
     train: list
-    held_out: list
+    held_out: list  # never trained on
 
 
 def alpaca_file(path):
@@ -58,6 +56,12 @@ def python_instructions(text, n=6000):
     seen = set()
     held_out = made_from(text.held_out, n // 10, seen)
     return Instructions(f"questions about {text.name}", made_from(text.train, n, seen), held_out)
+
+
+def plain_text(text, n, length):
+    """n pairs without a prompt: pieces of `text` from all over it."""
+    pieces = text.train[: len(text.train) // n * n].reshape(n, -1)[:, :length]
+    return [("", piece.tobytes().decode("ascii", "ignore")) for piece in pieces]
 
 
 def made_from(tokens, n, seen):
@@ -120,17 +124,7 @@ def as_batch(encoded, n_ctx):
     return tokens, labels
 
 
-def examples_at(encoded, batch, n_ctx, seed, step):
-    """as_batch of step number `step`: each epoch has all pairs, in an order of its own."""
-    n, places = len(encoded), range(step * batch, (step + 1) * batch)
-    epochs = {place // n for place in places}
-    order = {e: np.random.default_rng((seed, e)).permutation(n) for e in epochs}
-    return as_batch([encoded[order[place // n][place % n]] for place in places], n_ctx)
-
-
-def text_at(tokens, batch, n_ctx, seed, step):
-    """(tokens, labels) of windows of plain text, in which each token but the first counts."""
-    rows, _ = data.batch_at(tokens, step, batch, n_ctx, seed)
-    labels = rows.clone()
-    labels[:, 0] = IGNORE
-    return rows, labels
+def examples_at(encoded, batch, n_ctx, step):
+    """as_batch of step number `step`: the pairs in their order, again and again."""
+    places = range(step * batch, (step + 1) * batch)
+    return as_batch([encoded[place % len(encoded)] for place in places], n_ctx)

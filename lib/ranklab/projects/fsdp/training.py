@@ -1,18 +1,13 @@
 """A Llama is fine-tuned on all ranks, and scored before and after."""
 
-import contextlib
 import dataclasses
-import functools
-import shutil
 import statistics
-import tempfile
 from pathlib import Path
 
 import torch.distributed as dist
 
 from ranklab import data
 from ranklab.checkpoint import Together
-from ranklab.data_parallel.training import DataParallel
 from ranklab.engine import device, launch
 from ranklab.fsdp import (
     FullyShardedBlock, clip_grad_norm_sharded, full_state_dict, masked_loss, wrap_policy,
@@ -20,7 +15,7 @@ from ranklab.fsdp import (
 from ranklab.projects.fsdp import fsdp2, llama
 from ranklab.projects.fsdp.config import LLAMAS, SIZES
 from ranklab.projects.fsdp.instructions import (
-    Bytes, alpaca_file, as_batch, encode, examples_at, python_instructions, text_at,
+    Bytes, alpaca_file, as_batch, encode, plain_text, python_instructions,
 )
 from ranklab.projects.fsdp.measure import measure
 from ranklab.projects.fsdp.tuner import new_tuner
@@ -44,17 +39,24 @@ def run(size="laptop", ranks=4, resume=False, until=None, progress=False, timeou
     settings = dataclasses.replace(SIZES[size], **changes)
     if not is_here():
         return None
-    needs_text = settings.pretrain or not settings.data
-    text = data.python_text() if needs_text else None  # read once, for all ranks
-    taught = alpaca_file(settings.data) if settings.data else python_instructions(text)
-    found = launch(_work, LLAMAS[size], settings, parts, text, taught, resume, until, progress,
+    plain, taught = read(settings, resume)  # once, for all ranks
+    found = launch(_work, LLAMAS[size], settings, parts, plain, taught, resume, until, progress,
                    ranks=ranks, timeout=timeout, stream=progress)
     return {**found[0], "settings": settings, "ranks": len(found),
             "own": [name for name, ours in PARTS.items() if parts[name] is not ours],
             "data": (taught.name, len(taught.train), len(taught.held_out))}
 
 
-def _work(shape, settings, parts, text, taught, resume, until, progress):
+def read(settings, resume):
+    """(pairs of plain text for a model that knows nothing, the Instructions)."""
+    is_new = settings.pretrain and not settings.model and not resume
+    text = data.python_text() if is_new or not settings.data else None
+    taught = alpaca_file(settings.data) if settings.data else python_instructions(text)
+    n = settings.pretrain * settings.batch
+    return plain_text(text, n, settings.n_ctx - 2) if is_new else [], taught
+
+
+def _work(shape, settings, parts, plain, taught, resume, until, progress):
     """On each rank: the model gets its weights, is tuned, and saved."""
     transformers = offline_transformers()
     tokenizer, config = Bytes(), transformers.LlamaConfig(**shape)
@@ -63,15 +65,20 @@ def _work(shape, settings, parts, text, taught, resume, until, progress):
     if settings.model and any(Path(settings.model).glob("tokenizer*")):
         tokenizer = transformers.AutoTokenizer.from_pretrained(settings.model)
     scored = scored_examples(settings, len(taught.held_out))
-    train, held_out = ([encode(pair, tokenizer) for pair in side]
-                       for side in (taught.train, taught.held_out[:scored]))
-    new = functools.partial(new_tuner, config, parts, as_batch(held_out, settings.n_ctx), progress)
-    batch_at = functools.partial(examples_at, train, settings.batch, settings.n_ctx, settings.seed)
-    with weights(config, settings, parts, text, new, resume) as rows:
-        trainer = new(settings, batch_at, rows)
+    plain, train, held_out = ([encode(pair, tokenizer) for pair in pairs]
+                              for pairs in (plain, taught.train, taught.held_out[:scored]))
+    rows = llama.rows_by_name(config.initializer_range)
+    if settings.model:
+        rows = llama.rows_in(settings.model)
+    held_out = as_batch(held_out, settings.n_ctx)
+    trainer = new_tuner(config, settings, parts, held_out, rows, progress)
+    if plain:
+        trainer.begin(dataclasses.replace(settings, steps=settings.pretrain, checkpoint=None), plain)
+        trainer.fit()
+    trainer.begin(settings, train)
     found = tune(trainer, resume, until)
     if settings.save:
-        save(trainer, settings.save, parts, tokenizer)
+        save(trainer, parts["state"], tokenizer)
     return found
 
 
@@ -88,34 +95,9 @@ def scored_examples(settings, held_out):
     return min(settings.eval_batch, held_out) // R * R
 
 
-@contextlib.contextmanager
-def weights(config, settings, parts, text, new, resume):
-    """The `rows` of fill_shards: of a folder, or fresh; or of a model that is trained on plain text
-    first, and lies in a folder during this block.
-    """
-    fresh = llama.rows_by_name(config.initializer_range)
-    if settings.model or resume or not settings.pretrain:
-        yield llama.rows_in(settings.model) if settings.model else fresh
-        return
-    folder = tempfile.mkdtemp() if dist.get_rank() == 0 else None
-    folder = Together(DataParallel(), device()).exchange(folder)[0]
-    try:
-        first = dataclasses.replace(settings, steps=settings.pretrain, checkpoint=None)
-        windows = functools.partial(text_at, text.train, first.batch, first.n_ctx, first.seed)
-        trainer = new(first, windows, fresh)
-        trainer.title = "plain text"
-        trainer.fit()
-        save(trainer, folder, parts)
-        yield llama.rows_in(folder)
-    finally:
-        if dist.get_rank() == 0:
-            shutil.rmtree(folder)
-
-
 def tune(trainer, resume, until):
     """What a training to the end, or to step `until`, has shown, on this rank."""
     settings = trainer.settings
-    trainer.title = "instructions"
     if resume:
         trainer.resume()
     first, before, costs = trainer.steps_done, trainer.evaluate(), None
@@ -130,10 +112,10 @@ def tune(trainer, resume, until):
             "speed": statistics.median(speeds) if speeds else float("nan")}
 
 
-def save(trainer, folder, parts, tokenizer=None):
-    """`folder` has the model as Hugging Face stores it, written by rank 0."""
-    state = fsdp2.full_state if trainer.settings.engine == "fsdp2" else parts["state"]
-    whole = state(trainer.model)
+def save(trainer, state, tokenizer):
+    """settings.save has the model as Hugging Face stores it, written by rank 0."""
+    settings = trainer.settings
+    whole = (fsdp2.full_state if settings.engine == "fsdp2" else state)(trainer.model)
     with Together(trainer.parallel, device()).agreed():
         if dist.get_rank() == 0:
-            llama.save_pretrained(folder, trainer.model, whole, tokenizer)
+            llama.save_pretrained(settings.save, trainer.model, whole, tokenizer)

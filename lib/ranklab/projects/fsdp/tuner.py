@@ -12,7 +12,8 @@ from ranklab.fsdp import Precision, fill_shards, hybrid_shard_groups, whole_byte
 from ranklab.fsdp.training import FullyShard
 from ranklab.models.gpt import IGNORE
 from ranklab.projects.fsdp import fsdp2, llama
-from ranklab.trainer import Trainer
+from ranklab.projects.fsdp.instructions import examples_at
+from ranklab.trainer import History, Trainer
 
 PRECISIONS = {"fp32": Precision(), "bf16": Precision(torch.bfloat16, torch.float32)}
 ENGINES = {"ours": (FullyShard, fill_shards), "fsdp2": (fsdp2.Fsdp2, fsdp2.fill)}
@@ -26,25 +27,30 @@ class Score(NamedTuple):
 
 
 class FineTuner(Trainer):
-    """A causal language model, trained on what `batch_at` gives.
+    """A causal language model, trained on the answers of pairs, from begin() on.
 
-    batch_at  (step=) -> the batch of all ranks: (tokens, labels)
     held_out  (tokens, labels), as many rows as the ranks divide
     loss      masked_loss, or a learner's own
     """
 
     unit = "examples"
 
-    def __init__(self, model, settings, batch_at, held_out, loss, parallel, progress):
-        self.settings, self.batch_at, self.held_out = settings, batch_at, held_out
-        self.loss, self.units_per_step = loss, settings.batch
+    def __init__(self, model, settings, held_out, loss, parallel, progress):
+        self.held_out, self.loss, self.units_per_step = held_out, loss, settings.batch
         adamw = functools.partial(torch.optim.AdamW, lr=settings.lr, betas=settings.betas,
                                   fused=True)
         super().__init__(model, settings, settings, adamw, device(), parallel=parallel,
                          progress=progress)
 
+    def begin(self, settings, encoded):
+        """It stands before step 0 of a training on these pairs; the weights stay."""
+        self.settings = self.loop = self.schedule = settings
+        self.encoded, self.steps_done, self.history = encoded, 0, History()
+        self.optimizer.state.clear()
+
     def next_batch(self):
-        tokens, labels = self.batch_at(step=self.steps_done)
+        settings = self.settings
+        tokens, labels = examples_at(self.encoded, settings.batch, settings.n_ctx, self.steps_done)
         self.answers = count_of(labels)  # of all ranks, so nobody has to ask
         return self.parallel.batch(tokens, labels)
 
@@ -88,8 +94,8 @@ class FineTuner(Trainer):
         return Score(loss / count, exact / len(self.held_out[0]))
 
     def saved(self):
-        what = {name: getattr(self.settings, name) for name in ("batch", "n_ctx", "seed")}
-        return {**super().saved(), "run": SameRun(**what)}
+        run = SameRun(batch=self.settings.batch, examples=len(self.encoded))
+        return {**super().saved(), "run": run}
 
 
 def count_of(labels):
@@ -97,9 +103,9 @@ def count_of(labels):
     return int((labels[:, 1:] != IGNORE).sum())
 
 
-def new_tuner(config, parts, held_out, progress, settings, batch_at, rows):
-    """The FineTuner of a model in shards, which begins with the weights that `rows` gives, as for
-    fill_shards. No rank has the whole model at any time.
+def new_tuner(config, settings, parts, held_out, rows, progress):
+    """The FineTuner of a model in shards, with the weights that `rows` gives, as for fill_shards.
+    No rank has the whole model at any time.
     """
     model = llama.on_meta(config, settings.recompute)
     most = settings.most_bytes or whole_bytes(model, model.model.layers)
@@ -110,7 +116,7 @@ def new_tuner(config, parts, held_out, progress, settings, batch_at, rows):
     parallel = engine(groups=groups, blocks=lambda _: blocks, block=parts["block"],
                       clip=parts["clip"], precision=PRECISIONS[settings.precision],
                       offload=settings.offload)
-    trainer = FineTuner(model, settings, batch_at, held_out, parts["loss"], parallel, progress)
+    trainer = FineTuner(model, settings, held_out, parts["loss"], parallel, progress)
     trainer.numbers = numbers
     with Together(parallel, device()).agreed():
         fill(model, rows)
