@@ -1,6 +1,7 @@
 """What the FSDP project trains and how: the Llamas, and one frozen dataclass."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from ranklab.projects.command import check_options, option
 from ranklab.text_trainer import TrainConfig
@@ -44,6 +45,8 @@ class Settings(TrainConfig):
         check_options(self)
         if self.engine == "fsdp2" and self.shard_ranks:
             raise ValueError("--shard-ranks is for --engine ours")
+        if self.model and not Path(self.model, "config.json").exists():
+            raise ValueError(f"{self.model} is no folder of a model: it has no config.json")
 
 
 SIZES = {

@@ -44,7 +44,7 @@ def run(size="laptop", ranks=4, resume=False, until=None, progress=False, timeou
                    ranks=ranks, timeout=timeout, stream=progress)
     return {**found[0], "settings": settings, "ranks": len(found),
             "own": [name for name, ours in PARTS.items() if parts[name] is not ours],
-            "data": (taught.name, len(taught.train), len(taught.held_out))}
+            "data": (taught.name, len(taught.train), found[0]["scored"])}
 
 
 def read(settings, resume):
@@ -73,11 +73,12 @@ def _work(shape, settings, parts, plain, taught, resume, until, progress):
     held_out = as_batch(held_out, settings.n_ctx)
     trainer = new_tuner(config, settings, parts, held_out, rows, progress)
     if plain:
-        trainer.begin(dataclasses.replace(settings, steps=settings.pretrain, checkpoint=None), plain)
+        first = dataclasses.replace(settings, steps=settings.pretrain, checkpoint=None)
+        trainer.begin(first, plain)
         trainer.fit()
     trainer.begin(settings, train)
     found = tune(trainer, resume, until)
-    if settings.save:
+    if settings.save and not trainer.stopped:
         save(trainer, parts["state"], tokenizer)
     return found
 
@@ -105,10 +106,13 @@ def tune(trainer, resume, until):
         trainer.step()  # makes the optimizer's state, and shows the order of the blocks
         costs = measure(trainer)
     history = trainer.fit(until)
-    after = history.held_out.get(trainer.steps_done) or trainer.evaluate()
+    after = None  # stopped by a SIGTERM: there is no time left
+    if not trainer.stopped:
+        after = history.held_out.get(trainer.steps_done) or trainer.evaluate()
     speeds = [speed for speed in history.speed if speed]
-    return {"numbers": trainer.numbers, "costs": costs, "steps": (first, trainer.steps_done),
-            "scores": (before, after), "scored": len(trainer.held_out[0]), "history": history,
+    scores = {first: before, trainer.steps_done: after}
+    return {"numbers": trainer.numbers, "costs": costs, "history": history, "scores": scores,
+            "scored": len(trainer.held_out[0]),
             "speed": statistics.median(speeds) if speeds else float("nan")}
 
 

@@ -1,4 +1,4 @@
-"""FineTuner: the course's training loop, fed with answers, for a model of transformers in shards."""
+"""FineTuner: the course's training loop, fed with answers, for a model in shards."""
 
 import functools
 import math
