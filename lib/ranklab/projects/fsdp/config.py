@@ -30,7 +30,7 @@ class Settings(TrainConfig):
     eval_batch: int = option(192, "held-out examples", least=1)
     log_every: int = option(10, "steps", least=1)
     n_ctx: int = option(96, "tokens; what an example has beyond them is cut off", least=2)
-    lr: float = 5e-3
+    lr: float = 3e-3
     weight_decay: float = 0.0
     precision: str = option("fp32", "bf16: what is computed; gradients travel, and rows are "
                             "stepped, in float32", ("fp32", "bf16"))  # fmt: skip
