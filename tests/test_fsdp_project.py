@@ -13,7 +13,8 @@ from ranklab import data, launch
 from ranklab.checkpoint.files import complete
 from ranklab.engine import torchrun
 from ranklab.fsdp import (
-    FullyShardedBlock, clip_grad_norm_sharded, masked_loss, whole_bytes, wrap_policy,
+    FullyShardedBlock, clip_grad_norm_sharded, full_state_dict, masked_loss, whole_bytes,
+    wrap_policy,
 )
 from ranklab.models.gpt import IGNORE
 from ranklab.projects import fsdp as project
@@ -21,10 +22,9 @@ from ranklab.projects.fsdp import instructions, llama, training
 from ranklab.projects.fsdp.__main__ import parse
 from ranklab.projects.fsdp.config import LLAMAS, SIZES
 from ranklab.projects.fsdp.measure import predicted
-from ranklab.projects.horovod.bert import is_here
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.usefixtures("one_thread"),
-              pytest.mark.skipif(not is_here(), reason="needs transformers")]
+              pytest.mark.skipif(not llama.is_here(), reason="needs transformers")]
 
 SHAPE = {**LLAMAS["laptop"], "hidden_size": 20, "intermediate_size": 31, "num_attention_heads": 2}
 SMALL = dataclasses.replace(SIZES["laptop"], pretrain=0, steps=4, batch=12, micro_batch=2,
@@ -146,11 +146,13 @@ def test_a_learners_own_functions_are_used(monkeypatch, tmp_path, alpaca):
         pass
 
     how = {field.name: getattr(SMALL, field.name) for field in dataclasses.fields(SMALL)}
-    how |= {"data": alpaca, "steps": 3, "n_ctx": 48, "block": Mine, "clip": clip, "loss": loss}
+    how |= {"data": alpaca, "steps": 3, "n_ctx": 48, "block": Mine, "clip": clip, "loss": loss,
+            "policy": lambda *a: wrap_policy(*a), "state": lambda model: full_state_dict(model),
+            "save": str(tmp_path / "tuned")}
     monkeypatch.setenv("RANKLAB_REHEARSE", "gpu")  # and under a GPU's rules
     text = project.report(project.run(ranks=2, **how))
     assert (tmp_path / "called").exists()
-    assert "your own  block, clip, loss of block" in text
+    assert "your own  block, clip, loss, policy, state of block" in text
     assert re.search(r"after step 3 +\d\.\d{3} +\d+\.\d%", text)
 
 

@@ -19,7 +19,6 @@ from ranklab.projects.fsdp.instructions import (
 )
 from ranklab.projects.fsdp.measure import measure
 from ranklab.projects.fsdp.tuner import new_tuner
-from ranklab.projects.horovod.bert import is_here, offline_transformers
 
 LAUNCH_LIMIT = 24 * 3600  # seconds: ranks of launch have all their time together
 PARTS = {"block": FullyShardedBlock, "clip": clip_grad_norm_sharded, "loss": masked_loss,
@@ -37,14 +36,23 @@ def run(size="laptop", ranks=4, resume=False, until=None, progress=False, timeou
     parts = {name: changes.pop(name) if callable(changes.get(name)) else ours
              for name, ours in PARTS.items()}
     settings = dataclasses.replace(SIZES[size], **changes)
-    if not is_here():
+    if not llama.is_here():
         return None
     plain, taught = read(settings, resume)  # once, for all ranks
     found = launch(_work, LLAMAS[size], settings, parts, plain, taught, resume, until, progress,
                    ranks=ranks, timeout=timeout, stream=progress)
     return {**found[0], "settings": settings, "ranks": len(found),
-            "own": [name for name, ours in PARTS.items() if parts[name] is not ours],
+            "own": [name for name in used(settings) if parts[name] is not PARTS[name]],
             "data": (taught.name, len(taught.train), found[0]["scored"])}
+
+
+def used(settings):
+    """The names of PARTS that a run calls: torch's FSDP shards and gathers by itself, and what is
+    not saved is never gathered.
+    """
+    ours = settings.engine == "ours"
+    unused = {"block": not ours, "state": not (ours and settings.save)}
+    return [name for name in PARTS if not unused.get(name)]
 
 
 def read(settings, resume):
@@ -58,7 +66,7 @@ def read(settings, resume):
 
 def _work(shape, settings, parts, plain, taught, resume, until, progress):
     """On each rank: the model gets its weights, is tuned, and saved."""
-    transformers = offline_transformers()
+    transformers = llama.offline_transformers()
     tokenizer, config = Bytes(), transformers.LlamaConfig(**shape)
     if settings.model:
         config = transformers.AutoConfig.from_pretrained(settings.model)
