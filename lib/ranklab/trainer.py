@@ -105,7 +105,8 @@ class Trainer:
         self.device = torch.device(device)
         self.parallel = parallel or Parallel()
         self.loop, self.schedule = loop, schedule
-        self.model = model.to(self.device)
+        is_meta = any(p.is_meta for p in model.parameters())  # its shards get memory, and no more
+        self.model = model if is_meta else model.to(self.device)
         groups = decay_groups(self.model, loop.weight_decay)
         # The state dict stays that of the plain model: wrappers and torch.compile prefix its names.
         self.forward = self.parallel.apply(self.model)

@@ -151,12 +151,12 @@ def _copy_from(source, to, non_blocking=False):
 def _pin(tensor, device=None):
     """Pinned memory can't be had without a GPU; this only says that it is."""
     pinned = tensor.clone()
-    pinned.pinned = True
+    pinned.untyped_storage().pinned = True
     return pinned
 
 
 def _is_pinned(tensor, device=None):
-    return getattr(tensor, "pinned", False)
+    return getattr(tensor.untyped_storage(), "pinned", False)  # a view is pinned, too
 
 
 def _future(get_future):

@@ -45,7 +45,8 @@ class FullyShard(DataParallel):
         return contextlib.nullcontext()
 
     def grad_norm(self, parameters):
-        return self.norm_of(parameters, math.inf, self.shards)
+        norm = self.norm_of(parameters, math.inf, self.shards)
+        return norm.to(parameters[0].grad.device)  # where offloaded gradients are
 
     def state(self, model, optimizer):
         """This rank's rows; and what is no parameter."""

@@ -1,0 +1,68 @@
+"""Torch's own FSDP, fully_shard, in the place of ours."""
+
+from types import SimpleNamespace
+
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard,
+)
+from torch.distributed.tensor import DTensor
+
+from ranklab.engine import device
+from ranklab.fsdp.shards import rows_of
+from ranklab.fsdp.training import FullyShard
+from ranklab.parallel import Parallel, Piece
+
+
+class Fsdp2(FullyShard):
+    """FullyShard over all ranks; parameters are DTensors. Its checkpoints are those of ours."""
+
+    def apply(self, model):
+        offload = self.options["offload"]
+        how = {"mp_policy": MixedPrecisionPolicy(*self.options["precision"]),
+               "offload_policy": CPUOffloadPolicy() if offload else OffloadPolicy()}
+        for module in (*self.blocks(model), model):
+            fully_shard(module, **how)
+        model.to_empty(device="cpu" if offload else device())
+        self.rows = dict(model.named_parameters())
+        return model
+
+    def grad_norm(self, parameters):
+        rows = [SimpleNamespace(grad=p.grad.to_local()) for p in parameters if p.grad is not None]
+        return super().grad_norm(rows)  # DTensor's norm of offloaded rows needs a CPU backend
+
+    def state(self, model, optimizer):
+        pieces = []
+        for piece in Parallel.state(self, model, optimizer):
+            if isinstance(piece.tensor, DTensor):
+                first, mine = local_rows(piece.tensor)
+                offset = (first,) + (0,) * (mine.dim() - 1)
+                piece = Piece(piece.name, piece.kind, piece.shape, offset, mine)
+            if piece.tensor.numel():
+                pieces.append(piece)
+        return pieces
+
+
+def local_rows(tensor):
+    """(the first of this rank's rows of a DTensor, these rows)."""
+    mesh = tensor.device_mesh
+    return rows_of(len(tensor), mesh.size(), mesh.get_local_rank())[0], tensor.to_local()
+
+
+@torch.no_grad()
+def fill(model, rows):
+    """fill_shards, for DTensors."""
+    for name, parameter in model.named_parameters():
+        first, mine = local_rows(parameter)
+        mine.copy_(rows(name, parameter.shape, first, first + len(mine)))
+
+
+def full_state(model):
+    """full_state_dict, for DTensors."""
+    state = {}
+    for name, parameter in model.named_parameters():
+        whole = parameter.detach().to(device()).full_tensor()
+        if dist.get_rank() == 0:
+            state[name] = whole.cpu()
+    return state

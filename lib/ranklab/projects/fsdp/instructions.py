@@ -1,0 +1,130 @@
+"""What a Llama is taught: instructions in Alpaca's form, from a file or made from real text.
+
+A token counts in the loss where it is part of an answer; all others have the label IGNORE.
+"""
+
+import json
+import random
+import re
+import zlib
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from ranklab.models.gpt import IGNORE
+
+PROMPT = "{instruction}\nInput: {input}\nAnswer:"
+FIELDS = ("instruction", "input", "output")
+STATEMENTS = ("import", "from", "def", "class", "return", "if", "for", "raise", "while", "assert")
+ENGLISH = re.compile(r"# [A-Z][A-Za-z ,.']+")  # a comment
+LENGTHS = range(12, 41)  # of a line, in bytes
+
+
+class Instructions(NamedTuple):
+    """Pairs (prompt, answer)."""
+
+    name: str
+    train: list
+    held_out: list  # never trained on
+
+
+def alpaca_file(path):
+    """The Instructions of a file of yours; one in ten is held out, by the hash of its prompt.
+    error  ValueError: the number of the first example without a field
+    """
+    try:
+        found = json.loads(Path(path).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is no JSON: {error}") from None
+    sides = [], []
+    for number, example in enumerate(found, 1):
+        for name in FIELDS:
+            if not isinstance(example, dict) or not isinstance(example.get(name), str):
+                raise ValueError(f"{path}, example {number} has no text called {name}; each needs "
+                                 "instruction, input (which may be empty) and output")
+        prompt = PROMPT.format(**example)
+        sides[zlib.crc32(prompt.encode()) % 10 == 0].append((prompt, example["output"]))
+    if not all(sides):
+        raise ValueError(f"{path} has {len(sides[0])} examples to train on and {len(sides[1])} "
+                         "held out: give more")
+    return Instructions(Path(path).name, *sides)
+
+
+def python_instructions(text, n=6000):
+    """The Instructions, about n to train on, that ask about lines of `text`: Python and English."""
+    seen = set()
+    held_out = made_from(text.held_out, n // 10, seen)
+    return Instructions(f"questions about {text.name}", made_from(text.train, n, seen), held_out)
+
+
+def plain_text(text, n, length):
+    """n pairs without a prompt: pieces of `text` from all over it."""
+    pieces = text.train[: len(text.train) // n * n].reshape(n, -1)[:, :length]
+    return [("", piece.tobytes().decode("ascii", "ignore")) for piece in pieces]
+
+
+def made_from(tokens, n, seen):
+    """About n pairs about lines that are not in `seen`, but are afterwards; all answers to a
+    question are equally frequent, so that none can be guessed.
+    """
+    found = {}
+    for line in tokens.tobytes().decode("ascii", "ignore").split("\n"):
+        line = line.strip()
+        if len(line) in LENGTHS and line not in seen:
+            seen.add(line)
+            for question, about, answer in questions(line):
+                prompt = PROMPT.format(instruction=question, input=about)
+                found.setdefault(question, {}).setdefault(answer, []).append((prompt, answer))
+    pairs = [pair for answers in found.values() for its in answers.values()
+             for pair in its[: n // len(found) // len(answers)]]
+    random.Random(0).shuffle(pairs)
+    return pairs
+
+
+def questions(line):
+    """[(question, the text that it is about, answer)]."""
+    if ENGLISH.fullmatch(line):
+        return [("Is it Python or English?", line[2:], "English")]
+    if line.startswith("#"):
+        return []
+    word, colon = line.split()[0], "yes" if line.endswith(":") else "no"
+    found = [("Is it Python or English?", line, "Python"), ("Is a colon its end?", line, colon)]
+    return found + [("Which statement is it?", line, word)] * (word in STATEMENTS)
+
+
+# --- as tokens ------------------------------------------------------------------------------------
+
+class Bytes:
+    """A tokenizer, called as those of transformers are; a token is a byte."""
+
+    bos_token_id, eos_token_id = 2, 0  # ASCII's start of text; what python_text has between files
+
+    def encode(self, text, add_special_tokens):
+        return list(text.encode())
+
+
+def encode(pair, tokenizer):
+    """(the tokens of prompt and answer, how many are the prompt's)."""
+    begin = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
+    prompt, answer = (tokenizer.encode(each, add_special_tokens=False) for each in pair)
+    return [*begin, *prompt, *answer, tokenizer.eos_token_id], len(begin) + len(prompt)
+
+
+def as_batch(encoded, n_ctx):
+    """(tokens, labels) of these pairs, as long as the longest one, but no longer than n_ctx.
+    shape  two of (B, T), int64
+    """
+    T = min(n_ctx, max(len(tokens) for tokens, _ in encoded))
+    tokens, labels = torch.zeros(2, len(encoded), T, dtype=torch.int64)
+    labels.fill_(IGNORE)
+    for i, (numbers, prompt) in enumerate(encoded):
+        tokens[i, : len(numbers)] = torch.tensor(numbers[:T])
+        labels[i, prompt : len(numbers)] = torch.tensor(numbers[prompt:T])
+    return tokens, labels
+
+
+def examples_at(encoded, batch, n_ctx, step):
+    """as_batch of step number `step`: the pairs in their order, again and again."""
+    places = range(step * batch, (step + 1) * batch)
+    return as_batch([encoded[place % len(encoded)] for place in places], n_ctx)

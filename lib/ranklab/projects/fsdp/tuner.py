@@ -1,0 +1,124 @@
+"""FineTuner: the course's training loop, fed with answers, for a model in shards."""
+
+import functools
+import math
+from typing import NamedTuple
+
+import torch
+
+from ranklab.checkpoint import SameRun, Together
+from ranklab.engine import device
+from ranklab.fsdp import Precision, fill_shards, hybrid_shard_groups, whole_bytes
+from ranklab.fsdp.training import FullyShard
+from ranklab.models.gpt import IGNORE
+from ranklab.projects.fsdp import fsdp2, llama
+from ranklab.projects.fsdp.instructions import examples_at
+from ranklab.trainer import History, Trainer
+
+PRECISIONS = {"fp32": Precision(), "bf16": Precision(torch.bfloat16, torch.float32)}
+ENGINES = {"ours": (FullyShard, fill_shards), "fsdp2": (fsdp2.Fsdp2, fsdp2.fill)}
+
+
+class Score(NamedTuple):
+    """What a model is worth on the held-out examples, alike on all ranks."""
+
+    loss: float  # nats per token of an answer
+    exact: float  # share of the examples whose answer is right to the last token
+
+
+class FineTuner(Trainer):
+    """A causal language model, trained on the answers of pairs, from begin() on.
+
+    held_out  (tokens, labels), as many rows as the ranks divide
+    loss      masked_loss, or a learner's own
+    """
+
+    unit = "examples"
+
+    def __init__(self, model, settings, held_out, loss, parallel, progress):
+        self.held_out, self.loss, self.units_per_step = held_out, loss, settings.batch
+        adamw = functools.partial(torch.optim.AdamW, lr=settings.lr, betas=settings.betas,
+                                  fused=True)
+        super().__init__(model, settings, settings, adamw, device(), parallel=parallel,
+                         progress=progress)
+
+    def begin(self, settings, encoded):
+        """It stands before step 0 of a training on these pairs; the weights stay."""
+        self.settings = self.loop = self.schedule = settings
+        self.encoded, self.steps_done, self.history = encoded, 0, History()
+        self.optimizer.state.clear()
+
+    def next_batch(self):
+        settings = self.settings
+        tokens, labels = examples_at(self.encoded, settings.batch, settings.n_ctx, self.steps_done)
+        self.answers = count_of(labels)  # of all ranks, so nobody has to ask
+        return self.parallel.batch(tokens, labels)
+
+    def logits(self, tokens):  # (B, T) -> (B, T, V)
+        """Without a mask: zeros stand only after an answer, and no token sees what is after it."""
+        return self.forward(input_ids=tokens, use_cache=False).logits
+
+    def loss_sum(self, tokens, labels):
+        return self.sum_of(self.logits(tokens), labels, self.answers)
+
+    def sum_of(self, logits, labels, count):
+        """masked_loss is R times a part of a mean; the loop wants this rank's sum."""
+        return self.loss(logits, labels, count) * count / self.parallel.ranks
+
+    def step(self, batch=None):
+        """A step as the loop does it; a loss that is no number ends the run on all ranks, before
+        its weights are saved. One all-reduce more, of 4 bytes.
+        """
+        share = super().step(batch)
+        loss = self.parallel.total(share).item()
+        if not math.isfinite(loss):
+            raise ValueError(f"the loss of step {self.steps_done} is {loss}: go on from a "
+                             f"checkpoint before it, with less than lr={self.settings.lr:g}")
+        return share
+
+    @torch.no_grad()
+    def evaluate(self):
+        """The Score. What a model writes token by token is right exactly if each token is the
+        likeliest one after the right ones before it: one forward tells, and all ranks do as many.
+        """
+        count, found = count_of(self.held_out[1]), torch.zeros(2, device=self.device)
+        mine = (self.to_device(x).split(self.loop.micro_batch)
+                for x in self.parallel.batch(*self.held_out))
+        self.model.eval()
+        for tokens, labels in zip(*mine):
+            logits, wanted = self.logits(tokens), labels[:, 1:]
+            right = (logits[:, :-1].argmax(-1) == wanted) | (wanted == IGNORE)
+            found += torch.stack([self.sum_of(logits, labels, count), right.all(1).sum()])
+        self.model.train()
+        loss, exact = self.parallel.total(found).tolist()
+        return Score(loss / count, exact / len(self.held_out[0]))
+
+    def saved(self):
+        run = SameRun(batch=self.settings.batch, examples=len(self.encoded))
+        return {**super().saved(), "run": run}
+
+
+def count_of(labels):
+    """Of labels that some logits are for."""
+    return int((labels[:, 1:] != IGNORE).sum())
+
+
+def new_tuner(config, settings, parts, held_out, rows, progress):
+    """The FineTuner of a model in shards, with the weights that `rows` gives, as for fill_shards.
+    No rank has the whole model at any time.
+    """
+    model = llama.on_meta(config, settings.recompute)
+    most = settings.most_bytes or whole_bytes(model, model.model.layers)
+    blocks = parts["policy"](model, most)
+    numbers = [sum(p.numel() for p in module.parameters()) for module in (model, *blocks)]
+    groups = hybrid_shard_groups(settings.shard_ranks) if settings.shard_ranks else None
+    engine, fill = ENGINES[settings.engine]
+    parallel = engine(groups=groups, blocks=lambda _: blocks, block=parts["block"],
+                      clip=parts["clip"], precision=PRECISIONS[settings.precision],
+                      offload=settings.offload)
+    trainer = FineTuner(model, settings, held_out, parts["loss"], parallel, progress)
+    trainer.numbers = numbers
+    with Together(parallel, device()).agreed():
+        fill(model, rows)
+    llama.make_buffers(model)
+    return trainer
