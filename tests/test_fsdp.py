@@ -54,7 +54,7 @@ class Hidden:
 
 
 class Toy(nn.Module):
-    """Frozen, tied, of sizes that nothing divides; one block is used twice, one returns an object."""
+    """Frozen, tied, of sizes that nothing divides; a block used twice, one that gives an object."""
 
     def __init__(self, recompute=None):
         super().__init__()
@@ -146,7 +146,7 @@ def test_hybrid_sharding_is_equal_to_one_process():
 
 
 def _odd_forwards():
-    """What a model says after forwards without backward, in any mode, and a backward that raised."""
+    """The losses after forwards without backward, in any mode, and a backward that raised."""
     one, model = new_toy(), new_toy()
     root = sharded(model, reshard_after_forward=False)
     ours, ones = SGD(model.parameters()), SGD(one.parameters())

@@ -19,5 +19,5 @@ from ranklab.meter.saved import SavedActivations
 from ranklab.meter.timeline import Event, Timeline, events_of, loading, mark
 from ranklab.meter.traffic import Traffic
 
-__all__ = ["Event", "Memory", "MemoryCurve", "MemoryPeak", "Op", "SavedActivations", "Timeline", "Traffic",
-           "events_of", "loading", "mark", "memory_of", "merged_trace"]
+__all__ = ["Event", "Memory", "MemoryCurve", "MemoryPeak", "Op", "SavedActivations", "Timeline",
+           "Traffic", "events_of", "loading", "mark", "memory_of", "merged_trace"]
