@@ -1,5 +1,6 @@
 """MemoryCurve: live bytes and their peak, exact; what is gathered, resized, or there twice."""
 
+import dataclasses
 import pickle
 
 import pytest
@@ -9,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ranklab import device, launch
 from ranklab.data_parallel import OverlappedDataParallel
-from ranklab.meter import MemoryCurve, SavedActivations, Traffic, memory_of
+from ranklab.meter import MemoryCurve, MemoryPeak, SavedActivations, Traffic, memory_of
 from ranklab.mesh import build_mesh
 
 LAYER = 8 * 8 + 8  # elements of Linear(8, 8)
@@ -248,3 +249,36 @@ def test_bytes_are_counted_for_each_axis_of_a_mesh():
     for rank, (traffic, mesh) in enumerate(launch(axes_traffic, ranks=4)):
         other = {} if rank == 3 else {"other": traffic.ops[3].sent_bytes}
         assert traffic.by_axis(mesh) == {"tensor": 40, "data": 400, "data x tensor": 24} | other
+
+
+# --- MemoryPeak -----------------------------------------------------------------------------------
+
+def _step_of(model, optimizer, curve):
+    """A step with temporaries, and a storage that is resized, as FSDP does."""
+    whole = torch.empty(3000)
+    with curve:
+        for size in (0, 12_000, 0, 24_000):
+            whole.untyped_storage().resize_(size)
+            whole[: size // 4].fill_(1)
+            x = torch.randn(40, 8)
+            checkpoint(model, x, use_reentrant=False).exp().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return curve.peak
+
+
+def test_the_peak_of_few_points_is_that_of_all():
+    def found(kind, **options):
+        model = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(9)))
+        optimizer = torch.optim.AdamW(model.parameters())
+        curve = kind(model, optimizer, **options)
+        return _step_of(model, optimizer, curve), len(curve.points), curve
+
+    def gradients_and_state(memory):
+        return dataclasses.replace(memory, parameters=0, activations=0)
+
+    peak, all_points, curve = found(MemoryCurve)
+    its_peak, points, _ = found(MemoryPeak)
+    assert its_peak == peak and points < all_points / 4
+    part, _, _ = found(MemoryPeak, of=gradients_and_state)
+    assert part.total == max(gradients_and_state(point).total for point in curve.points)

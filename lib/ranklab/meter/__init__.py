@@ -5,19 +5,19 @@ Read in this order:
     ops.py       one c10d op -> bytes sent and received; the convention for collectives
     traffic.py   Traffic: a block in which every op of this rank is counted
     memory.py    memory_of: parameters, gradients, optimizer state, buffers, what was gathered
-    curve.py     MemoryCurve: all that lives, after every op of a step, and the peak
+    curve.py     MemoryCurve: all that lives, after every op of a step, and the peak; MemoryPeak
     saved.py     SavedActivations: what autograd keeps for backward
     timeline.py  Timeline: what a rank did when, from torch's profiler
     perfetto.py  merged_trace: the traces of all ranks in one file
 """
 
 from ranklab.meter.costs import Op
-from ranklab.meter.curve import MemoryCurve
+from ranklab.meter.curve import MemoryCurve, MemoryPeak
 from ranklab.meter.memory import Memory, memory_of
 from ranklab.meter.perfetto import merged_trace
 from ranklab.meter.saved import SavedActivations
 from ranklab.meter.timeline import Event, Timeline, events_of, loading, mark
 from ranklab.meter.traffic import Traffic
 
-__all__ = ["Event", "Memory", "MemoryCurve", "Op", "SavedActivations", "Timeline", "Traffic",
-           "events_of", "loading", "mark", "memory_of", "merged_trace"]
+__all__ = ["Event", "Memory", "MemoryCurve", "MemoryPeak", "Op", "SavedActivations", "Timeline",
+           "Traffic", "events_of", "loading", "mark", "memory_of", "merged_trace"]

@@ -44,7 +44,7 @@ class MemoryCurve:
 
     def __enter__(self):
         self._parameters = [weakref.ref(p) for p in self._lookup[0].parameters()]
-        self._note([])
+        self._note()
         self._mode = Watcher(self, self._told)
         self._mode.__enter__()
         return self
@@ -52,7 +52,7 @@ class MemoryCurve:
     def __exit__(self, *error):
         self._mode.__exit__(*error)
         self._mode = None
-        self._note([])
+        self._note()
 
     def __getstate__(self):
         """The numbers go to another process; the model and its tensors stay."""
@@ -60,7 +60,7 @@ class MemoryCurve:
 
     def mark(self, name):
         """What follows is named: one more point, which is where it begins."""
-        self._note([])
+        self._note()
         self.marks.append((len(self.points) - 1, name))
 
     @property
@@ -73,15 +73,20 @@ class MemoryCurve:
         return self.peak.total
 
     def _told(self, func, args, kwargs, result):
-        leaves = tree_leaves((args, kwargs, result))
-        self._note([leaf for leaf in leaves if isinstance(leaf, torch.Tensor)])
+        self._see(args, kwargs, result)
+        self._note()
 
-    def _note(self, tensors):
-        """One more point of the curve, after an op with these inputs and outputs."""
-        for tensor in tensors:
-            for storage in storages_of(tensor):
-                if storage._cdata not in self._seen:
-                    self._seen[storage._cdata] = StorageWeakRef(storage)
+    def _see(self, *values):
+        """The storages of all tensors among the values of an op; they count from now on."""
+        tensors = [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
+        storages = [storage for tensor in tensors for storage in storages_of(tensor)]
+        for storage in storages:
+            if storage._cdata not in self._seen:
+                self._seen[storage._cdata] = StorageWeakRef(storage)
+        return storages
+
+    def _note(self):
+        """One more point of the curve."""
         held, (model, optimizer, *extra) = set(), self._lookup
         # A model under FSDP2 shows its shards, but for a while the whole weights in their place.
         parameters = [p for ref in self._parameters if (p := ref()) is not None]
@@ -96,3 +101,31 @@ class MemoryCurve:
             elif identity not in held:
                 rest += storage.nbytes()
         self.points.append(Memory(**sizes, activations=rest))
+
+
+class MemoryPeak(MemoryCurve):
+    """A MemoryCurve of a large model: a few points, among them the peak.
+
+    To add up all that a model of billions of parameters holds, after every op, takes minutes. So
+    bytes that are new are counted op by op, and all is added up only where it may be a new peak.
+
+    of  Memory -> Memory: the part whose peak is meant
+    """
+
+    def __init__(self, *lookup, of=lambda memory: memory, **options):
+        super().__init__(*lookup, **options)
+        self._of, self._bytes, self._new, self._most = of, {}, 0, 0
+
+    @property
+    def peak(self):
+        return max(map(self._of, self.points), key=lambda memory: memory.total)
+
+    def _told(self, func, args, kwargs, result):
+        for storage in self._see(args, kwargs, result):
+            before, now = self._bytes.get(storage._cdata, 0), storage.nbytes()
+            self._bytes[storage._cdata] = now
+            self._new += max(0, now - before)
+        if self._of(self.points[-1]).total + self._new > self._most:
+            self._note()
+            self._most, self._new = max(self._most, self._of(self.points[-1]).total), 0
+            self._bytes = {key: n for key, n in self._bytes.items() if key in self._seen}
