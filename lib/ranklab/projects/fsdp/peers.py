@@ -1,0 +1,159 @@
+"""Accelerate's FSDP and transformers' Trainer on the Llama that ours trains; and who really shards.
+
+Accelerate and Trainer need not do what they are asked: where FSDP does not run, as on a CPU, they
+train by DDP and say nothing. The losses are those of FSDP, so only assert_sharded can tell.
+"""
+
+import tempfile
+import warnings
+
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.tensor import DTensor
+
+from ranklab.engine import device, launch
+from ranklab.fsdp import FullyShardedBlock, masked_loss
+from ranklab.fsdp.hooks import sharded_modules
+from ranklab.projects.horovod.bert import offline_transformers
+from ranklab.projects.horovod.trap import is_here
+from ranklab.zero.deepspeed_engine import PAPERS, quiet_deepspeed
+
+NOT_HERE = ("transformers and accelerate are not here: pip install -c constraints.txt -e '.[hf]' "
+            "brings them")
+LLAMA = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
+         "num_attention_heads": 2, "initializer_range": 0.1, "use_cache": False}
+RANKS, BATCH, T, LR = 2, 4, 16, 0.5  # a batch of BATCH texts on each rank
+# Clipping is named, because else Accelerate takes 1.0, whatever Trainer is told.
+ZERO_3 = {"zero_optimization": {"stage": 3, **PAPERS}, "train_micro_batch_size_per_gpu": BATCH,
+          "zero_allow_untested_optimizer": True, "gradient_clipping": 0.0}
+
+
+def assert_sharded(model, ranks):
+    """This rank keeps 1/ranks of the numbers of `model`; half more may be there for uneven rows.
+
+    It may be sharded by FSDP1, FSDP2, DeepSpeed's ZeRO-3, or by ours.
+    error  AssertionError
+    """
+    sizes = sizes_of_fsdp1(model) or [sizes_of(p, model) for p in model.parameters()]
+    whole, mine = map(sum, zip(*sizes))
+    if mine > 1.5 * whole / ranks:
+        job = dist.get_world_size() if dist.is_initialized() else 1
+        raise AssertionError(
+            f"not sharded: this rank keeps {mine:,} of the model's {whole:,} numbers, not 1/{ranks}"
+            f" of them; the model is a {type(model).__name__}, the ranks of its job: {job}")
+
+
+def sizes_of(parameter, model):
+    """(numbers of a parameter, those on this rank)."""
+    if isinstance(parameter, DTensor):
+        return parameter.numel(), parameter.to_local().numel()
+    if hasattr(parameter, "ds_tensor"):  # DeepSpeed's
+        return parameter.ds_numel, parameter.ds_tensor.numel()
+    whole = {p.shard: p.shape.numel() for block in sharded_modules(model) for p in block.parameters}
+    return whole.get(parameter, parameter.numel()), parameter.numel()
+
+
+def sizes_of_fsdp1(model):
+    """The same for each module of FSDP1, whose parameters are one; none without any."""
+    handles = [module._handle for module in FullyShardedDataParallel.fsdp_modules(model)]
+    return [(handle.flat_param._unpadded_unsharded_size.numel(),
+             handle.flat_param._sharded_size.numel()) for handle in handles if handle]
+
+
+def new_llama():
+    """The same small Llama on every rank."""
+    torch.manual_seed(0)
+    transformers = offline_transformers()
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**LLAMA)).to(device())
+
+
+def texts(steps):
+    """The tokens of all ranks, in the order in which Trainer shares them out."""
+    made = torch.Generator().manual_seed(1)
+    return torch.randint(8, (steps, dist.get_world_size(), BATCH, T), generator=made)
+
+
+def train(model, optimizer, steps, backward=torch.Tensor.backward):
+    """The loss of each step, over all ranks; `model` is sharded, or AssertionError."""
+    assert_sharded(model, dist.get_world_size())
+    losses = []
+    for tokens in texts(steps)[:, dist.get_rank()].to(device()):
+        loss = masked_loss(model(input_ids=tokens).logits, tokens)
+        optimizer.zero_grad()
+        backward(loss)
+        optimizer.step()
+        losses.append(loss.detach())
+    losses = torch.stack(losses)
+    dist.all_reduce(losses)
+    return (losses / dist.get_world_size()).tolist()
+
+
+def new_optimizer(model):
+    """SGD: gradients that are too large by a factor would not show under Adam."""
+    return torch.optim.SGD(model.parameters(), lr=LR)
+
+
+def train_with_ours(steps):
+    """On each rank, inside launch: the losses by our FSDP."""
+    model = new_llama()
+    for module in (*model.model.layers, model):
+        FullyShardedBlock(module)
+    return train(model, new_optimizer(model), steps)
+
+
+def train_with_accelerate(steps):
+    """The same by Accelerate with its plugin for FSDP2.
+    error  AssertionError where it does not shard, as on a CPU
+    """
+    from accelerate import Accelerator, FullyShardedDataParallelPlugin  # seconds, and only here
+
+    plugin = FullyShardedDataParallelPlugin(
+        fsdp_version=2, auto_wrap_policy="transformer_based_wrap",
+        transformer_cls_names_to_wrap=["LlamaDecoderLayer"])
+    with warnings.catch_warnings(action="ignore"):
+        accelerator = Accelerator(cpu=device().type != "cuda", fsdp_plugin=plugin)
+        model = new_llama()
+        model, optimizer = accelerator.prepare(model, new_optimizer(model))
+    return train(model, optimizer, steps, accelerator.backward)
+
+
+def train_with_trainer(steps):
+    """The same by transformers' Trainer with DeepSpeed's ZeRO-3."""
+    transformers = offline_transformers()
+    quiet_deepspeed()
+    examples = [{"input_ids": tokens, "labels": tokens} for tokens in texts(steps).flatten(0, 2)]
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(action="ignore"):
+        trainer = transformers.Trainer(
+            model=new_llama(), train_dataset=examples, args=transformers.TrainingArguments(
+                folder, use_cpu=device().type != "cuda", deepspeed=ZERO_3, max_steps=steps,
+                per_device_train_batch_size=BATCH, train_sampling_strategy="sequential",
+                optim="sgd", learning_rate=LR, lr_scheduler_type="constant", max_grad_norm=0.0,
+                logging_steps=1, report_to=[], save_strategy="no", disable_tqdm=True))
+        trainer.remove_callback(transformers.PrinterCallback)
+        trainer.train()
+    assert_sharded(trainer.model_wrapped, dist.get_world_size())
+    trainer.model_wrapped.destroy()
+    return [line["loss"] for line in trainer.state.log_history if "loss" in line]
+
+
+def _tried(steps):
+    try:
+        return f"Accelerate has sharded: losses {train_with_accelerate(steps)}"
+    except AssertionError as error:
+        return str(error)
+
+
+def fallback_caught():
+    """What assert_sharded says of Accelerate's FSDP here."""
+    return launch(_tried, 3, ranks=RANKS)[0] if is_here() else NOT_HERE
+
+
+def trainer_losses(steps):
+    """The losses by Trainer with ZeRO-3, of all ranks; none where it is not installed."""
+    return launch(train_with_trainer, steps, ranks=RANKS, timeout=120)[0] if is_here() else []
+
+
+def our_losses(steps):
+    """The same by our FSDP."""
+    return launch(train_with_ours, steps, ranks=RANKS)[0] if is_here() else []
