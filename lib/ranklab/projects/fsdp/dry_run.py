@@ -190,7 +190,7 @@ def dry_run_report(size, gpus, gpu_gb, shard_ranks=0, batch=0, **settings):
     """
     config, ranks = LLAMAS[size] if isinstance(size, str) else size, shard_ranks or gpus
     step = Step(**{name: value for name, value in settings.items() if name in Step._fields})
-    step = step._replace(pieces=max(1, batch // (gpus * step.micro_batch)))
+    step = step._replace(pieces=max(1, -(-batch // (gpus * step.micro_batch))))
     found = moments(config, ranks, step)
     worst = max(found, key=lambda moment: found[moment].total)
     counted = dry_run(config, ranks, **step._asdict()) if llama.is_here() else None
