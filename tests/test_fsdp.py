@@ -1,5 +1,6 @@
 """Lab 07's FSDP: equal to one process and to torch's FSDP2, and exactly what is sent and held."""
 
+import copy
 import functools
 import itertools
 import re
@@ -125,6 +126,34 @@ def test_options_change_no_number(options):
 
 def test_hybrid_sharding_is_equal_to_one_process():
     assert max(launch(functools.partial(_train, shard_ranks=2), ADAMW, 2, ranks=4)) < 1e-5
+
+
+class Twice(nn.Module):
+    """Its block is used twice in a row, first with an input that may want no gradient."""
+
+    def __init__(self, is_frozen):
+        super().__init__()
+        self.first, self.block = nn.Linear(5, 5).requires_grad_(not is_frozen), nn.Linear(5, 5)
+
+    def forward(self, x):
+        return self.block(torch.tanh(self.block(torch.tanh(self.first(x)))))
+
+
+def _twice(is_frozen):
+    torch.manual_seed(0)
+    one = Twice(is_frozen).to(device())
+    model, x = copy.deepcopy(one), torch.ones(2, 5, device=device())
+    FullyShardedBlock(model.block)
+    FullyShardedBlock(model)
+    one(x).sum().backward()
+    model(x).sum().backward()
+    right = one.block.weight.grad.chunk(2)[dist.get_rank()]
+    return (model.block.weight.grad - right).abs().max().item()
+
+
+@pytest.mark.parametrize("is_frozen", [False, True])
+def test_a_block_that_is_used_twice_in_a_row_has_both_gradients(is_frozen):
+    assert max(launch(_twice, is_frozen, ranks=2)) < 1e-5
 
 
 # --- as torch's FSDP2 -----------------------------------------------------------------------------

@@ -41,7 +41,7 @@ class FullyShardedBlock(ShardedModule):
         self.work, self.gathered, self.is_whole = None, None, True
 
     def reduce_gradients(self):
-        """The gradients are on their way to become means, each row on its owner."""
+        """The gradients are on their way to become means, each row on its owner; none is whole."""
         if not self.trained:
             return
         whole = torch.cat([p.padded_gradient() for p in self.trained], dim=1)  # (R, numbers)

@@ -152,7 +152,7 @@ class ShardedModule:
         """All gradients have arrived, and all is in shards; called at the end of backward."""
         self.awaits_end = False
         for block in (*reversed(self.inner), self):
-            if any(p.whole.grad is not None for p in block.trained) and not block.reduction:
+            if any(p.whole.grad is not None for p in block.trained):
                 block.reduce()
         for block in (*self.inner, self):
             block.end_reduction()

@@ -100,9 +100,8 @@ class ShardedParameter:
         return padded.view(self.ranks, self.numbers)
 
     def add_gradient(self, mine):
-        """The optimizer's gradient has what arrived added to it; the whole one is gone.
+        """The optimizer's gradient has what arrived added to it.
         shape  mine (numbers,)
         """
         gradient = mine[: self.shard.numel()].view(self.shard.shape).to(self.shard)
         self.shard.grad = gradient if self.shard.grad is None else self.shard.grad + gradient
-        self.whole.grad = None
