@@ -194,12 +194,12 @@ from ranklab.models.gpt import GPT, GPTConfig
 
 def sharded_gpt(**options):
     torch.manual_seed(0)
-    model = GPT(GPTConfig(vocab_size=64, n_ctx=16, n_embd=32, n_layer=4)).to(device())
+    model = GPT(GPTConfig(vocab_size=64, n_ctx=16, n_embd=64, n_layer=4)).to(device())
     modules = (*model.blocks.values(), model)
     return model, [FullyShardedBlock(module, **options) for module in modules]
 
 
-tokens = torch.randint(64, (4, 2, 16), generator=torch.Generator().manual_seed(1))  # rank r: [r]
+tokens = torch.randint(64, (4, 1, 16), generator=torch.Generator().manual_seed(1))  # rank r: [r]
 
 # %%
 def memory_over_a_step(keep_whole):
@@ -282,7 +282,7 @@ def clipped():
 
 
 torch.manual_seed(0)
-one = GPT(GPTConfig(vocab_size=64, n_ctx=16, n_embd=32, n_layer=4))
+one = GPT(GPTConfig(vocab_size=64, n_ctx=16, n_embd=64, n_layer=4))
 one(tokens.flatten(0, 1), tokens.flatten(0, 1)).backward()
 print(f"one process: norm {nn.utils.clip_grad_norm_(one.parameters(), 0.5).item():.4f}")
 for rank, (rows, before, after) in enumerate(launch(clipped, ranks=4)):
@@ -595,7 +595,7 @@ def counted():
 
 
 # %% tags=["nbval-check-output"]
-gpt = GPT(GPTConfig(vocab_size=64, n_ctx=16, n_embd=32, n_layer=4))
+gpt = GPT(GPTConfig(vocab_size=64, n_ctx=16, n_embd=64, n_layer=4))
 in_blocks = {id(p) for block in gpt.blocks.values() for p in block.parameters()}
 print(" " * 8 + f"{'held':>20}{'sent in a step':>28}\n" + " " * 6 + "   predicted     counted" * 2)
 for R in (1, 2, 3, 4):
@@ -611,10 +611,18 @@ for R in (1, 2, 3, 4):
 # %% [markdown]
 # And the 7B model on four GPUs of 24 GB? Nobody here can run it, but the formula is the same, with what is whole for a while and activations added. The project also *poses* as one of four GPUs: FSDP2 shards and runs the real Llama on tensors without memory, and every byte that they would take is counted. Section 9 has the line.
 
-# %%
-DRYRUN = None
+# %% tags=["nbval-check-output"]
+from ranklab.projects.fsdp.config import LLAMAS
+from ranklab.projects.fsdp.dry_run import predicted_memory
+
+for offload in (False, True):
+    held = predicted_memory(LLAMAS["7b"], ranks=4, offload=offload)
+    states = held.parameters + held.gradients + held.optimizer_state
+    print(f"offload={offload!s:5}  rows, gradients and moments {states / 1e9:4.1f} GB,",
+          f"at the peak of a step {held.total / 1e9:4.1f} GB on each GPU")
+
 # %% [markdown]
-# Offload moves rows, gradients and moments to the CPU's memory: 112 GB for the machine. The price is the bus. Each micro-batch takes this rank's rows to its GPU, for forward and again for backward, and its gradients down. And the CPU computes the step.
+# Offload moves rows, gradients and moments to the CPU's memory: 108 GB there, since Llama-2-7B has 6.74 billion parameters. The price is the bus: in each micro-batch this rank's rows go to its GPU for forward and again for backward, and its gradients come back. And the CPU computes the step.
 #
 # As in lab 06, the clock shows little here: on two cores the ranks take turns.
 

@@ -60,7 +60,7 @@ def rows(shares, title="Who has which rows"):
         for rank, mine in enumerate(each):
             ax.barh(lane, mine, 0.7, place, **look(rank))
             ax.barh(lane, most - mine, 0.7, place + mine, **EMPTY)
-            boxed(ax, place + most / 2, lane, f"{rank}: {mine}", fontsize=8)
+            boxed(ax, place + (mine or most) / 2, lane, f"{rank}: {mine}", fontsize=8)
             place += most
         for row in range(1, place):
             ax.plot((row, row), (lane - 0.35, lane + 0.35), color="white", lw=0.8)
