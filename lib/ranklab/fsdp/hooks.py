@@ -1,4 +1,7 @@
-"""When parameters come and go: the hooks around a module's forward and backward."""
+"""When parameters come and go: the hooks around a module's forward and backward.
+
+What tells that a backward runs is from data_parallel, and what tells that it is done, from zero.
+"""
 
 import contextlib
 import functools

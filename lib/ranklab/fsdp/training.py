@@ -1,4 +1,4 @@
-"""FullyShard: FSDP as the training loop sees it."""
+"""FullyShard: FSDP as the training loop sees it, a DataParallel (data_parallel) in rows."""
 
 import contextlib
 import math
