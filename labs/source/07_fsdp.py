@@ -229,6 +229,9 @@ names = {"shards again after forward": False, "whole until backward": True}
 found = {name: launch(memory_over_a_step, keep, ranks=4)[0] for name, keep in names.items()}
 memory_curves({name: curve for name, (curve, _) in found.items()})
 
+# %% [markdown]
+# And what the two have sent:
+
 # %% tags=["nbval-check-output"]
 for name, (curve, traffic) in found.items():
     gathered = max(point.gathered_parameters for point in curve.points)
@@ -427,6 +430,9 @@ def hybrid_shard_groups(shard_ranks):
 # %%
 hybrid_shard_groups = check(hybrid_shard_groups)
 
+# %% [markdown]
+# Two nodes of three GPUs, in your groups:
+
 # %%
 groups = launch(lambda: [dist.get_process_group_ranks(g) for g in hybrid_shard_groups(3)], ranks=6)
 plots.hybrid(groups, per_node=3)
@@ -458,6 +464,9 @@ def full_state_dict(model):
 
 # %%
 full_state_dict = check(full_state_dict)
+
+# %% [markdown]
+# Three weights in rows, and whole again:
 
 # %% tags=["nbval-check-output"]
 def rows_and_whole():
@@ -518,7 +527,7 @@ def train(tool):
 
 # %%
 found = {tool: launch(train, tool, ranks=3)[0] for tool in ("yours", "FSDP2", "DeepSpeed")}
-print(f"{'':9} {'losses of five steps':34} {'all-gathers':>12} {'reduce-scatters':>16}  an MLP's rows")
+print(f"{'':9} {'losses of five steps':34}  all-gathers  reduce-scatters  rows of an MLP")
 for tool, (losses, calls, rows) in found.items():
     print(f"{tool:9}", *(f"{loss:.4f}" for loss in losses),
           f"{calls['all_gather']:12} {calls['reduce_scatter']:16} ",
