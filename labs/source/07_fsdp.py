@@ -14,6 +14,7 @@
 # You do not have eight A100s. You have a machine with four GPUs of 24 GB. 7 billion parameters in float32, with gradients and Adam, in rows over four GPUs: how many GB does each one hold?
 
 # %%
+import contextlib
 import functools
 import math
 
@@ -219,7 +220,8 @@ def memory_over_a_step(keep_whole):
 
     step()  # makes Adam's state, and shows the order of the blocks
     optimizer.zero_grad()
-    with MemoryCurve(model, optimizer, whole) as curve, Traffic() as traffic:
+    curve = MemoryCurve(model, optimizer, whole)
+    with curve if dist.get_rank() == 0 else contextlib.nullcontext(), Traffic() as traffic:
         step(curve.mark)
     return curve, traffic
 
@@ -233,11 +235,11 @@ memory_curves({name: curve for name, (curve, _) in found.items()})
 # And what the two have sent:
 
 # %% tags=["nbval-check-output"]
+print(f"{'':26}  bytes gathered   all-gathers   reduce-scatters   bytes sent")
 for name, (curve, traffic) in found.items():
     gathered = max(point.gathered_parameters for point in curve.points)
-    print(f"{name:26}: at most {gathered:7,} bytes gathered,",
-          f"{traffic.calls['all_gather']} all-gathers, {traffic.calls['reduce_scatter']}",
-          f"reduce-scatters, {traffic.sent_bytes:,} bytes sent")
+    print(f"{name:26} {gathered:15,} {traffic.calls['all_gather']:13}",
+          f"{traffic.calls['reduce_scatter']:17} {traffic.sent_bytes:12,}")
 
 # %% [markdown]
 # Nine all-gathers: four blocks twice, and the root once. Five reduce-scatters.
