@@ -3,6 +3,7 @@
 import copy
 import functools
 import itertools
+import math
 import re
 
 import pytest
@@ -14,10 +15,12 @@ from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
 from ranklab import device, launch
+from ranklab.checks.fsdp import wrapping
 from ranklab.fsdp import (
     FullyShardedBlock, Precision, clip_grad_norm_sharded, fill_shards, full_state_dict,
     hybrid_shard_groups, masked_loss, shard_parameter, whole_bytes, wrap_policy,
 )
+from ranklab.fsdp.wrapping import can_be_a_block
 from ranklab.meter import MemoryCurve, Traffic
 from ranklab.models.gpt import GPT, IGNORE, GPTConfig
 
@@ -96,7 +99,8 @@ def _train(new_optimizer, pieces, recompute=None, shard_ranks=None, **options):
             else:
                 loss_of(model, seed).backward()
         norm = clip_grad_norm_sharded(model.parameters(), 0.5, group)
-        worst = max(worst, abs(norm.item() - nn.utils.clip_grad_norm_(one.parameters(), 0.5).item()))
+        right = nn.utils.clip_grad_norm_(one.parameters(), 0.5)
+        worst = max(worst, abs(norm.item() - right.item()))
         ours.step()
         ones.step()
         with torch.no_grad():
@@ -154,6 +158,18 @@ def _twice(is_frozen):
 @pytest.mark.parametrize("is_frozen", [False, True])
 def test_a_block_that_is_used_twice_in_a_row_has_both_gradients(is_frozen):
     assert max(launch(_twice, is_frozen, ranks=2)) < 1e-5
+
+
+def _norm(dtype):
+    p = nn.Parameter(torch.zeros(3, dtype=dtype, device=device()))
+    p.grad = torch.full_like(p, 300.0)
+    return clip_grad_norm_sharded([p], math.inf).item()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+def test_the_norm_of_gradients_of_any_type(dtype):
+    expected = math.sqrt(6 * torch.tensor(300.0, dtype=dtype).item()**2)
+    assert launch(_norm, dtype, ranks=2) == pytest.approx([expected] * 2, rel=1e-6)
 
 
 # --- as torch's FSDP2 -----------------------------------------------------------------------------
@@ -293,6 +309,19 @@ def test_as_much_is_whole_as_the_policy_promises(most_bytes):
         assert peak == promised <= most_bytes
 
 
+def test_a_layer_in_two_blocks_is_no_part_of_either_and_may_be_a_block():
+    model = new_toy()
+    model.blocks[0].up = model.blocks[2].up
+    assert not can_be_a_block(model, model.blocks[0])
+    assert can_be_a_block(model, model.blocks[0].up) and can_be_a_block(model, model.blocks[1])
+    assert not can_be_a_block(model, model.head)  # tied
+
+
+def test_the_check_knows_how_many_blocks_the_policy_takes():
+    assert wrapping.OURS == sum(len(wrap_policy(model, most)) for _, model in wrapping.models()
+                                for most in wrapping.limits(model))
+
+
 def test_a_policy_that_cannot_be_met_says_so():
     with pytest.raises(ValueError, match="most_bytes=500 is too little"):
         wrap_policy(new_toy(), 500)
@@ -319,10 +348,15 @@ def _do(what):
         model.norm.double()
     if what == "tied":
         FullyShardedBlock(model.head)
+    if what == "layer":  # one and the same in two blocks
+        model.blocks[0].up = model.blocks[2].up
+        FullyShardedBlock(model.blocks[0])
+        FullyShardedBlock(model.blocks[2])
     FullyShardedBlock(model)
 
 
 @pytest.mark.parametrize("what, sentence", [
+    ("layer", "up.weight is a parameter of a block that was sharded before, too"),
     ("hybrid", "shard_ranks=2 must divide the 3 ranks"),
     ("no answer", "no token of this batch is an answer"),
     ("scalar", r"scale has the shape \(\), so it has no rows to share out"),

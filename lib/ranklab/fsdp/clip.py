@@ -18,7 +18,7 @@ def clip_grad_norm_sharded(parameters, max_norm, group=None):
     """
     gradients = [p.grad for p in parameters if p.grad is not None]
     square = torch.zeros((), dtype=torch.float64, device=device())
-    for norm in torch._foreach_norm(gradients, 2, torch.float32) if gradients else ():
+    for norm in torch._foreach_norm(gradients, 2, torch.float64) if gradients else ():
         square += norm.to(square).square()
     dist.all_reduce(square, group=group)
     norm = square.sqrt().float()

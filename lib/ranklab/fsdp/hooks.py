@@ -199,7 +199,7 @@ def places_of(module, inner):
             if parameter is None or parameter in shards:
                 continue
             name = f"{path}.{attribute}".lstrip(".")
-            if parameter in taken:
+            if parameter in taken or hasattr(parameter, "of_block"):
                 raise ValueError(f"{name} is a parameter of a block that was sharded before, too: "
                                  "shard a module that holds both, or leave both to the model")
             if parameter.dim() == 0:

@@ -63,6 +63,7 @@ class ShardedParameter:
         if offload and self.device.type != "cpu":
             rows = rows.cpu().pin_memory()
         self.shard = nn.Parameter(rows, parameter.requires_grad)
+        self.shard.of_block = True  # a block that finds it in another place must not shard it again
         empty = torch.empty(self.shape, dtype=precision.compute or parameter.dtype,
                             device=self.device)
         self.whole = nn.Parameter(empty, parameter.requires_grad)

@@ -42,10 +42,16 @@ def can_be_a_block(model, module):
     """True where `module` has a forward, which a ModuleList has not, and all its parameters for
     itself. (Some layers have one that is never called: out_proj of torch's MultiheadAttention.)
     """
-    uses = Counter(id(p) for owner in model.modules() for p in owner._parameters.values())
-    inside = Counter(id(p) for owner in module.modules() for p in owner._parameters.values())
+    uses, inside = uses_of(model), uses_of(module)
+    times = sum(m is module for _, m in model.named_modules(remove_duplicate=False))
     return (type(module).forward is not nn.Module.forward
-            and all(uses[id(p)] == inside[id(p)] for p in module.parameters()))
+            and all(uses[p] == times * inside[p] for p in module.parameters()))
+
+
+def uses_of(module):
+    """{parameter: in how many places it is}; a layer that is in two modules is in two places."""
+    return Counter(p for _, owner in module.named_modules(remove_duplicate=False)
+                   for p in owner._parameters.values())
 
 
 def outermost(modules):

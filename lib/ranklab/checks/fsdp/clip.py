@@ -1,0 +1,95 @@
+"""The check of clip_grad_norm_sharded: beside the norm of all gradients in one place."""
+
+import math
+
+import torch
+import torch.distributed as dist
+
+from ranklab.checks.exercise import Mistake
+from ranklab.checks.trial import explain, group_of_mine, hinted, members_of, on_ranks
+from ranklab.engine import device
+from ranklab.meter import Traffic
+
+# name: the type, what all gradients are multiplied with, max_norm
+CASES = {"float32": (torch.float32, 1, 2.0), "a norm below max_norm": (torch.float32, 1, 1e3),
+         "max_norm=inf": (torch.float32, 1, math.inf), "zeros": (torch.float32, 0, 1.0),
+         "float16": (torch.float16, 300, 2.0), "bfloat16": (torch.bfloat16, 1.1, 2.0),
+         "float64": (torch.float64, 1, 2.0), "infinite on rank 2": (torch.float32, math.inf, 2.0)}
+EMPTY = ("A rank may have no gradient at all: its square is 0, and it takes part in the one "
+         "all-reduce.")
+FAILURES = {"ZeroDivision": "A norm may be 0: clamp(max=1.0) the factor, or divide by norm + 1e-6.",
+            "empty": EMPTY, "at least one": EMPTY, "has no attribute": EMPTY, "does not end": EMPTY}
+
+
+def _gradients(rank, dtype, scale):
+    """Two gradients; that of rank 1 has no rows."""
+    torch.manual_seed(rank)
+    if scale == math.inf:
+        scale = 1 if rank != 2 else math.inf
+    return [(scale * torch.randn(0 if rank == 1 else 4, *rest)).to(dtype) for rest in ((3,), ())]
+
+
+def _trial(clip):
+    """{(case, whether among all): (the norm, gradients afterwards, what was sent)}"""
+    group, found = group_of_mine(), {}
+    for case, (dtype, scale, most) in CASES.items():
+        for is_all in (True, False):
+            gradients = _gradients(dist.get_rank(), dtype, scale)
+            parameters = [torch.nn.Parameter(x.to(device())) for x in (*gradients, torch.ones(1))]
+            for p, gradient in zip(parameters, gradients):
+                p.grad = gradient.to(device())
+            given = [] if scale == math.inf and dist.get_rank() == 0 else parameters
+            with Traffic() as traffic:
+                norm = clip((p for p in given), most, None if is_all else group)
+            found[case, is_all] = (torch.tensor(float(norm)), [p.grad for p in parameters[:2]],
+                                   [op.payload_bytes for op in traffic.ops])
+    return found
+
+
+def check_clip_grad_norm_sharded(clip):
+    with hinted(FAILURES):
+        seen = on_ranks(_trial, clip, ranks=4)
+    for case, is_all in seen[0]:
+        for rank, found in enumerate(seen):
+            members = range(4) if is_all else members_of(rank)
+            where = f"{case}, rank {rank} of {tuple(members)}"
+            norm, gradients, sent = found[case, is_all]
+            if "infinite" in case:
+                if norm.isfinite() and 2 in members:
+                    raise Mistake(f"{where}: the norm is {norm:.6g}", "A gradient of rank 2 is "
+                                  "infinite, and all ranks must know: add up all squares.")
+                continue
+            _compare(where, rank, members, *CASES[case], norm, gradients)
+            if len(sent) != 1 or sent[0] > 8:
+                raise Mistake(f"{where}: {len(sent)} messages of {sum(sent)} bytes, not 1 of 8",
+                              "Add this rank's squares up first: then one number travels.")
+    yield "the norm of all gradients before, alike on 4 ranks and in groups of 1 and 3"
+    yield "longer gradients get length max_norm, shorter ones stay, zeros too"
+    yield "float64, float16, bfloat16; None, and a rank without rows; one all-reduce of a number"
+    yield "infinity on one rank is seen by all, also by a rank without parameters"
+
+
+def _compare(where, rank, members, dtype, scale, most, norm, gradients):
+    norms = torch.stack([torch.cat([g.double().flatten() for g in _gradients(r, dtype, scale)]
+                                   ).norm().float() for r in range(4)])
+    own, right = norms[rank], norms[list(members)].norm()
+    explain(f"{where}: the norm", norm, right, {
+        "this rank's own": (own, "Add the squares of all ranks up: all_reduce, before the root."),
+        "the sum of norms": (norms[list(members)].sum(), "Norms do not add up. Squares do; the "
+                             "root comes last."),
+        "the root of the mean square": (right / len(members)**0.5, "A sum over ranks, no mean."),
+        "its square": (right.square(), "The root is missing."),
+        "after clipping": (right.clamp(max=most), "Return the norm before."),
+        "of all 4 ranks": (norms.norm(), "Hand `group` on: replicas have the same numbers."),
+    }, "Squares add up, of all gradients on all ranks; then comes the root. Compute in float32 or "
+       "float64: in float16 a square above 65504 is infinite.")
+    kind = torch.float32 if dtype == torch.float64 else dtype  # the factor may have 32 bits
+    for got, before in zip(gradients, _gradients(rank, dtype, scale)):
+        scaled, by_own, longer = ((before.double() * (factor if right else 0)).to(kind) for factor
+                                  in (min(1, most / right), min(1, most / own), most / right))
+        explain(f"{where}: a gradient", got.to(kind), scaled, {
+            "as before": (before.to(kind), "gradient *= factor, in place, for each: `parameters` "
+                          "may be a generator, and one walk uses it up."),
+            "scaled by this rank's own norm": (by_own, "All scale alike: by the norm of all."),
+            "longer than before": (longer, "What is short enough stays: clamp(max=1.0)."),
+        }, "All gradients times max_norm / norm, where that is below 1; 0 where all are 0.")

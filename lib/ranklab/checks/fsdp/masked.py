@@ -1,0 +1,103 @@
+"""The check of masked_loss: beside the mean over all answer tokens in one process."""
+
+import torch
+import torch.distributed as dist
+from torch.nn.functional import cross_entropy
+
+from ranklab.checks.exercise import Mistake
+from ranklab.checks.trial import explain, group_of_mine, hinted, members_of, on_ranks
+from ranklab.engine import device
+from ranklab.meter import Traffic
+from ranklab.models.gpt import IGNORE
+
+ANSWERS = 5, 0, 3, 13  # of each rank, in 2 x 8 tokens; and the first label of a row, which is none
+TYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+CASES = "float32", "float16", "bfloat16", "in its group", "micro-batches with count"
+NO_GRAPH = ("A rank without answers takes part in backward all the same: its loss is a sum of "
+            "nothing, with a graph and without NaN.")
+FAILURES = {"does not require grad": NO_GRAPH, "does not end": "All ranks must call the "
+            "all-reduce, also one that has no answer.",
+            "view size": "logits[:, :-1] is not contiguous: flatten(0, 1) or reshape."}
+
+
+def _batch(rank, dtype):
+    torch.manual_seed(rank)
+    logits, labels = 3 * torch.randn(2, 8, 7), torch.randint(7, (2, 8))
+    labels[:, 1:][torch.arange(14).view(2, 7) >= ANSWERS[rank]] = IGNORE
+    return logits.to(dtype).to(device()), labels.to(device())
+
+
+def _total(rank, dtype):
+    """(the sum of losses, its gradient) of the rank's batch, by one process."""
+    logits, labels = (x.cpu() for x in _batch(rank, dtype))
+    logits.requires_grad_()
+    total = cross_entropy(logits[:, :-1].float().flatten(0, 1), labels[:, 1:].flatten(),
+                          ignore_index=IGNORE, reduction="sum")
+    total.backward()
+    return total.detach(), logits.grad.float()
+
+
+def _trial(masked_loss):
+    found, group = {}, group_of_mine()
+    for case in CASES:
+        logits, labels = _batch(dist.get_rank(), TYPES.get(case, torch.float32))
+        logits.requires_grad_()
+        count, pieces = (sum(ANSWERS), 2) if "count" in case else (None, 1)
+        with Traffic() as traffic:
+            losses = [masked_loss(*piece, count, group if "group" in case else None)
+                      for piece in zip(logits.chunk(pieces), labels.chunk(pieces))]
+            for loss in losses:
+                loss.backward()
+        found[case] = (sum(loss.detach().float() for loss in losses), logits.grad.float(),
+                       [op.payload_bytes for op in traffic.ops])
+    labels[:, 1:] = IGNORE
+    try:
+        return found, masked_loss(logits, labels).item()
+    except ValueError:
+        return found, "ValueError"
+
+
+def check_masked_loss(masked_loss):
+    with hinted(FAILURES):
+        seen = on_ranks(_trial, masked_loss, ranks=4)
+    for case in CASES:
+        for rank, (found, _) in enumerate(seen):
+            members = members_of(rank) if "group" in case else range(4)
+            _compare(f"{case}, rank {rank} of {tuple(members)}", rank, members,
+                     TYPES.get(case, torch.float32), *found[case])
+            sent, right = found[case][2], [8] * ("count" not in case)
+            if sent != right:
+                raise Mistake(f"{case}: messages of {sent} bytes, not {right}", "The count alone "
+                              "travels, in one all-reduce; with `count` given nothing does.")
+    yield "R times each rank's share of the mean over all answer tokens; one rank has none"
+    yield "the gradients too; logits of float16 and bfloat16 are summed in float32"
+    yield "micro-batches by `count`, which sends nothing; in groups of 1 and 3"
+    for rank, (_, value) in enumerate(seen):
+        if value != "ValueError":
+            raise Mistake(f"no label of the batch counts, and rank {rank} gets {value}",
+                          "raise ValueError(...) where the count over all ranks is 0. The first "
+                          "label of a row never counts: no logits are for it.")
+    yield "a batch without any answer is a ValueError on every rank"
+
+
+def _compare(where, rank, members, dtype, loss, gradient, _):
+    (total, whole), R = _total(rank, dtype), len(members)
+    count, here = sum(ANSWERS[r] for r in members), max(ANSWERS[rank], 1)
+    if not loss.isfinite():
+        raise Mistake(f"{where}: the loss is {loss:.6g}", NO_GRAPH)
+    logits, labels = (x.cpu() for x in _batch(rank, dtype))
+    unshifted = cross_entropy(logits.float().flatten(0, 1), labels.flatten(), reduction="sum")
+    explain(f"{where}: the loss", loss, R * total / count, {
+        "the mean of this rank's own tokens": (total / here, "A mean of means gives each rank the "
+                                               "same weight: divide by the count of all ranks."),
+        "R times too small": (total / count, "Ranks are averaged later: so R times its share."),
+        "the mean over all places": (total / 14, "Masked ones do not count: labels != IGNORE."),
+        "without the shift": (R * unshifted / (count + 2 * R), "Logits are for the token after: "
+                              "logits[:, :-1] and labels[:, 1:]."),
+        "divided by a wrong count": (R * total / (count + 2 * R), "The first label of a row does "
+                                     "not count: no logits are for it."),
+        "by the count of all 4 ranks": (R * total / sum(ANSWERS), "Hand `group` on to all_reduce."),
+        "times 4": (4 * total / count, "R is the group's: dist.get_world_size(group)."),
+    }, "R * the sum over this rank's answers / the count of all, in float32: logits.float().")
+    explain(f"{where}: the gradient of the logits", gradient.to(dtype),
+            (R * whole / count).to(dtype), hint="The sum must stay in the graph.")

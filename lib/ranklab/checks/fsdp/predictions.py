@@ -1,0 +1,61 @@
+"""The numbers that a learner of lab 07 predicts before running anything."""
+
+import torch
+
+from ranklab.checks.exercise import Prediction
+from ranklab.collectives.cost import best_sent_bytes
+from ranklab.fsdp.shards import rows_of
+from ranklab.zero import zero_memory, zero_traffic
+
+
+def _rows_of_the_last():
+    first, stop = rows_of(10, 4, 3)
+    return stop - first
+
+
+PREDICTIONS = (
+    Prediction(
+        "fsdp_rows_last", working="10 - 3 * math.ceil(10 / 4)", unit="rows", tolerance=0,
+        nudge="Each rank takes ceil(n / R) rows, as long as there are some. What is left?",
+        answer=_rows_of_the_last,
+        slips={2: "10 // 4 rows are too few: 4 x 2 = 8, and two rows are left over",
+               2.5: "a row can't be cut", 3: "three ranks have 3 rows; then there are fewer left",
+               4: "what is left over does not go to the last rank: the first ones have more"},
+        why="ceil(10 / 4) = 3 rows each, and 1 is left: 3 + 3 + 3 + 1.",
+    ),
+    Prediction(
+        "fsdp_7b_gb", working="(4 + 4 + 8) * 7 / 4", unit="GB",
+        nudge="Parameters, gradients and two moments, of 4 bytes each; who holds how many rows?",
+        answer=lambda: zero_memory(3, 7e9, 4, 4, 4, 8).total / 1e9,
+        slips={112: "that is all of it: each of 4 GPUs holds a quarter",
+               7: "those are the parameters alone", 14: "Adam's two moments are missing, 8 bytes",
+               21: "parameters and two moments: the gradients take 4 bytes, too"},
+        why="It does not fit 24 GB, and no activation is in it yet: offload moves it to the CPU.",
+    ),
+    Prediction(
+        "fsdp_step_mb", working="3 * 3 / 4 * 100", unit="MB",
+        nudge="How often does a block travel in a step, and how often do its gradients?",
+        answer=lambda: zero_traffic(3, 100, 4),
+        slips={150: "that is data parallelism: here backward gathers the parameters once more",
+               300: "each rank has its own quarter already: (R-1)/R", 75: "that is one gather"},
+        why="Two all-gathers and a reduce-scatter, each (R-1)/R of 100 MB, as in ZeRO's stage 3.",
+    ),
+    Prediction(
+        "fsdp_norm_bytes", working="8", unit="bytes", tolerance=0,
+        nudge="Which number of each rank can be added up to make the norm of all?",
+        answer=lambda: torch.float64.itemsize,
+        slips={4: "the sum of squares is kept in float64", 64: "bits, not bytes",
+               0: "no rank knows the gradients of the others"},
+        why="One number, the sum of squares; the gradients stay where they are.",
+    ),
+    Prediction(
+        "fsdp_hybrid_mb", working="2 * 1 / 2 * 100 / 4", unit="MB",
+        nudge="What has each GPU after the reduce-scatter in its node, and with whom does it add?",
+        answer=lambda: best_sent_bytes("all_reduce", 100 / 4, 2),
+        slips={100: "each GPU has a quarter of the gradients by then: 25 MB",
+               50: "a ring all-reduce of 2 sends the size once: 2 (R-1)/R = 1",
+               75: "that is what the reduce-scatter sends inside the node",
+               175: "that is an all-reduce over all 8"},
+        why="An all-reduce of 2 over 25 MB; the parameters do not leave the node at all.",
+    ),
+)

@@ -1,0 +1,75 @@
+"""The check of full_state_dict: beside the state dict of the model before it was sharded."""
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from ranklab.checks.exercise import Mistake
+from ranklab.checks.trial import explain, group_of_mine, hinted, on_ranks
+from ranklab.checks.zero.toys import Toy, is_there, seeded
+from ranklab.fsdp import FullyShardedBlock, Precision
+
+FAILURES = {"does not end": "All ranks send their rows, also those that return {} in the end.",
+            "roup": "Hand block.group on to every collective: sizes and ranks are its."}
+
+
+def _model():
+    """Tied, frozen and uneven; with buffers, one of which is not in the state."""
+    model = Toy().float()
+    model.counted = nn.BatchNorm1d(3)
+    model.register_buffer("left_out", torch.ones(2), persistent=False)
+    return model
+
+
+def _trial(full_state_dict, in_group=False):
+    """([the state, once more after a change], what is whole, what is no CPU copy, is_first)"""
+    model, group = seeded(_model, 0), group_of_mine() if in_group else None
+    blocks = [FullyShardedBlock(module, group, precision=Precision(torch.bfloat16))
+              for module in (*model.blocks, model)]
+    state = full_state_dict(model)
+    kept = {name: x.clone() for name, x in state.items()}
+    parameters = [p for block in blocks for p in block.parameters]
+    whole = sum(is_there(p.whole) for p in parameters)
+    for tensor in (*(p.shard.data for p in parameters), *model.buffers()):
+        tensor += 1  # must not reach the state
+    bound = [name for name, x in state.items()
+             if x.requires_grad or x.device.type != "cpu" or not torch.equal(x, kept[name])]
+    return [kept, full_state_dict(model)], whole, bound, dist.get_rank(group) == 0
+
+
+def check_full_state_dict(full_state_dict):
+    for ranks, in_group in ((3, False), (4, True)):
+        with hinted(FAILURES):
+            seen = on_ranks(_trial, full_state_dict, in_group, ranks=ranks)
+        for rank, (states, whole, bound, is_first) in enumerate(seen):
+            where = f"rank {rank} of {ranks}" + ", in its group" * in_group
+            if whole:
+                raise Mistake(f"{where}: {whole} parameters are whole afterwards", "They do not "
+                              "all fit at the same time: gather the rows of one at a time.")
+            for number, state in enumerate(states):
+                _compare(f"{where}, call {number + 1}", state, number, is_first)
+            if bound:
+                raise Mistake(f"{where}: `{bound[0]}` is not a copy on the CPU", "tensor.detach()"
+                              ".cpu().clone(), buffers as well: .cpu() alone may be no copy.")
+    yield "the whole state on the group's rank 0, {} on the others; in groups of 1 and 3, too"
+    yield "tied, frozen and uneven parameters, and buffers; in the shards' type; twice in a row"
+    yield "a copy on the CPU; the model stays in shards"
+
+
+def _compare(where, state, more, is_first):
+    plain = {name: x.cpu() + more for name, x in seeded(_model, 0).state_dict().items()}
+    if not is_first:
+        if state != {}:
+            raise Mistake(f"{where} returns {len(state)} tensors, not {{}}", "Only the group's "
+                          "rank 0 has the state: there may be no room elsewhere.")
+        return
+    if state.keys() != plain.keys():
+        raise Mistake(f"{where}: these names differ: {sorted(state.keys() ^ plain.keys())}",
+                      "Take those of model.state_dict(keep_vars=True): a tied parameter has two, "
+                      "and buffers are there. The first rank is dist.get_rank(block.group) == 0.")
+    for name, right in plain.items():
+        explain(f"{where}: `{name}`", state[name], right, {
+            "rounded to 16 bits": (right.bfloat16().to(right), "Gather the shards in their own "
+                                   "type, padded_shard(parameter.shard.dtype), not what was "
+                                   "gathered to compute."),
+        }, "Rows of rank 0, then of rank 1, ...; without the zeros at the end, in parameter.shape.")

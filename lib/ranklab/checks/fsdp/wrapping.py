@@ -1,0 +1,104 @@
+"""The check of wrap_policy: blocks that fit on several models, and how few they are."""
+
+import torch
+from torch import nn
+
+from ranklab.checks.exercise import Mistake
+from ranklab.fsdp.wrapping import can_be_a_block, outermost, parameter_bytes, whole_bytes
+from ranklab.models.gpt import GPT, GPTConfig
+
+OURS = 159  # blocks that the library's policy takes in all; a test holds them together
+MOST = 1.2  # times as many
+
+
+class Stages(nn.Module):
+    """Lists in a list; three stages have one and the same layer."""
+
+    def __init__(self):
+        super().__init__()
+        shared = nn.Linear(16, 16)
+        self.stages = nn.ModuleList(nn.ModuleList(
+            nn.Sequential(nn.Linear(16, 16 * width), nn.ReLU(), nn.Linear(16 * width, 16), *last)
+            for width, last in ((1, ()), (2 + number, ()), (1, (shared,)))) for number in range(3))
+        self.norm = nn.LayerNorm(16)
+
+
+def models():
+    with torch.device("meta"):
+        yield "a GPT", GPT(GPTConfig(vocab_size=50, n_ctx=16, n_embd=20, n_head=2, n_layer=6))
+        yield "lists in a list, with a shared layer", Stages()
+        yield "layers of many sizes", nn.Sequential(*(
+            nn.Linear(8, 2 + 7 * n % 30) for n in range(14)), nn.ReLU())
+        yield "parameters beside layers", nn.Sequential(*(
+            nn.MultiheadAttention(8, 2) for _ in range(3)))
+        yield "one very large layer", nn.Sequential(nn.Linear(8, 8), nn.Linear(300, 8),
+                                                    nn.Linear(8, 8))
+
+
+def check_wrap_policy(wrap_policy):
+    blocks_in_all = 0
+    for name, model in models():
+        for most in limits(model):
+            where = f"{name}, most_bytes={most:,}"
+            blocks = _run(wrap_policy, where, model, most)
+            _compare(where, model, blocks, most)
+            blocks_in_all += len(blocks)
+    yield "no more is whole than most_bytes: on 5 models, also at the tightest limit"
+    yield "no block is inside another, or has no forward, or shares a parameter with the outside"
+    for name, model in models():
+        # A parameter is in the root, which counts twice where there is no block, or in a block.
+        least = 2 * max(p.nbytes for p in model.parameters())
+        try:
+            blocks = wrap_policy(model, least - 1)
+        except ValueError:
+            continue
+        raise Mistake(f"{name}: most_bytes={least - 1:,} is no error, but its largest parameter "
+                      f"alone needs {least:,}: {len(blocks)} blocks", "Say so before training "
+                      "begins: ValueError(...) where the finest blocks are too large.")
+    yield "a model whose largest layer alone is too large is a ValueError"
+    if blocks_in_all > MOST * OURS:
+        raise Mistake(f"{blocks_in_all} blocks in all, where {OURS} are enough", "Each block is "
+                      "two messages. Larger blocks as long as they fit; and leave to the root what "
+                      "fits there as well: with no block at all, where the whole model fits.")
+    yield f"your score: {blocks_in_all} blocks in all; the library's policy has {OURS}"
+
+
+def limits(model):
+    """What some choices need, from the finest blocks to none at all; and one byte less."""
+    layers = [m for m in model.modules() if m is not model and can_be_a_block(model, m)]
+    needs = sorted({whole_bytes(model, outermost([m for m in layers if parameter_bytes(m) <= size]))
+                    for size in (0, *map(parameter_bytes, layers))})
+    some = [needs[len(needs) // 3], needs[len(needs) // 2], needs[-1]]
+    return [needs[0], *some, *(need - 1 for need in some if need > needs[0])]
+
+
+def _run(wrap_policy, where, model, most):
+    try:
+        blocks = list(wrap_policy(model, most))
+    except ValueError as error:
+        raise Mistake(f"{where}: ValueError({error})", "There is a choice that fits: whole_bytes() "
+                      "may be as large as most_bytes. Go down to single layers.") from None
+    inside = set(model.modules()) - {model}
+    if not all(isinstance(block, nn.Module) and block in inside for block in blocks):
+        raise Mistake(f"{where}: it returns {str(blocks)[:60]}", "Return a list of modules inside "
+                      "the model: not names, and not the model itself, which is the root.")
+    return blocks
+
+
+def _compare(where, model, blocks, most):
+    if len(outermost(blocks)) < len(blocks) or len(set(blocks)) < len(blocks):
+        raise Mistake(f"{where}: a block is inside another one, or there twice", "Where a module "
+                      "is a block, nothing inside it is one: leave out its modules().")
+    for block in blocks:
+        name = next(path for path, module in model.named_modules() if module is block)
+        if type(block).forward is nn.Module.forward:
+            raise Mistake(f"{where}: `{name}` is a {type(block).__name__}", "It is never called, "
+                          "so its hooks never run: look inside it. can_be_a_block() tells.")
+        if not can_be_a_block(model, block):
+            raise Mistake(f"{where}: `{name}` shares a parameter with what is outside", "It would "
+                          "be cut twice: leave it to a module that holds both, or to the root. "
+                          "can_be_a_block() tells.")
+    got = whole_bytes(model, blocks)
+    if got > most:
+        raise Mistake(f"{where}: {got:,} bytes are whole with {len(blocks)} blocks", "Count the "
+                      "root, what is in no block, and twice the largest block: whole_bytes().")

@@ -1,0 +1,60 @@
+"""Lab 07: what goes wrong in a block that is gathered and reduced in one message."""
+
+import torch
+from mutants import mutant
+
+from ranklab.fsdp import FullyShardedBlock
+
+GATHER = "self.work = dist.all_gather_single(self.gathered, mine, group=self.group, async_op=True)"
+REDUCE = "work = dist.reduce_scatter_single(mine, whole.flatten(), group=self.group, async_op=True)"
+GUARD = "if not self.parameters or self.is_whole or self.work:"
+VIEW = "parts = self.gathered.view(self.ranks, -1).split([p.numbers for p in self.parameters], 1)"
+END = "self.work, self.gathered, self.is_whole = None, None, True"
+WHOLE = "torch.cat([p.padded_gradient() for p in self.trained], dim=1)"
+
+
+def _wrong(*edits, says, **named):
+    return mutant(FullyShardedBlock, *edits, says=says, **named)
+
+
+WRONG = [
+    # begin_unshard
+    _wrong(GUARD, "if self.is_whole or self.work:", says="may have no parameters"),
+    _wrong(GUARD, "if not self.parameters or self.is_whole:", says="messages all_gather",
+           called="gathers_what_is_on_its_way"),
+    _wrong(GUARD, "if not self.parameters or self.work:", says="messages all_gather",
+           called="gathers_what_is_whole"),
+    _wrong(GATHER, f"{GATHER}\n        self.work.wait()", says=r"begin_unshard\(\) waits"),
+    _wrong(GATHER, GATHER.replace("group=self.group, ", ""), says="are those of self.group",
+           called="all_ranks_gather"),
+    _wrong("mine.new_empty(self.ranks * len(mine))", "torch.empty(self.ranks * len(mine))",
+           says="new_empty", torch=torch),
+    _wrong("p.padded_shard() for p", "p.shard.detach().flatten() for p",
+           says="All ranks send alike"),
+    _wrong("p.padded_shard() for p", "p.padded_shard(p.shard.dtype) for p",
+           says="in the right type", called="gathers_in_the_shards_type"),
+    # unshard
+    _wrong("        self.begin_unshard()\n", "", says=r"unshard\(\) fills every parameter"),
+    _wrong("        self.work.wait()\n", "", says="waits for self.work|fills every"),
+    _wrong(VIEW, "parts = self.gathered.split([self.ranks * p.numbers for p in self.parameters])",
+           says=r"\(R, numbers\) each"),
+    _wrong(END, "self.work, self.is_whole = None, True", says="the message is still there"),
+    _wrong(END, "self.work, self.gathered = None, None", says="messages all_gather",
+           called="never_says_whole"),
+    # reduce_gradients
+    _wrong("        whole /= self.ranks\n", "", says="the sum, 3 times the mean"),
+    _wrong("whole /= self.ranks", "whole /= dist.get_world_size()", says="those of the group"),
+    _wrong(WHOLE, WHOLE.replace("p.padded_gradient()", "p.padded_gradient().flatten()").replace(
+        "dim=1", "dim=0"), "whole.new_empty(whole.shape[1])",
+        "whole.new_empty(len(whole) // self.ranks)", says="Row r of the message is for rank r"),
+    _wrong("        if not self.trained:\n            return\n", "", says="no trained ones"),
+    _wrong(REDUCE, f"{REDUCE}\n        work.wait()", says=r"reduce_gradients\(\) waits"),
+    _wrong(REDUCE, REDUCE.replace("group=self.group, ", ""), says="are those of self.group",
+           called="all_ranks_reduce"),
+    _wrong("            parameter.whole.grad = None\n", "            pass\n",
+           says="whole.grad = None for each|Row r"),
+    _wrong(REDUCE, "work = dist.all_reduce(whole, group=self.group, async_op=True)\n"
+           "        mine = whole[self.rank]", says="which sends half as much"),
+    _wrong("p.padded_gradient() for p in self.trained", "p.padded_gradient() for p in "
+           "self.parameters", says="frozen|numbers|split|reduce_scatter"),
+]

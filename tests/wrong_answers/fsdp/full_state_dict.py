@@ -1,0 +1,60 @@
+"""Lab 07: what goes wrong when a whole state is put together."""
+
+import torch
+import torch.distributed as dist
+from mutants import mutant
+
+from ranklab.fsdp import full_state_dict
+from ranklab.fsdp.hooks import sharded_modules
+
+GATHER = "gather_rows(parameter, block.group)"
+NAMES = "model.state_dict(keep_vars=True).items()"
+REST = "tensor.detach().cpu().clone()"
+FIRST = "state if sharded_modules(model)[0].rank == 0 else {}"
+
+
+def _wrong(*edits, says, **named):
+    return mutant(full_state_dict, *edits, says=says, **named)
+
+
+WRONG = [
+    _wrong(FIRST, "state", says="NoneType|returns"),
+    _wrong(FIRST, "state if dist.get_rank() == 0 else {}", says="The first rank is|has the state"),
+    _wrong(GATHER, "gather_rows(parameter, None)", says="block.group|does not end|roup"),
+    _wrong(NAMES, "model.named_parameters()", says="a tied parameter has two"),
+    _wrong(f"return {FIRST}", "for block in sharded_modules(model):\n        block.unshard()\n"
+           f"    return {FIRST}", says="parameters are whole afterwards"),
+    _wrong(REST, "tensor", says="buffers as well"),
+    _wrong(REST, "tensor.detach().cpu()", says="may be no copy"),
+]
+
+
+def full_state_dict__what_computes(model):
+    """in their own type|afterwards|not what was gathered"""
+    for block in sharded_modules(model):
+        block.unshard()
+    state = {name: tensor.detach().cpu().float().clone() if tensor.is_floating_point()
+             else tensor.clone() for name, tensor in model.state_dict().items()}
+    for block in sharded_modules(model):
+        block.reshard()
+    return state if sharded_modules(model)[0].rank == 0 else {}
+
+
+def full_state_dict__padding_left_in(model):
+    """without the zeros at the end"""
+    found = {}
+    for block in sharded_modules(model):
+        for p in block.parameters:
+            mine = p.padded_shard(p.shard.dtype)
+            parts = [torch.empty_like(mine) for _ in range(p.ranks)]
+            dist.all_gather(parts, mine, group=block.group)
+            found[p.shard] = torch.cat(parts).view(-1, *p.shape[1:])
+    state = {name: found.get(tensor, tensor).detach().cpu().clone()
+             for name, tensor in model.state_dict(keep_vars=True).items()}
+    return state if sharded_modules(model)[0].rank == 0 else {}
+
+
+def full_state_dict__of_this_rank(model):
+    """of shape"""
+    state = {name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()}
+    return state if sharded_modules(model)[0].rank == 0 else {}

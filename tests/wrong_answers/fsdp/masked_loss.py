@@ -1,0 +1,42 @@
+"""Lab 07: what goes wrong in the loss of instruction tuning."""
+
+from mutants import mutant
+
+from ranklab.fsdp import masked_loss
+
+SUM = "dist.all_reduce(count, group=group)"
+SHIFTED = "labels[:, 1:].flatten()"
+LOGITS = "logits[:, :-1].flatten(0, 1).float()"
+RETURN = "return dist.get_world_size(group) * total / count"
+EMPTY = "if count == 0:"
+
+
+def _wrong(*edits, says, **named):
+    return mutant(masked_loss, *edits, says=says, **named)
+
+
+WRONG = [
+    _wrong(SUM, "count = count.clamp(min=1)", RETURN, "return total / count",
+           says="A mean of means"),
+    _wrong('"sum"', '"mean"', RETURN, RETURN.replace("total", "total * (targets != IGNORE).sum()"),
+           says="without NaN"),
+    _wrong('"sum"', '"mean"', RETURN, "return total.nan_to_num()", says="A mean of means",
+           called="means_without_nan"),
+    _wrong(RETURN, "return total / count", says="R times its share"),
+    _wrong(SHIFTED, "labels.flatten()", "logits[:, :-1]", "logits", says="for the token after"),
+    _wrong("(targets != IGNORE)", "(labels != IGNORE)", says="The first label of a row"),
+    _wrong("(targets != IGNORE).sum()", "(targets == targets).sum()",
+           says="Masked ones do not count"),
+    _wrong(LOGITS, "logits[:, :-1].flatten(0, 1)", says=r"logits.float\(\)"),
+    _wrong("(count, group=group)", "(count)", says="Hand `group` on"),
+    _wrong("dist.get_world_size(group)", "dist.get_world_size()", says="R is the group's"),
+    _wrong(EMPTY, "if False:", says="raise ValueError|without NaN", called="no_error"),
+    _wrong("    if count is None:\n        count =", "    if True:\n        count =",
+           says="micro-batches|count alone travels", called="count_is_not_used"),
+    _wrong("    total =", "    if not (targets != IGNORE).any():\n        return 0 * count\n"
+           "    total =", says="with a graph"),
+    _wrong(RETURN, f"{RETURN[:7]}(dist.get_world_size(group) * total / count).detach() + 0 * total",
+           says="stay in the graph"),
+    _wrong("    total =", "    if not (targets != IGNORE).any():\n        raise ValueError('no')\n"
+           "    total =", says="raised ValueError", called="an_error_on_one_rank"),
+]
