@@ -243,7 +243,7 @@ for name, (curve, traffic) in found.items():
           f"{traffic.calls['reduce_scatter']:17} {traffic.sent_bytes:12,}")
 
 # %% [markdown]
-# Nine all-gathers: four blocks twice, and the root once. Five reduce-scatters.
+# The first row: nine all-gathers, four blocks twice and the root once; five reduce-scatters.
 
 # %% [markdown]
 # ### 4.3 Clipping
