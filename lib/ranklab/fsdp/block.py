@@ -40,15 +40,6 @@ class FullyShardedBlock(ShardedModule):
             parameter.fill(part)
         self.work, self.gathered, self.is_whole = None, None, True
 
-    def reshard(self):
-        """The modules have this rank's rows, and the whole parameters take no memory."""
-        if self.work:  # on its way, and nobody came to use it
-            self.unshard()
-        if self.is_whole:
-            self.is_whole = False
-            for parameter in self.parameters:
-                parameter.free()
-
     def reduce_gradients(self):
         """The gradients are on their way to become means, each row on its owner; none is whole."""
         if not self.trained:
@@ -60,16 +51,3 @@ class FullyShardedBlock(ShardedModule):
         self.reduction = mine, work
         for parameter in self.trained:
             parameter.whole.grad = None
-
-    def end_reduction(self):
-        """The shards have their gradients."""
-        if not self.reduction:
-            return
-        mine, work = self.reduction
-        work.wait()
-        if self.replicas is not None:  # the other copies of this shard have seen other data
-            mine /= dist.get_world_size(self.replicas)
-            dist.all_reduce(mine, group=self.replicas)
-        for parameter, part in zip(self.trained, mine.split([p.numbers for p in self.trained])):
-            parameter.add_gradient(part)
-        self.reduction = None

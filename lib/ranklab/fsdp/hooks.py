@@ -1,6 +1,6 @@
 """When parameters come and go: the hooks around a module's forward and backward.
 
-What tells that a backward runs is from data_parallel; what tells that it is done is from zero.
+What tells that a backward runs is from data_parallel, and what tells that it is done, from zero.
 """
 
 import contextlib
@@ -19,12 +19,10 @@ class ShardedModule:
     """`module` with its parameters in shards, but for those of modules inside that were sharded
     before. So shard the blocks of a model first, and then the model: it is their `root`.
 
-    A subclass says how, in five methods:
-        begin_unshard()     the parameters are on their way
+    A subclass says how they travel, in three methods:
+        begin_unshard()     the parameters are on their way: self.gathered, self.work
         unshard()           they are whole
-        reshard()           they are shards again
-        reduce_gradients()  the gradients are on their way to their owners
-        end_reduction()     they have arrived
+        reduce_gradients()  the gradients are on their way to their owners: self.reduction
     Each is called often, also when there is nothing left to do. The optimizer is any of torch's
     over module.parameters(), made afterwards. Other ranks must have the same weights before: nobody
     sends them. All ranks must use the same blocks in the same order.
@@ -60,6 +58,29 @@ class ShardedModule:
     def set_root(self, root):
         for block in (*self.inner, self):
             block.root = root
+
+    # --- what ends ------------------------------------------------------------------------------
+
+    def reshard(self):
+        """The modules have this rank's rows, and the whole parameters take no memory."""
+        if self.work:  # on its way, and nobody came to use it
+            self.unshard()
+        for parameter in self.parameters:
+            parameter.free()
+        self.is_whole = False
+
+    def end_reduction(self):
+        """The shards have their gradients."""
+        if not self.reduction:
+            return
+        mine, work = self.reduction
+        work.wait()
+        if self.replicas is not None:  # the other copies of this shard have seen other data
+            mine /= dist.get_world_size(self.replicas)
+            dist.all_reduce(mine, group=self.replicas)
+        for parameter, part in zip(self.trained, mine.split([p.numbers for p in self.trained])):
+            parameter.add_gradient(part)
+        self.reduction = None
 
     # --- forward --------------------------------------------------------------------------------
 

@@ -28,7 +28,9 @@ def shard_parameter(parameter, group=None):
     """
     if parameter.dim() == 0:
         raise ValueError("a parameter of shape () has no rows: give it the shape (1,)")
-    first, stop = rows_of(len(parameter), dist.get_world_size(group), dist.get_rank(group))
+    rank, R = dist.get_rank(group), dist.get_world_size(group)
+    each = -(-len(parameter) // R)  # rounded up, as torch.chunk cuts
+    first, stop = rank * each, (rank + 1) * each  # the last ones may lie beyond the end
     return parameter.detach()[first:stop].clone()
 
 

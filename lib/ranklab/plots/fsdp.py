@@ -1,0 +1,96 @@
+"""The figures of lab 07: what a rank holds over a step, rows of all sizes, hybrid groups."""
+
+from matplotlib.patches import Patch, Rectangle
+
+from ranklab.plots.boxes import arrow, box
+from ranklab.plots.gantt import boxed
+from ranklab.plots.style import FAINT, INK, TONES, clean, figure, look, styled
+from ranklab.plots.zero import one_step
+
+WHOLE = {"facecolor": "#e6b88f", "lw": 0}  # rows of other ranks
+MINE = {"facecolor": TONES[0], "edgecolor": "white", "lw": 0.5}
+EMPTY = {"facecolor": "white", "edgecolor": INK, "hatch": "xxx", "lw": 0.5}
+
+
+@styled
+def over_a_step(blocks=4, ranks=4, rank=1, title=None):
+    """The rows that one rank holds over zero's one_step of stage 3: its own all the time, the
+    others only while their block is whole. The root stays whole from forward to backward.
+    """
+    works = one_step(3, blocks)
+    end = max(work.end for work in works)
+    computes = [work for work in works if work.kind in ("forward", "backward")]
+    fig, ax = figure(8.2, 0.55 * blocks + 2)
+    for work in computes:
+        tone = look(3 if work.kind == "forward" else 4)
+        ax.barh(0, work.end - work.start, 0.7, work.start, **tone)
+        boxed(ax, (work.start + work.end) / 2, 0, work.unit + 1, pad=0.6, fontsize=7)
+    spans = {block + 1: [(work.start, work.end) for work in works
+                         if work.kind == "weights" and work.unit == block]
+             for block in range(blocks)}
+    spans[blocks + 1] = [(0, computes[-1].end)]
+    for lane, whole in spans.items():
+        for row in range(ranks):
+            y = lane - 0.4 + 0.8 * row / ranks
+            for start, stop in [(0, end)] if row == rank else whole:
+                kind = MINE if row == rank else WHOLE
+                ax.add_patch(Rectangle((start, y), stop - start, 0.8 / ranks, **kind))
+    names = ["computes", *(f"block {block + 1}" for block in range(blocks)), "root"]
+    ax.set_yticks(range(len(names)), names)
+    ax.tick_params(axis="y", length=0)
+    ax.set(xlim=(0, end), ylim=(blocks + 1.6, -0.5), xticks=[], xlabel="time",
+           title=f"What rank {rank} of {ranks} holds (a schematic)" if title is None else title)
+    ax.grid(False)
+    handles = [Patch(**MINE, label="its own rows"), Patch(**WHOLE, label="the other ranks' rows"),
+               Patch(**look(3), label="forward"), Patch(**look(4), label="backward")]
+    fig.legend(handles=handles, loc="outside lower center", ncols=4)
+    return fig
+
+
+@styled
+def rows(shares, title="Who has which rows"):
+    """A lane for each parameter, a cell for each row; crossed cells travel as zeros.
+    shares  {name: [rows of rank 0, rows of rank 1, ...]}
+    """
+    fig, ax = figure(7.5, 0.5 * len(shares) + 0.9)
+    ranks = max(map(len, shares.values()))
+    longest = max(ranks * max(each) for each in shares.values())
+    for lane, each in enumerate(shares.values()):
+        place, most = 0, max(each)
+        for rank, mine in enumerate(each):
+            ax.barh(lane, mine, 0.7, place, **look(rank))
+            ax.barh(lane, most - mine, 0.7, place + mine, **EMPTY)
+            boxed(ax, place + (mine or most) / 2, lane, f"{rank}: {mine}", fontsize=8)
+            place += most
+        for row in range(1, place):
+            ax.plot((row, row), (lane - 0.35, lane + 0.35), color="white", lw=0.8)
+    ax.set_yticks(range(len(shares)), shares)
+    ax.tick_params(axis="y", length=0)
+    ax.set(xlim=(0, longest), ylim=(len(shares) - 0.5, -0.5), title=title,
+           xlabel="row, with zeros at the end   (in the bars: rank: rows)")
+    ax.grid(False)
+    return fig
+
+
+@styled
+def hybrid(groups, per_node, title="Solid: shares out one copy. Dashed: holds the same rows"):
+    """Ranks as boxes in their nodes, with the rows that each holds; lines join those of a group.
+    groups  for each rank (ranks of `shards`, ranks of `replicas`)
+    """
+    nodes = -(-len(groups) // per_node)
+    fig, ax = figure(1.5 * per_node + 1, 1.1 * nodes + 0.6)
+    clean(ax)
+    at = [(rank % per_node, rank // per_node) for rank in range(len(groups))]
+    for node in range(nodes):
+        ax.add_patch(Rectangle((-0.45, node - 0.33), per_node - 0.1, 0.66, facecolor="#eef2f5",
+                               edgecolor=FAINT))
+        ax.text(-0.55, node, f"node {node}", ha="right", va="center")
+    for both in groups:
+        for group, line, tone in zip(both, ("-", "--"), TONES):
+            for a, b in zip(group, group[1:]):
+                arrow(ax, at[a], at[b], zorder=1, arrowstyle="-", linestyle=line, color=tone, lw=2)
+    for rank, (shards, _) in enumerate(groups):
+        part = f"{shards.index(rank) + 1} of {len(shards)}"
+        box(ax, *at[rank], f"rank {rank}\nrows {part}", height=0.5, fontsize=9)
+    ax.set(xlim=(-1.2, per_node - 0.4), ylim=(nodes - 0.5, -0.5), title=title)
+    return fig
