@@ -17,6 +17,7 @@
 import contextlib
 import functools
 import math
+import tempfile
 import textwrap
 
 import torch
@@ -583,8 +584,19 @@ from ranklab.projects import fsdp as project
 
 mine = {"block": FullyShardedBlock, "clip": clip_grad_norm_sharded, "loss": masked_loss,
         "policy": wrap_policy, "state": full_state_dict}
-found = project.run(ranks=2, **mine)
+folder = tempfile.TemporaryDirectory()
+found = project.run(ranks=2, save=folder.name, **mine)
 print(project.report(found))
+
+# %% [markdown]
+# Your `full_state_dict` has written the tuned model as others read it. Nothing of FSDP is left in the file:
+
+# %% tags=["nbval-check-output"]
+from safetensors import safe_open
+
+with safe_open(f"{folder.name}/model.safetensors", "pt") as file:
+    for name in list(file.keys())[:3]:
+        print(f"{name:40} {file.get_slice(name).get_shape()}")
 
 # %% [markdown]
 # **Your turn.** Change one thing below. First write down what you expect: which number changes, by which factor, and which does not? Then run it. Ideas: `recompute=True`; `precision="bf16"`; `offload=True`; another `micro_batch`; `most_bytes=300_000`; `engine="fsdp2"`; `shard_ranks=2` with four ranks. It stands at a smaller `micro_batch`: what will a step send?
