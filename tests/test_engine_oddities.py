@@ -291,6 +291,17 @@ def test_an_interrupt_while_torch_is_imported_leaves_it_whole(tmp_path):
     assert out == "interrupted True\n[0, 1]\n", errors
 
 
+def _is_imported(name):
+    return name in sys.modules
+
+
+def test_what_is_preloaded_is_on_every_rank_and_what_cannot_be_is_left_out():
+    name = "xml.sax.expatreader"  # nobody else here wants it
+    assert launch(_is_imported, name, ranks=1) == [False]
+    assert launch(_is_imported, name, ranks=2, preload=(name, "no_such_module")) == [True, True]
+    assert name not in sys.modules
+
+
 def test_a_server_that_does_not_answer_is_ended(monkeypatch):
     launch(int, ranks=1)
     server, = (p for p in psutil.Process().children()

@@ -64,7 +64,8 @@ def work(shape=SHAPE, until=None, resume=False, **changes):
 
 def found(ranks, *changes, **how):
     """[what rank 0 finds] with each of these changes."""
-    seen = launch(works, changes, ranks=ranks, timeout=170, **how)[0]
+    seen = launch(works, changes, ranks=ranks, timeout=170,
+                  preload=llama.PRELOAD, **how)[0]
     assert all(isinstance(each, dict) for each in seen), seen
     return seen
 
@@ -126,7 +127,8 @@ def test_goes_on_with_other_ranks_and_the_other_engine(tmp_path):
     changes = [{"checkpoint": str(tmp_path / name), "resume": True}
                for name in ("other", "truncated", "missing")]
     changes[0]["shape"] = {**SHAPE, "hidden_size": 24}
-    for other, truncated, missing in launch(works, changes, ranks=2, timeout=170):
+    for other, truncated, missing in launch(works, changes, ranks=2, timeout=170,
+                                            preload=llama.PRELOAD):
         assert "the checkpoint is of another model" in other
         assert "is damaged: rank-00001.pt has" in truncated
         assert "rank-00001.pt is missing" in missing
@@ -189,7 +191,7 @@ def test_bad_input_is_one_sentence_on_every_rank(tmp_path):
                  "model.safetensors")
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **SHAPE}))
     (tmp_path / "model.safetensors").write_bytes(b"half")
-    for said in launch(works, changes, ranks=2, timeout=170):
+    for said in launch(works, changes, ranks=2, timeout=170, preload=llama.PRELOAD):
         for one, sentence in zip(said, sentences, strict=True):
             assert sentence in one
 

@@ -64,7 +64,8 @@ def seen(tmp_path_factory):
     if not bert.is_here():
         pytest.skip("needs transformers")
     folder = tmp_path_factory.mktemp("horovod")
-    return {R: launch(everything, small_tokens(), folder, ranks=R, nodes=R) for R in (1, 4)}
+    return {R: launch(everything, small_tokens(), folder, ranks=R, nodes=R, preload=bert.PRELOAD)
+            for R in (1, 4)}
 
 
 def test_losses_and_weights_are_those_of_one_process(seen):
@@ -98,7 +99,7 @@ def through_the_disk(folder):
 
 
 def test_a_checkpoint_knows_nothing_of_horovod(tmp_path):
-    assert launch(through_the_disk, tmp_path, ranks=2) == [True, True]
+    assert launch(through_the_disk, tmp_path, ranks=2, preload=bert.PRELOAD) == [True, True]
 
 
 def test_under_horovodrun_each_rank_takes_its_own_gpu(monkeypatch):
@@ -182,7 +183,7 @@ def test_local_weights_begin_where_they_ended(tmp_path):
     assert model.classifier.out_features == 2, "the saved head had 5 classes"
     for name, weight in saved.bert.state_dict().items():
         assert torch.equal(model.bert.state_dict()[name], weight), name
-    assert launch(train_on, tokens, config, ranks=2) == [None, None]
+    assert launch(train_on, tokens, config, ranks=2, preload=bert.PRELOAD) == [None, None]
 
 
 def test_batches_are_alike_on_any_number_of_ranks_and_cover_an_epoch():
@@ -254,7 +255,7 @@ def summed_instead_of_averaged():
 
 @pytest.mark.parametrize("R", [2, 3])
 def test_the_guard_sees_a_sum_on_every_rank(R):
-    for said in launch(summed_instead_of_averaged, ranks=R):
+    for said in launch(summed_instead_of_averaged, ranks=R, preload=bert.PRELOAD):
         assert f"{R} times as long on {R} ranks as on one: multiplied by the ranks" in said
 
 
@@ -405,7 +406,8 @@ def test_a_batch_that_does_not_fit_is_a_sentence_on_every_rank():
     for batch, sentence in ((16, "3 ranks must divide batch=16"),
                             (51, "batch=51 is more than the 50 texts to train on")):
         config = dataclasses.replace(SMALL, batch=batch)
-        assert launch(train_on, small_tokens(), config, ranks=3) == [sentence] * 3
+        said = launch(train_on, small_tokens(), config, ranks=3, preload=bert.PRELOAD)
+        assert said == [sentence] * 3
 
 
 # --- figures ------------------------------------------------------------------------------------

@@ -83,6 +83,6 @@ def differences():
 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_models_that_nobody_here_wrote_train_as_with_ddp(ranks):
-    for of_rank in launch(differences, ranks=ranks):
+    for of_rank in launch(differences, ranks=ranks, preload=["transformers"]):
         assert len(of_rank) == 4 * len(SMALL)
         assert max(of_rank.values()) < 1e-5, of_rank

@@ -20,6 +20,7 @@ from ranklab.engine.stack import Stack
 GRACE, LONGEST_GRACE = 0.1, 1.0
 CAUSE_LIMIT = 5.0  # seconds more, while all that failed have only lost a peer
 
+PRELOAD_LIMIT = 180.0  # seconds to import what `preload` names, from a cold disk
 START_LIMIT = 60.0  # seconds until all ranks are up; only then the learner's time begins
 
 # How long a launch holds a cell after its `timeout` at the most: 5 s when it hangs or returns
@@ -35,14 +36,14 @@ CHUNK = 1 << 20
 class Crew:
     """The ranks of one launch. Use as a context manager: at its end no rank is left."""
 
-    def __init__(self, connection, job, call, store, stream, stall=None):
+    def __init__(self, connection, job, call, store, stream, stall=None, preload=()):
         self.connection = connection
         self.lines = Lines(connection)
         self.job = job
         self.call = call
         self.store = store  # the file in which the ranks meet
         self.output = Output(job.ranks, stream)
-        self.stall = stall
+        self.stall, self.preload = stall, preload
         self.handles = []
         self.selector = selectors.DefaultSelector()
         self.started = time.monotonic()
@@ -50,6 +51,9 @@ class Crew:
 
     def __enter__(self):
         try:
+            if self.preload:
+                self.lines.request({"preload": list(self.preload)})
+                self.lines.wait_for("preloaded", PRELOAD_LIMIT)
             with ship.scratch_file() as job_file:  # one copy for all ranks
                 pickle.dump(self.job, job_file, protocol=5)
                 job_file.write(self.call)

@@ -20,7 +20,7 @@ LONGEST = 20 * 24 * 3600  # seconds; the system's calls count milliseconds in 31
 
 
 def launch(fn, *args, ranks=None, nodes=1, timeout=60, stream=False, stall=None,
-           rehearse=None):
+           rehearse=None, preload=()):
     """`fn(*args)` has run on fresh ranks; returns [value on rank 0, value on rank 1, ...].
 
     Inside `fn` the default process group is up and torchrun's variables are set; `ranklab.device()`
@@ -32,6 +32,10 @@ def launch(fn, *args, ranks=None, nodes=1, timeout=60, stream=False, stall=None,
     stream   show output as it comes instead of at the end
     stall    seconds after which ranks that all sleep in communication are a HangError (stall.py)
     rehearse "gpu": on the CPU, but what a GPU would refuse raises; RANKLAB_REHEARSE=gpu does so too
+
+    preload  names of heavy modules that `fn` imports, such as transformers: they are imported once,
+             in the process that forks ranks, not on every rank of every launch. They must start no
+             threads; an edit of theirs is not seen
 
     Under torchrun or srun `fn` runs in place, on the job's ranks: `ranks` and `nodes` must be left
     out or be the job's, output always streams, and `timeout` is that of each collective.
@@ -56,7 +60,7 @@ def launch(fn, *args, ranks=None, nodes=1, timeout=60, stream=False, stall=None,
         with ship.shared_file() as store, _reserved_port() as port, folder_of_workers() as folder:
             job = Job(ranks, nodes, timeout, port, dict(os.environ), cwd, sys.path, folder,
                       rehearse)
-            with Crew(server.connect(), job, call, store, stream, stall) as crew:
+            with Crew(server.connect(), job, call, store, stream, stall, preload) as crew:
                 results = crew.results()
                 crew.release()
     except ServerStuck:

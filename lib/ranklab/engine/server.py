@@ -9,11 +9,14 @@ was to tell it of the parent's death. Here a socket is the lifetime of each thin
                   that launch are killed. Requests come in as JSON lines:
                       {"fork": rank}  with six descriptors (DESCRIPTORS)
                       {"signal": rank, "number": n}
+                      {"preload": [name, ...]}  modules
                   and answers go out:
                       {"forked": rank, "pid": n}  or with "error" where there can be no more
+                      {"preloaded": [name, ...]}
                       {"exit": rank, "code": c}   c is the exit code, or minus the signal
 """
 
+import contextlib
 import ctypes
 import gc
 import importlib
@@ -98,10 +101,23 @@ class Server:
             return self.end_launch(connection)
         for line in data.splitlines():
             request = json.loads(line)
-            if "fork" in request:
+            if "preload" in request:
+                self.preload(connection, request["preload"])
+            elif "fork" in request:
                 self.fork(connection, request["fork"], fds)
             else:
                 self.signal(connection, request["signal"], request["number"])
+
+    def preload(self, connection, names):
+        """The modules are imported, as far as they can be; the ranks say which can't."""
+        new = [name for name in names if name not in sys.modules]
+        for name in new:
+            with contextlib.suppress(Exception):
+                importlib.import_module(name)
+        if new:
+            gc.collect()
+            gc.freeze()  # see main()
+        self.tell(connection, {"preloaded": names})
 
     def fork(self, connection, rank, fds):
         try:

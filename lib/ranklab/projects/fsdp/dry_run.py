@@ -116,7 +116,8 @@ def dry_run(config, ranks, **how):
     """The same Memory, counted in a step: what lives after the op after which most does.
     error  ModuleNotFoundError without transformers
     """
-    return launch(_dry_run, config, ranks, Step(**how), ranks=1, timeout=600)[0]
+    return launch(_dry_run, config, ranks, Step(**how), ranks=1, timeout=600,
+                  preload=llama.PRELOAD)[0]
 
 
 def _dry_run(config, ranks, step):

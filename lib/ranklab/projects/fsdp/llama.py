@@ -13,6 +13,9 @@ NO_TRANSFORMERS = ("transformers is not here. After pip install -c constraints.t
                    "runs: python -m ranklab.projects.fsdp")  # fmt: skip
 
 
+PRELOAD = ("transformers.trainer", "transformers.models.llama.modeling_llama")  # for launch
+
+
 def on_meta(config, recompute):
     """The model of a transformers config; its parameters have shapes and no numbers yet."""
     with torch.device("meta"):

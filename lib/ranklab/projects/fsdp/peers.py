@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 from ranklab.engine import device, launch
 from ranklab.fsdp import FullyShardedBlock, masked_loss
 from ranklab.fsdp.hooks import sharded_modules
+from ranklab.projects.fsdp.llama import PRELOAD
 from ranklab.projects.horovod.bert import offline_transformers
 from ranklab.projects.horovod.trap import is_here
 from ranklab.zero.deepspeed_engine import PAPERS, quiet_deepspeed
@@ -146,14 +147,19 @@ def _tried(steps):
 
 def fallback_caught():
     """What assert_sharded says of Accelerate's FSDP here."""
-    return launch(_tried, 3, ranks=RANKS)[0] if is_here() else NOT_HERE
+    return launched(_tried, 3) if is_here() else NOT_HERE
 
 
 def trainer_losses(steps):
     """The losses by Trainer with ZeRO-3, of all ranks; none where it is not installed."""
-    return launch(train_with_trainer, steps, ranks=RANKS, timeout=120)[0] if is_here() else []
+    return launched(train_with_trainer, steps) if is_here() else []
 
 
 def our_losses(steps):
     """The same by our FSDP."""
-    return launch(train_with_ours, steps, ranks=RANKS)[0] if is_here() else []
+    return launched(train_with_ours, steps) if is_here() else []
+
+
+def launched(train, steps):
+    """What train(steps) gives on rank 0."""
+    return launch(train, steps, ranks=RANKS, timeout=120, preload=PRELOAD)[0]

@@ -40,7 +40,7 @@ def run(size="laptop", ranks=4, resume=False, until=None, progress=False, timeou
         return None
     plain, taught = read(settings, resume)  # once, for all ranks
     found = launch(_work, LLAMAS[size], settings, parts, plain, taught, resume, until, progress,
-                   ranks=ranks, timeout=timeout, stream=progress)
+                   ranks=ranks, timeout=timeout, stream=progress, preload=llama.PRELOAD)
     return {**found[0], "settings": settings, "ranks": len(found),
             "own": [name for name in used(settings) if parts[name] is not PARTS[name]],
             "data": (taught.name, len(taught.train), found[0]["scored"])}

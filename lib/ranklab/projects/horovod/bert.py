@@ -24,6 +24,7 @@ NO_TRANSFORMERS = (
     "transformers is not here. After pip install -c constraints.txt -e '.[hf]' this runs: "
     "python -m ranklab.projects.horovod"
 )
+PRELOAD = ("transformers.trainer", "transformers.models.bert.modeling_bert")  # for launch
 COMPRESSIONS = ("none", "fp16")
 
 
@@ -114,7 +115,10 @@ def read_tokens(config, data=None):
 def offline_transformers():
     """The module transformers, which asks no network for anything and keeps quiet."""
     os.environ["HF_HUB_OFFLINE"] = "1"
-    import transformers  # 1.3 s, and only here
+    import transformers  # seconds, and only here
+    from huggingface_hub import constants
+
+    constants.HF_HUB_OFFLINE = True  # it has read the environment, if it was imported before
 
     transformers.logging.set_verbosity_error()  # else each rank tells that the head is new
     transformers.logging.disable_progress_bar()

@@ -26,7 +26,8 @@ def run(config=FineTuning(), ranks=None, nodes=1, data=None, timeline=None,
         return None
     tokens = bert.read_tokens(config, data)
     seen = launch(work, OURS, tokens, config, compressions, timeline, thresholds, ranks=ranks,
-                  nodes=nodes, timeout=24 * 3600 if config.weights else 300)
+                  nodes=nodes, preload=bert.PRELOAD,
+                  timeout=24 * 3600 if config.weights else 300)
     return summary(tokens, config, seen[0])
 
 

@@ -16,7 +16,9 @@ import torch
 import torch.distributed as dist
 
 from ranklab.engine import device, launch
-from ranklab.projects.horovod.bert import FineTuning, make_bert, offline_transformers
+from ranklab.projects.horovod.bert import (
+    PRELOAD, FineTuning, make_bert, offline_transformers,
+)
 from ranklab.projects.horovod.guard import GradientsGrow, gradient_norm, guard_gradient_scale
 
 NO_TRAINER = ("transformers' Trainer is not here. After pip install -c constraints.txt "
@@ -44,7 +46,7 @@ def run(ranks=None, nodes=1):
     """
     if not is_here():
         return None
-    return launch(fall_into_it, ranks=ranks, nodes=nodes, timeout=120)[0]
+    return launch(fall_into_it, ranks=ranks, nodes=nodes, timeout=120, preload=PRELOAD)[0]
 
 
 def fall_into_it():
