@@ -1,7 +1,9 @@
 """The figures of the deck 06_zero.md."""
+import contextlib
 import functools
 
 import torch
+import torch.distributed as dist
 
 from ranklab import device, launch
 from ranklab.data_parallel import OverlappedDataParallel
@@ -40,18 +42,20 @@ def _one_step(stage):
     def gathered():
         return [b.weights for b in model.buckets if b.is_whole] if stage == 3 else []
 
+    def step(mark=lambda name: None):
+        mark("forward")
+        loss = model(tokens).square().mean()
+        mark("backward")
+        loss.backward()
+        mark("step")
+        optimizer.step()
+        optimizer.zero_grad()
+
     shards = [b.shard for b in model.buckets] if stage else []
     curve = MemoryCurve(model, optimizer, gathered, lambda: [b.flat for b in model.buckets], shards)
-    for _ in range(2):
-        curve.points, curve.marks = [], []
-        with curve:
-            curve.mark("forward")
-            loss = model(tokens).square().mean()
-            curve.mark("backward")
-            loss.backward()
-            curve.mark("step")
-            optimizer.step()
-            optimizer.zero_grad()
+    step()
+    with curve if dist.get_rank() == 0 else contextlib.nullcontext():
+        step(curve.mark)
     return curve
 
 
