@@ -84,10 +84,16 @@ def test_html_and_pdf_are_built(installed, tmp_path, monkeypatch):
 @pytest.mark.parametrize("text", [ROOT / "README.md", *DECKS], ids=lambda path: path.name)
 def test_figures_are_what_the_code_draws_today(text, checkout, monkeypatch):
     monkeypatch.setattr(slides, "HERE", checkout / "slides")
-    slides.draw(checkout / text.relative_to(ROOT))
-    for drawn in (checkout / "slides" / "figures").iterdir():
-        kept = ROOT / "slides" / "figures" / drawn.name
-        assert drawn.read_bytes() == kept.read_bytes(), f"{drawn.name} is stale: make slides"
+    # A figure of memory counts what lives. On a busy machine gloo's thread may hold a message for
+    # a moment longer, so what is drawn once may have a dent that is not there the next time.
+    for _ in range(3):
+        slides.draw(checkout / text.relative_to(ROOT))
+        drawn = sorted((checkout / "slides" / "figures").glob("*.svg"))
+        stale = [one.name for one in drawn
+                 if one.read_bytes() != (ROOT / "slides" / "figures" / one.name).read_bytes()]
+        if not stale:
+            break
+    assert not stale, f"{', '.join(stale)}: make slides"
 
 
 def test_what_is_missing_is_a_sentence(monkeypatch, capsys):
