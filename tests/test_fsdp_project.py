@@ -56,6 +56,7 @@ def works(changes):
 def work(shape=SHAPE, until=None, resume=False, **changes):
     settings = dataclasses.replace(SMALL, **changes)
     plain = PLAIN if settings.pretrain else []
+    torch.seed()  # as torchrun's ranks begin, each by chance
     try:
         return training._work(shape, settings, training.PARTS, plain, TAUGHT, resume, until, False)
     except Exception as error:

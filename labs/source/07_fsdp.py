@@ -1,15 +1,15 @@
 # %% [markdown]
 # # 07 FSDP: sharding as PyTorch does it
 #
-# > 130 minutes · difficulty 4/5 · **laptop**: everything, with real processes · **GPUs**: the same cells, on NCCL; 4 x 24 GB for 7B
+# > 130 minutes · difficulty 4/5 · **laptop**: everything, with real processes · **GPUs**: the same cells, on NCCL (not yet run on several); 4 x 24 GB for 7B
 
 # %% [markdown]
 # ## 1. Story
 #
-# In March 2023 a Stanford group took LLaMA with 7 billion parameters and 52,000 examples of instructions with answers. Three hours on eight 80 GB A100s later they had Alpaca, for less than 100 dollars (crfm.stanford.edu, 13 March 2023).
+# In March 2023 a Stanford group took LLaMA with 7 billion parameters and 52,000 examples of instructions with answers. Three hours on eight 80 GB A100s later they had Alpaca. The GPUs cost less than 100 dollars, and the examples, bought from a larger model, less than 500 (crfm.stanford.edu, 13 March 2023).
 # The README of its code warns: "Naively, fine-tuning a 7B model requires about 7 x 4 x 4 = 112 GB of VRAM". That is float32: weight, gradient and Adam's two moments. So they used PyTorch's FSDP, *fully sharded data parallel*.
 #
-# You know the idea from lab 06: it is ZeRO's stage 3. PyTorch does it without a flat buffer. Each parameter is cut along its first dimension, and each rank keeps **some rows of each parameter**. Your model stays your model, your optimizer any optimizer, and `fully_shard(block)` is all that you call.
+# You know the idea from lab 06: it is ZeRO's stage 3. Their FSDP kept a block's parameters in one flat piece, as you did there. Today's, FSDP2, does not. It cuts each parameter along its first dimension, and each rank keeps **some rows of each parameter**. Your model stays your model, and `fully_shard(block)` is all that you call. The optimizer is any that treats each number for itself; make it **after** you have sharded.
 #
 # You do not have eight A100s. You have a machine with four GPUs of 24 GB. 7 billion parameters in float32, with gradients and Adam, in rows over four GPUs: how many GB does each one hold?
 
@@ -84,7 +84,7 @@ for rank, rows in enumerate(launch(step_in_rows, weight.detach(), x, ranks=2)):
 # ### 4.1 Rows
 # > difficulty 1/5 · importance 4/5 · 8 minutes · about 4 lines
 #
-# torch cuts a parameter as `torch.chunk` does: each rank has as many rows as the first one, until none are left. So a rank can tell which rows another one has, without asking. A bias is cut like a matrix; its rows are numbers.
+# torch cuts a parameter as `torch.chunk` does: each of R ranks takes n/R rows, rounded up, until none are left. So a rank can tell which rows another one has, without asking. A bias is cut like a matrix; its rows are numbers.
 #
 # **Predict.** A weight with 10 rows, 4 ranks. How many rows has the last rank?
 
@@ -132,16 +132,20 @@ plots.rows({name: [of_rank[name] for of_rank in found] for name in found[0]})
 # |---|---|
 # | `self.parameters`, `self.trained` | the block's parameters, in order; those of them that are not frozen |
 # | `p.padded_shard()` | my rows of parameter `p` as they travel: flat, with zeros at the end, in the type in which is computed. `p.numbers` numbers, the same on all ranks |
-# | `p.fill(parts)` | `p` is whole, and stands in its module. `parts` is (R, `p.numbers`): row r is what rank r sent of `p` |
+# | `p.fill(parts)` | `p` is whole, and stands in its module. `parts` is (R, `p.numbers`), a view will do: row r is what rank r sent of `p` |
 # | `p.padded_gradient()` | the whole gradient of `p` as it travels, (R, `p.numbers`): row r is for rank r. Zeros where there is none |
 # | `p.whole.grad` | the whole gradient itself; set it to None once it is in the message, so that its memory is free |
-# | `self.work`, `self.gathered` | the handle and the message of a gather that is on its way; else None |
-# | `self.is_whole`, `self.reduction` | are the parameters whole? `(mine, handle)` of a reduce-scatter on its way, else None |
 # | `self.group`, `self.ranks` | the ranks that share the rows, and how many they are |
+#
+# | set by you | |
+# |---|---|
+# | `self.work`, `self.gathered` | the handle and the message of a gather that is on its way; else None |
+# | `self.is_whole` | are the parameters whole? `reshard()` sets it back |
+# | `self.reduction` | `(mine, handle)` of a reduce-scatter on its way; `end_reduction()` waits for it, and sets it back to None |
 #
 # The trap: in a gathered message the parts lie **rank by rank**, not parameter by parameter. Rank 0's rows of all parameters come first, then rank 1's.
 #
-# **Predict.** 100 MB of parameters in float32, all in blocks, 4 ranks. How many MB does each rank send in a step?
+# **Predict.** 100 MB of parameters in float32, all in blocks, 4 ranks. The blocks are shards again between forward and backward. How many MB does each rank send in a step?
 
 # %%
 from ranklab.fsdp.hooks import ShardedModule
@@ -155,7 +159,8 @@ class FullyShardedBlock(ShardedModule):
     After backward() the gradients are this rank's rows of the mean over ranks.
     cost   one all-gather before forward, one before backward, one reduce-scatter after it, in which
            all parameters of the block travel together; each is asynchronous. Frozen parameters
-           have no part in the reduce-scatter. Sent types: p.padded_shard's, p.padded_gradient's
+           have no part in the reduce-scatter. Messages have the types of p.padded_shard() and
+           p.padded_gradient()
     """
 
     def begin_unshard(self):
@@ -176,16 +181,41 @@ class FullyShardedBlock(ShardedModule):
         raise NotImplementedError("exercise 4.2, second part: about 5 lines")
 
     def reduce_gradients(self):
-        """The gradients are on their way to become means, each row on its owner."""
+        """The gradients are on their way to become means, each row on its owner; none is whole."""
         if not self.trained:
             return
         # side by side, (R, numbers of all) -> the mean -> self.reduction, by
-        # dist.reduce_scatter_single(mine, the whole, flat, ...) -> whole gradients are given back
+        # dist.reduce_scatter_single(mine, whole.flatten(), group=..., async_op=True); then each
+        # p.whole.grad = None, or it would be added to again
         raise NotImplementedError("exercise 4.2, third part: about 7 lines")
 
 
 # %%
 FullyShardedBlock = check(FullyShardedBlock)
+
+# %% [markdown]
+# The mistake that everybody makes once, with this class as with torch's: the optimizer comes first. Sharding puts other parameters into the model, so the optimizer steps tensors that nobody uses. There is no error; the loss stands still:
+
+# %% tags=["nbval-check-output"]
+def losses_with_sgd(optimizer_first):
+    torch.manual_seed(0)
+    model = nn.Linear(8, 8).to(device())
+    early = torch.optim.SGD(model.parameters(), lr=0.1)
+    FullyShardedBlock(model)
+    optimizer = early if optimizer_first else torch.optim.SGD(model.parameters(), lr=0.1)
+    losses = []
+    for _ in range(4):
+        optimizer.zero_grad()
+        loss = model(torch.ones(1, 8, device=device())).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+for name, first in {"sharded, then the optimizer": False, "the optimizer first": True}.items():
+    losses = launch(losses_with_sgd, first, ranks=2)[0]
+    print(f"{name:28}", *(f"{loss:.4f}" for loss in losses))
 
 # %% [markdown]
 # A GPT of four blocks on four ranks, in your class: first each block, then the model. `reshard_after_forward=False` keeps the blocks whole from forward to backward. It saves a gather, and costs memory:
@@ -234,10 +264,10 @@ found = {name: launch(memory_over_a_step, keep, ranks=4)[0] for name, keep in na
 memory_curves({name: curve for name, (curve, _) in found.items()})
 
 # %% [markdown]
-# And what the two have sent:
+# How many bytes of whole parameters there are at once, and what the two have sent:
 
 # %% tags=["nbval-check-output"]
-print(f"{'':26}  bytes gathered   all-gathers   reduce-scatters   bytes sent")
+print(f"{'':26}  bytes at once    all-gathers   reduce-scatters   bytes sent")
 for name, (curve, traffic) in found.items():
     gathered = max(point.gathered_parameters for point in curve.points)
     print(f"{name:26} {gathered:15,} {traffic.calls['all_gather']:13}",
@@ -261,9 +291,10 @@ check(fsdp_norm_bytes=...)
 def clip_grad_norm_sharded(parameters, max_norm, group=None):
     """The gradients, one vector over all ranks of the group, are no longer than max_norm.
 
-    Returns the norm before, alike on all ranks: NaN or infinite on all, where one gradient on one
-    rank is. A parameter without gradient (None) does not count, and a rank may have none at all.
-    Gradients of 16 bits are added up in more; those below max_norm stay as they are.
+    Returns the norm before, a tensor of shape (), alike on all ranks: NaN or infinite on all, where
+    one gradient on one rank is. A parameter without gradient (None) does not count, and a rank may
+    have none at all. Gradients of 16 bits are added up in more. Where the norm is below max_norm,
+    all stay as they are. With offload they are on the CPU: the factor must come to them.
     group  the ranks that share out the rows
     cost   one all-reduce of 8 bytes
     """
@@ -305,9 +336,9 @@ for rank, (rows, before, after) in enumerate(launch(clipped, ranks=4)):
 #
 # | given | |
 # |---|---|
-# | `whole_bytes(model, blocks)` | the bytes of parameters that are whole at the worst moment of a step: those of the root, and twice the largest block. Twice, because a message is there beside the parameters that are in use |
+# | `whole_bytes(model, blocks)` | the bytes of parameters that are whole at the worst moment of a step: the larger of twice the root, and the root and twice the largest block. Twice, because the message is there beside the parameters. Gradients are not in it |
 # | `parameter_bytes(module)` | of all its parameters, once each |
-# | `can_be_a_block(model, module)` | has a forward of its own, and all its parameters for itself |
+# | `can_be_a_block(model, module)` | has a forward of its own, and all its parameters for itself (true of a module without parameters, too) |
 # | `outermost(modules)` | those of them that are inside no other one |
 # | `without_needless(model, blocks, most_bytes)` | `blocks` without those for which the root has room |
 
@@ -361,10 +392,11 @@ def masked_loss(logits, labels, count=None, group=None):
 
     So the mean over ranks, of the loss as of its gradients, is that of the whole batch: also where
     one rank has more answer tokens than another, or none. A label is the token itself at its own
-    place, or IGNORE; logits at a place are for the token after it. Added up in float32.
+    place, or IGNORE; logits at a place are for the token after it. Added up in float32. `group` is
+    the ranks over which gradients are averaged; R is its size.
     shape  logits (B, T, V), labels (B, T) -> ()
-    count  of labels that some logits are for, in the whole batch, where it is known: with several
-           micro-batches that of all of them; None: that of these logits on all ranks
+    count  of labels that count in the whole batch, where it is known: with several micro-batches
+           that of all of them; None: that of these labels on all ranks
     cost   one all-reduce of 8 bytes; nothing with `count`
     error  ValueError on every rank where no label of the batch counts
     """
@@ -407,7 +439,7 @@ print(f"mean over ranks: {sum(own) / 3:.4f} and {sum(shares) / 3:.4f}; one proce
 # #### `hybrid_shard_groups`
 # > difficulty 2/5 · importance 4/5 · 8 minutes · about 4 lines
 #
-# Gathers are frequent, so let them stay where links are fast: share the rows out **inside a node**, and give every node a copy. After the reduce-scatter inside the node, ranks with the same rows add up their gradients over nodes, by a small all-reduce. It needs two kinds of groups.
+# Gathers are frequent, so let them stay where links are fast: share the rows out **inside a node**, and give every node a copy. After the reduce-scatter inside the node, ranks with the same rows average their gradients over nodes, by a small all-reduce. The price is memory: each of four GPUs in a node holds 1/4 of the model, however many nodes there are. It needs two kinds of groups.
 #
 # **Predict.** 100 MB of gradients, two nodes of four GPUs, rows shared out inside each node. How many MB does each GPU send to the other node in a step?
 
@@ -548,15 +580,17 @@ for tool, (losses, calls, rows) in found.items():
 # %% [markdown]
 # Yours and FSDP2 have the same losses, rows and messages. In FSDP2 a parameter is a `DTensor`, a tensor that knows how it is cut; that is why checkpoints and tensor parallelism (lab 08) fit to it. DeepSpeed's stage 3 gathers each parameter by itself here, and sends the gradients of this small model in one message a step; both are settings.
 #
+# Clipping with FSDP2 is `nn.utils.clip_grad_norm_(model.parameters(), 0.5)`, as ever: DTensors add up their squares over ranks by themselves. On *your* model the same line would give each rank the norm of its own rows, and each rank would clip by another factor.
+#
 # You will read older code. FSDP1 (`FullyShardedDataParallel`) puts a block's parameters into one flat one, as lab 06 does, and has a strategy by name:
 #
 # | FSDP1 | FSDP2 | yours | ZeRO |
 # |---|---|---|---|
 # | `FULL_SHARD` | `reshard_after_forward=True` | the same | stage 3 |
 # | `SHARD_GRAD_OP` | `reshard_after_forward=False` | the same | between 2 and 3: whole from forward to backward only |
-# | `NO_SHARD` | `replicate` | lab 03 | stage 0 |
+# | `NO_SHARD` | torch's DDP | lab 03 | stage 0 |
 # | `HYBRID_SHARD` | a mesh of two axes, (copies, shards) | `hybrid_shard_groups` | stage 3 in a node: MiCS |
-# | `_HYBRID_SHARD_ZERO2` | the same mesh, and `False` | the same groups, and `False` | |
+# | `_HYBRID_SHARD_ZERO2` | the same mesh, and `False` | the same groups, and `False` | no name |
 #
 # Often a library calls FSDP for you. Then look whether it did. Here Accelerate is asked for FSDP on this machine's CPU. It says nothing, and trains on. One assertion on the model finds out:
 
@@ -592,18 +626,20 @@ print(project.report(found))
 # Your `full_state_dict` has written the tuned model as others read it. Nothing of FSDP is left in the file:
 
 # %% tags=["nbval-check-output"]
-from safetensors import safe_open
+if found:  # None where transformers is not installed
+    from safetensors import safe_open
 
-with safe_open(f"{folder.name}/model.safetensors", "pt") as file:
-    for name in list(file.keys())[:3]:
-        print(f"{name:40} {file.get_slice(name).get_shape()}")
+    with safe_open(f"{folder.name}/model.safetensors", "pt") as file:
+        for name in list(file.keys())[:3]:
+            print(f"{name:40} {file.get_slice(name).get_shape()}")
 
 # %% [markdown]
-# **Your turn.** Change one thing below. First write down what you expect: which number changes, by which factor, and which does not? Then run it. Ideas: `recompute=True`; `precision="bf16"`; `offload=True`; another `micro_batch`; `most_bytes=300_000`; `engine="fsdp2"`; `shard_ranks=2` with four ranks. It stands at a smaller `micro_batch`: what will a step send?
+# **Your turn.** Change one thing below. First write down what you expect: which number changes, by which factor, and which does not? Then run it. Ideas: `recompute`; `precision="bf16"`; `most_bytes=300_000`; `ranks=4`, alone or with `shard_ranks=2`; `engine="fsdp2"`, which is torch's and calls none of your functions but the loss. (`offload` changes nothing that is counted here, because the device is the CPU.) Above, a rank's 16 examples were one piece. Now they are pieces of 8: what will a step send?
 
 # %%
 change = {"micro_batch": 8}
-print(project.report(project.run(ranks=2, pretrain=5, steps=5, eval_batch=32, **mine, **change)))
+few = {"ranks": 2, "pretrain": 5, "steps": 5, "eval_batch": 32}
+print(project.report(project.run(**mine, **(few | change))))
 
 # %% [markdown]
 # Two pieces instead of one: all parameters are gathered for each piece, and gradients are reduced after each. So twice the bytes are sent, and the peak is lower.
@@ -642,20 +678,21 @@ for R in (1, 2, 3, 4):
     assert predicted == found
 
 # %% [markdown]
-# And the 7B model on four GPUs of 24 GB? We have none, but the formula is the same, with all that is there for a while: what is whole, messages, activations. The project also *poses* as one of four GPUs. The real Llama runs in our FSDP on tensors without memory, and every byte that they would take is counted (section 9 has the line). Both agree within 5%:
+# And the 7B model on four GPUs of 24 GB? We have none, but the formula is the same, with all that is there for a while: what is whole, messages, activations. The project also *poses* as one of four GPUs. The real Llama runs in our FSDP on tensors without memory, and every byte that they would take is counted (section 9 has the line). Both agree within 5%. For one text of 1,024 tokens on each GPU, bf16 and checkpointing, at the moment when most is there:
 
 # %% tags=["nbval-check-output"]
 from ranklab.projects.fsdp.config import LLAMAS
 from ranklab.projects.fsdp.dry_run import predicted_memory
 
+parts = ("parameters", "gradients", "optimizer_state", "gathered_parameters", "activations",
+         "total")
 for offload in (False, True):
     held = predicted_memory(LLAMAS["7b"], ranks=4, offload=offload)
-    states = held.parameters + held.gradients + held.optimizer_state
-    print(f"offload={offload!s:5}  rows, gradients and moments {states / 1e9:4.1f} GB,",
-          f"at the peak of a step {held.total / 1e9:4.1f} GB on each GPU")
+    print(f"offload={offload!s:5}", ", ".join(
+        f"{part.split('_')[0]} {getattr(held, part) / 1e9:.1f}" for part in parts), "GB")
 
 # %% [markdown]
-# Offload moves rows, gradients and moments to the CPU's memory: 108 GB there, since Llama-2-7B has 6.74 billion parameters. The price is the bus: in each micro-batch this rank's rows go to its GPU for forward and again for backward, and its gradients come back. And the CPU computes the step.
+# Llama-2-7B has 6.74 billion parameters, so that states are 27 GB at the optimizer's step. The peak comes before it, in backward, when the last gradients are still whole. Offload moves states to the CPU's memory, 108 GB for the four GPUs. The price is the bus: in each micro-batch this rank's rows go to its GPU for forward and again for backward, and its gradients come back. And the CPU computes the step.
 #
 # As in lab 06, the clock shows little here: on two cores the ranks take turns.
 
@@ -678,19 +715,20 @@ questions("07_fsdp")
 #
 # What changes there:
 #
-# - **The meta device.** Four processes that each build 7 billion float32 parameters need 108 GB of host memory before the first step. So the model is made with `torch.device("meta")`: shapes, no memory. Then blocks are sharded, and `fill_shards` reads into each shard its own rows, from a file or by a seed.
-# - **bf16.** Rows are float32 and stepped so; they travel and compute in bf16, which halves the gathers. Gradients are reduced in float32. That is `Precision(torch.bfloat16, torch.float32)`, in FSDP2 `MixedPrecisionPolicy`.
+# - **The meta device.** Four processes that each build 6.74 billion float32 parameters need 108 GB of host memory before the first step. So the model is made with `torch.device("meta")`: shapes, no memory. Then blocks are sharded, and `fill_shards` reads into each shard its own rows, from a file or by a seed. Buffers are not parameters: Llama's rotary angles, for one, are in no file and must be made anew.
+# - **bf16.** Rows are float32 and stepped so; they travel and compute in bf16, which halves the gathers. Gradients are reduced in float32. That is `Precision(torch.bfloat16, torch.float32)`, in FSDP2 `MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)`.
 # - **Fragmentation.** Blocks of memory come and go all the time. The allocator keeps what was freed, in pieces that may be too small for the next gather: "out of memory" with gigabytes reserved and unused. `PYTORCH_ALLOC_CONF=expandable_segments:True` helps. Compare `torch.cuda.memory_reserved()` with `memory_allocated()`.
+# - **Each forward is a collective.** A rank with one batch more than the others waits forever. The same holds for evaluation and for generating text: all ranks call the model equally often.
 # - **Prefetching too early** holds one more block. NCCL's messages run beside the computing, but the first gather of a step has nothing to hide behind.
 #
-# What to expect, from the paper and not measured by us: FSDP trained a GPT of 175 billion parameters on 128 to 512 A100s at 173 to 186 TFLOP/s on each, 55 to 60% of the peak (Zhao et al., arXiv 2304.11277). On four 24 GB cards over PCIe, and with offload, expect much less. This lab has not been run on several GPUs yet.
+# What to expect, from the paper and not measured by us: FSDP trained a GPT of 175 billion parameters on 128 to 512 A100s at up to 186 TFLOP/s on each, 60% of the peak (Zhao et al., arXiv 2304.11277). On four 24 GB cards over PCIe, and with offload, expect much less. This lab has not been run on several GPUs yet.
 
 # %% [markdown]
 # ## 10. What we left out
 #
-# - **FSDP or ZeRO-3?** The same idea and nearly the same bytes. FSDP2 for new PyTorch code: your own loop, any optimizer, DTensors that combine with tensor and pipeline parallelism and with `torch.compile`. DeepSpeed where memory is very short (NVMe, a fast CPU Adam, ZeRO++), or where the code has it already.
+# - **FSDP or ZeRO-3?** The same idea and nearly the same bytes. FSDP2 for new PyTorch code: your own loop, any optimizer, DTensors that combine with tensor and pipeline parallelism and with `torch.compile`. DeepSpeed where memory is very short (NVMe, a fast CPU Adam) or links are slow (ZeRO++), or where the code has it already.
 # - **No sharding**: where data parallelism fits, it sends less and in fewer messages. LoRA trains a few million numbers instead of 7 billion, so that states are small. Try both before you shard.
-# - **Optimizers that look at a whole matrix** (Muon, Shampoo) see rows only. FSDP2 can give a whole matrix to a rank for the step; yours cannot.
+# - **Optimizers that look at a whole matrix** (Muon, Shampoo) see rows only. They must gather each matrix first; a DTensor can (`full_tensor()`).
 # - **Streams.** FSDP2 runs gathers, copies and reduce-scatters in CUDA streams of their own, and says when memory may be used again. `work.wait()` does less than that.
 # - **float8 gathers** (torchao) halve the bytes of bf16 once more.
 # - **Checkpoints.** The project saves rows by name and place, so any number of ranks can go on (lab 14 has more). `torch.distributed.checkpoint` does it for DTensors.

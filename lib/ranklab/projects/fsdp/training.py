@@ -4,6 +4,7 @@ import dataclasses
 import statistics
 from pathlib import Path
 
+import torch
 import torch.distributed as dist
 
 from ranklab import data
@@ -66,6 +67,7 @@ def read(settings, resume):
 
 def _work(shape, settings, parts, plain, taught, resume, until, progress):
     """On each rank: the model gets its weights, is tuned, and saved."""
+    torch.manual_seed(0)  # else torchrun's ranks each draw their rows by a seed of their own
     transformers = llama.offline_transformers()
     tokenizer, config = Bytes(), transformers.LlamaConfig(**shape)
     if settings.model:
