@@ -21,7 +21,7 @@ NO_GRAPH = ("A rank without answers takes part in backward all the same: its los
 FAILURES = {"does not require grad": NO_GRAPH, "does not end": "All ranks must call the "
             "all-reduce, also one that has no answer.",
             "view size": "logits[:, :-1] is not contiguous: flatten(0, 1) or reshape.",
-            "inplace": "The caller needs its labels again: write nothing into them.",
+            "LongTensor": "The caller needs its labels again: write nothing into them.",
             "raised ValueError": "A rank without answers is no error where another one has some: "
             "first the count over all ranks."}
 
