@@ -95,8 +95,9 @@ check(fsdp_rows_last=...)
 def shard_parameter(parameter, group=None):
     """This rank's rows of `parameter`, copied: the parameter can be freed.
 
-    Each rank has ceil(n/R) rows; the last ones may have fewer, or none. The copy has no gradient
-    and no memory in common with the parameter. `group` is the ranks that share the rows.
+    Each rank has ceil(n/R) rows; the last ones may have fewer, or none. The copy has memory for
+    its rows only, none in common with the parameter, and no gradient. The parameter is unchanged.
+    `group` is the ranks that share the rows.
     shape  (n, ...) -> (rows, ...)
     cost   sends nothing
     error  ValueError for a parameter without a dimension: it has no rows
@@ -392,8 +393,8 @@ def masked_loss(logits, labels, count=None, group=None):
 
     So the mean over ranks, of the loss as of its gradients, is that of the whole batch: also where
     one rank has more answer tokens than another, or none. A label is the token itself at its own
-    place, or IGNORE; logits at a place are for the token after it. Added up in float32. `group` is
-    the ranks over which gradients are averaged; R is its size.
+    place, or IGNORE; logits at a place are for the token after it. Added up in float32; what is
+    given stays as it is. `group` is the ranks over which gradients are averaged, R its size.
     shape  logits (B, T, V), labels (B, T) -> ()
     count  of labels that count in the whole batch, where it is known: with several micro-batches
            that of all of them; None: that of these labels on all ranks

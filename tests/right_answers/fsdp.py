@@ -114,6 +114,15 @@ def clip_grad_norm_sharded__float(parameters, max_norm, group=None):
     return norm
 
 
+def clip_grad_norm_sharded__by_torch(parameters, max_norm, group=None):
+    parameters = list(parameters)
+    own = torch.nn.utils.get_total_norm([p.grad.float() for p in parameters if p.grad is not None])
+    square = own.to(device(), torch.float64).square()
+    dist.all_reduce(square, group=group)
+    torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, square.sqrt())
+    return square.sqrt()
+
+
 def wrap_policy__from_the_top(model, most_bytes):
     """Cuts what is too large into its children; then all that fits goes back into the root."""
     def cut(module, largest):
@@ -157,6 +166,15 @@ def hybrid_shard_groups__by_hand(shard_ranks):
         if rank % shard_ranks == place:
             replicas = made
     return shards, replicas
+
+
+def hybrid_shard_groups__its_own_only(shard_ranks):
+    rank, R = dist.get_rank(), dist.get_world_size()
+    if shard_ranks < 1 or R % shard_ranks:
+        raise ValueError("does not divide")
+    first = rank - rank % shard_ranks
+    mine = range(first, first + shard_ranks), range(rank % shard_ranks, R, shard_ranks)
+    return [dist.new_group(list(ranks), use_local_synchronization=True) for ranks in mine]
 
 
 def hybrid_shard_groups__mesh(shard_ranks):

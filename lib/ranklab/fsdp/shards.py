@@ -20,7 +20,7 @@ def shard_parameter(parameter, group=None):
     """This rank's rows of `parameter`, copied: the parameter can be freed.
 
     Each rank has ceil(n/R) rows; the last ones may have fewer, or none. So a rank can tell which
-    rows another one has, and nobody asks.
+    rows another one has, and nobody asks. The copy has memory for its rows only.
     shape  (n, ...) -> (rows, ...)
     cost   sends nothing
     error  ValueError for a parameter without a dimension: it has no rows

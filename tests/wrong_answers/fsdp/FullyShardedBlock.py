@@ -25,6 +25,10 @@ WRONG = [
     _wrong(GUARD, "if not self.parameters or self.work:", says="messages all_gather",
            called="gathers_what_is_whole"),
     _wrong(GATHER, f"{GATHER}\n        self.work.wait()", says=r"begin_unshard\(\) waits"),
+    _wrong(GATHER, GATHER.replace(", async_op=True", ""), says=r"begin_unshard\(\) waits",
+           called="gathers_at_once"),
+    _wrong("p.padded_shard() for p in self.parameters", "p.padded_shard() for p in self.trained",
+           says="of frozen ones, too"),
     _wrong(GATHER, GATHER.replace("group=self.group, ", ""), says="are those of self.group",
            called="all_ranks_gather"),
     _wrong("mine.new_empty(self.ranks * len(mine))", "torch.empty(self.ranks * len(mine))",
@@ -49,6 +53,10 @@ WRONG = [
     _wrong(WHOLE, WHOLE.replace("p.padded_gradient()", "p.padded_gradient().flatten()").replace(
         "dim=1", "dim=0"), "whole.new_empty(whole.shape[1])",
         "whole.new_empty(len(whole) // self.ranks)", says="Row r of the message is for rank r"),
+    _wrong("whole /= self.ranks", "whole = whole.to(self.trained[0].whole.dtype) / self.ranks",
+           says="in the right type", called="reduces_in_the_computing_type"),
+    _wrong(f"whole = {WHOLE}", "for parameter in self.trained:\n            parameter.whole.grad = "
+           f"None\n        whole = {WHOLE}", says="once it is in the message, not before"),
     _wrong("        if not self.trained:\n            return\n", "", says="no trained ones"),
     _wrong(REDUCE, f"{REDUCE}\n        work.wait()", says=r"reduce_gradients\(\) waits"),
     _wrong(REDUCE, REDUCE.replace("group=self.group, ", ""), says="are those of self.group",

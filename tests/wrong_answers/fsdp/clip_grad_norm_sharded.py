@@ -23,6 +23,10 @@ WRONG = [
     _wrong("group=group)", "op=dist.ReduceOp.AVG, group=group)", says="no mean"),
     _wrong("(square, group=group)", "(square)", says="Hand `group` on"),
     _wrong(SQUARES, f"{SQUARES}.nan_to_num(0, 0, 0)", says="all ranks must know"),
+    _wrong(SQUARES, f"{SQUARES}.nan_to_num(nan=0, posinf=float('inf'))", says="infinite or NaN"),
+    _wrong(ADD, f"    own = square.sqrt()\n{ADD}", "    factor =", "    if own <= max_norm:\n"
+           "        return norm\n    factor =", says="by the norm of all", called="own_decides"),
+    _wrong("[p.grad for", "[p.detach() for", says="of all gradients", called="the_parameters"),
     _wrong(FACTOR, "max_norm / (norm + 1e-6)", says=r"clamp\(max=1.0\)"),
     _wrong(FACTOR, "torch.as_tensor(max_norm / norm.item()).clamp(max=1.0)", says="may be 0"),
     _wrong(NORMS, "[g.norm() for g in gradients]", says="compute in float32",

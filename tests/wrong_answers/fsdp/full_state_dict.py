@@ -6,6 +6,7 @@ from mutants import mutant
 
 from ranklab.fsdp import full_state_dict
 from ranklab.fsdp.hooks import sharded_modules
+from ranklab.fsdp.state import gather_rows
 
 GATHER = "gather_rows(parameter, block.group)"
 NAMES = "model.state_dict(keep_vars=True).items()"
@@ -54,7 +55,15 @@ def full_state_dict__padding_left_in(model):
     return state if sharded_modules(model)[0].rank == 0 else {}
 
 
+def full_state_dict__tied_twice(model):
+    """once, also where it has two names"""
+    of = {p.shard: (p, block.group) for block in sharded_modules(model) for p in block.parameters}
+    state = {name: gather_rows(*of[tensor]) if tensor in of else tensor.detach().cpu().clone()
+             for name, tensor in model.state_dict(keep_vars=True).items()}
+    return state if sharded_modules(model)[0].rank == 0 else {}
+
+
 def full_state_dict__of_this_rank(model):
-    """of shape"""
+    """is this rank's rows"""
     state = {name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()}
     return state if sharded_modules(model)[0].rank == 0 else {}

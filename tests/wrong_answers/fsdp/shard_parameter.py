@@ -20,6 +20,9 @@ WRONG = [
     mutant(shard_parameter, TAKE, "parameter.detach().chunk(R)[rank].clone()",
            says="list index out of range|tuple index out of range"),
     mutant(shard_parameter, TAKE, TAKE.replace(".clone()", ""), says="It is a view of it"),
+    mutant(shard_parameter, TAKE, "parameter.detach().clone()[first:stop]", says="First cut, then"),
+    mutant(shard_parameter, f"return {TAKE}", f"rows = {TAKE}\n    parameter.data.zero_()\n    "
+           "return rows", says="the parameter is changed"),
     mutant(shard_parameter, TAKE, TAKE.replace(".detach()", ""), says="has a graph"),
     mutant(shard_parameter, RANK, "dist.get_rank()", RANKS, "dist.get_world_size()",
            says="Hand `group` on"),

@@ -30,5 +30,7 @@ WRONG = [
     _wrong(GATHER, "pass", says="must gather what the owners have stepped"),
     _wrong("bucket.update_shard()", "pass", says="bucket.update_shard"),
     _wrong(GATHER, f"{GATHER[:-1]}, async_op=True)", says="nobody has waited for"),
+    _wrong(REDUCE, REDUCE.replace("return", "work ="), "async_op=True)", "async_op=True)\n        "
+           "work.wait()\n        return work", says="waits for its own message"),
     _wrong("while self.works:", "while False:", says="on their way at a time"),
 ]

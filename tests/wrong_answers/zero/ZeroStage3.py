@@ -26,6 +26,8 @@ WRONG = [
     _wrong(HOOK, "pass", says="needs a hook, backward_of"),
     _wrong("in tree_leaves(outputs):", "in tree_leaves(outputs)[:1]:",
            says=r"tree_leaves\(outputs\)"),
+    _wrong("in tree_leaves(outputs):", "in outputs:", says=r"tree_leaves\(outputs\)",
+           called="outputs_are_not_nested"),
     _wrong("self.prefetch(place - 1)", "pass", says=r"self.prefetch\(place - 1\), and"),
     _wrong(AFTER_BACKWARD, "pass\n        unit.free()", says=r"backward_done\(\) reduces"),
     _wrong(AFTER_BACKWARD, "self.reduce(unit)\n            unit.free()",
@@ -33,5 +35,7 @@ WRONG = [
     _wrong("if self.sync:", "if True:", says="with sync=False not at all"),
     _wrong("if self.sync:", "if self.sync and unit not in self.reduced:", says="used twice"),
     # a checkpoint
+    _wrong(f"        if not in_backward():\n            {AHEAD}", f"        {AHEAD}",
+           says="second forward has no place"),
     _wrong("        if in_backward():\n            return\n", "", says="checkpoint"),
 ]

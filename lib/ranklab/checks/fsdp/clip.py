@@ -12,9 +12,11 @@ from ranklab.meter import Traffic
 
 # name: the type, what all gradients are multiplied with, max_norm
 CASES = {"float32": (torch.float32, 1, 2.0), "a norm below max_norm": (torch.float32, 1, 1e3),
+         "each rank's norm below max_norm": (torch.float32, 1, 5.0),
          "max_norm=inf": (torch.float32, 1, math.inf), "zeros": (torch.float32, 0, 1.0),
          "float16": (torch.float16, 300, 2.0), "bfloat16": (torch.bfloat16, 1.1, 2.0),
-         "float64": (torch.float64, 1, 2.0), "infinite on rank 2": (torch.float32, math.inf, 2.0)}
+         "float64": (torch.float64, 1, 2.0), "infinite on rank 2": (torch.float32, math.inf, 2.0),
+         "NaN on rank 2": (torch.float32, math.nan, 2.0)}
 EMPTY = ("A rank may have no gradient at all: its square is 0, and it takes part in the one "
          "all-reduce.")
 FAILURES = {"ZeroDivision": "A norm may be 0: clamp(max=1.0) the factor, or divide by norm + 1e-6.",
@@ -24,8 +26,8 @@ FAILURES = {"ZeroDivision": "A norm may be 0: clamp(max=1.0) the factor, or divi
 def _gradients(rank, dtype, scale):
     """Two gradients; that of rank 1 has no rows."""
     torch.manual_seed(rank)
-    if scale == math.inf:
-        scale = 1 if rank != 2 else math.inf
+    if not math.isfinite(scale) and rank != 2:
+        scale = 1
     return [(scale * torch.randn(0 if rank == 1 else 4, *rest)).to(dtype) for rest in ((3,), ())]
 
 
@@ -35,10 +37,11 @@ def _trial(clip):
     for case, (dtype, scale, most) in CASES.items():
         for is_all in (True, False):
             gradients = _gradients(dist.get_rank(), dtype, scale)
-            parameters = [torch.nn.Parameter(x.to(device())) for x in (*gradients, torch.ones(1))]
+            parameters = [torch.nn.Parameter(torch.ones_like(x, device=device()))
+                          for x in (*gradients, torch.ones(1))]
             for p, gradient in zip(parameters, gradients):
                 p.grad = gradient.to(device())
-            given = [] if scale == math.inf and dist.get_rank() == 0 else parameters
+            given = [] if not math.isfinite(scale) and dist.get_rank() == 0 else parameters
             with Traffic() as traffic:
                 norm = clip((p for p in given), most, None if is_all else group)
             found[case, is_all] = (torch.tensor(float(norm)), [p.grad for p in parameters[:2]],
@@ -54,10 +57,10 @@ def check_clip_grad_norm_sharded(clip):
             members = range(4) if is_all else members_of(rank)
             where = f"{case}, rank {rank} of {tuple(members)}"
             norm, gradients, sent = found[case, is_all]
-            if "infinite" in case:
+            if "on rank 2" in case:
                 if norm.isfinite() and 2 in members:
                     raise Mistake(f"{where}: the norm is {norm:.6g}", "A gradient of rank 2 is "
-                                  "infinite, and all ranks must know: add up all squares.")
+                                  "infinite or NaN, and all ranks must know: add up all squares.")
                 continue
             _compare(where, rank, members, *CASES[case], norm, gradients)
             if len(sent) != 1 or sent[0] > 8:
@@ -66,7 +69,7 @@ def check_clip_grad_norm_sharded(clip):
     yield "the norm of all gradients before, alike on 4 ranks and in groups of 1 and 3"
     yield "longer gradients get length max_norm, shorter ones stay, zeros too"
     yield "float64, float16, bfloat16; None, and a rank without rows; one all-reduce of a number"
-    yield "infinity on one rank is seen by all, also by a rank without parameters"
+    yield "infinity or NaN on one rank is seen by all, also by a rank without parameters"
 
 
 def _compare(where, rank, members, dtype, scale, most, norm, gradients):
@@ -88,8 +91,8 @@ def _compare(where, rank, members, dtype, scale, most, norm, gradients):
         scaled, by_own, longer = ((before.double() * (factor if right else 0)).to(kind) for factor
                                   in (min(1, most / right), min(1, most / own), most / right))
         explain(f"{where}: a gradient", got.to(kind), scaled, {
-            "as before": (before.to(kind), "gradient *= factor, in place, for each: `parameters` "
-                          "may be a generator, and one walk uses it up."),
+            "as before": (before.to(kind), "gradient *= factor, in place, for each, by the norm "
+                          "of all. `parameters` may be a generator: one walk uses it up."),
             "scaled by this rank's own norm": (by_own, "All scale alike: by the norm of all."),
             "longer than before": (longer, "What is short enough stays: clamp(max=1.0)."),
         }, "All gradients times max_norm / norm, where that is below 1; 0 where all are 0.")

@@ -10,7 +10,11 @@ from ranklab.engine import device
 RANKS, SIZES, BAD = 6, (2, 3, 1, 6, 2), (4, 0, 12)
 ALL_CALL = ("Every rank must make every group, in the same order, also those that it is not in; "
             "it keeps the one that it is in.")
-FAILURES = {"does not end": ALL_CALL, "roup": ALL_CALL}
+FAILURES = {
+    "unhashable": "Return two groups, not lists: of each kind the one that this rank is in.",
+    "invalid for input": "Each copy must be whole: ValueError(...) unless shard_ranks divides R.",
+    "does not end": ALL_CALL, "roup": ALL_CALL,
+}
 
 
 def _trial(hybrid_shard_groups):

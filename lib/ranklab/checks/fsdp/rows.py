@@ -4,12 +4,16 @@ import torch
 import torch.distributed as dist
 
 from ranklab.checks.exercise import Mistake
-from ranklab.checks.trial import explain, group_of_mine, members_of, on_ranks
+from ranklab.checks.trial import explain, group_of_mine, hinted, members_of, on_ranks
 from ranklab.engine import device
 from ranklab.meter import Traffic
 
 CASES = [(shape, dtype) for shape in ((10, 3), (8, 2), (2, 3), (1,), (7, 2, 3), (0, 4))
          for dtype in (torch.float32, torch.float64, torch.bfloat16)]
+FAILURES = {
+    "too many indices": "A bias is cut like a matrix; its rows are numbers: parameter[a:b].",
+    "raised ValueError": "Only the shape () is an error: (1,) is a row, and a rank may have none.",
+}
 
 
 def _parameter(shape, dtype):
@@ -28,11 +32,13 @@ def _trial(shard_parameter):
         parameter = torch.nn.Parameter(_parameter(*case).to(device()))
         with Traffic() as traffic:
             shard, in_group = shard_parameter(parameter), shard_parameter(parameter, group)
-        is_view = shard.numel() and (shard.untyped_storage().data_ptr()
-                                     == parameter.untyped_storage().data_ptr())
+        each = -(-len(parameter) // 4) * parameter.shape[1:].numel() * parameter.itemsize
+        is_view = shard.untyped_storage().nbytes() > each or shard.numel() and (
+            shard.untyped_storage().data_ptr() == parameter.untyped_storage().data_ptr())
         found.append((*(x.detach().clone(memory_format=torch.contiguous_format)
                         for x in (shard, in_group)),
-                      bool(traffic.ops), is_view or shard.grad_fn is not None))
+                      bool(traffic.ops), is_view or shard.grad_fn is not None,
+                      torch.equal(parameter.cpu(), _parameter(*case))))
     try:
         return found, shard_parameter(torch.ones((), device=device()))
     except ValueError:
@@ -40,17 +46,22 @@ def _trial(shard_parameter):
 
 
 def check_shard_parameter(shard_parameter):
-    seen = on_ranks(_trial, shard_parameter, ranks=4)
+    with hinted(FAILURES):
+        seen = on_ranks(_trial, shard_parameter, ranks=4)
     for rank, (found, scalar) in enumerate(seen):
-        for case, (shard, in_group, is_sent, is_tied) in zip(CASES, found):
+        for case, (shard, in_group, is_sent, is_tied, is_unchanged) in zip(CASES, found):
             where = f"shape {case[0]}, {case[1]}: rank {rank} of"
+            if not is_unchanged:
+                raise Mistake(f"{where} 4: the parameter is changed", "Copy its rows, and write "
+                              "nothing into it: the caller may need it again.")
             _compare(where, shard, _parameter(*case), rank, range(4))
             _compare(where, in_group, _parameter(*case), rank, members_of(rank))
             if is_sent:
                 raise Mistake(f"{where} 4 sends something", "Every rank has the parameter.")
             if is_tied:
                 raise Mistake(f"{where} 4: the shard keeps the whole parameter in memory", "It is "
-                              "a view of it, or has a graph: parameter.detach()[...].clone().")
+                              "a view of it or of its copy, or has a graph. First cut, then copy: "
+                              "parameter.detach()[...].clone().")
         if scalar != "ValueError":
             raise Mistake("a parameter of shape () is no error", "It has no rows: ValueError(...).")
     yield "ceil(n/R) rows each, fewer or none on the last ranks: as torch.chunk, on 4 ranks"

@@ -5,11 +5,15 @@ import torch.distributed as dist
 from torch import nn
 
 from ranklab.checks.exercise import Mistake
+from ranklab.checks.fsdp.rows import chunk_of
 from ranklab.checks.trial import explain, group_of_mine, hinted, on_ranks
 from ranklab.checks.zero.toys import Toy, is_there, seeded
 from ranklab.fsdp import FullyShardedBlock, Precision
+from ranklab.meter import Traffic
 
 FAILURES = {"does not end": "All ranks send their rows, also those that return {} in the end.",
+            "KeyError": "Buffers have no shard: they are copied as they are.",
+            "no attribute 'items'": "The other ranks return {}, not None.",
             "roup": "Hand block.group on to every collective: sizes and ranks are its."}
 
 
@@ -22,11 +26,14 @@ def _model():
 
 
 def _trial(full_state_dict, in_group=False):
-    """([the state, once more after a change], what is whole, what is no CPU copy, is_first)"""
+    """([the state, once more after a change], what is whole, what is no CPU copy, messages of the
+    first call and of how many parameters, is_first)
+    """
     model, group = seeded(_model, 0), group_of_mine() if in_group else None
     blocks = [FullyShardedBlock(module, group, precision=Precision(torch.bfloat16))
               for module in (*model.blocks, model)]
-    state = full_state_dict(model)
+    with Traffic() as traffic:
+        state = full_state_dict(model)
     kept = {name: x.clone() for name, x in state.items()}
     parameters = [p for block in blocks for p in block.parameters]
     whole = sum(is_there(p.whole) for p in parameters)
@@ -34,14 +41,15 @@ def _trial(full_state_dict, in_group=False):
         tensor += 1  # must not reach the state
     bound = [name for name, x in state.items()
              if x.requires_grad or x.device.type != "cpu" or not torch.equal(x, kept[name])]
-    return [kept, full_state_dict(model)], whole, bound, dist.get_rank(group) == 0
+    messages = len(traffic.ops), len(parameters)
+    return [kept, full_state_dict(model)], whole, bound, messages, dist.get_rank(group) == 0
 
 
 def check_full_state_dict(full_state_dict):
     for ranks, in_group in ((3, False), (4, True)):
         with hinted(FAILURES):
             seen = on_ranks(_trial, full_state_dict, in_group, ranks=ranks)
-        for rank, (states, whole, bound, is_first) in enumerate(seen):
+        for rank, (states, whole, bound, messages, is_first) in enumerate(seen):
             where = f"rank {rank} of {ranks}" + ", in its group" * in_group
             if whole:
                 raise Mistake(f"{where}: {whole} parameters are whole afterwards", "They do not "
@@ -51,6 +59,10 @@ def check_full_state_dict(full_state_dict):
             if bound:
                 raise Mistake(f"{where}: `{bound[0]}` is not a copy on the CPU", "tensor.detach()"
                               ".cpu().clone(), buffers as well: .cpu() alone may be no copy.")
+            if messages[0] != messages[1]:
+                raise Mistake(f"{where}: {messages[0]} messages for {messages[1]} parameters",
+                              "Gather each one once, also where it has two names, in a message of "
+                              "its own: all parameters of each block, then the names.")
     yield "the whole state on the group's rank 0, {} on the others; in groups of 1 and 3, too"
     yield "tied, frozen and uneven parameters, and buffers; in the shards' type; twice in a row"
     yield "a copy on the CPU; the model stays in shards"
@@ -68,7 +80,11 @@ def _compare(where, state, more, is_first):
                       "Take those of model.state_dict(keep_vars=True): a tied parameter has two, "
                       "and buffers are there. The first rank is dist.get_rank(block.group) == 0.")
     for name, right in plain.items():
+        rows = chunk_of(right, 3, 0) if right.dim() else right
         explain(f"{where}: `{name}`", state[name], right, {
+            "this rank's rows": (rows, "In model.state_dict(keep_vars=True) its `.shard` stands: "
+                                 "gather the rows of all parameters of all blocks, and put the "
+                                 "whole in its place."),
             "rounded to 16 bits": (right.bfloat16().to(right), "Gather the shards in their own "
                                    "type, padded_shard(parameter.shard.dtype), not what was "
                                    "gathered to compute."),

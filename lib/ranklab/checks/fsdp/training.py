@@ -61,5 +61,7 @@ def explain_rows(where, got, right, own, rank, members):
         "divided by all 4 ranks": (R * right / 4, "Divide by self.ranks: those of the group."),
         "this rank's own": (own, "Reduce-scatter the gradients of all ranks."),
         f"this rank's own, divided by {R}": (own / R, "Reduce-scatter those of all ranks."),
+        "zeros": (0 * right, "p.whole.grad = None once it is in the message, not before."),
     }, "Row r of the message is for rank r: padded_gradient() has a row for each rank, so lay the "
-       "parameters beside each other, torch.cat(..., dim=1). Zeros where there is no gradient.")
+       "parameters beside each other, torch.cat(..., dim=1). Zeros where there is no gradient. "
+       "Divide the message: p.whole.grad may have 16 bits.")

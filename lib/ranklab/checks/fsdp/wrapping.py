@@ -38,9 +38,10 @@ def models():
 
 
 def check_wrap_policy(wrap_policy):
-    blocks_in_all = 0
+    blocks_in_all, lowest = 0, {}
     for name, model in models().items():
-        for most in limits(model):
+        lowest[name], *_ = allowed = limits(model)
+        for most in allowed:
             where = f"{name}, most_bytes={most:,}"
             blocks = _run(wrap_policy, where, model, most)
             _compare(where, model, blocks, most)
@@ -50,14 +51,17 @@ def check_wrap_policy(wrap_policy):
     for name, model in models().items():
         # A parameter is in the root, which counts twice where there is no block, or in a block.
         least = 2 * max(p.nbytes for p in model.parameters())
-        try:
-            blocks = wrap_policy(model, least - 1)
-        except ValueError:
-            continue
-        raise Mistake(f"{name}: most_bytes={least - 1:,} is no error, but its largest parameter "
-                      f"alone needs {least:,}: {len(blocks)} blocks", "Say so before training "
-                      "begins: ValueError(...) where the finest blocks are too large.")
-    yield "a model whose largest layer alone is too large is a ValueError"
+        for most in (least - 1, lowest[name] - 1):
+            try:
+                blocks = list(wrap_policy(model, most))
+            except ValueError:
+                continue
+            got = whole_bytes(model, blocks)
+            if most < least or got > most:
+                raise Mistake(f"{name}: most_bytes={most:,} is no error, and with its "
+                              f"{len(blocks)} blocks {got:,} are whole", "Say so before training "
+                              "begins: ValueError(...) where the finest blocks are too large.")
+    yield "a limit that is too low for the finest blocks is a ValueError"
     if blocks_in_all > MOST * OURS:
         raise Mistake(f"{blocks_in_all} blocks in all, where {OURS} are enough", "Each block is "
                       "two messages. Larger blocks as long as they fit; and leave to the root what "

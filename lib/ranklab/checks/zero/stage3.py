@@ -16,6 +16,8 @@ FAILURES = {
     "which gathers it again: unit.end_gather().",
     "once more begins without": "A checkpoint runs the forward once more inside the backward: "
     "enter() must gather there, too.",
+    "places in the order": "A checkpoint's second forward has no place: self.place_in_order(unit) "
+    "where it is not in_backward().",
     "storage of size 0": COMPUTES, "killed": COMPUTES, "does not end": WAITS, "onnection": WAITS,
 }
 WITH_CHECKPOINT = {"": "A checkpoint runs the forward once more inside the backward: there leave() "
@@ -72,6 +74,9 @@ class Units(Watch):
         if self.whole():
             raise Mistake(f"{where}: after backward {_are(self.whole())} whole", "backward_done() "
                           "frees the unit, with sync=False too.")
+        if len(self.wrapped.order) > len(self.wrapped.module.order):
+            raise Mistake(f"{where}: {len(self.wrapped.order)} places in the order of units, but "
+                          f"a forward reaches {len(self.wrapped.module.order)}")
         if self.is_used_once:
             self._compare_sent(where, once, sync)
 

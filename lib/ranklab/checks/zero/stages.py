@@ -20,11 +20,17 @@ FAILURES = {
 
 
 class Buckets(Watch):
-    """Also notes how many buckets are whole when a message begins."""
+    """Also notes how many buckets are whole when a message begins, and who waits for it."""
 
     def __init__(self, wrapped):
         super().__init__(wrapped)
-        self.whole = [0]
+        self.whole, self.is_early = [0], False
+        wrapped.reduce = self._reduce
+
+    def _reduce(self, bucket):
+        work = type(self.wrapped).reduce(self.wrapped, bucket)
+        self.is_early |= getattr(work, "is_here", False)
+        return work
 
     def message_begins(self):
         self.whole.append(self.whole_now())
@@ -48,6 +54,9 @@ class Buckets(Watch):
             raise Mistake(f"{where}: nobody has waited for {self.missing()} messages", "Wait for "
                           "every handle. In step_ends() leave async_op out, or wait() before the "
                           "forward can read the weights.")
+        if self.is_early:
+            raise Mistake(f"{where}: reduce() waits for its own message", "Backward goes on while "
+                          "it travels: return the handle, and the next reduce() or finish() waits.")
         if self.most > 1:
             raise Mistake(f"{where}: {self.most} buckets are on their way at a time", "reduce() "
                           "first waits for those before: while self.works: self.works.pop()."

@@ -23,14 +23,15 @@ VERBS = ("all_reduce", "reduce_scatter_single", "reduce_scatter_tensor", "all_ga
 class Block(nn.Module):
     """Half of number 1 is frozen; half of number 2 is in float64.
 
-    Its output is a tuple, which begins with a tensor that has no gradient.
+    Its output is nested, as a reentrant checkpoint's may not be: a tensor without gradient, one
+    that nobody uses, and the one that goes on.
     begins  is called when it begins to compute: ("forward", its number), ("backward", ...)
     """
 
     def __init__(self, number):
         super().__init__()
         self.number, self.up, self.down = number, nn.Linear(5, 4), nn.Linear(4, 5)
-        self.begins = lambda what, number: None
+        self.begins, self.nests = lambda what, number: None, True
         if number == 1:
             self.up.requires_grad_(False)
         if number == 2:
@@ -41,7 +42,7 @@ class Block(nn.Module):
         y = self.down(torch.tanh(self.up(x)).to(self.down.weight.dtype)).to(x.dtype)
         if y.requires_grad:
             y.register_hook(lambda _: self.begins("backward", self.number))
-        return y.detach(), x + y
+        return (y.detach(), [2 * y, x + y]) if self.nests else (y.detach(), x + y)
 
 
 class Toy(nn.Module):
@@ -61,8 +62,11 @@ class Toy(nn.Module):
         x = self.embedding(tokens)
         for number in self.order or [tokens[0, 0] % 2]:
             block = self.blocks[number]
-            _, x = block(x) if not (self.recompute and x.requires_grad) else checkpoint(
-                block, x, use_reentrant=self.recompute == "reentrant")
+            block.nests = not (self.recompute and x.requires_grad)
+            if block.nests:
+                _, (_, x) = block(x)
+            else:
+                _, x = checkpoint(block, x, use_reentrant=self.recompute == "reentrant")
         return self.head(self.norm(x))
 
 

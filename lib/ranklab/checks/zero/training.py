@@ -182,7 +182,8 @@ def _compare_gradient(where, got, mean, own, ranks):
 def compare_weights(where, got, model, before):
     """This rank has all weights of `model`, the one process's."""
     for name, right in model.named_parameters():
-        seen, right, old = (_narrow(x, right) for x in (got[name], right, before[name]))
+        seen, right, old = (_narrow(x.detach(), right)
+                            for x in (got[name], right, before[name]))
         stale = torch.where(torch.isclose(seen, right, rtol=1e-3), seen, old)
         explain(f"{where}: `{name}`", seen, right, {"not stepped, or in part only": (
             stale, "step_ends() gathers bucket.shard of all ranks into bucket.weights: each rank "
