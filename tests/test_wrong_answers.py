@@ -68,7 +68,7 @@ EXERCISES = [(stem, item) for stem in LABS for item in labs.checks_of(stem).EXER
 PREDICTIONS = [item for stem in LABS for item in labs.checks_of(stem).PREDICTIONS]
 
 
-@pytest.mark.parametrize("name, wrong", params(WRONG))
+@pytest.mark.parametrize("name, wrong", list(params(WRONG)))
 def test_a_wrong_answer_is_refused_and_its_mistake_named(name, wrong):
     exercise = labs.find_exercise(name)
     assert exercise, f"no exercise is called {name}"

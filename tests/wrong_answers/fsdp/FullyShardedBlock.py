@@ -43,7 +43,7 @@ WRONG = [
     _wrong("        self.work.wait()\n", "", END, f"self.work.wait()\n        {END}",
            says=r"unshard\(\) waits", called="fills_before_it_waits"),
     _wrong(VIEW, "parts = self.gathered.split([self.ranks * p.numbers for p in self.parameters])",
-           says=r"\(R, numbers\) for each"),
+           says="All that rank 0 has sent comes first"),
     _wrong(END, "self.work, self.is_whole = None, True", says="the message is still there"),
     _wrong(END, "self.work, self.gathered = None, None", says="messages all_gather",
            called="never_says_whole"),
@@ -62,7 +62,7 @@ WRONG = [
     _wrong(REDUCE, REDUCE.replace("group=self.group, ", ""), says="are those of self.group",
            called="all_ranks_reduce"),
     _wrong("            parameter.whole.grad = None\n", "            pass\n",
-           says="whole.grad = None for each|Row r"),
+           says="would be added to in the next backward"),
     _wrong(REDUCE, "work = dist.all_reduce(whole, group=self.group, async_op=True)\n"
            "        mine = whole[self.rank]", says="which sends half as much"),
     _wrong("p.padded_gradient() for p in self.trained", "p.padded_gradient() for p in "

@@ -33,6 +33,7 @@ FAILURES = {
     "invalid tensor size": "self.gathered is flat: R times as long as what this rank sends.",
     "'NoneType' object has no attribute 'flatten'": "A rank may have no gradient of a parameter: "
     "padded_gradient() has zeros then.",
+    "Sizes of tensors must match": "Beside each other: torch.cat(..., dim=1), (R, numbers of all).",
     "has no attribute 'wait'": "async_op=True gives the handle that is waited for later; there is "
     "none where the parameters are whole already, or where there are none. self.reduction is "
     "(where it arrives, the handle).",
@@ -141,13 +142,21 @@ def _compare_cycle(where, members, rank, case, found):
                       "compute: async_op=True, and keep the handle: self.work = ..., and "
                       "self.reduction = (where it arrives, the handle).")
     for number, whole in enumerate(found["whole"]):
-        for name, value in found["before"].items():
-            old = value.to(whole[name].dtype)
-            explain(f"{where}: `{name}` after unshard() {number + 1}", whole[name],
-                    (value + number).to(old), {
-                        "as before the step": (old, "Gather again what reshard() has freed: the "
-                                               "shards have new numbers.")}, FULL)
+        right = {name: value + number for name, value in found["before"].items()}
+        mixed = _cut_by_parameters(right, len(members)) if right else {}
+        for name, value in right.items():
+            old = found["before"][name].to(whole[name].dtype)
+            explain(f"{where}: `{name}` after unshard() {number + 1}", whole[name], value.to(old), {
+                "as before the step": (old, "Gather again what reshard() has freed: the shards "
+                                       "have new numbers."),
+                "of several parameters": (mixed[name].to(old), "All that rank 0 has sent comes "
+                                          "first: view the message as (R, numbers of all), and "
+                                          "split its columns.")}, FULL)
     _compare_sent(where, len(members), case, found)
+    if found["kept"]:
+        raise Mistake(f"{where}: after reduce_gradients() there are whole gradients", "They are in "
+                      "the message, and would be added to in the next backward: "
+                      "parameter.whole.grad = None for each.")
     for place, name in enumerate(found["trained"]):
         explain_rows(f"{where}: `{name}`", found["gradients"][name], *(
             _gradient(found["before"][name], r, is_lacking=not place) for r in (members, (rank,))),
@@ -158,9 +167,18 @@ def _compare_cycle(where, members, rank, case, found):
     if found["left"]:
         raise Mistake(f"{where}: after unshard() the message is still there", "It takes as much "
                       "memory as the parameters: self.work, self.gathered = None, None.")
-    if found["kept"]:
-        raise Mistake(f"{where}: after reduce_gradients() there are whole gradients", "They are in "
-                      "the message: parameter.whole.grad = None for each.")
+
+
+def _cut_by_parameters(wholes, R):
+    """{name: what comes of cutting the message by parameters first, and not by ranks}."""
+    parts = []
+    for value in wholes.values():
+        numbers = -(-len(value) // R) * value[0].numel()
+        parts.append(nn.functional.pad(value.flatten(), (0, R * numbers - value.numel())))
+    message = torch.cat([part.view(R, -1) for part in parts], dim=1).flatten()
+    cuts = message.split([len(part) for part in parts])
+    return {name: cut[: value.numel()].view(value.shape)
+            for (name, value), cut in zip(wholes.items(), cuts)}
 
 
 def _compare_sent(where, R, case, found):
