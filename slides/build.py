@@ -25,7 +25,9 @@ LOW = 240     # pixels, a third of a slide: a figure below that is too small for
 # Runs in the page: a slide overflows where one of its elements reaches past the slide's own edge;
 # a figure is as high as its box, or as its width allows.
 MEASURE = """<script>
-window.addEventListener("load", () => setTimeout(() => {  // Marp shrinks wide code after loading
+// Marp shrinks wide code after loading, on a busy machine late: so what is bad is looked at again.
+window.addEventListener("load", () => setTimeout(() => look(7), 2000));
+const look = again => {
   const slides = [...document.querySelectorAll("section")];
   const past = (slide, node) => {
     const outer = slide.getBoundingClientRect(), inner = node.getBoundingClientRect();
@@ -47,11 +49,13 @@ window.addEventListener("load", () => setTimeout(() => {  // Marp shrinks wide c
       {slide: i + 1, over: worst(slide), images: broken(slide), low: low(slide)}));
   const bad = found.filter(one => one.images.length || one.low.length
                                   || one.over && one.over[1] > SLACK);
+  if (bad.length && again)
+    return setTimeout(() => look(again - 1), 1000);
   const report = document.createElement("pre");
   report.id = "report";
   report.textContent = JSON.stringify({slides: slides.length, bad: bad});
   document.body.append(report);
-}, 2000));
+};
 </script>""".replace("SLACK", str(SLACK)).replace("LOW", str(LOW))
 
 
