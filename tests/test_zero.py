@@ -213,6 +213,9 @@ def _odd_units():
             optimizer.zero_grad()
             each(torch.ones(2, 3, device=device())).backward()
             optimizer.step()
+        x = torch.ones(1, 3, device=device())
+        (each(x) + each(-x)).backward()  # two forwards, one backward
+        optimizer.step()
     torch.testing.assert_close(model.state_dict(), dict(one.state_dict()))
 
 

@@ -70,6 +70,8 @@ class ShardedModel(Owned, Replica):
         """
         if any(isinstance(each, torch.Tensor) for each in tree_leaves(outputs)):
             self.leave(unit, module, inputs, outputs)
+        else:
+            unit.stays = True
 
     def forward_ends(self, *_):
         if not torch.is_grad_enabled() and not in_backward():
@@ -142,6 +144,7 @@ class ShardedModel(Owned, Replica):
 
     def free_all(self):
         for unit in self.units:
+            unit.stays = False
             unit.free()
 
     @contextlib.contextmanager

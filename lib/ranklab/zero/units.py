@@ -90,7 +90,7 @@ class Unit:
     """One module and the ShardedWeights of its parameters, of each type one, frozen ones apart."""
 
     def __init__(self, module, parameters, group_of):
-        self.module = module
+        self.module, self.stays = module, False  # stays: whole until all backward ends
         self.buckets = [bucket for trained in (True, False) for bucket in buckets_of(
             [p for p in parameters if p.requires_grad == trained], 2**63, group_of,
             ShardedWeights)]
@@ -109,8 +109,9 @@ class Unit:
             bucket.end_gather()
 
     def free(self):
-        for bucket in self.buckets:
-            bucket.free()
+        if not self.stays:
+            for bucket in self.buckets:
+                bucket.free()
 
 
 class _AfterBackward(torch.autograd.Function):
