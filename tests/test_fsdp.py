@@ -9,10 +9,10 @@ import re
 import pytest
 import torch
 import torch.distributed as dist
+from sharded_toy import ADAMW, SGD, Toy, loss_of
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.functional import cross_entropy
-from torch.utils.checkpoint import checkpoint
 
 from ranklab import device, launch
 from ranklab.checks.fsdp import wrapping
@@ -25,9 +25,6 @@ from ranklab.meter import MemoryCurve, Traffic
 from ranklab.models.gpt import GPT, IGNORE, GPTConfig
 
 pytestmark = pytest.mark.timeout(120)
-
-ADAMW = functools.partial(torch.optim.AdamW, lr=0.01)
-SGD = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 
 
 class Block(nn.Module):
@@ -53,28 +50,9 @@ class Hidden:
         return self.x
 
 
-class Toy(nn.Module):
-    """Frozen, tied, of sizes that nothing divides; a block used twice, one that gives an object."""
-
-    def __init__(self, recompute=None):
-        super().__init__()
-        self.recompute = recompute
-        self.embedding, self.norm = nn.Embedding(11, 7), nn.LayerNorm(7)
-        self.blocks = nn.ModuleList([Block(i) for i in range(4)])
-        self.head = nn.Linear(7, 11, bias=False)
-        self.head.weight = self.embedding.weight
-
-    def forward(self, tokens):  # (B, T) -> (B, T, V)
-        x = self.embedding(tokens)
-        for block in self.blocks:
-            x = block(x)["x"] if self.recompute is None else checkpoint(
-                lambda y, block=block: block(y)["x"], x, use_reentrant=self.recompute == "old")
-        return self.head(self.norm(self.blocks[0](x)["x"]))
-
-
 def new_toy(recompute=None, seed=0):
     torch.manual_seed(seed)
-    return Toy(recompute).to(device())
+    return Toy([Block(i) for i in range(4)], recompute).to(device())
 
 
 def sharded(model, **options):
@@ -82,11 +60,6 @@ def sharded(model, **options):
     for block in model.blocks:
         FullyShardedBlock(block, **options)
     return FullyShardedBlock(model, **options)
-
-
-def loss_of(model, seed):
-    x = torch.randint(11, (4, 6), generator=torch.Generator().manual_seed(seed)).to(device())
-    return cross_entropy(model(x).flatten(0, 1), x.flatten())
 
 
 # --- equal to one process -------------------------------------------------------------------------
@@ -130,7 +103,7 @@ def test_equal_to_one_process(ranks):
         assert max(launch(_train, new_optimizer, pieces, ranks=ranks)) < 1e-5
 
 
-@pytest.mark.parametrize("recompute", ["old", "new"])
+@pytest.mark.parametrize("recompute", ["reentrant", "non-reentrant"])
 def test_activation_checkpointing_changes_nothing(recompute):
     assert max(launch(_train, ADAMW, 2, recompute, ranks=2)) < 1e-5
 

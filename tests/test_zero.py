@@ -10,9 +10,8 @@ import types
 import pytest
 import torch
 import torch.distributed as dist
+from sharded_toy import ADAMW, SGD, Toy, loss_of
 from torch import nn
-from torch.nn.functional import cross_entropy
-from torch.utils.checkpoint import checkpoint
 
 from ranklab import device, launch
 from ranklab.engine import RankError
@@ -25,8 +24,6 @@ from ranklab.zero import (
 pytestmark = pytest.mark.timeout(120)
 
 STAGES = {1: ZeroStage1, 2: ZeroStage2, 3: ZeroStage3}
-ADAMW = functools.partial(torch.optim.AdamW, lr=0.01)
-SGD = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 
 
 class Block(nn.Module):
@@ -43,37 +40,9 @@ class Block(nn.Module):
         return x + self.down(y.to(self.down.weight.dtype)).to(x.dtype)
 
 
-class Toy(nn.Module):
-    """Frozen, tied, of two types; one block is used twice, another one twice in a row."""
-
-    def __init__(self, recompute=None):
-        super().__init__()
-        self.recompute = recompute
-        self.embedding, self.norm = nn.Embedding(11, 7), nn.LayerNorm(7)
-        self.blocks = nn.ModuleList([Block(i) for i in range(4)])
-        self.head = nn.Linear(7, 11, bias=False)
-        self.head.weight = self.embedding.weight
-
-    def forward(self, tokens):  # (B, T) -> (B, T, V)
-        x = self.embedding(tokens)
-        for block in (*self.blocks, self.blocks[3]):
-            x = block(x) if self.recompute is None else checkpoint(
-                block, x, use_reentrant=self.recompute == "reentrant")
-        return self.head(self.norm(self.blocks[0](x)))
-
-
-def tokens(seed):
-    return torch.randint(11, (4, 6), generator=torch.Generator().manual_seed(seed)).to(device())
-
-
-def loss_of(model, seed):
-    x = tokens(seed)
-    return cross_entropy(model(x).flatten(0, 1), x.flatten())
-
-
 def new_toy(seed, recompute=None):
     torch.manual_seed(seed)
-    return Toy(recompute).to(device())
+    return Toy([Block(i) for i in range(4)], recompute).to(device())
 
 
 # --- equal to one process -------------------------------------------------------------------------
