@@ -76,3 +76,15 @@ def test_computes_in_bf16_and_steps_in_float32():
     exact, _ = train(1, config())
     assert losses == pytest.approx(exact, abs=0.05) and losses != pytest.approx(exact, abs=1e-5)
     assert {weight.dtype for weight in weights.values()} == {torch.float32}
+
+
+def _norm_without_the_first_gradient():
+    model = torch.nn.ModuleDict({"unused": torch.nn.Linear(2, 2), "used": torch.nn.Linear(2, 2)})
+    parallel = FullyShard(blocks=lambda model: model.values())
+    parallel.apply(model.to(device()))
+    model["used"](torch.ones(1, 2, device=device())).sum().backward()
+    return parallel.grad_norm(list(model.parameters())).item()
+
+
+def test_the_first_parameter_may_have_no_gradient():
+    assert launch(_norm_without_the_first_gradient, ranks=2) == [pytest.approx(6**0.5)] * 2

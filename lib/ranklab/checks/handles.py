@@ -46,6 +46,10 @@ class Waits:
 
         return noting
 
+    def is_over(self, work):
+        """True when somebody has waited for this handle."""
+        return any(work is over for over in self._over)
+
     def missing(self, calls):
         """How many of `calls` were not waited for. (NCCL has one handle for a whole batch: 0.)"""
         if dist.get_backend() != "gloo":

@@ -44,25 +44,25 @@ class ShardedModule:
         self.inner = sharded_modules(module)
         self.parameters = [
             ShardedParameter(parameter, places, group, precision, offload)
-            for parameter, places in places_of(module, self.inner).items()]
+            for parameter, places in places_of(module).items()]
         self.trained = [p for p in self.parameters if p.shard.requires_grad]
         self.work = self.gathered = self.reduction = None
         self.is_whole, self.sync = False, True
-        self.tells = True  # its outputs tell when its backward begins
+        self.stays = False  # whole until all backward ends
         self.order, self.order_before, self.awaits_end = [], [], False  # used by a root
-        self.set_root(self)
+        self.blocks = [*self.inner, self]
+        for block in self.blocks:
+            block.root = self
         module.fully_sharded = self
         module.register_forward_pre_hook(self.enter, with_kwargs=True)
         module.register_forward_hook(self.leave)
-
-    def set_root(self, root):
-        for block in (*self.inner, self):
-            block.root = root
 
     # --- what ends ------------------------------------------------------------------------------
 
     def reshard(self):
         """The modules have this rank's rows, and the whole parameters take no memory."""
+        if self.stays:
+            return
         if self.work:  # on its way, and nobody came to use it
             self.unshard()
         for parameter in self.parameters:
@@ -101,7 +101,7 @@ class ShardedModule:
         """
         if self.awaits_end:
             self.awaits_end = False
-            for block in (*self.inner, self):
+            for block in self.blocks:
                 block.end_reduction()
                 for parameter in block.parameters:
                     parameter.whole.grad = parameter.shard.grad = None
@@ -124,9 +124,9 @@ class ShardedModule:
         for output in tensors:
             if output.requires_grad:
                 output.register_hook(begins)
-        self.tells = bool(tensors)
+        self.stays = not tensors
         if self.root is not self:
-            if self.reshard_after_forward and self.tells:
+            if self.reshard_after_forward:
                 self.reshard()
         elif not torch.is_grad_enabled():  # no backward will
             self.reshard_all()
@@ -150,8 +150,7 @@ class ShardedModule:
         if self is self.root:
             return  # an input that wants a gradient: finish() comes
         self.reduce()
-        if self.tells:  # else another use of it may have its backward yet
-            self.reshard()
+        self.reshard()
 
     def reduce(self):
         if self.root.sync:
@@ -165,12 +164,13 @@ class ShardedModule:
         for block in (*reversed(self.inner), self):
             if any(p.whole.grad is not None for p in block.trained):
                 block.reduce()
-        for block in (*self.inner, self):
+        for block in self.blocks:
             block.end_reduction()
         self.reshard_all()
 
     def reshard_all(self):
-        for block in (*self.inner, self):
+        for block in self.blocks:
+            block.stays = False
             block.reshard()
 
     @contextlib.contextmanager
@@ -194,20 +194,23 @@ def sharded_modules(module):
     return [inside.fully_sharded for inside in module.modules() if hasattr(inside, "fully_sharded")]
 
 
-def places_of(module, inner):
-    """{parameter: [(module, attribute)]} of all that is not in a block of `inner`.
+def sharded_parameters(module):
+    """{shard: its ShardedParameter} of all blocks inside `module`."""
+    return {p.shard: p for block in sharded_modules(module) for p in block.parameters}
+
+
+def places_of(module):
+    """{parameter: [(module, attribute)]} of all that is not in a block inside `module`.
 
     error  ValueError, see ShardedModule
     """
-    shards = {p.shard for block in inner for p in block.parameters}
-    taken = {p.original() for block in inner for p in block.parameters}
-    places = {}
+    shards, places = sharded_parameters(module), {}
     for path, owner in module.named_modules():
         for attribute, parameter in owner._parameters.items():
             if parameter is None or parameter in shards:
                 continue
             name = f"{path}.{attribute}".lstrip(".")
-            if parameter in taken or hasattr(parameter, "of_block"):
+            if hasattr(parameter, "of_block"):
                 raise ValueError(f"{name} is a parameter of a block that was sharded before, too: "
                                  "shard a module that holds both, or leave both to the model")
             if parameter.dim() == 0:

@@ -1,6 +1,5 @@
 """The loss of instruction tuning: on answers only, and each token of the batch counts alike."""
 
-import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
@@ -12,10 +11,11 @@ def masked_loss(logits, labels, count=None, group=None):
 
     So the mean over ranks, of the loss as of its gradients, is that of the whole batch: also where
     one rank has more answer tokens than another, or none. A label is the token itself at its own
-    place, or IGNORE; logits at a place are for the token after it.
+    place, or IGNORE; logits at a place are for the token after it. Added up in float32; what is
+    given stays as it is. `group` is the ranks over which gradients are averaged, R its size.
     shape  logits (B, T, V), labels (B, T) -> ()
-    count  of labels that some logits are for, in the whole batch, where it is known: with several
-           micro-batches that of all of them; None: that of these logits on all ranks
+    count  of labels that count in the whole batch, where it is known: with several micro-batches
+           that of all of them; None: that of these labels on all ranks
     cost   one all-reduce of 8 bytes; nothing with `count`
     error  ValueError on every rank where no label of the batch counts
     lab    07

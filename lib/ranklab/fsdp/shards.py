@@ -1,6 +1,5 @@
 """A parameter in rows: each rank keeps some of them, and all are there only while they are used."""
 
-import weakref
 from typing import NamedTuple
 
 import torch
@@ -51,21 +50,20 @@ class ShardedParameter:
 
     def __init__(self, parameter, places, group, precision, offload=False):
         self.places = places  # [(module, attribute)]: more than one where it is tied
-        self.original = weakref.ref(parameter)
         self.shape, self.ranks = parameter.shape, dist.get_world_size(group)
         self.first, _ = rows_of(len(parameter), self.ranks, dist.get_rank(group))
         self.numbers = -(-len(parameter) // self.ranks) * self.shape[1:].numel()
-        self.device = device() if parameter.is_meta else parameter.device
+        on = device() if parameter.is_meta else parameter.device
         self.reduce_in = precision.reduce or precision.compute or parameter.dtype
         rows = shard_parameter(parameter, group)
         if parameter.is_meta:  # fill_shards comes; who forgets it gets NaN, not some numbers
-            rows = torch.full_like(rows, torch.nan, device=self.device)
-        if offload and self.device.type != "cpu":
+            rows = torch.full_like(rows, torch.nan, device=on)
+        if offload and on.type != "cpu":
             rows = rows.cpu().pin_memory()
         self.shard = nn.Parameter(rows, parameter.requires_grad)
-        self.shard.of_block = True  # a block that finds it in another place must not shard it again
-        empty = torch.empty(self.shape, dtype=precision.compute or parameter.dtype,
-                            device=self.device)
+        # A block that finds either of them in another place must not shard it again.
+        self.shard.of_block = parameter.of_block = True
+        empty = torch.empty(self.shape, dtype=precision.compute or parameter.dtype, device=on)
         self.whole = nn.Parameter(empty, parameter.requires_grad)
         self.free()
 

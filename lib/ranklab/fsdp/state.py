@@ -3,7 +3,7 @@
 import torch
 import torch.distributed as dist
 
-from ranklab.fsdp.hooks import sharded_modules
+from ranklab.fsdp.hooks import sharded_modules, sharded_parameters
 
 
 def full_state_dict(model):
@@ -40,7 +40,7 @@ def fill_shards(model, rows):
     So a model made on the meta device gets its weights, however large it is.
     rows  (name, shape, first, stop) -> the rows of that parameter from `first` to `stop`
     """
-    of = {p.shard: p for block in sharded_modules(model) for p in block.parameters}
+    of = sharded_parameters(model)
     for name, shard in model.named_parameters():
         parameter = of[shard]
         stop = parameter.first + len(shard)

@@ -6,7 +6,7 @@ import math
 from ranklab.data_parallel.training import DataParallel
 from ranklab.fsdp.block import FullyShardedBlock
 from ranklab.fsdp.clip import clip_grad_norm_sharded
-from ranklab.fsdp.hooks import sharded_modules
+from ranklab.fsdp.hooks import sharded_parameters
 from ranklab.parallel import Parallel, Piece
 
 
@@ -32,7 +32,7 @@ class FullyShard(DataParallel):
         chosen = self.blocks(model) if self.blocks else model.blocks.values()
         for module in (*chosen, model):
             self.block(module, self.shards, self.replicas, **self.options)
-        self.rows = dict(model.named_parameters())
+        self.rows, self.sharded = dict(model.named_parameters()), sharded_parameters(model)
         return model
 
     def make_optimizer(self, new_optimizer, groups):
@@ -46,17 +46,22 @@ class FullyShard(DataParallel):
 
     def grad_norm(self, parameters):
         norm = self.norm_of(parameters, math.inf, self.shards)
-        return norm.to(parameters[0].grad.device)  # where offloaded gradients are
+        return norm.to(parameters[0].device)  # offloaded gradients are where their rows are
 
     def state(self, model, optimizer):
         """This rank's rows; and what is no parameter."""
-        of = {p.shard: p for block in sharded_modules(model) for p in block.parameters}
         pieces = []
         for piece in Parallel.state(self, model, optimizer):
-            parameter = of.get(self.rows.get(piece.name))
-            if parameter is not None and piece.tensor.dim():
-                first = (parameter.first,) + (0,) * (piece.tensor.dim() - 1)
-                piece = Piece(piece.name, piece.kind, tuple(parameter.shape), first, piece.tensor)
+            if found := self.rows_in(piece):
+                shape, first, mine = found
+                offset = (first,) + (0,) * (mine.dim() - 1)
+                piece = Piece(piece.name, piece.kind, tuple(shape), offset, mine)
             if piece.tensor.numel():
                 pieces.append(piece)
         return pieces
+
+    def rows_in(self, piece):
+        """(the whole shape, the first of this rank's rows, these rows); None: it is not in rows."""
+        parameter = self.sharded.get(self.rows.get(piece.name))
+        if parameter is not None and piece.tensor.dim():
+            return parameter.shape, parameter.first, piece.tensor

@@ -8,7 +8,7 @@ from ranklab.checks.exercise import Mistake
 from ranklab.checks.fsdp.training import explain_rows, train
 from ranklab.checks.handles import Waits
 from ranklab.checks.trial import explain, group_of_mine, hinted, members_of, on_ranks
-from ranklab.checks.zero.toys import Block, is_there, seeded
+from ranklab.checks.zero.toys import Block, seeded
 from ranklab.fsdp import Precision
 from ranklab.meter import Traffic
 
@@ -88,7 +88,7 @@ def _cycle(block_class, new_module, precision, group):
 
 def _is_early(work, waits):
     """True where the work is done before somebody asked for it."""
-    return work is None or any(work is over for over in waits._over)
+    return work is None or waits.is_over(work)
 
 
 def _gradient(tensor, members, is_lacking):

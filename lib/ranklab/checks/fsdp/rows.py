@@ -1,7 +1,6 @@
 """The check of shard_parameter: the rows of every rank, beside torch.chunk."""
 
 import torch
-import torch.distributed as dist
 
 from ranklab.checks.exercise import Mistake
 from ranklab.checks.trial import explain, group_of_mine, hinted, members_of, on_ranks

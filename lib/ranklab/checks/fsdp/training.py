@@ -1,6 +1,5 @@
 """Training in blocks beside one process: this rank's rows of all gradients."""
 
-import torch
 import torch.distributed as dist
 
 from ranklab.checks.fsdp.rows import chunk_of

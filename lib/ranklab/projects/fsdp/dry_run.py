@@ -14,11 +14,12 @@ import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ranklab.engine import launch
-from ranklab.fsdp import FullyShardedBlock, Precision, masked_loss
+from ranklab.fsdp import FullyShardedBlock, masked_loss
 from ranklab.fsdp.hooks import sharded_modules
 from ranklab.meter import Memory, MemoryPeak
 from ranklab.projects.fsdp import llama
 from ranklab.projects.fsdp.config import LLAMAS
+from ranklab.projects.fsdp.tuner import PRECISIONS
 from ranklab.projects.horovod.bert import offline_transformers
 
 ROWS = ("parameters", "gradients", "optimizer_state", "gathered_parameters", "activations", "total")
@@ -154,10 +155,8 @@ def peak_of(model, step):
     """The Memory of a GPU at the peak of a training step of `model`."""
     if step.recompute:
         model.activation_checkpointing_enable({"use_reentrant": False})
-    bf16 = step.precision == "bf16"
-    precision = Precision(torch.bfloat16, torch.float32) if bf16 else Precision()
     for module in (*model.model.layers, model.train()):
-        FullyShardedBlock(module, precision=precision)
+        FullyShardedBlock(module, precision=PRECISIONS[step.precision])
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     tokens = torch.zeros(step.micro_batch, step.n_ctx, dtype=torch.long)
 

@@ -12,7 +12,6 @@ from torch.distributed.tensor import DTensor
 from ranklab.engine import device
 from ranklab.fsdp.shards import rows_of
 from ranklab.fsdp.training import FullyShard
-from ranklab.parallel import Parallel, Piece
 
 
 class Fsdp2(FullyShard):
@@ -29,19 +28,13 @@ class Fsdp2(FullyShard):
         return model
 
     def grad_norm(self, parameters):
-        rows = [SimpleNamespace(grad=p.grad.to_local()) for p in parameters if p.grad is not None]
+        rows = [SimpleNamespace(grad=p.grad.to_local(), device=p.device) for p in parameters
+                if p.grad is not None]
         return super().grad_norm(rows)  # DTensor's norm of offloaded rows needs a CPU backend
 
-    def state(self, model, optimizer):
-        pieces = []
-        for piece in Parallel.state(self, model, optimizer):
-            if isinstance(piece.tensor, DTensor):
-                first, mine = local_rows(piece.tensor)
-                offset = (first,) + (0,) * (mine.dim() - 1)
-                piece = Piece(piece.name, piece.kind, piece.shape, offset, mine)
-            if piece.tensor.numel():
-                pieces.append(piece)
-        return pieces
+    def rows_in(self, piece):
+        if isinstance(piece.tensor, DTensor):
+            return piece.shape, *local_rows(piece.tensor)
 
 
 def local_rows(tensor):

@@ -11,8 +11,6 @@ from ranklab.projects.horovod.bert import is_here, offline_transformers  # noqa:
 
 NO_TRANSFORMERS = ("transformers is not here. After pip install -c constraints.txt -e '.[hf]' this "
                    "runs: python -m ranklab.projects.fsdp")  # fmt: skip
-
-
 PRELOAD = ("transformers.trainer", "transformers.models.llama.modeling_llama")  # for launch
 
 

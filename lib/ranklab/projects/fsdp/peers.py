@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from ranklab.engine import device, launch
 from ranklab.fsdp import FullyShardedBlock, masked_loss
-from ranklab.fsdp.hooks import sharded_modules
+from ranklab.fsdp.hooks import sharded_parameters
 from ranklab.projects.fsdp.llama import PRELOAD
 from ranklab.projects.horovod.bert import offline_transformers
 from ranklab.projects.horovod.trap import is_here
@@ -36,7 +36,8 @@ def assert_sharded(model, ranks):
     It may be sharded by FSDP1, FSDP2, DeepSpeed's ZeRO-3, or by ours.
     error  AssertionError
     """
-    sizes = sizes_of_fsdp1(model) or [sizes_of(p, model) for p in model.parameters()]
+    ours = sharded_parameters(model)
+    sizes = sizes_of_fsdp1(model) or [sizes_of(p, ours) for p in model.parameters()]
     whole, mine = map(sum, zip(*sizes))
     if mine > 1.5 * whole / ranks:
         job = dist.get_world_size() if dist.is_initialized() else 1
@@ -45,14 +46,14 @@ def assert_sharded(model, ranks):
             f" of them; the model is a {type(model).__name__}, the ranks of its job: {job}")
 
 
-def sizes_of(parameter, model):
-    """(numbers of a parameter, those on this rank)."""
+def sizes_of(parameter, ours):
+    """(numbers of a parameter, those on this rank); `ours` are sharded_parameters."""
     if isinstance(parameter, DTensor):
         return parameter.numel(), parameter.to_local().numel()
     if hasattr(parameter, "ds_tensor"):  # DeepSpeed's
         return parameter.ds_numel, parameter.ds_tensor.numel()
-    whole = {p.shard: p.shape.numel() for block in sharded_modules(model) for p in block.parameters}
-    return whole.get(parameter, parameter.numel()), parameter.numel()
+    shape = ours[parameter].shape if parameter in ours else parameter.shape
+    return shape.numel(), parameter.numel()
 
 
 def sizes_of_fsdp1(model):
