@@ -20,7 +20,7 @@ def stages(jobs, fast, sweep=False):
     notebooks = ["-p", "conftest", "--nbval-lax", "--nbval-cell-timeout=180", "--timeout=300"]
     found = [str(path.relative_to(ROOT)) for folder in ("solutions", "labs")
              for path in sorted((ROOT / folder).glob("*.ipynb"))]
-    return [("tests", ["tests", *parallel, *["--sweep"][:sweep]]),
+    return [("tests", ["tests", *parallel, *(["--sweep"] if sweep else [])]),
             ("notebooks", [*notebooks, *parallel, *found])][:2 if found else 1]
 
 

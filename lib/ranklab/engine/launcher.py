@@ -32,7 +32,6 @@ def launch(fn, *args, ranks=None, nodes=1, timeout=60, stream=False, stall=None,
     stream   show output as it comes instead of at the end
     stall    seconds after which ranks that all sleep in communication are a HangError (stall.py)
     rehearse "gpu": on the CPU, but what a GPU would refuse raises; RANKLAB_REHEARSE=gpu does so too
-
     preload  names of heavy modules that `fn` imports, such as transformers: they are imported once,
              in the process that forks ranks, not on every rank of every launch. They must start no
              threads; an edit of theirs is not seen

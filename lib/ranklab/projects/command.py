@@ -12,7 +12,10 @@ import time
 import typing
 
 from ranklab.engine import is_main_process
+from ranklab.engine.in_place import is_started_by_another
 
+LAUNCH_LIMIT = 24 * 3600  # seconds: ranks of launch have all their time together
+COLLECTIVE_LIMIT = 600  # seconds, under torchrun and srun: a dead rank is noticed after it
 PATIENCE = 10  # seconds that other ranks wait for rank 0's sentence; torchrun ends them before
 
 
@@ -64,12 +67,12 @@ class Command(argparse.ArgumentParser):
     def add_resume(self):
         self.add_argument("--resume", action="store_true", help="go on from --checkpoint")
 
-    def add_fields(self, config, *names):
+    def add_fields(self, config, *names, without=()):
         """An option for each field of the dataclass, or for those in `names`; none has a default,
         so that what was not given stays as it is in the settings that `config` changes.
         """
         for field in dataclasses.fields(config):
-            if names and field.name not in names:
+            if names and field.name not in names or field.name in without:
                 continue
             how = {"help": field.metadata.get("help")}
             if field.type is bool:
@@ -87,6 +90,10 @@ class Command(argparse.ArgumentParser):
             self.error("--resume goes on from a folder: name it with --checkpoint")
         return options
 
+    def refuse_ranks_in_a_job(self, options):
+        if options.ranks and is_started_by_another():
+            self.error("--ranks is for python alone: the job has its ranks already")
+
     def config(self, settings, options):
         """The dataclass `settings`, changed by what was given; refused where it refuses itself."""
         names = [field.name for field in dataclasses.fields(settings)]
@@ -103,6 +110,11 @@ class Command(argparse.ArgumentParser):
             super().error(message)
         time.sleep(PATIENCE)  # torchrun ends all ranks with the first that ends
         sys.exit(2)
+
+
+def time_limit():
+    """The timeout for launch: of a whole training, or in a job of torchrun's of one collective."""
+    return COLLECTIVE_LIMIT if is_started_by_another() else LAUNCH_LIMIT
 
 
 def say(*texts):

@@ -15,13 +15,9 @@ fed with images) and training.py; then strong_and_weak.py, profile.py and data_p
 
 import sys
 
-from ranklab.engine.in_place import is_started_by_another
-from ranklab.projects.command import Command, save_figure, say
+from ranklab.projects.command import Command, save_figure, say, time_limit
 from ranklab.projects.ddp import data_parallel, profile, report, run, strong_and_weak
 from ranklab.projects.ddp.config import SIZES, Config
-from ranklab.projects.ddp.training import LAUNCH_LIMIT
-
-COLLECTIVE_LIMIT = 600  # seconds, under torchrun and srun: a dead rank is noticed after it
 
 
 def parse(argv=None):
@@ -41,20 +37,19 @@ def parse(argv=None):
 
 def main(argv=None):
     options, config = parse(argv)
-    limit = COLLECTIVE_LIMIT if is_started_by_another() else LAUNCH_LIMIT
     if options.data_parallel:
         say(data_parallel.compare(config))
     elif options.profile:
-        verdict, shares = profile.run(config, options.profile, options.ranks, timeout=limit)
+        verdict, shares = profile.run(config, options.profile, options.ranks, timeout=time_limit())
         say(f"{verdict}: " + ", ".join(f"{name} {part:.0%}" for name, part in shares.items()))
     elif options.scaling:
-        rows = strong_and_weak.run(config, options.ranks, timeout=limit)
+        rows = strong_and_weak.run(config, options.ranks, timeout=time_limit())
         say(strong_and_weak.table(rows), strong_and_weak.explanation(rows))
         save_figure(options.figure, lambda: draw(rows))
     else:
         progress = "bar" if sys.stderr.isatty() else "lines"
-        say(report(run(options.ranks, resume=options.resume, progress=progress, timeout=limit,
-                       **vars(config))))
+        say(report(run(options.ranks, resume=options.resume, progress=progress,
+                       timeout=time_limit(), **vars(config))))
     return 0
 
 

@@ -4,12 +4,12 @@ import statistics
 from dataclasses import replace
 
 from ranklab.engine import launch
+from ranklab.projects.command import LAUNCH_LIMIT
 from ranklab.projects.ddp import strong_and_weak
 from ranklab.projects.ddp.config import SIZES
 from ranklab.projects.ddp.data import open_data
 from ranklab.projects.ddp.trainer import ImageTrainer
 
-LAUNCH_LIMIT = 24 * 3600  # seconds: ranks of launch have all their time together
 
 
 def train(config, resume=False, until=None, progress=None):

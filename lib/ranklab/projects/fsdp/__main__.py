@@ -12,16 +12,12 @@ of it. --size says how to train: 7b means bf16, activation checkpointing and off
 ranks and with either engine. What is saved, transformers' from_pretrained loads.
 """
 
-import dataclasses
 import sys
 
-from ranklab.engine.in_place import is_started_by_another
-from ranklab.projects.command import Command, say
+from ranklab.projects.command import Command, say, time_limit
 from ranklab.projects.fsdp.config import SIZES, Settings
 from ranklab.projects.fsdp.report import report
-from ranklab.projects.fsdp.training import LAUNCH_LIMIT, run
-
-COLLECTIVE_LIMIT = 600  # seconds, under torchrun and srun: a dead rank is noticed after it
+from ranklab.projects.fsdp.training import run
 
 
 def parse(argv=None):
@@ -33,25 +29,21 @@ def parse(argv=None):
     command.add_argument("--dry-run", action="store_true", help="count the memory, train nothing")
     command.add_argument("--gpus", type=int, default=4, help="of the machine for --dry-run")
     command.add_argument("--gpu-gb", type=float, default=24, help="memory of each")
-    command.add_fields(Settings, *(field.name for field in dataclasses.fields(Settings)
-                                   if field.name != "betas"))
+    command.add_fields(Settings, without=["betas"])
     options = command.parse(argv)
-    if options.ranks and is_started_by_another():
-        command.error("--ranks is for python alone: the job has its ranks already")
+    command.refuse_ranks_in_a_job(options)
     return options, command.config(SIZES[options.size], options)
 
 
 def main(argv=None):
     options, settings = parse(argv)
-    changes = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
     if options.dry_run:
         from ranklab.projects.fsdp.dry_run import dry_run_report  # only here: it fakes GPUs
 
-        say(dry_run_report(options.size, options.gpus, options.gpu_gb, **changes))
+        say(dry_run_report(options.size, options.gpus, options.gpu_gb, **vars(settings)))
         return 0
-    limit = COLLECTIVE_LIMIT if is_started_by_another() else LAUNCH_LIMIT
-    say(report(run(options.size, options.ranks, resume=options.resume, timeout=limit,
-                   progress=sys.stderr.isatty(), **changes)))
+    say(report(run(options.size, options.ranks, resume=options.resume, timeout=time_limit(),
+                   progress=sys.stderr.isatty(), **vars(settings))))
     return 0
 
 

@@ -2,36 +2,23 @@
 
 from typing import NamedTuple
 
-import torch
-
-from ranklab.engine import device
-from ranklab.meter import Memory, MemoryCurve, Traffic, memory_of
+from ranklab.meter import Memory, memory_of
+from ranklab.projects.costs import counted_step
 
 
 class Costs(NamedTuple):
     """Of one rank."""
 
     held: Memory  # at the begin of the optimizer's step
-    peak: int  # bytes, with activations
+    peak: int | None  # bytes, with activations; on a CPU of rank 0 alone
     sent: int  # bytes
 
 
 def measure(trainer):
     """The trainer has done one more step; returns its Costs on this rank."""
-    held, on_gpu = [], device().type == "cuda"
-    hook = trainer.optimizer.register_step_pre_hook(
-        lambda *_: held.append(memory_of(trainer.model, trainer.optimizer)))
-    with Traffic() as traffic:
-        if on_gpu:
-            torch.cuda.reset_peak_memory_stats()
-            trainer.step()
-            peak = torch.cuda.max_memory_allocated()
-        else:
-            with MemoryCurve(trainer.model, trainer.optimizer) as curve:
-                trainer.step()
-            peak = curve.peak_bytes
-    hook.remove()
-    return Costs(held[0], peak, traffic.sent_bytes)
+    [held], peak, sent = counted_step(trainer, trainer.optimizer, lambda: memory_of(
+        trainer.model, trainer.optimizer))
+    return Costs(held, peak, sent)
 
 
 def predicted(numbers, settings, ranks):

@@ -13,6 +13,7 @@ from ranklab.engine import device, launch
 from ranklab.fsdp import (
     FullyShardedBlock, clip_grad_norm_sharded, full_state_dict, masked_loss, wrap_policy,
 )
+from ranklab.projects.command import LAUNCH_LIMIT
 from ranklab.projects.fsdp import fsdp2, llama
 from ranklab.projects.fsdp.config import LLAMAS, SIZES
 from ranklab.projects.fsdp.instructions import (
@@ -21,7 +22,6 @@ from ranklab.projects.fsdp.instructions import (
 from ranklab.projects.fsdp.measure import measure
 from ranklab.projects.fsdp.tuner import new_tuner
 
-LAUNCH_LIMIT = 24 * 3600  # seconds: ranks of launch have all their time together
 PARTS = {"block": FullyShardedBlock, "clip": clip_grad_norm_sharded, "loss": masked_loss,
          "policy": wrap_policy, "state": full_state_dict}
 

@@ -23,15 +23,12 @@ import os
 import sys
 from pathlib import Path
 
-from ranklab.engine.in_place import is_started_by_another
-from ranklab.projects.command import Command, comma_list, say
+from ranklab.projects.command import Command, comma_list, say, time_limit
 from ranklab.projects.zero.config import MODELS, SIZES, Settings, settings_of
 from ranklab.projects.zero.report import machine, report
-from ranklab.projects.zero.training import LAUNCH_LIMIT, run
+from ranklab.projects.zero.training import run
 
-COLLECTIVE_LIMIT = 600  # seconds, under torchrun and srun: a dead rank is noticed after it
 STAGES = (0, 1, 2, 3)
-FIELDS = [field.name for field in dataclasses.fields(Settings)]
 
 
 def parse(argv=None):
@@ -47,7 +44,7 @@ def parse(argv=None):
     command.add_argument("--gpu-gb", type=float, default=24, help="memory of each")
     command.add_argument("--write-config", metavar="FILE", help="for that machine, and end")
     command.add_argument("--local_rank", type=int, help="given by the command deepspeed")
-    command.add_fields(Settings, *(name for name in FIELDS if name != "betas"))
+    command.add_fields(Settings, without=["betas"])
     options = command.parse(argv)
     settings = SIZES[options.size]
     if options.config:
@@ -75,8 +72,7 @@ def check(command, options):
         command.error("--checkpoint keeps one stage: name it with --stage")
     if options.offload and 0 in options.stage:
         command.error("--offload needs stage 1, 2 or 3: name them with --stage")
-    if options.ranks and is_started_by_another():
-        command.error("--ranks is for python alone: the job has its ranks already")
+    command.refuse_ranks_in_a_job(options)
 
 
 def know_deepspeeds_launcher():
@@ -93,10 +89,9 @@ def main(argv=None):
         Path(options.write_config).write_text(json.dumps(config, indent=2) + "\n")
         say(f"{text}\n{options.write_config} says so to DeepSpeed.")
         return 0
-    limit = COLLECTIVE_LIMIT if is_started_by_another() else LAUNCH_LIMIT
     found = run(options.size, tuple(options.stage), ranks=options.ranks, path=options.data,
-                resume=options.resume, progress=sys.stderr.isatty(), timeout=limit,
-                **{name: getattr(settings, name) for name in FIELDS})
+                resume=options.resume, progress=sys.stderr.isatty(), timeout=time_limit(),
+                **vars(settings))
     say(report(found), machine(settings, found["shape"], options.gpus, options.gpu_gb)[0])
     return 0
 

@@ -1,14 +1,11 @@
 """What one step holds and sends, counted; and what the formulas say."""
 
-import contextlib
 from typing import NamedTuple
 
-import torch
-
-from ranklab.engine import device
-from ranklab.meter import MemoryCurve, Traffic, memory_of
+from ranklab.meter import memory_of
 from ranklab.meter.storage import tensors_in
 from ranklab.models.gpt import block_parameters, count_parameters
+from ranklab.projects.costs import counted_step
 from ranklab.projects.zero.engines import has_master_weights, held_by
 from ranklab.zero.memory import zero_traffic
 
@@ -32,31 +29,22 @@ UNKNOWN = Costs(*[None] * 6)
 def measure(trainer, settings):
     """The trainer has done one more step; returns its Costs on this rank. (The peak: on rank 0.)"""
     optimizer, shards, buckets = held_by(trainer)
-    how, seen = {"shards": shards, "communication": buckets}, []
+    how = {"shards": shards, "communication": buckets}
 
-    def look(*_):
+    def look():
         held = memory_of(trainer.model, None if settings.offload else optimizer, **how)
         stepped = [p for group in optimizer.param_groups for p in group["params"]]
         away = nbytes(stepped, [p.grad for p in stepped], list(optimizer.state.values()))
         parameters_away = nbytes(shards) if settings.offload_parameters else 0
-        seen.append(Costs(held.parameters - parameters_away,
-                          held.gradients + held.communication_buffers, held.optimizer_state,
-                          parameters_away + (away if settings.offload else 0), 0, 0))
+        return Costs(held.parameters - parameters_away,
+                     held.gradients + held.communication_buffers, held.optimizer_state,
+                     parameters_away + (away if settings.offload else 0), 0, 0)
 
-    hook = optimizer.register_step_pre_hook(look)
-    curve, on_gpu = None, device().type == "cuda"
-    if on_gpu:
-        torch.cuda.reset_peak_memory_stats()
-    elif trainer.parallel.rank == 0:  # its numbers are shown, and it makes every op slower
-        curve = MemoryCurve(trainer.model, optimizer, **how)
-    with Traffic() as traffic, curve or contextlib.nullcontext():
-        trainer.step()
-    hook.remove()
-    peak = torch.cuda.max_memory_allocated() if on_gpu else None
-    if curve:
-        peak = max(point.total - (point.optimizer_state if settings.offload else 0)
-                   for point in curve.points)
-    return max(seen, key=sum)._replace(peak=peak, sent=traffic.sent_bytes)
+    def on_device(memory):
+        return memory.total - (memory.optimizer_state if settings.offload else 0)
+
+    seen, peak, sent = counted_step(trainer, optimizer, look, on_device, **how)
+    return max(seen, key=sum)._replace(peak=peak, sent=sent)
 
 
 def nbytes(*tensors):

@@ -13,6 +13,7 @@ from ranklab import data
 from ranklab.baseline import checkpoint_blocks
 from ranklab.engine import device, launch
 from ranklab.models.gpt import GPT
+from ranklab.projects.command import LAUNCH_LIMIT
 from ranklab.projects.zero.config import MODELS, SIZES
 from ranklab.projects.zero.engines import new_trainer
 from ranklab.projects.zero.measure import UNKNOWN, Costs, measure, predicted
@@ -20,7 +21,6 @@ from ranklab.trainer import History
 from ranklab.zero import zero_memory
 from ranklab.zero.training import STAGES
 
-LAUNCH_LIMIT = 24 * 3600  # seconds: ranks of launch have all their time together
 
 
 class Row(NamedTuple):
