@@ -7,7 +7,9 @@ import torch
 
 from ranklab import data, device, launch
 from ranklab.checkpoint.files import complete
-from ranklab.fsdp import Precision, full_state_dict, hybrid_shard_groups
+from ranklab.fsdp import (
+    Precision, clip_grad_norm_sharded, full_state_dict, hybrid_shard_groups,
+)
 from ranklab.fsdp.training import FullyShard
 from ranklab.models.gpt import GPT, GPTConfig
 from ranklab.text_trainer import TextTrainer, TrainConfig
@@ -78,13 +80,15 @@ def test_computes_in_bf16_and_steps_in_float32():
     assert {weight.dtype for weight in weights.values()} == {torch.float32}
 
 
-def _norm_without_the_first_gradient():
+def _norm_without_the_first_gradient(clip):
     model = torch.nn.ModuleDict({"unused": torch.nn.Linear(2, 2), "used": torch.nn.Linear(2, 2)})
-    parallel = FullyShard(blocks=lambda model: model.values())
+    parallel = FullyShard(blocks=lambda model: model.values(), clip=clip)
     parallel.apply(model.to(device()))
     model["used"](torch.ones(1, 2, device=device())).sum().backward()
     return parallel.grad_norm(list(model.parameters())).item()
 
 
 def test_the_first_parameter_may_have_no_gradient():
-    assert launch(_norm_without_the_first_gradient, ranks=2) == [pytest.approx(6**0.5)] * 2
+    for clip in (clip_grad_norm_sharded, lambda *of: float(clip_grad_norm_sharded(*of))):
+        norms = launch(_norm_without_the_first_gradient, clip, ranks=2)
+        assert norms == [pytest.approx(6**0.5)] * 2

@@ -292,10 +292,10 @@ check(fsdp_norm_bytes=...)
 def clip_grad_norm_sharded(parameters, max_norm, group=None):
     """The gradients, one vector over all ranks of the group, are no longer than max_norm.
 
-    Returns the norm before, a tensor of shape (), alike on all ranks: NaN or infinite on all, where
-    one gradient on one rank is. A parameter without gradient (None) does not count, and a rank may
-    have none at all. Gradients of 16 bits are added up in more. Where the norm is below max_norm,
-    all stay as they are. With offload they are on the CPU: the factor must come to them.
+    Returns the norm before, in a tensor or as a number, alike on all ranks: NaN or infinite on all,
+    where one gradient on one rank is. A parameter without gradient (None) does not count, and a
+    rank may have none at all. Gradients of 16 bits are added up in more. Where the norm is below
+    max_norm, all stay as they are. With offload they are on the CPU: the factor must come to them.
     group  the ranks that share out the rows
     cost   one all-reduce of 8 bytes
     """
@@ -316,8 +316,8 @@ def clipped():
     mine = tokens[dist.get_rank()].to(device())
     model(mine, mine).backward()
     rows = math.hypot(*(p.grad.norm().item() for p in model.parameters() if p.grad.numel()))
-    before = clip_grad_norm_sharded(model.parameters(), 0.5).item()
-    return rows, before, clip_grad_norm_sharded(model.parameters(), 0.5).item()
+    before = float(clip_grad_norm_sharded(model.parameters(), 0.5))
+    return rows, before, float(clip_grad_norm_sharded(model.parameters(), 0.5))
 
 
 torch.manual_seed(0)

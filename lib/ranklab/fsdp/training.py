@@ -3,6 +3,8 @@
 import contextlib
 import math
 
+import torch
+
 from ranklab.data_parallel.training import DataParallel
 from ranklab.fsdp.block import FullyShardedBlock
 from ranklab.fsdp.clip import clip_grad_norm_sharded
@@ -46,7 +48,8 @@ class FullyShard(DataParallel):
 
     def grad_norm(self, parameters):
         norm = self.norm_of(parameters, math.inf, self.shards)
-        return norm.to(parameters[0].device)  # offloaded gradients are where their rows are
+        # A learner's may be a number. Offloaded gradients are where their rows are.
+        return torch.as_tensor(norm, device=parameters[0].device)
 
     def state(self, model, optimizer):
         """This rank's rows; and what is no parameter."""

@@ -45,4 +45,5 @@ WRONG = [
            says="stay in the graph"),
     _wrong("    total =", "    if not (targets != IGNORE).any():\n        raise ValueError('no')\n"
            "    total =", says="raised ValueError", called="an_error_on_one_rank"),
+    _wrong("if count is None:", "if not count:", says="with count=0 it sends 1 messages"),
 ]

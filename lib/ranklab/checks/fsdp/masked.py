@@ -57,10 +57,17 @@ def _trial(masked_loss):
         found[case] = (sum(loss.detach().float() for loss in losses), logits.grad.float(),
                        [op.payload_bytes for op in traffic.ops])
     labels[:, 1:] = IGNORE
-    try:
-        return found, masked_loss(logits, labels).item()
-    except ValueError:
-        return found, "ValueError"
+    return found, [_without_answers(masked_loss, logits, labels, count) for count in (None, 0)]
+
+
+def _without_answers(masked_loss, logits, labels, count):
+    """What comes of it, and how many messages."""
+    with Traffic() as traffic:
+        try:
+            value = masked_loss(logits, labels, count).item()
+        except ValueError:
+            value = "ValueError"
+    return value, len(traffic.ops)
 
 
 def check_masked_loss(masked_loss):
@@ -79,11 +86,15 @@ def check_masked_loss(masked_loss):
     yield "R times each rank's share of the mean over all answer tokens; one rank has none"
     yield "the gradients too; logits of float16 and bfloat16 are summed in float32"
     yield "micro-batches by `count`, which sends nothing; in groups of 1 and 3"
-    for rank, (_, value) in enumerate(seen):
-        if value != "ValueError":
+    for rank, (_, [(value, _), (given_0, sent)]) in enumerate(seen):
+        if value != "ValueError" or given_0 != "ValueError":
+            value = given_0 if value == "ValueError" else value
             raise Mistake(f"no label of the batch counts, and rank {rank} gets {value}",
                           "raise ValueError(...) where the count over all ranks is 0. The first "
                           "label of a row never counts: no logits are for it.")
+        if sent:
+            raise Mistake(f"with count=0 it sends {sent} messages", "A count that is given is not "
+                          "asked for: if count is None, since 0 is one, too.")
     yield "a batch without any answer is a ValueError on every rank"
 
 
