@@ -102,6 +102,8 @@ class Attention(nn.Module):
             project(x).unflatten(-1, (-1, self.head_size)).transpose(1, 2)  # (B, H, T, D)
             for project in (self.q, self.k, self.v)
         )
+        if (sharing := q.shape[1] // k.shape[1]) > 1:  # heads of q share one of k and v
+            k, v = k.repeat_interleave(sharing, 1), v.repeat_interleave(sharing, 1)
         y = self.attend(self.rotate(q, positions), self.rotate(k, positions), v)
         return self.out(y.transpose(1, 2).flatten(-2))
 

@@ -1,0 +1,104 @@
+"""Attention over several ranks: each has some of the heads, which need nothing of each other."""
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+
+from ranklab.ranks import shard_range
+from ranklab.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
+from ranklab.tensor_parallel.regions import (
+    Through, as_it_is, copy_to_region, reduce_from_region, summed,
+)
+from ranklab.tensor_parallel.split import Split, take
+
+
+def parallel_attention(attention, group=None, enter=copy_to_region, leave=reduce_from_region):
+    """`attention` computes this rank's heads; changed in place, and returned.
+
+    Its children q, k, v and out are nn.Linear, its head_size is D. Each rank has H/tp heads of q in
+    rank order, and the heads of k and v that these need: with grouped queries H/KV heads of q share
+    one. x enters once for all three.
+    cost   those of enter and leave; where the ranks do not divide KV, an all-reduce of k's and of
+           v's gradients in backward
+    error  ValueError where the ranks do not divide H, or KV does not divide H
+    lab    08
+    """
+    D, rank, R = attention.head_size, dist.get_rank(group), dist.get_world_size(group)
+    H, KV = attention.q.out_features // D, attention.k.out_features // D
+    if H % R or H % KV:
+        raise ValueError(f"tp={R} and n_kv_head={KV} must divide n_head={H}")
+    needed = [head // (H // KV) for head in shard_range(H, rank, R)]  # one for each of my heads
+    attention.q = ColumnParallelLinear(attention.q, group, as_it_is)
+    attention.k = KeyValueHeads(attention.k, needed, D, group)
+    attention.v = KeyValueHeads(attention.v, needed, D, group)
+    attention.out = RowParallelLinear(attention.out, group, leave)
+    enter_before(attention, enter, group)
+    return attention
+
+
+def enter_before(module, enter, group=None):
+    """`module`'s first argument, or `hidden_states`, goes through `enter` before its forward."""
+
+    def hook(module, args, kwargs):
+        if args:
+            return (enter(args[0], group), *args[1:]), kwargs
+        return args, {**kwargs, "hidden_states": enter(kwargs["hidden_states"], group)}
+
+    module.register_forward_pre_hook(hook, with_kwargs=True)
+
+
+class KeyValueHeads(nn.Module):
+    """`linear`, of whose heads this rank computes those that its query heads need.
+
+    needed  for each query head of this rank: which head of the linear. A head that several ranks
+            need is on each of them, and its gradient is the sum of theirs.
+    shape   (..., C) -> (..., heads * D): each needed head once; or, where one is needed more often
+            than another one, a head for each query head
+    cost    where ranks share heads: backward an all-reduce of the whole weight's gradient
+    """
+
+    def __init__(self, linear, needed, head_size, group=None):
+        super().__init__()
+        self.group, self.head_size = group, head_size
+        self.split = heads_split(linear.out_features, needed, head_size, group)
+        self.weight, self.bias = take(linear.weight, self.split), take(linear.bias, self.split)
+        held = sorted(set(needed))
+        is_even = len({needed.count(head) for head in held}) == 1
+        self.repeats = None if is_even else [held.index(head) for head in needed]
+
+    def forward(self, x):
+        y = F.linear(x, self.shared(self.weight), self.shared(self.bias))
+        if self.repeats is None:
+            return y
+        heads = y.unflatten(-1, (-1, self.head_size))  # (B, T, held, D)
+        return heads[..., self.repeats, :].flatten(-2)
+
+    def shared(self, parameter):
+        """The parameter, whose gradient will be that of all ranks that hold it."""
+        if parameter is None or set(self.split.copies) == {1}:
+            return parameter
+        return Through.apply(parameter, self.group, as_it_is, self.summed_where_held)
+
+    def summed_where_held(self, gradient, group):
+        """all_reduce of the whole gradient, of which each rank has a part; this rank's part."""
+        whole = gradient.new_zeros(self.split.size, *gradient.shape[1:])
+        for start, part in self.split.pieces_of(gradient):
+            whole[start : start + len(part)] = part
+        whole = summed(whole, group)
+        return torch.cat([whole[start:stop] for start, stop in self.split.ranges])
+
+
+def heads_split(size, needed, head_size, group=None):
+    """The Split of a matrix of heads by which this rank has those in `needed`, a range each.
+
+    All ranks' heads follow from this rank's: query heads go round evenly, in rank order.
+    """
+    rank, R = dist.get_rank(group), dist.get_world_size(group)
+    heads, mine = size // head_size, len(needed)
+    sharing = R * mine // heads  # query heads to a head
+    holders = [{query // mine for query in range(head * sharing, (head + 1) * sharing)}
+               for head in range(heads)]  # fmt: skip
+    held = [head for head in range(heads) if rank in holders[head]]
+    ranges = tuple((head * head_size, (head + 1) * head_size) for head in held)
+    return Split(0, size, ranges, tuple(len(holders[head]) for head in held))

@@ -1,0 +1,53 @@
+"""Random numbers for dropout: the same on all ranks, or each rank its own.
+
+Where ranks hold the same tensor they must drop the same numbers, or they hold the same no more.
+Where each holds its heads or its tokens, each must drop other ones: the same mask on all heads
+would be another kind of dropout than that of one process.
+"""
+
+import contextlib
+
+import torch
+
+SPREAD = 1_000_003  # runs with seeds next to each other share no seed, up to so many ranks
+
+
+def dropout_seeds(seed, data_rank, tensor_rank, tensor_ranks):
+    """(shared, own): seeds for what the ranks of a tensor group hold alike, and for the rest.
+
+    shared is the same on all tensor_ranks of one data_rank, and another one for each data_rank,
+    which has other rows. own is another one on every rank. All of a run's seeds differ.
+    cost  sends nothing
+    lab   08
+    """
+    first = seed * SPREAD + data_rank * (tensor_ranks + 1)
+    return first, first + 1 + tensor_rank
+
+
+@contextlib.contextmanager
+def own_random(own):
+    """Inside, random numbers follow from `own` and the generator; outside it goes on as before.
+
+    The generator gives one number, on all ranks of the group the same. So activation checkpointing,
+    which sets the generator back, gets the same masks when it computes again.
+    """
+    draw = torch.randint(2**31, ()).item()  # of the CPU's generator: nobody waits for a GPU
+    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+    with torch.random.fork_rng(devices):
+        torch.manual_seed((own * 2**31 + draw) % 2**63)
+        yield
+
+
+def own_random_in(module, own):
+    """In training `module`'s forward runs inside own_random(own)."""
+    entered = []
+
+    def enter(module, args):
+        entered.append(own_random(own) if module.training else contextlib.nullcontext())
+        entered[-1].__enter__()
+
+    def leave(module, args, result):
+        entered.pop().__exit__(None, None, None)
+
+    module.register_forward_pre_hook(enter)
+    module.register_forward_hook(leave, always_call=True)

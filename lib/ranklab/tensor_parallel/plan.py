@@ -1,0 +1,226 @@
+"""A model over the ranks of a group, changed from outside: which module is split, and in which way.
+
+    tensor_parallel(model, {"token": vocabulary, "blocks.*.attention": heads(), ...}, group)
+
+A plan is {pattern of names: style}, as torch's parallelize_module takes one for DTensor. A style
+is a function (module, how) that returns what stands in the module's place.
+"""
+
+import fnmatch
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, Callable
+
+from torch import nn
+
+from ranklab.tensor_parallel.attention import enter_before, parallel_attention
+from ranklab.tensor_parallel.dropout import own_random_in
+from ranklab.tensor_parallel.linear import (
+    ColumnParallelLinear, OverlappedColumnLinear, RowParallelLinear,
+)
+from ranklab.tensor_parallel.regions import (
+    as_it_is, copy_to_region, gather_tokens, reduce_from_region, scatter_tokens,
+)
+from ranklab.tensor_parallel.sequence import SequenceParallelNorm, sequence_parallel_norm
+from ranklab.tensor_parallel.vocabulary import (
+    VocabParallelEmbedding, VocabParallelHead, vocab_parallel_cross_entropy,
+    vocab_parallel_embedding, vocab_parallel_loss,
+)
+
+
+@dataclass(frozen=True)
+class How:
+    """What styles need to know. The functions and classes may be a learner's own.
+
+    sequence_parallel  outside of the regions each rank has its tokens
+    overlap            weight gradients are computed while gradients of inputs are summed
+    own                this rank's seed (dropout_seeds) for dropout inside of the regions
+    """
+
+    group: Any = None
+    sequence_parallel: bool = False
+    overlap: bool = False
+    own: int | None = None
+    copy: Callable = copy_to_region
+    reduce: Callable = reduce_from_region
+    column: type = ColumnParallelLinear
+    row: type = RowParallelLinear
+    attention: Callable = parallel_attention
+    embed: Callable = vocab_parallel_embedding
+    cross_entropy: Callable = vocab_parallel_cross_entropy
+    norm: Callable = sequence_parallel_norm
+
+    def __post_init__(self):
+        if self.overlap and self.sequence_parallel:
+            raise ValueError("overlap=True sums with an all-reduce, but with sequence_parallel=True"
+                             " there is none")
+
+    @property
+    def enter(self):
+        return gather_tokens if self.sequence_parallel else self.copy
+
+    @property
+    def leave(self):
+        return scatter_tokens if self.sequence_parallel else self.reduce
+
+    @property
+    def outside(self):
+        return self.copy if self.sequence_parallel else as_it_is
+
+
+def tensor_parallel(model, plan, how):
+    """`model` with each module that the plan names replaced, in place; what was one stays one.
+
+    error  ValueError for a pattern that fits no module
+    """
+    tied = ties(model)
+    for pattern, style in plan.items():
+        found = [name for name, _ in model.named_modules() if fnmatch.fnmatchcase(name, pattern)]
+        if not found:
+            raise ValueError(f"no module of the model is called {pattern!r}")
+        for name in found:
+            parent, _, child = name.rpartition(".")
+            holder = model.get_submodule(parent)
+            setattr(holder, child, style(holder.get_submodule(child), how))
+    for second, first in tied.items():
+        parent, _, attribute = second.rpartition(".")
+        setattr(model.get_submodule(parent), attribute, model.get_parameter(first))
+    return model
+
+
+def ties(model):
+    """{second name: first name} of parameters that stand in several places."""
+    first, tied = {}, {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if first.setdefault(parameter, name) != name:
+            tied[name] = first[parameter]
+    return tied
+
+
+# --- styles ---------------------------------------------------------------------------------------
+
+def column(module, how):
+    """Outputs split; its input enters the region by itself."""
+    if how.overlap:
+        return OverlappedColumnLinear(module, how.group)
+    return how.column(module, how.group, how.enter)
+
+
+def inner_column(module, how):
+    """Outputs split; its input is in the region already: see entering."""
+    return how.column(module, how.group, as_it_is)
+
+
+def row(module, how):
+    """Inputs split; its output leaves the region."""
+    return how.row(module, how.group, how.leave, how.outside)
+
+
+def entering(module, how):
+    """Its input enters the region, once for all layers in it."""
+    enter_before(module, how.enter, how.group)
+    return module
+
+
+def heads(q="q", k="k", v="v", out="out", head_size="head_size"):
+    """A style for attention, whose children have these names."""
+
+    def style(module, how):
+        parts = {"q": q, "k": k, "v": v, "out": out}
+        seen = SimpleNamespace(
+            head_size=getattr(module, head_size),
+            register_forward_pre_hook=module.register_forward_pre_hook,
+            **{name: getattr(module, theirs) for name, theirs in parts.items()})  # fmt: skip
+        how.attention(seen, how.group, how.enter, how.leave)
+        for name, theirs in parts.items():
+            setattr(module, theirs, getattr(seen, name))
+        if how.own is not None:
+            own_random_in(module, how.own)
+        return module
+
+    return style
+
+
+def vocabulary(module, how):
+    """An embedding whose rows are split."""
+    return VocabParallelEmbedding(module, how.group, how.leave, how.embed)
+
+
+def logits(module, how):
+    """A head whose logits stay split."""
+    return VocabParallelHead(module, how.group, how.enter)
+
+
+def norm(module, how):
+    """Computed on all tokens by all ranks; with sequence parallelism each on its own."""
+    if not how.sequence_parallel:
+        return module
+    return SequenceParallelNorm(module, how.group, how.norm)
+
+
+def dropout(module, how):
+    """Where each rank has its tokens, each drops its own numbers."""
+    if how.sequence_parallel and how.own is not None and module.p > 0:
+        own_random_in(module, how.own)
+    return module
+
+
+# --- plans ----------------------------------------------------------------------------------------
+
+GPT_PLAN = {
+    "token": vocabulary,
+    "blocks.*.norm?": norm,
+    "blocks.*.attention": heads(),
+    "blocks.*.mlp.up": column,
+    "blocks.*.mlp.down": row,
+    "blocks.*.drop": dropout,
+    "norm": norm,
+    "head": logits,
+}
+LLAMA_PLAN = {
+    "model.embed_tokens": vocabulary,
+    "model.layers.*.self_attn": heads("q_proj", "k_proj", "v_proj", "o_proj", "head_dim"),
+    "model.layers.*.mlp": entering,
+    "model.layers.*.mlp.gate_proj": inner_column,
+    "model.layers.*.mlp.up_proj": inner_column,
+    "model.layers.*.mlp.down_proj": row,
+    "lm_head": logits,
+}
+
+
+def parallel_gpt(model, how=How()):
+    """models.gpt's GPT over the group, with a loss that never has whole logits."""
+    vocab_size = model.config.vocab_size
+    tensor_parallel(model, GPT_PLAN, how)
+    model.loss = vocab_parallel_loss(vocab_size, how.group, how.cross_entropy)
+    return model
+
+
+def parallel_llama(model, how=How()):
+    """transformers' LlamaForCausalLM over the group; its loss is that of the labels one place on.
+
+    error  ValueError for sequence_parallel: Llama takes positions from what it has
+    """
+    if how.sequence_parallel:
+        raise ValueError("transformers' Llama counts positions in the tokens that it is given: "
+                         "without sequence_parallel")
+    tensor_parallel(model, LLAMA_PLAN, how)
+    for layer in model.model.layers:
+        attention = layer.self_attn
+        D = attention.head_dim
+        q, k = (len(part.weight) // D for part in (attention.q_proj, attention.k_proj))
+        k = q if getattr(attention.k_proj, "repeats", None) else k
+        attention.num_key_value_groups = q // k
+    model.loss_function = shifted_loss(how)
+    return model
+
+
+def shifted_loss(how):
+    """What LlamaForCausalLM's loss_function is: (logits, labels, vocab_size) -> the mean."""
+
+    def loss(logits, labels, vocab_size, **_):
+        shifted = nn.functional.pad(labels, (0, 1), value=-100)[:, 1:].flatten()
+        losses = how.cross_entropy(logits.flatten(0, 1), shifted, vocab_size, how.group)
+        return losses.sum() / (shifted != -100).sum()
+
+    return loss

@@ -1,0 +1,106 @@
+"""f and g: how a tensor enters and leaves the region where each rank computes a part of a layer.
+
+Outside of the region all ranks hold the same: the whole x, or (sequence parallel) each its tokens.
+Each of them is one function forward and another one backward; f and g have them swapped:
+
+                     forward            backward
+    copy_to_region      x is there         all-reduce       f
+    reduce_from_region  all-reduce         is there         g
+    gather_tokens       all-gather         reduce-scatter   f, where each rank has its tokens
+    scatter_tokens      reduce-scatter     all-gather       g, where each rank has its tokens
+"""
+
+import torch
+import torch.distributed as dist
+
+
+def copy_to_region(x, group=None):
+    """x as it is; its gradient is the sum over ranks (f).
+
+    Each rank uses x for its part of the layer, so each knows a part of its gradient. x and the
+    gradients that ranks bring stay as they are.
+    cost   nothing forward; backward one all-reduce of x's bytes
+    paper  Shoeybi et al. 2019, Megatron-LM, section 3
+    lab    08
+    """
+    return Through.apply(x, group, as_it_is, summed)
+
+
+def reduce_from_region(x, group=None):
+    """The sum over ranks of x; its gradient goes to each rank as it is (g).
+
+    x itself is unchanged.
+    cost   forward one all-reduce of x's bytes; nothing backward
+    paper  Shoeybi et al. 2019, Megatron-LM, section 3
+    lab    08
+    """
+    return Through.apply(x, group, summed, as_it_is)
+
+
+def gather_tokens(x, group=None):
+    """All tokens, of which each rank has some; the gradient of each rank's is summed over ranks.
+
+    shape  (B, T/tp, C) -> (B, T, C)
+    cost   forward one all-gather, backward one reduce-scatter: together an all-reduce's bytes
+    paper  Korthikanti et al. 2022, section 4.2.2
+    lab    08
+    """
+    return Through.apply(x, group, gathered, scattered)
+
+
+def scatter_tokens(x, group=None):
+    """This rank's tokens of the sum over ranks of x; gradients of all tokens come back.
+
+    shape  (B, T, C) -> (B, T/tp, C)
+    cost   forward one reduce-scatter, backward one all-gather
+    error  ValueError where the ranks do not divide T
+    lab    08
+    """
+    return Through.apply(x, group, scattered, gathered)
+
+
+class Through(torch.autograd.Function):
+    """x through one function forward, and its gradient through another backward.
+
+    Through.apply(x, group, forward, backward), each of them (tensor, group) -> tensor.
+    """
+
+    @staticmethod
+    def forward(ctx, x, group, forward, backward):
+        ctx.group, ctx.back = group, backward
+        return forward(x, group)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return ctx.back(gradient, ctx.group), None, None, None
+
+
+def as_it_is(x, group=None):
+    """x; nothing is sent."""
+    return x.view_as(x)
+
+
+def summed(x, group=None):
+    """all_reduce: the sum over ranks, in a new tensor: others may still read x."""
+    x = x.clone(memory_format=torch.contiguous_format)
+    dist.all_reduce(x, group=group)
+    return x
+
+
+def gathered(x, group=None):
+    """all_gather of the tokens of all ranks: (B, T/tp, C) -> (B, T, C)"""
+    x = x.transpose(0, 1).contiguous()  # (T/tp, B, C): a message is joined along its first dim
+    everybodys = x.new_empty(dist.get_world_size(group) * len(x), *x.shape[1:])
+    dist.all_gather_single(everybodys, x, group=group)
+    return everybodys.transpose(0, 1).contiguous()
+
+
+def scattered(x, group=None):
+    """reduce_scatter: this rank's tokens of the sum over ranks: (B, T, C) -> (B, T/tp, C)"""
+    R = dist.get_world_size(group)
+    if x.shape[1] % R:
+        raise ValueError(f"tp={R} must divide the T={x.shape[1]} tokens of a sequence")
+    x = x.transpose(0, 1).contiguous()  # (T, B, C)
+    mine = x.new_empty(len(x) // R, *x.shape[1:])
+    dist.reduce_scatter_single(mine, x, group=group)
+    return mine.transpose(0, 1).contiguous()

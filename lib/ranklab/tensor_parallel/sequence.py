@@ -1,0 +1,36 @@
+"""Sequence parallelism: outside of the region each rank has some tokens of each sequence.
+
+What all ranks would compute alike on all tokens (norms, dropout, residuals) each computes on its
+own tokens. So activations there are 1/tp, and the bytes sent are the same: see regions.py.
+"""
+
+from torch import nn
+from torch.func import functional_call
+
+from ranklab.tensor_parallel.regions import copy_to_region
+
+
+def sequence_parallel_norm(norm, x, group=None):
+    """norm(x), where x is this rank's tokens; the norm's gradients are the sums over ranks.
+
+    A norm looks at one token at a time, so its output needs nobody. Its weight is the same on all
+    ranks, and each knows the gradient of its own tokens only. `norm` is unchanged.
+    shape  (B, T/tp, C) -> (B, T/tp, C)
+    cost   backward one all-reduce for each parameter of the norm
+    lab    08
+    """
+    parameters = {name: copy_to_region(p, group) for name, p in norm.named_parameters()}
+    return functional_call(norm, parameters, x)
+
+
+class SequenceParallelNorm(nn.Module):
+    """`norm` on this rank's tokens; its parameters keep their names."""
+
+    def __init__(self, norm, group=None, apply=sequence_parallel_norm):
+        super().__init__()
+        self.group, self.apply_norm = group, apply
+        self.hidden = [norm]  # no child, or names would be longer
+        self._parameters = norm._parameters
+
+    def forward(self, x):
+        return self.apply_norm(self.hidden[0], x, self.group)

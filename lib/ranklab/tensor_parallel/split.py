@@ -1,0 +1,75 @@
+"""Which part of a parameter a rank holds, and the part itself. Nothing is sent."""
+
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+
+class Split(NamedTuple):
+    """The part that this rank holds of a parameter: ranges of one dim, one after the other."""
+
+    dim: int
+    size: int  # of the whole along dim
+    ranges: tuple  # of (start, stop)
+    copies: tuple  # for each range: how many ranks hold it
+
+    @property
+    def length(self):
+        """Along dim, of the part."""
+        return sum(stop - start for start, stop in self.ranges)
+
+    def whole_shape(self, part):
+        """The shape of the whole parameter, where this rank's part has the shape `part`."""
+        return (*part[: self.dim], self.size, *part[self.dim + 1 :])
+
+    def pieces_of(self, part):
+        """[(where the range begins in the whole, views of `part`)], in order."""
+        lengths = [stop - start for start, stop in self.ranges]
+        return list(zip([start for start, _ in self.ranges], part.split(lengths, self.dim)))
+
+
+def even_split(size, dim, group=None, parts=None):
+    """The Split in which each rank has 1/R of `size`, or of each of `parts`, in rank order.
+
+    parts  the sizes of what lies side by side in one matrix: a fused q, k, v is three. Cut as one,
+           the first rank would hold all of q and nothing of v.
+    error  ValueError where the ranks do not divide each part
+    """
+    rank, R = dist.get_rank(group), dist.get_world_size(group)
+    ranges, begin = [], 0
+    for part in parts or (size,):
+        if part % R:
+            raise ValueError(f"tp={R} must divide the {part} rows or columns of a matrix")
+        each = part // R
+        ranges.append((begin + rank * each, begin + (rank + 1) * each))
+        begin += part
+    if begin != size:
+        raise ValueError(f"parts={tuple(parts)} add up to {begin}, but the matrix has {size} rows")
+    return Split(dim, size, tuple(ranges), (1,) * len(ranges))
+
+
+def take(parameter, split):
+    """A copy of this rank's part, a parameter of its own that knows its Split."""
+    if parameter is None:
+        return None
+    part = torch.cat([parameter.detach().narrow(split.dim, start, stop - start)
+                      for start, stop in split.ranges], split.dim)  # fmt: skip
+    part = nn.Parameter(part, parameter.requires_grad)
+    part.of_whole = split
+    return part
+
+
+def split_parameter(parameter, dim, group=None, parts=None):
+    """This rank's even part of `parameter` along `dim`, copied: the parameter can be freed.
+
+    None stays None, as the bias of a layer without one. See even_split.
+    """
+    if parameter is not None:
+        return take(parameter, even_split(parameter.shape[dim], dim, group, parts))
+
+
+def split_of(parameter):
+    """Its Split; None where each rank holds the whole."""
+    return getattr(parameter, "of_whole", None)

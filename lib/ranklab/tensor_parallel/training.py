@@ -1,0 +1,76 @@
+"""TensorParallel: the split model as the training loop sees it."""
+
+import torch
+import torch.distributed as dist
+
+from ranklab.parallel import Parallel, Piece
+from ranklab.tensor_parallel.dropout import dropout_seeds
+from ranklab.tensor_parallel.plan import How, parallel_gpt
+from ranklab.tensor_parallel.split import split_of
+
+
+class TensorParallel(Parallel):
+    """All ranks of the group take the same batch, and each computes its part of every layer.
+
+    apply_to  (model, how) -> the model split
+    seed      of dropout; None: the model has none
+    changes   of How: sequence_parallel, overlap, or a learner's own functions
+    lab       08
+    """
+
+    def __init__(self, group=None, apply_to=parallel_gpt, seed=None, **changes):
+        self.group, self.apply_to, self.seed = group, apply_to, seed
+        self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
+        self.changes = changes
+
+    def apply(self, model):
+        own = None
+        if self.seed is not None:
+            shared, own = dropout_seeds(self.seed, 0, self.rank, self.ranks)
+            torch.manual_seed(shared)
+        model = self.apply_to(model, How(self.group, own=own, **self.changes))
+        self.parts = dict(model.named_parameters())
+        return model
+
+    def make_optimizer(self, new_optimizer, groups):
+        """Of the parts that are there now: groups were decided before the model was split."""
+        return new_optimizer([{**group, "params": [(name, self.parts[name])
+                                                   for name, _ in group["params"]]}
+                              for group in groups])
+
+    def grad_norm(self, parameters):
+        """Each number once: parts are added up over ranks, copies are shares of it."""
+        squares = [self.share_of(p, p.grad.double().square()) for p in parameters
+                   if p.grad is not None]
+        total = torch.stack(squares).sum()
+        dist.all_reduce(total, group=self.group)
+        return total.sqrt().float()
+
+    def share_of(self, parameter, values):
+        """The sum of values, such that the sum over ranks has each number of the whole once."""
+        split = split_of(parameter)
+        if split is None:
+            return values.sum() / self.ranks
+        return sum(part.sum() / copies
+                   for (_, part), copies in zip(split.pieces_of(values), split.copies))
+
+    def gather(self, values):
+        everybodys = values.new_empty(self.ranks * len(values))
+        dist.all_gather_single(everybodys, values, group=self.group)
+        return everybodys.view(self.ranks, -1)
+
+    def state(self, model, optimizer):
+        """This rank's parts, as boxes of the whole."""
+        splits = {name: split_of(p) for name, p in model.named_parameters()}
+        return [box for piece in super().state(model, optimizer)
+                for box in boxes_of(piece, splits.get(piece.name))]
+
+
+def boxes_of(piece, split):
+    """The Pieces of one tensor: a box for each range of its Split."""
+    if split is None or not piece.tensor.dim():
+        return [piece]
+    shape = split.whole_shape(tuple(piece.tensor.shape))
+    return [Piece(piece.name, piece.kind, shape,
+                  tuple(start if dim == split.dim else 0 for dim in range(len(shape))), part)
+            for start, part in split.pieces_of(piece.tensor)]

@@ -1,0 +1,104 @@
+"""The vocabulary over several ranks: embedding, head and loss, without whole logits anywhere.
+
+The rows of the embedding need not divide: they are shared out as in lab 00 (ranks).
+"""
+
+import functools
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+
+from ranklab.models.gpt import IGNORE
+from ranklab.ranks import shard_range
+from ranklab.tensor_parallel.regions import copy_to_region, reduce_from_region
+from ranklab.tensor_parallel.split import Split, take
+
+
+def vocab_parallel_embedding(tokens, w_shard, vocab_size, group=None, leave=reduce_from_region):
+    """Each token's row of the whole embedding, of which this rank has the rows `w_shard`.
+
+    Rows are in rank order, shard_range(vocab_size, rank, R) of them.
+    shape  tokens (B, T), w_shard (V/tp, C) -> (B, T, C)
+    cost   that of leave: one all-reduce of the result; not one of the embedding
+    lab    08
+    """
+    rows = shard_range(vocab_size, dist.get_rank(group), dist.get_world_size(group))
+    elsewhere = (tokens < rows.start) | (tokens >= rows.stop)
+    x = F.embedding((tokens - rows.start).masked_fill(elsewhere, 0), w_shard)
+    return leave(x.masked_fill(elsewhere[..., None], 0), group)
+
+
+def vocab_parallel_cross_entropy(logits, targets, vocab_size, group=None):
+    """The loss of each target in nats, from logits of which each rank has some columns.
+
+    0 where a target is IGNORE. Computed in float32. All ranks get the same losses, and each the
+    gradient of its own logits, which stay as they are.
+    shape  logits (n, V/tp), targets (n,) -> (n,)
+    cost   12 bytes a target in all-reduces, 4 and 8; nothing backward
+    paper  Shoeybi et al. 2019, Megatron-LM, section 3
+    lab    08
+    """
+    rows = shard_range(vocab_size, dist.get_rank(group), dist.get_world_size(group))
+    logits = logits.float()
+    largest = logits.detach().amax(-1)  # (n,)
+    dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
+    logits = logits - largest[:, None]  # so that exp is never infinite
+    elsewhere = (targets < rows.start) | (targets >= rows.stop)
+    at = (targets - rows.start).masked_fill(elsewhere, 0)
+    of_target = logits.gather(1, at[:, None])[:, 0].masked_fill(elsewhere, 0)
+    both = torch.stack([logits.exp().sum(-1), of_target])  # (2, n): one message
+    total, of_target = reduce_from_region(both, group)
+    return (total.log() - of_target).masked_fill(targets == IGNORE, 0)
+
+
+def vocabulary_split(vocab_size, group=None):
+    """The Split of an embedding's rows.
+    error  ValueError for more ranks than rows
+    """
+    rank, R = dist.get_rank(group), dist.get_world_size(group)
+    if vocab_size < R:
+        raise ValueError(f"tp={R} ranks are more than vocab_size={vocab_size} rows")
+    rows = shard_range(vocab_size, rank, R)
+    return Split(0, vocab_size, ((rows.start, rows.stop),), (1,))
+
+
+class VocabParallelEmbedding(nn.Module):
+    """`embedding`, of which this rank has some rows."""
+
+    def __init__(self, embedding, group=None, leave=reduce_from_region,
+                 embed=vocab_parallel_embedding):  # fmt: skip
+        super().__init__()
+        self.group, self.vocab_size = group, embedding.num_embeddings
+        self.leave, self.embed = leave, embed
+        self.weight = take(embedding.weight, vocabulary_split(self.vocab_size, group))
+
+    def forward(self, tokens):
+        return self.embed(tokens, self.weight, self.vocab_size, self.group, self.leave)
+
+
+class VocabParallelHead(nn.Module):
+    """`linear` to logits, of which this rank computes some columns; they are never gathered.
+    shape  (B, T, C) -> (B, T, V/tp)
+    """
+
+    def __init__(self, linear, group=None, enter=copy_to_region):
+        super().__init__()
+        self.group, self.enter = group, enter
+        split = vocabulary_split(linear.out_features, group)
+        self.weight, self.bias = take(linear.weight, split), take(linear.bias, split)
+
+    def forward(self, x):
+        return F.linear(self.enter(x, self.group), self.weight, self.bias)
+
+
+def vocab_parallel_loss(vocab_size, group=None, cross_entropy=vocab_parallel_cross_entropy):
+    """What GPT's `loss` is, (head, hidden, targets, reduction) -> loss, for a VocabParallelHead."""
+    return functools.partial(_loss, vocab_size, group, cross_entropy)
+
+
+def _loss(vocab_size, group, cross_entropy, head, hidden, targets, reduction="mean"):
+    targets = targets.flatten()
+    total = cross_entropy(head(hidden).flatten(0, 1), targets, vocab_size, group).sum()
+    return total / (targets != IGNORE).sum() if reduction == "mean" else total
