@@ -1,6 +1,6 @@
 """Pipeline parallelism: each rank has some layers, and micro-batches pass through all ranks.
 
-    actions.py      Action, and what it needs; places; the text form: parse and text
+    actions.py      Action, and what it needs; places; the text form: parse_schedule, schedule_text
     flush.py        gpipe_schedule, one_f_one_b_schedule
     interleaved.py  interleaved_schedule: several stages on a rank
     zero_bubble.py  zero_bubble_schedule: ZB-H1, the backward in two halves
@@ -15,8 +15,12 @@ A schedule is pure data: it says what each rank does, in its order. Whoever runs
 checks it reads the same tuples.
 """
 
-from ranklab.pipeline_parallel.actions import Action, parse, places, text
+from ranklab.pipeline_parallel.actions import Action, parse_schedule, places, schedule_text
 from ranklab.pipeline_parallel.flush import gpipe_schedule, one_f_one_b_schedule
+from ranklab.pipeline_parallel.formulas import (
+    flush_bubble, gpipe_in_flight, interleaved_in_flight, one_f_one_b_in_flight, zb_h1_bubble,
+    zb_h1_in_flight,
+)
 from ranklab.pipeline_parallel.interleaved import interleaved_schedule
 from ranklab.pipeline_parallel.messages import Message, with_messages
 from ranklab.pipeline_parallel.pipedream import pipedream_schedule, weight_versions
@@ -28,8 +32,10 @@ from ranklab.pipeline_parallel.validity import problems
 from ranklab.pipeline_parallel.zero_bubble import zero_bubble_schedule
 
 __all__ = [
-    "Action", "Message", "Span", "bubble_fraction", "dual_pipe_schedule", "gpipe_schedule",
-    "in_flight_activations", "interleaved_schedule", "memory_line", "one_f_one_b_schedule", "parse",
-    "pipedream_schedule", "places", "problems", "simulate", "text", "weight_versions",
-    "with_messages", "zb_v_schedule", "zero_bubble_schedule",
+    "Action", "Message", "Span", "bubble_fraction", "dual_pipe_schedule", "flush_bubble",
+    "gpipe_in_flight", "gpipe_schedule", "in_flight_activations", "interleaved_in_flight",
+    "interleaved_schedule", "memory_line", "one_f_one_b_in_flight", "one_f_one_b_schedule",
+    "parse_schedule", "pipedream_schedule", "places", "problems", "schedule_text", "simulate",
+    "weight_versions", "with_messages", "zb_h1_bubble", "zb_h1_in_flight", "zb_v_schedule",
+    "zero_bubble_schedule",
 ]

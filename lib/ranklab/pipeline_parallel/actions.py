@@ -13,7 +13,7 @@ class Action(NamedTuple):
     """One piece of work, "F2.5": the forward of stage 2 on micro-batch 5.
 
     kind  F forward; B whole backward; or B in two halves: I gradient of the stage's input, which
-          the stage before waits for, and W gradient of its weights, for which nobody waits
+          the stage before waits for, and W gradient of its weights, for which no rank waits
     """
 
     kind: str
@@ -37,7 +37,7 @@ def makes(action):
 
 
 def needs(action, stages):
-    """What must be there before `action` can start (see makes), in a pipeline of so many stages."""
+    """What must be there before `action` can start (see makes); `stages` is how many there are."""
     kind, stage, micro_batch = action
     if kind == "W":
         return [Action("B", stage, micro_batch)]
@@ -50,7 +50,7 @@ def needs(action, stages):
 def walk(schedule):
     """Yields (rank, action) in an order in which all ranks could do them, each in its own order.
 
-    error  ValueError that names the ranks and what they wait for, where nobody can go on
+    error  ValueError that names the ranks and what they wait for, where no rank can go on
     """
     stages = len(places(schedule))
     done, at = set(), [0] * len(schedule)
@@ -72,10 +72,10 @@ def _deadlock(schedule, at, done, stages):
             action = actions[at[rank]]
             missing = [str(need) for need in needs(action, stages) if need not in done]
             waits.append(f"rank {rank} waits for {' and '.join(missing)} to do {action}")
-    return "nobody can go on: " + "; ".join(waits)
+    return "no rank can go on: " + "; ".join(waits)
 
 
-def parse(text):
+def parse_schedule(text):
     """The schedule that `text` says: a line for each rank, "F0 F1 B0 B1".
 
     "F5" is micro-batch 5 on the stage with the number of the line; "F2.5" names stage 2.
@@ -93,8 +93,8 @@ def _action(word, rank):
     return Action(word[0], *map(int, numbers))
 
 
-def text(schedule):
-    """`schedule` as parse reads it; stages are named only where they are not the ranks."""
+def schedule_text(schedule):
+    """`schedule` as parse_schedule reads it; stages are named only where they are not the ranks."""
     plain = all(stage == rank for stage, rank in places(schedule).items())
     return "\n".join(" ".join(f"{a.kind}{a.micro_batch}" if plain else str(a) for a in actions)
                      for actions in schedule)

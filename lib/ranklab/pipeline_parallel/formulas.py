@@ -15,7 +15,7 @@ def flush_bubble(P, M, V=1):
     return (P - 1) / (V * M + P - 1)
 
 
-def zero_bubble_bubble(P, M, forward=1, input_gradient=1, weight_gradient=1):
+def zb_h1_bubble(P, M, forward=1, input_gradient=1, weight_gradient=1):
     """The bubble of ZB-H1, where W takes no longer than F and I.
 
     paper  Qi et al. 2023, table 2; for M < P appendix H
@@ -38,6 +38,6 @@ def interleaved_in_flight(P, M, V):
     return [min(2 * (P - rank - 1) + (V - 1) * P + 1, M * V) for rank in range(P)]
 
 
-def zero_bubble_in_flight(P, M):
+def zb_h1_in_flight(P, M):
     """That of 1F1B's rank 0, on all ranks."""
     return [min(P, M)] * P

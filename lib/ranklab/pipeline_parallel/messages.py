@@ -37,7 +37,7 @@ def with_messages(schedule):
     - so they do, too, where both ends only start the message (isend, irecv), and the wait for
       what was received comes right before the action that needs it. Use this one: the blocking
       form makes a rank wait in a message while it could compute
-    error  ValueError where nobody can go on
+    error  ValueError where no rank can go on
     """
     place = places(schedule)
     lists = [[] for _ in schedule]
@@ -46,7 +46,7 @@ def with_messages(schedule):
         kind, stage, micro_batch = action
         to = stage + 1 if kind == "F" else stage - 1
         if kind == "W" or place.get(to, rank) == rank:
-            continue  # nobody needs it, or this rank itself has the stage that does
+            continue  # no stage needs it, or one that this rank has, too
         way, peer = "F" if kind == "F" else "B", place[to]
         lists[rank].append(Message("S" + way, stage, micro_batch, peer))
         lists[peer].append(Message("R" + way, to, micro_batch, rank))

@@ -21,7 +21,7 @@ def simulate(schedule, forward=1, backward=2, input_gradient=1, weight_gradient=
 
     A cost is a number, or has one for each stage. `send` is the time of a message between two
     ranks, which keeps neither of them from working; messages do not wait for each other.
-    error  ValueError where nobody can go on
+    error  ValueError where no rank can go on
     """
     costs = dict(zip("FBIW", (forward, backward, input_gradient, weight_gradient)))
     place = places(schedule)

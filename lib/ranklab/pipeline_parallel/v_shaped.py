@@ -1,9 +1,9 @@
 """Two schedules in the shape of a V: rank r has stages r and 2 * ranks - 1 - r, so that a
 micro-batch goes down all ranks and up again, and its loss is computed on rank 0.
 
-Both are lists of steps, (times, pattern): the words of `pattern` are repeated so often. "Fd" is
-the next forward of the stage on the way down, "Iu" the next I of that on the way up; "W" is the
-W of the oldest I that has none yet.
+Both are lists of steps, (how often, pattern). In a pattern "Fd" is the next forward of the stage
+on the way down, "Iu" the next I of that on the way up, "Wu" its next W, and "W" the W that has
+waited longest on either.
 """
 
 from collections import Counter
@@ -15,7 +15,7 @@ def zb_v_schedule(ranks, micro_batches):
     """A schedule without a bubble where F, I and W take equal time and micro_batches is at least
     2 * ranks - 1, with the activation memory of 1F1B, the same on all ranks.
 
-    That needs ranks that begin the next batch without a flush: see bubble_fraction.
+    The time is counted without a flush: see bubble_fraction.
     paper  Qi et al. 2023, Zero Bubble Pipeline Parallelism (arXiv 2401.10241), section 6
     """
     check_counts(ranks=ranks, micro_batches=micro_batches)

@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from ranklab.pipeline_parallel.actions import KINDS, places, walk
+from ranklab.pipeline_parallel.actions import KINDS, Action, places, walk
 
 
 def problems(schedule, ranks, micro_batches):
@@ -29,7 +29,7 @@ def problems(schedule, ranks, micro_batches):
 def _strange(schedule, micro_batches):
     return [f"rank {rank}: {a} is no action of a pipeline with {micro_batches} micro-batches"
             for rank, actions in enumerate(schedule) for a in actions
-            if a.kind not in KINDS or a.stage < 0 or not 0 <= a.micro_batch < micro_batches]
+            if not isinstance(a, Action) or a.kind not in KINDS or a.stage < 0 or not 0 <= a.micro_batch < micro_batches]
 
 
 def _places(schedule):

@@ -1,5 +1,5 @@
-"""ZB-H1: the backward in two halves. Nobody waits for the gradient of weights, so it can fill
-the time in which a rank would wait.
+"""ZB-H1: the backward in two halves. No rank waits for the gradient of weights, so it can fill
+the time in which its own rank would wait.
 """
 
 from ranklab.pipeline_parallel.actions import Action, check_counts
@@ -8,8 +8,9 @@ from ranklab.pipeline_parallel.actions import Action, check_counts
 def zero_bubble_schedule(stages, micro_batches):
     """A schedule in the order of 1F1B, with I for each B, and each W as late as memory allows.
 
-    Stage s has s weight gradients outstanding, and s micro-batches less of its own way still to
-    come than stage 0; so all ranks hold at most as many activations as rank 0 does in 1F1B.
+    Stage s has s fewer micro-batches on their way than stage 0, so it can keep s others until
+    their W: all ranks hold at most what rank 0 holds in 1F1B. What waits longest is done at the
+    end, while the other ranks' last I are still to come.
     paper  Qi et al. 2023, Zero Bubble Pipeline Parallelism (arXiv 2401.10241), ZB-H1
     lab    09
     """
