@@ -14,7 +14,9 @@ GOOD = "F0 F1 B0 B1\nF0 B0 F1 B1"
 
 
 def shapes(P):
-    return range(1, 4 * P + 1)
+    """Numbers of micro-batches up to 4 * P: all small ones, and those around a multiple of P."""
+    around = {k * P + d for k in (2, 3, 4) for d in (-1, 0, 1)}
+    return sorted(M for M in {*range(1, P + 2), *around} if 1 <= M <= 4 * P)
 
 
 def schedules(P, M):
@@ -210,6 +212,10 @@ def test_other_right_schedules_are_right():
     assert pp.problems(parse_schedule("F0 F1 B1 B0\nF0 F1 B1 B0"), 2, 2) == []
     assert pp.problems(parse_schedule("F0 F1 I0 B1 W0\nF0 I0 F1 B1 W0"), 2, 2) == []
     assert pp.problems([list(rank) for rank in pp.gpipe_schedule(2, 2)], 2, 2) == []
+
+
+def test_what_is_done_twice_is_no_deadlock():
+    assert len(simulate(parse_schedule("F0 F0 B0"))) == 3
 
 
 def test_what_deadlocks_has_no_times_and_no_messages():

@@ -54,14 +54,14 @@ def walk(schedule):
     """
     stages = len(places(schedule))
     done, at = set(), [0] * len(schedule)
-    while any(at[rank] < len(actions) for rank, actions in enumerate(schedule)):
-        before = len(done)
+    while at != [len(actions) for actions in schedule]:
+        before = sum(at)
         for rank, actions in enumerate(schedule):
             while at[rank] < len(actions) and done.issuperset(needs(actions[at[rank]], stages)):
                 done.add(makes(actions[at[rank]]))
                 yield rank, actions[at[rank]]
                 at[rank] += 1
-        if len(done) == before:
+        if sum(at) == before:
             raise ValueError(_deadlock(schedule, at, done, stages))
 
 

@@ -8,9 +8,9 @@ activations are those of one stage and one micro-batch, for each rank (in_flight
 def flush_bubble(P, M, V=1):
     """The bubble of GPipe and 1F1B, and with V stages a rank of interleaved 1F1B.
 
-    Alike stages; messages that take no time.
-    paper  Narayanan et al. 2021, Megatron-LM, section 2.2 (there it is divided by the time
-           without the bubble: (P-1) / (V*M))
+    All stages are alike, and messages take no time.
+    paper  Narayanan et al. 2021, Megatron-LM, section 2.2 (there as a part of the time without
+           the bubble: (P-1) / (V*M))
     """
     return (P - 1) / (V * M + P - 1)
 

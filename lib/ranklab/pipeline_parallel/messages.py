@@ -31,12 +31,12 @@ def with_messages(schedule):
 
     All actions are put in one order, that of a simulation; after each F, B or I comes its message,
     and each rank's list is what concerns it. This promises:
-    - any two ranks name the messages between them in the same order (NCCL runs them in that order)
-    - if each end waits until the other end is there, all ranks still come to the end: of what is
-      left, whatever is first in the one order can always be done
-    - so they do, too, where both ends only start the message (isend, irecv), and the wait for
-      what was received comes right before the action that needs it. Use this one: the blocking
-      form makes a rank wait in a message while it could compute
+    - any two ranks list the messages between them in the same order: NCCL runs them one by one
+    - all ranks come to the end, even if each end of a message waits for the other end: of all that
+      is left, what comes first in the one order can always be done
+    - so they do where both ends only start the message (isend, irecv), and the rank waits for what
+      it receives right before the action that needs it. Run it like this: a rank that waits in
+      each message loses time in which it could compute
     error  ValueError where no rank can go on
     """
     place = places(schedule)

@@ -20,7 +20,7 @@ def weight_versions(schedule, stash=True):
     update after each B.
 
     With stash, B uses the weights that its own F used: a copy is kept for each micro-batch in
-    flight. Without, B uses the newest ones, and its gradient is that of no weights at all.
+    flight. Without, B uses the newest ones, and its gradient belongs to no version at all.
     lab    09
     """
     versions = {}

@@ -40,9 +40,9 @@ def simulate(schedule, forward=1, backward=2, input_gradient=1, weight_gradient=
 def bubble_fraction(spans, flush=True):
     """The part of the ranks' time in which they do nothing: 0.2 for a fifth.
 
-    A rank's time is that from the first start to the last end of all ranks. Without a flush a rank
-    goes on to the next batch by itself: then it is that of the rank that takes the longest from
-    its own first start to its own last end. So count the papers on zero bubble.
+    A rank's time is that from the first start to the last end of all ranks. Without a flush each
+    rank goes on to the next batch when it is done: then only the time from its own first start to
+    its own last end counts, that of the slowest rank for all. Papers on zero bubble count so.
     lab    09
     """
     ranks = {span.rank for span in spans}

@@ -8,28 +8,27 @@ from ranklab.pipeline_parallel.actions import KINDS, Action, places, walk
 def problems(schedule, ranks, micro_batches):
     """What is wrong with `schedule`, one sentence for each; an empty list if it is right.
 
-    Right is: all stages, as many on each rank; each does F, and either B or I and then W, exactly
-    once for each micro-batch; and the ranks never wait for each other in a circle.
+    Right is: each rank has equally many stages; each stage does F, and then either B or I and W,
+    exactly once for each micro-batch; and the ranks never wait for each other in a circle.
     In which order a stage does its backwards is free: messages carry their own order (see
     with_messages), and gradients are added up, so only the rounding of the sum depends on it.
     lab    09
     """
     if len(schedule) != ranks:
         return [f"the schedule has {len(schedule)} ranks, not {ranks}"]
-    found = _strange(schedule, micro_batches) or _places(schedule) + _counts(schedule, micro_batches)
-    found = found or _order(schedule)
-    if not found:
-        try:
-            list(walk(schedule))
-        except ValueError as deadlock:
-            return [str(deadlock)]
-    return found
+    found = (_strange(schedule, micro_batches)
+             or _places(schedule) + _counts(schedule, micro_batches)
+             or _order(schedule))
+    return found or _deadlock(schedule)
 
 
 def _strange(schedule, micro_batches):
+    def is_action(a):
+        return (isinstance(a, Action) and a.kind in KINDS and a.stage >= 0
+                and 0 <= a.micro_batch < micro_batches)
+
     return [f"rank {rank}: {a} is no action of a pipeline with {micro_batches} micro-batches"
-            for rank, actions in enumerate(schedule) for a in actions
-            if not isinstance(a, Action) or a.kind not in KINDS or a.stage < 0 or not 0 <= a.micro_batch < micro_batches]
+            for rank, actions in enumerate(schedule) for a in actions if not is_action(a)]
 
 
 def _places(schedule):
@@ -70,3 +69,11 @@ def _order(schedule):
             if first and at[action._replace(kind=first)] > i:
                 found.append(f"rank {rank} does {action} before {action._replace(kind=first)}")
     return found
+
+
+def _deadlock(schedule):
+    try:
+        list(walk(schedule))
+    except ValueError as error:
+        return [str(error)]
+    return []

@@ -1,4 +1,4 @@
-"""Lanes of coloured spans over time: the timelines of labs 01, 03, 04 and 05."""
+"""Lanes of coloured spans over time: the timelines of labs 01, 03, 04, 05 and 09."""
 
 from itertools import groupby
 from typing import NamedTuple
