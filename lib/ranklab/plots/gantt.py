@@ -1,4 +1,4 @@
-"""Lanes of coloured spans over time: the timelines of labs 01, 03, 04 and 05."""
+"""Lanes of coloured spans over time: the timelines of labs 01, 03, 04, 05 and 09."""
 
 from itertools import groupby
 from typing import NamedTuple
@@ -19,7 +19,7 @@ LOOKS = {
 
 
 class Span(NamedTuple):
-    """One bar: `row` is its middle, `kind` one of LOOKS or the number of a tone and hatching."""
+    """One bar: `row` is its middle, `kind` one of `looks` or the number of a tone and hatching."""
 
     row: float
     start: float
@@ -28,16 +28,17 @@ class Span(NamedTuple):
     height: float = 0.6
 
 
-def gantt(ax, spans, names=None, **changes):
+def gantt(ax, spans, names=None, looks=LOOKS, **changes):
     """The spans are drawn, later ones on top; `names` is {row: what stands beside it}.
 
+    looks    {kind: how it looks}
     changes  of all looks: lw=0.3, label="copy in"
     """
     for kind, same in groupby(spans, lambda span: span.kind):
         rows, starts, ends, _, heights = zip(*same)
         widths = [end - start for start, end in zip(starts, ends)]
-        looks = LOOKS[kind] if kind in LOOKS else look(kind)
-        ax.barh(rows, widths, heights, starts, **{**changes, **looks})
+        tone = looks[kind] if kind in looks else look(kind)
+        ax.barh(rows, widths, heights, starts, **{**changes, **tone})
     if names:
         ax.set_yticks(list(names), names.values())
         ax.tick_params(axis="y", length=0)

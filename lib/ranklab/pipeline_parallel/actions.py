@@ -1,0 +1,107 @@
+"""What a rank of a pipeline does, one action after the other; and the text form of a schedule.
+
+A schedule has a tuple for each rank: its actions, in the order in which that rank does them.
+It is pure data. It can be printed, checked, drawn and timed before any process exists.
+"""
+
+from typing import NamedTuple
+
+KINDS = ("F", "B", "I", "W")
+
+
+class Action(NamedTuple):
+    """One piece of work, "F2.5": the forward of stage 2 on micro-batch 5.
+
+    kind  F forward; B whole backward; or B in two halves: I gradient of the stage's input, which
+          the stage before waits for, and W gradient of its weights, for which no rank waits
+    """
+
+    kind: str
+    stage: int
+    micro_batch: int
+
+    def __str__(self):
+        return f"{self.kind}{self.stage}.{self.micro_batch}"
+
+    __repr__ = __str__  # a schedule that is the last line of a cell can be read
+
+
+def places(schedule):
+    """{stage: the rank that has it}, by stage."""
+    return dict(sorted((a.stage, rank) for rank, actions in enumerate(schedule) for a in actions))
+
+
+def makes(action):
+    """What is there after `action`. I and B make the same: the gradient of the stage's input."""
+    return action._replace(kind="B") if action.kind == "I" else action
+
+
+def needs(action, stages):
+    """What must be there before `action` can start (see makes); `stages` is how many there are."""
+    kind, stage, micro_batch = action
+    if kind == "W":
+        return [Action("B", stage, micro_batch)]
+    if kind == "F":
+        return [Action("F", stage - 1, micro_batch)] if stage > 0 else []
+    own = Action("F", stage, micro_batch)
+    return [own, Action("B", stage + 1, micro_batch)] if stage < stages - 1 else [own]
+
+
+def walk(schedule):
+    """Yields (rank, action) in an order in which all ranks could do them, each in its own order.
+
+    error  ValueError that names the ranks and what they wait for, where no rank can go on
+    """
+    stages = len(places(schedule))
+    done, at = set(), [0] * len(schedule)
+    while at != [len(actions) for actions in schedule]:
+        before = sum(at)
+        for rank, actions in enumerate(schedule):
+            while at[rank] < len(actions) and done.issuperset(needs(actions[at[rank]], stages)):
+                done.add(makes(actions[at[rank]]))
+                yield rank, actions[at[rank]]
+                at[rank] += 1
+        if sum(at) == before:
+            raise ValueError(_deadlock(schedule, at, done, stages))
+
+
+def _deadlock(schedule, at, done, stages):
+    waits = []
+    for rank, actions in enumerate(schedule):
+        if at[rank] < len(actions):
+            action = actions[at[rank]]
+            missing = [str(need) for need in needs(action, stages) if need not in done]
+            waits.append(f"rank {rank} waits for {' and '.join(missing)} to do {action}")
+    return "no rank can go on: " + "; ".join(waits)
+
+
+def parse_schedule(text):
+    """The schedule that `text` says: a line for each rank, "F0 F1 B0 B1".
+
+    "F5" is micro-batch 5 on the stage with the number of the line; "F2.5" names stage 2.
+    error  ValueError for a word that is no action
+    """
+    lines = [line.split() for line in text.strip().splitlines()]
+    return tuple(tuple(_action(word, rank) for word in words) for rank, words in enumerate(lines))
+
+
+def _action(word, rank):
+    stage, _, micro_batch = word[1:].rpartition(".")
+    numbers = (stage or str(rank), micro_batch)
+    if word[0] not in KINDS or not all(number.isdecimal() for number in numbers):
+        raise ValueError(f"{word!r} on rank {rank} is no action: F5 or F2.5, and so B, I, W")
+    return Action(word[0], *map(int, numbers))
+
+
+def schedule_text(schedule):
+    """`schedule` as parse_schedule reads it; stages are named only where they are not the ranks."""
+    plain = all(stage == rank for stage, rank in places(schedule).items())
+    return "\n".join(" ".join(f"{a.kind}{a.micro_batch}" if plain else str(a) for a in actions)
+                     for actions in schedule)
+
+
+def check_counts(**counts):
+    """Raises ValueError with its name and number where one of `counts` is below 1."""
+    for name, count in counts.items():
+        if count < 1:
+            raise ValueError(f"{name}={count} must be 1 or more")

@@ -1,0 +1,53 @@
+"""The messages of a schedule: which rank sends what to which, and when it says so."""
+
+from typing import NamedTuple
+
+from ranklab.pipeline_parallel.actions import places
+from ranklab.pipeline_parallel.simulate import simulate
+
+
+class Message(NamedTuple):
+    """One end of a message, "SF1.3>2": micro-batch 3's output of stage 1 goes to rank 2.
+
+    kind   SF sends the output of `stage`, RF receives its input; SB sends the gradient of its
+           input, RB receives that of its output. `stage` is always one of the rank's own
+    peer   the rank at the other end
+    """
+
+    kind: str
+    stage: int
+    micro_batch: int
+    peer: int
+
+    def __str__(self):
+        sign = ">" if self.kind[0] == "S" else "<"
+        return f"{self.kind}{self.stage}.{self.micro_batch}{sign}{self.peer}"
+
+    __repr__ = __str__
+
+
+def with_messages(schedule):
+    """`schedule` with a Message at both ends of each dependency between two ranks.
+
+    All actions are put in one order, that of a simulation; after each F, B or I comes its message,
+    and each rank's list is what concerns it. This promises:
+    - any two ranks list the messages between them in the same order: NCCL runs them one by one
+    - all ranks come to the end, even if each end of a message waits for the other end: of all that
+      is left, what comes first in the one order can always be done
+    - so they do where both ends only start the message (isend, irecv), and the rank waits for what
+      it receives right before the action that needs it. Run it like this: a rank that waits in
+      each message loses time in which it could compute
+    error  ValueError where no rank can go on
+    """
+    place = places(schedule)
+    lists = [[] for _ in schedule]
+    for rank, action, _, _ in simulate(schedule):
+        lists[rank].append(action)
+        kind, stage, micro_batch = action
+        to = stage + 1 if kind == "F" else stage - 1
+        if kind == "W" or place.get(to, rank) == rank:
+            continue  # no stage needs it, or one that this rank has, too
+        way, peer = "F" if kind == "F" else "B", place[to]
+        lists[rank].append(Message("S" + way, stage, micro_batch, peer))
+        lists[peer].append(Message("R" + way, to, micro_batch, rank))
+    return tuple(map(tuple, lists))

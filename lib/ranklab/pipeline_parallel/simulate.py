@@ -1,0 +1,88 @@
+"""When a rank does what, and what it holds meanwhile: computed, without running anything."""
+
+from collections import Counter
+from typing import NamedTuple
+
+from ranklab.pipeline_parallel.actions import Action, makes, needs, places, walk
+
+
+class Span(NamedTuple):
+    """One action with its times: simulated here, or measured in a run."""
+
+    rank: int
+    action: Action
+    start: float
+    end: float
+
+
+def simulate(schedule, forward=1, backward=2, input_gradient=1, weight_gradient=1, send=0):
+    """Spans of all actions, by start: each rank starts each action as soon as the one before is
+    done, and what it needs has arrived.
+
+    A cost is a number, or has one for each stage. `send` is the time of a message between two
+    ranks, which keeps neither of them from working; messages do not wait for each other.
+    error  ValueError where no rank can go on
+    """
+    costs = dict(zip("FBIW", (forward, backward, input_gradient, weight_gradient)))
+    place = places(schedule)
+    made, free, spans = {}, [0] * len(schedule), []
+    for rank, action in walk(schedule):
+        arrivals = [made[need] + (send if place[need.stage] != rank else 0)
+                    for need in needs(action, len(place))]
+        start = max([free[rank], *arrivals])
+        cost = costs[action.kind]
+        end = start + (cost if isinstance(cost, (int, float)) else cost[action.stage])
+        made[makes(action)] = free[rank] = end
+        spans.append(Span(rank, action, start, end))
+    return sorted(spans, key=lambda span: (span.start, span.end, span.rank))
+
+
+def bubble_fraction(spans, flush=True):
+    """The part of the ranks' time in which they do nothing: 0.2 for a fifth.
+
+    A rank's time is that from the first start to the last end of all ranks. Without a flush each
+    rank goes on to the next batch when it is done: then only the time from its own first start to
+    its own last end counts, that of the slowest rank for all. Papers on zero bubble count so.
+    lab    09
+    """
+    ranks = {span.rank for span in spans}
+    busy = sum(span.end - span.start for span in spans)
+    groups = [spans] if flush else [[s for s in spans if s.rank == rank] for rank in ranks]
+    longest = max(max(s.end for s in group) - min(s.start for s in group) for group in groups)
+    return 1 - busy / (len(ranks) * longest)
+
+
+def in_flight_activations(schedule):
+    """For each rank the most activations that it holds at once, in those of one stage and
+    micro-batch: from its F on until its B is done, or its W, where B is in two halves.
+
+    (I sets some of them free already; how many depends on the model, so they are counted whole.)
+    lab    09
+    """
+    peaks = []
+    for actions in schedule:
+        held = peak = 0
+        for action in actions:
+            held += _change(action)
+            peak = max(peak, held)
+        peaks.append(peak)
+    return peaks
+
+
+def memory_line(spans, rank):
+    """[(time, activations that `rank` holds from then on)], counted as in_flight_activations does;
+    an F has its memory from its start.
+    """
+    changes = Counter()
+    for span in spans:
+        if span.rank == rank:
+            changes[span.start if span.action.kind == "F" else span.end] += _change(span.action)
+    line, held = [], 0
+    for time in sorted(changes):
+        held += changes[time]
+        line.append((time, held))
+    return line
+
+
+def _change(action):
+    return {"F": 1, "I": 0}.get(action.kind, -1)

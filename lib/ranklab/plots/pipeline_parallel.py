@@ -1,0 +1,118 @@
+"""The figures of lab 09: who does what when in a pipeline, and what each rank holds meanwhile."""
+
+from matplotlib.colors import to_rgb
+from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
+
+from ranklab.pipeline_parallel import bubble_fraction, memory_line
+from ranklab.plots.gantt import Span, gantt
+from ranklab.plots.style import DASHES, INK, TONES, figure, styled
+
+# Each kind has its tone, dark for F, then B and I, light for W, whose boxes are lower, too. A
+# rank's later stages are paler, but any F stays darker than any B. Idle time is white.
+TONE = {"F": "#12355b", "B": "#e39d62", "I": "#e39d62", "W": "#cfdcc0"}
+PALEST = {"F": 0.35, "B": 0.55, "I": 0.55, "W": 0.55}  # of the way to white
+WIDTH, LANES = 9.0, 7.0  # inches: of a figure; of its lanes, about
+
+
+@styled
+def timeline(spans, title=None, ranks=None, xlabel="time"):
+    """A lane for each rank, a box for each action with its micro-batch in it; below, the number of
+    activations in memory.
+
+    spans  of simulate, or measured: pipeline_parallel.Span
+    ranks  whose memory is drawn; None: of the ranks with the highest and with the lowest peak
+    """
+    spans, end, lanes = _from_zero(spans)
+    fig, (top, below) = figure(WIDTH, 0.36 * lanes + 2.2, rows=2, sharex=True,
+                               height_ratios=(0.36 * lanes, 1.1))
+    _lanes(top, spans, end)
+    if title:
+        top.set_title(title)
+    lines = {rank: memory_line(spans, rank) for rank in range(lanes)}
+    peak = {rank: max(held for _, held in line) for rank, line in lines.items()}
+    if ranks is None:
+        ranks = dict.fromkeys((max(peak, key=peak.get), min(peak, key=peak.get)))
+    for index, rank in enumerate(ranks):
+        times, held = zip((0, 0), *lines[rank], (end, 0))
+        below.step(times, held, where="post", color=TONES[index % 5], ls=DASHES[index % 5],
+                   label=f"rank {rank}, at most {peak[rank]}")
+    below.set(xlabel=xlabel, ylabel="activations", ylim=(0, 1.15 * max(peak.values())))
+    below.yaxis.set_major_locator(MaxNLocator(4, integer=True))
+    below.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+    _legend(fig, spans)
+    return fig
+
+
+@styled
+def several(named, title=None, flush=True, xlabel="time"):
+    """The lanes of {name: spans} one below the other over one time; beside each its bubble, and the
+    most micro-batches of which a rank holds the activations, of all its stages together.
+
+    flush  as for bubble_fraction
+    """
+    drawn = {name: _from_zero(spans) for name, spans in named.items()}
+    end = max(end for _, end, _ in drawn.values())
+    heights = [0.28 * lanes + 0.35 for _, _, lanes in drawn.values()]
+    fig, axes = figure(WIDTH, sum(heights) + 0.9, rows=len(drawn), sharex=True, squeeze=False,
+                       height_ratios=heights)
+    for ax, (name, (spans, _, lanes)) in zip(axes[:, 0], drawn.items()):
+        _lanes(ax, spans, end)
+        ax.set_title(name, loc="left", pad=3)
+        peak = max(held for rank in range(lanes) for _, held in memory_line(spans, rank))
+        each = len({span.action.stage for span in spans}) / lanes
+        ax.text(1.01, 0.5, f"bubble {bubble_fraction(spans, flush):.1%}\nholds {peak / each:g}\n"
+                "micro-batches", transform=ax.transAxes, va="center", fontsize=9)
+    axes[-1, 0].set_xlabel(xlabel)
+    if title:
+        fig.suptitle(title, fontsize=11, weight="bold")
+    _legend(fig, *(spans for spans, _, _ in drawn.values()))
+    return fig
+
+
+def _from_zero(spans):
+    """(spans that start at 0, the last end, how many ranks)"""
+    start = min(span.start for span in spans)
+    moved = [span._replace(start=span.start - start, end=span.end - start) for span in spans]
+    return moved, max(s.end for s in moved), max(s.rank for s in moved) + 1
+
+
+def _lanes(ax, spans, end):
+    stages, looks, boxes = _stages(spans), {}, []
+    digits = len(str(max(span.action.micro_batch for span in spans)))
+    for rank, (kind, stage, micro_batch), start, stop in spans:
+        which = stages[rank].index(stage)
+        tone = _paler(TONE[kind], PALEST[kind] * which / max(1, len(stages[rank]) - 1))
+        looks[kind, which] = {"facecolor": tone, "edgecolor": "white", "lw": 0.6}
+        boxes.append(Span(rank, start, stop, (kind, which), 0.55 if kind == "W" else 0.86))
+        points = 110 * LANES * (stop - start) / end / digits  # of the largest letters that fit
+        if points > 4.5:
+            ax.text((start + stop) / 2, rank, micro_batch, ha="center", va="center_baseline",
+                    fontsize=min(7, points), color="white" if sum(tone) < 1.5 else INK)
+    gantt(ax, sorted(boxes, key=lambda box: box.kind),  # one call of matplotlib for each kind
+          {rank: f"rank {rank}" for rank in stages}, looks)
+    ax.set(xlim=(0, end), ylim=(max(stages) + 0.5, -0.5))
+    ax.grid(False)
+
+
+def _stages(spans):
+    """{rank: its stages in order}"""
+    pairs = sorted({(span.rank, span.action.stage) for span in spans})
+    return {rank: [stage for one, stage in pairs if one == rank] for rank, _ in pairs}
+
+
+def _paler(tone, part):
+    """`tone` on the way to white: 0 for itself, 1 for white."""
+    return tuple(value + part * (1 - value) for value in to_rgb(tone))
+
+
+def _legend(fig, *drawn):
+    kinds = {span.action.kind for spans in drawn for span in spans}
+    half = "gradient of the input"
+    names = {"F": "forward", "B": f"backward, or {half}" if "I" in kinds else "backward",
+             "I": f"backward: {half}", "W": "gradient of the weights"}
+    shown = kinds - {"I"} if "B" in kinds else kinds
+    handles = [Patch(facecolor=TONE[kind], label=names[kind]) for kind in TONE if kind in shown]
+    if any(len(stages) > 1 for spans in drawn for stages in _stages(spans).values()):
+        handles.append(Patch(facecolor="none", label="paler: later stages"))
+    fig.legend(handles=handles, loc="outside lower center", ncols=4)
