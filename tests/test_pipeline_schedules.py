@@ -226,10 +226,10 @@ def test_what_deadlocks_has_no_times_and_no_messages():
 
 # --- PipeDream --------------------------------------------------------------------------------
 
-def test_weight_versions_of_pipedream():
+def test_stale_weights_of_pipedream():
     P, M = 4, 12
     schedule = pp.pipedream_schedule(P, M)
-    stashed, newest = pp.weight_versions(schedule), pp.weight_versions(schedule, stash=False)
+    stashed, newest = pp.stale_weights(schedule), pp.stale_weights(schedule, stash=False)
     for (kind, stage, m), version in stashed.items():
         assert version == max(0, m - (P - 1 - stage))    # behind by one for each stage to come
         assert newest[kind, stage, m] == (m if kind == "B" else version)

@@ -70,9 +70,9 @@ class Parallel:
         """The targets that count in the whole batch, as a tensor; `targets` are this process's."""
         return (targets != IGNORE).sum()
 
-    def forward_backward(self, loss_sum, inputs, targets, micro_batch):
-        """Gradients are those of the mean loss over the whole batch; returns this process's share
-        of that mean, detached (`total` of it is the mean).
+    def forward_backward(self, loss_sum, inputs, targets, micro_batch, scale=1.0):
+        """Gradients are those of the mean loss over the whole batch, times `scale`; returns this
+        process's share of that mean, detached (`total` of it is the mean).
         loss_sum  (inputs, targets) -> the sum of the losses of the targets that count
         """
         count = self.token_count(targets).clamp(min=1)  # a batch without targets teaches nothing
@@ -81,9 +81,14 @@ class Parallel:
         for i, (x, y) in enumerate(pieces, 1):
             with self.communication(is_last=i == len(pieces)):
                 loss = loss_sum(x, y) / count
-                self.backward(loss * self.gradient_scale)
+                self.backward(loss * (self.gradient_scale * scale))
             share = share + loss.detach()
         return share
+
+    def forward_only(self, loss_sum, inputs, targets, micro_batch):
+        """This process's share of the sum of the losses; for evaluation."""
+        pieces = zip(inputs.split(micro_batch), targets.split(micro_batch))
+        return sum(loss_sum(x, y) for x, y in pieces)
 
     def backward(self, loss):
         """The gradients of `loss` are added to what is there; DeepSpeed has a way of its own."""

@@ -61,11 +61,14 @@ class TextTrainer(Trainer):
         """The mean loss on the held-out windows, in nats per token, alike on all ranks."""
         window = held_out_batch(self.text.held_out, self.config.eval_batch, self.n_ctx)
         inputs, targets = (self.to_device(x) for x in self.parallel.batch(*window))
-        count, total = self.parallel.token_count(targets), 0.0
+        count = self.parallel.token_count(targets)
+
+        def loss_sum(x, y):  # not self.forward: it would compile once more, without autograd
+            with self.autocast():
+                return self.model(x, y, "sum")
+
         self.model.eval()
-        for x, y in zip(*(x.split(self.config.micro_batch) for x in (inputs, targets))):
-            with self.autocast():  # not self.forward: it would compile once more, without autograd
-                total += self.model(x, y, "sum")
+        total = self.parallel.forward_only(loss_sum, inputs, targets, self.config.micro_batch)
         self.model.train()
         return (self.parallel.total(total) / count).item()
 

@@ -114,6 +114,7 @@ class Trainer:
         self.optimizer = self.parallel.make_optimizer(new_optimizer, groups)
         # fp16 alone needs a scaled loss; switched off, the scaler passes everything through
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=loop.precision == "fp16")
+        self.scaler.scale(torch.zeros((), device=self.device))  # it makes its scale on first use
         self.progress = progress and self.parallel.rank == 0
         self.steps_done, self.stopped, self.history = 0, False, History()
         self.waits = []  # for data, in seconds, at each step since the last log
@@ -160,15 +161,15 @@ class Trainer:
         self.waits.append(time.perf_counter() - start)
         self.optimizer.zero_grad(set_to_none=True)
         scale = self.scaler.get_scale()
-        share = self.parallel.forward_backward(
-            lambda *piece: self.scaler.scale(self.loss_sum(*piece)),
-            *(self.to_device(x) for x in batch), self.loop.micro_batch)  # fmt: skip
+        inputs, targets = (self.to_device(x) for x in batch)
+        share = self.parallel.forward_backward(self.loss_sum, inputs, targets,
+                                               self.loop.micro_batch, scale)
         if self.loop.clip or self.scaler.is_enabled():  # fp16: all ranks skip a step, or none
             self.clip((self.loop.clip or math.inf) * scale)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.steps_done += 1
-        return share / scale
+        return share
 
     def rate(self):
         return learning_rate(self.schedule, self.steps_done)

@@ -5,17 +5,24 @@
     interleaved.py  interleaved_schedule: several stages on a rank
     zero_bubble.py  zero_bubble_schedule: ZB-H1, the backward in two halves
     v_shaped.py     zb_v_schedule, dual_pipe_schedule: to be drawn and compared
-    pipedream.py    pipedream_schedule, and which weights it uses: weight_versions
+    pipedream.py    pipedream_schedule, and which weights it uses: stale_weights
     validity.py     problems: what is wrong with a schedule
     simulate.py     simulate, bubble_fraction, in_flight_activations, memory_line
     formulas.py     the same numbers, as the papers give them
     messages.py     with_messages: the sends and receives between the actions
+    executor.py     PipelineExecutor: runs any of them on real ranks
+    deferred.py     the backward in two halves, for I and W
+    stashing.py     PipeDreamExecutor: an update after each backward
+    stages.py       split_stages: which layers a stage has
+    emulated.py     SleepingStage: work that only takes time
+    training.py     PipelineParallel: the training loop's view
 
 A schedule is pure data: it says what each rank does, in its order. Whoever runs it, draws it or
 checks it reads the same tuples.
 """
 
 from ranklab.pipeline_parallel.actions import Action, parse_schedule, places, schedule_text
+from ranklab.pipeline_parallel.executor import PipelineExecutor
 from ranklab.pipeline_parallel.flush import gpipe_schedule, one_f_one_b_schedule
 from ranklab.pipeline_parallel.formulas import (
     flush_bubble, gpipe_in_flight, interleaved_in_flight, one_f_one_b_in_flight, zb_h1_bubble,
@@ -23,19 +30,20 @@ from ranklab.pipeline_parallel.formulas import (
 )
 from ranklab.pipeline_parallel.interleaved import interleaved_schedule
 from ranklab.pipeline_parallel.messages import Message, with_messages
-from ranklab.pipeline_parallel.pipedream import pipedream_schedule, weight_versions
+from ranklab.pipeline_parallel.pipedream import pipedream_schedule, stale_weights
 from ranklab.pipeline_parallel.simulate import (
     Span, bubble_fraction, in_flight_activations, memory_line, simulate,
 )
+from ranklab.pipeline_parallel.stages import split_stages
 from ranklab.pipeline_parallel.v_shaped import dual_pipe_schedule, zb_v_schedule
 from ranklab.pipeline_parallel.validity import problems
 from ranklab.pipeline_parallel.zero_bubble import zero_bubble_schedule
 
 __all__ = [
-    "Action", "Message", "Span", "bubble_fraction", "dual_pipe_schedule", "flush_bubble",
-    "gpipe_in_flight", "gpipe_schedule", "in_flight_activations", "interleaved_in_flight",
-    "interleaved_schedule", "memory_line", "one_f_one_b_in_flight", "one_f_one_b_schedule",
-    "parse_schedule", "pipedream_schedule", "places", "problems", "schedule_text", "simulate",
-    "weight_versions", "with_messages", "zb_h1_bubble", "zb_h1_in_flight", "zb_v_schedule",
-    "zero_bubble_schedule",
+    "Action", "Message", "PipelineExecutor", "Span", "bubble_fraction", "dual_pipe_schedule",
+    "flush_bubble", "gpipe_in_flight", "gpipe_schedule", "in_flight_activations",
+    "interleaved_in_flight", "interleaved_schedule", "memory_line", "one_f_one_b_in_flight",
+    "one_f_one_b_schedule", "parse_schedule", "pipedream_schedule", "places", "problems",
+    "schedule_text", "simulate", "split_stages", "stale_weights", "with_messages",
+    "zb_h1_bubble", "zb_h1_in_flight", "zb_v_schedule", "zero_bubble_schedule",
 ]

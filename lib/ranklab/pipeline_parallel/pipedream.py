@@ -9,13 +9,13 @@ def pipedream_schedule(stages, micro_batches):
     """The order of 1F1B; what differs is that each B is followed by an update of its stage.
 
     So there is one warm-up for a whole epoch, and no bubble after it. The price is that a
-    micro-batch's backward meets weights that its forward did not use: see weight_versions.
+    micro-batch's backward meets weights that its forward did not use: see stale_weights.
     paper  Harlap et al. 2018, PipeDream (arXiv 1806.03377)
     """
     return one_f_one_b_schedule(stages, micro_batches)
 
 
-def weight_versions(schedule, stash=True):
+def stale_weights(schedule, stash=True):
     """{action: how often its stage's weights were updated before the ones that it uses}, with an
     update after each B.
 

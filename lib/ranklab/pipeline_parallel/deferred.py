@@ -1,0 +1,90 @@
+"""Gradients of weights for later: B in two halves, I and W.
+
+A linear layer's backward is two products: one gives the gradient of its input, for which the stage
+before waits, and one that of its weight, for which nobody waits. The second is put into a queue.
+What is small (norms, biases, an embedding) stays in I.
+paper  Qi et al. 2023 (arXiv 2401.10241), section 2
+"""
+
+import contextlib
+import functools
+from collections import defaultdict
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+class WeightQueue:
+    """What I leaves for W, for each stage and micro-batch."""
+
+    def __init__(self):
+        self.waiting, self.now = defaultdict(list), None
+
+    @contextlib.contextmanager
+    def later(self, stage, micro_batch):
+        """Inside, products for weights are left for run(stage, micro_batch)."""
+        self.now = stage, micro_batch
+        try:
+            yield
+        finally:
+            self.now = None
+
+    def put(self, work):
+        """`work`, a function, will be called at the W of the I that is running now."""
+        self.waiting[self.now].append(work)
+
+    def run(self, stage, micro_batch):
+        for work in self.waiting.pop((stage, micro_batch), []):
+            work()
+
+
+def defer_weights(module, queue):
+    """The weights of all linear layers in `module` get their gradients at W, where there is one."""
+    for child in module.modules():
+        if type(child) is nn.Linear:
+            child.__class__, child.queue = DeferredLinear, queue
+    return module
+
+
+class DeferredLinear(nn.Linear):
+    """A Linear whose weight gradient can wait in a WeightQueue."""
+
+    def forward(self, x):
+        kind = x.device.type
+        if torch.is_autocast_enabled(kind):
+            x = x.to(torch.get_autocast_dtype(kind))
+        y = Deferred.apply(x, self.weight, self.queue)
+        return y if self.bias is None else y + self.bias
+
+
+class Deferred(torch.autograd.Function):
+    """x @ weight.T, in the type of x."""
+
+    @staticmethod
+    def forward(ctx, x, weight, queue):
+        ctx.save_for_backward(x, weight.to(x.dtype))
+        ctx.weight, ctx.queue = weight, queue
+        return F.linear(x, weight.to(x.dtype))
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x, weight = ctx.saved_tensors
+        of_x = gradient @ weight if ctx.needs_input_grad[0] else None
+        if not ctx.needs_input_grad[1]:
+            return of_x, None, None
+        work = functools.partial(weight_gradient, x, gradient, ctx.weight.dtype)
+        if ctx.queue.now is None:
+            return of_x, work(), None
+        parameter = ctx.weight
+        ctx.queue.put(lambda: add_gradient(parameter, work()))
+        return of_x, None, None
+
+
+def weight_gradient(x, gradient, dtype):
+    """(out, in)"""
+    return (gradient.flatten(0, -2).T @ x.flatten(0, -2)).to(dtype)
+
+
+def add_gradient(weight, gradient):
+    weight.grad = gradient if weight.grad is None else weight.grad + gradient

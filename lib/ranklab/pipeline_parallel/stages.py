@@ -1,0 +1,54 @@
+"""Which layers a stage has, and a GPT of which only these are left."""
+
+import copy
+
+from torch import nn
+
+
+def split_stages(costs, stages):
+    """[range of layers] for each stage, in order, so that the largest sum of costs is smallest.
+
+    Every stage has at least one layer. The slowest stage sets the pace of all.
+    costs  of each layer, in any unit: of an embedding and a head, too
+    error  ValueError for fewer layers than stages, or no stage
+    lab    09
+    """
+    if not 1 <= stages <= len(costs):
+        raise ValueError(f"stages={stages} must be between 1 and the {len(costs)} layers")
+    # best[n] = (the largest sum, where stages begin) for the first n layers, one stage more a round
+    best = {n: (sum(costs[:n]), [0]) for n in range(1, len(costs) + 1)}
+    for stage in range(1, stages):
+        best = {n: min((max(best[k][0], sum(costs[k:n])), best[k][1] + [k])
+                       for k in range(stage, n)) for n in range(stage + 1, len(costs) + 1)}
+    begins = best[len(costs)][1]
+    return [range(a, b) for a, b in zip(begins, begins[1:] + [len(costs)])]
+
+
+def gpt_costs(config):
+    """FLOPs of a token's forward in each layer of a GPT: embedding, blocks, head (with its norm).
+
+    An embedding is looked up, and costs nothing; the head is one product of C x V.
+    """
+    C, T = config.n_embd, config.n_ctx
+    block = 2 * (12 * C * C + 2 * T * C)
+    return [0, *[block] * config.n_layer, 2 * C * config.vocab_size]
+
+
+def keep_layers(model, *ranges):
+    """`model`, a GPT, has only these layers left, counted as in gpt_costs; names stay. In place."""
+    layers = {layer for layers in ranges for layer in layers}
+    n_layer = model.config.n_layer
+    if 0 not in layers:
+        model.token = None
+    if n_layer + 1 not in layers:
+        model.norm = model.head = None
+    model.blocks = nn.ModuleDict({name: block for name, block in model.blocks.items()
+                                  if int(name) + 1 in layers})
+    return model
+
+
+def stage_of(model, layers):
+    """A GPT with these layers of `model`, which shares them."""
+    stage = copy.copy(model)
+    stage._modules = dict(model._modules)
+    return keep_layers(stage, layers)

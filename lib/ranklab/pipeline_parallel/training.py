@@ -1,0 +1,130 @@
+"""PipelineParallel: a pipeline as the training loop sees it."""
+
+import functools
+
+import torch
+import torch.distributed as dist
+
+from ranklab.parallel import Parallel
+from ranklab.pipeline_parallel.actions import places
+from ranklab.pipeline_parallel.deferred import WeightQueue, defer_weights
+from ranklab.pipeline_parallel.executor import PipelineExecutor
+from ranklab.pipeline_parallel.flush import one_f_one_b_schedule
+from ranklab.pipeline_parallel.stages import gpt_costs, keep_layers, split_stages, stage_of
+
+
+class PipelineParallel(Parallel):
+    """Each rank has some layers of a GPT, and all ranks take the same batch, piece by piece.
+
+    schedule  (ranks, micro_batches) -> a schedule; a learner's own function fits
+    split     (costs of layers, stages) -> the layers of each stage
+    executor  what runs a schedule: a learner's own class fits
+    lab       09
+    """
+
+    def __init__(self, group=None, schedule=one_f_one_b_schedule, split=split_stages,
+                 executor=PipelineExecutor):  # fmt: skip
+        self.group, self.schedule, self.split, self.executor = group, schedule, split, executor
+        self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
+        self.queue = WeightQueue()
+
+    def apply(self, model):
+        """The model itself, of which this rank's layers are left; it runs the stage `self.now`."""
+        # where the stages are does not depend on how many micro-batches there are
+        self.place = places(self.schedule(self.ranks, 2 * self.ranks))
+        layers = self.split(gpt_costs(model.config), len(self.place))
+        mine = [stage for stage, rank in self.place.items() if rank == self.rank]
+        self.model = keep_layers(model, *(layers[stage] for stage in mine))
+        self.tie(model)
+        defer_weights(model, self.queue)
+        self.stages = {stage: stage_of(model, layers[stage]) for stage in mine}
+        self.now = mine[0]
+        model.forward = self.run_stage
+        self.width, self.dtype = model.config.n_embd, next(model.parameters()).dtype
+        return model
+
+    def run_stage(self, *args, **kwargs):
+        return self.stages[self.now](*args, **kwargs)
+
+    def tie(self, model):
+        """A matrix that is the embedding of the first stage and the head of the last is on both
+        ranks. Each adds the other's gradient, so both stay alike.
+        """
+        ends = {self.place[0], self.place[max(self.place)]}
+        self.tied = model.tied if len(ends) > 1 else {}
+        self.copies = [p for name, p in model.named_parameters()
+                       if name in {*self.tied, *self.tied.values()}]
+        self.other_end = (ends - {self.rank}).pop() if self.copies else None
+
+    def sum_copies(self):
+        """Both ends have the sum of their gradients.
+        cost  each sends one message with its own
+        """
+        for parameter in self.copies:
+            theirs = torch.empty_like(parameter.grad)
+            under_way = dist.batch_isend_irecv([
+                dist.P2POp(dist.isend, parameter.grad, None, self.group,
+                           group_peer=self.other_end),
+                dist.P2POp(dist.irecv, theirs, None, self.group, group_peer=self.other_end)])
+            for work in under_way:
+                work.wait()
+            parameter.grad += theirs
+
+    def forward_backward(self, loss_sum, inputs, targets, micro_batch, scale=1.0):
+        count = self.token_count(targets).clamp(min=1)
+        share = self.run(loss_sum, inputs, targets, micro_batch, 1 / count, scale)
+        self.sum_copies()
+        return share
+
+    def forward_only(self, loss_sum, inputs, targets, micro_batch):
+        return self.run(loss_sum, inputs, targets, micro_batch)
+
+    def run(self, loss_sum, inputs, targets, micro_batch, weight=1.0, scale=1.0):
+        """The schedule, or without gradients its forwards, for the pieces of this batch."""
+        pieces = list(zip(inputs.split(micro_batch), targets.split(micro_batch)))
+        schedule = self.schedule(self.ranks, len(pieces))
+        if not torch.is_grad_enabled():
+            schedule = tuple(tuple(action for action in actions if action.kind == "F")
+                             for actions in schedule)
+        stages = {stage: functools.partial(self.at, stage, loss_sum) for stage in self.stages}
+        executor = self.executor(stages, max(self.place), self.new_hidden, self.group, self.queue)
+        return executor.run(schedule, pieces, weight, scale)
+
+    def at(self, stage, loss_sum, x, targets):
+        self.now = stage
+        return loss_sum(x, targets)
+
+    def new_hidden(self, tokens):  # (B, T) -> (B, T, C)
+        return torch.empty(*tokens.shape, self.width, dtype=self.dtype, device=tokens.device)
+
+    def grad_norm(self, parameters):
+        """Each number once: what two ranks hold is half of each."""
+        squares = torch.zeros((), dtype=torch.float64, device=parameters[0].device)
+        copies = {id(p) for p in self.copies}
+        for p in parameters:
+            if p.grad is not None:
+                squares += p.grad.double().square().sum() / (2 if id(p) in copies else 1)
+        return self.total(squares).sqrt().float()
+
+    def make_optimizer(self, new_optimizer, groups):
+        """Of what this rank has; groups are those of the whole model, decided before."""
+        whole = [{name for name, _ in group["params"]} for group in groups]
+        return new_optimizer([
+            {**group, "params": [(name, p) for name, p in self.model.named_parameters()
+                                 if self.tied.get(name, name) in names]}
+            for group, names in zip(groups, whole)])
+
+    def total(self, value):
+        value = torch.as_tensor(value).clone()
+        dist.all_reduce(value, group=self.group)
+        return value
+
+    def gather(self, values):
+        everybodys = values.new_empty(self.ranks * len(values))
+        dist.all_gather_single(everybodys, values, group=self.group)
+        return everybodys.view(self.ranks, -1)
+
+    def state(self, model, optimizer):
+        """What this rank has, under the names of the whole model."""
+        return [piece._replace(name=self.tied.get(piece.name, piece.name))
+                for piece in super().state(model, optimizer)]
