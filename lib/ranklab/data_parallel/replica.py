@@ -94,6 +94,12 @@ class Replica(nn.Module):
         self.in_backward = False
         self.finish()
 
+    def reduce_now(self):
+        """The gradients that backwards inside no_sync have left are averaged."""
+        for bucket in self.buckets:
+            bucket.missing.clear()
+        self.finish()
+
     def used_anywhere(self):
         """The parameters that have a gradient on this rank or on any other.
 

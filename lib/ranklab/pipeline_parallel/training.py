@@ -4,6 +4,7 @@ import functools
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from ranklab.parallel import Parallel
 from ranklab.pipeline_parallel.actions import places
@@ -27,18 +28,28 @@ class PipelineParallel(Parallel):
         self.group, self.schedule, self.split, self.executor = group, schedule, split, executor
         self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
         self.queue = WeightQueue()
+        self.token_ranks = 1  # more: between layers each of so many has its tokens (lab 08)
 
     def apply(self, model):
         """The model itself, of which this rank's layers are left; it runs the stage `self.now`."""
+        return self.make_stages(self.keep_mine(model))
+
+    def keep_mine(self, model):
+        """`model`, in place, with this rank's layers alone."""
         # where the stages are does not depend on how many micro-batches there are
         self.place = places(self.schedule(self.ranks, 2 * self.ranks))
         layers = self.split(gpt_costs(model.config), len(self.place))
-        mine = [stage for stage, rank in self.place.items() if rank == self.rank]
-        self.model = keep_layers(model, *(layers[stage] for stage in mine))
+        self.layers = {stage: layers[stage] for stage, rank in self.place.items()
+                       if rank == self.rank}
+        return keep_layers(model, *self.layers.values())
+
+    def make_stages(self, model):
+        """`model` runs the stage `self.now`, in forward and backward of the executor."""
+        self.model = model
         self.tie(model)
         defer_weights(model, self.queue)
-        self.stages = {stage: stage_of(model, layers[stage]) for stage in mine}
-        self.now = mine[0]
+        self.stages = {stage: stage_of(model, layers) for stage, layers in self.layers.items()}
+        self.now = min(self.stages)
         model.forward = self.run_stage
         self.width, self.dtype = model.config.n_embd, next(model.parameters()).dtype
         return model
@@ -95,7 +106,9 @@ class PipelineParallel(Parallel):
         return loss_sum(x, targets)
 
     def new_hidden(self, tokens):  # (B, T) -> (B, T, C)
-        return torch.empty(*tokens.shape, self.width, dtype=self.dtype, device=tokens.device)
+        B, T = tokens.shape
+        return torch.empty(B, T // self.token_ranks, self.width, dtype=self.dtype,
+                           device=tokens.device)  # fmt: skip
 
     def grad_norm(self, parameters):
         """Each number once: what two ranks hold is half of each."""
@@ -107,12 +120,15 @@ class PipelineParallel(Parallel):
         return self.total(squares).sqrt().float()
 
     def make_optimizer(self, new_optimizer, groups):
-        """Of what this rank has; groups are those of the whole model, decided before."""
+        return new_optimizer(self.here(groups))
+
+    def here(self, groups):
+        """`groups`, decided for the whole model, with what of them this rank has."""
         whole = [{name for name, _ in group["params"]} for group in groups]
-        return new_optimizer([
-            {**group, "params": [(name, p) for name, p in self.model.named_parameters()
-                                 if self.tied.get(name, name) in names]}
-            for group, names in zip(groups, whole)])
+        nothing = [("nothing", nn.Parameter(torch.empty(0)))]  # a stage may have no norm; torch
+        return [{**group, "params": [(name, p) for name, p in self.model.named_parameters()
+                                     if self.tied.get(name, name) in names] or nothing}
+                for group, names in zip(groups, whole)]  # wants names in all groups, or in none
 
     def total(self, value):
         value = torch.as_tensor(value).clone()

@@ -75,7 +75,7 @@ def tensor_parallel(model, plan, how):
     """
     tied = ties(model)
     for pattern, style in plan.items():
-        found = [name for name, _ in model.named_modules() if fnmatch.fnmatchcase(name, pattern)]
+        found = matches(model, pattern)
         if not found:
             raise ValueError(f"no module of the model is called {pattern!r}")
         for name in found:
@@ -86,6 +86,10 @@ def tensor_parallel(model, plan, how):
         parent, _, attribute = second.rpartition(".")
         setattr(model.get_submodule(parent), attribute, model.get_parameter(first))
     return model
+
+
+def matches(model, pattern):
+    return [name for name, _ in model.named_modules() if fnmatch.fnmatchcase(name, pattern)]
 
 
 def ties(model):
@@ -189,9 +193,10 @@ LLAMA_PLAN = {
 
 
 def parallel_gpt(model, how=How()):
-    """models.gpt's GPT over the group, with a loss that never has whole logits."""
+    """models.gpt's GPT, or a part of it, over the group, with a loss without whole logits."""
     vocab_size = model.config.vocab_size
-    tensor_parallel(model, GPT_PLAN, how)
+    plan = {pattern: style for pattern, style in GPT_PLAN.items() if matches(model, pattern)}
+    tensor_parallel(model, plan, how)
     model.loss = vocab_parallel_loss(vocab_size, how.group, how.cross_entropy)
     return model
 

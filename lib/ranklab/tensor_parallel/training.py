@@ -67,10 +67,18 @@ class TensorParallel(Parallel):
 
 
 def boxes_of(piece, split):
-    """The Pieces of one tensor: a box for each range of its Split."""
+    """The Pieces of the whole that lie in `piece`, a box of this rank's part: one for each range of
+    the part's Split that it meets.
+    """
     if split is None or not piece.tensor.dim():
         return [piece]
-    shape = split.whole_shape(tuple(piece.tensor.shape))
-    return [Piece(piece.name, piece.kind, shape,
-                  tuple(start if dim == split.dim else 0 for dim in range(len(shape))), part)
-            for start, part in split.pieces_of(piece.tensor)]
+    dim, begin, found = split.dim, 0, []
+    first, last = piece.offset[dim], piece.offset[dim] + piece.tensor.shape[dim]
+    for start, stop in split.ranges:  # of the whole; in the part it begins at `begin`
+        a, b = max(first, begin), min(last, begin + stop - start)
+        if a < b:
+            offset = (*piece.offset[:dim], start + a - begin, *piece.offset[dim + 1 :])
+            found.append(Piece(piece.name, piece.kind, split.whole_shape(tuple(piece.shape)),
+                               offset, piece.tensor.narrow(dim, a - first, b - a)))
+        begin += stop - start
+    return found

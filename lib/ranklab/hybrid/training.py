@@ -1,0 +1,107 @@
+"""Hybrid: data, tensor and pipeline parallelism together, as the training loop sees them."""
+
+import torch
+import torch.distributed as dist
+
+from ranklab.data_parallel.training import DataParallel
+from ranklab.hybrid.grad_norm import mesh_grad_norm
+from ranklab.hybrid.parallelize import parallelize
+from ranklab.parallel import Parallel
+from ranklab.pipeline_parallel.training import PipelineParallel
+from ranklab.tensor_parallel.split import split_of
+from ranklab.tensor_parallel.training import TensorParallel, boxes_of
+from ranklab.zero.training import Zero
+
+
+class Hybrid(Parallel):
+    """A mesh of ranks: each has some layers, of each layer a part, and takes some of the rows.
+
+    mesh    with the axes pipeline, data and tensor; see Layout.new_mesh
+    layout  a Layout
+    apply_by  what puts a model on it: a learner's own parallelize fits
+    lab     12
+    """
+
+    def __init__(self, mesh, layout, apply_by=parallelize):
+        self.mesh, self.layout, self.apply_by = mesh, layout, apply_by
+        self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
+        data = mesh.group("data")
+        self.data = Zero(1, data) if layout.zero else DataParallel(data)
+        self.tensor = TensorParallel(mesh.group("tensor"))
+        self.pipeline = PipelineParallel(mesh.group("pipeline"), layout.new_schedule())
+        self.pipeline.token_ranks = layout.tp if layout.sequence_parallel else 1
+
+    def apply(self, model):
+        return self.apply_by(model, self)
+
+    def make_optimizer(self, new_optimizer, groups):
+        """Of what this rank has; groups are those of the whole model, decided before."""
+        mine = self.pipeline.here(groups)
+        return self.data.make_optimizer(new_optimizer, mine)
+
+    # --- a step -----------------------------------------------------------------------------------
+
+    def batch(self, inputs, targets):
+        return self.data.batch(inputs, targets)
+
+    def token_count(self, targets):
+        return self.data.token_count(targets)
+
+    def forward_backward(self, loss_sum, inputs, targets, micro_batch, scale=1.0):
+        """Micro-batches go through the pipeline; then gradients travel over the data ranks, once.
+        """
+        count = self.token_count(targets).clamp(min=1)
+        with self.data.replica.no_sync():
+            share = self.pipeline.run(loss_sum, inputs, targets, micro_batch, 1 / count,
+                                      scale * self.data.gradient_scale)
+        self.pipeline.sum_copies()
+        self.data.replica.reduce_now()
+        return share
+
+    def forward_only(self, loss_sum, inputs, targets, micro_batch):
+        return self.pipeline.forward_only(loss_sum, inputs, targets, micro_batch)
+
+    def grad_norm(self, parameters):
+        """Each number of the model once, wherever it is."""
+        found = self.gradients()
+        return mesh_grad_norm([gradient for _, gradient in found],
+                              [self.copies_of(parameter) for parameter, _ in found])
+
+    def gradients(self):
+        """[(parameter, what of its gradient this rank has)]"""
+        if self.layout.zero:
+            parts = [part for bucket in self.data.replica.buckets for part in bucket.parts]
+            return [(part.parameter, part.master.grad) for part in parts]
+        return [(p, p.grad) for p in self.pipeline.model.parameters() if p.grad is not None]
+
+    def copies_of(self, parameter):
+        """How many ranks hold the numbers that this rank has of the parameter's gradient."""
+        split = split_of(parameter)
+        of_tensor = split.copies[0] if split else self.layout.tp
+        of_pipeline = 2 if any(parameter is p for p in self.pipeline.copies) else 1
+        of_data = 1 if self.layout.zero else self.layout.dp
+        return of_tensor * of_pipeline * of_data
+
+    def total(self, value):
+        """The sum over data and pipeline ranks; tensor ranks have the same value."""
+        value = torch.as_tensor(value).clone()
+        dist.all_reduce(value, group=self.mesh.group(("pipeline", "data")))
+        return value
+
+    def gather(self, values):
+        everybodys = values.new_empty(self.ranks * len(values))
+        dist.all_gather_single(everybodys, values)
+        return everybodys.view(self.ranks, -1)
+
+    # --- to the disk ------------------------------------------------------------------------------
+
+    def state(self, model, optimizer):
+        """What this rank has, as boxes of the whole model."""
+        splits = {name: split_of(p) for name, p in model.named_parameters()}
+        tied = self.pipeline.tied
+        return [box._replace(name=tied.get(box.name, box.name))
+                for piece in self.data.state(model, optimizer)
+                for box in boxes_of(piece, splits.get(piece.name))]
+
+    def loaded(self):
+        self.data.loaded()

@@ -1,0 +1,117 @@
+"""Lab 12's 3D parallelism: every layout of eight ranks gives the losses of one process."""
+
+import functools
+import itertools
+
+import pytest
+import torch
+
+from ranklab import device, launch
+from ranklab.data import python_text
+from ranklab.hybrid import Hybrid, Layout
+from ranklab.meter import Traffic
+from ranklab.models.gpt import GPT, GPTConfig
+from ranklab.text_trainer import TextTrainer, TrainConfig
+
+pytestmark = pytest.mark.timeout(180)
+
+MODEL = {"n_ctx": 16, "n_embd": 32, "n_head": 8, "n_layer": 6}
+SIZES = [sizes for sizes in itertools.product((1, 2, 4, 8), repeat=3)
+         if sizes[0] * sizes[1] * sizes[2] == 8]
+OPTIONS = {  # by pairs: each two of them meet in some layout
+    (2, 2, 2): [{"sequence_parallel": True, "zero": 1}, {"virtual": 2, "recompute": True},
+                {"schedule": "zb-h1", "zero": 1, "recompute": True},
+                {"schedule": "zb-v", "sequence_parallel": True, "recompute": True}],
+    (4, 1, 2): [{"virtual": 2, "zero": 1}, {"schedule": "gpipe"}],
+    (1, 4, 2): [{"virtual": 2, "sequence_parallel": True}],
+    (2, 4, 1): [{"zero": 1, "sequence_parallel": True, "recompute": True}],
+    (8, 1, 1): [{"zero": 1}],
+}
+LAYOUTS = [Layout(*sizes, **options) for sizes in SIZES
+           for options in [{}, *OPTIONS.get(sizes, [])]]
+
+
+@pytest.fixture(scope="module")
+def text():
+    return python_text()
+
+
+def new_trainer(text, layout, **changes):
+    torch.manual_seed(0)
+    config = TrainConfig(**{"steps": 4, "batch": 16, "micro_batch": 2, "log_every": 1, "clip": 0.3,
+                            "warmup": 2, "eval_batch": 16, **changes})
+    model = GPT(GPTConfig(vocab_size=text.vocab_size, **MODEL))
+    parallel = layout and Hybrid(layout.new_mesh(), layout)
+    return TextTrainer(model, text, config, device(), progress=False, parallel=parallel)
+
+
+def losses(text, layout, until=None, resume=False, **changes):
+    trainer = new_trainer(text, layout, **changes)
+    if resume:
+        trainer.resume()
+    history = trainer.fit(until)
+    return history.loss + list(history.held_out.values())
+
+
+@pytest.fixture(scope="module")
+def alone(text):
+    return launch(losses, text, None, ranks=1)[0]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_equal_to_one_process(layout, text, alone):
+    for found in launch(losses, text, layout, ranks=8, timeout=120):
+        assert found == pytest.approx(alone, abs=2e-5)
+
+
+def test_goes_on_in_any_other_layout(text, alone, tmp_path):
+    run = functools.partial(losses, text, checkpoint=str(tmp_path))
+    steps = [(Layout(2, 2, 2, zero=1), 1), (Layout(1, 4, 2, sequence_parallel=True), 2),
+             (Layout(8), 3), (None, 4)]
+    for i, (layout, until) in enumerate(steps):
+        found = launch(functools.partial(run, layout, until, resume=i > 0),
+                       ranks=layout.ranks if layout else 1, timeout=120)
+        for each in found:
+            assert each == pytest.approx(alone[until - 1 :][: len(each)], abs=5e-5)
+
+
+def _traffic(text, layout):
+    trainer = new_trainer(text, layout)
+    trainer.step()
+    with Traffic() as traffic:
+        trainer.step()
+    mesh = trainer.parallel.mesh
+    return {axis: sent for axis, sent in traffic.by_axis(mesh).items()}, mesh.coordinates()
+
+
+def test_what_travels_along_each_axis(text):
+    B, T, C = 2, 16, 32  # of a micro-batch
+    pieces, hidden = 16 // 2 // B, B * T * C * 4
+    for sent, place in launch(_traffic, text, Layout(2, 2, 2), ranks=8):
+        # the embedding's part is on the first and the last rank of a pipeline of two
+        parameters = 3 * (12 * C * C // 2 + 2 * C) * 4 + text.vocab_size * C // 2 * 4
+        parameters += C * 4 if place["pipeline"] == 1 else 0  # the last norm
+        assert sent["data"] == parameters + 8  # a ring of two; the number of targets
+        tied = text.vocab_size * C // 2 * 4
+        assert sent["pipeline"] == pieces * hidden + tied
+
+
+def test_bad_layouts_are_sentences():
+    for options, sentence in (
+        ({"dp": 0}, "dp=0 must be at least 1"),
+        ({"schedule": "1b1f"}, "schedule='1b1f' is not one of gpipe, 1f1b, zb-h1, zb-v"),
+        ({"zero": 3}, "zero=3 must be 0 or 1"),
+        ({"virtual": 2, "schedule": "gpipe"}, "virtual=2 stages need schedule='1f1b'"),
+    ):
+        with pytest.raises(ValueError) as error:
+            Layout(**options)
+        assert sentence in str(error.value)
+
+
+def test_a_mesh_of_another_size_is_a_sentence_on_every_rank():
+    def make():
+        with pytest.raises(ValueError) as error:
+            Layout(2, 2, 2).new_mesh()
+        return str(error.value)
+
+    assert launch(make, ranks=2) == ["2 x 2 x 2 = 8 ranks, but the job has 2"] * 2
