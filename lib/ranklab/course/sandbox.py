@@ -62,7 +62,8 @@ def run(clean, function, scratch, given, limit, quiet_limit):
 
 def _environment(scratch):
     return {"TMPDIR": str(scratch / "tmp"), "RANKLAB_HOME": str(scratch / "home"),
-            "IPYTHONDIR": str(scratch / "home"), "MPLBACKEND": "agg"}
+            "TORCHINDUCTOR_CACHE_DIR": str(scratch / "tmp"), "IPYTHONDIR": str(scratch / "home"),
+            "MPLBACKEND": "agg"}
 
 
 def _wait(clean, pipe, limit, quiet_limit):
