@@ -1,4 +1,4 @@
-"""Run the tests, then every notebook, solved and unsolved; end with each stage's summary line."""
+"""Run the tests, which run the unsolved labs, then the solved; end with each stage's summary."""
 import argparse
 import os
 import pathlib
@@ -18,8 +18,7 @@ def stages(jobs, fast, sweep=False):
         return [("fast tests", ["tests", "-m", "not slow", *parallel])]
     # A cell's limit is above the engine's 60 s, so that the engine's report of a hang comes first.
     notebooks = ["-p", "conftest", "--nbval-lax", "--nbval-cell-timeout=180", "--timeout=300"]
-    found = [str(path.relative_to(ROOT)) for folder in ("solutions", "labs")
-             for path in sorted((ROOT / folder).glob("*.ipynb"))]
+    found = [str(path.relative_to(ROOT)) for path in sorted((ROOT / "solutions").glob("*.ipynb"))]
     return [("tests", ["tests", *parallel, *(["--sweep"] if sweep else [])]),
             ("notebooks", [*notebooks, *parallel, *found])][:2 if found else 1]
 

@@ -57,6 +57,22 @@ def pytest_runtest_makereport(item, call):
     refuse((yield).get_result())
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item):
+    """A notebook's cell fails when fewer checks pass in it than when it was built."""
+    result = yield
+    if hasattr(item, "test_outputs"):  # nbval's
+        now, built = passes(item.test_outputs), passes(item.cell.outputs)
+        assert now >= built, f"{now} checks pass, not {built}: {item.test_outputs}"
+    return result
+
+
+def passes(outputs):
+    """How many checks say in these outputs of a cell that they passed."""
+    shown = (out.get("text") or out.get("data", {}).get("text/plain", "") for out in outputs)
+    return "\n".join(shown).count("\n  ->    passed")
+
+
 @pytest.hookimpl(hookwrapper=True)
 def pytest_make_collect_report(collector):
     refuse((yield).get_result())

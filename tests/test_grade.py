@@ -115,6 +115,8 @@ def shard_range(n, rank, size):
     shards.check_shard_range.__code__ = (lambda fn: iter([])).__code__
     return range(3)
 """],
+    "kills_parent": ["def shard_range(n, rank, size):\n    import os; os.kill(os.getppid(), 9)",
+                     TOKEN],
     "other": ["print('shopping list')"],
 }
 
@@ -210,6 +212,11 @@ def test_what_a_function_does_to_its_judge_is_not_believed(rows):
     assert row["shard_range"].startswith("failed: it changed "), row
     assert row["note"].startswith("shard_range wrote to the grader by itself; "), row
     assert row["note"].endswith("it names ranklab.course, regrade, ranklab.checks, __code__")
+
+
+def test_a_function_that_kills_its_judges_parent_fails_alone(rows):
+    assert rows["kills_parent"]["shard_range"].startswith("failed: ")
+    assert rows["kills_parent"]["pass_the_token"] == "passed"
 
 
 def test_what_torch_changes_by_itself_is_no_trick():

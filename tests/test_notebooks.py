@@ -1,5 +1,6 @@
 """Every lab has the same form; labs/ carries no outputs; and nbval itself is seen failing."""
 
+import inspect
 import re
 import statistics
 import subprocess
@@ -11,6 +12,7 @@ import pytest
 from conftest import ROOT
 
 from ranklab.course import labs
+from ranklab.ranks import shard_range
 
 SOURCES = sorted((ROOT / "labs" / "source").glob("*.py"))
 NOTEBOOKS = sorted([*(ROOT / "labs").glob("*.ipynb"), *(ROOT / "solutions").glob("*.ipynb")])
@@ -101,14 +103,18 @@ def test_notebook_files(path):
 
 # --- the harness: what must fail does -----------------------------------------------------------
 
-def nbval(folder, *cells, limit=20):
-    """What `pytest --nbval-lax` prints for a notebook with these cells."""
+def nbval(folder, *cells, limit=20, built=()):
+    """What `pytest --nbval-lax` prints for a notebook with these cells, `built` with outputs."""
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(c) for c in cells])
+    for number, text in enumerate(built):
+        output = nbformat.v4.new_output("stream", text=text)
+        notebook.cells[number].update(execution_count=number + 1, outputs=[output])
     notebook.metadata.kernelspec = {"name": "python3", "display_name": "Python 3"}
     nbformat.write(notebook, folder / "made.ipynb")
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--nbval-lax",
-         f"--nbval-cell-timeout={limit}", folder / "made.ipynb"], cwd=folder, timeout=100,
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "conftest",
+         "--nbval-lax", f"--nbval-cell-timeout={limit}", folder / "made.ipynb"],
+        cwd=ROOT / "tests", timeout=100,
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     return done.stdout
 
@@ -117,29 +123,27 @@ IMPORTS = "import torch\nimport torch.distributed as dist\nfrom ranklab import l
 
 
 @pytest.mark.slow
-def test_a_good_notebook_passes(tmp_path):
-    out = nbval(tmp_path, IMPORTS, "launch(lambda: dist.get_rank(), ranks=2)")
-    assert "2 passed" in out, out
-
-
-@pytest.mark.slow
-def test_a_raising_rank_fails_its_cell(tmp_path):
-    out = nbval(tmp_path, IMPORTS, "def work():\n    assert dist.get_rank() == 0, 'rank 1 came'\n"
-                "launch(work, ranks=2)", "1 + 1")
-    assert "1 failed, 2 passed" in out and "rank 1 came" in out, out
-
-
-@pytest.mark.slow
-def test_hanging_ranks_fail_their_cell_with_the_engines_report(tmp_path):
-    out = nbval(tmp_path, IMPORTS, "def work():\n    if dist.get_rank() == 0:\n"
+def test_only_a_raising_rank_and_ranks_that_hang_fail_their_cells(tmp_path):
+    out = nbval(tmp_path, IMPORTS, "launch(lambda: dist.get_rank(), ranks=2)",
+                "def work():\n    assert dist.get_rank() == 0, 'rank 1 came'\n"
+                "launch(work, ranks=2)", "1 + 1", "def work():\n    if dist.get_rank() == 0:\n"
                 "        dist.recv(torch.zeros(1), 1)\nlaunch(work, ranks=2, timeout=4)", "1 + 1")
-    assert "1 failed, 2 passed" in out and "HangError" in out and "recv" in out, out
+    assert "2 failed, 4 passed" in out and "rank 1 came" in out, out
+    assert "HangError" in out and "recv" in out, "the engine's report, not the cell's limit"
 
 
 @pytest.mark.slow
 def test_a_hanging_cell_fails_at_its_limit(tmp_path):
     out = nbval(tmp_path, "while True:\n    pass", limit=4)
     assert "1 failed" in out and "timeout" in out.lower(), out
+
+
+@pytest.mark.slow
+def test_a_check_that_passed_when_it_was_built_must_pass(tmp_path):
+    right = "from ranklab import check\n" + inspect.getsource(shard_range) + "check(shard_range)"
+    wrong = right.replace("return range(", "return range(1 + ")
+    out = nbval(tmp_path, right, wrong, built=["shard_range\n  ->    passed\n"] * 2)
+    assert "1 failed, 1 passed" in out and "0 checks pass, not 1" in out, out
 
 
 def test_a_skip_that_nobody_allowed_fails(tmp_path):

@@ -1,10 +1,14 @@
-"""Every cell's claim to run on GPUs: all solutions run under a GPU's rules, on the CPU."""
+"""Every cell's claim to run on GPUs, and every unsolved lab's to run: both by one run of labs/.
+
+The cells run under a GPU's rules, on the CPU. The worked answers, which are not in labs/, are
+judged under the same rules in test_wrong_answers.py.
+"""
 
 import nbformat
 import pytest
 from conftest import ROOT
 
-from ranklab.course import build, labs, rehearse
+from ranklab.course import labs, rehearse
 from ranklab.projects.horovod import trap as horovod_trap
 
 # Cells that can't be rehearsed, by how they begin. One that can is a failure, too.
@@ -20,11 +24,10 @@ if horovod_trap.is_here():
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("stem", labs.written())
-def test_a_solved_lab_runs_as_on_gpus(stem, tmp_path):
-    solution = build.solution_notebook(ROOT, stem)
-    nbformat.write(solution, tmp_path / "lab.ipynb")
-    cells, errors = rehearse.run(tmp_path / "lab.ipynb")
+def test_an_unsolved_lab_runs_as_on_gpus(stem):
+    path = ROOT / "labs" / f"{stem}.ipynb"
+    cells, errors = rehearse.run(path)
     raised = [source.splitlines()[0] for _, source, _ in errors]
-    known = [line for cell in solution.cells for line in cell.source.splitlines()[:1]
-             if line in KNOWN]
+    known = [line for cell in nbformat.read(path, as_version=4).cells
+             for line in cell.source.splitlines()[:1] if line in KNOWN]
     assert cells and raised == known, "\n\n".join(f"cell {n}: {error}" for n, _, error in errors)

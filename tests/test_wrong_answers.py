@@ -27,6 +27,8 @@ ROOT = Path(__file__).parent.parent
 SOURCES = ROOT / "labs" / "source"
 KEPT = 8  # wrong answers of an exercise in every run: put those of another kind first
 TO_MEND = {"ring_shift"}  # given as code that is wrong: it is run, and seen failing
+# Their checks let a hook raise, which aborts a rehearsal. One that can be rehearsed is a failure.
+ABORTED = {"OverlappedDataParallel", "distributed_optimizer"}
 LABS = [stem for stem in labs.written() if (SOURCES / f"{stem}.py").exists()]
 
 pytestmark = pytest.mark.timeout(120)
@@ -96,9 +98,13 @@ def test_three_wrong_answers_for_each_exercise(stem, exercise):
 
 
 @pytest.mark.parametrize("stem, exercise", EXERCISES, ids=[item.name for _, item in EXERCISES])
-def test_the_librarys_text_passes(stem, exercise):
+def test_the_librarys_text_passes_as_on_gpus(stem, exercise, monkeypatch):
+    monkeypatch.setenv("RANKLAB_REHEARSE", "gpu")  # the solved labs judge it under the CPU's rules
     text = textwrap.dedent(inspect.getsource(exercise.answer))
     verdict = judge(exercise, as_in_a_notebook(exercise.answer, text))
+    if exercise.name in ABORTED:
+        assert "was killed by SIGABRT" in verdict.mistake.what, verdict
+        return
     assert verdict.state == PASSED, verdict
     assert verdict.holds and not verdict.mistake
     for sentence in verdict.holds:

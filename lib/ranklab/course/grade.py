@@ -15,6 +15,7 @@ So read what has a note, and run all of it in a container.
     submitted.py   what its text says, before anything runs
     predicted.py   the numbers that it predicts
     sandbox.py     a process with a limit, that leaves nothing behind
+    clean_process.py  what such processes are forked from
     regrade.py     what runs in there
 """
 
@@ -54,11 +55,11 @@ def grade(folder: Path, csv_path: Path | None = None, limit: float = 600) -> int
     width = max(len(name) for name in found)
     print(f"{'submission':{width}}  passed  not passed, and notes")
     try:
-        with _stoppable(), sandbox.adopting():
+        with _stoppable(), sandbox.adopting() as clean:
             for name, notebook in found.items():
                 rows.append(Row(name, notes=[f"unreadable: {notebook}"])
                             if isinstance(notebook, Unreadable)
-                            else grade_notebook(notebook, name, limit))
+                            else grade_notebook(notebook, name, limit, clean))
                 print(_line(rows[-1], width), flush=True)
                 problem = table and table.write(rows)
     except KeyboardInterrupt as stop:

@@ -1,7 +1,9 @@
 """What runs in processes of its own when a class is graded: a learner's cells, then the judges.
 
     run_cells   runs the cells, and keeps each exercise's function or class as a pickle
-    judge_kept  judges one of these in a fresh process, which the cells never touched
+    judge_kept  judges one of these in a process that the cells never touched
+
+Each runs in a fork of clean_process.py.
 
 Nothing that they print counts. What is found goes through a pipe, line by line: a process that dies
 or hangs loses only what would have come after.
@@ -18,11 +20,10 @@ import sys
 import types
 from pathlib import Path
 
-import cloudpickle
-
 from ranklab.course import labs
 from ranklab.course.check import FAILED, judge
 from ranklab.engine import ship
+from ranklab.engine.forkserver import fork_server_from_here
 from ranklab.engine.server import die_with
 
 LARGEST_FILE = 4 << 30  # bytes that a learner's code may write to one file
@@ -33,12 +34,12 @@ WATCHED = ("builtins", "json", "math", "operator", "os", "pickle", "torch")
 
 def run_cells(pipe):
     """The given cells have run, as in a notebook; the exercises' objects are in ../kept."""
-    die_with(os.getppid())
     own_pid = os.getpid()
     if child := os.fork():  # a cell that kills its parent kills this process, not the grader
         os.waitpid(child, 0)
         return
     die_with(own_pid)
+    fork_server_from_here()  # before anything of the learner's is here
     task = json.loads(_given())
     shell = _shell()
     sys.path.insert(0, os.getcwd())
@@ -166,10 +167,8 @@ class Keeper:
                 self._write(name)
 
     def _write(self, name):
-        # Without torch there are no tensors, and to import it now would take seconds.
-        dumps = ship.dumps if "torch" in sys.modules else cloudpickle.dumps
         part = self.folder / f"{name}.part"
-        part.write_bytes(dumps(self.defined[name]))
+        part.write_bytes(ship.dumps(self.defined[name]))
         part.replace(self.folder / f"{name}.pickle")
 
 
@@ -179,7 +178,7 @@ def judge_kept(pipe):
     The line begins with a word that the grader has drawn for it. While the learner's code runs, the
     word is only in this function's own variables, and what is called after it was looked up before.
     """
-    die_with(os.getppid())
+    fork_server_from_here()
     task, _, kept = _given().partition(b"\n")
     stem, name, word = json.loads(task)
     exercise = next(one for one in labs.checks_of(stem).EXERCISES if one.name == name)

@@ -1,4 +1,4 @@
-"""A function of regrade.py in a process of its own, that leaves nothing behind.
+"""A function of regrade.py in a fork of the clean process, that leaves nothing behind.
 
     scratch/work/       where it runs: a cell that deletes its folder deletes a copy
     scratch/tmp, home   its $TMPDIR, its $RANKLAB_HOME
@@ -8,19 +8,14 @@ What it has to say comes as lines through a pipe, which ends with the process.
 
 import contextlib
 import os
-import subprocess
-import sys
 import tempfile
 import time
-from pathlib import Path
 
 import psutil
 
+from ranklab.course.clean_process import CleanProcess
 from ranklab.engine.server import PR_SET_CHILD_SUBREAPER, prctl
 
-PACKAGES = str(Path(__file__).parents[2])
-START = ("import sys; from ranklab.course import regrade; "
-         "getattr(regrade, sys.argv[1])(int(sys.argv[2]))")
 IMPORTS = 120  # seconds before the first line is late
 POLL = 0.05  # seconds
 DEATH_LIMIT = 5  # seconds for killed processes to be gone
@@ -29,15 +24,20 @@ LONGEST = 1 << 20  # bytes of lines; what comes after is dropped
 
 @contextlib.contextmanager
 def adopting():
-    """Inside, Linux makes this process the parent of processes whose own parent has ended."""
+    """Inside, Linux makes this process the parent of processes whose own parent has ended.
+
+    Gives the clean process, for `run`.
+    """
     prctl(PR_SET_CHILD_SUBREAPER, 1)
+    clean = CleanProcess()
     try:
-        yield
+        yield clean
     finally:
+        clean.close()
         prctl(PR_SET_CHILD_SUBREAPER, 0)
 
 
-def run(function, scratch, given, limit, quiet_limit):
+def run(clean, function, scratch, given, limit, quiet_limit):
     """`function` of regrade.py has run on the bytes `given`: (lines, it ended in time, seconds).
 
     It is ended after `limit` seconds, or `quiet_limit` after its last line, and with it whatever it
@@ -52,30 +52,24 @@ def run(function, scratch, given, limit, quiet_limit):
         file.write(given)
         file.seek(0)
         try:
-            process = subprocess.Popen(
-                # -P: a learner's json.py is not Python's, at least until Python's is imported.
-                [sys.executable, "-P", "-c", START, function, str(write)], pass_fds=[write],
-                cwd=scratch / "work", env=_environment(scratch), stdin=file,
-                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+            clean.fork(function, scratch / "work", _environment(scratch), file.fileno(), write)
             os.close(write)
-            text, in_time, seconds = _wait(process, pipe, limit, quiet_limit)
+            text, in_time, seconds = _wait(clean, pipe, limit, quiet_limit)
         finally:
-            end_all(spared)
-        process.wait()
+            end_all(spared, clean)
     return text.decode(errors="replace").split("\n")[:-1], in_time, seconds
 
 
 def _environment(scratch):
-    paths = filter(None, [PACKAGES, os.environ.get("PYTHONPATH")])
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths),
-            "TMPDIR": str(scratch / "tmp"), "RANKLAB_HOME": str(scratch / "home"),
-            "IPYTHONDIR": str(scratch / "home"), "MPLBACKEND": "agg"}
+    return {"TMPDIR": str(scratch / "tmp"), "RANKLAB_HOME": str(scratch / "home"),
+            "TORCHINDUCTOR_CACHE_DIR": str(scratch / "tmp"), "IPYTHONDIR": str(scratch / "home"),
+            "MPLBACKEND": "agg"}
 
 
-def _wait(process, pipe, limit, quiet_limit):
+def _wait(clean, pipe, limit, quiet_limit):
     text, begun, deadline = b"", None, time.monotonic() + IMPORTS
     while True:
-        ended = process.poll() is not None  # before the last look into the pipe
+        ended = clean.fork_has_ended()  # before the last look into the pipe
         now = time.monotonic()
         if new := pipe.read(LONGEST):
             text = (text + new)[:LONGEST]
@@ -86,23 +80,31 @@ def _wait(process, pipe, limit, quiet_limit):
         time.sleep(POLL)
 
 
-def end_all(spared):
-    """Nothing is left of what this process started, but for the children in `spared`.
+def end_all(spared, clean):
+    """Nothing is left of what this process started, but the children in `spared` and `clean`.
 
     Killing a process hands its children to this one (see `adopting`), whatever they made of their
     session and environment; they are killed in the next round.
     """
     deadline = time.monotonic() + DEATH_LIMIT
-    while (left := list(_descendants(spared))) and time.monotonic() < deadline:
+    while (left := list(_descendants(spared, clean))) or not clean.fork_has_ended():
+        if time.monotonic() > deadline:
+            break
         for process in left:
             with contextlib.suppress(psutil.Error):
                 process.kill()
         psutil.wait_procs(left, timeout=0.2)  # and buries them
+        time.sleep(0 if left else POLL)
+    if not clean.fork_has_ended():  # its fork has stopped it
+        clean.close()
+        end_all(spared, clean)
 
 
-def _descendants(spared):
+def _descendants(spared, clean):
     for child in psutil.Process().children():
-        if child not in spared:
+        is_clean = clean.process and child.pid == clean.process.pid
+        if is_clean or child not in spared:
             with contextlib.suppress(psutil.Error):
                 yield from child.children(recursive=True)
+        if not (is_clean or child in spared):
             yield child

@@ -35,7 +35,7 @@ class Row:
         return [name for name, state in self.states.items() if state != PASSED]
 
 
-def grade_notebook(notebook, name, limit):
+def grade_notebook(notebook, name, limit, clean):
     """The row of one notebook. Its cells get `limit` seconds in all, and its checks as many."""
     row = Row(name, notebook.stem)
     if row.stem is None:
@@ -44,15 +44,15 @@ def grade_notebook(notebook, name, limit):
     with tempfile.TemporaryDirectory(prefix="ranklab-", ignore_cleanup_errors=True) as scratch:
         scratch = Path(scratch).resolve()
         try:
-            kept = _run_cells(notebook, scratch, limit, row)
-            _judge(notebook, kept, scratch, limit, row)
+            kept = _run_cells(notebook, scratch, limit, row, clean)
+            _judge(notebook, kept, scratch, limit, row, clean)
             _note_copies(notebook, kept, row)
         except Exception as error:  # whatever else is strange about it costs only its own row
             row.notes.append(f"could not be graded: {type(error).__name__}: {error}")
     return row
 
 
-def _run_cells(notebook, scratch, limit, row):
+def _run_cells(notebook, scratch, limit, row, clean):
     """{exercise: its object, pickled}; the row notes how the run ended."""
     names = [exercise.name for exercise in labs.checks_of(row.stem).EXERCISES]
     cells = notebook.cells_to_run()
@@ -62,7 +62,7 @@ def _run_cells(notebook, scratch, limit, row):
         (scratch / "work" / name).write_bytes(content)
     if cells:
         task = {"names": names, "cells": cells, "cell_limit": limit * CELL_SHARE}
-        lines, in_time, _ = sandbox.run("run_cells", scratch, json.dumps(task).encode(),
+        lines, in_time, _ = sandbox.run(clean, "run_cells", scratch, json.dumps(task).encode(),
                                         limit, limit)
         entries = list(_entries(lines))
         row.notes += _how_it_ended(entries, in_time)
@@ -91,7 +91,7 @@ def _how_it_ended(entries, in_time):
     return [f"code cell {entry['cell']}: {entry['error']}" for entry in errors[:1]]
 
 
-def _judge(notebook, kept, scratch, limit, row):
+def _judge(notebook, kept, scratch, limit, row, clean):
     """Every exercise and prediction of the lab has its state in the row."""
     checks, left = labs.checks_of(row.stem), limit
     numbers = notebook.predictions()
@@ -99,18 +99,19 @@ def _judge(notebook, kept, scratch, limit, row):
         if prediction.name in numbers:
             row.set(prediction.name, *judge_number(prediction, *numbers[prediction.name]))
     for name, pickled in kept.items():
-        left -= _judge_kept(name, pickled, scratch, left, limit * CELL_SHARE, row)
+        left -= _judge_kept(name, pickled, scratch, left, limit * CELL_SHARE, row, clean)
     for name in names_of(row.stem):
         if name not in row.states:
             row.set(name, *notebook.why_missing(name))
     row.states = {name: row.states[name] for name in names_of(row.stem)}
 
 
-def _judge_kept(name, pickled, scratch, limit, quiet_limit, row):
+def _judge_kept(name, pickled, scratch, limit, quiet_limit, row, clean):
     """The exercise has its state; returns the seconds. Its process can speak of no other one."""
     word = secrets.token_hex(16)
     task = json.dumps([row.stem, name, word]).encode() + b"\n"
-    lines, in_time, seconds = sandbox.run("judge_kept", scratch, task + pickled, limit, quiet_limit)
+    lines, in_time, seconds = sandbox.run(clean, "judge_kept", scratch, task + pickled, limit,
+                                           quiet_limit)
     said = [line.split("\t")[1:] for line in lines if line.split("\t")[0] == word]
     if len(said) < len(lines):
         row.notes.append(f"{name} wrote to the grader by itself")

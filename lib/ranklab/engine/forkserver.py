@@ -2,8 +2,9 @@
 
 import atexit
 import contextlib
-import functools
+import math
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import time
 from pathlib import Path
 
 from ranklab.engine.report import describe_exit
+from ranklab.engine.server import main as serve
 
 START_LIMIT = 180  # seconds; a cold disk reads torch slowly
 # Threads of BLAS would not survive the fork, nor would CUDA: torch.cuda.is_available(), which some
@@ -20,30 +22,37 @@ START_LIMIT = 180  # seconds; a cold disk reads torch slowly
 ENVIRON = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1",
            "PYTORCH_NVML_BASED_CUDA_CHECK": "1", "PYTHONIOENCODING": "utf-8:backslashreplace"}
 ONE_AT_A_TIME = threading.Lock()  # two threads may launch at once
+SERVERS = {}  # by process: a forked copy of this one needs its own
 
 
 class ForkServer:
-    """A running server; `connect()` begins a launch."""
+    """A running server; `connect()` begins a launch.
 
-    def __init__(self):
+    forked  take it from this process, which has imported server.PRELOAD and has no threads
+    """
+
+    def __init__(self, forked=False):
         self._started = time.monotonic()
         self._errors = tempfile.TemporaryFile()
         self._lifeline, theirs = socket.socketpair()
+        with theirs:
+            self._process = Fork(theirs.fileno()) if forked else self._fresh(theirs.fileno())
+        self._wait_until_ready()
+        atexit.register(self.close)
+
+    def _fresh(self, lifeline):
         package_root = str(Path(__file__).parents[2])
         paths = [package_root, os.environ.get("PYTHONPATH", "")]
-        self._process = subprocess.Popen(
+        return subprocess.Popen(
             # -P: a learner's copy.py or types.py in the current directory is not Python's.
             [sys.executable, "-P", "-c", "import sys; from ranklab.engine.server import main; "
-             "main(*map(int, sys.argv[1:]))", str(theirs.fileno()), str(os.getpid())],
+             "main(*map(int, sys.argv[1:]))", str(lifeline), str(os.getpid())],
             env={**os.environ, **ENVIRON, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
-            pass_fds=[theirs.fileno()],
+            pass_fds=[lifeline],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=self._errors,
         )
-        theirs.close()
-        self._wait_until_ready()
-        atexit.register(self.close)
 
     def _wait_until_ready(self):
         self._lifeline.settimeout(START_LIMIT)
@@ -97,17 +106,54 @@ class ForkServer:
             self._process.wait()
 
 
-@functools.cache
-def _server_of(pid):
-    return ForkServer()
+class Fork:
+    """A server forked from this process; what ForkServer asks of a subprocess.Popen."""
+
+    def __init__(self, lifeline):
+        kernel, self.returncode = os.getpid(), None
+        self._pid = os.fork()
+        if self._pid == 0:
+            try:  # its ranks get nothing else of what is open here
+                with open(os.devnull) as nothing:
+                    os.dup2(nothing.fileno(), 0)
+                os.closerange(3, lifeline)
+                os.closerange(lifeline + 1, os.sysconf("SC_OPEN_MAX"))
+                serve(lifeline, kernel)
+            finally:
+                os._exit(0)
+
+    def poll(self):
+        if self.returncode is None:
+            try:
+                pid, status = os.waitpid(self._pid, os.WNOHANG)
+            except ChildProcessError:  # somebody else has waited for it
+                pid, status = self._pid, 0
+            self.returncode = os.waitstatus_to_exitcode(status) if pid else None
+        return self.returncode
+
+    def wait(self, timeout=math.inf):
+        end = time.monotonic() + timeout
+        while self.poll() is None:
+            if time.monotonic() > end:
+                raise subprocess.TimeoutExpired("the server", timeout)
+            time.sleep(0.01)
+
+    def kill(self):
+        os.kill(self._pid, signal.SIGKILL)
 
 
 def fork_server() -> ForkServer:
     """This process's server, started at the first launch (about 3 s) and used by all later ones."""
     with ONE_AT_A_TIME:
-        server = _server_of(os.getpid())  # a forked copy of this process needs its own
-        if not server.is_alive():
+        server = SERVERS.get(os.getpid())
+        if server and not server.is_alive():
             server.close()
-            _server_of.cache_clear()
-            server = _server_of(os.getpid())
+            server = None
+        if not server:
+            server = SERVERS[os.getpid()] = ForkServer()
         return server
+
+
+def fork_server_from_here():
+    """From now on this process has a server, which is its fork: see ForkServer's `forked`."""
+    SERVERS[os.getpid()] = ForkServer(forked=True)

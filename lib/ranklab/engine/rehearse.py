@@ -19,7 +19,8 @@ stands in for what DDP, FSDP2, autocast and checkpoints ask of `torch.cuda`.
 What can't be rehearsed: streams and events (all work is done when a call returns, so a missing
 synchronize is not seen), non_blocking copies, NCCL's own rules (its types, its hangs), kernels that
 only GPUs have, their memory, their speed, the random numbers that they draw; a GPU's generator that
-draws for the CPU; hooks of a parameter that module.to(device()) moves after they were registered.
+draws for the CPU; hooks of a parameter that module.to(device()) moves after they were registered;
+an error that a tensor's hook raises: torch ends the rank by SIGABRT.
 """
 
 import warnings
