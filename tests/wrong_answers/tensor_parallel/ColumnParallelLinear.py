@@ -24,7 +24,8 @@ WRONG = [
     _wrong(BIAS, "linear.bias", says="cut in a column layer"),
     _wrong(WEIGHT, "split_parameter(linear.weight, 0, group)", BIAS,
            "split_parameter(linear.bias, 0, group)", says="parts"),
-    _wrong(ENTER, "copy_to_region(x, self.group)", says="whatever that is"),
+    _wrong(ENTER, "copy_to_region(x, self.group)", says="of shape .*self.enter",
+           called="always_copies"),
     _wrong("self.group, self.enter = group, enter", "self.group, self.enter, self.linear = group, "
            "enter, linear", says="it keeps the parameter `linear.weight`"),
     _wrong(WEIGHT, PART.format("weight"), says="in memory|which part"),

@@ -18,7 +18,8 @@ from ranklab.tensor_parallel.split import split_of
 
 GROUPINGS = ((0, 1, 2, 3),), ((0,), (1, 2, 3)), ((0, 2), (1, 3))
 GROUP = "Hand `group` on: to collectives, get_rank and get_world_size."
-FAILURES = {"does not end": f"All ranks of the group must call the same collectives. {GROUP}",
+ALIKE = f"All ranks of the group must call the same collectives. {GROUP}"
+FAILURES = {"does not end": ALIKE, "killed": ALIKE,
             "'NoneType' object has no attribute 'detach'": "It returns None.", "roup": GROUP}
 
 

@@ -20,7 +20,7 @@ CUT = ("torch's weight is (out, in): a column of the paper's A is a row of weigh
 FAILURES = {"cannot be multiplied": CUT, "size of tensor": CUT, "must match": CUT,
             "expanded size": CUT, "'NoneType'": "There may be no bias: None stays None.",
             "raised ValueError": f"{CUT} {GROUP}"}
-COLUMN = {"value": f"F.linear of this rank's rows of weight and bias. {CUT}",
+COLUMN = {"value": f"F.linear(self.enter(x, self.group), this rank's rows of weight, of bias). {CUT}",
           "x": "x enters by self.enter(x, self.group), whatever that is: copy_to_region sums "
           "gradients over ranks, as_it_is does not."}
 ROW = {"value": "The sum over ranks of x @ weight.T leaves by self.leave(y, self.group). The bias "

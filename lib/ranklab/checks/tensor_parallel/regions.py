@@ -4,7 +4,8 @@ import torch
 
 from ranklab.checks.tensor_parallel.beside import Whole, beside, on_four, seeded
 
-CASES = "float32", "float64", "bfloat16", "transposed", "x needs no gradient"
+CASES = ("float32", "float64", "bfloat16", "transposed", "x needs no gradient",
+         "x is used outside, too")
 FAILURES = {"hook on a tensor that doesn't require": "x may need no gradient, as behind a frozen "
             "embedding: then backward has nothing to sum."}
 COPY = {"value": "x is on each rank already: forward sends nothing, and x goes on as it is.",
@@ -25,10 +26,12 @@ def _cases(rows):
 def _copy(copy_to_region, ranks):
     """Row r of the value is what rank r reads; the last row is x outside, on all ranks."""
     for case, x in _cases(1):
-        mine, rows = Whole(x).leaf(), torch.tensor([ranks.place, ranks.size], device=x.device)
+        mine, is_outside = Whole(x).leaf(), "outside" in case
+        rows = torch.tensor([ranks.place, ranks.size][: 1 + is_outside], device=x.device)
         yield from beside(
-            case, ranks, lambda: torch.cat([copy_to_region(mine, ranks.group), 2 * mine]),
-            {"x": mine}, lambda: torch.cat([x.expand(ranks.size, -1, -1), 2 * x]),
+            case, ranks,
+            lambda: torch.cat([copy_to_region(mine, ranks.group), *[2 * mine] * is_outside]),
+            {"x": mine}, lambda: torch.cat([x.expand(ranks.size, -1, -1), *[2 * x] * is_outside]),
             {"x": Whole(x)}, Whole(None, 0, rows), COPY, (), (x.nbytes,))
 
 
