@@ -31,7 +31,7 @@ WRONG = [
            "is 4 times right", called="enters_twice"),
     _wrong("Through.apply(x.float(), group, as_it_is, summed)", "not torch.float64|not "
            "torch.bfloat16", called="another_type"),
-    _wrong("Through.apply(x, group, as_it_is, in_place)", "the gradient that comes in is changed",
+    _wrong("Through.apply(x, group, as_it_is, in_place)", "the gradient given is changed",
            in_place=_in_place),
     _wrong("Through.apply(x.detach().requires_grad_(), group, as_it_is, summed)",
            "gradient of x", called="detached"),

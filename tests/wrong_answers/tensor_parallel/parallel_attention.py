@@ -24,9 +24,9 @@ WRONG = [
     _wrong(QUERIES, "ColumnParallelLinear(attention.q, group)", says="as_it_is in q"),
     _wrong(KEYS, "attention.k = ColumnParallelLinear(attention.k, group, as_it_is)", VALUES,
            "attention.v = ColumnParallelLinear(attention.v, group, as_it_is)",
-           says="use KeyValueHeads|neighbours share one|must divide|match"),
-    _wrong(NEEDED, "[head % KV for head in shard_range(H, rank, R)]", says="neighbours share one|"
-           "of shape"),
+           says="for each of them `needed` names one"),
+    _wrong(NEEDED, "[head % KV for head in shard_range(H, rank, R)]", says="`needed` "
+           "names one head", called="by_the_remainder"),
     _wrong(NEEDED, "list(shard_range(KV, rank, R))", says="for each of them|for each query head|"
            "index out of range|zero|division"),
     _wrong(OUT, "RowParallelLinear(attention.out, group)", says="leaves by `leave`"),
@@ -42,6 +42,6 @@ WRONG = [
     _wrong("    return attention\n", "", says="Return the attention"),
     _wrong("dist.get_rank(group), dist.get_world_size(group)", "dist.get_rank(), "
            "dist.get_world_size()", says="Hand `group` on"),
-    _wrong(VALUES, VALUES.replace("needed", "[0] * len(needed)"), says="v.weight|for each query",
+    _wrong(VALUES, VALUES.replace("needed", "[0] * len(needed)"), says="`needed` names one head",
            called="one_value_head"),
 ]

@@ -19,8 +19,9 @@ from ranklab.tensor_parallel.split import split_of
 GROUPINGS = ((0, 1, 2, 3),), ((0,), (1, 2, 3)), ((0, 2), (1, 3))
 GROUP = "Hand `group` on: to collectives, get_rank and get_world_size."
 ALIKE = f"All ranks of the group must call the same collectives. {GROUP}"
-FAILURES = {"does not end": ALIKE, "killed": ALIKE,
-            "'NoneType' object has no attribute 'detach'": "It returns None.", "roup": GROUP}
+FAILURES = {"does not end": ALIKE, "killed": ALIKE, "roup": GROUP,
+            "'NoneType' object has no attribute 'requires_grad'": "It returns None.",
+            "by an inplace operation": "It writes into what others read: work on a copy."}
 
 
 class Ranks(NamedTuple):
@@ -70,96 +71,98 @@ def on_four(trial, learners, failures):
     """
     with hinted(failures | FAILURES):
         seen = on_ranks(_on_rank, trial, learners, ranks=4)
-    if mistakes := [(at, what, hint) for _, at, what, hint in seen if what]:
+    if mistakes := [mistake for _, *mistake in seen if mistake]:
         raise Mistake(*min(mistakes)[1:])
     return seen[0][0]
 
 
 def _on_rank(trial, learners):
-    cases = []
+    """(what the functions return,), or (None, number of the first mistake, what, hint)"""
+    cases, notes = [], []
     for side_by_side in GROUPINGS:
         made = [dist.new_group(members) for members in side_by_side] if side_by_side[1:] else [None]
         cases += [Ranks(*both) for both in zip(side_by_side, made) if dist.get_rank() in both[0]]
-    found = [(ranks, check) for ranks in cases for check in trial(learners, ranks)]
-    notes = []
-    for at, (ranks, check) in enumerate(found):
+    found = [(ranks, look) for ranks in cases for look in trial(learners, ranks)]
+    for number, (ranks, look) in enumerate(found):
         try:
-            notes.append(check())
-        except Mistake as mistake:  # all 4 ranks come first: what is wrong later is about the group
-            hint = f"{GROUP} {mistake.hint}" if ranks.group else mistake.hint
-            return None, at, f"{ranks.members}, rank {dist.get_rank()}, {mistake.what}", hint
-    return [note for note in notes if note is not None], 0, "", ""
+            notes.append(look())
+        except Mistake as mistake:  # all 4 ranks come first, so what is wrong later is the group
+            return (None, number, f"{ranks.members}, rank {dist.get_rank()}, {mistake.what}",
+                    f"{GROUP} {mistake.hint}" if ranks.group else mistake.hint)
+    return (list(filter(None, notes)),)
 
 
 def beside(case, ranks, call, mine, one, wholes, out, hints, forward=(), backward=()):
-    """Yields what looks at call() twice, then a backward of each; one() is the same in one process.
+    """Looks at call() twice, then a backward of each; one() is the same in one process.
 
-    mine    {name: this rank's tensor}: none is changed; those with a gradient are in
-    wholes  {name: Whole}, and out is the Whole of the value, without a tensor
-    hints   {name, or "value": what is usually wrong where it is}
-    forward, backward  bytes of a call's messages, at most; None: not looked at
+    mine    {name: this rank's tensor}: none is changed
+    wholes  {name: Whole} of those with a gradient; out is the Whole of the value, without a tensor
+    hints   {name, or "value": what is usually wrong there}
+    forward, backward  bytes of a call's messages, at most; forward None: not looked at
     """
     whole = one()
     w = seeded(9, *whole.shape).to(whole.dtype)
     if whole.requires_grad:
         whole.backward(w.clone())  # a gradient may be this very tensor
-    kept = mine | {"the gradient that comes in": out.part(w)}
-    w, before = kept["the gradient that comes in"], {n: x.detach().clone() for n, x in kept.items()}
+    w, right, changed = out.part(w), out.part(whole.detach()), []
+    kept = [(name, x, x.detach().clone()) for name, x in (*mine.items(), ("the gradient given", w))]
     with Traffic() as first:
         values = [call(), call()]
     with Traffic() as second:
-        for number, y in enumerate(values):
-            if y.requires_grad and (y.detach().shape, y.dtype) == (w.shape, w.dtype):
+        for y in values:
+            if y.requires_grad and (y.shape, y.dtype) == (w.shape, w.dtype):
                 y.backward(w)
-            if number == 0:
-                changed = [n for n, x in kept.items() if not torch.equal(x, before[n])]
-    yield partial(_names, case, changed, mine, wholes)
+            changed = changed or [name for name, x, before in kept if not torch.equal(x, before)]
+            kept = kept[:-1]  # later a gradient may be this very tensor
+    yield partial(_same_names, case, changed, mine, wholes)
     for y in values:
-        yield partial(_explain, f"{case}: the value", y.detach(), out.part(whole.detach()),
-                      ranks.size, hints.get("value", ""))
-    for name in mine.keys() & wholes.keys():
-        hint = hints.get(name, hints.get(name.rpartition(".")[2], hints.get("value", "")))
+        yield partial(explain, f"{case}: the value", y.detach(), right, *_slips(
+            right, ranks.size, hints["value"]))
+    for name in [name for name in mine if name in wholes]:
         if isinstance(wholes[name].tensor, torch.nn.Parameter):
             yield partial(_is_part, f"{case}: `{name}`", mine[name], wholes[name])
-        got, right = mine[name].grad, wholes[name].part(wholes[name].tensor.grad)
-        yield partial(_explain, f"{case}: the gradient of {name}", got if got is None else got / 2,
-                      right, ranks.size, hint)
-    for way, traffic, most in (("forward", first, forward), ("backward", second, backward)):
-        yield partial(_sends, f"{case}: {way}", traffic.ops, most)
+        yield partial(_gradient, f"{case}: the gradient of {name}", mine[name].grad,
+                      wholes[name].part(wholes[name].tensor.grad), ranks.size,
+                      hints.get(name, hints["value"]))
+    if forward is not None:
+        yield partial(_sends, f"{case}: forward", first.ops, forward)
+    yield partial(_sends, f"{case}: backward", second.ops, backward)
 
 
-def _names(case, changed, mine, wholes):
+def _slips(right, R, hint):
+    """What explain takes last."""
+    return {f"{R} times right": (R * right, hint), "zeros": (0 * right, hint),
+            f"1/{R} of what is right": (right / R, hint)}, hint
+
+
+def _same_names(case, changed, mine, wholes):
     if changed:
         raise Mistake(f"{case}: {changed[0]} is changed", "Others still read it: a collective "
                       "works in place, so give it a clone().")
-    if missing := wholes.keys() - mine.keys():
-        raise Mistake(f"{case}: it has no parameter {sorted(missing)}", "Keep the names.")
-    extra = [n for n, x in mine.items() if x.is_floating_point() and n not in wholes]
-    if extra:
-        raise Mistake(f"{case}: it keeps the parameter `{extra[0]}`", "Keep this rank's parts "
-                      "alone: what is whole can't be freed.")
+    extra = [name for name, x in mine.items() if x.is_floating_point() and name not in wholes]
+    if extra or wholes.keys() - mine.keys():
+        raise Mistake(f"{case}: its parameters are {sorted(mine)}", "Keep the names, and this "
+                      "rank's parts alone: what is whole elsewhere can't be freed.")
 
 
-def _explain(where, got, right, R, hint):
-    if right is None:
-        if got is not None:
-            raise Mistake(f"{where} is there, but it is frozen", "requires_grad stays as it was.")
-        return
-    explain(where, got, right, {f"{R} times right": (R * right, hint),
-                                f"1/{R} of what is right": (right / R, hint),
-                                "zeros": (0 * right, hint)}, hint)
+def _gradient(where, got, right, R, hint):
+    """`got` is that of two backwards."""
+    if right is not None:
+        explain(where, got if got is None else got / 2, right, *_slips(right, R, hint))
+    elif got is not None:
+        raise Mistake(f"{where} is there, but it is frozen", "requires_grad stays as it was.")
 
 
 def _is_part(where, parameter, whole):
     explain(where, parameter.detach(), whole.part(whole.tensor.detach()), None, "weight is (out, "
-            "in): outputs are its rows (dim 0), inputs its columns (dim 1). `parts`: a part of "
-            "each.")
+            "in): outputs are its rows, dim 0, inputs its columns, dim 1. Some of each of `parts`.")
     if parameter.untyped_storage().nbytes() > parameter.nbytes:
         raise Mistake(f"{where} keeps the whole in memory", "A view: split_parameter copies.")
-    split = split_of(parameter)
-    held = split and (split.dim, split.size, [n for pair in split.ranges for n in range(*pair)])
-    right = whole.at is not None and (whole.dim, whole.tensor.shape[whole.dim], whole.at.tolist())
-    if (held or False) != right:
+    split, right = split_of(parameter), None
+    if whole.at is not None:
+        right = whole.dim, whole.tensor.shape[whole.dim], whole.at.tolist()
+    if right != (split and (split.dim, split.size, [n for pair in split.ranges
+                                                    for n in range(*pair)])):
         raise Mistake(f"{where} does not know which part of the whole it is", "The norm of the "
                       "gradient and checkpoints ask split_of(parameter): make it with "
                       "split_parameter, or set parameter.of_whole.")
@@ -167,16 +170,15 @@ def _is_part(where, parameter, whole):
 
 def _sends(where, ops, most):
     """`ops` are those of two calls."""
-    sent = [op.payload_bytes for op in ops]
-    if most is not None and (len(sent) > 2 * len(most) or sum(sent) > 2 * sum(most)):
-        names = ", ".join(sorted({op.name for op in ops}))
+    sent, names = [op.payload_bytes for op in ops], ", ".join(sorted({op.name for op in ops}))
+    if len(sent) > 2 * len(most) or sum(sent) > 2 * sum(most):
         raise Mistake(f"{where} sends {len(sent) / 2:g} messages of {sum(sent) / 2:g} bytes in all "
                       f"({names}), not {len(most)} of {sum(most)}", "f sends in backward alone, g "
                       "in forward alone. x enters a region once, also where three layers read it.")
 
 
 def refused(what, call):
-    """What looks at whether call() is a ValueError; it is called now."""
+    """Looks at whether call() is a ValueError; it is called now."""
     try:
         call()
     except ValueError:
@@ -185,5 +187,4 @@ def refused(what, call):
 
 
 def _not_refused(what):
-    raise Mistake(f"{what} is no ValueError", "Say it before training begins, in a sentence with "
-                  "both numbers.")
+    raise Mistake(f"{what} is no ValueError", "Say it before training begins, with both numbers.")
