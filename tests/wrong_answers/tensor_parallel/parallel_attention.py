@@ -35,9 +35,9 @@ WRONG = [
     _wrong(NEEDED, "[head // (H // KV) for head in range(H)]", says="match|list|of shape|held|"
            "in memory|range", called="all_heads"),
     _wrong(OUT, "ColumnParallelLinear(attention.out, group)", says="out has this rank's inputs"),
-    _wrong("if H % R or H % KV:", "if H % KV:", says="6 query heads, 6 key heads is no ValueError|"
+    _wrong("if H % R or H % KV:", "if H % KV:", says="6 query heads, 6 key heads: no ValueError|"
            "must divide", called="ranks_that_do_not_divide"),
-    _wrong("if H % R or H % KV:", "if H % R:", says="5 key heads is no ValueError",
+    _wrong("if H % R or H % KV:", "if H % R:", says="5 key heads: no ValueError",
            called="key_heads_that_do_not_divide"),
     _wrong("    return attention\n", "", says="Return the attention"),
     _wrong("dist.get_rank(group), dist.get_world_size(group)", "dist.get_rank(), "

@@ -47,7 +47,7 @@ def sequence_parallel_norm__hooks_that_stay(norm, x, group=None):
 
 
 def sequence_parallel_norm__one_hook_that_stays(norm, x, group=None):
-    """by itself afterwards.*a hook on its own parameter"""
+    """by itself afterwards.*a hook on the norm's own parameter"""
     def sum_up(gradient):
         gradient = gradient.clone()
         dist.all_reduce(gradient, group=group)

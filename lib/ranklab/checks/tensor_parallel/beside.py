@@ -34,13 +34,10 @@ class Ranks(NamedTuple):
     def size(self):
         return len(self.members)
 
-    @property
-    def place(self):
-        return self.members.index(dist.get_rank())
-
     def at(self, size):
         """The indices of this rank's part; the first ranks have more where it is uneven."""
-        return torch.arange(size, device=device()).tensor_split(self.size)[self.place]
+        parts = torch.arange(size, device=device()).tensor_split(self.size)
+        return parts[self.members.index(dist.get_rank())]
 
 
 class Whole(NamedTuple):
@@ -182,9 +179,10 @@ def refused(what, call):
     try:
         call()
     except ValueError:
-        return lambda: None
-    return partial(_not_refused, what)
+        what = ""
+    return partial(_refused, what)
 
 
-def _not_refused(what):
-    raise Mistake(f"{what} is no ValueError", "Say it before training begins, with both numbers.")
+def _refused(what):
+    if what:
+        raise Mistake(f"{what}: no ValueError", "Say it before training begins, in a sentence.")

@@ -70,11 +70,11 @@ def _layer(case, ranks, call, module, one, x, cuts, *rest):
                   lambda: one(x.tensor), {"x": x, **wholes}, *rest)
 
 
-def _filled(module, frozen=""):
+def _filled(module, case=""):
     """`module` with the same numbers on all ranks."""
     for place, (name, p) in enumerate(module.named_parameters()):
         p.data = seeded(place, *p.shape) / 2
-        p.requires_grad_(not frozen.endswith(f"frozen {name}"))
+        p.requires_grad_(not case.endswith(f"frozen {name}"))
     return module.to(device())
 
 
@@ -131,16 +131,17 @@ def check_RowParallelLinear(layer_class):
     yield "only its part in memory, which knows its Split; 10 inputs on 4 ranks are an error"
 
 
-def _attention(KV, has_bias=False, H=H, frozen=""):
+def _attention(KV, has_bias=False, H=H):
     made = Attention(GPTConfig(n_ctx=T, n_head=H, n_embd=H * D))
     for name, size in (("q", H), ("k", KV), ("v", KV), ("out", H)):
         setattr(made, name, nn.Linear(H * D, size * D, has_bias))
-    return _filled(made, frozen.replace("k frozen", "frozen k.weight"))
+    return _filled(made)
 
 
 def _heads(parallel_attention, ranks):
     for case, (KV, has_bias) in HEADS.items():
-        one, x = _attention(KV, has_bias, H, case), Whole(seeded(8, B, T, C).requires_grad_())
+        one, x = _attention(KV, has_bias), Whole(seeded(8, B, T, C).requires_grad_())
+        one.k.requires_grad_("frozen" not in case)
         options, tokens = (), ()  # tokens: what they send, besides
         if "tokens" in case:
             x = Whole(x.tensor, 1, ranks.at(T))

@@ -24,15 +24,16 @@ def _cases(rows):
 
 
 def _copy(copy_to_region, ranks):
-    """Row r of the value is what rank r reads; the last row is x outside, on all ranks."""
+    """Columns r of the value are what rank r reads; the last ones are x outside, if it is."""
     for case, x in _cases(1):
-        mine, is_outside = Whole(x).leaf(), "outside" in case
-        rows = torch.tensor([ranks.place, ranks.size][: 1 + is_outside], device=x.device)
+        whole, outside = Whole(x), range("outside" in case)
+        mine, at = whole.leaf(), ranks.at(ranks.size)
+        at = torch.cat([at, *[torch.full_like(at, ranks.size) for _ in outside]])
         yield from beside(
             case, ranks,
-            lambda: torch.cat([copy_to_region(mine, ranks.group), *[2 * mine] * is_outside]),
-            {"x": mine}, lambda: torch.cat([x.expand(ranks.size, -1, -1), *[2 * x] * is_outside]),
-            {"x": Whole(x)}, Whole(None, 0, rows), COPY, (), (x.nbytes,))
+            lambda: torch.cat([copy_to_region(mine, ranks.group), *[2 * mine for _ in outside]]),
+            {"x": mine}, lambda: torch.cat([*[x] * ranks.size, *[2 * x for _ in outside]]),
+            {"x": whole}, Whole(None, 0, at), COPY, (), (x.nbytes,))
 
 
 def _reduce(reduce_from_region, ranks):
