@@ -30,7 +30,7 @@ WRONG = [
     _wrong(NEEDED, "list(shard_range(KV, rank, R))", says="for each of them|for each query head|"
            "index out of range|zero|division"),
     _wrong(OUT, "RowParallelLinear(attention.out, group)", says="leaves by `leave`"),
-    _wrong("enter_before(attention, enter, group)", "enter_before(attention, copy_to_region, group)",
+    _wrong("(attention, enter, group)", "(attention, copy_to_region, group)",
            says="tokens", called="always_copies"),
     _wrong(NEEDED, "[head // (H // KV) for head in range(H)]", says="match|list|of shape|held|"
            "in memory|range", called="all_heads"),

@@ -29,7 +29,8 @@ WRONG = [
     _wrong(f"leave({MASK}, group)", f"leave({MASK})", says="Hand `group` on"),
     _wrong("tokens < rows.start", "tokens <= rows.start", says="number - start|rows of",
            called="one_row_too_few"),
-    _wrong(LOCAL, "tokens.sub_(rows.start).masked_fill_(elsewhere, 0)", says="It writes into what others read"),
+    _wrong(LOCAL, "tokens.sub_(rows.start).masked_fill_(elsewhere, 0)",
+           says="It writes into what others read"),
     _wrong(MASK, "x.masked_fill(elsewhere[..., None], 0).detach()", says="gradient of w_shard",
            called="detached"),
 ]

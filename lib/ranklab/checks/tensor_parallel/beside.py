@@ -113,23 +113,26 @@ def beside(case, ranks, call, mine, one, wholes, out, hints, forward=(), backwar
             kept = kept[:-1]  # later a gradient may be this very tensor
     yield partial(_same_names, case, changed, mine, wholes)
     for y in values:
-        yield partial(explain, f"{case}: the value", y.detach(), right, *_slips(
-            right, ranks.size, hints["value"]))
+        yield partial(_is, f"{case}: the value", y.detach(), right, ranks.size, hints["value"])
     for name in [name for name in mine if name in wholes]:
         if isinstance(wholes[name].tensor, torch.nn.Parameter):
             yield partial(_is_part, f"{case}: `{name}`", mine[name], wholes[name])
-        yield partial(_gradient, f"{case}: the gradient of {name}", mine[name].grad,
-                      wholes[name].part(wholes[name].tensor.grad), ranks.size,
-                      hints.get(name, hints["value"]))
+        got, right = mine[name].grad, wholes[name].part(wholes[name].tensor.grad)
+        yield partial(_is, f"{case}: the gradient of {name}", got if got is None else got / 2,
+                      right, ranks.size, hints.get(name, hints["value"]))
     if forward is not None:
         yield partial(_sends, f"{case}: forward", first.ops, forward)
     yield partial(_sends, f"{case}: backward", second.ops, backward)
 
 
-def _slips(right, R, hint):
-    """What explain takes last."""
-    return {f"{R} times right": (R * right, hint), "zeros": (0 * right, hint),
-            f"1/{R} of what is right": (right / R, hint)}, hint
+def _is(where, got, right, R, hint):
+    """`right` is None for the gradient of what is frozen."""
+    if right is not None:
+        explain(where, got, right, {
+            f"{R} times right": (R * right, hint), "zeros": (0 * right, hint),
+            f"1/{R} of what is right": (right / R, hint)}, hint)
+    elif got is not None:
+        raise Mistake(f"{where} is there, but it is frozen", "requires_grad stays as it was.")
 
 
 def _same_names(case, changed, mine, wholes):
@@ -140,14 +143,6 @@ def _same_names(case, changed, mine, wholes):
     if extra or wholes.keys() - mine.keys():
         raise Mistake(f"{case}: its parameters are {sorted(mine)}", "Keep the names, and this "
                       "rank's parts alone: what is whole elsewhere can't be freed.")
-
-
-def _gradient(where, got, right, R, hint):
-    """`got` is that of two backwards."""
-    if right is not None:
-        explain(where, got if got is None else got / 2, right, *_slips(right, R, hint))
-    elif got is not None:
-        raise Mistake(f"{where} is there, but it is frozen", "requires_grad stays as it was.")
 
 
 def _is_part(where, parameter, whole):

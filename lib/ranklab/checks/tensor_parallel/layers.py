@@ -84,7 +84,8 @@ def _columns(layer_class, ranks):
         at, options, forward, backward = ranks.at(OUT), {}, (), (X_BYTES,)
         x, y = Whole(seeded(5, B, T, C).requires_grad_()), Whole(None, 2, at)
         if "tokens" in case:
-            x, options, forward = Whole(x.tensor, 1, ranks.at(T)), {"enter": gather_tokens}, backward
+            options, forward = {"enter": gather_tokens}, backward
+            x = Whole(x.tensor, 1, ranks.at(T))
         if "parts" in case:
             options = {"parts": FUSED}
             at = torch.cat([sum(FUSED[:n]) + ranks.at(size) for n, size in enumerate(FUSED)])

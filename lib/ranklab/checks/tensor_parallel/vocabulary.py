@@ -24,8 +24,8 @@ OUTSIDE = {"out of bounds": f"{MINE}; a target may be another rank's, or IGNORE.
 LOSS = {"value": "log(sum of exp(logits)) - the target's logit, both over all ranks, in float32; "
         "the largest logit of all ranks off first, or exp is infinite. 0 where a target is IGNORE. "
         f"{MINE}.",
-        "logits": "softmax over all ranks - 1 at the target, times the gradient that comes in; 0 "
-        "where the target is IGNORE. Through a sum over ranks it goes as it is: reduce_from_region."}
+        "logits": "softmax over all ranks - 1 at the target, times the gradient given; 0 where "
+        "the target is IGNORE. Through a sum over ranks it goes as it is: reduce_from_region."}
 ROWS = {"value": f"{MINE}. Zeros for tokens of other ranks, after the look-up; then "
         "leave(x, group).",
         "w_shard": "Gradients are in the rows of this rank's tokens alone, once."}
