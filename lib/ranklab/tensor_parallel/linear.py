@@ -18,6 +18,7 @@ class ColumnParallelLinear(nn.Module):
 
     enter  how x gets into the region; as_it_is where it is there already, as for q, k and v
     parts  see even_split
+    weight, bias  know their Split (split_of), for the gradient's norm and for checkpoints
     shape  (..., in) -> (..., out/tp)
     cost   that of enter: copy_to_region sends nothing forward, one all-reduce of x backward
     error  ValueError where the ranks do not divide the outputs

@@ -1,0 +1,63 @@
+"""The exercises and predictions of lab 08, in the order of the lab."""
+
+from ranklab import tensor_parallel as tp
+from ranklab.checks.exercise import Exercise
+from ranklab.checks.tensor_parallel import layers, regions, seeds, vocabulary
+from ranklab.checks.tensor_parallel.predictions import PREDICTIONS
+
+__all__ = ["EXERCISES", "PREDICTIONS"]
+
+EXERCISES = (
+    Exercise(tp.copy_to_region, regions.check_copy_to_region, hints=(
+        "All ranks read the same x, each for its part. What does each one know of x's gradient?",
+        "Forward x goes on as it is. Backward the ranks' gradients are parts of one sum.",
+        "return Through.apply(x, group, as_it_is, ...), whose last function all-reduces a clone",
+    )),
+    Exercise(tp.reduce_from_region, regions.check_reduce_from_region, hints=(
+        "y = y0 + y1 + ...: what is the derivative by y0?",
+        "It is copy_to_region turned round: the sum is forward.",
+        "return Through.apply(x, group, the sum over ranks, as_it_is)",
+    )),
+    Exercise(tp.ColumnParallelLinear, layers.check_ColumnParallelLinear, hints=(
+        "Which numbers of weight and bias does one output need?",
+        "weight is (out, in): outputs are rows, dim 0, in the bias, too. x enters by self.enter.",
+        "self.weight = split_parameter(linear.weight, 0, group, parts); the bias alike; forward: "
+        "F.linear(self.enter(x, self.group), self.weight, self.bias)",
+    )),
+    Exercise(tp.RowParallelLinear, layers.check_RowParallelLinear, hints=(
+        "Each rank has some inputs of every output. What is missing, and when is the bias added?",
+        "weight is cut in dim 1. y = the sum over ranks of x @ weight.T; then the bias, once.",
+        "split_parameter(linear.weight, 1, group); self.bias = linear.bias; forward: y = self.leave"
+        "(F.linear(x, self.weight), self.group), and y + self.outside(self.bias, self.group)",
+    )),
+    Exercise(tp.parallel_attention, layers.check_parallel_attention, hints=(
+        "Which query heads are mine, and which key head does each of them read?",
+        "q is a column layer whose x is there already (as_it_is), k and v are KeyValueHeads, out "
+        "is a row layer. x enters before all three, once.",
+        "needed = [head // (H // KV) for head in shard_range(H, rank, R)]; attention.k = "
+        "KeyValueHeads(attention.k, needed, D, group); enter_before(attention, enter, group)",
+    )),
+    Exercise(tp.vocab_parallel_cross_entropy, vocabulary.check_vocab_parallel_cross_entropy, hints=(
+        "loss = log(sum of exp(logits)) - logit of the target. Which sums can be split?",
+        "Subtract the largest logit of all ranks first, so that exp stays finite. Then two "
+        "numbers of each rank add up: the sum of exp, and the target's logit or 0.",
+        "dist.all_reduce(largest, dist.ReduceOp.MAX, group=group) of a detached amax(-1); then "
+        "reduce_from_region(torch.stack([logits.exp().sum(-1), of_target]), group)",
+    )),
+    Exercise(tp.vocab_parallel_embedding, vocabulary.check_vocab_parallel_embedding, hints=(
+        "Each token's row is on one rank. What can the others add?",
+        "Look up token - start where the row is here, any row elsewhere; put zeros there.",
+        "elsewhere = (tokens < rows.start) | (tokens >= rows.stop); look up (tokens - rows.start)"
+        ".masked_fill(elsewhere, 0); leave(x.masked_fill(elsewhere[..., None], 0), group)",
+    )),
+    Exercise(tp.sequence_parallel_norm, layers.check_sequence_parallel_norm, hints=(
+        "The weight is the same on all ranks. Of which tokens does a rank know its gradient?",
+        "The weight enters as x enters a region: as it is, with a gradient that is summed.",
+        "functional_call(norm, {name: copy_to_region(p, group), ... of named_parameters()}, x)",
+    )),
+    Exercise(tp.dropout_seeds, seeds.check_dropout_seeds, hints=(
+        "How many different seeds does one data_rank need?",
+        "tensor_ranks + 1 of them: one shared, and one for each tensor rank. Number them all.",
+        "first = seed * SPREAD + data_rank * (tensor_ranks + 1); own: first + 1 + tensor_rank",
+    )),
+)

@@ -1,0 +1,183 @@
+"""What all checks of lab 08 share: a call on each of 4 ranks, beside the same in one process.
+
+A trial (learner's, ranks) runs in groups of 4, 3, 2 and 1 ranks. It yields functions that raise a
+Mistake. They run when all is done: a rank that stopped early would let the others wait.
+"""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from ranklab.checks.exercise import Mistake
+from ranklab.checks.trial import explain, hinted, on_ranks
+from ranklab.engine import device
+from ranklab.meter import Traffic
+from ranklab.tensor_parallel.split import split_of
+
+GROUPINGS = ((0, 1, 2, 3),), ((0,), (1, 2, 3)), ((0, 2), (1, 3))
+GROUP = "Hand `group` on: to collectives, get_rank and get_world_size."
+ALIKE = f"All ranks of the group must call the same collectives. {GROUP}"
+FAILURES = {"does not end": ALIKE, "killed": ALIKE, "roup": GROUP,
+            "'NoneType' object has no attribute 'requires_grad'": "It returns None.",
+            "by an inplace operation": "It writes into what others read: work on a copy."}
+
+
+class Ranks(NamedTuple):
+    """The group of a case, seen from this rank."""
+
+    members: tuple
+    group: Any
+
+    @property
+    def size(self):
+        return len(self.members)
+
+    def at(self, size):
+        """The indices of this rank's part; the first ranks have more where it is uneven."""
+        parts = torch.arange(size, device=device()).tensor_split(self.size)
+        return parts[self.members.index(dist.get_rank())]
+
+
+class Whole(NamedTuple):
+    """A tensor in one process; a rank has the indices `at` along `dim`, or all of it."""
+
+    tensor: Any
+    dim: int = 0
+    at: Any = None
+
+    def part(self, whole):
+        return whole if self.at is None or whole is None else whole.index_select(self.dim, self.at)
+
+    def leaf(self):
+        """This rank's part, with a gradient of its own."""
+        return self.part(self.tensor.detach()).clone().requires_grad_(self.tensor.requires_grad)
+
+
+def seeded(seed, *shape, dtype="float32"):
+    """Random numbers, the same on all ranks."""
+    made = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+    return made.to(device(), getattr(torch, dtype))
+
+
+def on_four(trial, learners, failures):
+    """What rank 0's functions return; the first mistake is raised, those of all 4 ranks first.
+
+    failures  {part of an error: hint}, of crashes
+    """
+    with hinted(failures | FAILURES):
+        seen = on_ranks(_on_rank, trial, learners, ranks=4)
+    if mistakes := [mistake for _, *mistake in seen if mistake]:
+        raise Mistake(*min(mistakes)[1:])
+    return seen[0][0]
+
+
+def _on_rank(trial, learners):
+    """(what the functions return,), or (None, number of the first mistake, what, hint)"""
+    cases, notes = [], []
+    for side_by_side in GROUPINGS:
+        made = [dist.new_group(members) for members in side_by_side] if side_by_side[1:] else [None]
+        cases += [Ranks(*both) for both in zip(side_by_side, made) if dist.get_rank() in both[0]]
+    found = [(ranks, look) for ranks in cases for look in trial(learners, ranks)]
+    for number, (ranks, look) in enumerate(found):
+        try:
+            notes.append(look())
+        except Mistake as mistake:  # all 4 ranks come first, so what is wrong later is the group
+            return (None, number, f"{ranks.members}, rank {dist.get_rank()}, {mistake.what}",
+                    f"{GROUP} {mistake.hint}" if ranks.group else mistake.hint)
+    return (list(filter(None, notes)),)
+
+
+def beside(case, ranks, call, mine, one, wholes, out, hints, forward=(), backward=()):
+    """Looks at call() twice, then a backward of each; one() is the same in one process.
+
+    mine    {name: this rank's tensor}: none is changed
+    wholes  {name: Whole} of those with a gradient; out is the Whole of the value, without a tensor
+    hints   {name, or "value": what is usually wrong there}
+    forward, backward  bytes of a call's messages, at most; forward None: not looked at
+    """
+    whole = one()
+    w = seeded(9, *whole.shape).to(whole.dtype)
+    if whole.requires_grad:
+        whole.backward(w.clone())  # a gradient may be this very tensor
+    w, right, changed = out.part(w), out.part(whole.detach()), []
+    kept = [(name, x, x.detach().clone()) for name, x in (*mine.items(), ("the gradient given", w))]
+    with Traffic() as first:
+        values = [call(), call()]
+    with Traffic() as second:
+        for y in values:
+            if y.requires_grad and (y.shape, y.dtype) == (w.shape, w.dtype):
+                y.backward(w)
+            changed = changed or [name for name, x, before in kept if not torch.equal(x, before)]
+            kept = kept[:-1]  # later a gradient may be this very tensor
+    yield partial(_same_names, case, changed, mine, wholes)
+    for y in values:
+        yield partial(_is, f"{case}: the value", y.detach(), right, ranks.size, hints["value"])
+    for name in [name for name in mine if name in wholes]:
+        if isinstance(wholes[name].tensor, torch.nn.Parameter):
+            yield partial(_is_part, f"{case}: `{name}`", mine[name], wholes[name])
+        got, right = mine[name].grad, wholes[name].part(wholes[name].tensor.grad)
+        yield partial(_is, f"{case}: the gradient of {name}", got if got is None else got / 2,
+                      right, ranks.size, hints.get(name, hints["value"]))
+    if forward is not None:
+        yield partial(_sends, f"{case}: forward", first.ops, forward)
+    yield partial(_sends, f"{case}: backward", second.ops, backward)
+
+
+def _is(where, got, right, R, hint):
+    """`right` is None for the gradient of what is frozen."""
+    if right is not None:
+        explain(where, got, right, {
+            f"{R} times right": (R * right, hint), "zeros": (0 * right, hint),
+            f"1/{R} of what is right": (right / R, hint)}, hint)
+    elif got is not None:
+        raise Mistake(f"{where} is there, but it is frozen", "requires_grad stays as it was.")
+
+
+def _same_names(case, changed, mine, wholes):
+    if changed:
+        raise Mistake(f"{case}: {changed[0]} is changed", "Others still read it: a collective "
+                      "works in place, so give it a clone().")
+    extra = [name for name, x in mine.items() if x.is_floating_point() and name not in wholes]
+    if extra or wholes.keys() - mine.keys():
+        raise Mistake(f"{case}: its parameters are {sorted(mine)}", "Keep the names, and this "
+                      "rank's parts alone: what is whole elsewhere can't be freed.")
+
+
+def _is_part(where, parameter, whole):
+    explain(where, parameter.detach(), whole.part(whole.tensor.detach()), None, "weight is (out, "
+            "in): outputs are its rows, dim 0, inputs its columns, dim 1. Some of each of `parts`.")
+    if parameter.untyped_storage().nbytes() > parameter.nbytes:
+        raise Mistake(f"{where} keeps the whole in memory", "A view: split_parameter copies.")
+    split, right = split_of(parameter), None
+    if whole.at is not None:
+        right = whole.dim, whole.tensor.shape[whole.dim], whole.at.tolist()
+    if right != (split and (split.dim, split.size, [n for pair in split.ranges
+                                                    for n in range(*pair)])):
+        raise Mistake(f"{where} does not know which part of the whole it is", "The norm of the "
+                      "gradient and checkpoints ask split_of(parameter): make it with "
+                      "split_parameter, or set parameter.of_whole.")
+
+
+def _sends(where, ops, most):
+    """`ops` are those of two calls."""
+    sent, names = [op.payload_bytes for op in ops], ", ".join(sorted({op.name for op in ops}))
+    if len(sent) > 2 * len(most) or sum(sent) > 2 * sum(most):
+        raise Mistake(f"{where} sends {len(sent) / 2:g} messages of {sum(sent) / 2:g} bytes in all "
+                      f"({names}), not {len(most)} of {sum(most)}", "f sends in backward alone, g "
+                      "in forward alone. x enters a region once, also where three layers read it.")
+
+
+def refused(what, call):
+    """Looks at whether call() is a ValueError; it is called now."""
+    try:
+        call()
+    except ValueError:
+        what = ""
+    return partial(_refused, what)
+
+
+def _refused(what):
+    if what:
+        raise Mistake(f"{what}: no ValueError", "Say it before training begins, in a sentence.")

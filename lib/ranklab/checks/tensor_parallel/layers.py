@@ -1,0 +1,190 @@
+"""The checks of the layers: linear by column and by row, attention, and the norm outside."""
+
+import copy
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ranklab.checks.tensor_parallel.beside import GROUP, Whole, beside, on_four, refused, seeded
+from ranklab.engine import device
+from ranklab.models.gpt import Attention, GPTConfig
+from ranklab.tensor_parallel.regions import (
+    as_it_is, copy_to_region, gather_tokens, scatter_tokens,
+)
+
+B, T, D, H = 2, 12, 2, 12
+C, OUT, FUSED = 24, 48, (24, 12, 12)  # FUSED: q, k and v in one matrix of OUT rows
+X_BYTES, Y_BYTES = B * T * C * 4, B * T * OUT * 4
+LINEARS = "with bias", "without bias", "frozen weight", "frozen bias", "each rank its tokens"
+# Heads of k and v, which 4, 3, 2 and 1 ranks divide, or not; and whether there are biases.
+HEADS = {"12 key heads": (12, True), "6 key heads": (6, False), "2 key heads": (2, True),
+         "4 key heads, k frozen": (4, False), "each rank its tokens": (4, False)}
+NORMS = {"LayerNorm": nn.LayerNorm, "LayerNorm without bias": partial(nn.LayerNorm, bias=False),
+         "RMSNorm": nn.RMSNorm, "LayerNorm, frozen weight": nn.LayerNorm}
+
+CUT = ("torch's weight is (out, in): a column of the paper's A is a row of weight, dim 0. A bias "
+       "has a number for each output: cut in a column layer, whole in a row layer.")
+CUT_FAILURES = {"cannot be multiplied": CUT, "size of tensor": CUT, "must match": CUT,
+                "expanded size": CUT, "'NoneType'": "There may be no bias: None stays None.",
+                "raised ValueError": f"{CUT} {GROUP}"}
+COLUMN = {"value": f"F.linear(self.enter(x, self.group), this rank's rows of weight, bias). {CUT}",
+          "x": "x enters by self.enter(x, self.group), whatever that is: copy_to_region sums "
+          "gradients over ranks, as_it_is does not."}
+ROW = {"value": "The sum over ranks of x @ weight.T leaves by self.leave(y, self.group). The bias "
+       "is added once, after it: each rank that adds it before the sum adds it once more.",
+       "bias": "The bias is added outside, whole, on each rank: self.outside(self.bias, "
+       "self.group). Where each rank has its tokens, that sums the gradient."}
+FIT = ("Each rank has H/R query heads in rank order, and for each of them `needed` names one head "
+       f"of k and v. out has this rank's inputs: RowParallelLinear. {GROUP}")
+ONCE = ("x enters once, for q, k and v together: enter_before(attention, enter, group), and "
+        "as_it_is in q.")
+ATTENTION_FAILURES = {
+    "tokens of a sequence": ONCE, "must divide the": "Where ranks share a key head, use "
+    "KeyValueHeads.", "'NoneType' object is not callable": "Return the attention.",
+    "must match": FIT, "cannot be multiplied": FIT, "out of range": FIT, "unflatten": FIT,
+    "non-empty list": FIT}
+SHARED = {name: "A key head that several ranks hold has the sum of their gradients: KeyValueHeads "
+          "with `needed`, a head for each query head of this rank."
+          for name in ("k.weight", "k.bias", "v.weight", "v.bias")}
+ATTENTION = {"value": "Query head h reads key head h // (H // KV): neighbours share one. This rank "
+             "has the query heads shard_range(H, rank, R). The output leaves by `leave`.",
+             "x": ONCE, **SHARED}
+ANY = "There may be no bias: functional_call(norm, {name: tensor}, x) computes with other tensors."
+NORM_FAILURES = {"'NoneType' object": ANY, "no attribute 'bias'": ANY, "cannot assign": ANY,
+                 "hook on a tensor that doesn't require": "What is frozen has nothing to sum."}
+DRIFT = ("Each rank knows the gradient of its own tokens, so its weight would drift: the "
+         "norm's parameters come through copy_to_region. One all-reduce each, and a sum.")
+NORM = {"weight": DRIFT, "bias": DRIFT, "value": "norm(x), with all that the norm has: eps, bias.",
+        "x": "No other rank has these tokens: x needs nothing, the norm's parameters do."}
+LEFT = {"value": "A hook on the norm's own parameter stays there. functional_call(norm, {name: "
+        "tensor}, x) leaves it alone."}
+
+
+def _layer(case, ranks, call, module, one, x, cuts, *rest):
+    """call(x), with the parameters of `module`, beside one(x); cuts is {name: (dim, at)}."""
+    mine = x.leaf()
+    wholes = {name: Whole(p, *cuts.get(name, ())) for name, p in one.named_parameters()}
+    return beside(case, ranks, lambda: call(mine), {"x": mine, **dict(module.named_parameters())},
+                  lambda: one(x.tensor), {"x": x, **wholes}, *rest)
+
+
+def _filled(module, case=""):
+    """`module` with the same numbers on all ranks."""
+    for place, (name, p) in enumerate(module.named_parameters()):
+        p.data = seeded(place, *p.shape) / 2
+        p.requires_grad_(not case.endswith(f"frozen {name}"))
+    return module.to(device())
+
+
+def _columns(layer_class, ranks):
+    for case in (*LINEARS, f"parts={FUSED}", "enter=as_it_is"):
+        one = _filled(nn.Linear(C, OUT, case != "without bias"), case)
+        at, options, forward, backward = ranks.at(OUT), {}, (), (X_BYTES,)
+        x, y = Whole(seeded(5, B, T, C).requires_grad_()), Whole(None, 2, at)
+        if "tokens" in case:
+            options, forward = {"enter": gather_tokens}, backward
+            x = Whole(x.tensor, 1, ranks.at(T))
+        if "parts" in case:
+            options = {"parts": FUSED}
+            at = torch.cat([sum(FUSED[:n]) + ranks.at(size) for n, size in enumerate(FUSED)])
+            y = Whole(None, 2, at)
+        layer = layer_class(copy.deepcopy(one), ranks.group, **options)
+        if "as_it_is" in case:  # then x has the gradient of this rank's outputs alone
+            layer = layer_class(copy.deepcopy(one), ranks.group, as_it_is)
+            one.forward, y, backward = partial(_some_outputs, one, at), Whole(None), ()
+        yield from _layer(case, ranks, layer, layer, one, x, {"weight": (0, at), "bias": (0, at)},
+                          y, COLUMN, forward, backward)
+    if ranks.size == 4:
+        yield refused("tp=4, 10 outputs", lambda: layer_class(nn.Linear(4, 10), ranks.group))
+
+
+def _some_outputs(linear, at, x):
+    return F.linear(x, linear.weight[at], linear.bias[at])
+
+
+def _rows(layer_class, ranks):
+    for case in LINEARS:
+        one, at = _filled(nn.Linear(C, OUT, case != "without bias"), case), ranks.at(C)
+        x, y, options, backward = seeded(5, B, T, C).requires_grad_(), Whole(None), (), ()
+        if "tokens" in case:
+            y, options = Whole(None, 1, ranks.at(T)), (scatter_tokens, copy_to_region)
+            backward = Y_BYTES, one.bias.nbytes
+        layer = layer_class(copy.deepcopy(one), ranks.group, *options)
+        yield from _layer(case, ranks, layer, layer, one, Whole(x, 2, at), {"weight": (1, at)}, y,
+                          ROW, (Y_BYTES,), backward)
+    if ranks.size == 4:
+        yield refused("tp=4, 10 inputs", lambda: layer_class(nn.Linear(10, 4), ranks.group))
+
+
+def check_ColumnParallelLinear(layer_class):
+    on_four(_columns, layer_class, CUT_FAILURES)
+    yield "this rank's outputs, and all gradients: as one process, on 4, 3, 2 and 1 ranks"
+    yield "with and without bias, frozen or not; parts of a fused q, k, v; x enters by `enter`"
+    yield "only its part in memory, which knows its Split; 10 outputs on 4 ranks are an error"
+
+
+def check_RowParallelLinear(layer_class):
+    on_four(_rows, layer_class, CUT_FAILURES)
+    yield "all outputs, the bias added once, and all gradients: as one process, on 1 to 4 ranks"
+    yield "with and without bias, frozen or not; y leaves by `leave`, the bias through `outside`"
+    yield "only its part in memory, which knows its Split; 10 inputs on 4 ranks are an error"
+
+
+def _attention(KV, has_bias=False, H=H):
+    made = Attention(GPTConfig(n_ctx=T, n_head=H, n_embd=H * D))
+    for name, size in (("q", H), ("k", KV), ("v", KV), ("out", H)):
+        setattr(made, name, nn.Linear(H * D, size * D, has_bias))
+    return _filled(made)
+
+
+def _heads(parallel_attention, ranks):
+    for case, (KV, has_bias) in HEADS.items():
+        one, x = _attention(KV, has_bias), Whole(seeded(8, B, T, C).requires_grad_())
+        one.k.requires_grad_("frozen" not in case)
+        options, tokens = (), ()  # tokens: what they send, besides
+        if "tokens" in case:
+            x = Whole(x.tensor, 1, ranks.at(T))
+            options, tokens = (gather_tokens, scatter_tokens), (X_BYTES,)
+        queries, keys = ranks.at(C), torch.cat([head * D + torch.arange(D, device=device())
+                                                for head in (ranks.at(H) // (H // KV)).unique()])
+        cuts = {"q.weight": (0, queries), "q.bias": (0, queries), "out.weight": (1, queries)}
+        cuts |= {name: (0, keys) for name in SHARED}
+        shared = [p.nbytes for name, p in one.named_parameters()
+                  if name in SHARED and p.requires_grad and KV % ranks.size]
+        given = copy.deepcopy(one)
+        attention = parallel_attention(given, ranks.group, *options)
+        yield from _layer(case, ranks, attention, given, one, x, cuts, x, ATTENTION,
+                          (X_BYTES, *tokens), (X_BYTES, *shared, *tokens))
+    if ranks.size == 4:
+        for KV, heads in ((6, 6), (5, 12)):
+            yield refused(f"tp=4, {heads} query heads, {KV} key heads", partial(
+                parallel_attention, _attention(KV, H=heads), ranks.group))
+
+
+def check_parallel_attention(parallel_attention):
+    on_four(_heads, parallel_attention, ATTENTION_FAILURES)
+    yield "12 query heads; 12, 6, 4 or 2 key heads: as one process, on 4, 3, 2 and 1 ranks"
+    yield "all gradients, also of key heads that ranks share; biases; k frozen; enter and leave"
+    yield "x enters once for q, k and v; only the needed heads are in memory"
+    yield "heads that do not divide are a ValueError"
+
+
+def _norms(sequence_parallel_norm, ranks):
+    for case, new in NORMS.items():
+        one, x = _filled(new(C), case), seeded(3, B, T, C).requires_grad_()
+        norm, own, x = copy.deepcopy(one), copy.deepcopy(one), Whole(x, 1, ranks.at(T))
+        yield from _layer(case, ranks, lambda x: sequence_parallel_norm(norm, x, ranks.group), norm,
+                          one, x, {}, x, NORM, (),
+                          [p.nbytes for p in one.parameters() if p.requires_grad])
+        norm.zero_grad()
+        yield from _layer(f"{case}, by itself afterwards", ranks, norm, norm, own,
+                          Whole(x.leaf()), {}, Whole(None), LEFT)
+
+
+def check_sequence_parallel_norm(sequence_parallel_norm):
+    on_four(_norms, sequence_parallel_norm, NORM_FAILURES)
+    yield "this rank's tokens; gradients of the norm are sums: as one process, on 1 to 4 ranks"
+    yield "LayerNorm with and without bias, RMSNorm, frozen; one all-reduce for each parameter"
+    yield "twice in a row, and afterwards the norm is as before"

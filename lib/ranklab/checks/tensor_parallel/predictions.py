@@ -1,0 +1,57 @@
+"""The numbers that a learner of lab 08 predicts before running anything."""
+
+from ranklab.checks.exercise import Prediction
+from ranklab.collectives.cost import best_sent_bytes
+from ranklab.ranks import shard_range
+
+TIMES = 4  # all-reduces of a layer: attention and MLP, each with f and g
+X_BYTES = 8 * 1024 * 4096 * 2  # 8 sequences of 1024 tokens, width 4096, bf16
+LOGITS = 8192 * 128256  # targets, vocabulary
+SENT = TIMES * best_sent_bytes("all_reduce", X_BYTES, 8)
+
+PREDICTIONS = (
+    Prediction(
+        "tp_all_reduces", working="2 * 2", unit="all-reduces", tolerance=0, answer=lambda: TIMES,
+        nudge="How many regions has a layer, and what do f and g do, forward and backward?",
+        slips={2: "that is forward alone: f sends in backward",
+               8: "f sends in backward alone, g in forward alone",
+               6: "x enters once for q, k and v: not three times",
+               1: "attention and MLP are a region each, and backward sends, too"},
+        why="Attention and MLP are a region each: g forward, f backward.",
+    ),
+    Prediction(
+        "tp_layer_mb", working="4 * 2 * 7 / 8 * 8 * 1024 * 4096 * 2 / 1e6", unit="MB",
+        nudge="How large is x, how many all-reduces are there, and what does a ring send for each?",
+        answer=lambda: SENT / 1e6,
+        slips={TIMES * X_BYTES / 1e6: "a ring all-reduce sends 2 (R-1)/R times its size",
+               SENT / 2e6: "that is half: forward alone, or one half of each all-reduce",
+               SENT / 4e6: "that is one all-reduce", SENT / 5e5: "bf16 has 2 bytes, not 4"},
+        why="x has 67.1 MB; four all-reduces, each 2 * 7/8 of it. And a model has many layers.",
+    ),
+    Prediction(
+        "tp_kv_heads", working="math.ceil(8 / 16)", unit="heads", tolerance=0,
+        nudge="Each rank has 64 / 16 = 4 query heads. Which key heads do these need?",
+        answer=lambda: len({head // (64 // 8) for head in shard_range(64, 0, 16)}),
+        slips={0.5: "a head is not cut: two ranks hold the same one",
+               8: "those are all of them: a rank holds what its query heads need",
+               4: "those are its query heads, which share one", 2: "so many ranks hold each one"},
+        why="8 query heads share a key head, and a rank has 4 of them: each is on 2 ranks.",
+    ),
+    Prediction(
+        "tp_loss_kb", working="12 * 8192 / 1e3", unit="KB", answer=lambda: (4 + 8) * 8192 / 1e3,
+        nudge="Which numbers of a target must all ranks know? They are float32.",
+        slips={2 * LOGITS / 1e3: "those are the logits in bf16, which nobody gathers",
+               4 * LOGITS / 1e3: "those are the logits, which nobody gathers",
+               8 * 8192 / 1e3: "the largest logit travels first, or exp is infinite",
+               4 * 8192 / 1e3: "three numbers: largest logit, sum of exp, logit of the target"},
+        why="Largest logit, sum of exp, logit of the target: 12 bytes. The logits have 2.1 GB.",
+    ),
+    Prediction(
+        "tp_fit_ms", working="4 * 2 * 7 / 8 * 8 * 1024 * 4096 * 2 / 50e9 * 1e3", unit="ms",
+        nudge="Divide what a rank sends for the layer by the bytes that its link takes a second.",
+        answer=lambda: SENT / 50e9 * 1e3,
+        slips={SENT / 450e9 * 1e3: "that is over NVLink, 450 GB/s",
+               SENT / 50e9: "those are seconds", 8e3 * SENT / 50e9: "50 GB/s are bytes, not bits"},
+        why="9 times as long as over NVLink, 1.04 ms: tensor parallelism stays inside a node.",
+    ),
+)

@@ -1,0 +1,40 @@
+"""The check of dropout_seeds: all that a run needs, side by side."""
+
+import torch
+
+from ranklab.checks.exercise import Mistake
+
+SEEDS, DATA, TENSOR = (0, 1, 2, 3, 10, 41, 42, 43, 1337), 8, (1, 2, 3, 8)
+
+
+def check_dropout_seeds(dropout_seeds):
+    for R in TENSOR:
+        seen = {}  # number -> what it is for, and the other way round
+        for seed in SEEDS:
+            for data_rank in range(DATA):
+                for rank in range(R):
+                    _look_at(seen, dropout_seeds, seed, data_rank, rank, R)
+    yield "shared: the same on all ranks of a tensor group, another one for each data rank"
+    yield "own: another one on every rank, up to 8 x 8 ranks; none is a shared one"
+    yield "runs with other seeds share none; nothing is sent, or drawn"
+
+
+def _look_at(seen, dropout_seeds, seed, data_rank, rank, R):
+    where = f"seed={seed}, data rank {data_rank}, tensor rank {rank} of {R}"
+    before = torch.get_rng_state()
+    shared, own = dropout_seeds(seed, data_rank, rank, R)
+    if not torch.equal(before, torch.get_rng_state()):
+        raise Mistake(f"{where}: torch's generator is changed", "Return seeds; the caller sets it.")
+    if (type(shared), type(own)) != (int, int) or max(abs(shared), abs(own)) >= 2**63:
+        raise Mistake(f"{where}: {shared}, {own}", "Two integers that torch.manual_seed takes.")
+    if tuple(dropout_seeds(seed, data_rank, rank, R)) != (shared, own):
+        raise Mistake(f"{where}: others the next time", "Compute them from the arguments alone.")
+    for number, what in ((shared, f"shared of seed {seed}, data rank {data_rank}"),
+                         (own, f"own of seed {seed}, data rank {data_rank}, tensor rank {rank}")):
+        if (other := seen.setdefault(number, what)) != what:
+            raise Mistake(f"with {R} tensor ranks, {other} and {what} are the same number", "All "
+                          "are different: tensor_ranks + 1 for each data rank, and room for all "
+                          "of them up to the next seed.")
+        if seen.setdefault(what, number) != number:
+            raise Mistake(f"{where}: shared is not that of tensor rank 0", "What ranks hold alike "
+                          "drops alike: shared does not follow from tensor_rank.")

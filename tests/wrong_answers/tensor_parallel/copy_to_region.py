@@ -1,0 +1,67 @@
+"""Lab 08: what goes wrong where a tensor enters the region, f."""
+
+import torch
+import torch.distributed as dist
+from mutants import mutant
+
+from ranklab.tensor_parallel import copy_to_region
+from ranklab.tensor_parallel.regions import Through
+
+CALL = "Through.apply(x, group, as_it_is, summed)"
+
+
+def _wrong(new, says, **named):
+    return mutant(copy_to_region, CALL, new, says=says, dist=dist, torch=torch, **named)
+
+
+def _in_place(gradient, group):
+    dist.all_reduce(gradient, group=group)
+    return gradient
+
+
+WRONG = [
+    _wrong("x", "gradient of x .*backward sums over ranks"),
+    _wrong("Through.apply(x, group, summed, as_it_is)", "forward sends nothing"),
+    _wrong("Through.apply(x, group, summed, summed)", "forward sends nothing", called="both_ways"),
+    _wrong("Through.apply(x, None, as_it_is, summed)", "Hand `group` on", called="all_ranks"),
+    _wrong("Through.apply(x, group, as_it_is, lambda g, group: summed(g, group) / "
+           "dist.get_world_size(group))", "gradient of x is 1/4 of what is right",
+           called="the_mean"),
+    _wrong("Through.apply(Through.apply(x, group, as_it_is, summed), group, as_it_is, summed)",
+           "is 4 times right", called="enters_twice"),
+    _wrong("Through.apply(x.float(), group, as_it_is, summed)", "not torch.float64|not "
+           "torch.bfloat16", called="another_type"),
+    _wrong("Through.apply(x, group, as_it_is, in_place)", "the gradient given is changed",
+           in_place=_in_place),
+    _wrong("Through.apply(x.detach().requires_grad_(), group, as_it_is, summed)",
+           "gradient of x", called="detached"),
+]
+
+
+def copy_to_region__hook_on_x_itself(x, group=None):
+    """A hook on x itself sees the gradients from outside"""
+    def sum_up(gradient):
+        gradient = gradient.clone()
+        dist.all_reduce(gradient, group=group)
+        return gradient
+
+    if x.requires_grad:
+        x.register_hook(sum_up)
+    return x
+
+
+def copy_to_region__hook_where_x_is_frozen(x, group=None):
+    """x may need no gradient"""
+    def sum_up(gradient):
+        gradient = gradient.clone()
+        dist.all_reduce(gradient, group=group)
+        return gradient
+
+    y = x.view_as(x)
+    y.register_hook(sum_up)
+    return y
+
+
+def copy_to_region__everybody_into_one(x, group=None):
+    """gradient of x|as it is"""
+    return Through.apply(x.clone().zero_(), group, lambda x, group: x, lambda g, group: g)

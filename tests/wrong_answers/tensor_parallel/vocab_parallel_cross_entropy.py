@@ -1,0 +1,74 @@
+"""Lab 08: what goes wrong in a loss of which each rank has some columns."""
+
+import torch
+import torch.distributed as dist
+import torch.distributed.nn
+import torch.nn.functional as F
+from mutants import mutant
+
+from ranklab.models.gpt import IGNORE
+from ranklab.tensor_parallel import vocab_parallel_cross_entropy
+
+LARGEST = "    dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)\n"
+ROWS = "shard_range(vocab_size, dist.get_rank(group), dist.get_world_size(group))"
+AT = "(targets - rows.start).masked_fill(elsewhere, 0)"
+OF_TARGET = "logits.gather(1, at[:, None])[:, 0].masked_fill(elsewhere, 0)"
+SUM = "reduce_from_region(both, group)"
+END = ".masked_fill(targets == IGNORE, 0)"
+
+
+def _wrong(*edits, says, **named):
+    return mutant(vocab_parallel_cross_entropy, *edits, says=says, torch=torch, **named)
+
+
+WRONG = [
+    _wrong(LARGEST, "", says="largest logit of all ranks off first"),
+    _wrong("logits = logits - largest[:, None]", "logits = logits - 0 * largest[:, None]",
+           says="or exp is infinite"),
+    _wrong(END, "", says="0 where a target is IGNORE", called="ignore_counts"),
+    _wrong(OF_TARGET, "logits.gather(1, at[:, None])[:, 0]", says="both over all ranks"),
+    _wrong("logits = logits.float()", "logits = logits * 1", says="in float32|not torch.float32"),
+    _wrong(SUM, "torch.distributed.nn.all_reduce(both, group=group or dist.group.WORLD)",
+           says="it goes as it is: reduce_from_region|backward sends"),
+    _wrong(SUM, "both", says="both over all ranks", called="its_own_columns"),
+    _wrong(ROWS, "range((n := vocab_size // dist.get_world_size(group)) * dist.get_rank(group), "
+           "n * (dist.get_rank(group) + 1))", says="shard_range"),
+    _wrong(AT, "targets - rows.start", says="may be another rank's"),
+    _wrong("logits - largest[:, None]", "logits.sub_(largest[:, None])", says="is changed|in-place",
+           called="in_place"),
+    _wrong(SUM, "reduce_from_region(both)", LARGEST, LARGEST.replace(", group=group", ""),
+           says="Hand `group` on"),
+    _wrong("    elsewhere =", "    targets[targets == IGNORE] = 0\n    elsewhere =",
+           says="targets is changed"),
+    _wrong("logits.exp().sum(-1)", "logits.exp().sum(-1).detach()", says="softmax over all ranks"),
+]
+
+
+def vocab_parallel_cross_entropy__gathers_the_logits(logits, targets, vocab_size, group=None):
+    """bytes a target in 1 messages"""
+    R, rank = dist.get_world_size(group), dist.get_rank(group)
+    most = -(-vocab_size // R)
+    padded = F.pad(logits.detach().float(), (0, most - logits.shape[1]), value=float("-inf"))
+    parts = [torch.empty_like(padded) for _ in range(R)]
+    dist.all_gather(parts, padded.contiguous(), group=group)
+    parts = [p[:, : vocab_size // R + (r < vocab_size % R)] for r, p in enumerate(parts)]
+    parts[rank] = logits.float()
+    return F.cross_entropy(torch.cat(parts, 1), targets, reduction="none", ignore_index=IGNORE)
+
+
+def vocab_parallel_cross_entropy__gathers_three_numbers(logits, targets, vocab_size, group=None):
+    """What is gathered grows with the ranks"""
+    R, rank = dist.get_world_size(group), dist.get_rank(group)
+    each, more = divmod(vocab_size, R)
+    start, logits = rank * each + min(rank, more), logits.float()
+    is_mine = (targets >= start) & (targets < start + logits.shape[1])
+    top = logits.detach().amax(-1)
+    own = torch.stack([top, (logits - top[:, None]).exp().sum(-1), logits.gather(
+        1, (targets - start).where(is_mine, 0)[:, None])[:, 0].where(is_mine, 0)])
+    parts = [torch.empty_like(own) for _ in range(R)]
+    dist.all_gather(parts, own.detach(), group=group)
+    parts[rank] = own
+    tops, sums, found = torch.stack(parts).unbind(1)
+    highest = tops.amax(0)
+    losses = (sums * (tops - highest).exp()).sum(0).log() + highest - found.sum(0)
+    return losses.where(targets != IGNORE, 0)
