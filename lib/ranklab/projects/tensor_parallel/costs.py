@@ -1,0 +1,43 @@
+"""What a rank holds and sends, by formulas; and the seconds of a step by alpha and beta."""
+
+from ranklab.baseline import transformer_flops
+from ranklab.models.gpt import block_parameters, count_parameters
+from ranklab.ranks import shard_range
+
+
+def held_bytes(shape, method, ranks):
+    """Bytes of rank 0's parameters, gradients and Adam's moments, in float32."""
+    C, L, V = shape.n_embd, shape.n_layer, shape.vocab_size
+    if method == "naive":
+        away = L - len(shard_range(L, 0, ranks))
+        return 16 * (count_parameters(shape) - away * block_parameters(shape))
+    split = 12 * C * C * L / ranks + len(shard_range(V, 0, ranks)) * C
+    return 16 * (split + (2 * L + 1) * C)
+
+
+def traffic(shape, batch, ranks, method="tensor", pieces=1, size=4):
+    """(messages, bytes) that a rank sends in a step of `pieces` micro-batches.
+
+    Tensor parallelism adds up x four times in each layer, once after the embedding and once before
+    the head, and sends 12 bytes for each target. Sequence parallelism does each sum in two halves,
+    which changes nothing, and adds up gradients of norms. The norm of all gradients: 8 bytes.
+    """
+    C, L, tokens = shape.n_embd, shape.n_layer, batch * shape.n_ctx
+    ring = 2 * (ranks - 1)  # messages of an all-reduce, each of 1/R of its bytes
+    x = tokens * C * size
+    if method == "naive":
+        return 2 * pieces + ring, 2 * x + ring / ranks * 8
+    norms = pieces * (2 * L + 1) * (method == "sequence")
+    sums = pieces * (4 * L + 2 + 2) + norms + 1
+    nbytes = (4 * L + 2) * x + 12 * tokens + norms * C * 4 + 8
+    return ring * sums, ring / ranks * nbytes
+
+
+def step_seconds(shape, batch, ranks, link, peak, size=2):
+    """Seconds of a tensor-parallel step, if all ranks talk over links as slow as `link`: of
+    computing and of talking, one after the other.
+    peak  FLOP/s of a rank
+    """
+    messages, nbytes = traffic(shape, batch, ranks, size=size)
+    computing = transformer_flops(shape, batch, shape.n_ctx) / peak / ranks
+    return computing + messages * link.alpha + nbytes * link.beta

@@ -1,0 +1,81 @@
+"""The naive split: whole layers on rank after rank. One rank works at a time, all others wait."""
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from ranklab.ranks import shard_range
+from ranklab.tensor_parallel.training import TensorParallel
+
+
+class Naive(TensorParallel):
+    """All ranks take the same batch; each has some blocks, and rank 0 what is around the blocks.
+
+    The embedding is the head, too. So hidden states come back to rank 0 for the loss: each
+    parameter is on one rank alone, and nobody has to add up gradients of two copies.
+    """
+
+    def apply(self, model):
+        R, config = self.ranks, model.config
+        if R > config.n_layer:
+            raise ValueError(f"{R} ranks are more than n_layer={config.n_layer}: each needs a layer")
+        for layer in set(range(config.n_layer)) - set(shard_range(config.n_layer, self.rank, R)):
+            del model.blocks[str(layer)]
+        before, after = (self.rank - 1) % R, (self.rank + 1) % R
+        if self.rank == 0 and R > 1:
+            model.blocks["others"] = Elsewhere(after, before)
+        elif self.rank:
+            model.token = model.norm = model.head = None
+
+            def take(model, args):
+                x = torch.empty(*args[0].shape, config.n_embd, device=args[0].device)
+                return Hop.apply(x.requires_grad_(), None, before), *args[1:]
+
+            model.register_forward_pre_hook(take)
+            # a loss of 0, whose backward takes the gradient that comes back
+            model.register_forward_hook(lambda *seen: 0 * Hop.apply(seen[-1], after, None).sum())
+        self.parts = dict(model.named_parameters())
+        return model
+
+    def make_optimizer(self, new_optimizer, groups):
+        mine = [{**group, "params": [pair for pair in group["params"] if pair[0] in self.parts]}
+                for group in groups]
+        return super().make_optimizer(new_optimizer, mine)
+
+    def share_of(self, parameter, values):
+        return values.sum()
+
+    def total(self, value):
+        return self.gather(value.reshape(1)).sum()
+
+
+class Elsewhere(nn.Module):
+    """Stands on rank 0 for the blocks of all other ranks."""
+
+    def __init__(self, *ends):
+        super().__init__()
+        self.ends = ends
+
+    def forward(self, x, positions=None):
+        return Hop.apply(x, *self.ends)
+
+
+class Hop(torch.autograd.Function):
+    """x goes to the rank `to`, and what comes from `source` takes its place; gradients go the other
+    way. None: nobody.
+    """
+
+    @staticmethod
+    def forward(ctx, x, to, source):
+        ctx.ends = to, source
+        if to is not None:
+            dist.send(x.contiguous(), to)
+        x = torch.empty_like(x, memory_format=torch.contiguous_format)
+        if source is not None:
+            dist.recv(x, source)
+        return x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        to, source = ctx.ends
+        return Hop.forward(ctx, gradient, source, to), None, None
