@@ -1,4 +1,4 @@
-"""A GPT on real text, split over ranks: naively, tensor-parallel by ours, and by torch's DTensor.
+"""A GPT on real text, split over ranks: naively, tensor-parallel by ours, and by DTensor.
 
     python -m ranklab.projects.tensor_parallel --ranks 4
     torchrun --nproc-per-node 4 -m ranklab.projects.tensor_parallel --size gpt2 --method tensor \\
@@ -10,13 +10,13 @@
 import sys
 
 from ranklab.projects.command import Command, say, time_limit
-from ranklab.projects.tensor_parallel.training import ENGINES, SIZES, Settings, report, run
+from ranklab.projects.tensor_parallel.training import METHODS, SIZES, Settings, report, run
 
 
 def main(argv=None):
     command = Command(__package__, __doc__)
     command.add_argument("--size", choices=SIZES, default="laptop")
-    command.add_argument("--method", choices=("all", *ENGINES), default="all")
+    command.add_argument("--method", choices=("all", *METHODS), default="all")
     command.add_ranks()
     command.add_resume()
     command.add_argument("--data", help="a text file, or tokens in a .bin file (uint16)")

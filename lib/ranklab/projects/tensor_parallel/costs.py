@@ -1,4 +1,4 @@
-"""What a rank holds and sends, by formulas; and the seconds of a step by alpha and beta."""
+"""What a rank holds and sends by formulas, in float32; a step's time, by alpha and beta."""
 
 from ranklab.baseline import transformer_flops
 from ranklab.models.gpt import block_parameters, count_parameters
@@ -6,7 +6,7 @@ from ranklab.ranks import shard_range
 
 
 def held_bytes(shape, method, ranks):
-    """Bytes of rank 0's parameters, gradients and Adam's moments, in float32."""
+    """Bytes of rank 0's parameters, gradients and Adam's moments."""
     C, L, V = shape.n_embd, shape.n_layer, shape.vocab_size
     if method == "naive":
         away = L - len(shard_range(L, 0, ranks))
@@ -15,7 +15,7 @@ def held_bytes(shape, method, ranks):
     return 16 * (split + (2 * L + 1) * C)
 
 
-def traffic(shape, batch, ranks, method="tensor", pieces=1, size=4):
+def traffic(shape, batch, ranks, method="tensor", pieces=1, sequence_parallel=False, size=4):
     """(messages, bytes) that a rank sends in a step of `pieces` micro-batches.
 
     Tensor parallelism adds up x four times in each layer, once after the embedding and once before
@@ -27,17 +27,13 @@ def traffic(shape, batch, ranks, method="tensor", pieces=1, size=4):
     x = tokens * C * size
     if method == "naive":
         return 2 * pieces + ring, 2 * x + ring / ranks * 8
-    norms = pieces * (2 * L + 1) * (method == "sequence")
+    norms = pieces * (2 * L + 1) * sequence_parallel
     sums = pieces * (4 * L + 2 + 2) + norms + 1
-    nbytes = (4 * L + 2) * x + 12 * tokens + norms * C * 4 + 8
-    return ring * sums, ring / ranks * nbytes
+    return ring * sums, ring / ranks * ((4 * L + 2) * x + 12 * tokens + norms * C * 4 + 8)
 
 
 def step_seconds(shape, batch, ranks, link, peak, size=2):
-    """Seconds of a tensor-parallel step, if all ranks talk over links as slow as `link`: of
-    computing and of talking, one after the other.
-    peak  FLOP/s of a rank
-    """
+    """Seconds of a tensor-parallel step on ranks of `peak` FLOP/s, in rings as slow as `link`."""
     messages, nbytes = traffic(shape, batch, ranks, size=size)
     computing = transformer_flops(shape, batch, shape.n_ctx) / peak / ranks
     return computing + messages * link.alpha + nbytes * link.beta

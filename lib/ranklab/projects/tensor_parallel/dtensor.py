@@ -18,12 +18,11 @@ def parallelize_gpt(model, mesh, sequence_parallel=False):
     """models.gpt's GPT over the ranks of `mesh`, in place; all parameters are DTensors. Logits stay
     split, so backward must be called inside loss_parallel().
     """
-    tokens, whole = Shard(1) if sequence_parallel else Replicate(), Replicate()
-    norm = SequenceParallel() if sequence_parallel else PrepareModuleInput(
-        input_layouts=whole, desired_input_layouts=whole)
+    whole, tokens, norm = Replicate(), Shard(1), SequenceParallel()
     if not sequence_parallel:
+        tokens, norm = whole, PrepareModuleInput(input_layouts=whole, desired_input_layouts=whole)
         for module in filter(lambda each: isinstance(each, nn.LayerNorm), model.modules()):
-            distribute_module(module, mesh)  # plain parameters and DTensors share no optimizer
+            distribute_module(module, mesh)  # an optimizer takes DTensors alone, or none
     parallelize_module(model, mesh, {
         "token": RowwiseParallel(input_layouts=whole, output_layouts=tokens),
         "blocks.*.norm?": norm,

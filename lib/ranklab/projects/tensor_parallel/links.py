@@ -13,42 +13,43 @@ from ranklab.hardware import H100
 from ranklab.models.gpt import GPT, GPTConfig
 from ranklab.projects.clock import best_seconds
 from ranklab.projects.tensor_parallel.costs import step_seconds, traffic
-from ranklab.tensor_parallel import How, parallel_gpt
+from ranklab.tensor_parallel import parallel_gpt
 
 LINKS = {"NVLink": Link(5e-6, 1 / H100.nvlink_bandwidth),
          "InfiniBand": Link(1e-5, 1 / H100.network_bandwidth)}
-TINY = GPTConfig(n_embd=32)
+TINY, BATCH = GPTConfig(n_layer=1, n_embd=32), 4
 
 
-def curves(shape, batch, links=LINKS, ranks=(1, 2, 4, 8), peak=0.5 * H100.bf16_flops):
+def curves(shape, batch, links=LINKS, ranks=(1, 2, 4, 8), peak=H100.bf16_flops / 2):
     """{name of a link: [seconds of a step with each number of ranks]}; one rank computes alone."""
     return {name: [step_seconds(shape, batch, R, link, peak) for R in ranks]
             for name, link in links.items()}
 
 
-def emulate(ranks=4, batch=4, alone=1.2, slower=15):
+def emulate(ranks=4, alone=2.0, slower=9):
     """{where: (seconds by the formula, seconds measured)} of a step of real ranks that sleep.
 
     alone   seconds that one rank would need for the step
-    slower  bytes take that much longer between two nodes than inside of one
+    slower  a byte takes that much longer between two nodes than inside of one
     """
-    peak = transformer_flops(TINY, batch, TINY.n_ctx) / alone
-    fast = Link(1e-4, 0.08 / traffic(TINY, batch, ranks)[1])
-    links = {"one node": (ranks, fast), "two nodes": (ranks // 2, Link(1e-4, slower * fast.beta))}
-    with tempfile.TemporaryDirectory() as folder:
-        seen = {where: max(launch(_step, batch, alone / ranks, fast, link, per_node, folder,
-                                  ranks=ranks, nodes=ranks // per_node))
-                for where, (per_node, link) in links.items()}
-    return {where: (step_seconds(TINY, batch, ranks, link, peak, size=4), seen[where])
-            for where, (_, link) in links.items()}
+    peak = transformer_flops(TINY, BATCH, TINY.n_ctx) / alone
+    beta = alone / 10 / traffic(TINY, BATCH, ranks)[1]
+    fast, slow = Link(1e-4, beta), Link(1e-4, slower * beta)
+    found = {}
+    for where, nodes, link in (("one node", 1, fast), ("two nodes", 2, slow)):
+        with tempfile.TemporaryDirectory() as folder:
+            measured = max(launch(_step, alone / ranks, fast, slow, ranks // nodes, folder,
+                                  ranks=ranks, nodes=nodes))
+        found[where] = step_seconds(TINY, BATCH, ranks, link, peak, size=4), measured
+    return found
 
 
-def _step(batch, computing, fast, slow, per_node, folder):
-    """The seconds of one step on this rank: blocks sleep, a third of the time forward."""
-    model, each = parallel_gpt(GPT(TINY), How()), computing / 3 / TINY.n_layer
-    for block in model.blocks.values():
-        block.register_forward_pre_hook(lambda *_: time.sleep(each))
-        block.register_full_backward_pre_hook(lambda *_: time.sleep(2 * each))
-    tokens = torch.zeros(batch, TINY.n_ctx, dtype=torch.long)
-    with EmulatedLinks(fast, slow, per_node, folder):
-        return best_seconds(lambda: model(tokens, tokens).backward(), repeats=2)
+def _step(computing, *links):
+    """The seconds of one step on this rank, less those that the tiny model really needs."""
+    model = parallel_gpt(GPT(TINY))
+    block, tokens = model.blocks["0"], torch.zeros(BATCH, TINY.n_ctx, dtype=torch.long)
+    real = best_seconds(lambda: model(tokens, tokens).backward(), repeats=5)
+    block.register_forward_pre_hook(lambda *_: time.sleep(computing / 3))
+    block.register_full_backward_pre_hook(lambda *_: time.sleep(computing * 2 / 3))
+    with EmulatedLinks(*links):
+        return best_seconds(lambda: model(tokens, tokens).backward(), repeats=1) - real

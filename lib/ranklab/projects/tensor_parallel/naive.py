@@ -2,7 +2,6 @@
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from ranklab.ranks import shard_range
 from ranklab.tensor_parallel.training import TensorParallel
@@ -16,24 +15,26 @@ class Naive(TensorParallel):
     """
 
     def apply(self, model):
-        R, config = self.ranks, model.config
-        if R > config.n_layer:
-            raise ValueError(f"{R} ranks are more than n_layer={config.n_layer}: each needs a layer")
-        for layer in set(range(config.n_layer)) - set(shard_range(config.n_layer, self.rank, R)):
+        R, L, C = self.ranks, model.config.n_layer, model.config.n_embd
+        if R > L:
+            raise ValueError(f"{R} ranks are more than n_layer={L}: each needs a layer")
+        mine = shard_range(L, self.rank, R)
+        for layer in set(range(L)) - set(mine):
             del model.blocks[str(layer)]
         before, after = (self.rank - 1) % R, (self.rank + 1) % R
-        if self.rank == 0 and R > 1:
-            model.blocks["others"] = Elsewhere(after, before)
-        elif self.rank:
+
+        def take(model, args):
+            x = torch.empty(*args[0].shape, C, device=args[0].device)
+            return Hop.apply(x.requires_grad_(), None, before), *args[1:]
+
+        if self.rank:
             model.token = model.norm = model.head = None
-
-            def take(model, args):
-                x = torch.empty(*args[0].shape, config.n_embd, device=args[0].device)
-                return Hop.apply(x.requires_grad_(), None, before), *args[1:]
-
             model.register_forward_pre_hook(take)
             # a loss of 0, whose backward takes the gradient that comes back
             model.register_forward_hook(lambda *seen: 0 * Hop.apply(seen[-1], after, None).sum())
+        elif R > 1:
+            model.blocks[str(mine[-1])].register_forward_hook(
+                lambda *seen: Hop.apply(seen[-1], after, before))
         self.parts = dict(model.named_parameters())
         return model
 
@@ -49,17 +50,6 @@ class Naive(TensorParallel):
         return self.gather(value.reshape(1)).sum()
 
 
-class Elsewhere(nn.Module):
-    """Stands on rank 0 for the blocks of all other ranks."""
-
-    def __init__(self, *ends):
-        super().__init__()
-        self.ends = ends
-
-    def forward(self, x, positions=None):
-        return Hop.apply(x, *self.ends)
-
-
 class Hop(torch.autograd.Function):
     """x goes to the rank `to`, and what comes from `source` takes its place; gradients go the other
     way. None: nobody.
@@ -70,7 +60,7 @@ class Hop(torch.autograd.Function):
         ctx.ends = to, source
         if to is not None:
             dist.send(x.contiguous(), to)
-        x = torch.empty_like(x, memory_format=torch.contiguous_format)
+        x = torch.zeros_like(x, memory_format=torch.contiguous_format)
         if source is not None:
             dist.recv(x, source)
         return x
