@@ -1,6 +1,6 @@
-"""Print step times: ZeRO, ours, torch's FSDP2 and DeepSpeed's; tensor parallelism, ours and DTensor.
+"""Print step times of ZeRO and of tensor parallelism, ours and their peers': a part of `make bench`.
 
-A part of `make bench`. All train one GPT, on the same ranks, in turns: a busy moment hits all of them. Nothing is asserted.
+All train one GPT, on the same ranks, in turns: a busy moment hits all of them. Nothing is asserted.
 """
 import contextlib
 import functools

@@ -15,7 +15,7 @@ from ranklab.meter.ops import read_ops
 
 
 class EmulatedLinks(TorchDispatchMode):
-    """Inside the block each message of this rank takes at least alpha + n * beta seconds of its link.
+    """Inside the block each message of this rank takes at least alpha + n * beta seconds.
 
     A collective takes as long as its ring (meter/costs.py), over the link to the next rank of its
     group; the op itself then waits for the slowest. An asynchronous one sleeps when it is called.

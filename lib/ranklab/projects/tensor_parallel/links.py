@@ -15,6 +15,7 @@ from ranklab.projects.clock import best_seconds
 from ranklab.projects.tensor_parallel.costs import step_seconds, traffic
 from ranklab.tensor_parallel import parallel_gpt
 
+# alpha is of the order that NCCL's messages have
 LINKS = {"NVLink": Link(5e-6, 1 / H100.nvlink_bandwidth),
          "InfiniBand": Link(1e-5, 1 / H100.network_bandwidth)}
 TINY, BATCH = GPTConfig(n_layer=1, n_embd=32), 4

@@ -38,11 +38,6 @@ class Naive(TensorParallel):
         self.parts = dict(model.named_parameters())
         return model
 
-    def make_optimizer(self, new_optimizer, groups):
-        mine = [{**group, "params": [pair for pair in group["params"] if pair[0] in self.parts]}
-                for group in groups]
-        return super().make_optimizer(new_optimizer, mine)
-
     def share_of(self, parameter, values):
         return values.sum()
 
