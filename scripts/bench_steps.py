@@ -1,4 +1,4 @@
-"""Print step times of ZeRO and of tensor parallelism, ours and their peers': a part of `make bench`.
+"""Print step times: ZeRO and tensor parallelism, ours and their peers'; a part of `make bench`.
 
 All train one GPT, on the same ranks, in turns: a busy moment hits all of them. Nothing is asserted.
 """

@@ -16,7 +16,7 @@ from ranklab.tensor_parallel.training import TensorParallel
 
 def parallelize_gpt(model, mesh, sequence_parallel=False):
     """models.gpt's GPT over the ranks of `mesh`, in place; all parameters are DTensors. Logits stay
-    split, so backward must be called inside loss_parallel().
+    split, so backward must be called inside loss_parallel(); forward outside: it does not nest.
     """
     whole, tokens, norm = Replicate(), Shard(1), SequenceParallel()
     if not sequence_parallel:

@@ -22,7 +22,7 @@ from ranklab.projects.tensor_parallel.naive import Naive
 from ranklab.tensor_parallel.plan import How
 from ranklab.tensor_parallel.training import TensorParallel
 from ranklab.text_trainer import TextTrainer, TrainConfig
-from ranklab.trainer import History
+from ranklab.trainer import PRECISIONS, History
 
 GPT2 = {"vocab_size": 50257, "n_ctx": 1024, "rotary_base": 10000.0}
 MODELS = {"laptop": GPTConfig(n_layer=4, n_head=8, n_embd=96),
@@ -110,8 +110,9 @@ def train(method, shape, settings, parts, text, resume, until, progress):
         trainer.step()
     held = memory_of(trainer.model, trainer.optimizer)
     R, pieces = parallel.ranks, -(-settings.batch // settings.micro_batch)
-    sends = traffic(shape, settings.batch, R, method, pieces, sequence)
-    said = held_bytes(shape, method, R), *sends
+    said = (held_bytes(shape, method, R),
+            *traffic(shape, settings.batch, R, method, pieces, sequence,
+                     leaving=PRECISIONS[settings.precision].itemsize))
     counted = held.total - held.buffers, sent.sent_messages, sent.sent_bytes
     return Row(method, said, counted, busy, history, history.held_out.get(settings.steps))
 
@@ -137,9 +138,9 @@ def report(found):
              "  held out"]
     for row in rows:
         cells = [f"{n:14,.0f}" for pair in zip(row.counted, row.said) for n in pair]
-        apart = max(abs(a - b) for a, b in zip(row.history.loss[:3], rows[0].history.loss))
+        losses, speeds = row.history.loss[:3], row.history.speed or [0]  # none after the end
+        apart = max((abs(a - b) for a, b in zip(losses, rows[0].history.loss)), default=0)
         lines.append(f"{row.method:8}{''.join(cells)}{row.busy:6.0%}"
-                     f"{statistics.median(row.history.speed):10,.0f}{apart:7.0e}"
+                     f"{statistics.median(speeds):10,.0f}{apart:7.0e}"
                      f"{row.held_out or math.nan:10.4f}")
-    return "\n".join([*lines, f"apart: the first three losses from those of {rows[0].method}; "
-                      "formulas are in float32"])
+    return "\n".join([*lines, f"apart: the first three losses from those of {rows[0].method}."])
