@@ -1,5 +1,6 @@
 """Lab 08's project: every method trains alike, and holds and sends what the formulas say."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import loss_parallel
 
-from ranklab import device
+from ranklab import data, device
 from ranklab.engine import RankError, launch, torchrun
 from ranklab.meter import Traffic
 from ranklab.models.gpt import GPT, GPTConfig
@@ -19,7 +20,9 @@ from ranklab.projects.tensor_parallel.costs import held_bytes, traffic
 from ranklab.projects.tensor_parallel.dtensor import parallelize_gpt
 from ranklab.projects.tensor_parallel.links import LINKS, curves, emulate
 from ranklab.projects.tensor_parallel.naive import Naive
-from ranklab.projects.tensor_parallel.training import METHODS, MODELS
+from ranklab.projects.tensor_parallel.training import (
+    METHODS, MODELS, PARTS, Settings, train,
+)
 from ranklab.tensor_parallel import ColumnParallelLinear, How, parallel_gpt
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("one_thread")]
@@ -178,18 +181,25 @@ def test_dtensor_has_our_losses_and_gathers_no_logits(ranks):
 
 # --- what is refused ------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("method, changes, said", [
-    ("tensor", {"ranks": 3}, "tp=3 and n_kv_head=4 must divide n_head=4"),
-    ("sequence", {"n_ctx": 15, "ranks": 2}, "tp=2 must divide the T=15 tokens"),
-    ("naive", {"ranks": 5}, "5 ranks are more than n_layer=4"),
-    ("tensor", {"ranks": 2, "lr": 1e38}, "the loss of step 2 is nan"),
+def complaint(method, shape, settings, text):
+    """What a training says before it ends, on this rank."""
+    try:
+        train(method, shape, settings, PARTS, text, resume=False, until=None, progress=False)
+    except ValueError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("method, ranks, changes, said", [
+    ("tensor", 3, {}, "tp=3 and n_kv_head=4 must divide n_head=4"),
+    ("sequence", 2, {"n_ctx": 15}, "tp=2 must divide the T=15 tokens of a sequence"),
+    ("naive", 5, {}, "5 ranks are more than n_layer=4: each needs a layer"),
+    ("tensor", 2, {"lr": 1e38}, "the loss of step 2 is nan: train with less than lr=1e+38"),
 ])
-def test_every_rank_says_what_is_wrong(text, monkeypatch, method, changes, said):
-    shape = GPTConfig(n_layer=4, n_ctx=changes.pop("n_ctx", 16), n_embd=32)
-    monkeypatch.setitem(MODELS, "laptop", shape)
-    with pytest.raises(RankError) as error:
-        project.run(method=method, path=text, **{**FEW, **changes})
-    assert said in str(error.value) and "the same" in str(error.value)  # of the other ranks
+def test_every_rank_says_what_is_wrong(text, method, ranks, changes, said):
+    shape = replace(SMALL, n_ctx=changes.pop("n_ctx", 16))
+    settings = Settings(log_every=1, **{**FEW, **changes})
+    found = launch(complaint, method, shape, settings, data.text_file(text), ranks=ranks)
+    assert found == [said] * ranks
 
 
 @pytest.mark.parametrize("how, said", [
