@@ -117,8 +117,8 @@ def main():
     subprocess.run([sys.executable, "-m", "ranklab.projects.collectives", "--bench"], check=True)
     # OverlappedDataParallel against torch's DDP, a CNN and a GPT.
     subprocess.run([sys.executable, "-m", "ranklab.projects.data_parallel.bench"], check=True)
-    # ZeRO against FSDP2 and DeepSpeed.
-    subprocess.run([sys.executable, Path(__file__).with_name("bench_zero.py")], check=True)
+    # ZeRO against FSDP2 and DeepSpeed; tensor parallelism against DTensor.
+    subprocess.run([sys.executable, Path(__file__).with_name("bench_steps.py")], check=True)
 
 
 if __name__ == "__main__":

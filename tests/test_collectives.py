@@ -2,6 +2,7 @@
 
 import math
 import tempfile
+import time
 
 import pytest
 import torch
@@ -281,6 +282,28 @@ def test_emulated_links_change_no_value():
 
     with tempfile.TemporaryDirectory() as folder:
         assert launch(slowly, folder, ranks=4, nodes=2) == [([10] * 8, 4)] * 4
+
+
+def test_an_emulated_collective_takes_the_time_of_its_slowest_link():
+    """30 ms a message between nodes; a group inside of one has no part in it."""
+
+    def seconds(folder):
+        inside, _ = c.node_groups(2)
+        found, ones = [], torch.ones(8)
+        with EmulatedLinks(c.Link(0, 0), c.Link(0.03, 0), 2, folder):
+            for verb in (lambda: dist.all_reduce(ones.clone()),
+                         lambda: dist.reduce_scatter_single(torch.empty(2), ones),
+                         lambda: dist.all_reduce(ones.clone(), group=inside)):
+                dist.barrier()
+                start = time.perf_counter()
+                verb()
+                found.append(time.perf_counter() - start)
+        return found
+
+    with tempfile.TemporaryDirectory() as folder:
+        for whole, half, inside in launch(seconds, folder, ranks=4, nodes=2):
+            assert whole >= 6 * 0.03 and half >= 3 * 0.03  # messages of a ring of 4
+            assert inside < whole
 
 
 # --- project and figures ------------------------------------------------------------------------

@@ -6,16 +6,19 @@ so a sender holds the node's lock while it sleeps.
 """
 
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
-import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ranklab.meter.ops import read_ops
+
 
 class EmulatedLinks(TorchDispatchMode):
-    """Inside the block every send of this rank takes at least alpha + n * beta seconds of its link.
+    """Inside the block each message of this rank takes at least alpha + n * beta seconds.
 
+    A collective takes as long as its ring (meter/costs.py), over the link to the next rank of its
+    group; the op itself then waits for the slowest. An asynchronous one sleeps when it is called.
     `fast` is the Link inside a node of `per_node` ranks, `slow` the one between nodes; `folder`
     is a folder that all ranks of this machine see, for the nodes' locks.
     """
@@ -23,22 +26,23 @@ class EmulatedLinks(TorchDispatchMode):
     def __init__(self, fast, slow, per_node, folder):
         super().__init__()
         self.fast, self.slow, self.per_node = fast, slow, per_node
-        self.node = dist.get_rank() // per_node
-        self.lock_file = f"{folder}/node{self.node}.lock"
+        self.rank = dist.get_rank()
+        self.lock_file = f"{folder}/node{self.rank // per_node}.lock"
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func is torch.ops.c10d.send.default:
-            tensors, boxed_group, to = args[:3]
-            to = dist.get_global_rank(dist.ProcessGroup.unbox(boxed_group), to)
-            self._wait(tensors[0].nbytes, to)
+        for op in read_ops(func, args, kwargs or {}):
+            if op.messages:
+                self._wait(op)
         return func(*args, **(kwargs or {}))
 
-    def _wait(self, nbytes, to):
-        if to // self.per_node == self.node:
-            time.sleep(self.fast.alpha + nbytes * self.fast.beta)
-            return
-        with _locked(self.lock_file):
-            time.sleep(self.slow.alpha + nbytes * self.slow.beta)
+    def _wait(self, op):
+        to = op.peer
+        if to is None:
+            to = op.group[(op.group.index(self.rank) + 1) % len(op.group)]
+        is_near = to // self.per_node == self.rank // self.per_node
+        link = self.fast if is_near else self.slow
+        with nullcontext() if is_near else _locked(self.lock_file):
+            time.sleep(op.messages * link.alpha + op.sent_bytes * link.beta)
 
 
 @contextmanager

@@ -35,7 +35,8 @@ class TensorParallel(Parallel):
     def make_optimizer(self, new_optimizer, groups):
         """Of the parts that are there now: groups were decided before the model was split."""
         return new_optimizer([{**group, "params": [(name, self.parts[name])
-                                                   for name, _ in group["params"]]}
+                                                   for name, _ in group["params"]
+                                                   if name in self.parts]}
                               for group in groups])
 
     def grad_norm(self, parameters):

@@ -1,0 +1,5 @@
+"""A GPT on real text, split over ranks: naively, tensor-parallel by ours, and by DTensor."""
+
+from ranklab.projects.tensor_parallel.training import report, run
+
+__all__ = ["report", "run"]

@@ -1,0 +1,33 @@
+"""A GPT on real text, split over ranks: naively, tensor-parallel by ours, and by DTensor.
+
+    python -m ranklab.projects.tensor_parallel --ranks 4
+    torchrun --nproc-per-node 4 -m ranklab.projects.tensor_parallel --size gpt2 --method tensor \\
+        --checkpoint build/tp
+
+--size gpt2-xl has 25 heads: 5 ranks. A checkpoint goes on with any number of ranks.
+"""
+
+import sys
+
+from ranklab.projects.command import Command, say, time_limit
+from ranklab.projects.tensor_parallel.training import METHODS, SIZES, Settings, report, run
+
+
+def main(argv=None):
+    command = Command(__package__, __doc__)
+    command.add_argument("--size", choices=SIZES, default="laptop")
+    command.add_argument("--method", choices=("all", *METHODS), default="all")
+    command.add_ranks()
+    command.add_resume()
+    command.add_argument("--data", help="a text file, or tokens in a .bin file (uint16)")
+    command.add_fields(Settings, without=["betas"])
+    options = command.parse(argv)
+    command.refuse_ranks_in_a_job(options)
+    settings = command.config(SIZES[options.size], options)
+    say(report(run(options.size, options.ranks, options.method, options.data, options.resume,
+                   progress=sys.stderr.isatty(), timeout=time_limit(), **vars(settings))))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,146 @@
+"""A GPT is trained by one method after the other, and what each costs is counted."""
+
+import gc
+import math
+import statistics
+import time
+from dataclasses import dataclass, fields, replace
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from ranklab import data
+from ranklab.engine import device, launch
+from ranklab.meter import Traffic, memory_of
+from ranklab.models.gpt import GPT, GPTConfig
+from ranklab.parallel import Parallel
+from ranklab.projects.command import LAUNCH_LIMIT
+from ranklab.projects.tensor_parallel.costs import held_bytes, traffic
+from ranklab.projects.tensor_parallel.dtensor import DTensors
+from ranklab.projects.tensor_parallel.naive import Naive
+from ranklab.tensor_parallel.plan import How
+from ranklab.tensor_parallel.training import TensorParallel
+from ranklab.text_trainer import TextTrainer, TrainConfig
+from ranklab.trainer import PRECISIONS, History
+
+GPT2 = {"vocab_size": 50257, "n_ctx": 1024, "rotary_base": 10000.0}
+MODELS = {"laptop": GPTConfig(n_layer=4, n_head=8, n_embd=96),
+          "gpt2": GPTConfig(n_layer=12, n_head=12, n_embd=768, **GPT2),
+          "gpt2-xl": GPTConfig(n_layer=48, n_head=25, n_embd=1600, **GPT2)}  # 25 heads: 5 ranks
+METHODS = ("one", "naive", "tensor", "sequence", "dtensor")
+PARTS = {field.name: field.default for field in fields(How) if callable(field.default)}
+
+
+@dataclass(frozen=True)
+class Settings(TrainConfig):
+    """How to train; checked when it is made."""
+
+    sequence_parallel: bool = False  # outside of layers each rank has some tokens
+    overlap: bool = False  # weight gradients are computed while those of inputs are added up
+
+
+LARGE = Settings(steps=100, batch=16, micro_batch=4, lr=3e-4, precision="bf16", eval_batch=64)
+SIZES = {"laptop": Settings(steps=30, batch=8, micro_batch=8, eval_batch=32, log_every=1),
+         "gpt2": LARGE, "gpt2-xl": LARGE}
+
+
+class Row(NamedTuple):
+    """What one method has shown, on rank 0."""
+
+    method: str
+    said: tuple  # bytes held, messages and bytes sent in a step, by formulas
+    counted: tuple
+    busy: float  # the mean rank's share of the time in which its CPU worked
+    history: History
+    held_out: float | None  # nats per token; None: stopped before the end
+
+
+def run(size="laptop", ranks=None, method="tensor", path=None, resume=False, until=None,
+        progress=False, timeout=LAUNCH_LIMIT, **changes):  # fmt: skip
+    """A GPT is trained on all ranks by each of the methods; returns a dict for `report`.
+
+    method   one of METHODS, or "all"; sequence is tensor with sequence_parallel=True
+    path     a text of your own
+    changes  functions: a learner's own copy, reduce, column, row, attention, embed, cross_entropy,
+             norm. All others are of Settings: steps=40, overlap=True, ...
+    """
+    parts = {name: changes.pop(name, ours) for name, ours in PARTS.items()}
+    settings, shape = replace(SIZES[size], **changes), MODELS[size]
+    methods = METHODS if method == "all" else (method,)
+    if not set(methods) <= set(METHODS):
+        raise ValueError(f"method={method!r} must be all or one of {', '.join(METHODS)}")
+    if settings.checkpoint and method in ("all", "dtensor"):
+        raise ValueError(f"method={method!r} keeps no checkpoint: name one, but not dtensor")
+    text = data.text_file(path) if path else data.python_text()  # read once, for all ranks
+    shape = replace(shape, vocab_size=max(shape.vocab_size, text.vocab_size))
+    found = launch(_train_all, methods, shape, settings, parts, text, resume, until, progress,
+                   ranks=ranks, timeout=timeout, stream=progress)
+    return {"rows": found[0], "shape": shape, "settings": settings, "ranks": len(found),
+            "text": text.name, "own": [name for name in PARTS if parts[name] is not PARTS[name]]}
+
+
+def _train_all(methods, *how):
+    """On each rank: the Rows; one process trains on rank 0 alone, and all others wait."""
+    rows = []
+    for method in methods:
+        if method != "one" or dist.get_rank() == 0:
+            rows.append(train(method, *how))
+            gc.collect()  # modules and their hooks refer to each other
+        dist.barrier()
+    return rows
+
+
+def train(method, shape, settings, parts, text, resume, until, progress):
+    """The Row of a training by one method; after it, one more step is counted."""
+    torch.manual_seed(0)
+    sequence = settings.sequence_parallel or method == "sequence"
+    engine = {"naive": Naive, "dtensor": DTensors}.get(method, TensorParallel)
+    parallel = Parallel() if method == "one" else engine(
+        sequence_parallel=sequence, overlap=settings.overlap, **parts)
+    trainer = CheckedTrainer(GPT(shape), text, settings, device(), parallel=parallel,
+                             progress=progress)
+    if resume:
+        trainer.resume()
+    start, worked = time.perf_counter(), time.process_time()
+    history = trainer.fit(until)
+    busy = torch.tensor([time.process_time() - worked], device=device())
+    busy = parallel.gather(busy).mean().item() / (time.perf_counter() - start)
+    with Traffic() as sent:
+        trainer.step()
+    held = memory_of(trainer.model, trainer.optimizer)
+    R, pieces = parallel.ranks, -(-settings.batch // settings.micro_batch)
+    said = (held_bytes(shape, method, R),
+            *traffic(shape, settings.batch, R, method, pieces, sequence,
+                     leaving=PRECISIONS[settings.precision].itemsize))
+    counted = held.total - held.buffers, sent.sent_messages, sent.sent_bytes
+    return Row(method, said, counted, busy, history, history.held_out.get(settings.steps))
+
+
+class CheckedTrainer(TextTrainer):
+    """TextTrainer; a loss that is no number ends the run on all ranks before it is saved."""
+
+    def log(self, *arguments):
+        super().log(*arguments)
+        if not math.isfinite(loss := self.history.loss[-1]):
+            raise ValueError(f"the loss of step {self.steps_done} is {loss}: train with less than "
+                             f"lr={self.loop.lr:g}")
+
+
+def report(found):
+    """What `run` found, as text."""
+    settings, rows = found["settings"], found["rows"]
+    columns = "bytes held", "formula", "messages", "formula", "bytes sent", "formula"
+    lines = [f"{settings.steps} steps of {settings.batch} x {found['shape'].n_ctx} tokens of "
+             f"{found['text']}, {settings.precision}, {found['ranks']} ranks",
+             f"your own: {', '.join(found['own']) or '-'}\n",
+             f"{'rank 0':8}{''.join(f'{name:>14}' for name in columns)}  busy  tokens/s  apart"
+             "  held out"]
+    for row in rows:
+        cells = [f"{n:14,.0f}" for pair in zip(row.counted, row.said) for n in pair]
+        losses, speeds = row.history.loss[:3], row.history.speed or [0]  # none after the end
+        apart = max((abs(a - b) for a, b in zip(losses, rows[0].history.loss)), default=0)
+        lines.append(f"{row.method:8}{''.join(cells)}{row.busy:6.0%}"
+                     f"{statistics.median(speeds):10,.0f}{apart:7.0e}"
+                     f"{row.held_out or math.nan:10.4f}")
+    return "\n".join([*lines, f"apart: the first three losses from those of {rows[0].method}."])
