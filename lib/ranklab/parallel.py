@@ -11,6 +11,8 @@ import math
 from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
+from torch import nn
 
 from ranklab.models.gpt import IGNORE
 
@@ -142,3 +144,30 @@ class Parallel:
 
     def load_own_state(self, model, state):
         """The opposite of own_state."""
+
+
+class GroupParallel(Parallel):
+    """The ranks of a group: what all kinds of parallelism have in common."""
+
+    def __init__(self, group=None):
+        self.group = group
+        self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
+
+    def total(self, value):
+        value = torch.as_tensor(value).clone()
+        dist.all_reduce(value, group=self.group)
+        return value
+
+    def gather(self, values):
+        everybodys = values.new_empty(self.ranks * len(values))
+        dist.all_gather_single(everybodys, values, group=self.group)
+        return everybodys.view(self.ranks, -1)
+
+
+def groups_here(groups, parameters):
+    """Groups for an optimizer, decided for the whole model, with what of them is on this rank.
+    parameters  {name in the whole model: this rank's parameter}
+    """
+    nothing = [("nothing", nn.Parameter(torch.empty(0)))]  # torch wants a name in each group
+    return [{**group, "params": [(name, parameters[name]) for name, _ in group["params"]
+                                 if name in parameters] or nothing} for group in groups]

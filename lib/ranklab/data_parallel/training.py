@@ -2,14 +2,11 @@
 
 import contextlib
 
-import torch
-import torch.distributed as dist
-
 from ranklab.data_parallel.overlapped import OverlappedDataParallel
-from ranklab.parallel import Parallel
+from ranklab.parallel import GroupParallel
 
 
-class DataParallel(Parallel):
+class DataParallel(GroupParallel):
     """Each rank holds the whole model and takes every R-th row of the batch.
 
     wrap         (model, group=group) -> what averages gradients in backward: ours, or torch's DDP
@@ -22,9 +19,8 @@ class DataParallel(Parallel):
 
     def __init__(self, group=None, wrap=OverlappedDataParallel, equal_parts=False,
                  compressor=None):  # fmt: skip
-        self.compressor = compressor
-        self.group, self.wrap, self.equal_parts = group, wrap, equal_parts
-        self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
+        super().__init__(group)
+        self.wrap, self.equal_parts, self.compressor = wrap, equal_parts, compressor
         self.gradient_scale = self.ranks
 
     def apply(self, model):
@@ -44,16 +40,6 @@ class DataParallel(Parallel):
         if is_last:
             return contextlib.nullcontext()
         return self.replica.no_sync()  # ours or torch's
-
-    def total(self, value):
-        value = torch.as_tensor(value).clone()
-        dist.all_reduce(value, group=self.group)
-        return value
-
-    def gather(self, values):
-        everybodys = values.new_empty(self.ranks * len(values))
-        dist.all_gather_single(everybodys, values, group=self.group)
-        return everybodys.view(self.ranks, -1)
 
     def own_state(self, model):
         return {"compressor": self.compressor.state_dict(model)} if self.compressor else {}

@@ -9,7 +9,7 @@ from ranklab.data_parallel.training import DataParallel
 from ranklab.fsdp.block import FullyShardedBlock
 from ranklab.fsdp.clip import clip_grad_norm_sharded
 from ranklab.fsdp.hooks import sharded_parameters
-from ranklab.parallel import Parallel, Piece
+from ranklab.parallel import Parallel, Piece, groups_here
 
 
 class FullyShard(DataParallel):
@@ -38,9 +38,7 @@ class FullyShard(DataParallel):
         return model
 
     def make_optimizer(self, new_optimizer, groups):
-        return new_optimizer([{**group, "params": [(name, self.rows[name])
-                                                   for name, _ in group["params"]]}
-                              for group in groups])
+        return new_optimizer(groups_here(groups, self.rows))
 
     def communication(self, is_last):
         """Each piece's gradients travel: kept, they would be whole on each rank."""

@@ -6,14 +6,14 @@ import torch.distributed as dist
 from ranklab.data_parallel.training import DataParallel
 from ranklab.hybrid.grad_norm import mesh_grad_norm
 from ranklab.hybrid.parallelize import parallelize
-from ranklab.parallel import Parallel
+from ranklab.parallel import GroupParallel
 from ranklab.pipeline_parallel.training import PipelineParallel
 from ranklab.tensor_parallel.split import split_of
 from ranklab.tensor_parallel.training import TensorParallel, boxes_of
 from ranklab.zero.training import Zero
 
 
-class Hybrid(Parallel):
+class Hybrid(GroupParallel):
     """A mesh of ranks: each has some layers, of each layer a part, and takes some of the rows.
 
     mesh    with the axes pipeline, data and tensor; see Layout.new_mesh
@@ -23,8 +23,8 @@ class Hybrid(Parallel):
     """
 
     def __init__(self, mesh, layout, apply_by=parallelize):
+        super().__init__()
         self.mesh, self.layout, self.apply_by = mesh, layout, apply_by
-        self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
         data = mesh.group("data")
         self.data = Zero(1, data) if layout.zero else DataParallel(data)
         self.tensor = TensorParallel(mesh.group("tensor"))
@@ -87,11 +87,6 @@ class Hybrid(Parallel):
         value = torch.as_tensor(value).clone()
         dist.all_reduce(value, group=self.mesh.group(("pipeline", "data")))
         return value
-
-    def gather(self, values):
-        everybodys = values.new_empty(self.ranks * len(values))
-        dist.all_gather_single(everybodys, values)
-        return everybodys.view(self.ranks, -1)
 
     # --- to the disk ------------------------------------------------------------------------------
 

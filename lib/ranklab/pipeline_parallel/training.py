@@ -4,9 +4,8 @@ import functools
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
-from ranklab.parallel import Parallel
+from ranklab.parallel import GroupParallel, groups_here
 from ranklab.pipeline_parallel.actions import places
 from ranklab.pipeline_parallel.deferred import WeightQueue, defer_weights
 from ranklab.pipeline_parallel.executor import PipelineExecutor
@@ -14,7 +13,7 @@ from ranklab.pipeline_parallel.flush import one_f_one_b_schedule
 from ranklab.pipeline_parallel.stages import gpt_costs, keep_layers, split_stages, stage_of
 
 
-class PipelineParallel(Parallel):
+class PipelineParallel(GroupParallel):
     """Each rank has some layers of a GPT, and all ranks take the same batch, piece by piece.
 
     schedule  (ranks, micro_batches) -> a schedule; a learner's own function fits
@@ -25,8 +24,8 @@ class PipelineParallel(Parallel):
 
     def __init__(self, group=None, schedule=one_f_one_b_schedule, split=split_stages,
                  executor=PipelineExecutor):  # fmt: skip
-        self.group, self.schedule, self.split, self.executor = group, schedule, split, executor
-        self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
+        super().__init__(group)
+        self.schedule, self.split, self.executor = schedule, split, executor
         self.queue = WeightQueue()
         self.token_ranks = 1  # more: between layers each of so many has its tokens (lab 08)
 
@@ -124,21 +123,8 @@ class PipelineParallel(Parallel):
 
     def here(self, groups):
         """`groups`, decided for the whole model, with what of them this rank has."""
-        whole = [{name for name, _ in group["params"]} for group in groups]
-        nothing = [("nothing", nn.Parameter(torch.empty(0)))]  # a stage may have no norm; torch
-        return [{**group, "params": [(name, p) for name, p in self.model.named_parameters()
-                                     if self.tied.get(name, name) in names] or nothing}
-                for group, names in zip(groups, whole)]  # wants names in all groups, or in none
-
-    def total(self, value):
-        value = torch.as_tensor(value).clone()
-        dist.all_reduce(value, group=self.group)
-        return value
-
-    def gather(self, values):
-        everybodys = values.new_empty(self.ranks * len(values))
-        dist.all_gather_single(everybodys, values, group=self.group)
-        return everybodys.view(self.ranks, -1)
+        return groups_here(groups, {self.tied.get(name, name): p
+                                    for name, p in self.model.named_parameters()})
 
     def state(self, model, optimizer):
         """What this rank has, under the names of the whole model."""

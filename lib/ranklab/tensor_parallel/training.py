@@ -3,13 +3,13 @@
 import torch
 import torch.distributed as dist
 
-from ranklab.parallel import Parallel, Piece
+from ranklab.parallel import GroupParallel, Piece, groups_here
 from ranklab.tensor_parallel.dropout import dropout_seeds
 from ranklab.tensor_parallel.plan import How, parallel_gpt
 from ranklab.tensor_parallel.split import split_of
 
 
-class TensorParallel(Parallel):
+class TensorParallel(GroupParallel):
     """All ranks of the group take the same batch, and each computes its part of every layer.
 
     apply_to  (model, how) -> the model split
@@ -19,9 +19,8 @@ class TensorParallel(Parallel):
     """
 
     def __init__(self, group=None, apply_to=parallel_gpt, seed=None, **changes):
-        self.group, self.apply_to, self.seed = group, apply_to, seed
-        self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
-        self.changes = changes
+        super().__init__(group)
+        self.apply_to, self.seed, self.changes = apply_to, seed, changes
 
     def apply(self, model):
         own = None
@@ -34,10 +33,7 @@ class TensorParallel(Parallel):
 
     def make_optimizer(self, new_optimizer, groups):
         """Of the parts that are there now: groups were decided before the model was split."""
-        return new_optimizer([{**group, "params": [(name, self.parts[name])
-                                                   for name, _ in group["params"]
-                                                   if name in self.parts]}
-                              for group in groups])
+        return new_optimizer(groups_here(groups, self.parts))
 
     def grad_norm(self, parameters):
         """Each number once: parts are added up over ranks, copies are shares of it."""
@@ -55,10 +51,8 @@ class TensorParallel(Parallel):
         return sum(part.sum() / copies
                    for (_, part), copies in zip(split.pieces_of(values), split.copies))
 
-    def gather(self, values):
-        everybodys = values.new_empty(self.ranks * len(values))
-        dist.all_gather_single(everybodys, values, group=self.group)
-        return everybodys.view(self.ranks, -1)
+    def total(self, value):
+        return value  # all ranks have the same
 
     def state(self, model, optimizer):
         """This rank's parts, as boxes of the whole."""
