@@ -141,15 +141,12 @@ def reduce_from_region(x, group=None):
 reduce_from_region = check(reduce_from_region)
 
 # %% [markdown]
-# The MLP of section 3 with your f and g, and with three mistakes. One of them is a function of torch's own, whose backward is an all-reduce as well. The gradients of x and of A on rank 0, on four ranks, as multiples of the right ones:
+# The MLP of section 3 with your f and g, and with three mistakes. The last one is what `torch.distributed.nn.functional.all_reduce` does, whose backward sums as well. The gradients of x and of A on rank 0, on four ranks, as multiples of the right ones:
 
 # %%
-import torch.distributed.nn.functional as with_gradient
-
-
 def gradients(f, g, x, A, B):
     x, A, B = leaves = [t.to(device(), copy=True).requires_grad_() for t in (x, A, B)]
-    g(F.gelu(f(x) @ A) @ B).sum().backward()
+    g(F.gelu(f(x) @ A) @ B).square().sum().backward()
     return [leaf.grad for leaf in leaves]
 
 
@@ -164,13 +161,13 @@ def ratios(f, g):
 # %% tags=["nbval-check-output"]
 tries = {"yours": (copy_to_region, reduce_from_region), "without f": (as_it_is, reduce_from_region),
          "without g": (copy_to_region, as_it_is),
-         "g by torch.distributed.nn": (copy_to_region, with_gradient.all_reduce)}
+         "sums back, too": (copy_to_region, lambda y: Through.apply(y, None, summed, summed))}
 for name, pair in tries.items():
     of_x, of_A = launch(ratios, *pair, ranks=4)[0]
-    print(f"{name:26} gradient of x {of_x:5.2f}   of A {of_A:5.2f}")
+    print(f"{name:16} gradient of x {of_x:5.2f}   of A {of_A:5.2f}")
 
 # %% [markdown]
-# Without f the loss is right, the gradient of A is right, and all layers *below* learn from a part. With torch's function everything is four times too large. No rank sees an error.
+# Without f the loss is right, the gradient of A is right, and all layers *below* learn from a part. With two sums all is four times too large. No rank sees an error.
 
 # %% [markdown]
 # ### 4.3 Columns
@@ -473,15 +470,15 @@ def bytes_a_target(loss, V, n=64):
     with Traffic() as traffic:
         losses = loss(whole[:, mine.start : mine.stop].contiguous(), targets, V)
     assert torch.allclose(losses, F.cross_entropy(whole, targets, reduction="none"), atol=1e-4)
-    return sum(op.payload_bytes for op in traffic.ops) / n
+    return sum(op.payload_bytes for op in traffic.ops) // n
 
 
 # %% tags=["nbval-check-output"]
-print("  V     yours   gathered   bytes in collectives for each target")
-for V in (256, 1024, 4096):
-    found = [launch(bytes_a_target, loss, V, ranks=4)[0]
-             for loss in (vocab_parallel_cross_entropy, gathered_loss)]
-    print(f"{V:5} {found[0]:8.0f} {found[1]:10,.0f}")
+sizes, losses = (256, 1024, 4096), (vocab_parallel_cross_entropy, gathered_loss)
+found = launch(lambda: [[bytes_a_target(loss, V) for loss in losses] for V in sizes], ranks=4)[0]
+print("   V  yours  gathered   bytes in collectives for each target")
+for V, (sent, gathered) in zip(sizes, found):
+    print(f"{V:4} {sent:6} {gathered:9,}")
 
 # %% [markdown]
 # ### Further
@@ -597,13 +594,11 @@ def gpt_step(split=None, sequence_parallel=False):
 from ranklab.tensor_parallel import parallel_gpt
 
 loss, saved, _ = gpt_step()
-print(f"one process:           loss {loss:.5f}, {saved:9,} bytes kept")
-for R in (2, 4):
-    for sequence in (False, True):
-        loss, saved, traffic = launch(gpt_step, parallel_gpt, sequence, ranks=R)[0]
-        name = "and sequence" if sequence else "tensor"
-        print(f"{R} ranks, {name:12} loss {loss:.5f}, {saved:9,} bytes kept,"
-              f" {traffic.sent_bytes:9,} sent", *(f"{op} {n}" for op, n in traffic.calls.items()))
+print(f"one process             loss {loss:.5f}  {saved:9,} bytes kept")
+for sequence in (False, True):
+    loss, saved, traffic = launch(gpt_step, parallel_gpt, sequence, ranks=4)[0]
+    print(f"sequence_parallel={sequence!s:5} loss {loss:.5f}  {saved:9,} bytes kept",
+          f"{traffic.sent_bytes:9,} sent in", *(f"{op} {n}" for op, n in traffic.calls.items()))
 
 # %% [markdown]
 # The library's `gather_tokens` keeps its output for backward, as a plain autograd function does. Megatron keeps a rank's tokens alone and gathers them again in backward: fewer bytes kept, more sent.
@@ -652,15 +647,14 @@ for data_rank in range(2):
 #
 # The plan of names is not our invention. torch's `parallelize_module` takes one as well, and makes each parameter a `DTensor`. Ours, and what corresponds to it there:
 #
-# | module | our plan | DTensor |
+# | module | our plan | DTensor's plan |
 # |---|---|---|
 # | `token` | `vocabulary` | `RowwiseParallel(input_layouts=Replicate())` |
-# | `blocks.*.attention` | `heads()` | `PrepareModuleInput`, and `ColwiseParallel` for q, k, v, `RowwiseParallel` for out |
-# | `blocks.*.mlp.up` | `column` | `ColwiseParallel` |
-# | `blocks.*.mlp.down` | `row` | `RowwiseParallel` |
-# | `blocks.*.norm?` | `norm` | `SequenceParallel` |
-# | `head` | `logits` | `ColwiseParallel(use_local_output=False)` |
-# | the loss | `vocab_parallel_loss` | `with loss_parallel():` |
+# | `blocks.*.attention` | `heads()` | `PrepareModuleInput`, so that x enters once; `ColwiseParallel` for q, k, v; `RowwiseParallel` for out |
+# | `blocks.*.mlp.up`, `.down` | `column`, `row` | `ColwiseParallel`, `RowwiseParallel` |
+# | `blocks.*.norm?`, `norm` | `norm` | `SequenceParallel`, or nothing |
+# | `head` | `logits` | `ColwiseParallel(output_layouts=Shard(-1), use_local_output=False)` |
+# | the loss | `vocab_parallel_loss` | `with loss_parallel():`, for backward as well |
 #
 # The same GPT, weights, tokens and AdamW, five steps on four ranks, counted by one meter:
 
@@ -682,12 +676,13 @@ def train(split, sequence_parallel):
     model = split(model, How(**yours, sequence_parallel=sequence_parallel))
     optimizer, batch, losses = torch.optim.AdamW(model.parameters(), 0.01), tokens.to(device()), []
     for _ in range(5):
-        with Traffic() as traffic, loss_parallel():  # it is DTensor's; yours needs none
+        with Traffic() as traffic:
             loss = model(batch[:, :-1], batch[:, 1:])
-            loss.backward()
+            with loss_parallel():  # DTensor's; yours needs none
+                loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        losses.append(float(loss))
+        losses.append(loss.item())
     return losses, traffic
 
 
@@ -777,19 +772,26 @@ for R in (1, 2, 4):
 check(tp_fit_ms=...)
 
 # %% [markdown]
-# The layer's products take 20 ms on one H100 at half its peak, and 2.5 ms on eight. So a model of the whole step, by lab 02's alpha + n beta, for more and more ranks:
+# The layer's products take 20 ms on one H100 at half its peak, and 2.5 ms on eight. Now 32 of these layers and a vocabulary of 128,256, by lab 02's alpha + n beta: each step's computing, divided by tp, and its messages.
 
 # %%
-curves = project.slow_link_curves()
-plots.curves(curves)
+from ranklab.collectives import Link
+from ranklab.projects.tensor_parallel import links
+
+shape = GPTConfig(vocab_size=128_256, n_ctx=1024, n_layer=32, n_head=32, n_embd=4096)
+ranks = (1, 2, 4, 8, 16, 32)
+kinds = {"no messages": Link(0, 0)} | links.LINKS
+plots.curves(ranks, links.curves(shape, 8, kinds, ranks))
 
 # %% [markdown]
-# At eight ranks inside a node most of the time is computing. At sixteen the ring goes through the network, and the step takes *longer* than on eight. That is why tp stays within NVLink, 8 on most machines.
+# The lowest line is work alone, divided by tp. On NVLink a step gets shorter up to 16 ranks, though less and less. Over InfiniBand tp=8 takes longer than tp=2 on NVLink, and more ranks win nothing: each sends nearly the same bytes, however many they are. So tp ends where NVLink ends, with eight GPUs on most machines. More GPUs go into other kinds of parallelism.
 #
-# Does the model tell the truth? Real ranks on links that are emulated by sleeping, as in lab 02, with computing that sleeps as well; two nodes of two ranks:
+# Does the formula tell the truth? Real ranks, in one node and in two. Their links are emulated by sleeping, as in lab 02, and their layers sleep as well:
 
 # %%
-print(project.measured_links())
+print("                formula   measured")
+for where, (formula, measured) in links.emulate().items():
+    print(f"{where:12} {1e3 * formula:7.0f} ms {1e3 * measured:7.0f} ms")
 
 # %% [markdown]
 # ## 8. Interview questions

@@ -1,6 +1,7 @@
 """The figures of lab 08: regions between f and g, what is outside of them, where NVLink ends."""
 
 from matplotlib.patches import Rectangle
+from matplotlib.ticker import LogLocator
 
 from ranklab.plots.boxes import arrow, box, disc
 from ranklab.plots.style import FAINT, INK, TONES, clean, figure, line, seconds_axis, styled
@@ -70,16 +71,15 @@ def outside(ranks=4, title="Activations that one rank holds (a schematic)"):
 
 
 @styled
-def curves(seconds, measured=None, title="Where NVLink ends: eight GPUs in a node"):
-    """Lines by a model, {name: ([ranks], [seconds])}; `measured`, in the same form, as points."""
+def curves(ranks, seconds, title="Where NVLink ends"):
+    """The time of a step with each number of ranks; `seconds` is {name of a link: [seconds]}."""
     fig, ax = figure(7.4, 3.3)
-    for index, (name, (ranks, times)) in enumerate(seconds.items()):
-        line(ax, ranks, times, index, name, marker="" if measured else "o")
-        if measured and name in measured:
-            line(ax, *measured[name], index, None, linestyle="none")
-    ax.set(xscale="log", yscale="log", title=title, xlabel="ranks to a layer", ylabel="time")
-    ticks = sorted({rank for ranks, _ in seconds.values() for rank in ranks})
-    ax.set_xticks(ticks, ticks)
+    for index, (name, times) in enumerate(seconds.items()):
+        line(ax, ranks, times, index, name)
+    ax.set(xscale="log", yscale="log", title=title, xlabel="ranks in each layer (tp)",
+           ylabel="time of a step")
+    ax.set_xticks(ranks, ranks)
+    ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     ax.minorticks_off()
     seconds_axis(ax.yaxis)
     ax.legend(loc="center left", bbox_to_anchor=(1, 0.5))
