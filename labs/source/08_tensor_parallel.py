@@ -6,13 +6,13 @@
 # %% [markdown]
 # ## 1. Story
 #
-# Llama 3 405B learnt on 16,384 GPUs, with 16 million tokens in each batch (*The Llama 3 Herd of Models*, arXiv 2407.21783, table 4). A sequence had 8,192 tokens, so that a batch was 2,048 sequences: **one for eight GPUs**.
+# Llama 3 405B learnt on 16,384 GPUs, with 16 million tokens in each batch (arXiv 2407.21783, table 4). A sequence had 8,192 tokens, so a batch was 2,048 sequences: **one for eight GPUs**.
 #
-# Data parallelism needs a sequence for each GPU, and so do ZeRO and FSDP: they share out what is *stored*, but each rank computes whole layers on its own tokens. A larger batch would have made the model learn less from each token. One layer of this model has 3.2 billion parameters; FSDP would gather 6.4 GB for each layer, on each GPU, to compute an eighth of a sequence.
+# Data parallelism needs a sequence for each GPU. So do ZeRO and FSDP, because they share out what is *stored*: each rank still computes whole layers on tokens of its own. And one layer of this model has 3.2 billion parameters, 6.4 GB in bf16 that FSDP would gather on each GPU.
 #
-# So eight GPUs worked on **one layer together**. Each had an eighth of every matrix, and none ever had a whole one. Megatron-LM did this first for transformers: in 2019 a GPT-2 of 8.3 billion parameters on 512 V100s, eight to a layer, with 76% scaling efficiency (arXiv 1909.08053). It takes two functions of one line each, and two kinds of linear layer. You write them today.
+# So eight GPUs worked on **one layer together**. Each had an eighth of every matrix, and none ever had a whole one. Megatron-LM did this in 2019: a GPT-2 of 8.3 billion parameters on 512 V100s, eight to a layer, with 76% scaling efficiency (arXiv 1909.08053). It takes two functions of one line, and two kinds of linear layer. You write them today.
 #
-# This lab builds on lab 01 (the GPT) and lab 02 (collectives). In the labs before, ranks had different data and the same work. Now **all ranks have the same data**, and each does a part of the work.
+# This lab builds on lab 01 (the GPT) and lab 02 (collectives). Until now ranks had different data and the same work. Now **all ranks have the same data**, and each does a part of the work.
 
 # %%
 import importlib.util
@@ -82,9 +82,7 @@ for mlp in (naive, in_one_region):
     print(f"{mlp.__name__:14} {calls!s:18} {sent:5,} bytes sent, equal to one process: {right}")
 
 # %% [markdown]
-# One message for two, and 2.5 times fewer bytes: the hidden layer is four times as wide as x, and it is never gathered. Also a quarter of it is all that a rank keeps for backward.
-#
-# What is left: backward, attention, the vocabulary, and everything outside of the regions.
+# One message for two, and 2.5 times fewer bytes: the hidden layer is four times as wide as x, and it is never gathered. What is left: backward, attention, the vocabulary, and all that is outside of the regions.
 
 # %% [markdown]
 # ## 4. Build it
@@ -175,9 +173,9 @@ for name, pair in tries.items():
 #
 # The paper writes y = x A. torch keeps A transposed: the weight of `nn.Linear(in, out)` is (out, in). So a **column of A is a row of `weight`**, and the bias is cut with it.
 #
-# `split_parameter(parameter, dim, group, parts)` is given: this rank's even part along `dim`, a parameter that knows where it was cut (`None` stays `None`). Later somebody must know, to clip gradients or to write a checkpoint; a plain slice is refused.
+# `split_parameter(parameter, dim, group, parts)` is given: this rank's even part along `dim`, a parameter that knows where it was cut (`None` stays `None`). Clipping and checkpoints need to know that.
 #
-# `parts` is for matrices that are several: GPT-2 keeps q, k and v in one. Cut as one, rank 0 of two would hold q and half of k.
+# `parts` is for several matrices in one: GPT-2 keeps q, k and v so. Cut as one, rank 0 of two would hold q and half of k.
 
 # %%
 from ranklab.tensor_parallel.split import split_parameter
@@ -297,7 +295,7 @@ for R in (1, 2, 4, 8):
 # handle.wait()
 # ```
 #
-# The backward of one wide layer, with your f and with overlap. A busy machine may show it late; the counts are the same.
+# The backward of one wide layer, with your f and then overlapped. Look at *when the message begins*: after all computing, or in the middle of it. How long it takes says little on two cores.
 
 # %%
 from ranklab.plots.data_parallel import timeline
@@ -367,7 +365,7 @@ def parallel_attention(attention, group=None, enter=copy_to_region, leave=reduce
 parallel_attention = check(parallel_attention)
 
 # %% [markdown]
-# Who has which heads, by your function: eight query heads on four ranks, with as many key heads and with two.
+# Which rank has which heads, by your function: eight query heads on four ranks, with as many key heads and with two.
 
 # %% tags=["nbval-check-output"]
 from ranklab.models.gpt import GPT, Attention, GPTConfig
@@ -425,9 +423,9 @@ for name, of in plan_of.items():
 # ### 4.6 The loss
 # > difficulty 5/5 · importance 5/5 · 25 minutes · about 12 lines · open: no recipe
 #
-# The head is a column layer: with a vocabulary cut over ranks, each has the logits of *its* tokens. Whoever gathers them has the largest tensor of the whole model on every rank, and has sent it. Don't. The loss of a target needs little: the log of a sum over all logits, and the one logit of the target.
+# The head is a column layer: each rank has the logits of *its* part of the vocabulary. Gathered, they would be the largest tensor of the model, on every rank. But the loss of a target needs little of them: the log of a sum over all logits, and the one logit of the target.
 #
-# This one is **scored**. The check prints how many bytes each target costs in collectives, and in how many of them, beside Megatron's (three all-reduces of 4 bytes each) and beside gathering. At most 16 bytes in at most 3 collectives forward, and nothing backward, is a pass.
+# This one is **scored**. The check prints what each target costs, in bytes and in collectives, beside Megatron's (three all-reduces of 4 bytes) and beside gathering. At most 16 bytes in at most 3 collectives forward, and nothing backward, is a pass.
 #
 # **Predict.** 8,192 targets, a vocabulary of 128,256, and Megatron's three all-reduces. How many KB of tensors do they carry? (The logits in bf16 are 2.1 GB.)
 
@@ -525,13 +523,13 @@ for rank, (rows, (part, total)) in enumerate(launch(brought, ranks=3)):
 # #### `sequence_parallel_norm`
 # > difficulty 3/5 · importance 4/5 · 8 minutes · about 2 lines
 #
-# Outside of the regions all ranks do the same work on the same numbers: norms, dropout, residuals. Better: each does it for **its tokens** (*sequence parallelism*, Korthikanti et al., arXiv 2205.05198). Then f becomes an all-gather of the tokens, backward a reduce-scatter, and g the reverse. An all-reduce is just these two, so the bytes are the same.
+# Outside of the regions all ranks do the same work: norms, dropout, residuals. Better: each does it for **its tokens** (*sequence parallelism*, arXiv 2205.05198). Then f is an all-gather of the tokens, and backward a reduce-scatter; g is the reverse. Together they are an all-reduce, so the bytes are the same.
 
 # %%
 plots.outside()
 
 # %% [markdown]
-# The trap: the norm's weight is on all ranks, but each sees the gradient of its own tokens. Nobody adds them up, so the copies drift apart, slowly and without an error. What adds up gradients you have already written.
+# The trap: the norm's weight is on all ranks, and each sees the gradient of its own tokens. Without a sum the copies drift apart, slowly and without an error. What sums up gradients you have written already.
 
 # %%
 def sequence_parallel_norm(norm, x, group=None):
@@ -569,7 +567,7 @@ for name, call in {"norm(x)": lambda norm, x: norm(x), "yours": sequence_paralle
     print(f"{name:8} largest distance {(weights - weights[0]).abs().max():.3f}")
 
 # %% [markdown]
-# The promise of sequence parallelism, counted on the GPT with your functions: the same bytes (but for the norms' gradients), and less kept for backward.
+# Sequence parallelism counted, on the GPT with your functions: the same bytes (but for the norms' gradients), and less kept for backward.
 
 # %%
 yours |= {"cross_entropy": vocab_parallel_cross_entropy, "embed": vocab_parallel_embedding,
@@ -598,16 +596,13 @@ print(f"one process             loss {loss:.5f}  {saved:9,} bytes kept")
 for sequence in (False, True):
     loss, saved, traffic = launch(gpt_step, parallel_gpt, sequence, ranks=4)[0]
     print(f"sequence_parallel={sequence!s:5} loss {loss:.5f}  {saved:9,} bytes kept",
-          f"{traffic.sent_bytes:9,} sent in", *(f"{op} {n}" for op, n in traffic.calls.items()))
-
-# %% [markdown]
-# The library's `gather_tokens` keeps its output for backward, as a plain autograd function does. Megatron keeps a rank's tokens alone and gathers them again in backward: fewer bytes kept, more sent.
+          f"{traffic.sent_bytes:9,} sent\n       ", dict(traffic.calls))
 
 # %% [markdown]
 # #### `dropout_seeds`
 # > difficulty 3/5 · importance 3/5 · 6 minutes · about 2 lines
 #
-# What ranks hold alike, they must drop alike, or they hold the same no more. What each has for itself, such as its heads, it must drop in its own way: the same mask on all heads is another kind of dropout. So each rank needs two seeds. In data parallelism beside it, other rows need other seeds, too.
+# What ranks hold alike they must drop alike, or it is alike no more. What each has for itself, such as its heads, needs a mask of its own. So each rank has two seeds. With data parallelism beside it, other rows need other seeds.
 
 # %%
 from ranklab.tensor_parallel.dropout import SPREAD
@@ -682,16 +677,16 @@ def train(split, sequence_parallel):
                 loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        losses.append(loss.item())
-    return losses, traffic
+        losses.append(f"{loss.item():.4f}")
+    return " ".join(losses), traffic.sent_bytes, dict(traffic.calls)
 
 
 # %%
-for sequence in (False, True):
-    for name, split in {"yours": parallel_gpt, "DTensor": by_dtensor}.items():
-        losses, traffic = launch(train, split, sequence, ranks=4)[0]
-        print(f"{name:8} sequence_parallel={sequence!s:5}", *(f"{loss:.4f}" for loss in losses),
-              f" {traffic.sent_bytes:,} bytes\n        ", dict(traffic.calls))
+ways = {"yours": parallel_gpt, "DTensor": by_dtensor}
+found = launch(lambda: {(sequence, name): train(split, sequence) for sequence in (False, True)
+                        for name, split in ways.items()}, ranks=4)[0]
+for (sequence, name), (losses, sent, calls) in found.items():
+    print(f"{name:8} sequence_parallel={sequence!s:5} {losses}  {sent:,} bytes\n        ", calls)
 
 # %% [markdown]
 # The same losses, and nearly the same counts. DTensor's loss has three messages; the library's has two, of the same bytes (yours may have others). With sequence parallelism DTensor's norms keep their gradients as parts, and AdamW sums them up when it reads them, after what was counted here: 15 small all-reduces, three for each norm.
@@ -725,7 +720,7 @@ if importlib.util.find_spec("transformers"):
 # %% [markdown]
 # ## 6. Project
 #
-# **GPT-2, split by hand and split by tensors.** The scenario: a GPT that is too large for one device. By hand means what people do first: some layers on this GPU, the others on the next. It works, and one GPU computes while the others wait. Then the same model with all ranks in every layer, with your functions. It learns Python's own library; all ways must end with the same held-out loss.
+# **GPT-2, split by hand and split by tensors.** A GPT is too large for one device. Most people first put some layers on this GPU, and the others on the next one. It works, and one GPU computes while the others wait. So then the same model with all ranks in every layer, by your functions. It learns the source of Python's library, and each way must end with the same held-out loss.
 
 # %%
 from ranklab.projects import tensor_parallel as project
@@ -812,10 +807,10 @@ questions("08_tensor_parallel")
 # What real Megatron adds:
 #
 # - **Fused kernels**: bias and GELU in one, softmax with its mask, cross entropy in one pass over the logits.
-# - **Communication inside of a product** (*user buffers*, *async tensor parallelism* in torch): a matrix product is cut in pieces, and while one piece is computed another one travels. The messages above then hide after all.
-# - **Gathering again**: with sequence parallelism a rank keeps its own tokens for backward, and gathers the rest once more while it computes.
-# - `CUDA_DEVICE_MAX_CONNECTIONS=1`, which you will see in scripts: kernels start in the order of their calls, so that the message begins before the product that is to hide it. (Newer GPUs do without.)
-# - **Vocabularies are padded** to a multiple of tp times 128, so that each part is a good size for the GPU. Ours are shared out unevenly.
+# - **Messages inside of a product** (*user buffers*; in torch *async tensor parallelism*): a product is cut in pieces, and while one is computed another one travels. So messages hide after all.
+# - **Gathering again**: with sequence parallelism the library keeps what it has gathered. Megatron keeps a rank's own tokens, and gathers once more in backward.
+# - `CUDA_DEVICE_MAX_CONNECTIONS=1` in scripts: kernels start in the order of their calls, so that a message begins before the product that is to hide it.
+# - **Padded vocabularies**, a multiple of 128 times tp. Ours are shared out unevenly.
 #
 # What to expect, published and not measured by us: 8.3 billion parameters on eight V100s, 77% of linear weak scaling (arXiv 1909.08053); Llama 3 405B with tp=8 inside each node, 16 pipeline stages and 128 replicas, 41% MFU (arXiv 2407.21783). This lab has not been run on several GPUs yet.
 
