@@ -591,7 +591,7 @@ def gpt_step(split=None, sequence_parallel=False):
 # %% tags=["nbval-check-output"]
 from ranklab.tensor_parallel import parallel_gpt
 
-loss, saved, _ = gpt_step()
+loss, saved, _ = launch(gpt_step, ranks=1)[0]
 print(f"one process             loss {loss:.5f}  {saved:9,} bytes kept")
 for sequence in (False, True):
     loss, saved, traffic = launch(gpt_step, parallel_gpt, sequence, ranks=4)[0]
