@@ -669,10 +669,11 @@ def train(split, sequence_parallel):
     torch.manual_seed(0)
     model = GPT(GPTConfig(n_embd=64, n_head=4, n_ctx=32)).to(device())
     model = split(model, How(**yours, sequence_parallel=sequence_parallel))
-    optimizer, batch, losses = torch.optim.AdamW(model.parameters(), 0.01), tokens.to(device()), []
+    optimizer, losses = torch.optim.AdamW(model.parameters(), 0.01), []
+    batch, targets = (part.to(device()) for part in (tokens[:, :-1], tokens[:, 1:]))
     for _ in range(5):
         with Traffic() as traffic:
-            loss = model(batch[:, :-1], batch[:, 1:])
+            loss = model(batch, targets, "sum") / targets.numel()
             with loss_parallel():  # DTensor's; yours needs none
                 loss.backward()
         optimizer.step()
