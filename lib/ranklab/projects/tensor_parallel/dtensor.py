@@ -43,9 +43,11 @@ def parallelize_gpt(model, mesh, sequence_parallel=False):
 
 def split_loss(head, hidden, targets, reduction="mean"):
     """GPT's `loss` for logits that are a DTensor."""
+    targets = targets.flatten()
     with loss_parallel():
-        return F.cross_entropy(head(hidden).flatten(0, 1).float(), targets.flatten(),
-                               ignore_index=IGNORE, reduction=reduction).to_local()
+        total = F.cross_entropy(head(hidden).flatten(0, 1).float(), targets, ignore_index=IGNORE,
+                                reduction="sum").to_local()
+    return total / (targets != IGNORE).sum() if reduction == "mean" else total
 
 
 class DTensors(TensorParallel):

@@ -8,7 +8,7 @@ import torch
 from ranklab.baseline import transformer_flops
 from ranklab.collectives import Link
 from ranklab.collectives.emulate import EmulatedLinks
-from ranklab.engine import launch
+from ranklab.engine import device, launch
 from ranklab.hardware import H100
 from ranklab.models.gpt import GPT, GPTConfig
 from ranklab.projects.clock import best_seconds
@@ -47,8 +47,9 @@ def emulate(ranks=4, alone=2.0, slower=9):
 
 def _step(computing, *links):
     """The seconds of one step on this rank, less those that the tiny model really needs."""
-    model = parallel_gpt(GPT(TINY))
-    block, tokens = model.blocks["0"], torch.zeros(BATCH, TINY.n_ctx, dtype=torch.long)
+    model = parallel_gpt(GPT(TINY).to(device()))
+    block = model.blocks["0"]
+    tokens = torch.zeros(BATCH, TINY.n_ctx, dtype=torch.long, device=device())
     real = best_seconds(lambda: model(tokens, tokens).backward(), repeats=5)
     block.register_forward_pre_hook(lambda *_: time.sleep(computing / 3))
     block.register_full_backward_pre_hook(lambda *_: time.sleep(computing * 2 / 3))

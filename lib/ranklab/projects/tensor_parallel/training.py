@@ -1,6 +1,7 @@
 """A GPT is trained by one method after the other, and what each costs is counted."""
 
 import gc
+import itertools
 import math
 import statistics
 import time
@@ -29,6 +30,7 @@ MODELS = {"laptop": GPTConfig(n_layer=4, n_head=8, n_embd=96),
           "gpt2": GPTConfig(n_layer=12, n_head=12, n_embd=768, **GPT2),
           "gpt2-xl": GPTConfig(n_layer=48, n_head=25, n_embd=1600, **GPT2)}  # 25 heads: 5 ranks
 METHODS = ("one", "naive", "tensor", "sequence", "dtensor")
+WIDTHS = 11, 11, 9, 9, 11, 11  # of the report's columns
 PARTS = {field.name: field.default for field in fields(How) if callable(field.default)}
 
 
@@ -130,17 +132,19 @@ class CheckedTrainer(TextTrainer):
 def report(found):
     """What `run` found, as text."""
     settings, rows = found["settings"], found["rows"]
-    columns = "bytes held", "formula", "messages", "formula", "bytes sent", "formula"
+    columns = "held", "formula", "messages", "formula", "sent", "formula"
+    head = "".join(f"{name:>{width}}" for name, width in zip(columns, WIDTHS))
     lines = [f"{settings.steps} steps of {settings.batch} x {found['shape'].n_ctx} tokens of "
              f"{found['text']}, {settings.precision}, {found['ranks']} ranks",
              f"your own: {', '.join(found['own']) or '-'}\n",
-             f"{'rank 0':8}{''.join(f'{name:>14}' for name in columns)}  busy  tokens/s  apart"
-             "  held out"]
+             f"{'bytes':8}{head}  busy  tokens/s apart   loss"]
     for row in rows:
-        cells = [f"{n:14,.0f}" for pair in zip(row.counted, row.said) for n in pair]
+        pairs = zip(row.counted, row.said)
+        cells = [f"{n:{width},.0f}" for n, width in zip(itertools.chain(*pairs), WIDTHS)]
         losses, speeds = row.history.loss[:3], row.history.speed or [0]  # none after the end
         apart = max((abs(a - b) for a, b in zip(losses, rows[0].history.loss)), default=0)
         lines.append(f"{row.method:8}{''.join(cells)}{row.busy:6.0%}"
-                     f"{statistics.median(speeds):10,.0f}{apart:7.0e}"
-                     f"{row.held_out or math.nan:10.4f}")
-    return "\n".join([*lines, f"apart: the first three losses from those of {rows[0].method}."])
+                     f"{statistics.median(speeds):10,.0f}{apart:6.0e}"
+                     f"{row.held_out or math.nan:7.3f}")
+    return "\n".join([*lines, "held, sent: on rank 0, sent in a step; busy: computing; apart: the "
+                      f"first three\nlosses from those of {rows[0].method}; loss: held out, nats."])
