@@ -434,7 +434,7 @@ plots.several({"1F1B": simulate(one_f_one_b_schedule(4, 8))} | drawn)
 # ### 4.6 Your own schedule
 # > difficulty 5/5 · importance 4/5 · 25 minutes · about 12 lines · open: no recipe
 #
-# A linear layer's backward is two products. One gives the gradient of its **input**, for which the stage before waits: I. The other gives the gradient of its **weights**, for which *nobody* waits until the optimizer steps: W. Until now B did both in one go, so that every stage before waited for a W that it did not need. Apart, a W can be done whenever a rank would wait.
+# A linear layer's backward is two products. One gives the gradient of its **input**, for which the stage before waits: I. The other gives the gradient of its **weights**, for which *no rank* waits until the optimizer steps: W. Until now B did both in one go, so that every stage before waited for a W that it did not need. Apart, a W can be done whenever a rank would wait.
 #
 # Design a schedule for P stages and M micro-batches with F, I and W, each taking one unit of time. Memory is what limits you: a micro-batch's activations are kept until its W is done, and no rank may hold more than 1F1B's rank 0 does.
 
