@@ -141,9 +141,9 @@ from ranklab.pipeline_parallel.actions import check_counts
 def gpipe_schedule(stages, micro_batches):
     """A schedule in which each rank does all its forwards, and then all its backwards.
 
-    A tuple with a tuple of Actions for each rank; rank s has stage s. Forwards, and then backwards,
-    in the order of micro-batches.
-    error  ValueError for a count below 1
+    A tuple with a tuple of Actions for each rank; rank s has stage s. Forwards and backwards are
+    both in order of micro-batches: one process adds gradients up in this order, too.
+    error  ValueError for less than one stage or micro-batch
     """
     check_counts(stages=stages, micro_batches=micro_batches)
     # for each stage: Action("F", stage, m) of all micro-batches, then Action("B", stage, m)
@@ -220,9 +220,9 @@ def one_f_one_b_schedule(stages, micro_batches):
     """A schedule in which each rank does, after some forwards, one forward and one backward in
     turn, so that it never holds more micro-batches than there are stages after it, and one.
 
-    A tuple with a tuple of Actions for each rank; rank s has stage s. Forwards, and backwards, are
-    in the order of micro-batches; there may be fewer micro-batches than stages.
-    error  ValueError for a count below 1
+    A tuple with a tuple of Actions for each rank; rank s has stage s. Forwards and backwards are
+    both in order of micro-batches; there may be fewer micro-batches than stages.
+    error  ValueError for less than one stage or micro-batch
     """
     check_counts(stages=stages, micro_batches=micro_batches)
     # warm-up: the forwards of as many micro-batches as there are stages after this one -> a
@@ -232,6 +232,9 @@ def one_f_one_b_schedule(stages, micro_batches):
 
 # %%
 one_f_one_b_schedule = check(one_f_one_b_schedule)
+
+# %% [markdown]
+# Yours, of the same shape as GPipe's above:
 
 # %%
 plots.timeline(simulate(one_f_one_b_schedule(4, 8)), "1F1B, 4 stages, 8 micro-batches")
@@ -408,7 +411,8 @@ def interleaved_schedule(ranks, micro_batches, virtual):
     A round is `ranks` micro-batches: they pass the rank's first stage, then its second, and so on;
     backward it is the last stage first. `virtual` is the number of stages on each rank. A tuple
     with a tuple of Actions for each rank; each stage takes the micro-batches in their order.
-    error  ValueError where micro_batches is not a multiple of ranks: a round would have holes
+    error  ValueError where micro_batches is not a multiple of ranks: a round would have holes; or
+           where one of the three is below 1
     """
     check_counts(ranks=ranks, micro_batches=micro_batches, virtual=virtual)
     if micro_batches % ranks:
@@ -421,6 +425,9 @@ def interleaved_schedule(ranks, micro_batches, virtual):
 
 # %%
 interleaved_schedule = check(interleaved_schedule)
+
+# %% [markdown]
+# The same layers as one, two and four stages a rank; paler boxes are a rank's later stages:
 
 # %%
 drawn = {f"{V} stages a rank": simulate(interleaved_schedule(4, 8, V), 1 / V, 2 / V)
@@ -447,7 +454,7 @@ def zero_bubble_schedule(stages, micro_batches):
     also M < P. It wants pp.problems to find nothing, no rank to hold more than min(P, M)
     micro-batches (pp.in_flight_activations), and compares bubbles where F, I and W take one unit
     each, and B two. It prints yours beside the published ones.
-    error  ValueError for a count below 1
+    error  ValueError for less than one stage or micro-batch
     """
     check_counts(stages=stages, micro_batches=micro_batches)
     raise NotImplementedError("exercise 4.6: about 12 lines")
@@ -640,7 +647,7 @@ for lr in (0.03, 0.1):
 # %% tags=["nbval-check-output"]
 from ranklab.projects.pipeline_parallel import peers
 
-for name in ("gpipe", "1f1b", "interleaved", "zb-v"):
+for name in ("1f1b", "interleaved", "zb-v"):
     for tool, losses_of in {"torch": peers.torch_losses, "ours": peers.our_losses}.items():
         losses, messages = losses_of(name)
         print(f"{name:12} {tool:6} losses", *(f"{loss:.5f}" for loss in losses),
@@ -668,7 +675,7 @@ print("yours", *interleaved_schedule(4, 8, 2)[0][:14])
 from ranklab.projects import pipeline_parallel as project
 
 mine = {"schedule": one_f_one_b_schedule, "executor": PipelineExecutor, "split": split_stages}
-print(project.report(project.run(**mine)))
+print(project.report(project.run(steps=20, **mine)))
 
 # %% [markdown]
 # The stages cannot be equal: a head is not divisible, and neither is a block. So the measured bubble is larger than the formula's, in which all stages are alike. The simulation with the real costs says how much.
@@ -701,7 +708,7 @@ for name, (schedule, formula) in schedules.items():
     print(f"{name:18} {formula:7.1%} {simulated:10.1%} {measured:9.1%}")
 
 # %% [markdown]
-# Messages, bytes and activations are counted, with your executor on the GPT of 4.4. A message has B T C numbers. Ranks 0 and 3 send one more: the gradient of the matrix that both have. (*Kept* is what the executor itself holds. A W's share waits in its queue.)
+# Messages, bytes and activations are counted, with your executor on the GPT of 4.4. A message has B T C numbers. Ranks 0 and 3 send one more: the gradient of the matrix that both have.
 
 # %%
 from ranklab.meter import Traffic
@@ -732,7 +739,7 @@ def counted(make):
 makes = {"GPipe": gpipe_schedule, "1F1B": one_f_one_b_schedule,
          "interleaved": functools.partial(interleaved_schedule, virtual=2)}
 piece, tied = 2 * 16 * config.n_embd * 4, 64 * config.n_embd * 4  # bytes
-print(f"{'predicted/counted':18} messages of ranks 0 to 3     bytes of rank 0   kept on ranks 0 to 3")
+print(f"{'predicted/counted':18} messages of ranks 0-3  {'bytes of rank 0':>18}   kept on each")
 for name, make in makes.items():
     schedule = make(4, 8)
     sent = [sum(entry.kind in ("SF", "SB") for entry in entries)
@@ -743,7 +750,8 @@ for name, make in makes.items():
     found = launch(counted, make, ranks=4)
     assert found == predicted
     messages, kept = (" ".join(f"{p[i]}/{c[i]}" for p, c in zip(predicted, found)) for i in (0, 2))
-    print(f"{name:18} {messages:24} {predicted[0][1]:9,}/{found[0][1]:6,}   {kept}")
+    sent_bytes = f"{predicted[0][1]:,}/{found[0][1]:,}"
+    print(f"{name:18} {messages:23} {sent_bytes:>17}   {kept}")
 
 # %% [markdown]
 # ## 8. Interview questions
