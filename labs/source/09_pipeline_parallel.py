@@ -8,11 +8,11 @@
 #
 # In 2021 Megatron-LM trained a GPT with a trillion parameters on 3,072 A100s (arXiv 2104.04473; a benchmark of some steps, not a whole run). It has 128 layers of 7.9 billion parameters. With gradients and Adam one *layer* is 126 GB.
 #
-# Eight GPUs of a node shared each layer, as in lab 08. A node had two layers, so that **64 nodes stood in a row**, each with its part of the depth. From node to node travels only what a layer hands to the next one: 105 MB for a sequence. FSDP would gather 15.7 GB for each layer.
+# Eight GPUs of a node shared each layer, as in lab 08. A node had two layers, so that **64 nodes stood in a row**, each with its part of the depth. Only what a layer hands to the next one travels between nodes: 105 MB for a sequence. FSDP would gather 15.7 GB for each layer.
 #
-# But what does the second node do while the first one computes? It waits. In such a row one node of 64 works at a time, and 98% of the GPUs stand still. Yet they reached 52% of the peak of *all* GPUs. How? The answer is an order of work, a **schedule**. Llama 3 405B learnt on 16 stages (arXiv 2407.21783), and so did DeepSeek-V3 (arXiv 2412.19437).
+# But while the first node computes, the second one waits. In such a row one node of 64 works at a time, and 98% of the GPUs stand still. Yet they reached 52% of the peak of *all* GPUs, by an order of work: a **schedule**. Llama 3 405B (arXiv 2407.21783) and DeepSeek-V3 (arXiv 2412.19437) learnt in 16 stages.
 #
-# This lab builds on lab 00 (send, receive, deadlocks) and lab 01 (a batch in micro-batches). You write the schedules as plain data: printed, checked, drawn and timed before any process exists. Then you write one executor that runs all of them on real ranks.
+# This lab builds on lab 00 (send, receive, deadlocks) and lab 01 (a batch in micro-batches). You write schedules as plain data: printed, checked, drawn and timed before any process exists. Then one executor runs all of them on real ranks.
 
 # %%
 import functools
@@ -36,7 +36,7 @@ plots.layers_on_ranks([["embedding", "block 0", "block 1"], ["block 2", "block 3
                        ["block 5", "block 6", "block 7"], ["block 8", "norm", "head"]])
 
 # %% [markdown]
-# A **stage** is a row of layers, and each rank has one. Forward, a stage sends its output to the next rank. Backward, it sends the gradient of its input to the rank before. Each rank keeps weights, gradients and optimizer state of its own layers only.
+# A **stage** is a row of layers, and each rank has one. Forward, a stage sends its output to the next rank. Backward, it sends the gradient of its input to the rank before. Weights, gradients and optimizer state stay where they are.
 #
 # **Predict.** One sequence of 4,096 tokens, width 12,288 (GPT-3's), bf16. How many MB has one message?
 
@@ -166,9 +166,9 @@ plots.timeline(simulate(gpipe_schedule(4, 8)), "GPipe, 4 stages, 8 micro-batches
 # ### 4.2 The bubble
 # > difficulty 2/5 · importance 5/5 · 8 minutes · about 5 lines
 #
-# `simulate` gives a `Span(rank, action, start, end)` for each action; a real run will give the same. The bubble is the part of all ranks' time in which they do nothing: from the first start of all to the last end of all, on every rank. So the white corners at both ends count.
+# `simulate` gives a `Span(rank, action, start, end)` for each action, and so will a real run. The bubble is the part of all ranks' time in which they do nothing, from the first start of all to the last end of all. The white corners count.
 #
-# There is a second way to count, and papers on zero bubble use it: **without a flush**. A rank that is done goes on to the next batch. Then a rank's time is that from *its own* first start to *its own* last end, and the slowest rank's counts for all.
+# Papers on zero bubble count **without a flush**: a rank that is done goes on to the next batch. Then a rank's time is that from *its own* first start to *its own* last end, and the longest of these counts for all.
 #
 # **Predict.** GPipe, 4 stages, 12 micro-batches. In the picture above, how long does each rank wait in all, in forwards and backwards of one micro-batch? How long does it work? How many percent is the bubble?
 
@@ -202,13 +202,13 @@ for P in (2, 4, 8):
     print(f"{P} stages     ", *(f"{a:6.1%} {b:6.1%} " for a, b in row))
 
 # %% [markdown]
-# GPipe's authors found the bubble small from M = 4P on. A larger M is paid for in memory, because every micro-batch in flight keeps its activations. Or is it?
+# GPipe's authors found the bubble small from M = 4P on. But every micro-batch in flight keeps its activations in memory.
 
 # %% [markdown]
 # ### 4.3 1F1B
 # > difficulty 3/5 · importance 5/5 · 12 minutes · about 7 lines
 #
-# Why should a rank do all its forwards first? The last stage can do B0 right after F0. Stage s must wait until micro-batch 0 has been at the end and back, and there are P - 1 - s stages after it: so it does that many forwards as a **warm-up**. From then on it does *one forward and one backward* in turn, and the backwards that are left at the end (Narayanan et al. 2021, arXiv 2006.09503: PipeDream-Flush).
+# Why do all forwards first? The last stage can do B0 right after F0. Stage s must wait until micro-batch 0 has been at the end and back, through the P - 1 - s stages after it: so it does that many forwards as a **warm-up**. Then it does *one forward and one backward* in turn, and at the end the backwards that are left (Narayanan et al. 2021, arXiv 2006.09503: PipeDream-Flush).
 #
 # **Predict.** 8 stages, 64 micro-batches. The activations of how many micro-batches does rank 0 hold at most?
 
@@ -259,7 +259,7 @@ for rank, entries in enumerate(pp.with_messages(one_f_one_b_schedule(3, 2))):
     print(f"rank {rank}:", *entries)
 
 # %% [markdown]
-# `SF0.1>1`: the output of stage 0 for micro-batch 1 goes to rank 1. `RF1.1<0` is the other end: the input of stage 1. Both only **start** a message (`isend`, `irecv`). The rank waits for it right before the action that needs it. If it waited at once, two ranks that send to each other would wait for ever.
+# `SF0.1>1`: the output of stage 0 for micro-batch 1 goes to rank 1. `RF1.1<0` is the other end: the input of stage 1. Both only **start** a message (`isend`, `irecv`). The rank waits right before the action that needs it. Two ranks that send to each other and wait at once would wait for ever.
 #
 # `ScheduleRunner` goes through this list and calls your methods. An I is a B whose weight gradients wait for a W; `weights` (given) does the W.
 #
@@ -325,7 +325,7 @@ class PipelineExecutor(ScheduleRunner):
 PipelineExecutor = check(PipelineExecutor)
 
 # %% [markdown]
-# A GPT on four ranks, by your schedules and your executor. `PipelineParallel` is what the training loop sees of a pipeline. It cuts the model, and ties the embedding on the first rank to the head on the last one: both are one matrix, so these two ranks add up their gradients.
+# A GPT on four ranks, by your schedules and your executor. `PipelineParallel` is what the training loop sees of a pipeline. It cuts the model. Embedding and head are one matrix, of which the first and the last rank have a copy each, so these two add up their gradients.
 
 # %%
 from ranklab.models.gpt import GPT, GPTConfig
@@ -362,7 +362,7 @@ for name, schedule in {"one process": None, "GPipe": gpipe_schedule,
     assert all(math.isclose(a, b, rel_tol=1e-4) for a, b in zip(found[0][0], one[0]))
 
 # %% [markdown]
-# How long did the ranks wait? On two cores four computing ranks take turns, and the clock shows the machine, not the schedule. But ranks that **sleep** overlap truly. So here stages sleep instead of computing; messages, order and waits are real:
+# How long did the ranks wait? On two cores four computing ranks take turns, and the clock shows the machine. But ranks that **sleep** overlap truly. So here stages sleep; messages, order and waits are real:
 
 # %%
 from ranklab.pipeline_parallel.deferred import WeightQueue
@@ -435,15 +435,15 @@ drawn = {f"{V} stages a rank": simulate(interleaved_schedule(4, 8, V), 1 / V, 2 
 plots.several({"1F1B": simulate(one_f_one_b_schedule(4, 8))} | drawn)
 
 # %% [markdown]
-# The bubble is (P - 1) / (VM + P - 1). The price is V times the messages, of the same size; and memory: the activations of thin stages on rank 0 are more, in all, than those of 1F1B.
+# The bubble is (P - 1) / (VM + P - 1). The price is V times the messages, of the same size, and somewhat more memory.
 
 # %% [markdown]
 # ### 4.6 Your own schedule
 # > difficulty 5/5 · importance 4/5 · 25 minutes · about 12 lines · open: no recipe
 #
-# A linear layer's backward is two products. One gives the gradient of its **input**, for which the stage before waits: I. The other gives the gradient of its **weights**, for which *no rank* waits until the optimizer steps: W. Until now B did both in one go, so that every stage before waited for a W that it did not need. Apart, a W can be done whenever a rank would wait.
+# A linear layer's backward is two products. One gives the gradient of its **input**, for which the stage before waits: I. The other gives the gradient of its **weights**, for which *no rank* waits until the optimizer steps: W. Apart, a W can be done whenever a rank would wait.
 #
-# Design a schedule for P stages and M micro-batches with F, I and W, each taking one unit of time. Memory is what limits you: a micro-batch's activations are kept until its W is done, and no rank may hold more than 1F1B's rank 0 does.
+# Design a schedule with F, I and W, each of which takes one unit of time. Memory limits you: activations are kept until W is done, and no rank may hold more than 1F1B's rank 0 does.
 
 # %%
 def zero_bubble_schedule(stages, micro_batches):
@@ -482,14 +482,14 @@ for name, make in zoo.items():
           f"{max(pp.in_flight_activations(schedule)) / each:13g}")
 
 # %% [markdown]
-# ZB-H1 gets a third of the bubble with the memory of 1F1B's rank 0 on *every* rank. On GPUs it and its relatives were up to 23% faster than 1F1B under a similar memory limit (the paper's abstract). The two others have stages in the shape of a **V**:
+# ZB-H1 gets a third of the bubble with the memory of 1F1B's rank 0 on *every* rank. On GPUs the paper measured up to 23% more throughput under a similar memory limit. The two others have stages in the shape of a **V**:
 
 # %%
 plots.several({name: simulate(zoo[name](4, 8), 0.5, 1, 0.5, 0.5) for name in ("ZB-V", "DualPipeV")})
 
 # %% [markdown]
-# - **ZB-V.** Rank r has stages r and 2P - 1 - r: a micro-batch goes down all ranks and up again, and its loss is computed on rank 0. So rank 0 can begin backwards at once, and memory is equal on all ranks. Without a flush there is no bubble at all. A flush is a barrier before the optimizer's step (clipping needs the norm over all stages). The paper steps first, and undoes the step where the norm was too large.
-# - **DualPipe** (DeepSeek-V3; here its V form) puts a forward and a backward of *different* micro-batches side by side. On GPUs they run at the same time, so that one computes while the other communicates: their experts' all-to-all (lab 11) is hidden. One after the other, as drawn here, that gain cannot be seen.
+# - **ZB-V.** Rank r has stages r and 2P - 1 - r: a micro-batch goes down all ranks and up again, and its loss is computed on rank 0. Memory is equal on all ranks, and without a flush there is no bubble. A flush is a barrier before the optimizer's step, because clipping needs the norm over all stages. The paper steps first, and undoes the step where the norm was too large.
+# - **DualPipe** (DeepSeek-V3; here its V form) puts a forward and a backward of *different* micro-batches side by side. On GPUs they run at the same time: one computes while the other communicates, which hides the experts' all-to-all (lab 11). That gain cannot be seen here.
 
 # %% [markdown]
 # ### Further
@@ -556,7 +556,7 @@ in_flight_activations = check(in_flight_activations)
 # #### `stale_weights`
 # > difficulty 3/5 · importance 3/5 · 10 minutes · about 7 lines
 #
-# PipeDream (Harlap et al. 2018, arXiv 1806.03377) has no flush at all: each stage updates its weights after **each** backward, and goes on. There is one warm-up for a whole epoch and no bubble after it. But between the forward of a micro-batch and its backward, other micro-batches have changed the weights. PipeDream's answer is a **stash**: B takes the very weights that its F used, so a copy is kept for each micro-batch in flight.
+# PipeDream (Harlap et al. 2018, arXiv 1806.03377) has no flush: each stage updates its weights after **each** backward, and goes on. There is one warm-up for a whole epoch, and no bubble after it. But between the forward of a micro-batch and its backward, others have changed the weights. PipeDream keeps a **stash**: B takes the weights that its F used, so there is a copy for each micro-batch in flight.
 #
 # **Predict.** Four stages. Of how many versions of its weights does rank 0 keep a copy?
 
@@ -637,7 +637,7 @@ for lr in (0.03, 0.1):
         print(f"lr={lr:<5} {name:32}", *(f"{loss:6.3f}" for loss in losses.view(5, 8).mean(1)))
 
 # %% [markdown]
-# With small steps the three are alike. With larger ones the run without a stash is soon `nan`, because the mistake feeds itself: a large wrong gradient makes the next one more wrong. Large models are trained with a flush: 1F1B is PipeDream's order, made synchronous.
+# With small steps the three are alike. With larger ones the run without a stash is soon `nan`: a wrong gradient makes the next one more wrong. Large models are trained with a flush. 1F1B is PipeDream's order, made synchronous.
 
 # %% [markdown]
 # ## 5. The real thing
@@ -664,12 +664,12 @@ print("torch", *theirs[:14])
 print("yours", *interleaved_schedule(4, 8, 2)[0][:14])
 
 # %% [markdown]
-# torch writes the stage first: `4F0` is our `F4.0`. What is different: torch sends inputs and gradients to the next rank, and nothing else. Weights that two stages share, as our embedding and head, are the user's business; so here they are two matrices.
+# torch writes the stage first: `4F0` is our `F4.0`. Weights that two stages share, as embedding and head, are left to the user; so here they are two matrices.
 
 # %% [markdown]
 # ## 6. Project
 #
-# **A GPT through a pipeline, with a bubble monitor.** Your schedule, executor and split train it on the source of Python's library. Then the monitor looks at a real step. It compares each stage's busy time and the bubble with the formula, and names the slow stage. Because two cores can't show a bubble, it looks at an emulated step as well, in which each stage sleeps as long as its FLOPs say.
+# **A GPT through a pipeline, with a bubble monitor.** Your schedule, executor and split train it on the source of Python's library. Then the monitor compares each stage's busy time and the bubble with the formula, and names the slow stage. Two cores can't show a bubble, so it looks at an emulated step as well, in which each stage sleeps as long as its FLOPs say.
 
 # %%
 from ranklab.projects import pipeline_parallel as project
@@ -678,7 +678,7 @@ mine = {"schedule": one_f_one_b_schedule, "executor": PipelineExecutor, "split":
 print(project.report(project.run(steps=20, **mine)))
 
 # %% [markdown]
-# The stages cannot be equal: a head is not divisible, and neither is a block. So the measured bubble is larger than the formula's, in which all stages are alike. The simulation with the real costs says how much.
+# Stages cannot be equal, because blocks and the head are not divisible. So the measured bubble is larger than the formula's. The simulation with the real costs says how much.
 #
 # **Your turn.** Change one thing. Before you run it, write down what the monitor will say: the bubble, what is kept, how many messages. Ideas: `micro_batches=16`; your `zero_bubble_schedule`; `functools.partial(interleaved_schedule, virtual=2)`; an even split, `lambda costs, stages: split_stages([1] * len(costs), stages)`; a stage that sleeps twice as long, `slow_stage=2`.
 
@@ -693,7 +693,7 @@ print(project.report(project.run(**(mine | few | change))))
 # %% [markdown]
 # ## 7. Measure
 #
-# Three ways to the same bubble: the paper's formula, the simulation, and real ranks with stages that sleep. 4 ranks, 8 micro-batches. The first two are exact. The third is a clock; on a machine that is busy with other work, sleepers wake late, and it is a few points higher.
+# Three ways to the same bubble: the paper's formula, the simulation, and real ranks with stages that sleep. 4 ranks, 8 micro-batches. The third is a clock: on a busy machine sleepers wake late, and it is a few points higher.
 
 # %%
 schedules = {
@@ -772,11 +772,11 @@ questions("09_pipeline_parallel")
 #
 # What changes there:
 #
-# - **The order of messages counts.** gloo matches messages by peer and tag. NCCL runs what a pair of ranks sends one after the other, in the order of the calls, each as a kernel that stays on the GPU until the other end is there. If rank 0 first sends and rank 1 first sends, too, both may wait for ever. `pp.with_messages` lists the messages of any two ranks in one order on both. `dist.batch_isend_irecv` starts a send and a receive together, which is the usual way out; our schedules need it only for the tied matrix.
-# - **Streams.** With NCCL `handle.wait()` makes the GPU's *stream* wait, not your program, so the CPU runs ahead. A tensor that is being sent must not be changed or freed before it has left: `self.leaving` keeps it.
-# - **Where the ranks are.** A message is small and goes to one neighbour, so pipelines go over the *slow* links, between nodes. Tensor parallelism stays inside a node (lab 12).
-# - **Sizes.** The bubble wants many micro-batches, the GPU wants large ones, and the batch is limited. Megatron-LM's model with 1 trillion parameters had 3,072 sequences in a batch and 6 pipelines: 512 for each. In pieces of one sequence, 64 stages have a bubble of 63/575 = 11%, without interleaving.
-# - **The first rank loads, the last one knows.** Only the first stage needs tokens, and only the last one targets. The loss is on one rank; logging it, or stopping on `nan`, needs a message.
+# - **The order of messages counts.** NCCL runs the messages of a pair of ranks in the order of the calls, each as a kernel that stays until the other end is there. If both first send, both may wait for ever. `pp.with_messages` lists them in one order on both ranks. The usual way out is `dist.batch_isend_irecv`, which starts a send and a receive together; here only the tied matrix needs it.
+# - **Streams.** With NCCL `handle.wait()` makes the GPU's *stream* wait, not your program. A tensor must not be changed or freed before it has left: `self.leaving` keeps it.
+# - **Where the ranks are.** Messages are small, so pipelines go over the *slow* links, between nodes. Tensor parallelism stays inside a node (lab 12).
+# - **Sizes.** The bubble wants many micro-batches, the GPU wants large ones, and the batch is limited. Megatron-LM's trillion had 3,072 sequences in a batch and 6 pipelines: 512 for each. One at a time, 64 stages have a bubble of 63/575 = 11%.
+# - **The loss is on one rank**, the last stage's. Logging it, or stopping on `nan`, needs a message.
 #
 # What to expect, from papers and not measured by us: interleaving gave Megatron-LM 10% and more (arXiv 2104.04473), zero bubble up to 23% over 1F1B with about its memory (arXiv 2401.10241). This lab has not been run on several GPUs yet.
 
@@ -784,11 +784,10 @@ questions("09_pipeline_parallel")
 # ## 10. What we left out
 #
 # - **Recomputing activations** (lab 01) inside a stage: less memory for each micro-batch in flight, a third more compute. The executor runs it; the schedules are the same.
-# - **Schedules from a solver.** The zero-bubble paper lets a program find the order from measured times of F, I and W. Ours are written by hand for equal costs.
-# - **Pipelines of tokens** (TeraPipe): pieces along the sequence instead of the batch. It helps where the batch is one long sequence.
-# - **A model that is no row of layers**: encoder and decoder, skip connections over stages, images beside text. What jumps over a stage must travel with the hidden state.
+# - **Schedules from a solver.** The zero-bubble paper lets a program find the order from measured times of F, I and W. Ours are for equal costs.
+# - **Pipelines of tokens** (TeraPipe): pieces along the sequence instead of the batch.
+# - **A model that is no row of layers**: what jumps over a stage (skip connections, an encoder's output) must travel with the hidden state.
 # - **Inference.** There a pipeline gives throughput, not speed: each token still passes all stages.
 # - **Asynchronous training after PipeDream** (2BW, weight prediction) has fewer copies; rarely used for large models.
-# - **Several dimensions** at once: pipeline, tensor and data parallelism are lab 12.
 #
 # Next: **10_context_parallel** (planned): one sequence on many ranks.
