@@ -347,6 +347,9 @@ def test_figures():
     assert lanes.get_xlim() == (0, 15) and len(lanes.patches) == len(later)
     assert [text.get_text() for text in below.get_legend().get_texts()] \
         == ["rank 0, at most 2", "rank 1, at most 1"]
+    fig = plots.layers_on_ranks([["embedding", "block 0"], ["head"]])
+    assert [text.get_text() for text in fig.axes[0].texts if "rank" in text.get_text()] \
+        == ["rank 0", "rank 1"]
     fig = plots.several(named, "all", xlabel="time (forward of a stage: 1)")
     words = dict(zip(named, (ax.texts[-1].get_text() for ax in fig.axes)))
     assert words["gpipe"] == "bubble 20.0%\nholds 4\nmicro-batches"

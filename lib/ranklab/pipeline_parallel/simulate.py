@@ -63,7 +63,7 @@ def in_flight_activations(schedule):
     for actions in schedule:
         held = peak = 0
         for action in actions:
-            held += _change(action)
+            held += {"F": 1, "I": 0}.get(action.kind, -1)
             peak = max(peak, held)
         peaks.append(peak)
     return peaks
@@ -76,13 +76,10 @@ def memory_line(spans, rank):
     changes = Counter()
     for span in spans:
         if span.rank == rank:
-            changes[span.start if span.action.kind == "F" else span.end] += _change(span.action)
+            kind = span.action.kind
+            changes[span.start if kind == "F" else span.end] += {"F": 1, "I": 0}.get(kind, -1)
     line, held = [], 0
     for time in sorted(changes):
         held += changes[time]
         line.append((time, held))
     return line
-
-
-def _change(action):
-    return {"F": 1, "I": 0}.get(action.kind, -1)

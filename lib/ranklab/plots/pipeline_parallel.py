@@ -1,18 +1,48 @@
-"""The figures of lab 09: who does what when in a pipeline, and what each rank holds meanwhile."""
+"""The figures of lab 09: who has which layers, who does what when, and what each rank holds."""
 
 from matplotlib.colors import to_rgb
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from ranklab.pipeline_parallel import bubble_fraction, memory_line
+from ranklab.plots.boxes import arrow, box
 from ranklab.plots.gantt import Span, gantt
-from ranklab.plots.style import DASHES, INK, TONES, figure, styled
+from ranklab.plots.style import DASHES, INK, TONES, clean, figure, styled
 
 # Each kind has its tone, dark for F, then B and I, light for W, whose boxes are lower, too. A
 # rank's later stages are paler, but any F stays darker than any B. Idle time is white.
 TONE = {"F": "#12355b", "B": "#e39d62", "I": "#e39d62", "W": "#cfdcc0"}
 PALEST = {"F": 0.35, "B": 0.55, "I": 0.55, "W": 0.55}  # of the way to white
 WIDTH, LANES = 9.0, 7.0  # inches: of a figure; of its lanes, about
+
+
+@styled
+def layers_on_ranks(stages, title=None):
+    """Ranks side by side with their layers, and what travels between neighbours.
+
+    stages  [[names of layers] of each rank]
+    """
+    fig, ax = figure(WIDTH, 2.6)
+    clean(ax)
+    most = max(map(len, stages))
+    for rank, layers in enumerate(stages):
+        box(ax, 2 * rank, (most - 1) / 2, "", fill="#eef2f5", width=1.1, height=most + 0.3)
+        ax.text(2 * rank, -0.9, f"rank {rank}", ha="center", weight="bold")
+        for index, layer in enumerate(layers):
+            box(ax, 2 * rank, index + (most - len(layers)) / 2, layer, width=0.95, height=0.8,
+                fontsize=9)
+    for rank in range(len(stages) - 1):
+        _travels(ax, 2 * rank + 1, 0.4, "hidden\n(B, T, C)", TONE["F"], 1)
+        _travels(ax, 2 * rank + 1, most - 1.4, "gradient\n(B, T, C)", TONES[1], -1)
+    ax.text(-0.8, 0.4, "tokens", ha="right", va="center")
+    ax.text(2 * len(stages) - 1.2, 0.4, "loss", va="center")
+    ax.set(xlim=(-1.4, 2 * len(stages) - 0.6), ylim=(most, -1.3), title=title or "")
+    return fig
+
+
+def _travels(ax, x, y, text, tone, way):
+    arrow(ax, (x - 0.42 * way, y), (x + 0.42 * way, y), color=tone, lw=2)
+    ax.text(x, y + 0.15, text, ha="center", va="top", fontsize=8)
 
 
 @styled
