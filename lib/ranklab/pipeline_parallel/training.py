@@ -5,12 +5,15 @@ import functools
 import torch
 import torch.distributed as dist
 
+from ranklab.engine import device
 from ranklab.parallel import Parallel
 from ranklab.pipeline_parallel.actions import places
 from ranklab.pipeline_parallel.deferred import WeightQueue, defer_weights
 from ranklab.pipeline_parallel.executor import PipelineExecutor
 from ranklab.pipeline_parallel.flush import one_f_one_b_schedule
-from ranklab.pipeline_parallel.stages import gpt_costs, keep_layers, split_stages, stage_of
+from ranklab.pipeline_parallel.stages import (
+    give_memory, gpt_costs, keep_layers, split_stages, stage_of,
+)
 
 
 class PipelineParallel(Parallel):
@@ -35,6 +38,8 @@ class PipelineParallel(Parallel):
         layers = self.split(gpt_costs(model.config), len(self.place))
         mine = [stage for stage, rank in self.place.items() if rank == self.rank]
         self.model = keep_layers(model, *(layers[stage] for stage in mine))
+        if next(model.parameters()).is_meta:
+            give_memory(model, device())
         self.tie(model)
         defer_weights(model, self.queue)
         self.stages = {stage: stage_of(model, layers[stage]) for stage in mine}
