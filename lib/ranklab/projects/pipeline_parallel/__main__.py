@@ -1,6 +1,5 @@
 """A GPT trained through a pipeline; and how busy each stage is, beside the formula.
 
-    python -m ranklab.projects.pipeline_parallel                       4 ranks, 1F1B
     python -m ranklab.projects.pipeline_parallel --schedule interleaved --virtual 2
     python -m ranklab.projects.pipeline_parallel --slow-stage 2        the monitor finds it
     torchrun --nproc-per-node 4 -m ranklab.projects.pipeline_parallel --size gpt2-xl \\
@@ -31,12 +30,8 @@ def parse(argv=None):
     return options, command.config(SIZES[options.size][1], options)
 
 
-def main(argv=None):
-    options, settings = parse(argv)
+if __name__ == "__main__":
+    options, settings = parse()
     say(report(run(options.size, options.ranks, schedule_of(options.schedule, options.virtual),
                    resume=options.resume, progress=sys.stderr.isatty(), timeout=time_limit(),
                    **vars(settings))))
-
-
-if __name__ == "__main__":
-    main()

@@ -14,7 +14,7 @@ SCHEDULES = {"gpipe": pp.gpipe_schedule, "1f1b": pp.one_f_one_b_schedule,
 
 
 def schedule_of(name, virtual=2):
-    """(ranks, micro_batches) -> the schedule; `virtual` stages a rank count for interleaved."""
+    """(ranks, micro_batches) -> the schedule; `virtual` is for interleaved."""
     named = {"virtual": virtual} if name == "interleaved" else {}
     return functools.partial(SCHEDULES[name], **named)
 
@@ -23,13 +23,14 @@ def schedule_of(name, virtual=2):
 class Settings(TrainConfig):
     """How to train; checked when it is made. The defaults suit a laptop."""
 
-    steps: int = 30
+    steps: int = 40
+    lr: float = 3e-3
     batch: int = 16  # sequences
     micro_batches: int = option(8, "pieces of a batch", least=1)
     eval_batch: int = option(64, "held-out sequences: whole batches")
     log_every: int = 10
     compare: bool = option(True, "rank 0 trains the same model alone, too")
-    slow_stage: int = option(-1, "this one sleeps twice as long in the emulated run", least=-1)
+    slow_stage: int = option(-1, "this one sleeps twice as long in the emulated run")
 
     def __post_init__(self):
         super().__post_init__()
@@ -40,11 +41,10 @@ class Settings(TrainConfig):
                                  f"{of}={getattr(self, of)}")
 
 
+GPT_OF = functools.partial(GPTConfig, 50304, rotary_base=10000.0)
 LARGE = Settings(steps=200, batch=64, micro_batches=32, lr=2e-4, precision="bf16", compare=False)
-SIZES = {  # The laptop's head costs as much as 2.3 blocks, like that of GPT-2 XL.
+SIZES = {  # the laptop's head costs as much as 2.3 blocks, like that of GPT-2 XL
     "laptop": (GPTConfig(vocab_size=2048, n_layer=8), Settings()),
-    "gpt2-xl": (GPTConfig(vocab_size=50304, n_ctx=1024, n_layer=48, n_head=25, n_embd=1600,
-                          rotary_base=10000.0), LARGE),
-    "6.7b": (GPTConfig(vocab_size=50304, n_ctx=2048, n_layer=32, n_head=32, n_embd=4096,
-                       rotary_base=10000.0), LARGE),
-}  # fmt: skip
+    "gpt2-xl": (GPT_OF(n_ctx=1024, n_layer=48, n_head=25, n_embd=1600), LARGE),
+    "6.7b": (GPT_OF(n_ctx=2048, n_layer=32, n_head=32, n_embd=4096), LARGE),
+}
