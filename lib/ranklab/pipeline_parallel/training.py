@@ -34,14 +34,16 @@ class PipelineParallel(Parallel):
     def apply(self, model):
         """The model itself, of which this rank's layers are left; it runs the stage `self.now`."""
         # where the stages are does not depend on how many micro-batches there are
-        self.place = places(self.schedule(self.ranks, 2 * self.ranks))
+        plan = self.schedule(self.ranks, 2 * self.ranks)
+        self.place = places(plan)
         layers = self.split(gpt_costs(model.config), len(self.place))
         mine = [stage for stage, rank in self.place.items() if rank == self.rank]
         self.model = keep_layers(model, *(layers[stage] for stage in mine))
         if next(model.parameters()).is_meta:
             give_memory(model, device())
         self.tie(model)
-        defer_weights(model, self.queue)
+        if any(action.kind == "W" for action in plan[self.rank]):
+            defer_weights(model, self.queue)
         self.stages = {stage: stage_of(model, layers[stage]) for stage in mine}
         self.now = mine[0]
         model.forward = self.run_stage
