@@ -1,6 +1,5 @@
 """Lab 09's project: equal to one process, counts as predicted, the slow stage found, refusals."""
 
-import functools
 import types
 
 import pytest
@@ -29,6 +28,7 @@ FEW = {"steps": 3, "batch": 8, "micro_batches": 4, "eval_batch": 8, "log_every":
 
 @pytest.mark.parametrize("name, ranks", [("1f1b", 3), ("interleaved", 2), ("zb-v", 2)])
 def test_equal_to_one_process_with_counts_as_predicted(name, ranks):
+    # The pipeline's model is made on meta, that of one process on the CPU: the weights are the same.
     found = project.run(ranks=ranks, schedule=schedule_of(name), **FEW)
     first, shape = found["ranks"][0], found["shape"]
     assert first["loss"] == pytest.approx(first["alone"], abs=1e-4)
@@ -76,7 +76,7 @@ def test_goes_on_with_another_number_of_stages(tmp_path):
 
 def test_torchrun_runs_it_in_place():
     said = torchrun("-m", "ranklab.projects.pipeline_parallel", "--steps", "2", "--eval-batch",
-                    "16", "--schedule", "zb-h1", ranks=2)
+                    "16", "--schedule", "zb-h1", "--no-compare", ranks=2)
     assert said.count("held out: ") == 1, said
 
 
@@ -150,7 +150,7 @@ def _refused(cases):
 
 
 def test_bad_input_is_one_sentence_on_every_rank():
-    cases = [(functools.partial(schedule_of("interleaved", 6)), {}),
+    cases = [(schedule_of("interleaved", 6), {}),
              (schedule_of("interleaved"), {"batch": 15, "micro_batches": 5, "eval_batch": 30}),
              (schedule_of("1f1b"), {"slow_stage": 2})]
     assert launch(_refused, cases, ranks=2) == [

@@ -28,7 +28,6 @@ class Settings(TrainConfig):
     batch: int = 16  # sequences
     micro_batches: int = option(8, "pieces of a batch", least=1)
     eval_batch: int = option(64, "held-out sequences: whole batches")
-    log_every: int = 10
     compare: bool = option(True, "rank 0 trains the same model alone, too")
     slow_stage: int = option(-1, "this one sleeps twice as long in the emulated run")
 

@@ -12,7 +12,6 @@ from torch.distributed.pipelining.schedules import PipelineScheduleSingle, get_s
 from ranklab.engine import device, launch
 from ranklab.meter import Traffic
 from ranklab.models.gpt import GPT, GPTConfig
-from ranklab.pipeline_parallel.deferred import DeferredLinear
 from ranklab.pipeline_parallel.training import PipelineParallel
 from ranklab.projects.pipeline_parallel.config import schedule_of
 
@@ -42,9 +41,6 @@ def ours(name, shape=SHAPE):
 def torchs(name, shape=SHAPE):
     """The same by torch's schedule, on the same stages."""
     model, parallel = cut_gpt(name, shape)
-    for module in model.modules():
-        if type(module) is DeferredLinear:
-            module.__class__ = nn.Linear  # torch cuts backwards in two by itself
     stages = [PipelineStage(part, stage, len(parallel.place), device())
               for stage, part in parallel.stages.items()]
     kind = get_schedule_class(TORCHS[name])

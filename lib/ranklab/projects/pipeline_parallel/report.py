@@ -29,8 +29,9 @@ def report(found):
     work = [above_mean(stage_costs(shape, each)) for each in (layers, even)]
     lines.append("work of the largest stage: {:.0%} above the mean, in an even split {:.0%}".format(
         *work))
-    for name, what in (("spans", "a real step (ranks that share a core hide its bubble)"),
-                       ("asleep", "emulated: stages sleep in proportion to their FLOPs")):
+    slow = f", stage {settings.slow_stage} twice as long" * (settings.slow_stage >= 0)
+    for name, what in (("spans", "a real step (where ranks share a core, waits are no bubble)"),
+                       ("asleep", f"emulated: stages sleep as long as their FLOPs say{slow}")):
         busy, bubbles = monitor(sum((seen[name] for seen in ranks), []), plan)
         stage = busy.index(max(busy))
         lines += [f"\n{what}", "busy seconds of each stage: " + " ".join(f"{s:.3f}" for s in busy),
@@ -45,7 +46,7 @@ def monitor(spans, schedule):
     """(seconds for which each stage was busy, bubbles), by the measured spans of all ranks.
 
     bubbles  measured; simulated with the mean times of each stage; and for stages that are alike,
-             which is what the formulas say
+             which is what the formulas say. Clocks of several machines must agree for the first
     """
     seconds, stages = defaultdict(list), range(len(places(schedule)))
     for _, (kind, stage, _), start, end in spans:

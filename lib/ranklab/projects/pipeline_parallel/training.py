@@ -38,8 +38,9 @@ def run(size="laptop", ranks=4, schedule=pp.one_f_one_b_schedule, executor=pp.Pi
 
 
 def _work(shape, settings, text, parts, resume, until, progress):
-    """What this rank has, has learnt, sends, keeps, and when it is busy."""
-    plan = parts[0](dist.get_world_size(), settings.micro_batches)  # refuses what it cannot do
+    """On each rank: the model is trained, and looked at."""
+    schedule, split, _ = parts
+    plan = schedule(dist.get_world_size(), settings.micro_batches)  # refuses what it cannot do
     settings = dataclasses.replace(settings, micro_batch=settings.batch // settings.micro_batches)
     parallel = PipelineParallel(None, *parts)
     trainer = new_trainer(shape, text, settings, parallel, progress)
@@ -52,7 +53,7 @@ def _work(shape, settings, text, parts, resume, until, progress):
     if settings.compare and loss and parallel.rank == 0:
         settings = dataclasses.replace(settings, checkpoint=None)
         alone = new_trainer(shape, text, settings).fit().held_out[settings.steps]
-    layers = parts[1](gpt_costs(shape), len(parallel.place))
+    layers = split(gpt_costs(shape), len(parallel.place))
     return {"layers": layers, "loss": loss, "alone": alone, "steps": trainer.steps_done,
             "parameters": sum(p.numel() for p in trainer.model.parameters()),
             "asleep": asleep(parallel, plan, stage_costs(shape, layers), settings.slow_stage),
@@ -74,7 +75,8 @@ def stage_costs(shape, layers):
 def asleep(parallel, plan, costs, slow_stage):
     """The spans of this rank in a real run of the schedule `plan` whose stages sleep."""
     seconds = [SECONDS / statistics.mean(costs) * cost for cost in costs]
-    seconds = [s * (1 + (stage == slow_stage)) for stage, s in enumerate(seconds)]
+    if slow_stage >= 0:
+        seconds[slow_stage] *= 2
     last, x = len(costs) - 1, torch.ones(1, device=device())
     stages = {stage: SleepingStage(*[seconds[stage]] * 3, parallel.queue, stage == last)
               for stage in parallel.stages}
@@ -85,8 +87,8 @@ def asleep(parallel, plan, costs, slow_stage):
 
 
 def watch(trainer, plan):
-    """The trainer has done two more steps; the spans of one, and (counted, said) of messages,
-    bytes, and activations kept.
+    """The trainer has done two more steps; a dict with the spans of one, and with (counted, said)
+    of messages, bytes, and activations kept.
     """
     parallel, made, most = trainer.parallel, [], 0
 
