@@ -119,6 +119,8 @@ def main():
     subprocess.run([sys.executable, "-m", "ranklab.projects.data_parallel.bench"], check=True)
     # ZeRO against FSDP2 and DeepSpeed; tensor parallelism against DTensor.
     subprocess.run([sys.executable, Path(__file__).with_name("bench_steps.py")], check=True)
+    # A pipeline against torch.distributed.pipelining.
+    subprocess.run([sys.executable, Path(__file__).with_name("bench_pipeline.py")], check=True)
 
 
 if __name__ == "__main__":

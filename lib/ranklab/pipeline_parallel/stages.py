@@ -2,6 +2,7 @@
 
 import copy
 
+import torch
 from torch import nn
 
 
@@ -44,6 +45,18 @@ def keep_layers(model, *ranges):
         model.norm = model.head = None
     model.blocks = nn.ModuleDict({name: block for name, block in model.blocks.items()
                                   if int(name) + 1 in layers})
+    return model
+
+
+def give_memory(model, device):
+    """A part of a GPT that was made on "meta" is on `device`, with fresh weights. In place."""
+    model.to_empty(device=device)
+    if None not in (model.token, model.head):
+        model.head.weight = model.token.weight  # to_empty has made two of the one
+    with torch.device(device):
+        for block in model.blocks.values():
+            block.attention.reset_buffers()
+    model.reset_parameters()
     return model
 
 

@@ -5,12 +5,15 @@ import functools
 import torch
 import torch.distributed as dist
 
+from ranklab.engine import device
 from ranklab.parallel import GroupParallel, groups_here
 from ranklab.pipeline_parallel.actions import places
 from ranklab.pipeline_parallel.deferred import WeightQueue, defer_weights
 from ranklab.pipeline_parallel.executor import PipelineExecutor
 from ranklab.pipeline_parallel.flush import one_f_one_b_schedule
-from ranklab.pipeline_parallel.stages import gpt_costs, keep_layers, split_stages, stage_of
+from ranklab.pipeline_parallel.stages import (
+    give_memory, gpt_costs, keep_layers, split_stages, stage_of,
+)
 
 
 class PipelineParallel(GroupParallel):
@@ -36,17 +39,21 @@ class PipelineParallel(GroupParallel):
     def keep_mine(self, model):
         """`model`, in place, with this rank's layers alone."""
         # where the stages are does not depend on how many micro-batches there are
-        self.place = places(self.schedule(self.ranks, 2 * self.ranks))
+        plan = self.schedule(self.ranks, 2 * self.ranks)
+        self.place = places(plan)
         layers = self.split(gpt_costs(model.config), len(self.place))
         self.layers = {stage: layers[stage] for stage, rank in self.place.items()
                        if rank == self.rank}
-        return keep_layers(model, *self.layers.values())
+        self.defers = any(action.kind == "W" for action in plan[self.rank])
+        keep_layers(model, *self.layers.values())
+        return give_memory(model, device()) if next(model.parameters()).is_meta else model
 
     def make_stages(self, model):
         """`model` runs the stage `self.now`, in forward and backward of the executor."""
         self.model = model
         self.tie(model)
-        defer_weights(model, self.queue)
+        if self.defers:
+            defer_weights(model, self.queue)
         self.stages = {stage: stage_of(model, layers) for stage, layers in self.layers.items()}
         self.now = min(self.stages)
         model.forward = self.run_stage

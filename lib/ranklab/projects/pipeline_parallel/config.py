@@ -1,0 +1,49 @@
+"""What the pipeline project trains and how: the GPTs, the schedules, and one frozen dataclass."""
+
+import functools
+from dataclasses import dataclass
+
+from ranklab import pipeline_parallel as pp
+from ranklab.models.gpt import GPTConfig
+from ranklab.projects.command import check_options, option
+from ranklab.text_trainer import TrainConfig
+
+SCHEDULES = {"gpipe": pp.gpipe_schedule, "1f1b": pp.one_f_one_b_schedule,
+             "interleaved": pp.interleaved_schedule, "zb-h1": pp.zero_bubble_schedule,
+             "zb-v": pp.zb_v_schedule}  # fmt: skip
+
+
+def schedule_of(name, virtual=2):
+    """(ranks, micro_batches) -> the schedule; `virtual` is for interleaved."""
+    named = {"virtual": virtual} if name == "interleaved" else {}
+    return functools.partial(SCHEDULES[name], **named)
+
+
+@dataclass(frozen=True)
+class Settings(TrainConfig):
+    """How to train; checked when it is made. The defaults suit a laptop."""
+
+    steps: int = 40
+    lr: float = 3e-3
+    batch: int = 16  # sequences
+    micro_batches: int = option(8, "pieces of a batch", least=1)
+    eval_batch: int = option(64, "held-out sequences: whole batches")
+    compare: bool = option(True, "rank 0 trains the same model alone, too")
+    slow_stage: int = option(-1, "this one sleeps twice as long in the emulated run")
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_options(self)
+        for name, of in (("batch", "micro_batches"), ("eval_batch", "batch")):
+            if getattr(self, name) % getattr(self, of):
+                raise ValueError(f"{name}={getattr(self, name)} must be a multiple of "
+                                 f"{of}={getattr(self, of)}")
+
+
+GPT_OF = functools.partial(GPTConfig, 50304, rotary_base=10000.0)
+LARGE = Settings(steps=200, batch=64, micro_batches=32, lr=2e-4, precision="bf16", compare=False)
+SIZES = {  # the laptop's head costs as much as 2.3 blocks, like that of GPT-2 XL
+    "laptop": (GPTConfig(vocab_size=2048, n_layer=8), Settings()),
+    "gpt2-xl": (GPT_OF(n_ctx=1024, n_layer=48, n_head=25, n_embd=1600), LARGE),
+    "6.7b": (GPT_OF(n_ctx=2048, n_layer=32, n_head=32, n_embd=4096), LARGE),
+}

@@ -1,0 +1,173 @@
+"""Lab 09's project: equal to one process, counts as predicted, the slow stage found, refusals."""
+
+import types
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from ranklab import launch
+from ranklab.engine import torchrun
+from ranklab.models.gpt import count_parameters
+from ranklab.pipeline_parallel import (
+    PipelineExecutor, bubble_fraction, flush_bubble, one_f_one_b_schedule, simulate, split_stages,
+)
+from ranklab.pipeline_parallel.deferred import WeightQueue
+from ranklab.projects import pipeline_parallel as project
+from ranklab.projects.pipeline_parallel import peers, training
+from ranklab.projects.pipeline_parallel.__main__ import parse
+from ranklab.projects.pipeline_parallel.config import SCHEDULES, SIZES, Settings, schedule_of
+from ranklab.projects.pipeline_parallel.report import above_mean, layer_names, monitor
+
+pytestmark = [pytest.mark.timeout(180), pytest.mark.usefixtures("one_thread")]
+
+FEW = {"steps": 3, "batch": 8, "micro_batches": 4, "eval_batch": 8, "log_every": 1, "timeout": 170}
+
+
+# --- training -------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("name, ranks", [("1f1b", 3), ("interleaved", 2), ("zb-v", 2)])
+def test_equal_to_one_process_with_counts_as_predicted(name, ranks):
+    # The pipeline's model is made on meta, that of one process on the CPU: the weights are the same.
+    found = project.run(ranks=ranks, schedule=schedule_of(name), **FEW)
+    first, shape = found["ranks"][0], found["shape"]
+    assert first["loss"] == pytest.approx(first["alone"], abs=1e-4)
+    for seen in found["ranks"]:
+        for counts in ("messages", "bytes", "kept"):
+            counted, said = seen[counts]
+            assert counted == said > 0
+    twice = 0 if name == "zb-v" else shape.vocab_size * shape.n_embd  # a V has both ends on rank 0
+    numbers = [seen["parameters"] for seen in found["ranks"]]
+    assert sum(numbers) == count_parameters(shape) + twice
+
+
+def test_a_learners_own_parts_are_used_as_on_gpus(monkeypatch, tmp_path):
+    called = tmp_path / "called"
+
+    class Mine(PipelineExecutor):
+        def forward(self, action):
+            called.touch()
+            super().forward(action)
+
+    def split(costs, stages):
+        return split_stages([0, *[1] * (len(costs) - 2), 0], stages)
+
+    monkeypatch.setenv("RANKLAB_REHEARSE", "gpu")
+    found = project.run(ranks=2, executor=Mine, split=split, precision="bf16", slow_stage=1, **FEW,
+                        schedule=lambda ranks, pieces: one_f_one_b_schedule(ranks, pieces))
+    assert called.exists()
+    first = found["ranks"][0]
+    assert first["layers"] == [range(0, 5), range(5, 10)]
+    assert first["loss"] == pytest.approx(first["alone"], abs=0.02)  # computed in bf16
+    text = project.report(found)
+    assert text.count("counted/said") == 1
+    assert "it has block 4 to head" in text.splitlines()[-1]  # the slow one, and it has the head
+
+
+def test_goes_on_with_another_number_of_stages(tmp_path):
+    how = FEW | {"steps": 4, "compare": False}
+    whole = project.run(ranks=2, **how)
+    how["checkpoint"] = str(tmp_path / "saved")
+    project.run(ranks=3, until=2, **how)
+    again = project.run(ranks=2, schedule=schedule_of("interleaved"), resume=True, **how)
+    assert again["ranks"][0]["steps"] == 4
+    assert again["ranks"][0]["loss"] == pytest.approx(whole["ranks"][0]["loss"], abs=1e-4)
+
+
+def test_torchrun_runs_it_in_place():
+    said = torchrun("-m", "ranklab.projects.pipeline_parallel", "--steps", "2", "--eval-batch",
+                    "16", "--schedule", "zb-h1", "--no-compare", ranks=2)
+    assert said.count("held out: ") == 1, said
+
+
+def test_the_large_sizes_are_those_of_the_papers():
+    assert count_parameters(SIZES["gpt2-xl"][0]) == pytest.approx(1.56e9, rel=0.01)
+    assert count_parameters(SIZES["6.7b"][0]) == pytest.approx(6.7e9, rel=0.02)
+
+
+# --- the monitor ----------------------------------------------------------------------------------
+
+def test_the_monitor_adds_up_what_is_in_the_spans():
+    schedule = one_f_one_b_schedule(4, 8)
+    spans = simulate(schedule, [1, 1, 3, 1], [2, 2, 6, 2])
+    busy, (measured, simulated, formula) = monitor(spans, schedule)
+    assert busy == [24, 24, 72, 24]
+    assert measured == simulated == bubble_fraction(spans)
+    assert formula == pytest.approx(flush_bubble(4, 8))
+    assert above_mean(busy) == 1.0
+    assert [layer_names(layers, 3) for layers in (range(0, 3), range(3, 4), range(4, 5))] == [
+        "embedding to block 1", "block 2", "head"]
+
+
+def _asleep(plan, slow_stage):
+    parallel = types.SimpleNamespace(queue=WeightQueue(), stages=[dist.get_rank()],
+                                     executor=PipelineExecutor)
+    return training.asleep(parallel, plan, [1] * 4, slow_stage)
+
+
+@pytest.mark.parametrize("slow_stage", [-1, 2])
+def test_an_emulated_run_shows_the_bubble_and_the_slow_stage(slow_stage):
+    plan, off = one_f_one_b_schedule(4, 8), []
+    times = [2 if stage == slow_stage else 1 for stage in range(4)]
+    said = bubble_fraction(simulate(plan, times, [2 * time for time in times]))
+    assert slow_stage == 2 or said == pytest.approx(flush_bubble(4, 8))
+    for _ in range(4):  # a busy machine wakes a sleeping rank late
+        busy, (measured, *_) = monitor(sum(launch(_asleep, plan, slow_stage, ranks=4), []), plan)
+        assert slow_stage == -1 or busy.index(max(busy)) == slow_stage
+        off.append(abs(measured - said))
+        if off[-1] < 0.05:
+            return
+    raise AssertionError(f"bubble {said:.3f}; measured it is off by {off}")
+
+
+# --- torch's pipelining ---------------------------------------------------------------------------
+
+def _by_both():
+    return {name: [peers.train(way, name, 2) for way in (peers.ours, peers.torchs)]
+            for name in SCHEDULES}
+
+
+def test_torchs_pipelining_gives_the_same():
+    for rank in launch(_by_both, ranks=4, timeout=170):
+        for name, (ours, torchs) in rank.items():
+            assert ours[0] == pytest.approx(torchs[0], abs=1e-5), name
+            assert ours[2] == torchs[2], name
+            for parameter, gradient in ours[1].items():
+                assert gradient.abs().max() > 0
+                torch.testing.assert_close(gradient, torchs[1][parameter], atol=1e-5, rtol=0)
+
+
+# --- what is refused ------------------------------------------------------------------------------
+
+def _refused(cases):
+    said = []
+    for schedule, changes in cases:
+        parts = schedule, split_stages, PipelineExecutor
+        with pytest.raises(ValueError) as error:
+            training._work(SIZES["laptop"][0], Settings(**changes), None, parts, False, None, False)
+        said.append(str(error.value))
+    return said
+
+
+def test_bad_input_is_one_sentence_on_every_rank():
+    cases = [(schedule_of("interleaved", 6), {}),
+             (schedule_of("interleaved"), {"batch": 15, "micro_batches": 5, "eval_batch": 30}),
+             (schedule_of("1f1b"), {"slow_stage": 2})]
+    assert launch(_refused, cases, ranks=2) == [
+        ["stages=12 must be between 1 and the 10 layers",
+         "micro_batches=5 must be a multiple of ranks=2 for the interleaved schedule",
+         "slow_stage=2 is not one of the 2 stages"]] * 2
+
+
+@pytest.mark.parametrize("options, said", [
+    (["--batch", "4"], "batch=4 must be a multiple of micro_batches=8"),
+    (["--eval-batch", "24"], "eval_batch=24 must be a multiple of batch=16"),
+    (["--micro-batches", "0"], "micro_batches=0 must be at least 1"),
+    (["--schedule", "2f2b"], "invalid choice"),
+    (["--resume"], "--resume goes on from a folder"),
+])
+def test_what_does_not_fit_together_is_refused(options, said, capsys):
+    with pytest.raises(SystemExit) as end:
+        parse(options)
+    assert end.value.code == 2
+    assert said in capsys.readouterr().err
