@@ -22,23 +22,23 @@ WIDTH, PIECES, WEIGHT, SCALE = 4, 6, 0.25, 3.0
 SCHEDULES = {"GPipe": gpipe_schedule, "1F1B": one_f_one_b_schedule, "ZB-H1": zero_bubble_schedule,
              "ZB-V": zb_v_schedule, "interleaved": functools.partial(interleaved_schedule,
                                                                      virtual=2)}
-ARRIVED = ("What arrives is a leaf without history: requires_grad_(), so that backward gives x.grad "
-           "for the stage before.")
-LEFT = ("What is on its way to another stage, also on the same rank, is y.detach(): the graph ends "
-        "at the stage, and x.requires_grad_() begins the next one.")
+LEAF = ("What a stage hands on has no graph, y.detach(), and what it takes is a leaf: "
+        "requires_grad_(), so that backward gives x.grad for the stage before.")
+START = ("The last stage begins backward with self.weight * self.scale, each other one with what "
+         "the stage after it sends, take(\"B\", ...). Each sends that of its input, x.grad.")
 FAILURES = {
-    "second time": LEFT, "'NoneType' object": ARRIVED, "does not require grad": ARRIVED,
-    "expected Tensor": ARRIVED, "contiguous": "A stage may give any strides: send "
-    "tensor.contiguous().", "KeyError": "send() takes there[\"F\", stage + 1, m] after SF, and "
-    "there[\"B\", stage - 1, m] after SB; receive() puts into arriving[kind[1], stage, m].",
-    "scalar outputs": "y.backward(gradient): that of the output, which the next stage has sent.",
-    "Mismatch in shape": "y.backward(gradient): that of this stage's output.",
-    "does not end": "Each message needs both ends, in the order of the list: send() and receive() "
-    "are called once for each. Its peer is the one in the message.",
+    "second time": LEAF, "'NoneType' object": LEAF, "does not require grad": LEAF,
+    "contiguous": "A stage may give any strides: send tensor.contiguous().",
+    "KeyError": "send() takes there[\"F\", stage + 1, m] after SF, and there[\"B\", stage - 1, m] "
+                "after SB; receive() puts into arriving[kind[1], stage, m].",
+    "scalar outputs": START, "Mismatch in shape": START,
+    "broadcast shape": "Only the output of the last stage of all, self.last, is a loss.",
+    "does not end": "send() and receive() name the peer that is in the message, and each starts "
+                    "one message, without others before it.",
 }
 
 
-def stage_of(number, last, kept=None):
+def new_stage(number, last, kept):
     """A stage: (x, targets) -> output, the last one's the sum of a loss; and its module. `kept`
     gets how many outputs live, with their graphs, after each forward.
     """
@@ -52,9 +52,8 @@ def stage_of(number, last, kept=None):
             y = ((y - targets).square() * (targets > 0)).sum()
         elif number == 1:
             y = y.T.contiguous().T  # other strides
-        if kept is not None:
-            outputs.append(weakref.ref(y))
-            kept.append(sum(output() is not None for output in outputs))
+        outputs.append(weakref.ref(y))
+        kept.append(sum(output() is not None for output in outputs))
         return y
 
     return stage, module
@@ -63,9 +62,9 @@ def stage_of(number, last, kept=None):
 def pieces_of(batch):
     """Unequal micro-batches with unequal numbers of targets."""
     generator = torch.Generator().manual_seed(100 + batch)
-    rows = [(2 + batch, WIDTH)] * (PIECES - 1) + [(1, WIDTH)]
-    return [tuple(torch.randn(shape, generator=generator).to(device()) for _ in range(2))
-            for shape in rows]
+    rows = [2 + batch] * (PIECES - 1) + [1]
+    return [tuple(torch.randn(count, WIDTH, generator=generator).to(device()) for _ in range(2))
+            for count in rows]
 
 
 def _trial(executor_class, in_group=False):
@@ -78,34 +77,31 @@ def _trial(executor_class, in_group=False):
 def _run(executor_class, schedule, group):
     """Two batches, whose gradients are added up, then one without gradients."""
     rank, last, queue, kept = dist.get_rank(group), max(places(schedule)), WeightQueue(), []
-    mine = {stage: stage_of(stage, last, kept) for stage, of in places(schedule).items()
-            if of == rank}
+    mine = {s: new_stage(s, last, kept) for s, of in places(schedule).items() if of == rank}
     for _, module in mine.values():
         defer_weights(module, queue)
     executor = executor_class({stage: call for stage, (call, _) in mine.items()}, last,
                               torch.empty_like, group, weight_queue=queue)
-    found = {"early": []}
     with Waits() as waits, Traffic() as traffic:
-        _watch(executor, waits, found["early"])
-        found["losses"] = [executor.run(schedule, pieces_of(batch), WEIGHT, SCALE)
-                           for batch in (0, 1)]
-    found["missing"] = waits.missing(len(traffic.ops))
-    found["sent"] = traffic.calls["send"], traffic.calls["recv"], traffic.sent_bytes
-    found["others"] = sorted(traffic.calls.keys() - {"send", "recv"})
-    found["gradients"] = {stage: [p.grad for p in module.parameters()]
-                          for stage, (_, module) in mine.items()}
-    found["kept"] = max(kept)
-    forwards = tuple(tuple(a for a in actions if a.kind == "F") for actions in schedule)
-    kept.clear()
-    with torch.no_grad():
-        found["losses"].append(executor.run(forwards, pieces_of(2)))
-    found["left"] = len(executor.kept)
-    return found
+        early = _watch(executor, waits)
+        losses = [executor.run(schedule, pieces_of(0), WEIGHT, SCALE)]
+    missing = waits.missing(len(traffic.ops))
+    is_wrong = torch.tensor(missing + len(early), device=device())
+    dist.all_reduce(is_wrong, group=group)
+    if not is_wrong:  # else what is left over could meet the next message
+        losses.append(executor.run(schedule, pieces_of(1), WEIGHT, SCALE))
+        forwards = tuple(tuple(a for a in actions if a.kind == "F") for actions in schedule)
+        with torch.no_grad():
+            losses.append(executor.run(forwards, pieces_of(2)))
+    return {"early": early, "missing": missing, "losses": losses, "left": len(executor.kept),
+            "sent": (traffic.calls["send"], traffic.calls["recv"], traffic.sent_bytes),
+            "kept": max(kept[: 2 * PIECES * len(mine)]), "gradients": {
+                stage: [p.grad for p in module.parameters()] for stage, (_, module) in mine.items()}}
 
 
-def _watch(executor, waits, early):
-    """Notes what is wrong after a call of send or receive."""
-    send, receive = executor.send, executor.receive
+def _watch(executor, waits):
+    """A list in which is noted what is wrong after a call of send or receive."""
+    send, receive, early = executor.send, executor.receive, []
 
     def sending(message):
         before = list(executor.leaving)
@@ -125,27 +121,27 @@ def _watch(executor, waits, early):
             early.append("receive() waits")
 
     executor.send, executor.receive = sending, receiving
+    return early
 
 
 @functools.cache
 def one_process(stages):
-    """The losses of three batches, and the gradients of each stage after the first two."""
-    made, losses = [stage_of(number, stages - 1) for number in range(stages)], []
+    """The losses of three batches, and the gradients of each stage after two."""
+    made, losses, gradients = [new_stage(s, stages - 1, []) for s in range(stages)], [], []
     for batch, weight in enumerate((WEIGHT, WEIGHT, 1)):
         losses.append(0)
         for x, targets in pieces_of(batch):
             for stage, _ in made:
                 x = stage(x, targets)
-            if batch < 2:
-                (x * weight * SCALE).backward()
+            (x * weight * SCALE * (batch < 2)).backward()
             losses[-1] += weight * x.item()
-    return losses, [[p.grad for p in module.parameters()] for _, module in made]
+    return losses, [[p.grad.cpu() for p in module.parameters()] for _, module in made]
 
 
 def check_PipelineExecutor(executor_class):
     with hinted(FAILURES):
         seen = on_ranks(_trial, executor_class, ranks=2)
-    _compare("", [range(2)] * 2, seen)
+    _compare("on 2 ranks", [range(2)] * 2, seen)
     yield "losses and all gradients of one process: GPipe, 1F1B, ZB-H1, ZB-V, interleaved; 2 ranks"
     yield "gradients of two batches are added up; unequal micro-batches; without gradients, too"
     yield "one message for each micro-batch and neighbour, each way; nobody waits early"
@@ -153,29 +149,39 @@ def check_PipelineExecutor(executor_class):
     with hinted({"": "Hand self.group on, and name peers by their rank in it: "
                      "dist.isend(tensor, group=self.group, group_dst=peer), group_src=peer."}):
         seen = on_ranks(_trial, executor_class, True, ranks=4)
-        _compare(", in its group", [members_of(rank) for rank in range(4)], seen)
+        _compare("in its group", [members_of(rank) for rank in range(4)], seen)
     yield "in groups of 1 and 3 ranks it meets nobody else"
 
 
 def _compare(where, members, seen):
-    for rank, found in enumerate(seen):
-        place = list(members[rank]).index(rank)
-        for name, of_schedule in found.items():
-            schedule = SCHEDULES[name](len(members[rank]), PIECES)
-            _compare_run(f"{name}, rank {rank} of {tuple(members[rank])}{where}", schedule, place,
-                         of_schedule)
+    for name, make in SCHEDULES.items():
+        schedule = [make(len(group), PIECES) for group in members]
+        for compare in (_compare_messages, _compare_values):  # a late message spoils others' values
+            for rank, found in enumerate(seen):
+                place = list(members[rank]).index(rank)
+                compare(f"{where}, {name}, rank {rank}", schedule[rank], place, found[name])
 
 
-def _compare_run(where, schedule, place, found):
-    place_of = places(schedule)
-    losses, gradients = one_process(len(place_of))
-    if found["early"]:
-        raise Mistake(f"{where}: {found['early'][0]}", "dist.isend and dist.irecv only start a "
-                      "message. Keep (handle, tensor) in self.leaving, or in self.arriving[way, "
-                      "stage, m]; take() and run() wait. Send what has no graph: y.detach().")
+def _compare_messages(where, schedule, place, found):
+    for wrong in found["early"]:
+        raise Mistake(f"{where}: {wrong}", "dist.isend and dist.irecv only start a message. Keep "
+                      "(handle, tensor) in self.leaving, or in self.arriving[way, stage, m]; take() "
+                      "and run() wait. What is sent has no graph: y.detach().")
     if found["missing"]:
         raise Mistake(f"{where}: {found['missing']} messages were never waited for", "take() waits "
                       "for what arrives, run() for what is in self.leaving.")
+    messages = [m for m in with_messages(schedule)[place] if isinstance(m, Message)]
+    sizes = [4 * pieces_of(0)[m.micro_batch][0].numel() for m in messages if m.kind[0] == "S"]
+    right = len(sizes), len(messages) - len(sizes), sum(sizes)
+    if found["sent"] != right:
+        raise Mistake(f"{where}: (sends, receives, bytes sent) are {found['sent']}, not {right}",
+                      "One message for each call of send() and receive(): a stage on the same rank "
+                      "takes what is in self.there.")
+
+
+def _compare_values(where, schedule, place, found):
+    place_of = places(schedule)
+    losses, gradients = one_process(len(place_of))
     for batch, (got, right) in enumerate(zip(found["losses"], losses)):
         right = torch.tensor(right if place_of[len(place_of) - 1] == place else 0.0)
         explain(f"{where}: the loss of batch {batch + 1}", got.cpu(), right, {
@@ -183,17 +189,11 @@ def _compare_run(where, schedule, place, found):
             "that of a mean": (right / PIECES, "self.weight is all: one over the targets of the "
                                "whole batch. Micro-batches have unequal numbers of them."),
         }, "Only the last stage of all, self.last, has a loss; others hand their output on.")
-    _compare_gradients(where, found["gradients"], gradients)
-    messages = [m for m in with_messages(schedule)[place] if isinstance(m, Message)]
-    sends = [message for message in messages if message.kind[0] == "S"]
-    nbytes = sum(4 * pieces_of(batch)[message.micro_batch][0].numel()
-                 for batch in (0, 1) for message in sends)
-    right = 2 * len(sends), 2 * (len(messages) - len(sends)), nbytes
-    if found["sent"] != right or found["others"]:
-        raise Mistake(f"{where}: it sends and receives {found['sent'][:2]} messages, "
-                      f"{found['sent'][2]} bytes, {' '.join(found['others'])}; not {right[:2]}, "
-                      f"{nbytes} bytes", "A message for each call of send() and receive(): a stage "
-                      "on the same rank takes what is in self.there.")
+    for stage, ours in found["gradients"].items():
+        for got, right in zip(ours, gradients[stage]):
+            explain(f"{where}: a gradient of stage {stage}", got, right, {
+                "not weighted": (right / WEIGHT, START), "not scaled": (right / SCALE, START),
+                "neither weighted nor scaled": (right / WEIGHT / SCALE, START)}, START)
     most = in_flight_activations(schedule)[place]
     if found["kept"] > most:
         raise Mistake(f"{where}: {found['kept']} outputs are kept at once, where the schedule says "
@@ -201,20 +201,3 @@ def _compare_run(where, schedule, place, found):
     if found["left"]:
         raise Mistake(f"{where}: without gradients, {found['left']} activations are kept", "Keep "
                       "something for backward only where one follows: torch.is_grad_enabled().")
-
-
-def _compare_gradients(where, found, gradients):
-    for stage, ours in found.items():
-        for got, right in zip(ours, gradients[stage]):
-            explain(f"{where}: a gradient of stage {stage}", None if got is None else got.cpu(),
-                    right.cpu(), {
-                        "not weighted": (right.cpu() / WEIGHT, "The last stage begins with "
-                                         "self.weight * self.scale."),
-                        "not scaled": (right.cpu() / SCALE, "The last stage begins with "
-                                       "self.weight * self.scale."),
-                        "neither weighted nor scaled": (right.cpu() / WEIGHT / SCALE, "The last "
-                                                        "stage begins with both."),
-                        "weighted twice": (right.cpu() * WEIGHT, "Only the last stage's backward "
-                                           "begins with self.weight * self.scale."),
-                    }, "Each stage begins backward with the gradient that the stage after it sends, "
-                    "take(\"B\", ...), and sends that of its own input, x.grad.")
