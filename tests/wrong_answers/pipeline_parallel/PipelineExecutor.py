@@ -20,10 +20,10 @@ def _wrong(*edits, says, **named):
 
 
 WRONG = [
-    _wrong(TAKE, 'self.take("F", stage, m)', says="begins the next one|requires_grad_|leaf"),
-    _wrong(THERE, THERE.replace(".detach()", ""), says=r"the graph ends|y\.detach\(\)"),
+    _wrong(TAKE, 'self.take("F", stage, m)', says="what it takes is a leaf"),
+    _wrong(THERE, THERE.replace(".detach()", ""), says=r"has no graph, y\.detach\(\)"),
     _wrong(LOSS, "self.loss += y.detach()", says="loss of batch 1 is not weighted"),
-    _wrong(LOSS, "self.loss += y.detach() / len(self.pieces)", says="one over the targets"),
+    _wrong(LOSS, "self.loss += y.detach() / len(self.pieces)", says="one over those of the whole batch"),
     _wrong(SEND, "dist.isend(tensor, group=self.group, group_dst=peer)",
            says=r"leaves no \(handle, tensor\)"),
     _wrong("self.kept.pop((stage, m))", "self.kept[stage, m]", says="outputs are kept at once"),
@@ -39,23 +39,23 @@ WRONG = [
     _wrong(RECEIVE, RECEIVE.replace("group_src=peer", "src=peer"), says="Hand self.group on",
            called="receives_from_a_global_rank"),
     _wrong(FORWARD, FORWARD.replace("self.last", "max(self.stages)"),
-           says="Only the last stage of all, self.last|KeyError"),
+           says="last stage of all, self.last"),
     _wrong(ONES, "torch.ones_like(y)", says="neither weighted nor scaled"),
     _wrong(ONES, "torch.ones_like(y) * self.weight", says="gradient of stage . is not scaled"),
-    _wrong("y.backward(gradient)", "y.backward(gradient * self.weight)", says="Only the last "
-           "stage's backward|take", called="weighted_by_each_stage"),
+    _wrong("y.backward(gradient)", "y.backward(gradient * self.weight)", says="each other one with what "
+           "the stage after it sends", called="weighted_by_each_stage"),
     _wrong(".contiguous()", "", says="tensor.contiguous"),
     _wrong("        if torch.is_grad_enabled():\n            self.kept", "        if True:\n"
            "            self.kept", says="without gradients, . activations are kept"),
     _wrong("self.stages[stage](x, targets)", "self.stages[stage](inputs, targets)",
-           says="requires_grad_|Each stage begins backward|loss of batch|does not require",
+           says="what it takes is a leaf",
            called="every_stage_gets_the_inputs"),
     _wrong('1 if kind == "SF" else -1', "1", says="after SB"),
     _wrong('gradient = self.take("B", stage, m)', "gradient = torch.ones_like(y)",
-           says="Each stage begins backward|never waited for"),
+           says="messages were never waited for"),
     _wrong('gradient = self.take("B", stage, m)', 'gradient = self.arriving.pop(("B", stage, m))[1]'
            ' if ("B", stage, m) in self.arriving else self.take("B", stage, m)',
-           says="messages were never waited for"),
+           says="messages were never waited for", called="used_without_a_wait"),
 ]
 
 

@@ -19,12 +19,12 @@ WRONG = [
            says="before its first action and after its last"),
     _wrong(GROUPS, "[[s for s in spans if s.rank == rank] for rank in ranks]",
            says="from the first start to the last end of all ranks", called="flush_is_not_used"),
-    _wrong(GROUPS, "[spans]", says="each rank's own time counts"),
+    _wrong(GROUPS, "[spans]", says="without a flush of each rank"),
     _wrong(RETURN, "return len(ranks) * longest / busy - 1", says="a part of the whole time"),
-    _wrong(RETURN, "return busy / (len(ranks) * longest)", says="1 minus that"),
-    _wrong(LONGEST, "max(s.end for s in spans)", says="Begin with the first start"),
-    _wrong("len(ranks) * longest", "(max(ranks) + 1) * longest", says="one number may be missing"),
-    _wrong(RETURN, f"{RETURN[:7]}100 * ({RETURN[7:]})", says="A fraction: 0.2"),
-    _wrong(LONGEST, "max(g[-1].end - g[0].start for g in groups)", says="the last end minus the "
-           "first start|first start|a part|of the work|without", called="as_if_sorted_by_end"),
+    _wrong(RETURN, "return busy / (len(ranks) * longest)", says="1 - busy / \\(ranks"),
+    _wrong(LONGEST, "max(s.end for s in spans)", says="minus the first start"),
+    _wrong("len(ranks) * longest", "(max(ranks) + 1) * longest", says="the ranks that are in the spans"),
+    _wrong(RETURN, f"{RETURN[:7]}100 * ({RETURN[7:]})", says="1 - busy / \\(ranks"),
+    _wrong(LONGEST, "max(g[-1].end - g[0].start for g in groups)", says="the last end minus "
+           "the first start", called="as_if_sorted_by_end"),
 ]

@@ -13,16 +13,16 @@ def _wrong(*edits, says, **named):
 
 WRONG = [
     _wrong(BACK, BACK.replace("range(micro_batches)", "reversed(range(micro_batches))"),
-           says="the sums are the same to the last bit"),
+           says="the sums are equal to the last bit"),
     _wrong("tuple(forwards + backwards)", "tuple(backwards + forwards)",
-           says="the forward of a micro-batch before its backward"),
+           says="the F of a micro-batch before its B"),
     _wrong("tuple(forwards + backwards)", "tuple(a for pair in zip(forwards, backwards) for a in "
            "pair)", says="GPipe does all forwards first"),
-    _wrong("tuple(forwards + backwards)", "tuple(forwards)", says="Each forward needs its backward"),
-    _wrong("check_counts(stages=stages, micro_batches=micro_batches)", "", says="is no error",
+    _wrong("tuple(forwards + backwards)", "tuple(forwards)", says="once for each micro-batch; also"),
+    _wrong("check_counts(stages=stages, micro_batches=micro_batches)", "", says="is no error.*ValueError",
            called="no_check_of_the_numbers"),
     _wrong("check_counts(stages=stages, micro_batches=micro_batches)",
-           "if min(stages, micro_batches) < 1:\n        raise ValueError", says="Say in a sentence"),
+           "if min(stages, micro_batches) < 1:\n        raise ValueError", says="with a sentence"),
     _wrong("for stage in range(stages):\n", "for stage in reversed(range(stages)):\n",
            says="stages are on the ranks"),
     _wrong("check_counts(stages=stages, micro_batches=micro_batches)",
@@ -37,6 +37,6 @@ def gpipe_schedule__plain_tuples(stages, micro_batches):
 
 
 def gpipe_schedule__one_list_for_all(stages, micro_batches):
-    """it returns .*Return a tuple with a tuple"""
+    """Return a tuple with a tuple of actions for each rank"""
     return [Action(kind, stage, m) for kind in "FB" for stage in range(stages)
             for m in range(micro_batches)]

@@ -14,14 +14,14 @@ def _wrong(*edits, says, **named):
 
 WRONG = [
     _wrong(IN_TURN, "", "range(max(0, micro_batches - stage), micro_batches)",
-           "range(micro_batches)", says="do a W before the next F"),
+           "range(micro_batches)", says="a W comes before the next F"),
     _wrong(WARM_UP, "warm_up = min(2 * (stages - stage) - 1, micro_batches)",
-           says="At most P micro-batches", called="zb_h2_needs_more_memory"),
-    _wrong(WARM_UP, "warm_up = 0", says="Do at least as well as 1F1B|deadlock"),
+           says="at most min\\(P, M\\) micro-batches", called="zb_h2_needs_more_memory"),
+    _wrong(WARM_UP, "warm_up = 0", says="An I as soon as it can be done"),
     _wrong(WARM_UP, "warm_up = min(stage, micro_batches)", says="deadlock"),
     _wrong(WARM_UP, "warm_up = stages - stage - 1", says="no longer than that"),
     _wrong("return tuple(schedule)", "return tuple(tuple(a for a in actions if a.kind != 'W') for "
-           "actions in schedule)", says="it must have one B, or one I and one W"),
+           "actions in schedule)", says="must have one B, or one I and one W"),
     _wrong("range(max(0, micro_batches - stage), micro_batches)",
            "range(micro_batches - stage, micro_batches)", called="fewer_micro_batches_than_stages",
            says="is no action"),

@@ -27,14 +27,18 @@ LEAF = ("What a stage hands on has no graph, y.detach(), and what it takes is a 
 START = ("The last stage begins backward with self.weight * self.scale, each other one with what "
          "the stage after it sends, take(\"B\", ...). Each sends that of its input, x.grad.")
 FAILURES = {
-    "second time": LEAF, "'NoneType' object": LEAF, "does not require grad": LEAF,
+    "never waited": "take() waits for what arrives, run() for what is in self.leaving.",
+    "() waits": "dist.isend and dist.irecv only start a message. Keep (handle, tensor) in "
+                "self.leaving, or in self.arriving[way, stage, m]; take() and run() wait.",
+    "self.leaving": "dist.isend gives a handle. run() waits for all in self.leaving, and the tensor "
+                    "must live until then: append (handle, tensor).",
+    "sends a graph": LEAF, "second time": LEAF, "'NoneType'": LEAF, "not require grad": LEAF,
+    "scalar outputs": f"{START} {LEAF}", "Mismatch in shape": START,
     "contiguous": "A stage may give any strides: send tensor.contiguous().",
+    "broadcast shape": "Only the output of the last stage of all, self.last, is a loss.",
     "KeyError": "send() takes there[\"F\", stage + 1, m] after SF, and there[\"B\", stage - 1, m] "
                 "after SB; receive() puts into arriving[kind[1], stage, m].",
-    "scalar outputs": START, "Mismatch in shape": START,
-    "broadcast shape": "Only the output of the last stage of all, self.last, is a loss.",
-    "does not end": "send() and receive() name the peer that is in the message, and each starts "
-                    "one message, without others before it.",
+    "does not end": "send() and receive() start one message each, with the peer that it names.",
 }
 
 
@@ -83,45 +87,42 @@ def _run(executor_class, schedule, group):
     executor = executor_class({stage: call for stage, (call, _) in mine.items()}, last,
                               torch.empty_like, group, weight_queue=queue)
     with Waits() as waits, Traffic() as traffic:
-        early = _watch(executor, waits)
+        _watch(executor, waits)
         losses = [executor.run(schedule, pieces_of(0), WEIGHT, SCALE)]
-    missing = waits.missing(len(traffic.ops))
-    is_wrong = torch.tensor(missing + len(early), device=device())
-    dist.all_reduce(is_wrong, group=group)
-    if not is_wrong:  # else what is left over could meet the next message
-        losses.append(executor.run(schedule, pieces_of(1), WEIGHT, SCALE))
-        forwards = tuple(tuple(a for a in actions if a.kind == "F") for actions in schedule)
-        with torch.no_grad():
-            losses.append(executor.run(forwards, pieces_of(2)))
-    return {"early": early, "missing": missing, "losses": losses, "left": len(executor.kept),
+    if missing := waits.missing(len(traffic.ops)):
+        raise RuntimeError(f"{missing} messages were never waited for")
+    losses.append(executor.run(schedule, pieces_of(1), WEIGHT, SCALE))
+    most = max(kept)
+    forwards = tuple(tuple(a for a in actions if a.kind == "F") for actions in schedule)
+    with torch.no_grad():
+        losses.append(executor.run(forwards, pieces_of(2)))
+    return {"losses": losses, "kept": most, "left": len(executor.kept),
             "sent": (traffic.calls["send"], traffic.calls["recv"], traffic.sent_bytes),
-            "kept": max(kept[: 2 * PIECES * len(mine)]), "gradients": {
-                stage: [p.grad for p in module.parameters()] for stage, (_, module) in mine.items()}}
+            "gradients": {stage: [p.grad for p in module.parameters()]
+                          for stage, (_, module) in mine.items()}}
 
 
 def _watch(executor, waits):
-    """A list in which is noted what is wrong after a call of send or receive."""
-    send, receive, early = executor.send, executor.receive, []
+    """A call of send or receive that waits, or loses its handle, is an error at once: later it
+    might hang.
+    """
+    send, receive = executor.send, executor.receive
 
     def sending(message):
-        before = list(executor.leaving)
         send(message)
-        new = [entry for entry in executor.leaving if not any(entry is old for old in before)]
-        if not new or not isinstance(new[-1][1], torch.Tensor):
-            early.append("send() leaves no (handle, tensor) in self.leaving")
-        elif waits.is_over(new[-1][0]):
-            early.append("send() waits")
-        elif new[-1][1].requires_grad:
-            early.append("send() sends a tensor with its graph")
+        handle, tensor = executor.leaving[-1] if executor.leaving else (None, None)
+        if not isinstance(tensor, torch.Tensor):
+            raise RuntimeError("send() leaves no (handle, tensor) in self.leaving")
+        if waits.is_over(handle) or tensor.requires_grad:
+            raise RuntimeError("send() waits" if waits.is_over(handle) else "send() sends a graph")
 
     def receiving(message):
         receive(message)
         handle, _ = executor.arriving.get((message.kind[1], *message[1:3]), (None, None))
         if handle is None or waits.is_over(handle):
-            early.append("receive() waits")
+            raise RuntimeError("receive() waits, or leaves nothing in self.arriving")
 
     executor.send, executor.receive = sending, receiving
-    return early
 
 
 @functools.cache
@@ -149,34 +150,17 @@ def check_PipelineExecutor(executor_class):
     with hinted({"": "Hand self.group on, and name peers by their rank in it: "
                      "dist.isend(tensor, group=self.group, group_dst=peer), group_src=peer."}):
         seen = on_ranks(_trial, executor_class, True, ranks=4)
-        _compare("in its group", [members_of(rank) for rank in range(4)], seen)
+    _compare("in its group", [members_of(rank) for rank in range(4)], seen)
     yield "in groups of 1 and 3 ranks it meets nobody else"
 
 
 def _compare(where, members, seen):
-    for name, make in SCHEDULES.items():
-        schedule = [make(len(group), PIECES) for group in members]
-        for compare in (_compare_messages, _compare_values):  # a late message spoils others' values
-            for rank, found in enumerate(seen):
-                place = list(members[rank]).index(rank)
-                compare(f"{where}, {name}, rank {rank}", schedule[rank], place, found[name])
-
-
-def _compare_messages(where, schedule, place, found):
-    for wrong in found["early"]:
-        raise Mistake(f"{where}: {wrong}", "dist.isend and dist.irecv only start a message. Keep "
-                      "(handle, tensor) in self.leaving, or in self.arriving[way, stage, m]; take() "
-                      "and run() wait. What is sent has no graph: y.detach().")
-    if found["missing"]:
-        raise Mistake(f"{where}: {found['missing']} messages were never waited for", "take() waits "
-                      "for what arrives, run() for what is in self.leaving.")
-    messages = [m for m in with_messages(schedule)[place] if isinstance(m, Message)]
-    sizes = [4 * pieces_of(0)[m.micro_batch][0].numel() for m in messages if m.kind[0] == "S"]
-    right = len(sizes), len(messages) - len(sizes), sum(sizes)
-    if found["sent"] != right:
-        raise Mistake(f"{where}: (sends, receives, bytes sent) are {found['sent']}, not {right}",
-                      "One message for each call of send() and receive(): a stage on the same rank "
-                      "takes what is in self.there.")
+    for rank, found in enumerate(seen):
+        place = list(members[rank]).index(rank)
+        for name, make in SCHEDULES.items():
+            here, schedule = f"{where}, {name}, rank {rank}", make(len(members[rank]), PIECES)
+            _compare_values(here, schedule, place, found[name])
+            _compare_costs(here, schedule, place, found[name])
 
 
 def _compare_values(where, schedule, place, found):
@@ -186,14 +170,24 @@ def _compare_values(where, schedule, place, found):
         right = torch.tensor(right if place_of[len(place_of) - 1] == place else 0.0)
         explain(f"{where}: the loss of batch {batch + 1}", got.cpu(), right, {
             "not weighted": (right / WEIGHT, "self.loss += y.detach() * self.weight"),
-            "that of a mean": (right / PIECES, "self.weight is all: one over the targets of the "
-                               "whole batch. Micro-batches have unequal numbers of them."),
+            "a mean": (right / WEIGHT / PIECES, "Micro-batches have unequal numbers of targets: "
+                       "self.weight is one over those of the whole batch."),
         }, "Only the last stage of all, self.last, has a loss; others hand their output on.")
     for stage, ours in found["gradients"].items():
         for got, right in zip(ours, gradients[stage]):
             explain(f"{where}: a gradient of stage {stage}", got, right, {
                 "not weighted": (right / WEIGHT, START), "not scaled": (right / SCALE, START),
                 "neither weighted nor scaled": (right / WEIGHT / SCALE, START)}, START)
+
+
+def _compare_costs(where, schedule, place, found):
+    messages = [m for m in with_messages(schedule)[place] if isinstance(m, Message)]
+    sizes = [4 * pieces_of(0)[m.micro_batch][0].numel() for m in messages if m.kind[0] == "S"]
+    right = len(sizes), len(messages) - len(sizes), sum(sizes)
+    if found["sent"] != right:
+        raise Mistake(f"{where}: (sends, receives, bytes sent) are {found['sent']}, not {right}",
+                      "One message for each call of send() and receive(): a stage on the same rank "
+                      "takes what is in self.there.")
     most = in_flight_activations(schedule)[place]
     if found["kept"] > most:
         raise Mistake(f"{where}: {found['kept']} outputs are kept at once, where the schedule says "

@@ -28,43 +28,38 @@ def check_bubble_fraction(bubble_fraction):
              ("ZB-V", simulate(zb_v_schedule(4, 8)), False, 0.0)]
     cases += [(name, simulate(SCHEDULES[name]), True, right) for name, right in BUBBLES.items()]
     for name, spans, flush, right in cases:
-        busy, ranks = sum(span.end - span.start for span in spans), {span.rank for span in spans}
-        own = [max(s.end for s in spans if s.rank == rank)
-               - min(s.start for s in spans if s.rank == rank) for rank in ranks]
-        end, whole = max(s.end for s in spans), busy / (1 - right)
+        busy, times = 0, {}  # of each rank, all starts and ends
+        for span in spans:
+            busy += span.end - span.start
+            times.setdefault(span.rank, []).extend((span.start, span.end))
+        own = [max(each) - min(each) for each in times.values()]
         explain(f"{name}, flush={flush}", round(bubble_fraction(list(spans), flush), 9), right, {
             "without the ranks' idle ends": (1 - busy / sum(own), "A rank is idle, too, before its "
                                              "first action and after its last, while others work."),
             "as without a flush": (1 - busy / len(own) / max(own), "With flush=True the time is "
                                    "that from the first start to the last end of all ranks."),
-            "a part of the work": (whole / busy - 1, "It is a part of the whole time, in which "
+            "a part of the work": (right / (1 - right), "It is a part of the whole time, in which "
                                    "the bubble is contained."),
-            "from time 0 on": (1 - busy / len(own) / end, "Begin with the first start."),
-        }, "1 - busy / (ranks * time), where the time is the last end minus the first start: of all "
-           "ranks, or without a flush of each rank by itself, and then the longest.")
+        }, "1 - busy / (ranks * time): the ranks that are in the spans, and the last end minus the "
+           "first start, of all ranks, or without a flush of each rank, and then the longest.")
     yield "the part of all ranks' time without work, from the first start to the last end"
     yield "without a flush: each rank's own time, that of the slowest for all"
     yield "spans in any order, measured or simulated; any numbers of ranks"
 
 
-def _peaks(schedule, freed_by):
-    """What ranks hold at most if these kinds of action set an activation free."""
-    steps = [[(a.kind == "F") - (a.kind in freed_by) for a in actions] for actions in schedule]
-    return torch.tensor([max(itertools.accumulate(each)) for each in steps])
-
-
 def check_in_flight_activations(in_flight_activations):
     for name, schedule in SCHEDULES.items():
-        right = _peaks(schedule, "BW")
+        right, of_I, of_B, of_none = (torch.tensor([
+            max(itertools.accumulate((a.kind == "F") - (a.kind in freed_by) for a in actions))
+            for actions in schedule]) for freed_by in ("BW", "BI", "B", ""))
         got = torch.tensor([int(number) for number in in_flight_activations(schedule)])
         explain(f"{name}: what ranks hold", got, right, {
-            "as if I set them free": (_peaks(schedule, "BI"), "Where B is in two halves, an "
-                                      "activation is there until its W."),
-            "as if only B set them free": (_peaks(schedule, "B"), "W sets them free, as well."),
-            "all forwards": (_peaks(schedule, ""), "A backward sets its activation free."),
-            "what is left at the end": (0 * right, "The most that is there at any time."),
-            "one too few": (right - 1, "Look after each F, before the B that follows."),
-        }, "For each rank: F one more, B or W one less; and of these numbers the largest.")
+            "as if I set them free": (of_I, "Where B is in two halves, an activation is there until "
+                                      "its W."),
+            "as if only B set them free": (of_B, "W sets them free, as well."),
+            "all forwards": (of_none, "A backward sets its activation free."),
+        }, "For each rank: F one more, B or W one less. The most that is there at any time: look "
+           "after each F, before the B that follows.")
     yield "for each rank the most at any time: GPipe, 1F1B, interleaved, by hand"
     yield "where B is in two halves: from F until W"
 

@@ -4,16 +4,9 @@ import torch
 
 from ranklab.checks.exercise import Prediction
 from ranklab.pipeline_parallel import (
-    Action, bubble_fraction, gpipe_schedule, in_flight_activations, interleaved_schedule,
-    one_f_one_b_schedule, pipedream_schedule, simulate, stale_weights,
+    bubble_fraction, gpipe_schedule, in_flight_activations, interleaved_schedule,
+    one_f_one_b_schedule, pipedream_schedule, simulate,
 )
-
-
-def _versions():
-    """The newest weights of rank 0 and the oldest that a backward still uses, and those between."""
-    action, schedule = Action("B", 0, 10), pipedream_schedule(4, 20)
-    newest, used = (stale_weights(schedule, stash)[action] for stash in (False, True))
-    return newest - used + 1
 
 
 PREDICTIONS = (
@@ -55,7 +48,7 @@ PREDICTIONS = (
     Prediction(
         "pp_versions", working="4", unit="copies", tolerance=0,
         nudge="Which weights does a backward of rank 0 use, and how many updates came since?",
-        answer=_versions,
+        answer=lambda: in_flight_activations(pipedream_schedule(4, 20))[0],
         slips={3: "the newest weights count, too", 1: "that is the last rank",
                20: "a copy can go when its micro-batch is back"},
         why="One for each micro-batch in flight, which are as many as there are stages.",

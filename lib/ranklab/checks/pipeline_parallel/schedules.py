@@ -14,10 +14,9 @@ PROBLEMS = {
     "is no action": f"{RETURN} Micro-batches are 0 to M - 1: a warm-up is no longer than that.",
     "no rank can go on": "That is a deadlock. A rank has to do enough forwards before its first "
                          "backward: the more, the nearer it is to the start.",
-    "must have one": "Each forward needs its backward, also after the last forward.",
-    "before": "A rank has to do the forward of a micro-batch before its backward, and I before W.",
-    "": "Each rank has a stage, and each stage does each micro-batch once, also where there are "
-        "fewer micro-batches than stages.",
+    "before": "A rank has to do the F of a micro-batch before its B or I, and I before W.",
+    "": "Each rank has a stage, which does F, and then B, or I and W, once for each micro-batch; "
+        "also where there are fewer micro-batches than stages, and after the last F.",
 }
 
 
@@ -78,7 +77,7 @@ def _check(make, shapes, in_flight, hint, is_ordered=True):
     yield f"valid, and no deadlock: {len(shapes)} shapes, on 1 to 8 ranks"
     if is_ordered:
         yield "each stage takes the micro-batches in their order, so sums are those of one process"
-    yield "no rank holds more than it has to, and the bubble is at most that of 1F1B"
+    yield "no rank holds more than it has to; the bubble is (P - 1) / (V * M + P - 1) or less"
 
 
 def _score(schedule):
