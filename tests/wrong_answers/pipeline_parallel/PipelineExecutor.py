@@ -23,10 +23,10 @@ WRONG = [
     _wrong(TAKE, 'self.take("F", stage, m)', says="what it takes is a leaf"),
     _wrong(THERE, THERE.replace(".detach()", ""), says=r"has no graph, y\.detach\(\)"),
     _wrong(LOSS, "self.loss += y.detach()", says="loss of batch 1 is not weighted"),
-    _wrong(LOSS, "self.loss += y.detach() / len(self.pieces)", says="one over those of the whole batch"),
+    _wrong(LOSS, "self.loss += y.detach() / len(self.pieces)", says="one over the targets of the whole batch"),
     _wrong(SEND, "dist.isend(tensor, group=self.group, group_dst=peer)",
            says=r"leaves no \(handle, tensor\)"),
-    _wrong("self.kept.pop((stage, m))", "self.kept[stage, m]", says="outputs are kept at once"),
+    _wrong("self.kept.pop((stage, m))", "self.kept[stage, m]", says="activations at once, not"),
     _wrong(RECEIVE, f"{RECEIVE}\n        handle.wait()", says=r"receive\(\) waits"),
     _wrong(BEFORE, "pass", says="KeyError.*there.*after SB"),
     # those of `make sweep`
@@ -46,7 +46,7 @@ WRONG = [
            "the stage after it sends", called="weighted_by_each_stage"),
     _wrong(".contiguous()", "", says="tensor.contiguous"),
     _wrong("        if torch.is_grad_enabled():\n            self.kept", "        if True:\n"
-           "            self.kept", says="without gradients, . activations are kept"),
+           "            self.kept", says=". activations kept without gradients"),
     _wrong("self.stages[stage](x, targets)", "self.stages[stage](inputs, targets)",
            says="what it takes is a leaf",
            called="every_stage_gets_the_inputs"),

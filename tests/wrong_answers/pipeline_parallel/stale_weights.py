@@ -27,5 +27,5 @@ WRONG = [
     _wrong(UPDATE, '            updates[action.stage] += action.kind == "F"\n',
            says="Count the B of the same stage", called="an_update_after_each_forward"),
     _wrong("return versions", "return {a: n for a, n in versions.items() if a.kind == 'B'}",
-           says="Each action of each rank is a key"),
+           says="after None updates"),
 ]

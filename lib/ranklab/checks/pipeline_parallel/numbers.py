@@ -14,20 +14,19 @@ from ranklab.pipeline_parallel import (
 
 SCHEDULES = {"GPipe": gpipe_schedule(4, 6), "1F1B": one_f_one_b_schedule(4, 6),
              "interleaved": interleaved_schedule(2, 4, 3), "ZB-H1": zero_bubble_schedule(4, 6),
-             "ZB-V": zb_v_schedule(3, 8), "1F1B on one rank": one_f_one_b_schedule(1, 3),
+             "ZB-V": zb_v_schedule(3, 8), "one rank": one_f_one_b_schedule(1, 3),
              "F and B by hand": parse_schedule("F0 F1 F2 B1 F3 B0 B2 B3")}
-BUBBLES = {"1F1B": flush_bubble(4, 6), "interleaved": flush_bubble(2, 4, 3),
-           "ZB-H1": zb_h1_bubble(4, 6), "1F1B on one rank": 0.0}
 # Measured, with waits: the clock does not begin at 0, and no rank is called 2.
 MEASURED = [Span(rank, Action("F", rank, 0), 100.0 + start, 100.0 + end) for rank, start, end in
             ((3, 5, 10), (0, 0, 1), (1, 1, 2), (1, 2, 4), (0, 4, 6))]
 
 
 def check_bubble_fraction(bubble_fraction):
-    cases = [("measured", MEASURED, True, 1 - 11 / 30), ("measured", MEASURED, False, 1 - 11 / 18),
-             ("ZB-V", simulate(zb_v_schedule(4, 8)), False, 0.0)]
-    cases += [(name, simulate(SCHEDULES[name]), True, right) for name, right in BUBBLES.items()]
-    for name, spans, flush, right in cases:
+    for name, flush, right in (("measured", True, 1 - 11 / 30), ("measured", False, 1 - 11 / 18),
+                               ("ZB-V", False, 0.0), ("1F1B", True, flush_bubble(4, 6)),
+                               ("interleaved", True, flush_bubble(2, 4, 3)),
+                               ("ZB-H1", True, zb_h1_bubble(4, 6)), ("one rank", True, 0.0)):
+        spans = MEASURED if name == "measured" else simulate(SCHEDULES[name])
         busy, times = 0, {}  # of each rank, all starts and ends
         for span in spans:
             busy += span.end - span.start
@@ -54,8 +53,7 @@ def check_in_flight_activations(in_flight_activations):
             for actions in schedule]) for freed_by in ("BW", "BI", "B", ""))
         got = torch.tensor([int(number) for number in in_flight_activations(schedule)])
         explain(f"{name}: what ranks hold", got, right, {
-            "as if I set them free": (of_I, "Where B is in two halves, an activation is there until "
-                                      "its W."),
+            "as if I set them free": (of_I, "With I and W, an activation is there until its W."),
             "as if only B set them free": (of_B, "W sets them free, as well."),
             "all forwards": (of_none, "A backward sets its activation free."),
         }, "For each rank: F one more, B or W one less. The most that is there at any time: look "
@@ -72,15 +70,12 @@ def check_stale_weights(stale_weights):
                 newest[action] = sum(a[:2] == ("B", action.stage) for a in actions[:at])
                 right[action] = newest[action._replace(kind="F") if stash else action]
         got = dict(stale_weights(SCHEDULES[name], stash))
-        if got.keys() != right.keys():
-            raise Mistake(f"{where}: {len(got)} actions, not {len(right)}", "Each action of each "
-                          "rank is a key, F and B.")
         hint = "With stash, B uses the weights that its own F used." if got == newest else \
             ("Count the B of the same stage that came before the action: each stage has updates of "
              "its own. With stash, B has the number of its F; without, that of its own moment.")
         for action, number in right.items():
-            if got[action] != number:
-                raise Mistake(f"{where}: {action} uses weights after {got[action]} updates, not "
+            if got.get(action) != number:
+                raise Mistake(f"{where}: {action} uses weights after {got.get(action)} updates, not "
                               f"{number}", hint)
     yield "every F uses the newest weights; B those of its F with a stash, and else the newest"
     yield "counted for each stage, also with several on a rank"
@@ -104,8 +99,7 @@ def check_split_stages(split_stages):
                 raise Mistake(f"{where}: the costs are changed", "Work on a copy.")
             if len(parts) != stages or not all(parts) or sum(parts, []) != [*range(len(costs))]:
                 raise Mistake(f"{where}: the stages are {parts}", "As many stages as asked for, "
-                              "each with one layer or more: range(first, stop), and the next "
-                              "begins at stop.")
+                              "each with one layer or more, and the next begins at its stop.")
             got, best = max(sum(costs[i] for i in part) for part in parts), _least(costs, stages)
             if got > best * (1 + 1e-9):
                 raise Mistake(f"{where}: the slowest stage costs {got}, where {best} is possible",

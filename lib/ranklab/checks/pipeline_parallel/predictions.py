@@ -15,8 +15,7 @@ PREDICTIONS = (
         nudge="The last of 4 stages starts after 3 forwards. How long does each rank work?",
         answer=lambda: 100 * bubble_fraction(simulate(gpipe_schedule(4, 12))),
         slips={25: "3/12 is a part of the work, and the bubble is a part of the whole time",
-               75: "that is one rank at a time: 12 micro-batches overlap",
-               80: "that is the time in which ranks work"},
+               75: "that is one rank at a time: 12 micro-batches overlap"},
         why="Each rank idles for 3 micro-batches' time and works for 12: (P - 1) / (M + P - 1).",
     ),
     Prediction(
@@ -32,8 +31,7 @@ PREDICTIONS = (
         "pp_message_mb", working="1 * 4096 * 12288 * 2 / 1e6", unit="MB",
         nudge="What does a stage hand to the next? One number for each token and channel.",
         answer=lambda: torch.empty(1, 4096, 12288, dtype=torch.bfloat16, device="meta").nbytes / 1e6,
-        slips={4096 * 12288 * 4 / 1e6: "bf16 has 2 bytes", 4096 * 12288 / 1e6: "bf16 has 2 bytes",
-               2 * 12288**2 * 2 / 1e6: "weights stay where they are: activations travel"},
+        slips={4096 * 12288 * 4 / 1e6: "bf16 has 2 bytes", 4096 * 12288 / 1e6: "bf16 has 2 bytes"},
         why="The same again for its gradient, on the way back.",
     ),
     Prediction(
@@ -49,8 +47,7 @@ PREDICTIONS = (
         "pp_versions", working="4", unit="copies", tolerance=0,
         nudge="Which weights does a backward of rank 0 use, and how many updates came since?",
         answer=lambda: in_flight_activations(pipedream_schedule(4, 20))[0],
-        slips={3: "the newest weights count, too", 1: "that is the last rank",
-               20: "a copy can go when its micro-batch is back"},
+        slips={3: "the newest weights count, too", 1: "that is the last rank"},
         why="One for each micro-batch in flight, which are as many as there are stages.",
     ),
 )
