@@ -47,6 +47,7 @@ def one_f_one_b_schedule__by_what_is_held(stages, micro_batches):
 def one_f_one_b_schedule__sorted(stages, micro_batches):
     """Sorted by the step in which each action would be done."""
     _refuse_below_1(stages, micro_batches)
+
     def step(stage, action):
         ahead = stages - stage - 1
         return (2 * action.micro_batch + (2 * ahead + 1 if action.kind == "B" else 0),
@@ -162,8 +163,8 @@ def split_stages__binary_search(costs, stages):
     def fill(most):
         parts = [[0]]
         for layer in range(1, len(costs)):
-            left = len(costs) - layer
-            if stages - len(parts) >= left or sum(costs[i] for i in parts[-1]) + costs[layer] > most:
+            left, cost = len(costs) - layer, sum(costs[i] for i in parts[-1])
+            if stages - len(parts) >= left or cost + costs[layer] > most:
                 parts.append([layer])
             else:
                 parts[-1].append(layer)

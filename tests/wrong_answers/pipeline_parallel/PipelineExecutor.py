@@ -23,7 +23,7 @@ WRONG = [
     _wrong(TAKE, 'self.take("F", stage, m)', says="what it takes is a leaf"),
     _wrong(THERE, THERE.replace(".detach()", ""), says=r"has no graph, y\.detach\(\)"),
     _wrong(LOSS, "self.loss += y.detach()", says="loss of batch 1 is not weighted"),
-    _wrong(LOSS, "self.loss += y.detach() / len(self.pieces)", says="one over the targets of the whole batch"),
+    _wrong(LOSS, "self.loss += y.detach() / len(self.pieces)", says="one over the targets"),
     _wrong(SEND, "dist.isend(tensor, group=self.group, group_dst=peer)",
            says=r"leaves no \(handle, tensor\)"),
     _wrong("self.kept.pop((stage, m))", "self.kept[stage, m]", says="activations at once, not"),
@@ -42,8 +42,8 @@ WRONG = [
            says="last stage of all, self.last"),
     _wrong(ONES, "torch.ones_like(y)", says="neither weighted nor scaled"),
     _wrong(ONES, "torch.ones_like(y) * self.weight", says="gradient of stage . is not scaled"),
-    _wrong("y.backward(gradient)", "y.backward(gradient * self.weight)", says="each other one with what "
-           "the stage after it sends", called="weighted_by_each_stage"),
+    _wrong("y.backward(gradient)", "y.backward(gradient * self.weight)", says="each other one with "
+           "what the stage after it sends", called="weighted_by_each_stage"),
     _wrong(".contiguous()", "", says="tensor.contiguous"),
     _wrong("        if torch.is_grad_enabled():\n            self.kept", "        if True:\n"
            "            self.kept", says=". activations kept without gradients"),
@@ -56,6 +56,14 @@ WRONG = [
     _wrong('gradient = self.take("B", stage, m)', 'gradient = self.arriving.pop(("B", stage, m))[1]'
            ' if ("B", stage, m) in self.arriving else self.take("B", stage, m)',
            says="messages were never waited for", called="used_without_a_wait"),
+    _wrong("with self.later(action):", "if True:", says="an I leaves nothing for its W"),
+    _wrong(LOSS, "self.loss += y * self.weight", says="a graph keeps all that it comes from"),
+    _wrong("self.kept[stage, m] = x, y", "self.kept[stage, m] = x, y\n            self.all = "
+           "[*getattr(self, 'all', []), y]", says="activations at once, not", called="a_list"),
+    _wrong("tensor = self.new_hidden(self.pieces[m][0])", "self.buffers = getattr(self, 'buffers', "
+           "{})\n        tensor = self.buffers.setdefault((kind, stage, m), self.new_hidden("
+           "self.pieces[m][0]))", says="size doesn't match|killed by", called="old_buffers"),
+    _wrong("self.pieces[m][0]", "self.pieces[0][0]", says="Mismatch in shape|take"),
 ]
 
 

@@ -14,7 +14,7 @@ WRONG = [
            "costs[:n])", says="Work on a copy"),
     mutant(split_stages, "max(best[k][0], sum(costs[k:n]))", "best[k][0] + sum(costs[k:n])",
            says="where the last cut is best depends on", called="the_sum_of_all"),
-    mutant(split_stages, "range(a, b) for", "range(a, b + 1) for", says="the next begins at its stop"),
+    mutant(split_stages, "range(a, b) for", "range(a, b + 1) for", says="the next begins at"),
 ]
 
 

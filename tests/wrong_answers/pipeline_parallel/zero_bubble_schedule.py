@@ -2,10 +2,12 @@
 
 from mutants import mutant
 
-from ranklab.pipeline_parallel import zero_bubble_schedule
+from ranklab.pipeline_parallel import one_f_one_b_schedule, zero_bubble_schedule
 
 WARM_UP = "warm_up = min(stages - stage - 1, micro_batches)"
-IN_TURN = "            if m >= stage:\n                actions.append(Action(\"W\", stage, m - stage))\n"
+IN_TURN = """            if m >= stage:
+                actions.append(Action("W", stage, m - stage))
+"""
 
 
 def _wrong(*edits, says, **named):
@@ -26,8 +28,13 @@ WRONG = [
            "range(micro_batches - stage, micro_batches)", called="fewer_micro_batches_than_stages",
            says="is no action"),
     _wrong("check_counts(stages=stages, micro_batches=micro_batches)", "", says="is no error"),
-    _wrong('            actions.append(Action("I", stage, m))\n', "", '            if m >= stage:\n',
+    _wrong('            actions.append(Action("I", stage, m))\n', "", IN_TURN.splitlines(True)[0],
            '            actions.append(Action("W", stage, m))\n            actions.append('
            'Action("I", stage, m))\n            if False:\n',
            "for m in late]", "for m in ()]", says="and I before W", called="w_before_i"),
 ]
+
+
+def zero_bubble_schedule__whole_backwards(stages, micro_batches):
+    """Cut each into I and W"""
+    return one_f_one_b_schedule(stages, micro_batches)

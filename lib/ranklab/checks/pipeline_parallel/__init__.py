@@ -41,13 +41,13 @@ EXERCISES = (
         "2 stages on each of 2 ranks: what can rank 0 do while micro-batch 0 is on rank 1?",
         "List all forwards of a rank: in rounds of `ranks` micro-batches, each round through all "
         "of its stages. Backwards are the same with the stages reversed. Then it is 1F1B.",
-        "Step i: stage number i // ranks % virtual of this rank, micro-batch i // (ranks * virtual) "
-        "* ranks + i % ranks. warm_up = min((virtual - 1) * ranks + 2 * (ranks - rank - 1), all).",
+        "Step i: stage number i // ranks % virtual of this rank, micro-batch i // (ranks * virtual)"
+        " * ranks + i % ranks. warm_up = min((virtual - 1) * ranks + 2 * (ranks - rank - 1), all).",
     )),
     Exercise(pp.zero_bubble_schedule, schedules.check_zero_bubble_schedule, hints=(
         "For which of F, I and W does another rank wait? What can be done while this rank waits?",
         "Start from 1F1B, with I for each B. Each W can wait, as long as there is memory.",
-        "Stage s can let s micro-batches wait for their W, and do those at the end. Or simulate all "
+        "Stage s can let s micro-batches wait for their W, and do those at the end. Or simulate the "
         "ranks: each does I if it can, else F if it holds fewer than min(P, M), else W.",
     )),
     Exercise(pp.split_stages, numbers.check_split_stages, hints=(
@@ -59,7 +59,7 @@ EXERCISES = (
     Exercise(pp.in_flight_activations, numbers.check_in_flight_activations, hints=(
         "Which action adds an activation, which one sets it free?",
         "F adds one; B sets it free, and where B is in two halves W does.",
-        "held += {\"F\": 1, \"B\": -1, \"I\": 0, \"W\": -1}[action.kind]; keep each rank's largest.",
+        "held += {\"F\": 1, \"B\": -1, \"I\": 0, \"W\": -1}[action.kind]; keep the largest.",
     )),
     Exercise(pp.stale_weights, numbers.check_stale_weights, hints=(
         "How many updates has a stage had when it begins an action?",

@@ -75,8 +75,8 @@ def check_stale_weights(stale_weights):
              "its own. With stash, B has the number of its F; without, that of its own moment.")
         for action, number in right.items():
             if got.get(action) != number:
-                raise Mistake(f"{where}: {action} uses weights after {got.get(action)} updates, not "
-                              f"{number}", hint)
+                raise Mistake(f"{where}: {action} uses weights after {got.get(action)} updates, "
+                              f"not {number}", hint)
     yield "every F uses the newest weights; B those of its F with a stash, and else the newest"
     yield "counted for each stage, also with several on a rank"
 

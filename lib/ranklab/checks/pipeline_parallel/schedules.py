@@ -28,7 +28,7 @@ def check_gpipe_schedule(gpipe_schedule):
                 raise Mistake(f"{where}: rank {rank} does a forward after a backward", "GPipe does "
                               "all forwards first: its memory is large, and the rule is simple.")
     yield "all forwards, then all backwards"
-    yield from _check(gpipe_schedule, SHAPES, gpipe_in_flight, "No rank waits between its forwards.")
+    yield from _check(gpipe_schedule, SHAPES, gpipe_in_flight, "All F, then all B.")
     yield from illegal(gpipe_schedule, (0, 4), (4, 0))
 
 
@@ -54,7 +54,10 @@ def check_zero_bubble_schedule(zero_bubble_schedule):
                       is_ordered=False)
     yield from illegal(zero_bubble_schedule, (0, 4), (4, 0))
     P, M = 8, 32
-    (bubble, peak), of_v = _score(zero_bubble_schedule(P, M)), _score(zb_v_schedule(P, M))
+    schedule = zero_bubble_schedule(P, M)
+    if any(action.kind == "B" for actions in schedule for action in actions):
+        raise Mistake(f"P={P}, M={M}: it has whole B", "Cut each into I and W.")
+    (bubble, peak), of_v = _score(schedule), _score(zb_v_schedule(P, M))
     yield (f"your score with {P} stages, {M} micro-batches: bubble {bubble:.1%}, peak {peak}. 1F1B "
            f"{flush_bubble(P, M):.1%}, {P}; ZB-H1 {zb_h1_bubble(P, M):.1%}, "
            f"{max(zb_h1_in_flight(P, M))}; ZB-V {of_v[0]:.1%}, {of_v[1] / 2:g}")
@@ -70,9 +73,9 @@ def _check(make, shapes, in_flight, hint, is_ordered=True):
             if got > most:
                 raise Mistake(f"{where}: rank {rank} holds {got} activations at once, where {most} "
                               "are enough", hint)
-        (bubble, _), most = _score(schedule), flush_bubble(*shape)
-        if bubble > most + 1e-9:
-            raise Mistake(f"{where}: the bubble is {bubble:.1%}, where {most:.1%} is possible", hint)
+        (got, _), most = _score(schedule), flush_bubble(*shape)
+        if got > most + 1e-9:
+            raise Mistake(f"{where}: the bubble is {got:.1%}, where {most:.1%} is possible", hint)
     yield f"valid, and no deadlock: {len(shapes)} shapes, on 1 to 8 ranks"
     if is_ordered:
         yield "each stage takes the micro-batches in their order, so sums are those of one process"
