@@ -47,7 +47,7 @@ EXERCISES = (
     Exercise(pp.zero_bubble_schedule, schedules.check_zero_bubble_schedule, hints=(
         "For which of F, I and W does another rank wait? What can be done while this rank waits?",
         "Start from 1F1B, with I for each B. Each W can wait, as long as there is memory.",
-        "Stage s can let s micro-batches wait for their W, and do those at the end. Or simulate the "
+        "Stage s can let s micro-batches wait for their W, and do those at the end. Or simulate "
         "ranks: each does I if it can, else F if it holds fewer than min(P, M), else W.",
     )),
     Exercise(pp.split_stages, numbers.check_split_stages, hints=(

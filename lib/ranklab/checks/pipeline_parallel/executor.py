@@ -22,8 +22,8 @@ from ranklab.pipeline_parallel.deferred import WeightQueue, defer_weights
 WIDTH, PIECES, WEIGHT, SCALE = 4, 6, 0.25, 3.0
 SCHEDULES = {"GPipe": gpipe_schedule, "1F1B": one_f_one_b_schedule, "ZB-H1": zero_bubble_schedule,
              "ZB-V": zb_v_schedule, "interleaved": lambda P, M: interleaved_schedule(P, M, 2)}
-HANDLE = ("dist.isend and dist.irecv only start a message. Keep (handle, tensor) in self.leaving, or "
-          "in self.arriving[way, stage, m]: the tensor must live until take() or run() has waited.")
+HANDLE = ("isend and irecv only start a message. Keep (handle, tensor) in self.leaving, or in "
+          "self.arriving[way, stage, m]: the tensor must live until take() or run() has waited.")
 LEAF = ("What a stage hands on has no graph, y.detach(), and what it takes is a leaf: "
         "requires_grad_(), so that backward gives x.grad for the stage before.")
 START = ("The last stage of all, self.last, begins backward with self.weight * self.scale, each "

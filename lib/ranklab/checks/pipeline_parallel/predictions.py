@@ -29,7 +29,7 @@ PREDICTIONS = (
     Prediction(
         "pp_message_mb", working="1 * 4096 * 12288 * 2 / 1e6", unit="MB",
         nudge="What does a stage hand to the next? One number for each token and channel.",
-        answer=lambda: 1 * 4096 * 12288 * torch.bfloat16.itemsize / 1e6,
+        answer=lambda: torch.empty(4096, 12288, dtype=torch.bfloat16, device="meta").nbytes / 1e6,
         slips={4096 * 12288 * 4 / 1e6: "bf16 has 2 bytes", 4096 * 12288 / 1e6: "bf16 has 2 bytes"},
         why="The same again for its gradient, on the way back.",
     ),
