@@ -11,8 +11,17 @@ from ranklab.pipeline_parallel.messages import with_messages
 from ranklab.pipeline_parallel.simulate import Span
 
 
-class PipelineExecutor:
+class ScheduleRunner:
     """Runs what a schedule says this rank does, for the stages that it has.
+
+    A subclass says what is computed and sent, in four methods: forward(action), backward(action),
+    send(message), receive(message). They put what they have into these, new in each run:
+        there     {("F", stage, m): the input of that stage for micro-batch m, made on this rank;
+                  ("B", stage, m): the gradient of that stage's output}, until it is used or sent
+        kept      {(stage, m): (input, output)}, from forward to backward
+        arriving  {("F" or "B", stage, m): (handle, tensor)}, until take() waits for it
+        leaving   [(handle, tensor)] of what is sent: a tensor must live until it has left
+        loss      what run returns
 
     stages      {number of a stage: (x, targets) -> its output}; the last stage's is a loss
     last        the number of the last stage of all
@@ -20,8 +29,6 @@ class PipelineExecutor:
     group       its ranks are those of the schedule
     weight_queue  keeps what an I leaves for its W: see deferred.py
     timed       `spans` has a Span for each action, without the waits; a GPU is waited for
-    cost        a message for each micro-batch between stages that are on different ranks, each way
-    lab         09
     """
 
     def __init__(self, stages, last, new_hidden, group=None, weight_queue=None, timed=False):
@@ -40,21 +47,64 @@ class PipelineExecutor:
         """
         self.pieces, self.weight, self.scale = pieces, weight, scale
         self.loss = torch.zeros((), device=pieces[0][0].device)
-        self.there = {}  # ("F" or "B", stage, micro-batch) -> what that stage needs for it
-        self.kept = {}  # (stage, micro-batch) -> its input and output, until backward
-        self.arriving, self.leaving, self.spans = {}, [], []
+        self.there, self.kept, self.arriving, self.leaving, self.spans = {}, {}, {}, [], []
         do = {"F": self.forward, "B": self.backward, "I": self.backward, "W": self.weights,
               "SF": self.send, "SB": self.send, "RF": self.receive, "RB": self.receive}
         for entry in with_messages(schedule)[self.rank]:
+            self.leaving = [each for each in self.leaving if not each[0].is_completed()]
             self.began = self.clock()
             do[entry.kind](entry)
             if isinstance(entry, Action):
                 self.spans.append(Span(self.rank, entry, self.began, self.clock()))
+                self.check_shape(*entry)
         for handle, _ in self.leaving:
             handle.wait()
         return self.loss
 
-    # --- what a rank computes ---------------------------------------------------------------------
+    def take(self, way, stage, m):
+        """What this stage needs for the micro-batch, once it has arrived."""
+        if (way, stage, m) in self.arriving:
+            handle, tensor = self.arriving.pop((way, stage, m))
+            handle.wait()
+            self.began = self.clock()  # a wait is no work
+            return tensor
+        return self.there.pop((way, stage, m))
+
+    def weights(self, action):
+        """The gradients of weights that I has left for later are added up."""
+        self.weight_queue.run(action.stage, action.micro_batch)
+
+    def later(self, action):
+        """Inside, where `action` is an I, a backward leaves the gradients of weights for W."""
+        kind, stage, m = action
+        return self.weight_queue.later(stage, m) if kind == "I" else contextlib.nullcontext()
+
+    def check_shape(self, kind, stage, m):
+        """Raises ValueError where a stage's output has not the shape that the next one expects."""
+        if kind == "F" and stage != self.last:
+            got = tuple(self.there["F", stage + 1, m].shape)
+            expected = tuple(self.new_hidden(self.pieces[m][0]).shape)
+            if got != expected:
+                raise ValueError(f"stage {stage} gives {got} for micro-batch {m}, but {expected} "
+                                 "is expected")
+
+    def clock(self):
+        """Seconds, as time.time(): ranks of one machine compare."""
+        if self.timed and torch.cuda.is_available():
+            torch.cuda.synchronize()
+        return time.time()
+
+
+class PipelineExecutor(ScheduleRunner):
+    """Runs any schedule: the losses and gradients are those of one process.
+
+    send and receive only start a message. It is waited for where it is needed, in take(), because
+    a rank that waits earlier loses time in which it could compute.
+    cost   a message for each micro-batch between stages that are on different ranks, each way;
+           a micro-batch's activations are kept from its forward to its backward, and without
+           gradients not at all
+    lab    09
+    """
 
     def forward(self, action):
         """The stage's output is there, for the next stage or as a loss."""
@@ -66,54 +116,27 @@ class PipelineExecutor:
             self.kept[stage, m] = x, y
         if stage == self.last:
             self.loss += y.detach() * self.weight
-            return
-        if y.shape != self.new_hidden(inputs).shape:
-            raise ValueError(f"stage {stage} gives {tuple(y.shape)} for micro-batch {m}, but "
-                             f"{tuple(self.new_hidden(inputs).shape)} is expected")
-        self.there["F", stage + 1, m] = y.detach()
+        else:
+            self.there["F", stage + 1, m] = y.detach()
 
     def backward(self, action):
         """Gradients of the stage's weights are added up, and that of its input is there."""
-        kind, stage, m = action
+        _, stage, m = action
         x, y = self.kept.pop((stage, m))
         if stage == self.last:
             gradient = torch.ones_like(y) * (self.weight * self.scale)
         else:
             gradient = self.take("B", stage, m)
-        later = self.weight_queue.later(stage, m) if kind == "I" else contextlib.nullcontext()
-        with later:
+        with self.later(action):
             y.backward(gradient)
         if stage:
             self.there["B", stage - 1, m] = x.grad
-
-    def weights(self, action):
-        """The gradients of weights that I has left for later are added up."""
-        self.weight_queue.run(action.stage, action.micro_batch)
-
-    def take(self, way, stage, m):
-        """What this stage needs for the micro-batch, once it has arrived."""
-        if (way, stage, m) in self.arriving:
-            handle, tensor = self.arriving.pop((way, stage, m))
-            handle.wait()
-            self.began = self.clock()  # a wait is no work
-            return tensor
-        return self.there.pop((way, stage, m))
-
-    def clock(self):
-        """Seconds, as time.time(): ranks of one machine compare."""
-        if self.timed and torch.cuda.is_available():
-            torch.cuda.synchronize()
-        return time.time()
-
-    # --- what a rank sends: started here, and waited for where it is needed -----------------------
 
     def send(self, message):
         """What the stage made is on its way to the next one, or to the one before."""
         kind, stage, m, peer = message
         tensor = self.there.pop((kind[1], stage + (1 if kind == "SF" else -1), m)).contiguous()
-        self.leaving = [each for each in self.leaving if not each[0].is_completed()]
-        handle = dist.isend(tensor, group=self.group, group_dst=peer)
-        self.leaving.append((handle, tensor))
+        self.leaving.append((dist.isend(tensor, group=self.group, group_dst=peer), tensor))
 
     def receive(self, message):
         """What the stage needs is on its way to it."""

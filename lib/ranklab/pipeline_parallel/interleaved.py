@@ -9,10 +9,11 @@ def interleaved_schedule(ranks, micro_batches, virtual):
     """A schedule of ranks * virtual stages, 1F1B in rounds; rank r has stages r, r + ranks, ...
 
     A round is `ranks` micro-batches: they pass the rank's first stage, then its second, and so on;
-    backward it is the last stage first. A message for each stage and micro-batch: `virtual` times
-    those of 1F1B.
+    backward it is the last stage first. Each stage takes the micro-batches in their order. A
+    message for each stage and micro-batch: `virtual` times those of 1F1B.
     paper  Narayanan et al. 2021, Megatron-LM, section 2.2
-    error  ValueError where micro_batches is not a multiple of ranks: a round would have holes
+    error  ValueError where micro_batches is not a multiple of ranks: a round would have holes; or
+           where one of the three is below 1
     lab    09
     """
     check_counts(ranks=ranks, micro_batches=micro_batches, virtual=virtual)

@@ -6,7 +6,8 @@ from ranklab.pipeline_parallel.actions import Action, check_counts
 
 
 def zero_bubble_schedule(stages, micro_batches):
-    """A schedule in the order of 1F1B, with I for each B, and each W as late as memory allows.
+    """A schedule in the order of 1F1B, with I for each B, and each W as late as memory allows;
+    rank s has stage s.
 
     Stage s has s fewer micro-batches on their way than stage 0, so it can keep s others until
     their W: all ranks hold at most what rank 0 holds in 1F1B. What waits longest is done at the

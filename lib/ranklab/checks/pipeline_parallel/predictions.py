@@ -1,0 +1,52 @@
+"""The numbers that a learner of lab 09 predicts before running anything."""
+
+import torch
+
+from ranklab.checks.exercise import Prediction
+from ranklab.pipeline_parallel import (
+    bubble_fraction, gpipe_schedule, in_flight_activations, interleaved_schedule,
+    one_f_one_b_schedule, pipedream_schedule, simulate,
+)
+
+PREDICTIONS = (
+    Prediction(
+        "pp_bubble_percent", working="100 * 3 / (12 + 3)", unit="%",
+        nudge="The last of 4 stages starts after 3 forwards. How long does each rank work?",
+        answer=lambda: 100 * bubble_fraction(simulate(gpipe_schedule(4, 12))),
+        slips={25: "3/12 is a part of the work, and the bubble is a part of the whole time",
+               75: "that is one rank at a time: 12 micro-batches overlap"},
+        why="Each rank idles for 3 micro-batches' time and works for 12: (P - 1) / (M + P - 1).",
+    ),
+    Prediction(
+        "pp_in_flight", working="8", unit="activations", tolerance=0,
+        nudge="Rank 0's first backward comes when micro-batch 0 has passed all stages and is back.",
+        answer=lambda: in_flight_activations(one_f_one_b_schedule(8, 64))[0],
+        slips={64: "that is GPipe: all forwards come before the first backward",
+               7: "that is the warm-up; one more forward comes before the first backward",
+               1: "that is the last rank"},
+        why="One for each stage from its own on; GPipe would hold all 64.",
+    ),
+    Prediction(
+        "pp_message_mb", working="1 * 4096 * 12288 * 2 / 1e6", unit="MB",
+        nudge="What does a stage hand to the next? One number for each token and channel.",
+        answer=lambda: torch.empty(4096, 12288, dtype=torch.bfloat16, device="meta").nbytes / 1e6,
+        slips={4096 * 12288 * 4 / 1e6: "bf16 has 2 bytes", 4096 * 12288 / 1e6: "bf16 has 2 bytes"},
+        why="The same again for its gradient, on the way back.",
+    ),
+    Prediction(
+        "pp_interleaved_percent", working="100 * 7 / (4 * 32 + 7)", unit="%",
+        nudge="Each of the 4 stages is a quarter as thick: what gets 4 times as short, what not?",
+        answer=lambda: 100 * bubble_fraction(simulate(interleaved_schedule(8, 32, 4))),
+        slips={100 * 7 / 39: "that is 1F1B with one stage a rank",
+               100 * 7 / 128: "a part of the work; the bubble is a part of the whole time",
+               100 * 7 / 39 / 4: "the time gets shorter as well, not only the bubble"},
+        why="The ends are 4 times as short, and the price is 4 times as many messages.",
+    ),
+    Prediction(
+        "pp_versions", working="4", unit="copies", tolerance=0,
+        nudge="Which weights does a backward of rank 0 use, and how many updates came since?",
+        answer=lambda: in_flight_activations(pipedream_schedule(4, 20))[0],
+        slips={3: "the newest weights count, too", 1: "that is the last rank"},
+        why="One for each micro-batch in flight, which are as many as there are stages.",
+    ),
+)

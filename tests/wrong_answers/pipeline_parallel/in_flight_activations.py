@@ -1,0 +1,24 @@
+"""Lab 09: what goes wrong when activations are counted."""
+
+from mutants import mutant
+
+from ranklab.pipeline_parallel import in_flight_activations
+
+HELD, PEAK = "held += _change(action)", "peak = max(peak, held)"
+
+
+def _wrong(*edits, says, **named):
+    return mutant(in_flight_activations, *edits, says=says, **named)
+
+
+WRONG = [
+    _wrong(HELD, 'held += {"F": 1, "W": 0}.get(action.kind, -1)', says="until its W"),
+    _wrong(HELD, 'held += {"F": 1, "B": -1}.get(action.kind, 0)', says="W sets them free, as well"),
+    _wrong(HELD, 'held += 1 if action.kind == "F" else -1', says="until its W", called="both_free"),
+    _wrong(HELD, 'held += action.kind == "F"', says="A backward sets"),
+    _wrong("peaks.append(peak)", "peaks.append(held)", says="The most that is there at any time"),
+    _wrong(f"{HELD}\n            {PEAK}", f"{HELD}\n            peak = max(peak, held) if "
+           'action.kind in "BIW" else peak', says="before the B that follows"),
+    _wrong("        held = peak = 0\n", "", "peaks = []", "peaks = []\n    held = peak = 0",
+           says="For each rank: F one more", called="not_anew_for_each_rank"),
+]
