@@ -28,7 +28,7 @@ FEW = {"steps": 3, "batch": 8, "micro_batches": 4, "eval_batch": 8, "log_every":
 
 @pytest.mark.parametrize("name, ranks", [("1f1b", 3), ("interleaved", 2), ("zb-v", 2)])
 def test_equal_to_one_process_with_counts_as_predicted(name, ranks):
-    # The pipeline's model is made on meta, that of one process on the CPU: the weights are the same.
+    # The pipeline's model is made on meta, that of one process on the CPU: the same weights.
     found = project.run(ranks=ranks, schedule=schedule_of(name), **FEW)
     first, shape = found["ranks"][0], found["shape"]
     assert first["loss"] == pytest.approx(first["alone"], abs=1e-4)

@@ -1,16 +1,7 @@
 """The figures of the deck 09_pipeline_parallel.md."""
-import torch
-import torch.distributed as dist
-
-from ranklab import launch
 from ranklab import pipeline_parallel as pp
 from ranklab.pipeline_parallel import simulate
-from ranklab.pipeline_parallel.deferred import WeightQueue
-from ranklab.pipeline_parallel.emulated import SleepingStage
 from ranklab.plots import pipeline_parallel as plots
-
-SECOND = 0.03  # that a forward sleeps
-
 
 def stages():
     return plots.layers_on_ranks(
@@ -50,18 +41,8 @@ def shapes():
     return plots.several(drawn), 8.6, 4
 
 
-def _asleep(schedule):
-    rank, queue = dist.get_rank(), WeightQueue()
-    stage = SleepingStage(SECOND, SECOND, SECOND, queue, rank == 3)
-    executor = pp.PipelineExecutor({rank: stage}, 3, torch.empty_like, weight_queue=queue)
-    x = torch.ones(1)
-    dist.barrier()
-    executor.run(schedule, [(x, x)] * 8)
-    return executor.spans
-
-
-def measured():
-    schedule = pp.one_f_one_b_schedule(4, 8)
-    spans = [span for of_rank in launch(_asleep, schedule, ranks=4) for span in of_rank]
-    return plots.several({"simulated": simulate(schedule, SECOND, 2 * SECOND), "measured": spans},
-                         xlabel="seconds"), 7, 3.4
+def slow():
+    schedule, costs = pp.one_f_one_b_schedule(4, 8), [1, 1, 1.5, 1]
+    twice = [2 * cost for cost in costs]
+    return plots.several({"equal stages": simulate(schedule),
+                          "stage 2 takes half as long again": simulate(schedule, costs, twice)}), 7, 3.4
