@@ -6,6 +6,7 @@ import sys
 
 import nbformat
 import numpy
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
@@ -315,3 +316,13 @@ def test_the_command_runs_a_module_also_under_torchrun(tmp_path):
     wrong = run("mix", RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", LOCAL_WORLD_SIZE="1",
                 MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
     assert wrong.returncode == 1 and MIX in wrong.stderr
+
+
+def test_no_kernel_is_left_behind(tmp_path):
+    """Neither after a run, nor after a cell that raised: each would keep a gigabyte."""
+    for source in ("1", "1 / 0"):
+        cells = [nbformat.v4.new_code_cell(source)]
+        nbformat.write(nbformat.v4.new_notebook(cells=cells), tmp_path / "lab.ipynb")
+        rehearse.run(tmp_path / "lab.ipynb")
+        assert not [child for child in psutil.Process().children(recursive=True)
+                    if str(tmp_path.name) in child.cwd()]

@@ -55,6 +55,7 @@ def run_cells(notebook, folder, limit, environ, **options):
     options  of nbclient's NotebookClient, whose errors it raises
     """
     from jupyter_client import AsyncKernelManager
+    from jupyter_core.utils import run_sync
     from nbclient import NotebookClient
 
     with tempfile.TemporaryDirectory(prefix="rl-") as home:
@@ -64,7 +65,10 @@ def run_cells(notebook, folder, limit, environ, **options):
         client = NotebookClient(notebook, km=kernel, timeout=limit,
                                 extra_arguments=["--log-level=40"],  # errors only
                                 resources={"metadata": {"path": str(folder)}}, **options)
-        client.execute(env={**os.environ, "RANKLAB_HOME": home, **environ})
+        try:
+            client.execute(env={**os.environ, "RANKLAB_HOME": home, **environ})
+        finally:  # a kernel that it was given the client leaves running, with its ranks' server
+            run_sync(kernel.shutdown_kernel)(now=True)
 
 
 def plain(text):
