@@ -40,7 +40,9 @@ plots.regions()
 # %% [markdown]
 # The first matrix is cut by **columns**: each rank computes some of the outputs, from the whole x. The second is cut by **rows**: each rank takes the inputs that it has, and computes a part of a *sum*. Between them nothing is sent, because a GELU, or attention within a head, needs each number or head alone.
 #
-# So there is a *region* in which each rank has its part. **f** stands where x enters it, and **g** where y leaves it.
+# So there is a *region* in which each rank has its part. **tp**, the tensor-parallel size, is the number of ranks that share a layer; in code it is R.
+#
+# **f** stands where x enters it, and **g** where y leaves it.
 
 # %% [markdown]
 # ## 3. Smallest working code
@@ -82,7 +84,7 @@ for mlp in (naive, in_one_region):
     print(f"{mlp.__name__:14} {calls!s:18} {sent:5,} bytes sent, equal to one process: {right}")
 
 # %% [markdown]
-# One message for two, and 2.5 times fewer bytes: the hidden layer is four times as wide as x, and it is never gathered. What is left: backward, attention, the vocabulary, and all that is outside of the regions.
+# One message instead of two, and 2.5 times fewer bytes: the hidden layer is four times as wide as x, and it is never gathered. What is left: backward, attention, the vocabulary, and all that is outside of the regions.
 
 # %% [markdown]
 # ## 4. Build it
@@ -95,9 +97,10 @@ for mlp in (naive, in_one_region):
 #
 # | given | |
 # |---|---|
-# | `Through.apply(x, group, forward, backward)` | x through the one function, and its gradient through the other one, backward; each is (tensor, group) -> tensor |
-# | `as_it_is` | sends nothing |
+# | `Through.apply(x, group, forward, backward)` | forward(x, group); and in backward x's gradient becomes backward(gradient, group) |
+# | `as_it_is` | x itself; sends nothing |
 # | `summed` | all-reduces, into a new tensor |
+# | `group` | the ranks that share the layer; None is all ranks |
 #
 # **Predict.** A transformer's layer has two regions, its attention and its MLP. f has an all-reduce backward, and g one forward. How many all-reduces has one layer in a step, forward and backward?
 
@@ -123,7 +126,7 @@ copy_to_region = check(copy_to_region)
 # ### 4.2 Out of the region: g
 # > difficulty 2/5 · importance 5/5 · 4 minutes · about 1 line
 #
-# Each rank has a part of a sum. Forward g adds the parts up. Backward, each part had the factor 1 in the sum.
+# Each rank has a part of a sum. Forward g adds the parts up. Each part counts once in the sum, so its gradient is that of the sum.
 
 # %%
 def reduce_from_region(x, group=None):
@@ -165,17 +168,17 @@ for name, pair in tries.items():
     print(f"{name:16} gradient of x {of_x:5.2f}   of A {of_A:5.2f}")
 
 # %% [markdown]
-# Without f the loss is right, the gradient of A is right, and all layers *below* learn from a part. With two sums all is four times too large. No rank sees an error.
+# Without g the loss itself is wrong. Without f the loss is right, the gradient of A is right, and all layers *below* learn from a part. With two sums every gradient is four times too large. No rank sees an error.
 
 # %% [markdown]
 # ### 4.3 Columns
-# > difficulty 2/5 · importance 5/5 · 12 minutes · about 4 lines
+# > difficulty 2/5 · importance 5/5 · 12 minutes · about 3 lines
 #
 # The paper writes y = x A. torch keeps A transposed: the weight of `nn.Linear(in, out)` is (out, in). So a **column of A is a row of `weight`**, and the bias is cut with it.
 #
 # `split_parameter(parameter, dim, group, parts)` is given: this rank's even part along `dim`, a parameter that knows where it was cut (`None` stays `None`). Clipping and checkpoints need to know that.
 #
-# `parts` is for several matrices in one: GPT-2 keeps q, k and v so. Cut as one, rank 0 of two would hold q and half of k.
+# `parts`, such as (4, 4, 4), are the outputs of several matrices in one: GPT-2 keeps q, k and v so. Cut as one, rank 0 of two would hold q and half of k.
 
 # %%
 from ranklab.tensor_parallel.split import split_parameter
@@ -221,11 +224,11 @@ for parts in (None, (4, 4, 4)):
 
 # %% [markdown]
 # ### 4.4 Rows
-# > difficulty 2/5 · importance 5/5 · 8 minutes · about 5 lines
+# > difficulty 2/5 · importance 5/5 · 8 minutes · about 4 lines
 #
-# The other half: inputs cut, a sum to leave with. The trap is the bias. Each rank that adds it *before* the sum adds it once more.
+# The other half: inputs are cut, and a sum leaves. The trap is the bias. Each rank that adds it *before* the sum adds it once more.
 #
-# **Predict.** A layer of width 4096 in bf16, 8 sequences of 1,024 tokens, tp=8. An all-reduce over R ranks sends 2 (R-1)/R of the tensor from each rank. How many MB does each rank send for this layer in a step?
+# **Predict.** A transformer's layer (attention and MLP) of width 4096 in bf16, 8 sequences of 1,024 tokens, tp=8. An all-reduce over R ranks sends 2 (R-1)/R of the tensor from each rank. How many MB does each rank send for this layer in a step?
 
 # %%
 check(tp_layer_mb=...)
@@ -236,7 +239,8 @@ class RowParallelLinear(nn.Module):
 
     It has `weight`, made by split_parameter, and the `bias` of linear itself, whole and added once.
     leave    how the sum over ranks gets out of the region: called as leave(y, group)
-    outside  what the bias goes through before it is added, (bias, group) -> bias
+    outside  what the bias goes through before it is added, outside(bias, group): as_it_is here,
+             copy_to_region where each rank has its own tokens outside (see Further)
     shape    (..., in/tp) -> (..., out)
     cost     that of leave: reduce_from_region sends one all-reduce forward, nothing backward
     error    ValueError where the ranks do not divide the inputs: split_parameter's
@@ -322,7 +326,7 @@ timeline(launch(profiled, OverlappedColumnLinear, ranks=2), "Backward, overlappe
 # ### 4.5 Attention
 # > difficulty 4/5 · importance 5/5 · 20 minutes · about 7 lines
 #
-# A head needs nothing of another head, so heads are what you share out: q, k and v by columns, `out` by rows. Two traps:
+# Attention takes the number of its heads from what q, k and v put out, so you change its four children, and nothing else. A head needs nothing of another head, so heads are what you share out: q, k and v by columns, `out` by rows. Two traps:
 #
 # - x enters **once** for q, k and v together. Three layers that each enter have three all-reduces backward, for one.
 # - With *grouped queries* several query heads share a key head. Llama 3 405B has 128 query heads and 8 key heads. A rank needs the key heads of **its** query heads; where there are more ranks than key heads, several ranks hold the same one.
@@ -372,7 +376,8 @@ from ranklab.models.gpt import GPT, Attention, GPTConfig
 
 
 def heads_of(weight, D=8):
-    return [row // D for start, stop in weight.of_whole.ranges for row in range(start, stop, D)]
+    rows = weight.of_whole.ranges  # split_parameter notes which rows of the whole these are
+    return [row // D for start, stop in rows for row in range(start, stop, D)]
 
 
 def who_has(key_heads):
@@ -427,7 +432,7 @@ for name, of in plan_of.items():
 #
 # This one is **scored**. The check prints what each target costs, in bytes and in collectives, beside Megatron's (three all-reduces of 4 bytes) and beside gathering. At most 16 bytes in at most 3 collectives forward, and nothing backward, is a pass.
 #
-# **Predict.** 8,192 targets, a vocabulary of 128,256, and Megatron's three all-reduces. How many KB of tensors do they carry? (The logits in bf16 are 2.1 GB.)
+# **Predict.** 8,192 targets, a vocabulary of 128,256, and Megatron's three all-reduces. How many KB are all-reduced in all? (The logits in bf16 are 2.1 GB.)
 
 # %%
 from ranklab.models.gpt import IGNORE
@@ -442,7 +447,8 @@ def vocab_parallel_cross_entropy(logits, targets, vocab_size, group=None):
     float32, and right for logits of 10,000 as well: exp must never be infinite. All ranks get the
     same losses, and each the gradient of its own logits; logits and targets stay as they are.
     shape  logits (n, V/tp), targets (n,) -> (n,)
-    cost   at most 16 bytes a target, in at most 3 collectives; nothing backward
+    cost   at most 16 bytes a target, in at most 3 collectives; nothing backward. Counted on 4
+           ranks, as all-reduces would carry them: what is gathered counts more
     """
     raise NotImplementedError("exercise 4.6: about 12 lines")
 
@@ -730,14 +736,17 @@ few = {"ranks": 4, "steps": 15}
 print(project.report(project.run(method="all", **yours, **few)))
 
 # %% [markdown]
+# Compare held, sent and loss. The ranks share your cores, so tokens/s says nothing here. Messages are the ring's: 2 (R-1) for an all-reduce. The formulas leave small things out: Adam's counters, a scalar, one more message of DTensor's loss.
+
+# %% [markdown]
 # **Your turn.** Change one thing below. First write down what you expect: which number changes, by which factor, and which does not? Ideas: `ranks=2`; `sequence_parallel=True`; `overlap=True`; `method="dtensor"`. What will two ranks hold and send, and is the loss another one?
 
 # %%
 change = {"ranks": 2}
-print(project.report(project.run(method="tensor", **yours, **(few | change))))
+print(project.report(project.run(**(yours | {"method": "tensor"} | few | change))))
 
 # %% [markdown]
-# On two ranks each one holds twice as much. It sends two thirds of the bytes: 2 (R-1)/R of each x is 1 instead of 1.5. The loss is the same.
+# On two ranks each one holds twice as much. It sends two thirds of the bytes: 2 (R-1)/R of each x is 1 instead of 1.5. And a third of the messages, because the ring has two steps, not six. The loss is the same.
 
 # %% [markdown]
 # ## 7. Measure
@@ -766,7 +775,7 @@ for R in (1, 2, 4):
 #
 # These messages can't hide: the next layer needs the sum. And their size does not shrink with more ranks, while the work of each rank does.
 #
-# **Predict.** Each rank sends 469.8 MB for the layer of 4.4 in a step. Inside of a node it has 450 GB/s of NVLink, which makes 1 ms. Between nodes it has 50 GB/s. How many ms?
+# **Predict.** Each rank sends 469.8 MB for the layer of 4.4 in a step. Inside of a node it has 450 GB/s of NVLink, which makes 1.04 ms. Between nodes it has 50 GB/s. How many ms?
 
 # %%
 check(tp_fit_ms=...)
@@ -784,7 +793,7 @@ kinds = {"no messages": Link(0, 0)} | links.LINKS
 plots.curves(ranks, links.curves(shape, 8, kinds, ranks))
 
 # %% [markdown]
-# The lowest line is work alone, divided by tp. On NVLink a step gets shorter up to 16 ranks, though less and less. Over InfiniBand tp=8 takes longer than tp=2 on NVLink, and more ranks win nothing: each sends nearly the same bytes, however many they are. So tp ends where NVLink ends, with eight GPUs on most machines. More GPUs go into other kinds of parallelism.
+# The lowest line is work alone, divided by tp. On NVLink a step gets shorter up to 16 ranks, though less and less. Over InfiniBand tp=8 takes longer than tp=2 on NVLink, and more than eight ranks win nothing: each sends nearly the same bytes, however many they are. So tp ends where NVLink ends, with eight GPUs on most machines. More GPUs go into other kinds of parallelism.
 #
 # Does the formula tell the truth? Real ranks, in one node and in two. Their links are emulated by sleeping, as in lab 02, and their layers sleep as well:
 
@@ -792,6 +801,9 @@ plots.curves(ranks, links.curves(shape, 8, kinds, ranks))
 print("                formula   measured")
 for where, (formula, measured) in links.emulate().items():
     print(f"{where:12} {1e3 * formula:7.0f} ms {1e3 * measured:7.0f} ms")
+
+# %% [markdown]
+# It does, but for some time that waking up takes. Between nodes the same step takes three times as long, and longer than one rank alone, which needs 2 s.
 
 # %% [markdown]
 # ## 8. Interview questions
@@ -805,9 +817,11 @@ questions("08_tensor_parallel")
 # ## 9. On real GPUs
 #
 # ```bash
-# torchrun --nproc-per-node 8 -m ranklab.projects.tensor_parallel --size gpt2 --method tensor --sequence-parallel
+# torchrun --nproc-per-node 4 -m ranklab.projects.tensor_parallel --size gpt2 --method tensor --sequence-parallel
 # sbatch labs/jobs/tensor_parallel.sbatch
 # ```
+#
+# GPT-2 has 12 heads: 4 ranks, not 8.
 #
 # What real Megatron adds:
 #

@@ -44,5 +44,6 @@ def shapes():
 def slow():
     schedule, costs = pp.one_f_one_b_schedule(4, 8), [1, 1, 1.5, 1]
     twice = [2 * cost for cost in costs]
-    return plots.several({"equal stages": simulate(schedule),
-                          "stage 2 takes half as long again": simulate(schedule, costs, twice)}), 7, 3.4
+    drawn = {"equal stages": simulate(schedule),
+             "stage 2 takes half as long again": simulate(schedule, costs, twice)}
+    return plots.several(drawn), 7, 3.4

@@ -11,7 +11,7 @@ EXERCISES = (
     Exercise(tp.copy_to_region, regions.check_copy_to_region, hints=(
         "All ranks read the same x, each for its part. What does each one know of x's gradient?",
         "Forward x goes on as it is. Backward the ranks' gradients are parts of one sum.",
-        "return Through.apply(x, group, as_it_is, ...), whose last function all-reduces a clone",
+        "return Through.apply(x, group, as_it_is, ...), whose last function is `summed`",
     )),
     Exercise(tp.reduce_from_region, regions.check_reduce_from_region, hints=(
         "y = y0 + y1 + ...: what is the derivative by y0?",

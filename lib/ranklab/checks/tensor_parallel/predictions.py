@@ -25,6 +25,7 @@ PREDICTIONS = (
         answer=lambda: SENT / 1e6,
         slips={TIMES * X_BYTES / 1e6: "a ring all-reduce sends 2 (R-1)/R times its size",
                SENT / 2e6: "that is half: forward alone, or one half of each all-reduce",
+               SENT / 2**20: "those are MiB; MB are 10^6 bytes here",
                SENT / 4e6: "that is one all-reduce", SENT / 5e5: "bf16 has 2 bytes, not 4"},
         why="x has 67.1 MB; four all-reduces, each 2 * 7/8 of it. And a model has many layers.",
     ),
@@ -43,8 +44,9 @@ PREDICTIONS = (
         slips={2 * LOGITS / 1e3: "those are the logits in bf16, which nobody gathers",
                4 * LOGITS / 1e3: "those are the logits, which nobody gathers",
                8 * 8192 / 1e3: "the largest logit travels first, or exp is infinite",
+               12 * 8192 / 1024: "those are KiB; KB are 1,000 bytes here",
                4 * 8192 / 1e3: "three numbers: largest logit, sum of exp, logit of the target"},
-        why="Largest logit, sum of exp, logit of the target: 12 bytes. The logits have 2.1 GB.",
+        why="12 bytes a target. The logits have 2.1 GB.",
     ),
     Prediction(
         "tp_fit_ms", working="4 * 2 * 7 / 8 * 8 * 1024 * 4096 * 2 / 50e9 * 1e3", unit="ms",

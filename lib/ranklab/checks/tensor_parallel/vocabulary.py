@@ -67,8 +67,9 @@ def check_vocab_parallel_cross_entropy(cross_entropy):
     yield "losses and gradients as one process, on 4, 3, 2 and 1 ranks; 11 entries, too"
     yield "0 where a target is IGNORE; logits of 1e4; bfloat16 is computed in float32; inputs stay"
     yield "backward sends nothing; no rank has all logits"
-    yield (f"your score: {each:.4g} bytes a target in {calls} messages; Megatron's: 12 in 3, "
-           f"gathering {LARGE} logits: {2 * LARGE} in 1")
+    messages = "1 message" if calls == 1 else f"{calls} messages"
+    yield (f"your score: {each:.4g} bytes a target in {messages}; Megatron's: 12 in 3, "
+           f"gathering {LARGE} logits in bf16: {2 * LARGE} in 1")
 
 
 def _embeddings(embed, ranks):
