@@ -116,6 +116,10 @@ class Parallel:
         """The sum over ranks of a tensor that is a share of something."""
         return value
 
+    def total_of(self, shares):
+        """As `total`, of the shares of all ranks that were gathered: [that of rank 0, 1, ...]"""
+        return sum(shares)
+
     def gather(self, values):
         """What each rank gives, on every rank: (n,) -> (R, n); for what is printed."""
         return values[None]

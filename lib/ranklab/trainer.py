@@ -199,10 +199,11 @@ class Trainer:
     def log(self, share, stop, clock, bar):
         """Loss, speed and waits of all ranks are in the history. Waits for the device."""
         wait = sum(self.waits) / max(1, len(self.waits))
-        waits, stops = self.parallel.gather(share.new_tensor([wait, stop.received])).T.tolist()
+        mine = torch.stack([share.double(), *share.new_tensor([wait, stop.received]).double()])
+        shares, waits, stops = self.parallel.gather(mine).T.tolist()
         stop.agreed = any(stops)  # so all ranks stop after the same step
         self.history.steps.append(self.steps_done)
-        self.history.loss.append(self.parallel.total(share.double()).item())
+        self.history.loss.append(self.parallel.total_of(shares))
         self.history.waits.append(max(waits))
         self.history.speed.append(self.units_per_step * clock.steps_per_second(self.steps_done))
         self.waits = []

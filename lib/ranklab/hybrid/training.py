@@ -88,6 +88,9 @@ class Hybrid(GroupParallel):
         dist.all_reduce(value, group=self.mesh.group(("pipeline", "data")))
         return value
 
+    def total_of(self, shares):
+        return sum(shares) / self.layout.tp
+
     # --- to the disk ------------------------------------------------------------------------------
 
     def state(self, model, optimizer):

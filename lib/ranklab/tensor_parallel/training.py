@@ -54,6 +54,9 @@ class TensorParallel(GroupParallel):
     def total(self, value):
         return value  # all ranks have the same
 
+    def total_of(self, shares):
+        return shares[0]
+
     def state(self, model, optimizer):
         """This rank's parts, as boxes of the whole."""
         splits = {name: split_of(p) for name, p in model.named_parameters()}

@@ -3,6 +3,7 @@
 import torch
 import torch.distributed as dist
 
+from ranklab.parallel import GroupParallel
 from ranklab.ranks import shard_range
 from ranklab.tensor_parallel.training import TensorParallel
 
@@ -41,8 +42,7 @@ class Naive(TensorParallel):
     def share_of(self, parameter, values):
         return values.sum()
 
-    def total(self, value):
-        return self.gather(value.reshape(1)).sum()
+    total, total_of = GroupParallel.total, GroupParallel.total_of  # one rank has the loss
 
 
 class Hop(torch.autograd.Function):
