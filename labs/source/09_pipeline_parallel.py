@@ -8,9 +8,9 @@
 #
 # In 2021 Megatron-LM trained a GPT with a trillion parameters on 3,072 A100s (arXiv 2104.04473; a benchmark of some steps, not a whole run). It has 128 layers of 7.9 billion parameters. With gradients and Adam one *layer* is 126 GB.
 #
-# Eight GPUs of a node shared each layer, as in lab 08. A node had two layers, so that **64 nodes stood in a row**, each with its part of the depth. Only what a layer hands to the next one travels between nodes: 105 MB for a sequence. FSDP would gather 15.7 GB for each layer.
+# Eight GPUs of a node shared each layer, as in lab 08. A node had two layers, so that **64 nodes stood in a row**, each with its part of the depth. Only what a layer hands to the next one travels between nodes: 105 MB for a sequence. FSDP would gather 15.7 GB for each layer, again and again.
 #
-# But while the first node computes, the second one waits. In such a row one node of 64 works at a time, and 98% of the GPUs stand still. Yet they reached 52% of the peak of *all* GPUs, by an order of work: a **schedule**. Llama 3 405B (arXiv 2407.21783) and DeepSeek-V3 (arXiv 2412.19437) learnt in 16 stages.
+# But while the first node computes, the second one waits. In such a row one node of 64 works at a time, and 98% of the GPUs stand still. Yet they reached 52% of the peak of *all* GPUs, by working in a better order: a **schedule**. Llama 3 405B (arXiv 2407.21783) and DeepSeek-V3 (arXiv 2412.19437) were trained on 16 pipeline ranks.
 #
 # This lab builds on lab 00 (send, receive, deadlocks) and lab 01 (a batch in micro-batches). You write schedules as plain data: printed, checked, drawn and timed before any process exists. Then one executor runs all of them on real ranks.
 
@@ -72,7 +72,7 @@ def naive():
 
 
 # %% [markdown]
-# Now the same with **more pieces**. All forwards, then all backwards; gradients add up. Only the two loops are new:
+# Now the same with **more pieces**. All forwards, then all backwards; gradients add up. New are the two loops, and `/ pieces`, because each loss is a mean:
 
 # %%
 def in_pieces(pieces):
@@ -80,7 +80,8 @@ def in_pieces(pieces):
     half, kept = layers[2 * rank : 2 * rank + 2].to(device()), []
     for piece in batch.chunk(pieces):
         if rank == 1:
-            dist.recv(piece := torch.empty_like(piece), 0)
+            piece = torch.empty_like(piece)
+            dist.recv(piece, 0)
         y = half(piece.requires_grad_(rank == 1))
         kept.append((piece, y))
         if rank == 0:
@@ -120,7 +121,7 @@ plots.several({
 })
 
 # %% [markdown]
-# White is waiting: the **bubble**. Half of the time is lost naively, a fifth with four pieces. The price: rank 0 holds the activations of all four pieces when its forwards are done.
+# White is waiting: the **bubble**. Half of the time is lost naively, a fifth with four pieces. Memory is that of the whole batch in both: when its forwards are done, rank 0 holds all four pieces.
 
 # %% [markdown]
 # ## 4. Build it
@@ -170,7 +171,7 @@ plots.timeline(simulate(gpipe_schedule(4, 8)), "GPipe, 4 stages, 8 micro-batches
 #
 # Papers on zero bubble count **without a flush**: a rank that is done goes on to the next batch. Then a rank's time is that from *its own* first start to *its own* last end, and the longest of these counts for all.
 #
-# **Predict.** GPipe, 4 stages, 12 micro-batches. In the picture above, how long does each rank wait in all, in forwards and backwards of one micro-batch? How long does it work? How many percent is the bubble?
+# **Predict.** Look at the picture above, of 8 micro-batches: how long does each rank wait in all, in forwards and backwards of one micro-batch? How long does it work? With 12 micro-batches, how many percent is the bubble?
 
 # %%
 check(pp_bubble_percent=...)
@@ -181,6 +182,7 @@ def bubble_fraction(spans, flush=True):
 
     A rank's time is that from the first start to the last end of all ranks. Without a flush it is
     that from its own first start to its own last end, of the rank where that is longest, for all.
+    Ranks are those of the spans; their numbers may have gaps.
     """
     # busy time of all spans -> groups: all spans, or without a flush those of each rank -> the
     # longest time of a group -> the part of it, on all ranks, that is not busy
@@ -240,7 +242,7 @@ one_f_one_b_schedule = check(one_f_one_b_schedule)
 plots.timeline(simulate(one_f_one_b_schedule(4, 8)), "1F1B, 4 stages, 8 micro-batches")
 
 # %% [markdown]
-# The bubble is that of GPipe to the last digit. But rank 0 holds 4 instead of 8, and **that does not grow with M**. So take more micro-batches, and the bubble shrinks. Yours at M = 64:
+# The bubble is that of GPipe to the last digit. But rank 0 holds 4 instead of 8, and **that does not grow with M**. So take more micro-batches of the same size, and the bubble shrinks. Yours at M = 64:
 
 # %% tags=["nbval-check-output"]
 for name, make in {"GPipe": gpipe_schedule, "1F1B": one_f_one_b_schedule}.items():
@@ -259,24 +261,24 @@ for rank, entries in enumerate(pp.with_messages(one_f_one_b_schedule(3, 2))):
     print(f"rank {rank}:", *entries)
 
 # %% [markdown]
-# `SF0.1>1`: the output of stage 0 for micro-batch 1 goes to rank 1. `RF1.1<0` is the other end: the input of stage 1. Both only **start** a message (`isend`, `irecv`). The rank waits right before the action that needs it. Two ranks that send to each other and wait at once would wait for ever.
+# Here each action names its stage, too: `F1.0` is micro-batch 0 on stage 1. `SF0.1>1`: the output of stage 0 for micro-batch 1 goes to rank 1. `RF1.1<0` is the other end: the input of stage 1. Both only **start** a message (`isend`, `irecv`). The rank waits right before the action that needs it. Two ranks that send to each other and wait immediately would wait forever.
 #
 # `ScheduleRunner` goes through this list and calls your methods. An I is a B whose weight gradients wait for a W; `weights` (given) does the W.
 #
 # | given by `ScheduleRunner` | |
 # |---|---|
 # | `self.pieces[m]` | (inputs, targets) of micro-batch m |
-# | `self.stages[s]` | (x, targets) -> the output of stage s, which may be one of several on this rank. Stage 0 takes the inputs. That of stage `self.last` is a loss, summed over targets |
-# | `self.take("F", s, m)` | the input of stage s, when it is there: waits if it is on its way. `"B"`: the gradient of its output |
-# | `self.new_hidden(inputs)` | an empty tensor, like a stage's output for these inputs |
-# | `self.weight`, `self.scale` | the loss counts `weight` times, its gradient `weight * scale` times |
+# | `self.stages[s]` | (x, targets) -> the output of stage s, which may be one of several on this rank. The output of stage `self.last` is a loss, summed over targets |
+# | `self.take("F", s, m)` | the input of stage s > 0, when it is there: waits if it is on its way. (The input of stage 0 is `self.pieces[m][0]`.) `"B"`: the gradient of its output |
+# | `self.new_hidden(inputs)` | an empty tensor, like a stage's output for the inputs `self.pieces[m][0]`; its gradient has the same shape |
+# | `self.weight`, `self.scale` | the loss counts `weight` times: one over the batch's number of targets, because losses are sums. Its gradient counts `weight * scale` times; scale is 1 but for fp16 |
 # | `with self.later(action):` | here an I leaves its weight gradients for W; a B does not |
 # | `self.group` | its ranks have the stages; a message's `peer` is a rank in it |
 #
 # | filled by you | |
 # |---|---|
-# | `self.kept[s, m]` | (input, output) of a forward, until its backward takes them out; only where there are gradients (`torch.is_grad_enabled()`) |
-# | `self.there["F", s, m]`, `self.there["B", s, m]` | the input of stage s; the gradient of its output. You put in what the *neighbour* stage needs, whichever rank has it |
+# | `self.kept[s, m]` | (input, output) of a forward, until its backward pops them; only where there are gradients (`torch.is_grad_enabled()`) |
+# | `self.there["F", s, m]`, `self.there["B", s, m]` | the input of stage s; the gradient of its output. You put in what the *neighbour* stage needs, whichever rank has it; what is used or sent is popped |
 # | `self.loss` | `weight` times each loss is added to it |
 # | `self.arriving["F", s, m]`, with `"B"` too | (handle, tensor) of a receive |
 # | `self.leaving` | a list of (handle, tensor) of all sends; the runner waits for them at the end |
@@ -317,7 +319,7 @@ class PipelineExecutor(ScheduleRunner):
     def receive(self, message):
         """What the stage needs is on its way to it."""
         kind, stage, m, peer = message
-        # dist.irecv(an empty tensor, group=..., group_src=peer)
+        # dist.irecv(self.new_hidden(...), group=..., group_src=peer) -> arriving[kind[1], stage, m]
         raise NotImplementedError("exercise 4.4, fourth part: about 3 lines")
 
 
@@ -362,7 +364,7 @@ for name, schedule in {"one process": None, "GPipe": gpipe_schedule,
     assert all(math.isclose(a, b, rel_tol=1e-4) for a, b in zip(found[0][0], one[0]))
 
 # %% [markdown]
-# How long did the ranks wait? On two cores four computing ranks take turns, and the clock shows the machine. But ranks that **sleep** overlap truly. So here stages sleep; messages, order and waits are real:
+# How long did the ranks wait? With fewer cores than ranks they take turns, and the clock shows the machine. But ranks that **sleep** overlap truly. So here stages sleep; messages, order and waits are real:
 
 # %%
 from ranklab.pipeline_parallel.deferred import WeightQueue
@@ -397,7 +399,7 @@ plots.several({"simulated": simulate(schedule, UNIT, 2 * UNIT), "measured": meas
 #
 # The bubble is the time in which the pipeline fills and drains. Thin stages fill it sooner. So give each rank V thin stages, not neighbours: rank r of P has stages r, r + P, r + 2P, ... A micro-batch goes round V times.
 #
-# Ranks work in **rounds** of P micro-batches: these P pass the rank's first stage, then its second one, and so on; then come the next P. Backward it is the last stage first. The warm-up is (V - 1) P forwards, and 2 for each rank after this one; then one forward and one backward in turn (Narayanan et al. 2021, arXiv 2104.04473).
+# Ranks work in **rounds** of P micro-batches: these P pass the rank's first stage, then its second one, and so on; then come the next P. Backward it is the last stage first. The warm-up is (V - 1) P forwards, and 2 for each rank after this one, but never more than there are; then one forward and one backward in turn (Narayanan et al. 2021, arXiv 2104.04473).
 #
 # **Predict.** 8 ranks, 32 micro-batches, 4 stages on each rank. How many percent is the bubble? (A forward of a thin stage takes a quarter.)
 
@@ -435,7 +437,7 @@ drawn = {f"{V} stages a rank": simulate(interleaved_schedule(4, 8, V), 1 / V, 2 
 plots.several({"1F1B": simulate(one_f_one_b_schedule(4, 8))} | drawn)
 
 # %% [markdown]
-# The bubble is (P - 1) / (VM + P - 1). The price is V times the messages, of the same size, and somewhat more memory.
+# The bubble is (P - 1) / (VM + P - 1). The price is (VP - 1) / (P - 1) times the messages, somewhat more than V, of the same size; and more memory.
 
 # %% [markdown]
 # ### 4.6 Your own schedule
@@ -447,7 +449,7 @@ plots.several({"1F1B": simulate(one_f_one_b_schedule(4, 8))} | drawn)
 
 # %%
 def zero_bubble_schedule(stages, micro_batches):
-    """A schedule of F, I and W, each of which is there once for each stage and micro-batch, whose
+    """A schedule of F, I and W, each exactly once for each stage and micro-batch, whose
     bubble is not larger than that of 1F1B.
 
     A tuple with a tuple of Actions for each rank; rank s has stage s. The check takes many P and M,
@@ -467,7 +469,7 @@ zero_bubble_schedule = check(zero_bubble_schedule)
 plots.timeline(simulate(zero_bubble_schedule(4, 8)), "Your schedule", ranks=range(4))
 
 # %% [markdown]
-# Your score, beside the published schedules of Qi et al. 2023 (arXiv 2401.10241). *Held* is in micro-batches, of all stages of the rank together:
+# Your score, beside published schedules (ZB-H1 and ZB-V: Qi et al. 2023, arXiv 2401.10241; DualPipeV after DeepSeek-V3). *Held* is in micro-batches, of all stages of the rank together:
 
 # %% tags=["nbval-check-output"]
 zoo = {"1F1B": one_f_one_b_schedule, "yours": zero_bubble_schedule,
@@ -482,13 +484,13 @@ for name, make in zoo.items():
           f"{max(pp.in_flight_activations(schedule)) / each:13g}")
 
 # %% [markdown]
-# ZB-H1 gets a third of the bubble with the memory of 1F1B's rank 0 on *every* rank. On GPUs the paper measured up to 23% more throughput under a similar memory limit. The two others have stages in the shape of a **V**:
+# With ZB-H1 each rank waits a third as long, 3 units and not 9, with the memory of 1F1B's rank 0 on *every* rank. On GPUs the paper measured up to 23% more throughput under a similar memory limit. The two others have stages in the shape of a **V**:
 
 # %%
 plots.several({name: simulate(zoo[name](4, 8), 0.5, 1, 0.5, 0.5) for name in ("ZB-V", "DualPipeV")})
 
 # %% [markdown]
-# - **ZB-V.** Rank r has stages r and 2P - 1 - r: a micro-batch goes down all ranks and up again, and its loss is computed on rank 0. Memory is equal on all ranks, and without a flush there is no bubble. A flush is a barrier before the optimizer's step, because clipping needs the norm over all stages. The paper steps first, and undoes the step where the norm was too large.
+# - **ZB-V.** Rank r has stages r and 2P - 1 - r: a micro-batch goes down all ranks and up again, and its loss is computed on rank 0. Memory is equal on all ranks, and without a flush there is no bubble, where F, I and W take equally long and M is at least 2P - 1. A flush is a barrier before the optimizer's step, because clipping needs the norm over all stages. The paper steps first, and undoes the step where the norm was too large.
 # - **DualPipe** (DeepSeek-V3; here its V form) puts a forward and a backward of *different* micro-batches side by side. On GPUs they run at the same time: one computes while the other communicates, which hides the experts' all-to-all (lab 11). That gain cannot be seen here.
 
 # %% [markdown]
@@ -590,7 +592,7 @@ for stash in (True, False):
         print(f"  rank {rank}      ", *(f"{both:>6}" for both in versions))
 
 # %% [markdown]
-# With a stash a gradient is right, but for old weights: rank 0's are up to three updates behind, the last rank's none. Without one, backward meets activations of other weights, and the result is the gradient of nothing. On real text, with an update after each micro-batch:
+# With a stash a gradient is right, but for a mix of old weights: rank 0's are up to three updates behind, the last rank's none. Without one, backward meets activations of other weights, and the result is the gradient of nothing. On real text, with an update after each micro-batch:
 
 # %%
 from ranklab.data import python_text
@@ -637,7 +639,7 @@ for lr in (0.03, 0.1):
         print(f"lr={lr:<5} {name:32}", *(f"{loss:6.3f}" for loss in losses.view(5, 8).mean(1)))
 
 # %% [markdown]
-# With small steps the three are alike. With larger ones the run without a stash is soon `nan`: a wrong gradient makes the next one more wrong. Large models are trained with a flush. 1F1B is PipeDream's order, made synchronous.
+# With small steps the three are alike. With larger ones the run without a stash may end in `nan`, because a wrong gradient makes the next one more wrong; with other seeds it does not. Between the other two, differences are noise. Large models are trained with a flush. 1F1B is PipeDream's order, made synchronous.
 
 # %% [markdown]
 # ## 5. The real thing
@@ -669,7 +671,7 @@ print("yours", *interleaved_schedule(4, 8, 2)[0][:14])
 # %% [markdown]
 # ## 6. Project
 #
-# **A GPT through a pipeline, with a bubble monitor.** Your schedule, executor and split train it on the source of Python's library. Then the monitor compares each stage's busy time and the bubble with the formula, and names the slow stage. Two cores can't show a bubble, so it looks at an emulated step as well, in which each stage sleeps as long as its FLOPs say.
+# **A GPT through a pipeline, with a bubble monitor.** Your schedule, executor and split train it on the source of Python's library. Then the monitor compares each stage's busy time and the bubble with the formula, and names the slow stage. With fewer cores than ranks the clock shows no bubble, so it looks at an emulated step as well, in which each stage sleeps as long as its FLOPs say.
 
 # %%
 from ranklab.projects import pipeline_parallel as project
@@ -678,7 +680,7 @@ mine = {"schedule": one_f_one_b_schedule, "executor": PipelineExecutor, "split":
 print(project.report(project.run(steps=20, **mine)))
 
 # %% [markdown]
-# Stages cannot be equal, because blocks and the head are not divisible. So the measured bubble is larger than the formula's. The simulation with the real costs says how much.
+# Stages cannot be equal, because blocks and the head cannot be cut. So the measured bubble is larger than the formula's. The simulation with the real costs says how much. In the real step ranks share cores, and which stage is slow is chance; believe the emulated one.
 #
 # **Your turn.** Change one thing. Before you run it, write down what the monitor will say: the bubble, what is kept, how many messages. Ideas: `micro_batches=16`; your `zero_bubble_schedule`; `functools.partial(interleaved_schedule, virtual=2)`; an even split, `lambda costs, stages: split_stages([1] * len(costs), stages)`; a stage that sleeps twice as long, `slow_stage=2`.
 
@@ -688,7 +690,7 @@ few = {"steps": 4, "compare": False}
 print(project.report(project.run(**(mine | few | change))))
 
 # %% [markdown]
-# One slow stage makes *all* ranks wait: the bubble grows by far more than that stage's share of the work.
+# One slow stage makes *all* ranks wait. (In the emulated step each micro-batch sleeps equally long, whatever its size.)
 
 # %% [markdown]
 # ## 7. Measure

@@ -35,6 +35,8 @@ class ScheduleRunner:
         self.stages, self.last, self.new_hidden, self.group = stages, last, new_hidden, group
         self.weight_queue, self.timed = weight_queue, timed
         self.rank = dist.get_rank(group)
+        # What was sent so long ago has arrived, and its memory is free; gloo tells by wait() alone.
+        self.most_leaving = 2 * dist.get_world_size(group)
 
     def run(self, schedule, pieces, weight=1.0, scale=1.0):
         """All of this rank's part of `schedule` is done; returns the sum of the losses that it
@@ -51,7 +53,8 @@ class ScheduleRunner:
         do = {"F": self.forward, "B": self.backward, "I": self.backward, "W": self.weights,
               "SF": self.send, "SB": self.send, "RF": self.receive, "RB": self.receive}
         for entry in with_messages(schedule)[self.rank]:
-            self.leaving = [each for each in self.leaving if not each[0].is_completed()]
+            while len(self.leaving) > self.most_leaving:
+                self.leaving.pop(0)[0].wait()
             self.began = self.clock()
             do[entry.kind](entry)
             if isinstance(entry, Action):

@@ -4,7 +4,7 @@ from mutants import mutant
 
 from ranklab.pipeline_parallel import in_flight_activations
 
-HELD, PEAK = "held += _change(action)", "peak = max(peak, held)"
+HELD, PEAK = 'held += {"F": 1, "I": 0}.get(action.kind, -1)', "peak = max(peak, held)"
 
 
 def _wrong(*edits, says, **named):

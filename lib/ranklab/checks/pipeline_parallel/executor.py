@@ -34,6 +34,7 @@ COSTS = {
     "messages": "One for each send() and receive(): inside a rank self.there is enough.",
     "bytes sent": "What travels has the shape of an output.",
     "activations at once": "Backward is the last use of a micro-batch: self.kept.pop().",
+    "tensors left in self.there": "What is used or sent is popped out of self.there.",
     "activations kept without gradients": "No backward follows: torch.is_grad_enabled() tells.",
 }
 FAILURES = {
@@ -44,6 +45,8 @@ FAILURES = {
     "scalar outputs": f"{START} {LEAF}", "Mismatch in shape": START,
     "contiguous": "A stage may give any strides: send tensor.contiguous().",
     "broadcast shape": "Only the output of the last stage of all, self.last, is a loss.",
+    "KeyError: ('F', 0": "Nobody sends stage 0 its input: it is self.pieces[m][0].",
+    "floating point": "Stage 0 takes its inputs as they are: tokens get no gradient.",
     "KeyError": "send() takes there[\"F\", stage + 1, m] after SF, and there[\"B\", stage - 1, m] "
                 "after SB; receive() puts into arriving[kind[1], stage, m].",
 }
@@ -58,7 +61,7 @@ def new_stage(number, last, kept):
     outputs = []
 
     def stage(x, targets):
-        y = module(x)
+        y = module(x.float())
         if number == last:
             y = ((y - targets).square() * (targets > 0)).sum()
         elif number == 1:
@@ -74,11 +77,11 @@ def new_stage(number, last, kept):
 
 
 def pieces_of(batch):
-    """Unequal micro-batches with unequal numbers of targets."""
+    """Unequal micro-batches with unequal numbers of targets; inputs are integers, as tokens are."""
     generator = torch.Generator().manual_seed(100 + batch)
     rows = [2 + batch] * (PIECES - 1) + [1]
-    return [tuple(torch.randn(count, WIDTH, generator=generator).to(device()) for _ in range(2))
-            for count in rows]
+    return [(torch.randint(-2, 3, (count, WIDTH), generator=generator).int().to(device()),
+             torch.randn(count, WIDTH, generator=generator).to(device())) for count in rows]
 
 
 def _trial(executor_class, names, in_group=False):
@@ -98,7 +101,8 @@ def _run(executor_class, schedule, group):
     for _, module in mine.values():
         defer_weights(module, queue)
     executor = executor_class({stage: call for stage, (call, _) in mine.items()}, last,
-                              torch.empty_like, group, weight_queue=queue)
+                              lambda x: torch.empty_like(x, dtype=torch.float32), group,
+                              weight_queue=queue)
     with Waits() as waits, Traffic() as traffic:
         _watch(executor, waits)
         losses = [executor.run(schedule, pieces_of(0), WEIGHT, SCALE)]
@@ -120,6 +124,7 @@ def _run(executor_class, schedule, group):
     nbytes = sum(pieces_of(0)[m.micro_batch][0].nbytes for m in messages if m.kind[0] == "S")
     return values, {"messages": (len(traffic.ops), len(messages)),
                     "bytes sent": (traffic.sent_bytes, nbytes), "activations at once": at_once,
+                    "tensors left in self.there": (len(executor.there), 0),
                     "activations kept without gradients": (len(executor.kept), 0)}
 
 
