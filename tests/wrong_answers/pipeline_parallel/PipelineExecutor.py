@@ -20,6 +20,11 @@ def _wrong(*edits, says, **named):
 
 
 WRONG = [
+    _wrong(f"{TAKE} if stage else inputs", f"({TAKE[:TAKE.index('.requires')]} if stage else inputs"
+           ").requires_grad_(torch.is_grad_enabled())", says="tokens get no gradient"),
+    _wrong(" if stage else inputs", "", says="Nobody sends stage 0 its input"),
+    _wrong("self.there.pop((", "self.there[(", "else -1), m))", "else -1), m)]",
+           says="left in self.there"),
     _wrong(TAKE, 'self.take("F", stage, m)', says="what it takes is a leaf"),
     _wrong(THERE, THERE.replace(".detach()", ""), says=r"has no graph, y\.detach\(\)"),
     _wrong(LOSS, "self.loss += y.detach()", says="loss of batch 1 is not weighted"),
