@@ -146,6 +146,15 @@ def one_thread():
 
 
 @pytest.fixture(scope="session")
+def text(tmp_path_factory):
+    """A file that is read in no time: this folder's tests."""
+    path = tmp_path_factory.mktemp("text") / "tests.txt"
+    here = sorted(pathlib.Path(__file__).parent.glob("*.py"))
+    path.write_text("".join(each.read_text() for each in here))
+    return str(path)
+
+
+@pytest.fixture(scope="session")
 def checkout(tmp_path_factory):
     """A copy of this checkout in a fresh folder, with a ready .venv that borrows our packages.
 

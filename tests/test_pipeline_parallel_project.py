@@ -165,6 +165,7 @@ def test_bad_input_is_one_sentence_on_every_rank():
     (["--micro-batches", "0"], "micro_batches=0 must be at least 1"),
     (["--schedule", "2f2b"], "invalid choice"),
     (["--resume"], "--resume goes on from a folder"),
+    (["--schedule", "gpipe", "--virtual", "3"], "--virtual 3 is for --schedule interleaved"),
 ])
 def test_what_does_not_fit_together_is_refused(options, said, capsys):
     with pytest.raises(SystemExit) as end:

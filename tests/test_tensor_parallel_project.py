@@ -1,7 +1,6 @@
 """Lab 08's project: every method trains alike, and holds and sends what the formulas say."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -29,15 +28,6 @@ pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("one_thread")]
 
 SMALL = GPTConfig(n_layer=4, n_ctx=16, n_embd=32)
 FEW = {"steps": 3, "batch": 6, "micro_batch": 3, "eval_batch": 6}
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory):
-    """A file that is read in no time: this folder's tests."""
-    path = tmp_path_factory.mktemp("text") / "tests.txt"
-    here = sorted(Path(__file__).parent.glob("*.py"))
-    path.write_text("".join(each.read_text() for each in here))
-    return str(path)
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """Lab 06's project: each stage trains alike, holds and sends what the formulas say, and resumes."""
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -17,15 +16,6 @@ from ranklab.zero.training import STAGES
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("one_thread")]
 
 SMALL = {"batch": 12, "micro_batch": 3, "eval_batch": 12, "log_every": 1}
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory):
-    """A file that is read in no time: this folder's tests."""
-    path = tmp_path_factory.mktemp("text") / "tests.txt"
-    here = sorted(Path(__file__).parent.glob("*.py"))
-    path.write_text("".join(each.read_text() for each in here))
-    return str(path)
 
 
 @pytest.fixture

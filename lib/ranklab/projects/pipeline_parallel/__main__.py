@@ -21,17 +21,21 @@ def parse(argv=None):
     command = Command(__package__, __doc__)
     command.add_argument("--size", choices=SIZES, default="laptop")
     command.add_argument("--schedule", choices=SCHEDULES, default="1f1b")
-    command.add_argument("--virtual", type=int, default=2, help="interleaved: stages of a rank")
+    command.add_argument("--virtual", type=int, help="interleaved: stages of a rank (2)")
     command.add_ranks()
     command.add_resume()
     command.add_fields(Settings, without=["betas", "micro_batch"])
     options = command.parse(argv)
     command.refuse_ranks_in_a_job(options)
+    try:
+        options.schedule = schedule_of(options.schedule, options.virtual)
+    except ValueError as error:
+        command.error(str(error))
     return options, command.config(SIZES[options.size][1], options)
 
 
 if __name__ == "__main__":
     options, settings = parse()
-    say(report(run(options.size, options.ranks, schedule_of(options.schedule, options.virtual),
+    say(report(run(options.size, options.ranks, options.schedule,
                    resume=options.resume, progress=sys.stderr.isatty(), timeout=time_limit(),
                    **vars(settings))))

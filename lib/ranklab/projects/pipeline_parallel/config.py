@@ -13,10 +13,15 @@ SCHEDULES = {"gpipe": pp.gpipe_schedule, "1f1b": pp.one_f_one_b_schedule,
              "zb-v": pp.zb_v_schedule}  # fmt: skip
 
 
-def schedule_of(name, virtual=2):
-    """(ranks, micro_batches) -> the schedule; `virtual` is for interleaved."""
-    named = {"virtual": virtual} if name == "interleaved" else {}
-    return functools.partial(SCHEDULES[name], **named)
+def schedule_of(name, virtual=None):
+    """(ranks, micro_batches) -> the schedule; `virtual` is for interleaved, 2 by default.
+    error  ValueError where it is given to another one
+    """
+    if name == "interleaved":
+        return functools.partial(SCHEDULES[name], virtual=virtual or 2)
+    if virtual is not None:
+        raise ValueError(f"--virtual {virtual} is for --schedule interleaved, not for {name}")
+    return SCHEDULES[name]
 
 
 @dataclass(frozen=True)
