@@ -1,5 +1,5 @@
 """The `ranklab` command: status (also with no command), work, drill, doctor, rehearse,
-build, grade."""
+compare, build, grade."""
 
 import argparse
 import sys
@@ -25,6 +25,8 @@ def main(argv=None) -> int:
     rehearse = commands.add_parser("rehearse", help="a notebook or module under a GPU's rules")
     rehearse.add_argument("what", help="a .ipynb file, or a module with a launch in it")
     rehearse.set_defaults(run=_rehearse)  # hands the other arguments to the module
+    compare = commands.add_parser("compare", help="one model in every layout", add_help=False)
+    compare.set_defaults(run=_compare)  # reads its own options, as drill does
     build = commands.add_parser("build", help="labs/ and solutions/ from labs/source/")
     build.add_argument("labs", nargs="*", help="such as 02_collectives; all by default")
     build.add_argument("--check", action="store_true", help="only say what is stale; run nothing")
@@ -38,7 +40,7 @@ def main(argv=None) -> int:
     grade.set_defaults(run=_grade)
     arguments = sys.argv[1:] if argv is None else argv
     options, rest = parser.parse_known_args(arguments or ["status"])
-    if rest and options.run not in (_drill, _rehearse):
+    if rest and options.run not in (_drill, _rehearse, _compare):
         parser.error(f"unknown: {' '.join(rest)}")
     options.rest = rest
     return options.run(options) or 0
@@ -85,6 +87,12 @@ def _rehearse(options):
     from ranklab.course.rehearse import rehearse
 
     return rehearse(options.what, options.rest)
+
+
+def _compare(options):
+    from ranklab.projects.hybrid.compare import main
+
+    return main(options.rest)
 
 
 def _build(options):

@@ -59,8 +59,12 @@ class Layout:
         axes = {"pipeline": self.pp, "data": self.dp, "tensor": self.tp}
         return build_mesh(axes, joined=[("pipeline", "data")])
 
-    def __str__(self):
+    def words(self):
+        """What it has besides its sizes, in words."""
         more = [name for name in ("sequence_parallel", "recompute") if getattr(self, name)]
         more += [f"zero={self.zero}"] * bool(self.zero)
-        more += [f"virtual={self.virtual}"] * (self.virtual > 1)
-        return " ".join([f"dp {self.dp} x tp {self.tp} x pp {self.pp}", *more])
+        more += [self.schedule] * (self.schedule != "1f1b")
+        return more + [f"virtual={self.virtual}"] * (self.virtual > 1)
+
+    def __str__(self):
+        return " ".join([f"dp {self.dp} x tp {self.tp} x pp {self.pp}", *self.words()])

@@ -1,0 +1,131 @@
+"""`ranklab compare`: one model, one batch, every layout; the losses agree, the costs differ."""
+
+import argparse
+import itertools
+import json
+import re
+import statistics
+import time
+from dataclasses import asdict
+
+import torch
+from tqdm import tqdm
+
+from ranklab import data
+from ranklab.engine import device, launch
+from ranklab.hybrid import Hybrid, Layout
+from ranklab.meter import Traffic, memory_of
+from ranklab.models.gpt import GPT, GPTConfig
+from ranklab.text_trainer import TextTrainer, TrainConfig
+
+SHAPE = {"n_ctx": 32, "n_embd": 64, "n_head": 8, "n_layer": 8}
+TRAIN = TrainConfig(steps=3, batch=16, micro_batch=2, log_every=1, warmup=1, eval_batch=16)
+AXES = ("data", "tensor", "pipeline")
+HELD = ("parameters", "gradients", "optimizer_state")
+
+
+def every_layout(ranks):
+    """All dp x tp x pp = ranks that fit the model, and what each axis has besides."""
+    sizes = [each for each in itertools.product(range(1, ranks + 1), repeat=3)
+             if each[0] * each[1] * each[2] == ranks and SHAPE["n_head"] % each[1] == 0
+             and TRAIN.batch % each[0] == 0 and each[2] <= SHAPE["n_layer"]]
+    return [layout for dp, tp, pp in sizes for layout in (
+        Layout(dp, tp, pp), Layout(dp, tp, pp, sequence_parallel=tp > 1, zero=int(dp > 1)))]
+
+
+def parse_layout(text):
+    """ "2x2x2" is dp 2, tp 2, pp 2; "2x2x2,zero,sp,virtual=2,recompute" has more.
+    error  ValueError with the words that are known
+    """
+    sizes, *words = text.split(",")
+    if not re.fullmatch(r"\d+x\d+x\d+", sizes):
+        raise ValueError(f"{sizes!r} is no layout: write dp x tp x pp as 2x2x2")
+    options = dict(zip(("dp", "tp", "pp"), map(int, sizes.split("x"))))
+    for word in words:
+        known = {"zero": {"zero": 1}, "sp": {"sequence_parallel": True},
+                 "recompute": {"recompute": True}}
+        number = re.fullmatch(r"virtual=(\d+)", word)
+        if not number and word not in known:
+            raise ValueError(f"{word!r} is not one of {', '.join(known)}, virtual=2")
+        options |= {"virtual": int(number[1])} if number else known[word]
+    return Layout(**options)
+
+
+def compare(layouts, progress=True):
+    """[{layout, loss, held, sent, messages, seconds}], one process first; largest over ranks."""
+    text = data.python_text()
+    rows = []
+    for layout in tqdm([Layout(), *layouts], desc="layouts", disable=not progress):
+        of_ranks = launch(_measure, text, layout, ranks=layout.ranks, timeout=300)
+        most = {name: {key: max(rank[name][key] for rank in of_ranks) for key in of_ranks[0][name]}
+                for name in ("held", "sent", "messages")}
+        seconds = max(rank["seconds"] for rank in of_ranks)
+        rows.append({"layout": asdict(layout), "name": str(layout), "loss": of_ranks[0]["loss"],
+                     **most, "seconds": seconds})
+    return rows
+
+
+def _measure(text, layout):
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(vocab_size=text.vocab_size, **SHAPE))
+    trainer = TextTrainer(model, text, TRAIN, device(), progress=False,
+                          parallel=Hybrid(layout.new_mesh(), layout))
+    seen = {}
+
+    def look(*_):
+        held = memory_of(trainer.model, trainer.optimizer)
+        seen["held"] = {name: getattr(held, name) for name in HELD}
+
+    seconds = []
+    for _ in range(TRAIN.steps - 1):
+        started = time.perf_counter()
+        trainer.step()
+        seconds.append(time.perf_counter() - started)
+    trainer.optimizer.register_step_pre_hook(look)
+    with Traffic() as traffic:
+        share = trainer.step()
+    mesh = trainer.parallel.mesh
+    sent = traffic.by_axis(mesh)
+    messages = {axis: sum(op.messages for op in traffic.ops if mesh.axes_of(op.group) == (axis,))
+                for axis in AXES}
+    return {"loss": trainer.parallel.total(share).item(), "held": seen["held"],
+            "sent": {axis: sent[axis] for axis in AXES}, "messages": messages,
+            "seconds": statistics.median(seconds)}
+
+
+def table(rows):
+    """`rows` as text."""
+    columns = [f"{'dp x tp x pp':26}  loss"]
+    columns += [f"{name:>11}" for name in ("parameters", "gradients", "Adam")]
+    columns += [f"{axis:>9}" for axis in AXES]
+    lines = [f"{'':33}{'KB on a rank':>32}{'KB sent in a step along':>27}",
+             "".join(columns) + "     step"]
+    for row in rows:
+        layout = Layout(**row["layout"])
+        short = {"sequence_parallel": "sp", "zero=1": "zero"}
+        words = [short.get(word, word) for word in layout.words()]
+        name = " ".join([f"{layout.dp} x {layout.tp} x {layout.pp}", *words])
+        cells = [f"{row['held'][key] / 1e3:11,.0f}" for key in HELD]
+        cells += [f"{row['sent'][axis] / 1e3:9,.0f}" for axis in AXES]
+        lines.append(f"{name:26} {row['loss']:.4f}{''.join(cells)} {1e3 * row['seconds']:5.0f} ms")
+    most = max(abs(row["loss"] - rows[0]["loss"]) for row in rows)
+    return "\n".join([*lines, f"The losses differ by {most:.0e} at most. Ranks share the cores of "
+                      "this machine, so\nits step times say nothing of GPUs."])
+
+
+def main(arguments):
+    """`ranklab compare` has run; returns its exit code."""
+    parser = argparse.ArgumentParser(prog="ranklab compare", description=__doc__)
+    parser.add_argument("--ranks", type=int, default=4, help="of each layout; 4 by default")
+    parser.add_argument("--layouts", nargs="+", metavar="2x2x2,zero,sp",
+                        help="dp x tp x pp, and what else; all of --ranks by default")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    options = parser.parse_args(arguments)
+    try:
+        layouts = [*map(parse_layout, options.layouts)] if options.layouts else \
+            [*dict.fromkeys(every_layout(options.ranks))]
+    except ValueError as error:
+        print(f"ranklab compare: {error}")
+        return 2
+    rows = compare(layouts)
+    print(json.dumps(rows, indent=1) if options.json else table(rows))
