@@ -96,16 +96,16 @@ def _measure(text, layout):
 def table(rows):
     """`rows` as text."""
     columns = [f"{'dp x tp x pp':26}  loss"]
-    columns += [f"{name:>11}" for name in ("parameters", "gradients", "Adam")]
+    columns += [f"{name:>10}" for name in ("weights", "gradients", "Adam")]
     columns += [f"{axis:>9}" for axis in AXES]
-    lines = [f"{'':33}{'KB on a rank':>32}{'KB sent in a step along':>27}",
+    lines = [f"{'':33}{'KB on a rank':>29}{'KB sent in a step along':>28}",
              "".join(columns) + "     step"]
     for row in rows:
         layout = Layout(**row["layout"])
         short = {"sequence_parallel": "sp", "zero=1": "zero"}
         words = [short.get(word, word) for word in layout.words()]
         name = " ".join([f"{layout.dp} x {layout.tp} x {layout.pp}", *words])
-        cells = [f"{row['held'][key] / 1e3:11,.0f}" for key in HELD]
+        cells = [f"{row['held'][key] / 1e3:10,.0f}" for key in HELD]
         cells += [f"{row['sent'][axis] / 1e3:9,.0f}" for axis in AXES]
         lines.append(f"{name:26} {row['loss']:.4f}{''.join(cells)} {1e3 * row['seconds']:5.0f} ms")
     most = max(abs(row["loss"] - rows[0]["loss"]) for row in rows)
