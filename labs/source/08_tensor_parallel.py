@@ -665,7 +665,7 @@ from torch.distributed.tensor.parallel import loss_parallel
 
 from ranklab.projects.tensor_parallel import dtensor
 
-
+# %%
 def by_dtensor(model, how):
     mesh = init_device_mesh(device().type, (dist.get_world_size(),))
     return dtensor.parallelize_gpt(model, mesh, sequence_parallel=how.sequence_parallel)

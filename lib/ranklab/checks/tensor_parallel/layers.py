@@ -72,10 +72,10 @@ def _layer(case, ranks, call, module, one, x, cuts, *rest):
 
 def _filled(module, case=""):
     """`module` with the same numbers on all ranks."""
-    for place, (name, p) in enumerate(module.named_parameters()):
-        p.data = seeded(place, *p.shape) / 2
+    for place, (name, p) in enumerate(module.to(device()).named_parameters()):
+        p.data.copy_(seeded(place, *p.shape) / 2)
         p.requires_grad_(not case.endswith(f"frozen {name}"))
-    return module.to(device())
+    return module
 
 
 def _columns(layer_class, ranks):
