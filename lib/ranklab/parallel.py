@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from ranklab.engine import device
 from ranklab.models.gpt import IGNORE
 
 
@@ -168,10 +169,29 @@ class GroupParallel(Parallel):
         return everybodys.view(self.ranks, -1)
 
 
-def groups_here(groups, parameters):
+def groups_here(groups, here):
     """Groups for an optimizer, decided for the whole model, with what of them is on this rank.
-    parameters  {name in the whole model: this rank's parameter}
+
+    A group of which nothing is here has an empty parameter: torch refuses one without parameters
+    beside one whose parameters have names, and the same parameter in two.
+    here  (name, parameter of the whole model) -> this rank's, or None
     """
-    nothing = [("nothing", nn.Parameter(torch.empty(0)))]  # torch wants a name in each group
-    return [{**group, "params": [(name, parameters[name]) for name, _ in group["params"]
-                                 if name in parameters] or nothing} for group in groups]
+    found = [[(name, mine) for name, p in group["params"] if (mine := here(name, p)) is not None]
+             for group in groups]
+    like = next((mine for pairs in found for _, mine in pairs), torch.empty(0))
+    return [{**group, "params": pairs or [("nothing", nn.Parameter(like.new_empty(0)))]}
+            for group, pairs in zip(groups, found)]
+
+
+def mesh_grad_norm(held, group=None):
+    """The norm of all gradients of the whole model, each number once, alike on all ranks.
+
+    held  [(gradient, how many ranks of the group hold these numbers)]
+    cost  one all-reduce of 8 bytes
+    lab   12
+    """
+    total = torch.zeros((), dtype=torch.float64, device=device())
+    for gradient, copies in held:
+        total += gradient.double().square().sum() / copies
+    dist.all_reduce(total, group=group)
+    return total.sqrt().float()

@@ -38,7 +38,7 @@ class FullyShard(DataParallel):
         return model
 
     def make_optimizer(self, new_optimizer, groups):
-        return new_optimizer(groups_here(groups, self.rows))
+        return new_optimizer(groups_here(groups, lambda name, _: self.rows[name]))
 
     def communication(self, is_last):
         """Each piece's gradients travel: kept, they would be whole on each rank."""

@@ -2,15 +2,14 @@
 
     layout.py       Layout: how many ranks along each axis, and what else
     parallelize.py  parallelize: all of it on a model, in order
-    grad_norm.py    mesh_grad_norm: each number of the gradient once
     training.py     Hybrid: the training loop's view
 
 Nothing of labs 03 to 09 is written again here.
 """
 
-from ranklab.hybrid.grad_norm import mesh_grad_norm
 from ranklab.hybrid.layout import Layout
 from ranklab.hybrid.parallelize import parallelize
 from ranklab.hybrid.training import Hybrid
+from ranklab.parallel import mesh_grad_norm
 
 __all__ = ["Hybrid", "Layout", "mesh_grad_norm", "parallelize"]

@@ -4,6 +4,7 @@ import functools
 
 from torch.utils.checkpoint import checkpoint
 
+from ranklab.baseline import checkpoint_blocks
 from ranklab.tensor_parallel.plan import How, parallel_gpt
 
 
@@ -22,13 +23,7 @@ def parallelize(model, hybrid):
     hybrid.pipeline.keep_mine(model)
     parallel_gpt(model, How(hybrid.tensor.group, layout.sequence_parallel))
     if layout.recompute:
-        recompute_blocks(model)
+        checkpoint_blocks(model, functools.partial(checkpoint, use_reentrant=False))
     hybrid.pipeline.make_stages(model)
     hybrid.data.apply(model)
     return model
-
-
-def recompute_blocks(model):
-    """Each block keeps its input alone, and computes the rest again in backward."""
-    for block in model.blocks.values():
-        block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)

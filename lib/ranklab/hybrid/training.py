@@ -4,12 +4,11 @@ import torch
 import torch.distributed as dist
 
 from ranklab.data_parallel.training import DataParallel
-from ranklab.hybrid.grad_norm import mesh_grad_norm
 from ranklab.hybrid.parallelize import parallelize
-from ranklab.parallel import GroupParallel
+from ranklab.parallel import GroupParallel, mesh_grad_norm
 from ranklab.pipeline_parallel.training import PipelineParallel
 from ranklab.tensor_parallel.split import split_of
-from ranklab.tensor_parallel.training import TensorParallel, boxes_of
+from ranklab.tensor_parallel.training import TensorParallel, in_the_whole
 from ranklab.zero.training import Zero
 
 
@@ -63,16 +62,12 @@ class Hybrid(GroupParallel):
 
     def grad_norm(self, parameters):
         """Each number of the model once, wherever it is."""
-        found = self.gradients()
-        return mesh_grad_norm([gradient for _, gradient in found],
-                              [self.copies_of(parameter) for parameter, _ in found])
-
-    def gradients(self):
-        """[(parameter, what of its gradient this rank has)]"""
         if self.layout.zero:
-            parts = [part for bucket in self.data.replica.buckets for part in bucket.parts]
-            return [(part.parameter, part.master.grad) for part in parts]
-        return [(p, p.grad) for p in self.pipeline.model.parameters() if p.grad is not None]
+            found = [(part.parameter, part.master.grad)
+                     for bucket in self.data.replica.buckets for part in bucket.parts]
+        else:
+            found = [(p, p.grad) for p in self.pipeline.model.parameters() if p.grad is not None]
+        return mesh_grad_norm([(gradient, self.copies_of(p)) for p, gradient in found])
 
     def copies_of(self, parameter):
         """How many ranks hold the numbers that this rank has of the parameter's gradient."""
@@ -95,11 +90,8 @@ class Hybrid(GroupParallel):
 
     def state(self, model, optimizer):
         """What this rank has, as boxes of the whole model."""
-        splits = {name: split_of(p) for name, p in model.named_parameters()}
-        tied = self.pipeline.tied
-        return [box._replace(name=tied.get(box.name, box.name))
-                for piece in self.data.state(model, optimizer)
-                for box in boxes_of(piece, splits.get(piece.name))]
+        pieces = in_the_whole(self.data.state(model, optimizer), model)
+        return self.pipeline.with_whole_names(pieces)
 
     def loaded(self):
         self.data.loaded()

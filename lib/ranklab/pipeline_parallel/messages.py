@@ -1,5 +1,6 @@
 """The messages of a schedule: which rank sends what to which, and when it says so."""
 
+import functools
 from typing import NamedTuple
 
 from ranklab.pipeline_parallel.actions import places
@@ -39,6 +40,11 @@ def with_messages(schedule):
       each message loses time in which it could compute
     error  ValueError where no rank can go on
     """
+    return _with_messages(tuple(map(tuple, schedule)))
+
+
+@functools.lru_cache(maxsize=16)  # a training asks for the same schedule in each step
+def _with_messages(schedule):
     place = places(schedule)
     lists = [[] for _ in schedule]
     for rank, action, _, _ in simulate(schedule):

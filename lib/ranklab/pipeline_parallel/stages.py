@@ -1,9 +1,12 @@
-"""Which layers a stage has, and a GPT of which only these are left."""
+"""Which layers a stage has, and a GPT of which only these are left. FLOPs are counted by baseline.
+"""
 
 import copy
 
 import torch
 from torch import nn
+
+from ranklab.baseline import transformer_flops
 
 
 def split_stages(costs, stages):
@@ -30,9 +33,9 @@ def gpt_costs(config):
 
     An embedding is looked up, and costs nothing; the head is one product of C x V.
     """
-    C, T = config.n_embd, config.n_ctx
-    block = 2 * (12 * C * C + 2 * T * C)
-    return [0, *[block] * config.n_layer, 2 * C * config.vocab_size]
+    head = 2 * config.n_embd * config.vocab_size
+    all_layers = transformer_flops(config, 1, config.n_ctx, backward=False) // config.n_ctx
+    return [0, *[(all_layers - head) // config.n_layer] * config.n_layer, head]
 
 
 def keep_layers(model, *ranges):

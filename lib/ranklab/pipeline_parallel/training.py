@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 from ranklab.engine import device
-from ranklab.parallel import GroupParallel, groups_here
+from ranklab.parallel import GroupParallel, groups_here, mesh_grad_norm
 from ranklab.pipeline_parallel.actions import places
 from ranklab.pipeline_parallel.deferred import WeightQueue, defer_weights
 from ranklab.pipeline_parallel.executor import PipelineExecutor
@@ -118,22 +118,21 @@ class PipelineParallel(GroupParallel):
 
     def grad_norm(self, parameters):
         """Each number once: what two ranks hold is half of each."""
-        squares = torch.zeros((), dtype=torch.float64, device=parameters[0].device)
         copies = {id(p) for p in self.copies}
-        for p in parameters:
-            if p.grad is not None:
-                squares += p.grad.double().square().sum() / (2 if id(p) in copies else 1)
-        return self.total(squares).sqrt().float()
+        return mesh_grad_norm([(p.grad, 2 if id(p) in copies else 1) for p in parameters
+                               if p.grad is not None], self.group)
 
     def make_optimizer(self, new_optimizer, groups):
         return new_optimizer(self.here(groups))
 
     def here(self, groups):
         """`groups`, decided for the whole model, with what of them this rank has."""
-        return groups_here(groups, {self.tied.get(name, name): p
-                                    for name, p in self.model.named_parameters()})
+        mine = {self.tied.get(name, name): p for name, p in self.model.named_parameters()}
+        return groups_here(groups, lambda name, _: mine.get(name))
 
     def state(self, model, optimizer):
         """What this rank has, under the names of the whole model."""
-        return [piece._replace(name=self.tied.get(piece.name, piece.name))
-                for piece in super().state(model, optimizer)]
+        return self.with_whole_names(super().state(model, optimizer))
+
+    def with_whole_names(self, pieces):
+        return [piece._replace(name=self.tied.get(piece.name, piece.name)) for piece in pieces]

@@ -13,6 +13,7 @@ from typing import Any, Callable
 
 from torch import nn
 
+from ranklab.models.gpt import IGNORE
 from ranklab.tensor_parallel.attention import enter_before, parallel_attention
 from ranklab.tensor_parallel.dropout import own_random_in
 from ranklab.tensor_parallel.linear import (
@@ -224,8 +225,8 @@ def shifted_loss(how):
     """What LlamaForCausalLM's loss_function is: (logits, labels, vocab_size) -> the mean."""
 
     def loss(logits, labels, vocab_size, **_):
-        shifted = nn.functional.pad(labels, (0, 1), value=-100)[:, 1:].flatten()
-        losses = how.cross_entropy(logits.flatten(0, 1), shifted, vocab_size, how.group)
-        return losses.sum() / (shifted != -100).sum()
+        shifted = nn.functional.pad(labels, (0, 1), value=IGNORE)[:, 1:]
+        mean_of = vocab_parallel_loss(vocab_size, how.group, how.cross_entropy)
+        return mean_of(nn.Identity(), logits, shifted)  # Llama has called its head
 
     return loss

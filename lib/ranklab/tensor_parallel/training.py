@@ -1,9 +1,8 @@
 """TensorParallel: the split model as the training loop sees it."""
 
 import torch
-import torch.distributed as dist
 
-from ranklab.parallel import GroupParallel, Piece, groups_here
+from ranklab.parallel import GroupParallel, Piece, groups_here, mesh_grad_norm
 from ranklab.tensor_parallel.dropout import dropout_seeds
 from ranklab.tensor_parallel.plan import How, parallel_gpt
 from ranklab.tensor_parallel.split import split_of
@@ -33,23 +32,19 @@ class TensorParallel(GroupParallel):
 
     def make_optimizer(self, new_optimizer, groups):
         """Of the parts that are there now: groups were decided before the model was split."""
-        return new_optimizer(groups_here(groups, self.parts))
+        return new_optimizer(groups_here(groups, lambda name, _: self.parts.get(name)))
 
     def grad_norm(self, parameters):
-        """Each number once: parts are added up over ranks, copies are shares of it."""
-        squares = [self.share_of(p, p.grad.double().square()) for p in parameters
-                   if p.grad is not None]
-        total = torch.stack(squares).sum()
-        dist.all_reduce(total, group=self.group)
-        return total.sqrt().float()
+        return mesh_grad_norm([part for p in parameters if p.grad is not None
+                               for part in self.gradients_of(p)], self.group)
 
-    def share_of(self, parameter, values):
-        """The sum of values, such that the sum over ranks has each number of the whole once."""
+    def gradients_of(self, parameter):
+        """[(a part of its gradient, how many ranks hold it)]"""
         split = split_of(parameter)
         if split is None:
-            return values.sum() / self.ranks
-        return sum(part.sum() / copies
-                   for (_, part), copies in zip(split.pieces_of(values), split.copies))
+            return [(parameter.grad, self.ranks)]
+        return [(part, copies) for (_, part), copies in
+                zip(split.pieces_of(parameter.grad), split.copies)]
 
     def total(self, value):
         return value  # all ranks have the same
@@ -59,9 +54,13 @@ class TensorParallel(GroupParallel):
 
     def state(self, model, optimizer):
         """This rank's parts, as boxes of the whole."""
-        splits = {name: split_of(p) for name, p in model.named_parameters()}
-        return [box for piece in super().state(model, optimizer)
-                for box in boxes_of(piece, splits.get(piece.name))]
+        return in_the_whole(super().state(model, optimizer), model)
+
+
+def in_the_whole(pieces, model):
+    """Pieces of the parts that `model` has here, as Pieces of the whole model."""
+    splits = {name: split_of(p) for name, p in model.named_parameters()}
+    return [box for piece in pieces for box in boxes_of(piece, splits.get(piece.name))]
 
 
 def boxes_of(piece, split):

@@ -2,7 +2,8 @@
 
 import torch
 import torch.distributed as dist
-from torch import nn
+
+from ranklab.parallel import groups_here
 
 
 class Owned:
@@ -21,17 +22,9 @@ class Owned:
                                   if p.requires_grad]}]
         masters = {id(part.parameter): part.master
                    for bucket in self.buckets for part in bucket.parts}
-        optimizer = new_optimizer([
-            {**group, "params": [(name, masters[id(p)]) for name, p in group["params"]
-                                 if id(p) in masters] or self.nothing()} for group in groups])
+        optimizer = new_optimizer(groups_here(groups, lambda _, p: masters.get(id(p))))
         optimizer.register_step_post_hook(lambda *_: self.step_ends())
         return optimizer
-
-    def nothing(self):
-        """For a group of which this rank owns nothing: torch refuses one without parameters beside
-        one whose parameters have names, and the same parameter in two.
-        """
-        return [("nothing", nn.Parameter(self.buckets[0].master.new_empty(0)))]
 
     def backward_ends(self):
         """As a Replica's; gradients on their way to the CPU's memory are there."""
