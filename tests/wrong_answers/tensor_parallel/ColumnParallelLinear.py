@@ -36,6 +36,8 @@ WRONG = [
     _wrong(WEIGHT, "split_parameter(linear.weight, 0, None, parts)", BIAS,
            "split_parameter(linear.bias, 0, None, parts)", says="Hand `group` on|group"),
     _wrong("self.weight, self.bias)", "self.weight) + self.bias", says="There may be no bias"),
+    _wrong("self.weight, self.bias)", "self.weight, self.bias if x.dim() == 3 else None)",
+           says="x of two dims: the value"),
     _wrong(ENTER, "self.enter(x)", says="Hand `group` on", called="enters_all_ranks"),
     _wrong(ENTER, "self.enter(self.enter(x, self.group), self.group)", says="gradient of x|of shape"
            "|4 times right", called="enters_twice"),

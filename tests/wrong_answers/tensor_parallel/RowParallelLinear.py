@@ -19,6 +19,8 @@ def _wrong(*edits, says, **named):
 
 
 WRONG = [
+    _wrong("if self.bias is None", "if self.bias is None or x.dim() == 2",
+           says="x of two dims: the value"),
     _wrong(LEAVE, "self.leave(F.linear(x, self.weight, self.bias), self.group)", ADD, "y",
            says="adds it once more"),
     _wrong(LEAVE, "self.leave(F.linear(x, self.weight, self.bias if dist.get_rank(self.group) == 0 "

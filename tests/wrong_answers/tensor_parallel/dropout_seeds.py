@@ -17,6 +17,7 @@ def _wrong(*edits, says, **named):
 
 WRONG = [
     _wrong(FIRST, "seed + data_rank * (tensor_ranks + 1)", says="up to the next seed"),
+    _wrong("seed * SPREAD", "seed * 1000", says="room for all of them", called="runs_too_close"),
     _wrong(FIRST, "seed * SPREAD", says="tensor_ranks \\+ 1 for each data rank"),
     _wrong(FIRST, "seed * SPREAD + data_rank * tensor_ranks", says="are the same number",
            called="one_too_few"),

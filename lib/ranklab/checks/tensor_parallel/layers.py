@@ -17,7 +17,8 @@ from ranklab.tensor_parallel.regions import (
 B, T, D, H = 2, 12, 2, 12
 C, OUT, FUSED = 24, 48, (24, 12, 12)  # FUSED: q, k and v in one matrix of OUT rows
 X_BYTES, Y_BYTES = B * T * C * 4, B * T * OUT * 4
-LINEARS = "with bias", "without bias", "frozen weight", "frozen bias", "each rank its tokens"
+LINEARS = ("with bias", "without bias", "frozen weight", "frozen bias", "x of two dims",
+           "each rank its tokens")
 # Heads of k and v, which 4, 3, 2 and 1 ranks divide, or not; and whether there are biases.
 HEADS = {"12 key heads": (12, True), "6 key heads": (6, False), "2 key heads": (2, True),
          "4 key heads, k frozen": (4, False), "each rank its tokens": (4, False)}
@@ -82,14 +83,14 @@ def _columns(layer_class, ranks):
     for case in (*LINEARS, f"parts={FUSED}", "enter=as_it_is"):
         one = _filled(nn.Linear(C, OUT, case != "without bias"), case)
         at, options, forward, backward = ranks.at(OUT), {}, (), (X_BYTES,)
-        x, y = Whole(seeded(5, B, T, C).requires_grad_()), Whole(None, 2, at)
+        x, y = Whole(_input(case)), Whole(None, -1, at)
         if "tokens" in case:
             options, forward = {"enter": gather_tokens}, backward
             x = Whole(x.tensor, 1, ranks.at(T))
         if "parts" in case:
             options = {"parts": FUSED}
             at = torch.cat([sum(FUSED[:n]) + ranks.at(size) for n, size in enumerate(FUSED)])
-            y = Whole(None, 2, at)
+            y = Whole(None, -1, at)
         layer = layer_class(copy.deepcopy(one), ranks.group, **options)
         if "as_it_is" in case:  # then x has the gradient of this rank's outputs alone
             layer = layer_class(copy.deepcopy(one), ranks.group, as_it_is)
@@ -100,6 +101,12 @@ def _columns(layer_class, ranks):
         yield refused("tp=4, 10 outputs", lambda: layer_class(nn.Linear(4, 10), ranks.group))
 
 
+def _input(case):
+    """(B, T, C), or (B * T, C)"""
+    x = seeded(5, B, T, C)
+    return (x.flatten(0, 1) if "two dims" in case else x).requires_grad_()
+
+
 def _some_outputs(linear, at, x):
     return F.linear(x, linear.weight[at], linear.bias[at])
 
@@ -107,12 +114,12 @@ def _some_outputs(linear, at, x):
 def _rows(layer_class, ranks):
     for case in LINEARS:
         one, at = _filled(nn.Linear(C, OUT, case != "without bias"), case), ranks.at(C)
-        x, y, options, backward = seeded(5, B, T, C).requires_grad_(), Whole(None), (), ()
+        x, y, options, backward = _input(case), Whole(None), (), ()
         if "tokens" in case:
             y, options = Whole(None, 1, ranks.at(T)), (scatter_tokens, copy_to_region)
             backward = Y_BYTES, one.bias.nbytes
         layer = layer_class(copy.deepcopy(one), ranks.group, *options)
-        yield from _layer(case, ranks, layer, layer, one, Whole(x, 2, at), {"weight": (1, at)}, y,
+        yield from _layer(case, ranks, layer, layer, one, Whole(x, -1, at), {"weight": (1, at)}, y,
                           ROW, (Y_BYTES,), backward)
     if ranks.size == 4:
         yield refused("tp=4, 10 inputs", lambda: layer_class(nn.Linear(10, 4), ranks.group))

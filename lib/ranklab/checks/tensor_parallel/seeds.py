@@ -1,21 +1,23 @@
 """The check of dropout_seeds: all that a run needs, side by side."""
 
+import itertools
+
 import torch
 
 from ranklab.checks.exercise import Mistake
 
 SEEDS, DATA, TENSOR = (0, 1, 2, 3, 10, 41, 42, 43, 1337), 8, (1, 2, 3, 8)
+MANY = 2048  # data ranks of the largest runs
 
 
 def check_dropout_seeds(dropout_seeds):
-    for R in TENSOR:
+    runs = [(R, SEEDS, DATA, range(R)) for R in TENSOR] + [(8, (0, 1), MANY, (0, 7))]
+    for R, seeds, data, ranks in runs:
         seen = {}  # number -> what it is for, and the other way round
-        for seed in SEEDS:
-            for data_rank in range(DATA):
-                for rank in range(R):
-                    _look_at(seen, dropout_seeds, seed, data_rank, rank, R)
+        for seed, data_rank, rank in itertools.product(seeds, range(data), ranks):
+            _look_at(seen, dropout_seeds, seed, data_rank, rank, R)
     yield "shared: the same on all ranks of a tensor group, another one for each data rank"
-    yield "own: another one on every rank, up to 8 x 8 ranks; none is a shared one"
+    yield f"own: another one on every rank, up to {MANY} x 8 ranks; none is a shared one"
     yield "runs with other seeds share none; nothing is sent, or drawn"
 
 
