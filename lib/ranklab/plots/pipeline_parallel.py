@@ -92,7 +92,8 @@ def several(named, title=None, flush=True, xlabel="time"):
         peak = max(held for rank in range(lanes) for _, held in memory_line(spans, rank))
         each = len({span.action.stage for span in spans}) / lanes
         ax.text(1.01, 0.5, f"bubble {bubble_fraction(spans, flush):.1%}\nholds {peak / each:g}\n"
-                "micro-batches", transform=ax.transAxes, va="center", fontsize=9)
+                f"micro-batch{'es' * (peak > each)}", transform=ax.transAxes, va="center",
+                fontsize=9)
     axes[-1, 0].set_xlabel(xlabel)
     if title:
         fig.suptitle(title, fontsize=11, weight="bold")
