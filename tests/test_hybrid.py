@@ -9,6 +9,7 @@ import torch
 from ranklab import device, launch
 from ranklab.data import python_text
 from ranklab.hybrid import Hybrid, Layout
+from ranklab.hybrid.layout import SCHEDULES
 from ranklab.meter import Traffic
 from ranklab.models.gpt import GPT, GPTConfig
 from ranklab.text_trainer import TextTrainer, TrainConfig
@@ -21,14 +22,39 @@ SIZES = [sizes for sizes in itertools.product((1, 2, 4, 8), repeat=3)
 OPTIONS = {  # by pairs: each two of them meet in some layout
     (2, 2, 2): [{"sequence_parallel": True, "zero": 1}, {"virtual": 2, "recompute": True},
                 {"schedule": "zb-h1", "zero": 1, "recompute": True},
-                {"schedule": "zb-v", "sequence_parallel": True, "recompute": True}],
-    (4, 1, 2): [{"virtual": 2, "zero": 1}, {"schedule": "gpipe"}],
+                {"schedule": "zb-v", "sequence_parallel": True, "recompute": True},
+                {"zero": 3, "sequence_parallel": True, "virtual": 2, "outer": "data"}],
+    (4, 1, 2): [{"virtual": 2, "zero": 1}, {"schedule": "gpipe", "outer": "data"},
+                {"zero": 3, "recompute": True}],
     (1, 4, 2): [{"virtual": 2, "sequence_parallel": True}],
-    (2, 4, 1): [{"zero": 1, "sequence_parallel": True, "recompute": True}],
-    (8, 1, 1): [{"zero": 1}],
+    (2, 4, 1): [{"zero": 1, "sequence_parallel": True, "recompute": True},
+                {"zero": 3, "schedule": "gpipe"}],
+    (8, 1, 1): [{"zero": 1}, {"zero": 3}],
 }
 LAYOUTS = [Layout(*sizes, **options) for sizes in SIZES
            for options in [{}, *OPTIONS.get(sizes, [])]]
+
+
+def every_option():
+    """What `make sweep` runs besides: all that is legal, on 2, 4 and 8 ranks."""
+    all_sizes = [sizes for sizes in itertools.product((1, 2, 4, 8), repeat=3)
+                 if sizes[0] * sizes[1] * sizes[2] in (2, 4, 8)]
+    orders = [{"schedule": name} for name in SCHEDULES] + [{"virtual": 2}]
+    for (dp, tp, pp), zero, order in itertools.product(all_sizes, (0, 1, 3), orders):
+        if pp == 1 and order != {"schedule": "1f1b"} or zero and dp == 1:
+            continue  # nothing that another one has not
+        if pp == 8 and (order.get("virtual") or order.get("schedule") == "zb-v"):
+            continue  # 16 stages, 8 layers
+        if zero == 3 and order.get("schedule", "").startswith("zb"):
+            continue
+        for sequence_parallel, recompute in itertools.product({False, tp > 1}, (False, True)):
+            layout = Layout(dp, tp, pp, zero=zero, recompute=recompute, **order,
+                            sequence_parallel=sequence_parallel)
+            if layout not in LAYOUTS:
+                yield layout
+
+
+SWEEP = [pytest.param(layout, marks=pytest.mark.sweep) for layout in every_option()]
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +66,8 @@ def new_trainer(text, layout, **changes):
     torch.manual_seed(0)
     config = TrainConfig(**{"steps": 4, "batch": 16, "micro_batch": 2, "log_every": 1, "clip": 0.3,
                             "warmup": 2, "eval_batch": 16, **changes})
-    model = GPT(GPTConfig(vocab_size=text.vocab_size, **MODEL))
+    with torch.device("meta" if layout else "cpu"):  # a rank never has the whole model
+        model = GPT(GPTConfig(vocab_size=text.vocab_size, **MODEL))
     parallel = layout and Hybrid(layout.new_mesh(), layout)
     return TextTrainer(model, text, config, device(), progress=False, parallel=parallel)
 
@@ -58,16 +85,16 @@ def alone(text):
     return launch(losses, text, None, ranks=1)[0]
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS + SWEEP, ids=str)
 def test_equal_to_one_process(layout, text, alone):
-    for found in launch(losses, text, layout, ranks=8, timeout=120):
+    for found in launch(losses, text, layout, ranks=layout.ranks, timeout=120):
         assert found == pytest.approx(alone, abs=2e-5)
 
 
 def test_goes_on_in_any_other_layout(text, alone, tmp_path):
     run = functools.partial(losses, text, checkpoint=str(tmp_path))
     steps = [(Layout(2, 2, 2, zero=1), 1), (Layout(1, 4, 2, sequence_parallel=True), 2),
-             (Layout(8), 3), (None, 4)]
+             (Layout(4, 1, 2, zero=3, virtual=2), 3), (None, 4)]
     for i, (layout, until) in enumerate(steps):
         found = launch(functools.partial(run, layout, until, resume=i > 0),
                        ranks=layout.ranks if layout else 1, timeout=120)
@@ -100,7 +127,9 @@ def test_bad_layouts_are_sentences():
     for options, sentence in (
         ({"dp": 0}, "dp=0 must be at least 1"),
         ({"schedule": "1b1f"}, "schedule='1b1f' is not one of gpipe, 1f1b, zb-h1, zb-v"),
-        ({"zero": 3}, "zero=3 must be 0 or 1"),
+        ({"zero": 2}, "zero=2 must be 0, 1 or 3"),
+        ({"zero": 3, "schedule": "zb-h1"}, "when with zero=3 the weights are gone"),
+        ({"outer": "tensor"}, "outer='tensor' must be pipeline or data"),
         ({"virtual": 2, "schedule": "gpipe"}, "virtual=2 stages need schedule='1f1b'"),
     ):
         with pytest.raises(ValueError) as error:
@@ -115,3 +144,13 @@ def test_a_mesh_of_another_size_is_a_sentence_on_every_rank():
         return str(error.value)
 
     assert launch(make, ranks=2) == ["2 x 2 x 2 = 8 ranks, but the job has 2"] * 2
+
+
+def test_tensor_ranks_on_several_nodes_are_a_sentence_on_every_rank():
+    def make():
+        with pytest.raises(ValueError) as error:
+            Layout(1, 4, 1).new_mesh()
+        return str(error.value)
+
+    said = launch(make, ranks=4, nodes=2)
+    assert len(set(said)) == 1 and "tp=4 tensor ranks would be on several nodes of 2" in said[0]

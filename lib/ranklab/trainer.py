@@ -226,14 +226,16 @@ class Trainer:
             save_checkpoint(self.loop.checkpoint, self.parallel, self.model, self.optimizer,
                             self.steps_done, self.saved(), self.device)  # fmt: skip
 
-    def resume(self):
+    def resume(self, reshard=None):
         """The trainer stands where loop.checkpoint was saved last; the next steps are bit-equal.
 
         Random numbers go on where there are as many ranks as before. (On GPUs bit-equal as far as
         its kernels are: some add in an order that changes.)
+        reshard  see load_checkpoint
         """
-        self.steps_done = load_checkpoint(self.loop.checkpoint, self.parallel, self.model,
-                                          self.optimizer, self.device, self.saved())  # fmt: skip
+        self.steps_done = load_checkpoint(
+            self.loop.checkpoint, self.parallel, self.model, self.optimizer, self.device,
+            self.saved(), reshard)  # fmt: skip
 
 
 def due(step, every):

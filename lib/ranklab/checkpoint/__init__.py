@@ -27,6 +27,7 @@ from ranklab.baseline.checkpointing import set_random_state
 from ranklab.checkpoint.files import (
     INDEX, Files, box_key, complete, forget, new_folder, write_index, write_rank,
 )
+from ranklab.checkpoint.reshard import reshard_checkpoint
 
 
 def save_checkpoint(folder, parallel, model, optimizer, step, more=None, device="cpu", keep=2):
@@ -58,10 +59,12 @@ def save_checkpoint(folder, parallel, model, optimizer, step, more=None, device=
     return place
 
 
-def load_checkpoint(folder, parallel, model, optimizer, device="cpu", more=None):
+def load_checkpoint(folder, parallel, model, optimizer, device="cpu", more=None,
+                    reshard=None):  # fmt: skip
     """Model, optimizer and `more` are as in the last checkpoint of `folder`, saved on any layout;
     returns its step. Random numbers, and what is one rank's own, go on where there are as many
     ranks as before. After an error the weights are as they were.
+    reshard  reshard_checkpoint, or a learner's own
     """
     together = Together(parallel, device)
     with together.agreed():  # one rank looks: others could see another one
@@ -80,10 +83,10 @@ def load_checkpoint(folder, parallel, model, optimizer, device="cpu", more=None)
         make_state(optimizer, index["optimizer"], state)
         pieces = parallel.state(model, optimizer)  # views, to be filled
         own = files.open(parallel.rank) if index["ranks"] == parallel.ranks else None
+        pieces = [piece for piece in pieces if piece.kind in state.get(piece.name, ())]
         sources = [files.overlapping(piece) for piece in pieces]  # all that is read is whole
-    for piece, parts in zip(pieces, sources):
-        for offset, tensor in parts:
-            copy_overlap(piece, offset, tensor)
+    with together.agreed():
+        (reshard or reshard_checkpoint)(pieces, sources)
     parallel.loaded()
     if own:
         set_random_state(own["random"])
@@ -202,16 +205,6 @@ def same_model(state, everybodys):
     if differ:
         more = f"; and {len(differ) - 3} more" if len(differ) > 3 else ""
         raise ValueError(f"the checkpoint is of another model: {'; '.join(differ[:3])}{more}")
-
-
-def copy_overlap(piece, offset, tensor):
-    """What `tensor`, the box at `offset`, has of the piece is in the piece."""
-    starts = [max(pair) for pair in zip(piece.offset, offset)]
-    stops = [min(a + n, b + m) for a, n, b, m in
-             zip(piece.offset, piece.tensor.shape, offset, tensor.shape)]  # fmt: skip
-    there = tuple(slice(i - b, j - b) for i, j, b in zip(starts, stops, offset))
-    here = tuple(slice(i - a, j - a) for i, j, a in zip(starts, stops, piece.offset))
-    piece.tensor[here].copy_(tensor[there])
 
 
 # --- the optimizer ------------------------------------------------------------------------------

@@ -7,9 +7,9 @@
 Nothing of labs 03 to 09 is written again here.
 """
 
-from ranklab.hybrid.layout import Layout
+from ranklab.hybrid.layout import Layout, parse_layout
 from ranklab.hybrid.parallelize import parallelize
 from ranklab.hybrid.training import Hybrid
 from ranklab.parallel import mesh_grad_norm
 
-__all__ = ["Hybrid", "Layout", "mesh_grad_norm", "parallelize"]
+__all__ = ["Hybrid", "Layout", "mesh_grad_norm", "parallelize", "parse_layout"]

@@ -1,9 +1,13 @@
 """A layout: how many ranks along each axis, and what else is done."""
 
 import functools
+import os
+import re
 from dataclasses import dataclass
 
-from ranklab.mesh import build_mesh
+import torch.distributed as dist
+
+from ranklab.mesh import Mesh, build_mesh
 from ranklab.pipeline_parallel import (
     gpipe_schedule, interleaved_schedule, one_f_one_b_schedule, zb_v_schedule,
     zero_bubble_schedule,
@@ -11,6 +15,9 @@ from ranklab.pipeline_parallel import (
 
 SCHEDULES = {"gpipe": gpipe_schedule, "1f1b": one_f_one_b_schedule,
              "zb-h1": zero_bubble_schedule, "zb-v": zb_v_schedule}  # fmt: skip
+WORDS = {"sp": {"sequence_parallel": True}, "zero": {"zero": 1}, "full": {"zero": 3},
+         "recompute": {"recompute": True}, "outer=data": {"outer": "data"},
+         **{name: {"schedule": name} for name in SCHEDULES}}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -18,7 +25,9 @@ class Layout:
     """dp x tp x pp ranks; checked when it is made.
 
     virtual   stages on each rank; more than 1 with the interleaved schedule
-    zero      1: the optimizer's state is shared out over the data ranks (lab 06)
+    zero      1: the optimizer's state is shared out over the data ranks (lab 06); 3: weights and
+              gradients, too, in rows, which are gathered for each micro-batch (lab 07)
+    outer     the axis whose ranks lie furthest apart, "pipeline" or "data"
     """
 
     dp: int = 1
@@ -29,6 +38,7 @@ class Layout:
     schedule: str = "1f1b"
     zero: int = 0
     recompute: bool = False
+    outer: str = "pipeline"
 
     def __post_init__(self):
         for name in ("dp", "tp", "pp", "virtual"):
@@ -36,9 +46,15 @@ class Layout:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
         if self.schedule not in SCHEDULES:
             raise ValueError(f"schedule={self.schedule!r} is not one of {', '.join(SCHEDULES)}")
-        if self.zero not in (0, 1):
-            raise ValueError(f"zero={self.zero} must be 0 or 1: with micro-batches, stages 2 and 3 "
-                             "would send all gradients or parameters once for each of them")
+        if self.zero not in (0, 1, 3):
+            raise ValueError(f"zero={self.zero} must be 0, 1 or 3: stage 2 would send all gradients "
+                             "once for each micro-batch, and save less than 3")
+        if self.zero == 3 and self.schedule.startswith("zb"):
+            raise ValueError(f"schedule={self.schedule!r} computes gradients of weights later, when "
+                             "with zero=3 the weights are gone")
+        if self.outer not in ("pipeline", "data"):
+            raise ValueError(f"outer={self.outer!r} must be pipeline or data: tensor ranks talk most,"
+                             " and are neighbours")
         if self.virtual > 1 and self.schedule != "1f1b":
             raise ValueError(f"virtual={self.virtual} stages need schedule='1f1b', interleaved")
 
@@ -52,19 +68,45 @@ class Layout:
             return functools.partial(interleaved_schedule, virtual=self.virtual)
         return SCHEDULES[self.schedule]
 
-    def new_mesh(self):
-        """The Mesh of all ranks: tensor ranks next to each other, so inside a node.
-        error  ValueError where the sizes do not multiply to the number of ranks
-        """
+    @property
+    def mesh(self):
+        """Who is where, as a Mesh without groups: tensor ranks are neighbours."""
         axes = {"pipeline": self.pp, "data": self.dp, "tensor": self.tp}
-        return build_mesh(axes, joined=[("pipeline", "data")])
+        return Mesh({self.outer: axes.pop(self.outer), **axes})
+
+    def new_mesh(self, build=build_mesh):
+        """The Mesh of all ranks of this job, with groups; `build` may be a learner's own.
+        error  ValueError where the sizes do not multiply to the number of ranks, and where tensor
+               ranks would be on several nodes
+        """
+        per_node = int(os.environ.get("LOCAL_WORLD_SIZE", self.ranks))
+        if dist.get_world_size() == self.ranks and "tensor" not in self.mesh.axes_inside(per_node):
+            raise ValueError(f"tp={self.tp} tensor ranks would be on several nodes of {per_node}: "
+                             "they talk in every layer, so tp must divide the ranks of a node")
+        return build(self.mesh.axes, joined=[("pipeline", "data")])
 
     def words(self):
-        """What it has besides its sizes, in words."""
-        more = [name for name in ("sequence_parallel", "recompute") if getattr(self, name)]
-        more += [f"zero={self.zero}"] * bool(self.zero)
-        more += [self.schedule] * (self.schedule != "1f1b")
+        """What it has besides its sizes, in the words of parse_layout."""
+        plain = Layout()
+        more = [word for word, options in WORDS.items() for name, value in options.items()
+                if getattr(self, name) == value != getattr(plain, name)]
         return more + [f"virtual={self.virtual}"] * (self.virtual > 1)
 
     def __str__(self):
         return " ".join([f"dp {self.dp} x tp {self.tp} x pp {self.pp}", *self.words()])
+
+
+def parse_layout(text):
+    """ "2x2x2" is dp 2, tp 2, pp 2; "2x2x2,zero,sp,virtual=2" has more: see WORDS.
+    error  ValueError with the words that are known
+    """
+    sizes, *words = text.split(",")
+    if not re.fullmatch(r"\d+x\d+x\d+", sizes):
+        raise ValueError(f"{sizes!r} is no layout: write dp x tp x pp as 2x2x2")
+    options = dict(zip(("dp", "tp", "pp"), map(int, sizes.split("x"))))
+    for word in words:
+        number = re.fullmatch(r"virtual=(\d+)", word)
+        if not number and word not in WORDS:
+            raise ValueError(f"{word!r} is not one of {', '.join(WORDS)}, virtual=2")
+        options |= {"virtual": int(number[1])} if number else WORDS[word]
+    return Layout(**options)

@@ -14,14 +14,16 @@ def parallelize(model, hybrid):
     Each step sees what the one before has left:
     1. pipeline: the rank keeps its layers; what it does not have need not be split
     2. tensor: of each layer it keeps its part; norms see its tokens
-    3. checkpointing: each block computes its activations again, messages of 2 included
-    4. stages: blocks that belong to one stage run together
-    5. data: the gradients, or the optimizer's state, of what is left after 1 and 2
+    3. memory: a model on the meta device gets weights, and never more of them than stay here
+    4. checkpointing: each block computes its activations again, messages of 2 included
+    5. stages: blocks that belong to one stage run together
+    6. data: the gradients, the optimizer's state or all three of what is left after 1 and 2
     lab  12
     """
     layout = hybrid.layout
     hybrid.pipeline.keep_mine(model)
     parallel_gpt(model, How(hybrid.tensor.group, layout.sequence_parallel))
+    hybrid.give_memory(model)
     if layout.recompute:
         checkpoint_blocks(model, functools.partial(checkpoint, use_reentrant=False))
     hybrid.pipeline.make_stages(model)

@@ -1,15 +1,23 @@
 """Hybrid: data, tensor and pipeline parallelism together, as the training loop sees them."""
 
+import functools
+
 import torch
 import torch.distributed as dist
 
 from ranklab.data_parallel.training import DataParallel
+from ranklab.engine import device
+from ranklab.fsdp.training import FullyShard
 from ranklab.hybrid.parallelize import parallelize
 from ranklab.parallel import GroupParallel, mesh_grad_norm
+from ranklab.pipeline_parallel import tied_embedding_sync
+from ranklab.pipeline_parallel.stages import give_memory
 from ranklab.pipeline_parallel.training import PipelineParallel
-from ranklab.tensor_parallel.split import split_of
+from ranklab.tensor_parallel.split import draw_part, split_of
 from ranklab.tensor_parallel.training import TensorParallel, in_the_whole
 from ranklab.zero.training import Zero
+
+DATA = {0: DataParallel, 1: functools.partial(Zero, 1), 3: FullyShard}
 
 
 class Hybrid(GroupParallel):
@@ -17,25 +25,32 @@ class Hybrid(GroupParallel):
 
     mesh    with the axes pipeline, data and tensor; see Layout.new_mesh
     layout  a Layout
-    apply_by  what puts a model on it: a learner's own parallelize fits
+    apply_by, sync, norm_of  a learner's own parallelize, tied_embedding_sync, mesh_grad_norm fit
     lab     12
     """
 
-    def __init__(self, mesh, layout, apply_by=parallelize):
+    def __init__(self, mesh, layout, apply_by=parallelize, sync=tied_embedding_sync,
+                 norm_of=mesh_grad_norm):  # fmt: skip
         super().__init__()
-        self.mesh, self.layout, self.apply_by = mesh, layout, apply_by
-        data = mesh.group("data")
-        self.data = Zero(1, data) if layout.zero else DataParallel(data)
+        self.mesh, self.layout, self.apply_by, self.norm_of = mesh, layout, apply_by, norm_of
+        self.data = DATA[layout.zero](mesh.group("data"))
         self.tensor = TensorParallel(mesh.group("tensor"))
-        self.pipeline = PipelineParallel(mesh.group("pipeline"), layout.new_schedule())
+        self.pipeline = PipelineParallel(mesh.group("pipeline"), layout.new_schedule(), sync=sync)
         self.pipeline.token_ranks = layout.tp if layout.sequence_parallel else 1
 
     def apply(self, model):
         return self.apply_by(model, self)
 
+    def give_memory(self, model):
+        """The parts that `model`, made on the meta device, has here, are those of the whole."""
+        if next(model.parameters()).is_meta:
+            give_memory(model, device(), draw_part)
+
     def make_optimizer(self, new_optimizer, groups):
         """Of what this rank has; groups are those of the whole model, decided before."""
         mine = self.pipeline.here(groups)
+        if self.layout.zero == 3:  # what is here is rows already
+            return new_optimizer(mine)
         return self.data.make_optimizer(new_optimizer, mine)
 
     # --- a step -----------------------------------------------------------------------------------
@@ -47,14 +62,16 @@ class Hybrid(GroupParallel):
         return self.data.token_count(targets)
 
     def forward_backward(self, loss_sum, inputs, targets, micro_batch, scale=1.0):
-        """Micro-batches go through the pipeline; then gradients travel over the data ranks, once.
+        """Micro-batches go through the pipeline; then gradients travel over the data ranks, once:
+        but for zero=3, where whole gradients would have no place.
         """
         count = self.token_count(targets).clamp(min=1)
-        with self.data.replica.no_sync():
+        with self.data.communication(is_last=False):
             share = self.pipeline.run(loss_sum, inputs, targets, micro_batch, 1 / count,
                                       scale * self.data.gradient_scale)
         self.pipeline.sum_copies()
-        self.data.replica.reduce_now()
+        if self.layout.zero < 3:
+            self.data.replica.reduce_now()
         return share
 
     def forward_only(self, loss_sum, inputs, targets, micro_batch):
@@ -62,20 +79,23 @@ class Hybrid(GroupParallel):
 
     def grad_norm(self, parameters):
         """Each number of the model once, wherever it is."""
-        if self.layout.zero:
+        if self.layout.zero == 1:
             found = [(part.parameter, part.master.grad)
                      for bucket in self.data.replica.buckets for part in bucket.parts]
         else:
             found = [(p, p.grad) for p in self.pipeline.model.parameters() if p.grad is not None]
-        return mesh_grad_norm([(gradient, self.copies_of(p)) for p, gradient in found])
+        twice = {id(p) for p in self.pipeline.copies}
+        return self.norm_of([(gradient, self.copies_of(p, id(p) in twice))
+                             for p, gradient in found])
 
-    def copies_of(self, parameter):
-        """How many ranks hold the numbers that this rank has of the parameter's gradient."""
+    def copies_of(self, parameter, is_twice):
+        """How many ranks hold the numbers that this rank has of the parameter's gradient.
+        is_twice  it is on two stages
+        """
         split = split_of(parameter)
         of_tensor = split.copies[0] if split else self.layout.tp
-        of_pipeline = 2 if any(parameter is p for p in self.pipeline.copies) else 1
         of_data = 1 if self.layout.zero else self.layout.dp
-        return of_tensor * of_pipeline * of_data
+        return of_tensor * (1 + is_twice) * of_data
 
     def total(self, value):
         """The sum over data and pipeline ranks; tensor ranks have the same value."""

@@ -181,11 +181,12 @@ class GPT(nn.Module):
         self.loss = functools.partial(cross_entropy, chunks=config.loss_chunks)
         self.reset_parameters()
 
-    def reset_parameters(self, seed=None):
+    def reset_parameters(self, seed=None, draw=normal_by_name):
         """Fresh weights: normal with 0.02; what ends in the residual stream is scaled by depth.
 
         Each follows from its own name and `seed` alone (torch.manual_seed's by default), so that a
         part of the model has the values that it has in the whole.
+        draw  (parameter, name, std, seed): fills a matrix, or a part of one
         """
         for name, parameter in self.named_parameters():
             if parameter.dim() < 2:
@@ -193,7 +194,7 @@ class GPT(nn.Module):
                 continue
             ends_in_residual = name.endswith(("attention.out.weight", "mlp.down.weight"))
             depth = 2 * self.config.n_layer if ends_in_residual else 1
-            normal_by_name(parameter, self.tied.get(name, name), 0.02 / depth**0.5, seed)
+            draw(parameter, self.tied.get(name, name), 0.02 / depth**0.5, seed)
 
     def forward(self, tokens, targets=None, reduction="mean", positions=None):
         """Logits (B, T, V); with targets (B, T) the cross-entropy in nats: its "mean" or "sum".

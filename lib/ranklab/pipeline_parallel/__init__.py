@@ -14,6 +14,7 @@
     deferred.py     the backward in two halves, for I and W
     stashing.py     PipeDreamExecutor: an update after each backward
     stages.py       split_stages: which layers a stage has
+    tied.py         tied_embedding_sync: a matrix on the first and on the last stage
     emulated.py     SleepingStage: work that only takes time
     training.py     PipelineParallel: the training loop's view
 
@@ -35,6 +36,7 @@ from ranklab.pipeline_parallel.simulate import (
     Span, bubble_fraction, in_flight_activations, memory_line, simulate,
 )
 from ranklab.pipeline_parallel.stages import split_stages
+from ranklab.pipeline_parallel.tied import tied_embedding_sync
 from ranklab.pipeline_parallel.v_shaped import dual_pipe_schedule, zb_v_schedule
 from ranklab.pipeline_parallel.validity import problems
 from ranklab.pipeline_parallel.zero_bubble import zero_bubble_schedule
@@ -44,6 +46,6 @@ __all__ = [
     "flush_bubble", "gpipe_in_flight", "gpipe_schedule", "in_flight_activations",
     "interleaved_in_flight", "interleaved_schedule", "memory_line", "one_f_one_b_in_flight",
     "one_f_one_b_schedule", "parse_schedule", "pipedream_schedule", "places", "problems",
-    "schedule_text", "simulate", "split_stages", "stale_weights", "with_messages",
-    "zb_h1_bubble", "zb_h1_in_flight", "zb_v_schedule", "zero_bubble_schedule",
+    "schedule_text", "simulate", "split_stages", "stale_weights", "tied_embedding_sync",
+    "with_messages", "zb_h1_bubble", "zb_h1_in_flight", "zb_v_schedule", "zero_bubble_schedule",
 ]

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from ranklab.baseline import transformer_flops
+from ranklab.models.initialise import normal_by_name
 
 
 def split_stages(costs, stages):
@@ -51,15 +52,20 @@ def keep_layers(model, *ranges):
     return model
 
 
-def give_memory(model, device):
-    """A part of a GPT that was made on "meta" is on `device`, with fresh weights. In place."""
+def give_memory(model, device, draw=normal_by_name):
+    """A part of a GPT that was made on "meta" is on `device`, with fresh weights. In place.
+    draw  see GPT.reset_parameters
+    """
+    known = {name: vars(p) for name, p in model.named_parameters()}
     model.to_empty(device=device)
     if None not in (model.token, model.head):
         model.head.weight = model.token.weight  # to_empty has made two of the one
+    for name, parameter in model.named_parameters():
+        vars(parameter).update(known[name])  # its Split, where it has one (lab 08)
     with torch.device(device):
         for block in model.blocks.values():
             block.attention.reset_buffers()
-    model.reset_parameters()
+    model.reset_parameters(draw=draw)
     return model
 
 

@@ -3,7 +3,6 @@
 import functools
 
 import torch
-import torch.distributed as dist
 
 from ranklab.engine import device
 from ranklab.parallel import GroupParallel, groups_here, mesh_grad_norm
@@ -14,6 +13,7 @@ from ranklab.pipeline_parallel.flush import one_f_one_b_schedule
 from ranklab.pipeline_parallel.stages import (
     give_memory, gpt_costs, keep_layers, split_stages, stage_of,
 )
+from ranklab.pipeline_parallel.tied import tied_embedding_sync
 
 
 class PipelineParallel(GroupParallel):
@@ -22,19 +22,23 @@ class PipelineParallel(GroupParallel):
     schedule  (ranks, micro_batches) -> a schedule; a learner's own function fits
     split     (costs of layers, stages) -> the layers of each stage
     executor  what runs a schedule: a learner's own class fits
+    sync      what adds up the gradients of a matrix that is on two ranks
     lab       09
     """
 
     def __init__(self, group=None, schedule=one_f_one_b_schedule, split=split_stages,
-                 executor=PipelineExecutor):  # fmt: skip
+                 executor=PipelineExecutor, sync=tied_embedding_sync):  # fmt: skip
         super().__init__(group)
-        self.schedule, self.split, self.executor = schedule, split, executor
+        self.schedule, self.split, self.executor, self.sync = schedule, split, executor, sync
         self.queue = WeightQueue()
         self.token_ranks = 1  # more: between layers each of so many has its tokens (lab 08)
 
     def apply(self, model):
         """The model itself, of which this rank's layers are left; it runs the stage `self.now`."""
-        return self.make_stages(self.keep_mine(model))
+        self.keep_mine(model)
+        if next(model.parameters()).is_meta:
+            give_memory(model, device())
+        return self.make_stages(model)
 
     def keep_mine(self, model):
         """`model`, in place, with this rank's layers alone."""
@@ -45,8 +49,7 @@ class PipelineParallel(GroupParallel):
         self.layers = {stage: layers[stage] for stage, rank in self.place.items()
                        if rank == self.rank}
         self.defers = any(action.kind == "W" for action in plan[self.rank])
-        keep_layers(model, *self.layers.values())
-        return give_memory(model, device()) if next(model.parameters()).is_meta else model
+        return keep_layers(model, *self.layers.values())
 
     def make_stages(self, model):
         """`model` runs the stage `self.now`, in forward and backward of the executor."""
@@ -69,23 +72,17 @@ class PipelineParallel(GroupParallel):
         """
         ends = {self.place[0], self.place[max(self.place)]}
         self.tied = model.tied if len(ends) > 1 else {}
-        self.copies = [p for name, p in model.named_parameters()
-                       if name in {*self.tied, *self.tied.values()}]
         self.other_end = (ends - {self.rank}).pop() if self.copies else None
 
+    @property
+    def copies(self):
+        """This rank's parameters that another one holds, too."""
+        return [p for name, p in self.model.named_parameters()
+                if name in {*self.tied, *self.tied.values()}]
+
     def sum_copies(self):
-        """Both ends have the sum of their gradients.
-        cost  each sends one message with its own
-        """
-        for parameter in self.copies:
-            theirs = torch.empty_like(parameter.grad)
-            under_way = dist.batch_isend_irecv([
-                dist.P2POp(dist.isend, parameter.grad, None, self.group,
-                           group_peer=self.other_end),
-                dist.P2POp(dist.irecv, theirs, None, self.group, group_peer=self.other_end)])
-            for work in under_way:
-                work.wait()
-            parameter.grad += theirs
+        """Both ends have the sum of their gradients."""
+        self.sync(self.copies, self.other_end, self.group)
 
     def forward_backward(self, loss_sum, inputs, targets, micro_batch, scale=1.0):
         count = self.token_count(targets).clamp(min=1)
@@ -104,8 +101,8 @@ class PipelineParallel(GroupParallel):
             schedule = tuple(tuple(action for action in actions if action.kind == "F")
                              for actions in schedule)
         stages = {stage: functools.partial(self.at, stage, loss_sum) for stage in self.stages}
-        executor = self.executor(stages, max(self.place), self.new_hidden, self.group, self.queue)
-        return executor.run(schedule, pieces, weight, scale)
+        self.ran = self.executor(stages, max(self.place), self.new_hidden, self.group, self.queue)
+        return self.ran.run(schedule, pieces, weight, scale)
 
     def at(self, stage, loss_sum, x, targets):
         self.now = stage

@@ -6,6 +6,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from ranklab.models.initialise import normal_by_name
+
 
 class Split(NamedTuple):
     """The part that this rank holds of a parameter: ranges of one dim, one after the other."""
@@ -68,6 +70,17 @@ def split_parameter(parameter, dim, group=None, parts=None):
     """
     if parameter is not None:
         return take(parameter, even_split(parameter.shape[dim], dim, group, parts))
+
+
+@torch.no_grad()
+def draw_part(parameter, name, std, seed=None):
+    """As normal_by_name: this rank's part of what one process would draw."""
+    split = split_of(parameter)
+    if split is None:
+        return normal_by_name(parameter, name, std, seed)
+    whole = torch.empty(split.whole_shape(tuple(parameter.shape)))
+    normal_by_name(whole, name, std, seed)
+    parameter.copy_(take(whole, split))
 
 
 def split_of(parameter):

@@ -3,7 +3,6 @@
 import argparse
 import itertools
 import json
-import re
 import statistics
 import time
 from dataclasses import asdict
@@ -13,7 +12,7 @@ from tqdm import tqdm
 
 from ranklab import data
 from ranklab.engine import device, launch
-from ranklab.hybrid import Hybrid, Layout
+from ranklab.hybrid import Hybrid, Layout, parse_layout
 from ranklab.meter import Traffic, memory_of
 from ranklab.models.gpt import GPT, GPTConfig
 from ranklab.text_trainer import TextTrainer, TrainConfig
@@ -31,24 +30,6 @@ def every_layout(ranks):
              and TRAIN.batch % each[0] == 0 and each[2] <= SHAPE["n_layer"]]
     return [layout for dp, tp, pp in sizes for layout in (
         Layout(dp, tp, pp), Layout(dp, tp, pp, sequence_parallel=tp > 1, zero=int(dp > 1)))]
-
-
-def parse_layout(text):
-    """ "2x2x2" is dp 2, tp 2, pp 2; "2x2x2,zero,sp,virtual=2,recompute" has more.
-    error  ValueError with the words that are known
-    """
-    sizes, *words = text.split(",")
-    if not re.fullmatch(r"\d+x\d+x\d+", sizes):
-        raise ValueError(f"{sizes!r} is no layout: write dp x tp x pp as 2x2x2")
-    options = dict(zip(("dp", "tp", "pp"), map(int, sizes.split("x"))))
-    for word in words:
-        known = {"zero": {"zero": 1}, "sp": {"sequence_parallel": True},
-                 "recompute": {"recompute": True}}
-        number = re.fullmatch(r"virtual=(\d+)", word)
-        if not number and word not in known:
-            raise ValueError(f"{word!r} is not one of {', '.join(known)}, virtual=2")
-        options |= {"virtual": int(number[1])} if number else known[word]
-    return Layout(**options)
 
 
 def compare(layouts, progress=True):
@@ -102,9 +83,7 @@ def table(rows):
              "".join(columns) + "     step"]
     for row in rows:
         layout = Layout(**row["layout"])
-        short = {"sequence_parallel": "sp", "zero=1": "zero"}
-        words = [short.get(word, word) for word in layout.words()]
-        name = " ".join([f"{layout.dp} x {layout.tp} x {layout.pp}", *words])
+        name = " ".join([f"{layout.dp} x {layout.tp} x {layout.pp}", *layout.words()])
         cells = [f"{row['held'][key] / 1e3:10,.0f}" for key in HELD]
         cells += [f"{row['sent'][axis] / 1e3:9,.0f}" for axis in AXES]
         lines.append(f"{name:26} {row['loss']:.4f}{''.join(cells)} {1e3 * row['seconds']:5.0f} ms")
