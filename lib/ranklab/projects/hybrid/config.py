@@ -46,6 +46,6 @@ def usual(size):
 
 
 def refuse_what_does_not_fit(shape, settings, layout):
-    """error  ValueError where the ranks cannot share out the model, a batch or held-out sequences"""
+    """Raises ValueError where the ranks cannot share out the model or a batch."""
     for batch in (settings.batch, settings.eval_batch):
         refuse_misfits(layout, Job(shape, batch, settings.micro_batch), layout.ranks)
