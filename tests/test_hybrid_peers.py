@@ -9,8 +9,8 @@ from ranklab.projects.hybrid import peers
 
 pytestmark = pytest.mark.timeout(180)
 
-LAYOUTS = [Layout(2, 2, 2, sequence_parallel=True), Layout(2, 2, 2, zero=1), Layout(1, 2, 4),
-           Layout(4, 1, 2, virtual=2, recompute=True)]  # fmt: skip
+LAYOUTS = [Layout(2, 2, 2, sequence_parallel=True), Layout(2, 2, 2, zero=3, outer="data"),
+           Layout(1, 2, 4), Layout(4, 1, 2, virtual=2, recompute=True)]  # fmt: skip
 
 
 @pytest.fixture(scope="module")

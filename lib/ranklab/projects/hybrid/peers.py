@@ -3,6 +3,8 @@
 import contextlib
 import io
 from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
@@ -14,18 +16,19 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import get_schedule_class
 from torch.distributed.tensor.parallel import loss_parallel
+from torch.utils.checkpoint import checkpoint
 
 from ranklab.baseline import checkpoint_blocks
-from ranklab.data_parallel.training import DataParallel
+from ranklab.data import batch_at
 from ranklab.engine import device, launch
 from ranklab.hybrid import Hybrid, Layout
 from ranklab.models.gpt import GPT, GPTConfig
+from ranklab.pipeline_parallel import tied_embedding_sync
 from ranklab.projects.hybrid.compare import SHAPE, TRAIN
 from ranklab.projects.pipeline_parallel.peers import TORCHS
 from ranklab.projects.tensor_parallel.dtensor import parallelize_gpt, summed_loss
-from ranklab.projects.zero.engines import EngineStep
 from ranklab.text_trainer import TextTrainer
-from ranklab.trainer import decay_groups
+from ranklab.trainer import decay_groups, learning_rate
 from ranklab.zero.deepspeed_engine import quiet_deepspeed, settings
 
 
@@ -37,7 +40,7 @@ class TorchHybrid(Hybrid):
 
     def __init__(self, layout):
         mesh = layout.new_mesh()
-        super().__init__(mesh, replace(layout, zero=0))
+        super().__init__(mesh, replace(layout, zero=0), sync=sync_dtensors)
         self.layout, self.schedule = layout, None
         self.torchs = init_device_mesh(device().type, tuple(mesh.axes.values()),
                                        mesh_dim_names=tuple(mesh.axes))
@@ -50,7 +53,7 @@ class TorchHybrid(Hybrid):
             parallelize_gpt(model, self.torchs["tensor"], layout.sequence_parallel)
             model.loss = summed_loss
         if layout.recompute:
-            checkpoint_blocks(model)
+            checkpoint_blocks(model, partial(checkpoint, use_reentrant=False))
         pipeline.make_stages(model)
         shard = fully_shard if layout.zero else replicate
         for stage in pipeline.stages.values():
@@ -68,7 +71,7 @@ class TorchHybrid(Hybrid):
         with loss_parallel():
             self.schedule.step(*mine, target=targets, losses=losses, return_outputs=False,
                                targets=targets, reduction="sum")
-        self.sum_copies()
+        self.pipeline.sum_copies()
         return sum(losses, torch.zeros((), device=device())).detach() / self.data.gradient_scale
 
     def new_schedule(self, micro_batches):
@@ -79,17 +82,6 @@ class TorchHybrid(Hybrid):
         kind = get_schedule_class(TORCHS["interleaved" if interleaves else self.layout.schedule])
         return kind(stages if interleaves else stages[0], micro_batches, scale_grads=False,
                     loss_fn=lambda total, _: total * self.weight)
-
-    def sum_copies(self):
-        """Torch leaves a matrix that two stages share to its user."""
-        for parameter in self.pipeline.copies:
-            mine = parameter.grad.to_local()
-            theirs = torch.empty_like(mine)
-            other = {"group": self.pipeline.group, "group_peer": self.pipeline.other_end}
-            for work in dist.batch_isend_irecv([dist.P2POp(dist.isend, mine, **other),
-                                                dist.P2POp(dist.irecv, theirs, **other)]):
-                work.wait()
-            mine += theirs
 
     def grad_norm(self, parameters):
         """Of this rank's stages by torch; over the pipeline by hand, as torchtitan does."""
@@ -103,6 +95,14 @@ class TorchHybrid(Hybrid):
         return squares.sqrt()
 
 
+def sync_dtensors(copies, other, group):
+    """tied_embedding_sync: torch leaves a matrix that two stages have to its user."""
+    for parameter in copies:
+        local = SimpleNamespace(grad=parameter.grad.to_local())
+        tied_embedding_sync([local], other, group)
+        parameter.grad.to_local().copy_(local.grad)
+
+
 def own_hooks(stage):
     """A stage is a shallow copy of the model: now its hooks are its own, as fully_shard needs."""
     children = stage._modules
@@ -110,45 +110,44 @@ def own_hooks(stage):
     stage._modules = children
 
 
-class DeepSpeedPipeline(DataParallel):
-    """DeepSpeed's PipelineModule over pp x dp ranks, with its ZeRO-1 over the dp. Its engine runs
-    the schedule, sums the tied matrix's gradients, clips and steps.
-    """
-
-    def __init__(self, layout):
-        super().__init__(layout.new_mesh().group("data"), equal_parts=True)
-        self.layout = layout
-
-    def apply(self, model):
-        self.model = model
-        return model
-
-    def make_optimizer(self, new_optimizer, groups):
-        """The engine. Names are its own, so which parameters decay is decided again."""
-        deepspeed = quiet_deepspeed()
-        deepspeed.init_distributed()  # it takes the process groups that are there
-        with contextlib.redirect_stdout(io.StringIO()), torch.no_grad():  # it prints its seeds
-            module = as_layers(self.model, self.layout.pp)
-        mine = [{**group, "params": [p for _, p in group["params"]]}
-                for group in decay_groups(module, TRAIN.weight_decay)]
-        pieces = TRAIN.batch // self.layout.dp // TRAIN.micro_batch
-        config = settings(module, self.layout.zero, clip=TRAIN.clip) | {
-            "train_micro_batch_size_per_gpu": TRAIN.micro_batch,
-            "gradient_accumulation_steps": pieces}
-        self.engine, *_ = deepspeed.initialize(model=module, optimizer=new_optimizer(mine),
-                                               config=config)
-        return Stepped(self.engine)
-
-    def forward_backward(self, loss_sum, inputs, targets, micro_batch, scale=1.0):
-        pieces = zip(inputs.split(micro_batch), targets.split(micro_batch))
-        return self.engine.train_batch(pieces).detach() / self.ranks
+def train(text, way, layout, steps):
+    """[the mean loss of each step], on each rank."""
+    trainer = TextTrainer(new_model(text), text, TRAIN, device(), progress=False,
+                          parallel=way(layout))
+    return [trainer.parallel.total(trainer.step()).item() for _ in range(steps)]
 
 
-class Stepped(EngineStep):
-    """The optimizer of an engine whose train_batch has stepped already."""
+def new_model(text):
+    torch.manual_seed(0)
+    return GPT(GPTConfig(vocab_size=text.vocab_size, **SHAPE))
 
-    def step(self):
-        """Nothing."""
+
+def ours(layout):
+    return Hybrid(layout.new_mesh(), layout)
+
+
+def train_by_deepspeed(text, layout, steps):
+    """As train: its engine runs the schedule, sums the tied matrix's gradients, clips and steps."""
+    deepspeed = quiet_deepspeed()
+    deepspeed.init_distributed()  # it takes the process groups that are there
+    with contextlib.redirect_stdout(io.StringIO()), torch.no_grad():  # it prints its seeds
+        module = as_layers(new_model(text), layout.pp)
+    groups = [{**group, "params": [p for _, p in group["params"]]}
+              for group in decay_groups(module, TRAIN.weight_decay)]
+    config = settings(module, layout.zero, clip=TRAIN.clip) | {
+        "train_micro_batch_size_per_gpu": TRAIN.micro_batch,
+        "gradient_accumulation_steps": TRAIN.batch // layout.dp // TRAIN.micro_batch}
+    engine, *_ = deepspeed.initialize(
+        model=module, optimizer=torch.optim.AdamW(groups, betas=TRAIN.betas), config=config)
+    losses = []
+    for step in range(steps):
+        for group in engine.optimizer.param_groups:
+            group["lr"] = learning_rate(TRAIN, step)
+        batch = batch_at(text.train, step, TRAIN.batch, SHAPE["n_ctx"], TRAIN.seed)
+        mine = [rows[engine.grid.data_parallel_id :: layout.dp] for rows in batch]
+        pieces = zip(*(rows.split(TRAIN.micro_batch) for rows in mine))
+        losses.append(engine.train_batch(pieces).item())
+    return losses
 
 
 def as_layers(model, stages):
@@ -166,25 +165,14 @@ def as_layers(model, stages):
     return PipelineModule([token(), *model.blocks.values(), model.norm, head], stages, loss_fn=loss)
 
 
-# --- the same loop for all ------------------------------------------------------------------------
-
-def train(text, way, layout, steps):
-    """[the mean loss of each step], on each rank."""
-    trainer = new_trainer(text, way, layout)
-    return [trainer.parallel.total(trainer.step()).item() for _ in range(steps)]
-
-
-def new_trainer(text, way, layout):
-    torch.manual_seed(0)
-    model = GPT(GPTConfig(vocab_size=text.vocab_size, **SHAPE))
-    config = replace(TRAIN, clip=0.0) if way is DeepSpeedPipeline else TRAIN  # it clips itself
-    return TextTrainer(model, text, config, device(), progress=False, parallel=way(layout))
+def our_losses(text, layout, steps=3):
+    """[the mean loss of each step] of a GPT on the ranks of `layout`."""
+    return launch(train, text, ours, layout, steps, ranks=layout.ranks)[0]
 
 
 def torch_losses(text, layout, steps=3):
-    """[the mean loss of each step] of a GPT that torch's own parts train over the mesh of `layout`.
+    """As our_losses, by torch's own parts. Torch has no ZeRO-1: with zero it shares out all.
 
-    Torch has no ZeRO-1: with zero, fully_shard has the parameters as rows, too.
     error  ValueError for zero-bubble schedules, and for one rank with several stages
     """
     if layout.schedule.startswith("zb") or layout.pp < min(layout.virtual, 2):
@@ -194,7 +182,7 @@ def torch_losses(text, layout, steps=3):
 
 
 def deepspeed_losses(text, layout, steps=3):
-    """As torch_losses, by DeepSpeed's PipelineModule and its ZeRO-1.
+    """As our_losses, by DeepSpeed's PipelineModule and its ZeRO-1.
 
     error  ValueError for what it does not do, and without zero=1: DeepSpeed 0.19 would clip by the
            norm of the first stage's gradients alone
@@ -202,13 +190,4 @@ def deepspeed_losses(text, layout, steps=3):
     if layout != Layout(layout.dp, 1, layout.pp, zero=1):
         raise ValueError(f"{layout}: DeepSpeed's pipeline is compared with zero=1, over data and "
                          "pipeline ranks, and has the schedule 1f1b")
-    return launch(train, text, DeepSpeedPipeline, layout, steps, ranks=layout.ranks)[0]
-
-
-def our_losses(text, layout, steps=3):
-    """As torch_losses, by ours."""
-    return launch(train, text, ours, layout, steps, ranks=layout.ranks)[0]
-
-
-def ours(layout):
-    return Hybrid(layout.new_mesh(), layout)
+    return launch(train_by_deepspeed, text, layout, steps, ranks=layout.ranks)[0]
