@@ -112,9 +112,13 @@ def own_hooks(stage):
 
 def train(text, way, layout, steps):
     """[the mean loss of each step], on each rank."""
-    trainer = TextTrainer(new_model(text), text, TRAIN, device(), progress=False,
-                          parallel=way(layout))
+    trainer = new_trainer(text, way, layout)
     return [trainer.parallel.total(trainer.step()).item() for _ in range(steps)]
+
+
+def new_trainer(text, way, layout):
+    return TextTrainer(new_model(text), text, TRAIN, device(), progress=False,
+                       parallel=way(layout))
 
 
 def new_model(text):
