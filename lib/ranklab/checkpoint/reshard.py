@@ -17,7 +17,7 @@ def reshard_checkpoint(pieces, saved):
         numbers = sum(there.numel() for _, there in found)
         if numbers != piece.tensor.numel():
             raise ValueError(f"{piece.name} ({piece.kind}) at {tuple(piece.offset)} has "
-                             f"{piece.tensor.numel()} numbers, and the checkpoint {numbers} of them")
+                             f"{piece.tensor.numel()} numbers, and the checkpoint has {numbers}")
         copies += found
     for here, there in copies:
         here.copy_(there)

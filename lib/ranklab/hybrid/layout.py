@@ -24,6 +24,8 @@ WORDS = {"sp": {"sequence_parallel": True}, "zero": {"zero": 1}, "full": {"zero"
 class Layout:
     """dp x tp x pp ranks; checked when it is made.
 
+    schedule  of SCHEDULES; those of zero bubble gain nothing where tp > 1, because the layers of
+              tensor parallelism compute the gradients of their weights in I
     virtual   stages on each rank; more than 1 with the interleaved schedule
     zero      1: the optimizer's state is shared out over the data ranks (lab 06); 3: weights and
               gradients, too, in rows, which are gathered for each micro-batch (lab 07)
@@ -47,14 +49,14 @@ class Layout:
         if self.schedule not in SCHEDULES:
             raise ValueError(f"schedule={self.schedule!r} is not one of {', '.join(SCHEDULES)}")
         if self.zero not in (0, 1, 3):
-            raise ValueError(f"zero={self.zero} must be 0, 1 or 3: stage 2 would send all gradients "
-                             "once for each micro-batch, and save less than 3")
+            raise ValueError(f"zero={self.zero} must be 0, 1 or 3: stage 2 would send all "
+                             "gradients once for each micro-batch, and save less than 3")
         if self.zero == 3 and self.schedule.startswith("zb"):
-            raise ValueError(f"schedule={self.schedule!r} computes gradients of weights later, when "
-                             "with zero=3 the weights are gone")
+            raise ValueError(f"schedule={self.schedule!r} computes gradients of weights later, "
+                             "when with zero=3 the weights are gone")
         if self.outer not in ("pipeline", "data"):
-            raise ValueError(f"outer={self.outer!r} must be pipeline or data: tensor ranks talk most,"
-                             " and are neighbours")
+            raise ValueError(f"outer={self.outer!r} must be pipeline or data: tensor ranks talk "
+                             "most, and are neighbours")
         if self.virtual > 1 and self.schedule != "1f1b":
             raise ValueError(f"virtual={self.virtual} stages need schedule='1f1b', interleaved")
 
