@@ -585,11 +585,11 @@ for name, cluster in clusters.items():
 # %% tags=["nbval-check-output"]
 from ranklab.projects.hybrid import peers
 
-for words, tools in {"2x2x2,sp": {"torch": peers.torch_losses},
-                     "2x1x2,zero": {"DeepSpeed": peers.deepspeed_losses}}.items():
-    for tool, losses_of in {"ours": peers.our_losses, **tools}.items():
-        losses = losses_of(text, parse_layout(words))
-        print(f"{words:12} {tool:10}", *(f"{loss:.4f}" for loss in losses))
+for tool, losses_of, words in (("ours", peers.our_losses, "2x2x2,sp"),
+                               ("torch", peers.torch_losses, "2x2x2,sp"),
+                               ("DeepSpeed", peers.deepspeed_losses, "2x1x2,zero")):
+    losses = losses_of(text, parse_layout(words))
+    print(f"{tool:10} {words:11}", *(f"{loss:.4f}" for loss in losses))
 
 # %% [markdown]
 # Weights that two stages share are left to the user by torch: here too, `tied_embedding_sync` does it. And what would you type for Megatron-LM, or write into torchtitan's file? For the layout that you chose:

@@ -99,6 +99,7 @@ def main(arguments):
     parser.add_argument("--layouts", nargs="+", metavar="2x2x2,zero,sp",
                         help="dp x tp x pp, and what else; all of --ranks by default")
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--plot", metavar="FILE", help="draw it, too: x.svg or x.png")
     options = parser.parse_args(arguments)
     try:
         layouts = [*map(parse_layout, options.layouts)] if options.layouts else \
@@ -107,4 +108,8 @@ def main(arguments):
         print(f"ranklab compare: {error}")
         return 2
     rows = compare(layouts)
+    if options.plot:
+        from ranklab.plots import hybrid, style  # here: matplotlib takes half a second
+
+        style.save(hybrid.compared(rows), options.plot)
     print(json.dumps(rows, indent=1) if options.json else table(rows))
