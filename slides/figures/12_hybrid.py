@@ -19,7 +19,7 @@ def along():
 
 def pieces():
     drawn = {f"{P} stages, {M} micro-batches: data {16 // P}":
-             simulate(one_f_one_b_schedule(P, M)) for P, M in ((8, 16), (4, 8))}
+             simulate(one_f_one_b_schedule(P, M), 8 / P, 16 / P) for P, M in ((8, 16), (4, 8))}
     return lanes.several(drawn), 7, 3.6
 
 

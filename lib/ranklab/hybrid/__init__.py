@@ -18,6 +18,5 @@ from ranklab.parallel import mesh_grad_norm
 
 __all__ = [
     "Cluster", "Hybrid", "Job", "Layout", "choose_layout", "layout_memory", "layout_seconds",
-    "layout_traffic", "mesh_grad_norm", "parallelize",
-    "parse_layout",
+    "layout_traffic", "mesh_grad_norm", "parallelize", "parse_layout",
 ]
