@@ -121,6 +121,8 @@ def main():
     subprocess.run([sys.executable, Path(__file__).with_name("bench_steps.py")], check=True)
     # A pipeline against torch.distributed.pipelining.
     subprocess.run([sys.executable, Path(__file__).with_name("bench_pipeline.py")], check=True)
+    # 3D parallelism against DTensor, FSDP2 and torch.distributed.pipelining together.
+    subprocess.run([sys.executable, Path(__file__).with_name("bench_hybrid.py")], check=True)
 
 
 if __name__ == "__main__":

@@ -87,7 +87,7 @@ launch(hello, ranks=4, nodes=2)
 #
 # **Predict.** 1 000 003 documents, 8 ranks. How many documents are in the largest part?
 
-# %%
+# %% tags=["nbval-check-output"]
 check(longest_shard=...)
 
 # %%
@@ -323,7 +323,7 @@ all_ranks_finite = check(all_ranks_finite)
 # %% [markdown]
 # And the loop, mended with your function. It counts its steps: one bad document now costs one of five, on all ranks alike.
 
-# %%
+# %% tags=["nbval-check-output"]
 def train_together(documents):
     steps = 0
     for i in shard_range(len(documents), dist.get_rank(), dist.get_world_size()):
@@ -414,7 +414,7 @@ print("\n".join(found["problems"]))
 # %% [markdown]
 # And with a rank that is alive but does not answer. A collective could only hang; a roll call with a limit names it:
 
-# %%
+# %% tags=["nbval-check-output"]
 from ranklab.engine import RankError
 
 try:
@@ -434,7 +434,7 @@ check(shift_bytes=...)
 # %% [markdown]
 # And now count. `Traffic` sees every message that a rank sends, from your code or from torch's.
 
-# %%
+# %% tags=["nbval-check-output"]
 from ranklab.meter import Traffic
 
 
@@ -492,7 +492,7 @@ plots.times_by_size(launch(swap_times, ranks=2)[0], "a swap between two ranks, m
 #
 # Say your answer aloud before you unfold it. `ranklab drill --lab 00` in a terminal asks these and more, with other numbers each time.
 
-# %%
+# %% tags=["nbval-check-output"]
 questions("00_ranks")
 
 # %% [markdown]

@@ -150,7 +150,7 @@ transformer_flops = check(transformer_flops)
 # The check compared you with torch's own `FlopCounterMode`, FLOP for FLOP. Now use it where no counter could run: how
 # much of GPT-2 medium's work is attention, when the context grows?
 
-# %%
+# %% tags=["nbval-check-output"]
 for seq in (256, 1024, 4096, 16384):
     medium = GPTConfig(vocab_size=50304, n_ctx=seq, n_layer=24, n_head=16, n_embd=1024)
     total = transformer_flops(medium, 1, seq)
@@ -218,7 +218,7 @@ print(f"{here.name}: {here.fp32_flops / 1e9:.0f} GFLOP/s at best; forward and ba
 # gradient), and, in mixed precision, float32 **master weights**. Why those? A bf16 number has 8 bits of precision.
 # Adding 0.001 to 1.0 gives 1.0:
 
-# %%
+# %% tags=["nbval-check-output"]
 one = torch.tensor(1.0, dtype=torch.bfloat16)
 print(one + 0.001, " ", torch.tensor(1.0) + 0.001)
 
@@ -252,7 +252,7 @@ model_state_bytes = check(model_state_bytes)
 # %% [markdown]
 # Which model fits which GPU, without any activation?
 
-# %%
+# %% tags=["nbval-check-output"]
 for name, n in (("350M", 354e6), ("1.5B", 1.5e9), ("7B", 7e9), ("70B", 70e9)):
     need = sum(model_state_bytes(n, "mixed").values())
     fits = ", ".join(gpu.name for gpu in hardware.GPUS if gpu.memory_bytes > need)
@@ -500,7 +500,7 @@ plots.roofline(operations, hardware.H100)
 # There are two 16-bit formats. bf16 has float32's range and little precision; fp16 has more precision and a small
 # range. Small gradients vanish in fp16, large ones overflow:
 
-# %%
+# %% tags=["nbval-check-output"]
 for x in (1e-8, 1e-3, 1.001, 1e5):
     x = torch.tensor(x)
     print(f"{x:10.4g}   bf16 {x.bfloat16().item():10.4g}   fp16 {x.half().item():10.4g}")
@@ -597,7 +597,7 @@ plots.timeline(spans, title="Layer 2's gradients travel while layer 1 computes (
 # %% [markdown]
 # **Fragmentation.** "Tried to allocate 40 MB; 60 MB are free." How can that fail? Memory is handed out in one piece:
 
-# %%
+# %% tags=["nbval-check-output"]
 from ranklab.baseline.fragmentation import Arena
 
 arena = Arena(100)
@@ -647,7 +647,7 @@ assert all(torch.equal(a, b) for a, b in zip(mine_grads, torchs_grads))
 # and backward needs them too: 2 bytes more for each parameter, during a step.) `GradScaler` is `scale_loss` of exercise
 # 4.7, whose check compares the two step by step.
 
-# %%
+# %% tags=["nbval-check-output"]
 model = GPT(GPTConfig())
 with torch.autocast("cpu", dtype=torch.bfloat16):
     logits = model(batch[0])
@@ -706,7 +706,7 @@ assert found["held_out"] < found["bigram"] - 0.3
 #
 # Prediction beside count, for the run that you have just made:
 
-# %%
+# %% tags=["nbval-check-output"]
 predicted, counted = found["flops"]["predicted"], found["flops"]["counted"]
 print(f"FLOPs of a step: {predicted:,} predicted, {counted:,} counted")
 assert predicted == counted
@@ -731,7 +731,7 @@ for name, (predicted, counted) in found["memory"].items():
 # Say your answer aloud before you unfold it. `ranklab drill --lab 01` in a terminal asks these and more, with other
 # numbers each time.
 
-# %%
+# %% tags=["nbval-check-output"]
 questions("01_baseline")
 
 # %% [markdown]

@@ -90,14 +90,14 @@ plots.traffic_matrix([sent for sent, _ in naive], "all-reduce of 4 MB through ra
 # %% [markdown]
 # Row and column 0 carry everything; the other six links are idle. And the sum is right (`4.0` on every rank):
 
-# %%
+# %% tags=["nbval-check-output"]
 [total for _, total in naive]
 
 # %% [markdown]
 # `ranklab.collectives.verbs` has all nine in this plain form, each in about ten lines. How many MB does each rank send, for
 # a tensor of 4 MB?
 
-# %%
+# %% tags=["nbval-check-output"]
 from ranklab.collectives import verbs
 
 NINE = ("broadcast", "reduce", "scatter", "gather", "all_gather", "reduce_scatter", "all_reduce",
@@ -133,7 +133,7 @@ for name, sent in zip(NINE, zip(*launch(sent_by, NINE, ranks=4))):
 # Below, each rank swaps with `rank ^ 1`. `^` is xor: it flips the bits of `rank` that are set in the other number. `^ 1`
 # flips the last bit, so 0 and 1 are partners, and so are 2 and 3. `^ 2` pairs 0 with 2 and 1 with 3.
 
-# %%
+# %% tags=["nbval-check-output"]
 from ranklab.collectives import sendrecv
 
 
@@ -608,7 +608,7 @@ plots.slow_link(ratios, slow.model(ratios), emulated,
 # points lie above their line, and near the crossing they can change places.) That 2 is **the number of nodes**. For more
 # nodes the model says:
 
-# %%
+# %% tags=["nbval-check-output"]
 for nodes in (2, 4, 8, 16, 32):
     times = slow.model((9,), nodes=nodes, per_node=8)  # 9 = 450 GB/s inside / 50 outside
     gain = times["flat ring"][0] / times["hierarchical"][0]
@@ -629,7 +629,7 @@ for nodes in (2, 4, 8, 16, 32):
 # Prediction beside count, for a tensor of 4 MB. Bytes and messages are those of the busiest rank. Counts are exact, so they
 # are asserted.
 
-# %%
+# %% tags=["nbval-check-output"]
 def busiest(n, all_reduces):
     counted = []
     for all_reduce in all_reduces:
@@ -696,7 +696,7 @@ for nbytes, seconds in launch(times, ring_all_reduce, ranks=2)[0]:
 # Say your answer aloud before you unfold it. `ranklab drill --lab 02` in a terminal asks these and more, with other numbers
 # each time.
 
-# %%
+# %% tags=["nbval-check-output"]
 questions("02_collectives")
 
 # %% [markdown]

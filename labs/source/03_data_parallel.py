@@ -80,7 +80,7 @@ for rank, seen in enumerate(launch(averaged_gradient, batch, ranks=4)):
 #
 # The model is a small convolutional network for handwritten digits of 8 x 8 pixels. It knows nothing of ranks, and never will.
 
-# %%
+# %% tags=["nbval-check-output"]
 from ranklab.models.cnn import CNN, CNNConfig
 
 model = CNN(CNNConfig())
@@ -147,7 +147,7 @@ shard_sampler = check(shard_sampler)
 #
 # The order must be the same everywhere. Dropout and augmentation must *not* be: give them a seed that depends on the rank, or all ranks drop the same units.
 
-# %%
+# %% tags=["nbval-check-output"]
 for epoch in (0, 1):
     print("epoch", epoch, [shard_sampler(10, rank, 4, epoch) for rank in range(4)])
 
@@ -531,7 +531,7 @@ join_uneven = check(join_uneven)
 # %% [markdown]
 # Three ranks with 5, 2 and 0 batches, and all end with the same weights:
 
-# %%
+# %% tags=["nbval-check-output"]
 def uneven():
     torch.manual_seed(0)
     model = OverlappedDataParallel(nn.Linear(3, 1).to(device()))
@@ -665,7 +665,7 @@ plots.pieces(*({name: [getattr(run, score) for run in runs] for name, runs in mi
 # Prediction beside count, for the CNN of part 4 on four ranks: all-reduces of a step, and bytes that the four send together, 2(R-1) times the gradient (a bias of 10 numbers does not
 # divide by 4, so one rank alone may send a few bytes more than another). Counts are exact, so they are asserted.
 
-# %%
+# %% tags=["nbval-check-output"]
 def one_step(cap):
     model = CNN(CNNConfig()).to(device())
     forward = OverlappedDataParallel(model, cap) if cap else model
@@ -692,7 +692,7 @@ for name, cap in (("one by one", 0), ("buckets of 4 KB", 2**12), ("buckets of 25
 #
 # Say your answer aloud before you unfold it. `ranklab drill --lab 03` in a terminal asks these and more, with other numbers each time.
 
-# %%
+# %% tags=["nbval-check-output"]
 questions("03_data_parallel")
 
 # %% [markdown]

@@ -320,7 +320,7 @@ power_sgd = check(power_sgd)
 # %% [markdown]
 # Watch the warm start: one fixed matrix is approximated again and again, each time from the last Q, without error feedback. The first number is the best that rank 2 can do.
 
-# %%
+# %% tags=["nbval-check-output"]
 def approach(steps=8, rank=2):
     generator = torch.Generator().manual_seed(0)
     decay = torch.diag(0.7 ** torch.arange(16.0))
@@ -414,7 +414,7 @@ print(project.report(project.run(ranks=2, timeout=120, **digits)))
 # %% [markdown]
 # A run is stopped in the middle of an epoch (on a cluster by SIGTERM), and goes on from its checkpoint. Does it end like the run that was never stopped? Yes, to the last bit:
 
-# %%
+# %% tags=["nbval-check-output"]
 quick = {"model": "resnet18", "images": 512, "held_out": 128, "epochs": 2, "timeout": 60}
 path = os.path.join(tempfile.mkdtemp(), "run")
 whole = project.run(ranks=2, **quick)
@@ -451,7 +451,7 @@ print(ddp_data_parallel.compare(LAPTOP))
 #
 # How many bytes does a rank send in a step, for a layer of 512 x 512 on four ranks? Here are predictions and counts. Counts are exact, so they are asserted.
 
-# %%
+# %% tags=["nbval-check-output"]
 from ranklab.ddp import PowerSGD, TopK
 
 
@@ -481,7 +481,7 @@ for name, make, predicted in rows:
 #
 # Say your answer aloud before you unfold it. `ranklab drill --lab 04` in a terminal asks these and more, with new numbers each time.
 
-# %%
+# %% tags=["nbval-check-output"]
 questions("04_ddp")
 
 # %% [markdown]

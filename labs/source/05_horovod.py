@@ -116,7 +116,7 @@ negotiate = check(negotiate)
 # %% [markdown]
 # Three ranks finish four tensors in three orders, one tensor in each round. These names are complete in each round, on every rank:
 
-# %%
+# %% tags=["nbval-check-output"]
 ORDERS = (["a", "b", "c", "d"], ["d", "c", "b", "a"], ["b", "a", "d", "c"])
 
 
@@ -174,7 +174,7 @@ fuse_tensors = check(fuse_tensors)
 # Each rank all-reduces fifty tensors of one element by name, in an order of its own. `hvd.counted()` counts what the background thread
 # sends:
 
-# %%
+# %% tags=["nbval-check-output"]
 import random
 
 
@@ -305,7 +305,7 @@ def timeline(events, path):
 # %%
 timeline = check(timeline)
 
-# %%
+# %% tags=["nbval-check-output"]
 events = [("weight", "NEGOTIATE_ALLREDUCE", 0.0, 0.004), ("weight", "ALLREDUCE", 0.004, 0.006),
           ("bias", "NEGOTIATE_ALLREDUCE", 0.001, 0.004)]
 with tempfile.TemporaryDirectory() as folder:
@@ -511,7 +511,7 @@ print(horovod_elsewhere.run(ranks=4))
 # Compare prediction and count. Four ranks all-reduce 50 tensors of 1000 numbers as one group, so all 50 are complete at the same time. Each
 # pair is the number of all-reduces, and the bytes that go into them.
 
-# %%
+# %% tags=["nbval-check-output"]
 def measured(threshold, compression):
     hvd.init(fusion_threshold=threshold)
     tensors = [torch.ones(1000, device=device()) for _ in range(50)]
@@ -535,7 +535,7 @@ for threshold, name in ((0, "none"), (40_000, "none"), (2**26, "none"), (2**26, 
 #
 # Say your answer aloud before you unfold it. `ranklab drill --lab 05` in a terminal asks these and more, with other numbers each time.
 
-# %%
+# %% tags=["nbval-check-output"]
 questions("05_horovod")
 
 # %% [markdown]

@@ -1,5 +1,5 @@
 """The `ranklab` command: status (also with no command), work, drill, doctor, rehearse,
-compare, build, grade."""
+compare, layout, build, grade."""
 
 import argparse
 import sys
@@ -27,6 +27,8 @@ def main(argv=None) -> int:
     rehearse.set_defaults(run=_rehearse)  # hands the other arguments to the module
     compare = commands.add_parser("compare", help="one model in every layout", add_help=False)
     compare.set_defaults(run=_compare)  # reads its own options, as drill does
+    layout = commands.add_parser("layout", help="what a layout costs", add_help=False)
+    layout.set_defaults(run=_layout)  # reads its own options, as drill does
     build = commands.add_parser("build", help="labs/ and solutions/ from labs/source/")
     build.add_argument("labs", nargs="*", help="such as 02_collectives; all by default")
     build.add_argument("--check", action="store_true", help="only say what is stale; run nothing")
@@ -40,7 +42,7 @@ def main(argv=None) -> int:
     grade.set_defaults(run=_grade)
     arguments = sys.argv[1:] if argv is None else argv
     options, rest = parser.parse_known_args(arguments or ["status"])
-    if rest and options.run not in (_drill, _rehearse, _compare):
+    if rest and options.run not in (_drill, _rehearse, _compare, _layout):
         parser.error(f"unknown: {' '.join(rest)}")
     options.rest = rest
     return options.run(options) or 0
@@ -91,6 +93,12 @@ def _rehearse(options):
 
 def _compare(options):
     from ranklab.projects.hybrid.compare import main
+
+    return main(options.rest)
+
+
+def _layout(options):
+    from ranklab.projects.hybrid.explain import main
 
     return main(options.rest)
 

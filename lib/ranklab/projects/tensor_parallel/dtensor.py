@@ -15,15 +15,16 @@ from ranklab.tensor_parallel.training import TensorParallel
 
 
 def parallelize_gpt(model, mesh, sequence_parallel=False):
-    """models.gpt's GPT over the ranks of `mesh`, in place; all parameters are DTensors. Logits stay
-    split, so backward must be called inside loss_parallel(); forward outside: it does not nest.
+    """models.gpt's GPT, or a part of one, over the ranks of `mesh`, in place; all parameters are
+    DTensors. Logits stay split, so backward must be called inside loss_parallel(); forward outside:
+    it does not nest.
     """
     whole, tokens, norm = Replicate(), Shard(1), SequenceParallel()
     if not sequence_parallel:
         tokens, norm = whole, PrepareModuleInput(input_layouts=whole, desired_input_layouts=whole)
         for module in filter(lambda each: isinstance(each, nn.LayerNorm), model.modules()):
             distribute_module(module, mesh)  # an optimizer takes DTensors alone, or none
-    parallelize_module(model, mesh, {
+    plan = {
         "token": RowwiseParallel(input_layouts=whole, output_layouts=tokens),
         "blocks.*.norm?": norm,
         "blocks.*.attention": PrepareModuleInput(  # once: else q, k and v each sum x's gradient
@@ -35,19 +36,28 @@ def parallelize_gpt(model, mesh, sequence_parallel=False):
         "norm": norm,
         "head": ColwiseParallel(input_layouts=tokens, output_layouts=Shard(-1),
                                 use_local_output=False),
-    })  # fmt: skip
-    model.head.weight = model.token.weight  # each has become a DTensor of its own
+    }  # fmt: skip
+    here = {name for name, child in model.named_children()}  # a child of a part may be None
+    parallelize_module(model, mesh, {name: style for name, style in plan.items()
+                                     if name.split(".")[0] in here})
+    if None not in (model.token, model.head):
+        model.head.weight = model.token.weight  # each has become a DTensor of its own
     model.loss = split_loss
     return model
 
 
 def split_loss(head, hidden, targets, reduction="mean"):
     """GPT's `loss` for logits that are a DTensor."""
-    targets = targets.flatten()
     with loss_parallel():
-        total = F.cross_entropy(head(hidden).flatten(0, 1).float(), targets, ignore_index=IGNORE,
-                                reduction="sum").to_local()
+        total = summed_loss(head, hidden, targets)
     return total / (targets != IGNORE).sum() if reduction == "mean" else total
+
+
+def summed_loss(head, hidden, targets, reduction="sum"):
+    """As split_loss with "sum", for who is inside loss_parallel() already."""
+    total = F.cross_entropy(head(hidden).flatten(0, 1).float(), targets.flatten(),
+                            ignore_index=IGNORE, reduction="sum").to_local()
+    return total.clone()  # a module that fully_shard has changed must return no view
 
 
 class DTensors(TensorParallel):

@@ -1,0 +1,56 @@
+"""`ranklab layout`: who talks to whom in a layout, what it costs, how others are told of it."""
+
+import argparse
+
+from ranklab.hybrid import parse_layout
+from ranklab.hybrid.costs import layout_memory, layout_traffic
+from ranklab.meter.text import lined_up
+from ranklab.models.gpt import count_parameters
+from ranklab.projects.hybrid.elsewhere import megatron_command, torchtitan_toml
+from ranklab.projects.hybrid.sizes import SIZES
+
+
+def explain(layout, job, per_node=8):
+    """The mesh, what crosses nodes, and the costs of the first rank, as text."""
+    refuse_misfits(layout, job, per_node)
+    inside = layout.mesh.axes_inside(per_node)
+    crossing = [axis for axis in layout.mesh.axes if axis not in inside]
+    return "\n".join([
+        f"{layout}: a GPT of {count_parameters(job.config) / 1e9:.1f} billion parameters",
+        f"through each pipeline go {job.micro_batches(layout)} micro-batches of {job.micro_batch}",
+        str(layout.mesh),
+        f"between nodes of {per_node} go the messages of: {', '.join(crossing) or 'no axis'}", "",
+        "predicted for rank 0, at its peak", str(layout_memory(job, layout)), "",
+        lined_up(("sent in a step along", "bytes"), list(layout_traffic(job, layout).items()))])
+
+
+def refuse_misfits(layout, job, per_node):
+    """Raises ValueError where the job does not go into the layout."""
+    heads, pieces = job.config.n_head, layout.dp * job.micro_batch
+    if heads % layout.tp:
+        raise ValueError(f"tp={layout.tp} must divide the {heads} heads")
+    if job.batch % pieces:
+        raise ValueError(f"dp x micro-batch = {pieces} must divide the batch of {job.batch}")
+    if "tensor" not in layout.mesh.axes_inside(per_node):
+        raise ValueError(f"tp={layout.tp} tensor ranks would be on several nodes of {per_node}")
+
+
+def main(arguments):
+    """`ranklab layout` has run; returns its exit code."""
+    parser = argparse.ArgumentParser(prog="ranklab layout", description=__doc__)
+    parser.add_argument("layout", help="dp x tp x pp, and what else: 2x8x4,zero,sp")
+    parser.add_argument("--size", choices=list(SIZES), default="10b", help="which GPT; 10b")
+    parser.add_argument("--per-node", type=int, default=8, help="GPUs in a node; 8")
+    parser.add_argument("--megatron", action="store_true", help="print Megatron-LM's command")
+    parser.add_argument("--torchtitan", action="store_true", help="print torchtitan's config")
+    options = parser.parse_args(arguments)
+    job, _ = SIZES[options.size]
+    try:
+        layout = parse_layout(options.layout)
+        texts = [explain(layout, job, options.per_node)]
+    except ValueError as error:
+        print(f"ranklab layout: {error}")
+        return 2
+    texts += [megatron_command(layout, job, options.per_node)] * options.megatron
+    texts += [torchtitan_toml(layout, job)] * options.torchtitan
+    print("\n\n".join(texts))
