@@ -19,7 +19,8 @@ pytestmark = [pytest.mark.timeout(180), pytest.mark.usefixtures("one_thread")]
 FEW = {"steps": 6, "eval_batch": 16, "log_every": 2, "timeout": 170}
 
 
-def test_stopped_and_resumed_in_other_layouts_it_ends_as_one_process(tmp_path):
+def test_stopped_and_resumed_in_other_layouts_it_ends_as_one_process(tmp_path, monkeypatch):
+    monkeypatch.setenv("RANKLAB_REHEARSE", "gpu")
     how = FEW | {"checkpoint": str(tmp_path / "saved")}
     zero = project.run(layout=Layout(2, 2, 2, zero=1), until=2, **how)
     assert zero["ranks"][0]["steps"] == 2 and zero["ranks"][0]["loss"] is None

@@ -47,6 +47,7 @@ def costs(shape, settings, layout, history):
     rows = [(f"held: {name.replace('_', ' ')}", getattr(said, name), history.held[name])
             for name in HELD]
     rows += [(f"sent in a step: {axis}", n, history.sent.get(axis, 0)) for axis, n in sent.items()]
-    rows.append(("held: the device's own count", said.total, history.peak[-1]))
+    if history.peak[-1] != history.held["total"]:
+        rows.append(("held: by the allocator", said.total, history.peak[-1]))
     return [f"\n{'bytes of rank 0':28}{'formula':>18}{'counted':>18}",
             *(f"{name:28}{formula:18,.0f}{counted:18,}" for name, formula, counted in rows), ""]
