@@ -218,20 +218,24 @@ def new_trainer(layout, apply_by=parallelize, settings=settings, **own):
     return TextTrainer(model, text, settings, device(), progress=False, parallel=parallel)
 
 
+# %%
+def train(*layouts):
+    """For each layout: the losses of all steps, the held-out one, and the parameters here."""
+    found = []
+    for layout in layouts:
+        trainer = new_trainer(layout)
+        history = trainer.fit()
+        here = sum(p.numel() for p in trainer.model.parameters())
+        found.append(([*history.loss, *history.held_out.values()], here))
+    return found
+
+
 # %% tags=["nbval-check-output"]
-def train(layout):
-    trainer = new_trainer(layout)
-    history = trainer.fit()
-    here = sum(p.numel() for p in trainer.model.parameters())
-    return [*history.loss, *history.held_out.values()], here
-
-
-one, whole = launch(train, None, ranks=1)[0]
-found = {"one process": (one, whole)}
-for words in ("2x2x2", "2x2x2,sp,zero,recompute"):
-    found[words] = launch(train, parse_layout(words), ranks=8)[0]
+ways = ("2x2x2", "2x2x2,sp,zero,recompute")
+found = [*launch(train, None, ranks=1)[0], *launch(train, *map(parse_layout, ways), ranks=8)[0]]
+one = found[0][0]
 print(f"{'':24} loss of four steps         held-out  parameters on rank 0")
-for name, (losses, here) in found.items():
+for name, (losses, here) in zip(("one process", *ways), found):
     print(f"{name:24}", *(f"{loss:.4f}" for loss in losses[:4]), f"{losses[4]:9.4f} {here:12,}")
     assert all(abs(a - b) < 1e-4 for a, b in zip(losses, one))
 
@@ -379,26 +383,27 @@ mesh_grad_norm = check(mesh_grad_norm)
 # %% [markdown]
 # By yours, and naively, in the first step of two layouts:
 
-# %% tags=["nbval-check-output"]
-def norms(words):
-    """{"right": by mesh_grad_norm, "naive": each gradient as if one rank had it}"""
-    found = {}
+# %%
+def norms(*ways):
+    """For each layout [the norm by mesh_grad_norm, and as if one rank had each gradient]"""
+    found = []
 
     def both(held):
-        found["naive"] = mesh_grad_norm([(gradient, 1) for gradient, _ in held]).item()
         norm = mesh_grad_norm(held)
-        found["right"] = norm.item()
+        naive = mesh_grad_norm([(gradient, 1) for gradient, _ in held])
+        found.append([norm.item(), naive.item()])
         return norm
 
-    new_trainer(parse_layout(words), norm_of=both).step()
+    for words in ways:
+        new_trainer(parse_layout(words), norm_of=both).step()
     return found
 
 
-ways = ("1x1x1", "2x2x2", "2x2x2,zero")
-for words, found in zip(ways, (launch(norms, words, ranks=parse_layout(words).ranks)[0]
-                               for words in ways)):
-    ratio = found["naive"] / found["right"]
-    print(f"{words:12} yours {found['right']:.4f}   naive {found['naive']:.4f}   {ratio:.3f} times")
+# %% tags=["nbval-check-output"]
+ways = ("2x2x2", "2x2x2,zero")
+found = [*launch(norms, "1x1x1", ranks=1)[0], *launch(norms, *ways, ranks=8)[0]]
+for words, (mine, naive) in zip(("1x1x1", *ways), found):
+    print(f"{words:11} yours {mine:.4f}   naive {naive:.4f}, {naive / mine:.3f} times")
 
 # %% [markdown]
 # In the second line the factor is above the square root of 2, because the tied matrix counts four times: on two stages, each with two data ranks. With ZeRO-1 each data rank has its share, and only norms and the tied matrix count twice. A naive norm depends on the layout: the same `clip` would then train differently in another one.
@@ -407,7 +412,7 @@ for words, found in zip(ways, (launch(norms, words, ranks=parse_layout(words).ra
 # ### 4.5 A checkpoint in another layout
 # > difficulty 4/5 · importance 5/5 · 20 minutes · about 12 lines
 #
-# Tomorrow there are other GPUs, so the run must go on in another layout. Every rank wrote its own parts, each as a **box** of a whole tensor: name, where it begins (offset), and its numbers. Whoever loads takes from each box what overlaps its own boxes:
+# Tomorrow there are other GPUs, so the run must go on in another layout. Every rank wrote its own parts, each as a **box** of a whole tensor: name, where it begins (offset), and its numbers. A rank that loads takes from each box what overlaps its own boxes:
 
 # %%
 saved = [(0, (0, 0), (6, 4)), (1, (0, 4), (6, 4)), (2, (6, 0), (6, 4)), (3, (6, 4), (6, 4))]
@@ -501,7 +506,7 @@ for words in ("1x4x2,sp", "8x1x1,full", "1x1x1"):
 folder.cleanup()
 
 # %% [markdown]
-# Adam's first moment of one matrix, in the boxes in which it was saved, and in those of two layouts that loaded it (numbers are ranks):
+# Adam's first moment of one matrix, in the boxes in which it was saved, and in those of two layouts that loaded it. Numbers are ranks; in the first layout ZeRO-1 gave this matrix to the second data rank:
 
 # %%
 def boxes(ranks, name, kind):
@@ -520,7 +525,7 @@ plots.boxes_of({words: boxes(kept[words], name, "exp_avg") for words in list(kep
 # ### 4.6 Which layout?
 # > difficulty 5/5 · importance 5/5 · 25 minutes · about 15 lines · open: no recipe
 #
-# The question of every large run, and of many interviews. Write a search that any `Job` and `Cluster` can be given to. What a layout costs is given, by formulas:
+# The question of every large run, and of many interviews. Write a search for any `Job` and `Cluster`. Helpers of your own go in the place of the dots. What a layout costs is given, by formulas:
 #
 # | given | |
 # |---|---|
@@ -568,10 +573,10 @@ clusters = {"fast": Cluster(64, A100, ((8, 300e9), (64, 25e9))),
             "slow": Cluster(64, A100, ((8, 300e9), (64, 3e9))),
             "racks": Cluster(64, A100, ((8, 300e9), (32, 25e9), (64, 1e9)))}
 for name, cluster in clusters.items():
-    for who, choose in {"library": library_choice, "yours": choose_layout}.items():
+    for whose, choose in {"library": library_choice, "yours": choose_layout}.items():
         layout, size = choose(job, cluster)
         seconds = layout_seconds(dataclasses.replace(job, micro_batch=size), layout, cluster)
-        print(f"{name:6} {who:8}{seconds.total:6.2f} s   {layout}, micro-batches of {size}")
+        print(f"{name:6} {whose:8}{seconds.total:6.2f} s   {layout}, micro-batches of {size}")
     print(" " * 15, *(f"{part} {spent:.2f}  " for part, spent in seconds._asdict().items()))
 
 # %% [markdown]
@@ -615,8 +620,8 @@ from ranklab.projects import hybrid as project
 mine = {"build": build_mesh, "parallelize": parallelize, "sync": tied_embedding_sync,
         "norm": mesh_grad_norm, "reshard": reshard_checkpoint}
 with tempfile.TemporaryDirectory() as folder:
-    run = functools.partial(project.run, checkpoint=folder, **mine)
-    run(layout=parse_layout("2x2x2,zero"), until=10)
+    run = functools.partial(project.run, checkpoint=folder, steps=12, **mine)
+    run(layout=parse_layout("2x2x2,zero"), until=6)
     print(project.report(run(layout=parse_layout("1x2x4,sp"), resume=True)))
 
 # %% [markdown]
@@ -645,29 +650,32 @@ for name, each in {"as it is": layout, "changed": dataclasses.replace(layout, **
 # What rank 0 sends along each axis in a step, by formula and counted. Counted has some bytes more: the number of targets, and norms.
 
 # %%
-def counted(words):
-    trainer = new_trainer(parse_layout(words))
-    trainer.step()
-    with Traffic() as traffic:
+def counted(*ways):
+    found = []
+    for words in ways:
+        trainer = new_trainer(parse_layout(words))
         trainer.step()
-    return traffic.by_axis(trainer.parallel.mesh)
+        with Traffic() as traffic:
+            trainer.step()
+        found.append(traffic.by_axis(trainer.parallel.mesh))
+    return found
 
 
 # %% tags=["nbval-check-output"]
 small = Job(config, settings.batch, settings.micro_batch, "fp32")
+ways = ("2x2x2", "2x2x2,sp,zero")
 print(f"{'predicted/counted':20}", *(f"{axis:>21}" for axis in ("data", "tensor", "pipeline")))
-for words in ("2x2x2", "2x2x2,sp,zero"):
+for words, found in zip(ways, launch(counted, *ways, ranks=8)[0]):
     predicted = layout_traffic(small, parse_layout(words))
-    found = launch(counted, words, ranks=8)[0]
     print(f"{words:20}", *(f"{predicted[axis]:>12,}/{found[axis]:,}" for axis in predicted))
 
 # %% [markdown]
-# **One model, one batch, every layout:** `ranklab compare` in a terminal. Here, some of the layouts of four ranks. What to predict: which rank holds least? Which sends least?
+# **One model, one batch, every layout:** `ranklab compare` in a terminal. Here are some layouts of four ranks. Before you run it: in which does a rank hold least, and in which does it send least?
 
 # %%
 from ranklab.projects.hybrid import compare
 
-words = ("4x1x1", "1x4x1", "1x1x4", "4x1x1,full", "2x2x1,sp,zero", "2x1x2", "1x2x2,sp")
+words = ("4x1x1", "1x4x1", "1x1x4", "4x1x1,full", "2x2x1,sp,zero", "1x2x2,sp")
 rows = compare.compare([parse_layout(each) for each in words])
 plots.compared(rows)
 
@@ -700,7 +708,7 @@ questions("12_hybrid")
 #
 # - **Ranks and nodes.** Slurm and torchrun give neighbouring ranks to one node, so tensor is the last axis. `Layout.new_mesh` refuses tensor ranks on several nodes.
 # - **NCCL makes a communicator for each group**, on its first message, with buffers of its own. Many axes mean many of them, and memory that no formula above counts.
-# - **A slow card slows one axis.** Tensor messages that take ten times as long point at NVLink, data at the network. Time each axis alone first: `ranklab doctor`.
+# - **A slow card slows one axis.** Tensor messages that take ten times as long point at NVLink, data at the network. `ranklab doctor` measures links.
 # - **Checkpoints are large.** 100 billion parameters are 1.2 TB. Every rank writes its own boxes, at the same time.
 #
 # What to expect, from papers and not measured by us: 40 to 52% of peak for the layouts of section 1. This lab has not been run on several GPUs yet.

@@ -56,7 +56,7 @@ def along_axes(traffic, mesh, per_node, title=None):
         where = "inside a node" if axis in inside else "between nodes"
         ax.text(traffic[axis] * 1.15, place, f"{human_bytes(traffic[axis])}, {where}", va="center")
     ax.set_yticks(range(3), [f"{axis} {mesh.axes[axis]}" for axis in AXES])
-    ax.set(xscale="log", xlabel="bytes that a rank sends in a step", title=title or "",
+    ax.set(xscale="log", xlabel="bytes that a rank sends in a step (log scale)", title=title or "",
            xlim=(min(traffic[axis] for axis in AXES) / 4, max(traffic.values()) * 20))
     ax.invert_yaxis()
     ax.grid(axis="y", visible=False)
