@@ -184,8 +184,9 @@ from ranklab.tensor_parallel.plan import How, parallel_gpt
 def parallelize(model, hybrid):
     """`model`, a GPT, in place: what of it is on this rank, and how it talks to the others.
 
-    No rank ever has memory for more than its own part. Layers of other stages are dropped before
-    anything is done to them. Data parallelism sees the parameters that are left at the end.
+    No rank ever has memory for more than its own part. Data parallelism sees the parameters that
+    are left at the end. With layout.recompute, and only then, blocks compute themselves again in
+    backward; with layout.sequence_parallel a rank has its tokens alone between regions (lab 08).
     hybrid  has .layout, .pipeline, .tensor (with .group), .data and .give_memory
     """
     # six steps, one of them only if layout.recompute -> the model itself
@@ -313,7 +314,8 @@ check(mesh_tied_mb=...)
 def tied_embedding_sync(copies, other, group=None):
     """Each of `copies` has in .grad the sum of its gradients here and on the rank `other`.
 
-    Both ranks call it, after all backwards of a step, and get the same bits.
+    Both ranks call it, after all backwards of a step, and get the same bits, in the type of the
+    gradients, which may have any strides.
     copies  parameters that the rank `other` of the group holds, too, in the same order; none on a
             rank that has neither end, whatever `other` is there
     cost    each of the two sends one message for each copy: its own gradient, to a rank of the
@@ -446,7 +448,8 @@ from ranklab.checkpoint.reshard import overlap  # the same numbers in a piece an
 def reshard_checkpoint(pieces, saved):
     """Each of this rank's pieces has its numbers, from boxes that were saved in any layout.
 
-    Nothing is sent. Tensors may have any number of dims, none too; `saved` stays as it is.
+    Nothing is sent. Tensors may have any number of dims, none too. `saved` stays as it is;
+    a piece keeps its type, and boxes may have another one.
     pieces  Pieces: `tensor` is to be filled in place, and `offset` is where it begins in the whole
             tensor
     saved   for each piece [(offset, tensor)]: boxes of the same whole tensor that overlap the piece
@@ -698,11 +701,12 @@ questions("12_hybrid")
 #
 # ```bash
 # torchrun --nproc-per-node 8 -m ranklab.projects.hybrid --dp 2 --tp 2 --pp 2
+# python -m ranklab.projects.hybrid --size 100b --dry-run
 # ranklab layout 2x2x2,zero,sp --size 10b --megatron
-# sbatch labs/jobs/hybrid.sbatch
+# SIZE=10b sbatch --nodes=1 labs/jobs/hybrid.sbatch
 # ```
 #
-# `hybrid.sbatch` has three sizes: 10 billion parameters on 8 GPUs, 100 billion on 64, 130 billion (GLM-130B's shape) on 128. `--size 100b --dry-run` first says whether it fits.
+# The job file has three sizes: 10 billion parameters on 8 GPUs, 100 billion on 64, and 130 billion (GLM-130B's shape) on 128. A dry run on one CPU says before whether it fits.
 #
 # What changes there:
 #
