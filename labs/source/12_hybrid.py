@@ -241,7 +241,7 @@ for name, (losses, here) in zip(("one process", *ways), found):
     assert all(abs(a - b) < 1e-4 for a, b in zip(losses, one))
 
 # %% [markdown]
-# What do other orders cost? Memory first: each rank makes the whole model, and then drops most of it. Data before tensor: the buckets hold whole matrices, which are trained by nobody, and the parts are averaged by nobody.
+# What do other orders cost? Memory first: each rank makes the whole model, and then drops most of it. Data before tensor: the buckets hold whole matrices, which nothing trains any more, and nothing averages the parts.
 
 # %%
 STEPS = {
