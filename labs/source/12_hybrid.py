@@ -231,7 +231,7 @@ def train(*layouts):
     return found
 
 
-# %% tags=["nbval-check-output"]
+# %%
 ways = ("2x2x2", "2x2x2,sp,zero,recompute")
 found = [*launch(train, None, ranks=1)[0], *launch(train, *map(parse_layout, ways), ranks=8)[0]]
 one = found[0][0]
@@ -262,7 +262,7 @@ def in_order(names, model, hybrid):
     return model
 
 
-# %% tags=["nbval-check-output"]
+# %%
 from ranklab.meter import Traffic
 
 orders = ("pipeline tensor memory stages data", "memory pipeline tensor stages data",
@@ -291,7 +291,7 @@ for names, (losses, most, sent) in zip(orders, launch(tried, ranks=8)[0]):
 #
 # **Order of the data.** A resumed run in another layout must see the same rows. So a batch follows from the seed and the number of the step alone, and data rank r of R takes each R-th of its rows. The last characters of step 0's first rows, and which data rank has them:
 
-# %% tags=["nbval-check-output"]
+# %%
 from ranklab.data import batch_at, decode
 
 rows = batch_at(text.train, 0, settings.batch, config.n_ctx, settings.seed)[0]
@@ -348,7 +348,7 @@ def apart(sync):
     return found
 
 
-# %% tags=["nbval-check-output"]
+# %%
 for name, sync in {"yours": tied_embedding_sync, "without": without}.items():
     for what, numbers in zip(("loss", "apart"), zip(*launch(apart, sync, ranks=2)[0])):
         print(f"{name:8} {what:6}", *(f"{number:.4f}" for number in numbers))
@@ -401,7 +401,7 @@ def norms(*ways):
     return found
 
 
-# %% tags=["nbval-check-output"]
+# %%
 ways = ("2x2x2", "2x2x2,zero")
 found = [*launch(norms, "1x1x1", ranks=1)[0], *launch(norms, *ways, ranks=8)[0]]
 for words, (mine, naive) in zip(("1x1x1", *ways), found):
@@ -590,7 +590,7 @@ for name, cluster in clusters.items():
 #
 # The same GPT, mesh and batches by torch alone: DTensor for tensor, `fully_shard` or `replicate` for data, `torch.distributed.pipelining`. And by DeepSpeed, whose `PipelineModule` goes with ZeRO-1 over data ranks:
 
-# %% tags=["nbval-check-output"]
+# %%
 from ranklab.projects.hybrid import peers
 
 for tool, losses_of, words in (("ours", peers.our_losses, "2x2x2,sp"),
