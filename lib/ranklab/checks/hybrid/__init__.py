@@ -1,13 +1,18 @@
 """The exercises and predictions of lab 12, in the order of the lab."""
 
+from ranklab.checkpoint import reshard_checkpoint
 from ranklab.checks.exercise import Exercise
-from ranklab.checks.hybrid import applying, gradients, meshes
-from ranklab.hybrid import parallelize
+from ranklab.checks.hybrid import (
+    applying, choosing, gradients, meshes, resharding,
+)
+from ranklab.checks.hybrid.predictions import PREDICTIONS
+from ranklab.hybrid import choose_layout, parallelize
 from ranklab.mesh import build_mesh
 from ranklab.parallel import mesh_grad_norm
 from ranklab.pipeline_parallel import tied_embedding_sync
 
-PREDICTIONS = ()
+__all__ = ["EXERCISES", "PREDICTIONS"]
+
 EXERCISES = (
     Exercise(build_mesh, meshes.check_build_mesh, hints=(
         "Which groups does rank 0 have to make, and which ones does it keep?",
@@ -33,5 +38,20 @@ EXERCISES = (
         "If all ranks add up all squares that they have, how often does each number count?",
         "Divide each sum of squares by its copies; add up here, then over ranks; then the root.",
         "total += gradient.double().square().sum() / copies; dist.all_reduce(total, group=group)",
+    )),
+    Exercise(reshard_checkpoint, resharding.check_reshard_checkpoint, hints=(
+        "A piece is at 3 to 6 of the whole, a box at 0 to 4. Which numbers of each are the same?",
+        "In each dim: from the larger of the two offsets to the smaller of the two ends. Take the "
+        "piece's offset off for a slice of the piece, the box's for a slice of the box.",
+        "starts = [max(a, b) ...]; stops = [min(a + n, b + m) ...]; piece.tensor[slices of start - "
+        "a to stop - a].copy_(box[slices of start - b to stop - b]), after all were counted",
+    )),
+    Exercise(choose_layout, choosing.check_choose_layout, hints=(
+        "How many legal layouts are there? Is any cleverness needed to look at all of them?",
+        "All divisors of gpus for tp and pp, of the batch for micro-batches, all options: skip "
+        "what is not legal, sort by seconds, and take the first that fits.",
+        "itertools.product of tp, pp, micro_batch, virtual, zero, sequence_parallel, recompute; "
+        "trial = replace(job, micro_batch=size); layout_seconds(trial, layout, cluster).total; "
+        "layout_memory(trial, layout).total <= cluster.room",
     )),
 )
