@@ -83,14 +83,13 @@ def _live(layout, folder, names, least):
             os.replace(names / "new", names / "step")
 
 
-def kill_all(names, seconds):
-    """The ranks are killed, so long after the first save."""
-    end = time.monotonic() + 120
-    while not (names / "step").exists() and time.monotonic() < end:
+def kill_all(names, seconds, over):
+    """The ranks are killed, so long after the first save; unless they have ended by themselves."""
+    while not (names / "step").exists() and not over.is_set():
         time.sleep(0.01)
-    time.sleep(seconds)
-    for rank in range(ZERO.ranks):
-        os.kill(int((names / str(rank)).read_text()), signal.SIGKILL)
+    if not over.wait(seconds):
+        for rank in range(ZERO.ranks):
+            os.kill(int((names / str(rank)).read_text()), signal.SIGKILL)
 
 
 @pytest.mark.parametrize("kills", [10, pytest.param(100, marks=(
@@ -102,11 +101,14 @@ def test_killed_at_any_moment_it_goes_on_in_another_layout(kills, tmp_path):
     for life in range(kills):
         names = tmp_path / f"life-{life}"
         names.mkdir()
-        killer = threading.Thread(target=kill_all, args=(names, moments.uniform(0, WORST)))
+        over, seconds = threading.Event(), moments.uniform(0, WORST)
+        killer = threading.Thread(target=kill_all, args=(names, seconds, over))
         killer.start()
-        with pytest.raises(RankError, match="SIGKILL"):
+        with pytest.raises(RankError) as ended:
             launch(_live, LAYOUTS[life % len(LAYOUTS)], tmp_path / "saved", names, least, ranks=4)
+        over.set()
         killer.join()
+        assert "SIGKILL" in str(ended.value), ended.value
         least = int((names / "step").read_text())
     goes_on(new_trainer(None, tmp_path / "saved"), least)
     assert least > kills
