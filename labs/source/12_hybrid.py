@@ -552,14 +552,16 @@ from ranklab.hybrid.choose import legal, refusal
 def choose_layout(job, cluster):
     """(Layout, micro_batch): of all that are legal and fit, the one with the fewest seconds.
 
-    seconds  layout_seconds(job, layout, cluster).total, the job with this micro_batch in place of
-             its own
-    legal    dp * tp * pp is cluster.gpus; tp divides the heads and the first level of links, so
-             tensor ranks stay inside; dp * micro_batch divides the batch; a block or more for each
-             of the pp * virtual stages; with virtual > 1 the micro-batches are a multiple of pp.
-             The schedule is 1F1B; zero is 0 or 1; recompute and sequence_parallel are free
+    seconds  layout_seconds(job, layout, cluster).total, with this micro_batch in the job. The check
+             takes what is at most 5% slower than the best, found in 3 s
+    legal    dp * tp * pp is cluster.gpus. tp divides the heads, and the ranks of the first level of
+             links, so that tensor ranks stay inside. dp * micro_batch divides the batch. virtual is
+             1, 2 or 4; with more than 1 the micro-batches are a multiple of pp, and pp is 2 or
+             more. Each of the pp * virtual stages has a block, so n_layer is at least as many.
+             With sequence_parallel tp divides n_ctx. The schedule is 1F1B; zero, recompute and
+             outer are free
     fits     layout_memory(job, layout).total is at most cluster.room
-    error    ValueError that says how many bytes the smallest layout needs, where none fits
+    error    ValueError that says how many GB the smallest layout needs, where none fits
     """
     raise NotImplementedError("exercise 4.6: about 15 lines")
 
@@ -583,7 +585,7 @@ for name, cluster in clusters.items():
     print(" " * 15, *(f"{part} {spent:.2f}  " for part, spent in seconds._asdict().items()))
 
 # %% [markdown]
-# With a slow network there are more stages and fewer data ranks, because stages send least. With racks only the pipeline crosses the slow link: `Layout` puts it outermost. All of it is a model, not a measurement: `layout_seconds` says what it leaves out. Lab 13 holds such formulas against published runs.
+# With a slow network there are more stages and fewer data ranks, because stages send least. With racks only the pipeline crosses the slow link, because it lies outermost. All of it is a model, not a measurement: `layout_seconds` says what it leaves out. Lab 13 holds such formulas against published runs.
 
 # %% [markdown]
 # ## 5. The real thing
@@ -679,7 +681,7 @@ for words, found in zip(ways, launch(counted, *ways, ranks=8)[0]):
 from ranklab.projects.hybrid import compare
 
 words = ("4x1x1", "1x4x1", "1x1x4", "4x1x1,full", "2x2x1,sp,zero", "1x2x2,sp")
-rows = compare.compare([parse_layout(each) for each in words])
+rows = compare.compare([parse_layout(each) for each in words], progress=False)
 plots.compared(rows)
 
 # %%
