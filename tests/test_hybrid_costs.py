@@ -80,7 +80,7 @@ def test_so_do_real_ranks(layout):
 # --- what is held ---------------------------------------------------------------------------------
 
 def wide(n_layer, **changes):
-    return Job(GPTConfig(50304, 2048, n_layer, 32, 4096), 16, **changes)
+    return Job(GPTConfig(50304, 2048, n_layer, 32, 4096), 64, **changes)
 
 
 HELD = [

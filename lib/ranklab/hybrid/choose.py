@@ -3,8 +3,9 @@
 import itertools
 from dataclasses import replace
 
-from ranklab.hybrid.costs import layout_memory, layout_seconds
+from ranklab.hybrid.costs import layout_seconds
 from ranklab.hybrid.layout import Layout
+from ranklab.hybrid.memory import layout_memory
 
 
 def choose_layout(job, cluster):

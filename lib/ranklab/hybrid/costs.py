@@ -1,7 +1,7 @@
-"""What a layout costs, by formulas: bytes held, bytes sent, seconds of a step.
+"""What a layout costs, by formulas: bytes sent, seconds of a step. Bytes held are in memory.py.
 
-All of it is of the first rank: the first stage, data rank 0, tensor rank 0. Weights, gradients and
-Adam's moments are float32 (autocast), as the trainer has them. Layouts with zero=3 are lab 07's.
+All of it is of the first rank: the first stage, data rank 0, tensor rank 0. Weights and gradients
+are float32, and autocast has matrix products in job.precision, as the trainer does it.
 """
 
 import functools
@@ -12,11 +12,10 @@ import torch
 
 from ranklab import hardware
 from ranklab.hybrid.layout import Layout
-from ranklab.meter import Memory
 from ranklab.models.gpt import GPTConfig
-from ranklab.pipeline_parallel.stages import gpt_costs, split_stages
 from ranklab.pipeline_parallel.actions import places
 from ranklab.pipeline_parallel.formulas import flush_bubble, zb_h1_bubble
+from ranklab.pipeline_parallel.stages import gpt_costs, split_stages
 from ranklab.ranks import shard_range
 
 EFFICIENCY = 0.65  # of a GPU's peak, in the matrix products of a large GPT
@@ -177,82 +176,6 @@ def tensor_sums(job, layout, share):
     return share.blocks * block + 4 * x * (share.embedding + share.head) + norms + loss
 
 
-# --- bytes held -----------------------------------------------------------------------------------
-
-def layout_memory(job, layout):
-    """The Memory of the first rank at the largest of all moments(): states as they are, but for a
-    few bytes for each tensor, activations within a few percent.
-
-    Gradients count twice: fresh from autograd, and in the buckets in which they will travel.
-    """
-    return max(moments(job, layout).values(), key=lambda memory: memory.total)
-
-
-def moments(job, layout):
-    """{moment: Memory}: where the first rank may hold most."""
-    config, share = job.config, shares(job.config, layout)[0]
-    x, V, C = job.tokens * config.n_embd, vocabulary_rows(config, layout), config.n_embd
-    tp, e, again = layout.tp, job.width, layout.recompute
-    outside = 4 * x // (tp if layout.sequence_parallel else 1)  # hidden states, in float32
-    copies, inside = block_bytes(job, layout)
-    kept = outside if again else inside + copies  # of a block, for backward
-    waiting = in_flight(job, layout, share, kept)
-    gradient = 16 * C * C // tp  # of the MLP's matrix
-    casts = 6 * x if e == 2 else 0  # of what comes in and goes out; with what was cast
-    found = {
-        "a block runs backward": inside + copies + max(gradient, casts) if again
-        else outside + gradient,
-        "a block runs forward": 0 if again else outside + 2 * e * x,
-        "the loss runs backward": share.head * 12 * V * job.tokens,  # the logits; float32, thrice
-        # Within a stage's forward autocast makes one copy of each matrix, and keeps it.
-        "a stage runs forward": again * (max(share.stages.values()) * copies + outside
-                                         + 2 * e * x + 4 * e * x // tp),
-    }
-    return {name: states(job, layout, share, waiting + n) for name, n in found.items()}
-
-
-def states(job, layout, share, activations):
-    """The Memory of a rank with this Share."""
-    config, dp = job.config, layout.dp
-    block, root = parameters_of(config, layout, share)
-    n = 4 * (share.blocks * block + root)
-    tables = 8 * config.n_ctx * config.head_size * share.blocks  # of rotary positions
-    if layout.zero == 3:  # whole: a block, its gradients, the next block, and what is in no block
-        return Memory(n // dp, n // dp, 2 * n // dp, tables, 4 * (root + 3 * block), 0, activations)
-    return Memory(n, n, 2 * n // (dp if layout.zero else 1), tables, 0, n, activations)
-
-
-def block_bytes(job, layout):
-    """(autocast's copies of a block's matrices, all else that it keeps for its backward)"""
-    config, tp = job.config, layout.tp
-    x, e = job.tokens * config.n_embd, job.width
-    outside = 8 * (x + 2 * job.tokens)  # inputs of two norms, and their mean and deviation
-    # In float32 q, k and v have one input; autocast casts it for each of them.
-    entering = 8 * x
-    inside = 12 * x * e + 4 * job.tokens * config.n_head  # q, k, v, output; the MLP's; log-sums
-    copies = 0 if e == 4 else 24 * config.n_embd**2 // tp
-    return copies, outside // (tp if layout.sequence_parallel else 1) + entering + inside // tp
-
-
-def in_flight(job, layout, share, kept):
-    """Bytes that wait for backward at the schedule's worst moment, and outputs on their way."""
-    x = 4 * job.tokens * job.config.n_embd // (layout.tp if layout.sequence_parallel else 1)
-    C, V = job.config.n_embd, vocabulary_rows(job.config, layout)
-    last = 2 * x + 4 * V * job.tokens + (2 * V * C if job.width == 2 else 0)  # head and loss
-    pieces, P = job.micro_batches(layout), layout.pp
-    of_stage = {stage: blocks * kept + x for stage, blocks in share.stages.items()}
-    if share.head:
-        of_stage[max(of_stage)] += last
-    enough = pieces if layout.schedule == "gpipe" else min(pieces, 2 * P)  # to fill the pipeline
-    held = most = 0
-    for action in actions_of(P, layout.virtual, layout.schedule, enough)[0]:
-        held += {"F": 1, "B": -1, "W": -1}.get(action.kind, 0) * of_stage[action.stage]
-        most = max(most, held)
-    # Messages live on until they are waited for.
-    sent = min(P, enough - P) * x if P > 1 and layout.schedule != "gpipe" and enough > P else 0
-    return most + sent + 16 * job.batch // layout.dp * job.config.n_ctx
-
-
 # --- seconds --------------------------------------------------------------------------------------
 
 class Seconds(NamedTuple):
@@ -270,31 +193,27 @@ class Seconds(NamedTuple):
 
 
 def layout_seconds(job, layout, cluster):
-    """Seconds of a step, by what it is spent on.
+    """The Seconds of a step.
 
     The slowest rank of the pipeline computes at EFFICIENCY of its GPU's peak. Tensor ranks wait for
     each of their messages, so these are part of a stage's work, and the bubble grows with them.
-    Hybrid sends gradients when the pipeline is empty: data traffic is exposed as a whole, and
-    messages of the first stage are taken to be.
+    Messages along the other axes are taken to be exposed as a whole: Hybrid sends gradients when
+    the pipeline is empty, but part of the first stage's messages travels while it computes.
     Left out: latency, the optimizer's step, norms and other work that memory bounds, stragglers.
     """
-    pieces, peak = job.micro_batches(layout), cluster.gpu.peak_flops(dtype_of(job.precision))
-    flops = slowest_flops(job.config, layout) * job.tokens / layout.tp
-    computing = pieces * flops / (EFFICIENCY * peak)
-    sent = layout_traffic(job, layout)
-    seconds = {axis: sent[axis] / cluster.bandwidth(layout.mesh, axis) for axis in sent}
+    pieces = job.micro_batches(layout)
+    peak = cluster.gpu.peak_flops(torch.float32 if job.precision == "fp32" else torch.bfloat16)
+    flops = pieces * job.tokens * slowest_flops(job.config, layout) / layout.tp
+    computing = flops / (EFFICIENCY * peak)
+    mesh = layout.mesh
+    exposed = {axis: nbytes / cluster.bandwidth(mesh, axis)
+               for axis, nbytes in layout_traffic(job, layout).items()}
     part = bubble_of(layout, pieces)
-    bubble = (computing + seconds["tensor"]) * part / (1 - part)
-    return Seconds(computing, bubble, **{axis: seconds[axis]
-                                         for axis in ("tensor", "pipeline", "data")})
-
-
-def dtype_of(precision):
-    return torch.float32 if precision == "fp32" else torch.bfloat16
+    return Seconds(computing, (computing + exposed["tensor"]) * part / (1 - part), **exposed)
 
 
 def bubble_of(layout, pieces):
-    """The bubble: a part of the time of all ranks."""
+    """The bubble, as a part of the time of all ranks; ZB-V's is taken to be ZB-H1's."""
     if layout.schedule in ("zb-h1", "zb-v"):
         return zb_h1_bubble(layout.pp, pieces)
     return flush_bubble(layout.pp, pieces, layout.virtual)

@@ -3,7 +3,8 @@
 import argparse
 
 from ranklab.hybrid import parse_layout
-from ranklab.hybrid.costs import layout_memory, layout_traffic
+from ranklab.hybrid.costs import layout_traffic
+from ranklab.hybrid.memory import layout_memory
 from ranklab.meter.text import lined_up
 from ranklab.models.gpt import count_parameters
 from ranklab.projects.hybrid.elsewhere import megatron_command, torchtitan_toml

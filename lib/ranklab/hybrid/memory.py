@@ -1,0 +1,86 @@
+"""What a layout holds, by formulas: Memory of the first rank at the worst moment of a step.
+
+Weights, gradients and Adam's moments are float32. Autocast makes a copy of each matrix in each
+forward of a stage, and backward needs it: so without recompute each micro-batch that waits for its
+backward keeps copies of its own. With recompute they are there while a stage runs forward.
+"""
+
+from ranklab.hybrid.costs import actions_of, parameters_of, shares, vocabulary_rows
+from ranklab.meter import Memory
+
+
+def layout_memory(job, layout):
+    """The Memory of the first rank at the largest of all moments(): states as they are, but for a
+    few bytes for each tensor; the total within a few percent of the dry run's.
+
+    Gradients count twice: fresh from autograd, and in the buckets in which they will travel. Where
+    no backward has run when most waits (GPipe, one micro-batch), fresh ones are not there yet: then
+    less is held than is said here.
+    """
+    return max(moments(job, layout).values(), key=lambda memory: memory.total)
+
+
+def moments(job, layout):
+    """{moment: Memory}: where the first rank may hold most."""
+    config, share = job.config, shares(job.config, layout)[0]
+    x, V, C = job.tokens * config.n_embd, vocabulary_rows(config, layout), config.n_embd
+    tp, e, again = layout.tp, job.width, layout.recompute
+    outside = 4 * x // (tp if layout.sequence_parallel else 1)  # hidden states, in float32
+    copies, inside = block_bytes(job, layout)
+    kept = outside if again else inside + copies  # of a block, for backward
+    waiting = in_flight(job, layout, share, kept)
+    gradient = 16 * C * C // tp  # of the MLP's matrix
+    casts = 6 * x if e == 2 else 0  # of what comes in and goes out; with what was cast
+    message = 48 * C * C // tp if layout.zero == 3 else 0  # a block's gradients, on their way
+    runs_again = inside + max(copies + gradient, copies + casts, message)
+    found = {
+        "a block runs backward": runs_again if again else outside + max(gradient, message),
+        "a block runs forward": 0 if again else outside + 2 * e * x,
+        "the loss runs backward": share.head * 12 * V * job.tokens,  # the logits; float32, thrice
+        # Within a stage's forward autocast makes one copy of each matrix, and keeps it.
+        "a stage runs forward": again * (max(share.stages.values()) * copies + outside
+                                         + 2 * e * x + 4 * e * x // tp),
+    }
+    return {name: states(job, layout, share, waiting + n) for name, n in found.items()}
+
+
+def states(job, layout, share, activations):
+    """The Memory of a rank with this Share."""
+    config, dp = job.config, layout.dp
+    block, root = parameters_of(config, layout, share)
+    n = 4 * (share.blocks * block + root)
+    tables = 8 * config.n_ctx * config.head_size * share.blocks  # of rotary positions
+    if layout.zero == 3:  # whole: a block, its gradients, the next block, and what is in no block
+        return Memory(n // dp, n // dp, 2 * n // dp, tables, 4 * (root + 3 * block), 0, activations)
+    return Memory(n, n, 2 * n // (dp if layout.zero else 1), tables, 0, n, activations)
+
+
+def block_bytes(job, layout):
+    """(autocast's copies of a block's matrices, all else that it keeps for its backward)"""
+    config, tp = job.config, layout.tp
+    x, e = job.tokens * config.n_embd, job.width
+    outside = 8 * (x + 2 * job.tokens)  # inputs of two norms, and their mean and deviation
+    # In float32 q, k and v have one input; autocast casts it for each of them.
+    entering = 8 * x
+    inside = 12 * x * e + 4 * job.tokens * config.n_head  # q, k, v, output; the MLP's; log-sums
+    copies = 0 if e == 4 else 24 * config.n_embd**2 // tp
+    return copies, outside // (tp if layout.sequence_parallel else 1) + entering + inside // tp
+
+
+def in_flight(job, layout, share, kept):
+    """Bytes that wait for backward at the schedule's worst moment, and outputs on their way."""
+    x = 4 * job.tokens * job.config.n_embd // (layout.tp if layout.sequence_parallel else 1)
+    C, V = job.config.n_embd, vocabulary_rows(job.config, layout)
+    last = 2 * x + 4 * V * job.tokens + (2 * V * C if job.width == 2 else 0)  # head and loss
+    pieces, P = job.micro_batches(layout), layout.pp
+    of_stage = {stage: blocks * kept + x for stage, blocks in share.stages.items()}
+    if share.head:
+        of_stage[max(of_stage)] += last
+    enough = pieces if layout.schedule == "gpipe" else min(pieces, 2 * P)  # to fill the pipeline
+    held = most = 0
+    for action in actions_of(P, layout.virtual, layout.schedule, enough)[0]:
+        held += {"F": 1, "B": -1, "W": -1}.get(action.kind, 0) * of_stage[action.stage]
+        most = max(most, held)
+    # Messages live on until they are waited for.
+    sent = min(P, enough - P) * x if P > 1 and layout.schedule != "gpipe" and enough > P else 0
+    return most + sent + 16 * job.batch // layout.dp * job.config.n_ctx
