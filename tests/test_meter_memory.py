@@ -59,6 +59,14 @@ def test_views_of_a_flat_buffer_count_once():
     assert memory_of(model) == Memory(144 * 4, 144 * 4, 0, 0)
 
 
+@pytest.mark.filterwarnings("error")
+def test_what_was_computed_in_a_parameters_place_has_no_gradient():
+    model, seen = torch.nn.Linear(8, 8), []
+    model.register_forward_hook(lambda *_: seen.append(memory_of(model)))
+    torch.func.functional_call(model, {"weight": model.weight * 2}, torch.ones(3, 8))
+    assert seen == [Memory(72 * 4, 0, 0, 0)]
+
+
 def test_mixed_precision_adam_needs_16_bytes_a_parameter():
     """bf16 weights and gradients (2 + 2); fp32 master weights and two moments (12)."""
     model = torch.nn.Linear(100, 50, bias=False).to(torch.bfloat16)

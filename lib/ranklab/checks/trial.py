@@ -8,6 +8,7 @@ import contextlib
 import contextvars
 import importlib
 import math
+import os
 import sys
 
 import torch
@@ -17,7 +18,8 @@ from ranklab.checks.exercise import Mistake
 from ranklab.checks.own import LibrarysAnswer, calls_watched
 from ranklab.engine import HangError, RankError, launch, ship
 
-LIMIT = 10  # seconds for one launch of a check
+LIMIT = 10  # seconds for one launch of a check, on an idle machine
+MOST_PATIENCE = 5  # how many times as long it may take where others use the cores
 STALL = 1  # second, after which ranks that all wait for each other are told so
 GROUPS = (0,), (1, 2, 3)  # of four ranks: one alone, and three whose numbers begin at 1
 # Of the largest number: sums of a few hundred terms, in any order, stay within it.
@@ -48,7 +50,8 @@ def on_ranks(trial, *args, ranks, nodes=1, timeout=LIMIT):
         raise Mistake(str(error), "It uses a name of the notebook that holds something that "
                       "can't travel: an open file, a lock, a generator.") from None
     try:
-        return launch(_run, call, answer, ranks=ranks, nodes=nodes, timeout=timeout, stall=STALL)
+        limit = round(timeout * patience())
+        return launch(_run, call, answer, ranks=ranks, nodes=nodes, timeout=limit, stall=STALL)
     except HangError as hang:
         raise Mistake(f"{where} it does not end: {hang}",
                       "Each rank that waits, waits for a message that nobody sends.") from None
@@ -60,6 +63,13 @@ def on_ranks(trial, *args, ranks, nodes=1, timeout=LIMIT):
         if sys.platform == "win32":  # launch says what to do; what was written is not to blame
             raise Mistake(str(error)) from None
         raise
+
+
+def patience():
+    """1 on an idle machine, more on a busy one: ranks that wait for a core are no deadlock."""
+    if not hasattr(os, "getloadavg"):  # Windows
+        return 1
+    return max(1, min(MOST_PATIENCE, os.getloadavg()[0] / os.cpu_count() - 1))
 
 
 @contextlib.contextmanager

@@ -10,14 +10,15 @@ from ranklab.hybrid.layout import Layout
 def choose_layout(job, cluster):
     """(Layout, micro_batch): of all that are legal and fit, the one with the fewest seconds.
 
-    seconds  layout_seconds(job, layout, cluster).total, the job with this micro_batch in place of
-             its own
-    legal    dp * tp * pp is cluster.gpus; tp divides the heads and the first level of links, so
-             tensor ranks stay inside; dp * micro_batch divides the batch; a block or more for each
-             of the pp * virtual stages; with virtual > 1 the micro-batches are a multiple of pp.
-             The schedule is 1F1B; zero is 0 or 1; recompute and sequence_parallel are free
+    seconds  layout_seconds(job, layout, cluster).total, with this micro_batch in the job
+    legal    dp * tp * pp is cluster.gpus. tp divides the heads, and the ranks of the first level of
+             links, so that tensor ranks stay inside. dp * micro_batch divides the batch. virtual is
+             1, 2 or 4; with more than 1 the micro-batches are a multiple of pp, and pp is 2 or
+             more. Each of the pp * virtual stages has a block, so n_layer is at least as many.
+             With sequence_parallel tp divides n_ctx. The schedule is 1F1B; zero, recompute and
+             outer are free
     fits     layout_memory(job, layout).total is at most cluster.room
-    error    ValueError that says how many bytes the smallest layout needs, where none fits
+    error    ValueError that says how many GB the smallest layout needs, where none fits
     lab      12
     """
     found = [(replace(job, micro_batch=size), layout) for layout, size in legal(job, cluster)]
@@ -31,18 +32,23 @@ def choose_layout(job, cluster):
 
 
 def legal(job, cluster):
-    """Yields (Layout, micro_batch) of every legal choice."""
+    """Yields (Layout, micro_batch) of every legal choice that is not another one by name."""
     config, node = job.config, cluster.links[0][0]
     for tp, pp in itertools.product(divisors(cluster.gpus), repeat=2):
-        if cluster.gpus % (tp * pp) or config.n_head % tp or node % tp or pp > config.n_layer:
+        dp, rest = divmod(cluster.gpus, tp * pp)
+        if rest or config.n_head % tp or node % tp or pp > config.n_layer or job.batch % dp:
             continue
-        dp = cluster.gpus // (tp * pp)
-        for size in divisors(job.batch // dp) if job.batch % dp == 0 else ():
-            rounds = pp > 1 and job.batch // dp // size % pp == 0
-            virtuals = [each for each in (1, 2, 4) if pp * each <= config.n_layer]
-            for virtual, zero, sequence, recompute in itertools.product(
-                    virtuals if rounds else [1], {0, int(dp > 1)}, {False, tp > 1}, (False, True)):
-                yield Layout(dp, tp, pp, sequence, virtual, zero=zero, recompute=recompute), size
+        sequences = (False, True) if tp > 1 and config.n_ctx % tp == 0 else (False,)
+        zeros = (0, 1, 3) if dp > 1 else (0,)
+        outers = ("pipeline", "data") if dp > 1 and pp > 1 else ("pipeline",)
+        for micro_batch in divisors(job.batch // dp):
+            in_rounds = pp > 1 and job.batch // dp // micro_batch % pp == 0
+            virtuals = [each for each in (1, 2, 4)
+                        if each == 1 or in_rounds and pp * each <= config.n_layer]
+            for sequence, virtual, zero, recompute, outer in itertools.product(
+                    sequences, virtuals, zeros, (False, True), outers):
+                yield Layout(dp, tp, pp, sequence, virtual, zero=zero, recompute=recompute,
+                             outer=outer), micro_batch
 
 
 def divisors(n):

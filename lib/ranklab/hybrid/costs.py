@@ -12,7 +12,6 @@ import torch
 
 from ranklab import hardware
 from ranklab.hybrid.layout import Layout
-from ranklab.mesh import Mesh
 from ranklab.meter import Memory
 from ranklab.models.gpt import GPTConfig
 from ranklab.pipeline_parallel.stages import gpt_costs, split_stages
@@ -82,13 +81,6 @@ class Cluster:
         return self.links[-1][1]
 
 
-def mesh_of(layout):
-    """The Mesh that layout.new_mesh() makes, without groups: it needs no ranks."""
-    order = ("data", "pipeline") if getattr(layout, "outer", "") == "data" else ("pipeline", "data")
-    sizes = {"pipeline": layout.pp, "data": layout.dp, "tensor": layout.tp}
-    return Mesh({name: sizes[name] for name in (*order, "tensor")})
-
-
 # --- what the first rank has ----------------------------------------------------------------------
 
 class Share(NamedTuple):
@@ -136,11 +128,11 @@ def vocabulary_rows(config, layout):
     return len(shard_range(config.vocab_size, 0, layout.tp))
 
 
-def held_parameters(config, layout, share):
+def parameters_of(config, layout, share):
+    """(in a block, in all that is in no block): how many numbers a rank with this Share has."""
     C = config.n_embd
-    block = 12 * C * C // layout.tp + 2 * C
     matrix = vocabulary_rows(config, layout) * C * (share.embedding or share.head)
-    return share.blocks * block + matrix + C * share.head
+    return 12 * C * C // layout.tp + 2 * C, matrix + C * share.head
 
 
 # --- bytes sent -----------------------------------------------------------------------------------
@@ -149,17 +141,21 @@ def layout_traffic(job, layout):
     """{"data": bytes, "tensor": bytes, "pipeline": bytes} that the first rank sends in a step.
 
     As Traffic counts them, but for what is small: the number of targets, the norm of all gradients
-    (8 bytes each), and the rounding of rings that do not divide.
+    (8 bytes each), and the rounding of rings that do not divide. With zero=3 and virtual stages it
+    is some percent more, because what is in no block is gathered for each stage.
     """
     config, share = job.config, shares(job.config, layout)[0]
-    pieces, C = job.micro_batches(layout), config.n_embd
+    pieces, C, dp = job.micro_batches(layout), config.n_embd, layout.dp
     hidden = 4 * job.tokens * C // (layout.tp if layout.sequence_parallel else 1)
-    matrix = 4 * vocabulary_rows(config, layout) * C
-    tied = matrix * (share.embedding != share.head)  # on another rank, too
-    gradients = 4 * held_parameters(config, layout, share)
-    return {"data": int(2 * (layout.dp - 1) / layout.dp * gradients),
+    tied = 4 * vocabulary_rows(config, layout) * C * (share.embedding != share.head)
+    block, root = parameters_of(config, layout, share)
+    n = share.blocks * block + root
+    gradients = 2 * n  # an all-reduce, or a reduce-scatter of them and an all-gather of weights
+    if layout.zero == 3:  # gathered twice, reduced once, for each micro-batch
+        gradients = 3 * pieces * n + (layout.pp - 1) * root
+    return {"data": 4 * (dp - 1) * gradients // dp,
             "tensor": pieces * ring(layout.tp, tensor_sums(job, layout, share)),
-            "pipeline": pieces * hidden * share.messages + tied}
+            "pipeline": pieces * hidden * share.messages + tied // (dp if layout.zero == 3 else 1)}
 
 
 def ring(ranks, nbytes):
@@ -217,10 +213,13 @@ def moments(job, layout):
 
 def states(job, layout, share, activations):
     """The Memory of a rank with this Share."""
-    config, n = job.config, held_parameters(job.config, layout, share)
+    config, dp = job.config, layout.dp
+    block, root = parameters_of(config, layout, share)
+    n = 4 * (share.blocks * block + root)
     tables = 8 * config.n_ctx * config.head_size * share.blocks  # of rotary positions
-    moved = 8 * n // (layout.dp if layout.zero else 1)
-    return Memory(4 * n, 4 * n, moved, tables, communication_buffers=4 * n, activations=activations)
+    if layout.zero == 3:  # whole: a block, its gradients, the next block, and what is in no block
+        return Memory(n // dp, n // dp, 2 * n // dp, tables, 4 * (root + 3 * block), 0, activations)
+    return Memory(n, n, 2 * n // (dp if layout.zero else 1), tables, 0, n, activations)
 
 
 def block_bytes(job, layout):
@@ -282,8 +281,8 @@ def layout_seconds(job, layout, cluster):
     pieces, peak = job.micro_batches(layout), cluster.gpu.peak_flops(dtype_of(job.precision))
     flops = slowest_flops(job.config, layout) * job.tokens / layout.tp
     computing = pieces * flops / (EFFICIENCY * peak)
-    mesh, sent = mesh_of(layout), layout_traffic(job, layout)
-    seconds = {axis: sent[axis] / cluster.bandwidth(mesh, axis) for axis in sent}
+    sent = layout_traffic(job, layout)
+    seconds = {axis: sent[axis] / cluster.bandwidth(layout.mesh, axis) for axis in sent}
     part = bubble_of(layout, pieces)
     bubble = (computing + seconds["tensor"]) * part / (1 - part)
     return Seconds(computing, bubble, **{axis: seconds[axis]

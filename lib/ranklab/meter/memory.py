@@ -57,11 +57,13 @@ def held_bytes(parameters, buffers, optimizer, gathered, communication, seen):
     held = [p for group in optimizer.param_groups for p in group["params"]] if optimizer else []
     ours = {id(p) for p in parameters}
     masters = [p for p in held if id(p) not in ours]
+    # functional_call shows what was computed in a parameter's place; that has no gradient
+    with_gradient = [p for p in parameters + masters if p.is_leaf or p.retains_grad]
     state = tensors_in(list(optimizer.state.values())) if optimizer else []
     return {
         "gathered_parameters": _new_bytes(tensors_in(gathered), seen),
         "parameters": _new_bytes(parameters, seen),
-        "gradients": _new_bytes([p.grad for p in parameters + masters], seen),
+        "gradients": _new_bytes([p.grad for p in with_gradient], seen),
         "optimizer_state": _new_bytes(masters + state, seen),
         "buffers": _new_bytes(buffers, seen),
         "communication_buffers": _new_bytes(tensors_in(communication), seen),

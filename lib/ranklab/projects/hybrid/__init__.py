@@ -1,1 +1,6 @@
-"""Lab 12's project. So far: compare.py, all layouts of one model in one table."""
+"""A GPT trained over data, tensor and pipeline ranks; and compare.py: every layout in one table."""
+
+from ranklab.projects.hybrid.report import report
+from ranklab.projects.hybrid.training import run
+
+__all__ = ["report", "run"]

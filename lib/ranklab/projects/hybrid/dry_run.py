@@ -5,6 +5,7 @@ core, and what it holds and sends is counted, not computed by a formula.
 """
 
 import contextlib
+import os
 from unittest import mock
 
 import torch
@@ -13,9 +14,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ranklab.data_parallel import refusals
 from ranklab.engine import launch
-from ranklab.hybrid import Cluster, Hybrid, layout_memory, layout_traffic
+from ranklab.fsdp.hooks import sharded_modules
+from ranklab.hybrid import Cluster, Hybrid, layout_memory, layout_traffic, training
 from ranklab.meter import MemoryPeak, Traffic
 from ranklab.models.gpt import GPT
+from ranklab.pipeline_parallel import stages
 from ranklab.projects.hybrid.sizes import SIZES
 from ranklab.text_trainer import TextTrainer, TrainConfig
 
@@ -37,20 +40,32 @@ def _dry_run(job, layout):
     many = job.micro_batches(layout)
     few, more = min(layout.pp, many), min(2 * layout.pp, many)
     with posing(layout.ranks):
-        mesh = layout.new_mesh()
-        with torch.device("meta"):
-            model = GPT(job.config)
-        with FakeTensorMode(allow_non_fake_inputs=True):
-            config = TrainConfig(micro_batch=job.micro_batch, precision=job.precision)
-            trainer = TextTrainer(model, None, config, parallel=Hybrid(mesh, layout),
-                                  progress=False)
-            before = step(trainer, mesh, job, few)  # makes Adam's moments, too
-            trainer.optimizer.zero_grad(set_to_none=True)
-            buckets = [bucket.flat for bucket in trainer.parallel.data.replica.buckets]
-            with MemoryPeak(trainer.model, trainer.optimizer, communication=buckets) as memory:
-                sent = step(trainer, mesh, job, more)
+        mesh, trainer = new_trainer(job, layout)
+        before = step(trainer, mesh, job, few)  # makes Adam's moments, too
+        trainer.optimizer.zero_grad(set_to_none=True)
+        with MemoryPeak(trainer.model, trainer.optimizer, **apart(trainer, layout)) as memory:
+            sent = step(trainer, mesh, job, more)
     left = (many - more) / max(1, more - few)
-    return memory.peak, {axis: int(sent[axis] + left * (sent[axis] - before[axis])) for axis in AXES}
+    return memory.peak, {axis: int(sent[axis] + left * (sent[axis] - before[axis]))
+                         for axis in AXES}
+
+
+def new_trainer(job, layout):
+    mesh = layout.new_mesh()
+    with torch.device("meta"):
+        model = GPT(job.config)
+    config = TrainConfig(micro_batch=job.micro_batch, precision=job.precision)
+    return mesh, TextTrainer(model, None, config, parallel=Hybrid(mesh, layout), progress=False)
+
+
+def apart(trainer, layout):
+    """What MemoryPeak does not find by itself: buckets, and what zero=3 has gathered."""
+    if layout.zero < 3:
+        return {"communication": [bucket.flat for bucket in trainer.parallel.data.replica.buckets]}
+    blocks = sharded_modules(trainer.model)
+    whole = [p.whole for block in blocks for p in block.parameters]
+    return {"gathered": lambda: [*(block.gathered for block in blocks), *whole,
+                                 *(p.grad for p in whole if p.grad is not None)]}
 
 
 def step(trainer, mesh, job, pieces):
@@ -63,10 +78,21 @@ def step(trainer, mesh, job, pieces):
 
 @contextlib.contextmanager
 def posing(ranks):
-    """This process is rank 0 of so many, of which no other exists; afterwards it has no group."""
+    """This process is rank 0 of so many, of which no other exists; afterwards it has no group.
+
+    From the moment on in which a model gets its memory, it and all tensors get none.
+    """
     dist.destroy_process_group()
     dist.init_process_group("fake", rank=0, world_size=ranks)
-    with mock.patch.object(refusals, "refuse_other_shapes"):  # it reads numbers; here are none
+    with contextlib.ExitStack() as stack:
+        def give_memory(*model):  # the split model: a pretended tensor could not leave "meta"
+            stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+            stages.give_memory(*model)
+
+        stack.enter_context(mock.patch.object(training, "give_memory", give_memory))
+        # It reads numbers, and here are none.
+        stack.enter_context(mock.patch.object(refusals, "refuse_other_shapes"))
+        stack.enter_context(mock.patch.dict(os.environ, LOCAL_WORLD_SIZE=str(ranks)))
         yield
     dist.destroy_process_group()
 

@@ -1,0 +1,53 @@
+"""What a training over a mesh has shown, as text."""
+
+from collections import defaultdict
+
+from ranklab.hybrid import Job, layout_memory, layout_traffic
+from ranklab.pipeline_parallel import bubble_fraction, simulate
+from ranklab.projects.pipeline_parallel.report import layer_names
+
+HELD = ("parameters", "gradients", "optimizer_state", "activations", "total")
+
+
+def report(found):
+    """What `run` found, as text."""
+    shape, settings, layout, ranks = (found[name] for name in (
+        "shape", "settings", "layout", "ranks"))
+    first, history = ranks[0], ranks[0]["history"]
+    losses = [f"{first[name]:.4f}" if first[name] else "-" for name in ("loss", "alone")]
+    lines = [f"{first['steps']} steps of {settings.batch} x {shape.n_ctx} tokens, {layout}",
+             "held out: {} nats by all ranks, {} by one process\n".format(*losses),
+             *who_has_what(ranks, shape.n_layer), *costs(shape, settings, layout, history)]
+    plan = layout.new_schedule()(layout.pp, settings.batch // layout.dp // settings.micro_batch)
+    if history.steps:
+        said = bubble_fraction(simulate(plan), flush=False)
+        lines += ["bubble: measured {:.0%}, with equal stages {:.0%} (ranks that share a core wait "
+                  "for it: no bubble)".format(history.bubble[-1], said),
+                  f"{history.speed[-1]:,.0f} tokens/s, MFU "
+                  + (f"{history.mfu[-1]:.1%}" if history.mfu[-1] else "-: peak not known")]
+    return "\n".join(lines)
+
+
+def who_has_what(ranks, n_layer):
+    """A line for all ranks that have the same layers, and as much of them."""
+    alike = defaultdict(list)
+    for rank, seen in enumerate(ranks):
+        layers = " and ".join(layer_names(each, n_layer) for each in seen["layers"])
+        alike[layers, seen["parameters"]].append(rank)
+    return [f"ranks {' '.join(map(str, who)):24} {numbers:14,} parameters: {layers}"
+            for (layers, numbers), who in alike.items()]
+
+
+def costs(shape, settings, layout, history):
+    """Bytes of rank 0, by formula and counted; nothing where too few steps were done."""
+    if not history.held:
+        return []
+    job = Job(shape, settings.batch, settings.micro_batch, settings.precision)
+    said, sent = layout_memory(job, layout), layout_traffic(job, layout)
+    rows = [(f"held: {name.replace('_', ' ')}", getattr(said, name), history.held[name])
+            for name in HELD]
+    rows += [(f"sent in a step: {axis}", n, history.sent.get(axis, 0)) for axis, n in sent.items()]
+    if history.peak[-1] != history.held["total"]:
+        rows.append(("held: by the allocator", said.total, history.peak[-1]))
+    return [f"\n{'bytes of rank 0':28}{'formula':>18}{'counted':>18}",
+            *(f"{name:28}{formula:18,.0f}{counted:18,}" for name, formula, counted in rows), ""]

@@ -1,0 +1,193 @@
+"""Lab 12's costs of a layout: as predicted, so counted; and the layouts that follow from them."""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from ranklab import device, hardware, launch
+from ranklab.baseline import mfu
+from ranklab.hybrid import (
+    Cluster, Hybrid, Job, Layout, choose_layout, layout_memory, layout_seconds, layout_traffic,
+)
+from ranklab.hybrid.choose import legal
+from ranklab.mesh import Mesh
+from ranklab.meter import Traffic
+from ranklab.models.gpt import GPT, GPTConfig
+from ranklab.projects.hybrid import dry_run
+from ranklab.projects.hybrid.sizes import SIZES
+from ranklab.text_trainer import TextTrainer, TrainConfig
+
+pytestmark = pytest.mark.timeout(300)
+
+SMALL = Job(GPTConfig(256, 16, 6, 8, 32), 32, 2, "fp32")
+SIZES_OF_8 = [sizes for sizes in itertools.product((1, 2, 4, 8), repeat=3)
+              if sizes[0] * sizes[1] * sizes[2] == 8]
+LAYOUTS = [Layout(*sizes) for sizes in SIZES_OF_8] + [
+    Layout(2, 2, 2, sequence_parallel=True, zero=1), Layout(2, 2, 2, virtual=2, recompute=True),
+    Layout(2, 2, 2, sequence_parallel=True, recompute=True, outer="data"),
+    Layout(1, 4, 2, virtual=2, sequence_parallel=True), Layout(4, 1, 2, schedule="gpipe", zero=1),
+    Layout(2, 2, 2, zero=3), Layout(2, 1, 4, schedule="zb-v"), Layout(8, zero=3, recompute=True),
+]  # fmt: skip
+
+
+def assert_same(predicted, counted):
+    for axis, nbytes in predicted.items():
+        assert nbytes == pytest.approx(counted[axis], abs=64), axis
+
+
+def _counted(cases):
+    """Several dry runs in one process."""
+    found = []
+    for job, layout in cases:
+        if not dist.is_initialized():
+            dist.init_process_group("fake", rank=0, world_size=1)
+        found.append(dry_run._dry_run(job, layout))
+    return found
+
+
+# --- what is sent ---------------------------------------------------------------------------------
+
+def test_every_layout_sends_what_is_predicted():
+    cases = [(SMALL, layout) for layout in LAYOUTS]
+    cases += [(replace(SMALL, precision="bf16"), layout) for layout in LAYOUTS[-8:-5]]
+    [found] = launch(_counted, cases, ranks=1, timeout=280)
+    for case, (_, sent) in zip(cases, found):
+        assert_same(layout_traffic(*case), sent)
+
+
+def _sent(layout):
+    torch.manual_seed(0)
+    config = TrainConfig(batch=SMALL.batch, micro_batch=SMALL.micro_batch)
+    trainer = TextTrainer(GPT(SMALL.config), None, config, device(), progress=False,
+                          parallel=Hybrid(layout.new_mesh(), layout))
+    tokens = torch.zeros(SMALL.batch // layout.dp, SMALL.config.n_ctx, dtype=torch.long)
+    with Traffic() as traffic:
+        trainer.step((tokens, tokens))
+    return dict(traffic.by_axis(trainer.parallel.mesh))
+
+
+@pytest.mark.parametrize("layout", [
+    Layout(2, 2, 2, sequence_parallel=True, zero=1, virtual=2, recompute=True),
+    Layout(2, 2, 2, zero=3)], ids=str)
+def test_so_do_real_ranks(layout):
+    sent = launch(_sent, layout, ranks=8, timeout=200)[0]
+    assert_same(layout_traffic(SMALL, layout), sent)
+
+
+# --- what is held ---------------------------------------------------------------------------------
+
+def wide(n_layer, **changes):
+    return Job(GPTConfig(50304, 2048, n_layer, 32, 4096), 16, **changes)
+
+
+HELD = [
+    (wide(4, micro_batch=4), Layout(1, 8, 2, sequence_parallel=True, recompute=True)),
+    (wide(2, micro_batch=4, precision="fp32"), Layout(1, 8, 2, recompute=True)),
+    (wide(3), Layout(16)), (wide(8), Layout(2, 8, 2, virtual=2, zero=1)),
+    (wide(4), Layout(4, 2, 2, zero=3)),
+]
+
+
+def test_as_much_is_held_as_is_predicted():
+    [found] = launch(_counted, HELD, ranks=1, timeout=280)
+    for (job, layout), (counted, _) in zip(HELD, found):
+        said = layout_memory(job, layout)
+        print(layout, f"{said.total / counted.total - 1:+.2%}")
+        assert said.total == pytest.approx(counted.total, rel=0.05)
+        assert (said.parameters, said.gradients) == (counted.parameters, counted.gradients)
+        assert said.optimizer_state == pytest.approx(counted.optimizer_state, rel=0.01)
+
+
+def test_the_sizes_have_the_parameters_of_their_names():
+    for name, (job, layout) in SIZES.items():
+        assert layout_memory(job, replace(layout, dp=1, tp=1, pp=1, virtual=1)).parameters == (
+            pytest.approx(4e9 * int(name[:-1]), rel=0.05))
+        assert (layout, job.micro_batch) in set(legal(job, Cluster(layout.ranks)))
+
+
+@pytest.mark.parametrize("size", [pytest.param(name, marks=pytest.mark.slow) for name in SIZES])
+def test_large_models_hold_and_send_what_is_predicted(size):
+    job, layout = SIZES[size]
+    counted, sent = dry_run.dry_run(job, layout)
+    assert layout_memory(job, layout).total == pytest.approx(counted.total, rel=0.01)
+    assert counted.total < Cluster(layout.ranks).room
+    for axis, nbytes in layout_traffic(job, layout).items():
+        assert nbytes == pytest.approx(sent[axis], rel=1e-6, abs=64)
+
+
+def test_the_report(monkeypatch):
+    job, layout = SIZES["130b"]
+    found = layout_memory(job, layout), layout_traffic(job, layout)
+    monkeypatch.setattr(dry_run, "dry_run", lambda *_: found)
+    text = dry_run.dry_run_report("130b")
+    assert "130b on 128 GPUs: dp 1 x tp 8 x pp 16 sp, 2048 micro-batches" in text
+    assert "It fits in the 78 GB" in text and max(map(len, text.splitlines())) <= 100
+
+
+# --- how long it takes ----------------------------------------------------------------------------
+
+def test_links_are_those_of_the_innermost_level_that_no_group_crosses():
+    cluster = Cluster(64, links=((8, 300.0), (32, 50.0), (64, 1.0)))
+    mesh = Mesh({"pipeline": 2, "data": 4, "tensor": 8})
+    assert [cluster.bandwidth(mesh, axis) for axis in mesh.axes] == [1.0, 50.0, 300.0]
+    mesh = Mesh({"data": 16, "pipeline": 2, "tensor": 2})
+    assert [cluster.bandwidth(mesh, axis) for axis in mesh.axes] == [1.0, 300.0, 300.0]
+    assert cluster.bandwidth(Mesh({"pipeline": 2, "tensor": 3}), "tensor") == 300.0  # six in all
+    assert cluster.bandwidth(Mesh({"pipeline": 4, "tensor": 3}), "tensor") == 50.0  # 6, 7 and 8
+
+
+def test_the_parts_of_a_step():
+    job, layout = SIZES["100b"]
+    found = layout_seconds(job, layout, Cluster(64))
+    assert found.total == pytest.approx(sum(found))
+    faster = layout_seconds(job, layout, Cluster(64, hardware.H100))
+    assert faster.computing == pytest.approx(found.computing * 312 / 989.4)
+    assert (faster.tensor, faster.data) == (found.tensor, found.data)
+    plain = layout_seconds(job, replace(layout, virtual=1), Cluster(64))
+    assert plain.bubble == pytest.approx(2 * found.bubble)
+    kept = layout_seconds(job, replace(layout, recompute=False), Cluster(64))
+    assert kept.computing == pytest.approx(found.computing * 3 / 4, rel=0.01)
+
+
+# --- which to take --------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("size, used", [("10b", 0.6), ("100b", 0.43), ("130b", 0.5)])
+def test_the_sizes_layouts_are_about_as_fast_as_the_best(size, used):
+    job, layout = SIZES[size]
+    cluster = Cluster(layout.ranks)
+    best, micro_batch = choose_layout(job, cluster)
+    least = layout_seconds(replace(job, micro_batch=micro_batch), best, cluster).total
+    seconds = layout_seconds(job, layout, cluster).total
+    assert least <= seconds <= 1.05 * least
+    speed = job.batch * job.config.n_ctx / seconds
+    assert mfu(job.config, speed, cluster.gpu.bf16_flops, layout.ranks) > used
+
+
+def test_the_best_of_all():
+    job, cluster = SMALL, Cluster(8, hardware.A10, links=((4, 100e9), (8, 1e9)))
+    layout, micro_batch = choose_layout(job, cluster)
+    trials = [(replace(job, micro_batch=size), each) for each, size in legal(job, cluster)]
+    assert len(set(trials)) == len(trials)
+    best = min(layout_seconds(*trial, cluster).total for trial in trials)
+    assert layout_seconds(replace(job, micro_batch=micro_batch), layout, cluster).total == best
+    assert all(each.tp in (1, 2, 4) and each.ranks == 8 for _, each in trials)
+
+
+def test_slow_links_turn_the_mesh():
+    # Two sites: what crosses them is the axis that sends least.
+    job = SIZES["10b"][0]
+    cluster = Cluster(16, hardware.A100, links=((8, 300e9), (16, 0.1e9)))
+    layout, _ = choose_layout(job, cluster)
+    assert layout.pp > 1 and layout.mesh.axes["tensor"] <= 8
+
+
+def test_what_does_not_fit_is_a_sentence():
+    with pytest.raises(ValueError) as error:
+        choose_layout(SIZES["130b"][0], Cluster(8))
+    assert "no layout fits in the 78.0 GB of a GPU: the smallest" in str(error.value)
+    with pytest.raises(ValueError) as error:
+        choose_layout(replace(SMALL, batch=3), Cluster(8, links=((1, 1e9), (8, 1e9))))
+    assert "no layout of 8 GPUs is legal" in str(error.value)
