@@ -167,15 +167,15 @@ def choose_layout__by_dims(job, cluster):
         dp = cluster.gpus // tp // pp
         if dp * tp * pp != cluster.gpus or job.config.n_head % tp or node % tp:
             continue
-        for size, virtual, more in itertools.product((1, 2), (1, 2, 3, 4), range(8)):
+        for size, virtual, more in itertools.product((1, 2), (1, 2, 4), range(12)):
             pieces, rest = divmod(job.batch, dp * size)
             if rest or pp * virtual > job.config.n_layer:
                 continue
             if virtual > 1 and (pp == 1 or pieces % pp):
                 continue
             trial = replace(job, micro_batch=size)
-            layout = Layout(dp, tp, pp, virtual=virtual, zero=more & 1, recompute=more & 2 > 0,
-                            sequence_parallel=more & 4 > 0 and tp > 1)
+            layout = Layout(dp, tp, pp, virtual=virtual, zero=(0, 1, 3)[more % 3],
+                            recompute=more // 3 % 2 == 1, sequence_parallel=more > 5 and tp > 1)
             need = layout_memory(trial, layout).total
             least = min(least, need)
             if need <= cluster.room:

@@ -59,8 +59,8 @@ def choose_layout__any_number_of_virtual_stages(job, cluster):
 
 
 def choose_layout__data_parallel_without_limits(job, cluster):
-    """must divide batch|needs .* GB|zero 0 or 1"""
-    return Layout(cluster.gpus, zero=3), 1
+    """must divide batch|needs .* GB"""
+    return Layout(cluster.gpus, zero=1), 3
 
 
 def choose_layout__the_smallest(job, cluster):

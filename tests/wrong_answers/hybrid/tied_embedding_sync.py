@@ -35,7 +35,7 @@ WRONG = [
     _wrong("in copies:", "in copies[:1]:", says="gradient 1 of the copies is its own"),
     _wrong("        both = dist", "        both = [dist.isend(mine, group=group, group_dst=other), "
            "dist.irecv(theirs, group=group, group_src=other)]\n        if False: dist",
-           WAIT, "        both[1].wait()\n", says="and wait for both", called="its_own_not_awaited"),
+           WAIT, "        both[1].wait()\n", says="and wait for both", called="its_own_is_lost"),
     _wrong("both = dist", "if other is None: other = 0\n        both = dist", "in copies:",
            "in copies or [torch.nn.Parameter(torch.zeros(1))]:", says="nothing is sent there",
            called="all_ranks_take_part"),

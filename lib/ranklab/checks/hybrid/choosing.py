@@ -32,7 +32,7 @@ CASES = {  # each job's own micro-batch is not the best one
         Cluster(16, replace(A100, memory_bytes=24 * 10**9), ((4, 25e9), (16, 10e9)))),
 }
 NONE_FITS = Job(_gpt(64, 8192), 64), Cluster(8)
-ROOM = ("layout_memory(replace(job, micro_batch=...), layout).total <= cluster.room. zero=1, "
+ROOM = ("layout_memory(replace(job, micro_batch=...), layout).total <= cluster.room. zero, "
         "recompute and smaller micro-batches save memory.")
 FASTER = ("Compare layout_seconds(replace(job, micro_batch=...), layout, cluster).total of all "
           "that fit, with every micro-batch and every option: each gains in one part and loses in "
@@ -98,5 +98,7 @@ def _illegal(layout, size, job, cluster):
         f"{blocks} blocks are too few for all stages": pp * virtual > blocks,
         f"virtual={virtual} needs a multiple of pp={pp} micro-batches": virtual > 1 and (
             pp == 1 or job.batch // (dp * max(size, 1)) % pp),
-        "it must be 1F1B, with zero 0 or 1": layout.schedule != "1f1b" or layout.zero > 1}
+        f"virtual={virtual} is not 1, 2 or 4": virtual not in (1, 2, 4),
+        f"tp={tp} must divide n_ctx": layout.sequence_parallel and job.config.n_ctx % tp,
+        f"its schedule is {layout.schedule}": layout.schedule != "1f1b"}
     return next((rule for rule, broken in rules.items() if broken), None)
