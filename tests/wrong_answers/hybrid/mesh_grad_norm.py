@@ -26,17 +26,19 @@ WRONG = [
     _wrong(SQUARE, "gradient.square().sum().double() / copies", says=r"gradient\.double\(\)"),
     _wrong(SQUARE, "gradient.float().square().sum() / copies", "dtype=torch.float64",
            "dtype=torch.float32", says=r"large.*gradient\.double\(\)", called="in_float32"),
-    _wrong("group=group", "op=dist.ReduceOp.AVG, group=group", says="a mean over ranks|Avg|AVG"),
+    _wrong("group=group", "op=dist.ReduceOp.AVG, group=group", called="a_mean",
+           says="take the root last|Avg|AVG"),
     _wrong(", group=group)", ")", says="in the group|does not end"),
     # those of `make sweep`
-    _wrong(RETURN, "return total.float()", says="the square of the norm"),
-    _wrong(RETURN, "return total.sqrt().item()", says="wait for its GPU"),
+    _wrong(RETURN, "return total.float()", says="take the root last", called="no_root"),
+    _wrong(RETURN, "return total.sqrt().item()", says="take the root last", called="a_number"),
     _wrong(RETURN, "return total.sqrt()", says="float64, not torch.float32"),
-    _wrong(SQUARE, "(gradient.double().norm() / copies)**2", says="each norm divided by copies"),
+    _wrong(SQUARE, "(gradient.double().norm() / copies)**2", says="take the root last",
+           called="norms_divided_by_copies"),
     _wrong(SQUARE, "gradient.double().norm() / copies", RETURN, "return total.float()",
            says="take the root last", called="norms_are_added"),
     _wrong(REDUCE, "", LOOP, f"{LOOP}        dist.all_reduce(total, group=group)\n",
-           says="does not end|not 1 of 8", called="an_all_reduce_for_each_gradient"),
+           says="does not end|not one of 8", called="an_all_reduce_for_each_gradient"),
     _wrong(REDUCE, "    total = total.sqrt().nan_to_num(0, 0, 0)**2\n" + REDUCE,
            says="all must skip the step, or none"),
     _wrong(SQUARE, "gradient.mul_(1.0).div_(2).double().square().sum() * 4 / copies",
@@ -52,7 +54,7 @@ WRONG = [
 
 
 def mesh_grad_norm__gathered_for_each_rank(held, group=None):
-    """messages of .* bytes, not 1 of 8"""
+    """messages of .* bytes, not one of 8"""
     total = torch.zeros(2, dtype=torch.float64, device=device())
     for gradient, copies in held:
         total[0] += gradient.double().square().sum() / copies

@@ -1,4 +1,4 @@
-"""The check of build_mesh: real ranks make the groups of several meshes, and talk in each of them."""
+"""The check of build_mesh: real ranks make the groups of several meshes, and talk in each."""
 
 import torch
 import torch.distributed as dist
@@ -15,80 +15,55 @@ MESHES = {  # ranks: [(axes, joined)]
     6: [({"data": 3, "tensor": 2}, [("data", "tensor")])],
     8: [({"pipeline": 2, "data": 2, "tensor": 2}, [("tensor", "pipeline"), ("data", "tensor")])],
 }
+WRONG_SIZES = {"data": 3}, {"data": 2, "tensor": 4}, {"data": 1}  # on 4 ranks
 ORDER = ("All ranks call new_group for all groups of all axes, in one order, also for groups "
          "that they are not in: loop over mesh.all_along(axis), and keep your own.")
 KEYS = ("The keys of mesh.groups are tuples of names in the order of the mesh's axes, also for one "
         "axis and for joined=[(\"tensor\", \"data\")]: mesh._known(names) gives that tuple.")
-SIZES = ("Compare mesh.size with dist.get_world_size(), before any group is made; say both "
-         "numbers in the sentence.")
+FAILURES = {"does not end": ORDER, "killed": ORDER, "onnect": ORDER, "no group along": KEYS,
+            "but the job has": "The product of all sizes counts.",
+            "has no attribute": "Fill mesh.groups of mesh = Mesh(axes), and return that mesh."}
 
 
 def _trial(build_mesh, meshes):
-    """[(axes of the mesh, groups in the order in which they were made, {names: ranks of mine},
-    names along which messages went astray)]
-    """
+    """[(sizes of the mesh, {names: (ranks of my group along them, the sum of 2**rank in it)})]"""
     found = []
     for axes, joined in meshes:
-        given, made = dict(axes), []
-        real = dist.new_group
-        dist.new_group = lambda ranks=None, *more, **options: (
-            options.get("use_local_synchronization") or made.append(tuple(ranks or ())),
-            real(ranks, *more, **options))[1]  # fmt: skip
-        try:
-            mesh = build_mesh(given, joined)
-        finally:
-            dist.new_group = real
+        given = dict(axes)
+        mesh, sums = build_mesh(given, joined), {}
         given.clear()
-        if not isinstance(mesh, Mesh):
-            raise TypeError(f"a {type(mesh).__name__} is returned, no Mesh")
-        mine = {names: _ranks_of(mesh.group(names)) for names in (*axes, *joined)}
-        found.append((list(mesh.axes.items()), made, mine, _astray(mesh, Mesh(axes), mine)))
+        for names in (*axes, *joined):
+            group = mesh.group(names)
+            mine = group is not dist.GroupMember.NON_GROUP_MEMBER
+            ranks = tuple(dist.get_process_group_ranks(group)) if mine else ()
+            total = torch.tensor([2.0 ** dist.get_rank()], device=device())
+            if ranks == Mesh(axes).ranks_along(names):  # in any other one nobody may answer
+                dist.all_reduce(total, group=group)
+            sums[names] = ranks, total.item()
+        found.append((list(mesh.axes.items()), sums))
     return found
 
 
-def _ranks_of(group):
-    is_mine = group is not dist.GroupMember.NON_GROUP_MEMBER
-    return tuple(dist.get_process_group_ranks(group)) if is_mine else None
-
-
-def _astray(mesh, right, mine):
-    """The names of groups whose sum over its ranks is wrong; nobody sends where a group is."""
-    is_right = all(right.ranks_along(names) == ranks for names, ranks in mine.items())
-    agreed = torch.tensor([is_right], dtype=torch.int32, device=device())
-    dist.all_reduce(agreed, dist.ReduceOp.MIN)
-    astray = []
-    for names, ranks in mine.items() if agreed.item() else ():
-        x = torch.tensor([2.0 ** dist.get_rank()], device=device())
-        dist.all_reduce(x, group=mesh.group(names))
-        astray += [names] if x.item() != sum(2**rank for rank in ranks) else []
-    return astray
-
-
 def check_build_mesh(build_mesh):
-    hints = {"does not end": ORDER, "the mesh has no group along": KEYS, "killed": ORDER,
-             "no Mesh": "Fill mesh.groups of Mesh(axes), and return that mesh.",
-             "onnect": ORDER, "but the job has": "The product of all sizes counts."}
     for ranks, meshes in MESHES.items():
-        with hinted(hints):
+        with hinted(FAILURES):
             seen = on_ranks(_trial, build_mesh, meshes, ranks=ranks)
-        for i, (axes, joined) in enumerate(meshes):
-            sizes = " x ".join(f"{name} {size}" for name, size in axes.items())
-            for rank, found in enumerate(of_rank[i] for of_rank in seen):
-                where = f"{sizes}, {rank_name(rank, ranks)}"
-                _look(where, Mesh(axes), rank, seen[0][i][1], *found)
+        for i, (axes, _) in enumerate(meshes):
+            for rank, of_rank in enumerate(seen):
+                _look(f"{axes}, {rank_name(rank, ranks)}", Mesh(axes), rank, *of_rank[i])
     yield "each axis, and axes that are joined, have groups of the right ranks: on 1, 4, 6, 8 ranks"
-    yield "all ranks make all groups in one order, and messages reach the whole group"
-    wrong = {"data": 3}, {"data": 2, "tensor": 4}, {"data": 1}
-    for said in on_ranks(_refusals, build_mesh, wrong, ranks=4):
-        for axes, text in zip(wrong, said):
+    yield "messages reach all of a group, and nobody else"
+    for said in on_ranks(_refusals, build_mesh, ranks=4):
+        for axes, text in zip(WRONG_SIZES, said):
             if not text or str(Mesh(axes).size) not in text or "4" not in text:
-                raise Mistake(f"{axes} on 4 ranks: {text or 'no ValueError'}", SIZES)
+                raise Mistake(f"{axes} on 4 ranks: {text or 'no ValueError'}", "Compare mesh.size "
+                              "with dist.get_world_size() first; say both numbers.")
     yield "sizes that do not multiply to the number of ranks are a ValueError with both numbers"
 
 
-def _refusals(build_mesh, wrong):
+def _refusals(build_mesh):
     said = []
-    for axes in wrong:
+    for axes in WRONG_SIZES:
         try:
             said.append(build_mesh(axes) and "")
         except ValueError as error:
@@ -96,20 +71,15 @@ def _refusals(build_mesh, wrong):
     return said
 
 
-def _look(where, right, rank, order, axes, made, mine, astray):
-    if axes != list(right.axes.items()):
-        raise Mistake(f"{where}: the mesh has the axes {dict(axes)}", "Mesh(axes) keeps a copy.")
-    for names, got in mine.items():
+def _look(where, right, rank, sizes, sums):
+    if sizes != list(right.axes.items()):
+        raise Mistake(f"{where}: the mesh has the axes {dict(sizes)}", "Mesh(axes) keeps a copy.")
+    turned = Mesh(dict(reversed(right.axes.items())))
+    for names, (ranks, total) in sums.items():
         wanted = right.ranks_along(names, rank)
-        if got != wanted:
-            mirrored = Mesh(dict(reversed(right.axes.items()))).ranks_along(names, rank)
-            whose = "a group that it is not in" if got is None or rank not in got else got
-            raise Mistake(f"{where}: the group along {names} is {whose}, not {wanted}",
-                          "The last axis varies fastest: its ranks are neighbours."
-                          if got == mirrored else "A rank's own group along an axis has the ranks "
-                          "that differ from it in that place alone, mesh.ranks_along(axis): of all "
-                          "groups that are made, keep that one.")
-    if made != order:
-        raise Mistake(f"{where} calls new_group for {made}, and rank 0 for {order}", ORDER)
-    if astray:
-        raise Mistake(f"{where}: a sum along {astray[0]} is not that of its ranks", ORDER)
+        if ranks != wanted:
+            hint = "The last axis varies fastest: its ranks are neighbours."
+            raise Mistake(f"{where}: the group along {names} has the ranks {ranks}, not {wanted}",
+                          hint if ranks == turned.ranks_along(names, rank) else ORDER)
+        if total != sum(2**other for other in wanted):
+            raise Mistake(f"{where}: a sum along {names} is not that of {wanted}", ORDER)

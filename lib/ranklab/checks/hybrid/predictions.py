@@ -9,28 +9,22 @@ from ranklab.mesh import Mesh
 from ranklab.models.gpt import GPTConfig
 
 
-def _next_rank(rank):
-    mesh = Mesh({"pipeline": 4, "data": 2, "tensor": 8})
-    place = mesh.coordinates(rank)
-    return mesh.rank_at(**(place | {"pipeline": place["pipeline"] + 1}))
-
-
 PREDICTIONS = (
     Prediction(
         "mesh_next_rank", working="21 + 2 * 8", tolerance=0,
         nudge="Tensor ranks are neighbours. How far apart are two ranks that differ in their stage "
-              "alone?", answer=lambda: _next_rank(21),
+              "alone?",
+        answer=lambda: Mesh({"pipeline": 4, "data": 2, "tensor": 8}).ranks_along("pipeline", 21)[2],
         slips={22: "that one has another part of the same layers", 29: "that one has the same "
-               "layers, for other rows of the batch", 25: "4 is the number of stages: ranks of "
-               "neighbouring stages are data x tensor apart"},
+               "layers, for other rows of the batch"},
         why="A stage has 2 x 8 ranks, and the next one's are 16 further on.",
     ),
     Prediction(
         "mesh_micro_batches", working="1024 / (8 * 2)", tolerance=0,
         nudge="How many sequences does each of the 8 pipelines get?",
         answer=lambda: Job(GPTConfig(), 1024, micro_batch=2).micro_batches(Layout(dp=8)),
-        slips={512: "those of all pipelines together", 128: "those are sequences; a micro-batch "
-               "has 2", 32: "sequences divided by the micro-batch twice"},
+        slips={512: "those of all pipelines together",
+               128: "those are sequences; a micro-batch has 2"},
         why="Pipeline and tensor ranks share a batch; data ranks divide it.",
     ),
     Prediction(
@@ -48,7 +42,6 @@ PREDICTIONS = (
         answer=lambda: torch.empty(50304 // 8, 10240, dtype=torch.bfloat16, device="meta").nbytes
         / 1e6,
         slips={50304 * 10240 * 2 / 1e6: "that is the whole matrix: tp divides its rows",
-               50304 * 10240 / 2 / 1e6: "bf16 has 2 bytes; one gradient goes each way",
                50304 * 10240 / 8 / 1e6: "bf16 has 2 bytes"},
         why="Once a step, whatever the number of micro-batches.",
     ),

@@ -1,5 +1,4 @@
-"""The check of reshard_checkpoint: boxes of known tensors; nothing is sent, so no ranks are needed.
-"""
+"""The check of reshard_checkpoint: boxes of known tensors. Nothing is sent: it needs no ranks."""
 
 import itertools
 import math
@@ -19,8 +18,9 @@ CASES = {  # name: (shape of the whole, this rank's box, in how many parts each 
     "Adam's step, without dims": ((), (), ()),
     "ZeRO's shards of 19 numbers, in float64": ((6, 8), (slice(3, 6), slice(0, 8)), 19),
 }
-PLACE = ("Both offsets count in the whole tensor. In each dim the overlap goes from max(piece.offset"
-         ", offset) to min of the two ends; minus its own offset it is a slice of either tensor.")
+PLACE = ("Both offsets count in the whole tensor. In each dim the overlap begins at the larger of "
+         "the two offsets, and ends at the smaller of the two ends; minus its own offset it is a "
+         "slice of either tensor.")
 FILL = "piece.tensor is a view of what is trained: piece.tensor[here].copy_(box[there])."
 LATER = "First look at all pieces and boxes, then copy: after an error the old weights go on."
 
