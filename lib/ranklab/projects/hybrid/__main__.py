@@ -13,7 +13,9 @@ import sys
 
 from ranklab.hybrid import parse_layout
 from ranklab.projects.command import Command, say, time_limit
-from ranklab.projects.hybrid.config import SIZES, Settings, check_fit, usual
+from ranklab.projects.hybrid.config import (
+    SIZES, Settings, refuse_what_does_not_fit, usual,
+)
 from ranklab.projects.hybrid.report import report
 from ranklab.projects.hybrid.training import run
 
@@ -36,7 +38,7 @@ def parse(argv=None):
     try:
         if options.layout or sizes:
             layout = dataclasses.replace(parse_layout(options.layout or "1x1x1"), **sizes)
-        check_fit(shape, settings, layout)
+        refuse_what_does_not_fit(shape, settings, layout)
     except ValueError as error:
         command.error(str(error))
     options.layout = layout

@@ -3,11 +3,10 @@
 import importlib.util
 from dataclasses import dataclass
 
-from ranklab.hybrid import Layout
+from ranklab.hybrid import Job, Layout
 from ranklab.models.gpt import GPTConfig
-from ranklab.pipeline_parallel import places, split_stages
-from ranklab.pipeline_parallel.stages import gpt_costs
 from ranklab.projects.command import option
+from ranklab.projects.hybrid.explain import refuse_misfits
 from ranklab.projects.hybrid.sizes import SIZES
 from ranklab.text_trainer import TrainConfig
 
@@ -41,18 +40,12 @@ def usual(size):
         return LAPTOP, Settings(), Layout(2, 2, 2)
     job, layout = SIZES[size]
     return job.config, Settings(
-        steps=1000, lr=1e-4, warmup=100, batch=job.batch, eval_batch=job.batch, log_every=1,
-        micro_batch=job.micro_batch, precision=job.precision, compare=False), layout
+        steps=1000, lr=1e-4, warmup=100, batch=job.batch, micro_batch=job.micro_batch, log_every=1,
+        eval_batch=8 * layout.dp * layout.pp * job.micro_batch, precision=job.precision,
+        compare=False), layout
 
 
-def check_fit(shape, settings, layout):
-    """error  ValueError where the ranks of `layout` cannot share out the model or the batch"""
-    if shape.n_head % layout.tp:
-        raise ValueError(f"tp={layout.tp} must divide n_head={shape.n_head}")
-    for name in ("batch", "eval_batch"):
-        pieces, rest = divmod(getattr(settings, name), layout.dp * settings.micro_batch)
-        if rest:
-            raise ValueError(f"{name}={getattr(settings, name)} must be a multiple of dp x "
-                             f"micro_batch = {layout.dp} x {settings.micro_batch}")
-        plan = layout.new_schedule()(layout.pp, pieces)  # refuses what it cannot do
-        split_stages(gpt_costs(shape), len(places(plan)))
+def refuse_what_does_not_fit(shape, settings, layout):
+    """error  ValueError where the ranks cannot share out the model, a batch or held-out sequences"""
+    for batch in (settings.batch, settings.eval_batch):
+        refuse_misfits(layout, Job(shape, batch, settings.micro_batch), layout.ranks)

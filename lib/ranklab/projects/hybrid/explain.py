@@ -7,6 +7,8 @@ from ranklab.hybrid.costs import layout_traffic
 from ranklab.hybrid.memory import layout_memory
 from ranklab.meter.text import lined_up
 from ranklab.models.gpt import count_parameters
+from ranklab.pipeline_parallel import places, split_stages
+from ranklab.pipeline_parallel.stages import gpt_costs
 from ranklab.projects.hybrid.elsewhere import megatron_command, torchtitan_toml
 from ranklab.projects.hybrid.sizes import SIZES
 
@@ -34,6 +36,8 @@ def refuse_misfits(layout, job, per_node):
         raise ValueError(f"dp x micro-batch = {pieces} must divide the batch of {job.batch}")
     if "tensor" not in layout.mesh.axes_inside(per_node):
         raise ValueError(f"tp={layout.tp} tensor ranks would be on several nodes of {per_node}")
+    plan = layout.new_schedule()(layout.pp, job.micro_batches(layout))  # refuses what it cannot do
+    split_stages(gpt_costs(job.config), len(places(plan)))
 
 
 def main(arguments):

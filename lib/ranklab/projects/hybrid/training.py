@@ -17,7 +17,7 @@ from ranklab.meter import MemoryPeak, Traffic
 from ranklab.models.gpt import GPT
 from ranklab.pipeline_parallel import PipelineExecutor, tied_embedding_sync
 from ranklab.projects.command import LAUNCH_LIMIT
-from ranklab.projects.hybrid.config import check_fit, usual
+from ranklab.projects.hybrid.config import refuse_what_does_not_fit, usual
 from ranklab.text_trainer import TextTrainer
 from ranklab.trainer import PRECISIONS, History, due
 
@@ -35,8 +35,10 @@ def run(size="laptop", layout=None, build=build_mesh, parallelize=parallelize,
     """
     shape, settings, its_own = usual(size)
     layout, settings = layout or its_own, dataclasses.replace(settings, **changes)
-    check_fit(shape, settings, layout)
+    refuse_what_does_not_fit(shape, settings, layout)
     text = data.text_file(path) if path else data.python_text()
+    shape = dataclasses.replace(shape, vocab_size=max(shape.vocab_size, text.vocab_size))
+    data.held_out_batch(text.held_out, settings.eval_batch, shape.n_ctx)  # refuses now, not at last
     found = launch(_work, shape, text, settings, layout, build, (parallelize, sync, norm), progress,
                    resume and reshard, until, timeout=timeout, stream=progress,
                    ranks=None if is_started_by_another() else layout.ranks)
@@ -107,6 +109,7 @@ class HybridTrainer(TextTrainer):
         return share
 
     def counted_step(self, batch):
+        """A step, after which the history has what it holds and sends."""
         peak = MemoryPeak(self.model, self.optimizer, **besides(self.parallel))
         with Traffic() as traffic, peak:
             share = super().step(batch)
