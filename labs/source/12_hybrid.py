@@ -116,7 +116,7 @@ for rank, sums in enumerate(launch(three_sums, ranks=8)):
 # | given | |
 # |---|---|
 # | `mesh.axes`, `mesh.size` | {name: size}, and the number of ranks |
-# | `mesh.all_along(names)` | all groups of ranks that differ along these axes only, each group as a tuple: `((0, 1), (2, 3), ...)` |
+# | `mesh.all_along(names)` | all groups of ranks that differ along these axes only, as tuples: `[(0, 1), (2, 3), ...]` |
 # | `mesh.ranks_along(names)` | the one of them that has this rank |
 # | `mesh.groups` | filled by you: {tuple of axes, in the order of `mesh.axes`: this rank's process group} |
 #
@@ -167,7 +167,7 @@ for order in ("pipeline data tensor", "data pipeline tensor", "tensor data pipel
 # | `hybrid.layout` | `.recompute`, `.sequence_parallel`, ... |
 # | `hybrid.pipeline.keep_mine(model)` | lab 09: layers of other stages are dropped |
 # | `hybrid.pipeline.make_stages(model)` | what is left runs stage by stage; finds out which matrices two ranks have |
-# | `parallel_gpt(model, How(group, sequence_parallel))` | lab 08: cuts all layers that are there for the ranks of the group |
+# | `parallel_gpt(model, How(group, sequence_parallel))` | lab 08: each layer that is there is cut, and this rank of the group keeps its part |
 #
 # Micro-batches serve two labs at once: gradients are **accumulated** over them (lab 01), and they fill the **pipeline** (lab 09).
 #
@@ -358,7 +358,7 @@ print(f"{'one process    ':15}", *(f"{loss:.4f}" for loss in one[:4]))
 # ### 4.4 One norm over the mesh
 # > difficulty 3/5 · importance 4/5 · 10 minutes · about 6 lines
 #
-# Gradients are clipped by the norm of *all* of them. No rank has all. But data ranks have the same ones, tensor ranks share the norms, and tied matrices are on two stages. Each number must count **once**. `Hybrid.copies_of` says for each gradient how many ranks hold it.
+# Gradients are clipped by the norm of *all* of them. No rank has all. But data ranks have the same gradients, tensor ranks have the same ones of norm layers, and tied matrices are on two stages. Each number must count **once**. `Hybrid.copies_of` says for each gradient how many ranks hold it.
 #
 # **Predict.** 2 x 2 x 2 ranks, no ZeRO. Each rank adds up the squares of all gradients that it has, and one all-reduce sums over all 8. Norms and the tied matrix aside: how many times too large is the norm?
 
@@ -715,9 +715,10 @@ questions("12_hybrid")
 # - **Ranks and nodes.** Slurm and torchrun give neighbouring ranks to one node, so tensor is the last axis. `Layout.new_mesh` refuses tensor ranks on several nodes.
 # - **NCCL makes a communicator for each group**, on its first message, with buffers of its own. Many axes mean many of them, and memory that no formula above counts.
 # - **A slow card slows one axis.** Tensor messages that take ten times as long point at NVLink, data at the network. `ranklab doctor` measures links.
+# - **bf16.** The three sizes multiply in bf16. Weights, gradients and Adam stay in float32.
 # - **Checkpoints are large.** 100 billion parameters are 1.2 TB. Every rank writes its own boxes, at the same time.
 #
-# What to expect, from papers and not measured by us: 40 to 52% of peak for the layouts of section 1. This lab has not been run on several GPUs yet.
+# What to expect, from papers and not measured by us: 33 to 52% of peak for the layouts of section 1. This lab has not been run on several GPUs yet.
 
 # %% [markdown]
 # ## 10. What we left out
