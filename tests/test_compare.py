@@ -40,10 +40,13 @@ def test_the_default_is_every_layout():
     assert len(found) == 10 and {each.ranks for each in compare.every_layout(8)} == {8}
 
 
-def test_the_command_prints_json(capsys):
-    assert main(["compare", "--layouts", "1x1x2,recompute", "--json"]) == 0
+def test_the_command_prints_json_and_draws(capsys, tmp_path):
+    plot = tmp_path / "compare.svg"
+    options = ["--layouts", "1x1x2,recompute", "--json", "--plot", str(plot)]
+    assert main(["compare", *options]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert [row["name"] for row in rows] == ["dp 1 x tp 1 x pp 1", "dp 1 x tp 1 x pp 2 recompute"]
+    assert "1 x 1 x 2 recompute" in plot.read_text()
 
 
 @pytest.mark.parametrize("text, said", [
@@ -54,3 +57,8 @@ def test_the_command_prints_json(capsys):
 def test_what_is_no_layout_is_a_sentence(text, said, capsys):
     assert main(["compare", "--layouts", text]) == 2
     assert capsys.readouterr().out.startswith(f"ranklab compare: {said}")
+
+
+def test_a_picture_of_no_known_kind_is_a_sentence(capsys):
+    assert main(["compare", "--plot", "x.txt"]) == 2
+    assert capsys.readouterr().out == "ranklab compare: --plot x.txt must end in .svg or .png\n"

@@ -1,8 +1,10 @@
-"""The figure of README.md."""
+"""The figures of README.md."""
 from ranklab import launch
 from ranklab.collectives import ring_all_reduce
 from ranklab.collectives.watch import Watch, marked
 from ranklab.plots import collectives as plots
+from ranklab.plots import hybrid
+from ranklab.projects.hybrid import compare as layouts
 
 
 def _messages():
@@ -13,3 +15,8 @@ def _messages():
 
 def ring():
     return plots.steps(launch(_messages, ranks=4), 4, title="Ring all-reduce")
+
+
+def compare():
+    """What `ranklab compare --plot FILE` draws."""
+    return hybrid.compared(layouts.compare(dict.fromkeys(layouts.every_layout(4)), progress=False))

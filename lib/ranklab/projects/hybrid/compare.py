@@ -6,6 +6,7 @@ import json
 import statistics
 import time
 from dataclasses import asdict
+from pathlib import Path
 
 import torch
 from tqdm import tqdm
@@ -99,12 +100,20 @@ def main(arguments):
     parser.add_argument("--layouts", nargs="+", metavar="2x2x2,zero,sp",
                         help="dp x tp x pp, and what else; all of --ranks by default")
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw it, too: x.svg or x.png")
     options = parser.parse_args(arguments)
     try:
         layouts = [*map(parse_layout, options.layouts)] if options.layouts else \
             [*dict.fromkeys(every_layout(options.ranks))]
+        if options.plot and options.plot.suffix not in (".svg", ".png"):
+            raise ValueError(f"--plot {options.plot} must end in .svg or .png")
     except ValueError as error:
         print(f"ranklab compare: {error}")
         return 2
     rows = compare(layouts)
+    if options.plot:
+        from ranklab.plots import hybrid, style  # here: matplotlib takes half a second
+
+        options.plot.parent.mkdir(parents=True, exist_ok=True)
+        style.save(hybrid.compared(rows), options.plot)
     print(json.dumps(rows, indent=1) if options.json else table(rows))

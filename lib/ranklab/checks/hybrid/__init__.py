@@ -1,0 +1,57 @@
+"""The exercises and predictions of lab 12, in the order of the lab."""
+
+from ranklab.checkpoint import reshard_checkpoint
+from ranklab.checks.exercise import Exercise
+from ranklab.checks.hybrid import (
+    applying, choosing, gradients, meshes, resharding,
+)
+from ranklab.checks.hybrid.predictions import PREDICTIONS
+from ranklab.hybrid import choose_layout, parallelize
+from ranklab.mesh import build_mesh
+from ranklab.parallel import mesh_grad_norm
+from ranklab.pipeline_parallel import tied_embedding_sync
+
+__all__ = ["EXERCISES", "PREDICTIONS"]
+
+EXERCISES = (
+    Exercise(build_mesh, meshes.check_build_mesh, hints=(
+        "Which groups does rank 0 have to make, and which ones does it keep?",
+        "All groups of all axes are made by all ranks, in one order: new_group is a collective. "
+        "A rank keeps the group that it is in.",
+        "for ranks in mesh.all_along(names): group = dist.new_group(list(ranks)); if dist.get_rank("
+        ") in ranks: mesh.groups[mesh._known(names)] = group; for each axis, then for joined.",
+    )),
+    Exercise(parallelize, applying.check_parallelize, hints=(
+        "Which kind of parallelism needs to know what the others have left?",
+        "Layers first, then parts of layers; memory for what is left; data parallelism last.",
+        "hybrid.pipeline.keep_mine(model); parallel_gpt(model, How(hybrid.tensor.group, layout."
+        "sequence_parallel)); hybrid.give_memory(model); with layout.recompute checkpoint_blocks("
+        "model, ...); hybrid.pipeline.make_stages(model); hybrid.data.apply(model)",
+    )),
+    Exercise(tied_embedding_sync, gradients.check_tied_embedding_sync, hints=(
+        "Each of the two ranks has a part of the gradient. What does the other one need?",
+        "Send your own gradient, receive the other's into an empty tensor, wait for both, add.",
+        "dist.batch_isend_irecv([dist.P2POp(dist.isend, mine, group=group, group_peer=other), "
+        "dist.P2POp(dist.irecv, theirs, group=group, group_peer=other)]); wait; mine + theirs",
+    )),
+    Exercise(mesh_grad_norm, gradients.check_mesh_grad_norm, hints=(
+        "If all ranks add up all squares that they have, how often does each number count?",
+        "Divide each sum of squares by its copies; add up here, then over ranks; then the root.",
+        "total += gradient.double().square().sum() / copies; dist.all_reduce(total, group=group)",
+    )),
+    Exercise(reshard_checkpoint, resharding.check_reshard_checkpoint, hints=(
+        "A piece is at 3 to 6 of the whole, a box at 0 to 4. Which numbers of each are the same?",
+        "In each dim: from the larger of the two offsets to the smaller of the two ends. Take the "
+        "piece's offset off for a slice of the piece, the box's for a slice of the box.",
+        "starts = [max(a, b) ...]; stops = [min(a + n, b + m) ...]; piece.tensor[slices of start - "
+        "a to stop - a].copy_(box[slices of start - b to stop - b]), after all were counted",
+    )),
+    Exercise(choose_layout, choosing.check_choose_layout, hints=(
+        "How many legal layouts are there? Is any cleverness needed to look at all of them?",
+        "All divisors of gpus for tp and pp, of the batch for micro-batches, all options: skip "
+        "what is not legal, sort by seconds, and take the first that fits.",
+        "itertools.product of tp, pp, micro_batch, virtual, zero, sequence_parallel, recompute; "
+        "trial = replace(job, micro_batch=size); layout_seconds(trial, layout, cluster).total; "
+        "layout_memory(trial, layout).total <= cluster.room",
+    )),
+)

@@ -1,0 +1,104 @@
+"""The check of choose_layout: legal, fits, and nearly as fast as the best; it prints the score."""
+
+import functools
+import time
+from dataclasses import replace
+
+import torch
+
+from ranklab.baseline import transformer_flops
+from ranklab.checks.exercise import Mistake
+from ranklab.hardware import A100
+from ranklab.hybrid import Cluster, Job, Layout, layout_memory, layout_seconds
+from ranklab.hybrid.choose import legal
+from ranklab.hybrid.costs import EFFICIENCY
+from ranklab.models.gpt import GPTConfig
+
+SLOWER, LIMIT = 1.05, 3  # how much slower than the best may be, and seconds for a search
+
+
+def _gpt(layers, width):
+    return GPTConfig(50304, n_ctx=2048, n_layer=layers, n_embd=width, n_head=width // 128)
+
+
+CASES = {  # each job's own micro-batch is not the best one
+    "7B on one node": (Job(_gpt(32, 4096), 64, 8), Cluster(8)),
+    "13B on 8 nodes, a slow network": (
+        Job(_gpt(40, 5120), 256, 8), Cluster(64, links=((8, 300e9), (64, 2e9)))),
+    "22B, three levels of links": (
+        Job(_gpt(48, 6144), 128, 8), Cluster(64, links=((4, 300e9), (16, 50e9), (64, 5e9)))),
+    "7B on GPUs of 24 GB": (
+        Job(_gpt(32, 4096), 64, 8),
+        Cluster(16, replace(A100, memory_bytes=24 * 10**9), ((4, 25e9), (16, 10e9)))),
+}
+NONE_FITS = Job(_gpt(64, 8192), 64), Cluster(8)
+ROOM = ("layout_memory(replace(job, micro_batch=...), layout).total <= cluster.room. zero, "
+        "recompute and smaller micro-batches save memory.")
+FASTER = ("Compare layout_seconds(replace(job, micro_batch=...), layout, cluster).total of all "
+          "that fit, with every micro-batch and every option: each gains in one part and loses in "
+          "another.")
+
+
+def check_choose_layout(choose_layout):
+    for name, (job, cluster) in CASES.items():
+        started = time.process_time()
+        chosen = choose_layout(job, cluster)
+        if (spent := time.process_time() - started) > LIMIT:
+            raise Mistake(f"{name}: the search took {spent:.1f} s, more than {LIMIT}", "Most "
+                          "layouts are illegal, or slower than one that fits: skip them early.")
+        if not isinstance(chosen, tuple) or [*map(type, chosen)] != [Layout, int]:
+            raise Mistake(f"{name}: {chosen!r} is returned", "Return (Layout, micro_batch).")
+        yield f"{name}: {_score(name, *chosen, job, cluster)}"
+    try:
+        raise Mistake(f"{choose_layout(*NONE_FITS)} where none fits", "That is a ValueError.")
+    except ValueError as error:
+        if not any(letter.isdigit() for letter in str(error)):
+            raise Mistake(f"where none fits: {error}", "Say how much memory is needed.") from None
+    yield "where no layout fits a ValueError says what would be needed"
+
+
+def _score(name, layout, size, job, cluster):
+    """What is printed of a choice."""
+    where = f"{name}: {layout}, micro-batch {size},"
+    if wrong := _illegal(layout, size, job, cluster):
+        raise Mistake(f"{where} is not legal: {wrong}", "Skip what is not legal before you rank.")
+    needed = layout_memory(replace(job, micro_batch=size), layout).total
+    if needed > cluster.room:
+        raise Mistake(f"{where} needs {needed / 1e9:.1f} GB, and a GPU has room for "
+                      f"{cluster.room / 1e9:.1f}", ROOM)
+    seconds, best = layout_seconds(replace(job, micro_batch=size), layout, cluster), _best(name)
+    if seconds.total > SLOWER * best:
+        parts = ", ".join(f"{part} {n:.2f}" for part, n in seconds._asdict().items())
+        raise Mistake(f"{where} takes {seconds.total:.2f} s a step, and {best:.2f} s are possible; "
+                      f"its parts: {parts}", FASTER)
+    flops = transformer_flops(job.config, job.batch, job.config.n_ctx) / EFFICIENCY
+    alone = flops / cluster.gpus / cluster.gpu.peak_flops(torch.bfloat16)
+    return (f"{layout}, micro-batch {size}: {seconds.total:.2f} s a step; the library's "
+            f"{best:.2f} s, compute alone {alone:.2f} s")
+
+
+@functools.cache
+def _best(name):
+    """Seconds of the fastest that is legal and fits."""
+    job, cluster = CASES[name]
+    found = [(replace(job, micro_batch=size), layout) for layout, size in legal(job, cluster)]
+    found.sort(key=lambda each: layout_seconds(*each, cluster).total)
+    return next(layout_seconds(*each, cluster).total for each in found
+                if layout_memory(*each).total <= cluster.room)
+
+
+def _illegal(layout, size, job, cluster):
+    """The rule that is broken; None where none is."""
+    dp, tp, pp, virtual = layout.dp, layout.tp, layout.pp, layout.virtual
+    heads, blocks, node = job.config.n_head, job.config.n_layer, cluster.links[0][0]
+    rules = {
+        f"{layout.ranks} ranks on {cluster.gpus} GPUs": layout.ranks != cluster.gpus,
+        f"tp={tp} must divide {heads} heads and the {node} ranks of a node": heads % tp + node % tp,
+        f"dp * micro_batch must divide batch={job.batch}": size < 1 or job.batch % (dp * size),
+        f"{blocks} blocks are too few for all stages": pp * virtual > blocks,
+        f"virtual={virtual} needs a multiple of pp={pp} micro-batches": virtual > 1 and (
+            pp == 1 or job.batch // (dp * max(size, 1)) % pp),
+        f"virtual={virtual} is not 1, 2 or 4": virtual not in (1, 2, 4),
+        f"tp={tp} must divide n_ctx": layout.sequence_parallel and job.config.n_ctx % tp,
+        f"its schedule is {layout.schedule}": layout.schedule != "1f1b"}
+    return next((rule for rule, broken in rules.items() if broken), None)

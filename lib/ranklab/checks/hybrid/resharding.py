@@ -1,0 +1,82 @@
+"""The check of reshard_checkpoint: boxes of known tensors. Nothing is sent: it needs no ranks."""
+
+import itertools
+import math
+
+import torch
+
+from ranklab.checks.exercise import Mistake
+from ranklab.checks.trial import explain
+from ranklab.parallel import Piece, flat_pieces
+
+CASES = {  # name: (shape of the whole, this rank's box, in how many parts each dim was saved)
+    "rows from columns": ((6, 8), (slice(3, 6), slice(0, 8)), (1, 4)),
+    "a box inside of a larger one": ((6, 8), (slice(2, 4), slice(3, 6)), (1, 1)),
+    "parts of four boxes": ((7, 9), (slice(1, 6), slice(2, 8)), (2, 2)),
+    "one dim": ((11,), (slice(4, 9),), (3,)),
+    "three dims": ((4, 5, 6), (slice(1, 4), slice(0, 3), slice(2, 6)), (2, 3, 2)),
+    "Adam's step, without dims": ((), (), ()),
+    "ZeRO's shards of 19 numbers, in float64": ((6, 8), (slice(3, 6), slice(0, 8)), 19),
+}
+PLACE = ("Both offsets count in the whole tensor. In each dim the overlap begins at the larger of "
+         "the two offsets, and ends at the smaller of the two ends; minus its own offset it is a "
+         "slice of either tensor.")
+FILL = "piece.tensor is a view of what is trained: piece.tensor[here].copy_(box[there])."
+LATER = "First look at all pieces and boxes, then copy: after an error the old weights go on."
+
+
+def _case(number, shape, box, parts):
+    """(the Piece, its boxes, what is trained, the same as it should be in the end)"""
+    whole = torch.arange(1.0, 1 + math.prod(shape)).view(shape) + 1000 * number
+    trained, right = torch.full((2, *shape, 2), -1.0)  # so the piece is not contiguous
+    right[..., 0][box] = whole[box]
+    piece = Piece(f"w{number}", "weight", shape, tuple(s.start for s in box), trained[..., 0][box])
+    if isinstance(parts, int):
+        flat = whole.double().flatten()
+        saved = [(each.offset, each.tensor) for start in range(0, len(flat), parts) for each in
+                 flat_pieces("", "", shape, start, flat[start : start + parts])]
+    else:
+        cuts = [itertools.pairwise([n * i // times for i in range(times + 1)])
+                for n, times in zip(shape, parts)]
+        boxes = [tuple(slice(*pair) for pair in pairs) for pairs in itertools.product(*cuts)]
+        saved = [(tuple(s.start for s in each), whole[each].clone()) for each in boxes]
+    return piece, [(offset, tensor) for offset, tensor in saved[::-1] if all(
+        max(a.start, b) < min(a.stop, b + n) for a, b, n in zip(box, offset, tensor.shape))
+    ], trained, right
+
+
+def check_reshard_checkpoint(reshard):
+    pieces, saved, trained, right = zip(*itertools.starmap(_case, (
+        (number, *case) for number, case in enumerate(CASES.values()))))
+    before = [[tensor.clone() for _, tensor in boxes] for boxes in saved]
+    try:
+        reshard(list(pieces), [list(boxes) for boxes in saved])
+    except RuntimeError as error:
+        raise Mistake(f"it raised RuntimeError: {error}", PLACE) from error
+    for name, *memory, boxes, old in zip(CASES, trained, right, saved, before):
+        explain(f"{name}: what is trained", *memory, {
+            "as it was": (torch.full_like(memory[0], -1), FILL)}, PLACE)
+        if not all(torch.equal(tensor, kept) for (_, tensor), kept in zip(boxes, old)):
+            raise Mistake(f"{name}: a saved box is changed", "Other pieces read it, too.")
+    yield "boxes of 0 to 3 dims, smaller, larger, inside of each other, in any order"
+    yield "shards that begin in the middle of a row; the piece keeps its type and its memory"
+    for name, case in CASES.items():
+        _refused(reshard, f"{name}, of which a box is missing", _case(1, *CASES["one dim"]),
+                 _case(2, *case))
+    yield "numbers that were not saved are a ValueError that names the piece, and nothing changes"
+
+
+def _refused(reshard, where, first, second):
+    (lost, boxes, *_), said = second, None
+    try:
+        reshard([first[0], lost], [first[1], boxes[1:]])
+    except ValueError as error:
+        said = str(error)
+    if said is None:
+        raise Mistake(f"{where}: no ValueError", "Count the numbers that the boxes have of each "
+                      "piece: all of them must be there.")
+    if lost.name not in said or str(lost.tensor.numel()) not in said:
+        raise Mistake(f"{where}: {said}", f"Say which piece, of how many numbers: {lost.name}, "
+                      f"{lost.tensor.numel()}.")
+    if any(bool((memory != -1).any()) for _, _, memory, _ in (first, second)):
+        raise Mistake(f"{where}: a piece is changed", LATER)

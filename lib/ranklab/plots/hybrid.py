@@ -1,0 +1,86 @@
+"""The figures of lab 12: every layout in one picture, what travels where, and boxes in two layouts.
+"""
+
+from ranklab.plots.boxes import box
+from ranklab.plots.style import (
+    FAINT, INK, TONES, bars, bytes_axis, clean, figure, human_bytes, styled,
+)
+
+HELD = {"parameters": "weights", "gradients": "gradients", "optimizer_state": "Adam"}
+AXES = ("tensor", "data", "pipeline")
+FILLS = ((TONES[0], "white"), ("#e39d62", INK), ("#cfdcc0", INK), (TONES[3], "white"),
+         ("white", INK), ("#4aa3b5", INK), ("#8a97a3", INK), (FAINT, INK))  # of ranks, and text
+
+
+@styled
+def compared(rows, title="One model, one batch, every layout (same loss: within 0.0001)"):
+    """For each layout what a rank holds, what it sends in a step, and whether its loss is that of
+    the first one. No other number of the text is shown: it differs from Python to Python.
+
+    rows  of projects.hybrid.compare.compare
+    """
+    fig, (held, sent) = figure(9.6, 0.3 * len(rows) + 1.9, cols=2, sharey=True)
+    for ax, key, names, xlabel in ((held, "held", HELD, "bytes that a rank holds"),
+                                   (sent, "sent", dict(zip(AXES, AXES)),
+                                    "bytes that a rank sends in a step")):
+        left = [0] * len(rows)
+        for index, (name, label) in enumerate(names.items()):
+            widths = [row[key][name] for row in rows]
+            label = label if key == "held" else f"along {label}"
+            bars(ax, range(len(rows)), widths, index, label, barh=True, left=left)
+            left = [a + b for a, b in zip(left, widths)]
+        ax.set_xlabel(xlabel)
+        bytes_axis(ax.xaxis)
+        ax.grid(axis="y", visible=False)
+        ax.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=3)
+    names = [row["name"].replace("dp ", "").replace("tp ", "").replace("pp ", "") for row in rows]
+    held.set_yticks(range(len(rows)), names)
+    held.set_ylabel("dp x tp x pp")
+    held.invert_yaxis()
+    for place, row in enumerate(rows):
+        more = row["loss"] - rows[0]["loss"]
+        sent.text(1.02, place, "same loss" if abs(more) < 1e-4 else f"loss {more:+.4f}",
+                  va="center", fontsize=9, transform=sent.get_yaxis_transform())
+    fig.suptitle(title, fontsize=11, weight="bold")
+    return fig
+
+
+@styled
+def along_axes(traffic, mesh, per_node, title=None):
+    """A bar for each axis: the bytes that a rank sends along it in a step.
+
+    traffic  {axis: bytes}
+    """
+    fig, ax = figure(7.6, 2.1)
+    inside = mesh.axes_inside(per_node)
+    for place, axis in enumerate(AXES):
+        bars(ax, [place], [traffic[axis]], int(axis not in inside), barh=True)
+        where = "inside a node" if axis in inside else "between nodes"
+        ax.text(traffic[axis] * 1.15, place, f"{human_bytes(traffic[axis])}, {where}", va="center")
+    ax.set_yticks(range(3), [f"{axis} {mesh.axes[axis]}" for axis in AXES])
+    ax.set(xscale="log", xlabel="bytes that a rank sends in a step (log scale)", title=title or "",
+           xlim=(min(traffic[axis] for axis in AXES) / 4, max(traffic.values()) * 20))
+    ax.invert_yaxis()
+    ax.grid(axis="y", visible=False)
+    bytes_axis(ax.xaxis)
+    return fig
+
+
+@styled
+def boxes_of(layouts, shape, title=None):
+    """One matrix, cut into boxes in several layouts; each box has the number of its rank.
+
+    layouts  {name: [(rank, offset, sizes)]}
+    shape    of the matrix
+    """
+    fig, axes = figure(2.6 * len(layouts) + 0.6, 3, cols=len(layouts), squeeze=False)
+    for ax, (name, cut) in zip(axes[0], layouts.items()):
+        clean(ax)
+        for rank, (row, column), (height, width) in cut:
+            fill, ink = FILLS[rank % len(FILLS)]
+            box(ax, column + width / 2, row + height / 2, rank, fill, ink, width, height)
+        ax.set(xlim=(-1, shape[1] + 1), ylim=(shape[0] + 1, -1), aspect="auto")
+        ax.set_title(name, fontsize=9.5)
+    if title:
+        fig.suptitle(title, fontsize=11, weight="bold")
+    return fig

@@ -1,0 +1,29 @@
+"""The figures of the deck 12_hybrid.md."""
+from ranklab.hybrid import layout_traffic, parse_layout
+from ranklab.mesh import Mesh
+from ranklab.pipeline_parallel import one_f_one_b_schedule, simulate
+from ranklab.plots import hybrid as plots
+from ranklab.plots import pipeline_parallel as lanes
+from ranklab.plots.mesh import who_talks_to_whom
+from ranklab.projects.hybrid.sizes import SIZES
+
+
+def cube():
+    return who_talks_to_whom(Mesh({"pipeline": 2, "data": 2, "tensor": 2}), per_node=4)
+
+
+def along():
+    layout = parse_layout("2x8x4,sp,zero,recompute")
+    return plots.along_axes(layout_traffic(SIZES["100b"][0], layout), layout.mesh, 8), 7.6, 3.4
+
+
+def pieces():
+    drawn = {f"{P} stages, {M} micro-batches: data {16 // P}":
+             simulate(one_f_one_b_schedule(P, M), 8 / P, 16 / P) for P, M in ((8, 16), (4, 8))}
+    return lanes.several(drawn), 7, 3.6
+
+
+def boxes():
+    saved = [(0, (0, 0), (6, 4)), (1, (0, 4), (6, 4)), (2, (6, 0), (6, 4)), (3, (6, 4), (6, 4))]
+    wanted = [(rank, (4 * rank, 0), (4, 8)) for rank in range(3)]
+    return plots.boxes_of({"saved by 4 ranks": saved, "wanted by 3": wanted}, (12, 8))
