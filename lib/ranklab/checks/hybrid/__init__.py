@@ -2,9 +2,7 @@
 
 from ranklab.checkpoint import reshard_checkpoint
 from ranklab.checks.exercise import Exercise
-from ranklab.checks.hybrid import (
-    applying, choosing, gradients, meshes, resharding,
-)
+from ranklab.checks.hybrid import applying, choosing, gradients, meshes, resharding
 from ranklab.checks.hybrid.predictions import PREDICTIONS
 from ranklab.hybrid import choose_layout, parallelize
 from ranklab.mesh import build_mesh

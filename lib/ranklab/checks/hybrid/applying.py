@@ -49,8 +49,10 @@ def _trial(parallelize, layout):
     """(this rank's stage, {cost: number}, the loss, Pieces after a step of SGD)"""
     torch.manual_seed(0)
     hybrid, given, passes = Hybrid(layout.new_mesh(), layout, apply_by=parallelize), [], []
-    with torch.device(device() if layout == LAYOUTS[0] else "meta"):
+    is_made = layout == LAYOUTS[0]  # and not on the meta device
+    with torch.device("cpu" if is_made else "meta"):
         model = GPT(CONFIG)
+    model = model.to(device()) if is_made else model
     for block in model.blocks.values():
         block.norm2.register_forward_pre_hook(lambda _, x: passes.append(x[0].shape[:2].numel()))
     groups, give = [{"params": list(model.named_parameters())}], hybrid.give_memory
