@@ -132,12 +132,13 @@ def test_the_report(monkeypatch):
 
 # --- how long it takes ----------------------------------------------------------------------------
 
-def test_links_are_those_of_the_innermost_level_that_no_group_crosses():
+def test_the_narrowest_level_that_a_group_crosses_counts_with_all_its_cards():
     cluster = Cluster(64, links=((8, 300.0), (32, 50.0), (64, 1.0)))
     mesh = Mesh({"pipeline": 2, "data": 4, "tensor": 8})
     assert [cluster.bandwidth(mesh, axis) for axis in mesh.axes] == [1.0, 50.0, 300.0]
     mesh = Mesh({"data": 16, "pipeline": 2, "tensor": 2})
-    assert [cluster.bandwidth(mesh, axis) for axis in mesh.axes] == [1.0, 300.0, 300.0]
+    # two of a data group in each node, eight in each rack
+    assert [cluster.bandwidth(mesh, axis) for axis in mesh.axes] == [8.0, 300.0, 300.0]
     assert cluster.bandwidth(Mesh({"pipeline": 2, "tensor": 3}), "tensor") == 300.0  # six in all
     assert cluster.bandwidth(Mesh({"pipeline": 4, "tensor": 3}), "tensor") == 50.0  # 6, 7 and 8
 

@@ -8,11 +8,11 @@
 #
 # A GPT with a trillion parameters, 3,072 A100s (Megatron-LM, arXiv 2104.04473). Its weights, gradients and Adam take about 16 TB. Which lab's way to share them is the right one?
 #
-# - **FSDP alone** (lab 07). A batch had 3,072 sequences, so each GPU gets one. It computes for 80 s at half of its peak. But 6 TB of weights and gradients pass its network card meanwhile: 240 s at 25 GB/s.
+# - **FSDP alone** (lab 07). The paper tried it on 530 billion parameters and 2,240 GPUs, with one sequence for each: 48 TFLOP/s on a GPU, where the three kinds together reached 159 (its table 2). Each layer is gathered twice for a single sequence.
 # - **Tensor alone** (lab 08). Fast inside a node of 8 GPUs. Between nodes each layer waits for the slow network, several times.
 # - **Pipeline alone** (lab 09). There are 128 layers, so 128 GPUs at most.
 #
-# They took all three: tensor 8 x pipeline 64 x data 6, and reached 52% of peak (BLOOM's and this number count activations that are computed again as work). So did others:
+# They took all three: tensor 8 x pipeline 64 x data 6, and reached 52% of peak (BLOOM's and this number count what is computed a second time as work). So did others:
 #
 # | | GPUs | tensor | pipeline | data | of peak |
 # |---|---|---|---|---|---|
@@ -39,7 +39,7 @@ from ranklab.mesh import Mesh
 # %% [markdown]
 # ## 2. Picture
 #
-# Eight ranks in a **mesh** of three axes, on two nodes of four. Each panel shows one axis, and who talks along it. Dashed lines cross nodes.
+# Eight ranks in a **mesh** of three axes, on two nodes of four. Each panel shows one axis, and who talks along it. Dark ranks are on one node, white ones on the other; dashed lines cross nodes.
 
 # %%
 from ranklab.plots import hybrid as plots
@@ -54,7 +54,7 @@ who_talks_to_whom(Mesh({"pipeline": 2, "data": 2, "tensor": 2}), per_node=4)
 # | pipeline | activations | once each way for each micro-batch and border | with the next micro-batch |
 # | data | gradients | once a step | yes, with the rest of the backward |
 #
-# By our formulas, 100 billion parameters on 64 GPUs, 1,024 sequences of 2,048 tokens:
+# Layouts are written in short from here on: `2x8x4` is data x tensor x pipeline. `sp` is sequence parallelism, `zero` ZeRO-1, `full` lab 07's full shard. By our formulas, 100 billion parameters on 64 GPUs, 1,024 sequences of 2,048 tokens (gradients of activations travel in float32, and `recompute` sends the sums of a forward again):
 
 # %%
 from ranklab.hybrid import layout_traffic
@@ -120,7 +120,7 @@ for rank, sums in enumerate(launch(three_sums, ranks=8)):
 # | `mesh.ranks_along(names)` | the one of them that has this rank |
 # | `mesh.groups` | filled by you: {tuple of axes, in the order of `mesh.axes`: this rank's process group} |
 #
-# `joined` asks for groups along several axes together. `[("pipeline", "data")]`: all ranks that have the same part of each matrix. A loss is summed over these.
+# `joined` asks for groups along several axes together. `[("pipeline", "data")]`: all ranks at the same place along tensor. A loss is summed over these.
 
 # %%
 def build_mesh(axes, joined=()):
@@ -141,7 +141,7 @@ def build_mesh(axes, joined=()):
 build_mesh = check(build_mesh)
 
 # %% [markdown]
-# Yours on eight real ranks. And which axes of 64 ranks stay inside a node of 8, in three orders:
+# Your mesh on eight real ranks. And which axes of 64 ranks stay inside a node of 8, in three orders:
 
 # %% tags=["nbval-check-output"]
 mesh = launch(build_mesh, {"pipeline": 2, "data": 2, "tensor": 2}, ranks=8)[0]
@@ -169,6 +169,8 @@ for order in ("pipeline data tensor", "data pipeline tensor", "tensor data pipel
 # | `hybrid.pipeline.make_stages(model)` | what is left runs stage by stage; finds out which matrices two ranks have |
 # | `parallel_gpt(model, How(group, sequence_parallel))` | lab 08: each layer that is there is cut, and this rank of the group keeps its part |
 #
+# Several orders are right. What matters: all that is cut or dropped comes before memory, and data sees what is left.
+#
 # Micro-batches serve two labs at once: gradients are **accumulated** over them (lab 01), and they fill the **pipeline** (lab 09).
 #
 # **Predict.** 1,024 sequences in a step, 8 data ranks, micro-batches of 2. How many micro-batches go through each pipeline?
@@ -189,7 +191,7 @@ def parallelize(model, hybrid):
     backward; with layout.sequence_parallel a rank has its tokens alone between regions (lab 08).
     hybrid  has .layout, .pipeline, .tensor (with .group), .data and .give_memory
     """
-    # six steps, one of them only if layout.recompute -> the model itself
+    # six steps, one of them only if layout.recompute; several orders -> the model itself
     raise NotImplementedError("exercise 4.2: about 8 lines")
 
 
@@ -197,7 +199,7 @@ def parallelize(model, hybrid):
 parallelize = check(parallelize)
 
 # %% [markdown]
-# Yours in the course's training loop. `Hybrid` is what the loop sees of a mesh; it takes your functions. All on the source of Python's library:
+# Your function in the course's training loop. `Hybrid` is what the loop sees of a mesh; it takes your functions. The text is the source code of Python's library:
 
 # %%
 from ranklab.data import python_text
@@ -295,9 +297,9 @@ for names, (losses, most, sent) in zip(orders, launch(tried, ranks=8)[0]):
 from ranklab.data import batch_at, decode
 
 rows = batch_at(text.train, 0, settings.batch, config.n_ctx, settings.seed)[0]
-print("row            dp 1  dp 2  dp 4")
+print(f"row {'':19} dp 1  dp 2  dp 4")
 for number, row in enumerate(rows[:5]):
-    print(f"{number:3}  {decode(row[-6:])!r:9}", *(f"{number % dp:4} " for dp in (1, 2, 4)))
+    print(f"{number:3}  {decode(row[-14:])!r:18}", *(f"{number % dp:4} " for dp in (1, 2, 4)))
 
 # %% [markdown]
 # ### 4.3 One matrix, two ranks
@@ -330,7 +332,7 @@ def tied_embedding_sync(copies, other, group=None):
 tied_embedding_sync = check(tied_embedding_sync)
 
 # %% [markdown]
-# Two stages, with yours and without any. Without it nothing crashes. How far are the two copies apart after each step?
+# Two stages, with your function and without any. Without it nothing crashes. How far are the two copies apart after each step?
 
 # %%
 def without(copies, other, group=None):
@@ -369,7 +371,7 @@ check(mesh_norm_factor=...)
 def mesh_grad_norm(held, group=None):
     """The norm of all gradients of the whole model, each number once, alike on all ranks.
 
-    A float32 tensor; NaN or inf on one rank shows on all. Squares are added up in float64, where
+    A float32 tensor without dims; NaN or inf on one rank shows on all. Squares are added up in float64, where
     those of float32 neither overflow nor vanish. Gradients may be bf16, and stay as they are.
     held  [(gradient, how many ranks of the group hold these numbers)]; may be empty
     cost  one all-reduce of 8 bytes
@@ -383,7 +385,7 @@ def mesh_grad_norm(held, group=None):
 mesh_grad_norm = check(mesh_grad_norm)
 
 # %% [markdown]
-# By yours, and naively, in the first step of two layouts:
+# With your function, and naively, in the first step of two layouts:
 
 # %%
 def norms(*ways):
@@ -408,11 +410,11 @@ for words, (mine, naive) in zip(("1x1x1", *ways), found):
     print(f"{words:11} yours {mine:.4f}   naive {naive:.4f}, {naive / mine:.3f} times")
 
 # %% [markdown]
-# In the second line the factor is above the square root of 2, because the tied matrix counts four times: on two stages, each with two data ranks. With ZeRO-1 each data rank has its share, and only norms and the tied matrix count twice. A naive norm depends on the layout: the same `clip` would then train differently in another one.
+# In the second line the factor is above the square root of 2, mostly because the tied matrix counts four times: on two stages, each with two data ranks. (Norms do, too: two tensor and two data ranks.) With ZeRO-1 each data rank has its share, and only norms and the tied matrix count twice. A naive norm depends on the layout: the same `clip` would then train differently in another one.
 
 # %% [markdown]
 # ### 4.5 A checkpoint in another layout
-# > difficulty 4/5 · importance 5/5 · 20 minutes · about 12 lines
+# > difficulty 4/5 · importance 5/5 · 25 minutes · about 20 lines
 #
 # Tomorrow there are other GPUs, so the run must go on in another layout. Every rank wrote its own parts, each as a **box** of a whole tensor: name, where it begins (offset), and its numbers. A rank that loads takes from each box what overlaps its own boxes:
 
@@ -452,21 +454,21 @@ def reshard_checkpoint(pieces, saved):
     a piece keeps its type, and boxes may have another one.
     pieces  Pieces: `tensor` is to be filled in place, and `offset` is where it begins in the whole
             tensor
-    saved   for each piece [(offset, tensor)]: boxes of the same whole tensor that overlap the piece
-            and not each other; a box may be larger than the piece, or smaller
+    saved   a list in the order of pieces; for each [(offset, tensor)]: boxes of the same whole
+            tensor that overlap the piece and not each other; a box may be larger than the piece, or smaller
     error   ValueError where the boxes lack numbers of a piece, with the name of the piece, how many
             numbers it has and how many the boxes have of them; then no piece has changed
     """
     # for each dim: from the larger of the two beginnings to the smaller of the two ends, seen from
     # the piece and seen from the box -> are all numbers there, for all pieces? -> copy
-    raise NotImplementedError("exercise 4.5: about 12 lines")
+    raise NotImplementedError("exercise 4.5: about 20 lines, with a helper")
 
 
 # %%
 reshard_checkpoint = check(reshard_checkpoint)
 
 # %% [markdown]
-# Three steps in 2 x 2 x 2 with ZeRO-1, saved by eight ranks. Loaded by yours in other layouts, put together again, and compared bit by bit with what was saved:
+# Three steps in 2 x 2 x 2 with ZeRO-1, saved by eight ranks. Loaded by your function in other layouts, put together again, and compared bit by bit with what was saved:
 
 # %%
 def pieces_of(trainer):
@@ -526,14 +528,15 @@ plots.boxes_of({words: boxes(kept[words], name, "exp_avg") for words in list(kep
 
 # %% [markdown]
 # ### 4.6 Which layout?
-# > difficulty 5/5 · importance 5/5 · 25 minutes · about 15 lines · open: no recipe
+# > difficulty 4/5 · importance 5/5 · 25 minutes · about 30 lines · open: no recipe
 #
 # The question of every large run, and of many interviews. Write a search for any `Job` and `Cluster`. Helpers of your own go in the place of the dots. What a layout costs is given, by formulas:
 #
 # | given | |
 # |---|---|
-# | `layout_memory(job, layout).total` | bytes of the fullest moment of the first rank |
+# | `layout_memory(job, layout).total` | bytes at the first rank's peak |
 # | `layout_seconds(job, layout, cluster)` | of a step: `.computing`, `.bubble`, `.tensor`, `.pipeline`, `.data`, `.total` |
+# | `Layout(dp, tp, pp, sequence_parallel, virtual, schedule, zero, recompute, outer)` | `zero` is 0, 1 or 3; `outer` is `"pipeline"` or `"data"`; with `virtual` above 1 the schedule `"1f1b"` is interleaved |
 # | `Job(config, batch, micro_batch)` | `batch` in sequences, over all ranks; `dataclasses.replace(job, micro_batch=2)` is another one |
 # | `Cluster(gpus, gpu, links)` | `.room`: bytes of a GPU that a job may take; `.links`: from the inside, (ranks in a row, bytes/s) |
 
@@ -553,7 +556,7 @@ def choose_layout(job, cluster):
     """(Layout, micro_batch): of all that are legal and fit, the one with the fewest seconds.
 
     seconds  layout_seconds(job, layout, cluster).total, with this micro_batch in the job. The check
-             takes what is at most 5% slower than the best, found in 3 s
+             takes what is at most 1% slower than the best, found in 3 s
     legal    dp * tp * pp is cluster.gpus. tp divides the heads, and the ranks of the first level of
              links, so that tensor ranks stay inside. dp * micro_batch divides the batch. virtual is
              1, 2 or 4; with more than 1 the micro-batches are a multiple of pp, and pp is 2 or
@@ -563,7 +566,7 @@ def choose_layout(job, cluster):
     fits     layout_memory(job, layout).total is at most cluster.room
     error    ValueError that says how many GB the smallest layout needs, where none fits
     """
-    raise NotImplementedError("exercise 4.6: about 15 lines")
+    raise NotImplementedError("exercise 4.6: about 30 lines")
 
 
 # %%
@@ -585,12 +588,12 @@ for name, cluster in clusters.items():
     print(" " * 15, *(f"{part} {spent:.2f}  " for part, spent in seconds._asdict().items()))
 
 # %% [markdown]
-# With a slow network there are more stages and fewer data ranks, because stages send least. With racks only the pipeline crosses the slow link, because it lies outermost. All of it is a model, not a measurement: `layout_seconds` says what it leaves out. Lab 13 holds such formulas against published runs.
+# With fast cards few stages are best, so little time is lost in bubbles. With slow ones tensor 4 x data 2 fill a node, and only stages talk between nodes. With racks tensor 4 x data 8 fill a rack, and only the pipeline crosses the slow link. All of it is a model, not a measurement: `layout_seconds` says what it leaves out. Small micro-batches never compute slower in it; on a GPU short ones do. Lab 13 holds such formulas against published runs.
 
 # %% [markdown]
 # ## 5. The real thing
 #
-# The same GPT, mesh and batches by torch alone: DTensor for tensor, `fully_shard` or `replicate` for data, `torch.distributed.pipelining`. And by DeepSpeed, whose `PipelineModule` goes with ZeRO-1 over data ranks:
+# Another small GPT, three steps. The same mesh and batches by torch alone: DTensor for tensor, `fully_shard` or `replicate` for data, `torch.distributed.pipelining`. And by DeepSpeed, whose `PipelineModule` goes with ZeRO-1 over data ranks:
 
 # %%
 from ranklab.projects.hybrid import peers
@@ -619,7 +622,7 @@ print(torchtitan_toml(layout, chosen))
 # %% [markdown]
 # ## 6. Project
 #
-# **Train, stop, go on elsewhere.** A GPT on real text with your functions in 2 x 2 x 2. It is stopped half-way, and goes on in another layout to the same held-out loss as one process.
+# **Train, stop, go on elsewhere** (half a minute). A GPT on real text with your functions in 2 x 2 x 2. It is stopped half-way, and goes on in another layout to the same held-out loss as one process.
 
 # %%
 from ranklab.projects import hybrid as project
@@ -632,7 +635,7 @@ with tempfile.TemporaryDirectory() as folder:
     print(project.report(run(layout=parse_layout("1x2x4,sp"), resume=True)))
 
 # %% [markdown]
-# **The dry run.** Does a large config fit, and what will it send? One process poses as rank 0 of all: the same code on tensors without memory, in a process group without ranks. 10 billion parameters on 8 GPUs:
+# **The dry run** (half a minute). Does a large config fit, and what will it send? One process poses as rank 0 of all: the same code on tensors without memory, in a process group without ranks. 10 billion parameters on 8 GPUs:
 
 # %%
 from ranklab.projects.hybrid.dry_run import dry_run_report
@@ -654,7 +657,7 @@ for name, each in {"as it is": layout, "changed": dataclasses.replace(layout, **
 # %% [markdown]
 # ## 7. Measure
 #
-# What rank 0 sends along each axis in a step, by formula and counted. Counted has some bytes more: the number of targets, and norms.
+# What rank 0 sends along each axis in a step, by formula and counted. Along data 8 bytes more are counted: the number of targets.
 
 # %%
 def counted(*ways):
@@ -677,7 +680,7 @@ for words, found in zip(ways, launch(counted, *ways, ranks=8)[0]):
     print(f"{words:20}", *(f"{predicted[axis]:>12,}/{found[axis]:,}" for axis in predicted))
 
 # %% [markdown]
-# **One model, one batch, every layout:** `ranklab compare` in a terminal. Here are some layouts of four ranks. Before you run it: in which does a rank hold least, and in which does it send least?
+# **One model, one batch, every layout:** `ranklab compare` in a terminal. Here are some layouts of four ranks (half a minute). Before you run it: in which does a rank hold least, and in which does it send least?
 
 # %%
 from ranklab.projects.hybrid import compare
@@ -690,7 +693,7 @@ plots.compared(rows)
 print(compare.table(rows))
 
 # %% [markdown]
-# The loss is the same in each line: that is the proof. Costs are not. Memory: all but the first two divide it. Bytes: full sharding and tensor send most, pipeline least. The model is tiny, so embedding and head are a large part of it. Seconds here are those of a few cores shared by all ranks: do not conclude anything from them.
+# The loss is the same in each line: that is the proof. Costs are not. Memory: all but one process and 4 x 1 x 1 divide it. Bytes: full sharding and tensor send most, pipeline least. The model is tiny, so embedding and head are a large part of it. Seconds here are those of a few cores shared by all ranks: do not conclude anything from them.
 
 # %% [markdown]
 # ## 8. Interview questions
@@ -716,7 +719,7 @@ questions("12_hybrid")
 #
 # - **Ranks and nodes.** Slurm and torchrun give neighbouring ranks to one node, so tensor is the last axis. `Layout.new_mesh` refuses tensor ranks on several nodes.
 # - **NCCL makes a communicator for each group**, on its first message, with buffers of its own. Many axes mean many of them, and memory that no formula above counts.
-# - **A slow card slows one axis.** Tensor messages that take ten times as long point at NVLink, data at the network. `ranklab doctor` measures links.
+# - **A slow card slows one axis.** Tensor messages that take ten times as long point at NVLink, data at the network. `python -m ranklab.projects.collectives` measures both.
 # - **bf16.** The three sizes multiply in bf16. Weights, gradients and Adam stay in float32.
 # - **Checkpoints are large.** 100 billion parameters are 1.2 TB. Every rank writes its own boxes, at the same time.
 #

@@ -186,6 +186,7 @@ def groups_here(groups, here):
 def mesh_grad_norm(held, group=None):
     """The norm of all gradients of the whole model, each number once, alike on all ranks.
 
+    A float32 tensor without dims. Squares are added up in float64.
     held  [(gradient, how many ranks of the group hold these numbers)]
     cost  one all-reduce of 8 bytes
     lab   12

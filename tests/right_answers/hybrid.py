@@ -167,7 +167,7 @@ def choose_layout__by_dims(job, cluster):
         dp = cluster.gpus // tp // pp
         if dp * tp * pp != cluster.gpus or job.config.n_head % tp or node % tp:
             continue
-        for size, virtual, more in itertools.product((1, 2), (1, 2, 4), range(12)):
+        for size, virtual, more in itertools.product((1, 2), (1, 2, 4), range(24)):
             pieces, rest = divmod(job.batch, dp * size)
             if rest or pp * virtual > job.config.n_layer:
                 continue
@@ -175,7 +175,9 @@ def choose_layout__by_dims(job, cluster):
                 continue
             trial = replace(job, micro_batch=size)
             layout = Layout(dp, tp, pp, virtual=virtual, zero=(0, 1, 3)[more % 3],
-                            recompute=more // 3 % 2 == 1, sequence_parallel=more > 5 and tp > 1)
+                            recompute=more // 3 % 2 == 1,
+                            sequence_parallel=more % 12 > 5 and tp > 1,
+                            outer="data" if more > 11 else "pipeline")
             need = layout_memory(trial, layout).total
             least = min(least, need)
             if need <= cluster.room:

@@ -5,6 +5,7 @@ are float32, and autocast has matrix products in job.precision, as the trainer d
 """
 
 import functools
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -12,6 +13,7 @@ import torch
 
 from ranklab import hardware
 from ranklab.hybrid.layout import Layout
+from ranklab.mesh import Mesh
 from ranklab.models.gpt import GPTConfig
 from ranklab.pipeline_parallel.actions import places
 from ranklab.pipeline_parallel.formulas import flush_bubble, zb_h1_bubble
@@ -69,15 +71,27 @@ class Cluster:
         return self.gpu.memory_bytes - SPARE
 
     def bandwidth(self, mesh, axis):
-        """Bytes/s along an axis of a Mesh: those of the innermost level that no group crosses."""
-        names = list(mesh.axes)
-        span = 1  # ranks in a row from the first of a group to the last, with those between
-        for name in names[names.index(axis):]:
-            span *= mesh.axes[name]
-        for ranks, speed in self.links:
-            if ranks % span == 0 or ranks >= mesh.size:
-                return speed
-        return self.links[-1][1]
+        """Bytes/s that each rank sends along an axis of a Mesh: of the narrowest level that any of
+        its groups crosses.
+
+        Where several ranks of a group share a node, each has a card, and NCCL sends a part of the
+        ring's bytes through each. A pipeline's message has one sender, and takes one card.
+        """
+        return _bandwidth(self.links, tuple(mesh.axes.items()), axis)
+
+
+@functools.lru_cache(maxsize=4096)  # a search asks for the same few meshes again and again
+def _bandwidth(links, axes, axis):
+    narrowest = math.inf
+    for ranks in Mesh(dict(axes)).all_along(axis):
+        before = 1  # ranks in a row that the level below joins
+        for row, speed in links:
+            cards = 1 if axis == "pipeline" else len(ranks) // len({r // before for r in ranks})
+            narrowest = min(narrowest, cards * speed)
+            if len({rank // row for rank in ranks}) == 1:
+                break
+            before = row
+    return narrowest
 
 
 # --- what the first rank has ----------------------------------------------------------------------

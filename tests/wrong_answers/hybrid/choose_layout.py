@@ -27,7 +27,13 @@ WRONG = [
            says="Say how much memory"),
     _wrong("layout_memory(trial, layout)", "layout_memory(job, layout)", says="needs .* GB, and",
            called="memory_of_the_jobs_own_size"),
+    _wrong("for layout, size in legal(job, cluster)]", "for layout, size in legal(job, cluster)\n"
+           "             if layout.outer == 'pipeline']", says="3B on two nodes .* are possible",
+           called="pipeline_is_always_outside"),
     # those of `make sweep`
+    _wrong("for layout, size in legal(job, cluster)]", "for layout, size in legal(job, cluster)\n"
+           "             if layout.virtual == 1]", says="24 GB.* are possible",
+           called="one_stage_a_rank"),
     _wrong(SORT, SORT.replace("*each", "job, each[1]"), called="seconds_of_the_jobs_own_size",
            says="are possible|it raised ZeroDivisionError"),
     _wrong("    found = [", "    import time; start = time.process_time()\n    while time."

@@ -37,7 +37,7 @@ def megatron_options(layout, job):
          "else V grows to a multiple of 128 tp", True),
         (f"--position-embedding-type rope --rotary-base {config.rotary_base:.0f}", "rotary", True),
         (f"--attention-dropout {dropout} --hidden-dropout {dropout}", "0.1 by default", True),
-        ("--disable-bias-linear", "a tied head is the default", True),
+        ("--disable-bias-linear", "linear layers have no biases", True),
         (f"--tensor-model-parallel-size {layout.tp}", "ranks that share each layer", True),
         ("--sequence-parallel", "between them, each has its tokens",
          layout.sequence_parallel and layout.tp > 1),
