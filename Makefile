@@ -42,7 +42,7 @@ lab: setup ## open JupyterLab on your copies of the labs, in work/ (the first ru
 test: setup ## everything: the tests, with the unsolved labs, then every solution
 	@$(INSIDE) $(PY) scripts/test.py --jobs $(JOBS)
 
-sweep: setup ## make test, with all wrong answers (make test takes eight of each exercise)
+sweep: setup ## make test, with all wrong answers (make test takes six of each exercise)
 	@$(INSIDE) $(PY) scripts/test.py --jobs $(JOBS) --sweep
 
 check: setup ## the fast tests, under three minutes, for while you work

@@ -371,8 +371,9 @@ check(mesh_norm_factor=...)
 def mesh_grad_norm(held, group=None):
     """The norm of all gradients of the whole model, each number once, alike on all ranks.
 
-    A float32 tensor without dims; NaN or inf on one rank shows on all. Squares are added up in float64, where
-    those of float32 neither overflow nor vanish. Gradients may be bf16, and stay as they are.
+    A float32 tensor without dims; NaN or inf on one rank shows on all. Squares are added up in
+    float64, where those of float32 neither overflow nor vanish. Gradients may be bf16, and stay as
+    they are.
     held  [(gradient, how many ranks of the group hold these numbers)]; may be empty
     cost  one all-reduce of 8 bytes
     """
@@ -455,7 +456,8 @@ def reshard_checkpoint(pieces, saved):
     pieces  Pieces: `tensor` is to be filled in place, and `offset` is where it begins in the whole
             tensor
     saved   a list in the order of pieces; for each [(offset, tensor)]: boxes of the same whole
-            tensor that overlap the piece and not each other; a box may be larger than the piece, or smaller
+            tensor that overlap the piece and not each other; a box may be larger than the piece,
+            or smaller
     error   ValueError where the boxes lack numbers of a piece, with the name of the piece, how many
             numbers it has and how many the boxes have of them; then no piece has changed
     """
