@@ -54,7 +54,7 @@ def every_option():
                 yield layout
 
 
-SWEEP = [pytest.param(layout, marks=pytest.mark.sweep) for layout in every_option()]
+SWEEP = [pytest.param(layout, 10, marks=pytest.mark.sweep) for layout in every_option()]
 
 
 @pytest.fixture(scope="module")
@@ -88,16 +88,36 @@ def losses(text, layout, until=None, resume=False, **changes):
 
 @pytest.fixture(scope="module")
 def alone(text):
-    return launch(losses, text, None, ranks=1)[0]
+    """(steps) -> what one process finds in so many."""
+    return functools.cache(lambda steps: launch(trained, text, None, steps, ranks=1)[0])
 
 
-@pytest.mark.parametrize("layout", LAYOUTS + SWEEP, ids=str)
-def test_equal_to_one_process(layout, text, alone):
-    for found in launch(losses, text, layout, ranks=layout.ranks, timeout=120):
-        assert found == pytest.approx(alone, abs=2e-5)
+def trained(text, layout, steps):
+    """(all losses, [(name, offset, numbers)] of the weights that are here at the end)"""
+    trainer = new_trainer(text, layout, steps=steps)
+    history = trainer.fit()
+    weights = [(piece.name, piece.offset, piece.tensor.cpu().clone())
+               for piece in trainer.parallel.state(trainer.model, trainer.optimizer)
+               if piece.kind == "weight"]
+    return history.loss + list(history.held_out.values()), weights
+
+
+@pytest.mark.parametrize("layout, steps", [(layout, 4) for layout in LAYOUTS] + SWEEP, ids=str)
+def test_equal_to_one_process(layout, steps, text, alone):
+    right, whole = alone(steps)
+    whole = {name: tensor for name, _, tensor in whole}
+    there = {name: torch.zeros_like(tensor) for name, tensor in whole.items()}
+    for found, weights in launch(trained, text, layout, steps, ranks=layout.ranks, timeout=120):
+        assert found == pytest.approx(right, abs=2e-5)
+        for name, offset, tensor in weights:
+            box = tuple(slice(a, a + n) for a, n in zip(offset, tensor.shape))
+            there[name][box] = 1
+            torch.testing.assert_close(tensor, whole[name][box], atol=2e-4, rtol=1e-4)
+    assert all(seen.all() for seen in there.values())
 
 
 def test_goes_on_in_any_other_layout(text, alone, tmp_path):
+    right = alone(4)[0]
     run = functools.partial(losses, text, checkpoint=str(tmp_path))
     steps = [(Layout(2, 2, 2, zero=1), 1), (Layout(1, 4, 2, sequence_parallel=True), 2),
              (Layout(4, 1, 2, zero=3, virtual=2), 3), (None, 4)]
@@ -105,7 +125,7 @@ def test_goes_on_in_any_other_layout(text, alone, tmp_path):
         found = launch(functools.partial(run, layout, until, resume=i > 0),
                        ranks=layout.ranks if layout else 1, timeout=120)
         for each in found:
-            assert each == pytest.approx(alone[until - 1 :][: len(each)], abs=5e-5)
+            assert each == pytest.approx(right[until - 1 :][: len(each)], abs=5e-5)
 
 
 def _traffic(text, layout):
