@@ -1,6 +1,8 @@
 """Lab 12's project: equal to one process, stopped and resumed in other layouts, logged, refused."""
 
 import importlib.util
+import subprocess
+import sys
 
 import pytest
 
@@ -84,6 +86,13 @@ def test_torchrun_runs_it_in_place():
     said = torchrun("-m", "ranklab.projects.hybrid", "--steps", "3", "--pp", "2", "--eval-batch",
                     "16", "--no-compare", ranks=2)
     assert said.count("held out: ") == 1, said
+
+
+def test_a_dry_run_is_that_of_the_layout_that_is_given():
+    asked = [sys.executable, "-m", "ranklab.projects.hybrid", "--dry-run", "--layout", "2x1x2,full"]
+    said = subprocess.run(asked, capture_output=True, text=True, timeout=100)
+    assert "laptop on 4 GPUs: dp 2 x tp 1 x pp 2 full, 4 micro-batches" in said.stdout, said
+    assert "It fits in the 78 GB" in said.stdout
 
 
 # --- what is refused ------------------------------------------------------------------------------

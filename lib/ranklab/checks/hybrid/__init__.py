@@ -17,7 +17,8 @@ EXERCISES = (
         "All groups of all axes are made by all ranks, in one order: new_group is a collective. "
         "A rank keeps the group that it is in.",
         "for ranks in mesh.all_along(names): group = dist.new_group(list(ranks)); if dist.get_rank("
-        ") in ranks: mesh.groups[mesh._known(names)] = group; for each axis, then for joined.",
+        ") in ranks: mesh.groups[names] = group; names is (axis,) for each axis, then each joined "
+        "one, in the order of mesh.axes: tuple(a for a in mesh.axes if a in names).",
     )),
     Exercise(parallelize, applying.check_parallelize, hints=(
         "Which kind of parallelism needs to know what the others have left?",

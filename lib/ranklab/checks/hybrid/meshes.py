@@ -19,7 +19,7 @@ WRONG_SIZES = {"data": 3}, {"data": 2, "tensor": 4}, {"data": 1}  # on 4 ranks
 ORDER = ("All ranks call new_group for all groups of all axes, in one order, also for groups "
          "that they are not in: loop over mesh.all_along(axis), and keep your own.")
 KEYS = ("The keys of mesh.groups are tuples of names in the order of the mesh's axes, also for one "
-        "axis and for joined=[(\"tensor\", \"data\")]: mesh._known(names) gives that tuple.")
+        "axis and for joined=[(\"tensor\", \"data\")]: tuple(a for a in mesh.axes if a in names).")
 FAILURES = {"does not end": ORDER, "killed": ORDER, "onnect": ORDER, "no group along": KEYS,
             "but the job has": "The product of all sizes counts.",
             "has no attribute": "Fill mesh.groups of mesh = Mesh(axes), and return that mesh."}

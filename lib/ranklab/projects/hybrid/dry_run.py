@@ -97,9 +97,11 @@ def posing(ranks):
     dist.destroy_process_group()
 
 
-def dry_run_report(size):
-    """What the first rank of a size in SIZES holds and sends, predicted and counted, as text."""
-    job, layout = SIZES[size]
+def dry_run_report(size, job=None, layout=None):
+    """What the first rank holds and sends, predicted and counted, as text.
+    size         its name; in SIZES, where there is no job or layout
+    """
+    job, layout = job or SIZES[size][0], layout or SIZES[size][1]
     memory, sent = dry_run(job, layout)
     said, predicted = layout_memory(job, layout), layout_traffic(job, layout)
     rows = [(name.replace("_", " "), getattr(said, name), getattr(memory, name)) for name in ROWS]
