@@ -12,7 +12,8 @@ from ranklab.models.gpt import GPT, IGNORE, GPTConfig
 
 CONFIG = GPTConfig(vocab_size=16, n_ctx=8, n_embd=16, n_head=4, n_layer=2)
 LAYOUTS = (Layout(2, 2, 1), Layout(1, 2, 2, sequence_parallel=True, recompute=True),
-           Layout(2, 1, 2, zero=1), Layout(2, 1, 2, zero=3, recompute=True), Layout(2, 2, 2))
+           Layout(2, 1, 2, zero=1, virtual=2), Layout(2, 1, 2, zero=3, recompute=True),
+           Layout(2, 2, 2))
 TOKENS = ("How(hybrid.tensor.group, layout.sequence_parallel): with it each rank has its tokens "
           "where blocks begin and end.")
 WEIGHTS = ("Data parallelism sees the parameters that are there when it is applied: what is cut "

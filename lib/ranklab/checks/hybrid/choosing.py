@@ -1,6 +1,7 @@
 """The check of choose_layout: legal, fits, and nearly as fast as the best; it prints the score."""
 
 import functools
+import re
 import time
 from dataclasses import replace
 
@@ -34,10 +35,16 @@ CASES = {  # each job's own micro-batch is not the best one
     "7B on GPUs of 24 GB": (
         Job(_gpt(32, 4096), 64, 8),
         Cluster(16, replace(A100, memory_bytes=24 * 10**9), ((4, 25e9), (16, 10e9)))),
+    "3B, 120 sequences": (  # for some layouts not a multiple of the stages
+        Job(_gpt(24, 3072), 120, 8), Cluster(16, links=((8, 25e9), (16, 5e9)))),
+    "6 wide blocks, two GPUs in a node": (  # here more tensor ranks would be faster
+        Job(_gpt(6, 8192), 96, 8),
+        Cluster(8, replace(A100, memory_bytes=32 * 10**9), ((2, 300e9), (8, 100e9)))),
 }
 NONE_FITS = Job(_gpt(64, 8192), 64), Cluster(8)
 ROOM = ("layout_memory(replace(job, micro_batch=...), layout).total <= cluster.room. zero, "
         "recompute and smaller micro-batches save memory.")
+ROUNDS = "With virtual > 1 the micro-batches, batch // (dp * micro_batch), are a multiple of pp."
 BLOCKS = "Each of the pp * virtual stages has a block: n_layer is at least as many."
 FASTER = ("Compare layout_seconds(replace(job, micro_batch=...), layout, cluster).total of all "
           "that fit, with every micro-batch and every option: each gains in one part and loses in "
@@ -47,7 +54,7 @@ FASTER = ("Compare layout_seconds(replace(job, micro_batch=...), layout, cluster
 def check_choose_layout(choose_layout):
     for name, (job, cluster) in CASES.items():
         started = time.process_time()
-        with hinted({"must be between 1 and the": BLOCKS}):
+        with hinted({"must be between 1 and the": BLOCKS, "a multiple of ranks": ROUNDS}):
             chosen = _chosen(choose_layout, job, cluster)
         if (spent := time.process_time() - started) > LIMIT:
             raise Mistake(f"{name}: the search took {spent:.1f} s, more than {LIMIT}", "Most "
@@ -58,8 +65,9 @@ def check_choose_layout(choose_layout):
     try:
         raise Mistake(f"{choose_layout(*NONE_FITS)} where none fits", "That is a ValueError.")
     except ValueError as error:
-        if not any(letter.isdigit() for letter in str(error)):
-            raise Mistake(f"where none fits: {error}", "Say how much memory is needed.") from None
+        if not _says(str(error), least := _least(*NONE_FITS)):
+            raise Mistake(f"where none fits: {error}", "Say how much memory is needed: the smallest "
+                          f"layout takes {least / 1e9:.1f} GB.") from None
     yield "where no layout fits a ValueError says what would be needed"
 
 
@@ -88,6 +96,20 @@ def _score(name, layout, size, job, cluster):
     alone = flops / cluster.gpus / cluster.gpu.peak_flops(torch.bfloat16)
     return (f"{layout}, micro-batch {size}: {seconds.total:.2f} s a step; the library's "
             f"{best:.2f} s, compute alone {alone:.2f} s")
+
+
+def _least(job, cluster):
+    """Bytes of the smallest layout."""
+    return min(layout_memory(replace(job, micro_batch=size), layout).total
+               for layout, size in legal(job, cluster))
+
+
+def _says(text, nbytes):
+    """Whether one of the numbers in it is that of the bytes, or their GB, to 10%: `legal` leaves
+    out zero=3 on one data rank, which holds a little less.
+    """
+    numbers = [float(n) for n in re.findall(r"\d+(?:\.\d+)?", re.sub(r"[,_]", "", text))]
+    return any(abs(n - right) <= 0.1 * right for n in numbers for right in (nbytes, nbytes / 1e9))
 
 
 @functools.cache
