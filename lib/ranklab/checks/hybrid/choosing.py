@@ -66,8 +66,8 @@ def check_choose_layout(choose_layout):
         raise Mistake(f"{choose_layout(*NONE_FITS)} where none fits", "That is a ValueError.")
     except ValueError as error:
         if not _says(str(error), least := _least(*NONE_FITS)):
-            raise Mistake(f"where none fits: {error}", "Say how much memory is needed: the smallest "
-                          f"layout takes {least / 1e9:.1f} GB.") from None
+            raise Mistake(f"where none fits: {error}", "Say how much memory is needed: the "
+                          f"smallest layout takes {least / 1e9:.1f} GB.") from None
     yield "where no layout fits a ValueError says what would be needed"
 
 
