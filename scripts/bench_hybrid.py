@@ -4,32 +4,21 @@ Both train one GPT, on the same ranks, in turns: a busy moment hits both. Nothin
 """
 import os
 import statistics
-import time
 
 from ranklab import launch
 from ranklab.data import python_text
 from ranklab.hybrid import parse_layout
-from ranklab.projects.clock import wait_for_all
+from ranklab.projects.clock import in_turns
 from ranklab.projects.hybrid import peers
+from ranklab.projects.hybrid.compare import new_trainer
 
 LAYOUTS, ROUNDS, WARM_UP = ("2x2x2", "2x2x2,sp,full", "1x2x2", "2x1x2,virtual=2"), 10, 2
 
 
 def seconds_of_steps(text, layout):
-    """{way: seconds of each step, until the slowest rank is done}, in rounds of one step each."""
-    trainers = {"ours": peers.new_trainer(text, peers.ours, layout),
-                "torch": peers.new_trainer(text, peers.TorchHybrid, layout)}
-    names, seconds = list(trainers), {name: [] for name in trainers}
-    for number in range(WARM_UP + ROUNDS):
-        names = names[::-1]  # what comes first finds colder caches
-        for name in names:
-            wait_for_all()
-            started = time.perf_counter()
-            trainers[name].step()
-            wait_for_all()
-            if number >= WARM_UP:
-                seconds[name].append(time.perf_counter() - started)
-    return seconds
+    parallels = {"ours": peers.ours(layout), "torch": peers.TorchHybrid(layout)}
+    return in_turns({name: new_trainer(text, parallel).step
+                     for name, parallel in parallels.items()}, ROUNDS, WARM_UP)
 
 
 def main():

@@ -3,34 +3,26 @@
 Both train one GPT, on the same ranks, in turns: a busy moment hits both. Nothing is asserted.
 """
 import statistics
-import time
 
 import torch
 
 from ranklab import device, launch
 from ranklab.models.gpt import GPTConfig
-from ranklab.projects.clock import wait_for_all
+from ranklab.projects.clock import in_turns
 from ranklab.projects.pipeline_parallel import peers
 
-RANKS, ROUNDS, WARM_UP = 2, 20, 4
+RANKS, ROUNDS = 2, 20
 SHAPE = GPTConfig(n_layer=6, n_embd=128)  # 1.2 million parameters
 
 
 def seconds_of_steps(name):
-    """{way: seconds of each step, until the slowest rank is done}, in rounds of one step each."""
-    steps = {way: way(name, SHAPE) for way in (peers.ours, peers.torchs)}
-    x, seconds = torch.randint(256, (2 * peers.PIECES, 64), device=device()), {}
-    for number in range(WARM_UP + ROUNDS):
-        for way in sorted(steps, key=lambda way: (way is peers.ours) ^ (number % 2)):
-            model, step = steps[way]
-            model.zero_grad()
-            wait_for_all()
-            started = time.perf_counter()
-            step(x, x)
-            wait_for_all()
-            if number >= WARM_UP:
-                seconds.setdefault(way.__name__, []).append(time.perf_counter() - started)
-    return seconds
+    x = torch.randint(256, (2 * peers.PIECES, 64), device=device())
+
+    def calls(way):
+        model, step = way(name, SHAPE)
+        return lambda: (model.zero_grad(), step(x, x))
+
+    return in_turns({way.__name__: calls(way) for way in (peers.ours, peers.torchs)}, ROUNDS)
 
 
 def main():

@@ -6,7 +6,6 @@ import contextlib
 import functools
 import importlib.util
 import statistics
-import time
 
 import torch
 from torch.distributed.device_mesh import init_device_mesh
@@ -15,13 +14,13 @@ from torch.distributed.tensor.parallel import loss_parallel
 
 from ranklab import device, launch
 from ranklab.models.gpt import GPT, GPTConfig
-from ranklab.projects.clock import wait_for_all
+from ranklab.projects.clock import in_turns
 from ranklab.projects.tensor_parallel.dtensor import parallelize_gpt
 from ranklab.tensor_parallel import How, parallel_gpt
 from ranklab.zero import ZeroStage1, ZeroStage2, ZeroStage3
 from ranklab.zero.deepspeed_engine import deepspeed_engine
 
-RANKS, ROUNDS, WARM_UP = 2, 20, 4
+RANKS, ROUNDS = 2, 20
 GPT_SIZE = GPTConfig(n_layer=4, n_embd=256)  # 3.2 million parameters
 ADAMW = functools.partial(torch.optim.AdamW, lr=1e-4)
 
@@ -81,21 +80,10 @@ TENSOR = {"ours": functools.partial(tensor_parallel, {}),
           "DTensor": functools.partial(dtensor, False)}
 
 
-def seconds_of_steps(ways, rounds=ROUNDS):
-    """{way: seconds of each step, until the slowest rank is done}, in rounds of one step each."""
+def seconds_of_steps(ways):
     steps = {name: make(GPT(GPT_SIZE).to(device())) for name, make in ways.items()}
-    tokens, seconds = torch.randint(256, (4, 64), device=device()), {name: [] for name in ways}
-    names = list(ways)
-    for number in range(WARM_UP + rounds):
-        names = [*names[1:], names[0]]  # what comes first finds colder caches
-        for name in names:
-            wait_for_all()
-            started = time.perf_counter()
-            steps[name](tokens)
-            wait_for_all()
-            if number >= WARM_UP:
-                seconds[name].append(time.perf_counter() - started)
-    return seconds
+    tokens = torch.randint(256, (4, 64), device=device())
+    return in_turns({name: functools.partial(step, tokens) for name, step in steps.items()}, ROUNDS)
 
 
 def compare(ways, reference):

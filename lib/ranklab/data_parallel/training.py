@@ -36,6 +36,14 @@ class DataParallel(GroupParallel):
         mine = super().token_count(targets)
         return mine * self.ranks if self.equal_parts else self.total(mine)
 
+    def reduce_now(self):
+        """The gradients that backwards without communication have left are averaged."""
+        self.replica.reduce_now()
+
+    def gradients(self, model):
+        """[(parameter, the gradient by which this rank steps, how many ranks have that one)]"""
+        return [(p, p.grad, self.ranks) for p in model.parameters() if p.grad is not None]
+
     def communication(self, is_last):
         if is_last:
             return contextlib.nullcontext()

@@ -38,7 +38,15 @@ class FullyShard(DataParallel):
         return model
 
     def make_optimizer(self, new_optimizer, groups):
-        return new_optimizer(groups_here(groups, lambda name, _: self.rows[name]))
+        # what has no such name is in rows already: a part of a model may call it otherwise
+        return new_optimizer(groups_here(groups, lambda name, p: self.rows.get(name, p)))
+
+    def reduce_now(self):
+        """Nothing: each piece's gradients have travelled."""
+
+    def gradients(self, model):
+        """Of this rank's rows."""
+        return [(rows, rows.grad, 1) for rows in model.parameters() if rows.grad is not None]
 
     def communication(self, is_last):
         """Each piece's gradients travel: kept, they would be whole on each rank."""

@@ -1,4 +1,4 @@
-"""choose_layout: the fastest layout that fits."""
+"""choose_layout: the fastest layout that fits; and what does not fit, in a sentence."""
 
 import itertools
 from dataclasses import replace
@@ -6,6 +6,8 @@ from dataclasses import replace
 from ranklab.hybrid.costs import layout_seconds
 from ranklab.hybrid.layout import Layout
 from ranklab.hybrid.memory import layout_memory
+from ranklab.pipeline_parallel import places, split_stages
+from ranklab.pipeline_parallel.stages import gpt_costs
 
 
 def choose_layout(job, cluster):
@@ -62,3 +64,15 @@ def refusal(needs, cluster):
     least, name = min(needs)
     return (f"no layout fits in the {cluster.room / 1e9:.1f} GB of a GPU: the smallest, {name}, "
             f"needs {least / 1e9:.1f} GB")
+
+
+def refuse_misfits(layout, job, per_node):
+    """Raises ValueError where the job does not go into the layout, on nodes of so many ranks."""
+    heads, pieces = job.config.n_head, layout.dp * job.micro_batch
+    if heads % layout.tp:
+        raise ValueError(f"tp={layout.tp} must divide the {heads} heads")
+    if job.batch % pieces:
+        raise ValueError(f"dp x micro-batch = {pieces} must divide the batch of {job.batch}")
+    layout.refuse_nodes_of(per_node)
+    plan = layout.new_schedule()(layout.pp, job.micro_batches(layout))  # refuses what it cannot do
+    split_stages(gpt_costs(job.config), len(places(plan)))

@@ -19,6 +19,7 @@ from ranklab.pipeline_parallel.actions import places
 from ranklab.pipeline_parallel.formulas import flush_bubble, zb_h1_bubble
 from ranklab.pipeline_parallel.stages import gpt_costs, split_stages
 from ranklab.ranks import shard_range
+from ranklab.tensor_parallel.formulas import summed_bytes
 
 EFFICIENCY = 0.65  # of a GPU's peak, in the matrix products of a large GPT
 SPARE = 2e9  # bytes of a GPU for CUDA, NCCL, and gaps between tensors
@@ -141,6 +142,11 @@ def vocabulary_rows(config, layout):
     return len(shard_range(config.vocab_size, 0, layout.tp))
 
 
+def hidden_bytes(job, layout):
+    """A micro-batch's hidden states between two layers, on a rank: they are float32."""
+    return 4 * job.tokens * job.config.n_embd // (layout.tp if layout.sequence_parallel else 1)
+
+
 def parameters_of(config, layout, share):
     """(in a block, in all that is in no block): how many numbers a rank with this Share has."""
     C = config.n_embd
@@ -159,7 +165,6 @@ def layout_traffic(job, layout):
     """
     config, share = job.config, shares(job.config, layout)[0]
     pieces, C, dp = job.micro_batches(layout), config.n_embd, layout.dp
-    hidden = 4 * job.tokens * C // (layout.tp if layout.sequence_parallel else 1)
     tied = 4 * vocabulary_rows(config, layout) * C * (share.embedding != share.head)
     block, root = parameters_of(config, layout, share)
     n = share.blocks * block + root
@@ -168,7 +173,8 @@ def layout_traffic(job, layout):
         gradients = 3 * pieces * n + (layout.pp - 1) * root
     return {"data": 4 * (dp - 1) * gradients // dp,
             "tensor": pieces * ring(layout.tp, tensor_sums(job, layout, share)),
-            "pipeline": pieces * hidden * share.messages + tied // (dp if layout.zero == 3 else 1)}
+            "pipeline": pieces * hidden_bytes(job, layout) * share.messages
+                        + tied // (dp if layout.zero == 3 else 1)}
 
 
 def ring(ranks, nbytes):
@@ -177,17 +183,14 @@ def ring(ranks, nbytes):
 
 
 def tensor_sums(job, layout, share):
-    """Bytes that a micro-batch has in all-reduces of the tensor ranks. The two halves of one, with
-    sequence parallelism, count as one.
-    """
-    x, sequence = job.tokens * job.config.n_embd, layout.sequence_parallel
-    enters, leaves = 4 * x, job.width * x  # autocast: a product gives 2 bytes, a norm 4
-    block = 2 * (enters + leaves)
+    """Bytes that a micro-batch has in all-reduces of the tensor ranks."""
+    sequence, leaves = layout.sequence_parallel, job.width * job.tokens * job.config.n_embd
+    again = 0
     if layout.recompute:  # what attention needs once more; the MLP's sum is not needed again
-        block += leaves / 2 + enters if sequence else leaves
-    norms = 4 * job.config.n_embd * (2 * share.blocks + share.head) * sequence
-    loss = 12 * job.tokens * share.head
-    return share.blocks * block + 4 * x * (share.embedding + share.head) + norms + loss
+        again = leaves / 2 + 4 * job.tokens * job.config.n_embd if sequence else leaves
+    return share.blocks * again + summed_bytes(
+        job.config.n_embd, job.tokens, share.blocks, share.embedding, share.head, sequence,
+        leaving=job.width)
 
 
 # --- seconds --------------------------------------------------------------------------------------

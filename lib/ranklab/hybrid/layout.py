@@ -81,11 +81,15 @@ class Layout:
         error  ValueError where the sizes do not multiply to the number of ranks, and where tensor
                ranks would be on several nodes
         """
-        per_node = int(os.environ.get("LOCAL_WORLD_SIZE", self.ranks))
-        if dist.get_world_size() == self.ranks and "tensor" not in self.mesh.axes_inside(per_node):
+        if dist.get_world_size() == self.ranks:
+            self.refuse_nodes_of(int(os.environ.get("LOCAL_WORLD_SIZE", self.ranks)))
+        return build(self.mesh.axes, joined=[("pipeline", "data")])
+
+    def refuse_nodes_of(self, per_node):
+        """Raises ValueError where tensor ranks would be on several nodes of so many ranks."""
+        if "tensor" not in self.mesh.axes_inside(per_node):
             raise ValueError(f"tp={self.tp} tensor ranks would be on several nodes of {per_node}: "
                              "they talk in every layer, so tp must divide the ranks of a node")
-        return build(self.mesh.axes, joined=[("pipeline", "data")])
 
     def words(self):
         """What it has besides its sizes, in the words of parse_layout."""

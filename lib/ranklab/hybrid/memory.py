@@ -5,7 +5,9 @@ forward of a stage, and backward needs it: so without recompute each micro-batch
 backward keeps copies of its own. With recompute they are there while a stage runs forward.
 """
 
-from ranklab.hybrid.costs import actions_of, parameters_of, shares, vocabulary_rows
+from ranklab.hybrid.costs import (
+    actions_of, hidden_bytes, parameters_of, shares, vocabulary_rows,
+)
 from ranklab.meter import Memory
 
 
@@ -25,7 +27,7 @@ def moments(job, layout):
     config, share = job.config, shares(job.config, layout)[0]
     x, V, C = job.tokens * config.n_embd, vocabulary_rows(config, layout), config.n_embd
     tp, e, again = layout.tp, job.width, layout.recompute
-    outside = 4 * x // (tp if layout.sequence_parallel else 1)  # hidden states, in float32
+    outside = hidden_bytes(job, layout)
     copies, inside = block_bytes(job, layout)
     kept = outside if again else inside + copies  # of a block, for backward
     waiting = in_flight(job, layout, share, kept)
@@ -69,7 +71,7 @@ def block_bytes(job, layout):
 
 def in_flight(job, layout, share, kept):
     """Bytes that wait for backward at the schedule's worst moment, and outputs on their way."""
-    x = 4 * job.tokens * job.config.n_embd // (layout.tp if layout.sequence_parallel else 1)
+    x = hidden_bytes(job, layout)
     C, V = job.config.n_embd, vocabulary_rows(job.config, layout)
     last = 2 * x + 4 * V * job.tokens + (2 * V * C if job.width == 2 else 0)  # head and loss
     pieces, P = job.micro_batches(layout), layout.pp

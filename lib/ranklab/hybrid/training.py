@@ -48,10 +48,7 @@ class Hybrid(GroupParallel):
 
     def make_optimizer(self, new_optimizer, groups):
         """Of what this rank has; groups are those of the whole model, decided before."""
-        mine = self.pipeline.here(groups)
-        if self.layout.zero == 3:  # what is here is rows already
-            return new_optimizer(mine)
-        return self.data.make_optimizer(new_optimizer, mine)
+        return self.data.make_optimizer(new_optimizer, self.pipeline.here(groups))
 
     # --- a step -----------------------------------------------------------------------------------
 
@@ -62,16 +59,15 @@ class Hybrid(GroupParallel):
         return self.data.token_count(targets)
 
     def forward_backward(self, loss_sum, inputs, targets, micro_batch, scale=1.0):
-        """Micro-batches go through the pipeline; then gradients travel over the data ranks, once:
-        but for zero=3, where whole gradients would have no place.
+        """Micro-batches go through the pipeline; then gradients travel over the data ranks, once
+        (with zero=3 after each micro-batch: whole gradients would have no place).
         """
         count = self.token_count(targets).clamp(min=1)
         with self.data.communication(is_last=False):
             share = self.pipeline.run(loss_sum, inputs, targets, micro_batch, 1 / count,
                                       scale * self.data.gradient_scale)
         self.pipeline.sum_copies()
-        if self.layout.zero < 3:
-            self.data.replica.reduce_now()
+        self.data.reduce_now()
         return share
 
     def forward_only(self, loss_sum, inputs, targets, micro_batch):
@@ -79,23 +75,14 @@ class Hybrid(GroupParallel):
 
     def grad_norm(self, parameters):
         """Each number of the model once, wherever it is."""
-        if self.layout.zero == 1:
-            found = [(part.parameter, part.master.grad)
-                     for bucket in self.data.replica.buckets for part in bucket.parts]
-        else:
-            found = [(p, p.grad) for p in self.pipeline.model.parameters() if p.grad is not None]
         twice = {id(p) for p in self.pipeline.copies}
-        return self.norm_of([(gradient, self.copies_of(p, id(p) in twice))
-                             for p, gradient in found])
+        return self.norm_of([(gradient, of_data * self.copies_of(p) * (1 + (id(p) in twice)))
+                             for p, gradient, of_data in self.data.gradients(self.pipeline.model)])
 
-    def copies_of(self, parameter, is_twice):
-        """How many ranks hold the numbers that this rank has of the parameter's gradient.
-        is_twice  it is on two stages
-        """
+    def copies_of(self, parameter):
+        """How many tensor ranks hold the numbers that this rank has of a parameter."""
         split = split_of(parameter)
-        of_tensor = split.copies[0] if split else self.layout.tp
-        of_data = 1 if self.layout.zero else self.layout.dp
-        return of_tensor * (1 + is_twice) * of_data
+        return split.copies[0] if split else self.layout.tp
 
     def total(self, value):
         """The sum over data and pipeline ranks; tensor ranks have the same value."""

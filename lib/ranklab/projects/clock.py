@@ -20,6 +20,26 @@ def best_seconds(call, repeats=9):
     return min(times)
 
 
+def in_turns(calls, rounds, warm_up=4):
+    """{name: seconds of each call, until the slowest rank is done}, in rounds of one call each: a
+    busy moment hits all of them.
+
+    calls    {name: function}; another one is the first in each round
+    warm_up  rounds before, which do not count
+    """
+    seconds, names = {name: [] for name in calls}, list(calls)
+    for number in range(warm_up + rounds):
+        names = [*names[1:], names[0]]  # what comes first finds colder caches
+        for name in names:
+            wait_for_all()
+            started = time.perf_counter()
+            calls[name]()
+            wait_for_all()
+            if number >= warm_up:
+                seconds[name].append(time.perf_counter() - started)
+    return seconds
+
+
 def finish():
     """All that was started on this rank's device is done."""
     if device().type == "cuda":

@@ -31,6 +31,11 @@ class Zero(DataParallel):
         place = CpuMemory() if self.offload == "cpu" else Files(self.offload, self.group)
         return offload_optimizer(self.replica, new_optimizer, groups, place)
 
+    def gradients(self, model):
+        """Of what this rank owns."""
+        return [(part.parameter, part.master.grad, 1)
+                for bucket in self.replica.buckets for part in bucket.parts]
+
     def communication(self, is_last):
         """From stage 2 on each piece's gradients travel: kept, they would be whole on each rank."""
         return super().communication(is_last) if self.stage == 1 else contextlib.nullcontext()

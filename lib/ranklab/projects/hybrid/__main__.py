@@ -11,7 +11,7 @@ A checkpoint goes on in any other layout. `ranklab compare` puts layouts side by
 import dataclasses
 import sys
 
-from ranklab.hybrid import Job, parse_layout
+from ranklab.hybrid import parse_layout
 from ranklab.projects.command import Command, say, time_limit
 from ranklab.projects.hybrid.config import (
     SIZES, Settings, refuse_what_does_not_fit, usual,
@@ -50,8 +50,7 @@ if __name__ == "__main__":
     if options.dry_run:
         from ranklab.projects.hybrid.dry_run import dry_run_report  # here: it fakes a GPU
 
-        job = Job(usual(options.size)[0], settings.batch, settings.micro_batch, settings.precision)
-        say(dry_run_report(options.size, job, options.layout))
+        say(dry_run_report(options.size, settings.job(usual(options.size)[0]), options.layout))
     else:
         say(report(run(options.size, options.layout, resume=options.resume, path=options.path,
                        progress=sys.stderr.isatty(), timeout=time_limit(), **vars(settings))))

@@ -8,14 +8,14 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-import torch
 from tqdm import tqdm
 
 from ranklab import data
 from ranklab.engine import device, launch
 from ranklab.hybrid import Hybrid, Layout, parse_layout
 from ranklab.meter import Traffic, memory_of
-from ranklab.models.gpt import GPT, GPTConfig
+from ranklab.models.gpt import GPTConfig
+from ranklab.projects.hybrid.training import new_model
 from ranklab.text_trainer import TextTrainer, TrainConfig
 
 SHAPE = {"n_ctx": 32, "n_embd": 64, "n_head": 8, "n_layer": 8}
@@ -47,12 +47,18 @@ def compare(layouts, progress=True):
     return rows
 
 
+def new_trainer(text, parallel):
+    """Of the same GPT, whatever the layout."""
+    return TextTrainer(new_model(shape_of(text)), text, TRAIN, device(), progress=False,
+                       parallel=parallel)
+
+
+def shape_of(text):
+    return GPTConfig(vocab_size=text.vocab_size, **SHAPE)
+
+
 def _measure(text, layout):
-    torch.manual_seed(0)
-    model = GPT(GPTConfig(vocab_size=text.vocab_size, **SHAPE))
-    trainer = TextTrainer(model, text, TRAIN, device(), progress=False,
-                          parallel=Hybrid(layout.new_mesh(), layout))
-    seen = {}
+    trainer, seen = new_trainer(text, Hybrid(layout.new_mesh(), layout)), {}
 
     def look(*_):
         held = memory_of(trainer.model, trainer.optimizer)

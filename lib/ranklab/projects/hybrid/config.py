@@ -1,12 +1,12 @@
 """What the project trains and how: the GPT, how ranks share it, and one frozen dataclass."""
 
 import importlib.util
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ranklab.hybrid import Job, Layout
+from ranklab.hybrid.choose import refuse_misfits
 from ranklab.models.gpt import GPTConfig
 from ranklab.projects.command import option
-from ranklab.projects.hybrid.explain import refuse_misfits
 from ranklab.projects.hybrid.sizes import SIZES
 from ranklab.text_trainer import TrainConfig
 
@@ -33,6 +33,10 @@ class Settings(TrainConfig):
             raise ValueError("tensorboard is not installed: "
                              ".venv/bin/pip install -c constraints.txt tensorboard")
 
+    def job(self, shape):
+        """What is trained, as formulas know it."""
+        return Job(shape, self.batch, self.micro_batch, self.precision)
+
 
 def usual(size):
     """(the GPT, Settings, Layout) of a size; all but the laptop's want GPUs."""
@@ -48,4 +52,4 @@ def usual(size):
 def refuse_what_does_not_fit(shape, settings, layout):
     """Raises ValueError where the ranks cannot share out the model or a batch."""
     for batch in (settings.batch, settings.eval_batch):
-        refuse_misfits(layout, Job(shape, batch, settings.micro_batch), layout.ranks)
+        refuse_misfits(layout, replace(settings.job(shape), batch=batch), layout.ranks)

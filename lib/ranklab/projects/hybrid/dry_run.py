@@ -14,17 +14,16 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ranklab.data_parallel import refusals
 from ranklab.engine import launch
-from ranklab.fsdp.hooks import sharded_modules
 from ranklab.hybrid import Cluster, Hybrid, layout_memory, layout_traffic, training
 from ranklab.meter import MemoryPeak, Traffic
-from ranklab.models.gpt import GPT
 from ranklab.pipeline_parallel import stages
+from ranklab.projects.hybrid.compare import AXES
 from ranklab.projects.hybrid.sizes import SIZES
+from ranklab.projects.hybrid.training import besides, new_model
 from ranklab.text_trainer import TextTrainer, TrainConfig
 
 ROWS = ("parameters", "gradients", "optimizer_state", "buffers", "gathered_parameters",
         "communication_buffers", "activations", "total")
-AXES = ("data", "tensor", "pipeline")
 
 
 def dry_run(job, layout):
@@ -43,7 +42,7 @@ def _dry_run(job, layout):
         mesh, trainer = new_trainer(job, layout)
         before = step(trainer, mesh, job, few)  # makes Adam's moments, too
         trainer.optimizer.zero_grad(set_to_none=True)
-        with MemoryPeak(trainer.model, trainer.optimizer, **apart(trainer, layout)) as memory:
+        with MemoryPeak(trainer.model, trainer.optimizer, **besides(trainer.parallel)) as memory:
             sent = step(trainer, mesh, job, more)
     left = (many - more) / max(1, more - few)
     return memory.peak, {axis: int(sent[axis] + left * (sent[axis] - before[axis]))
@@ -52,20 +51,9 @@ def _dry_run(job, layout):
 
 def new_trainer(job, layout):
     mesh = layout.new_mesh()
-    with torch.device("meta"):
-        model = GPT(job.config)
     config = TrainConfig(micro_batch=job.micro_batch, precision=job.precision)
-    return mesh, TextTrainer(model, None, config, parallel=Hybrid(mesh, layout), progress=False)
-
-
-def apart(trainer, layout):
-    """What MemoryPeak does not find by itself: buckets, and what zero=3 has gathered."""
-    if layout.zero < 3:
-        return {"communication": [bucket.flat for bucket in trainer.parallel.data.replica.buckets]}
-    blocks = sharded_modules(trainer.model)
-    whole = [p.whole for block in blocks for p in block.parameters]
-    return {"gathered": lambda: [*(block.gathered for block in blocks), *whole,
-                                 *(p.grad for p in whole if p.grad is not None)]}
+    return mesh, TextTrainer(new_model(job.config, "meta"), None, config,
+                             parallel=Hybrid(mesh, layout), progress=False)
 
 
 def step(trainer, mesh, job, pieces):

@@ -4,7 +4,7 @@ Each option has a word about it. What a tool does not have, or has in another wa
 sentences above. Names are those of Megatron-LM core 0.19 and of torchtitan 0.2.2.
 """
 
-from ranklab.projects.pipeline_parallel.peers import TORCHS
+from ranklab.projects.pipeline_parallel.config import TORCHS
 
 
 def megatron_command(layout, job, per_node=8):

@@ -2,13 +2,10 @@
 
 import argparse
 
-from ranklab.hybrid import parse_layout
-from ranklab.hybrid.costs import layout_traffic
-from ranklab.hybrid.memory import layout_memory
+from ranklab.hybrid import layout_memory, layout_traffic, parse_layout
+from ranklab.hybrid.choose import refuse_misfits
 from ranklab.meter.text import lined_up
 from ranklab.models.gpt import count_parameters
-from ranklab.pipeline_parallel import places, split_stages
-from ranklab.pipeline_parallel.stages import gpt_costs
 from ranklab.projects.hybrid.elsewhere import megatron_command, torchtitan_toml
 from ranklab.projects.hybrid.sizes import SIZES
 
@@ -25,19 +22,6 @@ def explain(layout, job, per_node=8):
         f"between nodes of {per_node} go the messages of: {', '.join(crossing) or 'no axis'}", "",
         "predicted for rank 0, at its peak", str(layout_memory(job, layout)), "",
         lined_up(("sent in a step along", "bytes"), list(layout_traffic(job, layout).items()))])
-
-
-def refuse_misfits(layout, job, per_node):
-    """Raises ValueError where the job does not go into the layout."""
-    heads, pieces = job.config.n_head, layout.dp * job.micro_batch
-    if heads % layout.tp:
-        raise ValueError(f"tp={layout.tp} must divide the {heads} heads")
-    if job.batch % pieces:
-        raise ValueError(f"dp x micro-batch = {pieces} must divide the batch of {job.batch}")
-    if "tensor" not in layout.mesh.axes_inside(per_node):
-        raise ValueError(f"tp={layout.tp} tensor ranks would be on several nodes of {per_node}")
-    plan = layout.new_schedule()(layout.pp, job.micro_batches(layout))  # refuses what it cannot do
-    split_stages(gpt_costs(job.config), len(places(plan)))
 
 
 def main(arguments):

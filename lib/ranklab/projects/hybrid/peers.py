@@ -22,12 +22,11 @@ from ranklab.baseline import checkpoint_blocks
 from ranklab.data import batch_at
 from ranklab.engine import device, launch
 from ranklab.hybrid import Hybrid, Layout
-from ranklab.models.gpt import GPT, GPTConfig
 from ranklab.pipeline_parallel import tied_embedding_sync
-from ranklab.projects.hybrid.compare import SHAPE, TRAIN
-from ranklab.projects.pipeline_parallel.peers import TORCHS
+from ranklab.projects.hybrid.compare import SHAPE, TRAIN, new_trainer, shape_of
+from ranklab.projects.hybrid.training import new_model
+from ranklab.projects.pipeline_parallel.config import TORCHS
 from ranklab.projects.tensor_parallel.dtensor import parallelize_gpt, summed_loss
-from ranklab.text_trainer import TextTrainer
 from ranklab.trainer import decay_groups, learning_rate
 from ranklab.zero.deepspeed_engine import quiet_deepspeed, settings
 
@@ -112,18 +111,8 @@ def own_hooks(stage):
 
 def train(text, way, layout, steps):
     """[the mean loss of each step], on each rank."""
-    trainer = new_trainer(text, way, layout)
+    trainer = new_trainer(text, way(layout))
     return [trainer.parallel.total(trainer.step()).item() for _ in range(steps)]
-
-
-def new_trainer(text, way, layout):
-    return TextTrainer(new_model(text), text, TRAIN, device(), progress=False,
-                       parallel=way(layout))
-
-
-def new_model(text):
-    torch.manual_seed(0)
-    return GPT(GPTConfig(vocab_size=text.vocab_size, **SHAPE))
 
 
 def ours(layout):
@@ -135,7 +124,7 @@ def train_by_deepspeed(text, layout, steps):
     deepspeed = quiet_deepspeed()
     deepspeed.init_distributed()  # it takes the process groups that are there
     with contextlib.redirect_stdout(io.StringIO()), torch.no_grad():  # it prints its seeds
-        module = as_layers(new_model(text), layout.pp)
+        module = as_layers(new_model(shape_of(text)), layout.pp)
     groups = [{**group, "params": [p for _, p in group["params"]]}
               for group in decay_groups(module, TRAIN.weight_decay)]
     config = settings(module, layout.zero, clip=TRAIN.clip) | {

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 
-from ranklab.hybrid import Job, layout_memory, layout_traffic
+from ranklab.hybrid import layout_memory, layout_traffic
 from ranklab.pipeline_parallel import bubble_fraction, simulate
 from ranklab.projects.pipeline_parallel.report import layer_names
 
@@ -18,7 +18,7 @@ def report(found):
     lines = [f"{first['steps']} steps of {settings.batch} x {shape.n_ctx} tokens, {layout}",
              "held out: {} nats by all ranks, {} by one process\n".format(*losses),
              *who_has_what(ranks, shape.n_layer), *costs(shape, settings, layout, history)]
-    plan = layout.new_schedule()(layout.pp, settings.batch // layout.dp // settings.micro_batch)
+    plan = layout.new_schedule()(layout.pp, settings.job(shape).micro_batches(layout))
     if history.steps:
         said = bubble_fraction(simulate(plan), flush=False)
         lines += ["bubble: measured {:.0%}, with equal stages {:.0%} (ranks that share a core wait "
@@ -42,7 +42,7 @@ def costs(shape, settings, layout, history):
     """Bytes of rank 0, by formula and counted; nothing where too few steps were done."""
     if not history.held:
         return []
-    job = Job(shape, settings.batch, settings.micro_batch, settings.precision)
+    job = settings.job(shape)
     said, sent = layout_memory(job, layout), layout_traffic(job, layout)
     rows = [(f"held: {name.replace('_', ' ')}", getattr(said, name), history.held[name])
             for name in HELD]

@@ -55,14 +55,14 @@ def _work(shape, text, settings, layout, build, parts, progress, reshard, until)
     loss, alone = trainer.fit(until).held_out.get(settings.steps), None
     if settings.compare and loss and hybrid.rank == 0:
         settings = dataclasses.replace(settings, checkpoint=None)
-        one = TextTrainer(new_model(shape, "cpu"), text, settings, device(), progress=False)
+        one = TextTrainer(new_model(shape), text, settings, device(), progress=False)
         alone = one.fit().held_out[settings.steps]
     return {"loss": loss, "alone": alone, "steps": trainer.steps_done, "history": trainer.history,
             "place": mesh.coordinates(), "layers": [*hybrid.pipeline.layers.values()],
             "parameters": sum(p.numel() for p in trainer.model.parameters())}
 
 
-def new_model(shape, where):
+def new_model(shape, where="cpu"):
     """The same GPT on all ranks; on "meta" it has no memory yet, and never has it for the whole."""
     torch.manual_seed(0)
     with torch.device(where):

@@ -13,10 +13,8 @@ from ranklab.engine import device, launch
 from ranklab.meter import Traffic
 from ranklab.models.gpt import GPT, GPTConfig
 from ranklab.pipeline_parallel.training import PipelineParallel
-from ranklab.projects.pipeline_parallel.config import schedule_of
+from ranklab.projects.pipeline_parallel.config import TORCHS, schedule_of
 
-TORCHS = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "Interleaved1F1B",
-          "zb-h1": "InterleavedZeroBubble", "zb-v": "ZBVZeroBubble"}
 SHAPE, PIECES = GPTConfig(n_layer=6), 8
 
 

@@ -3,6 +3,7 @@
 from ranklab.baseline import transformer_flops
 from ranklab.models.gpt import block_parameters, count_parameters
 from ranklab.ranks import shard_range
+from ranklab.tensor_parallel.formulas import summed_bytes
 
 
 def held_bytes(shape, method, ranks):
@@ -19,20 +20,16 @@ def traffic(shape, batch, ranks, method="tensor", pieces=1, sequence_parallel=Fa
             size=4, leaving=4):  # fmt: skip
     """(messages, bytes) that a rank sends in a step of `pieces` micro-batches.
 
-    Tensor parallelism adds up x four times in each layer, once after the embedding and once before
-    the head, and sends 12 bytes for each target. Sequence parallelism does each sum in two halves,
-    which changes nothing, and adds up gradients of norms. The norm of all gradients: 8 bytes.
-    size     bytes of a number of x
-    leaving  the same where a layer puts it out: autocast has 2 there, and 4 elsewhere
+    Tensor parallelism: see summed_bytes. The norm of all gradients: 8 bytes more.
     """
     C, L, tokens = shape.n_embd, shape.n_layer, batch * shape.n_ctx
     ring = 2 * (ranks - 1)  # messages of an all-reduce, each of 1/R of its bytes
     if method == "naive":
         return 2 * pieces + ring, 2 * tokens * C * size + ring / ranks * 8
-    x = tokens * C * ((2 * L + 2) * size + 2 * L * leaving)
-    norms = pieces * (2 * L + 1) * sequence_parallel
-    sums = pieces * (4 * L + 2 + 2) + norms + 1
-    return ring * sums, ring / ranks * (x + 12 * tokens + norms * C * 4 + 8)
+    sums = pieces * (4 * L + 2 + 2 + (2 * L + 1) * sequence_parallel) + 1
+    nbytes = summed_bytes(C, tokens, L, sequence_parallel=sequence_parallel, size=size,
+                          leaving=leaving, pieces=pieces)
+    return ring * sums, ring / ranks * (nbytes + 8)
 
 
 def step_seconds(shape, batch, ranks, link, peak, size=2):
