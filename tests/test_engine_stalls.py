@@ -11,6 +11,7 @@ import torch.distributed as dist
 from engine_hangs import HANGS
 
 from ranklab import launch
+from ranklab.checks.handles import Waits
 from ranklab.engine import HangError, stall
 from ranklab.engine.rank_handle import RankHandle
 from ranklab.engine.report import Value
@@ -42,8 +43,14 @@ def test_a_deadlock_is_said_early(name):
     assert text.count("\n  rank ") == ranks and "waits in " in text
 
 
-def test_a_handle_that_is_awaited():
-    text = error_of(awaited, ranks=2, stall=0.4)
+def watched():
+    with Waits():
+        awaited()
+
+
+@pytest.mark.parametrize("call", [awaited, watched])
+def test_a_handle_that_is_awaited(call):
+    text = error_of(call, ranks=2, stall=0.4)
     assert "all have slept in communication" in text and text.count(".wait()") == 2
 
 

@@ -72,8 +72,11 @@ def test_html_and_pdf_are_built(installed, tmp_path, monkeypatch):
     deck = tmp_path / "99_made.md"
     deck.write_text("---\nmarp: true\ntheme: ranklab\n---\n# One\n")
     monkeypatch.setattr(slides, "OUT", slides.HERE.parent / "build" / "slides-test")
+    drawn = []  # drawing is tested below, and README's figure takes a minute
+    monkeypatch.setattr(slides, "draw", drawn.append)
     try:
         slides.build([deck])
+        assert drawn == [ROOT / "README.md", deck]
         assert "<section" in (slides.OUT / "99_made.html").read_text()
         assert (slides.OUT / "99_made.pdf").read_bytes().startswith(b"%PDF")
     finally:

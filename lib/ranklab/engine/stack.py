@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from ranklab.engine.report import ENGINE, PACKAGE, Frame
 
 TORCH, TORCH_DISTRIBUTED = "/torch/", "/torch/distributed/"
+CHECKS = f"{PACKAGE}/checks/"
 WAITS = ("all_", "barrier", "batch_isend", "broadcast", "destroy_process", "gather", "init_",
          "irecv", "isend", "monitored", "new_", "recv", "reduce", "scatter", "send", "split_group",
          "wait")  # beginnings of names
@@ -50,11 +51,12 @@ class Stack:
     def is_stuck(self):
         """True where it waits for other ranks, and without a limit of its own.
 
-        A handle's wait() is no frame of Python's: then the text of the innermost line says it.
+        A handle's wait() is no frame of Python's: then the text of the innermost line says it. That
+        of a check, which watches the learner's call, does not.
         """
-        if not self.frames:
+        inner = next((f for f in self.frames if not f.file.startswith(CHECKS)), None)
+        if inner is None:
             return False
-        inner = self.frames[0]
         if TORCH in inner.file:
             return self.call() not in (None, "monitored_barrier")
         return bool(re.search(r"(?<!\bos)\.wait\(\)", inner.text())) and not inner.is_pythons()
