@@ -1,6 +1,7 @@
 """A rehearsal for GPUs: mistakes that only a GPU would show raise here; right programs pass."""
 
 import os
+import pathlib
 import subprocess
 import sys
 
@@ -295,6 +296,13 @@ def test_the_command_says_which_cell_of_a_notebook_raised(tmp_path, capsys):
     assert "1 of 3 cells with code raised" in said
     assert (tmp_path / "made.ipynb").read_bytes() == before
     assert rehearse.rehearse(str(tmp_path / "none.ipynb")) == 2
+
+
+def test_a_run_can_do_less(tmp_path):
+    path = pathlib.Path(notebook(tmp_path / "made.ipynb", "steps=40\nassert steps == 2"))
+    assert rehearse.run(path, {"steps=40": "steps=2"}) == (1, [])
+    with pytest.raises(ValueError, match="made.ipynb: no cell has 'steps=41'"):
+        rehearse.run(path, {"steps=41": ""})
 
 
 def test_the_command_runs_a_module_also_under_torchrun(tmp_path):
