@@ -70,9 +70,10 @@ def title(path):
     return first.splitlines()[0].removeprefix("# ")
 
 
-def question_page(name, questions, answers):
+def question_page(stem, name, questions, answers):
     """A lab's questions by level, each with the numbers of one seed."""
-    parts = [f"# {name}: interview questions"]
+    short = name.partition(":")[0]
+    parts = [f"# {short}: interview questions", f"[The lab](../labs/{stem}.ipynb)"]
     by_level = sorted(questions, key=lambda question: question.level)
     for place, question in enumerate(by_level, 1):
         shown = question_html(place, question, draw(question), answers)
@@ -124,7 +125,7 @@ def write_source(answers, decks):
     for stem, path in shown.items():
         (SOURCE / "labs" / path.name).write_text(lab_page(path, decks))
         questions = [question for question in bank if question.lab == stem]
-        page = question_page(names[stem], questions, answers)
+        page = question_page(stem, names[stem], questions, answers)
         (SOURCE / "questions" / f"{stem}.md").write_text(page)
     write_lists(names, decks)
 
@@ -152,7 +153,7 @@ def build(answers):
     doctrees = str(SOURCE / ".doctrees")
     if sphinx(["-q", "-W", "--keep-going", "-c", here, "-d", doctrees, str(SOURCE), str(OUT)]):
         raise SystemExit("the site could not be built (see above)")
-    print(f"{OUT.relative_to(ROOT)}/index.html")
+    print(OUT / "index.html")
 
 
 if __name__ == "__main__":
