@@ -25,6 +25,8 @@ SOLVED = """The labs here are **solved**: they hold the answers, with outputs an
 work on your own copies first (`make lab`)."""
 UNSOLVED = """The labs here are **not solved**, and the interview questions have no answers. Work on
 your own copies of the labs (`make lab`)."""
+BESIDE = """ Beside them: [decks](decks.md), [interview questions](questions/index.md).
+"""
 CONTENTS = """
 ```{toctree}
 :hidden:
@@ -49,7 +51,7 @@ CONTRIBUTING
 
 def home(answers):
     """README.md, with a note on what stands here above its first section, and the menu."""
-    note = "```{note}\n" + (SOLVED if answers else UNSOLVED) + "\n```\n\n"
+    note = "```{note}\n" + (SOLVED if answers else UNSOLVED) + BESIDE + "\n```\n\n"
     before, section, after = (ROOT / "README.md").read_text().partition("## Start")
     return before + note + section + after + CONTENTS
 

@@ -75,7 +75,7 @@ def install_marp():
     """node_modules holds what package-lock.json pins, or Missing."""
     if not shutil.which("npm"):
         raise Missing("needs node and npm for the slides: install Node.js 20 or newer "
-                      "(Debian: apt install nodejs npm), then make slides")
+                      "(Debian: apt install nodejs npm), then run the same command again")
     stamp, lock = HERE / "node_modules" / ".package-lock.json", HERE / "package-lock.json"
     if stamp.exists() and stamp.stat().st_mtime >= lock.stat().st_mtime and MARP.exists():
         return

@@ -36,7 +36,7 @@ ALLOWED_SKIPS = (
 SLOW_FILES = ("test_wrong_answers", "test_grade", "test_engine_scripts", "test_engine_notebook",
               "test_horovod_real", "test_horovod_project", "test_rehearse_labs",
               "test_zero_deepspeed", "test_zero_models", "test_fsdp_project",
-              "test_hybrid_kills")
+              "test_hybrid_kills", "test_site")
 
 # Files whose tests share nothing: any worker takes any of them, so they fill both cores at the end.
 SPREAD_FILES = ("test_wrong_answers", "test_rehearse_labs")

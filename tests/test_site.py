@@ -16,7 +16,8 @@ spec = importlib.util.spec_from_file_location("site_build", ROOT / "site" / "bui
 site = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(site)
 STEMS = sorted(path.stem for path in (ROOT / "labs" / "source").glob("*.py"))
-pytestmark = pytest.mark.timeout(300)     # 15 s on an idle machine
+pytestmark = [pytest.mark.timeout(300),   # 15 s on an idle machine
+              pytest.mark.filterwarnings("ignore:'myst_parser")]
 
 
 class Page(html.parser.HTMLParser):
