@@ -20,7 +20,7 @@ SCREEN  = $(or $(DISPLAY),$(WAYLAND_DISPLAY),$(filter Darwin,$(shell uname)))
 # Jupyter refuses to run as root unless told; in a container root is the usual user.
 AS_ROOT = $(if $(filter 0,$(shell id -u)),--allow-root)
 
-.PHONY: help setup lab test sweep check build slides bench horovod doctor clean
+.PHONY: help setup lab test sweep check build slides site bench horovod doctor clean
 .DEFAULT_GOAL := help
 
 help: ## list these commands
@@ -53,6 +53,9 @@ build: setup ## labs/ and solutions/ from labs/source/ and the library
 
 slides: setup ## the decks to HTML (and PDF where chromium is) under build/slides/
 	@$(INSIDE) $(PY) slides/build.py
+
+site: setup ## solved labs, decks and questions as web pages under build/site/
+	@$(INSIDE) $(PY) site/build.py
 
 bench: setup ## print ratios of running times; nothing is asserted
 	@$(INSIDE) $(PY) scripts/bench.py

@@ -75,7 +75,7 @@ def install_marp():
     """node_modules holds what package-lock.json pins, or Missing."""
     if not shutil.which("npm"):
         raise Missing("needs node and npm for the slides: install Node.js 20 or newer "
-                      "(Debian: apt install nodejs npm), then make slides")
+                      "(Debian: apt install nodejs npm), then run the same command again")
     stamp, lock = HERE / "node_modules" / ".package-lock.json", HERE / "package-lock.json"
     if stamp.exists() and stamp.stat().st_mtime >= lock.stat().st_mtime and MARP.exists():
         return
@@ -89,10 +89,12 @@ def install_marp():
 
 
 def marp(deck, out, *options):
-    """`out` is the deck in the format that its suffix names."""
+    """`out` is the deck in the format that its suffix names; of a folder, the folder of the HTML.
+    """
+    source = ["--input-dir", deck] if deck.is_dir() else [deck]
     env = {**os.environ, "CHROME_NO_SANDBOX": "1"}      # chromium has no sandbox for root
     done = subprocess.run(
-        [MARP, deck, "-o", out, "--theme-set", HERE / "theme.css", "--no-stdin", "--html",
+        [MARP, *source, "-o", out, "--theme-set", HERE / "theme.css", "--no-stdin", "--html",
          "--allow-local-files", *options],
         env=env, text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT)
@@ -107,14 +109,25 @@ def draw(deck):
         raise SystemExit(f"{deck.name}: the figures could not be drawn (see above)")
 
 
+def copy_figures(out):
+    """The figures are in `out`/figures, where the decks look for them."""
+    if (HERE / "figures").exists():
+        shutil.copytree(HERE / "figures", out / "figures", dirs_exist_ok=True,
+                        ignore=shutil.ignore_patterns("*.py"))
+
+
+def pages(out):
+    """Every deck is in `out` as HTML, its figures as they were drawn last: in seconds."""
+    marp(HERE, out)
+    copy_figures(out)
+
+
 def build(decks):
     """HTML and PDF of each deck are in build/slides/, figures drawn anew and beside them."""
     OUT.mkdir(parents=True, exist_ok=True)
     for text in (HERE.parent / "README.md", *decks):
         draw(text)
-    if (HERE / "figures").exists():
-        shutil.copytree(HERE / "figures", OUT / "figures", dirs_exist_ok=True,
-                        ignore=shutil.ignore_patterns("*.py"))
+    copy_figures(OUT)
     try:
         chromium = browser()
     except Missing as missing:
@@ -148,8 +161,7 @@ def check(decks):
     chromium, problems = browser(), []
     with tempfile.TemporaryDirectory(prefix="ranklab-slides-") as name:
         folder = pathlib.Path(name)
-        if (HERE / "figures").exists():
-            shutil.copytree(HERE / "figures", folder / "figures")
+        copy_figures(folder)
         for deck in decks:
             for one in measure(deck, folder, chromium)["bad"]:
                 place = f"{deck.name} slide {one['slide']}"

@@ -28,6 +28,7 @@ ALLOWED_SKIPS = (
     r"needs horovod: make horovod builds it",  # lab 05: takes minutes, so nothing else builds it
     r"needs (transformers|accelerate)",     # lab 05: an extra, which `make test` installs
     r"needs tensorboard",                   # lab 12: an extra, which `make test` installs
+    r"needs sphinx",                        # the site: an extra, which `make test` installs
     r"needs tensorflow",                    # lab 05: 1.5 GB, in an environment of its own
     r"needs root",                          # network namespaces
 )
@@ -35,7 +36,7 @@ ALLOWED_SKIPS = (
 SLOW_FILES = ("test_wrong_answers", "test_grade", "test_engine_scripts", "test_engine_notebook",
               "test_horovod_real", "test_horovod_project", "test_rehearse_labs",
               "test_zero_deepspeed", "test_zero_models", "test_fsdp_project",
-              "test_hybrid_kills")
+              "test_hybrid_kills", "test_site")
 
 # Files whose tests share nothing: any worker takes any of them, so they fill both cores at the end.
 SPREAD_FILES = ("test_wrong_answers", "test_rehearse_labs")

@@ -19,6 +19,7 @@ NOT_RUN_HERE = {
     "make lab": "test_setup.py starts it, fetches the printed address and stops it",
     "make test": "it is what runs this test",
     "make slides": "test_slides.py builds a deck",
+    "make site": "test_site.py builds it",
     "ranklab compare --plot build/compare.svg": "test_slides.py draws the same picture, and "
                                                 "test_compare.py runs the command",
     "conda env create -f environment.yml": "test_pins.py: pip's part of it; conda may not be here",

@@ -41,25 +41,28 @@ class LabQuestions:
         return "\n\n".join([*parts, self._last_line()])
 
     def _repr_html_(self):
-        parts = []
-        for place, (question, asked) in enumerate(self.drawn, 1):
-            options, points, slips = (
-                "".join(f"<li>{to_html(text)}</li>" for text in texts)
-                for texts in (asked.options, asked.rubric, _slips(asked)))
-            parts.append(
-                f"<p><b>{place}.</b> <i>level {question.level} of 5</i></p>{to_html(asked.text)}"
-                + (f'<ol type="a">{options}</ol>' if options else "")
-                + "<details><summary>Answer</summary>"
-                + "".join(to_html(text) for text in _answer(asked))
-                + (f"<p>A good answer makes these points:</p><ul>{points}</ul>" if points else "")
-                + (f"<p>Common wrong answers:</p><ul>{slips}</ul>" if slips else "")
-                + "</details><hr>")
+        parts = [question_html(place, *drawn) for place, drawn in enumerate(self.drawn, 1)]
         return "".join(parts) + to_html(self._last_line())
 
     def _last_line(self):
         number = self.lab.split("_")[0]
         return (f"{self.more} more, with new numbers each time: run "
                 f"`ranklab drill --lab {number}` in a terminal.")
+
+
+def question_html(place, question, asked, with_answer=True):
+    """A question as HTML, its answer folded away or left out."""
+    options, points, slips = ("".join(f"<li>{to_html(text)}</li>" for text in texts)
+                              for texts in (asked.options, asked.rubric, _slips(asked)))
+    text = (f"<p><b>{place}.</b> <i>level {question.level} of 5</i></p>{to_html(asked.text)}"
+            + (f'<ol type="a">{options}</ol>' if options else ""))
+    if not with_answer:
+        return text + "<hr>"
+    return (text + "<details><summary>Answer</summary>"
+            + "".join(to_html(text) for text in _answer(asked))
+            + (f"<p>A good answer makes these points:</p><ul>{points}</ul>" if points else "")
+            + (f"<p>Common wrong answers:</p><ul>{slips}</ul>" if slips else "")
+            + "</details><hr>")
 
 
 def _answer(asked):

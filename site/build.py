@@ -1,0 +1,162 @@
+"""Turn the solved labs, the decks and the interview questions into one site, build/site/.
+
+Sphinx makes the pages (conf.py) from a folder laid out like this checkout, so that the links of
+README.md lead to pages. Nothing is executed, and no page loads anything from another server.
+RANKLAB_ANSWERS=0 takes the unsolved labs, and leaves out the answers.
+"""
+import importlib.util
+import json
+import os
+import pathlib
+import shutil
+import sys
+
+from sphinx.cmd.build import main as sphinx
+
+from ranklab.course.questions import question_html
+from ranklab.interview.ask import draw
+from ranklab.interview.bank import load
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+SOURCE, OUT = ROOT / "build" / "site-source", ROOT / "build" / "site"
+TEXTS = ("TEACHING.md", "CONTRIBUTING.md", "LICENSE")
+
+SOLVED = """The labs here are **solved**: they hold the answers, with outputs and figures. To learn,
+work on your own copies first (`make lab`)."""
+UNSOLVED = """The labs here are **not solved**, and the interview questions have no answers. Work on
+your own copies of the labs (`make lab`)."""
+BESIDE = """ Beside them: [decks](decks.md), [interview questions](questions/index.md).
+"""
+CONTENTS = """
+```{toctree}
+:hidden:
+:caption: Labs
+:glob:
+labs/*
+```
+```{toctree}
+:hidden:
+:caption: Beside the labs
+questions/index
+decks
+```
+```{toctree}
+:hidden:
+:caption: For instructors
+TEACHING
+CONTRIBUTING
+```
+"""
+
+
+def home(answers):
+    """README.md, with a note on what stands here above its first section, and the menu."""
+    note = "```{note}\n" + (SOLVED if answers else UNSOLVED) + BESIDE + "\n```\n\n"
+    before, section, after = (ROOT / "README.md").read_text().partition("## Start")
+    return before + note + section + after + CONTENTS
+
+
+def lab_page(path, decks):
+    """The notebook at `path`, its links below its title."""
+    notebook, stem = json.loads(path.read_text()), path.stem
+    links = [f'<a href="../slides/{stem}.html">Deck</a>'] if stem in decks else []
+    links += [f"[Interview questions](../questions/{stem}.md)",
+              f'<a href="../notebooks/{stem}.ipynb" download>Notebook</a>']
+    notebook["cells"][0]["source"] += ["\n\n", " | ".join(links)]
+    return json.dumps(notebook)
+
+
+def title(path):
+    """The first line of a notebook, without its #."""
+    first = "".join(json.loads(path.read_text())["cells"][0]["source"])
+    return first.splitlines()[0].removeprefix("# ")
+
+
+def question_page(stem, name, questions, answers):
+    """A lab's questions by level, each with the numbers of one seed."""
+    short = name.partition(":")[0]
+    parts = [f"# {short}: interview questions", f"[The lab](../labs/{stem}.ipynb)"]
+    by_level = sorted(questions, key=lambda question: question.level)
+    for place, question in enumerate(by_level, 1):
+        shown = question_html(place, question, draw(question), answers)
+        shown = shown.replace("</p>", "</p>\n")       # else the search joins their words
+        parts.append(f"````{{raw}} html\n{shown}\n````")
+    return "\n\n".join(parts)
+
+
+def list_page(heading, first, lines):
+    """A page that is a list of links."""
+    return "\n".join([f"# {heading}", "", first, "", *(f"- {line}" for line in lines)])
+
+
+def labs(answers):
+    """The notebooks that are shown, by stem; stops where a lab has no solution."""
+    unsolved = sorted((ROOT / "labs").glob("[0-9][0-9]_*.ipynb"))
+    shown = [ROOT / "solutions" / path.name if answers else path for path in unsolved]
+    for path in shown:
+        if not path.exists():
+            raise SystemExit(f"{path.relative_to(ROOT)} is missing: make build writes it")
+    return {path.stem: path for path in shown}
+
+
+def build_decks():
+    """The stems of the decks that are now in build/site/slides/; none where npm is missing."""
+    spec = importlib.util.spec_from_file_location("slides_build", ROOT / "slides" / "build.py")
+    slides = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(slides)
+    try:
+        slides.install_marp()
+    except slides.Missing as missing:
+        print(f"no decks: {missing}")
+        return ()
+    slides.pages(OUT / "slides")
+    return {path.stem for path in (OUT / "slides").glob("*.html")}
+
+
+def write_source(answers, decks):
+    """build/site-source/ holds what Sphinx reads."""
+    shutil.rmtree(SOURCE, ignore_errors=True)
+    for folder in ("labs", "questions"):
+        (SOURCE / folder).mkdir(parents=True)
+    shutil.copytree(ROOT / "slides" / "figures", SOURCE / "slides" / "figures")
+    for name in TEXTS:
+        shutil.copy(ROOT / name, SOURCE)
+    (SOURCE / "index.md").write_text(home(answers))
+    bank, shown = load(), labs(answers)
+    names = {stem: title(path) for stem, path in shown.items()}
+    for stem, path in shown.items():
+        (SOURCE / "labs" / path.name).write_text(lab_page(path, decks))
+        questions = [question for question in bank if question.lab == stem]
+        page = question_page(stem, names[stem], questions, answers)
+        (SOURCE / "questions" / f"{stem}.md").write_text(page)
+    write_lists(names, decks)
+
+
+def write_lists(names, decks):
+    """The two pages that lead to all decks and to all questions."""
+    lines = [f'<a href="slides/{stem}.html">{name}</a>' if stem in decks else f"{name}: no deck"
+             for stem, name in names.items()]
+    (SOURCE / "decks.md").write_text(list_page("Decks", "Ten minutes for each lab.", lines))
+    lines = [f"[{name}]({stem}.md)" for stem, name in names.items()]
+    first = "`ranklab drill` asks them in a terminal, with new numbers each time."
+    menu = "\n\n```{toctree}\n:hidden:\n:glob:\n[0-9]*\n```\n"
+    page = list_page("Interview questions", first, lines) + menu
+    (SOURCE / "questions" / "index.md").write_text(page)
+
+
+def build(answers):
+    """build/site/ holds the site, and nothing of an earlier one."""
+    shutil.rmtree(OUT, ignore_errors=True)
+    write_source(answers, build_decks())
+    (OUT / "notebooks").mkdir(parents=True, exist_ok=True)
+    for path in labs(answers).values():
+        shutil.copy(path, OUT / "notebooks")
+    here = str(pathlib.Path(__file__).parent)
+    doctrees = str(SOURCE / ".doctrees")
+    if sphinx(["-q", "-W", "--keep-going", "-c", here, "-d", doctrees, str(SOURCE), str(OUT)]):
+        raise SystemExit("the site could not be built (see above)")
+    print(OUT / "index.html")
+
+
+if __name__ == "__main__":
+    build(answers=os.environ.get("RANKLAB_ANSWERS") != "0")

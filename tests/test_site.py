@@ -1,0 +1,147 @@
+"""The site: every link leads somewhere, nothing comes from another server, every lab is there."""
+
+import html.parser
+import importlib.util
+import json
+import re
+import urllib.parse
+
+import pytest
+from conftest import ROOT
+
+from ranklab.interview.bank import load
+
+pytest.importorskip("myst_nb", reason="needs sphinx and myst-nb: make setup installs them")
+spec = importlib.util.spec_from_file_location("site_build", ROOT / "site" / "build.py")
+site = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(site)
+STEMS = sorted(path.stem for path in (ROOT / "labs" / "source").glob("*.py"))
+pytestmark = [pytest.mark.timeout(300),   # 15 s on an idle machine
+              pytest.mark.filterwarnings("ignore:'myst_parser")]
+
+
+class Page(html.parser.HTMLParser):
+    """What one page links to, what it loads, and its anchors."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.path, self.text = path, path.read_text()
+        self.links, self.loads, self.anchors = [], [], set()
+        self.feed(self.text)
+
+    def handle_starttag(self, tag, attributes):
+        values = dict(attributes)
+        self.anchors |= {values.get("id"), values.get("name")}
+        kind = self.links if tag == "a" else self.loads
+        kind += [values[name] for name in ("src", "href", "data", "srcset") if values.get(name)]
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory):
+    """Every page of the real site, by its path."""
+    folder = tmp_path_factory.mktemp("site").resolve()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(site, "OUT", folder / "site")
+        patch.setattr(site, "SOURCE", folder / "source")
+        site.build(answers=True)
+    found = [Page(path) for path in sorted((folder / "site").rglob("*.html"))]
+    return {str(page.path.relative_to(folder / "site")): page for page in found}
+
+
+@pytest.fixture(scope="module")
+def bank():
+    return load()
+
+
+@pytest.fixture
+def source(tmp_path, monkeypatch):
+    """Where write_source puts what Sphinx would read."""
+    monkeypatch.setattr(site, "SOURCE", tmp_path / "source")
+    return site.SOURCE
+
+
+def broken(page, url, by_path):
+    """True when `url` names no file of the site, or an anchor that its page lacks."""
+    parts = urllib.parse.urlsplit(url)
+    if parts.scheme in ("http", "https", "data"):
+        return False
+    path = urllib.parse.unquote(parts.path)
+    target = (page.path.parent / path).resolve() if path else page.path
+    if path.startswith("/") or not target.is_file():
+        return True
+    anchors = by_path[target].anchors if target in by_path else {parts.fragment}
+    return bool(parts.fragment) and parts.fragment not in anchors
+
+
+def test_every_link_anchor_and_picture_is_there(pages):
+    by_path = {page.path: page for page in pages.values()}
+    wrong = [(name, url) for name, page in pages.items() for url in page.links + page.loads
+             if broken(page, url, by_path)]
+    assert not wrong
+
+
+def test_nothing_is_loaded_from_another_server(pages):
+    for name, page in pages.items():
+        away = [url for url in page.loads if re.match(r"(https?:)?//", url)]
+        assert not away, f"{name}: a formula, for instance, would need MathJax from elsewhere"
+    root = pages["index.html"].path.parent
+    for path in [*root.rglob("*.css"), *root.rglob("*.html")]:
+        assert not re.search(r"(url\(|@import)\s*[\"']?(https?:)?//", path.read_text()), path
+
+
+@pytest.mark.parametrize("stem", STEMS)
+def test_a_lab_its_outputs_and_its_questions_are_there(pages, bank, stem):
+    solved = json.loads((ROOT / "solutions" / f"{stem}.ipynb").read_text())
+    outputs = [out for cell in solved["cells"] for out in cell.get("outputs", ())]
+    figures = sum("image/png" in out.get("data", ()) for out in outputs)
+    lab, asked = pages[f"labs/{stem}.html"], pages[f"questions/{stem}.html"]
+    assert lab.text.count('<img alt="') == figures
+    assert " minutes" in lab.text and "-&gt;</b>    passed" in lab.text
+    assert {f"../questions/{stem}.html", f"../notebooks/{stem}.ipynb"} <= set(lab.links)
+    assert f"labs/{stem}.html" in pages["index.html"].links
+    assert asked.text.count("<details>") == sum(one.lab == stem for one in bank)
+
+
+@pytest.mark.parametrize("stem", STEMS)
+def test_a_deck_is_there(pages, stem):
+    if "slides/00_ranks.html" not in pages:
+        pytest.skip("needs node and npm for the decks")
+    assert f"../slides/{stem}.html" in pages[f"labs/{stem}.html"].links
+    assert f"slides/{stem}.html" in pages["decks.html"].links
+    assert "<section" in pages[f"slides/{stem}.html"].text
+
+
+def test_the_search_knows_words_of_labs_and_of_questions(pages):
+    text = (pages["index.html"].path.parent / "searchindex.js").read_text()
+    index = json.loads(text.removeprefix("Search.setIndex(").removesuffix(")"))
+    for word, page in (("perfetto", "labs/04_ddp"), ("silent", "labs/00_ranks"),
+                       ("straggler", "questions/04_ddp")):
+        found = index["terms"][word]
+        found = [found] if isinstance(found, int) else found
+        assert index["docnames"].index(page) in found, word
+
+
+def test_without_answers(source):
+    site.write_source(answers=False, decks=())
+    for stem in STEMS:
+        assert "<details>" not in (source / "questions" / f"{stem}.md").read_text()
+        lab = json.loads((source / "labs" / f"{stem}.ipynb").read_text())
+        assert not [cell for cell in lab["cells"] if cell.get("outputs")]
+    assert "not solved" in (source / "index.md").read_text()
+
+
+def test_a_missing_solution_is_a_sentence(tmp_path, monkeypatch):
+    monkeypatch.setattr(site, "ROOT", tmp_path)
+    (tmp_path / "labs").mkdir()
+    (tmp_path / "labs" / "00_ranks.ipynb").write_text("{}")
+    with pytest.raises(SystemExit, match="solutions/00_ranks.ipynb is missing: make build"):
+        site.labs(answers=True)
+
+
+def test_without_npm_the_site_has_no_decks_and_says_so(source, monkeypatch, capsys):
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    assert site.build_decks() == ()
+    assert "no decks: needs node and npm" in capsys.readouterr().out
+    site.write_source(answers=True, decks=())
+    assert "00 Ranks: many processes, one program: no deck" in (source / "decks.md").read_text()
+    assert "slides/00_ranks.html" not in (source / "labs" / "00_ranks.ipynb").read_text()
