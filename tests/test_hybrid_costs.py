@@ -110,8 +110,8 @@ def test_the_sizes_have_the_parameters_of_their_names():
 
 
 @pytest.mark.parametrize("size", [
-    pytest.param("10b", marks=pytest.mark.sweep),  # the lab runs it
-    *(pytest.param(name, marks=pytest.mark.slow) for name in ("100b", "130b"))])
+    *(pytest.param(name, marks=pytest.mark.sweep) for name in ("10b", "100b")),
+    pytest.param("130b", marks=pytest.mark.slow)])
 def test_large_models_hold_and_send_what_is_predicted(size):
     job, layout = SIZES[size]
     counted, sent = dry_run.dry_run(job, layout)

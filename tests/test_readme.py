@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 import subprocess
 
 import pytest
@@ -20,8 +19,8 @@ NOT_RUN_HERE = {
     "make test": "it is what runs this test",
     "make slides": "test_slides.py builds a deck",
     "make site": "test_site.py builds it",
-    "ranklab compare --plot build/compare.svg": "test_slides.py draws the same picture, and "
-                                                "test_compare.py runs the command",
+    "ranklab compare --plot build/compare.svg": "test_compare.py runs it with fewer layouts",
+    "ranklab grade submissions --csv grades.csv": "test_grade.py runs it, on more submissions",
     "conda env create -f environment.yml": "test_pins.py: pip's part of it; conda may not be here",
     "ssh -L 8888:127.0.0.1:8888 you@there": "needs another machine",
     "source .venv/bin/activate": "the commands below it run with the same PATH",
@@ -53,8 +52,6 @@ def shell(checkout, tmp_path_factory):
     for name, script in STAND_INS.items():
         (tools / name).write_text(script)
         (tools / name).chmod(0o755)
-    (checkout / "submissions").mkdir(exist_ok=True)
-    shutil.copy(ROOT / "labs" / "00_ranks.ipynb", checkout / "submissions" / "somebody.ipynb")
     path = os.pathsep.join([str(tools), str(checkout / ".venv" / "bin"), os.environ["PATH"]])
     environ = {**os.environ, "PATH": path, "RANKLAB_HOME": str(tools / "home")}
 

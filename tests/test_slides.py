@@ -84,7 +84,8 @@ def test_html_and_pdf_are_built(installed, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("text", [ROOT / "README.md", *DECKS], ids=lambda path: path.name)
+@pytest.mark.parametrize("text", [pytest.param(ROOT / "README.md", marks=pytest.mark.sweep),
+                                  *DECKS], ids=lambda path: path.name)
 def test_figures_are_what_the_code_draws_today(text, checkout, monkeypatch):
     monkeypatch.setattr(slides, "HERE", checkout / "slides")
     # A figure of memory counts what lives. On a busy machine gloo's thread may hold a message for
