@@ -20,7 +20,8 @@ def along():
 def pieces():
     drawn = {f"{P} stages, {M} micro-batches: data {16 // P}":
              simulate(one_f_one_b_schedule(P, M), 8 / P, 16 / P) for P, M in ((8, 16), (4, 8))}
-    return lanes.several(drawn, numbers=False), 6.2, 2.9
+    unit = "time (1: a micro-batch's forward on one of 8 ranks)"
+    return lanes.several(drawn, xlabel=unit, numbers=False), 6.2, 2.9
 
 
 def boxes():

@@ -14,6 +14,7 @@ from ranklab.plots.style import DASHES, INK, TONES, clean, figure, styled
 TONE = {"F": "#12355b", "B": "#e39d62", "I": "#e39d62", "W": "#cfdcc0"}
 PALEST = {"F": 0.35, "B": 0.55, "I": 0.55, "W": 0.55}  # of the way to white
 WIDTH, LANES = 9.0, 7.0  # inches: of a figure; of its lanes, about
+UNIT = "time (1: a micro-batch's forward on a rank)"
 
 
 @styled
@@ -46,7 +47,7 @@ def _travels(ax, x, y, text, tone, way):
 
 
 @styled
-def timeline(spans, title=None, ranks=None, xlabel="time"):
+def timeline(spans, title=None, ranks=None, xlabel=UNIT):
     """A lane for each rank, a box for each action with its micro-batch in it; below, the number of
     activations in memory.
 
@@ -75,7 +76,7 @@ def timeline(spans, title=None, ranks=None, xlabel="time"):
 
 
 @styled
-def several(named, title=None, flush=True, xlabel="time", numbers=True):
+def several(named, title=None, flush=True, xlabel=UNIT, numbers=True):
     """The lanes of {name: spans} one below the other over one time; beside each its bubble, and the
     most micro-batches of which a rank holds the activations, of all its stages together.
 
