@@ -8,11 +8,9 @@
 #
 # In 2019 a V100 had 32 GB of memory. GPT-2 has 1.5 billion parameters, which are 3 GB in 16 bits. It could not be trained on that GPU (Rajbhandari et al., arXiv 1910.02054).
 #
-# Lab 01 told why: training with Adam in mixed precision takes **16 bytes a parameter**. Two for the weight, two for the gradient, and twelve for the optimizer: the weight once more in
-# float32, and two moments. That makes 24 GB before the first activation.
+# Lab 01 told why: Adam in mixed precision takes **16 bytes a parameter**: two for the weight, two for the gradient, twelve for the optimizer. That makes 24 GB before the first activation.
 #
-# And with the data parallelism of lab 03 more GPUs do not help. 64 GPUs hold 64 copies of the same 24 GB. Their optimizers do the same arithmetic 64 times, with the same result. ZeRO
-# (*zero redundancy optimizer*) keeps one copy, in 64 parts. The surprise of this lab: **the first two of its three stages send no more than plain data parallelism.**
+# With the data parallelism of lab 03 more GPUs do not help: 64 GPUs hold 64 copies of the same 24 GB. ZeRO (*zero redundancy optimizer*) keeps one copy, in 64 parts. The surprise of this lab: **the first two of its three stages send no more than plain data parallelism.**
 #
 # A GPU has 80 GB. With plain data parallelism and Adam in mixed precision, states alone: how many parameters fit?
 
@@ -80,7 +78,7 @@ for rank, (weight, numbers) in enumerate(launch(in_parts, gradient, ranks=2)):
     print(f"rank {rank} of 2", weight, f"{numbers} numbers of state")
 
 # %% [markdown]
-# The state is two moments for each of three numbers, and the count of steps. That is stage 1. What is left is to do it for a real model, with buckets, in backward, without needless copies.
+# The state is two moments for each of three numbers, and the count of steps. That is stage 1. What is left: a real model, buckets, backward.
 
 # %% [markdown]
 # ## 4. Build it
@@ -89,7 +87,7 @@ for rank, (weight, numbers) in enumerate(launch(in_parts, gradient, ranks=2)):
 # ### 4.1 Who owns what?
 # > difficulty 2/5 · importance 4/5 · 8 minutes · about 5 lines
 #
-# Parameters have all sizes, and R does not divide them. So ZeRO does not give whole parameters to ranks. It lays them one after the other into one flat piece of memory, adds zeros until R divides, and cuts
+# Parameters have all sizes, so ZeRO does not give whole ones to ranks. It lays them one after the other into one flat piece of memory, adds zeros until R divides, and cuts
 # that into R equal **shards**. A parameter may begin in one shard and end in the next. The optimizer does not mind, because it treats each number for itself.
 #
 # **Predict.** Three tensors with 10, 3 and 4 numbers, 4 ranks. How many numbers has each shard?
@@ -225,7 +223,7 @@ class ZeroStage1(Owned, OverlappedDataParallel):
 ZeroStage1 = check(ZeroStage1)
 
 # %% [markdown]
-# `make_optimizer` takes any optimizer that treats each number for itself: SGD, Adam, AdamW. One that looks at a whole matrix (Muon, Shampoo), or at its norm (LARS, LAMB), would see only parts of it. The same holds for clipping: the norm of a shard is not the norm of the model, so squares are added up over ranks first (the project does so, with one number).
+# `make_optimizer` takes any optimizer that treats each number for itself: SGD, Adam, AdamW. One that looks at a whole matrix (Muon, Shampoo), or at its norm (LARS, LAMB), would see only parts of it. Clipping needs the norm of the model, not of a shard: lab 07 mends that.
 
 # %% [markdown]
 # ### 4.4 Stage 2: the gradients
@@ -266,7 +264,7 @@ class ZeroStage2(ZeroStage1):
 ZeroStage2 = check(ZeroStage2)
 
 # %% [markdown]
-# With gradient accumulation stage 2 has a price. No rank can keep the whole gradient until the last piece, because that is the memory that stage 2 frees. So each piece sends its own reduce-scatter.
+# With gradient accumulation stage 2 has a price. No rank can keep the whole gradient until the last micro-batch, because that is the memory that stage 2 frees. So each micro-batch sends its own reduce-scatter.
 
 # %% [markdown]
 # ### 4.5 Stage 3: the parameters
@@ -344,7 +342,7 @@ class ZeroStage3(ShardedModel):
 ZeroStage3 = check(ZeroStage3)
 
 # %% [markdown]
-# Memory over one step, counted after every operation, on four ranks. The model is eight layers of 64 x 64, and the optimizer is Adam. All three curves come from your classes, or from the library's where yours do not pass yet:
+# Memory over one step, counted after every operation, on four ranks. The model is eight layers of 64 x 64, and the optimizer is Adam. The curves come from your classes:
 
 # %%
 from ranklab.meter import MemoryCurve
@@ -378,7 +376,7 @@ assert sorted(curves, key=lambda name: -curves[name].peak_bytes) == list(curves)
 # %% [markdown]
 # ### Further
 #
-# Three more, all checked, not in the 125 minutes: the bytes of all stages, the optimizer in the CPU's memory, and DeepSpeed's configuration file. The lab runs without them.
+# Three more, all checked, not in the 125 minutes: the bytes of all stages, the optimizer in the CPU's memory, and DeepSpeed's configuration file.
 
 # %% [markdown]
 # #### `zero_traffic`
@@ -409,7 +407,7 @@ zero_traffic = check(zero_traffic)
 # A machine with eight 80 GB GPUs often has 1 or 2 TB of CPU memory. The optimizer's state is touched once a step. Keep it there, and let the CPU do the step. What crosses the PCIe bus is this rank's gradients, once, and its new
 # parameters, once.
 #
-# You have two tools. `bucket.set_master(tensor)` tells a bucket which numbers the optimizer steps, in place of the shard; `model.make_optimizer(new_optimizer, groups)` comes after it. `CpuMemory().copy(tensor)` makes a copy for that, in float32 and pinned; `Files(folder).copy(tensor)` makes one
+# You have two tools. `bucket.set_master(tensor)` tells a bucket which numbers the optimizer steps, in place of the shard; `model.make_optimizer(new_optimizer, groups)` comes after it. `CpuMemory().copy(tensor)` makes a copy for that, in float32 and *pinned* (such memory can be copied while the GPU computes); `Files(folder).copy(tensor)` makes one
 # in a file. Both have `take_state(optimizer)`, to be called after each step: it moves what the optimizer has made.
 
 # %%
@@ -475,8 +473,7 @@ deepspeed_config = check(deepspeed_config)
 # %% [markdown]
 # ## 5. The real thing
 #
-# DeepSpeed is the library of the paper's authors. It trains the same GPT, from the same weights, on the same tokens, with the same optimizer: five steps on two ranks. (Its own Adam for CPU and GPU is C++ that it compiles when it is first
-# used, for minutes. Here it gets torch's AdamW, so nothing is compiled.)
+# DeepSpeed is the library of the paper's authors. It trains the same GPT, from the same weights, on the same tokens, with the same optimizer: five steps on two ranks. (Its own Adam is C++, compiled for minutes when it is first used. Here it gets torch's AdamW.)
 
 # %%
 from ranklab.models.gpt import GPT, GPTConfig
@@ -549,16 +546,16 @@ scores = [row.held_out for row in found["rows"]]
 assert max(scores) - min(scores) < 0.02
 
 # %% [markdown]
-# The held-out loss is the same in every stage, except for rounding: sums in another order differ in the last digit, and 40 steps at a high learning rate make about 0.005 of it. (They are too few steps to beat the bigrams.) The few bytes above the formulas: Adam's step counters, 4 bytes a tensor, and one number that all ranks need for clipping. The peak holds activations, too, which ZeRO does not shard. (Tokens per second mean little on two cores.)
+# The held-out loss is the same in every stage, except for rounding: sums in another order differ in the last digit, and 40 steps at a high learning rate make about 0.005 of it. (They are too few steps to beat the bigrams.) The few bytes above the formulas: Adam's step counters, 4 bytes a tensor, and one number that all ranks need for clipping. The peak holds activations, too, which ZeRO does not shard.
 #
-# **Your turn.** Change one thing below. First write down what you expect: which column changes, by which factor, and which does not? Then run it. Ideas: `recompute=True`; `offload="cpu"`; `engine="deepspeed"`; other `numbers` and `ranks`. It stands at `micro_batch=4`, two pieces for each rank: which of the two stages sends more now?
+# **Your turn.** Change one thing below. First write down which columns change, and by which factor. Then run it. Ideas: `recompute=True`; `offload="cpu"`; `engine="deepspeed"`; other `numbers` and `ranks`. It stands at `micro_batch=4`, two micro-batches for each rank: which of the two stages sends more now?
 
 # %%
 change = {"micro_batch": 4}
 print(project.report(project.run(numbers=(1, 2), stages=mine, ranks=2, steps=12, **change)))
 
 # %% [markdown]
-# Two ranks with eight rows each, in pieces of four: stage 1 keeps the first piece's gradients on each rank, and sends once. Stage 2 sends after each piece.
+# Stage 1 keeps the first micro-batch's gradients on each rank, and sends once. Stage 2 sends after each.
 
 # %% [markdown]
 # ## 7. Measure
@@ -596,7 +593,7 @@ for stage in (1, 2, 3):
     assert predicted == counted
 
 # %% [markdown]
-# The clock shows little here: on two cores the ranks take turns, and a run may show any stage as the fastest. What counts on a cluster are stage 3's third collective and its hooks. On GPUs with NVLink most of that is hidden behind the computing. Between nodes with 100 Gbit/s it is not, and stage 1 or 2 is the better choice while it fits.
+# The clock shows little here: on two cores a run may show any stage as the fastest. On a cluster stage 3's third collective counts. With NVLink most of it is hidden behind the computing. Between nodes with 100 Gbit/s it is not, and stage 1 or 2 is the better choice while it fits.
 
 # %% [markdown]
 # ## 8. Interview questions
@@ -615,7 +612,7 @@ questions("06_zero")
 # deepspeed --hostfile hosts --module ranklab.projects.zero --size 1.3b --config ds.json --engine deepspeed
 # ```
 #
-# What changes: the backend is NCCL, and its messages run beside the computing. In stage 3 the first all-gather of a step has nothing to hide behind. With 24 GB, memory fragmentation matters: `PYTORCH_ALLOC_CONF=expandable_segments:True`. DeepSpeed's own
+# What changes: the backend is NCCL, and its messages run beside the computing. In stage 3 the first all-gather of a step has nothing to hide behind. With 24 GB fragmentation matters (lab 01). DeepSpeed's own
 # Adam (`--compiled`) is one kernel for all parameters, and its CPUAdam uses the CPU's vector units, which offloading needs.
 #
 # What to expect, from the paper and not measured by us: on 400 V100s ZeRO's stage 2, together with tensor parallelism, trained a model of 100 billion parameters at 38 TFLOP/s on each GPU, about 30% of the peak. Stage 3 sends 1.5 times as much: expect less where the network between the nodes is slow. This lab has not been run on several GPUs yet.
@@ -623,10 +620,9 @@ questions("06_zero")
 # %% [markdown]
 # ## 10. What we left out
 #
-# - **Activations**: ZeRO shards states, not activations. Checkpointing (lab 01) makes them smaller; tensor and context parallelism (labs 08 and 10) shard them.
+# - **Activations**: ZeRO shards states, not activations. Checkpointing (lab 01) makes them smaller; tensor parallelism (lab 08) shards them.
 # - **ZeRO++** (Wang et al., arXiv 2306.10209): weights quantized to 8 bits for the gather, a second copy of the shards inside each node so that the backward's gather stays there, and 4-bit gradients. A quarter of the traffic between nodes.
 # - **ZeRO-Infinity** (arXiv 2104.07857): parameters, too, in CPU memory or on NVMe, gathered from there. Your `Files` does it for the optimizer.
-# - **A unit that only some ranks use.** All ranks must gather the same units in the same order, or they wait for each other for ever. Mixtures of experts (lab 11) get groups of their own.
-# - **FSDP**: the same stage 3 in torch itself, by parameters cut along their first dimension. That is the next lab.
+# - **A unit that only some ranks use.** All ranks must gather the same units in the same order, or they wait for each other for ever. Mixtures of experts (lab 11, planned) get groups of their own.
 #
-# Next: **07_fsdp**: sharding as PyTorch does it.
+# Next: **07_fsdp**: stage 3 in torch itself, with each parameter cut along its first dimension.

@@ -1,15 +1,15 @@
 # %% [markdown]
 # # 07 FSDP: sharding as PyTorch does it
 #
-# > 130 minutes · difficulty 4/5 · **laptop**: everything, with real processes · **GPUs**: the same cells, on NCCL (not yet run on several); 4 x 24 GB for 7B
+# > 130 minutes · difficulty 4/5 · **laptop**: everything, with real processes · **GPUs**: the same cells, on NCCL; 4 x 24 GB for 7B
 
 # %% [markdown]
 # ## 1. Story
 #
-# In March 2023 a Stanford group took LLaMA with 7 billion parameters and 52,000 examples of instructions with answers. Three hours on eight 80 GB A100s later they had Alpaca. The GPUs cost less than 100 dollars, and the examples, bought from a larger model, less than 500 (crfm.stanford.edu, 13 March 2023).
+# In March 2023 a Stanford group took LLaMA with 7 billion parameters and 52,000 examples of instructions with answers. Three hours on eight 80 GB A100s later they had Alpaca. The GPUs cost less than 100 dollars (crfm.stanford.edu, 13 March 2023).
 # The README of its code warns: "Naively, fine-tuning a 7B model requires about 7 x 4 x 4 = 112 GB of VRAM". That is float32: weight, gradient and Adam's two moments. So they used PyTorch's FSDP, *fully sharded data parallel*.
 #
-# You know the idea from lab 06: it is ZeRO's stage 3. Their FSDP kept a block's parameters in one flat piece, as you did there. Today's, FSDP2, does not. It cuts each parameter along its first dimension, and each rank keeps **some rows of each parameter**. Your model stays your model, and `fully_shard(block)` is all that you call. The optimizer is any that treats each number for itself; make it **after** you have sharded.
+# You know the idea from lab 06: it is ZeRO's stage 3. Their FSDP kept a block's parameters in one flat piece, as you did there. Today's, FSDP2, does not. It cuts each parameter along its first dimension, and each rank keeps **some rows of each parameter**. Your model stays your model, and `fully_shard(block)` is all that you call.
 #
 # You do not have eight A100s. You have a machine with four GPUs of 24 GB. 7 billion parameters in float32, with gradients and Adam, in rows over four GPUs: how many GB does each one hold?
 
@@ -30,7 +30,7 @@ from ranklab import answer, check, device, hint, launch, questions
 check(fsdp_7b_gb=...)
 
 # %% [markdown]
-# So four GPUs do not do it by sharding alone. In section 7 you see what does: rows in the CPU's memory (*offload*), and a few GB of the GPU for what is computed just now.
+# Sharding alone does not do it. In section 7 you see what does: rows in the CPU's memory (*offload*), and a few GB of the GPU for what is computed just now.
 #
 # This lab builds on lab 02 (all-gather, reduce-scatter), lab 03 (hooks) and lab 06 (stage 3). At its end torch's own FSDP2 trains the same model with the same losses, the same rows and the same number of messages as yours.
 
@@ -127,7 +127,7 @@ plots.rows({name: [of_rank[name] for of_rank in found] for name in found[0]})
 # ### 4.2 A block
 # > difficulty 5/5 · importance 5/5 · 30 minutes · about 15 lines
 #
-# Now a module whose parameters come and go. The hooks around its forward and backward are those of lab 06; `ShardedModule` registers them, and calls three methods of yours. All parameters of a block travel in **one message**, because a message costs time before its first byte arrives, and a block of a GPT has eight parameters.
+# Now a module whose parameters come and go. The hooks around its forward and backward are those of lab 06; `ShardedModule` registers them, and calls three methods of yours. All parameters of a block travel in **one message**, because each message pays a latency, and a block of a GPT has eight parameters.
 #
 # | given by `ShardedModule` | |
 # |---|---|
@@ -331,7 +331,7 @@ for rank, (rows, before, after) in enumerate(launch(clipped, ranks=4)):
 # ### 4.4 What is a block?
 # > difficulty 4/5 · importance 5/5 · 25 minutes · about 8 lines · open: no recipe
 #
-# Until now a block was a transformer's block. That is a choice. With each linear layer as a block little is whole at a time, and there are many small messages. With the model as one block there are two messages, and all of it is whole. You decide for any model: **as few blocks as you can, and no more than `most_bytes` whole**.
+# Until now a block was a transformer's block. With each linear layer as a block little is whole at a time, and there are many small messages. With the model as one block there are two messages, and all of it is whole. You decide for any model: **as few blocks as you can, and no more than `most_bytes` whole**.
 #
 # Not every module will do. A `ModuleList` has no forward: nobody calls it, so no hook would ever run. And a parameter that two modules share must not be inside of one block and outside of it.
 #
@@ -380,7 +380,7 @@ for most_bytes in (20_000_000, 8_000_000, 2_000_000, 1_000_000, 700_000):
 # ### 4.5 The loss of instruction tuning
 # > difficulty 3/5 · importance 5/5 · 12 minutes · about 7 lines
 #
-# An example is a question and an answer. The model is to learn the answer, not the question, so the labels of the question's tokens are `IGNORE`. And here hides a mistake that many libraries had for years: the **mean over ranks of means over tokens**. Where one rank has 9 answer tokens and another one has 1, that one token counts nine times as much. The rank without any divides by zero.
+# An example is a question and an answer. The model is to learn the answer, not the question, so the labels of the question's tokens are `IGNORE`. And here hides a mistake that many libraries had for years, lab 01's mean of means: the **mean over ranks of means over tokens**. Where one rank has 9 answer tokens and another one has 1, that one token counts nine times as much. The rank without any divides by zero.
 #
 # So divide by the number of answer tokens of the **whole batch**. FSDP averages gradients over ranks; take that into account.
 
@@ -434,7 +434,7 @@ print(f"mean over ranks: {sum(own) / 3:.4f} and {sum(shares) / 3:.4f}; one proce
 # %% [markdown]
 # ### Further
 #
-# Two more, both checked, not in the 130 minutes: sharding inside a node only, and a whole model out of rows. The lab runs without them.
+# Two more, both checked, not in the 130 minutes: sharding inside a node only, and a whole model out of rows.
 
 # %% [markdown]
 # #### `hybrid_shard_groups`
@@ -581,7 +581,7 @@ for tool, (losses, calls, rows) in found.items():
 # %% [markdown]
 # Yours and FSDP2 have the same losses, rows and messages. In FSDP2 a parameter is a `DTensor`, a tensor that knows how it is cut; that is why checkpoints and tensor parallelism (lab 08) fit to it. DeepSpeed's stage 3 gathers each parameter by itself here, and sends the gradients of this small model in one message a step; both are settings.
 #
-# Clipping with FSDP2 is `nn.utils.clip_grad_norm_(model.parameters(), 0.5)`, as ever: DTensors add up their squares over ranks by themselves. On *your* model the same line would give each rank the norm of its own rows, and each rank would clip by another factor.
+# Clipping with FSDP2 is `nn.utils.clip_grad_norm_(model.parameters(), 0.5)`, as ever: DTensors add up their squares over ranks by themselves. On *your* model the same line would clip by another factor on each rank.
 #
 # You will read older code. FSDP1 (`FullyShardedDataParallel`) puts a block's parameters into one flat one, as lab 06 does, and has a strategy by name:
 #
@@ -590,7 +590,7 @@ for tool, (losses, calls, rows) in found.items():
 # | `FULL_SHARD` | `reshard_after_forward=True` | the same | stage 3 |
 # | `SHARD_GRAD_OP` | `reshard_after_forward=False` | the same | between 2 and 3: whole from forward to backward only |
 # | `NO_SHARD` | torch's DDP | lab 03 | stage 0 |
-# | `HYBRID_SHARD` | a mesh of two axes, (copies, shards) | `hybrid_shard_groups` | stage 3 in a node: MiCS |
+# | `HYBRID_SHARD` | a mesh (lab 12) of two axes, (copies, shards) | `hybrid_shard_groups` | stage 3 in a node: MiCS |
 # | `_HYBRID_SHARD_ZERO2` | the same mesh, and `False` | the same groups, and `False` | no name |
 #
 # Often a library calls FSDP for you. Then look whether it did. Here Accelerate is asked for FSDP on this machine's CPU. It says nothing, and trains on. One assertion on the model finds out:
@@ -601,7 +601,7 @@ from ranklab.projects.fsdp import peers
 print(textwrap.fill(peers.fallback_caught(), 98))
 
 # %% [markdown]
-# The losses would not have told: what was asked for changes where numbers are kept, never which. With DeepSpeed below it, Transformers' Trainer does shard on a CPU. The same tiny Llama on two ranks:
+# The losses would not have told. With DeepSpeed below it, Transformers' Trainer does shard on a CPU. The same tiny Llama on two ranks:
 
 # %%
 theirs, ours = peers.trainer_losses(4), peers.our_losses(4)
@@ -612,7 +612,7 @@ assert all(math.isclose(a, b, rel_tol=1e-3) for a, b in zip(theirs, ours))
 # %% [markdown]
 # ## 6. Project
 #
-# **A Llama learns to follow instructions.** It is transformers' own Llama, and nobody there knows of your class. The full size is Llama-2-7B on four GPUs of 24 GB. Here is a small one with the same code: it first reads Python's library for some steps, so that there is something to tune. Then it gets instructions with answers, made from real text, and is asked questions that it has not seen. *Exact match* is the share of answers that are right to the last character.
+# **A Llama learns to follow instructions.** It is transformers' own Llama, which knows nothing of your class. The full size is Llama-2-7B on four GPUs of 24 GB. Here is a small one with the same code: it first reads Python's library, so that there is something to tune. Then it gets instructions with answers, made from real text, and is asked questions that it has not seen. *Exact match* is the share of answers that are right to the last character.
 
 # %%
 from ranklab.projects import fsdp as project
@@ -624,7 +624,7 @@ found = project.run(ranks=2, save=folder.name, **mine)
 print(project.report(found))
 
 # %% [markdown]
-# Your `full_state_dict` has written the tuned model as others read it. Nothing of FSDP is left in the file:
+# Your `full_state_dict` has written the tuned model. Nothing of FSDP is left in the file:
 
 # %% tags=["nbval-check-output"]
 if found:  # None where transformers is not installed
@@ -635,7 +635,7 @@ if found:  # None where transformers is not installed
             print(f"{name:40} {file.get_slice(name).get_shape()}")
 
 # %% [markdown]
-# **Your turn.** Change one thing below. First write down what you expect: which number changes, by which factor, and which does not? Then run it. Ideas: `recompute`; `precision="bf16"`; `most_bytes=300_000`; `ranks=4`, alone or with `shard_ranks=2`; `engine="fsdp2"`, which is torch's and calls none of your functions but the loss. (`offload` changes nothing that is counted here, because the device is the CPU.) Above, a rank's 16 examples were one piece. Now they are pieces of 8: what will a step send?
+# **Your turn.** Change one thing below. First write down which numbers change, and by which factor. Then run it. Ideas: `recompute`; `precision="bf16"`; `most_bytes=300_000`; `ranks=4`, alone or with `shard_ranks=2`; `engine="fsdp2"`, which is torch's and calls none of your functions but the loss. Above, a rank's 16 examples were one micro-batch. Now they are two of 8: what will a step send?
 
 # %%
 change = {"micro_batch": 8}
@@ -643,7 +643,7 @@ few = {"ranks": 2, "pretrain": 5, "steps": 5, "eval_batch": 32}
 print(project.report(project.run(**mine, **(few | change))))
 
 # %% [markdown]
-# Two pieces instead of one: all parameters are gathered for each piece, and gradients are reduced after each. So twice the bytes are sent, and the peak is lower.
+# Parameters are gathered for each micro-batch, and gradients are reduced after each. So twice the bytes are sent, and the peak is lower.
 
 # %% [markdown]
 # ## 7. Measure
@@ -695,7 +695,7 @@ for offload in (False, True):
 # %% [markdown]
 # Llama-2-7B has 6.74 billion parameters, so that states are 27 GB at the optimizer's step. The peak comes before it, in backward, when the last gradients are still whole. Offload moves states to the CPU's memory, 108 GB for the four GPUs. The price is the bus: in each micro-batch this rank's rows go to its GPU for forward and again for backward, and its gradients come back. And the CPU computes the step.
 #
-# As in lab 06, the clock shows little here: on two cores the ranks take turns.
+# As in lab 06, the clock shows little here.
 
 # %% [markdown]
 # ## 8. Interview questions
@@ -716,11 +716,11 @@ questions("07_fsdp")
 #
 # What changes there:
 #
-# - **The meta device.** Four processes that each build 6.74 billion float32 parameters need 108 GB of host memory before the first step. So the model is made with `torch.device("meta")`: shapes, no memory. Then blocks are sharded, and `fill_shards` reads into each shard its own rows, from a file or by a seed. Buffers are not parameters: Llama's rotary angles, for one, are in no file and must be made anew.
+# - **The meta device.** Four processes that each build 6.74 billion float32 parameters need 108 GB of host memory. So the model is made with `torch.device("meta")`: shapes, no memory. Then blocks are sharded, and `fill_shards` reads into each shard its own rows. Buffers, such as Llama's rotary angles, are in no file and must be made anew.
 # - **bf16.** Rows are float32 and stepped so; they travel and compute in bf16, which halves the gathers. Gradients are reduced in float32. That is `Precision(torch.bfloat16, torch.float32)`, in FSDP2 `MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)`.
-# - **Fragmentation.** Blocks of memory come and go all the time. The allocator keeps what was freed, in pieces that may be too small for the next gather: "out of memory" with gigabytes reserved and unused. `PYTORCH_ALLOC_CONF=expandable_segments:True` helps. Compare `torch.cuda.memory_reserved()` with `memory_allocated()`.
+# - **Fragmentation** (lab 01). Large pieces of memory come and go all the time: "out of memory" with gigabytes reserved and unused. `PYTORCH_ALLOC_CONF=expandable_segments:True` helps. Compare `torch.cuda.memory_reserved()` with `memory_allocated()`.
 # - **Each forward is a collective.** A rank with one batch more than the others waits forever. The same holds for evaluation and for generating text: all ranks call the model equally often.
-# - **Prefetching too early** holds one more block. NCCL's messages run beside the computing, but the first gather of a step has nothing to hide behind.
+# - **Prefetching too early** holds one more block.
 #
 # What to expect, from the paper and not measured by us: FSDP trained a GPT of 175 billion parameters on 128 to 512 A100s at up to 186 TFLOP/s on each, 60% of the peak (Zhao et al., arXiv 2304.11277). On four 24 GB cards over PCIe, and with offload, expect much less. This lab has not been run on several GPUs yet.
 
@@ -728,10 +728,10 @@ questions("07_fsdp")
 # ## 10. What we left out
 #
 # - **FSDP or ZeRO-3?** The same idea and nearly the same bytes. FSDP2 for new PyTorch code: your own loop, any optimizer, DTensors that combine with tensor and pipeline parallelism and with `torch.compile`. DeepSpeed where memory is very short (NVMe, a fast CPU Adam) or links are slow (ZeRO++), or where the code has it already.
-# - **No sharding**: where data parallelism fits, it sends less and in fewer messages. LoRA trains a few million numbers instead of 7 billion, so that states are small. Try both before you shard.
+# - **No sharding**: data parallelism, where it fits, sends less. LoRA trains a few million numbers instead of 7 billion, so that states are small. Try both before you shard.
 # - **Optimizers that look at a whole matrix** (Muon, Shampoo) see rows only. They must gather each matrix first; a DTensor can (`full_tensor()`).
 # - **Streams.** FSDP2 runs gathers, copies and reduce-scatters in CUDA streams of their own, and says when memory may be used again. `work.wait()` does less than that.
 # - **float8 gathers** (torchao) halve the bytes of bf16 once more.
-# - **Checkpoints.** The project saves rows by name and place, so any number of ranks can go on (lab 14 has more). `torch.distributed.checkpoint` does it for DTensors.
+# - **Checkpoints.** The project saves rows by name and place, so any number of ranks can go on (lab 14, planned, has more). `torch.distributed.checkpoint` does it for DTensors.
 #
 # Next: **08_tensor_parallel**: a layer that is never gathered, because each rank computes its part.

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 08 Tensor parallelism: split the layer
 #
-# > 120 minutes · difficulty 4/5 · **laptop**: everything, with real processes · **GPUs**: the same cells, on NCCL (not yet run on several); best with NVLink between them
+# > 120 minutes · difficulty 4/5 · **laptop**: everything, with real processes · **GPUs**: the same cells, on NCCL; best with NVLink between them
 
 # %% [markdown]
 # ## 1. Story
@@ -40,14 +40,14 @@ plots.regions()
 # %% [markdown]
 # The first matrix is cut by **columns**: each rank computes some of the outputs, from the whole x. The second is cut by **rows**: each rank takes the inputs that it has, and computes a part of a *sum*. Between them nothing is sent, because a GELU, or attention within a head, needs each number or head alone.
 #
-# So there is a *region* in which each rank has its part. **tp**, the tensor-parallel size, is the number of ranks that share a layer; in code it is R.
+# So there is a **region** in which each rank has its part. **tp**, the tensor-parallel size, is the number of ranks that share a layer; in code it is R.
 #
 # **f** stands where x enters it, and **g** where y leaves it.
 
 # %% [markdown]
 # ## 3. Smallest working code
 #
-# The same MLP, split twice. Naive: cut each matrix by columns, and gather after each. Then as in the picture. No classes:
+# The same MLP, split twice. Naive: cut each matrix by columns, and gather after each. Then as in the picture:
 
 # %% tags=["nbval-check-output"]
 torch.manual_seed(0)
@@ -299,7 +299,7 @@ for R in (1, 2, 4, 8):
 # handle.wait()
 # ```
 #
-# The backward of one wide layer, with your f and then overlapped. Look at *when the message begins*: after all computing, or in the middle of it. How long it takes says little on two cores.
+# The backward of one wide layer, with your f and then overlapped. Look at *when the message begins*, not at how long it takes.
 
 # %%
 from ranklab.plots.data_parallel import timeline
@@ -487,7 +487,7 @@ for V, (sent, gathered) in zip(sizes, found):
 # %% [markdown]
 # ### Further
 #
-# Three more, all checked, not in the 120 minutes: the embedding, the norm where each rank has its tokens, and dropout. The lab runs without them.
+# Three more, all checked, not in the 120 minutes: the embedding, the norm where each rank has its tokens, and dropout.
 
 # %% [markdown]
 # #### `vocab_parallel_embedding`
@@ -646,7 +646,7 @@ for data_rank in range(2):
 # %% [markdown]
 # ## 5. The real thing
 #
-# The plan of names is not our invention. torch's `parallelize_module` takes one as well, and makes each parameter a `DTensor`. Ours, and what corresponds to it there:
+# torch's `parallelize_module` takes a plan of names as well, and makes each parameter a `DTensor` (lab 07). Ours, and what corresponds to it there:
 #
 # | module | our plan | DTensor's plan |
 # |---|---|---|
@@ -696,9 +696,9 @@ for (sequence, name), (losses, sent, calls) in found.items():
     print(f"{name:8} sequence_parallel={sequence!s:5} {losses}  {sent:,} bytes\n        ", calls)
 
 # %% [markdown]
-# The same losses, and nearly the same counts. DTensor's loss has three messages; the library's has two, of the same bytes (yours may have others). With sequence parallelism DTensor's norms keep their gradients as parts, and AdamW sums them up when it reads them, after what was counted here: 15 small all-reduces, three for each norm.
+# The same losses, and nearly the same counts. DTensor's loss has three messages; the library's has two, of the same bytes. With sequence parallelism AdamW sums up the gradients of DTensor's norms when it reads them, after what was counted here: 15 small all-reduces, three for each norm.
 #
-# And a model that nobody here wrote: transformers' Llama, with grouped queries and a gated MLP. Its names are others, so its plan is another; the functions are yours.
+# And transformers' Llama, with grouped queries and a gated MLP. Its names are others, so its plan is another; the functions are yours.
 
 # %% tags=["nbval-check-output"]
 from ranklab.tensor_parallel import parallel_llama
@@ -727,7 +727,7 @@ if importlib.util.find_spec("transformers"):
 # %% [markdown]
 # ## 6. Project
 #
-# **GPT-2, split by hand and split by tensors.** A GPT is too large for one device. Most people first put some layers on this GPU, and the others on the next one. It works, and one GPU computes while the others wait. So then the same model with all ranks in every layer, by your functions. It learns the source of Python's library, and each way must end with the same held-out loss.
+# **GPT-2, split by hand and split by tensors.** Most people first put some layers of a large GPT on this GPU, and the others on the next one. It works, and one GPU computes while the others wait. Then comes the same model with all ranks in every layer, by your functions. It learns the source of Python's library, and each way must end with the same held-out loss.
 
 # %%
 from ranklab.projects import tensor_parallel as project
@@ -736,17 +736,17 @@ few = {"ranks": 4, "steps": 15}
 print(project.report(project.run(method="all", **yours, **few)))
 
 # %% [markdown]
-# Compare held, sent and loss. The ranks share your cores, so tokens/s says nothing here. Messages are the ring's: 2 (R-1) for an all-reduce. The formulas leave small things out: Adam's counters, a scalar, one more message of DTensor's loss.
+# Compare held, sent and loss; tokens/s says nothing where ranks share cores. Messages are the ring's: 2 (R-1) for an all-reduce. The formulas leave small things out: Adam's counters, a scalar, one more message of DTensor's loss.
 
 # %% [markdown]
-# **Your turn.** Change one thing below. First write down what you expect: which number changes, by which factor, and which does not? Ideas: `ranks=2`; `sequence_parallel=True`; `overlap=True`; `method="dtensor"`. What will two ranks hold and send, and is the loss another one?
+# **Your turn.** Change one thing below. First write down which numbers change, and by which factor. Ideas: `ranks=2`; `sequence_parallel=True`; `overlap=True`; `method="dtensor"`. What will two ranks hold and send, and is the loss another one?
 
 # %%
 change = {"ranks": 2}
 print(project.report(project.run(**(yours | {"method": "tensor"} | few | change))))
 
 # %% [markdown]
-# On two ranks each one holds twice as much. It sends two thirds of the bytes: 2 (R-1)/R of each x is 1 instead of 1.5. And a third of the messages, because the ring has two steps, not six. The loss is the same.
+# Each rank holds twice as much. It sends two thirds of the bytes, because 2 (R-1)/R of each x is 1 instead of 1.5, and a third of the messages, because the ring has two steps, not six. The loss is the same.
 
 # %% [markdown]
 # ## 7. Measure
@@ -793,9 +793,9 @@ kinds = {"no messages": Link(0, 0)} | links.LINKS
 plots.curves(ranks, links.curves(shape, 8, kinds, ranks))
 
 # %% [markdown]
-# The lowest line is work alone, divided by tp. On NVLink a step gets shorter up to 16 ranks, though less and less. Over InfiniBand tp=8 takes longer than tp=2 on NVLink, and more than eight ranks win nothing: each sends nearly the same bytes, however many they are. So tp ends where NVLink ends, with eight GPUs on most machines. More GPUs go into other kinds of parallelism.
+# On NVLink a step gets shorter up to 16 ranks, though less and less. Over InfiniBand tp=8 takes longer than tp=2 on NVLink, and more than eight ranks win nothing: each sends nearly the same bytes, however many they are. So tp ends where NVLink ends, with eight GPUs on most machines.
 #
-# Does the formula tell the truth? Real ranks, in one node and in two. Their links are emulated by sleeping, as in lab 02, and their layers sleep as well:
+# Does the formula tell the truth? Real ranks, in one node and in two; links and layers sleep, as in lab 02:
 
 # %%
 print("                formula   measured")
@@ -803,7 +803,7 @@ for where, (formula, measured) in links.emulate().items():
     print(f"{where:12} {1e3 * formula:7.0f} ms {1e3 * measured:7.0f} ms")
 
 # %% [markdown]
-# It does, but for some time that waking up takes. Between nodes the same step takes three times as long, and longer than one rank alone, which needs 2 s.
+# It does, but for the time of waking up. Between nodes the same step takes three times as long, and longer than one rank alone, which needs 2 s.
 
 # %% [markdown]
 # ## 8. Interview questions
@@ -836,11 +836,9 @@ questions("08_tensor_parallel")
 # %% [markdown]
 # ## 10. What we left out
 #
-# - **Two and more dimensions** (2D, 2.5D, 3D tensor parallelism): cut matrices both ways. Fewer bytes on many ranks, more messages; rarely used.
-# - **Long sequences.** Attention scores of one head stay on one rank. Lab 10 cuts the sequence inside of attention, too.
-# - **Experts** (lab 11) are split by layer, not inside of one.
-# - **Inference.** Serving uses the same two layers, forward only, to answer sooner. The messages are tiny then, and alpha is all that counts.
-# - **Bits.** A sum over ranks is rounded in another order than one in a single process. Equal to 1e-6, not to the last bit.
-# - **Random initialisation** is by name here, so that it is the same for each tp. Megatron gives each rank a seed of its own, and another tp is another start.
+# - **Two and more dimensions** (2D, 2.5D, 3D tensor parallelism): matrices cut both ways; rarely used.
+# - **Long sequences.** Attention scores of one head stay on one rank. Lab 10 (planned) cuts the sequence inside of attention, too.
+# - **Experts** (lab 11, planned) are split by layer, not inside of one.
+# - **Inference.** Serving uses the same two layers, forward only, to answer sooner. The messages are tiny then, so latency counts.
 #
 # Next: **09_pipeline_parallel**: whole layers on each rank, as in the naive split, but with all ranks at work.

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 09 Pipeline parallelism: split the depth
 #
-# > 130 minutes · difficulty 4/5 · **laptop**: everything, with real processes · **GPUs**: the same cells, on NCCL (not yet run on several)
+# > 130 minutes · difficulty 4/5 · **laptop**: everything, with real processes · **GPUs**: the same cells, on NCCL
 
 # %% [markdown]
 # ## 1. Story
@@ -10,7 +10,7 @@
 #
 # Eight GPUs of a node shared each layer, as in lab 08. A node had two layers, so that **64 nodes stood in a row**, each with its part of the depth. Only what a layer hands to the next one travels between nodes: 105 MB for a sequence. FSDP would gather 15.7 GB for each layer, again and again.
 #
-# But while the first node computes, the second one waits. In such a row one node of 64 works at a time, and 98% of the GPUs stand still. Yet they reached 52% of the peak of *all* GPUs, by working in a better order: a **schedule**. Llama 3 405B (arXiv 2407.21783) and DeepSeek-V3 (arXiv 2412.19437) were trained on 16 pipeline ranks.
+# But while the first node computes, the second one waits. In such a row one node of 64 works at a time, and 98% of the GPUs stand still. Yet they reached 52% of the peak of *all* GPUs, by working in a better order: a **schedule**.
 #
 # This lab builds on lab 00 (send, receive, deadlocks) and lab 01 (a batch in micro-batches). You write schedules as plain data: printed, checked, drawn and timed before any process exists. Then one executor runs all of them on real ranks.
 
@@ -108,7 +108,7 @@ for name, work in {"naive": naive, "1 piece": lambda: in_pieces(1),
     print(f"{name:9} gradients equal one process: {same}")
 
 # %% [markdown]
-# Both are schedules. As text, a line for each rank: `F2` is the forward of **micro-batch** 2 (so pieces are called), `B2` its backward. `pp.simulate` computes when each could run; here a backward takes twice as long as a forward, and a quarter of the batch a quarter of the time:
+# Both are schedules. As text, a line for each rank: `F2` is the forward of **micro-batch** 2 (lab 01's word for a piece of the batch), `B2` its backward. `pp.simulate` computes when each could run; here a backward takes twice as long as a forward, and a quarter of the batch a quarter of the time:
 
 # %%
 naive_text = """F0 B0
@@ -121,7 +121,7 @@ plots.several({
 })
 
 # %% [markdown]
-# White is waiting: the **bubble**. Half of the time is lost naively, a fifth with four pieces. Memory is that of the whole batch in both: when its forwards are done, rank 0 holds all four pieces.
+# White is waiting: the **bubble**. Half of the time is lost naively, a fifth with four pieces. Memory is that of the whole batch in both, because all forwards come first.
 
 # %% [markdown]
 # ## 4. Build it
@@ -136,7 +136,7 @@ from ranklab.pipeline_parallel.actions import check_counts
 # ### 4.1 GPipe
 # > difficulty 1/5 · importance 4/5 · 6 minutes · about 5 lines
 #
-# All forwards, then all backwards (Huang et al. 2019, arXiv 1811.06965; it trained a transformer of 6 billion parameters and 128 layers). Rank s has stage s.
+# All forwards, then all backwards (Huang et al. 2019, arXiv 1811.06965). Rank s has stage s.
 
 # %%
 def gpipe_schedule(stages, micro_batches):
@@ -169,7 +169,7 @@ plots.timeline(simulate(gpipe_schedule(4, 8)), "GPipe, 4 stages, 8 micro-batches
 #
 # `simulate` gives a `Span(rank, action, start, end)` for each action, and so will a real run. The bubble is the part of all ranks' time in which they do nothing, from the first start of all to the last end of all. The white corners count.
 #
-# Papers on zero bubble count **without a flush**: a rank that is done goes on to the next batch. Then a rank's time is that from *its own* first start to *its own* last end, and the longest of these counts for all.
+# At the end of a batch all ranks wait for each other: that is a **flush**. Papers on zero bubble count **without a flush**: a rank that is done goes on to the next batch. Then a rank's time is that from *its own* first start to *its own* last end, and the longest of these counts for all.
 #
 # **Predict.** Look at the picture above, of 8 micro-batches: how long does each rank wait in all, in forwards and backwards of one micro-batch? How long does it work? With 12 micro-batches, how many percent is the bubble?
 
@@ -254,14 +254,14 @@ for name, make in {"GPipe": gpipe_schedule, "1F1B": one_f_one_b_schedule}.items(
 # ### 4.4 The executor
 # > difficulty 5/5 · importance 5/5 · 30 minutes · about 22 lines
 #
-# Now real ranks. A schedule says what a rank computes; `pp.with_messages` puts the sends and receives between: `SF` sends an output forward, `RF` receives it, `SB` and `RB` do the same with gradients backward.
+# Now real ranks. `pp.with_messages` puts the sends and receives into a schedule: `SF` sends an output forward, `RF` receives it, `SB` and `RB` do the same with gradients backward.
 
 # %% tags=["nbval-check-output"]
 for rank, entries in enumerate(pp.with_messages(one_f_one_b_schedule(3, 2))):
     print(f"rank {rank}:", *entries)
 
 # %% [markdown]
-# Here each action names its stage, too: `F1.0` is micro-batch 0 on stage 1. `SF0.1>1`: the output of stage 0 for micro-batch 1 goes to rank 1. `RF1.1<0` is the other end: the input of stage 1. Both only **start** a message (`isend`, `irecv`). The rank waits right before the action that needs it. Two ranks that send to each other and wait immediately would wait forever.
+# Here each action names its stage, too: `F1.0` is micro-batch 0 on stage 1. `SF0.1>1`: the output of stage 0 for micro-batch 1 goes to rank 1. `RF1.1<0` is the other end: the input of stage 1. Both only **start** a message (`isend`, `irecv`). The rank waits right before the action that needs it. Waiting at once would be lab 00's deadlock.
 #
 # `ScheduleRunner` goes through this list and calls your methods. An I is a B whose weight gradients wait for a W; `weights` (given) does the W.
 #
@@ -327,7 +327,7 @@ class PipelineExecutor(ScheduleRunner):
 PipelineExecutor = check(PipelineExecutor)
 
 # %% [markdown]
-# A GPT on four ranks, by your schedules and your executor. `PipelineParallel` is what the training loop sees of a pipeline. It cuts the model. Embedding and head are one matrix, of which the first and the last rank have a copy each, so these two add up their gradients.
+# A GPT on four ranks, by your schedules and your executor. `PipelineParallel`, which the training loop sees, cuts the model. Embedding and head are one matrix: the first and the last rank have a copy each, and add up its gradients.
 
 # %%
 from ranklab.models.gpt import GPT, GPTConfig
@@ -364,7 +364,7 @@ for name, schedule in {"one process": None, "GPipe": gpipe_schedule,
     assert all(math.isclose(a, b, rel_tol=1e-4) for a, b in zip(found[0][0], one[0]))
 
 # %% [markdown]
-# How long did the ranks wait? With fewer cores than ranks they take turns, and the clock shows the machine. But ranks that **sleep** overlap truly. So here stages sleep; messages, order and waits are real:
+# How long did the ranks wait? With fewer cores than ranks they take turns. But ranks that **sleep** overlap truly (lab 02). So here stages sleep; messages, order and waits are real:
 
 # %%
 from ranklab.pipeline_parallel.deferred import WeightQueue
@@ -397,7 +397,7 @@ plots.several({"simulated": simulate(schedule, UNIT, 2 * UNIT), "measured": meas
 # ### 4.5 Interleaved
 # > difficulty 4/5 · importance 4/5 · 15 minutes · about 10 lines
 #
-# The bubble is the time in which the pipeline fills and drains. Thin stages fill it sooner. So give each rank V thin stages, not neighbours: rank r of P has stages r, r + P, r + 2P, ... A micro-batch goes round V times.
+# The bubble is the time in which the pipeline fills and drains. Thin stages fill it sooner. So give each rank V thin (or *virtual*) stages, not neighbours: rank r of P has stages r, r + P, r + 2P, ... A micro-batch goes round V times.
 #
 # Ranks work in **rounds** of P micro-batches: these P pass the rank's first stage, then its second one, and so on; then come the next P. Backward it is the last stage first. The warm-up is (V - 1) P forwards, and 2 for each rank after this one, but never more than there are; then one forward and one backward in turn (Narayanan et al. 2021, arXiv 2104.04473).
 #
@@ -469,7 +469,7 @@ zero_bubble_schedule = check(zero_bubble_schedule)
 plots.timeline(simulate(zero_bubble_schedule(4, 8)), "Your schedule", ranks=range(4))
 
 # %% [markdown]
-# Your score, beside published schedules (ZB-H1 and ZB-V: Qi et al. 2023, arXiv 2401.10241; DualPipeV after DeepSeek-V3). *Held* is in micro-batches, of all stages of the rank together:
+# Your score, beside published schedules (ZB-H1 and ZB-V: Qi et al. 2023, arXiv 2401.10241; DualPipeV after DeepSeek-V3, arXiv 2412.19437). *Held* is in micro-batches, of all stages of the rank together:
 
 # %% tags=["nbval-check-output"]
 zoo = {"1F1B": one_f_one_b_schedule, "yours": zero_bubble_schedule,
@@ -484,19 +484,19 @@ for name, make in zoo.items():
           f"{max(pp.in_flight_activations(schedule)) / each:13g}")
 
 # %% [markdown]
-# With ZB-H1 each rank waits a third as long, 3 units and not 9, with the memory of 1F1B's rank 0 on *every* rank. On GPUs the paper measured up to 23% more throughput under a similar memory limit. The two others have stages in the shape of a **V**:
+# With ZB-H1 each rank waits a third as long, 3 units and not 9, with the memory of 1F1B's rank 0 on *every* rank. The two others have stages in the shape of a **V**:
 
 # %%
 plots.several({name: simulate(zoo[name](4, 8), 0.5, 1, 0.5, 0.5) for name in ("ZB-V", "DualPipeV")})
 
 # %% [markdown]
-# - **ZB-V.** Rank r has stages r and 2P - 1 - r: a micro-batch goes down all ranks and up again, and its loss is computed on rank 0. Memory is equal on all ranks, and without a flush there is no bubble, where F, I and W take equally long and M is at least 2P - 1. A flush is a barrier before the optimizer's step, because clipping needs the norm over all stages. The paper steps first, and undoes the step where the norm was too large.
-# - **DualPipe** (DeepSeek-V3; here its V form) puts a forward and a backward of *different* micro-batches side by side. On GPUs they run at the same time: one computes while the other communicates, which hides the experts' all-to-all (lab 11). That gain cannot be seen here.
+# - **ZB-V.** Rank r has stages r and 2P - 1 - r: a micro-batch goes down all ranks and up again, and its loss is computed on rank 0. Memory is equal on all ranks, and without a flush there is no bubble, where F, I and W take equally long and M is at least 2P - 1. The usual flush comes from clipping, which needs the norm over all stages. The paper steps first, and undoes the step where the norm was too large.
+# - **DualPipe** (DeepSeek-V3; here its V form) puts a forward and a backward of *different* micro-batches side by side. On GPUs one computes while the other communicates, which hides the experts' all-to-all (lab 11, planned). That gain cannot be seen here.
 
 # %% [markdown]
 # ### Further
 #
-# Three more, all checked, not in the 130 minutes: stages of equal cost, memory, and PipeDream. The lab runs without them.
+# Three more, all checked, not in the 130 minutes: stages of equal cost, memory, and PipeDream.
 
 # %% [markdown]
 # #### `split_stages`
@@ -639,7 +639,7 @@ for lr in (0.03, 0.1):
         print(f"lr={lr:<5} {name:32}", *(f"{loss:6.3f}" for loss in losses.view(5, 8).mean(1)))
 
 # %% [markdown]
-# With small steps the three are alike. With larger ones the run without a stash may end in `nan`, because a wrong gradient makes the next one more wrong; with other seeds it does not. Between the other two, differences are noise. Large models are trained with a flush. 1F1B is PipeDream's order, made synchronous.
+# With small steps the three are alike. With larger ones the run without a stash may end in `nan`; with other seeds it does not. Between the other two, differences are noise. Large models are trained with a flush. 1F1B is PipeDream's order, made synchronous.
 
 # %% [markdown]
 # ## 5. The real thing
@@ -656,7 +656,7 @@ for name in ("1f1b", "interleaved", "zb-v"):
               "  messages that each rank sends in a step:", *messages)
 
 # %% [markdown]
-# The orders are the same, too. torch shows its own by a private function (so this cell may fail with another version of torch). Rank 0 of 4, with two stages a rank:
+# The orders are the same, too. torch shows its own by a private function, which may change. Rank 0 of 4, with two stages a rank:
 
 # %%
 from torch.distributed.pipelining._schedule_visualizer import get_schedule_ops
@@ -666,12 +666,12 @@ print("torch", *theirs[:14])
 print("yours", *interleaved_schedule(4, 8, 2)[0][:14])
 
 # %% [markdown]
-# torch writes the stage first: `4F0` is our `F4.0`. Weights that two stages share, as embedding and head, are left to the user; so here they are two matrices.
+# torch writes the stage first: `4F0` is our `F4.0`. It leaves weights that two stages share to the user; so here embedding and head are two matrices.
 
 # %% [markdown]
 # ## 6. Project
 #
-# **A GPT through a pipeline, with a bubble monitor.** Your schedule, executor and split train it on the source of Python's library. Then the monitor compares each stage's busy time and the bubble with the formula, and names the slow stage. With fewer cores than ranks the clock shows no bubble, so it looks at an emulated step as well, in which each stage sleeps as long as its FLOPs say.
+# **A GPT through a pipeline, with a bubble monitor.** Your schedule, executor and split train it on the source of Python's library. Then the monitor compares each stage's busy time and the bubble with the formula, and names the slow stage. It looks at an emulated step as well, in which each stage sleeps as long as its FLOPs say.
 
 # %%
 from ranklab.projects import pipeline_parallel as project
@@ -680,9 +680,9 @@ mine = {"schedule": one_f_one_b_schedule, "executor": PipelineExecutor, "split":
 print(project.report(project.run(steps=20, **mine)))
 
 # %% [markdown]
-# Stages cannot be equal, because blocks and the head cannot be cut. So the measured bubble is larger than the formula's. The simulation with the real costs says how much. In the real step ranks share cores, and which stage is slow is chance; believe the emulated one.
+# Stages cannot be equal, because blocks and the head cannot be cut. So the measured bubble is larger than the formula's. The simulation with the real costs says how much. Believe the emulated step: in the real one ranks share cores.
 #
-# **Your turn.** Change one thing. Before you run it, write down what the monitor will say: the bubble, what is kept, how many messages. Ideas: `micro_batches=16`; your `zero_bubble_schedule`; `functools.partial(interleaved_schedule, virtual=2)`; an even split, `lambda costs, stages: split_stages([1] * len(costs), stages)`; a stage that sleeps twice as long, `slow_stage=2`.
+# **Your turn.** Change one thing. First write down what the monitor will say: the bubble, what is kept, how many messages. Ideas: `micro_batches=16`; your `zero_bubble_schedule`; `functools.partial(interleaved_schedule, virtual=2)`; an even split, `lambda costs, stages: split_stages([1] * len(costs), stages)`; a stage that sleeps twice as long, `slow_stage=2`.
 
 # %%
 change = {"slow_stage": 2}
@@ -690,7 +690,7 @@ few = {"steps": 4, "compare": False}
 print(project.report(project.run(**(mine | few | change))))
 
 # %% [markdown]
-# One slow stage makes *all* ranks wait. (In the emulated step each micro-batch sleeps equally long, whatever its size.)
+# One slow stage makes *all* ranks wait.
 
 # %% [markdown]
 # ## 7. Measure
@@ -774,10 +774,10 @@ questions("09_pipeline_parallel")
 #
 # What changes there:
 #
-# - **The order of messages counts.** NCCL runs the messages of a pair of ranks in the order of the calls, each as a kernel that stays until the other end is there. If both first send, both may wait for ever. `pp.with_messages` lists them in one order on both ranks. The usual way out is `dist.batch_isend_irecv`, which starts a send and a receive together; here only the tied matrix needs it.
-# - **Streams.** With NCCL `handle.wait()` makes the GPU's *stream* wait, not your program. A tensor must not be changed or freed before it has left: `self.leaving` keeps it.
+# - **The order of messages counts.** NCCL runs the messages of a pair of ranks in the order of the calls, each as a kernel that stays until the other end is there. If both first send, both may wait for ever. `pp.with_messages` lists them in one order on both ranks. The usual way out is lab 00's `dist.batch_isend_irecv`; here only the tied matrix needs it.
+# - **Streams.** With NCCL `handle.wait()` makes the GPU's *stream* wait, not your program. `self.leaving` keeps a tensor until it has left.
 # - **Where the ranks are.** Messages are small, so pipelines go over the *slow* links, between nodes. Tensor parallelism stays inside a node (lab 12).
-# - **Sizes.** The bubble wants many micro-batches, the GPU wants large ones, and the batch is limited. Megatron-LM's trillion had 3,072 sequences in a batch and 6 pipelines: 512 for each. One at a time, 64 stages have a bubble of 63/575 = 11%.
+# - **Sizes.** The bubble wants many micro-batches, the GPU wants large ones, and the batch is limited. Megatron-LM's trillion had 3,072 sequences in a batch and 6 pipelines, 512 for each: one at a time, a bubble of 63/575 = 11%.
 # - **The loss is on one rank**, the last stage's. Logging it, or stopping on `nan`, needs a message.
 #
 # What to expect, from papers and not measured by us: interleaving gave Megatron-LM 10% and more (arXiv 2104.04473), zero bubble up to 23% over 1F1B with about its memory (arXiv 2401.10241). This lab has not been run on several GPUs yet.
@@ -785,11 +785,9 @@ questions("09_pipeline_parallel")
 # %% [markdown]
 # ## 10. What we left out
 #
-# - **Recomputing activations** (lab 01) inside a stage: less memory for each micro-batch in flight, a third more compute. The executor runs it; the schedules are the same.
+# - **Recomputing activations** (lab 01) inside a stage: less memory for each micro-batch in flight, a third more compute.
 # - **Schedules from a solver.** The zero-bubble paper lets a program find the order from measured times of F, I and W. Ours are for equal costs.
 # - **Pipelines of tokens** (TeraPipe): pieces along the sequence instead of the batch.
 # - **A model that is no row of layers**: what jumps over a stage (skip connections, an encoder's output) must travel with the hidden state.
-# - **Inference.** There a pipeline gives throughput, not speed: each token still passes all stages.
-# - **Asynchronous training after PipeDream** (2BW, weight prediction) has fewer copies; rarely used for large models.
 #
-# Next: **10_context_parallel** (planned): one sequence on many ranks.
+# Next: **12_hybrid**: data, tensor and pipeline parallelism on one model. (Labs 10 and 11, context and expert parallelism, are planned.)

@@ -1,12 +1,12 @@
 # %% [markdown]
 # # 12 3D parallelism: all of it on one model
 #
-# > 140 minutes · difficulty 5/5 · **laptop**: everything, with real processes · **GPUs**: the same cells, on NCCL (not yet run on several)
+# > 140 minutes · difficulty 5/5 · **laptop**: everything, with real processes · **GPUs**: the same cells, on NCCL
 
 # %% [markdown]
 # ## 1. Story
 #
-# A GPT with a trillion parameters, 3,072 A100s (Megatron-LM, arXiv 2104.04473). Its weights, gradients and Adam take about 16 TB. Which lab's way to share them is the right one?
+# Lab 09's GPT again: a trillion parameters, 3,072 A100s (Megatron-LM, arXiv 2104.04473). Its weights, gradients and Adam take about 16 TB. Which lab's way to share them is the right one?
 #
 # - **FSDP alone** (lab 07). The paper tried it on 530 billion parameters and 2,240 GPUs, with one sequence for each: 48 TFLOP/s on a GPU, where the three kinds together reached 159 (its table 2). Each layer is gathered twice for a single sequence.
 # - **Tensor alone** (lab 08). Fast inside a node of 8 GPUs. Between nodes each layer waits for the slow network, several times.
@@ -21,7 +21,7 @@
 # | Llama 3 405B (arXiv 2407.21783) | 8,192 H100 | 8 | 16 | 64 | 43% |
 # | the same, with half the batch for each pipeline | 16,384 H100 | 8 | 16 | 128 | 41% |
 #
-# GLM-130B has 70 layers, because embedding and head count as two more, and 72 is 8 stages of 9. This lab builds on labs 03 and 06 to 09, and writes none of them again. What is new is how they fit together.
+# This lab builds on labs 01, 03 and 06 to 09, and writes none of them again. What is new is how they fit together.
 
 # %%
 import dataclasses
@@ -157,7 +157,7 @@ for order in ("pipeline data tensor", "data pipeline tensor", "tensor data pipel
 # ### 4.2 In the right order
 # > difficulty 4/5 · importance 5/5 · 20 minutes · about 8 lines
 #
-# Each kind of parallelism changes the model, and the next one sees what is left. The model is made on torch's `meta` device: it has shapes, but no memory, because no rank could hold all of it.
+# Each kind of parallelism changes the model, and the next one sees what is left. The model is made on torch's `meta` device (lab 07): shapes without memory, because no rank could hold all of it.
 #
 # | given, in the order of the alphabet | |
 # |---|---|
@@ -199,7 +199,7 @@ def parallelize(model, hybrid):
 parallelize = check(parallelize)
 
 # %% [markdown]
-# Your function in the course's training loop. `Hybrid` is what the loop sees of a mesh; it takes your functions. The text is the source code of Python's library:
+# Your function in the course's training loop, on the source code of Python's library. `Hybrid` is what the loop sees of a mesh:
 
 # %%
 from ranklab.data import python_text
@@ -305,7 +305,7 @@ for number, row in enumerate(rows[:5]):
 # ### 4.3 One matrix, two ranks
 # > difficulty 3/5 · importance 4/5 · 12 minutes · about 8 lines
 #
-# The embedding, on the first stage, and the head, on the last, are one matrix (tied weights). Each end has a copy and computes a part of its gradient. Both need the sum, and the same bits, or else the copies drift apart.
+# The embedding, on the first stage, and the head, on the last, are one matrix (tied, as in lab 03). Each end has a copy and computes a part of its gradient. Both need the sum, and the same bits, or else the copies drift apart.
 #
 # **Predict.** A vocabulary of 50,304, width 10,240, tensor 8, gradients in bf16. How many MB does a rank of the first stage send for it in a step?
 
@@ -411,7 +411,7 @@ for words, (mine, naive) in zip(("1x1x1", *ways), found):
     print(f"{words:11} yours {mine:.4f}   naive {naive:.4f}, {naive / mine:.3f} times")
 
 # %% [markdown]
-# In the second line the factor is above the square root of 2, mostly because the tied matrix counts four times: on two stages, each with two data ranks. (Norms do, too: two tensor and two data ranks.) With ZeRO-1 each data rank has its share, and only norms and the tied matrix count twice. A naive norm depends on the layout: the same `clip` would then train differently in another one.
+# In the second line the factor is above the square root of 2, mostly because the tied matrix counts four times: on two stages, each with two data ranks. With ZeRO-1 each data rank has its share, and only norms and the tied matrix count twice. A naive norm depends on the layout: the same `clip` would then train differently in another one.
 
 # %% [markdown]
 # ### 4.5 A checkpoint in another layout
@@ -532,7 +532,7 @@ plots.boxes_of({words: boxes(kept[words], name, "exp_avg") for words in list(kep
 # ### 4.6 Which layout?
 # > difficulty 4/5 · importance 5/5 · 25 minutes · about 30 lines · open: no recipe
 #
-# The question of every large run, and of many interviews. Write a search for any `Job` and `Cluster`. Helpers of your own go in the place of the dots. What a layout costs is given, by formulas:
+# Write a search for any `Job` and `Cluster`. Helpers of your own go in the place of the dots. What a layout costs is given, by formulas:
 #
 # | given | |
 # |---|---|
@@ -590,7 +590,7 @@ for name, cluster in clusters.items():
     print(" " * 15, *(f"{part} {spent:.2f}  " for part, spent in seconds._asdict().items()))
 
 # %% [markdown]
-# With fast cards few stages are best, so little time is lost in bubbles. With slow ones tensor 4 x data 2 fill a node, and only stages talk between nodes. With racks tensor 4 x data 8 fill a rack, and only the pipeline crosses the slow link. All of it is a model, not a measurement: `layout_seconds` says what it leaves out. Small micro-batches never compute slower in it; on a GPU short ones do. Lab 13 holds such formulas against published runs.
+# With fast cards few stages are best, so little time is lost in bubbles. With slow ones tensor 4 x data 2 fill a node, and only stages talk between nodes. With racks tensor 4 x data 8 fill a rack, and only the pipeline crosses the slow link. All of it is a model, not a measurement: `layout_seconds` says what it leaves out. Lab 13 (planned) holds such formulas against published runs.
 
 # %% [markdown]
 # ## 5. The real thing
@@ -609,7 +609,7 @@ losses = peers.deepspeed_losses(text, parse_layout("2x1x2,zero"))
 print("DeepSpeed  2x1x2,zero ", *(f"{loss:.4f}" for loss in losses))
 
 # %% [markdown]
-# Weights that two stages share are left to the user by torch: here too, `tied_embedding_sync` does it. And what would you type for Megatron-LM, or write into torchtitan's file? For the layout that you chose:
+# Here too `tied_embedding_sync` sums up the gradients of the tied matrix, which torch leaves to the user. The layout that you chose, as options of Megatron-LM and of torchtitan:
 
 # %%
 from ranklab.projects.hybrid.elsewhere import megatron_command, torchtitan_toml
@@ -645,7 +645,7 @@ from ranklab.projects.hybrid.dry_run import dry_run_report
 print(dry_run_report("10b"))
 
 # %% [markdown]
-# **Your turn.** Change one thing of the job or of its layout. Before you run it, write down what happens to memory, to the bytes of each axis and to the time. Ideas: `"zero": 0`, `"recompute": False`, `"tp": 4, "dp": 4`, `"outer": "data"`.
+# **Your turn.** Change one thing of the layout. First write down what happens to memory, to the bytes of each axis and to the time. Ideas: `"zero": 0`, `"recompute": False`, `"tp": 4, "dp": 4`, `"outer": "data"`.
 
 # %%
 big, layout = SIZES["100b"][0], parse_layout("2x8x4,sp,zero,recompute")
@@ -695,7 +695,7 @@ plots.compared(rows)
 print(compare.table(rows))
 
 # %% [markdown]
-# The loss is the same in each line: that is the proof. Costs are not. Memory: all but one process and 4 x 1 x 1 divide it. Bytes: full sharding and tensor send most, pipeline least. The model is tiny, so embedding and head are a large part of it. Seconds here are those of a few cores shared by all ranks: do not conclude anything from them.
+# The loss is the same in each line: that is the proof. Costs are not. Memory: all but one process and 4 x 1 x 1 divide it. Bytes: full sharding and tensor send most, pipeline least. The model is tiny, so embedding and head are a large part of it. Seconds of shared cores say nothing.
 
 # %% [markdown]
 # ## 8. Interview questions
@@ -715,15 +715,14 @@ questions("12_hybrid")
 # SIZE=10b sbatch --nodes=1 labs/jobs/hybrid.sbatch
 # ```
 #
-# The job file has three sizes: 10 billion parameters on 8 GPUs, 100 billion on 64, and 130 billion (GLM-130B's shape) on 128. A dry run on one CPU says before whether it fits.
+# The job file has three sizes: 10 billion parameters on 8 GPUs, 100 billion on 64, and 130 billion (GLM-130B's shape) on 128.
 #
 # What changes there:
 #
 # - **Ranks and nodes.** Slurm and torchrun give neighbouring ranks to one node, so tensor is the last axis. `Layout.new_mesh` refuses tensor ranks on several nodes.
-# - **NCCL makes a communicator for each group**, on its first message, with buffers of its own. Many axes mean many of them, and memory that no formula above counts.
+# - **NCCL makes connections and buffers for each group**, on its first message: memory that no formula above counts.
 # - **A slow card slows one axis.** Tensor messages that take ten times as long point at NVLink, data at the network. `python -m ranklab.projects.collectives` measures both.
 # - **bf16.** The three sizes multiply in bf16. Weights, gradients and Adam stay in float32.
-# - **Checkpoints are large.** 100 billion parameters are 1.2 TB. Every rank writes its own boxes, at the same time.
 #
 # What to expect, from papers and not measured by us: 33 to 52% of peak for the layouts of section 1. This lab has not been run on several GPUs yet.
 
@@ -732,8 +731,7 @@ questions("12_hybrid")
 #
 # - **Context and expert parallelism** as further axes of the mesh (labs 10 and 11, planned). Llama 3's long context took tensor 8 x context 16 x pipeline 16 x data 8 (arXiv 2407.21783).
 # - **Overlap across axes.** Hybrid sends gradients when the pipeline is empty. Megatron-LM and torchtitan send some of them earlier, behind the last backwards.
-# - **Stages of different shape.** Another tensor size in each stage, or other GPUs: `choose_layout` treats all ranks alike.
 # - **Gradients in bf16** on their way, and FP8: half the bytes or less, with care for the sums.
-# - **Failures.** On thousands of GPUs one fails every few hours: lab 14.
+# - **Failures.** On thousands of GPUs one fails every few hours: lab 14 (planned).
 #
 # Next: **13_planner** (planned): from a layout to days, dollars and megawatts.

@@ -14,16 +14,17 @@ def cube():
 
 def along():
     layout = parse_layout("2x8x4,sp,zero,recompute")
-    return plots.along_axes(layout_traffic(SIZES["100b"][0], layout), layout.mesh, 8), 7.6, 3.4
+    return plots.along_axes(layout_traffic(SIZES["100b"][0], layout), layout.mesh, 8), 6.4, 1.75
 
 
 def pieces():
     drawn = {f"{P} stages, {M} micro-batches: data {16 // P}":
              simulate(one_f_one_b_schedule(P, M), 8 / P, 16 / P) for P, M in ((8, 16), (4, 8))}
-    return lanes.several(drawn), 7, 3.6
+    unit = "time (1: a micro-batch's forward on one of 8 ranks)"
+    return lanes.several(drawn, xlabel=unit, numbers=False), 6.2, 2.9
 
 
 def boxes():
     saved = [(0, (0, 0), (6, 4)), (1, (0, 4), (6, 4)), (2, (6, 0), (6, 4)), (3, (6, 4), (6, 4))]
     wanted = [(rank, (4 * rank, 0), (4, 8)) for rank in range(3)]
-    return plots.boxes_of({"saved by 4 ranks": saved, "wanted by 3": wanted}, (12, 8))
+    return plots.boxes_of({"saved by 4 ranks": saved, "wanted by 3": wanted}, (12, 8)), 5.2, 2.1

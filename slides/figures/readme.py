@@ -19,4 +19,5 @@ def ring():
 
 def compare():
     """What `ranklab compare --plot FILE` draws."""
-    return hybrid.compared(layouts.compare(dict.fromkeys(layouts.every_layout(4)), progress=False))
+    rows = layouts.compare(dict.fromkeys(layouts.every_layout(4)), progress=False)
+    return hybrid.compared(rows), 7.8, 4.3  # small, so that its letters are large on a slide

@@ -131,7 +131,8 @@ def _lanes(ax, of_ranks):
 def loss_against_bytes(rows, title="What compression saves, and what it costs"):
     """Held-out loss against the bytes of a step; `rows` are those of projects.ddp.compression.
 
-    "..., no feedback" in a name draws it empty, with a line to the same one with feedback.
+    "..., no feedback" in a name draws it empty, with a line to the same one with feedback, whose
+    name stands for both.
     """
     fig, ax = figure(7.4, 3.6)
     places = {row.name: (row.sent, row.loss) for row in rows}
@@ -143,6 +144,7 @@ def loss_against_bytes(rows, title="What compression saves, and what it costs"):
         full = places.get(name.removesuffix(", no feedback"))
         if without and full:
             ax.plot(*zip(full, (sent, loss)), color=TONES[index % 5], lw=1, ls=":")
+    ax.plot([], [], "o", color=INK, markerfacecolor="white", label="no feedback")
     for (sent, loss), names in _close_together(places).items():
         ax.annotate("\n".join(names), (sent, loss), (7, 0), textcoords="offset points",
                     va="center", fontsize=9)
@@ -150,15 +152,18 @@ def loss_against_bytes(rows, title="What compression saves, and what it costs"):
            ylabel="loss (nats per byte, held out)")
     low, high = min(row.sent for row in rows), max(row.sent for row in rows)
     ax.set_xlim(low / 1.5, high * 4)  # room for the last name
+    ax.margins(y=0.12)  # and for names of several lines
+    ax.legend(loc="upper right")
     bytes_axis(ax.xaxis)
     return fig
 
 
 def _close_together(places):
-    """{(bytes, loss): names}: points whose labels would lie on one another share one."""
+    """{(bytes, loss): names} of full points; those whose names would overlap share one label."""
     losses = [loss for _, loss in places.values()]
-    gap, labels = 0.06 * (max(losses) - min(losses)), {}
-    for name, (sent, loss) in sorted(places.items(), key=lambda item: item[1][1]):
+    gap, labels = 0.1 * (max(losses) - min(losses)), {}
+    full = [item for item in places.items() if not item[0].endswith("no feedback")]
+    for name, (sent, loss) in sorted(full, key=lambda item: item[1][1]):
         near = next((p for p in labels if p[0] == sent and loss - p[1] < gap), (sent, loss))
         labels.setdefault(near, []).insert(0, name)  # the highest loss on top
     return labels

@@ -22,17 +22,17 @@ def compared(rows, title="One model, one batch, every layout (same loss: within 
     fig, (held, sent) = figure(9.6, 0.3 * len(rows) + 1.9, cols=2, sharey=True)
     for ax, key, names, xlabel in ((held, "held", HELD, "bytes that a rank holds"),
                                    (sent, "sent", dict(zip(AXES, AXES)),
-                                    "bytes that a rank sends in a step")):
+                                    "bytes that it sends in a step, by axis")):
         left = [0] * len(rows)
         for index, (name, label) in enumerate(names.items()):
             widths = [row[key][name] for row in rows]
-            label = label if key == "held" else f"along {label}"
             bars(ax, range(len(rows)), widths, index, label, barh=True, left=left)
             left = [a + b for a, b in zip(left, widths)]
         ax.set_xlabel(xlabel)
         bytes_axis(ax.xaxis)
         ax.grid(axis="y", visible=False)
-        ax.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=3)
+        ax.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=3, handlelength=1.4,
+                  columnspacing=1.2)
     names = [row["name"].replace("dp ", "").replace("tp ", "").replace("pp ", "") for row in rows]
     held.set_yticks(range(len(rows)), names)
     held.set_ylabel("dp x tp x pp")

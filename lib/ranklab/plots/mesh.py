@@ -40,7 +40,7 @@ def who_talks_to_whom(mesh, per_node=None):
 
 
 def _title(mesh, axis, per_node):
-    title = f"{axis}: {len(mesh.all_along(axis))} x {mesh.axes[axis]} ranks"
+    title = f"{axis}: {len(mesh.all_along(axis))} groups of {mesh.axes[axis]}"
     if not per_node:
         return title
     return title + (", inside a node" if axis in mesh.axes_inside(per_node) else ", crosses nodes")

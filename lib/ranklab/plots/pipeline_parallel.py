@@ -14,6 +14,7 @@ from ranklab.plots.style import DASHES, INK, TONES, clean, figure, styled
 TONE = {"F": "#12355b", "B": "#e39d62", "I": "#e39d62", "W": "#cfdcc0"}
 PALEST = {"F": 0.35, "B": 0.55, "I": 0.55, "W": 0.55}  # of the way to white
 WIDTH, LANES = 9.0, 7.0  # inches: of a figure; of its lanes, about
+UNIT = "time (1: a micro-batch's forward on a rank)"
 
 
 @styled
@@ -46,7 +47,7 @@ def _travels(ax, x, y, text, tone, way):
 
 
 @styled
-def timeline(spans, title=None, ranks=None, xlabel="time"):
+def timeline(spans, title=None, ranks=None, xlabel=UNIT):
     """A lane for each rank, a box for each action with its micro-batch in it; below, the number of
     activations in memory.
 
@@ -75,11 +76,12 @@ def timeline(spans, title=None, ranks=None, xlabel="time"):
 
 
 @styled
-def several(named, title=None, flush=True, xlabel="time"):
+def several(named, title=None, flush=True, xlabel=UNIT, numbers=True):
     """The lanes of {name: spans} one below the other over one time; beside each its bubble, and the
     most micro-batches of which a rank holds the activations, of all its stages together.
 
-    flush  as for bubble_fraction
+    flush    as for bubble_fraction
+    numbers  whether a box has its micro-batch in it; on a slide many small ones can't be read
     """
     drawn = {name: _from_zero(spans) for name, spans in named.items()}
     end = max(end for _, end, _ in drawn.values())
@@ -87,7 +89,7 @@ def several(named, title=None, flush=True, xlabel="time"):
     fig, axes = figure(WIDTH, sum(heights) + 0.9, rows=len(drawn), sharex=True, squeeze=False,
                        height_ratios=heights)
     for ax, (name, (spans, _, lanes)) in zip(axes[:, 0], drawn.items()):
-        _lanes(ax, spans, end)
+        _lanes(ax, spans, end, numbers)
         ax.set_title(name, loc="left", pad=3)
         peak = max(held for rank in range(lanes) for _, held in memory_line(spans, rank))
         each = len({span.action.stage for span in spans}) / lanes
@@ -108,7 +110,7 @@ def _from_zero(spans):
     return moved, max(s.end for s in moved), max(s.rank for s in moved) + 1
 
 
-def _lanes(ax, spans, end):
+def _lanes(ax, spans, end, numbers=True):
     stages, looks, boxes = _stages(spans), {}, []
     digits = len(str(max(span.action.micro_batch for span in spans)))
     for rank, (kind, stage, micro_batch), start, stop in spans:
@@ -117,7 +119,7 @@ def _lanes(ax, spans, end):
         looks[kind, which] = {"facecolor": tone, "edgecolor": "white", "lw": 0.6}
         boxes.append(Span(rank, start, stop, (kind, which), 0.55 if kind == "W" else 0.86))
         points = 110 * LANES * (stop - start) / end / digits  # of the largest letters that fit
-        if points > 4.5:
+        if numbers and points > 4.5:
             ax.text((start + stop) / 2, rank, micro_batch, ha="center", va="center_baseline",
                     fontsize=min(7, points), color="white" if sum(tone) < 1.5 else INK)
     gantt(ax, sorted(boxes, key=lambda box: box.kind),  # one call of matplotlib for each kind
