@@ -3,7 +3,6 @@
 A model: an all-reduce of n bytes takes alpha + n * beta seconds, and all of them share one link.
 """
 
-from itertools import accumulate
 from types import SimpleNamespace
 
 from ranklab.data_parallel.buckets import assign_buckets
@@ -19,9 +18,11 @@ def plan_buckets(ready, nbytes, alpha, beta):
     cost   looks at n^2 / 2 buckets for n gradients
     lab    03
     """
-    before = [0, *accumulate(nbytes)]  # bytes of the gradients before i
-    ends, starts = [0.0], [0]  # of the best plan for the first j gradients: its end, and where its
-    for j, last in enumerate(ready, 1):  # last bucket starts. An early end never does harm
+    # Of the best plan for the first j gradients: its end, and where its last bucket starts. What
+    # comes later has to know no more of it, and an early end never does harm.
+    ends, starts = [0.0], [0]
+    before = [sum(nbytes[:i]) for i in range(len(nbytes) + 1)]  # bytes of the gradients before i
+    for j, last in enumerate(ready, 1):
         ways = [(max(ends[i], last) + alpha + (before[j] - before[i]) * beta, i) for i in range(j)]
         end, start = min(ways)
         ends.append(end)
@@ -50,8 +51,8 @@ def exposed_seconds(buckets, ready, nbytes, alpha, beta):
 
 def least_exposed(ready, nbytes, alpha, beta):
     """A bound: what is ready from some gradient on can't have arrived earlier than this."""
-    left = list(accumulate(reversed(nbytes)))[::-1]  # bytes of gradient i and of all after it
-    return max(when + alpha + n * beta for when, n in zip(ready, left)) - ready[-1]
+    earliest = [when + alpha + sum(nbytes[i:]) * beta for i, when in enumerate(ready)]
+    return max(earliest) - ready[-1]
 
 
 def capped_buckets(nbytes, cap_bytes=25 * 2**20):
