@@ -703,10 +703,10 @@ plots.pieces(*({name: [getattr(run, score) for run in runs] for name, runs in mi
 #
 # `replicas_agree` finds two of the five, `broadcast` and `average`. The others keep the weights equal (without `buffers` ranks differ in the statistics only, which it does not look at), so only tests like yours find them.
 #
-# **Your turn.** Change one thing of the run on four ranks. First write down what happens to the accuracy and to the seconds of an epoch, and why. Ideas: `"norm": "sync"` (batch norm over all ranks), `"norm": "none"`, `"batch": 256`, `"without": ("epoch",)`, `"engine": "torch"`.
+# **Your turn.** Change one thing of the run on four ranks. First write down what happens to the accuracy and to the seconds of an epoch, and why. Ideas: `"norm": "sync"` (batch norm over all ranks), `"norm": "none"`, `"warmup": 0`, `"without": ("epoch",)`, `"engine": "torch"`.
 
 # %%
-change = {"norm": "sync"}
+change = {"batch": 256}
 changed = project.scale(project.Settings(**change), ranks=(4,), seeds=(0,), **mine)
 print(project.scale_table({4: found[4][:1]}), project.scale_table(changed), sep="\n\n")
 

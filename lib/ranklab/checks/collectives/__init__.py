@@ -7,6 +7,7 @@
     tree.py          few steps: broadcast by doubling, all-reduce by doubling
     groups.py        parameter server and hierarchical all-reduce
     cost.py          the alpha-beta model
+    uneven.py        all_to_all_v
 """
 
 from ranklab import collectives
@@ -19,6 +20,7 @@ from ranklab.checks.collectives.ring import (
     check_ring_all_gather, check_ring_all_reduce, check_ring_reduce_scatter,
 )
 from ranklab.checks.collectives.tree import check_recursive_doubling, check_tree_broadcast
+from ranklab.checks.collectives.uneven import check_all_to_all_v
 from ranklab.checks.exercise import Exercise
 
 __all__ = ["EXERCISES", "PREDICTIONS"]
@@ -67,6 +69,14 @@ EXERCISES = (
         "of nbytes. Doubling: as the tree, and one more when R is no power of two.",
         "return steps * (alpha + step_bytes * beta), after looking up (steps, step_bytes) in a "
         "dict; raise ValueError for a name that is not in it.",
+    )),
+    Exercise(collectives.all_to_all_v, check_all_to_all_v, hints=(
+        "Before a piece can arrive, its place must have the right length. Who knows it?",
+        "Two rounds of messages: first each rank tells each other one how much will come, then the "
+        "pieces go. In both, in step s send to rank + s and receive from rank - s, all at once.",
+        "lengths: verbs.all_to_all of a tensor of shape (R, 1), as int64. Then for shift in "
+        "range(1, R): sendrecv(pieces[to].contiguous(), to, received[source], source, group), with "
+        "to = (rank + shift) % R and source = (rank - shift) % R. It skips what is empty.",
     )),
     Exercise(collectives.parameter_server, check_parameter_server, hints=(
         "Two kinds of ranks: workers send x and wait for the answer; the server does the rest.",
