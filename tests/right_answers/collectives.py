@@ -212,8 +212,10 @@ def all_to_all_v__short_pieces_with_their_lengths(pieces, group=None):
     def letter(piece):
         x = torch.zeros(size, dtype=torch.uint8, device=piece.device)
         x[:8] = torch.tensor([piece.numel()], device=piece.device).view(torch.uint8)
-        if 0 < piece.numel() <= room:
-            x[8:8 + piece.numel() * piece.element_size()] = piece.contiguous().view(torch.uint8)
+        if piece.numel() <= room:
+            held = like.new_zeros(room)
+            held[: piece.numel()] = piece
+            x[8:] = held.view(torch.uint8)
         return x
 
     received = [piece.clone() for piece in pieces]
@@ -225,7 +227,7 @@ def all_to_all_v__short_pieces_with_their_lengths(pieces, group=None):
         place = like.new_empty(n)
         long = pieces[to].contiguous() if pieces[to].numel() > room else like.new_empty(0)
         sendrecv(long, to, place if n > room else like.new_empty(0), source, group)
-        if 0 < n <= room:
-            place.copy_(arrived[8:8 + n * like.element_size()].view(like.dtype))
+        if n <= room:
+            place.copy_(arrived[8:].view(like.dtype)[:n])
         received[source] = place
     return received

@@ -14,16 +14,14 @@ WRONG = [
            says="memory of a piece"),
     mutant(all_to_all_v, TELL, "[len(piece) for piece in pieces]",
            says="the lengths have to travel first|has a length of its own"),
-    mutant(all_to_all_v, SWAP, SWAP.replace(", group)", ")"), says="hand `group` on|Hand `group`"),
+    mutant(all_to_all_v, SWAP, SWAP.replace(", group)", ")"), says="Hand `group` on",
+           called="pieces_to_all_ranks"),
     # those of `make sweep`
     mutant(all_to_all_v, NEW, NEW.replace("(n)", "(n, dtype=torch.float32)"),
            says="type that its sender gave|longer than the place"),
-    mutant(all_to_all_v, TELL, TELL.replace(", group", ""), says="hand `group` on|Hand `group`",
+    mutant(all_to_all_v, TELL, TELL.replace(", group", ""), says="Hand `group` on",
            called="lengths_of_all_ranks"),
     mutant(all_to_all_v, "pieces[to].contiguous()", "pieces[to]", says="can be sent"),
-    mutant(all_to_all_v, "(pieces[to].contiguous(), to, received[source], source",
-           "(pieces[source].contiguous(), source, received[to], to", "(pieces[rank])",
-           "(pieces[rank]); received[0][:] = 0", says="at element 0|is .*, not"),
     mutant(all_to_all_v, "    return received", "    return received[rank:] + received[:rank]",
            says="What rank i sent to me is in place i"),
     mutant(all_to_all_v, "    return received", "    return [x for x in received if x.numel()]",
@@ -38,18 +36,14 @@ def all_to_all_v__padded_to_the_longest(pieces, group=None):
     rank, R = dist.get_rank(group), dist.get_world_size(group)
     lengths = torch.tensor([len(piece) for piece in pieces], device=pieces[0].device)
     of_all = ring_all_gather(lengths, group).view(R, R)
-    longest = int(of_all.max())
-    received = []
-    for source in range(R):
-        to, source = (2 * rank - source) % R, source
-        padded = pieces[0].new_zeros(longest)
+    longest, received = int(of_all.max()), [pieces[rank].clone()] * R
+    for step in range(1, R):
+        to, source = (rank + step) % R, (rank - step) % R
+        n = int(of_all[source, rank])
+        padded = pieces[0].new_zeros(longest if len(pieces[to]) else 0)
         padded[: len(pieces[to])] = pieces[to]
-        place = torch.empty_like(padded)
-        if to == rank:
-            place.copy_(padded)
-        else:
-            sendrecv(padded, to, place, source, group)
-        received.append(place[: of_all[source, rank]].clone())
+        place = pieces[0].new_empty(longest if n else 0)
+        received[source] = sendrecv(padded, to, place, source, group)[:n]
     return received
 
 

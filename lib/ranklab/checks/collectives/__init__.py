@@ -55,14 +55,6 @@ EXERCISES = (
         "out = x.new_empty(x.shape) when none is given; shard = ring_reduce_scatter(x, group, "
         "out); return ring_all_gather(shard, group, out)",
     )),
-    Exercise(collectives.hierarchical_all_reduce, check_hierarchical_all_reduce, hints=(
-        "Three lines: what can be done inside the node is done there, before and after the slow "
-        "link is used.",
-        "Reduce-scatter inside: each rank of the node has one L-th of the node's sum. All-reduce "
-        "that across. All-gather inside.",
-        "shard = ring_reduce_scatter(x, inside); shard = ring_all_reduce(shard, across); return "
-        "ring_all_gather(shard, inside, out=x.new_empty(x.shape))",
-    )),
     Exercise(collectives.alpha_beta_time, check_alpha_beta_time, hints=(
         "For each algorithm: how many steps, one after the other, and how many bytes in a step?",
         "Ring: 2(R-1) steps of nbytes/R. Server: 2(R-1) steps of nbytes. Tree: ceil(log2 R) steps "
@@ -76,7 +68,16 @@ EXERCISES = (
         "pieces go. In both, in step s send to rank + s and receive from rank - s, all at once.",
         "lengths: verbs.all_to_all of a tensor of shape (R, 1), as int64. Then for shift in "
         "range(1, R): sendrecv(pieces[to].contiguous(), to, received[source], source, group), with "
-        "to = (rank + shift) % R and source = (rank - shift) % R. It skips what is empty.",
+        "to = (rank + shift) % R and source = (rank - shift) % R. It skips what is empty. Your own "
+        "piece is copied.",
+    )),
+    Exercise(collectives.hierarchical_all_reduce, check_hierarchical_all_reduce, hints=(
+        "Three lines: what can be done inside the node is done there, before and after the slow "
+        "link is used.",
+        "Reduce-scatter inside: each rank of the node has one L-th of the node's sum. All-reduce "
+        "that across. All-gather inside.",
+        "shard = ring_reduce_scatter(x, inside); shard = ring_all_reduce(shard, across); return "
+        "ring_all_gather(shard, inside, out=x.new_empty(x.shape))",
     )),
     Exercise(collectives.parameter_server, check_parameter_server, hints=(
         "Two kinds of ranks: workers send x and wait for the answer; the server does the rest.",
