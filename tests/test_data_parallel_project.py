@@ -230,6 +230,8 @@ def test_every_figure_is_drawn(tmp_path, found, missing):
                  lambda: plots.accuracy_ranges({R: [r.accuracy for r in runs]
                                                 for R, runs in found.items()}),
                  lambda: plots.pieces(seen, worst),
+                 lambda: plots.bucket_plans({"one": [(0.1, 0.3)], "two": [(0, 0.1), (0.1, 0.3)]},
+                                            [0.05, 0.1]),
                  lambda: plots.timeline([[Event("aten::mm", "compute", 0, 1, "main")]] * 3)):
         path = save(draw(), tmp_path / "figure.svg")
         assert path.stat().st_size > 5000

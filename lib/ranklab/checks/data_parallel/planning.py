@@ -12,7 +12,7 @@ from ranklab.data_parallel.plan import (
 SLOWER, LIMIT = 1.01, 2  # how much longer than the best may be exposed; seconds for 300 gradients
 LINKS = {  # of a step of 64 GPUs: alpha of an all-reduce, and 2 bytes sent for each of its bytes
     "200 GB/s": (1e-4, 2 / 200e9), "25 GB/s": (2e-4, 2 / 25e9),
-    "12.5 GB/s": (2e-4, 2 / 12.5e9), "25 GB/s, alpha 1 ms": (1e-3, 2 / 25e9),
+    "12.5 GB/s": (2e-4, 2 / 12.5e9), "25 GB/s, 1 ms": (1e-3, 2 / 25e9),
 }
 SIZES = 5, 6, 4, 7, 3, 8, 9, 2, 1  # of two or three gradients a plan says little of its mistake
 PAIRS = (1.0, 0.1), (0.1, 0.1), (3.0, 0.02), (0.0, 0.2), (0.5, 0.0), (0.01, 1.0)  # alpha, beta
@@ -42,11 +42,11 @@ def check_plan_buckets(plan_buckets):
     for n in (12, 16, 18, 20, 40, 80, 300):  # step by step: a search of all plans is stopped early
         case = _long_timeline(dice, n)
         _near_the_best(plan_buckets, case, _least(*case))
-    yield f"up to 300 gradients, in at most {LIMIT} s; its arguments are unchanged"
+    yield f"up to 300 gradients, in at most {LIMIT} s; arguments unchanged; now GPT-2's blocks:"
     for name, link in LINKS.items():
         case = *block_timeline(), *link
         plan = _near_the_best(plan_buckets, case, _least(*case))
-        yield f"GPT-2's blocks, {name}: {_score(plan, case)}"
+        yield f"{name}: {_score(plan, case)}"
 
 
 def _timeline(dice, number):
@@ -138,8 +138,8 @@ def _hint(plan_buckets):
 
 def _score(plan, case):
     n = len(case[0])
-    others = {"of 25 MB": capped_buckets(case[1]), "one": [[*range(n)]],
-              "one each": [[i] for i in range(n)]}
+    others = {"25 MB": capped_buckets(case[1]), "one": [[*range(n)]],
+              "each alone": [[i] for i in range(n)]}
     rest = ", ".join(f"{name} {1e3 * exposed_seconds(p, *case):.3g}" for name, p in others.items())
-    return (f"{1e3 * exposed_seconds(plan, *case):.3g} ms exposed; the library's "
-            f"{1e3 * _least(*case):.3g}; buckets {rest}; bound {1e3 * least_exposed(*case):.3g}")
+    return (f"{1e3 * exposed_seconds(plan, *case):.3g} ms exposed; library "
+            f"{1e3 * _least(*case):.3g}, {rest}, bound {1e3 * least_exposed(*case):.3g}")
