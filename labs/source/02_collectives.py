@@ -25,18 +25,17 @@ from ranklab import answer, check, device, hint, launch, questions
 check(server_megabytes=...)
 
 # %% [markdown]
-# With 1024 GPUs it is 102 GB a step, through one cable. In this lab you build the algorithm that replaced it: there each
-# GPU sends 175 MB when there are eight GPUs, and 200 MB when there are a million. You build it from `send` and `recv`
-# alone, count every byte, and learn to predict its time before you run it.
+# With 1024 GPUs it is 102 GB a step, through one cable. In this lab you build the algorithm that replaced it: each GPU
+# sends 175 MB when there are eight, and 200 MB when there are a million. You build it from `send` and `recv` alone, count
+# every byte, and predict its time before you run it.
 #
 # It builds on lab 00: ranks, messages, and why a ring deadlocks when everybody sends first.
 
 # %% [markdown]
 # ## 2. Picture
 #
-# Groups of ranks talk in nine verbs. (Beside them there is plain `send` and `recv` between two ranks: pipelines, lab 09,
-# and rings, lab 10, use that.) The pictures show three ranks before and after. Each row is what one rank holds, cut into
-# three columns; `+` is the sum of its column over all ranks:
+# Groups of ranks talk in nine verbs. The pictures show three ranks before and after. Each row is what one rank holds, cut
+# into three columns; `+` is the sum of its column over all ranks:
 
 # %%
 from ranklab.plots import collectives as plots
@@ -466,8 +465,7 @@ hierarchical_all_reduce = check(hierarchical_all_reduce)
 
 # %% [markdown]
 # Four ranks as two nodes. Only the dashed frames crossed the slow link: half of the tensor from each rank, so one whole
-# tensor from each node. A flat ring of four sends 1.5. And both ranks of a node sent at the same time, each through its own
-# network card where it has one.
+# tensor from each node. A flat ring of four sends 1.5.
 
 # %%
 from ranklab.collectives import node_groups

@@ -72,7 +72,7 @@ for rank, seen in enumerate(launch(averaged_gradient, batch, ranks=4)):
 # %% [markdown]
 # The mean of four means is the mean of all eight, *because the parts are equally long*. Keep that "because" in mind: 4.2 makes the parts equal, and
 # "Further" shows what to do where they can't be. (In a language model padding makes them unequal: a rank then divides its loss by the number of tokens on *all*
-# ranks, not by its own. Lab 16 shows a well-known library that did not.)
+# ranks, not by its own.)
 
 # %% [markdown]
 # ## 4. Build it
@@ -324,7 +324,7 @@ plots.timeline(launch(profiled, 25 * 2**20, ranks=2), "One bucket: nothing to hi
 # > difficulty 4/5 · importance 4/5 · 20 minutes · about 12 lines · open: no recipe
 #
 # 25 MB is one number for every network. You know more: when each gradient is ready (a hook can note it), and what an all-reduce takes, lab 02's
-# alpha + n beta. Which buckets leave least exposed? A large one waits for its last gradient. Small ones pay alpha each, and while one travels the next ones wait.
+# alpha + n beta. Which buckets leave least after backward? A large one waits for its last gradient. Small ones pay alpha each, and while one travels the next ones wait.
 
 # %%
 from ranklab.data_parallel.plan import block_timeline, bucket_times, capped_buckets, exposed_seconds
@@ -356,17 +356,17 @@ plan_buckets = check(plan_buckets)
 
 # %% tags=["nbval-check-output"]
 ready, nbytes = block_timeline()
-plans = {25: capped_buckets(nbytes)}
+capped = capped_buckets(nbytes)
 for name, GBps in (("NVLink", 200), ("400 Gbit/s", 50), ("200 Gbit/s", 25), ("100 Gbit/s", 12.5)):
     link = 2e-4, 2 / (GBps * 1e9)
     plan = plan_buckets(ready, nbytes, *link)
-    mine, theirs = (1e3 * exposed_seconds(each, ready, nbytes, *link) for each in (plan, plans[25]))
+    mine, theirs = (1e3 * exposed_seconds(each, ready, nbytes, *link) for each in (plan, capped))
     print(f"{name:10} {mine:5.2f} ms exposed, {theirs:5.2f} with 25 MB; {len(plan)} buckets:",
           *(f"{sum(nbytes[i] for i in bucket) / 1e6:.0f}" for bucket in plan[:12]))
 
 # %%
 link = 2e-4, 2 / 25e9
-plans = {"25 MB": capped_buckets(nbytes), "yours": plan_buckets(ready, nbytes, *link)}
+plans = {"25 MB": capped, "yours": plan_buckets(ready, nbytes, *link)}
 plots.bucket_plans({name: bucket_times(plan, ready, nbytes, *link)
                     for name, plan in plans.items()}, ready, "GPT-2's blocks, 200 Gbit/s")
 
@@ -510,7 +510,8 @@ def sync_batch_norm(x, weight, bias, eps=1e-5, group=None, running=None):
         def forward(ctx, x, weight, bias):
             C, wide = x.shape[1], x.double()
             count = wide.new_tensor([x.numel() // C])
-            # needed below: n, mean, variance, scale = 1 / sqrt(variance + eps); the last three (C,)
+            # needed below: n; and, of shape (C,), mean, variance (never negative) and scale =
+            # 1 / sqrt(variance + eps)
             raise NotImplementedError("exercise sync_batch_norm, forward: about 6 lines")
             if x.numel() <= C and n < 2:  # in this order: reading n waits for the device
                 raise ValueError(f"n={n:.0f} values in a channel of all ranks must be at least 2")
@@ -648,7 +649,7 @@ assert ours[0][2:4] == theirs[0][2:4] and all(seen[-1] for seen in ours + theirs
 # for unused parameters in the graph, and it handles NCCL's streams.
 #
 # Before DDP there was `nn.DataParallel`: **one** process drives all GPUs with threads. In each step it copies the model to every GPU, gathers all outputs on the
-# first one, and all threads share one Python interpreter. It is still in torch and needs no launcher, but you should not use it. Without a GPU it does nothing.
+# first one, and all threads share one Python interpreter. It is still in torch and needs no launcher, but you should not use it.
 
 # %% [markdown]
 # ## 6. Project
@@ -756,7 +757,6 @@ questions("03_data_parallel")
 #
 # What changes: the backend is NCCL. Its all-reduces run on a stream of their own, beside the kernels of backward: that is real overlap, where two cores only take turns.
 # It is not free: NCCL's kernels use some of the multiprocessors and of the memory bandwidth, so backward gets some percent slower while they run.
-# The hook costs some microseconds of Python for each parameter. A GPU hides them as long as its own queue is not empty.
 #
 # What to expect, not measured by us: of a ResNet-50 step of about 100 ms on one A100 (batch 256, mixed precision), the all-reduce of 102 MB over NVLink takes about 1 ms,
 # all of it hidden. Over 100 Gbit/s Ethernet between nodes it takes about 16 ms, hidden as well. At a batch of 32 the step takes only 13 ms, and it is not hidden. This lab has not been run on

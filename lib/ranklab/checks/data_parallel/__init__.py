@@ -65,9 +65,12 @@ EXERCISES = (
     Exercise(data_parallel.OverlappedDataParallel, check_OverlappedDataParallel, hints=(
         "The hook crosses its parameter off bucket.missing. When is a bucket allowed to leave?",
         "When nothing of it is missing, and all buckets before it have left: self.waiting holds "
-        "those that have not, in order. finish() clears what is missing, launches the rest, waits, "
-        "and makes all ready for the next backward.",
-        "while self.waiting and not self.waiting[0].missing: bucket = self.waiting.pop(0); "
+        "those that have not, in order. finish(): clear bucket.missing of those in self.waiting and "
+        "launch them; used = self.used_anywhere() with find_unused; wait for every handle; for each "
+        "bucket fill_none(used) and missing = set(its parameters); waiting and works as in "
+        "__init__.",
+        "In the hook: bucket.missing.remove(parameter); self.launch_ready_buckets(). There: while "
+        "self.waiting and not self.waiting[0].missing: bucket = self.waiting.pop(0); "
         "bucket.gather(); bucket.flat /= R; self.works.append(dist.all_reduce(bucket.flat, "
         "group=self.group, async_op=True))",
     )),
@@ -90,8 +93,9 @@ EXERCISES = (
         "Forward: which three sums over ranks give mean and variance? Backward: through which "
         "paths does x enter y?",
         "torch.cat([sum of x, sum of x * x, count]) in float64, one all-reduce. Backward: sums of "
-        "grad and of grad * normal, one all-reduce; weight and bias get this rank's own sums.",
-        "mean, square = (sums[:-1] / n).split(C); variance = square - mean ** 2; of x: (grad - "
+        "grad and of grad * normal, one all-reduce of a copy; weight and bias get this rank's own.",
+        "mean, square = (sums[:-1] / n).split(C); variance = (square - mean ** 2).clamp(min=0); of "
+        "x: (grad - "
         "mean over ranks of grad - normal * mean over ranks of grad * normal) * scale * weight",
     )),
     Exercise(data_parallel.scale_learning_rate, check_scale_learning_rate, hints=(
