@@ -64,7 +64,7 @@ def capped_buckets(nbytes, cap_bytes=25 * 2**20):
 
 
 def block_timeline(blocks=12, width=768, tokens=8192, flops=125e12):
-    """(ready, nbytes): the backward of a GPT's blocks, by default GPT-2's on an A100 at 40% of peak.
+    """(ready, nbytes): backward of a GPT's blocks, by default GPT-2's on an A100 at 40% of peak.
 
     A weight takes 4 FLOPs for each of its numbers and tokens, all else none. All is in float32. The
     embedding is left out: its gradient is ready last, and always exposed.

@@ -12,7 +12,8 @@ WRONG = [
     mutant(plan_buckets, "max(ends[i], last)", "max(ends[i], ready[i])", says="its LAST gradient"),
     # those of `make sweep`
     mutant(plan_buckets, WALK, WALK.replace("insert(0, ", "append("), says="once, in order"),
-    mutant(plan_buckets, "    return", "    ready.clear()\n    return", says="arguments have changed"),
+    mutant(plan_buckets, "    return", "    ready.clear()\n    return",
+           says="arguments have changed"),
     mutant(plan_buckets, "for i in range(j)]", "for i in range(max(0, j - 5), j)]",
            says="are possible", called="at_most_five_in_a_bucket"),
     mutant(plan_buckets, "in range(j)]", "in range(j - 1, j)]", says="put some together"),
@@ -20,9 +21,9 @@ WRONG = [
     mutant(plan_buckets, "list(range(starts[stop], stop))", "(starts[stop], stop)",
            says="Return a list of lists"),
     mutant(plan_buckets, "[0.0], [0]", "[0 * ready[0]], [0]", says="IndexError"),
-    mutant(plan_buckets, "    buckets, stop", "    import time; begin = time.process_time()\n    while "
-           "len(ready) > 15 and time.process_time() < begin + 2.5: pass\n    buckets, stop",
-           says="n gradients have 2.{1,3}n-1. plans"),
+    mutant(plan_buckets, "    buckets, stop", "    import time; begin = time.process_time()\n"
+           "    while len(ready) > 15 and time.process_time() < begin + 2.5: pass\n"
+           "    buckets, stop", says="n gradients have 2.{1,3}n-1. plans"),
 ]
 
 

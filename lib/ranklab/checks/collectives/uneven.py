@@ -76,7 +76,7 @@ def check_all_to_all_v(all_to_all_v):
             seen = on_ranks(_trial, all_to_all_v, CASES, ranks=ranks)
         _judge(CASES, seen)
     yield "right on 1, 2, 3, 5 ranks, three types, any lengths, views with steps; pieces unchanged"
-    yield "a piece goes once, straight to its rank; an empty one not at all; R-1 messages for lengths"
+    yield "a piece goes once, straight to its rank, if it is not empty; R-1 messages tell lengths"
     few, scored = CASES[-4:], [*map(Case, SCORED)]
     with hinted({"": GROUP}):  # all else went well on other numbers of ranks
         seen = on_ranks(_two_trials, all_to_all_v, few, scored, ranks=4)

@@ -65,9 +65,9 @@ EXERCISES = (
     Exercise(data_parallel.OverlappedDataParallel, check_OverlappedDataParallel, hints=(
         "The hook crosses its parameter off bucket.missing. When is a bucket allowed to leave?",
         "When nothing of it is missing, and all buckets before it have left: self.waiting holds "
-        "those that have not, in order. finish(): clear bucket.missing of those in self.waiting and "
-        "launch them; used = self.used_anywhere() with find_unused; wait for every handle; for each "
-        "bucket fill_none(used) and missing = set(its parameters); waiting and works as in "
+        "those that have not, in order. finish(): clear bucket.missing of all in self.waiting and "
+        "launch them; used = self.used_anywhere() with find_unused; wait for every handle; for "
+        "each bucket fill_none(used) and missing = set(its parameters); waiting and works as in "
         "__init__.",
         "In the hook: bucket.missing.remove(parameter); self.launch_ready_buckets(). There: while "
         "self.waiting and not self.waiting[0].missing: bucket = self.waiting.pop(0); "

@@ -87,7 +87,8 @@ def scale_table(found):
     if len(found) > 1 and len(first) > 1:
         lines.append(f"The ranges over {len(first)} seeds "
                      f"{'overlap' if ranges_overlap(found) else 'DO NOT OVERLAP'}.")
-    lines.append(f"Your own: {', '.join(first[0].own) or 'none'} of {', '.join(Functions._fields)}.")
+    own = ", ".join(first[0].own) or "none"
+    lines.append(f"Your own: {own} of {', '.join(Functions._fields)}.")
     return "\n".join(lines)
 
 
