@@ -211,7 +211,7 @@ assign_buckets = check(assign_buckets)
 
 # %% [markdown]
 # ### 4.5 Overlap
-# > difficulty 4/5 · importance 5/5 · 30 minutes · about 17 lines
+# > difficulty 4/5 · importance 5/5 · 35 minutes · about 17 lines
 #
 # Now the heart of DDP. Autograd calls a **hook** as soon as `parameter.grad` is there. When all parameters of a bucket have their gradients, start
 # its all-reduce with `async_op=True`, and return: backward goes on with the layers before, while the bucket travels. At the end of backward, wait.
