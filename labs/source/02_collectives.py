@@ -629,7 +629,8 @@ from ranklab.projects import collectives as project
 
 sizes = (2**10, 2**16, 2**20, 2**24)
 mine = {function.__name__: function for function in (
-    ring_all_reduce, recursive_doubling, parameter_server, all_to_all_v, tree_broadcast)}
+    tree_broadcast, ring_reduce_scatter, ring_all_gather, ring_all_reduce, all_to_all_v,
+    hierarchical_all_reduce, parameter_server, recursive_doubling)}
 rows = project.run(ranks=4, verbs=("all_reduce",), sizes=sizes, **mine)
 print(project.table(rows))
 print(project.summary(rows))
