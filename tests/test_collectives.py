@@ -132,6 +132,36 @@ def test_uneven_chunks_send_no_byte_too_many(n):
     assert sum(launch(sent, ranks=4)) == 2 * 3 * 4 * n
 
 
+def _uneven(R, case):
+    """Ours beside torch's own, and what was sent: bytes, messages."""
+    rank = dist.get_rank()
+    lengths = [[(3 * i + 5 * j + case) % 7 * (case != 2) for j in range(R)] for i in range(R)]
+    mine = [torch.arange(10.0 * n) + 100 * rank + to for to, n in enumerate(lengths[rank])]
+    come = [10 * row[rank] for row in lengths]
+    theirs = torch.empty(sum(come))
+    dist.all_to_all_single(theirs, torch.cat(mine), come, [len(each) for each in mine])
+    with Traffic() as traffic:
+        ours = c.all_to_all_v(mine)
+    assert [len(each) for each in ours] == come and torch.equal(torch.cat(ours), theirs)
+    away = [each for to, each in enumerate(mine) if to != rank and len(each)]
+    assert traffic.sent_messages == len(away) + R - 1
+    assert traffic.sent_bytes == sum(each.nbytes for each in away) + 8 * (R - 1)
+    return 4 * torch.tensor([[10 * n for n in row] for row in lengths])
+
+
+@pytest.mark.parametrize("R", [1, 2, 3, 5])
+def test_pieces_of_any_length_arrive_as_torchs(R):
+    def all_cases():
+        return [_uneven(R, case) for case in range(3)]
+
+    for nbytes in launch(all_cases, ranks=R)[0]:
+        nbytes.fill_diagonal_(0)
+        bound = max(nbytes.sum(0).max(), nbytes.sum(1).max())  # into one rank, or out of it
+        assert c.all_to_all_v_time(nbytes.tolist(), 0, 1) == bound + 8 * (R - 1)
+    even = [[5.0] * R] * R
+    assert c.all_to_all_v_time(even, 1, 0) == 2 * (R - 1)
+
+
 def test_bytes_over_the_slow_link():
     def sent(per_node):
         groups, rank = c.node_groups(per_node), dist.get_rank()
@@ -319,6 +349,21 @@ def test_the_project_finds_nothing_wrong():
     for column in ("size", "count", "type", "time", "algbw", "busbw", "#wrong"):
         assert column in text.splitlines()[0]
     assert "all_reduce by ring" in project.summary(rows) and "crossover" in project.summary(rows)
+
+
+def test_the_project_runs_a_learners_functions_and_says_so():
+    def backwards(pieces, group=None):
+        return c.all_to_all_v(pieces, group)[::-1]  # wrong, and found
+
+    how = {"ranks": 2, "sizes": (512,), "iters": 1}
+    mine = {"all_to_all_v": backwards, "ring_all_reduce": c.ring_all_reduce}
+    rows = project.run(verbs=("all_reduce", "all_to_all"), **how, **mine)
+    assert {r.algorithm: r.wrong > 0 for r in rows if r.own} == {"any_lengths": True}
+    assert not any(r.wrong for r in rows if not r.own)
+    text = project.table(rows)
+    assert "any_lengths* " in text and text.endswith("* by your own function")
+    with pytest.raises(TypeError, match="no function here is called ring"):
+        project.run(**how, ring=c.ring_all_reduce)
 
 
 def test_the_crossover_is_where_the_lines_meet():

@@ -1,6 +1,7 @@
 """Lab 03's parts: replicas, shards, buckets, batch norm, learning rate, uneven batches."""
 
 import copy
+import random
 
 import pytest
 import torch
@@ -11,10 +12,11 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from torch.utils.data import DistributedSampler
 
 from ranklab import device, launch
+from ranklab.checks.data_parallel import planning
 from ranklab.data_parallel import (
     OverlappedDataParallel, SyncBatchNorm, assign_buckets, average_gradients, batch_norm_bytes,
-    broadcast_parameters, convert_sync_batch_norm, join_uneven, replicas_agree,
-    scale_learning_rate, shard_sampler, sync_batch_norm,
+    broadcast_parameters, convert_sync_batch_norm, join_uneven, plan, plan_buckets,
+    replicas_agree, scale_learning_rate, shard_sampler, sync_batch_norm,
 )
 from ranklab.engine import RankError
 from ranklab.meter import Traffic
@@ -441,3 +443,30 @@ def _batch_norm_inside(kind):
 def test_a_batch_norm_over_ranks_inside_is_refused_on_every_rank(kind):
     for said in launch(_batch_norm_inside, kind, ranks=3):
         assert said.startswith("a SyncBatchNorm inside join_uneven: it would wait")
+
+
+# --- which buckets leave the least time exposed ---------------------------------------------------
+
+def test_no_plan_of_buckets_is_better_than_ours():
+    dice = random.Random(2)
+    for number in range(120):
+        case = planning._timeline(dice, number)
+        best, ours = planning._least_by_all_plans(*case), plan_buckets(*case)
+        assert sum(ours, []) == list(range(len(case[0])))
+        assert plan.exposed_seconds(ours, *case) == pytest.approx(best)
+        assert planning._least(*case) == pytest.approx(best)  # the check's, for many gradients
+        assert plan.least_exposed(*case) <= best + 1e-9
+    assert plan_buckets([], [], 1.0, 1.0) == []
+
+
+def test_times_of_buckets_are_those_of_one_link():
+    case = [1.0, 2.0, 3.0], [5, 5, 5], 0.5, 0.1
+    assert plan.bucket_times([[0], [1, 2]], *case) == [(1.0, 2.0), (3.0, 4.5)]
+    assert plan.exposed_seconds([[0], [1], [2]], *case) == 1.0
+    assert plan.capped_buckets([5, 5, 5, 1], 10) == [[0, 1], [2, 3]]
+
+
+def test_the_timeline_has_the_shapes_of_gpt2():
+    ready, nbytes = plan.block_timeline()
+    blocks = 12 * (12 * 768**2 + 13 * 768)  # weights; biases and norms
+    assert sum(nbytes) == 4 * blocks and ready == sorted(ready) and len(ready) == 12 * 12

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from ranklab.data_parallel import replicas_agree, shard_sampler
 from ranklab.engine import RankError, launch, torchrun
 from ranklab.meter import Event
 from ranklab.plots import data_parallel as plots
@@ -56,6 +57,22 @@ def test_torchs_engine_gives_the_same_run():
     ours, theirs = training.run_all([SHORT, replace(SHORT, engine="torch")], 2)
     assert ours[0].loss == pytest.approx(theirs[0].loss, abs=1e-5)
     assert ours[0].accuracy == theirs[0].accuracy and theirs[0].agree == [True]
+
+
+def test_a_learners_own_functions_are_run_and_named():
+    def own_sampler(n, rank, ranks, epoch=0, seed=0):
+        return shard_sampler(n, rank, ranks, 0, seed)  # every epoch has the same order
+
+    two = replace(SHORT, epochs=2)
+    mine, = training.run(two, 2, sampler=own_sampler, agree=replicas_agree)
+    same, = training.run(replace(two, without=("epoch",)), 2)
+    assert (mine.own, same.own) == (("sampler",), ()) and mine.loss == same.loss
+    assert project.scale_table({2: [mine]}).endswith("Your own: sampler of replica, sampler, "
+                                                     "scale, agree.")
+    mine = training.Functions(replica=torch.nn.Module)
+    assert mine.own(SHORT) == ["replica"] and not mine.own(replace(SHORT, engine="torch"))
+    with pytest.raises(TypeError, match="tester"):
+        training.run(two, 2, tester=own_sampler)
 
 
 def test_bf16_trains_as_well():
@@ -213,6 +230,8 @@ def test_every_figure_is_drawn(tmp_path, found, missing):
                  lambda: plots.accuracy_ranges({R: [r.accuracy for r in runs]
                                                 for R, runs in found.items()}),
                  lambda: plots.pieces(seen, worst),
+                 lambda: plots.bucket_plans({"one": [(0.1, 0.3)], "two": [(0, 0.1), (0.1, 0.3)]},
+                                            [0.05, 0.1]),
                  lambda: plots.timeline([[Event("aten::mm", "compute", 0, 1, "main")]] * 3)):
         path = save(draw(), tmp_path / "figure.svg")
         assert path.stat().st_size > 5000

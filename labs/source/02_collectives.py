@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 02 Collectives: the nine verbs
 #
-# > 120 minutes · difficulty 3/5 · **laptop**: everything, with real processes · **GPUs**: the same cells, on NCCL
+# > 125 minutes · difficulty 3/5 · **laptop**: everything, with real processes · **GPUs**: the same cells, on NCCL
 
 # %% [markdown]
 # ## 1. Story
@@ -25,18 +25,17 @@ from ranklab import answer, check, device, hint, launch, questions
 check(server_megabytes=...)
 
 # %% [markdown]
-# With 1024 GPUs it is 102 GB a step, through one cable. In this lab you build the algorithm that replaced it: there each
-# GPU sends 175 MB when there are eight GPUs, and 200 MB when there are a million. You build it from `send` and `recv`
-# alone, count every byte, and learn to predict its time before you run it.
+# With 1024 GPUs it is 102 GB a step, through one cable. In this lab you build the algorithm that replaced it: each GPU
+# sends 175 MB when there are eight, and 200 MB when there are a million. You build it from `send` and `recv` alone, count
+# every byte, and predict its time before you run it.
 #
 # It builds on lab 00: ranks, messages, and why a ring deadlocks when everybody sends first.
 
 # %% [markdown]
 # ## 2. Picture
 #
-# Groups of ranks talk in nine verbs. (Beside them there is plain `send` and `recv` between two ranks: pipelines, lab 09,
-# and rings, lab 10, use that.) The pictures show three ranks before and after. Each row is what one rank holds, cut into
-# three columns; `+` is the sum of its column over all ranks:
+# Groups of ranks talk in nine verbs. The pictures show three ranks before and after. Each row is what one rank holds, cut
+# into three columns; `+` is the sum of its column over all ranks:
 
 # %%
 from ranklab.plots import collectives as plots
@@ -128,7 +127,7 @@ for name, sent in zip(NINE, zip(*launch(sent_by, NINE, ranks=4))):
 # You get one tool. `sendrecv(piece, to, into, source, group)` sends `piece` to rank `to` and fills `into` with what rank
 # `source` sends, **at the same time**: it is your `ring_shift` of lab 00, for any two partners. It returns `into`.
 # `to` and `source` count *inside* `group`, as `dist.get_rank(group)` does. So pass `group` on, and your functions work on
-# any part of the ranks (4.5 needs that).
+# any part of the ranks.
 #
 # Below, each rank swaps with `rank ^ 1`. `^` is xor: it flips the bits of `rank` that are set in the other number. `^ 1`
 # flips the last bit, so 0 and 1 are partners, and so are 2 and 3. `^ 2` pairs 0 with 2 and 1 with 3.
@@ -167,9 +166,8 @@ def tree_broadcast(x, src=0, group=None):
     out = x.clone(memory_format=torch.contiguous_format)
     place = (rank - src) % R  # counted from src: place 0 has the value at the start
     have = 1  # places 0 .. have-1 hold the value
-    # while some place lacks it (and `out` is not empty): every place that has it sends it `have`
-    # places on, with dist.send(out, group=group, group_dst=...); those receive, with
-    # dist.recv(out, group=group, group_src=...). These are ranks, not places. Then have doubles.
+    # dist.send(out, group=group, group_dst=...) and dist.recv(out, group=group, group_src=...) take
+    # ranks of the group, not places
     raise NotImplementedError("exercise 4.1: about 8 lines")
 
 
@@ -211,8 +209,7 @@ def ring_reduce_scatter(x, group=None, out=None):
     sums = out.view(-1).tensor_split(R) if out is not None else None
     # The partial sum of chunk r must END at rank r, after R-1 steps to the right. So where does it
     # start, and which chunk do I send first?
-    # in each of R-1 steps: arriving = a place as large as mine[i], in sums if given;
-    # sendrecv(partial, right, arriving, left, group); add my share of chunk i to what arrived
+    # What arrives needs a place: sums[i] where `out` is given, else a new one as large as mine[i]
     raise NotImplementedError("exercise 4.2: about 8 lines")
 
 
@@ -260,7 +257,6 @@ def ring_all_gather(shard, group=None, out=None):
     if out is None:
         out = shard.new_empty(R * shard.numel())
     chunks = out.view(-1).tensor_split(R)  # views: what is written here is in out
-    # my shard to its place -> R-1 steps: send the chunk that came last, receive the next one
     raise NotImplementedError("exercise 4.3: about 5 lines")
 
 
@@ -287,8 +283,7 @@ def ring_all_reduce(x, group=None, out=None):
     new tensor. The same bits on every rank. A rank sends 2(R-1) messages of one chunk each, all to
     one neighbour, and nobody sends padding.
     """
-    # out, where none is given: x.new_empty(x.shape) -> ring_reduce_scatter -> ring_all_gather.
-    # Hand `out` to both: the first leaves its chunk where the second wants it.
+    # Hand `out` to both halves: the first leaves its chunk where the second wants it
     raise NotImplementedError("exercise 4.4: about 4 lines")
 
 
@@ -314,7 +309,118 @@ both = {"through rank 0": naive, "ring": ring}
 plots.traffic_matrices({name: [sent for sent, _ in seen] for name, seen in both.items()})
 
 # %% [markdown]
-# ### 4.5 Two kinds of links
+# ### 4.5 Know the time before you run it
+# > difficulty 3/5 · importance 5/5 · 15 minutes · about 10 lines
+#
+# A message of n bytes takes **alpha + n beta** seconds: alpha is the latency (each message pays it, however small), beta is
+# one over the bandwidth. An algorithm takes as long as its steps, one after the other:
+#
+# | algorithm | steps | bytes in each |
+# |---|---|---|
+# | `"ring"` all-reduce | 2(R-1) | n/R |
+# | `"parameter_server"` | 2(R-1): the server serves one after the other | n |
+# | `"tree_broadcast"` | log2 R, rounded up | n |
+# | `"recursive_doubling"` all-reduce (see Further) | as the tree; one more when R is no power of two | n |
+#
+# **Predict.** Eight ranks, 10 MB, alpha 10 us, 100 GB/s. How many microseconds does the ring take?
+
+# %%
+check(ring_microseconds=...)
+
+# %%
+def alpha_beta_time(algorithm, nbytes, ranks, alpha, beta):
+    """Seconds that `algorithm` needs for `nbytes` per rank: steps * (alpha + bytes * beta).
+
+    A ValueError for an algorithm that is not in the table.
+    """
+    raise NotImplementedError("exercise 4.5: about 10 lines")
+
+
+# %%
+alpha_beta_time = check(alpha_beta_time)
+
+# %% [markdown]
+# Your model, for eight GPUs, a latency of 10 us and links of 100 GB/s. On the left the steps decide, on the right the
+# bytes:
+
+# %%
+sizes = np.geomspace(1e3, 1e9, 25)
+plots.time_against_size(
+    {name: (sizes, [alpha_beta_time(name, n, 8, 10e-6, 1 / 100e9) for n in sizes])
+     for name in ("ring", "recursive_doubling", "parameter_server")},
+    title="all-reduce on 8 ranks, by the model")
+
+# %% [markdown]
+# ### 4.6 Any length to any rank
+# > difficulty 4/5 · importance 4/5 · 25 minutes · about 12 lines · open: no recipe
+#
+# In section 3 all pieces of an all-to-all are equally long. Often they are not: lab 11 sends each token to the rank of its
+# expert, and some experts are popular. MPI calls this **Alltoallv**. No rank knows how much the others will send.
+
+# %%
+def all_to_all_v(pieces, group=None):
+    """[what each rank has sent to this one, in rank order]; pieces[j] goes to rank j of the group.
+
+    pieces    a list of 1-dim tensors of one type and device, one for each rank, perhaps views with
+              steps. Any length, also 0, and no other rank knows it. They stay as they are
+    returns   a new tensor from each rank, this one too: 1-dim, of its sender's length and type
+    bytes     a piece goes once, straight to its rank; 1000 bytes more may tell lengths
+    messages  one for each piece that goes to another rank and is not empty; R - 1 for lengths
+    score     the alpha-beta time of the busiest rank
+    Only sendrecv, dist.send, recv, isend, irecv, and what is built from them.
+    """
+    raise NotImplementedError("exercise 4.6: about 12 lines")
+
+
+# %%
+all_to_all_v = check(all_to_all_v)
+
+# %% [markdown]
+# What your function sends for three tables of lengths, in MB from each rank to each other (8 B are a length):
+
+# %%
+LENGTHS = {"even": [[1, 1, 1, 1]] * 4, "skewed": [[3, 0, 0, 0]] * 4,
+           "sparse": [[0, 3, 0, 0], [0, 0, 3, 0], [0, 0, 0, 3], [0, 0, 0, 0]]}
+
+
+def send_all(tables):
+    sent = []
+    for megabytes in tables:
+        with Traffic() as traffic:
+            all_to_all_v([torch.ones(250_000 * n, device=device())
+                          for n in megabytes[dist.get_rank()]])
+        sent.append((dict(traffic.bytes_to), traffic.sent_messages))
+    return sent
+
+
+seen = dict(zip(LENGTHS, zip(*launch(send_all, list(LENGTHS.values()), ranks=4))))
+plots.traffic_matrices({name: [sent for sent, _ in ranks] for name, ranks in seen.items()})
+
+# %% [markdown]
+# And the time by the model, on the fabric of 4.5, beside the bound: the bytes into or out of one rank.
+
+# %% tags=["nbval-check-output"]
+from ranklab.collectives import all_to_all_v_time
+
+for name, table in LENGTHS.items():
+    nbytes = [[1e6 * n for n in row] for row in table]
+    model, bound = (1e6 * all_to_all_v_time(nbytes, a, 1 / 100e9) for a in (10e-6, 0))
+    print(f"{name:7} messages of each rank {[sent for _, sent in seen[name]]}, "
+          f"{model:4.0f} us; bound {bound:3.0f} us")
+
+# %% [markdown]
+# In `skewed` rank 0 receives 9 MB, and no algorithm can help: lab 11 keeps experts evenly loaded instead. 30 us are for
+# lengths. Can fewer messages tell them? Then your score beats the library's.
+
+# %% [markdown]
+# ### Further
+#
+# Five more exercises, all checked: all-reduce for two kinds of links, the server that you now know to avoid, the all-reduce
+# for small messages, and two tools that turn measurements into a decision. They are not in the 125 minutes; the rest of the
+# lab runs without them.
+
+# %% [markdown]
+# #### `hierarchical_all_reduce`: two kinds of links
 # > difficulty 3/5 · importance 5/5 · 15 minutes · about 3 lines
 #
 # A ring is as fast as its slowest link. Inside a node GPUs talk over NVLink, between nodes over a network. (A "node" here
@@ -351,7 +457,7 @@ def hierarchical_all_reduce(x, inside=None, across=None):
     Across M nodes a rank sends only 2(M-1)/M of its own part of x; inside, 2(L-1)/L of x.
     """
     # three lines, with what you have built. If shards differ in length, how can all-gather know?
-    raise NotImplementedError("exercise 4.5: about 3 lines")
+    raise NotImplementedError("exercise hierarchical_all_reduce: about 3 lines")
 
 
 # %%
@@ -359,8 +465,7 @@ hierarchical_all_reduce = check(hierarchical_all_reduce)
 
 # %% [markdown]
 # Four ranks as two nodes. Only the dashed frames crossed the slow link: half of the tensor from each rank, so one whole
-# tensor from each node. A flat ring of four sends 1.5. And both ranks of a node sent at the same time, each through its own
-# network card where it has one.
+# tensor from each node. A flat ring of four sends 1.5.
 
 # %%
 from ranklab.collectives import node_groups
@@ -372,56 +477,6 @@ def watch_nodes(per_node):
 
 
 plots.steps(launch(watch_nodes, 2, ranks=4, nodes=2), ranks=4, nodes=2)
-
-# %% [markdown]
-# ### 4.6 Know the time before you run it
-# > difficulty 3/5 · importance 5/5 · 15 minutes · about 10 lines
-#
-# A message of n bytes takes **alpha + n beta** seconds: alpha is the latency (each message pays it, however small), beta is
-# one over the bandwidth. An algorithm takes as long as its steps, one after the other:
-#
-# | algorithm | steps | bytes in each |
-# |---|---|---|
-# | `"ring"` all-reduce | 2(R-1) | n/R |
-# | `"parameter_server"` | 2(R-1): the server serves one after the other | n |
-# | `"tree_broadcast"` | log2 R, rounded up | n |
-# | `"recursive_doubling"` all-reduce (see Further) | as the tree; one more when R is no power of two | n |
-#
-# **Predict.** Eight ranks, 10 MB, alpha 10 us, 100 GB/s. How many microseconds does the ring take?
-
-# %%
-check(ring_microseconds=...)
-
-# %%
-def alpha_beta_time(algorithm, nbytes, ranks, alpha, beta):
-    """Seconds that `algorithm` needs for `nbytes` per rank: steps * (alpha + bytes * beta).
-
-    A ValueError for an algorithm that is not in the table.
-    """
-    # the table above as a dict of (steps, bytes in a step); a ValueError for a name not in it
-    raise NotImplementedError("exercise 4.6: about 10 lines")
-
-
-# %%
-alpha_beta_time = check(alpha_beta_time)
-
-# %% [markdown]
-# Your model, for eight GPUs, a latency of 10 us and links of 100 GB/s. On the left the steps decide, on the right the
-# bytes:
-
-# %%
-sizes = np.geomspace(1e3, 1e9, 25)
-plots.time_against_size(
-    {name: (sizes, [alpha_beta_time(name, n, 8, 10e-6, 1 / 100e9) for n in sizes])
-     for name in ("ring", "recursive_doubling", "parameter_server")},
-    title="all-reduce on 8 ranks, by the model")
-
-# %% [markdown]
-# ### Further
-#
-# Four more exercises, all checked: the server that you now know to avoid, the all-reduce for small messages, and two tools
-# that turn measurements into a decision. They are not in the 120 minutes. Skip them when your time is over; the rest of the
-# lab runs without them.
 
 # %% [markdown]
 # #### `parameter_server`
@@ -436,8 +491,6 @@ def parameter_server(x, server=0, group=None):
     """
     rank, R = dist.get_rank(group), dist.get_world_size(group)
     total = x.clone(memory_format=torch.contiguous_format)
-    # a worker sends and then waits for the answer; the server receives from all, then sends to all.
-    # (When x is empty, send nothing.)
     raise NotImplementedError("exercise parameter_server: about 12 lines")
 
 
@@ -464,8 +517,6 @@ def recursive_doubling(x, group=None):
     total = x.clone(memory_format=torch.contiguous_format)
     other = torch.empty_like(total)
     nothing = total.new_empty(0)  # sendrecv does not send what is empty: a one-way message
-    # ranks from `power` on: hand over to rank - power, then wait for the sum
-    # the others: take over, swap with rank ^ step for step = 1, 2, 4, ..., hand back
     raise NotImplementedError("exercise recursive_doubling: about 13 lines")
 
 
@@ -496,8 +547,7 @@ def fit_alpha_beta(sizes, seconds):
     several times. A ValueError when there are not two different sizes.
     """
     sizes, seconds = np.asarray(sizes, float), np.asarray(seconds, float)
-    # a ValueError unless there are two different sizes -> one equation for each time, divided by it
-    # -> np.linalg.lstsq(rows, wanted, rcond=None)[0]
+    # np.linalg.lstsq(rows, wanted, rcond=None)[0] solves many equations at once
     raise NotImplementedError("exercise fit_alpha_beta: about 5 lines")
 
 
@@ -572,13 +622,16 @@ print(mpi_table(ranks=2, sizes=(2**10, 2**20)))
 # ## 6. Project
 #
 # **A benchmark for any cluster**, with nccl-tests' own columns. `algbw` is size / time. `busbw` multiplies it by what the
-# busiest link carries (2(R-1)/R for all-reduce). Compare `busbw` with the table of links in 4.5.
+# busiest link carries (2(R-1)/R for all-reduce). Compare `busbw` with the table of links under Further. Yours have a star.
 
 # %%
 from ranklab.projects import collectives as project
 
 sizes = (2**10, 2**16, 2**20, 2**24)
-rows = project.run(ranks=4, verbs=("all_reduce",), sizes=sizes)
+mine = {function.__name__: function for function in (
+    tree_broadcast, ring_reduce_scatter, ring_all_gather, ring_all_reduce, all_to_all_v,
+    hierarchical_all_reduce, parameter_server, recursive_doubling)}
+rows = project.run(ranks=4, verbs=("all_reduce",), sizes=sizes, **mine)
 print(project.table(rows))
 print(project.summary(rows))
 
@@ -598,13 +651,15 @@ project.figure(rows)
 # %%
 from ranklab.projects.collectives import links as slow
 
-ratios, emulated = np.geomspace(1, 8, 7), slow.emulate((1, 2, 4, 8))
+emulated = slow.emulate((1, 2, 4, 8), repeats=2, ring=ring_all_reduce,
+                        hierarchical=hierarchical_all_reduce)
+ratios = np.geomspace(1, 8, 7)
 plots.slow_link(ratios, slow.model(ratios), emulated,
                 title="all-reduce of 1 MB on 2 nodes of 2 ranks; 40 ms per MB inside a node")
 
 # %% [markdown]
 # By the model, the flat ring wins where all links are equal, because the hierarchical one does the same work in two layers.
-# They meet at a factor of 2, and beyond it the hierarchical one wins. (Each point is the best of three. On a busy laptop
+# They meet at a factor of 2, and beyond it the hierarchical one wins. (Each point is the best of two. On a busy laptop
 # points lie above their line, and near the crossing they can change places.) That 2 is **the number of nodes**. For more
 # nodes the model says:
 
@@ -622,6 +677,16 @@ for nodes in (2, 4, 8, 16, 32):
 # 400 GB/s outside, against 450 inside: a factor of 1.1. NCCL then builds **several flat rings at once**, each of which leaves
 # the node through another card. So the hierarchical algorithm beats *one* ring through *one* card. It does not beat eight
 # rings; there only its steps are fewer, 2(L-1) + 2(M-1) instead of 2(R-1), which helps small tensors.
+
+# %% [markdown]
+# **Your turn.** Change one thing of the benchmark. First write down which algorithm wins at 1 KB and which at 1 MB, and by
+# what factor. Ideas: `"ranks": 2`, `"verbs": ("broadcast",)`, `"kind": "bfloat16"`, `"nodes": 2`. In `all_to_all` `pairs`
+# knows all lengths beforehand.
+
+# %%
+change = {"verbs": ("all_to_all",)}
+how = {"ranks": 4, "verbs": ("all_reduce",), "sizes": (2**10, 2**20), **mine, **change}
+print(project.table(project.run(**how)))
 
 # %% [markdown]
 # ## 7. Measure
@@ -730,6 +795,5 @@ questions("02_collectives")
 #   not 2(R-1)/R times.
 # - **Protocols**: NCCL's LL and LL128 trade bandwidth for latency; slices and channels keep several rings busy at once.
 # - **Compression** (lab 04) and **overlap with computing** (lab 03), which hides what you can't make smaller.
-# - **Uneven all-to-all**: lab 11, where experts need it.
 #
 # Next: **03_data_parallel**. You have an all-reduce and a model; put them together.

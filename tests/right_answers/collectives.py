@@ -154,3 +154,80 @@ def crossover_bytes__by_search(ranks, alpha, beta):
         middle = (low + high) / 2
         low, high = (low, middle) if ring_is_ahead(middle) else (middle, high)
     return high
+
+
+def all_to_all_v__pair_by_pair(pieces, group=None):
+    """Length and piece of one partner after the other; the lower rank of a pair sends first."""
+    rank, R = dist.get_rank(group), dist.get_world_size(group)
+    received = [None] * R
+    received[rank] = pieces[rank].clone()
+
+    def tell_and_send(to):
+        n = torch.tensor([pieces[to].numel()], device=pieces[to].device)
+        dist.send(n, group=group, group_dst=to)
+        if n:
+            dist.send(pieces[to].contiguous(), group=group, group_dst=to)
+
+    for low in range(R):
+        for high in range(low + 1, R):
+            if rank not in (low, high):
+                continue
+            other = low + high - rank
+            if rank == low:
+                tell_and_send(other)
+            n = torch.empty(1, dtype=torch.int64, device=pieces[0].device)
+            dist.recv(n, group=group, group_src=other)
+            received[other] = torch.empty(int(n), dtype=pieces[0].dtype, device=n.device)
+            if n:
+                dist.recv(received[other], group=group, group_src=other)
+            if rank == high:
+                tell_and_send(other)
+    return received
+
+
+def all_to_all_v__all_at_once(pieces, group=None):
+    """Everybody learns all lengths by a ring; then one batch, into one buffer."""
+    rank, R = dist.get_rank(group), dist.get_world_size(group)
+    lengths = torch.tensor([piece.numel() for piece in pieces], device=pieces[0].device)
+    coming = ring_all_gather(lengths, group).view(R, R)[:, rank].tolist()
+    buffer = torch.empty(sum(coming), dtype=pieces[0].dtype, device=pieces[0].device)
+    received = list(buffer.split(coming))
+    received[rank].copy_(pieces[rank])
+    sent = [piece.contiguous() for piece in pieces]
+    ops = [dist.P2POp(dist.irecv, place, group=group, group_peer=r)
+           for r, place in enumerate(received) if r != rank and place.numel()]
+    ops += [dist.P2POp(dist.isend, piece, group=group, group_peer=r)
+            for r, piece in enumerate(sent) if r != rank and piece.numel()]
+    for work in dist.batch_isend_irecv(ops) if ops else ():
+        work.wait()
+    return received
+
+
+def all_to_all_v__short_pieces_with_their_lengths(pieces, group=None):
+    """What is short travels in the message that tells the length: fewer messages."""
+    rank, R = dist.get_rank(group), dist.get_world_size(group)
+    like, room = pieces[0], 20
+    size = 8 + room * like.element_size()
+
+    def letter(piece):
+        x = torch.zeros(size, dtype=torch.uint8, device=piece.device)
+        x[:8] = torch.tensor([piece.numel()], device=piece.device).view(torch.uint8)
+        if piece.numel() <= room:
+            held = like.new_zeros(room)
+            held[: piece.numel()] = piece
+            x[8:] = held.view(torch.uint8)
+        return x
+
+    received = [piece.clone() for piece in pieces]
+    for step in range(1, R):
+        to, source = (rank + step) % R, (rank - step) % R
+        arrived = sendrecv(letter(pieces[to]), to, like.new_empty(size, dtype=torch.uint8), source,
+                           group)
+        n = int(arrived[:8].view(torch.int64))
+        place = like.new_empty(n)
+        long = pieces[to].contiguous() if pieces[to].numel() > room else like.new_empty(0)
+        sendrecv(long, to, place if n > room else like.new_empty(0), source, group)
+        if n <= room:
+            place.copy_(arrived[8:].view(like.dtype)[:n])
+        received[source] = place
+    return received

@@ -6,6 +6,7 @@
     hierarchical.py  all-reduce for two kinds of links: fast inside a node, slow between nodes
     server.py        all-reduce through one rank, to see why that does not scale
     cost.py          alpha + n * beta: what each of them costs, before it is run
+    uneven.py        all-to-all of pieces whose lengths only their senders know
     wire.py          the one way in which they all talk: send to one rank, receive from another
 
 Every function takes `group=None` (all ranks), leaves its input unchanged and returns its result.
@@ -13,13 +14,14 @@ Ranks in arguments (`src`, `dst`, `server`) count inside the group. Lab 02 build
 """
 
 from ranklab.collectives.cost import (
-    ALGORITHMS, Link, alpha_beta_time, best_sent_bytes, bus_factor, crossover_bytes,
-    fit_alpha_beta, flat_ring_time, hierarchical_time,
+    ALGORITHMS, Link, all_to_all_v_time, alpha_beta_time, best_sent_bytes, bus_factor,
+    crossover_bytes, fit_alpha_beta, flat_ring_time, hierarchical_time,
 )
 from ranklab.collectives.hierarchical import hierarchical_all_reduce, node_groups
 from ranklab.collectives.ring import ring_all_gather, ring_all_reduce, ring_reduce_scatter
 from ranklab.collectives.server import parameter_server
 from ranklab.collectives.tree import recursive_doubling, tree_broadcast
+from ranklab.collectives.uneven import all_to_all_v
 from ranklab.collectives.verbs import (
     all_gather, all_reduce, all_to_all, barrier, broadcast, gather, reduce, reduce_scatter,
     scatter,
@@ -27,9 +29,10 @@ from ranklab.collectives.verbs import (
 from ranklab.collectives.wire import sendrecv
 
 __all__ = [
-    "ALGORITHMS", "Link", "all_gather", "all_reduce", "all_to_all", "alpha_beta_time", "barrier",
-    "best_sent_bytes", "broadcast", "bus_factor", "crossover_bytes", "recursive_doubling",
-    "sendrecv", "fit_alpha_beta", "flat_ring_time", "gather", "hierarchical_all_reduce",
-    "hierarchical_time", "node_groups", "parameter_server", "reduce", "reduce_scatter",
-    "ring_all_gather", "ring_all_reduce", "ring_reduce_scatter", "scatter", "tree_broadcast",
+    "ALGORITHMS", "Link", "all_gather", "all_reduce", "all_to_all", "all_to_all_v",
+    "all_to_all_v_time", "alpha_beta_time", "barrier", "best_sent_bytes", "broadcast", "bus_factor",
+    "crossover_bytes", "recursive_doubling", "sendrecv", "fit_alpha_beta", "flat_ring_time",
+    "gather", "hierarchical_all_reduce", "hierarchical_time", "node_groups", "parameter_server",
+    "reduce", "reduce_scatter", "ring_all_gather", "ring_all_reduce", "ring_reduce_scatter",
+    "scatter", "tree_broadcast",
 ]

@@ -97,6 +97,17 @@ def hierarchical_time(nbytes, nodes, per_node, fast, slow):
     return inside + alpha_beta_time("ring", nbytes, nodes, slow.alpha, slow.beta)
 
 
+def all_to_all_v_time(nbytes, alpha, beta):
+    """Seconds of the busiest rank in all_to_all_v: it tells R-1 lengths, then sends its pieces.
+
+    nbytes[i][j] go from rank i to rank j. Receiving takes as long as sending, at the same time.
+    """
+    R = len(nbytes)
+    away = [[0 if i == j else n for j, n in enumerate(row)] for i, row in enumerate(nbytes)]
+    data = max(sum(alpha + n * beta for n in row if n) for row in [*away, *zip(*away)])
+    return (R - 1) * (alpha + 8 * beta) + data
+
+
 def best_sent_bytes(verb, nbytes, ranks):
     """Bytes that each rank must send on average, with the best algorithm there is.
 

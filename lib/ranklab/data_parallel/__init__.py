@@ -3,6 +3,7 @@
     replicas.py        all start equal (broadcast_parameters), and stay so (replicas_agree)
     shards.py          which samples belong to which rank
     buckets.py         average_gradients one by one; assign_buckets: in few large messages
+    plan.py            plan_buckets: which of them leave the least time exposed
     replica.py         what a wrapped model needs besides the idea: buckets, equal buffers
     refusals.py        what it can't do, said at once; recovery.py: after a backward that raised
     overlapped.py      OverlappedDataParallel: the messages travel while backward goes on
@@ -21,6 +22,7 @@ from ranklab.data_parallel.buckets import Bucket, assign_buckets, average_gradie
 from ranklab.data_parallel.join import join_uneven
 from ranklab.data_parallel.learning_rate import scale_learning_rate
 from ranklab.data_parallel.overlapped import OverlappedDataParallel
+from ranklab.data_parallel.plan import plan_buckets
 from ranklab.data_parallel.replica import Replica, no_sync
 from ranklab.data_parallel.replicas import broadcast_parameters, replicas_agree
 from ranklab.data_parallel.shards import shard_sampler
@@ -28,6 +30,6 @@ from ranklab.data_parallel.shards import shard_sampler
 __all__ = [
     "Bucket", "OverlappedDataParallel", "Replica", "SyncBatchNorm", "assign_buckets",
     "average_gradients", "batch_norm_bytes", "broadcast_parameters", "convert_sync_batch_norm",
-    "join_uneven", "no_sync", "replicas_agree", "scale_learning_rate", "shard_sampler",
-    "sync_batch_norm",
+    "join_uneven", "no_sync", "plan_buckets", "replicas_agree", "scale_learning_rate",
+    "shard_sampler", "sync_batch_norm",
 ]

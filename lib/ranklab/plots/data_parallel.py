@@ -78,6 +78,30 @@ def timeline(events_per_rank, title="Who computes, and what travels meanwhile"):
     return fig
 
 
+@styled
+def bucket_plans(plans, ready, title="When the buckets travel"):
+    """The all-reduces of each plan below the backward; `plans` is {name: [(start, end)]}, seconds.
+
+    Dark orange is exposed: backward is over. A number counts the buckets.
+    """
+    fig, ax = figure(8.2, 0.5 * len(plans) + 1.5)
+    over = 1e3 * ready[-1]
+    gantt(ax, [Span(0, 0, over, "compute")])
+    for row, times in enumerate(plans.values(), 1):
+        for number, (start, end) in enumerate(times, 1):
+            a, b = 1e3 * start, 1e3 * end
+            gantt(ax, [Span(row, a, b, "hidden"), *([Span(row, max(a, over), b, "exposed")]
+                                                    if b > over else [])])
+            if b - a > 0.8:
+                boxed(ax, (a + b) / 2, row, number, fontsize=8)
+    gantt(ax, [], dict(enumerate(["backward", *plans])))
+    ax.axvline(over, color=INK, lw=1, ls=":")
+    ax.set(ylim=(len(plans) + 0.6, -0.6), xlabel="ms", title=title)
+    kinds_below(fig, {"compute": "computes", "hidden": "all-reduce behind computing",
+                      "exposed": "all-reduce exposed"})  # fmt: skip
+    return fig
+
+
 def _phases(ax, events, start, y):
     """Words over the computing of one rank: where forward, backward and the optimizer begin."""
     computing = sorted((e.start, e.end, e.name) for e in events if e.kind == "compute")

@@ -7,6 +7,7 @@
     tree.py          few steps: broadcast by doubling, all-reduce by doubling
     groups.py        parameter server and hierarchical all-reduce
     cost.py          the alpha-beta model
+    uneven.py        all_to_all_v
 """
 
 from ranklab import collectives
@@ -19,6 +20,7 @@ from ranklab.checks.collectives.ring import (
     check_ring_all_gather, check_ring_all_reduce, check_ring_reduce_scatter,
 )
 from ranklab.checks.collectives.tree import check_recursive_doubling, check_tree_broadcast
+from ranklab.checks.collectives.uneven import check_all_to_all_v
 from ranklab.checks.exercise import Exercise
 
 __all__ = ["EXERCISES", "PREDICTIONS"]
@@ -53,6 +55,22 @@ EXERCISES = (
         "out = x.new_empty(x.shape) when none is given; shard = ring_reduce_scatter(x, group, "
         "out); return ring_all_gather(shard, group, out)",
     )),
+    Exercise(collectives.alpha_beta_time, check_alpha_beta_time, hints=(
+        "For each algorithm: how many steps, one after the other, and how many bytes in a step?",
+        "Ring: 2(R-1) steps of nbytes/R. Server: 2(R-1) steps of nbytes. Tree: ceil(log2 R) steps "
+        "of nbytes. Doubling: as the tree, and one more when R is no power of two.",
+        "return steps * (alpha + step_bytes * beta), after looking up (steps, step_bytes) in a "
+        "dict; raise ValueError for a name that is not in it.",
+    )),
+    Exercise(collectives.all_to_all_v, check_all_to_all_v, hints=(
+        "Before a piece can arrive, its place must have the right length. Who knows it?",
+        "Two rounds of messages: first each rank tells each other one how much will come, then the "
+        "pieces go. In both, in step s send to rank + s and receive from rank - s, all at once.",
+        "lengths: verbs.all_to_all of a tensor of shape (R, 1), as int64. Then for shift in "
+        "range(1, R): sendrecv(pieces[to].contiguous(), to, received[source], source, group), with "
+        "to = (rank + shift) % R and source = (rank - shift) % R. It skips what is empty. Your own "
+        "piece is copied.",
+    )),
     Exercise(collectives.hierarchical_all_reduce, check_hierarchical_all_reduce, hints=(
         "Three lines: what can be done inside the node is done there, before and after the slow "
         "link is used.",
@@ -60,13 +78,6 @@ EXERCISES = (
         "that across. All-gather inside.",
         "shard = ring_reduce_scatter(x, inside); shard = ring_all_reduce(shard, across); return "
         "ring_all_gather(shard, inside, out=x.new_empty(x.shape))",
-    )),
-    Exercise(collectives.alpha_beta_time, check_alpha_beta_time, hints=(
-        "For each algorithm: how many steps, one after the other, and how many bytes in a step?",
-        "Ring: 2(R-1) steps of nbytes/R. Server: 2(R-1) steps of nbytes. Tree: ceil(log2 R) steps "
-        "of nbytes. Doubling: as the tree, and one more when R is no power of two.",
-        "return steps * (alpha + step_bytes * beta), after looking up (steps, step_bytes) in a "
-        "dict; raise ValueError for a name that is not in it.",
     )),
     Exercise(collectives.parameter_server, check_parameter_server, hints=(
         "Two kinds of ranks: workers send x and wait for the answer; the server does the rest.",

@@ -53,17 +53,6 @@ PREDICTIONS = (
         why="At 1000 ranks it is 199.8 MB: the cost hardly grows with the number of ranks.",
     ),
     Prediction(
-        "slow_link_megabytes", working="2 * (2 - 1) / 2 * 100", unit="MB",
-        nudge="Which part of the tensor crosses for each rank, and with how many nodes is it "
-              "reduced?",
-        answer=lambda: best_sent_bytes("all_reduce", 100, 2),
-        slips={175: "that is a flat ring over all 8 ranks",
-               25: "that is one rank; all four of the node send their shard across",
-               200: "2(M-1)/M with M = 2 nodes is 1, not 2", 50: "half of it: reduce, then gather",
-               800: "bits, not bytes"},
-        why="Between nodes it is an all-reduce over M = 2, whatever the ranks inside.",
-    ),
-    Prediction(
         "ring_microseconds", working="1e6 * 2 * 7 * (10e-6 + 10e6 / 8 / 100e9)", unit="us",
         nudge="How many steps has the ring? Each costs a latency and the time of one chunk.",
         answer=lambda: 1e6 * alpha_beta_time("ring", 10e6, 8, alpha=10e-6, beta=1 / 100e9),
@@ -76,6 +65,17 @@ PREDICTIONS = (
                240: "right latency, but 2(R-1)/R of the 10 MB go by, not 10 MB: 175 us, not 100",
                110: "that is one message of 10 MB: no ring at all"},
         why="140 us of it is latency: at 10 MB the two are nearly alike.",
+    ),
+    Prediction(
+        "slow_link_megabytes", working="2 * (2 - 1) / 2 * 100", unit="MB",
+        nudge="Which part of the tensor crosses for each rank, and with how many nodes is it "
+              "reduced?",
+        answer=lambda: best_sent_bytes("all_reduce", 100, 2),
+        slips={175: "that is a flat ring over all 8 ranks",
+               25: "that is one rank; all four of the node send their shard across",
+               200: "2(M-1)/M with M = 2 nodes is 1, not 2", 50: "half of it: reduce, then gather",
+               800: "bits, not bytes"},
+        why="Between nodes it is an all-reduce over M = 2, whatever the ranks inside.",
     ),
     Prediction(
         "crossover_megabytes", working="1e-6 * 11 * 10e-6 / (1.25 / 100e9)", unit="MB",

@@ -6,6 +6,7 @@
     sharding.py    which rank gets which samples; the learning rate
     averaging.py   one message for each parameter
     bucketing.py   one for each bucket: which parameters share it
+    planning.py    which buckets leave the least time exposed
     overlap.py     OverlappedDataParallel
     events.py      what happens when, in a backward
     backwards.py   one inside another; parameters without a gradient
@@ -22,6 +23,7 @@ from ranklab.checks.data_parallel.batch_norm import check_sync_batch_norm
 from ranklab.checks.data_parallel.bucketing import check_assign_buckets
 from ranklab.checks.data_parallel.joining import check_join_uneven
 from ranklab.checks.data_parallel.overlap import check_OverlappedDataParallel
+from ranklab.checks.data_parallel.planning import check_plan_buckets
 from ranklab.checks.data_parallel.predictions import PREDICTIONS
 from ranklab.checks.data_parallel.replicas import check_broadcast_parameters
 from ranklab.checks.data_parallel.sharding import check_scale_learning_rate, check_shard_sampler
@@ -63,11 +65,23 @@ EXERCISES = (
     Exercise(data_parallel.OverlappedDataParallel, check_OverlappedDataParallel, hints=(
         "The hook crosses its parameter off bucket.missing. When is a bucket allowed to leave?",
         "When nothing of it is missing, and all buckets before it have left: self.waiting holds "
-        "those that have not, in order. finish() clears what is missing, launches the rest, waits, "
-        "and makes all ready for the next backward.",
-        "while self.waiting and not self.waiting[0].missing: bucket = self.waiting.pop(0); "
+        "those that have not, in order. finish(): clear bucket.missing of all in self.waiting and "
+        "launch them; used = self.used_anywhere() with find_unused; wait for every handle; for "
+        "each bucket fill_none(used) and missing = set(its parameters); waiting and works as in "
+        "__init__.",
+        "In the hook: bucket.missing.remove(parameter); self.launch_ready_buckets(). There: while "
+        "self.waiting and not self.waiting[0].missing: bucket = self.waiting.pop(0); "
         "bucket.gather(); bucket.flat /= R; self.works.append(dist.all_reduce(bucket.flat, "
         "group=self.group, async_op=True))",
+    )),
+    Exercise(data_parallel.plan_buckets, check_plan_buckets, hints=(
+        "Fix the last bucket. What has to be known of all buckets before it?",
+        "Only when they have arrived, and the earlier the better. So for the first j gradients "
+        "keep the earliest end: the best over all starts i of the last bucket, from the end kept "
+        "for the first i.",
+        "ends = [0.0]; for j in 1 .. n: end of (i) = max(ends[i], ready[j - 1]) + alpha + "
+        "sum(nbytes[i:j]) * beta; keep the smallest, and its i. Then walk back from n: the last "
+        "bucket is i .. n - 1, and the one before it ends at i.",
     )),
     Exercise(data_parallel.no_sync, check_no_sync, hints=(
         "The hooks look at model.sync. What should it be inside, and what afterwards?",
@@ -79,8 +93,9 @@ EXERCISES = (
         "Forward: which three sums over ranks give mean and variance? Backward: through which "
         "paths does x enter y?",
         "torch.cat([sum of x, sum of x * x, count]) in float64, one all-reduce. Backward: sums of "
-        "grad and of grad * normal, one all-reduce; weight and bias get this rank's own sums.",
-        "mean, square = (sums[:-1] / n).split(C); variance = square - mean ** 2; of x: (grad - "
+        "grad and of grad * normal, one all-reduce of a copy; weight and bias get this rank's own.",
+        "mean, square = (sums[:-1] / n).split(C); variance = (square - mean ** 2).clamp(min=0); of "
+        "x: (grad - "
         "mean over ranks of grad - normal * mean over ranks of grad * normal) * scale * weight",
     )),
     Exercise(data_parallel.scale_learning_rate, check_scale_learning_rate, hints=(

@@ -29,27 +29,30 @@ def model(ratios, nodes=2, per_node=2):
             for name, time_of in times.items()}
 
 
-def emulate(ratios, nodes=2, per_node=2, repeats=3):
-    """{algorithm: {ratio: seconds}} of real ranks whose sends sleep: the best of `repeats`."""
+def emulate(ratios, nodes=2, per_node=2, repeats=3, ring=ring_all_reduce,
+            hierarchical=hierarchical_all_reduce):  # fmt: skip
+    """{algorithm: {ratio: seconds}} of real ranks whose sends sleep: the best of `repeats`.
+
+    ring, hierarchical  a learner's own will do
+    """
+    both = {"flat ring": ring, "hierarchical": hierarchical}
     with tempfile.TemporaryDirectory() as folder:
-        seen = launch(_time_both, ratios, per_node, folder, repeats, ranks=nodes * per_node,
-                      nodes=nodes)
+        seen = launch(_time_both, both, ratios, per_node, folder, repeats,
+                      ranks=nodes * per_node, nodes=nodes)
     slowest = {key: map(max, zip(*(one[key] for one in seen))) for key in seen[0]}
     return {name: {ratio: min(slowest[name, ratio]) for ratio in ratios}
-            for name in ("flat ring", "hierarchical")}
+            for name in both}
 
 
-def _time_both(ratios, per_node, folder, repeats):
-    inside, across = node_groups(per_node)
+def _time_both(both, ratios, per_node, folder, repeats):
+    groups = {"flat ring": (), "hierarchical": node_groups(per_node)}
     x, seconds = torch.ones(NBYTES // 4, device=device()), {}
-    both = {"flat ring": lambda: ring_all_reduce(x),
-            "hierarchical": lambda: hierarchical_all_reduce(x, inside, across)}
     for ratio in (0, *ratios * repeats):  # 0 warms up: first messages open connections
         for name, all_reduce in both.items():
             dist.barrier()
             with EmulatedLinks(*links(ratio), per_node, folder):
                 start = time.perf_counter()
-                all_reduce()
+                all_reduce(x, *groups[name])
                 finish()
                 seconds.setdefault((name, ratio), []).append(time.perf_counter() - start)
     return seconds

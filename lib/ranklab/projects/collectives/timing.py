@@ -12,7 +12,15 @@ from ranklab.engine import device, launch
 from ranklab.projects.clock import finish, wait_for_all
 
 DTYPES = {"float": torch.float32, "bfloat16": torch.bfloat16, "int64": torch.int64}
-VERBS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all")
+BUILT = {  # what lab 02 builds: {verb: {algorithm: its function in ranklab.collectives}}
+    "all_reduce": {"ring": "ring_all_reduce", "recursive_doubling": "recursive_doubling",
+                   "server": "parameter_server", "hierarchical": "hierarchical_all_reduce"},
+    "reduce_scatter": {"ring": "ring_reduce_scatter"},
+    "all_gather": {"ring": "ring_all_gather"},
+    "broadcast": {"tree": "tree_broadcast"},
+    "all_to_all": {"any_lengths": "all_to_all_v"},
+}
+VERBS = tuple(BUILT)
 
 
 class Row(NamedTuple):
@@ -27,9 +35,10 @@ class Row(NamedTuple):
     algbw: float  # bytes per second
     busbw: float
     wrong: int  # elements that are not what they should be, over all ranks
+    own: bool = False  # by a learner's function
 
 
-def algorithms(verb, nodes, groups):
+def algorithms(verb, nodes, groups, functions):
     """{name: function of the whole tensor x -> this rank's result}; x has R equal parts."""
     R, rank = dist.get_world_size(), dist.get_rank()
 
@@ -51,16 +60,18 @@ def algorithms(verb, nodes, groups):
             dist.all_to_all_single(out, x)
         return out
 
-    mine = {
-        "all_reduce": {"ring": ours.ring_all_reduce, "recursive_doubling": ours.recursive_doubling,
-                       "server": ours.parameter_server},
-        "reduce_scatter": {"ring": ours.ring_reduce_scatter},
-        "all_gather": {"ring": lambda x: ours.ring_all_gather(x.tensor_split(R)[rank])},
-        "broadcast": {"tree": ours.tree_broadcast},
-        "all_to_all": {"pairs": lambda x: ours.all_to_all(x.view(R, -1)).flatten()},
-    }[verb]
-    if verb == "all_reduce" and nodes > 1:
-        mine["hierarchical"] = lambda x: ours.hierarchical_all_reduce(x, *groups)
+    mine = {name: functions.get(built, getattr(ours, built)) for name, built in BUILT[verb].items()}
+    if verb == "all_reduce":
+        hierarchical = mine.pop("hierarchical")
+        if nodes > 1:
+            mine["hierarchical"] = lambda x: hierarchical(x, *groups)
+    elif verb == "all_gather":
+        ring = mine["ring"]
+        mine["ring"] = lambda x: ring(x.tensor_split(R)[rank])
+    elif verb == "all_to_all":
+        any_lengths = mine["any_lengths"]
+        mine = {"pairs": lambda x: ours.all_to_all(x.view(R, -1)).flatten(),
+                "any_lengths": lambda x: torch.cat(list(any_lengths([*x.tensor_split(R)])))}
     return {**mine, dist.get_backend(): backend}
 
 
@@ -76,13 +87,13 @@ def expected(verb, x_of, R, rank):
     return whole if verb == "all_reduce" else whole.tensor_split(R)[rank]
 
 
-def measure(verbs, sizes, kind, iters, nodes):
+def measure(verbs, sizes, kind, iters, nodes, functions):
     """On one rank: [(verb, algorithm, bytes, elements, median seconds, wrong elements)]."""
     R, rank, dtype = dist.get_world_size(), dist.get_rank(), DTYPES[kind]
     groups = ours.node_groups(R // nodes) if nodes > 1 else ()
     rows = []
     for verb in verbs:
-        table = algorithms(verb, nodes, groups)
+        table = algorithms(verb, nodes, groups, functions)
         for size in sizes:
             n = max(size // dtype.itemsize // R, 1) * R
 
@@ -110,11 +121,20 @@ def _interleaved(table, x, right, iters):
     return {name: statistics.median(each[1:]) for name, each in times.items()}, wrong
 
 
-def run(ranks=None, nodes=1, verbs=VERBS, sizes=(2**10, 2**16, 2**22), kind="float", iters=5):
-    """The rows of the table, from real ranks: what took longest and what went wrong on any."""
+def run(ranks=None, nodes=1, verbs=VERBS, sizes=(2**10, 2**16, 2**22), kind="float", iters=5,
+        **functions):  # fmt: skip
+    """The rows of the table, from real ranks: what took longest and what went wrong on any.
+
+    functions  a learner's own, by the library's names: ring_all_reduce=..., all_to_all_v=...
+    """
+    if unknown := functions.keys() - {name for of_verb in BUILT.values() for name in
+                                      of_verb.values()}:  # fmt: skip
+        raise TypeError(f"no function here is called {min(unknown)}")
     if unknown := [verb for verb in verbs if verb not in VERBS]:
         raise ValueError(f"verb {unknown[0]!r} is not one of {', '.join(VERBS)}")
-    seen = launch(measure, verbs, sizes, kind, iters, nodes, ranks=ranks, nodes=nodes, timeout=600)
+    seen = launch(measure, verbs, sizes, kind, iters, nodes, functions, ranks=ranks, nodes=nodes,
+                  timeout=600)
+    own = {name for name, function in functions.items() if function is not getattr(ours, name)}
     rows = []
     for of_ranks in zip(*seen):
         verb, algorithm, nbytes, count = of_ranks[0][:4]
@@ -122,7 +142,8 @@ def run(ranks=None, nodes=1, verbs=VERBS, sizes=(2**10, 2**16, 2**22), kind="flo
         wrong = sum(row[5] for row in of_ranks)
         algbw = nbytes / seconds
         busbw = algbw * ours.bus_factor(verb, len(seen))
-        rows.append(Row(verb, algorithm, nbytes, count, kind, seconds, algbw, busbw, wrong))
+        rows.append(Row(verb, algorithm, nbytes, count, kind, seconds, algbw, busbw, wrong,
+                        BUILT[verb].get(algorithm) in own))
     return rows
 
 
@@ -131,9 +152,9 @@ def table(rows):
     head = (f"{'# verb':18}{'algorithm':14}{'size':>12}{'count':>12}{'type':>10}"
             f"{'time':>12}{'algbw':>9}{'busbw':>9}{'#wrong':>8}\n"
             f"{'#':32}{'(B)':>12}{'(elements)':>12}{'':>10}{'(us)':>12}{'(GB/s)':>9}{'(GB/s)':>9}")
-    lines = [f"  {r.verb:16}{r.algorithm:14}{r.size:12}{r.count:12}{r.type:>10}{r.time * 1e6:12.1f}"
-             f"{gb(r.algbw):>9}{gb(r.busbw):>9}{r.wrong:8}" for r in rows]
-    return "\n".join([head, *lines])
+    lines = [f"  {r.verb:16}{r.algorithm + '*' * r.own:14}{r.size:12}{r.count:12}{r.type:>10}"
+             f"{r.time * 1e6:12.1f}{gb(r.algbw):>9}{gb(r.busbw):>9}{r.wrong:8}" for r in rows]
+    return "\n".join([head, *lines, *["* by your own function"] * any(r.own for r in rows)])
 
 
 def gb(rate):

@@ -4,14 +4,17 @@ import dataclasses
 import statistics
 
 from ranklab.projects.data_parallel.config import PIECES, Settings
-from ranklab.projects.data_parallel.training import run, run_all
+from ranklab.projects.data_parallel.training import Functions, run, run_all
 
 # What a run needs to be right, whatever the learning rate; see learning_rates for the rest.
 RIGHT = tuple(name for name in PIECES if name not in ("scaling", "warmup"))
 
 
 def scale(settings=Settings(), ranks=(1, 2, 4), seeds=(0, 1, 2), **how):
-    """{number of ranks: [Run for each seed]}, always with the same global batch."""
+    """{number of ranks: [Run for each seed]}, always with the same global batch.
+
+    how  for run_all: progress, timeout, a learner's own replica, sampler, scale, agree
+    """
     return {R: run(settings, R, seeds, **how) for R in ranks}
 
 
@@ -84,6 +87,8 @@ def scale_table(found):
     if len(found) > 1 and len(first) > 1:
         lines.append(f"The ranges over {len(first)} seeds "
                      f"{'overlap' if ranges_overlap(found) else 'DO NOT OVERLAP'}.")
+    own = ", ".join(first[0].own) or "none"
+    lines.append(f"Your own: {own} of {', '.join(Functions._fields)}.")
     return "\n".join(lines)
 
 

@@ -3,8 +3,10 @@
 import dataclasses
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -22,9 +24,20 @@ from ranklab.models.cnn import CNN, CNNConfig
 from ranklab.trainer import LoopConfig, Schedule, Trainer
 from ranklab.trainer import learning_rate as cosine_rate
 
-# What averages the gradients in backward.
-ENGINES = {"ours": OverlappedDataParallel,
-           "torch": lambda model, group: DistributedDataParallel(model, process_group=group)}
+
+class Functions(NamedTuple):
+    """What a run is made of; a learner's own will do."""
+
+    replica: Callable = OverlappedDataParallel  # averages the gradients in backward
+    sampler: Callable = shard_sampler
+    scale: Callable = scale_learning_rate
+    agree: Callable = replicas_agree
+
+    def own(self, settings):
+        """The names of those that are a learner's, and used."""
+        used = self if settings.engine == "ours" else self._replace(replica=Functions().replica)
+        return [name for name, mine, ours in zip(self._fields, used, Functions())
+                if mine is not ours]
 
 
 @dataclass(frozen=True)
@@ -40,46 +53,52 @@ class Run:
     loss: list  # for each epoch: the mean over all its images
     seconds: list  # for each epoch: of the slowest rank
     images: int  # in an epoch, on all ranks
+    own: tuple = ()  # the names of Functions that were a learner's
 
 
-def run(settings, ranks=None, seeds=(0,), progress=False, timeout=600):
+def run(settings, ranks=None, seeds=(0,), **how):
     """One Run for each seed, on fresh ranks (under torchrun or srun: on those that are there)."""
-    return run_all([settings], ranks, seeds, progress, timeout)[0]
+    return run_all([settings], ranks, seeds, **how)[0]
 
 
-def run_all(many, ranks=None, seeds=(0,), progress=False, timeout=600):
-    """For each of `many` Settings, which differ in anything but data: one Run for each seed."""
+def run_all(many, ranks=None, seeds=(0,), progress=False, timeout=600, **functions):
+    """For each of `many` Settings, which differ in anything but data: one Run for each seed.
+
+    functions  a learner's own of Functions: replica=..., sampler=...
+    """
+    functions = Functions(**functions)
     # scikit-learn takes a second to import: once here, not on every rank
     images = digits() if many[0].data == "digits" else None
     jobs = [(settings, seed) for settings in many for seed in seeds]
-    seen = launch(_train_jobs, jobs, images, progress, ranks=ranks, timeout=timeout,
+    seen = launch(_train_jobs, jobs, images, functions, progress, ranks=ranks, timeout=timeout,
                   stream=progress)  # fmt: skip
-    runs = [_whole(seed, of_ranks) for (_, seed), of_ranks in zip(jobs, zip(*seen))]
+    runs = [_whole(seed, of_ranks, functions.own(settings))
+            for (settings, seed), of_ranks in zip(jobs, zip(*seen))]
     return [runs[i : i + len(seeds)] for i in range(0, len(runs), len(seeds))]
 
 
-def _train_jobs(jobs, images, progress):
+def _train_jobs(jobs, images, functions, progress):
     images = images or find_images(jobs[0][0].data, jobs[0][0].folder)
     # all on the device: a few hundred megabytes at most, and no loader to wait for
     images = dataclasses.replace(images, **{
         name: getattr(images, name).to(device())
         for name in ("train", "train_labels", "held_out", "held_out_labels")
     })  # fmt: skip
-    return [train(settings, images, seed, progress) for settings, seed in jobs]
+    return [train(settings, images, seed, functions, progress) for settings, seed in jobs]
 
 
-def _whole(seed, of_ranks):
+def _whole(seed, of_ranks, own):
     """One Run of what `train` returned on each rank."""
     first = of_ranks[0]
     loss, seconds = ([one[name] for one in of_ranks] for name in ("loss", "seconds"))
     return Run(len(of_ranks), seed, first["accuracy"], min(one["accuracy"] for one in of_ranks),
                first["spread"], first["agree"], [sum(each) / len(each) for each in zip(*loss)],
-               [max(each) for each in zip(*seconds)], first["images"])  # fmt: skip
+               [max(each) for each in zip(*seconds)], first["images"], tuple(own))  # fmt: skip
 
 
-def train(settings, images, seed, progress=False):
+def train(settings, images, seed, functions=Functions(), progress=False):
     """A CNN is trained by all ranks together; returns what this rank saw, in a dict."""
-    trainer = ClassTrainer(settings, images, seed, progress)
+    trainer = ClassTrainer(settings, images, seed, functions, progress)
     trainer.fit()
     return {**trainer.seen, "accuracy": accuracy(trainer.forward, images),
             "spread": spread(trainer.model), "images": trainer.ranks * trainer.images_per_epoch}
@@ -90,8 +109,8 @@ class ClassTrainer(Trainer):
 
     unit = "images"
 
-    def __init__(self, settings, images, seed, progress=False):
-        self.settings, self.images, self.seed = settings, images, seed
+    def __init__(self, settings, images, seed, functions=Functions(), progress=False):
+        self.settings, self.images, self.seed, self.functions = settings, images, seed, functions
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
         self.title = f"ranks {self.ranks}, seed {seed}"
         if settings.batch % self.ranks:
@@ -106,17 +125,20 @@ class ClassTrainer(Trainer):
         torch.manual_seed(1000 * seed + self.rank)  # it is the broadcast that makes ranks equal
         super().__init__(make_model(settings, images), loop, schedule,
                          partial(torch.optim.SGD, lr=settings.lr, momentum=settings.momentum),
-                         device(), parallel=WithPieces(settings), progress=progress)  # fmt: skip
+                         device(), parallel=WithPieces(settings, functions.replica),
+                         progress=progress)  # fmt: skip
 
     def rate(self):
-        return learning_rate(self.settings, self.steps_done, self.steps_per_epoch)
+        return learning_rate(self.settings, self.steps_done, self.steps_per_epoch,
+                             self.functions.scale)
 
     def next_batch(self):
         epoch, place = divmod(self.steps_done, self.steps_per_epoch)
         if place == 0:
             without = self.settings.without
-            mine = shard_sampler(len(self.images.train), 0 if "shard" in without else self.rank,
-                                 self.ranks, 0 if "epoch" in without else epoch, self.seed)
+            mine = self.functions.sampler(
+                len(self.images.train), 0 if "shard" in without else self.rank, self.ranks,
+                0 if "epoch" in without else epoch, self.seed)
             self.rows = torch.tensor(mine, device=device()).split(self.batch_per_rank)
             self.start, self.lost = time.perf_counter(), 0.0
         rows = self.rows[place]
@@ -136,7 +158,7 @@ class ClassTrainer(Trainer):
         """The epoch is in `seen`; whether all replicas agree."""
         self.seen["loss"].append(float(self.lost) / self.images_per_epoch)  # waits for the device
         self.seen["seconds"].append(time.perf_counter() - self.start)
-        self.seen["agree"].append(replicas_agree(self.model))
+        self.seen["agree"].append(self.functions.agree(self.model))
         return self.seen["agree"][-1]
 
     def shown(self):
@@ -146,8 +168,8 @@ class ClassTrainer(Trainer):
 class WithPieces(DataParallel):
     """Data parallelism by ours or torch's engine, without what settings.without names."""
 
-    def __init__(self, settings):
-        super().__init__(wrap=ENGINES[settings.engine], equal_parts=True)
+    def __init__(self, settings, replica):
+        super().__init__(wrap=torchs if settings.engine == "torch" else replica, equal_parts=True)
         self.settings = settings
         if "mean" in settings.without:
             self.gradient_scale *= self.ranks  # a sum, where averaging divides by R
@@ -165,6 +187,10 @@ class WithPieces(DataParallel):
         return replica
 
 
+def torchs(model, group):
+    return DistributedDataParallel(model, process_group=group)
+
+
 def make_model(settings, images):
     _, channels, side, _ = images.train.shape
     norm = {"sync": "batch", "none": None}.get(settings.norm, settings.norm)
@@ -173,13 +199,13 @@ def make_model(settings, images):
     return convert_sync_batch_norm(model) if settings.norm == "sync" else model
 
 
-def learning_rate(settings, step, steps):
+def learning_rate(settings, step, steps, scale=scale_learning_rate):
     """Scaled to the batch, with warm-up; after it half a cosine down to zero."""
     warmup = 0 if "warmup" in settings.without else settings.warmup * steps
     batch = settings.base_batch if "scaling" in settings.without else settings.batch
     if step < warmup:
-        return scale_learning_rate(settings.lr, batch, settings.base_batch, step, warmup)
-    peak = scale_learning_rate(settings.lr, batch, settings.base_batch)
+        return scale(settings.lr, batch, settings.base_batch, step, warmup)
+    peak = scale(settings.lr, batch, settings.base_batch)
     return cosine_rate(Schedule(peak, warmup, settings.epochs * steps), step)
 
 

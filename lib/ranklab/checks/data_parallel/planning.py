@@ -1,0 +1,145 @@
+"""The check of plan_buckets: as good as the best of all plans; it prints the score."""
+
+import itertools
+import random
+import time
+
+from ranklab.checks.exercise import Mistake
+from ranklab.data_parallel.plan import (
+    block_timeline, bucket_times, capped_buckets, exposed_seconds, least_exposed,
+)
+
+SLOWER, LIMIT = 1.01, 2  # how much longer than the best may be exposed; seconds for 300 gradients
+LINKS = {  # of a step of 64 GPUs: alpha of an all-reduce, and 2 bytes sent for each of its bytes
+    "200 GB/s": (1e-4, 2 / 200e9), "25 GB/s": (2e-4, 2 / 25e9),
+    "12.5 GB/s": (2e-4, 2 / 12.5e9), "25 GB/s, 1 ms": (1e-3, 2 / 25e9),
+}
+SIZES = 5, 6, 4, 7, 3, 8, 9, 2, 1  # of two or three gradients a plan says little of its mistake
+PAIRS = (1.0, 0.1), (0.1, 0.1), (3.0, 0.02), (0.0, 0.2), (0.5, 0.0), (0.01, 1.0)  # alpha, beta
+SEARCH = ("What matters of the buckets before the last one is only when they have arrived, and "
+          "earlier is never worse. So go through the gradients, and keep the earliest end for the "
+          "first 1, 2, 3, ... of them.")
+
+WRONG_ENDS = {  # when the last all-reduce would end, if the mistake of the hint were right
+    "You count as if the link were always free. A bucket waits for the one before it: it starts at "
+    "max(its last ready, the end before).": lambda plan, ready, nbytes, alpha, beta: max(
+        ready[each[-1]] + alpha + sum(nbytes[i] for i in each) * beta for each in plan),
+    "alpha is paid for each bucket, also for a small one.":
+        lambda plan, ready, nbytes, alpha, beta: bucket_times(plan, ready, nbytes, 0, beta)[-1][1],
+    "A bucket is sent when its LAST gradient is ready, not its first.":
+        lambda plan, *case: bucket_times([each[::-1] for each in plan], *case)[-1][1],
+}
+
+
+def check_plan_buckets(plan_buckets):
+    if (plan := plan_buckets([], [], 1.0, 1.0)) != []:
+        raise Mistake(f"no gradients: {plan!r}", "There is nothing to send: an empty list.")
+    dice = random.Random(0)
+    for number in range(300):
+        case = _timeline(dice, number)
+        _near_the_best(plan_buckets, case, _least_by_all_plans(*case))
+    yield "300 timelines of 1 to 9 gradients, six pairs of alpha and beta: as good as all plans"
+    for n in (12, 16, 18, 20, 40, 80, 300):  # step by step: a search of all plans is stopped early
+        case = _long_timeline(dice, n)
+        _near_the_best(plan_buckets, case, _least(*case))
+    yield f"up to 300 gradients, in at most {LIMIT} s; arguments unchanged; now GPT-2's blocks:"
+    for name, link in LINKS.items():
+        case = *block_timeline(), *link
+        plan = _near_the_best(plan_buckets, case, _least(*case))
+        yield f"{name}: {_score(plan, case)}"
+
+
+def _timeline(dice, number):
+    """Up to 9 gradients: some ready together, some large, some after a long pause."""
+    n = SIZES[number % 9]
+    steps = [dice.choice((0.0, 0.1, 1.0, dice.random(), 5.0 * dice.random())) for _ in range(n)]
+    nbytes = [dice.choice((1, 2, 5, 10, 40)) for _ in range(n)]
+    return list(itertools.accumulate(steps)), nbytes, *PAIRS[number // 9 % len(PAIRS)]
+
+
+def _long_timeline(dice, n):
+    ready = sorted(dice.uniform(0, 0.05) for _ in range(n))
+    return ready, [int(10 ** dice.uniform(3, 7)) for _ in range(n)], 3e-4, 0.04 / n / 1e6
+
+
+def _least_by_all_plans(ready, *rest):
+    return min(exposed_seconds(plan, ready, *rest) for plan in _all_plans(len(ready)))
+
+
+def _all_plans(n):
+    for cuts in itertools.product((False, True), repeat=n - 1):
+        ends = [i for i, is_cut in enumerate(cuts, 1) if is_cut]
+        yield [list(range(a, b)) for a, b in zip([0, *ends], [*ends, n])]
+
+
+def _least(ready, nbytes, alpha, beta):
+    """The same for many gradients. (A test holds it against all plans.)"""
+    ends = [0.0]
+    for j, when in enumerate(ready):
+        size, best = 0, float("inf")
+        for i in range(j, -1, -1):
+            size += nbytes[i]
+            best = min(best, max(when, ends[i]) + alpha + size * beta)
+        ends.append(best)
+    return ends[-1] - ready[-1]
+
+
+def _near_the_best(plan_buckets, case, least):
+    """The plan of `case`, found in time, with little more exposed than `least`; else a Mistake."""
+    n, given, started = len(case[0]), ([*case[0]], [*case[1]], *case[2:]), time.process_time()
+    plan = _valid(plan_buckets(*given), n)
+    if (spent := time.process_time() - started) > LIMIT:
+        raise Mistake(f"{n} gradients take {spent:.1f} s, more than {LIMIT}",
+                      "n gradients have 2^(n-1) plans, so you can't look at all. " + SEARCH)
+    if given[:2] != case[:2]:
+        raise Mistake("its arguments have changed", "ready and nbytes are the caller's: copy them.")
+    exposed = exposed_seconds(plan, *case)
+    if exposed <= SLOWER * least + 1e-12:
+        return plan
+    what = f"{len(plan)} buckets" if n > 9 else f"the buckets {plan}"
+    raise Mistake(f"{_said(case)}: {what} leave {exposed:.4g} s exposed after backward; "
+                  f"{least:.4g} s are possible", _hint(plan_buckets))
+
+
+def _said(case):
+    ready, nbytes, alpha, beta = case
+    if len(ready) > 9:
+        return f"{len(ready)} gradients, {alpha=:.3g}, {beta=:.3g}"
+    return f"ready={[round(when, 2) for when in ready]}, nbytes={nbytes}, {alpha=:g}, {beta=:g}"
+
+
+def _valid(plan, n):
+    if not isinstance(plan, list) or not all(isinstance(each, list) for each in plan):
+        raise Mistake(f"it returned {str(plan)[:60]}", "Return a list of lists of indices.")
+    if [] in plan:
+        raise Mistake("there is an empty bucket", "Each bucket is a message: it holds a gradient.")
+    places = [i for bucket in plan for i in bucket]
+    if places != list(range(n)):
+        raise Mistake(f"{n} gradients: the buckets are {str(plan)[:60]}", "Each index from 0 to "
+                      f"{n - 1} once, in order: gradients travel in the order of their times.")
+    return plan
+
+
+def _hint(plan_buckets):
+    """What all its plans would be the best for, if that is a usual mistake."""
+    dice = random.Random(1)
+    cases = [_timeline(dice, number) for number in range(40)]
+    plans = [_valid(plan_buckets(*case), len(case[0])) for case in cases]
+    if all(len(plan) == 1 for plan in plans):
+        return "One bucket starts when backward is over. What could travel before?"
+    if all(len(plan) == len(case[0]) for plan, case in zip(plans, cases)):
+        return "A message for each gradient pays alpha each time: put some together."
+    for hint, end in WRONG_ENDS.items():
+        if all(end(plan, *case) <= min(end(other, *case) for other in _all_plans(len(case[0])))
+               for plan, case in zip(plans, cases)):
+            return hint
+    return SEARCH
+
+
+def _score(plan, case):
+    n = len(case[0])
+    others = {"25 MB": capped_buckets(case[1]), "one": [[*range(n)]],
+              "each alone": [[i] for i in range(n)]}
+    rest = ", ".join(f"{name} {1e3 * exposed_seconds(p, *case):.3g}" for name, p in others.items())
+    return (f"{1e3 * exposed_seconds(plan, *case):.3g} ms exposed; library "
+            f"{1e3 * _least(*case):.3g}, {rest}, bound {1e3 * least_exposed(*case):.3g}")

@@ -1,0 +1,28 @@
+"""All-to-all of pieces that differ in length: MPI's Alltoallv."""
+
+import torch
+import torch.distributed as dist
+
+from ranklab.collectives import verbs
+from ranklab.collectives.wire import sendrecv
+
+
+def all_to_all_v(pieces, group=None):
+    """[what each rank has sent to this one, in rank order]; pieces[j] goes to rank j of the group.
+
+    Pieces are 1-dim tensors of one type and device, each of any length, also 0; no other rank knows
+    the lengths. The results are new tensors, and `pieces` stay as they are.
+
+    cost   a piece travels once, straight to its rank, and an empty one not at all; before, the
+           lengths: R-1 messages of 8 bytes
+    lab    02
+    """
+    rank, R = dist.get_rank(group), dist.get_world_size(group)
+    lengths = torch.tensor([[len(piece)] for piece in pieces], device=pieces[0].device)  # (R, 1)
+    coming = verbs.all_to_all(lengths, group).flatten().tolist()
+    received = [pieces[0].new_empty(n) for n in coming]
+    received[rank].copy_(pieces[rank])
+    for shift in range(1, R):  # in each round all send equally far, so that no rank is crowded
+        to, source = (rank + shift) % R, (rank - shift) % R
+        sendrecv(pieces[to].contiguous(), to, received[source], source, group)
+    return received
