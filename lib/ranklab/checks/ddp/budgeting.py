@@ -37,12 +37,14 @@ def check_compress_to_budget(hook):
             _agree([seen[rank][name] for rank in members], members, name, nbytes)
     yield "in groups of 3 and of 1 all ranks have the same, for at most top-k's bytes in each step"
     for rank, of_rank in enumerate(seen):
-        _ends(of_rank, rank)
-    yield "zeros stay zeros, a bucket of one number is right, 100,000 is finite, a NaN is seen"
+        _zeros(of_rank["zeros"][0], rank)
+        _steady(of_rank["steady"][0], rank)
+    yield (f"of a gradient that stays, the mean of {STEADY} results is near the ranks' mean; zeros "
+           "stay zeros")
     for rank, of_rank in enumerate(seen):
-        _steady(of_rank["steady"], rank)
-    yield (f"of a gradient that stays, the mean of {STEADY} results is near the ranks' mean: "
-           "nothing is lost")
+        _one_number(of_rank["one number"][0], rank)
+        _not_a_number(of_rank["NaN"][0], rank)
+    yield "a bucket of one number is right, 100,000 is finite, a NaN is seen"
     (row, results, sent), (_, others, _) = run_in_ddp(_trained, hook, ranks=2)
     nbytes = top_k_bytes(GPT(compression.MODEL).parameters(), FRACTION)
     _agree([(results, sent), (others, sent)], range(2), "the lab's model", nbytes)
@@ -143,8 +145,8 @@ def _agree(of_ranks, members, name, nbytes):
                           "rounded.")
 
 
-def _steady(seen, rank):
-    results, members = seen[0], members_of(rank)
+def _steady(results, rank):
+    members = members_of(rank)
     right, got = mean_of(members, 0, "normal"), results.double().mean(0)
     apart = ((got - right).norm() / right.norm()).item()
     if apart <= NEAR:
@@ -164,20 +166,25 @@ def _steady(seen, rank):
     raise Mistake(what, FEEDBACK)
 
 
-def _ends(seen, rank):
-    where = f"on {rank_name(rank, 4)}"
-    zeros, one, broken = (seen[name][0] for name in ("zeros", "one number", "NaN"))
-    if not torch.equal(zeros, torch.zeros_like(zeros)):
-        raise Mistake(f"{where} a gradient of zeros becomes {zeros.abs().max():.3g}", "Zero over "
-                      "a scale of zero is NaN, and a zero has no sign.")
+def _zeros(results, rank):
+    if not torch.equal(results, torch.zeros_like(results)):
+        raise Mistake(f"on {rank_name(rank, 4)} a gradient of zeros becomes "
+                      f"{results.abs().max():.3g}", "Zero over a scale of zero is NaN, and a zero "
+                      "has no sign.")
+
+
+def _one_number(results, rank):
     right = LARGE * (1 + sum(members_of(rank)) / len(members_of(rank)))
-    got = one.double().mean().item()
+    got = results.double().mean().item()
     if not abs(got - right) < 0.001 * right:
-        raise Mistake(f"{where} a bucket of one number, {right:,.0f} in the mean, becomes "
-                      f"{got:,.0f} in the mean of {len(one)} steps", "float16 ends at 65,504, "
+        raise Mistake(f"on {rank_name(rank, 4)} a bucket of one number, {right:,.0f}, becomes "
+                      f"{got:,.0f} in the mean of {len(results)} steps", "float16 ends at 65,504, "
                       "bfloat16 does not. What is lost, also by rounding, must be sent in the "
                       "next steps.")
-    if torch.isfinite(broken).all():
-        raise Mistake(f"{where} a NaN of one rank is not seen in the result", "A NaN that hides in "
-                      "the error stays there: send it, so that all ranks stop together. topk takes "
-                      "a NaN for the largest; a comparison with it is false.")
+
+
+def _not_a_number(results, rank):
+    if torch.isfinite(results).all():
+        raise Mistake(f"on {rank_name(rank, 4)} a NaN of one rank is not seen in the result",
+                      "A NaN that hides in the error stays there: send it, so that all ranks stop "
+                      "together. topk takes a NaN for the largest; a comparison with it is false.")

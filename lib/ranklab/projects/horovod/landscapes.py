@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from ranklab.horovod.cost import overlapped_time
 
-CALLS, NOISE, STRAGGLERS, LATE = 200, 0.05, 0.1, 3
+CALLS, NOISE, STRAGGLERS, LATE = 300, 0.05, 0.1, 3
 SEED = 54  # here all right answers that we know have ten of ten; those that ignore noise have eight
 KINDS = {  # where the best threshold lies: latencies and backward, in times of the wire; the range
     "in the middle": (2.0, 1.0, 2**12, 2**28),
