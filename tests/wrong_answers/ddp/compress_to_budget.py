@@ -22,6 +22,7 @@ WRONG = [
     # those of `make sweep`
     mutant(answer, "wanted = buffer", "wanted = buffer.nan_to_num(0)", says="a NaN of one rank"),
     mutant(answer, "grid.abs().topk", "grid.topk", says="Largest in size"),
+    mutant(answer, "2**15)", "2**17)", says="int16 ends at 32,767"),
     mutant(answer, LEFT, "grid.scatter(1, places, 0.0)", says="also by rounding",
            called="rounding_is_lost"),
     mutant(answer, K, K + ") if errors else (grid.shape[1]", says="step 0 sends",

@@ -29,12 +29,6 @@ def tune_fusion__each_once(seconds_of, low, high, calls):
     return min(grid, key=seconds_of)
 
 
-def tune_fusion__each_once_but_many(seconds_of, low, high, calls):
-    """Each threshold is measured once"""
-    grid = {round(low * (high / low) ** (i / calls)) for i in range(calls)}
-    return min(sorted(grid), key=seconds_of)
-
-
 def tune_fusion__horovods_default(seconds_of, low, high, calls):
     """it measures nothing"""
     return max(low, min(high, 64 * 2**20))

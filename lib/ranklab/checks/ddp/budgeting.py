@@ -19,21 +19,24 @@ from ranklab.projects.ddp import compression
 
 FRACTION, BETTER, STEPS = 0.001, 0.03, 50  # BETTER: nats; right answers are 0.06 to 0.15 better
 STEADY, NEAR = 60, 0.6  # steps of one gradient, and how near the mean of the results must be
+MANY, SPIKES = 70_000, [5, 33_333, 65_000, 69_999]
 LARGE = 100_000.0  # float16 ends at 65,504
 FEEDBACK = ("What is not sent in a step, also by rounding, must be added to the next gradient. "
             "Keep it by parameter, because DDP makes new buckets in its second step.")
 BYTES = "gloo sends no 16-bit integers: .view(torch.uint8) before, .view(torch.int16) after."
+PLACES = "int16 ends at 32,767, uint16 at 65,535: count places in rows that are short enough."
 FEWER = ("8 (R-1) bytes for each entry of top-k: count values, places and scales. An all-gather "
          "sends (R-1) times what a rank has, an all-reduce 2 (R-1)/R of it.")
 
 
 def check_compress_to_budget(hook):
     check_signature(hook)
-    with hinted({"must match": FEEDBACK, "Invalid scalar type": BYTES}):
+    with hinted({"must match": FEEDBACK, "Invalid scalar type": BYTES, "out of bounds": PLACES}):
         seen = run_in_ddp(_four, hook, ranks=4)
     for members in GROUPS[::-1]:
         for name in seen[0]:
-            nbytes = 8 if name == "one number" else top_k_bytes(Given().weights, FRACTION)
+            nbytes = {"one number": 8, "70,000 numbers": 8 * MANY // 1000}.get(
+                name, top_k_bytes(Given().weights, FRACTION))
             _agree([seen[rank][name] for rank in members], members, name, nbytes)
     yield "in groups of 3 and of 1 all ranks have the same, for at most top-k's bytes in each step"
     for rank, of_rank in enumerate(seen):
@@ -44,7 +47,8 @@ def check_compress_to_budget(hook):
     for rank, of_rank in enumerate(seen):
         _one_number(of_rank["one number"][0], rank)
         _not_a_number(of_rank["NaN"][0], rank)
-    yield "a bucket of one number is right, 100,000 is finite, a NaN is seen"
+        _spikes_arrive(of_rank["70,000 numbers"][0][0], rank)
+    yield "buckets of one number and of 70,000 are right, 100,000 is finite, a NaN is seen"
     (row, results, sent), (_, others, _) = run_in_ddp(_trained, hook, ranks=2)
     nbytes = top_k_bytes(GPT(compression.MODEL).parameters(), FRACTION)
     _agree([(results, sent), (others, sent)], range(2), "the lab's model", nbytes)
@@ -91,8 +95,16 @@ def _four(hook):
     broken[130] = torch.nan if rank in (0, 3) else 1.0
     one = torch.full((1,), LARGE * (1 + rank))
     jobs = {"steady": (Given(), [mine] * STEADY), "zeros": (Given(), [0 * mine] * 3),
-            "one number": (nn.Linear(1, 1, bias=False), [one] * 8), "NaN": (Given(), [broken])}
+            "one number": (nn.Linear(1, 1, bias=False), [one] * 8), "NaN": (Given(), [broken]),
+            "70,000 numbers": (nn.Linear(MANY, 1, bias=False), [_spikes(rank)])}
     return {name: _steps(hook, group, *job) for name, job in jobs.items()}
+
+
+def _spikes(rank):
+    """Many small numbers, and a few large ones, at the same places on each rank."""
+    x = torch.full((MANY,), 1e-3)
+    x[SPIKES] = 1.0 + rank
+    return x
 
 
 def _steps(hook, group, model, inputs):
@@ -188,3 +200,9 @@ def _not_a_number(results, rank):
         raise Mistake(f"on {rank_name(rank, 4)} a NaN of one rank is not seen in the result",
                       "A NaN that hides in the error stays there: send it, so that all ranks stop "
                       "together. topk takes a NaN for the largest; a comparison with it is false.")
+
+
+def _spikes_arrive(result, rank):
+    if (result[SPIKES] < 0.99 * result.max()).any():
+        raise Mistake(f"on {rank_name(rank, 4)} equal entries at {SPIKES} of 70,000 become "
+                      f"{[round(x, 3) for x in result[SPIKES].tolist()]}", PLACES)

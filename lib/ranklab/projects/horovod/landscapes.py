@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from ranklab.horovod.cost import overlapped_time
 
 CALLS, NOISE, STRAGGLERS, LATE = 300, 0.05, 0.1, 3
-SEED = 54  # here all right answers that we know have ten of ten; those that ignore noise have eight
+SEED = 54  # all right answers that we know get ten of ten here; one measurement each gets eight
 KINDS = {  # where the best threshold lies: latencies and backward, in times of the wire; the range
     "in the middle": (2.0, 1.0, 2**12, 2**28),
     "at the low end": (0.02, 1.0, 2**20, 2**28),
