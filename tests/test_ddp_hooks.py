@@ -291,3 +291,14 @@ def test_error_feedback_is_worth_more_than_it_costs():
     assert sent["PowerSGD 1"] == sent["PowerSGD 1 (torch)"]
     lines = project.table(rows).splitlines()
     assert len(lines) == 7 and "held-out loss" in lines[0] and "1.0x" in lines[1]
+
+
+def test_the_projects_hooks_run_what_they_are_given():
+    def mine(*_):
+        return None
+
+    made = {name: make for name, make in project.hooks(mine, mine, mine, mine).items() if make}
+    assert made["fp16"]()[1] is made["budget of 0.1%"]()[1] is mine
+    assert made["top-k 1%"]()[0].compress is made["PowerSGD 1"]()[0].approximate is mine
+    rows = [project.Row("float32", 10, 3.0)]
+    assert "Yours: mine. The library's: TopK." in project.table(rows, half=mine, top_k=TopK)

@@ -46,7 +46,8 @@ def everything(tokens, folder):
     import ranklab.horovod as hvd
 
     path = f"{folder}/timeline-{os.environ['WORLD_SIZE']}.json"
-    found = project.work(project.OURS, tokens, SMALL, ("none", "fp16"), path, (0, 2**27))
+    found = project.work(project.OURS, tokens, SMALL, ("none", "fp16"), path, (0, 2**27),
+                         lambda seconds_of, low, high, calls: (seconds_of(low), low)[1])
     hvd.init()
     model, _ = bert.fine_tune(hvd, tokens, SMALL)
     with torch.no_grad():
@@ -133,10 +134,15 @@ def test_the_guard_found_the_same_norm_on_one_rank_and_on_all(seen):
 
 
 def test_a_threshold_of_zero_fuses_nothing(seen):
-    none, all_of_them = seen[4][0]["tuned"]
+    none, all_of_them, _ = seen[4][0]["tuned"]
     assert none.all_reduces == len(seen[4][0]["runs"]["none"]["sizes"])
     assert all_of_them.all_reduces < none.all_reduces
     assert all_of_them.sent_bytes == pytest.approx(none.sent_bytes, rel=0.02), "fusion saves none"
+
+
+def test_all_ranks_try_what_rank_0s_tuner_asks_for(seen):
+    for one in (*seen[1], *seen[4]):
+        assert one["chosen"] == one["tuned"][-1].threshold == tuning.RANGE[0]
 
 
 def test_what_was_found_is_a_table(seen):
@@ -146,7 +152,8 @@ def test_what_was_found_is_a_table(seen):
     assert re.search(r"BERT, compression fp16 +\d+\.\d% +0\.\d\d MB", text)
     assert ("The bag of words wins" in text) == (
         max(run["accuracy"] for run in seen[4][0]["runs"].values()) < 1)
-    assert tuning.table(seen[4][0]["tuned"]).count("MB") == 2
+    assert tuning.table(seen[4][0]["tuned"]).count("MB") == 3
+    assert "A fusion threshold of 1,024 bytes is chosen. Yours: tune_fusion." in text
 
 
 @needs_bert

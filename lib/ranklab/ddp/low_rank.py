@@ -47,6 +47,7 @@ class PowerSGD:
     error_feedback  False: what is left out is lost (for comparison)
     warm_start      False: a random q in every step, instead of the last one
     seed            of the first q; the same on every rank
+    approximate     power_sgd, or a learner's own
 
     cost   a bucket: two all-reduces for each shape, and one for all the rest. They block: nothing
            is hidden behind backward
@@ -54,12 +55,12 @@ class PowerSGD:
     """
 
     def __init__(self, rank=4, group=None, start=0, error_feedback=True, warm_start=True, shrink=2,
-                 seed=0):  # fmt: skip
+                 seed=0, approximate=power_sgd):  # fmt: skip
         if rank < 1:
             raise ValueError(f"rank={rank} must be at least 1")
         self.rank, self.group, self.start, self.shrink = rank, group, start, shrink
         self.error_feedback, self.warm_start = error_feedback, warm_start
-        self.step = 0
+        self.step, self.approximate = 0, approximate
         self.errors, self.qs = {}, {}  # by parameter: DDP rebuilds its buckets in its second step
         self.generator = torch.Generator().manual_seed(seed)
 
@@ -76,7 +77,7 @@ class PowerSGD:
         if rest:
             self._average(rest)
         self.step += bucket.is_last()
-        return _done(bucket.buffer())
+        return finished(bucket.buffer())
 
     def state_dict(self, model):
         """What the next step depends on, by the names of the plain model's parameters. The errors
@@ -105,7 +106,7 @@ class PowerSGD:
         q = torch.stack([self._q(p, matrix) for p in parameters])  # (b, m, r)
         none = torch.zeros_like(matrix[0])
         error = torch.stack([self.errors.get(p, none) for p in parameters])
-        approximation, q, error = power_sgd(matrix, q, error, self.group)
+        approximation, q, error = self.approximate(matrix, q, error, self.group)
         for i, (parameter, gradient) in enumerate(zip(parameters, gradients)):
             gradient.copy_(approximation[i].view_as(gradient))
             if self.error_feedback:
@@ -126,7 +127,7 @@ class PowerSGD:
         unpack(flat, gradients)
 
 
-def _done(buffer):
+def finished(buffer):
     """A future that holds `buffer` already."""
     future = torch.futures.Future(devices=[buffer.device] if buffer.is_cuda else None)
     future.set_result(buffer)

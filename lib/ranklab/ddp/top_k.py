@@ -30,19 +30,34 @@ def top_k_compress(gradient, error, k):
     return values, indices, wanted.view(gradient.shape)
 
 
+def top_k_bytes(parameters, fraction):
+    """What TopK(fraction) sends of them to each other rank, in float32: 8 bytes an entry.
+
+    lab    04
+    """
+    return sum(8 * count_of(p, fraction) for p in parameters)
+
+
+def count_of(tensor, fraction):
+    """How many entries of it are sent: one or more."""
+    return max(1, int(fraction * tensor.numel()))
+
+
 class TopK:
     """A DDP hook: of each parameter's gradient only `fraction` of the entries travel, one or more.
 
-    error_feedback=False drops what is not sent (for comparison).
+    error_feedback=False drops what is not sent (for comparison). `compress` may be a learner's own
+    top_k_compress.
 
     cost   one all-gather a bucket: each of the other ranks gets 4 bytes a place, and the value
     error  fraction must be above 0 and at most 1
     """
 
-    def __init__(self, fraction=0.01, group=None, error_feedback=True):
+    def __init__(self, fraction=0.01, group=None, error_feedback=True, compress=top_k_compress):
         if not 0 < fraction <= 1:
             raise ValueError(f"fraction={fraction} must be above 0 and at most 1")
         self.fraction, self.group, self.error_feedback = fraction, group, error_feedback
+        self.compress = compress
         self.errors = {}  # by parameter and not by bucket: DDP rebuilds its buckets in step 2
 
     def hook(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -82,8 +97,8 @@ class TopK:
         for parameter, gradient in zip(bucket.parameters(), bucket.gradients()):
             known = parameter in self.errors
             error = self.errors[parameter] if known else torch.zeros_like(gradient)
-            k = max(1, int(self.fraction * gradient.numel()))
-            best, at, error = top_k_compress(gradient, error, k)
+            k = count_of(gradient, self.fraction)
+            best, at, error = self.compress(gradient, error, k)
             values.append(best)
             places.append(at + start)
             start += gradient.numel()

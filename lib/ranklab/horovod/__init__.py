@@ -15,11 +15,12 @@ Read in this order:
     compression.py    gradients in 16 bits
     trace.py          timeline: what happened to each tensor, as a trace
     cost.py           what negotiation and fusion cost, before it is run
+    tuner.py          tune_fusion: which threshold is the fastest?
 
 and, below them, start.py (init, shutdown), world.py (rank, size), process_sets.py, requests.py
 (what travels between the ranks), groups.py and settings.py. Lab 05 builds the ideas in it. It is
 made of collectives (sendrecv, and the model of time). Not here: alltoall, reducescatter, sparse
-tensors, elastic runs, and autotuning.
+tensors, elastic runs, and tuning while a model trains.
 """
 
 from ranklab.horovod.adaptive_sum import adasum, adasum_of_two, dot_products, gather_halves
@@ -41,6 +42,7 @@ from ranklab.horovod.requests import (
 )
 from ranklab.horovod.start import init, shutdown
 from ranklab.horovod.trace import timeline
+from ranklab.horovod.tuner import tune_fusion
 from ranklab.horovod.world import (
     counted, cross_rank, cross_size, is_initialized, local_rank, local_size, rank, size,
     start_timeline, stop_timeline,
@@ -57,4 +59,5 @@ __all__ = [
     "global_process_set", "grouped_allreduce", "grouped_allreduce_async", "init",
     "is_initialized", "join", "local_rank", "local_size", "negotiate", "poll", "rank", "shutdown",
     "size", "start_timeline", "stop_timeline", "synchronize", "timeline",
+    "tune_fusion",
 ]

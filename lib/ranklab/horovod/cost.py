@@ -19,6 +19,24 @@ def fused_time(sizes, threshold, ranks, alpha, beta):
                for group in groups)
 
 
+def overlapped_time(sizes, threshold, backward, ranks, alpha, beta):
+    """Seconds from the start of backward until all tensors are reduced, one ring after the other.
+
+    Tensor i of n is ready after (i + 1)/n of `backward` seconds. A buffer leaves when it is full,
+    or when backward is over. (Simplified: Horovod also sends a buffer that is not full, at the end
+    of a cycle. So its curve is flatter at high thresholds.)
+
+    lab    05
+    """
+    tensors = [torch.empty(n, dtype=torch.uint8, device="meta") for n in sizes]
+    now = 0.0
+    for group in fuse_tensors(tensors, threshold):
+        ready = backward * (group[-1] + 1) / len(sizes)
+        nbytes = sum(sizes[i] for i in group)
+        now = max(now, ready) + alpha_beta_time("ring", nbytes, ranks, alpha, beta)
+    return now
+
+
 def negotiation_bytes(tensors, ranks, request_bytes=None):
     """Bytes of one cycle in which `tensors` names become ready on all ranks.
 

@@ -1,5 +1,7 @@
 """The figures of lab 05: what is ready when, what is fused, where the time goes."""
 
+from collections import Counter
+
 from ranklab.plots.boxes import arrow, box
 from ranklab.plots.gantt import Span, gantt
 from ranklab.plots.style import (
@@ -113,6 +115,26 @@ def fusion(thresholds, all_reduces, seconds, measured=None, title=None):
         bytes_axis(left.xaxis)
     if title:
         right.set_title(title)
+    return fig
+
+
+@styled
+def searches(seen):
+    """What a tuner has asked for, on the curve of each landscape; `seen` are (Steps, chosen)."""
+    fig, axes = figure(8.2, 2.9, cols=len(seen))
+    for ax, (steps, chosen) in zip(axes, seen):
+        landscape = steps.landscape
+        ratio = landscape.high / landscape.low
+        grid = [round(landscape.low * ratio ** (i / 59)) for i in range(60)]
+        line(ax, grid, [landscape.score(x) for x in grid], 0, "no noise", marker="")
+        asked = Counter(steps.asked)
+        for threshold, calls in asked.items():
+            ax.plot(threshold, landscape.score(threshold), "o", color=TONES[1], alpha=0.7,
+                    markersize=2 + calls**0.5)
+        ax.axvline(chosen, color=INK, lw=1, ls=DASHES[1])
+        ax.set(xscale="log", xlabel="fusion threshold", title=f"best {landscape.kind}")
+        bytes_axis(ax.xaxis)
+    axes[0].set_ylabel("step, in times of the best")
     return fig
 
 

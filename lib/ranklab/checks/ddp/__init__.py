@@ -9,9 +9,12 @@
     sparsifying.py  top_k_compress
     matrices.py     what power_sgd is called with, on every rank
     low_rank.py     power_sgd
+    budgeting.py    compress_to_budget
+    refusals.py     what DDP says of a hook that is not one
 """
 
 from ranklab import ddp
+from ranklab.checks.ddp.budgeting import check_compress_to_budget
 from ranklab.checks.ddp.diagnosing import check_diagnose
 from ranklab.checks.ddp.exposing import check_exposed_communication
 from ranklab.checks.ddp.halving import check_compress_fp16_hook
@@ -73,5 +76,16 @@ EXERCISES = (
         "@ p, all-reduced and divided by the ranks. The gradient is p @ q.mT.",
         "After the second all-reduce: q /= dist.get_world_size(group); approximation = p @ q.mT; "
         "return approximation, q, wanted - approximation",
+    )),
+    Exercise(ddp.compress_to_budget, check_compress_to_budget, hints=(
+        "An entry of top-k has 8 bytes: 4 for its value, 4 for its place. What can each do with?",
+        "A value in bfloat16 has 2 bytes. A place has 2 where it counts in a row of 32,768 "
+        "numbers, and 1 as the distance from the place before. Take the largest of the whole "
+        "bucket, not some of each parameter. What is lost by rounding belongs into the error, too.",
+        "wanted = buffer + errors; places = wanted.abs().topk(k).indices, k = top_k_bytes("
+        "bucket.parameters(), 0.001) // 4; values = wanted[places].bfloat16(); their bytes and "
+        "those of places.short() in one uint8 tensor; all_gather_single; add up rank by rank, "
+        "divide by R. The error is wanted, less values.float() at these places; cut it by "
+        "parameter. A bucket of more than 32,768 numbers: rows of so many, topk in each.",
     )),
 )

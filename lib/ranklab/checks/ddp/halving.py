@@ -1,47 +1,25 @@
 """The check of compress_fp16_hook: registered in torch's own DDP."""
 
-import inspect
-
 import torch
 import torch.distributed as dist
 
 from ranklab.checks.ddp.given import COUNT, gradients_of, mean_of, steps_in_ddp
+from ranklab.checks.ddp.refusals import BACK, check_signature, run_in_ddp
 from ranklab.checks.exercise import Mistake
-from ranklab.checks.trial import GROUPS, group_of_mine, on_ranks
+from ranklab.checks.trial import GROUPS, group_of_mine
 
 KINDS = ("normal", "normal", "normal", "large", "uneven")
 PRECISION = 7e-4  # float16: about 3e-4 of the gradient's length; bfloat16: 2e-3
-BACK = ("Does the result get back? DDP takes what the future holds: in .then(...) copy it into "
-        "bucket.buffer(), and return that buffer.")
-LIST = "A finished future's value() is a list of one tensor: take value()[0]; return the buffer."
-FUNCTION = ("Give .then(...) a function, and not what it returns: it is called when the sum is "
-            "there.")
-OF_DDP = (  # a part of what DDP or Python says, and what it means here
-    ("must return a torch.futures.Future", "DDP wants a future, and gets something else",
-     "dist.all_reduce(..., async_op=True).get_future() is one, and so is what its .then(...) "
-     "returns. DDP goes on with backward meanwhile."),
-    ("expected the hook result is a PyObject",
-     "the future that DDP gets holds the all-reduce's list, not the bucket", BACK),
-    ("Expected a proper Tensor but got None", "what runs in .then(...) returns None", BACK),
-    ("must be Tensor, not list", "in .then(...) a list is taken for a tensor", LIST),
-    ("Unable to cast [tensor(", "what runs in .then(...) returns a list", LIST),
-    ("'NoneType' object has no attribute 'get_future'", "dist.all_reduce returns None here",
-     "With async_op=True it returns at once, with a Work, whose get_future() is asked."),
-    ("completed() INTERNAL ASSERT", "value() is asked of a future that is not done", FUNCTION),
-    ("then(): incompatible function arguments", ".then(...) gets no function", FUNCTION),
-    ("'NoneType' object has no attribute 'size'", "the group is None here, which has no size()",
-     "register_comm_hook(None, hook) means all ranks: dist.get_world_size(group) takes None."),
-)
 
 
 def check_compress_fp16_hook(fn):
-    _signature(fn)
+    check_signature(fn)
     for ranks in (2, 3, 1):
-        seen = _run(steps_in_ddp, None, fn, KINDS[:3], ranks=ranks)
+        seen = run_in_ddp(steps_in_ddp, None, fn, KINDS[:3], ranks=ranks)
         _shares_nothing(seen)
         _values(seen, range(ranks), KINDS[:3])
     yield "in torch's DDP every rank ends with the mean, to float16's precision; 1, 2, 3 ranks"
-    seen, in_groups = zip(*_run(_four, fn, ranks=4))
+    seen, in_groups = zip(*run_in_ddp(_four, fn, ranks=4))
     _values(seen, range(4), KINDS[:3])
     _bytes(seen)
     _returns_at_once(seen)
@@ -53,24 +31,6 @@ def check_compress_fp16_hook(fn):
         _values([in_groups[rank] for rank in members], members, KINDS[:1],
                 f"in the group of ranks {members}, ")
     yield "inside a group it meets nobody else"
-
-
-def _signature(fn):
-    names = inspect.signature(fn).parameters
-    if "bucket" not in names or names["bucket"].annotation not in (dist.GradBucket,
-                                                                   inspect.Parameter.empty):
-        raise Mistake(f"DDP refuses it: its parameters are {', '.join(map(str, names.values()))}",
-                      "The second one must be called bucket, and annotated dist.GradBucket.")
-
-
-def _run(trial, *args, ranks):
-    try:
-        return on_ranks(trial, *args, ranks=ranks)
-    except Mistake as mistake:  # DDP's own messages are of C++
-        for part, what, hint in OF_DDP:
-            if part in mistake.what:
-                raise Mistake(what, hint) from None
-        raise
 
 
 def _four(fn):

@@ -5,6 +5,7 @@
     optimizing.py   against one process that sees all batches
     asking.py       what is asked for, when, and in how many bytes
     compressing.py  types and bytes
+    tuning.py       a threshold for noisy landscapes
     tracing.py      what a viewer makes of the file
     summing.py      Adasum against its definition
 """
@@ -18,6 +19,7 @@ from ranklab.checks.horovod.optimizing import check_distributed_optimizer
 from ranklab.checks.horovod.predictions import PREDICTIONS
 from ranklab.checks.horovod.summing import check_adasum
 from ranklab.checks.horovod.tracing import check_timeline
+from ranklab.checks.horovod.tuning import check_tune_fusion
 
 __all__ = ["EXERCISES", "PREDICTIONS"]
 
@@ -73,5 +75,16 @@ EXERCISES = (
         "with rank ^ step, and add what arrives.",
         "ab, aa, bb = dots; of_a = 1 - torch.where(aa > 0, ab / (2 * aa), 0), of_b alike; part = "
         "(of_a[tensor_of] * a + of_b[tensor_of] * b).to(x.dtype)",
+    )),
+    Exercise(horovod.tune_fusion, check_tune_fusion, hints=(
+        "Three questions: which thresholds, how often each, and what is the time of one that was "
+        "measured several times?",
+        "A grid of equal ratios, about one threshold for each power of two. At each the median of "
+        "several calls, because a mean takes in the stragglers. Calls are worth more near the "
+        "best than far away from it.",
+        "grid = [round(low * (high / low) ** (i / (n - 1))) for i in range(n)]; seconds = {t: "
+        "median(seconds_of(t) for _ in range(calls // 2 // n)) for t in grid}. With the other half "
+        "of the calls the same once more, between the neighbours of the best. With too few calls, "
+        "fewer thresholds.",
     )),
 )

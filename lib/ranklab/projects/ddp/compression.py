@@ -19,11 +19,15 @@ from torch.nn.utils import clip_grad_norm_
 
 from ranklab.collectives import bus_factor
 from ranklab.data import batch_at, held_out_batch, python_text
-from ranklab.ddp import PowerSGD, TopK, compress_bf16_hook, compress_fp16_hook
+from ranklab.ddp import (
+    PowerSGD, TopK, compress_bf16_hook, compress_fp16_hook, compress_to_budget, power_sgd,
+    top_k_compress,
+)
 from ranklab.engine import device, launch
 from ranklab.meter import Traffic
 from ranklab.models.gpt import GPT, GPTConfig
 from ranklab.projects.command import Command, say
+from ranklab.projects.whose import whose
 
 MODEL = GPTConfig(n_layer=1, n_embd=32, n_ctx=32)
 BATCH, LR, WARM_UP, CLIP = 16, 0.3, 10, 1.0  # BATCH: sequences on each rank
@@ -38,20 +42,26 @@ class Row(NamedTuple):
     loss: float  # nats per byte of held-out text
 
 
-def hooks():
-    """{name: function that makes (state, hook)}; None: DDP's own all-reduce."""
+def hooks(half=compress_fp16_hook, top_k=top_k_compress, low_rank=power_sgd,
+          budget=compress_to_budget):  # fmt: skip
+    """{name: function that makes (state, hook)}; None: DDP's own all-reduce.
+
+    half, top_k, low_rank, budget  a learner's own will do
+    """
     named = {
         "float32": None,
-        "fp16": lambda: (None, compress_fp16_hook),
-        "fp16 (torch)": lambda: (None, default_hooks.fp16_compress_hook),
+        "fp16": lambda: (None, half),
         "bf16": lambda: (None, compress_bf16_hook),
-        "top-k 1%": lambda: (TopK(0.01), TopK.hook),
-        "top-k 1%, no feedback": lambda: (TopK(0.01, error_feedback=False), TopK.hook),
+        "top-k 1%": lambda: (TopK(0.01, compress=top_k), TopK.hook),
+        "top-k 1%, no feedback": lambda: (TopK(0.01, None, False, top_k), TopK.hook),
+        "top-k 0.1%": lambda: (TopK(0.001, compress=top_k), TopK.hook),
+        "budget of 0.1%": lambda: ({}, budget),
     }
-    for rank in (1, 2, 4):
+    for rank in (1, 4):
         for feedback in (True, False):
             name = f"PowerSGD {rank}" + ("" if feedback else ", no feedback")
-            named[name] = lambda r=rank, f=feedback: (PowerSGD(r, error_feedback=f), PowerSGD.hook)
+            named[name] = lambda r=rank, f=feedback: (
+                PowerSGD(r, error_feedback=f, approximate=low_rank), PowerSGD.hook)
     named["PowerSGD 1 (torch)"] = torchs_power_sgd
     return named
 
@@ -66,32 +76,35 @@ def torchs_power_sgd():
     return state, powerSGD_hook.powerSGD_hook
 
 
-def compare(names=None, ranks=2, steps=50, seed=0):
+def compare(names=None, ranks=2, steps=50, seed=0, **mine):
     """[Row of each hook] after `steps` steps from the same weights, on the same batches.
 
+    mine   a learner's functions: see hooks
     error  a name that is not in hooks(); fewer than 3 steps
     """
-    names = list(names or hooks())
-    if unknown := [name for name in names if name not in hooks()]:
-        raise ValueError(f"hook {unknown[0]!r} is not one of {', '.join(hooks())}")
+    known = hooks(**mine)
+    names = list(names or known)
+    if unknown := [name for name in names if name not in known]:
+        raise ValueError(f"hook {unknown[0]!r} is not one of {', '.join(known)}")
     if steps < 3:
         raise ValueError(f"steps={steps} must be at least 3: torch's PowerSGD begins in the third")
-    return launch(_train_with_each, names, steps, seed, ranks=ranks, timeout=600)[0]
+    made = {name: known[name] for name in names}
+    return launch(train_with_each, made, steps, seed, ranks=ranks, timeout=600)[0]
 
 
-def _train_with_each(names, steps, seed):
+def train_with_each(made, steps, seed):
+    """On a rank: [Row of each] of {name: function that makes (state, hook), or None}."""
     text = python_text()
-    return [train(name, text, steps, seed) for name in names]
+    return [train(name, make, text, steps, seed) for name, make in made.items()]
 
 
-def train(name, text, steps, seed, group=None):
+def train(name, make, text, steps, seed, group=None):
     """On a rank: the Row of one hook."""
     rank, R = dist.get_rank(group), dist.get_world_size(group)
     torch.manual_seed(seed)
     gpt = GPT(MODEL).to(device())
     # Buffers are rotary angles, alike on all ranks: DDP would broadcast them in every step.
     model = DistributedDataParallel(gpt, process_group=group, forward_sync_buffers=False)
-    make = hooks()[name]
     state, hook = make() if make else (None, None)
     if hook:
         model.register_comm_hook(state, hook)
@@ -121,11 +134,13 @@ def sent_bytes(traffic, state, R):
     return round(bus_factor("all_reduce", R) * 4 * numbers / steps)
 
 
-def table(rows):
-    """`rows` as text; `less` is against the first of them."""
+def table(rows, **mine):
+    """`rows` as text; `less` is against the first of them. `mine` are the functions of compare."""
     lines = [f"{'gradients as':24}{'bytes sent a step':>20}{'less':>9}{'held-out loss':>16}"]
     lines += [f"{row.name:24}{row.sent:20,}{rows[0].sent / row.sent:8.1f}x{row.loss:16.3f}"
               for row in rows]
+    if mine:
+        lines.append(whose({function.__name__: function for function in mine.values()}))
     return "\n".join(lines)
 
 

@@ -10,23 +10,25 @@ from ranklab.engine import launch
 from ranklab.projects.horovod import bert
 from ranklab.projects.horovod import tuning
 from ranklab.projects.horovod.bert import FineTuning
+from ranklab.projects.whose import whose
 
 OURS, REAL = "ranklab.horovod", "horovod.torch"
 
 
 def run(config=FineTuning(), ranks=None, nodes=1, data=None, timeline=None,
-        compressions=("none", "fp16"), thresholds=()):  # fmt: skip
+        compressions=("none", "fp16"), thresholds=(), tune=None, calls=6):  # fmt: skip
     """The model is trained once for each compression; returns what was found, or None where
     transformers is not installed.
 
     timeline    the file for the timeline of the first of these trainings
     thresholds  of the fusion buffer, in bytes: some steps with each of them
+    tune        tune_fusion, or a learner's own: it chooses a threshold, by `calls` measurements
     """
     if not bert.is_here():
         return None
     tokens = bert.read_tokens(config, data)
-    seen = launch(work, OURS, tokens, config, compressions, timeline, thresholds, ranks=ranks,
-                  nodes=nodes, preload=bert.PRELOAD,
+    seen = launch(work, OURS, tokens, config, compressions, timeline, thresholds, tune, calls,
+                  ranks=ranks, nodes=nodes, preload=bert.PRELOAD,
                   timeout=24 * 3600 if config.weights else 300)
     return summary(tokens, config, seen[0])
 
@@ -38,7 +40,7 @@ def summary(tokens, config, found):
             "best_constant": tokens.best_constant, "bag_of_words": tokens.bag_of_words, **found}
 
 
-def work(api, tokens, config, compressions, timeline, thresholds):
+def work(api, tokens, config, compressions, timeline, thresholds, tune=None, calls=6):
     """On one rank, with the module called `api`: all that the project does."""
     hvd = importlib.import_module(api)
     hvd.init()
@@ -48,11 +50,19 @@ def work(api, tokens, config, compressions, timeline, thresholds):
         mine = dataclasses.replace(config, compression=compression)
         _, found["runs"][compression] = bert.fine_tune(hvd, tokens, mine, timeline)
         timeline = None
-    for threshold in thresholds:
+
+    def try_one(threshold):
         hvd.shutdown()
         os.environ["HOROVOD_FUSION_THRESHOLD"] = str(threshold)  # read by init(), by both of them
         hvd.init()
         found["tuned"].append(tuning.try_threshold(hvd, tokens, config, threshold))
+        return found["tuned"][-1]
+
+    for threshold in thresholds:
+        try_one(threshold)
+    if tune:
+        found["chosen"] = tuning.tune_together(hvd, tune, try_one, *tuning.RANGE, calls)
+        found["whose"] = whose({"tune_fusion": tune})
     hvd.shutdown()
     return found
 
@@ -78,6 +88,8 @@ def report(found):
         lines.append(f"{name:32}{value:18.1%}" + (
             f"{tuning.megabytes(seen['sent_bytes']):>16}{seen['losses'][-1]:8.3f}"
             f"{seen['ms_per_step']:9.1f}" if seen else ""))  # fmt: skip
+    if "chosen" in found:
+        lines.append(f"A fusion threshold of {found['chosen']:,} bytes is chosen. {found['whose']}")
     if max(seen["accuracy"] for seen in found["runs"].values()) < found["bag_of_words"]:
         lines.append("The bag of words wins: here words alone say much, and few steps teach a "
                      "BERT little about their order.")

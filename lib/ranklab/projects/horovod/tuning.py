@@ -13,6 +13,8 @@ from ranklab.projects.horovod.timeline import all_reduces, read_timeline
 
 THRESHOLDS = (0, 2**14, 2**16, 2**20, 2**27)  # the last is Horovod's default
 
+RANGE = 2**10, 2**22  # for tune_fusion: from less than most gradients of our BERT to all of them
+
 
 class Tuned(NamedTuple):
     """A few steps at one fusion threshold."""
@@ -34,20 +36,37 @@ def try_threshold(hvd, tokens, config, threshold, steps=4):
     return Tuned(threshold, n, seen["sent_bytes"], seen["ms_per_step"])
 
 
-def model(sizes, thresholds, ranks, alpha, beta):
+def tune_together(hvd, tune, try_one, low, high, calls):
+    """What tune(seconds_of, low, high, calls) chooses on rank 0; all ranks try what it asks for.
+
+    try_one  called with a threshold on every rank; a Tuned
+    """
+    def seconds_of(threshold):
+        return try_one(hvd.broadcast_object(threshold, 0)).ms_per_step / 1e3
+
+    if hvd.rank() == 0:
+        chosen = tune(seconds_of, low, high, calls)
+        return hvd.broadcast_object((chosen, "chosen"), 0)[0]
+    while not isinstance(asked := hvd.broadcast_object(None, 0), tuple):
+        try_one(asked)
+    return asked[0]
+
+
+def model(sizes, thresholds, ranks, alpha, beta, fuse=fuse_tensors):
     """([all-reduces], [seconds]) at each threshold, when all gradients are ready at once.
 
-    `sizes` are the gradients' bytes, in the order of backward; alpha and beta those of the links.
+    `sizes` are the gradients' bytes, in the order of backward; alpha and beta those of the links;
+    `fuse` may be a learner's own fuse_tensors.
     """
     tensors = [torch.empty(n, dtype=torch.uint8, device="meta") for n in sizes]
-    return ([len(fuse_tensors(tensors, threshold)) for threshold in thresholds],
+    return ([len(fuse(tensors, threshold)) for threshold in thresholds],
             [fused_time(sizes, threshold, ranks, alpha, beta) for threshold in thresholds])
 
 
 def table(tuned):
     """The Tuned of each threshold, as text."""
     lines = [f"{'fusion threshold':>18}{'all-reduces/step':>18}{'sent/step':>12}{'ms/step':>10}"]
-    for row in tuned:
+    for row in sorted(tuned):
         lines.append(f"{row.threshold:16,} B{row.all_reduces:18.1f}"
                      f"{megabytes(row.sent_bytes):>12}{row.ms_per_step:10.1f}")
     return "\n".join(lines)
