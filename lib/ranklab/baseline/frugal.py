@@ -11,8 +11,9 @@ def frugal_gradients(model, inputs, targets):
 
     model   a GPT without dropout; its head may be tied to its embedding. What is frozen has no
             gradient. Afterwards the model is as it was
-    memory  little more than one block keeps of one row. Counted is the peak of all that lives in
-            the call beside parameters, gradients and buffers
+    memory  at most twice what one row keeps for backward when each block keeps its input, and one
+            of them all that it needs. Counted is all that lives at the peak beside parameters,
+            gradients and buffers
     cost    at most 1.5 times the FLOPs of the plain step
     lab     01
     """
