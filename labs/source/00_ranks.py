@@ -17,11 +17,11 @@ check(hang_dollars=...)
 
 # %% [markdown]
 # (Replace `...` by your number and run the cell again. `hint("hang_dollars")` helps. Nothing here blocks: the library
-# takes over an exercise that you skip, so the lab always runs to its end.)
+# takes over an exercise that you skip.)
 #
 # Everything in this course is made of two things: **ranks**, which are processes that all run the same program, and
 # **messages** between them. A machine in a cluster is called a **node**; it usually has eight GPUs and runs eight ranks.
-# This lab gives you ranks, messages, and the skill that saves the ten minutes: reading a hang.
+# This lab gives you both, and the skill that saves the ten minutes: reading a hang.
 #
 # It builds on nothing but Python and a little PyTorch.
 
@@ -62,7 +62,7 @@ launch(hello, ranks=4, nodes=2)
 
 # %% [markdown]
 # One program, four processes, no rank in charge: that is **SPMD**, single program, multiple data. They differ only in
-# what they read from `RANK`. Nobody told rank 2 what to do; it ran `hello`, like the others. What a rank prints comes back
+# what they read from `RANK`. What a rank prints comes back
 # with its number in front. (With `nodes=2`, `launch` only *numbers* the ranks as if they were on two machines.)
 #
 # Functions and variables of your cells travel to the ranks by themselves. Only what a rank returns comes back; what it
@@ -204,7 +204,7 @@ except HangError as report:
 # %% [markdown]
 # (A rank that finished "waits to be released": it has returned, and it is kept alive so that others can still talk to it.)
 #
-# Three ranks wait, all on the same line. It is tempting to debug that line. But **the guilty rank is the one that does
+# Three ranks wait, all on the same line. But **the guilty rank is the one that does
 # not wait there**: the others wait for *it*. Which rank is it, and how many `all_reduce` calls did it make?
 
 # %%
@@ -226,8 +226,7 @@ check(calls_it_made=...)
 # ```
 #
 # `SeqNum` counts the collectives of a group. Call number 80078 is a broadcast on rank 7 and an all-reduce on rank 3: one
-# of them took another branch. Look for the rank with another `OpType`, another size, or a lower `SeqNum`. Section 9 says
-# how to get the log of every rank, and the stack of each call.
+# of them took another branch. Look for the rank with another `OpType`, another size, or a lower `SeqNum`.
 
 # %% [markdown]
 # ### 4.4 Decide together
@@ -238,8 +237,7 @@ check(calls_it_made=...)
 #
 # The rule behind it: **all ranks must make the same calls, in the same order.** A branch that depends on
 # a rank's own data breaks it. So turn the data into a common decision first, and branch on that. (Mixed-precision
-# training needs this when each rank holds only a part of the gradients, as in labs 06 and 07: one rank sees an overflow
-# that the others don't. Under DDP it comes for free: the gradients' own all-reduce carries the `inf` to every rank.)
+# training needs this when each rank holds only a part of the gradients, as in labs 06 and 07: one rank sees an overflow that the others don't.)
 #
 # `dist.all_reduce(x, op, group=group)` sums by default; `dist.ReduceOp` has others: MIN, MAX, PRODUCT.
 
@@ -303,7 +301,7 @@ import json
 import time
 from datetime import timedelta
 
-# %%
+
 def roll_call(store, rank, ranks, seconds):
     """Returns the sorted list of the ranks that have not called in time, the same on every rank.
 
@@ -335,7 +333,7 @@ def come(absent, late, seconds=1):
     print("missing:", roll_call(store, rank, dist.get_world_size(), seconds))
 
 
-launch(come, 0, 3, ranks=5)
+launch(come, 0, 3, ranks=5);
 
 # %% [markdown]
 # Rank 3 was alive, and yet it is on its own list. That is right: the others have gone on without it, and a rank that
@@ -443,7 +441,7 @@ output = torchrun(script, ranks=4)
 print(output)
 
 # %% [markdown]
-# The same sum as in section 3, from the same kind of processes, but torchrun started them. (It does not sort what ranks
+# The same sum as in section 3. (torchrun does not sort what ranks
 # print; lines may even run together.)
 
 # %%
@@ -451,15 +449,13 @@ assert output.count("the sum is 6") == 4
 assert launch(hello, ranks=4) == [6, 6, 6, 6]
 
 # %% [markdown]
-# `launch` knows when torchrun (or Slurm's `srun`) has started the ranks already. Then it just runs the function in place.
+# Where torchrun (or Slurm's `srun`) has started the ranks, `launch` runs the function in place.
 # So one script works with `python`, `torchrun` and `sbatch`; every project of this course is such a script.
 
 # %% [markdown]
 # ## 6. Project
 #
-# **You are given a new cluster. What do you run first?** Not your training. First run a program that says which ranks are
-# there, whether sums are right, and which ranks are slow; ten minutes here save days. This is that program, on four ranks
-# numbered as two nodes. `compute` is the rank's own time for a fixed matrix product, `link in` is the time of 2 MB from
+# **You are given a new cluster. What do you run first?** A program that says which ranks are there, whether sums are right, and which ranks are slow. This is that program, with your `roll_call` and `ring_shift`, on four ranks numbered as two nodes. `compute` is the rank's own time for a fixed matrix product, `link in` is the time of 2 MB from
 # the rank before it. A rank that computes 1.5 times as long as the median is named.
 
 # %%
@@ -471,7 +467,7 @@ print(found["table"])
 print("\n".join(found["problems"]) or "all ranks are here, right, and alike")
 
 # %% [markdown]
-# A step of data-parallel training waits for the slowest rank, so one slow GPU of 1024 slows down 1024. The project can
+# One slow GPU of 1024 slows down 1024, because every step waits for it. The project can
 # play such faults: `slow=2` makes rank 2 sleep in each product. And here is a rank that is alive but does not answer:
 
 # %% tags=["nbval-check-output"]
@@ -530,8 +526,7 @@ for name, (predicted, counted) in rows.items():
     assert predicted == counted
 
 # %% [markdown]
-# Now the clock. Two ranks swap tensors with your `ring_shift`, from 8 bytes to 32 MB. Sizes take turns, and the
-# median of nine rounds counts: a moment in which your laptop is busy then hits all sizes a little, not one of them hard.
+# Now the clock. Two ranks swap tensors with your `ring_shift`, from 8 bytes to 32 MB. Sizes take turns, so a busy moment of your laptop hits all of them a little.
 
 # %%
 from statistics import median
@@ -593,8 +588,7 @@ questions("00_ranks")
 # torchrun --nproc-per-node 8 --tee 3 --log-dir logs train.py        # 3: stdout and stderr, to files and the terminal
 # ```
 #
-# Expect 20 to 40 microseconds for a small all-reduce inside a node, and a few times that across nodes. These are usual
-# orders of magnitude, not measurements of ours: this lab has not been run on a GPU machine yet.
+# Expect 20 to 40 microseconds for a small all-reduce inside a node, and a few times that across nodes. These are usual values, not ours: this lab has not been run on a GPU machine yet.
 
 # %% [markdown]
 # ## 10. What we left out

@@ -22,7 +22,6 @@ check(days_on_one_gpu=...)
 #
 # You can answer such questions before anything runs, and that is what this lab is about: **predict what a step
 # computes and what it keeps, then count both, to the byte.** If you can't do that for one GPU, you can't judge eight.
-# Every later lab is compared with the model that you train here.
 #
 # It builds on `launch` and `check` from lab 00, and on PyTorch's autograd.
 
@@ -80,7 +79,7 @@ launch(train, ranks=1);
 
 # %% [markdown]
 # A fresh model guesses nearly evenly among 256 bytes, and ln 256 = 5.5 nats. The loss of one batch jumps up and down;
-# the number on held-out text is the one to trust. Is it good? Compare it with a rival. A **bigram model** counts which
+# the number on held-out text is the one to trust. Is it good? A **bigram model** counts which
 # byte follows which, and nothing else:
 
 # %%
@@ -126,8 +125,7 @@ print(inspect.getsource(gpt.MLP), inspect.getsource(gpt.Block), sep="\n")
 # counter does, and so do most papers.)
 #
 # **Predict.** GPT-2 medium: 353.55 million parameters, C = 1024, 24 layers; a batch of 8 sequences of 1024 tokens. How
-# many TFLOP does one training step take? The rule of the story (6 for each parameter and token) is near enough for now:
-# it leaves out attention's own products, and you will see how much that is.
+# many TFLOP does one training step take? Take the rule of the story; it leaves out attention's own products.
 
 # %%
 check(step_tflop=...)
@@ -159,8 +157,7 @@ for seq in (256, 1024, 4096, 16384):
           f"{rule / seq / 1e9:.2f}: {100 * rule / total:3.0f}% of it")
 
 # %% [markdown]
-# The rule is fine for short contexts. At GPT-2's own 1024 tokens it is 12% low, and at 16k tokens it misses more than two
-# thirds of the work. Lab 10 is for long contexts.
+# The rule is fine for short contexts. At GPT-2's own 1024 tokens it is 12% low, and at 16k tokens it misses more than two thirds of the work.
 #
 # Other models are counted in the same way. Grouped-query attention (GQA) has fewer heads for k and v: their two matrices
 # shrink, q @ k and probability @ v do not. In a mixture of experts (MoE) each token visits only a few experts, so the rule
@@ -224,7 +221,7 @@ for name, n in (("350M", 354e6), ("1.5B", 1.5e9), ("7B", 7e9), ("70B", 70e9)):
     print(f"{name:>5}: {need / 1e9:6.1f} GB fits {fits or 'no single GPU: labs 06 to 12'}")
 
 # %% [markdown]
-# (1.5B needs 24.0 GB. A card of 24 GB is not listed, because nothing would be left for activations.)
+# (A card of 24 GB is not listed for 1.5B: nothing would be left for activations.)
 #
 # Did you notice? "mixed" and "fp32" both have 16 bytes a parameter. **Mixed precision saves time and activations, not
 # model state.**
@@ -318,7 +315,7 @@ def accumulate_gradients(loss_sum, inputs, targets, micro_batch):
 accumulate_gradients = check(accumulate_gradients)
 
 # %% [markdown]
-# The same gradient, with the memory of one piece. It costs no FLOPs, but small pieces keep a GPU less busy.
+# The same gradient, for the same FLOPs, with the memory of one piece.
 
 # %%
 from ranklab.meter import SavedActivations
@@ -457,7 +454,7 @@ def frugal_gradients(model, inputs, targets):
 frugal_gradients = check(frugal_gradients)
 
 # %% [markdown]
-# The same gradient in four ways, on four rows and six blocks. At the peak, beside parameters and gradients:
+# The same gradient in four ways, with six blocks. At the peak, beside parameters and gradients:
 
 # %% tags=["nbval-check-output"]
 from ranklab.meter import MemoryPeak
@@ -479,7 +476,7 @@ steps = {
     "blocks recomputed": lambda model, x, y: checkpoint_blocks(model)(x, y).backward(),
     "yours": frugal_gradients}
 for name, step in steps.items():
-    print(f"{name:18}" + "".join(f"{rows} rows {peak(step, rows):7,.0f} kB   " for rows in (1, 4)))
+    print(f"{name:18} 1 row {peak(step, 1):6,.0f} kB, 4 rows {peak(step, 4):6,.0f} kB")
 
 # %% [markdown]
 # Yours does not grow with the rows. It is a limit, not advice: small pieces keep a GPU less busy. In practice you go only as
@@ -509,8 +506,7 @@ def mfu(config, tokens_per_second, peak_flops, devices=1):
 mfu = check(mfu)
 
 # %% [markdown]
-# And this machine? Its "peak" is the best matrix product that we can measure here. (Section 6
-# measures it again, and what else runs on your cores changes it.)
+# And this machine? Its "peak" is the best matrix product that we can measure here.
 
 # %%
 here = hardware.present("cpu")
@@ -522,8 +518,7 @@ print(f"{here.name}: {here.fp32_flops / 1e9:.0f} GFLOP/s at best; forward and ba
 
 # %% [markdown]
 # Well below 100%, although nothing was sent anywhere: the matrices are small, and norms, GELU and softmax count as no
-# work at all. And this is the best of many steps. A whole run is lower still: it also has the optimizer, data, evaluation,
-# and other programs on your cores.
+# work at all. A whole run is lower still.
 
 # %% [markdown]
 # #### `activation_bytes`
@@ -583,8 +578,7 @@ for x in (1e-8, 1e-3, 1.001, 1e5):
 # clean steps in a row, **double** it. (bf16 needs none of this, which is why most training changed to it.)
 #
 # A third format hides in float32 code. **TF32** has float32's range and fp16's precision, and runs on the tensor cores.
-# `torch.set_float32_matmul_precision("high")` lets float32 products use it: several times faster on an A100 or H100, with
-# about three correct digits. torch leaves it off unless you ask.
+# `torch.set_float32_matmul_precision("high")` lets float32 products use it: several times faster on an A100 or H100, with about three correct digits.
 
 # %%
 from ranklab.baseline import LossScale
@@ -715,8 +709,7 @@ assert all(torch.equal(a, b) for a, b in zip(mine_grads, torchs_grads))
 # %% [markdown]
 # **torch.amp** is mixed precision in two lines. `autocast` casts the inputs of matrix products to 16 bits, and leaves
 # weights, norms and losses in float32. (So with it the weights are float32, the gradients too, and there is no
-# separate master copy: 4 + 4 + 8 = 16 bytes again. The 16-bit copies of the weights are cached until the `with` block ends,
-# and backward needs them too: 2 bytes more for each parameter, during a step.) `GradScaler` is `scale_loss` of Further,
+# separate master copy: 4 + 4 + 8 = 16 bytes again. The 16-bit copies of the weights take 2 bytes more for each parameter, during a step.) `GradScaler` is `scale_loss` of Further,
 # whose check compares the two step by step.
 
 # %% tags=["nbval-check-output"]
@@ -741,8 +734,7 @@ for event in events:
     print(f"{event.key:60.60} {event.count:4} calls {event.self_cpu_time_total / 1e3:8.2f} ms")
 
 # %% [markdown]
-# In a large model, matrix products (`addmm`, `mm`, `bmm`) and attention lead such a list; in one as small as this,
-# others may come close. When something else leads a large model's list, you have found your first optimisation.
+# In a large model, matrix products (`addmm`, `mm`, `bmm`) and attention lead such a list. When something else does, you have found your first optimisation.
 # `profiler.export_chrome_trace("trace.json")` opens in ui.perfetto.dev.
 
 # %% [markdown]
@@ -785,7 +777,7 @@ few = {"steps": 20, "eval_batch": 16, "progress": False}
 for changes in ({}, change):
     tried = project.run(**(few | mine | changes))
     print(f"{changes or 'as it is'}: loss {tried['held_out']:.4f}, peak beside states "
-          f"{tried['peak']:,} bytes, saved {tried['memory']['saved activations'][1]:,}")
+          f"{tried['peak']:,} bytes")
 
 # %% [markdown]
 # ## 7. Measure
@@ -834,8 +826,7 @@ questions("01_baseline")
 # line is for 24 GB.
 #
 # What to expect: llm-foundry's published table for the H100 (989 TFLOP/s dense, contexts up to 2048) has 35% to 40% MFU for
-# 760M parameters and 41% to 43% for 1.3B. Small models reach less, because their matrices are small. This lab's GPU numbers
-# are **not measured yet**: no GPU was at hand when it was written. Below 30%, look first for a wait in the loop (`.item()`,
+# 760M parameters and 41% to 43% for 1.3B. Small models reach less, because their matrices are small. We have not measured them yet. Below 30%, look first for a wait in the loop (`.item()`,
 # `print`), then for small micro-batches, then for a context or vocabulary with an odd size.
 
 # %% [markdown]

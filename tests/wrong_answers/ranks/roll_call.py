@@ -22,7 +22,7 @@ WRONG = [
     mutant(roll_call, RETURN, RETURN[len("return json.loads("):-1] + "\n    return missing",
            says="One list must stand"),
     mutant(roll_call, "< ranks", "<= ranks", says="so return at once"),
-    mutant(roll_call, ", timedelta(seconds=seconds)", "", says="and with a limit"),
+    mutant(roll_call, ", timedelta(seconds=seconds)", "", says="with(out)? a limit", called="no_limit"),
     mutant(roll_call, WAIT, ASK, says="Don't ask again and again", time=time),
     mutant(roll_call, RETURN, 'store.set("missing", json.dumps(missing))\n    return missing',
            says="One list must stand", called="the_last_list_stands"),

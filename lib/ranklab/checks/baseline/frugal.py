@@ -29,9 +29,9 @@ CASES = (  # rows, tokens, how many targets of each row are IGNORE, is the head 
 )
 
 
-WEIGHTS = ("Divide every piece's sum by the same number: the targets of the whole batch that are not "
-           "IGNORE. The embedding has two jobs, so it gets two gradients; each block's goes on "
-           "into the block before.")
+WEIGHTS = ("Divide every piece's sum by the same number: the targets of the whole batch that are "
+           "not IGNORE. The embedding has two jobs, so it gets two gradients; each block's goes "
+           "on into the block before.")
 
 
 def _model(config, tied=True):

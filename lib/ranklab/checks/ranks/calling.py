@@ -61,7 +61,7 @@ def _counted(name):
 class CountingStore(dist.Store):
     """A store that counts the calls to it. Its waits end in time: a FileStore's take seconds."""
 
-    timeout = timedelta(seconds=LONG)  # of a wait that has no limit of its own
+    timeout = timedelta(seconds=5)  # of a wait that has no limit of its own: longer than any other
 
     def __init__(self, inner):
         super().__init__()
@@ -126,7 +126,7 @@ HANGS = ("Some rank waits without a limit, for one rank after the other, or for 
          "itself missing. Any rank may be missing, so each of the others must be able to end the "
          "wait. A collective can only hang.")
 WAKE = ("The last rank to call knows that all are here: store.add counts. Let the others wait for "
-        "a key that it sets: store.wait([key], timedelta(...)) returns as soon as the key is there.")
+        "a key that it sets: store.wait([key], timedelta(...)) returns as soon as it is there.")
 
 
 def check_roll_call(roll_call):
@@ -184,8 +184,8 @@ def _compare_times(case, spent):
     if not case.missing and longest > seconds / 2:
         raise Mistake(slow, f"All are here, so return at once. {WAKE}")
     if longest > 2.5 * seconds + 0.3:
-        raise Mistake(slow, "Wait once, for all ranks together and not for each in turn, and with a "
-                      "limit: store.wait(keys, timedelta(seconds=seconds)).")
+        raise Mistake(slow, "Wait once, for all ranks together and not for each in turn, and with "
+                      "a limit: store.wait(keys, timedelta(seconds=seconds)).")
     late = [took for start, took in spent if start == LATE]
     if late and late[0] > 0.7 * seconds:
         raise Mistake(f"{case.name}: the late rank waited {late[0]:.1f} s", "Its list stands "

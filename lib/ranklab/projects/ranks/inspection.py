@@ -109,7 +109,8 @@ def inspect_rank(slow, missing, limit_s, n_bytes, roll_call, ring_shift):
         rank=rank, node=int(os.environ["GROUP_RANK"]), local_rank=int(os.environ["LOCAL_RANK"]),
         host=socket.gethostname(), device=_device_name(), torch=torch.__version__,
         right=all_reduce_is_right(),
-        compute_s=compute_time(late_s=0.05 if rank == slow else 0.0), link_s=link_time(n_bytes, ring_shift))
+        compute_s=compute_time(late_s=0.05 if rank == slow else 0.0),
+        link_s=link_time(n_bytes, ring_shift))
     return me, all_reduce_times()
 
 
