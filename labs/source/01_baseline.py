@@ -595,7 +595,7 @@ def scale_loss(loss, optimizer, state):
     (loss * state.scale).backward()
     held = [p for group in optimizer.param_groups for p in group["params"]]
     gradients = [p.grad for p in held if p.grad is not None]
-    # not all finite? skip, halve, count from 0. Else divide, step, count; at `interval` double
+    # an overflow, a clean step, or the last of `interval` clean ones?
     raise NotImplementedError("exercise scale_loss: about 10 lines")
 
 
@@ -749,7 +749,8 @@ for event in events:
 from ranklab.projects import baseline as project
 
 mine = {"flops": transformer_flops, "states": model_state_bytes, "activations": activation_bytes,
-        "accumulate": accumulate_gradients, "checkpoint": checkpointed, "frugal": frugal_gradients}
+        "accumulate": accumulate_gradients, "checkpointed": checkpointed,
+        "frugal": frugal_gradients}
 found = project.run(steps=700, eval_every=100, progress=False, **mine)
 print(project.report(found))
 

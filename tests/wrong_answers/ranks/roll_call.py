@@ -21,20 +21,24 @@ ASK = ('end = time.monotonic() + seconds\n'
 WRONG = [
     mutant(roll_call, RETURN, RETURN[len("return json.loads("):-1] + "\n    return missing",
            says="One list must stand"),
-    mutant(roll_call, "< ranks", "<= ranks", says="so return at once"),
-    mutant(roll_call, ", timedelta(seconds=seconds)", "", says="with(out)? a limit", called="no_limit"),
     mutant(roll_call, WAIT, ASK, says="Don't ask again and again", time=time),
-    mutant(roll_call, RETURN, 'store.set("missing", json.dumps(missing))\n    return missing',
-           says="One list must stand", called="the_last_list_stands"),
     mutant(roll_call, 'f"here/{rank}"', 'f"here/{dist.get_rank()}"', says="dist knows other",
            dist=dist),
     mutant(roll_call, WAIT, "raise RuntimeError", says="may still come"),
+    mutant(roll_call, RETURN, 'store.set("missing", json.dumps(missing))\n    return missing',
+           says="One list must stand", called="the_last_list_stands"),
     mutant(roll_call, LOOK, 'list(range(int(store.get("calls")), ranks))',
            says="a key of its own"),
     mutant(roll_call, "for r in", "for r in sorted(map(str, ", "range(ranks)", "range(ranks)))",
            says="whole numbers"),
+    mutant(roll_call, "< ranks", "<= ranks", says="so return at once"),
     mutant(roll_call, WAIT, "time.sleep(seconds)\n            raise RuntimeError",
            says="so return at once", called="always_waits", time=time),
+    mutant(roll_call, ", timedelta(seconds=seconds)", "", says="with(out)? a limit",
+           called="no_limit"),
+    mutant(roll_call, 'if store.add("calls", 1) < ranks', "for r in list(range(ranks))",
+           '["missing"], timedelta', '[f"here/{r}"], timedelta', f"missing = {LOOK}",
+           "missing.append(r)", says="one rank after the other|each in turn"),
 ]
 
 
@@ -53,20 +57,8 @@ def roll_call__rank_0_decides(store, rank, ranks, seconds):
     return json.loads(store.get("missing"))
 
 
-def roll_call__one_after_the_other(store, rank, ranks, seconds):
-    """for one rank after the other"""
-    store.set(f"here/{rank}", "")
-    missing = []
-    for r in range(ranks):
-        try:
-            store.wait([f"here/{r}"], timedelta(seconds=seconds))
-        except RuntimeError:
-            missing.append(r)
-    return json.loads(store.compare_set("missing", "", json.dumps(missing)))
-
-
 def roll_call__a_collective(store, rank, ranks, seconds):
-    """A collective can only hang"""
+    """makes a collective"""
     here = [None] * dist.get_world_size()
     dist.all_gather_object(here, rank)
     return sorted(set(range(ranks)) - set(here))

@@ -36,7 +36,7 @@ TRAINING = {
     "1.5b": TrainConfig(steps=100, batch=128, micro_batch=16, lr=3e-4, log_every=10),
 }
 PARTS = {"flops": transformer_flops, "states": model_state_bytes, "activations": activation_bytes,
-         "accumulate": accumulate_gradients, "checkpoint": checkpointed,
+         "accumulate": accumulate_gradients, "checkpointed": checkpointed,
          "frugal": frugal_gradients}  # fmt: skip
 
 
@@ -59,7 +59,7 @@ def run(size="laptop", device="cpu", compile=False, recompute=False, loss_chunks
     model = GPT(shape)
     if recompute:
         torchs = functools.partial(checkpoint, use_reentrant=False)
-        checkpoint_blocks(model, given.get("checkpoint", torchs))
+        checkpoint_blocks(model, given.get("checkpointed", torchs))
     here = hardware.present(device)
     trainer = TextTrainer(model, text, config, device, compile, progress=progress,
                           parallel=OneDevice(parts, model if frugally else None),
