@@ -17,6 +17,7 @@ from ranklab.baseline.memory import as_trained, live_activations
 from ranklab.baseline.roofline import (attainable_flops, block_operations, decode_operation,
                                        matmul_operation, operation_seconds)
 from ranklab.baseline.streams import Stream
+from ranklab.checks.baseline import frugal
 from ranklab.checks.baseline import EXERCISES, PREDICTIONS
 from ranklab.checks.baseline.counting import counted_activations, counted_flops
 from ranklab.course.check import judge_prediction
@@ -191,6 +192,22 @@ def test_the_project_accounts_for_every_byte_and_flop():
         assert counted == predicted + steps, name
     shown = project.report(found)
     assert "bigram" in shown and "MFU" in shown and f"{found['memory']['gradients'][1]:,}" in shown
+
+
+def test_the_project_runs_a_learners_functions():
+    def mine(*arguments):
+        return baseline.accumulate_gradients(*arguments)
+
+    plain, found = project.run(**SMALL), project.run(**SMALL, frugally=True, accumulate=mine)
+    assert found["own"] == ["accumulate"] and "your own  accumulate" in project.report(found)
+    assert found["peak"] < plain["peak"]
+    assert found["held_out"] == pytest.approx(plain["held_out"], abs=1e-3)
+
+
+@pytest.mark.parametrize("name, config, rows, librarys", frugal.SCORED)
+def test_the_check_knows_the_librarys_peak(name, config, rows, librarys):
+    assert frugal._peak(baseline.frugal_gradients, config, rows) == librarys
+    assert librarys < 0.8 * frugal.MOST * frugal.least_bytes(config)
 
 
 def test_the_project_runs_on_a_rank():

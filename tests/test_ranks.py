@@ -1,5 +1,7 @@
 """Lab 00's library and project: shards, the ring, common decisions, the first job on a cluster."""
 
+import time
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +12,7 @@ from ranklab.engine import RankError, torchrun
 from ranklab.meter import Traffic
 from ranklab.projects.ranks import inspection as project
 from ranklab.ranks import (
-    all_ranks_finite, coordinates, ring_shift, pass_the_token, shard_range,
+    all_ranks_finite, coordinates, pass_the_token, ring_shift, roll_call, shard_range,
 )
 
 pytestmark = pytest.mark.timeout(60)
@@ -80,11 +82,37 @@ def test_one_bad_rank_decides_for_all():
     assert [answer for answer, _ in launch(decide, None, ranks=3)] == [True] * 3
 
 
+def _come(absent, late):
+    store = dist.PrefixStore("roll", dist.distributed_c10d._get_default_store())
+    dist.barrier()
+    if dist.get_rank() == absent:
+        return None
+    time.sleep(3 if dist.get_rank() == late else 0)
+    with Traffic() as traffic:
+        missing = roll_call(store, dist.get_rank(), dist.get_world_size(), 1)
+    return missing, sum(traffic.calls.values())
+
+
+@pytest.mark.parametrize("absent, late, missing", [(None, None, []), (0, 2, [0, 2])])
+def test_the_roll_call_is_one_list_on_all_ranks(absent, late, missing):
+    found = launch(_come, absent, late, ranks=4)
+    assert found == [None if rank == absent else (missing, 0) for rank in range(4)]
+
+
 def test_the_project_finds_nothing_wrong_where_nothing_is():
     found = project.run(ranks=4, nodes=2)
     assert [r["node"] for r in found["ranks"]] == [0, 0, 1, 1]
     assert all(r["right"] for r in found["ranks"])
     assert [size for size, _ in found["times"]] == list(project.SIZES)
+    assert "your own: -" in found["table"]
+
+
+def test_the_project_runs_a_learners_functions():
+    def no_ring(x, group=None):
+        return x.clone()
+
+    found = project.run(ranks=2, ring_shift=no_ring, roll_call=roll_call)
+    assert "your own: ring_shift\n" in found["table"]
 
 
 def _rank(number, compute_s, torch_version="2.13.0", right=True):

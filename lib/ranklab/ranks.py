@@ -5,8 +5,11 @@
     pass_the_token    talk to a neighbour
     ring_shift        talk to both neighbours at once
     all_ranks_finite  decide together, so that nobody takes another branch
+    roll_call         which ranks are missing, where a collective could only hang
 """
 
+import json
+from datetime import timedelta
 from typing import NamedTuple
 
 import torch
@@ -101,3 +104,26 @@ def all_ranks_finite(loss, group=None):
     finite = torch.isfinite(loss).all().to(torch.int32)  # 1 or 0; the loss itself could overflow
     dist.all_reduce(finite, dist.ReduceOp.MIN, group=group)
     return bool(finite)
+
+
+def roll_call(store, rank, ranks, seconds):
+    """Returns the sorted list of the ranks that have not called in time, the same on every rank.
+
+    store   a torch.distributed Store in which nothing stands yet; it serves one roll call
+    rank    this rank's number, of `ranks` that should call; they may be thousands
+    time    all are here: [] at once. Else the time is up `seconds` after the first call, and
+            each rank has the list soon after. A rank that calls later gets that list, too, at
+            once, and is on it. Any rank may be missing, also rank 0
+    cost    at most ranks + 8 calls to the store of each rank, however long it waits
+    error   none of its own; no collective, because that could only hang
+    lab     00
+    """
+    missing = []
+    store.set(f"here/{rank}", "")
+    if store.add("calls", 1) < ranks:
+        try:
+            store.wait(["missing"], timedelta(seconds=seconds))
+        except RuntimeError:  # the time is up
+            missing = [r for r in range(ranks) if not store.check([f"here/{r}"])]
+    # Two ranks may see different ranks. The first list stands, and every rank takes that one.
+    return json.loads(store.compare_set("missing", "", json.dumps(missing)))

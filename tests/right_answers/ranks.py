@@ -1,6 +1,7 @@
 """Lab 00: right answers that differ from the library's. Each must pass."""
 
 import math
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -93,3 +94,49 @@ def all_ranks_finite__gathers(loss, group=None):
     flags = torch.zeros(dist.get_world_size(group))
     dist.all_gather_into_tensor(flags, loss.detach().isfinite().float().view(1), group=group)
     return bool(flags.all())
+
+
+def roll_call__one_rank_is_elected(store, rank, ranks, seconds):
+    """The first rank that takes a number writes the list; all others wait for it."""
+    limit = timedelta(seconds=seconds)
+    store.set(f"rank {rank}", "here")
+    if store.add("how many", 1) != ranks:
+        try:
+            store.wait(["the list"], limit)
+        except dist.DistError:
+            pass
+    if store.add("elected", 1) == 1:
+        gone = [str(r) for r in range(ranks) if not store.check([f"rank {r}"])]
+        store.set("the list", ",".join(gone))
+    store.wait(["the list"], limit)
+    return [int(r) for r in store.get("the list").decode().split(",") if r]
+
+
+def roll_call__a_text_that_grows(store, rank, ranks, seconds):
+    """All ranks append to one text; a get with the store's own limit is the wait."""
+    def here():
+        return {int(r) for r in store.get("here").split()}
+
+    store.append("here", f"{rank} ")
+    if len(here()) < ranks:
+        store.set_timeout(timedelta(seconds=seconds))
+        try:
+            return sorted(eval(store.get("gone")))
+        except RuntimeError:
+            pass
+    return eval(store.compare_set("gone", "", str(sorted(set(range(ranks)) - here()))))
+
+
+def roll_call__keys_of_its_own(store, rank, ranks, seconds):
+    """In a PrefixStore, with bytes for keys that hold which ranks are here."""
+    mine = dist.PrefixStore("roll", store)
+    mine.compare_set(str(rank), "", "1")
+    keys = [str(r) for r in range(ranks)]
+    if not mine.check(keys):
+        try:
+            mine.wait(["done"], timedelta(seconds=seconds))
+        except Exception:
+            pass
+    gone = [] if mine.check(keys) else [int(key) for key in keys if not mine.check([key])]
+    text = mine.compare_set("done", "", "missing: " + " ".join(map(str, gone)))
+    return list(map(int, text.split()[1:]))

@@ -3,6 +3,7 @@
     counting.py       formulas against what torch counts
     accumulating.py   a big batch in pieces against the batch in one piece
     recomputing.py    checkpointed layers against plain ones
+    frugal.py         the smallest peak for a given step
     scaling.py        loss scaling against torch.amp.GradScaler
     numbers.py        the predictions
 """
@@ -15,6 +16,7 @@ from ranklab.checks.baseline.counting import (
     check_model_state_bytes,
     check_transformer_flops,
 )
+from ranklab.checks.baseline.frugal import check_frugal_gradients
 from ranklab.checks.baseline.numbers import PREDICTIONS
 from ranklab.checks.baseline.recomputing import check_checkpointed
 from ranklab.checks.baseline.scaling import check_scale_loss
@@ -58,6 +60,18 @@ EXERCISES = (
         "kept = [x.detach().requires_grad_(x.requires_grad) for x in ctx.saved_tensors]; outputs = "
         "function(*kept) inside torch.enable_grad() and random_replayed(ctx.random); "
         "torch.autograd.backward(outputs, gradients); return tuple(x.grad for x in kept).")),
+    Exercise(baseline.frugal_gradients, check_frugal_gradients, hints=(
+        "Which three tensors are large in a plain step? The activations of all rows, those of all "
+        "blocks, and the logits. Each has a cure: pieces of rows, blocks that run again, pieces of "
+        "the loss.",
+        "One row at a time, through accumulate_gradients or a loop of your own. Blocks: "
+        "checkpoint_blocks, or call them without autograd and keep their inputs. The loss: model."
+        "loss(model.head, hidden, targets, \"sum\") for some tokens at a time.",
+        "For each row, under torch.no_grad(): kept = [model.token(x)], and block(kept[-1]) for "
+        "each block. Then the loss of 16 tokens at a time, / count, backward() at once, on "
+        "h.detach().requires_grad_(); h.grad is what goes on. Then from the last block to the "
+        "first: h = kept.pop().requires_grad_(); block(h).backward(gradient); gradient = h.grad. "
+        "At the end model.token(x).backward(gradient).")),
     Exercise(baseline.scale_loss, check_scale_loss, hints=(
         "Three things can happen: a gradient overflows; a clean step; the last of `interval` clean "
         "steps.",

@@ -73,6 +73,13 @@ PREDICTIONS = (
                slips={4: "against a row of a full piece, yes; against its true weight 1/9?",
                       9: "its weight is 1/3, not 1: three pieces share the mean"},
                why="A bug that no crash reports, and that one framework shipped for years."),
+    Prediction("logits_mb", working="1024 * 50304 * 4 / 1e6", unit="MB", tolerance=0.03,
+               nudge="Logits are one number for each token and each entry of the vocabulary.",
+               answer=lambda: MEDIUM.n_ctx * MEDIUM.vocab_size * 4 / 1e6,
+               slips={51.5: "that counts numbers; float32 has 4 bytes",
+                      103: "that is 16 bits a number; float32 has 4 bytes",
+                      0.2: "that is one token; there are 1024"},
+               why="And with softmax and gradient three times as much: more than some blocks."),
     Prediction("recompute_percent", working="100 * 1 / 3", unit="%", tolerance=0.02,
                nudge="Measure in forwards: what does a step cost without checkpointing, and what "
                      "is added?",

@@ -2,6 +2,7 @@
 
 from ranklab import ranks
 from ranklab.checks.exercise import Exercise, Prediction
+from ranklab.checks.ranks.calling import check_roll_call
 from ranklab.checks.ranks.ring import check_ring_shift
 from ranklab.checks.ranks.shards import check_shard_range
 from ranklab.checks.ranks.together import check_all_ranks_finite
@@ -26,6 +27,16 @@ EXERCISES = (
         "Turn the loss into a flag first: 1 for finite, 0 for not.",
         "Which reduction of the flags is 1 only if all are 1? Look through dist.ReduceOp.",
         "dist.all_reduce(flag, dist.ReduceOp.MIN, group=group), then bool(flag).")),
+    Exercise(ranks.roll_call, check_roll_call, hints=(
+        "Two ranks may look at different moments, and see different ranks. So what must there be "
+        "one of, and which rank may write it?",
+        "Say that you are here under a key of your own, and count with store.add. The last rank to "
+        "call ends the wait of all. When the time is up, the first rank to notice looks for the "
+        "keys of all ranks. Both write the list under one key, by compare_set.",
+        'store.set(f"here/{rank}", ""); if store.add("calls", 1) < ranks, then '
+        'store.wait(["missing"], timedelta(seconds=seconds)), which raises RuntimeError when the '
+        'time is up: then look with store.check([f"here/{r}"]). At the end each rank returns '
+        'json.loads(store.compare_set("missing", "", json.dumps(missing))).')),
 )
 
 PREDICTIONS = (
@@ -59,6 +70,13 @@ PREDICTIONS = (
                       0: "it skipped one call, and made all the rest"},
                why="Its second call met the others' second, but for another document: silently "
                    "wrong sums, long before the hang."),
+    Prediction("questions_to_the_store", working="1023 * 10 / 0.01", unit="questions",
+               nudge="How often does one rank look in ten seconds? How many ranks look?",
+               answer=lambda: 1023 * 10 / 0.01,
+               slips={1000: "that is one rank; 1023 of them ask",
+                      102_300: "10 ms is a hundredth of a second, so 1000 looks in ten seconds",
+                      1024 * 1023 * 1000: "each rank asks only for the one that it has not seen"},
+               why="A store is one process. A wait with a limit is one question from each rank."),
     Prediction("shift_bytes", working="4 * 4000", unit="bytes", answer=lambda: 16_000,
                tolerance=0,
                nudge="Draw the ring. Which ranks send, and how much is x?",

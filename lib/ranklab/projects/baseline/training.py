@@ -10,10 +10,13 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from ranklab import data, hardware
-from ranklab.baseline import (activation_bytes, checkpoint_blocks, model_state_bytes,
+from ranklab.baseline import (accumulate_gradients, activation_bytes, checkpoint_blocks,
+                              checkpointed, frugal_gradients, model_state_bytes,
                               transformer_flops)  # fmt: skip
 from ranklab.meter import SavedActivations, memory_of
+from ranklab.meter.curve import MemoryPeak
 from ranklab.models.gpt import GPT, GPTConfig, count_parameters
+from ranklab.parallel import Parallel
 from ranklab.text_trainer import TextTrainer, TrainConfig
 from ranklab.trainer import PRECISIONS
 
@@ -32,44 +35,71 @@ TRAINING = {
     "774m": TrainConfig(steps=100, batch=128, micro_batch=16, lr=4e-4, log_every=10),
     "1.5b": TrainConfig(steps=100, batch=128, micro_batch=16, lr=3e-4, log_every=10),
 }
+PARTS = {"flops": transformer_flops, "states": model_state_bytes, "activations": activation_bytes,
+         "accumulate": accumulate_gradients, "checkpointed": checkpointed,
+         "frugal": frugal_gradients}  # fmt: skip
 
 
 def run(size="laptop", device="cpu", compile=False, recompute=False, loss_chunks=1, path=None,
-        resume=False, progress=True, model_seed=0, **changes):
+        resume=False, progress=True, model_seed=0, frugally=False, **changes):
     """The model is trained and its costs are accounted for; returns all numbers in a dict.
-    changes  of TrainConfig: steps=50, micro_batch=8, ...; path: a text of your own
+    changes   functions: a learner's own of PARTS; all others are of TrainConfig: steps=50, ...
+    frugally  gradients are those of the function `frugal`, in float32; path: a text of your own
     """
+    given = {name: changes.pop(name) for name in PARTS if name in changes}
+    parts = PARTS | given
     text = data.text_file(path) if path else data.python_text()
     shape = dataclasses.replace(MODELS[size], loss_chunks=loss_chunks)
     if text.vocab_size > shape.vocab_size:
         shape = dataclasses.replace(shape, vocab_size=-(-text.vocab_size // 128) * 128)
     config = dataclasses.replace(TRAINING[size], **{"precision": precision_on(device), **changes})
+    if frugally and config.precision != "fp32":
+        raise ValueError(f"frugally=True computes in float32, not in {config.precision}")
     torch.manual_seed(model_seed)
     model = GPT(shape)
     if recompute:
-        checkpoint_blocks(model, functools.partial(checkpoint, use_reentrant=False))
+        torchs = functools.partial(checkpoint, use_reentrant=False)
+        checkpoint_blocks(model, given.get("checkpointed", torchs))
     here = hardware.present(device)
     trainer = TextTrainer(model, text, config, device, compile, progress=progress,
+                          parallel=OneDevice(parts, model if frugally else None),
                           peak_flops=here.peak_flops(PRECISIONS[config.precision]))  # fmt: skip
     if resume:
         trainer.resume()
     found = {"text": text, "shape": shape, "config": config, "device": here, "model": model,
-             "flops": flops_table(shape, config), "history": trainer.fit(),
+             "flops": flops_table(shape, config, parts["flops"]), "history": trainer.fit(),
              **speed(trainer)}  # fmt: skip
     at_the_end = found["history"].held_out.get(config.steps)  # None: nothing was left to train
     found["held_out"] = trainer.evaluate() if at_the_end is None else at_the_end
     window = data.held_out_batch(text.held_out, config.eval_batch, shape.n_ctx)
     found["bigram"] = data.bigram_loss(text.train, *window, text.vocab_size)
-    found["memory"] = memory_table(trainer, recompute)
+    found["memory"] = memory_table(trainer, recompute, parts["states"], parts["activations"])
+    found["peak"] = peak_of_a_step(trainer)
+    found["own"] = [name for name in PARTS if parts[name] is not PARTS[name]]
     found["sample"] = sample(trainer, text)
     return found
+
+
+class OneDevice(Parallel):
+    """One process whose gradients are made by functions that may be a learner's.
+    model  trained by parts["frugal"]; None: parts["accumulate"] has the loss alone
+    """
+
+    def __init__(self, parts, model=None):
+        self.accumulate, self.frugal, self.model = parts["accumulate"], parts["frugal"], model
+
+    def forward_backward(self, loss_sum, inputs, targets, micro_batch, scale=1.0):
+        if self.model:
+            return self.frugal(self.model, inputs, targets)
+        return self.accumulate(lambda x, y: loss_sum(x, y) * scale, inputs, targets,
+                               micro_batch) / scale
 
 
 def precision_on(device):
     return "bf16" if torch.device(device).type == "cuda" else "fp32"
 
 
-def flops_table(shape, config):
+def flops_table(shape, config, transformer_flops=transformer_flops):
     """{"predicted", "counted"}: FLOPs of one step; counted by torch on tensors without data."""
     plain = dataclasses.replace(shape, loss_chunks=1)  # chunks compute the head twice: not counted
     with torch.device("meta"):
@@ -88,7 +118,8 @@ def speed(trainer):
     return {"tokens_per_second": tokens_per_second, "mfu": used}
 
 
-def memory_table(trainer, recompute):
+def memory_table(trainer, recompute, model_state_bytes=model_state_bytes,
+                 activation_bytes=activation_bytes):
     """{category: (predicted, counted)} in bytes, at this micro-batch, after training.
     Counted exactly on a CPU in float32. On a GPU the allocator's peak stands beside the sum: under
     autocast, saved casts of weights come on top, and the compiler recomputes what is cheap.
@@ -109,6 +140,18 @@ def memory_table(trainer, recompute):
             "gradients": (states["gradients"], memory.gradients),
             "optimizer state": (states["optimizer"], memory.optimizer_state),
             "saved activations": (kept, saved.bytes)}  # fmt: skip
+
+
+def peak_of_a_step(trainer):
+    """The most bytes that live in a forward and backward beside what lives between two steps; None
+    on a GPU, where compiled kernels are not seen.
+    """
+    if trainer.device.type == "cuda":
+        return None
+    with MemoryPeak(trainer.model, trainer.optimizer) as memory:
+        trainer.parallel.forward_backward(trainer.loss_sum, *trainer.next_batch(),
+                                          trainer.loop.micro_batch)
+    return memory.peak_bytes - memory.points[0].total
 
 
 def sample(trainer, text, n=200):
@@ -144,9 +187,12 @@ def report(found):
         f"({found['held_out'] / math.log(2):.2f} bits)",
         f"bigram    {found['bigram']:.3f} nats per {unit} on the same text "
         f"({found['bigram'] / math.log(2):.2f} bits)",
+        f"your own  {', '.join(found['own']) or '-'}",
         f"\n{'memory in bytes':20} {'predicted':>16} {'counted':>16}",
     ]
     for name, (predicted, counted) in found["memory"].items():
         seen = "-" if counted is None else f"{counted:,}"
         lines.append(f"{name:20} {predicted:16,} {seen:>16}")
+    if found["peak"]:
+        lines.append(f"{'peak beside states':20} {'-':>16} {found['peak']:16,}")
     return "\n".join(lines)

@@ -13,9 +13,11 @@ import torch.distributed as dist
 from ranklab.engine import device, launch
 from ranklab.engine.report import rank_names
 from ranklab.projects.clock import finish
+from ranklab.ranks import ring_shift, roll_call
 
 SIZES = (8, 8_000, 800_000, 16_000_000)  # bytes of the all-reduces that are timed
 SLOW = 1.5  # times the median: named
+PARTS = {"roll_call": roll_call, "ring_shift": ring_shift}  # those that may be a learner's
 
 
 @dataclass(frozen=True)
@@ -33,26 +35,22 @@ class Rank:
     link_s: float  # for a message from the rank before it
 
 
-def roll_call(limit_s=10):
-    """Every rank has answered; rank 0 returns the ranks that are here.
+def answer_the_roll(limit_s=10, roll_call=roll_call):
+    """Every rank has called within `limit_s` seconds.
 
-    Through the group's store and not by a collective, which could only hang.
-    error  RuntimeError on rank 0 that names the ranks missing after `limit_s` seconds
+    error  RuntimeError that names the ranks that have not, on each rank that has
     """
     rank, size = dist.get_rank(), dist.get_world_size()
     store = dist.distributed_c10d._get_default_store()  # torch has no public name for it
     call = store.add(f"roll call/of {rank}", 1)  # each call of the roll has keys of its own
-    store.set(f"roll call/{call}/{rank}", "here")
-    if rank != 0:
-        return None
-    end, here = time.monotonic() + limit_s, set()
-    while len(here) < size and time.monotonic() < end:
-        here |= {r for r in range(size) if store.check([f"roll call/{call}/{r}"])}
-        time.sleep(0.01)
-    if missing := sorted(set(range(size)) - here):
-        raise RuntimeError(f"{rank_names(missing)} of {size} did not answer the roll call within "
-                           f"{limit_s:g} s; {rank_names(sorted(here))} did")
-    return sorted(here)
+    missing = roll_call(dist.PrefixStore(f"roll call/{call}", store), rank, size, limit_s)
+    if not missing:
+        return
+    here = sorted(set(range(size)) - set(missing))
+    if rank != here[0]:
+        time.sleep(1)  # one rank speaks, and ends the job for all
+    raise RuntimeError(f"{rank_names(missing)} of {size} did not answer the roll call within "
+                       f"{limit_s:g} s; {rank_names(here)} did")
 
 
 def all_reduce_is_right(n=1000):
@@ -95,33 +93,24 @@ def compute_time(width=384, late_s=0.0):
     return timed(lambda: (a @ a, time.sleep(late_s)), repeats=20, pick=min, pause_s=0.02)
 
 
-def link_time(n_bytes=2_000_000):
+def link_time(n_bytes=2_000_000, ring_shift=ring_shift):
     """The time of a message from the rank before this one, all at once around the ring."""
-    rank, size = dist.get_rank(), dist.get_world_size()
-    if size == 1:
-        return 0.0
-    out, into = (torch.ones(n_bytes // 4, device=device()) for _ in range(2))
-
-    def shift():
-        for work in dist.batch_isend_irecv([
-                dist.P2POp(dist.isend, out, (rank + 1) % size),
-                dist.P2POp(dist.irecv, into, (rank - 1) % size)]):
-            work.wait()
-
-    return timed(shift)
+    x = torch.ones(n_bytes // 4, device=device())
+    return timed(lambda: ring_shift(x)) if dist.get_world_size() > 1 else 0.0
 
 
-def inspect_rank(slow=None, missing=None, limit_s=10):
+def inspect_rank(slow, missing, limit_s, n_bytes, roll_call, ring_shift):
     """What this rank has to say: (Rank, all-reduce times). `slow`, `missing`: emulate a fault."""
     rank = dist.get_rank()
     if rank == missing:
         time.sleep(limit_s + 2)  # alive, but not at the roll call: like a rank stuck in its loader
-    roll_call(limit_s)
+    answer_the_roll(limit_s, roll_call)
     me = Rank(
         rank=rank, node=int(os.environ["GROUP_RANK"]), local_rank=int(os.environ["LOCAL_RANK"]),
         host=socket.gethostname(), device=_device_name(), torch=torch.__version__,
         right=all_reduce_is_right(),
-        compute_s=compute_time(late_s=0.05 if rank == slow else 0.0), link_s=link_time())
+        compute_s=compute_time(late_s=0.05 if rank == slow else 0.0),
+        link_s=link_time(n_bytes, ring_shift))
     return me, all_reduce_times()
 
 
@@ -152,10 +141,17 @@ def table(ranks):
     return "\n".join([head, *lines])
 
 
-def run(ranks=None, nodes=1, slow=None, missing=None, limit_s=10):
-    """The inspection is done; returns {"ranks", "times", "problems"}."""
-    seen = launch(inspect_rank, slow, missing, limit_s, ranks=ranks, nodes=nodes,
-                  timeout=limit_s + 60)
+def run(ranks=None, nodes=1, slow=None, missing=None, limit_s=10, n_bytes=2_000_000, **mine):
+    """The inspection is done; returns {"ranks", "table", "times", "problems"}.
+
+    n_bytes  of the message over each link
+    mine     functions: a learner's own roll_call, ring_shift
+    """
+    parts = PARTS | mine
+    seen = launch(inspect_rank, slow, missing, limit_s, n_bytes, *parts.values(), ranks=ranks,
+                  nodes=nodes, timeout=limit_s + 60)
     everybody = [rank for rank, _ in seen]
-    return {"ranks": [asdict(r) for r in everybody], "table": table(everybody),
+    own = ", ".join(name for name in PARTS if parts[name] is not PARTS[name])
+    return {"ranks": [asdict(r) for r in everybody],
+            "table": f"your own: {own or '-'}\n{table(everybody)}",
             "times": seen[0][1], "problems": problems(everybody)}

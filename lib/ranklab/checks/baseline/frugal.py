@@ -1,0 +1,189 @@
+"""The check of frugal_gradients: the plain step's gradient, at what peak and for how much work."""
+
+import contextlib
+import dataclasses
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from ranklab import baseline
+from ranklab.checks.baseline.accumulating import gradients
+from ranklab.checks.exercise import Mistake
+from ranklab.checks.trial import explain, is_near
+from ranklab.meter.curve import MemoryPeak
+from ranklab.models.gpt import GPT, IGNORE, GPTConfig
+
+TINY = GPTConfig(vocab_size=31, n_ctx=40, n_layer=3, n_head=2, n_embd=16)
+WIDE = GPTConfig(vocab_size=512, n_ctx=64, n_layer=4, n_head=2, n_embd=32)  # large logits
+DEEP = GPTConfig(vocab_size=64, n_ctx=96, n_layer=8, n_head=2, n_embd=32)  # many blocks
+SCORED = ("large logits, 3 rows", WIDE, 3, 242_192), ("many blocks, 2 rows", DEEP, 2, 402_704)
+MOST, WORK = 2, 1.5  # times the bound, times the FLOPs of the plain step
+CASES = (  # rows, tokens, how many targets of each row are IGNORE, is the head tied
+    ("1 row", 1, 40, (0,), True),
+    ("3 rows", 3, 40, (0, 0, 0), True),
+    ("5 rows of 27 tokens, fewer than n_ctx", 5, 27, (0,) * 5, True),
+    ("3 rows, some targets are IGNORE", 3, 40, (0, 31, 4), True),
+    ("3 rows, one has nothing but IGNORE", 3, 40, (2, 40, 0), True),
+    ("3 rows, a head of its own", 3, 40, (0, 5, 0), False),
+)
+
+
+WEIGHTS = ("Divide every piece's sum by the same number: the targets of the whole batch that are "
+           "not IGNORE. The embedding has two jobs, so it gets two gradients; each block's goes "
+           "on into the block before.")
+
+
+def _model(config, tied=True):
+    torch.manual_seed(5)
+    model = GPT(config)
+    if not tied:
+        model.head.weight = nn.Parameter(torch.randn_like(model.head.weight) / 10)
+    for frozen in (model.norm, model.blocks["1"]):
+        frozen.requires_grad_(False)
+    return model
+
+
+def _batch(config, rows, tokens, ignored=()):
+    generator = torch.Generator().manual_seed(rows + tokens)
+    inputs, targets = torch.randint(config.vocab_size, (2, rows, tokens), generator=generator)
+    for row, count in enumerate(ignored):
+        targets[row, :count] = IGNORE
+    return inputs, targets
+
+
+@contextlib.contextmanager
+def _one_thread():
+    """Inside, torch uses one: these matrices are small, and a second one costs more than it gives.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def check_frugal_gradients(frugal_gradients):
+    with _one_thread():
+        yield from _all_checked(frugal_gradients)
+
+
+def _all_checked(frugal_gradients):
+    for case in CASES:
+        _compare_case(frugal_gradients, *case)
+    yield "1, 3, 5 rows, IGNORE, a head that is tied or not: the gradient of model(x, y).backward()"
+    _compare_growth(frugal_gradients)
+    yield "gradients are added to what .grad held; model, inputs and targets are as they were"
+    for name, config, rows, librarys in SCORED:
+        yield f"{name}: {_score(frugal_gradients, name, config, rows, librarys)}"
+
+
+def _compare_case(frugal_gradients, case, rows, tokens, ignored, tied):
+    inputs, targets = _batch(TINY, rows, tokens, ignored)
+    model, oracle = _model(TINY, tied), _model(TINY, tied)
+    right = oracle(inputs, targets)
+    right.backward()
+    loss = frugal_gradients(model, inputs, targets)
+    got, count = gradients(model), int((targets != IGNORE).sum())
+    for name, grad in gradients(oracle).items():
+        if grad is None and got[name] is not None:
+            raise Mistake(f"{case}: {name} is frozen, and yet it has a gradient",
+                          "What is frozen stays without one.")
+        if grad is not None:
+            explain(f"{case}: the gradient of {name}", got[name], grad, {
+                "that of the sum": (count * grad, "Divide by the number of targets that count."),
+                f"{rows} times too large": (rows * grad, "Each row's mean is added up whole; "
+                                            "divide by the count of the whole batch."),
+            }, WEIGHTS)
+    if isinstance(loss, torch.Tensor) and loss.requires_grad:
+        raise Mistake(f"{case}: the loss it returned holds its graph", "Add up loss.detach().")
+    if not isinstance(loss, (float, torch.Tensor)) or abs(float(loss) - right.item()) > 1e-4:
+        raise Mistake(f"{case}: it returned {loss}; the mean loss is {right.item():.4f}",
+                      "Return the mean over all targets that count.")
+
+
+def _parts(model):
+    """What of a model must be the same afterwards, beside its weights."""
+    yield model.loss
+    for module in model.modules():
+        yield (module.__dict__.get("forward"), module.training, tuple(module._forward_hooks),
+               tuple(module._forward_pre_hooks), tuple(module._modules), tuple(module._buffers))
+    yield from (p.requires_grad for p in model.parameters())
+
+
+def _compare_growth(frugal_gradients):
+    inputs, targets = _batch(TINY, 3, 30, (0, 3, 0))
+    model, x, y = _model(TINY), inputs.clone(), targets.clone()
+    before, weights = [*_parts(model)], [p.detach().clone() for p in model.parameters()]
+    frugal_gradients(model, x, y)
+    once = gradients(model)
+    frugal_gradients(model, x, y)
+    if not (torch.equal(x, inputs) and torch.equal(y, targets)):
+        raise Mistake("inputs or targets have changed", "Split them; do not write into them.")
+    for name, grad in gradients(model).items():
+        if grad is not None and not is_near(grad, 2 * once[name]):
+            raise Mistake("a second call did not add the same gradient again",
+                          "Setting .grad back to zero is the caller's business. And the model has "
+                          "to be as it was: what you replace in it, put back.")
+    if any(not torch.equal(p, old) for p, old in zip(model.parameters(), weights)):
+        raise Mistake("the weights have changed", "Only .grad may change; the step comes later.")
+    if before != [*_parts(model)]:
+        raise Mistake("the model is not as it was", "What you replace in it for the call, such as "
+                      "a block's forward or model.loss, put back (try, finally). Or call the parts "
+                      "yourself: model.token, model.blocks, model.norm, model.loss.")
+
+
+def _peak(step, config, rows):
+    """The most bytes that live in step(model, inputs, targets) beside what lived before."""
+    model = _model(config)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
+    batch = _batch(config, rows, config.n_ctx)
+    with MemoryPeak(model) as memory:
+        step(model, *batch)
+    return memory.peak_bytes - memory.points[0].total
+
+
+def _flops(step, config, rows):
+    with FlopCounterMode(display=False) as counter:
+        step(_model(config), *_batch(config, rows, config.n_ctx))
+    return counter.get_total_flops()
+
+
+def _plain(model, inputs, targets):
+    model(inputs, targets).backward()
+
+
+def _score(frugal_gradients, name, config, rows, librarys):
+    work = _flops(frugal_gradients, config, rows) / _flops(_plain, config, rows)
+    if work > WORK:
+        raise Mistake(f"{name}: {work:.2f} times the FLOPs of the plain step, more than {WORK}",
+                      "Each block may run forward twice, not three times, and no row or piece of "
+                      "the loss more often than that.")
+    peak, bound = _peak(frugal_gradients, config, rows), least_bytes(config)
+    if peak > MOST * bound:
+        raise Mistake(f"{name}: {peak:,} bytes at the peak, more than {MOST} times the bound of "
+                      f"{bound:,}; the library has {librarys:,}", _why_large(peak, config))
+    return (f"peak {peak:,} bytes, bound {bound:,} (library {librarys:,}, plain step "
+            f"{_peak(_plain, config, rows):,}); {work:.2f} times its FLOPs")
+
+
+def least_bytes(config):
+    """What one row keeps when each block keeps its input, and one of them all that it needs."""
+    one = dataclasses.replace(config, n_layer=1)
+    inputs = baseline.activation_bytes(config, 1, config.n_ctx, recompute=True)
+    a_block = baseline.activation_bytes(one, 1, config.n_ctx)
+    return inputs + a_block - 2 * baseline.ends_bytes(one, 1, config.n_ctx)
+
+
+def _why_large(peak, config):
+    logits = config.n_ctx * config.vocab_size * 4
+    blocks = config.n_layer * 16 * config.n_ctx * config.n_embd * 4
+    if peak > 0.9 * blocks:
+        return ("All blocks of a row keep their activations at once, or blocks of many rows do. "
+                "Keep the inputs of the blocks alone, and run each block again in backward.")
+    if config is WIDE and peak < 3.5 * logits:
+        return ("The logits of a whole row stand at once, with their softmax and their gradient. "
+                "Take the head and the loss for some tokens at a time.")
+    return "Take one row at a time, and free each piece's tensors before the next."
