@@ -68,8 +68,7 @@ launch(hello, ranks=4, nodes=2)
 # Functions and variables of your cells travel to the ranks by themselves. Only what a rank returns comes back; what it
 # changes does not.
 #
-# The messages are carried by a **backend**: NCCL, with one GPU for each rank, where the machine has enough GPUs;
-# otherwise gloo, on the CPU. `device()` is the rank's own device. No cell of this course names a backend, so your code
+# The messages are carried by a **backend**. Where each rank has a GPU of its own it is NCCL, NVIDIA's library for its GPUs. Otherwise it is gloo, on the CPU. `device()` is the rank's own device. No cell of this course names a backend, so your code
 # runs on both.
 
 # %% [markdown]
@@ -82,8 +81,8 @@ launch(hello, ranks=4, nodes=2)
 # ### 4.1 Which part is mine?
 # > difficulty 1/5 · importance 5/5 · 10 minutes · about 3 lines
 #
-# The first thing a rank needs is its share of the work, and it must find it **alone**: asking costs messages.
-# Every rank computes the same split from `n`, its `rank` and the number of ranks, `size`.
+# The first thing a rank needs is its part of the work, its **shard**. It must find it **alone**, because asking costs messages.
+# Every rank computes the same split from `n`, its `rank` and the number of ranks, `size` (the *world size*).
 #
 # **Predict.** 1 000 003 documents, 8 ranks. How many documents are in the largest part?
 
@@ -338,7 +337,7 @@ launch(come, 0, 3, ranks=5);
 # %% [markdown]
 # Rank 3 was alive, and yet it is on its own list. That is right: the others have gone on without it, and a rank that
 # believes otherwise would wait for them for ever. Every elastic launcher first agrees on which ranks take part
-# (lab 14).
+# (lab 14, planned).
 
 # %% [markdown]
 # ### Further
@@ -593,8 +592,8 @@ questions("00_ranks")
 # %% [markdown]
 # ## 10. What we left out
 #
-# - **How the ranks find each other** (rendezvous, stores, elastic restarts): labs 14 and 15.
-# - **Groups and meshes of ranks**: you passed `group=` on, but only lab 12 needs many groups.
+# - **How the ranks find each other** (rendezvous, stores, elastic restarts): labs 14 and 15 (planned).
+# - **Groups and meshes of ranks**: you passed `group=` on. Lab 02 uses two groups, lab 12 many.
 # - **Why an all-reduce is right and fast**: lab 02 builds it, from the `send` and `recv` you used here.
 #
 # Next: **01_baseline**: one device, understood. You can't judge eight GPUs before you know what one can do.

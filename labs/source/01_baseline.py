@@ -285,7 +285,7 @@ plots.activations(
 # ### 4.4 A big batch in small pieces
 # > difficulty 2/5 · importance 5/5 · 14 minutes · about 6 lines
 #
-# Activations grow with the batch; model state does not. So compute the gradient of a big batch in pieces:
+# Activations grow with the batch; model state does not. So compute the gradient of a big batch in pieces, its **micro-batches**:
 # `backward()` **adds** to `.grad`, and frees what the piece had kept. This is **gradient accumulation**, and the
 # whole difficulty is what to divide by. Every target that counts must have the same weight, in whichever piece it is.
 # Targets with the value IGNORE (padding, or a prompt in instruction tuning) do not count at all.

@@ -44,8 +44,7 @@ plots.nine_verbs()
 
 # %% [markdown]
 # Look at **all-reduce**. Then look at **reduce-scatter**: it ends on the diagonal, where **all-gather** begins. One after
-# the other, they do what all-reduce does. That is the most useful observation in this lab: all-reduce is built like this
-# (4.4), and ZeRO shards gradients and optimizer like this without sending a byte more (lab 06).
+# the other, they do what all-reduce does. That is the most useful observation in this lab: all-reduce is built like this (4.4), and like this lab 06 (ZeRO) gives each rank a part of the gradients and of the optimizer's state, without sending a byte more.
 
 # %% [markdown]
 # ## 3. Smallest working code
@@ -354,7 +353,7 @@ plots.time_against_size(
 # ### 4.6 Any length to any rank
 # > difficulty 4/5 · importance 4/5 · 25 minutes · about 12 lines · open: no recipe
 #
-# In section 3 all pieces of an all-to-all are equally long. Often they are not: lab 11 sends each token to the rank of its
+# In section 3 all pieces of an all-to-all are equally long. Often they are not: lab 11 (planned) sends each token to the rank of its
 # expert, and some experts are popular. MPI calls this **Alltoallv**. No rank knows how much the others will send.
 
 # %%
@@ -409,7 +408,7 @@ for name, table in LENGTHS.items():
           f"{model:4.0f} us; bound {bound:3.0f} us")
 
 # %% [markdown]
-# In `skewed` rank 0 receives 9 MB, and no algorithm can help: lab 11 keeps experts evenly loaded instead. 30 us are for
+# In `skewed` rank 0 receives 9 MB, and no algorithm can help: lab 11 will keep experts evenly loaded instead. 30 us are for
 # lengths. Can fewer messages tell them? Then your score beats the library's.
 
 # %% [markdown]
@@ -431,8 +430,8 @@ for name, table in LENGTHS.items():
 # |---|---|---|
 # | NVLink 4 with NVSwitch (H100) | 450 | every GPU to every GPU of the node at full speed |
 # | NVLink 3 with NVSwitch (A100) | 300 | the same, one generation earlier |
-# | PCIe 5.0 x16 | 63 | shared with whatever hangs on the same switch |
-# | InfiniBand NDR, or RoCE at 400 Gbit/s | 50 | one adapter for each GPU, in good clusters |
+# | PCIe 5.0 x16 | 64 | shared with whatever hangs on the same switch |
+# | InfiniBand NDR, or RoCE (the same over Ethernet) at 400 Gbit/s | 50 | one adapter for each GPU, in good clusters |
 # | Ethernet, 100 Gbit/s | 12.5 | often one for the whole node |
 #
 # So keep inside the node what can be done there. With L ranks in each of M nodes: **reduce-scatter inside**, and each rank
@@ -600,12 +599,10 @@ print("all ranks agree to the last bit, for the ring and for the hierarchical on
 
 # %% [markdown]
 # The same, up to the last bits, which depend on the *order* of additions. So two algorithms differ, and yet all ranks of
-# one run agree exactly: each chunk is summed once, then copied. If each rank added everything up in *its own* order,
-# replicas would drift apart. (In doubling each rank adds for itself, but all in the same order: a + b and b + a have the
+# one run agree exactly: each chunk is summed once, then copied. If each rank added everything up in *its own* order, the ranks' copies of a model would drift apart. (In doubling each rank adds for itself, but all in the same order: a + b and b + a have the
 # same bits.)
 #
-# MPI had these verbs in 1994, and we still use its names. Here is mpi4py, in the columns of nccl-tests (the project below
-# explains them). The inputs are the same, and `#wrong` counts elements that are not what they should be.
+# MPI had these verbs in 1994, and we still use its names. Here is mpi4py, in the columns of nccl-tests, NVIDIA's benchmark (the project below explains them). The inputs are the same, and `#wrong` counts elements that are not what they should be.
 
 # %%
 from ranklab.projects.collectives.mpi import mpi_table

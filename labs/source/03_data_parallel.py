@@ -9,8 +9,7 @@
 # In 2017 eight GPUs needed 29 hours to train ResNet-50 on ImageNet. A team at Facebook put the same model on 256 GPUs and was done in one
 # hour, with the same accuracy (Goyal et al., arXiv 1706.02677). 32 times the hardware, 29 times the speed.
 #
-# The idea fits in a sentence: **every GPU holds the whole model, works on its own part of the batch, and all GPUs average their gradients before
-# the step.** You will write it in ten lines. What makes it 29 times and not 10 is the rest of this lab: the gradients of the last layers
+# The idea fits in a sentence: **every GPU holds a copy of the whole model (a replica), works on its own part of the batch, and all GPUs average their gradients before the step.** You will write it in ten lines. What makes it 29 times and not 10 is the rest of this lab: the gradients of the last layers
 # travel *while* those of the first are still being computed.
 #
 # ResNet-50 has 25.6 million parameters. In float32, on 4 ranks, with the ring of lab 02: how many megabytes does each rank send in a step?
@@ -294,7 +293,7 @@ class OverlappedDataParallel(Replica):
 OverlappedDataParallel = check(OverlappedDataParallel)
 
 # %% [markdown]
-# Does it overlap? Below is a profile of your class at work: two ranks, six wide layers, a forward and a backward, with six buckets of 1 MB, and with a single one. Communication with no computing beside it is **exposed**: the part
+# Does it overlap? Below is a profile of your class at work, recorded by `Timeline` (lab 04 reads such profiles): two ranks, six wide layers, a forward and a backward, with six buckets of 1 MB, and with a single one. Communication with no computing beside it is **exposed**: the part
 # that costs time. On two cores the ranks take turns, so much of what is exposed is waiting for the other rank. Look only at *when number 1 begins*: before the computing ends, or after.
 
 # %%
@@ -766,7 +765,7 @@ questions("03_data_parallel")
 # ## 10. What we left out
 #
 # - **Gradient compression and reading traces**: lab 04, with torch's DDP.
-# - **Sharding**: each rank holds all of the model, its gradients and its optimizer state. Lab 06 ends that, and sends no more bytes.
+# - **Sharding**: each rank holds all of the model, its gradients and its optimizer state. Lab 06 ends that; its first two stages send no more bytes.
 # - **Asynchronous training**, where nobody waits: parameter servers with stale gradients. It ended with worse accuracy than synchronous training (Chen et al., arXiv 1604.00981), and all-reduce became fast.
 # - **Local SGD**: average the weights every H steps instead of the gradients in every step. It is coming back for slow links between sites.
 # - **Larger batches for ever**: beyond some batch size more images no longer mean fewer steps (McCandlish et al. 2018 say how to find it).

@@ -91,7 +91,7 @@ scaling_efficiency = check(scaling_efficiency)
 # > difficulty 3/5 · importance 5/5 · 15 minutes · about 7 lines
 #
 # Bytes that travel while the rank computes cost little. What is **exposed** makes the step longer: communication with no computing beside it. (It is the first thing to count, but not the
-# whole cost. NCCL's kernels need some of the GPU's multiprocessors and memory bandwidth, so a hidden transfer slows computing by some percent.)
+# whole cost. A hidden transfer slows computing by some percent, as lab 03 says.)
 #
 # `Timeline` records what a rank did, as a list of events: `event.kind` is "compute", "communication", "loader" or "wait", and `event.start` and `event.end` are seconds on a clock that all
 # ranks share. Events overlap: gloo has threads of its own, NCCL has streams. Here is the step of part 3:
@@ -510,7 +510,7 @@ print(ddp_scaling.explanation(rows))
 plots.scaling(rows)
 
 # %% [markdown]
-# `nn.DataParallel` came before DDP: one process with a thread for each GPU. In each step it copies the model to all GPUs, and gathers the outputs on the first.
+# And `nn.DataParallel`, which lab 03 advises against, beside DDP:
 
 # %%
 from ranklab.projects.ddp import data_parallel as ddp_data_parallel
@@ -575,7 +575,7 @@ questions("04_ddp")
 # %% [markdown]
 # ## 10. What we left out
 #
-# - **Elastic training**: ranks that come and go, and restart after a failure. That is lab 14.
+# - **Elastic training**: ranks that come and go, and restart after a failure. That is lab 14 (planned).
 # - **Local SGD and its hooks** (`post_localSGD`): average weights now and then, instead of gradients in every step.
 # - **1-bit Adam, signSGD, quantised all-reduce**: fewer bytes for less precision, as here, with other methods.
 # - **`join` and uneven data, batch norm over ranks**: you built both in lab 03; torch has `Join` and `SyncBatchNorm` (which wants a GPU).

@@ -621,9 +621,9 @@ questions("05_horovod")
 # %% [markdown]
 # ## 10. What we left out
 #
-# - **Elastic Horovod**: lab 14 keeps runs alive, with torch's own means.
+# - **Elastic Horovod**: lab 14 (planned) keeps runs alive, with torch's own means.
 # - **Autotuning during training**, of threshold and cycle time together.
-# - **alltoall, reducescatter and sparse tensors**: labs 11 and 06 need the first two, and build them on torch.distributed.
+# - **alltoall, reducescatter and sparse tensors**: labs 11 (planned) and 06 need the first two, on torch.distributed.
 # - **Front ends for Spark, Ray, Keras and MXNet.**
 # - **Why it faded**: DDP comes with torch and overlaps as well, and FSDP also shards. Fusion and timelines live on in every framework.
 #
