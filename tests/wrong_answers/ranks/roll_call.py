@@ -39,22 +39,13 @@ WRONG = [
     mutant(roll_call, 'if store.add("calls", 1) < ranks', "for r in list(range(ranks))",
            '["missing"], timedelta', '[f"here/{r}"], timedelta', f"missing = {LOOK}",
            "missing.append(r)", says="one rank after the other|each in turn"),
+    mutant(roll_call, "missing = []\n", "missing = []\n    if rank:\n"
+           '        store.set(f"here/{rank}", "")\n        store.wait(["missing"])\n'
+           '        return json.loads(store.get("missing"))\n', '["missing"], timedelta',
+           '[f"here/{r}" for r in range(ranks)], timedelta', 'store.add("calls", 1) < ranks',
+           "True", says="each of the others must be able",
+           called="rank_0_decides"),
 ]
-
-
-def roll_call__rank_0_decides(store, rank, ranks, seconds):
-    """each of the others must be able"""
-    store.set(f"here/{rank}", "")
-    if rank == 0:
-        keys = [f"here/{r}" for r in range(ranks)]
-        try:
-            store.wait(keys, timedelta(seconds=seconds))
-        except RuntimeError:
-            pass
-        missing = [r for r, key in enumerate(keys) if not store.check([key])]
-        store.set("missing", json.dumps(missing))
-    store.wait(["missing"])
-    return json.loads(store.get("missing"))
 
 
 def roll_call__a_collective(store, rank, ranks, seconds):
