@@ -27,6 +27,10 @@ WRONG = [
     mutant(roll_call, WAIT, "raise RuntimeError", says="may still come"),
     mutant(roll_call, RETURN, 'store.set("missing", json.dumps(missing))\n    return missing',
            says="One list must stand", called="the_last_list_stands"),
+    mutant(roll_call, RETURN, 'if not store.check(["missing"]):\n'
+           '        store.set("missing", json.dumps(missing))\n'
+           '    return json.loads(store.get("missing"))', says="One list must stand",
+           called="looks_and_then_writes"),
     mutant(roll_call, LOOK, 'list(range(int(store.get("calls")), ranks))',
            says="a key of its own"),
     mutant(roll_call, "for r in", "for r in sorted(map(str, ", "range(ranks)", "range(ranks)))",
@@ -43,8 +47,7 @@ WRONG = [
            '        store.set(f"here/{rank}", "")\n        store.wait(["missing"])\n'
            '        return json.loads(store.get("missing"))\n', '["missing"], timedelta',
            '[f"here/{r}" for r in range(ranks)], timedelta', 'store.add("calls", 1) < ranks',
-           "True", says="each of the others must be able",
-           called="rank_0_decides"),
+           "True", says="each of the others must be able", called="rank_0_decides"),
 ]
 
 
