@@ -290,7 +290,7 @@ launch(train_together, documents, ranks=4)
 # Here is no recipe. Think of two ranks whose time is up, and of a third one that calls at that very moment.
 #
 # **Predict.** 1024 ranks, and one is missing. Each rank asks the store every 10 ms for each rank that it has not seen.
-# How many questions does the store get in the ten seconds, when all others are seen at once?
+# How many questions does the store get in ten seconds, when all others are seen at once?
 
 # %%
 check(questions_to_the_store=...)
@@ -309,8 +309,7 @@ def roll_call(store, rank, ranks, seconds):
     time    all are here: [] at once. Else the time is up `seconds` after the first call, and
             each rank has the list soon after. A rank that calls later gets that list, too, at
             once, and is on it. Any rank may be missing, also rank 0
-    cost    at most ranks + 8 calls to the store of each rank, however long it waits
-    error   none of its own; no collective, because that could only hang
+    cost    at most ranks + 8 calls to the store of each rank, however long it waits; no collective
     """
     raise NotImplementedError("exercise 4.5: about 10 lines")
 
@@ -487,6 +486,9 @@ change = {"slow": 2}
 found = project.run(**({"ranks": 4, "nodes": 2} | mine | change))
 print(found["table"])
 print("\n".join(found["problems"]))
+
+# %% [markdown]
+# Only one number of the column moves, by the 50 ms of sleep, and so that rank is named.
 
 # %% [markdown]
 # ## 7. Measure

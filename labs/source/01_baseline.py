@@ -473,7 +473,8 @@ steps = {
     "plain": lambda model, x, y: model(x, y).backward(),
     "pieces of one row": lambda model, x, y: accumulate_gradients(
         lambda *piece: model(*piece, "sum"), x, y, 1),
-    "blocks recomputed": lambda model, x, y: checkpoint_blocks(model)(x, y).backward(),
+    "blocks recomputed": lambda model, x, y: checkpoint_blocks(
+        model, checkpointed)(x, y).backward(),
     "yours": frugal_gradients}
 for name, step in steps.items():
     print(f"{name:18} 1 row {peak(step, 1):6,.0f} kB, 4 rows {peak(step, 4):6,.0f} kB")
@@ -779,6 +780,10 @@ for changes in ({}, change):
     tried = project.run(**(few | mine | changes))
     print(f"{changes or 'as it is'}: loss {tried['held_out']:.4f}, peak beside states "
           f"{tried['peak']:,} bytes")
+
+# %% [markdown]
+# The loss is the same to four digits. One row of twelve, and of that row the activations of one block: a peak that is
+# nearly 20 times smaller, for about 30% more FLOPs.
 
 # %% [markdown]
 # ## 7. Measure

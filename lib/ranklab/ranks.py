@@ -114,8 +114,7 @@ def roll_call(store, rank, ranks, seconds):
     time    all are here: [] at once. Else the time is up `seconds` after the first call, and
             each rank has the list soon after. A rank that calls later gets that list, too, at
             once, and is on it. Any rank may be missing, also rank 0
-    cost    at most ranks + 8 calls to the store of each rank, however long it waits
-    error   none of its own; no collective, because that could only hang
+    cost    at most ranks + 8 calls to the store of each rank, however long it waits; no collective
     lab     00
     """
     missing = []

@@ -27,6 +27,10 @@ WRONG = [
     mutant(roll_call, WAIT, "raise RuntimeError", says="may still come"),
     mutant(roll_call, RETURN, 'store.set("missing", json.dumps(missing))\n    return missing',
            says="One list must stand", called="the_last_list_stands"),
+    mutant(roll_call, RETURN, 'if not store.check(["missing"]):\n'
+           '        store.set("missing", json.dumps(missing))\n'
+           '    return json.loads(store.get("missing"))', says="One list must stand",
+           called="looks_and_then_writes"),
     mutant(roll_call, LOOK, 'list(range(int(store.get("calls")), ranks))',
            says="a key of its own"),
     mutant(roll_call, "for r in", "for r in sorted(map(str, ", "range(ranks)", "range(ranks)))",
@@ -39,22 +43,12 @@ WRONG = [
     mutant(roll_call, 'if store.add("calls", 1) < ranks', "for r in list(range(ranks))",
            '["missing"], timedelta', '[f"here/{r}"], timedelta', f"missing = {LOOK}",
            "missing.append(r)", says="one rank after the other|each in turn"),
+    mutant(roll_call, "missing = []\n", "missing = []\n    if rank:\n"
+           '        store.set(f"here/{rank}", "")\n        store.wait(["missing"])\n'
+           '        return json.loads(store.get("missing"))\n', '["missing"], timedelta',
+           '[f"here/{r}" for r in range(ranks)], timedelta', 'store.add("calls", 1) < ranks',
+           "True", says="each of the others must be able", called="rank_0_decides"),
 ]
-
-
-def roll_call__rank_0_decides(store, rank, ranks, seconds):
-    """each of the others must be able"""
-    store.set(f"here/{rank}", "")
-    if rank == 0:
-        keys = [f"here/{r}" for r in range(ranks)]
-        try:
-            store.wait(keys, timedelta(seconds=seconds))
-        except RuntimeError:
-            pass
-        missing = [r for r, key in enumerate(keys) if not store.check([key])]
-        store.set("missing", json.dumps(missing))
-    store.wait(["missing"])
-    return json.loads(store.get("missing"))
 
 
 def roll_call__a_collective(store, rank, ranks, seconds):
