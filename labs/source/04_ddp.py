@@ -465,7 +465,7 @@ plots.loss_against_bytes(rows)
 # %%
 change = {"ranks": 3}
 names = ["float32", "top-k 0.1%", "budget of 0.1%"]
-rows = ddp_compression.compare(**{"names": names, "steps": 25, **mine, **change})
+rows = ddp_compression.compare(**{"names": names, **mine, **change})
 print(ddp_compression.table(rows, **mine))
 
 # %% [markdown]
