@@ -309,9 +309,9 @@ def compress_to_budget(state, bucket: dist.GradBucket) -> torch.futures.Future[t
             the hook itself: there they are counted
     result  what is not sent, also by rounding, is sent later. Of a gradient that stays, the mean of
             60 results is at most 60% of its length away from the ranks' mean; in a bucket of one
-            number, that of 8 results at most 0.1%. Zeros stay zeros. A NaN of one rank makes something
-            NaN or infinite on all, in this step; 100,000 stays finite. A bucket has one number or
-            millions, and DDP makes new buckets in its second step
+            number, that of 8 results at most 0.1%. Zeros stay zeros. A NaN of one rank makes
+            something NaN or infinite on all, in this step; 100,000 stays finite. A bucket has one
+            number or millions, and DDP makes new buckets in its second step
     score   the project's training, 50 steps on 2 ranks: the held-out loss must be 0.03 below that
             of top-k 0.1%
     """
