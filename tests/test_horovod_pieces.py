@@ -18,7 +18,7 @@ from ranklab.horovod.adaptive_sum import adasum_length
 from ranklab.horovod.cache import ResponseCache, from_bits, to_bits
 from ranklab.horovod.compression import ranks_until_infinite
 from ranklab.horovod.coordinator import Coordinator
-from ranklab.horovod.cost import fused_time, negotiation_bytes
+from ranklab.horovod.cost import fused_time, negotiation_bytes, overlapped_time
 from ranklab.horovod.requests import JOIN, Request, Response
 from ranklab.horovod.settings import Settings
 from ranklab.horovod.trace import Recorder
@@ -74,6 +74,15 @@ def test_pack_and_unpack_are_inverse_and_keep_their_memory():
     assert all(torch.equal(a, b) for a, b in zip(tensors, back))
     assert buffer.pack(tensors[:2]).data_ptr() == flat.data_ptr()
     assert buffer.pack([torch.ones(3, dtype=torch.int16)]).dtype == torch.int16
+
+
+def test_a_full_buffer_waits_for_backward_and_many_small_ones_for_latencies():
+    sizes, wire = [1000] * 10, 2 * 3 / 4 * 1e-6  # seconds of one tensor on 4 ranks, at 1 GB/s
+    one_by_one = overlapped_time(sizes, 0, 1.0, 4, 0, 1e-9)
+    assert one_by_one == pytest.approx(1 + wire), "only the last one is not hidden"
+    assert overlapped_time(sizes, 10_000, 1.0, 4, 0, 1e-9) == pytest.approx(1 + 10 * wire)
+    latencies = fused_time(sizes, 2000, 4, 1e-3, 1e-9)
+    assert overlapped_time(sizes, 2000, 0.0, 4, 1e-3, 1e-9) == pytest.approx(latencies)
 
 
 def test_what_fusion_is_worth():

@@ -7,9 +7,9 @@
     given.py        torch's DDP around a model whose gradients are known
     halving.py      compress_fp16_hook, registered there
     sparsifying.py  top_k_compress
+    budgeting.py    compress_to_budget
     matrices.py     what power_sgd is called with, on every rank
     low_rank.py     power_sgd
-    budgeting.py    compress_to_budget
     refusals.py     what DDP says of a hook that is not one
 """
 
@@ -69,14 +69,6 @@ EXERCISES = (
         "indices = wanted.abs().topk(min(k, wanted.numel())).indices; values = wanted[indices]; "
         "wanted[indices] = 0; return values, indices, wanted.view(gradient.shape)",
     )),
-    Exercise(ddp.power_sgd, check_power_sgd, hints=(
-        "Compress matrix + error. Two products, two all-reduces, and what is left is the new "
-        "error.",
-        "p = wanted @ q, all-reduced, then made orthonormal by torch.linalg.qr(p).Q. q = wanted.mT "
-        "@ p, all-reduced and divided by the ranks. The gradient is p @ q.mT.",
-        "After the second all-reduce: q /= dist.get_world_size(group); approximation = p @ q.mT; "
-        "return approximation, q, wanted - approximation",
-    )),
     Exercise(ddp.compress_to_budget, check_compress_to_budget, hints=(
         "An entry of top-k has 8 bytes: 4 for its value, 4 for its place. What can each do with?",
         "A value in bfloat16 has 2 bytes. A place has 2 where it counts in a row of 32,768 "
@@ -87,5 +79,13 @@ EXERCISES = (
         "those of places.short() in one uint8 tensor; all_gather_single; add up rank by rank, "
         "divide by R. The error is wanted, less values.float() at these places; cut it by "
         "parameter. A bucket of more than 32,768 numbers: rows of so many, topk in each.",
+    )),
+    Exercise(ddp.power_sgd, check_power_sgd, hints=(
+        "Compress matrix + error. Two products, two all-reduces, and what is left is the new "
+        "error.",
+        "p = wanted @ q, all-reduced, then made orthonormal by torch.linalg.qr(p).Q. q = wanted.mT "
+        "@ p, all-reduced and divided by the ranks. The gradient is p @ q.mT.",
+        "After the second all-reduce: q /= dist.get_world_size(group); approximation = p @ q.mT; "
+        "return approximation, q, wanted - approximation",
     )),
 )

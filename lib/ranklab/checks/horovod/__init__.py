@@ -2,10 +2,10 @@
 
     negotiating.py  rounds in which ranks become ready in different orders
     fusing.py       which tensors share a buffer
+    tuning.py       a threshold for noisy landscapes
     optimizing.py   against one process that sees all batches
     asking.py       what is asked for, when, and in how many bytes
     compressing.py  types and bytes
-    tuning.py       a threshold for noisy landscapes
     tracing.py      what a viewer makes of the file
     summing.py      Adasum against its definition
 """
@@ -41,6 +41,17 @@ EXERCISES = (
         "> threshold: last[kind] = [[], 0]; groups.append(last[kind][0]). Then, for every tensor: "
         "last[kind][0].append(i); last[kind][1] += tensor.nbytes.",
     )),
+    Exercise(horovod.tune_fusion, check_tune_fusion, hints=(
+        "Three questions: which thresholds, how often each, and what is the time of one that was "
+        "measured several times?",
+        "A grid of equal ratios, about one threshold for each power of two. At each the median of "
+        "several calls, because a mean takes in the stragglers. Calls are worth more near the "
+        "best than far away from it.",
+        "grid = [round(low * (high / low) ** (i / (n - 1))) for i in range(n)]; seconds = {t: "
+        "median(seconds_of(t) for _ in range(calls // 2 // n)) for t in grid}. With the other half "
+        "of the calls the same once more, between the neighbours of the best. With too few calls, "
+        "fewer thresholds.",
+    )),
     Exercise(horovod.distributed_optimizer, check_distributed_optimizer, hints=(
         "Two moments: when backward has made a gradient (ask for its average, keep the handle), "
         "and just before the optimizer's own step (wait for all of them).",
@@ -75,16 +86,5 @@ EXERCISES = (
         "with rank ^ step, and add what arrives.",
         "ab, aa, bb = dots; of_a = 1 - torch.where(aa > 0, ab / (2 * aa), 0), of_b alike; part = "
         "(of_a[tensor_of] * a + of_b[tensor_of] * b).to(x.dtype)",
-    )),
-    Exercise(horovod.tune_fusion, check_tune_fusion, hints=(
-        "Three questions: which thresholds, how often each, and what is the time of one that was "
-        "measured several times?",
-        "A grid of equal ratios, about one threshold for each power of two. At each the median of "
-        "several calls, because a mean takes in the stragglers. Calls are worth more near the "
-        "best than far away from it.",
-        "grid = [round(low * (high / low) ** (i / (n - 1))) for i in range(n)]; seconds = {t: "
-        "median(seconds_of(t) for _ in range(calls // 2 // n)) for t in grid}. With the other half "
-        "of the calls the same once more, between the neighbours of the best. With too few calls, "
-        "fewer thresholds.",
     )),
 )
