@@ -67,8 +67,8 @@ def test_a_learners_own_functions_are_run_and_named():
     mine, = training.run(two, 2, sampler=own_sampler, agree=replicas_agree)
     same, = training.run(replace(two, without=("epoch",)), 2)
     assert (mine.own, same.own) == (("sampler",), ()) and mine.loss == same.loss
-    assert project.scale_table({2: [mine]}).endswith("Your own: sampler of replica, sampler, "
-                                                     "scale, agree.")
+    assert project.scale_table({2: [mine]}).endswith(
+        "Yours: sampler. The library's: replica, scale, agree.")
     mine = training.Functions(replica=torch.nn.Module)
     assert mine.own(SHORT) == ["replica"] and not mine.own(replace(SHORT, engine="torch"))
     with pytest.raises(TypeError, match="tester"):

@@ -2,9 +2,13 @@
 
 
 def whose(functions):
-    """A sentence for {name: function}: a function that is the library's object is the library's."""
-    owners = {"Yours": [], "The library's": []}
-    for name, function in functions.items():
-        is_library = function.__module__.startswith("ranklab.")
-        owners["The library's" if is_library else "Yours"].append(name)
-    return " ".join(f"{owner}: {', '.join(names)}." for owner, names in owners.items() if names)
+    """A sentence for {name: function}: a function of the library's modules is the library's."""
+    return owners([name for name, function in functions.items()
+                   if not function.__module__.startswith("ranklab.")], functions)
+
+
+def owners(mine, names):
+    """The same for all `names`, of which some are the learner's."""
+    of = {"Yours": [name for name in names if name in mine],
+          "The library's": [name for name in names if name not in mine]}
+    return " ".join(f"{owner}: {', '.join(theirs)}." for owner, theirs in of.items() if theirs)

@@ -17,6 +17,7 @@ from ranklab.meter import SavedActivations, memory_of
 from ranklab.meter.curve import MemoryPeak
 from ranklab.models.gpt import GPT, GPTConfig, count_parameters
 from ranklab.parallel import Parallel
+from ranklab.projects.whose import whose
 from ranklab.text_trainer import TextTrainer, TrainConfig
 from ranklab.trainer import PRECISIONS
 
@@ -75,7 +76,7 @@ def run(size="laptop", device="cpu", compile=False, recompute=False, loss_chunks
     found["bigram"] = data.bigram_loss(text.train, *window, text.vocab_size)
     found["memory"] = memory_table(trainer, recompute, parts["states"], parts["activations"])
     found["peak"] = peak_of_a_step(trainer)
-    found["own"] = [name for name in PARTS if parts[name] is not PARTS[name]]
+    found["whose"] = whose(parts)
     found["sample"] = sample(trainer, text)
     return found
 
@@ -187,7 +188,7 @@ def report(found):
         f"({found['held_out'] / math.log(2):.2f} bits)",
         f"bigram    {found['bigram']:.3f} nats per {unit} on the same text "
         f"({found['bigram'] / math.log(2):.2f} bits)",
-        f"your own  {', '.join(found['own']) or '-'}",
+        found["whose"],
         f"\n{'memory in bytes':20} {'predicted':>16} {'counted':>16}",
     ]
     for name, (predicted, counted) in found["memory"].items():

@@ -149,11 +149,11 @@ def run(ranks=None, nodes=1, verbs=VERBS, sizes=(2**10, 2**16, 2**22), kind="flo
 
 def table(rows):
     """`rows` as nccl-tests prints them, with the algorithm in front."""
-    head = (f"{'# verb':18}{'algorithm':14}{'size':>12}{'count':>12}{'type':>10}"
-            f"{'time':>12}{'algbw':>9}{'busbw':>9}{'#wrong':>8}\n"
-            f"{'#':32}{'(B)':>12}{'(elements)':>12}{'':>10}{'(us)':>12}{'(GB/s)':>9}{'(GB/s)':>9}")
-    lines = [f"  {r.verb:16}{r.algorithm + '*' * r.own:14}{r.size:12}{r.count:12}{r.type:>10}"
-             f"{r.time * 1e6:12.1f}{gb(r.algbw):>9}{gb(r.busbw):>9}{r.wrong:8}" for r in rows]
+    head = (f"{'# verb':16}{'algorithm':19}{'size':>11}{'count':>11}{'type':>9}"
+            f"{'time':>11}{'algbw':>8}{'busbw':>8}{'#wrong':>7}\n"
+            f"{'#':35}{'(B)':>11}{'(elements)':>11}{'':>9}{'(us)':>11}{'(GB/s)':>8}{'(GB/s)':>8}")
+    lines = [f"  {r.verb:14}{r.algorithm + '*' * r.own:19}{r.size:11}{r.count:11}{r.type:>9}"
+             f"{r.time * 1e6:11.1f}{gb(r.algbw):>8}{gb(r.busbw):>8}{r.wrong:7}" for r in rows]
     return "\n".join([head, *lines, *["* by your own function"] * any(r.own for r in rows)])
 
 

@@ -5,6 +5,7 @@ import statistics
 
 from ranklab.projects.data_parallel.config import PIECES, Settings
 from ranklab.projects.data_parallel.training import Functions, run, run_all
+from ranklab.projects.whose import owners
 
 # What a run needs to be right, whatever the learning rate; see learning_rates for the rest.
 RIGHT = tuple(name for name in PIECES if name not in ("scaling", "warmup"))
@@ -87,8 +88,7 @@ def scale_table(found):
     if len(found) > 1 and len(first) > 1:
         lines.append(f"The ranges over {len(first)} seeds "
                      f"{'overlap' if ranges_overlap(found) else 'DO NOT OVERLAP'}.")
-    own = ", ".join(first[0].own) or "none"
-    lines.append(f"Your own: {own} of {', '.join(Functions._fields)}.")
+    lines.append(owners(first[0].own, Functions._fields))
     return "\n".join(lines)
 
 

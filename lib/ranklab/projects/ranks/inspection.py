@@ -13,6 +13,7 @@ import torch.distributed as dist
 from ranklab.engine import device, launch
 from ranklab.engine.report import rank_names
 from ranklab.projects.clock import finish
+from ranklab.projects.whose import whose
 from ranklab.ranks import ring_shift, roll_call
 
 SIZES = (8, 8_000, 800_000, 16_000_000)  # bytes of the all-reduces that are timed
@@ -151,7 +152,6 @@ def run(ranks=None, nodes=1, slow=None, missing=None, limit_s=10, n_bytes=2_000_
     seen = launch(inspect_rank, slow, missing, limit_s, n_bytes, *parts.values(), ranks=ranks,
                   nodes=nodes, timeout=limit_s + 60)
     everybody = [rank for rank, _ in seen]
-    own = ", ".join(name for name in PARTS if parts[name] is not PARTS[name])
     return {"ranks": [asdict(r) for r in everybody],
-            "table": f"your own: {own or '-'}\n{table(everybody)}",
+            "table": f"{whose(parts)}\n{table(everybody)}",
             "times": seen[0][1], "problems": problems(everybody)}
