@@ -32,6 +32,7 @@ class ForkServer:
     """
 
     def __init__(self, forked=False):
+        self.modules = set()  # of ranklab's, that ranks have imported
         self._started = time.monotonic()
         self._errors = tempfile.TemporaryFile()
         self._lifeline, theirs = socket.socketpair()

@@ -15,7 +15,7 @@ import sys
 from dataclasses import dataclass
 from datetime import timedelta
 
-from ranklab.engine import ship, surroundings
+from ranklab.engine import modules, ship, surroundings
 from ranklab.engine.report import Failure, Value
 
 GROUP_GRACE = 30  # seconds: the group's own timeout comes after launch's, whose report says more
@@ -67,6 +67,7 @@ def main(rank, channel, stack, job, report, store):
         return
     with os.fdopen(report, "wb") as file:
         pickle.dump(outcome, file, protocol=5)
+        pickle.dump(modules.imported(), file)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):  # closed by the learner's code, or replaced by None
             stream.flush()

@@ -19,6 +19,7 @@ class RankHandle:
     report_file: BinaryIO
     stack: bytearray = field(default_factory=bytearray)
     report: Value | Failure | None = None
+    modules: list[str] = ()  # of ranklab's, that it has imported
     pid: int | None = None
     exit_code: int | None = None
     seconds: float | None = None  # from the launch to the report
@@ -39,5 +40,5 @@ class RankHandle:
 
     def read_report(self):
         with ship.opened(self.report_file.fileno()) as content:
-            self.report = pickle.load(content)
+            self.report, self.modules = pickle.load(content), pickle.load(content)
         self.report_file.close()

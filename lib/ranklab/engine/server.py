@@ -16,7 +16,7 @@ was to tell it of the parent's death. Here a socket is the lifetime of each thin
                       {"exit": rank, "code": c}   c is the exit code, or minus the signal
 """
 
-import contextlib
+import atexit
 import ctypes
 import gc
 import importlib
@@ -32,11 +32,11 @@ import types
 import weakref
 from pathlib import Path
 
+from ranklab.engine.modules import Modules
 from ranklab.engine.rank import main as run_rank
 
 # Heavy, and needed by nearly every lab; a fresh rank would import them again and again.
-# Of ranklab only the engine is there, as old as the kernel's: an edit of any other module must be
-# seen by the next launch.
+# Of ranklab only the engine is here from the first, as old as the kernel's; see modules.py.
 PRELOAD = (
     "cloudpickle",
     "numpy",
@@ -61,6 +61,7 @@ class Server:
         self.pid, self.kernel = os.getpid(), kernel
         self.lifeline = lifeline
         self.launches = {}  # connection -> {pid: rank}
+        self.modules = Modules()
         self.selector = selectors.DefaultSelector()
         self.selector.register(lifeline, selectors.EVENT_READ, self.accept)
         self.woken, wake = socket.socketpair()  # a signal becomes a byte that select() sees
@@ -110,11 +111,7 @@ class Server:
 
     def preload(self, connection, names):
         """The modules are imported, as far as they can be; the ranks say which can't."""
-        new = [name for name in names if name not in sys.modules]
-        for name in new:
-            with contextlib.suppress(Exception):
-                importlib.import_module(name)
-        if new:
+        if self.modules.need(names):
             gc.collect()
             gc.freeze()  # see main()
         self.tell(connection, {"preloaded": names})
@@ -237,6 +234,9 @@ def main(lifeline_fd, kernel):
     lifeline = socket.socket(fileno=lifeline_fd)
     for name in PRELOAD:
         importlib.import_module(name)
+    # At its end each rank would import what draws a table of compile times, for nobody: half of
+    # all the CPU time of a launch.
+    atexit.unregister(getattr(sys.modules["torch._dynamo"].utils, "dump_compile_times", None))
     gc.collect()
     gc.freeze()  # a collection in a rank must not copy the pages of everything imported here
     # From here on the lifeline tells; Linux would also kill this process when the thread ends that

@@ -1,0 +1,58 @@
+"""Modules of ranklab's in the process that forks ranks: imported once, and again after an edit.
+
+A rank that imports the library by itself takes longer for that than for all else. So each launch
+tells what its ranks have imported, and before the next one the server has it.
+"""
+
+import contextlib
+import importlib
+import os
+import sys
+
+HEAVY = "ranklab.plots", "ranklab.course"  # matplotlib would make each fork slower
+
+
+def imported():
+    """The names of ranklab's modules in this process that are worth having before a fork."""
+    return [name for name in sys.modules
+            if name.startswith("ranklab.") and not name.startswith(HEAVY)]
+
+
+class Modules:
+    """What the server has imported since it began."""
+
+    def __init__(self):
+        self._first = set(sys.modules)
+        self._stamps = {}  # module of ranklab's -> what its file was when it was imported
+
+    def need(self, names):
+        """These modules are imported, as far as they can be, and none of ranklab's is older than
+        its file. True where any was not there before.
+        """
+        if any(_stamp(name) != stamp for name, stamp in self._stamps.items()):
+            self._forget()
+        new = [name for name in names if name not in sys.modules]
+        for name in new:
+            with contextlib.suppress(Exception):  # the ranks will say what is wrong with it
+                importlib.import_module(name)
+        for name in imported():
+            if name not in self._first and name not in self._stamps:
+                self._stamps[name] = _stamp(name)
+        return bool(new)
+
+    def _forget(self):
+        """As if none of ranklab's had been imported: others may hold what is in the edited one."""
+        for name in self._stamps:
+            module = sys.modules.pop(name)
+            package, _, child = name.rpartition(".")
+            if getattr(sys.modules.get(package), child, None) is module:
+                delattr(sys.modules[package], child)
+        self._stamps.clear()
+
+
+def _stamp(name):
+    try:
+        file = os.stat(sys.modules[name].__file__)
+        return file.st_mtime_ns, file.st_size
+    except OSError:
+        return None
