@@ -436,7 +436,7 @@ for a, b in zip(seen["ours"][0], seen["torch's"][0]):
     torch.testing.assert_close(a, b, rtol=0, atol=1e-5)
 
 # %% [markdown]
-# They send the same bytes, and the weights are as close as float16 allows. They are not equal to the last bit: torch casts first and divides then. So a gradient of 100,000 on *one* of four ranks is
+# They send the same bytes, and the weights are as close as float16 allows. They are not equal to the last bit: torch casts first and divides then. So a gradient of 100,000 on *one* of four ranks (not in this cell) is
 # infinite in torch's hook, and 25,000 in yours.
 #
 # ## 6. Project

@@ -87,7 +87,7 @@ for row in launch(five_lines, ranks=4)[0]:
 # Rank 0 is the coordinator. Every millisecond each rank tells it which tensors became ready since the last time. Rank 0 counts. A name
 # that it has heard from all R ranks is **complete**. All ranks get the same list of complete names, and reduce them in that order.
 #
-# **Predict.** Each of 64 ranks sends 160 names, 76 bytes each (name, shape, type). How many kilobytes arrive at rank 0 in a step?
+# **Predict.** 64 ranks. Each of the 63 others sends rank 0 160 names, 76 bytes each (name, shape, type). How many kilobytes arrive there in a step?
 
 # %%
 check(coordinator_kilobytes=...)
@@ -196,7 +196,7 @@ print("no fusion:", launch(fifty, 0, ranks=3)[0], "  64 MB:", launch(fifty, 64 *
 # ### 4.3 Which threshold?
 # > difficulty 3/5 · importance 4/5 · 20 minutes · about 12 lines · open: no recipe
 #
-# A low threshold costs latencies: many all-reduces. A high one waits: in this model a buffer leaves when it is full, or when backward is over. So the best threshold depends on the model and the network, and you find it by measuring. But steps are noisy: by 5% here, and one step in ten takes three times as long, because a rank was late.
+# A low threshold costs latencies: many all-reduces. A high one waits: in our model of a step (`overlapped_time`) a buffer leaves when it is full, or when backward is over. So the best threshold depends on the model and the network, and you find it by measuring. But steps are noisy: by 5% here, and one step in ten takes three times as long, because a rank was late.
 #
 # With `HOROVOD_AUTOTUNE=1` Horovod searches while it trains, by Bayesian optimisation: a Gaussian process guesses the time at thresholds that it has not tried. Write a search of your own. The check has ten landscapes: the fastest threshold lies at the low end, in the middle or at the high end.
 
@@ -222,7 +222,7 @@ def tune_fusion(seconds_of, low, high, calls):
 tune_fusion = check(tune_fusion)
 
 # %% [markdown]
-# Three of the landscapes. Lines are steps without noise; dots are the thresholds that your function asked for, and how often.
+# Three of the landscapes. Lines are steps without noise; dots are the thresholds that your function asked for, and how often. (If your check failed, "you" is the library's function.)
 
 # %%
 from ranklab.projects.horovod.landscapes import Landscape, Steps

@@ -33,7 +33,7 @@ def plan_buckets__caps_of_25_MB(ready, nbytes, alpha, beta):
 
 
 def plan_buckets__the_best_cap(ready, nbytes, alpha, beta):
-    """keep the earliest end"""
+    """What must be known of all those before it"""
     if not ready:
         return []
     caps = [capped_buckets(nbytes, max(1, sum(nbytes) * k // 50)) for k in range(1, 51)]
@@ -41,7 +41,7 @@ def plan_buckets__the_best_cap(ready, nbytes, alpha, beta):
 
 
 def plan_buckets__whatever_is_ready_when_the_link_is_free(ready, nbytes, alpha, beta):
-    """keep the earliest end"""
+    """What must be known of all those before it"""
     buckets, start, free = [], 0, 0.0
     while start < len(ready):
         now = max(free, ready[start])

@@ -16,9 +16,7 @@ LINKS = {  # of a step of 64 GPUs: alpha of an all-reduce, and 2 bytes sent for 
 }
 SIZES = 5, 6, 4, 7, 3, 8, 9, 2, 1  # of two or three gradients a plan says little of its mistake
 PAIRS = (1.0, 0.1), (0.1, 0.1), (3.0, 0.02), (0.0, 0.2), (0.5, 0.0), (0.01, 1.0)  # alpha, beta
-SEARCH = ("What matters of the buckets before the last one is only when they have arrived, and "
-          "earlier is never worse. So go through the gradients, and keep the earliest end for the "
-          "first 1, 2, 3, ... of them.")
+SEARCH = "Fix the last bucket. What must be known of all those before it?"
 
 WRONG_ENDS = {  # when the last all-reduce would end, if the mistake of the hint were right
     "You count as if the link were always free. A bucket waits for the one before it: it starts at "
