@@ -9,6 +9,7 @@ import sys
 import tempfile
 import threading
 import time
+import types
 
 import psutil
 import pytest
@@ -287,9 +288,10 @@ def test_the_system_will_not_start_more_processes():
     mine, theirs = socket.socketpair()
     job = Job(2, 1, 60, 0, {}, "/", [], "/none")
     theirs.send(b'{"forked": 0, "error": "Cannot allocate memory"}\n')
+    stand_in = types.SimpleNamespace(connect=lambda: mine, modules=set())
     before = len(os.listdir("/proc/self/fd"))
     with theirs, open(os.devnull) as store, pytest.raises(RuntimeError) as caught:
-        with Crew(mine, job, b"", store, stream=False):
+        with Crew(stand_in, job, b"", store, stream=False):
             pass
     assert str(caught.value) == ("launch: the system would not start rank 0 of 2: "
                                  "Cannot allocate memory")

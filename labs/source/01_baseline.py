@@ -480,7 +480,7 @@ for name, step in steps.items():
     print(f"{name:18} 1 row {peak(step, 1):6,.0f} kB, 4 rows {peak(step, 4):6,.0f} kB")
 
 # %% [markdown]
-# Yours does not grow with the rows. It is a limit, not advice: small pieces keep a GPU less busy. In practice you go only as
+# Yours hardly grows with the rows. It is a limit, not advice: small pieces keep a GPU less busy. In practice you go only as
 # far in this direction as your memory asks for.
 
 # %% [markdown]
@@ -686,7 +686,7 @@ plots.arena({"memory": arena}, title="60 bytes are free, and 40 do not fit")
 # %% [markdown]
 # ## 5. The real thing
 #
-# **torch.utils.checkpoint** is your `checkpointed`, made for production. Same gradients, same bytes:
+# **torch.utils.checkpoint** is your `checkpointed`, made for production. Same gradients, same bytes (where an input needs a gradient: where none does, yours gives the weights none):
 
 # %%
 from torch.utils.checkpoint import checkpoint

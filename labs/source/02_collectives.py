@@ -125,7 +125,7 @@ for name, sent in zip(NINE, zip(*launch(sent_by, NINE, ranks=4))):
 #
 # You get one tool. `sendrecv(piece, to, into, source, group)` sends `piece` to rank `to` and fills `into` with what rank
 # `source` sends, **at the same time**: it is your `ring_shift` of lab 00, for any two partners. It returns `into`.
-# `to` and `source` count *inside* `group`, as `dist.get_rank(group)` does. So pass `group` on, and your functions work on
+# It does not send what is empty. `to` and `source` count *inside* `group`, as `dist.get_rank(group)` does. So pass `group` on, and your functions work on
 # any part of the ranks.
 #
 # Below, each rank swaps with `rank ^ 1`. `^` is xor: it flips the bits of `rank` that are set in the other number. `^ 1`
@@ -396,7 +396,7 @@ seen = dict(zip(LENGTHS, zip(*launch(send_all, list(LENGTHS.values()), ranks=4))
 plots.traffic_matrices({name: [sent for sent, _ in ranks] for name, ranks in seen.items()})
 
 # %% [markdown]
-# And the time by the model, on the fabric of 4.5, beside the bound: the bytes into or out of one rank.
+# And the time by the model, on the fabric of 4.5, if R - 1 messages tell lengths, beside the bound: the bytes into or out of one rank.
 
 # %% tags=["nbval-check-output"]
 from ranklab.collectives import all_to_all_v_time
@@ -611,7 +611,7 @@ print(mpi_table(ranks=2, sizes=(2**10, 2**20)))
 
 # %% [markdown]
 # MPI's processes on one machine share memory. gloo goes through the kernel's network stack even to reach a neighbour:
-# compare the rows of 1 KB here with gloo's rows in the next table. (MPI's ranks wait in a loop that uses a whole core: where
+# compare the rows of 1 KB here (2 ranks) with gloo's rows in the next table (4). (MPI's ranks wait in a loop that uses a whole core: where
 # other programs want the same cores, a row can be far too slow.) On GPUs NCCL writes straight into the other GPU's memory,
 # where the machine allows it.
 
@@ -678,7 +678,7 @@ for nodes in (2, 4, 8, 16, 32):
 # %% [markdown]
 # **Your turn.** Change one thing of the benchmark. First write down which algorithm wins at 1 KB and which at 1 MB, and by
 # what factor. Ideas: `"ranks": 2`, `"verbs": ("broadcast",)`, `"kind": "bfloat16"`, `"nodes": 2`. In `all_to_all` `pairs`
-# knows all lengths beforehand.
+# knows all lengths beforehand, and `any_lengths` is your `all_to_all_v`.
 
 # %%
 change = {"verbs": ("all_to_all",)}
@@ -746,7 +746,7 @@ for nbytes, seconds in launch(times, ring_all_reduce, ranks=2)[0]:
 
 # %% [markdown]
 # The model is right in shape: small tensors take nearly the same time, large ones grow with their size. In detail it is off,
-# on a laptop by a factor of two or three, and for small messages on a *busy* laptop by more: a rank that waits for a message
+# on a laptop by a factor of two or three, on a *busy* one by ten: a rank that waits for a message
 # may first wait for its turn on the processor. The model does not know that, nor the cost of additions and fresh memory.
 #
 # **What the clock can't show here**: with more ranks than cores nothing gets faster, so no algorithm can show its strength in

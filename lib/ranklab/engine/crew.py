@@ -36,9 +36,10 @@ CHUNK = 1 << 20
 class Crew:
     """The ranks of one launch. Use as a context manager: at its end no rank is left."""
 
-    def __init__(self, connection, job, call, store, stream, stall=None, preload=()):
-        self.connection = connection
-        self.lines = Lines(connection)
+    def __init__(self, server, job, call, store, stream, stall=None, preload=()):
+        self.connection = server.connect()
+        self.lines = Lines(self.connection)
+        self.known = server.modules
         self.job = job
         self.call = call
         self.store = store  # the file in which the ranks meet
@@ -51,9 +52,7 @@ class Crew:
 
     def __enter__(self):
         try:
-            if self.preload:
-                self.lines.request({"preload": list(self.preload)})
-                self.lines.wait_for("preloaded", PRELOAD_LIMIT)
+            self._preload()
             with ship.scratch_file() as job_file:  # one copy for all ranks
                 pickle.dump(self.job, job_file, protocol=5)
                 job_file.write(self.call)
@@ -65,6 +64,11 @@ class Crew:
             self._close()
             raise
         return self
+
+    def _preload(self):
+        if names := [*self.preload, *self.known]:
+            self.lines.request({"preload": names})
+            self.lines.wait_for("preloaded", *[PRELOAD_LIMIT] * bool(self.preload))
 
     def _start(self, rank, job_fd):
         report_file = ship.scratch_file()
@@ -213,6 +217,7 @@ class Crew:
         return all(h.exit_code is not None for h in self.handles)
 
     def __exit__(self, kind, error, tb):
+        self.known.update(self.handles[0].modules)
         try:
             for number in (signal.SIGSTOP, signal.SIGKILL):  # none sees another die, and complains
                 for handle in self.handles:

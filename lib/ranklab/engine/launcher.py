@@ -59,12 +59,8 @@ def launch(fn, *args, ranks=None, nodes=1, timeout=60, stream=False, stall=None,
         with ship.shared_file() as store, _reserved_port() as port, folder_of_workers() as folder:
             job = Job(ranks, nodes, timeout, port, dict(os.environ), cwd, sys.path, folder,
                       rehearse)
-            known = {*preload, *server.modules}
-            with Crew(server.connect(), job, call, store, stream, stall, known) as crew:
-                try:
-                    results = crew.results()
-                finally:
-                    server.modules.update(crew.handles[0].modules)
+            with Crew(server, job, call, store, stream, stall, preload) as crew:
+                results = crew.results()
                 crew.release()
     except ServerStuck:
         server.close()

@@ -45,7 +45,7 @@ PREDICTIONS = (
                       3.91: "a factor of ten is lost: 2.42e9 x 1.6e5 is 3.9e14",
                       13.0: "the FLOPs of a token are forward and backward",
                       19.5: "989 TFLOP/s is the dense peak already"},
-               why="Well-tuned code on one H100 reaches 40% to 55%."),
+               why="Well-tuned code gets 35% to 45%."),
     Prediction("adam_gb", working="16 * 7", unit="GB",
                nudge="Add up the table's row: how many bytes does one parameter have in all?",
                answer=lambda: sum(model_state_bytes(7e9, "mixed").values()) / 1e9,
