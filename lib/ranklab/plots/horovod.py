@@ -2,6 +2,8 @@
 
 from collections import Counter
 
+from matplotlib.ticker import LogLocator
+
 from ranklab.plots.boxes import arrow, box
 from ranklab.plots.gantt import Span, gantt
 from ranklab.plots.style import (
@@ -134,6 +136,7 @@ def searches(seen):
         ax.axvline(chosen, color=INK, lw=1, ls=DASHES[1])
         ax.set(xscale="log", xlabel="fusion threshold", title=f"best {landscape.kind}")
         bytes_axis(ax.xaxis)
+        ax.xaxis.set_major_locator(LogLocator(numticks=4))
     axes[0].set_ylabel("step, in times of the best")
     return fig
 
