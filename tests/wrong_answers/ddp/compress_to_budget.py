@@ -18,7 +18,7 @@ WRONG = [
     mutant(answer, WANTED, f"[x if len(x := {INDEX}) == len(buffer) else 0 * buffer]", KEPT,
            BY_INDEX, says="Keep it by parameter", called="zeros_in_new_buckets"),
     mutant(answer, ".bfloat16()", ".to(torch.float8_e4m3fn).bfloat16()", LEFT,
-           "grid.scatter(1, places, 0.0)", says="219 numbers.* 2.*also by rounding",
+           "grid.scatter(1, places, 0.0)", says="55 numbers.*also by rounding",
            called="eight_bits_and_no_rest"),
     mutant(answer, KEPT, "", says="must be added to the next gradient", called="no_feedback"),
     mutant(answer, K, "top_k_bytes(parameters, 0.001) // 2 // rows", says="sends 160 bytes, top-k",
