@@ -44,8 +44,8 @@ def check_compress_to_budget(hook):
     for rank, of_rank in enumerate(seen):
         _zeros(of_rank["zeros"][0], rank)
         _steady(of_rank["steady"][0], rank)
-    yield (f"of a gradient that stays, the mean of {STEADY} results is at most {NEAR:.0%} away from "
-           "the ranks' mean; zeros stay zeros")
+    yield (f"of a gradient that stays, the mean of {STEADY} results is at most {NEAR:.0%} away "
+           "from the ranks' mean; zeros stay zeros")
     for rank, of_rank in enumerate(seen):
         for name in ARRIVED:
             _arrives(name, of_rank[name][0], rank)

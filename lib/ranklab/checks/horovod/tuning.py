@@ -97,5 +97,5 @@ def _mistake(score, chosen, measured, right):
     elif len(measured.asked) < CALLS / 3:
         hint = f"You used {len(measured.asked)} of {CALLS} calls. More calls, less noise."
     return Mistake(f"at most 5% slower than the best in {right} of {LANDSCAPES} landscapes, and in "
-                   f"one {score - 1:.0%} slower; asked are {RIGHT}, and nowhere more than 50%. There "
+                   f"one {score - 1:.0%} slower; asked are {RIGHT}, and nowhere over 50%. There "
                    f"it chooses {chosen:,} bytes, and the best lies {landscape.kind}", hint)
