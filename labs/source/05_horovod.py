@@ -198,7 +198,7 @@ print("no fusion:", launch(fifty, 0, ranks=3)[0], "  64 MB:", launch(fifty, 64 *
 #
 # A low threshold costs latencies: many all-reduces. A high one waits: in our model of a step (`overlapped_time`) a buffer leaves when it is full, or when backward is over. So the best threshold depends on the model and the network, and you find it by measuring. But steps are noisy: by 5% here, and one step in ten takes three times as long, because a rank was late.
 #
-# With `HOROVOD_AUTOTUNE=1` Horovod searches while it trains, by Bayesian optimisation: a Gaussian process guesses the time at thresholds that it has not tried. Write a search of your own. The check has ten landscapes: the fastest threshold lies at the low end, in the middle or at the high end.
+# With `HOROVOD_AUTOTUNE=1` Horovod searches while it trains, by Bayesian optimisation: a Gaussian process guesses the time at thresholds that it has not tried. Write a search of your own. The check has 30 landscapes: the fastest threshold lies at the low end, in the middle or at the high end.
 
 # %%
 from ranklab.horovod import tune_fusion as library_tuner
@@ -210,10 +210,10 @@ def tune_fusion(seconds_of, low, high, calls):
     at most `calls` calls of seconds_of(threshold), which is noisy.
 
     low, high    both belong to the range; 1 <= low <= high
-    calls        1 or more: here 300. With few calls, any threshold in the range will do
+    calls        1 or more: here 300. With fewer, any threshold in the range will do
     seconds_of   measures one step, at a threshold in the range
     score        how long a step takes without noise, beside the best in the range: at most 5%
-                 longer, in 9 of 10 landscapes
+                 longer in 27 of 30 landscapes, and nowhere more than 50%
     """
     raise NotImplementedError("exercise 4.3: about 12 lines")
 

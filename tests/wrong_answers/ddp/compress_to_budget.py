@@ -10,7 +10,16 @@ from ranklab.ddp import compress_to_budget as answer
 KEPT = "    errors.update(zip(parameters, left.split([p.numel() for p in parameters])))\n"
 LEFT = "grid.scatter_add(1, places, -values.to(grid.dtype))"
 K = "top_k_bytes(parameters, 0.001) // 4 // rows"
+WANTED = ("[errors[p] if p in errors else torch.zeros_like(p).flatten() for p in "
+          "parameters]")
+INDEX = "errors.get(bucket.index(), torch.zeros_like(buffer))"
+BY_INDEX = "    errors[bucket.index()] = left\n"
 WRONG = [
+    mutant(answer, WANTED, f"[x if len(x := {INDEX}) == len(buffer) else 0 * buffer]", KEPT,
+           BY_INDEX, says="Keep it by parameter", called="zeros_in_new_buckets"),
+    mutant(answer, ".bfloat16()", ".to(torch.float8_e4m3fn).bfloat16()", LEFT,
+           "grid.scatter(1, places, 0.0)", says="55 numbers.*also by rounding",
+           called="eight_bits_and_no_rest"),
     mutant(answer, KEPT, "", says="must be added to the next gradient", called="no_feedback"),
     mutant(answer, K, "top_k_bytes(parameters, 0.001) // 2 // rows", says="sends 160 bytes, top-k",
            called="places_are_not_counted"),
@@ -28,9 +37,10 @@ WRONG = [
     mutant(answer, K, K + ") if errors else (grid.shape[1]", says="step 0 sends",
            called="whole_in_the_first_step"),
     mutant(answer, " / R)", " / R * 3)", says="away from the mean", called="three_times_the_mean"),
-    mutant(answer, "[errors[p] if p in errors else torch.zeros_like(p).flatten() for p in "
-           "parameters]", "[errors.get(bucket.index(), torch.zeros_like(buffer))]", KEPT,
-           "    errors[bucket.index()] = left\n", says="Keep it by parameter"),
+    mutant(answer, WANTED, f"[{INDEX}]", KEPT, BY_INDEX, says="Keep it by parameter"),
+    mutant(answer, "finished(", "(", says="DDP wants a future"),
+    mutant(answer, "2**15)", "2**17)", "at.long()", "at.long() % grid.shape[1]",
+           says="70,000 numbers.*If places have 16 bits", called="places_from_the_start"),
 ]
 
 
@@ -74,11 +84,6 @@ def compress_to_budget__a_scale_of_zero(state, bucket: dist.GradBucket):
         values, at = each.split(k)
         buffer.index_add_(0, at.long(), values / R)
     return finished(buffer)
-
-
-def compress_to_budget__no_future(state, bucket: dist.GradBucket):
-    """DDP wants a future"""
-    return bucket.buffer()
 
 
 def compress_to_budget__random_places_of_each_rank(state, bucket: dist.GradBucket):

@@ -8,6 +8,8 @@ from ranklab.horovod import tune_fusion as answer
 
 GRID = "low * (high / low) ** (i / last)"
 WRONG = [
+    mutant(answer, GRID, "low * (high / low) ** ((i + 1) / (last + 2))", says="measure both",
+           called="without_the_ends"),
     mutant(answer, GRID, "low + (high - low) * i / last", says="take equal ratios"),
     mutant(answer, "measured[threshold] = median(times)", "measured[threshold] = mean(times)",
            says="the median of several calls does not mind", mean=mean),
@@ -47,8 +49,8 @@ def tune_fusion__uphill_from_the_middle(seconds_of, low, high, calls):
     return threshold
 
 
-def tune_fusion__powers_of_ten(seconds_of, low, high, calls):
+def tune_fusion__eight_thresholds(seconds_of, low, high, calls):
     """slower"""
-    grid = ([10**k for k in range(10) if low <= 10**k <= high] or [low])[:calls]
+    grid = [round(low * (high / low) ** (i / 7)) for i in range(8)][:calls]
     return min(grid, key=lambda threshold: median(
         seconds_of(threshold) for _ in range(calls // len(grid))))

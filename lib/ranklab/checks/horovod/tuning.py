@@ -1,13 +1,14 @@
-"""The check of tune_fusion: in ten landscapes of the model, with noise; it prints the score."""
+"""The check of tune_fusion: in 30 landscapes of the model, with noise; it prints the score."""
 
 import functools
+import operator
 from collections import Counter
 
 from ranklab.checks.exercise import Mistake
 from ranklab.horovod import tune_fusion
 from ranklab.projects.horovod.landscapes import CALLS, Landscape, Steps
 
-LANDSCAPES, RIGHT, SLOWER = 10, 9, 1.05
+LANDSCAPES, RIGHT, SLOWER, WORST = 30, 27, 1.05, 1.5
 
 
 class Measured(Steps):
@@ -32,13 +33,14 @@ def check_tune_fusion(tune):
         _tuned(tune, Measured(landscape, calls))
     yield "a whole number in the range, with any number of calls, never more of them"
     scores = []
-    for seed in range(LANDSCAPES):
-        measured = Measured(Landscape(seed))
+    for landscape in _landscapes():
+        measured = Measured(landscape)
         chosen = _tuned(tune, measured)
         scores.append((measured.landscape.score(chosen), chosen, measured))
     right = sum(score <= SLOWER for score, *_ in scores)
-    if right < RIGHT:
-        raise _mistake(*max(scores, key=lambda each: each[0]), right)
+    worst = max(scores, key=lambda each: each[0])
+    if right < RIGHT or worst[0] > WORST:
+        raise _mistake(*worst, right)
     yield f"at most 5% slower than the best in {right} of {LANDSCAPES} landscapes"
     mean = sum(score for score, *_ in scores) / LANDSCAPES
     used = sum(len(measured.asked) for *_, measured in scores) / LANDSCAPES
@@ -49,9 +51,14 @@ def check_tune_fusion(tune):
 
 
 @functools.cache
+def _landscapes():
+    return [Landscape(seed) for seed in range(LANDSCAPES)]  # each knows its best after one check
+
+
+@functools.cache
 def _librarys():
     """(times the best, calls) of the library's answer, in the mean."""
-    steps = [Steps(Landscape(seed)) for seed in range(LANDSCAPES)]
+    steps = [Steps(landscape) for landscape in _landscapes()]
     scores = [each.landscape.score(each.tuned(tune_fusion)) for each in steps]
     return sum(scores) / LANDSCAPES, sum(len(each.asked) for each in steps) / LANDSCAPES
 
@@ -60,12 +67,14 @@ def _tuned(tune, measured):
     low, high, calls = measured.landscape.low, measured.landscape.high, measured.calls
     chosen = measured.tuned(tune)
     where = f"from {low:,} to {high:,} with {calls} call{'s' * (calls > 1)}"
-    if not isinstance(chosen, int):
+    try:
+        chosen = operator.index(chosen)  # NumPy's whole numbers as well
+    except TypeError:
         raise Mistake(f"{where} it returns a {type(chosen).__name__}", "Bytes are whole numbers: "
-                      "round(), and return the threshold, not its seconds.")
+                      "round(), and return the threshold, not its seconds.") from None
     if not low <= chosen <= high:
         raise Mistake(f"{where} it returns {chosen:,}", "It must be in the range.")
-    if not measured.asked and low < high and calls > 3:
+    if not measured.asked and low < high and calls == CALLS:
         raise Mistake(f"{where} it measures nothing, and returns {chosen:,}",
                       "No threshold suits all models and networks: call seconds_of.")
     return chosen
@@ -78,13 +87,15 @@ def _mistake(score, chosen, measured, right):
             "a mean does. And spend calls where it matters: measure the best ones again.")
     steps = sorted(asked)
     low, high = max(zip(steps, steps[1:]), key=lambda pair: pair[1] / pair[0])
-    if high / low > 64:
+    if chosen == steps[0] > landscape.low or chosen == steps[-1] < landscape.high:
+        hint = "low and high belong to the range: measure both."
+    elif high / low > 64:
         hint = (f"From {low:,} to {high:,} bytes you measure nothing. Take equal ratios, not equal "
                 "distances: powers of two.")
     elif max(asked.values()) == 1:
         hint = "Each threshold is measured once, and noise decides. Take the median of several."
     elif len(measured.asked) < CALLS / 3:
         hint = f"You used {len(measured.asked)} of {CALLS} calls. More calls, less noise."
-    return Mistake(f"at most 5% slower than the best in {right} of {LANDSCAPES} landscapes, not in "
-                   f"{RIGHT}. Best {landscape.kind}: {chosen:,} bytes are {score - 1:.0%} slower",
-                   hint)
+    return Mistake(f"at most 5% slower than the best in {right} of {LANDSCAPES} landscapes, and in "
+                   f"one {score - 1:.0%} slower; asked are {RIGHT}, and nowhere over 50%. There "
+                   f"it chooses {chosen:,} bytes, and the best lies {landscape.kind}", hint)

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from ranklab.horovod.cost import overlapped_time
 
-CALLS, NOISE, STRAGGLERS, LATE = 300, 0.05, 0.1, 3
-SEED = 54  # all right answers that we know get ten of ten here; one measurement each gets eight
+CALLS, NOISE, STRAGGLERS, LATE = 300, 0.08, 0.1, 3
+SEED = 27  # right answers that we know get 29 or 30 of 30 here; one measurement each 21 to 25
 KINDS = {  # where the best threshold lies: latencies and backward, in times of the wire; the range
     "in the middle": (2.0, 1.0, 2**12, 2**28),
     "at the low end": (0.02, 1.0, 2**20, 2**28),
@@ -53,7 +53,7 @@ class Landscape:
 
 
 class Steps:
-    """seconds_of(threshold): one step, with noise of 5%; one in ten waits for a straggler, three
+    """seconds_of(threshold): one step, with noise of 8%; one in ten waits for a straggler, three
     times as long. `asked` holds all thresholds that were measured.
     """
 
