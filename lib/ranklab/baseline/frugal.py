@@ -35,5 +35,7 @@ def frugal_gradients(model, inputs, targets):
             h = kept.pop().requires_grad_()
             block(h).backward(gradient)  # runs the block again: its activations live here only
             gradient = h.grad
-        model.token(x).backward(gradient)
+        first = model.token(x)
+        if first.requires_grad:  # not frozen
+            first.backward(gradient)
     return mean
