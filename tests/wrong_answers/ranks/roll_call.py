@@ -19,6 +19,12 @@ ASK = ('end = time.monotonic() + seconds\n'
        '                raise RuntimeError')
 
 WRONG = [
+    mutant(roll_call, '["missing"], timedelta', '[f"here/{r}" for r in range(ranks)], timedelta',
+           says="wait for the list itself", called="own_clock"),
+    mutant(roll_call, 'store.set(f"here/{rank}", "")', 'store.add(f"here/{rank}", 1)', RETURN,
+           'if not store.check(["missing"]):\n        store.set("missing", json.dumps(missing))\n'
+           '    return json.loads(store.get("missing"))', says="One list must stand",
+           called="a_set_is_no_compare_set"),
     mutant(roll_call, RETURN, RETURN[len("return json.loads("):-1] + "\n    return missing",
            says="One list must stand"),
     mutant(roll_call, WAIT, ASK, says="Don't ask again and again", time=time),

@@ -71,7 +71,7 @@ EXERCISES = (
         "each block. Then the loss of 16 tokens at a time, / count, backward() at once, on "
         "h.detach().requires_grad_(); h.grad is what goes on. Then from the last block to the "
         "first: h = kept.pop().requires_grad_(); block(h).backward(gradient); gradient = h.grad. "
-        "At the end model.token(x).backward(gradient).")),
+        "At the end model.token(x).backward(gradient), if model.token.weight.requires_grad.")),
     Exercise(baseline.scale_loss, check_scale_loss, hints=(
         "Three things can happen: a gradient overflows; a clean step; the last of `interval` clean "
         "steps.",

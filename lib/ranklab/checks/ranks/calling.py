@@ -1,6 +1,9 @@
 """roll_call: the same list on every rank, in time, by few calls to the store and no collective."""
 
+import itertools
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import NamedTuple
 
@@ -13,7 +16,8 @@ from ranklab.meter import Traffic
 CREW, LIMIT = 5, 7  # ranks of the launch, and its seconds
 LONG, SHORT, LOOK = 2.0, 0.3, 0.005  # seconds: all are here; some are not; between two looks
 LEAST, OURS, MORE = 2, (4, 9), 8  # calls to the store; the last: allowed beside one for each rank
-LATE = -1
+SOON = 0.3  # seconds in which a rank has the list that stands
+LATE = float("inf")
 
 
 class Case(NamedTuple):
@@ -21,7 +25,7 @@ class Case(NamedTuple):
 
     starts   of ranks first, first + 1, ...: when it calls, in parts of `seconds`; None: never, as
              all other ranks; LATE: when another rank has its list
-    missing  None: any list, but the same on all ranks; and all but the first writes are slow
+    missing  None: any list, but the same on all ranks
     shift    process p plays rank first + (p + shift) modulo CREW
     """
 
@@ -42,22 +46,19 @@ class Case(NamedTuple):
 CASES = (
     Case("5 ranks are all here, one of them a bit later", 5, (0, 0, 0.1, 0, 0), LONG, ()),
     Case("a single rank", 1, (0,), LONG, (), 2),
-    Case("rank 0 of 3 is missing", 3, (None, 0, 0), 2 * SHORT, (0,), 3),
+    Case("rank 0 of 3 is missing", 3, (None, 0, 0.8), 2 * SHORT, (0,), 3),
     Case("the first and the last of 5 are missing", 5, (None, 0, 0.4, 0, None), SHORT, (0, 4)),
     Case("all of 70 but rank 66 are missing", 70, (None, 0), SHORT,
          (*range(66), 67, 68, 69), first=65),
-    Case("rank 2 of 4 calls when rank 0 has its list", 4, (0, 0.6, LATE, 0.6), SHORT, (2,), 4),
+    Case("rank 4 of 5 never calls, rank 2 when another has its list", 5, (0, 0.6, LATE, 0.6, None),
+         2 * SHORT, (2, 4), 4),
     Case("rank 0 of 3 calls when another has its list", 3, (LATE, 0, 0.6), SHORT, (0,)),
-    Case("rank 2 of 3 calls while others write their list", 3, (0, 0.3, 1.2), SHORT, None),
 )
+HELD = Case("rank 0 of 3 is slow when its time is up, and rank 1 calls then", 3, (), 0.2, None)
 
 
 def _counted(name):
-    def method(self, *arguments):
-        self.calls += 1
-        return getattr(self.inner, name)(*arguments)
-
-    return method
+    return lambda self, *arguments: self.begins() or getattr(self.inner, name)(*arguments)
 
 
 class CountingStore(dist.Store):
@@ -65,25 +66,23 @@ class CountingStore(dist.Store):
 
     timeout = timedelta(seconds=5)  # of a wait that has no limit of its own: longer than any other
 
-    def __init__(self, inner, pause=0):
+    def __init__(self, inner, before=lambda: None):
         super().__init__()
-        self.inner, self.calls = inner, 0
-        self.pauses = [pause, 0]  # before each set; the last is that of the first
+        self.inner, self.before, self.calls = inner, before, 0
 
-    add, check, compare_set = map(_counted, ("add", "check", "compare_set"))
+    def begins(self):
+        self.calls += 1
+        self.before()
+
+    set, add, check, compare_set = map(_counted, ("set", "add", "check", "compare_set"))
     append, multi_set, delete_key = map(_counted, ("append", "multi_set", "delete_key"))
     num_keys, list_keys = map(_counted, ("num_keys", "list_keys"))
-
-    def set(self, key, value):
-        self.calls += 1
-        time.sleep(self.pauses.pop() if len(self.pauses) > 1 else self.pauses[0])
-        self.inner.set(key, value)
 
     def set_timeout(self, timeout):
         self.timeout = timeout
 
     def wait(self, keys, timeout=None):
-        self.calls += 1
+        self.begins()
         limit = self.timeout if timeout is None else timeout
         if not _wait_for(lambda: self.inner.check(keys), limit.total_seconds()):
             raise dist.DistStoreError(f"wait timeout after {limit}, keys: {', '.join(keys)}")
@@ -104,14 +103,42 @@ def _wait_for(is_so, seconds=10 * LIMIT):
     return so
 
 
-def _trial(roll_call, cases):
-    """[None or (list, seconds it took, calls to the store, collectives) of each case]."""
+def _trial(roll_call, cases, seconds):
+    """[None or (list, seconds, calls to the store, collectives) of each case], [_play_held's]."""
     plain, seen = dist.distributed_c10d._get_default_store(), []
     for at, case in enumerate(cases):
         seen.append(_play(roll_call, case, dist.PrefixStore(f"case {at}", plain)))
         if at == 0 and seen[0][-1]:
-            break  # a collective: in the next case it could only hang
-    return seen
+            return seen, []  # a collective: in the next case it could only hang
+    numbers = range(dist.get_rank(), HELD.ranks + MORE, CREW)
+    with ThreadPoolExecutor() as pool:
+        return seen, [*pool.map(lambda number: _play_held(roll_call, seconds, number), numbers)]
+
+
+def _play_held(roll_call, seconds, number):
+    """The lists of ranks 0 and 1. Rank 0 is held before one of its calls to the store, the one of
+    this number since its time is up. Rank 1 calls then, and has its list before rank 0 goes on.
+    """
+    store, held, go_on = dist.HashStore(), threading.Event(), threading.Event()
+    end, numbers = time.monotonic() + seconds, itertools.count()
+
+    def before():
+        if time.monotonic() >= end and next(numbers) == number:
+            held.set()
+            go_on.wait(1.5 * seconds)  # it may have been elected: rank 1 waits for its list
+
+    def slow():
+        try:
+            return roll_call(CountingStore(store, before), 0, HELD.ranks, seconds)
+        finally:
+            held.set()
+
+    with ThreadPoolExecutor() as pool:
+        of_rank_0 = pool.submit(slow)
+        held.wait()
+        of_rank_1 = roll_call(CountingStore(store), 1, HELD.ranks, seconds)
+        go_on.set()
+        return of_rank_0.result(), of_rank_1
 
 
 def _play(roll_call, case, store):
@@ -124,8 +151,7 @@ def _play(roll_call, case, store):
         _wait_for(lambda: store.check(["one has its list"]))
     else:
         time.sleep(start * case.seconds)
-    pause = case.seconds / 2 if case.missing is None else 0
-    counting = CountingStore(dist.PrefixStore("theirs", store), pause)
+    counting = CountingStore(dist.PrefixStore("theirs", store))
     began = time.monotonic()
     with Traffic() as traffic:
         missing = roll_call(counting, rank, case.ranks, case.seconds)
@@ -146,14 +172,16 @@ def check_roll_call(roll_call):
     slower = min(3, patience())
     cases = [case._replace(seconds=case.seconds * slower) for case in CASES]
     with hinted({"does not end": HANGS, "wait timeout": HANGS}):
-        seen = on_ranks(_trial, roll_call, cases, ranks=CREW, timeout=LIMIT)
+        both = on_ranks(_trial, roll_call, cases, HELD.seconds * slower, ranks=CREW, timeout=LIMIT)
+    seen, held = zip(*both)
     most = []
     for at, case in enumerate(cases[:len(seen[0])]):
         of = {case.played_by(process): each[at] for process, each in enumerate(seen) if each[at]}
         _compare_lists(case, {rank: each[0] for (rank, _), each in sorted(of.items())})
-        if case.missing is not None:
-            _compare_times(case, [(start, each[1]) for (_, start), each in of.items()])
+        _compare_times(case, [(start, each[1]) for (_, start), each in of.items()], SOON * slower)
         most.append(_compare_calls(case, of))
+    for lists in itertools.chain(*held):
+        _compare_lists(HELD, dict(enumerate(lists)))
     yield "the same sorted list on every rank, also where rank 0, or all but one, is missing"
     yield "a rank that calls too late gets the list that stands, and is on it"
     yield "at once when all are here; else when the time is up; no collective"
@@ -192,7 +220,7 @@ def _why_wrong(case):
             "dist knows other numbers.")
 
 
-def _compare_times(case, spent):
+def _compare_times(case, spent, soon):
     seconds, longest = case.seconds, max(took for _, took in spent)
     slow = f"{case.name}: it took {longest:.1f} s with seconds={seconds:.1f}"
     if not case.missing and longest > seconds / 2:
@@ -200,10 +228,10 @@ def _compare_times(case, spent):
     if longest > 2.5 * seconds + 0.3:
         raise Mistake(slow, "Wait once, for all ranks together and not for each in turn, and with "
                       "a limit: store.wait(keys, timedelta(seconds=seconds)).")
-    late = [took for start, took in spent if start == LATE]
-    if late and late[0] > 0.7 * seconds:
-        raise Mistake(f"{case.name}: the late rank waited {late[0]:.1f} s", "Its list stands "
-                      "already: look for it before you wait, or wait for the list itself.")
+    for start, took in spent:
+        if start and took > max(0, 1 - start) * seconds + soon:
+            raise Mistake(f"{case.name}: the late rank waited {took:.1f} s", "When the first "
+                          "rank's time is up, one list stands for all: wait for the list itself.")
     first = max(took for start, took in spent if start == 0)
     if case.missing and first < 0.8 * seconds:
         raise Mistake(f"{case.name}: it returned after {first:.2f} s with seconds={seconds:.1f}",
