@@ -58,7 +58,11 @@ HELD = Case("rank 0 of 3 is slow when its time is up, and rank 1 calls then", 3,
 
 
 def _counted(name):
-    return lambda self, *arguments: self.begins() or getattr(self.inner, name)(*arguments)
+    def method(self, *arguments):
+        self.begins()
+        return getattr(self.inner, name)(*arguments)
+
+    return method
 
 
 class CountingStore(dist.Store):
