@@ -39,7 +39,7 @@ def to_html(text):
     """`text` as it stands, its name in bold and its marks in colour."""
     name, *lines = text.split("\n")
     lines = [f"<b>{_escaped(name)}</b>", *map(_coloured, lines)]
-    return '<pre style="margin: 0">' + "\n".join(lines) + "</pre>"
+    return '<pre style="margin: 0; word-break: normal">' + "\n".join(lines) + "</pre>"
 
 
 def _coloured(line):

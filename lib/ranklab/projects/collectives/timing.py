@@ -149,11 +149,11 @@ def run(ranks=None, nodes=1, verbs=VERBS, sizes=(2**10, 2**16, 2**22), kind="flo
 
 def table(rows):
     """`rows` as nccl-tests prints them, with the algorithm in front."""
-    head = (f"{'# verb':16}{'algorithm':19}{'size':>11}{'count':>11}{'type':>9}"
-            f"{'time':>11}{'algbw':>8}{'busbw':>8}{'#wrong':>7}\n"
-            f"{'#':35}{'(B)':>11}{'(elements)':>11}{'':>9}{'(us)':>11}{'(GB/s)':>8}{'(GB/s)':>8}")
-    lines = [f"  {r.verb:14}{r.algorithm + '*' * r.own:19}{r.size:11}{r.count:11}{r.type:>9}"
-             f"{r.time * 1e6:11.1f}{gb(r.algbw):>8}{gb(r.busbw):>8}{r.wrong:7}" for r in rows]
+    head = (f"{'# verb':17}{'algorithm':19}{'size':>11}{'count':>11}{'type':>9}"
+            f"{'time':>10}{'algbw':>8}{'busbw':>8}{'#wrong':>7}\n"
+            f"{'#':36}{'(B)':>11}{'(elements)':>11}{'':>9}{'(us)':>10}{'(GB/s)':>8}{'(GB/s)':>8}")
+    lines = [f"  {r.verb:15}{r.algorithm + '*' * r.own:19}{r.size:11}{r.count:11}{r.type:>9}"
+             f"{r.time * 1e6:10.1f}{gb(r.algbw):>8}{gb(r.busbw):>8}{r.wrong:7}" for r in rows]
     return "\n".join([head, *lines, *["* by your own function"] * any(r.own for r in rows)])
 
 
