@@ -35,7 +35,8 @@ SHORTER = {
                          'names = "broadcast", "average", "mean", "shard", "buffers"':
                          'names = "mean", "buffers"'},
     "04_ddp": {"ddp_compression.compare(**mine)": "ddp_compression.compare(steps=4, **mine)",
-               '"steps": 25,': '"steps": 3,', '"epochs": 4,': '"epochs": 1,'},
+               '{"names": names, **mine': '{"names": names, "steps": 4, **mine',
+               '"epochs": 4,': '"epochs": 1,'},
     "05_horovod": {"project.run(ranks=4, nodes=4,":
                    "project.run(project.training.FineTuning(steps=6), ranks=4, nodes=4,"},
     "06_zero": {"ranks=2, steps=40)": "ranks=2, steps=3)",

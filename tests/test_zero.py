@@ -398,6 +398,7 @@ def _bytes_between_steps(stage, offload):
     wrapped(x).backward()
     optimizer.step()
     optimizer.zero_grad()
+    dist.barrier()  # on a busy machine gloo's thread may hold the message before for a moment
     return device_bytes() - before
 
 

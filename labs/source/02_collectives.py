@@ -364,7 +364,7 @@ def all_to_all_v(pieces, group=None):
               steps. Any length, also 0, and no other rank knows it. They stay as they are
     returns   a new tensor from each rank, this one too: 1-dim, of its sender's length and type
     bytes     a piece goes once, straight to its rank; 1000 bytes more may tell lengths
-    messages  one for each piece that goes to another rank and is not empty; at most R - 1 for lengths
+    messages  one for each piece that leaves and is not empty; at most R - 1 for lengths
     score     the alpha-beta time of the busiest rank
     Only sendrecv, dist.send, recv, isend, irecv, and what is built from them.
     """

@@ -283,8 +283,8 @@ class OverlappedDataParallel(Replica):
         """All gradients are averaged; called at the end of backward."""
         missing = {parameter for bucket in self.waiting for parameter in bucket.missing}
         # The other ranks wait for the buckets that are left. Then fill_none(used) for each bucket
-        # (used: see self.used_anywhere(); without find_unused it is ()). For the next backward all is
-        # as in __init__, and bucket.missing is full again
+        # (used: see self.used_anywhere(); without find_unused it is ()). For the next backward all
+        # is as in __init__, and bucket.missing is full again
         raise NotImplementedError("exercise 4.5, fourth part: about 10 lines")
         if missing and not self.find_unused:
             raise self.no_gradient(missing)
