@@ -331,7 +331,7 @@ def come(absent, late, seconds=1):
     print("missing:", roll_call(store, rank, dist.get_world_size(), seconds))
 
 
-launch(come, 0, 3, ranks=5);
+_ = launch(come, 0, 3, ranks=5)
 
 # %% [markdown]
 # Rank 3 was alive, and yet it is on its own list. That is right: the others have gone on without it, and a rank that
