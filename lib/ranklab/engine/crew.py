@@ -66,9 +66,14 @@ class Crew:
         return self
 
     def _preload(self):
-        if names := [*self.preload, *self.known]:
+        """The server has imported what the caller names and what ranks have imported before."""
+        names = [*self.preload, *self.known]
+        if names:
             self.lines.request({"preload": names})
-            self.lines.wait_for("preloaded", *[PRELOAD_LIMIT] * bool(self.preload))
+        if self.preload:  # heavy ones, perhaps
+            self.lines.wait_for("preloaded", PRELOAD_LIMIT)
+        elif names:
+            self.lines.wait_for("preloaded")
 
     def _start(self, rank, job_fd):
         report_file = ship.scratch_file()

@@ -126,8 +126,7 @@ def searches(seen):
     fig, axes = figure(8.2, 2.9, cols=len(seen))
     for ax, (steps, chosen) in zip(axes, seen):
         landscape = steps.landscape
-        ratio = landscape.high / landscape.low
-        grid = [round(landscape.low * ratio ** (i / 59)) for i in range(60)]
+        grid = landscape.grid()
         line(ax, grid, [landscape.score(x) for x in grid], 0, "no noise", marker="")
         asked = Counter(steps.asked)
         for threshold, calls in asked.items():

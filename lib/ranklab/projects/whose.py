@@ -1,10 +1,15 @@
 """Whose functions a project has run: the learner's, or the library's in their place."""
 
 
+def learners(functions):
+    """The names of those of {name: function} that do not come from the library's modules."""
+    return [name for name, function in functions.items()
+            if not function.__module__.startswith("ranklab.")]
+
+
 def whose(functions):
-    """A sentence for {name: function}: a function of the library's modules is the library's."""
-    return owners([name for name, function in functions.items()
-                   if not function.__module__.startswith("ranklab.")], functions)
+    """A sentence that says whose each of {name: function} is."""
+    return owners(learners(functions), functions)
 
 
 def owners(mine, names):

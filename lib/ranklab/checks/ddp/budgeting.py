@@ -5,9 +5,8 @@ import functools
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
-from ranklab.checks.ddp.given import Given, gradients_of, mean_of
+from ranklab.checks.ddp.given import Given, gradients_of, in_ddp, mean_of
 from ranklab.checks.ddp.refusals import check_signature, run_in_ddp
 from ranklab.checks.exercise import Mistake
 from ranklab.checks.trial import GROUPS, group_of_mine, hinted, members_of, rank_name
@@ -127,9 +126,7 @@ def _spikes(ranks):
 def _steps(hook, group, model, inputs):
     """(results of the hook, bytes sent) of each step."""
     results, sent = [], []
-    # From its second step on DDP has several buckets of Given, two of them of one size.
-    model = DistributedDataParallel(model.to(device()), process_group=group,
-                                    bucket_cap_mb=180 / 2**20)
+    model = in_ddp(model, group)
     model.register_comm_hook({"group": group}, _watched(hook, [], sent))
     for x in inputs:
         model.zero_grad()

@@ -59,11 +59,17 @@ def mean_of(ranks, step, kind):
     return sum(gradients_of(rank, step, kind) for rank in ranks) / len(ranks)
 
 
+def in_ddp(model, group=None):
+    """`model` in torch's DDP, which from its second step on has several buckets of Given, two of
+    them of one size.
+    """
+    return DistributedDataParallel(model.to(device()), process_group=group,
+                                   bucket_cap_mb=180 / 2**20)
+
+
 def steps_in_ddp(state, hook, kinds, group=None):
     """[Step of each of `kinds`] of one model in DDP with this hook."""
-    # From its second step on DDP has several buckets, two of them of one size.
-    model = DistributedDataParallel(Given().to(device()), process_group=group,
-                                    bucket_cap_mb=180 / 2**20)
+    model = in_ddp(Given(), group)
     waits, buckets, sent, seen = [], [], [], []
     model.register_comm_hook(state, _watched(hook, waits, buckets, sent))
     for step, kind in enumerate(kinds):

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from ranklab import collectives as ours
 from ranklab.engine import device, launch
 from ranklab.projects.clock import finish, wait_for_all
+from ranklab.projects.whose import learners
 
 DTYPES = {"float": torch.float32, "bfloat16": torch.bfloat16, "int64": torch.int64}
 BUILT = {  # what lab 02 builds: {verb: {algorithm: its function in ranklab.collectives}}
@@ -134,7 +135,7 @@ def run(ranks=None, nodes=1, verbs=VERBS, sizes=(2**10, 2**16, 2**22), kind="flo
         raise ValueError(f"verb {unknown[0]!r} is not one of {', '.join(VERBS)}")
     seen = launch(measure, verbs, sizes, kind, iters, nodes, functions, ranks=ranks, nodes=nodes,
                   timeout=600)
-    own = {name for name, function in functions.items() if function is not getattr(ours, name)}
+    own = learners(functions)
     rows = []
     for of_ranks in zip(*seen):
         verb, algorithm, nbytes, count = of_ranks[0][:4]

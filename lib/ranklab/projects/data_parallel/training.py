@@ -21,6 +21,7 @@ from ranklab.data_parallel import (
 from ranklab.data_parallel.training import DataParallel
 from ranklab.engine import device, launch
 from ranklab.models.cnn import CNN, CNNConfig
+from ranklab.projects.whose import learners
 from ranklab.trainer import LoopConfig, Schedule, Trainer
 from ranklab.trainer import learning_rate as cosine_rate
 
@@ -36,8 +37,7 @@ class Functions(NamedTuple):
     def own(self, settings):
         """The names of those that are a learner's, and used."""
         used = self if settings.engine == "ours" else self._replace(replica=Functions().replica)
-        return [name for name, mine, ours in zip(self._fields, used, Functions())
-                if mine is not ours]
+        return learners(used._asdict())
 
 
 @dataclass(frozen=True)

@@ -45,16 +45,19 @@ class Landscape:
         """How many times as long as at the best threshold a step takes here."""
         return self.seconds(threshold) / self.best
 
+    def grid(self):
+        """60 thresholds from low to high, evenly spaced on a log scale."""
+        return [round(self.low * (self.high / self.low) ** (i / 59)) for i in range(60)]
+
     @functools.cached_property
     def best(self):
-        """Seconds at the best of 60 thresholds, evenly spaced on a log scale."""
-        return min(self.seconds(round(self.low * (self.high / self.low) ** (i / 59)))
-                   for i in range(60))
+        """Seconds at the best threshold of the grid."""
+        return min(map(self.seconds, self.grid()))
 
 
 class Steps:
-    """seconds_of(threshold): one step, with noise of 8%; one in ten waits for a straggler, three
-    times as long. `asked` holds all thresholds that were measured.
+    """seconds_of(threshold): one step, with noise; one in ten waits for a straggler, three times as
+    long (NOISE, STRAGGLERS, LATE). `asked` holds all thresholds that were measured.
     """
 
     def __init__(self, landscape, calls=CALLS):
