@@ -182,8 +182,9 @@ def frugal_gradients__softmax_by_hand(model, inputs, targets):
                 p = p.exp_()
                 p[here, t[here]] -= 1
                 p *= here[:, None] / count
-                W.grad = torch.zeros_like(W) if W.grad is None else W.grad
-                W.grad.addmm_(p.T, normed)
+                if W.requires_grad:
+                    W.grad = torch.zeros_like(W) if W.grad is None else W.grad
+                    W.grad.addmm_(p.T, normed)
                 back = p @ W
             normed.backward(back)
         gradient = hidden.grad
