@@ -11,7 +11,7 @@ import nbformat
 import pytest
 from conftest import ROOT
 
-from ranklab.course import labs
+from ranklab.course import build as builder, labs
 from ranklab.ranks import shard_range
 
 SOURCES = sorted((ROOT / "labs" / "source").glob("*.py"))
@@ -99,6 +99,15 @@ def test_notebook_files(path):
     assert all(cell.execution_count for cell in code), "a cell was not executed"
     bad = [cell.source for cell in code for output in cell.outputs if output.output_type == "error"]
     assert not bad
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=named)
+def test_no_verdict_is_compared(source):
+    """A verdict's look is the page's business: it changes, and the checks' tests hold its words."""
+    compared = [cell.source for cell in cells_of(source)
+                if builder.COMPARED in cell.metadata.get("tags", ())]
+    assert len(compared) >= 5, "five tables of a lab can't rot"
+    assert not [text for text in compared if re.search(r"\bcheck\(", text)]
 
 
 # --- the harness: what must fail does -----------------------------------------------------------

@@ -224,7 +224,7 @@ print(f"{trace}: {trace.stat().st_size / 1e6:.1f} MB")
 #
 # **Predict.** ResNet-50, 25.6 million parameters, 4 ranks, float16. How many megabytes does each rank send in a step?
 
-# %% tags=["nbval-check-output"]
+# %%
 check(fp16_megabytes=...)
 
 # %%

@@ -186,11 +186,14 @@ def fifty(threshold):
     return right, counts.data.calls["all_reduce"]
 
 
-print("no fusion:", launch(fifty, 0, ranks=3)[0], "  64 MB:", launch(fifty, 64 * 2**20, ranks=3)[0])
+print("all right, all-reduces, without fusion:", *launch(fifty, 0, ranks=3)[0])
 
 # %% [markdown]
-# With fusion the number differs from run to run: it depends on what is ready in which millisecond. DDP's buckets
-# are the same in every step, from the second one on.
+# With fusion the number differs from run to run: it depends on what is ready in which millisecond. (DDP's buckets
+# are the same in every step, from the second one on.)
+
+# %%
+print("all right, all-reduces, 64 MB of fusion:", *launch(fifty, 64 * 2**20, ranks=3)[0])
 
 # %% [markdown]
 # ### 4.3 Which threshold?
