@@ -329,6 +329,13 @@ def test_a_number_that_is_off_by_one_is_told_so(name, value, sentence, monkeypat
     assert (state, sentence in line) == (FAILED if sentence else PASSED, True), line
 
 
+@pytest.mark.parametrize("value, words", [
+    (1048576, "1,048,576 B"), (1048576.4, "1,048,576 B"), (0.25, "0.25 B"), (1e300, "1e+300 B")])
+def test_a_predicted_number_is_shown_as_a_person_would_write_it(value, words):
+    prediction = Prediction("nbytes", "7", lambda: 7.0, "B")
+    assert words in judge_prediction(prediction, value)[1]
+
+
 # --- on the screen --------------------------------------------------------------------------------
 
 LONG = "on 4 ranks, rank 2 sends " + "5.0 MB, " * 20 + "and nobody takes " + "x" * 120

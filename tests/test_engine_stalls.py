@@ -43,6 +43,11 @@ def test_a_deadlock_is_said_early(name):
     assert text.count("\n  rank ") == ranks and "waits in " in text
 
 
+@pytest.mark.skipif(torch.cuda.device_count() > 0, reason="needs Linux without GPUs")
+def test_in_a_cell_a_deadlock_is_said_without_asking():
+    assert "all have slept in communication for 5 s" in error_of(awaited, ranks=2)
+
+
 def watched():
     with Waits():
         awaited()

@@ -1,6 +1,8 @@
 """The copies in work/: made once, refreshed while unedited, else never written again."""
 
+import json
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -13,6 +15,7 @@ from ranklab import cli
 from ranklab.course import build as builder
 from ranklab.course import labs, progress, work
 from ranklab.course.build import BuildError, build, stale
+from ranklab.course.notebook import read_cells
 
 STEM = "00_ranks"
 SOURCE = "# %% [markdown]\n# # 00 One lab\n\n# %%\nx = ...\n\n# %%\nprint(x)\n"
@@ -63,7 +66,10 @@ def test_each_lab_is_copied_once(root, capsys):
     assert cli.main(["work"]) == 0
     assert "Copied to work/: 00_ranks. Work there" in capsys.readouterr().out
     copy = root / "work" / f"{STEM}.ipynb"
-    assert copy.read_text() == (root / "labs" / f"{STEM}.ipynb").read_text()
+    assert read_cells(copy) == read_cells(root / "labs" / copy.name)
+    about = json.loads(copy.read_text())["metadata"]
+    assert about["kernelspec"]["display_name"] == "Python 3 (ipykernel)", "as JupyterLab completes"
+    assert about["language_info"]["version"] == platform.python_version()
     assert os.access(copy, os.W_OK)
     assert cli.main(["work"]) == 0 and capsys.readouterr().out == ""
     copy.unlink()
@@ -105,7 +111,8 @@ def test_an_unedited_copy_becomes_the_newer_version_also_after_a_run_was_saved(r
     assert bring(root) == []
     newer(root, SOURCE.replace("One lab", "Two labs"))
     assert bring(root) == ["00_ranks: your copy had no changes; it is now the newer version."]
-    assert copy.read_text() == (root / "labs" / f"{STEM}.ipynb").read_text()
+    assert read_cells(copy) == read_cells(root / "labs" / copy.name)
+    assert not any(cell.get("outputs") for cell in json.loads(copy.read_text())["cells"])
     assert bring(root) == [] and names(root) == [copy.name]
 
 

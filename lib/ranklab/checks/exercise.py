@@ -30,6 +30,12 @@ class Exercise:
         return self.answer.__name__
 
 
+def shown(number, digits=6):
+    """1,048,576 and not 1.04858e+06."""
+    is_long = 1e5 <= abs(number) < 1e15 and (number == round(number) or digits < 10)
+    return f"{number:,.0f}" if is_long else f"{number:.{digits}g}"
+
+
 @dataclass(frozen=True)
 class Prediction:
     """A number for the learner to predict before the code runs.
@@ -53,7 +59,7 @@ class Prediction:
     def hints(self):
         """A nudge, a usual slip, and the working last: one more each time the learner asks."""
         unit = f" {self.unit}" if self.unit else ""
-        slips = [f"A usual slip is {slip:.6g}{unit}: {confusion}"
+        slips = [f"A usual slip is {shown(slip)}{unit}: {confusion}"
                  for slip, confusion in (self.slips or {}).items()][:1]
-        working = f"{self.working} = {self.answer():g}{unit}"
+        working = f"{self.working} = {shown(self.answer())}{unit}"
         return tuple(filter(None, (self.nudge, *slips, working)))

@@ -15,7 +15,7 @@ from decimal import Decimal
 from numbers import Real
 
 from ranklab.course import labs, progress
-from ranklab.checks.exercise import Mistake
+from ranklab.checks.exercise import Mistake, shown
 from ranklab.checks.trial import under_test
 from ranklab.course.outline import next_after
 from ranklab.course.show import show
@@ -168,11 +168,11 @@ def judge_prediction(prediction, value):
         return NOT_WRITTEN, "--    not predicted yet: put your number in place of ..."
     given = _as_float(value)
     if not math.isfinite(given):
-        shown = " ".join(repr(value).split())[:40]
-        return FAILED, f"FAIL  a number is wanted, without quotes; got {shown}"
+        got = " ".join(repr(value).split())[:40]
+        return FAILED, f"FAIL  a number is wanted, without quotes; got {got}"
     right, tolerance = prediction.answer(), prediction.tolerance
     unit = f" {prediction.unit}" if prediction.unit else ""
-    number = f"{given:.10g}" if tolerance == 0 else f"{given:.6g}"
+    number = shown(given, digits=10 if tolerance == 0 else 6)
     for slip, confusion in (prediction.slips or {}).items():
         # A slip within the tolerance of the right number is met by that very number only.
         apart = abs(slip - right) / max(abs(slip), abs(right))

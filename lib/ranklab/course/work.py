@@ -78,8 +78,25 @@ def _give(lab, now, copy):
                 return None
             if not there.as_built:
                 continue
-        write_whole(place, lab.read_text(encoding="utf-8"))
+        write_whole(place, _with_kernel(lab.read_text(encoding="utf-8")))
         return place
+
+
+def _with_kernel(lab):
+    """The notebook `lab` also says what JupyterLab would write into it as soon as it is opened.
+
+    So a copy that nobody touched is not marked as changed.
+    """
+    from ipykernel.ipkernel import IPythonKernel
+    from jupyter_client.kernelspec import KernelSpecManager
+
+    notebook = json.loads(lab)
+    spec = KernelSpecManager().get_kernel_spec("python3")
+    notebook["metadata"] |= {
+        "kernelspec": {"display_name": spec.display_name, "language": spec.language,
+                       "name": "python3"},
+        "language_info": IPythonKernel.language_info}
+    return json.dumps(notebook, indent=1, ensure_ascii=False) + "\n"
 
 
 def _built_labs(root):

@@ -19,7 +19,7 @@ RANKS_WITHOUT_GPUS = 4
 LONGEST = 20 * 24 * 3600  # seconds; the system's calls count milliseconds in 31 bits
 
 
-def launch(fn, *args, ranks=None, nodes=1, timeout=60, stream=False, stall=None,
+def launch(fn, *args, ranks=None, nodes=1, timeout=60, stream=False, stall=5,
            rehearse=None, preload=()):
     """`fn(*args)` has run on fresh ranks; returns [value on rank 0, value on rank 1, ...].
 
@@ -30,7 +30,8 @@ def launch(fn, *args, ranks=None, nodes=1, timeout=60, stream=False, stall=None,
     nodes    lay the ranks out as this many nodes (LOCAL_RANK, GROUP_RANK), on this one machine
     timeout  seconds from when all ranks are up; after it a HangError says where each rank waits
     stream   show output as it comes instead of at the end
-    stall    seconds after which ranks that all sleep in communication are a HangError (stall.py)
+    stall    seconds after which ranks that all sleep in communication are a HangError (stall.py);
+             None: only `timeout` counts
     rehearse "gpu": on the CPU, but what a GPU would refuse raises; RANKLAB_REHEARSE=gpu does so too
     preload  names of heavy modules that `fn` imports, such as transformers: they are imported once,
              in the process that forks ranks, not on every rank of every launch. They must start no

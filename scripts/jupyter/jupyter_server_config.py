@@ -1,0 +1,6 @@
+import os
+
+# A login shell, Jupyter's choice for a server without a terminal of its own, would set PATH anew:
+# `ranklab` would not be found in JupyterLab's terminal.
+c = get_config()  # noqa: F821 - Jupyter puts it here
+c.ServerApp.terminado_settings = {"shell_command": [os.environ.get("SHELL") or "sh"]}
