@@ -42,11 +42,12 @@ SHORTER = {
     "06_zero": {"ranks=2, steps=40)": "ranks=2, steps=3)",
                 "ranks=2, steps=12,": "ranks=2, steps=3,"},
     "07_fsdp": {"save=folder.name, **mine": "save=folder.name, pretrain=5, steps=5, **mine"},
-    "08_tensor_parallel": {'"steps": 15': '"steps": 2'},
+    "08_tensor_parallel": {'"steps": 15': '"steps": 2', "in range(5)": "in range(1)"},
     "09_pipeline_parallel": {"steps=20,": "steps=2,", '"steps": 4,': '"steps": 2,',
                              "for lr in (0.03, 0.1)": "for lr in (0.1,)"},
     "12_hybrid": {"steps=12,": "steps=4,", "until=6)": "until=2)",
-                  'words = ("4x1x1", ': "words = (",
+                  "for _ in range(3)]": "for _ in range(1)]",
+                  '("4x1x1", "1x4x1", "1x1x4", "4x1x1,full", ': '("4x1x1,full", ',
                   '("1x4x2,sp", "8x1x1,full", "1x1x1")': '("8x1x1,full", "1x1x1")'},
 }
 
