@@ -3,6 +3,7 @@
 import json
 
 from ranklab.checks.exercise import Mistake
+from ranklab.checks.zero.formulas import refuses
 
 # parameters, ranks, GB of each GPU, GB beside the states; stage, optimizer and parameters offloaded
 GOALS = (
@@ -16,9 +17,12 @@ REFUSED = {  # each with its arguments
     "a batch smaller than one micro batch for each rank": (1e8, 4, 8e9, 8, 4),
     "a GPU that its activations fill": (1e9, 4, 8e9, 16, 4, 9e9),
 }
+DIVIDES = ("Say what is wrong, before any GPU starts: raise ValueError(...) unless micro_batch x "
+           "ranks divides the batch. What fastest_way() raises goes on to the caller.")
 MISSING = {"device": "none", "enabled": False}  # what DeepSpeed takes where a key is not there
 SIZES = ("train batch = micro batch x accumulation steps x ranks, all of them whole numbers (//). "
          "DeepSpeed refuses any other.")
+STAGE = "fastest_way(parameters, ranks, gpu_bytes, other_bytes) says which; other_bytes count, too."
 BUCKET = ("It is the `bucket` that was asked for; DeepSpeed's own, 500 million numbers, is a "
           "gigabyte of bf16 in each message.")
 PRECISION = ('config[precision] = {"enabled": True}; and nothing for "fp32", which is DeepSpeed\'s '
@@ -29,7 +33,7 @@ def check_deepspeed_config(deepspeed_config):
     for parameters, ranks, gb, other_gb, *way in GOALS:
         config = deepspeed_config(parameters, ranks, gb * 1e9, 256, 4, other_gb * 1e9, bucket=10**6)
         _compare(f"{parameters:g} parameters on {ranks} GPUs of {gb} GB, {other_gb} GB taken",
-                 config, _wanted(ranks, *way))
+                 config, _sizes(ranks) | _zero(*way))
     yield "the fastest way that fits, for eight goals: stage, and what is offloaded"
     yield "train batch = micro batch x accumulation steps x ranks; all of it is JSON"
     yield "buckets of the size that was asked for"
@@ -40,24 +44,26 @@ def check_deepspeed_config(deepspeed_config):
                 "optimizer.type": ("AdamW", 'It is {"type": "AdamW", "params": {...}}.'),
                 "optimizer.params.lr": (0.125, "It is the `lr` that was asked for.")})
     yield "the precision and the learning rate that were asked for; AdamW"
-    for why, arguments in REFUSED.items():
-        _refuses(why, deepspeed_config, arguments)
+    refuses(deepspeed_config, REFUSED, DIVIDES)
     yield "a batch that does not divide, and a model that does not fit, are a ValueError"
 
 
-def _wanted(ranks, stage, *offloaded):
+def _sizes(ranks):
     """{key: (value, hint)} for a batch of 256 in micro batches of 4."""
-    wanted = {"train_batch_size": (256, SIZES), "train_micro_batch_size_per_gpu": (4, SIZES),
-              "gradient_accumulation_steps": (64 // ranks, SIZES),
-              "zero_optimization.stage": (stage, "fastest_way(parameters, ranks, gpu_bytes, "
-                                          "other_bytes) says which; other_bytes count, too.")}
+    return {"train_batch_size": (256, SIZES), "train_micro_batch_size_per_gpu": (4, SIZES),
+            "gradient_accumulation_steps": (64 // ranks, SIZES)}
+
+
+def _zero(stage, *offloaded):
+    """{key of zero_optimization: (value, hint)}"""
+    wanted = {"stage": (stage, STAGE)}
     for key, is_away in zip(("offload_optimizer", "offload_param"), offloaded):
-        wanted[f"zero_optimization.{key}.device"] = ("cpu", "This goal needs it on the CPU: "
-                                                     f'"{key}": {{"device": "cpu"}}.') if (
-            is_away) else ("none", f"It fits without {key}, which would cost time: leave it out.")
-    buckets = ["reduce_bucket_size", "allgather_bucket_size"]
-    buckets += ["stage3_prefetch_bucket_size"] * (stage == 3)
-    return wanted | {f"zero_optimization.{key}": (10**6, BUCKET) for key in buckets}
+        wanted[f"{key}.device"] = (
+            ("cpu", f'This goal needs it on the CPU: "{key}": {{"device": "cpu"}}.') if is_away else
+            ("none", f"It fits without {key}, which would cost time: leave it out."))
+    for kind in ["reduce", "allgather"] + ["stage3_prefetch"] * (stage == 3):
+        wanted[f"{kind}_bucket_size"] = (10**6, BUCKET)
+    return {f"zero_optimization.{key}": what for key, what in wanted.items()}
 
 
 def _compare(where, config, wanted):
@@ -74,13 +80,3 @@ def _compare(where, config, wanted):
             got = (got or {}).get(key, MISSING.get(key))
         if got != right or type(got) is not type(right):
             raise Mistake(f"{where}: {path} is {got!r}, not {right!r}", hint)
-
-
-def _refuses(why, deepspeed_config, arguments):
-    try:
-        got = deepspeed_config(*arguments)
-    except ValueError:
-        return
-    raise Mistake(f"{why} gives {str(got)[:60]} ...", "Say what is wrong, before any GPU starts: "
-                  "raise ValueError(...) unless micro_batch x ranks divides the batch. What "
-                  "fastest_way() raises goes on to the caller.")

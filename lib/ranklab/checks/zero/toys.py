@@ -1,6 +1,8 @@
 """The small models that lab 06's checks train, and what is seen while they do."""
 
+import contextlib
 import functools
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -105,16 +107,14 @@ class Watch:
         self.wrapped, self.handles, self.most, self.traffic = wrapped, [], 0, Traffic()
 
     def __enter__(self):
-        self.before = {verb: getattr(dist, verb) for verb in VERBS if hasattr(dist, verb)}
-        for verb, collective in self.before.items():
-            setattr(dist, verb, functools.partial(self._call, collective))
-        self.traffic.__enter__()
+        self.inside = contextlib.ExitStack()
+        self.inside.enter_context(self.traffic)
+        self.inside.enter_context(mock.patch.multiple(dist, **{
+            verb: functools.partial(self._call, getattr(dist, verb)) for verb in VERBS}))
         return self
 
     def __exit__(self, *error):
-        self.traffic.__exit__(*error)
-        for verb, collective in self.before.items():
-            setattr(dist, verb, collective)
+        self.inside.close()
 
     def _call(self, collective, out, *args, **kwargs):
         tensors = [x for x in (out, *args) if isinstance(x, torch.Tensor)]
