@@ -92,7 +92,7 @@ def must_be_there(tensors, what):
         raise RuntimeError(what)
 
 
-class Watch:
+class Watch(contextlib.ExitStack):
     """Inside `with`, the messages of `wrapped` are noted; what one brings is there once somebody
     has waited for it, and no memory that it needs may be given back before.
 
@@ -104,17 +104,14 @@ class Watch:
     message_begins = forward_ends = after_forward = after_step = lambda *_: None
 
     def __init__(self, wrapped):
+        super().__init__()
         self.wrapped, self.handles, self.most, self.traffic = wrapped, [], 0, Traffic()
 
     def __enter__(self):
-        self.inside = contextlib.ExitStack()
-        self.inside.enter_context(self.traffic)
-        self.inside.enter_context(mock.patch.multiple(dist, **{
+        self.enter_context(self.traffic)
+        self.enter_context(mock.patch.multiple(dist, **{
             verb: functools.partial(self._call, getattr(dist, verb)) for verb in VERBS}))
-        return self
-
-    def __exit__(self, *error):
-        self.inside.close()
+        return super().__enter__()
 
     def _call(self, collective, out, *args, **kwargs):
         tensors = [x for x in (out, *args) if isinstance(x, torch.Tensor)]
