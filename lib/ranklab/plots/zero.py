@@ -10,7 +10,6 @@ from ranklab.plots.gantt import Span, boxed, gantt
 from ranklab.plots.style import FAINT, INK, bars, bytes_axis, figure, human_bytes, look, styled
 from ranklab.zero.memory import zero_memory
 
-STATES = ("parameters", "gradients", "optimizer state")
 # Categories of a MemoryCurve: (label, fields of a Memory, number of tone and hatching)
 LAYERS = (
     ("parameters", ("parameters", "buffers"), 0), ("optimizer state", ("optimizer_state",), 2),
@@ -26,7 +25,7 @@ def states(parameters, ranks, gpu_bytes=80e9, with_totals=True):
     totals = held.sum(axis=1)
     names = ["data parallel", "stage 1", "stage 2", "stage 3"]
     fig, ax = figure(7, 3.2)
-    for index, name in enumerate(STATES):
+    for index, name in enumerate(("parameters", "gradients", "optimizer state")):
         bars(ax, names, held[:, index], index, name, bottom=held[:, :index].sum(axis=1), width=0.55)
     for x, total in enumerate(totals if with_totals else ()):
         ax.text(x, total, human_bytes(total), ha="center", va="bottom", fontweight="bold")

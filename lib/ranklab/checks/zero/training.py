@@ -88,23 +88,16 @@ def _step(where, wrapped, optimizer, one, new_watch, pieces, members, seed):
             watch.forward_ends()
             loss.backward()
         yield watch.after_backward, where if sync else f"{where}, with sync=False", once, sync
-    each = {r: one.gradients([seed + 10 * piece + r for piece in range(len(pieces))])
-            for r in members}
-    mean = [_mean(gradients) for gradients in zip(*each.values())]
+    own, mean = (one.gradients([seed + 10 * piece + r for piece in range(len(pieces)) for r in its],
+                               len(its)) for its in ([rank], members))
     where = f"{where} after {len(pieces)} backwards" if len(pieces) > 1 else where
-    yield compare_gradients, where, wrapped, mean, each[rank], len(members)
+    yield compare_gradients, where, wrapped, mean, own, len(members)
     before = {name: p.detach().clone() for name, p in one.model.named_parameters()}
     with new_watch(wrapped) as watch:
         optimizer.step()
     one.step(mean)
     yield watch.after_step, where, once
     yield compare_weights, where, wrapped.state_dict(), one.model, before
-
-
-def _mean(gradients):
-    """None is no gradient: it counts as zeros, where another rank has one."""
-    there = [gradient for gradient in gradients if gradient is not None]
-    return sum(there) / len(gradients) if there else None
 
 
 class OneProcess:
@@ -116,12 +109,13 @@ class OneProcess:
                         for p in self.trained]
         self.optimizer = new_optimizer(self.masters)
 
-    def gradients(self, seeds):
-        """Of the sum of these batches' losses."""
-        found = torch.autograd.grad(sum(loss_of(self.model, seed) for seed in seeds), self.trained,
-                                    allow_unused=True)
-        return [gradient if gradient is None else gradient.to(master)
-                for gradient, master in zip(found, self.masters)]
+    def gradients(self, seeds, ranks):
+        """Of the sum of these batches' losses over `ranks`; None where no batch has used it."""
+        of_each = [torch.autograd.grad(loss_of(self.model, seed), self.trained, allow_unused=True)
+                   for seed in seeds]
+        there = [[gradient.to(master) for gradient in its if gradient is not None]
+                 for master, *its in zip(self.masters, *of_each)]
+        return [sum(its) / ranks if its else None for its in there]
 
     def step(self, gradients):
         for master, gradient in zip(self.masters, gradients):
