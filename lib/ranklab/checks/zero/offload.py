@@ -44,7 +44,7 @@ def _comparisons(offload_optimizer):
                 return made[place]
 
             yield from train(wrapped_class, watch, ways=[way], make_optimizer=offloaded)
-            yield _compare_places, where, made[place], place
+            yield where, _compare_places, made[place], place
 
 
 def _groups(model):
@@ -54,25 +54,24 @@ def _groups(model):
              "are_matrices": are_matrices} for are_matrices in (True, False)]
 
 
-def _compare_places(where, optimizer, place):
+def _compare_places(optimizer, place):
     masters = [p for group in optimizer.param_groups for p in group["params"] if p.numel()]
     if place and any(p.untyped_storage().data_ptr() not in place.memory for p in masters):
-        raise Mistake(f"{where}: the optimizer's parameters are not what `place` has copied", "Each "
-                      "bucket gets a master elsewhere, before the optimizer is made: "
-                      "bucket.set_master(place.copy(bucket.shard)). CpuMemory() is for where no "
-                      "place is given.")
+        raise Mistake("the optimizer's parameters are not what `place` has copied", "Each bucket "
+                      "gets a master elsewhere, before the optimizer is made: bucket.set_master("
+                      "place.copy(bucket.shard)). CpuMemory() is for where no place is given.")
     if any(p.itemsize < 4 or p.device.type != "cpu" for p in masters):
-        raise Mistake(f"{where}: the optimizer's parameters have 16 bits, or lie on a GPU",
+        raise Mistake("the optimizer's parameters have 16 bits, or lie on a GPU",
                       "Masters are float32 or better, on the CPU: place.copy() makes them so.")
     if place and [group.get("are_matrices") for group in optimizer.param_groups] != [True, False]:
-        raise Mistake(f"{where}: the optimizer has {len(optimizer.param_groups)} groups, not the "
-                      "two that were given with their options",
+        raise Mistake(f"the optimizer has {len(optimizer.param_groups)} groups, not the two that "
+                      "were given with their options",
                       "model.make_optimizer(new_optimizer, groups): the groups go with it.")
     if place and (len(place.states) != STEPS or not all(place.states)):
-        raise Mistake(f"{where}: of {STEPS} steps the place got the optimizer's state after "
-                      f"{len([n for n in place.states if n])}", "The first step makes the "
-                      "state, so the place takes it after each: optimizer."
-                      "register_step_post_hook(lambda *_: place.take_state(optimizer)).")
+        raise Mistake(f"of {STEPS} steps the place got the optimizer's state after "
+                      f"{len([n for n in place.states if n])}", "The first step makes the state, "
+                      "so the place takes it after each: optimizer.register_step_post_hook("
+                      "lambda *_: place.take_state(optimizer)).")
 
 
 def check_offload_optimizer(offload_optimizer):

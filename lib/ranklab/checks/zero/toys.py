@@ -97,8 +97,8 @@ class Watch(contextlib.ExitStack):
     has waited for it, and no memory that it needs may be given back before.
 
     most  how many were on their way at a time
-    A subclass raises a Mistake in after_forward(where), after_backward(where, once, sync) or
-    after_step(where, once), where `once` is (R-1)/R.
+    once  (R-1)/R
+    A subclass raises a Mistake in after_forward(), after_backward(sync) or after_step().
     """
 
     message_begins = forward_ends = after_forward = after_step = lambda *_: None
@@ -106,6 +106,7 @@ class Watch(contextlib.ExitStack):
     def __init__(self, wrapped):
         super().__init__()
         self.wrapped, self.handles, self.most, self.traffic = wrapped, [], 0, Traffic()
+        self.once = 1 - 1 / dist.get_world_size(wrapped.group)
 
     def __enter__(self):
         self.enter_context(self.traffic)
