@@ -69,7 +69,6 @@ def settings_of(path):
             raise ValueError(f"{path}: optimizer.type={optimizer['type']!r} must be 'AdamW'")
         known = ("lr", "betas", "weight_decay")
         found |= {name: optimizer["params"].get(name) for name in known}
-    given = {name: value for name, value in found.items() if value is not None}
-    if "betas" in given:
-        given["betas"] = tuple(given["betas"])
+    given = {name: tuple(value) if name == "betas" else value for name, value in found.items()
+             if value is not None}
     return zero.get("stage", 0), given
