@@ -1,5 +1,6 @@
 """DeepSpeed's C++, compiled once, in a folder of this course; torch's Adam where that can't be."""
 
+import fcntl
 import os
 import shutil
 import sys
@@ -7,7 +8,6 @@ from pathlib import Path
 
 import torch
 
-from ranklab.course import labs, progress, records
 from ranklab.engine import device, is_main_process
 
 FOLDER = ".ext"  # beside labs/; git ignores it
@@ -21,8 +21,8 @@ def compiled_adam(new_optimizer, offload=None):
     """
     if missing := missing_compiler():
         if is_main_process():
-            print(f"{missing}: torch's {new_optimizer.func.__name__} steps in place of DeepSpeed's.",
-                  file=sys.stderr, flush=True)
+            name = new_optimizer.func.__name__
+            print(f"{missing}: torch's {name} steps in place of DeepSpeed's.", file=sys.stderr)
         return new_optimizer
     from deepspeed.ops.adam import DeepSpeedCPUAdam, FusedAdam  # here: takes two seconds
 
@@ -65,7 +65,7 @@ def load(builder):
     os.environ["TORCH_EXTENSIONS_DIR"] = str(folder)
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / f"{op.name}.lock", "w") as lock:
-        records.wait_for(lock)
+        fcntl.flock(lock, fcntl.LOCK_EX)
         remove_stale_lock(folder / op.name)
         if not any((folder / op.name).glob("*.so")):
             print(f"DeepSpeed compiles {op.name}: some minutes, once.", file=sys.stderr, flush=True)
@@ -74,7 +74,9 @@ def load(builder):
 
 def extensions():
     """The folder for what is compiled with this Python and this torch."""
-    root = labs.repository(__file__) or progress.home()
+    root = Path(__file__).resolve().parents[3]
+    if not (root / "labs").is_dir():  # not a checkout
+        root = Path(os.environ.get("RANKLAB_HOME", ".ranklab")).expanduser()
     version = "py{}{}-torch{}".format(*sys.version_info[:2], torch.__version__)
     return root.absolute() / FOLDER / version
 
