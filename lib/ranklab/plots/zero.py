@@ -10,7 +10,6 @@ from ranklab.plots.gantt import Span, boxed, gantt
 from ranklab.plots.style import FAINT, INK, bars, bytes_axis, figure, human_bytes, look, styled
 from ranklab.zero.memory import zero_memory
 
-STATES = ("parameters", "gradients", "optimizer state")
 # Categories of a MemoryCurve: (label, fields of a Memory, number of tone and hatching)
 LAYERS = (
     ("parameters", ("parameters", "buffers"), 0), ("optimizer state", ("optimizer_state",), 2),
@@ -20,20 +19,20 @@ LAYERS = (
 
 
 @styled
-def states(parameters, ranks, gpu_bytes=80e9, with_totals=True, title=None):
+def states(parameters, ranks, gpu_bytes=80e9, with_totals=True):
     """What zero_memory says for each stage, as stacked bars, and a line for what a GPU has."""
     held = np.array([zero_memory(stage, parameters, ranks) for stage in range(4)])
     totals = held.sum(axis=1)
     names = ["data parallel", "stage 1", "stage 2", "stage 3"]
     fig, ax = figure(7, 3.2)
-    for index, name in enumerate(STATES):
+    for index, name in enumerate(("parameters", "gradients", "optimizer state")):
         bars(ax, names, held[:, index], index, name, bottom=held[:, :index].sum(axis=1), width=0.55)
     for x, total in enumerate(totals if with_totals else ()):
         ax.text(x, total, human_bytes(total), ha="center", va="bottom", fontweight="bold")
     ax.axhline(gpu_bytes, color=INK, ls="--", lw=1.2)
     ax.text(3.5, gpu_bytes, f"a GPU of {human_bytes(gpu_bytes)}", ha="right", va="bottom",
             fontsize=9)
-    ax.set(title=title or f"{parameters / 1e9:g} billion parameters, bf16, Adam, {ranks} GPUs",
+    ax.set(title=f"{parameters / 1e9:g} billion parameters, bf16, Adam, {ranks} GPUs",
            ylim=(0, 1.14 * max(*totals, gpu_bytes)), ylabel="bytes on each GPU")
     bytes_axis(ax.yaxis)
     ax.grid(axis="x", visible=False)
@@ -42,34 +41,30 @@ def states(parameters, ranks, gpu_bytes=80e9, with_totals=True, title=None):
 
 
 @styled
-def shards(sizes, ranks, title="One flat piece of memory, two ways to cut it"):
+def shards(sizes, ranks):
     """Parameters above, shards below: the borders are not the same. `sizes` is {name: numbers}."""
     n = sum(sizes.values())
     each = math.ceil(n / ranks)
     fig, ax = figure(7.5, 2.2)
-    start = 0
-    for index, (name, size) in enumerate(sizes.items()):
-        _cell(ax, 0, start, size, f"{name}\n{size}", index % 2)
-        start += size
+    starts = np.cumsum([0, *sizes.values()])
+    cells = {Span(0, start, start + size, index % 2, 0.7): f"{name}\n{size}"
+             for index, (start, (name, size)) in enumerate(zip(starts, sizes.items()))}
+    cells |= {Span(1, rank * each, (rank + 1) * each, 2 + rank % 2, 0.7): f"rank {rank}\n{each}"
+              for rank in range(ranks)}
+    gantt(ax, cells, {0: "parameters", 1: "shards"})
+    for cell, text in cells.items():
+        boxed(ax, (cell.start + cell.end) / 2, cell.row, text, pad=1, fontsize=9)
     if each * ranks > n:
         ax.barh(0, each * ranks - n, 0.7, n, facecolor="white", edgecolor=INK, hatch="xxx")
         ax.annotate("zeros", ((n + each * ranks) / 2, -0.36), (0, 2), textcoords="offset points",
                     ha="center", va="bottom", fontsize=9)
-    for rank in range(ranks):
-        _cell(ax, 1, rank * each, each, f"rank {rank}\n{each}", 2 + rank % 2)
-        if rank:
-            ax.plot((rank * each,) * 2, (-0.45, 1.45), color=INK, ls="--", lw=1.2)
-    ax.set_yticks((0, 1), ("parameters", "shards"))
-    ax.tick_params(axis="y", length=0)
-    ax.set(xlim=(0, each * ranks), ylim=(1.5, -0.75), title=title, xlabel="place in flat (numbers)")
-    ax.set_xticks([rank * each for rank in range(ranks + 1)])
+    for border in range(each, ranks * each, each):
+        ax.plot((border, border), (-0.45, 1.45), color=INK, ls="--", lw=1.2)
+    ax.set(xlim=(0, each * ranks), ylim=(1.5, -0.75), xlabel="place in flat (numbers)",
+           title="One flat piece of memory, two ways to cut it",
+           xticks=[rank * each for rank in range(ranks + 1)])
     ax.grid(False)
     return fig
-
-
-def _cell(ax, row, start, size, text, index):
-    ax.barh(row, size, 0.7, start, **look(index))
-    boxed(ax, start + size / 2, row, text, pad=1, fontsize=9)
 
 
 @styled
@@ -134,47 +129,40 @@ class Work(NamedTuple):
 def one_step(stage, units=4, forward=1.0, send=0.7, step=0.25):
     """The Works of one step, by a model: a network sends one unit at a time, in `send` seconds;
     backward takes twice as long as forward. Stage 0 and units that are always whole are left out.
+
+    Stages 1 and 2 reduce behind backward, and gather after the step. In stage 3 the next unit is
+    gathered while one computes; each is gathered twice.
     """
-    return _sharded_step(units, forward, send, step) if stage == 3 else \
-        _whole_step(stage, units, forward, send, step)
+    works, now, free = [], 0.0, 0.0
 
+    def sent(kind, unit, asked):
+        """It travels as soon as the network is free; returns when it has arrived."""
+        nonlocal free
+        free = max(asked, free) + send
+        works.append(Work(kind, unit, free - send, free))
+        return free
 
-def _whole_step(stage, units, forward, send, step):
-    """Stages 1 and 2: reduced behind backward, gathered after the step."""
-    works = [Work("forward", u, u * forward, (u + 1) * forward) for u in range(units)]
-    now = free = units * forward
-    for u in reversed(range(units)):
-        works.append(Work("backward", u, now, now + 2 * forward))
-        now += 2 * forward
-        free = max(now, free) + send
-        works.append(Work("reduce", u, free - send, free))
-    works.append(Work("step", 0, free, free + step))
-    now = free + step
-    works += [Work("gather", u, now + u * send, now + (u + 1) * send) for u in range(units)]
-    end = now + units * send
-    return works + [Work("weights", u, 0, end) for u in range(units)] + _gradients(
-        works, None if stage == 2 else end)
-
-
-def _sharded_step(units, forward, send, step):
-    """Stage 3: while a unit computes, the next is gathered; each is gathered twice."""
     order = [("forward", u) for u in range(units)]
     order += [("backward", u) for u in reversed(range(units))]
-    works, now, arrived, free = [Work("gather", 0, 0, send)], 0, send, send
-    for place, (kind, u) in enumerate(order):
+    arrived = sent("gather", 0, 0.0) if stage == 3 else 0.0
+    for (kind, u), (_, following) in zip(order, [*order[1:], (None, None)]):
         now, gathered = max(now, arrived), arrived - send
         done = now + forward * (2 if kind == "backward" else 1)
-        works += [Work(kind, u, now, done), Work("weights", u, gathered, done)]
-        following = order[place + 1 : place + 2]
-        if following:  # the last unit of forward is freed, and gathered again
-            asked = done if following[0][1] == u else now
-            arrived = free = max(asked, free) + send
-            works.append(Work("gather", following[0][1], free - send, free))
+        works.append(Work(kind, u, now, done))
+        if stage == 3:
+            works.append(Work("weights", u, gathered, done))
+        if stage == 3 and following is not None:
+            # the last unit of forward is freed, and gathered again
+            arrived = sent("gather", following, done if following == u else now)
         if kind == "backward":
-            free = max(done, free) + send
-            works.append(Work("reduce", u, free - send, free))
+            sent("reduce", u, done)
         now = done
-    return works + [Work("step", 0, free, free + step)] + _gradients(works, None)
+    stepped, end = free + step, 0.0
+    works.append(Work("step", 0, free, stepped))
+    if stage < 3:
+        end = [sent("gather", u, stepped) for u in range(units)][-1]
+        works += [Work("weights", u, 0.0, end) for u in range(units)]
+    return works + _gradients(works, end if stage == 1 else 0.0)
 
 
 def _gradients(works, end):
@@ -182,7 +170,7 @@ def _gradients(works, end):
     reduces = [work for work in works if work.kind == "reduce"]
     begun = {work.unit: work.start for work in works if work.kind == "backward"}
     following = [*(work.start for work in reduces[1:]), 0]
-    return [Work("gradients", work.unit, begun[work.unit], end or max(work.end, then))
+    return [Work("gradients", work.unit, begun[work.unit], max(end, work.end, then))
             for work, then in zip(reduces, following)]
 
 

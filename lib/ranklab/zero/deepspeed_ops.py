@@ -1,6 +1,5 @@
 """DeepSpeed's C++, compiled once, in a folder of this course; torch's Adam where that can't be."""
 
-import contextlib
 import fcntl
 import os
 import shutil
@@ -21,7 +20,9 @@ def compiled_adam(new_optimizer, offload=None):
     new_optimizer  partial(torch.optim.AdamW, lr=..., ...)
     """
     if missing := missing_compiler():
-        say(f"{missing}: torch's {new_optimizer.func.__name__} steps in place of DeepSpeed's.")
+        if is_main_process():
+            name = new_optimizer.func.__name__
+            print(f"{missing}: torch's {name} steps in place of DeepSpeed's.", file=sys.stderr)
         return new_optimizer
     from deepspeed.ops.adam import DeepSpeedCPUAdam, FusedAdam  # here: takes two seconds
 
@@ -55,13 +56,16 @@ def missing_compiler():
 
 
 def load(builder):
-    """DeepSpeed's op is compiled, if it was not, and loaded; one rank compiles, others wait."""
+    """DeepSpeed's op is compiled, if it was not, and loaded; one rank compiles, others wait. The
+    lock of a process that was killed is gone.
+    """
     from deepspeed.accelerator import get_accelerator
 
     op, folder = get_accelerator().create_op_builder(builder), extensions()
     os.environ["TORCH_EXTENSIONS_DIR"] = str(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    with locked(folder / f"{op.name}.lock"):
+    with open(folder / f"{op.name}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
         remove_stale_lock(folder / op.name)
         if not any((folder / op.name).glob("*.so")):
             print(f"DeepSpeed compiles {op.name}: some minutes, once.", file=sys.stderr, flush=True)
@@ -77,14 +81,6 @@ def extensions():
     return root.absolute() / FOLDER / version
 
 
-@contextlib.contextmanager
-def locked(path):
-    """No other process is inside with the same path; the lock of one that was killed is gone."""
-    with open(path, "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
 def remove_stale_lock(folder):
     """Torch's own lock stays when a build is killed, and the next one waits for it for ever. Who
     comes here holds ours, so nobody builds, and a lock that is there is stale.
@@ -93,8 +89,3 @@ def remove_stale_lock(folder):
         (folder / "lock").unlink()
         print(f"A build of {folder.name} was stopped half-way: its lock is removed, and it starts "
               "again.", file=sys.stderr, flush=True)
-
-
-def say(text):
-    if is_main_process():
-        print(text, file=sys.stderr, flush=True)

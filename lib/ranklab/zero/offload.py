@@ -1,10 +1,9 @@
 """The optimizer's state lives where memory is cheap: in the CPU's, or in a file."""
 
-import itertools
+import tempfile
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 
 
 class CpuMemory:
@@ -26,19 +25,17 @@ class Files:
     it is open, so all are gone with the process.
     """
 
-    def __init__(self, folder, group=None):
-        self.folder = Path(folder)
+    def __init__(self, folder):
+        self.folder, self.moved = Path(folder), set()
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.numbers, self.rank, self.moved = itertools.count(), dist.get_rank(group), set()
 
     def copy(self, tensor):
         """The numbers of `tensor` there, in float32 or better."""
         dtype = torch.promote_types(tensor.dtype, torch.float32)
         if not tensor.numel():
             return tensor.detach().to("cpu", dtype)
-        path = self.folder / f"rank-{self.rank}-{next(self.numbers)}.bin"
-        there = torch.from_file(str(path), shared=True, size=tensor.numel(), dtype=dtype)
-        path.unlink()
+        with tempfile.NamedTemporaryFile(dir=self.folder) as file:
+            there = torch.from_file(file.name, shared=True, size=tensor.numel(), dtype=dtype)
         return there.view(tensor.shape).copy_(tensor)
 
     def take_state(self, optimizer):

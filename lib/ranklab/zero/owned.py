@@ -1,7 +1,8 @@
 """What all stages share: an optimizer over what one rank owns."""
 
+import contextlib
+
 import torch
-import torch.distributed as dist
 
 from ranklab.parallel import groups_here
 
@@ -17,9 +18,8 @@ class Owned:
         groups  dicts with "params", a list of (name, parameter), and options of their own; all that
                 is trained, by default. What is in no group is not stepped
         """
-        if groups is None:
-            groups = [{"params": [(name, p) for name, p in self.module.named_parameters()
-                                  if p.requires_grad]}]
+        groups = groups or [{"params": [(name, p) for name, p in self.module.named_parameters()
+                                        if p.requires_grad]}]
         masters = {id(part.parameter): part.master
                    for bucket in self.buckets for part in bucket.parts}
         optimizer = new_optimizer(groups_here(groups, lambda _, p: masters.get(id(p))))
@@ -33,19 +33,13 @@ class Owned:
         if shard.is_cuda and not master.is_cuda:  # torch copies to pinned memory, and goes on
             torch.cuda.current_stream().synchronize()
 
-    def used_anywhere(self):
-        """The parameters that had a gradient on this rank or on any other, in this backward.
-
-        cost   one all-reduce of 4 bytes for each parameter
-        """
-        parameters = [(p, p in bucket.used) for bucket in self.buckets for p in bucket.parameters]
-        used = torch.tensor([here for _, here in parameters], dtype=torch.int32,
-                            device=parameters[0][0].device)
-        dist.all_reduce(used, group=self.group)
-        return {p for (p, _), ranks in zip(parameters, used.tolist()) if ranks}
+    def whole(self):
+        """Inside, `module` has all its parameters; stages 1 and 2 always have them."""
+        return contextlib.nullcontext()
 
     def load_state_dict(self, *args, **kwargs):
-        result = super().load_state_dict(*args, **kwargs)
+        with self.whole():
+            result = super().load_state_dict(*args, **kwargs)
         for bucket in self.buckets:
             bucket.update_master()
         return result

@@ -54,7 +54,7 @@ class ShardedBucket(Bucket):
     weights  the whole parameters; each parameter is a view of it
     shard    the part of the weights that this rank owns
     master   the same numbers in float32 or better: what the optimizer steps; the shard itself
-             where that is precise enough
+             where that is precise enough (to copy it onto itself does nothing)
     own      after a reduction: the mean gradient of the shard
     """
 
@@ -111,10 +111,8 @@ class ShardedBucket(Bucket):
 
     def update_shard(self):
         """The shard has the master's numbers, rounded to the parameters' type."""
-        if self.master is not self.shard:
-            self.shard.copy_(self.master, non_blocking=True)
+        self.shard.copy_(self.master, non_blocking=True)
 
     def update_master(self):
         """The opposite, after weights were loaded."""
-        if self.master is not self.shard:
-            self.master.copy_(self.shard)
+        self.master.copy_(self.shard)

@@ -99,7 +99,7 @@ class ShardedModel(Owned, Replica):
     def reduce(self, unit):
         """The unit's gradients are on their way to become means, each shard on its owner."""
         self.reduced.add(unit)
-        for bucket in unit.trained():
+        for bucket in unit.trained:
             self.settle()  # so one message is under way; perhaps it was of the same bucket
             bucket.gather()
             bucket.flat /= dist.get_world_size(bucket.group)
@@ -126,8 +126,10 @@ class ShardedModel(Owned, Replica):
                 self.reduce(unit)
         self.settle()
         self.reduced.clear()
-        trained = [bucket for bucket in self.buckets if bucket.trained]
+        trained = [bucket for unit in self.units for bucket in unit.trained]
         missing = [p for bucket in trained for p in bucket.parameters if p not in bucket.used]
+        for bucket in trained:
+            bucket.fill_none(bucket.used)  # used_anywhere() goes by gradients, which are freed
         used = self.used_anywhere() if self.find_unused else ()
         for bucket in trained:
             bucket.hand_over(used)
@@ -164,10 +166,3 @@ class ShardedModel(Owned, Replica):
         with self.whole():
             state = super().state_dict(*args, **kwargs)
             return {name: value.clone() for name, value in state.items()}
-
-    def load_state_dict(self, *args, **kwargs):
-        with self.whole():
-            result = self.module.load_state_dict(*args, **kwargs)
-        for bucket in self.buckets:
-            bucket.update_master()
-        return result

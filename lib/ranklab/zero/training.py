@@ -28,7 +28,7 @@ class Zero(DataParallel):
     def make_optimizer(self, new_optimizer, groups):
         if self.offload is None:
             return self.replica.make_optimizer(new_optimizer, groups)
-        place = CpuMemory() if self.offload == "cpu" else Files(self.offload, self.group)
+        place = CpuMemory() if self.offload == "cpu" else Files(self.offload)
         return offload_optimizer(self.replica, new_optimizer, groups, place)
 
     def gradients(self, model):

@@ -1,5 +1,7 @@
 """What ZeroStage3 gathers at once: a unit, in buckets (data_parallel) that come and go."""
 
+from collections import Counter
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -17,13 +19,9 @@ def units_of(module, chosen=None):
     A parameter that two units have, or none, belongs to `module`, and is there all the time.
     """
     blocks = blocks_of(module) if chosen is None else list(chosen)
-    users = {}
-    for block in blocks:
-        for parameter in block.parameters():
-            users.setdefault(parameter, []).append(block)
-    alone = {p: its[0] for p, its in users.items() if len(its) == 1}
-    units = [(block, [p for p in block.parameters() if alone.get(p) is block]) for block in blocks]
-    rest = [p for p in module.parameters() if p not in alone]
+    users = Counter(parameter for block in blocks for parameter in block.parameters())
+    units = [(block, [p for p in block.parameters() if users[p] == 1]) for block in blocks]
+    rest = [p for p in module.parameters() if users[p] != 1]
     return [(block, its) for block, its in [*units, (module, rest)] if its]
 
 
@@ -31,10 +29,8 @@ def blocks_of(module):
     """The entries of all outermost ModuleLists and ModuleDicts, in their order."""
     found = []
     for child in module.children():
-        if isinstance(child, (nn.ModuleList, nn.ModuleDict)):
-            found += child.children()
-        else:
-            found += blocks_of(child)
+        is_list = isinstance(child, (nn.ModuleList, nn.ModuleDict))
+        found += child.children() if is_list else blocks_of(child)
     return found
 
 
@@ -44,8 +40,8 @@ class ShardedWeights(ShardedBucket):
     def __init__(self, parameters, group=None):
         super().__init__(parameters, group)
         self.trained = parameters[0].requires_grad
-        view, self.shard = self.shard, self.shard.clone()
-        self.set_master(self.shard if self.master is view else self.master)
+        self.place, self.shard = self.shard, self.shard.clone()
+        self.set_master(self.shard if self.master is self.place else self.master)
         self.work, self.is_whole = None, True
         self.free_gradients()
         self.free()
@@ -82,8 +78,7 @@ class ShardedWeights(ShardedBucket):
 
     def take_shard(self):
         """The shard is what lies in its place in the whole weights."""
-        each = len(self.shard)  # perhaps 0
-        self.shard.copy_(self.weights[self.rank * each :][:each])
+        self.shard.copy_(self.place)
 
 
 class Unit:
@@ -94,17 +89,14 @@ class Unit:
         self.buckets = [bucket for trained in (True, False) for bucket in buckets_of(
             [p for p in parameters if p.requires_grad == trained], 2**63, group_of,
             ShardedWeights)]
-
-    def trained(self):
-        return [bucket for bucket in self.buckets if bucket.trained]
+        self.trained = [bucket for bucket in self.buckets if bucket.trained]
 
     def begin_gather(self):
         for bucket in self.buckets:
             bucket.begin_gather()
 
     def end_gather(self):
-        for bucket in self.buckets:
-            bucket.begin_gather()
+        self.begin_gather()
         for bucket in self.buckets:
             bucket.end_gather()
 

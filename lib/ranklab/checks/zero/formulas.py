@@ -1,75 +1,46 @@
-"""The checks of zero_memory and zero_traffic: the paper's numbers, and those of a real step."""
+"""The checks of zero_memory and zero_traffic: the paper's numbers, and those of float32 with Adam.
 
-import functools
-
-import torch
-from torch import nn
+That a real step holds and sends as much, section 7 of the lab shows by the learner's own formulas.
+"""
 
 from ranklab.checks.exercise import Mistake
-from ranklab.checks.trial import explain, on_ranks
-from ranklab.checks.zero.toys import ADAMW
-from ranklab.data_parallel import OverlappedDataParallel
-from ranklab.engine import device
-from ranklab.meter import Traffic, memory_of
-from ranklab.zero import ZeroStage1, ZeroStage2, ZeroStage3
+from ranklab.checks.trial import explain
 
-STAGES = OverlappedDataParallel, ZeroStage1, ZeroStage2, ZeroStage3
 FROM = {"parameters": 3, "gradients": 2, "optimizer_state": 1}  # the stage that shares them out
-TOTAL, OUTSIDE = 3 * 42 + 12, 12  # numbers of _blocks(); 1, 2 and 3 divide both, and 42
-
-
-def _blocks():
-    """Three blocks of 42 numbers, which are units, and 12 outside; all trained, in float32."""
-    first, blocks = nn.Linear(2, 6, bias=False), nn.ModuleList(nn.Linear(6, 6) for _ in range(3))
-    module = nn.Sequential(first, blocks)
-    module.forward = lambda x: functools.reduce(lambda y, block: block(y).tanh(), blocks, first(x))
-    return module.to(device())
-
-
-def _count():
-    """For each stage, in its second step: (bytes of FROM's between backward and step, bytes
-    sent).
-    """
-    counted = []
-    for wrapped_class in STAGES:
-        wrapped = wrapped_class(_blocks())
-        stage0 = wrapped_class is OverlappedDataParallel
-        optimizer = ADAMW(wrapped.parameters()) if stage0 else wrapped.make_optimizer(ADAMW)
-        for _ in range(2):
-            optimizer.zero_grad()
-            with Traffic() as traffic:
-                wrapped(torch.ones(2, 2, device=device())).sum().backward()
-                shards = [] if stage0 else [bucket.shard for bucket in wrapped.buckets]
-                held = memory_of(wrapped, optimizer, shards=shards)
-                steps = sum(state["step"].nbytes for state in optimizer.state.values())
-                optimizer.step()
-        counted.append(((held.parameters, held.gradients, held.optimizer_state - steps),
-                        traffic.sent_bytes))
-    return counted
+NO_STAGE = {f"stage={stage}": (stage, 12, 2) for stage in (4, -1)}
+SAY = "Say what is wrong: raise ValueError(...)."
+# What is shown; then parameters, ranks, and the bytes of each number where they are not the default
+MEMORY = (
+    ("7.5 billion parameters on 64 GPUs: 120, 31.4, 16.6 and 1.9 GB, as in the paper",
+     (7.5e9, 64)),
+    ("float32 with Adam: 16 bytes for each number, on 3 ranks", (138, 3, 4, 4, 8)),
+    ("the same on 1 rank, in every stage", (138, 1, 4, 4, 8)),
+    ("where R does not divide: the fullest rank", (10, 4, 3, 5, 7)),
+)
+# What is shown; then bytes of parameters, ranks, and bytes that are resident
+TRAFFIC = (
+    ("on 64 ranks, with nothing resident: 1x, 1x, 1x and 1.5x an all-reduce", (6.4e9, 64, 0)),
+    ("what is resident in stage 3 is gathered once a step, on 3 ranks", (552, 3, 48)),
+    ("one rank sends nothing", (552, 1, 48)),
+)
 
 
 def check_zero_memory(zero_memory):
-    for stage in range(4):
-        _compare_states(zero_memory(stage, 7.5e9, 64), stage, 7.5e9, 64, (2, 2, 12))
-    yield "7.5 billion parameters on 64 GPUs: 120, 31.4, 16.6 and 1.9 GB, as in the paper"
-    for ranks in (3, 1):
-        for stage, (counted, _) in enumerate(on_ranks(_count, ranks=ranks)[0]):
-            got = zero_memory(stage, TOTAL, ranks, 4, 4, 8)
-            _compare_states(got, stage, TOTAL, ranks, (4, 4, 8), counted)
-    yield "float32 with Adam on 1 and 3 ranks: every byte that is counted in a real step"
-    for stage in range(4):
-        _compare_states(zero_memory(stage, 10, 4, 3, 5, 7), stage, 10, 4, (3, 5, 7))
-    yield "where R does not divide: the fullest rank"
-    _refuses(zero_memory)
+    for holds, case in MEMORY:
+        for stage in range(4):
+            _compare_states(zero_memory(stage, *case), stage, *case)
+        yield holds
+    refuses(zero_memory, NO_STAGE, SAY)
     yield "another stage than 0 to 3 is refused with a ValueError"
 
 
-def _compare_states(got, stage, parameters, ranks, nbytes, counted=None):
+def _compare_states(got, stage, parameters, ranks, *nbytes):
+    nbytes = nbytes or (2, 2, 12)
     where = f"stage {stage}, {parameters:g} parameters on {ranks} ranks, {nbytes} bytes a number"
     if not all(hasattr(got, kind) for kind in FROM):
         raise Mistake(f"{where}: it returned {got!r}", "Return "
                       "States(parameters, gradients, optimizer_state).")
-    for number, ((kind, first), width) in enumerate(zip(FROM.items(), nbytes)):
+    for (kind, first), width in zip(FROM.items(), nbytes):
         name, own = kind.replace("_", " "), parameters
         hint = (f"Stage {stage} keeps the {name} whole on each rank; stage {first} is the first "
                 f"that shares them out. They take {width} bytes for each number.")
@@ -78,8 +49,7 @@ def _compare_states(got, stage, parameters, ranks, nbytes, counted=None):
             hint = (f"From stage {first} on each rank holds 1/R of the {name}, {width} bytes for "
                     "each number. A number is whole: round up, the fullest rank has "
                     f"ceil({parameters:g} / {ranks}).")
-        right = counted[number] if counted else own * width
-        explain(f"{where}: {name} in bytes", getattr(got, kind), right, {
+        explain(f"{where}: {name} in bytes", getattr(got, kind), own * width, {
             "one byte for each number": (own, f"One takes {width} bytes."),
             "4 bytes for each number": (4 * own, f"By default this is mixed precision: {width} "
                                         f"bytes for each of the {name}, not float32's 4."),
@@ -89,21 +59,19 @@ def _compare_states(got, stage, parameters, ranks, nbytes, counted=None):
 
 
 def check_zero_traffic(zero_traffic):
-    for stage, times in enumerate((2, 2, 2, 3)):
-        _compare_sent(zero_traffic, stage, 6.4e9, 64, 0, times * 6.3e9)
-    yield "on 64 ranks, with nothing resident: 1x, 1x, 1x and 1.5x an all-reduce"
-    for ranks in (3, 1):
-        for stage, (_, sent) in enumerate(on_ranks(_count, ranks=ranks)[0]):
-            _compare_sent(zero_traffic, stage, 4 * TOTAL, ranks, 4 * OUTSIDE, sent)
-    yield "every byte that a real step sends, on 1 and 3 ranks; stage 3 keeps 12 of 138 numbers"
-    _refuses(zero_traffic)
+    for holds, case in TRAFFIC:
+        for stage in range(4):
+            _compare_sent(zero_traffic(stage, *case), stage, *case)
+        yield holds
+    refuses(zero_traffic, NO_STAGE, SAY)
     yield "another stage than 0 to 3 is refused with a ValueError"
 
 
-def _compare_sent(zero_traffic, stage, nbytes, ranks, resident, right):
+def _compare_sent(got, stage, nbytes, ranks, resident):
     once, has_own = (ranks - 1) / ranks, "A rank has its own R-th part already: (R-1)/R."
+    right = once * (3 * nbytes - resident if stage == 3 else 2 * nbytes)
     explain(f"stage {stage}, {nbytes:,.10g} bytes on {ranks} ranks, {resident} resident: sent",
-            zero_traffic(stage, nbytes, ranks, resident), right, {
+            got, right, {
         "what an all-reduce sends": (2 * once * nbytes, "Stage 3 sends more than an all-reduce: "
                                      "parameters travel twice, for forward and for backward, and "
                                      "gradients once."),
@@ -124,10 +92,11 @@ def _compare_sent(zero_traffic, stage, nbytes, ranks, resident, right):
        "the stage make in a step?")
 
 
-def _refuses(formula):
-    for stage in (4, -1):
+def refuses(fn, bad, hint):
+    """Each of {what is wrong: the arguments} makes `fn` raise a ValueError; else a Mistake."""
+    for what, arguments in bad.items():
         try:
-            got = formula(stage, 12, 2)
+            got = fn(*arguments)
         except ValueError:
             continue
-        raise Mistake(f"stage={stage} gives {got}", "Say what is wrong: raise ValueError(...).")
+        raise Mistake(f"{what} gives {str(got)[:60]}", hint)

@@ -6,7 +6,6 @@ from ranklab.checks.exercise import Mistake
 from ranklab.checks.trial import rank_name
 from ranklab.checks.zero.stage3 import Units
 from ranklab.checks.zero.stages import Buckets, FreedBuckets
-from ranklab.checks.zero.toys import ADAMW, Toy, seeded
 from ranklab.checks.zero.training import WAYS, on_all_ranks, train
 from ranklab.zero import CpuMemory, ZeroStage1, ZeroStage2, ZeroStage3
 
@@ -40,53 +39,39 @@ def _comparisons(offload_optimizer):
         where, made = f"{rank_name(dist.get_rank(), 2)}, stage {stage}", {}
         for way, place in (WAYS[2], _Noting()), (WAYS[3], None):
             def offloaded(wrapped, new_optimizer):
-                made[place] = wrapped, offload_optimizer(wrapped, new_optimizer, None, place)
-                return made[place][1]
+                groups = _groups(wrapped.module) if place else None
+                made[place] = offload_optimizer(wrapped, new_optimizer, groups, place)
+                return made[place]
 
             yield from train(wrapped_class, watch, ways=[way], make_optimizer=offloaded)
-            yield _compare_places, where, *made[place], place
-        mine, model = wrapped_class(seeded(Toy, 0)), wrapped_class(seeded(Toy, 0))
-        yield (_compare_groups, where, offload_optimizer(mine, ADAMW, _groups(mine.module)),
-               model.make_optimizer(ADAMW, _groups(model.module)))
-
-
-def _compare_places(where, wrapped, optimizer, place):
-    masters = [p for group in optimizer.param_groups for p in group["params"] if p.numel()]
-    lies = [p.untyped_storage().data_ptr() for p in masters]
-    beside = {x.untyped_storage().data_ptr() for bucket in wrapped.buckets
-              for x in (bucket.shard, bucket.weights)}
-    if beside.intersection(lies):
-        raise Mistake(f"{where}: the optimizer's parameters are the model's own memory", "Each "
-                      "bucket gets a master elsewhere, before the optimizer is made: "
-                      "bucket.set_master(place.copy(bucket.shard)).")
-    if place and not place.memory.issuperset(lies):
-        raise Mistake(f"{where}: the optimizer's parameters are not what `place` has copied",
-                      "The place says where memory is: place.copy(...), CpuMemory() only where no "
-                      "place is given.")
-    if any(p.itemsize < 4 or p.device.type != "cpu" for p in masters):
-        raise Mistake(f"{where}: the optimizer's parameters have 16 bits, or lie on a GPU",
-                      "Masters are float32 or better, on the CPU: place.copy() makes them so.")
-    if place and (len(place.states) != STEPS or not all(place.states)):
-        raise Mistake(f"{where}: of {STEPS} steps the place got the optimizer's state after "
-                      f"{len([n for n in place.states if n])}", "The first step makes the "
-                      "state, so the place takes it after each: optimizer."
-                      "register_step_post_hook(lambda *_: place.take_state(optimizer)).")
+            yield where, _compare_places, made[place], place
 
 
 def _groups(model):
-    """Weight decay of matrices only; the norm is in no group."""
-    named = [(name, p) for name, p in model.named_parameters()
-             if p.requires_grad and not name.startswith("norm")]
-    return [{"params": [each for each in named if each[1].dim() > 1], "weight_decay": 5.0},
-            {"params": [each for each in named if each[1].dim() == 1], "weight_decay": 0.0}]
+    """Of matrices and of all others; an option that no optimizer reads tells which is which."""
+    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    return [{"params": [each for each in named if (each[1].dim() > 1) == are_matrices],
+             "are_matrices": are_matrices} for are_matrices in (True, False)]
 
 
-def _compare_groups(where, optimizer, right):
-    got, right = ([(group["weight_decay"], sum(p.numel() for p in group["params"]))
-                   for group in each.param_groups] for each in (optimizer, right))
-    if got != right:
-        raise Mistake(f"{where}: the groups have (weight decay, numbers) {got}, not {right}",
+def _compare_places(optimizer, place):
+    masters = [p for group in optimizer.param_groups for p in group["params"] if p.numel()]
+    if place and any(p.untyped_storage().data_ptr() not in place.memory for p in masters):
+        raise Mistake("the optimizer's parameters are not what `place` has copied", "Each bucket "
+                      "gets a master elsewhere, before the optimizer is made: bucket.set_master("
+                      "place.copy(bucket.shard)). CpuMemory() is for where no place is given.")
+    if any(p.itemsize < 4 or p.device.type != "cpu" for p in masters):
+        raise Mistake("the optimizer's parameters have 16 bits, or lie on a GPU",
+                      "Masters are float32 or better, on the CPU: place.copy() makes them so.")
+    if place and [group.get("are_matrices") for group in optimizer.param_groups] != [True, False]:
+        raise Mistake(f"the optimizer has {len(optimizer.param_groups)} groups, not the two that "
+                      "were given with their options",
                       "model.make_optimizer(new_optimizer, groups): the groups go with it.")
+    if place and (len(place.states) != STEPS or not all(place.states)):
+        raise Mistake(f"of {STEPS} steps the place got the optimizer's state after "
+                      f"{len([n for n in place.states if n])}", "The first step makes the state, "
+                      "so the place takes it after each: optimizer.register_step_post_hook("
+                      "lambda *_: place.take_state(optimizer)).")
 
 
 def check_offload_optimizer(offload_optimizer):

@@ -5,21 +5,11 @@ import torch
 from ranklab.checks.exercise import Prediction
 from ranklab.zero import partition_flat, zero_memory, zero_traffic
 
-
-def _largest_model():
-    """The parameters whose states fill 80 GB, where one takes what stage 0 holds for it."""
-    return 80e9 / zero_memory(0, 1, 1).total
-
-
-def _numbers_in_a_shard():
-    return len(partition_flat([torch.zeros(n) for n in (10, 3, 4)], 4)[1][0])
-
-
 PREDICTIONS = (
     Prediction(
         "shard_numbers", working="math.ceil(17 / 4)", unit="numbers", tolerance=0,
         nudge="How many numbers are there in all, and what if 4 does not divide them?",
-        answer=_numbers_in_a_shard,
+        answer=lambda: len(partition_flat([torch.zeros(n) for n in (10, 3, 4)], 4)[1][0]),
         slips={4: "4 x 4 = 16, and there are 17 numbers", 4.25: "a number can't be cut",
                6: "each tensor need not be padded: only flat's end is"},
         why="Three zeros at the end: 4 x 5 = 20.",
@@ -27,7 +17,7 @@ PREDICTIONS = (
     Prediction(
         "data_parallel_limit", working="80e9 / 16", unit="parameters",
         nudge="How many bytes has one parameter, with its gradient and all that Adam keeps?",
-        answer=_largest_model,
+        answer=lambda: 80e9 / zero_memory(0, 1, 1).total,
         slips={40e9: "2 bytes a parameter are the weights alone", 20e9: "4 bytes a parameter: "
                "weights and gradients, and no optimizer",
                6.6667e9: "12 bytes are the optimizer's; weights and gradients take 4 more",

@@ -61,56 +61,55 @@ class Units(Watch):
     def forward_ends(self):
         self.between = self.whole()
 
-    def after_forward(self, where):
+    def after_forward(self):
         for event in self.events if self.is_used_once else ():
-            self._compare_event(where, *event)
+            self._compare_event(*event)
         if self.between:
-            raise Mistake(f"{where}: after forward {_are(self.between)} whole", "leave() frees "
-                          "each unit after its forward, whether a backward will come or not: "
-                          "unit.free(); and what is prefetched must be used.")
+            raise Mistake(f"after forward {_are(self.between)} whole", "leave() frees each unit "
+                          "after its forward, whether a backward will come or not: unit.free(); "
+                          "and what is prefetched must be used.")
 
-    def after_backward(self, where, once, sync):
-        self.after_forward(where)
+    def after_backward(self, sync):
+        self.after_forward()
         if self.whole():
-            raise Mistake(f"{where}: after backward {_are(self.whole())} whole", "backward_done() "
-                          "frees the unit, with sync=False too.")
-        if len(self.wrapped.order) > len(self.wrapped.module.order):
-            raise Mistake(f"{where}: {len(self.wrapped.order)} places in the order of units, but "
-                          f"a forward reaches {len(self.wrapped.module.order)}")
+            raise Mistake(f"after backward {_are(self.whole())} whole", "backward_done() frees the "
+                          "unit, with sync=False too.")
+        reached, places = len(self.wrapped.module.order), len(self.wrapped.order)
+        if places > reached:
+            raise Mistake(f"{places} places in the order of units, but a forward reaches {reached}")
         if self.is_used_once:
-            self._compare_sent(where, once, sync)
+            self._compare_sent(sync)
 
-    def _compare_event(self, where, what, number, whole, under_way, gradients):
+    def _compare_event(self, what, number, whole, under_way, gradients):
         """The block itself is whole, and the one that comes next is on its way; no other."""
         then, call, place, free = (
             (number + 1, "enter()", "self.place_in_order(unit) + 1", "leave() frees it after its "
              "forward") if what == "forward" else
             (number - 1, "backward_of()", "place - 1", "backward_done() frees it after its "
              "backward, and leave() after its forward"))
-        where = f"{where}: while block {number}'s {what} begins, {_are(whole)} whole"
+        now = f"while block {number}'s {what} begins, {_are(whole)} whole"
         is_prefetched = (self.knows_order or what != "forward") and not self.recompute
         if is_prefetched and 0 <= then < len(self.blocks) and then not in under_way:
-            raise Mistake(f"{where}; block {then} comes next, and is not on its way", f"{call} "
+            raise Mistake(f"{now}; block {then} comes next, and is not on its way", f"{call} "
                           f"begins the gather of the next one, self.prefetch({place}), and does "
                           "not wait for it: it travels meanwhile.")
         if set(whole) - {number, then}:
-            raise Mistake(where, f"What has computed is freed: {free}. And no other one than the "
+            raise Mistake(now, f"What has computed is freed: {free}. And no other one than the "
                           f"next is gathered ahead: self.prefetch({place}).")
         if self.is_clean and self.wrapped.sync and len(gradients) > 2:
-            raise Mistake(f"{where}; blocks {gradients} have whole gradients", "backward_done() "
+            raise Mistake(f"{now}; blocks {gradients} have whole gradients", "backward_done() "
                           "reduces the unit's gradients as soon as its backward is over: "
                           "self.reduce(unit), where self.sync is True.")
 
-    def _compare_sent(self, where, once, sync):
+    def _compare_sent(self, sync):
         buckets = self.wrapped.buckets
         units = sum(bucket.weights.nbytes for unit in self.units for bucket in unit.buckets)
         everything = sum(bucket.weights.nbytes for bucket in buckets)
         gradients = sync * sum(bucket.weights.nbytes for bucket in buckets if bucket.trained)
-        explain(f"{where}: bytes sent", self.traffic.sent_bytes,
-                once * (units + everything + gradients), hint="Each unit is gathered for its "
-                "forward and for its backward; its gradients are reduced once, with sync=False "
-                "not at all: self.reduce(unit) where self.sync is True. Is one gathered that is "
-                "not used next?")
+        explain("bytes sent", self.traffic.sent_bytes, self.once * (units + everything + gradients),
+                hint="Each unit is gathered for its forward and for its backward; its gradients "
+                "are reduced once, with sync=False not at all: self.reduce(unit) where self.sync "
+                "is True. Is one gathered that is not used next?")
 
 
 def _are(blocks):

@@ -38,33 +38,33 @@ class Buckets(Watch):
     def whole_now(self):
         return sum(is_there(bucket.flat) for bucket in self.wrapped.buckets)
 
-    def after_backward(self, where, once, sync):
-        self._compare_waits(where)
+    def after_backward(self, sync):
+        self._compare_waits()
         if not self.wrapped.find_unused:  # that sends more, to ask who has used what
-            self._compare_sent(f"{where}, backward", sync * once, "One reduce-scatter of "
-                               "bucket.flat: the mean of a shard goes to its owner alone.")
+            self._compare_sent("backward", sync * self.once, "One reduce-scatter of bucket.flat: "
+                               "the mean of a shard goes to its owner alone.")
 
-    def after_step(self, where, once):
-        self._compare_waits(where)
-        self._compare_sent(f"{where}, the step", once, "step_ends() must gather what the owners "
-                           "have stepped: one all-gather of the shards for each bucket.")
+    def after_step(self):
+        self._compare_waits()
+        self._compare_sent("the step", self.once, "step_ends() must gather what the owners have "
+                           "stepped: one all-gather of the shards for each bucket.")
 
-    def _compare_waits(self, where):
+    def _compare_waits(self):
         if self.missing():
-            raise Mistake(f"{where}: nobody has waited for {self.missing()} messages", "Wait for "
-                          "every handle. In step_ends() leave async_op out, or wait() before the "
+            raise Mistake(f"nobody has waited for {self.missing()} messages", "Wait for every "
+                          "handle. In step_ends() leave async_op out, or wait() before the "
                           "forward can read the weights.")
         if self.is_early:
-            raise Mistake(f"{where}: reduce() waits for its own message", "Backward goes on while "
-                          "it travels: return the handle, and the next reduce() or finish() waits.")
+            raise Mistake("reduce() waits for its own message", "Backward goes on while it "
+                          "travels: return the handle, and the next reduce() or finish() waits.")
         if self.most > 1:
-            raise Mistake(f"{where}: {self.most} buckets are on their way at a time", "reduce() "
-                          "first waits for those before: while self.works: self.works.pop()."
-                          "wait(). A message under way may hold a copy of its bucket.")
+            raise Mistake(f"{self.most} buckets are on their way at a time", "reduce() first waits "
+                          "for those before: while self.works: self.works.pop().wait(). A message "
+                          "under way may hold a copy of its bucket.")
 
-    def _compare_sent(self, where, times, hint):
+    def _compare_sent(self, what, times, hint):
         right = times * sum(bucket.flat.nbytes for bucket in self.wrapped.buckets)
-        explain(f"{where}: bytes sent", self.traffic.sent_bytes, right, {"twice as much": (
+        explain(f"{what}: bytes sent", self.traffic.sent_bytes, right, {"twice as much": (
             2 * right, "That is twice as much: an all-reduce sends every mean to every rank, and "
             "only the owner needs it. dist.reduce_scatter_single.")}, hint)
 
@@ -72,24 +72,24 @@ class Buckets(Watch):
 class FreedBuckets(Buckets):
     """Of stage 2."""
 
-    def after_backward(self, where, once, sync):
-        super().after_backward(where, once, sync)
+    def after_backward(self, sync):
+        super().after_backward(sync)
         buckets = self.wrapped.buckets
         if self.whole_now() and sync:
-            raise Mistake(f"{where}: after backward {self.whole_now()} of {len(buckets)} buckets "
-                          "are whole", "finish() frees the gradients of all buckets, when the "
-                          "optimizer has its part: self.free_gradients(self.buckets).")
+            raise Mistake(f"after backward {self.whole_now()} of {len(buckets)} buckets are whole",
+                          "finish() frees the gradients of all buckets, when the optimizer has its "
+                          "part: self.free_gradients(self.buckets).")
         if max(self.whole) > 2:
-            raise Mistake(f"{where}: {max(self.whole)} of {len(buckets)} buckets are whole at a "
-                          "time", "When a bucket leaves, those before it have arrived: free them, "
+            raise Mistake(f"{max(self.whole)} of {len(buckets)} buckets are whole at a time",
+                          "When a bucket leaves, those before it have arrived: free them, "
                           "self.buckets[: self.buckets.index(bucket)].")
         grads = [part.master.grad for bucket in buckets for part in bucket.parts]
         held = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes()
                 for x in grads if x is not None}
         shards = sum(bucket.master.nbytes for bucket in buckets)
         if sum(held.values()) > shards:
-            raise Mistake(f"{where}: the optimizer's gradients take {sum(held.values()):,} bytes, "
-                          f"its shards {shards:,}", "A place as large as the shard: "
+            raise Mistake(f"the optimizer's gradients take {sum(held.values()):,} bytes, its "
+                          f"shards {shards:,}", "A place as large as the shard: "
                           "torch.empty_like(bucket.shard).")
 
 

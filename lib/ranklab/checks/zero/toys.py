@@ -1,6 +1,8 @@
 """The small models that lab 06's checks train, and what is seen while they do."""
 
+import contextlib
 import functools
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -90,31 +92,27 @@ def must_be_there(tensors, what):
         raise RuntimeError(what)
 
 
-class Watch:
+class Watch(contextlib.ExitStack):
     """Inside `with`, the messages of `wrapped` are noted; what one brings is there once somebody
     has waited for it, and no memory that it needs may be given back before.
 
     most  how many were on their way at a time
-    A subclass raises a Mistake in after_forward(where), after_backward(where, once, sync) or
-    after_step(where, once), where `once` is (R-1)/R.
+    once  (R-1)/R
+    A subclass raises a Mistake in after_forward(), after_backward(sync) or after_step().
     """
 
     message_begins = forward_ends = after_forward = after_step = lambda *_: None
 
     def __init__(self, wrapped):
+        super().__init__()
         self.wrapped, self.handles, self.most, self.traffic = wrapped, [], 0, Traffic()
+        self.once = 1 - 1 / dist.get_world_size(wrapped.group)
 
     def __enter__(self):
-        self.before = {verb: getattr(dist, verb) for verb in VERBS if hasattr(dist, verb)}
-        for verb, collective in self.before.items():
-            setattr(dist, verb, functools.partial(self._call, collective))
-        self.traffic.__enter__()
-        return self
-
-    def __exit__(self, *error):
-        self.traffic.__exit__(*error)
-        for verb, collective in self.before.items():
-            setattr(dist, verb, collective)
+        self.enter_context(self.traffic)
+        self.enter_context(mock.patch.multiple(dist, **{
+            verb: functools.partial(self._call, getattr(dist, verb)) for verb in VERBS}))
+        return super().__enter__()
 
     def _call(self, collective, out, *args, **kwargs):
         tensors = [x for x in (out, *args) if isinstance(x, torch.Tensor)]

@@ -30,7 +30,8 @@ EXPERTS = (functools.partial(Toy, order=None), ADAMW, (True,), 2),
 def on_all_ranks(comparisons, *args, ranks, failures):
     """All comparisons(*args) hold on that many ranks; else a Mistake, with the hint of `failures`.
 
-    comparisons  a generator of (function, its arguments...); the function may raise a Mistake
+    comparisons  a generator of (where, function, its arguments...); the function may raise a
+                 Mistake, of which `where` becomes the beginning
     """
     with hinted(failures):
         for mistake in on_ranks(_first_mistake, comparisons, args, ranks=ranks):
@@ -40,12 +41,12 @@ def on_all_ranks(comparisons, *args, ranks, failures):
 
 def _first_mistake(comparisons, args):
     """All ranks end where the first one has a Mistake; returns it, or None."""
-    for compare, *what in comparisons(*args):
+    for where, compare, *what in comparisons(*args):
         failed, mistake = torch.zeros(1, device=device()), None
         try:
             compare(*what)
         except Mistake as error:
-            failed, mistake = failed + 1, error
+            failed, mistake = failed + 1, Mistake(f"{where}: {error.what}", error.hint)
         dist.all_reduce(failed)
         if failed:
             return mistake
@@ -70,16 +71,16 @@ def train(wrapped_class, new_watch, options=(), ways=WAYS, recompute=None, make_
         wrapped = wrapped_class(seeded(lambda: new_model(recompute), rank), **options)
         optimizer = make_optimizer(wrapped, new_optimizer)
         for step in range(steps):
-            here = f"{where}, step {step + 1}"
-            yield from _step(here, wrapped, optimizer, one, new_watch, pieces, members, 100 * step)
+            yield from _step(f"{where}, step {step + 1}", wrapped, optimizer, one, new_watch,
+                             pieces, members, 100 * step)
         with torch.no_grad(), new_watch(wrapped) as watch:
             loss_of(wrapped, 0)
             watch.forward_ends()
-        yield watch.after_forward, f"{where}, without gradients"
+        yield f"{where}, without gradients", watch.after_forward
 
 
 def _step(where, wrapped, optimizer, one, new_watch, pieces, members, seed):
-    rank, once = dist.get_rank(), 1 - 1 / len(members)
+    rank = dist.get_rank()
     optimizer.zero_grad()
     for piece, sync in enumerate(pieces):
         wrapped.sync = sync
@@ -87,24 +88,17 @@ def _step(where, wrapped, optimizer, one, new_watch, pieces, members, seed):
             loss = loss_of(wrapped, seed + 10 * piece + rank)
             watch.forward_ends()
             loss.backward()
-        yield watch.after_backward, where if sync else f"{where}, with sync=False", once, sync
-    each = {r: one.gradients([seed + 10 * piece + r for piece in range(len(pieces))])
-            for r in members}
-    mean = [_mean(gradients) for gradients in zip(*each.values())]
+        yield where if sync else f"{where}, with sync=False", watch.after_backward, sync
+    own, mean = (one.gradients([seed + 10 * piece + r for piece in range(len(pieces)) for r in its],
+                               len(its)) for its in ([rank], members))
     where = f"{where} after {len(pieces)} backwards" if len(pieces) > 1 else where
-    yield compare_gradients, where, wrapped, mean, each[rank], len(members)
+    yield where, compare_gradients, wrapped, mean, own, len(members)
     before = {name: p.detach().clone() for name, p in one.model.named_parameters()}
     with new_watch(wrapped) as watch:
         optimizer.step()
     one.step(mean)
-    yield watch.after_step, where, once
-    yield compare_weights, where, wrapped.state_dict(), one.model, before
-
-
-def _mean(gradients):
-    """None is no gradient: it counts as zeros, where another rank has one."""
-    there = [gradient for gradient in gradients if gradient is not None]
-    return sum(there) / len(gradients) if there else None
+    yield where, watch.after_step
+    yield where, compare_weights, wrapped.state_dict(), one.model, before
 
 
 class OneProcess:
@@ -116,12 +110,13 @@ class OneProcess:
                         for p in self.trained]
         self.optimizer = new_optimizer(self.masters)
 
-    def gradients(self, seeds):
-        """Of the sum of these batches' losses."""
-        found = torch.autograd.grad(sum(loss_of(self.model, seed) for seed in seeds), self.trained,
-                                    allow_unused=True)
-        return [gradient if gradient is None else gradient.to(master)
-                for gradient, master in zip(found, self.masters)]
+    def gradients(self, seeds, ranks):
+        """Of the sum of these batches' losses over `ranks`; None where no batch has used it."""
+        of_each = [torch.autograd.grad(loss_of(self.model, seed), self.trained, allow_unused=True)
+                   for seed in seeds]
+        there = [[gradient.to(master) for gradient in its if gradient is not None]
+                 for master, *its in zip(self.masters, *of_each)]
+        return [sum(its) / ranks if its else None for its in there]
 
     def step(self, gradients):
         for master, gradient in zip(self.masters, gradients):
@@ -131,13 +126,13 @@ class OneProcess:
             p.data.copy_(master)
 
 
-def compare_gradients(where, wrapped, mean, own, ranks):
+def compare_gradients(wrapped, mean, own, ranks):
     """This rank's optimizer has the mean gradient of its shard, and none where no rank has one."""
     names = {p: name for name, p in wrapped.module.named_parameters() if p.requires_grad}
     mean, own = dict(zip(names, mean)), dict(zip(names, own))
     for part in (part for bucket in wrapped.buckets for part in bucket.parts):
         if part.parameter in names:
-            _compare_gradient(f"{where}: the optimizer's gradient of `{names[part.parameter]}`",
+            _compare_gradient(f"the optimizer's gradient of `{names[part.parameter]}`",
                               part.master.grad, _cut(part, mean), _cut(part, own), ranks)
 
 
@@ -179,13 +174,13 @@ def _compare_gradient(where, got, mean, own, ranks):
        "arrived? Backwards before one step add up; so do two uses of one parameter.")
 
 
-def compare_weights(where, got, model, before):
+def compare_weights(got, model, before):
     """This rank has all weights of `model`, the one process's."""
     for name, right in model.named_parameters():
         seen, right, old = (_narrow(x.detach(), right)
                             for x in (got[name], right, before[name]))
         stale = torch.where(torch.isclose(seen, right, rtol=1e-3), seen, old)
-        explain(f"{where}: `{name}`", seen, right, {"not stepped, or in part only": (
+        explain(f"`{name}`", seen, right, {"not stepped, or in part only": (
             stale, "step_ends() gathers bucket.shard of all ranks into bucket.weights: each rank "
             "has stepped what it owns, and all others need it." if right.itemsize >= 4 else
             "The optimizer steps float32 masters: bucket.update_shard() rounds them into the "

@@ -50,7 +50,13 @@ def parse(argv=None):
     if options.config:
         settings = read_config(command, options, settings)
     options.stage = options.stage or STAGES
-    check(command, options)
+    if unknown := set(options.stage) - set(STAGES):
+        command.error(f"--stage {min(unknown)}: the stages are 0, 1, 2 and 3")
+    if options.checkpoint and len(options.stage) > 1:
+        command.error("--checkpoint keeps one stage: name it with --stage")
+    if options.offload and 0 in options.stage:
+        command.error("--offload needs stage 1, 2 or 3: name them with --stage")
+    command.refuse_ranks_in_a_job(options)
     return options, command.config(settings, options)
 
 
@@ -64,25 +70,10 @@ def read_config(command, options, settings):
     return dataclasses.replace(settings, **{"engine": options.engine or settings.engine, **given})
 
 
-def check(command, options):
-    """Refuses what does not fit together."""
-    if unknown := set(options.stage) - set(STAGES):
-        command.error(f"--stage {min(unknown)}: the stages are 0, 1, 2 and 3")
-    if options.checkpoint and len(options.stage) > 1:
-        command.error("--checkpoint keeps one stage: name it with --stage")
-    if options.offload and 0 in options.stage:
-        command.error("--offload needs stage 1, 2 or 3: name them with --stage")
-    command.refuse_ranks_in_a_job(options)
-
-
-def know_deepspeeds_launcher():
-    """What the command `deepspeed` calls LOCAL_SIZE has torchrun's name, too."""
-    if "RANK" in os.environ and "LOCAL_SIZE" in os.environ:
-        os.environ.setdefault("LOCAL_WORLD_SIZE", os.environ["LOCAL_SIZE"])
-
-
 def main(argv=None):
-    know_deepspeeds_launcher()
+    if "RANK" in os.environ and "LOCAL_SIZE" in os.environ:
+        # what the command `deepspeed` calls LOCAL_SIZE has torchrun's name, too
+        os.environ.setdefault("LOCAL_WORLD_SIZE", os.environ["LOCAL_SIZE"])
     options, settings = parse(argv)
     if options.write_config:
         text, config = machine(settings, MODELS[options.size], options.gpus, options.gpu_gb)

@@ -8,8 +8,6 @@ from ranklab.models.gpt import GPTConfig
 from ranklab.projects.command import check_options, option
 from ranklab.text_trainer import TrainConfig
 
-ENGINES = ("ours", "deepspeed")
-
 # GPT-2's 1.3B, with its 50257 tokens padded to a multiple of 128. The byte text uses 256 of them;
 # the cost of a token is that of published runs. Heads of 128 suit flash attention.
 MODELS = {
@@ -28,7 +26,7 @@ class Settings(TrainConfig):
     micro_batch: int = option(16, "sequences in a forward and backward of one rank", least=1)
     eval_batch: int = option(64, "held-out sequences", least=1)
     log_every: int = option(10, "steps", least=1)
-    engine: str = option("ours", choices=ENGINES)
+    engine: str = option("ours", choices=("ours", "deepspeed"))
     precision: str = option("fp32", "bf16: 16-bit parameters, and master weights in float32",
                             ("fp32", "bf16"))
     offload: str | None = option(None, "the optimizer's state: cpu, or (ours) a folder for files")
@@ -71,7 +69,6 @@ def settings_of(path):
             raise ValueError(f"{path}: optimizer.type={optimizer['type']!r} must be 'AdamW'")
         known = ("lr", "betas", "weight_decay")
         found |= {name: optimizer["params"].get(name) for name in known}
-    given = {name: value for name, value in found.items() if value is not None}
-    if "betas" in given:
-        given["betas"] = tuple(given["betas"])
+    given = {name: tuple(value) if name == "betas" else value for name, value in found.items()
+             if value is not None}
     return zero.get("stage", 0), given

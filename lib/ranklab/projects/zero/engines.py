@@ -68,7 +68,7 @@ class EngineStep:
     """What the loop asks of an optimizer, done by a DeepSpeed engine."""
 
     def __init__(self, engine):
-        self.engine = engine
+        self.engine, self.step = engine, engine.step
 
     @property
     def param_groups(self):
@@ -76,9 +76,6 @@ class EngineStep:
 
     def zero_grad(self, set_to_none=True):
         """Nothing: the engine's step ends with it."""
-
-    def step(self):
-        self.engine.step()
 
 
 class DeepSpeedTrainer(TextTrainer):

@@ -7,6 +7,7 @@ import statistics
 from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch.utils.checkpoint import checkpoint
 
 from ranklab import data
@@ -20,7 +21,6 @@ from ranklab.projects.zero.measure import UNKNOWN, Costs, measure, predicted
 from ranklab.trainer import History
 from ranklab.zero import zero_memory
 from ranklab.zero.training import STAGES
-
 
 
 class Row(NamedTuple):
@@ -54,7 +54,15 @@ def run(size="laptop", numbers=(0, 1, 2, 3), stages=STAGES, zero_memory=zero_mem
 
 
 def _train_all(shape, settings, numbers, stages, zero_memory, text, resume, until, progress):
-    """On each rank: all stages, one after the other; returns what `run` does."""
+    """On each rank: all stages, one after the other; returns what `run` does.
+
+    error  ValueError where a rank has fewer rows than another: in stage 3 all must call the model
+           as often
+    """
+    ranks = dist.get_world_size()
+    for name in ("batch", "eval_batch"):
+        if getattr(settings, name) % ranks:
+            raise ValueError(f"{ranks} ranks must divide {name}={getattr(settings, name)}")
     if text.vocab_size > shape.vocab_size:
         shape = dataclasses.replace(shape, vocab_size=-(-text.vocab_size // 128) * 128)
     rows = []
@@ -64,8 +72,6 @@ def _train_all(shape, settings, numbers, stages, zero_memory, text, resume, unti
         if settings.recompute:
             checkpoint_blocks(model, functools.partial(checkpoint, use_reentrant=False))
         trainer = new_trainer(model, text, settings, stage, stages, progress)
-        ranks = trainer.parallel.ranks
-        check_rows(settings, ranks)
         said = predicted(shape, settings, stage, ranks, zero_memory)
         rows.append(Row(stage, said, *train(trainer, settings, resume, until)))
         del model, trainer
@@ -90,13 +96,3 @@ def train(trainer, settings, resume, until):
         held_out = trainer.evaluate()
     seen = [speed for speed in history.speed if speed] or [float("nan")]
     return costs, statistics.median(seen), history, trainer.steps_done, held_out
-
-
-def check_rows(settings, ranks):
-    """Every rank has as many rows as the others: in stage 3 all must call the model as often.
-
-    error  ValueError
-    """
-    for name in ("batch", "eval_batch"):
-        if getattr(settings, name) % ranks:
-            raise ValueError(f"{ranks} ranks must divide {name}={getattr(settings, name)}")
