@@ -128,8 +128,6 @@ class ShardedModel(Owned, Replica):
         self.reduced.clear()
         trained = [bucket for unit in self.units for bucket in unit.trained]
         missing = [p for bucket in trained for p in bucket.parameters if p not in bucket.used]
-        for bucket in trained:
-            bucket.fill_none(bucket.used)  # used_anywhere() goes by gradients, which are freed
         used = self.used_anywhere() if self.find_unused else ()
         for bucket in trained:
             bucket.hand_over(used)
