@@ -1,6 +1,5 @@
 """FullyShard: FSDP as the training loop sees it, a DataParallel (data_parallel) in rows."""
 
-import contextlib
 import math
 
 import torch
@@ -23,9 +22,12 @@ class FullyShard(DataParallel):
     lab      07
     """
 
+    # Each piece's gradients travel: kept, they would be whole on each rank.
+    communication = Parallel.communication
+
     def __init__(self, group=None, groups=None, blocks=None, block=FullyShardedBlock,
-                 clip=clip_grad_norm_sharded, equal_parts=False, **options):  # fmt: skip
-        super().__init__(group, None, equal_parts)
+                 clip=clip_grad_norm_sharded, **options):  # fmt: skip
+        super().__init__(group, None)
         self.shards, self.replicas = groups or (group, None)
         self.blocks, self.block, self.norm_of, self.options = blocks, block, clip, options
 
@@ -47,10 +49,6 @@ class FullyShard(DataParallel):
     def gradients(self, model):
         """Of this rank's rows."""
         return [(rows, rows.grad, 1) for rows in model.parameters() if rows.grad is not None]
-
-    def communication(self, is_last):
-        """Each piece's gradients travel: kept, they would be whole on each rank."""
-        return contextlib.nullcontext()
 
     def grad_norm(self, parameters):
         norm = self.norm_of(parameters, math.inf, self.shards)

@@ -1,5 +1,7 @@
 """The check of wrap_policy: blocks that fit on several models, and how few they are."""
 
+import contextlib
+
 import torch
 from torch import nn
 
@@ -38,29 +40,24 @@ def models():
 
 
 def check_wrap_policy(wrap_policy):
-    blocks_in_all, lowest = 0, {}
+    blocks_in_all = 0
     for name, model in models().items():
-        lowest[name], *_ = allowed = limits(model)
-        for most in allowed:
-            where = f"{name}, most_bytes={most:,}"
-            blocks = _run(wrap_policy, where, model, most)
-            _compare(where, model, blocks, most)
-            blocks_in_all += len(blocks)
+        for most in limits(model):
+            blocks_in_all += len(_blocks(wrap_policy, f"{name}, most_bytes={most:,}", model, most))
     yield "no more is whole than most_bytes: on 5 models, also at the tightest limit"
     yield "no block is inside another, or has no forward, or shares a parameter with the outside"
     for name, model in models().items():
         # A parameter is in the root, which counts twice where there is no block, or in a block.
-        least = 2 * max(p.nbytes for p in model.parameters())
-        for most in (least - 1, lowest[name] - 1):
-            try:
+        least, (lowest, *_) = 2 * max(p.nbytes for p in model.parameters()), limits(model)
+        for most in (least - 1, lowest - 1):
+            with contextlib.suppress(ValueError):
                 blocks = list(wrap_policy(model, most))
-            except ValueError:
-                continue
-            got = whole_bytes(model, blocks)
-            if most < least or got > most:
-                raise Mistake(f"{name}: most_bytes={most:,} is no error, and with its "
-                              f"{len(blocks)} blocks {got:,} are whole", "Say so before training "
-                              "begins: ValueError(...) where the finest blocks are too large.")
+                got = whole_bytes(model, blocks)
+                if most < least or got > most:
+                    raise Mistake(f"{name}: most_bytes={most:,} is no error, and with its "
+                                  f"{len(blocks)} blocks {got:,} are whole", "Say so before "
+                                  "training begins: ValueError(...) where the finest blocks are "
+                                  "too large.")
     yield "a limit that is too low for the finest blocks is a ValueError"
     if blocks_in_all > MOST * OURS:
         raise Mistake(f"{blocks_in_all} blocks in all, where {OURS} are enough", "Each block is "
@@ -78,7 +75,8 @@ def limits(model):
     return [needs[0], *some, *(need - 1 for need in some if need > needs[0])]
 
 
-def _run(wrap_policy, where, model, most):
+def _blocks(wrap_policy, where, model, most):
+    """What the policy chooses, which is right."""
     try:
         blocks = list(wrap_policy(model, most))
     except ValueError as error:
@@ -88,10 +86,6 @@ def _run(wrap_policy, where, model, most):
     if not all(isinstance(block, nn.Module) and block in inside for block in blocks):
         raise Mistake(f"{where}: it returns {str(blocks)[:60]}", "Return a list of modules inside "
                       "the model: not names, and not the model itself, which is the root.")
-    return blocks
-
-
-def _compare(where, model, blocks, most):
     if len(outermost(blocks)) < len(blocks) or len(set(blocks)) < len(blocks):
         raise Mistake(f"{where}: a block is inside another one, or there twice", "Where a module "
                       "is a block, nothing inside it is one: leave out its modules().")
@@ -108,3 +102,4 @@ def _compare(where, model, blocks, most):
     if got > most:
         raise Mistake(f"{where}: {got:,} bytes are whole with {len(blocks)} blocks", "Count the "
                       "root, what is in no block, and twice the largest block: whole_bytes().")
+    return blocks
