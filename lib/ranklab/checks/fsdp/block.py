@@ -4,8 +4,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ranklab.checks.exercise import Mistake
-from ranklab.checks.fsdp.ranks import chunk_of, on_all_ranks, world_and_group
+from ranklab.checks.fsdp.ranks import chunk_of, expect, on_all_ranks, world_and_group
 from ranklab.checks.handles import Waits
 from ranklab.checks.trial import explain
 from ranklab.checks.zero.toys import ADAMW, SGD, Block, Toy, loss_of, seeded
@@ -133,29 +132,23 @@ def _gradient(tensor, members, is_lacking):
 def _compare_messages(where, R, block, sizes, traffic, faults, missing):
     """Of each kind one for each of two rounds; it travels meanwhile, and is waited for."""
     for fault, hint in FAULTS.items():
-        if fault in faults:
-            raise Mistake(f"{where}: {fault}", hint)
+        expect(fault not in faults, f"{where}: {fault}", hint)
     sent = {"all_gather": [], "reduce_scatter": []}
     for op in traffic.ops:
-        if op.name not in sent:
-            raise Mistake(f"{where}: it calls {op.name}", "An all-gather brings the parameters, a "
-                          "reduce-scatter the gradients, which sends half as much.")
+        expect(op.name in sent, f"{where}: it calls {op.name}", "An all-gather brings the "
+               "parameters, a reduce-scatter the gradients, which sends half as much.")
         sent[op.name].append(op.sent_bytes)
     its = block.parameters, block.trained
     for (name, got), parameters, size in zip(sent.items(), its, sizes):
-        each = sum(p.numbers for p in parameters) * size * (R - 1)
-        right = [each] * 2 if parameters else []
-        if len(got) != len(right):
-            raise Mistake(f"{where}: {len(got)} messages {name} in two rounds, not {len(right)}",
-                          "One for the whole block: torch.cat what travels. And none where the "
-                          "parameters are whole (self.is_whole), or on their way (self.work), or "
-                          "where nothing is trained.")
-        if got != right:
-            raise Mistake(f"{where}: {name} sends {got} bytes, not {right}", "padded_shard() and "
-                          "padded_gradient() give what travels, in the right type.")
-    if missing:
-        raise Mistake(f"{where}: {missing} messages were never waited for",
-                      "unshard() waits for self.work before it reads the message.")
+        right = [sum(p.numbers for p in parameters) * size * (R - 1)] * (2 if parameters else 0)
+        expect(len(got) == len(right),
+               f"{where}: {len(got)} messages {name} in two rounds, not {len(right)}",
+               "One for the whole block: torch.cat what travels. And none where the parameters are "
+               "whole (self.is_whole), or on their way (self.work), or where nothing is trained.")
+        expect(got == right, f"{where}: {name} sends {got} bytes, not {right}",
+               "padded_shard() and padded_gradient() give what travels, in the right type.")
+    expect(not missing, f"{where}: {missing} messages were never waited for",
+           "unshard() waits for self.work before it reads the message.")
 
 
 def _compare_whole(where, before, whole, number):

@@ -5,8 +5,7 @@ import math
 import torch
 import torch.distributed as dist
 
-from ranklab.checks.exercise import Mistake
-from ranklab.checks.fsdp.ranks import on_all_ranks, world_and_group
+from ranklab.checks.fsdp.ranks import expect, on_all_ranks, world_and_group
 from ranklab.checks.trial import explain
 from ranklab.engine import device
 from ranklab.meter import Traffic
@@ -61,12 +60,13 @@ def _compare(case, rank, members, norm, gradients, sent):
     where = f"{case}, rank {rank} of {tuple(members)}"
     if "on rank 2" not in case:
         _compare_numbers(where, rank, members, *CASES[case], norm, gradients)
-    elif norm.isfinite() and 2 in members:
-        raise Mistake(f"{where}: the norm is {norm:.6g}", "A gradient of rank 2 is infinite or "
-                      "NaN, and all ranks must know: add up all squares.")
-    if len(sent) != 1 or sent[0] > 8:
-        raise Mistake(f"{where}: {len(sent)} messages of {sum(sent)} bytes, not 1 of 8",
-                      "Add this rank's squares up first: then one number travels.")
+    else:
+        expect(2 not in members or not norm.isfinite(), f"{where}: the norm is {norm:.6g}",
+               "A gradient of rank 2 is infinite or NaN, and all ranks must know: add up all "
+               "squares.")
+    expect(len(sent) == 1 and sent[0] <= 8,
+           f"{where}: {len(sent)} messages of {sum(sent)} bytes, not 1 of 8",
+           "Add this rank's squares up first: then one number travels.")
 
 
 def _compare_numbers(where, rank, members, dtype, scale, most, norm, gradients):

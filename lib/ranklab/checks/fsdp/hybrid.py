@@ -3,16 +3,16 @@
 import torch
 import torch.distributed as dist
 
-from ranklab.checks.exercise import Mistake
-from ranklab.checks.fsdp.ranks import on_all_ranks, refuses
+from ranklab.checks.fsdp.ranks import expect, on_all_ranks, refuses
 from ranklab.engine import device
 
 RANKS, SIZES, BAD = 6, (2, 3, 1, 6, 2), (4, 0, 12)
 ALL_CALL = ("Every rank must make every group, in the same order, also those that it is not in; "
             "it keeps the one that it is in.")
+WHOLE = "Each copy must be whole: ValueError(...) unless shard_ranks divides the ranks."
 FAILURES = {
     "unhashable": "Return two groups, not lists: of each kind the one that this rank is in.",
-    "invalid for input": "Each copy must be whole: ValueError(...) unless shard_ranks divides R.",
+    "invalid for input": WHOLE,
     "does not end": ALL_CALL, "roup": ALL_CALL,
 }
 
@@ -26,7 +26,8 @@ def _comparisons(hybrid_shard_groups):
             groups.append(sorted(dist.get_process_group_ranks(group)))
         yield _compare, size, dist.get_rank(), groups
     for size in BAD:
-        yield _compare_refusal, size, refuses(hybrid_shard_groups, size)
+        yield (expect, refuses(hybrid_shard_groups, size), f"shard_ranks={size} on {RANKS} ranks "
+               "is no error", WHOLE)
 
 
 def check_hybrid_shard_groups(hybrid_shard_groups):
@@ -47,12 +48,5 @@ def _compare(size, rank, groups):
         hint = ALL_CALL
     elif len(groups[0]) == RANKS // size:
         hint = "shard_ranks is how many ranks share one copy out, not how many copies there are."
-    if groups != right:
-        raise Mistake(f"{RANKS} ranks, shard_ranks={size}: rank {rank}: shards and replicas are "
-                      f"{groups}, not {right}", hint)
-
-
-def _compare_refusal(size, is_refused):
-    if not is_refused:
-        raise Mistake(f"shard_ranks={size} on {RANKS} ranks is no error", "Each copy must be "
-                      "whole: ValueError(...) unless shard_ranks divides the ranks.")
+    expect(groups == right, f"{RANKS} ranks, shard_ranks={size}: rank {rank}: shards and replicas "
+           f"are {groups}, not {right}", hint)

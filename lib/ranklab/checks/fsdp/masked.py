@@ -4,8 +4,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.functional import cross_entropy
 
-from ranklab.checks.exercise import Mistake
-from ranklab.checks.fsdp.ranks import on_all_ranks, refuses, world_and_group
+from ranklab.checks.fsdp.ranks import expect, on_all_ranks, refuses, world_and_group
 from ranklab.checks.trial import explain
 from ranklab.engine import device
 from ranklab.meter import Traffic
@@ -54,7 +53,11 @@ def _comparisons(masked_loss):
     for count in (None, 0):
         with Traffic() as traffic:
             is_refused = refuses(masked_loss, logits, labels, count)
-        yield _compare_refusal, rank, is_refused, count, len(traffic.ops)
+        yield (expect, is_refused, f"no label of the batch counts, and rank {rank} gets a loss",
+               "raise ValueError(...) where the count over all ranks is 0. The first label of a "
+               "row never counts: no logits are for it.")
+    yield (expect, not traffic.ops, f"with count=0 it sends {len(traffic.ops)} messages",
+           "A count that is given is not asked for: if count is None, since 0 is one, too.")
 
 
 def check_masked_loss(masked_loss):
@@ -65,20 +68,9 @@ def check_masked_loss(masked_loss):
     yield "a batch without any answer is a ValueError on every rank"
 
 
-def _compare_refusal(rank, is_refused, count, messages):
-    if not is_refused:
-        raise Mistake(f"no label of the batch counts, and rank {rank} gets a loss",
-                      "raise ValueError(...) where the count over all ranks is 0. The first "
-                      "label of a row never counts: no logits are for it.")
-    if count == 0 and messages:
-        raise Mistake(f"with count=0 it sends {messages} messages", "A count that is given is not "
-                      "asked for: if count is None, since 0 is one, too.")
-
-
 def _compare(case, rank, members, loss, gradient, sent):
     where, dtype = f"{case}, rank {rank} of {tuple(members)}", TYPES.get(case, torch.float32)
-    if not loss.isfinite():
-        raise Mistake(f"{where}: the loss is {loss:.6g}", NO_GRAPH)
+    expect(loss.isfinite(), f"{where}: the loss is {loss:.6g}", NO_GRAPH)
     R, count, here = len(members), sum(ANSWERS[r] for r in members), max(ANSWERS[rank], 1)
     logits, labels = (x.cpu() for x in _batch(rank, dtype))  # and now by one process
     logits.requires_grad_()
@@ -103,7 +95,6 @@ def _compare(case, rank, members, loss, gradient, sent):
     explain(f"{where}: the gradient of the logits", gradient,
             (R * whole.float() / count).to(dtype), hint="The sum must stay in the graph.")
     calls = int("count" not in case)
-    if len(sent) != calls or sum(sent) > 8:
-        raise Mistake(f"{case}: {len(sent)} messages of {sum(sent)} bytes, not {calls} of 8",
-                      "The count alone travels, in one all-reduce; with `count` given nothing "
-                      "does.")
+    expect(len(sent) == calls and sum(sent) <= 8,
+           f"{case}: {len(sent)} messages of {sum(sent)} bytes, not {calls} of 8",
+           "The count alone travels, in one all-reduce; with `count` given nothing does.")

@@ -26,6 +26,12 @@ def _first_mistake(comparisons, args):
             return mistake
 
 
+def expect(is_so, what, hint):
+    """A Mistake with `what` is seen and the hint, unless it is so."""
+    if not is_so:
+        raise Mistake(what, hint)
+
+
 def world_and_group():
     """On four ranks: (the members, the group) for all of them, and for this rank's of 1 and 3."""
     return (range(4), None), (members_of(dist.get_rank()), group_of_mine())

@@ -3,8 +3,9 @@
 import torch
 import torch.distributed as dist
 
-from ranklab.checks.exercise import Mistake
-from ranklab.checks.fsdp.ranks import chunk_of, on_all_ranks, refuses, world_and_group
+from ranklab.checks.fsdp.ranks import (
+    chunk_of, expect, on_all_ranks, refuses, world_and_group,
+)
 from ranklab.checks.trial import explain
 from ranklab.engine import device
 from ranklab.meter import Traffic
@@ -23,7 +24,8 @@ def _comparisons(shard_parameter):
     for shape, dtype in CASES:
         for members, group in ways:
             yield _compare, shard_parameter, shape, dtype, members, group
-    yield _compare_scalar, refuses(shard_parameter, torch.ones((), device=device()))
+    yield (expect, refuses(shard_parameter, torch.ones((), device=device())),
+           "a parameter of shape () is no error", "It has no rows: ValueError(...).")
 
 
 def check_shard_parameter(shard_parameter):
@@ -41,9 +43,8 @@ def _compare(shard_parameter, shape, dtype, members, group):
     parameter = torch.nn.Parameter(tensor.clone())
     with Traffic() as traffic:
         shard = shard_parameter(parameter, group)
-    if not torch.equal(parameter, tensor):
-        raise Mistake(f"{where}: the parameter is changed", "Copy its rows, and write nothing into "
-                      "it: the caller may need it again.")
+    expect(torch.equal(parameter, tensor), f"{where}: the parameter is changed",
+           "Copy its rows, and write nothing into it: the caller may need it again.")
     explain(f"{where}: the shard", shard, chunk_of(tensor, ranks, place), {
         "as tensor_split cuts": (tensor.tensor_split(ranks)[place], "Each rank has ceil(n/R) rows, "
                                  "as long as there are some. So it is in FSDP2, too."),
@@ -52,17 +53,10 @@ def _compare(shard_parameter, shape, dtype, members, group):
         "every R-th row": (tensor[place::ranks], "Take rows that lie one after the other."),
         "of all 4 ranks": (chunk_of(tensor, 4, rank), "Hand `group` on: dist.get_rank(group)."),
     }, "Rank r has the rows from r * ceil(n/R) on, all other dims whole. Padding is for messages.")
-    if traffic.ops:
-        raise Mistake(f"{where} sends something", "Every rank has the parameter.")
+    expect(not traffic.ops, f"{where} sends something", "Every rank has the parameter.")
     memory, its = (x.untyped_storage() for x in (shard, parameter))
     is_view = shard.numel() and memory.data_ptr() == its.data_ptr()
     rows = -(-len(tensor) // ranks) * tensor.itemsize * tensor.shape[1:].numel()
-    if is_view or memory.nbytes() > rows or shard.grad_fn is not None:
-        raise Mistake(f"{where}: the shard keeps the whole parameter in memory", "It is a view of "
-                      "it or of its copy, or has a graph. First cut, then copy: "
-                      "parameter.detach()[...].clone().")
-
-
-def _compare_scalar(is_refused):
-    if not is_refused:
-        raise Mistake("a parameter of shape () is no error", "It has no rows: ValueError(...).")
+    expect(not is_view and memory.nbytes() <= rows and shard.grad_fn is None,
+           f"{where}: the shard keeps the whole parameter in memory", "It is a view of it or of "
+           "its copy, or has a graph. First cut, then copy: parameter.detach()[...].clone().")

@@ -4,8 +4,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ranklab.checks.exercise import Mistake
-from ranklab.checks.fsdp.ranks import chunk_of, on_all_ranks
+from ranklab.checks.fsdp.ranks import chunk_of, expect, on_all_ranks
 from ranklab.checks.trial import explain, group_of_mine, members_of
 from ranklab.checks.zero.toys import Toy, is_there, seeded
 from ranklab.fsdp import FullyShardedBlock, Precision
@@ -39,7 +38,12 @@ def _comparisons(full_state_dict, in_group):
         given = {name: x.detach().cpu().clone() for name, x in state.items()}
         whole = sum(is_there(p.whole) for p in parameters)
         yield _compare, where, given, number, rank == members[0]
-        yield _compare_model, where, whole, len(traffic.ops), len(parameters)
+        yield (expect, not whole, f"{where}: {whole} parameters are whole afterwards",
+               "They do not all fit at the same time: gather the rows of one at a time.")
+        yield (expect, len(traffic.ops) == len(parameters),
+               f"{where}: {len(traffic.ops)} messages for {len(parameters)} parameters",
+               "Gather each one once, also where it has two names, in a message of its own: all "
+               "parameters of each block, then the names.")
         for tensor in (*(p.shard.data for p in parameters), *model.buffers()):
             tensor += 1
         yield _compare_copies, where, state, given
@@ -53,35 +57,24 @@ def check_full_state_dict(full_state_dict):
     yield "a copy on the CPU; the model stays in shards"
 
 
-def _compare_model(where, whole, messages, parameters):
-    if whole:
-        raise Mistake(f"{where}: {whole} parameters are whole afterwards", "They do not all fit at "
-                      "the same time: gather the rows of one at a time.")
-    if messages != parameters:
-        raise Mistake(f"{where}: {messages} messages for {parameters} parameters",
-                      "Gather each one once, also where it has two names, in a message of its "
-                      "own: all parameters of each block, then the names.")
-
-
 def _compare_copies(where, state, given):
     """The model has changed, and the state must not."""
     for name, x in state.items():
-        if x.requires_grad or x.device.type != "cpu" or not torch.equal(x, given[name]):
-            raise Mistake(f"{where}: `{name}` is not a copy on the CPU", "tensor.detach().cpu()"
-                          ".clone(), buffers as well: .cpu() alone may be no copy.")
+        is_kept = x.device.type == "cpu" and torch.equal(x, given[name])
+        expect(is_kept and not x.requires_grad, f"{where}: `{name}` is not a copy on the CPU",
+               "tensor.detach().cpu().clone(), buffers as well: .cpu() alone may be no copy.")
 
 
 def _compare(where, state, more, is_first):
     plain = {name: x.cpu() + more for name, x in seeded(_model, 0).state_dict().items()}
     if not is_first:
-        if state != {}:
-            raise Mistake(f"{where} returns {len(state)} tensors, not {{}}", "Only the group's "
-                          "rank 0 has the state: there may be no room elsewhere.")
+        expect(not state, f"{where} returns {len(state)} tensors, not {{}}", "Only the group's "
+               "rank 0 has the state: there may be no room elsewhere.")
         return
-    if state.keys() != plain.keys():
-        raise Mistake(f"{where}: these names differ: {sorted(state.keys() ^ plain.keys())}",
-                      "Take those of model.state_dict(keep_vars=True): a tied parameter has two, "
-                      "and buffers are there. The first rank is dist.get_rank(block.group) == 0.")
+    expect(state.keys() == plain.keys(),
+           f"{where}: these names differ: {sorted(state.keys() ^ plain.keys())}",
+           "Take those of model.state_dict(keep_vars=True): a tied parameter has two, and buffers "
+           "are there. The first rank is dist.get_rank(block.group) == 0.")
     for name, right in plain.items():
         rows = chunk_of(right, 3, 0) if right.dim() else right
         explain(f"{where}: `{name}`", state[name], right, {

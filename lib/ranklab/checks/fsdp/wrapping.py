@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from ranklab.checks.exercise import Mistake
+from ranklab.checks.fsdp.ranks import expect
 from ranklab.fsdp.wrapping import can_be_a_block, outermost, parameter_bytes, whole_bytes
 from ranklab.models.gpt import GPT, GPTConfig
 
@@ -53,16 +54,14 @@ def check_wrap_policy(wrap_policy):
             with contextlib.suppress(ValueError):
                 blocks = list(wrap_policy(model, most))
                 got = whole_bytes(model, blocks)
-                if most < least or got > most:
-                    raise Mistake(f"{name}: most_bytes={most:,} is no error, and with its "
-                                  f"{len(blocks)} blocks {got:,} are whole", "Say so before "
-                                  "training begins: ValueError(...) where the finest blocks are "
-                                  "too large.")
+                expect(least <= most and got <= most, f"{name}: most_bytes={most:,} is no error, "
+                       f"and with its {len(blocks)} blocks {got:,} are whole", "Say so before "
+                       "training begins: ValueError(...) where the finest blocks are too large.")
     yield "a limit that is too low for the finest blocks is a ValueError"
-    if blocks_in_all > MOST * OURS:
-        raise Mistake(f"{blocks_in_all} blocks in all, where {OURS} are enough", "Each block is "
-                      "two messages. Larger blocks as long as they fit; and leave to the root what "
-                      "fits there as well: with no block at all, where the whole model fits.")
+    expect(blocks_in_all <= MOST * OURS,
+           f"{blocks_in_all} blocks in all, where {OURS} are enough",
+           "Each block is two messages. Larger blocks as long as they fit; and leave to the root "
+           "what fits there as well: with no block at all, where the whole model fits.")
     yield f"your score: {blocks_in_all} blocks in all; the library's policy has {OURS}"
 
 
@@ -83,23 +82,22 @@ def _blocks(wrap_policy, where, model, most):
         raise Mistake(f"{where}: ValueError({error})", "There is a choice that fits: whole_bytes() "
                       "may be as large as most_bytes. Go down to single layers.") from None
     inside = set(model.modules()) - {model}
-    if not all(isinstance(block, nn.Module) and block in inside for block in blocks):
-        raise Mistake(f"{where}: it returns {str(blocks)[:60]}", "Return a list of modules inside "
-                      "the model: not names, and not the model itself, which is the root.")
-    if len(outermost(blocks)) < len(blocks) or len(set(blocks)) < len(blocks):
-        raise Mistake(f"{where}: a block is inside another one, or there twice", "Where a module "
-                      "is a block, nothing inside it is one: leave out its modules().")
+    expect(all(isinstance(block, nn.Module) and block in inside for block in blocks),
+           f"{where}: it returns {str(blocks)[:60]}", "Return a list of modules inside the model: "
+           "not names, and not the model itself, which is the root.")
+    expect(len(outermost(blocks)) == len(set(blocks)) == len(blocks),
+           f"{where}: a block is inside another one, or there twice",
+           "Where a module is a block, nothing inside it is one: leave out its modules().")
     for block in blocks:
         name = next(path for path, module in model.named_modules() if module is block)
-        if type(block).forward is nn.Module.forward:
-            raise Mistake(f"{where}: `{name}` is a {type(block).__name__}", "It is never called, "
-                          "so its hooks never run: look inside it. can_be_a_block() tells.")
-        if not can_be_a_block(model, block):
-            raise Mistake(f"{where}: `{name}` shares a parameter with what is outside", "It would "
-                          "be cut twice: leave it to a module that holds both, or to the root. "
-                          "can_be_a_block() tells.")
+        expect(type(block).forward is not nn.Module.forward,
+               f"{where}: `{name}` is a {type(block).__name__}", "It is never called, so its hooks "
+               "never run: look inside it. can_be_a_block() tells.")
+        expect(can_be_a_block(model, block),
+               f"{where}: `{name}` shares a parameter with what is outside", "It would be cut "
+               "twice: leave it to a module that holds both, or to the root. can_be_a_block() "
+               "tells.")
     got = whole_bytes(model, blocks)
-    if got > most:
-        raise Mistake(f"{where}: {got:,} bytes are whole with {len(blocks)} blocks", "Count the "
-                      "root, what is in no block, and twice the largest block: whole_bytes().")
+    expect(got <= most, f"{where}: {got:,} bytes are whole with {len(blocks)} blocks",
+           "Count the root, what is in no block, and twice the largest block: whole_bytes().")
     return blocks
