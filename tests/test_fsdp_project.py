@@ -159,9 +159,12 @@ def test_a_learners_own_functions_are_used(monkeypatch, tmp_path, alpaca):
     assert re.search(r"after step 3 +\d\.\d{3} +\d+\.\d%", text)
 
 
-def test_offload_under_a_gpus_rules():
-    half = {"offload": True, "precision": "bf16"}
-    seen = found(2, half | {"recompute": True}, half | {"engine": "fsdp2"}, rehearse="gpu")
+def test_offload_under_a_gpus_rules(tmp_path):
+    half = {"offload": True, "precision": "bf16", "save": str(tmp_path)}
+    again = {"model": str(tmp_path), "steps": 1}
+    seen = found(2, half | {"recompute": True}, half | {"engine": "fsdp2"}, again, rehearse="gpu")
+    *seen, saved = seen
+    assert saved["scores"][0].loss == pytest.approx(seen[1]["scores"][4].loss, abs=0.02)
     ours, torchs = (each["scores"][4].loss for each in seen)
     assert ours == pytest.approx(torchs, abs=0.01)
     assert ours < seen[0]["scores"][0].loss - 0.1
