@@ -8,7 +8,7 @@ from ranklab.data_parallel.training import DataParallel
 from ranklab.fsdp.block import FullyShardedBlock
 from ranklab.fsdp.clip import clip_grad_norm_sharded
 from ranklab.fsdp.hooks import sharded_parameters
-from ranklab.parallel import Parallel, Piece, groups_here
+from ranklab.parallel import Parallel, groups_here
 
 
 class FullyShard(DataParallel):
@@ -57,15 +57,16 @@ class FullyShard(DataParallel):
 
     def state(self, model, optimizer):
         """This rank's rows; and what is no parameter."""
-        pieces = []
-        for piece in Parallel.state(self, model, optimizer):
-            if found := self.rows_in(piece):
-                shape, first, mine = found
-                offset = (first,) + (0,) * (mine.dim() - 1)
-                piece = Piece(piece.name, piece.kind, tuple(shape), offset, mine)
-            if piece.tensor.numel():
-                pieces.append(piece)
-        return pieces
+        pieces = [self.placed(piece) for piece in Parallel.state(self, model, optimizer)]
+        return [piece for piece in pieces if piece.tensor.numel()]
+
+    def placed(self, piece):
+        """`piece`, at the place of this rank's rows in the whole."""
+        if not (found := self.rows_in(piece)):
+            return piece
+        shape, first, mine = found
+        offset = (first,) + (0,) * (mine.dim() - 1)
+        return piece._replace(shape=tuple(shape), offset=offset, tensor=mine)
 
     def rows_in(self, piece):
         """(the whole shape, the first of this rank's rows, these rows); None: it is not in rows."""

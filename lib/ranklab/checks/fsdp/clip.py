@@ -36,6 +36,7 @@ def _comparisons(clip):
     rank, ways = dist.get_rank(), world_and_group()
     for case, (dtype, scale, most) in CASES.items():
         for members, group in ways:
+            where = f"{case}, rank {rank} of {tuple(members)}"
             gradients = [x.to(device()) for x in _gradients(rank, dtype, scale)]
             parameters = [torch.nn.Parameter(torch.ones_like(x)) for x in gradients]
             for p, gradient in zip(parameters, gradients):
@@ -43,9 +44,18 @@ def _comparisons(clip):
             unused = torch.nn.Parameter(torch.ones(1, device=device()))
             given = [*parameters, unused] if math.isfinite(scale) or rank else []
             with Traffic() as traffic:
-                norm = clip((p for p in given), most, group)
-            found = torch.tensor(float(norm)), [p.grad.cpu() for p in parameters]
-            yield _compare, case, rank, members, *found, [op.payload_bytes for op in traffic.ops]
+                norm = torch.tensor(float(clip((p for p in given), most, group)))
+            if math.isfinite(scale):
+                gradients = [p.grad.cpu() for p in parameters]
+                yield _compare, where, rank, members, *CASES[case], norm, gradients
+            else:
+                yield (expect, 2 not in members or not norm.isfinite(),
+                       f"{where}: the norm is {norm:.6g}", "A gradient of rank 2 is infinite or "
+                       "NaN, and all ranks must know: add up all squares.")
+            sent = [op.payload_bytes for op in traffic.ops]
+            yield (expect, len(sent) == 1 and sent[0] <= 8,
+                   f"{where}: {len(sent)} messages of {sum(sent)} bytes, not 1 of 8",
+                   "Add this rank's squares up first: then one number travels.")
 
 
 def check_clip_grad_norm_sharded(clip):
@@ -56,20 +66,7 @@ def check_clip_grad_norm_sharded(clip):
     yield "infinity or NaN on one rank is seen by all, also by a rank without parameters"
 
 
-def _compare(case, rank, members, norm, gradients, sent):
-    where = f"{case}, rank {rank} of {tuple(members)}"
-    if "on rank 2" not in case:
-        _compare_numbers(where, rank, members, *CASES[case], norm, gradients)
-    else:
-        expect(2 not in members or not norm.isfinite(), f"{where}: the norm is {norm:.6g}",
-               "A gradient of rank 2 is infinite or NaN, and all ranks must know: add up all "
-               "squares.")
-    expect(len(sent) == 1 and sent[0] <= 8,
-           f"{where}: {len(sent)} messages of {sum(sent)} bytes, not 1 of 8",
-           "Add this rank's squares up first: then one number travels.")
-
-
-def _compare_numbers(where, rank, members, dtype, scale, most, norm, gradients):
+def _compare(where, rank, members, dtype, scale, most, norm, gradients):
     norms = torch.stack([torch.cat([g.double().flatten() for g in _gradients(r, dtype, scale)]
                                    ).norm().float() for r in range(4)])
     own, right = norms[rank], norms[list(members)].norm()

@@ -27,7 +27,7 @@ def _first_mistake(comparisons, args):
 
 
 def expect(is_so, what, hint):
-    """A Mistake with `what` is seen and the hint, unless it is so."""
+    """A Mistake unless it is so; `what` says what is seen instead."""
     if not is_so:
         raise Mistake(what, hint)
 
