@@ -160,11 +160,10 @@ def peak_of(model, step):
 
     train(1)  # makes Adam's moments, and shows the order of the blocks
     blocks = sharded_modules(model)
-    parameters = [p for block in blocks for p in block.parameters]
     on_the_cpu = ("parameters", "gradients", "optimizer_state") if step.offload else ()
     with MemoryPeak(model, optimizer, gathered=lambda: [
-            *(b.gathered for b in blocks), *(p.whole for p in parameters),
-            *(p.whole.grad for p in parameters if p.whole.grad is not None)],
+            (block.gathered, [(p.whole, p.whole.grad) for p in block.parameters])
+            for block in blocks],
             of=lambda memory: dataclasses.replace(memory, **dict.fromkeys(on_the_cpu, 0))) as found:
         train(min(step.pieces, 2))  # a third one would be as the second
     return found.peak
@@ -173,10 +172,10 @@ def peak_of(model, step):
 def dry_run_report(size, gpus, gpu_gb, shard_ranks=0, batch=0, **settings):
     """Both, as text; whether it fits, and what would.
 
-    size      a name in LLAMAS, or what transformers.LlamaConfig takes, in a dict
+    size      a name in LLAMAS
     settings  those of the project; what memory does not depend on is left out
     """
-    config, ranks = LLAMAS[size] if isinstance(size, str) else size, shard_ranks or gpus
+    config, ranks = LLAMAS[size], shard_ranks or gpus
     step = Step(**{name: value for name, value in settings.items() if name in Step._fields})
     step = step._replace(pieces=max(1, -(-batch // (gpus * step.micro_batch))))
     found = moments(config, ranks, step)

@@ -22,6 +22,7 @@ from ranklab.projects.fsdp.instructions import (
     Bytes, alpaca_file, as_batch, encode, plain_text, python_instructions,
 )
 from ranklab.projects.fsdp.tuner import new_tuner
+from ranklab.projects.whose import learners
 
 PARTS = {"block": FullyShardedBlock, "clip": clip_grad_norm_sharded, "loss": masked_loss,
          "policy": wrap_policy, "state": full_state_dict}
@@ -47,8 +48,7 @@ def run(size="laptop", ranks=4, resume=False, until=None, progress=False, timeou
     torchs = settings.engine == "fsdp2"
     unused = {"block": torchs, "state": torchs or not settings.save}
     return {**found[0], "settings": settings, "ranks": len(found),
-            "own": [name for name, part in parts.items()
-                    if part is not PARTS[name] and not unused.get(name)],
+            "own": [name for name in learners(parts) if not unused.get(name)],
             "data": (taught.name, len(taught.train), found[0]["scored"])}
 
 
