@@ -25,14 +25,13 @@ def over_a_step(blocks=4, ranks=4, rank=1, title=None):
     spans = [Span(0, work.start, work.end, TONE[work.kind], 0.7) for work in computes]
     for work in computes:
         boxed(ax, (work.start + work.end) / 2, 0, work.unit + 1, pad=0.6, fontsize=7)
-    whole = [(work.unit, work.start, work.end) for work in works if work.kind == "weights"]
-    for row in range(ranks):
-        at, high = 0.6 + 0.8 * (row + 0.5) / ranks, 0.8 / ranks
-        if row == rank:
-            spans += [Span(lane + at, 0, end, "mine", high) for lane in range(blocks + 1)]
-        else:
-            spans += [Span(lane + at, start, stop, "whole", high)
-                      for lane, start, stop in (*whole, (blocks, 0, computes[-1].end))]
+    whole = [[(work.start, work.end) for work in works
+              if work.kind == "weights" and work.unit == block] for block in range(blocks)]
+    for lane, times in enumerate([*whole, [(0, computes[-1].end)]], 1):
+        for row in range(ranks):
+            kind, its = ("mine", [(0, end)]) if row == rank else ("whole", times)
+            middle = lane - 0.4 + 0.8 * (row + 0.5) / ranks
+            spans += [Span(middle, *time, kind, 0.8 / ranks) for time in its]
     names = ["computes", *(f"block {block + 1}" for block in range(blocks)), "root"]
     gantt(ax, spans, dict(enumerate(names)), {"mine": MINE, "whole": WHOLE})
     ax.set(xlim=(0, end), ylim=(blocks + 1.6, -0.5), xticks=[], xlabel="time",
