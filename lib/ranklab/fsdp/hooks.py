@@ -3,7 +3,6 @@
 What tells that a backward runs is from data_parallel, and what tells that it is done, from zero.
 """
 
-import contextlib
 import functools
 
 import torch
@@ -11,6 +10,7 @@ import torch.distributed as dist
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ranklab.data_parallel.recovery import in_backward
+from ranklab.data_parallel.replica import no_sync
 from ranklab.fsdp.shards import Precision, ShardedParameter
 from ranklab.zero.units import call_after_backward
 
@@ -173,14 +173,9 @@ class ShardedModule:
             block.stays = False
             block.reshard()
 
-    @contextlib.contextmanager
     def no_sync(self):
         """Inside, backward leaves whole gradients where they are and adds them up; for a root."""
-        before, self.sync = self.sync, False
-        try:
-            yield
-        finally:
-            self.sync = before
+        return no_sync(self)
 
 
 def prefetch(order, place):

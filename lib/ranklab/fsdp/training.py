@@ -1,6 +1,5 @@
 """FullyShard: FSDP as the training loop sees it, a DataParallel (data_parallel) in rows."""
 
-import contextlib
 import math
 
 import torch
@@ -9,7 +8,7 @@ from ranklab.data_parallel.training import DataParallel
 from ranklab.fsdp.block import FullyShardedBlock
 from ranklab.fsdp.clip import clip_grad_norm_sharded
 from ranklab.fsdp.hooks import sharded_parameters
-from ranklab.parallel import Parallel, Piece, groups_here
+from ranklab.parallel import Parallel, groups_here
 
 
 class FullyShard(DataParallel):
@@ -23,9 +22,12 @@ class FullyShard(DataParallel):
     lab      07
     """
 
+    # Each piece's gradients travel: kept, they would be whole on each rank.
+    communication = Parallel.communication
+
     def __init__(self, group=None, groups=None, blocks=None, block=FullyShardedBlock,
-                 clip=clip_grad_norm_sharded, equal_parts=False, **options):  # fmt: skip
-        super().__init__(group, None, equal_parts)
+                 clip=clip_grad_norm_sharded, **options):  # fmt: skip
+        super().__init__(group, None)
         self.shards, self.replicas = groups or (group, None)
         self.blocks, self.block, self.norm_of, self.options = blocks, block, clip, options
 
@@ -48,10 +50,6 @@ class FullyShard(DataParallel):
         """Of this rank's rows."""
         return [(rows, rows.grad, 1) for rows in model.parameters() if rows.grad is not None]
 
-    def communication(self, is_last):
-        """Each piece's gradients travel: kept, they would be whole on each rank."""
-        return contextlib.nullcontext()
-
     def grad_norm(self, parameters):
         norm = self.norm_of(parameters, math.inf, self.shards)
         # A learner's may be a number. Offloaded gradients are where their rows are.
@@ -59,15 +57,16 @@ class FullyShard(DataParallel):
 
     def state(self, model, optimizer):
         """This rank's rows; and what is no parameter."""
-        pieces = []
-        for piece in Parallel.state(self, model, optimizer):
-            if found := self.rows_in(piece):
-                shape, first, mine = found
-                offset = (first,) + (0,) * (mine.dim() - 1)
-                piece = Piece(piece.name, piece.kind, tuple(shape), offset, mine)
-            if piece.tensor.numel():
-                pieces.append(piece)
-        return pieces
+        pieces = [self.placed(piece) for piece in Parallel.state(self, model, optimizer)]
+        return [piece for piece in pieces if piece.tensor.numel()]
+
+    def placed(self, piece):
+        """`piece`, at the place of this rank's rows in the whole."""
+        if not (found := self.rows_in(piece)):
+            return piece
+        shape, first, mine = found
+        offset = (first,) + (0,) * (mine.dim() - 1)
+        return piece._replace(shape=tuple(shape), offset=offset, tensor=mine)
 
     def rows_in(self, piece):
         """(the whole shape, the first of this rank's rows, these rows); None: it is not in rows."""

@@ -3,12 +3,13 @@
 from matplotlib.patches import Patch, Rectangle
 
 from ranklab.plots.boxes import arrow, box
-from ranklab.plots.gantt import boxed
+from ranklab.plots.gantt import Span, boxed, gantt
 from ranklab.plots.style import FAINT, INK, TONES, clean, figure, look, styled
 from ranklab.plots.zero import one_step
 
 WHOLE = {"facecolor": "#e6b88f", "lw": 0}  # rows of other ranks
 MINE = {"facecolor": TONES[0], "edgecolor": "white", "lw": 0.5}
+TONE = {"forward": 3, "backward": 4}  # and hatching
 EMPTY = {"facecolor": "white", "edgecolor": INK, "hatch": "xxx", "lw": 0.5}
 
 
@@ -21,26 +22,20 @@ def over_a_step(blocks=4, ranks=4, rank=1, title=None):
     end = max(work.end for work in works)
     computes = [work for work in works if work.kind in ("forward", "backward")]
     fig, ax = figure(8.2, 0.55 * blocks + 2)
+    spans = [Span(0, work.start, work.end, TONE[work.kind], 0.7) for work in computes]
     for work in computes:
-        tone = look(3 if work.kind == "forward" else 4)
-        ax.barh(0, work.end - work.start, 0.7, work.start, **tone)
         boxed(ax, (work.start + work.end) / 2, 0, work.unit + 1, pad=0.6, fontsize=7)
-    spans = {block + 1: [(work.start, work.end) for work in works
-                         if work.kind == "weights" and work.unit == block]
-             for block in range(blocks)}
-    spans[blocks + 1] = [(0, computes[-1].end)]
-    for lane, whole in spans.items():
+    whole = [[(work.start, work.end) for work in works
+              if work.kind == "weights" and work.unit == block] for block in range(blocks)]
+    for lane, times in enumerate([*whole, [(0, computes[-1].end)]], 1):
         for row in range(ranks):
-            y = lane - 0.4 + 0.8 * row / ranks
-            for start, stop in [(0, end)] if row == rank else whole:
-                kind = MINE if row == rank else WHOLE
-                ax.add_patch(Rectangle((start, y), stop - start, 0.8 / ranks, **kind))
+            kind, its = ("mine", [(0, end)]) if row == rank else ("whole", times)
+            middle = lane - 0.4 + 0.8 * (row + 0.5) / ranks
+            spans += [Span(middle, *time, kind, 0.8 / ranks) for time in its]
     names = ["computes", *(f"block {block + 1}" for block in range(blocks)), "root"]
-    ax.set_yticks(range(len(names)), names)
-    ax.tick_params(axis="y", length=0)
+    gantt(ax, spans, dict(enumerate(names)), {"mine": MINE, "whole": WHOLE})
     ax.set(xlim=(0, end), ylim=(blocks + 1.6, -0.5), xticks=[], xlabel="time",
            title=f"What rank {rank} of {ranks} holds (a schematic)" if title is None else title)
-    ax.grid(False)
     handles = [Patch(**MINE, label="its own rows"), Patch(**WHOLE, label="the other ranks' rows"),
                Patch(**look(3), label="forward"), Patch(**look(4), label="backward")]
     fig.legend(handles=handles, loc="outside lower center", ncols=4)
@@ -53,19 +48,18 @@ def rows(shares, title="Who has which rows"):
     shares  {name: [rows of rank 0, rows of rank 1, ...]}
     """
     fig, ax = figure(7.5, 0.5 * len(shares) + 0.9)
-    ranks = max(map(len, shares.values()))
+    ranks, spans = max(map(len, shares.values())), []
     longest = max(ranks * max(each) for each in shares.values())
     for lane, each in enumerate(shares.values()):
         place, most = 0, max(each)
         for rank, mine in enumerate(each):
-            ax.barh(lane, mine, 0.7, place, **look(rank))
-            ax.barh(lane, most - mine, 0.7, place + mine, **EMPTY)
+            spans += [Span(lane, place, place + mine, rank, 0.7),
+                      Span(lane, place + mine, place + most, "zeros", 0.7)]
             boxed(ax, place + (mine or most) / 2, lane, f"{rank}: {mine}", fontsize=8)
             place += most
         for row in range(1, place):
             ax.plot((row, row), (lane - 0.35, lane + 0.35), color="white", lw=0.8)
-    ax.set_yticks(range(len(shares)), shares)
-    ax.tick_params(axis="y", length=0)
+    gantt(ax, spans, dict(enumerate(shares)), {"zeros": EMPTY})
     ax.set(xlim=(0, longest), ylim=(len(shares) - 0.5, -0.5), title=title,
            xlabel="row, with zeros at the end   (in the bars: rank: rows)")
     ax.grid(False)

@@ -4,24 +4,28 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ranklab.checks.exercise import Mistake
-from ranklab.checks.fsdp.training import explain_rows, train
+from ranklab.checks.fsdp.ranks import chunk_of, expect, on_all_ranks, world_and_group
 from ranklab.checks.handles import Waits
-from ranklab.checks.trial import explain, group_of_mine, hinted, members_of, on_ranks
-from ranklab.checks.zero.toys import Block, seeded
+from ranklab.checks.trial import explain
+from ranklab.checks.zero.toys import ADAMW, SGD, Block, Toy, loss_of, seeded
+from ranklab.checks.zero.training import OneProcess
 from ranklab.fsdp import Precision
 from ranklab.meter import Traffic
 
 HALF = Precision(torch.bfloat16, torch.float32)
-MODULES = {  # what each case is about: the module, and its precision
-    "half of it frozen": (lambda: Block(1), Precision()),
-    "float64": (lambda: Block(0).double(), Precision()),
-    "bfloat16, reduced in float32": (lambda: Block(0), HALF),
-    "all frozen": (lambda: Block(0).requires_grad_(False), Precision()),
-    "without parameters": (nn.Tanh, Precision()),
+MODULES = {  # what each case is about: the module, its precision, bytes of a number that travels
+    "half of it frozen": (lambda: Block(1), Precision(), (4, 4)),
+    "float64": (lambda: Block(0).double(), Precision(), (8, 8)),
+    "bfloat16, reduced in float32": (lambda: Block(0), HALF, (2, 4)),
+    "all frozen": (lambda: Block(0).requires_grad_(False), Precision(), (4, 4)),
+    "without parameters": (nn.Tanh, Precision(), (4, 4)),
 }
+# The optimizer, of each backward before a step whether it communicates, the kind of checkpoint.
+WAYS = (ADAMW, (True,), None), (SGD, (False, True, True), None)
+CHECKPOINTED = (ADAMW, (True,), "reentrant"), (ADAMW, (True,), "non-reentrant")
 FULL = ("unshard() waits, and fills every parameter from the message: parameter.fill(part), with "
-        "(R, numbers) for each.")
+        "(R, numbers) for each. All that rank 0 has sent comes first: view the message as (R, "
+        "numbers of all), and split its columns.")
 ALIKE = "All ranks send alike, padded_shard() and padded_gradient(), in the same calls."
 FAILURES = {
     "expected a non-empty list": "A block may have no parameters, or no trained ones: nothing to "
@@ -39,56 +43,83 @@ FAILURES = {
     "(where it arrives, the handle).",
     "index out of range": FULL, "killed": ALIKE, "does not end": ALIKE,
 }
+IN_GROUPS = {"on 4 ranks": "All messages and sizes are those of self.group: group=self.group."}
+EARLY = ("Its message must travel while others compute: async_op=True, and keep the handle: "
+         "self.work = ..., and self.reduction = (where it arrives, the handle).")
+FAULTS = {
+    "begin_unshard() waits": EARLY, "reduce_gradients() waits": EARLY,
+    "after reduce_gradients() there are whole gradients": "They are in the message, and would be "
+    "added to in the next backward: parameter.whole.grad = None for each.",
+    "after unshard() the message is still there": "It takes as much memory as the parameters: "
+    "self.work, self.gathered = None, None.",
+}
 
 
-def _cycles(block_class, in_group=False):
-    group = group_of_mine() if in_group else None
-    return {case: _cycle(block_class, *given, group) for case, given in MODULES.items()}, []
+def check_FullyShardedBlock(block_class):
+    on_all_ranks(_by_hand, block_class, ranks=3, failures=FAILURES)
+    on_all_ranks(_trained, block_class, WAYS, ranks=3, failures=FAILURES)
+    yield "begin_unshard() does not wait, unshard() makes all parameters whole, after a step too"
+    yield "gradients become means, each row on its owner; none is left whole"
+    yield "one all-gather, one reduce-scatter; frozen, float64, bfloat16, or nothing in the block"
+    yield "trains as one process on 3 ranks: AdamW, SGD, several backwards, no_sync"
+    yield "tied, uneven, a block that is used twice, also in a row"
+    on_all_ranks(_trained, block_class, CHECKPOINTED, ranks=2, failures=FAILURES)
+    yield "activation checkpointing, of both kinds, changes nothing"
+    on_all_ranks(_by_hand, block_class, ranks=4, failures=IN_GROUPS)
+    on_all_ranks(_trained, block_class, WAYS[:1], ranks=4, failures=IN_GROUPS)
+    yield "in groups of 1 and 3 it meets nobody else"
 
 
-def _trained(block_class, in_group=False):
-    return {}, train(block_class, in_group)
+def _place():
+    """(where, the members of this rank's group, the group); on four ranks they are in groups."""
+    members, group = range(dist.get_world_size()), None
+    if len(members) == 4:
+        members, group = world_and_group()[1]
+    return f"rank {dist.get_rank()} of {tuple(members)}", members, group
 
 
-def _cycle(block_class, new_module, precision, group):
+def _by_hand(block_class):
+    where, *place = _place()
+    for case, given in MODULES.items():
+        yield from _cycle(f"{where}, a block: {case}", block_class, *place, *given)
+
+
+def _cycle(where, block_class, members, group, new_module, precision, sizes):
     """Two rounds of all methods, with a step between; in the second rank 0 lacks a gradient."""
-    module, found = seeded(new_module, 0), {"whole": [], "early": []}
-    found["before"] = {name: p.detach().clone() for name, p in module.named_parameters()}
-    block = block_class(module, group, precision=precision)
+    module, rank = seeded(new_module, 0), dist.get_rank()
+    before = {name: p.detach().clone() for name, p in module.named_parameters()}
+    block, wholes, faults = block_class(module, group, precision=precision), [], []
     with Waits() as waits, Traffic() as traffic:
         for number in range(2):
             block.begin_unshard()
             block.begin_unshard()
-            found["early"].append("begin_unshard" * _is_early(block.work, waits))
+            if block.parameters and (block.work is None or waits.is_over(block.work)):
+                faults.append("begin_unshard() waits")
             block.unshard()
             block.unshard()
-            found["whole"].append({name: p.detach().clone()
-                                   for name, p in module.named_parameters()})
-            found["left"] = block.gathered is not None or bool(block.work)
+            wholes.append({name: p.detach().clone() for name, p in module.named_parameters()})
+            if block.gathered is not None or block.work:
+                faults.append("after unshard() the message is still there")
             for place, p in enumerate(block.trained):
-                if number == 0 or place or dist.get_rank():
-                    p.whole.grad = _gradient(p.whole.detach(), (dist.get_rank(),), False) / 2
+                if number == 0 or place or rank:
+                    p.whole.grad = _gradient(p.whole.detach(), (rank,), False) / 2
             block.reduce_gradients()
-            found["kept"] = any(p.whole.grad is not None for p in block.trained)
-            found["early"].append("reduce_gradients" * _is_early(
-                block.reduction and block.reduction[1], waits))
+            if any(p.whole.grad is not None for p in block.trained):
+                faults.append("after reduce_gradients() there are whole gradients")
+            if block.trained and (not block.reduction or waits.is_over(block.reduction[1])):
+                faults.append("reduce_gradients() waits")
             block.end_reduction()
             block.reshard()
             for p in block.parameters:
                 p.shard.data += 1  # as an optimizer would
-        found["missing"] = waits.missing(len(traffic.ops))
-    found["trained"] = [name for name, p in module.named_parameters() if p.requires_grad]
-    found["gradients"] = {name: p.grad for name, p in module.named_parameters()}
-    found["sent"] = {name: [op.sent_bytes for op in traffic.ops if op.name == name]
-                     for name in traffic.calls}
-    found["numbers"] = {"all_gather": sum(p.numbers for p in block.parameters),
-                        "reduce_scatter": sum(p.numbers for p in block.trained)}
-    return found
-
-
-def _is_early(work, waits):
-    """True where the work is done before somebody asked for it."""
-    return work is None or waits.is_over(work)
+        missing = waits.missing(len(traffic.ops))
+    yield _compare_messages, where, len(members), block, sizes, traffic, faults, missing
+    for number, whole in enumerate(wholes):
+        yield _compare_whole, where, before, whole, number
+    trained = [(name, p.grad) for name, p in module.named_parameters() if p.requires_grad]
+    for place, (name, gradient) in enumerate(trained):
+        both = (_gradient(before[name], r, not place) for r in (members, (rank,)))
+        yield _compare_gradient, f"{where}: `{name}`", gradient, *both, members
 
 
 def _gradient(tensor, members, is_lacking):
@@ -98,104 +129,78 @@ def _gradient(tensor, members, is_lacking):
     return one * sum(scale) / len(members)
 
 
-def _recomputed(block_class):
-    return [({}, train(block_class, recompute=how)) for how in ("reentrant", "non-reentrant")]
+def _compare_messages(where, R, block, sizes, traffic, faults, missing):
+    """Of each kind one for each of two rounds; it travels meanwhile, and is waited for."""
+    for fault, hint in FAULTS.items():
+        expect(fault not in faults, f"{where}: {fault}", hint)
+    sent = {"all_gather": [], "reduce_scatter": []}
+    for op in traffic.ops:
+        expect(op.name in sent, f"{where}: it calls {op.name}", "An all-gather brings the "
+               "parameters, a reduce-scatter the gradients, which sends half as much.")
+        sent[op.name].append(op.sent_bytes)
+    its = block.parameters, block.trained
+    for (name, got), parameters, size in zip(sent.items(), its, sizes):
+        right = [sum(p.numbers for p in parameters) * size * (R - 1)] * (2 if parameters else 0)
+        expect(len(got) == len(right),
+               f"{where}: {len(got)} messages {name} in two rounds, not {len(right)}",
+               "One for the whole block: torch.cat what travels. And none where the parameters are "
+               "whole (self.is_whole), or on their way (self.work), or where nothing is trained.")
+        expect(got == right, f"{where}: {name} sends {got} bytes, not {right}",
+               "padded_shard() and padded_gradient() give what travels, in the right type.")
+    expect(not missing, f"{where}: {missing} messages were never waited for",
+           "unshard() waits for self.work before it reads the message.")
 
 
-def check_FullyShardedBlock(block_class):
-    for trial in (_cycles, _trained):
-        with hinted(FAILURES):
-            seen = on_ranks(trial, block_class, ranks=3)
-        _compare("on 3 ranks", [range(3)] * 3, seen)
-    yield "begin_unshard() does not wait, unshard() makes all parameters whole, after a step too"
-    yield "gradients become means, each row on its owner; none is left whole"
-    yield "one all-gather, one reduce-scatter; frozen, float64, bfloat16, or nothing in the block"
-    yield "trains as one process on 3 ranks: AdamW, SGD, several backwards, no_sync"
-    yield "tied, uneven, a block that is used twice, also in a row"
-    with hinted(FAILURES):
-        seen = on_ranks(_recomputed, block_class, ranks=2)
-    for how in range(2):
-        _compare("with checkpoints", [range(2)] * 2, [both[how] for both in seen])
-    yield "activation checkpointing, of both kinds, changes nothing"
-    for trial in (_cycles, _trained):
-        with hinted({"": "All messages and sizes are those of self.group: group=self.group."}):
-            seen = on_ranks(trial, block_class, True, ranks=4)
-        _compare("in groups", [members_of(rank) for rank in range(4)], seen)
-    yield "in groups of 1 and 3 it meets nobody else"
+def _compare_whole(where, before, whole, number):
+    for name, value in before.items():
+        old = value.to(whole[name].dtype)
+        explain(f"{where}: `{name}` after unshard() {number + 1}", whole[name],
+                (value + number).to(old), {"as before the step": (
+                    old, "Gather again what reshard() has freed: the shards have new numbers.")},
+                FULL)
 
 
-def _compare(where, members, seen):
-    for rank, (cases, gradients) in enumerate(seen):
-        here = f"{where}, rank {rank} of {tuple(members[rank])}"
-        for case, found in cases.items():
-            _compare_cycle(f"{here}, a block: {case}", members[rank], rank, case, found)
-        for what, *tensors in gradients:
-            explain_rows(f"{here}, {what}", *tensors, rank, members[rank])
+def _toy():
+    """Tied, half frozen, uneven; a block is used twice in a row, another one first and last."""
+    return Toy(order=(0, 1, 2, 2, 3, 0)).float()
 
 
-def _compare_cycle(where, members, rank, case, found):
-    numbers = found["numbers"]
-    early = [name for name in found["early"] if name and numbers[
-        "all_gather" if name == "begin_unshard" else "reduce_scatter"]]
-    if early:
-        raise Mistake(f"{where}: {early[0]}() waits", "Its message must travel while others "
-                      "compute: async_op=True, and keep the handle: self.work = ..., and "
-                      "self.reduction = (where it arrives, the handle).")
-    for number, whole in enumerate(found["whole"]):
-        right = {name: value + number for name, value in found["before"].items()}
-        mixed = _cut_by_parameters(right, len(members)) if right else {}
-        for name, value in right.items():
-            old = found["before"][name].to(whole[name].dtype)
-            explain(f"{where}: `{name}` after unshard() {number + 1}", whole[name], value.to(old), {
-                "as before the step": (old, "Gather again what reshard() has freed: the shards "
-                                       "have new numbers."),
-                "of several parameters": (mixed[name].to(old), "All that rank 0 has sent comes "
-                                          "first: view the message as (R, numbers of all), and "
-                                          "split its columns.")}, FULL)
-    _compare_sent(where, len(members), case, found)
-    if found["kept"]:
-        raise Mistake(f"{where}: after reduce_gradients() there are whole gradients", "They are in "
-                      "the message, and would be added to in the next backward: "
-                      "parameter.whole.grad = None for each.")
-    for place, name in enumerate(found["trained"]):
-        explain_rows(f"{where}: `{name}`", found["gradients"][name], *(
-            _gradient(found["before"][name], r, is_lacking=not place) for r in (members, (rank,))),
-            rank, members)
-    if found["missing"]:
-        raise Mistake(f"{where}: {found['missing']} messages were never waited for",
-                      "unshard() waits for self.work before it reads the message.")
-    if found["left"]:
-        raise Mistake(f"{where}: after unshard() the message is still there", "It takes as much "
-                      "memory as the parameters: self.work, self.gathered = None, None.")
+def _trained(block_class, ways):
+    """Two steps in each of the ways: the gradients, beside those of one process."""
+    where, members, group = _place()
+    for new_optimizer, pieces, recompute in ways:
+        model, one = seeded(_toy, 0), OneProcess(seeded(_toy, 0), new_optimizer)
+        model.recompute = recompute
+        for module in (*model.blocks[:3], model):
+            root = block_class(module, group)
+        optimizer = new_optimizer(model.parameters())
+        trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        for step in range(2):
+            optimizer.zero_grad()
+            seeds = {rank: [100 * step + 10 * piece + rank for piece in range(len(pieces))]
+                     for rank in members}
+            for seed, root.sync in zip(seeds[dist.get_rank()], pieces):
+                loss_of(model, seed).backward()
+            each = {rank: one.gradients(seeds[rank]) for rank in members}
+            mean, own = [sum(its) / len(its) for its in zip(*each.values())], each[dist.get_rank()]
+            for name, *right in zip(trained, mean, own):
+                here = f"{where}, {len(pieces)} backwards, recompute={recompute}: `{name}`"
+                yield _compare_gradient, here, trained[name].grad, *right, members
+            optimizer.step()
+            one.step(mean)
 
 
-def _cut_by_parameters(wholes, R):
-    """{name: what comes of cutting the message by parameters first, and not by ranks}."""
-    parts = []
-    for value in wholes.values():
-        numbers = -(-len(value) // R) * value[0].numel()
-        parts.append(nn.functional.pad(value.flatten(), (0, R * numbers - value.numel())))
-    message = torch.cat([part.view(R, -1) for part in parts], dim=1).flatten()
-    cuts = message.split([len(part) for part in parts])
-    return {name: cut[: value.numel()].view(value.shape)
-            for (name, value), cut in zip(wholes.items(), cuts)}
-
-
-def _compare_sent(where, R, case, found):
-    """One message for each of two rounds, of each kind."""
-    others = found["sent"].keys() - {"all_gather", "reduce_scatter"}
-    if others:
-        raise Mistake(f"{where}: it calls {', '.join(others)}", "An all-gather brings the "
-                      "parameters, a reduce-scatter the gradients, which sends half as much.")
-    nbytes = {"float64": (8, 8), "bfloat16, reduced in float32": (2, 4)}.get(case, (4, 4))
-    for name, itemsize in zip(("all_gather", "reduce_scatter"), nbytes):
-        each = found["numbers"][name] * itemsize * (R - 1)
-        got, right = found["sent"].get(name, []), [each] * 2 if found["numbers"][name] else []
-        if len(got) != len(right):
-            raise Mistake(f"{where}: {len(got)} messages {name} in two rounds, not {len(right)}",
-                          "One for the whole block: torch.cat what travels. And none where the "
-                          "parameters are whole (self.is_whole), or on their way (self.work), or "
-                          "where nothing is trained.")
-        if got != right:
-            raise Mistake(f"{where}: {name} sends {got} bytes, not {right}", "padded_shard() and "
-                          "padded_gradient() give what travels, in the right type.")
+def _compare_gradient(where, got, right, own, members):
+    """This rank has its rows of the mean, `right`; `own` is its own gradient, whole."""
+    R, place = len(members), members.index(dist.get_rank())
+    right, own = (chunk_of(x, R, place) for x in (right, own))
+    explain(f"{where}: the gradient", got, right, {
+        f"the sum, {R} times the mean": (R * right, "Divide by self.ranks, once."),
+        "divided twice": (right / R, "Divide by self.ranks, once."),
+        "divided by all 4 ranks": (R * right / 4, "Divide by self.ranks: those of the group."),
+        "this rank's own": (own, "Reduce-scatter the gradients of all ranks."),
+        f"this rank's own, divided by {R}": (own / R, "Reduce-scatter those of all ranks."),
+        "zeros": (0 * right, "p.whole.grad = None once it is in the message, not before."),
+    }, "Row r of the message is for rank r: padded_gradient() has a row for each rank, so lay the "
+       "parameters beside each other, torch.cat(..., dim=1). Zeros where there is no gradient. "
+       "Divide the message: p.whole.grad may have 16 bits.")

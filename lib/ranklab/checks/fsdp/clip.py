@@ -5,8 +5,8 @@ import math
 import torch
 import torch.distributed as dist
 
-from ranklab.checks.exercise import Mistake
-from ranklab.checks.trial import explain, group_of_mine, hinted, members_of, on_ranks
+from ranklab.checks.fsdp.ranks import expect, on_all_ranks, world_and_group
+from ranklab.checks.trial import explain
 from ranklab.engine import device
 from ranklab.meter import Traffic
 
@@ -31,41 +31,35 @@ def _gradients(rank, dtype, scale):
     return [(scale * torch.randn(0 if rank == 1 else 4, *rest)).to(dtype) for rest in ((3,), ())]
 
 
-def _trial(clip):
-    """{(case, whether among all): (the norm, gradients afterwards, what was sent)}"""
-    group, found = group_of_mine(), {}
+def _comparisons(clip):
+    """Runs on every rank: what to compare, for on_all_ranks."""
+    rank, ways = dist.get_rank(), world_and_group()
     for case, (dtype, scale, most) in CASES.items():
-        for is_all in (True, False):
-            gradients = _gradients(dist.get_rank(), dtype, scale)
-            parameters = [torch.nn.Parameter(torch.ones_like(x, device=device()))
-                          for x in (*gradients, torch.ones(1))]
+        for members, group in ways:
+            where = f"{case}, rank {rank} of {tuple(members)}"
+            gradients = [x.to(device()) for x in _gradients(rank, dtype, scale)]
+            parameters = [torch.nn.Parameter(torch.ones_like(x)) for x in gradients]
             for p, gradient in zip(parameters, gradients):
-                p.grad = gradient.to(device())
-            given = [] if not math.isfinite(scale) and dist.get_rank() == 0 else parameters
+                p.grad = gradient
+            unused = torch.nn.Parameter(torch.ones(1, device=device()))
+            given = [*parameters, unused] if math.isfinite(scale) or rank else []
             with Traffic() as traffic:
-                norm = clip((p for p in given), most, None if is_all else group)
-            found[case, is_all] = (torch.tensor(float(norm)), [p.grad for p in parameters[:2]],
-                                   [op.payload_bytes for op in traffic.ops])
-    return found
+                norm = torch.tensor(float(clip((p for p in given), most, group)))
+            if math.isfinite(scale):
+                gradients = [p.grad.cpu() for p in parameters]
+                yield _compare, where, rank, members, *CASES[case], norm, gradients
+            else:
+                yield (expect, 2 not in members or not norm.isfinite(),
+                       f"{where}: the norm is {norm:.6g}", "A gradient of rank 2 is infinite or "
+                       "NaN, and all ranks must know: add up all squares.")
+            sent = [op.payload_bytes for op in traffic.ops]
+            yield (expect, len(sent) == 1 and sent[0] <= 8,
+                   f"{where}: {len(sent)} messages of {sum(sent)} bytes, not 1 of 8",
+                   "Add this rank's squares up first: then one number travels.")
 
 
 def check_clip_grad_norm_sharded(clip):
-    with hinted(FAILURES):
-        seen = on_ranks(_trial, clip, ranks=4)
-    for case, is_all in seen[0]:
-        for rank, found in enumerate(seen):
-            members = range(4) if is_all else members_of(rank)
-            where = f"{case}, rank {rank} of {tuple(members)}"
-            norm, gradients, sent = found[case, is_all]
-            if "on rank 2" in case:
-                if norm.isfinite() and 2 in members:
-                    raise Mistake(f"{where}: the norm is {norm:.6g}", "A gradient of rank 2 is "
-                                  "infinite or NaN, and all ranks must know: add up all squares.")
-                continue
-            _compare(where, rank, members, *CASES[case], norm, gradients)
-            if len(sent) != 1 or sent[0] > 8:
-                raise Mistake(f"{where}: {len(sent)} messages of {sum(sent)} bytes, not 1 of 8",
-                              "Add this rank's squares up first: then one number travels.")
+    on_all_ranks(_comparisons, clip, ranks=4, failures=FAILURES)
     yield "the norm of all gradients before, alike on 4 ranks and in groups of 1 and 3"
     yield "longer gradients get length max_norm, shorter ones stay, zeros too"
     yield "float64, float16, bfloat16; None, and a rank without rows; one all-reduce of a number"

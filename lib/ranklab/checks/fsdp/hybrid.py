@@ -3,51 +3,41 @@
 import torch
 import torch.distributed as dist
 
-from ranklab.checks.exercise import Mistake
-from ranklab.checks.trial import hinted, on_ranks
+from ranklab.checks.fsdp.ranks import expect, on_all_ranks, refuses
 from ranklab.engine import device
 
 RANKS, SIZES, BAD = 6, (2, 3, 1, 6, 2), (4, 0, 12)
 ALL_CALL = ("Every rank must make every group, in the same order, also those that it is not in; "
             "it keeps the one that it is in.")
+WHOLE = "Each copy must be whole: ValueError(...) unless shard_ranks divides the ranks."
 FAILURES = {
     "unhashable": "Return two groups, not lists: of each kind the one that this rank is in.",
-    "invalid for input": "Each copy must be whole: ValueError(...) unless shard_ranks divides R.",
+    "invalid for input": WHOLE,
     "does not end": ALL_CALL, "roup": ALL_CALL,
 }
 
 
-def _trial(hybrid_shard_groups):
-    """({size: the ranks of both groups}, refused sizes)"""
-    found, refused = {}, []
+def _comparisons(hybrid_shard_groups):
+    """Runs on every rank: what to compare, for on_all_ranks."""
     for size in SIZES:
-        found[size] = []
+        groups = []
         for group in hybrid_shard_groups(size):
             dist.all_reduce(torch.ones(1, device=device()), group=group)
-            found[size].append(sorted(dist.get_process_group_ranks(group)))
+            groups.append(sorted(dist.get_process_group_ranks(group)))
+        yield _compare, size, dist.get_rank(), groups
     for size in BAD:
-        try:
-            hybrid_shard_groups(size)
-        except ValueError:
-            refused.append(size)
-    return found, refused
+        yield (expect, refuses(hybrid_shard_groups, size), f"shard_ranks={size} on {RANKS} ranks "
+               "is no error", WHOLE)
 
 
 def check_hybrid_shard_groups(hybrid_shard_groups):
-    with hinted(FAILURES):
-        seen = on_ranks(_trial, hybrid_shard_groups, ranks=RANKS)
-    for rank, (found, refused) in enumerate(seen):
-        for size, groups in found.items():
-            _compare(f"{RANKS} ranks, shard_ranks={size}: rank {rank}", size, rank, groups)
-        for size in set(BAD) - set(refused):
-            raise Mistake(f"shard_ranks={size} on {RANKS} ranks is no error", "Each copy must be "
-                          "whole: ValueError(...) unless shard_ranks divides the ranks.")
+    on_all_ranks(_comparisons, hybrid_shard_groups, ranks=RANKS, failures=FAILURES)
     yield "neighbours share one copy out; the ranks with the same rows are replicas"
     yield "6 ranks: copies on 1, 2, 3 and 6 of them; all groups work, also made twice"
     yield "a size that does not divide the number of ranks is a ValueError on each rank"
 
 
-def _compare(where, size, rank, groups):
+def _compare(size, rank, groups):
     first = rank - rank % size
     right = [[*range(first, first + size)], [*range(rank % size, RANKS, size)]]
     hint = ("Ranks 0 .. shard_ranks-1 are the first copy, as on a node: the copies are the rows of "
@@ -58,5 +48,5 @@ def _compare(where, size, rank, groups):
         hint = ALL_CALL
     elif len(groups[0]) == RANKS // size:
         hint = "shard_ranks is how many ranks share one copy out, not how many copies there are."
-    if groups != right:
-        raise Mistake(f"{where}: shards and replicas are {groups}, not {right}", hint)
+    expect(groups == right, f"{RANKS} ranks, shard_ranks={size}: rank {rank}: shards and replicas "
+           f"are {groups}, not {right}", hint)

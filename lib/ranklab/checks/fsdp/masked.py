@@ -4,8 +4,8 @@ import torch
 import torch.distributed as dist
 from torch.nn.functional import cross_entropy
 
-from ranklab.checks.exercise import Mistake
-from ranklab.checks.trial import explain, group_of_mine, hinted, members_of, on_ranks
+from ranklab.checks.fsdp.ranks import expect, on_all_ranks, refuses, world_and_group
+from ranklab.checks.trial import explain
 from ranklab.engine import device
 from ranklab.meter import Traffic
 from ranklab.models.gpt import IGNORE
@@ -33,77 +33,50 @@ def _batch(rank, dtype):
     return logits.to(dtype).to(device()), labels.to(device())
 
 
-def _total(rank, dtype):
-    """(the sum of losses, its gradient) of the rank's batch, by one process."""
-    logits, labels = (x.cpu() for x in _batch(rank, dtype))
-    logits.requires_grad_()
-    total = cross_entropy(logits[:, :-1].float().flatten(0, 1), labels[:, 1:].flatten(),
-                          ignore_index=IGNORE, reduction="sum")
-    total.backward()
-    return total.detach(), logits.grad.float()
-
-
-def _trial(masked_loss):
-    found, group = {}, group_of_mine()
+def _comparisons(masked_loss):
+    """Runs on every rank: what to compare, for on_all_ranks."""
+    rank, (world, its_own) = dist.get_rank(), world_and_group()
     for case in CASES:
-        logits, labels = _batch(dist.get_rank(), TYPES.get(case, torch.float32))
+        members, group = its_own if "group" in case else world
+        logits, labels = _batch(rank, TYPES.get(case, torch.float32))
         logits.requires_grad_()
         count, pieces = (sum(ANSWERS), 2) if "count" in case else (None, 1)
         with Traffic() as traffic:
-            losses = [masked_loss(*piece, count, group if "group" in case else None)
+            losses = [masked_loss(*piece, count, group)
                       for piece in zip(logits.chunk(pieces), labels.chunk(pieces))]
             for loss in losses:
                 loss.backward()
-        found[case] = (sum(loss.detach().float() for loss in losses), logits.grad.float(),
-                       [op.payload_bytes for op in traffic.ops])
+        loss = sum(loss.detach().float() for loss in losses)
+        sent = [op.payload_bytes for op in traffic.ops]
+        yield _compare, case, rank, members, loss.cpu(), logits.grad.cpu(), sent
     labels[:, 1:] = IGNORE
-    return found, [_without_answers(masked_loss, logits, labels, count) for count in (None, 0)]
-
-
-def _without_answers(masked_loss, logits, labels, count):
-    """What comes of it, and how many messages."""
-    with Traffic() as traffic:
-        try:
-            value = masked_loss(logits, labels, count).item()
-        except ValueError:
-            value = "ValueError"
-    return value, len(traffic.ops)
+    for count in (None, 0):
+        with Traffic() as traffic:
+            is_refused = refuses(masked_loss, logits, labels, count)
+        yield (expect, is_refused, f"no label of the batch counts, and rank {rank} gets a loss",
+               "raise ValueError(...) where the count over all ranks is 0. The first label of a "
+               "row never counts: no logits are for it.")
+    yield (expect, not traffic.ops, f"with count=0 it sends {len(traffic.ops)} messages",
+           "A count that is given is not asked for: if count is None, since 0 is one, too.")
 
 
 def check_masked_loss(masked_loss):
-    with hinted(FAILURES):
-        seen = on_ranks(_trial, masked_loss, ranks=4)
-    for case in CASES:
-        for rank, (found, _) in enumerate(seen):
-            members = members_of(rank) if "group" in case else range(4)
-            _compare(f"{case}, rank {rank} of {tuple(members)}", rank, members,
-                     TYPES.get(case, torch.float32), *found[case])
-            sent, calls = found[case][2], int("count" not in case)
-            if len(sent) != calls or sum(sent) > 8:
-                raise Mistake(f"{case}: {len(sent)} messages of {sum(sent)} bytes, not {calls} of "
-                              "8", "The count alone travels, in one all-reduce; with `count` given "
-                              "nothing does.")
+    on_all_ranks(_comparisons, masked_loss, ranks=4, failures=FAILURES)
     yield "R times each rank's share of the mean over all answer tokens; one rank has none"
     yield "the gradients too; logits of float16 and bfloat16 are summed in float32"
     yield "micro-batches by `count`, which sends nothing; in groups of 1 and 3"
-    for rank, (_, [(value, _), (given_0, sent)]) in enumerate(seen):
-        if value != "ValueError" or given_0 != "ValueError":
-            value = given_0 if value == "ValueError" else value
-            raise Mistake(f"no label of the batch counts, and rank {rank} gets {value}",
-                          "raise ValueError(...) where the count over all ranks is 0. The first "
-                          "label of a row never counts: no logits are for it.")
-        if sent:
-            raise Mistake(f"with count=0 it sends {sent} messages", "A count that is given is not "
-                          "asked for: if count is None, since 0 is one, too.")
     yield "a batch without any answer is a ValueError on every rank"
 
 
-def _compare(where, rank, members, dtype, loss, gradient, _):
-    (total, whole), R = _total(rank, dtype), len(members)
-    count, here = sum(ANSWERS[r] for r in members), max(ANSWERS[rank], 1)
-    if not loss.isfinite():
-        raise Mistake(f"{where}: the loss is {loss:.6g}", NO_GRAPH)
-    logits, labels = (x.cpu() for x in _batch(rank, dtype))
+def _compare(case, rank, members, loss, gradient, sent):
+    where, dtype = f"{case}, rank {rank} of {tuple(members)}", TYPES.get(case, torch.float32)
+    expect(loss.isfinite(), f"{where}: the loss is {loss:.6g}", NO_GRAPH)
+    R, count, here = len(members), sum(ANSWERS[r] for r in members), max(ANSWERS[rank], 1)
+    logits, labels = (x.cpu() for x in _batch(rank, dtype))  # and now by one process
+    logits.requires_grad_()
+    total = cross_entropy(logits[:, :-1].float().flatten(0, 1), labels[:, 1:].flatten(),
+                          ignore_index=IGNORE, reduction="sum")
+    [whole] = torch.autograd.grad(total, logits)
     unshifted = cross_entropy(logits.float().flatten(0, 1), labels.flatten(), reduction="sum")
     explain(f"{where}: the loss", loss, R * total / count, {
         "the mean of this rank's own tokens": (total / here, "A mean of means gives each rank the "
@@ -119,5 +92,9 @@ def _compare(where, rank, members, dtype, loss, gradient, _):
         "times 4": (4 * total / count, "R is the group's: dist.get_world_size(group)."),
     }, "R * the sum over this rank's answers / the count of all, added up in float32: "
        "logits[:, :-1].float() are for labels[:, 1:]. A count is an integer of 64 bits.")
-    explain(f"{where}: the gradient of the logits", gradient.to(dtype),
-            (R * whole / count).to(dtype), hint="The sum must stay in the graph.")
+    explain(f"{where}: the gradient of the logits", gradient,
+            (R * whole.float() / count).to(dtype), hint="The sum must stay in the graph.")
+    calls = int("count" not in case)
+    expect(len(sent) == calls and sum(sent) <= 8,
+           f"{case}: {len(sent)} messages of {sum(sent)} bytes, not {calls} of 8",
+           "The count alone travels, in one all-reduce; with `count` given nothing does.")

@@ -7,17 +7,11 @@ from ranklab.collectives.cost import best_sent_bytes
 from ranklab.fsdp.shards import rows_of
 from ranklab.zero import zero_memory, zero_traffic
 
-
-def _rows_of_the_last():
-    first, stop = rows_of(10, 4, 3)
-    return stop - first
-
-
 PREDICTIONS = (
     Prediction(
         "fsdp_rows_last", working="10 - 3 * math.ceil(10 / 4)", unit="rows", tolerance=0,
         nudge="Each rank takes ceil(n / R) rows, as long as there are some. What is left?",
-        answer=_rows_of_the_last,
+        answer=lambda: len(range(*rows_of(10, 4, 3))),
         slips={2: "10 // 4 rows are too few: 4 x 2 = 8, and two rows are left over",
                2.5: "a row can't be cut", 3: "three ranks have 3 rows; then there are fewer left",
                4: "what is left over does not go to the last rank: the first ones have more"},

@@ -4,9 +4,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ranklab.checks.exercise import Mistake
-from ranklab.checks.fsdp.rows import chunk_of
-from ranklab.checks.trial import explain, group_of_mine, hinted, on_ranks
+from ranklab.checks.fsdp.ranks import chunk_of, expect, on_all_ranks
+from ranklab.checks.trial import explain, group_of_mine, members_of
 from ranklab.checks.zero.toys import Toy, is_there, seeded
 from ranklab.fsdp import FullyShardedBlock, Precision
 from ranklab.meter import Traffic
@@ -25,60 +24,57 @@ def _model():
     return model
 
 
-def _trial(full_state_dict, in_group=False):
-    """([the state, once more after a change], what is whole, what is no CPU copy, messages of the
-    first call and of how many parameters, is_first)
-    """
-    model, group = seeded(_model, 0), group_of_mine() if in_group else None
+def _comparisons(full_state_dict, in_group):
+    """Runs on every rank: what to compare, for on_all_ranks."""
+    rank, group = dist.get_rank(), group_of_mine() if in_group else None
+    members, model = members_of(rank) if in_group else range(3), seeded(_model, 0)
     blocks = [FullyShardedBlock(module, group, precision=Precision(torch.bfloat16))
               for module in (*model.blocks, model)]
-    with Traffic() as traffic:
-        state = full_state_dict(model)
-    kept = {name: x.clone() for name, x in state.items()}
     parameters = [p for block in blocks for p in block.parameters]
-    whole = sum(is_there(p.whole) for p in parameters)
-    for tensor in (*(p.shard.data for p in parameters), *model.buffers()):
-        tensor += 1  # must not reach the state
-    bound = [name for name, x in state.items()
-             if x.requires_grad or x.device.type != "cpu" or not torch.equal(x, kept[name])]
-    messages = len(traffic.ops), len(parameters)
-    return [kept, full_state_dict(model)], whole, bound, messages, dist.get_rank(group) == 0
+    for number in range(2):
+        where = f"rank {rank} of {tuple(members)}, call {number + 1}"
+        with Traffic() as traffic:
+            state = full_state_dict(model)
+        given = {name: x.detach().cpu().clone() for name, x in state.items()}
+        whole = sum(is_there(p.whole) for p in parameters)
+        yield _compare, where, given, number, rank == members[0]
+        yield (expect, not whole, f"{where}: {whole} parameters are whole afterwards",
+               "They do not all fit at the same time: gather the rows of one at a time.")
+        yield (expect, len(traffic.ops) == len(parameters),
+               f"{where}: {len(traffic.ops)} messages for {len(parameters)} parameters",
+               "Gather each one once, also where it has two names, in a message of its own: all "
+               "parameters of each block, then the names.")
+        for tensor in (*(p.shard.data for p in parameters), *model.buffers()):
+            tensor += 1
+        yield _compare_copies, where, state, given
 
 
 def check_full_state_dict(full_state_dict):
     for ranks, in_group in ((3, False), (4, True)):
-        with hinted(FAILURES):
-            seen = on_ranks(_trial, full_state_dict, in_group, ranks=ranks)
-        for rank, (states, whole, bound, messages, is_first) in enumerate(seen):
-            where = f"rank {rank} of {ranks}" + ", in its group" * in_group
-            if whole:
-                raise Mistake(f"{where}: {whole} parameters are whole afterwards", "They do not "
-                              "all fit at the same time: gather the rows of one at a time.")
-            for number, state in enumerate(states):
-                _compare(f"{where}, call {number + 1}", state, number, is_first)
-            if bound:
-                raise Mistake(f"{where}: `{bound[0]}` is not a copy on the CPU", "tensor.detach()"
-                              ".cpu().clone(), buffers as well: .cpu() alone may be no copy.")
-            if messages[0] != messages[1]:
-                raise Mistake(f"{where}: {messages[0]} messages for {messages[1]} parameters",
-                              "Gather each one once, also where it has two names, in a message of "
-                              "its own: all parameters of each block, then the names.")
+        on_all_ranks(_comparisons, full_state_dict, in_group, ranks=ranks, failures=FAILURES)
     yield "the whole state on the group's rank 0, {} on the others; in groups of 1 and 3, too"
     yield "tied, frozen and uneven parameters, and buffers; in the shards' type; twice in a row"
     yield "a copy on the CPU; the model stays in shards"
 
 
+def _compare_copies(where, state, given):
+    """The model has changed, and the state must not."""
+    for name, x in state.items():
+        is_kept = x.device.type == "cpu" and torch.equal(x, given[name])
+        expect(is_kept and not x.requires_grad, f"{where}: `{name}` is not a copy on the CPU",
+               "tensor.detach().cpu().clone(), buffers as well: .cpu() alone may be no copy.")
+
+
 def _compare(where, state, more, is_first):
     plain = {name: x.cpu() + more for name, x in seeded(_model, 0).state_dict().items()}
     if not is_first:
-        if state != {}:
-            raise Mistake(f"{where} returns {len(state)} tensors, not {{}}", "Only the group's "
-                          "rank 0 has the state: there may be no room elsewhere.")
+        expect(not state, f"{where} returns {len(state)} tensors, not {{}}", "Only the group's "
+               "rank 0 has the state: there may be no room elsewhere.")
         return
-    if state.keys() != plain.keys():
-        raise Mistake(f"{where}: these names differ: {sorted(state.keys() ^ plain.keys())}",
-                      "Take those of model.state_dict(keep_vars=True): a tied parameter has two, "
-                      "and buffers are there. The first rank is dist.get_rank(block.group) == 0.")
+    expect(state.keys() == plain.keys(),
+           f"{where}: these names differ: {sorted(state.keys() ^ plain.keys())}",
+           "Take those of model.state_dict(keep_vars=True): a tied parameter has two, and buffers "
+           "are there. The first rank is dist.get_rank(block.group) == 0.")
     for name, right in plain.items():
         rows = chunk_of(right, 3, 0) if right.dim() else right
         explain(f"{where}: `{name}`", state[name], right, {

@@ -1,9 +1,12 @@
 """The check of wrap_policy: blocks that fit on several models, and how few they are."""
 
+import contextlib
+
 import torch
 from torch import nn
 
 from ranklab.checks.exercise import Mistake
+from ranklab.checks.fsdp.ranks import expect
 from ranklab.fsdp.wrapping import can_be_a_block, outermost, parameter_bytes, whole_bytes
 from ranklab.models.gpt import GPT, GPTConfig
 
@@ -38,34 +41,27 @@ def models():
 
 
 def check_wrap_policy(wrap_policy):
-    blocks_in_all, lowest = 0, {}
+    blocks_in_all = 0
     for name, model in models().items():
-        lowest[name], *_ = allowed = limits(model)
-        for most in allowed:
-            where = f"{name}, most_bytes={most:,}"
-            blocks = _run(wrap_policy, where, model, most)
-            _compare(where, model, blocks, most)
-            blocks_in_all += len(blocks)
+        for most in limits(model):
+            blocks_in_all += len(_blocks(wrap_policy, f"{name}, most_bytes={most:,}", model, most))
     yield "no more is whole than most_bytes: on 5 models, also at the tightest limit"
     yield "no block is inside another, or has no forward, or shares a parameter with the outside"
     for name, model in models().items():
         # A parameter is in the root, which counts twice where there is no block, or in a block.
-        least = 2 * max(p.nbytes for p in model.parameters())
-        for most in (least - 1, lowest[name] - 1):
-            try:
+        least, (lowest, *_) = 2 * max(p.nbytes for p in model.parameters()), limits(model)
+        for most in (least - 1, lowest - 1):
+            with contextlib.suppress(ValueError):
                 blocks = list(wrap_policy(model, most))
-            except ValueError:
-                continue
-            got = whole_bytes(model, blocks)
-            if most < least or got > most:
-                raise Mistake(f"{name}: most_bytes={most:,} is no error, and with its "
-                              f"{len(blocks)} blocks {got:,} are whole", "Say so before training "
-                              "begins: ValueError(...) where the finest blocks are too large.")
+                got = whole_bytes(model, blocks)
+                expect(least <= most and got <= most, f"{name}: most_bytes={most:,} is no error, "
+                       f"and with its {len(blocks)} blocks {got:,} are whole", "Say so before "
+                       "training begins: ValueError(...) where the finest blocks are too large.")
     yield "a limit that is too low for the finest blocks is a ValueError"
-    if blocks_in_all > MOST * OURS:
-        raise Mistake(f"{blocks_in_all} blocks in all, where {OURS} are enough", "Each block is "
-                      "two messages. Larger blocks as long as they fit; and leave to the root what "
-                      "fits there as well: with no block at all, where the whole model fits.")
+    expect(blocks_in_all <= MOST * OURS,
+           f"{blocks_in_all} blocks in all, where {OURS} are enough",
+           "Each block is two messages. Larger blocks as long as they fit; and leave to the root "
+           "what fits there as well: with no block at all, where the whole model fits.")
     yield f"your score: {blocks_in_all} blocks in all; the library's policy has {OURS}"
 
 
@@ -78,33 +74,30 @@ def limits(model):
     return [needs[0], *some, *(need - 1 for need in some if need > needs[0])]
 
 
-def _run(wrap_policy, where, model, most):
+def _blocks(wrap_policy, where, model, most):
+    """What the policy chooses, which is right."""
     try:
         blocks = list(wrap_policy(model, most))
     except ValueError as error:
         raise Mistake(f"{where}: ValueError({error})", "There is a choice that fits: whole_bytes() "
                       "may be as large as most_bytes. Go down to single layers.") from None
     inside = set(model.modules()) - {model}
-    if not all(isinstance(block, nn.Module) and block in inside for block in blocks):
-        raise Mistake(f"{where}: it returns {str(blocks)[:60]}", "Return a list of modules inside "
-                      "the model: not names, and not the model itself, which is the root.")
-    return blocks
-
-
-def _compare(where, model, blocks, most):
-    if len(outermost(blocks)) < len(blocks) or len(set(blocks)) < len(blocks):
-        raise Mistake(f"{where}: a block is inside another one, or there twice", "Where a module "
-                      "is a block, nothing inside it is one: leave out its modules().")
+    expect(all(isinstance(block, nn.Module) and block in inside for block in blocks),
+           f"{where}: it returns {str(blocks)[:60]}", "Return a list of modules inside the model: "
+           "not names, and not the model itself, which is the root.")
+    expect(len(outermost(blocks)) == len(set(blocks)) == len(blocks),
+           f"{where}: a block is inside another one, or there twice",
+           "Where a module is a block, nothing inside it is one: leave out its modules().")
     for block in blocks:
         name = next(path for path, module in model.named_modules() if module is block)
-        if type(block).forward is nn.Module.forward:
-            raise Mistake(f"{where}: `{name}` is a {type(block).__name__}", "It is never called, "
-                          "so its hooks never run: look inside it. can_be_a_block() tells.")
-        if not can_be_a_block(model, block):
-            raise Mistake(f"{where}: `{name}` shares a parameter with what is outside", "It would "
-                          "be cut twice: leave it to a module that holds both, or to the root. "
-                          "can_be_a_block() tells.")
+        expect(type(block).forward is not nn.Module.forward,
+               f"{where}: `{name}` is a {type(block).__name__}", "It is never called, so its hooks "
+               "never run: look inside it. can_be_a_block() tells.")
+        expect(can_be_a_block(model, block),
+               f"{where}: `{name}` shares a parameter with what is outside", "It would be cut "
+               "twice: leave it to a module that holds both, or to the root. can_be_a_block() "
+               "tells.")
     got = whole_bytes(model, blocks)
-    if got > most:
-        raise Mistake(f"{where}: {got:,} bytes are whole with {len(blocks)} blocks", "Count the "
-                      "root, what is in no block, and twice the largest block: whole_bytes().")
+    expect(got <= most, f"{where}: {got:,} bytes are whole with {len(blocks)} blocks",
+           "Count the root, what is in no block, and twice the largest block: whole_bytes().")
+    return blocks

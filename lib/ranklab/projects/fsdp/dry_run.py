@@ -4,7 +4,6 @@ The step runs our FSDP on transformers' own Llama, at full size, in one process 
 of all ranks: its messages go nowhere, and its tensors have a shape and no memory.
 """
 
-import contextlib
 import dataclasses
 from typing import NamedTuple
 from unittest import mock
@@ -56,10 +55,11 @@ def moments(config, ranks, step):
     Rows, their gradients and Adam's moments are float32; with offload they are on the CPU. What is
     whole for a while counts as gathered, gradients as well; messages count as activations.
     """
-    L, block, head, root = parameters_of(config)
-    n, width = root + L * block, bytes_of(step)
+    (block, head, root), activations = numbers_of(config, step)
+    at_loss, waiting, into, inside, flowing = activations
+    L, width = config["num_hidden_layers"], bytes_of(step)
+    n = root + L * block
     down = config["hidden_size"] * config["intermediate_size"]  # the first gradient of a block
-    at_loss, waiting, into, inside, flowing = activations_of(config, step)
 
     def memory(whole, gradients, done, message, activations):
         """In numbers, but for the activations; the gradients of `done` blocks have arrived."""
@@ -88,29 +88,23 @@ def bytes_of(step):
     return 2 if step.precision == "bf16" else 4
 
 
-def parameters_of(config):
-    """(blocks, parameters of each, those of head and last norm, all that are in no block)."""
+def numbers_of(config, step):
+    """((parameters of a block, of head and last norm, of all that is in no block), and bytes of
+    activations: (at the loss, of a block until its backward, of its input where it computes again,
+    of all inside of it, of the gradients in its MLP)).
+    """
     C, F, V, heads = (config[name] for name in (
         "hidden_size", "intermediate_size", "vocab_size", "num_attention_heads"))
     kv = C // heads * config.get("num_key_value_heads", heads)
     block = 2 * C * C + 2 * C * kv + 3 * C * F + 2 * C  # q and o; k and v; the MLP; two norms
     root = V * C + C + (0 if config.get("tie_word_embeddings") else V * C)
-    return config["num_hidden_layers"], block, V * C + C, root
-
-
-def activations_of(config, step):
-    """Bytes: (at the loss, of a block until its backward, of its input where it computes again,
-    of all inside of it, of the gradients in its MLP).
-    """
-    C, F, V, heads = (config[name] for name in (
-        "hidden_size", "intermediate_size", "vocab_size", "num_attention_heads"))
-    kv = C // heads * config.get("num_key_value_heads", heads)
     width, tokens = bytes_of(step), step.micro_batch * step.n_ctx
     norm = (4 + 2 * width) * C  # of a token: its input in float32; normed; times the weight
     at_loss = norm + 3 * 4 * V  # log-probabilities, and two gradients, in float32
     inside = 2 * norm + 2 * width * (C + kv + 2 * F)  # q, k, v and the output; four of the MLP
     into, flowing = width * C * step.recompute, width * (C + 2 * F)
-    return [tokens * size for size in (at_loss, into or inside, into, inside, flowing)]
+    activations = [tokens * size for size in (at_loss, into or inside, into, inside, flowing)]
+    return (block, V * C + C, root), activations
 
 
 def dry_run(config, ranks, **how):
@@ -122,23 +116,21 @@ def dry_run(config, ranks, **how):
 
 
 def _dry_run(config, ranks, step):
+    """This process poses as rank 0 of so many, of which no other exists; afterwards it has no
+    group.
+    """
     transformers = offline_transformers()
     sdpa = transformers.AttentionInterface()["sdpa"]
     # By another name it gets no (T, T) mask, which transformers makes for pretended tensors only.
     transformers.AttentionInterface.register("unmasked", sdpa)
     shape = transformers.LlamaConfig(**config, use_cache=False, attn_implementation="unmasked")
-    with posing(ranks), FakeTensorMode(allow_non_fake_inputs=True):
-        return peak_of(transformers.LlamaForCausalLM(shape), step)
-
-
-@contextlib.contextmanager
-def posing(ranks):
-    """This process is rank 0 of so many, of which no other exists; afterwards it has no group."""
     dist.destroy_process_group()
     dist.init_process_group("fake", rank=0, world_size=ranks)
-    with mock.patch.multiple(dist, all_gather_single=Sent, reduce_scatter_single=Sent):
-        yield
+    with (mock.patch.multiple(dist, all_gather_single=Sent, reduce_scatter_single=Sent),
+          FakeTensorMode(allow_non_fake_inputs=True)):
+        peak = peak_of(transformers.LlamaForCausalLM(shape), step)
     dist.destroy_process_group()
+    return peak
 
 
 class Sent:
@@ -168,27 +160,22 @@ def peak_of(model, step):
 
     train(1)  # makes Adam's moments, and shows the order of the blocks
     blocks = sharded_modules(model)
-    parameters = [p for block in blocks for p in block.parameters]
-    of = {"of": without_rows} if step.offload else {}
+    on_the_cpu = ("parameters", "gradients", "optimizer_state") if step.offload else ()
     with MemoryPeak(model, optimizer, gathered=lambda: [
-            *(b.gathered for b in blocks), *(p.whole for p in parameters),
-            *(p.whole.grad for p in parameters if p.whole.grad is not None)], **of) as found:
+            (block.gathered, [(p.whole, p.whole.grad) for p in block.parameters])
+            for block in blocks],
+            of=lambda memory: dataclasses.replace(memory, **dict.fromkeys(on_the_cpu, 0))) as found:
         train(min(step.pieces, 2))  # a third one would be as the second
     return found.peak
-
-
-def without_rows(memory):
-    """`memory` without what offload keeps on the CPU."""
-    return dataclasses.replace(memory, parameters=0, gradients=0, optimizer_state=0)
 
 
 def dry_run_report(size, gpus, gpu_gb, shard_ranks=0, batch=0, **settings):
     """Both, as text; whether it fits, and what would.
 
-    size      a name in LLAMAS, or what transformers.LlamaConfig takes, in a dict
+    size      a name in LLAMAS
     settings  those of the project; what memory does not depend on is left out
     """
-    config, ranks = LLAMAS[size] if isinstance(size, str) else size, shard_ranks or gpus
+    config, ranks = LLAMAS[size], shard_ranks or gpus
     step = Step(**{name: value for name, value in settings.items() if name in Step._fields})
     step = step._replace(pieces=max(1, -(-batch // (gpus * step.micro_batch))))
     found = moments(config, ranks, step)

@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 import torch
-import torch.distributed as dist
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.fsdp import (
     CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard,
 )
@@ -52,10 +52,6 @@ def fill(model, rows):
 
 
 def full_state(model):
-    """full_state_dict, for DTensors."""
-    state = {}
-    for name, parameter in model.named_parameters():
-        whole = parameter.detach().to(device()).full_tensor()
-        if dist.get_rank() == 0:
-            state[name] = whole.cpu()
-    return state
+    """full_state_dict, for DTensors: torch's own."""
+    return get_model_state_dict(model, options=StateDictOptions(full_state_dict=True,
+                                                                cpu_offload=True))

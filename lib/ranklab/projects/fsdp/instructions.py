@@ -122,9 +122,3 @@ def as_batch(encoded, n_ctx):
         tokens[i, : len(numbers)] = torch.tensor(numbers[:T])
         labels[i, prompt : len(numbers)] = torch.tensor(numbers[prompt:T])
     return tokens, labels
-
-
-def examples_at(encoded, batch, n_ctx, step):
-    """as_batch of step number `step`: the pairs in their order, again and again."""
-    places = range(step * batch, (step + 1) * batch)
-    return as_batch([encoded[place % len(encoded)] for place in places], n_ctx)

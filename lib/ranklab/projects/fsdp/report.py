@@ -1,7 +1,6 @@
 """What the fine-tuning has shown, as text."""
 
 from ranklab.projects.fsdp.llama import NO_TRANSFORMERS
-from ranklab.projects.fsdp.measure import predicted
 
 
 def report(found):
@@ -30,7 +29,7 @@ def costs(found):
     """A rank's bytes, by the formulas and counted; nothing where too few steps were done."""
     if found["costs"] is None:
         return []
-    held, peak, sent = found["costs"]
+    [held], peak, sent = found["costs"]
     states, traffic = predicted(found["numbers"], found["settings"], found["ranks"])
     rows = {"parameters": held.parameters, "gradients": held.gradients,
             "optimizer": held.optimizer_state, "sent in a step": sent}
@@ -38,3 +37,19 @@ def costs(found):
              for (name, counted), formula in zip(rows.items(), [*states, traffic])]
     return [f"\n{'bytes on rank 0':28}{'formula':>14}{'counted':>14}", *lines,
             f"{'peak, with activations':42}{peak:14,}"]
+
+
+def predicted(numbers, settings, ranks):
+    """((bytes of parameters, gradients, optimizer), bytes sent in a step), of each rank.
+
+    Rows, gradients and Adam's two moments are in float32. For each micro-batch parameters are
+    gathered, those of blocks twice, and gradients reduced; in hybrid sharding over copies, too.
+    numbers  of parameters: in the model, and in each of its blocks
+    """
+    model, *blocks = numbers
+    S = settings.shard_ranks or ranks
+    copies, pieces = ranks // S, -(-settings.batch // (ranks * settings.micro_batch))
+    gathered = (2 if settings.precision == "bf16" else 4) * (model + sum(blocks))
+    inside = (S - 1) / S * (gathered + 4 * model)
+    between = 2 * (copies - 1) / copies * 4 * model / S
+    return [size * model / S for size in (4, 4, 8)], pieces * (inside + between)

@@ -13,14 +13,16 @@ from ranklab.engine import device, launch
 from ranklab.fsdp import (
     FullyShardedBlock, clip_grad_norm_sharded, full_state_dict, masked_loss, wrap_policy,
 )
+from ranklab.meter import memory_of
 from ranklab.projects.command import LAUNCH_LIMIT
+from ranklab.projects.costs import counted_step
 from ranklab.projects.fsdp import fsdp2, llama
 from ranklab.projects.fsdp.config import LLAMAS, SIZES
 from ranklab.projects.fsdp.instructions import (
     Bytes, alpaca_file, as_batch, encode, plain_text, python_instructions,
 )
-from ranklab.projects.fsdp.measure import measure
 from ranklab.projects.fsdp.tuner import new_tuner
+from ranklab.projects.whose import learners
 
 PARTS = {"block": FullyShardedBlock, "clip": clip_grad_norm_sharded, "loss": masked_loss,
          "policy": wrap_policy, "state": full_state_dict}
@@ -42,18 +44,12 @@ def run(size="laptop", ranks=4, resume=False, until=None, progress=False, timeou
     plain, taught = read(settings, resume)  # once, for all ranks
     found = launch(_work, LLAMAS[size], settings, parts, plain, taught, resume, until, progress,
                    ranks=ranks, timeout=timeout, stream=progress, preload=llama.PRELOAD)
+    # Torch's FSDP shards and gathers by itself, and what is not saved is never gathered.
+    torchs = settings.engine == "fsdp2"
+    unused = {"block": torchs, "state": torchs or not settings.save}
     return {**found[0], "settings": settings, "ranks": len(found),
-            "own": [name for name in used(settings) if parts[name] is not PARTS[name]],
+            "own": [name for name in learners(parts) if not unused.get(name)],
             "data": (taught.name, len(taught.train), found[0]["scored"])}
-
-
-def used(settings):
-    """The names of PARTS that a run calls: torch's FSDP shards and gathers by itself, and what is
-    not saved is never gathered.
-    """
-    ours = settings.engine == "ours"
-    unused = {"block": not ours, "state": not (ours and settings.save)}
-    return [name for name in PARTS if not unused.get(name)]
 
 
 def read(settings, resume):
@@ -70,16 +66,15 @@ def _work(shape, settings, parts, plain, taught, resume, until, progress):
     torch.manual_seed(0)  # else torchrun's ranks each draw their rows by a seed of their own
     transformers = llama.offline_transformers()
     tokenizer, config = Bytes(), transformers.LlamaConfig(**shape)
+    rows = llama.rows_by_name(config.initializer_range)
     if settings.model:
         config = transformers.AutoConfig.from_pretrained(settings.model)
-    if settings.model and any(Path(settings.model).glob("tokenizer*")):
-        tokenizer = transformers.AutoTokenizer.from_pretrained(settings.model)
+        rows = llama.rows_in(settings.model)
+        if any(Path(settings.model).glob("tokenizer*")):
+            tokenizer = transformers.AutoTokenizer.from_pretrained(settings.model)
     scored = scored_examples(settings, len(taught.held_out))
     plain, train, held_out = ([encode(pair, tokenizer) for pair in pairs]
                               for pairs in (plain, taught.train, taught.held_out[:scored]))
-    rows = llama.rows_by_name(config.initializer_range)
-    if settings.model:
-        rows = llama.rows_in(settings.model)
     held_out = as_batch(held_out, settings.n_ctx)
     trainer = new_tuner(config, settings, parts, held_out, rows, progress)
     if plain:
@@ -114,7 +109,8 @@ def tune(trainer, resume, until):
     first, before, costs = trainer.steps_done, trainer.evaluate(), None
     if min(until or settings.steps, settings.steps) - first > 2:
         trainer.step()  # makes the optimizer's state, and shows the order of the blocks
-        costs = measure(trainer)
+        costs = counted_step(trainer, trainer.optimizer, lambda: memory_of(
+            trainer.model, trainer.optimizer))  # of the rank, at the begin of the optimizer's step
     history = trainer.fit(until)
     after = None  # stopped by a SIGTERM: there is no time left
     if not trainer.stopped:

@@ -12,7 +12,7 @@ from ranklab.fsdp import Precision, fill_shards, hybrid_shard_groups, whole_byte
 from ranklab.fsdp.training import FullyShard
 from ranklab.models.gpt import IGNORE
 from ranklab.projects.fsdp import fsdp2, llama
-from ranklab.projects.fsdp.instructions import examples_at
+from ranklab.projects.fsdp.instructions import as_batch
 from ranklab.trainer import History, Trainer
 
 PRECISIONS = {"fp32": Precision(), "bf16": Precision(torch.bfloat16, torch.float32)}
@@ -49,8 +49,10 @@ class FineTuner(Trainer):
         self.optimizer.state.clear()
 
     def next_batch(self):
-        settings = self.settings
-        tokens, labels = examples_at(self.encoded, settings.batch, settings.n_ctx, self.steps_done)
+        """The pairs come in their order, again and again."""
+        n, first = self.settings.batch, self.steps_done * self.settings.batch
+        pairs = [self.encoded[place % len(self.encoded)] for place in range(first, first + n)]
+        tokens, labels = as_batch(pairs, self.settings.n_ctx)
         self.answers = count_of(labels)  # of all ranks, so nobody has to ask
         return self.parallel.batch(tokens, labels)
 
