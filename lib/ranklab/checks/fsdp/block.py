@@ -181,8 +181,8 @@ def _trained(block_class, ways):
                      for rank in members}
             for seed, root.sync in zip(seeds[dist.get_rank()], pieces):
                 loss_of(model, seed).backward()
-            each = {rank: one.gradients(seeds[rank]) for rank in members}
-            mean, own = [sum(its) / len(its) for its in zip(*each.values())], each[dist.get_rank()]
+            mean = one.gradients(sum(seeds.values(), []), len(members))
+            own = one.gradients(seeds[dist.get_rank()], 1)
             for name, *right in zip(trained, mean, own):
                 here = f"{where}, {len(pieces)} backwards, recompute={recompute}: `{name}`"
                 yield _compare_gradient, here, trained[name].grad, *right, members
