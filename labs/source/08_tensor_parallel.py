@@ -725,6 +725,31 @@ if importlib.util.find_spec("transformers"):
         print(f"Llama, ranks to a layer: {ranks}, {text}")
 
 # %% [markdown]
+# Megatron-core's own two linears, on one MLP. It is an extra: `python -m pip install -c constraints.txt -e '.[megatron]'`, 17 MB.
+
+# %%
+def mlp_of(split):
+    torch.manual_seed(0)
+    up, down, x = nn.Linear(64, 256), nn.Linear(256, 64), torch.randn(8, 64)
+    up, down = split(up.to(device()), down.to(device()))
+    x = x.to(device()).requires_grad_()
+    with Traffic() as traffic:
+        y = down(up(x).relu())
+        y.square().sum().backward()
+    return f"y {y.norm().item():.5f}, x's gradient {x.grad.norm().item():.5f},", dict(traffic.calls)
+
+
+if importlib.util.find_spec("megatron"):
+    from ranklab.projects.tensor_parallel.megatron import parallel_linears
+
+    layers = {"yours": lambda up, down: (ColumnParallelLinear(up), RowParallelLinear(down)),
+              "Megatron-core": parallel_linears}
+    for name, split in layers.items():
+        print(f"{name:14}", *launch(mlp_of, split, ranks=4)[0])
+else:
+    print("Megatron-core is not installed.")
+
+# %% [markdown]
 # ## 6. Project
 #
 # **GPT-2, split by hand and split by tensors.** Most people first put some layers of a large GPT on this GPU, and the others on the next one. It works, and one GPU computes while the others wait. Then comes the same model with all ranks in every layer, by your functions. It learns the source of Python's library, and each way must end with the same held-out loss.
