@@ -14,6 +14,8 @@ WRONG = [
     mutant(offload_optimizer, PLACE, f"{PLACE}\n    {MAKE}", f"    {MAKE}\n    {HOOK}",
            f"    {HOOK}", says="before the optimizer is made|Masters are set first"),
     mutant(offload_optimizer, PLACE, "place = CpuMemory()", says="not what `place` has copied"),
+    mutant(offload_optimizer, PLACE, "if place is None:\n        return model.make_optimizer("
+           "new_optimizer, groups)", says="the model's own memory"),
     mutant(offload_optimizer, "place.copy(bucket.shard)",
            "place.copy(bucket.shard).to(bucket.shard.dtype)", says="have 16 bits"),
     mutant(offload_optimizer, "(new_optimizer, groups)", "(new_optimizer)",

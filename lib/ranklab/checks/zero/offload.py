@@ -37,14 +37,14 @@ class _Noting(CpuMemory):
 def _comparisons(offload_optimizer):
     for stage, (wrapped_class, watch) in enumerate(STAGES, 1):
         where, made = f"{rank_name(dist.get_rank(), 2)}, stage {stage}", {}
-        for way, place in (WAYS[2], _Noting()), (WAYS[3], None):
+        for way, place in (WAYS[2], _Noting()), (WAYS[3], None), (WAYS[0], None):
             def offloaded(wrapped, new_optimizer):
                 groups = _groups(wrapped.module) if place else None
-                made[place] = offload_optimizer(wrapped, new_optimizer, groups, place)
-                return made[place]
+                made[place] = wrapped, offload_optimizer(wrapped, new_optimizer, groups, place)
+                return made[place][1]
 
             yield from train(wrapped_class, watch, ways=[way], make_optimizer=offloaded)
-            yield where, _compare_places, made[place], place
+            yield where, _compare_places, *made[place], place
 
 
 def _groups(model):
@@ -54,12 +54,19 @@ def _groups(model):
              "are_matrices": are_matrices} for are_matrices in (True, False)]
 
 
-def _compare_places(optimizer, place):
+def _compare_places(wrapped, optimizer, place):
     masters = [p for group in optimizer.param_groups for p in group["params"] if p.numel()]
-    if place and any(p.untyped_storage().data_ptr() not in place.memory for p in masters):
-        raise Mistake("the optimizer's parameters are not what `place` has copied", "Each bucket "
-                      "gets a master elsewhere, before the optimizer is made: bucket.set_master("
-                      "place.copy(bucket.shard)). CpuMemory() is for where no place is given.")
+    lies = {p.untyped_storage().data_ptr() for p in masters}
+    models = {x.untyped_storage().data_ptr() for bucket in wrapped.buckets
+              for x in (bucket.shard, bucket.weights)}
+    if models & lies:
+        raise Mistake("the optimizer's parameters are the model's own memory", "Each bucket gets a "
+                      "master elsewhere, before the optimizer is made: "
+                      "bucket.set_master(place.copy(bucket.shard)).")
+    if place and lies - place.memory:
+        raise Mistake("the optimizer's parameters are not what `place` has copied", "The place "
+                      "says where memory is: place.copy(...), CpuMemory() only where no place is "
+                      "given.")
     if any(p.itemsize < 4 or p.device.type != "cpu" for p in masters):
         raise Mistake("the optimizer's parameters have 16 bits, or lie on a GPU",
                       "Masters are float32 or better, on the CPU: place.copy() makes them so.")
