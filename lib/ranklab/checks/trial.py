@@ -95,6 +95,15 @@ def _run(call, answer):
         return trial(*args)
 
 
+def refuses(function, *args):
+    """True where it raises a ValueError."""
+    try:
+        function(*args)
+    except ValueError:
+        return True
+    return False
+
+
 def members_of(rank):
     """The ranks of the group that `rank` is in, on four ranks."""
     return GROUPS[rank > 0]

@@ -129,40 +129,47 @@ class Work(NamedTuple):
 def one_step(stage, units=4, forward=1.0, send=0.7, step=0.25):
     """The Works of one step, by a model: a network sends one unit at a time, in `send` seconds;
     backward takes twice as long as forward. Stage 0 and units that are always whole are left out.
-
-    Stages 1 and 2 reduce behind backward, and gather after the step. In stage 3 the next unit is
-    gathered while one computes; each is gathered twice.
     """
-    works, now, free = [], 0.0, 0.0
+    return _sharded_step(units, forward, send, step) if stage == 3 else \
+        _whole_step(stage, units, forward, send, step)
 
-    def sent(kind, unit, asked):
-        """It travels as soon as the network is free; returns when it has arrived."""
-        nonlocal free
-        free = max(asked, free) + send
-        works.append(Work(kind, unit, free - send, free))
-        return free
 
+def _whole_step(stage, units, forward, send, step):
+    """Stages 1 and 2: reduced behind backward, gathered after the step."""
+    works = [Work("forward", u, u * forward, (u + 1) * forward) for u in range(units)]
+    now = free = units * forward
+    for u in reversed(range(units)):
+        works.append(Work("backward", u, now, now + 2 * forward))
+        now += 2 * forward
+        free = max(now, free) + send
+        works.append(Work("reduce", u, free - send, free))
+    works.append(Work("step", 0, free, free + step))
+    now = free + step
+    works += [Work("gather", u, now + u * send, now + (u + 1) * send) for u in range(units)]
+    end = now + units * send
+    return works + [Work("weights", u, 0, end) for u in range(units)] + _gradients(
+        works, None if stage == 2 else end)
+
+
+def _sharded_step(units, forward, send, step):
+    """Stage 3: while a unit computes, the next is gathered; each is gathered twice."""
     order = [("forward", u) for u in range(units)]
     order += [("backward", u) for u in reversed(range(units))]
-    arrived = sent("gather", 0, 0.0) if stage == 3 else 0.0
-    for (kind, u), (_, following) in zip(order, [*order[1:], (None, None)]):
+    works, now, arrived, free = [Work("gather", 0, 0, send)], 0, send, send
+    for place, (kind, u) in enumerate(order):
         now, gathered = max(now, arrived), arrived - send
         done = now + forward * (2 if kind == "backward" else 1)
-        works.append(Work(kind, u, now, done))
-        if stage == 3:
-            works.append(Work("weights", u, gathered, done))
-        if stage == 3 and following is not None:
-            # the last unit of forward is freed, and gathered again
-            arrived = sent("gather", following, done if following == u else now)
+        works += [Work(kind, u, now, done), Work("weights", u, gathered, done)]
+        following = order[place + 1 : place + 2]
+        if following:  # the last unit of forward is freed, and gathered again
+            asked = done if following[0][1] == u else now
+            arrived = free = max(asked, free) + send
+            works.append(Work("gather", following[0][1], free - send, free))
         if kind == "backward":
-            sent("reduce", u, done)
+            free = max(done, free) + send
+            works.append(Work("reduce", u, free - send, free))
         now = done
-    stepped, end = free + step, 0.0
-    works.append(Work("step", 0, free, stepped))
-    if stage < 3:
-        end = [sent("gather", u, stepped) for u in range(units)][-1]
-        works += [Work("weights", u, 0.0, end) for u in range(units)]
-    return works + _gradients(works, end if stage == 1 else 0.0)
+    return works + [Work("step", 0, free, free + step)] + _gradients(works, None)
 
 
 def _gradients(works, end):
@@ -170,7 +177,7 @@ def _gradients(works, end):
     reduces = [work for work in works if work.kind == "reduce"]
     begun = {work.unit: work.start for work in works if work.kind == "backward"}
     following = [*(work.start for work in reduces[1:]), 0]
-    return [Work("gradients", work.unit, begun[work.unit], max(end, work.end, then))
+    return [Work("gradients", work.unit, begun[work.unit], end or max(work.end, then))
             for work, then in zip(reduces, following)]
 
 

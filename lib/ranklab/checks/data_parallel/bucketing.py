@@ -4,6 +4,7 @@ import torch
 from torch import nn
 
 from ranklab.checks.exercise import Mistake
+from ranklab.checks.trial import refuses
 
 
 KINDS = {"f": (torch.float32, "cpu"), "h": (torch.bfloat16, "cpu"), "m": (torch.float32, "meta")}
@@ -48,12 +49,9 @@ def check_assign_buckets(assign_buckets):
     yield "from the last parameter to the first; a bucket closes when it reaches the cap"
     yield "sizes are bytes; what is larger than the cap is not cut; the last one may be smaller"
     yield "one type on one device in each bucket; those that never reach the cap come last"
-    try:
-        assign_buckets(_parameters([3], "f"), 0)
-    except ValueError:
-        yield "a cap of 0 bytes is refused with a ValueError"
-        return
-    raise Mistake("cap_bytes=0 is accepted", "Say what is wrong: raise ValueError(...).")
+    if not refuses(assign_buckets, _parameters([3], "f"), 0):
+        raise Mistake("cap_bytes=0 is accepted", "Say what is wrong: raise ValueError(...).")
+    yield "a cap of 0 bytes is refused with a ValueError"
 
 
 def _buckets(assign_buckets, parameters, cap):

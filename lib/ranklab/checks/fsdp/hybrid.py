@@ -3,7 +3,8 @@
 import torch
 import torch.distributed as dist
 
-from ranklab.checks.fsdp.ranks import expect, on_all_ranks, refuses
+from ranklab.checks.fsdp.ranks import expect, on_all_ranks
+from ranklab.checks.trial import refuses
 from ranklab.engine import device
 
 RANKS, SIZES, BAD = 6, (2, 3, 1, 6, 2), (4, 0, 12)

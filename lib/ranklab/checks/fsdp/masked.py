@@ -4,8 +4,8 @@ import torch
 import torch.distributed as dist
 from torch.nn.functional import cross_entropy
 
-from ranklab.checks.fsdp.ranks import expect, on_all_ranks, refuses, world_and_group
-from ranklab.checks.trial import explain
+from ranklab.checks.fsdp.ranks import expect, on_all_ranks, world_and_group
+from ranklab.checks.trial import explain, refuses
 from ranklab.engine import device
 from ranklab.meter import Traffic
 from ranklab.models.gpt import IGNORE

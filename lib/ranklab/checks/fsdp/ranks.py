@@ -37,15 +37,6 @@ def world_and_group():
     return (range(4), None), (members_of(dist.get_rank()), group_of_mine())
 
 
-def refuses(function, *args):
-    """True where it raises a ValueError."""
-    try:
-        function(*args)
-    except ValueError:
-        return True
-    return False
-
-
 def chunk_of(tensor, ranks, rank):
     """The rank's chunk as torch.chunk cuts; empty where there are fewer chunks than ranks."""
     chunks = tensor.chunk(ranks)

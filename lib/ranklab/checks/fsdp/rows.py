@@ -3,10 +3,8 @@
 import torch
 import torch.distributed as dist
 
-from ranklab.checks.fsdp.ranks import (
-    chunk_of, expect, on_all_ranks, refuses, world_and_group,
-)
-from ranklab.checks.trial import explain
+from ranklab.checks.fsdp.ranks import chunk_of, expect, on_all_ranks, world_and_group
+from ranklab.checks.trial import explain, refuses
 from ranklab.engine import device
 from ranklab.meter import Traffic
 

@@ -3,6 +3,7 @@
 import torch
 
 from ranklab.checks.exercise import Mistake
+from ranklab.checks.trial import refuses
 
 HALF, SINGLE, DOUBLE = torch.float16, torch.float32, torch.float64
 BRAIN, WHOLE = torch.bfloat16, torch.int32  # as many bytes as HALF and SINGLE
@@ -54,7 +55,7 @@ def check_fuse_tensors(fn):
     yield "lists are filled in order, to the last byte, and past tensors of another dtype"
     _one_device(fn)
     yield "tensors of two devices share no list either"
-    _refuses(fn)
+    _refuses_below_0(fn)
     x = tensors_of(MIXED)
     fn(x, 100)
     if not all(bool((t == 1).all()) for t in x) or len(x) != len(MIXED):
@@ -143,10 +144,8 @@ def _one_device(fn):
                       "keep the newest list of *each* (dtype, device) open.")
 
 
-def _refuses(fn):
-    try:
-        fn(tensors_of(SMALL_FIRST), -1)
-    except ValueError:
-        return
-    raise Mistake("a threshold of -1 byte is accepted", "Raise a ValueError when it is negative: "
-                  "it would go on as if fusion were off, and nobody would see the slip.")
+def _refuses_below_0(fn):
+    if not refuses(fn, tensors_of(SMALL_FIRST), -1):
+        raise Mistake("a threshold of -1 byte is accepted", "Raise a ValueError when it is "
+                      "negative: it would go on as if fusion were off, and nobody would see the "
+                      "slip.")

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from ranklab.checks.exercise import Mistake
-from ranklab.checks.trial import explain, hinted, on_ranks
+from ranklab.checks.trial import explain, hinted, on_ranks, refuses
 from ranklab.engine import device
 from ranklab.meter import Traffic
 from ranklab.tensor_parallel.split import split_of
@@ -171,11 +171,7 @@ def _sends(where, ops, most):
 
 def refused(what, call):
     """Looks at whether call() is a ValueError; it is called now."""
-    try:
-        call()
-    except ValueError:
-        what = ""
-    return partial(_refused, what)
+    return partial(_refused, "" if refuses(call) else what)
 
 
 def _refused(what):

@@ -3,7 +3,7 @@
 import json
 
 from ranklab.checks.exercise import Mistake
-from ranklab.checks.zero.formulas import refuses
+from ranklab.checks.zero.formulas import refuses_all
 
 # ranks, GB of each GPU, GB beside the states, precision; stage, optimizer and parameters offloaded
 GOALS = (
@@ -39,7 +39,7 @@ def check_deepspeed_config(deepspeed_config):
     yield "train batch = micro batch x accumulation steps x ranks; all of it is JSON"
     yield "buckets of the size that was asked for"
     yield "the precision and the learning rate that were asked for; AdamW"
-    refuses(deepspeed_config, REFUSED, DIVIDES)
+    refuses_all(deepspeed_config, REFUSED, DIVIDES)
     yield "a batch that does not divide, and a model that does not fit, are a ValueError"
 
 

@@ -30,7 +30,7 @@ def check_zero_memory(zero_memory):
         for stage in range(4):
             _compare_states(zero_memory(stage, *case), stage, *case)
         yield holds
-    refuses(zero_memory, NO_STAGE, SAY)
+    refuses_all(zero_memory, NO_STAGE, SAY)
     yield "another stage than 0 to 3 is refused with a ValueError"
 
 
@@ -63,7 +63,7 @@ def check_zero_traffic(zero_traffic):
         for stage in range(4):
             _compare_sent(zero_traffic(stage, *case), stage, *case)
         yield holds
-    refuses(zero_traffic, NO_STAGE, SAY)
+    refuses_all(zero_traffic, NO_STAGE, SAY)
     yield "another stage than 0 to 3 is refused with a ValueError"
 
 
@@ -92,7 +92,7 @@ def _compare_sent(got, stage, nbytes, ranks, resident):
        "the stage make in a step?")
 
 
-def refuses(fn, bad, hint):
+def refuses_all(fn, bad, hint):
     """Each of {what is wrong: the arguments} makes `fn` raise a ValueError; else a Mistake."""
     for what, arguments in bad.items():
         try:

@@ -55,10 +55,9 @@ def moments(config, ranks, step):
     Rows, their gradients and Adam's moments are float32; with offload they are on the CPU. What is
     whole for a while counts as gathered, gradients as well; messages count as activations.
     """
-    (block, head, root), activations = numbers_of(config, step)
-    at_loss, waiting, into, inside, flowing = activations
-    L, width = config["num_hidden_layers"], bytes_of(step)
-    n = root + L * block
+    L, block, head, root = parameters_of(config)
+    n, width = root + L * block, bytes_of(step)
+    at_loss, waiting, into, inside, flowing = activations_of(config, step)
     down = config["hidden_size"] * config["intermediate_size"]  # the first gradient of a block
 
     def memory(whole, gradients, done, message, activations):
@@ -88,23 +87,29 @@ def bytes_of(step):
     return 2 if step.precision == "bf16" else 4
 
 
-def numbers_of(config, step):
-    """((parameters of a block, of head and last norm, of all that is in no block), and bytes of
-    activations: (at the loss, of a block until its backward, of its input where it computes again,
-    of all inside of it, of the gradients in its MLP)).
-    """
+def parameters_of(config):
+    """(blocks, parameters of each, those of head and last norm, all that are in no block)."""
     C, F, V, heads = (config[name] for name in (
         "hidden_size", "intermediate_size", "vocab_size", "num_attention_heads"))
     kv = C // heads * config.get("num_key_value_heads", heads)
     block = 2 * C * C + 2 * C * kv + 3 * C * F + 2 * C  # q and o; k and v; the MLP; two norms
     root = V * C + C + (0 if config.get("tie_word_embeddings") else V * C)
+    return config["num_hidden_layers"], block, V * C + C, root
+
+
+def activations_of(config, step):
+    """Bytes: (at the loss, of a block until its backward, of its input where it computes again,
+    of all inside of it, of the gradients in its MLP).
+    """
+    C, F, V, heads = (config[name] for name in (
+        "hidden_size", "intermediate_size", "vocab_size", "num_attention_heads"))
+    kv = C // heads * config.get("num_key_value_heads", heads)
     width, tokens = bytes_of(step), step.micro_batch * step.n_ctx
     norm = (4 + 2 * width) * C  # of a token: its input in float32; normed; times the weight
     at_loss = norm + 3 * 4 * V  # log-probabilities, and two gradients, in float32
     inside = 2 * norm + 2 * width * (C + kv + 2 * F)  # q, k, v and the output; four of the MLP
     into, flowing = width * C * step.recompute, width * (C + 2 * F)
-    activations = [tokens * size for size in (at_loss, into or inside, into, inside, flowing)]
-    return (block, V * C + C, root), activations
+    return [tokens * size for size in (at_loss, into or inside, into, inside, flowing)]
 
 
 def dry_run(config, ranks, **how):
