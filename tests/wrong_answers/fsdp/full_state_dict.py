@@ -19,12 +19,14 @@ def _wrong(*edits, says, **named):
 
 
 WRONG = [
-    _wrong(FIRST, "state", says="NoneType|returns"),
+    _wrong(FIRST, "state", says=r"other ranks return \{\}"),
     _wrong(FIRST, "state if dist.get_rank() == 0 else {}", says="The first rank is|has the state"),
     _wrong(GATHER, "gather_rows(parameter, None)", says="block.group|does not end|roup"),
     _wrong(NAMES, "model.named_parameters()", says="a tied parameter has two"),
     _wrong(f"return {FIRST}", "for block in sharded_modules(model):\n        block.unshard()\n"
            f"    return {FIRST}", says="parameters are whole afterwards"),
+    _wrong(FIRST, FIRST.replace("state if", "{name: x.float() if x.is_floating_point() else x for "
+           "name, x in state.items()} if"), says=r"float32, not torch\.float64"),
     _wrong(REST, "tensor", says="buffers as well"),
     _wrong(REST, "tensor.detach().cpu()", says="may be no copy"),
 ]

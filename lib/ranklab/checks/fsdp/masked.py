@@ -91,7 +91,8 @@ def _compare(case, rank, members, loss, gradient, sent):
         "by the count of all 4 ranks": (R * total / sum(ANSWERS), "Hand `group` on to all_reduce."),
         "times 4": (4 * total / count, "R is the group's: dist.get_world_size(group)."),
     }, "R * the sum over this rank's answers / the count of all, added up in float32: "
-       "logits[:, :-1].float() are for labels[:, 1:]. A count is an integer of 64 bits.")
+       "logits[:, :-1].float() are for labels[:, 1:], in each row, so before you flatten. A count "
+       "is an integer of 64 bits.")
     explain(f"{where}: the gradient of the logits", gradient,
             (R * whole.float() / count).to(dtype), hint="The sum must stay in the graph.")
     calls = int("count" not in case)

@@ -60,8 +60,8 @@ def check_wrap_policy(wrap_policy):
     yield "a limit that is too low for the finest blocks is a ValueError"
     expect(blocks_in_all <= MOST * OURS,
            f"{blocks_in_all} blocks in all, where {OURS} are enough",
-           "Each block is two messages. Larger blocks as long as they fit; and leave to the root "
-           "what fits there as well: with no block at all, where the whole model fits.")
+           "Each block is three messages a step. Larger blocks as long as they fit; and leave to "
+           "the root what fits there as well: with no block at all, where the whole model fits.")
     yield f"your score: {blocks_in_all} blocks in all; the library's policy has {OURS}"
 
 
