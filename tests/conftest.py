@@ -1,4 +1,5 @@
 """Rules for every test: only listed skips, progress kept out of the checkout, slow files marked."""
+import gc
 import importlib.util
 import json
 import os
@@ -95,6 +96,10 @@ def pytest_collection_modifyitems(config, items):
         left_out = [item for item in items if item.get_closest_marker("sweep")]
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if not item.get_closest_marker("sweep")]
+
+
+def pytest_collection_finish():
+    gc.freeze()  # what the tests import stays: each full collection would look at all of it
 
 
 def pytest_xdist_make_scheduler(config, log):

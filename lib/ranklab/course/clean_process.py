@@ -6,7 +6,6 @@ given is a file that the fork alone reads.
 """
 
 import contextlib
-import gc
 import importlib
 import json
 import os
@@ -17,6 +16,7 @@ import tempfile
 from pathlib import Path
 
 from ranklab.course import labs
+from ranklab.engine.cheap_forks import cheap_forks
 from ranklab.engine.forkserver import ENVIRON
 from ranklab.engine.server import PRELOAD, die_with
 
@@ -81,12 +81,11 @@ def serve(line):
     """Forks, one at a time, until the grader is gone."""
     die_with(os.getppid())
     line = socket.socket(fileno=line)
-    for name in (*PRELOAD, "IPython.core.interactiveshell", "ranklab.course.regrade"):
-        importlib.import_module(name)
-    for stem in labs.written():
-        labs.checks_of(stem)
-    gc.collect()
-    gc.freeze()  # a collection in a fork must not copy the pages of everything imported here
+    with cheap_forks():
+        for name in (*PRELOAD, "IPython.core.interactiveshell", "ranklab.course.regrade"):
+            importlib.import_module(name)
+        for stem in labs.written():
+            labs.checks_of(stem)
     while True:
         request, descriptors, _, _ = socket.recv_fds(line, 1 << 16, 2)
         if not request:

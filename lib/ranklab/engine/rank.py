@@ -54,6 +54,7 @@ def main(rank, channel, stack, job, report, store):
     """The rank has reported, was released, and left its group. All but `rank` are descriptors."""
     faulthandler.enable(file=stack)  # a segfault leaves its Python stack
     faulthandler.register(signal.SIGUSR1, file=stack)  # works even while gloo blocks in C++
+    modules_before = len(sys.modules)
     channel = socket.socket(fileno=channel)
     sys.stdout.reconfigure(line_buffering=True)  # a rank that is killed has said what it printed
     pid = os.getpid()
@@ -67,7 +68,7 @@ def main(rank, channel, stack, job, report, store):
         return
     with os.fdopen(report, "wb") as file:
         pickle.dump(outcome, file, protocol=5)
-        pickle.dump(modules.imported(), file)
+        pickle.dump(modules.imported(modules_before), file)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):  # closed by the learner's code, or replaced by None
             stream.flush()

@@ -18,7 +18,6 @@ was to tell it of the parent's death. Here a socket is the lifetime of each thin
 
 import atexit
 import ctypes
-import gc
 import importlib
 import json
 import os
@@ -32,6 +31,7 @@ import types
 import weakref
 from pathlib import Path
 
+from ranklab.engine.cheap_forks import cheap_forks
 from ranklab.engine.modules import Modules
 from ranklab.engine.rank import main as run_rank
 
@@ -111,9 +111,7 @@ class Server:
 
     def preload(self, connection, names):
         """The modules are imported, as far as they can be; the ranks say which can't."""
-        if self.modules.need(names):
-            gc.collect()
-            gc.freeze()  # see main()
+        self.modules.need(names)
         self.tell(connection, {"preloaded": names})
 
     def fork(self, connection, rank, fds):
@@ -143,8 +141,8 @@ class Server:
             os.dup2(fd["output"], 1)
             os.dup2(fd["output"], 2)
             os.close(fd.pop("output"))
-            for finalizer in weakref.finalize._registry:
-                finalizer.atexit = False  # or each rank takes back torch's operators: 30 ms
+            # Or each rank takes back torch's operators: 30 ms.
+            self.finalizers, weakref.finalize._registry = weakref.finalize._registry, {}
             sys.modules["__main__"] = types.ModuleType("__main__")
             run_rank(rank, **fd)
             code = 0
@@ -232,13 +230,12 @@ def main(lifeline_fd, kernel):
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until a rank can answer it with its stack
     prctl(PR_SET_CHILD_SUBREAPER, 1)  # orphans of a dead rank come to this process
     lifeline = socket.socket(fileno=lifeline_fd)
-    for name in PRELOAD:
-        importlib.import_module(name)
+    with cheap_forks():
+        for name in PRELOAD:
+            importlib.import_module(name)
     # At its end each rank would import what draws a table of compile times, for nobody: half of
     # all the CPU time of a launch.
     atexit.unregister(getattr(sys.modules["torch._dynamo"].utils, "dump_compile_times", None))
-    gc.collect()
-    gc.freeze()  # a collection in a rank must not copy the pages of everything imported here
     # From here on the lifeline tells; Linux would also kill this process when the thread ends that
     # started it, though the kernel lives.
     prctl(PR_SET_PDEATHSIG, 0)
