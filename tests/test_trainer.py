@@ -1,5 +1,6 @@
 """The training loop and its checkpoint: a step by hand, pieces, precision, ranks, resuming."""
 
+import functools
 import shutil
 
 import numpy as np
@@ -213,9 +214,12 @@ def test_a_wrong_config_is_refused(changes, sentence):
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)  # the C++ compiler on a busy machine
-def test_a_compiled_run_is_the_same():
-    if not shutil.which("g++"):
+@pytest.mark.parametrize("backend", [  # the first makes no C++, which takes half a minute
+    "aot_eager", pytest.param("inductor", marks=pytest.mark.sweep)])
+def test_a_compiled_run_is_the_same(backend, monkeypatch):
+    if backend == "inductor" and not shutil.which("g++"):
         pytest.skip("needs CUDA or a C++ compiler")
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
     eager, compiled = trainer(), trainer(compile=True)
     eager.fit(), compiled.fit()
     assert compiled.history.loss == pytest.approx(eager.history.loss, rel=1e-3)
