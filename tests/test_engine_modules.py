@@ -47,7 +47,8 @@ def loaded(name, then=()):
 
 
 def test_what_ranks_import_is_there_in_the_next_launch():
-    name = "ranklab.baseline.fragmentation"  # nobody else here wants it
+    name = "ranklab.baseline.fragmentation"
+    fork_server().close()  # a fresh one: tests of another file may have wanted the same
     assert launch(loaded, name, (name,), ranks=2) == [False, False]
     assert launch(loaded, name, ranks=2) == [True, True]
     assert launch(loaded, "ranklab.plots.style", ("ranklab.plots.style",), ranks=1) == [False]
