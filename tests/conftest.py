@@ -98,8 +98,15 @@ def pytest_collection_modifyitems(config, items):
         items[:] = [item for item in items if not item.get_closest_marker("sweep")]
 
 
-def pytest_collection_finish():
-    gc.freeze()  # what the tests import stays: each full collection would look at all of it
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """What the tests import stays, so the garbage collector need not look at it again and again."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_xdist_make_scheduler(config, log):

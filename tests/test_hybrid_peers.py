@@ -30,13 +30,13 @@ def alone(text):
 
 
 def _all(text):
-    return [peers.train(text, peers.TorchHybrid, layout, 3) for layout in LAYOUTS]
+    return [peers.train(text, peers.TorchHybrid, layout, 2) for layout in LAYOUTS]
 
 
 def test_torch_has_the_losses_of_one_process(text, alone):
     for of_rank in launch(_all, text, ranks=8, timeout=170):
         for losses in of_rank:
-            assert losses == pytest.approx(alone, abs=1e-5)
+            assert losses == pytest.approx(alone[:2], abs=1e-5)
 
 
 def test_deepspeed_has_the_losses_of_one_process(text, alone):

@@ -44,7 +44,7 @@ SHORTER = {
     "06_zero": {"ranks=2, steps=40)": "ranks=2, steps=3)",
                 "ranks=2, steps=12,": "ranks=2, steps=3,"},
     "07_fsdp": {"save=folder.name, **mine": "save=folder.name, pretrain=5, steps=5, **mine"},
-    "08_tensor_parallel": {'"steps": 15': '"steps": 2', "in range(5)": "in range(1)"},
+    "08_tensor_parallel": {'"steps": 10': '"steps": 2', "in range(5)": "in range(1)"},
     "09_pipeline_parallel": {"steps=20,": "steps=2,", '"steps": 4,': '"steps": 2,',
                              "for lr in (0.03, 0.1)": "for lr in (0.1,)",
                              'in ("1f1b", "interleaved", "zb-v")': 'in ("interleaved",)'},

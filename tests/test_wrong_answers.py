@@ -25,7 +25,8 @@ from ranklab.course.check import FAILED, NOT_WRITTEN, PASSED, judge, judge_predi
 
 ROOT = Path(__file__).parent.parent
 SOURCES = ROOT / "labs" / "source"
-KEPT = 6  # answers of an exercise in every run: put those of another kind first
+# Answers of an exercise in every run, wrong and right: put those of another kind first.
+KEPT, KEPT_RIGHT = 6, 2
 SLOW = {"roll_call": 2, "compress_to_budget": 2}  # a verdict takes 3 to 10 s: so many of each
 TO_MEND = {"ring_shift"}  # given as code that is wrong: it is run, and seen failing
 # Their checks let a hook raise, which aborts a rehearsal. One that can be rehearsed is a failure.
@@ -57,12 +58,12 @@ def answers(folder):
     return found
 
 
-def params(found):
-    """All of them, by id; those after the first KEPT of an exercise are left to `make sweep`."""
+def params(found, kept):
+    """All of them, by id; those after the first `kept` of an exercise are left to `make sweep`."""
     of = collections.Counter()
     for test_id, (name, answer) in found.items():
         of[name] += 1
-        marks = [pytest.mark.sweep] if of[name] > SLOW.get(name, KEPT) else []
+        marks = [pytest.mark.sweep] if of[name] > SLOW.get(name, kept) else []
         yield pytest.param(name, answer, id=test_id, marks=marks)
 
 
@@ -71,7 +72,7 @@ EXERCISES = [(stem, item) for stem in LABS for item in labs.checks_of(stem).EXER
 PREDICTIONS = [item for stem in LABS for item in labs.checks_of(stem).PREDICTIONS]
 
 
-@pytest.mark.parametrize("name, wrong", list(params(WRONG)))
+@pytest.mark.parametrize("name, wrong", list(params(WRONG, KEPT)))
 def test_a_wrong_answer_is_refused_and_its_mistake_named(name, wrong):
     exercise = labs.find_exercise(name)
     assert exercise, f"no exercise is called {name}"
@@ -85,7 +86,7 @@ def test_a_wrong_answer_is_refused_and_its_mistake_named(name, wrong):
     assert "  FAIL  " in printed and f'hint("{name}")' in printed
 
 
-@pytest.mark.parametrize("name, right", list(params(RIGHT)))
+@pytest.mark.parametrize("name, right", list(params(RIGHT, KEPT_RIGHT)))
 def test_a_right_answer_of_another_kind_passes(name, right):
     verdict = judge(labs.find_exercise(name), right)
     assert verdict.state == PASSED, verdict

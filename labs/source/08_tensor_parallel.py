@@ -757,7 +757,7 @@ else:
 # %%
 from ranklab.projects import tensor_parallel as project
 
-few = {"ranks": 4, "steps": 15}
+few = {"ranks": 4, "steps": 10}
 print(project.report(project.run(method="all", **yours, **few)))
 
 # %% [markdown]
