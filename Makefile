@@ -8,8 +8,8 @@ VENV   ?= .venv
 TORCH  ?=
 # Where `make lab` serves; the next free port is taken when this one is busy.
 PORT   ?= 8888
-# Test files that run at the same time.
-JOBS   ?= 2
+# Test files that run at the same time: on two cores three, because many of them wait.
+JOBS   ?= 3
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 # A path may hold spaces, so make's own functions, which split at them, are of no use here.
@@ -25,7 +25,7 @@ AS_ROOT = $(if $(filter 0,$(shell id -u)),--allow-root)
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
-	@echo "  options:      TORCH=cpu|pip|cu128  PYTHON=python3.12  PORT=8888  JOBS=2"
+	@echo "  options:      TORCH=cpu|pip|cu128  PYTHON=python3.12  PORT=8888  JOBS=3"
 
 setup:
 	@[ -n "$(PYTHON)" ] || { echo "No Python found: install Python 3.11 or newer," \

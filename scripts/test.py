@@ -44,7 +44,7 @@ def run(name, arguments):
 
 def main(argv):
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--jobs", type=int, default=2, help="test files that run at the same time")
+    parser.add_argument("--jobs", type=int, default=3, help="test files that run at the same time")
     parser.add_argument("--fast", action="store_true", help="no slow tests, no notebooks")
     parser.add_argument("--sweep", action="store_true", help="also tests of many alike")
     options = parser.parse_args(argv)

@@ -102,11 +102,12 @@ def marp(deck, out, *options):
         raise SystemExit(f"{deck.name}: marp stopped with\n{done.stdout}")
 
 
-def draw(deck):
-    """A text's figures are drawn anew: 00_ranks.md's by figures/00_ranks.py, where there is one."""
-    code = HERE / "figures" / f"{deck.stem.lower()}.py"
-    if code.exists() and subprocess.run([sys.executable, HERE / "draw.py", code]).returncode:
-        raise SystemExit(f"{deck.name}: the figures could not be drawn (see above)")
+def draw(*texts):
+    """Their figures are drawn anew: 00_ranks.md's by figures/00_ranks.py, where there is one."""
+    codes = [HERE / "figures" / f"{text.stem.lower()}.py" for text in texts]
+    codes = [code for code in codes if code.exists()]
+    if codes and subprocess.run([sys.executable, HERE / "draw.py", *codes]).returncode:
+        raise SystemExit("figures could not be drawn (see above)")
 
 
 def copy_figures(out):
@@ -125,8 +126,7 @@ def pages(out):
 def build(decks):
     """HTML and PDF of each deck are in build/slides/, figures drawn anew and beside them."""
     OUT.mkdir(parents=True, exist_ok=True)
-    for text in (HERE.parent / "README.md", *decks):
-        draw(text)
+    draw(HERE.parent / "README.md", *decks)
     copy_figures(OUT)
     try:
         chromium = browser()

@@ -1,6 +1,6 @@
-"""Draw the figures of one deck: python slides/draw.py slides/figures/00_ranks.py
+"""Draw the figures of some decks: python slides/draw.py slides/figures/00_ranks.py ...
 
-Each function of that file draws one, but for those with "_" in front: `world` gives 00_world.svg.
+Each function of such a file draws one, but for those with "_" in front: `world` gives 00_world.svg.
 It returns the figure, or (figure, width, height) in inches: a small figure is shown large, so that
 its letters get as large as the text.
 """
@@ -10,7 +10,7 @@ import sys
 from ranklab.plots.style import save
 
 
-def main(path):
+def draw(path):
     # As "__main__", so that launch sends the file's functions to the ranks by value.
     names = {"__name__": "__main__"}
     exec(compile(path.read_text(), path, "exec"), names)
@@ -26,4 +26,5 @@ def main(path):
 
 
 if __name__ == "__main__":
-    main(pathlib.Path(sys.argv[1]))
+    for argument in sys.argv[1:]:
+        draw(pathlib.Path(argument))
