@@ -1,39 +1,19 @@
-"""Rules for every test: only listed skips, progress kept out of the checkout, slow files marked."""
+"""Which tests run and in which order, and what many of them use."""
 import gc
 import importlib.util
 import json
 import os
 import pathlib
-import re
 import shutil
-import signal
 import subprocess
 import sys
 import sysconfig
-import tempfile
-import uuid
 
 import pytest
+import rules
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
-# A regular expression that the reason of a skip must match, and when that skip is right.
-ALLOWED_SKIPS = (
-    r"needs \d+ (CUDA )?GPUs?",             # the machine has fewer; the same code is tested on gloo
-    r"needs CUDA",                          # same
-    r"needs (node|npm|marp|chromium)\b",    # slides: built where these are installed, as on CI
-    r"needs (mpirun|mpi4py|an MPI library)",   # lab 02's MPI part: an extra
-    r"needs ipyparallel",                   # bench: an extra
-    r"needs Linux",                         # signals and /proc; macOS is best effort
-    r"needs git",                           # what is in the repository, when run from an archive
-    r"needs horovod: make horovod builds it",  # lab 05: takes minutes, so nothing else builds it
-    r"needs (transformers|accelerate)",     # lab 05: an extra, which `make test` installs
-    r"needs tensorboard",                   # lab 12: an extra, which `make test` installs
-    r"needs megatron-core",                 # lab 08: an extra, which nothing else installs
-    r"needs sphinx",                        # the site: an extra, which `make test` installs
-    r"needs tensorflow",                    # lab 05: 1.5 GB, in an environment of its own
-    r"needs root",                          # network namespaces
-)
 # Files that are too slow for `make check`.
 SLOW_FILES = ("test_wrong_answers", "test_grade", "test_engine_scripts", "test_engine_notebook",
               "test_horovod_real", "test_horovod_project", "test_rehearse_labs",
@@ -42,45 +22,6 @@ SLOW_FILES = ("test_wrong_answers", "test_grade", "test_engine_scripts", "test_e
 
 # Files whose tests share nothing: any worker takes any of them, so they fill both cores at the end.
 SPREAD_FILES = ("test_wrong_answers", "test_rehearse_labs")
-
-
-def allowed(reason):
-    """True when the reason of a skip is on the list."""
-    return any(re.search(pattern, reason) for pattern in ALLOWED_SKIPS)
-
-
-def refuse(report):
-    """A skip that nobody allowed becomes a failure that says so."""
-    reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
-    if report.skipped and not hasattr(report, "wasxfail") and not allowed(reason):
-        report.outcome = "failed"
-        report.longrepr = f"{reason}\nThis skip is not in ALLOWED_SKIPS of tests/conftest.py."
-
-
-@pytest.hookimpl(hookwrapper=True)
-def pytest_runtest_makereport(item, call):
-    refuse((yield).get_result())
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_call(item):
-    """A notebook's cell fails when fewer checks pass in it than when it was built."""
-    result = yield
-    if hasattr(item, "test_outputs"):  # nbval's
-        now, built = passes(item.test_outputs), passes(item.cell.outputs)
-        assert now >= built, f"{now} checks pass, not {built}: {item.test_outputs}"
-    return result
-
-
-def passes(outputs):
-    """How many checks say in these outputs of a cell that they passed."""
-    shown = (out.get("text") or out.get("data", {}).get("text/plain", "") for out in outputs)
-    return "\n".join(shown).count("\n  ->    passed")
-
-
-@pytest.hookimpl(hookwrapper=True)
-def pytest_make_collect_report(collector):
-    refuse((yield).get_result())
 
 
 def pytest_addoption(parser):
@@ -122,32 +63,8 @@ def pytest_xdist_make_scheduler(config, log):
 
 
 def pytest_configure(config):
-    # A shell ignores Ctrl-C for what it starts in the background, and so would every test's child.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    # Checks record progress: in tests it goes to a folder of this run, never to the checkout.
-    if "RANKLAB_HOME" not in os.environ:
-        home = os.environ["RANKLAB_HOME"] = tempfile.mkdtemp(prefix="ranklab-test-")
-        config.add_cleanup(lambda: shutil.rmtree(home, ignore_errors=True))
-    kernels_by_files(config)
-
-
-def kernels_by_files(config):
-    """Jupyter kernels talk through socket files. On TCP a kernel's port is chosen some time before
-    it is bound, and our ranks open so many ports that now and then it is taken by then.
-    """
-    from jupyter_client import KernelManager
-
-    folder = tempfile.mkdtemp(prefix="rl-")  # a short path: the system allows 107 characters
-    config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
-    init = KernelManager.__init__
-
-    def init_with_files(self, *args, **kwargs):
-        kwargs.setdefault("transport", "ipc")
-        kwargs.setdefault("connection_file", f"{folder}/{uuid.uuid4().hex[:12]}.json")
-        init(self, *args, **kwargs)
-
-    KernelManager.__init__ = init_with_files
-    config.add_cleanup(lambda: setattr(KernelManager, "__init__", init))
+    if not config.pluginmanager.has_plugin("rules"):
+        config.pluginmanager.register(rules, "rules")
 
 
 @pytest.fixture

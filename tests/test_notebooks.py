@@ -121,7 +121,7 @@ def nbval(folder, *cells, limit=20, built=()):
     notebook.metadata.kernelspec = {"name": "python3", "display_name": "Python 3"}
     nbformat.write(notebook, folder / "made.ipynb")
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "conftest",
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "rules",
          "--nbval-lax", f"--nbval-cell-timeout={limit}", folder / "made.ipynb"],
         cwd=ROOT / "tests", timeout=100,
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -159,6 +159,6 @@ def test_a_skip_that_nobody_allowed_fails(tmp_path):
     (tmp_path / "test_made.py").write_text(
         "import pytest\n\ndef test_a():\n    pytest.skip('some reason')\n\n"
         "def test_b():\n    pytest.skip('needs CUDA')\n")
-    done = subprocess.run([sys.executable, "-m", "pytest", "-rs", "-p", "conftest", tmp_path],
+    done = subprocess.run([sys.executable, "-m", "pytest", "-rs", "-p", "rules", tmp_path],
                           cwd=ROOT / "tests", capture_output=True, text=True, timeout=60)
     assert "1 failed, 1 skipped" in done.stdout and "ALLOWED_SKIPS" in done.stdout, done.stdout
