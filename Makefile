@@ -39,7 +39,7 @@ lab: setup ## open JupyterLab on your copies of the labs, in work/ (the first ru
 		--ServerApp.root_dir=. --LabApp.default_url=/lab/tree/work \
 		--port=$(PORT) $(if $(SCREEN),,--no-browser) $(AS_ROOT)
 
-test: setup ## everything: the tests, with the unsolved labs, then every solution
+test: setup ## everything: the tests, with the unsolved labs, and every solution
 	@$(INSIDE) $(PY) scripts/test.py --jobs $(JOBS)
 
 sweep: setup ## make test, with all wrong answers (make test takes six of each exercise)

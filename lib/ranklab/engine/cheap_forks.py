@@ -30,8 +30,7 @@ def cheap_forks():
 
 
 def _into_huge_pages():
-    """Memory of our own, as far as the kernel can do it and has such pages: nothing depends on it.
-    """
+    """Memory of our own does, as far as the kernel has such pages; nothing depends on it."""
     libc = ctypes.CDLL(None)
     for line in Path("/proc/self/maps").read_text().splitlines():
         ours = re.match(r"(\w+)-(\w+) rw-p \w+ 00:00 0 +(\[heap\])?$", line)
