@@ -317,23 +317,29 @@ def test_emulated_links_change_no_value():
 def test_an_emulated_collective_takes_the_time_of_its_slowest_link():
     """30 ms a message between nodes; a group inside of one has no part in it."""
 
-    def seconds(folder):
+    def times(folder):
         inside, _ = c.node_groups(2)
-        found, ones = [], torch.ones(8)
-        with EmulatedLinks(c.Link(0, 0), c.Link(0.03, 0), 2, folder):
-            for verb in (lambda: dist.all_reduce(ones.clone()),
-                         lambda: dist.reduce_scatter_single(torch.empty(2), ones),
-                         lambda: dist.all_reduce(ones.clone(), group=inside)):
+        found, slept, ones, sleep = [], [], torch.ones(8), time.sleep
+        verbs = (lambda: dist.all_reduce(ones.clone()),
+                 lambda: dist.reduce_scatter_single(torch.empty(2), ones),
+                 lambda: dist.all_reduce(ones.clone(), group=inside))
+        with EmulatedLinks(c.Link(0, 0), c.Link(0.03, 0), 2, folder), \
+                pytest.MonkeyPatch.context() as patch:
+            patch.setattr(time, "sleep", lambda seconds: (slept.append(seconds), sleep(seconds)))
+            for verb in verbs:
                 dist.barrier()
-                start = time.perf_counter()
+                began, slept[:] = time.perf_counter(), []
                 verb()
-                found.append(time.perf_counter() - start)
+                found.append((began, time.perf_counter(), sum(slept)))
         return found
 
     with tempfile.TemporaryDirectory() as folder:
-        for whole, half, inside in launch(seconds, folder, ranks=4, nodes=2):
-            assert whole >= 6 * 0.03 and half >= 3 * 0.03  # messages of a ring of 4
-            assert inside < whole
+        *whole, inside = zip(*launch(times, folder, ranks=4, nodes=2))
+    for messages, ranks in zip((6, 3), whole):  # of a ring of 4
+        begun, ended, asleep = zip(*ranks)
+        assert asleep == pytest.approx((0, messages * 0.03) * 2)  # 1 and 3 send to the other node
+        assert min(ended) >= max(begun[1], begun[3]) + messages * 0.03, "all wait for them"
+    assert [asleep for _, _, asleep in inside] == [0] * 4
 
 
 # --- project and figures ------------------------------------------------------------------------
