@@ -13,6 +13,7 @@ from engine_hangs import HANGS
 from ranklab import launch
 from ranklab.checks.handles import Waits
 from ranklab.engine import HangError, stall
+from ranklab.engine.crew import Crew
 from ranklab.engine.rank_handle import RankHandle
 from ranklab.engine.report import Value
 
@@ -59,11 +60,11 @@ def test_a_handle_that_is_awaited(call):
     assert "all have slept in communication" in text and text.count(".wait()") == 2
 
 
-def send_late(how):
-    """Rank 1 answers after a second and a half, in which rank 0 waits."""
+def send_late(how, *args):
+    """Rank 1 answers late, and rank 0 waits."""
     x = torch.zeros(1)
     if dist.get_rank() == 1:
-        how()
+        how(*args)
         dist.send(x + 1, 0)
     else:
         dist.recv(x, 1)
@@ -108,6 +109,26 @@ def test_a_thread_of_a_rank_that_has_returned_may_still_send():
         return x.item()
 
     assert launch(work, ranks=2, timeout=TIMEOUT, stall=0.2) == [1.0, 0.0]
+
+
+def test_who_ends_while_asked_is_not_stuck(monkeypatch):
+    ask = Crew._ask_where
+
+    def ask_slowly(crew, handles):
+        ask(crew, handles)
+        crew._wait(crew._all_settled, TIMEOUT)
+
+    monkeypatch.setattr(Crew, "_ask_where", ask_slowly)
+    monkeypatch.setattr(RankHandle, "is_stuck", lambda handle: True)
+    assert launch(send_late, time.sleep, 0.5, ranks=2, timeout=TIMEOUT, stall=0.1) == [1.0, 0.0]
+
+
+def test_who_seems_stuck_once_is_asked_again(monkeypatch):
+    """Its message was there, and it had not looked."""
+    answers, said = iter([True, True]), RankHandle.is_stuck
+    monkeypatch.setattr(RankHandle, "is_stuck", lambda handle: next(answers, said(handle)))
+    assert launch(send_late, time.sleep, 0.5, ranks=2, timeout=TIMEOUT, stall=0.1) == [1.0, 0.0]
+    assert not next(answers, None)  # they were asked
 
 
 def test_a_wait_with_a_limit_of_its_own_is_no_deadlock():

@@ -31,6 +31,7 @@ RELEASE_LIMIT = 2.5  # seconds for released ranks to leave their group
 KILL_LIMIT = 1.5  # seconds for killed ranks to be gone
 DRAIN_LIMIT = 0.5  # seconds for output that is still in the pipes
 CHUNK = 1 << 20
+ASKED = 2  # times: a rank that is asked once may be about to read the message that wakes it
 
 
 class Crew:
@@ -194,19 +195,26 @@ class Crew:
         """
         if not (self.stall and stall.can_be_seen()):
             return self._wait(until, limit)
-        watch, end = stall.Watch(self.stall), time.monotonic() + limit
-        while not self._wait(until, min(self.stall / stall.LOOKS, end - time.monotonic())):
+        part, end, stuck = self.stall / ASKED, time.monotonic() + limit, 0
+        watch = stall.Watch(part)
+        while not self._wait(until, min(part / stall.LOOKS, end - time.monotonic())):
             now = time.monotonic()
             if now >= end:
                 return False
             if watch.all_asleep([h.pid for h in self.handles], now):
-                self._ask_where(self.handles)  # a thread of one that is done may still send
-                if all(h.is_stuck() for h in self.handles):
+                stuck = stuck + 1 if self._are_stuck() else 0
+                if stuck == ASKED:
                     raise verdict.hang(self.handles, self._running(), "wait for each other: all "
                                        f"have slept in communication for {self.stall:g} s")
                 for handle in self.handles:
                     handle.stack.clear()
         return True
+
+    def _are_stuck(self):
+        """All say that they wait for others, and none has ended while they were asked."""
+        running = self._running()
+        self._ask_where(self.handles)  # a thread of one that is done may still send
+        return all(h.is_stuck() for h in self.handles) and self._running() == running
 
     def _signal(self, handle, number):
         self.lines.request({"signal": handle.rank, "number": number.value})
