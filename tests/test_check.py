@@ -433,6 +433,7 @@ def test_every_prediction_has_a_nudge_without_its_number():
         assert len(hints) == 3 and prediction.nudge == hints[0], prediction.name
         number = f"{prediction.answer():g}"
         assert not re.search(rf"\b{re.escape(number)}\b", hints[0]), prediction.name
+        assert not re.match(r"(\S+) = \1 ", hints[2]), hints[2]
 
 
 def test_answer_shows_the_source_by_name_or_object(capsys):

@@ -14,7 +14,7 @@ from ranklab.meter import Event, Timeline, events_of, loading, mark, merged_trac
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-LATE = 0.1  # seconds that the last rank comes too late
+LATE = 0.5  # seconds that the last rank comes too late: others may be late by a fifth of it
 CLOCK = 0.002  # seconds: how far the profiler's clock may be off, on a busy machine
 
 

@@ -693,7 +693,7 @@ for offload in (False, True):
         f"{part.split('_')[0]} {getattr(held, part) / 1e9:.1f}" for part in parts), "GB")
 
 # %% [markdown]
-# Llama-2-7B has 6.74 billion parameters, so that states are 27 GB at the optimizer's step. The peak comes before it, in backward, when the last gradients are still whole. Offload moves states to the CPU's memory, 108 GB for the four GPUs. The price is the bus: in each micro-batch this rank's rows go to its GPU for forward and again for backward, and its gradients come back. And the CPU computes the step.
+# Llama-2-7B has 6.74 billion parameters, so that states are 27 GB at the optimizer's step. The peak comes before it, in backward: at block 2, when all gradients but the last have arrived. With offload they lie elsewhere, and the peak comes at block 32, the first in backward: the inputs of all other blocks are still kept, so it shows more activations (which count messages, too). Offload moves states to the CPU's memory, 108 GB for the four GPUs. The price is the bus: in each micro-batch this rank's rows go to its GPU for forward and again for backward, and its gradients come back. And the CPU computes the step.
 #
 # As in lab 06, the clock shows little here.
 

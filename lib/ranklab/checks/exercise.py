@@ -61,5 +61,6 @@ class Prediction:
         unit = f" {self.unit}" if self.unit else ""
         slips = [f"A usual slip is {shown(slip)}{unit}: {confusion}"
                  for slip, confusion in (self.slips or {}).items()][:1]
-        working = f"{self.working} = {shown(self.answer())}{unit}"
-        return tuple(filter(None, (self.nudge, *slips, working)))
+        answer = shown(self.answer())
+        working = f"{self.working} = " if self.working != answer else ""
+        return tuple(filter(None, (self.nudge, *slips, f"{working}{answer}{unit}")))

@@ -3,7 +3,8 @@
 Said only when nothing else can be. For a while, at every look, the main thread of each rank sleeps
 (state S in /proc: it is not starved, stopped, or at a disk), and no rank uses the CPU. Then the
 stack of each rank has one thread of Python's, which waits in communication without a limit of its
-own. So time.sleep, a debugger, a second thread or monitored_barrier is never taken for a deadlock.
+own; and once more, half of the time later: a message may have come as the ranks were asked. So
+time.sleep, a debugger, a second thread or monitored_barrier is never taken for a deadlock.
 """
 
 import os
