@@ -219,6 +219,16 @@ def test_memory_is_taken_from_ranks_first():
     assert launch(score, ranks=2) == [min(mine + 300, 1000)] * 2
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs Linux")
+def test_threads_of_ranks_without_gpus_let_each_other_finish_their_turn():
+    def policies():
+        return {os.sched_getscheduler(int(thread)) for thread in os.listdir("/proc/self/task")}
+
+    ours = os.SCHED_OTHER if torch.cuda.device_count() > 1 else os.SCHED_BATCH
+    assert launch(policies, ranks=2) == [{ours}] * 2
+    assert launch(policies, ranks=1) == [{os.SCHED_OTHER}]
+
+
 def test_folders_of_workers_go_with_killed_ranks(monkeypatch, tmp_path):
     def load():
         data = torch.utils.data.DataLoader(torch.arange(1000.0), num_workers=2)

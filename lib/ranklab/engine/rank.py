@@ -146,13 +146,15 @@ def backend_and_device(index, ranks_on_machine, rehearse=None):
     """
     import torch
 
+    if not rehearse and torch.cuda.is_available() and torch.cuda.device_count() >= ranks_on_machine:
+        torch.cuda.set_device(index)
+        return {"backend": "cpu:gloo,cuda:nccl", "device_id": torch.device("cuda", index)}
+    if ranks_on_machine > 1:
+        surroundings.share_cores()
     if rehearse:
         from ranklab.engine.rehearse import install
 
         return install()
-    if torch.cuda.is_available() and torch.cuda.device_count() >= ranks_on_machine:
-        torch.cuda.set_device(index)
-        return {"backend": "cpu:gloo,cuda:nccl", "device_id": torch.device("cuda", index)}
     return {"backend": "gloo"}
 
 
