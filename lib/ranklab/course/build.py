@@ -1,6 +1,6 @@
 """labs/ and solutions/ from labs/source/ and the library: one copy of each text and each answer.
 
-    labs/NN_idea.ipynb        the source as it stands, without outputs
+    labs/NN_idea.ipynb        the source without the advice in its stubs, without outputs
     solutions/NN_idea.ipynb   the library's source in the place of each stub, the working in the
                               place of each `...`; executed, outputs kept
 
@@ -24,6 +24,7 @@ import nbformat
 
 from ranklab.course import labs
 from ranklab.course.notebook import cells_hash, plain, read_cells, run_cells
+from ranklab.course.stubs import contract
 from ranklab.files import write_whole
 
 COMPARED = "nbval-check-output"  # the tag of a cell whose output a test compares with the stored
@@ -92,11 +93,11 @@ def is_current(path, notebook):
 
 
 def lab_notebook(root, stem):
-    """What the learner opens: the source without the marked solutions. It has no outputs, so none
-    is compared.
+    """What the learner opens: the source without the marked solutions and the advice in stubs. It
+    has no outputs, so none is compared.
     """
-    return _notebook(root, stem, lambda source: SOLUTION.sub(r"\1...\n", source).rstrip("\n"),
-                     without=COMPARED)
+    return _notebook(root, stem, lambda source: contract(SOLUTION.sub(r"\1...\n", source)
+                                                         ).rstrip("\n"), without=COMPARED)
 
 
 def solution_notebook(root, stem):

@@ -3,7 +3,7 @@
 import inspect
 import os
 
-from ranklab.course import labs, progress
+from ranklab.course import labs, progress, stubs
 from ranklab.checks.exercise import Prediction
 from ranklab.course.show import wrap
 
@@ -23,6 +23,9 @@ def hint(name=""):
         shown = entry["hints"] = min(entry.get("hints", 0) + 1, len(hints))
     for number, text in enumerate(hints[:shown], start=1):
         print(wrap(f"{number}/{len(hints)}  {text}"))
+        if number == 1:
+            for line in stubs.advice(labs.source(labs.stem_of(item.name)), item.name):
+                print(wrap(f"     {line}"))
     if shown < len(hints):
         return
     if not _are_answers_on():

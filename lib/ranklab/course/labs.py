@@ -64,3 +64,16 @@ def repository(start=None):
     """The nearest folder upwards that holds labs/source; None outside a checkout."""
     start = Path(start or Path.cwd()).resolve()
     return next((p for p in (start, *start.parents) if (p / "labs" / "source").is_dir()), None)
+
+
+def source(stem):
+    """The text of labs/source/ for `stem`; "" outside a checkout."""
+    root = repository() or repository(__file__)
+    path = root and root / "labs" / "source" / f"{stem}.py"
+    return path.read_text(encoding="utf-8") if path and path.exists() else ""
+
+
+def stem_of(name):
+    """The lab that asks for the exercise or prediction `name`, or None."""
+    return next((s for s in written() if any(
+        item.name == name for item in (*checks_of(s).EXERCISES, *checks_of(s).PREDICTIONS))), None)

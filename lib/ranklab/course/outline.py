@@ -26,15 +26,14 @@ def outline(stem):
     """All that the lab asks, in the order of its cells; the order of its checks without a source.
     """
     names = _names(stem)
-    asked = [one for one in _asked_in(_source(stem)) if one.name in names]
+    asked = [one for one in _asked_in(labs.source(stem)) if one.name in names]
     found = {one.name for one in asked}
     return asked + [Asked(name) for name in names if name not in found]
 
 
 def next_after(name, records):
     """One line on what comes after `name` in its lab, leaving out what is passed."""
-    written = labs.written()
-    stem = next((s for s in written if name in _names(s)), None)
+    stem = labs.stem_of(name)
     if stem is None:
         return ""
     asked = outline(stem)
@@ -42,7 +41,7 @@ def next_after(name, records):
     for one in asked[place + 1:] + asked[:place]:
         if not is_passed(one.name, records):
             return f"next: {one}"
-    later = written[written.index(stem) + 1:]
+    later = labs.written()[labs.written().index(stem) + 1:]
     return "all of this lab is passed" + (f"; next: lab {later[0]}" if later else "")
 
 
@@ -54,12 +53,6 @@ def is_passed(name, records):
 def _names(stem):
     checks = labs.checks_of(stem)
     return [item.name for item in (*checks.EXERCISES, *checks.PREDICTIONS)]
-
-
-def _source(stem):
-    root = labs.repository() or labs.repository(__file__)
-    path = root and root / "labs" / "source" / f"{stem}.py"
-    return path.read_text(encoding="utf-8") if path and path.exists() else ""
 
 
 def _asked_in(source):
