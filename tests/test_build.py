@@ -3,15 +3,18 @@
 import importlib.util
 import itertools
 import linecache
+import textwrap
 
 import nbformat
 import pytest
 
 from ranklab.checks.exercise import Exercise, Prediction
 from ranklab.course import build as builder
+from ranklab.course import labs
 from ranklab.course.build import (
     BuildError, build, free_names, lab_notebook, solution_notebook, stale,
 )
+from ranklab.course.stubs import ADVICE, advice
 
 STEM = "00_ranks"
 SOURCE = '''\
@@ -33,7 +36,10 @@ check(big_number=..., other=...)
 # %% tags=["nbval-check-output"]
 def double(x):
     """Twice x."""
-    # one line
+    # what is given stays said
+    x = x
+    # one line, with mul:
+    # two factors
     raise NotImplementedError("exercise 4.1: about 1 line")
 
 
@@ -127,6 +133,23 @@ def test_the_solution_has_the_librarys_text_and_the_working(root):
     assert "def half(x):\n    y = x / 2\n    return y\n\n\nprint(half(double(3)))" in text
 
 
+def test_advice_leaves_the_stub_and_is_found_by_name(root):
+    assert "# what is given stays said" in code(lab_notebook(root, STEM))
+    assert "# one line" not in code(lab_notebook(root, STEM))
+    assert advice(SOURCE, "double") == ["one line, with mul: two factors"]
+    stub = SOURCE[SOURCE.index("def double"):SOURCE.index("print(")]
+    method = "class A:\n" + textwrap.indent(stub, " " * 4)
+    assert advice(method, "A") == ["double: one line, with mul: two factors"]
+
+
+def test_all_advice_of_the_labs_is_some_exercises_first_hint():
+    for stem in labs.written():
+        source = labs.source(stem)
+        found = [line for item in labs.checks_of(stem).EXERCISES
+                 for line in advice(source, item.name)]
+        assert len(found) == len(ADVICE.findall(source)), stem
+
+
 def test_a_missing_import_is_named(root):
     change(root, "from operator import mul\n", "")
     with pytest.raises(BuildError, match="00_ranks: the answer double uses mul, which no earlier"):
@@ -172,7 +195,7 @@ def test_free_names(source, names):
 def test_ids_are_unique_and_stay_when_another_cell_changes(root):
     before = [cell.id for cell in lab_notebook(root, STEM).cells]
     assert len(set(before)) == len(before), "two equal cells, too"
-    change(root, "# one line", "# one line, changed")
+    change(root, "stays said", "stays said, changed")
     after = [cell.id for cell in lab_notebook(root, STEM).cells]
     assert sum(a != b for a, b in zip(before, after, strict=True)) == 1
 

@@ -525,7 +525,7 @@ print(f"{here.name}: {here.fp32_flops / 1e9:.0f} GFLOP/s at best; forward and ba
 # #### `activation_bytes`
 # > difficulty 3/5 · importance 4/5 · 18 minutes · about 7 lines
 #
-# The table of 4.3 as a formula, to the byte. `ends_bytes` counts embedding, head and loss for you. All numbers have
+# The table of 4.3 as a formula, to the byte. `ends_bytes(config, batch, seq, element)` counts embedding, head and loss for you. All numbers have
 # `element` bytes, except the log-sums.
 
 # %%

@@ -148,7 +148,8 @@ launch(swap_with_my_neighbour, ranks=4)
 # > difficulty 2/5 · importance 4/5 · 12 minutes · about 8 lines
 #
 # Rank `src` has the model, and all ranks need it. If `src` sends to each in turn, that takes R-1 rounds. But a rank that
-# has the value can pass it on, so the number of ranks that have it **doubles** in each round.
+# has the value can pass it on, so the number of ranks that have it **doubles** in each round. In a group,
+# `dist.send(x, group=group, group_dst=...)` and `dist.recv(x, group=group, group_src=...)` take the group's ranks.
 #
 # **Predict.** 100 ranks. How many rounds?
 

@@ -241,7 +241,7 @@ print(inspect.getsource(Bucket))
 # | `self.group` | the group: it goes into every collective and into `dist.get_world_size(self.group)` |
 # | `self.sync` | False inside `no_sync()`: then a hook does nothing |
 # | `self.backward_begins()` | call it in the hook: it makes sure that `finish()` follows |
-# | `self.used_anywhere()` | the parameters that any rank used (it costs one small all-reduce) |
+# | `self.used_anywhere()` | the parameters that any rank used (it costs one small all-reduce): with `find_unused` this goes to `bucket.fill_none()`, without it `()` |
 # | `self.no_gradient(missing)`, `self.second_gradient(parameter)` | errors that name the parameters: one has no gradient; or it got a second one, when its bucket may have been sent already |
 
 # %%
@@ -280,7 +280,7 @@ class OverlappedDataParallel(Replica):
         raise NotImplementedError("exercise 4.5, third part: divide, all-reduce with async_op")
 
     def finish(self):
-        """All gradients are averaged; called at the end of backward."""
+        """All gradients are averaged, and the next backward begins like the first one."""
         missing = {parameter for bucket in self.waiting for parameter in bucket.missing}
         # The other ranks wait for the buckets that are left. Then fill_none(used) for each bucket
         # (used: see self.used_anywhere(); without find_unused it is ()). For the next backward all
@@ -432,7 +432,8 @@ def no_sync(model):
     """Inside, backward leaves gradients local and adds them up; nothing is sent.
 
     The next backward outside averages the sums. So a batch in several pieces costs what a batch in
-    one piece does, if all but the last are inside.
+    one piece does, if all but the last are inside. It holds after a failure inside, and in another
+    no_sync, too.
     """
     # the hooks look at model.sync. One no_sync may stand inside another, and the block may fail
     raise NotImplementedError("exercise no_sync: about 5 lines")
@@ -544,7 +545,8 @@ sync_batch_norm = check(sync_batch_norm)
 # > difficulty 4/5 · importance 2/5 · 15 minutes · about 10 lines
 #
 # What if a rank really has fewer batches, because documents differ in length or a disk was lost? A rank with no batch left must still take part in every collective: `model.shadow()` sends
-# what the others send in a step, with zeros. And before each step all ranks must learn whether anybody still has a batch.
+# what the others send in a step, with zeros. And before each step all ranks must learn whether anybody still has a batch. Buffers are
+# those of rank `model.buffers_from`: it must be one that goes on.
 
 # %%
 def join_uneven(batches, model):

@@ -217,7 +217,8 @@ print(f"{trace}: {trace.stat().st_size / 1e6:.1f} MB")
 # > difficulty 2/5 · importance 4/5 · 10 minutes · about 3 lines
 #
 # If the network is slow, make the gradients smaller. DDP lets you replace what happens to a bucket: a **comm hook** gets the bucket as soon as its gradients are there, and returns a
-# *future* that will hold the mean over ranks. Backward goes on meanwhile.
+# *future* that will hold the mean over ranks. Backward goes on meanwhile. The handle of an all-reduce with `async_op=True` has one, `get_future()`; `future.then(f)`
+# is the next: `f` gets the finished future, whose `value()` is a list of one tensor, and returns the new value.
 #
 # The trap is float16 itself, and it has two ends. The largest number is 65504: divide *before* the cast and the sum, not after. But the smallest is 6e-8, and whatever is below half of that becomes 0.
 # Dividing first makes this end worse: on 4 ranks all gradients below 1.2e-7 are lost. Loss scaling (lab 01) keeps gradients away from the lower end; bfloat16 has neither end.

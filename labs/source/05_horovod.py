@@ -86,6 +86,7 @@ for row in launch(five_lines, ranks=4)[0]:
 #
 # Rank 0 is the coordinator. Every millisecond each rank tells it which tensors became ready since the last time. Rank 0 counts. A name
 # that it has heard from all R ranks is **complete**. All ranks get the same list of complete names, and reduce them in that order.
+# (`dist.gather_object` and `dist.broadcast_object_list` do for Python objects what `gather` and `broadcast` do for tensors.)
 #
 # **Predict.** 64 ranks. Each of the 63 others sends rank 0 160 names, 76 bytes each (name, shape, type). How many kilobytes arrive there in a step?
 
@@ -390,7 +391,8 @@ check(adasum_equal=...)
 #
 # The dot products need the *whole* vectors. So in each round the ranks that hold the parts of the
 # same two vectors add up theirs. With four ranks, in round 2, that is all four: first each adds what `rank ^ 1` has, then what
-# `rank ^ 2` has. (`^` is xor, as in lab 02.)
+# `rank ^ 2` has. (`^` is xor, as in lab 02.) `dot_products(a, b, tensor_of, len(sizes))` has the rows a.b, a.a and b.b, of this rank's
+# part only. A vector of zeros has no angle: its coefficient is 1.
 
 # %%
 from ranklab.collectives import sendrecv

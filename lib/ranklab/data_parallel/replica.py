@@ -151,7 +151,8 @@ def no_sync(model):
     """Inside, backward leaves gradients local and adds them up; nothing is sent.
 
     The next backward outside averages the sums. So a batch in several pieces costs what a batch in
-    one piece does, if all but the last are inside.
+    one piece does, if all but the last are inside. It holds after a failure inside, and in another
+    no_sync, too.
     lab    03
     """
     before, model.sync = model.sync, False
