@@ -57,12 +57,16 @@ def home(answers):
 
 
 def lab_page(path, decks):
-    """The notebook at `path`, its links below its title."""
+    """The notebook at `path`, its links below its title; each figure's page text is its own."""
     notebook, stem = json.loads(path.read_text()), path.stem
     links = [f'<a href="../slides/{stem}.html">Deck</a>'] if stem in decks else []
     links += [f"[Interview questions](../questions/{stem}.md)",
               f'<a href="../notebooks/{stem}.ipynb" download>Notebook</a>']
     notebook["cells"][0]["source"] += ["\n\n", " | ".join(links)]
+    for cell in notebook["cells"]:
+        for output in cell.get("outputs", ()):
+            if alt := output.get("metadata", {}).get("image/png", {}).get("alt"):
+                cell["metadata"]["mystnb"] = {"image": {"alt": alt}}
     return json.dumps(notebook)
 
 

@@ -95,7 +95,8 @@ def test_a_lab_its_outputs_and_its_questions_are_there(pages, bank, stem):
     outputs = [out for cell in solved["cells"] for out in cell.get("outputs", ())]
     figures = sum("image/png" in out.get("data", ()) for out in outputs)
     lab, asked = pages[f"labs/{stem}.html"], pages[f"questions/{stem}.html"]
-    assert lab.text.count('<img alt="') == figures
+    said = re.findall('<img alt="(.*?)"', lab.text)
+    assert len(said) == figures and all(len(words.split()) > 4 for words in said), said
     assert " minutes" in lab.text and "-&gt;</b>    passed" in lab.text
     assert {f"../questions/{stem}.html", f"../notebooks/{stem}.ipynb"} <= set(lab.links)
     assert f"labs/{stem}.html" in pages["index.html"].links

@@ -72,7 +72,7 @@ def activations(keeps, parts, title="What one block keeps for backward"):
 
 @styled
 def live_bytes(curves, title="Activations that wait for backward, during one step"):
-    """Kept bytes over a step; curves: {label: (bytes in forward, bytes in backward)}."""
+    """Kept bytes over a step; `curves` is {label: (bytes in forward, bytes in backward)}."""
     fig, ax = figure(7, 3)
     for index, (label, (forward, backward)) in enumerate(curves.items()):
         x = np.r_[np.linspace(0, 1, len(forward)), np.linspace(1, 3, len(backward))]
@@ -160,7 +160,7 @@ def scale_history(scales, skipped, large=(), title="Dynamic loss scaling"):
 
 @styled
 def arena(states, title="The same free bytes, in one piece and in pieces"):
-    """Memory maps, one row each: states is {label: Arena}; taken pieces dark, gaps empty."""
+    """Memory maps, one row each, taken pieces dark, gaps empty; `states` is {label: Arena}."""
     fig, ax = figure(7, 0.62 * len(states) + 1.1)
     for row, (label, arena) in enumerate(states.items()):
         ax.barh(row, arena.size, height=0.6, color="white", edgecolor=INK)

@@ -142,7 +142,7 @@ def searches(seen):
 
 @styled
 def accuracies(values, title="held-out accuracy"):
-    """Bars of {name: accuracy}; a line marks the first one, which takes no learning."""
+    """A bar for each accuracy, a line for the first one, which takes no learning."""
     fig, ax = figure(7.4, 0.8 + 0.42 * len(values))
     for place, (name, value) in enumerate(values.items()):
         ax.barh(place, value, 0.65, **look(min(place, 2)))

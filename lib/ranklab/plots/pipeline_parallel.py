@@ -77,7 +77,7 @@ def timeline(spans, title=None, ranks=None, xlabel=UNIT):
 
 @styled
 def several(named, title=None, flush=True, xlabel=UNIT, numbers=True):
-    """The lanes of {name: spans} one below the other over one time; beside each its bubble, and the
+    """The lanes of several runs one below the other over one time; beside each its bubble, and the
     most micro-batches of which a rank holds the activations, of all its stages together.
 
     flush    as for bubble_fraction

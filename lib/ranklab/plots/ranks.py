@@ -7,10 +7,11 @@ from matplotlib.patches import FancyBboxPatch
 from ranklab.plots.boxes import arrow, disc
 from ranklab.plots.gantt import boxed
 from ranklab.plots.style import (FAINT, INK, TONES, bars, bytes_axis, clean, figure, line,
-                                 seconds_axis)
+                                 seconds_axis, styled)
 from ranklab.ranks import coordinates
 
 
+@styled
 def world(ranks, nodes=1):
     """Nodes as boxes, ranks as circles; a row for each number that torchrun gives a process."""
     per_node = ranks // nodes
@@ -33,6 +34,7 @@ def world(ranks, nodes=1):
     return fig
 
 
+@styled
 def shards(shard_range, n, sizes=(2, 3, 4, 8)):
     """The part of range(n) that each rank gets from `shard_range`; a row for each world size."""
     fig, ax = figure(7.5, 0.5 * len(sizes) + 1)
@@ -50,6 +52,7 @@ def shards(shard_range, n, sizes=(2, 3, 4, 8)):
     return fig
 
 
+@styled
 def time_held(seconds, title=None):
     """How long each rank was inside a call; `seconds` has one time per rank."""
     fig, ax = figure(7, 0.28 * len(seconds) + 1)
@@ -61,6 +64,7 @@ def time_held(seconds, title=None):
     return fig
 
 
+@styled
 def who_waits(waits, ranks):
     """An arrow from each rank to the rank it waits for; `waits` is {rank: rank}."""
     fig, ax = figure(3.2, 3.2)
@@ -78,6 +82,7 @@ def who_waits(waits, ranks):
     return fig
 
 
+@styled
 def times_by_size(rows, label):
     """Measured time against size, both logarithmic; `rows` is [(bytes, seconds)]."""
     fig, ax = figure(6.5, 2.8)

@@ -14,6 +14,8 @@ and shades of one colour keep their order when printed in grey.
 
 import functools
 import io
+import itertools
+import re
 
 import matplotlib
 from matplotlib.figure import Figure
@@ -41,16 +43,33 @@ RC = {
 
 
 class CourseFigure(Figure):
-    """A figure that a notebook shows by itself. No pyplot: no global state, nothing shown twice."""
+    """A figure that a notebook shows by itself. No pyplot: no global state, nothing shown twice.
+
+    `what` says what it shows, for those who can't see it: see styled().
+    """
+
+    what = ""
 
     def _repr_png_(self):
+        """(the picture, its metadata): a page made of the notebook takes `alt` from there."""
         large, small = io.BytesIO(), io.BytesIO()
         with matplotlib.rc_context(RC):
             self.savefig(large, format="png")
         # 64 colours are plenty for these drawings, and the notebook stays a third of the size.
         picture = Image.open(large).convert("RGB").quantize(64, dither=Image.Dither.NONE)
         picture.save(small, "png", optimize=True)
-        return small.getvalue()
+        return small.getvalue(), {"alt": self.alt()}
+
+    def alt(self):
+        """The titles, what the figure shows, and the words beside its axes and in its legends."""
+        titles = [self.get_suptitle(), *(ax.get_title() for ax in self.axes)]
+        axes = [f"{way}: {text}" for ax in self.axes
+                for way, text in (("across", ax.get_xlabel()), ("up", ax.get_ylabel())) if text]
+        legends = [text.get_text() for ax in self.axes if ax.get_legend()
+                   for text in ax.get_legend().get_texts()]
+        parts = [", ".join(dict.fromkeys(filter(None, texts)))
+                 for texts in (titles, [self.what], axes, legends)]
+        return " ".join(f"{part.rstrip('.')}." for part in parts if part).replace("\n", " ")
 
 
 def figure(width=7.0, height=3.2, rows=1, cols=1, **kwargs):
@@ -61,12 +80,21 @@ def figure(width=7.0, height=3.2, rows=1, cols=1, **kwargs):
 
 
 def styled(draw):
-    """`draw` with the course's style in force for all that it draws: titles, legends, texts."""
+    """`draw` with the course's style in force for all that it draws: titles, legends, texts.
+
+    The first words of its docstring, up to where they speak of code, say what the figure shows.
+    """
+    first = re.sub(r"`(\w+)`", r"\1", " ".join((draw.__doc__ or "").split("\n\n")[0].split()))
+    clauses = itertools.takewhile(lambda clause: "{" not in clause, re.split("(?<=[;.]) ", first))
+    what = " ".join(clauses).strip(";.")
 
     @functools.wraps(draw)
     def in_style(*args, **kwargs):
         with matplotlib.rc_context(RC):
-            return draw(*args, **kwargs)
+            fig = draw(*args, **kwargs)
+        if isinstance(fig, CourseFigure):
+            fig.what = what
+        return fig
 
     return in_style
 
