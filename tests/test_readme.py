@@ -3,6 +3,7 @@
 import os
 import re
 import subprocess
+import sys
 
 import pytest
 from conftest import ROOT
@@ -100,12 +101,24 @@ def test_ranklab_and_make_commands_exist(name, capsys):
 
 def test_table_lists_every_lab_and_marks_the_planned_ones():
     rows = re.findall(r"^\| \[?(\d\d_\w+)\]?(\(labs/\w+\.ipynb\))?( \(planned\))? \|", README, re.M)
-    assert [stem for stem, _, _ in rows] == list(labs.STEMS)
+    assert sorted(stem for stem, _, _ in rows) == list(labs.STEMS)
+    minutes = sum(map(int, re.findall(r"^\| \[\d\d_.*\| (\d+) \| [^|]*\|$", README, re.M)))
+    assert f"about {minutes / 60:.0f} hours" in README
     for stem, link, planned in rows:
         written = (ROOT / "labs" / "source" / f"{stem}.py").exists()
         assert bool(planned) != written, f"{stem} is {'written' if written else 'planned'}"
         assert bool(link) == written
         assert not link or link == f"(labs/{stem}.ipynb)"
+
+
+def test_the_verdict_is_what_check_says_of_the_code_above_it(tmp_path):
+    code = re.search(r"^```python\n(.*?)^```", README, re.M | re.S)[1]
+    lines = ["import torch", "import torch.distributed as dist", "from ranklab import check",
+             "from ranklab.collectives import sendrecv", code]
+    (tmp_path / "cell.py").write_text("\n".join(lines))
+    done = subprocess.run([sys.executable, tmp_path / "cell.py"], text=True, timeout=100,
+                          env=os.environ | {"RANKLAB_HOME": str(tmp_path)}, stdout=subprocess.PIPE)
+    assert f"```\n{done.stdout}```" in README
 
 
 def test_picture_is_drawn_by_the_code():
