@@ -6,8 +6,8 @@
 # %% [markdown]
 # ## 1. Story
 #
-# In 2017 eight GPUs needed 29 hours to train ResNet-50 on ImageNet. A team at Facebook put the same model on 256 GPUs and was done in one
-# hour, with the same accuracy (Goyal et al., arXiv 1706.02677). 32 times the hardware, 29 times the speed.
+# Eight GPUs needed 29 hours to train ResNet-50 on ImageNet. A team at Facebook put the same model on 256 GPUs and was done in one
+# hour, with the same accuracy (Goyal et al., 2017, arXiv 1706.02677). 32 times the hardware, 29 times the speed.
 #
 # The idea fits in a sentence: **every GPU holds a copy of the whole model (a replica), works on its own part of the batch, and all GPUs average their gradients before the step.** You will write it in ten lines. What makes it 29 times and not 10 is the rest of this lab: the gradients of the last layers
 # travel *while* those of the first are still being computed.

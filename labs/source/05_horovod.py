@@ -6,9 +6,9 @@
 # %% [markdown]
 # ## 1. Story
 #
-# In 2017 distributed TensorFlow meant parameter servers, a cluster specification and a rewritten script. On 128 GPUs it lost about half
-# of the machine. Uber's engineers put Baidu's ring all-reduce into a library. A script had to change **five lines**, and trained about
-# twice as fast (Sergeev and Del Balso, arXiv 1802.05799).
+# **Five lines** of a training script: that is all that had to change. Distributed TensorFlow meant parameter servers, a cluster
+# specification and a rewritten script, and on 128 GPUs it lost about half of the machine. Then Uber's engineers put Baidu's ring
+# all-reduce into a library, and scripts trained about twice as fast (Sergeev and Del Balso, 2018, arXiv 1802.05799).
 #
 # Inside, Horovod is not DDP. DDP knows the model, and makes its buckets in advance. Horovod knows only *names of tensors*: each rank says
 # which names are ready, in any order. That takes a coordinator, a cache, and a buffer that is filled on the spot.
