@@ -143,9 +143,10 @@ def choose_torch(python, torch, pinned):
     error  Stop; its cause is "torch's index" where only PyTorch's own index can't be reached
     """
     wanted = torch_requirement()
-    # A mirror or a folder that pip was told about comes first; the public index has no tags.
-    here = [python, "-m", "pip", "install", "--quiet", "%s+%s" % (wanted, torch)]
-    code, output = run(here + pinned, screen=False)
+    # A mirror or a folder that pip was told about comes first; the public index has no tags. What
+    # torch needs comes with the pins: beside them pip calls a missing tag a conflict.
+    code, output = run([python, "-m", "pip", "install", "--quiet", "--no-deps",
+                        "%s+%s" % (wanted, torch)], screen=False)
     if code == 0:
         return
     if cause(output) not in ("no build", "nothing"):
