@@ -107,7 +107,7 @@ def run(command, screen=True):
 
 
 def install(*command):
-    """Runs an installer with its output on the screen; on failure Stop with the sentence for it."""
+    """run(), and Stop with the sentence for it where it fails."""
     code, output = run(command)
     if code:
         raise Stop(explain(output, code), cause(output))
@@ -143,8 +143,8 @@ def choose_torch(python, torch, pinned):
     error  Stop; its cause is "torch's index" where only PyTorch's own index can't be reached
     """
     wanted = torch_requirement()
-    # A mirror or a folder that pip was told about comes first; the public index has no tags. What
-    # torch needs comes with the pins: beside them pip calls a missing tag a conflict.
+    # A mirror or a folder that pip was told about comes first; the public index has no tags.
+    # Without the pins, which bring what torch needs: beside them a missing tag is a "conflict".
     code, output = run([python, "-m", "pip", "install", "--quiet", "--no-deps",
                         "%s+%s" % (wanted, torch)], screen=False)
     if code == 0:
@@ -165,25 +165,21 @@ def choose_torch(python, torch, pinned):
 
 
 def choose_cpu_if_it_comes(venv, pinned):
-    """The wheels that were chosen by us: "cpu", or "" where only pip's default can be reached.
-
-    error  Stop for every other failure: nobody asked for the gigabytes of pip's default
-    """
+    """The wheels that we chose: "cpu", or "" where PyTorch's own index is out of reach."""
     print("No GPU here (nvidia-smi is not on the PATH), so PyTorch's CPU wheels are taken, 0.2 GB; "
           "TORCH=pip takes those with CUDA, 3 GB.", flush=True)
     try:
         choose_torch(venv / "bin" / "python", "cpu", pinned)
         return "cpu"
     except Stop as stop:
-        if stop.cause != "torch's index":
+        if stop.cause != "torch's index":  # nobody asked for the gigabytes of pip's default
             raise
-    free = shutil.disk_usage(str(venv.parent)).free
+    free, unreached = shutil.disk_usage(str(venv.parent)).free, "PyTorch's index can't be reached"
     if free < SPACE_FOR_CUDA:
-        raise Stop("PyTorch's own index can't be reached, and pip's default, with CUDA, takes up "
-                   "to %.0f GB where %.1f GB are free: check the network, or free some space, %s."
-                   % (SPACE_FOR_CUDA / 1e9, free / 1e9, AGAIN))
-    print("PyTorch's own index can't be reached: going on with pip's default, up to 3 GB.",
-          flush=True)
+        raise Stop("%s, and pip's default, with CUDA, takes up to %.0f GB where %.1f GB are free: "
+                   "check the network, or free some space, %s."
+                   % (unreached, SPACE_FOR_CUDA / 1e9, free / 1e9, AGAIN))
+    print("%s: going on with pip's default, up to 3 GB." % unreached, flush=True)
     return ""
 
 
