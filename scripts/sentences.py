@@ -11,10 +11,11 @@ AGAIN = "then run the same command again"
 # What pip and uv print, in lower case, for each way to fail; the first that is found counts.
 SIGNS = (
     ("disk", ("no space left", "errno 28")),
+    ("no build", tuple("(from versions: %d" % digit for digit in range(10))),
+    ("network", ("retry(total=0",)),       # the last try; after others pip may have got through
     ("conflict", ("resolutionimpossible", "conflicting dependencies")),
     ("closed", ("401 unauthorized", "403 forbidden", "http error 401", "http error 403",
                 "401 client error", "403 client error", "proxy authentication required")),
-    ("no build", tuple("(from versions: %d" % digit for digit in range(10))),
     ("network", ("newconnectionerror", "connection refused", "name resolution", "timed out",
                  "name or service not known", "connecttimeout", "proxyerror", "connection reset",
                  "network is unreachable", "dns error", "error sending request",
@@ -69,9 +70,9 @@ def explain(output, code):
         "disk": "The disk filled up while installing: free some space (TORCH=cpu needs about "
                 "%.0f GB, CUDA up to %.0f GB), %s."
                 % (SPACE_NEEDED / 1e9, SPACE_FOR_CUDA / 1e9, AGAIN),
-        "conflict": "The pinned versions do not fit each other or %s (see above): `git pull`, or "
-                    "take another Python, for instance `make lab PYTHON=python3.12`; whoever "
-                    "moved a pin finds how to in CONTRIBUTING.md." % here,
+        "conflict": "The pinned versions do not fit each other or %s, or this package index lacks "
+                    "one (see above): `git pull`, or take another Python, for instance `make lab "
+                    "PYTHON=python3.12`; CONTRIBUTING.md says how pins are moved." % here,
         "closed": "The package index refuses this machine (401 or 403): it wants a login, or is "
                   "closed to you; ask whoever runs it, or name another (PIP_INDEX_URL), %s."
                   % AGAIN,

@@ -131,10 +131,10 @@ def create(venv):
         raise Stop(explain(output, made.returncode))
 
 
-def torch_requirement():
-    """The pinned torch, as constraints.txt has it."""
+def pin(name):
+    """`name` with its pinned version, as constraints.txt has it."""
     lines = (ROOT / "constraints.txt").read_text().splitlines()
-    return next(line.strip() for line in lines if line.startswith("torch=="))
+    return next(line.split()[0] for line in lines if line.startswith(name + "=="))
 
 
 def choose_torch(python, torch, pinned):
@@ -142,9 +142,9 @@ def choose_torch(python, torch, pinned):
 
     error  Stop; its cause is "torch's index" where only PyTorch's own index can't be reached
     """
-    wanted = torch_requirement()
+    wanted = pin("torch")
     # A mirror or a folder that pip was told about comes first; the public index has no tags.
-    # Without the pins, which bring what torch needs: beside them a missing tag is a "conflict".
+    # No -c here: beside the pins pip calls what an index lacks a conflict. They come afterwards.
     code, output = run([python, "-m", "pip", "install", "--quiet", "--no-deps",
                         "%s+%s" % (wanted, torch)], screen=False)
     if code == 0:
@@ -153,7 +153,7 @@ def choose_torch(python, torch, pinned):
         sys.stderr.write(output)
         raise Stop(explain(output, code), cause(output))
     # pip has no way to choose PyTorch's own index by a short name; uv has.
-    install(python, "-m", "pip", "install", *pinned, "uv")
+    install(python, "-m", "pip", "install", pin("uv"))
     try:
         install(python, "-m", "uv", "pip", "install", "--python", python,
                 "--torch-backend=" + torch, *pinned, wanted)
