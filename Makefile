@@ -11,6 +11,8 @@ PORT   ?= 8888
 # Test files that run at the same time: on two cores three, because many of them wait.
 JOBS   ?= 3
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
+# An index that wants a login gets no answer, and setup.py says so.
+export PIP_NO_INPUT = 1
 
 # A path may hold spaces, so make's own functions, which split at them, are of no use here.
 PY      = "$(VENV)/bin/python"
@@ -20,7 +22,7 @@ SCREEN  = $(or $(DISPLAY),$(WAYLAND_DISPLAY),$(filter Darwin,$(shell uname)))
 # Jupyter refuses to run as root unless told; in a container root is the usual user.
 AS_ROOT = $(if $(filter 0,$(shell id -u)),--allow-root)
 
-.PHONY: help setup lab test sweep check build slides site bench horovod doctor clean
+.PHONY: help setup work lab test sweep check build slides site bench horovod doctor clean
 .DEFAULT_GOAL := help
 
 help: ## list these commands
@@ -32,9 +34,11 @@ setup:
 		"then run the same command again."; exit 1; }
 	@$(PYTHON) scripts/setup.py --venv "$(VENV)" --torch "$(TORCH)"
 
-# With our configuration Jupyter does not begin by asking whether to fetch news.
-lab: setup ## open JupyterLab on your copies of the labs, in work/ (the first run installs)
+work: setup ## your copies of the labs, in work/, for an editor of your own
 	@$(INSIDE) $(PY) -m ranklab.cli work
+
+# With our configuration Jupyter does not begin by asking whether to fetch news.
+lab: work ## open JupyterLab on your copies of the labs, in work/ (the first run installs)
 	@$(INSIDE) JUPYTER_CONFIG_PATH="$(CURDIR)/scripts/jupyter" $(PY) -m jupyterlab \
 		--ServerApp.root_dir=. --LabApp.default_url=/lab/tree/work \
 		--port=$(PORT) $(if $(SCREEN),,--no-browser) $(AS_ROOT)

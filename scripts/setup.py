@@ -16,7 +16,7 @@ import subprocess
 import sys
 
 from sentences import (
-    AGAIN, NEWEST, OLDEST, SPACE_FOR_CUDA, SPACE_NEEDED, Stop, explain, said_once,
+    AGAIN, NEWEST, OLDEST, SPACE_FOR_CUDA, SPACE_NEEDED, Stop, cause, explain, said_once,
 )
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -49,7 +49,7 @@ def check_python(argv):
     """This Python is new enough; an old one is replaced by a newer one of this machine."""
     if sys.version_info[:2] >= OLDEST:
         return
-    for minor in range(NEWEST[1], OLDEST[1] - 1, -1):
+    for minor in range(OLDEST[1], NEWEST[1] + 1):      # the older ones are the better tried
         python = shutil.which("python3.%d" % minor)
         if python and new_enough(python):
             os.execv(python, [python, os.path.abspath(__file__)] + argv)
@@ -94,16 +94,23 @@ def alone(venv):
         yield
 
 
-def install(*command):
-    """Runs an installer with its output on the screen; on failure Stop with the sentence for it."""
+def run(command, screen=True):
+    """The exit code of an installer, and its warnings and errors, which also go to the screen."""
     process = subprocess.Popen([str(c) for c in command], cwd=str(ROOT), universal_newlines=True,
                                stderr=subprocess.PIPE, stdin=subprocess.DEVNULL)
     lines = []
-    for line in process.stderr:            # warnings and errors; stdout goes to the screen
+    for line in process.stderr:            # stdout goes to the screen by itself
         lines.append(line)
-        sys.stderr.write(line)
-    if process.wait():
-        raise Stop(explain("".join(lines), process.returncode))
+        if screen:
+            sys.stderr.write(line)
+    return process.wait(), "".join(lines)
+
+
+def install(*command):
+    """run(), and Stop with the sentence for it where it fails."""
+    code, output = run(command)
+    if code:
+        raise Stop(explain(output, code), cause(output))
 
 
 def create(venv):
@@ -124,36 +131,56 @@ def create(venv):
         raise Stop(explain(output, made.returncode))
 
 
-def torch_requirement():
-    """The pinned torch, as constraints.txt has it."""
+def pin(name):
+    """`name` with its pinned version, as constraints.txt has it."""
     lines = (ROOT / "constraints.txt").read_text().splitlines()
-    return next(line.strip() for line in lines if line.startswith("torch=="))
+    return next(line.split()[0] for line in lines if line.startswith(name + "=="))
 
 
 def choose_torch(python, torch, pinned):
-    """PyTorch's wheels for `torch` (cpu, cu128, ...) are installed."""
-    wanted = torch_requirement()
+    """PyTorch's wheels for `torch` (cpu, cu128, ...) are installed.
+
+    error  Stop; its cause is "torch's index" where only PyTorch's own index can't be reached
+    """
+    wanted = pin("torch")
     # A mirror or a folder that pip was told about comes first; the public index has no tags.
-    here = [str(python), "-m", "pip", "install", "--quiet", "%s+%s" % (wanted, torch)]
-    if subprocess.call(here + pinned, cwd=str(ROOT), stderr=subprocess.DEVNULL) == 0:
+    # No -c here: beside the pins pip calls what an index lacks a conflict. They come afterwards.
+    code, output = run([python, "-m", "pip", "install", "--quiet", "--no-deps",
+                        "%s+%s" % (wanted, torch)], screen=False)
+    if code == 0:
         return
+    if cause(output) not in ("no build", "nothing"):
+        sys.stderr.write(output)
+        raise Stop(explain(output, code), cause(output))
     # pip has no way to choose PyTorch's own index by a short name; uv has.
-    install(python, "-m", "pip", "install", *pinned, "uv")
-    install(python, "-m", "uv", "pip", "install", "--python", python,
-            "--torch-backend=" + torch, *pinned, wanted)
+    install(python, "-m", "pip", "install", pin("uv"))
+    try:
+        install(python, "-m", "uv", "pip", "install", "--python", python,
+                "--torch-backend=" + torch, *pinned, wanted)
+    except Stop as stop:
+        if stop.cause != "network":
+            raise
+        raise Stop("PyTorch's own index can't be reached: check the network, %s; or TORCH=pip "
+                   "takes pip's default, up to 3 GB." % AGAIN, "torch's index")
 
 
-def choose_cpu_if_it_comes(python, pinned):
-    """The wheels that were chosen by us: "cpu", or "" where only pip's default can be fetched."""
+def choose_cpu_if_it_comes(venv, pinned):
+    """The wheels that we chose: "cpu", or "" where PyTorch's own index is out of reach."""
     print("No GPU here (nvidia-smi is not on the PATH), so PyTorch's CPU wheels are taken, 0.2 GB; "
           "TORCH=pip takes those with CUDA, 3 GB.", flush=True)
     try:
-        choose_torch(python, "cpu", pinned)
+        choose_torch(venv / "bin" / "python", "cpu", pinned)
         return "cpu"
-    except Stop:
-        print("PyTorch's own index can't be reached: going on with pip's default, up to 3 GB.",
-              flush=True)
-        return ""
+    except Stop as stop:
+        if stop.cause != "torch's index":  # nobody asked for the gigabytes of pip's default
+            raise
+    free, unreached = shutil.disk_usage(str(venv.parent)).free, "PyTorch's index can't be reached"
+    if free < SPACE_FOR_CUDA:
+        raise Stop("%s, and pip's default, with CUDA, takes up to %.0f GB where %.1f GB are free: "
+                   "check the network, or free some space, %s."
+                   % (unreached, SPACE_FOR_CUDA / 1e9, free / 1e9, AGAIN))
+    print("%s: going on with pip's default, up to 3 GB." % unreached, flush=True)
+    return ""
 
 
 def fill(venv, torch, quiet):
@@ -164,7 +191,7 @@ def fill(venv, torch, quiet):
     """
     python, pinned = venv / "bin" / "python", ["-c", "constraints.txt"]
     if torch is None:
-        torch = choose_cpu_if_it_comes(python, pinned)
+        torch = choose_cpu_if_it_comes(venv, pinned)
     elif torch:
         choose_torch(python, torch, pinned)
     install(python, "-m", "pip", "install", *pinned, "-e", ".[%s]" % EXTRAS,

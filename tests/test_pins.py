@@ -1,34 +1,98 @@
-"""constraints.txt: pins everything, names no place, and is what pip and conda users get."""
+"""constraints.txt: pins everything, fits every Python and machine that README names, and is what
+pip and conda users get."""
 
+import functools
 import importlib.metadata
+import itertools
 import re
 import subprocess
 import sys
 import sysconfig
 
+import pytest
 import yaml
 from conftest import ROOT, load_script
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 setup = load_script("setup")
+PYTHONS = [f"3.{minor}.0" for minor in range(setup.OLDEST[1], setup.NEWEST[1] + 1)]
+MACHINES = [("linux", "Linux", "x86_64"), ("linux", "Linux", "aarch64"),
+            ("darwin", "Darwin", "arm64")]
+ENVIRONMENTS = [
+    {"python_full_version": python, "python_version": python.rpartition(".")[0],
+     "sys_platform": platform, "platform_system": system, "platform_machine": machine}
+    for python, (platform, system, machine) in itertools.product(PYTHONS, MACHINES)]
+# NVIDIA's packages and triton come with torch's CUDA wheels, in the versions that it names.
+WITH_TORCH = ("nvidia-", "cuda-", "triton")
 
 
-def pins():
-    """{package: version} of constraints.txt, names in pip's normal form."""
-    lines = (ROOT / "constraints.txt").read_text().splitlines()
-    found = [line.split("==") for line in lines if line and not line.startswith("#")]
-    return {normal(name): version for name, version in found}
+@functools.cache
+def lines():
+    """[(requirement, which Python it asks for, as its comment says)] of constraints.txt."""
+    text = (ROOT / "constraints.txt").read_text().splitlines()
+    split = [line.partition("#")[::2] for line in text if not line.startswith("#")]
+    return [(Requirement(pin), note.strip().removeprefix("Python ")) for pin, note in split]
+
+
+def pins(environment=None):
+    """{package: version} of constraints.txt, names in pip's normal form; here, or elsewhere."""
+    return {normal(pin.name): str(pin.specifier).removeprefix("==") for pin, _ in lines()
+            if not pin.marker or pin.marker.evaluate(environment)}
 
 
 def normal(name):
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def test_every_requirement_is_pinned_inside_its_range():
-    for text in importlib.metadata.requires("ranklab"):
-        wanted = Requirement(text)
-        assert normal(wanted.name) in pins(), f"{wanted.name} is not in constraints.txt"
-        assert wanted.specifier.contains(pins()[normal(wanted.name)]), text
+@functools.cache
+def requires(name):
+    """What an installed package asks for; nothing where it is not installed."""
+    try:
+        return [Requirement(text) for text in importlib.metadata.requires(name) or ()]
+    except importlib.metadata.PackageNotFoundError:
+        return []
+
+
+def needed(environment):
+    """Every requirement of ranklab with all its extras in `environment`, and of what it brings."""
+    extras = importlib.metadata.metadata("ranklab").get_all("Provides-Extra")
+    todo, seen = [("ranklab", frozenset(extras))], set()
+    while todo:
+        name, extras = todo.pop()
+        if (name, extras) in seen:
+            continue
+        seen.add((name, extras))
+        for wanted in requires(name):
+            if not wanted.marker or any(wanted.marker.evaluate({**environment, "extra": extra})
+                                        for extra in {"", *extras}):
+                yield wanted
+                todo.append((normal(wanted.name), frozenset(wanted.extras)))
+
+
+@pytest.mark.parametrize("environment", ENVIRONMENTS, ids=lambda each: "-".join(each.values()))
+def test_all_that_is_needed_is_pinned_inside_its_range(environment):
+    pinned = pins(environment)
+    for wanted in needed(environment):
+        name = normal(wanted.name)
+        if not name.startswith(WITH_TORCH):
+            assert name in pinned, f"{name} is not in constraints.txt"
+            assert wanted.specifier.contains(pinned[name]), wanted
+
+
+def test_every_pin_fits_every_python():
+    """Of its installed package, or else of the comment beside it: what Python it asks for."""
+    for pin, note in lines():
+        try:
+            asks = importlib.metadata.metadata(pin.name).get("Requires-Python") or ""
+        except importlib.metadata.PackageNotFoundError:
+            assert note, f"{pin.name} is not installed here: its line must say which Python it asks"
+            asks = note
+        assert not note or note == asks, f"{pin.name} asks for Python {asks}"
+        for environment in ENVIRONMENTS:
+            if not pin.marker or pin.marker.evaluate(environment):
+                python = environment["python_full_version"]
+                assert SpecifierSet(asks).contains(python), f"{pin}: Python {asks}, not {python}"
 
 
 def test_pins_are_what_is_installed():
@@ -39,18 +103,22 @@ def test_pins_are_what_is_installed():
     assert pins()["torch"] == here["torch"]
     wrong = {name: (here[name], pin) for name, pin in pins().items() if here.get(name, pin) != pin}
     assert not wrong, "installed, pinned"
-    # NVIDIA's packages and triton come with torch's CUDA wheels, in the versions that it names.
     # Horovod is what `make horovod` built.
     extra = [name for name in here if name not in pins()
-             and name not in ("pip", "ranklab", "horovod")
-             and not name.startswith(("nvidia-", "cuda-", "triton"))]
+             and name not in ("pip", "ranklab", "horovod") and not name.startswith(WITH_TORCH)]
     assert not extra, "installed by somebody, but not pinned"
 
 
-def test_pins_name_no_place_and_no_platform():
+def test_pins_name_no_place_and_no_platform_but_in_a_marker():
+    marker = r'( ; (sys_platform|python_full_version) [=<>]=? "[\w.]+")?'
     for line in (ROOT / "constraints.txt").read_text().splitlines():
-        assert line.startswith("#") or re.fullmatch(r"[\w.-]+==[\w.]+", line), line
-    assert not [name for name in pins() if name.startswith("nvidia-")]
+        assert line.startswith("# ") or re.fullmatch(
+            r"[\w.-]+==[\w.]+" + marker + "(    # Python [<>=!~.,0-9]+)?", line), line
+    names = [normal(pin.name) for pin, _ in lines()]
+    assert not [name for name in names if name.startswith(WITH_TORCH)]
+    for environment in ENVIRONMENTS:
+        assert len(pins(environment)) == sum(not pin.marker or pin.marker.evaluate(environment)
+                                             for pin, _ in lines()), "two lines for one package"
 
 
 def test_conda_gets_the_same_pins():

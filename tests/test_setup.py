@@ -154,18 +154,42 @@ def test_full_disk(monkeypatch, tmp_path):
         setup.check_space(tmp_path / ".venv", "")
 
 
-@pytest.mark.parametrize("output, sentence", [
-    ("ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device",
-     "The disk filled up while installing"),
-    ("WARNING: Retrying ... NewConnectionError('... [Errno 111] Connection refused')\n"
-     "ERROR: No matching distribution found for torch", "The package index can't be reached"),
-    ("error: Request failed after 3 retries\n  cause: dns error",
-     "The package index can't be reached"),
-    ("ERROR: No matching distribution found for torch", "A pinned package has no build for"),
-    ("something new\n", "The set-up stopped with code 2: something new"),
-    ("", "The set-up stopped with code 2: no message"),
+# What pip 23 and uv 0.13 printed when each was made to fail so, shortened.
+PIP_HAS_NO_TAGS = (
+    "ERROR: Could not find a version that satisfies the requirement torch==2.13.0+cpu (from "
+    "versions: 2.12.1, 2.13.0)\nERROR: No matching distribution found for torch==2.13.0+cpu")
+NO_CONNECTION = (
+    "WARNING: Retrying (Retry(total=0, connect=None)) after connection broken by "
+    "'NewConnectionError('<HTTPConnection>: [Errno 111] Connection refused')': /simple/torch/\n")
+PIP_SEES_NOTHING = PIP_HAS_NO_TAGS.replace("2.12.1, 2.13.0", "none")
+PIP_CONFLICT = (
+    "ERROR: Cannot install beautifulsoup4==4.15.0 because these package versions have conflicting "
+    "dependencies.\nERROR: ResolutionImpossible: for help visit the documentation")
+UV_CLOSED = (
+    "error: No solution found when resolving dependencies\n  cause: Because torch was not found "
+    "in the package registry and you require torch==2.13.0, we can conclude ...\n\nhint: An index "
+    "(its address) returned a 403 Forbidden error.")
+UV_NO_NETWORK = "error: Request failed after 3 retries in 6.0s\n  cause: dns error"
+NO_SPACE = "ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device"
+
+
+@pytest.mark.parametrize("output, cause, sentence", [
+    (NO_SPACE, "disk", "The disk filled up while installing"),
+    (NO_CONNECTION + PIP_SEES_NOTHING, "network", "The package index can't be reached"),
+    (UV_NO_NETWORK, "network", "The package index can't be reached"),
+    (PIP_CONFLICT, "conflict", "The pinned versions do not fit each other or Python 3."),
+    (NO_CONNECTION.replace("=0", "=4") + PIP_CONFLICT, "conflict", "The pinned versions do not"),
+    (NO_CONNECTION + PIP_CONFLICT, "network", "The package index can't be reached"),
+    (UV_CLOSED, "closed", "The package index refuses this machine"),
+    ("ERROR: HTTP error 403 while getting a file", "closed", "The package index refuses"),
+    (PIP_SEES_NOTHING, "nothing", "The package index shows nothing at all"),
+    (PIP_HAS_NO_TAGS, "no build", "A pinned package has no build for"),
+    (NO_CONNECTION + PIP_HAS_NO_TAGS, "no build", "A pinned package has no build for"),
+    ("something new\n", "", "The set-up stopped with code 2: something new"),
+    ("", "", "The set-up stopped with code 2: no message"),
 ])
-def test_failed_install_is_explained(output, sentence):
+def test_failed_install_is_explained(output, cause, sentence):
+    assert setup.cause(output) == cause
     assert setup.explain(output, 2).startswith(sentence)
 
 
@@ -266,30 +290,66 @@ def test_an_environment_that_is_there_keeps_its_wheels(steps, tmp_path, monkeypa
     assert steps == [], "the same, said with TORCH="
 
 
-@pytest.mark.parametrize("reached", [True, False])
-def test_without_a_gpu_the_cpus_wheels_or_else_pips_default(monkeypatch, tmp_path, capsys, reached):
+@pytest.fixture
+def fresh(monkeypatch):
+    """A fresh environment without a GPU, and a list of what would be installed beside torch."""
     gpus(monkeypatch, there=False)
-    chosen, installed = [], []
-
-    def choose(python, torch, pinned):
-        chosen.append(torch)
-        if not reached:
-            raise setup.Stop("no network")
-
-    monkeypatch.setattr(setup, "choose_torch", choose)
+    installed = []
     monkeypatch.setattr(setup, "install", lambda *command: installed.append(command))
     monkeypatch.setattr(setup, "check_space", lambda venv, torch: None)
     monkeypatch.setattr(setup, "create", lambda venv: None)
+    free(monkeypatch, 20e9)
+    return installed
+
+
+def free(monkeypatch, room):
+    """From now on `room` bytes are free on every disk."""
+    usage = shutil.disk_usage("/")._replace(free=room)
+    monkeypatch.setattr(setup.shutil, "disk_usage", lambda path: usage)
+
+
+def fails(cause):
+    """A choose_torch that Stops for `cause`; None: it finds its wheels."""
+    def choose(python, torch, pinned):
+        assert torch == "cpu"
+        if cause is not None:
+            raise setup.Stop(f"it was: {cause}", cause)
+
+    return choose
+
+
+@pytest.mark.parametrize("reached", [True, False])
+def test_without_a_gpu_the_cpus_wheels_or_else_pips_default(monkeypatch, tmp_path, capsys, fresh,
+                                                            reached):
+    monkeypatch.setattr(setup, "choose_torch", fails(None if reached else "torch's index"))
     setup.setup(tmp_path, "")
     said = capsys.readouterr().out
     assert said.count("No GPU here (nvidia-smi is not on the PATH), so PyTorch's CPU wheels") == 1
     assert ("going on with pip's default" in said) is not reached
-    assert chosen == ["cpu"] and len(installed) == 1, "the pins are installed either way"
+    assert len(fresh) == 1, "the pins are installed either way"
     stamp = setup.read_stamp(tmp_path)
     assert stamp["torch"] == ("cpu" if reached else "")
     monkeypatch.setattr(setup, "new_enough", lambda python: True)
+    monkeypatch.setattr(setup, "choose_torch", lambda *_: pytest.fail("torch is there"))
     setup.setup(tmp_path, "")
-    assert chosen == ["cpu"], "the second run finds what the first has made"
+    assert len(fresh) == 1, "the second run finds what the first has made"
+
+
+@pytest.mark.parametrize("cause", ["disk", "conflict", "closed", "network", "nothing", "no build",
+                                   ""])
+def test_no_other_failure_goes_on_to_gigabytes(monkeypatch, tmp_path, capsys, fresh, cause):
+    monkeypatch.setattr(setup, "choose_torch", fails(cause))
+    with pytest.raises(setup.Stop, match=f"it was: {cause}"):
+        setup.setup(tmp_path, "")
+    assert not fresh and "going on" not in capsys.readouterr().out
+
+
+def test_pips_default_is_not_begun_where_it_does_not_fit(monkeypatch, tmp_path, fresh):
+    monkeypatch.setattr(setup, "choose_torch", fails("torch's index"))
+    free(monkeypatch, 5e9)
+    with pytest.raises(setup.Stop, match="up to 10 GB where 5.0 GB are free"):
+        setup.setup(tmp_path, "")
+    assert not fresh
 
 
 def test_wheels_that_were_asked_for_are_not_replaced_by_others(monkeypatch, tmp_path):
@@ -302,13 +362,53 @@ def test_wheels_that_were_asked_for_are_not_replaced_by_others(monkeypatch, tmp_
         setup.fill(tmp_path, "cpu", quiet=True)
 
 
-@pytest.mark.parametrize("pip_has_it", [True, False])
-def test_torch_cpu_asks_pips_own_places_first_then_pytorchs(monkeypatch, tmp_path, pip_has_it):
-    asked, installed = [], []
-    monkeypatch.setattr(setup.subprocess, "call",
-                        lambda command, **_: asked.append(command) or int(not pip_has_it))
-    monkeypatch.setattr(setup, "install", lambda *command: installed.append(command))
+@pytest.fixture
+def installers(monkeypatch):
+    """run() with pip's and uv's part played: set what each prints; None is success."""
+    class Installers(dict):
+        ran = []
+
+    def run(command, screen=True):
+        words = [str(word) for word in command]
+        kind = ("uv" if "uv" in words[:3] else
+                "pip's uv" if words[-1].startswith("uv==") else "pip")
+        played.ran.append((kind, words))
+        output = played.get(kind)
+        return int(output is not None), output or ""
+
+    played = Installers()
+    monkeypatch.setattr(setup, "run", run)
+    return played
+
+
+@pytest.mark.parametrize("pip, asked", [
+    (None, ["pip"]), (PIP_HAS_NO_TAGS, ["pip", "pip's uv", "uv"]),
+    (PIP_SEES_NOTHING, ["pip", "pip's uv", "uv"]),
+])
+def test_torch_cpu_asks_pips_own_places_first_then_pytorchs(installers, tmp_path, pip, asked):
+    installers["pip"] = pip
     setup.choose_torch(tmp_path / "python", "cpu", ["-c", "constraints.txt"])
-    assert f"{setup.torch_requirement()}+cpu" in asked[0]
-    assert [c for c in installed if "--torch-backend=cpu" in c] == installed[1:]
-    assert len(installed) == (0 if pip_has_it else 2)
+    assert [kind for kind, _ in installers.ran] == asked
+    assert installers.ran[0][1][-2:] == ["--no-deps", f"{setup.pin('torch')}+cpu"]
+    # Beside the pins pip 23 says "ResolutionImpossible" where an index lacks one.
+    assert not [words for kind, words in installers.ran if kind != "uv" and "-c" in words]
+    assert all("--torch-backend=cpu" in words for kind, words in installers.ran if kind == "uv")
+
+
+@pytest.mark.parametrize("prints, cause, sentence", [
+    ({"pip": NO_SPACE}, "disk", "The disk filled up"),
+    ({"pip": PIP_CONFLICT}, "conflict", "The pinned versions do not fit"),
+    ({"pip": NO_CONNECTION + PIP_SEES_NOTHING}, "network", "The package index can't be reached"),
+    ({"pip": "new"}, "", "The set-up stopped with code 1: new"),
+    ({"pip": PIP_HAS_NO_TAGS, "pip's uv": NO_SPACE}, "disk", "The disk filled up"),
+    ({"pip": PIP_HAS_NO_TAGS, "uv": NO_SPACE}, "disk", "The disk filled up"),
+    ({"pip": PIP_HAS_NO_TAGS, "uv": UV_CLOSED}, "closed", "The package index refuses"),
+    ({"pip": PIP_HAS_NO_TAGS, "uv": UV_NO_NETWORK}, "torch's index",
+     "PyTorch's own index can't be reached: check the network"),
+])
+def test_torch_that_does_not_come_says_why(installers, tmp_path, prints, cause, sentence):
+    installers.update(prints)
+    with pytest.raises(setup.Stop, match=f"^{sentence}") as stopped:
+        setup.choose_torch(tmp_path / "python", "cpu", ["-c", "constraints.txt"])
+    assert stopped.value.cause == cause
+    assert installers.ran[-1][0] == [*prints][-1], "nothing more is tried"

@@ -1,0 +1,108 @@
+"""What editors and other people's machines read: they run make's own targets, as a person does."""
+
+import ast
+import json
+import os
+import re
+import subprocess
+import sys
+
+import yaml
+from conftest import ROOT, load_script, repository_files
+
+sentences = load_script("sentences")
+MAKEFILE = (ROOT / "Makefile").read_text()
+
+
+def read(name):
+    return json.loads((ROOT / name).read_text())
+
+
+def target(command):
+    """The one target that `command` makes; the Makefile has it."""
+    program, name = command.split()
+    assert program == "make" and re.search(rf"^{name}:", MAKEFILE, re.M), command
+    return name
+
+
+def test_a_container_brings_the_copies_and_an_environment():
+    container = read(".devcontainer/devcontainer.json")
+    assert target(container["postCreateCommand"]) == "work"
+    assert re.search("^work: setup", MAKEFILE, re.M) and re.search("^lab: work", MAKEFILE, re.M)
+    image, _, python = container["image"].partition(":")
+    assert image == "python" and python.startswith("%d.%d-" % sentences.OLDEST)
+    port = re.search(r"^PORT +\?= (\d+)", MAKEFILE, re.M)[1]
+    assert container["forwardPorts"] == [int(port)]
+    assert len(container["customizations"]["vscode"]["extensions"]) == 2
+
+
+def test_an_editor_finds_makes_environment_and_starts_kernels_in_work():
+    settings = read(".vscode/settings.json")
+    venv = re.search(r"^VENV +\?= (\S+)", MAKEFILE, re.M)[1]
+    here = "${workspaceFolder}"
+    assert settings == {"python.defaultInterpreterPath": f"{here}/{venv}/bin/python",
+                        "jupyter.notebookFileRoot": f"{here}/work"}
+
+
+def test_the_workflow_is_the_two_commands_on_every_python():
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "test.yml").read_text())
+    job = workflow["jobs"]["test"]
+    assert job["timeout-minutes"] <= 90
+    minors = range(sentences.OLDEST[1], sentences.NEWEST[1] + 1)
+    assert job["strategy"]["matrix"] == {"python": [f"3.{minor}" for minor in minors]}
+    assert [target(step["run"]) for step in job["steps"] if "run" in step] == ["setup", "test"]
+    used = [step["uses"].partition("@")[0] for step in job["steps"] if "uses" in step]
+    assert used == ["actions/checkout", "actions/setup-python"]
+    assert job["steps"][1]["with"] == {"python-version": "${{ matrix.python }}"}
+
+
+def test_readme_names_the_pythons():
+    assert "any Python from %d.%d to %d.%d" % (sentences.OLDEST + sentences.NEWEST) \
+        in (ROOT / "README.md").read_text()
+
+
+def test_condas_first_lines_open_the_copies_as_make_lab_does():
+    text = (ROOT / "environment.yml").read_text()
+    environment = re.search(r"^name: (\S+)", text, re.M)[1]
+    assert f"&& conda activate {environment}\n" in text
+    shown = re.search(r"--LabApp.default_url=\S+", MAKEFILE)[0]
+    assert f"\n#   ranklab work && jupyter lab {shown}\n" in text
+
+
+# --- the cell for Colab -----------------------------------------------------------------------
+
+def colab_cell():
+    readme = (ROOT / "README.md").read_text()
+    return re.search(r"^```python\n(import os, sys\n.*?)^```", readme, re.M | re.S)[1]
+
+
+def test_colabs_cell_needs_nothing_but_an_address(tmp_path, checkout):
+    """In an empty folder, in IPython, with pip's and uv's part played: nothing is fetched."""
+    cell = colab_cell().replace("PUT THE ADDRESS OF THIS REPOSITORY HERE", str(tmp_path / "origin"))
+    assert str(tmp_path) in cell
+    for tool in ("pip", "uv"):
+        (tmp_path / tool).write_text(f'#!/bin/sh\necho "{tool} $@" >> {tmp_path}/asked\n')
+        (tmp_path / tool).chmod(0o755)
+    (tmp_path / "git").write_text(
+        f'#!/bin/sh\n[ "$1 $2 $3" = "clone -q {tmp_path}/origin" ] && ln -s {checkout} "$4"\n')
+    (tmp_path / "git").chmod(0o755)
+    (tmp_path / "cell.ipy").write_text(
+        cell + "import ranklab\nprint(repr([ranklab.__file__, os.getcwd()]))\n")
+    (tmp_path / "empty").mkdir()
+    environ = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": "",
+               "IPYTHONDIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-m", "IPython", "--no-banner", "../cell.ipy"],
+                          cwd=tmp_path / "empty", env=environ, capture_output=True, text=True,
+                          stdin=subprocess.DEVNULL, timeout=100)
+    assert done.returncode == 0, done.stdout + done.stderr
+    imported, cwd = ast.literal_eval(done.stdout.splitlines()[-1])
+    assert imported == str(tmp_path / "empty" / "ranklab" / "lib" / "ranklab" / "__init__.py")
+    assert cwd == str(checkout / "labs")
+    asked = (tmp_path / "asked").read_text().splitlines()
+    assert asked == ["pip install -q uv", f"uv pip install -q --python {sys.executable} "
+                     "--torch-backend=auto -e ranklab"]
+
+
+def test_no_rule_of_git_hides_them():
+    assert {".vscode/settings.json", ".devcontainer/devcontainer.json",
+            ".github/workflows/test.yml"} <= set(repository_files())
