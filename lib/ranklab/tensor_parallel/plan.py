@@ -7,6 +7,7 @@ is a function (module, how) that returns what stands in the module's place.
 """
 
 import fnmatch
+import re
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Callable
@@ -163,6 +164,11 @@ def norm(module, how):
     return SequenceParallelNorm(module, how.group, how.norm)
 
 
+def head_norm(module, how):
+    """A norm of each head alone, inside of a region: a rank's heads give a part of its gradient."""
+    return SequenceParallelNorm(module, how.group, how.norm)
+
+
 def dropout(module, how):
     """Where each rank has its tokens, each drops its own numbers."""
     if how.sequence_parallel and how.own is not None and module.p > 0:
@@ -185,6 +191,7 @@ GPT_PLAN = {
 LLAMA_PLAN = {
     "model.embed_tokens": vocabulary,
     "model.layers.*.self_attn": heads("q_proj", "k_proj", "v_proj", "o_proj", "head_dim"),
+    "model.layers.*.self_attn.[qk]_norm": head_norm,  # Qwen3 has them
     "model.layers.*.mlp": entering,
     "model.layers.*.mlp.gate_proj": inner_column,
     "model.layers.*.mlp.up_proj": inner_column,
@@ -205,12 +212,16 @@ def parallel_gpt(model, how=How()):
 def parallel_llama(model, how=How()):
     """transformers' LlamaForCausalLM over the group; its loss is that of the labels one place on.
 
-    error  ValueError for sequence_parallel: Llama takes positions from what it has
+    Models with the same names are split as well: Qwen2, Qwen3, Mistral.
+    error  ValueError for sequence_parallel: Llama takes positions from what it has; and for a
+           parameter in a region that the plan does not know: each rank would learn it by itself
     """
     if how.sequence_parallel:
         raise ValueError("transformers' Llama counts positions in the tokens that it is given: "
                          "without sequence_parallel")
-    tensor_parallel(model, LLAMA_PLAN, how)
+    refuse_unknown(model)
+    tensor_parallel(model, {pattern: style for pattern, style in LLAMA_PLAN.items()
+                            if style is not head_norm or matches(model, pattern)}, how)
     for layer in model.model.layers:
         attention = layer.self_attn
         D = attention.head_dim
@@ -219,6 +230,18 @@ def parallel_llama(model, how=How()):
         attention.num_key_value_groups = q // k
     model.loss_function = shifted_loss(how)
     return model
+
+
+def refuse_unknown(model):
+    """Raises ValueError for what Llama's regions do not have; a norm of each head alone is known."""
+    for name, parameter in model.named_parameters():
+        inside = re.fullmatch(r"model\.layers\.\d+\.(?:self_attn|mlp)\.(.+)", name)
+        if not inside or re.fullmatch(r"([qkvo]|gate|up|down)_proj\.(weight|bias)", inside[1]):
+            continue
+        head_size = model.model.layers[0].self_attn.head_dim
+        if inside[1] not in ("q_norm.weight", "k_norm.weight") or parameter.shape != (head_size,):
+            raise ValueError(f"{name}, {tuple(parameter.shape)}, is inside of a region, and "
+                             "LLAMA_PLAN does not say what each rank has of it")
 
 
 def shifted_loss(how):
