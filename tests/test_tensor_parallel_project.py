@@ -10,6 +10,7 @@ from torch.distributed.tensor.parallel import loss_parallel
 
 from ranklab import data, device
 from ranklab.engine import RankError, launch, torchrun
+from ranklab.hardware import H100
 from ranklab.meter import Traffic
 from ranklab.models.gpt import GPT, GPTConfig
 from ranklab.parallel import Parallel
