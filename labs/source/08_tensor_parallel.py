@@ -814,7 +814,7 @@ seconds = links.curves(shape, 8, ranks=ranks)
 plots.curves(ranks, seconds)
 
 # %% tags=["nbval-check-output"]
-print(f"{'':18}" + "".join(f"  tp={R:<2}" for R in ranks), "  ms for a step")
+print("ms for a step     ", *(f"{f'tp={R}':>6}" for R in ranks))
 for name, times in seconds.items():
     print(f"{name:18}", *(f"{1e3 * time:6.0f}" for time in times))
 
@@ -824,7 +824,7 @@ for name, times in seconds.items():
 # The model is kind to sixteen ranks. It leaves out:
 #
 # - **Sums in the switch.** Inside a node NVLink's switches add up (NVLink SHARP, or NVLS). About 480 GB/s of bus bandwidth are usual there, 370 with a ring (nccl-tests issue 212). On 248 nodes of eight GPUs it was about 350, at times below 300 (nccl-tests issue 283).
-# - **Narrow products.** With width 4096 and tp=16 each of q, k and v gives 256 outputs on a rank. Small products do not reach half of the peak.
+# - **Narrow products.** With tp=16 each of q, k and v gives 256 outputs on a rank. Such a product has 1 / (1/256 + 1/4096 + 1/8192) = 234 FLOPs a byte, and an H100 needs 295 to be busy (lab 01). With tp=8 it has 431.
 # - **Other traffic.** Gradients of the data-parallel copies use the same cards.
 # - **Heads.** tp must divide them.
 #

@@ -263,7 +263,7 @@ for rank, entries in enumerate(pp.with_messages(one_f_one_b_schedule(3, 2))):
 # | place | what lies there |
 # |---|---|
 # | `self.there["F", s, m]`, or with `"B"` | the input of stage s, or the gradient of its output. A stage puts in what its *neighbour* needs, on whichever rank that is. What is used or sent is popped |
-# | `self.kept[s, m]` | (input, output) of stage s, from forward to backward |
+# | `self.kept[s, m]` | (input, output) of stage s, until its backward pops it |
 # | `self.leaving` | a list of (handle, tensor) of all sends; the runner waits for them |
 # | `self.arriving["F", s, m]`, or with `"B"` | (handle, tensor) of a receive |
 #
