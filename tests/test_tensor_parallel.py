@@ -104,10 +104,15 @@ def _llama(key_heads):
     config = LlamaConfig(vocab_size=61, hidden_size=48, intermediate_size=72, num_hidden_layers=2,
                          num_attention_heads=12, num_key_value_heads=key_heads,
                          attention_bias=True, mlp_bias=True)  # fmt: skip
+    return _split_and_whole(LlamaForCausalLM, config)
+
+
+def _split_and_whole(kind, config):
+    """How far the model over all ranks is from one process, after one backward."""
     torch.manual_seed(0)
-    one = LlamaForCausalLM(config).to(device())
+    one = kind(config).to(device())
     torch.manual_seed(0)
-    model = parallel_llama(LlamaForCausalLM(config).to(device()))
+    model = parallel_llama(kind(config).to(device()))
     for x, y in batches(1):
         losses = one(x, labels=y).loss, model(x, labels=y).loss
     for loss in losses:
@@ -115,11 +120,36 @@ def _llama(key_heads):
     return max(abs((losses[0] - losses[1]).item()), largest_difference(model, one))
 
 
+def _qwen3(key_heads):
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    config = Qwen3Config(vocab_size=61, hidden_size=48, intermediate_size=72, num_hidden_layers=2,
+                         num_attention_heads=12, num_key_value_heads=key_heads, head_dim=4)
+    return _split_and_whole(Qwen3ForCausalLM, config)
+
+
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_transformers_llama_is_equal_to_one_process(ranks):
     pytest.importorskip("transformers")
     for key_heads in (12, 2):
         assert max(launch(_llama, key_heads, ranks=ranks, preload=PRELOAD)) < 1e-5
+
+
+def test_norms_of_heads_see_the_heads_of_all_ranks():
+    pytest.importorskip("transformers")
+    for key_heads in (12, 2):
+        assert max(launch(_qwen3, key_heads, ranks=3, preload=PRELOAD)) < 1e-5
+
+
+def test_what_the_plan_for_llama_does_not_know_is_refused_by_name():
+    transformers = pytest.importorskip("transformers")
+    small = {"vocab_size": 61, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1,
+             "num_attention_heads": 2, "num_key_value_heads": 2}  # fmt: skip
+    for kind, name in ("Olmo2", "self_attn.q_norm.weight"), ("DiffLlama", "self_attn.lambda_q1"):
+        config = getattr(transformers, f"{kind}Config")(**small)
+        model = getattr(transformers, f"{kind}ForCausalLM")(config)
+        with pytest.raises(ValueError, match=f"model.layers.0.{name}"):
+            parallel_llama(model)
 
 
 # --- what is sent, and what is kept ---------------------------------------------------------------

@@ -10,6 +10,7 @@ from torch.distributed.tensor.parallel import loss_parallel
 
 from ranklab import data, device
 from ranklab.engine import RankError, launch, torchrun
+from ranklab.hardware import H100
 from ranklab.meter import Traffic
 from ranklab.models.gpt import GPT, GPTConfig
 from ranklab.parallel import Parallel
@@ -17,7 +18,9 @@ from ranklab.projects import tensor_parallel as project
 from ranklab.projects.tensor_parallel.__main__ import main
 from ranklab.projects.tensor_parallel.costs import held_bytes, traffic
 from ranklab.projects.tensor_parallel.dtensor import parallelize_gpt
-from ranklab.projects.tensor_parallel.links import LINKS, curves, emulate
+from ranklab.projects.tensor_parallel.links import (
+    CARD, LINKS, NVLINK, curves, emulate, ring_link,
+)
 from ranklab.projects.tensor_parallel.naive import Naive
 from ranklab.projects.tensor_parallel.training import (
     METHODS, MODELS, PARTS, Settings, train,
@@ -219,10 +222,22 @@ def test_gpt2_xl_on_five_ranks_by_the_formulas():
 
 
 def test_a_slow_link_makes_it_lose():
-    seconds = curves(MODELS["gpt2-xl"], 8, ranks=(1, 2, 4, 8))
-    assert seconds["NVLink"] == sorted(seconds["NVLink"], reverse=True)
-    assert seconds["InfiniBand"] == sorted(seconds["InfiniBand"])
+    seconds = curves(MODELS["gpt2-xl"], 8, ranks=(1, 2, 4, 8, 16))
+    inside, alone = seconds["NVLink joins all"][:4], seconds["1 a node, 1 card"]
+    assert inside == sorted(inside, reverse=True) and alone == sorted(alone)
+    eight, one = (seconds[f"8 a node, {cards}"] for cards in ("8 cards", "1 card"))
+    assert eight[:4] == one[:4] == inside and one[4] > one[1]
     assert list(seconds) == list(LINKS)
+
+
+def test_a_ring_through_whole_nodes_has_all_of_their_cards():
+    two_nodes = ring_link(16)
+    assert two_nodes.beta == pytest.approx(1 / (8 * H100.network_bandwidth))
+    steps, between = 30, 2  # it leaves each of two nodes once: NCCL's tuning.cc counts so
+    assert steps * two_nodes.alpha == pytest.approx(
+        (steps - between) * NVLINK.alpha + between * CARD.alpha)
+    assert ring_link(16, cards=1).beta == ring_link(2, node=1, cards=1).beta == CARD.beta
+    assert ring_link(8) == ring_link(32, node=72) == NVLINK
 
 
 def test_emulated_links_agree_with_the_formula():

@@ -6,11 +6,11 @@
 # %% [markdown]
 # ## 1. Story
 #
-# Llama 3 405B learnt on 16,384 GPUs, with 16 million tokens in each batch (arXiv 2407.21783, table 4). A sequence had 8,192 tokens, so a batch was 2,048 sequences: **one for eight GPUs**.
+# Llama 3 405B learnt on 16,384 GPUs, with 16 million tokens in each batch (arXiv 2407.21783, table 4). A sequence had 8,192 tokens, so a batch was 2,048 sequences: **one for every eight GPUs**.
 #
 # Data parallelism needs a sequence for each GPU. So do ZeRO and FSDP, because they share out what is *stored*: each rank still computes whole layers on tokens of its own. And one layer of this model has 3.2 billion parameters, 6.4 GB in bf16 that FSDP would gather on each GPU.
 #
-# So eight GPUs worked on **one layer together**. Each had an eighth of every matrix, and none ever had a whole one. Megatron-LM did this in 2019: a GPT-2 of 8.3 billion parameters on 512 V100s, eight to a layer, with 76% scaling efficiency (arXiv 1909.08053). It takes two functions of one line, and two kinds of linear layer. You write them today.
+# So one copy of the model was 128 GPUs: 16 groups of eight in a row (lab 09). The eight of a group worked on **one layer together**. Each had an eighth of every matrix, and none ever had a whole one. Megatron-LM did this in 2019: a GPT-2 of 8.3 billion parameters on 512 V100s, eight to a layer, with 76% scaling efficiency (arXiv 1909.08053). It takes two functions of one line, and two kinds of linear layer. You write them today.
 #
 # This lab builds on lab 01 (the GPT) and lab 02 (collectives). Until now ranks had different data and the same work. Now **all ranks have the same data**, and each does a part of the work.
 
@@ -178,7 +178,7 @@ for name, pair in tries.items():
 #
 # `split_parameter(parameter, dim, group, parts)` is given: this rank's even part along `dim`, a parameter that knows where it was cut (`None` stays `None`). Clipping and checkpoints need to know that.
 #
-# `parts`, such as (4, 4, 4), are the outputs of several matrices in one: GPT-2 keeps q, k and v so. Cut as one, rank 0 of two would hold q and half of k.
+# `parts`, such as (4, 4, 4), are the outputs of several matrices in one: GPT-2 keeps q, k and v so. Cut as one, rank 0 of two would hold q and half of k. The same trap waits where a gated MLP keeps its gate and its up in one matrix: cut as one, rank 0 of two has the gate alone.
 
 # %%
 from ranklab.tensor_parallel.split import split_parameter
@@ -334,7 +334,7 @@ timeline(launch(profiled, OverlappedColumnLinear, ranks=2), "Backward, overlappe
 # | given | |
 # |---|---|
 # | `shard_range(n, rank, R)` | which of n a rank has (lab 00) |
-# | `KeyValueHeads(linear, needed, D, group)` | in the place of k or v: `needed` lists, for each of my query heads, which key head it needs. It holds each of these once, and adds up the gradients of a head that several ranks hold |
+# | `KeyValueHeads(linear, needed, D, group)` | a layer that replaces k or v. `needed` is a list: for each query head of this rank, the number of its key head. The layer holds each of these heads once. If other ranks hold one of them, too, it adds up their gradients |
 # | `enter_before(module, enter, group)` | what is given to the module enters first, once |
 # | `as_it_is` | for a layer whose input is in the region already |
 #
@@ -361,7 +361,6 @@ def parallel_attention(attention, group=None, enter=copy_to_region, leave=reduce
     H, KV = attention.q.out_features // D, attention.k.out_features // D
     if H % R or H % KV:
         raise ValueError(f"tp={R} and n_kv_head={KV} must divide n_head={H}")
-    # the key head of each of my query heads -> the four children -> x enters once
     raise NotImplementedError("exercise 4.5: about 7 lines")
 
 
@@ -447,8 +446,8 @@ def vocab_parallel_cross_entropy(logits, targets, vocab_size, group=None):
     float32, and right for logits of 10,000 as well: exp must never be infinite. All ranks get the
     same losses, and each the gradient of its own logits; logits and targets stay as they are.
     shape  logits (n, V/tp), targets (n,) -> (n,)
-    cost   at most 16 bytes a target, in at most 3 collectives; nothing backward. Counted on 4
-           ranks, as all-reduces would carry them: what is gathered counts more
+    cost   at most 16 bytes a target, in at most 3 collectives; nothing backward. For 4 ranks: an
+           all-reduce of 4 bytes a target counts 4, an all-gather of 4 from each rank counts 8
     """
     raise NotImplementedError("exercise 4.6: about 12 lines")
 
@@ -503,7 +502,6 @@ def vocab_parallel_embedding(tokens, w_shard, vocab_size, group=None, leave=redu
     shape  tokens (B, T), w_shard (V/tp, C) -> (B, T, C)
     cost   that of leave, called as leave(x, group): one all-reduce of the result
     """
-    # which tokens are not mine -> rows by F.embedding, of a row that I have -> zeros there -> leave
     raise NotImplementedError("exercise vocab_parallel_embedding: about 4 lines")
 
 
@@ -529,13 +527,13 @@ for rank, (rows, (part, total)) in enumerate(launch(brought, ranks=3)):
 # #### `sequence_parallel_norm`
 # > difficulty 3/5 · importance 4/5 · 8 minutes · about 2 lines
 #
-# Outside of the regions all ranks do the same work: norms, dropout, residuals. Better: each does it for **its tokens** (*sequence parallelism*, arXiv 2205.05198). Then f is an all-gather of the tokens, and backward a reduce-scatter; g is the reverse. Together they are an all-reduce, so the bytes are the same.
+# Outside of the regions all ranks do the same work: norms, dropout, residuals. Better: each does it for **its tokens** (*sequence parallelism*, arXiv 2205.05198). Then f is an all-gather of the tokens, and backward a reduce-scatter; g is the reverse. A ring's all-reduce is these two, so the bytes are the same.
 
 # %%
 plots.outside()
 
 # %% [markdown]
-# The trap: the norm's weight is on all ranks, and each sees the gradient of its own tokens. Without a sum the copies drift apart, slowly and without an error. What sums up gradients you have written already.
+# The trap: the norm's weight is on all ranks, and each sees the gradient of its own tokens. Without a sum the copies drift apart, slowly and without an error. You have written already what sums up gradients. `functional_call(norm, {name: tensor}, x)` runs the norm on x with these tensors as its parameters.
 
 # %%
 def sequence_parallel_norm(norm, x, group=None):
@@ -545,7 +543,6 @@ def sequence_parallel_norm(norm, x, group=None):
     shape  (B, T/tp, C) -> (B, T/tp, C)
     cost   backward one all-reduce for each parameter of the norm
     """
-    # functional_call(norm, {name: parameter}, x) calls it with other parameters
     raise NotImplementedError("exercise sequence_parallel_norm: about 2 lines")
 
 
@@ -622,7 +619,6 @@ def dropout_seeds(seed, data_rank, tensor_rank, tensor_ranks):
     with seeds next to each other share none: their first seeds are SPREAD apart.
     cost  sends nothing
     """
-    # the seeds of one data_rank are tensor_ranks + 1 numbers, one after the other
     raise NotImplementedError("exercise dropout_seeds: about 2 lines")
 
 
@@ -702,7 +698,6 @@ for (sequence, name), (losses, sent, calls) in found.items():
 
 # %% tags=["nbval-check-output"]
 from ranklab.tensor_parallel import parallel_llama
-from ranklab.tensor_parallel.plan import LLAMA_PLAN
 
 
 def llama_losses(batch):
@@ -796,31 +791,46 @@ for R in (1, 2, 4):
     print(f"{R:5} {predicted[0]:25,} {held:8,} {predicted[1]:23,.0f} {sent:8,}")
 
 # %% [markdown]
-# ### Where NVLink ends
+# ### How far does tp go?
 #
-# These messages can't hide: the next layer needs the sum. And their size does not shrink with more ranks, while the work of each rank does.
+# With more ranks the bytes of a rank hardly change, while its computing shrinks. The layer of 4.4 takes 20 ms of products on one H100 at half its peak, and 2.5 ms on eight. Its messages take 1.04 ms more: 469.8 MB over NVLink's 450 GB/s. And sixteen ranks, on two nodes?
 #
-# **Predict.** Each rank sends 469.8 MB for the layer of 4.4 in a step. Inside of a node it has 450 GB/s of NVLink, which makes 1.04 ms. Between nodes it has 50 GB/s. How many ms?
+# A ring enters and leaves a node **once** (nccl issue 687). NCCL runs a ring through each network card of the node, and their bytes/s add up (nccl issue 412).
+#
+# **Predict.** tp=16 on two whole nodes. Each rank sends 2 * 15/16 of x, four times: 503.3 MB. Each node has eight cards of 50 GB/s. How many ms do these bytes take?
 
 # %%
 check(tp_fit_ms=...)
 
 # %% [markdown]
-# The layer's products take 20 ms on one H100 at half its peak, and 2.5 ms on eight. Now 32 of these layers and a vocabulary of 128,256, by lab 02's alpha + n beta: each step's computing, divided by tp, and its messages.
+# So eight cards are nearly as fast as NVLink. Now 32 of these layers and a vocabulary of 128,256, by lab 02's alpha + n beta: computing divided by tp, then all messages, nothing hidden. "1 a node" is a machine with one GPU and one card.
 
 # %%
-from ranklab.collectives import Link
 from ranklab.projects.tensor_parallel import links
 
 shape = GPTConfig(vocab_size=128_256, n_ctx=1024, n_layer=32, n_head=32, n_embd=4096)
 ranks = (1, 2, 4, 8, 16, 32)
-kinds = {"no messages": Link(0, 0)} | links.LINKS
-plots.curves(ranks, links.curves(shape, 8, kinds, ranks))
+seconds = links.curves(shape, 8, ranks=ranks)
+plots.curves(ranks, seconds)
+
+# %% tags=["nbval-check-output"]
+print("ms for a step     ", *(f"{f'tp={R}':>6}" for R in ranks))
+for name, times in seconds.items():
+    print(f"{name:18}", *(f"{1e3 * time:6.0f}" for time in times))
 
 # %% [markdown]
-# On NVLink a step gets shorter up to 16 ranks, though less and less. Over InfiniBand tp=8 takes longer than tp=2 on NVLink, and more than eight ranks win nothing: each sends nearly the same bytes, however many they are. So tp ends where NVLink ends, with eight GPUs on most machines.
+# With one card for eight GPUs, tp=16 is slower than tp=2. With eight cards, sixteen ranks need 107 ms and eight need 133. That is a fifth less for twice the GPUs: two groups of eight do *two* batches in 133 ms. And 32 ranks win nothing, even with NVLink between all of them, as among the 72 GPUs of a GB200 NVL72. Messages are what is left of the step there: 38 ms of bytes and 41 ms of **latency**, because each of the 130 all-reduces has 2 (R-1) steps.
 #
-# Does the formula tell the truth? Real ranks, in one node and in two; links and layers sleep, as in lab 02:
+# The model is kind to sixteen ranks. It leaves out:
+#
+# - **Sums in the switch.** Inside a node NVLink's switches add up (NVLink SHARP, or NVLS). About 480 GB/s of bus bandwidth are usual there, 370 with a ring (nccl-tests issue 212). On 248 nodes of eight GPUs it was about 350, at times below 300 (nccl-tests issue 283).
+# - **Narrow products.** With tp=16 each of q, k and v gives 256 outputs on a rank. Such a product has 1 / (1/256 + 1/4096 + 1/8192) = 234 FLOPs a byte, and an H100 needs 295 to be busy (lab 01). With tp=8 it has 431.
+# - **Other traffic.** Gradients of the data-parallel copies use the same cards.
+# - **Heads.** tp must divide them.
+#
+# A data-parallel copy's messages hide behind its backward. Here a forward sum hides behind nothing, unless a product is cut (section 9). So tp usually ends at eight, where NVLink ends on most machines.
+#
+# Do computing and messages really add up, as the formula says? Real ranks, whose layers and links sleep (lab 02). The speeds are invented: a byte between two nodes takes 9 times as long as inside one, as with one card of 50 GB/s for a node:
 
 # %%
 print("                formula   measured")
@@ -828,7 +838,7 @@ for where, (formula, measured) in links.emulate().items():
     print(f"{where:12} {1e3 * formula:7.0f} ms {1e3 * measured:7.0f} ms")
 
 # %% [markdown]
-# It does, but for the time of waking up. Between nodes the same step takes three times as long, and longer than one rank alone, which needs 2 s.
+# They add up, but for the time of waking up. This says nothing about your network: measure that with lab 02's benchmark.
 
 # %% [markdown]
 # ## 8. Interview questions
@@ -851,8 +861,9 @@ questions("08_tensor_parallel")
 # What real Megatron adds:
 #
 # - **Fused kernels**: bias and GELU in one, softmax with its mask, cross entropy in one pass over the logits.
-# - **Messages inside of a product** (*user buffers*; in torch *async tensor parallelism*): a product is cut in pieces, and while one is computed another one travels. So messages hide after all.
-# - **Gathering again**: with sequence parallelism the library keeps what it has gathered. Megatron keeps a rank's own tokens, and gathers once more in backward.
+# - **Messages inside of a product** (*user buffers*; in torch *async tensor parallelism*): a product is cut in pieces, and while one is computed another one travels. So forward messages can hide, too.
+# - **Gathering again**: with sequence parallelism the library keeps what it has gathered. Megatron keeps a rank's own tokens, and gathers once more in backward (arXiv 2205.05198, section 4.2.2): five halves of an all-reduce for each region, not four, so 25% more bytes.
+# - **Sums in the switch** make the all-reduce faster, not its two halves (nccl issue 1506: 470 GB/s against 350 by a ring). So on such machines sequence parallelism costs some time. It saves memory, and is usual all the same.
 # - `CUDA_DEVICE_MAX_CONNECTIONS=1` in scripts: kernels start in the order of their calls, so that a message begins before the product that is to hide it.
 # - **Padded vocabularies**, a multiple of 128 times tp. Ours are shared out unevenly.
 #

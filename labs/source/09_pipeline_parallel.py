@@ -8,7 +8,7 @@
 #
 # In 2021 Megatron-LM trained a GPT with a trillion parameters on 3,072 A100s (arXiv 2104.04473; a benchmark of some steps, not a whole run). It has 128 layers of 7.9 billion parameters. With gradients and Adam one *layer* is 126 GB.
 #
-# Eight GPUs of a node shared each layer, as in lab 08. A node had two layers, so that **64 nodes stood in a row**, each with its part of the depth. Only what a layer hands to the next one travels between nodes: 105 MB for a sequence. FSDP would gather 15.7 GB for each layer, again and again.
+# Eight GPUs of a node shared each layer, as in lab 08. Each node had two of the layers (not neighbours: 4.5 says why), so **64 nodes stood in a row**. Only what a layer hands to the next one travels between nodes: 105 MB for a sequence. FSDP would gather 15.7 GB for each layer, again and again.
 #
 # But while the first node computes, the second one waits. In such a row one node of 64 works at a time, and 98% of the GPUs stand still. Yet they reached 52% of the peak of *all* GPUs, by working in a better order: a **schedule**.
 #
@@ -147,7 +147,6 @@ def gpipe_schedule(stages, micro_batches):
     error  ValueError for less than one stage or micro-batch
     """
     check_counts(stages=stages, micro_batches=micro_batches)
-    # for each stage: Action("F", stage, m) of all micro-batches, then Action("B", stage, m)
     raise NotImplementedError("exercise 4.1: about 5 lines")
 
 
@@ -184,8 +183,6 @@ def bubble_fraction(spans, flush=True):
     that from its own first start to its own last end, of the rank where that is longest, for all.
     Ranks are those of the spans; their numbers may have gaps.
     """
-    # busy time of all spans -> groups: all spans, or without a flush those of each rank -> the
-    # longest time of a group -> the part of it, on all ranks, that is not busy
     raise NotImplementedError("exercise 4.2: about 5 lines")
 
 
@@ -220,15 +217,13 @@ check(pp_in_flight=...)
 # %%
 def one_f_one_b_schedule(stages, micro_batches):
     """A schedule in which each rank does, after some forwards, one forward and one backward in
-    turn, so that it never holds more micro-batches than there are stages after it, and one.
+    turn. Rank s never holds more than stages - s micro-batches.
 
     A tuple with a tuple of Actions for each rank; rank s has stage s. Forwards and backwards are
     both in order of micro-batches; there may be fewer micro-batches than stages.
     error  ValueError for less than one stage or micro-batch
     """
     check_counts(stages=stages, micro_batches=micro_batches)
-    # warm-up: the forwards of as many micro-batches as there are stages after this one -> a
-    # forward and a backward in turn, while there are forwards -> the other backwards
     raise NotImplementedError("exercise 4.3: about 7 lines")
 
 
@@ -263,25 +258,16 @@ for rank, entries in enumerate(pp.with_messages(one_f_one_b_schedule(3, 2))):
 # %% [markdown]
 # Here each action names its stage, too: `F1.0` is micro-batch 0 on stage 1. `SF0.1>1`: the output of stage 0 for micro-batch 1 goes to rank 1. `RF1.1<0` is the other end: the input of stage 1. Both only **start** a message (`isend`, `irecv`). The rank waits right before the action that needs it. Waiting at once would be lab 00's deadlock.
 #
-# `ScheduleRunner` goes through this list and calls your methods. An I is a B whose weight gradients wait for a W; `weights` (given) does the W.
+# `ScheduleRunner` goes through this list and calls your four methods. Follow micro-batch m through stage s: what a rank has of it lies in one of four places.
 #
-# | given by `ScheduleRunner` | |
+# | place | what lies there |
 # |---|---|
-# | `self.pieces[m]` | (inputs, targets) of micro-batch m |
-# | `self.stages[s]` | (x, targets) -> the output of stage s, which may be one of several on this rank. The output of stage `self.last` is a loss, summed over targets |
-# | `self.take("F", s, m)` | the input of stage s > 0, when it is there: waits if it is on its way. (The input of stage 0 is `self.pieces[m][0]`.) `"B"`: the gradient of its output |
-# | `self.new_hidden(inputs)` | an empty tensor, like a stage's output for the inputs `self.pieces[m][0]`; its gradient has the same shape |
-# | `self.weight`, `self.scale` | the loss counts `weight` times: one over the batch's number of targets, because losses are sums. Its gradient counts `weight * scale` times; scale is 1 but for fp16 |
-# | `with self.later(action):` | here an I leaves its weight gradients for W; a B does not |
-# | `self.group` | its ranks have the stages; a message's `peer` is a rank in it |
+# | `self.there["F", s, m]`, or with `"B"` | the input of stage s, or the gradient of its output. A stage puts in what its *neighbour* needs, on whichever rank that is. What is used or sent is popped |
+# | `self.kept[s, m]` | (input, output) of stage s, until its backward pops it |
+# | `self.leaving` | a list of (handle, tensor) of all sends; the runner waits for them |
+# | `self.arriving["F", s, m]`, or with `"B"` | (handle, tensor) of a receive |
 #
-# | filled by you | |
-# |---|---|
-# | `self.kept[s, m]` | (input, output) of a forward, until its backward pops them; only where there are gradients (`torch.is_grad_enabled()`) |
-# | `self.there["F", s, m]`, `self.there["B", s, m]` | the input of stage s; the gradient of its output. You put in what the *neighbour* stage needs, whichever rank has it; what is used or sent is popped |
-# | `self.loss` | `weight` times each loss is added to it |
-# | `self.arriving["F", s, m]`, with `"B"` too | (handle, tensor) of a receive |
-# | `self.leaving` | a list of (handle, tensor) of all sends; the runner waits for them at the end |
+# `self.take("F", s, m)`, or with `"B"`, is given: it waits for what arrives, or pops what is there. The graph of autograd ends at both ends of a stage, as in section 3.
 
 # %%
 from ranklab.pipeline_parallel.executor import ScheduleRunner
@@ -290,36 +276,43 @@ from ranklab.pipeline_parallel.executor import ScheduleRunner
 class PipelineExecutor(ScheduleRunner):
     """Runs any schedule: the losses and gradients are those of one process.
 
-    send and receive only start a message; take() waits for it.
+    self.pieces[m] is (inputs, targets) of a micro-batch. self.stages[s](x, targets) is the output
+    of stage s; that of stage self.last is a loss, a sum over targets.
     cost   a message for each micro-batch between stages that are on different ranks, each way;
            a micro-batch's activations are kept from its forward to its backward, and without
-           gradients not at all
+           gradients (torch.is_grad_enabled()) not at all
     """
 
     def forward(self, action):
-        """The stage's output is there, for the next stage or as a loss."""
+        """The stage's output is there for the next one; a loss is added to self.loss.
+
+        Stage 0 takes the inputs, which need no gradient. A loss counts self.weight times, which is
+        one over the number of targets of the batch.
+        """
         _, stage, m = action
-        # its input, which shall get a gradient (not the tokens) -> its output -> both are kept ->
-        # a loss is added up; else the output, without its graph, is there for stage + 1
         raise NotImplementedError("exercise 4.4, first part: about 9 lines")
 
     def backward(self, action):
-        """Gradients of the stage's weights are added up, and that of its input is there."""
+        """Gradients of the stage's weights are added up, and that of its input is there.
+
+        At a loss it begins with self.weight * self.scale (scale is 1 but for fp16). An I leaves the
+        weights' gradients for a W where autograd runs inside `with self.later(action):`. A B may
+        run inside it, too: there it changes nothing.
+        """
         _, stage, m = action
-        # what was kept -> the gradient of the output, which for a loss is its weight -> y.backward,
-        # inside self.later(action) -> the input's gradient is there for stage - 1
         raise NotImplementedError("exercise 4.4, second part: about 9 lines")
 
     def send(self, message):
-        """What the stage made is on its way to the next one, or to the one before."""
-        kind, stage, m, peer = message
-        # out of self.there, contiguous -> dist.isend(tensor, group=..., group_dst=peer)
+        """SF: the stage's output, SB: its input's gradient, is on its way, contiguous; no wait."""
+        kind, stage, m, peer = message  # peer: a rank of self.group, isend's group_dst
         raise NotImplementedError("exercise 4.4, third part: about 2 lines")
 
     def receive(self, message):
-        """What the stage needs is on its way to it."""
-        kind, stage, m, peer = message
-        # dist.irecv(self.new_hidden(...), group=..., group_src=peer) -> arriving[kind[1], stage, m]
+        """RF: the stage's input, RB: its output's gradient, is on its way; no wait.
+
+        Its shape is that of self.new_hidden(inputs), an empty tensor.
+        """
+        kind, stage, m, peer = message  # peer: a rank of self.group, irecv's group_src
         raise NotImplementedError("exercise 4.4, fourth part: about 3 lines")
 
 
@@ -397,7 +390,7 @@ plots.several({"simulated": simulate(schedule, UNIT, 2 * UNIT), "measured": meas
 # ### 4.5 Interleaved
 # > difficulty 4/5 · importance 4/5 · 15 minutes · about 10 lines
 #
-# The bubble is the time in which the pipeline fills and drains. Thin stages fill it sooner. So give each rank V thin (or *virtual*) stages, not neighbours: rank r of P has stages r, r + P, r + 2P, ... A micro-batch goes round V times.
+# The bubble is the time in which the pipeline fills and drains. Thin stages fill it sooner. So give each rank V thin (or *virtual*) stages, not neighbours: rank r of P has stages r, r + P, r + 2P, ... A micro-batch goes round V times. Megatron's trillion ran so: node r had layers r and r + 64.
 #
 # Ranks work in **rounds** of P micro-batches: these P pass the rank's first stage, then its second one, and so on; then come the next P. Backward it is the last stage first. The warm-up is (V - 1) P forwards, and 2 for each rank after this one, but never more than there are; then one forward and one backward in turn (Narayanan et al. 2021, arXiv 2104.04473).
 #
@@ -420,8 +413,6 @@ def interleaved_schedule(ranks, micro_batches, virtual):
     if micro_batches % ranks:
         raise ValueError(f"micro_batches={micro_batches} must be a multiple of ranks={ranks} "
                          "for the interleaved schedule")
-    # the order of (which stage of the rank, micro-batch) in rounds -> forwards, and backwards with
-    # the stages turned round -> warm-up, in turn, the rest: as in 1F1B
     raise NotImplementedError("exercise 4.5: about 10 lines")
 
 
@@ -502,7 +493,7 @@ plots.several({name: simulate(zoo[name](4, 8), 0.5, 1, 0.5, 0.5) for name in ("Z
 # #### `split_stages`
 # > difficulty 3/5 · importance 4/5 · 12 minutes · about 7 lines
 #
-# The slowest stage sets the pace of all. And layers are not equal: an embedding is a look-up, and a head with a large vocabulary costs as much as several blocks. That is why Llama 3 405B has 126 layers and not 128: its first and its last stage have one less.
+# The slowest stage sets the pace of all. And layers are not equal: an embedding is a look-up, and a head with a large vocabulary costs as much as several blocks. Memory is unequal, too: under 1F1B the first stage holds P micro-batches, the last one holds one. So Llama 3 405B has 126 layers and not 128: its last stage has one less because of the head's work, and its first one because of memory (arXiv 2407.21783, 3.3.2).
 
 # %%
 def split_stages(costs, stages):
@@ -515,7 +506,6 @@ def split_stages(costs, stages):
     """
     if not 1 <= stages <= len(costs):
         raise ValueError(f"stages={stages} must be between 1 and the {len(costs)} layers")
-    # the best split of the first n layers into one stage, for all n -> from it that into two, ...
     raise NotImplementedError("exercise split_stages: about 7 lines")
 
 
@@ -558,9 +548,9 @@ in_flight_activations = check(in_flight_activations)
 # #### `stale_weights`
 # > difficulty 3/5 · importance 3/5 · 10 minutes · about 7 lines
 #
-# PipeDream (Harlap et al. 2018, arXiv 1806.03377) has no flush: each stage updates its weights after **each** backward, and goes on. There is one warm-up for a whole epoch, and no bubble after it. But between the forward of a micro-batch and its backward, others have changed the weights. PipeDream keeps a **stash**: B takes the weights that its F used, so there is a copy for each micro-batch in flight.
+# PipeDream (Harlap et al. 2018, arXiv 1806.03377) has no flush: each stage updates its weights after **each** backward, and goes on. There is one warm-up for a whole epoch, and no bubble after it. But between the forward of a micro-batch and its backward, others have changed the weights. PipeDream keeps a **stash**: B takes the weights that its F used, so there is a version for each micro-batch in flight.
 #
-# **Predict.** Four stages. Of how many versions of its weights does rank 0 keep a copy?
+# **Predict.** Four stages. How many versions of its weights does rank 0 hold, the newest one counted?
 
 # %%
 check(pp_versions=...)
@@ -573,7 +563,6 @@ def stale_weights(schedule, stash=True):
     With stash, B uses the weights that its own F used. Without, B uses the newest ones. There are
     F and B only; a rank may have several stages.
     """
-    # go through each rank's actions, and count the updates of each stage
     raise NotImplementedError("exercise stale_weights: about 7 lines")
 
 
@@ -774,10 +763,12 @@ questions("09_pipeline_parallel")
 #
 # What changes there:
 #
-# - **The order of messages counts.** NCCL runs the messages of a pair of ranks in the order of the calls, each as a kernel that stays until the other end is there. If both first send, both may wait for ever. `pp.with_messages` lists them in one order on both ranks. The usual way out is lab 00's `dist.batch_isend_irecv`; here only the tied matrix needs it.
+# - **The order of messages counts.** On NCCL a message is a kernel that stays until the other end is there. The engine gives `init_process_group` a `device_id`. Then each `isend` and `irecv` of a group waits for *all* that the rank has started before in this group (torch warns of it; pytorch 154132). `pp.with_messages` has one order on all ranks, so no ranks wait in a circle. But a receive whose sender is late holds back a send that is ready, and some of 4.4's overlap is lost. Torch's warning names two ways out: groups of their own for messages, or `dist.batch_isend_irecv`. torch's pipelining batches what goes both ways at once, and starts sends alone, or receives alone, one by one (2.13, `schedules.py`, `_batch_p2p`).
 # - **Streams.** With NCCL `handle.wait()` makes the GPU's *stream* wait, not your program. `self.leaving` keeps a tensor until it has left.
-# - **Where the ranks are.** Messages are small, so pipelines go over the *slow* links, between nodes. Tensor parallelism stays inside a node (lab 12).
-# - **Sizes.** The bubble wants many micro-batches, the GPU wants large ones, and the batch is limited. Megatron-LM's trillion had 3,072 sequences in a batch and 6 pipelines, 512 for each: one at a time, a bubble of 63/575 = 11%.
+# - **Where the ranks are.** Messages are small, so pipelines go over the *slow* links, between nodes. Tensor parallelism stays inside a node (lab 12). With tp=8 all ranks of a stage have the same output. Megatron sends an eighth of it through each card, and gathers it over NVLink at the other end (arXiv 2104.04473, section 4.1).
+# - **Shapes.** A receive must know its shape. Here every rank has the inputs and sees it there. Where lengths differ and other ranks cannot know them, the shape travels first: Megatron's `variable_seq_lengths`.
+# - **FSDP inside a stage** would gather weights for each micro-batch and reduce gradients M times. torch's `PipelineStage` reduces once, at the last backward, and does not reshard after the others.
+# - **Sizes.** The bubble wants many micro-batches, the GPU wants large ones, and the batch is limited. Megatron-LM's trillion had 3,072 sequences in a batch and 6 pipelines, 512 for each. In micro-batches of one, 1F1B would lose 63/575 = 11%. Interleaved (section 5.1 of the paper), with V = 2, it is 63/1087 = 5.8%.
 # - **The loss is on one rank**, the last stage's. Logging it, or stopping on `nan`, needs a message.
 #
 # What to expect, from papers and not measured by us: interleaving gave Megatron-LM 10% and more (arXiv 2104.04473), zero bubble up to 23% over 1F1B with about its memory (arXiv 2401.10241). This lab has not been run on several GPUs yet.

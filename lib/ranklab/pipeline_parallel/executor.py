@@ -35,7 +35,7 @@ class ScheduleRunner:
         self.stages, self.last, self.new_hidden, self.group = stages, last, new_hidden, group
         self.weight_queue, self.timed = weight_queue, timed
         self.rank = dist.get_rank(group)
-        # What was sent so long ago has arrived, and its memory is free; gloo tells by wait() alone.
+        # A send that is older than these has arrived; with gloo only wait() frees its memory.
         self.most_leaving = 2 * dist.get_world_size(group)
 
     def run(self, schedule, pieces, weight=1.0, scale=1.0):

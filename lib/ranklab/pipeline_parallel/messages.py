@@ -32,7 +32,8 @@ def with_messages(schedule):
 
     All actions are put in one order, that of a simulation; after each F, B or I comes its message,
     and each rank's list is what concerns it. This promises:
-    - any two ranks list the messages between them in the same order: NCCL runs them one by one
+    - any two ranks list the messages between them in the same order: NCCL runs them one by one, and
+      with a device_id all messages of a group
     - all ranks come to the end, even if each end of a message waits for the other end: of all that
       is left, what comes first in the one order can always be done
     - so they do where both ends only start the message (isend, irecv), and the rank waits for what

@@ -13,7 +13,8 @@ class PipeDreamExecutor(PipelineExecutor):
     stash    each B uses the weights that its F used, of which a copy is kept for each micro-batch
              in flight. Without, it uses the newest weights with the activations of old ones.
     used     {action: how often the weights that it used had been updated}; see stale_weights
-    cost     memory for as many copies of the weights as micro-batches are in flight
+    cost     memory for as many copies of the weights as micro-batches are in flight, one more than
+             needed: that of the newest forward has the newest weights
     lab      09
     """
 

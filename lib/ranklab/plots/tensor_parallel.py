@@ -1,4 +1,4 @@
-"""The figures of lab 08: regions between f and g, what is outside of them, where NVLink ends."""
+"""The figures of lab 08: regions between f and g, what is outside of them, how far tp goes."""
 
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import LogLocator
@@ -71,7 +71,7 @@ def outside(ranks=4, title="Activations that one rank holds (a schematic)"):
 
 
 @styled
-def curves(ranks, seconds, title="Where NVLink ends"):
+def curves(ranks, seconds, title="How far tp goes"):
     """The time of a step with each number of ranks; `seconds` is {name of a link: [seconds]}."""
     fig, ax = figure(7.4, 3.3)
     for index, (name, times) in enumerate(seconds.items()):

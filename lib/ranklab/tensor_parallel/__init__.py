@@ -8,6 +8,7 @@
     sequence.py    sequence_parallel_norm: some tokens on each rank outside of the regions
     dropout.py     dropout_seeds
     plan.py        a model changed from outside, by the names of its modules
+    llama.py       the same for transformers' Llama
     training.py    TensorParallel: the training loop's view
 
 It shares out rows as lab 00 does (ranks). Torch's own is DTensor's parallelize_module; the tests
@@ -17,7 +18,8 @@ hold the two together.
 from ranklab.tensor_parallel.attention import parallel_attention
 from ranklab.tensor_parallel.dropout import dropout_seeds
 from ranklab.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
-from ranklab.tensor_parallel.plan import How, parallel_gpt, parallel_llama, tensor_parallel
+from ranklab.tensor_parallel.llama import parallel_llama
+from ranklab.tensor_parallel.plan import How, parallel_gpt, tensor_parallel
 from ranklab.tensor_parallel.regions import copy_to_region, reduce_from_region
 from ranklab.tensor_parallel.sequence import sequence_parallel_norm
 from ranklab.tensor_parallel.vocabulary import (

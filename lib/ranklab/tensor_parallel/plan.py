@@ -13,7 +13,6 @@ from typing import Any, Callable
 
 from torch import nn
 
-from ranklab.models.gpt import IGNORE
 from ranklab.tensor_parallel.attention import enter_before, parallel_attention
 from ranklab.tensor_parallel.dropout import own_random_in
 from ranklab.tensor_parallel.linear import (
@@ -163,6 +162,11 @@ def norm(module, how):
     return SequenceParallelNorm(module, how.group, how.norm)
 
 
+def head_norm(module, how):
+    """A norm of each head alone, inside of a region: a rank's heads give a part of its gradient."""
+    return SequenceParallelNorm(module, how.group, how.norm)
+
+
 def dropout(module, how):
     """Where each rank has its tokens, each drops its own numbers."""
     if how.sequence_parallel and how.own is not None and module.p > 0:
@@ -182,15 +186,6 @@ GPT_PLAN = {
     "norm": norm,
     "head": logits,
 }
-LLAMA_PLAN = {
-    "model.embed_tokens": vocabulary,
-    "model.layers.*.self_attn": heads("q_proj", "k_proj", "v_proj", "o_proj", "head_dim"),
-    "model.layers.*.mlp": entering,
-    "model.layers.*.mlp.gate_proj": inner_column,
-    "model.layers.*.mlp.up_proj": inner_column,
-    "model.layers.*.mlp.down_proj": row,
-    "lm_head": logits,
-}
 
 
 def parallel_gpt(model, how=How()):
@@ -200,33 +195,3 @@ def parallel_gpt(model, how=How()):
     tensor_parallel(model, plan, how)
     model.loss = vocab_parallel_loss(vocab_size, how.group, how.cross_entropy)
     return model
-
-
-def parallel_llama(model, how=How()):
-    """transformers' LlamaForCausalLM over the group; its loss is that of the labels one place on.
-
-    error  ValueError for sequence_parallel: Llama takes positions from what it has
-    """
-    if how.sequence_parallel:
-        raise ValueError("transformers' Llama counts positions in the tokens that it is given: "
-                         "without sequence_parallel")
-    tensor_parallel(model, LLAMA_PLAN, how)
-    for layer in model.model.layers:
-        attention = layer.self_attn
-        D = attention.head_dim
-        q, k = (len(part.weight) // D for part in (attention.q_proj, attention.k_proj))
-        k = q if getattr(attention.k_proj, "repeats", None) else k
-        attention.num_key_value_groups = q // k
-    model.loss_function = shifted_loss(how)
-    return model
-
-
-def shifted_loss(how):
-    """What LlamaForCausalLM's loss_function is: (logits, labels, vocab_size) -> the mean."""
-
-    def loss(logits, labels, vocab_size, **_):
-        shifted = nn.functional.pad(labels, (0, 1), value=IGNORE)[:, 1:]
-        mean_of = vocab_parallel_loss(vocab_size, how.group, how.cross_entropy)
-        return mean_of(nn.Identity(), logits, shifted)  # Llama has called its head
-
-    return loss

@@ -49,7 +49,7 @@ PREDICTIONS = (
         "pp_versions", working="4", unit="copies", tolerance=0,
         nudge="Which weights does a backward of rank 0 use, and how many updates came since?",
         answer=lambda: in_flight_activations(pipedream_schedule(4, 20))[0],
-        slips={3: "the newest weights count, too", 1: "that is the last rank"},
+        slips={3: "those are the old ones; the newest counts, too", 1: "that is the last rank"},
         why="One for each micro-batch in flight, which are as many as there are stages.",
     ),
 )

@@ -7,7 +7,7 @@ from ranklab.ranks import shard_range
 TIMES = 4  # all-reduces of a layer: attention and MLP, each with f and g
 X_BYTES = 8 * 1024 * 4096 * 2  # 8 sequences of 1024 tokens, width 4096, bf16
 LOGITS = 8192 * 128256  # targets, vocabulary
-SENT = TIMES * best_sent_bytes("all_reduce", X_BYTES, 8)
+SENT, SENT_16 = (TIMES * best_sent_bytes("all_reduce", X_BYTES, R) for R in (8, 16))
 
 PREDICTIONS = (
     Prediction(
@@ -49,11 +49,14 @@ PREDICTIONS = (
         why="12 bytes a target. The logits have 2.1 GB.",
     ),
     Prediction(
-        "tp_fit_ms", working="4 * 2 * 7 / 8 * 8 * 1024 * 4096 * 2 / 50e9 * 1e3", unit="ms",
-        nudge="Divide what a rank sends for the layer by the bytes that its link takes a second.",
-        answer=lambda: SENT / 50e9 * 1e3,
-        slips={SENT / 450e9 * 1e3: "that is over NVLink, 450 GB/s",
-               SENT / 50e9: "those are seconds", 8e3 * SENT / 50e9: "50 GB/s are bytes, not bits"},
-        why="9 times as long as over NVLink, 1.04 ms: tensor parallelism stays inside a node.",
+        "tp_fit_ms", working="4 * 2 * 15 / 16 * 8 * 1024 * 4096 * 2 / (8 * 50e9) * 1e3", unit="ms",
+        nudge="How many cards carry a node's traffic, and how often does a ring leave the node?",
+        answer=lambda: SENT_16 / 400e9 * 1e3,
+        slips={SENT_16 / 50e9 * 1e3: "that is one card: NCCL runs a ring through each of the eight",
+               SENT_16 / 450e9 * 1e3: "that is NVLink, 450 GB/s; the cards are a little slower",
+               SENT / 400e9 * 1e3: "that is what a rank of eight sends, 469.8 MB",
+               SENT_16 / 400e9: "those are seconds",
+               8e3 * SENT_16 / 400e9: "50 GB/s are bytes, not bits"},
+        why="Eight cards are nearly as fast as NVLink, so it is not bytes alone that end tp at 8.",
     ),
 )
