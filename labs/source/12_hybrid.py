@@ -623,7 +623,7 @@ for name, (its_job, ran, card) in PUBLISHED.items():
     print(f"{name:12} on {card} GB: {ours:4.0f} GB as ours, {theirs:3.0f} as Megatron's   {ran}")
 
 # %% [markdown]
-# BigScience saw 60 GB on BLOOM's GPUs (bigscience.notion.site). The formula leaves out attention's matrix, which was kept while a block was computed again, bf16 gradients beside the float32 ones, and NCCL. Llama 3's 85 GB do not fit, and yet it ran: it sharded its gradients, too, had one layer less on the first stage, and freed tensors early (its section 3.3.2). Lab 13 (planned) will say more. The same layout for torchtitan:
+# BigScience saw 60 GB on BLOOM's GPUs (bigscience.notion.site). The formula leaves out attention's matrix, which was kept while a block was computed again, bf16 gradients beside the float32 ones, and NCCL. Llama 3's 85 GB do not fit, and yet it ran: it sharded its gradients, too, had one layer less on the first stage, and freed tensors early (its section 3.3.2), while its interleaved schedule keeps more waiting than ours. Lab 13 (planned) will say more. The same layout for torchtitan:
 
 # %%
 print(torchtitan_toml(layout, chosen))

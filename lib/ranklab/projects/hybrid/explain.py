@@ -31,16 +31,20 @@ def main(arguments):
     parser.add_argument("layout", help="dp x tp x pp, and what else: 2x8x4,zero,sp")
     parser.add_argument("--size", choices=list(SIZES), default="10b", help="which GPT; 10b")
     parser.add_argument("--per-node", type=int, default=8, help="ranks in a row that NVLink joins; 8")
+    parser.add_argument("--per-host", type=int, help="GPUs of a host, for torchrun; as --per-node")
     parser.add_argument("--megatron", action="store_true", help="print Megatron-LM's command")
     parser.add_argument("--torchtitan", action="store_true", help="print torchtitan's config")
     options = parser.parse_args(arguments)
     job, _ = SIZES[options.size]
+    per_host = options.per_node if options.per_host is None else options.per_host
     try:
+        if per_host < 1:
+            raise ValueError(f"per_host={per_host} must be 1 or more")
         layout = parse_layout(options.layout)
         texts = [explain(layout, job, options.per_node)]
     except ValueError as error:
         print(f"ranklab layout: {error}")
         return 2
-    texts += [megatron_command(layout, job, options.per_node)] * options.megatron
+    texts += [megatron_command(layout, job, per_host)] * options.megatron
     texts += [torchtitan_toml(layout, job)] * options.torchtitan
     print("\n\n".join(texts))

@@ -25,7 +25,8 @@ PUBLISHED = {  # name -> (Job, Layout, GB of a GPU), as GPTs: 12 C^2 numbers in 
     # BigScience's tr11-176B-ml.slurm; a GPU held 60 GB (bigscience.notion.site, "176B Model")
     "BLOOM 176B": (Job(shape(70, 14336, 112, 250880), 2048, 2),
                    Layout(8, 4, 12, zero=1, recompute=True), 80),
-    # arXiv 2210.02414, 2.3: ZeRO-1, blocks computed again, fp16
+    # arXiv 2210.02414, 2.3: blocks computed again, fp16. ZeRO-1 is our guess: without any, states
+    # alone would take 20 bytes x 4.1e9 = 82 GB
     "GLM-130B": (Job(shape(70, 12288, 96, 150528), 4224, 1, "fp16"),
                  Layout(24, 4, 8, zero=1, recompute=True), 40),
     # arXiv 2407.21783, table 4 and 3.3.2: FSDP shards gradients, too, which a Layout can't say
