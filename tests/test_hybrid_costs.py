@@ -122,7 +122,8 @@ def test_megatrons_states_have_the_bytes_of_its_guide():
 
 
 def test_what_was_trained_fits_where_it_was_trained_by_megatrons_memory_alone():
-    found = {name: (layout_memory(job, layout).total / 1e9, megatron_memory(job, layout).total / 1e9)
+    found = {name: tuple(memory(job, layout).total / 1e9
+                         for memory in (layout_memory, megatron_memory))
              for name, (job, layout, _) in PUBLISHED.items()}
     assert found == {"BLOOM 176B": pytest.approx((90, 50), abs=1),  # 60 GB were measured
                      "GLM-130B": pytest.approx((66, 24), abs=1),

@@ -107,8 +107,8 @@ pipeline_parallel_last_stage_less_layers = 0  # else the head does""")
 def torchtitan_differs(layout, job):
     """Sentences."""
     return [sentence for sentence, holds in [
-        (f"The first rank of the course's trainer holds {layout_memory(job, layout).total / 1e9:.1f}"
-         " GB, not torchtitan's.", True),
+        ("The first rank of the course's trainer, and not torchtitan's, holds "
+         f"{layout_memory(job, layout).total / 1e9:.1f} GB.", True),
         ("Later versions have these names in Python, in place of TOML.", True),
         ("Its Llama has RMSNorms, SwiGLU, and a head that is not tied.", True),
         ("There is no ZeRO-1: FSDP2 shares out weights and gradients, too.", layout.zero == 1),

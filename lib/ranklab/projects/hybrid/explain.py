@@ -30,7 +30,7 @@ def main(arguments):
     parser = argparse.ArgumentParser(prog="ranklab layout", description=__doc__)
     parser.add_argument("layout", help="dp x tp x pp, and what else: 2x8x4,zero,sp")
     parser.add_argument("--size", choices=list(SIZES), default="10b", help="which GPT; 10b")
-    parser.add_argument("--per-node", type=int, default=8, help="ranks in a row that NVLink joins; 8")
+    parser.add_argument("--per-node", type=int, default=8, help="ranks that NVLink joins; 8")
     parser.add_argument("--per-host", type=int, help="GPUs of a host, for torchrun; as --per-node")
     parser.add_argument("--megatron", action="store_true", help="print Megatron-LM's command")
     parser.add_argument("--torchtitan", action="store_true", help="print torchtitan's config")
