@@ -5,6 +5,7 @@ import itertools
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from ranklab import device, launch
 from ranklab.data import python_text
@@ -12,6 +13,7 @@ from ranklab.hybrid import Hybrid, Layout
 from ranklab.hybrid.layout import SCHEDULES
 from ranklab.meter import Traffic
 from ranklab.models.gpt import GPT, GPTConfig
+from ranklab.tensor_parallel.split import Split
 from ranklab.text_trainer import TextTrainer, TrainConfig
 
 pytestmark = pytest.mark.timeout(180)
@@ -180,3 +182,29 @@ def test_tensor_ranks_on_several_nodes_are_a_sentence_on_every_rank():
 
     said = launch(make, ranks=4, nodes=2)
     assert len(set(said)) == 1 and "tp=4 tensor ranks would be on several nodes of 2" in said[0]
+
+
+def test_nvlink_may_join_more_ranks_than_a_host_has():
+    def make():
+        return Layout(1, 4, 1).new_mesh(per_node=4).axes
+
+    assert launch(make, ranks=4, nodes=2)[0] == {"pipeline": 1, "data": 1, "tensor": 4}
+
+
+def test_key_heads_that_unequal_numbers_of_ranks_hold_count_once():
+    def norms():
+        layout = Layout(1, 2, 1)
+        hybrid, mine = Hybrid(layout.new_mesh(), layout), torch.nn.Parameter(torch.zeros(4))
+        mine.grad = torch.tensor([[3.0, 3.0, 4.0, 4.0], [4.0, 4.0, 5.0, 5.0]][dist.get_rank()])
+        # six numbers: this rank's own two, and two that both have
+        mine.of_whole = Split(0, 6, *[(((0, 2), (2, 4)), (1, 2)), (((2, 4), (4, 6)), (2, 1))][
+            dist.get_rank()])
+        hybrid.pipeline.model, hybrid.pipeline.tied = torch.nn.Module(), {}
+        hybrid.data.gradients = lambda model: [(mine, mine.grad, 1)]
+        whole = hybrid.grad_norm(None).item()
+        hybrid.data.gradients = lambda model: [(mine, mine.grad[:3], 1)]
+        with pytest.raises(ValueError, match="take tp that divides the key heads"):
+            hybrid.grad_norm(None)
+        return whole
+
+    assert launch(norms, ranks=2) == pytest.approx([10.0] * 2)

@@ -11,13 +11,14 @@ from ranklab import device, hardware, launch
 from ranklab.baseline import mfu
 from ranklab.hybrid import (
     Cluster, Hybrid, Job, Layout, choose_layout, layout_memory, layout_seconds, layout_traffic,
+    megatron_memory,
 )
-from ranklab.hybrid.choose import legal
+from ranklab.hybrid.choose import legal, refuse_misfits
 from ranklab.mesh import Mesh
 from ranklab.meter import Traffic
 from ranklab.models.gpt import GPT, GPTConfig
 from ranklab.projects.hybrid import dry_run
-from ranklab.projects.hybrid.sizes import SIZES
+from ranklab.projects.hybrid.sizes import PUBLISHED, SIZES
 from ranklab.text_trainer import TextTrainer, TrainConfig
 
 pytestmark = pytest.mark.timeout(300)
@@ -109,6 +110,26 @@ def test_the_sizes_have_the_parameters_of_their_names():
         assert (layout, job.micro_batch) in set(legal(job, Cluster(layout.ranks)))
 
 
+def test_megatrons_states_have_the_bytes_of_its_guide():
+    job, layout = wide(4), Layout(4, 2, 2)
+    n = layout_memory(job, layout).parameters / 4
+    for precision, bytes_of, sharded in (("bf16", 18, 6 + 12 / 4), ("fp16", 20, 4 + 16 / 4),
+                                         ("fp32", 16, 8 + 8 / 4)):
+        for zero, right in ((0, bytes_of), (1, sharded), (3, bytes_of / 4)):
+            held = megatron_memory(replace(job, precision=precision), replace(layout, zero=zero))
+            states = held.parameters + held.gradients + held.optimizer_state
+            assert states / n == pytest.approx(right)
+
+
+def test_what_was_trained_fits_where_it_was_trained_by_megatrons_memory_alone():
+    found = {name: tuple(memory(job, layout).total / 1e9
+                         for memory in (layout_memory, megatron_memory))
+             for name, (job, layout, _) in PUBLISHED.items()}
+    assert found == {"BLOOM 176B": pytest.approx((90, 50), abs=1),  # 60 GB were measured
+                     "GLM-130B": pytest.approx((66, 24), abs=1),
+                     "Llama 3 405B": pytest.approx((311, 85), abs=1)}
+
+
 @pytest.mark.parametrize("size", [
     *(pytest.param(name, marks=pytest.mark.sweep) for name in ("10b", "100b")),
     pytest.param("130b", marks=pytest.mark.slow)])
@@ -186,6 +207,13 @@ def test_slow_links_turn_the_mesh():
     cluster = Cluster(16, hardware.A100, links=((8, 300e9), (16, 0.1e9)))
     layout, _ = choose_layout(job, cluster)
     assert layout.pp > 1 and layout.mesh.axes["tensor"] <= 8
+
+
+def test_tokens_that_tensor_ranks_do_not_divide_are_a_sentence():
+    job = replace(SMALL, config=replace(SMALL.config, n_ctx=18))
+    refuse_misfits(Layout(tp=4), job, 4)
+    with pytest.raises(ValueError, match="tp=4 must divide the 18 tokens of a sequence"):
+        refuse_misfits(Layout(tp=4, sequence_parallel=True), job, 4)
 
 
 def test_what_does_not_fit_is_a_sentence():

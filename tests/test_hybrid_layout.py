@@ -22,11 +22,18 @@ def test_it_prints_what_others_are_told(capsys):
     assert "pipeline_parallel_degree = 2" in said
 
 
+def test_nvlink_may_join_more_than_a_host(capsys):
+    assert main(["layout", "1x8x1", "--per-node", "72", "--per-host", "4", "--megatron"]) == 0
+    said = capsys.readouterr().out
+    assert "go the messages of: no axis" in said and "--nnodes 2 --nproc-per-node 4" in said
+
+
 @pytest.mark.parametrize("arguments, said", [
     (["2x2"], "'2x2' is no layout: write dp x tp x pp as 2x2x2"),
     (["1x3x1"], "tp=3 must divide the 40 heads"),
     (["1x8x1", "--per-node", "4"], "tp=8 tensor ranks would be on several nodes of 4"),
-    (["1x1x1", "--per-node", "0"], "per_node=0 must be 1 or more"),
+    (["1x1x1", "--per-node", "0", "--per-host", "1"], "per_node=0 must be 1 or more"),
+    (["1x1x1", "--per-host", "0"], "per_host=0 must be 1 or more"),
     (["7x1x1"], "dp x micro-batch = 7 must divide the batch of "),
     (["1x1x40"], "stages=40 must be between 1 and the 34 layers"),
 ])

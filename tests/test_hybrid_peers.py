@@ -2,13 +2,12 @@
 
 import subprocess
 import tomllib
-from types import SimpleNamespace
 
 import pytest
 
 from ranklab import launch
 from ranklab.data import python_text
-from ranklab.hybrid import Layout, parse_layout
+from ranklab.hybrid import Job, Layout, parse_layout
 from ranklab.models.gpt import GPTConfig
 from ranklab.projects.hybrid import peers
 from ranklab.projects.hybrid.elsewhere import megatron_command, torchtitan_toml
@@ -57,8 +56,7 @@ def test_what_they_do_not_do_is_a_sentence(way, layout, said):
 
 # --- the same layout elsewhere --------------------------------------------------------------------
 
-JOB = SimpleNamespace(config=GPTConfig(50304, 2048, 80, 80, 10240), batch=1024, micro_batch=2,
-                      precision="bf16")
+JOB = Job(GPTConfig(50304, 2048, 80, 80, 10240), batch=1024, micro_batch=2)
 
 
 def test_megatron_is_told_of_all_that_the_layout_has():
@@ -73,6 +71,7 @@ def test_megatron_is_told_of_all_that_the_layout_has():
     for words in ("not gpipe", "80 do not go into 3", "FSDP says nothing of pipelines",
                   "--use-tp-pp-dp-mapping", "--use-megatron-fsdp", "torchrun --nproc-per-node 3"):
         assert words in plain, words
+    assert "holds about " in said and "that of the course's trainer " in said
     assert "--sequence-parallel" not in plain and "--recompute" not in plain
     assert max(map(len, (said + "\n" + plain).splitlines())) <= 100
 

@@ -15,6 +15,7 @@ from ranklab.pipeline_parallel import tied_embedding_sync
 from ranklab.projects import hybrid as project
 from ranklab.projects.hybrid import __main__ as command
 from ranklab.projects.hybrid import config
+from ranklab.projects.hybrid.report import drift
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.usefixtures("one_thread")]
 
@@ -68,6 +69,12 @@ def test_a_learners_own_functions_do_it_and_the_report_says_what_it_costs(tmp_pa
     assert "ranks 4 5 6 7" in project.report(found)
 
 
+def test_losses_that_have_drifted_apart_are_explained():
+    assert drift(2.7133, None) == drift(2.7133, 2.7134) == []
+    said = drift(2.7133, 2.7336)
+    assert "compare the first steps' losses" in said[-1] and max(map(len, said)) <= 100
+
+
 @pytest.mark.skipif(not importlib.util.find_spec("tensorboard"), reason="needs tensorboard")
 def test_tensorboard_has_all_that_is_logged(tmp_path):
     found = project.run(layout=Layout(1, 1, 2), compare=False, tensorboard=str(tmp_path), **FEW)
@@ -108,6 +115,8 @@ def test_a_dry_run_is_that_of_the_layout_that_is_given():
     ("--layout 1x1x8,zb-v", "stages=16 must be between 1 and the 10 layers"),
     ("--layout 2x1x3,virtual=2", "micro_batches=4 must be a multiple of ranks=3"),
     ("--micro-batch 0", "micro_batch=0 must be at least 1"),
+    ("--tp 4 --per-node 2", "tp=4 tensor ranks would be on several nodes of 2"),
+    ("--per-node -1", "per_node=-1 must be 1 or more"),
     ("--resume", "--resume goes on from a folder"),
 ])
 def test_what_does_not_fit_together_is_refused(options, said, capsys):

@@ -8,18 +8,21 @@
 #
 # Lab 09's GPT again: a trillion parameters, 3,072 A100s (Megatron-LM, arXiv 2104.04473). Its weights, gradients and Adam take about 16 TB. Which lab's way to share them is the right one?
 #
-# - **FSDP alone** (lab 07). The paper tried it on 530 billion parameters and 2,240 GPUs, with one sequence for each: 48 TFLOP/s on a GPU, where the three kinds together reached 159 (its table 2). Each layer is gathered twice for a single sequence.
+# - **Data parallelism in shards** (ZeRO-3, labs 06 and 07). The paper ran DeepSpeed's ZeRO-3 of 2021 on 530 billion parameters and 2,240 GPUs, with one sequence for each: 48 TFLOP/s on a GPU, where the three kinds together reached 159 (its table 2). Each layer is gathered twice for a single sequence.
 # - **Tensor alone** (lab 08). Fast inside a node of 8 GPUs. Between nodes each layer waits for the slow network, several times.
 # - **Pipeline alone** (lab 09). There are 128 layers, so 128 GPUs at most.
 #
-# They took all three: tensor 8 x pipeline 64 x data 6, and reached 52% of peak (BLOOM's and this number count what is computed a second time as work). So did others:
+# They took all three: pipeline 64 x data 6 x tensor 8, and reached 52% of peak (BLOOM's and this number count what is computed a second time as work). So did others:
 #
-# | | GPUs | tensor | pipeline | data | of peak |
+# | | GPUs | pipeline | data | tensor | of peak |
 # |---|---|---|---|---|---|
-# | BLOOM 176B (arXiv 2211.05100) | 384 A100 | 4 | 12 | 8 | 50% |
-# | GLM-130B (arXiv 2210.02414) | 768 A100 | 4 | 8 | 24 | 33% |
-# | Llama 3 405B (arXiv 2407.21783) | 8,192 H100 | 8 | 16 | 64 | 43% |
-# | the same, with half the batch for each pipeline | 16,384 H100 | 8 | 16 | 128 | 41% |
+# | Megatron-LM 1T (arXiv 2104.04473) | 3,072 A100 | 64, interleaved | 6 | 8 | 52% |
+# | BLOOM 176B (arXiv 2211.05100) | 384 A100 | 12 | 8, ZeRO-1 | 4 | 50% |
+# | GLM-130B (arXiv 2210.02414) | 768 A100 | 8 | 24 | 4 | 33% |
+# | Llama 3 405B (arXiv 2407.21783) | 8,192 H100 | 16, interleaved | 64, FSDP | 8 | 43% |
+# | the same, with half the batch for each pipeline | 16,384 H100 | 16, interleaved | 128, FSDP | 8 | 41% |
+#
+# Llama 3's FSDP shards the optimizer's state and the gradients. Weights stay whole after their forward (its section 3.3.2), so it is near to ZeRO-2.
 #
 # This lab builds on labs 01, 03 and 06 to 09, and writes none of them again. What is new is how they fit together.
 
@@ -50,18 +53,19 @@ who_talks_to_whom(Mesh({"pipeline": 2, "data": 2, "tensor": 2}), per_node=4)
 # %% [markdown]
 # | along | travels | how often | can a rank go on meanwhile? |
 # |---|---|---|---|
-# | tensor | activations | 4 times in each layer and micro-batch | no: the layer needs them |
 # | pipeline | activations | once each way for each micro-batch and border | with the next micro-batch |
 # | data | gradients | once a step | yes, with the rest of the backward |
+# | tensor | activations | 4 times in each layer and micro-batch | hardly: the next product needs them (lab 08) |
 #
-# Layouts are written in short from here on: `2x8x4` is data x tensor x pipeline. `sp` is sequence parallelism, `zero` ZeRO-1, `full` lab 07's full shard. By our formulas, 100 billion parameters on 64 GPUs, 1,024 sequences of 2,048 tokens (gradients of activations travel in float32, and `recompute` sends the sums of a forward again):
+# How much is that? By our formulas, for 100 billion parameters on 64 GPUs and a batch of 1,024 sequences of 2,048 tokens. In this trainer gradients of activations travel in float32. And blocks that are computed again send their forward's sums again.
 
 # %%
 from ranklab.hybrid import layout_traffic
 from ranklab.projects.hybrid.sizes import SIZES
 
-job, layout = SIZES["100b"][0], parse_layout("2x8x4,sp,zero,recompute")
-plots.along_axes(layout_traffic(job, layout), layout.mesh, 8, f"100B: {layout}")
+job = SIZES["100b"][0]
+layout = Layout(pp=4, dp=2, tp=8, sequence_parallel=True, zero=1, recompute=True)
+plots.along_axes(layout_traffic(job, layout), layout.mesh, 8, "A step of 100 billion parameters")
 
 # %% [markdown]
 # So tensor ranks are **neighbours**, and stay inside a node. The last axis of a mesh varies fastest: its ranks are neighbours.
@@ -102,7 +106,7 @@ for rank, sums in enumerate(launch(three_sums, ranks=8)):
     print(f"{rank:4}  {place_of(rank)!s:22}  {sums}")
 
 # %% [markdown]
-# Why do all ranks make all groups? `new_group` is a call of all ranks of the job: if some make other groups, or in another order, they wait for each other, or talk to the wrong ones.
+# Why do all ranks make all groups? By default `new_group` is a call of all ranks of the job: if some make other groups, or in another order, they wait for each other, or talk to the wrong ones. With `use_local_synchronization=True` only a group's members call it; groups that overlap must still be made in one order (its docstring in torch 2.13).
 
 # %% [markdown]
 # ## 4. Build it
@@ -132,8 +136,6 @@ def build_mesh(axes, joined=()):
 
     error  ValueError when the sizes do not multiply to the number of ranks; it names both numbers
     """
-    # Mesh(axes), and its size -> for each axis, and each of joined: a dist.new_group for all of
-    # mesh.all_along -> this rank's one is kept in mesh.groups
     raise NotImplementedError("exercise 4.1: about 10 lines")
 
 
@@ -152,24 +154,25 @@ for order in ("pipeline data tensor", "data pipeline tensor", "tensor data pipel
 
 # %% [markdown]
 # With tensor outermost, each of its messages crosses nodes. Pipeline or data outermost? Data's messages are larger, but rare, and can be hidden; pipeline's are small. Megatron-LM puts pipeline outermost, Llama 3 data.
+#
+# torch's own mesh is `init_device_mesh("cuda", (4, 2, 8), mesh_dim_names=("pipeline", "data", "tensor"))`, and `mesh["tensor"].get_group()` a group of it; DTensor, FSDP2 and section 5 take it. It matters at size: Llama 3 on 16,384 GPUs has 1,024 + 128 + 2,048 = 3,200 groups. Where each rank has said which GPU it uses, DeviceMesh makes all groups of an axis by one call, `split_group`, and else by one `new_group` each, as you do (`device_mesh.py` of torch 2.13).
 
 # %% [markdown]
 # ### 4.2 In the right order
-# > difficulty 4/5 · importance 5/5 · 20 minutes · about 8 lines
+# > difficulty 4/5 · importance 5/5 · 15 minutes · about 8 lines
 #
-# Each kind of parallelism changes the model, and the next one sees what is left. The model is made on torch's `meta` device (lab 07): shapes without memory, because no rank could hold all of it.
+# Six calls of earlier labs change a model in place. Some orders of them fail at once, some need memory for the whole model on each rank, and some train wrong numbers without an error. Which are right follows from what a call takes hold of, and from what it throws away:
 #
-# | given, in the order of the alphabet | |
-# |---|---|
-# | `checkpoint_blocks(model, how)` | lab 01: each block runs as how(block, x), and keeps x alone; `how` is `functools.partial(checkpoint, use_reentrant=False)` |
-# | `hybrid.data.apply(model)` | labs 03, 06, 07: makes buckets, shares or rows of the parameters *that are there now* |
-# | `hybrid.give_memory(model)` | parameters on `meta` get memory on the device, and their first numbers |
-# | `hybrid.layout` | `.recompute`, `.sequence_parallel`, ... |
-# | `hybrid.pipeline.keep_mine(model)` | lab 09: layers of other stages are dropped |
-# | `hybrid.pipeline.make_stages(model)` | what is left runs stage by stage; finds out which matrices two ranks have |
-# | `parallel_gpt(model, How(group, sequence_parallel))` | lab 08: each layer that is there is cut, and this rank of the group keeps its part |
+# | given, in the order of the alphabet | takes hold of | leaves |
+# |---|---|---|
+# | `checkpoint_blocks(model, how)`, lab 01 | blocks | each runs as `how(block, x)`; `how` is torch's `checkpoint` with `use_reentrant=False` |
+# | `hybrid.data.apply(model)`, labs 03, 06, 07 | each parameter, by a hook | its gradient averaged, or the parameter sharded |
+# | `hybrid.give_memory(model)`, lab 07 | parameters on `meta`: shapes, no memory | the same on the device, with their first numbers |
+# | `hybrid.pipeline.keep_mine(model)`, lab 09 | nothing | this rank's layers; the others are gone |
+# | `hybrid.pipeline.make_stages(model)`, lab 09 | layers | the model runs stage by stage |
+# | `parallel_gpt(model, How(group, sequence_parallel))`, lab 08 | layers | others in their place, with new, smaller parameters |
 #
-# Several orders are right. What matters: all that is cut or dropped comes before memory, and data sees what is left.
+# The model arrives on the `meta` device, because no rank could hold all of it. Several orders are right.
 #
 # Micro-batches serve two labs at once: gradients are **accumulated** over them (lab 01), and they fill the **pipeline** (lab 09).
 #
@@ -186,12 +189,11 @@ from ranklab.tensor_parallel.plan import How, parallel_gpt
 def parallelize(model, hybrid):
     """`model`, a GPT, in place: what of it is on this rank, and how it talks to the others.
 
-    No rank ever has memory for more than its own part. Data parallelism sees the parameters that
-    are left at the end. With layout.recompute, and only then, blocks compute themselves again in
-    backward; with layout.sequence_parallel a rank has its tokens alone between regions (lab 08).
+    No rank ever has memory for more than its own part, and every step is that of one process. With
+    layout.recompute, and only then, blocks compute themselves again in backward; with
+    layout.sequence_parallel a rank has its tokens alone between regions (lab 08).
     hybrid  has .layout, .pipeline, .tensor (with .group), .data and .give_memory
     """
-    # six steps, one of them only if layout.recompute; several orders -> the model itself
     raise NotImplementedError("exercise 4.2: about 8 lines")
 
 
@@ -199,7 +201,7 @@ def parallelize(model, hybrid):
 parallelize = check(parallelize)
 
 # %% [markdown]
-# Your function in the course's training loop, on the source code of Python's library. `Hybrid` is what the loop sees of a mesh:
+# Your function in the course's training loop, on the source code of Python's library. `Hybrid` is what the loop sees of a mesh. From here on a layout is often written in short: `2x8x4` is dp x tp x pp, data 2, tensor 8, pipeline 4. `sp` is sequence parallelism, `zero` ZeRO-1, `full` lab 07's full shard.
 
 # %%
 from ranklab.data import python_text
@@ -243,50 +245,46 @@ for name, (losses, here) in zip(("one process", *ways), found):
     assert all(abs(a - b) < 1e-4 for a, b in zip(losses, one))
 
 # %% [markdown]
-# What do other orders cost? Memory first: each rank makes the whole model, and then drops most of it. Data before tensor: the buckets hold whole matrices, which nothing trains any more, and nothing averages the parts.
+# What do wrong orders cost? Here your function finds that something was done before. Memory: each rank makes the whole model, and then drops most of it. Data parallelism: its hooks hold whole matrices, which nothing trains any more, and nothing averages the parts.
 
 # %%
-STEPS = {
-    "pipeline": lambda model, hybrid: hybrid.pipeline.keep_mine(model),
-    "tensor": lambda model, hybrid: parallel_gpt(model, How(hybrid.tensor.group)),
-    "memory": lambda model, hybrid: hybrid.give_memory(model),
-    "stages": lambda model, hybrid: hybrid.pipeline.make_stages(model),
-    "data": lambda model, hybrid: hybrid.data.apply(model),
-}
+def memory_before(model, hybrid):
+    hybrid.give_memory(model)
+    hybrid.most = sum(p.numel() for p in model.parameters())  # numbers that have memory
+    return parallelize(model, hybrid)
 
 
-def in_order(names, model, hybrid):
-    """The model after these steps; hybrid.most is the most numbers that had memory."""
-    hybrid.most = 0
-    for name in names.split():
-        STEPS[name](model, hybrid)
-        hybrid.most = max(hybrid.most, sum(p.numel() for p in model.parameters() if not p.is_meta))
-    return model
+def data_before(model, hybrid):
+    hybrid.pipeline.keep_mine(model)
+    hybrid.give_memory(model)
+    hybrid.most = sum(p.numel() for p in model.parameters())
+    hybrid.data.apply(model)
+    hybrid.pipeline.keep_mine = hybrid.data.apply = lambda model: model  # not a second time
+    return parallelize(model, hybrid)
 
 
 # %%
 from ranklab.meter import Traffic
 
-orders = ("pipeline tensor memory stages data", "memory pipeline tensor stages data",
-          "pipeline memory data tensor stages")
-
 
 def tried():
-    """[(losses, most numbers in memory, bytes sent along data in the last step)] of each order."""
+    """[(losses, numbers that had memory, bytes sent along data in a step)] of each order."""
     found = []
-    for names in orders:
-        trainer = new_trainer(Layout(2, 2, 2), functools.partial(in_order, names))
+    for order in (parallelize, memory_before, data_before):
+        trainer = new_trainer(Layout(2, 2, 2), order)
+        here = sum(p.numel() for p in trainer.model.parameters())
         with Traffic() as traffic:
             trainer.step()
         losses = [trainer.parallel.total(trainer.step()).item() for _ in range(3)]
         sent = traffic.by_axis(trainer.parallel.mesh)["data"]
-        found.append((losses, trainer.parallel.most, sent))
+        found.append((losses, getattr(trainer.parallel, "most", here), sent))
     return found
 
 
-print(f"{'':36}loss of steps 2 to 4  numbers in memory  sent along data")
-for names, (losses, most, sent) in zip(orders, launch(tried, ranks=8)[0]):
-    print(f"{names:35}", *(f"{loss:.4f}" for loss in losses), f"{most:17,} {sent:14,} B")
+print(f"{'':15}loss of steps 2 to 4  numbers in memory  sent along data")
+for name, (losses, most, sent) in zip(("yours", "memory before", "data before"),
+                                      launch(tried, ranks=8)[0]):
+    print(f"{name:14}", *(f"{loss:.4f}" for loss in losses), f"{most:17,} {sent:14,} B")
 
 # %% [markdown]
 # No rank sees an error in the last line: it sends twice the bytes, and the data ranks drift apart.
@@ -305,7 +303,7 @@ for number, row in enumerate(rows[:5]):
 # ### 4.3 One matrix, two ranks
 # > difficulty 3/5 · importance 4/5 · 12 minutes · about 8 lines
 #
-# The embedding, on the first stage, and the head, on the last, are one matrix (tied, as in lab 03). Each end has a copy and computes a part of its gradient. Both need the sum, and the same bits, or else the copies drift apart.
+# The embedding, on the first stage, and the head, on the last, are one matrix (tied, as in lab 03). Each end has a copy and computes a part of its gradient. Both need the sum, and the same bits, or else the copies drift apart. `other` is a rank *of the group*: torch's messages take it as `group_dst=`, `group_src=` or `group_peer=`.
 #
 # **Predict.** A vocabulary of 50,304, width 10,240, tensor 8, gradients in bf16. How many MB does a rank of the first stage send for it in a step?
 
@@ -323,8 +321,6 @@ def tied_embedding_sync(copies, other, group=None):
     cost    each of the two sends one message for each copy: its own gradient, to a rank of the
             group. A rank without copies sends nothing, and waits for nobody
     """
-    # for each: its gradient, contiguous, and room for the other's -> both messages start together
-    # (dist.batch_isend_irecv of two dist.P2POp with group= and group_peer=) -> wait -> the sum
     raise NotImplementedError("exercise 4.3: about 8 lines")
 
 
@@ -360,7 +356,7 @@ print(f"{'one process    ':15}", *(f"{loss:.4f}" for loss in one[:4]))
 # ### 4.4 One norm over the mesh
 # > difficulty 3/5 · importance 4/5 · 10 minutes · about 6 lines
 #
-# Gradients are clipped by the norm of *all* of them. No rank has all. But data ranks have the same gradients, tensor ranks have the same ones of norm layers, and tied matrices are on two stages. Each number must count **once**. `Hybrid.copies_of` says for each gradient how many ranks hold it.
+# Gradients are clipped by the norm of *all* of them. No rank has all. But data ranks have the same gradients, tensor ranks have the same ones of norm layers, and tied matrices are on two stages. Each number must count **once**. `Hybrid` tells you for each gradient how many ranks hold it.
 #
 # **Predict.** 2 x 2 x 2 ranks, no ZeRO. Each rank adds up the squares of all gradients that it has, and one all-reduce sums over all 8. Norms and the tied matrix aside: how many times too large is the norm?
 
@@ -377,8 +373,6 @@ def mesh_grad_norm(held, group=None):
     held  [(gradient, how many ranks of the group hold these numbers)]; may be empty
     cost  one all-reduce of 8 bytes
     """
-    # a float64 zero on device() -> squares of each gradient, the part of them that is this rank's
-    # -> all-reduce -> root
     raise NotImplementedError("exercise 4.4: about 6 lines")
 
 
@@ -461,8 +455,6 @@ def reshard_checkpoint(pieces, saved):
     error   ValueError where the boxes lack numbers of a piece, with the name of the piece, how many
             numbers it has and how many the boxes have of them; then no piece has changed
     """
-    # for each dim: from the larger of the two beginnings to the smaller of the two ends, seen from
-    # the piece and seen from the box -> are all numbers there, for all pieces? -> copy
     raise NotImplementedError("exercise 4.5: about 20 lines, with a helper")
 
 
@@ -532,7 +524,7 @@ plots.boxes_of({words: boxes(kept[words], name, "exp_avg") for words in list(kep
 # ### 4.6 Which layout?
 # > difficulty 4/5 · importance 5/5 · 25 minutes · about 30 lines · open: no recipe
 #
-# Write a search for any `Job` and `Cluster`. Helpers of your own go in the place of the dots. What a layout costs is given, by formulas:
+# Write a search for any `Job` and `Cluster`. Helpers of your own go in the place of the dots. What a layout costs is given, by formulas for the course's own trainer:
 #
 # | given | |
 # |---|---|
@@ -559,12 +551,14 @@ def choose_layout(job, cluster):
 
     seconds  layout_seconds(job, layout, cluster).total, with this micro_batch in the job. The check
              takes what is at most 1% slower than the best, found in 3 s
-    legal    dp * tp * pp is cluster.gpus. tp divides the heads, and the ranks of the first level of
-             links, so that tensor ranks stay inside. dp * micro_batch divides the batch. virtual is
-             1, 2 or 4; with more than 1 the micro-batches are a multiple of pp, and pp is 2 or
-             more. Each of the pp * virtual stages has a block, so n_layer is at least as many.
-             With sequence_parallel tp divides n_ctx. The schedule is 1F1B; zero, recompute and
-             outer are free
+    legal    - dp * tp * pp is cluster.gpus
+             - tp divides the heads, and the ranks of the first level of links: it stays inside
+             - with sequence_parallel tp divides n_ctx
+             - dp * micro_batch divides the batch
+             - virtual is 1, 2 or 4; with more than 1 pp is 2 or more, and the micro-batches of a
+               pipeline are a multiple of pp
+             - each of the pp * virtual stages has a block: n_layer is at least as many
+             - the schedule is 1F1B; zero, recompute and outer are free
     fits     layout_memory(job, layout).total is at most cluster.room
     error    ValueError that says how many GB the smallest layout needs, where none fits
     """
@@ -609,14 +603,27 @@ losses = peers.deepspeed_losses(text, parse_layout("2x1x2,zero"))
 print("DeepSpeed  2x1x2,zero ", *(f"{loss:.4f}" for loss in losses))
 
 # %% [markdown]
-# Here too `tied_embedding_sync` sums up the gradients of the tied matrix, which torch leaves to the user. The layout that you chose, as options of Megatron-LM and of torchtitan:
+# Here too `tied_embedding_sync` sums up the gradients of the tied matrix, which torch leaves to the user. The layout that you chose, as options of Megatron-LM:
 
 # %%
+from ranklab.hybrid import megatron_memory
 from ranklab.projects.hybrid.elsewhere import megatron_command, torchtitan_toml
+from ranklab.projects.hybrid.sizes import PUBLISHED
 
 layout, size = choose_layout(job, clusters["fast"])
 chosen = dataclasses.replace(job, micro_batch=size)
 print(megatron_command(layout, chosen))
+
+# %% [markdown]
+# **Whose memory?** `layout_memory`, by which you chose, is that of the course's trainer: weights and gradients in float32, and autocast's bf16 copies of the matrices for each micro-batch that waits for its backward. Megatron-LM has bf16 weights, and float32 for gradients, masters and moments: 18 bytes a parameter, 6 + 12/d with the distributed optimizer on d data ranks (Megatron Core's guide). So your choice fits there too, but some that fit there were refused here. Three published layouts by both formulas:
+
+# %% tags=["nbval-check-output"]
+for name, (its_job, ran, card) in PUBLISHED.items():
+    ours, theirs = (memory(its_job, ran).total / 1e9 for memory in (layout_memory, megatron_memory))
+    print(f"{name:12} on {card} GB: {ours:4.0f} GB as ours, {theirs:3.0f} as Megatron's   {ran}")
+
+# %% [markdown]
+# BigScience saw 60 GB on BLOOM's GPUs (bigscience.notion.site). The formula leaves out attention's matrix, which was kept while a block was computed again, bf16 gradients beside the float32 ones, and NCCL. Llama 3's 85 GB do not fit, and yet it ran: it sharded its gradients, too, had one layer less on the first stage, and freed tensors early (its section 3.3.2), while its interleaved schedule keeps more waiting than ours. Lab 13 (planned) will say more. The same layout for torchtitan:
 
 # %%
 print(torchtitan_toml(layout, chosen))
@@ -719,8 +726,9 @@ questions("12_hybrid")
 #
 # What changes there:
 #
-# - **Ranks and nodes.** Slurm and torchrun give neighbouring ranks to one node, so tensor is the last axis. `Layout.new_mesh` refuses tensor ranks on several nodes.
-# - **NCCL makes connections and buffers for each group**, on its first message: memory that no formula above counts.
+# - **Ranks and nodes.** torchrun, and Slurm by default, give neighbouring ranks to one node, so tensor is the last axis. `Layout.new_mesh` refuses tensor ranks on several hosts. NVLink may join more: on an NVL72, with 4 GPUs in each of 18 hosts, say `--per-node 72`.
+# - **Several groups at once.** Each group is an NCCL communicator. Say some ranks start a sum over data and then one over tensor, and others the other way round. Then each first kernel may hold its GPU, and wait for one that can't start elsewhere: the classic deadlock of 3D training, which gloo does not show. NCCL's guide ("Using multiple NCCL communicators concurrently") and the warning in `new_group` ask for one order on all ranks. `NCCL_LAUNCH_ORDER_IMPLICIT=1` (NCCL 2.26) keeps the order of a rank's own calls; it is off by default.
+# - **Communicators have buffers**, which no formula above counts. They are made with the group here, because the engine names each rank's device to torch, and otherwise at its first message.
 # - **A slow card slows one axis.** Tensor messages that take ten times as long point at NVLink, data at the network. `python -m ranklab.projects.collectives` measures both.
 # - **bf16.** The three sizes multiply in bf16. Weights, gradients and Adam stay in float32.
 #
@@ -731,7 +739,7 @@ questions("12_hybrid")
 #
 # - **Context and expert parallelism** as further axes of the mesh (labs 10 and 11, planned). Llama 3's long context took tensor 8 x context 16 x pipeline 16 x data 8 (arXiv 2407.21783).
 # - **Overlap across axes.** Hybrid sends gradients when the pipeline is empty. Megatron-LM and torchtitan send some of them earlier, behind the last backwards.
-# - **Gradients in bf16** on their way, and FP8: half the bytes or less, with care for the sums.
+# - **Gradients in bf16** on their way, and FP8: half the bytes or less. Ours are summed in float32, over micro-batches and over data ranks. So are Llama 3's (its section 3.3.2): many small numbers added in bf16 lose what one alone shows.
 # - **Failures.** On thousands of GPUs one fails every few hours: lab 14 (planned).
 #
 # Next: **13_planner** (planned): from a layout to days, dollars and megawatts.

@@ -8,8 +8,10 @@ A folder without index.json is no checkpoint: whenever a run is killed, the last
 two saves share a folder, not even of two jobs on one disk, for making a folder succeeds only once.
 
 Tensors are known by name, shape and offset: what was saved on one layout is loaded on any other
-(Piece in parallel.py). torch.distributed.checkpoint has the same idea, but no shard that begins in
-the middle of a row, as ZeRO's do, no checksums, and no folder that is either whole or none.
+(Piece in parallel.py). torch.distributed.checkpoint has the same idea, and renames its .metadata
+into place last, so a new folder of its is whole or none, too. It has no checksums, and no shard
+that begins in the middle of a row, as ZeRO's do; into a folder that exists it writes, by default,
+over the files of the checkpoint that is there (filesystem.py of torch 2.13).
 
 Read save_checkpoint, then load_checkpoint. All ranks call them; an error on one is raised on all.
 """

@@ -4,7 +4,7 @@
     parallelize.py  parallelize: all of it on a model, in order
     training.py     Hybrid: the training loop's view
     costs.py        layout_traffic, layout_seconds: what a layout costs, by formulas
-    memory.py       layout_memory: what it holds
+    memory.py       layout_memory: what it holds; megatron_memory: in Megatron-LM, roughly
     choose.py       choose_layout: the fastest layout that fits
 
 Nothing of labs 03 to 09 is written again here.
@@ -13,12 +13,12 @@ Nothing of labs 03 to 09 is written again here.
 from ranklab.hybrid.choose import choose_layout
 from ranklab.hybrid.costs import Cluster, Job, layout_seconds, layout_traffic
 from ranklab.hybrid.layout import Layout, parse_layout
-from ranklab.hybrid.memory import layout_memory
+from ranklab.hybrid.memory import layout_memory, megatron_memory
 from ranklab.hybrid.parallelize import parallelize
 from ranklab.hybrid.training import Hybrid
 from ranklab.parallel import mesh_grad_norm
 
 __all__ = [
     "Cluster", "Hybrid", "Job", "Layout", "choose_layout", "layout_memory", "layout_seconds",
-    "layout_traffic", "mesh_grad_norm", "parallelize", "parse_layout",
+    "layout_traffic", "megatron_memory", "mesh_grad_norm", "parallelize", "parse_layout",
 ]

@@ -14,12 +14,14 @@ def choose_layout(job, cluster):
     """(Layout, micro_batch): of all that are legal and fit, the one with the fewest seconds.
 
     seconds  layout_seconds(job, layout, cluster).total, with this micro_batch in the job
-    legal    dp * tp * pp is cluster.gpus. tp divides the heads, and the ranks of the first level of
-             links, so that tensor ranks stay inside. dp * micro_batch divides the batch. virtual is
-             1, 2 or 4; with more than 1 the micro-batches are a multiple of pp, and pp is 2 or
-             more. Each of the pp * virtual stages has a block, so n_layer is at least as many.
-             With sequence_parallel tp divides n_ctx. The schedule is 1F1B; zero, recompute and
-             outer are free
+    legal    - dp * tp * pp is cluster.gpus
+             - tp divides the heads, and the ranks of the first level of links: it stays inside
+             - with sequence_parallel tp divides n_ctx
+             - dp * micro_batch divides the batch
+             - virtual is 1, 2 or 4; with more than 1 pp is 2 or more, and the micro-batches of a
+               pipeline are a multiple of pp
+             - each of the pp * virtual stages has a block: n_layer is at least as many
+             - the schedule is 1F1B; zero, recompute and outer are free
     fits     layout_memory(job, layout).total is at most cluster.room
     error    ValueError that says how many GB the smallest layout needs, where none fits
     lab      12
@@ -71,6 +73,9 @@ def refuse_misfits(layout, job, per_node):
     heads, pieces = job.config.n_head, layout.dp * job.micro_batch
     if heads % layout.tp:
         raise ValueError(f"tp={layout.tp} must divide the {heads} heads")
+    if layout.sequence_parallel and job.config.n_ctx % layout.tp:
+        raise ValueError(f"tp={layout.tp} must divide the {job.config.n_ctx} tokens of a sequence: "
+                         "with sequence parallelism each rank has as many of them")
     if job.batch % pieces:
         raise ValueError(f"dp x micro-batch = {pieces} must divide the batch of {job.batch}")
     layout.refuse_nodes_of(per_node)

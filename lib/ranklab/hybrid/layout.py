@@ -27,8 +27,10 @@ class Layout:
     schedule  of SCHEDULES; those of zero bubble gain nothing where tp > 1, because the layers of
               tensor parallelism compute the gradients of their weights in I
     virtual   stages on each rank; more than 1 with the interleaved schedule
-    zero      1: the optimizer's state is shared out over the data ranks (lab 06); 3: weights and
-              gradients, too, in rows, which are gathered for each micro-batch (lab 07)
+    zero      1: the optimizer's state is sharded over the data ranks (lab 06); 3: weights and
+              gradients, too, in rows, which are gathered for each micro-batch (lab 07). Not 2,
+              which Llama 3 took (arXiv 2407.21783, 3.3.2): it reduces each micro-batch's gradients,
+              but a tied matrix's must first be summed over two stages, and Llama 3 has none
     outer     the axis whose ranks lie furthest apart, "pipeline" or "data"
     """
 
@@ -49,8 +51,8 @@ class Layout:
         if self.schedule not in SCHEDULES:
             raise ValueError(f"schedule={self.schedule!r} is not one of {', '.join(SCHEDULES)}")
         if self.zero not in (0, 1, 3):
-            raise ValueError(f"zero={self.zero} must be 0, 1 or 3: stage 2 would send all "
-                             "gradients once for each micro-batch, and save less than 3")
+            raise ValueError(f"zero={self.zero} must be 0, 1 or 3: stage 2 would reduce the "
+                             "gradients of a tied matrix before its two ends are summed")
         if self.zero == 3 and self.schedule.startswith("zb"):
             raise ValueError(f"schedule={self.schedule!r} computes gradients of weights later, "
                              "when with zero=3 the weights are gone")
@@ -76,13 +78,16 @@ class Layout:
         axes = {"pipeline": self.pp, "data": self.dp, "tensor": self.tp}
         return Mesh({self.outer: axes.pop(self.outer), **axes})
 
-    def new_mesh(self, build=build_mesh):
+    def new_mesh(self, build=build_mesh, per_node=None):
         """The Mesh of all ranks of this job, with groups; `build` may be a learner's own.
-        error  ValueError where the sizes do not multiply to the number of ranks, and where tensor
-               ranks would be on several nodes
+        per_node  ranks in a row that NVLink joins; None: those of a host. An NVL72 rack has 72 in
+                  18 hosts of 4 (NVIDIA's Multi-Node NVLink guide)
+        error     ValueError where the sizes do not multiply to the number of ranks, and where
+                  tensor ranks would be on several nodes
         """
         if dist.get_world_size() == self.ranks:
-            self.refuse_nodes_of(int(os.environ.get("LOCAL_WORLD_SIZE", self.ranks)))
+            hosts = int(os.environ.get("LOCAL_WORLD_SIZE", self.ranks))
+            self.refuse_nodes_of(hosts if per_node is None else per_node)
         return build(self.mesh.axes, joined=[("pipeline", "data")])
 
     def refuse_nodes_of(self, per_node):

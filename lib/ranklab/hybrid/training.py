@@ -76,13 +76,26 @@ class Hybrid(GroupParallel):
     def grad_norm(self, parameters):
         """Each number of the model once, wherever it is."""
         twice = {id(p) for p in self.pipeline.copies}
-        return self.norm_of([(gradient, of_data * self.copies_of(p) * (1 + (id(p) in twice)))
-                             for p, gradient, of_data in self.data.gradients(self.pipeline.model)])
+        return self.norm_of([(part, of_data * of_tensor * (1 + (id(p) in twice)))
+                             for p, gradient, of_data in self.data.gradients(self.pipeline.model)
+                             for part, of_tensor in self.copies_of(p, gradient)])
 
-    def copies_of(self, parameter):
-        """How many tensor ranks hold the numbers that this rank has of a parameter."""
+    def copies_of(self, parameter, gradient):
+        """[(a part of its gradient, how many tensor ranks hold these numbers)]
+
+        error  ValueError for a shard of a matrix whose parts are held by unequal numbers of ranks:
+               key heads that several query heads share, where the ranks do not divide them
+        """
         split = split_of(parameter)
-        return split.copies[0] if split else self.layout.tp
+        if split is None:
+            return [(gradient, self.layout.tp)]
+        if len(set(split.copies)) == 1:
+            return [(gradient, split.copies[0])]
+        if gradient.shape != parameter.shape:
+            raise ValueError(f"zero={self.layout.zero} cuts a matrix of whose heads {split.copies} "
+                             "tensor ranks have copies: take tp that divides the key heads")
+        return [(part, copies) for (_, part), copies in
+                zip(split.pieces_of(gradient), split.copies)]
 
     def total(self, value):
         """The sum over data and pipeline ranks; tensor ranks have the same value."""

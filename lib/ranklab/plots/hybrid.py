@@ -55,13 +55,13 @@ def along_axes(traffic, mesh, per_node, title=None):
     """
     fig, ax = figure(7.6, 2.1)
     inside = mesh.axes_inside(per_node)
-    for place, axis in enumerate(AXES):
+    for place, axis in enumerate(mesh.axes):
         bars(ax, [place], [traffic[axis]], int(axis not in inside), barh=True)
         where = "inside a node" if axis in inside else "between nodes"
         ax.text(traffic[axis] * 1.15, place, f"{human_bytes(traffic[axis])}, {where}", va="center")
-    ax.set_yticks(range(3), [f"{axis} {mesh.axes[axis]}" for axis in AXES])
+    ax.set_yticks(range(len(mesh.axes)), [f"{axis} {size}" for axis, size in mesh.axes.items()])
     ax.set(xscale="log", xlabel="bytes that a rank sends in a step (log scale)", title=title or "",
-           xlim=(min(traffic[axis] for axis in AXES) / 4, max(traffic.values()) * 20))
+           xlim=(min(traffic[axis] for axis in mesh.axes) / 4, max(traffic.values()) * 20))
     ax.invert_yaxis()
     ax.grid(axis="y", visible=False)
     bytes_axis(ax.xaxis)

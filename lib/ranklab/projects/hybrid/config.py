@@ -26,6 +26,7 @@ class Settings(TrainConfig):
     log_every: int = 5
     compare: bool = option(True, "rank 0 trains the same model alone, too")
     tensorboard: str | None = option(None, "a folder for its curves")
+    per_node: int = option(0, "ranks in a row that NVLink joins; 0: those of a host")
 
     def __post_init__(self):
         super().__post_init__()
@@ -52,4 +53,5 @@ def usual(size):
 def refuse_what_does_not_fit(shape, settings, layout):
     """Raises ValueError where the ranks cannot share out the model or a batch."""
     for batch in (settings.batch, settings.eval_batch):
-        refuse_misfits(layout, replace(settings.job(shape), batch=batch), layout.ranks)
+        refuse_misfits(layout, replace(settings.job(shape), batch=batch),
+                       settings.per_node or layout.ranks)

@@ -4,6 +4,7 @@ Each option has a word about it. What a tool does not have, or has in another wa
 sentences above. Names are those of Megatron-LM core 0.19 and of torchtitan 0.2.2.
 """
 
+from ranklab.hybrid import layout_memory, megatron_memory
 from ranklab.projects.pipeline_parallel.config import TORCHS
 
 
@@ -58,8 +59,10 @@ def megatron_options(layout, job):
 
 def megatron_differs(layout, job):
     """Sentences."""
-    stages = layout.pp * layout.virtual
+    stages, ours = layout.pp * layout.virtual, layout_memory(job, layout).total / 1e9
     return [sentence for sentence, holds in [
+        (f"Its first rank holds about {megatron_memory(job, layout).total / 1e9:.1f} GB, that of "
+         f"the course's trainer {ours:.1f} GB.", True),
         ("Its LayerNorms have biases.", True),
         (f"It has 1F1B and interleaving, not {layout.schedule}.", layout.schedule != "1f1b"),
         (f"Stages have as many layers, and {job.config.n_layer} do not go into {stages}: see "
@@ -104,6 +107,8 @@ pipeline_parallel_last_stage_less_layers = 0  # else the head does""")
 def torchtitan_differs(layout, job):
     """Sentences."""
     return [sentence for sentence, holds in [
+        ("The first rank of the course's trainer, and not torchtitan's, holds "
+         f"{layout_memory(job, layout).total / 1e9:.1f} GB.", True),
         ("Later versions have these names in Python, in place of TOML.", True),
         ("Its Llama has RMSNorms, SwiGLU, and a head that is not tied.", True),
         ("There is no ZeRO-1: FSDP2 shares out weights and gradients, too.", layout.zero == 1),

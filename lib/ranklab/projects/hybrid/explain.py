@@ -20,7 +20,8 @@ def explain(layout, job, per_node=8):
         f"through each pipeline go {job.micro_batches(layout)} micro-batches of {job.micro_batch}",
         str(layout.mesh),
         f"between nodes of {per_node} go the messages of: {', '.join(crossing) or 'no axis'}", "",
-        "predicted for rank 0, at its peak", str(layout_memory(job, layout)), "",
+        "predicted for rank 0 of the course's trainer, at its peak",
+        str(layout_memory(job, layout)), "",
         lined_up(("sent in a step along", "bytes"), list(layout_traffic(job, layout).items()))])
 
 
@@ -29,17 +30,21 @@ def main(arguments):
     parser = argparse.ArgumentParser(prog="ranklab layout", description=__doc__)
     parser.add_argument("layout", help="dp x tp x pp, and what else: 2x8x4,zero,sp")
     parser.add_argument("--size", choices=list(SIZES), default="10b", help="which GPT; 10b")
-    parser.add_argument("--per-node", type=int, default=8, help="GPUs in a node; 8")
+    parser.add_argument("--per-node", type=int, default=8, help="ranks that NVLink joins; 8")
+    parser.add_argument("--per-host", type=int, help="GPUs of a host, for torchrun; as --per-node")
     parser.add_argument("--megatron", action="store_true", help="print Megatron-LM's command")
     parser.add_argument("--torchtitan", action="store_true", help="print torchtitan's config")
     options = parser.parse_args(arguments)
     job, _ = SIZES[options.size]
+    per_host = options.per_node if options.per_host is None else options.per_host
     try:
+        if per_host < 1:
+            raise ValueError(f"per_host={per_host} must be 1 or more")
         layout = parse_layout(options.layout)
         texts = [explain(layout, job, options.per_node)]
     except ValueError as error:
         print(f"ranklab layout: {error}")
         return 2
-    texts += [megatron_command(layout, job, options.per_node)] * options.megatron
+    texts += [megatron_command(layout, job, per_host)] * options.megatron
     texts += [torchtitan_toml(layout, job)] * options.torchtitan
     print("\n\n".join(texts))

@@ -47,7 +47,7 @@ def run(size="laptop", layout=None, build=build_mesh, parallelize=parallelize,
 
 def _work(shape, text, settings, layout, build, parts, progress, reshard, until):
     """On each rank: what it has seen."""
-    mesh = layout.new_mesh(build)
+    mesh = layout.new_mesh(build, settings.per_node or None)
     hybrid = Hybrid(mesh, layout, *parts)
     trainer = HybridTrainer(new_model(shape, "meta"), text, settings, hybrid, progress)
     if reshard:
