@@ -304,7 +304,7 @@ def test_two_jobs_on_one_disk_take_different_folders(tmp_path, monkeypatch):
 # --- bad input ----------------------------------------------------------------------------------
 
 def spoil(place, how):
-    file = place / "rank-00001.pt"
+    file, index = place / "rank-00001.pt", (place / INDEX).read_text()
     if how == "missing":
         file.unlink()
     elif how == "short":
@@ -314,28 +314,54 @@ def spoil(place, how):
         data[random.Random(0).randrange(len(data))] ^= 1
         file.write_bytes(data)
     else:
-        (place / INDEX).write_text((place / INDEX).read_text()[:-3])
+        (place / INDEX).write_text({
+            "index": index[:-3], "list": "[]", "old": json.dumps({"step": 2}),
+            "step": index.replace('"step": 2', '"step": 3', 1),
+            "lr": index.replace('"lr": 0.1', '"lr": 0.5'),
+            "key": index.replace('"files"', '"fires"')}[how])
 
 
+CHANGED, NONE = "index.json has another checksum", "index.json has no checksum"
 DAMAGES = {"missing": "rank-00001.pt is missing", "short": "rank-00001.pt has ",
-           "changed": "rank-00001.pt has ", "index": "index.json is not whole"}
+           "changed": "rank-00001.pt has ", "index": "index.json is not whole", "list": NONE,
+           "old": NONE, "step": CHANGED, "lr": CHANGED, "key": CHANGED}
+
+
+class Part:
+    """Such as fp16's scaler: `more` of a checkpoint."""
+
+    def __init__(self, scale):
+        self.scale = scale
+
+    def state_dict(self):
+        return {"scale": self.scale}
+
+    def load_state_dict(self, state):
+        self.scale = state["scale"]
 
 
 def _refused(folder):
-    said = []
+    """What is said of each damage; nothing that a checkpoint holds has changed."""
+    said, parallel, part = [], Stages(), Part(8)
     for how in DAMAGES:
         model, optimizer = trained(1)
-        before = [t.clone() for t in model.state_dict().values()]
+        before, drawn = all_of(model, optimizer), torch.get_rng_state()
         try:
-            load_checkpoint(folder / how, Stages(), model, optimizer)
+            load_checkpoint(folder / how, parallel, model, optimizer, more={"part": part})
         except (ValueError, RuntimeError) as error:
             said.append(str(error))
-        assert all(map(torch.equal, before, model.state_dict().values()))
+        assert_same(all_of(model, optimizer), before)
+        assert (optimizer.param_groups[0]["lr"], part.scale) == (1.1, 8)
+        assert torch.equal(drawn, torch.get_rng_state())
     return said
 
 
-def test_what_is_damaged_is_a_sentence_on_every_rank(tmp_path):
-    launch(saved_by, "stages", tmp_path / "good", ranks=3)
+def _saved_with_a_part(folder):
+    save_checkpoint(folder, Stages(), *trained(), 2, {"part": Part(4)})
+
+
+def test_what_is_damaged_is_a_sentence_on_every_rank_and_changes_nothing(tmp_path):
+    launch(_saved_with_a_part, tmp_path / "good", ranks=2)
     for how in DAMAGES:
         shutil.copytree(tmp_path / "good", tmp_path / how)
         spoil(complete(tmp_path / how)[-1], how)
@@ -343,6 +369,63 @@ def test_what_is_damaged_is_a_sentence_on_every_rank(tmp_path):
         for said, (how, what) in zip(of_rank, DAMAGES.items(), strict=True):
             [place] = (tmp_path / how).iterdir()
             assert f"the checkpoint {place} is damaged: {what}" in said
+
+
+class Broken(Alone):
+    """On rank 1 there is no state to be had."""
+
+    def state(self, model, optimizer):
+        if self.rank == 1:
+            raise ValueError("the GPU is gone")
+        return super().state(model, optimizer)
+
+
+def _without_state(folder):
+    said = []
+    for call in (lambda: save_checkpoint(folder, Broken(), *trained(), 3),
+                 lambda: load_checkpoint(folder, Broken(), *trained())):
+        with pytest.raises((ValueError, RuntimeError)) as error:
+            call()
+        said.append(str(error.value))
+    return said
+
+
+def test_a_state_that_one_rank_lacks_leaves_no_rank_waiting(tmp_path):
+    launch(saved_by, "alone", tmp_path, ranks=2)
+    said = launch(_without_state, tmp_path, ranks=2, timeout=30)
+    assert said == [["rank 1: the GPU is gone"] * 2, ["the GPU is gone"] * 2]
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000002-save-1"]
+
+
+def _refused_at_last(folder):
+    """A part refuses, or a learner's reshard on one rank: what came before is put back."""
+    found = []
+
+    def reshard(pieces, sources):
+        if dist.get_rank() == 1:
+            raise ValueError("not mine")
+
+    class Strict(Part):
+        def load_state_dict(self, state):
+            if state["scale"] != self.scale and dist.get_rank() == 1:
+                raise ValueError("of another run")
+            super().load_state_dict(state)
+
+    for more, how in (({"part": Part(8), "strict": Strict(9)}, None), ({"part": Part(8)}, reshard)):
+        model, optimizer = trained(1)
+        before = all_of(model, optimizer)
+        with pytest.raises((ValueError, RuntimeError)) as error:
+            load_checkpoint(folder, Alone(), model, optimizer, more=more, reshard=how)
+        assert_same(all_of(model, optimizer), before)
+        found.append((str(error.value), optimizer.param_groups[0]["lr"], more["part"].scale))
+    return found
+
+
+def test_who_refuses_late_changes_nothing_either(tmp_path):
+    save_checkpoint(tmp_path, Parallel(), *trained(), 2, {"part": Part(4), "strict": Part(4)})
+    first, second = launch(_refused_at_last, tmp_path, ranks=2)
+    assert second == [("of another run", 1.1, 8), ("not mine", 1.1, 8)]
+    assert first == [(f"rank 1: {said}", *rest) for said, *rest in second]
 
 
 def test_no_checkpoint_and_an_old_file_are_sentences(tmp_path):

@@ -239,6 +239,50 @@ def test_same_losses_rows_bytes_and_messages_as_fsdp2(ranks, shard_ranks, precis
         assert sorted(mine[3].values()) == sorted(its[3].values())
 
 
+class Spare(nn.Module):
+    """Of its layers the spare one is used by some ranks."""
+
+    def __init__(self, inside=None):
+        super().__init__()
+        self.inside, self.layer, self.spare = inside, nn.Linear(5, 5), nn.Linear(5, 5)
+
+    def forward(self, x, uses):
+        x = torch.tanh(self.inside(x, uses)) if self.inside else x
+        return self.layer(x) + self.spare(x) if uses else self.layer(x)
+
+
+def _spare(shard, users):
+    """For each parameter after two steps: (its name, whether it has a gradient, its rows here)."""
+    torch.manual_seed(0)
+    model = Spare(Spare()).to(device())
+    model.layer.requires_grad_(False)  # now the root may have nothing to send
+    for module in (model.inside, model) if shard else ():
+        shard(module)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.5)
+    ranks = [dist.get_rank()] if shard else range(2)
+    for step in range(2):
+        optimizer.zero_grad()
+        for rank in ranks:
+            x = torch.full((1, 5), 1.0 + rank + step, device=device())
+            (model(x, rank in users).sum() / len(ranks)).backward()
+        optimizer.step()
+    return [(name, p.grad is not None, p.to_local() if shard is fully_shard else p)
+            for name, p in model.named_parameters()]
+
+
+@pytest.mark.parametrize("users, like", [((), fully_shard), ((0, 1), fully_shard), ((0,), None)])
+def test_what_no_rank_has_used_is_left_alone_as_by_fsdp2(users, like):
+    """Where one rank alone has used it, it is stepped as in one process. (For that FSDP2 has
+    set_reduce_scatter_unused_params.)
+    """
+    for rank, (ours, right) in enumerate(zip(*(launch(_spare, shard, users, ranks=2)
+                                               for shard in (FullyShardedBlock, like)))):
+        for (name, has_gradient, rows), (_, *its) in zip(ours, right, strict=True):
+            used = name.startswith("inside.layer") or "spare" in name and bool(users)
+            assert has_gradient == its[0] == used
+            torch.testing.assert_close(rows, its[1] if like else its[1].chunk(2)[rank])
+
+
 # --- groups, weights, loss ------------------------------------------------------------------------
 
 def _in_a_group():

@@ -130,6 +130,66 @@ def test_goes_on_in_any_other_layout(text, alone, tmp_path):
             assert each == pytest.approx(right[until - 1 :][: len(each)], abs=5e-5)
 
 
+def test_data_ranks_may_have_unequal_numbers_of_rows(text):
+    """Three rows over two data ranks; with zero=3 both must gather as often."""
+    run = functools.partial(losses, text, batch=3, micro_batch=1, eval_batch=3, steps=2)
+    right = launch(run, None, ranks=1)[0]
+    for found in launch(run, Layout(2, 1, 1, zero=3), ranks=2, timeout=30):
+        assert found == pytest.approx(right, abs=2e-5)
+
+
+def _masks(layout):
+    """What dropout lets through on this rank: of attention, and after it; and the place."""
+    torch.manual_seed(0)
+    with torch.device("meta"):
+        model = GPT(GPTConfig(n_ctx=8, n_embd=32, n_head=4, n_layer=1, dropout=0.5, flash=False))
+    hybrid, seen = Hybrid(layout.new_mesh(), layout), []
+    hybrid.apply(model)
+    block = model.blocks["0"]
+    inside = block.attention.attend
+    block.attention.attend = lambda q, k, v: inside(
+        torch.ones_like(q), torch.ones_like(k), torch.ones_like(v))
+    block.attention.out.register_forward_pre_hook(lambda _, args: seen.append(args[0] == 0))
+    block.drop.register_forward_hook(lambda _, args, y: seen.append(y == 0))
+    tokens = torch.zeros(1, 8, dtype=torch.int64, device=device())
+    model(tokens, tokens)
+    return tuple(hybrid.mesh.coordinates().values()), [x.cpu() for x in seen[:2]]
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_masks_differ_over_data_ranks_and_where_tensor_ranks_hold_other_numbers(sequence_parallel):
+    layout = Layout(2, 2, 1, sequence_parallel=sequence_parallel)
+    found = dict(launch(_masks, layout, ranks=4))
+    for (one, of_one), (other, of_other) in itertools.combinations(found.items(), 2):
+        is_alike = one[:2] == other[:2] and not sequence_parallel  # after attention, as it was
+        assert [torch.equal(*pair) for pair in zip(of_one, of_other)] == [False, is_alike]
+
+
+def _with_dropout(text, layout, folder, until, resume):
+    """(the losses of the steps made here, the generator's state)"""
+    config = TrainConfig(steps=3, batch=4, micro_batch=2, log_every=1, warmup=1, eval_batch=4,
+                         checkpoint=folder)
+    torch.manual_seed(0)
+    with torch.device("meta"):
+        model = GPT(GPTConfig(vocab_size=text.vocab_size, **MODEL | {"dropout": 0.2}))
+    trainer = TextTrainer(model, text, config, device(), progress=False,
+                          parallel=Hybrid(layout.new_mesh(), layout))
+    if resume:
+        trainer.resume()
+    state = torch.get_rng_state()
+    return trainer.fit(until).loss, state
+
+
+def test_dropout_goes_on_as_it_was_and_in_another_layout_alike_on_tensor_ranks(text, tmp_path):
+    run, data = functools.partial(launch, _with_dropout, text, ranks=2), Layout(2, 1, 1)
+    straight = run(data, None, None, False)
+    run(data, str(tmp_path), 1, False)
+    assert [loss for loss, _ in run(data, str(tmp_path), None, True)] == [
+        loss[1:] for loss, _ in straight]
+    (_, one), (_, other) = run(Layout(1, 2, 1), str(tmp_path), None, True)
+    assert torch.equal(one, other)
+
+
 def _traffic(text, layout):
     trainer = new_trainer(text, layout)
     trainer.step()

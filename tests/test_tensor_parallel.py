@@ -272,6 +272,21 @@ def test_all_seeds_of_all_runs_differ():
     assert len(seeds) == len(set(seeds)) == 3 * 8 * 9
 
 
+def _dropped_by_the_loop():
+    """What dropout lets through in attention, and outside of it."""
+    torch.manual_seed(3)
+    model = GPT(GPTConfig(n_ctx=8, n_embd=32, n_head=4, n_layer=1, dropout=0.5)).to(device())
+    TensorParallel().apply(model)
+    attention, x = model.blocks["0"].attention, torch.ones(2, 8, 32, device=device())
+    attention.forward = nn.functional.dropout
+    return attention(x).cpu(), nn.functional.dropout(x).cpu()
+
+
+def test_the_loop_seeds_dropout_by_itself():
+    first, second = launch(_dropped_by_the_loop, ranks=2)
+    assert not torch.equal(first[0], second[0]) and torch.equal(first[1], second[1])
+
+
 # --- the training loop ----------------------------------------------------------------------------
 
 def _losses(text, parallel, **changes):

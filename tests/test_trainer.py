@@ -11,10 +11,12 @@ from ranklab import launch
 from ranklab.data import Text, batch_at
 from ranklab.data_parallel.training import DataParallel
 from ranklab.engine.report import RankError
+from ranklab.fsdp.training import FullyShard
 from ranklab.models.gpt import GPT, IGNORE, GPTConfig
 from ranklab.parallel import Parallel
 from ranklab.text_trainer import TextTrainer, TrainConfig
 from ranklab.trainer import decay_groups, learning_rate
+from ranklab.zero.training import Zero
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -158,6 +160,28 @@ def test_every_rank_ends_as_one_process_does(ranks, changes):
                 torch.testing.assert_close(a, b, rtol=near, atol=2 * near)
 
 
+def _history(kind, options, changes):
+    mine = trainer(parallel=kind(**options), steps=2, **changes)
+    mine.fit()
+    return mine.history.loss, mine.history.held_out
+
+
+@pytest.mark.parametrize("kind, options", [(Zero, {"stage": 2}), (Zero, {"stage": 3}),
+                                           (FullyShard, {})])
+def test_where_each_micro_batch_talks_ranks_may_have_unequal_numbers_of_rows(kind, options):
+    """Three rows, of which rank 0 has two; in training and in evaluation."""
+    changes = {"batch": 3, "eval_batch": 3, "micro_batch": 1, "log_every": 1}
+    right = _history(Parallel, {}, changes)
+    for got in launch(_history, kind, options, changes, ranks=2, timeout=30):
+        assert got[0] == pytest.approx(right[0], rel=1e-5)
+        assert got[1] == pytest.approx(right[1], rel=1e-5)
+
+
+def test_equal_parts_are_refused_where_rows_are_not_equal():
+    with pytest.raises(RankError, match="equal_parts=True, but 2 ranks do not divide batch=3 rows"):
+        launch(on_a_rank, DataParallel, {"equal_parts": True}, 1, {"batch": 3}, ranks=2)
+
+
 def test_torchs_ddp_enters_by_the_same_seam():
     right = run_of(Parallel(), 4, micro_batch=2)
     wrap = {"wrap": lambda model, group: torch.nn.parallel.DistributedDataParallel(
@@ -180,9 +204,23 @@ def test_a_norm_that_is_not_finite_skips_the_step_and_halves_the_scale():
     assert mine.scaler.get_scale() == scale / 2
 
 
-def test_fewer_rows_than_ranks_are_refused():
-    with pytest.raises(RankError, match="batch=2 rows are too few for 3 ranks"):
-        launch(on_a_rank, DataParallel, {}, 1, {"batch": 2}, ranks=3)
+def test_a_step_does_not_ask_the_device_for_the_scale(monkeypatch):
+    mine = trainer(precision="fp16")
+    monkeypatch.setattr(mine.scaler, "get_scale", lambda: pytest.fail("it waits for the device"))
+    mine.step()
+
+
+def _too_few(changes):
+    mine = trainer(parallel=DataParallel(), **changes)
+    with pytest.raises(ValueError) as error:
+        mine.fit()
+    return str(error.value), mine.steps_done
+
+
+@pytest.mark.parametrize("name", ["batch", "eval_batch"])
+def test_fewer_rows_than_ranks_are_refused_before_a_step_is_made(name):
+    said = launch(_too_few, {"steps": 1, name: 2}, ranks=3)
+    assert said == [("batch=2 rows are too few for 3 ranks", 0)] * 3
 
 
 def test_the_learning_rate_rises_and_falls():

@@ -20,6 +20,7 @@ from ranklab.zero import (
     CpuMemory, Files, ZeroStage1, ZeroStage2, ZeroStage3, fastest_way, offload_optimizer,
     partition_flat, zero_memory, zero_traffic,
 )
+from ranklab.zero.training import Zero
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -422,6 +423,28 @@ def _missing():
 def test_a_missing_gradient_is_a_sentence():
     with pytest.raises(RankError, match="6 of 10 parameters got no gradient on rank 0: experts.1"):
         launch(_missing, ranks=2)
+
+
+def _gradients(find_unused):
+    """Of experts that no rank has used, where one message comes after all backwards (lab 12)."""
+    stage = functools.partial(ZeroStage1, find_unused=find_unused)
+    parallel, model = Zero(1, stages={1: stage}), Experts().to(device())
+    replica = parallel.apply(model)
+    optimizer = parallel.make_optimizer(SGD, [{"params": list(model.named_parameters())}])
+    with parallel.communication(is_last=False):
+        replica(torch.ones(1, 4, device=device()), which=0).sum().backward()
+    parallel.reduce_now()
+    norm = parallel.grad_norm([p for group in optimizer.param_groups for p in group["params"]])
+    gradients = [gradient for _, gradient, _ in parallel.gradients(model)]
+    squares = sum((g.square().sum() for g in gradients), torch.zeros((), device=device()))
+    return norm.item(), parallel.total(squares).sqrt().item()
+
+
+def test_what_no_rank_has_used_has_no_gradient():
+    for norm, by_hand in launch(_gradients, True, ranks=2):
+        assert norm == pytest.approx(by_hand)
+    with pytest.raises(RankError, match="6 of 10 parameters got no gradient on rank 0: experts.1"):
+        launch(_gradients, False, ranks=2)
 
 
 @pytest.mark.parametrize("gb, way", [

@@ -47,6 +47,10 @@ class TextTrainer(Trainer):
         adamw = partial(torch.optim.AdamW, lr=config.lr, betas=config.betas, fused=True)
         super().__init__(model, config, config, adamw, device, compile, parallel, progress)
 
+    def fit(self, until=None):
+        self.held_out_batch()  # refuses now what it would refuse after the last step
+        return super().fit(until)
+
     def next_batch(self):
         config = self.config
         batch = batch_at(self.text.train, self.steps_done, config.batch, self.n_ctx, config.seed)
@@ -56,11 +60,14 @@ class TextTrainer(Trainer):
         with self.autocast():
             return self.forward(inputs, targets, "sum")
 
+    def held_out_batch(self):
+        window = held_out_batch(self.text.held_out, self.config.eval_batch, self.n_ctx)
+        return self.parallel.batch(*window)
+
     @torch.no_grad()
     def evaluate(self):
         """The mean loss on the held-out windows, in nats per token, alike on all ranks."""
-        window = held_out_batch(self.text.held_out, self.config.eval_batch, self.n_ctx)
-        inputs, targets = (self.to_device(x) for x in self.parallel.batch(*window))
+        inputs, targets = (self.to_device(x) for x in self.held_out_batch())
         count = self.parallel.token_count(targets)
 
         def loss_sum(x, y):  # not self.forward: it would compile once more, without autograd

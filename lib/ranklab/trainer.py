@@ -114,7 +114,8 @@ class Trainer:
         self.optimizer = self.parallel.make_optimizer(new_optimizer, groups)
         # fp16 alone needs a scaled loss; switched off, the scaler passes everything through
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=loop.precision == "fp16")
-        self.scaler.scale(torch.zeros((), device=self.device))  # it makes its scale on first use
+        self.one = torch.ones((), device=self.device)
+        self.scaler.scale(self.one)  # it makes its scale on first use
         self.progress = progress and self.parallel.rank == 0
         self.steps_done, self.stopped, self.history = 0, False, History()
         self.waits = []  # for data, in seconds, at each step since the last log
@@ -160,7 +161,8 @@ class Trainer:
         batch = batch or self.next_batch()
         self.waits.append(time.perf_counter() - start)
         self.optimizer.zero_grad(set_to_none=True)
-        scale = self.scaler.get_scale()
+        # a tensor in fp16, since get_scale() would wait for the device
+        scale = self.scaler.scale(self.one) if self.scaler.is_enabled() else 1.0
         inputs, targets = (self.to_device(x) for x in batch)
         share = self.parallel.forward_backward(self.loss_sum, inputs, targets,
                                                self.loop.micro_batch, scale)
@@ -180,7 +182,7 @@ class Trainer:
         """
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         norm = self.parallel.grad_norm(parameters)
-        factor = (most / (norm + 1e-6)).clamp(max=1.0)
+        factor = (most / (norm + 1e-6)).clamp(max=1.0).to(norm.device)  # offloaded: not the scale's
         factor = torch.where(norm.isfinite(), factor, torch.nan)
         torch._foreach_mul_([p.grad for p in parameters if p.grad is not None], factor)
 

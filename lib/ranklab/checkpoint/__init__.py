@@ -17,6 +17,7 @@ Read save_checkpoint, then load_checkpoint. All ranks call them; an error on one
 """
 
 import contextlib
+import copy
 import json
 import math
 import shutil
@@ -25,7 +26,7 @@ from typing import NamedTuple
 
 import torch
 
-from ranklab.baseline.checkpointing import set_random_state
+from ranklab.baseline.checkpointing import random_state, set_random_state
 from ranklab.checkpoint.files import (
     INDEX, Files, box_key, complete, forget, new_folder, write_index, write_rank,
 )
@@ -41,23 +42,25 @@ def save_checkpoint(folder, parallel, model, optimizer, step, more=None, device=
         place = str(new_folder(Path(folder), step)) if rank == 0 else None
     place = Path(together.exchange(place)[0])
     try:
-        held = {box_of(piece): piece.tensor for piece in parallel.state(model, optimizer)}
+        with together.agreed():
+            held = {box_of(piece): piece.tensor for piece in parallel.state(model, optimizer)}
+            parts = {name: part.state_dict() for name, part in (more or {}).items()}
         writers = first_holders(together.exchange(list(held)))
         state = table(writers)
         with together.agreed():
             mine = {box.key: tensor for box, tensor in held.items() if writers[box] == rank}
             file = write_rank(place, rank, mine, parallel.own_state(model))
         index = {"step": step, "ranks": parallel.ranks, "optimizer": settings(optimizer),
-                 "more": {name: part.state_dict() for name, part in (more or {}).items()},
-                 "files": together.exchange(file), "state": state}  # fmt: skip
+                 "more": parts, "files": together.exchange(file), "state": state}  # fmt: skip
         with together.agreed():
             if rank == 0:
                 write_index(place, index)
     finally:
         if rank == 0 and not (place / INDEX).exists():
             shutil.rmtree(place, ignore_errors=True)
-    if rank == 0:
-        forget(place.parent, keep)
+    with together.agreed():
+        if rank == 0:
+            forget(place.parent, keep)
     return place
 
 
@@ -65,10 +68,10 @@ def load_checkpoint(folder, parallel, model, optimizer, device="cpu", more=None,
                     reshard=None):  # fmt: skip
     """Model, optimizer and `more` are as in the last checkpoint of `folder`, saved on any layout;
     returns its step. Random numbers, and what is one rank's own, go on where there are as many
-    ranks as before. After an error the weights are as they were.
-    reshard  reshard_checkpoint, or a learner's own
+    ranks as before. All is read and compared with its checksum first: an error changes nothing.
+    reshard  reshard_checkpoint, or a learner's own, which refuses before it writes
     """
-    together = Together(parallel, device)
+    together, more = Together(parallel, device), more or {}
     with together.agreed():  # one rank looks: others could see another one
         found = [str(path) for path in complete(Path(folder))] if parallel.rank == 0 else []
     last = together.exchange(found[-1:])[0]
@@ -76,24 +79,42 @@ def load_checkpoint(folder, parallel, model, optimizer, device="cpu", more=None,
         raise FileNotFoundError(f"there is no checkpoint at {folder}")
     with together.agreed():
         files = Files(Path(last[0]))
-        for name, part in (more or {}).items():
-            part.load_state_dict(files.index["more"].get(name, {}))
+        held = [box_of(piece)[:3] for piece in parallel.state(model, optimizer)]
     index, state = files.index, files.index["state"]
-    held = [box_of(piece)[:3] for piece in parallel.state(model, optimizer)]
     same_model(state, together.exchange(held))
-    with together.agreed():
-        make_state(optimizer, index["optimizer"], state)
-        pieces = parallel.state(model, optimizer)  # views, to be filled
-        own = files.open(parallel.rank) if index["ranks"] == parallel.ranks else None
-        pieces = [piece for piece in pieces if piece.kind in state.get(piece.name, ())]
-        sources = [files.overlapping(piece) for piece in pieces]  # all that is read is whole
-    with together.agreed():
-        (reshard or reshard_checkpoint)(pieces, sources)
+    with put_back_after_errors(parallel, model, optimizer, more):
+        with together.agreed():
+            make_state(optimizer, index["optimizer"], state)
+            pieces = [piece for piece in parallel.state(model, optimizer)  # views, to be filled
+                      if piece.kind in state.get(piece.name, ())]
+            sources = [files.overlapping(piece) for piece in pieces]
+            for name, part in more.items():
+                part.load_state_dict(index["more"].get(name, {}))
+            if index["ranks"] == parallel.ranks:
+                mine = files.open(parallel.rank)
+                set_random_state(mine["random"])
+                parallel.load_own_state(model, mine["own"])
+        with together.agreed():
+            (reshard or reshard_checkpoint)(pieces, sources)
     parallel.loaded()
-    if own:
-        set_random_state(own["random"])
-        parallel.load_own_state(model, own["own"])
     return index["step"]
+
+
+@contextlib.contextmanager
+def put_back_after_errors(parallel, model, optimizer, more):
+    """After an error inside, all but the numbers in Pieces is as it was."""
+    state, groups = optimizer.state, optimizer.param_groups  # make_state puts others in their place
+    parts = [(part, copy.deepcopy(part.state_dict())) for part in more.values()]
+    random, own = random_state(), parallel.own_state(model)
+    try:
+        yield
+    except Exception:
+        optimizer.state, optimizer.param_groups = state, groups
+        for part, before in parts:
+            part.load_state_dict(before)
+        set_random_state(random)
+        parallel.load_own_state(model, own)
+        raise
 
 
 class SameRun:
@@ -137,8 +158,8 @@ class Together:
             yield
         except Exception as mine:
             error = mine
-        said = self.exchange(error and str(error))
-        if error:
+        said = self.exchange(None if error is None else str(error) or type(error).__name__)
+        if error is not None:
             raise error
         for rank, text in enumerate(said):
             if text is not None:

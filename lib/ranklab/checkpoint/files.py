@@ -70,10 +70,15 @@ def fingerprint(path):
         return [path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest()]
 
 
+def checksum_of(index):
+    """Of what it says, not of how it is laid out: reading and writing JSON changes nothing."""
+    return hashlib.sha256(json.dumps(index).encode()).hexdigest()
+
+
 def write_index(place, index):
     """`place` is a checkpoint from now on, by one renaming: all its files are on the disk."""
     with whole_file(place / INDEX) as part, open(part, "w") as file:
-        json.dump(index, file)
+        json.dump({**index, "checksum": checksum_of(index)}, file)
         sync(file)
     for folder in (place, place.parent):  # the names, too
         descriptor = os.open(folder, os.O_RDONLY)
@@ -87,7 +92,10 @@ def sync(file):
 
 
 class Files:
-    """A checkpoint to read from; every file is compared with its checksum before it is read."""
+    """A checkpoint to read from; every file is compared with its checksum before it is used.
+
+    An index without one is refused: that it is of an older ranklab, or damaged, looks alike.
+    """
 
     def __init__(self, place):
         self.place, self.opened = place, {}
@@ -95,6 +103,10 @@ class Files:
             self.index = json.loads((place / INDEX).read_text())
         except ValueError:
             raise self.broken(f"{INDEX} is not whole") from None
+        if not isinstance(self.index, dict) or "checksum" not in self.index:
+            raise self.broken(f"{INDEX} has no checksum (an older ranklab wrote none)")
+        if self.index.pop("checksum") != checksum_of(self.index):
+            raise self.broken(f"{INDEX} has another checksum than was written")
 
     def broken(self, what):
         return ValueError(f"the checkpoint {self.place} is damaged: {what}. Move it away to go on "
@@ -115,8 +127,10 @@ class Files:
 
     def overlapping(self, piece):
         """[(offset, tensor)] of the stored boxes that have numbers of the piece."""
-        whole = self.index["state"].get(piece.name, {}).get(piece.kind, {"boxes": []})
-        found = []
+        whole, found = self.index["state"][piece.name][piece.kind], []
+        if tuple(whole["shape"]) != tuple(piece.shape):
+            raise ValueError(f"{piece.name} ({piece.kind}) is {tuple(whole['shape'])} in the "
+                             f"checkpoint, here {tuple(piece.shape)}")
         for rank, offset, sizes in whole["boxes"]:
             if all(a < b + m and b < a + n for a, n, b, m in
                    zip(piece.offset, piece.tensor.shape, offset, sizes)):  # fmt: skip

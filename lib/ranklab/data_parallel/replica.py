@@ -96,9 +96,12 @@ class Replica(nn.Module):
 
     def reduce_now(self):
         """The gradients that backwards inside no_sync have left are averaged."""
+        without = [p for bucket in self.buckets for p in bucket.parameters if p.grad is None]
         for bucket in self.buckets:
             bucket.missing.clear()
         self.finish()
+        if without and not self.find_unused:
+            raise self.no_gradient(without)
 
     def used_anywhere(self):
         """The parameters that have a gradient on this rank or on any other.

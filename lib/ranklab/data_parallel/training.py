@@ -2,7 +2,10 @@
 
 import contextlib
 
+import torch
+
 from ranklab.data_parallel.overlapped import OverlappedDataParallel
+from ranklab.models.gpt import IGNORE
 from ranklab.parallel import GroupParallel
 
 
@@ -13,9 +16,11 @@ class DataParallel(GroupParallel):
     equal_parts  all ranks have as many targets in each step: then nobody asks how many
     compressor   what the wrap's hook keeps from step to step, with state_dict(model): each rank's
     cost         beside the gradients, one all-reduce of 8 bytes a step, if not equal_parts
-    error        a batch of fewer rows than ranks
+    error        a batch of fewer rows than ranks, or of unequal parts with equal_parts
     lab          03
     """
+
+    each_piece_talks = False  # True: all ranks must run as many micro-batches, or they hang
 
     def __init__(self, group=None, wrap=OverlappedDataParallel, equal_parts=False,
                  compressor=None):  # fmt: skip
@@ -28,9 +33,18 @@ class DataParallel(GroupParallel):
         return self.replica
 
     def batch(self, inputs, targets):
+        """Every R-th row. Where each piece talks, all ranks have as many rows: the last one of some
+        has no target that counts, so that it moves neither a loss nor a gradient.
+        """
         if len(inputs) < self.ranks:
             raise ValueError(f"batch={len(inputs)} rows are too few for {self.ranks} ranks")
-        return inputs[self.rank :: self.ranks], targets[self.rank :: self.ranks]
+        if self.equal_parts and len(inputs) % self.ranks:
+            raise ValueError(f"equal_parts=True, but {self.ranks} ranks do not divide batch="
+                             f"{len(inputs)} rows")
+        x, y = inputs[self.rank :: self.ranks], targets[self.rank :: self.ranks]
+        if self.each_piece_talks and len(x) < -(-len(inputs) // self.ranks):
+            x, y = torch.cat([x, x[:1]]), torch.cat([y, torch.full_like(y[:1], IGNORE)])
+        return x, y
 
     def token_count(self, targets):
         mine = super().token_count(targets)

@@ -162,7 +162,8 @@ class ShardedModule:
         """All gradients have arrived, and all is in shards; called at the end of backward."""
         self.awaits_end = False
         for block in (*reversed(self.inner), self):
-            if any(p.whole.grad is not None for p in block.trained):
+            # the root in any case: another rank may have used what this one has not
+            if block is self or any(p.whole.grad is not None for p in block.trained):
                 block.reduce()
         for block in self.blocks:
             block.end_reduction()

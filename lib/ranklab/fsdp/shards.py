@@ -93,17 +93,24 @@ class ShardedParameter:
             module._parameters[attribute] = tensor
 
     def padded_gradient(self):
-        """The whole gradient as it travels: a row for each rank; zeros, where there is none.
+        """The whole gradient as it travels: a row for each rank. Where there is none, zeros with a
+        minus: a sum is -0.0 where all ranks send that, and 0.0 as soon as one of them sends 0.0.
         shape  (R, numbers)
         """
         padded = self.whole.new_zeros(self.ranks * self.numbers, dtype=self.reduce_in)
-        if self.whole.grad is not None:
+        self.is_used = self.whole.grad is not None
+        if self.is_used:
             padded[: self.whole.numel()] = self.whole.grad.flatten()
+        else:
+            padded.fill_(-0.0)
         return padded.view(self.ranks, self.numbers)
 
     def add_gradient(self, mine):
-        """The optimizer's gradient has what arrived added to it.
+        """The optimizer's gradient has what arrived added to it. What no rank has used gets none:
+        by zeros AdamW would let it decay. (To look at them is to wait for the device.)
         shape  mine (numbers,)
         """
         gradient = mine[: self.shard.numel()].view(self.shard.shape).to(self.shard)
+        if not self.is_used and torch.all((gradient == 0) & gradient.signbit()):
+            return
         self.shard.grad = gradient if self.shard.grad is None else self.shard.grad + gradient

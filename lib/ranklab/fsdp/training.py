@@ -23,7 +23,7 @@ class FullyShard(DataParallel):
     """
 
     # Each piece's gradients travel: kept, they would be whole on each rank.
-    communication = Parallel.communication
+    each_piece_talks, communication = True, Parallel.communication
 
     def __init__(self, group=None, groups=None, blocks=None, block=FullyShardedBlock,
                  clip=clip_grad_norm_sharded, **options):  # fmt: skip

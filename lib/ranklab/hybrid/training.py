@@ -13,6 +13,7 @@ from ranklab.parallel import GroupParallel, mesh_grad_norm
 from ranklab.pipeline_parallel import tied_embedding_sync
 from ranklab.pipeline_parallel.stages import give_memory
 from ranklab.pipeline_parallel.training import PipelineParallel
+from ranklab.tensor_parallel.dropout import own_random_in
 from ranklab.tensor_parallel.split import draw_part, split_of
 from ranklab.tensor_parallel.training import TensorParallel, in_the_whole
 from ranklab.zero.training import Zero
@@ -34,12 +35,20 @@ class Hybrid(GroupParallel):
         super().__init__()
         self.mesh, self.layout, self.apply_by, self.norm_of = mesh, layout, apply_by, norm_of
         self.data = DATA[layout.zero](mesh.group("data"))
-        self.tensor = TensorParallel(mesh.group("tensor"))
+        at = mesh.coordinates()
+        self.tensor = TensorParallel(mesh.group("tensor"), place=(
+            at["data"] * layout.pp + at["pipeline"], mesh.axes))
         self.pipeline = PipelineParallel(mesh.group("pipeline"), layout.new_schedule(), sync=sync)
         self.pipeline.token_ranks = layout.tp if layout.sequence_parallel else 1
 
     def apply(self, model):
-        return self.apply_by(model, self)
+        model = self.apply_by(model, self)
+        own = self.tensor.seed_dropout(model)  # now: weights have been drawn alike on all ranks
+        for block in () if own is None else model.blocks.values():
+            own_random_in(block.attention, own)  # its heads are this rank's
+            if self.layout.sequence_parallel:
+                own_random_in(block.drop, own)  # and so are its tokens
+        return model
 
     def give_memory(self, model):
         """The parts that `model`, made on the meta device, has here, are those of the whole."""
@@ -115,3 +124,9 @@ class Hybrid(GroupParallel):
 
     def loaded(self):
         self.data.loaded()
+
+    def own_state(self, model):
+        return self.tensor.own_state(model)
+
+    def load_own_state(self, model, state):
+        self.tensor.load_own_state(model, state)

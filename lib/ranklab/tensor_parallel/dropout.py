@@ -8,6 +8,7 @@ would be another kind of dropout than that of one process.
 import contextlib
 
 import torch
+from torch import nn
 
 SPREAD = 1_000_003  # runs with seeds next to each other share no seed, up to so many ranks
 
@@ -22,6 +23,14 @@ def dropout_seeds(seed, data_rank, tensor_rank, tensor_ranks):
     """
     first = seed * SPREAD + data_rank * (tensor_ranks + 1)
     return first, first + 1 + tensor_rank
+
+
+def has_dropout(model):
+    """True where a module of `model` drops numbers: nn.Dropout, or attention as transformers' does
+    it.
+    """
+    return any(module.p if isinstance(module, nn.Dropout) else
+               getattr(module, "attention_dropout", 0) for module in model.modules())
 
 
 @contextlib.contextmanager

@@ -3,7 +3,7 @@
 import torch
 
 from ranklab.parallel import GroupParallel, Piece, groups_here, mesh_grad_norm
-from ranklab.tensor_parallel.dropout import dropout_seeds
+from ranklab.tensor_parallel.dropout import dropout_seeds, has_dropout
 from ranklab.tensor_parallel.plan import How, parallel_gpt
 from ranklab.tensor_parallel.split import split_of
 
@@ -12,23 +12,42 @@ class TensorParallel(GroupParallel):
     """All ranks of the group take the same batch, and each computes its part of every layer.
 
     apply_to  (model, how) -> the model split
-    seed      of dropout; None: the model has none
+    seed      of dropout, alike on all ranks; None: that of torch.manual_seed
+    place     (number of this group among all that drop other numbers, the sizes of all axes)
     changes   of How: sequence_parallel, overlap, or a learner's own functions
     lab       08
     """
 
-    def __init__(self, group=None, apply_to=parallel_gpt, seed=None, **changes):
+    def __init__(self, group=None, apply_to=parallel_gpt, seed=None, place=None, **changes):
         super().__init__(group)
         self.apply_to, self.seed, self.changes = apply_to, seed, changes
+        self.data_rank, self.sizes = place or (0, {"tensor": self.ranks})
+        self.shared = None  # the group's seed, where the model has dropout
 
     def apply(self, model):
-        own = None
-        if self.seed is not None:
-            shared, own = dropout_seeds(self.seed, 0, self.rank, self.ranks)
-            torch.manual_seed(shared)
+        own = self.seed_dropout(model)
         model = self.apply_to(model, How(self.group, own=own, **self.changes))
         self.parts = dict(model.named_parameters())
         return model
+
+    def seed_dropout(self, model):
+        """The generator follows from a seed of this group's, if `model` has dropout; returns a seed
+        of this rank's own.
+        """
+        if not has_dropout(model):
+            return None
+        seed = torch.initial_seed() % 2**40 if self.seed is None else self.seed
+        self.shared, own = dropout_seeds(seed, self.data_rank, self.rank, self.ranks)
+        torch.manual_seed(self.shared)
+        return own
+
+    def own_state(self, model):
+        return {"sizes": list(self.sizes.items())}
+
+    def load_own_state(self, model, state):
+        """Random numbers of another layout are not for this one: a group must draw alike."""
+        if self.shared is not None and state != self.own_state(model):
+            torch.manual_seed(self.shared)
 
     def make_optimizer(self, new_optimizer, groups):
         """Of the parts that are there now: groups were decided before the model was split."""

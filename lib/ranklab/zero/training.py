@@ -23,7 +23,7 @@ class Zero(DataParallel):
 
     def __init__(self, stage, group=None, equal_parts=False, offload=None, stages=STAGES):
         super().__init__(group, stages[stage], equal_parts)
-        self.stage, self.offload = stage, offload
+        self.stage, self.offload, self.each_piece_talks = stage, offload, stage > 1
 
     def make_optimizer(self, new_optimizer, groups):
         if self.offload is None:
@@ -32,13 +32,13 @@ class Zero(DataParallel):
         return offload_optimizer(self.replica, new_optimizer, groups, place)
 
     def gradients(self, model):
-        """Of what this rank owns."""
-        return [(part.parameter, part.master.grad, 1)
-                for bucket in self.replica.buckets for part in bucket.parts]
+        """Of what this rank owns; what no rank has used has none."""
+        return [(part.parameter, part.master.grad, 1) for bucket in self.replica.buckets
+                for part in bucket.parts if part.master.grad is not None]
 
     def communication(self, is_last):
         """From stage 2 on each piece's gradients travel: kept, they would be whole on each rank."""
-        return super().communication(is_last) if self.stage == 1 else contextlib.nullcontext()
+        return contextlib.nullcontext() if self.each_piece_talks else super().communication(is_last)
 
     def grad_norm(self, parameters):
         """Each number is on one rank: squares are added up over ranks."""
