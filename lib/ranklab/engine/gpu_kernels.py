@@ -100,10 +100,16 @@ def _histc(x, *how):
     return torch.histc(x.double(), *how).to(x.dtype)  # a GPU counts integers, too
 
 
-def _can_become(one, other):
+def can_become(one, other):
     """`one.data = other` is possible; of what a profiler has seen, torch can't swap the content."""
     on = {one.device.type, other.device.type}
     return len(on) == 1 or on == {"cpu", NAME} and not torch.autograd._profiler_enabled()
+
+
+def ctc_loss(logits, targets, input_lengths, target_lengths, *how):
+    """Lengths may be anywhere: torch reads them on the CPU."""
+    return torch.ops.aten.ctc_loss.IntList(logits, targets, input_lengths.tolist(),
+                                           target_lengths.tolist(), *how)
 
 
 KERNELS = {
@@ -114,7 +120,7 @@ KERNELS = {
     "aten::_thnn_fused_gru_cell": _gru_cell,
     "aten::_thnn_fused_gru_cell_backward": _gru_cell_backward,
     "aten::histc": _histc,
-    "aten::_has_compatible_shallow_copy_type": _can_become,
+    "aten::_has_compatible_shallow_copy_type": can_become,
     # A tensor of rows of unequal lengths can't be wrapped; this keeps nn.TransformerEncoder off it.
     "aten::_nested_tensor_from_mask_left_aligned": lambda *ignored: False,
 }
@@ -122,6 +128,5 @@ KERNELS = {
 ON_CPU = {
     "aten::_pack_padded_sequence": ("lengths",),
     "aten::_pack_padded_sequence_backward": ("batch_sizes",),
-    "aten::_ctc_loss": ("input_lengths", "target_lengths"),
-    "aten::_ctc_loss_backward": ("input_lengths", "target_lengths"),
+    "aten::ctc_loss": ("input_lengths", "target_lengths"),
 }

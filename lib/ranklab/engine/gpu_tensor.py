@@ -5,12 +5,12 @@ import typing
 import weakref
 
 import torch
+from torch.nn.parameter import UninitializedTensorMixin
 from torch.utils import _pytree as pytree
 
 from ranklab.engine.gpu_kernels import KERNELS, NAME, ON_CPU, key
 
-FUNCTIONAL = ("_c10d_functional", "_dtensor")
-COPIES = ("aten::copy_", "aten::_to_copy", "aten::_foreach_copy_", "aten::set_",
+COPIES = ("aten::copy_", "aten::to", "aten::_to_copy", "aten::_foreach_copy_", "aten::set_",
           "aten::_copy_from", "aten::_has_compatible_shallow_copy_type")
 INDEXED = ("aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_",
            "aten::_unsafe_index", "aten::_unsafe_index_put")  # a CPU index may choose on the GPU
@@ -18,6 +18,7 @@ PLAIN = frozenset((int, float, bool, str, type(None), torch.dtype))  # most of w
 NO_SCALAR = ("aten::cat", "aten::stack", "aten::mm", "aten::bmm", "aten::addmm")
 PACK = "aten::_pack_padded_sequence"  # its second argument and its second result are on the CPU
 DATA = torch.Tensor.data
+CPU = torch.device("cpu")
 OURS = ("raw", "_is_param")  # what this file and nn.Parameter keep on a tensor
 
 
@@ -53,6 +54,11 @@ class GpuTensor(torch.Tensor):
             return self.raw.detach().numpy()
         raise TypeError(f"can't convert {self.at} device type tensor to numpy. Use Tensor.cpu() "
                         "to copy the tensor to host memory first.")
+
+    def as_subclass(self, kind):
+        if not issubclass(kind, UninitializedTensorMixin):
+            raise limit(f"a {kind.__name__} on the GPU", "torch wraps one tensor once")
+        return _made_on_gpu(kind())
 
     def tolist(self):
         return self.raw.tolist()
@@ -95,6 +101,11 @@ def set_data(tensor, new):
         if type(new) is GpuTensor:
             tensor.raw = new.raw
         return
+    if isinstance(tensor, UninitializedTensorMixin):
+        if not new.numel():
+            _made_on_gpu(tensor)
+            return
+        tensor.__class__, tensor.cls_to_become = tensor.cls_to_become, type(new)
     other = new.detach().requires_grad_(tensor.requires_grad)
     if isinstance(tensor, torch.nn.Parameter):
         other = torch.nn.Parameter(other, tensor.requires_grad)
@@ -106,6 +117,12 @@ def set_data(tensor, new):
     kept = {name: value for name, value in vars(tensor).items() if name not in OURS}
     torch.utils.swap_tensors(tensor, other)
     vars(tensor).update(kept | vars(tensor))
+
+
+def _made_on_gpu(lazy):
+    """A parameter of a lazy module knows that it is to be made on the GPU."""
+    lazy.materialize = functools.partial(type(lazy).materialize, lazy, device=GpuTensor.at)
+    return lazy
 
 
 class GpuGenerator(torch._C.Generator):
@@ -159,38 +176,22 @@ class Op(typing.NamedTuple):
 @functools.cache  # torch splits names at each look
 def _about(func):
     name, overload = func._schema.name, func._schema.overload_name
-    return Op(name, func.namespace, func if overload else KERNELS.get(name, func),
+    space = "to.other" if (name, overload) == ("aten::to", "other") else func.namespace
+    return Op(name, space, func if overload else KERNELS.get(name, func),
               torch.Tag.nondeterministic_seeded in func.tags)
 
 
 def _run(func, args, kwargs):
     """The op has run on the CPU tensors inside; its results are on the GPU unless it asks else."""
     op = _about(func)
-    if op.space in FUNCTIONAL:
-        return _run_functional(func, args, kwargs or {})
-    wrappers, others, draws = {}, [], op.draws
-
-    def unwrap(value):
-        nonlocal draws
-        kind = type(value)
-        if kind is GpuTensor:
-            wrappers[id(value.raw)] = value
-            return value.raw
-        if kind in PLAIN:
-            return value
-        if isinstance(value, (list, tuple)):
-            return [unwrap(one) for one in value]
-        if isinstance(value, torch.Tensor):
-            others.append(value)
-        elif isinstance(value, torch._C.Generator):
-            draws = False
-            _seed(value)
-        return value
-
-    raw = [unwrap(value) for value in args]
-    options = {name: unwrap(value) for name, value in kwargs.items()} if kwargs else {}
+    if op.space in OTHERWISE:
+        return OTHERWISE[op.space](func, args, kwargs or {})
+    wrappers, others, asked, draws = {}, [], None, op.draws
+    raw = [_unwrap(value, wrappers, others) for value in args]
+    options = ({name: _unwrap(value, wrappers, others) for name, value in kwargs.items()}
+               if kwargs else {})
     if others:
-        _refuse_a_mix(func, args, wrappers, others)
+        asked, draws = _look_at(others, func, args, wrappers, draws)
     elif op.name == PACK:
         raise RuntimeError("'lengths' argument should be a 1D CPU int64 tensor, but got one on "
                            f"{GpuTensor.at}")
@@ -198,19 +199,49 @@ def _run(func, args, kwargs):
         for tensor in wrappers.values():
             mark(tensor.raw)
         return _wrapped(func.redispatch(key("PrivateUse1"), *raw, **options), wrappers)
-    asked = options.get("device")
-    if asked is not None and asked.type == NAME:
-        refuse_another_gpu(asked)
-        options["device"] = torch.device("cpu")
     try:
         found = _drawn(op.kernel, raw, options) if draws else op.kernel(*raw, **options)
     except NotImplementedError as error:
         raise limit(op.name.removeprefix("aten::"), error) from None
     if asked is not None and asked.type != NAME:
-        return found
+        return found.clone() if id(found) in wrappers else found
     if op.name == PACK:
         return _wrapped(found[0], wrappers), found[1]
     return _wrapped(found, wrappers)
+
+
+def _unwrap(value, wrappers, others):
+    kind = type(value)
+    if kind is GpuTensor:
+        wrappers[id(value.raw)] = value
+        return value.raw
+    if kind in PLAIN:
+        return value
+    if isinstance(value, (list, tuple)):
+        return [_unwrap(one, wrappers, others) for one in value]
+    if isinstance(value, (torch.Tensor, torch.device, torch._C.Generator)):
+        others.append(value)
+        return CPU if kind is torch.device and value.type == NAME else value
+    return value
+
+
+def _look_at(others, func, args, wrappers, draws):
+    """The device that the op's result is asked for, and whether the op draws from torch's own
+    generator; what is not on the GPU is refused."""
+    asked, tensors = None, []
+    for one in others:
+        if isinstance(one, torch.Tensor):
+            tensors.append(one)
+        elif isinstance(one, torch.device):
+            asked = one
+            if one.type == NAME:
+                refuse_another_gpu(one)
+        else:
+            draws = False
+            _seed(one)
+    if tensors:
+        _refuse_a_mix(func, args, wrappers, tensors)
+    return asked, draws
 
 
 def _seed(generator):
@@ -234,8 +265,8 @@ def _drawn(kernel, raw, options):
 def limit(what, error):
     """What can't be rehearsed, in a sentence; torch's own has 20 lines."""
     why = str(error).split(". ")[0].splitlines()[0]
-    whose = ("a limit of the rehearsal, not of a GPU" if "Could not run" in why else
-             "perhaps a limit of the rehearsal alone: the CPU's kernels are not a GPU's")
+    whose = ("perhaps a limit of the rehearsal alone: the CPU's kernels are not a GPU's"
+             if "not implemented for" in why else "a limit of the rehearsal, not of a GPU")
     return NotImplementedError(f"{what} can't be rehearsed ({why}): this is {whose}")
 
 
@@ -245,6 +276,15 @@ def _run_functional(func, args, kwargs):
     if func._schema.name != "_c10d_functional::wait_tensor":
         pytree.tree_map_only(torch.Tensor, torch.ops._c10d_functional.wait_tensor, found)
     return found
+
+
+def _to_other(func, args, kwargs):
+    other = args[1]
+    return _run(torch.ops.aten.to.device, (args[0], other.device, other.dtype, *args[2:]), kwargs)
+
+
+OTHERWISE = {"_c10d_functional": _run_functional, "_dtensor": _run_functional,
+             "to.other": _to_other}
 
 
 def _wrapped(found, wrappers):

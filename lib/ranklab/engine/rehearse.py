@@ -23,20 +23,22 @@ draws for the CPU; hooks of a parameter that module.to(device()) moves after the
 an error that a tensor's hook raises: torch ends the rank by SIGABRT.
 """
 
+import ctypes
 import gc
 import time
 import warnings
 
 import torch
 import torch.distributed as dist
+from torch.nn.attention import flex_attention
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import _foreach_supported_types
 from torch.utils import _foreach_utils
 from torch.utils import _pytree as pytree
-from torch.utils.backend_registration import (_DummyBackendModule,
+from torch.utils.backend_registration import (_DummyBackendModule, _DummyDeviceGuard,
                                               _setup_privateuseone_for_python_backend)
 
-from ranklab.engine.gpu_kernels import KERNELS, NAME, teach_autocast
+from ranklab.engine.gpu_kernels import NAME, can_become, ctc_loss, teach_autocast
 from ranklab.engine.gpu_tensor import (GpuGenerator, GpuTensor, _run, is_marked,
                                        refuse_another_gpu, set_data)
 
@@ -47,6 +49,28 @@ class _Generators(type):
     def __call__(cls, device="cpu"):
         on_gpu = torch.device(device).type == NAME
         return GpuGenerator() if on_gpu else torch._C.Generator(device)
+
+
+class Guard(_DummyDeviceGuard):
+    """Torch asks it for the device's type also while the error of a hook goes up through the C++ of
+    backward. No Python can answer beside an error, and the process would abort. So the error is
+    taken out of the way; _backward raises it.
+    """
+
+    caught = []
+    slots = [ctypes.c_void_p() for _ in range(3)]  # its type, itself, its traceback
+
+    def type_(self):
+        ctypes.pythonapi.PyErr_Fetch(*FETCHED)
+        if self.slots[1].value:
+            ctypes.pythonapi.PyErr_NormalizeException(*FETCHED)
+            _, error, traceback = (ctypes.cast(slot, ctypes.py_object).value if slot.value else None
+                                   for slot in self.slots)
+            self.caught.append(error.with_traceback(traceback))
+        return torch._C._autograd.DeviceType.PrivateUse1
+
+
+FETCHED = [ctypes.byref(slot) for slot in Guard.slots]
 
 
 class Stream:
@@ -141,6 +165,10 @@ class Module(_DummyBackendModule):
     def get_device_capability(self, device=None):
         return 9, 0
 
+    def __getattr__(self, name):
+        raise AttributeError(f"torch.{NAME}.{name} can't be rehearsed: this is a limit of the "
+                             "rehearsal, not of a GPU")
+
 
 def _below(func):
     return lambda *args, **options: _run(func, args, options)
@@ -195,15 +223,16 @@ def _empty_strided(size, stride, *, pin_memory=None, **options):
 
 
 def _backward(run):
-    """Gradients from outside are where they belong; an error of a hook is raised, on this thread.
-
-    On a thread of the engine's own, as a GPU has, it would end the rank by SIGABRT.
-    """
+    """Gradients from outside are where they belong; the error of a hook is raised."""
     def run_backward(outputs, gradients, *args, **options):
         expected = [_device_of(output) for output in outputs]
         gradients = _checked(gradients, expected, "invalid gradient")
-        with torch.autograd.set_multithreading_enabled(False):
+        try:
             return run(outputs, gradients, *args, **options)
+        except SystemError:
+            if not Guard.caught:
+                raise
+            raise Guard.caught.pop() from None
 
     return run_backward
 
@@ -265,6 +294,9 @@ BELOW = (torch.ops.aten.empty.memory_format, torch.ops.aten.empty_strided.defaul
          torch.ops.aten.tril_indices.default, torch.ops.aten.triu_indices.default,
          torch.ops.aten._efficientzerotensor.default, torch.ops.aten._copy_from.default,
          torch.ops.aten._local_scalar_dense.default)
+FLEX = torch.ops.higher_order.flex_attention, torch.ops.higher_order.flex_attention_backward
+OF_ACCELERATOR = ("synchronize", "empty_cache", "memory_allocated", "max_memory_allocated",
+                  "memory_reserved", "max_memory_reserved", "reset_peak_memory_stats")
 # What torch knows of its own devices only, and would do otherwise for this one.
 PATCHES = (
     (torch.autograd, "_engine_run_backward", _backward),
@@ -280,19 +312,25 @@ PATCHES = (
 
 def install():
     """From now on this process has one GPU; returns the options for its process group."""
-    _setup_privateuseone_for_python_backend(NAME, backend_module=Module())
+    _setup_privateuseone_for_python_backend(NAME, Module(), device_guard=Guard())
     GpuTensor.at = torch.device(NAME, 0)  # no device type of its own before the line above
     library = torch.gpu.library = torch.library.Library("aten", "IMPL")  # lives as long as this
     library.impl("_pin_memory", _pin, "CPU")
     library.impl("is_pinned", _is_pinned, "CPU")
-    name = "_has_compatible_shallow_copy_type"
-    library.impl(name, KERNELS[f"aten::{name}"], "AutogradPrivateUse1")
+    library.impl("_has_compatible_shallow_copy_type", can_become, "AutogradPrivateUse1")
+    for hop in FLEX:  # by its form in plain ops; compiled, it would meet the wrappers
+        hop.py_impl(GpuTensor)(hop.py_kernels[torch._C.DispatchKey.CompositeExplicitAutograd])
+    flex_attention._validate_device = lambda *ignored: None
+    flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG = True
+    library.impl("ctc_loss.Tensor", ctc_loss, "AutogradPrivateUse1")
     for func in BELOW:
         library.impl(func, _below(func), "PrivateUse1")
     torch.serialization.register_package(
         5, lambda storage: getattr(storage, "on_gpu", None), _mark)
     for owner, name, changed in PATCHES:
         setattr(owner, name, changed(getattr(owner, name)))
+    for name in OF_ACCELERATOR:
+        setattr(torch.accelerator, name, getattr(torch.gpu, name))
     for foreach in (_foreach_utils._foreach_supported_types, _foreach_supported_types):
         foreach.append(GpuTensor)
     warnings.filterwarnings("ignore", "barrier\\(\\): using the device")  # which is the only one
