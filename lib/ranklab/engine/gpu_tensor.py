@@ -1,17 +1,25 @@
 """A tensor that pretends to be on a GPU, and the rules that it obeys: for rehearse.py."""
 
 import functools
+import typing
+import weakref
 
 import torch
+from torch.nn.parameter import UninitializedTensorMixin
 from torch.utils import _pytree as pytree
 
-NAME = "gpu"
-FUNCTIONAL = ("_c10d_functional", "_dtensor")
-COPIES = ("aten::copy_", "aten::_to_copy", "aten::_foreach_copy_", "aten::set_")
+from ranklab.engine.gpu_kernels import KERNELS, NAME, ON_CPU, key
+
+COPIES = ("aten::copy_", "aten::to", "aten::_to_copy", "aten::_foreach_copy_", "aten::set_",
+          "aten::_copy_from", "aten::_has_compatible_shallow_copy_type")
 INDEXED = ("aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_",
            "aten::_unsafe_index", "aten::_unsafe_index_put")  # a CPU index may choose on the GPU
 PLAIN = frozenset((int, float, bool, str, type(None), torch.dtype))  # most of what is no tensor
 NO_SCALAR = ("aten::cat", "aten::stack", "aten::mm", "aten::bmm", "aten::addmm")
+PACK = "aten::_pack_padded_sequence"  # its second argument and its second result are on the CPU
+DATA = torch.Tensor.data
+CPU = torch.device("cpu")
+OURS = ("raw", "_is_param")  # what this file and nn.Parameter keep on a tensor
 
 
 class GpuTensor(torch.Tensor):
@@ -47,6 +55,11 @@ class GpuTensor(torch.Tensor):
         raise TypeError(f"can't convert {self.at} device type tensor to numpy. Use Tensor.cpu() "
                         "to copy the tensor to host memory first.")
 
+    def as_subclass(self, kind):
+        if not issubclass(kind, UninitializedTensorMixin):
+            raise limit(f"a {kind.__name__} on the GPU", "torch wraps one tensor once")
+        return _made_on_gpu(kind())
+
     def tolist(self):
         return self.raw.tolist()
 
@@ -63,88 +76,198 @@ class GpuTensor(torch.Tensor):
         raise RuntimeError(f"cannot pin a tensor on {self.at}: only dense CPU tensors can be "
                            "pinned")
 
-    @property
-    def data(self):
-        return torch.Tensor.data.__get__(self)
-
-    @data.setter
-    def data(self, new):
-        torch.Tensor.data.__set__(self, new)
-        self.raw = new.raw
-
     def __reduce_ex__(self, protocol):
         """As a tensor of a GPU is saved: its storage says on which device it was."""
         if isinstance(self, torch.nn.Parameter):
             return torch._utils._rebuild_parameter, (self.detach(), self.requires_grad, {})
-        self.raw.untyped_storage().on_gpu = str(self.at)
+        mark(self.raw)
         rebuild, arguments, *state = self.raw.__reduce_ex__(protocol)
         return rebuild, (*arguments[:4], self.requires_grad, *arguments[5:]), *state
 
 
+def mark(raw):
+    """Who meets the storage of `raw` below the wrapper, as torch.save does, sees the device."""
+    raw.untyped_storage().on_gpu = str(GpuTensor.at)
+
+
+def is_marked(tensor):
+    return hasattr(tensor.untyped_storage(), "on_gpu")
+
+
+def set_data(tensor, new):
+    """tensor.data = new, also between the CPU and the GPU; torch can't change a tensor's class."""
+    if {tensor.device.type, new.device.type} != {"cpu", NAME}:
+        DATA.__set__(tensor, new)
+        if type(new) is GpuTensor:
+            tensor.raw = new.raw
+        return
+    if isinstance(tensor, UninitializedTensorMixin):
+        if not new.numel():
+            _made_on_gpu(tensor)
+            return
+        tensor.__class__, tensor.cls_to_become = tensor.cls_to_become, type(new)
+    other = new.detach().requires_grad_(tensor.requires_grad)
+    if isinstance(tensor, torch.nn.Parameter):
+        other = torch.nn.Parameter(other, tensor.requires_grad)
+    if tensor.grad is not None:
+        other.grad = tensor.grad.to(new.device)
+    for hooks in ("_backward_hooks", "_post_accumulate_grad_hooks"):
+        if getattr(tensor, hooks) is not None:
+            setattr(other, hooks, getattr(tensor, hooks))
+    kept = {name: value for name, value in vars(tensor).items() if name not in OURS}
+    torch.utils.swap_tensors(tensor, other)
+    vars(tensor).update(kept | vars(tensor))
+
+
+def _made_on_gpu(lazy):
+    """A parameter of a lazy module knows that it is to be made on the GPU."""
+    lazy.materialize = functools.partial(type(lazy).materialize, lazy, device=GpuTensor.at)
+    return lazy
+
+
 class GpuGenerator(torch._C.Generator):
-    """Numbers for the GPU; here they come from a CPU's generator."""
+    """Numbers for the GPU: a seed and an offset, as its Philox has; a CPU's generator draws them."""
 
-    made = set()  # by address: on its way to an op it loses its type
+    made = weakref.WeakValueDictionary()  # by address: on its way to an op it loses its type
+    seed_and_offset = 67280421310721, 0  # torch's default seed
 
-    def __init__(self, device):
-        self.made.add(self._cdata)
-
-    def __del__(self):
-        self.made.discard(self._cdata)
+    def __init__(self, device="cpu"):
+        self.made[self._cdata] = self
 
     @property
     def device(self):
         return GpuTensor.at
 
+    def manual_seed(self, seed):
+        self.seed_and_offset = seed % 2**64, 0
+        return self
+
+    def initial_seed(self):
+        return self.seed_and_offset[0]
+
+    def seed(self):
+        return self.manual_seed(super().seed()).initial_seed()
+
+    def get_state(self):
+        return torch.tensor(list(b"".join(n.to_bytes(8, "little") for n in self.seed_and_offset)),
+                            dtype=torch.uint8, device="cpu")
+
+    def set_state(self, state):
+        state = bytes(state.cpu().tolist())
+        self.seed_and_offset = tuple(int.from_bytes(part, "little")
+                                     for part in (state[:8], state[8:]))
+
+    def next(self):
+        """The seed of the next op's numbers."""
+        seed, offset = self.seed_and_offset
+        self.seed_and_offset = seed, offset + 4
+        return hash((seed, offset)) % 2**63
+
 
 # --- what an op may do ----------------------------------------------------------------------------
 
+class Op(typing.NamedTuple):
+    name: str
+    space: str
+    kernel: typing.Callable  # what runs on the CPU tensors
+    draws: bool
+
+
+@functools.cache  # torch splits names at each look
+def _about(func):
+    name, overload = func._schema.name, func._schema.overload_name
+    space = "to.other" if (name, overload) == ("aten::to", "other") else func.namespace
+    return Op(name, space, func if overload else KERNELS.get(name, func),
+              torch.Tag.nondeterministic_seeded in func.tags)
+
+
 def _run(func, args, kwargs):
     """The op has run on the CPU tensors inside; its results are on the GPU unless it asks else."""
-    space = _space(func)
-    if space in FUNCTIONAL:
-        return _run_functional(func, args, kwargs or {})
-    wrappers, others = {}, []
-
-    def unwrap(value):
-        kind = type(value)
-        if kind is GpuTensor:
-            wrappers[id(value.raw)] = value
-            return value.raw
-        if kind in PLAIN:
-            return value
-        if isinstance(value, (list, tuple)):
-            return [unwrap(one) for one in value]
-        if isinstance(value, torch.Tensor):
-            others.append(value)
-        elif isinstance(value, torch._C.Generator) and value._cdata not in GpuGenerator.made:
-            raise RuntimeError(f"Expected a '{NAME}' device type for generator but found 'cpu'")
-        return value
-
-    raw = [unwrap(value) for value in args]
-    options = {name: unwrap(value) for name, value in kwargs.items()} if kwargs else {}
+    op = _about(func)
+    if op.space in OTHERWISE:
+        return OTHERWISE[op.space](func, args, kwargs or {})
+    wrappers, others, asked, draws = {}, [], None, op.draws
+    raw = [_unwrap(value, wrappers, others) for value in args]
+    options = ({name: _unwrap(value, wrappers, others) for name, value in kwargs.items()}
+               if kwargs else {})
     if others:
-        _refuse_a_mix(func, args, wrappers, others)
-    if space == "c10d":
-        for tensor in wrappers:
-            wrappers[tensor].raw.is_on_gpu = True  # read by _future
+        asked, draws = _look_at(others, func, args, wrappers, draws)
+    elif op.name == PACK:
+        raise RuntimeError("'lengths' argument should be a 1D CPU int64 tensor, but got one on "
+                           f"{GpuTensor.at}")
+    if op.space == "c10d":
+        for tensor in wrappers.values():
+            mark(tensor.raw)
         return _wrapped(func.redispatch(key("PrivateUse1"), *raw, **options), wrappers)
-    asked = options.get("device")
-    if asked is None:
-        return _wrapped(func(*raw, **options), wrappers)
-    if asked.type != NAME:
-        return func(*raw, **options)
-    refuse_another_gpu(asked)
-    return _wrapped(func(*raw, **options | {"device": "cpu"}), wrappers)
+    try:
+        found = _drawn(op.kernel, raw, options) if draws else op.kernel(*raw, **options)
+    except NotImplementedError as error:
+        raise limit(op.name.removeprefix("aten::"), error) from None
+    if asked is not None and asked.type != NAME:
+        return found.clone() if id(found) in wrappers else found
+    if op.name == PACK:
+        return _wrapped(found[0], wrappers), found[1]
+    return _wrapped(found, wrappers)
 
 
-@functools.cache  # torch splits the name at each look
-def _space(func):
-    return func.namespace
+def _unwrap(value, wrappers, others):
+    kind = type(value)
+    if kind is GpuTensor:
+        wrappers[id(value.raw)] = value
+        return value.raw
+    if kind in PLAIN:
+        return value
+    if isinstance(value, (list, tuple)):
+        return [_unwrap(one, wrappers, others) for one in value]
+    if isinstance(value, (torch.Tensor, torch.device, torch._C.Generator)):
+        others.append(value)
+        return CPU if kind is torch.device and value.type == NAME else value
+    return value
 
 
-def key(name):
-    return torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, name))
+def _look_at(others, func, args, wrappers, draws):
+    """The device that the op's result is asked for, and whether the op draws from torch's own
+    generator; what is not on the GPU is refused."""
+    asked, tensors = None, []
+    for one in others:
+        if isinstance(one, torch.Tensor):
+            tensors.append(one)
+        elif isinstance(one, torch.device):
+            asked = one
+            if one.type == NAME:
+                refuse_another_gpu(one)
+        else:
+            draws = False
+            _seed(one)
+    if tensors:
+        _refuse_a_mix(func, args, wrappers, tensors)
+    return asked, draws
+
+
+def _seed(generator):
+    """A generator of the GPU draws its next numbers; any other is refused."""
+    gpu = GpuGenerator.made.get(generator._cdata)
+    if gpu is None:
+        raise RuntimeError(f"Expected a '{NAME}' device type for generator but found 'cpu'")
+    torch._C.Generator.manual_seed(generator, gpu.next())
+
+
+def _drawn(kernel, raw, options):
+    """The op's numbers are the GPU's; those that the CPU will draw stay the same."""
+    before = torch.default_generator.get_state()
+    torch.default_generator.manual_seed(torch.gpu.generator.next())
+    try:
+        return kernel(*raw, **options)
+    finally:
+        torch.default_generator.set_state(before)
+
+
+def limit(what, error):
+    """What can't be rehearsed, in a sentence; torch's own has 20 lines."""
+    why = str(error).split(". ")[0].splitlines()[0]
+    whose = ("perhaps a limit of the rehearsal alone: the CPU's kernels are not a GPU's"
+             if "not implemented for" in why else "a limit of the rehearsal, not of a GPU")
+    return NotImplementedError(f"{what} can't be rehearsed ({why}): this is {whose}")
 
 
 def _run_functional(func, args, kwargs):
@@ -153,6 +276,15 @@ def _run_functional(func, args, kwargs):
     if func._schema.name != "_c10d_functional::wait_tensor":
         pytree.tree_map_only(torch.Tensor, torch.ops._c10d_functional.wait_tensor, found)
     return found
+
+
+def _to_other(func, args, kwargs):
+    other = args[1]
+    return _run(torch.ops.aten.to.device, (args[0], other.device, other.dtype, *args[2:]), kwargs)
+
+
+OTHERWISE = {"_c10d_functional": _run_functional, "_dtensor": _run_functional,
+             "to.other": _to_other}
 
 
 def _wrapped(found, wrappers):
@@ -178,6 +310,9 @@ def _refuse_a_mix(func, args, wrappers, others):
                                "indexed tensor (cpu)")
         others = [one for one in args[2:3] if isinstance(one, torch.Tensor)
                   and not isinstance(one, GpuTensor)]
+    beside = [one for one, argument in zip(args, func._schema.arguments)
+              if argument.name in ON_CPU.get(name, ())]
+    others = [one for one in others if not any(one is each for each in beside)]
     written = [one for one, argument in zip(args, func._schema.arguments)
                if argument.alias_info is not None and argument.alias_info.is_write]
     for one in others:

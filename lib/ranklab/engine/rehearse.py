@@ -23,27 +23,24 @@ draws for the CPU; hooks of a parameter that module.to(device()) moves after the
 an error that a tensor's hook raises: torch ends the rank by SIGABRT.
 """
 
+import ctypes
+import gc
+import time
 import warnings
 
 import torch
 import torch.distributed as dist
+from torch.nn.attention import flex_attention
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import _foreach_supported_types
 from torch.utils import _foreach_utils
 from torch.utils import _pytree as pytree
-from torch.utils.backend_registration import (_DummyBackendModule,
+from torch.utils.backend_registration import (_DummyBackendModule, _DummyDeviceGuard,
                                               _setup_privateuseone_for_python_backend)
 
-from ranklab.engine.gpu_tensor import NAME, GpuGenerator, GpuTensor, key, refuse_another_gpu
-
-# Under autocast, by the beginning of their names; the others of torch's list are done in float32.
-LOWER = ("_convolution", "conv", "cudnn_conv", "linear", "matmul", "mm", "mv", "addmm", "addmv",
-         "addr", "addbmm", "baddbmm", "bmm", "chain_matmul", "einsum", "linalg_multi_dot",
-         "linalg_vecdot", "prelu", "scaled_dot", "_scaled_dot", "_thnn_fused", "gru_cell",
-         "lstm_cell", "rnn_")
-WIDEST = ("addcdiv", "addcmul", "atan2", "bilinear", "cross", "dot", "vdot", "grid_sampler",
-          "index_put", "tensordot", "scatter_add")
-
+from ranklab.engine.gpu_kernels import NAME, can_become, ctc_loss, teach_autocast
+from ranklab.engine.gpu_tensor import (GpuGenerator, GpuTensor, _run, is_marked,
+                                       refuse_another_gpu, set_data)
 
 class _Generators(type):
     def __instancecheck__(cls, one):
@@ -51,14 +48,36 @@ class _Generators(type):
 
     def __call__(cls, device="cpu"):
         on_gpu = torch.device(device).type == NAME
-        return GpuGenerator("cpu") if on_gpu else torch._C.Generator(device)
+        return GpuGenerator() if on_gpu else torch._C.Generator(device)
+
+
+class Guard(_DummyDeviceGuard):
+    """Torch asks it for the device's type also while the error of a hook goes up through the C++ of
+    backward. No Python can answer beside an error, and the process would abort. So the error is
+    taken out of the way; _backward raises it.
+    """
+
+    caught = []
+    slots = [ctypes.c_void_p() for _ in range(3)]  # its type, itself, its traceback
+
+    def type_(self):
+        ctypes.pythonapi.PyErr_Fetch(*FETCHED)
+        if self.slots[1].value:
+            ctypes.pythonapi.PyErr_NormalizeException(*FETCHED)
+            _, error, traceback = (ctypes.cast(slot, ctypes.py_object).value if slot.value else None
+                                   for slot in self.slots)
+            self.caught.append(error.with_traceback(traceback))
+        return torch._C._autograd.DeviceType.PrivateUse1
+
+
+FETCHED = [ctypes.byref(slot) for slot in Guard.slots]
 
 
 class Stream:
     """A stream or an event: all its work is done already."""
 
     def __init__(self, *args, **options):
-        pass
+        self.at = time.perf_counter()
 
     def __enter__(self):
         return self
@@ -69,10 +88,17 @@ class Stream:
     def query(self):
         return True
 
+    def record(self, *args):
+        self.at = time.perf_counter()
+        return self
+
+    def elapsed_time(self, end):  # in milliseconds
+        return (end.at - self.at) * 1e3
+
     def _nothing(self, *args):
         return self
 
-    record = wait = synchronize = wait_stream = wait_event = record_event = _nothing
+    wait = synchronize = wait_stream = wait_event = record_event = _nothing
 
 
 class Module(_DummyBackendModule):
@@ -80,8 +106,14 @@ class Module(_DummyBackendModule):
 
     Stream = Event = stream = device = Stream
 
+    def __init__(self):
+        self.generator = GpuGenerator()
+        self.peak = 0
+
     def current_stream(self, device=None):
         return Stream()
+
+    default_stream = current_stream
 
     def set_device(self, device):
         refuse_another_gpu(torch.device(NAME, getattr(device, "index", device)))
@@ -89,64 +121,57 @@ class Module(_DummyBackendModule):
     def synchronize(self, device=None):
         pass
 
+    empty_cache = synchronize
+
+    def manual_seed(self, seed):
+        self.generator.manual_seed(seed)
+
+    manual_seed_all = manual_seed
+
+    def initial_seed(self):
+        return self.generator.initial_seed()
+
     def get_rng_state(self, device=None):
-        return torch.get_rng_state()
+        return self.generator.get_state()
 
     def set_rng_state(self, state, device=None):
-        torch.set_rng_state(state)
+        self.generator.set_state(state)
+
+    def memory_allocated(self, device=None):
+        """The bytes of all tensors on the GPU that are alive."""
+        storages = {one.raw.untyped_storage() for one in gc.get_objects() if type(one) is GpuTensor}
+        now = sum({each.data_ptr(): each.nbytes() for each in storages}.values())
+        self.peak = max(self.peak, now)
+        return now
+
+    memory_reserved = memory_allocated
+
+    def max_memory_allocated(self, device=None):
+        """The largest of what memory_allocated() found, now and before: at most the true peak."""
+        self.memory_allocated()
+        return self.peak
+
+    max_memory_reserved = max_memory_allocated
+
+    def reset_peak_memory_stats(self, device=None):
+        self.peak = 0
 
     def get_amp_supported_dtype(self):  # the first thing that torch.autocast asks
         if not hasattr(self, "rest"):
             self.rest = torch.library.Library("_", "IMPL")
-            _teach_autocast(self.library, self.rest)
+            teach_autocast(self.library, self.rest)
         return [torch.bfloat16, torch.float16]
 
     def get_device_capability(self, device=None):
         return 9, 0
 
-
-def _teach_autocast(library, rest):
-    for name in torch._C._dispatch_get_registrations_for_dispatch_key("AutocastCUDA"):
-        packet, _, overload = name.removeprefix("aten::").partition(".")
-        op = getattr(getattr(torch.ops.aten, packet), overload or "default")
-        library.impl(op, _autocast(op, packet), "AutocastPrivateUse1")
-    rest.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
+    def __getattr__(self, name):
+        raise AttributeError(f"torch.{NAME}.{name} can't be rehearsed: this is a limit of the "
+                             "rehearsal, not of a GPU")
 
 
-def _autocast(op, name):
-    """The op under autocast, with the type that torch's list for CUDA gives it."""
-    def cast(*args, **options):
-        with torch._C._ExcludeDispatchKeyGuard(key("AutocastPrivateUse1")):
-            floats = [one for one in pytree.tree_leaves((args, options)) if _is_float(one)]
-            if name.startswith(LOWER):
-                dtype = torch.get_autocast_dtype(NAME)
-            elif name in WIDEST and all(one.dtype != torch.float32 for one in floats):
-                dtype = torch.get_autocast_dtype(NAME)
-            else:
-                dtype = torch.float32
-            args, options = pytree.tree_map_only(_is_float, lambda x: x.to(dtype), (args, options))
-            return op(*args, **options)
-
-    return cast
-
-
-def _is_float(one):
-    return (isinstance(one, torch.Tensor) and one.is_floating_point() and one.device.type == NAME
-            and one.dtype != torch.float64)
-
-
-def _empty(make):
-    def empty(*args, pin_memory=None, device=None, **options):
-        refuse_another_gpu(device)
-        return GpuTensor(make(*args, device="cpu", **options))
-
-    return empty
-
-
-def _copy_from(source, to, non_blocking=False):
-    """What C++ calls below the wrappers, as torch.tensor(..., device=) does."""
-    to.raw.copy_(getattr(source, "raw", source))
-    return to
+def _below(func):
+    return lambda *args, **options: _run(func, args, options)
 
 
 def _pin(tensor, device=None):
@@ -163,7 +188,7 @@ def _is_pinned(tensor, device=None):
 def _future(get_future):
     """get_future of a Work whose future holds tensors of the GPU, where those were sent."""
     def on_gpu(value):
-        return GpuTensor(value) if getattr(value, "is_on_gpu", False) else value
+        return GpuTensor(value) if isinstance(value, torch.Tensor) and is_marked(value) else value
 
     return lambda work: get_future(work).then(lambda f: pytree.tree_map(on_gpu, f.value()))
 
@@ -197,18 +222,54 @@ def _empty_strided(size, stride, *, pin_memory=None, **options):
     return _pin(tensor) if pin_memory else tensor
 
 
-def _moved(apply):
-    """module.to() keeps its parameters, which an optimizer may hold; torch would make new ones."""
-    def moved(self, *args, **options):
-        before = torch.__future__.get_swap_module_params_on_conversion()
-        is_on_cpu = any(type(p) is torch.nn.Parameter for p in self.parameters(recurse=False))
-        torch.__future__.set_swap_module_params_on_conversion(is_on_cpu)
+def _backward(run):
+    """Gradients from outside are where they belong; the error of a hook is raised."""
+    def run_backward(outputs, gradients, *args, **options):
+        expected = [_device_of(output) for output in outputs]
+        gradients = _checked(gradients, expected, "invalid gradient")
         try:
-            return apply(self, *args, **options)
-        finally:
-            torch.__future__.set_swap_module_params_on_conversion(before)
+            return run(outputs, gradients, *args, **options)
+        except SystemError:
+            if not Guard.caught:
+                raise
+            raise Guard.caught.pop() from None
 
-    return moved
+    return run_backward
+
+
+def _device_of(output):
+    if isinstance(output, torch.Tensor):
+        return output.device
+    return output.node._input_metadata[output.output_nr].device  # a GradientEdge
+
+
+def _function(apply):
+    """The gradients that a torch.autograd.Function returns are where they belong."""
+    def checked(self, *args):
+        found = apply(self, *args)
+        several = found if isinstance(found, tuple) else (found,)
+        if not any(type(one) is torch.Tensor for one in several):
+            return found
+        expected = {node._input_metadata[n].device for node, n in self.next_functions if node}
+        if len(expected) > 1:
+            return found
+        return _checked(several, [*expected] * len(several),
+                        f"Function {type(self).__name__} returned an invalid gradient")
+
+    return checked
+
+
+def _checked(gradients, expected, what):
+    """As torch does, for a wrapper: a CPU number is moved to the GPU, a CPU tensor is refused."""
+    def move(n, one, device):
+        if type(one) is not torch.Tensor or device.type != NAME or one.device == device:
+            return one
+        if one.dim():
+            raise RuntimeError(f"{what} at index {n} - expected device {device} but got "
+                               f"{one.device}")
+        return one.to(device)
+
+    return tuple(move(n, *pair) for n, pair in enumerate(zip(gradients, expected)))
 
 
 def _mark(storage, location):
@@ -223,32 +284,54 @@ def _mark(storage, location):
 def _rebuilt(rebuild):
     def rebuild_tensor(storage, *args):
         tensor = rebuild(storage, *args)
-        is_on_gpu = getattr(storage._untyped_storage, "on_gpu", None)
-        return GpuTensor(tensor) if is_on_gpu else tensor
+        return GpuTensor(tensor) if is_marked(tensor) else tensor
 
     return rebuild_tensor
 
 
+# Ops that make a tensor on the GPU, or that C++ calls below the wrappers.
+BELOW = (torch.ops.aten.empty.memory_format, torch.ops.aten.empty_strided.default,
+         torch.ops.aten.tril_indices.default, torch.ops.aten.triu_indices.default,
+         torch.ops.aten._efficientzerotensor.default, torch.ops.aten._copy_from.default,
+         torch.ops.aten._local_scalar_dense.default)
+FLEX = torch.ops.higher_order.flex_attention, torch.ops.higher_order.flex_attention_backward
+OF_ACCELERATOR = ("synchronize", "empty_cache", "memory_allocated", "max_memory_allocated",
+                  "memory_reserved", "max_memory_reserved", "reset_peak_memory_stats")
+# What torch knows of its own devices only, and would do otherwise for this one.
+PATCHES = (
+    (torch.autograd, "_engine_run_backward", _backward),
+    (torch.autograd.function.BackwardCFunction, "apply", _function),
+    (torch._utils, "_rebuild_tensor", _rebuilt),
+    (torch, "Generator", lambda made: _Generators("Generator", (), {})),
+    (torch.Tensor, "data", lambda data: property(data.__get__, set_data)),
+    (dist.Work, "get_future", _future),
+    (dist.distributed_c10d, "_new_process_group_helper", _new_group),
+    (DistributedDataParallel, "__init__", _ddp),
+)
+
+
 def install():
     """From now on this process has one GPU; returns the options for its process group."""
-    _setup_privateuseone_for_python_backend(NAME, backend_module=Module())
+    _setup_privateuseone_for_python_backend(NAME, Module(), device_guard=Guard())
     GpuTensor.at = torch.device(NAME, 0)  # no device type of its own before the line above
     library = torch.gpu.library = torch.library.Library("aten", "IMPL")  # lives as long as this
-    for op in (torch.ops.aten.empty.memory_format, torch.ops.aten.empty_strided.default):
-        library.impl(op, _empty(op), "PrivateUse1")
-    library.impl("_copy_from", _copy_from, "PrivateUse1")
     library.impl("_pin_memory", _pin, "CPU")
     library.impl("is_pinned", _is_pinned, "CPU")
+    library.impl("_has_compatible_shallow_copy_type", can_become, "AutogradPrivateUse1")
+    for hop in FLEX:  # by its form in plain ops; compiled, it would meet the wrappers
+        hop.py_impl(GpuTensor)(hop.py_kernels[torch._C.DispatchKey.CompositeExplicitAutograd])
+    flex_attention._validate_device = lambda *ignored: None
+    flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG = True
+    library.impl("ctc_loss.Tensor", ctc_loss, "AutogradPrivateUse1")
+    for func in BELOW:
+        library.impl(func, _below(func), "PrivateUse1")
     torch.serialization.register_package(
         5, lambda storage: getattr(storage, "on_gpu", None), _mark)
-    torch._utils._rebuild_tensor = _rebuilt(torch._utils._rebuild_tensor)
-    torch.Generator = _Generators("Generator", (), {})
-    dist.Work.get_future = _future(dist.Work.get_future)
-    dist.distributed_c10d._new_process_group_helper = _new_group(
-        dist.distributed_c10d._new_process_group_helper)
-    DistributedDataParallel.__init__ = _ddp(DistributedDataParallel.__init__)
+    for owner, name, changed in PATCHES:
+        setattr(owner, name, changed(getattr(owner, name)))
+    for name in OF_ACCELERATOR:
+        setattr(torch.accelerator, name, getattr(torch.gpu, name))
     for foreach in (_foreach_utils._foreach_supported_types, _foreach_supported_types):
         foreach.append(GpuTensor)
-    torch.nn.Module._apply = _moved(torch.nn.Module._apply)
     warnings.filterwarnings("ignore", "barrier\\(\\): using the device")  # which is the only one
     return {"backend": f"{NAME}:gloo"}
