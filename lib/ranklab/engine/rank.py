@@ -17,6 +17,7 @@ from datetime import timedelta
 
 from ranklab.engine import modules, ship, surroundings
 from ranklab.engine.report import Failure, Value
+from ranklab.engine.waiting import Waiting
 
 GROUP_GRACE = 30  # seconds: the group's own timeout comes after launch's, whose report says more
 
@@ -56,10 +57,11 @@ def main(rank, channel, stack, job, report, store):
     faulthandler.register(signal.SIGUSR1, file=stack)  # works even while gloo blocks in C++
     modules_before = len(sys.modules)
     channel = socket.socket(fileno=channel)
+    waiting = Waiting(channel)
     sys.stdout.reconfigure(line_buffering=True)  # a rank that is killed has said what it printed
     pid = os.getpid()
     try:
-        outcome = Value(_run(rank, job, store, channel))
+        outcome = Value(_run(rank, job, store, waiting))
     except BaseException as error:
         outcome = Failure.of(error)
     if os.getpid() != pid:  # a child that the function forked: the report is the rank's own
@@ -73,18 +75,19 @@ def main(rank, channel, stack, job, report, store):
         with contextlib.suppress(Exception):  # closed by the learner's code, or replaced by None
             stream.flush()
     channel.send(b"r")  # reported
-    channel.recv(1)  # released; until then peers may still talk to this rank
+    waiting.until_released()  # until then peers may still talk to this rank
     _leave_group()
     atexit._run_exitfuncs()  # os._exit skips them; DataLoader workers and profilers need them
 
 
-def _run(rank, job_fd, store_fd, channel) -> bytes:
+def _run(rank, job_fd, store_fd, waiting) -> bytes:
     with ship.opened(job_fd) as content:  # one copy in memory for all ranks
         job = pickle.load(content)
         _set_up(rank, job, store_fd)
         fn, args = pickle.load(content)
     os.close(job_fd)
-    channel.send(b"s")  # started, and so are all others: the time of the call begins
+    waiting.begin(job.timeout)
+    waiting.channel.send(b"s")  # started, and so are all others: the time of the call begins
     value = fn(*args)
     _wait_for_device()
     try:

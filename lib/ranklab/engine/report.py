@@ -70,9 +70,6 @@ class Frame:
         theirs = self.file.startswith((*NOT_LEARNERS, *LIBRARIES, "<frozen", "<string"))
         return not (installed or theirs)
 
-    def is_pythons(self):
-        return self.file.startswith(LIBRARIES[0])
-
     def where(self):
         return f"{_file_name(self.file)}, line {self.line}, in {self.function}"
 

@@ -1,0 +1,131 @@
+"""Does this rank wait for other ranks, and for nothing else? A thread of the rank answers that.
+
+Yes, if each of its Python threads, by its innermost frame, is in one of these places:
+
+    a wait for ranks        Work.wait(), or one of torch's waits in C++ (RANKS_ARE_AWAITED)
+    a wait for a thread     a lock without a limit: only a thread of this process releases it
+    an idle helper          the monitor of a tqdm bar; a pool's worker that has nothing to do
+
+and if only a rank of this launch can end it: neither the call nor any group has a limit before the
+launch's own, and every group was made from the launch's. Whatever else it does (sleep, read a file,
+wait for a child, for a group with other processes) may end by itself: then the answer is no.
+"""
+
+import _thread
+import concurrent.futures.thread
+import contextlib
+import functools
+import signal
+import sys
+import threading
+import weakref
+from datetime import timedelta
+
+QUESTION, YES, NO = b"?", b"y", b"n"
+FOR_RANKS, FOR_A_THREAD, FOR_THE_END, ON_ITS_OWN = range(4)
+THREADING = threading.__file__
+PLACES = {  # (end of a file's name, function) of an innermost frame; its timeout counts, too
+    ("ranklab/engine/waiting.py", "until_released"): FOR_THE_END,
+    ("ranklab/engine/waiting.py", "wait"): FOR_RANKS,
+    ("torch/autograd/graph.py", "_engine_run_backward"): FOR_RANKS,  # DDP sums gradients
+    ("torch/nn/parallel/distributed.py", "_distributed_broadcast_coalesced"): FOR_RANKS,
+    ("torch/nn/parallel/distributed.py", "_pre_forward"): FOR_RANKS,  # DDP agrees on its buckets
+    ("torch/distributed/utils.py", "_verify_param_shape_across_processes"): FOR_RANKS,
+    ("torch/distributed/utils.py", "_sync_params_and_buffers"): FOR_RANKS,
+    ("torch/distributed/_functional_collectives.py", "wait_tensor"): FOR_RANKS,  # DTensor
+    ("torch/distributed/distributed_c10d.py", "_new_process_group_helper"): FOR_RANKS,
+    ("torch/distributed/distributed_c10d.py", "_store_based_barrier"): FOR_RANKS,
+    (THREADING, "wait"): FOR_A_THREAD,
+    (THREADING, "join"): FOR_A_THREAD,
+    (THREADING, "_wait_for_tstate_lock"): FOR_A_THREAD,
+    (concurrent.futures.thread.__file__, "_worker"): FOR_A_THREAD,
+}
+OPERATOR = "torch/_ops.py"  # its caller tells more
+MONITOR = "tqdm/_monitor.py"  # of a bar: it wakes each 10 s, and sends nothing
+ENDLESS = (None, -1, timedelta(0))  # timeout of a lock, of join(), of Work.wait()
+
+
+class Waiting:
+    """Answers each QUESTION on `channel` until this rank is released."""
+
+    def __init__(self, channel):
+        self.channel = channel
+        self._released = _thread.allocate_lock()
+        self._released.acquire()
+        _thread.start_new_thread(self._answer, ())  # unknown to threading.enumerate()
+
+    def begin(self, timeout):
+        """The default group is up, for a call of at most `timeout` seconds."""
+        import torch.distributed as dist
+
+        self._group = weakref.ref(dist.group.WORLD)  # the learner may destroy it
+        # A group that is given no timeout has torch's, which may be the shorter one.
+        self._limit = min(timedelta(seconds=timeout), dist.default_pg_timeout)
+        dist.Work.wait = _with_a_frame(dist.Work.wait)
+
+    def until_released(self):
+        self._released.acquire()
+
+    def _answer(self):
+        with contextlib.suppress(OSError):  # the parent has gone
+            while self.channel.recv(1) == QUESTION:
+                self.channel.send(YES if self._is_for_ranks_alone() else NO)
+        self._released.release()
+
+    def _is_for_ranks_alone(self):
+        frames = sys._current_frames()
+        del frames[_thread.get_ident()]
+        places = set(map(_place, frames.values()))
+        if ON_ITS_OWN in places or signal.getitimer(signal.ITIMER_REAL)[0]:
+            return False
+        if FOR_RANKS not in places:
+            return FOR_THE_END in places
+        try:
+            return self._has_no_limit(frames.values()) and self._groups_are_the_launchs()
+        except Exception:  # a backend that tells less than gloo
+            return False
+
+    def _has_no_limit(self, frames):
+        """No call of torch.distributed was given one that comes before the launch's."""
+        limits = [f.f_locals.get("timeout") for frame in frames for f in _stack(frame)
+                  if "/torch/distributed/" in f.f_code.co_filename
+                  or f.f_code.co_filename == __file__]
+        return all(limit in ENDLESS or limit >= self._limit for limit in limits)
+
+    def _groups_are_the_launchs(self):
+        """All were made from the group of the launch, and none has a shorter limit."""
+        import torch.distributed as dist
+
+        world = dist.distributed_c10d._world
+        limits = [group._get_backend(device).options._timeout
+                  for group in world.pg_map for device in group._device_types]
+        return self._group() is world.default_pg is not None and min(limits) >= self._limit
+
+
+def _place(frame):
+    """Where the thread is whose innermost frame this is."""
+    while frame.f_code.co_filename.endswith(OPERATOR):
+        frame = frame.f_back
+    file, function = frame.f_code.co_filename, frame.f_code.co_name
+    place = next((PLACES[end, name] for end, name in PLACES
+                  if function == name and file.endswith(end)), ON_ITS_OWN)
+    if file == THREADING and frame.f_locals.get("timeout") not in ENDLESS:
+        is_idle = any(f.f_code.co_filename.endswith(MONITOR) for f in _stack(frame))
+        return place if is_idle else ON_ITS_OWN
+    return place
+
+
+def _stack(frame):
+    while frame:
+        yield frame
+        frame = frame.f_back
+
+
+def _with_a_frame(real):
+    """Work.wait as a function of Python's, which a stack shows."""
+
+    @functools.wraps(real)
+    def wait(work, timeout=timedelta(0)):
+        return real(work, timeout)
+
+    return wait
