@@ -142,16 +142,19 @@ def _wait_for_all(store, ranks):
     store.wait(["ranklab/all"])
 
 
-def backend_and_device(index, ranks_on_machine, rehearse=None):
-    """NCCL and GPU `index` when each rank on this machine has a GPU of its own, otherwise gloo.
+def backend_and_device(index, ranks_on_machine, rehearse=None, sees_own=False):
+    """NCCL and a GPU when each rank on this machine has a GPU of its own, otherwise gloo.
 
     rehearse  "gpu": gloo, under a GPU's rules (rehearse.py)
+    sees_own  the GPUs that this rank sees are not those that the others see
     """
     import torch
 
-    if not rehearse and torch.cuda.is_available() and torch.cuda.device_count() >= ranks_on_machine:
-        torch.cuda.set_device(index)
-        return {"backend": "cpu:gloo,cuda:nccl", "device_id": torch.device("cuda", index)}
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() and not rehearse else 0
+    gpu = gpu_of(index, ranks_on_machine, gpus, sees_own)
+    if gpu is not None:
+        torch.cuda.set_device(gpu)
+        return {"backend": "cpu:gloo,cuda:nccl", "device_id": torch.device("cuda", gpu)}
     if ranks_on_machine > 1:
         surroundings.share_cores()
     if rehearse:
@@ -159,6 +162,16 @@ def backend_and_device(index, ranks_on_machine, rehearse=None):
 
         return install()
     return {"backend": "gloo"}
+
+
+def gpu_of(index, ranks_on_machine, gpus, sees_own=False):
+    """The number of the GPU of rank `index` among the `gpus` that it sees; None: it has none.
+
+    Each process counts the GPUs that it sees from 0.
+    """
+    if gpus >= ranks_on_machine:
+        return index
+    return 0 if sees_own and gpus else None
 
 
 def device():
