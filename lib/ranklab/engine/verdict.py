@@ -57,13 +57,12 @@ def hang(handles, waiting, what, asleep=False):
 def deadlock(handles, waiting, seconds):
     """The error of a launch whose ranks `waiting` have said that they wait for ranks alone."""
     done = [h.rank for h in handles if h not in waiting]
-    one = len(waiting) == 1
+    wait, have = ("waits", "it has") if len(waiting) == 1 else ("wait", "all have")
+    whom = "for ever" if done or len(waiting) == 1 else "for each other"
+    what = f"{wait} {whom}: {have} slept in communication for {seconds:g} s"
     if done:
-        whom = f", and {rank_names(done)} {'has' if len(done) == 1 else 'have'} returned"
-    else:
-        whom = " for a message that no rank will send" if one else " for each other"
-    return hang(handles, waiting, f"{'waits' if one else 'wait'}{whom}: {'it has' if one else 'all have'} "
-                f"slept in communication for {seconds:g} s", asleep=True)
+        what += f", and {rank_names(done)} {'has' if len(done) == 1 else 'have'} returned"
+    return hang(handles, waiting, what, asleep=True)
 
 
 def whereabouts(handles, asleep=False):

@@ -13,12 +13,10 @@ wait for a child, for a group with other processes) may end by itself: then the 
 
 import _thread
 import concurrent.futures.thread
-import contextlib
 import functools
 import signal
 import sys
 import threading
-import weakref
 from datetime import timedelta
 
 QUESTION, YES, NO = b"?", b"y", b"n"
@@ -50,27 +48,36 @@ class Waiting:
 
     def __init__(self, channel):
         self.channel = channel
-        self._released = _thread.allocate_lock()
-        self._released.acquire()
-        _thread.start_new_thread(self._answer, ())  # unknown to threading.enumerate()
+        self._released = None
 
     def begin(self, timeout):
         """The default group is up, for a call of at most `timeout` seconds."""
         import torch.distributed as dist
 
-        self._group = weakref.ref(dist.group.WORLD)  # the learner may destroy it
+        (_, store), = dist.distributed_c10d._world.pg_map.values()
+        self._store = _path(store)
         # A group that is given no timeout has torch's, which may be the shorter one.
         self._limit = min(timedelta(seconds=timeout), dist.default_pg_timeout)
         dist.Work.wait = _with_a_frame(dist.Work.wait)
+        released = _thread.allocate_lock()
+        released.acquire()
+        _thread.start_new_thread(self._listen, (released.release,))  # none of threading.enumerate()
+        self._released = released
 
     def until_released(self):
-        self._released.acquire()
+        if self._released:
+            self._released.acquire()
+        else:  # it never began, so nobody listens
+            self._listen()
 
-    def _answer(self):
-        with contextlib.suppress(OSError):  # the parent has gone
+    def _listen(self, then=lambda: None):
+        try:
             while self.channel.recv(1) == QUESTION:
                 self.channel.send(YES if self._is_for_ranks_alone() else NO)
-        self._released.release()
+        except OSError:  # the parent has gone
+            pass
+        finally:
+            then()
 
     def _is_for_ranks_alone(self):
         frames = sys._current_frames()
@@ -81,25 +88,23 @@ class Waiting:
         if FOR_RANKS not in places:
             return FOR_THE_END in places
         try:
-            return self._has_no_limit(frames.values()) and self._groups_are_the_launchs()
+            return self._only_ranks_can_end_it(frames.values())
         except Exception:  # a backend that tells less than gloo
             return False
 
-    def _has_no_limit(self, frames):
-        """No call of torch.distributed was given one that comes before the launch's."""
-        limits = [f.f_locals.get("timeout") for frame in frames for f in _stack(frame)
-                  if "/torch/distributed/" in f.f_code.co_filename
-                  or f.f_code.co_filename == __file__]
-        return all(limit in ENDLESS or limit >= self._limit for limit in limits)
-
-    def _groups_are_the_launchs(self):
-        """All were made from the group of the launch, and none has a shorter limit."""
+    def _only_ranks_can_end_it(self, frames):
+        """No group and no call has a shorter limit than the launch; all meet in its store."""
         import torch.distributed as dist
 
-        world = dist.distributed_c10d._world
+        groups = dist.distributed_c10d._world.pg_map.items()
+        stores = [store for _, (_, store) in groups]
         limits = [group._get_backend(device).options._timeout
-                  for group in world.pg_map for device in group._device_types]
-        return self._group() is world.default_pg is not None and min(limits) >= self._limit
+                  for group, _ in groups for device in group._device_types]
+        for given in (f.f_locals for frame in frames for f in _stack(frame) if _is_a_call(f)):
+            limits.append(given.get("timeout"))
+            stores.append(given.get("store") or stores[0])
+        return (all(limit in ENDLESS or limit >= self._limit for limit in limits)
+                and all(_path(store) == self._store for store in stores))
 
 
 def _place(frame):
@@ -113,6 +118,16 @@ def _place(frame):
         is_idle = any(f.f_code.co_filename.endswith(MONITOR) for f in _stack(frame))
         return place if is_idle else ON_ITS_OWN
     return place
+
+
+def _is_a_call(frame):
+    file = frame.f_code.co_filename
+    return file == __file__ or "/torch/distributed/" in file
+
+
+def _path(store):
+    """The file in which the ranks meet that share this store."""
+    return getattr(store, "_underlying_non_prefix_store", store).path
 
 
 def _stack(frame):
