@@ -58,7 +58,8 @@ class Stack:
     def _without_own_line(self, call):
         if not self.frames:
             return "did not say where: it was still starting, or answers no signals"
-        engines = [f.function for f in self.frames if f.file.startswith(ENGINE)]
+        engines = [f.function for f in self.frames if f.file.startswith(ENGINE)
+                   and not f.file.endswith("waiting.py")]  # Work.wait
         if engines[:1] == ["_run"]:
             return f"waits in {call}" if call else "is inside the function that was launched"
         return "was sending its value back" if engines[:1] == ["dumps"] else "was still starting"
