@@ -130,8 +130,8 @@ def _say_if_gpus_are_left(backend, ranks_here):
     # Which link NCCL finds then: NVIDIA/nccl issue 1066, an answer of NCCL's author.
     so = ("running on the CPU. Each rank must see the GPUs of all" if backend == "gloo" else
           "NCCL may not find the NVLink between GPUs that it can't see, and use a slower way")
-    print(f"launch: {ranks_here} ranks on this machine see {torch.cuda.device_count()} GPU(s) each: "
-          f"{so}; with Slurm, ask for --gpus-per-node and leave --gpus-per-task out",
+    print(f"launch: {ranks_here} ranks on this machine see {torch.cuda.device_count()} GPU(s) "
+          f"each: {so}; with Slurm, ask for --gpus-per-node and leave --gpus-per-task out",
           file=sys.stderr)
 
 

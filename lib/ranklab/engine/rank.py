@@ -86,7 +86,7 @@ def _run(rank, job_fd, store_fd, waiting) -> bytes:
         _set_up(rank, job, store_fd)
         fn, args = pickle.load(content)
     os.close(job_fd)
-    waiting.begin(job.timeout)
+    waiting.begin(job.timeout, ship.path_of(store_fd))
     waiting.channel.send(b"s")  # started, and so are all others: the time of the call begins
     value = fn(*args)
     _wait_for_device()

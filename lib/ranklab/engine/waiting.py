@@ -1,14 +1,16 @@
 """Does this rank wait for other ranks, and for nothing else? A thread of the rank answers that.
 
-Yes, if each of its Python threads, by its innermost frame, is in one of these places:
+Yes, if each of its Python threads, by its innermost frame, is in one of these PLACES:
 
-    a wait for ranks        Work.wait(), or one of torch's waits in C++ (RANKS_ARE_AWAITED)
-    a wait for a thread     a lock without a limit: only a thread of this process releases it
-    an idle helper          the monitor of a tqdm bar; a pool's worker that has nothing to do
+    for ranks      in Work.wait(), or where torch waits in C++
+    for a thread   at a lock without a limit, which only a thread of this process releases; or a
+                   helper that is idle: the monitor of a tqdm bar, a worker of a pool
+    for the end    the function has returned
 
-and if only a rank of this launch can end it: neither the call nor any group has a limit before the
-launch's own, and every group was made from the launch's. Whatever else it does (sleep, read a file,
-wait for a child, for a group with other processes) may end by itself: then the answer is no.
+and if only ranks of this launch can end that: neither the call nor any group has a limit that comes
+before the launch's own, and all groups were made from the launch's. Whatever else a thread does
+(sleep, read a file, wait for a child process) may end by itself: then the answer is no. What this
+can't see: a ProcessGroupGloo made by hand, with other processes or a limit of its own.
 """
 
 import _thread
@@ -50,12 +52,11 @@ class Waiting:
         self.channel = channel
         self._released = None
 
-    def begin(self, timeout):
-        """The default group is up, for a call of at most `timeout` seconds."""
+    def begin(self, timeout, path):
+        """The default group is up; its ranks meet in the file `path`, for `timeout` seconds."""
         import torch.distributed as dist
 
-        (_, store), = dist.distributed_c10d._world.pg_map.values()
-        self._store = _path(store)
+        self._path = path
         # A group that is given no timeout has torch's, which may be the shorter one.
         self._limit = min(timedelta(seconds=timeout), dist.default_pg_timeout)
         dist.Work.wait = _with_a_frame(dist.Work.wait)
@@ -73,24 +74,27 @@ class Waiting:
     def _listen(self, then=lambda: None):
         try:
             while self.channel.recv(1) == QUESTION:
-                self.channel.send(YES if self._is_for_ranks_alone() else NO)
+                self.channel.send(self._answer())
         except OSError:  # the parent has gone
             pass
         finally:
             then()
 
+    def _answer(self):
+        try:
+            return YES if self._is_for_ranks_alone() else NO
+        except Exception:  # a backend that tells less than gloo, say
+            return NO
+
     def _is_for_ranks_alone(self):
         frames = sys._current_frames()
         del frames[_thread.get_ident()]
         places = set(map(_place, frames.values()))
-        if ON_ITS_OWN in places or signal.getitimer(signal.ITIMER_REAL)[0]:
+        if ON_ITS_OWN in places or signal.getitimer(signal.ITIMER_REAL)[0]:  # an alarm is set
             return False
         if FOR_RANKS not in places:
             return FOR_THE_END in places
-        try:
-            return self._only_ranks_can_end_it(frames.values())
-        except Exception:  # a backend that tells less than gloo
-            return False
+        return self._only_ranks_can_end_it(frames.values())
 
     def _only_ranks_can_end_it(self, frames):
         """No group and no call has a shorter limit than the launch; all meet in its store."""
@@ -104,7 +108,7 @@ class Waiting:
             limits.append(given.get("timeout"))
             stores.append(given.get("store") or stores[0])
         return (all(limit in ENDLESS or limit >= self._limit for limit in limits)
-                and all(_path(store) == self._store for store in stores))
+                and all(_path(store) == self._path for store in stores))
 
 
 def _place(frame):
