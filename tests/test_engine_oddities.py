@@ -93,6 +93,21 @@ def test_errors_without_words_in_circles_and_in_long_chains():
             new.__cause__, error = error, new
         raise error
 
+    class Text(str):
+        pass
+
+    class Texts(Exception):
+        def __str__(self):
+            return Text("words")
+
+    def texts():
+        raise Texts
+
+    def syntax():
+        raise SyntaxError("words", (Text("file.py"), 1, 1, "?"))
+
+    assert "raised Texts: words\n" in str(error_of(texts, ranks=1))
+    assert "raised SyntaxError: words (file.py, line 1)\n" in str(error_of(syntax, ranks=1))
     assert "raised Speechless: (its message can't be shown: str() of it raised ValueError)" in str(
         error_of(speechless, ranks=1))
     text = str(error_of(circle, ranks=1))

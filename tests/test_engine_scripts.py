@@ -266,7 +266,37 @@ def test_ranks_that_fall_back_on_the_cpu_say_so(monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     in_place._say_if_gpus_are_left("gloo", 8)
-    assert "8 ranks on this machine see 1 GPU(s): running on the CPU" in capsys.readouterr().err
+    assert "see 1 GPU(s) each: running on the CPU" in capsys.readouterr().err
+    in_place._say_if_gpus_are_left("cpu:gloo,cuda:nccl", 8)
+    assert "see 1 GPU(s) each: NCCL may not find the NVLink" in capsys.readouterr().err
+    in_place._say_if_gpus_are_left("cpu:gloo,cuda:nccl", 1)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("job, sees_own", [
+    ({"SLURM_GPUS_PER_TASK": "1"}, True), ({"SLURM_GPUS_PER_TASK": "a100:1"}, True),
+    ({"SLURM_TRES_PER_TASK": "cpu:4,gres/gpu:1"}, True), ({"SLURM_TRES_PER_TASK": "cpu:4"}, False),
+    ({}, False), ({"SLURM_GPUS_PER_TASK": "1", "TORCHELASTIC_RUN_ID": "7"}, False),
+    ({"SLURM_GPUS_PER_TASK": "1", "SLURM_STEP_NUM_TASKS": "1"}, False)])
+def test_a_task_of_srun_may_see_a_gpu_of_its_own(job, sees_own, monkeypatch):
+    from ranklab.engine import in_place
+
+    for name in [name for name in os.environ if name.startswith(("SLURM_", "TORCHELASTIC_"))]:
+        monkeypatch.delenv(name)
+    for name, value in {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "4", **job}.items():
+        monkeypatch.setenv(name, value)
+    assert in_place._sees_its_own_gpus() == sees_own
+
+
+def test_the_gpu_of_a_rank():
+    from ranklab.engine.rank import gpu_of
+
+    assert [gpu_of(rank, 4, 8) for rank in range(4)] == [0, 1, 2, 3]
+    assert gpu_of(0, 1, 1) == 0
+    assert gpu_of(1, 4, 0) is None and gpu_of(1, 4, 0, sees_own=True) is None
+    assert gpu_of(1, 4, 1) is None  # all four see the same one
+    assert gpu_of(1, 4, 1, sees_own=True) == 0  # --gpus-per-task=1: each calls its own 0
+    assert gpu_of(1, 4, 4, sees_own=True) == 1  # and with --gpu-bind=none each sees all four
 
 
 def test_srun_without_scontrol_says_what_to_set(monkeypatch, tmp_path):

@@ -1,28 +1,43 @@
 """launch(stall=): a deadlock is said early, and nothing else is ever taken for one."""
 
 import os
+import socket
 import threading
 import time
-from datetime import timedelta
 
 import pytest
 import torch
 import torch.distributed as dist
 from engine_hangs import HANGS
+from engine_waits import (LATE, OTHERS, RIGHT, WRONG, a_group_with_other_processes,
+                          send_late)
 
 from ranklab import launch
 from ranklab.checks.handles import Waits
-from ranklab.engine import HangError, stall
+from ranklab.engine import HangError, stall, verdict
 from ranklab.engine.crew import Crew
 from ranklab.engine.rank_handle import RankHandle
 from ranklab.engine.report import Value
 
 pytestmark = [pytest.mark.timeout(90), pytest.mark.skipif(
     not os.path.isdir("/proc/self/task"), reason="needs Linux")]
+no_gpus = pytest.mark.skipif(torch.cuda.device_count() > 0, reason="needs Linux without GPUs")
 
 TIMEOUT = 40  # a machine so busy that no rank ever sleeps long enough only gets there later
-DEADLOCKS = ("skipped collective", "both send first", "returned early", "forgotten barrier",
-             "inside a model", "the collective itself")
+DEADLOCKS = {
+    "skipped collective":
+        "ranks 0, 2 of 3 wait for ever: all have slept in communication for 0.4 s, and rank 1 has "
+        "returned",
+    "both send first":
+        "ranks 0, 1 of 2 wait for each other: all have slept in communication for 0.4 s",
+    "returned early":
+        "rank 1 of 2 waits for ever: it has slept in communication for 0.4 s, and rank 0 has "
+        "returned",
+    "in a thread":
+        "ranks 0, 1 of 2 wait for each other: all have slept in communication for 0.4 s",
+    "the collective itself":
+        "ranks 0, 1 of 2 wait for each other: all have slept in communication for 0.4 s",
+}
 
 
 def awaited():
@@ -35,16 +50,43 @@ def error_of(fn, *args, **options):
     return str(caught.value)
 
 
-@pytest.mark.skipif(torch.cuda.device_count() > 0, reason="needs Linux without GPUs")
+def at_once(call, programs):
+    """{program: what `call` returned or raised}, of all at the same time."""
+    def work(program):
+        try:
+            found[program] = call(program)
+        except Exception as error:
+            found[program] = error
+
+    launch(int, ranks=1)
+    found = {}
+    threads = [threading.Thread(target=work, args=(program,)) for program in programs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+@no_gpus
 @pytest.mark.parametrize("name", DEADLOCKS)
 def test_a_deadlock_is_said_early(name):
     call, ranks = HANGS[name]
-    text = error_of(*call, ranks=ranks, stall=0.4)
-    assert f"of {ranks} wait for each other: all have slept in communication for 0.4 s\n" in text
-    assert text.count("\n  rank ") == ranks and "waits in " in text
+    first, *others = error_of(*call, ranks=ranks, stall=0.4).splitlines()
+    assert first == DEADLOCKS[name]
+    assert len(others) == ranks and all(line.startswith("  rank ") for line in others)
+    assert sum("  waits " in line for line in others) == ranks - ("returned" in first)
 
 
-@pytest.mark.skipif(torch.cuda.device_count() > 0, reason="needs Linux without GPUs")
+@no_gpus
+def test_what_torch_awaits_is_said_early_and_idle_helpers_hide_nothing(capfd):
+    errors = at_once(lambda fn: launch(fn, ranks=2, timeout=TIMEOUT, stall=0.4), WRONG)
+    for fn, error in errors.items():
+        assert isinstance(error, HangError) and "slept in communication" in str(error), (fn, error)
+        assert f", in {fn.__name__}:  " in str(error) or "one_more_all_reduce" in str(error), error
+
+
+@no_gpus
 def test_in_a_cell_a_deadlock_is_said_without_asking():
     assert "all have slept in communication for 5 s" in error_of(awaited, ranks=2)
 
@@ -60,55 +102,17 @@ def test_a_handle_that_is_awaited(call):
     assert "all have slept in communication" in text and text.count(".wait()") == 2
 
 
-def send_late(how, *args):
-    """Rank 1 answers late, and rank 0 waits."""
-    x = torch.zeros(1)
-    if dist.get_rank() == 1:
-        how(*args)
-        dist.send(x + 1, 0)
-    else:
-        dist.recv(x, 1)
-    return x.item()
+def test_who_waits_for_something_else_is_not_stuck():
+    options = {"ranks": 2, "timeout": TIMEOUT, "stall": 0.2}
+    values = at_once(lambda how: launch(send_late, how, **options), LATE)
+    values |= at_once(lambda fn: launch(fn, **options), OTHERS)
+    assert values == {fn: [RIGHT] * 2 for fn in LATE + OTHERS}
 
 
-def in_a_thread():
-    thread = threading.Thread(target=time.sleep, args=(1.5,))
-    thread.start()
-    thread.join()
-
-
-def busy():
-    end = time.monotonic() + 1.5
-    while time.monotonic() < end:
-        pass
-
-
-def for_a_process():
-    os.system("sleep 1.5")
-
-
-def for_an_event():
-    event = threading.Event()
-    threading.Timer(1.5, event.set).start()
-    event.wait()
-
-
-@pytest.mark.parametrize("how", [lambda: time.sleep(1.5), in_a_thread, busy, for_a_process,
-                                 for_an_event])
-def test_who_waits_for_something_else_is_not_stuck(how):
-    assert launch(send_late, how, ranks=2, timeout=TIMEOUT, stall=0.2) == [1.0, 0.0]
-
-
-def test_a_thread_of_a_rank_that_has_returned_may_still_send():
-    def work():
-        x = torch.zeros(1)
-        if dist.get_rank() == 1:
-            threading.Timer(1.5, dist.send, (x + 1, 0)).start()
-        else:
-            dist.recv(x, 1)
-        return x.item()
-
-    assert launch(work, ranks=2, timeout=TIMEOUT, stall=0.2) == [1.0, 0.0]
+def test_a_group_that_others_may_belong_to_is_not_judged(tmp_path):
+    with pytest.raises(HangError, match="did not finish within 2 s"):
+        launch(a_group_with_other_processes, str(tmp_path / "store"), ranks=2, timeout=2,
+               stall=0.2)
 
 
 def test_who_ends_while_asked_is_not_stuck(monkeypatch):
@@ -119,27 +123,23 @@ def test_who_ends_while_asked_is_not_stuck(monkeypatch):
         crew._wait(crew._all_settled, TIMEOUT)
 
     monkeypatch.setattr(Crew, "_ask_where", ask_slowly)
-    monkeypatch.setattr(RankHandle, "is_stuck", lambda handle: True)
-    assert launch(send_late, time.sleep, 0.5, ranks=2, timeout=TIMEOUT, stall=0.1) == [1.0, 0.0]
+    monkeypatch.setattr(RankHandle, "waits", property(lambda handle: True, lambda *_: None))
+    assert launch(send_late, lambda: time.sleep(0.5), ranks=2, timeout=TIMEOUT,
+                  stall=0.1) == [RIGHT] * 2
 
 
 def test_who_seems_stuck_once_is_asked_again(monkeypatch):
     """Its message was there, and it had not looked."""
-    answers, said = iter([True, True]), RankHandle.is_stuck
-    monkeypatch.setattr(RankHandle, "is_stuck", lambda handle: next(answers, said(handle)))
-    assert launch(send_late, time.sleep, 0.5, ranks=2, timeout=TIMEOUT, stall=0.1) == [1.0, 0.0]
-    assert not next(answers, None)  # they were asked
+    wrong, hear = [True], RankHandle.hear
 
+    def hear_wrongly(handle, said):
+        hear(handle, said)
+        handle.waits |= b"n" in said and bool(wrong) and wrong.pop()
 
-def test_a_wait_with_a_limit_of_its_own_is_no_deadlock():
-    def work():
-        if dist.get_rank() == 0:
-            try:
-                dist.monitored_barrier(timeout=timedelta(seconds=1.5))
-            except RuntimeError:
-                return "seen"
-
-    assert launch(work, ranks=2, timeout=TIMEOUT, stall=0.2) == ["seen", None]
+    monkeypatch.setattr(RankHandle, "hear", hear_wrongly)
+    assert launch(send_late, lambda: time.sleep(0.5), ranks=2, timeout=TIMEOUT,
+                  stall=0.1) == [RIGHT] * 2
+    assert not wrong
 
 
 # what is looked at, without processes
@@ -178,27 +178,27 @@ def test_a_main_thread_that_runs_is_not_asleep():
     assert stall._look(2**22 + 1) is None  # no such process
 
 
-STUCK = {
-    'File "{torch}/distributed/distributed_c10d.py", line 1 in all_reduce': True,
-    'File "{torch}/distributed/distributed_c10d.py", line 1 in monitored_barrier': False,
-    'File "{torch}/nn/modules/linear.py", line 1 in forward': False,
-    'File "{mine}", line 1 in work': True,
-    'File "{mine}", line 2 in work': False,
-    'File "{mine}", line 3 in work': False,
-    'File "{mine}", line 4 in work': False,
-}
+def test_an_answer_counts_if_it_is_that_of_the_last_question():
+    here, there = socket.socketpair()
+    with here, there:
+        handle = RankHandle(0, here, None)
+        handle.ask()
+        assert not handle.has_answered()
+        handle.hear(b"sy")
+        assert handle.has_answered() and handle.waits
+        handle.ask()
+        handle.ask()
+        handle.hear(b"y")  # late, of the first of the two
+        assert not handle.has_answered() and not handle.waits
+        handle.hear(b"n")
+        assert handle.has_answered() and not handle.waits
 
 
-@pytest.mark.parametrize("innermost", STUCK)
-def test_stuck_is_read_from_the_stack(innermost, tmp_path):
-    mine = tmp_path / "mine.py"
-    mine.write_text("handle.wait()\nos.wait()\ntime.sleep(9)\nhandle.wait(limit)\n")
-    frames = [innermost.format(mine=mine, torch="/venv/site-packages/torch"),
-              f'File "{mine}", line 3 in main', 'File "<string>", line 1 in <module>']
-    text = "Current thread 0x01 (most recent call first):\n  " + "\n  ".join(frames) + "\n"
-    handle = RankHandle(0, None, None, stack=bytearray(text.encode()))
-    assert handle.is_stuck() == STUCK[innermost]
-    handle.stack = bytearray(b"Thread 0x02 (most recent call first):\n" + text.encode())
-    assert not handle.is_stuck()  # the other thread may go on
-    handle.stack, handle.report = bytearray(text.encode()), Value(b"")
-    assert handle.is_stuck()
+def test_one_rank_is_one():
+    handles = [RankHandle(0, None, None)]
+    assert str(verdict.deadlock(handles, handles, 5)).startswith(
+        "rank 0 of 1 waits for ever: it has slept in communication for 5 s\n")
+    handles += [RankHandle(r, None, None, report=Value(b""), seconds=1) for r in (1, 2)]
+    assert str(verdict.deadlock(handles, handles[:1], 5)).startswith(
+        "rank 0 of 3 waits for ever: it has slept in communication for 5 s, and ranks 1, 2 have "
+        "returned\n")

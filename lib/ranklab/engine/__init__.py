@@ -14,6 +14,7 @@ Read in this order:
     rank_handle.py   one rank, as the parent sees it
     output.py        what the ranks print, in order
     stall.py         a deadlock seen early
+    waiting.py       a rank says whether it waits for other ranks alone
     verdict.py       which rank is to blame, and where each one waits
     stack.py         where a rank is, from its stack
     report.py        the words for it: errors, lines of code, exit codes

@@ -26,7 +26,7 @@ START_LIMIT = 60.0  # seconds until all ranks are up; only then the learner's ti
 # How long a launch holds a cell after its `timeout` at the most: 5 s when it hangs or returns
 # (STACK or RELEASE, then KILL and DRAIN); 8 s when a rank fails in the last moment and for nothing
 # but a lost peer (the two above, KILL and DRAIN).
-STACK_LIMIT = 1.0  # seconds for the ranks to say where they are
+STACK_LIMIT = 1.0  # seconds for the ranks to say where they are, or what they wait for
 RELEASE_LIMIT = 2.5  # seconds for released ranks to leave their group
 KILL_LIMIT = 1.5  # seconds for killed ranks to be gone
 DRAIN_LIMIT = 0.5  # seconds for output that is still in the pipes
@@ -122,6 +122,7 @@ class Crew:
     def _read_channel(self, handle, data):
         if b"s" in data:  # started: it has met all others
             self.all_up = self.all_up or time.monotonic()
+        handle.hear(data)
         if b"r" in data:
             handle.seconds = time.monotonic() - self.started  # first: Ctrl-C may come between
             handle.read_report()
@@ -184,6 +185,7 @@ class Crew:
     def _ask_where(self, handles):
         """These have now said in which line they are."""
         for handle in handles:
+            handle.stack.clear()
             self._signal(handle, signal.SIGUSR1)
         self._wait(lambda: all(h.exit_code is not None or Stack.is_whole(h.stack)
                                for h in handles), STACK_LIMIT)
@@ -204,17 +206,19 @@ class Crew:
             if watch.all_asleep([h.pid for h in self.handles], now):
                 stuck = stuck + 1 if self._are_stuck() else 0
                 if stuck == ASKED:
-                    raise verdict.hang(self.handles, self._running(), "wait for each other: all "
-                                       f"have slept in communication for {self.stall:g} s")
-                for handle in self.handles:
-                    handle.stack.clear()
+                    raise verdict.deadlock(self.handles, self._running(), self.stall)
         return True
 
     def _are_stuck(self):
-        """All say that they wait for others, and none has ended while they were asked."""
+        """All have said that they wait for other ranks alone, and where; none has ended since."""
         running = self._running()
-        self._ask_where(self.handles)  # a thread of one that is done may still send
-        return all(h.is_stuck() for h in self.handles) and self._running() == running
+        for handle in self.handles:  # a thread of one that is done may still send
+            handle.ask()
+        self._wait(lambda: all(h.has_answered() for h in self.handles), STACK_LIMIT)
+        if not all(h.waits for h in self.handles):
+            return False
+        self._ask_where(running)
+        return self._running() == running
 
     def _signal(self, handle, number):
         self.lines.request({"signal": handle.rank, "number": number.value})

@@ -92,12 +92,23 @@ def make_group(rehearse=None, **options):
     else:
         options |= {"store": dist.HashStore(), "rank": 0, "world_size": 1}
     rehearse = rehearse or os.environ.get("RANKLAB_REHEARSE")
-    chosen = backend_and_device(local, ranks_here, rehearse)
+    chosen = backend_and_device(local, ranks_here, rehearse, _sees_its_own_gpus())
     if local == 0:
         _say_if_gpus_are_left(chosen["backend"], ranks_here)
     _let_go_of_groups()
     dist.init_process_group(**chosen, **options)
     atexit.register(_leave_group)
+
+
+def _sees_its_own_gpus():
+    """True on a rank of srun to which Slurm gave GPUs that the other ranks don't see.
+
+    With --gpus-per-task=1 each task sees one GPU, and calls it 0 (NVIDIA/deepops issue 1102). Ranks
+    of torchrun inside one task all see the task's.
+    """
+    is_asked_for = ("SLURM_GPUS_PER_TASK" in os.environ
+                    or "gpu" in os.environ.get("SLURM_TRES_PER_TASK", ""))
+    return is_asked_for and _is_sruns() and "TORCHELASTIC_RUN_ID" not in os.environ
 
 
 def _let_go_of_groups():
@@ -111,13 +122,17 @@ def _let_go_of_groups():
 
 
 def _say_if_gpus_are_left(backend, ranks_here):
-    """A run that falls back on the CPU does so with a sentence, not in silence."""
+    """A run that falls back on the CPU, or on a slower link, does so with a sentence."""
     import torch
 
-    if backend == "gloo" and torch.cuda.is_available():
-        print(f"launch: {ranks_here} ranks on this machine see {torch.cuda.device_count()} GPU(s): "
-              "running on the CPU. Each rank must see the GPUs of all; with Slurm, ask for "
-              "--gpus-per-node and leave --gpus-per-task out", file=sys.stderr)
+    if not torch.cuda.is_available() or torch.cuda.device_count() >= ranks_here:
+        return
+    # Which link NCCL finds then: NVIDIA/nccl issue 1066, an answer of NCCL's author.
+    so = ("running on the CPU. Each rank must see the GPUs of all" if backend == "gloo" else
+          "NCCL may not find the NVLink between GPUs that it can't see, and use a slower way")
+    print(f"launch: {ranks_here} ranks on this machine see {torch.cuda.device_count()} GPU(s) "
+          f"each: {so}; with Slurm, ask for --gpus-per-node and leave --gpus-per-task out",
+          file=sys.stderr)
 
 
 def _from_slurm(environ):

@@ -17,6 +17,7 @@ from datetime import timedelta
 
 from ranklab.engine import modules, ship, surroundings
 from ranklab.engine.report import Failure, Value
+from ranklab.engine.waiting import Waiting
 
 GROUP_GRACE = 30  # seconds: the group's own timeout comes after launch's, whose report says more
 
@@ -56,10 +57,11 @@ def main(rank, channel, stack, job, report, store):
     faulthandler.register(signal.SIGUSR1, file=stack)  # works even while gloo blocks in C++
     modules_before = len(sys.modules)
     channel = socket.socket(fileno=channel)
+    waiting = Waiting(channel)
     sys.stdout.reconfigure(line_buffering=True)  # a rank that is killed has said what it printed
     pid = os.getpid()
     try:
-        outcome = Value(_run(rank, job, store, channel))
+        outcome = Value(_run(rank, job, store, waiting))
     except BaseException as error:
         outcome = Failure.of(error)
     if os.getpid() != pid:  # a child that the function forked: the report is the rank's own
@@ -73,18 +75,19 @@ def main(rank, channel, stack, job, report, store):
         with contextlib.suppress(Exception):  # closed by the learner's code, or replaced by None
             stream.flush()
     channel.send(b"r")  # reported
-    channel.recv(1)  # released; until then peers may still talk to this rank
+    waiting.until_released()  # until then peers may still talk to this rank
     _leave_group()
     atexit._run_exitfuncs()  # os._exit skips them; DataLoader workers and profilers need them
 
 
-def _run(rank, job_fd, store_fd, channel) -> bytes:
+def _run(rank, job_fd, store_fd, waiting) -> bytes:
     with ship.opened(job_fd) as content:  # one copy in memory for all ranks
         job = pickle.load(content)
         _set_up(rank, job, store_fd)
         fn, args = pickle.load(content)
     os.close(job_fd)
-    channel.send(b"s")  # started, and so are all others: the time of the call begins
+    waiting.begin(job.timeout, ship.path_of(store_fd))
+    waiting.channel.send(b"s")  # started, and so are all others: the time of the call begins
     value = fn(*args)
     _wait_for_device()
     try:
@@ -139,16 +142,19 @@ def _wait_for_all(store, ranks):
     store.wait(["ranklab/all"])
 
 
-def backend_and_device(index, ranks_on_machine, rehearse=None):
-    """NCCL and GPU `index` when each rank on this machine has a GPU of its own, otherwise gloo.
+def backend_and_device(index, ranks_on_machine, rehearse=None, sees_own=False):
+    """NCCL and a GPU when each rank on this machine has a GPU of its own, otherwise gloo.
 
     rehearse  "gpu": gloo, under a GPU's rules (rehearse.py)
+    sees_own  the GPUs that this rank sees are not those that the others see
     """
     import torch
 
-    if not rehearse and torch.cuda.is_available() and torch.cuda.device_count() >= ranks_on_machine:
-        torch.cuda.set_device(index)
-        return {"backend": "cpu:gloo,cuda:nccl", "device_id": torch.device("cuda", index)}
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() and not rehearse else 0
+    gpu = gpu_of(index, ranks_on_machine, gpus, sees_own)
+    if gpu is not None:
+        torch.cuda.set_device(gpu)
+        return {"backend": "cpu:gloo,cuda:nccl", "device_id": torch.device("cuda", gpu)}
     if ranks_on_machine > 1:
         surroundings.share_cores()
     if rehearse:
@@ -156,6 +162,16 @@ def backend_and_device(index, ranks_on_machine, rehearse=None):
 
         return install()
     return {"backend": "gloo"}
+
+
+def gpu_of(index, ranks_on_machine, gpus, sees_own=False):
+    """The number of the GPU of rank `index` among the `gpus` that it sees; None: it has none.
+
+    Each process counts the GPUs that it sees from 0.
+    """
+    if gpus >= ranks_on_machine:
+        return index
+    return 0 if sees_own and gpus else None
 
 
 def device():

@@ -1,5 +1,6 @@
 """One rank, as the parent sees it."""
 
+import contextlib
 import pickle
 import socket
 from dataclasses import dataclass, field
@@ -7,7 +8,7 @@ from typing import BinaryIO
 
 from ranklab.engine import ship
 from ranklab.engine.report import Failure, Value
-from ranklab.engine.stack import Stack
+from ranklab.engine.waiting import NO, QUESTION, YES
 
 
 @dataclass
@@ -23,6 +24,8 @@ class RankHandle:
     pid: int | None = None
     exit_code: int | None = None
     seconds: float | None = None  # from the launch to the report
+    questions: int = 0  # that it has not answered
+    waits: bool = False  # for other ranks and for nothing else: its answer to the last question
 
     def is_settled(self):
         return self.report is not None or self.exit_code is not None
@@ -30,10 +33,20 @@ class RankHandle:
     def has_failed(self):
         return self.is_settled() and not isinstance(self.report, Value)
 
-    def is_stuck(self):
-        """True for a rank that has said where it is, and will not go on unless another does."""
-        stack = Stack.parse(self.stack_text())
-        return stack.threads == 1 and (isinstance(self.report, Value) or stack.is_stuck())
+    def ask(self):
+        """It is asked whether it waits for other ranks alone (waiting.py)."""
+        self.waits, self.questions = False, self.questions + 1
+        with contextlib.suppress(OSError):  # it is gone
+            self.channel.send(QUESTION)
+
+    def hear(self, said):
+        """Bytes that came through its channel; an answer counts if it is the last question's."""
+        for answer in (byte for byte in said if byte in YES + NO):
+            self.questions -= 1
+            self.waits = not self.questions and answer in YES
+
+    def has_answered(self):
+        return self.questions == 0 or self.exit_code is not None
 
     def stack_text(self):
         return self.stack.decode(errors="replace")

@@ -70,9 +70,6 @@ class Frame:
         theirs = self.file.startswith((*NOT_LEARNERS, *LIBRARIES, "<frozen", "<string"))
         return not (installed or theirs)
 
-    def is_pythons(self):
-        return self.file.startswith(LIBRARIES[0])
-
     def where(self):
         return f"{_file_name(self.file)}, line {self.line}, in {self.function}"
 
@@ -140,7 +137,8 @@ def _chain(error):
 
 def _message(error):
     try:
-        message = f"exit code {error.code}" if isinstance(error, SystemExit) else str(error)
+        text = f"exit code {error.code}" if isinstance(error, SystemExit) else str(error)
+        message = str.__str__(text)  # of a class of the learner's, perhaps, which the parent lacks
     except Exception as of_str:
         return f"(its message can't be shown: str() of it raised {type(of_str).__name__})"
     if len(message) > LONGEST:
@@ -151,8 +149,8 @@ def _message(error):
 def _frames(error):
     frames = [Frame(f.filename, f.lineno or 0, f.name)
               for f in traceback.extract_tb(error.__traceback__)]
-    if isinstance(error, SyntaxError) and error.filename:
-        frames.append(Frame(error.filename, error.lineno or 0, "<module>"))
+    if isinstance(error, SyntaxError) and type(error.filename) is str:  # who raises it may put any
+        frames.append(Frame(error.filename, int(error.lineno or 0), "<module>"))
     return tuple(frames)
 
 

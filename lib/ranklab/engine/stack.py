@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 from ranklab.engine.report import ENGINE, PACKAGE, Frame
 
-TORCH, TORCH_DISTRIBUTED = "/torch/", "/torch/distributed/"
-CHECKS = f"{PACKAGE}/checks/"
+TORCH_DISTRIBUTED = "/torch/distributed/"
 WAITS = ("all_", "barrier", "batch_isend", "broadcast", "destroy_process", "gather", "init_",
          "irecv", "isend", "monitored", "new_", "recv", "reduce", "scatter", "send", "split_group",
          "wait")  # beginnings of names
@@ -17,7 +16,6 @@ class Stack:
     """Where a rank was when it was asked: the main thread's frames, innermost first."""
 
     frames: tuple[Frame, ...]
-    threads: int  # of Python's
 
     @staticmethod
     def is_whole(dump):
@@ -30,7 +28,7 @@ class Stack:
         before, *threads = re.split(r"^(?:Current thread|Thread) 0x", dump, flags=re.M)
         found = re.findall(r'File "(.*)", line (\d+) in (.*)', threads[-1] if threads else before)
         frames = tuple(Frame(file, int(line), name) for file, line, name in found)
-        return cls(frames, len(threads))
+        return cls(frames)
 
     def own(self):
         """The learner's innermost frame; the library's, where a project calls it; or None."""
@@ -48,31 +46,20 @@ class Stack:
         names = [f.function for f in collectives or waits]
         return names[-1] if names else None  # the outermost: what the learner's line called
 
-    def is_stuck(self):
-        """True where it waits for other ranks, and without a limit of its own.
-
-        A handle's wait() is no frame of Python's: then the text of the innermost line says it. That
-        of a check, which watches the learner's call, does not.
-        """
-        inner = next((f for f in self.frames if not f.file.startswith(CHECKS)), None)
-        if inner is None:
-            return False
-        if TORCH in inner.file:
-            return self.call() not in (None, "monitored_barrier")
-        return bool(re.search(r"(?<!\bos)\.wait\(\)", inner.text())) and not inner.is_pythons()
-
-    def __str__(self):
+    def describe(self, waits=False):
+        """Where the rank is, in words; `waits` is True where it has said that it waits."""
         own, call = self.own(), self.call()
         if own is None:
             return self._without_own_line(call)
         text = own.text()
-        doing = f"waits in {call}" if call else "is"
+        doing = f"waits in {call}" if call else "waits" if waits else "is"
         return f"{doing} at {own.where()}" + (f":  {text}" if text else "")
 
     def _without_own_line(self, call):
         if not self.frames:
             return "did not say where: it was still starting, or answers no signals"
-        engines = [f.function for f in self.frames if f.file.startswith(ENGINE)]
+        engines = [f.function for f in self.frames if f.file.startswith(ENGINE)
+                   and not f.file.endswith("waiting.py")]  # Work.wait
         if engines[:1] == ["_run"]:
             return f"waits in {call}" if call else "is inside the function that was launched"
         return "was sending its value back" if engines[:1] == ["dumps"] else "was still starting"

@@ -1,10 +1,9 @@
 """A deadlock seen early: ranks that all sleep in communication will sleep for ever.
 
 Said only when nothing else can be. For a while, at every look, the main thread of each rank sleeps
-(state S in /proc: it is not starved, stopped, or at a disk), and no rank uses the CPU. Then the
-stack of each rank has one thread of Python's, which waits in communication without a limit of its
-own; and once more, half of the time later: a message may have come as the ranks were asked. So
-time.sleep, a debugger, a second thread or monitored_barrier is never taken for a deadlock.
+(state S in /proc: it is not starved, stopped, or at a disk), and no rank uses the CPU. Then each
+rank is asked, and answers that it waits for other ranks and for nothing else (waiting.py). Half of
+the time later all that is so once more: a message may have come as the ranks were asked.
 """
 
 import os

@@ -48,24 +48,38 @@ def _others(others, reason_of_first):
     return "\n\n" + "\n".join(lines) if lines else ""
 
 
-def hang(handles, waiting, what):
+def hang(handles, waiting, what, asleep=False):
     """The error of a launch whose ranks `waiting` don't end, with the place of every rank."""
     head = f"{rank_names(h.rank for h in waiting)} of {len(handles)} {what}"
-    return HangError(f"{head}\n{whereabouts(handles)}", waiting[0].rank)
+    return HangError(f"{head}\n{whereabouts(handles, asleep)}", waiting[0].rank)
 
 
-def whereabouts(handles):
-    """For each rank: finished, or the learner's line and what it waits for."""
-    states = [_whereabouts(h) for h in handles]
+def deadlock(handles, waiting, seconds):
+    """The error of a launch whose ranks `waiting` have said that they wait for ranks alone."""
+    done = [h.rank for h in handles if h not in waiting]
+    wait, have = ("waits", "it has") if len(waiting) == 1 else ("wait", "all have")
+    whom = "for ever" if done or len(waiting) == 1 else "for each other"
+    what = f"{wait} {whom}: {have} slept in communication for {seconds:g} s"
+    if done:
+        what += f", and {rank_names(done)} {'has' if len(done) == 1 else 'have'} returned"
+    return hang(handles, waiting, what, asleep=True)
+
+
+def whereabouts(handles, asleep=False):
+    """For each rank: finished, or the learner's line and what it waits for.
+
+    asleep  they have said that they wait, also where the stack has no name for it
+    """
+    states = [_whereabouts(h, asleep) for h in handles]
     groups = {}
     for handle, state in zip(handles, states):
         groups.setdefault(state if len(handles) > FEW else handle.rank, []).append(handle.rank)
     return "\n".join(f"  {rank_names(ranks)}  {states[ranks[0]]}" for ranks in groups.values())
 
 
-def _whereabouts(handle):
+def _whereabouts(handle, asleep):
     if isinstance(handle.report, Value):
         return f"finished after {handle.seconds:.1f} s, and waits to be released"
     if handle.is_settled():
         return _reason(handle)
-    return str(Stack.parse(handle.stack_text()))
+    return Stack.parse(handle.stack_text()).describe(asleep)
