@@ -5,7 +5,7 @@ Like setup.py: standard library only, and nothing newer than Python 3.6 in the s
 import platform
 import sys
 
-OLDEST, NEWEST = (3, 11), (3, 14)          # the pins resolve on each; CONTRIBUTING: which ran
+OLDEST, NEWEST = (3, 11), (3, 14)          # all tests ran on the oldest; see CONTRIBUTING
 SPACE_NEEDED, SPACE_FOR_CUDA = 3e9, 10e9   # bytes: .venv with CPU wheels; with CUDA libraries
 AGAIN = "then run the same command again"
 # What pip and uv print, in lower case, for each way to fail; the first that is found counts.
