@@ -35,7 +35,7 @@ def drift(loss, alone):
         return []
     return ["Ranks add in another order, and each step enlarges the difference. One process does",
             "the same: with first weights that differ by 1e-7 of themselves it ended between 2.721",
-            "and 2.762 after 150 steps (8 runs, measured once). So compare the first steps' losses."]
+            "and 2.762 after 150 steps (8 runs, seen once). So compare the first steps' losses."]
 
 
 def who_has_what(ranks, n_layer):
