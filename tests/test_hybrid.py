@@ -130,11 +130,13 @@ def test_goes_on_in_any_other_layout(text, alone, tmp_path):
             assert each == pytest.approx(right[until - 1 :][: len(each)], abs=5e-5)
 
 
-def test_data_ranks_may_have_unequal_numbers_of_rows(text):
-    """Three rows over two data ranks; with zero=3 both must gather as often."""
-    run = functools.partial(losses, text, batch=3, micro_batch=1, eval_batch=3, steps=2)
+@pytest.mark.parametrize("layout, batch", [(Layout(2, 1, 1, zero=3), 3),
+                                           (Layout(2, 1, 2, virtual=2), 7)], ids=str)
+def test_data_ranks_may_have_unequal_numbers_of_rows(layout, batch, text):
+    """With zero=3 all must gather as often; interleaved, 3 micro-batches are no whole rounds."""
+    run = functools.partial(losses, text, batch=batch, micro_batch=1, eval_batch=batch, steps=1)
     right = launch(run, None, ranks=1)[0]
-    for found in launch(run, Layout(2, 1, 1, zero=3), ranks=2, timeout=30):
+    for found in launch(run, layout, ranks=layout.ranks, timeout=60):
         assert found == pytest.approx(right, abs=2e-5)
 
 

@@ -134,7 +134,7 @@ plots.rows({name: [of_rank[name] for of_rank in found] for name in found[0]})
 # | `self.parameters`, `self.trained` | the block's parameters, in order; those of them that are not frozen |
 # | `p.padded_shard()` | my rows of parameter `p` as they travel: flat, with zeros at the end, in the type in which is computed. `p.numbers` numbers, the same on all ranks |
 # | `p.fill(parts)` | `p` is whole, and stands in its module. `parts` is (R, `p.numbers`), a view will do: row r is what rank r sent of `p` |
-# | `p.padded_gradient()` | the whole gradient of `p` as it travels, (R, `p.numbers`): row r is for rank r. Zeros where there is none |
+# | `p.padded_gradient()` | the whole gradient of `p` as it travels, (R, `p.numbers`): row r is for rank r. Zeros where there is none; what no rank has gets none |
 # | `p.whole.grad` | the whole gradient itself; set it to None once it is in the message, so that its memory is free |
 # | `self.group`, `self.ranks` | the ranks that share the rows, and how many they are |
 #

@@ -35,6 +35,7 @@ class Hybrid(GroupParallel):
         super().__init__()
         self.mesh, self.layout, self.apply_by, self.norm_of = mesh, layout, apply_by, norm_of
         self.data = DATA[layout.zero](mesh.group("data"))
+        self.data.each_piece_talks = True  # all pipelines run as many, or all refuse the number
         at = mesh.coordinates()
         self.tensor = TensorParallel(mesh.group("tensor"), place=(
             at["data"] * layout.pp + at["pipeline"], mesh.axes))

@@ -38,7 +38,7 @@ class Zero(DataParallel):
 
     def communication(self, is_last):
         """From stage 2 on each piece's gradients travel: kept, they would be whole on each rank."""
-        return contextlib.nullcontext() if self.each_piece_talks else super().communication(is_last)
+        return super().communication(is_last) if self.stage == 1 else contextlib.nullcontext()
 
     def grad_norm(self, parameters):
         """Each number is on one rank: squares are added up over ranks."""

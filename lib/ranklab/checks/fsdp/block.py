@@ -193,6 +193,8 @@ def _trained(block_class, ways):
 def _compare_gradient(where, got, right, own, members):
     """This rank has its rows of the mean, `right`; `own` is its own gradient, whole."""
     R, place = len(members), members.index(dist.get_rank())
+    expect(got is not None, f"{where}: the gradient is None, as where no rank has one",
+           "p.whole.grad = None once it is in the message, not before.")
     right, own = (chunk_of(x, R, place) for x in (right, own))
     explain(f"{where}: the gradient", got, right, {
         f"the sum, {R} times the mean": (R * right, "Divide by self.ranks, once."),
