@@ -94,7 +94,7 @@ ON_CPU = {
 }
 
 
-# --- autocast ----------------------------------------------------------------------------------------
+# --- autocast -------------------------------------------------------------------------------------
 
 # Under autocast, by the beginning of their names; the others of torch's list are done in float32.
 LOWER = ("_convolution", "conv", "cudnn_conv", "linear", "matmul", "mm", "mv", "addmm", "addmv",
@@ -139,10 +139,10 @@ def _is_float(one):
             and one.dtype != torch.float64)
 
 
-# --- random numbers ---------------------------------------------------------------------------------
+# --- random numbers -------------------------------------------------------------------------------
 
 class GpuGenerator(torch._C.Generator):
-    """Numbers for the GPU: a seed and an offset, as its Philox has; a CPU's generator draws them."""
+    """The GPU's numbers: a seed and an offset, as its Philox has; a CPU's generator draws."""
 
     made = weakref.WeakValueDictionary()  # by address: on its way to an op it loses its type
     seed_and_offset = 67280421310721, 0  # torch's default seed
@@ -180,7 +180,7 @@ class GpuGenerator(torch._C.Generator):
         return hash((seed, offset)) % 2**63
 
 
-# --- backward ---------------------------------------------------------------------------------------
+# --- backward -------------------------------------------------------------------------------------
 
 class Guard(_DummyDeviceGuard):
     """Torch asks it for the device's type also while the error of a hook goes up through the C++ of
