@@ -111,6 +111,78 @@ def a_gradient_on_the_cpu():
     here(3).requires_grad_().grad = torch.ones(3)
 
 
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return 2 * torch.ones(gradient.shape)
+
+
+def a_gradient_that_a_function_makes():
+    Doubled.apply(here(3).requires_grad_()).sum().backward()
+
+
+def a_gradient_from_outside():
+    (2 * here(3).requires_grad_()).backward(torch.ones(3))
+
+
+def gradients_of_outputs():
+    x = here(3).requires_grad_()
+    torch.autograd.grad(x.view(3), x, grad_outputs=torch.ones(3))
+
+
+def a_hook_that_mixes():
+    x, total = here(3).requires_grad_(), torch.zeros(3)
+    x.register_post_accumulate_grad_hook(lambda p: total.add_(p.grad))
+    x.sum().backward()
+
+
+def a_hook_that_leaves_the_gpu():
+    x = here(3).requires_grad_()
+    x.register_hook(lambda gradient: gradient.cpu())
+    x.sum().backward()
+
+
+def a_parameter_that_stays_behind():
+    model = nn.Linear(3, 3)
+    model.weight.data = model.weight.data.to(device())
+    model(here(2, 3))
+
+
+def an_optimizers_state_that_stays_behind():
+    model = nn.Linear(3, 3)
+    optimizer = torch.optim.Adam(model.parameters())
+    for where in ("cpu", device()):
+        model.to(where)(torch.ones(2, 3, device=where)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def a_position_left_on_the_cpu():
+    nn.Embedding(4, 2).to(device())(torch.arange(3))
+
+
+def a_list_gathered_on_the_cpu():
+    dist.all_gather([torch.ones(3)], here(3))
+
+
+def an_order_drawn_on_the_cpu():
+    torch.randperm(4, device=device(), generator=torch.Generator())
+
+
+def made_and_pinned_on_the_gpu():
+    torch.empty(3, device=device(), pin_memory=True)
+
+
+def lengths_on_the_gpu():
+    lengths = torch.tensor([5, 3], device=device())
+    nn.utils.rnn.pack_padded_sequence(here(2, 5, 3), lengths, batch_first=True)
+
+
+GRADIENT = "invalid gradient at index 0 - expected device gpu:0 but got cpu"
 MISTAKES = {
     a_batch_left_on_the_cpu: MIX, a_model_left_on_the_cpu: MIX, labels_left_on_the_cpu: MIX,
     a_mask_made_on_the_cpu: MIX, a_buffer_that_forward_makes: MIX, a_sum_kept_on_the_cpu: MIX,
@@ -123,6 +195,9 @@ MISTAKES = {
     a_generator_of_the_cpu: "Expected a 'gpu' device type for generator but found 'cpu'",
     pinned_on_the_gpu: "only dense CPU tensors can be pinned",
     rows_chosen_on_the_gpu: "indices should be either on cpu or on the same device",
+    a_gradient_from_outside: GRADIENT, gradients_of_outputs: GRADIENT,
+    a_gradient_that_a_function_makes: f"Function DoubledBackward returned an {GRADIENT}",
+    a_hook_that_mixes: MIX,
     a_gradient_on_the_cpu: "attempting to assign a gradient with device type 'cpu'",
 }
 
@@ -133,6 +208,45 @@ def test_a_mistake_raises_on_its_line_with_the_sentence_of_a_gpu(mistake):
         launch(mistake, ranks=1, rehearse="gpu")
     assert MISTAKES[mistake] in str(caught.value)
     assert f"in {mistake.__name__}" in str(caught.value)
+
+
+MORE = {
+    a_hook_that_leaves_the_gpu: "has changed the type of value (was gpuFloatType got torch.Float",
+    a_parameter_that_stays_behind: MIX, an_optimizers_state_that_stays_behind: MIX,
+    a_position_left_on_the_cpu: MIX, a_list_gathered_on_the_cpu: MIX,
+    an_order_drawn_on_the_cpu: "Expected a 'gpu' device type for generator but found 'cpu'",
+    made_and_pinned_on_the_gpu: "Only dense CPU tensors can be pinned",
+    lengths_on_the_gpu: "'lengths' argument should be a 1D CPU int64 tensor",
+}
+
+
+def said_by(mistakes):
+    said = []
+    for mistake in mistakes:
+        try:
+            mistake()
+            said.append("nothing")
+        except Exception as error:
+            said.append(str(error))
+    return said
+
+
+def test_mistakes_raise_one_after_another():
+    (said,) = launch(said_by, list(MORE), ranks=1, rehearse="gpu")
+    for mistake, sentence in zip(MORE, said):
+        assert MORE[mistake] in sentence, mistake
+
+
+def beyond_it():
+    nn.SyncBatchNorm(3).to(device())(here(2, 3))
+
+
+def test_what_cant_be_rehearsed_is_a_sentence():
+    with pytest.raises(RankError) as caught:
+        launch(beyond_it, ranks=2, rehearse="gpu")
+    assert "batch_norm_stats can't be rehearsed (Could not run" in str(caught.value)
+    assert "this is a limit of the rehearsal, not of a GPU\n" in str(caught.value)
+    assert "registered at" not in str(caught.value)
 
 
 def test_a_file_of_gpu_tensors_needs_a_map_location_where_no_gpu_is(tmp_path):

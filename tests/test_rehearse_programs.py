@@ -1,4 +1,4 @@
-"""Programs that are right on GPUs pass a rehearsal: all of them in one launch, one after another."""
+"""Programs that are right on GPUs pass a rehearsal, nearly all of them in one launch."""
 
 import copy
 import io
@@ -191,7 +191,7 @@ def flex_attention_is_attention():
     flex_attention(*theirs, block_mask=mask).square().sum().backward()
     F.scaled_dot_product_attention(*mine, is_causal=True).square().sum().backward()
     for x, y in zip(mine, theirs):
-        same(y.grad.cpu(), x.grad, )
+        same(y.grad.cpu(), x.grad)
 
 
 def functions_of_torch():

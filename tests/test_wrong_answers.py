@@ -29,8 +29,6 @@ SOURCES = ROOT / "labs" / "source"
 KEPT, KEPT_RIGHT = 6, 2
 SLOW = {"roll_call": 2, "compress_to_budget": 2}  # a verdict takes 3 to 10 s: so many of each
 TO_MEND = {"ring_shift"}  # given as code that is wrong: it is run, and seen failing
-# Their checks let a hook raise, which aborts a rehearsal. One that can be rehearsed is a failure.
-ABORTED = {"OverlappedDataParallel", "distributed_optimizer"}
 LABS = [stem for stem in labs.written() if (SOURCES / f"{stem}.py").exists()]
 
 pytestmark = pytest.mark.timeout(120)
@@ -104,10 +102,6 @@ def test_the_librarys_text_passes_as_on_gpus(stem, exercise, monkeypatch):
     monkeypatch.setenv("RANKLAB_REHEARSE", "gpu")  # the solved labs judge it under the CPU's rules
     text = textwrap.dedent(inspect.getsource(exercise.answer))
     verdict = judge(exercise, as_in_a_notebook(exercise.answer, text))
-    if exercise.name in ABORTED:
-        # Once in hundreds of runs the error of the hook is lost instead.
-        assert re.search("killed by SIGABRT|no error comes", verdict.mistake.what), verdict
-        return
     assert verdict.state == PASSED, verdict
     assert verdict.holds and not verdict.mistake
     for sentence in verdict.holds:

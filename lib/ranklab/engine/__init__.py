@@ -22,6 +22,7 @@ Read in this order:
     torchrun_command.py  the same script under the real torchrun
     rehearse.py      ranks on the CPU under a GPU's rules
     gpu_tensor.py    the tensors of such ranks, and the rules
+    gpu_kernels.py   what single ops, and backward, do otherwise on a GPU
 """
 
 from ranklab.engine.in_place import is_main_process

@@ -1,55 +1,17 @@
-"""What single ops do otherwise on a GPU than on the CPU: for rehearse.py.
+"""What ops do otherwise on a GPU than on the CPU: for rehearse.py.
 
-Their types under autocast; kernels that only GPUs have; arguments that stay on the CPU.
+Kernels that only GPUs have, and arguments that stay on the CPU; the types under autocast; the
+random numbers; what backward refuses.
 """
+
+import ctypes
+import weakref
 
 import torch
 from torch.utils import _pytree as pytree
+from torch.utils.backend_registration import _DummyDeviceGuard
 
 NAME = "gpu"
-
-# Under autocast, by the beginning of their names; the others of torch's list are done in float32.
-LOWER = ("_convolution", "conv", "cudnn_conv", "linear", "matmul", "mm", "mv", "addmm", "addmv",
-         "addr", "addbmm", "baddbmm", "bmm", "chain_matmul", "einsum", "linalg_multi_dot",
-         "linalg_vecdot", "prelu", "scaled_dot", "_scaled_dot", "_thnn_fused", "gru_cell",
-         "lstm_cell", "rnn_")
-WIDEST = ("addcdiv", "addcmul", "atan2", "bilinear", "cross", "dot", "vdot", "grid_sampler",
-          "index_put", "tensordot", "scatter_add")
-
-
-def key(name):
-    return torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, name))
-
-
-def teach_autocast(library, rest):
-    """torch.autocast gives an op on the GPU the type that torch's list for CUDA says."""
-    for name in torch._C._dispatch_get_registrations_for_dispatch_key("AutocastCUDA"):
-        packet, _, overload = name.removeprefix("aten::").partition(".")
-        op = getattr(getattr(torch.ops.aten, packet), overload or "default")
-        library.impl(op, _autocast(op, packet), "AutocastPrivateUse1")
-    rest.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
-
-
-def _autocast(op, name):
-    def cast(*args, **options):
-        with torch._C._ExcludeDispatchKeyGuard(key("AutocastPrivateUse1")):
-            floats = [one for one in pytree.tree_leaves((args, options)) if _is_float(one)]
-            if name.startswith(LOWER):
-                dtype = torch.get_autocast_dtype(NAME)
-            elif name in WIDEST and all(one.dtype != torch.float32 for one in floats):
-                dtype = torch.get_autocast_dtype(NAME)
-            else:
-                dtype = torch.float32
-            args, options = pytree.tree_map_only(_is_float, lambda x: x.to(dtype), (args, options))
-            return op(*args, **options)
-
-    return cast
-
-
-def _is_float(one):
-    return (isinstance(one, torch.Tensor) and one.is_floating_point() and one.device.type == NAME
-            and one.dtype != torch.float64)
-
 
 # --- kernels that the CPU has not: on the CPU tensors inside --------------------------------------
 
@@ -130,3 +92,164 @@ ON_CPU = {
     "aten::_pack_padded_sequence_backward": ("batch_sizes",),
     "aten::ctc_loss": ("input_lengths", "target_lengths"),
 }
+
+
+# --- autocast -------------------------------------------------------------------------------------
+
+# Under autocast, by the beginning of their names; the others of torch's list are done in float32.
+LOWER = ("_convolution", "conv", "cudnn_conv", "linear", "matmul", "mm", "mv", "addmm", "addmv",
+         "addr", "addbmm", "baddbmm", "bmm", "chain_matmul", "einsum", "linalg_multi_dot",
+         "linalg_vecdot", "prelu", "scaled_dot", "_scaled_dot", "_thnn_fused", "gru_cell",
+         "lstm_cell", "rnn_")
+WIDEST = ("addcdiv", "addcmul", "atan2", "bilinear", "cross", "dot", "vdot", "grid_sampler",
+          "index_put", "tensordot", "scatter_add")
+
+
+def key(name):
+    return torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, name))
+
+
+def teach_autocast(library, rest):
+    """torch.autocast gives an op on the GPU the type that torch's list for CUDA says."""
+    for name in torch._C._dispatch_get_registrations_for_dispatch_key("AutocastCUDA"):
+        packet, _, overload = name.removeprefix("aten::").partition(".")
+        op = getattr(getattr(torch.ops.aten, packet), overload or "default")
+        library.impl(op, _autocast(op, packet), "AutocastPrivateUse1")
+    rest.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
+
+
+def _autocast(op, name):
+    def cast(*args, **options):
+        with torch._C._ExcludeDispatchKeyGuard(key("AutocastPrivateUse1")):
+            floats = [one for one in pytree.tree_leaves((args, options)) if _is_float(one)]
+            if name.startswith(LOWER):
+                dtype = torch.get_autocast_dtype(NAME)
+            elif name in WIDEST and all(one.dtype != torch.float32 for one in floats):
+                dtype = torch.get_autocast_dtype(NAME)
+            else:
+                dtype = torch.float32
+            args, options = pytree.tree_map_only(_is_float, lambda x: x.to(dtype), (args, options))
+            return op(*args, **options)
+
+    return cast
+
+
+def _is_float(one):
+    return (isinstance(one, torch.Tensor) and one.is_floating_point() and one.device.type == NAME
+            and one.dtype != torch.float64)
+
+
+# --- random numbers -------------------------------------------------------------------------------
+
+class GpuGenerator(torch._C.Generator):
+    """The GPU's numbers: a seed and an offset, as its Philox has; a CPU's generator draws."""
+
+    made = weakref.WeakValueDictionary()  # by address: on its way to an op it loses its type
+    seed_and_offset = 67280421310721, 0  # torch's default seed
+
+    def __init__(self, device="cpu"):
+        self.made[self._cdata] = self
+
+    @property
+    def device(self):
+        return torch.device(NAME, 0)
+
+    def manual_seed(self, seed):
+        self.seed_and_offset = seed % 2**64, 0
+        return self
+
+    def initial_seed(self):
+        return self.seed_and_offset[0]
+
+    def seed(self):
+        return self.manual_seed(super().seed()).initial_seed()
+
+    def get_state(self):
+        return torch.tensor(list(b"".join(n.to_bytes(8, "little") for n in self.seed_and_offset)),
+                            dtype=torch.uint8, device="cpu")
+
+    def set_state(self, state):
+        state = bytes(state.cpu().tolist())
+        self.seed_and_offset = tuple(int.from_bytes(part, "little")
+                                     for part in (state[:8], state[8:]))
+
+    def next(self):
+        """The seed of the next op's numbers."""
+        seed, offset = self.seed_and_offset
+        self.seed_and_offset = seed, offset + 4
+        return hash((seed, offset)) % 2**63
+
+
+# --- backward -------------------------------------------------------------------------------------
+
+class Guard(_DummyDeviceGuard):
+    """Torch asks it for the device's type also while the error of a hook goes up through the C++ of
+    backward. No Python can answer beside an error, and the process would abort. So the error is
+    taken out of the way; checked_backward raises it.
+    """
+
+    caught = []
+    slots = [ctypes.c_void_p() for _ in range(3)]  # its type, itself, its traceback
+
+    def type_(self):
+        ctypes.pythonapi.PyErr_Fetch(*FETCHED)
+        if self.slots[1].value:
+            ctypes.pythonapi.PyErr_NormalizeException(*FETCHED)
+            _, error, traceback = (ctypes.cast(slot, ctypes.py_object).value if slot.value else None
+                                   for slot in self.slots)
+            self.caught.append(error.with_traceback(traceback))
+        return torch._C._autograd.DeviceType.PrivateUse1
+
+
+FETCHED = [ctypes.byref(slot) for slot in Guard.slots]
+
+
+def checked_backward(run):
+    """Gradients from outside are where they belong; the error of a hook is raised."""
+    def run_backward(outputs, gradients, *args, **options):
+        expected = [_device_of(output) for output in outputs]
+        gradients = _checked(gradients, expected, "invalid gradient")
+        Guard.caught.clear()
+        try:
+            return run(outputs, gradients, *args, **options)
+        except SystemError:
+            if not Guard.caught:
+                raise
+            raise Guard.caught.pop() from None
+
+    return run_backward
+
+
+def _device_of(output):
+    if isinstance(output, torch.Tensor):
+        return output.device
+    return output.node._input_metadata[output.output_nr].device  # a GradientEdge
+
+
+def checked_function(apply):
+    """The gradients that a torch.autograd.Function returns are where they belong."""
+    def checked(self, *args):
+        found = apply(self, *args)
+        several = found if isinstance(found, tuple) else (found,)
+        if not any(type(one) is torch.Tensor for one in several):
+            return found
+        expected = {node._input_metadata[n].device for node, n in self.next_functions if node}
+        if len(expected) != 1:
+            return found
+        return _checked(several, [*expected] * len(several),
+                        f"Function {type(self).__name__} returned an invalid gradient")
+
+    return checked
+
+
+def _checked(gradients, expected, what):
+    """As torch does, for a wrapper: a CPU number is moved to the GPU, a CPU tensor is refused."""
+    def move(n, one, device):
+        if type(one) is not torch.Tensor or device.type != NAME or one.device == device:
+            return one
+        if one.dim():
+            raise RuntimeError(f"{what} at index {n} - expected device {device} but got "
+                               f"{one.device}")
+        return one.to(device)
+
+    return tuple(move(n, *pair) for n, pair in enumerate(zip(gradients, expected)))

@@ -2,13 +2,12 @@
 
 import functools
 import typing
-import weakref
 
 import torch
 from torch.nn.parameter import UninitializedTensorMixin
 from torch.utils import _pytree as pytree
 
-from ranklab.engine.gpu_kernels import KERNELS, NAME, ON_CPU, key
+from ranklab.engine.gpu_kernels import KERNELS, NAME, ON_CPU, GpuGenerator, key
 
 COPIES = ("aten::copy_", "aten::to", "aten::_to_copy", "aten::_foreach_copy_", "aten::set_",
           "aten::_copy_from", "aten::_has_compatible_shallow_copy_type")
@@ -41,7 +40,7 @@ class GpuTensor(torch.Tensor):
         for kind in types:
             if kind is not cls:
                 return NotImplemented  # a DTensor, or another wrapper: it takes the op apart first
-        return _run(func, args, kwargs)
+        return run(func, args, kwargs)
 
     def __repr__(self, **options):
         return f"{repr(self.raw)[:-1]}, device='{self.at}')"
@@ -95,7 +94,11 @@ def is_marked(tensor):
 
 
 def set_data(tensor, new):
-    """tensor.data = new, also between the CPU and the GPU; torch can't change a tensor's class."""
+    """tensor.data = new, also between the CPU and the GPU.
+
+    There torch can't: a wrapper is of another class. So the two swap what they are, and `tensor`
+    keeps its hooks and attributes. Unlike on a GPU, its gradient moves along.
+    """
     if {tensor.device.type, new.device.type} != {"cpu", NAME}:
         DATA.__set__(tensor, new)
         if type(new) is GpuTensor:
@@ -109,7 +112,7 @@ def set_data(tensor, new):
     other = new.detach().requires_grad_(tensor.requires_grad)
     if isinstance(tensor, torch.nn.Parameter):
         other = torch.nn.Parameter(other, tensor.requires_grad)
-    if tensor.grad is not None:
+    if tensor.is_leaf and tensor.grad is not None:
         other.grad = tensor.grad.to(new.device)
     for hooks in ("_backward_hooks", "_post_accumulate_grad_hooks"):
         if getattr(tensor, hooks) is not None:
@@ -123,45 +126,6 @@ def _made_on_gpu(lazy):
     """A parameter of a lazy module knows that it is to be made on the GPU."""
     lazy.materialize = functools.partial(type(lazy).materialize, lazy, device=GpuTensor.at)
     return lazy
-
-
-class GpuGenerator(torch._C.Generator):
-    """Numbers for the GPU: a seed and an offset, as its Philox has; a CPU's generator draws them."""
-
-    made = weakref.WeakValueDictionary()  # by address: on its way to an op it loses its type
-    seed_and_offset = 67280421310721, 0  # torch's default seed
-
-    def __init__(self, device="cpu"):
-        self.made[self._cdata] = self
-
-    @property
-    def device(self):
-        return GpuTensor.at
-
-    def manual_seed(self, seed):
-        self.seed_and_offset = seed % 2**64, 0
-        return self
-
-    def initial_seed(self):
-        return self.seed_and_offset[0]
-
-    def seed(self):
-        return self.manual_seed(super().seed()).initial_seed()
-
-    def get_state(self):
-        return torch.tensor(list(b"".join(n.to_bytes(8, "little") for n in self.seed_and_offset)),
-                            dtype=torch.uint8, device="cpu")
-
-    def set_state(self, state):
-        state = bytes(state.cpu().tolist())
-        self.seed_and_offset = tuple(int.from_bytes(part, "little")
-                                     for part in (state[:8], state[8:]))
-
-    def next(self):
-        """The seed of the next op's numbers."""
-        seed, offset = self.seed_and_offset
-        self.seed_and_offset = seed, offset + 4
-        return hash((seed, offset)) % 2**63
 
 
 # --- what an op may do ----------------------------------------------------------------------------
@@ -181,7 +145,7 @@ def _about(func):
               torch.Tag.nondeterministic_seeded in func.tags)
 
 
-def _run(func, args, kwargs):
+def run(func, args, kwargs):
     """The op has run on the CPU tensors inside; its results are on the GPU unless it asks else."""
     op = _about(func)
     if op.space in OTHERWISE:
@@ -199,6 +163,8 @@ def _run(func, args, kwargs):
         for tensor in wrappers.values():
             mark(tensor.raw)
         return _wrapped(func.redispatch(key("PrivateUse1"), *raw, **options), wrappers)
+    if asked is not None and asked.type == NAME and options.get("pin_memory"):
+        raise RuntimeError("Only dense CPU tensors can be pinned")
     try:
         found = _drawn(op.kernel, raw, options) if draws else op.kernel(*raw, **options)
     except NotImplementedError as error:
@@ -226,8 +192,9 @@ def _unwrap(value, wrappers, others):
 
 
 def _look_at(others, func, args, wrappers, draws):
-    """The device that the op's result is asked for, and whether the op draws from torch's own
-    generator; what is not on the GPU is refused."""
+    """What is not on the GPU is refused. Returns the device that is asked for, and whether the op
+    draws from a generator that it does not name.
+    """
     asked, tensors = None, []
     for one in others:
         if isinstance(one, torch.Tensor):
@@ -264,7 +231,7 @@ def _drawn(kernel, raw, options):
 
 def limit(what, error):
     """What can't be rehearsed, in a sentence; torch's own has 20 lines."""
-    why = str(error).split(". ")[0].splitlines()[0]
+    why = str(error).partition("\n")[0].partition(". ")[0]
     whose = ("perhaps a limit of the rehearsal alone: the CPU's kernels are not a GPU's"
              if "not implemented for" in why else "a limit of the rehearsal, not of a GPU")
     return NotImplementedError(f"{what} can't be rehearsed ({why}): this is {whose}")
@@ -280,7 +247,7 @@ def _run_functional(func, args, kwargs):
 
 def _to_other(func, args, kwargs):
     other = args[1]
-    return _run(torch.ops.aten.to.device, (args[0], other.device, other.dtype, *args[2:]), kwargs)
+    return run(torch.ops.aten.to.device, (args[0], other.device, other.dtype, *args[2:]), kwargs)
 
 
 OTHERWISE = {"_c10d_functional": _run_functional, "_dtensor": _run_functional,
@@ -293,7 +260,7 @@ def _wrapped(found, wrappers):
         if wrapper is None:
             return GpuTensor(found)
         if wrapper.shape != found.shape or wrapper.stride() != found.stride():
-            torch.Tensor.data.__set__(wrapper, GpuTensor(found))  # it was resized in place
+            DATA.__set__(wrapper, GpuTensor(found))  # it was resized in place
         return wrapper
     if isinstance(found, (list, tuple)):
         return type(found)(_wrapped(one, wrappers) for one in found)

@@ -16,14 +16,23 @@ a GPU would refuse raises, on the learner's line, with the sentence that a GPU w
 Code for `device.type == "cuda"` does not run here: ask for `!= "cpu"` where it can. `torch.gpu`
 stands in for what DDP, FSDP2, autocast and checkpoints ask of `torch.cuda`.
 
-What can't be rehearsed: streams and events (all work is done when a call returns, so a missing
-synchronize is not seen), non_blocking copies, NCCL's own rules (its types, its hangs), kernels that
-only GPUs have, their memory, their speed, the random numbers that they draw; a GPU's generator that
-draws for the CPU; hooks of a parameter that module.to(device()) moves after they were registered;
-an error that a tensor's hook raises: torch ends the rank by SIGABRT.
+What can't be rehearsed. Where the rehearsal knows it, it says so: "... this is a limit of the
+rehearsal, not of a GPU".
+
+    streams and events (all work is done when a call returns: a missing synchronize is not seen),
+        non_blocking copies
+    NCCL's own rules: its types, its hangs
+    kernels that only GPUs have (SyncBatchNorm's, fused attention's backends, context_parallel) and
+        their speed; what is compiled for a GPU (flex_attention runs by its plain form)
+    sparse gradients; tensor classes other than Parameter on the GPU
+    a GPU's memory: memory_allocated() adds up the tensors that are alive, and a peak is the
+        largest of what was asked for
+    the numbers that a GPU draws: here, too, they come from a seed and an offset of the GPU's own,
+        but they are others; a GPU's generator that draws for the CPU is not refused
+    a gradient on the CPU of a parameter that .data or .to() moves: here it moves along
+    a parameter that moves while a profiler is on: a new one takes its place in the module
 """
 
-import ctypes
 import gc
 import time
 import warnings
@@ -35,12 +44,13 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import _foreach_supported_types
 from torch.utils import _foreach_utils
 from torch.utils import _pytree as pytree
-from torch.utils.backend_registration import (_DummyBackendModule, _DummyDeviceGuard,
+from torch.utils.backend_registration import (_DummyBackendModule,
                                               _setup_privateuseone_for_python_backend)
 
-from ranklab.engine.gpu_kernels import NAME, can_become, ctc_loss, teach_autocast
-from ranklab.engine.gpu_tensor import (GpuGenerator, GpuTensor, _run, is_marked,
-                                       refuse_another_gpu, set_data)
+from ranklab.engine.gpu_kernels import (NAME, GpuGenerator, Guard, can_become, checked_backward,
+                                        checked_function, ctc_loss, teach_autocast)
+from ranklab.engine.gpu_tensor import GpuTensor, is_marked, refuse_another_gpu, run, set_data
+
 
 class _Generators(type):
     def __instancecheck__(cls, one):
@@ -49,28 +59,6 @@ class _Generators(type):
     def __call__(cls, device="cpu"):
         on_gpu = torch.device(device).type == NAME
         return GpuGenerator() if on_gpu else torch._C.Generator(device)
-
-
-class Guard(_DummyDeviceGuard):
-    """Torch asks it for the device's type also while the error of a hook goes up through the C++ of
-    backward. No Python can answer beside an error, and the process would abort. So the error is
-    taken out of the way; _backward raises it.
-    """
-
-    caught = []
-    slots = [ctypes.c_void_p() for _ in range(3)]  # its type, itself, its traceback
-
-    def type_(self):
-        ctypes.pythonapi.PyErr_Fetch(*FETCHED)
-        if self.slots[1].value:
-            ctypes.pythonapi.PyErr_NormalizeException(*FETCHED)
-            _, error, traceback = (ctypes.cast(slot, ctypes.py_object).value if slot.value else None
-                                   for slot in self.slots)
-            self.caught.append(error.with_traceback(traceback))
-        return torch._C._autograd.DeviceType.PrivateUse1
-
-
-FETCHED = [ctypes.byref(slot) for slot in Guard.slots]
 
 
 class Stream:
@@ -171,7 +159,7 @@ class Module(_DummyBackendModule):
 
 
 def _below(func):
-    return lambda *args, **options: _run(func, args, options)
+    return lambda *args, **options: run(func, args, options)
 
 
 def _pin(tensor, device=None):
@@ -222,56 +210,6 @@ def _empty_strided(size, stride, *, pin_memory=None, **options):
     return _pin(tensor) if pin_memory else tensor
 
 
-def _backward(run):
-    """Gradients from outside are where they belong; the error of a hook is raised."""
-    def run_backward(outputs, gradients, *args, **options):
-        expected = [_device_of(output) for output in outputs]
-        gradients = _checked(gradients, expected, "invalid gradient")
-        try:
-            return run(outputs, gradients, *args, **options)
-        except SystemError:
-            if not Guard.caught:
-                raise
-            raise Guard.caught.pop() from None
-
-    return run_backward
-
-
-def _device_of(output):
-    if isinstance(output, torch.Tensor):
-        return output.device
-    return output.node._input_metadata[output.output_nr].device  # a GradientEdge
-
-
-def _function(apply):
-    """The gradients that a torch.autograd.Function returns are where they belong."""
-    def checked(self, *args):
-        found = apply(self, *args)
-        several = found if isinstance(found, tuple) else (found,)
-        if not any(type(one) is torch.Tensor for one in several):
-            return found
-        expected = {node._input_metadata[n].device for node, n in self.next_functions if node}
-        if len(expected) > 1:
-            return found
-        return _checked(several, [*expected] * len(several),
-                        f"Function {type(self).__name__} returned an invalid gradient")
-
-    return checked
-
-
-def _checked(gradients, expected, what):
-    """As torch does, for a wrapper: a CPU number is moved to the GPU, a CPU tensor is refused."""
-    def move(n, one, device):
-        if type(one) is not torch.Tensor or device.type != NAME or one.device == device:
-            return one
-        if one.dim():
-            raise RuntimeError(f"{what} at index {n} - expected device {device} but got "
-                               f"{one.device}")
-        return one.to(device)
-
-    return tuple(move(n, *pair) for n, pair in enumerate(zip(gradients, expected)))
-
-
 def _mark(storage, location):
     """torch.load puts this storage on the GPU."""
     if location.startswith(NAME):
@@ -299,8 +237,8 @@ OF_ACCELERATOR = ("synchronize", "empty_cache", "memory_allocated", "max_memory_
                   "memory_reserved", "max_memory_reserved", "reset_peak_memory_stats")
 # What torch knows of its own devices only, and would do otherwise for this one.
 PATCHES = (
-    (torch.autograd, "_engine_run_backward", _backward),
-    (torch.autograd.function.BackwardCFunction, "apply", _function),
+    (torch.autograd, "_engine_run_backward", checked_backward),
+    (torch.autograd.function.BackwardCFunction, "apply", checked_function),
     (torch._utils, "_rebuild_tensor", _rebuilt),
     (torch, "Generator", lambda made: _Generators("Generator", (), {})),
     (torch.Tensor, "data", lambda data: property(data.__get__, set_data)),
