@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import pytest
 
 from ranklab.projects import command
-from ranklab.projects.command import Command, check_options, comma_list, option
+from ranklab.options import check_options, comma_list, option
+from ranklab.projects.command import Command
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ def test_fields_are_options_and_what_is_not_given_stays():
 
 @pytest.mark.parametrize("given, sentence", [
     ("--epochs 0", "epochs=0 must be at least 1"),
-    ("--epochs x", "invalid int value: 'x'"),
+    ("--epochs x", "a whole number is wanted, not 'x'"),
     ("--norm layer", "invalid choice: 'layer'"),
     ("--resume", "name it with --checkpoint"),
     ("--sizes 1,x", "invalid list of int value"),

@@ -4,10 +4,10 @@ import statistics
 from dataclasses import replace
 
 from ranklab.engine import launch
-from ranklab.projects.command import LAUNCH_LIMIT
+from ranklab.projects.command import LAUNCH_LIMIT, ranks_to_come
 from ranklab.projects.ddp import strong_and_weak
 from ranklab.projects.ddp.config import SIZES
-from ranklab.projects.ddp.data import open_data
+from ranklab.projects.ddp.data import open_data, steps_in_epoch
 from ranklab.projects.ddp.trainer import ImageTrainer
 
 
@@ -31,6 +31,8 @@ def run(ranks=None, size="laptop", resume=False, until=None, progress=None, time
     changes  of Config: data="folder", epochs=3, batch_per_rank=16, ...
     """
     config = replace(SIZES[size], **changes)
+    if config.data == "synthetic":
+        steps_in_epoch(config.images, config, ranks_to_come(ranks))  # refuses now, not on the ranks
     return launch(train, config, resume, until, progress, ranks=ranks, timeout=timeout,
                   stream=progress is not None)[0]  # fmt: skip
 

@@ -7,6 +7,7 @@ import os
 import torch
 
 from ranklab.engine import launch
+from ranklab.projects.command import ranks_to_come
 from ranklab.projects.horovod import bert
 from ranklab.projects.horovod import tuning
 from ranklab.projects.horovod.bert import FineTuning
@@ -26,7 +27,9 @@ def run(config=FineTuning(), ranks=None, nodes=1, data=None, timeline=None,
     """
     if not bert.is_here():
         return None
+    config.check(ranks_to_come(ranks))  # refuses now, not on the ranks
     tokens = bert.read_tokens(config, data)
+    config.check(ranks_to_come(ranks), len(tokens.train))
     seen = launch(work, OURS, tokens, config, compressions, timeline, thresholds, tune, calls,
                   ranks=ranks, nodes=nodes, preload=bert.PRELOAD,
                   timeout=24 * 3600 if config.weights else 300)
