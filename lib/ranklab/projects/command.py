@@ -37,7 +37,7 @@ class Command(argparse.ArgumentParser):
     def add_ranks(self, help="without torchrun or srun: how many", nodes=False):
         self.add_argument("--ranks", type=number(least=1, most=MOST_RANKS), help=help)
         if nodes:
-            self.add_argument("--nodes", type=positive, default=1, help="lay the ranks out as nodes")
+            self.add_argument("--nodes", type=positive, default=1, help="laid out as so many")
 
     def add_resume(self):
         self.add_argument("--resume", action="store_true", help="go on from --checkpoint")
@@ -96,8 +96,10 @@ class Command(argparse.ArgumentParser):
         names = [field.name for field in dataclasses.fields(settings)]
         given = {name: value for name, value in vars(options).items()
                  if name in names and value is not None}
-        with refusals(self.prog):
+        try:
             return dataclasses.replace(settings, **given)
+        except ValueError as error:
+            self.error(str(error))
 
     def error(self, message):
         """The program ends with exit code 2; rank 0 says why."""

@@ -37,7 +37,8 @@ def parse(argv=None):
                          help="bytes, as 64M, with commas")
     command.add_argument("--max", type=size_of, help="up to this size in steps of 4, from 1K")
     command.add_argument("--type", choices=DTYPES, default="float", help="of the elements")
-    command.add_argument("--iters", type=positive, default=5, help="times, of which the median counts")
+    command.add_argument("--iters", type=positive, default=5,
+                         help="times, of which the median counts")
     command.add_figure("draw time against size in this .svg or .png")
     command.add_argument("--slow-links", action="store_true", help="flat ring against hierarchical")
     command.add_argument("--bench", action="store_true", help="our ring against the backend's")

@@ -22,7 +22,7 @@ from ranklab.projects.fsdp.instructions import (
     Bytes, alpaca_file, as_batch, encode, plain_text, python_instructions,
 )
 from ranklab.projects.fsdp.tuner import new_tuner
-from ranklab.projects.whose import learners
+from ranklab.projects.whose import learners, whose
 
 PARTS = {"block": FullyShardedBlock, "clip": clip_grad_norm_sharded, "loss": masked_loss,
          "policy": wrap_policy, "state": full_state_dict}
@@ -48,8 +48,9 @@ def run(size="laptop", ranks=4, resume=False, until=None, progress=False, timeou
     # Torch's FSDP shards and gathers by itself, and what is not saved is never gathered.
     torchs = settings.engine == "fsdp2"
     unused = {"block": torchs, "state": torchs or not settings.save}
-    return {**found[0], "settings": settings, "ranks": len(found),
-            "own": [name for name in learners(parts) if not unused.get(name)],
+    used = {name: part for name, part in parts.items() if not unused.get(name)}
+    return {**found[0], "settings": settings, "ranks": len(found), "own": learners(used),
+            "whose": whose({used[name].__name__: used[name] for name in used}),
             "data": (taught.name, len(taught.train), found[0]["scored"])}
 
 

@@ -35,7 +35,8 @@ def parse(argv=None):
     command.add_argument("--data", type=existing_file,
                          help="a .csv or .jsonl file with label and text")
     command.add_argument("--compression", dest="compressions", default="none,fp16",
-                         type=comma_list(choices=COMPRESSIONS), help="of gradients on the wire: which, with commas")
+                         type=comma_list(choices=COMPRESSIONS),
+                         help="of gradients on the wire: which, with commas")
     # Not "--timeline": horovodrun looks at all of the line, and has two that begin so.
     command.add_argument("--trace", type=new_file, help="write Horovod's timeline to this file")
     command.add_argument("--read", metavar="FILE", type=existing_file,

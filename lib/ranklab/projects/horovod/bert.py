@@ -158,14 +158,15 @@ class BertTrainer(Trainer):
 
     unit = "texts"
 
-    def __init__(self, hvd, tokens, config):
+    def __init__(self, hvd, tokens, config, compress=None):
         self.hvd, self.tokens, self.config = hvd, tokens, config
         self.units_per_step, self.counts = config.batch, None
         torch.manual_seed(config.seed + hvd.rank())  # elsewhere on each rank, until the broadcast
         model = make_bert(config, len(tokens.classes), tokens.vocab_size, tokens.pad)
         super().__init__(model.train(), config.loop(), config.schedule(),  # saved ones are in eval
                          partial(torch.optim.AdamW, lr=config.lr, fused=True), rank_device(hvd),
-                         parallel=HorovodParallel(hvd, config.compression), progress=False)
+                         parallel=HorovodParallel(hvd, config.compression, compress),
+                         progress=False)
 
     def next_batch(self):
         tokens = self.tokens
@@ -193,13 +194,14 @@ def logits_of(model, x, pad):  # (B, T) -> (B, K)
     return model(input_ids=x, attention_mask=(x != pad).long()).logits
 
 
-def fine_tune(hvd, tokens, config, timeline=None, until=None):
+def fine_tune(hvd, tokens, config, timeline=None, until=None, compress=None):
     """On one rank, after hvd.init(): the model is trained; returns it and what was seen.
     timeline  rank 0 writes Horovod's timeline of the training to this path
     until     stop after so many steps, and do not ask what they have brought
+    compress  a learner's own compress_fp16
     """
     config.check(hvd.size(), len(tokens.train))
-    trainer = BertTrainer(hvd, tokens, config)
+    trainer = BertTrainer(hvd, tokens, config, compress)
     model, history = trainer.model, trainer.history
     norms = check_scale(hvd, model, tokens)
     if timeline:

@@ -18,6 +18,7 @@ from ranklab.models.gpt import GPT
 from ranklab.pipeline_parallel import PipelineExecutor, tied_embedding_sync
 from ranklab.projects.command import LAUNCH_LIMIT
 from ranklab.projects.hybrid.config import refuse_what_does_not_fit, usual
+from ranklab.projects.whose import whose
 from ranklab.text_trainer import TextTrainer, text_for
 from ranklab.trainer import PRECISIONS, History, due
 
@@ -40,7 +41,10 @@ def run(size="laptop", layout=None, build=build_mesh, parallelize=parallelize,
     found = launch(_work, shape, text, settings, layout, build, (parallelize, sync, norm), progress,
                    resume and reshard, until, timeout=timeout, stream=progress,
                    ranks=None if is_started_by_another() else layout.ranks)
-    return {"ranks": found, "shape": shape, "settings": settings, "layout": layout}
+    parts = {"build_mesh": build, "parallelize": parallelize, "tied_embedding_sync": sync,
+             "mesh_grad_norm": norm, **({"reshard_checkpoint": reshard} if resume else {})}
+    return {"ranks": found, "shape": shape, "settings": settings, "layout": layout,
+            "whose": whose(parts)}
 
 
 def _work(shape, text, settings, layout, build, parts, progress, reshard, until):

@@ -16,6 +16,7 @@ from ranklab.pipeline_parallel.training import PipelineParallel
 from ranklab.projects.clock import wait_for_all
 from ranklab.projects.command import LAUNCH_LIMIT, ranks_to_come
 from ranklab.projects.pipeline_parallel.config import SIZES
+from ranklab.projects.whose import whose
 from ranklab.text_trainer import TextTrainer, text_for
 
 SECONDS = 0.03  # that the forward of a mean stage sleeps
@@ -40,7 +41,9 @@ def run(size="laptop", ranks=4, schedule=pp.one_f_one_b_schedule, executor=pp.Pi
         raise ValueError(f"slow_stage={settings.slow_stage} is not one of the {stages} stages")
     found = launch(_work, shape, settings, text, (schedule, split, executor), resume, until,
                    progress, ranks=ranks, timeout=timeout, stream=progress)
-    return {"ranks": found, "shape": shape, "settings": settings, "plan": plan}
+    parts = {"schedule": schedule, "PipelineExecutor": executor, "split_stages": split}
+    return {"ranks": found, "shape": shape, "settings": settings, "plan": plan,
+            "whose": whose(parts)}
 
 
 def _work(shape, settings, text, parts, resume, until, progress):

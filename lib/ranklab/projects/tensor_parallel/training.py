@@ -20,6 +20,7 @@ from ranklab.projects.command import LAUNCH_LIMIT, ranks_to_come
 from ranklab.projects.tensor_parallel.costs import held_bytes, traffic
 from ranklab.projects.tensor_parallel.dtensor import DTensors
 from ranklab.projects.tensor_parallel.naive import Naive
+from ranklab.projects.whose import learners, whose
 from ranklab.tensor_parallel.plan import How
 from ranklab.tensor_parallel.training import TensorParallel
 from ranklab.text_trainer import TextTrainer, TrainConfig, text_for
@@ -80,7 +81,7 @@ def run(size="laptop", ranks=None, method="tensor", path=None, resume=False, unt
     found = launch(_train_all, methods, shape, settings, parts, text, resume, until, progress,
                    ranks=ranks, timeout=timeout, stream=progress)
     return {"rows": found[0], "shape": shape, "settings": settings, "ranks": len(found),
-            "text": text.name, "own": [name for name in PARTS if parts[name] is not PARTS[name]]}
+            "text": text.name, "own": learners(parts), "whose": whose(parts)}
 
 
 def refuse_ranks(shape, settings, methods, R):
@@ -147,7 +148,7 @@ def report(found):
     head = "".join(f"{name:>{width}}" for name, width in zip(columns, WIDTHS))
     lines = [f"{settings.steps} steps of {settings.batch} x {found['shape'].n_ctx} tokens of "
              f"{found['text']}, {settings.precision}, {found['ranks']} ranks",
-             f"your own: {', '.join(found['own']) or '-'}\n",
+             f"{found['whose']}\n",
              f"{'bytes':8}{head}  busy  tokens/s apart   loss"]
     for row in rows:
         pairs = zip(row.counted, row.said)

@@ -15,6 +15,7 @@ from ranklab.baseline import checkpoint_blocks
 from ranklab.engine import device, launch
 from ranklab.models.gpt import GPT
 from ranklab.projects.command import LAUNCH_LIMIT, ranks_to_come
+from ranklab.projects.whose import whose
 from ranklab.projects.zero.config import MODELS, SIZES
 from ranklab.projects.zero.engines import new_trainer
 from ranklab.projects.zero.measure import UNKNOWN, Costs, measure, predicted
@@ -51,8 +52,10 @@ def run(size="laptop", numbers=(0, 1, 2, 3), stages=STAGES, zero_memory=zero_mem
         raise ValueError(f"checkpoint={settings.checkpoint!r} is that of one stage: name it")
     refuse_ranks(settings, ranks_to_come(ranks))
     text, shape = text_for(MODELS[size], settings, path)  # read once, for all ranks
-    return launch(_train_all, shape, settings, numbers, stages, zero_memory, text, resume,
-                  until, progress, ranks=ranks, timeout=timeout, stream=progress)[0]  # fmt: skip
+    found = launch(_train_all, shape, settings, numbers, stages, zero_memory, text, resume, until,
+                   progress, ranks=ranks, timeout=timeout, stream=progress)[0]
+    used = {f"ZeroStage{n}": stages[n] for n in numbers if n and settings.engine == "ours"}
+    return {**found, "whose": whose({**used, "zero_memory": zero_memory})}
 
 
 def refuse_ranks(settings, ranks):
