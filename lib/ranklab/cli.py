@@ -82,6 +82,7 @@ def _hint(options):
 
 def _work(options):
     from ranklab.course import work
+    from ranklab.course.merge import merge
 
     root = work.checkout()
     if root is None:
@@ -90,7 +91,7 @@ def _work(options):
     stems = [*stems]  # before anything is written
     try:
         said = work.bring(root, folder)
-        said += [work.merge(folder, stem) for stem in stems]
+        said += [merge(folder, stem) for stem in stems]
         print(*said, sep="\n", end="\n" * bool(said))
     except OSError as error:
         print(f"ranklab work: the copies of the labs can't be written: {error}", file=sys.stderr)

@@ -50,7 +50,7 @@ def run(size="laptop", ranks=4, resume=False, until=None, progress=False, timeou
     unused = {"block": torchs, "state": torchs or not settings.save}
     used = {name: part for name, part in parts.items() if not unused.get(name)}
     return {**found[0], "settings": settings, "ranks": len(found), "own": learners(used),
-            "whose": whose({used[name].__name__: used[name] for name in used}),
+            "whose": whose({PARTS[name].__name__: used[name] for name in used}),
             "data": (taught.name, len(taught.train), found[0]["scored"])}
 
 
