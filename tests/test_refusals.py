@@ -6,6 +6,7 @@ import shlex
 import pytest
 
 from ranklab import cli, engine
+from ranklab.projects.command import Command
 
 # {what is run: [arguments, each with a part of what is said]}; {x} are the files of `there`.
 REFUSED = {
@@ -20,7 +21,7 @@ REFUSED = {
         work {text} | is no folder
         work --merge 99 | no lab is called '99'
         drill --lab '' | no lab is called ''
-        drill --level 6 | of at least 1 and of at most 5 is wanted, not '6'
+        drill --level 6 | of at least 1 and at most 5 is wanted, not '6'
         drill --count 0 | of at least 1 is wanted, not '0'
         drill --seed x | a whole number is wanted, not 'x'
         drill 02 | unrecognized arguments: 02
@@ -28,7 +29,7 @@ REFUSED = {
         rehearse {empty}.ipynb | there is no file
         rehearse nowhere.at.all | is no module
         rehearse '' | is no module
-        compare --ranks 0 | of at least 1 and of at most 1024 is wanted, not '0'
+        compare --ranks 0 | of at least 1 and at most 1024 is wanted, not '0'
         compare --ranks 13 | no layout of 13 ranks fits
         compare --layouts 1x3x1 | tp=3 must divide the 8 heads
         compare --layouts 1x1x99 | stages=99 must be between 1 and the 10 layers
@@ -41,7 +42,7 @@ REFUSED = {
         build 16 | 16_clinic is planned
         build --chekc | unknown: --chekc
         grade {text}s | there is no file or folder
-        grade {folder} --minutes nan | of at most 1440 is wanted, not 'nan'
+        grade {folder} --minutes nan | above 0 and at most 1440 is wanted, not 'nan'
         grade {folder} --csv {folder} | is no name for a file
         doctor 3 | unknown: 3
         projects | invalid choice: 'projects'""",
@@ -187,3 +188,27 @@ def test_it_is_refused(name, arguments, said, there, tmp_path, monkeypatch, caps
     program = "ranklab " if name == "ranklab" else f"python -m ranklab.projects.{name}: "
     assert err.count("\n") == 1 and err.startswith(program.strip()), err
     assert said.format(**there) in err
+
+
+class Parsed(Exception):
+    """Carries the parser of a command."""
+
+
+@pytest.mark.parametrize("name", [*REFUSED][1:])
+def test_each_option_has_a_text_and_its_default(name, monkeypatch):
+    def stop(parser, _=None):
+        raise Parsed(parser)
+
+    monkeypatch.setattr(Command, "parse_args", stop)
+    with pytest.raises(Parsed) as stopped:
+        main_of(name)([])
+    parser, = stopped.value.args
+    for action in parser._actions:
+        assert action.help, action.option_strings
+        assert "--path" not in action.option_strings, "a text file is --data"
+        if action.default not in (None, False, "==SUPPRESS=="):
+            shown = parser._get_formatter()._get_help_string(action)
+            assert shown.endswith(")"), f"{action.option_strings}: {shown}"
+    for option in ("--batch", "--steps", "--lr"):
+        given = parser._option_string_actions.get(option)
+        assert given is None or given.help.endswith(")"), "that of a laptop"

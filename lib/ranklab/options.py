@@ -51,7 +51,7 @@ def check_options(config):
 def number(kind=int, least=None, most=None, above=None):
     """A type: a finite number from `least` to `most`, or one that is more than `above`."""
     bounds = [f"{word} {bound}" for word, bound in (
-        ("of at least", least), ("above", above), ("of at most", most)) if bound is not None]
+        ("of at least", least), ("above", above), ("at most", most)) if bound is not None]
     wanted = " ".join(["a", "whole " * (kind is int) + "number", " and ".join(bounds)]).strip()
 
     def read(text):

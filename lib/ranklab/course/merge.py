@@ -37,8 +37,8 @@ def merge(folder: Path, stem):
         kept.append(keep(newer.read_text(encoding="utf-8"), copy))
     write_whole(copy, json.dumps(notebook, indent=1, ensure_ascii=False) + "\n")
     newer.unlink()
-    return (f"{stem}: the newer version is in {copy.name}, with {moved} of your cells; the old copy "
-            f"is {' and '.join(path.name for path in kept)}. Run all cells again.")
+    return (f"{stem}: {copy.name} is the newer version, with {moved} of your cells; the old copy is "
+            f"{' and '.join(path.name for path in kept)}. Run all cells again.")
 
 
 def newest(folder, stem):
@@ -107,9 +107,9 @@ def predicted(cell, new):
         return None
     numbers = {word.arg: ast.unparse(word.value) for call in calls if isinstance(call, ast.Call)
                for word in call.keywords if ast.unparse(call.func) == "check"}
-    for one in new:
+    for one in new if numbers else ():
         text = source(one)
-        if numbers and one["cell_type"] == "code" and all(f"{name}=..." in text for name in numbers):
+        if one["cell_type"] == "code" and all(f"{name}=..." in text for name in numbers):
             for name, number in numbers.items():
                 text = re.sub(rf"\b{name}=\.\.\.", lambda _, to=f"{name}={number}": to, text)
             one["source"] = text

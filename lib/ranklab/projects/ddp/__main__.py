@@ -18,7 +18,7 @@ import sys
 from ranklab.options import new_file
 from ranklab.projects.command import Command, refusals, save_figure, say, time_limit
 from ranklab.projects.ddp import data_parallel, profile, report, run, strong_and_weak
-from ranklab.projects.ddp.config import SIZES, Config
+from ranklab.projects.ddp.config import SIZES
 
 
 def parse(argv=None):
@@ -32,7 +32,7 @@ def parse(argv=None):
     command.add_argument("--profile", metavar="FILE", type=new_file,
                          help="a trace of a few steps, for Perfetto")
     command.add_argument("--data-parallel", action="store_true", help="nn.DataParallel against DDP")
-    command.add_fields(Config)
+    command.add_fields(SIZES["laptop"])
     options = command.parse(argv)
     if options.figure and not options.scaling:
         command.error("--figure draws what --scaling has found")

@@ -22,7 +22,7 @@ from ranklab.projects.fsdp.instructions import (
     Bytes, alpaca_file, as_batch, encode, plain_text, python_instructions,
 )
 from ranklab.projects.fsdp.tuner import new_tuner
-from ranklab.projects.whose import learners, whose
+from ranklab.projects.whose import whose
 
 PARTS = {"block": FullyShardedBlock, "clip": clip_grad_norm_sharded, "loss": masked_loss,
          "policy": wrap_policy, "state": full_state_dict}
@@ -49,7 +49,7 @@ def run(size="laptop", ranks=4, resume=False, until=None, progress=False, timeou
     torchs = settings.engine == "fsdp2"
     unused = {"block": torchs, "state": torchs or not settings.save}
     used = {name: part for name, part in parts.items() if not unused.get(name)}
-    return {**found[0], "settings": settings, "ranks": len(found), "own": learners(used),
+    return {**found[0], "settings": settings, "ranks": len(found),
             "whose": whose({PARTS[name].__name__: used[name] for name in used}),
             "data": (taught.name, len(taught.train), found[0]["scored"])}
 

@@ -10,7 +10,7 @@
 import sys
 
 from ranklab.projects.command import Command, refusals, say, time_limit
-from ranklab.projects.tensor_parallel.training import METHODS, SIZES, Settings, report, run
+from ranklab.projects.tensor_parallel.training import METHODS, SIZES, report, run
 
 
 @refusals(__package__)
@@ -22,7 +22,7 @@ def main(argv=None):
     command.add_ranks()
     command.add_resume()
     command.add_data()
-    command.add_fields(Settings, without=["betas"])
+    command.add_fields(SIZES["laptop"], without=["betas"])
     options = command.parse(argv)
     settings = command.config(SIZES[options.size], options)
     say(report(run(options.size, options.ranks, options.method, options.data, options.resume,

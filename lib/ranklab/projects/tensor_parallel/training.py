@@ -20,7 +20,7 @@ from ranklab.projects.command import LAUNCH_LIMIT, ranks_to_come
 from ranklab.projects.tensor_parallel.costs import held_bytes, traffic
 from ranklab.projects.tensor_parallel.dtensor import DTensors
 from ranklab.projects.tensor_parallel.naive import Naive
-from ranklab.projects.whose import learners, whose
+from ranklab.projects.whose import whose
 from ranklab.tensor_parallel.plan import How
 from ranklab.tensor_parallel.training import TensorParallel
 from ranklab.text_trainer import TextTrainer, TrainConfig, text_for
@@ -81,7 +81,7 @@ def run(size="laptop", ranks=None, method="tensor", path=None, resume=False, unt
     found = launch(_train_all, methods, shape, settings, parts, text, resume, until, progress,
                    ranks=ranks, timeout=timeout, stream=progress)
     return {"rows": found[0], "shape": shape, "settings": settings, "ranks": len(found),
-            "text": text.name, "own": learners(parts), "whose": whose(parts)}
+            "text": text.name, "whose": whose(parts)}
 
 
 def refuse_ranks(shape, settings, methods, R):
