@@ -281,7 +281,7 @@ def test_what_cannot_be_used_is_said_kindly():
     file = trial.__file__
     exec(compile(source, file, "exec"), scope := {})
     exercise = Exercise(ranks.all_ranks_finite, scope["bad_check"], HINTS)
-    text = str(judge(exercise, lambda x: "text"))
+    text = str(judge(exercise, lambda x, group=None: "text"))
     assert "what it returned can't be used: TypeError" in text
     assert "Does it return what the first line of its docstring says?" in text
 

@@ -61,3 +61,45 @@ def test_a_wrong_value_is_a_sentence_of_rank_0(given, sentence, rank, monkeypatc
 def test_a_dataclass_refuses_by_itself(changes, sentence):
     with pytest.raises(ValueError, match=sentence):
         Config(**changes)
+
+
+def with_frame_in(file):
+    """A function that raises a ValueError, as if it stood in this file."""
+    names = {}
+    exec(compile("def fail():\n    raise ValueError('tp=3 must\\n  divide 8')", file, "exec"), names)
+    return names["fail"]
+
+
+def run_with(error):
+    with command.refusals("ranklab.projects.some"):
+        raise error
+
+
+def test_what_the_library_refuses_is_one_sentence(capsys):
+    with pytest.raises(SystemExit, match="2"), command.refusals("ranklab.projects.some"):
+        with_frame_in(command.PACKAGE + "/hybrid/layout.py")()
+    assert capsys.readouterr().err == "python -m ranklab.projects.some: tp=3 must divide 8\n"
+    with pytest.raises(SystemExit, match="2"), command.refusals("ranklab build"):
+        open("/nonexistent/file")
+    said = capsys.readouterr().err
+    assert said == "ranklab build: /nonexistent/file: No such file or directory\n"
+
+
+def test_a_rank_that_raised_is_the_engines_report(capsys):
+    with pytest.raises(SystemExit, match="1"):
+        run_with(command.RankError("rank 1 of 2 raised KeyError: 'x'\n\n  line 3", 1))
+    assert capsys.readouterr().err.endswith("some: rank 1 of 2 raised KeyError: 'x'\n\n  line 3\n")
+
+
+@pytest.mark.parametrize("fail", [with_frame_in("/elsewhere/torch/optim.py"), {}.popitem])
+def test_a_fault_of_the_program_keeps_its_traceback(fail):
+    with pytest.raises((ValueError, KeyError)), command.refusals("ranklab.projects.some"):
+        fail()
+
+
+def test_another_ranks_own_refusal_is_not_lost(monkeypatch, capsys):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setattr(command, "PATIENCE", 0)
+    with pytest.raises(SystemExit, match="2"), command.refusals("ranklab.projects.some"):
+        with_frame_in(command.PACKAGE + "/hybrid/layout.py")()
+    assert "tp=3 must divide 8" in capsys.readouterr().err

@@ -16,7 +16,7 @@ from ranklab.pipeline_parallel.deferred import WeightQueue
 from ranklab.projects import pipeline_parallel as project
 from ranklab.projects.pipeline_parallel import peers, training
 from ranklab.projects.pipeline_parallel.__main__ import parse
-from ranklab.projects.pipeline_parallel.config import SCHEDULES, SIZES, Settings, schedule_of
+from ranklab.projects.pipeline_parallel.config import SCHEDULES, SIZES, schedule_of
 from ranklab.projects.pipeline_parallel.report import above_mean, layer_names, monitor
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.usefixtures("one_thread")]

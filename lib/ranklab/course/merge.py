@@ -37,8 +37,8 @@ def merge(folder: Path, stem):
         kept.append(keep(newer.read_text(encoding="utf-8"), copy))
     write_whole(copy, json.dumps(notebook, indent=1, ensure_ascii=False) + "\n")
     newer.unlink()
-    return (f"{stem}: {copy.name} is the newer version, with {moved} of your cells; the old copy is "
-            f"{' and '.join(path.name for path in kept)}. Run all cells again.")
+    return (f"{stem}: {copy.name} is the newer version, with {moved} of your cells; the old copy "
+            f"is {' and '.join(path.name for path in kept)}. Run all cells again.")
 
 
 def newest(folder, stem):
