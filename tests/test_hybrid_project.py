@@ -50,6 +50,8 @@ def test_a_learners_own_functions_do_it_and_the_report_says_what_it_costs(tmp_pa
     project.run(until=1, **how)
     found = project.run(resume=True, **how)
     assert len([*tmp_path.iterdir()]) == 5 + 1
+    assert "Yours: build_mesh, parallelize, tied_embedding_sync, mesh_grad_norm, reshard_" \
+        in project.report(found)
     first, shape = found["ranks"][0], found["shape"]
     history = first["history"]
     assert first["loss"] == pytest.approx(first["alone"], abs=1e-4)

@@ -61,6 +61,7 @@ def test_a_learners_own_parts_are_used_as_on_gpus(monkeypatch, tmp_path):
     assert first["loss"] == pytest.approx(first["alone"], abs=0.02)  # computed in bf16
     text = project.report(found)
     assert text.count("counted/said") == 1
+    assert "Yours: schedule, PipelineExecutor, split_stages." in text
     assert "it has block 4 to head" in text.splitlines()[-1]  # the slow one, and it has the head
 
 

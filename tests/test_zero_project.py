@@ -72,6 +72,7 @@ def test_a_learners_class_and_formula_are_used(text):
     how = {"stages": {**STAGES, 2: Mine}, "zero_memory": half, "ranks": 2, "path": text, **SMALL}
     found = project.run(numbers=(1,), steps=1, **how)
     assert found["rows"][0].said.gradients == 7
+    assert "Yours: zero_memory. The library's: ZeroStage1." in project.report(found)
     with pytest.raises(RankError, match="this one is mine"):
         project.run(numbers=(2,), steps=1, **how)
 

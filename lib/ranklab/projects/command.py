@@ -102,7 +102,7 @@ class Command(argparse.ArgumentParser):
             self.error(str(error))
 
     def error(self, message):
-        """The program ends with exit code 2; rank 0 says why."""
+        """The program ends with exit code 2, and says why."""
         _refuse(self.prog, message)
 
 
@@ -159,7 +159,7 @@ def refusals(name):
     except (ValueError, OSError) as error:
         if not (said := _sentence(error)):
             raise
-        _refuse(name, said, of_one_rank=True)
+        _refuse(name, said)
 
 
 def _sentence(error):
@@ -173,12 +173,11 @@ def _sentence(error):
     return " ".join(str(error).split()) if is_ours else None
 
 
-def _refuse(name, message, of_one_rank=False):
-    """The program ends with exit code 2. Rank 0 says why; another rank, where that is its own."""
+def _refuse(name, message):
+    """The program ends with exit code 2. Rank 0 says why; another one where it is still there."""
     if not is_main_process():
         time.sleep(PATIENCE)  # torchrun ends all ranks with the first that ends
-    if is_main_process() or of_one_rank:
-        print(f"{name}: {message}", file=sys.stderr)
+    print(f"{name}: {message}", file=sys.stderr)
     sys.exit(2)
 
 

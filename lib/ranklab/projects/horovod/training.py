@@ -36,9 +36,7 @@ def run(config=FineTuning(), ranks=None, nodes=1, data=None, timeline=None,
     seen = launch(work, OURS, tokens, config, compressions, timeline, thresholds, tune, calls,
                   compress, ranks=ranks, nodes=nodes, preload=bert.PRELOAD,
                   timeout=24 * 3600 if config.weights else 300)
-    used = {"compress_fp16": compress} if "fp16" in compressions else {}
-    used |= {"tune_fusion": tune} if tune else {}
-    return {**summary(tokens, config, seen[0]), "whose": whose(used)}
+    return summary(tokens, config, seen[0])
 
 
 def summary(tokens, config, found):
@@ -73,6 +71,8 @@ def work(api, tokens, config, compressions, timeline, thresholds, tune=None, cal
     if tune:
         found["chosen"] = tuning.tune_together(hvd, tune, try_one, *tuning.RANGE, calls)
     hvd.shutdown()
+    used = {"compress_fp16": "fp16" in compressions and compress, "tune_fusion": tune}
+    found["whose"] = whose({name: function for name, function in used.items() if function})
     return found
 
 
@@ -88,7 +88,7 @@ def report(found):
         f"{sum(first['sizes']) // 4:,} parameters in {len(first['sizes'])} tensors, "
         f"{found['config'].steps} steps of {found['config'].batch} texts",
         f"ranks     {found['ranks']}, on {found['nodes']} node{'s' * (found['nodes'] > 1)}",
-        *filter(None, [found.get("whose")]),
+        *filter(None, [found["whose"]]),
         "guard     the same texts give a gradient of {:.4f} on one rank, {:.4f} on all".format(
             *first["norms"]),
         f"\n{'':32}{'held-out accuracy':>18}{'sent/rank/step':>16}{'loss':>8}{'ms/step':>9}",
