@@ -334,7 +334,7 @@ def test_too_few_images_are_a_sentence_on_every_rank():
 def test_the_project_learns_and_reports(capsys):
     changes = {"model": "resnet18", "images": 512, "held_out": 96, "epochs": 3, "lr": 0.4}
     found = project.run(ranks=2, timeout=100, **changes, compress="fp16",
-                        half=lambda *given: compress_fp16_hook(*given))
+                        half=lambda group, bucket: compress_fp16_hook(group, bucket))
     assert found["score"].top1 > 0.6 > 0.2 > found["history"].loss[-1] - found["history"].loss[0]
     text = project.report(found)
     assert "Yours: compress_fp16_hook." in text
