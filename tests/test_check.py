@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from ranklab import answer, check, hint, ranks
-from ranklab.checks import trial
+from ranklab.checks import exercise, trial
 from ranklab.checks.exercise import Exercise, Mistake, Prediction
 from ranklab.checks.trial import on_ranks
 from ranklab.course import labs, progress, show
@@ -70,7 +70,7 @@ def _check(learners):
     yield "right on 2 ranks"
 
 
-def learners_own(loss):
+def learners_own(loss, group=None):
     if loss is None:
         return "nothing"
     flag = torch.isfinite(loss).int()
@@ -97,10 +97,10 @@ def test_a_right_answer_is_returned_and_recorded(capsys):
 
 
 def test_the_first_mistake_is_shown_with_its_hint_and_the_library_takes_over(capsys):
-    wrong = named(lambda loss: "nothing" if loss is None else True)
+    wrong = named(lambda loss, group=None: "nothing" if loss is None else True)
     assert check(wrong) is ranks.all_ranks_finite
     out = capsys.readouterr().out
-    check(named(lambda loss: 0))
+    check(named(lambda loss, group=None: 0))
     assert capsys.readouterr().out == (
         "all_ranks_finite\n"
         "  FAIL  None gives something\n"
@@ -114,7 +114,8 @@ def test_the_first_mistake_is_shown_with_its_hint_and_the_library_takes_over(cap
 
 
 def test_what_held_before_the_mistake_is_kept():
-    verdict = judge(labs.find_exercise(MINE), lambda loss: "nothing" if loss is None else True)
+    verdict = judge(labs.find_exercise(MINE),
+                    lambda loss, group=None: "nothing" if loss is None else True)
     assert verdict.holds == ["right for None"]
     assert verdict.mistake.what == "the ranks answer [True, True]"
 
@@ -133,6 +134,19 @@ def test_the_librarys_own_is_named_and_records_nothing(capsys):
     assert check(ranks.all_ranks_finite) is ranks.all_ranks_finite
     assert capsys.readouterr().out.startswith(f"{MINE}\n  --    {LIBRARYS}")
     assert progress.load() == {}
+
+
+def test_a_call_by_a_name_that_it_lacks_is_told_as_the_signature():
+    def check_(learner):
+        learner(loss=None)
+        yield "never"
+
+    mine = named(lambda flag, group=None: None)
+    mine.__qualname__ = MINE
+    verdict = judge(Exercise(ranks.all_ranks_finite, check_, HINTS), mine)
+    assert "got an unexpected keyword argument 'loss'" in verdict.mistake.what
+    assert verdict.mistake.hint == (
+        f"The stub is all_ranks_finite(loss, group=None). {exercise.KEEP}")
 
 
 def test_unknown_names_say_so_and_go_on(capsys):
@@ -196,7 +210,7 @@ def judged(learners):
 
 
 def test_a_raising_rank_shows_the_learners_line():
-    def raises(loss):
+    def raises(loss, group=None):
         if loss is None:
             return "nothing"
         return loss.shape[7]  # this very line
@@ -208,7 +222,7 @@ def test_a_raising_rank_shows_the_learners_line():
 
 
 def test_raising_in_the_notebooks_own_process_shows_the_learners_line():
-    def raises(loss):
+    def raises(loss, group=None):
         return {}["absent"]
 
     text = judged(raises)
@@ -217,7 +231,7 @@ def test_raising_in_the_notebooks_own_process_shows_the_learners_line():
 
 
 def test_sys_exit_is_a_mistake_and_does_not_end_the_notebook():
-    assert "SystemExit: exit code 3" in judged(lambda loss: sys.exit(3))
+    assert "SystemExit: exit code 3" in judged(lambda loss, group=None: sys.exit(3))
 
 
 def test_what_cannot_be_used_is_said_kindly():
@@ -226,13 +240,13 @@ def test_what_cannot_be_used_is_said_kindly():
     file = trial.__file__
     exec(compile(source, file, "exec"), scope := {})
     exercise = Exercise(ranks.all_ranks_finite, scope["bad_check"], HINTS)
-    text = str(judge(exercise, lambda x: "text"))
+    text = str(judge(exercise, lambda x, group=None: "text"))
     assert "what it returned can't be used: TypeError" in text
     assert "Does it return what the first line of its docstring says?" in text
 
 
 def test_a_hang_ends_with_the_report():
-    def hangs(loss):
+    def hangs(loss, group=None):
         if loss is None:
             return "nothing"
         if dist.get_rank() == 1:
@@ -246,7 +260,7 @@ def test_a_hang_ends_with_the_report():
 
 def test_what_cannot_travel_is_a_mistake():
     lock = __import__("threading").Lock()
-    text = judged(lambda loss: "nothing" if loss is None else lock)
+    text = judged(lambda loss, group=None: "nothing" if loss is None else lock)
     assert "can't be sent to the ranks" in text
 
 
@@ -255,9 +269,9 @@ def test_what_cannot_travel_is_a_mistake():
 from ranklab.ranks import all_ranks_finite as held_under_another_name  # noqa: E402
 
 CALLS = {
-    "by a name of the notebook": lambda loss: held_under_another_name(loss),
-    "by the module": lambda loss: ranks.all_ranks_finite(loss),
-    "by an import inside": lambda loss: __import__(
+    "by a name of the notebook": lambda loss, group=None: held_under_another_name(loss),
+    "by the module": lambda loss, group=None: ranks.all_ranks_finite(loss),
+    "by an import inside": lambda loss, group=None: __import__(
         "ranklab.ranks", fromlist=["x"]).all_ranks_finite(loss),
 }
 
@@ -272,7 +286,7 @@ def test_calling_the_librarys_answer_is_refused(way):
 @pytest.mark.parametrize("way", CALLS)
 def test_calling_the_librarys_answer_inside_ranks_is_refused(way):
     call = CALLS[way]
-    text = judged(lambda loss: "nothing" if loss is None else call(loss))
+    text = judged(lambda loss, group=None: "nothing" if loss is None else call(loss))
     assert "  ok    right for None" in text
     assert "  FAIL  it calls the library's own all_ranks_finite\n" in text
     assert "Write the core yourself" in text
@@ -361,7 +375,7 @@ def notebook(monkeypatch):
 
 
 def test_a_notebook_gets_colours_and_the_same_words(notebook, capsys):
-    check(named(lambda loss: "nothing" if loss is None else "<b>&"))
+    check(named(lambda loss, group=None: "nothing" if loss is None else "<b>&"))
     check(megabytes=...)
     assert capsys.readouterr().out == "" and len(notebook) == 2
     plain, coloured = notebook[0]["text/plain"], notebook[0]["text/html"]
@@ -461,7 +475,7 @@ def test_answers_can_be_turned_off(capsys, monkeypatch):
 def test_an_endless_loop_in_this_process_ends(monkeypatch, exercises):
     monkeypatch.setattr(sys.modules["ranklab.course.check"], "LIMIT", 0.2)
 
-    def endless(loss):
+    def endless(loss, group=None):
         while True:
             pass
 

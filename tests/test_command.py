@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import pytest
 
 from ranklab.projects import command
-from ranklab.projects.command import Command, check_options, comma_list, option
+from ranklab.options import check_options, comma_list, option
+from ranklab.projects.command import Command
 
 
 @dataclass(frozen=True)
@@ -38,19 +39,21 @@ def test_fields_are_options_and_what_is_not_given_stays():
 
 @pytest.mark.parametrize("given, sentence", [
     ("--epochs 0", "epochs=0 must be at least 1"),
-    ("--epochs x", "invalid int value: 'x'"),
+    ("--epochs x", "a whole number is wanted, not 'x'"),
     ("--norm layer", "invalid choice: 'layer'"),
     ("--resume", "name it with --checkpoint"),
     ("--sizes 1,x", "invalid list of int value"),
 ])
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_wrong_value_is_a_sentence_of_rank_0(given, sentence, rank, monkeypatch, capsys):
+    said_by_then = []  # rank 1 waits first: under torchrun rank 0 has ended the job by then
     monkeypatch.setenv("RANK", str(rank))
-    monkeypatch.setattr(command, "PATIENCE", 0)
+    monkeypatch.setattr(command.time, "sleep", said_by_then.append)
     with pytest.raises(SystemExit) as ended:
         read(*given.split())
     assert ended.value.code == 2
-    assert (sentence in capsys.readouterr().err) == (rank == 0)
+    assert sentence in capsys.readouterr().err
+    assert said_by_then == [command.PATIENCE] * rank
 
 
 @pytest.mark.parametrize("changes, sentence", [
@@ -60,3 +63,38 @@ def test_a_wrong_value_is_a_sentence_of_rank_0(given, sentence, rank, monkeypatc
 def test_a_dataclass_refuses_by_itself(changes, sentence):
     with pytest.raises(ValueError, match=sentence):
         Config(**changes)
+
+
+def with_frame_in(file):
+    """A function that raises a ValueError, as if it stood in this file."""
+    names = {}
+    source = "def fail():\n    raise ValueError('tp=3 must\\n  divide 8')"
+    exec(compile(source, file, "exec"), names)
+    return names["fail"]
+
+
+def run_with(error):
+    with command.refusals("ranklab.projects.some"):
+        raise error
+
+
+def test_what_the_library_refuses_is_one_sentence(capsys):
+    with pytest.raises(SystemExit, match="2"), command.refusals("ranklab.projects.some"):
+        with_frame_in(command.PACKAGE + "/hybrid/layout.py")()
+    assert capsys.readouterr().err == "python -m ranklab.projects.some: tp=3 must divide 8\n"
+    with pytest.raises(SystemExit, match="2"), command.refusals("ranklab build"):
+        open("/nonexistent/file")
+    said = capsys.readouterr().err
+    assert said == "ranklab build: /nonexistent/file: No such file or directory\n"
+
+
+def test_a_rank_that_raised_is_the_engines_report(capsys):
+    with pytest.raises(SystemExit, match="1"):
+        run_with(command.RankError("rank 1 of 2 raised KeyError: 'x'\n\n  line 3", 1))
+    assert capsys.readouterr().err.endswith("some: rank 1 of 2 raised KeyError: 'x'\n\n  line 3\n")
+
+
+@pytest.mark.parametrize("fail", [with_frame_in("/elsewhere/torch/optim.py"), {}.popitem])
+def test_a_fault_of_the_program_keeps_its_traceback(fail):
+    with pytest.raises((ValueError, KeyError)), command.refusals("ranklab.projects.some"):
+        fail()

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ranklab.data_parallel import replicas_agree, shard_sampler
-from ranklab.engine import RankError, launch, torchrun
+from ranklab.engine import launch, torchrun
 from ranklab.meter import Event
 from ranklab.plots import data_parallel as plots
 from ranklab.plots.style import save
@@ -149,7 +149,7 @@ def _refused(settings):
 def test_ranks_that_do_not_divide_the_batch_are_refused_on_every_rank():
     sentence = "3 ranks must divide the batch of 64 images"
     assert launch(_refused, SHORT, ranks=3) == [sentence] * 3
-    with pytest.raises(RankError, match=sentence):
+    with pytest.raises(ValueError, match=sentence):
         training.run(SHORT, 3)
 
 

@@ -16,6 +16,7 @@ from PIL import Image
 
 from ranklab import launch
 from ranklab.data.image_folder import Normalise, SyntheticImages
+from ranklab.ddp import compress_fp16_hook
 from ranklab.engine import RankError, torchrun
 from ranklab.meter import Event, Traffic
 from ranklab.models.resnet import ResNet
@@ -332,9 +333,11 @@ def test_too_few_images_are_a_sentence_on_every_rank():
 
 def test_the_project_learns_and_reports(capsys):
     changes = {"model": "resnet18", "images": 512, "held_out": 96, "epochs": 3, "lr": 0.4}
-    found = project.run(ranks=2, timeout=100, **changes)
+    found = project.run(ranks=2, timeout=100, **changes, compress="fp16",
+                        half=lambda group, bucket: compress_fp16_hook(group, bucket))
     assert found["score"].top1 > 0.6 > 0.2 > found["history"].loss[-1] - found["history"].loss[0]
     text = project.report(found)
+    assert "Yours: compress_fp16_hook." in text
     assert "24 of 24 steps of 64 images: 2 ranks with 32 each" in text
     assert re.search(r"top-1 \d+.\d%, top-5 \d+.\d%, loss \d.\d+ on 96 images", text)
     assert capsys.readouterr().out == ""

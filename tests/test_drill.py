@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from ranklab import cli
 from ranklab.course import drill as module
 from ranklab.course.drill import Marks, choose, drill
 from ranklab.interview.ask import draw
@@ -177,12 +178,14 @@ def test_the_same_seed_asks_the_same(own_home, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("argv, code, sentence", [
-    (["--lab", "99"], 2, "no lab is called '99'"), (["--level", "9"], 2, "invalid choice"),
-    (["--count", "0"], 2, "'0' is not a number of 1 or more"), (["--seed", "x"], 2, "invalid int"),
-    (["--count", "\u00b2"], 2, "is not a number of 1 or more"),
+    (["--lab", "99"], 2, "no lab is called '99'"), (["--level", "9"], 2, "and at most 5 is wanted"),
+    (["--count", "0"], 2, "of at least 1 is wanted, not '0'"),
+    (["--seed", "x"], 2, "a whole number is wanted"), (["--count", "\u00b2"], 2, "is wanted"),
     (["--lab", "16"], 0, "Nothing to ask"), (["--help"], 0, "only those you did not know")])
 def test_options_that_lead_to_no_question(argv, code, sentence, own_home, capsys):
-    assert drill(argv) == code
+    with pytest.raises(SystemExit) as end:
+        sys.exit(cli.main(["drill", *argv]))
+    assert end.value.code == code
     printed = capsys.readouterr()
     assert sentence in printed.out + printed.err
 

@@ -155,7 +155,7 @@ def test_a_learners_own_functions_are_used(monkeypatch, tmp_path, alpaca):
     monkeypatch.setenv("RANKLAB_REHEARSE", "gpu")  # and under a GPU's rules
     text = project.report(project.run(ranks=2, **how))
     assert (tmp_path / "called").exists()
-    assert "your own  block, clip, loss, policy, state of block" in text
+    assert "Yours: FullyShardedBlock, clip_grad_norm_sharded, masked_loss, wrap_policy" in text
     assert re.search(r"after step 3 +\d\.\d{3} +\d+\.\d%", text)
 
 

@@ -291,6 +291,10 @@ def test_the_librarys_text_is_known_and_no_note_where_the_stub_forces_it(tmp_pat
     notebook = Notebook(tmp_path / "copied.ipynb")
     assert notebook.has_librarys_text(token) and not notebook.has_librarys_text(shards)
     assert is_forced(shards, "00_ranks") and not is_forced(token, "00_ranks")
+    (tmp_path / "beside").mkdir()
+    write(tmp_path / "beside", "imports", "from mine import pass_the_token")
+    (tmp_path / "beside" / "mine.py").write_text(inspect.getsource(token.answer))
+    assert Notebook(tmp_path / "beside" / "imports.ipynb").has_librarys_text(token)
 
 
 def test_the_librarys_code_is_known_by_whatever_way_it_came():
@@ -306,8 +310,15 @@ def test_the_librarys_code_is_known_by_whatever_way_it_came():
 
 
 @pytest.mark.parametrize("cell, words", [
-    ("runpy.run_path(ranks.__file__)", ["runpy"]), ("f.__code__ = g.__code__", ["__code__"]),
+    ("runpy.run_path(ranks.__file__)", ["runpy", "__file__"]),
+    ("f.__code__ = g.__code__", ["__code__"]),
     ("exec(text); __import__('x')", ["exec", "__import__"]), ("model.eval(); executed()", []),
+    ("sys.path.insert(0, os.path.dirname(ranklab.__file__))\nimport ranks",
+     ["sys.path", "__file__"]),
+    ("shutil.copy(ranks.__file__, 'mine.py')\nfrom mine import shard_range", ["__file__"]),
+    ("sys.setprofile(None)\nreturn ranks.shard_range(n, rank, size)", ["setprofile"]),
+    ("code.InteractiveInterpreter(names).runsource('x = 1\\n' + text, symbol='exec')",
+     ["InteractiveInterpreter"]),
 ])
 def test_the_words_that_no_answer_needs_are_noted(tmp_path, cell, words):
     write(tmp_path, "a", cell)
@@ -366,7 +377,7 @@ def test_minutes_that_are_no_time_are_one_sentence(tmp_path, capsys, minutes):
     with pytest.raises(SystemExit) as stop:
         main(["grade", str(tmp_path), f"--minutes={minutes}"])
     assert stop.value.code == 2
-    assert f"above 0 and at most 1440 is wanted, not {minutes}" in capsys.readouterr().err
+    assert f"above 0 and at most 1440 is wanted, not '{minutes}'" in capsys.readouterr().err
 
 
 def test_a_folder_that_cannot_be_read_costs_its_own_row(tmp_path, monkeypatch, capsys):

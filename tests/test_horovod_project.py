@@ -153,7 +153,8 @@ def test_what_was_found_is_a_table(seen):
     assert ("The bag of words wins" in text) == (
         max(run["accuracy"] for run in seen[4][0]["runs"].values()) < 1)
     assert tuning.table(seen[4][0]["tuned"]).count("MB") == 3
-    assert "A fusion threshold of 1,024 bytes is chosen. Yours: tune_fusion." in text
+    assert "A fusion threshold of 1,024 bytes is chosen." in text
+    assert "\nYours: tune_fusion.\n" in text
 
 
 @needs_bert

@@ -51,6 +51,8 @@ def test_a_learners_own_functions_do_it_and_the_report_says_what_it_costs(tmp_pa
     project.run(until=1, **how)
     found = project.run(resume=True, **how)
     assert len([*tmp_path.iterdir()]) == 5 + 1
+    assert "Yours: build_mesh, parallelize, tied_embedding_sync, mesh_grad_norm, reshard_" \
+        in project.report(found)
     first, shape = found["ranks"][0], found["shape"]
     history = first["history"]
     assert first["loss"] == pytest.approx(first["alone"], abs=1e-4)
@@ -107,7 +109,7 @@ def test_a_dry_run_is_that_of_the_layout_that_is_given():
 @pytest.mark.parametrize("options, said", [
     ("--layout 2x2", "'2x2' is no layout: write dp x tp x pp as 2x2x2"),
     ("--layout 2x2x2,fast", "'fast' is not one of sp, zero, full"),
-    ("--dp 0", "dp=0 must be at least 1"),
+    ("--dp 0", "a whole number of at least 1 is wanted, not '0'"),
     ("--tp 3", "tp=3 must divide the 8 heads"),
     ("--layout 3x1x1", "dp x micro-batch = 6 must divide the batch of 16"),
     ("--dp 2 --eval-batch 30", "dp x micro-batch = 4 must divide the batch of 30"),

@@ -16,7 +16,7 @@ from ranklab.pipeline_parallel.deferred import WeightQueue
 from ranklab.projects import pipeline_parallel as project
 from ranklab.projects.pipeline_parallel import peers, training
 from ranklab.projects.pipeline_parallel.__main__ import parse
-from ranklab.projects.pipeline_parallel.config import SCHEDULES, SIZES, Settings, schedule_of
+from ranklab.projects.pipeline_parallel.config import SCHEDULES, SIZES, schedule_of
 from ranklab.projects.pipeline_parallel.report import above_mean, layer_names, monitor
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.usefixtures("one_thread")]
@@ -61,6 +61,7 @@ def test_a_learners_own_parts_are_used_as_on_gpus(monkeypatch, tmp_path):
     assert first["loss"] == pytest.approx(first["alone"], abs=0.02)  # computed in bf16
     text = project.report(found)
     assert text.count("counted/said") == 1
+    assert "Yours: schedule, PipelineExecutor, split_stages." in text
     assert "it has block 4 to head" in text.splitlines()[-1]  # the slow one, and it has the head
 
 
@@ -139,24 +140,15 @@ def test_torchs_pipelining_gives_the_same():
 
 # --- what is refused ------------------------------------------------------------------------------
 
-def _refused(cases):
-    said = []
-    for schedule, changes in cases:
-        parts = schedule, split_stages, PipelineExecutor
-        with pytest.raises(ValueError) as error:
-            training._work(SIZES["laptop"][0], Settings(**changes), None, parts, False, None, False)
-        said.append(str(error.value))
-    return said
-
-
-def test_bad_input_is_one_sentence_on_every_rank():
-    cases = [(schedule_of("interleaved", 6), {}),
-             (schedule_of("interleaved"), {"batch": 15, "micro_batches": 5, "eval_batch": 30}),
-             (schedule_of("1f1b"), {"slow_stage": 2})]
-    assert launch(_refused, cases, ranks=2) == [
-        ["stages=12 must be between 1 and the 10 layers",
-         "micro_batches=5 must be a multiple of ranks=2 for the interleaved schedule",
-         "slow_stage=2 is not one of the 2 stages"]] * 2
+@pytest.mark.parametrize("schedule, changes, said", [
+    (schedule_of("interleaved", 6), {}, "stages=12 must be between 1 and the 10 layers"),
+    (schedule_of("interleaved"), {"batch": 15, "micro_batches": 5, "eval_batch": 30},
+     "micro_batches=5 must be a multiple of ranks=2 for the interleaved schedule"),
+    (schedule_of("1f1b"), {"slow_stage": 2}, "slow_stage=2 is not one of the 2 stages"),
+])
+def test_bad_input_is_one_sentence_before_any_rank_starts(schedule, changes, said, text):
+    with pytest.raises(ValueError, match=said):
+        project.run(ranks=2, schedule=schedule, path=text, **changes)
 
 
 @pytest.mark.parametrize("options, said", [

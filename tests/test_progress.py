@@ -193,6 +193,21 @@ def test_status_of_one_lab(argv, capsys):
 
 
 def test_status_of_a_lab_that_is_not_there(capsys):
-    assert cli.main(["status", "99"]) == 2 and cli.main(["status", "16"]) == 0
-    out = capsys.readouterr().out
-    assert "ranklab status: no lab is called '99'" in out and "16_clinic is not written yet" in out
+    assert cli.main(["status", "16"]) == 0
+    assert "16_clinic is not written yet" in capsys.readouterr().out
+
+
+def test_what_is_not_begun_is_folded(capsys):
+    written = len(labs.written())
+    assert len(status().splitlines()) == written + 2
+    progress.record("tree_rounds", FAILED)
+    lines = status().splitlines()
+    assert len(lines) == written + 2 + len(outline.outline("02_collectives"))
+    assert "  4.1      tree_rounds                  failed   1 try" in lines
+    assert len(status("all").splitlines()) > 150
+
+
+def test_a_hint_in_a_terminal(capsys):
+    for count in ("1/3", "2/3"):
+        assert cli.main(["hint", "tree_rounds"]) == 0
+        assert f"{count}  " in capsys.readouterr().out

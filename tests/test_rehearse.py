@@ -410,7 +410,8 @@ def test_the_command_says_which_cell_of_a_notebook_raised(tmp_path, capsys):
     assert "made.ipynb, cell 2, which begins with: def wrong():" in said and MIX in said
     assert "1 of 3 cells with code raised" in said
     assert (tmp_path / "made.ipynb").read_bytes() == before
-    assert rehearse.rehearse(str(tmp_path / "none.ipynb")) == 2
+    with pytest.raises(ValueError, match="there is no file"):
+        rehearse.rehearse(str(tmp_path / "none.ipynb"))
 
 
 def test_a_run_can_do_less(tmp_path):

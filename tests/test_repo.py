@@ -17,7 +17,8 @@ MODULES = sorted(LIB.rglob("*.py"))
 
 # Arrows run one way: a module imports from its own layer or an earlier one.
 LAYERS = (
-    ("models", "data", "schedules", "hardware", "files", "flat"),
+    ("models", "data", "schedules", "hardware", "files", "flat",
+     "options"),
     ("engine", "mesh", "meter", "collectives", "parallel"),
     tuple(labs.idea(stem) for stem in labs.STEMS),              # the techniques
     ("hybrid", "trainer", "text_trainer", "stop_signal", "checkpoint"),

@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from ranklab.checks import trial
+from ranklab.checks import exercise, trial
 from ranklab.checks.exercise import Mistake
 from ranklab.checks.own import LibrarysAnswer, calls_watched
 from ranklab.checks.trial import explain
+from ranklab.course import labs
+from ranklab.course.check import judge
 
 
 def in_file(file, source, **names):
@@ -72,3 +74,43 @@ def test_explain_says_what_it_is_instead(got, says):
     with pytest.raises(Mistake, match=says) as mistake:
         explain("the mean", got, torch.ones(2), slips, "Look.")
     assert mistake.value.hint == ("Divide." if "sum" in says else "Look.")
+
+
+SIGNATURES = [  # of a function that is to be as f(x, out=None, *, group=None); what is said
+    ("x, out=None, *, group=None", None), ("tensor, out=None, group=None", None),
+    ("*args, **kwargs", None), ("x, *more, group=None, fast=True", None), ("x, **more", None),
+    ("x, group=None", "has no parameter called out; the stub is "),
+    ("x, result=None, group=None", "has no parameter called out"),
+    ("x, y, out=None, group=None", "missing a required argument: 'y'"),
+    ("out=None, *, group=None", "multiple values for argument 'out'"),
+    ("", "has no parameter called out"),
+]
+
+
+@pytest.mark.parametrize("parameters, said", SIGNATURES)
+def test_another_signature_than_the_stubs_is_told_as_one(parameters, said):
+    def f(x: int, out=None, *, group=None) -> int:
+        raise AssertionError("it is never called")
+
+    names = {}
+    exec(f"def f({parameters}): pass\nclass C:\n    def f(self, {parameters}): pass", names)
+    kind = type("C", (), {"f": f})  # f(x, ...) with x for self: the stub of a method
+    names["C"].f = names["f"]
+    for answer, learner in ((f, names["f"]), (kind, names["C"])):
+        if said is None:
+            exercise.refuse_signature(answer, learner)
+            continue
+        with pytest.raises(Mistake) as mistake:
+            exercise.refuse_signature(answer, learner)
+        assert said in mistake.value.what and mistake.value.hint == exercise.KEEP
+
+
+def test_a_signature_is_refused_before_anything_is_launched(monkeypatch):
+    monkeypatch.setattr(trial, "launch", None)
+
+    def ring_reduce_scatter(x, group=None):
+        return x
+
+    verdict = judge(labs.find_exercise("ring_reduce_scatter"), ring_reduce_scatter)
+    assert verdict.holds == []
+    assert "ring_reduce_scatter(x, group=None) has no parameter called out" in str(verdict)

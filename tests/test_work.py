@@ -84,7 +84,8 @@ def test_a_copy_with_cells_of_ones_own_is_never_written_again(root, ran):
         newer(root, SOURCE.replace("One lab", f"Version {number}"))
         said = bring(root)
         assert said == ["00_ranks has a newer version: 00_ranks.ipynb holds your cells and stays "
-                        "as it is; the new one is work/00_ranks.new.ipynb."]
+                        "as it is; the new one is work/00_ranks.new.ipynb. `ranklab work --merge "
+                        "00_ranks` brings your cells into it."]
         assert bring(root) == [], "it is said once"
         assert (root / "work" / f"{STEM}.ipynb").read_bytes() == mine
         assert f"Version {number}" in (root / "work" / f"{STEM}.new.ipynb").read_text()
@@ -124,6 +125,87 @@ def test_a_copy_that_cannot_be_read_is_left_alone(root, text):
     bring(root)
     assert (root / "work" / f"{STEM}.ipynb").read_text() == text
     assert names(root) == [f"{STEM}.ipynb", f"{STEM}.new.ipynb"]
+
+
+OLD = """# %% [markdown]
+# # 00 One lab
+
+# %%
+import math
+
+# %%
+def shard_range(n, rank, size):
+    raise NotImplementedError("exercise 4.1: 3 lines")
+
+# %%
+shard_range = check(shard_range)
+
+# %%
+check(longest_shard=...)
+
+# %%
+change = {}
+"""
+# Newer: a text, the stub and the cell of the prediction are others; `change` is gone.
+NEW = (OLD.replace("One lab", "Two labs").replace("3 lines", "2 lines").replace("change = {}", "")
+       .replace("check(longest", "print()\ncheck(longest").replace("# %%\n\n", ""))
+MINE = {1: "import math, os", 2: "def helper(): pass\n\ndef shard_range(n, rank, size):\n    pass",
+        4: "check(longest_shard=10**6 / 8)", 5: "change = {1: 2}"}
+
+
+def merged(root):
+    """Sources of work's copy after a merge, which the learner's edits of OLD and NEW went into."""
+    assert cli.main(["work", "--merge", "00"]) == 0
+    notebook = nbformat.read(root / "work" / f"{STEM}.ipynb", as_version=4)
+    nbformat.validate(notebook)
+    return [cell.source for cell in notebook.cells]
+
+
+def test_the_learners_cells_go_into_the_newer_lab(root, capsys):
+    newer(root, OLD)
+    bring(root)
+    old = save(root / "work" / f"{STEM}.ipynb", MINE)
+    newer(root, NEW)
+    assert merged(root) == ["# 00 Two labs", MINE[1], MINE[2], "shard_range = check(shard_range)",
+                            "print()\ncheck(longest_shard=10 ** 6 / 8)", MINE[5]]
+    assert "with 4 of your cells; the old copy is 00_ranks.old.ipynb" in capsys.readouterr().out
+    assert (root / "work" / f"{STEM}.old.ipynb").read_bytes() == old
+    assert names(root) == [f"{STEM}.ipynb", f"{STEM}.old.ipynb"] and bring(root) == []
+    for number in range(2):  # an even newer one, and merged again
+        newer(root, NEW.replace("Two labs", f"{number} labs"))
+        assert MINE[2] in merged(root)
+    assert len(names(root)) == 4, "no copy is ever written again"
+
+
+def test_what_was_written_in_the_newer_lab_stays_there_too(root):
+    newer(root, OLD)
+    bring(root)
+    save(root / "work" / f"{STEM}.ipynb", {2: MINE[2]})
+    newer(root, NEW)
+    bring(root)
+    better = MINE[2].replace("pass", "return range(n)")
+    new = save(root / "work" / f"{STEM}.new.ipynb", {2: better})
+    sources = merged(root)
+    assert better in sources and MINE[2] in sources
+    assert (root / "work" / f"{STEM}.old2.ipynb").read_bytes() == new
+
+
+@pytest.mark.parametrize("spoilt", ["", ".new"])
+def test_nothing_is_merged_with_what_is_no_notebook(root, spoilt, capsys):
+    newer(root, OLD)
+    bring(root)
+    save(root / "work" / f"{STEM}.ipynb", MINE)
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["work", "--merge", "00"])
+    assert "work/ has no newer version of 00_ranks beside your copy" in capsys.readouterr().err
+    newer(root, NEW)
+    bring(root)
+    (root / "work" / f"{STEM}{spoilt}.ipynb").write_text("<<<<<<< HEAD")
+    before = {path: path.read_bytes() for path in (root / "work").glob("*.ipynb")}
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["work", "--merge", "00"])
+    assert "can't be read as a notebook, and nothing was changed" in capsys.readouterr().err
+    assert before == {path: path.read_bytes() for path in (root / "work").glob("*.ipynb")}
 
 
 def test_a_lost_record_costs_nothing(root):
@@ -185,10 +267,11 @@ def test_a_build_refuses_to_lose_cells_that_it_did_not_write(root, folder):
 
 
 def test_build_says_which_labs_there_are(root, capsys):
-    assert cli.main(["build", "99"]) == 2
-    assert "no lab is called '99'; the labs are 00_ranks, " in capsys.readouterr().out
-    assert cli.main(["build", "16"]) == 2
-    assert "16_clinic is planned" in capsys.readouterr().out
+    for name, said in (("99", "no lab is called '99'; the labs are 00_ranks, "),
+                       ("16", "16_clinic is planned")):
+        with pytest.raises(SystemExit, match="2"):
+            cli.main(["build", name])
+        assert said in capsys.readouterr().err
 
 
 def test_the_command_alone_shows_the_status(capsys):
@@ -217,7 +300,7 @@ def test_the_copies_of_a_shared_clone_go_to_a_folder_of_ones_own(tmp_path, monke
 def test_a_place_that_cannot_be_written_is_a_sentence(root, capsys):
     (root / "work").write_text("a file")
     assert cli.main(["work"]) == 1
-    assert "the copies of the labs can't be written: " in capsys.readouterr().out
+    assert "the copies of the labs can't be written: " in capsys.readouterr().err
 
 
 def test_what_happens_in_work_is_nothing_to_git_and_to_the_tests(tmp_path):

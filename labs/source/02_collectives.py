@@ -620,7 +620,7 @@ print(mpi_table(ranks=2, sizes=(2**10, 2**20)))
 # ## 6. Project
 #
 # **A benchmark for any cluster**, with nccl-tests' own columns. `algbw` is size / time. `busbw` multiplies it by what the
-# busiest link carries (2(R-1)/R for all-reduce). Compare `busbw` with the table of links under Further. Yours have a star.
+# busiest link carries (2(R-1)/R for all-reduce). Compare `busbw` with the table of links under Further. The last line says whose functions ran.
 
 # %%
 from ranklab.projects import collectives as project

@@ -473,7 +473,7 @@ rows = ddp_compression.compare(**{"names": names, **mine, **change})
 print(ddp_compression.table(rows, **mine))
 
 # %% [markdown]
-# **ResNet-50, from a laptop to several nodes.** Here it has an eighth of the channels, and learns real JPEGs of handwritten digits in ImageNet's layout, on two ranks. The same project with `--size full --data FOLDER`
+# **ResNet-50, from a laptop to several nodes.** Here it has an eighth of the channels, and learns real JPEGs of handwritten digits in ImageNet's layout, on two ranks. Gradients travel through your `compress_fp16_hook`. The same project with `--size full --data FOLDER`
 # trains the full model on ImageNet, with DistributedSampler, loader processes, mixed precision, channels-last, compile, warm-up and cosine.
 
 # %%
@@ -484,7 +484,7 @@ from ranklab.data.image_folder import write_digits
 from ranklab.projects import ddp as project
 
 digits = {"data": write_digits(tempfile.mkdtemp()), "epochs": 4, "lr": 0.8, "smallest_crop": 0.5,
-          "flip": False}
+          "flip": False, "compress": "fp16", "half": compress_fp16_hook}
 print(project.report(project.run(ranks=2, timeout=120, **digits)))
 
 # %% [markdown]

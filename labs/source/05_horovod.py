@@ -498,7 +498,8 @@ from ranklab.projects import horovod as project
 
 trace = Path("../build/horovod.json")  # a folder that git ignores
 trace.parent.mkdir(exist_ok=True)
-found = project.run(ranks=4, nodes=4, timeline=str(trace), thresholds=(0,), tune=tune_fusion)
+found = project.run(ranks=4, nodes=4, timeline=str(trace), thresholds=(0,), tune=tune_fusion,
+                    compress=compress_fp16)
 print(project.report(found))
 
 # %%

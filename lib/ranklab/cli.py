@@ -1,34 +1,42 @@
-"""The `ranklab` command: status (also with no command), work, drill, doctor, rehearse,
+"""The `ranklab` command: status (also with no command), hint, work, drill, doctor, rehearse,
 compare, layout, build, grade."""
 
 import argparse
+import difflib
 import sys
 from pathlib import Path
 
 from ranklab.course import labs
+from ranklab.options import existing_place, new_file, new_folder, number
+from ranklab.projects.command import Command, refusals
 
 
 def main(argv=None) -> int:
     """The command has run; returns its exit code."""
-    parser = argparse.ArgumentParser(prog="ranklab", description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True)
+    parser = Command("ranklab", __doc__)
+    commands = parser.add_subparsers(dest="command", required=True, parser_class=_Subcommand)
     status = commands.add_parser("status", help="which exercises you have passed, what is next")
-    status.add_argument("lab", nargs="?", default=argparse.SUPPRESS, help="such as 02 (all)")
+    status.add_argument("lab", nargs="?", default=argparse.SUPPRESS,
+                        help="such as 02; all: also what you have not begun")
     status.add_argument("--lab", help="the same")
     status.set_defaults(run=_status)
+    hint = commands.add_parser("hint", help="help for an exercise, a little more each time")
+    hint.add_argument("name", help="of the exercise or prediction, such as ring_all_reduce")
+    hint.set_defaults(run=_hint)
     work = commands.add_parser("work", help="copy the labs to work/, where you work")
-    work.add_argument("folder", nargs="?", type=Path, help="where; by default work/ beside labs/")
+    work.add_argument("folder", nargs="?", type=new_folder, help="where; by default work/")
+    work.add_argument("--merge", action="append", metavar="LAB",
+                      help="bring your cells from the old copy of this lab into the new one")
     work.set_defaults(run=_work)
     commands.add_parser("doctor", help="what this machine can run").set_defaults(run=_doctor)
-    drill = commands.add_parser("drill", help="interview questions in the terminal", add_help=False)
-    drill.set_defaults(run=_drill)  # reads its own options: see `ranklab drill --help`
+    # The next three read their own options: see `ranklab drill --help`.
+    for name, run, help in (("drill", _drill, "interview questions in the terminal"),
+                            ("compare", _compare, "one model in every layout"),
+                            ("layout", _layout, "what a layout costs")):
+        commands.add_parser(name, help=help, add_help=False).set_defaults(run=run)
     rehearse = commands.add_parser("rehearse", help="a notebook or module under a GPU's rules")
     rehearse.add_argument("what", help="a .ipynb file, or a module with a launch in it")
     rehearse.set_defaults(run=_rehearse)  # hands the other arguments to the module
-    compare = commands.add_parser("compare", help="one model in every layout", add_help=False)
-    compare.set_defaults(run=_compare)  # reads its own options, as drill does
-    layout = commands.add_parser("layout", help="what a layout costs", add_help=False)
-    layout.set_defaults(run=_layout)  # reads its own options, as drill does
     build = commands.add_parser("build", help="labs/ and solutions/ from labs/source/")
     build.add_argument("labs", nargs="*", help="such as 02_collectives; all by default")
     build.add_argument("--check", action="store_true", help="only say what is stale; run nothing")
@@ -36,40 +44,57 @@ def main(argv=None) -> int:
                        help="execute solutions that are current; overwrite changed notebooks")
     build.set_defaults(run=_build)
     grade = commands.add_parser("grade", help="re-check the notebooks of a class")
-    grade.add_argument("folder", type=Path)
-    grade.add_argument("--csv", type=Path, help="write the table here")
-    grade.add_argument("--minutes", type=_minutes, default=10, help="limit for each notebook")
+    grade.add_argument("folder", type=existing_place, help="of the notebooks; or one notebook")
+    grade.add_argument("--csv", type=new_file, help="write the table here")
+    grade.add_argument("--minutes", type=number(float, above=0, most=24 * 60), default=10,
+                       help="limit for each notebook")
     grade.set_defaults(run=_grade)
     arguments = sys.argv[1:] if argv is None else argv
     options, rest = parser.parse_known_args(arguments or ["status"])
     if rest and options.run not in (_drill, _rehearse, _compare, _layout):
         parser.error(f"unknown: {' '.join(rest)}")
     options.rest = rest
-    return options.run(options) or 0
+    with refusals(f"ranklab {options.command}"):
+        return options.run(options) or 0
+
+
+class _Subcommand(Command):
+    """One of the commands; its help says where it stands."""
+
+    def __init__(self, prog, **more):
+        super().__init__(prog, more.pop("help", None), **more)
 
 
 def _status(options):
     from ranklab.course.status import status
 
-    try:
-        print(status(getattr(options, "lab", None)))
-    except ValueError as error:
-        print(f"ranklab status: {error}")
-        return 2
+    print(status(getattr(options, "lab", None)))
+
+
+def _hint(options):
+    from ranklab.course.hint import hint
+
+    if not (labs.find_exercise(options.name) or labs.find_prediction(options.name)):
+        near = difflib.get_close_matches(options.name, labs.names(), 3) or ["`ranklab status 02`"]
+        raise ValueError(f"nothing is called {options.name!r}; see {', '.join(near)}")
+    hint(options.name)
 
 
 def _work(options):
     from ranklab.course import work
+    from ranklab.course.merge import merge
 
     root = work.checkout()
     if root is None:
-        print("ranklab work: run it inside a checkout (a folder with labs/source)")
-        return 2
+        raise ValueError("run it inside a checkout (a folder with labs/source)")
+    folder, stems = Path(options.folder or root / "work"), map(labs.find_stem, options.merge or ())
+    stems = [*stems]  # before anything is written
     try:
-        for sentence in work.bring(root, options.folder or root / "work"):
-            print(sentence)
+        said = work.bring(root, folder)
+        said += [merge(folder, stem) for stem in stems]
+        print(*said, sep="\n", end="\n" * bool(said))
     except OSError as error:
-        print(f"ranklab work: the copies of the labs can't be written: {error}")
+        print(f"ranklab work: the copies of the labs can't be written: {error}", file=sys.stderr)
         return 1
 
 
@@ -108,16 +133,10 @@ def _build(options):
 
     root = labs.repository()
     if root is None:
-        print("ranklab build: run it inside a checkout (a folder with labs/source)")
-        return 2
-    try:
-        stems = [labs.find_stem(name) for name in options.labs]
-    except ValueError as error:
-        print(f"ranklab build: {error}")
-        return 2
+        raise ValueError("run it inside a checkout (a folder with labs/source)")
+    stems = [labs.find_stem(name) for name in options.labs]
     if planned := sorted(set(stems) - set(sources(root))):
-        print(f"ranklab build: {planned[0]} is planned: labs/source/{planned[0]}.py is not there")
-        return 2
+        raise ValueError(f"{planned[0]} is planned: labs/source/{planned[0]}.py is not there")
     try:
         if not options.check:
             build(root, stems, options.force)
@@ -125,22 +144,8 @@ def _build(options):
             print("stale: " + ", ".join(old) + "\nrun: ranklab build")
             return 1
     except BuildError as error:
-        print(f"ranklab build: {error}")
+        print(f"ranklab build: {error}", file=sys.stderr)
         return 1
-
-
-def _minutes(text):
-    """A number of minutes, up to a day.
-
-    error  argparse's own, with the sentence
-    """
-    try:
-        minutes = float(text)
-    except ValueError:
-        minutes = 0
-    if not 0 < minutes <= 24 * 60:
-        raise argparse.ArgumentTypeError(f"a number above 0 and at most 1440 is wanted, not {text}")
-    return minutes
 
 
 def _grade(options):

@@ -1,12 +1,14 @@
 """TextTrainer: the training loop, fed with text for a GPT."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 
 from ranklab.baseline.flops import transformer_flops
-from ranklab.data import batch_at, held_out_batch
+from ranklab.data import batch_at, held_out_batch, python_text, text_file
+from ranklab.data.text import check_length
+from ranklab.options import option
 from ranklab.trainer import LoopConfig, Trainer
 
 
@@ -14,20 +16,26 @@ from ranklab.trainer import LoopConfig, Trainer
 class TrainConfig(LoopConfig):
     """How to train; checked when it is made. The defaults suit two CPU cores."""
 
-    steps: int = 1000
-    batch: int = 12  # sequences in a step, over all ranks
-    lr: float = 5e-3
-    warmup: int = 20  # steps
-    final_lr: float = 0.02  # fraction of lr that is left at the end
+    steps: int = option(1000, "of the optimizer", least=1)
+    batch: int = option(12, "sequences in a step, over all ranks", least=1)
+    lr: float = option(5e-3, "the highest learning rate", least=0)
+    warmup: int = option(20, "steps to the highest learning rate", least=0)
+    final_lr: float = option(0.02, "fraction of lr that is left at the end", least=0)
     betas: tuple[float, float] = (0.9, 0.95)
-    seed: int = 0  # of the order of the data
-    eval_batch: int = 256  # held-out sequences
+    seed: int = option(0, "of the order of the data", least=0)
+    eval_batch: int = option(256, "held-out sequences", least=1)
 
-    def __post_init__(self):
-        super().__post_init__()
-        for name in ("steps", "batch", "eval_batch"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+
+def text_for(shape, config, path=None):
+    """(the Text of the file `path`, or of Python's library; the GPT's config with its tokens).
+    error  ValueError where it is too short for the windows that `config` asks for
+    """
+    text = text_file(path) if path else python_text()
+    check_length(text.train, shape.n_ctx)
+    held_out_batch(text.held_out, config.eval_batch, shape.n_ctx)
+    if text.vocab_size > shape.vocab_size:  # odd sizes leave tensor cores idle
+        shape = replace(shape, vocab_size=-(-text.vocab_size // 128) * 128)
+    return text, shape
 
 
 class TextTrainer(Trainer):

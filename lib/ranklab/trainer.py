@@ -15,6 +15,7 @@ import torch
 from tqdm import tqdm
 
 from ranklab.checkpoint import load_checkpoint, save_checkpoint
+from ranklab.options import check_options, new_folder, option
 from ranklab.parallel import Parallel
 from ranklab.stop_signal import StopSignal
 
@@ -25,21 +26,17 @@ PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float
 class LoopConfig:
     """How the loop runs, whatever is trained; checked when it is made."""
 
-    micro_batch: int = 12  # rows in one forward and backward
-    weight_decay: float = 0.1
-    clip: float = 1.0  # the largest norm of all gradients; 0: as large as they are
-    precision: str = "fp32"
-    log_every: int = 50  # steps; also how long a SIGTERM waits for an answer
-    eval_every: int = 0  # steps; 0: only at the end
-    checkpoint: str | None = None  # a folder
-    checkpoint_every: int = 0  # steps; 0: only at the end
+    micro_batch: int = option(12, "rows in one forward and backward", least=1)
+    weight_decay: float = option(0.1, "of matrices, by AdamW", least=0)
+    clip: float = option(1.0, "the largest norm of all gradients; 0: as large as they are", least=0)
+    precision: str = option("fp32", "bf16, fp16: by autocast", PRECISIONS)
+    log_every: int = option(50, "steps; also how long a SIGTERM waits for an answer", least=1)
+    eval_every: int = option(0, "steps; 0: only at the end", least=0)
+    checkpoint: str | None = option(None, "save to this folder", kind=new_folder)
+    checkpoint_every: int = option(0, "steps; 0: only at the end", least=0)
 
     def __post_init__(self):
-        if self.precision not in PRECISIONS:
-            raise ValueError(f"precision={self.precision!r} must be one of {list(PRECISIONS)}")
-        for name in ("micro_batch", "log_every"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        check_options(self)
 
 
 @dataclass

@@ -4,8 +4,12 @@ A check is a generator: it yields one sentence for each property that holds, and
 the first that does not. It compares with an oracle that is not the code under test.
 """
 
+import inspect
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+
+KEEP = "Keep the parameters of the stub, with their names and defaults."
 
 
 class Mistake(Exception):
@@ -64,3 +68,56 @@ class Prediction:
         answer = shown(self.answer())
         working = f"{self.working} = " if self.working != answer else ""
         return tuple(filter(None, (self.nudge, *slips, f"{working}{answer}{unit}")))
+
+
+# --- the signature is that of the stub ------------------------------------------------------------
+
+def refuse_signature(answer, learner):
+    """Raises a Mistake where `learner`, or a method of it, can't be called as the library's answer.
+
+    Required parameters may have other names: they are given in order. Those with defaults are
+    given by name. More of them are right, and so are *args and **kwargs in their place.
+    """
+    for name, theirs, own in _signatures(answer, learner):
+        kinds = {each.kind for each in own.parameters.values()}
+        given = [each for each in theirs.parameters.values() if "VAR_" not in each.kind.name]
+        optional = [each.name for each in given if each.default is not each.empty]
+        lacks = [each for each in optional if each not in own.parameters]
+        if lacks and not {inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL} & kinds:
+            raise Mistake(f"{name}{own} has no parameter called {lacks[0]}; the stub is "
+                          f"{name}{theirs}", KEEP)
+        try:
+            own.bind(*range(len(given) - len(optional)),
+                     **{each: None for each in optional if each not in lacks})
+        except TypeError as error:
+            raise Mistake(f"{name}{own} can't be called as the stub, {name}{theirs}: {error}",
+                          KEEP) from None
+
+
+def tell_signature(answer, learner, mistake):
+    """The hint of `mistake` is about the signature where that is why it could not be called."""
+    wrong_call = rf"\b{answer.__name__}(\.\w+)?\(\) (got an unexpected|missing \d|takes )"
+    if re.search(wrong_call, mistake.what):
+        differ = [f"{name}{theirs}" for name, theirs, own in _signatures(answer, learner)
+                  if list(theirs.parameters) != list(own.parameters)]
+        mistake.hint = f"The stub is {', '.join(differ)}. {KEEP}" if differ else mistake.hint
+
+
+def _signatures(answer, learner):
+    """(name, the library's signature, the learner's) of a function, or of a class's methods."""
+    pairs = {answer.__name__: (answer, learner)}
+    if isinstance(answer, type):
+        pairs |= {f"{answer.__name__}.{name}": (getattr(answer, name), getattr(learner, name, None))
+                  for name, method in vars(answer).items() if not name.startswith("_")
+                  and (inspect.isroutine(method) or isinstance(method, staticmethod))}
+    for name, (theirs, own) in pairs.items():
+        try:
+            yield name, _plain(inspect.signature(theirs)), _plain(inspect.signature(own))
+        except (TypeError, ValueError):  # the learner has no such method; or it has no signature
+            continue
+
+
+def _plain(signature):
+    """Without annotations: they say nothing about how it is called."""
+    return signature.replace(return_annotation=signature.empty, parameters=[
+        each.replace(annotation=each.empty) for each in signature.parameters.values()])

@@ -15,7 +15,7 @@ from decimal import Decimal
 from numbers import Real
 
 from ranklab.course import labs, progress
-from ranklab.checks.exercise import Mistake, shown
+from ranklab.checks.exercise import Mistake, refuse_signature, shown, tell_signature
 from ranklab.checks.trial import under_test
 from ranklab.course.outline import next_after
 from ranklab.course.show import show
@@ -95,6 +95,7 @@ def judge(exercise, learners) -> Verdict:
         verdict.state = NOT_WRITTEN
         return verdict
     try:
+        refuse_signature(exercise.answer, learners)
         with under_test(exercise), _time_limit():
             verdict.holds.extend(exercise.check(learners))
     except Mistake as mistake:
@@ -102,6 +103,7 @@ def judge(exercise, learners) -> Verdict:
     except (Exception, SystemExit) as error:
         verdict.mistake = _raised(error)
     if verdict.mistake:
+        tell_signature(exercise.answer, learners, verdict.mistake)
         verdict.state = FAILED
     return verdict
 

@@ -15,6 +15,8 @@ from ranklab.interview.ask import SHARE, draw, judge
 from ranklab.interview.bank import load
 from ranklab.interview.text import plain
 from ranklab.interview.units import read_number, show
+from ranklab.options import number, positive
+from ranklab.projects.command import Command
 
 KEPT = 5                     # marks kept per question
 LETTERS = "abcdefgh"
@@ -26,19 +28,13 @@ class Stop(Exception):
 
 def drill(argv):
     """Every question that fits is asked, up to the count; returns the exit code.
+    error  ValueError with the list of labs
 
     Questions come from the bank, the marks go to $RANKLAB_HOME/drill.json.
     """
-    try:
-        wanted = _parser().parse_args(argv)
-    except SystemExit as stop:               # argparse has already printed its sentence
-        return int(stop.code or 0)
+    wanted = _parser().parse_args(argv)
     marks = Marks(home() / "drill.json")
-    try:
-        chosen = choose(load(), wanted, marks)
-    except ValueError as error:
-        print(f"ranklab drill: {error}")
-        return 2
+    chosen = choose(load(), wanted, marks)
     if not chosen:
         print("Nothing to ask: no question fits" + (
             " and is weak. Well done; drop --weak." if wanted.weak else "."))
@@ -59,7 +55,7 @@ def drill(argv):
 
 def choose(questions, wanted, marks):
     """The questions to ask, in order: of the lab and level; with --weak, only the weak ones."""
-    lab = wanted.lab and find_stem(wanted.lab)
+    lab = None if wanted.lab is None else find_stem(wanted.lab)
     fitting = [question for question in questions
                if lab in (None, question.lab) and wanted.level in (None, question.level)]
     random.Random(wanted.seed).shuffle(fitting)
@@ -95,22 +91,17 @@ def _are_marks(record):
 
 
 def _parser():
-    parser = argparse.ArgumentParser(prog="ranklab drill", description=(
-        "Interview questions in the terminal. Numbers are new each time; the score is kept."))
-    parser.add_argument("--lab", help="a lab, such as 00 or 00_ranks (default: all)")
-    parser.add_argument("--level", type=int, choices=range(1, 6), help="1 easy ... 5 hard")
+    parser = Command("ranklab drill", "Interview questions in the terminal. Numbers are new each "
+                     "time; the score is kept.")
+    parser.add_argument("--lab", help="a lab, such as 00 or 00_ranks (all)")
+    parser.add_argument("--level", type=number(least=1, most=5), help="1 easy ... 5 hard (all)")
     parser.add_argument("--weak", action="store_true", help="only those you did not know")
-    parser.add_argument("--count", type=_positive, default=10, metavar="N",
-                        help="how many questions (default 10)")
-    parser.add_argument("--seed", type=int, default=time.time_ns() % 2**32,
+    parser.add_argument("--count", type=positive, default=10, metavar="N",
+                        help="how many questions")
+    parser.add_argument("--seed", type=number(), default=argparse.SUPPRESS,
                         help="the same seed asks the same questions with the same numbers")
+    parser.set_defaults(seed=time.time_ns() % 2**32)
     return parser
-
-
-def _positive(text):
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a number of 1 or more")
-    return int(text)
 
 
 def _ask(question, place, seed):

@@ -4,11 +4,12 @@ The verdicts printed in a notebook don't count, nor what it does to `check` or t
 functions are taken out of it, and each is judged in a process that it never touched, which can say
 nothing about the others. A notebook that crashes, hangs or deletes its folder costs only its row.
 
-What this does not stop: submissions run with your rights, so one that is out to do so can change
-the grader's files on the disk or kill the grader. A function under test runs beside its own check:
-it can read the frames above it and say that it passed, put a thing back after it changed it, or do
-in its ranks what it likes. A note names the words such code needs, where they stand in the open.
-So read what has a note, and run all of it in a container.
+It is a check for an honest class, and no sandbox. What it does not stop: submissions run with your
+rights, so one that is out to do so can change the grader's files on the disk or kill the grader. A
+function under test runs beside its own check: it can read the frames above it and say that it
+passed, put a thing back after it changed it, run the library's text from a copy of its file, or do
+in its ranks what it likes. A note names the words such code needs, where they stand in the open. So
+read what has a note, and run all of it in a container.
 
     grade.py       the table and the CSV
     submission.py  one notebook: run, judged

@@ -49,7 +49,8 @@ def _find(name):
     name = getattr(name, "__name__", name)
     item = labs.find_exercise(name) or labs.find_prediction(name)
     if item is None:
-        print(f"No exercise or prediction is called {name!r}. `ranklab status` lists all names.")
+        print(f"No exercise or prediction is called {name!r}. `ranklab status 02` lists "
+              "those of lab 02.")
     return item
 
 

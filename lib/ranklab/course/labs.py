@@ -60,6 +60,12 @@ def _find(kind, name):
     return None
 
 
+def names():
+    """The names of all exercises and predictions, lab by lab."""
+    return [item.name for stem in written() for kind in ("EXERCISES", "PREDICTIONS")
+            for item in getattr(checks_of(stem), kind)]
+
+
 def repository(start=None):
     """The nearest folder upwards that holds labs/source; None outside a checkout."""
     start = Path(start or Path.cwd()).resolve()

@@ -36,6 +36,11 @@ def cells_hash(cells):
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
+def digest(source):
+    """With what the builder begins the id of the cell that it writes with this text."""
+    return hashlib.sha256(source.encode()).hexdigest()[:10]
+
+
 def read_cells(path):
     """The Cells of the notebook at `path`; both None where it can't be read as one."""
     try:

@@ -6,9 +6,10 @@ What the rules are, and what can't be rehearsed: ranklab.engine.rehearse.
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
-from ranklab.course.notebook import plain, run_cells
+from ranklab.course.notebook import plain, read_cells, run_cells
 
 CELL_LIMIT = 300  # seconds; longer than the engine's, whose report of a hang says more
 
@@ -16,20 +17,31 @@ CELL_LIMIT = 300  # seconds; longer than the engine's, whose report of a hang sa
 def rehearse(what, arguments=()):
     """`what` has run, a .ipynb file or a module; what a GPU would refuse is printed.
 
-    Returns 0 when nothing raised, 1 when something did, 2 when there is no such file.
+    Returns 0 when nothing raised, 1 when something did.
+    error  ValueError: there is no such file or module, or the file is no notebook
     """
     if not what.endswith(".ipynb"):
+        if not _is_module(what):
+            raise ValueError(f"{what!r} is no module, and no .ipynb file")
         return min(1, abs(subprocess.call([sys.executable, "-m", what, *arguments],
                                           env=os.environ | {"RANKLAB_REHEARSE": "gpu"})))
     path = Path(what)
     if not path.is_file():
-        print(f"ranklab rehearse: there is no file {what}")
-        return 2
+        raise ValueError(f"there is no file {what}")
+    if read_cells(path).now is None:
+        raise ValueError(f"{what} can't be read as a notebook")
     cells, errors = run(path)
     for number, source, error in errors:
         print(f"{path.name}, cell {number}, which begins with: {source.splitlines()[0]}\n{error}\n")
     print(f"{path.name}: {len(errors)} of {cells} cells with code raised under a GPU's rules")
     return int(bool(errors))
+
+
+def _is_module(name):
+    try:
+        return find_spec(name) is not None
+    except (ImportError, ValueError, AttributeError):
+        return False
 
 
 def run(path, shorter=()):

@@ -5,12 +5,13 @@ from ranklab.course.outline import is_passed, next_after, outline
 
 
 def status(lab=None) -> str:
-    """A table of one lab, or of all that are written, and at its end what comes next.
+    """A table of one lab, or of each that is begun, and at its end what comes next.
 
+    lab    None: a lab that is not begun is one line; "all": none is
     error  ValueError with the list of labs
     """
-    stems = [labs.find_stem(lab)] if lab else labs.written()
-    if lab and stems[0] not in labs.written():
+    stems = labs.written() if lab in (None, "all") else (labs.find_stem(lab),)
+    if stems[0] not in labs.written():
         return f"{stems[0]} is not written yet"
     records, lines, here, last = progress.load(), [], stems[0], None
     for stem in stems:
@@ -19,9 +20,11 @@ def status(lab=None) -> str:
         if passed:
             here, last = stem, passed[-1]
         lines.append(f"{stem:38} {len(passed):2} of {len(asked)}")
-        lines += [_line(one, records.get(one.name, progress.NEW)) for one in asked]
+        if lab or any(one.name in records for one in asked):
+            lines += [_line(one, records.get(one.name, progress.NEW)) for one in asked]
     coming = next_after(last.name, records) if last else f"next: {outline(here)[0]}"
-    return "\n".join([*lines, f"you are in {here}; {coming}"])
+    more = [] if lab else ["`ranklab status 06` lists all of lab 06"]
+    return "\n".join([*lines, *more, f"you are in {here}; {coming}"])
 
 
 def _line(one, entry):

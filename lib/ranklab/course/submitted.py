@@ -14,11 +14,13 @@ from ranklab.course.predicted import predictions
 
 LARGEST = 100_000_000  # bytes of a notebook; and a hundredth of it of a file beside it
 FEW = 4  # lines that a short answer shares with the library by itself
-# No lab needs these: they reach hidden code, other frames, or the grader.
+# No answer needs these: they reach hidden code, the library's files, other frames, or the grader.
 TRICKS = re.compile(r"\b(?:runpy|exec_module|spec_from_file_location|__code__|__globals__|"
                     r"__builtins__|__subclasses__|_getframe|currentframe|f_back|f_locals|tb_frame|"
                     r"get_objects|get_referrers|ctypes|marshal|cloudpickle|pickle|CodeType|"
-                    r"FunctionType|regrade|ranklab\.course|ranklab\.checks)\b"
+                    r"FunctionType|regrade|ranklab\.course|ranklab\.checks|sys\.path|__file__|"
+                    r"__path__|setprofile|settrace|Interactive(?:Interpreter|Console|Shell)|"
+                    r"SourceFileLoader|codeop)\b"
                     r"|(?<![.\w])(?:exec|eval|compile|__import__)(?=\()")
 
 
@@ -96,10 +98,15 @@ class Notebook:
         return list(dict.fromkeys(TRICKS.findall("\n".join(texts))))
 
     def has_librarys_text(self, exercise):
-        """True when the last definition is the library's, but for comments and docstring."""
+        """True when the last definition, or one in a file beside the notebook, is the library's,
+        but for comments and docstring.
+        """
         own = [node for tree in self.trees for node in tree.body
                if getattr(node, "name", None) == exercise.name]
-        return [_bare(node) for node in own[-1:]] == [_bare(_answer(exercise))]
+        beside = [node for data in self.beside.values()
+                  for node in _tree(data.decode(errors="replace")).body if hasattr(node, "name")]
+        answer = _bare(_answer(exercise))
+        return any(_bare(node) == answer for node in [*own[-1:], *beside])
 
 
 def is_forced(exercise, stem):

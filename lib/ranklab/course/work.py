@@ -59,7 +59,8 @@ def _bring_one(lab, folder, given):
         return f"labs/{lab.name} was changed: its cells are in {folder.name}/{place.name}. {back}"
     if place != copy:
         return (f"{lab.stem} has a newer version: {copy.name} holds your cells and stays as it is; "
-                f"the new one is {folder.name}/{place.name}.")
+                f"the new one is {folder.name}/{place.name}. `ranklab work --merge {lab.stem}` "
+                "brings your cells into it.")
     if was_there:
         return f"{lab.stem}: your copy had no changes; it is now the newer version."
     return None  # `bring` names all first copies in one sentence

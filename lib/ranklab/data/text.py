@@ -72,8 +72,11 @@ def text_file(path, held_out=0.1):
     A name that ends in .bin holds tokens as uint16 (nanoGPT's format); any other file is bytes.
     """
     path = Path(path)
+    if path.stat().st_size < 2:
+        raise ValueError(f"{path} is empty")
     is_tokens = path.suffix == ".bin"
-    tokens = np.memmap(path, dtype=np.uint16 if is_tokens else np.uint8, mode="r")
+    kind = np.uint16 if is_tokens else np.uint8
+    tokens = np.memmap(path, kind, "r", shape=path.stat().st_size // kind().itemsize)
     cut = int(len(tokens) * (1 - held_out))
     vocab_size = int(tokens.max()) + 1 if is_tokens else 256
     return Text(path.name, tokens[:cut], tokens[cut:], vocab_size)

@@ -51,7 +51,7 @@ def launch(fn, *args, ranks=None, nodes=1, timeout=60, stream=False, stall=5,
     if sys.platform == "win32":
         raise RuntimeError("launch needs Linux or macOS: on Windows, run this course inside WSL")
     _import_torch()
-    ranks = ranks or _default_ranks()
+    ranks = ranks or default_ranks()
     if ranks % nodes:
         raise ValueError(f"launch: nodes={nodes} must divide ranks={ranks}")
     cwd, call = _working_folder(), ship.dumps_call(fn, args)
@@ -110,7 +110,7 @@ def _working_folder():
                            "there") from None
 
 
-def _default_ranks():
+def default_ranks():
     import torch
 
     gpus = torch.cuda.device_count()  # asks the driver's library; opens no GPU

@@ -1,71 +1,60 @@
-"""What the entry points of the projects share: a dataclass as options, refusal, report, figure.
+"""What all entry points share, `ranklab` included: a dataclass as options, refusals, a figure.
 
-A project's settings are a frozen dataclass, and its fields are options of the command line. With
-option() a field says what stands in the help and which values are right; check_options(self) in
-__post_init__ refuses the others.
+What is wrong with the arguments is one sentence and exit code 2, before anything is launched: see
+the types in options.py, Command.parse, and `refusals` for what the library itself refuses.
 """
 
 import argparse
+import contextlib
 import dataclasses
+import os
 import sys
 import time
 import typing
+from pathlib import Path
 
-from ranklab.engine import is_main_process
+from ranklab.engine import RankError, is_main_process
 from ranklab.engine.in_place import is_started_by_another
+from ranklab.engine.launcher import default_ranks
+from ranklab.engine.report import PACKAGE
+from ranklab.options import about, existing_file, number, picture, positive, seed
 
 LAUNCH_LIMIT = 24 * 3600  # seconds: ranks of launch have all their time together
 COLLECTIVE_LIMIT = 600  # seconds, under torchrun and srun: a dead rank is noticed after it
 PATIENCE = 10  # seconds that other ranks wait for rank 0's sentence; torchrun ends them before
+MOST_RANKS = 1024  # on one machine
 
 
-def option(default, help=None, choices=None, least=None):
-    """A field of a dataclass with what its option says and what check_options refuses."""
-    return dataclasses.field(default=default,
-                             metadata={"help": help, "choices": choices, "least": least})
-
-
-def check_options(config):
-    """Every field of `config` has one of its choices, and its least value or more.
-
-    error  ValueError that names the field
-    """
-    for field in dataclasses.fields(config):
-        value, choices = getattr(config, field.name), field.metadata.get("choices")
-        least = field.metadata.get("least")
-        if choices and value not in choices:
-            raise ValueError(f"{field.name}={value!r} must be one of {', '.join(choices)}")
-        if least is not None and value < least:
-            raise ValueError(f"{field.name}={value} must be at least {least}")
-
-
-def comma_list(kind=str, choices=None):
-    """A type for add_argument: "a,b" -> ["a", "b"], each of them made by `kind`."""
-    def split(text):
-        values = [kind(each) for each in text.split(",")]
-        for value in values:
-            if choices and value not in choices:
-                raise argparse.ArgumentTypeError(f"{value!r} is not one of {', '.join(choices)}")
-        return values
-
-    split.__name__ = f"list of {kind.__name__}"  # argparse names it when a value is wrong
-    return split
-
+# --- the command line -----------------------------------------------------------------------------
 
 class Command(argparse.ArgumentParser):
-    """The command line of the module `name`; what is wrong is refused with exit code 2."""
+    """A command line: of the module `name`, or of "ranklab ..."."""
 
-    def __init__(self, name, doc):
-        super().__init__(f"python -m {name}", description=doc,
-                         formatter_class=argparse.RawDescriptionHelpFormatter)
+    def __init__(self, name, doc, **more):
+        prog = name if name.partition(" ")[0] == "ranklab" else f"python -m {name}"
+        super().__init__(prog, description=doc, formatter_class=HelpWithDefaults, **more)
 
     def add_ranks(self, help="without torchrun or srun: how many", nodes=False):
-        self.add_argument("--ranks", type=int, help=help)
+        self.add_argument("--ranks", type=number(least=1, most=MOST_RANKS), help=help)
         if nodes:
-            self.add_argument("--nodes", type=int, default=1, help="lay the ranks out as nodes")
+            self.add_argument("--nodes", type=positive, default=1, help="laid out as so many")
 
     def add_resume(self):
         self.add_argument("--resume", action="store_true", help="go on from --checkpoint")
+
+    def add_data(self):
+        self.add_argument("--data", type=existing_file,
+                          help="a text file, or tokens in a .bin file (uint16)")
+
+    def add_figure(self, help="draw what was found in this .svg or .png"):
+        self.add_argument("--figure", type=picture, help=help)
+
+    def add_machine(self, most=4096):
+        """--gpus and --gpu-gb: the machine that a dry run or a choice is for."""
+        self.add_argument("--gpus", type=number(least=1, most=most), default=4,
+                          help="of the machine to plan for")
+        self.add_argument("--gpu-gb", type=number(float, above=0), default=24,
+                          help="memory of each")
 
     def add_fields(self, config, *names, without=()):
         """An option for each field of the dataclass, or for those in `names`; none has a default,
@@ -74,25 +63,33 @@ class Command(argparse.ArgumentParser):
         for field in dataclasses.fields(config):
             if names and field.name not in names or field.name in without:
                 continue
-            how = {"help": field.metadata.get("help")}
+            said = about(config, field.name)
+            how = {"help": _with_default(said.get("help"), getattr(config, field.name))}
             if field.type is bool:
                 how["action"] = argparse.BooleanOptionalAction
-            elif typing.get_origin(field.type) is tuple:
-                how["type"] = lambda text: tuple(text.split(","))
             else:
-                how["type"] = field.type if field.type in (int, float) else str
-                how["choices"] = field.metadata.get("choices")
+                how["type"] = said.get("kind") or _kind_of(field)
+                how["choices"] = said.get("choices")
             self.add_argument(f"--{field.name.replace('_', '-')}", **how)
 
     def parse(self, argv=None):
+        """The options; what does not fit together is refused."""
         options = self.parse_args(argv)
-        if getattr(options, "resume", False) and not options.checkpoint:
-            self.error("--resume goes on from a folder: name it with --checkpoint")
+        given = vars(options)
+        if given.get("resume"):
+            self._refuse_resume(options.checkpoint)
+        ranks, nodes = given.get("ranks"), given.get("nodes") or 1
+        if ranks and is_started_by_another() and ranks != ranks_to_come():
+            self.error("--ranks is for python alone: the job has its ranks already")
+        if nodes > 1 and ranks_to_come(ranks) % nodes:
+            self.error(f"--nodes {nodes} must divide the {ranks_to_come(ranks)} ranks")
         return options
 
-    def refuse_ranks_in_a_job(self, options):
-        if options.ranks and is_started_by_another():
-            self.error("--ranks is for python alone: the job has its ranks already")
+    def _refuse_resume(self, folder):
+        if not folder:
+            self.error("--resume goes on from a folder: name it with --checkpoint")
+        if is_main_process() and not (Path(folder).is_dir() and any(Path(folder).iterdir())):
+            self.error(f"--resume: there is no checkpoint at {folder}")
 
     def config(self, settings, options):
         """The dataclass `settings`, changed by what was given; refused where it refuses itself."""
@@ -105,12 +102,86 @@ class Command(argparse.ArgumentParser):
             self.error(str(error))
 
     def error(self, message):
-        """The program ends with exit code 2; rank 0 says why."""
-        if is_main_process():
-            super().error(message)
-        time.sleep(PATIENCE)  # torchrun ends all ranks with the first that ends
-        sys.exit(2)
+        """The program ends with exit code 2, and says why."""
+        _refuse(self.prog, message)
 
+
+class HelpWithDefaults(argparse.RawDescriptionHelpFormatter):
+    """Each option's help ends with its default."""
+
+    def _get_help_string(self, action):
+        value = action.default
+        if value is False or value == argparse.SUPPRESS or "%(default)" in (action.help or ""):
+            return action.help
+        return _with_default(action.help, value)
+
+
+def _with_default(help, value):
+    """`help` says the default, too, where there is one."""
+    value = ",".join(map(str, value)) if isinstance(value, (tuple, list)) else value
+    if value is None or value == "":
+        return help
+    value = {True: "yes", False: "no"}[value] if isinstance(value, bool) else value
+    return f"{help or ''} ({value})".lstrip().replace("%", "%%")
+
+
+def _kind_of(field):
+    if typing.get_origin(field.type) is tuple:
+        return lambda text: tuple(text.split(","))
+    if field.name == "seed":
+        return seed
+    return number(field.type) if field.type in (int, float) else str
+
+
+def ranks_to_come(ranks=None):
+    """How many ranks launch(ranks=ranks) will have: those of the job, or as many as it starts."""
+    if is_started_by_another():
+        return int(os.environ.get("WORLD_SIZE") or os.environ["SLURM_STEP_NUM_TASKS"])
+    return ranks or default_ranks()
+
+
+# --- refusals -------------------------------------------------------------------------------------
+
+@contextlib.contextmanager
+def refusals(name):
+    """Inside, a ValueError of the library's own or a file that can't be had ends the program: one
+    sentence, exit code 2. What a rank raised is the engine's report, exit code 1. Whatever else is
+    raised is a fault of the program, and passes with its traceback.
+
+    name  of the program, or of its module
+    """
+    name = name if " " in name else f"python -m {name}" if "." in name else name
+    try:
+        yield
+    except RankError as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        sys.exit(1)
+    except (ValueError, OSError) as error:
+        if not (said := _sentence(error)):
+            raise
+        _refuse(name, said)
+
+
+def _sentence(error):
+    """What the library says with this error; None where it is not the library's."""
+    if isinstance(error, OSError) and error.strerror and error.filename:
+        return f"{error.filename}: {error.strerror}"
+    trace = error.__traceback__
+    while trace.tb_next:
+        trace = trace.tb_next
+    is_ours = trace.tb_frame.f_code.co_filename.startswith(PACKAGE)
+    return " ".join(str(error).split()) if is_ours else None
+
+
+def _refuse(name, message):
+    """The program ends with exit code 2. Rank 0 says why; another one where it is still there."""
+    if not is_main_process():
+        time.sleep(PATIENCE)  # torchrun ends all ranks with the first that ends
+    print(f"{name}: {message}", file=sys.stderr)
+    sys.exit(2)
+
+
+# --- what a project says --------------------------------------------------------------------------
 
 def time_limit():
     """The timeout for launch: of a whole training, or in a job of torchrun's of one collective."""
@@ -128,4 +199,5 @@ def save_figure(path, draw):
     if path and is_main_process():
         from ranklab.plots.style import save  # here: the only line that needs matplotlib
 
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
         save(draw(), path)

@@ -1,14 +1,21 @@
 """Whose functions a project has run: the learner's, or the library's in their place."""
 
+import functools
+
 
 def learners(functions):
     """The names of those of {name: function} that do not come from the library's modules."""
-    return [name for name, function in functions.items()
-            if not function.__module__.startswith("ranklab.")]
+    return [name for name, function in functions.items() if not _is_ours(function)]
+
+
+def _is_ours(function):
+    while isinstance(function, functools.partial):
+        function = function.func
+    return getattr(function, "__module__", "").startswith("ranklab.")
 
 
 def whose(functions):
-    """A sentence that says whose each of {name: function} is."""
+    """A sentence that says whose each of {name: function} is: every project's report has it."""
     return owners(learners(functions), functions)
 
 

@@ -9,6 +9,7 @@ The micro-batches suit 80 GB; with less, or when memory runs out: --micro-batch 
 then --loss-chunks 8; PYTORCH_ALLOC_CONF=expandable_segments:True fights fragmentation.
 """
 
+import argparse
 import os
 import sys
 
@@ -16,25 +17,26 @@ import torch
 
 from ranklab.projects.baseline import report, run
 from ranklab.projects.baseline.training import MODELS, TRAINING, precision_on
-from ranklab.projects.command import Command
+from ranklab.options import number, positive
+from ranklab.projects.command import Command, refusals
 from ranklab.trainer import PRECISIONS
 
 
 def parse(argv=None):
     """(the options, the TrainConfig)."""
     command = Command(__package__, __doc__)
-    command.add_argument("--size", choices=MODELS, default="laptop")
-    command.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1")
+    command.add_argument("--size", choices=MODELS, default="laptop", help="of the GPT")
+    command.add_argument("--device", type=device, default="cpu", help="cpu, cuda, cuda:1")
     command.add_argument("--compile", action="store_true", help="torch.compile the model")
     command.add_argument("--recompute", action="store_true", help="checkpoint each block")
-    command.add_argument("--loss-chunks", type=int, default=1, help="logits in this many parts")
-    command.add_argument("--data", help="a text file, or tokens in a .bin file (uint16)")
-    command.add_argument("--checkpoint", help="save to this folder")
+    command.add_argument("--loss-chunks", type=positive, default=1, help="logits in so many parts")
+    command.add_data()
     command.add_resume()
-    command.add_argument("--threads", type=int, default=1, help="of the CPU; more for large models")
+    command.add_argument("--threads", type=number(least=1, most=1024), default=1,
+                         help="of the CPU; more for large models")
     command.add_fields(TRAINING["laptop"], "steps", "batch", "micro_batch", "lr", "eval_batch",
-                       "log_every", "checkpoint_every", "seed")
-    command.add_argument("--precision", choices=PRECISIONS)
+                       "log_every", "checkpoint", "checkpoint_every", "seed")
+    command.add_argument("--precision", choices=PRECISIONS, help="fp32 on a CPU, bf16 on a GPU")
     options = command.parse(argv)
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
         command.error(f"WORLD_SIZE={os.environ['WORLD_SIZE']}: this is the baseline of one device; "
@@ -45,6 +47,15 @@ def parse(argv=None):
     return options, command.config(TRAINING[options.size], options)
 
 
+def device(text):
+    """A type: the name of a device that torch knows."""
+    try:
+        return str(torch.device(text))
+    except RuntimeError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no device: cpu, cuda or cuda:1") from None
+
+
+@refusals(__package__)
 def main(argv=None):
     options, config = parse(argv)
     torch.set_num_threads(options.threads)  # a second thread slows small matrices down

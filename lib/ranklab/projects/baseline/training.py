@@ -18,7 +18,7 @@ from ranklab.meter.curve import MemoryPeak
 from ranklab.models.gpt import GPT, GPTConfig, count_parameters
 from ranklab.parallel import Parallel
 from ranklab.projects.whose import whose
-from ranklab.text_trainer import TextTrainer, TrainConfig
+from ranklab.text_trainer import TextTrainer, TrainConfig, text_for
 from ranklab.trainer import PRECISIONS
 
 # GPT-2's 50257 padded to a multiple of 128: odd sizes leave tensor cores idle. The byte text uses
@@ -49,13 +49,10 @@ def run(size="laptop", device="cpu", compile=False, recompute=False, loss_chunks
     """
     given = {name: changes.pop(name) for name in PARTS if name in changes}
     parts = PARTS | given
-    text = data.text_file(path) if path else data.python_text()
-    shape = dataclasses.replace(MODELS[size], loss_chunks=loss_chunks)
-    if text.vocab_size > shape.vocab_size:
-        shape = dataclasses.replace(shape, vocab_size=-(-text.vocab_size // 128) * 128)
     config = dataclasses.replace(TRAINING[size], **{"precision": precision_on(device), **changes})
     if frugally and config.precision != "fp32":
         raise ValueError(f"frugally=True computes in float32, not in {config.precision}")
+    text, shape = text_for(dataclasses.replace(MODELS[size], loss_chunks=loss_chunks), config, path)
     torch.manual_seed(model_seed)
     model = GPT(shape)
     if recompute:

@@ -17,36 +17,43 @@ from ranklab.projects.collectives import bench, links, mpi
 from ranklab.projects.collectives.timing import (
     DTYPES, VERBS, Row, figure, run, summary, table,
 )
-from ranklab.projects.command import Command, comma_list, save_figure, say
+from ranklab.options import comma_list, number, positive
+from ranklab.projects.command import Command, refusals, save_figure, say
 
 
 def size_of(text):
     """ "64K" -> 65536 bytes: powers of two, as in nccl-tests."""
-    scale = {"K": 2**10, "M": 2**20, "G": 2**30}.get(text[-1].upper())
-    return int(float(text[:-1]) * scale) if scale else int(text)
+    scale = {"K": 2**10, "M": 2**20, "G": 2**30}.get(text[-1:].upper())
+    value = number(float, above=0)(text[:-1] if scale else text)
+    return number(least=1, most=2**40)(int(value * (scale or 1)))
 
 
 def parse(argv=None):
     command = Command(__package__, __doc__)
-    command.add_ranks()
-    command.add_argument("--nodes", type=int, default=1, help="more add the hierarchical one")
+    command.add_ranks(nodes=True)
     command.add_argument("--verbs", type=comma_list(choices=VERBS), default=",".join(VERBS),
                          help="which of them, with commas")
     command.add_argument("--sizes", type=comma_list(size_of), default="1K,16K,256K,4M",
                          help="bytes, as 64M, with commas")
     command.add_argument("--max", type=size_of, help="up to this size in steps of 4, from 1K")
-    command.add_argument("--type", choices=DTYPES, default="float")
-    command.add_argument("--iters", type=int, default=5)
-    command.add_argument("--figure", help="write time against size to this .svg or .png")
+    command.add_argument("--type", choices=DTYPES, default="float", help="of the elements")
+    command.add_argument("--iters", type=positive, default=5,
+                         help="times, of which the median counts")
+    command.add_figure("draw time against size in this .svg or .png")
     command.add_argument("--slow-links", action="store_true", help="flat ring against hierarchical")
     command.add_argument("--bench", action="store_true", help="our ring against the backend's")
     command.add_argument("--mpi", action="store_true", help="under mpirun: MPI's own collectives")
     options = command.parse(argv)
     if options.max:
         options.sizes = [4**k * 1024 for k in range(20) if 4**k * 1024 <= options.max]
+        if not options.sizes:
+            command.error(f"--max {options.max} bytes is less than 1K, the first size")
+    if options.figure and ("all_reduce" not in options.verbs or len(options.sizes) < 2):
+        command.error("--figure draws all_reduce of two sizes or more: see --verbs, --sizes")
     return options
 
 
+@refusals(__package__)
 def main(argv=None):
     options = parse(argv)
     if options.mpi:

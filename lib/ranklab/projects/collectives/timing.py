@@ -10,7 +10,7 @@ import torch.distributed as dist
 from ranklab import collectives as ours
 from ranklab.engine import device, launch
 from ranklab.projects.clock import finish, wait_for_all
-from ranklab.projects.whose import learners
+from ranklab.projects.whose import learners, owners
 
 DTYPES = {"float": torch.float32, "bfloat16": torch.bfloat16, "int64": torch.int64}
 BUILT = {  # what lab 02 builds: {verb: {algorithm: its function in ranklab.collectives}}
@@ -149,13 +149,14 @@ def run(ranks=None, nodes=1, verbs=VERBS, sizes=(2**10, 2**16, 2**22), kind="flo
 
 
 def table(rows):
-    """`rows` as nccl-tests prints them, with the algorithm in front."""
+    """`rows` as nccl-tests prints them, with the algorithm in front; and whose functions ran."""
     head = (f"{'# verb':17}{'algorithm':19}{'size':>11}{'count':>11}{'type':>9}"
             f"{'time':>10}{'algbw':>8}{'busbw':>8}{'#wrong':>7}\n"
             f"{'#':36}{'(B)':>11}{'(elements)':>11}{'':>9}{'(us)':>10}{'(GB/s)':>8}{'(GB/s)':>8}")
-    lines = [f"  {r.verb:15}{r.algorithm + '*' * r.own:19}{r.size:11}{r.count:11}{r.type:>9}"
+    lines = [f"  {r.verb:15}{r.algorithm:19}{r.size:11}{r.count:11}{r.type:>9}"
              f"{r.time * 1e6:10.1f}{gb(r.algbw):>8}{gb(r.busbw):>8}{r.wrong:7}" for r in rows]
-    return "\n".join([head, *lines, *["* by your own function"] * any(r.own for r in rows)])
+    used = {BUILT[r.verb][r.algorithm]: r.own for r in rows if r.algorithm in BUILT[r.verb]}
+    return "\n".join([head, *lines, owners([name for name in used if used[name]], used)])
 
 
 def gb(rate):

@@ -12,8 +12,10 @@ MNIST's four idx files, or CIFAR-10's batches, are.
 
 import sys
 
+from ranklab.data import find_images
 from ranklab.engine.in_place import is_started_by_another
-from ranklab.projects.command import Command, save_figure, say
+from ranklab.options import positive
+from ranklab.projects.command import Command, refusals, save_figure, say
 from ranklab.projects.data_parallel import (
     learning_rate_table, learning_rates, pieces, pieces_table, scale, scale_table,
 )
@@ -28,21 +30,26 @@ def parse(argv, in_job):
     command = Command(__package__, __doc__)
     command.add_fields(Settings)
     command.add_ranks("at most this many; without torchrun or srun")
-    command.add_argument("--seeds", type=int, default=3, help="how many runs of each kind")
+    command.add_argument("--seeds", type=positive, default=3, help="how many runs of each kind")
     command.add_argument("--learning-rate", action="store_true",
                          help="scaled or not, warmed or not")
     command.add_argument("--pieces", action="store_true", help="leave out one piece at a time")
-    command.add_argument("--figure", help="draw what was found in this .svg or .png")
+    command.add_figure()
     options = command.parse(argv)
     if in_job and (options.ranks or options.learning_rate):
         command.error("--ranks and --learning-rate choose numbers of ranks: run them with python, "
                       "not under torchrun or srun")
+    if options.pieces and options.learning_rate:
+        command.error("--pieces and --learning-rate are two studies: name one")
     settings = command.config(TRAINING[options.data or "digits"], options)
     if settings.data != "digits" and not settings.folder:
         command.error(f"--data {settings.data} needs --folder: where its files are")
+    if settings.folder and not in_job:  # what is wrong with them is said before any rank reads them
+        find_images(settings.data, settings.folder)
     return options, settings
 
 
+@refusals(__package__)
 def main(argv=None):
     in_job = is_started_by_another()
     options, settings = parse(argv, in_job)

@@ -4,7 +4,7 @@ import dataclasses
 import statistics
 
 from ranklab.projects.data_parallel.config import PIECES, Settings
-from ranklab.projects.data_parallel.training import Functions, run, run_all
+from ranklab.projects.data_parallel.training import Functions, refuse_ranks, run, run_all
 from ranklab.projects.whose import owners
 
 # What a run needs to be right, whatever the learning rate; see learning_rates for the rest.
@@ -16,6 +16,8 @@ def scale(settings=Settings(), ranks=(1, 2, 4), seeds=(0, 1, 2), **how):
 
     how  for run_all: progress, timeout, a learner's own replica, sampler, scale, agree
     """
+    for R in ranks:  # before the first of them is run
+        refuse_ranks(settings, R)
     return {R: run(settings, R, seeds, **how) for R in ranks}
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ranklab.projects.command import check_options, option
+from ranklab.options import check_options, existing_folder, option
 
 # What a run can leave out, and what is wrong then.
 PIECES = {
@@ -21,16 +21,17 @@ PIECES = {
 class Settings:
     """How to train; checked when it is made. The defaults suit the digits."""
 
-    data: str = option("digits", choices=("digits", "mnist", "cifar10"))
-    folder: str | None = option(None, "where the files of mnist or cifar10 are")
-    epochs: int = option(3, least=1)
+    data: str = option("digits", "which images", ("digits", "mnist", "cifar10"))
+    folder: str | None = option(None, "where the files of mnist or cifar10 are",
+                                kind=existing_folder)
+    epochs: int = option(3, "how often each image is seen", least=1)
     batch: int = option(64, "images in a step, over all ranks", least=1)
-    lr: float = option(0.12, "right for --base-batch")
-    base_batch: int = option(16, least=1)
-    warmup: int = option(1, "epochs")
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    width: int = option(8, least=1)
+    lr: float = option(0.12, "right for --base-batch", least=0)
+    base_batch: int = option(16, "images in a step for which --lr is meant", least=1)
+    warmup: int = option(1, "epochs", least=0)
+    momentum: float = option(0.0, "of SGD", least=0)
+    weight_decay: float = option(0.0, "of SGD", least=0)
+    width: int = option(8, "channels of the first layer", least=1)
     norm: str = option("batch", "sync: batch norm over all ranks",
                        ("batch", "sync", "group", "none"))
     augment: bool = option(False, "shift and mirror the images")

@@ -21,6 +21,7 @@ from ranklab.data_parallel import (
 from ranklab.data_parallel.training import DataParallel
 from ranklab.engine import device, launch
 from ranklab.models.cnn import CNN, CNNConfig
+from ranklab.projects.command import ranks_to_come
 from ranklab.projects.whose import learners
 from ranklab.trainer import LoopConfig, Schedule, Trainer
 from ranklab.trainer import learning_rate as cosine_rate
@@ -67,6 +68,8 @@ def run_all(many, ranks=None, seeds=(0,), progress=False, timeout=600, **functio
     functions  a learner's own of Functions: replica=..., sampler=...
     """
     functions = Functions(**functions)
+    for settings in many:
+        refuse_ranks(settings, ranks_to_come(ranks))
     # scikit-learn takes a second to import: once here, not on every rank
     images = digits() if many[0].data == "digits" else None
     jobs = [(settings, seed) for settings in many for seed in seeds]
@@ -75,6 +78,12 @@ def run_all(many, ranks=None, seeds=(0,), progress=False, timeout=600, **functio
     runs = [_whole(seed, of_ranks, functions.own(settings))
             for (settings, seed), of_ranks in zip(jobs, zip(*seen))]
     return [runs[i : i + len(seeds)] for i in range(0, len(runs), len(seeds))]
+
+
+def refuse_ranks(settings, ranks):
+    """Raises ValueError where the ranks can't have as many images of a step each."""
+    if settings.batch % ranks:
+        raise ValueError(f"{ranks} ranks must divide the batch of {settings.batch} images")
 
 
 def _train_jobs(jobs, images, functions, progress):
@@ -113,8 +122,7 @@ class ClassTrainer(Trainer):
         self.settings, self.images, self.seed, self.functions = settings, images, seed, functions
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
         self.title = f"ranks {self.ranks}, seed {seed}"
-        if settings.batch % self.ranks:
-            raise ValueError(f"{self.ranks} ranks must divide the batch of {settings.batch} images")
+        refuse_ranks(settings, self.ranks)
         self.units_per_step, self.batch_per_rank = settings.batch, settings.batch // self.ranks
         self.images_per_epoch = math.ceil(len(images.train) / self.ranks)  # of each rank
         self.steps_per_epoch = math.ceil(self.images_per_epoch / self.batch_per_rank)

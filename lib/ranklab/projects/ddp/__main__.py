@@ -15,9 +15,10 @@ fed with images) and training.py; then strong_and_weak.py, profile.py and data_p
 
 import sys
 
-from ranklab.projects.command import Command, save_figure, say, time_limit
+from ranklab.options import new_file
+from ranklab.projects.command import Command, refusals, save_figure, say, time_limit
 from ranklab.projects.ddp import data_parallel, profile, report, run, strong_and_weak
-from ranklab.projects.ddp.config import SIZES, Config
+from ranklab.projects.ddp.config import SIZES
 
 
 def parse(argv=None):
@@ -27,14 +28,18 @@ def parse(argv=None):
     command.add_ranks()
     command.add_resume()
     command.add_argument("--scaling", action="store_true", help="strong and weak scaling")
-    command.add_argument("--figure", help="with --scaling: write the plot to this .svg or .png")
-    command.add_argument("--profile", metavar="FILE", help="a trace of a few steps, for Perfetto")
+    command.add_figure("with --scaling: draw it in this .svg or .png")
+    command.add_argument("--profile", metavar="FILE", type=new_file,
+                         help="a trace of a few steps, for Perfetto")
     command.add_argument("--data-parallel", action="store_true", help="nn.DataParallel against DDP")
-    command.add_fields(Config)
+    command.add_fields(SIZES["laptop"])
     options = command.parse(argv)
+    if options.figure and not options.scaling:
+        command.error("--figure draws what --scaling has found")
     return options, command.config(SIZES[options.size], options)
 
 
+@refusals(__package__)
 def main(argv=None):
     options, config = parse(argv)
     if options.data_parallel:

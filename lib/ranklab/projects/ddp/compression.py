@@ -26,7 +26,8 @@ from ranklab.ddp import (
 from ranklab.engine import device, launch
 from ranklab.meter import Traffic
 from ranklab.models.gpt import GPT, GPTConfig
-from ranklab.projects.command import Command, say
+from ranklab.options import number, seed
+from ranklab.projects.command import Command, refusals, say
 from ranklab.projects.whose import whose
 
 MODEL = GPTConfig(n_layer=1, n_embd=32, n_ctx=32)
@@ -144,11 +145,12 @@ def table(rows, **mine):
     return "\n".join(lines)
 
 
+@refusals(f"{__package__}.compression")
 def main(argv=None):
     command = Command(f"{__package__}.compression", __doc__)
     command.add_ranks()
-    command.add_argument("--steps", type=int, default=50)
-    command.add_argument("--seed", type=int, default=0, help="of the weights and the batches")
+    command.add_argument("--steps", type=number(least=3), default=50, help="of each training")
+    command.add_argument("--seed", type=seed, default=0, help="of the weights and the batches")
     options = command.parse(argv)
     say(table(compare(None, options.ranks, options.steps, options.seed)))
     return 0

@@ -45,14 +45,21 @@ class EpochSampler(DistributedSampler):
         return ((self.epoch, index) for index in rest)
 
 
+def steps_in_epoch(images, config, ranks):
+    """How many whole steps so many images are.
+    error  ValueError where they are less than one
+    """
+    if images < ranks * config.batch_per_rank:
+        raise ValueError(f"{images} images are less than one step: {ranks} ranks of "
+                         f"batch_per_rank={config.batch_per_rank} take "
+                         f"{ranks * config.batch_per_rank}")  # fmt: skip
+    return images // ranks // config.batch_per_rank
+
+
 def train_loader(images, config, rank, ranks, device):
     """(loader, its sampler, steps in an epoch) of this rank; a last batch too small is dropped."""
     sampler = EpochSampler(images, ranks, rank, seed=config.seed, drop_last=True)
-    steps = len(sampler) // config.batch_per_rank
-    if steps == 0:
-        raise ValueError(f"{len(images)} images are less than one step: {ranks} ranks of "
-                         f"batch_per_rank={config.batch_per_rank} take "
-                         f"{ranks * config.batch_per_rank}")  # fmt: skip
+    steps = steps_in_epoch(len(images), config, ranks)
     loader = _loader(images, config, sampler, device, drop_last=True,
                      persistent_workers=config.workers > 0 and config.epochs > 1)  # fmt: skip
     return loader, sampler, steps

@@ -8,8 +8,6 @@ from ranklab.ddp import compress_bf16_hook, compress_fp16_hook
 from ranklab.engine import device
 from ranklab.models.resnet import ResNet
 
-HOOKS = {"fp16": compress_fp16_hook, "bf16": compress_bf16_hook}  # they keep nothing between steps
-
 
 def new_model(config, classes, where):
     """A fresh ResNet, the same on every rank."""
@@ -20,12 +18,13 @@ def new_model(config, classes, where):
     return ResNet(config.shape(classes)).to(where, memory_format=layout)
 
 
-def wrap(model, config, group=None):
+def wrap(model, config, group=None, half=compress_fp16_hook):
     """`model` in DDP as production runs use it.
 
     gradient_as_bucket_view  gradients live in the buckets: no second copy of them in memory
     static_graph             every step uses the same parameters, so DDP looks for them once;
                              left off with torch.compile, which cuts the graph at buckets itself
+    half                     the hook of --compress fp16; a learner's own will do
     """
     here = device()
     ddp = DistributedDataParallel(
@@ -34,7 +33,7 @@ def wrap(model, config, group=None):
         bucket_cap_mb=config.bucket_mb or None,
     )  # fmt: skip
     if config.compress != "none":
-        ddp.register_comm_hook(group, HOOKS[config.compress])
+        ddp.register_comm_hook(group, half if config.compress == "fp16" else compress_bf16_hook)
     return ddp
 
 

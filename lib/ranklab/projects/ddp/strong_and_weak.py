@@ -17,6 +17,7 @@ from ranklab.course.machine import cores
 from ranklab.ddp import scaling_efficiency
 from ranklab.engine import device, launch
 from ranklab.projects.clock import finish
+from ranklab.projects.command import ranks_to_come
 from ranklab.projects.ddp.data import PREFETCH, open_data
 from ranklab.projects.ddp.trainer import ImageTrainer
 
@@ -103,6 +104,7 @@ def measure(config, steps):
 
 def run(config, ranks=None, steps=None, timeout=3600):
     """The rows of the table: strong scaling first, then weak, by ranks."""
+    batches_of("strong", ranks_to_come(ranks), config.batch_per_rank)  # refuses what can't be
     seen = launch(measure, config, steps or enough_steps(config), ranks=ranks, timeout=timeout)
     rows = []
     for kind in ("strong", "weak"):

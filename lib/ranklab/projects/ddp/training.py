@@ -2,19 +2,23 @@
 
 import statistics
 from dataclasses import replace
+from functools import partial
 
+from ranklab.ddp import compress_fp16_hook
 from ranklab.engine import launch
-from ranklab.projects.command import LAUNCH_LIMIT
+from ranklab.projects.command import LAUNCH_LIMIT, ranks_to_come
 from ranklab.projects.ddp import strong_and_weak
 from ranklab.projects.ddp.config import SIZES
-from ranklab.projects.ddp.data import open_data
+from ranklab.projects.ddp.data import open_data, steps_in_epoch
+from ranklab.projects.ddp.model import wrap
 from ranklab.projects.ddp.trainer import ImageTrainer
+from ranklab.projects.whose import whose
 
 
-
-def train(config, resume=False, until=None, progress=None):
+def train(config, resume=False, until=None, progress=None, half=compress_fp16_hook):
     """On each rank: the model is trained; returns what `report` tells of it."""
-    trainer = ImageTrainer(config, *open_data(config), progress=progress)
+    trainer = ImageTrainer(config, *open_data(config), progress=progress,
+                           wrap=partial(wrap, half=half))
     if resume:
         trainer.resume()
     history = trainer.fit(until)
@@ -26,13 +30,18 @@ def train(config, resume=False, until=None, progress=None):
 
 
 def run(ranks=None, size="laptop", resume=False, until=None, progress=None, timeout=LAUNCH_LIMIT,
-        **changes):  # fmt: skip
+        half=compress_fp16_hook, **changes):  # fmt: skip
     """The model is trained on all ranks, to the end or to step `until`; returns a dict of numbers.
+    half     the hook of compress="fp16"; a learner's own will do
     changes  of Config: data="folder", epochs=3, batch_per_rank=16, ...
     """
     config = replace(SIZES[size], **changes)
-    return launch(train, config, resume, until, progress, ranks=ranks, timeout=timeout,
-                  stream=progress is not None)[0]  # fmt: skip
+    if config.data == "synthetic":
+        steps_in_epoch(config.images, config, ranks_to_come(ranks))  # refuses now, not on the ranks
+    found = launch(train, config, resume, until, progress, half, ranks=ranks, timeout=timeout,
+                   stream=progress is not None)[0]  # fmt: skip
+    used = {"compress_fp16_hook": half} if config.compress == "fp16" else {}
+    return {**found, "whose": whose(used) or "No function of lab 04: torch's DDP does it all."}
 
 
 def scaling(ranks=None, size="laptop", steps=None, timeout=LAUNCH_LIMIT, **changes):
@@ -51,6 +60,7 @@ def report(found):
         f"{config.image} x {config.image} pixels, {config.precision}",
         f"training  {found['steps']:,} of {found['of_steps']:,} steps of {images:,} images: "
         f"{found['ranks']} ranks with {config.batch_per_rank} each",
+        found["whose"],
     ]
     if speeds:
         speed = statistics.median(speeds)

@@ -14,7 +14,7 @@ ranks and with either engine. What is saved, transformers' from_pretrained loads
 
 import sys
 
-from ranklab.projects.command import Command, say, time_limit
+from ranklab.projects.command import Command, refusals, say, time_limit
 from ranklab.projects.fsdp.config import SIZES, Settings
 from ranklab.projects.fsdp.report import report
 from ranklab.projects.fsdp.training import run
@@ -23,18 +23,17 @@ from ranklab.projects.fsdp.training import run
 def parse(argv=None):
     """(the options, the Settings)."""
     command = Command(__package__, __doc__)
-    command.add_argument("--size", choices=SIZES, default="laptop")
+    command.add_argument("--size", choices=SIZES, default="laptop", help="how to train, and what")
     command.add_ranks()
     command.add_resume()
     command.add_argument("--dry-run", action="store_true", help="count the memory, train nothing")
-    command.add_argument("--gpus", type=int, default=4, help="of the machine for --dry-run")
-    command.add_argument("--gpu-gb", type=float, default=24, help="memory of each")
+    command.add_machine()
     command.add_fields(Settings, without=["betas"])
     options = command.parse(argv)
-    command.refuse_ranks_in_a_job(options)
     return options, command.config(SIZES[options.size], options)
 
 
+@refusals(__package__)
 def main(argv=None):
     options, settings = parse(argv)
     if options.dry_run:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from ranklab.projects.command import check_options, option
+from ranklab.options import existing_file, new_folder, option
 from ranklab.text_trainer import TrainConfig
 
 # What transformers.LlamaConfig takes, where no folder of weights says it.
@@ -20,15 +20,17 @@ class Settings(TrainConfig):
     """How to fine-tune; checked when it is made. The defaults suit a laptop."""
 
     model: str | None = option(None, "a Hugging Face folder with safetensors, e.g. Llama-2-7b")
-    data: str | None = option(None, "a file in Alpaca's form: instruction, input, output")
-    save: str | None = option(None, "write the tuned model to this folder, for from_pretrained")
-    engine: str = option("ours", "fsdp2: torch's fully_shard", ("ours", "fsdp2"))
+    data: str | None = option(None, "a file in Alpaca's form: instruction, input, output",
+                              kind=existing_file)
+    save: str | None = option(None, "write the tuned model to this folder, for from_pretrained",
+                              kind=new_folder)
+    engine: str = option("ours", "whose FSDP; fsdp2: torch's fully_shard", ("ours", "fsdp2"))
     pretrain: int = option(40, "steps on plain text first, where there is no --model", least=0)
-    steps: int = option(120, least=1)
-    batch: int = option(32, "examples in a step, over all ranks", least=1)
-    micro_batch: int = option(16, "examples in a forward and backward of one rank", least=1)
-    eval_batch: int = option(192, "held-out examples", least=1)
-    log_every: int = option(10, "steps", least=1)
+    steps: int = 120
+    batch: int = option(32, "examples in a step, over all ranks")
+    micro_batch: int = option(16, "examples in a forward and backward of one rank")
+    eval_batch: int = option(192, "held-out examples")
+    log_every: int = 10
     n_ctx: int = option(96, "tokens; what an example has beyond them is cut off", least=2)
     lr: float = 3e-3
     weight_decay: float = 0.0
@@ -42,7 +44,6 @@ class Settings(TrainConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        check_options(self)
         if self.engine == "fsdp2" and self.shard_ranks:
             raise ValueError("--shard-ranks is for --engine ours")
         if self.model and not Path(self.model, "config.json").exists():

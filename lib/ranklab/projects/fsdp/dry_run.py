@@ -181,6 +181,8 @@ def dry_run_report(size, gpus, gpu_gb, shard_ranks=0, batch=0, **settings):
     settings  those of the project; what memory does not depend on is left out
     """
     config, ranks = LLAMAS[size], shard_ranks or gpus
+    if gpus % ranks:
+        raise ValueError(f"shard_ranks={ranks} must divide the {gpus} GPUs")
     step = Step(**{name: value for name, value in settings.items() if name in Step._fields})
     step = step._replace(pieces=max(1, -(-batch // (gpus * step.micro_batch))))
     found = moments(config, ranks, step)

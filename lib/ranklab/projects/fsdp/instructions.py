@@ -37,6 +37,8 @@ def alpaca_file(path):
         found = json.loads(Path(path).read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{path} is no JSON: {error}") from None
+    if not isinstance(found, list):
+        raise ValueError(f"{path} is no list of examples")
     sides = [], []
     for number, example in enumerate(found, 1):
         for name in FIELDS:

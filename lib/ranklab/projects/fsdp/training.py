@@ -14,7 +14,7 @@ from ranklab.fsdp import (
     FullyShardedBlock, clip_grad_norm_sharded, full_state_dict, masked_loss, wrap_policy,
 )
 from ranklab.meter import memory_of
-from ranklab.projects.command import LAUNCH_LIMIT
+from ranklab.projects.command import LAUNCH_LIMIT, ranks_to_come
 from ranklab.projects.costs import counted_step
 from ranklab.projects.fsdp import fsdp2, llama
 from ranklab.projects.fsdp.config import LLAMAS, SIZES
@@ -22,7 +22,7 @@ from ranklab.projects.fsdp.instructions import (
     Bytes, alpaca_file, as_batch, encode, plain_text, python_instructions,
 )
 from ranklab.projects.fsdp.tuner import new_tuner
-from ranklab.projects.whose import learners
+from ranklab.projects.whose import whose
 
 PARTS = {"block": FullyShardedBlock, "clip": clip_grad_norm_sharded, "loss": masked_loss,
          "policy": wrap_policy, "state": full_state_dict}
@@ -42,13 +42,15 @@ def run(size="laptop", ranks=4, resume=False, until=None, progress=False, timeou
     if not llama.is_here():
         return None
     plain, taught = read(settings, resume)  # once, for all ranks
+    scored_examples(settings, len(taught.held_out), ranks_to_come(ranks))  # refuses now, not there
     found = launch(_work, LLAMAS[size], settings, parts, plain, taught, resume, until, progress,
                    ranks=ranks, timeout=timeout, stream=progress, preload=llama.PRELOAD)
     # Torch's FSDP shards and gathers by itself, and what is not saved is never gathered.
     torchs = settings.engine == "fsdp2"
     unused = {"block": torchs, "state": torchs or not settings.save}
+    used = {name: part for name, part in parts.items() if not unused.get(name)}
     return {**found[0], "settings": settings, "ranks": len(found),
-            "own": [name for name in learners(parts) if not unused.get(name)],
+            "whose": whose({PARTS[name].__name__: used[name] for name in used}),
             "data": (taught.name, len(taught.train), found[0]["scored"])}
 
 
@@ -72,7 +74,7 @@ def _work(shape, settings, parts, plain, taught, resume, until, progress):
         rows = llama.rows_in(settings.model)
         if any(Path(settings.model).glob("tokenizer*")):
             tokenizer = transformers.AutoTokenizer.from_pretrained(settings.model)
-    scored = scored_examples(settings, len(taught.held_out))
+    scored = scored_examples(settings, len(taught.held_out), dist.get_world_size())
     plain, train, held_out = ([encode(pair, tokenizer) for pair in pairs]
                               for pairs in (plain, taught.train, taught.held_out[:scored]))
     held_out = as_batch(held_out, settings.n_ctx)
@@ -88,13 +90,14 @@ def _work(shape, settings, parts, plain, taught, resume, until, progress):
     return found
 
 
-def scored_examples(settings, held_out):
+def scored_examples(settings, held_out, R):
     """How many held-out examples are scored: all ranks must call the model as often.
     error  ValueError where the ranks do not fit
     """
-    R = dist.get_world_size()
     if settings.batch % R:
         raise ValueError(f"{R} ranks must divide batch={settings.batch}")
+    if settings.shard_ranks and R % settings.shard_ranks:
+        raise ValueError(f"shard_ranks={settings.shard_ranks} must divide the {R} ranks")
     if min(settings.eval_batch, held_out) < R:
         raise ValueError(f"{R} ranks need a held-out example each: eval_batch="
                          f"{settings.eval_batch}, and the data has {held_out}")

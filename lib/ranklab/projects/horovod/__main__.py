@@ -16,7 +16,8 @@ import sys
 from importlib.util import find_spec
 
 from ranklab.engine import is_main_process
-from ranklab.projects.command import Command, comma_list, say
+from ranklab.options import comma_list, existing_file, new_file
+from ranklab.projects.command import Command, refusals, say
 from ranklab.projects.horovod import bert, report, run, timeline, trap, tuning
 from ranklab.projects.horovod.bert import COMPRESSIONS, FineTuning
 from ranklab.projects.horovod.training import run_real
@@ -31,12 +32,15 @@ def parse(argv=None):
     """(the options, the FineTuning)."""
     command = Command(__package__, __doc__)
     command.add_ranks(nodes=True)
-    command.add_argument("--data", help="a .csv or .jsonl file with label and text")
+    command.add_argument("--data", type=existing_file,
+                         help="a .csv or .jsonl file with label and text")
     command.add_argument("--compression", dest="compressions", default="none,fp16",
-                         type=comma_list(choices=COMPRESSIONS), help="which of them, with commas")
+                         type=comma_list(choices=COMPRESSIONS),
+                         help="of gradients on the wire: which, with commas")
     # Not "--timeline": horovodrun looks at all of the line, and has two that begin so.
-    command.add_argument("--trace", help="write Horovod's timeline to this file")
-    command.add_argument("--read", metavar="FILE", help="read a timeline, and nothing else")
+    command.add_argument("--trace", type=new_file, help="write Horovod's timeline to this file")
+    command.add_argument("--read", metavar="FILE", type=existing_file,
+                         help="read a timeline, and nothing else")
     command.add_argument("--tune", action="store_true", help="some steps at each fusion threshold")
     command.add_argument("--trap", action="store_true", help="transformers' Trainer, and its trap")
     command.add_argument("--real", action="store_true", help="under horovodrun: horovod.torch")
@@ -45,6 +49,7 @@ def parse(argv=None):
     return options, command.config(WITH_WEIGHTS if options.weights else FineTuning(), options)
 
 
+@refusals(__package__)
 def main(argv=None):
     options, config = parse(argv)
     if options.read:

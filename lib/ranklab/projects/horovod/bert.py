@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from ranklab.data.labelled_text import Words, bag_of_words, labelled_file, python_functions
-from ranklab.projects.command import check_options, option
+from ranklab.options import check_options, existing_folder, option
 from ranklab.projects.horovod.guard import gradient_norm, guard_gradient_scale
 from ranklab.projects.horovod.parallel import HorovodParallel, counted, rank_device
 from ranklab.trainer import PRECISIONS, LoopConfig, Schedule, Trainer
@@ -32,20 +32,21 @@ COMPRESSIONS = ("none", "fp16")
 class FineTuning:
     """What to train and how; checked when it is made. The defaults suit two CPU cores."""
 
-    weights: str | None = option(None, "a folder with a BERT's weights and tokenizer")
+    weights: str | None = option(None, "a folder with a BERT's weights and tokenizer",
+                                 kind=existing_folder)
     n_ctx: int = option(32, "tokens of a text", least=1)
     # The next four are those of the BERT that begins from scratch.
     vocab_size: int = option(4000, least=1)
     width: int = option(64, least=1)
     n_layer: int = option(2, least=1)
     n_head: int = option(2, least=1)
-    steps: int = option(60, least=1)
+    steps: int = option(60, "of the optimizer", least=1)
     batch: int = option(96, "texts in a step, over all ranks", least=1)
-    lr: float = 8e-3
-    warmup: float = 0.1  # of all steps
+    lr: float = option(8e-3, "the highest learning rate", least=0)
+    warmup: float = option(0.1, "of all steps", least=0)
     compression: str = option("none", "of gradients on the wire", COMPRESSIONS)
     precision: str = option("fp32", "bf16, fp16: by autocast", PRECISIONS)
-    seed: int = 0
+    seed: int = option(0, "of weights and order", least=0)
 
     def __post_init__(self):
         check_options(self)
@@ -59,11 +60,11 @@ class FineTuning:
     def schedule(self):
         return Schedule(self.lr, max(1, round(self.warmup * self.steps)), self.steps)
 
-    def check(self, ranks, texts):
+    def check(self, ranks, texts=None):
         """The mean over ranks of their means is that of the batch only where all have as many."""
         if self.batch % ranks:
             raise ValueError(f"{ranks} ranks must divide batch={self.batch}")
-        if texts < self.batch:
+        if texts is not None and texts < self.batch:
             raise ValueError(f"batch={self.batch} is more than the {texts} texts to train on")
 
 
@@ -157,14 +158,15 @@ class BertTrainer(Trainer):
 
     unit = "texts"
 
-    def __init__(self, hvd, tokens, config):
+    def __init__(self, hvd, tokens, config, compress=None):
         self.hvd, self.tokens, self.config = hvd, tokens, config
         self.units_per_step, self.counts = config.batch, None
         torch.manual_seed(config.seed + hvd.rank())  # elsewhere on each rank, until the broadcast
         model = make_bert(config, len(tokens.classes), tokens.vocab_size, tokens.pad)
         super().__init__(model.train(), config.loop(), config.schedule(),  # saved ones are in eval
                          partial(torch.optim.AdamW, lr=config.lr, fused=True), rank_device(hvd),
-                         parallel=HorovodParallel(hvd, config.compression), progress=False)
+                         parallel=HorovodParallel(hvd, config.compression, compress),
+                         progress=False)
 
     def next_batch(self):
         tokens = self.tokens
@@ -192,13 +194,14 @@ def logits_of(model, x, pad):  # (B, T) -> (B, K)
     return model(input_ids=x, attention_mask=(x != pad).long()).logits
 
 
-def fine_tune(hvd, tokens, config, timeline=None, until=None):
+def fine_tune(hvd, tokens, config, timeline=None, until=None, compress=None):
     """On one rank, after hvd.init(): the model is trained; returns it and what was seen.
     timeline  rank 0 writes Horovod's timeline of the training to this path
     until     stop after so many steps, and do not ask what they have brought
+    compress  a learner's own compress_fp16
     """
     config.check(hvd.size(), len(tokens.train))
-    trainer = BertTrainer(hvd, tokens, config)
+    trainer = BertTrainer(hvd, tokens, config, compress)
     model, history = trainer.model, trainer.history
     norms = check_scale(hvd, model, tokens)
     if timeline:

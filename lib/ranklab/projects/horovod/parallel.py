@@ -13,11 +13,14 @@ class HorovodParallel(Parallel):
 
     hvd          ranklab.horovod or horovod.torch, after init()
     compression  "none" or "fp16": of gradients on the wire
+    compress     compress_fp16 for "fp16", or a learner's own; None: what hvd has
     error        a batch in several pieces: Horovod averages after one backward
     """
 
-    def __init__(self, hvd, compression="none"):
+    def __init__(self, hvd, compression="none", compress=None):
         self.hvd, self.compression = hvd, getattr(hvd.Compression, compression)
+        if compress and compression == "fp16":
+            self.compression = Compressor(compress)
         self.rank, self.ranks = hvd.rank(), hvd.size()
         self.gradient_scale = self.ranks
 
@@ -47,6 +50,16 @@ class HorovodParallel(Parallel):
 
     def gather(self, values):
         return self.hvd.allgather(values[None])
+
+
+class Compressor:
+    """A function like compress_fp16, as DistributedOptimizer wants it."""
+
+    def __init__(self, compress):
+        self.compress = compress
+
+    def decompress(self, tensor, restore):
+        return restore(tensor)
 
 
 def rank_device(hvd):

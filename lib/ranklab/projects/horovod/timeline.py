@@ -44,12 +44,19 @@ def read_timeline(path):
 
     Horovod writes a begin and an end, ours a duration; and Horovod's file may lack its last
     bracket, when the job was ended.
+    error  ValueError: the file is no timeline
     """
-    text = Path(path).read_text().rstrip().rstrip(",")
-    if text.startswith("[") and not text.endswith("]"):
-        text = text[: text.rindex("}") + 1] + "]"
-    events = json.loads(text)
-    events = events["traceEvents"] if isinstance(events, dict) else events
+    try:
+        text = Path(path).read_text().rstrip().rstrip(",")
+        if text.startswith("[") and not text.endswith("]"):
+            text = text[: text.rindex("}") + 1] + "]"
+        events = json.loads(text)
+        return _phases(events["traceEvents"] if isinstance(events, dict) else events)
+    except (ValueError, LookupError, TypeError) as error:
+        raise ValueError(f"{path} is no timeline: {type(error).__name__} {error}") from None
+
+
+def _phases(events):
     tensor, begun, phases = {}, defaultdict(list), []
     for event in events:
         row, at = event["pid"], event.get("ts", 0) / 1e6

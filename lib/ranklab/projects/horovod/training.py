@@ -7,6 +7,8 @@ import os
 import torch
 
 from ranklab.engine import launch
+from ranklab.horovod.compression import compress_fp16
+from ranklab.projects.command import ranks_to_come
 from ranklab.projects.horovod import bert
 from ranklab.projects.horovod import tuning
 from ranklab.projects.horovod.bert import FineTuning
@@ -16,19 +18,23 @@ OURS, REAL = "ranklab.horovod", "horovod.torch"
 
 
 def run(config=FineTuning(), ranks=None, nodes=1, data=None, timeline=None,
-        compressions=("none", "fp16"), thresholds=(), tune=None, calls=6):  # fmt: skip
+        compressions=("none", "fp16"), thresholds=(), tune=None, calls=6,
+        compress=compress_fp16):  # fmt: skip
     """The model is trained once for each compression; returns what was found, or None where
     transformers is not installed.
 
     timeline    the file for the timeline of the first of these trainings
     thresholds  of the fusion buffer, in bytes: some steps with each of them
     tune        tune_fusion, or a learner's own: it chooses a threshold, by `calls` measurements
+    compress    for the compression fp16: a learner's own will do
     """
     if not bert.is_here():
         return None
+    config.check(ranks_to_come(ranks))  # refuses now, not on the ranks
     tokens = bert.read_tokens(config, data)
+    config.check(ranks_to_come(ranks), len(tokens.train))
     seen = launch(work, OURS, tokens, config, compressions, timeline, thresholds, tune, calls,
-                  ranks=ranks, nodes=nodes, preload=bert.PRELOAD,
+                  compress, ranks=ranks, nodes=nodes, preload=bert.PRELOAD,
                   timeout=24 * 3600 if config.weights else 300)
     return summary(tokens, config, seen[0])
 
@@ -40,7 +46,8 @@ def summary(tokens, config, found):
             "best_constant": tokens.best_constant, "bag_of_words": tokens.bag_of_words, **found}
 
 
-def work(api, tokens, config, compressions, timeline, thresholds, tune=None, calls=6):
+def work(api, tokens, config, compressions, timeline, thresholds, tune=None, calls=6,
+         compress=None):  # fmt: skip
     """On one rank, with the module called `api`: all that the project does."""
     hvd = importlib.import_module(api)
     hvd.init()
@@ -48,7 +55,8 @@ def work(api, tokens, config, compressions, timeline, thresholds, tune=None, cal
              "tuned": []}  # fmt: skip
     for compression in compressions:
         mine = dataclasses.replace(config, compression=compression)
-        _, found["runs"][compression] = bert.fine_tune(hvd, tokens, mine, timeline)
+        _, found["runs"][compression] = bert.fine_tune(hvd, tokens, mine, timeline,
+                                                             compress=compress)
         timeline = None
 
     def try_one(threshold):
@@ -62,8 +70,9 @@ def work(api, tokens, config, compressions, timeline, thresholds, tune=None, cal
         try_one(threshold)
     if tune:
         found["chosen"] = tuning.tune_together(hvd, tune, try_one, *tuning.RANGE, calls)
-        found["whose"] = whose({"tune_fusion": tune})
     hvd.shutdown()
+    used = {"compress_fp16": "fp16" in compressions and compress, "tune_fusion": tune}
+    found["whose"] = whose({name: function for name, function in used.items() if function})
     return found
 
 
@@ -79,6 +88,7 @@ def report(found):
         f"{sum(first['sizes']) // 4:,} parameters in {len(first['sizes'])} tensors, "
         f"{found['config'].steps} steps of {found['config'].batch} texts",
         f"ranks     {found['ranks']}, on {found['nodes']} node{'s' * (found['nodes'] > 1)}",
+        *filter(None, [found["whose"]]),
         "guard     the same texts give a gradient of {:.4f} on one rank, {:.4f} on all".format(
             *first["norms"]),
         f"\n{'':32}{'held-out accuracy':>18}{'sent/rank/step':>16}{'loss':>8}{'ms/step':>9}",
@@ -89,7 +99,7 @@ def report(found):
             f"{tuning.megabytes(seen['sent_bytes']):>16}{seen['losses'][-1]:8.3f}"
             f"{seen['ms_per_step']:9.1f}" if seen else ""))  # fmt: skip
     if "chosen" in found:
-        lines.append(f"A fusion threshold of {found['chosen']:,} bytes is chosen. {found['whose']}")
+        lines.append(f"A fusion threshold of {found['chosen']:,} bytes is chosen.")
     if max(seen["accuracy"] for seen in found["runs"].values()) < found["bag_of_words"]:
         lines.append("The bag of words wins: here words alone say much, and few steps teach a "
                      "BERT little about their order.")

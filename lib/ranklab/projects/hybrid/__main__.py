@@ -12,7 +12,8 @@ import dataclasses
 import sys
 
 from ranklab.hybrid import parse_layout
-from ranklab.projects.command import Command, say, time_limit
+from ranklab.options import positive
+from ranklab.projects.command import Command, refusals, say, time_limit
 from ranklab.projects.hybrid.config import (
     SIZES, Settings, refuse_what_does_not_fit, usual,
 )
@@ -23,11 +24,12 @@ from ranklab.projects.hybrid.training import run
 def parse(argv=None):
     """(the options, with a Layout; the Settings)."""
     command = Command(__package__, __doc__)
-    command.add_argument("--size", choices=["laptop", *SIZES], default="laptop")
+    command.add_argument("--size", choices=["laptop", *SIZES], default="laptop",
+                         help="of the GPT, with its layout")
     command.add_argument("--layout", help="dp x tp x pp and more: 2x2x2,zero,sp,virtual=2")
     for axis in ("dp", "tp", "pp"):
-        command.add_argument(f"--{axis}", type=int, help="ranks along this axis")
-    command.add_argument("--path", help="a text of your own")
+        command.add_argument(f"--{axis}", type=positive, help="ranks along this axis")
+    command.add_data()
     command.add_argument("--dry-run", action="store_true", help="one process poses as rank 0")
     command.add_resume()
     command.add_fields(Settings, without=["betas"])
@@ -35,22 +37,26 @@ def parse(argv=None):
     shape, settings, layout = usual(options.size)
     settings = command.config(settings, options)
     sizes = {axis: n for axis in ("dp", "tp", "pp") if (n := getattr(options, axis)) is not None}
-    try:
+    with refusals(command.prog):
         if options.layout or sizes:
             layout = dataclasses.replace(parse_layout(options.layout or "1x1x1"), **sizes)
         refuse_what_does_not_fit(shape, settings, layout)
-    except ValueError as error:
-        command.error(str(error))
     options.layout = layout
     return options, settings
 
 
-if __name__ == "__main__":
-    options, settings = parse()
+@refusals(__package__)
+def main(argv=None):
+    options, settings = parse(argv)
     if options.dry_run:
         from ranklab.projects.hybrid.dry_run import dry_run_report  # here: it fakes a GPU
 
         say(dry_run_report(options.size, settings.job(usual(options.size)[0]), options.layout))
     else:
-        say(report(run(options.size, options.layout, resume=options.resume, path=options.path,
+        say(report(run(options.size, options.layout, resume=options.resume, path=options.data,
                        progress=sys.stderr.isatty(), timeout=time_limit(), **vars(settings))))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,20 +1,21 @@
 """`ranklab compare`: one model, one batch, every layout; the losses agree, the costs differ."""
 
-import argparse
 import itertools
 import json
 import statistics
 import time
 from dataclasses import asdict
-from pathlib import Path
 
 from tqdm import tqdm
 
 from ranklab import data
 from ranklab.engine import device, launch
-from ranklab.hybrid import Hybrid, Layout, parse_layout
+from ranklab.hybrid import Hybrid, Job, Layout, parse_layout
+from ranklab.hybrid.choose import refuse_misfits
 from ranklab.meter import Traffic, memory_of
 from ranklab.models.gpt import GPTConfig
+from ranklab.options import number, picture
+from ranklab.projects.command import MOST_RANKS, Command, refusals, save_figure
 from ranklab.projects.hybrid.training import new_model
 from ranklab.text_trainer import TextTrainer, TrainConfig
 
@@ -29,8 +30,12 @@ def every_layout(ranks):
     sizes = [each for each in itertools.product(range(1, ranks + 1), repeat=3)
              if each[0] * each[1] * each[2] == ranks and SHAPE["n_head"] % each[1] == 0
              and TRAIN.batch % each[0] == 0 and each[2] <= SHAPE["n_layer"]]
-    return [layout for dp, tp, pp in sizes for layout in (
+    found = [layout for dp, tp, pp in sizes for layout in (
         Layout(dp, tp, pp), Layout(dp, tp, pp, sequence_parallel=tp > 1, zero=int(dp > 1)))]
+    if not found:
+        raise ValueError(f"no layout of {ranks} ranks fits a GPT of {SHAPE['n_layer']} layers and "
+                         f"{SHAPE['n_head']} heads, and a batch of {TRAIN.batch}")
+    return [*dict.fromkeys(found)]
 
 
 def compare(layouts, progress=True):
@@ -99,27 +104,27 @@ def table(rows):
                       "this machine, so\nits step times say nothing of GPUs."])
 
 
+def draw(rows):
+    from ranklab.plots import hybrid  # here: matplotlib takes half a second
+
+    return hybrid.compared(rows)
+
+
+@refusals("ranklab compare")
 def main(arguments):
     """`ranklab compare` has run; returns its exit code."""
-    parser = argparse.ArgumentParser(prog="ranklab compare", description=__doc__)
-    parser.add_argument("--ranks", type=int, default=4, help="of each layout; 4 by default")
+    parser = Command("ranklab compare", __doc__)
+    parser.add_argument("--ranks", type=number(least=1, most=MOST_RANKS), default=4,
+                        help="of each layout")
     parser.add_argument("--layouts", nargs="+", metavar="2x2x2,zero,sp",
                         help="dp x tp x pp, and what else; all of --ranks by default")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw it, too: x.svg or x.png")
+    parser.add_argument("--plot", type=picture, metavar="FILE", help="draw it, too: x.svg or x.png")
     options = parser.parse_args(arguments)
-    try:
-        layouts = [*map(parse_layout, options.layouts)] if options.layouts else \
-            [*dict.fromkeys(every_layout(options.ranks))]
-        if options.plot and options.plot.suffix not in (".svg", ".png"):
-            raise ValueError(f"--plot {options.plot} must end in .svg or .png")
-    except ValueError as error:
-        print(f"ranklab compare: {error}")
-        return 2
+    layouts = [*map(parse_layout, options.layouts or ())] or every_layout(options.ranks)
+    for layout in layouts:
+        refuse_misfits(layout, Job(GPTConfig(**SHAPE), TRAIN.batch, TRAIN.micro_batch, "fp32"),
+                       layout.ranks)
     rows = compare(layouts)
-    if options.plot:
-        from ranklab.plots import hybrid, style  # here: matplotlib takes half a second
-
-        options.plot.parent.mkdir(parents=True, exist_ok=True)
-        style.save(hybrid.compared(rows), options.plot)
+    save_figure(options.plot, lambda: draw(rows))
     print(json.dumps(rows, indent=1) if options.json else table(rows))

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from ranklab.hybrid import Job, Layout
 from ranklab.hybrid.choose import refuse_misfits
 from ranklab.models.gpt import GPTConfig
-from ranklab.projects.command import option
+from ranklab.options import new_folder, option
 from ranklab.projects.hybrid.sizes import SIZES
 from ranklab.text_trainer import TrainConfig
 
@@ -25,7 +25,7 @@ class Settings(TrainConfig):
     eval_batch: int = 32
     log_every: int = 5
     compare: bool = option(True, "rank 0 trains the same model alone, too")
-    tensorboard: str | None = option(None, "a folder for its curves")
+    tensorboard: str | None = option(None, "a folder for its curves", kind=new_folder)
     per_node: int = option(0, "ranks in a row that NVLink joins; 0: those of a host")
 
     def __post_init__(self):

@@ -1,11 +1,11 @@
 """`ranklab layout`: who talks to whom in a layout, what it costs, how others are told of it."""
 
-import argparse
-
 from ranklab.hybrid import layout_memory, layout_traffic, parse_layout
 from ranklab.hybrid.choose import refuse_misfits
 from ranklab.meter.text import lined_up
 from ranklab.models.gpt import count_parameters
+from ranklab.options import positive
+from ranklab.projects.command import Command, refusals
 from ranklab.projects.hybrid.elsewhere import megatron_command, torchtitan_toml
 from ranklab.projects.hybrid.sizes import SIZES
 
@@ -25,26 +25,22 @@ def explain(layout, job, per_node=8):
         lined_up(("sent in a step along", "bytes"), list(layout_traffic(job, layout).items()))])
 
 
+@refusals("ranklab layout")
 def main(arguments):
     """`ranklab layout` has run; returns its exit code."""
-    parser = argparse.ArgumentParser(prog="ranklab layout", description=__doc__)
+    parser = Command("ranklab layout", __doc__)
     parser.add_argument("layout", help="dp x tp x pp, and what else: 2x8x4,zero,sp")
-    parser.add_argument("--size", choices=list(SIZES), default="10b", help="which GPT; 10b")
-    parser.add_argument("--per-node", type=int, default=8, help="ranks that NVLink joins; 8")
-    parser.add_argument("--per-host", type=int, help="GPUs of a host, for torchrun; as --per-node")
+    parser.add_argument("--size", choices=list(SIZES), default="10b", help="which GPT")
+    parser.add_argument("--per-node", type=positive, default=8, help="ranks that NVLink joins")
+    parser.add_argument("--per-host", type=positive,
+                        help="GPUs of a host, for torchrun; as --per-node by default")
     parser.add_argument("--megatron", action="store_true", help="print Megatron-LM's command")
     parser.add_argument("--torchtitan", action="store_true", help="print torchtitan's config")
     options = parser.parse_args(arguments)
     job, _ = SIZES[options.size]
-    per_host = options.per_node if options.per_host is None else options.per_host
-    try:
-        if per_host < 1:
-            raise ValueError(f"per_host={per_host} must be 1 or more")
-        layout = parse_layout(options.layout)
-        texts = [explain(layout, job, options.per_node)]
-    except ValueError as error:
-        print(f"ranklab layout: {error}")
-        return 2
-    texts += [megatron_command(layout, job, per_host)] * options.megatron
+    layout = parse_layout(options.layout)
+    texts = [explain(layout, job, options.per_node)]
+    texts += [megatron_command(layout, job, options.per_host or options.per_node)
+              ] * options.megatron
     texts += [torchtitan_toml(layout, job)] * options.torchtitan
     print("\n\n".join(texts))

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ranklab import data, hardware
+from ranklab import hardware
 from ranklab.checkpoint.reshard import reshard_checkpoint
 from ranklab.engine import device, launch
 from ranklab.engine.in_place import is_started_by_another
@@ -18,7 +18,8 @@ from ranklab.models.gpt import GPT
 from ranklab.pipeline_parallel import PipelineExecutor, tied_embedding_sync
 from ranklab.projects.command import LAUNCH_LIMIT
 from ranklab.projects.hybrid.config import refuse_what_does_not_fit, usual
-from ranklab.text_trainer import TextTrainer
+from ranklab.projects.whose import whose
+from ranklab.text_trainer import TextTrainer, text_for
 from ranklab.trainer import PRECISIONS, History, due
 
 
@@ -36,13 +37,14 @@ def run(size="laptop", layout=None, build=build_mesh, parallelize=parallelize,
     shape, settings, its_own = usual(size)
     layout, settings = layout or its_own, dataclasses.replace(settings, **changes)
     refuse_what_does_not_fit(shape, settings, layout)
-    text = data.text_file(path) if path else data.python_text()
-    shape = dataclasses.replace(shape, vocab_size=max(shape.vocab_size, text.vocab_size))
-    data.held_out_batch(text.held_out, settings.eval_batch, shape.n_ctx)  # refuses now, not at last
+    text, shape = text_for(shape, settings, path)
     found = launch(_work, shape, text, settings, layout, build, (parallelize, sync, norm), progress,
                    resume and reshard, until, timeout=timeout, stream=progress,
                    ranks=None if is_started_by_another() else layout.ranks)
-    return {"ranks": found, "shape": shape, "settings": settings, "layout": layout}
+    parts = {"build_mesh": build, "parallelize": parallelize, "tied_embedding_sync": sync,
+             "mesh_grad_norm": norm, **({"reshard_checkpoint": reshard} if resume else {})}
+    return {"ranks": found, "shape": shape, "settings": settings, "layout": layout,
+            "whose": whose(parts)}
 
 
 def _work(shape, text, settings, layout, build, parts, progress, reshard, until):

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from ranklab import pipeline_parallel as pp
 from ranklab.models.gpt import GPTConfig
-from ranklab.projects.command import check_options, option
+from ranklab.options import option
 from ranklab.text_trainer import TrainConfig
 
 SCHEDULES = {"gpipe": pp.gpipe_schedule, "1f1b": pp.one_f_one_b_schedule,
@@ -36,11 +36,11 @@ class Settings(TrainConfig):
     micro_batches: int = option(8, "pieces of a batch", least=1)
     eval_batch: int = option(64, "held-out sequences: whole batches")
     compare: bool = option(True, "rank 0 trains the same model alone, too")
-    slow_stage: int = option(-1, "this one sleeps twice as long in the emulated run")
+    slow_stage: int = option(-1, "this one sleeps twice as long in the emulated run; -1: none",
+                             least=-1)
 
     def __post_init__(self):
         super().__post_init__()
-        check_options(self)
         for name, of in (("batch", "micro_batches"), ("eval_batch", "batch")):
             if getattr(self, name) % getattr(self, of):
                 raise ValueError(f"{name}={getattr(self, name)} must be a multiple of "

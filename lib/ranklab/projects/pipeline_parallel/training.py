@@ -6,7 +6,7 @@ import statistics
 import torch
 import torch.distributed as dist
 
-from ranklab import data, meter
+from ranklab import meter
 from ranklab import pipeline_parallel as pp
 from ranklab.engine import device, launch
 from ranklab.models.gpt import GPT
@@ -14,39 +14,45 @@ from ranklab.pipeline_parallel.emulated import SleepingStage
 from ranklab.pipeline_parallel.stages import gpt_costs
 from ranklab.pipeline_parallel.training import PipelineParallel
 from ranklab.projects.clock import wait_for_all
-from ranklab.projects.command import LAUNCH_LIMIT
+from ranklab.projects.command import LAUNCH_LIMIT, ranks_to_come
 from ranklab.projects.pipeline_parallel.config import SIZES
-from ranklab.text_trainer import TextTrainer
+from ranklab.projects.whose import whose
+from ranklab.text_trainer import TextTrainer, text_for
 
 SECONDS = 0.03  # that the forward of a mean stage sleeps
 
 
 def run(size="laptop", ranks=4, schedule=pp.one_f_one_b_schedule, executor=pp.PipelineExecutor,
-        split=pp.split_stages, resume=False, until=None, progress=False, timeout=LAUNCH_LIMIT,
-        **changes):  # fmt: skip
+        split=pp.split_stages, path=None, resume=False, until=None, progress=False,
+        timeout=LAUNCH_LIMIT, **changes):  # fmt: skip
     """The model is trained on all ranks; returns a dict for `report`.
 
     schedule, executor, split  a learner's own will do: see PipelineParallel
+    path     a text of your own
     changes  of Settings: steps=100, micro_batches=4, slow_stage=2, ...
     """
     shape, settings = SIZES[size]
     settings = dataclasses.replace(settings, **changes)
-    found = launch(_work, shape, settings, data.python_text(), (schedule, split, executor), resume,
-                   until, progress, ranks=ranks, timeout=timeout, stream=progress)
-    plan = schedule(len(found), settings.micro_batches)
-    return {"ranks": found, "shape": shape, "settings": settings, "plan": plan}
+    text, shape = text_for(shape, settings, path)
+    plan = schedule(ranks_to_come(ranks), settings.micro_batches)  # refuses what it cannot do
+    stages = len(pp.places(plan))
+    split(gpt_costs(shape), stages)
+    if settings.slow_stage >= stages:
+        raise ValueError(f"slow_stage={settings.slow_stage} is not one of the {stages} stages")
+    found = launch(_work, shape, settings, text, (schedule, split, executor), resume, until,
+                   progress, ranks=ranks, timeout=timeout, stream=progress)
+    parts = {"schedule": schedule, "PipelineExecutor": executor, "split_stages": split}
+    return {"ranks": found, "shape": shape, "settings": settings, "plan": plan,
+            "whose": whose(parts)}
 
 
 def _work(shape, settings, text, parts, resume, until, progress):
     """On each rank: the model is trained, and looked at."""
     schedule, split, _ = parts
-    plan = schedule(dist.get_world_size(), settings.micro_batches)  # refuses what it cannot do
+    plan = schedule(dist.get_world_size(), settings.micro_batches)
     settings = dataclasses.replace(settings, micro_batch=settings.batch // settings.micro_batches)
     parallel = PipelineParallel(None, *parts)
     trainer = new_trainer(shape, text, settings, parallel, progress)
-    if settings.slow_stage >= len(parallel.place):
-        raise ValueError(f"slow_stage={settings.slow_stage} is not one of the "
-                         f"{len(parallel.place)} stages")
     if resume:
         trainer.resume()
     loss, alone = trainer.fit(until).held_out.get(settings.steps), None

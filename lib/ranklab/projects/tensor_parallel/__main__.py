@@ -9,20 +9,21 @@
 
 import sys
 
-from ranklab.projects.command import Command, say, time_limit
-from ranklab.projects.tensor_parallel.training import METHODS, SIZES, Settings, report, run
+from ranklab.projects.command import Command, refusals, say, time_limit
+from ranklab.projects.tensor_parallel.training import METHODS, SIZES, report, run
 
 
+@refusals(__package__)
 def main(argv=None):
     command = Command(__package__, __doc__)
-    command.add_argument("--size", choices=SIZES, default="laptop")
-    command.add_argument("--method", choices=("all", *METHODS), default="all")
+    command.add_argument("--size", choices=SIZES, default="laptop", help="of the GPT")
+    command.add_argument("--method", choices=("all", *METHODS), default="all",
+                         help="how ranks share it; sequence is tensor with --sequence-parallel")
     command.add_ranks()
     command.add_resume()
-    command.add_argument("--data", help="a text file, or tokens in a .bin file (uint16)")
-    command.add_fields(Settings, without=["betas"])
+    command.add_data()
+    command.add_fields(SIZES["laptop"], without=["betas"])
     options = command.parse(argv)
-    command.refuse_ranks_in_a_job(options)
     settings = command.config(SIZES[options.size], options)
     say(report(run(options.size, options.ranks, options.method, options.data, options.resume,
                    progress=sys.stderr.isatty(), timeout=time_limit(), **vars(settings))))

@@ -11,18 +11,19 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from ranklab import data
 from ranklab.engine import device, launch
 from ranklab.meter import Traffic, memory_of
 from ranklab.models.gpt import GPT, GPTConfig
 from ranklab.parallel import Parallel
-from ranklab.projects.command import LAUNCH_LIMIT
+from ranklab.options import option
+from ranklab.projects.command import LAUNCH_LIMIT, ranks_to_come
 from ranklab.projects.tensor_parallel.costs import held_bytes, traffic
 from ranklab.projects.tensor_parallel.dtensor import DTensors
 from ranklab.projects.tensor_parallel.naive import Naive
+from ranklab.projects.whose import whose
 from ranklab.tensor_parallel.plan import How
 from ranklab.tensor_parallel.training import TensorParallel
-from ranklab.text_trainer import TextTrainer, TrainConfig
+from ranklab.text_trainer import TextTrainer, TrainConfig, text_for
 from ranklab.trainer import PRECISIONS, History
 
 GPT2 = {"vocab_size": 50257, "n_ctx": 1024, "rotary_base": 10000.0}
@@ -38,8 +39,8 @@ PARTS = {field.name: field.default for field in fields(How) if callable(field.de
 class Settings(TrainConfig):
     """How to train; checked when it is made."""
 
-    sequence_parallel: bool = False  # outside of layers each rank has some tokens
-    overlap: bool = False  # weight gradients are computed while those of inputs are added up
+    sequence_parallel: bool = option(False, "outside of layers each rank has some tokens")
+    overlap: bool = option(False, "compute weight gradients while those of inputs are added up")
 
 
 LARGE = Settings(steps=100, batch=16, micro_batch=4, lr=3e-4, precision="bf16", eval_batch=64)
@@ -74,12 +75,23 @@ def run(size="laptop", ranks=None, method="tensor", path=None, resume=False, unt
         raise ValueError(f"method={method!r} must be all or one of {', '.join(METHODS)}")
     if settings.checkpoint and method in ("all", "dtensor"):
         raise ValueError(f"method={method!r} keeps no checkpoint: name one, but not dtensor")
-    text = data.text_file(path) if path else data.python_text()  # read once, for all ranks
-    shape = replace(shape, vocab_size=max(shape.vocab_size, text.vocab_size))
+    refuse_ranks(shape, settings, methods, ranks_to_come(ranks))
+    How(None, settings.sequence_parallel or "sequence" in methods, settings.overlap)  # refuses both
+    text, shape = text_for(shape, settings, path)  # read once, for all ranks
     found = launch(_train_all, methods, shape, settings, parts, text, resume, until, progress,
                    ranks=ranks, timeout=timeout, stream=progress)
     return {"rows": found[0], "shape": shape, "settings": settings, "ranks": len(found),
-            "text": text.name, "own": [name for name in PARTS if parts[name] is not PARTS[name]]}
+            "text": text.name, "whose": whose(parts)}
+
+
+def refuse_ranks(shape, settings, methods, R):
+    """Raises ValueError where so many ranks can't share the GPT by these methods."""
+    if set(methods) - {"one", "naive"} and shape.n_head % R:
+        raise ValueError(f"{R} ranks must divide n_head={shape.n_head}")
+    if (settings.sequence_parallel or "sequence" in methods) and shape.n_ctx % R:
+        raise ValueError(f"{R} ranks must divide the {shape.n_ctx} tokens of a sequence")
+    if "naive" in methods and R > shape.n_layer:
+        raise ValueError(f"{R} ranks are more than n_layer={shape.n_layer}: each needs a layer")
 
 
 def _train_all(methods, *how):
@@ -136,7 +148,7 @@ def report(found):
     head = "".join(f"{name:>{width}}" for name, width in zip(columns, WIDTHS))
     lines = [f"{settings.steps} steps of {settings.batch} x {found['shape'].n_ctx} tokens of "
              f"{found['text']}, {settings.precision}, {found['ranks']} ranks",
-             f"your own: {', '.join(found['own']) or '-'}\n",
+             f"{found['whose']}\n",
              f"{'bytes':8}{head}  busy  tokens/s apart   loss"]
     for row in rows:
         pairs = zip(row.counted, row.said)

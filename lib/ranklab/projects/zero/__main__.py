@@ -23,7 +23,8 @@ import os
 import sys
 from pathlib import Path
 
-from ranklab.projects.command import Command, comma_list, say, time_limit
+from ranklab.options import comma_list, existing_file, new_file
+from ranklab.projects.command import Command, refusals, say, time_limit
 from ranklab.projects.zero.config import MODELS, SIZES, Settings, settings_of
 from ranklab.projects.zero.report import machine, report
 from ranklab.projects.zero.training import run
@@ -34,15 +35,16 @@ STAGES = (0, 1, 2, 3)
 def parse(argv=None):
     """(the options, the Settings)."""
     command = Command(__package__, __doc__)
-    command.add_argument("--size", choices=SIZES, default="laptop")
-    command.add_argument("--stage", type=comma_list(int), help="0 to 3, or some with commas")
+    command.add_argument("--size", choices=SIZES, default="laptop", help="of the GPT")
+    command.add_argument("--stage", type=comma_list(int, STAGES),
+                         help="0, 1, 2 or 3, or some of them with commas (all)")
     command.add_ranks()
     command.add_resume()
-    command.add_argument("--data", help="a text file, or tokens in a .bin file (uint16)")
-    command.add_argument("--config", metavar="FILE", help="a DeepSpeed config")
-    command.add_argument("--gpus", type=int, default=4, help="of the machine to choose a stage for")
-    command.add_argument("--gpu-gb", type=float, default=24, help="memory of each")
-    command.add_argument("--write-config", metavar="FILE", help="for that machine, and end")
+    command.add_data()
+    command.add_argument("--config", metavar="FILE", type=existing_file, help="a DeepSpeed config")
+    command.add_machine()
+    command.add_argument("--write-config", metavar="FILE", type=new_file,
+                         help="for that machine, and end")
     command.add_argument("--local_rank", type=int, help="given by the command deepspeed")
     command.add_fields(Settings, without=["betas"])
     options = command.parse(argv)
@@ -50,26 +52,22 @@ def parse(argv=None):
     if options.config:
         settings = read_config(command, options, settings)
     options.stage = options.stage or STAGES
-    if unknown := set(options.stage) - set(STAGES):
-        command.error(f"--stage {min(unknown)}: the stages are 0, 1, 2 and 3")
     if options.checkpoint and len(options.stage) > 1:
         command.error("--checkpoint keeps one stage: name it with --stage")
     if options.offload and 0 in options.stage:
         command.error("--offload needs stage 1, 2 or 3: name them with --stage")
-    command.refuse_ranks_in_a_job(options)
     return options, command.config(settings, options)
 
 
 def read_config(command, options, settings):
     """`settings` as the DeepSpeed config says; what the command line says comes on top."""
-    try:
+    with refusals(command.prog):
         stage, given = settings_of(options.config)
-    except (OSError, ValueError) as error:
-        command.error(str(error))
     options.stage = options.stage or [stage]
     return dataclasses.replace(settings, **{"engine": options.engine or settings.engine, **given})
 
 
+@refusals(__package__)
 def main(argv=None):
     if "RANK" in os.environ and "LOCAL_SIZE" in os.environ:
         # what the command `deepspeed` calls LOCAL_SIZE has torchrun's name, too

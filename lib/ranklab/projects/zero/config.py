@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ranklab.models.gpt import GPTConfig
-from ranklab.projects.command import check_options, option
+from ranklab.options import option
 from ranklab.text_trainer import TrainConfig
 
 # GPT-2's 1.3B, with its 50257 tokens padded to a multiple of 128. The byte text uses 256 of them;
@@ -21,12 +21,12 @@ MODELS = {
 class Settings(TrainConfig):
     """How to train; checked when it is made. The defaults suit a laptop."""
 
-    steps: int = option(100, least=1)
-    batch: int = option(16, "sequences in a step, over all ranks", least=1)
-    micro_batch: int = option(16, "sequences in a forward and backward of one rank", least=1)
-    eval_batch: int = option(64, "held-out sequences", least=1)
-    log_every: int = option(10, "steps", least=1)
-    engine: str = option("ours", choices=("ours", "deepspeed"))
+    steps: int = 100
+    batch: int = 16
+    micro_batch: int = option(16, "sequences in a forward and backward of one rank")
+    eval_batch: int = 64
+    log_every: int = 10
+    engine: str = option("ours", "whose ZeRO", ("ours", "deepspeed"))
     precision: str = option("fp32", "bf16: 16-bit parameters, and master weights in float32",
                             ("fp32", "bf16"))
     offload: str | None = option(None, "the optimizer's state: cpu, or (ours) a folder for files")
@@ -36,7 +36,6 @@ class Settings(TrainConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        check_options(self)
         if self.engine == "ours" and (self.offload_parameters or self.compiled):
             raise ValueError("--offload-parameters and --compiled are for --engine deepspeed")
         if self.engine == "deepspeed" and self.offload not in (None, "cpu"):
@@ -54,8 +53,11 @@ def settings_of(path):
 
     error  ValueError: something that this project has no name for
     """
-    config = json.loads(Path(path).read_text())
-    zero = config.get("zero_optimization", {})
+    try:
+        config = json.loads(Path(path).read_text())
+        zero = dict(config.get("zero_optimization", {}))
+    except (ValueError, AttributeError, TypeError) as error:
+        raise ValueError(f"{path} is no DeepSpeed config: {error}") from None
     found = {"batch": config.get("train_batch_size"),
              "micro_batch": config.get("train_micro_batch_size_per_gpu"),
              "clip": config.get("gradient_clipping"),

@@ -18,6 +18,7 @@ def report(found):
         f"{shape.n_head} heads, width {shape.n_embd}, {shape.n_ctx} tokens, V={shape.vocab_size}",
         f"training  {settings.engine}, {settings.steps} steps of {settings.batch} x {shape.n_ctx} "
         f"tokens of {found['text']}, {settings.precision}, {ranks} ranks",
+        found["whose"],
         "",
         line("rank 0, bytes", Costs._fields, settings) + f"{'tokens/s':>10}{'held out':>9}",
     ]

@@ -14,10 +14,12 @@ from ranklab import data
 from ranklab.baseline import checkpoint_blocks
 from ranklab.engine import device, launch
 from ranklab.models.gpt import GPT
-from ranklab.projects.command import LAUNCH_LIMIT
+from ranklab.projects.command import LAUNCH_LIMIT, ranks_to_come
+from ranklab.projects.whose import whose
 from ranklab.projects.zero.config import MODELS, SIZES
 from ranklab.projects.zero.engines import new_trainer
 from ranklab.projects.zero.measure import UNKNOWN, Costs, measure, predicted
+from ranklab.text_trainer import text_for
 from ranklab.trainer import History
 from ranklab.zero import zero_memory
 from ranklab.zero.training import STAGES
@@ -48,24 +50,26 @@ def run(size="laptop", numbers=(0, 1, 2, 3), stages=STAGES, zero_memory=zero_mem
     settings = dataclasses.replace(SIZES[size], **changes)
     if settings.checkpoint and len(numbers) > 1:
         raise ValueError(f"checkpoint={settings.checkpoint!r} is that of one stage: name it")
-    text = data.text_file(path) if path else data.python_text()  # read once, for all ranks
-    return launch(_train_all, MODELS[size], settings, numbers, stages, zero_memory, text, resume,
-                  until, progress, ranks=ranks, timeout=timeout, stream=progress)[0]  # fmt: skip
+    refuse_ranks(settings, ranks_to_come(ranks))
+    text, shape = text_for(MODELS[size], settings, path)  # read once, for all ranks
+    found = launch(_train_all, shape, settings, numbers, stages, zero_memory, text, resume, until,
+                   progress, ranks=ranks, timeout=timeout, stream=progress)[0]
+    used = {f"ZeroStage{n}": stages[n] for n in numbers if n and settings.engine == "ours"}
+    return {**found, "whose": whose({**used, "zero_memory": zero_memory})}
 
 
-def _train_all(shape, settings, numbers, stages, zero_memory, text, resume, until, progress):
-    """On each rank: all stages, one after the other; returns what `run` does.
-
-    error  ValueError where a rank has fewer rows than another: in stage 3 all must call the model
-           as often
+def refuse_ranks(settings, ranks):
+    """Raises ValueError where a rank would have fewer rows than another: in stage 3 all must call
+    the model as often.
     """
-    ranks = dist.get_world_size()
     for name in ("batch", "eval_batch"):
         if getattr(settings, name) % ranks:
             raise ValueError(f"{ranks} ranks must divide {name}={getattr(settings, name)}")
-    if text.vocab_size > shape.vocab_size:
-        shape = dataclasses.replace(shape, vocab_size=-(-text.vocab_size // 128) * 128)
-    rows = []
+
+
+def _train_all(shape, settings, numbers, stages, zero_memory, text, resume, until, progress):
+    """On each rank: all stages, one after the other; returns what `run` does."""
+    rows, ranks = [], dist.get_world_size()
     for stage in numbers:
         torch.manual_seed(0)
         model = GPT(shape).to(device())

@@ -1,0 +1,125 @@
+"""`ranklab work --merge`: the learner's cells go from the old copy of a lab into the newer one.
+
+A cell is the learner's when its text is not that from which the builder made its id. It takes the
+place of the cell with its id, or of the stub of the same exercise; a predicted number takes the
+place of `...`. Any other one comes after the cell that it followed. Both copies are kept.
+"""
+
+import ast
+import json
+import re
+import uuid
+from pathlib import Path
+
+from ranklab.course import labs
+from ranklab.course.notebook import digest, read_cells
+from ranklab.course.submitted import definitions
+from ranklab.files import write_whole
+
+
+def merge(folder: Path, stem):
+    """The learner's copy of the lab is the newer one, with their cells; returns a sentence.
+
+    folder/STEM.old.ipynb  what the copy was; a newer lab that somebody has edited is kept, too
+    error  ValueError where there is no newer lab, or one of the two is no notebook
+    """
+    copy = folder / f"{stem}.ipynb"
+    newer = newest(folder, stem)
+    if not newer or not copy.exists():
+        raise ValueError(f"{folder.name}/ has no newer version of {stem} beside your copy")
+    for path in (copy, newer):
+        if read_cells(path).now is None:
+            raise ValueError(f"{path} can't be read as a notebook, and nothing was changed")
+    text, notebook = copy.read_text(encoding="utf-8"), json.loads(newer.read_text(encoding="utf-8"))
+    moved = bring_cells(json.loads(text)["cells"], notebook["cells"], names_of(stem))
+    kept = [keep(text, copy)]
+    if not read_cells(newer).as_built:
+        kept.append(keep(newer.read_text(encoding="utf-8"), copy))
+    write_whole(copy, json.dumps(notebook, indent=1, ensure_ascii=False) + "\n")
+    newer.unlink()
+    return (f"{stem}: {copy.name} is the newer version, with {moved} of your cells; the old copy "
+            f"is {' and '.join(path.name for path in kept)}. Run all cells again.")
+
+
+def newest(folder, stem):
+    """The newer lab that `ranklab work` has put beside a copy, the last of several; or None."""
+    found = {int(match[1] or 1): path for path in folder.glob(f"{stem}.new*.ipynb")
+             if (match := re.fullmatch(rf"{stem}\.new(\d*)\.ipynb", path.name))}
+    return found[max(found)] if found else None
+
+
+def names_of(stem):
+    """The names of the lab's exercises."""
+    return {exercise.name for exercise in labs.checks_of(stem).EXERCISES}
+
+
+def keep(text, copy):
+    """`text` is in a file of its own beside `copy`, whose path is returned."""
+    number = 1
+    while (path := copy.with_name(f"{copy.stem}.old{number if number > 1 else ''}.ipynb")).exists():
+        number += 1
+    write_whole(path, text)
+    return path
+
+
+def bring_cells(old, new, names):
+    """The learner's cells of `old` are in `new`, both lists of cells; returns how many."""
+    moved, last = 0, None  # last: the cell of `new` that stands for the one before
+    for cell in old:
+        same = next((one for one in new if one.get("id") == cell.get("id")
+                     or source(one) == source(cell)), None)
+        is_new = not same or source(same) != source(cell)
+        if is_new and is_learners(cell) and source(cell).strip():
+            last = place_for(cell, same, new, names) or insert(cell, last, new)
+            moved += 1
+        else:
+            last = same or last
+    return moved
+
+
+def is_learners(cell):
+    """True for a cell that somebody wrote or edited."""
+    return digest(source(cell)) != str(cell.get("id")).partition("-")[0]
+
+
+def source(cell):
+    return "".join(cell["source"])
+
+
+def place_for(cell, same, new, names):
+    """The cell of `new` that now holds what `cell` does; None where there is no place for it."""
+    if cell["cell_type"] != "code":
+        return None
+    mine = names & set(definitions(source(cell)))
+    stub = same or next((one for one in new if one["cell_type"] == "code"
+                         and mine and mine <= set(definitions(source(one)))), None)
+    if stub and not is_learners(stub):
+        stub["source"] = cell["source"]
+        return stub
+    return None if stub else predicted(cell, new)
+
+
+def predicted(cell, new):
+    """The cell of `new` with the numbers that `cell`, a single check(...), predicts; or None."""
+    try:
+        calls = [node.value for node in ast.parse(source(cell)).body if isinstance(node, ast.Expr)]
+    except SyntaxError:
+        return None
+    numbers = {word.arg: ast.unparse(word.value) for call in calls if isinstance(call, ast.Call)
+               for word in call.keywords if ast.unparse(call.func) == "check"}
+    for one in new if numbers else ():
+        text = source(one)
+        if one["cell_type"] == "code" and all(f"{name}=..." in text for name in numbers):
+            for name, number in numbers.items():
+                text = re.sub(rf"\b{name}=\.\.\.", lambda _, to=f"{name}={number}": to, text)
+            one["source"] = text
+            return one
+    return None
+
+
+def insert(cell, last, new):
+    """A cell like `cell` stands in `new` after the cell `last`, or first; returns it."""
+    taken = {one.get("id") for one in new}
+    mine = cell | ({"id": uuid.uuid4().hex[:8]} if cell.get("id") in taken else {})
+    new.insert(new.index(last) + 1 if last else 0, mine)
+    return mine

@@ -1,0 +1,133 @@
+"""Options: fields of a dataclass with what their help says, and which values are right.
+
+A project's settings are a frozen dataclass, and its fields are options of its command line. With
+option() a field says what stands in the help; check_options(self) in __post_init__ refuses the
+values that are wrong.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import math
+import os
+from pathlib import Path
+
+
+def option(default, help=None, choices=None, least=None, kind=None):
+    """A field of a dataclass with what its option says and what check_options refuses.
+
+    kind  of what the command line gives: a function of its text; that of the field by default
+    """
+    about = {"help": help, "choices": choices, "least": least, "kind": kind}
+    return dataclasses.field(default=default, metadata={
+        name: value for name, value in about.items() if value is not None})
+
+
+def about(config, name):
+    """What option() says of the field `name`, here or in a class that this one is derived from."""
+    kind, found = config if isinstance(config, type) else type(config), {}
+    for each in reversed(kind.__mro__):
+        fields = vars(each).get("__dataclass_fields__", {})
+        found |= fields[name].metadata if name in fields else {}
+    return found
+
+
+def check_options(config):
+    """Every field of `config` has one of its choices, and its least value or more.
+
+    error  ValueError that names the field
+    """
+    for field in dataclasses.fields(config):
+        value, said = getattr(config, field.name), about(config, field.name)
+        choices, least = said.get("choices"), said.get("least")
+        if choices and value not in choices:
+            raise ValueError(f"{field.name}={value!r} must be one of {', '.join(choices)}")
+        if least is not None and not value >= least:  # NaN is not
+            raise ValueError(f"{field.name}={value} must be at least {least}")
+
+
+# --- types for add_argument: what is not such a thing is refused ----------------------------------
+
+def number(kind=int, least=None, most=None, above=None):
+    """A type: a finite number from `least` to `most`, or one that is more than `above`."""
+    bounds = [f"{word} {bound}" for word, bound in (
+        ("of at least", least), ("above", above), ("at most", most)) if bound is not None]
+    wanted = " ".join(["a", "whole " * (kind is int) + "number", " and ".join(bounds)]).strip()
+
+    def read(text):
+        with contextlib.suppress(ValueError, OverflowError):
+            value = kind(text)
+            if (math.isfinite(value) and (least is None or value >= least)
+                    and (most is None or value <= most) and (above is None or value > above)):
+                return value
+        raise argparse.ArgumentTypeError(f"{wanted} is wanted, not {text!r}")
+
+    return read
+
+
+positive = number(least=1)
+seed = number(least=0, most=2**63 - 1)
+
+
+def comma_list(kind=str, choices=None):
+    """A type: "a,b" -> ["a", "b"], each of them made by `kind`, and one of the `choices`."""
+    def split(text):
+        values = [kind(each) for each in text.split(",")]
+        for value in values:
+            if choices and value not in choices:
+                known = ", ".join(map(str, choices))
+                raise argparse.ArgumentTypeError(f"{value!r} is not one of {known}")
+        return values
+
+    split.__name__ = f"list of {kind.__name__}"  # argparse names it when a value is wrong
+    return split
+
+
+def existing_file(text):
+    """A type: the path of a file that is there."""
+    if not Path(text).is_file():
+        raise argparse.ArgumentTypeError(f"there is no file {text!r}")
+    return text
+
+
+def existing_folder(text):
+    """A type: the path of a folder that is there."""
+    if not text or not Path(text).is_dir():
+        raise argparse.ArgumentTypeError(f"there is no folder {text!r}")
+    return text
+
+
+def existing_place(text):
+    """A type: the path of a file or folder that is there."""
+    if not text or not Path(text).exists():
+        raise argparse.ArgumentTypeError(f"there is no file or folder {text!r}")
+    return text
+
+
+def new_folder(text):
+    """A type: the path of a folder that is there or can be made."""
+    if not text or Path(text).exists() and not Path(text).is_dir():
+        raise argparse.ArgumentTypeError(f"{text!r} is no folder")
+    return _writable(text)
+
+
+def new_file(text):
+    """A type: the path of a file that can be written."""
+    if not text or Path(text).is_dir():
+        raise argparse.ArgumentTypeError(f"{text!r} is no name for a file")
+    return _writable(text)
+
+
+def picture(text):
+    """A type: the path of an .svg or .png that can be written."""
+    if not text.endswith((".svg", ".png")):
+        raise argparse.ArgumentTypeError(f"{text!r} must end in .svg or .png")
+    return new_file(text)
+
+
+def _writable(text):
+    path = Path(text).absolute()
+    here = next(each for each in (path, *path.parents) if each.exists())
+    if here != path and not here.is_dir() or not os.access(here, os.W_OK):
+        raise argparse.ArgumentTypeError(f"{text!r} can't be written, because of {here}")
+    return text
