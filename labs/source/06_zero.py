@@ -382,7 +382,7 @@ assert sorted(curves, key=lambda name: -curves[name].peak_bytes) == list(curves)
 # %% tags=["nbval-check-output"]
 from itertools import combinations
 
-from ranklab.zero.keeping import Step, published_steps, scores
+from ranklab.zero.keeping import Step, last_that_fit, published_steps
 
 step = Step(nbytes=(1, 8, 2, 8, 1, 4), compute=(2, 1, 2, 1, 2, 1), limit=14, alpha=0.5, beta=0.5)
 for kept in ([], [3, 4, 5], [0, 2, 4, 5], range(6)):
@@ -403,7 +403,7 @@ def units_to_keep(step):
 units_to_keep = check(units_to_keep)
 
 # %% [markdown]
-# The last lines are your score on published shapes, with times by formula: ten blocks, of each the attention and the MLP as units. No choice can be faster than the bound. It is a proof, not a plan: it takes device and link each as if it never had to wait for memory, so the best may be above it.
+# The last lines are your score on published shapes, with times by formula: ten blocks, of each the attention and the MLP as units. The bound is what the device or the link needs if it never waits for memory. No choice is faster than that; even the best one may be slower.
 
 # %% [markdown]
 # ### Further
@@ -622,19 +622,22 @@ for stage in (1, 2, 3):
     assert predicted == counted
 
 # %% [markdown]
-# The clock can't compare the stages here: the ranks share two cores and their memory, and nothing hides behind anything. The model of 4.6 can. Ten blocks of Mixtral 8x7B over eight cards of 100 Gbit/s a node, 8,192 tokens on each GPU: what do more GB for whole parameters buy, with your choice of units?
+# The clock can't compare the stages here: the ranks share two cores and their memory, and nothing hides behind anything. The model of 4.6 can. Ten blocks of Mixtral 8x7B, 8,192 tokens on each GPU, which compute for 0.48 s. What do more GB for whole parameters buy, with your choice of units, over eight cards of 100 or of 400 Gbit/s a node?
 
 # %% tags=["nbval-check-output"]
 mixtral = published_steps()["Mixtral 8x7B, 12 GB"]
-print("GB   none stays whole   the last that fit   yours   bound   seconds of a step, by the model")
+print("seconds of a step, by the model: 87 GB/s                            350 GB/s\n"
+      "GB  none whole  the last that fit  yours  bound          none whole  yours  bound")
 for gb in (4, 6, 9, 12, 18, 24):
     step = dataclasses.replace(mixtral, limit=gb * 1e9)
-    seconds = scores(step)
-    print(f"{gb:2} {seconds['none']:18.2f} {seconds['the last that fit']:19.2f}",
-          f"{step.seconds(units_to_keep(step)):7.2f} {seconds['bound']:7.2f}")
+    fast = dataclasses.replace(step, beta=1 / 350e9)
+    last = step.seconds(last_that_fit(step))
+    yours, on_fast = step.seconds(units_to_keep(step)), fast.seconds(units_to_keep(fast))
+    print(f"{gb:2} {step.seconds():11.2f} {last:18.2f} {yours:6.2f} {step.bound():6.2f}"
+          f"{fast.seconds():20.2f} {on_fast:6.2f} {fast.bound():6.2f}")
 
 # %% [markdown]
-# The first 2 GB buy the most: then the next experts, 2.8 GB, can travel while others compute. After that each GB saves messages. This link is slow for so few tokens, so all of it is exposed. With NVLink inside a node most of stage 3 hides behind computing.
+# From 4 to 6 GB is worth most: then the next experts, 2.8 GB, travel while others compute. On the slower link each further GB saves messages, which are exposed. On the faster one computing hides all but the first and the last message, and units that stay whole buy nothing. So first room to gather ahead, then units to keep, and both only where messages are exposed.
 
 # %% [markdown]
 # ## 8. Interview questions
