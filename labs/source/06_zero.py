@@ -664,7 +664,7 @@ questions("06_zero")
 # %% [markdown]
 # ## 10. What we left out
 #
-# - **Gradients in float32.** 16 bytes a parameter are the paper's. Sums over many micro-batches in bf16 lose small terms, so Llama 3 (arXiv 2407.21783, 3.3.2) and Megatron-LM with `--bf16` add up in float32: 2 + 4 + 12 = 18. DeepSpeed does with `data_types: {"grad_accum_dtype": "fp32"}`; its default is the model's type. Plain DDP has gradients twice while its buckets hold copies (lab 04).
+# - **Gradients in float32.** 16 bytes a parameter are the paper's. Sums over many micro-batches in bf16 lose small terms, so Llama 3 (arXiv 2407.21783, 3.3.2) and Megatron-LM with `--bf16` add up in float32: 2 + 4 + 12 = 18. DeepSpeed does with `data_types: {"grad_accum_dtype": "fp32"}`; its default is the model's type. And plain DDP holds gradients twice, in its buckets too, unless `gradient_as_bucket_view=True` (lab 04).
 # - **Making the model.** Before stage 3 can shard it, each process holds all of it. `deepspeed.zero.Init()` shards each parameter as it is made. transformers' `from_pretrained` does that by itself, but only if it knows of stage 3: make `TrainingArguments(deepspeed=...)` before the model (modeling_utils.py, `is_deepspeed_zero3_enabled`).
 # - **DeepSpeed's checkpoints** are each rank's shards. `zero_to_fp32.py`, which it copies beside them, puts float32 weights together, without DeepSpeed; `ds_to_universal.py` makes a checkpoint that another number of ranks can load, with the optimizer's state.
 # - **Activations**: ZeRO shards states, not activations. Checkpointing (lab 01) makes them smaller; tensor parallelism (lab 08) shards them.
