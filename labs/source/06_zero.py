@@ -403,7 +403,7 @@ def units_to_keep(step):
 units_to_keep = check(units_to_keep)
 
 # %% [markdown]
-# The last lines are your score on published shapes, with times by formula: ten blocks, of each the attention and the MLP as units. The bound is what the device or the link needs if it never waits for memory. No choice is faster than that; even the best one may be slower.
+# The last lines are your score on published shapes, with times by formula: ten blocks, of each the attention and the MLP as units. "The last that fit" are used again soonest: so `stage3_max_reuse_distance` chooses. The bound is what the device or the link needs if it never waits for memory. No choice is faster than that; even the best one may be slower.
 
 # %% [markdown]
 # ### Further
@@ -622,7 +622,7 @@ for stage in (1, 2, 3):
     assert predicted == counted
 
 # %% [markdown]
-# The clock can't compare the stages here: the ranks share two cores and their memory, and nothing hides behind anything. The model of 4.6 can. Ten blocks of Mixtral 8x7B, 8,192 tokens on each GPU, which compute for 0.48 s. What do more GB for whole parameters buy, with your choice of units, over eight cards of 100 or of 400 Gbit/s a node?
+# The clock can't compare the stages here: the ranks share two cores and their memory, and nothing hides behind anything. The model of 4.6 can. Ten blocks of Mixtral 8x7B, 8,192 tokens on each GPU, which compute for 0.48 s. What do more GB for whole parameters buy, with your choice of units, over eight cards of 100 or of 400 Gbit/s a node? (350 GB/s by eight of 400 were measured, NVIDIA/nccl-tests issue 283; 87 are a quarter of it.)
 
 # %% tags=["nbval-check-output"]
 mixtral = published_steps()["Mixtral 8x7B, 12 GB"]

@@ -125,7 +125,8 @@ def transformer_step(blocks, attention, mlp, tokens, limit, alpha, beta, active=
 def published_steps():
     """{name: Step} of 20 units: published shapes, the times by formula and not measured.
 
-    alpha is 1 ms. A node's 8 GPUs receive 87 GB/s by eight cards of 100 Gbit/s, or 12.5 by one.
+    alpha is 1 ms. By eight cards of 100 Gbit/s a node receives 87 GB/s, a quarter of what eight of
+    400 were measured at (nccl-tests issue 283); by one card 12.5.
     """
     cards, one = (1e-3, 1 / 87e9), (1e-3, 1 / 12.5e9)
     return {
