@@ -570,7 +570,7 @@ for tool, (losses, calls, rows) in found.items():
 #
 # Clipping with FSDP2 is `nn.utils.clip_grad_norm_(model.parameters(), 0.5)`, as ever: DTensors add up their squares over ranks by themselves. On *your* model the same line would clip by another factor on each rank.
 #
-# FSDP2 sells memory for messages in more ways than `reshard_after_forward=False` (torch 2.13, `_fully_shard.py`):
+# FSDP2 can spend memory to send less in more ways than `reshard_after_forward=False` (torch 2.13, `_fully_shard.py`):
 #
 # | | |
 # |---|---|
