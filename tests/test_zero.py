@@ -449,11 +449,30 @@ def test_what_no_rank_has_used_has_no_gradient():
 
 @pytest.mark.parametrize("gb, way", [
     (100, (0, False, False)), (13, (1, False, False)), (8, (2, False, False)),
-    (4, (2, True, False)), (2, (3, True, False)), (0.1, (3, True, True))])
+    (6, (3, False, False)), (4, (2, True, False)), (2, (3, True, False)), (0.1, (3, True, True))])
 def test_the_fastest_way_that_fits(gb, way):
     assert fastest_way(1.3e9, ranks=4, gpu_bytes=gb * 1e9) == way
+
+
+def test_stage_3_comes_before_offload():
+    assert fastest_way(7.5e9, ranks=8, gpu_bytes=24e9, other_bytes=4e9) == (3, False, False)
 
 
 def test_what_does_not_fit_is_a_sentence():
     with pytest.raises(ValueError, match="9.0 GB beside the model's states do not fit into 8.0 GB"):
         fastest_way(1e9, 4, 8e9, other_bytes=9e9)
+
+
+def _own_is_forgotten():
+    class Forgets(ZeroStage1):
+        def reduce(self, bucket):
+            work = super().reduce(bucket)
+            bucket.own = None
+            return work
+
+    Forgets(nn.Linear(2, 2).to(device()))(torch.ones(1, 2, device=device())).sum().backward()
+
+
+def test_a_gradient_that_nothing_puts_into_own_is_a_sentence():
+    with pytest.raises(RankError, match="bucket.own is None when the backward ends: put the mean"):
+        launch(_own_is_forgotten, ranks=2)

@@ -710,7 +710,7 @@ assert all(torch.equal(a, b) for a, b in zip(mine_grads, torchs_grads))
 # %% [markdown]
 # **torch.amp** is mixed precision in two lines. `autocast` casts the inputs of matrix products to 16 bits, and leaves
 # weights, norms and losses in float32. (So with it the weights are float32, the gradients too, and there is no
-# separate master copy: 4 + 4 + 8 = 16 bytes again. The 16-bit copies of the weights take 2 bytes more for each parameter, during a step.) `GradScaler` is `scale_loss` of Further,
+# separate master copy: 4 + 4 + 8 = 16 bytes again. The 16-bit copies of the weights take 2 bytes more for each parameter: autocast keeps each from its first use to the end of the `with`, and the graph until backward.) `GradScaler` is `scale_loss` of Further,
 # whose check compares the two step by step.
 
 # %% tags=["nbval-check-output"]

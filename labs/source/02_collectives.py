@@ -34,7 +34,8 @@ check(server_megabytes=...)
 # %% [markdown]
 # ## 2. Picture
 #
-# Groups of ranks talk in nine verbs. The pictures show three ranks before and after. Each row is what one rank holds, cut
+# Two ranks talk by `send` and `recv` (lab 00). What all ranks of a group do together comes in nine verbs, which you build
+# of those two. The pictures show three ranks before and after. Each row is what one rank holds, cut
 # into three columns; `+` is the sum of its column over all ranks:
 
 # %%

@@ -15,6 +15,7 @@
 # A GPU has 80 GB. With plain data parallelism and Adam in mixed precision, states alone: how many parameters fit?
 
 # %%
+import dataclasses
 import functools
 import json
 import math
@@ -85,7 +86,7 @@ for rank, (weight, numbers) in enumerate(launch(in_parts, gradient, ranks=2)):
 
 # %% [markdown]
 # ### 4.1 Who owns what?
-# > difficulty 2/5 · importance 4/5 · 8 minutes · about 5 lines
+# > difficulty 2/5 · importance 4/5 · 7 minutes · about 5 lines
 #
 # Parameters have all sizes, so ZeRO does not give whole ones to ranks. It lays them one after the other into one flat piece of memory, adds zeros until R divides, and cuts
 # that into R equal **shards**. A parameter may begin in one shard and end in the next. The optimizer does not mind, because it treats each number for itself.
@@ -103,7 +104,6 @@ def partition_flat(tensors, ranks):
     tensors are of one type, on one device, and unchanged.
     shape  any shapes of n numbers in all -> (ceil(n/R) R,), R times (ceil(n/R),)
     """
-    # new zeros of the right length, of the tensors' type -> the numbers -> R views
     raise NotImplementedError("exercise 4.1: about 5 lines")
 
 
@@ -120,7 +120,7 @@ plots.shards({name: p.numel() for name, p in layers.named_parameters()}, ranks=4
 
 # %% [markdown]
 # ### 4.2 What does each stage hold?
-# > difficulty 2/5 · importance 5/5 · 8 minutes · about 4 lines
+# > difficulty 2/5 · importance 5/5 · 6 minutes · about 4 lines
 #
 # The formula behind the first picture. `States` is a named tuple: parameters, gradients, optimizer_state, in bytes.
 
@@ -138,7 +138,6 @@ def zero_memory(stage, parameters, ranks, parameter_bytes=2, gradient_bytes=2, o
     """
     if stage not in range(4):
         raise ValueError(f"stage={stage} must be 0, 1, 2 or 3")
-    # the numbers that a rank owns; then who holds what? Stage 1 shards one thing, 2 one more, ...
     raise NotImplementedError("exercise 4.2: about 4 lines")
 
 
@@ -155,21 +154,22 @@ for stage in range(4):
 
 # %% [markdown]
 # ### 4.3 Stage 1: the optimizer state
-# > difficulty 4/5 · importance 5/5 · 25 minutes · about 14 lines
+# > difficulty 4/5 · importance 5/5 · 20 minutes · about 6 lines
 #
 # Take your `OverlappedDataParallel` of lab 03, and change how a bucket is reduced. An all-reduce is a reduce-scatter followed by an all-gather. Stage 1 pulls the two apart: reduce-scatter in backward, **then the
-# step, on a shard**, then the all-gather, of parameters this time.
+# step, on a shard**, then the all-gather, of parameters this time. So two methods are yours: what a full bucket sends in backward, and what is left to do after the optimizer's step.
 #
-# A `ShardedBucket` is a bucket of lab 03 with a few things more:
+# `ShardedBucket` is lab 03's bucket, and its parameters lie in one piece of memory, too:
 #
-# | given by `ShardedBucket` | |
+# | | |
 # |---|---|
-# | `bucket.flat` | the gradients, as in lab 03; with zeros at the end, so that R divides |
-# | `bucket.weights`, `bucket.shard` | all parameters of the bucket, in one piece (the parameters are views of it); the part of it that is mine, a view |
-# | `bucket.parameters`, `bucket.rank`, `bucket.group` | its parameters; which shard is mine; the ranks that share the bucket |
-# | `bucket.own` | put the mean gradient of my shard there |
-# | `bucket.hand_over(used)` | the optimizer gets what is in `own`, the parameters' own gradients are gone; `used` is the set of its parameters that had a gradient on any rank: after the `finish()` of lab 03 those have one |
-# | `bucket.update_shard()` | after the optimizer's step: the shard has the new numbers |
+# | `bucket.flat` | the gradients, with zeros at the end, so that R divides |
+# | `bucket.weights`, `bucket.shard` | all parameters of the bucket, of which the parameters are views; the part of it that this rank owns, a view |
+# | `bucket.own` | you set it: the tensor that holds the mean gradient of the shard when backward ends |
+# | `bucket.update_shard()` | the shard gets the numbers that the optimizer has stepped |
+# | `bucket.group` | the ranks that share the bucket |
+#
+# The collectives are lab 02's: `dist.reduce_scatter_single(mine, whole, group=..., async_op=True)` returns a handle, and `dist.all_gather_single(whole, mine, group=...)`.
 #
 # **Predict.** 100 MB of gradients and as many of parameters, 4 ranks, by rings. How many MB does each rank send in a step of stage 1?
 
@@ -196,11 +196,11 @@ class ZeroStage1(Owned, OverlappedDataParallel):
         return buckets_of(trained, cap_bytes, self.group_of, ShardedBucket)
 
     def reduce(self, bucket):
-        """This rank's shard of the bucket is on its way to become the mean; returns the handle."""
+        """The mean gradient of this rank's shard is on its way to place_of(bucket), from now on
+        bucket.own; returns the handle.
+        """
         while self.works:  # one message at a time: its handle may hold a copy of it
             self.works.pop().wait()
-        # divide, choose the place (below), reduce-scatter with async_op=True:
-        # dist.reduce_scatter_single(where it arrives, the whole, group=..., async_op=True)
         raise NotImplementedError("exercise 4.3, first part: about 3 lines")
 
     def place_of(self, bucket):
@@ -208,15 +208,16 @@ class ZeroStage1(Owned, OverlappedDataParallel):
         return bucket.flat.view(-1, len(bucket.shard))[bucket.rank]
 
     def finish(self):
-        """The optimizer has its gradients; called at the end of backward."""
+        """The optimizer has its gradients, of parameters that any rank has used."""
         super().finish()
-        # each bucket hands over. Which of its parameters have a gradient by now?
-        raise NotImplementedError("exercise 4.3, second part: about 2 lines")
+        for bucket in self.buckets:
+            bucket.hand_over({p for p in bucket.parameters if p.grad is not None})
 
     def step_ends(self):
-        """All ranks have all parameters, as their owners have stepped them."""
-        # each bucket: the new numbers into the shard; then dist.all_gather_single(the whole, mine)
-        raise NotImplementedError("exercise 4.3, third part: about 3 lines")
+        """Called after the optimizer's step: all ranks have all parameters, as their owners have
+        stepped them.
+        """
+        raise NotImplementedError("exercise 4.3, second part: about 3 lines")
 
 
 # %%
@@ -227,11 +228,11 @@ ZeroStage1 = check(ZeroStage1)
 
 # %% [markdown]
 # ### 4.4 Stage 2: the gradients
-# > difficulty 3/5 · importance 4/5 · 12 minutes · about 4 lines
+# > difficulty 3/5 · importance 4/5 · 10 minutes · about 4 lines
 #
 # After the reduce-scatter a rank needs its own shard of the gradient and nothing else. Stage 1 keeps the rest until the next step. Stage 2 frees each bucket when it is reduced, at the latest when the next one leaves. So the gradients of a model are never all in memory at the same time.
 #
-# `bucket.free_gradients()` gives back the memory of `bucket.flat`; the next `gather()` takes it again.
+# `self.free_gradients(buckets)` gives back the memory of each `bucket.flat`; the next `gather()` takes it again. `self.buckets` stand in the order in which they leave.
 
 # %%
 class ZeroStage2(ZeroStage1):
@@ -248,11 +249,10 @@ class ZeroStage2(ZeroStage1):
 
     def place_of(self, bucket):
         """A place of its own, because the whole is freed; those before are reduced by now."""
-        # free the buckets before this one in self.buckets; then an empty tensor like the shard
         raise NotImplementedError("exercise 4.4, first part: about 2 lines")
 
     def finish(self):
-        # as in stage 1; by then all buckets are reduced
+        """As in stage 1; and no bucket's gradients take memory."""
         raise NotImplementedError("exercise 4.4, second part: about 2 lines")
 
     def free_gradients(self, buckets):
@@ -268,7 +268,7 @@ ZeroStage2 = check(ZeroStage2)
 
 # %% [markdown]
 # ### 4.5 Stage 3: the parameters
-# > difficulty 5/5 · importance 5/5 · 30 minutes · about 20 lines
+# > difficulty 5/5 · importance 5/5 · 25 minutes · about 11 lines
 #
 # Now a rank holds its shard of the parameters, too. Before a layer computes, its parameters must be gathered; afterwards they are freed. The same once more in backward, because the gradient of a layer needs its weights.
 # Two things make that fast enough. Parameters come in **units**: a transformer's block is one all-gather, not twelve. And the next unit is **prefetched**: it travels while this one computes.
@@ -279,21 +279,18 @@ ZeroStage2 = check(ZeroStage2)
 plots.unit_timeline(stages=(1, 3))
 
 # %% [markdown]
-# Four methods are called around each unit, by hooks that `ShardedModel` registers: `enter` and `leave` around its forward, `backward_of` and `backward_done` around its backward.
+# Four methods are called around each unit, by hooks: `enter` and `leave` around its forward, `backward_of` and `backward_done` around its backward. You decide in them what is gathered, when, and when it is freed:
 #
-# | given by `ShardedModel` | |
+# | | |
 # |---|---|
-# | `unit.begin_gather()`, `unit.end_gather()` | its parameters are on their way; waits until they are here, and starts the gather if nothing has |
+# | `unit.begin_gather()`, `unit.end_gather()` | its parameters are on their way; they are here (it starts the gather if nothing has) |
 # | `unit.free()` | their memory is given back |
-# | `self.place_in_order(unit)` | the unit's place in the order of this forward: 0 for the first unit that it reaches, then 1, 2, ... Call it once in each forward, not in a checkpoint's second one. Afterwards `self.position` is one more |
-# | `self.prefetch(place)` | the unit at that place is on its way; nothing happens before 0 and after the last (in the very first forward no order is known yet) |
-# | `self.backward_begins()` | makes sure that `finish()` follows |
-# | `self.reduce(unit)` | its gradients are on their way to their owners, and will be freed |
-# | `self.sync` | False inside `no_sync()`: then nothing is reduced |
+# | `self.prefetch(place)` | the unit at that place of the order is on its way, if there is one. The order is that of the last forward |
+# | `self.place_in_order(unit)` | where this forward has come to: 0 for its first unit, then 1, 2, ... at each call |
+# | `self.reduce(unit)` | its gradients are on their way to their owners, and will be freed. Not inside `no_sync()`, where `self.sync` is False |
 # | `in_backward()` | True where a checkpoint (lab 01) runs a forward once more, inside the backward |
-# | `call_after_backward(then, inputs)` | returns the inputs, and calls `then()` once backward has computed their gradients: the unit's backward is finished then |
 #
-# The trap is the checkpoint. Its second forward runs inside backward. If `leave` frees the unit there, as after any forward, the backward that follows at once finds no weights.
+# The trap is that checkpoint. `enter` and `leave` run again, and the unit's backward follows at once: it finds no weights if `leave` has freed them. Nor does the unit get a new place in the order.
 #
 # **Predict.** 100 MB of parameters in units, 4 ranks. How many MB does each rank send in a step of stage 3: two all-gathers and a reduce-scatter?
 
@@ -316,21 +313,20 @@ class ZeroStage3(ShardedModel):
 
     def enter(self, unit, module, inputs, kwargs):
         """Before a unit's forward: it is whole, and the next one is on its way."""
-        # gather it; in a true forward prefetch the next place
         raise NotImplementedError("exercise 4.5, first part: about 3 lines")
         return call_after_backward(functools.partial(self.backward_done, unit), (inputs, kwargs))
 
     def leave(self, unit, module, inputs, outputs):
         """After it: the unit is free, and will be gathered when its backward begins."""
+        raise NotImplementedError("exercise 4.5, second part: about 3 lines")
         begins = functools.partial(self.backward_of, unit, self.position - 1)
-        # not in a checkpoint's second forward: for each tensor in tree_leaves(outputs) that
-        # requires a gradient, register_hook(begins) says when backward comes here; then free
-        raise NotImplementedError("exercise 4.5, second part: about 6 lines")
+        for output in tree_leaves(outputs):
+            if isinstance(output, torch.Tensor) and output.requires_grad:
+                output.register_hook(begins)
 
     def backward_of(self, unit, place, _):
         """Before a unit's backward: it is whole, and the one before it is on its way."""
         self.backward_begins()
-        # gather it, and prefetch: which unit comes next in backward? (A hook returns nothing.)
         raise NotImplementedError("exercise 4.5, third part: about 2 lines")
 
     def backward_done(self, unit):
@@ -372,6 +368,42 @@ plots.memory_curves(curves)
 for name, curve in curves.items():
     print(f"{name}: at most {curve.peak_bytes:9,} bytes")
 assert sorted(curves, key=lambda name: -curves[name].peak_bytes) == list(curves)
+
+# %% [markdown]
+# ### 4.6 What is memory worth?
+# > difficulty 4/5 · importance 4/5 · 20 minutes · about 10 lines · open: no recipe
+#
+# Stage 3 frees each unit after its forward, and gathers it again for backward. A unit that stays whole saves that message. But memory can also be spent otherwise: a unit that is gathered early, several units ahead, hides its message behind their computing. You have some GB for both. **Which units stay whole?**
+#
+# DeepSpeed has three numbers for it, for the whole model: `stage3_max_reuse_distance` (what is used again within so many parameters is not freed), `stage3_prefetch_bucket_size` (how far ahead it gathers) and `stage3_max_live_parameters` (nothing is gathered ahead beyond so many). FSDP2 asks for `reshard_after_forward` of each block. Here you choose for each unit.
+#
+# A `Step` is one micro-batch as a model, without processes. It knows each unit's `nbytes` and seconds of forward, `compute` (backward takes twice as long); the `limit` of bytes that may be whole or on their way; and that a message of n bytes takes `alpha + beta n`. `step.seconds(kept)` is the time of the whole step, if the units in `kept` stay whole. Units are gathered as early as there is room:
+
+# %% tags=["nbval-check-output"]
+from itertools import combinations
+
+from ranklab.zero.keeping import Step, last_that_fit, published_steps
+
+step = Step(nbytes=(1, 8, 2, 8, 1, 4), compute=(2, 1, 2, 1, 2, 1), limit=14, alpha=0.5, beta=0.5)
+for kept in ([], [3, 4, 5], [0, 2, 4, 5], range(6)):
+    print(f"{list(kept)!s:18} stay whole: {step.seconds(kept):4} s")
+
+# %%
+def units_to_keep(step):
+    """The units that stay whole from forward to backward, as a list: step.seconds(kept) is small.
+
+    error  ValueError where the largest unit is above the limit
+    score  step.seconds(kept): at most 2% above the best of all sets for 1 to 7 units, and above the
+           library's for 20, with at most 3,000 calls of step.seconds()
+    """
+    raise NotImplementedError("exercise 4.6: about 10 lines")
+
+
+# %%
+units_to_keep = check(units_to_keep)
+
+# %% [markdown]
+# The last lines are your score on published shapes, with times by formula: ten blocks, of each the attention and the MLP as units. "The last that fit" are used again soonest: so `stage3_max_reuse_distance` chooses. The bound is what the device or the link needs if it never waits for memory. No choice is faster than that; even the best one may be slower.
 
 # %% [markdown]
 # ### Further
@@ -430,9 +462,9 @@ offload_optimizer = check(offload_optimizer)
 
 # %% [markdown]
 # #### `deepspeed_config`
-# > difficulty 2/5 · importance 4/5 · 12 minutes · about 22 lines
+# > difficulty 2/5 · importance 4/5 · 10 minutes · about 14 lines
 #
-# DeepSpeed has all of this as a configuration file. `fastest_way(parameters, ranks, gpu_bytes, other_bytes)` is given: it tries the ways from the fastest to the slowest, and returns the first that fits.
+# DeepSpeed has all of this as a configuration file. `fastest_way(parameters, ranks, gpu_bytes, other_bytes)` is given: it tries the ways from the fastest to the slowest, and returns the first that fits: its `stage`, `offload_optimizer` and `offload_parameters`. Stage 3 comes before offload: its third collective takes milliseconds on NVLink, and the CPU's Adam takes a second for 7.5 billion parameters. (With one slow card a node, or dozens of micro-batches in a step, it is the other way round.)
 
 # %% tags=["nbval-check-output"]
 from ranklab.zero import fastest_way
@@ -446,6 +478,10 @@ def deepspeed_config(parameters, ranks, gpu_bytes, batch, micro_batch, other_byt
                      precision="bf16", lr=3e-4, bucket=50_000_000):
     """What deepspeed.initialize(config=...) takes for the fastest way that fits.
 
+    Besides what is given: the batch, in train_batch_size, train_micro_batch_size_per_gpu and
+    gradient_accumulation_steps; and zero_optimization, with the stage, reduce_bucket_size and
+    allgather_bucket_size, in stage 3 also stage3_prefetch_bucket_size. What is away from the GPU:
+    offload_optimizer, offload_param, each {"device": "cpu", "pin_memory": True}.
     batch        sequences in a step: micro_batch x accumulation steps x ranks
     other_bytes  of each GPU, for all that is not a state: activations, buckets, fragments
     bucket       numbers in a message; two of them are in memory at a time
@@ -454,17 +490,11 @@ def deepspeed_config(parameters, ranks, gpu_bytes, batch, micro_batch, other_byt
     if batch % (micro_batch * ranks):
         raise ValueError(f"batch={batch} must be micro_batch={micro_batch} x ranks={ranks} x a "
                          "whole number of accumulation steps")
-    way = fastest_way(parameters, ranks, gpu_bytes, other_bytes)
-    zero = {"stage": way.stage, "overlap_comm": True, "contiguous_gradients": True,
-            "reduce_bucket_size": bucket, "allgather_bucket_size": bucket}
-    # with way.offload_optimizer: zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
-    # with way.offload_parameters: "offload_param", the same -> in stage 3 also
-    # "stage3_prefetch_bucket_size": bucket, "stage3_gather_16bit_weights_on_model_save": True ->
-    # train_batch_size, train_micro_batch_size_per_gpu, gradient_accumulation_steps,
-    # gradient_clipping 1.0, optimizer {"type": "AdamW", "params": {lr, betas [0.9, 0.95],
-    # weight_decay 0.1}},
-    # zero_optimization; and {precision: {"enabled": True}} unless it is fp32
-    raise NotImplementedError("exercise deepspeed_config: about 22 lines")
+    config = {"gradient_clipping": 1.0, "optimizer": {"type": "AdamW", "params": {
+        "lr": lr, "betas": [0.9, 0.95], "weight_decay": 0.1}}}
+    if precision != "fp32":
+        config[precision] = {"enabled": True}
+    raise NotImplementedError("exercise deepspeed_config: about 14 lines")
 
 
 # %%
@@ -519,8 +549,7 @@ for stage, losses in ours.items():
     assert all(math.isclose(a, b, rel_tol=1e-4) for a, b in zip(losses, theirs))
 
 # %% [markdown]
-# The same losses, whichever code shards. Sharding changes where numbers are kept, never which numbers. (What is sent may differ. By default DeepSpeed's stages 1 and 2 all-reduce the gradients, 1.5 times the paper's traffic, and its stage 3 keeps
-# small parameters whole. Here both are set as in the paper.)
+# The same losses, whichever code shards. Sharding changes where numbers are kept, never which numbers. (What is sent may differ. By default DeepSpeed's stages 1 and 2 all-reduce the gradients, 1.5 times the paper's traffic; and its stage 3 does not shard parameters of less than `stage3_param_persistence_threshold`, 100,000 numbers, because small messages cost their latency. Here both are set as in the paper.)
 #
 # And DeepSpeed reads your configuration. It would refuse a batch that is not the product of its three factors:
 
@@ -593,7 +622,22 @@ for stage in (1, 2, 3):
     assert predicted == counted
 
 # %% [markdown]
-# The clock shows little here: on two cores a run may show any stage as the fastest. On a cluster stage 3's third collective counts. With NVLink most of it is hidden behind the computing. Between nodes with 100 Gbit/s it is not, and stage 1 or 2 is the better choice while it fits.
+# The clock can't compare the stages here: the ranks share two cores and their memory, and nothing hides behind anything. The model of 4.6 can. Ten blocks of Mixtral 8x7B, 8,192 tokens on each GPU, which compute for 0.48 s. What do more GB for whole parameters buy, with your choice of units, over eight cards of 100 or of 400 Gbit/s a node? (350 GB/s by eight of 400 were measured, NVIDIA/nccl-tests issue 283; 87 are a quarter of it.)
+
+# %% tags=["nbval-check-output"]
+mixtral = published_steps()["Mixtral 8x7B, 12 GB"]
+print("seconds of a step, by the model: 87 GB/s                            350 GB/s\n"
+      "GB  none whole  the last that fit  yours  bound          none whole  yours  bound")
+for gb in (4, 6, 9, 12, 18, 24):
+    step = dataclasses.replace(mixtral, limit=gb * 1e9)
+    fast = dataclasses.replace(step, beta=1 / 350e9)
+    last = step.seconds(last_that_fit(step))
+    yours, on_fast = step.seconds(units_to_keep(step)), fast.seconds(units_to_keep(fast))
+    print(f"{gb:2} {step.seconds():11.2f} {last:18.2f} {yours:6.2f} {step.bound():6.2f}"
+          f"{fast.seconds():20.2f} {on_fast:6.2f} {fast.bound():6.2f}")
+
+# %% [markdown]
+# From 4 to 6 GB is worth most: then the next experts, 2.8 GB, travel while others compute. On the slower link each further GB saves messages, which are exposed. On the faster one computing hides all but the first and the last message, and units that stay whole buy nothing. So first room to gather ahead, then units to keep, and both only where messages are exposed.
 
 # %% [markdown]
 # ## 8. Interview questions
@@ -620,6 +664,9 @@ questions("06_zero")
 # %% [markdown]
 # ## 10. What we left out
 #
+# - **Gradients in float32.** 16 bytes a parameter are the paper's. Sums over many micro-batches in bf16 lose small terms, so Llama 3 (arXiv 2407.21783, 3.3.2) and Megatron-LM with `--bf16` add up in float32: 2 + 4 + 12 = 18. DeepSpeed does with `data_types: {"grad_accum_dtype": "fp32"}`; its default is the model's type. And plain DDP holds gradients twice, in its buckets too, unless `gradient_as_bucket_view=True` (lab 04).
+# - **Making the model.** Before stage 3 can shard it, each process holds all of it. `deepspeed.zero.Init()` shards each parameter as it is made. transformers' `from_pretrained` does that by itself, but only if it knows of stage 3: make `TrainingArguments(deepspeed=...)` before the model (modeling_utils.py, `is_deepspeed_zero3_enabled`).
+# - **DeepSpeed's checkpoints** are each rank's shards. `zero_to_fp32.py`, which it copies beside them, puts float32 weights together, without DeepSpeed; `ds_to_universal.py` makes a checkpoint that another number of ranks can load, with the optimizer's state.
 # - **Activations**: ZeRO shards states, not activations. Checkpointing (lab 01) makes them smaller; tensor parallelism (lab 08) shards them.
 # - **ZeRO++** (Wang et al., arXiv 2306.10209): weights quantized to 8 bits for the gather, a second copy of the shards inside each node so that the backward's gather stays there, and 4-bit gradients. A quarter of the traffic between nodes.
 # - **ZeRO-Infinity** (arXiv 2104.07857): parameters, too, in CPU memory or on NVMe, gathered from there. Your `Files` does it for the optimizer.

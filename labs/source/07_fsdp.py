@@ -104,7 +104,6 @@ def shard_parameter(parameter, group=None):
     """
     if parameter.dim() == 0:
         raise ValueError("a parameter of shape () has no rows: give it the shape (1,)")
-    # rows of each rank, rounded up -> from where to where mine go -> a copy of them
     raise NotImplementedError("exercise 4.1: about 4 lines")
 
 
@@ -135,7 +134,7 @@ plots.rows({name: [of_rank[name] for of_rank in found] for name in found[0]})
 # | `p.padded_shard()` | my rows of parameter `p` as they travel: flat, with zeros at the end, in the type in which is computed. `p.numbers` numbers, the same on all ranks |
 # | `p.fill(parts)` | `p` is whole, and stands in its module. `parts` is (R, `p.numbers`), a view will do: row r is what rank r sent of `p` |
 # | `p.padded_gradient()` | the whole gradient of `p` as it travels, (R, `p.numbers`): row r is for rank r. Zeros where there is none; what no rank has gets none |
-# | `p.whole.grad` | the whole gradient itself; set it to None once it is in the message, so that its memory is free |
+# | `p.whole.grad` | the whole gradient itself; set it to None once it is in the message: its memory is free, and the next backward does not add to it |
 # | `self.group`, `self.ranks` | the ranks that share the rows, and how many they are |
 #
 # | set by you | |
@@ -143,6 +142,8 @@ plots.rows({name: [of_rank[name] for of_rank in found] for name in found[0]})
 # | `self.work`, `self.gathered` | the handle and the message of a gather that is on its way; else None |
 # | `self.is_whole` | are the parameters whole? `reshard()` sets it back |
 # | `self.reduction` | `(mine, handle)` of a reduce-scatter on its way; `end_reduction()` waits for it, and sets it back to None |
+#
+# The collectives are lab 02's, both asynchronous: `dist.all_gather_single(whole, mine, group=..., async_op=True)`, and `dist.reduce_scatter_single(mine, whole, ...)` of a flat `whole`. All gradients that are sent become means over ranks.
 #
 # The trap: in a gathered message the parts lie **rank by rank**, not parameter by parameter. Rank 0's rows of all parameters come first, then rank 1's.
 #
@@ -168,8 +169,6 @@ class FullyShardedBlock(ShardedModule):
         """The parameters are on their way to this rank, if they are not here."""
         if not self.parameters or self.is_whole or self.work:
             return
-        # one tensor of all shards -> self.gathered, R times as long -> self.work, by
-        # dist.all_gather_single(where it arrives, mine, group=..., async_op=True)
         raise NotImplementedError("exercise 4.2, first part: about 3 lines")
 
     def unshard(self):
@@ -177,17 +176,12 @@ class FullyShardedBlock(ShardedModule):
         self.begin_unshard()
         if not self.work:
             return
-        # wait -> cut the message by ranks, and each part by parameters -> fill each parameter
-        # -> nothing is on its way any more, and all are whole
         raise NotImplementedError("exercise 4.2, second part: about 5 lines")
 
     def reduce_gradients(self):
         """The gradients are on their way to become means, each row on its owner; none is whole."""
         if not self.trained:
             return
-        # side by side, (R, numbers of all) -> the mean -> self.reduction, by
-        # dist.reduce_scatter_single(mine, whole.flatten(), group=..., async_op=True); then each
-        # p.whole.grad = None, or it would be added to again
         raise NotImplementedError("exercise 4.2, third part: about 7 lines")
 
 
@@ -281,7 +275,7 @@ for name, (curve, traffic) in found.items():
 # ### 4.3 Clipping
 # > difficulty 2/5 · importance 5/5 · 10 minutes · about 9 lines
 #
-# Gradient clipping shortens all gradients of a model together, by one factor: the largest norm that you allow, over the norm of all of them as one vector. No rank has that vector. Each one has some rows, and norms do not add up. Their squares do.
+# Gradient clipping shortens all gradients of a model together, by one factor: the largest norm that you allow, over the norm of all of them as one vector. No rank has that vector. Each one has some rows, and norms do not add up. Their squares do. As in torch, the factor is `max_norm / (norm + 1e-6)`, at most 1.
 #
 # **Predict.** 7 billion gradients on 4 ranks. The sum is kept in float64, because it has so many terms. How many bytes has the message that ranks all-reduce?
 
@@ -299,8 +293,6 @@ def clip_grad_norm_sharded(parameters, max_norm, group=None):
     group  the ranks that share out the rows
     cost   one all-reduce of 8 bytes
     """
-    # squares of all gradients, in one number of float64 -> over all ranks -> the root -> the
-    # factor, max_norm / (norm + 1e-6), but not more than 1 -> each gradient, in place
     raise NotImplementedError("exercise 4.3: about 9 lines")
 
 
@@ -337,7 +329,7 @@ for rank, (rows, before, after) in enumerate(launch(clipped, ranks=4)):
 #
 # | given | |
 # |---|---|
-# | `whole_bytes(model, blocks)` | the bytes of parameters that are whole at the worst moment of a step: the larger of twice the root, and the root and twice the largest block. Twice, because the message is there beside the parameters. Gradients are not in it |
+# | `whole_bytes(model, blocks)` | the bytes of parameters that are whole at the worst moment of a step. When the largest block arrives, that is the root, the block and the block's message. When the root itself arrives, it is the root and its message. The larger of the two counts; gradients are not in it |
 # | `parameter_bytes(module)` | of all its parameters, once each |
 # | `can_be_a_block(model, module)` | has a forward of its own, and all its parameters for itself (true of a module without parameters, too) |
 # | `outermost(modules)` | those of them that are inside no other one |
@@ -382,7 +374,7 @@ for most_bytes in (20_000_000, 8_000_000, 2_000_000, 1_000_000, 700_000):
 #
 # An example is a question and an answer. The model is to learn the answer, not the question, so the labels of the question's tokens are `IGNORE`. And here hides a mistake that many libraries had for years, lab 01's mean of means: the **mean over ranks of means over tokens**. Where one rank has 9 answer tokens and another one has 1, that one token counts nine times as much. The rank without any divides by zero.
 #
-# So divide by the number of answer tokens of the **whole batch**. FSDP averages gradients over ranks; take that into account.
+# So divide by the number of answer tokens of the **whole batch**. FSDP averages gradients over ranks; take that into account. `F.cross_entropy(..., ignore_index=IGNORE, reduction=...)` leaves the question out.
 
 # %%
 from ranklab.models.gpt import IGNORE
@@ -391,18 +383,17 @@ from ranklab.models.gpt import IGNORE
 def masked_loss(logits, labels, count=None, group=None):
     """R times this rank's share of the mean loss over all answer tokens of the batch, in nats.
 
-    So the mean over ranks, of the loss as of its gradients, is that of the whole batch: also where
-    one rank has more answer tokens than another, or none. A label is the token itself at its own
-    place, or IGNORE; logits at a place are for the token after it. Added up in float32; what is
-    given stays as it is. `group` is the ranks over which gradients are averaged, R its size.
+    The mean of these losses over ranks is the loss of the whole batch, and the mean of their
+    gradients is its gradient, also where a rank has more answer tokens than another, or none. A
+    label is the token itself at its own place, or IGNORE; logits at a place are for the token after
+    it. Added up in float32; what is given stays as it is. `group` is the ranks over which gradients
+    are averaged, R its size.
     shape  logits (B, T, V), labels (B, T) -> ()
     count  of labels that count in the whole batch, where it is known: with several micro-batches
            that of all of them; None: that of these labels on all ranks
     cost   one all-reduce of 8 bytes; nothing with `count`
     error  ValueError on every rank where no label of the batch counts
     """
-    # the label of each place's next token -> how many of them count, on all ranks -> the sum of
-    # the losses, by F.cross_entropy(..., ignore_index=IGNORE, reduction=...) -> the share, R times
     raise NotImplementedError("exercise 4.5: about 7 lines")
 
 
@@ -440,7 +431,7 @@ print(f"mean over ranks: {sum(own) / 3:.4f} and {sum(shares) / 3:.4f}; one proce
 # #### `hybrid_shard_groups`
 # > difficulty 2/5 · importance 4/5 · 8 minutes · about 4 lines
 #
-# Gathers are frequent, so let them stay where links are fast: share the rows out **inside a node**, and give every node a copy. After the reduce-scatter inside the node, ranks with the same rows average their gradients over nodes, by a small all-reduce. The price is memory: each of four GPUs in a node holds 1/4 of the model, however many nodes there are. It needs two kinds of groups.
+# Gathers are frequent, so let them stay where links are fast: share the rows out **inside a node**, and give every node a copy. After the reduce-scatter inside the node, ranks with the same rows average their gradients over nodes, by a small all-reduce. The price is memory: each of four GPUs in a node holds 1/4 of the model, however many nodes there are. It needs two kinds of groups. `group, _ = dist.new_subgroups_by_enumeration([[ranks], [ranks], ...])` makes several that have no rank in common, and gives back one's own; all ranks must call it alike.
 #
 # **Predict.** 100 MB of gradients, two nodes of four GPUs, rows shared out inside each node. How many MB does each GPU send to the other node in a step?
 
@@ -459,8 +450,6 @@ def hybrid_shard_groups(shard_ranks):
     R = dist.get_world_size()
     if shard_ranks < 1 or R % shard_ranks:
         raise ValueError(f"shard_ranks={shard_ranks} must divide the {R} ranks")
-    # the ranks as a table, a copy of the model in each row. All ranks must make all groups:
-    # group, _ = dist.new_subgroups_by_enumeration([[ranks], [ranks], ...]) gives back one's own
     raise NotImplementedError("exercise hybrid_shard_groups: about 4 lines")
 
 
@@ -478,7 +467,7 @@ plots.hybrid(groups, per_node=3)
 # #### `full_state_dict`
 # > difficulty 3/5 · importance 4/5 · 12 minutes · about 7 lines
 #
-# To hand a model on, somebody must have all of it: rank 0, in the CPU's memory. Not all at once on the GPU, because there it would not fit. `gather_rows(parameter, group)` gathers one parameter from its shards: the whole on the CPU of rank 0, None on the others.
+# To hand a model on, somebody must have all of it: rank 0, in the CPU's memory. Not all at once on the GPU, because there it would not fit. `gather_rows(parameter, group)` gathers one parameter from its shards: the whole on the CPU of rank 0, None on the others. `sharded_modules(model)` are the blocks, each with its `parameters` and its `group`.
 
 # %%
 from ranklab.fsdp.hooks import sharded_modules
@@ -494,8 +483,6 @@ def full_state_dict(model):
     as its `.shard`.
     cost   each rank sends its rows once, in a message for each parameter
     """
-    # for block in sharded_modules(model), for parameter in block.parameters: gather_rows from
-    # block.group -> with that, each name of the model; the rest (buffers) as copies on the CPU
     raise NotImplementedError("exercise full_state_dict: about 7 lines")
 
 
@@ -582,6 +569,17 @@ for tool, (losses, calls, rows) in found.items():
 # Yours and FSDP2 have the same losses, rows and messages. In FSDP2 a parameter is a `DTensor`, a tensor that knows how it is cut; that is why checkpoints and tensor parallelism (lab 08) fit to it. DeepSpeed's stage 3 gathers each parameter by itself here, and sends the gradients of this small model in one message a step; both are settings.
 #
 # Clipping with FSDP2 is `nn.utils.clip_grad_norm_(model.parameters(), 0.5)`, as ever: DTensors add up their squares over ranks by themselves. On *your* model the same line would clip by another factor on each rank.
+#
+# FSDP2 can spend memory to send less in more ways than `reshard_after_forward=False` (torch 2.13, `_fully_shard.py`):
+#
+# | | |
+# |---|---|
+# | `fully_shard(block, reshard_after_forward=8)` | from forward to backward each GPU keeps 1/8 of the block: backward's gather stays in the node |
+# | `set_requires_gradient_sync(False)` | a micro-batch reduces nothing; whole gradients stay. `set_requires_all_reduce(False)` leaves out the sum over copies only |
+# | `set_reshard_after_backward(False)` | the next micro-batch need not gather (set it back for the last one); with `reshard_after_forward=False`, one gather a step |
+# | `set_modules_to_forward_prefetch([...])`, `..._backward_prefetch` | more than one block is gathered ahead |
+#
+# Your `full_state_dict` is `get_model_state_dict` with `StateDictOptions(full_state_dict=True, cpu_offload=True)`. With more tools the order counts: first activation checkpoints, then `torch.compile` of each block, then `fully_shard` (so torchtitan, `parallelize.py`).
 #
 # You will read older code. FSDP1 (`FullyShardedDataParallel`) puts a block's parameters into one flat one, as lab 06 does, and has a strategy by name:
 #
@@ -693,9 +691,9 @@ for offload in (False, True):
         f"{part.split('_')[0]} {getattr(held, part) / 1e9:.1f}" for part in parts), "GB")
 
 # %% [markdown]
-# Llama-2-7B has 6.74 billion parameters, so that states are 27 GB at the optimizer's step. The peak comes before it, in backward: at block 2, when all gradients but the last have arrived. With offload they lie elsewhere, and the peak comes at block 32, the first in backward: the inputs of all other blocks are still kept, so it shows more activations (which count messages, too). Offload moves states to the CPU's memory, 108 GB for the four GPUs. The price is the bus: in each micro-batch this rank's rows go to its GPU for forward and again for backward, and its gradients come back. And the CPU computes the step.
+# Llama-2-7B has 6.74 billion parameters, so that the states are 27 GB on each GPU at the optimizer's step. Without offload the peak comes before that, in backward at block 2: all gradients but the last have arrived. With offload rows, gradients and moments are not on the GPU, and the peak comes at block 32, the first in backward, because the inputs of all other blocks are still kept. (So the second row shows more activations. They count messages, too.)
 #
-# As in lab 06, the clock shows little here.
+# Offload takes 108 GB of the CPU's memory for the four GPUs. It costs transfers and time on the CPU. In each micro-batch a rank's rows go to its GPU twice, for forward and for backward, and its gradients come back once. The CPU computes the step.
 
 # %% [markdown]
 # ## 8. Interview questions
@@ -720,7 +718,6 @@ questions("07_fsdp")
 # - **bf16.** Rows are float32 and stepped so; they travel and compute in bf16, which halves the gathers. Gradients are reduced in float32. That is `Precision(torch.bfloat16, torch.float32)`, in FSDP2 `MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)`.
 # - **Fragmentation** (lab 01). Large pieces of memory come and go all the time: "out of memory" with gigabytes reserved and unused. `PYTORCH_ALLOC_CONF=expandable_segments:True` helps. Compare `torch.cuda.memory_reserved()` with `memory_allocated()`.
 # - **Each forward is a collective.** A rank with one batch more than the others waits forever. The same holds for evaluation and for generating text: all ranks call the model equally often.
-# - **Prefetching too early** holds one more block.
 #
 # What to expect, from the paper and not measured by us: FSDP trained a GPT of 175 billion parameters on 128 to 512 A100s at up to 186 TFLOP/s on each, 60% of the peak (Zhao et al., arXiv 2304.11277). On four 24 GB cards over PCIe, and with offload, expect much less. This lab has not been run on several GPUs yet.
 

@@ -9,10 +9,11 @@ from ranklab.models.gpt import IGNORE
 def masked_loss(logits, labels, count=None, group=None):
     """R times this rank's share of the mean loss over all answer tokens of the batch, in nats.
 
-    So the mean over ranks, of the loss as of its gradients, is that of the whole batch: also where
-    one rank has more answer tokens than another, or none. A label is the token itself at its own
-    place, or IGNORE; logits at a place are for the token after it. Added up in float32; what is
-    given stays as it is. `group` is the ranks over which gradients are averaged, R its size.
+    The mean of these losses over ranks is the loss of the whole batch, and the mean of their
+    gradients is its gradient, also where a rank has more answer tokens than another, or none. A
+    label is the token itself at its own place, or IGNORE; logits at a place are for the token after
+    it. Added up in float32; what is given stays as it is. `group` is the ranks over which gradients
+    are averaged, R its size.
     shape  logits (B, T, V), labels (B, T) -> ()
     count  of labels that count in the whole batch, where it is known: with several micro-batches
            that of all of them; None: that of these labels on all ranks

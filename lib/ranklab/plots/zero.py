@@ -52,15 +52,23 @@ def shards(sizes, ranks):
     cells |= {Span(1, rank * each, (rank + 1) * each, 2 + rank % 2, 0.7): f"rank {rank}\n{each}"
               for rank in range(ranks)}
     gantt(ax, cells, {0: "parameters", 1: "shards"})
+    above = []  # what has no room for its label
     for cell, text in cells.items():
-        boxed(ax, (cell.start + cell.end) / 2, cell.row, text, pad=1, fontsize=9)
+        middle = (cell.start + cell.end) / 2
+        if cell.row or cell.end - cell.start > 0.12 * each * ranks:
+            boxed(ax, middle, cell.row, text, pad=1, fontsize=9)
+        else:
+            above.append((middle, text.replace("\n", ": ")))
     if each * ranks > n:
         ax.barh(0, each * ranks - n, 0.7, n, facecolor="white", edgecolor=INK, hatch="xxx")
-        ax.annotate("zeros", ((n + each * ranks) / 2, -0.36), (0, 2), textcoords="offset points",
-                    ha="center", va="bottom", fontsize=9)
+        above.append(((n + each * ranks) / 2, "zeros"))
+    for number, (middle, text) in enumerate(above):
+        ax.annotate(text, (middle, -0.36), (0, 4 + 13 * (number % 2)), ha="center", va="bottom",
+                    textcoords="offset points", fontsize=9,
+                    arrowprops={"arrowstyle": "-", "color": INK, "lw": 0.8, "shrinkB": 0})
     for border in range(each, ranks * each, each):
         ax.plot((border, border), (-0.45, 1.45), color=INK, ls="--", lw=1.2)
-    ax.set(xlim=(0, each * ranks), ylim=(1.5, -0.75), xlabel="place in flat (numbers)",
+    ax.set(xlim=(0, each * ranks), ylim=(1.5, -1), xlabel="place in flat (numbers)",
            title="One flat piece of memory, two ways to cut it",
            xticks=[rank * each for rank in range(ranks + 1)])
     ax.grid(False)

@@ -6,6 +6,7 @@
     units.py       what stage 3 gathers at once
     sharded_model.py  and how they come together
     stage3.py      ZeroStage3: parameters in shards, too
+    keeping.py     units_to_keep: what memory is worth in a step of stage 3, by a model
     memory.py      zero_memory and zero_traffic: what a stage holds and sends
     offload.py     the optimizer's state in the CPU's memory, or in a file
     config.py      deepspeed_config: the fastest way that fits, as DeepSpeed wants it
@@ -17,6 +18,7 @@ DeepSpeed has all of it as configuration; the tests hold the two together.
 """
 
 from ranklab.zero.config import deepspeed_config, fastest_way
+from ranklab.zero.keeping import units_to_keep
 from ranklab.zero.memory import zero_memory, zero_traffic
 from ranklab.zero.offload import CpuMemory, Files, offload_optimizer
 from ranklab.zero.partition import partition_flat
@@ -25,5 +27,6 @@ from ranklab.zero.stages import ZeroStage1, ZeroStage2
 
 __all__ = [
     "CpuMemory", "Files", "ZeroStage1", "ZeroStage2", "ZeroStage3", "deepspeed_config",
-    "fastest_way", "offload_optimizer", "partition_flat", "zero_memory", "zero_traffic",
+    "fastest_way", "offload_optimizer", "partition_flat", "units_to_keep", "zero_memory",
+    "zero_traffic",
 ]

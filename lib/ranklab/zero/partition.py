@@ -85,8 +85,13 @@ class ShardedBucket(Bucket):
     def hand_over(self, used_elsewhere=()):
         """The optimizer's gradients are those in `own`, added to what was there before; the
         parameters' own are gone. One that no rank has used gets none.
+
+        error  RuntimeError where nothing has put the mean gradient into `own`
         """
         used = self.used | set(used_elsewhere)
+        if used and self.own is None:
+            raise RuntimeError("bucket.own is None when the backward ends: put the mean gradient "
+                               "of this rank's shard there")
         for part, before in zip(self.parts, self.before or ()):
             if part.parameter not in used:
                 part.master.grad = before

@@ -7,6 +7,7 @@ from ranklab import zero
 from ranklab.checks.exercise import Exercise
 from ranklab.checks.zero.config import check_deepspeed_config
 from ranklab.checks.zero.formulas import check_zero_memory, check_zero_traffic
+from ranklab.checks.zero.keeping import check_units_to_keep
 from ranklab.checks.zero.offload import check_offload_optimizer
 from ranklab.checks.zero.partition import check_partition_flat
 from ranklab.checks.zero.predictions import PREDICTIONS
@@ -58,6 +59,13 @@ EXERCISES = (
         "in_backward(): return; for output in tree_leaves(outputs): output.register_hook(begins), "
         "where it is a tensor that requires a gradient. backward_of(): self.prefetch(place - 1). "
         "backward_done(): if self.sync: self.reduce(unit).",
+    )),
+    Exercise(zero.units_to_keep, check_units_to_keep, hints=(
+        "What does step.seconds() say of no unit, of all that fit, and of those between?",
+        "n units have 2^n sets. Begin with one of them, and look at those that differ from it a "
+        "little. When is one better, and when do you stop?",
+        "Add a unit, drop one, or put one in another's place: take the best of these changes, "
+        "again and again, until none of them makes step.seconds(kept) less.",
     )),
     Exercise(zero.zero_traffic, check_zero_traffic, hints=(
         "An all-reduce is a reduce-scatter and an all-gather. Which of them does each stage make?",

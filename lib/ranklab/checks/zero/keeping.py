@@ -1,0 +1,78 @@
+"""The check of units_to_keep: beside the best of all sets, and the library's; it prints scores."""
+
+import dataclasses
+import itertools
+import random
+
+from ranklab.checks.exercise import Mistake
+from ranklab.checks.trial import refuses
+from ranklab.zero import keeping
+
+SLOWER, CALLS, SEED = 1.02, 3000, 6  # than the best; of step.seconds() for one step
+SEARCH = ("Is there a unit to add, to drop, or to put in another's place, so that step.seconds() "
+          "is less? Look until there is none.")
+RULES = {
+    "Nothing stays whole: each unit is gathered twice. What would a kept one save?":
+        lambda step: [],
+    "You keep those that are used again soonest, as long as they fit (DeepSpeed's "
+    "stage3_max_reuse_distance). What does each save for its bytes?": keeping.last_that_fit,
+    "Kept units fill the memory. Then the next unit can't travel while one computes: leave room.":
+        lambda step: keeping.keep_in_order(step, range(len(step.nbytes))[::-1]),
+    "The smallest save the most messages for their bytes. But a message that hides behind "
+    "computing costs no time, and a full memory hides none.": lambda step: keeping.keep_in_order(
+        step, sorted(range(len(step.nbytes)), key=lambda unit: step.nbytes[unit])),
+}
+
+
+def check_units_to_keep(units_to_keep):
+    dice = random.Random(SEED)
+    steps = [_step(dice, n) for n in (7, 6, 5, 7, 4, 3, 7, 2, 1) * 5]
+    for step in steps:
+        sets = itertools.product((False, True), repeat=len(step.nbytes))
+        least = min(step.seconds(itertools.compress(range(7), each)) for each in sets)
+        _near(units_to_keep, step, least, f"{step}", steps)
+    yield f"{len(steps)} steps of 1 to 7 units: at most 2% slower than the best of all sets"
+    if not refuses(units_to_keep, dataclasses.replace(steps[0], limit=1)):
+        raise Mistake("a limit of 1 byte", "The largest unit must fit: raise ValueError(...).")
+    yield "a unit that is larger than the limit is a ValueError; now 20 units of published shapes:"
+    for name, step in keeping.published_steps().items():
+        scores = keeping.scores(step)
+        scores = {"yours": _near(units_to_keep, step, scores["library"], name, steps)} | scores
+        yield f"{name}: " + ", ".join(f"{what} {1e3 * seconds:.0f}"
+                                      for what, seconds in scores.items()) + " ms"
+
+
+def _step(dice, n):
+    nbytes = [dice.choice((5, 8, 11, 14) if i % 2 else (0.01, 1, 2, 3)) for i in range(n)]
+    compute = [dice.choice((1, 2, 4)) for _ in range(n)]
+    beta = round(dice.choice((0.5, 1, 2)) * sum(compute) / sum(nbytes), 3)
+    return keeping.Step(tuple(nbytes), tuple(compute), dice.choice((1.5, 2, 3)) * max(nbytes),
+                        dice.choice((0, 0.3, 1)), beta)
+
+
+def _near(units_to_keep, step, least, said, steps):
+    """The seconds of what is kept, little above `least`; else a Mistake."""
+    calls = itertools.count(1)
+
+    class Counted(keeping.Step):
+        def seconds(self, kept=()):
+            if next(calls) > CALLS:
+                raise Mistake(f"{said}: more than {CALLS} calls of step.seconds()", "n units have "
+                              f"2^n sets, so you can't look at all. {SEARCH}")
+            return super().seconds(kept)
+
+    kept = units_to_keep(Counted(**vars(step)))
+    if not isinstance(kept, list) or sorted(kept) != [u for u in range(len(step.nbytes))
+                                                      if u in kept]:
+        raise Mistake(f"{said}: it returned {str(kept)[:60]}", "Return a list of units, numbers "
+                      f"from 0 to {len(step.nbytes) - 1}, each at most once.")
+    if (seconds := step.seconds(kept)) == float("inf"):
+        raise Mistake(f"{said}: {kept} is kept, and another unit has no room", "step.seconds(kept) "
+                      "is infinite. All that is kept is whole at the turn, and beside what is kept "
+                      "each other unit must fit.")
+    if seconds > SLOWER * least:
+        same = (hint for hint, rule in RULES.items() if all(
+            set(units_to_keep(each)) == set(rule(each)) for each in steps[:9]))
+        raise Mistake(f"{said}: {str(kept)[:60]} takes {seconds:.4g} s; {least:.4g} are possible",
+                      next(same, SEARCH))
+    return seconds

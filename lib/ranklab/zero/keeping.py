@@ -1,0 +1,165 @@
+"""A step of stage 3 as a model without processes, and which units to keep whole in it."""
+
+from dataclasses import dataclass
+from itertools import accumulate, combinations
+
+
+@dataclass(frozen=True)
+class Step:
+    """One micro-batch of stage 3: what each unit weighs and computes, one link, and the memory.
+
+    nbytes       of each unit's parameters, and as many of its gradients
+    compute      seconds of each unit's forward; its backward takes twice as long
+    limit        bytes of parameters that may be whole or on their way at a time
+    alpha, beta  a message of n bytes takes alpha + beta n seconds; one travels at a time
+
+    Units are gathered in the order of their use, each as soon as there is room for it until then.
+    A unit's gradients are reduced after its backward. Left out: activations, whole gradients, what
+    belongs to no unit, and that messages slow the computing down.
+    """
+
+    nbytes: tuple
+    compute: tuple
+    limit: float
+    alpha: float
+    beta: float
+
+    def send(self, unit):
+        """The seconds of one message of that unit."""
+        return self.alpha + self.beta * self.nbytes[unit]
+
+    def seconds(self, kept=()):
+        """How long the step takes, if the units in `kept` stay whole from forward to backward;
+        infinite where the limit is too small.
+        """
+        n, kept = len(self.nbytes), frozenset(kept)
+        ahead = self.gathered_ahead(kept)
+        now = link = 0.0  # until when are device and link busy?
+        begun, arrived = 0, [0.0] * (2 * n)
+        for place in range(2 * n):  # n forwards, n backwards
+            if ahead[place] < place:
+                return float("inf")
+            while begun <= ahead[place]:
+                unit = begun if begun < n else 2 * n - 1 - begun
+                if begun < n or unit not in kept:
+                    link = arrived[begun] = (link if link > now else now) + self.send(unit)
+                begun += 1
+            now = arrived[place] if arrived[place] > now else now
+            if place < n:
+                now += self.compute[place]
+            else:
+                now += 2 * self.compute[2 * n - 1 - place]
+                link = (link if link > now else now) + self.send(2 * n - 1 - place)
+        return max(now, link)
+
+    def gathered_ahead(self, kept):
+        """At each place, the last place whose unit may be whole or on its way by then."""
+        forward = self.nbytes
+        backward = [0 if unit in kept else n for unit, n in enumerate(forward)][::-1]
+        bytes_to = [0, *accumulate(forward)]  # gathered for the places before this one
+        bytes_to += [bytes_to[-1] + more for more in accumulate(backward)]
+        before = [0, *accumulate(n if unit in kept else 0 for unit, n in enumerate(forward))]
+        held = before[:-1] + before[:0:-1]  # kept units that are whole besides, at each place
+        ahead, last = [], -1
+        for place, there in enumerate(held):
+            room = self.limit - there + bytes_to[place]
+            last = last if last > place else place
+            while last >= place and bytes_to[last + 1] > room:
+                last -= 1
+            while last + 1 < len(held) and bytes_to[last + 2] <= room:
+                last += 1
+            ahead += [last]
+        return [*accumulate(ahead[::-1], min)][::-1]  # what is there stays until it is used
+
+    def bound(self):
+        """No choice of units is faster: device or link alone would take as long as this.
+
+        Whatever is kept fits into the limit at the turn from forward to backward. So a message can
+        be saved for that many bytes at most: those of the smallest units first, the last in part.
+        """
+        n = len(self.nbytes)
+        order = [*range(n), *reversed(range(n))]
+        computing = [self.compute[u] * (1 if place < n else 2) for place, u in enumerate(order)]
+        sends = [self.send(unit) for unit in order]
+        least = [sum(sends) + sum(sends[n:]) - self.most_saved(range(n))]
+        for place in range(2 * n):
+            gathers = sum(sends[: place + 1]) - self.most_saved(order[n : place + 1])
+            least.append(gathers + sum(computing[place:]) + sends[-1])
+        return max(least)
+
+    def most_saved(self, units):
+        room, saved = self.limit, 0.0
+        for unit in sorted(units, key=lambda unit: self.nbytes[unit]):
+            part = min(1, room / self.nbytes[unit])
+            room -= part * self.nbytes[unit]
+            saved += part * self.send(unit)
+        return saved
+
+
+def keep_in_order(step, order, stops=False):
+    """Of the units in this order all that fit; with `stops`, until the first that does not."""
+    kept = []
+    for unit in order:
+        if step.seconds([*kept, unit]) < float("inf"):
+            kept.append(unit)
+        elif stops:
+            break
+    return kept
+
+
+def last_that_fit(step):
+    """Those that are used again soonest, as by DeepSpeed's stage3_max_reuse_distance."""
+    return keep_in_order(step, reversed(range(len(step.nbytes))), stops=True)
+
+
+def transformer_step(blocks, attention, mlp, tokens, limit, alpha, beta, active=None, flops=400e12):
+    """The Step of a transformer in bf16: of each block the attention is a unit, and its MLP.
+
+    attention, mlp  parameters of one
+    active          the MLP's parameters that compute for a token, where experts are chosen
+    """
+    forward = [2 * n * tokens / flops for n in (attention, active or mlp)]
+    return Step((2 * attention, 2 * mlp) * blocks, (*forward,) * blocks, limit, alpha, beta)
+
+
+def published_steps():
+    """{name: Step} of 20 units: published shapes, the times by formula and not measured.
+
+    alpha is 1 ms. By eight cards of 100 Gbit/s a node receives 87 GB/s, a quarter of what eight of
+    400 were measured at (nccl-tests issue 283); by one card 12.5.
+    """
+    cards, one = (1e-3, 1 / 87e9), (1e-3, 1 / 12.5e9)
+    return {
+        "Mixtral 8x7B, 12 GB": transformer_step(10, 42e6, 1.409e9, 8192, 12e9, *cards, 352e6),
+        "Llama-2-70B, 6 GB": transformer_step(10, 151e6, 705e6, 4096, 6e9, *cards),
+        "Llama-2-7B, one card, 3 GB": transformer_step(10, 67e6, 135e6, 8192, 3e9, *one),
+    }
+
+
+def units_to_keep(step):
+    """The units that stay whole from forward to backward, as a list: step.seconds(kept) is small.
+
+    Memory is wanted twice. A unit that is kept needs no second gather; and a unit that is gathered
+    early hides behind the computing of those before it.
+    cost   n^2 / 2 calls of step.seconds() for each change, not 2^n; so not always the best set
+    error  ValueError where the largest unit is above the limit
+    lab    06
+    """
+    if step.seconds() == float("inf"):
+        raise ValueError(f"limit={step.limit:g} is less than the largest unit, "
+                         f"{max(step.nbytes):g} bytes")
+    units, best = range(len(step.nbytes)), frozenset()
+    one = [{unit} for unit in units]
+    for changes in one, one + [{*two} for two in combinations(units, 2)]:
+        while True:  # adds, drops, and of two at a time one out and another in
+            better = min((best ^ change for change in changes), key=step.seconds)
+            if step.seconds(better) >= step.seconds(best):
+                break
+            best = better
+    return sorted(best)
+
+
+def scores(step):
+    """{what stays whole: the step's seconds}: the library's choice and others; and the bound."""
+    return {"library": step.seconds(units_to_keep(step)), "none": step.seconds(),
+            "the last that fit": step.seconds(last_that_fit(step)), "bound": step.bound()}
