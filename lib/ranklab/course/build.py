@@ -10,7 +10,6 @@ in the notebook's metadata: `ranklab build --check` compares and runs nothing.
 
 import ast
 import builtins
-import hashlib
 import inspect
 import json
 import os
@@ -23,7 +22,7 @@ import jupytext
 import nbformat
 
 from ranklab.course import labs
-from ranklab.course.notebook import cells_hash, plain, read_cells, run_cells
+from ranklab.course.notebook import cells_hash, digest, plain, read_cells, run_cells
 from ranklab.course.stubs import contract
 from ranklab.files import write_whole
 
@@ -121,9 +120,9 @@ def _notebook(root, stem, change_code, without=None):
             cell.source = change_code(cell.source)
         tags = [tag for tag in cell.metadata.get("tags", ()) if tag != without]
         cell.metadata = nbformat.NotebookNode({"tags": tags} if tags else {})
-        digest = hashlib.sha256(cell.source.encode()).hexdigest()[:10]
-        seen[digest] = seen.get(digest, 0) + 1  # two equal cells still need two ids
-        cell.id = f"{digest}-{seen[digest]}"
+        start = digest(cell.source)
+        seen[start] = seen.get(start, 0) + 1  # two equal cells still need two ids
+        cell.id = f"{start}-{seen[start]}"
     notebook.metadata = nbformat.NotebookNode({
         "kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"},
         "language_info": {"name": "python"},

@@ -96,7 +96,7 @@ class Replica(nn.Module):
 
     def reduce_now(self):
         """The gradients that backwards inside no_sync have left are averaged."""
-        without = [p for bucket in self.buckets for p in bucket.parameters if p.grad is None]
+        without = {p for p in self.parameters() if p.requires_grad and p.grad is None}
         for bucket in self.buckets:
             bucket.missing.clear()
         self.finish()
