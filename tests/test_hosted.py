@@ -73,7 +73,7 @@ def test_condas_first_lines_open_the_copies_as_make_lab_does():
 
 def colab_cell():
     readme = (ROOT / "README.md").read_text()
-    return re.search(r"^```python\n(import os, sys\n.*?)^```", readme, re.M | re.S)[1]
+    return re.search(r"^```ipython\n(import os, sys\n.*?)^```", readme, re.M | re.S)[1]
 
 
 def test_colabs_cell_needs_nothing_but_an_address(tmp_path, checkout):

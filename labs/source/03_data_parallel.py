@@ -9,7 +9,7 @@
 # Eight GPUs needed 29 hours to train ResNet-50 on ImageNet. A team at Facebook put the same model on 256 GPUs and was done in one
 # hour, with the same accuracy (Goyal et al., 2017, arXiv 1706.02677). 32 times the hardware, 29 times the speed.
 #
-# The idea fits in a sentence: **every GPU holds a copy of the whole model (a replica), works on its own part of the batch, and all GPUs average their gradients before the step.** You will write it in ten lines. What makes it 29 times and not 10 is the rest of this lab: the gradients of the last layers
+# The idea fits in a sentence: **every GPU holds a copy of the whole model (a replica), works on its own part of the batch, and all GPUs average their gradients before the step.** You will write it in a few lines. What makes it 29 times and not 10 is the rest of this lab: the gradients of the last layers
 # travel *while* those of the first are still being computed.
 #
 # ResNet-50 has 25.6 million parameters. In float32, on 4 ranks, with the ring of lab 02: how many megabytes does each rank send in a step?
@@ -97,7 +97,8 @@ for name, tensor in model.state_dict().items():
 
 # %%
 def broadcast_parameters(model, src=0, group=None):
-    """Every rank ends with rank src's parameters and buffers; tied ones travel once."""
+    """Every rank ends with rank src's parameters and buffers; tied ones travel once. `src` counts
+    in the group."""
     # model.parameters() and model.buffers() name a shared tensor only once. Autograd must not see
     # the message: broadcast tensor.detach(), with dist.broadcast(..., group=group, group_src=src)
     raise NotImplementedError("exercise 4.1: about 2 lines")
@@ -239,10 +240,7 @@ print(inspect.getsource(Bucket))
 # |---|---|
 # | `self.buckets` | the buckets, in the order in which they must travel |
 # | `self.group` | the group: it goes into every collective and into `dist.get_world_size(self.group)` |
-# | `self.sync` | False inside `no_sync()`: then a hook does nothing |
-# | `self.backward_begins()` | call it in the hook: it makes sure that `finish()` follows |
-# | `self.used_anywhere()` | the parameters that any rank used (it costs one small all-reduce): with `find_unused` this goes to `bucket.fill_none()`, without it `()` |
-# | `self.no_gradient(missing)`, `self.second_gradient(parameter)` | errors that name the parameters: one has no gradient; or it got a second one, when its bucket may have been sent already |
+# | `self.used_anywhere()` | the parameters that any rank used (it costs one small all-reduce). With `find_unused` all ranks ask after their last bucket is on its way, and hand it to `bucket.fill_none()`; without it `()` goes there |
 
 # %%
 class OverlappedDataParallel(Replica):
@@ -280,7 +278,9 @@ class OverlappedDataParallel(Replica):
         raise NotImplementedError("exercise 4.5, third part: divide, all-reduce with async_op")
 
     def finish(self):
-        """All gradients are averaged, and the next backward begins like the first one."""
+        """All gradients are averaged, and the next backward begins like the first one. What is left
+        travels too, with zeros for what is missing, before an error: other ranks wait for it.
+        """
         missing = {parameter for bucket in self.waiting for parameter in bucket.missing}
         # The other ranks wait for the buckets that are left. Then fill_none(used) for each bucket
         # (used: see self.used_anywhere(); without find_unused it is ()). For the next backward all
@@ -648,7 +648,7 @@ assert ours[0][2:4] == theirs[0][2:4] and all(seen[-1] for seen in ours + theirs
 
 # %% [markdown]
 # The same messages, the same bytes, the same weights up to rounding (the ring cuts a bucket into chunks, and the chunk decides in which order a number's parts are added). torch's class does more: it is written in C++, it lets you change what happens to a bucket (lab 04's comm hooks), it looks
-# for unused parameters in the graph, and it handles NCCL's streams.
+# for unused parameters in the graph (with `find_unused_parameters=True`), and it handles NCCL's streams. Gradients are views of its buckets only with `gradient_as_bucket_view=True`.
 #
 # Before DDP there was `nn.DataParallel`: **one** process drives all GPUs with threads. In each step it copies the model to every GPU, gathers all outputs on the
 # first one, and all threads share one Python interpreter. It is still in torch and needs no launcher, but you should not use it.
@@ -761,7 +761,7 @@ questions("03_data_parallel")
 # It is not free: NCCL's kernels use some of the multiprocessors and of the memory bandwidth, so backward gets some percent slower while they run.
 #
 # What to expect, not measured by us: of a ResNet-50 step of about 100 ms on one A100 (batch 256, mixed precision), the all-reduce of 102 MB over NVLink takes about 1 ms,
-# all of it hidden. Over 100 Gbit/s Ethernet between nodes it takes about 16 ms, hidden as well. At a batch of 32 the step takes only 13 ms, and it is not hidden. This lab has not been run on
+# all of it hidden. Over one 100 Gbit/s Ethernet link a node it takes about 16 ms, hidden as well. At a batch of 32 the step takes only 13 ms, and most of the 16 ms show. This lab has not been run on
 # several GPUs yet.
 
 # %% [markdown]

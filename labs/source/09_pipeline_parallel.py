@@ -6,7 +6,7 @@
 # %% [markdown]
 # ## 1. Story
 #
-# In 2021 Megatron-LM trained a GPT with a trillion parameters on 3,072 A100s (arXiv 2104.04473; a benchmark of some steps, not a whole run). It has 128 layers of 7.9 billion parameters. With gradients and Adam one *layer* is 126 GB.
+# Megatron-LM trained a GPT with a trillion parameters on 3,072 A100s (2021, arXiv 2104.04473; a benchmark of some steps, not a whole run). Each of its 128 layers has 7.9 billion parameters. With gradients and Adam, 16 bytes a parameter, one *layer* is 126 GB.
 #
 # Eight GPUs of a node shared each layer, as in lab 08. Each node had two of the layers (not neighbours: 4.5 says why), so **64 nodes stood in a row**. Only what a layer hands to the next one travels between nodes: 105 MB for a sequence. FSDP would gather 15.7 GB for each layer, again and again.
 #
@@ -267,7 +267,7 @@ for rank, entries in enumerate(pp.with_messages(one_f_one_b_schedule(3, 2))):
 # | `self.leaving` | a list of (handle, tensor) of all sends; the runner waits for them |
 # | `self.arriving["F", s, m]`, or with `"B"` | (handle, tensor) of a receive |
 #
-# `self.take("F", s, m)`, or with `"B"`, is given: it waits for what arrives, or pops what is there. The graph of autograd ends at both ends of a stage, as in section 3.
+# `self.take("F", s, m)`, or with `"B"`, is given: it waits for what arrives, or pops what is there. A message names the stage of the rank that sends or receives it: so after `SF` of stage s, `send` takes `there["F", s + 1, m]`, after `SB` `there["B", s - 1, m]`. A W needs nothing from you. The graph of autograd ends at both ends of a stage, as in section 3.
 
 # %%
 from ranklab.pipeline_parallel.executor import ScheduleRunner
@@ -295,9 +295,9 @@ class PipelineExecutor(ScheduleRunner):
     def backward(self, action):
         """Gradients of the stage's weights are added up, and that of its input is there.
 
-        At a loss it begins with self.weight * self.scale (scale is 1 but for fp16). An I leaves the
-        weights' gradients for a W where autograd runs inside `with self.later(action):`. A B may
-        run inside it, too: there it changes nothing.
+        At a loss it begins with self.weight * self.scale (scale is 1 but for fp16). Autograd runs
+        inside `with self.later(action):`, which leaves an I's weight gradients for its W; for a
+        B it changes nothing.
         """
         _, stage, m = action
         raise NotImplementedError("exercise 4.4, second part: about 9 lines")
@@ -392,7 +392,7 @@ plots.several({"simulated": simulate(schedule, UNIT, 2 * UNIT), "measured": meas
 #
 # The bubble is the time in which the pipeline fills and drains. Thin stages fill it sooner. So give each rank V thin (or *virtual*) stages, not neighbours: rank r of P has stages r, r + P, r + 2P, ... A micro-batch goes round V times. Megatron's trillion ran so: node r had layers r and r + 64.
 #
-# Ranks work in **rounds** of P micro-batches: these P pass the rank's first stage, then its second one, and so on; then come the next P. Backward it is the last stage first. The warm-up is (V - 1) P forwards, and 2 for each rank after this one, but never more than there are; then one forward and one backward in turn (Narayanan et al. 2021, arXiv 2104.04473).
+# Ranks work in **rounds** of P micro-batches: these P pass the rank's first stage, then its second one, and so on; then come the next P. Backward it is the last stage first. The warm-up is (V - 1) P forwards, and 2 for each rank after this one, but never more than there are; then one forward and one backward in turn (Narayanan et al. 2021, arXiv 2104.04473). Why 2, where 1F1B has 1? If messages took no time, 1 would give the same bubble and hold less. If a message takes a tenth of a forward, P = 8, M = 32 and V = 4 lose 10.5% by 1 and 6.6% by 2.
 #
 # **Predict.** 8 ranks, 32 micro-batches, 4 stages on each rank. How many percent is the bubble? (A forward of a thin stage takes a quarter.)
 
@@ -763,9 +763,9 @@ questions("09_pipeline_parallel")
 #
 # What changes there:
 #
-# - **The order of messages counts.** On NCCL a message is a kernel that stays until the other end is there. The engine gives `init_process_group` a `device_id`. Then each `isend` and `irecv` of a group waits for *all* that the rank has started before in this group (torch warns of it; pytorch 154132). `pp.with_messages` has one order on all ranks, so no ranks wait in a circle. But a receive whose sender is late holds back a send that is ready, and some of 4.4's overlap is lost. Torch's warning names two ways out: groups of their own for messages, or `dist.batch_isend_irecv`. torch's pipelining batches what goes both ways at once, and starts sends alone, or receives alone, one by one (2.13, `schedules.py`, `_batch_p2p`).
+# - **The order of messages counts.** On NCCL a message is a kernel that stays until the other end is there. The engine gives `init_process_group` a `device_id`. Then each `isend` and `irecv` of a group waits for *all* that the rank has started before in this group (torch warns of it; pytorch 154132). `pp.with_messages` has one order on all ranks, so no ranks wait in a circle. But a receive whose sender is late holds back a send that is ready, and some of 4.4's overlap is lost. Torch's warning names two ways out: groups of their own for messages, or `dist.batch_isend_irecv`. In torch's pipelining sends and receives together go as one batch; only sends, or only receives, start one by one (2.13, `schedules.py`, `_batch_p2p`).
 # - **Streams.** With NCCL `handle.wait()` makes the GPU's *stream* wait, not your program. `self.leaving` keeps a tensor until it has left.
-# - **Where the ranks are.** Messages are small, so pipelines go over the *slow* links, between nodes. Tensor parallelism stays inside a node (lab 12). With tp=8 all ranks of a stage have the same output. Megatron sends an eighth of it through each card, and gathers it over NVLink at the other end (arXiv 2104.04473, section 4.1).
+# - **Where the ranks are.** Messages are small beside tensor parallelism's, so pipelines go over the *slow* links, between nodes. Tensor parallelism stays inside a node (lab 12). With tp=8 all ranks of a stage have the same output. Megatron sends an eighth of it through each card, and gathers it over NVLink at the other end (arXiv 2104.04473, section 4.1).
 # - **Shapes.** A receive must know its shape. Here every rank has the inputs and sees it there. Where lengths differ and other ranks cannot know them, the shape travels first: Megatron's `variable_seq_lengths`.
 # - **FSDP inside a stage** would gather weights for each micro-batch and reduce gradients M times. torch's `PipelineStage` reduces once, at the last backward, and does not reshard after the others.
 # - **Sizes.** The bubble wants many micro-batches, the GPU wants large ones, and the batch is limited. Megatron-LM's trillion had 3,072 sequences in a batch and 6 pipelines, 512 for each. In micro-batches of one, 1F1B would lose 63/575 = 11%. Interleaved (section 5.1 of the paper), with V = 2, it is 63/1087 = 5.8%.

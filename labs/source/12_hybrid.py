@@ -12,7 +12,7 @@
 # - **Tensor alone** (lab 08). Fast inside a node of 8 GPUs. Between nodes each layer waits for the slow network, several times.
 # - **Pipeline alone** (lab 09). There are 128 layers, so 128 GPUs at most.
 #
-# They took all three: pipeline 64 x data 6 x tensor 8, and reached 52% of peak (BLOOM's and this number count what is computed a second time as work). So did others:
+# They took all three: pipeline 64 x data 6 x tensor 8, and reached 52% of peak. So did others. (Megatron-LM and BLOOM count what is computed a second time as work; GLM and Llama do not.)
 #
 # | | GPUs | pipeline | data | tensor | of peak |
 # |---|---|---|---|---|---|
@@ -54,7 +54,7 @@ who_talks_to_whom(Mesh({"pipeline": 2, "data": 2, "tensor": 2}), per_node=4)
 # | along | travels | how often | can a rank go on meanwhile? |
 # |---|---|---|---|
 # | pipeline | activations | once each way for each micro-batch and border | with the next micro-batch |
-# | data | gradients | once a step | yes, with the rest of the backward |
+# | data | gradients (ZeRO-1: and parameters; FSDP: each layer) | once a step (FSDP: each micro-batch) | yes, with the rest of the backward |
 # | tensor | activations | 4 times in each layer and micro-batch | hardly: the next product needs them (lab 08) |
 #
 # How much is that? By our formulas, for 100 billion parameters on 64 GPUs and a batch of 1,024 sequences of 2,048 tokens. In this trainer gradients of activations travel in float32. And blocks that are computed again send their forward's sums again.
@@ -166,10 +166,10 @@ for order in ("pipeline data tensor", "data pipeline tensor", "tensor data pipel
 # | given, in the order of the alphabet | takes hold of | leaves |
 # |---|---|---|
 # | `checkpoint_blocks(model, how)`, lab 01 | blocks | each runs as `how(block, x)`; `how` is torch's `checkpoint` with `use_reentrant=False` |
-# | `hybrid.data.apply(model)`, labs 03, 06, 07 | each parameter, by a hook | its gradient averaged, or the parameter sharded |
+# | `hybrid.data.apply(model)`, labs 03, 06, 07 | each parameter and its numbers | its gradient averaged, or the parameter sharded |
 # | `hybrid.give_memory(model)`, lab 07 | parameters on `meta`: shapes, no memory | the same on the device, with their first numbers |
 # | `hybrid.pipeline.keep_mine(model)`, lab 09 | nothing | this rank's layers; the others are gone |
-# | `hybrid.pipeline.make_stages(model)`, lab 09 | layers | the model runs stage by stage |
+# | `hybrid.pipeline.make_stages(model)`, lab 09 | layers, as they are then | the model runs stage by stage |
 # | `parallel_gpt(model, How(group, sequence_parallel))`, lab 08 | layers | others in their place, with new, smaller parameters |
 #
 # The model arrives on the `meta` device, because no rank could hold all of it. Several orders are right.
@@ -189,9 +189,10 @@ from ranklab.tensor_parallel.plan import How, parallel_gpt
 def parallelize(model, hybrid):
     """`model`, a GPT, in place: what of it is on this rank, and how it talks to the others.
 
-    No rank ever has memory for more than its own part, and every step is that of one process. With
-    layout.recompute, and only then, blocks compute themselves again in backward; with
-    layout.sequence_parallel a rank has its tokens alone between regions (lab 08).
+    No rank ever has memory for more than its own layers, and of their matrices its own part, and
+    every step is that of one process. (Where data ranks shard parameters they begin with such a
+    part and shard it last.) With layout.recompute, and only then, blocks compute themselves again
+    in backward; with layout.sequence_parallel a rank has its tokens alone between regions (lab 08).
     hybrid  has .layout, .pipeline, .tensor (with .group), .data and .give_memory
     """
     raise NotImplementedError("exercise 4.2: about 8 lines")
@@ -245,7 +246,7 @@ for name, (losses, here) in zip(("one process", *ways), found):
     assert all(abs(a - b) < 1e-4 for a, b in zip(losses, one))
 
 # %% [markdown]
-# What do wrong orders cost? Here your function finds that something was done before. Memory: each rank makes the whole model, and then drops most of it. Data parallelism: its hooks hold whole matrices, which nothing trains any more, and nothing averages the parts.
+# What do wrong orders cost? Here your function finds that something was done before. Memory: each rank makes the whole model, and then drops most of it. Data parallelism: its buckets hold whole matrices. They travel in each step, and nothing uses them any more; the parts that replaced them are never averaged.
 
 # %%
 def memory_before(model, hybrid):
@@ -287,7 +288,7 @@ for name, (losses, most, sent) in zip(("yours", "memory before", "data before"),
     print(f"{name:14}", *(f"{loss:.4f}" for loss in losses), f"{most:17,} {sent:14,} B")
 
 # %% [markdown]
-# No rank sees an error in the last line: it sends twice the bytes, and the data ranks drift apart.
+# The last line raised no error: it sends twice the bytes, whole matrices for nothing, and the data ranks drift apart.
 #
 # **Order of the data.** A resumed run in another layout must see the same rows. So a batch follows from the seed and the number of the step alone, and data rank r of R takes each R-th of its rows. The last characters of step 0's first rows, and which data rank has them:
 
@@ -727,7 +728,7 @@ questions("12_hybrid")
 # What changes there:
 #
 # - **Ranks and nodes.** torchrun, and Slurm by default, give neighbouring ranks to one node, so tensor is the last axis. `Layout.new_mesh` refuses tensor ranks on several hosts. NVLink may join more: on an NVL72, with 4 GPUs in each of 18 hosts, say `--per-node 72`.
-# - **Several groups at once.** Each group is an NCCL communicator. Say some ranks start a sum over data and then one over tensor, and others the other way round. Then each first kernel may hold its GPU, and wait for one that can't start elsewhere: the classic deadlock of 3D training, which gloo does not show. NCCL's guide ("Using multiple NCCL communicators concurrently") and the warning in `new_group` ask for one order on all ranks. `NCCL_LAUNCH_ORDER_IMPLICIT=1` (NCCL 2.26) keeps the order of a rank's own calls; it is off by default.
+# - **Several groups at once.** Each group is an NCCL communicator. Say rank 0 starts a sum over data and then one over tensor, and its peers start them the other way round. The first kernel of each may fill its GPU while it waits for peers, whose own first kernel waits for rank 0's second, which finds no room: the classic deadlock of 3D training, which gloo does not show. NCCL's guide ("Using multiple NCCL communicators concurrently") and the warning in `new_group` ask for one order on all ranks. `NCCL_LAUNCH_ORDER_IMPLICIT=1` (NCCL 2.26) keeps the order of a rank's own calls; it is off by default.
 # - **Communicators have buffers**, which no formula above counts. They are made with the group here, because the engine names each rank's device to torch, and otherwise at its first message.
 # - **A slow card slows one axis.** Tensor messages that take ten times as long point at NVLink, data at the network. `python -m ranklab.projects.collectives` measures both.
 # - **bf16.** The three sizes multiply in bf16. Weights, gradients and Adam stay in float32.

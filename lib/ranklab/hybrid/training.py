@@ -43,13 +43,13 @@ class Hybrid(GroupParallel):
         self.pipeline.token_ranks = layout.tp if layout.sequence_parallel else 1
 
     def apply(self, model):
-        model = self.apply_by(model, self)
+        applied = self.apply_by(model, self)  # in place
         own = self.tensor.seed_dropout(model)  # now: weights have been drawn alike on all ranks
         for block in () if own is None else model.blocks.values():
             own_random_in(block.attention, own)  # its heads are this rank's
             if self.layout.sequence_parallel:
                 own_random_in(block.drop, own)  # and so are its tokens
-        return model
+        return applied
 
     def give_memory(self, model):
         """The parts that `model`, made on the meta device, has here, are those of the whole."""

@@ -26,7 +26,8 @@ def interleaved_schedule(ranks, micro_batches, virtual):
                  for step in range(total)]  # (which stage of this rank, micro-batch)
         forwards = [Action("F", v * ranks + rank, m) for v, m in order]
         backwards = [Action("B", (virtual - 1 - v) * ranks + rank, m) for v, m in order]
-        # Each rank nearer to the start is two steps ahead: one for the way there, one for back.
+        # Each rank nearer to the start is two steps ahead: one for the way there, one for back, so
+        # that messages have time.
         warm_up = min((virtual - 1) * ranks + 2 * (ranks - rank - 1), total)
         actions = forwards[:warm_up]
         for forward, backward in zip(forwards[warm_up:], backwards):

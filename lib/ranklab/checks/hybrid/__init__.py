@@ -22,7 +22,8 @@ EXERCISES = (
     )),
     Exercise(parallelize, applying.check_parallelize, hints=(
         "Which kind of parallelism needs to know what the others have left?",
-        "Layers first, then parts of layers; memory for what is left; data parallelism last.",
+        "Two calls hold on to what they find: one to layers, one to parameters. Which calls "
+        "replace layers or parameters? They come before. And memory comes when nothing is dropped.",
         "hybrid.pipeline.keep_mine(model); parallel_gpt(model, How(hybrid.tensor.group, layout."
         "sequence_parallel)); hybrid.give_memory(model); with layout.recompute checkpoint_blocks("
         "model, ...); hybrid.pipeline.make_stages(model); hybrid.data.apply(model)",

@@ -17,7 +17,8 @@ LAYOUTS = (Layout(2, 2, 1), Layout(1, 2, 2, sequence_parallel=True, recompute=Tr
 TOKENS = ("How(hybrid.tensor.group, layout.sequence_parallel): with it each rank has its tokens "
           "where blocks begin and end.")
 WEIGHTS = ("Data parallelism sees the parameters that are there when it is applied: what is cut "
-           "or replaced later is never averaged. It comes last, in place, once.")
+           "or replaced later is never averaged. It comes last, in place, once. And "
+           "make_stages() holds the layers that it finds: what replaces layers comes before.")
 HINTS = {  # of each cost
     "numbers held": "The pipeline keeps this rank's layers, tensor parallelism its part of each, "
                     "in the group hybrid.tensor.group.",

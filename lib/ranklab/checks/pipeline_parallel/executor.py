@@ -38,17 +38,17 @@ COSTS = {
     "activations kept without gradients": "No backward follows: torch.is_grad_enabled() tells.",
 }
 FAILURES = {
+    "KeyError": "send() takes there[\"F\", stage + 1, m] after SF, and there[\"B\", stage - 1, m] "
+                "after SB; receive() puts into arriving[kind[1], stage, m]. Stage 0 has no input "
+                "there: it is self.pieces[m][0].",
+    "has to be contiguous": "A stage may give any strides: send tensor.contiguous().",
     "waited": HANDLE, "() waits": HANDLE, "self.leaving": HANDLE,
     "for its W": "with self.later(action): y.backward(gradient)",
     "loss has": "self.loss += y.detach() * self.weight: a graph keeps all that it comes from.",
     "sends a graph": LEAF, "second time": LEAF, "'NoneType'": LEAF, "not require grad": LEAF,
     "scalar outputs": f"{START} {LEAF}", "Mismatch in shape": START,
-    "contiguous": "A stage may give any strides: send tensor.contiguous().",
     "broadcast shape": "Only the output of the last stage of all, self.last, is a loss.",
-    "KeyError: ('F', 0": "Nobody sends stage 0 its input: it is self.pieces[m][0].",
     "floating point": "Stage 0 takes its inputs as they are: tokens get no gradient.",
-    "KeyError": "send() takes there[\"F\", stage + 1, m] after SF, and there[\"B\", stage - 1, m] "
-                "after SB; receive() puts into arriving[kind[1], stage, m].",
 }
 
 

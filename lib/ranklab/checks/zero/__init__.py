@@ -35,11 +35,10 @@ EXERCISES = (
         "An all-reduce is a reduce-scatter and an all-gather. Which one belongs in backward, "
         "and which behind the step?",
         "reduce() starts the reduce-scatter of bucket.flat into place_of(bucket), and keeps that "
-        "place as bucket.own. finish() hands over, step_ends() gathers the shards into "
-        "bucket.weights.",
+        "place as bucket.own. step_ends() gathers the shards (not bucket.own, which is a "
+        "gradient) into bucket.weights.",
         "reduce(): bucket.flat /= R; bucket.own = self.place_of(bucket); return "
         "dist.reduce_scatter_single(bucket.own, bucket.flat, group=bucket.group, async_op=True). "
-        "finish(): bucket.hand_over({p for p in bucket.parameters if p.grad is not None}). "
         "step_ends(): bucket.update_shard(), then dist.all_gather_single().",
     )),
     Exercise(zero.ZeroStage2, check_ZeroStage2, hints=(
@@ -52,13 +51,11 @@ EXERCISES = (
     Exercise(zero.ZeroStage3, check_ZeroStage3, hints=(
         "When does a unit need its weights, and when for the last time? There are two such spans.",
         "enter() and backward_of(): unit.end_gather(), then prefetch the next place, or the one "
-        "before. leave() and backward_done(): unit.free(). leave() also registers backward_of() on "
-        "the outputs. Inside a backward a checkpoint runs a forward: no new place there, and "
-        "nothing is freed.",
-        "enter(): if not in_backward(): self.prefetch(self.place_in_order(unit) + 1). leave(): if "
-        "in_backward(): return; for output in tree_leaves(outputs): output.register_hook(begins), "
-        "where it is a tensor that requires a gradient. backward_of(): self.prefetch(place - 1). "
-        "backward_done(): if self.sync: self.reduce(unit).",
+        "before. leave() and backward_done(): unit.free(). Inside a backward a checkpoint runs a "
+        "forward: no new place there, and leave() does nothing at all.",
+        "enter(): unit.end_gather(); if not in_backward(): self.prefetch(self.place_in_order(unit) "
+        "+ 1). leave(): if in_backward(): return; unit.free(). backward_of(): unit.end_gather(); "
+        "self.prefetch(place - 1). backward_done(): if self.sync: self.reduce(unit); unit.free().",
     )),
     Exercise(zero.units_to_keep, check_units_to_keep, hints=(
         "What does step.seconds() say of no unit, of all that fit, and of those between?",
@@ -84,7 +81,8 @@ EXERCISES = (
         "fastest_way() knows what fits. What must hold between the three sizes of a batch?",
         "train_batch_size = train_micro_batch_size_per_gpu x gradient_accumulation_steps x ranks. "
         "zero_optimization has the stage, the bucket sizes and what is offloaded.",
-        'if way.offload_optimizer: zero["offload_optimizer"] = {"device": "cpu"}; '
+        'if way.offload_optimizer: zero["offload_optimizer"] = {"device": "cpu", "pin_memory": '
+        'True}; '
         'config[precision] = {"enabled": True} unless it is "fp32"',
     )),
 )

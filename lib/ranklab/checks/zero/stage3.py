@@ -20,9 +20,10 @@ FAILURES = {
     "where it is not in_backward().",
     "storage of size 0": COMPUTES, "killed": COMPUTES, "does not end": WAITS, "onnection": WAITS,
 }
-WITH_CHECKPOINT = {"": "A checkpoint runs the forward once more inside the backward: there leave() "
-                   "must not free the unit, because its backward comes right then. in_backward() "
-                   "tells."}
+WITH_CHECKPOINT = {"": "A checkpoint runs the forward once more inside the backward. There leave() "
+                   "does nothing: if in_backward(): return. The unit's backward comes right then, "
+                   "so it must stay whole; and self.position stands at the end of the forward, so "
+                   "hooks that are registered there gather the wrong unit ahead."}
 
 
 class Units(Watch):
