@@ -25,6 +25,8 @@ NOT_RUN_HERE = {
     "ranklab grade submissions --csv grades.csv": "test_grade.py runs it, on more submissions",
     "conda env create -f environment.yml": "test_pins.py: pip's part of it; conda may not be here",
     "ssh -L 8888:127.0.0.1:8888 you@there": "needs another machine",
+    "ranklab work --merge 02": "test_work.py: it needs a copy and a newer lab beside it",
+    "ranklab hint NAME": "test_progress.py asks for an exercise's; NAME is none",
     "source .venv/bin/activate": "the commands below it run with the same PATH",
 }
 PROGRAMS = ("make", "ranklab", "python", "torchrun", "srun", "sbatch", "conda", "ssh", "source")

@@ -126,7 +126,7 @@ def test_ranks_must_divide_the_batch(text):
 
 def test_a_deepspeed_config_becomes_settings(tmp_path):
     path = tmp_path / "ds.json"
-    path.write_text(json.dumps(deepspeed_config(10**9, 4, 5e9, 64, 4, lr=1e-4)))
+    path.write_text(json.dumps(deepspeed_config(10**9, 4, 3e9, 64, 4, lr=1e-4)))
     options, settings = parse(["--config", str(path), "--lr", "0.5"])
     assert options.stage == [2] and settings.offload == "cpu"
     assert (settings.batch, settings.micro_batch, settings.precision) == (64, 4, "bf16")

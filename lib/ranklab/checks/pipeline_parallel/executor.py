@@ -39,8 +39,8 @@ COSTS = {
 }
 FAILURES = {
     "KeyError": "send() takes there[\"F\", stage + 1, m] after SF, and there[\"B\", stage - 1, m] "
-                "after SB; receive() puts into arriving[kind[1], stage, m]. Stage 0 has no input "
-                "there: it is self.pieces[m][0].",
+                "after SB; receive() puts into arriving[kind[1], stage, m]. Nobody sends stage 0 "
+                "its input: it is self.pieces[m][0].",
     "has to be contiguous": "A stage may give any strides: send tensor.contiguous().",
     "waited": HANDLE, "() waits": HANDLE, "self.leaving": HANDLE,
     "for its W": "with self.later(action): y.backward(gradient)",

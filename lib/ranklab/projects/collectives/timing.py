@@ -156,7 +156,8 @@ def table(rows):
     lines = [f"  {r.verb:15}{r.algorithm:19}{r.size:11}{r.count:11}{r.type:>9}"
              f"{r.time * 1e6:10.1f}{gb(r.algbw):>8}{gb(r.busbw):>8}{r.wrong:7}" for r in rows]
     used = {BUILT[r.verb][r.algorithm]: r.own for r in rows if r.algorithm in BUILT[r.verb]}
-    return "\n".join([head, *lines, owners([name for name in used if used[name]], used)])
+    said = owners([name for name in used if used[name]], used)  # of mpirun's rows: nothing
+    return "\n".join(filter(None, [head, *lines, said]))
 
 
 def gb(rate):
