@@ -21,9 +21,9 @@ from ranklab.cli import main
 from ranklab.course import labs
 from ranklab.course.grade import grade
 from ranklab.course.predicted import NOT_GRADABLE, judge_number, predictions
-from ranklab.course.submitted import Notebook, has_code_of, is_forced, names_of
+from ranklab.course.submitted import Notebook, has_code_of, is_forced
 
-OF = len(names_of("00_ranks"))
+OF = len(labs.names_of("00_ranks"))
 
 pytestmark = pytest.mark.timeout(300)  # the whole class is graded once, for all tests
 

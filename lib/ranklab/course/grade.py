@@ -30,7 +30,7 @@ from pathlib import Path
 
 from ranklab.course import labs, sandbox
 from ranklab.course.submission import Row, grade_notebook
-from ranklab.course.submitted import Notebook, Unreadable, names_of
+from ranklab.course.submitted import Notebook, Unreadable
 from ranklab.files import part_of, whole_file
 
 NAMES_SHOWN = 3
@@ -128,7 +128,7 @@ class Table:
     def __init__(self, path, found):
         self.path = Path(path).resolve()
         stems = {getattr(notebook, "stem", None) for notebook in found.values()}
-        self.names = [name for stem in labs.STEMS if stem in stems for name in names_of(stem)]
+        self.names = [name for stem in labs.STEMS if stem in stems for name in labs.names_of(stem)]
 
     def try_place(self):
         """Why no table can be written there, or None."""

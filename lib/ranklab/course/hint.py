@@ -23,7 +23,7 @@ def hint(name=""):
         shown = entry["hints"] = min(entry.get("hints", 0) + 1, len(hints))
     for number, text in enumerate(hints[:shown], start=1):
         print(wrap(f"{number}/{len(hints)}  {text}"))
-        if number == 1:
+        if number == 1 and not is_prediction:
             for line in stubs.advice(labs.source(labs.stem_of(item.name)), item.name):
                 print(wrap(f"     {line}"))
     if shown < len(hints):

@@ -62,8 +62,13 @@ def _find(kind, name):
 
 def names():
     """The names of all exercises and predictions, lab by lab."""
-    return [item.name for stem in written() for kind in ("EXERCISES", "PREDICTIONS")
-            for item in getattr(checks_of(stem), kind)]
+    return [name for stem in written() for name in names_of(stem)]
+
+
+def names_of(stem):
+    """The lab's exercises, then its predictions."""
+    checks = checks_of(stem)
+    return [item.name for item in (*checks.EXERCISES, *checks.PREDICTIONS)]
 
 
 def repository(start=None):
@@ -81,5 +86,4 @@ def source(stem):
 
 def stem_of(name):
     """The lab that asks for the exercise or prediction `name`, or None."""
-    return next((s for s in written() if any(
-        item.name == name for item in (*checks_of(s).EXERCISES, *checks_of(s).PREDICTIONS))), None)
+    return next((stem for stem in written() if name in names_of(stem)), None)

@@ -31,7 +31,8 @@ def merge(folder: Path, stem):
         if read_cells(path).now is None:
             raise ValueError(f"{path} can't be read as a notebook, and nothing was changed")
     text, notebook = copy.read_text(encoding="utf-8"), json.loads(newer.read_text(encoding="utf-8"))
-    moved = bring_cells(json.loads(text)["cells"], notebook["cells"], names_of(stem))
+    moved = bring_cells(json.loads(text)["cells"], notebook["cells"],
+                        set(labs.names_of(stem)))
     kept = [keep(text, copy)]
     if not read_cells(newer).as_built:
         kept.append(keep(newer.read_text(encoding="utf-8"), copy))
@@ -46,11 +47,6 @@ def newest(folder, stem):
     found = {int(match[1] or 1): path for path in folder.glob(f"{stem}.new*.ipynb")
              if (match := re.fullmatch(rf"{stem}\.new(\d*)\.ipynb", path.name))}
     return found[max(found)] if found else None
-
-
-def names_of(stem):
-    """The names of the lab's exercises."""
-    return {exercise.name for exercise in labs.checks_of(stem).EXERCISES}
 
 
 def keep(text, copy):

@@ -25,7 +25,7 @@ class Asked:
 def outline(stem):
     """All that the lab asks, in the order of its cells; the order of its checks without a source.
     """
-    names = _names(stem)
+    names = labs.names_of(stem)
     asked = [one for one in _asked_in(labs.source(stem)) if one.name in names]
     found = {one.name for one in asked}
     return asked + [Asked(name) for name in names if name not in found]
@@ -48,11 +48,6 @@ def next_after(name, records):
 def is_passed(name, records):
     """True when the learner's record of `name` says so."""
     return records.get(name, {}).get("state") == "passed"
-
-
-def _names(stem):
-    checks = labs.checks_of(stem)
-    return [item.name for item in (*checks.EXERCISES, *checks.PREDICTIONS)]
 
 
 def _asked_in(source):

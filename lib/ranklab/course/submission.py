@@ -10,7 +10,7 @@ from pathlib import Path
 from ranklab.course import labs, sandbox
 from ranklab.course.check import FAILED, PASSED
 from ranklab.course.predicted import judge_number
-from ranklab.course.submitted import has_code_of, is_forced, names_of
+from ranklab.course.submitted import has_code_of, is_forced
 
 CELL_SHARE = 0.3  # of a notebook's limit: what one cell may take, or the check of one exercise
 
@@ -100,10 +100,10 @@ def _judge(notebook, kept, scratch, limit, row, clean):
             row.set(prediction.name, *judge_number(prediction, *numbers[prediction.name]))
     for name, pickled in kept.items():
         left -= _judge_kept(name, pickled, scratch, left, limit * CELL_SHARE, row, clean)
-    for name in names_of(row.stem):
+    for name in labs.names_of(row.stem):
         if name not in row.states:
             row.set(name, *notebook.why_missing(name))
-    row.states = {name: row.states[name] for name in names_of(row.stem)}
+    row.states = {name: row.states[name] for name in labs.names_of(row.stem)}
 
 
 def _judge_kept(name, pickled, scratch, limit, quiet_limit, row, clean):

@@ -54,7 +54,7 @@ class Notebook:
     def _likely_stem(self):
         """The lab whose names the notebook mentions most often; None if it mentions none."""
         found = set(re.findall(r"\w+", self.text))
-        counts = {stem: len(found & set(names_of(stem))) for stem in labs.written()}
+        counts = {stem: len(found & set(labs.names_of(stem))) for stem in labs.written()}
         best = max(counts, key=counts.get, default=None)
         return best if counts.get(best) else None
 
@@ -130,12 +130,6 @@ def has_code_of(exercise, pickled):
     return bool(codes) and all(
         code.co_code in pickled and all(name.encode() in pickled for name in
                                         (*code.co_names, *code.co_varnames)) for code in codes)
-
-
-def names_of(stem):
-    """The lab's exercises, then its predictions."""
-    checks = labs.checks_of(stem)
-    return [item.name for item in (*checks.EXERCISES, *checks.PREDICTIONS)]
 
 
 def definitions(source):
