@@ -13,12 +13,16 @@ KEEP = "Keep the parameters of the stub, with their names and defaults."
 
 
 class Mistake(Exception):
-    """A property does not hold: what is seen, and a hint about this very mistake."""
+    """A property does not hold: what is seen, and a hint about this very mistake.
 
-    def __init__(self, what, hint=""):
+    cause  the exception, the end of a rank or the hang, where that is all (failures.py)
+    """
+
+    def __init__(self, what, hint="", cause=""):
         super().__init__(what)
         self.what = what
         self.hint = hint
+        self.cause = cause
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from ranklab.checks.exercise import Mistake
+from ranklab.checks.failures import cause_of_hang, why_dead, why_hang
 from ranklab.checks.own import LibrarysAnswer, calls_watched
 from ranklab.engine import HangError, RankError, launch, ship
 
@@ -53,12 +54,14 @@ def on_ranks(trial, *args, ranks, nodes=1, timeout=LIMIT):
         limit = round(timeout * patience())
         return launch(_run, call, answer, ranks=ranks, nodes=nodes, timeout=limit, stall=STALL)
     except HangError as hang:
-        raise Mistake(f"{where} it does not end: {hang}",
-                      "Each rank that waits, waits for a message that nobody sends.") from None
+        doing = hang.failures
+        raise Mistake(f"{where} it does not end: {hang}", why_hang(doing),
+                      cause_of_hang(doing)) from None
     except RankError as error:
-        if exercise and error.failures.get(error.rank, "").startswith(LibrarysAnswer.__name__):
+        cause = error.failures.get(error.rank, "")
+        if exercise and cause.startswith(LibrarysAnswer.__name__):
             raise LibrarysAnswer(exercise.name) from None
-        raise Mistake(f"{where}, {error}") from None
+        raise Mistake(f"{where}, {error}", why_dead(cause), cause) from None
     except RuntimeError as error:
         if sys.platform == "win32":  # launch says what to do; what was written is not to blame
             raise Mistake(str(error)) from None
@@ -70,19 +73,6 @@ def patience():
     if not hasattr(os, "getloadavg"):  # Windows
         return 1
     return max(1, min(MOST_PATIENCE, os.getloadavg()[0] / os.cpu_count() - 1))
-
-
-@contextlib.contextmanager
-def hinted(failures):
-    """Inside, a Mistake gets the hint of the first of the `failures` that is part of its text."""
-    try:
-        yield
-    except LibrarysAnswer:  # its own hint says it all
-        raise
-    except Mistake as mistake:
-        hints = (hint for part, hint in failures.items() if part in mistake.what)
-        mistake.hint = next(hints, mistake.hint)
-        raise
 
 
 def _run(call, answer):

@@ -16,6 +16,7 @@ from numbers import Real
 
 from ranklab.course import labs, progress
 from ranklab.checks.exercise import Mistake, refuse_signature, shown, tell_signature
+from ranklab.checks.failures import is_slip
 from ranklab.checks.trial import under_test
 from ranklab.course.outline import next_after
 from ranklab.course.show import show
@@ -103,6 +104,8 @@ def judge(exercise, learners) -> Verdict:
     except (Exception, SystemExit) as error:
         verdict.mistake = _raised(error)
     if verdict.mistake:
+        if is_slip(verdict.mistake.cause):
+            verdict.mistake.hint = ""
         tell_signature(exercise.answer, learners, verdict.mistake)
         verdict.state = FAILED
     return verdict
@@ -150,7 +153,7 @@ def _raises_as_stub(code):
 def _raised(error):
     failure = Failure.of(error)
     if any(frame.is_learners() for frame in failure.frames):
-        return Mistake(f"it raised {failure.headline()}\n{failure}")
+        return Mistake(f"it raised {failure.headline()}\n{failure}", cause=failure.headline())
     return Mistake(f"what it returned can't be used: {failure.headline()}",
                    "Does it return what the first line of its docstring says?")
 

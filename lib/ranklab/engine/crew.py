@@ -167,6 +167,8 @@ class Crew:
             took = time.monotonic() - (self.all_up or self.started)
             self._wait(self._all_settled, min(max(GRACE, took), LONGEST_GRACE))
             self._wait(lambda: any(map(verdict.is_cause, self.handles)), CAUSE_LIMIT)
+            for handle in self.handles:
+                handle.last_words = self.output.last_words(handle.rank)
             raise verdict.failure(self.handles)
         if not in_time:
             self._ask_where(waiting := self._running())

@@ -1,5 +1,6 @@
 """What the ranks print: gathered, and shown once, in rank order, with the rank in front."""
 
+import re
 
 LIMIT = 10_000_000  # bytes kept of one rank until the end: an endless loop may print for a minute
 
@@ -24,6 +25,11 @@ class Output:
         self._left_out[rank] += len(data) - len(kept)
         if self._stream:
             self._show_whole_lines(rank)
+
+    def last_words(self, rank):
+        """What C++ has printed of the error that ended the rank, or ""."""
+        said = re.findall(rb"^ +what\(\): +(?:\[.*?\] )?(.+)", self._parts[rank], re.M)
+        return said[-1].decode(errors="replace") if said else ""
 
     def _show_whole_lines(self, rank):
         whole, newline, rest = bytes(self._parts[rank]).rpartition(b"\n")

@@ -23,6 +23,7 @@ class RankHandle:
     modules: list[str] = ()  # of ranklab's, that it has imported
     pid: int | None = None
     exit_code: int | None = None
+    last_words: str = ""  # what C++ printed as it ended the rank
     seconds: float | None = None  # from the launch to the report
     questions: int = 0  # that it has not answered
     waits: bool = False  # for other ranks and for nothing else: its answer to the last question

@@ -52,7 +52,10 @@ class RankError(ShownShort, RuntimeError):
 
 
 class HangError(RankError, TimeoutError):
-    """Some ranks did not finish in time; the message says where each one waits."""
+    """Some ranks did not finish in time; the message says where each one waits.
+
+    failures  maps all ranks to the call that they wait in, "returned", or "runs"
+    """
 
 
 class RanksInterrupted(ShownShort, KeyboardInterrupt):

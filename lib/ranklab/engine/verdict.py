@@ -33,9 +33,9 @@ def is_cause(handle):
 
 
 def _reason(handle):
-    if handle.report is None:
-        return describe_exit(handle.exit_code)
-    return handle.report.headline()
+    if handle.report is not None:
+        return handle.report.headline()
+    return ": ".join(filter(None, (describe_exit(handle.exit_code), handle.last_words)))
 
 
 def _others(others, reason_of_first):
@@ -51,7 +51,15 @@ def _others(others, reason_of_first):
 def hang(handles, waiting, what, asleep=False):
     """The error of a launch whose ranks `waiting` don't end, with the place of every rank."""
     head = f"{rank_names(h.rank for h in waiting)} of {len(handles)} {what}"
-    return HangError(f"{head}\n{whereabouts(handles, asleep)}", waiting[0].rank)
+    doing = {h.rank: _doing(h) for h in handles}
+    return HangError(f"{head}\n{whereabouts(handles, asleep)}", waiting[0].rank, doing)
+
+
+def _doing(handle):
+    """In one word: the call that it waits in, "returned", or "runs"."""
+    if handle.is_settled():
+        return "returned"
+    return Stack.parse(handle.stack_text()).call() or "runs"
 
 
 def deadlock(handles, waiting, seconds):

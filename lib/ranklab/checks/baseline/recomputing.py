@@ -5,6 +5,7 @@ from torch import nn
 
 from ranklab.checks.baseline.accumulating import gradients
 from ranklab.checks.exercise import Mistake
+from ranklab.checks.failures import hint_of
 from ranklab.checks.trial import explain, is_near
 from ranklab.meter import SavedActivations
 
@@ -44,19 +45,19 @@ def _two_layers(dropout, run):
 
 # What autograd says, and what it means here.
 RAISED = {
-    "One of the differentiated Tensors does not require grad":
+    "RuntimeError: One of the differentiated Tensors does not require grad":
         "One input, `mask`, needs no gradient, and torch.autograd.grad can't be asked for it. "
         "torch.autograd.backward(outputs, gradients) can: then return each x.grad.",
-    "does not require grad":
+    "RuntimeError: element 0 of tensors does not require grad.*":
         "Autograd is off inside forward and backward of a Function: run function again inside "
         "torch.enable_grad(), on inputs that require a gradient where the originals did.",
-    "backward through the graph a second time":
+    "RuntimeError: Trying to backward through the graph a second time.*":
         "The kept inputs still hang on the graph that they came from, and backward ran on into "
         "the layer before. Detach them first: x.detach().requires_grad_(x.requires_grad).",
-    "incorrect number of gradients":
+    "RuntimeError: .* incorrect number of gradients .*":
         "backward must return one gradient for each input, in a tuple: here there are three, x, "
         "shift and mask. None will do for one that needs no gradient.",
-    "can require gradients":
+    "RuntimeError: .* can require gradients":
         "An input of whole numbers, like `mask`, can't require a gradient: "
         "x.detach().requires_grad_(x.requires_grad) asks only where the original did.",
 }  # fmt: skip
@@ -70,10 +71,11 @@ def _recomputed(checkpointed, dropout):
     try:
         return _two_layers(dropout, lambda layer, *inputs: checkpointed(layer, *inputs))
     except RuntimeError as error:
-        hint = next((hint for text, hint in RAISED.items() if text in str(error)), None)
-        if hint is None:
+        mistake = Mistake(str(error).partition(". ")[0], cause=f"RuntimeError: {error}")
+        mistake.hint = hint_of(RAISED, mistake)
+        if not mistake.hint:
             raise
-        raise Mistake(str(error).partition(". ")[0], hint) from None
+        raise mistake from None
 
 
 def check_checkpointed(checkpointed):

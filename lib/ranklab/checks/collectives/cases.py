@@ -4,12 +4,14 @@ Inputs are a function of the rank. So the judge, one process, makes them too and
 needs no other collective as an oracle.
 """
 
+import re
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 
 from ranklab.checks.exercise import Mistake
+from ranklab.checks.failures import hint_of
 from ranklab.checks.handles import DROPPED, Waits, drops_handles
 from ranklab.checks.own import LibrarysAnswer
 from ranklab.checks.trial import on_ranks
@@ -24,6 +26,13 @@ ALONE = "With one rank there is nobody to talk to: the loop must not run at all.
 UNEVEN = ("R does not divide this length: chunks differ by one, and some may be empty. "
           "tensor_split cuts any length, x's and that of `out`.")
 ONE_WAY = {"call_broadcast", "call_server", "call_root_in_group"}  # these need no `sendrecv`
+FAILURES = {
+    "RuntimeError: view size is not compatible .*": "Here x is not contiguous, and torch.empty_like"
+    "(x) keeps its strides, so that view fails: x.new_empty(x.shape) is contiguous.",
+    "(Runtime|Value)Error: .*be contiguous.*": "Here x is not contiguous, and a message must be. "
+    "x.clone() and torch.empty_like(x) keep the strides; x.contiguous(), x.flatten() and "
+    "x.new_empty(x.shape) do not.",
+}
 SEND_WAITS = [f"A send waits until its receiver receives; here nobody does: {what}" for what in (
     "`sendrecv` sends and receives at the same time.",
     "only one of the two may send first, while the other receives.")]
@@ -105,12 +114,13 @@ def observe(fn, call, cases, ranks, hint="", per_node=None):
     except LibrarysAnswer:
         raise
     except Mistake as mistake:
-        named = _hint_failure(mistake.what, fn)
-        if not named and "waits in send" in mistake.what:
-            hint = f"{SEND_WAITS[call.__name__ in ONE_WAY]} {hint}".strip()
-        elif not named:
-            hint = " ".join(filter(None, (mistake.hint, hint)))
-        raise Mistake(mistake.what, named or hint) from None
+        named = hint_of(FAILURES, mistake)
+        if mistake.cause.startswith("hang: ") and drops_handles(fn):
+            named = DROPPED
+        if not named and re.match(r"hang: .*\bsend\b", mistake.cause):
+            named = f"{SEND_WAITS[call.__name__ in ONE_WAY]} {hint}".strip()
+        mistake.hint = named or " ".join(filter(None, (mistake.hint, hint)))
+        raise
     return list(zip(*seen))
 
 
@@ -145,12 +155,3 @@ def _one(fn, call, case, groups):
                        waits.missing(sum(traffic.calls.values())), bool(itself))
 
 
-def _hint_failure(what, fn):
-    """A hint about this very failure, or nothing."""
-    if "view size is not compatible" in what:
-        return ("Here x is not contiguous, and torch.empty_like(x) keeps its strides, so that view "
-                "fails: x.new_empty(x.shape) is contiguous.")
-    if "be contiguous" in what:
-        return ("Here x is not contiguous, and a message must be. x.clone() and torch.empty_like(x)"
-                " keep the strides; x.contiguous(), x.flatten() and x.new_empty(x.shape) do not.")
-    return DROPPED if "does not end" in what and drops_handles(fn) else ""

@@ -6,7 +6,8 @@ from torch import nn
 
 from ranklab.checks.data_parallel.events import Sent
 from ranklab.checks.exercise import Mistake
-from ranklab.checks.trial import group_of_mine, hinted, on_ranks, rank_name
+from ranklab.checks.failures import hinted
+from ranklab.checks.trial import group_of_mine, on_ranks, rank_name
 from ranklab.engine import device
 from ranklab.meter import Traffic
 
@@ -84,8 +85,9 @@ def _agree_trial(replicas_agree, in_groups=False):
 
 def check_replicas_agree(replicas_agree):
     for ranks in (1, 3, 4):
-        with hinted({"ScalarType": "numpy knows no bfloat16, and the frozen layer is in it: look "
-                     "at the bytes, by .view(torch.uint8)."}):
+        with hinted({"TypeError: Got unsupported ScalarType BFloat16":
+                     "numpy knows no bfloat16, and the frozen layer is in it: look at the bytes, "
+                     "by .view(torch.uint8)."}):
             seen = on_ranks(_agree_trial, replicas_agree, ranks=ranks)
         for case in zip(*seen):
             _compare_verdicts(case, ranks)

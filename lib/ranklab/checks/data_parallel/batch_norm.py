@@ -9,7 +9,8 @@ from ranklab.checks.data_parallel.whole_batch import (
     EPS, C, compare_gradients, compare_values, right_answer, whole_batch,
 )
 from ranklab.checks.exercise import Mistake
-from ranklab.checks.trial import explain, group_of_mine, hinted, members_of, on_ranks, rank_name
+from ranklab.checks.failures import hinted
+from ranklab.checks.trial import explain, group_of_mine, members_of, on_ranks, rank_name
 from ranklab.engine import device
 from ranklab.meter import Traffic
 
@@ -57,8 +58,8 @@ def _one(sync_batch_norm, cut, place, batch, **group):
 
 def check_sync_batch_norm(sync_batch_norm):
     for ranks, cut in CUTS.items():
-        with hinted({"must be at least 2": "All ranks together have more: the count must be "
-                     "summed over ranks, too."}):
+        with hinted({"ValueError: .*must be at least 2.*": "All ranks together have more: the "
+                     "count must be summed over ranks, too."}):
             seen = on_ranks(_norm_trial, sync_batch_norm, cut, ranks=ranks)
         for number, shape in enumerate(SHAPES):
             compare_values([of_rank[number] for of_rank in seen], cut, shape)

@@ -14,26 +14,30 @@ from ranklab.checks.data_parallel.toys import (
     gradients, loss_of, mean_gradients, off, rows, toy, weights,
 )
 from ranklab.checks.exercise import Mistake
-from ranklab.checks.trial import explain, group_of_mine, hinted, members_of, on_ranks, rank_name
+from ranklab.checks.failures import LEFT, MISMATCH, hinted
+from ranklab.checks.trial import explain, group_of_mine, members_of, on_ranks, rank_name
 from ranklab.data_parallel import no_sync
 
 LIMIT = 8  # seconds: several of the usual mistakes leave ranks waiting
 FAILURES = {
-    "got two gradients in one backward": "bucket.missing must be full again when the next backward "
+    "ValueError: .* got two gradients in one backward.*":
+        "bucket.missing must be full again when the next backward "
     "begins: finish() sets it back to all of bucket.parameters.",
-    "object has no attribute 'wait'": "all_reduce returns None without async_op=True; with it, a "
+    "AttributeError: 'NoneType' object has no attribute 'wait'":
+        "all_reduce returns None without async_op=True; with it, a "
     "handle to wait for.",
-    "does not end": "A rank waits for an all-reduce that another one does not call. All call it "
-    "for every bucket, in the same order, once in each backward.",
+    LEFT: "A rank waits for an all-reduce that another one does not call. All call it for every "
+    "bucket, in the same order, once in each backward.",
 }
 LEFT_WAITING = ("Ranks use different branches here, and the other ranks wait for each bucket: "
                 "finish() must launch all buckets that are left, whatever is missing in them, and "
                 "wait for all, before it raises. With find_unused all ranks then call "
                 "used_anywhere(), also those that miss nothing.")
 WITH_BRANCHES = {
-    "got no gradient on rank": "With find_unused that is no error: raise only where "
+    "ValueError: .* got no gradient on rank .*":
+        "With find_unused that is no error: raise only where "
     "self.find_unused is False.",
-    "does not end": LEFT_WAITING, "killed": LEFT_WAITING, "onnection": LEFT_WAITING,
+    "hang: .*": LEFT_WAITING, MISMATCH: LEFT_WAITING,
 }
 
 

@@ -9,7 +9,8 @@ from torch import nn
 from ranklab.checks.ddp.given import Given, gradients_of, in_ddp, mean_of
 from ranklab.checks.ddp.refusals import check_signature, run_in_ddp
 from ranklab.checks.exercise import Mistake
-from ranklab.checks.trial import GROUPS, group_of_mine, hinted, members_of, rank_name
+from ranklab.checks.failures import hinted
+from ranklab.checks.trial import GROUPS, group_of_mine, members_of, rank_name
 from ranklab.ddp import TopK, compress_to_budget, top_k_bytes
 from ranklab.engine import device, launch
 from ranklab.meter import Traffic
@@ -31,7 +32,8 @@ FEWER = ("8 (R-1) bytes for each entry of top-k: count values, places and scales
 
 def check_compress_to_budget(hook):
     check_signature(hook)
-    with hinted({"must match": FEEDBACK, "Invalid scalar type": BYTES, "out of bounds": PLACES}):
+    with hinted({r"RuntimeError: The size of tensor a \(\d+\) must match .*": FEEDBACK,
+                 ".*Invalid scalar type": BYTES, "IndexError: .* out of bounds .*": PLACES}):
         seen = run_in_ddp(_four, hook, ranks=4)
     for members in GROUPS[::-1]:
         for name in seen[0]:

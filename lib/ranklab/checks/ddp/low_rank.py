@@ -28,8 +28,9 @@ def check_power_sgd(fn):
             _judge([seen[rank] for rank in members], "group", members,
                    f"in the group of ranks {members}, ")
         except Mistake as mistake:
-            raise Mistake(mistake.what, "Hand `group` on: to both all-reduces, and to "
-                          f"get_world_size(group). {mistake.hint}") from None
+            mistake.hint = ("Hand `group` on: to both all-reduces, and to get_world_size(group). "
+                            f"{mistake.hint}")
+            raise
     yield "zeros stay zeros, a matrix of rank 1 what it is; inside a group it meets nobody else"
     _judge_three([of_rank["three"] for of_rank in seen])
     yield "three matrices at once: each as it would be alone, by two all-reduces for all"

@@ -1,6 +1,7 @@
 """What DDP and Python say of a hook that is not one, in plain words."""
 
 import inspect
+import re
 
 import torch.distributed as dist
 
@@ -12,20 +13,25 @@ BACK = ("Does the result get back? DDP takes what the future holds: in .then(...
 LIST = "A finished future's value() is a list of one tensor: take value()[0]; return the buffer."
 FUNCTION = ("Give .then(...) a function, and not what it returns: it is called when the sum is "
             "there.")
-OF_DDP = (  # a part of what DDP or Python says, and what it means here
-    ("must return a torch.futures.Future", "DDP wants a future, and gets something else",
+OF_DDP = (  # what DDP or Python says, as a regex of all of it, and what it means here
+    (".*must return a torch.futures.Future.*", "DDP wants a future, and gets something else",
      "dist.all_reduce(..., async_op=True).get_future() is one, and so is what its .then(...) "
      "returns. DDP goes on with backward meanwhile."),
-    ("expected the hook result is a PyObject",
+    (".*expected the hook result is a PyObject.*",
      "the future that DDP gets holds the all-reduce's list, not the bucket", BACK),
-    ("Expected a proper Tensor but got None", "what runs in .then(...) returns None", BACK),
-    ("must be Tensor, not list", "in .then(...) a list is taken for a tensor", LIST),
-    ("Unable to cast [tensor(", "what runs in .then(...) returns a list", LIST),
-    ("'NoneType' object has no attribute 'get_future'", "dist.all_reduce returns None here",
+    ("TypeError: Expected a proper Tensor but got None.*",
+     "what runs in .then(...) returns None", BACK),
+    ("TypeError: .*must be Tensor, not list", "in .then(...) a list is taken for a tensor", LIST),
+    (r"\w+: Unable to cast \[tensor\(.*", "what runs in .then(...) returns a list", LIST),
+    ("AttributeError: 'NoneType' object has no attribute 'get_future'",
+     "dist.all_reduce returns None here",
      "With async_op=True it returns at once, with a Work, whose get_future() is asked."),
-    ("completed() INTERNAL ASSERT", "value() is asked of a future that is not done", FUNCTION),
-    ("then(): incompatible function arguments", ".then(...) gets no function", FUNCTION),
-    ("'NoneType' object has no attribute 'size'", "the group is None here, which has no size()",
+    (r"RuntimeError: .*completed\(\) INTERNAL ASSERT.*",
+     "value() is asked of a future that is not done", FUNCTION),
+    (r"TypeError: then\(\): incompatible function arguments.*",
+     ".then(...) gets no function", FUNCTION),
+    ("AttributeError: 'NoneType' object has no attribute 'size'",
+     "the group is None here, which has no size()",
      "register_comm_hook(None, hook) means all ranks: dist.get_world_size(group) takes None."),
 )
 
@@ -44,7 +50,7 @@ def run_in_ddp(trial, *args, ranks):
     try:
         return on_ranks(trial, *args, ranks=ranks)
     except Mistake as mistake:  # DDP's own messages are of C++
-        for part, what, hint in OF_DDP:
-            if part in mistake.what:
+        for pattern, what, hint in OF_DDP:
+            if re.fullmatch(pattern, mistake.cause, re.S):
                 raise Mistake(what, hint) from None
         raise

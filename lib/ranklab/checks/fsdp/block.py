@@ -4,6 +4,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from ranklab.checks.failures import LEFT, MISMATCH
 from ranklab.checks.fsdp.ranks import chunk_of, expect, on_all_ranks, world_and_group
 from ranklab.checks.handles import Waits
 from ranklab.checks.trial import explain
@@ -28,22 +29,29 @@ FULL = ("unshard() waits, and fills every parameter from the message: parameter.
         "numbers of all), and split its columns.")
 ALIKE = "All ranks send alike, padded_shard() and padded_gradient(), in the same calls."
 FAILURES = {
-    "expected a non-empty list": "A block may have no parameters, or no trained ones: nothing to "
+    "RuntimeError: .*expected a non-empty list.*":
+        "A block may have no parameters, or no trained ones: nothing to "
     "do then.",
-    "type": "Messages have the type of what is sent: new_empty(), not torch.empty().",
-    "size mismatch": FULL, "shapes cannot be multiplied": FULL, "storage of size 0": FULL,
-    "SIGSEGV": FULL, "invalid for input": FULL, "split_with_sizes": "From each rank come "
+    "RuntimeError: .*(Invalid scalar type|same type|same dtype|Float and BFloat16).*":
+        "Messages have the type of what is sent: new_empty(), not torch.empty().",
+    "RuntimeError: .*(size mismatch|shapes cannot be multiplied|storage of size 0).*": FULL,
+    "was killed by SIGSEGV": FULL, "RuntimeError: shape .* is invalid for input of size .*": FULL,
+    "RuntimeError: split_with_sizes .*": "From each rank come "
     "p.numbers numbers of each of self.parameters, of frozen ones, too.",
-    "invalid tensor size": "self.gathered is flat: R times as long as what this rank sends.",
-    "'NoneType' object has no attribute 'flatten'": "A rank may have no gradient of a parameter: "
+    r"\w+: .*invalid tensor size.*":
+        "self.gathered is flat: R times as long as what this rank sends.",
+    "AttributeError: 'NoneType' object has no attribute 'flatten'":
+        "A rank may have no gradient of a parameter: "
     "padded_gradient() has zeros then.",
-    "Sizes of tensors must match": "Beside each other: torch.cat(..., dim=1), (R, numbers of all).",
-    "has no attribute 'wait'": "async_op=True gives the handle that is waited for later; there is "
+    "RuntimeError: Sizes of tensors must match.*":
+        "Beside each other: torch.cat(..., dim=1), (R, numbers of all).",
+    "AttributeError: .* has no attribute 'wait'":
+        "async_op=True gives the handle that is waited for later; there is "
     "none where the parameters are whole already, or where there are none. self.reduction is "
     "(where it arrives, the handle).",
-    "index out of range": FULL, "killed": ALIKE, "does not end": ALIKE,
+    LEFT: ALIKE, MISMATCH: ALIKE,
 }
-IN_GROUPS = {"on 4 ranks": "All messages and sizes are those of self.group: group=self.group."}
+IN_GROUPS = {".*": "All messages and sizes are those of self.group: group=self.group."}
 EARLY = ("Its message must travel while others compute: async_op=True, and keep the handle: "
          "self.work = ..., and self.reduction = (where it arrives, the handle).")
 FAULTS = {

@@ -4,6 +4,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.functional import cross_entropy
 
+from ranklab.checks.failures import LEFT
 from ranklab.checks.fsdp.ranks import expect, on_all_ranks, world_and_group
 from ranklab.checks.trial import explain, refuses
 from ranklab.engine import device
@@ -18,11 +19,12 @@ TYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 CASES = "float32", "float16", "bfloat16", "in its group", "micro-batches with count"
 NO_GRAPH = ("A rank without answers takes part in backward all the same: its loss is a sum of "
             "nothing, with a graph and without NaN.")
-FAILURES = {"does not require grad": NO_GRAPH, "does not end": "All ranks must call the "
-            "all-reduce, also one that has no answer.",
-            "view size": "logits[:, :-1] is not contiguous: flatten(0, 1) or reshape.",
-            "LongTensor": "The caller needs its labels again: write nothing into them.",
-            "raised ValueError": "A rank without answers is no error where another one has some: "
+FAILURES = {"RuntimeError: element 0 of tensors does not require grad.*": NO_GRAPH,
+            LEFT: "All ranks must call the all-reduce, also one that has no answer.",
+            "RuntimeError: view size is not compatible.*": "logits[:, :-1] is not contiguous: "
+            "flatten(0, 1) or reshape.",
+            ".*LongTensor.*": "The caller needs its labels again: write nothing into them.",
+            "ValueError: .*": "A rank without answers is no error where another one has some: "
             "first the count over all ranks."}
 
 

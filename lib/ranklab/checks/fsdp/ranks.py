@@ -3,7 +3,8 @@
 import torch.distributed as dist
 
 from ranklab.checks.exercise import Mistake
-from ranklab.checks.trial import group_of_mine, hinted, members_of, on_ranks
+from ranklab.checks.failures import hinted
+from ranklab.checks.trial import group_of_mine, members_of, on_ranks
 
 
 def on_all_ranks(comparisons, *args, ranks, failures):

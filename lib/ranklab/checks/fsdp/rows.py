@@ -11,10 +11,12 @@ from ranklab.meter import Traffic
 CASES = [(shape, dtype) for shape in ((10, 3), (8, 2), (2, 3), (1,), (7, 2, 3), (0, 4))
          for dtype in (torch.float32, torch.float64, torch.bfloat16)]
 FAILURES = {
-    "index out of range": "torch.chunk makes fewer than R chunks where rows run out: the ranks "
+    "IndexError: .*index out of range.*":
+        "torch.chunk makes fewer than R chunks where rows run out: the ranks "
     "after them have parameter[:0].",
-    "too many indices": "A bias is cut like a matrix; its rows are numbers: parameter[a:b].",
-    "raised ValueError": "Only the shape () is an error: (1,) is a row, and a rank may have none.",
+    "IndexError: too many indices for tensor of dimension 1":
+        "A bias is cut like a matrix; its rows are numbers: parameter[a:b].",
+    "ValueError: .*": "Only the shape () is an error: (1,) is a row, and a rank may have none.",
 }
 
 

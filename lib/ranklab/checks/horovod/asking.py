@@ -8,22 +8,25 @@ import torch
 from ranklab.checks.exercise import Mistake
 from ranklab.checks.trial import rank_name
 
-RAISED = {  # a part of what was raised, and a hint about it
-    "has waited": "That parameter got no gradient on the other ranks in this step, so their hooks "
-                  "never ran. Before step() waits, every rank must ask for what it has not asked "
-                  "for: zeros, where it has no gradient. Or are the handles of the last step still "
-                  "there, so that it seems asked for? Forget them at the end of wait: "
-                  "handles.clear().",
-    "noname": "Without a name tensors are matched by their number, and ranks are ready in "
-              "different orders: pass name=.",
-    "doesn't require grad": "A frozen parameter takes no hook, and needs none: skip those with "
-                            "requires_grad False.",
-    "still in the works": "A name is asked for again before anybody waited for it. Either step() "
-                          "asks for what a hook has asked for, or it waits for handles of the step "
-                          "before: clear the handles at its end. Or every hook asks for the same "
-                          "parameter, as a lambda in a loop does: it finds the loop's last one.",
-    "dtype": "Each parameter has its own type, and its own ctx: zeros_like(p) where there is no "
-             "gradient, and decompress with the ctx that compress gave for this very gradient.",
+RAISED = {  # what was raised, and a hint about it
+    ".* has waited .*":
+        "That parameter got no gradient on the other ranks in this step, so their hooks never ran. "
+        "Before step() waits, every rank must ask for what it has not asked for: zeros, where it "
+        "has no gradient. Or are the handles of the last step still there, so that it seems asked "
+        "for? Forget them at the end of wait: handles.clear().",
+    ".*noname.*":
+        "Without a name tensors are matched by their number, and ranks are ready in different "
+        "orders: pass name=.",
+    "RuntimeError: .*doesn't require grad.*":
+        "A frozen parameter takes no hook, and needs none: skip those with requires_grad False.",
+    "ValueError: .*still in the works.*":
+        "A name is asked for again before anybody waited for it. Either step() asks for what a "
+        "hook has asked for, or it waits for handles of the step before: clear the handles at its "
+        "end. Or every hook asks for the same parameter, as a lambda in a loop does: it finds the "
+        "loop's last one.",
+    "RuntimeError: .*dtype.*":
+        "Each parameter has its own type, and its own ctx: zeros_like(p) where there is no "
+        "gradient, and decompress with the ctx that compress gave for this very gradient.",
 }
 
 

@@ -5,7 +5,8 @@ import random
 import torch.distributed as dist
 
 from ranklab.checks.exercise import Mistake
-from ranklab.checks.trial import GROUPS, group_of_mine, hinted, on_ranks
+from ranklab.checks.failures import hinted
+from ranklab.checks.trial import GROUPS, group_of_mine, on_ranks
 from ranklab.meter import Traffic
 
 ROUNDS, STEPS = 4, 2
@@ -63,7 +64,7 @@ def trial(fn, grouped=False):
 
 def check_negotiate(fn):
     for ranks in (3, 1, 4):
-        with hinted({"does not end": TOGETHER}):
+        with hinted({"hang: .*": TOGETHER}):
             seen = on_ranks(trial, fn, ranks=ranks)
         _judge(seen, range(ranks), f"on {ranks} ranks")
     yield "on 1, 3, 4 ranks: a name is told in the round in which the last rank has it, once"
@@ -82,7 +83,8 @@ def check_negotiate(fn):
             hint = ("The first of a group counts, and that need not be rank 0 of the job: in this "
                     "group it is rank 1. Ask `rank == 0` of dist.get_rank(group), or go through "
                     "`lists or ()`.")
-        raise Mistake(mistake.what, hint) from None
+        mistake.hint = hint
+        raise
     yield "inside a group it meets nobody else"
 
 

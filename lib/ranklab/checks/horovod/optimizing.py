@@ -8,10 +8,11 @@ from torch import nn
 
 import ranklab.horovod as hvd
 from ranklab.checks.exercise import Mistake
+from ranklab.checks.failures import hinted
 from ranklab.checks.horovod.asking import (
     RAISED, agrees_in_fp16, asks_once, counts_bytes, refuses_a_second, returns_it,
 )
-from ranklab.checks.trial import hinted, on_ranks, rank_name
+from ranklab.checks.trial import on_ranks, rank_name
 from ranklab.engine import device
 from ranklab.horovod.world import background
 

@@ -5,7 +5,8 @@ import functools
 import torch
 
 from ranklab.checks.exercise import Mistake
-from ranklab.checks.trial import explain, hinted, on_ranks, rank_name
+from ranklab.checks.failures import hinted
+from ranklab.checks.trial import explain, on_ranks, rank_name
 from ranklab.engine import device
 from ranklab.hybrid import Hybrid, Layout
 from ranklab.models.gpt import GPT, IGNORE, GPTConfig
@@ -29,13 +30,16 @@ HINTS = {  # of each cost
     "tokens in blocks": TOKENS,
 }
 FAILURES = {
-    "no attribute 'place'": "hybrid.pipeline.keep_mine(model) is first.",
-    "'PipelineParallel' object": "hybrid.pipeline.make_stages(model) is missing, or too late.",
-    "no attribute 'replica'": "hybrid.data.apply(model) is missing.",
-    "meta": "A model on the meta device has no numbers: hybrid.give_memory(model) comes after "
+    "AttributeError: .* has no attribute 'place'": "hybrid.pipeline.keep_mine(model) is first.",
+    "AttributeError: 'PipelineParallel' object .*":
+        "hybrid.pipeline.make_stages(model) is missing, or too late.",
+    "AttributeError: .* has no attribute 'replica'": "hybrid.data.apply(model) is missing.",
+    r"\w+: .*\bmeta\b.*":
+        "A model on the meta device has no numbers: hybrid.give_memory(model) comes after "
             "pipeline and tensor parallelism, and before the data ranks compare theirs.",
-    "got no gradient": WEIGHTS, "'contiguous'": WEIGHTS, "is expected": TOKENS,
-    "is returned": "The parts work in place: return the model itself.",
+    ".* got no gradient.*": WEIGHTS, "AttributeError: .* no attribute 'contiguous'": WEIGHTS,
+    "ValueError: .*is expected.*": TOKENS,
+    ".*is returned.*": "The parts work in place: return the model itself.",
 }
 
 

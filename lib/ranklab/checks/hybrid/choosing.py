@@ -9,7 +9,7 @@ import torch
 
 from ranklab.baseline import transformer_flops
 from ranklab.checks.exercise import Mistake
-from ranklab.checks.trial import hinted
+from ranklab.checks.failures import hinted
 from ranklab.hardware import A100
 from ranklab.hybrid import Cluster, Job, Layout, layout_memory, layout_seconds
 from ranklab.hybrid.choose import legal
@@ -54,7 +54,8 @@ FASTER = ("Compare layout_seconds(replace(job, micro_batch=...), layout, cluster
 def check_choose_layout(choose_layout):
     for name, (job, cluster) in CASES.items():
         started = time.process_time()
-        with hinted({"must be between 1 and the": BLOCKS, "a multiple of ranks": ROUNDS}):
+        with hinted({"ValueError: .*must be between 1 and the.*": BLOCKS,
+                     "ValueError: .*a multiple of ranks.*": ROUNDS}):
             chosen = _chosen(choose_layout, job, cluster)
         if (spent := time.process_time() - started) > LIMIT:
             raise Mistake(f"{name}: the search took {spent:.1f} s, more than {LIMIT}", "Most "

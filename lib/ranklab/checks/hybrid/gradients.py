@@ -7,9 +7,10 @@ import torch.distributed as dist
 from torch import nn
 
 from ranklab.checks.exercise import Mistake
+from ranklab.checks.failures import LEFT, MISMATCH, hinted
 from ranklab.checks.handles import Waits, all_awaited
 from ranklab.checks.trial import (
-    explain, group_of_mine, hinted, members_of, on_ranks, rank_name,
+    explain, group_of_mine, members_of, on_ranks, rank_name,
 )
 from ranklab.engine import device
 from ranklab.meter import Traffic
@@ -21,18 +22,20 @@ GROUP = "`other` counts in the group: group_dst=other, group_src=other, or group
 OWN = ("Send the gradient that backward has left, and receive into another tensor; add when both "
        "are here, and leave the sum in parameter.grad.")
 TIED_FAILURES = {
-    "never waited for": PAIR, "part of group": GROUP,
-    "to be contiguous": "A gradient may have any strides: send grad.contiguous().",
-    "grad_dtype": "The sum has the type of the gradients.",
-    "does not end": f"{PAIR} {GROUP}", "killed": f"{PAIR} {GROUP}",
-    "'NoneType'": "On a rank without copies `other` is None: nothing is sent there."}
+    ".*never waited for": PAIR, "ValueError: .* part of group .*": GROUP,
+    "RuntimeError: input tensor has to be contiguous":
+        "A gradient may have any strides: send grad.contiguous().",
+    "RuntimeError: .*grad_dtype.*": "The sum has the type of the gradients.",
+    "hang: .*": f"{PAIR} {GROUP}", MISMATCH: f"{PAIR} {GROUP}",
+    "TypeError: .*'NoneType'.*": "On a rank without copies `other` is None: nothing is sent there."}
 SQUARES = "Square, add up over all ranks, and take the root last: total.sqrt().float()."
 COPIES = "What `copies` ranks hold is added up as often: divide its square by copies."
 DOUBLE = "Squares do not fit into the gradient's own type, or are too rough: gradient.double()."
 CASES = "plain", "bf16", "large", "small", "inf", "nan"
-NORM_FAILURES = {"does not end": "Every rank calls one all-reduce, also one that holds nothing, in "
+NORM_FAILURES = {LEFT: "Every rank calls one all-reduce, also one that holds nothing, in "
                                  "its `group`.",
-                 "'int'": "Begin with torch.zeros((), dtype=torch.float64, device=device())."}
+                 "AttributeError: 'int' object .*":
+                     "Begin with torch.zeros((), dtype=torch.float64, device=device())."}
 
 
 def _groups():

@@ -4,7 +4,8 @@ import torch
 import torch.distributed as dist
 
 from ranklab.checks.exercise import Mistake
-from ranklab.checks.trial import hinted, on_ranks, rank_name
+from ranklab.checks.failures import LEFT, MISMATCH, hinted
+from ranklab.checks.trial import on_ranks, rank_name
 from ranklab.engine import device
 from ranklab.mesh import Mesh
 
@@ -20,9 +21,10 @@ ORDER = ("All ranks call new_group for all groups of all axes, in one order, als
          "that they are not in: loop over mesh.all_along(axis), and keep your own.")
 KEYS = ("The keys of mesh.groups are tuples of names in the order of the mesh's axes, also for one "
         "axis and for joined=[(\"tensor\", \"data\")]: tuple(a for a in mesh.axes if a in names).")
-FAILURES = {"does not end": ORDER, "killed": ORDER, "onnect": ORDER, "no group along": KEYS,
-            "but the job has": "The product of all sizes counts.",
-            "has no attribute": "Fill mesh.groups of mesh = Mesh(axes), and return that mesh."}
+FAILURES = {"hang: .*new_group.*": ORDER, LEFT: ORDER, MISMATCH: ORDER, ".*no group along.*": KEYS,
+            "ValueError: .*but the job has.*": "The product of all sizes counts.",
+            "AttributeError: .* has no attribute 'groups'":
+                "Fill mesh.groups of mesh = Mesh(axes), and return that mesh."}
 
 
 def _trial(build_mesh, meshes):

@@ -10,7 +10,8 @@ from typing import NamedTuple
 import torch.distributed as dist
 
 from ranklab.checks.exercise import Mistake
-from ranklab.checks.trial import hinted, on_ranks, patience
+from ranklab.checks.failures import hinted
+from ranklab.checks.trial import on_ranks, patience
 from ranklab.meter import Traffic
 
 CREW, LIMIT = 5, 7  # ranks of the launch, and its seconds
@@ -175,7 +176,7 @@ WAKE = ("The last rank to call knows that all are here: store.add counts. Let th
 def check_roll_call(roll_call):
     slower = min(3, patience())
     cases = [case._replace(seconds=case.seconds * slower) for case in CASES]
-    with hinted({"does not end": HANGS, "wait timeout": HANGS}):
+    with hinted({"hang: .*": HANGS, "DistStoreError: wait timeout .*": HANGS}):
         both = on_ranks(_trial, roll_call, cases, HELD.seconds * slower, ranks=CREW, timeout=LIMIT)
     seen, held = zip(*both)
     most = []

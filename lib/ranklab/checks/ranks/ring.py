@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 
 from ranklab.checks.exercise import Mistake
+from ranklab.checks.failures import MISMATCH, RECEIVE_FIRST, SEND_FIRST, hint_of
 from ranklab.checks.handles import DROPPED, Waits, all_awaited, drops_handles, uses
 from ranklab.checks.ranks.shards import SIZES
 from ranklab.checks.trial import explain, on_ranks
@@ -18,6 +19,22 @@ LIMIT = 5  # seconds; most mistakes here hang
 SHIFTED = (  # the x of each call; two are alike in shape and type: a buffer may be kept
     ((3,), torch.float32), ((3,), torch.float32), ((0,), torch.int64), ((2, 3), torch.int64),
     ((250_001,), torch.float64))
+
+IN_GROUP = ("In a group ranks are counted anew: dist.get_rank(group), dist.get_world_size(group). "
+            "And dist.send(x, dst) still means a rank of the whole world. Say group_dst= and "
+            "group_src= (in a P2POp: group_peer=), with group=group.")
+CLOSES = ("The ring closes: the last rank sends to rank 0, (rank + 1) % size, and rank 0 receives "
+          "it.")
+BATCH = ("batch_isend_irecv returns a handle for each send and receive. Do you wait for all of "
+         f"them? A message may go with a dropped handle. {CLOSES}")
+FAILURES = {
+    "TypeError: .*got <class 'int'>.*": "dist.recv fills the tensor that you give it, and returns "
+    "the sender's rank. Do not assign its result to the tensor.",
+    MISMATCH: "The message is longer than the buffer it came into: x may have any shape and type, "
+    "so receive into torch.empty_like(x).",
+    "was killed by SIGSEGV|ValueError: .*nvalid destination.*": "There is no such rank to send to. "
+    "The ring closes: after the last rank comes rank 0, so (rank + 1) % size.",
+}
 
 
 def in_group(fn, *args, members=None):
@@ -113,41 +130,23 @@ def on_ring(trial, learners, members=None, *, ranks):
     try:
         seen = on_ranks(trial, learners, members, ranks=ranks, timeout=LIMIT)
     except Mistake as mistake:
-        raise Mistake(mistake.what, _why(mistake, learners, members, ranks)) from None
+        mistake.hint = _why(mistake, learners, members)
+        raise
     for value in seen:
         if isinstance(value, Mistake):
             raise value
     return seen
 
 
-def _why(mistake, learners, members, ranks):
-    what = mistake.what
-    hints = (  # the first that fits
-        (members, "In a group ranks are counted anew: dist.get_rank(group), dist.get_world_size"
-                  "(group). And dist.send(x, dst) still means a rank of the whole world. Say "
-                  "group_dst= and group_src= (in a P2POp: group_peer=), with group=group."),
-        ("got <class 'int'>" in what,
-         "dist.recv fills the tensor that you give it, and returns the sender's rank. Do not "
-         "assign its result to the tensor."),
-        ("SIGABRT" in what,
-         "The message is longer than the buffer it came into: x may have any shape and type, so "
-         "receive into torch.empty_like(x)."),
-        ("SIGSEGV" in what or "nvalid destination" in what,
-         "There is no such rank to send to. The ring closes: after the last rank comes rank 0, so "
-         "(rank + 1) % size."),
-        ("does not end" not in what, mistake.hint),
-        (drops_handles(learners), DROPPED),
-        (what.count("in send") == ranks,
-         "All ranks send first. gloo's send returns when the other side receives, and nobody does. "
-         "Either one rank receives first, or nobody waits yet: start the send, receive, then wait "
-         "for the send."),
-        (what.count("in recv") == ranks,
-         "All ranks receive first, and nobody sends. One rank has to begin: in a ring with one "
-         "token, rank 0 sends first; else start the send before the receive."),
-        (uses(learners, "batch_isend_irecv"),
-         "batch_isend_irecv returns a handle for each send and receive. Do you wait for all of "
-         "them? A message may go with a dropped handle. And the ring closes: to (rank + 1) % size, "
-         "from (rank - 1) % size."),
-        (True, "A rank waits for a message that nobody sends. The ring closes: the last rank sends "
-               "to rank 0, (rank + 1) % size, and rank 0 receives it."))
-    return next(hint for fits, hint in hints if fits)
+def _why(mistake, learners, members):
+    """A hint about this very way to hang or to break."""
+    if members:
+        return IN_GROUP
+    hangs = mistake.cause.startswith("hang: ")
+    if hangs and drops_handles(learners):
+        return DROPPED
+    if hangs and uses(learners, "batch_isend_irecv"):
+        return BATCH
+    mistake.hint = hint_of(FAILURES, mistake) or mistake.hint
+    return mistake.hint if mistake.hint in (SEND_FIRST, RECEIVE_FIRST) or not hangs else (
+        f"{mistake.hint} {CLOSES}".strip())

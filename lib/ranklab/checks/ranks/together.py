@@ -6,10 +6,11 @@ import torch
 import torch.distributed as dist
 
 from ranklab.checks.exercise import Mistake
+from ranklab.checks.failures import hinted
 from ranklab.checks.handles import all_awaited
 from ranklab.checks.ranks.ring import LIMIT, MEMBERS, OF, THE_GROUP, in_group
 from ranklab.checks.ranks.shards import as_text
-from ranklab.checks.trial import hinted, on_ranks
+from ranklab.checks.trial import on_ranks
 from ranklab.engine import device
 
 FINITE, NAN, INF, HUGE = 1.5, float("nan"), float("inf"), 1.5e308  # the largest is 1.8e308
@@ -66,7 +67,8 @@ def check_all_ranks_finite(all_ranks_finite):
 
 
 def _decide(all_ranks_finite, size, members=None):
-    with hinted({"requires grad": GRAPH, "does not end": GROUP if members else SAME_CALLS}):
+    with hinted({"RuntimeError: .*requires grad.*": GRAPH,
+                 "hang: .*": GROUP if members else SAME_CALLS}):
         seen = on_ranks(_finite_trial, all_ranks_finite, members, ranks=size, timeout=LIMIT)
     return [of_rank for of_rank in seen if of_rank]
 

@@ -11,7 +11,8 @@ import torch
 import torch.distributed as dist
 
 from ranklab.checks.exercise import Mistake
-from ranklab.checks.trial import explain, hinted, on_ranks, refuses
+from ranklab.checks.failures import LEFT, MISMATCH, hinted
+from ranklab.checks.trial import explain, on_ranks, refuses
 from ranklab.engine import device
 from ranklab.meter import Traffic
 from ranklab.tensor_parallel.split import split_of
@@ -19,9 +20,11 @@ from ranklab.tensor_parallel.split import split_of
 GROUPINGS = ((0, 1, 2, 3),), ((0,), (1, 2, 3)), ((0, 2), (1, 3))
 GROUP = "Hand `group` on: to collectives, get_rank and get_world_size."
 ALIKE = f"All ranks of the group must call the same collectives. {GROUP}"
-FAILURES = {"does not end": ALIKE, "killed": ALIKE, "roup": GROUP,
-            "'NoneType' object has no attribute 'requires_grad'": "It returns None.",
-            "by an inplace operation": "It writes into what others read: work on a copy."}
+FAILURES = {LEFT: ALIKE, MISMATCH: ALIKE, "ValueError: .*group.*": GROUP,
+            "AttributeError: 'NoneType' object has no attribute 'requires_grad'":
+                "It returns None.",
+            "RuntimeError: .* by an inplace operation.*":
+                "It writes into what others read: work on a copy."}
 
 
 class Ranks(NamedTuple):
@@ -64,7 +67,7 @@ def seeded(seed, *shape, dtype="float32"):
 def on_four(trial, learners, failures):
     """What rank 0's functions return; the first mistake is raised, those of all 4 ranks first.
 
-    failures  {part of an error: hint}, of crashes
+    failures  {regex of the cause: hint}, of crashes
     """
     with hinted(failures | FAILURES):
         seen = on_ranks(_on_rank, trial, learners, ranks=4)

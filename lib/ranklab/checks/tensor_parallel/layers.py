@@ -27,9 +27,9 @@ NORMS = {"LayerNorm": nn.LayerNorm, "LayerNorm without bias": partial(nn.LayerNo
 
 CUT = ("torch's weight is (out, in): a column of the paper's A is a row of weight, dim 0. A bias "
        "has a number for each output: cut in a column layer, whole in a row layer.")
-CUT_FAILURES = {"cannot be multiplied": CUT, "size of tensor": CUT, "must match": CUT,
-                "expanded size": CUT, "'NoneType'": "There may be no bias: None stays None.",
-                "raised ValueError": f"{CUT} {GROUP}"}
+CUT_FAILURES = {"RuntimeError: .*(cannot be multiplied|must match).*": CUT,
+                "AttributeError: 'NoneType' .*": "There may be no bias: None stays None.",
+                "ValueError: .*": f"{CUT} {GROUP}"}
 COLUMN = {"value": f"F.linear(self.enter(x, self.group), this rank's rows of weight, bias). {CUT}",
           "x": "x enters by self.enter(x, self.group), whatever that is: copy_to_region sums "
           "gradients over ranks, as_it_is does not."}
@@ -42,10 +42,11 @@ FIT = ("Each rank has H/R query heads in rank order, and for each of them `neede
 ONCE = ("x enters once, for q, k and v together: enter_before(attention, enter, group), and "
         "as_it_is in q.")
 ATTENTION_FAILURES = {
-    "tokens of a sequence": ONCE, "must divide the": "Where ranks share a key head, use "
-    "KeyValueHeads.", "'NoneType' object is not callable": "Return the attention.",
-    "must match": FIT, "cannot be multiplied": FIT, "out of range": FIT, "unflatten": FIT,
-    "non-empty list": FIT}
+    "ValueError: .*tokens of a sequence.*": ONCE,
+    "ValueError: .*must divide the.*": "Where ranks share a key head, use "
+    "KeyValueHeads.", "TypeError: 'NoneType' object is not callable": "Return the attention.",
+    "RuntimeError: .*(must match|cannot be multiplied|unflatten|non-empty).*": FIT,
+    "IndexError: .*out of range in self": FIT}
 SHARED = {name: "A key head that several ranks hold has the sum of their gradients: KeyValueHeads "
           "with `needed`, a head for each query head of this rank."
           for name in ("k.weight", "k.bias", "v.weight", "v.bias")}
@@ -53,8 +54,9 @@ ATTENTION = {"value": "Query head h reads key head h // (H // KV): neighbours sh
              "has the query heads shard_range(H, rank, R). The output leaves by `leave`.",
              "x": ONCE, **SHARED}
 ANY = "There may be no bias: functional_call(norm, {name: tensor}, x) computes with other tensors."
-NORM_FAILURES = {"'NoneType' object": ANY, "no attribute 'bias'": ANY, "cannot assign": ANY,
-                 "hook on a tensor that doesn't require": "What is frozen has nothing to sum."}
+NORM_FAILURES = {"AttributeError: .*('NoneType'|no attribute 'bias').*": ANY,
+                 "TypeError: cannot assign .*": ANY,
+                 "RuntimeError: cannot register a hook on .*": "What is frozen has nothing to sum."}
 DRIFT = ("Each rank knows the gradient of its own tokens, so its weight would drift: the "
          "norm's parameters come through copy_to_region. One all-reduce each, and a sum.")
 NORM = {"weight": DRIFT, "bias": DRIFT, "value": "norm(x), with all that the norm has: eps, bias.",

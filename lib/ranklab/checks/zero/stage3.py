@@ -1,6 +1,7 @@
 """The check of ZeroStage3: equal to one process; gathered, used and freed at the right time."""
 
 from ranklab.checks.exercise import Mistake
+from ranklab.checks.failures import LEFT
 from ranklab.checks.trial import explain
 from ranklab.checks.zero.stages import WAITS
 from ranklab.checks.zero.toys import Watch, is_there
@@ -8,19 +9,22 @@ from ranklab.checks.zero.training import WAYS, on_all_ranks, train
 
 COMPUTES = "A unit computes, and its weights are freed. Is it whole until its backward is over?"
 FAILURES = {
-    "got no gradient": "backward_done() reduces the unit's gradients where self.sync is True, when "
+    ".* got no gradient.*":
+        "backward_done() reduces the unit's gradients where self.sync is True, when "
     "all of them are there: call_after_backward(). A unit that is used twice comes there twice.",
-    "forward begins without": "enter() gathers the unit, and waits: unit.end_gather().",
-    "backward begins without": "leave() frees the unit after its forward, so each output that "
+    ".*forward begins without.*": "enter() gathers the unit, and waits: unit.end_gather().",
+    ".*backward begins without.*": "leave() frees the unit after its forward, so each output that "
     "requires a gradient, in any nesting (tree_leaves(outputs)), needs a hook, backward_of(), "
     "which gathers it again: unit.end_gather().",
-    "once more begins without": "A checkpoint runs the forward once more inside the backward: "
+    ".*once more begins without.*": "A checkpoint runs the forward once more inside the backward: "
     "enter() must gather there, too.",
-    "places in the order": "A checkpoint's second forward has no place: self.place_in_order(unit) "
+    ".*places in the order.*":
+        "A checkpoint's second forward has no place: self.place_in_order(unit) "
     "where it is not in_backward().",
-    "storage of size 0": COMPUTES, "killed": COMPUTES, "does not end": WAITS, "onnection": WAITS,
+    "RuntimeError: .*storage of size 0.*": COMPUTES, "was killed by SIGSEGV": COMPUTES, LEFT: WAITS,
 }
-WITH_CHECKPOINT = {"": "A checkpoint runs the forward once more inside the backward. There leave() "
+WITH_CHECKPOINT = {".*":
+    "A checkpoint runs the forward once more inside the backward. There leave() "
                    "does nothing: if in_backward(): return. The unit's backward comes right then, "
                    "so it must stay whole; and self.position stands at the end of the forward, so "
                    "hooks that are registered there gather the wrong unit ahead."}
@@ -133,5 +137,5 @@ def check_ZeroStage3(wrapped_class):
     on_all_ranks(_recomputed, wrapped_class, ranks=2, failures=FAILURES | WITH_CHECKPOINT)
     yield "a checkpoint runs the forward once more, and nothing travels for it"
     on_all_ranks(train, wrapped_class, Units, {}, WAYS[:1], ranks=4, failures={
-        "": "Hand the group on: what the units do by themselves is over bucket.group."})
+        ".*": "Hand the group on: what the units do by themselves is over bucket.group."})
     yield "inside a group it meets nobody else"

@@ -1,6 +1,7 @@
 """The checks of ZeroStage1 and ZeroStage2: equal to one process, and what is sent and held."""
 
 from ranklab.checks.exercise import Mistake
+from ranklab.checks.failures import LEFT
 from ranklab.checks.trial import explain
 from ranklab.checks.zero.toys import Watch, is_there
 from ranklab.checks.zero.training import EXPERTS, WAYS, on_all_ranks, train
@@ -10,12 +11,15 @@ WAITS = "A rank waits for a message that another does not send: all make the sam
 OWN_PLACE = ("bucket.own must not be a view of bucket.flat, because that is freed: the mean "
              "arrives in a place of its own.")
 FAILURES = {
-    "begins with memory that was freed": "Free the buckets before this one, which have arrived: "
+    ".*begins with memory that was freed.*":
+        "Free the buckets before this one, which have arrived: "
     "self.buckets[: self.buckets.index(bucket)]. This one is still to be sent.",
-    "freed while its message": "First super().finish(), which waits for all; then free.",
-    "lies in memory that was freed": OWN_PLACE, "storage of size 0": OWN_PLACE,
-    "object has no attribute 'wait'": "reduce() returns the handle: async_op=True makes one.",
-    "does not end": WAITS, "onnection": WAITS, "killed": WAITS,
+    ".*freed while its message.*": "First super().finish(), which waits for all; then free.",
+    ".*lies in memory that was freed.*": OWN_PLACE,
+    "RuntimeError: .*storage of size 0.*": OWN_PLACE,
+    "AttributeError: 'NoneType' object has no attribute 'wait'":
+        "reduce() returns the handle: async_op=True makes one.",
+    LEFT: WAITS,
 }
 
 
@@ -110,7 +114,7 @@ def check_ZeroStage1(wrapped_class, watch=Buckets):
     on_all_ranks(train, wrapped_class, watch, CAP | {"find_unused": True}, EXPERTS, ranks=2,
                  failures=FAILURES)
     yield "find_unused: what another rank has used is stepped, what none has used is not"
-    on_all_ranks(train, wrapped_class, watch, CAP, WAYS[:1], ranks=4, failures=FAILURES | {"":
+    on_all_ranks(train, wrapped_class, watch, CAP, WAYS[:1], ranks=4, failures=FAILURES | {".*":
                  "Hand bucket.group on to every collective, with group=group, and divide by its "
                  "size."})
     yield "inside a group it meets nobody else"

@@ -6,8 +6,9 @@ import torch
 import torch.distributed as dist
 
 from ranklab.checks.exercise import Mistake
+from ranklab.checks.failures import hinted
 from ranklab.checks.trial import (
-    explain, group_of_mine, hinted, members_of, on_ranks, rank_name,
+    explain, group_of_mine, members_of, on_ranks, rank_name,
 )
 from ranklab.checks.zero.toys import ADAMW, SGD, Toy, loss_of, must_be_there, seeded
 from ranklab.engine import device

@@ -1,0 +1,103 @@
+"""What a check says of an exception, a dead rank or a hang: what is proved, and never a guess.
+
+The `cause` of a Mistake is one text: "RuntimeError: its message", "was killed by SIGABRT: what C++
+said", or what each rank does in a hang, in their order: "hang: recv, returned, all_reduce, runs".
+A hint is keyed by a regex of the whole of it.
+"""
+
+import contextlib
+import re
+
+from ranklab.checks.exercise import Mistake
+from ranklab.checks.own import LibrarysAnswer
+from ranklab.engine.report import rank_names
+
+# The line and the text of the error say all: no hint is added to these.
+SLIP = re.compile(r"""
+    (Name|UnboundLocal|Import|ModuleNotFound|Syntax|Indentation|Tab|ZeroDivision)Error\b.*
+    | AttributeError:\ .*module\ '.*'\ has\ no\ attribute\ .*
+    | IndexError:\ (list|tuple|string|range\ object)\ (assignment\ )?index\ out\ of\ range
+    | KeyError:\ '.*'
+    | TypeError:\ unsupported\ operand\ type\(s\)\ for\ .*
+    """, re.X | re.S)
+LEFT = "hang: (?!.*runs)(?=.*returned).*"  # some have returned, and all others wait
+MISMATCH = r"was killed by SIGABRT: op\.preamble\.length <= op\.nbytes.*"  # of gloo
+MESSAGES = {"send", "isend", "recv", "irecv", "batch_isend_irecv", "wait"}
+SEND_FIRST = ("All ranks send first. gloo's send returns when the other side receives, and nobody "
+              "does. Either one rank receives first, or nobody waits yet: start the send, receive, "
+              "then wait for the send.")
+RECEIVE_FIRST = ("All ranks receive first, and nobody sends. One rank has to begin, or all start "
+                 "the send before the receive.")
+TOO_LONG = ("The first number is the bytes of a message, the second those of the place that it "
+            "came into. What is sent and what receives it must have one length and one type.")
+
+
+@contextlib.contextmanager
+def hinted(failures):
+    """Inside, a Mistake gets the hint of the first of the `failures` that fits.
+
+    failures  {regex of the whole cause, or of the check's own sentence: hint}; ".*" only where all
+              else was seen to go well
+    """
+    try:
+        yield
+    except LibrarysAnswer:  # its own hint says it all
+        raise
+    except Mistake as mistake:
+        mistake.hint = hint_of(failures, mistake) or mistake.hint
+        raise
+
+
+def hint_of(failures, mistake):
+    """The hint of the first of the `failures` that fits, or ""; "" for a plain slip."""
+    if is_slip(mistake.cause):
+        return ""
+    return next((hint for pattern, hint in failures.items()
+                 if re.fullmatch(pattern, mistake.cause or mistake.what, re.S)), "")
+
+
+def is_slip(cause):
+    """True for an error that anybody makes anywhere: a misspelt name, 1 + None."""
+    return bool(SLIP.fullmatch(cause))
+
+
+def cause_of_hang(doing):
+    """doing: for each rank the call that it waits in, "returned" or "runs"."""
+    return "hang: " + ", ".join(doing.values())
+
+
+def why_hang(doing):
+    """What the stacks of a hang prove, or ""; doing as above."""
+    ranks_in = {}
+    for rank, call in doing.items():
+        ranks_in.setdefault(call, []).append(rank)
+    returned = ranks_in.pop("returned", [])
+    if "runs" in ranks_in or not ranks_in:
+        return ""
+    calls, waiting = list(ranks_in), rank_names(sorted(sum(ranks_in.values(), [])))
+    if returned and MESSAGES.issuperset(calls):
+        return (f"{_have(returned)} returned, and {waiting} still wait{_s(waiting)} for a message. "
+                "Each that is received must be sent, and the other way round; and a message may go "
+                "with its handle, when isend's is dropped.")
+    if returned:
+        return (f"{_have(returned)} returned, and {waiting} still wait{_s(waiting)} in "
+                f"{' and '.join(calls)}. All ranks of a group must make that call, and as often.")
+    if calls in (["send"], ["recv"]):
+        return SEND_FIRST if calls == ["send"] else RECEIVE_FIRST
+    if len(calls) > 1 and not MESSAGES.intersection(calls):
+        where = ", ".join(f"{rank_names(ranks)} in {call}" for call, ranks in ranks_in.items())
+        return f"All ranks of a group make the same calls in the same order. Here are {where}."
+    return ""
+
+
+def why_dead(cause):
+    """What a dead rank's last words prove, or ""."""
+    return TOO_LONG if re.fullmatch(MISMATCH, cause) else ""
+
+
+def _have(ranks):
+    return f"{rank_names(ranks).capitalize()} ha{'s' if len(ranks) == 1 else 've'}"
+
+
+def _s(names):
+    return "" if names.startswith("ranks") else "s"
