@@ -16,18 +16,20 @@ from ranklab.engine.report import rank_names
 SLIP = re.compile(r"""
     (Name|UnboundLocal|Import|ModuleNotFound|Syntax|Indentation|Tab|ZeroDivision)Error\b.*
     | AttributeError:\ .*module\ '.*'\ has\ no\ attribute\ .*
-    | IndexError:\ (list|tuple|string|range\ object)\ (assignment\ )?index\ out\ of\ range
+    | IndexError:\ (list|string|range\ object)\ (assignment\ )?index\ out\ of\ range
     | KeyError:\ '.*'
-    | TypeError:\ unsupported\ operand\ type\(s\)\ for\ .*
+    | TypeError:\ unsupported\ operand\ .*:\ '(int|float|str|list|dict|NoneType)'
+      \ and\ '(int|float|str|list|dict|NoneType)'
     """, re.X | re.S)
+STUCK = "hang: (?!.*runs).*"  # all wait, or have returned
 LEFT = "hang: (?!.*runs)(?=.*returned).*"  # some have returned, and all others wait
 MISMATCH = r"was killed by SIGABRT: op\.preamble\.length <= op\.nbytes.*"  # of gloo
 MESSAGES = {"send", "isend", "recv", "irecv", "batch_isend_irecv", "wait"}
 SEND_FIRST = ("All ranks send first. gloo's send returns when the other side receives, and nobody "
               "does. Either one rank receives first, or nobody waits yet: start the send, receive, "
               "then wait for the send.")
-RECEIVE_FIRST = ("All ranks receive first, and nobody sends. One rank has to begin, or all start "
-                 "the send before the receive.")
+RECEIVE_FIRST = ("All ranks receive first, and nobody sends. One rank has to begin: in a ring with "
+                 "one token, rank 0 sends first; else start the send before the receive.")
 TOO_LONG = ("The first number is the bytes of a message, the second those of the place that it "
             "came into. What is sent and what receives it must have one length and one type.")
 

@@ -6,6 +6,7 @@ random numbers; what backward refuses.
 
 import ctypes
 import weakref
+from itertools import repeat
 
 import torch
 from torch.utils import _pytree as pytree
@@ -188,20 +189,23 @@ class Guard(_DummyDeviceGuard):
     taken out of the way; checked_backward raises it.
     """
 
-    caught = []
-    slots = [ctypes.c_void_p() for _ in range(3)]  # its type, itself, its traceback
+    caught, running = [], []
 
     def type_(self):
-        ctypes.pythonapi.PyErr_Fetch(*FETCHED)
-        if self.slots[1].value:
-            ctypes.pythonapi.PyErr_NormalizeException(*FETCHED)
+        for _ in FETCH:  # no call, which could not return beside an error, and after which another
+            break        # thread may run and fetch its own
+        found = KIND.value, ERROR.value, TRACEBACK.value
+        if found[0]:
+            slots = [*map(ctypes.c_void_p, found)]
+            ctypes.pythonapi.PyErr_NormalizeException(*map(ctypes.byref, slots))
             _, error, traceback = (ctypes.cast(slot, ctypes.py_object).value if slot.value else None
-                                   for slot in self.slots)
+                                   for slot in slots)
             self.caught.append(error.with_traceback(traceback))
         return torch._C._autograd.DeviceType.PrivateUse1
 
 
-FETCHED = [ctypes.byref(slot) for slot in Guard.slots]
+KIND, ERROR, TRACEBACK = FETCHED = [ctypes.c_void_p() for _ in range(3)]
+FETCH = map(ctypes.pythonapi.PyErr_Fetch, *(repeat(ctypes.byref(slot)) for slot in FETCHED))
 
 
 def checked_backward(run):
@@ -209,13 +213,17 @@ def checked_backward(run):
     def run_backward(outputs, gradients, *args, **options):
         expected = [_device_of(output) for output in outputs]
         gradients = _checked(gradients, expected, "invalid gradient")
-        Guard.caught.clear()
+        if not Guard.running:  # another thread's error may be on its way
+            Guard.caught.clear()
+        Guard.running.append(run)
         try:
             return run(outputs, gradients, *args, **options)
         except SystemError:
             if not Guard.caught:
                 raise
             raise Guard.caught.pop() from None
+        finally:
+            Guard.running.pop()
 
     return run_backward
 

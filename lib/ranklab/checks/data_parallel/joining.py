@@ -6,7 +6,7 @@ from torch import nn
 
 from ranklab.checks.data_parallel.toys import buffers, loss_of, off, rows, weights
 from ranklab.checks.exercise import Mistake
-from ranklab.checks.failures import LEFT, hinted
+from ranklab.checks.failures import STUCK, hinted
 from ranklab.checks.trial import GROUPS, group_of_mine, is_near, on_ranks, rank_name
 from ranklab.data_parallel import OverlappedDataParallel
 from ranklab.engine import device
@@ -28,7 +28,7 @@ FAILURES = {
     "TypeError: cannot unpack non-iterable NoneType object":
         "A None was yielded where a batch was expected. A rank "
     "without a batch shadows the step, and yields nothing.",
-    "TypeError: 'NoneType' object is not iterable": GENERATOR,
+    "TypeError: ('NoneType' object is not |cannot unpack non-)iterable.*": GENERATOR,
     "RuntimeError: generator raised StopIteration":
         "next(batches, None) gives None when there is no batch left; next(batches) "
     "raises.",
@@ -36,7 +36,7 @@ FAILURES = {
         "-1 says that nobody goes on. Keep the last result before it: broadcast from "
     "that rank.",
     r"\w+: .*root rank: \d+.*": COUNTED,
-    LEFT: WAITED_FOR,
+    STUCK: WAITED_FOR,
 }
 LIMIT = 6  # seconds; the usual mistake waits for ever
 COUNTS = {1: ((2,), (0,)), 3: ((1, 3, 2), (2, 0, 1)), 4: ((3, 1, 0, 1), (2, 2, 2, 2))}

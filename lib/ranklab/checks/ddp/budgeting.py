@@ -33,7 +33,8 @@ FEWER = ("8 (R-1) bytes for each entry of top-k: count values, places and scales
 def check_compress_to_budget(hook):
     check_signature(hook)
     with hinted({r"RuntimeError: The size of tensor a \(\d+\) must match .*": FEEDBACK,
-                 ".*Invalid scalar type": BYTES, "IndexError: .* out of bounds .*": PLACES}):
+                 ".*Invalid scalar type": BYTES,
+                 "(Index|Runtime)Error: .* out of bounds .*": PLACES}):
         seen = run_in_ddp(_four, hook, ranks=4)
     for members in GROUPS[::-1]:
         for name in seen[0]:

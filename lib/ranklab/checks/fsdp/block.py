@@ -29,13 +29,14 @@ FULL = ("unshard() waits, and fills every parameter from the message: parameter.
         "numbers of all), and split its columns.")
 ALIKE = "All ranks send alike, padded_shard() and padded_gradient(), in the same calls."
 FAILURES = {
-    "RuntimeError: .*expected a non-empty list.*":
+    "(Runtime|Value)Error: .*expected a non-empty list.*":
         "A block may have no parameters, or no trained ones: nothing to "
     "do then.",
-    "RuntimeError: .*(Invalid scalar type|same type|same dtype|Float and BFloat16).*":
+    "RuntimeError: .*([Ii]nvalid (scalar|tensor) type|same type|same dtype|Float and BFloat16).*":
         "Messages have the type of what is sent: new_empty(), not torch.empty().",
     "RuntimeError: .*(size mismatch|shapes cannot be multiplied|storage of size 0).*": FULL,
-    "was killed by SIGSEGV": FULL, "RuntimeError: shape .* is invalid for input of size .*": FULL,
+    "was killed by SIGSEGV|IndexError: index out of range in self": FULL,
+    "RuntimeError: shape .* is invalid for input of size .*": FULL,
     "RuntimeError: split_with_sizes .*": "From each rank come "
     "p.numbers numbers of each of self.parameters, of frozen ones, too.",
     r"\w+: .*invalid tensor size.*":
@@ -51,7 +52,8 @@ FAILURES = {
     "(where it arrives, the handle).",
     LEFT: ALIKE, MISMATCH: ALIKE,
 }
-IN_GROUPS = {".*": "All messages and sizes are those of self.group: group=self.group."}
+IN_GROUPS = {r"(hang|\w+Error): .*|was killed .*":
+             "All messages and sizes are those of self.group: group=self.group."}
 EARLY = ("Its message must travel while others compute: async_op=True, and keep the handle: "
          "self.work = ..., and self.reduction = (where it arrives, the handle).")
 FAULTS = {

@@ -27,14 +27,15 @@ TIED_FAILURES = {
         "A gradient may have any strides: send grad.contiguous().",
     "RuntimeError: .*grad_dtype.*": "The sum has the type of the gradients.",
     "hang: .*": f"{PAIR} {GROUP}", MISMATCH: f"{PAIR} {GROUP}",
-    "TypeError: .*'NoneType'.*": "On a rank without copies `other` is None: nothing is sent there."}
+    "(Type|Attribute)Error: .*'NoneType'.*": "On a rank without copies `other` is "
+    "None: nothing is sent there."}
 SQUARES = "Square, add up over all ranks, and take the root last: total.sqrt().float()."
 COPIES = "What `copies` ranks hold is added up as often: divide its square by copies."
 DOUBLE = "Squares do not fit into the gradient's own type, or are too rough: gradient.double()."
 CASES = "plain", "bf16", "large", "small", "inf", "nan"
 NORM_FAILURES = {LEFT: "Every rank calls one all-reduce, also one that holds nothing, in "
                                  "its `group`.",
-                 "AttributeError: 'int' object .*":
+                 "TypeError: .* got <class 'int'> .*":
                      "Begin with torch.zeros((), dtype=torch.float64, device=device())."}
 
 

@@ -23,7 +23,7 @@ KEYS = ("The keys of mesh.groups are tuples of names in the order of the mesh's 
         "axis and for joined=[(\"tensor\", \"data\")]: tuple(a for a in mesh.axes if a in names).")
 FAILURES = {"hang: .*new_group.*": ORDER, LEFT: ORDER, MISMATCH: ORDER, ".*no group along.*": KEYS,
             "ValueError: .*but the job has.*": "The product of all sizes counts.",
-            "AttributeError: .* has no attribute 'groups'":
+            "AttributeError: .* has no attribute 'groups?'":
                 "Fill mesh.groups of mesh = Mesh(axes), and return that mesh."}
 
 

@@ -145,8 +145,8 @@ def _why(mistake, learners, members):
     hangs = mistake.cause.startswith("hang: ")
     if hangs and drops_handles(learners):
         return DROPPED
-    if hangs and uses(learners, "batch_isend_irecv"):
+    if not hangs or mistake.hint in (SEND_FIRST, RECEIVE_FIRST):
+        return hint_of(FAILURES, mistake) or mistake.hint
+    if uses(learners, "batch_isend_irecv"):
         return BATCH
-    mistake.hint = hint_of(FAILURES, mistake) or mistake.hint
-    return mistake.hint if mistake.hint in (SEND_FIRST, RECEIVE_FIRST) or not hangs else (
-        f"{mistake.hint} {CLOSES}".strip())
+    return f"{mistake.hint} {CLOSES}".strip()

@@ -28,7 +28,7 @@ NORMS = {"LayerNorm": nn.LayerNorm, "LayerNorm without bias": partial(nn.LayerNo
 CUT = ("torch's weight is (out, in): a column of the paper's A is a row of weight, dim 0. A bias "
        "has a number for each output: cut in a column layer, whole in a row layer.")
 CUT_FAILURES = {"RuntimeError: .*(cannot be multiplied|must match).*": CUT,
-                "AttributeError: 'NoneType' .*": "There may be no bias: None stays None.",
+                "(Type|Attribute)Error: .*'NoneType'.*": "There may be no bias: None stays None.",
                 "ValueError: .*": f"{CUT} {GROUP}"}
 COLUMN = {"value": f"F.linear(self.enter(x, self.group), this rank's rows of weight, bias). {CUT}",
           "x": "x enters by self.enter(x, self.group), whatever that is: copy_to_region sums "
@@ -45,7 +45,7 @@ ATTENTION_FAILURES = {
     "ValueError: .*tokens of a sequence.*": ONCE,
     "ValueError: .*must divide the.*": "Where ranks share a key head, use "
     "KeyValueHeads.", "TypeError: 'NoneType' object is not callable": "Return the attention.",
-    "RuntimeError: .*(must match|cannot be multiplied|unflatten|non-empty).*": FIT,
+    "(Runtime|Value)Error: .*(must match|cannot be multiplied|unflatten|non-empty).*": FIT,
     "IndexError: .*out of range in self": FIT}
 SHARED = {name: "A key head that several ranks hold has the sum of their gradients: KeyValueHeads "
           "with `needed`, a head for each query head of this rank."

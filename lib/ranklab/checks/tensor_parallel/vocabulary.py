@@ -19,8 +19,9 @@ LOSSES = {"12 entries": (12, "float32", 1), "11 entries": (11, "float32", 1),
           "bfloat16": (11, "bfloat16", 3), "logits up to 1e4": (11, "float32", 4e3),
           "some targets IGNORE": (11, "float32", 1), "all targets IGNORE": (12, "float32", 1)}
 MINE = "This rank has the entries shard_range(vocab_size, rank, R), at their number - start"
-OUTSIDE = {"out of bounds": f"{MINE}; a target may be another rank's, or IGNORE.",
-           "index out of range": f"{MINE}: look up any row for the others, and put zeros."}
+OUTSIDE = {"(Index|Runtime)Error: .*out of bounds.*":
+               f"{MINE}; a target may be another rank's, or IGNORE.",
+           "IndexError: index out of range in self": f"{MINE}: look up any row for the others, and put zeros."}
 LOSS = {"value": "log(sum of exp(logits)) - the target's logit, both over all ranks, in float32; "
         "the largest logit of all ranks off first, or exp is infinite. 0 where a target is IGNORE. "
         f"{MINE}.",
