@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from ranklab import ddp, device, launch
+from ranklab.checks.trial import patience
 from ranklab.ddp import situations
 from ranklab.meter import Event, Timeline, Traffic
 
@@ -248,7 +249,7 @@ def test_a_diagnosis_without_steps_is_a_sentence(timelines):
 
 @pytest.mark.timeout(180)
 def test_the_four_recorded_situations_are_told_apart():
-    seen = situations.record(ranks=2)
+    seen = situations.record(ranks=2, slower=round(2 * patience()))
     verdicts = {name: ddp.diagnose([one.events for one in of_ranks])
                 for name, of_ranks in seen.items()}
     assert {name: verdict for name, (verdict, _) in verdicts.items()} == {
