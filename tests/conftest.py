@@ -54,11 +54,10 @@ def of_labs(item, stems):
 
 
 def turn(item):
-    """What takes long comes early: notebooks, slow files, all others, then what fills the end."""
-    stem = item.path.stem
-    if stem in SPREAD_FILES:
-        return 3 + SPREAD_FILES.index(stem)
-    return 0 if item.path.suffix == ".ipynb" else 1 if stem.startswith(SLOW_FILES) else 2
+    """What takes long comes early: notebooks, slow tests, all others, then what fills the end."""
+    if item.path.stem in SPREAD_FILES:
+        return 3 + SPREAD_FILES.index(item.path.stem)
+    return 0 if item.path.suffix == ".ipynb" else 1 if item.get_closest_marker("slow") else 2
 
 
 @pytest.hookimpl(wrapper=True)
@@ -73,7 +72,7 @@ def pytest_collection():
 
 
 def pytest_xdist_make_scheduler(config, log):
-    """A file's tests stay together and in order, but for SPREAD_FILES."""
+    """A file's tests stay together, but for SPREAD_FILES."""
     from xdist.scheduler import LoadScopeScheduling
 
     class ByFile(LoadScopeScheduling):

@@ -13,7 +13,7 @@ import uuid
 import pytest
 import pytest_timeout
 
-from ranklab.checks.trial import patience
+from ranklab.engine.surroundings import patience
 
 # A regular expression that the reason of a skip must match, and when that skip is right.
 ALLOWED_SKIPS = (

@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from ranklab import ddp, device, launch
-from ranklab.checks.trial import patience
 from ranklab.ddp import situations
+from ranklab.engine.surroundings import patience
 from ranklab.meter import Event, Timeline, Traffic
 
 pytestmark = pytest.mark.usefixtures("one_thread")
