@@ -35,11 +35,16 @@ SHORTER = {
                     '"steps": 20,': '"steps": 2,',
                     'assert found["held_out"] < found["bigram"] - 0.3': ""},
     "02_collectives": {"sizes = (2**10, 2**16, 2**20, 2**24)": "sizes = (2**10, 2**16, 2**20)"},
-    "03_data_parallel": {"project.scale(**mine)": "project.scale(seeds=(0,), **mine)",
+    "03_data_parallel": {"project.scale(**mine)":
+                         "project.scale(project.Settings(epochs=1), seeds=(0,), **mine)",
+                         '{"seeds": (0,), "whole"':
+                         '{"seeds": (0,), "settings": project.Settings(epochs=1), "whole"',
+                         "epochs=2), seeds": "epochs=1), seeds",
                          "assert project.ranges_overlap(found)": "",
                          'names = "broadcast", "average", "mean", "shard", "buffers"':
                          'names = "mean", "buffers"'},
-    "04_ddp": {"project.scaling(ranks=4, steps=3)": "project.scaling(ranks=2, steps=2)",
+    "04_ddp": {"(10, 50, 250)": "(2, 4, 6)",
+               "project.scaling(ranks=4, steps=3)": "project.scaling(ranks=2, steps=2)",
                "ddp_compression.compare(**mine)": "ddp_compression.compare(steps=4, **mine)",
                '{"names": names, **mine': '{"names": names, "steps": 4, **mine',
                '"epochs": 4,': '"epochs": 1,'},
@@ -52,6 +57,7 @@ SHORTER = {
     "08_tensor_parallel": {'"steps": 10': '"steps": 2', "in range(5)": "in range(1)"},
     "09_pipeline_parallel": {"steps=20,": "steps=2,", '"steps": 4,': '"steps": 2,',
                              "for lr in (0.03, 0.1)": "for lr in (0.1,)",
+                             '{"flush": "a flush after each, no staleness",': "{",
                              'in ("1f1b", "interleaved", "zb-v")': 'in ("interleaved",)'},
     # Four ranks do where eight are not needed to meet all rules.
     "12_hybrid": {"steps=12,": "steps=4,", "until=6)": "until=2)",
@@ -66,7 +72,11 @@ SHORTER = {
                   'run(layout=parse_layout("2x2x2,zero")': 'run(layout=parse_layout("2x1x2,zero")',
                   'run(layout=parse_layout("1x2x4,sp")': 'run(layout=parse_layout("1x2x2,sp")',
                   '(text, parse_layout("2x2x2,sp"))': '(text, parse_layout("1x2x2,sp"), 1)',
-                  '("1x4x2,sp", "8x1x1,full", "1x1x1")': '("8x1x1,full", "1x1x1")'},
+                  "new_trainer(Layout(2, 2, 2), order)": "new_trainer(Layout(2, 2, 1), order)",
+                  "launch(tried, ranks=8)": "launch(tried, ranks=4)",
+                  'parse_layout("2x2x2,zero"), folder.name, ranks=8)':
+                  'parse_layout("2x1x2,zero"), folder.name, ranks=4)',
+                  '("1x4x2,sp", "8x1x1,full", "1x1x1")': '("4x1x1,full", "1x1x1")'},
 }
 
 
