@@ -8,8 +8,10 @@ VENV   ?= .venv
 TORCH  ?=
 # Where `make lab` serves; the next free port is taken when this one is busy.
 PORT   ?= 8888
-# Test files that run at the same time: on two cores three, because many of them wait.
-JOBS   ?= 3
+# Test files that run at the same time; empty means one more than there are cores.
+JOBS   ?=
+# Labs, "03 06": all wrong answers to their exercises, and nothing else; empty means all tests.
+STEMS  ?=
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # An index that wants a login gets no answer, and setup.py says so.
 export PIP_NO_INPUT = 1
@@ -27,7 +29,7 @@ AS_ROOT = $(if $(filter 0,$(shell id -u)),--allow-root)
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
-	@echo "  options:      TORCH=cpu|pip|cu128  PYTHON=python3.12  PORT=8888  JOBS=3"
+	@echo "  options:      TORCH=cpu|pip|cu128  PYTHON=python3.12  PORT=8888  JOBS=3  STEMS='03 06'"
 
 setup:
 	@[ -n "$(PYTHON)" ] || { echo "No Python found: install Python 3.11 or newer," \
@@ -44,13 +46,13 @@ lab: work ## open JupyterLab on your copies of the labs, in work/ (the first run
 		--port=$(PORT) $(if $(SCREEN),,--no-browser) $(AS_ROOT)
 
 test: setup ## everything: the tests, with the unsolved labs, and every solution
-	@$(INSIDE) $(PY) scripts/test.py --jobs $(JOBS)
+	@$(INSIDE) $(PY) scripts/test.py $(if $(JOBS),--jobs $(JOBS))
 
-sweep: setup ## make test, with all wrong answers (make test takes six of each exercise)
-	@$(INSIDE) $(PY) scripts/test.py --jobs $(JOBS) --sweep
+sweep: setup ## make test, with all wrong answers (make test takes three of each exercise)
+	@$(INSIDE) $(PY) scripts/test.py $(if $(JOBS),--jobs $(JOBS)) --sweep --stems "$(STEMS)"
 
 check: setup ## the fast tests, under three minutes, for while you work
-	@$(INSIDE) $(PY) scripts/test.py --jobs $(JOBS) --fast
+	@$(INSIDE) $(PY) scripts/test.py $(if $(JOBS),--jobs $(JOBS)) --fast
 
 build: setup ## labs/ and solutions/ from labs/source/ and the library
 	@$(INSIDE) $(PY) -m ranklab.cli build

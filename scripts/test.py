@@ -9,23 +9,29 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 PYTEST = [sys.executable, "-m", "pytest", "-rs", "--durations=20", "--durations-min=1"]
 # A cell's limit is above the engine's 60 s, so that the engine's report of a hang comes first.
 NBVAL = ["--nbval-lax", "--nbval-cell-timeout=180"]
+# One more than there are cores, because many tests wait; a job takes about 2 GB of memory.
+JOBS = min(os.cpu_count() or 1, 8) + 1
 
 
 def main(argv):
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--jobs", type=int, default=3, help="test files that run at the same time")
+    parser.add_argument("--jobs", type=int, default=JOBS, help="test files that run at once")
     parser.add_argument("--fast", action="store_true", help="no slow tests, no notebooks")
     parser.add_argument("--sweep", action="store_true", help="also tests of many alike")
+    parser.add_argument("--stems", default="",
+                        help='with --sweep: all answers of these labs, "03 06", and nothing else')
     options = parser.parse_args(argv)
-    command = [*PYTEST, "tests"]
-    if options.jobs > 1:
-        command += ["-n", str(options.jobs), "--dist", "loadfile"]
+    command = [*PYTEST]
+    if options.jobs > 1:  # conftest.py says what comes first
+        command += ["-n", str(options.jobs), "--dist", "loadfile", "--no-loadscope-reorder"]
     if options.sweep:
         command += ["--sweep"]
-    if options.fast:
-        command += ["-m", "not slow"]
+    if options.stems:
+        command += ["--stems", options.stems, "tests/test_wrong_answers.py"]
+    elif options.fast:
+        command += ["-m", "not slow", "tests"]
     else:
-        command += [*NBVAL, *map(str, sorted(pathlib.Path("solutions").glob("*.ipynb")))]
+        command += [*NBVAL, "tests", *map(str, sorted(pathlib.Path("solutions").glob("*.ipynb")))]
     os.execve(sys.executable, command, environment())
 
 

@@ -20,12 +20,14 @@ SLOW_FILES = ("test_wrong_answers", "test_grade", "test_engine_scripts", "test_e
               "test_zero_deepspeed", "test_zero_models", "test_fsdp_project",
               "test_hybrid_kills", "test_site")
 
-# Files whose tests share nothing: any worker takes any of them, so they fill both cores at the end.
-SPREAD_FILES = ("test_wrong_answers", "test_rehearse_labs")
+# Files whose tests share nothing: any worker takes any of them, so they fill all cores at the end.
+# The shortest tests come last.
+SPREAD_FILES = ("test_rehearse_labs", "test_wrong_answers")
 
 
 def pytest_addoption(parser):
     parser.addoption("--sweep", action="store_true", help="also what `make test` leaves out")
+    parser.addoption("--stems", default="", help='only answers to exercises of these, "03 06"')
 
 
 def pytest_collection_modifyitems(config, items):
@@ -37,6 +39,25 @@ def pytest_collection_modifyitems(config, items):
         left_out = [item for item in items if item.get_closest_marker("sweep")]
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if not item.get_closest_marker("sweep")]
+    if config.option.stems:
+        items[:] = [item for item in items if of_labs(item, config.option.stems.split())]
+    items.sort(key=turn)
+
+
+def of_labs(item, stems):
+    """True for a test of an exercise of one of the labs."""
+    from ranklab.course import labs
+
+    names = {exercise.name for stem in labs.written() if stem.startswith(tuple(stems))
+             for exercise in labs.checks_of(stem).EXERCISES}
+    return item.name.rstrip("]").partition("[")[2].partition("__")[0] in names
+
+
+def turn(item):
+    """What takes long comes early: notebooks, slow tests, all others, then what fills the end."""
+    if item.path.stem in SPREAD_FILES:
+        return 3 + SPREAD_FILES.index(item.path.stem)
+    return 0 if item.path.suffix == ".ipynb" else 1 if item.get_closest_marker("slow") else 2
 
 
 @pytest.hookimpl(wrapper=True)
@@ -51,7 +72,7 @@ def pytest_collection():
 
 
 def pytest_xdist_make_scheduler(config, log):
-    """A file's tests stay together and in order, but for SPREAD_FILES, which come last."""
+    """A file's tests stay together, but for SPREAD_FILES."""
     from xdist.scheduler import LoadScopeScheduling
 
     class ByFile(LoadScopeScheduling):

@@ -6,10 +6,14 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 import tempfile
 import uuid
 
 import pytest
+import pytest_timeout
+
+from ranklab.engine.surroundings import patience
 
 # A regular expression that the reason of a skip must match, and when that skip is right.
 ALLOWED_SKIPS = (
@@ -76,6 +80,24 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.timeout(CELL_SECONDS))
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_timeout_set_timer(item, settings):
+    """A test's limit grows with the load."""
+    settings = settings._replace(timeout=settings.timeout * patience())
+    return pytest_timeout.pytest_timeout_set_timer(item, settings)
+
+
+def patient_processes(config):
+    """The limit of a test's child process grows with the load, too."""
+    communicate = subprocess.Popen.communicate
+
+    def patiently(self, input=None, timeout=None):
+        return communicate(self, input, timeout and timeout * patience())
+
+    subprocess.Popen.communicate = patiently
+    config.add_cleanup(lambda: setattr(subprocess.Popen, "communicate", communicate))
+
+
 def pytest_configure(config):
     # A shell ignores Ctrl-C for what it starts in the background, and so would every test's child.
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -84,6 +106,7 @@ def pytest_configure(config):
         home = os.environ["RANKLAB_HOME"] = tempfile.mkdtemp(prefix="ranklab-test-")
         config.add_cleanup(lambda: shutil.rmtree(home, ignore_errors=True))
     kernels_by_files(config)
+    patient_processes(config)
 
 
 def kernels_by_files(config):

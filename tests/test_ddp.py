@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ranklab import ddp, device, launch
 from ranklab.ddp import situations
+from ranklab.engine.surroundings import patience
 from ranklab.meter import Event, Timeline, Traffic
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -248,7 +249,7 @@ def test_a_diagnosis_without_steps_is_a_sentence(timelines):
 
 @pytest.mark.timeout(180)
 def test_the_four_recorded_situations_are_told_apart():
-    seen = situations.record(ranks=2)
+    seen = situations.record(ranks=2, slower=round(2 * patience()))
     verdicts = {name: ddp.diagnose([one.events for one in of_ranks])
                 for name, of_ranks in seen.items()}
     assert {name: verdict for name, (verdict, _) in verdicts.items()} == {

@@ -25,9 +25,15 @@ from ranklab.course.check import FAILED, NOT_WRITTEN, PASSED, judge, judge_predi
 
 ROOT = Path(__file__).parent.parent
 SOURCES = ROOT / "labs" / "source"
-# Answers of an exercise in every run, wrong and right: put those of another kind first.
-KEPT, KEPT_RIGHT = 6, 2
-SLOW = {"roll_call": 2, "compress_to_budget": 2}  # a verdict takes 3 to 10 s: so many of each
+# Answers of an exercise in every run, wrong and right; all others are left to `make sweep`.
+KEPT, KEPT_RIGHT = 3, 1
+# What a wrong answer's verdict is about, by words of its sentence; what fits none is about values.
+KINDS = {"cost": r"byte|MB\b|GB\b|messages?\b|sends?\b|sent\b|collectives?\b|memory|cost",
+         "waiting": r"waits?\b|does not end|never met|at once",
+         "group": r"groups?\b|rank 0|first rank|every rank|all ranks|copies",
+         "input": r"changed|itself|as it was|strides|kept|keeps|forgotten|leaves?\b",
+         "type": r"float|type|bits|elements?\b|shape|Return|list|None",
+         "error": r"accepted|no error|raise|Error|Exception|empty|also"}
 TO_MEND = {"ring_shift"}  # given as code that is wrong: it is run, and seen failing
 LABS = [stem for stem in labs.written() if (SOURCES / f"{stem}.py").exists()]
 
@@ -57,12 +63,26 @@ def answers(folder):
 
 
 def params(found, kept):
-    """All of them, by id; those after the first `kept` of an exercise are left to `make sweep`."""
-    of = collections.Counter()
+    """All of them, by id; `kept` of each exercise are in every run, of as many kinds as can be."""
+    of = collections.defaultdict(list)
     for test_id, (name, answer) in found.items():
-        of[name] += 1
-        marks = [pytest.mark.sweep] if of[name] > SLOW.get(name, kept) else []
+        of[name].append((kind(answer), test_id))
+    chosen = {test_id for all_of in of.values() for test_id in choose(all_of, kept)}
+    for test_id, (name, answer) in found.items():
+        marks = [] if test_id in chosen else [pytest.mark.sweep]
         yield pytest.param(name, answer, id=test_id, marks=marks)
+
+
+def choose(all_of, kept):
+    """The first of each kind, then the next ones: `kept` of these (kind, id) in all."""
+    kinds = [each for each, _ in all_of]
+    by_turn = sorted(range(len(all_of)), key=lambda i: kinds.index(kinds[i]) != i)
+    return [all_of[i][1] for i in by_turn[:kept]]
+
+
+def kind(answer):
+    says = (answer.__doc__ or "").strip().partition("\n")[0]
+    return next((name for name, words in KINDS.items() if re.search(words, says)), "value")
 
 
 WRONG, RIGHT = answers("wrong_answers"), answers("right_answers")

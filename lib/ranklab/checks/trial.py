@@ -8,7 +8,6 @@ import contextlib
 import contextvars
 import importlib
 import math
-import os
 import sys
 
 import torch
@@ -18,9 +17,9 @@ from ranklab.checks.exercise import Mistake
 from ranklab.checks.failures import cause_of_hang, why_dead, why_hang
 from ranklab.checks.own import LibrarysAnswer, calls_watched
 from ranklab.engine import HangError, RankError, launch, ship
+from ranklab.engine.surroundings import patience
 
 LIMIT = 10  # seconds for one launch of a check, on an idle machine
-MOST_PATIENCE = 5  # how many times as long it may take where others use the cores
 STALL = 1  # second, after which ranks that all wait for each other are told so
 GROUPS = (0,), (1, 2, 3)  # of four ranks: one alone, and three whose numbers begin at 1
 # Of the largest number: sums of a few hundred terms, in any order, stay within it.
@@ -66,13 +65,6 @@ def on_ranks(trial, *args, ranks, nodes=1, timeout=LIMIT):
         if sys.platform == "win32":  # launch says what to do; what was written is not to blame
             raise Mistake(str(error)) from None
         raise
-
-
-def patience():
-    """1 on an idle machine, more on a busy one: ranks that wait for a core are no deadlock."""
-    if not hasattr(os, "getloadavg"):  # Windows
-        return 1
-    return max(1, min(MOST_PATIENCE, os.getloadavg()[0] / os.cpu_count() - 1))
 
 
 def _run(call, answer):

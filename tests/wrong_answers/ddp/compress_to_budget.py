@@ -28,7 +28,6 @@ WRONG = [
            "sends .* bytes, top-k", called="all_ranks"),
     mutant(answer, ".bfloat16()", ".half()", "theirs.view(torch.bfloat16)",
            "theirs.view(torch.float16)", says="float16 ends at 65,504"),
-    # those of `make sweep`
     mutant(answer, "wanted = buffer", "wanted = buffer.nan_to_num(0)", says="a NaN of one rank"),
     mutant(answer, "grid.abs().topk", "grid.topk", says="Largest in size"),
     mutant(answer, "2**15)", "2**17)", says="int16 ends at 32,767"),

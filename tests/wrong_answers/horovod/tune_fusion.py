@@ -18,7 +18,6 @@ WRONG = [
     mutant(answer, "round(low", "(low", says="Bytes are whole numbers|returns a float"),
     mutant(answer, "return min(measured, key=measured.get, default=low)",
            "return min(measured.values(), default=0.0)", says="and return the threshold"),
-    # those of `make sweep`
     mutant(answer, "key=measured.get, default=low", "key=measured.get",
            says="it raised ValueError|with 1 call"),
     mutant(answer, GRID, "2 * low * (high / low) ** (i / last)", says="it measures at"),

@@ -27,7 +27,6 @@ WRONG = [
     mutant(build_mesh, NAMES, "[*mesh.axes, *(mesh._known(each) for each in joined)]",
            says="tuples of names in the order", called="a_name_is_the_key"),
     mutant(build_mesh, MINE, "made[ranks]", says="and keep your own", called="keeps_the_last"),
-    # those of `make sweep`
     mutant(build_mesh, "return mesh", "return mesh.groups", says="return that mesh|mesh = Mesh"),
     mutant(build_mesh, "return mesh", "return Mesh(dict(reversed(axes.items())), mesh.groups)",
            says="mesh has the axes|no group along", called="axes_turned_round", Mesh=Mesh),

@@ -34,7 +34,6 @@ WRONG = [
            says="the 2 ranks of a node", called="tensor_ranks_over_nodes"),
     _wrong("refusal(needs, cluster)", "f'nothing fits in {cluster.room / 1e9} GB'",
            says="layout takes .* GB", called="only_the_room_is_said"),
-    # those of `make sweep`
     _wrong("for layout, size in legal(job, cluster)]", "for layout, size in legal(job, cluster)\n"
            "             if layout.virtual == 1]", says="24 GB.* are possible",
            called="one_stage_a_rank"),

@@ -27,7 +27,6 @@ WRONG = [
     _wrong("hybrid.tensor.group", "None", says=r"in the group hybrid\.tensor\.group"),
     _wrong(RETURN, "    return hybrid.data.replica", says="return the model itself|'replica'"),
     _wrong(STAGES, "", KEEP, STAGES + KEEP, says="keep_mine.* is first"),
-    # those of `make sweep`
     _wrong("hybrid.tensor.group", "hybrid.data.group", says=r"in the group hybrid\.tensor\.group",
            called="the_data_ranks_split_it"),
     _wrong("if layout.recompute:", "if True:", says="and only then", called="always_recomputes"),

@@ -34,7 +34,6 @@ WRONG = [
     _wrong("self.kept.pop((stage, m))", "self.kept[stage, m]", says="activations at once, not"),
     _wrong(RECEIVE, f"{RECEIVE}\n        handle.wait()", says=r"receive\(\) waits"),
     _wrong(BEFORE, "pass", says="KeyError.*there.*after SB"),
-    # those of `make sweep`
     _wrong(SEND, f"handle = {SEND[21:-10]}\n        handle.wait()\n        self.leaving.append("
            "(handle, tensor))", says=r"send\(\) waits"),
     _wrong(SEND, f"self.leaving.append(({SEND[21:-10]}, None))", called="the_tensor_may_go",

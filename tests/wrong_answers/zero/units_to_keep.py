@@ -26,7 +26,6 @@ WRONG = [
           "itertools.combinations(units, n)), key=step.seconds))", "you can't look at all",
           "all_sets", itertools=itertools),
     _rule("[*units]", "another unit has no room", "all_of_them"),
-    # those of `make sweep`
     _rule("[]", "each unit is gathered twice", "none"),
     mutant(units_to_keep, "return sorted(best)", "return best", says="Return a list of units"),
     mutant(units_to_keep, "return sorted(best)", "return [unit in best for unit in units]",
