@@ -210,7 +210,7 @@ class ZeroStage1(ShardedOptimizerMixin, OverlappedDataParallel):
         """The optimizer has its gradients, of parameters that any rank has used."""
         super().finish()
         for bucket in self.buckets:
-            bucket.hand_over({p for p in bucket.parameters if p.grad is not None})
+            bucket.set_optimizer_gradients({p for p in bucket.parameters if p.grad is not None})
 
     def step_ends(self):
         """Called after the optimizer's step: all ranks have all parameters, as their owners have

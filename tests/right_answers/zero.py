@@ -98,7 +98,7 @@ class ZeroStage1__new_tensor(ShardedOptimizerMixin, OverlappedDataParallel):
     def finish(self):
         super().finish()
         for bucket in self.buckets:
-            bucket.hand_over({p for p in bucket.parameters if p.grad is not None})
+            bucket.set_optimizer_gradients({p for p in bucket.parameters if p.grad is not None})
 
     def step_ends(self):
         for bucket in self.buckets:

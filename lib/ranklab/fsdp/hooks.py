@@ -23,10 +23,10 @@ class ShardedModule(Unit):
         unshard()           they are whole
         reduce_gradients()  the gradients are on their way to their owners: self.reduction
     Each is called often, also when there is nothing left to do. The optimizer is any of torch's
-    over module.parameters(), made afterwards. Other ranks must have the same weights before: nobody
-    sends them. All ranks must use the same blocks in the same order.
+    over module.parameters(), made afterwards. All ranks must have the same weights before: they
+    are not sent. All ranks must use the same blocks in the same order.
 
-    group      the ranks among which rows are shared out; None: all
+    group      the ranks that share the rows; None: all
     replicas   the ranks with the same shard as this one, in hybrid sharding; None: no other
     precision  what is computed and reduced in; the shards keep the type of the parameters
     reshard_after_forward  False: whole until backward is done: more memory, one gather less. A
@@ -65,11 +65,14 @@ class ShardedModule(Unit):
 
     def reshard(self):
         """The modules have this rank's rows, and the whole parameters take no memory."""
-        if self.work:  # on its way, and nobody came to use it
+        if self.work:  # on its way, and not used
             self.unshard()
         for parameter in self.parameters:
             parameter.free()
         self.is_whole = False
+
+    def has_gradients(self):
+        return any(p.whole.grad is not None for p in self.trained)
 
     def end_reduction(self):
         """The shards have their gradients."""
@@ -90,12 +93,8 @@ class ShardedModule(Unit):
 
 
 class BlockHooks(UnitHooks):
-    """The hooks of stage 3, around each ShardedModule of a model.
+    """The hooks of stage 3, around each ShardedModule of a model."""
 
-    sync  False: backward sends no gradients
-    """
-
-    sync = True
     enter, backward_of = ZeroStage3.enter, ZeroStage3.backward_of
     backward_done = ZeroStage3.backward_done
 
@@ -118,22 +117,6 @@ class BlockHooks(UnitHooks):
         block.stays = stays or not block.reshard_after_forward
         ZeroStage3.leave(self, block, module, inputs, outputs)
         block.stays = stays
-
-    def reduce(self, block):
-        """The block's gradients are on their way; those of two blocks are whole, at most."""
-        for other in self.units:
-            other.end_reduction()
-        block.reduce_gradients()
-
-    def finish(self):
-        """All gradients have arrived, and all is in shards; called at the end of backward."""
-        for block in (*reversed(self.units[:-1]), self.root) if self.sync else ():
-            # the root in any case: another rank may have used what this one has not
-            if block is self.root or any(p.whole.grad is not None for p in block.trained):
-                self.reduce(block)
-        for block in self.units:
-            block.end_reduction()
-        self.free_all()
 
 
 def sharded_modules(module):

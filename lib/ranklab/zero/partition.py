@@ -51,7 +51,7 @@ def parts_of(parameters, master, rank):
 
 
 class ShardedBucket(Bucket):
-    """A bucket whose parameters lie in one flat piece of memory, too, which R ranks share out.
+    """A bucket whose parameters lie in one flat piece of memory, too, in R shards.
 
     weights  the whole parameters; each parameter is a view of it
     shard    the part of the weights that this rank owns
@@ -84,13 +84,13 @@ class ShardedBucket(Bucket):
         self.flat.untyped_storage().resize_(self.flat.nbytes)  # it may have been freed
         super().gather()
 
-    def hand_over(self, used_elsewhere=()):
+    def set_optimizer_gradients(self, used_elsewhere=()):
         """The optimizer's gradients are those in `own`, added to what was there before; the
         parameters' own are gone. One that no rank has used gets none.
 
         error  RuntimeError where nothing has put the mean gradient into `own`
         """
-        used = self.used | set(used_elsewhere)
+        used = self.used.union(used_elsewhere).intersection(self.parameters)
         if used and self.own is None:
             raise RuntimeError("bucket.own is None when the backward ends: put the mean gradient "
                                "of this rank's shard there")

@@ -96,6 +96,7 @@ class FlatUnit(Unit):
             [p for p in parameters if p.requires_grad == trained], 2**63, group_of,
             ShardedWeights)]
         self.trained = [bucket for bucket in self.buckets if bucket.trained]
+        self.under_way = []  # (bucket, where its mean arrives, handle)
 
     def begin_gather(self):
         for bucket in self.buckets:
@@ -110,6 +111,26 @@ class FlatUnit(Unit):
         for bucket in self.buckets:
             bucket.free()
 
+    def has_gradients(self):
+        return any(p.grad is not None for bucket in self.trained for p in bucket.parameters)
+
+    def reduce_gradients(self):
+        for bucket in self.trained:
+            bucket.gather()
+            bucket.flat /= dist.get_world_size(bucket.group)
+            arriving = torch.empty_like(bucket.shard)
+            work = dist.reduce_scatter_single(arriving, bucket.flat, group=bucket.group,
+                                              async_op=True)
+            self.under_way.append((bucket, arriving, work))
+
+    def end_reduction(self):
+        """And the whole gradients are freed."""
+        for bucket, arriving, work in self.under_way:
+            work.wait()
+            bucket.own = arriving if bucket.own is None else bucket.own + arriving
+            bucket.free_gradients()
+        self.under_way = []
+
 
 class ShardedModel(ShardedOptimizerMixin, UnitHooks, Replica):
     """`module` in units, each of them in shards: one of R on each rank.
@@ -123,54 +144,25 @@ class ShardedModel(ShardedOptimizerMixin, UnitHooks, Replica):
     def __init__(self, module, units=None, group=None, find_unused=False):
         self.chosen = units
         super().__init__(module, group=group, find_unused=find_unused)
-        self.reduced, self.under_way = set(), []  # units in this backward; (bucket, place, handle)
 
     def make_buckets(self, trained, cap_bytes):
         self.watch([FlatUnit(module, its, self.group_of)
                     for module, its in units_of(self.module, self.chosen)])
         return [bucket for unit in self.units for bucket in unit.buckets]
 
-    # --- backward -------------------------------------------------------------------------------
-
-    def reduce(self, unit):
-        """The unit's gradients are on their way to become means, each shard on its owner."""
-        self.reduced.add(unit)
-        for bucket in unit.trained:
-            self.end_reduce()  # so one message is under way; perhaps it was of the same bucket
-            bucket.gather()
-            bucket.flat /= dist.get_world_size(bucket.group)
-            arriving = torch.empty_like(bucket.shard)
-            work = dist.reduce_scatter_single(arriving, bucket.flat, group=bucket.group,
-                                              async_op=True)
-            self.under_way.append((bucket, arriving, work))
-
-    def end_reduce(self):
-        """What was on its way has arrived, and the whole gradients are freed."""
-        for bucket, arriving, work in self.under_way:
-            work.wait()
-            bucket.own = arriving if bucket.own is None else bucket.own + arriving
-            bucket.free_gradients()
-        self.under_way = []
-
     def finish(self):
-        """The optimizer has its gradients, and no unit is whole; called at the end of backward."""
-        self.free_all()
+        """As of UnitHooks; and the optimizer has its gradients."""
+        self.free_all()  # before the last messages
+        super().finish()
         if not self.sync:
             return
-        for unit in reversed(self.units):
-            if unit not in self.reduced:
-                self.reduce(unit)
-        self.end_reduce()
-        self.reduced.clear()
         trained = [bucket for unit in self.units for bucket in unit.trained]
         missing = [p for bucket in trained for p in bucket.parameters if p not in bucket.used]
         used = self.used_anywhere() if self.find_unused else ()
         for bucket in trained:
-            bucket.hand_over(used)
+            bucket.set_optimizer_gradients(used)
         if missing and not self.find_unused:
             raise self.no_gradient(missing)
-
-    # --- between the steps ----------------------------------------------------------------------
 
     def step_ends(self):
         """The next gather sends what was stepped."""

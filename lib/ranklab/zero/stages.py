@@ -52,7 +52,7 @@ class ZeroStage1(ShardedOptimizerMixin, OverlappedDataParallel):
         """The optimizer has its gradients; called at the end of backward."""
         super().finish()
         for bucket in self.buckets:
-            bucket.hand_over({p for p in bucket.parameters if p.grad is not None})
+            bucket.set_optimizer_gradients({p for p in bucket.parameters if p.grad is not None})
 
     def step_ends(self):
         """All ranks have all parameters, as their owners have stepped them."""

@@ -12,10 +12,13 @@ from ranklab.data_parallel.recovery import EndOfBackward, in_backward
 class Unit:
     """A module whose parameters are gathered, used and freed together.
 
-    A subclass has three methods; each is called often, also when there is nothing left to do:
-        begin_gather()  the parameters are on their way to this rank
-        end_gather()    they are here
-        reshard()       this rank has its shard alone, and the rest takes no memory
+    A subclass says how. Its methods are called often, also when there is nothing left to do:
+        begin_gather()      the parameters are on their way to this rank
+        end_gather()        they are here
+        reshard()           this rank has its shard alone, and the rest takes no memory
+        has_gradients()     True where there are any that have not left yet
+        reduce_gradients()  they are on their way to become means, each shard on its owner
+        end_reduction()     they have arrived
     hooks  the UnitHooks of the model
     stays  True: free() does nothing, until all backward ends
     """
@@ -42,12 +45,13 @@ class UnitHooks(EndOfBackward):
         leave(unit, module, inputs, outputs)  after it
         backward_of(unit, place, gradient)    before its backward; `place` is that in `order`
         backward_done(unit)                   after it
-    And it has finish(): called when all backward ends.
-
     The last unit is the root: what belongs to no other (embeddings, the last norm). It is whole
     from the forward's begin to the backward's end. All ranks must use the same units in the same
     order. So a backward may raise on all ranks, but not on one alone: the others wait for it.
+    sync  False: backward leaves whole gradients where they are (see no_sync)
     """
+
+    sync = True
 
     def watch(self, units):
         """From here on these are the units, also of modules that another UnitHooks has watched."""
@@ -106,6 +110,22 @@ class UnitHooks(EndOfBackward):
         """The root is whole, and finish() will be called."""
         self.await_its_end()  # inside no_sync, too: units must be freed
         self.root.end_gather()  # a backward before this one may have freed it
+
+    def reduce(self, unit):
+        """The unit's gradients are on their way to their owners; those before have arrived."""
+        for other in self.units:
+            other.end_reduction()
+        unit.reduce_gradients()
+
+    def finish(self):
+        """All gradients have arrived, and no unit is whole; called at the end of backward."""
+        for unit in (*reversed(self.units[:-1]), self.root) if self.sync else ():
+            # the root in any case: another rank may have used what this one has not
+            if unit is self.root or unit.has_gradients():
+                self.reduce(unit)
+        for unit in self.units:
+            unit.end_reduction()
+        self.free_all()
 
     def free_all(self):
         for unit in self.units:
