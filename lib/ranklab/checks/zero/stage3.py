@@ -8,8 +8,6 @@ from ranklab.checks.zero.training import WAYS, on_all_ranks, train
 
 COMPUTES = "A unit computes, and its weights are freed. Is it whole until its backward is over?"
 FAILURES = {
-    "got no gradient": "backward_done() reduces the unit's gradients where self.sync is True, when "
-    "all of them are there: call_after_backward(). A unit that is used twice comes there twice.",
     "forward begins without": "enter() gathers the unit, and waits: unit.end_gather().",
     "backward begins without": "leave() frees the unit after its forward, so each output that "
     "requires a gradient, in any nesting (tree_leaves(outputs)), needs a hook, backward_of(), "
