@@ -15,8 +15,9 @@ The rest:
     state.py     full_state_dict, and the way back: fill_shards
     training.py  FullyShard: the training loop's view
 
-It is ZeRO's stage 3 and so made of lab 06's: ZeroStage3 says when a block is gathered, freed and
-reduced, and FullyShardedBlock how. Torch's own is torch.distributed.fsdp.fully_shard; the tests hold the two together.
+It is made of zero, lab 06: ZeroStage3 says when a block is gathered, freed and reduced, and
+FullyShardedBlock how. Torch's own is torch.distributed.fsdp.fully_shard; the tests hold the two
+together.
 """
 
 from ranklab.fsdp.block import FullyShardedBlock

@@ -1,7 +1,7 @@
-"""When a block's parameters come and go: as in ZeRO's stage 3, by its hooks.
+"""When a block's parameters come and go: as in ZeRO's stage 3 (zero), by the same hooks.
 
 What is FSDP's own: a model is wrapped block by block, any optimizer of torch will do, and a block
-may stay whole until its backward.
+may stay whole until its backward. no_sync is that of data_parallel.
 """
 
 import torch

@@ -1,6 +1,7 @@
 """When units are gathered, freed and reduced: hooks around their forward and their backward.
 
 ZeRO's stage 3 stands on it with flat shards (sharded_model.py), FSDP with rows (ranklab.fsdp).
+What tells that a backward runs, and when it ends, is from data_parallel.
 """
 
 import torch
