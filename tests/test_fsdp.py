@@ -3,7 +3,6 @@
 import copy
 import functools
 import itertools
-import math
 import re
 
 import pytest
@@ -12,17 +11,17 @@ import torch.distributed as dist
 from sharded_toy import ADAMW, SGD, Toy, loss_of
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.nn.functional import cross_entropy
 
 from ranklab import device, launch
 from ranklab.checks.fsdp import wrapping
 from ranklab.fsdp import (
     FullyShardedBlock, Precision, clip_grad_norm_sharded, fill_shards, full_state_dict,
-    hybrid_shard_groups, masked_loss, shard_parameter, whole_bytes, wrap_policy,
+    hybrid_shard_groups, whole_bytes, wrap_policy,
 )
 from ranklab.fsdp.wrapping import can_be_a_block
 from ranklab.meter import MemoryCurve, Traffic
-from ranklab.models.gpt import GPT, IGNORE, GPTConfig
+from ranklab.models.gpt import GPT, GPTConfig
+from ranklab.zero import ZeroStage3
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -50,9 +49,9 @@ class Hidden:
         return self.x
 
 
-def new_toy(recompute=None, seed=0):
-    torch.manual_seed(seed)
-    return Toy([Block(i) for i in range(4)], recompute).to(device())
+def new_toy():
+    torch.manual_seed(0)
+    return Toy([Block(i) for i in range(4)]).to(device())
 
 
 def sharded(model, **options):
@@ -64,11 +63,11 @@ def sharded(model, **options):
 
 # --- equal to one process -------------------------------------------------------------------------
 
-def _train(new_optimizer, pieces, recompute=None, shard_ranks=None, **options):
+def _train(new_optimizer, pieces, shard_ranks=None, **options):
     """The largest difference of a weight, or of a norm, from those of one process."""
     rank, R = dist.get_rank(), dist.get_world_size()
     group, replicas = hybrid_shard_groups(shard_ranks) if shard_ranks else (None, None)
-    one, model, worst = new_toy(), new_toy(recompute), 0.0
+    one, model, worst = new_toy(), new_toy(), 0.0
     root = sharded(model, group=group, replicas=replicas, **options)
     ours, ones = new_optimizer(model.parameters()), new_optimizer(one.parameters())
     for step in range(3):
@@ -97,15 +96,10 @@ def _train(new_optimizer, pieces, recompute=None, shard_ranks=None, **options):
                          for name, p in one.state_dict().items() if state)])
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("ranks", [2, 3])
 def test_equal_to_one_process(ranks):
     for new_optimizer, pieces in ((ADAMW, 1), (SGD, 3)):
         assert max(launch(_train, new_optimizer, pieces, ranks=ranks)) < 1e-5
-
-
-@pytest.mark.parametrize("recompute", ["reentrant", "non-reentrant"])
-def test_activation_checkpointing_changes_nothing(recompute):
-    assert max(launch(_train, ADAMW, 2, recompute, ranks=2)) < 1e-5
 
 
 @pytest.mark.parametrize("options", [{"reshard_after_forward": False}, {"offload": True}],
@@ -139,7 +133,7 @@ def _odd_forwards():
         for optimizer in (ours, ones):
             optimizer.step()
             optimizer.zero_grad()
-    assert not any(block.is_whole for block in (*root.inner, root))
+    assert not any(block.is_whole for block in root.hooks.units)
     return [(loss_of(m, 6)).item() for m in (model, one)]
 
 
@@ -166,30 +160,24 @@ class Twice(nn.Module):
 def _twice(is_frozen):
     torch.manual_seed(0)
     one = Twice(is_frozen).to(device())
-    model, x = copy.deepcopy(one), torch.ones(2, 5, device=device())
+    model, inside, x = copy.deepcopy(one), copy.deepcopy(one), torch.ones(2, 5, device=device())
     FullyShardedBlock(model.block)
     FullyShardedBlock(model)
-    one(x).sum().backward()
-    model(x).sum().backward()
-    right = one.block.weight.grad.chunk(2)[dist.get_rank()]
-    return (model.block.weight.grad - right).abs().max().item()
+    stage3 = ZeroStage3(inside, units=[inside.block])
+    sgd = functools.partial(torch.optim.SGD, lr=1.0)
+    steppers = sgd(one.parameters()), sgd(model.parameters()), stage3.make_optimizer(sgd)
+    for each, optimizer in zip((one, model, stage3), steppers):
+        each(x).sum().backward()
+        optimizer.step()
+    right = dict(one.state_dict())
+    torch.testing.assert_close(stage3.state_dict(), right)
+    state = full_state_dict(model)
+    torch.testing.assert_close(state, right if state else {})
 
 
 @pytest.mark.parametrize("is_frozen", [False, True])
 def test_a_block_that_is_used_twice_in_a_row_has_both_gradients(is_frozen):
-    assert max(launch(_twice, is_frozen, ranks=2)) < 1e-5
-
-
-def _norm(dtype):
-    p = nn.Parameter(torch.zeros(3, dtype=dtype, device=device()))
-    p.grad = torch.full_like(p, 300.0)
-    return clip_grad_norm_sharded([p], math.inf).item()
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
-def test_the_norm_of_gradients_of_any_type(dtype):
-    expected = math.sqrt(6 * torch.tensor(300.0, dtype=dtype).item()**2)
-    assert launch(_norm, dtype, ranks=2) == pytest.approx([expected] * 2, rel=1e-6)
+    launch(_twice, is_frozen, ranks=2)
 
 
 # --- as torch's FSDP2 -----------------------------------------------------------------------------
@@ -283,7 +271,7 @@ def test_what_no_rank_has_used_is_left_alone_as_by_fsdp2(users, like):
             torch.testing.assert_close(rows, its[1] if like else its[1].chunk(2)[rank])
 
 
-# --- groups, weights, loss ------------------------------------------------------------------------
+# --- groups, weights ------------------------------------------------------------------------------
 
 def _in_a_group():
     ranks = (1, 2, 3)
@@ -326,28 +314,6 @@ def test_a_model_on_the_meta_device_gets_its_rows():
     torch.testing.assert_close(found[0][1], found[0][2], rtol=0, atol=0)
 
 
-def _masked(answers):
-    mine = answers[dist.get_rank()]
-    torch.manual_seed(dist.get_rank())
-    logits = torch.randn(2, 5, 7, requires_grad=True)
-    labels = torch.randint(7, (2, 5))
-    labels[:, 0] = IGNORE
-    labels.view(-1)[torch.arange(10) // 5 * 5 + torch.arange(10) % 5 > mine] = IGNORE
-    loss = masked_loss(logits.to(device()), labels.to(device()))
-    loss.backward()
-    return loss.item(), logits.detach(), labels, logits.grad
-
-
-def test_masked_loss_counts_each_token_of_the_batch_alike():
-    found = launch(_masked, (4, 0, 8), ranks=3)
-    logits = torch.cat([each[1] for each in found]).requires_grad_()
-    labels = torch.cat([each[2] for each in found])
-    one = cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), ignore_index=IGNORE)
-    one.backward()
-    assert sum(each[0] for each in found) / 3 == pytest.approx(one.item(), rel=1e-5)
-    torch.testing.assert_close(torch.cat([each[3] for each in found]) / 3, logits.grad)
-
-
 # --- what is whole --------------------------------------------------------------------------------
 
 def _peak(most_bytes):
@@ -387,11 +353,6 @@ def test_the_check_knows_how_many_blocks_the_policy_takes():
                                 for most in wrapping.limits(model))
 
 
-def test_a_policy_that_cannot_be_met_says_so():
-    with pytest.raises(ValueError, match="most_bytes=500 is too little"):
-        wrap_policy(new_toy(), 500)
-
-
 # --- bad input ------------------------------------------------------------------------------------
 
 def _bad(what):
@@ -401,11 +362,6 @@ def _bad(what):
 
 
 def _do(what):
-    if what == "hybrid":
-        hybrid_shard_groups(2)
-    if what == "no answer":
-        labels = torch.full((1, 3), IGNORE, device=device())
-        masked_loss(torch.zeros(1, 3, 7, device=device()), labels)
     model = new_toy().double() if what == "scalar" else new_toy()
     if what == "scalar":
         model.scale = nn.Parameter(torch.ones((), dtype=torch.float64))
@@ -422,8 +378,6 @@ def _do(what):
 
 @pytest.mark.parametrize("what, sentence", [
     ("layer", "up.weight is a parameter of a block that was sharded before, too"),
-    ("hybrid", "shard_ranks=2 must divide the 3 ranks"),
-    ("no answer", "no token of this batch is an answer"),
     ("scalar", r"scale has the shape \(\), so it has no rows to share out"),
     ("types", "travel in one message, but these are torch.float32 and torch.float64"),
     ("tied", "embedding.weight is a parameter of a block that was sharded before, too"),
@@ -433,10 +387,3 @@ def test_bad_input_is_a_sentence_on_every_rank(what, sentence):
     assert all(re.search(sentence, each) for each in said)
 
 
-def test_rows_are_those_of_torch_chunk():
-    def rows(n):
-        return [tuple(shard_parameter(torch.zeros(n, 3)).shape)]
-    for n in (1, 2, 5, 8):
-        found = launch(rows, n, ranks=4)
-        chunks = [tuple(c.shape) for c in torch.zeros(n, 3).chunk(4)]
-        assert [shape for [shape] in found] == chunks + [(0, 3)] * (4 - len(chunks))

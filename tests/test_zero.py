@@ -4,7 +4,6 @@ import copy
 import functools
 import gc
 import itertools
-import math
 import types
 
 import pytest
@@ -15,10 +14,10 @@ from torch import nn
 
 from ranklab import device, launch
 from ranklab.engine import RankError
-from ranklab.meter import MemoryCurve, Traffic, memory_of
+from ranklab.meter import Traffic, memory_of
 from ranklab.zero import (
     CpuMemory, Files, ZeroStage1, ZeroStage2, ZeroStage3, fastest_way, offload_optimizer,
-    partition_flat, zero_memory, zero_traffic,
+    zero_memory, zero_traffic,
 )
 from ranklab.zero.training import Zero
 
@@ -41,18 +40,18 @@ class Block(nn.Module):
         return x + self.down(y.to(self.down.weight.dtype)).to(x.dtype)
 
 
-def new_toy(seed, recompute=None):
+def new_toy(seed):
     torch.manual_seed(seed)
-    return Toy([Block(i) for i in range(4)], recompute).to(device())
+    return Toy([Block(i) for i in range(4)]).to(device())
 
 
 # --- equal to one process -------------------------------------------------------------------------
 
-def _train(stage, new_optimizer, recompute, pieces):
+def _train(stage, new_optimizer, pieces):
     """The largest difference of a weight from those of one process, after any of four steps."""
     rank, R = dist.get_rank(), dist.get_world_size()
     one, worst = new_toy(0), 0.0
-    model = STAGES[stage](new_toy(rank, recompute))  # ranks begin apart: rank 0's weights count
+    model = STAGES[stage](new_toy(rank))  # ranks begin apart: rank 0's weights count
     ours, ones = model.make_optimizer(new_optimizer), new_optimizer(one.parameters())
     for step in range(4):
         ours.zero_grad()
@@ -73,17 +72,11 @@ def _train(stage, new_optimizer, recompute, pieces):
     return worst
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("stage", STAGES)
 def test_equal_to_one_process(stage, ranks):
     for new_optimizer, pieces in ((ADAMW, 1), (SGD, 3)):
-        assert max(launch(_train, stage, new_optimizer, None, pieces, ranks=ranks)) < 1e-5
-
-
-@pytest.mark.parametrize("stage, recompute", [(2, "non-reentrant"), (3, "non-reentrant"),
-                                              (3, "reentrant")])
-def test_activation_checkpointing_changes_nothing(stage, recompute):
-    assert max(launch(_train, stage, ADAMW, recompute, 2, ranks=2)) < 1e-5
+        assert max(launch(_train, stage, new_optimizer, pieces, ranks=ranks)) < 1e-5
 
 
 def twice(loss):
@@ -242,31 +235,6 @@ class Experts(nn.Module):
         return x + self.experts[which](x)
 
 
-def _unused(stage):
-    torch.manual_seed(0)
-    one, model = Experts().to(device()), Experts().to(device())
-    model.load_state_dict(one.state_dict())
-    options = {"units": []} if stage == 3 else {}  # ranks would gather different experts
-    wrapped = STAGES[stage](model, find_unused=True, **options)
-    new = functools.partial(torch.optim.SGD, lr=0.1, weight_decay=0.5)
-    ours, ones = wrapped.make_optimizer(new), new(one.parameters())
-    x = [torch.randn(2, 4, generator=torch.Generator().manual_seed(r)).to(device())
-         for r in range(2)]
-    for r in range(2):
-        (one(x[r], which=r).sum() / 2).backward()
-    wrapped(x[dist.get_rank()], which=dist.get_rank()).sum().backward()
-    ours.step()
-    ones.step()
-    state = wrapped.state_dict()
-    return [(name, torch.allclose(state[name], p)) for name, p in one.named_parameters()]
-
-
-@pytest.mark.parametrize("stage", STAGES)
-def test_experts_without_tokens(stage):
-    for found in launch(_unused, stage, ranks=2):
-        assert all(equal for _, equal in found), found
-
-
 # --- exactly what is held and sent ----------------------------------------------------------------
 
 class Plain(nn.Sequential):
@@ -299,7 +267,7 @@ def _counted(stage, ranks):
     return held, steps, traffic.sent_bytes
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 5])
+@pytest.mark.parametrize("ranks", [2, 5])
 @pytest.mark.parametrize("stage", STAGES)
 def test_memory_and_traffic_are_those_of_the_formulas(stage, ranks):
     total, outside = 360, 30  # 2 and 5 divide 110, 30 and 360, so nothing is padded
@@ -310,50 +278,7 @@ def test_memory_and_traffic_are_those_of_the_formulas(stage, ranks):
         assert sent == zero_traffic(stage, 4 * total, ranks, 4 * outside)
 
 
-def test_the_papers_figure():
-    """7.5 billion parameters on 64 GPUs: 120, 31.4, 16.6 and 1.9 GB."""
-    gb = [zero_memory(stage, 7.5e9, 64).total / 1e9 for stage in range(4)]
-    assert [round(x, 1) for x in gb] == [120.0, 31.4, 16.6, 1.9]
-    for broken in (zero_memory, zero_traffic):
-        with pytest.raises(ValueError, match="stage=4 must be 0, 1, 2 or 3"):
-            broken(4, 1, 1)
-
-
-def _peak(stage):
-    model = nn.Sequential(nn.ModuleList(nn.Linear(64, 64) for _ in range(8))).to(device())
-    model.forward = lambda x: functools.reduce(lambda y, block: block(y).relu(), model[0], x).sum()
-    options = {} if stage == 3 else {"cap_bytes": 64 * 65 * 4}
-    wrapped = STAGES[stage](model, **options)
-    optimizer = wrapped.make_optimizer(functools.partial(torch.optim.SGD, lr=0.1))
-    with MemoryCurve(wrapped, optimizer, shards=[b.shard for b in wrapped.buckets]) as curve:
-        wrapped(torch.ones(1, 64, device=device())).backward()
-        optimizer.step()
-    return curve.peak_bytes / (8 * 64 * 65 * 4)
-
-
-def test_the_peak_falls_from_stage_to_stage():
-    """In units of all parameters, on 4 ranks: what is whole for a while, too."""
-    peaks = [launch(_peak, stage, ranks=4)[0] for stage in STAGES]
-    assert 2 <= peaks[0] < 2.3, "parameters and gradients"
-    assert 1.25 <= peaks[1] < 1.8, "parameters, a quarter of the gradients, two buckets"
-    assert 0.5 <= peaks[2] < 1.1, "a quarter of both, two units"
-    assert peaks[0] > peaks[1] > peaks[2]
-
-
-# --- partition, offload, bad input ----------------------------------------------------------------
-
-@pytest.mark.parametrize("ranks", [1, 2, 3, 7, 20])
-def test_partition_flat(ranks):
-    tensors = [torch.arange(6.0).view(2, 3).t(), torch.tensor(7.0), torch.arange(5.0)]
-    flat, shards = partition_flat(tensors, ranks)
-    each = math.ceil(12 / ranks)
-    assert [len(shard) for shard in shards] == [each] * ranks
-    assert flat[:12].tolist() == [0, 3, 1, 4, 2, 5, 7, 0, 1, 2, 3, 4] and not flat[12:].any()
-    shards[0][0] = 9
-    assert flat[0] == 9, "a shard is a view"
-    empty, parts = partition_flat([torch.zeros(0)], ranks)
-    assert len(parts) == ranks and not empty.numel()
-
+# --- offload, bad input ---------------------------------------------------------------------------
 
 def _offloaded(stage, folder):
     models = [STAGES[stage](new_toy(0)) for _ in range(2)]

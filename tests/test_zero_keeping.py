@@ -60,6 +60,3 @@ def test_published_steps_are_scored():
         assert step.seconds(last_that_fit(step)) == found["the last that fit"]
 
 
-def test_a_unit_above_the_limit_is_a_sentence():
-    with pytest.raises(ValueError, match="limit=2 is less than the largest unit, 3 bytes"):
-        units_to_keep(Step((1, 3), (1, 1), 2, 0, 1))

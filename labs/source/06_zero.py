@@ -176,13 +176,12 @@ for stage in range(4):
 # %%
 from ranklab.data_parallel import OverlappedDataParallel
 from ranklab.data_parallel.buckets import buckets_of
-from ranklab.zero.owned import Owned
-from ranklab.zero.partition import ShardedBucket
+from ranklab.zero.partition import ShardedBucket, ShardedOptimizerMixin
 
 check(stage1_sends=...)
 
 # %%
-class ZeroStage1(Owned, OverlappedDataParallel):
+class ZeroStage1(ShardedOptimizerMixin, OverlappedDataParallel):
     """`module`, of which each rank keeps optimizer state for the R-th part that it owns.
 
     After backward() the gradients of the optimizer that make_optimizer gives are the mean over
@@ -211,7 +210,7 @@ class ZeroStage1(Owned, OverlappedDataParallel):
         """The optimizer has its gradients, of parameters that any rank has used."""
         super().finish()
         for bucket in self.buckets:
-            bucket.hand_over({p for p in bucket.parameters if p.grad is not None})
+            bucket.set_optimizer_gradients({p for p in bucket.parameters if p.grad is not None})
 
     def step_ends(self):
         """Called after the optimizer's step: all ranks have all parameters, as their owners have
@@ -295,8 +294,8 @@ plots.unit_timeline(stages=(1, 3))
 # **Predict.** 100 MB of parameters in units, 4 ranks. How many MB does each rank send in a step of stage 3: two all-gathers and a reduce-scatter?
 
 # %%
-from ranklab.zero.sharded_model import ShardedModel, in_backward
-from ranklab.zero.units import call_after_backward
+from ranklab.zero.sharded_model import ShardedModel
+from ranklab.zero.unit_hooks import call_after_backward, in_backward
 
 check(stage3_sends=...)
 

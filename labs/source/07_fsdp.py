@@ -126,7 +126,7 @@ plots.rows({name: [of_rank[name] for of_rank in found] for name in found[0]})
 # ### 4.2 A block
 # > difficulty 5/5 · importance 5/5 · 30 minutes · about 15 lines
 #
-# Now a module whose parameters come and go. The hooks around its forward and backward are those of lab 06; `ShardedModule` registers them, and calls three methods of yours. All parameters of a block travel in **one message**, because each message pays a latency, and a block of a GPT has eight parameters.
+# Now a module whose parameters come and go. When they come and go you know: `ShardedModule` is called by the four methods of lab 06's `ZeroStage3`, as the library has them. How they travel is yours, in three methods. All parameters of a block travel in **one message**, because each message pays a latency, and a block of a GPT has eight parameters.
 #
 # | given by `ShardedModule` | |
 # |---|---|
@@ -290,7 +290,7 @@ def clip_grad_norm_sharded(parameters, max_norm, group=None):
     where one gradient on one rank is. A parameter without gradient (None) does not count, and a
     rank may have none at all. Gradients of 16 bits are added up in more. Where the norm is below
     max_norm, all stay as they are. With offload they are on the CPU: the factor must come to them.
-    group  the ranks that share out the rows
+    group  the ranks that share the rows
     cost   one all-reduce of 8 bytes
     """
     raise NotImplementedError("exercise 4.3: about 9 lines")

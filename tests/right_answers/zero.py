@@ -8,10 +8,9 @@ from ranklab.data_parallel.buckets import buckets_of
 from ranklab.data_parallel.overlapped import OverlappedDataParallel
 from ranklab.zero import CpuMemory, ZeroStage1, fastest_way
 from ranklab.zero.memory import States
-from ranklab.zero.owned import Owned
-from ranklab.zero.partition import ShardedBucket
-from ranklab.zero.sharded_model import ShardedModel, in_backward
-from ranklab.zero.units import call_after_backward
+from ranklab.zero.partition import ShardedBucket, ShardedOptimizerMixin
+from ranklab.zero.sharded_model import ShardedModel
+from ranklab.zero.unit_hooks import call_after_backward, in_backward
 
 
 def partition_flat__pad(tensors, ranks):
@@ -83,7 +82,7 @@ def deepspeed_config__few_keys(parameters, ranks, gpu_bytes, batch, micro_batch,
             "stage3_prefetch_bucket_size": bucket}}
 
 
-class ZeroStage1__new_tensor(Owned, OverlappedDataParallel):
+class ZeroStage1__new_tensor(ShardedOptimizerMixin, OverlappedDataParallel):
     """The mean arrives in memory of its own, and each owner broadcasts its shard."""
 
     def make_buckets(self, trained, cap_bytes):
@@ -99,7 +98,7 @@ class ZeroStage1__new_tensor(Owned, OverlappedDataParallel):
     def finish(self):
         super().finish()
         for bucket in self.buckets:
-            bucket.hand_over({p for p in bucket.parameters if p.grad is not None})
+            bucket.set_optimizer_gradients({p for p in bucket.parameters if p.grad is not None})
 
     def step_ends(self):
         for bucket in self.buckets:

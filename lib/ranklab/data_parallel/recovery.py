@@ -10,6 +10,23 @@ def in_backward():
     return torch._C._current_graph_task_id() != -1
 
 
+class EndOfBackward:
+    """A mixin that calls finish(), a method of the subclass, when all of a backward is done."""
+
+    in_backward = False
+
+    def await_its_end(self):
+        if not self.in_backward:
+            self.in_backward = True
+            # Autograd calls back at the end of the backward() in which this hook ran: the outer
+            # one, even when checkpointing calls backward() again inside.
+            torch.autograd.Variable._execution_engine.queue_callback(self.backward_ends)
+
+    def backward_ends(self):
+        self.in_backward = False
+        self.finish()
+
+
 def failed_before(replica):
     """True when the last backward raised, so that it did not come to its end."""
     return replica.in_backward and not in_backward()

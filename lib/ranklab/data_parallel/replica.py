@@ -9,10 +9,11 @@ from torch.utils._pytree import tree_leaves
 
 from ranklab.data_parallel import recovery, refusals
 from ranklab.data_parallel.buckets import Bucket, buckets_of
+from ranklab.data_parallel.recovery import EndOfBackward
 from ranklab.data_parallel.replicas import broadcast_together
 
 
-class Replica(nn.Module):
+class Replica(EndOfBackward, nn.Module):
     """`module`, equal on all ranks from here on, and with its gradients laid out in buckets.
 
     A subclass averages the gradients. It registers its hooks in __init__, and has a method
@@ -42,7 +43,6 @@ class Replica(nn.Module):
         self.buffers_from = 0  # the rank whose buffers count; join_uneven changes it
         self.buffers_stale = True
         self.joining = False
-        self.in_backward = False
 
     def make_buckets(self, trained, cap_bytes):
         return buckets_of(trained, cap_bytes, self.group_of, Bucket)
@@ -82,17 +82,6 @@ class Replica(nn.Module):
         """finish() will be called when all of this backward is done."""
         if self.sync:
             self.await_its_end()
-
-    def await_its_end(self):
-        if not self.in_backward:
-            self.in_backward = True
-            # Autograd calls back at the end of the backward() in which this hook ran: the outer
-            # one, even when checkpointing calls backward() again inside.
-            torch.autograd.Variable._execution_engine.queue_callback(self.backward_ends)
-
-    def backward_ends(self):
-        self.in_backward = False
-        self.finish()
 
     def reduce_now(self):
         """The gradients that backwards inside no_sync have left are averaged."""

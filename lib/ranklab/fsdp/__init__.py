@@ -1,8 +1,13 @@
 """FSDP: ZeRO's stage 3 as PyTorch does it, each parameter in rows.
 
+It is read in three files:
+
     shards.py    shard_parameter: which rows are this rank's
     block.py     FullyShardedBlock: parameters gathered, gradients reduced, in one message a block
-    hooks.py     when that happens: around a module's forward and backward
+    hooks.py     when that happens: by the hooks of ZeroStage3 (ranklab.zero), around each block
+
+The rest:
+
     clip.py      clip_grad_norm_sharded
     wrapping.py  wrap_policy: what to shard as a block of its own
     hybrid.py    hybrid_shard_groups: shards inside a node, copies over nodes
@@ -10,8 +15,9 @@
     state.py     full_state_dict, and the way back: fill_shards
     training.py  FullyShard: the training loop's view
 
-It is made of lab 06's idea, and borrows the hook that tells when a backward is done from there.
-Torch's own is torch.distributed.fsdp.fully_shard; the tests hold the two together.
+It is made of zero, lab 06: ZeroStage3 says when a block is gathered, freed and reduced, and
+FullyShardedBlock how. Torch's own is torch.distributed.fsdp.fully_shard; the tests hold the two
+together.
 """
 
 from ranklab.fsdp.block import FullyShardedBlock

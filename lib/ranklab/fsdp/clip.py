@@ -12,7 +12,7 @@ def clip_grad_norm_sharded(parameters, max_norm, group=None):
     Returns the norm before, a tensor of shape (), alike on all ranks: NaN or infinite on all, where
     one gradient on one rank is. A parameter without gradient does not count. With offload gradients
     are on the CPU.
-    group  the ranks that share out the rows; in hybrid sharding not the replicas: they hold the
+    group  the ranks that share the rows; in hybrid sharding not the replicas: they hold the
            same numbers once more
     cost   one all-reduce of 8 bytes
     lab    07

@@ -19,7 +19,7 @@ def shard_parameter(parameter, group=None):
     """This rank's rows of `parameter`, copied: the parameter can be freed.
 
     Each rank has ceil(n/R) rows; the last ones may have fewer, or none. So a rank can tell which
-    rows another one has, and nobody asks. The copy has memory for its rows only.
+    rows another one has, without asking. The copy has memory for its rows only.
     shape  (n, ...) -> (rows, ...)
     cost   sends nothing
     error  ValueError for a parameter without a dimension: it has no rows
@@ -56,7 +56,7 @@ class ShardedParameter:
         on = device() if parameter.is_meta else parameter.device
         self.reduce_in = precision.reduce or precision.compute or parameter.dtype
         rows = shard_parameter(parameter, group)
-        if parameter.is_meta:  # fill_shards comes; who forgets it gets NaN, not some numbers
+        if parameter.is_meta:  # NaN until fill_shards: what was forgotten is seen
             rows = torch.full_like(rows, torch.nan, device=on)
         if offload and on.type != "cpu":
             rows = rows.cpu().pin_memory()
@@ -81,14 +81,14 @@ class ShardedParameter:
         memory = self.whole.data  # autograd need not know: for it these are the old numbers
         memory.untyped_storage().resize_(memory.nbytes)
         memory.copy_(parts.flatten()[: memory.numel()].view(self.shape))
-        self.stand_in(self.whole)
+        self.install(self.whole)
 
     def free(self):
         """The whole takes no memory, and the modules have the shard."""
         self.whole.untyped_storage().resize_(0)
-        self.stand_in(self.shard)
+        self.install(self.shard)
 
-    def stand_in(self, tensor):
+    def install(self, tensor):
         for module, attribute in self.places:
             module._parameters[attribute] = tensor
 

@@ -14,7 +14,7 @@ from ranklab.parallel import Parallel, groups_here
 class FullyShard(DataParallel):
     """Data parallelism in which each rank keeps some rows of every parameter.
 
-    groups   (shards, replicas) of hybrid_shard_groups; None: the group shares out one copy
+    groups   (shards, replicas) of hybrid_shard_groups; None: the group shards one copy
     blocks   (model) -> the modules to shard one by one; None: the model's `blocks`
     block    what shards them, and then the model: a learner's own class fits
     clip     what gives the norm of gradients in shards: a learner's own function fits

@@ -1,11 +1,18 @@
 """ZeRO: what data parallelism holds R times, each rank holds once, and gathers when it is used.
 
-    partition.py   partition_flat: who owns what
-    owned.py       an optimizer over what one rank owns
-    stages.py      ZeroStage1, ZeroStage2: optimizer state, then gradients, in shards
-    units.py       what stage 3 gathers at once
-    sharded_model.py  and how they come together
-    stage3.py      ZeroStage3: parameters in shards, too
+Stages 1 and 2 are two files: who owns what, and when it travels.
+
+    partition.py      partition_flat, ShardedBucket, an optimizer over the shards of a rank
+    stages.py         ZeroStage1, ZeroStage2: optimizer state, then gradients, in shards
+
+Stage 3 is three:
+
+    unit_hooks.py     the hooks that call it, around each unit's forward and backward; FSDP's, too
+    stage3.py         ZeroStage3: when a unit is gathered, freed and reduced
+    sharded_model.py  how: the units in flat shards
+
+The rest:
+
     keeping.py     units_to_keep: what memory is worth in a step of stage 3, by a model
     memory.py      zero_memory and zero_traffic: what a stage holds and sends
     offload.py     the optimizer's state in the CPU's memory, or in a file

@@ -1,106 +1,121 @@
-"""What a model in shards needs besides the idea of when to gather and when to free.
+"""A model in flat shards: its units, each in buckets (data_parallel) that come and go.
 
-It is a Replica of data_parallel, whose buckets are those of its units.
+When they come and go is in unit_hooks.py and stage3.py.
 """
 
 import contextlib
-import functools
+from collections import Counter
 
 import torch
 import torch.distributed as dist
-from torch.utils._pytree import tree_leaves
+from torch import nn
 
-from ranklab.data_parallel.recovery import in_backward
+from ranklab.data_parallel.buckets import buckets_of
 from ranklab.data_parallel.replica import Replica
-from ranklab.zero.owned import Owned
-from ranklab.zero.units import Unit, units_of
+from ranklab.zero.partition import ShardedBucket, ShardedOptimizerMixin
+from ranklab.zero.unit_hooks import Unit, UnitHooks
 
 
-class ShardedModel(Owned, Replica):
-    """`module` in units, each of them in shards: one of R on each rank.
+def units_of(module, chosen=None):
+    """[(module, its parameters)]: what is gathered, used and freed together; `module` itself last.
 
-    A subclass gathers and frees them, in four methods:
-        enter(unit, module, inputs, kwargs)   before a unit's forward; returns (inputs, kwargs)
-        leave(unit, module, inputs, outputs)  after it
-        backward_of(unit, place, gradient)    before its backward; `place` is that in `order`
-        backward_done(unit)                   after it
-    What belongs to no unit (embeddings, the last norm) is whole from the forward's begin to the
-    backward's end. Outside of these the parameters of `module` are empty: see whole().
-    All ranks must use the same units in the same order. So a backward may raise on all ranks, but
-    not on one alone: the others wait for its units.
-
-    units        the modules to gather one by one; by default the blocks of the model (units_of)
-    find_unused  as in Replica
+    chosen  modules inside `module`, none inside another; by default each entry of each ModuleList
+            that is not inside another one: the blocks of a transformer
+    A parameter that two units have, or none, belongs to `module`, and is there all the time.
     """
+    blocks = blocks_of(module) if chosen is None else list(chosen)
+    users = Counter(parameter for block in blocks for parameter in block.parameters())
+    units = [(block, [p for p in block.parameters() if users[p] == 1])
+             for block in blocks if block is not module]
+    inside = {parameter for _, its in units for parameter in its}
+    rest = [p for p in module.parameters() if p not in inside]
+    return [(block, its) for block, its in units if its] + [(module, rest)]
 
-    def __init__(self, module, units=None, group=None, find_unused=False):
-        self.chosen = units
-        super().__init__(module, group=group, find_unused=find_unused)
-        self.order, self.position = [], 0  # of units in forward, as the last one has shown it
-        self.reduced, self.under_way = set(), []  # units in this backward; (bucket, place, handle)
-        module.register_forward_pre_hook(self.forward_begins)
-        module.register_forward_hook(self.forward_ends)
-        for unit in self.units:
-            if unit.module is not module:
-                unit.module.register_forward_pre_hook(functools.partial(self.enter, unit),
-                                                      with_kwargs=True)
-                unit.module.register_forward_hook(functools.partial(self.forward_of_ends, unit))
 
-    def make_buckets(self, trained, cap_bytes):
-        self.units = [Unit(module, its, self.group_of)
-                      for module, its in units_of(self.module, self.chosen)]
-        return [bucket for unit in self.units for bucket in unit.buckets]
+def blocks_of(module):
+    """The entries of all outermost ModuleLists and ModuleDicts, in their order."""
+    found = []
+    for child in module.children():
+        is_list = isinstance(child, (nn.ModuleList, nn.ModuleDict))
+        found += child.children() if is_list else blocks_of(child)
+    return found
 
-    # --- the order of units ---------------------------------------------------------------------
 
-    def gather_rest(self):
-        """What belongs to no unit is whole."""
-        for unit in self.units:
-            if unit.module is self.module:
-                unit.end_gather()
+class ShardedWeights(ShardedBucket):
+    """A ShardedBucket of which this rank keeps the shard only; the whole comes and goes."""
 
-    def forward_begins(self, *_):
-        self.gather_rest()
-        if not in_backward():
-            self.position = 0
+    def __init__(self, parameters, group=None):
+        super().__init__(parameters, group)
+        self.trained = parameters[0].requires_grad
+        self.place, self.shard = self.shard, self.shard.clone()
+        self.set_master(self.shard if self.master is self.place else self.master)
+        self.work, self.is_whole = None, True
+        self.free_gradients()
+        self.free()
 
-    def forward_of_ends(self, unit, module, inputs, outputs):
-        """Leaves the unit, if it returns a tensor: then that tells when its backward begins. Else,
-        as when the tensor is inside of an object, the unit stays whole until all backward ends.
+    def gather(self):
+        """As a ShardedBucket's; the parameters have no gradients, because a second use in the same
+        backward would add to what is on its way.
         """
-        if any(isinstance(each, torch.Tensor) for each in tree_leaves(outputs)):
-            self.leave(unit, module, inputs, outputs)
-        else:
-            unit.stays = True
+        super().gather()
+        for parameter in self.parameters:
+            parameter.grad = None
 
-    def forward_ends(self, *_):
-        if not torch.is_grad_enabled() and not in_backward():
-            self.free_all()  # no backward will
+    def begin_gather(self):
+        """The whole weights are on their way to this rank, if they are not here."""
+        if not self.is_whole:
+            self.is_whole = True
+            self.weights.untyped_storage().resize_(self.weights.nbytes)
+            self.work = dist.all_gather_single(self.weights, self.shard, group=self.group,
+                                               async_op=True)
 
-    def place_in_order(self, unit):
-        """Which place in `order` the unit has, as this forward comes to it."""
-        place = self.position
-        if self.order[place : place + 1] != [unit]:
-            self.order[place:] = [unit]  # the first forward, or one that goes another way
-        self.position += 1
-        return place
+    def end_gather(self):
+        """The whole weights are here."""
+        if self.work:
+            self.work.wait()
+            self.work = None
 
-    def prefetch(self, place):
-        """The unit at this place in `order` is on its way, if there is one."""
-        if 0 <= place < len(self.order):
-            self.order[place].begin_gather()
+    def free(self):
+        """The weights take no memory until they are gathered again."""
+        if self.is_whole:
+            self.end_gather()  # they may still be on their way
+            self.weights.untyped_storage().resize_(0)
+            self.is_whole = False
 
-    # --- backward -------------------------------------------------------------------------------
+    def take_shard(self):
+        """The shard is what lies in its place in the whole weights."""
+        self.shard.copy_(self.place)
 
-    def backward_begins(self, _=None):
-        self.await_its_end()  # with sync=False, too: units must be freed
-        self.gather_rest()  # a backward before this one may have freed it
 
-    def reduce(self, unit):
-        """The unit's gradients are on their way to become means, each shard on its owner."""
-        self.reduced.add(unit)
-        for bucket in unit.trained:
-            self.settle()  # so one message is under way; perhaps it was of the same bucket
+class FlatUnit(Unit):
+    """A Unit in ShardedWeights: one for each type, frozen parameters apart."""
+
+    def __init__(self, module, parameters, group_of):
+        super().__init__(module)
+        self.buckets = [bucket for trained in (True, False) for bucket in buckets_of(
+            [p for p in parameters if p.requires_grad == trained], 2**63, group_of,
+            ShardedWeights)]
+        self.trained = [bucket for bucket in self.buckets if bucket.trained]
+        self.under_way = []  # (bucket, where its mean arrives, handle)
+
+    def begin_gather(self):
+        for bucket in self.buckets:
+            bucket.begin_gather()
+
+    def end_gather(self):
+        self.begin_gather()
+        for bucket in self.buckets:
+            bucket.end_gather()
+
+    def reshard(self):
+        for bucket in self.buckets:
+            bucket.free()
+
+    def has_gradients(self):
+        return any(p.grad is not None for bucket in self.trained for p in bucket.parameters)
+
+    def reduce_gradients(self):
+        for bucket in self.trained:
             bucket.gather()
             bucket.flat /= dist.get_world_size(bucket.group)
             arriving = torch.empty_like(bucket.shard)
@@ -108,44 +123,52 @@ class ShardedModel(Owned, Replica):
                                               async_op=True)
             self.under_way.append((bucket, arriving, work))
 
-    def settle(self):
-        """What was on its way has arrived, and the whole gradients are freed."""
+    def end_reduction(self):
+        """And the whole gradients are freed."""
         for bucket, arriving, work in self.under_way:
             work.wait()
             bucket.own = arriving if bucket.own is None else bucket.own + arriving
             bucket.free_gradients()
         self.under_way = []
 
+
+class ShardedModel(ShardedOptimizerMixin, UnitHooks, Replica):
+    """`module` in units, each of them in shards: one of R on each rank.
+
+    A subclass gathers and frees the units, in the four methods of UnitHooks. Outside of these the
+    parameters of `module` are empty: see whole().
+    units        the modules to gather one by one; by default the blocks of the model (units_of)
+    find_unused  as in Replica
+    """
+
+    def __init__(self, module, units=None, group=None, find_unused=False):
+        self.chosen = units
+        super().__init__(module, group=group, find_unused=find_unused)
+
+    def make_buckets(self, trained, cap_bytes):
+        self.watch([FlatUnit(module, its, self.group_of)
+                    for module, its in units_of(self.module, self.chosen)])
+        return [bucket for unit in self.units for bucket in unit.buckets]
+
     def finish(self):
-        """The optimizer has its gradients, and no unit is whole; called at the end of backward."""
-        self.free_all()
+        """As of UnitHooks; and the optimizer has its gradients."""
+        self.free_all()  # before the last messages
+        super().finish()
         if not self.sync:
             return
-        for unit in reversed(self.units):
-            if unit not in self.reduced:
-                self.reduce(unit)
-        self.settle()
-        self.reduced.clear()
         trained = [bucket for unit in self.units for bucket in unit.trained]
         missing = [p for bucket in trained for p in bucket.parameters if p not in bucket.used]
         used = self.used_anywhere() if self.find_unused else ()
         for bucket in trained:
-            bucket.hand_over(used)
+            bucket.set_optimizer_gradients(used)
         if missing and not self.find_unused:
             raise self.no_gradient(missing)
-
-    # --- between the steps ----------------------------------------------------------------------
 
     def step_ends(self):
         """The next gather sends what was stepped."""
         self.free_all()  # a forward without a backward leaves copies, which are old now
         for bucket in self.buckets:
             bucket.update_shard()
-
-    def free_all(self):
-        for unit in self.units:
-            unit.stays = False
-            unit.free()
 
     @contextlib.contextmanager
     def whole(self):

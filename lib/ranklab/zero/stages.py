@@ -11,11 +11,10 @@ import torch.distributed as dist
 
 from ranklab.data_parallel.buckets import buckets_of
 from ranklab.data_parallel.overlapped import OverlappedDataParallel
-from ranklab.zero.owned import Owned
-from ranklab.zero.partition import ShardedBucket
+from ranklab.zero.partition import ShardedBucket, ShardedOptimizerMixin
 
 
-class ZeroStage1(Owned, OverlappedDataParallel):
+class ZeroStage1(ShardedOptimizerMixin, OverlappedDataParallel):
     """`module`, of which each rank keeps optimizer state for the R-th part that it owns.
 
         model = ZeroStage1(module)
@@ -53,7 +52,7 @@ class ZeroStage1(Owned, OverlappedDataParallel):
         """The optimizer has its gradients; called at the end of backward."""
         super().finish()
         for bucket in self.buckets:
-            bucket.hand_over({p for p in bucket.parameters if p.grad is not None})
+            bucket.set_optimizer_gradients({p for p in bucket.parameters if p.grad is not None})
 
     def step_ends(self):
         """All ranks have all parameters, as their owners have stepped them."""

@@ -47,7 +47,7 @@ class Zero(DataParallel):
         return self.total(norm.to(device).double().square()).sqrt().float().to(norm.device)
 
     def state(self, model, optimizer):
-        """What this rank owns, in the optimizer's precision; and what nobody shares out."""
+        """What this rank owns, in the optimizer's precision; and what is not sharded."""
         names = {p: name for name, p in model.named_parameters()}
         parts = [part for bucket in self.replica.buckets for part in bucket.parts]
         shared = {names[p] for bucket in self.replica.buckets for p in bucket.parameters}

@@ -7,7 +7,7 @@ from ranklab.zero import ZeroStage1
 DIVIDE = "bucket.flat /= dist.get_world_size(bucket.group)"
 PLACE = "bucket.flat.view(-1, len(bucket.shard))[bucket.rank]"
 REDUCE = "return dist.reduce_scatter_single(bucket.own, bucket.flat, group=bucket.group,"
-HAND = "bucket.hand_over({p for p in bucket.parameters if p.grad is not None})"
+HAND = "bucket.set_optimizer_gradients({p for p in bucket.parameters if p.grad is not None})"
 GATHER = "dist.all_gather_single(bucket.weights, bucket.shard, group=bucket.group)"
 
 
@@ -24,9 +24,10 @@ WRONG = [
     _wrong(PLACE, f"{PLACE}.clone()", "(bucket.own, bucket", "(self.place_of(bucket), bucket",
            says="is this rank's own, divided"),
     _wrong("group=bucket.group,\n", "\n", says="Hand bucket.group on"),
-    _wrong(HAND, "pass", says="calls bucket.hand_over"),
-    _wrong(HAND, "bucket.hand_over()", says="Another rank has used it"),
-    _wrong(HAND, "bucket.hand_over(set(bucket.parameters))", says="No rank has used it"),
+    _wrong(HAND, "pass", says="calls bucket.set_optimizer_gradients"),
+    _wrong(HAND, "bucket.set_optimizer_gradients()", says="Another rank has used it"),
+    _wrong(HAND, "bucket.set_optimizer_gradients(set(bucket.parameters))",
+           says="No rank has used it"),
     _wrong(GATHER, "pass", says="must gather what the owners have stepped"),
     _wrong("bucket.update_shard()", "pass", says="bucket.update_shard"),
     _wrong(GATHER, f"{GATHER[:-1]}, async_op=True)", says="nobody has waited for"),

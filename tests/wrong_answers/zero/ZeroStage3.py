@@ -33,7 +33,8 @@ WRONG = [
     _wrong(AFTER_BACKWARD, "self.reduce(unit)\n            unit.free()",
            says="with sync=False: while block"),
     _wrong("if self.sync:", "if True:", says="with sync=False not at all"),
-    _wrong("if self.sync:", "if self.sync and unit not in self.reduced:", says="used twice"),
+    _wrong("self.prefetch(place - 1)", "self.prefetch(self.position - 2)",
+           says=r"self.prefetch\(place - 1\), and", called="place_of_the_forward"),
     # a checkpoint
     _wrong(f"        if not in_backward():\n            {AHEAD}", f"        {AHEAD}",
            says="second forward has no place"),

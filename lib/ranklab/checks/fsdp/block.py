@@ -189,7 +189,7 @@ def _trained(block_class, ways):
             optimizer.zero_grad()
             seeds = {rank: [100 * step + 10 * piece + rank for piece in range(len(pieces))]
                      for rank in members}
-            for seed, root.sync in zip(seeds[dist.get_rank()], pieces):
+            for seed, root.hooks.sync in zip(seeds[dist.get_rank()], pieces):
                 loss_of(model, seed).backward()
             mean = one.gradients(sum(seeds.values(), []), len(members))
             own = one.gradients(seeds[dist.get_rank()], 1)

@@ -9,25 +9,20 @@ from ranklab.checks.zero.training import WAYS, on_all_ranks, train
 
 COMPUTES = "A unit computes, and its weights are freed. Is it whole until its backward is over?"
 FAILURES = {
-    ".* got no gradient.*":
-        "backward_done() reduces the unit's gradients where self.sync is True, when "
-    "all of them are there: call_after_backward(). A unit that is used twice comes there twice.",
     ".*forward begins without.*": "enter() gathers the unit, and waits: unit.end_gather().",
     ".*backward begins without.*": "leave() frees the unit after its forward, so each output that "
     "requires a gradient, in any nesting (tree_leaves(outputs)), needs a hook, backward_of(), "
     "which gathers it again: unit.end_gather().",
     ".*once more begins without.*": "A checkpoint runs the forward once more inside the backward: "
     "enter() must gather there, too.",
-    ".*places in the order.*":
-        "A checkpoint's second forward has no place: self.place_in_order(unit) "
-    "where it is not in_backward().",
+    ".*places in the order.*": "A checkpoint's second forward has no place: "
+    "self.place_in_order(unit) where it is not in_backward().",
     "RuntimeError: .*storage of size 0.*": COMPUTES, "was killed by SIGSEGV": COMPUTES, LEFT: WAITS,
 }
-WITH_CHECKPOINT = {".*":
-    "A checkpoint runs the forward once more inside the backward. There leave() "
-                   "does nothing: if in_backward(): return. The unit's backward comes right then, "
-                   "so it must stay whole; and self.position stands at the end of the forward, so "
-                   "hooks that are registered there gather the wrong unit ahead."}
+WITH_CHECKPOINT = {".*": "A checkpoint runs the forward once more inside the backward. There "
+                   "leave() does nothing: if in_backward(): return. The unit's backward comes right "
+                   "then, so it must stay whole; and self.position stands at the end of the "
+                   "forward, so hooks that are registered there gather the wrong unit ahead."}
 
 
 class Units(Watch):

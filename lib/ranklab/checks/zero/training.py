@@ -152,14 +152,15 @@ def _compare_gradient(where, got, mean, own, ranks):
     if mean is None and got is None:
         return
     if mean is None:
-        raise Mistake(f"{where} is there, and no rank has used it", "No rank has used it: "
-                      "hand_over() only those that have p.grad, or weight decay and momentum will "
-                      "move it.")
+        raise Mistake(f"{where} is there, and no rank has used it", "No rank has used it: hand "
+                      "set_optimizer_gradients() only those that have p.grad, or weight decay and "
+                      "momentum will move it.")
     if got is None:
-        raise Mistake(f"{where} is None", "finish() calls bucket.hand_over() for every bucket, "
-                      "when all messages have arrived." if own is not None else "Another rank has "
-                      "used it: super().finish() has given those parameters a gradient. Hand them "
-                      "to hand_over(): {p for p in bucket.parameters if p.grad is not None}.")
+        raise Mistake(f"{where} is None", "finish() calls bucket.set_optimizer_gradients() for "
+                      "every bucket, when all messages have arrived." if own is not None else
+                      "Another rank has used it: super().finish() has given those parameters a "
+                      "gradient. Hand them to set_optimizer_gradients(): {p for p in "
+                      "bucket.parameters if p.grad is not None}.")
     must_be_there([got], "the optimizer's gradient lies in memory that was freed")
     own = 0 * mean if own is None else own
     ring = "Reduce-scatter bucket.flat into bucket.own, and wait for it."
@@ -171,8 +172,8 @@ def _compare_gradient(where, got, mean, own, ranks):
         "zeros": (0 * mean, "What has arrived never gets there: is the place of the mean in "
                   "bucket.own, and does finish() wait before it hands over?"),
     }, "Each rank gets its own shard, number bucket.rank of R equal parts of bucket.flat. Where is "
-       "its mean written, and does bucket.hand_over() read it there, when all messages have "
-       "arrived? Backwards before one step add up; so do two uses of one parameter.")
+       "its mean written, and does bucket.set_optimizer_gradients() read it there, when all "
+       "messages have arrived? Backwards before one step add up; so do two uses of one parameter.")
 
 
 def compare_weights(got, model, before):
