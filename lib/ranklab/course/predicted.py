@@ -10,31 +10,26 @@ from types import SimpleNamespace
 
 from ranklab.course.build import bound_names
 from ranklab.course.check import judge_prediction
-from ranklab.interview.expression import ExpressionError, evaluate
+from ranklab.interview.arithmetic import NotArithmetic, compute, power
 
 NOT_GRADABLE = "not gradable"
 BITS = 4096  # of a whole number; names could otherwise double it line by line
-
-
-def _ours(function):
-    """A function that `evaluate` may call: it trusts those of ranklab."""
-    return lambda *arguments: function(*arguments)
 
 
 def _round(number, digits=0):
     return round(number, max(digits, -400) or None)  # 10 ** -digits is computed in full
 
 
-MATH = {name: _ours(item) if callable(item) else item for name, item in vars(math).items()
-        if not name.startswith("_") and name not in ("factorial", "comb", "perm")}
+MATH = {name: item for name, item in vars(math).items() if not name.startswith("_")
+        and name not in ("factorial", "comb", "perm")}
 GIVEN = {"math": SimpleNamespace(**MATH), "round": _round,
-         **{function.__name__: _ours(function) for function in (int, float, pow)}}
+         "int": int, "float": float, "pow": power}
 
 
 def predictions(trees, wanted):
     """{name: (text, value)} of each number in a check(...), the last one that is not `...`.
 
-    The value is an ExpressionError where it can't be had without running the notebook.
+    The value is a NotArithmetic where it can't be had without running the notebook.
     """
     names, found = dict(GIVEN), {}
     for statement in (node for tree in trees for node in tree.body):
@@ -51,7 +46,7 @@ def predictions(trees, wanted):
 
 def judge_number(prediction, text, value):
     """(state, reason) of a predicted number."""
-    if isinstance(value, ExpressionError):
+    if isinstance(value, NotArithmetic):
         return NOT_GRADABLE, f"{text[:60]} is not plain arithmetic"
     state, line = judge_prediction(prediction, value)
     return state, line[6:].partition("\n")[0]
@@ -59,12 +54,12 @@ def judge_number(prediction, text, value):
 
 def _value(node, names):
     try:
-        value = evaluate(ast.unparse(node), names)
+        value = compute(ast.unparse(node), names)
         if isinstance(value, int) and value.bit_length() > BITS:
-            raise ExpressionError("the number is too large")
+            raise NotArithmetic("the number is too large")
         return value
     except Exception as error:  # whatever it is, it is not arithmetic
-        return ExpressionError(str(error))
+        return NotArithmetic(str(error))
 
 
 def _bind(statement, names):
@@ -84,7 +79,7 @@ def _bind(statement, names):
                    for name, node in _pairs(target, statement.value)}
         case _:
             new = {}
-    names |= {name: value for name, value in new.items() if not isinstance(value, ExpressionError)}
+    names |= {name: value for name, value in new.items() if not isinstance(value, NotArithmetic)}
 
 
 def _pairs(target, value):

@@ -3,8 +3,7 @@ import math
 import random
 from dataclasses import dataclass
 
-from ranklab.interview.bank import modules
-from ranklab.interview.expression import evaluate
+from ranklab.interview.bank import evaluate, modules
 from ranklab.interview.text import fill
 from ranklab.interview.units import dimension, show
 

@@ -1,7 +1,7 @@
 """Numbers as people write them: `150 MB`, `1.5e9`, `3/4`, `2*7/8*100`. Inside, everything is SI."""
 import re
 
-from ranklab.interview.expression import ExpressionError, evaluate
+from ranklab.interview.arithmetic import NotArithmetic, compute
 
 COUNTS = ("ranks", "messages", "steps", "rounds", "GPUs", "nodes", "tokens", "elements", "samples",
           "parameters", "x")
@@ -65,10 +65,10 @@ def read_number(text, unit=""):
         raise ValueError(f"'{text}' has a comma where there should be a point, as in 1.5")
     number, suffix = _split(text)
     try:
-        value = evaluate(number, {})
+        value = compute(number)
         readable = isinstance(value, (int, float)) and not isinstance(value, bool)
         value = float(value) if readable else 0.0
-    except (ExpressionError, OverflowError):  # a whole number may be longer than any float
+    except (NotArithmetic, OverflowError):  # a whole number may be longer than any float
         readable = False
     if not readable:
         raise ValueError(f"I cannot read '{text[:40]}' as a number: try 1.5e9, 150 MB or 3/4")

@@ -20,8 +20,8 @@ FAILURES = {
     "RuntimeError: .*storage of size 0.*": COMPUTES, "was killed by SIGSEGV": COMPUTES, LEFT: WAITS,
 }
 WITH_CHECKPOINT = {".*": "A checkpoint runs the forward once more inside the backward. There "
-                   "leave() does nothing: if in_backward(): return. The unit's backward comes right "
-                   "then, so it must stay whole; and self.position stands at the end of the "
+                   "leave() does nothing: if in_backward(): return. The unit's backward comes "
+                   "right then, so it must stay whole; and self.position stands at the end of the "
                    "forward, so hooks that are registered there gather the wrong unit ahead."}
 
 
