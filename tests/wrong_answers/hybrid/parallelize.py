@@ -25,6 +25,10 @@ WRONG = [
     _wrong(", layout.sequence_parallel", "", says="each rank has its tokens"),
     _wrong(GIVE, "", SPLIT, GIVE + SPLIT, says="what goes later has had memory"),
     _wrong("hybrid.tensor.group", "None", says=r"in the group hybrid\.tensor\.group"),
+    _wrong("layout.sequence_parallel", "layout.recompute", says="each rank has its tokens",
+           called="sequence_parallel_where_it_recomputes"),
+    _wrong(GIVE, GIVE + DATA, says="in place, once|replaced later", called="data_before_and_after"),
+    _wrong(CHECKPOINT, DATA + CHECKPOINT, says="in place, once", called="data_also_earlier"),
     _wrong(RETURN, "    return hybrid.data.replica", says="return the model itself|'replica'"),
     _wrong(STAGES, "", KEEP, STAGES + KEEP, says="keep_mine.* is first"),
     # those of `make sweep`

@@ -27,14 +27,15 @@ TIED_FAILURES = {
         "A gradient may have any strides: send grad.contiguous().",
     "RuntimeError: .*grad_dtype.*": "The sum has the type of the gradients.",
     "hang: .*": f"{PAIR} {GROUP}", MISMATCH: f"{PAIR} {GROUP}",
-    "TypeError: .*'NoneType'.*": "On a rank without copies `other` is None: nothing is sent there."}
+    "(Type|Attribute)Error: .*'NoneType'.*":
+        "On a rank without copies `other` is None: nothing is sent there."}
 SQUARES = "Square, add up over all ranks, and take the root last: total.sqrt().float()."
 COPIES = "What `copies` ranks hold is added up as often: divide its square by copies."
 DOUBLE = "Squares do not fit into the gradient's own type, or are too rough: gradient.double()."
-CASES = "plain", "bf16", "large", "small", "inf", "nan"
+CASES = "plain", "bf16", "large", "small", "zeros", "inf", "nan"
 NORM_FAILURES = {LEFT: "Every rank calls one all-reduce, also one that holds nothing, in "
                                  "its `group`.",
-                 "AttributeError: 'int' object .*":
+                 "AttributeError: 'int' object .*|TypeError: Invalid function .* <class 'int'> .*":
                      "Begin with torch.zeros((), dtype=torch.float64, device=device())."}
 
 
@@ -55,7 +56,7 @@ def _at_end(rank, i):
 
 
 def _tied_trial(sync):
-    """[(gradients after it, bytes sent, messages sent)]"""
+    """[(gradients after it, bytes sent, names of what is called)]"""
     seen = []
     for members, group in _groups():
         rank, ends = dist.get_rank(), members[:: max(1, len(members) - 1)]
@@ -68,7 +69,8 @@ def _tied_trial(sync):
         with Waits() as waits, Traffic() as traffic:
             sync(copies, other, group)
         all_awaited(waits.missing(len(traffic.ops)), "the sum")  # else what follows may hang
-        seen.append(([p.grad for p in copies], traffic.sent_bytes, traffic.sent_messages))
+        seen.append(([p.grad for p in copies], traffic.sent_bytes,
+                     [op.name for op in traffic.ops]))
     return seen
 
 
@@ -88,13 +90,16 @@ def check_tied_embedding_sync(sync):
     yield "in a group of some ranks, too, where `other` counts in the group"
 
 
-def _look_at_end(where, rank, other, gradients, sent, messages):
+def _look_at_end(where, rank, other, gradients, sent, names):
     for i, got in enumerate(gradients):
         mine, theirs = _at_end(rank, i), _at_end(other, i)
         explain(f"{where}: gradient {i} of the copies", got, mine + theirs, {
             "the mean": ((mine + theirs) / 2, "Each end has a part of one gradient: add, no mean."),
             "its own as it was": (mine, OWN), "that of the other end": (theirs, OWN)}, OWN)
-    nbytes = sum(gradient.nbytes for gradient in gradients)
+    nbytes, messages = sum(gradient.nbytes for gradient in gradients), names.count("send")
+    if others := set(names) - {"send", "recv"}:
+        raise Mistake(f"{where} calls {', '.join(sorted(others))}", "No other rank needs to "
+                      f"wait. {PAIR}")
     if sent > nbytes or messages > len(gradients):
         raise Mistake(f"{where} sends {messages} messages of {sent} bytes in all, not "
                       f"{len(gradients)} of {nbytes}", PAIR)
@@ -110,7 +115,7 @@ def _holders(members):
 
 def _shared(case, holders):
     """The gradient that they all hold; in two cases rank 2 has one that is not finite."""
-    x = _numbers(*holders) * {"large": 1e30, "small": 1e-30}.get(case, 1)
+    x = _numbers(*holders) * {"large": 1e30, "small": 1e-30, "zeros": 0}.get(case, 1)
     if holders == (2,) and case in ("inf", "nan"):
         x[1, 1] = float(case)
     return x.bfloat16() if case == "bf16" else x
