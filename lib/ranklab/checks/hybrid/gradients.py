@@ -32,6 +32,7 @@ TIED_FAILURES = {
 SQUARES = "Square, add up over all ranks, and take the root last: total.sqrt().float()."
 COPIES = "What `copies` ranks hold is added up as often: divide its square by copies."
 DOUBLE = "Squares do not fit into the gradient's own type, or are too rough: gradient.double()."
+HINTS = {"plain": SQUARES, "zeros": "The norm of zeros is 0: divide by nothing that may be 0."}
 CASES = "plain", "bf16", "large", "small", "zeros", "inf", "nan"
 NORM_FAILURES = {LEFT: "Every rank calls one all-reduce, also one that holds nothing, in "
                                  "its `group`.",
@@ -164,7 +165,7 @@ def _look_at_norm(where, case, value, rank, members):
                      sum(s / len(of) for s, of in squares if rank in of), SQUARES)}
         explain(f"{where}: the norm", value, right.sqrt().float(), {
             name: (torch.as_tensor(wrong).sqrt().float(), hint)
-            for name, (wrong, hint) in slips.items()}, DOUBLE if case != "plain" else SQUARES)
+            for name, (wrong, hint) in slips.items()}, HINTS.get(case, DOUBLE))
     elif math.isfinite(value):
         raise Mistake(f"{where}: {value.item():.6g}, where one rank has an {case}", "Then no "
                       "rank's norm is finite: all must skip the step, or none.")
