@@ -37,8 +37,8 @@ FAILURES = {
     "RuntimeError: .*(size mismatch|shapes cannot be multiplied|storage of size 0).*": FULL,
     "IndexError: index out of range in self": FULL,
     "AttributeError: 'NoneType' object has no attribute '(view|split)'":
-        "self.gathered is None where all is whole. unshard() is called there, too: it sets self.work "
-        "to None when it has waited, and has nothing to do then.",
+        "self.gathered is None where all is whole. unshard() is called there, too: it sets "
+        "self.work to None when it has waited, and has nothing to do then.",
     "was killed by SIGSEGV": FULL, "RuntimeError: shape .* is invalid for input of size .*": FULL,
     "RuntimeError: split_with_sizes .*": "unshard() splits off "
     "p.numbers columns for each of self.parameters: begin_unshard() must send as many.",

@@ -31,7 +31,8 @@ TIED_FAILURES = {
         "On a rank without copies `other` is None: nothing is sent there."}
 SQUARES = "Square, add up over all ranks, and take the root last: total.sqrt().float()."
 COPIES = "What `copies` ranks hold is added up as often: divide its square by copies."
-DOUBLE = "Squares do not fit into the gradient's own type, or are too rough: gradient.double()."
+DOUBLE = ("In float32 the squares of 1e30 and of 1e-30 are infinite and 0, and bf16 has 8 bits: "
+          "gradient.double() first.")
 HINTS = {"plain": SQUARES, "zeros": "The norm of zeros is 0: divide by nothing that may be 0."}
 CASES = "plain", "bf16", "large", "small", "zeros", "inf", "nan"
 NORM_FAILURES = {LEFT: "Every rank calls one all-reduce, also one that holds nothing, in "

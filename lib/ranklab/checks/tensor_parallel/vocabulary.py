@@ -22,7 +22,8 @@ LOSSES = {"12 entries": (12, "float32", 1), "11 entries": (11, "float32", 1),
           "some targets IGNORE": (11, "float32", 1), "all targets IGNORE": (12, "float32", 1)}
 MINE = "This rank has the entries shard_range(vocab_size, rank, R), at their number - start"
 OUTSIDE = {r"\w+: index .* out of bounds .*": f"{MINE}; a target may be another rank's, or IGNORE.",
-           "IndexError: index out of range in self": f"{MINE}: look up any row for the others, and put zeros."}
+           "IndexError: index out of range in self":
+           f"{MINE}: look up any row for the others, and put zeros."}
 LOSS = {"value": "log(sum of exp(logits)) - the target's logit, both over all ranks, in float32; "
         "the largest logit of all ranks off first, or exp is infinite. 0 where a target is IGNORE. "
         f"{MINE}.",
