@@ -406,6 +406,7 @@ def interleaved_schedule(ranks, micro_batches, virtual):
     A round is `ranks` micro-batches: they pass the rank's first stage, then its second, and so on;
     backward it is the last stage first. `virtual` is the number of stages on each rank. A tuple
     with a tuple of Actions for each rank; each stage takes the micro-batches in their order.
+    Where messages take time, ranks are idle at the ends alone, and hold no more than they must.
     error  ValueError where micro_batches is not a multiple of ranks: a round would have holes; or
            where one of the three is below 1
     """

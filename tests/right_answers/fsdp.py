@@ -185,14 +185,16 @@ def hybrid_shard_groups__mesh(shard_ranks):
     return mesh.get_group(1), mesh.get_group(0)
 
 
-def full_state_dict__all_gather(model):
+def full_state_dict__gathered_into_one(model):
     blocks, found = sharded_modules(model), {}
     for block in blocks:
         for p in block.parameters:
             mine = p.padded_shard(p.shard.dtype)
-            whole = mine.new_empty(p.ranks * len(mine))
-            dist.all_gather_single(whole, mine, group=block.group)
+            whole = mine.new_empty(p.ranks, len(mine)) if block.rank == 0 else None
+            dist.gather(mine, whole if whole is None else list(whole), group=block.group,
+                        group_dst=0)
             if block.rank == 0:
+                whole = whole.flatten()
                 found[id(p.shard)] = whole[: p.shape.numel()].view(p.shape).cpu()
     if blocks[0].rank:
         return {}

@@ -1,5 +1,6 @@
 """Lab 12: right answers that differ from the library's. Each must pass."""
 
+import functools
 import itertools
 import math
 from dataclasses import replace
@@ -11,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from ranklab.baseline import checkpoint_blocks
 from ranklab.engine import device
 from ranklab.hybrid import Layout, layout_memory, layout_seconds
+from ranklab.hybrid.choose import divisors, legal
 from ranklab.mesh import Mesh
 from ranklab.tensor_parallel.plan import How, parallel_gpt
 
@@ -159,15 +161,31 @@ def reshard_checkpoint__narrow(pieces, saved):
         here[...] = box
 
 
+def choose_layout__a_slow_sort(job, cluster):
+    """Each comparison asks for the seconds again."""
+    def faster(one, other):
+        one, other = (layout_seconds(*each, cluster).total for each in (one, other))
+        return (one > other) - (one < other)
+
+    found = [(replace(job, micro_batch=size), layout) for layout, size in legal(job, cluster)]
+    needs = []
+    for trial, layout in sorted(found, key=functools.cmp_to_key(faster)):
+        needs.append(layout_memory(trial, layout).total)
+        if needs[-1] <= cluster.room:
+            return layout, trial.micro_batch
+    raise ValueError(f"{min(needs) / 1e9:.1f} GB")
+
+
 def choose_layout__by_dims(job, cluster):
-    """Every number up to the GPUs, small micro-batches; memory before seconds."""
+    """Every number up to the GPUs, and micro-batch; memory before seconds."""
     best, least = None, math.inf
     numbers, node = range(1, cluster.gpus + 1), cluster.links[0][0]
     for tp, pp in itertools.product(numbers, numbers):
         dp = cluster.gpus // tp // pp
         if dp * tp * pp != cluster.gpus or job.config.n_head % tp or node % tp:
             continue
-        for size, virtual, more in itertools.product((1, 2), (1, 2, 4), range(24)):
+        for size, virtual, more in itertools.product(
+                divisors(job.batch // dp), (1, 2, 4), range(24)):
             pieces, rest = divmod(job.batch, dp * size)
             if rest or pp * virtual > job.config.n_layer:
                 continue

@@ -58,8 +58,8 @@ def one_f_one_b_schedule__sorted(stages, micro_batches):
                  for stage in range(stages))
 
 
-def interleaved_schedule__shorter_warm_up(ranks, micro_batches, virtual):
-    """One step ahead for each rank, not two: the same bubble where messages take no time."""
+def interleaved_schedule__by_rounds(ranks, micro_batches, virtual):
+    """Lists of rounds; a backward and a forward in turn."""
     _refuse_below_1(ranks, micro_batches, virtual)
     if micro_batches % ranks:
         raise ValueError(f"{micro_batches} is not a multiple of {ranks}")
@@ -70,7 +70,7 @@ def interleaved_schedule__shorter_warm_up(ranks, micro_batches, virtual):
                  for stage in range(virtual) for m in range(ranks)]
         second = [Action("B", stage * ranks + rank, begin + m) for begin in rounds
                   for stage in reversed(range(virtual)) for m in range(ranks)]
-        done, actions = min(virtual * ranks - rank, len(first)), []
+        done, actions = min((virtual + 1) * ranks - 2 * rank - 1, len(first)), []
         actions += first[:done]
         for backward, forward in itertools.zip_longest(second, first[done:]):
             actions += [a for a in (backward, forward) if a]

@@ -94,15 +94,13 @@ class ColumnParallelLinear__chunk(nn.Module):
 
 
 class RowParallelLinear__in_place(nn.Module):
-    """Matrix products by hand; the bias is the layer's own copy."""
+    """Matrix products by hand."""
 
     def __init__(self, linear, group=None, leave=reduce_from_region, outside=as_it_is):
         super().__init__()
         self.group, self.leave, self.outside = group, leave, outside
         self.weight = split_parameter(linear.weight, 1, group)
-        self.bias = None
-        if linear.bias is not None:
-            self.bias = nn.Parameter(linear.bias.detach().clone(), linear.bias.requires_grad)
+        self.register_parameter("bias", linear.bias)
 
     def forward(self, x):
         y = self.leave(torch.einsum("...i,oi->...o", x, self.weight), self.group)

@@ -82,8 +82,8 @@ def deepspeed_config__few_keys(parameters, ranks, gpu_bytes, batch, micro_batch,
             "stage3_prefetch_bucket_size": bucket}}
 
 
-class ZeroStage1__new_tensor(ShardedOptimizerMixin, OverlappedDataParallel):
-    """The mean arrives in memory of its own, and each owner broadcasts its shard."""
+class ZeroStage1__begins_all_gathers(ShardedOptimizerMixin, OverlappedDataParallel):
+    """The mean arrives in a chunk of the gradients; in a step all gathers begin, then all end."""
 
     def make_buckets(self, trained, cap_bytes):
         return buckets_of(trained, cap_bytes, self.group_of, ShardedBucket)
@@ -91,7 +91,7 @@ class ZeroStage1__new_tensor(ShardedOptimizerMixin, OverlappedDataParallel):
     def reduce(self, bucket):
         for work in self.works:
             work.wait()
-        bucket.own = torch.zeros_like(bucket.shard)
+        bucket.own = bucket.flat.chunk(dist.get_world_size(bucket.group))[bucket.rank]
         return dist.reduce_scatter_single(bucket.own, bucket.flat.div_(dist.get_world_size(
             bucket.group)), group=bucket.group, async_op=True)
 
@@ -100,6 +100,17 @@ class ZeroStage1__new_tensor(ShardedOptimizerMixin, OverlappedDataParallel):
         for bucket in self.buckets:
             bucket.set_optimizer_gradients({p for p in bucket.parameters if p.grad is not None})
 
+    def step_ends(self):
+        works = []
+        for bucket in self.buckets:
+            bucket.update_shard()
+            works.append(dist.all_gather_into_tensor(bucket.weights, bucket.shard,
+                                                     group=bucket.group, async_op=True))
+        for work in works:
+            work.wait()
+
+
+class ZeroStage1__broadcasts(ZeroStage1__begins_all_gathers):
     def step_ends(self):
         for bucket in self.buckets:
             bucket.update_shard()

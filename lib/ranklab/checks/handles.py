@@ -56,6 +56,10 @@ class Waits:
             return 0
         return calls - len({id(work) for work in self._over})
 
+    def forget(self):
+        """What the handles hold is free."""
+        self._over.clear()
+
 
 class HeldWork:
     """A collective under way, whose result arrives when somebody waits for it, and not before.

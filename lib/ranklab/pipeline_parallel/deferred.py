@@ -34,6 +34,7 @@ class WeightQueue:
         """`work`, a function, will be called at the W of the I that is running now."""
         self.waiting[self.now].append(work)
 
+    @torch.no_grad()  # else the gradients have a graph, which keeps all that they come from
     def run(self, stage, micro_batch):
         for work in self.waiting.pop((stage, micro_batch), []):
             work()

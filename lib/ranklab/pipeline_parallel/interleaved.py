@@ -10,7 +10,8 @@ def interleaved_schedule(ranks, micro_batches, virtual):
 
     A round is `ranks` micro-batches: they pass the rank's first stage, then its second, and so on;
     backward it is the last stage first. Each stage takes the micro-batches in their order. A
-    message for each stage and micro-batch: `virtual` times those of 1F1B.
+    message for each stage and micro-batch: `virtual` times those of 1F1B. Where messages take
+    time, ranks are idle at the ends alone.
     paper  Narayanan et al. 2021, Megatron-LM, section 2.2
     error  ValueError where micro_batches is not a multiple of ranks: a round would have holes; or
            where one of the three is below 1

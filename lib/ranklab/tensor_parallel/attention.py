@@ -52,7 +52,7 @@ class KeyValueHeads(nn.Module):
     """`linear`, of whose heads this rank computes those that its query heads need.
 
     needed  for each query head of this rank: which head of the linear. A head that several ranks
-            need is on each of them, and its gradient is the sum of theirs.
+            need is on each of them, and its gradient is the sum of theirs. ValueError for others.
     shape   (..., C) -> (..., heads * D): each needed head once; or, where one is needed more often
             than another one, a head for each query head
     cost    where ranks share heads: backward an all-reduce of the whole weight's gradient
@@ -100,5 +100,8 @@ def heads_split(size, needed, head_size, group=None):
     holders = [{query // mine for query in range(head * sharing, (head + 1) * sharing)}
                for head in range(heads)]  # fmt: skip
     held = [head for head in range(heads) if rank in holders[head]]
+    right = [query * heads // (R * mine) for query in range(rank * mine, (rank + 1) * mine)]
+    if R * mine % heads == 0 and list(needed) != right:
+        raise ValueError(f"the query heads of rank {rank} need the key heads {right}, not {needed}")
     ranges = tuple((head * head_size, (head + 1) * head_size) for head in held)
     return Split(0, size, ranges, tuple(len(holders[head]) for head in held))

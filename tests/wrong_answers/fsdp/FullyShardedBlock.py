@@ -28,7 +28,7 @@ WRONG = [
     _wrong(GATHER, GATHER.replace(", async_op=True", ""), says=r"begin_unshard\(\) waits",
            called="gathers_at_once"),
     _wrong("p.padded_shard() for p in self.parameters", "p.padded_shard() for p in self.trained",
-           says="of frozen ones, too"),
+           says="must send as many"),
     _wrong(GATHER, GATHER.replace("group=self.group, ", ""), says="are those of self.group",
            called="all_ranks_gather"),
     _wrong("mine.new_empty(self.ranks * len(mine))", "torch.empty(self.ranks * len(mine))",
@@ -38,6 +38,10 @@ WRONG = [
     _wrong("p.padded_shard() for p", "p.padded_shard(p.shard.dtype) for p",
            says="in the right type", called="gathers_in_the_shards_type"),
     # unshard
+    _wrong("        self.work.wait()\n", "        self.work.wait()\n        self.message = self."
+           "gathered\n", says="bytes more are held"),
+    _wrong(END, "self.gathered, self.is_whole = None, True", says="to None when it has waited",
+           called="keeps_the_handle"),
     _wrong("        self.begin_unshard()\n", "", says="fills every parameter"),
     _wrong("        self.work.wait()\n", "", says="waits for self.work|fills every"),
     _wrong("        self.work.wait()\n", "", END, f"self.work.wait()\n        {END}",
@@ -48,6 +52,8 @@ WRONG = [
     _wrong(END, "self.work, self.gathered = None, None", says="messages all_gather",
            called="never_says_whole"),
     # reduce_gradients
+    _wrong("        self.reduction = mine, work", "        self.reduction = mine, work\n        "
+           "self.whole_gradients = whole", says="bytes more are held", called="keeps_gradients"),
     _wrong("        whole /= self.ranks\n", "", says="the sum, 3 times the mean"),
     _wrong("whole /= self.ranks", "whole /= dist.get_world_size()", says="those of the group"),
     _wrong(WHOLE, WHOLE.replace("p.padded_gradient()", "p.padded_gradient().flatten()").replace(

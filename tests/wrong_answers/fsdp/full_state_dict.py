@@ -8,6 +8,14 @@ from ranklab.fsdp import full_state_dict
 from ranklab.fsdp.hooks import sharded_modules
 from ranklab.fsdp.state import gather_rows
 
+def gather_on_all(parameter, group):
+    """Every rank gets the rows."""
+    mine = parameter.padded_shard(parameter.shard.dtype)
+    parts = [torch.empty_like(mine) for _ in range(parameter.ranks)]
+    dist.all_gather(parts, mine, group=group)
+    return torch.cat(parts)[: parameter.shape.numel()].view(parameter.shape).cpu()
+
+
 GATHER = "gather_rows(parameter, block.group)"
 NAMES = "model.state_dict(keep_vars=True).items()"
 REST = "tensor.detach().cpu().clone()"
@@ -21,6 +29,10 @@ def _wrong(*edits, says, **named):
 WRONG = [
     _wrong(FIRST, "state", says=r"other ranks return \{\}"),
     _wrong(FIRST, "state if dist.get_rank() == 0 else {}", says="The first rank is|has the state"),
+    _wrong(GATHER, "gather_on_all(parameter, block.group)", says="sends the rows to every rank",
+           gather_on_all=gather_on_all),
+    _wrong(REST + "\n", "None if tensor.requires_grad else " + REST + "\n",
+           says="in no block|is None|no attribute", called="no_parameters_outside"),
     _wrong(GATHER, "gather_rows(parameter, None)", says="block.group|does not end|roup"),
     _wrong(NAMES, "model.named_parameters()", says="a tied parameter has two"),
     _wrong(f"return {FIRST}", "for block in sharded_modules(model):\n        block.unshard()\n"

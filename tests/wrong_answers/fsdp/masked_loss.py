@@ -1,5 +1,6 @@
 """Lab 07: what goes wrong in the loss of instruction tuning."""
 
+import torch
 from mutants import mutant
 
 from ranklab.fsdp import masked_loss
@@ -31,6 +32,11 @@ WRONG = [
            says="Masked ones do not count"),
     _wrong("(targets != IGNORE).sum()", "(targets != IGNORE).to(logits.dtype).sum()",
            says="an integer of 64 bits"),
+    _wrong("    targets =", "    labels[:, 0] = IGNORE\n    targets =", called="writes_one_label",
+           says="write nothing into them"),
+    _wrong("    if count is None:", "    if count is not None:\n        count = torch.tensor(count)"
+           "\n        dist.all_reduce(count, group=group)\n    if count is None:", torch=torch,
+           says="nobody need be asked"),
     _wrong("    total =", "    labels[labels == IGNORE] = 0\n    total =",
            says="write nothing into them"),
     _wrong(LOGITS, "logits[:, :-1].flatten(0, 1)", says="added up in float32"),

@@ -18,9 +18,17 @@ WRONG = [
     mutant(shard_parameter, TAKE, "parameter.detach()[rank::R].clone()",
            says="one after the other"),
     mutant(shard_parameter, TAKE, "parameter.detach().chunk(R)[rank].clone()",
-           says=r"have parameter\[:0\]"),
+           says="tuple index out of range"),
     mutant(shard_parameter, TAKE, TAKE.replace(".clone()", ""), says="It is a view of it"),
     mutant(shard_parameter, TAKE, "parameter.detach().clone()[first:stop]", says="First cut, then"),
+    mutant(shard_parameter, "parameter.detach()[", "parameter.requires_grad_(False)[",
+           says="requires_grad stay", called="freezes"),
+    mutant(shard_parameter, TAKE, "parameter.detach().view(-1).view(parameter.shape)[first:stop]"
+           ".clone()", says="need not be contiguous"),
+    mutant(shard_parameter, f"return {TAKE}", f"rows = {TAKE}\n    rows.grad = parameter.grad"
+           "[first:stop]\n    return rows", says="Only numbers are copied"),
+    mutant(shard_parameter, f"return {TAKE}", f"rows = {TAKE}\n    parameter.grad = None\n    "
+           "return rows", says="stay: the caller", called="drops_the_gradient"),
     mutant(shard_parameter, f"return {TAKE}", f"rows = {TAKE}\n    parameter.data.zero_()\n    "
            "return rows", says="the parameter is changed"),
     mutant(shard_parameter, TAKE, TAKE.replace(".detach()", ""), says="has a graph"),

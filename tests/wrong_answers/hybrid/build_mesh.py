@@ -14,6 +14,8 @@ CHECK = "mesh.size != dist.get_world_size()"
 WRONG = [
     mutant(build_mesh, ALL, "        for ranks in [mesh.ranks_along(names)]:\n",
            says="All ranks call new_group for all groups", called="members_only"),
+    mutant(build_mesh, NAMES, NAMES.replace("[", "{", 1).replace("]", "}"), called="from_a_set",
+           says="All ranks call new_group for all groups"),
     mutant(build_mesh, ALL, ALL.replace("mesh.all_along(names)", "sorted(mesh.all_along(names), key"
            "=lambda ranks: dist.get_rank() not in ranks)"), called="mine_first",
            says="All ranks call new_group for all groups"),

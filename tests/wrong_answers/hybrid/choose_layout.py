@@ -39,8 +39,13 @@ WRONG = [
            called="one_stage_a_rank"),
     _wrong(SORT, SORT.replace("*each", "job, each[1]"), called="seconds_of_the_jobs_own_size",
            says="are possible|it raised ZeroDivisionError"),
-    _wrong("    found = [", "    import time; start = time.process_time()\n    while time."
-           "process_time() < start + 3.5: pass\n    found = [", says="the search took"),
+    _wrong(SORT, "    fastest = lambda: min(found, key=lambda each: layout_seconds(*each, "
+           "cluster).total)\n    for _ in found[:]:\n        found.append(found.pop(found.index("
+           "fastest())))\n", says="calls of layout_seconds", called="asks_all_again_for_each"),
+    _wrong("legal(job, cluster)]", "legal(job, cluster)\n             if size == 1]",
+           says="3 wide blocks.* are possible", called="the_smallest_micro_batch"),
+    _wrong("legal(job, cluster)]", "legal(job, cluster)\n             if layout.zero < 3]",
+           says="3 wide blocks.*(are possible|a ValueError)", called="never_full_shard"),
 ]
 
 

@@ -29,6 +29,9 @@ WRONG = [
     _wrong("group=group", "op=dist.ReduceOp.AVG, group=group", called="a_mean",
            says="take the root last|Avg|AVG"),
     _wrong(", group=group)", ")", says="in the group|does not end"),
+    _wrong(SQUARE, "(gradient.double() / gradient.abs().max()).square().sum() * gradient.abs().max("
+           ").double()**2 / copies", says="zeros, .* is nan.*The norm of zeros is 0",
+           called="scaled_by_the_largest"),
     _wrong(RETURN, "return total.float()", says="take the root last", called="no_root"),
     _wrong(RETURN, "return total.sqrt().item()", says="take the root last", called="a_number"),
     _wrong(RETURN, "return total.sqrt()", says="float64, not torch.float32"),

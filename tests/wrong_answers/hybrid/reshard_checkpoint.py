@@ -4,6 +4,7 @@ from mutants import mutant
 
 from ranklab.checkpoint.reshard import overlap, reshard_checkpoint
 
+ZIP = "zip(pieces, saved, strict=True)"
 COUNT = "if numbers != piece.tensor.numel():"
 LAST = "    for here, there in copies:\n        here.copy_(there)"
 
@@ -18,6 +19,12 @@ WRONG = [
     _wrong("copies += found", "for here, there in found:\n            here.copy_(there)",
            LAST, "", says="after an error the old weights go on"),
     _wrong("here.copy_(there)", "here = there.clone()", says="is a view of what is trained"),
+    _wrong(ZIP, "((each, {p.name: boxes for p, boxes in zip(pieces, "
+           "saved)}[each.name]) for each in pieces)", says="Weights and each state",
+           called="boxes_by_name"),
+    _wrong(ZIP, "((each, {p[:2]: boxes for p, boxes in zip(pieces, "
+           "saved)}[each[:2]]) for each in pieces)", says="saved.i. are the boxes",
+           called="boxes_by_name_and_kind"),
     _wrong("{piece.name} ({piece.kind})", "a piece", says="Say which piece"),
     _wrong("{piece.tensor.numel()} numbers", "some numbers", says="of how many numbers"),
     _wrong("here.copy_(there)", "there.copy_(here)", says="is a view of what is trained",

@@ -31,7 +31,15 @@ WRONG = [
     _wrong(LOSS, "self.loss += y.detach() / len(self.pieces)", says="one over the targets"),
     _wrong(SEND, "dist.isend(tensor, group=self.group, group_dst=peer)",
            says=r"leaves no \(handle, tensor\)"),
-    _wrong("self.kept.pop((stage, m))", "self.kept[stage, m]", says="activations at once, not"),
+    _wrong("gradient = self.take(\"B\", stage, m)", "gradient = self.take(\"B\", stage, m)\n"
+           "            self.there[\"used\", stage, m] = gradient", called="keeps_gradients",
+           says="bytes kept after training"),
+    _wrong(f"{TAKE} if stage else inputs", f"{TAKE} if stage else inputs\n        self.inputs = "
+           "[*getattr(self, 'inputs', []), x.detach()]", says="bytes kept after training",
+           called="keeps_all_inputs"),
+    _wrong(THERE, f"{THERE}\n            self.outputs = [*getattr(self, 'outputs', []), y.data]",
+           says="bytes kept after training", called="keeps_all_outputs"),
+    _wrong("self.kept.pop((stage, m))", "self.kept[stage, m]", says=r"pop\(\) what is used"),
     _wrong(RECEIVE, f"{RECEIVE}\n        handle.wait()", says=r"receive\(\) waits"),
     _wrong(BEFORE, "pass", says="KeyError.*there.*after SB"),
     _wrong(SEND, f"handle = {SEND[21:-10]}\n        handle.wait()\n        self.leaving.append("

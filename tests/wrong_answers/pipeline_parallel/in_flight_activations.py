@@ -16,6 +16,10 @@ WRONG = [
     _wrong(HELD, 'held += {"F": 1, "B": -1}.get(action.kind, 0)', says="W sets them free, as well"),
     _wrong(HELD, 'held += 1 if action.kind == "F" else -1', says="until its W", called="both_free"),
     _wrong(HELD, 'held += action.kind == "F"', says="A backward sets"),
+    _wrong(HELD, 'held += {"F": 1, "W": -1}.get(action.kind, -(action.kind == "B" and not any('
+           'a.kind == "W" for a in actions)))', says="B, I and W on one rank", called="b_or_w"),
+    _wrong(PEAK, "if action.kind != 'F' and not peak:\n                peak = held + ("
+           "action.kind in 'BW')", says="There may be more later", called="until_a_backward"),
     _wrong("peaks.append(peak)", "peaks.append(held)", says="The most that is there at any time"),
     _wrong(f"{HELD}\n            {PEAK}", f"{HELD}\n            peak = max(peak, held) if "
            'action.kind in "BIW" else peak', says="before the B that follows"),

@@ -22,6 +22,9 @@ WRONG = [
     _wrong(WARM_UP, "warm_up = 0", says="An I as soon as it can be done"),
     _wrong(WARM_UP, "warm_up = min(stage, micro_batches)", says="deadlock"),
     _wrong(WARM_UP, "warm_up = stages - stage - 1", says="no longer than that"),
+    _wrong(WARM_UP, "if micro_batches < stages:\n            return one_f_one_b_schedule(stages, "
+           f"micro_batches)\n        {WARM_UP}", says="Cut each into I and W",
+           one_f_one_b_schedule=one_f_one_b_schedule),
     _wrong("return tuple(schedule)", "return tuple(tuple(a for a in actions if a.kind != 'W') for "
            "actions in schedule)", says="must have one B, or one I and one W"),
     _wrong("range(max(0, micro_batches - stage), micro_batches)",

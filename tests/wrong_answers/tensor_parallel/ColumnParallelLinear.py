@@ -35,9 +35,15 @@ WRONG = [
            says="which part of the whole|it is frozen", called="a_parameter_of_its_own"),
     _wrong(WEIGHT, "split_parameter(linear.weight, 0, None, parts)", BIAS,
            "split_parameter(linear.bias, 0, None, parts)", says="Hand `group` on|group"),
-    _wrong("self.weight, self.bias)", "self.weight) + self.bias", says="There may be no bias"),
+    _wrong("self.weight, self.bias)", "self.weight) + self.bias", says="'Tensor' and 'NoneType'"),
     _wrong("self.weight, self.bias)", "self.weight, self.bias if x.dim() == 3 else None)",
            says="x of two dims: the value"),
+    _wrong("self.weight = split_parameter", "self.weight = linear.weight = split_parameter",
+           says="`linear` is changed"),
+    _wrong("self.group, self.enter = group, enter", "self.group, self.enter, self.whole = group, "
+           "enter, [linear]", says="keeps the whole weight", called="kept_in_a_list"),
+    _wrong("self.weight, self.bias)", "self.weight, self.bias).float()", says="float64",
+           called="float32_only"),
     _wrong(ENTER, "self.enter(x)", says="Hand `group` on", called="enters_all_ranks"),
     _wrong(ENTER, "self.enter(self.enter(x, self.group), self.group)", says="gradient of x|of shape"
            "|4 times right", called="enters_twice"),

@@ -25,6 +25,11 @@ WRONG = [
            says="adds it once more"),
     _wrong(LEAVE, "self.leave(F.linear(x, self.weight, self.bias if dist.get_rank(self.group) == 0 "
            "else None), self.group)", ADD, "y", says="added outside, whole, on each rank"),
+    _wrong("self.bias = linear.bias", "self.bias = None if linear.bias is None else torch.nn."
+           "Parameter(linear.bias.detach().clone(), linear.bias.requires_grad)",
+           says="the bias is not that of linear"),
+    _wrong("self.group, self.leave", "self.whole, self.group, self.leave", "= group, leave",
+           "= [linear], group, leave", says="keeps the whole weight", called="kept_in_a_list"),
     _wrong(LEAVE, "F.linear(x, self.weight)", says="leaves by self.leave"),
     _wrong(WEIGHT, "split_parameter(linear.weight, 0, group)", says="dim 0|dim 1"),
     _wrong(OF_BIAS, "self.bias", says="Where each rank has its tokens, that sums"),

@@ -27,12 +27,14 @@ WRONG = [
            says="for each of them `needed` names one"),
     _wrong(NEEDED, "[head % KV for head in shard_range(H, rank, R)]", says="`needed` "
            "names one head", called="by_the_remainder"),
+    _wrong(NEEDED, NEEDED[:-1] + "][::-1]", says="need the key heads.*`needed` names one head",
+           called="from_the_last_head"),
     _wrong(NEEDED, "list(shard_range(KV, rank, R))", says="for each of them|for each query head|"
            "index out of range|zero|division"),
     _wrong(OUT, "RowParallelLinear(attention.out, group)", says="leaves by `leave`"),
     _wrong("(attention, enter, group)", "(attention, copy_to_region, group)",
            says="tokens", called="always_copies"),
-    _wrong(NEEDED, "[head // (H // KV) for head in range(H)]", says="match|list|of shape|held|"
+    _wrong(NEEDED, "[head // (H // KV) for head in range(H)]", says="need the key heads|"
            "in memory|range", called="all_heads"),
     _wrong(OUT, "ColumnParallelLinear(attention.out, group)", says="out has this rank's inputs"),
     _wrong("if H % R or H % KV:", "if H % KV:", says="6 query heads, 6 key heads: no ValueError|"

@@ -28,6 +28,8 @@ WRONG = [
     _wrong(HAND, "bucket.set_optimizer_gradients()", says="Another rank has used it"),
     _wrong(HAND, "bucket.set_optimizer_gradients(set(bucket.parameters))",
            says="No rank has used it"),
+    _wrong(PLACE, "bucket.shard.new_zeros(len(bucket.shard))", says="the mean has its place among "
+           "them"),
     _wrong(GATHER, "pass", says="must gather what the owners have stepped"),
     _wrong("bucket.update_shard()", "pass", says="bucket.update_shard"),
     _wrong(GATHER, f"{GATHER[:-1]}, async_op=True)", says="nobody has waited for"),

@@ -26,6 +26,13 @@ WRONG = [
     _wrong(HOOK, "pass", says="needs a hook, backward_of"),
     _wrong("in tree_leaves(outputs):", "in tree_leaves(outputs)[:1]:",
            says=r"tree_leaves\(outputs\)"),
+    _wrong("in tree_leaves(outputs):", "in tree_leaves(outputs)[-1:]:", called="the_last_output",
+           says=r"tree_leaves\(outputs\)"),
+    _wrong("in tree_leaves(outputs):", "in (list(outputs) if isinstance(outputs, tuple) else []) + "
+           "(outputs[1] if isinstance(outputs, tuple) and isinstance(outputs[1], list) else []):",
+           says=r"tree_leaves\(outputs\)", called="no_dicts"),
+    _wrong("unit.free()\n\n    def backward_of", "if module.training:\n            unit.free()\n\n"
+           "    def backward_of", says=r"eval\(\) .*leave\(\) frees"),
     _wrong("in tree_leaves(outputs):", "in outputs:", says=r"tree_leaves\(outputs\)",
            called="outputs_are_not_nested"),
     _wrong("self.prefetch(place - 1)", "pass", says=r"self.prefetch\(place - 1\), and"),

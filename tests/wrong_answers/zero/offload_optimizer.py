@@ -16,6 +16,11 @@ WRONG = [
     mutant(offload_optimizer, PLACE, "place = CpuMemory()", says="not what `place` has copied"),
     mutant(offload_optimizer, PLACE, "if place is None:\n        return model.make_optimizer("
            "new_optimizer, groups)", says="the model's own memory"),
+    mutant(offload_optimizer, PLACE, "place = place if isinstance(place, CpuMemory) else "
+           "CpuMemory()", says="not what `place` has copied", called="never_a_file"),
+    mutant(offload_optimizer, SET, f"{SET}\n        bucket.kept = place.copy(bucket.shard)",
+           says="A second copy"),
+    mutant(offload_optimizer, "    return optimizer", "", says="Return the optimizer"),
     mutant(offload_optimizer, "place.copy(bucket.shard)",
            "place.copy(bucket.shard).to(bucket.shard.dtype)", says="have 16 bits"),
     mutant(offload_optimizer, "(new_optimizer, groups)", "(new_optimizer)",

@@ -8,6 +8,8 @@ OWN = "own = math.ceil(parameters / ranks)"
 
 WRONG = [
     mutant(zero_memory, OWN, "own = parameters // ranks", says="round up"),
+    mutant(zero_memory, OWN, "own = math.floor(parameters / ranks + 0.5)", says="round up",
+           called="rounds_half_up"),
     mutant(zero_memory, OWN, "own = parameters / ranks", says="A number is whole"),
     mutant(zero_memory, "stage >= 1", "stage >= 2",
            says="From stage 1 on each rank holds 1/R of the optimizer state"),

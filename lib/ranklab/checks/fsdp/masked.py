@@ -17,13 +17,14 @@ T = 151  # tokens in a row
 ANSWERS = 5, 0, 263, 13
 TYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 CASES = "float32", "float16", "bfloat16", "in its group", "micro-batches with count"
+KEEP = "The caller needs its logits and labels again: write nothing into them."
 NO_GRAPH = ("A rank without answers takes part in backward all the same: its loss is a sum of "
             "nothing, with a graph and without NaN.")
 FAILURES = {"RuntimeError: element 0 of tensors does not require grad.*": NO_GRAPH,
             LEFT: "All ranks must call the all-reduce, also one that has no answer.",
             "RuntimeError: view size is not compatible.*": "logits[:, :-1] is not contiguous: "
             "flatten(0, 1) or reshape.",
-            ".*LongTensor.*": "The caller needs its labels again: write nothing into them.",
+            ".*LongTensor.*": KEEP,
             "ValueError: .*": "A rank without answers is no error where another one has some: "
             "first the count over all ranks."}
 
@@ -43,6 +44,7 @@ def _comparisons(masked_loss):
         logits, labels = _batch(rank, TYPES.get(case, torch.float32))
         logits.requires_grad_()
         count, pieces = (sum(ANSWERS), 2) if "count" in case else (None, 1)
+        before = logits.detach().clone(), labels.clone()
         with Traffic() as traffic:
             losses = [masked_loss(*piece, count, group)
                       for piece in zip(logits.chunk(pieces), labels.chunk(pieces))]
@@ -50,6 +52,8 @@ def _comparisons(masked_loss):
                 loss.backward()
         loss = sum(loss.detach().float() for loss in losses)
         sent = [op.payload_bytes for op in traffic.ops]
+        yield (expect, torch.equal(logits, before[0]) and torch.equal(labels, before[1]),
+               f"{case}, rank {rank}: logits or labels are changed", KEEP)
         yield _compare, case, rank, members, loss.cpu(), logits.grad.cpu(), sent
     labels[:, 1:] = IGNORE
     for count in (None, 0):
@@ -72,6 +76,9 @@ def check_masked_loss(masked_loss):
 
 def _compare(case, rank, members, loss, gradient, sent):
     where, dtype = f"{case}, rank {rank} of {tuple(members)}", TYPES.get(case, torch.float32)
+    calls = int("count" not in case)
+    expect(calls or not sent, f"{where}: it sends {len(sent)} messages", "The count is given, that "
+           "of all ranks: nobody need be asked.")
     expect(loss.isfinite(), f"{where}: the loss is {loss:.6g}", NO_GRAPH)
     R, count, here = len(members), sum(ANSWERS[r] for r in members), max(ANSWERS[rank], 1)
     logits, labels = (x.cpu() for x in _batch(rank, dtype))  # and now by one process
@@ -97,7 +104,6 @@ def _compare(case, rank, members, loss, gradient, sent):
        "is an integer of 64 bits.")
     explain(f"{where}: the gradient of the logits", gradient,
             (R * whole.float() / count).to(dtype), hint="The sum must stay in the graph.")
-    calls = int("count" not in case)
     expect(len(sent) == calls and sum(sent) <= 8,
            f"{case}: {len(sent)} messages of {sum(sent)} bytes, not {calls} of 8",
            "The count alone travels, in one all-reduce; with `count` given nothing does.")

@@ -1,10 +1,14 @@
 """What is compared on the ranks themselves, when all of them have communicated."""
 
+import gc
+
+import torch
 import torch.distributed as dist
 
 from ranklab.checks.exercise import Mistake
 from ranklab.checks.failures import hinted
 from ranklab.checks.trial import group_of_mine, members_of, on_ranks
+from ranklab.meter.storage import storages_of
 
 
 def on_all_ranks(comparisons, *args, ranks, failures):
@@ -36,6 +40,15 @@ def expect(is_so, what, hint):
 def world_and_group():
     """On four ranks: (the members, the group) for all of them, and for this rank's of 1 and 3."""
     return (range(4), None), (members_of(dist.get_rank()), group_of_mine())
+
+
+def held_bytes(besides=()):
+    """Bytes of all tensors that anything in this process holds, without those of `besides`."""
+    gc.collect()
+    tensors = [x for x in gc.get_objects() if issubclass(type(x), torch.Tensor)]
+    held = {storage._cdata: storage.nbytes() for x in tensors for storage in storages_of(x)}
+    known = {storage._cdata for x in besides for storage in storages_of(x)}
+    return sum(nbytes for key, nbytes in held.items() if key not in known)
 
 
 def chunk_of(tensor, ranks, rank):

@@ -11,9 +11,8 @@ from ranklab.meter import Traffic
 CASES = [(shape, dtype) for shape in ((10, 3), (8, 2), (2, 3), (1,), (7, 2, 3), (0, 4))
          for dtype in (torch.float32, torch.float64, torch.bfloat16)]
 FAILURES = {
-    "IndexError: .*index out of range.*":
-        "torch.chunk makes fewer than R chunks where rows run out: the ranks "
-    "after them have parameter[:0].",
+    "RuntimeError: view size is not compatible.*": "A parameter need not be contiguous: "
+    "parameter[a:b], or reshape.",
     "IndexError: too many indices for tensor of dimension 1":
         "A bias is cut like a matrix; its rows are numbers: parameter[a:b].",
     "ValueError: .*": "Only the shape () is an error: (1,) is a row, and a rank may have none.",
@@ -33,7 +32,7 @@ def _comparisons(shard_parameter):
 def check_shard_parameter(shard_parameter):
     on_all_ranks(_comparisons, shard_parameter, ranks=4, failures=FAILURES)
     yield "ceil(n/R) rows each, fewer or none on the last ranks: as torch.chunk, on 4 ranks"
-    yield "in groups of 1 and 3 as well; any shape, float32, float64, bfloat16"
+    yield "in groups of 1 and 3 as well; any shape and strides, 3 types"
     yield "a copy, without a graph; nothing is sent; a parameter without rows is a ValueError"
 
 
@@ -42,11 +41,17 @@ def _compare(shard_parameter, shape, dtype, members, group):
     place, floor = members.index(rank), shape[0] // ranks
     where = f"shape {shape}, {dtype}: rank {rank} of {tuple(members)}"
     tensor = torch.arange(1.0, torch.Size(shape).numel() + 1, device=device()).view(shape).to(dtype)
-    parameter = torch.nn.Parameter(tensor.clone())
+    given = tensor.mT.contiguous().mT if dtype == torch.float64 and tensor.dim() > 1 else tensor
+    parameter = torch.nn.Parameter(given.clone())
+    parameter.grad = gradient = torch.ones_like(parameter)
     with Traffic() as traffic:
         shard = shard_parameter(parameter, group)
-    expect(torch.equal(parameter, tensor), f"{where}: the parameter is changed",
-           "Copy its rows, and write nothing into it: the caller may need it again.")
+    expect(torch.equal(parameter, tensor) and parameter.requires_grad
+           and parameter.grad is gradient, f"{where}: the parameter is changed",
+           "Copy its rows. Its numbers, gradient and requires_grad stay: the caller may "
+           "need them.")
+    expect(getattr(shard, "grad", None) is None, f"{where}: the shard has a gradient", "Only "
+           "numbers are copied: gradients come by a backward.")
     explain(f"{where}: the shard", shard, chunk_of(tensor, ranks, place), {
         "as tensor_split cuts": (tensor.tensor_split(ranks)[place], "Each rank has ceil(n/R) rows, "
                                  "as long as there are some. So it is in FSDP2, too."),

@@ -30,13 +30,13 @@ def _model(dtype):
 
 
 def _comparisons(full_state_dict, in_group):
-    """Runs on every rank: what to compare, for on_all_ranks."""
+    """Runs on every rank: what to compare, for on_all_ranks. In groups some are in no block."""
     rank, group = dist.get_rank(), group_of_mine() if in_group else None
     members = members_of(rank) if in_group else range(3)
     model = seeded(lambda: _model(torch.float64 if in_group else torch.float32), 0)
     before = {name: x.cpu().clone() for name, x in model.state_dict().items()}
     blocks = [FullyShardedBlock(module, group, precision=Precision(torch.bfloat16))
-              for module in (*model.blocks, model)]
+              for module in (*model.blocks, *[model] * (not in_group))]
     parameters = [p for block in blocks for p in block.parameters]
     for number in range(2):
         where = f"rank {rank} of {tuple(members)}, call {number + 1}"
@@ -51,7 +51,12 @@ def _comparisons(full_state_dict, in_group):
                f"{where}: {len(traffic.ops)} messages for {len(parameters)} parameters",
                "Gather each one once, also where it has two names, in a message of its own: all "
                "parameters of each block, then the names.")
-        for tensor in (*(p.shard.data for p in parameters), *model.buffers()):
+        most = sum(p.numbers * p.shard.itemsize for p in parameters)
+        sent = traffic.sent_bytes
+        yield (expect, sent <= most, f"{where}: sends {sent} bytes, its rows are {most}", "Only "
+               "the group's rank 0 needs them: dist.gather(). An all-gather sends the rows to "
+               "every rank.")
+        for tensor in (*(p.data for p in model.parameters()), *model.buffers()):
             tensor += 1
         yield _compare_copies, where, state, given
 
@@ -60,7 +65,7 @@ def check_full_state_dict(full_state_dict):
     for ranks, in_group in ((3, False), (4, True)):
         on_all_ranks(_comparisons, full_state_dict, in_group, ranks=ranks, failures=FAILURES)
     yield "the whole state on the group's rank 0, {} on the others; in groups of 1 and 3, too"
-    yield "tied, frozen and uneven parameters, and buffers; in the shards' type; twice in a row"
+    yield "tied, frozen, uneven, in no block; and buffers; in the shards' type; twice in a row"
     yield "a copy on the CPU; the model stays in shards"
 
 
@@ -83,6 +88,9 @@ def _compare(where, state, before, more, is_first):
            "Take those of model.state_dict(keep_vars=True): a tied parameter has two, and buffers "
            "are there. The first rank is dist.get_rank(block.group) == 0.")
     for name, right in plain.items():
+        expect(state[name].dtype == right.dtype,
+               f"{where}: `{name}` is {state[name].dtype}, not {right.dtype}", "The state has the "
+               "shards' type: padded_shard(parameter.shard.dtype).")
         rows = chunk_of(right, 3, 0) if right.dim() else right
         explain(f"{where}: `{name}`", state[name], right, {
             "this rank's rows": (rows, "In model.state_dict(keep_vars=True) its `.shard` stands: "

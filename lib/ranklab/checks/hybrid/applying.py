@@ -14,7 +14,7 @@ from ranklab.models.gpt import GPT, IGNORE, GPTConfig
 CONFIG = GPTConfig(vocab_size=16, n_ctx=8, n_embd=16, n_head=4, n_layer=2)
 LAYOUTS = (Layout(2, 2, 1), Layout(1, 2, 2, sequence_parallel=True, recompute=True),
            Layout(2, 1, 2, zero=1, virtual=2), Layout(2, 1, 2, zero=3, recompute=True),
-           Layout(2, 2, 2))
+           Layout(2, 2, 2, sequence_parallel=True))
 TOKENS = ("How(hybrid.tensor.group, layout.sequence_parallel): with it each rank has its tokens "
           "where blocks begin and end.")
 WEIGHTS = ("Data parallelism sees the parameters that are there when it is applied: what is cut "
@@ -27,7 +27,7 @@ HINTS = {  # of each cost
                                "layers is left: what goes later has had memory, too.",
     "passes of blocks": "With layout.recompute, and only then, checkpoint_blocks(model, ...): each "
                         "block is computed a second time in backward.",
-    "tokens in blocks": TOKENS,
+    "tokens in blocks": TOKENS, "calls of data.apply": WEIGHTS,
 }
 FAILURES = {
     "AttributeError: .* has no attribute 'place'": "hybrid.pipeline.keep_mine(model) is first.",
@@ -62,6 +62,8 @@ def _trial(parallelize, layout):
     for block in model.blocks.values():
         block.norm2.register_forward_pre_hook(lambda _, x: passes.append(x[0].shape[:2].numel()))
     groups, give = [{"params": list(model.named_parameters())}], hybrid.give_memory
+    applied, apply = [], hybrid.data.apply
+    hybrid.data.apply = lambda *of: (applied.append(of), apply(*of))[1]
     hybrid.give_memory = lambda model: (given.append(_numbers(model)), give(model))
     if (got := hybrid.apply(model)) is not model:
         raise TypeError(f"a {type(got).__name__} is returned, not the model")
@@ -69,7 +71,8 @@ def _trial(parallelize, layout):
     inputs, targets = hybrid.batch(*(x.to(device()) for x in _batch()))
     share = hybrid.forward_backward(lambda x, y: model(x, y, "sum"), inputs, targets, 1)
     optimizer.step()
-    numbers = _numbers(model), max(given, default=_numbers(model)), len(passes), sum(passes)
+    numbers = (_numbers(model), max(given, default=_numbers(model)), len(passes), sum(passes),
+               len(applied))
     return (hybrid.mesh.coordinates()["pipeline"], dict(zip(HINTS, numbers)), hybrid.total(share),
             hybrid.state(model, optimizer))
 
@@ -85,7 +88,7 @@ def _allowed(layout, stage):
     part += C * is_last
     passes = blocks * 4 // layout.dp * (1 + layout.recompute)
     return (part // layout.dp if layout.zero == 3 else part, part, passes,
-            passes * 8 // (layout.tp if layout.sequence_parallel else 1))
+            passes * 8 // (layout.tp if layout.sequence_parallel else 1), 1)
 
 
 def check_parallelize(parallelize):

@@ -31,11 +31,13 @@ TIED_FAILURES = {
     "None: nothing is sent there."}
 SQUARES = "Square, add up over all ranks, and take the root last: total.sqrt().float()."
 COPIES = "What `copies` ranks hold is added up as often: divide its square by copies."
-DOUBLE = "Squares do not fit into the gradient's own type, or are too rough: gradient.double()."
-CASES = "plain", "bf16", "large", "small", "inf", "nan"
+DOUBLE = ("In float32 the squares of 1e30 and of 1e-30 are infinite and 0, and bf16 has 8 bits: "
+          "gradient.double() first.")
+HINTS = {"plain": SQUARES, "zeros": "The norm of zeros is 0: divide by nothing that may be 0."}
+CASES = "plain", "bf16", "large", "small", "zeros", "inf", "nan"
 NORM_FAILURES = {LEFT: "Every rank calls one all-reduce, also one that holds nothing, in "
                                  "its `group`.",
-                 "TypeError: .* got <class 'int'> .*":
+                 "AttributeError: 'int' object .*|TypeError: Invalid function .* <class 'int'> .*":
                      "Begin with torch.zeros((), dtype=torch.float64, device=device())."}
 
 
@@ -56,7 +58,7 @@ def _at_end(rank, i):
 
 
 def _tied_trial(sync):
-    """[(gradients after it, bytes sent, messages sent)]"""
+    """[(gradients after it, bytes sent, names of what is called)]"""
     seen = []
     for members, group in _groups():
         rank, ends = dist.get_rank(), members[:: max(1, len(members) - 1)]
@@ -69,7 +71,8 @@ def _tied_trial(sync):
         with Waits() as waits, Traffic() as traffic:
             sync(copies, other, group)
         all_awaited(waits.missing(len(traffic.ops)), "the sum")  # else what follows may hang
-        seen.append(([p.grad for p in copies], traffic.sent_bytes, traffic.sent_messages))
+        seen.append(([p.grad for p in copies], traffic.sent_bytes,
+                     [op.name for op in traffic.ops]))
     return seen
 
 
@@ -89,13 +92,16 @@ def check_tied_embedding_sync(sync):
     yield "in a group of some ranks, too, where `other` counts in the group"
 
 
-def _look_at_end(where, rank, other, gradients, sent, messages):
+def _look_at_end(where, rank, other, gradients, sent, names):
     for i, got in enumerate(gradients):
         mine, theirs = _at_end(rank, i), _at_end(other, i)
         explain(f"{where}: gradient {i} of the copies", got, mine + theirs, {
             "the mean": ((mine + theirs) / 2, "Each end has a part of one gradient: add, no mean."),
             "its own as it was": (mine, OWN), "that of the other end": (theirs, OWN)}, OWN)
-    nbytes = sum(gradient.nbytes for gradient in gradients)
+    nbytes, messages = sum(gradient.nbytes for gradient in gradients), names.count("send")
+    if others := set(names) - {"send", "recv"}:
+        raise Mistake(f"{where} calls {', '.join(sorted(others))}", "No other rank needs to "
+                      f"wait. {PAIR}")
     if sent > nbytes or messages > len(gradients):
         raise Mistake(f"{where} sends {messages} messages of {sent} bytes in all, not "
                       f"{len(gradients)} of {nbytes}", PAIR)
@@ -111,7 +117,7 @@ def _holders(members):
 
 def _shared(case, holders):
     """The gradient that they all hold; in two cases rank 2 has one that is not finite."""
-    x = _numbers(*holders) * {"large": 1e30, "small": 1e-30}.get(case, 1)
+    x = _numbers(*holders) * {"large": 1e30, "small": 1e-30, "zeros": 0}.get(case, 1)
     if holders == (2,) and case in ("inf", "nan"):
         x[1, 1] = float(case)
     return x.bfloat16() if case == "bf16" else x
@@ -160,7 +166,7 @@ def _look_at_norm(where, case, value, rank, members):
                      sum(s / len(of) for s, of in squares if rank in of), SQUARES)}
         explain(f"{where}: the norm", value, right.sqrt().float(), {
             name: (torch.as_tensor(wrong).sqrt().float(), hint)
-            for name, (wrong, hint) in slips.items()}, DOUBLE if case != "plain" else SQUARES)
+            for name, (wrong, hint) in slips.items()}, HINTS.get(case, DOUBLE))
     elif math.isfinite(value):
         raise Mistake(f"{where}: {value.item():.6g}, where one rank has an {case}", "Then no "
                       "rank's norm is finite: all must skip the step, or none.")

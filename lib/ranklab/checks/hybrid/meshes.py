@@ -1,5 +1,7 @@
 """The check of build_mesh: real ranks make the groups of several meshes, and talk in each."""
 
+import zlib
+
 import torch
 import torch.distributed as dist
 
@@ -21,17 +23,28 @@ ORDER = ("All ranks call new_group for all groups of all axes, in one order, als
          "that they are not in: loop over mesh.all_along(axis), and keep your own.")
 KEYS = ("The keys of mesh.groups are tuples of names in the order of the mesh's axes, also for one "
         "axis and for joined=[(\"tensor\", \"data\")]: tuple(a for a in mesh.axes if a in names).")
-FAILURES = {"hang: .*new_group.*": ORDER, LEFT: ORDER, MISMATCH: ORDER, ".*no group along.*": KEYS,
+FAILURES = {"hang: .*new_group.*": ORDER,
+            "hang: all_reduce(, all_reduce)*": f"{ORDER} A set has another order on each rank.",
+            LEFT: ORDER, MISMATCH: ORDER, ".*no group along.*": KEYS,
             "ValueError: .*but the job has.*": "The product of all sizes counts.",
             "AttributeError: .* has no attribute 'groups?'":
                 "Fill mesh.groups of mesh = Mesh(axes), and return that mesh."}
+
+
+
+class Name(str):
+    """Of an axis. A set has its texts in another order on each rank, as under torchrun."""
+
+    def __hash__(self):
+        return zlib.crc32(f"{dist.get_rank()} {self}".encode())
 
 
 def _trial(build_mesh, meshes):
     """[(sizes of the mesh, {names: (ranks of my group along them, the sum of 2**rank in it)})]"""
     found = []
     for axes, joined in meshes:
-        given = dict(axes)
+        axes = {Name(axis): size for axis, size in axes.items()}
+        joined, given = [tuple(map(Name, names)) for names in joined], dict(axes)
         mesh, sums = build_mesh(given, joined), {}
         given.clear()
         for names in (*axes, *joined):
@@ -41,8 +54,8 @@ def _trial(build_mesh, meshes):
             total = torch.tensor([2.0 ** dist.get_rank()], device=device())
             if ranks == Mesh(axes).ranks_along(names):  # in any other one nobody may answer
                 dist.all_reduce(total, group=group)
-            sums[names] = ranks, total.item()
-        found.append((list(mesh.axes.items()), sums))
+            sums[tuple(map(str, names)) if names in joined else str(names)] = ranks, total.item()
+        found.append(([(str(axis), size) for axis, size in mesh.axes.items()], sums))
     return found
 
 

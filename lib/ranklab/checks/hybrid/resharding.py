@@ -14,6 +14,7 @@ CASES = {  # name: (shape of the whole, this rank's box, in how many parts each 
     "a box inside of a larger one": ((6, 8), (slice(2, 4), slice(3, 6)), (1, 1)),
     "parts of four boxes": ((7, 9), (slice(1, 6), slice(2, 8)), (2, 2)),
     "one dim": ((11,), (slice(4, 9),), (3,)),
+    "one dim, its end": ((11,), (slice(9, 11),), (3,)),  # another piece of the same tensor
     "three dims": ((4, 5, 6), (slice(1, 4), slice(0, 3), slice(2, 6)), (2, 3, 2)),
     "Adam's step, without dims": ((), (), ()),
     "ZeRO's shards of 19 numbers, in float64": ((6, 8), (slice(3, 6), slice(0, 8)), 19),
@@ -21,16 +22,20 @@ CASES = {  # name: (shape of the whole, this rank's box, in how many parts each 
 PLACE = ("Both offsets count in the whole tensor. In each dim the overlap begins at the larger of "
          "the two offsets, and ends at the smaller of the two ends; minus its own offset it is a "
          "slice of either tensor.")
+KINDS, OTHER = ("weight", "exp_avg"), 1000  # numbers of the second are larger by that
+PAIR = ("Weights and each state of the optimizer have pieces of one name, and a tensor may have "
+        "several pieces: saved[i] are the boxes of pieces[i], for i in order.")
 FILL = "piece.tensor is a view of what is trained: piece.tensor[here].copy_(box[there])."
 LATER = "First look at all pieces and boxes, then copy: after an error the old weights go on."
 
 
-def _case(number, shape, box, parts):
+def _case(name, kind, shape, box, parts):
     """(the Piece, its boxes, what is trained, the same as it should be in the end)"""
-    whole = torch.arange(1.0, 1 + math.prod(shape)).view(shape) + 1000 * number
+    whole = torch.arange(1.0, 1 + math.prod(shape)).view(shape) + OTHER * (kind != KINDS[0])
     trained, right = torch.full((2, *shape, 2), -1.0)  # so the piece is not contiguous
     right[..., 0][box] = whole[box]
-    piece = Piece(f"w{number}", "weight", shape, tuple(s.start for s in box), trained[..., 0][box])
+    piece = Piece(name.partition(",")[0], kind, shape, tuple(s.start for s in box),
+                  trained[..., 0][box])
     if isinstance(parts, int):
         flat = whole.double().flatten()
         saved = [(each.offset, each.tensor) for start in range(0, len(flat), parts) for each in
@@ -47,22 +52,27 @@ def _case(number, shape, box, parts):
 
 def check_reshard_checkpoint(reshard):
     pieces, saved, trained, right = zip(*itertools.starmap(_case, (
-        (number, *case) for number, case in enumerate(CASES.values()))))
+        (name, kind, *case) for name, case in CASES.items() for kind in KINDS)))
     before = [[tensor.clone() for _, tensor in boxes] for boxes in saved]
     try:
         reshard(list(pieces), [list(boxes) for boxes in saved])
     except RuntimeError as error:
         raise Mistake(f"it raised RuntimeError: {error}", PLACE) from error
-    for name, *memory, boxes, old in zip(CASES, trained, right, saved, before):
+    except ValueError as error:
+        raise Mistake(f"it raised ValueError: {error}", f"All were saved. {PAIR}") from error
+    for piece, *memory, boxes, old in zip(pieces, trained, right, saved, before):
+        name, new = f"{piece.name}, {piece.kind}", memory[1]
+        shift = OTHER if piece.kind == KINDS[0] else -OTHER
         explain(f"{name}: what is trained", *memory, {
-            "as it was": (torch.full_like(memory[0], -1), FILL)}, PLACE)
+            "as it was": (torch.full_like(new, -1), FILL),
+            "that of the other kind": (torch.where(new == -1, new, new + shift), PAIR)}, PLACE)
         if not all(torch.equal(tensor, kept) for (_, tensor), kept in zip(boxes, old)):
             raise Mistake(f"{name}: a saved box is changed", "Other pieces read it, too.")
     yield "boxes of 0 to 3 dims, smaller, larger, inside of each other, in any order"
     yield "shards that begin in the middle of a row; the piece keeps its type and its memory"
     for name, case in CASES.items():
-        _refused(reshard, f"{name}, of which a box is missing", _case(1, *CASES["one dim"]),
-                 _case(2, *case))
+        _refused(reshard, f"{name}, of which a box is missing", _case("first", KINDS[0],
+                 *CASES["one dim"]), _case(name, KINDS[1], *case))
     yield "numbers that were not saved are a ValueError that names the piece, and nothing changes"
 
 

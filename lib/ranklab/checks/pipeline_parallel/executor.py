@@ -10,6 +10,7 @@ from torch import nn
 
 from ranklab.checks.exercise import Mistake
 from ranklab.checks.failures import hinted
+from ranklab.checks.fsdp.ranks import held_bytes
 from ranklab.checks.handles import Waits
 from ranklab.checks.trial import explain, group_of_mine, members_of, on_ranks
 from ranklab.engine import device
@@ -35,6 +36,8 @@ COSTS = {
     "messages": "One for each send() and receive(): inside a rank self.there is enough.",
     "bytes sent": "What travels has the shape of an output.",
     "activations at once": "Backward is the last use of a micro-batch: self.kept.pop().",
+    "bytes kept after training": "After a run nobody needs inputs, outputs or gradients of "
+    "micro-batches: pop() what is used or sent out of self.there, self.kept and self.arriving.",
     "tensors left in self.there": "What is used or sent is popped out of self.there.",
     "activations kept without gradients": "No backward follows: torch.is_grad_enabled() tells.",
 }
@@ -51,7 +54,8 @@ FAILURES = {
     ".*sends a graph.*": LEAF, "RuntimeError: .*(second time|not require grad).*": LEAF,
     "(Type|Attribute)Error: 'NoneType' .*": LEAF,
     "RuntimeError: grad can be implicitly created only for scalar outputs": f"{START} {LEAF}",
-    "RuntimeError: Mismatch in shape.*": START,
+    "RuntimeError: Mismatch in shape.*": "A gradient has the shape of the output that it is for: "
+    "both are of one stage and one micro-batch.",
     ".*broadcast shape.*": "Only the output of the last stage of all, self.last, is a loss.",
     "RuntimeError: .*floating point.*":
         "Stage 0 takes its inputs as they are: tokens get no gradient.",
@@ -109,6 +113,7 @@ def _run(executor_class, schedule, group):
     executor = executor_class({stage: call for stage, (call, _) in mine.items()}, last,
                               lambda x: torch.empty_like(x, dtype=torch.float32), group,
                               weight_queue=queue)
+    held = held_bytes()
     with Waits() as waits, Traffic() as traffic:
         _watch(executor, waits)
         losses = [executor.run(schedule, pieces_of(0), WEIGHT, SCALE)]
@@ -117,6 +122,10 @@ def _run(executor_class, schedule, group):
     if missing := waits.missing(len(traffic.ops)):
         raise RuntimeError(f"{missing} messages were never waited for")
     losses.append(executor.run(schedule, pieces_of(1), WEIGHT, SCALE))
+    waits.forget()
+    known = [p.grad for _, module in mine.values() for p in module.parameters()]
+    known += [x for _, x in executor.leaving] + [x for piece in executor.pieces for x in piece]
+    left = held_bytes([*known, *losses, executor.loss]) - held
     at_once = max(kept), in_flight_activations(schedule)[rank]
     forwards = tuple(tuple(a for a in actions if a.kind == "F") for actions in schedule)
     with torch.no_grad():
@@ -131,7 +140,8 @@ def _run(executor_class, schedule, group):
     return values, {"messages": (len(traffic.ops), len(messages)),
                     "bytes sent": (traffic.sent_bytes, nbytes), "activations at once": at_once,
                     "tensors left in self.there": (len(executor.there), 0),
-                    "activations kept without gradients": (len(executor.kept), 0)}
+                    "activations kept without gradients": (len(executor.kept), 0),
+                    "bytes kept after training": (left, 0)}
 
 
 def _watch(executor, waits):

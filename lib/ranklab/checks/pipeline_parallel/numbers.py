@@ -12,7 +12,9 @@ from ranklab.pipeline_parallel import (
     parse_schedule, simulate, zb_h1_bubble, zb_v_schedule, zero_bubble_schedule,
 )
 
-SCHEDULES = {"GPipe": gpipe_schedule(4, 6), "1F1B": one_f_one_b_schedule(4, 6),
+SCHEDULES = {"B, I and W on one rank": parse_schedule(
+    "F0 I0 F1 F2 W0 B1 F3 F4 I2 W2 B3 B4"),
+             "GPipe": gpipe_schedule(4, 6), "1F1B": one_f_one_b_schedule(4, 6),
              "interleaved": interleaved_schedule(2, 4, 3), "ZB-H1": zero_bubble_schedule(4, 6),
              "ZB-V": zb_v_schedule(3, 8), "one rank": one_f_one_b_schedule(1, 3),
              "F and B by hand": parse_schedule("F0 F1 F2 B1 F3 B0 B2 B3")}
@@ -33,8 +35,10 @@ def check_bubble_fraction(bubble_fraction):
             times.setdefault(span.rank, []).extend((span.start, span.end))
         own = [max(each) - min(each) for each in times.values()]
         explain(f"{name}, flush={flush}", round(bubble_fraction(list(spans), flush), 9), right, {
-            "without the ranks' idle ends": (1 - busy / sum(own), "A rank is idle, too, before its "
-                                             "first action and after its last, while others work."),
+            "without the ranks' idle ends" if flush else "by the mean of the ranks' own times": (
+                1 - busy / sum(own), "A rank is idle, too, before its first action and after its "
+                "last, while others work." if flush else "The slowest rank counts for all: the "
+                "largest of these times."),
             "as without a flush": (1 - busy / len(own) / max(own), "With flush=True the time is "
                                    "that from the first start to the last end of all ranks."),
             "a part of the work": (right / (1 - right), "It is a part of the whole time, in which "
@@ -48,13 +52,17 @@ def check_bubble_fraction(bubble_fraction):
 
 def check_in_flight_activations(in_flight_activations):
     for name, schedule in SCHEDULES.items():
-        right, of_I, of_B, of_none = (torch.tensor([
+        right, of_I, of_both, of_B, of_none = (torch.tensor([
             max(itertools.accumulate((a.kind == "F") - (a.kind in freed_by) for a in actions))
-            for actions in schedule]) for freed_by in ("BW", "BI", "B", ""))
+            for actions in schedule]) for freed_by in ("BW", "BI", "BIW", "B", ""))
+        of_start = torch.tensor([len([*itertools.takewhile(lambda a: a.kind == "F", actions)])
+                                 for actions in schedule])
         got = torch.tensor([int(number) for number in in_flight_activations(schedule)])
         explain(f"{name}: what ranks hold", got, right, {
             "as if I set them free": (of_I, "With I and W, an activation is there until its W."),
+            "as if I and W set them free": (of_both, "With I and W, one is there until its W."),
             "as if only B set them free": (of_B, "W sets them free, as well."),
+            "those before the first backward": (of_start, "There may be more later."),
             "all forwards": (of_none, "A backward sets its activation free."),
         }, "For each rank: F one more, B or W one less. The most that is there at any time: look "
            "after each F, before the B that follows.")

@@ -6,13 +6,15 @@ from ranklab.pipeline_parallel import (
     one_f_one_b_in_flight, places, problems, simulate, zb_h1_bubble, zb_h1_in_flight, zb_v_schedule,
 )
 
-SHAPES = [(P, M) for P in (1, 2, 3, 4, 8) for M in sorted({1, 2, P, P + 1, 2 * P + 1, 12})]
+SHAPES = [(P, M) for P in range(1, 9) for M in sorted({1, 2, P, P + 1, 2 * P + 1, 12})]
+SEND = 0.25  # of a forward: the time of a message
 THIN = [(P, k * P, V) for P in (1, 2, 3, 4, 8) for k in (1, 2, 4) for V in (1, 2, 3, 4)]
 RETURN = "Return a tuple with a tuple of actions for each rank: Action(\"F\", stage, micro_batch)."
+DEADLOCK = "no rank can go on"
 PROBLEMS = {
     "ranks, not": RETURN,
     "is no action": f"{RETURN} Micro-batches are 0 to M - 1: a warm-up is no longer than that.",
-    "no rank can go on": "That is a deadlock. A rank has to do enough forwards before its first "
+    DEADLOCK: "That is a deadlock. A rank has to do enough forwards before its first "
                          "backward: the more, the nearer it is to the start.",
     "before": "A rank has to do the F of a micro-batch before its B or I, and I before W.",
     "": "Each rank has a stage, which does F, and then B, or I and W, once for each micro-batch; "
@@ -44,6 +46,15 @@ def check_interleaved_schedule(interleaved_schedule):
                       "rounds of P: a round passes the rank's first stage, then its second, ...; "
                       "backward it is the last stage first. Before F and B in turn rank r does "
                       "(V - 1) * P + 2 * (P - r - 1) forwards, at most all M * V.")
+    for P, M, V in THIN:  # the ends: P - 1 forwards and backwards, and one round trip of messages
+        spans = simulate(interleaved_schedule(P, M, V), send=SEND)
+        ends, got = 3 * (P - 1) + 2 * SEND * (P * V - 1), bubble_fraction(spans)
+        if got > (most := ends / (3 * M * V + ends)) + 1e-9:
+            raise Mistake(f"P={P}, M={M}, V={V}: where a message takes {SEND} of a forward the "
+                          f"bubble is {got:.1%}, and {most:.1%} is possible", "A micro-batch that "
+                          "comes back from the next rank has travelled there and back: each rank "
+                          "begins two forwards more than the one after it, one for each way.")
+    yield f"also where a message takes {SEND} of a forward a rank waits for the ends alone"
     yield from illegal(interleaved_schedule, (4, 6, 2), (3, 2, 1), (0, 4, 2), (4, 0, 2), (2, 2, 0))
 
 
@@ -53,10 +64,10 @@ def check_zero_bubble_schedule(zero_bubble_schedule):
                       "micro-batches are on a rank: where they are, a W comes before the next F.",
                       is_ordered=False)
     yield from illegal(zero_bubble_schedule, (0, 4), (4, 0))
-    P, M = 8, 32
-    schedule = zero_bubble_schedule(P, M)
-    if any(action.kind == "B" for actions in schedule for action in actions):
-        raise Mistake(f"P={P}, M={M}: it has whole B", "Cut each into I and W.")
+    for P, M in (*SHAPES, (8, 32)):
+        schedule = zero_bubble_schedule(P, M)
+        if any(action.kind == "B" for actions in schedule for action in actions):
+            raise Mistake(f"P={P}, M={M}: it has whole B", "Cut each into I and W.")
     (bubble, peak), of_v = _score(schedule), _score(zb_v_schedule(P, M))
     yield (f"your score with {P} stages, {M} micro-batches: bubble {bubble:.1%}, peak {peak}. 1F1B "
            f"{flush_bubble(P, M):.1%}, {P}; ZB-H1 {zb_h1_bubble(P, M):.1%}, "
@@ -91,15 +102,28 @@ def _valid(make, P, M, V=None):
     """(what it is, the schedule), if it could train a model, and stages are where they should."""
     where = f"P={P}, M={M}" + (f", V={V}" if V else "")
     schedule = make(P, M, V) if V else make(P, M)
-    for problem in problems(schedule, P, M):
-        raise Mistake(f"{where}: {problem}",
-                      next(hint for part, hint in PROBLEMS.items() if part in problem))
-    found, right = list(places(schedule).values()), [*range(P)] * (V or 1)
-    if found != right:
-        raise Mistake(f"{where}: stages are on the ranks {found}, not {right}", "Rank r has stage "
-                      "r, and with several stages a rank also r + P, r + 2 * P, ...: so a "
-                      "micro-batch reaches the last rank soon.")
+    problem = next(iter(problems(schedule, P, M)), "")
+    kind = next(part for part in PROBLEMS if part in problem)
+    hint = PROBLEMS[kind]
+    if not problem or kind in (DEADLOCK, "before"):
+        hint = _last_first(schedule, P, V or 1) or hint
+        found, right = list(places(schedule).values()), [*range(P)] * (V or 1)
+        if found != right:
+            raise Mistake(f"{where}: stages are on the ranks {found}, not {right}", "Rank r has "
+                          "stage r, and with several stages a rank also r + P, r + 2 * P, ...: so "
+                          "a micro-batch reaches the last rank soon.")
+    if problem:
+        raise Mistake(f"{where}: {problem}", hint)
     return where, schedule
+
+
+def _last_first(schedule, P, V):
+    """A sentence where a rank's first B is not of its last stage."""
+    for rank, actions in enumerate(schedule):
+        first = next((a.stage for a in actions if a.kind == "B"), None)
+        if first is not None and first != (last := rank + (V - 1) * P):
+            return (f"Rank {rank}'s first B is of stage {first}. Gradients come back through the "
+                    f"stages in reverse, so its last one, {last}, is first.")
 
 
 def _in_order(where, schedule):

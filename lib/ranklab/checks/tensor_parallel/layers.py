@@ -1,12 +1,15 @@
 """The checks of the layers: linear by column and by row, attention, and the norm outside."""
 
 import copy
+import gc
 from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
+from ranklab.checks.exercise import Mistake
 from ranklab.checks.tensor_parallel.beside import GROUP, Whole, beside, on_four, refused, seeded
 from ranklab.engine import device
 from ranklab.models.gpt import Attention, GPTConfig
@@ -18,16 +21,19 @@ B, T, D, H = 2, 12, 2, 12
 C, OUT, FUSED = 24, 48, (24, 12, 12)  # FUSED: q, k and v in one matrix of OUT rows
 X_BYTES, Y_BYTES = B * T * C * 4, B * T * OUT * 4
 LINEARS = ("with bias", "without bias", "frozen weight", "frozen bias", "x of two dims",
-           "each rank its tokens")
+           "each rank its tokens", "float64")
 # Heads of k and v, which 4, 3, 2 and 1 ranks divide, or not; and whether there are biases.
 HEADS = {"12 key heads": (12, True), "6 key heads": (6, False), "2 key heads": (2, True),
-         "4 key heads, k frozen": (4, False), "each rank its tokens": (4, False)}
+         "1 key head": (1, False), "4 key heads, k frozen": (4, False),
+         "each rank its tokens": (4, False)}
 NORMS = {"LayerNorm": nn.LayerNorm, "LayerNorm without bias": partial(nn.LayerNorm, bias=False),
          "RMSNorm": nn.RMSNorm, "LayerNorm, frozen weight": nn.LayerNorm}
 
 CUT = ("torch's weight is (out, in): a column of the paper's A is a row of weight, dim 0. A bias "
        "has a number for each output: cut in a column layer, whole in a row layer.")
-CUT_FAILURES = {"RuntimeError: .*(cannot be multiplied|must match).*": CUT,
+STAYS = ("split_parameter copies, so `linear` stays as it is, and its weight is free when the "
+         "caller drops it. The bias of a row layer is linear.bias itself.")
+CUT_FAILURES = {"RuntimeError: .*(cannot be multiplied|must match).*": f"{CUT} {GROUP}",
                 "(Type|Attribute)Error: .*'NoneType'.*": "There may be no bias: None stays None.",
                 "ValueError: .*": f"{CUT} {GROUP}"}
 COLUMN = {"value": f"F.linear(self.enter(x, self.group), this rank's rows of weight, bias). {CUT}",
@@ -42,6 +48,7 @@ FIT = ("Each rank has H/R query heads in rank order, and for each of them `neede
 ONCE = ("x enters once, for q, k and v together: enter_before(attention, enter, group), and "
         "as_it_is in q.")
 ATTENTION_FAILURES = {
+    "ValueError: the query heads of rank .*": FIT,
     "ValueError: .*tokens of a sequence.*": ONCE,
     "ValueError: .*must divide the.*": "Where ranks share a key head, use "
     "KeyValueHeads.", "TypeError: 'NoneType' object is not callable": "Return the attention.",
@@ -81,10 +88,15 @@ def _filled(module, case=""):
     return module
 
 
+def _linear(case):
+    dtype = getattr(torch, _type(case))
+    return _filled(nn.Linear(C, OUT, case != "without bias", dtype=dtype), case)
+
+
 def _columns(layer_class, ranks):
     for case in (*LINEARS, f"parts={FUSED}", "enter=as_it_is"):
-        one = _filled(nn.Linear(C, OUT, case != "without bias"), case)
-        at, options, forward, backward = ranks.at(OUT), {}, (), (X_BYTES,)
+        one = _linear(case)
+        at, options, forward, backward = ranks.at(OUT), {}, (), (_input(case).nbytes,)
         x, y = Whole(_input(case)), Whole(None, -1, at)
         if "tokens" in case:
             options, forward = {"enter": gather_tokens}, backward
@@ -93,20 +105,44 @@ def _columns(layer_class, ranks):
             options = {"parts": FUSED}
             at = torch.cat([sum(FUSED[:n]) + ranks.at(size) for n, size in enumerate(FUSED)])
             y = Whole(None, -1, at)
-        layer = layer_class(copy.deepcopy(one), ranks.group, **options)
         if "as_it_is" in case:  # then x has the gradient of this rank's outputs alone
-            layer = layer_class(copy.deepcopy(one), ranks.group, as_it_is)
+            options = {"enter": as_it_is}
+        layer, look = _made(partial(layer_class, group=ranks.group, **options), one)
+        if "as_it_is" in case:
             one.forward, y, backward = partial(_some_outputs, one, at), Whole(None), ()
         yield from _layer(case, ranks, layer, layer, one, x, {"weight": (0, at), "bias": (0, at)},
                           y, COLUMN, forward, backward)
+        yield look
     if ranks.size == 4:
         yield refused("tp=4, 10 outputs", lambda: layer_class(nn.Linear(4, 10), ranks.group))
 
 
 def _input(case):
     """(B, T, C), or (B * T, C)"""
-    x = seeded(5, B, T, C)
+    x = seeded(5, B, T, C, dtype=_type(case))
     return (x.flatten(0, 1) if "two dims" in case else x).requires_grad_()
+
+
+def _type(case):
+    return "float64" if case == "float64" else "float32"
+
+
+def _made(new, one, is_row=False):
+    """(the layer of a copy of `one`, a look at that copy, of which the weight is dropped now)"""
+    given = copy.deepcopy(one)
+    weight, layer = StorageWeakRef(given.weight.untyped_storage()), new(given)
+    stays = all(map(torch.equal, given.parameters(), one.parameters()))
+    is_its = not is_row or getattr(layer, "bias", None) is given.bias
+    del given
+    gc.collect()
+    return layer, partial(_look_at_given, stays, is_its, weight.expired())
+
+
+def _look_at_given(stays, is_its, is_free):
+    for holds, what in ((stays, "`linear` is changed"), (is_its, "the bias is not that of linear"),
+                        (is_free, "something keeps the whole weight")):
+        if not holds:
+            raise Mistake(what, STAYS)
 
 
 def _some_outputs(linear, at, x):
@@ -115,14 +151,15 @@ def _some_outputs(linear, at, x):
 
 def _rows(layer_class, ranks):
     for case in LINEARS:
-        one, at = _filled(nn.Linear(C, OUT, case != "without bias"), case), ranks.at(C)
+        one, at = _linear(case), ranks.at(C)
         x, y, options, backward = _input(case), Whole(None), (), ()
         if "tokens" in case:
             y, options = Whole(None, 1, ranks.at(T)), (scatter_tokens, copy_to_region)
             backward = Y_BYTES, one.bias.nbytes
-        layer = layer_class(copy.deepcopy(one), ranks.group, *options)
+        layer, look = _made(lambda linear: layer_class(linear, ranks.group, *options), one, True)
         yield from _layer(case, ranks, layer, layer, one, Whole(x, -1, at), {"weight": (1, at)}, y,
-                          ROW, (Y_BYTES,), backward)
+                          ROW, (Y_BYTES * (x.itemsize // 4),), backward)
+        yield look
     if ranks.size == 4:
         yield refused("tp=4, 10 inputs", lambda: layer_class(nn.Linear(10, 4), ranks.group))
 

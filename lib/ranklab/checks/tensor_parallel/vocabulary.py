@@ -7,6 +7,7 @@ import torch.nn.functional as F
 
 from ranklab.checks.exercise import Mistake
 from ranklab.checks.tensor_parallel.beside import Whole, beside, on_four, seeded
+from ranklab.checks.trial import explain
 from ranklab.engine import device
 from ranklab.meter import Traffic
 from ranklab.models.gpt import IGNORE
@@ -17,11 +18,12 @@ LARGE, MOST_BYTES, MOST_CALLS = 1000, 16, 3  # the vocabulary that is counted, a
 # The size of the vocabulary, the type, and what logits are multiplied with.
 LOSSES = {"12 entries": (12, "float32", 1), "11 entries": (11, "float32", 1),
           "bfloat16": (11, "bfloat16", 3), "logits up to 1e4": (11, "float32", 4e3),
+          "logits near -120": (11, "float32", 1),
           "some targets IGNORE": (11, "float32", 1), "all targets IGNORE": (12, "float32", 1)}
 MINE = "This rank has the entries shard_range(vocab_size, rank, R), at their number - start"
-OUTSIDE = {"(Index|Runtime)Error: .*out of bounds.*":
-               f"{MINE}; a target may be another rank's, or IGNORE.",
-           "IndexError: index out of range in self": f"{MINE}: look up any row for the others, and put zeros."}
+OUTSIDE = {r"\w+: index .* out of bounds .*": f"{MINE}; a target may be another rank's, or IGNORE.",
+           "IndexError: index out of range in self":
+           f"{MINE}: look up any row for the others, and put zeros."}
 LOSS = {"value": "log(sum of exp(logits)) - the target's logit, both over all ranks, in float32; "
         "the largest logit of all ranks off first, or exp is infinite. 0 where a target is IGNORE. "
         f"{MINE}.",
@@ -35,10 +37,13 @@ ROWS = {"value": f"{MINE}. Zeros for tokens of other ranks, after the look-up; t
 def _losses(cross_entropy, ranks):
     targets = torch.arange(N, device=device())
     for case, (V, dtype, scale) in LOSSES.items():
-        whole = Whole((seeded(1, N, V, dtype=dtype) * scale).requires_grad_(), 1, ranks.at(V))
+        made = seeded(1, N, V, dtype=dtype) * scale - 120 * ("-120" in case)
+        whole = Whole(made.requires_grad_(), 1, ranks.at(V))
         wanted = targets % V
         wanted[: {"some": N // 2, "all ": N}.get(case[:4], 0)] = IGNORE
         logits = whole.leaf()
+        value = cross_entropy(logits, wanted.clone(), V, ranks.group)
+        yield partial(_named, case, value.detach(), made.detach().double(), wanted, whole.at)
         yield from beside(
             case, ranks, lambda: cross_entropy(logits, wanted, V, ranks.group),
             {"logits": logits, "targets": wanted},
@@ -50,6 +55,36 @@ def _losses(cross_entropy, ranks):
         with Traffic() as traffic:
             cross_entropy(logits, targets, LARGE, ranks.group)
         yield partial(_score, sum(op.sent_bytes for op in traffic.ops), len(traffic.ops))
+
+
+def _named(case, got, logits, targets, at):
+    """What usual mistakes get, of which rank has the columns `at`."""
+    ignored = targets == IGNORE
+    if got.shape == targets.shape and not got.isfinite().all():
+        raise Mistake(f"{case}: a loss is {got[~got.isfinite()][0].item()}", "The largest logit of "
+                      "all ranks, whatever its sign, comes off first: else the sum of exp is "
+                      "infinite, or 0.")
+    if got.shape == targets.shape and got[ignored].any():
+        raise Mistake(f"{case}: a loss is not 0 where a target is IGNORE", "No loss is 0 by "
+                      "itself there: masked_fill(targets == IGNORE, 0).")
+    largest, total, own = (x.masked_fill(ignored, 0) for x in (
+        logits.amax(-1), logits.logsumexp(-1), logits[:, at].logsumexp(-1)))
+    of_target = logits.gather(1, targets.where(~ignored, 0)[:, None])[:, 0].masked_fill(ignored, 0)
+    is_here = torch.isin(targets, at)
+    all_ranks = "Both sums are over all ranks, both over all ranks' columns: reduce_from_region."
+    once = "It comes off all logits, that of the target as well, so that the loss stays."
+    slips = {
+        "without the target's logit": (total, "The loss is the log minus the target's logit."),
+        "the log alone, with the largest logit off": (total - largest, "The loss is the log minus "
+                                                      "the target's logit, which is on one rank."),
+        "right less the largest logit": (total - of_target - largest, once),
+        "right plus the largest logit": (total - of_target + largest, once),
+        "negative": (of_target - total, "The loss is the log minus the target's logit."),
+        "that of this rank's columns": (own - of_target.where(is_here, largest), all_ranks),
+        "that of this rank's sum of exp": (own - of_target, all_ranks),
+        "that of this rank's targets": (total - of_target.where(is_here, largest), all_ranks)}
+    explain(f"{case}: the value", got, (total - of_target).float(), {
+        name: (wrong.float(), hint) for name, (wrong, hint) in slips.items()}, LOSS["value"])
 
 
 def _score(sent, calls):

@@ -15,7 +15,7 @@ MEMORY = (
      (7.5e9, 64)),
     ("float32 with Adam: 16 bytes for each number, on 3 ranks", (138, 3, 4, 4, 8)),
     ("the same on 1 rank, in every stage", (138, 1, 4, 4, 8)),
-    ("where R does not divide: the fullest rank", (10, 4, 3, 5, 7)),
+    ("where R does not divide: the fullest rank", (9, 4, 3, 5, 7)),
 )
 # What is shown; then bytes of parameters, ranks, and bytes that are resident
 TRAFFIC = (

@@ -1,5 +1,7 @@
 """The check of offload_optimizer: the same weights, and the state is where it belongs."""
 
+import tempfile
+
 import torch.distributed as dist
 
 from ranklab.checks.exercise import Mistake
@@ -7,37 +9,42 @@ from ranklab.checks.trial import rank_name
 from ranklab.checks.zero.stage3 import Units
 from ranklab.checks.zero.stages import Buckets, FreedBuckets
 from ranklab.checks.zero.training import WAYS, on_all_ranks, train
-from ranklab.zero import CpuMemory, ZeroStage1, ZeroStage2, ZeroStage3
+from ranklab.zero import Files, ZeroStage1, ZeroStage2, ZeroStage3
 
 STAGES = (ZeroStage1, Buckets), (ZeroStage2, FreedBuckets), (ZeroStage3, Units)
 STEPS = 2
 FAILURES = {
     ".*the step: bytes sent.*": "make_optimizer() has registered step_ends(): neither remove it "
     "nor add it once more.",
+    "AttributeError: 'NoneType' object has no attribute 'zero_grad'": "Return the optimizer.",
     ".*, step .*": "Masters are set first; then model.make_optimizer(new_optimizer, groups), whose "
     "step ends with model.step_ends().",
 }
 
 
-class _Noting(CpuMemory):
-    """A place that notes what it was given, and how much state came after each step."""
+class _Noting(Files):
+    """Files; notes what they were given, and how much state came after each step."""
 
-    def __init__(self):
-        self.memory, self.states = set(), []
+    def __init__(self, folder):
+        super().__init__(folder)
+        self.memory, self.states, self.shards = set(), [], 0
 
     def copy(self, tensor):
         there = super().copy(tensor)
         self.memory.add(there.untyped_storage().data_ptr())
+        self.shards += not self.states  # later come copies of the state
         return there
 
     def take_state(self, optimizer):
         self.states.append(len(optimizer.state))
+        super().take_state(optimizer)
 
 
 def _comparisons(offload_optimizer):
     for stage, (wrapped_class, watch) in enumerate(STAGES, 1):
         where, made = f"{rank_name(dist.get_rank(), 2)}, stage {stage}", {}
-        for way, place in (WAYS[2], _Noting()), (WAYS[3], None), (WAYS[0], None):
+        files = tempfile.TemporaryDirectory()
+        for way, place in (WAYS[2], _Noting(files.name)), (WAYS[3], None), (WAYS[0], None):
             def offloaded(wrapped, new_optimizer):
                 groups = _groups(wrapped.module) if place else None
                 made[place] = wrapped, offload_optimizer(wrapped, new_optimizer, groups, place)
@@ -45,6 +52,7 @@ def _comparisons(offload_optimizer):
 
             yield from train(wrapped_class, watch, ways=[way], make_optimizer=offloaded)
             yield where, _compare_places, *made[place], place
+        files.cleanup()
 
 
 def _groups(model):
@@ -70,6 +78,10 @@ def _compare_places(wrapped, optimizer, place):
     if any(p.itemsize < 4 or p.device.type != "cpu" for p in masters):
         raise Mistake("the optimizer's parameters have 16 bits, or lie on a GPU",
                       "Masters are float32 or better, on the CPU: place.copy() makes them so.")
+    if place and place.shards > len(wrapped.buckets):
+        raise Mistake(f"the place has copied {place.shards} shards, and there are "
+                      f"{len(wrapped.buckets)} buckets", "One master for each bucket. A second "
+                      "copy takes as much memory again.")
     if place and [group.get("are_matrices") for group in optimizer.param_groups] != [True, False]:
         raise Mistake(f"the optimizer has {len(optimizer.param_groups)} groups, not the two that "
                       "were given with their options",
@@ -79,6 +91,11 @@ def _compare_places(wrapped, optimizer, place):
                       f"{len([n for n in place.states if n])}", "The first step makes the state, "
                       "so the place takes it after each: optimizer.register_step_post_hook("
                       "lambda *_: place.take_state(optimizer)).")
+    states = [x for state in optimizer.state.values() for x in state.values()
+              if getattr(x, "ndim", 0)]
+    if place and {x.untyped_storage().data_ptr() for x in states} - place.memory:
+        raise Mistake("the optimizer's state is not in the place's files", "The place moves what "
+                      "optimizer.state has: place.take_state(optimizer), with this optimizer.")
 
 
 def check_offload_optimizer(offload_optimizer):
@@ -86,4 +103,4 @@ def check_offload_optimizer(offload_optimizer):
     yield "masters lie at the place, apart from the model's memory: stages 1, 2 and 3"
     yield "all weights are those of one process; no byte more travels between ranks"
     yield "groups keep their options; in bfloat16 the masters are float32"
-    yield "the place takes the state after every step"
+    yield "the place, files here, takes the state after every step"

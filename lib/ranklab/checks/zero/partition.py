@@ -85,4 +85,4 @@ def _compare_memory(where, tensors, flat, shards):
                       "it.")
     if any((tensor < 0).any() for tensor in tensors):
         raise Mistake(f"{where}: what is written into a shard changes the tensors too", "flat is "
-                      "new memory, also where there is one tensor: reshape(-1) alone is a view.")
+                      "new memory, a copy, also where there is one tensor.")

@@ -1,5 +1,9 @@
 """The checks of ZeroStage1 and ZeroStage2: equal to one process, and what is sent and held."""
 
+import gc
+
+from torch.multiprocessing.reductions import StorageWeakRef
+
 from ranklab.checks.exercise import Mistake
 from ranklab.checks.failures import LEFT
 from ranklab.checks.trial import explain
@@ -30,10 +34,15 @@ class Buckets(Watch):
         super().__init__(wrapped)
         self.whole, self.is_early = [0], False
         wrapped.reduce = self._reduce
+        wrapped.places = getattr(wrapped, "places", [])
 
     def _reduce(self, bucket):
+        self.whole.append(self.whole_now())
         work = type(self.wrapped).reduce(self.wrapped, bucket)
         self.is_early |= getattr(work, "is_here", False)
+        memory = [] if bucket.own is None else [bucket.own.untyped_storage()]
+        if memory and memory[0].data_ptr() != bucket.flat.untyped_storage().data_ptr():
+            self.wrapped.places.append(StorageWeakRef(memory[0]))
         return work
 
     def message_begins(self):
@@ -44,12 +53,17 @@ class Buckets(Watch):
 
     def after_backward(self, sync):
         self._compare_waits()
+        if self.most > 1:
+            raise Mistake(f"{self.most} buckets are on their way at a time", "reduce() first waits "
+                          "for those before: while self.works: self.works.pop().wait(). A message "
+                          "under way may hold a copy of its bucket.")
         if not self.wrapped.find_unused:  # that sends more, to ask who has used what
             self._compare_sent("backward", sync * self.once, "One reduce-scatter of bucket.flat: "
                                "the mean of a shard goes to its owner alone.")
 
     def after_step(self):
         self._compare_waits()
+        self.compare_places()
         self._compare_sent("the step", self.once, "step_ends() must gather what the owners have "
                            "stepped: one all-gather of the shards for each bucket.")
 
@@ -61,10 +75,13 @@ class Buckets(Watch):
         if self.is_early:
             raise Mistake("reduce() waits for its own message", "Backward goes on while it "
                           "travels: return the handle, and the next reduce() or finish() waits.")
-        if self.most > 1:
-            raise Mistake(f"{self.most} buckets are on their way at a time", "reduce() first waits "
-                          "for those before: while self.works: self.works.pop().wait(). A message "
-                          "under way may hold a copy of its bucket.")
+
+    def compare_places(self):
+        """`places`: those of means that are no part of bucket.flat."""
+        if self.wrapped.places:
+            raise Mistake("means take memory beside the whole gradients", "In stage 1 no "
+                          "gradient is freed, so the mean has its place among them: "
+                          "bucket.flat.view(-1, len(bucket.shard))[bucket.rank].")
 
     def _compare_sent(self, what, times, hint):
         right = times * sum(bucket.flat.nbytes for bucket in self.wrapped.buckets)
@@ -75,6 +92,15 @@ class Buckets(Watch):
 
 class FreedBuckets(Buckets):
     """Of stage 2."""
+
+    def compare_places(self):
+        for bucket in self.wrapped.buckets:
+            bucket.drop_gradients()
+        gc.collect()
+        if kept := sum(not place.expired() for place in self.wrapped.places):
+            raise Mistake(f"after optimizer.zero_grad() {kept} places of gradients are kept",
+                          "The optimizer's gradients hold them as long as they are needed: keep "
+                          "none elsewhere, torch.empty_like(bucket.shard) each time.")
 
     def after_backward(self, sync):
         super().after_backward(sync)
@@ -101,9 +127,14 @@ def check_ZeroStage2(wrapped_class):
     yield from check_ZeroStage1(wrapped_class, FreedBuckets)
 
 
+def _all_ways(wrapped_class, watch):
+    yield from train(wrapped_class, watch, CAP)
+    yield from train(wrapped_class, watch, {}, WAYS[-1:])  # one bucket
+
+
 def check_ZeroStage1(wrapped_class, watch=Buckets):
     for ranks in (3, 1):
-        on_all_ranks(train, wrapped_class, watch, CAP, ranks=ranks, failures=FAILURES)
+        on_all_ranks(_all_ways, wrapped_class, watch, ranks=ranks, failures=FAILURES)
     yield "after backward each rank has the mean gradient of its shard, on 1 and 3 ranks"
     yield "after a step all weights are those of one process: AdamW, SGD with momentum"
     yield "several backwards before a step, with and without no_sync; tied, frozen, two types"

@@ -26,7 +26,7 @@ class Block(nn.Module):
     """Half of number 1 is frozen; half of number 2 is in float64.
 
     Its output is nested, as a reentrant checkpoint's may not be: a tensor without gradient, one
-    that nobody uses, and the one that goes on.
+    that nobody uses, and the one that goes on; of odd numbers in a dict, and that one first.
     begins  is called when it begins to compute: ("forward", its number), ("backward", ...)
     """
 
@@ -44,7 +44,11 @@ class Block(nn.Module):
         y = self.down(torch.tanh(self.up(x)).to(self.down.weight.dtype)).to(x.dtype)
         if y.requires_grad:
             y.register_hook(lambda _: self.begins("backward", self.number))
-        return (y.detach(), [2 * y, x + y]) if self.nests else (y.detach(), x + y)
+        if not self.nests:
+            return y.detach(), x + y
+        if self.number % 2:
+            return {"on": x + y, "beside": (2 * y, y.detach())}
+        return y.detach(), [2 * y, x + y]
 
 
 class Toy(nn.Module):
@@ -66,7 +70,8 @@ class Toy(nn.Module):
             block = self.blocks[number]
             block.nests = not (self.recompute and x.requires_grad)
             if block.nests:
-                _, (_, x) = block(x)
+                outputs = block(x)
+                x = outputs["on"] if number % 2 else outputs[1][1]
             else:
                 _, x = checkpoint(block, x, use_reentrant=self.recompute == "reentrant")
         return self.head(self.norm(x))

@@ -74,10 +74,11 @@ def train(wrapped_class, new_watch, options=(), ways=WAYS, recompute=None, make_
         for step in range(steps):
             yield from _step(f"{where}, step {step + 1}", wrapped, optimizer, one, new_watch,
                              pieces, members, 100 * step)
+        wrapped.eval()
         with torch.no_grad(), new_watch(wrapped) as watch:
             loss_of(wrapped, 0)
             watch.forward_ends()
-        yield f"{where}, without gradients", watch.after_forward
+        yield f"{where}, eval() without gradients", watch.after_forward
 
 
 def _step(where, wrapped, optimizer, one, new_watch, pieces, members, seed):
