@@ -14,6 +14,7 @@ from ranklab.plots import data_parallel as plots
 from ranklab.plots.style import save
 from ranklab.projects.data_parallel import __main__ as command
 from ranklab.projects.data_parallel import comparing as project
+from ranklab.projects.data_parallel import config
 from ranklab.projects.data_parallel import training
 from ranklab.projects.data_parallel.config import PIECES, Settings
 from ranklab.projects.data_parallel.training import Run
@@ -274,7 +275,7 @@ def test_cifar_files_under_torchrun_train_on_the_ranks_there_are(tmp_path):
 
 
 def test_numbers_of_ranks_cannot_be_chosen_under_torchrun(monkeypatch, capsys):
-    monkeypatch.setattr(command, "is_started_by_another", lambda: True)
+    monkeypatch.setattr(config, "is_started_by_another", lambda: True)
     with pytest.raises(SystemExit):
         command.main(["--learning-rate"])
     assert "choose numbers of ranks: run them with python" in capsys.readouterr().err

@@ -19,7 +19,7 @@ from ranklab.fsdp import (
 from ranklab.models.gpt import IGNORE
 from ranklab.projects import fsdp as project
 from ranklab.projects.fsdp import instructions, llama, training
-from ranklab.projects.fsdp.__main__ import parse
+from ranklab.projects.fsdp.__main__ import main
 from ranklab.projects.fsdp.config import LLAMAS, SIZES
 from ranklab.projects.fsdp.report import predicted
 
@@ -220,7 +220,7 @@ def test_a_file_of_another_form_is_refused(content, said, tmp_path):
 ])
 def test_what_does_not_fit_together_is_refused(options, said, capsys):
     with pytest.raises(SystemExit) as end:
-        parse(options)
+        main(options)
     assert end.value.code == 2
     assert said in capsys.readouterr().err
 

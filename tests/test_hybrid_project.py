@@ -123,17 +123,17 @@ def test_a_dry_run_is_that_of_the_layout_that_is_given():
 ])
 def test_what_does_not_fit_together_is_refused(options, said, capsys):
     with pytest.raises(SystemExit) as end:
-        command.parse(options.split())
+        command.main(options.split())
     assert end.value.code == 2
     assert said in capsys.readouterr().err
 
 
 def test_sizes_of_axes_change_those_of_the_layout():
-    assert command.parse([])[0].layout == Layout(2, 2, 2)
-    assert command.parse(["--dp", "4"])[0].layout == Layout(4)
-    given = command.parse(["--layout", "2x2x2,zero", "--dp", "4"])[0].layout
+    assert command.project.parse([])[0].chosen_layout() == Layout(2, 2, 2)
+    assert command.project.parse(["--dp", "4"])[0].chosen_layout() == Layout(4)
+    given = command.project.parse(["--layout", "2x2x2,zero", "--dp", "4"])[0].chosen_layout()
     assert given == Layout(4, 2, 2, zero=1)
-    assert command.parse(["--size", "130b"])[0].layout.ranks == 128
+    assert command.project.parse(["--size", "130b"])[0].chosen_layout().ranks == 128
 
 
 def test_a_mesh_that_is_wrong_is_a_sentence_on_every_rank():
@@ -147,6 +147,6 @@ def test_a_mesh_that_is_wrong_is_a_sentence_on_every_rank():
 def test_without_tensorboard_the_sentence_says_how_to_install_it(monkeypatch, capsys):
     monkeypatch.setattr(config.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(SystemExit) as end:
-        command.parse(["--tensorboard", "curves"])
+        command.main(["--tensorboard", "curves"])
     assert end.value.code == 2
     assert "pip install -c constraints.txt tensorboard" in capsys.readouterr().err

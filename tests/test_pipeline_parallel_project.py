@@ -15,7 +15,7 @@ from ranklab.pipeline_parallel import (
 from ranklab.pipeline_parallel.deferred import WeightQueue
 from ranklab.projects import pipeline_parallel as project
 from ranklab.projects.pipeline_parallel import peers, training
-from ranklab.projects.pipeline_parallel.__main__ import parse
+from ranklab.projects.pipeline_parallel.__main__ import main
 from ranklab.projects.pipeline_parallel.config import SCHEDULES, SIZES, schedule_of
 from ranklab.projects.pipeline_parallel.report import above_mean, layer_names, monitor
 
@@ -161,6 +161,6 @@ def test_bad_input_is_one_sentence_before_any_rank_starts(schedule, changes, sai
 ])
 def test_what_does_not_fit_together_is_refused(options, said, capsys):
     with pytest.raises(SystemExit) as end:
-        parse(options)
+        main(options)
     assert end.value.code == 2
     assert said in capsys.readouterr().err

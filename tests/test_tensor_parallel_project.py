@@ -15,7 +15,6 @@ from ranklab.meter import Traffic
 from ranklab.models.gpt import GPT, GPTConfig
 from ranklab.parallel import Parallel
 from ranklab.projects import tensor_parallel as project
-from ranklab.projects.tensor_parallel.__main__ import main
 from ranklab.projects.tensor_parallel.costs import held_bytes, traffic
 from ranklab.projects.tensor_parallel.dtensor import parallelize_gpt
 from ranklab.projects.tensor_parallel.links import (
@@ -203,12 +202,6 @@ def test_every_rank_says_what_is_wrong(text, method, ranks, changes, said):
 def test_what_does_not_fit_together_is_refused(how, said, text):
     with pytest.raises((ValueError, RankError), match=said):
         project.run(path=text, **how)
-
-
-def test_a_command_that_makes_no_sense_ends_with_2(capsys):
-    with pytest.raises(SystemExit) as end:
-        main(["--batch", "0"])
-    assert end.value.code == 2 and "batch=0 must be at least 1" in capsys.readouterr().err
 
 
 # --- formulas and links ---------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import pytest
 from ranklab.engine import RankError, torchrun
 from ranklab.models.gpt import GPTConfig
 from ranklab.projects import zero as project
-from ranklab.projects.zero.__main__ import main, parse
+from ranklab.projects.zero.__main__ import main, project as command
 from ranklab.projects.zero.config import MODELS, SIZES, Settings, settings_of
 from ranklab.projects.zero.measure import predicted
 from ranklab.zero import ZeroStage2, deepspeed_config, zero_memory
@@ -104,8 +104,8 @@ def options_of(settings):
 
 @pytest.mark.parametrize("options, said", [
     (["--stage", "4"], "4 is not one of 0, 1, 2, 3"),
-    (["--checkpoint", "run"], "--checkpoint keeps one stage"),
-    (["--offload", "cpu"], "--offload needs stage 1, 2 or 3"),
+    (["--checkpoint", "run"], "is that of one stage"),
+    (["--offload", "cpu"], "needs stage 1, 2 or 3"),
     (["--resume"], "--resume goes on from a folder"),
     (["--compiled"], "are for --engine deepspeed"),
     (["--engine", "deepspeed", "--stage", "1", "--offload", "folder"], "with --engine deepspeed"),
@@ -114,7 +114,7 @@ def options_of(settings):
 ])
 def test_what_does_not_fit_together_is_refused(options, said, capsys):
     with pytest.raises(SystemExit) as end:
-        parse(options)
+        command.main(options)
     assert end.value.code == 2
     assert said in capsys.readouterr().err
 
@@ -127,8 +127,8 @@ def test_ranks_must_divide_the_batch(text):
 def test_a_deepspeed_config_becomes_settings(tmp_path):
     path = tmp_path / "ds.json"
     path.write_text(json.dumps(deepspeed_config(10**9, 4, 3e9, 64, 4, lr=1e-4)))
-    options, settings = parse(["--config", str(path), "--lr", "0.5"])
-    assert options.stage == [2] and settings.offload == "cpu"
+    options, settings = command.parse(["--config", str(path), "--lr", "0.5"])
+    assert options.stages() == (2,) and settings.offload == "cpu"
     assert (settings.batch, settings.micro_batch, settings.precision) == (64, 4, "bf16")
     assert (settings.lr, settings.betas, settings.clip) == (0.5, (0.9, 0.95), 1.0)
     for broken, said in (({"fp16": {"enabled": True}}, "take bf16"),

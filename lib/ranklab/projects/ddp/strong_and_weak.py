@@ -124,6 +124,17 @@ def table(rows):
     return "\n".join(lines)
 
 
+def report(rows):
+    """The table, and what this machine can't show."""
+    return "\n".join(filter(None, [table(rows), explanation(rows)]))
+
+
+def figure(rows):
+    from ranklab.plots import ddp as plots  # here: the only line that needs matplotlib
+
+    return plots.scaling(rows)
+
+
 def explanation(rows):
     """What this machine can't show, in a sentence; "" where it can."""
     most, here = max(r.ranks for r in rows), cores()

@@ -14,6 +14,7 @@ from ranklab.fsdp import (
     FullyShardedBlock, clip_grad_norm_sharded, full_state_dict, masked_loss, wrap_policy,
 )
 from ranklab.meter import memory_of
+from ranklab.projects.authors import authors
 from ranklab.projects.command import LAUNCH_LIMIT, ranks_to_come
 from ranklab.projects.costs import counted_step
 from ranklab.projects.fsdp import fsdp2, llama
@@ -22,7 +23,6 @@ from ranklab.projects.fsdp.instructions import (
     Bytes, alpaca_file, as_batch, encode, plain_text, python_instructions,
 )
 from ranklab.projects.fsdp.tuner import new_tuner
-from ranklab.projects.whose import whose
 
 PARTS = {"block": FullyShardedBlock, "clip": clip_grad_norm_sharded, "loss": masked_loss,
          "policy": wrap_policy, "state": full_state_dict}
@@ -50,7 +50,7 @@ def run(size="laptop", ranks=4, resume=False, until=None, progress=False, timeou
     unused = {"block": torchs, "state": torchs or not settings.save}
     used = {name: part for name, part in parts.items() if not unused.get(name)}
     return {**found[0], "settings": settings, "ranks": len(found),
-            "whose": whose({PARTS[name].__name__: used[name] for name in used}),
+            "authors": authors({PARTS[name].__name__: used[name] for name in used}),
             "data": (taught.name, len(taught.train), found[0]["scored"])}
 
 
