@@ -3,7 +3,6 @@
     python -m ranklab.projects.collectives --ranks 4
     torchrun --nproc-per-node 8 -m ranklab.projects.collectives --max 1G
     mpirun -n 4 python -m ranklab.projects.collectives --mpi
-    python -m ranklab.projects.collectives --bench      # our ring against the backend, as a ratio
 
 time is the slowest rank's median; algbw = size / time; busbw = algbw * the load of the busiest
 link (2(R-1)/R for all-reduce), which is what to compare with the hardware's bandwidth. As in
@@ -12,7 +11,7 @@ nccl-tests, size is the whole tensor: the input of reduce-scatter, the output of
 
 import sys
 
-from ranklab.projects.collectives import bench, links, mpi
+from ranklab.projects.collectives import links, mpi
 from ranklab.projects.collectives.config import Options
 from ranklab.projects.collectives.timing import figure, report, run
 from ranklab.projects.runner import Project, Shown
@@ -20,8 +19,6 @@ from ranklab.projects.runner import Project, Shown
 
 def act(options, _):
     sizes, iters = options.all_sizes(), options.iters
-    if options.bench:
-        return bench.report([options.ranks] if options.ranks else None)
     if options.slow_links:
         return links.table()
     if options.mpi and not mpi.is_here():

@@ -25,7 +25,6 @@ class Options(OnNodes, Drawn):
     kind: str = option("float", "of the elements", DTYPES, flag="type")
     iters: int = option(5, "times, of which the median counts", kind=positive)
     slow_links: bool = option(False, "flat ring against hierarchical")
-    bench: bool = option(False, "our ring against the backend's")
     mpi: bool = option(False, "under mpirun: MPI's own collectives")
 
     def __post_init__(self):

@@ -13,9 +13,9 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from ranklab.course.machine import cores
 from ranklab.ddp import scaling_efficiency
 from ranklab.engine import device, launch
+from ranklab.machine import cores
 from ranklab.projects.clock import finish
 from ranklab.projects.command import ranks_to_come
 from ranklab.projects.ddp.data import PREFETCH, open_data
