@@ -123,15 +123,15 @@ def test_an_emulated_run_shows_the_bubble_and_the_slow_stage(slow_stage):
 # --- torch's pipelining ---------------------------------------------------------------------------
 
 def _by_both():
-    return {name: [peers.train(way, name, 2) for way in (peers.ours, peers.torchs)]
+    return {name: [peers.train(way, name, 2) for way in (peers.ours, peers.torch_pipelining)]
             for name in SCHEDULES}
 
 
 def test_torchs_pipelining_gives_the_same():
     for rank in launch(_by_both, ranks=4, timeout=170):
-        for name, (ours, torchs) in rank.items():
-            assert ours[0] == pytest.approx(torchs[0], abs=1e-5), name
-            assert ours[2] == torchs[2], name
+        for name, (ours, theirs) in rank.items():
+            assert ours[0] == pytest.approx(theirs[0], abs=1e-5), name
+            assert ours[2] == theirs[2], name
             for parameter, gradient in ours[1].items():
                 assert gradient.abs().max() > 0
-                torch.testing.assert_close(gradient, torchs[1][parameter], atol=1e-5, rtol=0)
+                torch.testing.assert_close(gradient, theirs[1][parameter], atol=1e-5, rtol=0)

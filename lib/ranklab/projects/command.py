@@ -17,7 +17,7 @@ from ranklab.engine import RankError, is_main_process
 from ranklab.engine.in_place import is_started_by_another
 from ranklab.engine.launcher import default_ranks
 from ranklab.engine.report import PACKAGE
-from ranklab.options import about, existing_file, number, picture, positive, seed
+from ranklab.options import about, number, positive, seed
 
 LAUNCH_LIMIT = 24 * 3600  # seconds: ranks of launch have all their time together
 COLLECTIVE_LIMIT = 600  # seconds, under torchrun and srun: a dead rank is noticed after it

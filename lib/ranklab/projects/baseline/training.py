@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import math
-import statistics
 
 import torch
 from torch.utils.checkpoint import checkpoint
@@ -19,6 +18,7 @@ from ranklab.models.gpt import GPT, count_parameters
 from ranklab.parallel import Parallel
 from ranklab.projects.authors import authors
 from ranklab.projects.baseline.config import MODELS, TRAINING, precision_on
+from ranklab.projects.costs import median_speed
 from ranklab.text_trainer import TextTrainer, text_for
 from ranklab.trainer import PRECISIONS
 
@@ -42,8 +42,8 @@ def run(size="laptop", device="cpu", compile=False, recompute=False, loss_chunks
     torch.manual_seed(model_seed)
     model = GPT(shape)
     if recompute:
-        torchs = functools.partial(checkpoint, use_reentrant=False)
-        checkpoint_blocks(model, given.get("checkpointed", torchs))
+        by_torch = functools.partial(checkpoint, use_reentrant=False)
+        checkpoint_blocks(model, given.get("checkpointed", by_torch))
     here = hardware.present(device)
     trainer = TextTrainer(model, text, config, device, compile, progress=progress,
                           parallel=OneDevice(parts, model if frugally else None),
@@ -92,8 +92,7 @@ def flops_table(shape, config, transformer_flops=transformer_flops):
 
 def speed(trainer):
     """The middle tokens/s of all logged stretches, and the MFU that it means."""
-    seen = [s for s in trainer.history.speed if s]
-    tokens_per_second = statistics.median(seen) if seen else float("nan")
+    tokens_per_second = median_speed(trainer.history)
     used = trainer.flops_per_token * tokens_per_second / trainer.peak_flops
     return {"tokens_per_second": tokens_per_second, "mfu": used}
 

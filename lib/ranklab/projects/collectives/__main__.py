@@ -11,7 +11,7 @@ nccl-tests, size is the whole tensor: the input of reduce-scatter, the output of
 
 import sys
 
-from ranklab.projects.collectives import links, mpi
+from ranklab.projects.collectives import mpi
 from ranklab.projects.collectives.config import Options
 from ranklab.projects.collectives.timing import figure, report, run
 from ranklab.projects.runner import Project, Shown
@@ -19,8 +19,6 @@ from ranklab.projects.runner import Project, Shown
 
 def act(options, _):
     sizes, iters = options.all_sizes(), options.iters
-    if options.slow_links:
-        return links.table()
     if options.mpi and not mpi.is_here():
         return mpi.NO_MPI
     rows = mpi.run(sizes, iters) if options.mpi else run(

@@ -24,7 +24,6 @@ class Options(OnNodes, Drawn):
     max: int | None = option(None, "up to this size in steps of 4, from 1K", kind=size_of)
     kind: str = option("float", "of the elements", DTYPES, flag="type")
     iters: int = option(5, "times, of which the median counts", kind=positive)
-    slow_links: bool = option(False, "flat ring against hierarchical")
     mpi: bool = option(False, "under mpirun: MPI's own collectives")
 
     def __post_init__(self):

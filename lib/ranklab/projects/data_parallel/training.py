@@ -177,7 +177,8 @@ class WithPieces(DataParallel):
     """Data parallelism by ours or torch's engine, without what settings.without names."""
 
     def __init__(self, settings, replica):
-        super().__init__(wrap=torchs if settings.engine == "torch" else replica, equal_parts=True)
+        wrap = torch_ddp if settings.engine == "torch" else replica
+        super().__init__(wrap=wrap, equal_parts=True)
         self.settings = settings
         if "mean" in settings.without:
             self.gradient_scale *= self.ranks  # a sum, where averaging divides by R
@@ -195,7 +196,7 @@ class WithPieces(DataParallel):
         return replica
 
 
-def torchs(model, group):
+def torch_ddp(model, group):
     return DistributedDataParallel(model, process_group=group)
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
 
@@ -57,11 +57,11 @@ def hooks(half=compress_fp16_hook, top_k=top_k_compress, low_rank=power_sgd,
             name = f"PowerSGD {rank}" + ("" if feedback else ", no feedback")
             named[name] = lambda r=rank, f=feedback: (
                 PowerSGD(r, error_feedback=f, approximate=low_rank), PowerSGD.hook)
-    named["PowerSGD 1 (torch)"] = torchs_power_sgd
+    named["PowerSGD 1 (torch)"] = torch_power_sgd
     return named
 
 
-def torchs_power_sgd():
+def torch_power_sgd():
     """torch's own, from the third step on: before that it can't keep errors.
 
     Its callbacks start collectives of their own. Under gloo they run on several threads, so that

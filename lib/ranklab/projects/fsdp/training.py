@@ -1,7 +1,6 @@
 """A Llama is fine-tuned on all ranks, and scored before and after."""
 
 import dataclasses
-import statistics
 from pathlib import Path
 
 import torch
@@ -16,7 +15,7 @@ from ranklab.fsdp import (
 from ranklab.meter import memory_of
 from ranklab.projects.authors import authors
 from ranklab.projects.command import LAUNCH_LIMIT, ranks_to_come
-from ranklab.projects.costs import counted_step
+from ranklab.projects.costs import counted_step, median_speed
 from ranklab.projects.fsdp import fsdp2, llama
 from ranklab.projects.fsdp.config import LLAMAS, SIZES
 from ranklab.projects.fsdp.instructions import (
@@ -46,8 +45,8 @@ def run(size="laptop", ranks=4, resume=False, until=None, progress=False, timeou
     found = launch(_work, LLAMAS[size], settings, parts, plain, taught, resume, until, progress,
                    ranks=ranks, timeout=timeout, stream=progress, preload=llama.PRELOAD)
     # Torch's FSDP shards and gathers by itself, and what is not saved is never gathered.
-    torchs = settings.engine == "fsdp2"
-    unused = {"block": torchs, "state": torchs or not settings.save}
+    by_torch = settings.engine == "fsdp2"
+    unused = {"block": by_torch, "state": by_torch or not settings.save}
     used = {name: part for name, part in parts.items() if not unused.get(name)}
     return {**found[0], "settings": settings, "ranks": len(found),
             "authors": authors({PARTS[name].__name__: used[name] for name in used}),
@@ -118,11 +117,10 @@ def tune(trainer, resume, until):
     after = None  # stopped by a SIGTERM: there is no time left
     if not trainer.stopped:
         after = history.held_out.get(trainer.steps_done) or trainer.evaluate()
-    speeds = [speed for speed in history.speed if speed]
     scores = {first: before, trainer.steps_done: after}
     return {"numbers": trainer.numbers, "costs": costs, "history": history, "scores": scores,
             "scored": len(trainer.held_out[0]),
-            "speed": statistics.median(speeds) if speeds else float("nan")}
+            "speed": median_speed(history)}
 
 
 def save(trainer, state, tokenizer):

@@ -175,7 +175,7 @@ def run(ranks=None, nodes=1, slow=None, missing=None, limit_s=10, n_bytes=2_000_
     parts = PARTS | mine
     seen = launch(inspect_rank, slow, missing, limit_s, n_bytes, *parts.values(), ranks=ranks,
                   nodes=nodes, timeout=limit_s + 60)
-    everybody = [rank for rank, _ in seen]
-    return {"ranks": [asdict(r) for r in everybody],
-            "table": f"{authors(parts)}\n{table(everybody)}",
-            "times": seen[0][1], "problems": problems(everybody)}
+    gathered = [rank for rank, _ in seen]
+    return {"ranks": [asdict(r) for r in gathered],
+            "table": f"{authors(parts)}\n{table(gathered)}",
+            "times": seen[0][1], "problems": problems(gathered)}

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import gc
-import statistics
 from typing import NamedTuple
 
 import torch
@@ -16,6 +15,7 @@ from ranklab.engine import device, launch
 from ranklab.models.gpt import GPT
 from ranklab.projects.authors import authors
 from ranklab.projects.command import LAUNCH_LIMIT, ranks_to_come
+from ranklab.projects.costs import median_speed
 from ranklab.projects.zero.config import MODELS, SIZES
 from ranklab.projects.zero.engines import new_trainer
 from ranklab.projects.zero.measure import UNKNOWN, Costs, measure, predicted
@@ -100,5 +100,4 @@ def train(trainer, settings, resume, until):
     held_out = history.held_out.get(settings.steps)
     if held_out is None and not trainer.stopped:
         held_out = trainer.evaluate()
-    seen = [speed for speed in history.speed if speed] or [float("nan")]
-    return costs, statistics.median(seen), history, trainer.steps_done, held_out
+    return costs, median_speed(history), history, trainer.steps_done, held_out
