@@ -16,7 +16,7 @@ import torch.distributed as dist
 import torch.multiprocessing
 
 from ranklab import device, launch
-from ranklab.course.machine import cores
+from ranklab.machine import cores
 
 RANKS, ROUNDS = 4, 3
 SMALLEST_JOB = """
@@ -113,10 +113,10 @@ def main():
           f"load {os.getloadavg()[0]:.1f}")
     bench_launch()
     sys.stdout.flush()
-    # Our ring all-reduce against the backend's: lab 02's project measures that itself.
-    subprocess.run([sys.executable, "-m", "ranklab.projects.collectives", "--bench"], check=True)
+    # Our ring all-reduce against the backend's.
+    subprocess.run([sys.executable, Path(__file__).with_name("bench_ring.py")], check=True)
     # OverlappedDataParallel against torch's DDP, a CNN and a GPT.
-    subprocess.run([sys.executable, "-m", "ranklab.projects.data_parallel.bench"], check=True)
+    subprocess.run([sys.executable, Path(__file__).with_name("bench_data_parallel.py")], check=True)
     # ZeRO against FSDP2 and DeepSpeed; tensor parallelism against DTensor.
     subprocess.run([sys.executable, Path(__file__).with_name("bench_steps.py")], check=True)
     # A pipeline against torch.distributed.pipelining.

@@ -3,38 +3,60 @@
 from dataclasses import dataclass
 
 import pytest
+from matplotlib.figure import Figure
 
-from ranklab.projects import command
 from ranklab.options import check_options, comma_list, option
-from ranklab.projects.command import Command
+from ranklab.projects import command
+from ranklab.projects.runner import Drawn, OnRanks, Project, Resumed, Shown
 
 
 @dataclass(frozen=True)
 class Config:
     epochs: int = option(3, "how often", least=1)
-    lr: float = 0.1
+    lr: float = option(0.1, "how fast")
     norm: str = option("batch", choices=("batch", "group"))
-    flip: bool = True
-    without: tuple[str, ...] = option(())
+    flip: bool = option(True, "mirror images")
+    without: tuple[str, ...] = option((), "what is left out")
+    betas: tuple[float, float] = (0.9, 0.95)  # no option
     checkpoint: str | None = option(None, "a folder")
 
     def __post_init__(self):
         check_options(self)
 
 
-def read(*given, base=Config()):
-    mine = Command("some.module", "What it does.")
-    mine.add_resume()
-    mine.add_fields(Config)
-    mine.add_argument("--sizes", type=comma_list(int), default="1,2")
-    options = mine.parse(given)
-    return options, mine.config(base, options)
+@dataclass(frozen=True)
+class MyOptions(Resumed, OnRanks, Drawn):
+    size: str = option("small", "which", ("small", "large"))
+    places: tuple = option((1, 2), "where", kind=comma_list(int), flag="sizes")
+
+    def settings(self):
+        return Config(epochs={"small": 3, "large": 7}[self.size])
+
+
+def project(act=None):
+    return Project("ranklab.projects.some", "What it does.", MyOptions, act)
+
+
+def read(*given):
+    return project().parse(given)
 
 
 def test_fields_are_options_and_what_is_not_given_stays():
-    options, config = read("--lr", "1", "--no-flip", "--without", "a,b", base=Config(epochs=7))
+    options, config = read(*"--size large --lr 1 --no-flip --without a,b --sizes 5".split())
     assert config == Config(epochs=7, lr=1.0, flip=False, without=("a", "b"))
-    assert options.sizes == [1, 2] and not options.resume
+    assert options == MyOptions(size="large", places=[5]) and not options.resume
+    with pytest.raises(SystemExit):
+        read("--betas", "1,2")
+
+
+def test_it_runs_prints_draws_and_returns_the_exit_code(tmp_path, capsys):
+    def act(options, settings):
+        return Shown(f"{options.size}: {settings.epochs}", lambda: Figure(), code=3)
+
+    path = tmp_path / "found.svg"
+    assert project(act).main(["--figure", str(path)]) == 3
+    assert capsys.readouterr().out == "small: 3\n" and "<svg" in path.read_text()
+    assert project(lambda options, _: options.size).main([]) == 0
 
 
 @pytest.mark.parametrize("given, sentence", [

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ranklab.data_parallel import replicas_agree, shard_sampler
-from ranklab.engine import launch, torchrun
+from ranklab.engine import torchrun
 from ranklab.meter import Event
 from ranklab.plots import data_parallel as plots
 from ranklab.plots.style import save
@@ -75,10 +75,6 @@ def test_a_learners_own_functions_are_run_and_named():
         training.run(two, 2, tester=own_sampler)
 
 
-def test_bf16_trains_as_well():
-    assert training.run(replace(SHORT, epochs=2, precision="bf16"), 2)[0].accuracy > 0.6
-
-
 # --- pieces ---------------------------------------------------------------------------------------
 
 @pytest.fixture(scope="module")
@@ -108,63 +104,7 @@ def test_what_is_the_same_mistake_gives_the_same_numbers(missing):
     assert missing["mean+scaling+warmup"].loss == missing["warmup"].loss
 
 
-def test_runs_that_are_there_are_not_run_again(found, monkeypatch):
-    asked = []
-    def noted(many, *args, **how):
-        asked.extend(settings.without for settings in many)
-        return [found[4]] * len(many)
-
-    monkeypatch.setattr(project, "run_all", noted)
-    monkeypatch.setattr(project, "run", lambda *args, **how: found[1])
-    rates, missing = project.learning_rates(whole=found[4]), project.pieces(whole=found[4])
-    assert list(rates) == ["batch 16, lr 0.12", "batch 64, lr 0.12", "batch 64, lr 0.48",
-                           "batch 64, lr 0.48, warm-up"]  # fmt: skip
-    assert rates["batch 64, lr 0.48, warm-up"] is missing["nothing"] is found[4]
-    assert asked == [("scaling",), ("warmup",), *((name,) for name in project.RIGHT)]
-
-
 # --- settings, schedule, pictures -----------------------------------------------------------------
-
-@pytest.mark.parametrize("changes, sentence", [
-    ({"without": ("broadcast", "luck")}, "without='luck': the pieces are broadcast, average"),
-    ({"engine": "horovod"}, "engine='horovod' must be one of"),
-    ({"precision": "fp8"}, "precision='fp8' must be one of"),
-    ({"norm": "layer"}, "norm='layer' must be one of"),
-    ({"epochs": 0}, "epochs=0 must be at least 1"),
-    ({"engine": "torch", "without": ("average",)}, "torch's own engine cannot leave out average"),
-])  # fmt: skip
-def test_wrong_settings_are_refused(changes, sentence):
-    with pytest.raises(ValueError, match=sentence):
-        Settings(**changes)
-
-
-def _refused(settings):
-    try:
-        training.ClassTrainer(settings, None, seed=0)
-    except ValueError as error:
-        return str(error)
-    return None
-
-
-def test_ranks_that_do_not_divide_the_batch_are_refused_on_every_rank():
-    sentence = "3 ranks must divide the batch of 64 images"
-    assert launch(_refused, SHORT, ranks=3) == [sentence] * 3
-    with pytest.raises(ValueError, match=sentence):
-        training.run(SHORT, 3)
-
-
-def test_the_learning_rate_warms_up_and_falls():
-    settings = Settings(lr=0.1, base_batch=16, batch=64, epochs=3, warmup=1)
-    def at(step, **out):
-        return training.learning_rate(replace(settings, **out), step, 10)
-
-    assert at(0) == pytest.approx(0.1) and at(5) == pytest.approx(0.25)
-    assert at(10) == pytest.approx(0.4) and at(20) == pytest.approx(0.2)
-    assert at(29) < 0.01
-    assert at(0, without=("warmup",)) == pytest.approx(0.4)
-    assert at(15, without=("warmup",)) == pytest.approx(0.2)
-    assert at(10, without=("scaling",)) == pytest.approx(0.1)
-
 
 def test_images_are_shifted_and_mirrored_and_nothing_else():
     torch.manual_seed(0)
@@ -202,14 +142,6 @@ def test_the_tables_say_what_was_found():
     table = project.pieces_table({"nothing": one, "mean": [canned(0.5, worst=0.25, spread=0.125)]})
     assert "0.500 (0.500-0.500)    0.250 (0.250-0.250)" in table
     assert table.endswith("0.125  gradients are summed, not averaged")
-
-
-def test_ranges_that_only_pairwise_overlap_do_not():
-    def runs(low, high):
-        return [canned(low), canned(high)]
-
-    assert not project.ranges_overlap({1: runs(0.1, 0.2), 2: runs(0.15, 0.4), 4: runs(0.3, 0.5)})
-    assert project.ranges_overlap({1: runs(0.1, 0.3), 2: runs(0.15, 0.4), 4: runs(0.3, 0.5)})
 
 
 def test_exposed_is_what_no_computing_hides():
@@ -271,16 +203,3 @@ def test_cifar_files_under_torchrun_train_on_the_ranks_there_are(tmp_path):
                       "4", "--warmup", "1", "--seeds", "1", "--precision", "bf16", ranks=2)
     assert output.count("images/s") == 1 and "    2  0." in output
     assert "2 of 2" in output and "seed 0" in output  # in agreement; the progress bar
-
-
-def test_numbers_of_ranks_cannot_be_chosen_under_torchrun(monkeypatch, capsys):
-    monkeypatch.setattr(command, "is_started_by_another", lambda: True)
-    with pytest.raises(SystemExit):
-        command.main(["--learning-rate"])
-    assert "choose numbers of ranks: run them with python" in capsys.readouterr().err
-
-
-def test_images_from_files_are_read_by_every_rank(tmp_path):
-    write_cifar(tmp_path)
-    run = training.run(Settings("cifar10", str(tmp_path), epochs=1, batch=30, width=4), 2)[0]
-    assert run.images == 120 and run.agree == [True]

@@ -5,7 +5,6 @@ import os
 import re
 import signal
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,10 +14,10 @@ import torch.nn.functional as F
 from PIL import Image
 
 from ranklab import launch
-from ranklab.data.image_folder import Normalise, SyntheticImages
+from ranklab.data.image_folder import Normalise
 from ranklab.ddp import compress_fp16_hook
-from ranklab.engine import RankError, torchrun
-from ranklab.meter import Event, Traffic
+from ranklab.engine import torchrun
+from ranklab.meter import Event
 from ranklab.models.resnet import ResNet
 from ranklab.plots import ddp as plots
 from ranklab.plots.gantt import merged
@@ -27,8 +26,8 @@ from ranklab.projects import ddp as project
 from ranklab.projects.ddp import data_parallel as ddp_data_parallel
 from ranklab.projects.ddp import profile, strong_and_weak
 from ranklab.projects.ddp.compression import Row
-from ranklab.projects.ddp.config import FULL, LAPTOP, Config, schedule
-from ranklab.projects.ddp.data import EpochSampler, open_data
+from ranklab.projects.ddp.config import LAPTOP, schedule
+from ranklab.projects.ddp.data import open_data
 from ranklab.projects.ddp.trainer import ImageTrainer
 from ranklab.trainer import decay_groups, learning_rate
 
@@ -94,56 +93,6 @@ def test_ranks_equal_one_process():
             for a, b in zip(mine, weights, strict=True):
                 torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
             assert_same(mine, seen[0][1])
-
-
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
-def test_an_epoch_is_shared_without_overlap_and_can_begin_in_the_middle(ranks):
-    images = SyntheticImages(44, 8, 2)
-    samplers = [EpochSampler(images, ranks, r, seed=1, drop_last=True) for r in range(ranks)]
-    epochs = []
-    for epoch in (0, 1):
-        for sampler in samplers:
-            sampler.start(epoch)
-        shares = [list(sampler) for sampler in samplers]
-        assert {e for share in shares for e, _ in share} == {epoch}
-        steps = list(zip(*shares))  # what all ranks take at the same time
-        epochs.append([i for step in steps for _, i in step])
-        assert len(set(epochs[-1])) == len(epochs[-1]) == 44 // ranks * ranks
-        samplers[-1].start(epoch, done=5)
-        assert list(samplers[-1]) == shares[-1][5:]
-    assert epochs[0] != epochs[1]
-    order = torch.randperm(44, generator=torch.Generator().manual_seed(2)).tolist()
-    assert epochs[1] == order[: len(epochs[1])]  # the same for every number of ranks
-
-
-# --- what a step sends --------------------------------------------------------------------------
-
-def _sent(changes):
-    counted = []
-    for change in changes:
-        mine = trainer(**change)
-        images, labels = next(iter(mine.loader))
-        mine.step((images, labels))  # here rank 0 tells the others how the buckets are sorted
-        with Traffic() as traffic:
-            mine.step((images, labels))
-        counted.append((traffic.sent_bytes, [op.name for op in traffic.ops].count("all_reduce")))
-    return counted, sum(p.numel() for p in mine.model.parameters()), \
-        sum(b.nbytes for b in mine.model.buffers())
-
-
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_a_step_sends_the_gradients_once_and_nothing_else(ranks):
-    changes = {"plain": {"norm": "group"}, "half": {"norm": "group", "compress": "fp16"},
-               "buckets": {"norm": "group", "bucket_mb": 0.05}, "batch norm": {}}
-    seen = launch(_sent, list(changes.values()), ranks=ranks)
-    _, parameters, buffers = seen[0]
-    sent = {name: sum(counted[i][0] for counted, *_ in seen) for i, name in enumerate(changes)}
-    assert sent["plain"] == sent["buckets"] == 2 * (ranks - 1) * 4 * parameters
-    assert sent["half"] == 2 * (ranks - 1) * 2 * parameters
-    # before the forward rank 0's running statistics go round as well
-    assert sent["batch norm"] == sent["plain"] + (ranks - 1) * buffers and buffers > 0
-    for counted, *_ in seen:
-        assert [n for _, n in counted] == [1, 1, 3, 1]
 
 
 # --- scores -------------------------------------------------------------------------------------
@@ -248,87 +197,6 @@ def test_a_sigterm_to_one_rank_ends_all_after_the_same_step(tmp_path, rank_told)
     assert launch(_terminated, str(tmp_path / "run"), rank_told, ranks=2) == [(5, True, 5)] * 2
 
 
-def _refused(path):
-    said = []
-    with pytest.raises(FileNotFoundError, match="there is no checkpoint at"):
-        trainer(checkpoint=path).resume()
-    trainer(checkpoint=path).fit(until=1)
-    dist.barrier()
-    for changes in ({"batch_per_rank": 6}, {"seed": 1}):
-        with pytest.raises(ValueError) as error:
-            trainer(checkpoint=path, **changes).resume()
-        said.append(str(error.value))
-    return said
-
-
-def test_a_checkpoint_of_another_run_is_refused(tmp_path):
-    path = str(tmp_path / "run")
-    for batch, seed in launch(_refused, path, ranks=2):
-        assert batch == ("the checkpoint is of another run: it has images_per_step=8, this run has "
-                         "12; steps_per_epoch=5, this run has 3")
-        assert seed.endswith("it has seed=0, this run has 1")
-    # other ranks, but the same images a step: step 1 is the same place in the data
-    launch(lambda: trainer(checkpoint=path, batch_per_rank=2).resume(), ranks=4)
-
-
-# --- precision, layout, learning rate -----------------------------------------------------------
-
-def _variants(variants):
-    found = []
-    for change in variants:
-        mine = trainer(norm="group", **change)
-        history = mine.fit(until=3)
-        found.append((history.loss, {str(p.dtype) for p in mine.model.parameters()}))
-    return found
-
-
-def test_precision_layout_and_compression_stay_close():
-    variants = ({}, {"channels_last": True}, {"precision": "bf16"}, {"precision": "fp16"},
-                {"compress": "fp16"},
-                {"compress": "bf16", "channels_last": True, "precision": "bf16"})
-    (plain, _), *others = launch(_variants, variants, ranks=2)[0]
-    for (losses, dtypes), tolerance in zip(others, (1e-5, 0.02, 0.02, 1e-3, 0.02), strict=True):
-        assert losses == pytest.approx(plain, rel=tolerance)
-        assert dtypes == {"torch.float32"}
-
-
-def test_the_learning_rate_grows_with_the_ranks_warms_up_and_ends_at_zero():
-    eight = schedule(FULL, 8, 625)
-    assert eight.lr == pytest.approx(0.8) and (eight.warmup, eight.steps) == (3125, 56250)
-    rates = [learning_rate(eight, step) for step in range(56250)]
-    assert rates[0] == pytest.approx(0.8 / 3125) and max(rates) == rates[3125]
-    assert rates[3124] == pytest.approx(0.8) and 0 <= rates[-1] < 1e-6
-
-
-def test_norms_and_biases_do_not_decay():
-    model = ResNet(TINY.shape(10))
-    decays, does_not = decay_groups(model, 0.1)
-    assert (decays["weight_decay"], does_not["weight_decay"]) == (0.1, 0.0)
-    kept = {name for name, _ in does_not["params"]}
-    assert kept == {name for name, _ in model.named_parameters()
-                    if ".bn" in f".{name}" or "downsample.1" in name or name.endswith("bias")}
-
-
-@pytest.mark.parametrize("changes, sentence", [
-    ({"model": "resnet20"}, "model='resnet20' must be one of resnet18, resnet34, resnet50, resn"),
-    ({"precision": "fp8"}, "precision='fp8' must be one of fp32, bf16, fp16"),
-    ({"batch_per_rank": 0}, "batch_per_rank=0 must be at least 1"),
-    ({"workers": -1}, "workers=-1 must be at least 0"),
-    ({"bucket_mb": -1.0}, "bucket_mb=-1.0 must be at least 0"),
-    ({"smoothing": 1}, r"smoothing=1 must lie in \[0, 1\)"),
-    ({"norm": "layer"}, "norm='layer' must be one of batch, group"),
-])
-def test_a_wrong_config_is_refused(changes, sentence):
-    with pytest.raises(ValueError, match=sentence):
-        Config(**changes)
-
-
-def test_too_few_images_are_a_sentence_on_every_rank():
-    wanted = "44 images are less than one step: 3 ranks of batch_per_rank=16 take 48"
-    with pytest.raises(RankError, match=wanted):
-        launch(lambda: trainer(batch_per_rank=16), ranks=3)
-
-
 # --- the project --------------------------------------------------------------------------------
 
 def test_the_project_learns_and_reports(capsys):
@@ -368,45 +236,6 @@ def test_scaling_measures_both_kinds_in_one_run():
     text = strong_and_weak.table(rows)
     assert text.count("100%") >= 2 and "efficiency" in text.splitlines()[0]
     assert len(text.splitlines()) == 5
-
-
-def test_the_end_of_workers_is_not_part_of_a_step(monkeypatch):
-    clock = [0]
-
-    class Fake:
-        sampler = property(lambda self: self)
-
-        def start(self, epoch):
-            pass
-
-        @property
-        def loader(self):
-            try:
-                while True:
-                    yield None, None
-            finally:
-                clock[0] += 100  # workers end
-
-        def step(self, batch):
-            clock[0] += 1
-
-    monkeypatch.setattr(strong_and_weak, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
-    assert strong_and_weak.seconds_per_step(Fake(), 4) == 1
-    assert clock[0] == 4 + strong_and_weak.WARMUP + 100  # but they have ended
-
-
-def test_scaling_takes_powers_of_two_and_all_ranks():
-    assert list(map(strong_and_weak.sizes, (1, 2, 4, 6))) == [[1], [1, 2], [1, 2, 4], [1, 2, 4, 6]]
-    with pytest.raises(ValueError, match="batch_per_rank=32 .* 3 ranks can't share it evenly"):
-        strong_and_weak.batches_of("strong", 3, 32)
-
-
-def test_the_explanation_counts_cores(monkeypatch):
-    rows = [strong_and_weak.Row("weak", R, 4, 1.0, 1.0) for R in (1, 4)]
-    monkeypatch.setattr(strong_and_weak, "cores", lambda: 2)
-    assert strong_and_weak.explanation(rows).startswith("4 ranks share 2 cores here")
-    monkeypatch.setattr(strong_and_weak, "cores", lambda: 4)
-    assert strong_and_weak.explanation(rows) == ""
 
 
 def test_a_trace_of_all_ranks_is_written_and_judged(tmp_path):

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from ranklab import device, launch
@@ -28,11 +28,6 @@ def _wrapped(way):
     elif way == "FSDP2":
         fully_shard(model[0])
         fully_shard(model)
-    elif way.startswith("FSDP1"):
-        how = {"device_id": device(), "use_orig_params": True, "sharding_strategy":
-               ShardingStrategy.NO_SHARD if "no" in way else ShardingStrategy.FULL_SHARD}
-        model[0] = FullyShardedDataParallel(model[0], **how)
-        model = FullyShardedDataParallel(model, **how)
     elif way == "ZeRO":
         model = deepspeed_engine(model, functools.partial(torch.optim.AdamW, lr=0.01), 3)
     elif way == "ZeRO-2":
@@ -49,17 +44,16 @@ def said_of(model, ranks):
         return str(error)
 
 
-@pytest.mark.parametrize("way", ["ours", "FSDP2", "FSDP1", "ZeRO"])
+@pytest.mark.parametrize("way", ["ours", "FSDP2", "ZeRO"])
 def test_what_is_sharded_is_seen(way):
     assert launch(_wrapped, way, ranks=3) == [None] * 3
 
 
 @pytest.mark.parametrize("way, kind", [("DDP", "DistributedDataParallel"), ("none", "Sequential"),
-                                       ("ZeRO-2", "DeepSpeedEngine"),
-                                       ("FSDP1, no shards", "FullyShardedDataParallel")])
+                                       ("ZeRO-2", "DeepSpeedEngine")])
 def test_what_is_not_sharded_is_refused_on_every_rank(way, kind):
     for sentence in launch(_wrapped, way, ranks=3):
-        assert re.fullmatch(  # FSDP1 has 18 more, which fill gaps
+        assert re.fullmatch(
             r"not sharded: this rank keeps (2,3\d\d) of the model's \1 numbers, not 1/3 of them; "
             f"the model is a {kind}, the ranks of its job: 3", sentence)
 

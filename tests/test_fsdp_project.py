@@ -19,7 +19,6 @@ from ranklab.fsdp import (
 from ranklab.models.gpt import IGNORE
 from ranklab.projects import fsdp as project
 from ranklab.projects.fsdp import instructions, llama, training
-from ranklab.projects.fsdp.__main__ import parse
 from ranklab.projects.fsdp.config import LLAMAS, SIZES
 from ranklab.projects.fsdp.report import predicted
 
@@ -165,8 +164,8 @@ def test_offload_under_a_gpus_rules(tmp_path):
     seen = found(2, half | {"recompute": True}, half | {"engine": "fsdp2"}, again, rehearse="gpu")
     *seen, saved = seen
     assert saved["scores"][0].loss == pytest.approx(seen[1]["scores"][4].loss, abs=0.02)
-    ours, torchs = (each["scores"][4].loss for each in seen)
-    assert ours == pytest.approx(torchs, abs=0.01)
+    ours, theirs = (each["scores"][4].loss for each in seen)
+    assert ours == pytest.approx(theirs, abs=0.01)
     assert ours < seen[0]["scores"][0].loss - 0.1
 
 
@@ -198,31 +197,6 @@ def test_bad_input_is_one_sentence_on_every_rank(tmp_path):
     for said in launch(works, changes, ranks=2, timeout=170, preload=llama.PRELOAD):
         for one, sentence in zip(said, sentences, strict=True):
             assert sentence in one
-
-
-@pytest.mark.parametrize("content, said", [
-    ('[{"instruction": "Add", "input": ""}]', "example 1 has no text called output"),
-    ("[", "is no JSON"),
-    ('[{"instruction": "a", "input": "", "output": "b"}]', "to train on and"),
-])
-def test_a_file_of_another_form_is_refused(content, said, tmp_path):
-    path = tmp_path / "alpaca.json"
-    path.write_text(content)
-    with pytest.raises(ValueError, match=said):
-        project.run(data=str(path), pretrain=0)
-
-
-@pytest.mark.parametrize("options, said", [
-    (["--engine", "fsdp2", "--shard-ranks", "2"], "--shard-ranks is for --engine ours"),
-    (["--resume"], "--resume goes on from a folder"),
-    (["--precision", "fp16"], "invalid choice"),
-    (["--model", "nowhere"], "nowhere is no folder of a model"),
-])
-def test_what_does_not_fit_together_is_refused(options, said, capsys):
-    with pytest.raises(SystemExit) as end:
-        parse(options)
-    assert end.value.code == 2
-    assert said in capsys.readouterr().err
 
 
 def test_the_full_size_is_llama_2_7b():

@@ -10,7 +10,7 @@ from ranklab.data import python_text
 from ranklab.hybrid import Job, Layout, parse_layout
 from ranklab.models.gpt import GPTConfig
 from ranklab.projects.hybrid import peers
-from ranklab.projects.hybrid.elsewhere import megatron_command, torchtitan_toml
+from ranklab.projects.hybrid.other_tools import megatron_command, torchtitan_toml
 
 pytestmark = pytest.mark.timeout(180)
 

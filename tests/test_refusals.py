@@ -92,6 +92,10 @@ REFUSED = {
         --data mnist --folder {folder} | {folder}
         --warmup -1 | warmup=-1 must be at least 0
         --pieces --learning-rate | name one
+        --engine torch --without average | torch's own engine cannot leave out average
+        --data imagenet | invalid choice
+        --data mnist | --data mnist needs --folder
+        --epochs 0 | epochs=0 must be at least 1
         --without luck | the pieces are""",
     "ddp": """
         --ranks -1 | not '-1'
@@ -100,6 +104,9 @@ REFUSED = {
         --ranks 3 --scaling | 3 ranks can't share it evenly
         --images 3 --ranks 2 | 3 images are less than one step
         --width 0 | width=0 must be at least 1
+        --model resnet20 | invalid choice
+        --smoothing 1 | smoothing=1.0 must lie in [0, 1)
+        --workers -1 | workers=-1 must be at least 0
         --profile {folder} | is no name for a file
         --figure x.svg | --figure draws what --scaling has found
         --resume --checkpoint {folder} | there is no checkpoint""",
@@ -119,6 +126,11 @@ REFUSED = {
         --stage 4 | 4 is not one of 0, 1, 2, 3
         --stage , | list of int
         --data /nonexistent | there is no file
+        --checkpoint {folder} | is that of one stage: name it
+        --offload cpu | needs stage 1, 2 or 3
+        --compiled | are for --engine deepspeed
+        --engine deepspeed --stage 1 --offload {folder} | with --engine deepspeed it is cpu
+        --resume | --resume goes on from a folder
         --config {text} | is no DeepSpeed config
         --config {broken} | is no DeepSpeed config
         --gpus 0 | not '0'
@@ -130,6 +142,12 @@ REFUSED = {
         --ranks 3 | 3 ranks must divide batch=32
         --ranks 4 --shard-ranks 3 | shard_ranks=3 must divide the 4 ranks
         --data {broken} | is no list of examples
+        --data {text} | is no JSON
+        --data {incomplete} | example 1 has no text called output
+        --data {one} | 1 examples to train on
+        --engine fsdp2 --shard-ranks 2 | --shard-ranks is for --engine ours
+        --precision fp16 | invalid choice
+        --resume | --resume goes on from a folder
         --data /nonexistent | there is no file
         --model {folder} | it has no config.json
         --save {text} | is no folder""",
@@ -143,6 +161,12 @@ REFUSED = {
     "pipeline_parallel": """
         --ranks 11 | stages=11 must be between 1 and the 10 layers
         --ranks 0 | not '0'
+        --ranks 2 --schedule interleaved --virtual 6 | stages=12 must be between 1 and the 10 layers
+        --schedule interleaved --batch 15 --micro-batches 5 --eval-batch 30 | must be a multiple
+        --schedule gpipe --virtual 3 | --virtual 3 is for --schedule interleaved
+        --schedule 2f2b | invalid choice
+        --batch 4 | batch=4 must be a multiple of micro_batches=8
+        --eval-batch 24 | eval_batch=24 must be a multiple of batch=16
         --slow-stage 4 | slow_stage=4 is not one of the 4 stages
         --slow-stage -2 | slow_stage=-2 must be at least -1
         --virtual 0 | not '0'
@@ -153,6 +177,14 @@ REFUSED = {
         --path {text} | unrecognized arguments
         --dp 0 | not '0'
         --layout 1x3x1 | tp=3 must divide the 8 heads
+        --layout 2x2 | is no layout: write dp x tp x pp as 2x2x2
+        --layout 3x1x1 | dp x micro-batch = 6 must divide the batch of 16
+        --dp 2 --eval-batch 30 | dp x micro-batch = 4 must divide the batch of 30
+        --layout 1x1x8,zb-v | stages=16 must be between 1 and the 10 layers
+        --layout 2x1x3,virtual=2 | micro_batches=4 must be a multiple of ranks=3
+        --tp 4 --per-node 2 | tp=4 tensor ranks would be on several nodes of 2
+        --per-node -1 | per_node=-1 must be 1 or more
+        --resume | --resume goes on from a folder
         --layout '' --pp 0 | not '0'
         --layout 1x1x1,sp,sp,fast | 'fast' is not one of
         --tensorboard {text} | is no folder""",
@@ -165,7 +197,9 @@ CASES = [(name, *map(str.strip, line.split(" | "))) for name, lines in REFUSED.i
 def there(tmp_path_factory):
     """Files and folders that the arguments name."""
     folder = tmp_path_factory.mktemp("there")
-    for name, content in (("text", "too short"), ("empty", ""), ("broken.ipynb", "3")):
+    for name, content in (("text", "too short"), ("empty", ""), ("broken.ipynb", "3"),
+                          ("incomplete.json", '[{"instruction": "Add", "input": ""}]'),
+                          ("one.json", '[{"instruction": "a", "input": "", "output": "b"}]')):
         (folder / name).write_text(content)
     (folder / "folder").mkdir()
     return {path.stem: str(path) for path in folder.iterdir()}

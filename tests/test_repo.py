@@ -18,11 +18,12 @@ MODULES = sorted(LIB.rglob("*.py"))
 # Arrows run one way: a module imports from its own layer or an earlier one.
 LAYERS = (
     ("models", "data", "schedules", "hardware", "files", "flat",
-     "options"),
+     "options", "machine"),
     ("engine", "mesh", "meter", "collectives", "parallel"),
     tuple(labs.idea(stem) for stem in labs.STEMS),              # the techniques
     ("hybrid", "trainer", "text_trainer", "stop_signal", "checkpoint"),
-    ("plots", "projects", "checks", "interview", "course", "cli"),
+    ("plots", "projects"),
+    ("checks", "interview", "course", "cli"),
 )
 VERBS = {"send", "recv", "isend", "irecv", "batch_isend_irecv", "broadcast", "reduce", "gather",
          "scatter", "all_reduce", "all_gather", "all_gather_into_tensor", "reduce_scatter",

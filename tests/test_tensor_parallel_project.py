@@ -9,19 +9,16 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import loss_parallel
 
 from ranklab import data, device
-from ranklab.engine import RankError, launch, torchrun
+from ranklab.engine import launch, torchrun
 from ranklab.hardware import H100
 from ranklab.meter import Traffic
 from ranklab.models.gpt import GPT, GPTConfig
-from ranklab.parallel import Parallel
 from ranklab.projects import tensor_parallel as project
-from ranklab.projects.tensor_parallel.__main__ import main
 from ranklab.projects.tensor_parallel.costs import held_bytes, traffic
 from ranklab.projects.tensor_parallel.dtensor import parallelize_gpt
 from ranklab.projects.tensor_parallel.links import (
     CARD, LINKS, NVLINK, curves, emulate, ring_link,
 )
-from ranklab.projects.tensor_parallel.naive import Naive
 from ranklab.projects.tensor_parallel.training import (
     METHODS, MODELS, PARTS, Settings, train,
 )
@@ -65,32 +62,6 @@ def test_every_method_trains_alike_and_holds_and_sends_what_the_formulas_say(tex
 def test_the_formula_knows_what_is_sent_in_bf16(text, method):
     row, = project.run(ranks=2, method=method, path=text, precision="bf16", **FEW)["rows"]
     assert row.counted[1:] == pytest.approx(row.said[1:], abs=10)
-
-
-def gradients(model, parallel):
-    """{name: gradient} of the first batch, in two pieces, on this rank."""
-    tokens = torch.randint(256, (4, 16), generator=torch.Generator().manual_seed(0)).to(device())
-    called = parallel.apply(model)
-    share = parallel.forward_backward(lambda x, y: called(x, y, "sum"), tokens, tokens, 2)
-    return {**{name: p.grad for name, p in model.named_parameters()},
-            "loss": parallel.total(share)}
-
-
-@pytest.mark.parametrize("ranks", [1, 3])
-def test_the_naive_splits_gradients_are_those_of_one_process(ranks):
-    def compare():
-        whole = GPT(SMALL)
-        whole.reset_parameters(seed=0)
-        part = GPT(SMALL)
-        part.reset_parameters(seed=0)
-        wanted, found = gradients(whole, Parallel()), gradients(part, Naive())
-        for name, gradient in found.items():
-            torch.testing.assert_close(gradient, wanted[name])
-        return list(found)
-
-    names = [name for found in launch(compare, ranks=ranks) for name in found]
-    wanted = [name for name, _ in GPT(SMALL).named_parameters()]
-    assert sorted(names) == sorted([*wanted, *["loss"] * ranks])
 
 
 @pytest.mark.usefixtures("small_model")
@@ -193,22 +164,6 @@ def test_every_rank_says_what_is_wrong(text, method, ranks, changes, said):
     settings = Settings(log_every=1, **{**FEW, **changes})
     found = launch(complaint, method, shape, settings, data.text_file(text), ranks=ranks)
     assert found == [said] * ranks
-
-
-@pytest.mark.parametrize("how, said", [
-    ({"method": "both"}, "method='both' must be all or one of one, naive"),
-    ({"checkpoint": "run", "method": "all"}, "method='all' keeps no checkpoint"),
-    ({"overlap": True, "sequence_parallel": True, "ranks": 1}, "overlap=True"),
-])
-def test_what_does_not_fit_together_is_refused(how, said, text):
-    with pytest.raises((ValueError, RankError), match=said):
-        project.run(path=text, **how)
-
-
-def test_a_command_that_makes_no_sense_ends_with_2(capsys):
-    with pytest.raises(SystemExit) as end:
-        main(["--batch", "0"])
-    assert end.value.code == 2 and "batch=0 must be at least 1" in capsys.readouterr().err
 
 
 # --- formulas and links ---------------------------------------------------------------------------

@@ -608,7 +608,7 @@ print("DeepSpeed  2x1x2,zero ", *(f"{loss:.4f}" for loss in losses))
 
 # %%
 from ranklab.hybrid import megatron_memory
-from ranklab.projects.hybrid.elsewhere import megatron_command, torchtitan_toml
+from ranklab.projects.hybrid.other_tools import megatron_command, torchtitan_toml
 from ranklab.projects.hybrid.sizes import PUBLISHED
 
 layout, size = choose_layout(job, clusters["fast"])

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from ranklab.course import labs
-from ranklab.course.machine import cores, gpu_count, memory
+from ranklab.machine import cores, gpu_count, memory
 
 OLDEST_PYTHON = (3, 11)
 MEMORY_NEEDED = 4e9  # bytes: a notebook, its kernel and eight ranks of 0.3 GB

@@ -26,6 +26,8 @@ def refuse_other_shapes(module, group=None):
     cost   one all-reduce of 16 bytes
     error  ValueError on every rank
     """
+    if dist.get_backend(group) == "fake":  # a dry run: no other rank exists
+        return
     shapes = [(name, tuple(p.shape), str(p.dtype), p.requires_grad)
               for name, p in module.named_parameters()]
     mine = int.from_bytes(hashlib.blake2b(repr(shapes).encode(), digest_size=7).digest(), "big")

@@ -17,7 +17,7 @@ from ranklab.engine import RankError, is_main_process
 from ranklab.engine.in_place import is_started_by_another
 from ranklab.engine.launcher import default_ranks
 from ranklab.engine.report import PACKAGE
-from ranklab.options import about, existing_file, number, picture, positive, seed
+from ranklab.options import about, number, positive, seed
 
 LAUNCH_LIMIT = 24 * 3600  # seconds: ranks of launch have all their time together
 COLLECTIVE_LIMIT = 600  # seconds, under torchrun and srun: a dead rank is noticed after it
@@ -39,38 +39,25 @@ class Command(argparse.ArgumentParser):
         if nodes:
             self.add_argument("--nodes", type=positive, default=1, help="laid out as so many")
 
-    def add_resume(self):
-        self.add_argument("--resume", action="store_true", help="go on from --checkpoint")
-
-    def add_data(self):
-        self.add_argument("--data", type=existing_file,
-                          help="a text file, or tokens in a .bin file (uint16)")
-
-    def add_figure(self, help="draw what was found in this .svg or .png"):
-        self.add_argument("--figure", type=picture, help=help)
-
-    def add_machine(self, most=4096):
-        """--gpus and --gpu-gb: the machine that a dry run or a choice is for."""
-        self.add_argument("--gpus", type=number(least=1, most=most), default=4,
-                          help="of the machine to plan for")
-        self.add_argument("--gpu-gb", type=number(float, above=0), default=24,
-                          help="memory of each")
-
     def add_fields(self, config, *names, without=()):
-        """An option for each field of the dataclass, or for those in `names`; none has a default,
-        so that what was not given stays as it is in the settings that `config` changes.
+        """An option for each field of the dataclass of which option() says something, or for those
+        in `names`; none has a default, so that what was not given stays as it is in the settings
+        that `config` changes.
         """
+        known = {action.dest for action in self._actions}
         for field in dataclasses.fields(config):
-            if names and field.name not in names or field.name in without:
-                continue
             said = about(config, field.name)
+            is_option = field.name in names if names else said and field.name not in without
+            if not is_option or field.name in known:
+                continue
             how = {"help": _with_default(said.get("help"), getattr(config, field.name))}
             if field.type is bool:
                 how["action"] = argparse.BooleanOptionalAction
             else:
                 how["type"] = said.get("kind") or _kind_of(field)
                 how["choices"] = said.get("choices")
-            self.add_argument(f"--{field.name.replace('_', '-')}", **how)
+            flag = said.get("flag") or field.name.replace("_", "-")
+            self.add_argument(f"--{flag}", dest=field.name, **how)
 
     def parse(self, argv=None):
         """The options; what does not fit together is refused."""

@@ -1,6 +1,7 @@
 """What one training step costs, counted: for the tables of projects."""
 
 import contextlib
+import statistics
 
 import torch
 
@@ -27,3 +28,8 @@ def counted_step(trainer, optimizer, look, bytes_of=lambda memory: memory.total,
     hook.remove()
     peak = torch.cuda.max_memory_allocated() if on_gpu else None
     return seen, max(map(bytes_of, curve.points)) if curve else peak, traffic.sent_bytes
+
+
+def median_speed(history):
+    """The middle one of all stretches that were logged; NaN without any."""
+    return statistics.median([speed for speed in history.speed if speed] or [float("nan")])

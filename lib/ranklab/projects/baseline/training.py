@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import math
-import statistics
 
 import torch
 from torch.utils.checkpoint import checkpoint
@@ -15,27 +14,14 @@ from ranklab.baseline import (accumulate_gradients, activation_bytes, checkpoint
                               transformer_flops)  # fmt: skip
 from ranklab.meter import SavedActivations, memory_of
 from ranklab.meter.curve import MemoryPeak
-from ranklab.models.gpt import GPT, GPTConfig, count_parameters
+from ranklab.models.gpt import GPT, count_parameters
 from ranklab.parallel import Parallel
-from ranklab.projects.whose import whose
-from ranklab.text_trainer import TextTrainer, TrainConfig, text_for
+from ranklab.projects.authors import authors
+from ranklab.projects.baseline.config import MODELS, TRAINING, precision_on
+from ranklab.projects.costs import median_speed
+from ranklab.text_trainer import TextTrainer, text_for
 from ranklab.trainer import PRECISIONS
 
-# GPT-2's 50257 padded to a multiple of 128: odd sizes leave tensor cores idle. The byte text uses
-# 256 of them; the cost of a token is that of published runs. Heads of 128 suit flash attention.
-LARGE = functools.partial(GPTConfig, vocab_size=50304, n_ctx=1024, rotary_base=10000.0)
-MODELS = {
-    "laptop": GPTConfig(),
-    "350m": LARGE(n_layer=24, n_head=8, n_embd=1024),
-    "774m": LARGE(n_layer=36, n_head=10, n_embd=1280),
-    "1.5b": LARGE(n_layer=28, n_head=16, n_embd=2048),
-}
-TRAINING = {
-    "laptop": TrainConfig(),
-    "350m": TrainConfig(steps=100, batch=128, micro_batch=32, lr=6e-4, log_every=10),
-    "774m": TrainConfig(steps=100, batch=128, micro_batch=16, lr=4e-4, log_every=10),
-    "1.5b": TrainConfig(steps=100, batch=128, micro_batch=16, lr=3e-4, log_every=10),
-}
 PARTS = {"flops": transformer_flops, "states": model_state_bytes, "activations": activation_bytes,
          "accumulate": accumulate_gradients, "checkpointed": checkpointed,
          "frugal": frugal_gradients}  # fmt: skip
@@ -56,8 +42,8 @@ def run(size="laptop", device="cpu", compile=False, recompute=False, loss_chunks
     torch.manual_seed(model_seed)
     model = GPT(shape)
     if recompute:
-        torchs = functools.partial(checkpoint, use_reentrant=False)
-        checkpoint_blocks(model, given.get("checkpointed", torchs))
+        by_torch = functools.partial(checkpoint, use_reentrant=False)
+        checkpoint_blocks(model, given.get("checkpointed", by_torch))
     here = hardware.present(device)
     trainer = TextTrainer(model, text, config, device, compile, progress=progress,
                           parallel=OneDevice(parts, model if frugally else None),
@@ -73,7 +59,7 @@ def run(size="laptop", device="cpu", compile=False, recompute=False, loss_chunks
     found["bigram"] = data.bigram_loss(text.train, *window, text.vocab_size)
     found["memory"] = memory_table(trainer, recompute, parts["states"], parts["activations"])
     found["peak"] = peak_of_a_step(trainer)
-    found["whose"] = whose(parts)
+    found["authors"] = authors(parts)
     found["sample"] = sample(trainer, text)
     return found
 
@@ -93,10 +79,6 @@ class OneDevice(Parallel):
                                micro_batch) / scale
 
 
-def precision_on(device):
-    return "bf16" if torch.device(device).type == "cuda" else "fp32"
-
-
 def flops_table(shape, config, transformer_flops=transformer_flops):
     """{"predicted", "counted"}: FLOPs of one step; counted by torch on tensors without data."""
     plain = dataclasses.replace(shape, loss_chunks=1)  # chunks compute the head twice: not counted
@@ -110,8 +92,7 @@ def flops_table(shape, config, transformer_flops=transformer_flops):
 
 def speed(trainer):
     """The middle tokens/s of all logged stretches, and the MFU that it means."""
-    seen = [s for s in trainer.history.speed if s]
-    tokens_per_second = statistics.median(seen) if seen else float("nan")
+    tokens_per_second = median_speed(trainer.history)
     used = trainer.flops_per_token * tokens_per_second / trainer.peak_flops
     return {"tokens_per_second": tokens_per_second, "mfu": used}
 
@@ -185,7 +166,7 @@ def report(found):
         f"({found['held_out'] / math.log(2):.2f} bits)",
         f"bigram    {found['bigram']:.3f} nats per {unit} on the same text "
         f"({found['bigram'] / math.log(2):.2f} bits)",
-        found["whose"],
+        found["authors"],
         f"\n{'memory in bytes':20} {'predicted':>16} {'counted':>16}",
     ]
     for name, (predicted, counted) in found["memory"].items():
@@ -194,3 +175,11 @@ def report(found):
     if found["peak"]:
         lines.append(f"{'peak beside states':20} {'-':>16} {found['peak']:16,}")
     return "\n".join(lines)
+
+
+def report_with_sample(found):
+    """And what the model writes."""
+    lines = [report(found), f"\na sample:\n{found['sample']}" if found["sample"] else ""]
+    if found["held_out"] >= found["bigram"]:
+        lines.append("It has not beaten the bigram model yet: give it more --steps.")
+    return "\n".join(filter(None, lines))

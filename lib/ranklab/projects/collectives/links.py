@@ -56,14 +56,3 @@ def _time_both(both, ratios, per_node, folder, repeats):
                 finish()
                 seconds.setdefault((name, ratio), []).append(time.perf_counter() - start)
     return seconds
-
-
-def table(ratios=(1, 2, 4, 8)):
-    """Model and emulation, side by side, as text."""
-    predicted, measured = model(ratios), emulate(ratios)
-    lines = ["slow link   flat ring (model, emulated)   hierarchical (model, emulated)"]
-    for i, ratio in enumerate(ratios):
-        cells = [f"{predicted[name][i] * 1e3:8.0f} ms {measured[name][ratio] * 1e3:8.0f} ms"
-                 for name in ("flat ring", "hierarchical")]
-        lines.append(f"{ratio:6}x     {cells[0]:29} {cells[1]}")
-    return "\n".join(lines)

@@ -10,6 +10,8 @@ from importlib.util import find_spec
 
 import numpy as np
 
+from ranklab.projects.collectives.timing import Row
+
 NO_MPI = ("MPI is not here. After apt install openmpi-bin libopenmpi-dev and pip install "
           "'ranklab[mpi]' this runs: mpirun -n 4 python -m ranklab.projects.collectives --mpi")
 
@@ -36,8 +38,8 @@ def mpi_table(ranks=4, sizes=(2**10, 2**16, 2**22), iters=5):
     return done.stdout if done.returncode == 0 else f"mpirun failed: {done.stderr.strip()}"
 
 
-def mpi_rows(sizes, iters):
-    """Run by every process under mpirun: [(verb, "mpi", bytes, elements, seconds, wrong)]."""
+def run(sizes, iters):
+    """Run by every process under mpirun: the Rows, on rank 0; none on the others."""
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD
@@ -55,8 +57,8 @@ def mpi_rows(sizes, iters):
                 times.append(time.perf_counter() - start)
             slowest = world.allreduce(statistics.median(times[1:]), MPI.MAX)
             wrong = world.allreduce(int((out != right).sum()), MPI.SUM)
-            rows.append((verb, "mpi", n * 4, n, slowest, wrong))
-    return R, rank, rows
+            rows.append(Row.of(verb, "mpi", n * 4, n, "float", slowest, wrong, R))
+    return rows if rank == 0 else []
 
 
 def _calls(world, x, every, R, rank):

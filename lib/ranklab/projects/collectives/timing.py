@@ -9,8 +9,8 @@ import torch.distributed as dist
 
 from ranklab import collectives as ours
 from ranklab.engine import device, launch
+from ranklab.projects.authors import authors_of, by_learner
 from ranklab.projects.clock import finish, wait_for_all
-from ranklab.projects.whose import learners, owners
 
 DTYPES = {"float": torch.float32, "bfloat16": torch.bfloat16, "int64": torch.int64}
 BUILT = {  # what lab 02 builds: {verb: {algorithm: its function in ranklab.collectives}}
@@ -37,6 +37,13 @@ class Row(NamedTuple):
     busbw: float
     wrong: int  # elements that are not what they should be, over all ranks
     own: bool = False  # by a learner's function
+
+    @classmethod
+    def of(cls, verb, algorithm, size, count, kind, seconds, wrong, ranks, own=False):
+        """The Row of a measurement on so many ranks."""
+        algbw = size / seconds
+        return cls(verb, algorithm, size, count, kind, seconds, algbw,
+                   algbw * ours.bus_factor(verb, ranks), wrong, own)
 
 
 def algorithms(verb, nodes, groups, functions):
@@ -135,16 +142,13 @@ def run(ranks=None, nodes=1, verbs=VERBS, sizes=(2**10, 2**16, 2**22), kind="flo
         raise ValueError(f"verb {unknown[0]!r} is not one of {', '.join(VERBS)}")
     seen = launch(measure, verbs, sizes, kind, iters, nodes, functions, ranks=ranks, nodes=nodes,
                   timeout=600)
-    own = learners(functions)
+    own = by_learner(functions)
     rows = []
     for of_ranks in zip(*seen):
         verb, algorithm, nbytes, count = of_ranks[0][:4]
-        seconds = max(row[4] for row in of_ranks)
-        wrong = sum(row[5] for row in of_ranks)
-        algbw = nbytes / seconds
-        busbw = algbw * ours.bus_factor(verb, len(seen))
-        rows.append(Row(verb, algorithm, nbytes, count, kind, seconds, algbw, busbw, wrong,
-                        BUILT[verb].get(algorithm) in own))
+        seconds, wrong = max(row[4] for row in of_ranks), sum(row[5] for row in of_ranks)
+        rows.append(Row.of(verb, algorithm, nbytes, count, kind, seconds, wrong, len(seen),
+                           BUILT[verb].get(algorithm) in own))
     return rows
 
 
@@ -156,8 +160,14 @@ def table(rows):
     lines = [f"  {r.verb:15}{r.algorithm:19}{r.size:11}{r.count:11}{r.type:>9}"
              f"{r.time * 1e6:10.1f}{gb(r.algbw):>8}{gb(r.busbw):>8}{r.wrong:7}" for r in rows]
     used = {BUILT[r.verb][r.algorithm]: r.own for r in rows if r.algorithm in BUILT[r.verb]}
-    said = owners([name for name in used if used[name]], used)  # of mpirun's rows: nothing
-    return "\n".join(filter(None, [head, *lines, said]))
+    said = authors_of([name for name in used if used[name]], used)  # of mpirun's rows: nothing
+    return "\n".join(filter(None, [head, *lines, said])) if rows else ""
+
+
+def report(rows):
+    """The table; and the summary, where there is something to fit."""
+    sizes = {row.size for row in rows if row.verb == "all_reduce" and row.algorithm != "mpi"}
+    return "\n".join([table(rows), summary(rows)] if len(sizes) > 1 else [table(rows)])
 
 
 def gb(rate):

@@ -3,9 +3,12 @@
 import dataclasses
 import statistics
 
+from ranklab.data import find_images
+from ranklab.engine.in_place import is_started_by_another
+from ranklab.projects.authors import authors_of
+from ranklab.projects.command import time_limit
 from ranklab.projects.data_parallel.config import PIECES, Settings
 from ranklab.projects.data_parallel.training import Functions, refuse_ranks, run, run_all
-from ranklab.projects.whose import owners
 
 # What a run needs to be right, whatever the learning rate; see learning_rates for the rest.
 RIGHT = tuple(name for name in PIECES if name not in ("scaling", "warmup"))
@@ -90,7 +93,7 @@ def scale_table(found):
     if len(found) > 1 and len(first) > 1:
         lines.append(f"The ranges over {len(first)} seeds "
                      f"{'overlap' if ranges_overlap(found) else 'DO NOT OVERLAP'}.")
-    lines.append(owners(first[0].own, Functions._fields))
+    lines.append(authors_of(first[0].own, Functions._fields))
     return "\n".join(lines)
 
 
@@ -111,3 +114,33 @@ def pieces_table(found):
               f"{max(one.spread for one in runs):18.3g}  {PIECES.get(name, '')}".rstrip()
               for name, runs in found.items()]  # fmt: skip
     return "\n".join(lines)
+
+
+def study(options, settings):
+    """(function that makes a table, what it makes it of): what the command asks for was run."""
+    in_job = is_started_by_another()
+    if settings.data != "digits" and not settings.folder:
+        raise ValueError(f"--data {settings.data} needs --folder: where its files are")
+    if settings.folder and not in_job:  # what is wrong with them is said before any rank reads them
+        find_images(settings.data, settings.folder)
+    how = {"seeds": range(options.seeds), "progress": settings.data != "digits",
+           "timeout": time_limit()}
+    R = None if in_job else options.ranks or 4
+    if options.pieces:
+        return pieces_table, pieces(settings, R, **how)
+    if options.learning_rate:
+        return learning_rate_table, learning_rates(settings, R, **how)
+    if in_job:
+        runs = run(settings, **how)
+        return scale_table, {runs[0].ranks: runs}
+    up_to = [2**k for k in range(R.bit_length()) if 2**k < R] + [R]
+    return scale_table, scale(settings, up_to, **how)
+
+
+def figure(found, has_pieces=False):
+    from ranklab.plots import data_parallel as plots  # here: the only line that needs matplotlib
+
+    seen = {name: [one.accuracy for one in runs] for name, runs in found.items()}
+    if not has_pieces:
+        return plots.accuracy_ranges(seen)
+    return plots.pieces(seen, {name: [one.worst for one in runs] for name, runs in found.items()})

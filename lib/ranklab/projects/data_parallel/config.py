@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass
 
-from ranklab.options import check_options, existing_folder, option
+from ranklab.engine.in_place import is_started_by_another
+from ranklab.options import check_options, existing_folder, option, positive
+from ranklab.projects.runner import Drawn, OnRanks
 
 # What a run can leave out, and what is wrong then.
 PIECES = {
@@ -54,3 +56,24 @@ TRAINING = {
     "cifar10": Settings("cifar10", epochs=30, batch=512, lr=0.05, base_batch=128, warmup=5,
                         momentum=0.9, weight_decay=5e-4, width=64, augment=True),
 }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Options(OnRanks, Drawn):
+    """What the command takes beside Settings."""
+
+    data: str = "digits"  # also of Settings, which say more of it
+    seeds: int = option(3, "how many runs of each kind", kind=positive)
+    learning_rate: bool = option(False, "scaled or not, warmed or not")
+    pieces: bool = option(False, "leave out one piece at a time")
+
+    def __post_init__(self):
+        super().__post_init__()
+        if is_started_by_another() and (self.ranks or self.learning_rate):
+            raise ValueError("--ranks and --learning-rate choose numbers of ranks: run them with "
+                             "python, not under torchrun or srun")
+        if self.pieces and self.learning_rate:
+            raise ValueError("--pieces and --learning-rate are two studies: name one")
+
+    def settings(self):
+        return TRAINING[self.data]

@@ -21,8 +21,8 @@ from ranklab.data_parallel import (
 from ranklab.data_parallel.training import DataParallel
 from ranklab.engine import device, launch
 from ranklab.models.cnn import CNN, CNNConfig
+from ranklab.projects.authors import by_learner
 from ranklab.projects.command import ranks_to_come
-from ranklab.projects.whose import learners
 from ranklab.trainer import LoopConfig, Schedule, Trainer
 from ranklab.trainer import learning_rate as cosine_rate
 
@@ -38,7 +38,7 @@ class Functions(NamedTuple):
     def own(self, settings):
         """The names of those that are a learner's, and used."""
         used = self if settings.engine == "ours" else self._replace(replica=Functions().replica)
-        return learners(used._asdict())
+        return by_learner(used._asdict())
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,8 @@ class WithPieces(DataParallel):
     """Data parallelism by ours or torch's engine, without what settings.without names."""
 
     def __init__(self, settings, replica):
-        super().__init__(wrap=torchs if settings.engine == "torch" else replica, equal_parts=True)
+        wrap = torch_ddp if settings.engine == "torch" else replica
+        super().__init__(wrap=wrap, equal_parts=True)
         self.settings = settings
         if "mean" in settings.without:
             self.gradient_scale *= self.ranks  # a sum, where averaging divides by R
@@ -195,7 +196,7 @@ class WithPieces(DataParallel):
         return replica
 
 
-def torchs(model, group):
+def torch_ddp(model, group):
     return DistributedDataParallel(model, process_group=group)
 
 

@@ -15,54 +15,27 @@ fed with images) and training.py; then strong_and_weak.py, profile.py and data_p
 
 import sys
 
-from ranklab.options import new_file
-from ranklab.projects.command import Command, refusals, save_figure, say, time_limit
+from ranklab.projects.command import time_limit
 from ranklab.projects.ddp import data_parallel, profile, report, run, strong_and_weak
-from ranklab.projects.ddp.config import SIZES
+from ranklab.projects.ddp.config import Options
+from ranklab.projects.runner import Project, Shown
 
 
-def parse(argv=None):
-    """(the options, the Config)."""
-    command = Command(__package__, __doc__)
-    command.add_argument("--size", choices=SIZES, default="laptop", help="the other defaults")
-    command.add_ranks()
-    command.add_resume()
-    command.add_argument("--scaling", action="store_true", help="strong and weak scaling")
-    command.add_figure("with --scaling: draw it in this .svg or .png")
-    command.add_argument("--profile", metavar="FILE", type=new_file,
-                         help="a trace of a few steps, for Perfetto")
-    command.add_argument("--data-parallel", action="store_true", help="nn.DataParallel against DDP")
-    command.add_fields(SIZES["laptop"])
-    options = command.parse(argv)
-    if options.figure and not options.scaling:
-        command.error("--figure draws what --scaling has found")
-    return options, command.config(SIZES[options.size], options)
-
-
-@refusals(__package__)
-def main(argv=None):
-    options, config = parse(argv)
+def act(options, config):
     if options.data_parallel:
-        say(data_parallel.compare(config))
-    elif options.profile:
-        verdict, shares = profile.run(config, options.profile, options.ranks, timeout=time_limit())
-        say(f"{verdict}: " + ", ".join(f"{name} {part:.0%}" for name, part in shares.items()))
-    elif options.scaling:
+        return data_parallel.compare(config)
+    if options.profile:
+        return profile.report(config, options.profile, options.ranks, timeout=time_limit())
+    if options.scaling:
         rows = strong_and_weak.run(config, options.ranks, timeout=time_limit())
-        say(strong_and_weak.table(rows), strong_and_weak.explanation(rows))
-        save_figure(options.figure, lambda: draw(rows))
-    else:
-        progress = "bar" if sys.stderr.isatty() else "lines"
-        say(report(run(options.ranks, resume=options.resume, progress=progress,
-                       timeout=time_limit(), **vars(config))))
-    return 0
+        return Shown(strong_and_weak.report(rows), lambda: strong_and_weak.figure(rows))
+    progress = "bar" if sys.stderr.isatty() else "lines"
+    return report(run(options.ranks, resume=options.resume, progress=progress,
+                      timeout=time_limit(), **vars(config)))
 
 
-def draw(rows):
-    from ranklab.plots import ddp as plots  # here: the only line that needs matplotlib
-
-    return plots.scaling(rows)
-
+project = Project(__package__, __doc__, Options, act)
+main = project.main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,19 +1,15 @@
 """What does compression cost in quality? One GPT, trained with every hook: bytes beside loss.
 
-    python -m ranklab.projects.ddp.compression --ranks 2
-    torchrun --nproc-per-node 4 -m ranklab.projects.ddp.compression --steps 500
-
 Plain SGD with clipping, so that a hook's damage is seen: Adam divides much of it away. The text is
 the source of Python's library, the loss is of files that nobody trained on.
 """
 
-import sys
 from contextlib import nullcontext
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
 
@@ -26,9 +22,7 @@ from ranklab.ddp import (
 from ranklab.engine import device, launch
 from ranklab.meter import Traffic
 from ranklab.models.gpt import GPT, GPTConfig
-from ranklab.options import number, seed
-from ranklab.projects.command import Command, refusals, say
-from ranklab.projects.whose import whose
+from ranklab.projects.authors import authors
 
 MODEL = GPTConfig(n_layer=1, n_embd=32, n_ctx=32)
 BATCH, LR, WARM_UP, CLIP = 16, 0.3, 10, 1.0  # BATCH: sequences on each rank
@@ -63,11 +57,11 @@ def hooks(half=compress_fp16_hook, top_k=top_k_compress, low_rank=power_sgd,
             name = f"PowerSGD {rank}" + ("" if feedback else ", no feedback")
             named[name] = lambda r=rank, f=feedback: (
                 PowerSGD(r, error_feedback=f, approximate=low_rank), PowerSGD.hook)
-    named["PowerSGD 1 (torch)"] = torchs_power_sgd
+    named["PowerSGD 1 (torch)"] = torch_power_sgd
     return named
 
 
-def torchs_power_sgd():
+def torch_power_sgd():
     """torch's own, from the third step on: before that it can't keep errors.
 
     Its callbacks start collectives of their own. Under gloo they run on several threads, so that
@@ -141,20 +135,5 @@ def table(rows, **mine):
     lines += [f"{row.name:24}{row.sent:20,}{rows[0].sent / row.sent:8.1f}x{row.loss:16.3f}"
               for row in rows]
     if mine:
-        lines.append(whose({function.__name__: function for function in mine.values()}))
+        lines.append(authors({function.__name__: function for function in mine.values()}))
     return "\n".join(lines)
-
-
-@refusals(f"{__package__}.compression")
-def main(argv=None):
-    command = Command(f"{__package__}.compression", __doc__)
-    command.add_ranks()
-    command.add_argument("--steps", type=number(least=3), default=50, help="of each training")
-    command.add_argument("--seed", type=seed, default=0, help="of the weights and the batches")
-    options = command.parse(argv)
-    say(table(compare(None, options.ranks, options.steps, options.seed)))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

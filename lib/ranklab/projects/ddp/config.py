@@ -5,7 +5,8 @@ from pathlib import Path
 
 from ranklab.data_parallel import scale_learning_rate
 from ranklab.models.resnet import STAGES, ResNetConfig
-from ranklab.options import check_options, existing_folder, new_folder, option
+from ranklab.options import check_options, existing_folder, new_file, new_folder, option
+from ranklab.projects.runner import Drawn, OnRanks, Resumed
 from ranklab.trainer import PRECISIONS, LoopConfig, Schedule
 
 COMPRESSIONS = ("none", "bf16", "fp16")
@@ -87,3 +88,22 @@ def schedule(config, ranks, steps_per_epoch):
     return Schedule(scale_learning_rate(config.lr, images_per_step, REFERENCE_BATCH),
                     round(config.warmup_epochs * steps_per_epoch),
                     config.epochs * steps_per_epoch)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Options(OnRanks, Resumed, Drawn):
+    """What the command takes beside Config."""
+
+    size: str = option("laptop", "the other defaults", SIZES)
+    scaling: bool = option(False, "strong and weak scaling; --figure draws it")
+    profile: str | None = option(None, "a trace of a few steps in this file, for Perfetto",
+                                 kind=new_file)
+    data_parallel: bool = option(False, "nn.DataParallel against DDP")
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.figure and not self.scaling:
+            raise ValueError("--figure draws what --scaling has found")
+
+    def settings(self):
+        return SIZES[self.size]

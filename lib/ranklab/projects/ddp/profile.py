@@ -28,3 +28,9 @@ def run(config, path, ranks=None, steps=4, timeout=600):
     if is_main_process():
         merged_trace(timelines, path)
     return diagnose([timeline.events for timeline in timelines])
+
+
+def report(*arguments, **options):
+    """What `run` found, as text."""
+    verdict, shares = run(*arguments, **options)
+    return f"{verdict}: " + ", ".join(f"{name} {part:.0%}" for name, part in shares.items())

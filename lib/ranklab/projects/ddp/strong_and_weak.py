@@ -13,9 +13,9 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from ranklab.course.machine import cores
 from ranklab.ddp import scaling_efficiency
 from ranklab.engine import device, launch
+from ranklab.machine import cores
 from ranklab.projects.clock import finish
 from ranklab.projects.command import ranks_to_come
 from ranklab.projects.ddp.data import PREFETCH, open_data
@@ -122,6 +122,17 @@ def table(rows):
     lines += [f"{r.kind:8}{r.ranks:6}{r.batch:12}{r.images_per_second:12,.0f}"
               f"{1e3 * r.seconds:10.1f}{r.efficiency:12.0%}" for r in rows]  # fmt: skip
     return "\n".join(lines)
+
+
+def report(rows):
+    """The table, and what this machine can't show."""
+    return "\n".join(filter(None, [table(rows), explanation(rows)]))
+
+
+def figure(rows):
+    from ranklab.plots import ddp as plots  # here: the only line that needs matplotlib
+
+    return plots.scaling(rows)
 
 
 def explanation(rows):

@@ -6,13 +6,13 @@ from functools import partial
 
 from ranklab.ddp import compress_fp16_hook
 from ranklab.engine import launch
+from ranklab.projects.authors import authors
 from ranklab.projects.command import LAUNCH_LIMIT, ranks_to_come
 from ranklab.projects.ddp import strong_and_weak
 from ranklab.projects.ddp.config import SIZES
 from ranklab.projects.ddp.data import open_data, steps_in_epoch
 from ranklab.projects.ddp.model import wrap
 from ranklab.projects.ddp.trainer import ImageTrainer
-from ranklab.projects.whose import whose
 
 
 def train(config, resume=False, until=None, progress=None, half=compress_fp16_hook):
@@ -41,7 +41,7 @@ def run(ranks=None, size="laptop", resume=False, until=None, progress=None, time
     found = launch(train, config, resume, until, progress, half, ranks=ranks, timeout=timeout,
                    stream=progress is not None)[0]  # fmt: skip
     used = {"compress_fp16_hook": half} if config.compress == "fp16" else {}
-    return {**found, "whose": whose(used) or "No function of lab 04: torch's DDP does it all."}
+    return {**found, "authors": authors(used) or "No function of lab 04: torch's DDP does it all."}
 
 
 def scaling(ranks=None, size="laptop", steps=None, timeout=LAUNCH_LIMIT, **changes):
@@ -60,7 +60,7 @@ def report(found):
         f"{config.image} x {config.image} pixels, {config.precision}",
         f"training  {found['steps']:,} of {found['of_steps']:,} steps of {images:,} images: "
         f"{found['ranks']} ranks with {config.batch_per_rank} each",
-        found["whose"],
+        found["authors"],
     ]
     if speeds:
         speed = statistics.median(speeds)

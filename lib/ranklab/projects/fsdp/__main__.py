@@ -14,37 +14,22 @@ ranks and with either engine. What is saved, transformers' from_pretrained loads
 
 import sys
 
-from ranklab.projects.command import Command, refusals, say, time_limit
-from ranklab.projects.fsdp.config import SIZES, Settings
+from ranklab.projects.fsdp.config import Options
 from ranklab.projects.fsdp.report import report
 from ranklab.projects.fsdp.training import run
+from ranklab.projects.runner import Project, watched
 
 
-def parse(argv=None):
-    """(the options, the Settings)."""
-    command = Command(__package__, __doc__)
-    command.add_argument("--size", choices=SIZES, default="laptop", help="how to train, and what")
-    command.add_ranks()
-    command.add_resume()
-    command.add_argument("--dry-run", action="store_true", help="count the memory, train nothing")
-    command.add_machine()
-    command.add_fields(Settings, without=["betas"])
-    options = command.parse(argv)
-    return options, command.config(SIZES[options.size], options)
-
-
-@refusals(__package__)
-def main(argv=None):
-    options, settings = parse(argv)
+def act(options, settings):
     if options.dry_run:
         from ranklab.projects.fsdp.dry_run import dry_run_report  # only here: it fakes GPUs
 
-        say(dry_run_report(options.size, options.gpus, options.gpu_gb, **vars(settings)))
-        return 0
-    say(report(run(options.size, options.ranks, resume=options.resume, timeout=time_limit(),
-                   progress=sys.stderr.isatty(), **vars(settings))))
-    return 0
+        return dry_run_report(options.size, options.gpus, options.gpu_gb, **vars(settings))
+    return report(run(options.size, options.ranks, options.resume, **watched(), **vars(settings)))
 
+
+project = Project(__package__, __doc__, Options, act)
+main = project.main
 
 if __name__ == "__main__":
     sys.exit(main())

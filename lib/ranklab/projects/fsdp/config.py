@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ranklab.options import existing_file, new_folder, option
+from ranklab.projects.runner import Machine, OnRanks, Resumed
 from ranklab.text_trainer import TrainConfig
 
 # What transformers.LlamaConfig takes, where no folder of weights says it.
@@ -55,3 +56,14 @@ SIZES = {
     "7b": Settings(steps=1000, batch=64, micro_batch=1, n_ctx=1024, lr=2e-5, warmup=30,
                    final_lr=0.0, pretrain=0, precision="bf16", recompute=True, offload=True),
 }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Options(OnRanks, Resumed, Machine):
+    """What the command takes beside Settings."""
+
+    size: str = option("laptop", "how to train, and what", SIZES)
+    dry_run: bool = option(False, "count the memory, train nothing")
+
+    def settings(self):
+        return SIZES[self.size]

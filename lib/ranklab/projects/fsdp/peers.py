@@ -9,7 +9,6 @@ import warnings
 
 import torch
 import torch.distributed as dist
-from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 
 from ranklab.engine import device, launch
@@ -33,12 +32,11 @@ ZERO_3 = {"zero_optimization": {"stage": 3, **PAPERS}, "train_micro_batch_size_p
 def assert_sharded(model, ranks):
     """This rank keeps 1/ranks of the numbers of `model`; half more may be there for uneven rows.
 
-    It may be sharded by FSDP1, FSDP2, DeepSpeed's ZeRO-3, or by ours.
+    It may be sharded by FSDP2, DeepSpeed's ZeRO-3, or by ours.
     error  AssertionError
     """
     ours = sharded_parameters(model)
-    sizes = sizes_of_fsdp1(model) or [sizes_of(p, ours) for p in model.parameters()]
-    whole, mine = map(sum, zip(*sizes))
+    whole, mine = map(sum, zip(*(sizes_of(p, ours) for p in model.parameters())))
     if mine > 1.5 * whole / ranks:
         job = dist.get_world_size() if dist.is_initialized() else 1
         raise AssertionError(
@@ -54,13 +52,6 @@ def sizes_of(parameter, ours):
         return parameter.ds_numel, parameter.ds_tensor.numel()
     shape = ours[parameter].shape if parameter in ours else parameter.shape
     return shape.numel(), parameter.numel()
-
-
-def sizes_of_fsdp1(model):
-    """The same for each module of FSDP1, whose parameters are one; none without any."""
-    handles = [module._handle for module in FullyShardedDataParallel.fsdp_modules(model)]
-    return [(handle.flat_param._unpadded_unsharded_size.numel(),
-             handle.flat_param._sharded_size.numel()) for handle in handles if handle]
 
 
 def new_llama():

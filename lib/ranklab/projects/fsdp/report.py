@@ -15,7 +15,7 @@ def report(found):
         f"data      {name}: {train:,} to train on, {held_out:,} held out",
         f"training  {settings.engine}, {found['ranks']} ranks, {settings.steps} steps of "
         f"{settings.batch} examples, {settings.precision}, {found['speed']:,.0f} examples/s",
-        found["whose"],
+        found["authors"],
         *costs(found),
         f"\n{'held out':28}{'loss (nats)':>14}{'exact match':>14}",
     ]

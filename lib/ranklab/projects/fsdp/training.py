@@ -1,7 +1,6 @@
 """A Llama is fine-tuned on all ranks, and scored before and after."""
 
 import dataclasses
-import statistics
 from pathlib import Path
 
 import torch
@@ -14,15 +13,15 @@ from ranklab.fsdp import (
     FullyShardedBlock, clip_grad_norm_sharded, full_state_dict, masked_loss, wrap_policy,
 )
 from ranklab.meter import memory_of
+from ranklab.projects.authors import authors
 from ranklab.projects.command import LAUNCH_LIMIT, ranks_to_come
-from ranklab.projects.costs import counted_step
+from ranklab.projects.costs import counted_step, median_speed
 from ranklab.projects.fsdp import fsdp2, llama
 from ranklab.projects.fsdp.config import LLAMAS, SIZES
 from ranklab.projects.fsdp.instructions import (
     Bytes, alpaca_file, as_batch, encode, plain_text, python_instructions,
 )
 from ranklab.projects.fsdp.tuner import new_tuner
-from ranklab.projects.whose import whose
 
 PARTS = {"block": FullyShardedBlock, "clip": clip_grad_norm_sharded, "loss": masked_loss,
          "policy": wrap_policy, "state": full_state_dict}
@@ -46,11 +45,11 @@ def run(size="laptop", ranks=4, resume=False, until=None, progress=False, timeou
     found = launch(_work, LLAMAS[size], settings, parts, plain, taught, resume, until, progress,
                    ranks=ranks, timeout=timeout, stream=progress, preload=llama.PRELOAD)
     # Torch's FSDP shards and gathers by itself, and what is not saved is never gathered.
-    torchs = settings.engine == "fsdp2"
-    unused = {"block": torchs, "state": torchs or not settings.save}
+    by_torch = settings.engine == "fsdp2"
+    unused = {"block": by_torch, "state": by_torch or not settings.save}
     used = {name: part for name, part in parts.items() if not unused.get(name)}
     return {**found[0], "settings": settings, "ranks": len(found),
-            "whose": whose({PARTS[name].__name__: used[name] for name in used}),
+            "authors": authors({PARTS[name].__name__: used[name] for name in used}),
             "data": (taught.name, len(taught.train), found[0]["scored"])}
 
 
@@ -118,11 +117,10 @@ def tune(trainer, resume, until):
     after = None  # stopped by a SIGTERM: there is no time left
     if not trainer.stopped:
         after = history.held_out.get(trainer.steps_done) or trainer.evaluate()
-    speeds = [speed for speed in history.speed if speed]
     scores = {first: before, trainer.steps_done: after}
     return {"numbers": trainer.numbers, "costs": costs, "history": history, "scores": scores,
             "scored": len(trainer.held_out[0]),
-            "speed": statistics.median(speeds) if speeds else float("nan")}
+            "speed": median_speed(history)}
 
 
 def save(trainer, state, tokenizer):

@@ -8,11 +8,11 @@ import torch
 
 from ranklab.engine import launch
 from ranklab.horovod.compression import compress_fp16
+from ranklab.projects.authors import authors
 from ranklab.projects.command import ranks_to_come
 from ranklab.projects.horovod import bert
 from ranklab.projects.horovod import tuning
 from ranklab.projects.horovod.bert import FineTuning
-from ranklab.projects.whose import whose
 
 OURS, REAL = "ranklab.horovod", "horovod.torch"
 
@@ -72,7 +72,7 @@ def work(api, tokens, config, compressions, timeline, thresholds, tune=None, cal
         found["chosen"] = tuning.tune_together(hvd, tune, try_one, *tuning.RANGE, calls)
     hvd.shutdown()
     used = {"compress_fp16": "fp16" in compressions and compress, "tune_fusion": tune}
-    found["whose"] = whose({name: function for name, function in used.items() if function})
+    found["authors"] = authors({name: function for name, function in used.items() if function})
     return found
 
 
@@ -88,7 +88,7 @@ def report(found):
         f"{sum(first['sizes']) // 4:,} parameters in {len(first['sizes'])} tensors, "
         f"{found['config'].steps} steps of {found['config'].batch} texts",
         f"ranks     {found['ranks']}, on {found['nodes']} node{'s' * (found['nodes'] > 1)}",
-        *filter(None, [found["whose"]]),
+        *filter(None, [found["authors"]]),
         "guard     the same texts give a gradient of {:.4f} on one rank, {:.4f} on all".format(
             *first["norms"]),
         f"\n{'':32}{'held-out accuracy':>18}{'sent/rank/step':>16}{'loss':>8}{'ms/step':>9}",

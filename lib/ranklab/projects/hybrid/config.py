@@ -3,11 +3,12 @@
 import importlib.util
 from dataclasses import dataclass, replace
 
-from ranklab.hybrid import Job, Layout
+from ranklab.hybrid import Job, Layout, parse_layout
 from ranklab.hybrid.choose import refuse_misfits
 from ranklab.models.gpt import GPTConfig
-from ranklab.options import new_folder, option
+from ranklab.options import new_folder, option, positive
 from ranklab.projects.hybrid.sizes import SIZES
+from ranklab.projects.runner import OnText, Resumed
 from ranklab.text_trainer import TrainConfig
 
 LAPTOP = GPTConfig(n_ctx=32, n_embd=64, n_head=8, n_layer=8)
@@ -55,3 +56,25 @@ def refuse_what_does_not_fit(shape, settings, layout):
     for batch in (settings.batch, settings.eval_batch):
         refuse_misfits(layout, replace(settings.job(shape), batch=batch),
                        settings.per_node or layout.ranks)
+
+
+@dataclass(frozen=True)
+class Options(Resumed, OnText):
+    """What the command takes beside Settings."""
+
+    size: str = option("laptop", "of the GPT, with its layout", ("laptop", *SIZES))
+    layout: str | None = option(None, "dp x tp x pp and more: 2x2x2,zero,sp,virtual=2")
+    dp: int | None = option(None, "data-parallel ranks", kind=positive)
+    tp: int | None = option(None, "tensor-parallel ranks", kind=positive)
+    pp: int | None = option(None, "pipeline-parallel ranks", kind=positive)
+    dry_run: bool = option(False, "one process poses as rank 0")
+
+    def settings(self):
+        return usual(self.size)[1]
+
+    def chosen_layout(self):
+        """The Layout of the command line; the size's where it names none."""
+        sizes = {axis: n for axis in ("dp", "tp", "pp") if (n := getattr(self, axis))}
+        if not (self.layout or sizes):
+            return usual(self.size)[2]
+        return replace(parse_layout(self.layout or "1x1x1"), **sizes)

@@ -4,19 +4,13 @@ Messages go nowhere, and tensors have a shape and no memory. So a step of 130B t
 core, and what it holds and sends is counted, not computed by a formula.
 """
 
-import contextlib
-import os
-from unittest import mock
-
 import torch
-import torch.distributed as dist
-from torch._subclasses.fake_tensor import FakeTensorMode
 
-from ranklab.data_parallel import refusals
-from ranklab.engine import launch
-from ranklab.hybrid import Cluster, Hybrid, layout_memory, layout_traffic, training
+from ranklab.engine import device, launch
+from ranklab.hybrid import Cluster, Hybrid, layout_memory, layout_traffic
+from ranklab.mesh import build_mesh
 from ranklab.meter import MemoryPeak, Traffic
-from ranklab.pipeline_parallel import stages
+from ranklab.projects.dry_run import posing, table, without_memory
 from ranklab.projects.hybrid.compare import AXES
 from ranklab.projects.hybrid.sizes import SIZES
 from ranklab.projects.hybrid.training import besides, new_model
@@ -38,51 +32,41 @@ def dry_run(job, layout):
 def _dry_run(job, layout):
     many = job.micro_batches(layout)
     few, more = min(layout.pp, many), min(2 * layout.pp, many)
-    with posing(layout.ranks):
-        mesh, trainer = new_trainer(job, layout)
-        before = step(trainer, mesh, job, few)  # makes Adam's moments, too
+    with posing(layout.ranks) as stack:
+        trainer = new_trainer(job, layout, stack)
+        before = step(trainer, job, few)  # makes Adam's moments, too
         trainer.optimizer.zero_grad(set_to_none=True)
         with MemoryPeak(trainer.model, trainer.optimizer, **besides(trainer.parallel)) as memory:
-            sent = step(trainer, mesh, job, more)
+            sent = step(trainer, job, more)
     left = (many - more) / max(1, more - few)
     return memory.peak, {axis: int(sent[axis] + left * (sent[axis] - before[axis]))
                          for axis in AXES}
 
 
-def new_trainer(job, layout):
-    mesh = layout.new_mesh()
+class PretendingHybrid(Hybrid):
+    """Hybrid on tensors without memory, from the moment on in which its model would get memory: a
+    pretended tensor could not leave the device "meta".
+    """
+
+    def give_memory(self, model):
+        self.stack.enter_context(without_memory())
+        super().give_memory(model)
+
+
+def new_trainer(job, layout, stack):
+    hybrid = PretendingHybrid(layout.new_mesh(build_mesh, layout.ranks), layout)
+    hybrid.stack = stack
     config = TrainConfig(micro_batch=job.micro_batch, precision=job.precision)
-    return mesh, TextTrainer(new_model(job.config, "meta"), None, config,
-                             parallel=Hybrid(mesh, layout), progress=False)
+    return TextTrainer(new_model(job.config, "meta"), None, config, device(), parallel=hybrid,
+                       progress=False)
 
 
-def step(trainer, mesh, job, pieces):
+def step(trainer, job, pieces):
     """{axis: bytes sent in a step with so many micro-batches}"""
     tokens = torch.zeros(pieces * job.micro_batch, job.config.n_ctx, dtype=torch.long)
     with Traffic() as traffic:
         trainer.step((tokens, tokens))
-    return traffic.by_axis(mesh)
-
-
-@contextlib.contextmanager
-def posing(ranks):
-    """This process is rank 0 of so many, of which no other exists; afterwards it has no group.
-
-    From the moment on in which a model gets its memory, it and all tensors get none.
-    """
-    dist.destroy_process_group()
-    dist.init_process_group("fake", rank=0, world_size=ranks)
-    with contextlib.ExitStack() as stack:
-        def give_memory(*model):  # the split model: a pretended tensor could not leave "meta"
-            stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
-            stages.give_memory(*model)
-
-        stack.enter_context(mock.patch.object(training, "give_memory", give_memory))
-        # It reads numbers, and here are none.
-        stack.enter_context(mock.patch.object(refusals, "refuse_other_shapes"))
-        stack.enter_context(mock.patch.dict(os.environ, LOCAL_WORLD_SIZE=str(ranks)))
-        yield
-    dist.destroy_process_group()
+    return traffic.by_axis(trainer.parallel.mesh)
 
 
 def dry_run_report(size, job=None, layout=None):
@@ -92,11 +76,11 @@ def dry_run_report(size, job=None, layout=None):
     job, layout = job or SIZES[size][0], layout or SIZES[size][1]
     memory, sent = dry_run(job, layout)
     said, predicted = layout_memory(job, layout), layout_traffic(job, layout)
-    rows = [(name.replace("_", " "), getattr(said, name), getattr(memory, name)) for name in ROWS]
+    rows = [(name, getattr(said, name), getattr(memory, name)) for name in ROWS]
     rows += [(f"sent along {axis}", predicted[axis], sent[axis]) for axis in AXES]
     room = Cluster(layout.ranks).room
-    lines = [f"{size} on {layout.ranks} GPUs: {layout}, {job.micro_batches(layout)} micro-batches",
-             "", f"{'GB of the first rank':24}{'predicted':>12}{'dry run':>12}"]
-    lines += [f"{name:24}{a / 1e9:12,.2f}{b / 1e9:12,.2f}" for name, a, b in rows if a or b]
-    word = "fits" if memory.total <= room else "does not fit"
-    return "\n".join([*lines, "", f"It {word} in the {room / 1e9:.0f} GB that a GPU has for it."])
+    fits = "fits" if memory.total <= room else "does not fit"
+    return "\n".join([
+        f"{size} on {layout.ranks} GPUs: {layout}, {job.micro_batches(layout)} micro-batches", "",
+        table("GB of the first rank", [row for row in rows if any(row[1:])]), "",
+        f"It {fits} in the {room / 1e9:.0f} GB that a GPU has for it."])

@@ -6,7 +6,7 @@ from ranklab.meter.text import lined_up
 from ranklab.models.gpt import count_parameters
 from ranklab.options import positive
 from ranklab.projects.command import Command, refusals
-from ranklab.projects.hybrid.elsewhere import megatron_command, torchtitan_toml
+from ranklab.projects.hybrid.other_tools import megatron_command, torchtitan_toml
 from ranklab.projects.hybrid.sizes import SIZES
 
 

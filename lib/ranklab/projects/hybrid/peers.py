@@ -25,7 +25,7 @@ from ranklab.hybrid import Hybrid, Layout
 from ranklab.pipeline_parallel import tied_embedding_sync
 from ranklab.projects.hybrid.compare import SHAPE, TRAIN, new_trainer, shape_of
 from ranklab.projects.hybrid.training import new_model
-from ranklab.projects.pipeline_parallel.config import TORCHS
+from ranklab.projects.pipeline_parallel.config import TORCH_SCHEDULES
 from ranklab.projects.tensor_parallel.dtensor import parallelize_gpt, summed_loss
 from ranklab.trainer import decay_groups, learning_rate
 from ranklab.zero.deepspeed_engine import quiet_deepspeed, settings
@@ -41,15 +41,15 @@ class TorchHybrid(Hybrid):
         mesh = layout.new_mesh()
         super().__init__(mesh, replace(layout, zero=0), sync=sync_dtensors)
         self.layout, self.schedule = layout, None
-        self.torchs = init_device_mesh(device().type, tuple(mesh.axes.values()),
-                                       mesh_dim_names=tuple(mesh.axes))
-        self.torchs["data", "tensor"]._flatten()  # a norm over both takes one all-reduce, not two
+        self.device_mesh = init_device_mesh(device().type, tuple(mesh.axes.values()),
+                                            mesh_dim_names=tuple(mesh.axes))
+        self.device_mesh["data", "tensor"]._flatten()  # so their norm takes one all-reduce
 
     def apply(self, model):
         layout, pipeline = self.layout, self.pipeline
         pipeline.keep_mine(model)
         if layout.tp > 1:
-            parallelize_gpt(model, self.torchs["tensor"], layout.sequence_parallel)
+            parallelize_gpt(model, self.device_mesh["tensor"], layout.sequence_parallel)
             model.loss = summed_loss
         if layout.recompute:
             checkpoint_blocks(model, partial(checkpoint, use_reentrant=False))
@@ -58,7 +58,7 @@ class TorchHybrid(Hybrid):
         for stage in pipeline.stages.values():
             own_hooks(stage)
             for module in (*stage.blocks.values(), stage):
-                shard(module, mesh=self.torchs["data"])
+                shard(module, mesh=self.device_mesh["data"])
         pipeline.tie(model)
         return model
 
@@ -78,7 +78,8 @@ class TorchHybrid(Hybrid):
         pipeline, interleaves = self.pipeline, self.layout.virtual > 1
         stages = [PipelineStage(stage, number, len(pipeline.place), device(), group=pipeline.group)
                   for number, stage in pipeline.stages.items()]
-        kind = get_schedule_class(TORCHS["interleaved" if interleaves else self.layout.schedule])
+        name = "interleaved" if interleaves else self.layout.schedule
+        kind = get_schedule_class(TORCH_SCHEDULES[name])
         return kind(stages if interleaves else stages[0], micro_batches, scale_grads=False,
                     loss_fn=lambda total, _: total * self.weight)
 

@@ -16,7 +16,7 @@ def report(found):
     first, history = ranks[0], ranks[0]["history"]
     losses = [f"{first[name]:.4f}" if first[name] else "-" for name in ("loss", "alone")]
     lines = [f"{first['steps']} steps of {settings.batch} x {shape.n_ctx} tokens, {layout}",
-             found["whose"],
+             found["authors"],
              "held out: {} nats by all ranks, {} by one process".format(*losses),
              *drift(first["loss"], first["alone"]), "", *who_has_what(ranks, shape.n_layer),
              *costs(shape, settings, layout, history)]

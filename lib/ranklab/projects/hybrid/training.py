@@ -16,9 +16,9 @@ from ranklab.mesh import build_mesh
 from ranklab.meter import MemoryPeak, Traffic
 from ranklab.models.gpt import GPT
 from ranklab.pipeline_parallel import PipelineExecutor, tied_embedding_sync
+from ranklab.projects.authors import authors
 from ranklab.projects.command import LAUNCH_LIMIT
 from ranklab.projects.hybrid.config import refuse_what_does_not_fit, usual
-from ranklab.projects.whose import whose
 from ranklab.text_trainer import TextTrainer, text_for
 from ranklab.trainer import PRECISIONS, History, due
 
@@ -44,7 +44,7 @@ def run(size="laptop", layout=None, build=build_mesh, parallelize=parallelize,
     parts = {"build_mesh": build, "parallelize": parallelize, "tied_embedding_sync": sync,
              "mesh_grad_norm": norm, **({"reshard_checkpoint": reshard} if resume else {})}
     return {"ranks": found, "shape": shape, "settings": settings, "layout": layout,
-            "whose": whose(parts)}
+            "authors": authors(parts)}
 
 
 def _work(shape, text, settings, layout, build, parts, progress, reshard, until):

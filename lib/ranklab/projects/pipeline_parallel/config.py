@@ -2,17 +2,19 @@
 
 import functools
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ranklab import pipeline_parallel as pp
 from ranklab.models.gpt import GPTConfig
-from ranklab.options import option
+from ranklab.options import option, positive
+from ranklab.projects.runner import OnRanks, OnText, Resumed
 from ranklab.text_trainer import TrainConfig
 
 SCHEDULES = {"gpipe": pp.gpipe_schedule, "1f1b": pp.one_f_one_b_schedule,
              "interleaved": pp.interleaved_schedule, "zb-h1": pp.zero_bubble_schedule,
              "zb-v": pp.zb_v_schedule}  # fmt: skip
-TORCHS = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "Interleaved1F1B",  # their names there
-          "zb-h1": "InterleavedZeroBubble", "zb-v": "ZBVZeroBubble"}
+TORCH_SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "Interleaved1F1B",
+                   "zb-h1": "InterleavedZeroBubble", "zb-v": "ZBVZeroBubble"}
 
 
 def schedule_of(name, virtual=None):
@@ -54,3 +56,16 @@ SIZES = {  # the laptop's head costs as much as 2.3 blocks, like that of GPT-2 X
     "gpt2-xl": (GPT_OF(n_ctx=1024, n_layer=48, n_head=25, n_embd=1600), LARGE),
     "6.7b": (GPT_OF(n_ctx=2048, n_layer=32, n_head=32, n_embd=4096), LARGE),
 }
+
+
+@dataclass(frozen=True)
+class Options(OnRanks, Resumed, OnText):
+    """What the command takes beside Settings."""
+
+    size: str = option("laptop", "of the GPT", SIZES)
+    schedule: str = option("1f1b", "of micro-batches", SCHEDULES)
+    virtual: int | None = option(None, "interleaved: stages of a rank (2)", kind=positive)
+    without: ClassVar = ("micro_batch",)  # it follows from micro_batches
+
+    def settings(self):
+        return SIZES[self.size][1]

@@ -13,7 +13,7 @@ from ranklab.engine import device, launch
 from ranklab.meter import Traffic
 from ranklab.models.gpt import GPT, GPTConfig
 from ranklab.pipeline_parallel.training import PipelineParallel
-from ranklab.projects.pipeline_parallel.config import TORCHS, schedule_of
+from ranklab.projects.pipeline_parallel.config import TORCH_SCHEDULES, schedule_of
 
 SHAPE, PIECES = GPTConfig(n_layer=6), 8
 
@@ -36,12 +36,12 @@ def ours(name, shape=SHAPE):
         lambda inputs, targets: model(inputs, targets, "sum"), x, y, len(x) // PIECES)
 
 
-def torchs(name, shape=SHAPE):
+def torch_pipelining(name, shape=SHAPE):
     """The same by torch's schedule, on the same stages."""
     model, parallel = cut_gpt(name, shape)
     stages = [PipelineStage(part, stage, len(parallel.place), device())
               for stage, part in parallel.stages.items()]
-    kind = get_schedule_class(TORCHS[name])
+    kind = get_schedule_class(TORCH_SCHEDULES[name])
     schedule = kind(stages[0] if issubclass(kind, PipelineScheduleSingle) else stages, PIECES,
                     loss_fn=lambda logits, targets: F.cross_entropy(
                         logits.flatten(0, 1), targets.flatten()) / PIECES, scale_grads=False)
@@ -77,4 +77,4 @@ def losses_by(way, name="1f1b", ranks=4, steps=2):
     return found[0][0], [messages for _, _, messages in found]
 
 
-our_losses, torch_losses = (functools.partial(losses_by, way) for way in (ours, torchs))
+our_losses, torch_losses = (functools.partial(losses_by, way) for way in (ours, torch_pipelining))

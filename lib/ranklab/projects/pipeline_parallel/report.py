@@ -18,7 +18,7 @@ def report(found):
     even = split_stages([0, *[1] * shape.n_layer, 0], len(layers))
     losses = [f"{first[name]:.4f}" if first[name] else "-" for name in ("loss", "alone")]
     lines = [f"{first['steps']} steps of {settings.batch} x {shape.n_ctx} tokens in "
-             f"{settings.micro_batches} micro-batches, {len(layers)} stages", found["whose"],
+             f"{settings.micro_batches} micro-batches, {len(layers)} stages", found["authors"],
              "held out: {} nats by the pipeline, {} by one process\n".format(*losses),
              f"rank {'parameters':>13}{'even split':>13}   of messages, bytes, activations: "
              "counted/said"]

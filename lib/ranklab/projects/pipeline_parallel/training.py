@@ -13,10 +13,10 @@ from ranklab.models.gpt import GPT
 from ranklab.pipeline_parallel.emulated import SleepingStage
 from ranklab.pipeline_parallel.stages import gpt_costs
 from ranklab.pipeline_parallel.training import PipelineParallel
+from ranklab.projects.authors import authors
 from ranklab.projects.clock import wait_for_all
 from ranklab.projects.command import LAUNCH_LIMIT, ranks_to_come
 from ranklab.projects.pipeline_parallel.config import SIZES
-from ranklab.projects.whose import whose
 from ranklab.text_trainer import TextTrainer, text_for
 
 SECONDS = 0.03  # that the forward of a mean stage sleeps
@@ -43,7 +43,7 @@ def run(size="laptop", ranks=4, schedule=pp.one_f_one_b_schedule, executor=pp.Pi
                    progress, ranks=ranks, timeout=timeout, stream=progress)
     parts = {"schedule": schedule, "PipelineExecutor": executor, "split_stages": split}
     return {"ranks": found, "shape": shape, "settings": settings, "plan": plan,
-            "whose": whose(parts)}
+            "authors": authors(parts)}
 
 
 def _work(shape, settings, text, parts, resume, until, progress):

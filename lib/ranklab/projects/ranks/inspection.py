@@ -12,8 +12,11 @@ import torch.distributed as dist
 
 from ranklab.engine import device, launch
 from ranklab.engine.report import rank_names
+from ranklab.options import number, option
+from ranklab.projects.authors import authors
 from ranklab.projects.clock import finish
-from ranklab.projects.whose import whose
+from ranklab.projects.command import ranks_to_come
+from ranklab.projects.runner import OnNodes
 from ranklab.ranks import ring_shift, roll_call
 
 SIZES = (8, 8_000, 800_000, 16_000_000)  # bytes of the all-reduces that are timed
@@ -34,6 +37,16 @@ class Rank:
     right: bool  # its all-reduce gave the sum
     compute_s: float  # its own time for a fixed matrix product
     link_s: float  # for a message from the rank before it
+
+
+@dataclass(frozen=True)
+class Options(OnNodes):
+    """What the command takes."""
+
+    slow: int | None = option(None, "emulate: this rank computes slowly", kind=number(least=0))
+    missing: int | None = option(None, "emulate: this rank does not answer", kind=number(least=0))
+    limit_s: float = option(10, "seconds for the roll call", flag="limit",
+                            kind=number(float, above=0, most=86400))
 
 
 def answer_the_roll(limit_s=10, roll_call=roll_call):
@@ -142,16 +155,27 @@ def table(ranks):
     return "\n".join([head, *lines])
 
 
+def report(found):
+    """What `run` found, as text."""
+    times = [f"all-reduce {size:>10,} bytes  {seconds * 1e3:8.2f} ms"
+             for size, seconds in found["times"]]
+    said = found["problems"] or ["all ranks are here, right, and alike"]
+    return "\n".join([found["table"], *times, *said])
+
+
 def run(ranks=None, nodes=1, slow=None, missing=None, limit_s=10, n_bytes=2_000_000, **mine):
     """The inspection is done; returns {"ranks", "table", "times", "problems"}.
 
     n_bytes  of the message over each link
     mine     functions: a learner's own roll_call, ring_shift
     """
+    for name, rank in (("slow", slow), ("missing", missing)):
+        if rank is not None and rank >= ranks_to_come(ranks):
+            raise ValueError(f"--{name} {rank} is not one of the {ranks_to_come(ranks)} ranks")
     parts = PARTS | mine
     seen = launch(inspect_rank, slow, missing, limit_s, n_bytes, *parts.values(), ranks=ranks,
                   nodes=nodes, timeout=limit_s + 60)
-    everybody = [rank for rank, _ in seen]
-    return {"ranks": [asdict(r) for r in everybody],
-            "table": f"{whose(parts)}\n{table(everybody)}",
-            "times": seen[0][1], "problems": problems(everybody)}
+    gathered = [rank for rank, _ in seen]
+    return {"ranks": [asdict(r) for r in gathered],
+            "table": f"{authors(parts)}\n{table(gathered)}",
+            "times": seen[0][1], "problems": problems(gathered)}

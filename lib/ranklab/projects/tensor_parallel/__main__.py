@@ -9,26 +9,16 @@
 
 import sys
 
-from ranklab.projects.command import Command, refusals, say, time_limit
-from ranklab.projects.tensor_parallel.training import METHODS, SIZES, report, run
+from ranklab.projects.runner import Project, watched
+from ranklab.projects.tensor_parallel.training import Options, report, run
 
 
-@refusals(__package__)
-def main(argv=None):
-    command = Command(__package__, __doc__)
-    command.add_argument("--size", choices=SIZES, default="laptop", help="of the GPT")
-    command.add_argument("--method", choices=("all", *METHODS), default="all",
-                         help="how ranks share it; sequence is tensor with --sequence-parallel")
-    command.add_ranks()
-    command.add_resume()
-    command.add_data()
-    command.add_fields(SIZES["laptop"], without=["betas"])
-    options = command.parse(argv)
-    settings = command.config(SIZES[options.size], options)
-    say(report(run(options.size, options.ranks, options.method, options.data, options.resume,
-                   progress=sys.stderr.isatty(), timeout=time_limit(), **vars(settings))))
-    return 0
+def act(options, settings):
+    return report(run(**vars(options), **watched(), **vars(settings)))
 
+
+project = Project(__package__, __doc__, Options, act)
+main = project.main
 
 if __name__ == "__main__":
     sys.exit(main())

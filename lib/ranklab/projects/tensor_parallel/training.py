@@ -16,11 +16,12 @@ from ranklab.meter import Traffic, memory_of
 from ranklab.models.gpt import GPT, GPTConfig
 from ranklab.parallel import Parallel
 from ranklab.options import option
+from ranklab.projects.authors import authors
 from ranklab.projects.command import LAUNCH_LIMIT, ranks_to_come
+from ranklab.projects.runner import OnRanks, OnText, Resumed
 from ranklab.projects.tensor_parallel.costs import held_bytes, traffic
 from ranklab.projects.tensor_parallel.dtensor import DTensors
 from ranklab.projects.tensor_parallel.naive import Naive
-from ranklab.projects.whose import whose
 from ranklab.tensor_parallel.plan import How
 from ranklab.tensor_parallel.training import TensorParallel
 from ranklab.text_trainer import TextTrainer, TrainConfig, text_for
@@ -46,6 +47,18 @@ class Settings(TrainConfig):
 LARGE = Settings(steps=100, batch=16, micro_batch=4, lr=3e-4, precision="bf16", eval_batch=64)
 SIZES = {"laptop": Settings(steps=30, batch=8, micro_batch=8, eval_batch=32, log_every=1),
          "gpt2": LARGE, "gpt2-xl": LARGE}
+
+
+@dataclass(frozen=True)
+class Options(OnRanks, Resumed, OnText):
+    """What the command takes beside Settings."""
+
+    size: str = option("laptop", "of the GPT", SIZES)
+    method: str = option("all", "how ranks share it; sequence is tensor with --sequence-parallel",
+                         ("all", *METHODS))
+
+    def settings(self):
+        return SIZES[self.size]
 
 
 class Row(NamedTuple):
@@ -81,7 +94,7 @@ def run(size="laptop", ranks=None, method="tensor", path=None, resume=False, unt
     found = launch(_train_all, methods, shape, settings, parts, text, resume, until, progress,
                    ranks=ranks, timeout=timeout, stream=progress)
     return {"rows": found[0], "shape": shape, "settings": settings, "ranks": len(found),
-            "text": text.name, "whose": whose(parts)}
+            "text": text.name, "authors": authors(parts)}
 
 
 def refuse_ranks(shape, settings, methods, R):
@@ -148,7 +161,7 @@ def report(found):
     head = "".join(f"{name:>{width}}" for name, width in zip(columns, WIDTHS))
     lines = [f"{settings.steps} steps of {settings.batch} x {found['shape'].n_ctx} tokens of "
              f"{found['text']}, {settings.precision}, {found['ranks']} ranks",
-             f"{found['whose']}\n",
+             f"{found['authors']}\n",
              f"{'bytes':8}{head}  busy  tokens/s apart   loss"]
     for row in rows:
         pairs = zip(row.counted, row.said)

@@ -17,73 +17,27 @@ model on each GPU. --compiled takes DeepSpeed's FusedAdam, or its CPUAdam with -
 A checkpoint of ours goes on with any number of ranks, in any stage; DeepSpeed's as it was.
 """
 
-import dataclasses
-import json
 import os
 import sys
-from pathlib import Path
 
-from ranklab.options import comma_list, existing_file, new_file
-from ranklab.projects.command import Command, refusals, say, time_limit
-from ranklab.projects.zero.config import MODELS, SIZES, Settings, settings_of
-from ranklab.projects.zero.report import machine, report
+from ranklab.projects.runner import Project, watched
+from ranklab.projects.zero.config import Options
+from ranklab.projects.zero.report import machine, report, write_config
 from ranklab.projects.zero.training import run
 
-STAGES = (0, 1, 2, 3)
 
-
-def parse(argv=None):
-    """(the options, the Settings)."""
-    command = Command(__package__, __doc__)
-    command.add_argument("--size", choices=SIZES, default="laptop", help="of the GPT")
-    command.add_argument("--stage", type=comma_list(int, STAGES),
-                         help="0, 1, 2 or 3, or some of them with commas (all)")
-    command.add_ranks()
-    command.add_resume()
-    command.add_data()
-    command.add_argument("--config", metavar="FILE", type=existing_file, help="a DeepSpeed config")
-    command.add_machine()
-    command.add_argument("--write-config", metavar="FILE", type=new_file,
-                         help="for that machine, and end")
-    command.add_argument("--local_rank", type=int, help="given by the command deepspeed")
-    command.add_fields(Settings, without=["betas"])
-    options = command.parse(argv)
-    settings = SIZES[options.size]
-    if options.config:
-        settings = read_config(command, options, settings)
-    options.stage = options.stage or STAGES
-    if options.checkpoint and len(options.stage) > 1:
-        command.error("--checkpoint keeps one stage: name it with --stage")
-    if options.offload and 0 in options.stage:
-        command.error("--offload needs stage 1, 2 or 3: name them with --stage")
-    return options, command.config(settings, options)
-
-
-def read_config(command, options, settings):
-    """`settings` as the DeepSpeed config says; what the command line says comes on top."""
-    with refusals(command.prog):
-        stage, given = settings_of(options.config)
-    options.stage = options.stage or [stage]
-    return dataclasses.replace(settings, **{"engine": options.engine or settings.engine, **given})
-
-
-@refusals(__package__)
-def main(argv=None):
-    if "RANK" in os.environ and "LOCAL_SIZE" in os.environ:
-        # what the command `deepspeed` calls LOCAL_SIZE has torchrun's name, too
-        os.environ.setdefault("LOCAL_WORLD_SIZE", os.environ["LOCAL_SIZE"])
-    options, settings = parse(argv)
+def act(options, settings):
+    if "RANK" in os.environ and "LOCAL_SIZE" in os.environ:  # by the command `deepspeed`
+        os.environ.setdefault("LOCAL_WORLD_SIZE", os.environ["LOCAL_SIZE"])  # torchrun's name
     if options.write_config:
-        text, config = machine(settings, MODELS[options.size], options.gpus, options.gpu_gb)
-        Path(options.write_config).write_text(json.dumps(config, indent=2) + "\n")
-        say(f"{text}\n{options.write_config} says so to DeepSpeed.")
-        return 0
-    found = run(options.size, tuple(options.stage), ranks=options.ranks, path=options.data,
-                resume=options.resume, progress=sys.stderr.isatty(), timeout=time_limit(),
-                **vars(settings))
-    say(report(found), machine(settings, found["shape"], options.gpus, options.gpu_gb)[0])
-    return 0
+        return write_config(options, settings)
+    found = run(options.size, options.stages(), ranks=options.ranks, path=options.path,
+                resume=options.resume, **watched(), **vars(settings))
+    return "\n".join([report(found), machine(settings, found["shape"], options)[0]])
 
+
+project = Project(__package__, __doc__, Options, act)
+main = project.main
 
 if __name__ == "__main__":
     sys.exit(main())

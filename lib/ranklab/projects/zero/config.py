@@ -1,11 +1,12 @@
-"""What the ZeRO project trains and how: the models, and one frozen dataclass."""
+"""What the ZeRO project trains and how: the models, the settings, the options of its command."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ranklab.models.gpt import GPTConfig
-from ranklab.options import option
+from ranklab.options import comma_list, existing_file, new_file, option
+from ranklab.projects.runner import Machine, OnRanks, OnText, Resumed
 from ranklab.text_trainer import TrainConfig
 
 # GPT-2's 1.3B, with its 50257 tokens padded to a multiple of 128. The byte text uses 256 of them;
@@ -46,6 +47,30 @@ SIZES = {
     "laptop": Settings(),
     "1.3b": Settings(steps=100, batch=64, micro_batch=4, lr=2e-4, precision="bf16", recompute=True),
 }
+STAGES = (0, 1, 2, 3)
+
+
+@dataclass(frozen=True)
+class Options(OnRanks, Resumed, OnText, Machine):
+    """What the command takes beside Settings."""
+
+    size: str = option("laptop", "of the GPT", SIZES)
+    stage: tuple | None = option(None, "0, 1, 2 or 3, or some of them with commas (all)",
+                                 kind=comma_list(int, STAGES))
+    engine: str = "ours"  # also of Settings, which say more of it
+    config: str | None = option(None, "a DeepSpeed config", kind=existing_file)
+    write_config: str | None = option(None, "write one for that machine, and end", kind=new_file)
+    local_rank: int | None = option(None, "given by the command deepspeed", kind=int,
+                                    flag="local_rank")
+
+    def settings(self):
+        given = settings_of(self.config)[1] if self.config else {}
+        return replace(SIZES[self.size], engine=self.engine, **given)
+
+    def stages(self):
+        """Those of the command line, or that of the config; else all."""
+        in_config = [settings_of(self.config)[0]] if self.config else STAGES
+        return tuple(self.stage or in_config)
 
 
 def settings_of(path):

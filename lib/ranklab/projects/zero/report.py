@@ -1,9 +1,12 @@
 """What the stages have shown, as text; and which of them suits a machine."""
 
+import json
 import math
+from pathlib import Path
 
 from ranklab.baseline import activation_bytes
 from ranklab.models.gpt import count_parameters
+from ranklab.projects.zero.config import MODELS
 from ranklab.projects.zero.measure import Costs
 from ranklab.zero import deepspeed_config, fastest_way
 
@@ -18,7 +21,7 @@ def report(found):
         f"{shape.n_head} heads, width {shape.n_embd}, {shape.n_ctx} tokens, V={shape.vocab_size}",
         f"training  {settings.engine}, {settings.steps} steps of {settings.batch} x {shape.n_ctx} "
         f"tokens of {found['text']}, {settings.precision}, {ranks} ranks",
-        found["whose"],
+        found["authors"],
         "",
         line("rank 0, bytes", Costs._fields, settings) + f"{'tokens/s':>10}{'held out':>9}",
     ]
@@ -49,11 +52,19 @@ def line(name, costs, settings):
     return f"{name:14}" + "".join(f"{text:>{width}}" for text in texts)
 
 
-def machine(settings, shape, gpus, gpu_gb):
-    """(text, DeepSpeed's config): the fastest way to train this model on `gpus` of `gpu_gb` GB.
+def write_config(options, settings):
+    """The file options.write_config has DeepSpeed's config for the machine; a text says so."""
+    text, config = machine(settings, MODELS[options.size], options)
+    Path(options.write_config).write_text(json.dumps(config, indent=2) + "\n")
+    return f"{text}\n{options.write_config} says so to DeepSpeed."
+
+
+def machine(settings, shape, options):
+    """(text, DeepSpeed's config): the fastest way to train this model on the machine in `options`.
 
     error  ValueError when nothing fits
     """
+    gpus, gpu_gb = options.gpus, options.gpu_gb
     n, other = count_parameters(shape), beside_states(settings, shape)
     batch = settings.micro_batch * gpus * max(1, settings.batch // (settings.micro_batch * gpus))
     way = fastest_way(n, gpus, gpu_gb * 1e9, other)

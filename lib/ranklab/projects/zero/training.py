@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import gc
-import statistics
 from typing import NamedTuple
 
 import torch
@@ -14,8 +13,9 @@ from ranklab import data
 from ranklab.baseline import checkpoint_blocks
 from ranklab.engine import device, launch
 from ranklab.models.gpt import GPT
+from ranklab.projects.authors import authors
 from ranklab.projects.command import LAUNCH_LIMIT, ranks_to_come
-from ranklab.projects.whose import whose
+from ranklab.projects.costs import median_speed
 from ranklab.projects.zero.config import MODELS, SIZES
 from ranklab.projects.zero.engines import new_trainer
 from ranklab.projects.zero.measure import UNKNOWN, Costs, measure, predicted
@@ -50,12 +50,14 @@ def run(size="laptop", numbers=(0, 1, 2, 3), stages=STAGES, zero_memory=zero_mem
     settings = dataclasses.replace(SIZES[size], **changes)
     if settings.checkpoint and len(numbers) > 1:
         raise ValueError(f"checkpoint={settings.checkpoint!r} is that of one stage: name it")
+    if settings.offload and 0 in numbers:
+        raise ValueError(f"offload={settings.offload!r} needs stage 1, 2 or 3: name them")
     refuse_ranks(settings, ranks_to_come(ranks))
     text, shape = text_for(MODELS[size], settings, path)  # read once, for all ranks
     found = launch(_train_all, shape, settings, numbers, stages, zero_memory, text, resume, until,
                    progress, ranks=ranks, timeout=timeout, stream=progress)[0]
     used = {f"ZeroStage{n}": stages[n] for n in numbers if n and settings.engine == "ours"}
-    return {**found, "whose": whose({**used, "zero_memory": zero_memory})}
+    return {**found, "authors": authors({**used, "zero_memory": zero_memory})}
 
 
 def refuse_ranks(settings, ranks):
@@ -98,5 +100,4 @@ def train(trainer, settings, resume, until):
     held_out = history.held_out.get(settings.steps)
     if held_out is None and not trainer.stopped:
         held_out = trainer.evaluate()
-    seen = [speed for speed in history.speed if speed] or [float("nan")]
-    return costs, statistics.median(seen), history, trainer.steps_done, held_out
+    return costs, median_speed(history), history, trainer.steps_done, held_out

@@ -1,6 +1,5 @@
 """Our ring all-reduce, from send and recv, against the backend's own: a ratio for `make bench`."""
 
-import os
 import statistics
 import time
 
@@ -35,8 +34,7 @@ def _ring_against_backend(nbytes, pairs):
     return statistics.median(ratios[2:])
 
 
-def report(ranks=None):
-    """The bench is done; one sentence for each number of ranks (under torchrun, for the job's)."""
-    ranks = ranks or ((int(os.environ["WORLD_SIZE"]),) if "WORLD_SIZE" in os.environ else (2, 4))
-    return "\n".join(f"ring all-reduce from send and recv, 64 MB, {R} ranks: {ratio:.2f} of the "
-                     "backend's bandwidth (aim: 0.5 or more)" for R, ratio in bench(ranks).items())
+if __name__ == "__main__":
+    for R, ratio in bench().items():
+        print(f"ring all-reduce from send and recv, 64 MB, {R} ranks: {ratio:.2f} of the backend's "
+              "bandwidth (aim: 0.5 or more)")

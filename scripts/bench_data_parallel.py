@@ -2,7 +2,6 @@
 
 import copy
 import statistics
-import sys
 import time
 
 import torch
@@ -59,12 +58,7 @@ def _step(model, optimizer, x, y):
     return time.perf_counter() - start
 
 
-def report(ranks=(2, 4)):
-    """The bench is done; one sentence for each model and number of ranks."""
-    return "\n".join(f"a step of {model} with OverlappedDataParallel, {R} ranks: {ratio:.2f} of "
-                     "torch DDP's time (aim: 1.10 or less)"
-                     for (model, R), ratio in bench(ranks).items())
-
-
 if __name__ == "__main__":
-    print(report(tuple(map(int, sys.argv[1:])) or (2, 4)))
+    for (model, R), ratio in bench().items():
+        print(f"a step of {model} with OverlappedDataParallel, {R} ranks: {ratio:.2f} of torch "
+              "DDP's time (aim: 1.10 or less)")

@@ -5,7 +5,7 @@ sentences above. Names are those of Megatron-LM core 0.19 and of torchtitan 0.2.
 """
 
 from ranklab.hybrid import layout_memory, megatron_memory
-from ranklab.projects.pipeline_parallel.config import TORCHS
+from ranklab.projects.pipeline_parallel.config import TORCH_SCHEDULES
 
 
 def megatron_command(layout, job, per_node=8):
@@ -74,7 +74,7 @@ def megatron_differs(layout, job):
 def torchtitan_toml(layout, job):
     """The text of a config. Of the model it has a name: its shape is written down in Python."""
     config, shards = job.config, layout.zero or layout.ranks > layout.dp
-    schedule = TORCHS["interleaved" if layout.virtual > 1 else layout.schedule]
+    schedule = TORCH_SCHEDULES["interleaved" if layout.virtual > 1 else layout.schedule]
     per_stage = -(-config.n_layer // (layout.pp * layout.virtual))
     rows = job.batch // layout.dp if layout.pp > 1 else job.micro_batch
     dtype = {"bf16": "bfloat16"}.get(job.precision, "float32")

@@ -1,0 +1,92 @@
+"""How much of a GPU a Llama under our FSDP takes, by a formula."""
+
+from typing import NamedTuple
+
+from ranklab.meter import Memory
+
+
+class Step(NamedTuple):
+    """How a step is done; on each rank."""
+
+    micro_batch: int = 1
+    n_ctx: int = 1024
+    pieces: int = 1  # micro-batches in a step
+    precision: str = "bf16"
+    recompute: bool = True
+    offload: bool = False
+
+    def __str__(self):
+        many = f"{self.pieces} times " if self.pieces > 1 else ""
+        return ", ".join([f"{many}{self.micro_batch} x {self.n_ctx} tokens on each", self.precision,
+                          *(name for name in ("recompute", "offload") if getattr(self, name))])
+
+
+def predicted_memory(config, ranks, **how):
+    """The Memory of one GPU at the largest of all moments().
+    config  what transformers.LlamaConfig takes, in a dict
+    how     fields of Step
+    """
+    return max(moments(config, ranks, Step(**how)).values(), key=lambda memory: memory.total)
+
+
+def moments(config, ranks, step):
+    """{moment: Memory of one GPU}: where forward and backward may hold most.
+
+    Rows, their gradients and Adam's moments are float32; with offload they are on the CPU. What is
+    whole for a while counts as gathered, gradients as well; messages count as activations.
+    """
+    L, block, head, root = parameters_of(config)
+    n, width = root + L * block, bytes_of(step)
+    at_loss, waiting, into, inside, flowing = activations_of(config, step)
+    down = config["hidden_size"] * config["intermediate_size"]  # the first gradient of a block
+
+    def memory(whole, gradients, done, message, activations):
+        """In numbers, but for the activations; the gradients of `done` blocks have arrived."""
+        arrived = 0 if step.offload else n if step.pieces > 1 else done * block
+        rows = 0 if step.offload else 4 * n / ranks
+        return Memory(*map(int, (rows, 4 * arrived / ranks, 2 * rows, 0,
+                                 width * (whole + gradients), 0, activations + 4 * message)))
+
+    found = {"the loss is taken": memory(root, 0, 0, 0, L * waiting + at_loss)}
+    for done in range(L):
+        next_block = block + block / ranks if done < L - 1 else 0  # on its way: its rows are, too
+        whole, left = root + block + next_block, (L - done - 1) * waiting + into
+        # The block before is on its way out, in a message; its rows may be among those arrived.
+        apart = (block + (step.offload or step.pieces > 1) * block / ranks) if done else 0
+        found[f"block {L - done}'s backward runs"] = memory(
+            whole, head + down, done, apart, left + inside + flowing)
+        # A message is made of float32 copies, which are there as well.
+        found[f"block {L - done}'s gradients leave"] = memory(
+            whole, head + block, done, 2 * block, left)
+    found["the root's gradients leave"] = memory(root, root, L, 2 * root, 0)
+    return found
+
+
+def bytes_of(step):
+    """Of a number that is computed."""
+    return 2 if step.precision == "bf16" else 4
+
+
+def parameters_of(config):
+    """(blocks, parameters of each, those of head and last norm, all that are in no block)."""
+    C, F, V, heads = (config[name] for name in (
+        "hidden_size", "intermediate_size", "vocab_size", "num_attention_heads"))
+    kv = C // heads * config.get("num_key_value_heads", heads)
+    block = 2 * C * C + 2 * C * kv + 3 * C * F + 2 * C  # q and o; k and v; the MLP; two norms
+    root = V * C + C + (0 if config.get("tie_word_embeddings") else V * C)
+    return config["num_hidden_layers"], block, V * C + C, root
+
+
+def activations_of(config, step):
+    """Bytes: (at the loss, of a block until its backward, of its input where it computes again,
+    of all inside of it, of the gradients in its MLP).
+    """
+    C, F, V, heads = (config[name] for name in (
+        "hidden_size", "intermediate_size", "vocab_size", "num_attention_heads"))
+    kv = C // heads * config.get("num_key_value_heads", heads)
+    width, tokens = bytes_of(step), step.micro_batch * step.n_ctx
+    norm = (4 + 2 * width) * C  # of a token: its input in float32; normed; times the weight
+    at_loss = norm + 3 * 4 * V  # log-probabilities, and two gradients, in float32
+    inside = 2 * norm + 2 * width * (C + kv + 2 * F)  # q, k, v and the output; four of the MLP
+    into, flowing = width * C * step.recompute, width * (C + 2 * F)
+    return [tokens * size for size in (at_loss, into or inside, into, inside, flowing)]

@@ -1,0 +1,121 @@
+"""One runner for all projects: options from dataclasses, a report, a figure, an exit code.
+
+A project has one frozen dataclass for its command, an Options, and often a second one for its
+training, the settings. Each field is an option: options.py says how it gets its help.
+"""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+from ranklab.options import check_options, existing_file, number, option, picture, positive
+from ranklab.projects.command import MOST_RANKS, Command, refusals, save_figure, say, time_limit
+
+
+class Shown(NamedTuple):
+    """What a project shows."""
+
+    text: str
+    draw: Callable | None = None  # returns the figure for --figure
+    code: int = 0  # the exit code
+
+
+@dataclass(frozen=True)
+class Project:
+    """A command: `main` parses, refuses, runs, prints and draws.
+
+    act  (options, settings) -> Shown, or its text alone
+    """
+
+    package: str
+    doc: str
+    options: type
+    act: Callable
+
+    def parse(self, argv=None):
+        """(the options, the settings that they name, changed by what was given)."""
+        command, usual = Command(self.package, self.doc), self.options()
+        command.add_fields(usual)
+        if usual.settings():
+            command.add_fields(usual.settings(), without=self.options.without)
+        given = command.parse(argv)
+        with refusals(self.package):
+            options = command.config(usual, given)
+            settings = options.settings()
+            return options, settings and command.config(settings, given)
+
+    def main(self, argv=None):
+        """The exit code; the program ends where the arguments are wrong."""
+        options, settings = self.parse(argv)
+        with refusals(self.package):
+            shown = self.act(options, settings)
+            shown = shown if isinstance(shown, Shown) else Shown(shown)
+            say(shown.text)
+            save_figure(getattr(options, "figure", None), shown.draw)
+            return shown.code
+
+
+def watched():
+    """Arguments for a long run: a progress bar in a terminal, and the time limit."""
+    return {"progress": sys.stderr.isatty(), "timeout": time_limit()}
+
+
+# --- options that several projects have -----------------------------------------------------------
+
+@dataclass(frozen=True)
+class Options:
+    """What a command takes beside the settings of a training."""
+
+    without: ClassVar = ()  # fields of the settings that are no options
+
+    def __post_init__(self):
+        check_options(self)
+
+    def settings(self):
+        """The settings that the command line changes; None: there are none."""
+
+
+@dataclass(frozen=True)
+class OnRanks(Options):
+    """A command that runs on ranks."""
+
+    ranks: int | None = option(None, "without torchrun or srun: how many",
+                               kind=number(least=1, most=MOST_RANKS))
+
+
+@dataclass(frozen=True)
+class OnNodes(OnRanks):
+    """And lays them out as nodes."""
+
+    nodes: int = option(1, "laid out as so many", kind=positive)
+
+
+@dataclass(frozen=True)
+class Resumed(Options):
+    """A training that goes on from its checkpoint."""
+
+    resume: bool = option(False, "go on from --checkpoint")
+
+
+@dataclass(frozen=True)
+class OnText(Options):
+    """A training on text."""
+
+    path: str | None = option(None, "a text file, or tokens in a .bin file (uint16)",
+                              kind=existing_file, flag="data")
+
+
+@dataclass(frozen=True)
+class Machine(Options):
+    """The machine that a dry run or a choice is for."""
+
+    gpus: int = option(4, "of the machine to plan for", kind=number(least=1, most=4096))
+    gpu_gb: float = option(24, "memory of each", kind=number(float, above=0))
+
+
+@dataclass(frozen=True)
+class Drawn(Options):
+    """A command that draws."""
+
+    figure: str | None = option(None, "draw what was found in this .svg or .png", kind=picture)
