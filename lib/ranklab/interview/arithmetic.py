@@ -39,7 +39,8 @@ def compute(text, names=()):
         return _value(ast.parse(str(text).strip(), mode="eval").body, {**FUNCTIONS, **dict(names)})
     except NotArithmetic:
         raise
-    except (ArithmeticError, SyntaxError, TypeError, ValueError, RecursionError, MemoryError) as why:
+    except (ArithmeticError, SyntaxError, TypeError, ValueError, RecursionError,
+            MemoryError) as why:
         raise NotArithmetic(f"'{str(text)[:60]}' can't be computed: {why}") from None
 
 
