@@ -1,1 +1,5 @@
-"""The scenario of each lab: `python -m ranklab.projects.<idea>`, also under torchrun."""
+"""The scenario of each lab: `python -m ranklab.projects.<idea>`, also under torchrun.
+
+Read runner.py first: it runs them all. Then of a project config.py (its options and settings),
+training.py and report.py; labs call its `run` and `report` with the learner's functions.
+"""

@@ -50,13 +50,14 @@ class Command(argparse.ArgumentParser):
             is_option = field.name in names if names else said and field.name not in without
             if not is_option or field.name in known:
                 continue
+            flag = said.get("flag") or field.name.replace("_", "-")
             how = {"help": _with_default(said.get("help"), getattr(config, field.name))}
             if field.type is bool:
                 how["action"] = argparse.BooleanOptionalAction
             else:
                 how["type"] = said.get("kind") or _kind_of(field)
                 how["choices"] = said.get("choices")
-            flag = said.get("flag") or field.name.replace("_", "-")
+                how["metavar"] = None if how["choices"] else flag.upper()
             self.add_argument(f"--{flag}", dest=field.name, **how)
 
     def parse(self, argv=None):
