@@ -22,8 +22,8 @@ def seconds_of_steps(name):
         model, step = way(name, SHAPE)
         return lambda: (model.zero_grad(), step(x, x))
 
-    ways = peers.ours, peers.torch_pipelining
-    return in_turns({way.__name__: calls(way) for way in ways}, ROUNDS)
+    ways = {"ours": peers.ours, "torch": peers.torch_pipelining}
+    return in_turns({way: calls(made) for way, made in ways.items()}, ROUNDS)
 
 
 def main():
@@ -31,9 +31,8 @@ def main():
           f", {RANKS} ranks, median of {ROUNDS}; and the median ratio in the same round")
     for name in ("1f1b", "interleaved"):
         seconds = launch(seconds_of_steps, name, ranks=RANKS, timeout=300)[0]
-        both = seconds["ours"], seconds["torch_pipelining"]
-        ms = [1000 * statistics.median(way) for way in both]
-        ratio = statistics.median(a / b for a, b in zip(*both))
+        ms = [1000 * statistics.median(seconds[way]) for way in ("ours", "torch")]
+        ratio = statistics.median(a / b for a, b in zip(seconds["ours"], seconds["torch"]))
         print(f"    {name:12} ours {ms[0]:6.1f} ms   torch {ms[1]:6.1f} ms   {ratio:5.2f}")
     print("aim: ours within 1.15 of torch")
 

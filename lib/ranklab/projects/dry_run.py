@@ -34,6 +34,6 @@ def table(head, rows):
     """Bytes as predicted and as counted, in GB: rows of (name, bytes, bytes or None), as text."""
     lines = [f"{head:24}{'predicted':>12}{'counted':>12}"]
     for name, *both in rows:
-        cells = ["-" if nbytes is None else f"{nbytes / 1e9:,.3g}" for nbytes in both]
+        cells = ["-" if nbytes is None else f"{nbytes / 1e9:,.4g}" for nbytes in both]
         lines.append(f"{name.replace('_', ' '):24}" + "".join(f"{cell:>12}" for cell in cells))
     return "\n".join(lines)
