@@ -28,7 +28,7 @@ WRONG = [
            "        return norm\n    factor =", says="by the norm of all", called="own_decides"),
     _wrong("[p.grad for", "[p.detach() for", says="of all gradients", called="the_parameters"),
     _wrong(FACTOR, "max_norm / (norm + 1e-6)", says=r"clamp\(max=1.0\)"),
-    _wrong(FACTOR, "torch.as_tensor(max_norm / norm.item()).clamp(max=1.0)", says="may be 0"),
+    _wrong(FACTOR, "torch.as_tensor(max_norm / norm.item()).clamp(max=1.0)", says="division by zero"),
     _wrong(NORMS, "[g.norm() for g in gradients]", says="compute in float32",
            called="in_the_gradients_type"),
     _wrong("gradient *= factor", "gradient = gradient * factor", says="in place"),
