@@ -170,8 +170,8 @@ def _compare_messages(where, R, block, sizes, traffic, faults, missing):
 
 def _compare_kept(where, kept, shards):
     expect(kept <= 2 * shards, f"{where}: in the end {kept} bytes more are held, beside shards of "
-           f"{shards}", "The message and what is whole are freed when they are used; all that stays "
-           "is the gradients of this rank's rows. What holds another tensor?")
+           f"{shards}", "The message and what is whole are freed when they are used; all that "
+           "stays is the gradients of this rank's rows. What holds another tensor?")
 
 
 def _compare_whole(where, before, whole, number):
