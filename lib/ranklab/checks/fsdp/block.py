@@ -131,10 +131,7 @@ def _cycle(where, block_class, members, group, new_module, precision, sizes):
     waits.forget()
     kept = held_bytes([tensor for whole in wholes for tensor in whole.values()]) - held
     yield _compare_messages, where, len(members), block, sizes, traffic, faults, missing
-    shards = sum(p.numbers * p.shard.itemsize for p in block.parameters)
-    yield (expect, kept <= 2 * shards, f"{where}: in the end {kept} bytes more are held, beside "
-           f"shards of {shards}", "The message and what is whole are freed when they are used; all "
-           "that stays is the gradients of this rank's rows. What holds another tensor?")
+    yield _compare_kept, where, kept, sum(p.numbers * p.shard.itemsize for p in block.parameters)
     for number, whole in enumerate(wholes):
         yield _compare_whole, where, before, whole, number
     trained = [(name, p.grad) for name, p in module.named_parameters() if p.requires_grad]
@@ -170,6 +167,12 @@ def _compare_messages(where, R, block, sizes, traffic, faults, missing):
                "padded_shard() and padded_gradient() give what travels, in the right type.")
     expect(not missing, f"{where}: {missing} messages were never waited for",
            "unshard() waits for self.work before it reads the message.")
+
+
+def _compare_kept(where, kept, shards):
+    expect(kept <= 2 * shards, f"{where}: in the end {kept} bytes more are held, beside shards of "
+           f"{shards}", "The message and what is whole are freed when they are used; all that "
+           "stays is the gradients of this rank's rows. What holds another tensor?")
 
 
 def _compare_whole(where, before, whole, number):

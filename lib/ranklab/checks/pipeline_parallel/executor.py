@@ -123,9 +123,7 @@ def _run(executor_class, schedule, group):
         raise RuntimeError(f"{missing} messages were never waited for")
     losses.append(executor.run(schedule, pieces_of(1), WEIGHT, SCALE))
     waits.forget()
-    known = [p.grad for _, module in mine.values() for p in module.parameters()]
-    known += [x for _, x in executor.leaving] + [x for piece in executor.pieces for x in piece]
-    left = held_bytes([*known, *losses, executor.loss]) - held
+    left = held_bytes([*_known(executor, mine), *losses]) - held
     at_once = max(kept), in_flight_activations(schedule)[rank]
     forwards = tuple(tuple(a for a in actions if a.kind == "F") for actions in schedule)
     with torch.no_grad():
@@ -142,6 +140,14 @@ def _run(executor_class, schedule, group):
                     "tensors left in self.there": (len(executor.there), 0),
                     "activations kept without gradients": (len(executor.kept), 0),
                     "bytes kept after training": (left, 0)}
+
+
+def _known(executor, mine):
+    """The tensors that may be there after a run."""
+    yield executor.loss
+    yield from (x for piece in executor.pieces for x in piece)
+    yield from (x for _, x in executor.leaving)
+    yield from (p.grad for _, module in mine.values() for p in module.parameters())
 
 
 def _watch(executor, waits):
