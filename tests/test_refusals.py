@@ -224,6 +224,19 @@ def test_it_is_refused(name, arguments, said, there, tmp_path, monkeypatch, caps
     assert said.format(**there) in err
 
 
+@pytest.mark.parametrize("name, arguments, said", [
+    ("baseline", "", "WORLD_SIZE=2: this is the baseline of one device"),
+    ("data_parallel", "--learning-rate", "choose numbers of ranks: run them with python"),
+    ("zero", "--ranks 3", "--ranks is for python alone"),
+])
+def test_it_is_refused_in_a_job(name, arguments, said, monkeypatch, capsys):
+    for variable, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "here"}.items():
+        monkeypatch.setenv(variable, value)
+    with pytest.raises(SystemExit, match="2"):
+        main_of(name)(arguments.split())
+    assert said in capsys.readouterr().err
+
+
 class Parsed(Exception):
     """Carries the parser of a command."""
 

@@ -178,7 +178,7 @@ def time_limit():
 
 def say(*texts):
     """Rank 0 prints those texts that are not empty, each on lines of its own."""
-    if is_main_process():
+    if is_main_process() and any(texts):
         print("\n".join(filter(None, texts)))
 
 

@@ -35,12 +35,13 @@ class Project:
 
     def parse(self, argv=None):
         """(the options, the settings that they name, changed by what was given)."""
-        command, usual = Command(self.package, self.doc), self.options()
-        command.add_fields(usual)
-        if usual.settings():
-            command.add_fields(usual.settings(), without=self.options.without)
-        given = command.parse(argv)
+        command = Command(self.package, self.doc)
         with refusals(self.package):
+            usual = self.options()
+            command.add_fields(usual)
+            if usual.settings():
+                command.add_fields(usual.settings(), without=self.options.without)
+            given = command.parse(argv)
             options = command.config(usual, given)
             settings = options.settings()
             return options, settings and command.config(settings, given)
@@ -52,7 +53,8 @@ class Project:
             shown = self.act(options, settings)
             shown = shown if isinstance(shown, Shown) else Shown(shown)
             say(shown.text)
-            save_figure(getattr(options, "figure", None), shown.draw)
+            if shown.draw:
+                save_figure(options.figure, shown.draw)
             return shown.code
 
 
