@@ -23,7 +23,8 @@ WRONG = [
            says="wait for the list itself", called="own_clock"),
     mutant(roll_call, 'store.set(f"here/{rank}", "")', 'store.add(f"here/{rank}", 1)', RETURN,
            'if not store.check(["missing"]):\n        store.set("missing", json.dumps(missing))\n'
-           '    return json.loads(store.get("missing"))', says="One list must stand|it has not called",
+           '    return json.loads(store.get("missing"))',
+           says="One list must stand|it has not called",
            called="a_set_is_no_compare_set"),
     mutant(roll_call, RETURN, RETURN[len("return json.loads("):-1] + "\n    return missing",
            says="One list must stand"),
@@ -35,7 +36,8 @@ WRONG = [
            says="One list must stand", called="the_last_list_stands"),
     mutant(roll_call, RETURN, 'if not store.check(["missing"]):\n'
            '        store.set("missing", json.dumps(missing))\n'
-           '    return json.loads(store.get("missing"))', says="One list must stand|it has not called",
+           '    return json.loads(store.get("missing"))',
+           says="One list must stand|it has not called",
            called="looks_and_then_writes"),
     mutant(roll_call, LOOK, 'list(range(int(store.get("calls")), ranks))',
            says="a key of its own"),
