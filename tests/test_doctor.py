@@ -2,7 +2,8 @@
 
 import pytest
 
-from ranklab.course import doctor, machine
+from ranklab import machine
+from ranklab.course import doctor
 from ranklab.course.doctor import LARGE, SMALL, Advice
 
 
