@@ -7,7 +7,7 @@ from ranklab.data_parallel import average_gradients
 CALL = "dist.all_reduce(parameter.grad, group=group)"
 
 WRONG = [
-    mutant(average_gradients, "parameter.grad /= R", "pass", says="is the sum, 3 times the mean"),
+    mutant(average_gradients, "parameter.grad /= R", "pass", says="is 4 times right"),
     mutant(average_gradients, "parameter.grad /= R", "parameter.data /= R",
            "all_reduce(parameter.grad", "all_reduce(parameter.data",
            says="Average parameter.grad, not the parameter"),
@@ -16,16 +16,16 @@ WRONG = [
     mutant(average_gradients, "if not parameter.requires_grad", "if False",
            says="Skip what does not require a gradient"),
     mutant(average_gradients, "parameter.grad /= R", "mean = parameter.grad / R",
-           "all_reduce(parameter.grad", "all_reduce(mean", says="is still its own"),
+           "all_reduce(parameter.grad", "all_reduce(mean", says="is still this rank's own"),
     mutant(average_gradients, "all_reduce(parameter.grad", "all_reduce(parameter.grad.contiguous()",
-           says="which is channels-last"),
+           says="It is channels-last"),
     mutant(average_gradients, "torch.zeros_like(parameter)", "torch.zeros(parameter.shape)",
            says=r"torch.zeros_like\(parameter\) has type, shape and device"),
     mutant(average_gradients, "group=None", "group=None, kept={}",
            "parameter in model.parameters()", "i, parameter in enumerate(model.parameters())",
            CALL, "buffer = kept.setdefault((i, parameter.shape), torch.zeros_like(parameter))\n"
            "        dist.all_reduce(buffer.copy_(parameter.grad), group=group)\n"
-           "        parameter.grad = buffer", says="Do all ranks divide"),
+           "        parameter.grad = buffer", says="that of the second call"),
     mutant(average_gradients, CALL, f"for row in parameter.grad:\n            "
            "dist.all_reduce(row, group=group)", says="All-reduce each gradient once, whole"),
     mutant(average_gradients, "parameter.grad /= R", "mean = parameter.grad.float() / R", CALL,
@@ -42,5 +42,5 @@ WRONG = [
            "parameter.grad /= R\n    for work in works:\n        work.wait()",
            says="divided while they travelled"),
     mutant(average_gradients, "get_world_size(group)", "get_world_size()",
-           says="divide by the size of the group"),
+           says="divided by the number of all ranks"),
 ]

@@ -1,0 +1,171 @@
+"""How a check runs the learner's code on ranks: a trial in groups, beside the same in one process.
+
+    def _trial(fn, ranks):                                   # on every rank, for each group
+        def call(turn): ...                                  # -> {name: tensor}
+        def right(turn): ...                                 # -> {name: [tensor of each member]}
+        yield from beside(f"{ranks}", ranks, call, right)
+
+    on_groups(_trial, fn, failures={LEFT: "..."})
+
+A trial yields looks: functions that raise a Mistake. They run when all is done, because a rank
+that stopped early would let the others wait.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ranklab.checks.exercise import Mistake
+from ranklab.checks.failures import hinted
+from ranklab.checks.handles import Waits, all_awaited
+from ranklab.checks.trial import LIMIT, explain, on_ranks
+from ranklab.meter import Traffic
+
+# All four ranks first. Then groups of one and three, whose ranks are not 0 .. n-1, and of two.
+GROUPINGS = ((0, 1, 2, 3),), ((0,), (1, 2, 3)), ((0, 2), (1, 3))
+GROUP = ("Hand `group` on: to every collective, get_rank and get_world_size. Ranks in arguments "
+         "count inside it: group_src, group_dst.")
+KEPT = "Something is kept from another call: make buffers inside the function, new in each call."
+TURNS = 0, 1
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The group of a case, seen from this rank; `group` is None where it is all ranks."""
+
+    members: tuple
+    group: Any
+
+    def __str__(self):
+        where = f"of {len(self.members)}" if self.group is None else (
+            f"in the group of ranks {', '.join(map(str, self.members))}")
+        return f"rank {dist.get_rank()} {where}"
+
+    @property
+    def size(self):
+        return len(self.members)
+
+    @property
+    def index(self):
+        """This rank's number in the group."""
+        return self.members.index(dist.get_rank())
+
+    @property
+    def keywords(self):
+        """For a call that names the group only where there is one."""
+        return {"group": self.group} if self.group else {}
+
+
+def on_groups(trial, fn, *args, failures=None, ranks=4, nodes=1, timeout=LIMIT, group_hint=GROUP):
+    """All looks of trial(fn, Ranks, *args) hold; returns what they return, for each rank.
+
+    ranks     4 are also tried in GROUPINGS, by the same launch; other numbers alone
+    failures  {regex of the cause: hint}, of crashes and hangs
+    error     the Mistake of the first look that fails; what is wrong in a group alone gets
+              `group_hint`
+    """
+    groupings = GROUPINGS if ranks == 4 else (tuple([tuple(range(ranks))]),)
+    with hinted(failures or {}):
+        seen = on_ranks(_on_rank, trial, fn, args, groupings, group_hint, ranks=ranks, nodes=nodes,
+                        timeout=timeout)
+    if mistakes := [(number, rank, mistake) for rank, (number, mistake, _) in enumerate(seen)
+                    if mistake]:
+        raise min(mistakes, key=lambda each: each[:2])[2]
+    return [notes for *_, notes in seen]
+
+
+def _on_rank(trial, fn, args, groupings, group_hint):
+    """(number of the look that failed, its Mistake or None, what the looks returned)"""
+    cases, notes = [], []
+    for side_by_side in groupings:
+        made = [dist.new_group(members) for members in side_by_side] if side_by_side[1:] else [None]
+        cases += [Ranks(*both) for both in zip(side_by_side, made) if dist.get_rank() in both[0]]
+    looks = [(ranks, look) for ranks in cases for look in trial(fn, ranks, *args)]
+    for number, (ranks, look) in enumerate(looks):
+        try:
+            notes.append(look())
+        except Mistake as mistake:  # all ranks come first, so what is wrong later is the group
+            mistake.hint = f"{group_hint} {mistake.hint}".strip() if ranks.group else mistake.hint
+            return number, mistake, notes
+    return 0, None, notes
+
+
+def expect(is_so, what, hint):
+    """A Mistake unless it is so; `what` says what is seen instead."""
+    if not is_so:
+        raise Mistake(what, hint)
+
+
+def beside(where, ranks, call, right, *, own=None, slips=None, advice=None, sends=None):
+    """Looks at call(0) and call(1), where right(0) and right(1) are what one process gets.
+
+    call   turn -> {name: tensor} on this rank: results, and the inputs, which are to stay as they
+           were. Only the learner's code communicates in it
+    right  turn -> {name: [the tensor of each member of the group]}
+    own    turn -> {name: what this rank had before}, so that a result that is its own is named
+    slips  (name, turn) -> {what a mistake gets: (tensor, hint)}. They are looked for before the
+           usual ones: its own, zeros, R times right, 1/R of it, another rank's, the other turn's
+    advice  name -> the hint for all else
+    sends  (calls, bytes) of one call at most, as this rank gives them to collectives or sends
+    """
+    values, seen = [], []
+    for turn in TURNS:
+        with Traffic() as traffic, Waits() as waits:
+            values.append(call(turn))
+        seen.append((traffic.ops, waits.missing(sum(traffic.calls.values()))))
+    values = [{name: _on_cpu(value) for name, value in each.items()} for each in values]
+    rights, owns = [right(turn) for turn in TURNS], [own(turn) if own else {} for turn in TURNS]
+    for turn in TURNS:
+        yield partial(all_awaited, seen[turn][1], where)
+        for name in rights[turn]:
+            named = (slips(name, turn) if slips else {}) | _usual(name, turn, ranks, rights, owns)
+            hint = advice(name) if advice else ""
+            yield partial(_is, f"{where}: {name}", values[turn].get(name),
+                          rights[turn][name][ranks.index], named, hint)
+    if sends:
+        yield partial(_sends, where, seen[0][0], *sends)
+
+
+def _usual(name, turn, ranks, rights, owns):
+    R, of_ranks = ranks.size, rights[turn][name]
+    right, other = of_ranks[ranks.index], rights[1 - turn].get(name)
+    named = {}
+    if (own := owns[turn].get(name)) is not None:
+        named["still this rank's own"] = own, "Nothing of the others has come to it."
+    if isinstance(right, torch.Tensor) and right.is_floating_point():
+        named |= {f"{R} times right": (R * right, "It is a sum where the mean is due, or each "
+                                       "share is in it more than once."),
+                  f"1/{R} of what is right": (right / R, "It is a mean where the sum is due, or "
+                                              "divided twice.")}
+        if ranks.group:
+            named["divided by the number of all ranks"] = right * R / dist.get_world_size(), ""
+    if isinstance(right, torch.Tensor):
+        named["zeros"] = torch.zeros_like(right), "Nothing was written there."
+    named |= {f"what rank {member} must have": (value, "It belongs to another rank of the group.")
+              for member, value in zip(ranks.members, of_ranks) if value is not right}
+    if other:
+        named[f"that of the {('second', 'first')[turn]} call"] = other[ranks.index], KEPT
+    return named
+
+
+def _is(where, got, right, slips, hint):
+    """None is right where `right` is None."""
+    if right is None:
+        return expect(got is None, f"{where} is there", hint)
+    slips = {what: (_on_cpu(wrong), advice) for what, (wrong, advice) in slips.items()}
+    return explain(where, got, _on_cpu(right), slips, hint)
+
+
+def _on_cpu(value):
+    """A copy: the next group's calls may write into what is kept between calls."""
+    return value.detach().cpu().clone() if isinstance(value, torch.Tensor) else value
+
+
+def _sends(where, ops, calls, nbytes):
+    sent, names = sum(op.payload_bytes for op in ops), ", ".join(sorted({op.name for op in ops}))
+    expect(len(ops) <= calls and sent <= nbytes, f"{where} sends {sent:,} bytes in {len(ops)} calls"
+           f" ({names}); {nbytes:,} bytes in {calls} are enough", "Each call costs its latency: "
+           "send once what is needed, and nothing else.")
