@@ -4,6 +4,7 @@
 content leaves the page. What is missing on this machine is one sentence, with what to install.
 """
 import argparse
+import fcntl
 import html
 import json
 import os
@@ -76,16 +77,18 @@ def install_marp():
     if not shutil.which("npm"):
         raise Missing("needs node and npm for the slides: install Node.js 20 or newer "
                       "(Debian: apt install nodejs npm), then run the same command again")
-    stamp, lock = HERE / "node_modules" / ".package-lock.json", HERE / "package-lock.json"
-    if stamp.exists() and stamp.stat().st_mtime >= lock.stat().st_mtime and MARP.exists():
-        return
-    done = subprocess.run(["npm", "ci", "--no-audit", "--no-fund"], cwd=HERE, text=True,
-                          stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                          stderr=subprocess.STDOUT)
-    if done.returncode:
-        last = (done.stdout.strip().splitlines() or ["no message"])[-1]
-        raise Missing(f"needs npm to reach a registry once, to install Marp: {last}")
-    os.utime(stamp)
+    stamp, pins = HERE / "node_modules" / ".package-lock.json", HERE / "package-lock.json"
+    with pins.open() as lock:  # npm ci begins by removing what another process has installed
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if stamp.exists() and stamp.stat().st_mtime >= pins.stat().st_mtime and MARP.exists():
+            return
+        done = subprocess.run(["npm", "ci", "--no-audit", "--no-fund"], cwd=HERE, text=True,
+                              stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT)
+        if done.returncode:
+            last = (done.stdout.strip().splitlines() or ["no message"])[-1]
+            raise Missing(f"needs npm to reach a registry once, to install Marp: {last}")
+        os.utime(stamp)
 
 
 def marp(deck, out, *options):

@@ -21,7 +21,8 @@ import torch.distributed as dist
 from ranklab.checks.exercise import Mistake
 from ranklab.checks.failures import hinted
 from ranklab.checks.handles import Waits, all_awaited
-from ranklab.checks.trial import LIMIT, explain, on_ranks
+from ranklab.checks.trial import explain, on_ranks, refuses
+from ranklab.engine import device
 from ranklab.meter import Traffic
 
 # All four ranks first. Then groups of one and three, whose ranks are not 0 .. n-1, and of two.
@@ -29,6 +30,7 @@ GROUPINGS = ((0, 1, 2, 3),), ((0,), (1, 2, 3)), ((0, 2), (1, 3))
 GROUP = ("Hand `group` on: to every collective, get_rank and get_world_size. Ranks in arguments "
          "count inside it: group_src, group_dst.")
 KEPT = "Something is kept from another call: make buffers inside the function, new in each call."
+IN_GROUPS = GROUPINGS[1:2]  # where all ranks were looked at before
 TURNS = 0, 1
 
 
@@ -53,44 +55,74 @@ class Ranks:
         """This rank's number in the group."""
         return self.members.index(dist.get_rank())
 
+    def at(self, size):
+        """The indices of this rank's part; the first ranks have more where it is uneven."""
+        return torch.arange(size, device=device()).tensor_split(self.size)[self.index]
+
     @property
     def keywords(self):
         """For a call that names the group only where there is one."""
         return {"group": self.group} if self.group else {}
 
 
-def on_groups(trial, fn, *args, failures=None, ranks=4, nodes=1, timeout=LIMIT, group_hint=GROUP):
+def on_groups(trial, fn, *args, failures=None, ranks=4, groupings=None, at_once=False,
+              group_hint=GROUP, **launch):
     """All looks of trial(fn, Ranks, *args) hold; returns what they return, for each rank.
 
-    ranks     4 are also tried in GROUPINGS, by the same launch; other numbers alone
-    failures  {regex of the cause: hint}, of crashes and hangs
-    error     the Mistake of the first look that fails; what is wrong in a group alone gets
-              `group_hint`
+    failures   {regex of the cause, or of a look's sentence: hint}
+    groupings  by default GROUPINGS of 4 ranks, in one launch; of another number all ranks alone
+    at_once    each look runs when it is yielded, and all ranks end with the first that fails: what
+               comes after would not work. Costs an all-reduce each
+    error      the Mistake of the first look that fails; in a group it gets `group_hint`, too
     """
-    groupings = GROUPINGS if ranks == 4 else (tuple([tuple(range(ranks))]),)
+    groupings = groupings or (GROUPINGS if ranks == 4 else ((tuple(range(ranks)),),))
     with hinted(failures or {}):
-        seen = on_ranks(_on_rank, trial, fn, args, groupings, group_hint, ranks=ranks, nodes=nodes,
-                        timeout=timeout)
-    if mistakes := [(number, rank, mistake) for rank, (number, mistake, _) in enumerate(seen)
-                    if mistake]:
-        raise min(mistakes, key=lambda each: each[:2])[2]
+        seen = on_ranks(_on_rank, trial, fn, args, groupings, at_once, group_hint, ranks=ranks,
+                        **launch)
+        found = [(number, rank) for rank, (number, mistake, _) in enumerate(seen) if mistake]
+        if found:
+            raise seen[min(found)[1]][1]
     return [notes for *_, notes in seen]
 
 
-def _on_rank(trial, fn, args, groupings, group_hint):
+def _on_rank(trial, fn, args, groupings, at_once, group_hint):
     """(number of the look that failed, its Mistake or None, what the looks returned)"""
     cases, notes = [], []
     for side_by_side in groupings:
-        made = [dist.new_group(members) for members in side_by_side] if side_by_side[1:] else [None]
+        whole = side_by_side == (tuple(range(dist.get_world_size())),)
+        made = [None if whole else dist.new_group(members) for members in side_by_side]
         cases += [Ranks(*both) for both in zip(side_by_side, made) if dist.get_rank() in both[0]]
-    looks = [(ranks, look) for ranks in cases for look in trial(fn, ranks, *args)]
-    for number, (ranks, look) in enumerate(looks):
+    looks = ((ranks, look) for ranks in cases for look in trial(fn, ranks, *args))
+    for number, (ranks, look) in enumerate(looks if at_once else list(looks)):
+        mistake = None
         try:
-            notes.append(look())
-        except Mistake as mistake:  # all ranks come first, so what is wrong later is the group
+            notes += [note for note in [look()] if note is not None]
+        except Mistake as found:  # all ranks come first, so what is wrong later is the group
+            mistake = found
             mistake.hint = f"{group_hint} {mistake.hint}".strip() if ranks.group else mistake.hint
+        if (_fails_anywhere(mistake) if at_once else mistake):
             return number, mistake, notes
     return 0, None, notes
+
+
+def _fails_anywhere(mistake):
+    failed = torch.tensor(float(mistake is not None), device=device())
+    dist.all_reduce(failed)
+    return bool(failed)
+
+
+def located(where, look, *args):
+    """look(*args); the Mistake that it raises begins with `where`."""
+    try:
+        return look(*args)
+    except Mistake as mistake:
+        raise Mistake(f"{where}: {mistake.what}", mistake.hint) from None
+
+
+def refused(what, call):
+    """A look at whether call() is a ValueError; it is called now, on all ranks."""
+    return partial(expect, refuses(call), f"{what}: no ValueError", "Say it before training "
+                   "begins, in a sentence.")
 
 
 def expect(is_so, what, hint):

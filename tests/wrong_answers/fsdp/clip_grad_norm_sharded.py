@@ -43,5 +43,5 @@ WRONG = [
            says="this rank's own|one walk|not 0|as before|norm on|is 0", called="walks_twice"),
     _wrong("        square += norm.to(square).square()\n" + ADD, "        part = norm.square()\n"
            "        dist.all_reduce(part, group=group)\n        square += part\n",
-           says="the one all-reduce"),
+           says="all-reduce of a number|the one all-reduce"),
 ]

@@ -41,10 +41,11 @@ WRONG = [
            says="write nothing into them"),
     _wrong(LOGITS, "logits[:, :-1].flatten(0, 1)", says="added up in float32"),
     _wrong("(count, group=group)", "(count)", says="Hand `group` on"),
-    _wrong("dist.get_world_size(group)", "dist.get_world_size()", says="R is the group's"),
+    _wrong("dist.get_world_size(group)", "dist.get_world_size()",
+           says="Hand `group` on", called="size_of_the_world"),
     _wrong(EMPTY, "if False:", says="raise ValueError|without NaN", called="no_error"),
     _wrong("    if count is None:\n        count =", "    if True:\n        count =",
-           says="micro-batches|count alone travels", called="count_is_not_used"),
+           says="or the `count` that is given", called="count_is_not_used"),
     _wrong("    total =", "    if not (targets != IGNORE).any():\n        return 0 * count\n"
            "    total =", says="with a graph"),
     _wrong(RETURN, f"{RETURN[:7]}(dist.get_world_size(group) * total / count).detach() + 0 * total",

@@ -1,12 +1,16 @@
 """The check of FullyShardedBlock: each method by hand, then training beside one process."""
 
+from functools import partial
+
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from ranklab.checks.beside import IN_GROUPS, expect, on_groups
 from ranklab.checks.failures import LEFT, MISMATCH
-from ranklab.checks.fsdp.ranks import chunk_of, expect, held_bytes, on_all_ranks, world_and_group
+from ranklab.checks.fsdp.rows import chunk_of
 from ranklab.checks.handles import Waits
+from ranklab.checks.memory import held_bytes
 from ranklab.checks.trial import explain
 from ranklab.checks.zero.toys import ADAMW, SGD, Block, Toy, loss_of, seeded
 from ranklab.checks.zero.training import OneProcess
@@ -55,7 +59,7 @@ FAILURES = {
     "(where it arrives, the handle).",
     LEFT: ALIKE, MISMATCH: ALIKE,
 }
-IN_GROUPS = {".*is divided by all 4 ranks": "Divide by self.ranks: those of the group.",
+OF_GROUPS = {".*is divided by all 4 ranks": "Divide by self.ranks: those of the group.",
              r"(hang|\w+Error): .*|was killed .*":
              "All messages and sizes are those of self.group: group=self.group."}
 EARLY = ("Its message must travel while others compute: async_op=True, and keep the handle: "
@@ -70,39 +74,30 @@ FAULTS = {
 
 
 def check_FullyShardedBlock(block_class):
-    on_all_ranks(_by_hand, block_class, ranks=3, failures=FAILURES)
-    on_all_ranks(_trained, block_class, WAYS, ranks=3, failures=FAILURES)
+    on_groups(_by_hand, block_class, ranks=3, failures=FAILURES)
+    on_groups(_trained, block_class, WAYS, ranks=3, failures=FAILURES)
     yield "begin_unshard() does not wait, unshard() makes all parameters whole, after a step too"
     yield "gradients become means, each row on its owner; none is left whole"
     yield "one all-gather, one reduce-scatter; frozen, float64, bfloat16, or nothing in the block"
     yield "trains as one process on 3 ranks: AdamW, SGD, several backwards, no_sync"
     yield "tied, uneven, a block that is used twice, also in a row"
-    on_all_ranks(_trained, block_class, CHECKPOINTED, ranks=2, failures=FAILURES)
+    on_groups(_trained, block_class, CHECKPOINTED, ranks=2, failures=FAILURES)
     yield "activation checkpointing, of both kinds, changes nothing"
-    on_all_ranks(_by_hand, block_class, ranks=4, failures=IN_GROUPS)
-    on_all_ranks(_trained, block_class, WAYS[:1], ranks=4, failures=IN_GROUPS)
+    for trial, *ways in (_by_hand,), (_trained, WAYS[:1]):
+        on_groups(trial, block_class, *ways, groupings=IN_GROUPS, failures=OF_GROUPS)
     yield "in groups of 1 and 3 it meets nobody else"
 
 
-def _place():
-    """(where, the members of this rank's group, the group); on four ranks they are in groups."""
-    members, group = range(dist.get_world_size()), None
-    if len(members) == 4:
-        members, group = world_and_group()[1]
-    return f"rank {dist.get_rank()} of {tuple(members)}", members, group
-
-
-def _by_hand(block_class):
-    where, *place = _place()
+def _by_hand(block_class, ranks):
     for case, given in MODULES.items():
-        yield from _cycle(f"{where}, a block: {case}", block_class, *place, *given)
+        yield from _cycle(f"{ranks}, a block: {case}", block_class, ranks, *given)
 
 
-def _cycle(where, block_class, members, group, new_module, precision, sizes):
+def _cycle(where, block_class, ranks, new_module, precision, sizes):
     """Two rounds of all methods, with a step between; in the second rank 0 lacks a gradient."""
-    module, rank = seeded(new_module, 0), dist.get_rank()
+    module, rank, members = seeded(new_module, 0), dist.get_rank(), ranks.members
     before = {name: p.detach().clone() for name, p in module.named_parameters()}
-    block, wholes, faults = block_class(module, group, precision=precision), [], []
+    block, wholes, faults = block_class(module, ranks.group, precision=precision), [], []
     held = held_bytes()
     with Waits() as waits, Traffic() as traffic:
         for number in range(2):
@@ -130,14 +125,15 @@ def _cycle(where, block_class, members, group, new_module, precision, sizes):
         missing = waits.missing(len(traffic.ops))
     waits.forget()
     kept = held_bytes([tensor for whole in wholes for tensor in whole.values()]) - held
-    yield _compare_messages, where, len(members), block, sizes, traffic, faults, missing
-    yield _compare_kept, where, kept, sum(p.numbers * p.shard.itemsize for p in block.parameters)
+    yield partial(_compare_messages, where, len(members), block, sizes, traffic, faults, missing)
+    shards = sum(p.numbers * p.shard.itemsize for p in block.parameters)
+    yield partial(_compare_kept, where, kept, shards)
     for number, whole in enumerate(wholes):
-        yield _compare_whole, where, before, whole, number
+        yield partial(_compare_whole, where, before, whole, number)
     trained = [(name, p.grad) for name, p in module.named_parameters() if p.requires_grad]
     for place, (name, gradient) in enumerate(trained):
         both = (_gradient(before[name], r, not place) for r in (members, (rank,)))
-        yield _compare_gradient, f"{where}: `{name}`", gradient, *both, members
+        yield partial(_compare_gradient, f"{where}: `{name}`", gradient, *both, members)
 
 
 def _gradient(tensor, members, is_lacking):
@@ -189,27 +185,26 @@ def _toy():
     return Toy(order=(0, 1, 2, 2, 3, 0)).float()
 
 
-def _trained(block_class, ways):
+def _trained(block_class, ranks, ways):
     """Two steps in each of the ways: the gradients, beside those of one process."""
-    where, members, group = _place()
     for new_optimizer, pieces, recompute in ways:
         model, one = seeded(_toy, 0), OneProcess(seeded(_toy, 0), new_optimizer)
         model.recompute = recompute
         for module in (*model.blocks[:3], model):
-            root = block_class(module, group)
+            root = block_class(module, ranks.group)
         optimizer = new_optimizer(model.parameters())
         trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
         for step in range(2):
             optimizer.zero_grad()
             seeds = {rank: [100 * step + 10 * piece + rank for piece in range(len(pieces))]
-                     for rank in members}
+                     for rank in ranks.members}
             for seed, root.hooks.sync in zip(seeds[dist.get_rank()], pieces):
                 loss_of(model, seed).backward()
-            mean = one.gradients(sum(seeds.values(), []), len(members))
+            mean = one.gradients(sum(seeds.values(), []), ranks.size)
             own = one.gradients(seeds[dist.get_rank()], 1)
             for name, *right in zip(trained, mean, own):
-                here = f"{where}, {len(pieces)} backwards, recompute={recompute}: `{name}`"
-                yield _compare_gradient, here, trained[name].grad, *right, members
+                here = f"{ranks}, {len(pieces)} backwards, recompute={recompute}: `{name}`"
+                yield partial(_compare_gradient, here, trained[name].grad, *right, ranks.members)
             optimizer.step()
             one.step(mean)
 

@@ -1,12 +1,13 @@
 """The check of clip_grad_norm_sharded: beside the norm of all gradients in one place."""
 
 import math
+from functools import partial
 
 import torch
 import torch.distributed as dist
 
-from ranklab.checks.failures import LEFT
-from ranklab.checks.fsdp.ranks import expect, on_all_ranks, world_and_group
+from ranklab.checks.beside import expect, on_groups
+from ranklab.checks.failures import STUCK
 from ranklab.checks.trial import explain
 from ranklab.engine import device
 from ranklab.meter import Traffic
@@ -20,7 +21,7 @@ CASES = {"float32": (torch.float32, 1, 2.0), "a norm below max_norm": (torch.flo
          "NaN on rank 2": (torch.float32, math.nan, 2.0)}
 EMPTY = ("A rank may have no gradient at all: its square is 0, and it takes part in the one "
          "all-reduce.")
-FAILURES = {"RuntimeError: .*(non-empty|at least one|empty).*": EMPTY, LEFT: EMPTY,
+FAILURES = {"RuntimeError: .*(non-empty|at least one|empty).*": EMPTY, STUCK: EMPTY,
             r"AttributeError: '(int|NoneType|float)' object has no attribute .*": EMPTY}
 
 
@@ -32,36 +33,34 @@ def _gradients(rank, dtype, scale):
     return [(scale * torch.randn(0 if rank == 1 else 4, *rest)).to(dtype) for rest in ((3,), ())]
 
 
-def _comparisons(clip):
-    """Runs on every rank: what to compare, for on_all_ranks."""
-    rank, ways = dist.get_rank(), world_and_group()
+def _trial(clip, ranks):
+    rank, members = dist.get_rank(), ranks.members
     for case, (dtype, scale, most) in CASES.items():
-        for members, group in ways:
-            where = f"{case}, rank {rank} of {tuple(members)}"
-            gradients = [x.to(device()) for x in _gradients(rank, dtype, scale)]
-            parameters = [torch.nn.Parameter(torch.ones_like(x)) for x in gradients]
-            for p, gradient in zip(parameters, gradients):
-                p.grad = gradient
-            unused = torch.nn.Parameter(torch.ones(1, device=device()))
-            given = [*parameters, unused] if math.isfinite(scale) or rank else []
-            with Traffic() as traffic:
-                norm = torch.tensor(float(clip((p for p in given), most, group)))
-            if math.isfinite(scale):
-                gradients = [p.grad.cpu() for p in parameters]
-                yield _compare, where, rank, members, *CASES[case], norm, gradients
-            else:
-                yield (expect, 2 not in members or not norm.isfinite(),
-                       f"{where}: the norm is {norm:.6g}", "A gradient of rank 2 is infinite or "
-                       "NaN, and all ranks must know: add up all squares.")
-            sent = [op.payload_bytes for op in traffic.ops]
-            yield (expect, len(sent) == 1 and sent[0] <= 8,
-                   f"{where}: {len(sent)} messages of {sum(sent)} bytes, not 1 of 8",
-                   "Add this rank's squares up first: then one number travels.")
+        where = f"{case}, {ranks}"
+        gradients = [x.to(device()) for x in _gradients(rank, dtype, scale)]
+        parameters = [torch.nn.Parameter(torch.ones_like(x)) for x in gradients]
+        for p, gradient in zip(parameters, gradients):
+            p.grad = gradient
+        unused = torch.nn.Parameter(torch.ones(1, device=device()))
+        given = [*parameters, unused] if math.isfinite(scale) or rank else []
+        with Traffic() as traffic:
+            norm = torch.tensor(float(clip((p for p in given), most, ranks.group)))
+        if math.isfinite(scale):
+            gradients = [p.grad.cpu() for p in parameters]
+            yield partial(_compare, where, rank, members, *CASES[case], norm, gradients)
+        else:
+            yield partial(expect, 2 not in members or not norm.isfinite(),
+                          f"{where}: the norm is {norm:.6g}", "A gradient of rank 2 is infinite or "
+                          "NaN, and all ranks must know: add up all squares.")
+        sent = [op.payload_bytes for op in traffic.ops]
+        yield partial(expect, len(sent) == 1 and sent[0] <= 8,
+                      f"{where}: {len(sent)} messages of {sum(sent)} bytes, not 1 of 8",
+                      "Add this rank's squares up first: then one number travels.")
 
 
 def check_clip_grad_norm_sharded(clip):
-    on_all_ranks(_comparisons, clip, ranks=4, failures=FAILURES)
-    yield "the norm of all gradients before, alike on 4 ranks and in groups of 1 and 3"
+    on_groups(_trial, clip, failures=FAILURES)
+    yield "the norm of all gradients before, alike on 4 ranks and in groups of 1, 2 and 3"
     yield "longer gradients get length max_norm, shorter ones stay, zeros too"
     yield "float64, float16, bfloat16; None, and a rank without rows; one all-reduce of a number"
     yield "infinity or NaN on one rank is seen by all, also by a rank without parameters"
@@ -78,7 +77,6 @@ def _compare(where, rank, members, dtype, scale, most, norm, gradients):
         "the root of the mean square": (right / len(members)**0.5, "A sum over ranks, no mean."),
         "its square": (right.square(), "The root is missing."),
         "after clipping": (right.clamp(max=most), "Return the norm before."),
-        "of all 4 ranks": (norms.norm(), "Hand `group` on: replicas have the same numbers."),
     }, "Squares add up, of all gradients on all ranks; then comes the root. Compute in float32 or "
        "float64: in float16 a square above 65504 is infinite.")
     kind = torch.float32 if dtype == torch.float64 else dtype  # the factor may have 32 bits

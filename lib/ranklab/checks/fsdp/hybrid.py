@@ -1,10 +1,11 @@
 """The check of hybrid_shard_groups: which ranks are in them, and that they can be used."""
 
+from functools import partial
+
 import torch
 import torch.distributed as dist
 
-from ranklab.checks.fsdp.ranks import expect, on_all_ranks
-from ranklab.checks.trial import refuses
+from ranklab.checks.beside import expect, on_groups, refused
 from ranklab.engine import device
 
 RANKS, SIZES, BAD = 6, (2, 3, 1, 6, 2), (4, 0, 12)
@@ -19,21 +20,19 @@ FAILURES = {
 }
 
 
-def _comparisons(hybrid_shard_groups):
-    """Runs on every rank: what to compare, for on_all_ranks."""
+def _trial(hybrid_shard_groups, _):
     for size in SIZES:
         groups = []
         for group in hybrid_shard_groups(size):
             dist.all_reduce(torch.ones(1, device=device()), group=group)
             groups.append(sorted(dist.get_process_group_ranks(group)))
-        yield _compare, size, dist.get_rank(), groups
+        yield partial(_compare, size, dist.get_rank(), groups)
     for size in BAD:
-        yield (expect, refuses(hybrid_shard_groups, size), f"shard_ranks={size} on {RANKS} ranks "
-               "is no error", WHOLE)
+        yield refused(f"shard_ranks={size} on {RANKS} ranks", partial(hybrid_shard_groups, size))
 
 
 def check_hybrid_shard_groups(hybrid_shard_groups):
-    on_all_ranks(_comparisons, hybrid_shard_groups, ranks=RANKS, failures=FAILURES)
+    on_groups(_trial, hybrid_shard_groups, ranks=RANKS, failures=FAILURES)
     yield "neighbours share one copy out; the ranks with the same rows are replicas"
     yield "6 ranks: copies on 1, 2, 3 and 6 of them; all groups work, also made twice"
     yield "a size that does not divide the number of ranks is a ValueError on each rank"

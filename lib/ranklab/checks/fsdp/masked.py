@@ -1,11 +1,13 @@
 """The check of masked_loss: beside the mean over all answer tokens in one process."""
 
+from functools import partial
+
 import torch
 import torch.distributed as dist
 from torch.nn.functional import cross_entropy
 
+from ranklab.checks.beside import expect, on_groups
 from ranklab.checks.failures import LEFT
-from ranklab.checks.fsdp.ranks import expect, on_all_ranks, world_and_group
 from ranklab.checks.trial import explain, refuses
 from ranklab.engine import device
 from ranklab.meter import Traffic
@@ -16,7 +18,7 @@ T = 151  # tokens in a row
 # is rounded in bfloat16, and too much for 8 bits.
 ANSWERS = 5, 0, 263, 13
 TYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
-CASES = "float32", "float16", "bfloat16", "in its group", "micro-batches with count"
+CASES = "float32", "float16", "bfloat16", "micro-batches with count"
 KEEP = "The caller needs its logits and labels again: write nothing into them."
 NO_GRAPH = ("A rank without answers takes part in backward all the same: its loss is a sum of "
             "nothing, with a graph and without NaN.")
@@ -26,7 +28,7 @@ FAILURES = {"RuntimeError: element 0 of tensors does not require grad.*": NO_GRA
             "flatten(0, 1) or reshape.",
             ".*LongTensor.*": KEEP,
             "ValueError: .*": "A rank without answers is no error where another one has some: "
-            "first the count over all ranks."}
+            "first the count over all ranks, or the `count` that is given."}
 
 
 def _batch(rank, dtype):
@@ -36,51 +38,52 @@ def _batch(rank, dtype):
     return logits.to(dtype).to(device()), labels.to(device())
 
 
-def _comparisons(masked_loss):
-    """Runs on every rank: what to compare, for on_all_ranks."""
-    rank, (world, its_own) = dist.get_rank(), world_and_group()
+def _trial(masked_loss, ranks):
+    rank = dist.get_rank()
     for case in CASES:
-        members, group = its_own if "group" in case else world
         logits, labels = _batch(rank, TYPES.get(case, torch.float32))
         logits.requires_grad_()
-        count, pieces = (sum(ANSWERS), 2) if "count" in case else (None, 1)
+        count, pieces = None, 1
+        if "count" in case:
+            count, pieces = sum(ANSWERS[r] for r in ranks.members), 2
         before = logits.detach().clone(), labels.clone()
         with Traffic() as traffic:
-            losses = [masked_loss(*piece, count, group)
+            losses = [masked_loss(*piece, count, ranks.group)
                       for piece in zip(logits.chunk(pieces), labels.chunk(pieces))]
             for loss in losses:
                 loss.backward()
         loss = sum(loss.detach().float() for loss in losses)
         sent = [op.payload_bytes for op in traffic.ops]
-        yield (expect, torch.equal(logits, before[0]) and torch.equal(labels, before[1]),
-               f"{case}, rank {rank}: logits or labels are changed", KEEP)
-        yield _compare, case, rank, members, loss.cpu(), logits.grad.cpu(), sent
+        yield partial(expect, torch.equal(logits, before[0]) and torch.equal(labels, before[1]),
+                      f"{case}, {ranks}: logits or labels are changed", KEEP)
+        yield partial(_compare, case, ranks, loss.cpu(), logits.grad.cpu(), sent)
     labels[:, 1:] = IGNORE
     for count in (None, 0):
         with Traffic() as traffic:
-            is_refused = refuses(masked_loss, logits, labels, count)
-        yield (expect, is_refused, f"no label of the batch counts, and rank {rank} gets a loss",
-               "raise ValueError(...) where the count over all ranks is 0. The first label of a "
-               "row never counts: no logits are for it.")
-    yield (expect, not traffic.ops, f"with count=0 it sends {len(traffic.ops)} messages",
-           "A count that is given is not asked for: if count is None, since 0 is one, too.")
+            is_refused = refuses(masked_loss, logits, labels, count, ranks.group)
+        yield partial(expect, is_refused, f"no label of the batch counts, and {ranks} gets a loss",
+                      "raise ValueError(...) where the count over all ranks is 0. The first label "
+                      "of a row never counts: no logits are for it.")
+    yield partial(expect, not traffic.ops, f"with count=0 it sends {len(traffic.ops)} messages",
+                  "A count that is given is not asked for: if count is None, since 0 is one, too.")
 
 
 def check_masked_loss(masked_loss):
-    on_all_ranks(_comparisons, masked_loss, ranks=4, failures=FAILURES)
+    on_groups(_trial, masked_loss, failures=FAILURES)
     yield "R times each rank's share of the mean over all answer tokens; one rank has none"
     yield "the gradients too; logits of float16 and bfloat16 are summed in float32"
-    yield "micro-batches by `count`, which sends nothing; in groups of 1 and 3"
+    yield "micro-batches by `count`, which sends nothing; in groups of 1, 2 and 3"
     yield "a batch without any answer is a ValueError on every rank"
 
 
-def _compare(case, rank, members, loss, gradient, sent):
-    where, dtype = f"{case}, rank {rank} of {tuple(members)}", TYPES.get(case, torch.float32)
+def _compare(case, ranks, loss, gradient, sent):
+    where, dtype = f"{case}, {ranks}", TYPES.get(case, torch.float32)
+    rank, R = dist.get_rank(), ranks.size
     calls = int("count" not in case)
     expect(calls or not sent, f"{where}: it sends {len(sent)} messages", "The count is given, that "
            "of all ranks: nobody need be asked.")
     expect(loss.isfinite(), f"{where}: the loss is {loss:.6g}", NO_GRAPH)
-    R, count, here = len(members), sum(ANSWERS[r] for r in members), max(ANSWERS[rank], 1)
+    count, here = sum(ANSWERS[r] for r in ranks.members), max(ANSWERS[rank], 1)
     logits, labels = (x.cpu() for x in _batch(rank, dtype))  # and now by one process
     logits.requires_grad_()
     total = cross_entropy(logits[:, :-1].float().flatten(0, 1), labels[:, 1:].flatten(),
@@ -97,8 +100,6 @@ def _compare(case, rank, members, loss, gradient, sent):
                               "logits[:, :-1] and labels[:, 1:]."),
         "divided by a wrong count": (R * total / (count + 2 * R), "The first label of a row does "
                                      "not count: no logits are for it."),
-        "by the count of all 4 ranks": (R * total / sum(ANSWERS), "Hand `group` on to all_reduce."),
-        "times 4": (4 * total / count, "R is the group's: dist.get_world_size(group)."),
     }, "R * the sum over this rank's answers / the count of all, added up in float32: "
        "logits[:, :-1].float() are for labels[:, 1:], in each row, so before you flatten. A count "
        "is an integer of 64 bits.")

@@ -1,10 +1,11 @@
 """The check of shard_parameter: the rows of every rank, beside torch.chunk."""
 
-import torch
-import torch.distributed as dist
+from functools import partial
 
-from ranklab.checks.fsdp.ranks import chunk_of, expect, on_all_ranks, world_and_group
-from ranklab.checks.trial import explain, refuses
+import torch
+
+from ranklab.checks.beside import expect, on_groups, refused
+from ranklab.checks.trial import explain
 from ranklab.engine import device
 from ranklab.meter import Traffic
 
@@ -19,51 +20,52 @@ FAILURES = {
 }
 
 
-def _comparisons(shard_parameter):
-    """Runs on every rank: what to compare, for on_all_ranks."""
-    ways = world_and_group()
+def chunk_of(tensor, ranks, rank):
+    """The rank's chunk as torch.chunk cuts; empty where there are fewer chunks than ranks."""
+    chunks = tensor.chunk(ranks)
+    return chunks[rank] if rank < len(chunks) else tensor[:0]
+
+
+def _trial(shard_parameter, ranks):
     for shape, dtype in CASES:
-        for members, group in ways:
-            yield _compare, shard_parameter, shape, dtype, members, group
-    yield (expect, refuses(shard_parameter, torch.ones((), device=device())),
-           "a parameter of shape () is no error", "It has no rows: ValueError(...).")
+        yield partial(_compare, shard_parameter, shape, dtype, ranks)
+    yield refused("a parameter of shape ()", partial(shard_parameter,
+                                                     torch.ones((), device=device())))
 
 
 def check_shard_parameter(shard_parameter):
-    on_all_ranks(_comparisons, shard_parameter, ranks=4, failures=FAILURES)
+    on_groups(_trial, shard_parameter, failures=FAILURES)
     yield "ceil(n/R) rows each, fewer or none on the last ranks: as torch.chunk, on 4 ranks"
-    yield "in groups of 1 and 3 as well; any shape and strides, 3 types"
+    yield "in groups of 1, 2 and 3 as well; any shape and strides, 3 types"
     yield "a copy, without a graph; nothing is sent; a parameter without rows is a ValueError"
 
 
-def _compare(shard_parameter, shape, dtype, members, group):
-    rank, ranks = dist.get_rank(), len(members)
-    place, floor = members.index(rank), shape[0] // ranks
-    where = f"shape {shape}, {dtype}: rank {rank} of {tuple(members)}"
+def _compare(shard_parameter, shape, dtype, ranks):
+    R, place, floor = ranks.size, ranks.index, shape[0] // ranks.size
+    where = f"shape {shape}, {dtype}: {ranks}"
     tensor = torch.arange(1.0, torch.Size(shape).numel() + 1, device=device()).view(shape).to(dtype)
     given = tensor.mT.contiguous().mT if dtype == torch.float64 and tensor.dim() > 1 else tensor
     parameter = torch.nn.Parameter(given.clone())
     parameter.grad = gradient = torch.ones_like(parameter)
     with Traffic() as traffic:
-        shard = shard_parameter(parameter, group)
+        shard = shard_parameter(parameter, ranks.group)
     expect(torch.equal(parameter, tensor) and parameter.requires_grad
            and parameter.grad is gradient, f"{where}: the parameter is changed",
            "Copy its rows. Its numbers, gradient and requires_grad stay: the caller may "
            "need them.")
     expect(getattr(shard, "grad", None) is None, f"{where}: the shard has a gradient", "Only "
            "numbers are copied: gradients come by a backward.")
-    explain(f"{where}: the shard", shard, chunk_of(tensor, ranks, place), {
-        "as tensor_split cuts": (tensor.tensor_split(ranks)[place], "Each rank has ceil(n/R) rows, "
+    explain(f"{where}: the shard", shard, chunk_of(tensor, R, place), {
+        "as tensor_split cuts": (tensor.tensor_split(R)[place], "Each rank has ceil(n/R) rows, "
                                  "as long as there are some. So it is in FSDP2, too."),
         "n // R rows": (tensor[place * floor:][:floor], "Rows are left over: round up, "
                         "-(-n // R), and the last ranks have fewer."),
-        "every R-th row": (tensor[place::ranks], "Take rows that lie one after the other."),
-        "of all 4 ranks": (chunk_of(tensor, 4, rank), "Hand `group` on: dist.get_rank(group)."),
+        "every R-th row": (tensor[place::R], "Take rows that lie one after the other."),
     }, "Rank r has the rows from r * ceil(n/R) on, all other dims whole. Padding is for messages.")
     expect(not traffic.ops, f"{where} sends something", "Every rank has the parameter.")
     memory, its = (x.untyped_storage() for x in (shard, parameter))
     is_view = shard.numel() and memory.data_ptr() == its.data_ptr()
-    rows = -(-len(tensor) // ranks) * tensor.itemsize * tensor.shape[1:].numel()
+    rows = -(-len(tensor) // R) * tensor.itemsize * tensor.shape[1:].numel()
     expect(not is_view and memory.nbytes() <= rows and shard.grad_fn is None,
            f"{where}: the shard keeps the whole parameter in memory", "It is a view of it or of "
            "its copy, or has a graph. First cut, then copy: parameter.detach()[...].clone().")

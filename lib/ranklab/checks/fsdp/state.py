@@ -1,12 +1,14 @@
 """The check of full_state_dict: beside the state dict of the model before it was sharded."""
 
+from functools import partial
+
 import torch
-import torch.distributed as dist
 from torch import nn
 
+from ranklab.checks.beside import IN_GROUPS, expect, on_groups
 from ranklab.checks.failures import LEFT
-from ranklab.checks.fsdp.ranks import chunk_of, expect, on_all_ranks
-from ranklab.checks.trial import explain, group_of_mine, members_of
+from ranklab.checks.fsdp.rows import chunk_of
+from ranklab.checks.trial import explain
 from ranklab.checks.zero.toys import Toy, is_there, seeded
 from ranklab.fsdp import FullyShardedBlock, Precision
 from ranklab.meter import Traffic
@@ -29,41 +31,40 @@ def _model(dtype):
     return model.to(dtype)
 
 
-def _comparisons(full_state_dict, in_group):
-    """Runs on every rank: what to compare, for on_all_ranks. In groups some are in no block."""
-    rank, group = dist.get_rank(), group_of_mine() if in_group else None
-    members = members_of(rank) if in_group else range(3)
+def _trial(full_state_dict, ranks):
+    """In groups some parameters are in no block."""
+    in_group = ranks.group is not None
     model = seeded(lambda: _model(torch.float64 if in_group else torch.float32), 0)
     before = {name: x.cpu().clone() for name, x in model.state_dict().items()}
-    blocks = [FullyShardedBlock(module, group, precision=Precision(torch.bfloat16))
+    blocks = [FullyShardedBlock(module, ranks.group, precision=Precision(torch.bfloat16))
               for module in (*model.blocks, *[model] * (not in_group))]
     parameters = [p for block in blocks for p in block.parameters]
     for number in range(2):
-        where = f"rank {rank} of {tuple(members)}, call {number + 1}"
+        where = f"{ranks}, call {number + 1}"
         with Traffic() as traffic:
             state = full_state_dict(model)
         given = {name: x.detach().cpu().clone() for name, x in state.items()}
         whole = sum(is_there(p.whole) for p in parameters)
-        yield _compare, where, given, before, number, rank == members[0]
-        yield (expect, not whole, f"{where}: {whole} parameters are whole afterwards",
-               "They do not all fit at the same time: gather the rows of one at a time.")
-        yield (expect, len(traffic.ops) == len(parameters),
-               f"{where}: {len(traffic.ops)} messages for {len(parameters)} parameters",
-               "Gather each one once, also where it has two names, in a message of its own: all "
-               "parameters of each block, then the names.")
+        yield partial(_compare, where, given, before, number, ranks.index == 0)
+        yield partial(expect, not whole, f"{where}: {whole} parameters are whole afterwards",
+                      "They do not all fit at the same time: gather the rows of one at a time.")
+        yield partial(expect, len(traffic.ops) == len(parameters),
+                      f"{where}: {len(traffic.ops)} messages for {len(parameters)} parameters",
+                      "Gather each one once, also where it has two names, in a message of its own: "
+                      "all parameters of each block, then the names.")
         most = sum(p.numbers * p.shard.itemsize for p in parameters)
         sent = traffic.sent_bytes
-        yield (expect, sent <= most, f"{where}: sends {sent} bytes, its rows are {most}", "Only "
-               "the group's rank 0 needs them: dist.gather(). An all-gather sends the rows to "
-               "every rank.")
+        yield partial(expect, sent <= most, f"{where}: sends {sent} bytes, its rows are {most}",
+                      "Only the group's rank 0 needs them: dist.gather(). An all-gather sends the "
+                      "rows to every rank.")
         for tensor in (*(p.data for p in model.parameters()), *model.buffers()):
             tensor += 1
-        yield _compare_copies, where, state, given
+        yield partial(_compare_copies, where, state, given)
 
 
 def check_full_state_dict(full_state_dict):
-    for ranks, in_group in ((3, False), (4, True)):
-        on_all_ranks(_comparisons, full_state_dict, in_group, ranks=ranks, failures=FAILURES)
+    on_groups(_trial, full_state_dict, ranks=3, failures=FAILURES)
+    on_groups(_trial, full_state_dict, groupings=IN_GROUPS, failures=FAILURES)
     yield "the whole state on the group's rank 0, {} on the others; in groups of 1 and 3, too"
     yield "tied, frozen, uneven, in no block; and buffers; in the shards' type; twice in a row"
     yield "a copy on the CPU; the model stays in shards"

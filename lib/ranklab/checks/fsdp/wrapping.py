@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from ranklab.checks.exercise import Mistake
-from ranklab.checks.fsdp.ranks import expect
+from ranklab.checks.beside import expect
 from ranklab.fsdp.wrapping import can_be_a_block, outermost, parameter_bytes, whole_bytes
 from ranklab.models.gpt import GPT, GPTConfig
 

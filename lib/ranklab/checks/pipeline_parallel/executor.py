@@ -10,7 +10,7 @@ from torch import nn
 
 from ranklab.checks.exercise import Mistake
 from ranklab.checks.failures import hinted
-from ranklab.checks.fsdp.ranks import held_bytes
+from ranklab.checks.memory import held_bytes
 from ranklab.checks.handles import Waits
 from ranklab.checks.trial import explain, group_of_mine, members_of, on_ranks
 from ranklab.engine import device

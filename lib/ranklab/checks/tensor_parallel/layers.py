@@ -9,8 +9,11 @@ import torch.nn.functional as F
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from ranklab.checks.beside import GROUP, on_groups, refused
 from ranklab.checks.exercise import Mistake
-from ranklab.checks.tensor_parallel.beside import GROUP, Whole, beside, on_four, refused, seeded
+from ranklab.checks.tensor_parallel.one_process import (
+    FAILURES, Whole, as_one_process, seeded,
+)
 from ranklab.engine import device
 from ranklab.models.gpt import Attention, GPTConfig
 from ranklab.tensor_parallel.regions import (
@@ -76,8 +79,9 @@ def _layer(case, ranks, call, module, one, x, cuts, *rest):
     """call(x), with the parameters of `module`, beside one(x); cuts is {name: (dim, at)}."""
     mine = x.leaf()
     wholes = {name: Whole(p, *cuts.get(name, ())) for name, p in one.named_parameters()}
-    return beside(case, ranks, lambda: call(mine), {"x": mine, **dict(module.named_parameters())},
-                  lambda: one(x.tensor), {"x": x, **wholes}, *rest)
+    return as_one_process(
+        case, ranks, lambda: call(mine), {"x": mine, **dict(module.named_parameters())},
+        lambda: one(x.tensor), {"x": x, **wholes}, *rest)
 
 
 def _filled(module, case=""):
@@ -165,14 +169,14 @@ def _rows(layer_class, ranks):
 
 
 def check_ColumnParallelLinear(layer_class):
-    on_four(_columns, layer_class, CUT_FAILURES)
+    on_groups(_columns, layer_class, failures=CUT_FAILURES | FAILURES)
     yield "this rank's outputs, and all gradients: as one process, on 4, 3, 2 and 1 ranks"
     yield "with and without bias, frozen or not; parts of a fused q, k, v; x enters by `enter`"
     yield "only its part in memory, which knows its Split; 10 outputs on 4 ranks are an error"
 
 
 def check_RowParallelLinear(layer_class):
-    on_four(_rows, layer_class, CUT_FAILURES)
+    on_groups(_rows, layer_class, failures=CUT_FAILURES | FAILURES)
     yield "all outputs, the bias added once, and all gradients: as one process, on 1 to 4 ranks"
     yield "with and without bias, frozen or not; y leaves by `leave`, the bias through `outside`"
     yield "only its part in memory, which knows its Split; 10 inputs on 4 ranks are an error"
@@ -210,7 +214,7 @@ def _heads(parallel_attention, ranks):
 
 
 def check_parallel_attention(parallel_attention):
-    on_four(_heads, parallel_attention, ATTENTION_FAILURES)
+    on_groups(_heads, parallel_attention, failures=ATTENTION_FAILURES | FAILURES)
     yield "12 query heads; 12, 6, 4 or 2 key heads: as one process, on 4, 3, 2 and 1 ranks"
     yield "all gradients, also of key heads that ranks share; biases; k frozen; enter and leave"
     yield "x enters once for q, k and v; only the needed heads are in memory"
@@ -230,7 +234,7 @@ def _norms(sequence_parallel_norm, ranks):
 
 
 def check_sequence_parallel_norm(sequence_parallel_norm):
-    on_four(_norms, sequence_parallel_norm, NORM_FAILURES)
+    on_groups(_norms, sequence_parallel_norm, failures=NORM_FAILURES | FAILURES)
     yield "this rank's tokens; gradients of the norm are sums: as one process, on 1 to 4 ranks"
     yield "LayerNorm with and without bias, RMSNorm, frozen; one all-reduce for each parameter"
     yield "twice in a row, and afterwards the norm is as before"

@@ -2,11 +2,14 @@
 
 import torch
 
-from ranklab.checks.tensor_parallel.beside import Whole, beside, on_four, seeded
+from ranklab.checks.beside import on_groups
+from ranklab.checks.tensor_parallel.one_process import (
+    FAILURES, Whole, as_one_process, seeded,
+)
 
 CASES = ("float32", "float64", "bfloat16", "transposed", "x needs no gradient",
          "x is used outside, too")
-FAILURES = {"RuntimeError: cannot register a hook on a tensor that doesn't require gradient":
+NO_HOOK = {"RuntimeError: cannot register a hook on a tensor that doesn't require gradient":
     "x may need no gradient, as behind a frozen "
             "embedding: then backward has nothing to sum."}
 COPY = {"value": "x is on each rank already: forward sends nothing, and x goes on as it is.",
@@ -30,7 +33,7 @@ def _copy(copy_to_region, ranks):
         whole, outside = Whole(x), range("outside" in case)
         mine, at = whole.leaf(), ranks.at(ranks.size)
         at = torch.cat([at, *[torch.full_like(at, ranks.size) for _ in outside]])
-        yield from beside(
+        yield from as_one_process(
             case, ranks,
             lambda: torch.cat([copy_to_region(mine, ranks.group), *[2 * mine for _ in outside]]),
             {"x": mine}, lambda: torch.cat([*[x] * ranks.size, *[2 * x for _ in outside]]),
@@ -42,20 +45,20 @@ def _reduce(reduce_from_region, ranks):
     for case, x in _cases(ranks.size):
         whole = Whole(x, 0, ranks.at(ranks.size))
         mine = whole.leaf()
-        yield from beside(
+        yield from as_one_process(
             case, ranks, lambda: reduce_from_region(mine, ranks.group), {"x": mine},
             lambda: x.sum(0, keepdim=True), {"x": whole}, Whole(None), REDUCE, (mine.nbytes,))
 
 
 def check_copy_to_region(copy_to_region):
-    on_four(_copy, copy_to_region, FAILURES)
+    on_groups(_copy, copy_to_region, failures=NO_HOOK | FAILURES)
     yield "x as it is; backward one all-reduce: the sum of the gradients, on 4, 3, 2 and 1 ranks"
     yield "x may be used outside, too, be transposed, or need no gradient; any type"
     yield "two backwards add up; x and the gradients that come in stay"
 
 
 def check_reduce_from_region(reduce_from_region):
-    on_four(_reduce, reduce_from_region, FAILURES)
+    on_groups(_reduce, reduce_from_region, failures=NO_HOOK | FAILURES)
     yield "one all-reduce: the sum over 4, 3, 2 and 1 ranks; backward sends nothing"
     yield "x may need no gradient; any type"
     yield "two backwards add up; x and the gradients that come in stay"

@@ -5,8 +5,11 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
+from ranklab.checks.beside import on_groups
 from ranklab.checks.exercise import Mistake
-from ranklab.checks.tensor_parallel.beside import Whole, beside, on_four, seeded
+from ranklab.checks.tensor_parallel.one_process import (
+    FAILURES, Whole, as_one_process, seeded,
+)
 from ranklab.checks.trial import explain
 from ranklab.engine import device
 from ranklab.meter import Traffic
@@ -44,7 +47,7 @@ def _losses(cross_entropy, ranks):
         logits = whole.leaf()
         value = cross_entropy(logits, wanted.clone(), V, ranks.group)
         yield partial(_named, case, value.detach(), made.detach().double(), wanted, whole.at)
-        yield from beside(
+        yield from as_one_process(
             case, ranks, lambda: cross_entropy(logits, wanted, V, ranks.group),
             {"logits": logits, "targets": wanted},
             lambda: F.cross_entropy(whole.tensor.float(), wanted, reduction="none",
@@ -99,7 +102,7 @@ def _score(sent, calls):
 
 
 def check_vocab_parallel_cross_entropy(cross_entropy):
-    (each, calls), = on_four(_losses, cross_entropy, OUTSIDE)
+    (each, calls), = on_groups(_losses, cross_entropy, failures=OUTSIDE | FAILURES)[0]
     yield "losses and gradients as one process, on 4, 3, 2 and 1 ranks; 11 entries, too"
     yield "0 where a target is IGNORE; logits of 1e4; bfloat16 is computed in float32; inputs stay"
     yield "backward sends nothing; no rank has all logits"
@@ -118,7 +121,7 @@ def _embeddings(embed, ranks):
         if "its tokens" in case:
             leave, out = scatter_tokens, ranks.at(T)
         shard = whole.leaf()
-        yield from beside(
+        yield from as_one_process(
             case, ranks, lambda: embed(tokens, shard, V, ranks.group, leave),
             {"tokens": tokens, "w_shard": shard}, lambda: F.embedding(tokens, weight),
             {"w_shard": whole}, Whole(None, 1, out), ROWS, (4 * sent,),
@@ -126,7 +129,7 @@ def _embeddings(embed, ranks):
 
 
 def check_vocab_parallel_embedding(embed):
-    on_four(_embeddings, embed, OUTSIDE)
+    on_groups(_embeddings, embed, failures=OUTSIDE | FAILURES)
     yield "each token's row, and gradients in this rank's rows: as one process, on 1 to 4 ranks"
     yield "12 or 11 rows; frozen; tokens that are all on one rank; tokens stay"
     yield "one all-reduce of the result, or what `leave` sends"

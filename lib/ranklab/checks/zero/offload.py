@@ -1,14 +1,13 @@
 """The check of offload_optimizer: the same weights, and the state is where it belongs."""
 
 import tempfile
+from functools import partial
 
-import torch.distributed as dist
-
+from ranklab.checks.beside import located
 from ranklab.checks.exercise import Mistake
-from ranklab.checks.trial import rank_name
 from ranklab.checks.zero.stage3 import Units
 from ranklab.checks.zero.stages import Buckets, FreedBuckets
-from ranklab.checks.zero.training import WAYS, on_all_ranks, train
+from ranklab.checks.zero.training import WAYS, on_ranks_together, train
 from ranklab.zero import Files, ZeroStage1, ZeroStage2, ZeroStage3
 
 STAGES = (ZeroStage1, Buckets), (ZeroStage2, FreedBuckets), (ZeroStage3, Units)
@@ -40,9 +39,9 @@ class _Noting(Files):
         super().take_state(optimizer)
 
 
-def _comparisons(offload_optimizer):
+def _trial(offload_optimizer, ranks):
     for stage, (wrapped_class, watch) in enumerate(STAGES, 1):
-        where, made = f"{rank_name(dist.get_rank(), 2)}, stage {stage}", {}
+        where, made = f"{ranks}, stage {stage}", {}
         files = tempfile.TemporaryDirectory()
         for way, place in (WAYS[2], _Noting(files.name)), (WAYS[3], None), (WAYS[0], None):
             def offloaded(wrapped, new_optimizer):
@@ -50,8 +49,8 @@ def _comparisons(offload_optimizer):
                 made[place] = wrapped, offload_optimizer(wrapped, new_optimizer, groups, place)
                 return made[place][1]
 
-            yield from train(wrapped_class, watch, ways=[way], make_optimizer=offloaded)
-            yield where, _compare_places, *made[place], place
+            yield from train(wrapped_class, ranks, watch, ways=[way], make_optimizer=offloaded)
+            yield partial(located, where, _compare_places, *made[place], place)
         files.cleanup()
 
 
@@ -99,7 +98,7 @@ def _compare_places(wrapped, optimizer, place):
 
 
 def check_offload_optimizer(offload_optimizer):
-    on_all_ranks(_comparisons, offload_optimizer, ranks=2, failures=FAILURES)
+    on_ranks_together(_trial, offload_optimizer, ranks=2, failures=FAILURES)
     yield "masters lie at the place, apart from the model's memory: stages 1, 2 and 3"
     yield "all weights are those of one process; no byte more travels between ranks"
     yield "groups keep their options; in bfloat16 the masters are float32"

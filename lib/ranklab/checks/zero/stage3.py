@@ -1,11 +1,12 @@
 """The check of ZeroStage3: equal to one process; gathered, used and freed at the right time."""
 
+from ranklab.checks.beside import IN_GROUPS
 from ranklab.checks.exercise import Mistake
 from ranklab.checks.failures import LEFT
 from ranklab.checks.trial import explain
 from ranklab.checks.zero.stages import WAITS
 from ranklab.checks.zero.toys import Watch, is_there
-from ranklab.checks.zero.training import WAYS, on_all_ranks, train
+from ranklab.checks.zero.training import WAYS, on_ranks_together, train
 
 COMPUTES = "A unit computes, and its weights are freed. Is it whole until its backward is over?"
 FAILURES = {
@@ -122,21 +123,21 @@ def _are(blocks):
     return f"block{'s' * (len(blocks) != 1)} {blocks} {'is' if len(blocks) == 1 else 'are'}"
 
 
-def _recomputed(wrapped_class):
+def _recomputed(wrapped_class, ranks):
     for how in ("reentrant", "non-reentrant"):
-        yield from train(wrapped_class, Units, ways=WAYS[1:2], recompute=how)
+        yield from train(wrapped_class, ranks, Units, ways=WAYS[1:2], recompute=how)
 
 
 def check_ZeroStage3(wrapped_class):
     for ranks in (3, 1):
-        on_all_ranks(train, wrapped_class, Units, ranks=ranks, failures=FAILURES | GIVEN)
+        on_ranks_together(train, wrapped_class, Units, ranks=ranks, failures=FAILURES | GIVEN)
     yield "a unit is whole while it computes, and the next is on its way; then it is freed"
     yield "also with sync=False, and without gradients; in backward gradients go unit by unit"
     yield "units travel twice in a step, all other parameters once, gradients once: (R-1)/R"
     yield "equal to one process on 1 and 3 ranks: AdamW, SGD with momentum, several backwards"
     yield "tied, frozen, a unit that is used twice, float64, bfloat16 with float32 masters"
-    on_all_ranks(_recomputed, wrapped_class, ranks=2, failures=FAILURES | WITH_CHECKPOINT)
+    on_ranks_together(_recomputed, wrapped_class, ranks=2, failures=FAILURES | WITH_CHECKPOINT)
     yield "a checkpoint runs the forward once more, and nothing travels for it"
-    on_all_ranks(train, wrapped_class, Units, {}, WAYS[:1], ranks=4, failures={
+    on_ranks_together(train, wrapped_class, Units, {}, WAYS[:1], groupings=IN_GROUPS, failures={
         ".*": "Hand the group on: what the units do by themselves is over bucket.group."})
     yield "inside a group it meets nobody else"

@@ -4,11 +4,12 @@ import gc
 
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from ranklab.checks.beside import IN_GROUPS
 from ranklab.checks.exercise import Mistake
 from ranklab.checks.failures import LEFT
 from ranklab.checks.trial import explain
 from ranklab.checks.zero.toys import Watch, is_there
-from ranklab.checks.zero.training import EXPERTS, WAYS, on_all_ranks, train
+from ranklab.checks.zero.training import EXPERTS, WAYS, on_ranks_together, train
 
 CAP = {"cap_bytes": 200}  # several buckets
 WAITS = "A rank waits for a message that another does not send: all make the same calls."
@@ -127,14 +128,14 @@ def check_ZeroStage2(wrapped_class):
     yield from check_ZeroStage1(wrapped_class, FreedBuckets)
 
 
-def _all_ways(wrapped_class, watch):
-    yield from train(wrapped_class, watch, CAP)
-    yield from train(wrapped_class, watch, {}, WAYS[-1:])  # one bucket
+def _all_ways(wrapped_class, ranks, watch):
+    yield from train(wrapped_class, ranks, watch, CAP)
+    yield from train(wrapped_class, ranks, watch, {}, WAYS[-1:])  # one bucket
 
 
 def check_ZeroStage1(wrapped_class, watch=Buckets):
     for ranks in (3, 1):
-        on_all_ranks(_all_ways, wrapped_class, watch, ranks=ranks, failures=FAILURES)
+        on_ranks_together(_all_ways, wrapped_class, watch, ranks=ranks, failures=FAILURES)
     yield "after backward each rank has the mean gradient of its shard, on 1 and 3 ranks"
     yield "after a step all weights are those of one process: AdamW, SGD with momentum"
     yield "several backwards before a step, with and without no_sync; tied, frozen, two types"
@@ -142,10 +143,11 @@ def check_ZeroStage1(wrapped_class, watch=Buckets):
     yield "(R-1)/R of the gradients travel in backward, (R-1)/R of the parameters in step()"
     if watch is FreedBuckets:
         yield "two buckets of gradients are whole at most; in the end 1/R of them is left"
-    on_all_ranks(train, wrapped_class, watch, CAP | {"find_unused": True}, EXPERTS, ranks=2,
-                 failures=FAILURES)
+    on_ranks_together(train, wrapped_class, watch, CAP | {"find_unused": True}, EXPERTS, ranks=2,
+                      failures=FAILURES)
     yield "find_unused: what another rank has used is stepped, what none has used is not"
-    on_all_ranks(train, wrapped_class, watch, CAP, WAYS[:1], ranks=4, failures=FAILURES | {".*":
-                 "Hand bucket.group on to every collective, with group=group, and divide by its "
-                 "size."})
+    on_ranks_together(
+        train, wrapped_class, watch, CAP, WAYS[:1], groupings=IN_GROUPS, failures=FAILURES | {
+            ".*": "Hand bucket.group on to every collective, with group=group, and divide by its "
+            "size."})
     yield "inside a group it meets nobody else"

@@ -1,17 +1,14 @@
 """A training run on every rank beside one process; all three stages are checked by it."""
 
-import functools
+from functools import partial
 
 import torch
 import torch.distributed as dist
 
+from ranklab.checks.beside import located, on_groups
 from ranklab.checks.exercise import Mistake
-from ranklab.checks.failures import hinted
-from ranklab.checks.trial import (
-    explain, group_of_mine, members_of, on_ranks, rank_name,
-)
+from ranklab.checks.trial import explain
 from ranklab.checks.zero.toys import ADAMW, SGD, Toy, loss_of, must_be_there, seeded
-from ranklab.engine import device
 
 
 def _in_bfloat16(recompute):
@@ -22,49 +19,24 @@ def _in_bfloat16(recompute):
 WAYS = (
     (Toy, ADAMW, (True,), 1),
     (Toy, SGD, (False, True), 1),
-    (functools.partial(Toy, order=(0, 1, 2, 3, 0)), SGD, (False, True, True), 2),
-    (_in_bfloat16, functools.partial(torch.optim.SGD, lr=10), (True,), 1),
+    (partial(Toy, order=(0, 1, 2, 3, 0)), SGD, (False, True, True), 2),
+    (_in_bfloat16, partial(torch.optim.SGD, lr=10), (True,), 1),
 )
-EXPERTS = (functools.partial(Toy, order=None), ADAMW, (True,), 2),
+EXPERTS = (partial(Toy, order=None), ADAMW, (True,), 2),
 
 
-def on_all_ranks(comparisons, *args, ranks, failures):
-    """All comparisons(*args) hold on that many ranks; else a Mistake, with the hint of `failures`.
-
-    comparisons  a generator of (where, function, its arguments...); the function may raise a
-                 Mistake, of which `where` becomes the beginning
-    """
-    with hinted(failures):
-        for mistake in on_ranks(_first_mistake, comparisons, args, ranks=ranks):
-            if mistake:
-                raise mistake
+# What a stage leaves wrong breaks what comes after it.
+on_ranks_together = partial(on_groups, at_once=True)
 
 
-def _first_mistake(comparisons, args):
-    """All ranks end where the first one has a Mistake; returns it, or None."""
-    for where, compare, *what in comparisons(*args):
-        failed, mistake = torch.zeros(1, device=device()), None
-        try:
-            compare(*what)
-        except Mistake as error:
-            failed, mistake = failed + 1, Mistake(f"{where}: {error.what}", error.hint)
-        dist.all_reduce(failed)
-        if failed:
-            return mistake
-
-
-def train(wrapped_class, new_watch, options=(), ways=WAYS, recompute=None, make_optimizer=None):
-    """Runs on every rank: what to compare, for on_all_ranks. On four ranks they are in groups.
+def train(wrapped_class, ranks, new_watch, options=(), ways=WAYS, recompute=None,
+          make_optimizer=None):
+    """A trial, for on_ranks_together.
 
     make_optimizer  (wrapped, new_optimizer); the model's own by default
     """
-    rank, ranks, options = dist.get_rank(), dist.get_world_size(), dict(options)
-    members, where = range(ranks), rank_name(rank, ranks)
-    if ranks == 4:
-        members, options["group"] = members_of(rank), group_of_mine()
-        where = f"in the group of ranks {members}, rank {rank}"
-    if recompute:
-        where = f"{where}, {recompute} checkpoint"
+    rank, members, options = dist.get_rank(), ranks.members, dict(options) | ranks.keywords
+    where = f"{ranks}, {recompute} checkpoint" if recompute else str(ranks)
     make_optimizer = make_optimizer or wrapped_class.make_optimizer
     for new_model, new_optimizer, pieces, steps in ways:
         # Ranks begin apart: the weights of the first one count.
@@ -78,7 +50,7 @@ def train(wrapped_class, new_watch, options=(), ways=WAYS, recompute=None, make_
         with torch.no_grad(), new_watch(wrapped) as watch:
             loss_of(wrapped, 0)
             watch.forward_ends()
-        yield f"{where}, eval() without gradients", watch.after_forward
+        yield partial(located, f"{where}, eval() without gradients", watch.after_forward)
 
 
 def _step(where, wrapped, optimizer, one, new_watch, pieces, members, seed):
@@ -90,17 +62,18 @@ def _step(where, wrapped, optimizer, one, new_watch, pieces, members, seed):
             loss = loss_of(wrapped, seed + 10 * piece + rank)
             watch.forward_ends()
             loss.backward()
-        yield where if sync else f"{where}, with sync=False", watch.after_backward, sync
+        here = where if sync else f"{where}, with sync=False"
+        yield partial(located, here, watch.after_backward, sync)
     own, mean = (one.gradients([seed + 10 * piece + r for piece in range(len(pieces)) for r in its],
                                len(its)) for its in ([rank], members))
     where = f"{where} after {len(pieces)} backwards" if len(pieces) > 1 else where
-    yield where, compare_gradients, wrapped, mean, own, len(members)
+    yield partial(located, where, compare_gradients, wrapped, mean, own, len(members))
     before = {name: p.detach().clone() for name, p in one.model.named_parameters()}
     with new_watch(wrapped) as watch:
         optimizer.step()
     one.step(mean)
-    yield where, watch.after_step
-    yield where, compare_weights, wrapped.state_dict(), one.model, before
+    yield partial(located, where, watch.after_step)
+    yield partial(located, where, compare_weights, wrapped.state_dict(), one.model, before)
 
 
 class OneProcess:

@@ -1,46 +1,24 @@
-"""What all checks of lab 08 share: a call on each of 4 ranks, beside the same in one process.
-
-A trial (learner's, ranks) runs in groups of 4, 3, 2 and 1 ranks. It yields functions that raise a
-Mistake. They run when all is done: a rank that stopped early would let the others wait.
-"""
+"""What all checks of lab 08 share: a forward and a backward beside the same in one process."""
 
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 
+from ranklab.checks.beside import GROUP
 from ranklab.checks.exercise import Mistake
-from ranklab.checks.failures import LEFT, MISMATCH, hinted
-from ranklab.checks.trial import explain, on_ranks, refuses
+from ranklab.checks.failures import LEFT, MISMATCH
+from ranklab.checks.trial import explain
 from ranklab.engine import device
 from ranklab.meter import Traffic
 from ranklab.tensor_parallel.split import split_of
 
-GROUPINGS = ((0, 1, 2, 3),), ((0,), (1, 2, 3)), ((0, 2), (1, 3))
-GROUP = "Hand `group` on: to collectives, get_rank and get_world_size."
 ALIKE = f"All ranks of the group must call the same collectives. {GROUP}"
 FAILURES = {LEFT: ALIKE, MISMATCH: ALIKE, "ValueError: .*group.*": GROUP,
             "AttributeError: 'NoneType' object has no attribute 'requires_grad'":
                 "It returns None.",
             "RuntimeError: .* by an inplace operation.*":
                 "It writes into what others read: work on a copy."}
-
-
-class Ranks(NamedTuple):
-    """The group of a case, seen from this rank."""
-
-    members: tuple
-    group: Any
-
-    @property
-    def size(self):
-        return len(self.members)
-
-    def at(self, size):
-        """The indices of this rank's part; the first ranks have more where it is uneven."""
-        parts = torch.arange(size, device=device()).tensor_split(self.size)
-        return parts[self.members.index(dist.get_rank())]
 
 
 class Whole(NamedTuple):
@@ -64,35 +42,7 @@ def seeded(seed, *shape, dtype="float32"):
     return made.to(device(), getattr(torch, dtype))
 
 
-def on_four(trial, learners, failures):
-    """What rank 0's functions return; the first mistake is raised, those of all 4 ranks first.
-
-    failures  {regex of the cause: hint}, of crashes
-    """
-    with hinted(failures | FAILURES):
-        seen = on_ranks(_on_rank, trial, learners, ranks=4)
-    if mistakes := [mistake for _, *mistake in seen if mistake]:
-        raise Mistake(*min(mistakes)[1:])
-    return seen[0][0]
-
-
-def _on_rank(trial, learners):
-    """(what the functions return,), or (None, number of the first mistake, what, hint)"""
-    cases, notes = [], []
-    for side_by_side in GROUPINGS:
-        made = [dist.new_group(members) for members in side_by_side] if side_by_side[1:] else [None]
-        cases += [Ranks(*both) for both in zip(side_by_side, made) if dist.get_rank() in both[0]]
-    found = [(ranks, look) for ranks in cases for look in trial(learners, ranks)]
-    for number, (ranks, look) in enumerate(found):
-        try:
-            notes.append(look())
-        except Mistake as mistake:  # all 4 ranks come first, so what is wrong later is the group
-            return (None, number, f"{ranks.members}, rank {dist.get_rank()}, {mistake.what}",
-                    f"{GROUP} {mistake.hint}" if ranks.group else mistake.hint)
-    return (list(filter(None, notes)),)
-
-
-def beside(case, ranks, call, mine, one, wholes, out, hints, forward=(), backward=()):
+def as_one_process(case, ranks, call, mine, one, wholes, out, hints, forward=(), backward=()):
     """Looks at call() twice, then a backward of each; one() is the same in one process.
 
     mine    {name: this rank's tensor}: none is changed
@@ -100,7 +50,7 @@ def beside(case, ranks, call, mine, one, wholes, out, hints, forward=(), backwar
     hints   {name, or "value": what is usually wrong there}
     forward, backward  bytes of a call's messages, at most; forward None: not looked at
     """
-    whole = one()
+    case, whole = f"{ranks}, {case}", one()
     w = seeded(9, *whole.shape).to(whole.dtype)
     if whole.requires_grad:
         whole.backward(w.clone())  # a gradient may be this very tensor
@@ -170,13 +120,3 @@ def _sends(where, ops, most):
         raise Mistake(f"{where} sends {len(sent) / 2:g} messages of {sum(sent) / 2:g} bytes in all "
                       f"({names}), not {len(most)} of {sum(most)}", "f sends in backward alone, g "
                       "in forward alone. x enters a region once, also where three layers read it.")
-
-
-def refused(what, call):
-    """Looks at whether call() is a ValueError; it is called now."""
-    return partial(_refused, "" if refuses(call) else what)
-
-
-def _refused(what):
-    if what:
-        raise Mistake(f"{what}: no ValueError", "Say it before training begins, in a sentence.")

@@ -1,0 +1,16 @@
+"""What tensors this process holds, whoever holds them."""
+
+import gc
+
+import torch
+
+from ranklab.meter.storage import storages_of
+
+
+def held_bytes(besides=()):
+    """Bytes of all tensors that anything in this process holds, without those of `besides`."""
+    gc.collect()
+    tensors = [x for x in gc.get_objects() if issubclass(type(x), torch.Tensor)]
+    held = {storage._cdata: storage.nbytes() for x in tensors for storage in storages_of(x)}
+    known = {storage._cdata for x in besides for storage in storages_of(x)}
+    return sum(nbytes for key, nbytes in held.items() if key not in known)
