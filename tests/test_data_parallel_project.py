@@ -27,10 +27,10 @@ SHORT = Settings(epochs=1, warmup=0)
 
 @pytest.fixture(scope="module")
 def found():
-    return project.scale(ranks=(1, 2, 4), seeds=(0, 1, 2))
+    return project.scale(ranks=(1, 4), seeds=(0, 1))
 
 
-def test_one_two_and_four_ranks_reach_the_same_accuracy(found):
+def test_one_and_four_ranks_reach_the_same_accuracy(found):
     assert project.ranges_overlap(found), project.scale_table(found)
     for R, runs in found.items():
         for run in runs:
