@@ -57,12 +57,6 @@ def train(hvd, **how):
     return losses, sum(p.sum().item() for p in net.parameters())
 
 
-def uneven(hvd):
-    """Rank r has r + 1 batches."""
-    seen = [hvd.allreduce(torch.ones(2), name="u")[0].item() for _ in range(hvd.rank() + 1)]
-    return seen, hvd.join()
-
-
 def wrong(hvd):
     try:
         hvd.allreduce(torch.ones(2 + hvd.rank()), name="w")
@@ -94,7 +88,7 @@ def main(module, folder, what="all"):
         "fp16": train(hvd, compression=hvd.Compression.fp16),
         "twice": train(hvd, backward_passes_per_step=2),
         "predivided": train(hvd, gradient_predivide_factor=2.0),
-        "uneven": uneven(hvd), "wrong": wrong(hvd), "adam's steps": steps_after_broadcast(hvd)}
+        "wrong": wrong(hvd), "adam's steps": steps_after_broadcast(hvd)}
     with open(f"{folder}/{hvd.rank()}.json", "w") as file:
         json.dump(seen, file)
     hvd.shutdown()

@@ -10,7 +10,7 @@ from ranklab.projects.fsdp.config import LLAMAS
 from ranklab.projects.fsdp.dry_run import (
     Step, dry_run_report, moments, peak_of, predicted_memory,
 )
-from ranklab.projects.horovod.bert import offline_transformers
+from ranklab.projects.hugging_face import offline_transformers
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
 needs_llama = pytest.mark.skipif(not llama.is_here(), reason="needs transformers")

@@ -16,7 +16,7 @@ from ranklab.projects.fsdp import peers
 from ranklab.zero.deepspeed_engine import deepspeed_engine
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
-needs_trainer = pytest.mark.skipif(not peers.is_here(), reason="needs transformers and accelerate")
+needs_trainer = pytest.mark.skipif(not peers.has_trainer(), reason="needs transformers and accelerate")
 
 
 def _wrapped(way):
@@ -90,6 +90,6 @@ def test_trainer_with_zero_3_has_our_losses():
 
 
 def test_without_transformers_it_is_a_sentence(monkeypatch):
-    monkeypatch.setattr(peers, "is_here", lambda: False)
+    monkeypatch.setattr(peers, "has_trainer", lambda: False)
     assert peers.fallback_caught() == peers.NOT_HERE
     assert peers.trainer_losses(2) == peers.our_losses(2) == []

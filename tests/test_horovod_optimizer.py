@@ -1,6 +1,5 @@
 """Optimizers of ranklab.horovod: equal to one process and to torch DDP; what Horovod checks."""
 
-import time
 import warnings
 
 import pytest
@@ -46,34 +45,6 @@ def alone(kind, R=1):
     return {name: p.detach().clone() for name, p in net.named_parameters()}
 
 
-def train(hvd, kind, wrap):
-    net = make(seed=hvd.rank())
-    hvd.broadcast_parameters(net.state_dict(), root_rank=0)
-    optimizer = OPTIMIZERS[kind](net.parameters())
-    optimizer = getattr(hvd, wrap)(optimizer, net.named_parameters())
-    for step in range(STEPS):
-        x, y = (t.tensor_split(hvd.size())[hvd.rank()] for t in batch(step))
-        optimizer.zero_grad()
-        loss = nn.functional.mse_loss(net(x, hvd.rank() == hvd.size() - 1), y)
-        loss.backward()
-        optimizer.step()
-    assert isinstance(optimizer, (torch.optim.SGD, torch.optim.Adam))
-    return {name: p.detach().clone() for name, p in net.named_parameters()}
-
-
-@pytest.mark.parametrize("R", [1, 2, 3, 4])
-def test_equals_one_process(R):
-    def both(hvd):
-        return {(kind, wrap): train(hvd, kind, wrap) for kind in OPTIMIZERS
-                for wrap in ("distributed_optimizer", "DistributedOptimizer")}
-
-    right = {kind: alone(kind, R) for kind in OPTIMIZERS}
-    for seen in hvd_ranks(both, ranks=R):
-        for (kind, _), weights in seen.items():
-            for name, value in weights.items():
-                torch.testing.assert_close(value, right[kind][name], atol=1e-5, rtol=1e-5, msg=name)
-
-
 def test_equals_torch_ddp():
     def ddp():
         import ranklab.horovod as hvd
@@ -101,7 +72,6 @@ def test_equals_torch_ddp():
 
 
 # --- what DistributedOptimizer offers -----------------------------------------------------------
-
 
 def one_weight(hvd, **how):
     w = nn.Parameter(torch.zeros(2))
@@ -176,21 +146,6 @@ def test_step_with_a_closure_averages_what_the_closure_made():
     assert hvd_ranks(closes) == [([5.0, 2.0], [-3.0] * 2), ([5.0, -1.0], [-3.0] * 2)]
 
 
-@pytest.mark.parametrize("pause", [0, 0.3])
-def test_a_second_backward_before_step_is_a_sentence(pause):
-    """Also when the first average is there already."""
-
-    def again(hvd):
-        w = nn.Parameter(torch.zeros(2))
-        optimizer = hvd.distributed_optimizer(torch.optim.SGD([w], lr=1.0), [("w", w)])
-        (w * 1.0).sum().backward()
-        time.sleep(pause)
-        with pytest.raises(ValueError, match=r"'w' is being averaged: one backward for each step"):
-            (w * 1.0).sum().backward()
-
-    hvd_ranks(again, cycle_time_ms=50 if pause == 0 else 1)
-
-
 def test_races_are_errors():
     def race(hvd):
         w, optimizer = one_weight(hvd)
@@ -263,24 +218,6 @@ def test_adasum_combines_steps():
     assert hvd_ranks(combine) == [([-1.0, -1.0], [-4.0, -4.0])] * 2
 
 
-def test_adasum_in_a_process_set():
-    def combine(hvd):
-        pair, single = hvd.add_process_set([0, 1]), hvd.add_process_set([2])
-        seen = []
-        for one in (pair, single):
-            w, optimizer = one_weight(hvd, op=hvd.Adasum, process_set=one,
-                                      backward_passes_per_step=2)
-            for _ in range(2):  # what they add up to travels
-                (w * torch.eye(2)[hvd.rank() % 2]).sum().backward()
-            optimizer.step()
-            optimizer.set_backward_passes_per_step(1)
-            seen.append(w.tolist())
-        return seen
-
-    left, right = [-2.0, 0.0], [0.0, -2.0]
-    assert hvd_ranks(combine, ranks=3) == [[[-2.0] * 2, left], [[-2.0] * 2, right], [left, left]]
-
-
 def test_adasum_in_a_fused_buffer_is_taken_tensor_by_tensor():
     def fused(hvd):
         r = hvd.rank()
@@ -295,7 +232,6 @@ def test_adasum_in_a_fused_buffer_is_taken_tensor_by_tensor():
 
 
 # --- the same start -----------------------------------------------------------------------------
-
 
 @pytest.mark.parametrize("kind", ["sgd", "adam", "groups"])
 def test_a_fresh_optimizer_takes_over_the_state_of_rank_0(kind):
@@ -336,29 +272,3 @@ def test_a_stateless_optimizer_gets_the_options():
         return optimizer.param_groups[0]["lr"]
 
     assert hvd_ranks(options) == [0.5, 0.5]
-
-
-def test_gradients_travel_while_backward_runs():
-    def watch(hvd):
-        first, second = nn.Linear(8, 8), nn.Linear(8, 1)
-        net = nn.Sequential(first, second)
-        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1),
-                                             net.named_parameters())
-        averaged = []
-
-        class Wait(torch.autograd.Function):  # backward stands still between the two layers
-            @staticmethod
-            def forward(ctx, x):
-                return x.clone()
-
-            @staticmethod
-            def backward(ctx, gradient):
-                handles = [optimizer._handles[p][0] for p in second.parameters()]
-                averaged.extend(hvd.synchronize(handle) for handle in handles)
-                return gradient
-
-        second(Wait.apply(first(torch.ones(2, 8) * hvd.rank()))).sum().backward()
-        optimizer.step()
-        return len(averaged)
-
-    assert hvd_ranks(watch, ranks=3) == [2] * 3

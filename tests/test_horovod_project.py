@@ -1,8 +1,7 @@
-"""Lab 05's project: one process's losses on any ranks, bytes, timelines, the guard, the trap."""
+"""Lab 05's project: one process's losses on any ranks, bytes, timelines."""
 
 import dataclasses
 import json
-import math
 import os
 import re
 from types import SimpleNamespace
@@ -11,18 +10,15 @@ import pytest
 import torch
 
 from ranklab import launch
-from ranklab.checkpoint import load_checkpoint, save_checkpoint
 from ranklab.data.labelled_text import Words
 from ranklab.engine import torchrun
 from ranklab.plots import horovod as plots
 from ranklab.plots.style import save
 from ranklab.projects.collectives import mpi
 from ranklab.projects.horovod import __main__ as command
-from ranklab.projects.horovod import bert, elsewhere, guard, trap, tuning
+from ranklab.projects.horovod import bert, other_tools, tuning
 from ranklab.projects.horovod import timeline as timelines
 from ranklab.projects.horovod import training as project
-from ranklab.projects.horovod.parallel import HorovodParallel
-from ranklab.trainer import decay_groups, learning_rate
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.timeout(180)]
 needs_bert = pytest.mark.skipif(not bert.is_here(), reason="needs transformers")
@@ -79,30 +75,6 @@ def test_losses_and_weights_are_those_of_one_process(seen):
             assert torch.equal(one["weights"], of_ranks[0]["weights"]), f"rank 0's, on {R} ranks"
 
 
-def through_the_disk(folder):
-    """On one rank: a step, a checkpoint, and whether another model is the same after loading it."""
-    import ranklab.horovod as hvd
-
-    hvd.init()
-    models, optimizers = [], []
-    for seed in (hvd.rank(), 7 + hvd.rank()):
-        torch.manual_seed(seed)
-        parallel = HorovodParallel(hvd)
-        models.append(parallel.apply(torch.nn.Linear(3, 2)))
-        optimizers.append(parallel.make_optimizer(torch.optim.AdamW, decay_groups(models[-1], 0)))
-        models[-1](torch.ones(3)).sum().backward()
-        optimizers[-1].step()
-        if seed == hvd.rank():
-            save_checkpoint(folder, parallel, models[0], optimizers[0], 1)
-    load_checkpoint(folder, parallel, models[1], optimizers[1])
-    pieces = [parallel.state(*pair) for pair in zip(models, optimizers)]
-    return all(torch.equal(a.tensor, b.tensor) for a, b in zip(*pieces, strict=True))
-
-
-def test_a_checkpoint_knows_nothing_of_horovod(tmp_path):
-    assert launch(through_the_disk, tmp_path, ranks=2, preload=bert.PRELOAD) == [True, True]
-
-
 def test_under_horovodrun_each_rank_takes_its_own_gpu(monkeypatch):
     chosen = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -125,12 +97,6 @@ def test_accuracy_is_exact_where_the_ranks_have_unequal_parts(seen):
     for of_ranks in seen.values():
         for one in of_ranks:
             assert one["exact"] == of_ranks[0]["alone"], "4 does not divide 23 texts"
-
-
-def test_the_guard_found_the_same_norm_on_one_rank_and_on_all(seen):
-    for one in seen[4]:
-        alone, together = one["runs"]["none"]["norms"]
-        assert together == pytest.approx(alone, rel=1e-4) and alone > 0
 
 
 def test_a_threshold_of_zero_fuses_nothing(seen):
@@ -179,7 +145,7 @@ def test_local_weights_begin_where_they_ended(tmp_path):
     (tmp_path / "vocab.txt").write_text("\n".join([*marks, "good", "bad", "film", "##s"]))
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer"}')
     saved = bert.make_bert(dataclasses.replace(SMALL, n_ctx=16), classes=5, vocab_size=9, pad=0)
-    saved.config.hidden_dropout_prob = 0.5  # other units on each rank, which the guard must allow
+    saved.config.hidden_dropout_prob = 0.5  # other units on each rank
     saved.save_pretrained(tmp_path)
     rows = [f"{kind},{kind} films {i}" for i in range(40) for kind in ("good", "bad")]
     (tmp_path / "films.csv").write_text("\n".join(["label,text", *rows]))
@@ -192,90 +158,6 @@ def test_local_weights_begin_where_they_ended(tmp_path):
     for name, weight in saved.bert.state_dict().items():
         assert torch.equal(model.bert.state_dict()[name], weight), name
     assert launch(train_on, tokens, config, ranks=2, preload=bert.PRELOAD) == [None, None]
-
-
-def test_batches_are_alike_on_any_number_of_ranks_and_cover_an_epoch():
-    config = bert.FineTuning(batch=12)
-    epoch = [bert.my_rows(step, config, 50, 0, 1) for step in range(4)]
-    assert len(set(torch.cat(epoch).tolist())) == 48, "50 texts: four whole batches, none twice"
-    for R in (2, 3, 4):
-        parts = torch.cat([bert.my_rows(2, config, 50, r, R) for r in range(R)])
-        assert sorted(parts.tolist()) == sorted(epoch[2].tolist())
-    assert not torch.equal(bert.my_rows(4, config, 50, 0, 1), epoch[0]), "another order"
-
-
-def test_the_learning_rate_goes_up_and_then_down_to_nothing():
-    schedule = bert.FineTuning(steps=20, lr=1.0, warmup=0.2).schedule()
-    rates = [learning_rate(schedule, step) for step in range(20)]
-    assert rates[:4] == [0.25, 0.5, 0.75, 1.0] and rates[4] == 1.0
-    assert 0 < rates[-1] < 0.01 and rates[4:] == sorted(rates[4:], reverse=True)
-
-
-# --- the guard and the trap ---------------------------------------------------------------------
-
-@pytest.mark.parametrize("factor, sentence", [
-    (4, "4 times as long on 4 ranks as on one: multiplied by the ranks, or summed"),
-    (1 / 4, "0.25 times as long on 4 ranks as on one: divided by the ranks twice"),
-    (1.3, "1.3 times as long on 4 ranks as on one: scaled by something else"),
-])  # fmt: skip
-def test_the_guard_names_the_factor(factor, sentence):
-    guard.guard_gradient_scale(2.0, 2.0 + 1e-6, 4)
-    with pytest.raises(guard.GradientsGrow, match=re.escape(sentence)):
-        guard.guard_gradient_scale(2.0, 2.0 * factor, 4)
-    with pytest.raises(ValueError, match="is zero on one rank"):
-        guard.guard_gradient_scale(0.0, 2.0, 4)
-
-
-def test_the_norm_is_that_of_the_gradient_and_the_model_stays():
-    model = torch.nn.Linear(3, 2)
-    before, x = [p.detach().clone() for p in model.parameters()], torch.randn(5, 3)
-
-    def step(model, optimizer):
-        model(x).square().mean().backward()
-        optimizer.step()
-
-    norm = guard.gradient_norm(model, step)
-    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters()))
-    model(x).square().mean().backward()
-    assert norm == pytest.approx(math.hypot(*(p.grad.norm() for p in model.parameters())), rel=1e-5)
-
-
-def summed_instead_of_averaged():
-    import ranklab.horovod as hvd
-
-    hvd.init()
-    model, x = torch.nn.Linear(3, 2), torch.ones(5, 3)
-    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-
-    def alone(model, optimizer):
-        model(x).sum().backward()
-        optimizer.step()
-
-    def summed(model, optimizer):
-        alone(model, hvd.DistributedOptimizer(optimizer, op=hvd.Sum))
-
-    norms = [guard.gradient_norm(model, step) for step in (alone, summed)]
-    try:
-        guard.guard_gradient_scale(*norms, hvd.size())
-    except guard.GradientsGrow as error:
-        return str(error)
-
-
-@pytest.mark.parametrize("R", [2, 3])
-def test_the_guard_sees_a_sum_on_every_rank(R):
-    for said in launch(summed_instead_of_averaged, ranks=R, preload=bert.PRELOAD):
-        assert f"{R} times as long on {R} ranks as on one: multiplied by the ranks" in said
-
-
-@pytest.mark.skipif(not trap.is_here(), reason="needs transformers and accelerate")
-def test_trainers_gradients_grow_with_the_ranks_and_are_mended():
-    alone, trainer, mended = rows = trap.run(ranks=2)
-    assert trainer.norm == pytest.approx(2 * alone.norm, rel=1e-3)
-    assert trainer.loss == pytest.approx(2 * alone.loss, rel=1e-3)
-    assert mended.norm == pytest.approx(alone.norm, rel=1e-3)
-    assert mended.loss == pytest.approx(alone.loss, rel=1e-3)
-    assert "multiplied by the ranks" in trainer.verdict and mended.verdict == alone.verdict
-    assert trap.table(rows).count("\n") == 3
 
 
 # --- reading timelines --------------------------------------------------------------------------
@@ -347,7 +229,7 @@ def losses_of(text):
 
 @pytest.mark.parametrize("script", ["torch_step.py", "mpi_step.py", "tf_mirrored_step.py"])
 def test_one_step_has_the_same_loss_elsewhere(script, monkeypatch):
-    monkeypatch.syspath_prepend(elsewhere.folder())
+    monkeypatch.syspath_prepend(other_tools.folder())
     import tiny_step
 
     x, y = map(torch.from_numpy, tiny_step.data())
@@ -357,35 +239,32 @@ def test_one_step_has_the_same_loss_elsewhere(script, monkeypatch):
         losses.append(torch.nn.functional.cross_entropy(torch.tanh(x @ w1) @ w2, y))
         for w, gradient in zip((w1, w2), torch.autograd.grad(losses[-1], (w1, w2))):
             w.data -= tiny_step.LR * gradient
-    command, missing = elsewhere.commands(ranks=4)[script]
+    command, missing = other_tools.commands(ranks=4)[script]
     if missing:
         pytest.skip("needs mpirun and mpi4py" if "MPI" in missing else "needs tensorflow")
-    said = elsewhere.run_script(command, script)
+    said = other_tools.run_script(command, script)
     assert losses_of(said) == pytest.approx([loss.item() for loss in losses], abs=2e-5), said
 
 
 def test_what_is_missing_is_a_sentence_and_not_an_error(monkeypatch, capsys):
     monkeypatch.setattr(bert, "is_here", lambda: False)
-    monkeypatch.setattr(trap, "is_here", lambda: False)
     assert command.main([]) == 0
     assert "pip install -c constraints.txt -e '.[hf]'" in capsys.readouterr().out
     assert project.run() is None and project.report(None) == bert.NO_TRANSFORMERS
-    assert trap.run() is None and trap.table(None) == trap.NO_TRAINER
     monkeypatch.setattr(bert, "is_here", lambda: True)
     monkeypatch.setattr(command, "find_spec", lambda name: None)
-    assert command.main(["--trap"]) == command.main(["--real"]) == 0
-    said = capsys.readouterr().out
-    assert "Trainer is not here" in said and "make horovod" in said
+    assert command.main(["--real"]) == 0
+    assert "make horovod" in capsys.readouterr().out
 
 
 def test_a_script_that_can_not_run_says_so(monkeypatch):
     monkeypatch.setattr(mpi, "is_here", lambda: False)
-    monkeypatch.setattr(elsewhere, "find_spec", lambda name: None)
+    monkeypatch.setattr(other_tools, "find_spec", lambda name: None)
     monkeypatch.delenv("TENSORFLOW_PYTHON", raising=False)
-    found = elsewhere.commands(ranks=2)
+    found = other_tools.commands(ranks=2)
     assert "apt install openmpi-bin" in found["mpi_step.py"][1]
     assert "pip install tensorflow-cpu" in found["tf_mirrored_step.py"][1]
-    failed = elsewhere.run_script(["false"], "torch_step.py")
+    failed = other_tools.run_script(["false"], "torch_step.py")
     assert failed == "torch_step.py failed: it said nothing"
 
 

@@ -75,11 +75,6 @@ def test_loss_curves_and_weights_are_the_same(both, what):
         assert theirs[what][0][-1] < theirs[what][0][0]
 
 
-def test_join_with_uneven_batches_is_the_same(both):
-    for theirs, ours in zip(*both[:2]):
-        assert ours["uneven"] == theirs["uneven"]
-
-
 def test_horovod_counts_a_step_when_it_broadcasts_adams_state_and_we_do_not(both):
     for theirs, ours in zip(*both[:2]):
         assert (theirs["adam's steps"], ours["adam's steps"]) == ([1.0], [])

@@ -14,18 +14,17 @@ from conftest import ROOT
 
 from ranklab.course import labs
 from ranklab.engine.forkserver import ENVIRON
-from ranklab.projects.horovod import trap as horovod_trap
+from ranklab.projects import hugging_face
 
 # Cells that can't be rehearsed, by how they begin. One that can is a failure, too.
 # DeepSpeed has a list of the devices that it knows; a dry run's tensors are fakes already
 KNOWN = {"def their_losses(stage):", "def train_by_deepspeed():",
          'losses = peers.deepspeed_losses(text, parse_layout("2x1x2,zero"))',
          "from ranklab.projects.hybrid.dry_run import dry_run_report"}
-if horovod_trap.is_here():
+if hugging_face.has_trainer():
     # transformers' Trainer takes its device from accelerate, which knows no device "gpu": it moves
     # the model to the CPU
-    KNOWN |= {"from ranklab.projects.horovod import trap as horovod_trap",
-              "from ranklab.projects.fsdp import peers",
+    KNOWN |= {"from ranklab.projects.fsdp import peers",
               "theirs, ours = peers.trainer_losses(4), peers.our_losses(4)"}
 
 # Rules hold from the first step on; the solved labs take all steps.
@@ -50,7 +49,7 @@ SHORTER = {
                '"epochs": 4,': '"epochs": 1,'},
     "05_horovod": {"project.run(ranks=4, nodes=4,":
                    "project.run(project.training.FineTuning(steps=3), ranks=2, nodes=2, calls=3,",
-                   "horovod_elsewhere.run(ranks=4)": "horovod_elsewhere.run(ranks=2)"},
+                   "other_tools.run(ranks=4)": "horovod_elsewhere.run(ranks=2)"},
     "06_zero": {"ranks=2, steps=40)": "ranks=2, steps=3)",
                 "ranks=2, steps=12,": "ranks=2, steps=3,"},
     "07_fsdp": {"save=folder.name, **mine": "save=folder.name, pretrain=5, steps=5, **mine"},

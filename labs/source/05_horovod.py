@@ -551,26 +551,12 @@ for name, each in {"as it is": network, "changed": {**network, **change}}.items(
     print(f"{name:9} {chosen / 1024:8,.0f} KiB, {1e3 * seconds:6.2f} ms")
 
 # %% [markdown]
-# **A trap in a library that everybody uses.** transformers' Trainer multiplies the loss by the number of ranks. It assumes that the loss was
-# divided by the examples of *all* ranks. But BERT's loss for classification is the mean over the examples of its own rank. Below, every
-# rank has the same examples, so the gradient should be that of one rank:
-
-# %%
-from ranklab.projects.horovod import trap as horovod_trap
-
-rows = horovod_trap.run(ranks=4)
-print(horovod_trap.table(rows) if rows else horovod_trap.NO_TRAINER)
-
-# %% [markdown]
-# `average_tokens_across_devices=False` mends it. Adam hides the error, since it divides by the gradient's own size. SGD and clipping do
-# not. The guard costs two backward passes at the start: **the same examples must give the same gradient on one rank and on all.**
-#
 # **The same step elsewhere**: with MPI (mpi4py) and with TensorFlow's `MirroredStrategy`, from the same weights, on the same data.
 
 # %%
-from ranklab.projects.horovod import elsewhere as horovod_elsewhere
+from ranklab.projects.horovod import other_tools
 
-print(horovod_elsewhere.run(ranks=4))
+print(other_tools.run(ranks=4))
 
 # %% [markdown]
 # ## 7. Measure

@@ -2,13 +2,12 @@
 
 Read in this order:
 
-    ops.py            allreduce, allgather, broadcast, join, ...: what a script calls
+    ops.py            allreduce, allgather, broadcast, ...: what a script calls
     optimizer.py      asks for averages in backward, and waits for them in step()
     parameters.py     the same start on every rank
     background.py     the thread that negotiates and communicates while the others compute
     negotiation.py    which tensors do all ranks have? in its smallest form
-    coordinator.py    the same, whole: mismatches, joined ranks, stalls
-    cache.py          what was negotiated once costs one bit
+    coordinator.py    the same, whole: mismatches, stalls
     execute.py        what was agreed on becomes collectives
     fusion.py         many small tensors, one all-reduce
     adaptive_sum.py   adasum: add what differs, average what agrees
@@ -17,10 +16,10 @@ Read in this order:
     cost.py           what negotiation and fusion cost, before it is run
     tuner.py          tune_fusion: which threshold is the fastest?
 
-and, below them, start.py (init, shutdown), world.py (rank, size), process_sets.py, requests.py
-(what travels between the ranks), groups.py and settings.py. Lab 05 builds the ideas in it. It is
-made of collectives (sendrecv, and the model of time). Not here: alltoall, reducescatter, sparse
-tensors, elastic runs, and tuning while a model trains.
+and, below them, start.py (init, shutdown), world.py (rank, size), requests.py (what travels between
+the ranks), groups.py and settings.py. Lab 05 builds the ideas in it. It is made of collectives
+(sendrecv, and the model of time). Not here: the response cache, join, process sets, alltoall,
+reducescatter, sparse tensors, elastic runs, and tuning while a model trains.
 """
 
 from ranklab.horovod.adaptive_sum import adasum, adasum_of_two, dot_products, gather_halves
@@ -30,13 +29,12 @@ from ranklab.horovod.negotiation import negotiate
 from ranklab.horovod.ops import (
     allgather, allgather_async, allreduce, allreduce_, allreduce_async, allreduce_async_, barrier,
     broadcast, broadcast_, broadcast_async, broadcast_async_, grouped_allreduce,
-    grouped_allreduce_async, join, poll, synchronize,
+    grouped_allreduce_async, poll, synchronize,
 )
 from ranklab.horovod.optimizer import DistributedOptimizer, distributed_optimizer
 from ranklab.horovod.parameters import (
     allgather_object, broadcast_object, broadcast_optimizer_state, broadcast_parameters,
 )
-from ranklab.horovod.process_sets import ProcessSet, add_process_set, global_process_set
 from ranklab.horovod.requests import (
     Adasum, Average, HorovodInternalError, Max, Min, Mismatch, Product, Sum,
 )
@@ -50,14 +48,12 @@ from ranklab.horovod.world import (
 
 __all__ = [
     "Adasum", "Average", "Compression", "DistributedOptimizer", "FusionBuffer",
-    "HorovodInternalError", "Max", "Min", "Mismatch", "ProcessSet", "Product", "Sum", "adasum",
-    "adasum_of_two", "add_process_set", "allgather", "allgather_async", "allgather_object",
-    "allreduce", "allreduce_", "allreduce_async", "allreduce_async_", "barrier", "broadcast",
-    "broadcast_", "broadcast_async", "broadcast_async_", "broadcast_object",
-    "broadcast_optimizer_state", "broadcast_parameters", "compress_fp16", "counted", "cross_rank",
-    "cross_size", "distributed_optimizer", "dot_products", "fuse_tensors", "gather_halves",
-    "global_process_set", "grouped_allreduce", "grouped_allreduce_async", "init",
-    "is_initialized", "join", "local_rank", "local_size", "negotiate", "poll", "rank", "shutdown",
-    "size", "start_timeline", "stop_timeline", "synchronize", "timeline",
-    "tune_fusion",
+    "HorovodInternalError", "Max", "Min", "Mismatch", "Product", "Sum", "adasum", "adasum_of_two",
+    "allgather", "allgather_async", "allgather_object", "allreduce", "allreduce_",
+    "allreduce_async", "allreduce_async_", "barrier", "broadcast", "broadcast_", "broadcast_async",
+    "broadcast_async_", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters",
+    "compress_fp16", "counted", "cross_rank", "cross_size", "distributed_optimizer", "dot_products",
+    "fuse_tensors", "gather_halves", "grouped_allreduce", "grouped_allreduce_async", "init",
+    "is_initialized", "local_rank", "local_size", "negotiate", "poll", "rank", "shutdown", "size",
+    "start_timeline", "stop_timeline", "synchronize", "timeline", "tune_fusion",
 ]

@@ -1,21 +1,19 @@
 """The thread of each rank that negotiates and communicates, while the others compute.
 
-In each cycle the ranks agree, with one small all-reduce, which cached tensors all of them have
-and whether anybody has a name that is not cached; if so, names go to rank 0 and its answer to all.
-Then the thread does what was agreed on. All ranks go through the same cycles, so whatever order
-their tensors become ready in, their collectives come in one order.
+In each cycle one small all-reduce says whether any rank has new names. If so, they go to rank 0,
+and its answer to all; then the thread does what was agreed on. All ranks go through the same
+cycles, so whatever order their tensors become ready in, their collectives come in one order.
+(Horovod has a response cache as well: a name that was negotiated once costs one bit. Not here.)
 """
 
 import threading
 import time
-from collections import Counter
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
 
-from ranklab.horovod.cache import ResponseCache, from_bits, to_bits
 from ranklab.horovod.coordinator import Coordinator
 from ranklab.horovod.execute import Executor
 from ranklab.horovod.groups import leave
@@ -24,7 +22,6 @@ from ranklab.horovod.trace import Recorder
 from ranklab.meter import Traffic
 
 IDLE = 0.02  # seconds: the longest pause between two cycles, while nothing happens
-CACHED = ("allreduce", "allgather", "broadcast")
 
 
 @dataclass
@@ -32,9 +29,6 @@ class Counts:
     """What the background thread of this rank has sent; see `counted`."""
 
     data: Traffic = field(default_factory=Traffic)
-    negotiation: Traffic = field(default_factory=Traffic)
-    cycles: int = 0
-    name_cycles: int = 0  # those in which names went to rank 0
     tensors: int = 0  # that were reduced, gathered or broadcast
 
 
@@ -47,18 +41,14 @@ class Background:
     def __init__(self, settings, control, data, device):
         self.rank = dist.get_rank(control)
         self.settings, self.control = settings, control
-        self.sets = {0: tuple(range(dist.get_world_size(control)))}  # process set -> its ranks
-        self.added = []  # the ProcessSets that got a number here
-        self.groups = {0: data}  # process set -> its group, where this rank is in it
+        self.ranks = dist.get_world_size(control)
         self.recorder = Recorder()
-        self.cache = ResponseCache(settings.cache_capacity)
-        self.coordinator = Coordinator(self.sets, settings, self.recorder)  # rank 0's works
-        self.executor = Executor(settings.fusion_threshold, self.groups, self.recorder, device)
+        self.coordinator = Coordinator(self.ranks, settings, self.recorder)  # rank 0's works
+        self.executor = Executor(settings.fusion_threshold, data, self.recorder, device)
         self.pending = {}  # name -> Handle, in the order of submit
-        self.has_joined = False
         self.stopped = ""  # why the thread has ended
         self.counts = None
-        self.numbers = Counter()  # process set -> how many of its tensors came without a name
+        self.unnamed = 0  # how many tensors came without a name
         self.lock, self.wake = threading.Lock(), threading.Event()
         self.thread = threading.Thread(target=self._run, name="horovod", daemon=True)
         self.thread.start()
@@ -78,13 +68,11 @@ class Background:
             self.pending.update(named)
         self.wake.set()
 
-    def full_name(self, name, process_set):
-        """`name`, or the next number; sets other than 0 have names of their own."""
+    def next_name(self):
+        """For a tensor without a name: all ranks ask for these in the same order."""
         with self.lock:
-            if name is None:
-                self.numbers[process_set] += 1
-                name = f"noname.{self.numbers[process_set]}"
-        return f"{name} of process set {process_set}" if process_set else name
+            self.unnamed += 1
+            return f"noname.{self.unnamed}"
 
     def stop(self, limit):
         """The threads of all ranks have ended and left their groups, or `limit` s are over."""
@@ -99,9 +87,8 @@ class Background:
 
     def _leave_groups(self, abort=False):
         """The thread has ended; may be called twice."""
-        groups = [self.control, *self.groups.values()] if self.control is not None else []
-        self.control = None
-        self.groups.clear()  # the executor's are the same dict
+        groups = [self.control, self.executor.group] if self.control is not None else []
+        self.control = self.executor.group = None
         leave(groups, abort)
 
     def _run(self):
@@ -135,113 +122,53 @@ class Background:
             self.recorder.note("cycles", "CYCLE_START", time.perf_counter())
         with self.lock:
             mine = dict(self.pending)
-        slots, by_name = set(), []
-        too_long = time.perf_counter() - self.settings.stall_check / 2
-        for handle in mine.values():
-            slot = self.cache.slot(handle.request)
-            if handle.is_sent:
-                continue
-            if slot is None or handle.asked < too_long:  # by name: rank 0 learns who has it
-                by_name.append(handle)
-            else:
-                slots.add(slot)
-        everywhere, any_names = self._agree(slots | self._not_mine(), by_name)
-        if everywhere:
-            self.coordinator.note_activity()
-        responses = [self.cache.use(slot) for slot in everywhere]
-        for one in (response.request for response in responses):
-            if one.name in mine:
-                since = mine[one.name].asked
-                self.recorder.note(one.name, f"NEGOTIATE_{one.kind.upper()}", since)
-        reason = ""
-        if any_names:
-            fresh, reason = self._negotiate(by_name)
-            for response in fresh:
-                self._remember(response, mine)
-            responses += fresh
+        fresh = [handle for handle in mine.values() if not handle.is_sent]
+        if not self._has_anybody_news(fresh):
+            return False, ""
+        responses, reason = self._negotiate(fresh)
         self._do(responses, mine)
         return bool(responses), reason
 
-    def _not_mine(self):
-        """Slots that need not wait for this rank: of other process sets, or it has joined.
-
-        A joined rank has zeros for an all-reduce; the rest goes by name, and is an error.
-        """
-        return {slot for slot, _, response in self.cache.entries.values()
-                if response.request.process_set not in self.groups
-                or self.has_joined and response.request.kind == "allreduce"}
-
-    def _agree(self, slots, by_name):
-        """(slots that are ready on all ranks, does anybody send names?), the same on all ranks."""
+    def _has_anybody_news(self, fresh):
+        """The same answer on all ranks, by an all-reduce of one byte."""
         if self.rank == 0:
             self.coordinator.check_stalls()
-        n = 1 + len(self.cache.slots)
-        is_silent = not by_name and not self.coordinator.stop
-        bits = to_bits({slot + 1 for slot in slots} | ({0} if is_silent else set()), n)
-        counts = self.counts
-        with self._counting("negotiation"):
-            dist.all_reduce(bits, dist.ReduceOp.BAND, group=self.control)
-        found = from_bits(bits, n)
-        if counts:
-            counts.cycles += 1
-            counts.name_cycles += 0 not in found
-        return [i - 1 for i in found if i], 0 not in found
+        news = torch.tensor(bool(fresh) or bool(self.coordinator.stop), dtype=torch.uint8)
+        dist.all_reduce(news, dist.ReduceOp.MAX, group=self.control)
+        return bool(news)
 
-    def _negotiate(self, by_name):
-        """(new responses, why to stop), the same on all ranks, after names went to rank 0."""
-        for handle in by_name:
+    def _negotiate(self, fresh):
+        """(responses, why to stop), the same on all ranks, after names went to rank 0."""
+        for handle in fresh:
             handle.is_sent = True
-            self.has_joined |= handle.request.kind == "join"
-        mine = [handle.request for handle in by_name]
-        lists = [None] * len(self.sets[0]) if self.rank == 0 else None
+        lists = [None] * self.ranks if self.rank == 0 else None
         answer = [None]
-        with self._counting("negotiation"):
-            dist.gather_object(mine, lists, group=self.control, group_dst=0)
-            if self.rank == 0:
-                for rank, requests in enumerate(lists):
-                    self.coordinator.hear(rank, requests)
-                changed = self.cache.outdated([r for one in lists for r in one])
-                answer = [(changed, self.coordinator.answer(), self.coordinator.stop)]
-            dist.broadcast_object_list(answer, group=self.control, group_src=0)
-        changed, responses, reason = answer[0]
-        for name in changed:  # ranks that had set its bit send it by name in the next cycle
-            self.cache.evict(name)
-        return responses, reason
-
-    def _remember(self, response, mine):
-        """A new response is in the cache, unless it is one of its kind, or an error."""
-        request = response.request
-        if request.kind in CACHED and not response.error:
-            handle = mine.get(request.name)
-            self.cache.put(handle.request if handle else request, response)
+        dist.gather_object([handle.request for handle in fresh], lists, group=self.control,
+                           group_dst=0)
+        if self.rank == 0:
+            for rank, requests in enumerate(lists):
+                self.coordinator.hear(rank, requests)
+            answer = [(self.coordinator.answer(), self.coordinator.stop)]
+        dist.broadcast_object_list(answer, group=self.control, group_src=0)
+        return answer[0]
 
     def _do(self, responses, mine):
         """Everything in `responses` has been done, or is an error on its handle."""
         known, work = time.perf_counter(), []
         for response in responses:
-            request = response.request
-            handle = mine.get(request.name)
-            if request.kind == "join":
-                self.has_joined = False
-                self._finish(handle, torch.tensor(response.sizes[0], dtype=torch.int))
-            elif response.error and handle:
-                self._finish(handle, error=Mismatch(response.error))
-            elif request.process_set in self.groups and not response.error:
+            if response.error:
+                self._finish(mine[response.request.name], error=Mismatch(response.error))
+            else:
                 work.append(response)
         counts = self.counts
-        with self._counting("data"):
+        with counts.data.in_thread() if counts else nullcontext():
             for jobs in self.executor.run(work, mine, known):
                 if counts:
                     counts.tensors += len(jobs)
                 for job in jobs:
-                    if job.handle:
-                        self._finish(job.handle)
+                    self._finish(job.handle)
 
     def _finish(self, handle, output=None, error=None):
         with self.lock:  # its name is free before anybody learns that it is done
             del self.pending[handle.request.name]
         handle.finish(output, error)
-
-    def _counting(self, what):
-        counts = self.counts
-        return getattr(counts, what).in_thread() if counts else nullcontext()

@@ -20,17 +20,22 @@ class Job(NamedTuple):
     """One response on this rank."""
 
     response: Response
-    handle: Handle | None  # None on a rank that has joined: it takes part with zeros
-    tensor: torch.Tensor | None
-    output: torch.Tensor | None
+    handle: Handle
+
+    @property
+    def tensor(self):
+        return self.handle.tensor
+
+    @property
+    def output(self):
+        return self.handle.output
 
 
 class Executor:
-    """Runs responses over `groups`, {process set: its process group}, and notes their phases."""
+    """Runs responses over `group`, and notes their phases."""
 
-    def __init__(self, threshold, groups, recorder, device):
-        self.threshold, self.groups, self.recorder = threshold, groups, recorder
-        self.device = device  # where a joined rank's zeros are, when those of the others are there
+    def __init__(self, threshold, group, recorder, device):
+        self.threshold, self.group, self.recorder, self.device = threshold, group, recorder, device
         self.buffer = FusionBuffer()
         self.streams = {}
 
@@ -39,7 +44,7 @@ class Executor:
 
         `handles` are this rank's, by name. `known` is when the responses were agreed on.
         """
-        jobs = [self._job(response, handles) for response in responses]
+        jobs = [Job(response, handles[response.request.name]) for response in responses]
         for batch in self._batches(jobs):
             names = [job.response.request.name for job in batch]
             kind = batch[0].response.request.kind
@@ -49,22 +54,13 @@ class Executor:
             self._note(names, kind.upper(), known)
             yield batch
 
-    def _job(self, response, handles):
-        request = response.request
-        handle = handles.get(request.name)
-        if handle:
-            return Job(response, handle, handle.tensor, handle.output)
-        device = torch.device("cpu") if request.device == "cpu" else self.device
-        zeros = torch.zeros(request.shape, dtype=request.dtype, device=device)
-        return Job(response, None, zeros, zeros)
-
     def _batches(self, jobs):
         """Lists of jobs that are done in one collective each."""
         alike = {}
         for job in jobs:
             one = job.response.request
             is_sum = one.kind == "allreduce"
-            key = (one.op, one.prescale, one.postscale, one.process_set) if is_sum else one.name
+            key = (one.op, one.prescale, one.postscale) if is_sum else one.name
             alike.setdefault(key, []).append(job)
         for same in alike.values():
             if same[0].response.request.kind != "allreduce":
@@ -86,19 +82,17 @@ class Executor:
             return
         if device not in self.streams:
             self.streams[device] = torch.cuda.Stream(device)
-        stream, of_thread = self.streams[device], torch.cuda.current_stream(device)
+        stream = self.streams[device]
         with torch.cuda.stream(stream):
             for job in jobs:
-                if not job.handle:  # a joined rank's zeros
-                    stream.wait_stream(of_thread)
-                elif job.handle.computed:
+                if job.handle.computed:
                     stream.wait_event(job.handle.computed)
             yield
         stream.synchronize()  # a finished handle's output may be read anywhere
 
     def _allreduce(self, jobs):
-        request = jobs[0].response.request
-        group, names = self.groups[request.process_set], [j.response.request.name for j in jobs]
+        request, group = jobs[0].response.request, self.group
+        names = [job.response.request.name for job in jobs]
         tensors, outputs = [job.tensor for job in jobs], [job.output for job in jobs]
         stream = torch.cuda.current_stream(tensors[0].device) if tensors[0].is_cuda else None
         phase = partial(self.recorder.phase, names, stream=stream)
@@ -124,22 +118,22 @@ class Executor:
 
     def _allgather(self, jobs):
         """Rows of all ranks: the shorter ones travel padded to the longest."""
-        (response, handle, tensor, _), = jobs
-        rows, group = response.sizes, self.groups[response.request.process_set]
+        (response, handle), = jobs
+        rows, tensor = response.sizes, handle.tensor
         longest = tensor.new_zeros(max(rows), *tensor.shape[1:])
         longest[: len(tensor)] = tensor
         out = tensor.new_empty(len(rows) * max(rows), *tensor.shape[1:])
-        dist.all_gather_single(out, longest, group=group)
+        dist.all_gather_single(out, longest, group=self.group)
         handle.output = torch.cat([part[:n] for part, n in zip(out.chunk(len(rows)), rows)]
                                   if max(rows) else [out])
 
     def _broadcast(self, jobs):
-        (response, _, tensor, output), = jobs
-        group = self.groups[response.request.process_set]
+        (response, handle), = jobs
+        tensor, output = handle.tensor, handle.output
         whole = tensor.contiguous() if output is tensor else output
         if whole is not tensor:
             whole.copy_(tensor)
-        dist.broadcast(whole, response.request.root, group=group)
+        dist.broadcast(whole, response.request.root, group=self.group)
         if output is not whole:
             output.copy_(whole)
 

@@ -8,103 +8,90 @@ without one are numbered, so all ranks must ask for them in the same order.
 import torch
 
 from ranklab.horovod.compression import Compression
-from ranklab.horovod.process_sets import global_process_set
-from ranklab.horovod.requests import JOIN, OPS, Adasum, Average, Handle, Request, Sum
+from ranklab.horovod.requests import OPS, Adasum, Average, Handle, Request, Sum
 from ranklab.horovod.world import background
 
 
 def allreduce_async_(tensor, average=None, name=None, op=None, prescale_factor=1.0,
-                     postscale_factor=1.0, process_set=global_process_set):
+                     postscale_factor=1.0):
     """A handle: `tensor` will hold the average (or what `op` says) over the ranks."""
-    return _reduce([tensor], [tensor], name, _op(op, average), prescale_factor, postscale_factor,
-                   process_set)[0]
+    return _reduce([tensor], [tensor], name, _op(op, average), prescale_factor, postscale_factor)[0]
 
 
 def allreduce_async(tensor, average=None, name=None, op=None, prescale_factor=1.0,
-                    postscale_factor=1.0, process_set=global_process_set):
+                    postscale_factor=1.0):
     """A handle, whose result is the average (or what `op` says) over the ranks of `tensor`."""
     return _reduce([tensor], [_like(tensor)], name, _op(op, average), prescale_factor,
-                   postscale_factor, process_set)[0]
+                   postscale_factor)[0]
 
 
 def allreduce_(tensor, average=None, name=None, op=None, prescale_factor=1.0,
-               postscale_factor=1.0, process_set=global_process_set):
+               postscale_factor=1.0):
     """`tensor` holds the average (or what `op` says) over the ranks; it is returned, too."""
-    synchronize(allreduce_async_(tensor, average, name, op, prescale_factor, postscale_factor,
-                                 process_set))
+    synchronize(allreduce_async_(tensor, average, name, op, prescale_factor, postscale_factor))
     return tensor
 
 
 def allreduce(tensor, average=None, name=None, compression=Compression.none, op=None,
-              prescale_factor=1.0, postscale_factor=1.0, process_set=global_process_set):
+              prescale_factor=1.0, postscale_factor=1.0):
     """The average (or what `op` says) over the ranks; gradients flow back through it."""
     small, ctx = compression.compress(tensor)
-    reduced = _Allreduce.apply(small, name, _op(op, average), prescale_factor, postscale_factor,
-                               process_set)
+    reduced = _Allreduce.apply(small, name, _op(op, average), prescale_factor, postscale_factor)
     return compression.decompress(reduced, ctx)
 
 
 def grouped_allreduce_async(tensors, average=None, name=None, op=None, prescale_factor=1.0,
-                            postscale_factor=1.0, process_set=global_process_set):
+                            postscale_factor=1.0):
     """One handle for all: the tensors become ready together, and are fused if they fit."""
     outputs = [_like(tensor) for tensor in tensors]
-    return _reduce(tensors, outputs, name, _op(op, average), prescale_factor, postscale_factor,
-                   process_set)
+    return _reduce(tensors, outputs, name, _op(op, average), prescale_factor, postscale_factor)
 
 
 def grouped_allreduce(tensors, average=None, name=None, compression=Compression.none, op=None,
-                      prescale_factor=1.0, postscale_factor=1.0, process_set=global_process_set):
+                      prescale_factor=1.0, postscale_factor=1.0):
     """The averages (or what `op` says) of several tensors, in the fewest all-reduces."""
     small, ctxs = zip(*map(compression.compress, tensors))
-    handles = grouped_allreduce_async(small, average, name, op, prescale_factor, postscale_factor,
-                                      process_set)
+    handles = grouped_allreduce_async(small, average, name, op, prescale_factor, postscale_factor)
     return [compression.decompress(one, ctx) for one, ctx in zip(synchronize(handles), ctxs)]
 
 
-def allgather_async(tensor, name=None, process_set=global_process_set):
+def allgather_async(tensor, name=None):
     """A handle, whose result is the ranks' tensors one after the other."""
     if tensor.dim() == 0:
         raise ValueError("allgather puts tensors one after the other, and this one has no "
                          "dimension: give it x.view(1)")
-    return _submit("allgather", [tensor], [None], name, process_set)[0]
+    return _submit("allgather", [tensor], [None], name)[0]
 
 
-def allgather(tensor, name=None, process_set=global_process_set):
+def allgather(tensor, name=None):
     """The ranks' tensors one after the other; their first dimension may differ."""
-    return synchronize(allgather_async(tensor, name, process_set))
+    return synchronize(allgather_async(tensor, name))
 
 
-def broadcast_async_(tensor, root_rank, name=None, process_set=global_process_set):
+def broadcast_async_(tensor, root_rank, name=None):
     """A handle: `tensor` will hold rank root_rank's."""
-    return _broadcast(tensor, tensor, root_rank, name, process_set)
+    return _broadcast(tensor, tensor, root_rank, name)
 
 
-def broadcast_async(tensor, root_rank, name=None, process_set=global_process_set):
+def broadcast_async(tensor, root_rank, name=None):
     """A handle, whose result is rank root_rank's tensor."""
-    return _broadcast(tensor, _like(tensor), root_rank, name, process_set)
+    return _broadcast(tensor, _like(tensor), root_rank, name)
 
 
-def broadcast_(tensor, root_rank, name=None, process_set=global_process_set):
+def broadcast_(tensor, root_rank, name=None):
     """`tensor` holds rank root_rank's; it is returned, too."""
-    synchronize(broadcast_async_(tensor, root_rank, name, process_set))
+    synchronize(broadcast_async_(tensor, root_rank, name))
     return tensor
 
 
-def broadcast(tensor, root_rank, name=None, process_set=global_process_set):
+def broadcast(tensor, root_rank, name=None):
     """Rank root_rank's tensor."""
-    return synchronize(broadcast_async(tensor, root_rank, name, process_set))
+    return synchronize(broadcast_async(tensor, root_rank, name))
 
 
-def barrier(process_set=global_process_set):
+def barrier():
     """All ranks have come here."""
-    synchronize(_submit("barrier", [None], [None], None, process_set)[0])
-
-
-def join(device=-1):
-    """The last rank to come here. Until then this one takes part in all-reduces with zeros."""
-    handle = Handle(JOIN)
-    background().submit(handle)
-    return synchronize(handle).item()
+    synchronize(_submit("barrier", [None], [None], None)[0])
 
 
 def poll(handle):
@@ -139,15 +126,15 @@ class _Allreduce(torch.autograd.Function):
     """The sum of gradients is the gradient of the sum: backward is the same all-reduce."""
 
     @staticmethod
-    def forward(ctx, tensor, name, op, prescale, postscale, process_set):
-        ctx.how = op, prescale, postscale, process_set
+    def forward(ctx, tensor, name, op, prescale, postscale):
+        ctx.how = op, prescale, postscale
         handle, = _reduce([tensor], [_like(tensor)], name, *ctx.how)
         return synchronize(handle)
 
     @staticmethod
     def backward(ctx, gradient):
         handle, = _reduce([gradient], [_like(gradient)], None, *ctx.how)
-        return synchronize(handle), None, None, None, None, None
+        return synchronize(handle), None, None, None, None
 
 
 def _op(op, average):
@@ -160,30 +147,25 @@ def _op(op, average):
     return op
 
 
-def _reduce(tensors, outputs, name, op, prescale, postscale, process_set):
-    ranks = process_set.size() or 0
+def _reduce(tensors, outputs, name, op, prescale, postscale):
+    ranks = background().ranks
     if op == Adasum and ranks & (ranks - 1):
         raise ValueError(f"Adasum combines ranks in pairs: {ranks} is not a power of two")
-    return _submit("allreduce", tensors, outputs, name, process_set, op=OPS[op],
+    return _submit("allreduce", tensors, outputs, name, op=OPS[op],
                    prescale=float(prescale), postscale=float(postscale))
 
 
-def _broadcast(tensor, output, root_rank, name, process_set):
-    if root_rank not in (process_set.ranks or ()):
-        raise ValueError(f"root_rank={root_rank} is not one of the ranks {process_set.ranks}")
-    return _submit("broadcast", [tensor], [output], name, process_set, root=root_rank)[0]
+def _broadcast(tensor, output, root_rank, name):
+    ranks = background().ranks
+    if root_rank not in range(ranks):
+        raise ValueError(f"root_rank={root_rank} is not one of the {ranks} ranks")
+    return _submit("broadcast", [tensor], [output], name, root=root_rank)[0]
 
 
-def _submit(kind, tensors, outputs, name, process_set, **how):
+def _submit(kind, tensors, outputs, name, **how):
     """The handles, one for each tensor; the background thread has all of them."""
     thread = background()
-    if process_set.process_set_id is None:
-        raise ValueError(f"the process set of ranks {process_set.ranks} was not added since "
-                         "init(): give it to add_process_set() on every rank")
-    if not process_set.included():
-        raise ValueError(f"rank {thread.rank} is not in the process set of ranks "
-                         f"{process_set.ranks}")
-    name, handles = thread.full_name(name, process_set.process_set_id), []
+    name, handles = thread.next_name() if name is None else name, []
     for i, (tensor, output) in enumerate(zip(tensors, outputs)):
         about, own = {}, None
         if tensor is not None:
@@ -192,7 +174,7 @@ def _submit(kind, tensors, outputs, name, process_set, **how):
             about = {"shape": tuple(tensor.shape), "dtype": tensor.dtype,
                      "device": tensor.device.type}
         full = f"{name}.{i}" if len(tensors) > 1 else name
-        request = Request(full, kind, process_set=process_set.process_set_id, **about, **how)
+        request = Request(full, kind, **about, **how)
         handles.append(Handle(request, own, own if output is tensor else output))
     thread.submit(*handles)
     return handles

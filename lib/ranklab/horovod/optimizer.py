@@ -10,8 +10,8 @@ import torch
 
 from ranklab.horovod.compression import Compression
 from ranklab.horovod.ops import allreduce_async_, synchronize
-from ranklab.horovod.process_sets import global_process_set
 from ranklab.horovod.requests import Adasum, Average
+from ranklab.horovod.world import size
 
 
 def distributed_optimizer(optimizer, named_parameters, compression=Compression.none):
@@ -51,8 +51,7 @@ def distributed_optimizer(optimizer, named_parameters, compression=Compression.n
 
 def DistributedOptimizer(optimizer, named_parameters=None, compression=Compression.none,
                          backward_passes_per_step=1, op=Average, gradient_predivide_factor=1.0,
-                         num_groups=0, groups=None, sparse_as_dense=False,
-                         process_set=global_process_set):
+                         num_groups=0, groups=None, sparse_as_dense=False):
     """An optimizer of the same class, with the same parameters and state, that works on all ranks.
 
     backward_passes_per_step   how many backward passes add up before gradients travel
@@ -69,7 +68,7 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=Compressi
     if backward_passes_per_step < 1:
         raise ValueError(f"backward_passes_per_step={backward_passes_per_step} must be 1 or more")
     names = _names(optimizer, named_parameters)
-    is_alone = process_set.size() == 1  # then there is nothing to combine
+    is_alone = size() == 1  # then there is nothing to combine
     mixin = _AdasumOfSteps if op == Adasum and not is_alone else _AverageOfGradients
     kind = type(optimizer)
     made = type(kind.__name__, (mixin, kind), {})
@@ -77,7 +76,7 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=Compressi
     # A scheduler may have wrapped the old one's step.
     ours.__dict__.update({k: v for k, v in optimizer.__dict__.items() if k != "step"})
     ours._prepare(names, compression, backward_passes_per_step, op,
-                  gradient_predivide_factor, process_set)
+                  gradient_predivide_factor)
     return ours
 
 
@@ -105,13 +104,12 @@ def _names(optimizer, named_parameters):
 class _AverageOfGradients:
     """Stands before the optimizer's own class: its step() waits for the averages."""
 
-    def _prepare(self, names, compression, passes, op, predivide, process_set):
+    def _prepare(self, names, compression, passes, op, predivide):
         self._names, self._compression, self._op = names, compression, op
-        self._predivide, self._process_set = predivide, process_set
-        self._handles = {}
+        self._predivide, self._handles = predivide, {}
         self._is_synchronized, self._skips = False, False
         self.set_backward_passes_per_step(passes)
-        for p in names if process_set.included() else ():
+        for p in names:
             p.register_post_accumulate_grad_hook(self._count)
 
     def set_backward_passes_per_step(self, passes):
@@ -139,12 +137,12 @@ class _AverageOfGradients:
         small, ctx = self._compression.compress(p.grad)
         self._handles[p] = allreduce_async_(
             small, name=self._names[p], op=self._op, prescale_factor=1 / self._predivide,
-            postscale_factor=self._predivide, process_set=self._process_set), ctx
+            postscale_factor=self._predivide), ctx
 
     def synchronize(self):
         """Every gradient is the average; call it before step() to clip or to look at them."""
         self._is_synchronized = True
-        for p in self._names if self._process_set.included() else ():
+        for p in self._names:
             if p not in self._handles:  # another rank may have used it, and waits
                 p.grad = torch.zeros_like(p) if p.grad is None else p.grad
                 self._ask(p)
@@ -195,8 +193,8 @@ class _AdasumOfSteps:
     in backward; here it waits for step().
     """
 
-    def _prepare(self, names, compression, passes, op, predivide, process_set):
-        self._names, self._compression, self._process_set = names, compression, process_set
+    def _prepare(self, names, compression, passes, op, predivide):
+        self._names, self._compression = names, compression
         self.set_backward_passes_per_step(passes)
 
     def set_backward_passes_per_step(self, passes):
@@ -204,15 +202,12 @@ class _AdasumOfSteps:
         self.backward_passes_per_step = passes
 
     def step(self, closure=None):
-        if not self._process_set.included():
-            return super().step(closure)
         before = {p: p.detach().clone() for p in self._names}
         loss = super().step(closure)
         handles = []
         for p, name in self._names.items():
             small, ctx = self._compression.compress(p.detach() - before[p])
-            handles.append((p, allreduce_async_(small, name=name, op=Adasum,
-                                                process_set=self._process_set), ctx))
+            handles.append((p, allreduce_async_(small, name=name, op=Adasum), ctx))
         for p, handle, ctx in handles:
             p.data.copy_(before[p] + self._compression.decompress(synchronize(handle), ctx))
         return loss

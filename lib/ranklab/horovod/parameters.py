@@ -9,7 +9,6 @@ import cloudpickle
 import torch
 
 from ranklab.horovod.ops import allgather, broadcast_, broadcast_async_, synchronize
-from ranklab.horovod.process_sets import global_process_set
 from ranklab.horovod.world import rank
 
 
@@ -75,16 +74,16 @@ def _map(state, change):
     return change(state) if isinstance(state, (torch.Tensor, _Outline)) else state
 
 
-def broadcast_object(obj, root_rank=0, name=None, process_set=global_process_set):
+def broadcast_object(obj, root_rank=0, name=None):
     """Rank root_rank's `obj`, on every rank; the others may give None.
 
     cost   its pickle, and 8 bytes for the length
     """
     name = "broadcast_object" if name is None else name  # Horovod's own is the type of `obj`
     mine = _to_bytes(obj) if rank() == root_rank else torch.empty(0, dtype=torch.uint8)
-    length = broadcast_(torch.tensor(len(mine)), root_rank, f"{name}.sz", process_set)
+    length = broadcast_(torch.tensor(len(mine)), root_rank, f"{name}.sz")
     data = mine if rank() == root_rank else torch.empty(length.item(), dtype=torch.uint8)
-    broadcast_(data, root_rank, f"{name}.t", process_set)
+    broadcast_(data, root_rank, f"{name}.t")
     return obj if rank() == root_rank else _from_bytes(data)
 
 

@@ -22,7 +22,7 @@ class Request(NamedTuple):
     """One tensor that is ready on one rank: its name, and all that the ranks must agree on."""
 
     name: str
-    kind: str  # "allreduce", "allgather", "broadcast", "barrier", "join", "shutdown"
+    kind: str  # "allreduce", "allgather", "broadcast", "barrier", "shutdown"
     shape: tuple = ()
     dtype: torch.dtype | None = None
     device: str = "cpu"
@@ -30,17 +30,13 @@ class Request(NamedTuple):
     root: int = -1
     prescale: float = 1.0
     postscale: float = 1.0
-    process_set: int = 0
-
-
-JOIN = Request("hvd.join", "join")
 
 
 class Response(NamedTuple):
     """One tensor that all ranks have: what to do with it, or why it can't be done."""
 
     request: Request
-    sizes: tuple = ()  # an allgather's first dimension on each rank; a join's last rank
+    sizes: tuple = ()  # an allgather's first dimension on each rank
     error: str = ""
 
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass, fields
 VARIABLES = {
     "fusion_threshold": "HOROVOD_FUSION_THRESHOLD",
     "cycle_time_ms": "HOROVOD_CYCLE_TIME",
-    "cache_capacity": "HOROVOD_CACHE_CAPACITY",
     "stall_check": "HOROVOD_STALL_CHECK_TIME_SECONDS",
     "stall_shutdown": "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
 }
@@ -18,14 +17,12 @@ class Settings:
 
     fusion_threshold  bytes in one fusion buffer; 0 turns fusion off
     cycle_time_ms     pause between two negotiations, in which tensors gather
-    cache_capacity    names that the response cache holds; 0 turns it off
     stall_check       seconds until a tensor that some ranks lack is reported
     stall_shutdown    seconds until it is an error on every rank. (Horovod's own default is never.)
     """
 
     fusion_threshold: int = 128 * 2**20
     cycle_time_ms: float = 1.0
-    cache_capacity: int = 1024
     stall_check: float = 10.0
     stall_shutdown: float = 300.0
 

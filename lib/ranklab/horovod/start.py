@@ -9,21 +9,20 @@ from ranklab.engine import device
 from ranklab.engine.in_place import make_group
 from ranklab.horovod.background import Background
 from ranklab.horovod.groups import control_group, data_group
-from ranklab.horovod.process_sets import add_process_set, global_process_set
 from ranklab.horovod.settings import Settings
-from ranklab.horovod.world import WORLD, is_initialized, size, start_timeline
+from ranklab.horovod.world import WORLD, is_initialized, start_timeline
 
 END_LIMIT = 5.0  # seconds in which the threads of all ranks agree to end
 END_LIMIT_AT_EXIT = 1.0
 
 
-def init(comm=None, process_sets=None, *, fusion_threshold=None, cycle_time_ms=None,
-         cache_capacity=None, stall_check=None, stall_shutdown=None):
+def init(comm=None, *, fusion_threshold=None, cycle_time_ms=None, stall_check=None,
+         stall_shutdown=None):
     """Every rank has a background thread, and rank(), size() and all other functions work.
 
     Uses the process group that is up; else makes one, of torchrun's ranks or of this process
     alone. All ranks must call it. The arguments after `*` are ours: see Settings for them, and for
-    the variables HOROVOD_FUSION_THRESHOLD, HOROVOD_CYCLE_TIME, HOROVOD_CACHE_CAPACITY,
+    the variables HOROVOD_FUSION_THRESHOLD, HOROVOD_CYCLE_TIME,
     HOROVOD_STALL_CHECK_TIME_SECONDS. Rank 0's hold for all: ranks that fuse in different ways
     would not fit together. With HOROVOD_TIMELINE=FILE a timeline begins at once.
 
@@ -31,13 +30,12 @@ def init(comm=None, process_sets=None, *, fusion_threshold=None, cycle_time_ms=N
     error  `comm` other than all ranks; a setting that is out of range
     """
     if comm:
-        raise ValueError("init(comm=...) is not built here: use process sets for parts of the "
-                         "ranks")
+        raise ValueError("init(comm=...) is not built here: all ranks are in it")
     if is_initialized():
         return
     settings = Settings.from_environment(
         fusion_threshold=fusion_threshold, cycle_time_ms=cycle_time_ms,
-        cache_capacity=cache_capacity, stall_check=stall_check, stall_shutdown=stall_shutdown)
+        stall_check=stall_check, stall_shutdown=stall_shutdown)
     if not dist.is_initialized():
         make_group()
         WORLD.made_group = True
@@ -48,9 +46,6 @@ def init(comm=None, process_sets=None, *, fusion_threshold=None, cycle_time_ms=N
     WORLD.background = Background(settings, control_group(settings), data_group(settings),
                                   device())
     atexit.register(_at_exit)
-    global_process_set.ranks = list(range(size()))
-    for one in process_sets or ():
-        add_process_set(one)
     path = os.environ.get("HOROVOD_TIMELINE")
     if path and path != "DYNAMIC":  # Horovod's word for: start_timeline() will say when and where
         start_timeline(path)
@@ -60,7 +55,7 @@ def shutdown():
     """The background threads of all ranks have ended; a tensor that still waits becomes an error.
 
     Once one rank calls it, no other can use Horovod any more, as in Horovod. The groups that
-    init() and add_process_set() made are destroyed; after the next init() sets are added again.
+    init() made are destroyed.
     """
     _shut_down(END_LIMIT)
 
@@ -69,8 +64,6 @@ def _shut_down(limit):
     if WORLD.background is None:
         return
     WORLD.background.stop(limit)
-    for process_set in WORLD.background.added:
-        process_set.process_set_id = None
     WORLD.background = None
     atexit.unregister(_at_exit)
     if WORLD.made_group and dist.is_initialized():

@@ -40,7 +40,7 @@ def rank():
 
 
 def size():
-    return len(background().sets[0])
+    return background().ranks
 
 
 def local_rank():
@@ -76,7 +76,7 @@ def stop_timeline():
 def counted():
     """Inside, `as counts`: what this rank's background thread sends (ours, not Horovod's).
 
-    counts.data is a Traffic of the tensors, counts.negotiation one of the negotiation.
+    counts.data is a Traffic of the tensors, counts.tensors how many they were.
     """
     counts = background().counts = Counts()
     try:

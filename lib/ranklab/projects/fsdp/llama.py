@@ -7,7 +7,7 @@ import torch
 
 from ranklab.engine import device
 from ranklab.models.initialise import normal_by_name
-from ranklab.projects.horovod.bert import is_here, offline_transformers  # noqa: F401, for others
+from ranklab.projects.hugging_face import is_here, offline_transformers  # noqa: F401, for others
 
 NO_TRANSFORMERS = ("transformers is not here. After pip install -c constraints.txt -e '.[hf]' this "
                    "runs: python -m ranklab.projects.fsdp")  # fmt: skip

@@ -15,8 +15,7 @@ from ranklab.engine import device, launch
 from ranklab.fsdp import FullyShardedBlock, masked_loss
 from ranklab.fsdp.hooks import sharded_parameters
 from ranklab.projects.fsdp.llama import PRELOAD
-from ranklab.projects.horovod.bert import offline_transformers
-from ranklab.projects.horovod.trap import is_here
+from ranklab.projects.hugging_face import has_trainer, offline_transformers
 from ranklab.zero.deepspeed_engine import PAPERS, quiet_deepspeed
 
 NOT_HERE = ("transformers and accelerate are not here: pip install -c constraints.txt -e '.[hf]' "
@@ -139,17 +138,17 @@ def _tried(steps):
 
 def fallback_caught():
     """What assert_sharded says of Accelerate's FSDP here."""
-    return launched(_tried, 3) if is_here() else NOT_HERE
+    return launched(_tried, 3) if has_trainer() else NOT_HERE
 
 
 def trainer_losses(steps):
     """The losses by Trainer with ZeRO-3, of all ranks; none where it is not installed."""
-    return launched(train_with_trainer, steps) if is_here() else []
+    return launched(train_with_trainer, steps) if has_trainer() else []
 
 
 def our_losses(steps):
     """The same by our FSDP."""
-    return launched(train_with_ours, steps) if is_here() else []
+    return launched(train_with_ours, steps) if has_trainer() else []
 
 
 def launched(train, steps):

@@ -4,7 +4,6 @@
     torchrun --nproc-per-node 8 -m ranklab.projects.horovod --weights DIR --data reviews.csv
     horovodrun -np 4 python -m ranklab.projects.horovod --real    # horovod.torch, not ours
     python -m ranklab.projects.horovod --tune                     # fusion thresholds
-    python -m ranklab.projects.horovod --trap                     # gradients that grow with ranks
     python -m ranklab.projects.horovod --read trace.json          # of any Horovod job
 
 The texts are functions of Python's own library, the classes parts of its manual; a BERT so small
@@ -18,7 +17,7 @@ from importlib.util import find_spec
 from ranklab.engine import is_main_process
 from ranklab.options import comma_list, existing_file, new_file
 from ranklab.projects.command import Command, refusals, say
-from ranklab.projects.horovod import bert, report, run, timeline, trap, tuning
+from ranklab.projects.horovod import bert, report, run, timeline, tuning
 from ranklab.projects.horovod.bert import COMPRESSIONS, FineTuning
 from ranklab.projects.horovod.training import run_real
 
@@ -42,7 +41,6 @@ def parse(argv=None):
     command.add_argument("--read", metavar="FILE", type=existing_file,
                          help="read a timeline, and nothing else")
     command.add_argument("--tune", action="store_true", help="some steps at each fusion threshold")
-    command.add_argument("--trap", action="store_true", help="transformers' Trainer, and its trap")
     command.add_argument("--real", action="store_true", help="under horovodrun: horovod.torch")
     command.add_fields(FineTuning, "weights", "steps", "batch", "lr", "n_ctx", "seed", "precision")
     options = command.parse(argv)
@@ -56,8 +54,6 @@ def main(argv=None):
         print(timeline.table(timeline.read_timeline(options.read)))
     elif missing := what_is_missing(options):
         say(missing)
-    elif options.trap:
-        say(trap.table(trap.run(options.ranks, options.nodes)))
     else:
         train(options, config)
     return 0
@@ -67,8 +63,6 @@ def what_is_missing(options):
     """The sentence that says what to install, or None."""
     if not bert.is_here():
         return bert.NO_TRANSFORMERS
-    if options.trap and not trap.is_here():
-        return trap.NO_TRAINER
     return NO_HOROVOD if options.real and not find_spec("horovod") else None
 
 

@@ -5,18 +5,16 @@ of ours it is the same script.
 """
 
 import contextlib
-import os
 import statistics
 from dataclasses import dataclass
 from functools import partial
-from importlib.util import find_spec
 
 import torch
 import torch.nn.functional as F
 
 from ranklab.data.labelled_text import Words, bag_of_words, labelled_file, python_functions
 from ranklab.options import check_options, existing_folder, option
-from ranklab.projects.horovod.guard import gradient_norm, guard_gradient_scale
+from ranklab.projects.hugging_face import is_here, offline_transformers  # noqa: F401
 from ranklab.projects.horovod.parallel import HorovodParallel, counted, rank_device
 from ranklab.trainer import PRECISIONS, LoopConfig, Schedule, Trainer
 
@@ -84,11 +82,6 @@ class Tokens:
     bag_of_words: float  # accuracy of naive Bayes on the same tokens
 
 
-def is_here():
-    """True when transformers is installed; nothing is imported."""
-    return find_spec("transformers") is not None
-
-
 def read_tokens(config, data=None):
     """The Tokens of the file `data`, or of Python's own functions; by the weights' own tokenizer
     where there are weights.
@@ -111,19 +104,6 @@ def read_tokens(config, data=None):
     sides = (encode(text.train), text.train_labels, encode(text.held_out), text.held_out_labels)
     return Tokens(text.name, text.classes, *sides, vocab_size, pad, text.best_constant,
                   bag_of_words(*sides, pad))
-
-
-def offline_transformers():
-    """The module transformers, which asks no network for anything and keeps quiet."""
-    os.environ["HF_HUB_OFFLINE"] = "1"
-    import transformers  # seconds, and only here
-    from huggingface_hub import constants
-
-    constants.HF_HUB_OFFLINE = True  # it has read the environment, if it was imported before
-
-    transformers.logging.set_verbosity_error()  # else each rank tells that the head is new
-    transformers.logging.disable_progress_bar()
-    return transformers
 
 
 def make_bert(config, classes, vocab_size, pad):
@@ -203,7 +183,6 @@ def fine_tune(hvd, tokens, config, timeline=None, until=None, compress=None):
     config.check(hvd.size(), len(tokens.train))
     trainer = BertTrainer(hvd, tokens, config, compress)
     model, history = trainer.model, trainer.history
-    norms = check_scale(hvd, model, tokens)
     if timeline:
         hvd.start_timeline(timeline)
     trainer.fit(until)
@@ -212,28 +191,10 @@ def fine_tune(hvd, tokens, config, timeline=None, until=None, compress=None):
     accuracy = trainer.evaluate() if trainer.stopped else history.held_out.get(config.steps)
     speeds = [speed for speed in history.speed if speed]
     return model, {
-        "losses": history.loss, "norms": norms, "accuracy": accuracy,
+        "losses": history.loss, "accuracy": accuracy,
         "ms_per_step": 1e3 * config.batch / statistics.median(speeds) if speeds else float("nan"),
         "sent_bytes": trainer.counts and trainer.counts.data.sent_bytes,
         "sizes": [p.nbytes for p in reversed(list(model.parameters()))]}  # as backward goes
-
-
-def check_scale(hvd, model, tokens):
-    """The gradient's norm for the same texts on one rank alone and on all; GradientsGrow if not so.
-    """
-    def alone(model, optimizer):
-        loss_of(model, tokens, torch.arange(8)).backward()
-        optimizer.step()
-
-    def together(model, optimizer):
-        alone(model, hvd.DistributedOptimizer(optimizer,
-                                              named_parameters=model.named_parameters()))
-
-    model.eval()  # dropout would be another one on each rank
-    norms = gradient_norm(model, alone), gradient_norm(model, together)
-    model.train()
-    guard_gradient_scale(*norms, hvd.size())
-    return norms
 
 
 @torch.no_grad()

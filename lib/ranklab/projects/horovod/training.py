@@ -89,8 +89,6 @@ def report(found):
         f"{found['config'].steps} steps of {found['config'].batch} texts",
         f"ranks     {found['ranks']}, on {found['nodes']} node{'s' * (found['nodes'] > 1)}",
         *filter(None, [found["authors"]]),
-        "guard     the same texts give a gradient of {:.4f} on one rank, {:.4f} on all".format(
-            *first["norms"]),
         f"\n{'':32}{'held-out accuracy':>18}{'sent/rank/step':>16}{'loss':>8}{'ms/step':>9}",
     ]
     for name, value in accuracies(found).items():
