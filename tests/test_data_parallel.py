@@ -1,4 +1,4 @@
-"""Lab 03's OverlappedDataParallel: equal to torch DDP, to the byte. (Its check compares with one process.)"""
+"""Lab 03's OverlappedDataParallel: equal to torch DDP, to the byte."""
 
 import pytest
 import torch

@@ -5,11 +5,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from ranklab import device, launch
-from ranklab.ddp import PowerSGD, TopK, compress_bf16_hook, compress_fp16_hook
+from ranklab.ddp import PowerSGD, TopK
 from ranklab.engine import RankError
 from ranklab.meter import Traffic
 from ranklab.projects.ddp import compression as project
@@ -59,59 +59,6 @@ def largest_difference(ours, theirs):
     return max((a.double() - b.double()).abs().max().item() for a, b in zip(ours, theirs))
 
 
-def all_to_all(numbers, ranks):
-    """What all ranks together send in a ring all-reduce of so many bytes."""
-    return 2 * (ranks - 1) * numbers
-
-
-COUNT = sum(np.prod(shape) for shape in SHAPES)
-
-
-# --- 16 bits --------------------------------------------------------------------------------------
-
-def _halves(cap_mb):
-    hooks = {"fp16": compress_fp16_hook, "bf16": compress_bf16_hook,
-             "torch": default_hooks.fp16_compress_hook}
-    return {name: through_ddp(None, hook, 3, cap_mb) for name, hook in hooks.items()}
-
-
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
-@pytest.mark.parametrize("cap_mb", [25, 0.005])
-def test_16_bits_are_the_mean_for_half_the_bytes(ranks, cap_mb):
-    seen = launch(_halves, cap_mb, ranks=ranks)
-    for step in range(3):
-        right = mean_of(step, ranks)
-        for name, digits in (("fp16", 2**-10), ("bf16", 2**-7)):
-            for of_rank in seen:
-                assert largest_difference(of_rank[name][step][0], right) < 4 * digits
-                assert not largest_difference(of_rank[name][step][0], seen[0][name][step][0])
-        difference = largest_difference(seen[0]["fp16"][step][0], seen[0]["torch"][step][0])
-        # Dividing by a power of two rounds nothing, so the order of cast and division is the same.
-        assert difference == 0 if ranks != 3 else difference < 2**-8
-        sums = [op for of_rank in seen for op in of_rank["fp16"][step][1].ops
-                if op.name == "all_reduce"]
-        assert sum(op.sent_bytes for op in sums) == all_to_all(2 * COUNT, ranks)
-        one_bucket = step == 0 or cap_mb == 25  # DDP cuts buckets after its first step
-        assert (len(sums) == ranks) == one_bucket
-
-
-def _large():
-    def gradients(rank, step):
-        large = [torch.full(shape, 60_000.0) for shape in SHAPES]
-        large[0] = torch.full(SHAPES[0], 131_072.0 if rank == 0 else 0.0)
-        return large
-
-    hooks = compress_fp16_hook, default_hooks.fp16_compress_hook
-    return [through_ddp(None, hook, 1, gradients=gradients)[0][0] for hook in hooks]
-
-
-def test_a_mean_that_float16_holds_does_not_overflow():
-    ours, theirs = launch(_large, ranks=4)[0]
-    assert all(torch.equal(g, torch.full_like(g, 60_000)) for g in ours[1:])  # the sum is 240,000
-    assert torch.equal(ours[0], torch.full_like(ours[0], 32_768))
-    assert theirs[0].isinf().all()  # torch casts before it divides: 131,072 is no float16
-
-
 # --- top-k ----------------------------------------------------------------------------------------
 
 def _top_k(fraction, cap_mb, dtype=torch.float32):
@@ -120,9 +67,8 @@ def _top_k(fraction, cap_mb, dtype=torch.float32):
     return seen, [error.cpu() for error in state.errors.values()]
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 @pytest.mark.parametrize("cap_mb", [25, 0.005])
-def test_top_k_loses_nothing_and_sends_8_bytes_an_entry(ranks, cap_mb):
+def test_top_k_loses_nothing_and_sends_8_bytes_an_entry(cap_mb, ranks=3):
     seen = launch(_top_k, 0.01, cap_mb, ranks=ranks)
     entries = sum(max(1, int(0.01 * np.prod(shape))) for shape in SHAPES)
     total = [sum(parts) for parts in zip(*(seen[0][0][step][0] for step in range(4)))]
@@ -141,13 +87,6 @@ def test_top_k_loses_nothing_and_sends_8_bytes_an_entry(ranks, cap_mb):
         for gradient, shape in zip(gradients, SHAPES):
             k = max(1, int(0.01 * np.prod(shape)))
             assert int((gradient != 0).sum()) <= ranks * k
-
-
-def test_top_k_of_everything_is_the_mean():
-    for seen, kept in launch(_top_k, 1.0, 0.005, ranks=3):
-        for step, (gradients, _) in enumerate(seen):
-            assert largest_difference(gradients, mean_of(step, 3)) < 1e-6
-        assert not any(error.any() for error in kept)
 
 
 def _without_feedback():
@@ -173,41 +112,6 @@ def _power(r, cap_mb, start, dtype=torch.float32):
     return seen, sum(error.sum().item() for error in state.errors.values()), state.step
 
 
-def power_bytes(r):
-    """Of one step, of all numbers that are all-reduced."""
-    total = 0
-    for shape in SHAPES:
-        n, m = shape[0], int(np.prod(shape[1:]))
-        compressed = len(shape) > 1 and 2 * r * (n + m) < n * m
-        total += 4 * (r * (n + m) if compressed else n * m)
-    return total
-
-
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
-@pytest.mark.parametrize("cap_mb", [25, 0.005])
-def test_power_sgd_loses_nothing_and_sends_two_thin_matrices(ranks, cap_mb):
-    seen = launch(_power, 2, cap_mb, 1, ranks=ranks)
-    assert power_bytes(2) < 0.6 * 4 * COUNT
-    total, wanted = 0.0, 0.0
-    for step in range(4):
-        gradients = seen[0][0][step][0]
-        right = mean_of(step, ranks)
-        for of_rank, _, steps in seen:
-            assert steps == 4  # however many buckets
-            assert not largest_difference(of_rank[step][0], gradients)
-        sums = sum(op.sent_bytes for of_rank, *_ in seen for op in of_rank[step][1].ops
-                   if op.name == "all_reduce")
-        assert sums == all_to_all(power_bytes(2) if step else 4 * COUNT, ranks)
-        for i in range(6) if step == 0 else (1, 3):  # the vectors
-            assert torch.allclose(gradients[i], right[i], atol=1e-6)
-        if step:
-            assert min(largest_difference([gradients[i]], [right[i]]) for i in (0, 2, 4, 5)) > 0.1
-            total += sum(g.sum().item() for g in gradients)
-            wanted += sum(g.sum().item() for g in right)
-    kept = sum(errors for _, errors, _ in seen) / ranks
-    assert total + kept == pytest.approx(wanted, abs=1e-2)
-
-
 def _beside_torch(r):
     """The largest difference to torch's hook in each step, from the same first q."""
     theirs = powerSGD_hook.PowerSGDState(None, r, start_powerSGD_iter=2)
@@ -228,7 +132,7 @@ def _beside_torch(r):
     return [largest_difference(a[0], b[0]) for a, b in zip(*seen)]
 
 
-@pytest.mark.parametrize("ranks, r", [(1, 1), (2, 1), (2, 2), (3, 3), (4, 2)])
+@pytest.mark.parametrize("ranks, r", [(1, 1), (3, 3), (4, 2)])
 def test_power_sgd_gives_the_numbers_of_torchs(ranks, r):
     for differences in launch(_beside_torch, r, ranks=ranks):
         assert len(differences) == 6 and max(differences) < 2e-4, differences
@@ -244,21 +148,6 @@ def _half_precision():
 def test_gradients_in_bfloat16_pass_too():
     for top, power, dtype in launch(_half_precision, ranks=2):
         assert top < 0.05 and power < 0.05 and dtype == torch.bfloat16
-
-
-def _zeros():
-    def gradients(rank, step):  # nothing, then something
-        return [g * step for g in gradients_of(rank, step)]
-
-    hooks = (TopK(0.1), TopK.hook), (PowerSGD(2), PowerSGD.hook), (None, compress_fp16_hook)
-    return [through_ddp(state, hook, 2, gradients=gradients) for state, hook in hooks]
-
-
-def test_a_zero_gradient_stays_zero_and_does_no_harm():
-    for seen in launch(_zeros, ranks=2)[0]:
-        (first, _), (second, _) = seen
-        assert not any(g.any() for g in first)
-        assert all(g.isfinite().all() and g.any() for g in second)
 
 
 # --- bad input, and the project -------------------------------------------------------------------

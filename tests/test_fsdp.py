@@ -1,6 +1,5 @@
 """Lab 07's FSDP: equal to one process and to torch's FSDP2, and exactly what is sent and held."""
 
-import copy
 import functools
 import itertools
 import re
@@ -21,7 +20,6 @@ from ranklab.fsdp import (
 from ranklab.fsdp.wrapping import can_be_a_block
 from ranklab.meter import MemoryCurve, Traffic
 from ranklab.models.gpt import GPT, GPTConfig
-from ranklab.zero import ZeroStage3
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -96,12 +94,6 @@ def _train(new_optimizer, pieces, shard_ranks=None, **options):
                          for name, p in one.state_dict().items() if state)])
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_equal_to_one_process(ranks):
-    for new_optimizer, pieces in ((ADAMW, 1), (SGD, 3)):
-        assert max(launch(_train, new_optimizer, pieces, ranks=ranks)) < 1e-5
-
-
 @pytest.mark.parametrize("options", [{"reshard_after_forward": False}, {"offload": True}],
                          ids=lambda options: next(iter(options)))
 def test_options_change_no_number(options):
@@ -144,40 +136,6 @@ def _raise(gradient):
 def test_forwards_without_backward_leave_nothing_stale():
     for ours, one in launch(_odd_forwards, ranks=2):
         assert ours == pytest.approx(one, abs=1e-5)
-
-
-class Twice(nn.Module):
-    """Its block is used twice in a row, first with an input that may want no gradient."""
-
-    def __init__(self, is_frozen):
-        super().__init__()
-        self.first, self.block = nn.Linear(5, 5).requires_grad_(not is_frozen), nn.Linear(5, 5)
-
-    def forward(self, x):
-        return self.block(torch.tanh(self.block(torch.tanh(self.first(x)))))
-
-
-def _twice(is_frozen):
-    torch.manual_seed(0)
-    one = Twice(is_frozen).to(device())
-    model, inside, x = copy.deepcopy(one), copy.deepcopy(one), torch.ones(2, 5, device=device())
-    FullyShardedBlock(model.block)
-    FullyShardedBlock(model)
-    stage3 = ZeroStage3(inside, units=[inside.block])
-    sgd = functools.partial(torch.optim.SGD, lr=1.0)
-    steppers = sgd(one.parameters()), sgd(model.parameters()), stage3.make_optimizer(sgd)
-    for each, optimizer in zip((one, model, stage3), steppers):
-        each(x).sum().backward()
-        optimizer.step()
-    right = dict(one.state_dict())
-    torch.testing.assert_close(stage3.state_dict(), right)
-    state = full_state_dict(model)
-    torch.testing.assert_close(state, right if state else {})
-
-
-@pytest.mark.parametrize("is_frozen", [False, True])
-def test_a_block_that_is_used_twice_in_a_row_has_both_gradients(is_frozen):
-    launch(_twice, is_frozen, ranks=2)
 
 
 # --- as torch's FSDP2 -----------------------------------------------------------------------------
@@ -273,29 +231,6 @@ def test_what_no_rank_has_used_is_left_alone_as_by_fsdp2(users, like):
 
 # --- groups, weights ------------------------------------------------------------------------------
 
-def _in_a_group():
-    ranks = (1, 2, 3)
-    group = dist.new_group(ranks)
-    if dist.get_rank() not in ranks:
-        return None
-    model = new_toy()
-    sharded(model, group=group)
-    loss_of(model, dist.get_rank()).backward()
-    norm = clip_grad_norm_sharded(model.parameters(), 1e9, group)
-    return norm.item(), [tuple(p.shape) for p in model.parameters()], full_state_dict(model)
-
-
-def test_a_group_that_is_not_the_world():
-    one = new_toy()
-    for rank in (1, 2, 3):
-        (loss_of(one, rank) / 3).backward()
-    found = launch(_in_a_group, ranks=4)
-    expected = nn.utils.clip_grad_norm_(one.parameters(), 1e9).item()
-    assert [norm for norm, *_ in found[1:]] == pytest.approx([expected] * 3, rel=1e-5)
-    torch.testing.assert_close(dict(found[1][2]), dict(one.state_dict()))
-    assert found[2][2] == found[3][2] == {}
-
-
 def _filled():
     one = GPT(GPTConfig(vocab_size=50, n_ctx=16, n_embd=20, n_head=2, n_layer=3))
     with torch.device("meta"):
@@ -385,5 +320,3 @@ def _do(what):
 def test_bad_input_is_a_sentence_on_every_rank(what, sentence):
     said = launch(_bad, what, ranks=3)
     assert all(re.search(sentence, each) for each in said)
-
-

@@ -16,7 +16,8 @@ from ranklab.projects.fsdp import peers
 from ranklab.zero.deepspeed_engine import deepspeed_engine
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
-needs_trainer = pytest.mark.skipif(not peers.has_trainer(), reason="needs transformers and accelerate")
+needs_trainer = pytest.mark.skipif(not peers.has_trainer(),
+                                   reason="needs transformers and accelerate")
 
 
 def _wrapped(way):

@@ -48,15 +48,6 @@ def config(folder=None, **changes):
     return TrainConfig(**options)
 
 
-def test_trains_as_one_process_does():
-    losses, weights = train(1, config())
-    for ranks, how in ((2, {}), (3, {}), (4, {"hybrid": True})):
-        ours, ours_weights = train(ranks, config(), **how)
-        assert ours == pytest.approx(losses, abs=2e-5)
-        for name, weight in ours_weights.items():
-            torch.testing.assert_close(weight, weights[name], atol=2e-4, rtol=0)
-
-
 def test_a_checkpoint_goes_on_with_any_number_of_ranks(tmp_path):
     losses, _ = train(1, config())
     before, saved = train(3, config(tmp_path), until=3)

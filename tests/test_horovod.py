@@ -178,6 +178,3 @@ def test_fusion_saves_messages_not_bytes():
     sent = 2 * 3 * 40 * 400 // 4
     for seen in launch(with_thresholds, 0, 400, 4000, 4399, 1 << 20, ranks=4):
         assert seen == [(calls, sent, 40) for calls in (40, 40, 4, 4, 1)]
-
-
-# --- join, process sets -------------------------------------------------------------------------

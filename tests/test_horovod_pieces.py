@@ -1,4 +1,4 @@
-"""The pieces of ranklab.horovod, each for itself: fusion, negotiation, settings, Adasum, timeline."""
+"""The pieces of ranklab.horovod, each for itself: fusion, settings, Adasum, timeline."""
 
 import json
 import math

@@ -2,7 +2,6 @@
 
 import copy
 import functools
-import gc
 import itertools
 import types
 
@@ -15,11 +14,7 @@ from torch import nn
 from ranklab import device, launch
 from ranklab.engine import RankError
 from ranklab.meter import Traffic, memory_of
-from ranklab.zero import (
-    CpuMemory, Files, ZeroStage1, ZeroStage2, ZeroStage3, fastest_way, offload_optimizer,
-    zero_memory, zero_traffic,
-)
-from ranklab.zero.training import Zero
+from ranklab.zero import ZeroStage1, ZeroStage2, ZeroStage3, fastest_way, zero_memory, zero_traffic
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -46,38 +41,6 @@ def new_toy(seed):
 
 
 # --- equal to one process -------------------------------------------------------------------------
-
-def _train(stage, new_optimizer, pieces):
-    """The largest difference of a weight from those of one process, after any of four steps."""
-    rank, R = dist.get_rank(), dist.get_world_size()
-    one, worst = new_toy(0), 0.0
-    model = STAGES[stage](new_toy(rank))  # ranks begin apart: rank 0's weights count
-    ours, ones = model.make_optimizer(new_optimizer), new_optimizer(one.parameters())
-    for step in range(4):
-        ours.zero_grad()
-        ones.zero_grad()
-        for r, piece in itertools.product(range(R), range(pieces)):
-            (loss_of(one, 100 * step + 10 * piece + r) / R).backward()
-        for piece in range(pieces):
-            if piece == 0 and pieces == 3:
-                with model.no_sync():
-                    loss_of(model, 100 * step + rank).backward()
-            else:
-                loss_of(model, 100 * step + 10 * piece + rank).backward()
-        ours.step()
-        ones.step()
-        state = model.state_dict()
-        worst = max([worst, *((state[name] - p).abs().max().item()
-                              for name, p in one.named_parameters())])
-    return worst
-
-
-@pytest.mark.parametrize("ranks", [2, 4])
-@pytest.mark.parametrize("stage", STAGES)
-def test_equal_to_one_process(stage, ranks):
-    for new_optimizer, pieces in ((ADAMW, 1), (SGD, 3)):
-        assert max(launch(_train, stage, new_optimizer, pieces, ranks=ranks)) < 1e-5
-
 
 def twice(loss):
     first = loss(0)
@@ -267,9 +230,8 @@ def _counted(stage, ranks):
     return held, steps, traffic.sent_bytes
 
 
-@pytest.mark.parametrize("ranks", [2, 5])
 @pytest.mark.parametrize("stage", STAGES)
-def test_memory_and_traffic_are_those_of_the_formulas(stage, ranks):
+def test_memory_and_traffic_are_those_of_the_formulas(stage, ranks=5):
     total, outside = 360, 30  # 2 and 5 divide 110, 30 and 360, so nothing is padded
     wanted = zero_memory(stage, total, ranks, 4, 4, 8)
     for held, steps, sent in launch(_counted, stage, ranks, ranks=ranks):
@@ -280,66 +242,6 @@ def test_memory_and_traffic_are_those_of_the_formulas(stage, ranks):
 
 # --- offload, bad input ---------------------------------------------------------------------------
 
-def _offloaded(stage, folder):
-    models = [STAGES[stage](new_toy(0)) for _ in range(2)]
-    place = Files(folder) if folder else CpuMemory()
-    optimizers = [models[0].make_optimizer(ADAMW),
-                  offload_optimizer(models[1], ADAMW, place=place)]
-    for step in range(3):
-        for model, optimizer in zip(models, optimizers):
-            optimizer.zero_grad()
-            loss_of(model, 10 * step + dist.get_rank()).backward()
-            optimizer.step()
-    a, b = (model.state_dict() for model in models)
-    held = [value for state in optimizers[1].state.values() for value in state.values()]
-    apart = {t.untyped_storage().data_ptr() for bucket in models[1].buckets
-             for t in (bucket.shard, bucket.weights)}
-    masters = [p for group in optimizers[1].param_groups for p in group["params"]]
-    return (all(torch.equal(a[name], b[name]) for name in a),
-            all(t.device.type == "cpu" for t in [*held, *masters]),
-            not apart & {t.untyped_storage().data_ptr() for t in masters})
-
-
-@pytest.mark.parametrize("stage", STAGES)
-def test_an_offloaded_optimizer_gives_the_same_weights(stage, tmp_path):
-    for folder in (None, str(tmp_path / "nvme")):
-        for found in launch(_offloaded, stage, folder, ranks=2):
-            assert found == (True, True, True)
-    assert not list((tmp_path / "nvme").iterdir()), "the files go with the optimizer"
-
-
-def device_bytes():
-    """The memory of the device that tensors of this rank hold."""
-    gc.collect()
-    tensors = [one for one in gc.get_objects() if issubclass(type(one), torch.Tensor)]
-    return sum({one.untyped_storage()._cdata: one.untyped_storage().nbytes() for one in tensors
-                if one.device.type != "cpu"}.values())
-
-
-def _bytes_between_steps(stage, offload):
-    x = torch.ones(2, 10).to(device(), torch.bfloat16)
-    before = device_bytes()
-    wrapped = STAGES[stage](Plain().to(device(), torch.bfloat16))
-    optimizer = offload(wrapped, ADAMW)
-    wrapped(x).backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    dist.barrier()  # on a busy machine gloo's thread may hold the message before for a moment
-    return device_bytes() - before
-
-
-def _what_offload_saves():
-    ways = [lambda model, new: model.make_optimizer(new), offload_optimizer]
-    return [[_bytes_between_steps(stage, way) for way in ways] for stage in STAGES]
-
-
-def test_offload_takes_the_optimizers_bytes_off_the_device():
-    """In 16 bits: 12 bytes of 16 for each number that a rank owns."""
-    for of_rank in launch(_what_offload_saves, ranks=2, rehearse="gpu"):
-        assert [plain - rest for plain, rest in of_rank] == [12 * 360 / 2] * 3
-        assert [rest for _, rest in of_rank] == [4 * 360, 2 * 360, 2 * 360 / 2]
-
-
 def _missing():
     model = ZeroStage3(Experts().to(device()), units=[])
     model(torch.ones(1, 4, device=device()), which=0).sum().backward()
@@ -348,28 +250,6 @@ def _missing():
 def test_a_missing_gradient_is_a_sentence():
     with pytest.raises(RankError, match="6 of 10 parameters got no gradient on rank 0: experts.1"):
         launch(_missing, ranks=2)
-
-
-def _gradients(find_unused):
-    """Of experts that no rank has used, where one message comes after all backwards (lab 12)."""
-    stage = functools.partial(ZeroStage1, find_unused=find_unused)
-    parallel, model = Zero(1, stages={1: stage}), Experts().to(device())
-    replica = parallel.apply(model)
-    optimizer = parallel.make_optimizer(SGD, [{"params": list(model.named_parameters())}])
-    with parallel.communication(is_last=False):
-        replica(torch.ones(1, 4, device=device()), which=0).sum().backward()
-    parallel.reduce_now()
-    norm = parallel.grad_norm([p for group in optimizer.param_groups for p in group["params"]])
-    gradients = [gradient for _, gradient, _ in parallel.gradients(model)]
-    squares = sum((g.square().sum() for g in gradients), torch.zeros((), device=device()))
-    return norm.item(), parallel.total(squares).sqrt().item()
-
-
-def test_what_no_rank_has_used_has_no_gradient():
-    for norm, by_hand in launch(_gradients, True, ranks=2):
-        assert norm == pytest.approx(by_hand)
-    with pytest.raises(RankError, match="6 of 10 parameters got no gradient on rank 0: experts.1"):
-        launch(_gradients, False, ranks=2)
 
 
 @pytest.mark.parametrize("gb, way", [
