@@ -17,9 +17,9 @@ from ranklab.baseline.memory import as_trained, live_activations
 from ranklab.baseline.roofline import (attainable_flops, block_operations, decode_operation,
                                        matmul_operation, operation_seconds)
 from ranklab.baseline.streams import Stream
-from ranklab.checks.baseline import frugal
 from ranklab.checks.baseline import EXERCISES, PREDICTIONS
 from ranklab.checks.baseline.counting import counted_activations, counted_flops
+from ranklab.checks.baseline.frugal_gradients import MOST, SCORED, _peak, least_bytes
 from ranklab.course.check import judge_prediction
 from ranklab.hardware import H100
 from ranklab.meter import SavedActivations, memory_of
@@ -205,10 +205,10 @@ def test_the_project_runs_a_learners_functions():
     assert found["held_out"] == pytest.approx(plain["held_out"], abs=1e-3)
 
 
-@pytest.mark.parametrize("name, config, rows, librarys", frugal.SCORED)
+@pytest.mark.parametrize("name, config, rows, librarys", SCORED)
 def test_the_check_knows_the_librarys_peak(name, config, rows, librarys):
-    assert frugal._peak(baseline.frugal_gradients, config, rows) == librarys
-    assert librarys < 0.8 * frugal.MOST * frugal.least_bytes(config)
+    assert _peak(baseline.frugal_gradients, config, rows) == librarys
+    assert librarys < 0.8 * MOST * least_bytes(config)
 
 
 def test_the_project_runs_on_a_rank():

@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from ranklab import device, launch
-from ranklab.checks.fsdp import wrapping
+from ranklab.checks.fsdp.wrap_policy import OURS, limits, models
 from ranklab.fsdp import (
     FullyShardedBlock, Precision, clip_grad_norm_sharded, fill_shards, full_state_dict,
     hybrid_shard_groups, whole_bytes, wrap_policy,
@@ -283,9 +283,8 @@ def test_a_layer_in_two_blocks_is_no_part_of_either_and_may_be_a_block():
 
 
 def test_the_check_knows_how_many_blocks_the_policy_takes():
-    models = wrapping.models().values()
-    assert wrapping.OURS == sum(len(wrap_policy(model, most)) for model in models
-                                for most in wrapping.limits(model))
+    assert OURS == sum(len(wrap_policy(model, most)) for model in models().values()
+                       for most in limits(model))
 
 
 # --- bad input ------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ranklab import launch
-from ranklab.checks.horovod.optimizing import Net
+from ranklab.checks.horovod.distributed_optimizer import Net
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 STEPS, BATCH = 4, 12

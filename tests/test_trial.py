@@ -9,7 +9,7 @@ import torch
 
 from ranklab.checks import exercise, trial
 from ranklab.checks.exercise import Mistake
-from ranklab.checks.own import LibrarysAnswer, calls_watched
+from ranklab.checks.library_guard import LibrarysAnswer, calls_watched
 from ranklab.checks.trial import explain
 from ranklab.course import labs
 from ranklab.course.check import judge

@@ -5,14 +5,14 @@ import random
 
 import pytest
 
-from ranklab.checks.zero import keeping as checks
+from ranklab.checks.zero.units_to_keep import _step
 from ranklab.zero import units_to_keep
 from ranklab.zero.keeping import Step, last_that_fit, published_steps, scores
 
 
 def steps(n=60):
     dice = random.Random(1)
-    return [checks._step(dice, dice.randint(1, 6)) for _ in range(n)]
+    return [_step(dice, dice.randint(1, 6)) for _ in range(n)]
 
 
 def sets_of(step):

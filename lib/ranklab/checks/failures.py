@@ -9,7 +9,7 @@ import contextlib
 import re
 
 from ranklab.checks.exercise import Mistake
-from ranklab.checks.own import LibrarysAnswer
+from ranklab.checks.library_guard import LibrarysAnswer
 from ranklab.engine.report import rank_names
 
 # The line and the text of the error say all: no hint is added to these.

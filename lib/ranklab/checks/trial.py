@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from ranklab.checks.exercise import Mistake
 from ranklab.checks.failures import cause_of_hang, why_dead, why_hang
-from ranklab.checks.own import LibrarysAnswer, calls_watched
+from ranklab.checks.library_guard import LibrarysAnswer, calls_watched
 from ranklab.engine import HangError, RankError, launch, ship
 from ranklab.engine.surroundings import patience
 

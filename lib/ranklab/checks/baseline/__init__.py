@@ -1,25 +1,25 @@
 """Lab 01's checks: counting FLOPs and bytes, accumulating, recomputing, scaling.
 
-    counting.py       formulas against what torch counts
-    accumulating.py   a big batch in pieces against the batch in one piece
-    recomputing.py    checkpointed layers against plain ones
-    frugal.py         the smallest peak for a given step
-    scaling.py        loss scaling against torch.amp.GradScaler
-    numbers.py        the predictions
+    counting.py              formulas against what torch counts
+    accumulate_gradients.py  a big batch in pieces against the batch in one piece
+    checkpointed.py          checkpointed layers against plain ones
+    frugal_gradients.py      the smallest peak for a given step
+    scale_loss.py            loss scaling against torch.amp.GradScaler
+    numbers.py               the predictions
 """
 
 from ranklab import baseline
-from ranklab.checks.baseline.accumulating import check_accumulate_gradients
+from ranklab.checks.baseline.accumulate_gradients import check_accumulate_gradients
+from ranklab.checks.baseline.checkpointed import check_checkpointed
 from ranklab.checks.baseline.counting import (
     check_activation_bytes,
     check_mfu,
     check_model_state_bytes,
     check_transformer_flops,
 )
-from ranklab.checks.baseline.frugal import check_frugal_gradients
+from ranklab.checks.baseline.frugal_gradients import check_frugal_gradients
 from ranklab.checks.baseline.numbers import PREDICTIONS
-from ranklab.checks.baseline.recomputing import check_checkpointed
-from ranklab.checks.baseline.scaling import check_scale_loss
+from ranklab.checks.baseline.scale_loss import check_scale_loss
 from ranklab.checks.exercise import Exercise
 
 __all__ = ["EXERCISES", "PREDICTIONS"]

@@ -7,10 +7,11 @@
     tree.py          few steps: broadcast by doubling, all-reduce by doubling
     groups.py        parameter server and hierarchical all-reduce
     cost.py          the alpha-beta model
-    uneven.py        all_to_all_v
+    all_to_all_v.py  all_to_all_v
 """
 
 from ranklab import collectives
+from ranklab.checks.collectives.all_to_all_v import check_all_to_all_v
 from ranklab.checks.collectives.cost import (
     check_alpha_beta_time, check_crossover_bytes, check_fit_alpha_beta,
 )
@@ -20,7 +21,6 @@ from ranklab.checks.collectives.ring import (
     check_ring_all_gather, check_ring_all_reduce, check_ring_reduce_scatter,
 )
 from ranklab.checks.collectives.tree import check_recursive_doubling, check_tree_broadcast
-from ranklab.checks.collectives.uneven import check_all_to_all_v
 from ranklab.checks.exercise import Exercise
 
 __all__ = ["EXERCISES", "PREDICTIONS"]

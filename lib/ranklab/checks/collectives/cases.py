@@ -13,7 +13,7 @@ import torch.distributed as dist
 from ranklab.checks.exercise import Mistake
 from ranklab.checks.failures import hint_of
 from ranklab.checks.handles import DROPPED, Waits, drops_handles
-from ranklab.checks.own import LibrarysAnswer
+from ranklab.checks.library_guard import LibrarysAnswer
 from ranklab.checks.trial import on_ranks
 from ranklab.collectives import node_groups
 from ranklab.engine import device

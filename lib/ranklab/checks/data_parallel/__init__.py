@@ -1,33 +1,33 @@
 """The exercises and predictions of lab 03, in the order of the lab.
 
-    toys.py        the small models: frozen, tied, used twice, in two types
-    replicas.py    equal at the start
-    agreeing.py    found out if not
-    sharding.py    which rank gets which samples; the learning rate
-    averaging.py   one message for each parameter
-    bucketing.py   one for each bucket: which parameters share it
-    planning.py    which buckets leave the least time exposed
-    overlap.py     OverlappedDataParallel
-    events.py      what happens when, in a backward
-    backwards.py   one inside another; parameters without a gradient
-    stepping.py    no_sync
-    joining.py     join_uneven
-    batch_norm.py  the statistics of the whole batch
-    whole_batch.py what they are in one process, and which slip gave others
+    toys.py                      the small models: frozen, tied, used twice, in two types
+    broadcast_parameters.py      equal at the start
+    replicas_agree.py            found out if not
+    sharding.py                  which rank gets which samples; the learning rate
+    average_gradients.py         one message for each parameter
+    assign_buckets.py            one for each bucket: which parameters share it
+    plan_buckets.py              which buckets leave the least time exposed
+    overlapped_data_parallel.py  OverlappedDataParallel
+    events.py                    what happens when, in a backward
+    backwards.py                 one inside another; parameters without a gradient
+    no_sync.py                   no_sync
+    join_uneven.py               join_uneven
+    sync_batch_norm.py           the statistics of the whole batch
+    whole_batch.py               what they are in one process, and which slip gave others
 """
 
 from ranklab import data_parallel
-from ranklab.checks.data_parallel.agreeing import check_replicas_agree
-from ranklab.checks.data_parallel.averaging import check_average_gradients
-from ranklab.checks.data_parallel.batch_norm import check_sync_batch_norm
-from ranklab.checks.data_parallel.bucketing import check_assign_buckets
-from ranklab.checks.data_parallel.joining import check_join_uneven
-from ranklab.checks.data_parallel.overlap import check_OverlappedDataParallel
-from ranklab.checks.data_parallel.planning import check_plan_buckets
+from ranklab.checks.data_parallel.assign_buckets import check_assign_buckets
+from ranklab.checks.data_parallel.average_gradients import check_average_gradients
+from ranklab.checks.data_parallel.broadcast_parameters import check_broadcast_parameters
+from ranklab.checks.data_parallel.join_uneven import check_join_uneven
+from ranklab.checks.data_parallel.no_sync import check_no_sync
+from ranklab.checks.data_parallel.overlapped_data_parallel import check_OverlappedDataParallel
+from ranklab.checks.data_parallel.plan_buckets import check_plan_buckets
 from ranklab.checks.data_parallel.predictions import PREDICTIONS
-from ranklab.checks.data_parallel.replicas import check_broadcast_parameters
+from ranklab.checks.data_parallel.replicas_agree import check_replicas_agree
 from ranklab.checks.data_parallel.sharding import check_scale_learning_rate, check_shard_sampler
-from ranklab.checks.data_parallel.stepping import check_no_sync
+from ranklab.checks.data_parallel.sync_batch_norm import check_sync_batch_norm
 from ranklab.checks.exercise import Exercise
 
 __all__ = ["EXERCISES", "PREDICTIONS"]

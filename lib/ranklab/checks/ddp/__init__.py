@@ -1,27 +1,27 @@
 """The exercises and predictions of lab 04, in the order of the lab.
 
-    scaling.py      scaling_efficiency
-    exposing.py     exposed_communication
-    jobs.py         timelines whose causes are known
-    diagnosing.py   diagnose, on these
-    given.py        torch's DDP around a model whose gradients are known
-    halving.py      compress_fp16_hook, registered there
-    sparsifying.py  top_k_compress
-    budgeting.py    compress_to_budget
-    matrices.py     what power_sgd is called with, on every rank
-    low_rank.py     power_sgd
-    refusals.py     what DDP says of a hook that is not one
+    scaling_efficiency.py     scaling_efficiency
+    exposed_communication.py  exposed_communication
+    jobs.py                   timelines whose causes are known
+    diagnose.py               diagnose, on these
+    given.py                  torch's DDP around a model whose gradients are known
+    compress_fp16_hook.py     compress_fp16_hook, registered there
+    top_k_compress.py         top_k_compress
+    compress_to_budget.py     compress_to_budget
+    matrices.py               what power_sgd is called with, on every rank
+    power_sgd.py              power_sgd
+    refusals.py               what DDP says of a hook that is not one
 """
 
 from ranklab import ddp
-from ranklab.checks.ddp.budgeting import check_compress_to_budget
-from ranklab.checks.ddp.diagnosing import check_diagnose
-from ranklab.checks.ddp.exposing import check_exposed_communication
-from ranklab.checks.ddp.halving import check_compress_fp16_hook
-from ranklab.checks.ddp.low_rank import check_power_sgd
+from ranklab.checks.ddp.compress_fp16_hook import check_compress_fp16_hook
+from ranklab.checks.ddp.compress_to_budget import check_compress_to_budget
+from ranklab.checks.ddp.diagnose import check_diagnose
+from ranklab.checks.ddp.exposed_communication import check_exposed_communication
+from ranklab.checks.ddp.power_sgd import check_power_sgd
 from ranklab.checks.ddp.predictions import PREDICTIONS
-from ranklab.checks.ddp.scaling import check_scaling_efficiency
-from ranklab.checks.ddp.sparsifying import check_top_k_compress
+from ranklab.checks.ddp.scaling_efficiency import check_scaling_efficiency
+from ranklab.checks.ddp.top_k_compress import check_top_k_compress
 from ranklab.checks.exercise import Exercise
 
 __all__ = ["EXERCISES", "PREDICTIONS"]

@@ -2,14 +2,14 @@
 
 from ranklab import fsdp
 from ranklab.checks.exercise import Exercise
-from ranklab.checks.fsdp.block import check_FullyShardedBlock
-from ranklab.checks.fsdp.clip import check_clip_grad_norm_sharded
-from ranklab.checks.fsdp.hybrid import check_hybrid_shard_groups
-from ranklab.checks.fsdp.masked import check_masked_loss
+from ranklab.checks.fsdp.clip_grad_norm_sharded import check_clip_grad_norm_sharded
+from ranklab.checks.fsdp.full_state_dict import check_full_state_dict
+from ranklab.checks.fsdp.fully_sharded_block import check_FullyShardedBlock
+from ranklab.checks.fsdp.hybrid_shard_groups import check_hybrid_shard_groups
+from ranklab.checks.fsdp.masked_loss import check_masked_loss
 from ranklab.checks.fsdp.predictions import PREDICTIONS
-from ranklab.checks.fsdp.rows import check_shard_parameter
-from ranklab.checks.fsdp.state import check_full_state_dict
-from ranklab.checks.fsdp.wrapping import check_wrap_policy
+from ranklab.checks.fsdp.shard_parameter import check_shard_parameter
+from ranklab.checks.fsdp.wrap_policy import check_wrap_policy
 
 __all__ = ["EXERCISES", "PREDICTIONS"]
 

@@ -1,25 +1,25 @@
 """The exercises and predictions of lab 05, in the order of the lab.
 
-    negotiating.py  rounds in which ranks become ready in different orders
-    fusing.py       which tensors share a buffer
-    tuning.py       a threshold for noisy landscapes
-    optimizing.py   against one process that sees all batches
-    asking.py       what is asked for, when, and in how many bytes
-    compressing.py  types and bytes
-    tracing.py      what a viewer makes of the file
-    summing.py      Adasum against its definition
+    negotiate.py              rounds in which ranks become ready in different orders
+    fuse_tensors.py           which tensors share a buffer
+    tune_fusion.py            a threshold for noisy landscapes
+    distributed_optimizer.py  against one process that sees all batches
+    asking.py                 what is asked for, when, and in how many bytes
+    compress_fp16.py          types and bytes
+    timeline.py               what a viewer makes of the file
+    adasum.py                 Adasum against its definition
 """
 
 from ranklab import horovod
 from ranklab.checks.exercise import Exercise
-from ranklab.checks.horovod.compressing import check_compress_fp16
-from ranklab.checks.horovod.fusing import check_fuse_tensors
-from ranklab.checks.horovod.negotiating import check_negotiate
-from ranklab.checks.horovod.optimizing import check_distributed_optimizer
+from ranklab.checks.horovod.adasum import check_adasum
+from ranklab.checks.horovod.compress_fp16 import check_compress_fp16
+from ranklab.checks.horovod.distributed_optimizer import check_distributed_optimizer
+from ranklab.checks.horovod.fuse_tensors import check_fuse_tensors
+from ranklab.checks.horovod.negotiate import check_negotiate
 from ranklab.checks.horovod.predictions import PREDICTIONS
-from ranklab.checks.horovod.summing import check_adasum
-from ranklab.checks.horovod.tracing import check_timeline
-from ranklab.checks.horovod.tuning import check_tune_fusion
+from ranklab.checks.horovod.timeline import check_timeline
+from ranklab.checks.horovod.tune_fusion import check_tune_fusion
 
 __all__ = ["EXERCISES", "PREDICTIONS"]
 

@@ -2,8 +2,12 @@
 
 from ranklab.checkpoint import reshard_checkpoint
 from ranklab.checks.exercise import Exercise
-from ranklab.checks.hybrid import applying, choosing, gradients, meshes, resharding
+from ranklab.checks.hybrid.build_mesh import check_build_mesh
+from ranklab.checks.hybrid.choose_layout import check_choose_layout
+from ranklab.checks.hybrid.gradients import check_mesh_grad_norm, check_tied_embedding_sync
+from ranklab.checks.hybrid.parallelize import check_parallelize
 from ranklab.checks.hybrid.predictions import PREDICTIONS
+from ranklab.checks.hybrid.reshard_checkpoint import check_reshard_checkpoint
 from ranklab.hybrid import choose_layout, parallelize
 from ranklab.mesh import build_mesh
 from ranklab.parallel import mesh_grad_norm
@@ -12,7 +16,7 @@ from ranklab.pipeline_parallel import tied_embedding_sync
 __all__ = ["EXERCISES", "PREDICTIONS"]
 
 EXERCISES = (
-    Exercise(build_mesh, meshes.check_build_mesh, hints=(
+    Exercise(build_mesh, check_build_mesh, hints=(
         "Which groups does rank 0 have to make, and which ones does it keep?",
         "All groups of all axes are made by all ranks, in one order: new_group is a collective. "
         "A rank keeps the group that it is in.",
@@ -20,7 +24,7 @@ EXERCISES = (
         ") in ranks: mesh.groups[names] = group; names is (axis,) for each axis, then each joined "
         "one, in the order of mesh.axes: tuple(a for a in mesh.axes if a in names).",
     )),
-    Exercise(parallelize, applying.check_parallelize, hints=(
+    Exercise(parallelize, check_parallelize, hints=(
         "Which kind of parallelism needs to know what the others have left?",
         "Two calls hold on to what they find: one to layers, one to parameters. Which calls "
         "replace layers or parameters? They come before. And memory comes when nothing is dropped.",
@@ -28,25 +32,25 @@ EXERCISES = (
         "sequence_parallel)); hybrid.give_memory(model); with layout.recompute checkpoint_blocks("
         "model, ...); hybrid.pipeline.make_stages(model); hybrid.data.apply(model)",
     )),
-    Exercise(tied_embedding_sync, gradients.check_tied_embedding_sync, hints=(
+    Exercise(tied_embedding_sync, check_tied_embedding_sync, hints=(
         "Each of the two ranks has a part of the gradient. What does the other one need?",
         "Send your own gradient, receive the other's into an empty tensor, wait for both, add.",
         "dist.batch_isend_irecv([dist.P2POp(dist.isend, mine, group=group, group_peer=other), "
         "dist.P2POp(dist.irecv, theirs, group=group, group_peer=other)]); wait; mine + theirs",
     )),
-    Exercise(mesh_grad_norm, gradients.check_mesh_grad_norm, hints=(
+    Exercise(mesh_grad_norm, check_mesh_grad_norm, hints=(
         "If all ranks add up all squares that they have, how often does each number count?",
         "Divide each sum of squares by its copies; add up here, then over ranks; then the root.",
         "total += gradient.double().square().sum() / copies; dist.all_reduce(total, group=group)",
     )),
-    Exercise(reshard_checkpoint, resharding.check_reshard_checkpoint, hints=(
+    Exercise(reshard_checkpoint, check_reshard_checkpoint, hints=(
         "A piece is at 3 to 6 of the whole, a box at 0 to 4. Which numbers of each are the same?",
         "In each dim: from the larger of the two offsets to the smaller of the two ends. Take the "
         "piece's offset off for a slice of the piece, the box's for a slice of the box.",
         "starts = [max(a, b) ...]; stops = [min(a + n, b + m) ...]; piece.tensor[slices of start - "
         "a to stop - a].copy_(box[slices of start - b to stop - b]), after all were counted",
     )),
-    Exercise(choose_layout, choosing.check_choose_layout, hints=(
+    Exercise(choose_layout, check_choose_layout, hints=(
         "How many legal layouts are there? Is any cleverness needed to look at all of them?",
         "All divisors of gpus for tp and pp, of the batch for micro-batches, all options: skip "
         "what is not legal, sort by seconds, and take the first that fits.",

@@ -3,7 +3,7 @@
 from ranklab import pipeline_parallel as pp
 from ranklab.checks.exercise import Exercise
 from ranklab.checks.pipeline_parallel import numbers, schedules
-from ranklab.checks.pipeline_parallel.executor import check_PipelineExecutor
+from ranklab.checks.pipeline_parallel.pipeline_executor import check_PipelineExecutor
 from ranklab.checks.pipeline_parallel.predictions import PREDICTIONS
 
 __all__ = ["EXERCISES", "PREDICTIONS"]

@@ -2,11 +2,11 @@
 
 from ranklab import ranks
 from ranklab.checks.exercise import Exercise, Prediction
-from ranklab.checks.ranks.calling import check_roll_call
-from ranklab.checks.ranks.ring import check_ring_shift
-from ranklab.checks.ranks.shards import check_shard_range
-from ranklab.checks.ranks.together import check_all_ranks_finite
-from ranklab.checks.ranks.token import check_pass_the_token
+from ranklab.checks.ranks.all_ranks_finite import check_all_ranks_finite
+from ranklab.checks.ranks.pass_the_token import check_pass_the_token
+from ranklab.checks.ranks.ring_shift import check_ring_shift
+from ranklab.checks.ranks.roll_call import check_roll_call
+from ranklab.checks.ranks.shard_range import check_shard_range
 
 EXERCISES = (
     Exercise(ranks.shard_range, check_shard_range, hints=(

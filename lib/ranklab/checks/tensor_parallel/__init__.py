@@ -2,7 +2,8 @@
 
 from ranklab import tensor_parallel as tp
 from ranklab.checks.exercise import Exercise
-from ranklab.checks.tensor_parallel import layers, regions, seeds, vocabulary
+from ranklab.checks.tensor_parallel import layers, regions, vocabulary
+from ranklab.checks.tensor_parallel.dropout_seeds import check_dropout_seeds
 from ranklab.checks.tensor_parallel.predictions import PREDICTIONS
 
 __all__ = ["EXERCISES", "PREDICTIONS"]
@@ -55,7 +56,7 @@ EXERCISES = (
         "The weight enters as x enters a region: as it is, with a gradient that is summed.",
         "functional_call(norm, {name: copy_to_region(p, group), ... of named_parameters()}, x)",
     )),
-    Exercise(tp.dropout_seeds, seeds.check_dropout_seeds, hints=(
+    Exercise(tp.dropout_seeds, check_dropout_seeds, hints=(
         "How many different seeds does one data_rank need?",
         "tensor_ranks + 1 of them: one shared, and one for each tensor rank. Number them all.",
         "first = seed * SPREAD + data_rank * (tensor_ranks + 1); own: first + 1 + tensor_rank",

@@ -5,14 +5,14 @@ toys.py has the models that are trained, training.py trains them beside one proc
 
 from ranklab import zero
 from ranklab.checks.exercise import Exercise
-from ranklab.checks.zero.config import check_deepspeed_config
+from ranklab.checks.zero.deepspeed_config import check_deepspeed_config
 from ranklab.checks.zero.formulas import check_zero_memory, check_zero_traffic
-from ranklab.checks.zero.keeping import check_units_to_keep
-from ranklab.checks.zero.offload import check_offload_optimizer
-from ranklab.checks.zero.partition import check_partition_flat
+from ranklab.checks.zero.offload_optimizer import check_offload_optimizer
+from ranklab.checks.zero.partition_flat import check_partition_flat
 from ranklab.checks.zero.predictions import PREDICTIONS
 from ranklab.checks.zero.stage3 import check_ZeroStage3
 from ranklab.checks.zero.stages import check_ZeroStage1, check_ZeroStage2
+from ranklab.checks.zero.units_to_keep import check_units_to_keep
 
 __all__ = ["EXERCISES", "PREDICTIONS"]
 

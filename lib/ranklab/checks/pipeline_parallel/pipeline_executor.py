@@ -10,8 +10,8 @@ from torch import nn
 
 from ranklab.checks.exercise import Mistake
 from ranklab.checks.failures import hinted
-from ranklab.checks.memory import held_bytes
 from ranklab.checks.handles import Waits
+from ranklab.checks.memory import held_bytes
 from ranklab.checks.trial import explain, group_of_mine, members_of, on_ranks
 from ranklab.engine import device
 from ranklab.meter import Traffic

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from ranklab.checks.baseline.accumulating import gradients
+from ranklab.checks.baseline.accumulate_gradients import gradients
 from ranklab.checks.exercise import Mistake
 from ranklab.checks.failures import hint_of
 from ranklab.checks.trial import explain, is_near

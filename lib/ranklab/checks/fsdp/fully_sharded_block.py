@@ -8,7 +8,7 @@ from torch import nn
 
 from ranklab.checks.beside import IN_GROUPS, expect, on_groups
 from ranklab.checks.failures import LEFT, MISMATCH
-from ranklab.checks.fsdp.rows import chunk_of
+from ranklab.checks.fsdp.shard_parameter import chunk_of
 from ranklab.checks.handles import Waits
 from ranklab.checks.memory import held_bytes
 from ranklab.checks.trial import explain

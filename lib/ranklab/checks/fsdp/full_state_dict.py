@@ -7,7 +7,7 @@ from torch import nn
 
 from ranklab.checks.beside import IN_GROUPS, expect, on_groups
 from ranklab.checks.failures import LEFT
-from ranklab.checks.fsdp.rows import chunk_of
+from ranklab.checks.fsdp.shard_parameter import chunk_of
 from ranklab.checks.trial import explain
 from ranklab.checks.zero.toys import Toy, is_there, seeded
 from ranklab.fsdp import FullyShardedBlock, Precision

@@ -5,8 +5,8 @@ import contextlib
 import torch
 from torch import nn
 
-from ranklab.checks.exercise import Mistake
 from ranklab.checks.beside import expect
+from ranklab.checks.exercise import Mistake
 from ranklab.fsdp.wrapping import can_be_a_block, outermost, parameter_bytes, whole_bytes
 from ranklab.models.gpt import GPT, GPTConfig
 

@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.flop_counter import flop_registry
 
 from ranklab import baseline
-from ranklab.checks.baseline.accumulating import gradients
+from ranklab.checks.baseline.accumulate_gradients import gradients
 from ranklab.checks.exercise import Mistake
 from ranklab.checks.trial import explain, is_near
 from ranklab.meter.curve import MemoryPeak

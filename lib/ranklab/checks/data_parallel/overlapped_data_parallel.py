@@ -9,7 +9,7 @@ from ranklab.checks.data_parallel.backwards import (
 from ranklab.checks.data_parallel.events import (
     Sent, compare_events, compare_order, events_and_order,
 )
-from ranklab.checks.data_parallel.stepping import in_pieces
+from ranklab.checks.data_parallel.no_sync import in_pieces
 from ranklab.checks.data_parallel.toys import (
     gradients, loss_of, mean_gradients, off, rows, toy, weights,
 )

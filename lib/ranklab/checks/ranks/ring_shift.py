@@ -8,7 +8,7 @@ import torch.distributed as dist
 from ranklab.checks.exercise import Mistake
 from ranklab.checks.failures import MISMATCH, RECEIVE_FIRST, SEND_FIRST, hint_of
 from ranklab.checks.handles import DROPPED, Waits, all_awaited, drops_handles, uses
-from ranklab.checks.ranks.shards import SIZES
+from ranklab.checks.ranks.shard_range import SIZES
 from ranklab.checks.trial import explain, on_ranks
 from ranklab.engine import device
 from ranklab.meter import Traffic

@@ -8,8 +8,8 @@ import torch.distributed as dist
 from ranklab.checks.exercise import Mistake
 from ranklab.checks.failures import hinted
 from ranklab.checks.handles import all_awaited
-from ranklab.checks.ranks.ring import LIMIT, MEMBERS, OF, THE_GROUP, in_group
-from ranklab.checks.ranks.shards import as_text
+from ranklab.checks.ranks.ring_shift import LIMIT, MEMBERS, OF, THE_GROUP, in_group
+from ranklab.checks.ranks.shard_range import as_text
 from ranklab.checks.trial import on_ranks
 from ranklab.engine import device
 

@@ -5,8 +5,8 @@ import torch.distributed as dist
 
 from ranklab.checks.exercise import Mistake
 from ranklab.checks.handles import all_awaited
-from ranklab.checks.ranks.ring import MEMBERS, OF, THE_GROUP, in_group, on_ring
-from ranklab.checks.ranks.shards import SIZES, as_text
+from ranklab.checks.ranks.ring_shift import MEMBERS, OF, THE_GROUP, in_group, on_ring
+from ranklab.checks.ranks.shard_range import SIZES, as_text
 
 POINT_TO_POINT = {"send", "recv"}
 
