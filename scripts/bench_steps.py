@@ -16,7 +16,7 @@ from ranklab import device, launch
 from ranklab.models.gpt import GPT, GPTConfig
 from ranklab.projects.clock import in_turns
 from ranklab.projects.tensor_parallel.dtensor import parallelize_gpt
-from ranklab.tensor_parallel import How, parallel_gpt
+from ranklab.tensor_parallel import TPConfig, parallel_gpt
 from ranklab.zero import ZeroStage1, ZeroStage2, ZeroStage3
 from ranklab.zero.deepspeed_engine import deepspeed_engine
 
@@ -59,7 +59,7 @@ def deepspeeds(stage, module):
 
 
 def tensor_parallel(how, module):
-    model = parallel_gpt(module, How(**how))
+    model = parallel_gpt(module, TPConfig(**how))
     return stepping(model, ADAMW(model.parameters()))
 
 

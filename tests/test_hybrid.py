@@ -13,7 +13,7 @@ from ranklab.hybrid import Hybrid, Layout
 from ranklab.hybrid.layout import SCHEDULES
 from ranklab.meter import Traffic
 from ranklab.models.gpt import GPT, GPTConfig
-from ranklab.tensor_parallel.split import Split
+from ranklab.tensor_parallel.split import ShardSpec
 from ranklab.text_trainer import TextTrainer, TrainConfig
 
 pytestmark = pytest.mark.timeout(180)
@@ -259,7 +259,7 @@ def test_key_heads_that_unequal_numbers_of_ranks_hold_count_once():
         hybrid, mine = Hybrid(layout.new_mesh(), layout), torch.nn.Parameter(torch.zeros(4))
         mine.grad = torch.tensor([[3.0, 3.0, 4.0, 4.0], [4.0, 4.0, 5.0, 5.0]][dist.get_rank()])
         # six numbers: this rank's own two, and two that both have
-        mine.of_whole = Split(0, 6, *[(((0, 2), (2, 4)), (1, 2)), (((2, 4), (4, 6)), (2, 1))][
+        mine.shard_spec = ShardSpec(0, 6, *[(((0, 2), (2, 4)), (1, 2)), (((2, 4), (4, 6)), (2, 1))][
             dist.get_rank()])
         hybrid.pipeline.model, hybrid.pipeline.tied = torch.nn.Module(), {}
         hybrid.data.gradients = lambda model: [(mine, mine.grad, 1)]

@@ -13,7 +13,7 @@ from ranklab import device, launch
 from ranklab.meter import Traffic
 from ranklab.models.gpt import GPT, IGNORE, GPTConfig
 from ranklab.pipeline_parallel import (
-    Action, PipelineExecutor, Span, bubble_fraction, dual_pipe_schedule, gpipe_schedule,
+    Action, PipelineExecutor, Span, bubble_fraction, dualpipe_v, gpipe_schedule,
     in_flight_activations, interleaved_schedule, one_f_one_b_schedule, parse_schedule,
     pipedream_schedule, simulate, split_stages, stale_weights, zb_v_schedule, zero_bubble_schedule,
 )
@@ -30,7 +30,7 @@ CONFIG = GPTConfig(vocab_size=37, n_ctx=8, n_embd=16, n_head=4, n_layer=6)
 SCHEDULES = {
     "GPipe": gpipe_schedule, "1F1B": one_f_one_b_schedule, "ZB-H1": zero_bubble_schedule,
     "interleaved": functools.partial(interleaved_schedule, virtual=2), "ZB-V": zb_v_schedule,
-    "DualPipe": dual_pipe_schedule,
+    "DualPipe": dualpipe_v,
 }
 
 

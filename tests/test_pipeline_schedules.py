@@ -27,7 +27,7 @@ def schedules(P, M):
     if M % P == 0:
         found |= {f"interleaved {V}": pp.interleaved_schedule(P, M, V) for V in (1, 2, 3, 4)}
     if M >= 2 * P:
-        found["dual"] = pp.dual_pipe_schedule(P, M)
+        found["dual"] = pp.dualpipe_v(P, M)
     return found
 
 
@@ -167,7 +167,7 @@ def test_bubble_rates_of_the_zero_bubble_paper(row):
 @pytest.mark.parametrize(("make", "sentence"), [
     (lambda: pp.interleaved_schedule(4, 6, 2),
      "micro_batches=6 must be a multiple of ranks=4 for the interleaved schedule"),
-    (lambda: pp.dual_pipe_schedule(4, 7),
+    (lambda: pp.dualpipe_v(4, 7),
      "micro_batches=7 must be 8 or more, two for each of the 4 ranks, for the DualPipe schedule"),
     (lambda: pp.gpipe_schedule(0, 1), "stages=0 must be 1 or more"),
     (lambda: pp.one_f_one_b_schedule(2, 0), "micro_batches=0 must be 1 or more"),
@@ -328,7 +328,7 @@ def test_torch_has_the_same_order(P):
             for V in (2, 3, 4):
                 assert torchs("Interleaved1F1B", P, M, V) == pp.interleaved_schedule(P, M, V)
         if M >= 2 * P:
-            assert torchs("DualPipeV", P, M, 2) == pp.dual_pipe_schedule(P, M)
+            assert torchs("DualPipeV", P, M, 2) == pp.dualpipe_v(P, M)
         if M >= P:
             *theirs, last = torchs("1F1B", P, M)
             *ours, ours_last = pp.one_f_one_b_schedule(P, M)

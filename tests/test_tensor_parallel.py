@@ -13,11 +13,11 @@ from ranklab.meter import Traffic
 from ranklab.models.gpt import GPT, IGNORE, GPTConfig
 from ranklab.projects.fsdp.llama import PRELOAD
 from ranklab.tensor_parallel import (
-    ColumnParallelLinear, How, dropout_seeds, parallel_gpt, parallel_llama, tensor_parallel,
+    ColumnParallelLinear, TPConfig, dropout_seeds, parallel_gpt, parallel_llama, tensor_parallel,
     vocab_parallel_cross_entropy,
 )
 from ranklab.tensor_parallel.plan import row
-from ranklab.tensor_parallel.regions import as_it_is, gather_tokens, scatter_tokens
+from ranklab.tensor_parallel.regions import identity, gather_tokens, scatter_tokens
 from ranklab.tensor_parallel.split import split_of, take
 from ranklab.tensor_parallel.training import TensorParallel
 from ranklab.text_trainer import TextTrainer, TrainConfig
@@ -64,7 +64,7 @@ def _train(key_heads=None, ranks=None, **changes):
     if ranks and dist.get_rank() not in ranks:
         return 0.0
     one, model, worst = new_gpt(key_heads), new_gpt(key_heads), 0.0
-    parallel_gpt(model, How(group, **changes))
+    parallel_gpt(model, TPConfig(group, **changes))
     ones, ours = (torch.optim.SGD(m.parameters(), 0.1, 0.9) for m in (one, model))
     for x, y in batches():
         losses = one(x, y), model(x, y)
@@ -155,7 +155,7 @@ def test_what_the_plan_for_llama_does_not_know_is_refused_by_name():
 # --- what is sent, and what is kept ---------------------------------------------------------------
 
 def _counted(**changes):
-    model = parallel_gpt(new_gpt(), How(**changes))
+    model = parallel_gpt(new_gpt(), TPConfig(**changes))
     x, y = next(batches(1))
     with Traffic() as traffic:
         model(x, y).backward()
@@ -182,7 +182,7 @@ def test_sequence_parallelism_sends_the_same_bytes():
 
 def _saved_for_norms(**changes):
     """Bytes that the norms and residuals of the blocks keep: all that is not inside a region."""
-    model = parallel_gpt(new_gpt(), How(**changes))
+    model = parallel_gpt(new_gpt(), TPConfig(**changes))
     kept = []
     for block in model.blocks.values():
         for norm in (block.norm1, block.norm2):
@@ -236,7 +236,7 @@ def _masks(sequence_parallel, recompute):
     model = GPT(config).to(device())
     shared, own = dropout_seeds(0, 0, dist.get_rank(), dist.get_world_size())
     torch.manual_seed(shared)
-    parallel_gpt(model, How(own=own, sequence_parallel=sequence_parallel))
+    parallel_gpt(model, TPConfig(own=own, sequence_parallel=sequence_parallel))
     block, seen = model.blocks["0"], []
     inside = block.attention.attend
     block.attention.attend = lambda q, k, v: inside(
@@ -335,7 +335,8 @@ def _sentences():
     heads = functools.partial(parallel_gpt, GPT(GPTConfig(n_head=4)))
     width = functools.partial(ColumnParallelLinear, nn.Linear(6, 8))
     parts = functools.partial(ColumnParallelLinear, nn.Linear(6, 9), parts=(3, 3))
-    name = functools.partial(tensor_parallel, GPT(GPTConfig()), {"blocks.*.mlp.upp": row}, How())
+    name = functools.partial(tensor_parallel, GPT(GPTConfig()), {"blocks.*.mlp.upp": row},
+                             TPConfig())
     return [_sentence(what) for what in (tokens, heads, width, parts, name)]
 
 
@@ -353,7 +354,7 @@ def test_bad_input_is_a_sentence_on_every_rank():
 # --- under a GPU's rules --------------------------------------------------------------------------
 
 def _on_gpu():
-    assert as_it_is(torch.ones(2)).sum() == 2
+    assert identity(torch.ones(2)).sum() == 2
     x = gather_tokens(torch.ones(1, 2, 2, device=device()))
     assert x.shape == (1, 4, 2)
     return max(_train(), _train(**SP), _train(6, overlap=True))

@@ -22,7 +22,7 @@ from ranklab.projects.tensor_parallel.links import (
 from ranklab.projects.tensor_parallel.training import (
     METHODS, MODELS, PARTS, Settings, train,
 )
-from ranklab.tensor_parallel import ColumnParallelLinear, How, parallel_gpt
+from ranklab.tensor_parallel import ColumnParallelLinear, TPConfig, parallel_gpt
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("one_thread")]
 
@@ -111,7 +111,7 @@ def three_steps(sequence_parallel, by_dtensor):
         mesh = init_device_mesh(device().type, (dist.get_world_size(),))
         parallelize_gpt(model, mesh, sequence_parallel)
     else:
-        parallel_gpt(model, How(sequence_parallel=sequence_parallel))
+        parallel_gpt(model, TPConfig(sequence_parallel=sequence_parallel))
     optimizer, losses = torch.optim.AdamW(model.parameters(), lr=0.01), []
     tokens = torch.randint(256, (3, 4, 16), generator=torch.Generator().manual_seed(1))
     for batch in tokens.to(device()):

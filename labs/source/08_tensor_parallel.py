@@ -97,15 +97,15 @@ for mlp in (naive, in_one_region):
 #
 # | given | |
 # |---|---|
-# | `Through.apply(x, group, forward, backward)` | forward(x, group); and in backward x's gradient becomes backward(gradient, group) |
-# | `as_it_is` | x itself; sends nothing |
+# | `RegionFunction.apply(x, group, forward, backward)` | forward(x, group); and in backward x's gradient becomes backward(gradient, group) |
+# | `identity` | x itself; sends nothing |
 # | `summed` | all-reduces, into a new tensor |
 # | `group` | the ranks that share the layer; None is all ranks |
 #
 # **Predict.** A transformer's layer has two regions, its attention and its MLP. f has an all-reduce backward, and g one forward. How many all-reduces has one layer in a step, forward and backward?
 
 # %%
-from ranklab.tensor_parallel.regions import Through, as_it_is, summed
+from ranklab.tensor_parallel.regions import RegionFunction, identity, summed
 
 check(tp_all_reduces=...)
 
@@ -153,16 +153,16 @@ def gradients(f, g, x, A, B):
 
 def ratios(f, g):
     rank, R = dist.get_rank(), dist.get_world_size()
-    of_x, of_A, _ = gradients(as_it_is, as_it_is, x, A, B)
+    of_x, of_A, _ = gradients(identity, identity, x, A, B)
     mine = gradients(f, g, x, A.chunk(R, 1)[rank], B.chunk(R, 0)[rank])
     right = of_x, of_A.chunk(R, 1)[rank]
     return [((m * r).sum() / r.square().sum()).item() for m, r in zip(mine, right)]
 
 
 # %% tags=["nbval-check-output"]
-tries = {"yours": (copy_to_region, reduce_from_region), "without f": (as_it_is, reduce_from_region),
-         "without g": (copy_to_region, as_it_is),
-         "sums back, too": (copy_to_region, lambda y: Through.apply(y, None, summed, summed))}
+tries = {"yours": (copy_to_region, reduce_from_region), "without f": (identity, reduce_from_region),
+         "without g": (copy_to_region, identity),
+         "sums back, too": (copy_to_region, lambda y: RegionFunction.apply(y, None, summed, summed))}
 for name, pair in tries.items():
     of_x, of_A = launch(ratios, *pair, ranks=4)[0]
     print(f"{name:16} gradient of x {of_x:5.2f}   of A {of_A:5.2f}")
@@ -239,14 +239,14 @@ class RowParallelLinear(nn.Module):
 
     It has `weight`, made by split_parameter, and the `bias` of linear itself, whole and added once.
     leave    how the sum over ranks gets out of the region: called as leave(y, group)
-    outside  what the bias goes through before it is added, outside(bias, group): as_it_is here,
+    outside  what the bias goes through before it is added, outside(bias, group): identity here,
              copy_to_region where each rank has its own tokens outside (see Further)
     shape    (..., in/tp) -> (..., out)
     cost     that of leave: reduce_from_region sends one all-reduce forward, nothing backward
     error    ValueError where the ranks do not divide the inputs: split_parameter's
     """
 
-    def __init__(self, linear, group=None, leave=reduce_from_region, outside=as_it_is):
+    def __init__(self, linear, group=None, leave=reduce_from_region, outside=identity):
         super().__init__()
         self.group, self.leave, self.outside = group, leave, outside
         raise NotImplementedError("exercise 4.4, first part: about 2 lines")
@@ -336,7 +336,7 @@ timeline(launch(profiled, OverlappedColumnLinear, ranks=2), "Backward, overlappe
 # | `shard_range(n, rank, R)` | which of n a rank has (lab 00) |
 # | `KeyValueHeads(linear, needed, D, group)` | a layer that replaces k or v. `needed` is a list: for each query head of this rank, the number of its key head. The layer holds each of these heads once. If other ranks hold one of them, too, it adds up their gradients |
 # | `enter_before(module, enter, group)` | what is given to the module enters first, once |
-# | `as_it_is` | for a layer whose input is in the region already |
+# | `identity` | for a layer whose input is in the region already |
 #
 # **Predict.** 64 query heads, 8 key heads, tp=16. How many key heads does each rank hold?
 
@@ -375,7 +375,7 @@ from ranklab.models.gpt import GPT, Attention, GPTConfig
 
 
 def heads_of(weight, D=8):
-    rows = weight.of_whole.ranges  # split_parameter notes which rows of the whole these are
+    rows = weight.shard_spec.ranges  # split_parameter notes which rows of the whole these are
     return [row // D for start, stop in rows for row in range(start, stop, D)]
 
 
@@ -391,10 +391,10 @@ for key_heads in (8, 2):
         print(f"{key_heads} key heads, rank {rank}: query heads {q}, key heads {k}")
 
 # %% [markdown]
-# Now a whole transformer layer. The library changes a model **from outside, by names**: a *plan* says which module is split in which way, and `How` hands in your functions. Beside it stands a plan in which q, k and v enter by themselves:
+# Now a whole transformer layer. The library changes a model **from outside, by names**: a *plan* says which module is split in which way, and `TPConfig` hands in your functions. Beside it stands a plan in which q, k and v enter by themselves:
 
 # %%
-from ranklab.tensor_parallel import How, plan, tensor_parallel
+from ranklab.tensor_parallel import TPConfig, plan, tensor_parallel
 
 yours = {"copy": copy_to_region, "reduce": reduce_from_region, "column": ColumnParallelLinear,
          "row": RowParallelLinear, "attention": parallel_attention}
@@ -408,7 +408,7 @@ def one_layer(plan):
     torch.manual_seed(0)
     model = GPT(GPTConfig(n_layer=1, n_embd=64, n_head=8, n_ctx=32)).to(device())
     x = torch.randn(2, 32, 64, device=device(), requires_grad=True)
-    block = tensor_parallel(model, plan, How(**yours)).blocks["0"]
+    block = tensor_parallel(model, plan, TPConfig(**yours)).blocks["0"]
     with Traffic() as forward:
         y = block(x)
     with Traffic() as backward:
@@ -517,7 +517,7 @@ def brought():
     w_shard = torch.arange(1.0, 9.0, device=device())[rows.start : rows.stop, None]
     tokens = torch.tensor([[0, 7, 3, 3, 5]], device=device())
     return rows, [vocab_parallel_embedding(tokens, w_shard, 8, leave=leave).flatten().int().tolist()
-                  for leave in (as_it_is, reduce_from_region)]
+                  for leave in (identity, reduce_from_region)]
 
 
 for rank, (rows, (part, total)) in enumerate(launch(brought, ranks=3)):
@@ -582,7 +582,7 @@ def gpt_step(split=None, sequence_parallel=False):
     torch.manual_seed(0)
     model = GPT(GPTConfig(n_embd=64, n_head=4, n_ctx=32)).to(device())
     if split is not None:
-        split(model, How(**yours, sequence_parallel=sequence_parallel))
+        split(model, TPConfig(**yours, sequence_parallel=sequence_parallel))
     batch = tokens.to(device())
     with SavedActivations(model) as saved, Traffic() as traffic:
         loss = model(batch[:, :-1], batch[:, 1:])
@@ -670,7 +670,7 @@ def by_dtensor(model, how):
 def train(split, sequence_parallel):
     torch.manual_seed(0)
     model = GPT(GPTConfig(n_embd=64, n_head=4, n_ctx=32)).to(device())
-    model = split(model, How(**yours, sequence_parallel=sequence_parallel))
+    model = split(model, TPConfig(**yours, sequence_parallel=sequence_parallel))
     optimizer, losses = torch.optim.AdamW(model.parameters(), 0.01), []
     batch, targets = (part.to(device()) for part in (tokens[:, :-1], tokens[:, 1:]))
     for _ in range(5):
@@ -708,7 +708,7 @@ def llama_losses(batch):
     for split in (lambda model, how: None, parallel_llama):
         torch.manual_seed(0)
         model = LlamaForCausalLM(config).to(device())
-        split(model, How(**yours))
+        split(model, TPConfig(**yours))
         loss = model(input_ids=batch.to(device()), labels=batch.to(device())).loss
         loss.backward()
         norm = model.model.norm.weight.grad.norm()  # all ranks hold this gradient
@@ -780,7 +780,7 @@ print("ranks   numbers held: predicted  counted   bytes sent: predicted  counted
 
 
 def held_and_sent():
-    model = parallel_gpt(GPT(GPTConfig(n_embd=C, n_head=4, n_ctx=T)).to(device()), How(**yours))
+    model = parallel_gpt(GPT(GPTConfig(n_embd=C, n_head=4, n_ctx=T)).to(device()), TPConfig(**yours))
     return sum(p.numel() for p in model.parameters()), gpt_step(parallel_gpt)[2].sent_bytes
 
 

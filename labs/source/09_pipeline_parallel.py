@@ -466,7 +466,7 @@ plots.timeline(simulate(zero_bubble_schedule(4, 8)), "Your schedule", ranks=rang
 # %% tags=["nbval-check-output"]
 zoo = {"1F1B": one_f_one_b_schedule, "yours": zero_bubble_schedule,
        "ZB-H1": pp.zero_bubble_schedule, "ZB-V": pp.zb_v_schedule,
-       "DualPipeV": pp.dual_pipe_schedule}
+       "DualPipeV": pp.dualpipe_v}
 print(f"{'4 ranks, 8 micro-batches':26} bubble  without a flush  held at most")
 for name, make in zoo.items():
     schedule = make(4, 8)

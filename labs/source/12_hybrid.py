@@ -167,10 +167,10 @@ for order in ("pipeline data tensor", "data pipeline tensor", "tensor data pipel
 # |---|---|---|
 # | `checkpoint_blocks(model, checkpoint)`, lab 01 | blocks | each runs as `checkpoint(block, x)`: torch's, with `use_reentrant=False` |
 # | `hybrid.data.apply(model)`, labs 03, 06, 07 | each parameter and its numbers | its gradient averaged, or the parameter sharded |
-# | `hybrid.give_memory(model)`, lab 07 | parameters on `meta`: shapes, no memory | the same on the device, with their first numbers |
-# | `hybrid.pipeline.keep_mine(model)`, lab 09 | nothing | this rank's layers; the others are gone |
+# | `hybrid.materialize(model)`, lab 07 | parameters on `meta`: shapes, no memory | the same on the device, with their first numbers |
+# | `hybrid.pipeline.keep_stages(model)`, lab 09 | nothing | this rank's layers; the others are gone |
 # | `hybrid.pipeline.make_stages(model)`, lab 09 | layers, as they are then | the model runs stage by stage |
-# | `parallel_gpt(model, How(group, sequence_parallel))`, lab 08 | layers | others in their place, with new, smaller parameters |
+# | `parallel_gpt(model, TPConfig(group, sequence_parallel))`, lab 08 | layers | others in their place, with new, smaller parameters |
 #
 # The model arrives on the `meta` device, because no rank could hold all of it. Several orders are right.
 #
@@ -183,7 +183,7 @@ check(mesh_micro_batches=...)
 
 # %%
 from ranklab.baseline import checkpoint_blocks
-from ranklab.tensor_parallel.plan import How, parallel_gpt
+from ranklab.tensor_parallel.plan import TPConfig, parallel_gpt
 
 
 def parallelize(model, hybrid):
@@ -193,7 +193,7 @@ def parallelize(model, hybrid):
     every step is that of one process. (Where data ranks shard parameters they begin with such a
     part and shard it last.) With layout.recompute, and only then, blocks compute themselves again
     in backward; with layout.sequence_parallel a rank has its tokens alone between regions (lab 08).
-    hybrid  has .layout, .pipeline, .tensor (with .group), .data and .give_memory
+    hybrid  has .layout, .pipeline, .tensor (with .group), .data and .materialize
     """
     raise NotImplementedError("exercise 4.2: about 8 lines")
 
@@ -250,17 +250,17 @@ for name, (losses, here) in zip(("one process", *ways), found):
 
 # %%
 def memory_before(model, hybrid):
-    hybrid.give_memory(model)
+    hybrid.materialize(model)
     hybrid.most = sum(p.numel() for p in model.parameters())  # numbers that have memory
     return parallelize(model, hybrid)
 
 
 def data_before(model, hybrid):
-    hybrid.pipeline.keep_mine(model)
-    hybrid.give_memory(model)
+    hybrid.pipeline.keep_stages(model)
+    hybrid.materialize(model)
     hybrid.most = sum(p.numel() for p in model.parameters())
     hybrid.data.apply(model)
-    hybrid.pipeline.keep_mine = hybrid.data.apply = lambda model: model  # not a second time
+    hybrid.pipeline.keep_stages = hybrid.data.apply = lambda model: model  # not a second time
     return parallelize(model, hybrid)
 
 

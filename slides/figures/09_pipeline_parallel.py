@@ -37,7 +37,7 @@ def halves():
 
 def shapes():
     drawn = {name: simulate(make(4, 8), 0.5, 1, 0.5, 0.5) for name, make in
-             {"ZB-V": pp.zb_v_schedule, "DualPipeV": pp.dual_pipe_schedule}.items()}
+             {"ZB-V": pp.zb_v_schedule, "DualPipeV": pp.dualpipe_v}.items()}
     return plots.several(drawn), 7.4, 3.4
 
 

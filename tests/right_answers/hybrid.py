@@ -14,7 +14,7 @@ from ranklab.engine import device
 from ranklab.hybrid import Layout, layout_memory, layout_seconds
 from ranklab.hybrid.choose import divisors, legal
 from ranklab.mesh import Mesh
-from ranklab.tensor_parallel.plan import How, parallel_gpt
+from ranklab.tensor_parallel.plan import TPConfig, parallel_gpt
 
 
 def build_mesh__twice_the_same_ranks(axes, joined=()):
@@ -58,10 +58,10 @@ def build_mesh__local_synchronization(axes, joined=()):
 
 def parallelize__layers_after_parts(model, hybrid):
     """What will go is split, too; only memory must wait. Recompute comes last of all."""
-    parallel_gpt(model, How(hybrid.tensor.group, hybrid.layout.sequence_parallel))
-    hybrid.pipeline.keep_mine(model)
+    parallel_gpt(model, TPConfig(hybrid.tensor.group, hybrid.layout.sequence_parallel))
+    hybrid.pipeline.keep_stages(model)
     hybrid.pipeline.make_stages(model)
-    hybrid.give_memory(model)
+    hybrid.materialize(model)
     hybrid.data.apply(model)
     return checkpoint_blocks(model) if hybrid.layout.recompute else model
 
@@ -72,10 +72,10 @@ def parallelize__recompute_first(model, hybrid):
             plain = block.forward
             block.forward = lambda x, positions=None, plain=plain: checkpoint(
                 plain, x, positions, use_reentrant=False)
-    hybrid.pipeline.keep_mine(model)
-    how = How(hybrid.mesh.group("tensor"), hybrid.layout.sequence_parallel)
+    hybrid.pipeline.keep_stages(model)
+    how = TPConfig(hybrid.mesh.group("tensor"), hybrid.layout.sequence_parallel)
     model = parallel_gpt(model, how)
-    hybrid.give_memory(model)
+    hybrid.materialize(model)
     hybrid.data.apply(model)
     hybrid.pipeline.make_stages(model)
     return model

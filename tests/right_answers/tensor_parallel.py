@@ -11,7 +11,7 @@ from ranklab.models.gpt import IGNORE
 from ranklab.ranks import shard_range
 from ranklab.tensor_parallel.attention import KeyValueHeads
 from ranklab.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
-from ranklab.tensor_parallel.regions import as_it_is, copy_to_region, reduce_from_region
+from ranklab.tensor_parallel.regions import identity, copy_to_region, reduce_from_region
 from ranklab.tensor_parallel.split import even_split, split_parameter
 
 
@@ -72,7 +72,7 @@ def reduce_from_region__value_put_in(x, group=None):
 
 
 class ColumnParallelLinear__chunk(nn.Module):
-    """An even chunk, copied, which is told its Split; with parts, by index."""
+    """An even chunk, copied, which is told its ShardSpec; with parts, by index."""
 
     def __init__(self, linear, group=None, enter=copy_to_region, parts=None):
         super().__init__()
@@ -84,7 +84,7 @@ class ColumnParallelLinear__chunk(nn.Module):
             part = None
             if whole is not None:
                 part = nn.Parameter(whole.data[rows], whole.requires_grad)
-                part.of_whole = split
+                part.shard_spec = split
             self.register_parameter(name, part)
 
     def forward(self, x):
@@ -96,7 +96,7 @@ class ColumnParallelLinear__chunk(nn.Module):
 class RowParallelLinear__in_place(nn.Module):
     """Matrix products by hand."""
 
-    def __init__(self, linear, group=None, leave=reduce_from_region, outside=as_it_is):
+    def __init__(self, linear, group=None, leave=reduce_from_region, outside=identity):
         super().__init__()
         self.group, self.leave, self.outside = group, leave, outside
         self.weight = split_parameter(linear.weight, 1, group)
@@ -119,7 +119,7 @@ def parallel_attention__index_arithmetic(attention, group=None, enter=copy_to_re
     needed = [(rank * each + n) * KV // H for n in range(each)]
     attention.k, attention.v = (KeyValueHeads(part, needed, D, group)
                                 for part in (attention.k, attention.v))
-    attention.q = ColumnParallelLinear(attention.q, group, enter=as_it_is)
+    attention.q = ColumnParallelLinear(attention.q, group, enter=identity)
     attention.out = RowParallelLinear(attention.out, group, leave)
     attention.register_forward_pre_hook(lambda module, args: (enter(args[0], group), *args[1:]))
     return attention
@@ -135,8 +135,8 @@ def parallel_attention__columns_where_they_divide(attention, group=None, enter=c
     for name in "kv":
         old = getattr(attention, name)
         setattr(attention, name, KeyValueHeads(old, needed, D, group) if KV % R else
-                ColumnParallelLinear(old, group, as_it_is))
-    attention.q = ColumnParallelLinear(attention.q, group, as_it_is)
+                ColumnParallelLinear(old, group, identity))
+    attention.q = ColumnParallelLinear(attention.q, group, identity)
     attention.out = RowParallelLinear(attention.out, group, leave)
     attention.register_forward_pre_hook(lambda module, args: (enter(args[0], group), *args[1:]))
     return attention

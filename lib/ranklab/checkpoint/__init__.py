@@ -37,7 +37,7 @@ def save_checkpoint(folder, parallel, model, optimizer, step, more=None, device=
     """`folder` has one checkpoint more, and only the last `keep` of them; returns its path.
     more  {name: what has a state_dict that JSON can hold}, alike on all ranks
     """
-    together, rank = Together(parallel, device), parallel.rank
+    together, rank = RankConsensus(parallel, device), parallel.rank
     with together.agreed():
         place = str(new_folder(Path(folder), step)) if rank == 0 else None
     place = Path(together.exchange(place)[0])
@@ -71,7 +71,7 @@ def load_checkpoint(folder, parallel, model, optimizer, device="cpu", more=None,
     ranks as before. All is read and compared with its checksum first: an error changes nothing.
     reshard  reshard_checkpoint, or a learner's own, which refuses before it writes
     """
-    together, more = Together(parallel, device), more or {}
+    together, more = RankConsensus(parallel, device), more or {}
     with together.agreed():  # one rank looks: others could see another one
         found = [str(path) for path in complete(Path(folder))] if parallel.rank == 0 else []
     last = together.exchange(found[-1:])[0]
@@ -117,7 +117,7 @@ def put_back_after_errors(parallel, model, optimizer, more):
         raise
 
 
-class SameRun:
+class RunFingerprint:
     """What must be alike before and after: else step 1,000 is not the same place in the data.
     A part of the checkpoint, like the optimizer: it can be saved and loaded.
     """
@@ -135,7 +135,7 @@ class SameRun:
             raise ValueError("the checkpoint is of another run: it has " + "; ".join(differ))
 
 
-class Together:
+class RankConsensus:
     """What the ranks of a Parallel tell each other, by its `gather` alone."""
 
     def __init__(self, parallel, device):

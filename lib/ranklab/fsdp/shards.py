@@ -61,7 +61,7 @@ class ShardedParameter:
         if offload and on.type != "cpu":
             rows = rows.cpu().pin_memory()
         self.shard = nn.Parameter(rows, parameter.requires_grad)
-        self.shard.of_whole = getattr(parameter, "of_whole", None)  # its Split, if any (lab 08)
+        self.shard.shard_spec = getattr(parameter, "shard_spec", None)  # of lab 08
         # A block that finds either of them in another place must not shard it again.
         self.shard.of_block = parameter.of_block = True
         empty = torch.empty(self.shape, dtype=precision.compute or parameter.dtype, device=on)

@@ -5,7 +5,7 @@ import functools
 from torch.utils.checkpoint import checkpoint
 
 from ranklab.baseline import checkpoint_blocks
-from ranklab.tensor_parallel.plan import How, parallel_gpt
+from ranklab.tensor_parallel.plan import TPConfig, parallel_gpt
 
 
 def parallelize(model, hybrid):
@@ -21,9 +21,9 @@ def parallelize(model, hybrid):
     lab  12
     """
     layout = hybrid.layout
-    hybrid.pipeline.keep_mine(model)
-    parallel_gpt(model, How(hybrid.tensor.group, layout.sequence_parallel))
-    hybrid.give_memory(model)
+    hybrid.pipeline.keep_stages(model)
+    parallel_gpt(model, TPConfig(hybrid.tensor.group, layout.sequence_parallel))
+    hybrid.materialize(model)
     if layout.recompute:
         checkpoint_blocks(model, functools.partial(checkpoint, use_reentrant=False))
     hybrid.pipeline.make_stages(model)

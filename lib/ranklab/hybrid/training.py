@@ -11,7 +11,7 @@ from ranklab.fsdp.training import FullyShard
 from ranklab.hybrid.parallelize import parallelize
 from ranklab.parallel import GroupParallel, mesh_grad_norm
 from ranklab.pipeline_parallel import tied_embedding_sync
-from ranklab.pipeline_parallel.stages import give_memory
+from ranklab.pipeline_parallel.stages import materialize
 from ranklab.pipeline_parallel.training import PipelineParallel
 from ranklab.tensor_parallel.dropout import own_random_in
 from ranklab.tensor_parallel.split import draw_part, split_of
@@ -51,10 +51,10 @@ class Hybrid(GroupParallel):
                 own_random_in(block.drop, own)  # and so are its tokens
         return applied
 
-    def give_memory(self, model):
+    def materialize(self, model):
         """The parts that `model`, made on the meta device, has here, are those of the whole."""
         if next(model.parameters()).is_meta:
-            give_memory(model, device(), draw_part)
+            materialize(model, device(), draw_part)
 
     def make_optimizer(self, new_optimizer, groups):
         """Of what this rank has; groups are those of the whole model, decided before."""

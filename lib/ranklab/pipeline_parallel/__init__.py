@@ -4,7 +4,7 @@
     flush.py        gpipe_schedule, one_f_one_b_schedule
     interleaved.py  interleaved_schedule: several stages on a rank
     zero_bubble.py  zero_bubble_schedule: ZB-H1, the backward in two halves
-    v_shaped.py     zb_v_schedule, dual_pipe_schedule: to be drawn and compared
+    v_shaped.py     zb_v_schedule, dualpipe_v: to be drawn and compared
     pipedream.py    pipedream_schedule, and which weights it uses: stale_weights
     validity.py     problems: what is wrong with a schedule
     simulate.py     simulate, bubble_fraction, in_flight_activations, memory_line
@@ -37,12 +37,12 @@ from ranklab.pipeline_parallel.simulate import (
 )
 from ranklab.pipeline_parallel.stages import split_stages
 from ranklab.pipeline_parallel.tied import tied_embedding_sync
-from ranklab.pipeline_parallel.v_shaped import dual_pipe_schedule, zb_v_schedule
+from ranklab.pipeline_parallel.v_shaped import dualpipe_v, zb_v_schedule
 from ranklab.pipeline_parallel.validity import problems
 from ranklab.pipeline_parallel.zero_bubble import zero_bubble_schedule
 
 __all__ = [
-    "Action", "Message", "PipelineExecutor", "Span", "bubble_fraction", "dual_pipe_schedule",
+    "Action", "Message", "PipelineExecutor", "Span", "bubble_fraction", "dualpipe_v",
     "flush_bubble", "gpipe_in_flight", "gpipe_schedule", "in_flight_activations",
     "interleaved_in_flight", "interleaved_schedule", "memory_line", "one_f_one_b_in_flight",
     "one_f_one_b_schedule", "parse_schedule", "pipedream_schedule", "places", "problems",

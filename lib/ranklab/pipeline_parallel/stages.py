@@ -52,16 +52,16 @@ def keep_layers(model, *ranges):
     return model
 
 
-def give_memory(model, device, draw=normal_by_name):
+def materialize(model, device, draw=normal_by_name):
     """A part of a GPT that was made on "meta" is on `device`, with fresh weights. In place.
     draw  see GPT.reset_parameters
     """
-    splits = {name: getattr(p, "of_whole", None) for name, p in model.named_parameters()}
+    splits = {name: getattr(p, "shard_spec", None) for name, p in model.named_parameters()}
     model.to_empty(device=device)
     if None not in (model.token, model.head):
         model.head.weight = model.token.weight  # to_empty has made two of the one
     for name, parameter in model.named_parameters():
-        parameter.of_whole = splits[name]  # what part it is, if it is one (lab 08)
+        parameter.shard_spec = splits[name]  # what part it is, if it is one (lab 08)
     with torch.device(device):
         for block in model.blocks.values():
             block.attention.reset_buffers()

@@ -11,7 +11,7 @@ from ranklab.pipeline_parallel.deferred import WeightQueue, defer_weights
 from ranklab.pipeline_parallel.executor import PipelineExecutor
 from ranklab.pipeline_parallel.flush import one_f_one_b_schedule
 from ranklab.pipeline_parallel.stages import (
-    give_memory, gpt_costs, keep_layers, split_stages, stage_of,
+    materialize, gpt_costs, keep_layers, split_stages, stage_of,
 )
 from ranklab.pipeline_parallel.tied import tied_embedding_sync
 
@@ -35,12 +35,12 @@ class PipelineParallel(GroupParallel):
 
     def apply(self, model):
         """The model itself, of which this rank's layers are left; it runs the stage `self.now`."""
-        self.keep_mine(model)
+        self.keep_stages(model)
         if next(model.parameters()).is_meta:
-            give_memory(model, device())
+            materialize(model, device())
         return self.make_stages(model)
 
-    def keep_mine(self, model):
+    def keep_stages(self, model):
         """`model`, in place, with this rank's layers alone."""
         # where the stages are does not depend on how many micro-batches there are
         plan = self.schedule(self.ranks, 2 * self.ranks)

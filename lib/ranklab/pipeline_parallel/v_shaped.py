@@ -31,7 +31,7 @@ def zb_v_schedule(ranks, micro_batches):
     return tuple(schedule)
 
 
-def dual_pipe_schedule(ranks, micro_batches):
+def dualpipe_v(ranks, micro_batches):
     """DualPipeV's schedule: most forwards stand right before a backward of another micro-batch.
 
     On GPUs the two run as one, so that the messages of each hide behind the work of the other:

@@ -19,7 +19,7 @@ from ranklab.tensor_parallel.attention import parallel_attention
 from ranklab.tensor_parallel.dropout import dropout_seeds
 from ranklab.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
 from ranklab.tensor_parallel.llama import parallel_llama
-from ranklab.tensor_parallel.plan import How, parallel_gpt, tensor_parallel
+from ranklab.tensor_parallel.plan import TPConfig, parallel_gpt, tensor_parallel
 from ranklab.tensor_parallel.regions import copy_to_region, reduce_from_region
 from ranklab.tensor_parallel.sequence import sequence_parallel_norm
 from ranklab.tensor_parallel.vocabulary import (
@@ -27,7 +27,7 @@ from ranklab.tensor_parallel.vocabulary import (
 )
 
 __all__ = [
-    "ColumnParallelLinear", "How", "RowParallelLinear", "copy_to_region", "dropout_seeds",
+    "ColumnParallelLinear", "TPConfig", "RowParallelLinear", "copy_to_region", "dropout_seeds",
     "parallel_attention", "parallel_gpt", "parallel_llama", "reduce_from_region",
     "sequence_parallel_norm", "tensor_parallel", "vocab_parallel_cross_entropy",
     "vocab_parallel_embedding",

@@ -8,9 +8,9 @@ from torch import nn
 from ranklab.ranks import shard_range
 from ranklab.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
 from ranklab.tensor_parallel.regions import (
-    Through, as_it_is, copy_to_region, reduce_from_region, summed,
+    RegionFunction, identity, copy_to_region, reduce_from_region, summed,
 )
-from ranklab.tensor_parallel.split import Split, take
+from ranklab.tensor_parallel.split import ShardSpec, take
 
 
 def parallel_attention(attention, group=None, enter=copy_to_region, leave=reduce_from_region):
@@ -29,7 +29,7 @@ def parallel_attention(attention, group=None, enter=copy_to_region, leave=reduce
     if H % R or H % KV:
         raise ValueError(f"tp={R} and n_kv_head={KV} must divide n_head={H}")
     needed = [head // (H // KV) for head in shard_range(H, rank, R)]  # one for each of my heads
-    attention.q = ColumnParallelLinear(attention.q, group, as_it_is)
+    attention.q = ColumnParallelLinear(attention.q, group, identity)
     attention.k = KeyValueHeads(attention.k, needed, D, group)
     attention.v = KeyValueHeads(attention.v, needed, D, group)
     attention.out = RowParallelLinear(attention.out, group, leave)
@@ -78,7 +78,7 @@ class KeyValueHeads(nn.Module):
         """The parameter, whose gradient will be that of all ranks that hold it."""
         if parameter is None or set(self.split.copies) == {1}:
             return parameter
-        return Through.apply(parameter, self.group, as_it_is, self.summed_where_held)
+        return RegionFunction.apply(parameter, self.group, identity, self.summed_where_held)
 
     def summed_where_held(self, gradient, group):
         """all_reduce of the whole gradient, of which each rank has a part; this rank's part."""
@@ -104,4 +104,4 @@ def heads_split(size, needed, head_size, group=None):
     if R * mine % heads == 0 and list(needed) != right:
         raise ValueError(f"the query heads of rank {rank} need the key heads {right}, not {needed}")
     ranges = tuple((head * head_size, (head + 1) * head_size) for head in held)
-    return Split(0, size, ranges, tuple(len(holders[head]) for head in held))
+    return ShardSpec(0, size, ranges, tuple(len(holders[head]) for head in held))

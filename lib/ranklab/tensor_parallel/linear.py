@@ -9,16 +9,16 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-from ranklab.tensor_parallel.regions import as_it_is, copy_to_region, reduce_from_region
+from ranklab.tensor_parallel.regions import identity, copy_to_region, reduce_from_region
 from ranklab.tensor_parallel.split import split_parameter
 
 
 class ColumnParallelLinear(nn.Module):
     """`linear`, of whose outputs this rank computes 1/R.
 
-    enter  how x gets into the region; as_it_is where it is there already, as for q, k and v
+    enter  how x gets into the region; identity where it is there already, as for q, k and v
     parts  see even_split
-    weight, bias  know their Split (split_of), for the gradient's norm and for checkpoints
+    weight, bias  know their ShardSpec (split_of), for the gradient's norm and for checkpoints
     shape  (..., in) -> (..., out/tp)
     cost   that of enter: copy_to_region sends nothing forward, one all-reduce of x backward
     error  ValueError where the ranks do not divide the outputs
@@ -48,7 +48,7 @@ class RowParallelLinear(nn.Module):
     lab      08
     """
 
-    def __init__(self, linear, group=None, leave=reduce_from_region, outside=as_it_is):
+    def __init__(self, linear, group=None, leave=reduce_from_region, outside=identity):
         super().__init__()
         self.group, self.leave, self.outside = group, leave, outside
         self.weight = split_parameter(linear.weight, 1, group)  # (out, in/tp)

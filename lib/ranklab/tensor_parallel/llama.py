@@ -6,7 +6,7 @@ from torch import nn
 
 from ranklab.models.gpt import IGNORE
 from ranklab.tensor_parallel.plan import (
-    How, entering, head_norm, heads, inner_column, logits, matches, row, tensor_parallel,
+    TPConfig, entering, head_norm, heads, inner_column, logits, matches, row, tensor_parallel,
     vocabulary,
 )
 from ranklab.tensor_parallel.vocabulary import vocab_parallel_loss
@@ -23,7 +23,7 @@ LLAMA_PLAN = {
 }
 
 
-def parallel_llama(model, how=How()):
+def parallel_llama(model, how=TPConfig()):
     """transformers' LlamaForCausalLM over the group; its loss is that of the labels one place on.
 
     Models with the same names are split as well: Qwen2, Qwen3, Mistral.

@@ -19,7 +19,7 @@ from ranklab.tensor_parallel.linear import (
     ColumnParallelLinear, OverlappedColumnLinear, RowParallelLinear,
 )
 from ranklab.tensor_parallel.regions import (
-    as_it_is, copy_to_region, gather_tokens, reduce_from_region, scatter_tokens,
+    identity, copy_to_region, gather_tokens, reduce_from_region, scatter_tokens,
 )
 from ranklab.tensor_parallel.sequence import SequenceParallelNorm, sequence_parallel_norm
 from ranklab.tensor_parallel.vocabulary import (
@@ -29,7 +29,7 @@ from ranklab.tensor_parallel.vocabulary import (
 
 
 @dataclass(frozen=True)
-class How:
+class TPConfig:
     """What styles need to know. The functions and classes may be a learner's own.
 
     sequence_parallel  outside of the regions each rank has its tokens
@@ -65,7 +65,7 @@ class How:
 
     @property
     def outside(self):
-        return self.copy if self.sequence_parallel else as_it_is
+        return self.copy if self.sequence_parallel else identity
 
 
 def tensor_parallel(model, plan, how):
@@ -112,7 +112,7 @@ def column(module, how):
 
 def inner_column(module, how):
     """Outputs split; its input is in the region already: see entering."""
-    return how.column(module, how.group, as_it_is)
+    return how.column(module, how.group, identity)
 
 
 def row(module, how):
@@ -188,7 +188,7 @@ GPT_PLAN = {
 }
 
 
-def parallel_gpt(model, how=How()):
+def parallel_gpt(model, how=TPConfig()):
     """models.gpt's GPT, or a part of it, over the group, with a loss without whole logits."""
     vocab_size = model.config.vocab_size
     plan = {pattern: style for pattern, style in GPT_PLAN.items() if matches(model, pattern)}

@@ -23,7 +23,7 @@ def copy_to_region(x, group=None):
     paper  Shoeybi et al. 2019, Megatron-LM, section 3
     lab    08
     """
-    return Through.apply(x, group, as_it_is, summed)
+    return RegionFunction.apply(x, group, identity, summed)
 
 
 def reduce_from_region(x, group=None):
@@ -34,7 +34,7 @@ def reduce_from_region(x, group=None):
     paper  Shoeybi et al. 2019, Megatron-LM, section 3
     lab    08
     """
-    return Through.apply(x, group, summed, as_it_is)
+    return RegionFunction.apply(x, group, summed, identity)
 
 
 def gather_tokens(x, group=None):
@@ -45,7 +45,7 @@ def gather_tokens(x, group=None):
     paper  Korthikanti et al. 2022, section 4.2.2
     lab    08
     """
-    return Through.apply(x, group, gathered, scattered)
+    return RegionFunction.apply(x, group, gathered, scattered)
 
 
 def scatter_tokens(x, group=None):
@@ -56,13 +56,13 @@ def scatter_tokens(x, group=None):
     error  ValueError where the ranks do not divide T
     lab    08
     """
-    return Through.apply(x, group, scattered, gathered)
+    return RegionFunction.apply(x, group, scattered, gathered)
 
 
-class Through(torch.autograd.Function):
+class RegionFunction(torch.autograd.Function):
     """x through one function forward, and its gradient through another backward.
 
-    Through.apply(x, group, forward, backward), each of them (tensor, group) -> tensor.
+    RegionFunction.apply(x, group, forward, backward), each of them (tensor, group) -> tensor.
     """
 
     @staticmethod
@@ -75,7 +75,7 @@ class Through(torch.autograd.Function):
         return ctx.back(gradient, ctx.group), None, None, None
 
 
-def as_it_is(x, group=None):
+def identity(x, group=None):
     """x; nothing is sent."""
     return x.view_as(x)
 

@@ -9,7 +9,7 @@ from torch import nn
 from ranklab.models.initialise import normal_by_name
 
 
-class Split(NamedTuple):
+class ShardSpec(NamedTuple):
     """The part that this rank holds of a parameter: ranges of one dim, one after the other."""
 
     dim: int
@@ -49,17 +49,17 @@ def even_split(size, dim, group=None, parts=None):
         begin += part
     if begin != size:
         raise ValueError(f"parts={tuple(parts)} add up to {begin}, but the matrix has {size} rows")
-    return Split(dim, size, tuple(ranges), (1,) * len(ranges))
+    return ShardSpec(dim, size, tuple(ranges), (1,) * len(ranges))
 
 
 def take(parameter, split):
-    """A copy of this rank's part, a parameter of its own that knows its Split."""
+    """A copy of this rank's part, a parameter of its own that knows its ShardSpec."""
     if parameter is None:
         return None
     part = torch.cat([parameter.detach().narrow(split.dim, start, stop - start)
                       for start, stop in split.ranges], split.dim)  # fmt: skip
     part = nn.Parameter(part, parameter.requires_grad)
-    part.of_whole = split
+    part.shard_spec = split
     return part
 
 
@@ -84,5 +84,5 @@ def draw_part(parameter, name, std, seed=None):
 
 
 def split_of(parameter):
-    """Its Split; None where each rank holds the whole."""
-    return getattr(parameter, "of_whole", None)
+    """Its ShardSpec; None where each rank holds the whole."""
+    return getattr(parameter, "shard_spec", None)

@@ -4,7 +4,7 @@ import torch
 
 from ranklab.parallel import GroupParallel, Piece, groups_here, mesh_grad_norm
 from ranklab.tensor_parallel.dropout import dropout_seeds, has_dropout
-from ranklab.tensor_parallel.plan import How, parallel_gpt
+from ranklab.tensor_parallel.plan import TPConfig, parallel_gpt
 from ranklab.tensor_parallel.split import split_of
 
 
@@ -14,7 +14,7 @@ class TensorParallel(GroupParallel):
     apply_to  (model, how) -> the model split
     seed      of dropout, alike on all ranks; None: that of torch.manual_seed
     place     (number of this group among all that drop other numbers, the sizes of all axes)
-    changes   of How: sequence_parallel, overlap, or a learner's own functions
+    changes   of TPConfig: sequence_parallel, overlap, or a learner's own functions
     lab       08
     """
 
@@ -26,7 +26,7 @@ class TensorParallel(GroupParallel):
 
     def apply(self, model):
         own = self.seed_dropout(model)
-        model = self.apply_to(model, How(self.group, own=own, **self.changes))
+        model = self.apply_to(model, TPConfig(self.group, own=own, **self.changes))
         self.parts = dict(model.named_parameters())
         return model
 
@@ -84,7 +84,7 @@ def in_the_whole(pieces, model):
 
 def boxes_of(piece, split):
     """The Pieces of the whole that lie in `piece`, a box of this rank's part: one for each range of
-    the part's Split that it meets.
+    the part's ShardSpec that it meets.
     """
     if split is None or not piece.tensor.dim():
         return [piece]

@@ -13,7 +13,7 @@ from torch import nn
 from ranklab.models.gpt import IGNORE
 from ranklab.ranks import shard_range
 from ranklab.tensor_parallel.regions import copy_to_region, reduce_from_region
-from ranklab.tensor_parallel.split import Split, take
+from ranklab.tensor_parallel.split import ShardSpec, take
 
 
 def vocab_parallel_embedding(tokens, w_shard, vocab_size, group=None, leave=reduce_from_region):
@@ -61,7 +61,7 @@ def vocabulary_split(vocab_size, group=None):
     if vocab_size < R:
         raise ValueError(f"tp={R} ranks are more than vocab_size={vocab_size} rows")
     rows = shard_range(vocab_size, rank, R)
-    return Split(0, vocab_size, ((rows.start, rows.stop),), (1,))
+    return ShardSpec(0, vocab_size, ((rows.start, rows.stop),), (1,))
 
 
 class VocabParallelEmbedding(nn.Module):

@@ -5,7 +5,7 @@ from typing import NamedTuple
 from ranklab.zero.memory import zero_memory
 
 
-class Way(NamedTuple):
+class Strategy(NamedTuple):
     """One way to spend a GPU's memory."""
 
     stage: int
@@ -30,8 +30,9 @@ class Way(NamedTuple):
 # reads 2 + 4 + 8 bytes a parameter and writes as many, at 200 GB/s a node: 1.05 s, once a step. So
 # stage 3 comes first; but not where it gathers by one card of 100 Gbit/s a node, 1.05 s each time,
 # or some 40 times in a step.
-WAYS = (Way(0), Way(1), Way(2), Way(3), Way(2, offload_optimizer=True),
-        Way(3, offload_optimizer=True), Way(3, offload_optimizer=True, offload_parameters=True))
+WAYS = (Strategy(0), Strategy(1), Strategy(2), Strategy(3), Strategy(2, offload_optimizer=True),
+        Strategy(3, offload_optimizer=True),
+        Strategy(3, offload_optimizer=True, offload_parameters=True))
 
 
 def fastest_way(parameters, ranks, gpu_bytes, other_bytes=0):

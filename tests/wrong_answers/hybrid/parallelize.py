@@ -4,9 +4,9 @@ from mutants import mutant
 
 from ranklab.hybrid import parallelize
 
-KEEP = "    hybrid.pipeline.keep_mine(model)\n"
-SPLIT = "    parallel_gpt(model, How(hybrid.tensor.group, layout.sequence_parallel))\n"
-GIVE = "    hybrid.give_memory(model)\n"
+KEEP = "    hybrid.pipeline.keep_stages(model)\n"
+SPLIT = "    parallel_gpt(model, TPConfig(hybrid.tensor.group, layout.sequence_parallel))\n"
+GIVE = "    hybrid.materialize(model)\n"
 CHECKPOINT = ("    if layout.recompute:\n        checkpoint_blocks(model, functools.partial("
               "checkpoint, use_reentrant=False))\n")
 STAGES = "    hybrid.pipeline.make_stages(model)\n"
@@ -30,14 +30,14 @@ WRONG = [
     _wrong(GIVE, GIVE + DATA, says="in place, once|replaced later", called="data_before_and_after"),
     _wrong(CHECKPOINT, DATA + CHECKPOINT, says="in place, once", called="data_also_earlier"),
     _wrong(RETURN, "    return hybrid.data.replica", says="return the model itself|'replica'"),
-    _wrong(STAGES, "", KEEP, STAGES + KEEP, says="keep_mine.* is first"),
+    _wrong(STAGES, "", KEEP, STAGES + KEEP, says="keep_stages.* is first"),
     _wrong("hybrid.tensor.group", "hybrid.data.group", says=r"in the group hybrid\.tensor\.group",
            called="the_data_ranks_split_it"),
     _wrong("if layout.recompute:", "if True:", says="and only then", called="always_recomputes"),
     _wrong(", layout.sequence_parallel", ", layout.tp > 1", says="each rank has its tokens",
            called="always_in_sequence"),
     _wrong(SPLIT, "", says="tensor parallelism its part"),
-    _wrong(KEEP, "", says="keep_mine.* is first", called="no_layers_are_chosen"),
+    _wrong(KEEP, "", says="keep_stages.* is first", called="no_layers_are_chosen"),
     _wrong(STAGES, "", says="make_stages.* is missing"),
     _wrong(GIVE, "", says="A model on the meta device"),
     _wrong(GIVE, "", DATA, DATA + GIVE, says="before the data ranks", called="memory_last"),

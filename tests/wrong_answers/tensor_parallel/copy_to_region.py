@@ -5,9 +5,9 @@ import torch.distributed as dist
 from mutants import mutant
 
 from ranklab.tensor_parallel import copy_to_region
-from ranklab.tensor_parallel.regions import Through
+from ranklab.tensor_parallel.regions import RegionFunction
 
-CALL = "Through.apply(x, group, as_it_is, summed)"
+CALL = "RegionFunction.apply(x, group, identity, summed)"
 
 
 def _wrong(new, says, **named):
@@ -21,19 +21,22 @@ def _in_place(gradient, group):
 
 WRONG = [
     _wrong("x", "gradient of x .*backward sums over ranks"),
-    _wrong("Through.apply(x, group, summed, as_it_is)", "forward sends nothing"),
-    _wrong("Through.apply(x, group, summed, summed)", "forward sends nothing", called="both_ways"),
-    _wrong("Through.apply(x, None, as_it_is, summed)", "Hand `group` on", called="all_ranks"),
-    _wrong("Through.apply(x, group, as_it_is, lambda g, group: summed(g, group) / "
+    _wrong("RegionFunction.apply(x, group, summed, identity)", "forward sends nothing"),
+    _wrong("RegionFunction.apply(x, group, summed, summed)",
+           "forward sends nothing", called="both_ways"),
+    _wrong("RegionFunction.apply(x, None, identity, summed)",
+           "Hand `group` on", called="all_ranks"),
+    _wrong("RegionFunction.apply(x, group, identity, lambda g, group: summed(g, group) / "
            "dist.get_world_size(group))", "gradient of x is 1/4 of what is right",
            called="the_mean"),
-    _wrong("Through.apply(Through.apply(x, group, as_it_is, summed), group, as_it_is, summed)",
+    _wrong("RegionFunction.apply(RegionFunction.apply(x, group, identity, summed), group, "
+           "identity, summed)",
            "is 4 times right", called="enters_twice"),
-    _wrong("Through.apply(x.float(), group, as_it_is, summed)", "not torch.float64|not "
+    _wrong("RegionFunction.apply(x.float(), group, identity, summed)", "not torch.float64|not "
            "torch.bfloat16", called="another_type"),
-    _wrong("Through.apply(x, group, as_it_is, in_place)", "the gradient given is changed",
+    _wrong("RegionFunction.apply(x, group, identity, in_place)", "the gradient given is changed",
            in_place=_in_place),
-    _wrong("Through.apply(x.detach().requires_grad_(), group, as_it_is, summed)",
+    _wrong("RegionFunction.apply(x.detach().requires_grad_(), group, identity, summed)",
            "gradient of x", called="detached"),
 ]
 
@@ -64,4 +67,4 @@ def copy_to_region__hook_where_x_is_frozen(x, group=None):
 
 def copy_to_region__everybody_into_one(x, group=None):
     """gradient of x|as it is"""
-    return Through.apply(x.clone().zero_(), group, lambda x, group: x, lambda g, group: g)
+    return RegionFunction.apply(x.clone().zero_(), group, lambda x, group: x, lambda g, group: g)

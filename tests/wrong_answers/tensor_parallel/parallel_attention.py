@@ -9,7 +9,7 @@ NEEDED = "[head // (H // KV) for head in shard_range(H, rank, R)]"
 ENTER = "    enter_before(attention, enter, group)\n"
 KEYS = "attention.k = KeyValueHeads(attention.k, needed, D, group)"
 VALUES = KEYS.replace(".k", ".v")
-QUERIES = "ColumnParallelLinear(attention.q, group, as_it_is)"
+QUERIES = "ColumnParallelLinear(attention.q, group, identity)"
 OUT = "RowParallelLinear(attention.out, group, leave)"
 
 
@@ -21,9 +21,9 @@ WRONG = [
     _wrong(ENTER, "    for name in 'qkv':\n        enter_before(getattr(attention, name), enter, "
            "group)\n", says="backward sends 3 messages.*x enters a region once"),
     _wrong(ENTER, "", says="enter_before"),
-    _wrong(QUERIES, "ColumnParallelLinear(attention.q, group)", says="as_it_is in q"),
-    _wrong(KEYS, "attention.k = ColumnParallelLinear(attention.k, group, as_it_is)", VALUES,
-           "attention.v = ColumnParallelLinear(attention.v, group, as_it_is)",
+    _wrong(QUERIES, "ColumnParallelLinear(attention.q, group)", says="identity in q"),
+    _wrong(KEYS, "attention.k = ColumnParallelLinear(attention.k, group, identity)", VALUES,
+           "attention.v = ColumnParallelLinear(attention.v, group, identity)",
            says="for each of them `needed` names one"),
     _wrong(NEEDED, "[head % KV for head in shard_range(H, rank, R)]", says="`needed` "
            "names one head", called="by_the_remainder"),

@@ -7,7 +7,7 @@ from mutants import mutant
 
 from ranklab.tensor_parallel import reduce_from_region
 
-CALL = "Through.apply(x, group, summed, as_it_is)"
+CALL = "RegionFunction.apply(x, group, summed, identity)"
 
 
 def _wrong(new, says, **named):
@@ -22,16 +22,21 @@ def _in_place(x, group):
 WRONG = [
     _wrong("torch.distributed.nn.all_reduce(x, group=group or dist.group.WORLD)",
            "torch.distributed.nn's all_reduce sums it again"),
-    _wrong("Through.apply(x, group, summed, summed)", "hands it on as it is", called="both_ways"),
+    _wrong("RegionFunction.apply(x, group, summed, summed)",
+           "hands it on as it is", called="both_ways"),
     _wrong("x", "parts of one sum"),
-    _wrong("Through.apply(x, group, as_it_is, summed)", "parts of one sum", called="the_wrong_way"),
-    _wrong("Through.apply(x, group, in_place, as_it_is)", "x is changed", in_place=_in_place),
-    _wrong("Through.apply(x, None, summed, as_it_is)", "Hand `group` on", called="all_ranks"),
-    _wrong("Through.apply(x / dist.get_world_size(group), group, summed, as_it_is)",
+    _wrong("RegionFunction.apply(x, group, identity, summed)",
+           "parts of one sum", called="the_wrong_way"),
+    _wrong("RegionFunction.apply(x, group, in_place, identity)",
+           "x is changed", in_place=_in_place),
+    _wrong("RegionFunction.apply(x, None, summed, identity)",
+           "Hand `group` on", called="all_ranks"),
+    _wrong("RegionFunction.apply(x / dist.get_world_size(group), group, summed, identity)",
            "the value is 1/4 of what is right.* no mean"),
-    _wrong("Through.apply(x, group, summed, lambda g, group: g / dist.get_world_size(group))",
+    _wrong("RegionFunction.apply(x, group, summed, lambda g, group: g / "
+           "dist.get_world_size(group))",
            "gradient of x is 1/4 of what is right", called="a_share_of_the_gradient"),
-    _wrong("Through.apply(x.detach(), group, summed, as_it_is)", "gradient of x is None",
+    _wrong("RegionFunction.apply(x.detach(), group, summed, identity)", "gradient of x is None",
            called="detached"),
 ]
 

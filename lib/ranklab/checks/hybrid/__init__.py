@@ -28,9 +28,10 @@ EXERCISES = (
         "Which kind of parallelism needs to know what the others have left?",
         "Two calls hold on to what they find: one to layers, one to parameters. Which calls "
         "replace layers or parameters? They come before. And memory comes when nothing is dropped.",
-        "hybrid.pipeline.keep_mine(model); parallel_gpt(model, How(hybrid.tensor.group, layout."
-        "sequence_parallel)); hybrid.give_memory(model); with layout.recompute checkpoint_blocks("
-        "model, ...); hybrid.pipeline.make_stages(model); hybrid.data.apply(model)",
+        "hybrid.pipeline.keep_stages(model); parallel_gpt(model, TPConfig(hybrid.tensor.group, "
+        "layout.sequence_parallel)); hybrid.materialize(model); with layout.recompute "
+        "checkpoint_blocks(model, ...); hybrid.pipeline.make_stages(model); "
+        "hybrid.data.apply(model)",
     )),
     Exercise(tied_embedding_sync, check_tied_embedding_sync, hints=(
         "Each of the two ranks has a part of the gradient. What does the other one need?",

@@ -15,27 +15,27 @@ CONFIG = GPTConfig(vocab_size=16, n_ctx=8, n_embd=16, n_head=4, n_layer=2)
 LAYOUTS = (Layout(2, 2, 1), Layout(1, 2, 2, sequence_parallel=True, recompute=True),
            Layout(2, 1, 2, zero=1, virtual=2), Layout(2, 1, 2, zero=3, recompute=True),
            Layout(2, 2, 2, sequence_parallel=True))
-TOKENS = ("How(hybrid.tensor.group, layout.sequence_parallel): with it each rank has its tokens "
-          "where blocks begin and end.")
+TOKENS = ("TPConfig(hybrid.tensor.group, layout.sequence_parallel): with it each rank has its "
+          "tokens where blocks begin and end.")
 WEIGHTS = ("Data parallelism sees the parameters that are there when it is applied: what is cut "
            "or replaced later is never averaged. It comes last, in place, once. And "
            "make_stages() holds the layers that it finds: what replaces layers comes before.")
 HINTS = {  # of each cost
     "numbers held": "The pipeline keeps this rank's layers, tensor parallelism its part of each, "
                     "in the group hybrid.tensor.group.",
-    "numbers that get memory": "hybrid.give_memory(model) comes when only this rank's part of its "
+    "numbers that get memory": "hybrid.materialize(model) comes when only this rank's part of its "
                                "layers is left: what goes later has had memory, too.",
     "passes of blocks": "With layout.recompute, and only then, checkpoint_blocks(model, ...): each "
                         "block is computed a second time in backward.",
     "tokens in blocks": TOKENS, "calls of data.apply": WEIGHTS,
 }
 FAILURES = {
-    "AttributeError: .* has no attribute 'place'": "hybrid.pipeline.keep_mine(model) is first.",
+    "AttributeError: .* has no attribute 'place'": "hybrid.pipeline.keep_stages(model) is first.",
     "AttributeError: 'PipelineParallel' object .*":
         "hybrid.pipeline.make_stages(model) is missing, or too late.",
     "AttributeError: .* has no attribute 'replica'": "hybrid.data.apply(model) is missing.",
     r"\w+: .*\bmeta\b.*":
-        "A model on the meta device has no numbers: hybrid.give_memory(model) comes after "
+        "A model on the meta device has no numbers: hybrid.materialize(model) comes after "
             "pipeline and tensor parallelism, and before the data ranks compare theirs.",
     ".* got no gradient.*": WEIGHTS, "AttributeError: .* no attribute 'contiguous'": WEIGHTS,
     "ValueError: .*is expected.*": TOKENS,
@@ -61,10 +61,10 @@ def _trial(parallelize, layout):
     model = model.to(device()) if is_made else model
     for block in model.blocks.values():
         block.norm2.register_forward_pre_hook(lambda _, x: passes.append(x[0].shape[:2].numel()))
-    groups, give = [{"params": list(model.named_parameters())}], hybrid.give_memory
+    groups, give = [{"params": list(model.named_parameters())}], hybrid.materialize
     applied, apply = [], hybrid.data.apply
     hybrid.data.apply = lambda *of: (applied.append(of), apply(*of))[1]
-    hybrid.give_memory = lambda model: (given.append(_numbers(model)), give(model))
+    hybrid.materialize = lambda model: (given.append(_numbers(model)), give(model))
     if (got := hybrid.apply(model)) is not model:
         raise TypeError(f"a {type(got).__name__} is returned, not the model")
     optimizer = hybrid.make_optimizer(functools.partial(torch.optim.SGD, lr=1.0), groups)

@@ -12,12 +12,12 @@ EXERCISES = (
     Exercise(tp.copy_to_region, regions.check_copy_to_region, hints=(
         "All ranks read the same x, each for its part. What does each one know of x's gradient?",
         "Forward x goes on as it is. Backward the ranks' gradients are parts of one sum.",
-        "return Through.apply(x, group, as_it_is, ...), whose last function is `summed`",
+        "return RegionFunction.apply(x, group, identity, ...), whose last function is `summed`",
     )),
     Exercise(tp.reduce_from_region, regions.check_reduce_from_region, hints=(
         "y = y0 + y1 + ...: what is the derivative by y0?",
         "It is copy_to_region turned round: the sum is forward.",
-        "return Through.apply(x, group, the sum over ranks, as_it_is)",
+        "return RegionFunction.apply(x, group, the sum over ranks, identity)",
     )),
     Exercise(tp.ColumnParallelLinear, layers.check_ColumnParallelLinear, hints=(
         "Which numbers of weight and bias does one output need?",
@@ -33,7 +33,7 @@ EXERCISES = (
     )),
     Exercise(tp.parallel_attention, layers.check_parallel_attention, hints=(
         "Which query heads are mine, and which key head does each of them read?",
-        "q is a column layer whose x is there already (as_it_is), k and v are KeyValueHeads, out "
+        "q is a column layer whose x is there already (identity), k and v are KeyValueHeads, out "
         "is a row layer. x enters before all three, once.",
         "needed = [head // (H // KV) for head in shard_range(H, rank, R)]; attention.k = "
         "KeyValueHeads(attention.k, needed, D, group); enter_before(attention, enter, group)",

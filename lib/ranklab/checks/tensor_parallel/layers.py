@@ -17,7 +17,7 @@ from ranklab.checks.tensor_parallel.one_process import (
 from ranklab.engine import device
 from ranklab.models.gpt import Attention, GPTConfig
 from ranklab.tensor_parallel.regions import (
-    as_it_is, copy_to_region, gather_tokens, scatter_tokens,
+    identity, copy_to_region, gather_tokens, scatter_tokens,
 )
 
 B, T, D, H = 2, 12, 2, 12
@@ -41,7 +41,7 @@ CUT_FAILURES = {"RuntimeError: .*(cannot be multiplied|must match).*": f"{CUT} {
                 "ValueError: .*": f"{CUT} {GROUP}"}
 COLUMN = {"value": f"F.linear(self.enter(x, self.group), this rank's rows of weight, bias). {CUT}",
           "x": "x enters by self.enter(x, self.group), whatever that is: copy_to_region sums "
-          "gradients over ranks, as_it_is does not."}
+          "gradients over ranks, identity does not."}
 ROW = {"value": "The sum over ranks of x @ weight.T leaves by self.leave(y, self.group). The bias "
        "is added once, after it: each rank that adds it before the sum adds it once more.",
        "bias": "The bias is added outside, whole, on each rank: self.outside(self.bias, "
@@ -49,7 +49,7 @@ ROW = {"value": "The sum over ranks of x @ weight.T leaves by self.leave(y, self
 FIT = ("Each rank has H/R query heads in rank order, and for each of them `needed` names one head "
        f"of k and v. out has this rank's inputs: RowParallelLinear. {GROUP}")
 ONCE = ("x enters once, for q, k and v together: enter_before(attention, enter, group), and "
-        "as_it_is in q.")
+        "identity in q.")
 ATTENTION_FAILURES = {
     "ValueError: the query heads of rank .*": FIT,
     "ValueError: .*tokens of a sequence.*": ONCE,
@@ -98,7 +98,7 @@ def _linear(case):
 
 
 def _columns(layer_class, ranks):
-    for case in (*LINEARS, f"parts={FUSED}", "enter=as_it_is"):
+    for case in (*LINEARS, f"parts={FUSED}", "enter=identity"):
         one = _linear(case)
         at, options, forward, backward = ranks.at(OUT), {}, (), (_input(case).nbytes,)
         x, y = Whole(_input(case)), Whole(None, -1, at)
@@ -109,10 +109,10 @@ def _columns(layer_class, ranks):
             options = {"parts": FUSED}
             at = torch.cat([sum(FUSED[:n]) + ranks.at(size) for n, size in enumerate(FUSED)])
             y = Whole(None, -1, at)
-        if "as_it_is" in case:  # then x has the gradient of this rank's outputs alone
-            options = {"enter": as_it_is}
+        if "identity" in case:  # then x has the gradient of this rank's outputs alone
+            options = {"enter": identity}
         layer, look = _made(partial(layer_class, group=ranks.group, **options), one)
-        if "as_it_is" in case:
+        if "identity" in case:
             one.forward, y, backward = partial(_some_outputs, one, at), Whole(None), ()
         yield from _layer(case, ranks, layer, layer, one, x, {"weight": (0, at), "bias": (0, at)},
                           y, COLUMN, forward, backward)
@@ -172,14 +172,14 @@ def check_ColumnParallelLinear(layer_class):
     on_groups(_columns, layer_class, failures=CUT_FAILURES | FAILURES)
     yield "this rank's outputs, and all gradients: as one process, on 4, 3, 2 and 1 ranks"
     yield "with and without bias, frozen or not; parts of a fused q, k, v; x enters by `enter`"
-    yield "only its part in memory, which knows its Split; 10 outputs on 4 ranks are an error"
+    yield "only its part in memory, which knows its ShardSpec; 10 outputs on 4 ranks are an error"
 
 
 def check_RowParallelLinear(layer_class):
     on_groups(_rows, layer_class, failures=CUT_FAILURES | FAILURES)
     yield "all outputs, the bias added once, and all gradients: as one process, on 1 to 4 ranks"
     yield "with and without bias, frozen or not; y leaves by `leave`, the bias through `outside`"
-    yield "only its part in memory, which knows its Split; 10 inputs on 4 ranks are an error"
+    yield "only its part in memory, which knows its ShardSpec; 10 inputs on 4 ranks are an error"
 
 
 def _attention(KV, has_bias=False, H=H):

@@ -110,7 +110,7 @@ def _is_part(where, parameter, whole):
                                                     for n in range(*pair)])):
         raise Mistake(f"{where} does not know which part of the whole it is", "The norm of the "
                       "gradient and checkpoints ask split_of(parameter): make it with "
-                      "split_parameter, or set parameter.of_whole.")
+                      "split_parameter, or set parameter.shard_spec.")
 
 
 def _sends(where, ops, most):

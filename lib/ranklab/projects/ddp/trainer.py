@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from tqdm import tqdm
 
-from ranklab.checkpoint import SameRun
+from ranklab.checkpoint import RunFingerprint
 from ranklab.data.image_folder import Normalise
 from ranklab.data_parallel.training import DataParallel
 from ranklab.engine import device
@@ -47,7 +47,7 @@ class ImageTrainer(Trainer):
         self.held_out = held_out_loader(held_out, *share)
         self.normalise = Normalise(device())
         self.units_per_step = parallel.ranks * config.batch_per_rank
-        self.same_run = SameRun(images_per_step=self.units_per_step,
+        self.same_run = RunFingerprint(images_per_step=self.units_per_step,
                                 steps_per_epoch=self.steps_per_epoch, seed=config.seed)  # fmt: skip
         self.lines = progress is not None and parallel.rank == 0
         self.config, self.batches = config, None  # batches: what is left of this epoch

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from ranklab import data
-from ranklab.checkpoint import Together
+from ranklab.checkpoint import RankConsensus
 from ranklab.engine import device, launch
 from ranklab.fsdp import (
     FullyShardedBlock, clip_grad_norm_sharded, full_state_dict, masked_loss, wrap_policy,
@@ -127,6 +127,6 @@ def save(trainer, state, tokenizer):
     """settings.save has the model as Hugging Face stores it, written by rank 0."""
     settings = trainer.settings
     whole = (fsdp2.full_state if settings.engine == "fsdp2" else state)(trainer.model)
-    with Together(trainer.parallel, device()).agreed():
+    with RankConsensus(trainer.parallel, device()).agreed():
         if dist.get_rank() == 0:
             llama.save_pretrained(settings.save, trainer.model, whole, tokenizer)

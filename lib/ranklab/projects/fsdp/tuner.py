@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from ranklab.checkpoint import SameRun, Together
+from ranklab.checkpoint import RunFingerprint, RankConsensus
 from ranklab.engine import device
 from ranklab.fsdp import Precision, fill_shards, hybrid_shard_groups, whole_bytes
 from ranklab.fsdp.training import FullyShard
@@ -96,7 +96,7 @@ class FineTuner(Trainer):
         return Score(loss / count, exact / len(self.held_out[0]))
 
     def saved(self):
-        run = SameRun(batch=self.settings.batch, examples=len(self.encoded))
+        run = RunFingerprint(batch=self.settings.batch, examples=len(self.encoded))
         return {**super().saved(), "run": run}
 
 
@@ -120,7 +120,7 @@ def new_tuner(config, settings, parts, held_out, rows, progress):
                       offload=settings.offload)
     trainer = FineTuner(model, settings, held_out, parts["loss"], parallel, progress)
     trainer.numbers = numbers
-    with Together(parallel, device()).agreed():
+    with RankConsensus(parallel, device()).agreed():
         fill(model, rows)
     llama.make_buffers(model)
     return trainer

@@ -48,9 +48,9 @@ class PretendingHybrid(Hybrid):
     pretended tensor could not leave the device "meta".
     """
 
-    def give_memory(self, model):
+    def materialize(self, model):
         self.stack.enter_context(without_memory())
-        super().give_memory(model)
+        super().materialize(model)
 
 
 class PretendingTrainer(TextTrainer):

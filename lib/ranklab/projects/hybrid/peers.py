@@ -47,7 +47,7 @@ class TorchHybrid(Hybrid):
 
     def apply(self, model):
         layout, pipeline = self.layout, self.pipeline
-        pipeline.keep_mine(model)
+        pipeline.keep_stages(model)
         if layout.tp > 1:
             parallelize_gpt(model, self.device_mesh["tensor"], layout.sequence_parallel)
             model.loss = summed_loss

@@ -22,7 +22,7 @@ from ranklab.projects.runner import OnRanks, OnText, Resumed
 from ranklab.projects.tensor_parallel.costs import held_bytes, traffic
 from ranklab.projects.tensor_parallel.dtensor import DTensors
 from ranklab.projects.tensor_parallel.naive import Naive
-from ranklab.tensor_parallel.plan import How
+from ranklab.tensor_parallel.plan import TPConfig
 from ranklab.tensor_parallel.training import TensorParallel
 from ranklab.text_trainer import TextTrainer, TrainConfig, text_for
 from ranklab.trainer import PRECISIONS, History
@@ -33,7 +33,7 @@ MODELS = {"laptop": GPTConfig(n_layer=4, n_head=8, n_embd=96),
           "gpt2-xl": GPTConfig(n_layer=48, n_head=25, n_embd=1600, **GPT2)}  # 25 heads: 5 ranks
 METHODS = ("one", "naive", "tensor", "sequence", "dtensor")
 WIDTHS = 11, 11, 9, 9, 11, 11  # of the report's columns
-PARTS = {field.name: field.default for field in fields(How) if callable(field.default)}
+PARTS = {field.name: field.default for field in fields(TPConfig) if callable(field.default)}
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,8 @@ def run(size="laptop", ranks=None, method="tensor", path=None, resume=False, unt
     if settings.checkpoint and method in ("all", "dtensor"):
         raise ValueError(f"method={method!r} keeps no checkpoint: name one, but not dtensor")
     refuse_ranks(shape, settings, methods, ranks_to_come(ranks))
-    How(None, settings.sequence_parallel or "sequence" in methods, settings.overlap)  # refuses both
+    # refuses both
+    TPConfig(None, settings.sequence_parallel or "sequence" in methods, settings.overlap)
     text, shape = text_for(shape, settings, path)  # read once, for all ranks
     found = launch(_train_all, methods, shape, settings, parts, text, resume, until, progress,
                    ranks=ranks, timeout=timeout, stream=progress)
