@@ -481,3 +481,10 @@ def test_an_endless_loop_in_this_process_ends(monkeypatch, exercises):
 
     verdict = judge(exercises, endless)
     assert verdict.state == FAILED and "was not done after 0.2 s" in str(verdict)
+
+
+def test_every_answer_can_be_called():
+    """A check's file has its exercise's name: the package's attribute could be the module."""
+    for stem in labs.written():
+        for exercise in labs.checks_of(stem).EXERCISES:
+            assert callable(exercise.answer), exercise.answer

@@ -1,6 +1,6 @@
 """The exercises and predictions of lab 12, in the order of the lab."""
 
-from ranklab.checkpoint import reshard_checkpoint
+from ranklab import checkpoint
 from ranklab.checks.exercise import Exercise
 from ranklab.checks.hybrid.build_mesh import check_build_mesh
 from ranklab.checks.hybrid.choose_layout import check_choose_layout
@@ -44,7 +44,7 @@ EXERCISES = (
         "Divide each sum of squares by its copies; add up here, then over ranks; then the root.",
         "total += gradient.double().square().sum() / copies; dist.all_reduce(total, group=group)",
     )),
-    Exercise(reshard_checkpoint, check_reshard_checkpoint, hints=(
+    Exercise(checkpoint.reshard_checkpoint, check_reshard_checkpoint, hints=(
         "A piece is at 3 to 6 of the whole, a box at 0 to 4. Which numbers of each are the same?",
         "In each dim: from the larger of the two offsets to the smaller of the two ends. Take the "
         "piece's offset off for a slice of the piece, the box's for a slice of the box.",
