@@ -1,125 +1,86 @@
 """all_ranks_finite: one answer for all ranks, by one collective."""
 
 import math
+from functools import partial
 
 import torch
-import torch.distributed as dist
 
-from ranklab.checks.exercise import Mistake
-from ranklab.checks.failures import hinted
-from ranklab.checks.handles import all_awaited
-from ranklab.checks.ranks.ring_shift import LIMIT, MEMBERS, OF, THE_GROUP, in_group
-from ranklab.checks.ranks.shard_range import as_text
-from ranklab.checks.trial import on_ranks
+from ranklab.checks.beside import expect, on_groups
+from ranklab.checks.failures import STUCK
+from ranklab.checks.handles import Waits, all_awaited
 from ranklab.engine import device
+from ranklab.meter import Traffic
 
 FINITE, NAN, INF, HUGE = 1.5, float("nan"), float("inf"), 1.5e308  # the largest is 1.8e308
-CASES = (  # of the first rank, of the last rank, what it is
-    (FINITE, FINITE, "all losses finite"),
-    (HUGE, HUGE, "two ranks have 1.5e308 in float64, which is finite"),
-    (FINITE, INF, "the last rank has infinity"),
-    (NAN, FINITE, "the first rank has NaN"),
-    (FINITE, NAN, "the last rank has NaN"),
-    (-INF, FINITE, "the first rank has minus infinity"),
-    (FINITE, FINITE, "all losses finite again, after the calls with NaN"),
+LOST = ("NaN or infinity was seen where it is, and is lost: MIN and MAX of losses compare, and a "
+        "comparison with NaN is always False. Reduce a flag (0 or 1), by MIN over ranks: one rank "
+        "that is not finite decides for all.")
+BOTH = "Infinity is not finite, either, and minus infinity: torch.isfinite sees both."
+CASES = (  # of the first rank, of the last rank, what it is, what is usually wrong there
+    (FINITE, FINITE, "all losses finite", "The flag must be 1 for finite. And keep it: all_reduce "
+     "changes it in place and returns None."),
+    (HUGE, HUGE, "two ranks have 1.5e308 in float64, which is finite", "It is too large for "
+     "float32: keep its type. And the sum of finite losses may overflow: reduce a flag (0 or 1), "
+     "not the losses."),
+    (FINITE, INF, "the last rank has infinity", f"{BOTH} {LOST}"),
+    (NAN, FINITE, "the first rank has NaN", LOST),
+    (FINITE, NAN, "the last rank has NaN", LOST),
+    (-INF, FINITE, "the first rank has minus infinity", BOTH),
+    (FINITE, FINITE, "all losses finite again, after the calls with NaN", "Something is kept from "
+     "an earlier call. Make the flag inside, new in each call."),
 )
 SAME_CALLS = ("All ranks must make the same calls: reduce first, on every rank, and look at the "
               "result then.")
 GRAPH = ("The loss has a graph, and backward comes after this: torch.isfinite(loss) gives a tensor "
          "of its own, without a graph; detach_() would cut the loss off.")
-GROUP = ("Reduce over the group, which rank 0 is not in: pass group=group on, and ask for the size "
-         "of the group.")
+OWN = ("Each rank looks at its own loss only, or reads the flag before all_reduce is done. That is "
+       "the bug you came to mend: reduce the flag over all ranks, then look.")
+ONE_DECIDES = ("{}: one rank alone decides or knows. all_reduce takes the flags of all ranks and "
+               "leaves the result on all of them.")
+FAILURES = {"RuntimeError: .*requires grad.*": GRAPH, STUCK: SAME_CALLS,
+            "ValueError: Global rank 0 is not part of group .*": ONE_DECIDES.format("Rank 0")}
 
 
-def _finite_trial(all_ranks_finite, members=None):
-    """[(answer, is the loss unchanged, its calls, calls not waited for) of each case]; empty on a
-    rank that is no member.
-    """
-    return [seen for case in CASES if (seen := _one_loss(all_ranks_finite, *case, members))]
+def _trial(all_ranks_finite, ranks):
+    for of_first, of_last, situation, hint in CASES:
+        if ranks.group and 0 in ranks.members:  # whatever the other group has meanwhile
+            of_first, of_last = FINITE, FINITE
+            situation, hint = "all losses of this group finite", ""
+        values = [FINITE] * ranks.size
+        values[0] = of_first
+        values[-1] = of_last if ranks.size > 1 or of_last != FINITE else of_first
+        dtype = torch.float64 if of_first == HUGE else torch.float32
+        weight = torch.tensor(values[ranks.index], device=device(), dtype=dtype, requires_grad=True)
+        loss = weight * 1  # as a model's loss, it has a graph
+        with Traffic() as traffic, Waits() as waits:
+            answer = all_ranks_finite(loss, **ranks.keywords)
+        same = torch.equal(loss.detach().nan_to_num(), weight.detach().nan_to_num())
+        if loss.requires_grad:
+            loss.backward()
+        is_kept = same and weight.grad is not None
+        missing = waits.missing(sum(traffic.calls.values()))
+        yield partial(_compare, f"{situation}, {ranks}", answer, values, is_kept,
+                      dict(traffic.calls), missing, hint)
 
 
-def _one_loss(all_ranks_finite, of_first, of_last, _, members):
-    rank, value = dist.get_rank(), FINITE
-    if rank == 0:
-        value = of_first
-    if rank == dist.get_world_size() - 1 and of_last != FINITE:
-        value = of_last
-    dtype = torch.float64 if of_first == HUGE else torch.float32
-    weight = torch.tensor(value, device=device(), dtype=dtype, requires_grad=True)
-    loss = weight * 1  # as a model's loss, it has a graph
-    seen = in_group(all_ranks_finite, loss, members=members)
-    if seen is None:
-        return None
-    answer, traffic, missing = seen
-    same = torch.equal(loss.detach().nan_to_num(), weight.detach().nan_to_num())
-    if loss.requires_grad:
-        loss.backward()
-    return answer, same and weight.grad is not None, traffic.calls, missing
+def _compare(where, answer, values, is_kept, calls, missing, hint):
+    expect(isinstance(answer, bool), f"it returned a {type(answer).__name__}, {where}",
+           "Return a bool, on every rank. (all_reduce works in place and returns None.)")
+    expect(is_kept, f"the loss was changed: {where}", "all_reduce works in place. Reduce a flag of "
+           f"your own, not the loss. {GRAPH}")
+    all_awaited(missing, where)
+    right = all(map(math.isfinite, values))
+    if not calls:
+        hint = OWN
+    if others := sorted({"reduce", "broadcast"}.intersection(calls)):
+        hint = ONE_DECIDES.format(", ".join(others))
+    expect(answer == right, f"{where}: the answer is {answer}; right is {right}", hint)
+    expect(sum(calls.values()) <= 1, f"{where}: it made {sum(calls.values())} calls",
+           "One all_reduce of one number is enough.")
 
 
 def check_all_ranks_finite(all_ranks_finite):
-    for size in (1, 2, 3, 4):
-        _compare_finite(all_ranks_finite, size)
+    on_groups(_trial, all_ranks_finite, failures=FAILURES, timeout=5)
     yield "the same answer on all of 1, 2, 3, 4 ranks: NaN and infinity on one rank are seen by all"
     yield "the loss is unchanged; one collective"
-    _compare_finite(all_ranks_finite, OF, MEMBERS)
     yield "right in a group that is not all ranks"
-
-
-def _decide(all_ranks_finite, size, members=None):
-    with hinted({"RuntimeError: .*requires grad.*": GRAPH,
-                 "hang: .*": GROUP if members else SAME_CALLS}):
-        seen = on_ranks(_finite_trial, all_ranks_finite, members, ranks=size, timeout=LIMIT)
-    return [of_rank for of_rank in seen if of_rank]
-
-
-def _compare_finite(all_ranks_finite, size, members=None):
-    seen = _decide(all_ranks_finite, size, members)
-    for case, (of_first, of_last, situation) in enumerate(CASES):
-        right = math.isfinite(of_last) and (bool(members) or math.isfinite(of_first))
-        where = f"{situation} ({THE_GROUP if members else as_text(size)})"
-        answers, same, made, missing = zip(*(of_rank[case] for of_rank in seen))
-        for rank, answer in enumerate(answers):
-            if not isinstance(answer, bool):
-                raise Mistake(f"it returned a {type(answer).__name__} on rank {rank} of {size}",
-                              "Return a bool, on every rank. (all_reduce works in place and "
-                              "returns None.)")
-        if not all(same):
-            raise Mistake("the loss was changed", "all_reduce works in place. Reduce a flag of "
-                          f"your own, not the loss. {GRAPH}")
-        all_awaited(max(missing), where)
-        calls = [sum(of_rank.values()) for of_rank in made]
-        if len(set(calls)) > 1:
-            raise Mistake(f"{where}: the ranks made {calls} calls",
-                          GROUP if members else SAME_CALLS)
-        if set(answers) != {right}:
-            hint = GROUP if members else _why_wrong(answers, case, set().union(*made))
-            raise Mistake(f"{where}: the ranks answer {list(answers)}; right is {right}", hint)
-        if calls[0] > 1:
-            raise Mistake(f"each rank made {calls[0]} calls",
-                          "One all_reduce of one number is enough.")
-
-
-def _why_wrong(answers, case, names):
-    size, infinite = len(answers), {-INF, INF} & set(CASES[case][:2])
-    hints = (  # the first that fits
-        (case == 0, "The flag must be 1 for finite. And keep it: all_reduce changes it in place "
-                    "and returns None."),
-        (case == 1 and size == 1, "One finite number, and yet: it is float64, too large for "
-                                  "float32. Keep its type."),
-        (case == 1, "The sum of finite losses may overflow. Reduce a flag (0 or 1), not the "
-                    "losses."),
-        (case == len(CASES) - 1, "Something is kept from an earlier call. Make the flag inside, "
-                                 "new in each call."),
-        (names & {"reduce", "broadcast"},
-         f"{', '.join(sorted(names))}: one rank alone decides or knows. all_reduce takes the flags "
-         "of all ranks and leaves the result on all of them."),
-        (len(set(answers)) > 1 or not names,
-         "Each rank looks at its own loss only, or reads the flag before all_reduce is done. That "
-         "is the bug you came to mend: reduce the flag over all ranks, then look."),
-        (infinite and (size == 1 or -INF in infinite),
-         "Infinity is not finite, either, and minus infinity: torch.isfinite sees both."),
-        (case == 4, "NaN was seen on the first rank, and is lost here: MIN and MAX compare, and a "
-                    "comparison with NaN is always False. Reduce a flag (0 or 1), not the losses."),
-        (True, "One rank that is not finite decides for all: the MIN over ranks of a 0/1 flag."))
-    return next(hint for fits, hint in hints if fits)
