@@ -162,7 +162,8 @@ def ratios(f, g):
 # %% tags=["nbval-check-output"]
 tries = {"yours": (copy_to_region, reduce_from_region), "without f": (identity, reduce_from_region),
          "without g": (copy_to_region, identity),
-         "sums back, too": (copy_to_region, lambda y: RegionFunction.apply(y, None, summed, summed))}
+         "sums back, too": (copy_to_region,
+                            lambda y: RegionFunction.apply(y, None, summed, summed))}
 for name, pair in tries.items():
     of_x, of_A = launch(ratios, *pair, ranks=4)[0]
     print(f"{name:16} gradient of x {of_x:5.2f}   of A {of_A:5.2f}")
