@@ -781,7 +781,8 @@ print("ranks   numbers held: predicted  counted   bytes sent: predicted  counted
 
 
 def held_and_sent():
-    model = parallel_gpt(GPT(GPTConfig(n_embd=C, n_head=4, n_ctx=T)).to(device()), TPConfig(**yours))
+    model = GPT(GPTConfig(n_embd=C, n_head=4, n_ctx=T)).to(device())
+    model = parallel_gpt(model, TPConfig(**yours))
     return sum(p.numel() for p in model.parameters()), gpt_step(parallel_gpt)[2].sent_bytes
 
 
