@@ -5,7 +5,6 @@ from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import get_ident
-from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -102,7 +101,7 @@ def _watched(hook, waits, buckets, sent):
     def watched(state, bucket):
         buckets.append(bucket.index())
         with (_noted(dist.Work, waits), _noted(torch._C.Future, waits),
-              patch.object(dist, "all_reduce", kept)):
+              _replaced(dist, "all_reduce", kept)):
             return hook(state, bucket)
 
     return watched
@@ -119,5 +118,16 @@ def _noted(kind, waits):
             waits.append(kind)
         return wait(self, *args, **kwargs)
 
-    with patch.object(kind, "wait", noted):
+    with _replaced(kind, "wait", noted):
         yield
+
+
+@contextmanager
+def _replaced(owner, name, value):
+    """Inside, owner.name is `value`."""
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
