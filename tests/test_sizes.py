@@ -21,7 +21,7 @@ LARGER_CHECKS = {
     "shard_sampler": 67, "average_gradients": 73, "assign_buckets": 89,
     "OverlappedDataParallel": 364, "plan_buckets": 110, "no_sync": 76, "sync_batch_norm": 223,
     "join_uneven": 175, "replicas_agree": 126, "scaling_efficiency": 87,
-    "exposed_communication": 111, "diagnose": 205, "compress_fp16_hook": 160,
+    "exposed_communication": 111, "diagnose": 205, "compress_fp16_hook": 168,
     "top_k_compress": 117, "compress_to_budget": 178, "power_sgd": 219, "negotiate": 133,
     "fuse_tensors": 126, "tune_fusion": 77, "distributed_optimizer": 254, "compress_fp16": 88,
     "timeline": 128, "adasum": 186, "partition_flat": 70, "units_to_keep": 62,
