@@ -134,9 +134,11 @@ def test_the_project_learns_under_torchrun_and_prints_once(tmp_path):
     assert output.count("bottleneck:") == 1 and output.count("bag of words (") == 1
     phases = timelines.read_timeline(tmp_path / "trace.json")
     assert sum(timelines.all_reduces(phases)) == 60 * 41, "each gradient once in each step"
-    assert len({phase.tensor for phase in timelines.one_step(phases)}) == 41
-    save(plots.timeline(timelines.one_step(phases)), tmp_path / "timeline.svg")
-    assert "word_embeddings" in (tmp_path / "timeline.svg").read_text()
+    step = timelines.one_step(phases)
+    assert len({phase.tensor for phase in step}) == 41
+    save(plots.timeline(step), tmp_path / "timeline.svg")
+    last = list(dict.fromkeys(phase.tensor for phase in step))[-1]  # whichever was asked for last
+    assert last[-20:] in (tmp_path / "timeline.svg").read_text()
 
 
 @needs_bert
