@@ -16,6 +16,8 @@ WRONG = [
            says="the lengths have to travel first|has a length of its own"),
     mutant(all_to_all_v, SWAP, SWAP.replace(", group)", ")"), says="Hand `group` on",
            called="pieces_to_all_ranks"),
+    mutant(all_to_all_v, ".tolist()", ".to(torch.bfloat16).long().tolist()",
+           says="300. must match the size of tensor b .301", called="lengths_in_bfloat16"),
     mutant(all_to_all_v, NEW, NEW.replace("(n)", "(n, dtype=torch.float32)"),
            says="type that its sender gave|longer than the place"),
     mutant(all_to_all_v, TELL, TELL.replace(", group", ""), says="Hand `group` on",

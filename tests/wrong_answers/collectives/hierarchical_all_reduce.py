@@ -1,8 +1,13 @@
 """Lab 02, hierarchical_all_reduce: mistakes that a good student would really make."""
 
+import torch.distributed as dist
 from mutants import mutant
+from torch.nn.functional import pad
 
-from ranklab.collectives import hierarchical_all_reduce, parameter_server, ring_all_reduce
+from ranklab.collectives import (
+    hierarchical_all_reduce, parameter_server, ring_all_gather, ring_all_reduce,
+    ring_reduce_scatter,
+)
 
 ACROSS = "ring_all_reduce(shard, across)"
 GATHERED = "ring_all_gather(shard, inside, out=x.new_empty(x.shape))"
@@ -29,3 +34,11 @@ def hierarchical_all_reduce__flat_ring(x, inside=None, across=None):
 def hierarchical_all_reduce__whole_tensor_across(x, inside=None, across=None):
     """let only a shard of that sum cross"""
     return ring_all_reduce(ring_all_reduce(x, inside), across)
+
+
+def hierarchical_all_reduce__padded(x, inside=None, across=None):
+    """Nothing is padded"""
+    flat = x.flatten()
+    padded = pad(flat, (0, -len(flat) % dist.get_world_size(inside)))
+    shard = ring_all_reduce(ring_reduce_scatter(padded, inside), across)
+    return ring_all_gather(shard, inside)[:len(flat)].reshape(x.shape)

@@ -4,7 +4,9 @@ import math
 
 import numpy as np
 
+from ranklab.checks.beside import expect
 from ranklab.checks.exercise import Mistake
+from ranklab.checks.trial import refuses
 
 
 def seconds_of_steps(algorithm, nbytes, ranks, alpha, beta):
@@ -101,12 +103,9 @@ def check_fit_alpha_beta(fn):
     _any_order(fn, alpha / 10, beta * 20)  # other constants than before
     yield "sizes in any order, some twice, or two of them alone"
     for same in ([1000, 1000], [1000], [1000, 1000, 1000]):
-        try:
-            fn(same, [1e-3, 1.1e-3, 1.2e-3][:len(same)])
-        except ValueError:
-            continue
-        raise Mistake(f"one size only, {same}, and still it returns numbers",
-                      "Two unknowns need two different sizes: raise a ValueError.")
+        expect(refuses(fn, same, [1e-3, 1.1e-3, 1.2e-3][:len(same)]),
+               f"one size only, {same}, and still it returns numbers",
+               "Two unknowns need two different sizes: raise a ValueError.")
     yield "a ValueError when all sizes are the same, or there is only one"
 
 
