@@ -22,11 +22,11 @@ MODELS = {"CNN": lambda: CNN(CNNConfig(in_channels=3, image=32, width=32)),
 
 def bench(ranks=(2, 4), models=tuple(MODELS), steps=40):
     """{(model, ranks): our step time over torch's}, the median of interleaved pairs of steps."""
-    return {(model, R): launch(_ours_over_torchs, model, steps, ranks=R, timeout=300)[0]
+    return {(model, R): launch(_ours_over_torch, model, steps, ranks=R, timeout=300)[0]
             for model in models for R in ranks}
 
 
-def _ours_over_torchs(name, steps):
+def _ours_over_torch(name, steps):
     torch.manual_seed(dist.get_rank())
     model = MODELS[name]().to(device())
     theirs = copy.deepcopy(model)

@@ -84,7 +84,7 @@ def root(tmp_path, monkeypatch):
     """A checkout with one small lab; `double` is its exercise, and big_number its prediction."""
     (tmp_path / "labs" / "source").mkdir(parents=True)
     (tmp_path / "labs" / "source" / f"{STEM}.py").write_text(SOURCE)
-    number = Prediction("big_number", working="2 ** 3 / 4", answer=lambda: 2)
+    number = Prediction("big_number", solution="2 ** 3 / 4", answer=lambda: 2)
     monkeypatch.setattr(builder.labs, "find_prediction", {"big_number": number}.get)
     library(tmp_path, monkeypatch, ANSWER)
     return tmp_path

@@ -50,27 +50,27 @@ def exercises(monkeypatch):
     exercise = Exercise(ranks.all_ranks_finite, _check, HINTS)
     number = Prediction("megabytes", "2 * 3 / 4 * 100", lambda: 150.0, "MB",
                         {200: "that is 2 N", 1200: "bits, not bytes", 150.5: "that is no ring"},
-                        "Nearly twice the gradient.", nudge="Two halves.")
+                        "Nearly twice the gradient.", hint="Two halves.")
     monkeypatch.setattr(labs, "find_exercise", {MINE: exercise}.get)
     monkeypatch.setattr(labs, "find_prediction", {"megabytes": number}.get)
     return exercise
 
 
-def _trial(learners):
-    return learners(torch.tensor(1.0 if dist.get_rank() else float("nan")))
+def _trial(learner_fn):
+    return learner_fn(torch.tensor(1.0 if dist.get_rank() else float("nan")))
 
 
-def _check(learners):
-    if learners(None) != "nothing":
+def _check(learner_fn):
+    if learner_fn(None) != "nothing":
         raise Mistake("None gives something", "Look at None first.\nThen at the rest.")
     yield "right for None"
-    seen = on_ranks(_trial, learners, ranks=2, timeout=3)
+    seen = on_ranks(_trial, learner_fn, ranks=2, timeout=3)
     if seen != [False, False]:
         raise Mistake(f"the ranks answer {seen}", "Reduce the flag.")
     yield "right on 2 ranks"
 
 
-def learners_own(loss, group=None):
+def own_functions(loss, group=None):
     if loss is None:
         return "nothing"
     flag = torch.isfinite(loss).int()
@@ -86,7 +86,7 @@ def named(function, name=MINE):
 # --- what is printed and returned ---------------------------------------------------------------
 
 def test_a_right_answer_is_returned_and_recorded(capsys):
-    mine = named(learners_own)
+    mine = named(own_functions)
     assert check(mine) is mine
     assert capsys.readouterr().out == (
         "all_ranks_finite\n"
@@ -195,16 +195,16 @@ def stub_inside(x):
 @pytest.mark.parametrize("learners, expected", [
     (StubWithAMethod, True), (StubWithAProperty, True), (stub_inside, True),
     (torch.no_grad()(StubWithAMethod.forward), True),
-    (NoStub, False), (raise_left_below, False), (len, False), (3, False), (learners_own, False),
+    (NoStub, False), (raise_left_below, False), (len, False), (3, False), (own_functions, False),
 ])
-def test_is_stub(learners, expected):
-    assert is_stub(learners) is expected
+def test_is_stub(learner_fn, expected):
+    assert is_stub(learner_fn) is expected
 
 
 # --- code that breaks -----------------------------------------------------------------------------
 
-def judged(learners):
-    verdict = judge(labs.find_exercise(MINE), learners)
+def judged(learner_fn):
+    verdict = judge(labs.find_exercise(MINE), learner_fn)
     assert verdict.state == FAILED
     return str(verdict)
 
@@ -445,7 +445,7 @@ def test_a_predictions_hints_go_from_a_nudge_to_its_working(capsys):
 def test_every_prediction_has_a_nudge_without_its_number():
     for prediction in [one for stem in labs.written() for one in labs.checks_of(stem).PREDICTIONS]:
         hints = prediction.hints
-        assert len(hints) == 3 and prediction.nudge == hints[0], prediction.name
+        assert len(hints) == 3 and prediction.hint == hints[0], prediction.name
         number = f"{prediction.answer():g}"
         assert not re.search(rf"\b{re.escape(number)}\b", hints[0]), prediction.name
         assert not re.match(r"(\S+) = \1 ", hints[2]), hints[2]

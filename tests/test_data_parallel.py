@@ -41,16 +41,16 @@ def _against_torch(cases):
     for kind, cap in cases:
         mine, theirs = kind(dist.get_rank()), kind(dist.get_rank())
         ours = train(OverlappedDataParallel(mine, cap), mine, kind=kind)
-        torchs = train(TorchDDP(theirs, bucket_cap_mb=cap / 2**20), theirs, kind=kind)
-        off = [abs(a - b) for (a, _), (b, _) in zip(ours, torchs)] + [difference(mine, theirs)]
+        torch_ddp = train(TorchDDP(theirs, bucket_cap_mb=cap / 2**20), theirs, kind=kind)
+        off = [abs(a - b) for (a, _), (b, _) in zip(ours, torch_ddp)] + [difference(mine, theirs)]
         if max(off) > 5e-6:
             wrong.append((kind.__name__, cap, "values", max(off)))
-        for (_, ours_sent), (_, torchs_sent) in list(zip(ours, torchs))[2:]:
-            if gradient_messages(ours_sent) != gradient_messages(torchs_sent):
+        for (_, ours_sent), (_, torch_sent) in list(zip(ours, torch_ddp))[2:]:
+            if gradient_messages(ours_sent) != gradient_messages(torch_sent):
                 wrong.append((kind.__name__, cap, gradient_messages(ours_sent),
-                              gradient_messages(torchs_sent)))
-            if ours_sent.sent_bytes != torchs_sent.sent_bytes:  # buffers as well
-                wrong.append((kind.__name__, cap, ours_sent.sent_bytes, torchs_sent.sent_bytes))
+                              gradient_messages(torch_sent)))
+            if ours_sent.sent_bytes != torch_sent.sent_bytes:  # buffers as well
+                wrong.append((kind.__name__, cap, ours_sent.sent_bytes, torch_sent.sent_bytes))
     return wrong
 
 

@@ -43,14 +43,14 @@ def _unused(set_to_none):
     torch.manual_seed(0)
     mine = Branches().to(device())
     theirs, rank, wrong = copy.deepcopy(mine), dist.get_rank(), []
-    ours = OverlappedDataParallel(mine, 1, find_unused=True)
-    torchs = TorchDDP(theirs, find_unused_parameters=True, bucket_cap_mb=1 / 2**20,
+    ours = OverlappedDataParallel(mine, 1, find_unused_parameters=True)
+    torch_ddp = TorchDDP(theirs, find_unused_parameters=True, bucket_cap_mb=1 / 2**20,
                       gradient_as_bucket_view=True)
     optimizers = sgd(mine), sgd(theirs)
     for step, used in enumerate(USED):
         x = torch.full((2, 4), rank + 1.0, device=device())
         sent = []
-        for model, optimizer in zip((ours, torchs), optimizers):
+        for model, optimizer in zip((ours, torch_ddp), optimizers):
             optimizer.zero_grad(set_to_none=set_to_none)
             with Traffic() as traffic:
                 model(x, used[rank]).backward()
@@ -80,7 +80,7 @@ class Normed(Branches):
 def _unused_beside_batch_norm():
     torch.manual_seed(0)
     model = convert_sync_batch_norm(Normed().to(device()), dist.new_group())
-    wrapped = OverlappedDataParallel(model, 1, find_unused=True)
+    wrapped = OverlappedDataParallel(model, 1, find_unused_parameters=True)
     wrapped(torch.randn(4, 4, device=device()), USED[2][dist.get_rank()]).backward()
     return [p.grad.cpu() for p in model.parameters()]
 
@@ -194,12 +194,12 @@ class Fragile(nn.Module):
         return x * self.seen
 
 
-def _after_a_failure(at, set_to_none, find_unused):
+def _after_a_failure(at, set_to_none, find_unused_parameters):
     """Of each backward: "failed", "whole", or its difference to gradients averaged one by one."""
     torch.manual_seed(0)
     model, at = Fragile().to(device()), at[dist.get_rank()]
     plain, seen = copy.deepcopy(model), []
-    wrapped = OverlappedDataParallel(model, 1, find_unused=find_unused)
+    wrapped = OverlappedDataParallel(model, 1, find_unused_parameters=find_unused_parameters)
     for step, fails in enumerate((at, None, at, None)):
         x = torch.full((2, 4), step + dist.get_rank() + 1.0, device=device())
         plain(x).square().sum().backward()
@@ -260,24 +260,24 @@ def _other_shapes():
 
 
 def _no_room():
-    OverlappedDataParallel(nn.Linear(2, 2), cap_bytes=0)
+    OverlappedDataParallel(nn.Linear(2, 2), bucket_cap_bytes=0)
 
 
 def _mixed_messages():
     model = convert_sync_batch_norm(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))
-    OverlappedDataParallel(model, find_unused=True, group=dist.group.WORLD)
+    OverlappedDataParallel(model, find_unused_parameters=True, group=dist.group.WORLD)
 
 
 def _mixed_messages_of_torch():
-    OverlappedDataParallel(nn.SyncBatchNorm(2), find_unused=True)
+    OverlappedDataParallel(nn.SyncBatchNorm(2), find_unused_parameters=True)
 
 
 SENTENCES = {
     _frozen: "no parameter requires a gradient",
     _other_shapes: r"the 2 parameters of rank \d differ from those of another rank",
-    _no_room: "cap_bytes=0 must be at least 1",
-    _mixed_messages: "find_unused=True with a SyncBatchNorm in the same group",
-    _mixed_messages_of_torch: "find_unused=True with a SyncBatchNorm in the same group",
+    _no_room: "bucket_cap_bytes=0 must be at least 1",
+    _mixed_messages: "find_unused_parameters=True with a SyncBatchNorm in the same group",
+    _mixed_messages_of_torch: "find_unused_parameters=True with a SyncBatchNorm in the same group",
 }
 
 
@@ -314,7 +314,7 @@ def _expert_gradients():
     torch.manual_seed(rank)
     model = nn.Sequential(OrderedDict(
         first=nn.Linear(4, 4), expert=nn.Linear(4, 4), last=nn.Linear(4, 2))).to(device())
-    wrapped = Experts(model, cap_bytes=30)
+    wrapped = Experts(model, bucket_cap_bytes=30)
     wrapped(torch.full((2, 4), rank + 1.0, device=device())).sum().backward()
     order = [["pair" if b.group is wrapped.pair else "all" for b in wrapped.buckets]]
     return ({name: p.detach().cpu() for name, p in model.named_parameters()},

@@ -61,11 +61,11 @@ def test_shards_are_those_of_torchs_sampler(drop_last):
     for n in (1, 2, 3, 7, 8, 100, 1797):
         for ranks in (1, 2, 3, 4, 8):
             for rank in range(ranks):
-                torchs = DistributedSampler(range(n), ranks, rank, seed=5, drop_last=drop_last)
+                torch_ddp = DistributedSampler(range(n), ranks, rank, seed=5, drop_last=drop_last)
                 for epoch in (0, 1, 7):
-                    torchs.set_epoch(epoch)
+                    torch_ddp.set_epoch(epoch)
                     mine = shard_sampler(n, rank, ranks, epoch, 5, drop_last)
-                    assert mine == list(torchs) and len(mine) == len(torchs)
+                    assert mine == list(torch_ddp) and len(mine) == len(torch_ddp)
 
 
 # --- gradients and buckets ----------------------------------------------------------------------
@@ -153,13 +153,13 @@ def _batches(count):
     return [torch.randn(3, 4, generator=random).to(device()) for _ in range(count)]
 
 
-def _joined(counts_of_case, find_unused):
+def _joined(counts_of_case, find_unused_parameters):
     differences, extra = [], []
     for counts in counts_of_case:
         mine = tied(seed=1)
         theirs = copy.deepcopy(mine)
-        ours = OverlappedDataParallel(mine, 32, find_unused=find_unused)
-        torchs = TorchDDP(theirs, find_unused_parameters=find_unused)
+        ours = OverlappedDataParallel(mine, 32, find_unused_parameters=find_unused_parameters)
+        torch_ddp = TorchDDP(theirs, find_unused_parameters=find_unused_parameters)
         optimizers = [torch.optim.SGD(m.parameters(), 0.1) for m in (mine, theirs)]
 
         def step(model, optimizer, x):
@@ -171,9 +171,9 @@ def _joined(counts_of_case, find_unused):
         with Traffic() as traffic:
             for x in join_uneven(batches, ours):
                 step(ours, optimizers[0], x)
-        with Join([torchs]):
+        with Join([torch_ddp]):
             for x in batches:
-                step(torchs, optimizers[1], x)
+                step(torch_ddp, optimizers[1], x)
         extra.append(sum(op.payload_bytes == 8 for op in traffic.ops if op.name == "all_reduce"))
         differences.append(max((a - b).abs().max().item() for a, b in zip(
             mine.state_dict().values(), theirs.state_dict().values())))
@@ -181,10 +181,10 @@ def _joined(counts_of_case, find_unused):
     return max(differences), extra
 
 
-@pytest.mark.parametrize("find_unused", [False, True])
-def test_uneven_batches_end_as_with_torchs_join(find_unused):
+@pytest.mark.parametrize("find_unused_parameters", [False, True])
+def test_uneven_batches_end_as_with_torchs_join(find_unused_parameters):
     cases = (0, 3, 3, 1), (2, 1, 0, 0)
-    for largest, extra in launch(_joined, cases, find_unused, ranks=4):
+    for largest, extra in launch(_joined, cases, find_unused_parameters, ranks=4):
         assert largest < 1e-6
         assert extra == [max(counts) + 1 for counts in cases]
 

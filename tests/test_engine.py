@@ -80,8 +80,8 @@ def test_random_numbers_differ_between_ranks_but_torch_starts_alike_as_under_tor
         return random.random(), numpy.random.rand(), torch.rand(1).item()
 
     drawn = launch(draw, ranks=2) + launch(draw, ranks=2)
-    pythons, numpys, torchs = (set(column) for column in zip(*drawn, strict=True))
-    assert len(pythons) == 4 and len(numpys) == 4 and len(torchs) == 1
+    pythons, numpys, of_torch = (set(column) for column in zip(*drawn, strict=True))
+    assert len(pythons) == 4 and len(numpys) == 4 and len(of_torch) == 1
 
 
 def test_a_rank_may_leave_its_group_and_join_again():

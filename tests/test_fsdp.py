@@ -177,9 +177,9 @@ def _beside_torch(ours, shard_ranks=None, precision=Precision()):
 ], ids=["2", "3", "hybrid", "bf16"])
 def test_same_losses_rows_bytes_and_messages_as_fsdp2(ranks, shard_ranks, precision):
     ours = launch(_beside_torch, True, shard_ranks, precision, ranks=ranks)
-    torchs = launch(_beside_torch, False, shard_ranks, precision, ranks=ranks)
-    print(ours[0], torchs[0])
-    for mine, its in zip(ours, torchs):
+    of_torch = launch(_beside_torch, False, shard_ranks, precision, ranks=ranks)
+    print(ours[0], of_torch[0])
+    for mine, its in zip(ours, of_torch):
         assert mine[0] == pytest.approx(its[0], rel=1e-5)
         assert mine[1:3] == its[1:3]
         assert sorted(mine[3].values()) == sorted(its[3].values())

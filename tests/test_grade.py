@@ -289,12 +289,12 @@ def test_the_librarys_text_is_known_and_no_note_where_the_stub_forces_it(tmp_pat
     source = inspect.getsource(token.answer).replace("(group=None)", "(group: int = None) -> int")
     write(tmp_path, "copied", source.replace("# the", "# THE"), SHARD_RANGE)
     notebook = Notebook(tmp_path / "copied.ipynb")
-    assert notebook.has_librarys_text(token) and not notebook.has_librarys_text(shards)
+    assert notebook.has_library_text(token) and not notebook.has_library_text(shards)
     assert is_forced(shards, "00_ranks") and not is_forced(token, "00_ranks")
     (tmp_path / "beside").mkdir()
     write(tmp_path / "beside", "imports", "from mine import pass_the_token")
     (tmp_path / "beside" / "mine.py").write_text(inspect.getsource(token.answer))
-    assert Notebook(tmp_path / "beside" / "imports.ipynb").has_librarys_text(token)
+    assert Notebook(tmp_path / "beside" / "imports.ipynb").has_library_text(token)
 
 
 def test_the_librarys_code_is_known_by_whatever_way_it_came():
@@ -302,8 +302,8 @@ def test_the_librarys_code_is_known_by_whatever_way_it_came():
     spaces = {"__name__": "__main__"}
     exec(SHARD_RANGE + inspect.getsource(exercise.answer).replace("shard_range", "mine"), spaces)
     mine, own = spaces["mine"], spaces["shard_range"]
-    for learners in (mine, lambda *args: mine(*args), types.FunctionType(mine.__code__, {})):
-        assert has_code_of(exercise, cloudpickle.dumps(learners))
+    for learner_fn in (mine, lambda *args: mine(*args), types.FunctionType(mine.__code__, {})):
+        assert has_code_of(exercise, cloudpickle.dumps(learner_fn))
     assert not has_code_of(exercise, cloudpickle.dumps(own))
     own.__code__ = exercise.answer.__code__
     assert has_code_of(exercise, cloudpickle.dumps(own))
@@ -328,7 +328,7 @@ def test_the_words_that_no_answer_needs_are_noted(tmp_path, cell, words):
 def test_every_working_passes():
     for stem in labs.written():
         for item in labs.checks_of(stem).PREDICTIONS:
-            assert judged(item.name, item.working)[0] == "passed", item.name
+            assert judged(item.name, item.solution)[0] == "passed", item.name
 
 
 def judged(name, text, *before):

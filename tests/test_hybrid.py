@@ -25,8 +25,8 @@ OPTIONS = {  # by pairs: each two of them meet in some layout
     (2, 2, 2): [{"sequence_parallel": True, "zero": 1}, {"virtual": 2, "recompute": True},
                 {"schedule": "zb-h1", "zero": 1, "recompute": True},
                 {"schedule": "zb-v", "sequence_parallel": True, "recompute": True},
-                {"zero": 3, "sequence_parallel": True, "virtual": 2, "outer": "data"}],
-    (4, 1, 2): [{"virtual": 2, "zero": 1}, {"schedule": "gpipe", "outer": "data"},
+                {"zero": 3, "sequence_parallel": True, "virtual": 2, "outermost": "data"}],
+    (4, 1, 2): [{"virtual": 2, "zero": 1}, {"schedule": "gpipe", "outermost": "data"},
                 {"zero": 3, "recompute": True}],
     (1, 4, 2): [{"virtual": 2, "sequence_parallel": True}],
     (2, 4, 1): [{"zero": 1, "sequence_parallel": True, "recompute": True},
@@ -219,7 +219,7 @@ def test_bad_layouts_are_sentences():
         ({"schedule": "1b1f"}, "schedule='1b1f' is not one of gpipe, 1f1b, zb-h1, zb-v"),
         ({"zero": 2}, "zero=2 must be 0, 1 or 3"),
         ({"zero": 3, "schedule": "zb-h1"}, "when with zero=3 the weights are gone"),
-        ({"outer": "tensor"}, "outer='tensor' must be pipeline or data"),
+        ({"outermost": "tensor"}, "outermost='tensor' must be pipeline or data"),
         ({"virtual": 2, "schedule": "gpipe"}, "virtual=2 stages need schedule='1f1b'"),
     ):
         with pytest.raises(ValueError) as error:

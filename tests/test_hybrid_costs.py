@@ -28,7 +28,7 @@ SIZES_OF_8 = [sizes for sizes in itertools.product((1, 2, 4, 8), repeat=3)
               if sizes[0] * sizes[1] * sizes[2] == 8]
 LAYOUTS = [Layout(*sizes) for sizes in SIZES_OF_8] + [
     Layout(2, 2, 2, sequence_parallel=True, zero=1), Layout(2, 2, 2, virtual=2, recompute=True),
-    Layout(2, 2, 2, sequence_parallel=True, recompute=True, outer="data"),
+    Layout(2, 2, 2, sequence_parallel=True, recompute=True, outermost="data"),
     Layout(1, 4, 2, virtual=2, sequence_parallel=True), Layout(4, 1, 2, schedule="gpipe", zero=1),
     Layout(2, 2, 2, zero=3), Layout(2, 1, 4, schedule="zb-v"), Layout(8, zero=3, recompute=True),
 ]  # fmt: skip
@@ -137,7 +137,7 @@ def test_large_models_hold_and_send_what_is_predicted(size):
     job, layout = SIZES[size]
     counted, sent = dry_run.dry_run(job, layout)
     assert layout_memory(job, layout).total == pytest.approx(counted.total, rel=0.01)
-    assert counted.total < Cluster(layout.ranks).room
+    assert counted.total < Cluster(layout.ranks).memory_budget
     for axis, nbytes in layout_traffic(job, layout).items():
         assert nbytes == pytest.approx(sent[axis], rel=1e-6, abs=64)
 

@@ -14,7 +14,7 @@ from ranklab.projects.hybrid.other_tools import megatron_command, torchtitan_tom
 
 pytestmark = pytest.mark.timeout(180)
 
-LAYOUTS = [Layout(2, 2, 2, sequence_parallel=True), Layout(2, 2, 2, zero=3, outer="data"),
+LAYOUTS = [Layout(2, 2, 2, sequence_parallel=True), Layout(2, 2, 2, zero=3, outermost="data"),
            Layout(1, 2, 4), Layout(4, 1, 2, virtual=2, recompute=True)]  # fmt: skip
 
 
@@ -67,7 +67,7 @@ def test_megatron_is_told_of_all_that_the_layout_has():
                    "--use-distributed-optimizer", "--recompute-granularity full", "--bf16",
                    "--micro-batch-size 2", "--global-batch-size 1024", "--num-layers 80"):
         assert f"{option} " in said, option
-    plain = megatron_command(Layout(pp=3, schedule="gpipe", zero=3, outer="data"), JOB)
+    plain = megatron_command(Layout(pp=3, schedule="gpipe", zero=3, outermost="data"), JOB)
     for words in ("not gpipe", "80 do not go into 3", "FSDP says nothing of pipelines",
                   "--use-tp-pp-dp-mapping", "--use-megatron-fsdp", "torchrun --nproc-per-node 3"):
         assert words in plain, words
@@ -77,7 +77,7 @@ def test_megatron_is_told_of_all_that_the_layout_has():
 
 
 def test_torchtitan_is_told_of_all_that_it_has():
-    said = torchtitan_toml(parse_layout("2x8x4,zero,virtual=5,recompute,outer=data"), JOB)
+    said = torchtitan_toml(parse_layout("2x8x4,zero,virtual=5,recompute,outermost=data"), JOB)
     found = tomllib.loads(said)
     assert found["parallelism"] == {
         "data_parallel_replicate_degree": 1, "data_parallel_shard_degree": 2,

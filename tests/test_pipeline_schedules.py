@@ -308,7 +308,7 @@ def other_end(rank, message):
 
 # --- torch's own ------------------------------------------------------------------------------
 
-def torchs(name, P, M, V=None):
+def torch_schedule(name, P, M, V=None):
     """The order of torch.distributed.pipelining: a private module, so it is used here only."""
     from torch.distributed.pipelining._schedule_visualizer import get_schedule_ops
 
@@ -322,15 +322,16 @@ def torchs(name, P, M, V=None):
 @pytest.mark.parametrize("P", [1, 2, 3, 4, 6])
 def test_torch_has_the_same_order(P):
     for M in (1, P, 2 * P, 3 * P + 1):
-        assert torchs("GPipe", P, M) == pp.gpipe_schedule(P, M)
-        assert torchs("ZBVZeroBubble", P, M, 2) == pp.zb_v_schedule(P, M)
+        assert torch_schedule("GPipe", P, M) == pp.gpipe_schedule(P, M)
+        assert torch_schedule("ZBVZeroBubble", P, M, 2) == pp.zb_v_schedule(P, M)
         if M % P == 0:
             for V in (2, 3, 4):
-                assert torchs("Interleaved1F1B", P, M, V) == pp.interleaved_schedule(P, M, V)
+                assert torch_schedule("Interleaved1F1B", P, M, V) == \
+                    pp.interleaved_schedule(P, M, V)
         if M >= 2 * P:
-            assert torchs("DualPipeV", P, M, 2) == pp.dualpipe_v(P, M)
+            assert torch_schedule("DualPipeV", P, M, 2) == pp.dualpipe_v(P, M)
         if M >= P:
-            *theirs, last = torchs("1F1B", P, M)
+            *theirs, last = torch_schedule("1F1B", P, M)
             *ours, ours_last = pp.one_f_one_b_schedule(P, M)
             assert theirs == ours
             # torch 2.13 lists the forwards of the last stage from 1 on, and runs them from 0 on.

@@ -161,11 +161,11 @@ def stub_of(exercise, text):
 
 @pytest.mark.parametrize("prediction", PREDICTIONS, ids=lambda prediction: prediction.name)
 def test_the_working_is_right_and_every_slip_is_named(prediction):
-    value = eval(prediction.working, {"math": __import__("math")})
+    value = eval(prediction.solution, {"math": __import__("math")})
     state, line = judge_prediction(prediction, value)
     assert state == PASSED and line.startswith("ok    "), line
     assert not prediction.why or prediction.why in line
-    for slip, confusion in (prediction.slips or {}).items():
+    for slip, confusion in (prediction.mistakes or {}).items():
         state, line = judge_prediction(prediction, slip)
         assert (state, line.endswith(confusion)) == (FAILED, True), line
     assert judge_prediction(prediction, ...)[0] == NOT_WRITTEN

@@ -94,7 +94,7 @@ def _after_a_failed_backward():
     """The norm of the optimizer's gradients: with a backward before that raised, and without."""
     found = []
     for stage, unused, fails in itertools.product(STAGES, (False, True), (False, True)):
-        model = STAGES[stage](new_toy(0), find_unused=unused)
+        model = STAGES[stage](new_toy(0), find_unused_parameters=unused)
         optimizer = model.make_optimizer(SGD)
         if fails:
             hook = model.module.blocks[1].register_forward_hook(fail_in_backward)

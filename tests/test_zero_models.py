@@ -68,7 +68,7 @@ def differences():
     """{(model, stage, whether it recomputes): the largest difference from DDP, on this rank}."""
     found = {}
     for name in SMALL:
-        whole, options = new_model(name), {"find_unused": name in UNUSED}
+        whole, options = new_model(name), {"find_unused_parameters": name in UNUSED}
         ddp = TorchDDP(copy.deepcopy(whole), find_unused_parameters=name in UNUSED)
         wanted = trained(ddp, SGD(ddp.parameters()))
         for stage, recomputes in ((1, False), (2, True), (3, False), (3, True)):

@@ -702,10 +702,10 @@ def step_with(wrap):
 
 
 mine, mine_grads = step_with(checkpointed)
-torchs, torchs_grads = step_with(lambda f, x: checkpoint(f, x, use_reentrant=False))
-print(f"kept: {mine:,} bytes by yours, {torchs:,} bytes by torch's")
-assert mine == torchs
-assert all(torch.equal(a, b) for a, b in zip(mine_grads, torchs_grads))
+of_torch, torch_grads = step_with(lambda f, x: checkpoint(f, x, use_reentrant=False))
+print(f"kept: {mine:,} bytes by yours, {of_torch:,} bytes by torch's")
+assert mine == of_torch
+assert all(torch.equal(a, b) for a, b in zip(mine_grads, torch_grads))
 
 # %% [markdown]
 # **torch.amp** is mixed precision in two lines. `autocast` casts the inputs of matrix products to 16 bits, and leaves

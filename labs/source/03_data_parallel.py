@@ -181,7 +181,7 @@ average_gradients = check(average_gradients)
 # ### 4.4 Buckets
 # > difficulty 2/5 · importance 4/5 · 12 minutes · about 6 lines
 #
-# Small gradients should travel together, in **buckets** of about `cap_bytes`. Backward begins at the *end* of the model, so the first bucket holds the
+# Small gradients should travel together, in **buckets** of about `bucket_cap_bytes`. Backward begins at the *end* of the model, so the first bucket holds the
 # last parameters. A bucket is one flat tensor, so it holds one type on one device. torch's rule, and ours: a parameter goes into the open bucket
 # of its kind, and the bucket is closed when it reaches the cap.
 #
@@ -192,15 +192,15 @@ average_gradients = check(average_gradients)
 check(bucket_messages=...)
 
 # %%
-def assign_buckets(parameters, cap_bytes):
+def assign_buckets(parameters, bucket_cap_bytes):
     """Lists of parameters whose gradients travel together, in the order in which to send them.
 
     From the last parameter to the first, since backward begins at the end of the model. A bucket
-    holds one type on one device, and is closed by the parameter with which it reaches cap_bytes.
+    holds one type on one device, and is closed by the parameter with which it reaches bucket_cap_bytes.
     Buckets that never reach it come last, in the order in which they were opened.
     """
-    if cap_bytes < 1:
-        raise ValueError(f"cap_bytes={cap_bytes} must be at least 1")
+    if bucket_cap_bytes < 1:
+        raise ValueError(f"bucket_cap_bytes={bucket_cap_bytes} must be at least 1")
     closed, still_open = [], {}  # still_open: (dtype, device) -> list of parameters
     # parameter.nbytes is its gradient's size, too
     raise NotImplementedError("exercise 4.4: about 6 lines")
@@ -221,7 +221,7 @@ assign_buckets = check(assign_buckets)
 # ready too early waits until those before it have been sent.
 #
 # And some models do not use every parameter in every step: an expert that no token chose gets no gradient, its hook is never called, and its bucket never becomes ready.
-# With `find_unused=True` the ranks find out at the end of backward which parameters *any* rank used. Without it, a missing gradient is an error.
+# With `find_unused_parameters=True` the ranks find out at the end of backward which parameters *any* rank used. Without it, a missing gradient is an error.
 #
 # The rest is given, in `Replica`: it broadcasts the parameters at the start (your 4.1) and the buffers before each forward, makes the `Bucket`s
 # (your 4.4), and calls `finish()` at the end of each backward. Here is a bucket:
@@ -240,7 +240,7 @@ print(inspect.getsource(Bucket))
 # |---|---|
 # | `self.buckets` | the buckets, in the order in which they must travel |
 # | `self.group` | the group: it goes into every collective and into `dist.get_world_size(self.group)` |
-# | `self.used_anywhere()` | the parameters that any rank used (it costs one small all-reduce). With `find_unused` all ranks ask after their last bucket is on its way, and hand it to `bucket.fill_none()`; without it `()` goes there |
+# | `self.used_anywhere()` | the parameters that any rank used (it costs one small all-reduce). With `find_unused_parameters` all ranks ask after their last bucket is on its way, and hand it to `bucket.fill_none()`; without it `()` goes there |
 
 # %%
 class OverlappedDataParallel(Replica):
@@ -251,8 +251,9 @@ class OverlappedDataParallel(Replica):
     they become ready: the first message of one rank meets the first of the others.
     """
 
-    def __init__(self, module, cap_bytes=25 * 2**20, group=None, find_unused=False):
-        super().__init__(module, cap_bytes, group, find_unused)  # equal replicas, self.buckets
+    def __init__(self, module, bucket_cap_bytes=25 * 2**20, group=None,
+                 find_unused_parameters=False):
+        super().__init__(module, bucket_cap_bytes, group, find_unused_parameters)  # makes buckets
         self.waiting, self.works = list(self.buckets), []  # not yet sent; handles of those sent
         for bucket in self.buckets:
             for parameter in bucket.parameters:
@@ -283,10 +284,10 @@ class OverlappedDataParallel(Replica):
         """
         missing = {parameter for bucket in self.waiting for parameter in bucket.missing}
         # The other ranks wait for the buckets that are left. Then fill_none(used) for each bucket
-        # (used: see self.used_anywhere(); without find_unused it is ()). For the next backward all
+        # (used: see self.used_anywhere(); without find_unused_parameters it is ()). For the next backward all
         # is as in __init__, and bucket.missing is full again
         raise NotImplementedError("exercise 4.5, fourth part: about 10 lines")
-        if missing and not self.find_unused:
+        if missing and not self.find_unused_parameters:
             raise self.no_gradient(missing)
 
 # %%
@@ -609,7 +610,7 @@ from ranklab.meter import Traffic
 images = digits()
 
 
-def torchs(model, cap):
+def of_torch(model, cap):
     return DistributedDataParallel(model, bucket_cap_mb=cap / 2**20)
 
 
@@ -636,7 +637,7 @@ def train(wrap, steps=5, batch=64, cap=2**14):
 
 # %%
 ours = launch(train, OverlappedDataParallel, ranks=4)
-theirs = launch(train, torchs, ranks=4)
+theirs = launch(train, of_torch, ranks=4)
 for name, (losses, _, calls, sent, agree) in {"ours": ours[0], "torch": theirs[0]}.items():
     print(f"{name:6} {[round(loss, 6) for loss in losses]}  {calls}  {sent:,} bytes")
 

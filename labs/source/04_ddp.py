@@ -290,7 +290,7 @@ top_k_compress = check(top_k_compress)
 # | `bucket.buffer()`, `bucket.parameters()` | the flat gradient, and the parameters in its order |
 # | `top_k_bytes(parameters, 0.001)` | the budget: bytes to each other rank |
 # | `finished(buffer)` | a future that holds `buffer` already, for a hook that waits for its collectives |
-# | `dist.all_gather_single(everybodys, mine, group=group)` | `everybodys` is R times as long as `mine` |
+# | `dist.all_gather_single(gathered, mine, group=group)` | `gathered` is R times as long as `mine` |
 # | `x.view(torch.uint8)` | the bytes of `x`. gloo sends no 16-bit integers, but bytes |
 
 # %%

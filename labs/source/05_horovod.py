@@ -240,10 +240,10 @@ plots.searches(seen)
 # %% tags=["nbval-check-output"]
 for steps, chosen in seen:
     landscape = steps.landscape
-    librarys = landscape.score(Steps(landscape).tuned(library_tuner))
+    library_score = landscape.score(Steps(landscape).tuned(library_tuner))
     print(f"best {landscape.kind:16} you: {chosen / 2**20:6.2f} MiB, "
           f"{landscape.score(chosen):.3f} times the best by {len(steps.asked)} calls; "
-          f"the library: {librarys:.3f}")
+          f"the library: {library_score:.3f}")
 
 # %% [markdown]
 # ### 4.4 The optimizer

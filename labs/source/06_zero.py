@@ -191,8 +191,8 @@ class ZeroStage1(ShardedOptimizerMixin, OverlappedDataParallel):
            held: parameters and gradients whole, 1/R of the optimizer's state
     """
 
-    def make_buckets(self, trained, cap_bytes):
-        return buckets_of(trained, cap_bytes, self.group_of, ShardedBucket)
+    def make_buckets(self, trained, bucket_cap_bytes):
+        return buckets_of(trained, bucket_cap_bytes, self.group_of, ShardedBucket)
 
     def reduce(self, bucket):
         """The mean gradient of this rank's shard is on its way to place_of(bucket), from now on
@@ -242,8 +242,9 @@ class ZeroStage2(ZeroStage1):
     cost   as stage 1; bytes held: parameters whole, 1/R of gradients and optimizer state
     """
 
-    def __init__(self, module, cap_bytes=25 * 2**20, group=None, find_unused=False):
-        super().__init__(module, cap_bytes, group, find_unused)
+    def __init__(self, module, bucket_cap_bytes=25 * 2**20, group=None,
+                 find_unused_parameters=False):
+        super().__init__(module, bucket_cap_bytes, group, find_unused_parameters)
         self.free_gradients(self.buckets)
 
     def place_of(self, bucket):
@@ -346,7 +347,7 @@ from ranklab.meter import MemoryCurve
 def memory_over_a_step(stage):
     module = nn.Sequential(nn.ModuleList(nn.Linear(64, 64) for _ in range(8))).to(device())
     module.forward = lambda x: functools.reduce(lambda y, layer: layer(y).relu(), module[0], x)
-    options = {} if stage == 3 else {"cap_bytes": 64 * 65 * 4}
+    options = {} if stage == 3 else {"bucket_cap_bytes": 64 * 65 * 4}
     model = (ZeroStage1, ZeroStage2, ZeroStage3)[stage - 1](module, **options)
     optimizer = model.make_optimizer(torch.optim.Adam)
     shards = [bucket.shard for bucket in model.buckets]

@@ -99,13 +99,13 @@ for mlp in (naive, in_one_region):
 # |---|---|
 # | `RegionFunction.apply(x, group, forward, backward)` | forward(x, group); and in backward x's gradient becomes backward(gradient, group) |
 # | `identity` | x itself; sends nothing |
-# | `summed` | all-reduces, into a new tensor |
+# | `all_reduce_sum` | all-reduces, into a new tensor |
 # | `group` | the ranks that share the layer; None is all ranks |
 #
 # **Predict.** A transformer's layer has two regions, its attention and its MLP. f has an all-reduce backward, and g one forward. How many all-reduces has one layer in a step, forward and backward?
 
 # %%
-from ranklab.tensor_parallel.regions import RegionFunction, identity, summed
+from ranklab.tensor_parallel.regions import RegionFunction, identity, all_reduce_sum
 
 check(tp_all_reduces=...)
 
@@ -163,7 +163,7 @@ def ratios(f, g):
 tries = {"yours": (copy_to_region, reduce_from_region), "without f": (identity, reduce_from_region),
          "without g": (copy_to_region, identity),
          "sums back, too": (copy_to_region,
-                            lambda y: RegionFunction.apply(y, None, summed, summed))}
+                            lambda y: RegionFunction.apply(y, None, all_reduce_sum, all_reduce_sum))}
 for name, pair in tries.items():
     of_x, of_A = launch(ratios, *pair, ranks=4)[0]
     print(f"{name:16} gradient of x {of_x:5.2f}   of A {of_A:5.2f}")

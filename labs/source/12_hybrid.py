@@ -531,9 +531,9 @@ plots.boxes_of({words: boxes(kept[words], name, "exp_avg") for words in list(kep
 # |---|---|
 # | `layout_memory(job, layout).total` | bytes at the first rank's peak |
 # | `layout_seconds(job, layout, cluster)` | of a step: `.computing`, `.bubble`, `.tensor`, `.pipeline`, `.data`, `.total` |
-# | `Layout(dp, tp, pp, sequence_parallel, virtual, schedule, zero, recompute, outer)` | `zero` is 0, 1 or 3; `outer` is `"pipeline"` or `"data"`; with `virtual` above 1 the schedule `"1f1b"` is interleaved |
+# | `Layout(dp, tp, pp, sequence_parallel, virtual, schedule, zero, recompute, outermost)` | `zero` is 0, 1 or 3; `outermost` is `"pipeline"` or `"data"`; with `virtual` above 1 the schedule `"1f1b"` is interleaved |
 # | `Job(config, batch, micro_batch)` | `batch` in sequences, over all ranks; `dataclasses.replace(job, micro_batch=2)` is another one |
-# | `Cluster(gpus, gpu, links)` | `.room`: bytes of a GPU that a job may take; `.links`: from the inside, (ranks in a row, bytes/s) |
+# | `Cluster(gpus, gpu, links)` | `.memory_budget`: bytes of a GPU that a job may take; `.links`: from the inside, (ranks in a row, bytes/s) |
 
 # %%
 from ranklab.hardware import A100
@@ -559,8 +559,8 @@ def choose_layout(job, cluster):
              - virtual is 1, 2 or 4; with more than 1 pp is 2 or more, and the micro-batches of a
                pipeline are a multiple of pp
              - each of the pp * virtual stages has a block: n_layer is at least as many
-             - the schedule is 1F1B; zero, recompute and outer are free
-    fits     layout_memory(job, layout).total is at most cluster.room
+             - the schedule is 1F1B; zero, recompute and outermost are free
+    fits     layout_memory(job, layout).total is at most cluster.memory_budget
     error    ValueError that says how many GB the smallest layout needs, where none fits
     """
     raise NotImplementedError("exercise 4.6: about 30 lines")
@@ -653,7 +653,7 @@ from ranklab.projects.hybrid.dry_run import dry_run_report
 print(dry_run_report("10b"))
 
 # %% [markdown]
-# **Your turn.** Change one thing of the layout. First write down what happens to memory, to the bytes of each axis and to the time. Ideas: `"zero": 0`, `"recompute": False`, `"tp": 4, "dp": 4`, `"outer": "data"`.
+# **Your turn.** Change one thing of the layout. First write down what happens to memory, to the bytes of each axis and to the time. Ideas: `"zero": 0`, `"recompute": False`, `"tp": 4, "dp": 4`, `"outermost": "data"`.
 
 # %%
 big, layout = SIZES["100b"][0], parse_layout("2x8x4,sp,zero,recompute")

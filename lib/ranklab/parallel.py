@@ -164,9 +164,9 @@ class GroupParallel(Parallel):
         return value
 
     def gather(self, values):
-        everybodys = values.new_empty(self.ranks * len(values))
-        dist.all_gather_single(everybodys, values, group=self.group)
-        return everybodys.view(self.ranks, -1)
+        gathered = values.new_empty(self.ranks * len(values))
+        dist.all_gather_single(gathered, values, group=self.group)
+        return gathered.view(self.ranks, -1)
 
 
 def groups_here(groups, here):

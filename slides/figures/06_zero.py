@@ -33,7 +33,7 @@ def _one_step(stage):
     torch.manual_seed(0)
     gpt = GPT(GPTConfig(n_layer=8, n_embd=128)).to(device())
     classes = OverlappedDataParallel, ZeroStage1, ZeroStage2, ZeroStage3
-    options = {} if stage == 3 else {"cap_bytes": 10**6}
+    options = {} if stage == 3 else {"bucket_cap_bytes": 10**6}
     model = classes[stage](gpt, **options)
     new = functools.partial(torch.optim.AdamW, lr=1e-3)
     optimizer = model.make_optimizer(new) if stage else new(model.parameters())

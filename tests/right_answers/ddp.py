@@ -22,10 +22,10 @@ def compress_to_budget__one_bit_a_value(state, bucket: dist.GradBucket):
     size = wanted[at].abs().mean().view(1)
     code = torch.where(wanted[at] < 0, -1 - at, at).to(kind)
     mine = torch.cat([size.view(torch.uint8), code.view(torch.uint8)])
-    everybodys = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(everybodys, mine, group=group)
+    gathered = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(gathered, mine, group=group)
     total = torch.zeros_like(wanted)
-    for rank, each in enumerate(everybodys):
+    for rank, each in enumerate(gathered):
         size, code = each[:4].clone().view(torch.float32), each[4:].clone().view(kind).long()
         theirs = torch.zeros_like(wanted)
         theirs[code[code >= 0]] = 1
@@ -35,7 +35,7 @@ def compress_to_budget__one_bit_a_value(state, bucket: dist.GradBucket):
             left = wanted - theirs * size
     for p, part in zip(parameters, left.split([p.numel() for p in parameters])):
         state[p] = part
-    return finished(buffer.copy_(total / len(everybodys)))
+    return finished(buffer.copy_(total / len(gathered)))
 
 
 def compress_to_budget__without_waiting(state, bucket: dist.GradBucket):
@@ -51,12 +51,12 @@ def compress_to_budget__without_waiting(state, bucket: dist.GradBucket):
     mine = torch.cat([wanted[at].view(torch.uint8), at.to(kind).view(torch.uint8)])
     left = wanted.index_fill(0, at, 0)
     errors.update(zip(parameters, left.split([p.numel() for p in parameters])))
-    everybodys = mine.repeat(R)
-    work = dist.all_gather_single(everybodys, mine, group=group, async_op=True)
+    gathered = mine.repeat(R)
+    work = dist.all_gather_single(gathered, mine, group=group, async_op=True)
 
     def unpack(_):
         buffer.zero_()
-        for each in everybodys.split(len(mine)):
+        for each in gathered.split(len(mine)):
             values, places = each[:4 * k].clone(), each[4 * k:].clone()
             buffer.index_add_(0, places.view(kind).long(), values.view(torch.float32) / R)
         return buffer
@@ -77,10 +77,10 @@ def compress_to_budget__bytes(state, bucket: dist.GradBucket):
     scale = wanted[at].abs().max().view(1) / 127
     values = (wanted[at] / scale.clamp(min=1e-30)).round().to(torch.int8)
     mine = torch.cat([part.contiguous().view(torch.uint8) for part in (scale, at.to(kind), values)])
-    everybodys = mine.new_empty(R * len(mine))
-    dist.all_gather_single(everybodys, mine, group=group)
+    gathered = mine.new_empty(R * len(mine))
+    dist.all_gather_single(gathered, mine, group=group)
     total, cuts = torch.zeros_like(wanted), [4, kind.itemsize * k, k]
-    for each in everybodys.split(len(mine)):
+    for each in gathered.split(len(mine)):
         scale, places, values = (part.clone() for part in each.split(cuts))
         theirs = values.view(torch.int8) * scale.view(torch.float32)
         total.index_add_(0, places.view(kind).long(), theirs)

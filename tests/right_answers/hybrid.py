@@ -171,7 +171,7 @@ def choose_layout__a_slow_sort(job, cluster):
     needs = []
     for trial, layout in sorted(found, key=functools.cmp_to_key(faster)):
         needs.append(layout_memory(trial, layout).total)
-        if needs[-1] <= cluster.room:
+        if needs[-1] <= cluster.memory_budget:
             return layout, trial.micro_batch
     raise ValueError(f"{min(needs) / 1e9:.1f} GB")
 
@@ -195,10 +195,10 @@ def choose_layout__by_dims(job, cluster):
             layout = Layout(dp, tp, pp, virtual=virtual, zero=(0, 1, 3)[more % 3],
                             recompute=more // 3 % 2 == 1,
                             sequence_parallel=more % 12 > 5 and tp > 1,
-                            outer="data" if more > 11 else "pipeline")
+                            outermost="data" if more > 11 else "pipeline")
             need = layout_memory(trial, layout).total
             least = min(least, need)
-            if need <= cluster.room:
+            if need <= cluster.memory_budget:
                 seconds = layout_seconds(trial, layout, cluster).total
                 best = min(best or (math.inf,), (seconds, size, layout), key=lambda each: each[0])
     if best is None:

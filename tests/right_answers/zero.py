@@ -85,8 +85,8 @@ def deepspeed_config__few_keys(parameters, ranks, gpu_bytes, batch, micro_batch,
 class ZeroStage1__begins_all_gathers(ShardedOptimizerMixin, OverlappedDataParallel):
     """The mean arrives in a chunk of the gradients; in a step all gathers begin, then all end."""
 
-    def make_buckets(self, trained, cap_bytes):
-        return buckets_of(trained, cap_bytes, self.group_of, ShardedBucket)
+    def make_buckets(self, trained, bucket_cap_bytes):
+        return buckets_of(trained, bucket_cap_bytes, self.group_of, ShardedBucket)
 
     def reduce(self, bucket):
         for work in self.works:
@@ -121,8 +121,9 @@ class ZeroStage1__broadcasts(ZeroStage1__begins_all_gathers):
 class ZeroStage2__frees_the_one_before(ZeroStage1):
     """Only one bucket can be left: that before this one."""
 
-    def __init__(self, module, cap_bytes=25 * 2**20, group=None, find_unused=False):
-        super().__init__(module, cap_bytes, group, find_unused)
+    def __init__(self, module, bucket_cap_bytes=25 * 2**20, group=None,
+                 find_unused_parameters=False):
+        super().__init__(module, bucket_cap_bytes, group, find_unused_parameters)
         self.free_gradients(self.buckets)
 
     def place_of(self, bucket):

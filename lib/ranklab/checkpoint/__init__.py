@@ -189,10 +189,10 @@ def box_of(piece):
                tuple(piece.tensor.shape))
 
 
-def first_holders(everybodys):
+def first_holders(gathered):
     """{Box: the rank that writes it}: replicas are written once."""
     writers = {}
-    for rank, boxes in enumerate(everybodys):
+    for rank, boxes in enumerate(gathered):
         for box in boxes:
             writers.setdefault(Box(*(tuple(x) if isinstance(x, list) else x for x in box)), rank)
     return writers
@@ -217,9 +217,9 @@ def table(writers):
     return state
 
 
-def same_model(state, everybodys):
+def same_model(state, gathered):
     """Nothing, where the ranks' weights are those of the checkpoint; else a sentence, on all."""
-    here = {name: shape for boxes in everybodys for name, kind, shape in boxes if kind == "weight"}
+    here = {name: shape for boxes in gathered for name, kind, shape in boxes if kind == "weight"}
     there = {name: kinds["weight"]["shape"] for name, kinds in state.items() if "weight" in kinds}
     differ = [f"it has no {name}" for name in here if name not in there]
     differ += [f"this one has no {name}" for name in there if name not in here]
@@ -253,12 +253,12 @@ def make_state(optimizer, saved, state):
         for kind, whole in of.items():
             if kind != "weight" and not kinds.get(kind, (None, False))[1]:
                 kinds[kind] = getattr(torch, whole["dtype"]), whole["shape"] != []
-    torchs = optimizer.state_dict()
+    theirs = optimizer.state_dict()
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    torchs["state"] = {i: {kind: torch.zeros_like(p, dtype=dtype) if wide
+    theirs["state"] = {i: {kind: torch.zeros_like(p, dtype=dtype) if wide
                            else torch.zeros((), dtype=dtype)
                            for kind, (dtype, wide) in kinds.items()}
                        for i, p in enumerate(parameters)}  # fmt: skip
-    torchs["param_groups"] = [{**mine, **there} for mine, there in
-                              zip(torchs["param_groups"], saved["groups"])]  # fmt: skip
-    optimizer.load_state_dict(torchs)
+    theirs["param_groups"] = [{**mine, **there} for mine, there in
+                              zip(theirs["param_groups"], saved["groups"])]  # fmt: skip
+    optimizer.load_state_dict(theirs)

@@ -48,30 +48,30 @@ def shown(number, digits=6):
 class Prediction:
     """A number for the learner to predict before the code runs.
 
-    nudge    the first hint: what to think of, not what to compute
-    working  how one gets it, as an expression: what a solution shows
-    answer   the same number from the library, so that it can't rot
-    slips    usual wrong numbers, each with what it confuses
+    solution  how one gets it, as an expression
+    answer    the same number from the library, so that it can't rot
+    mistakes  usual wrong numbers, each with what it confuses
+    hint      the first one: what to think of, not what to compute
     """
 
     name: str
-    working: str
+    solution: str
     answer: Callable[[], float]
     unit: str = ""
-    slips: dict[float, str] | None = None
+    mistakes: dict[float, str] | None = None
     why: str = ""
     tolerance: float = 0.01
-    nudge: str = ""
+    hint: str = ""
 
     @property
     def hints(self):
-        """A nudge, a usual slip, and the working last: one more each time the learner asks."""
+        """A hint, a usual mistake, and the solution last: one more each time the learner asks."""
         unit = f" {self.unit}" if self.unit else ""
-        slips = [f"A usual slip is {shown(slip)}{unit}: {confusion}"
-                 for slip, confusion in (self.slips or {}).items()][:1]
+        mistakes = [f"A usual slip is {shown(wrong)}{unit}: {confusion}"
+                    for wrong, confusion in (self.mistakes or {}).items()][:1]
         answer = shown(self.answer())
-        working = f"{self.working} = " if self.working != answer else ""
-        return tuple(filter(None, (self.nudge, *slips, f"{working}{answer}{unit}")))
+        solution = f"{self.solution} = " if self.solution != answer else ""
+        return tuple(filter(None, (self.hint, *mistakes, f"{solution}{answer}{unit}")))
 
 
 # --- the signature is that of the stub ------------------------------------------------------------

@@ -34,7 +34,7 @@ def calls_watched(answer):
     codes = {id(function.__code__) for function in _functions(answer)}
 
     def see(frame, event, _):
-        if event == "call" and id(frame.f_code) in codes and _is_learners(frame, answer):
+        if event == "call" and id(frame.f_code) in codes and _is_of_learner(frame, answer):
             raise LibrarysAnswer(answer.__name__)
 
     before, of_threads = sys.getprofile(), threading.getprofile()
@@ -54,7 +54,7 @@ def _functions(answer):
     return [part for part in parts if inspect.isfunction(part)]
 
 
-def _is_learners(frame, answer):
+def _is_of_learner(frame, answer):
     """False where library code calls, and the check, or nobody, has called that library code."""
     if isinstance(answer, type) and _is_theirs(frame, answer):
         return True

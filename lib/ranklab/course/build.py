@@ -158,7 +158,7 @@ def _solve(source, stem, bound):
 
 def _working(match):
     prediction = labs.find_prediction(match[1])
-    return f"{match[1]}={prediction.working}" if prediction else match[0]
+    return f"{match[1]}={prediction.solution}" if prediction else match[0]
 
 
 def free_names(source):

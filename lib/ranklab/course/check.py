@@ -57,7 +57,7 @@ def _indent(text):
     return "\n".join(text.splitlines()).replace("\n", "\n        ")
 
 
-def check(learners=None, /, **predictions):
+def check(learner_fn=None, /, **predictions):
     """The verdict is printed and recorded; returns what the rest of the lab uses.
 
     That is the learner's function or class when it passes, and the library's when it does not yet.
@@ -65,16 +65,16 @@ def check(learners=None, /, **predictions):
     """
     for name, value in predictions.items():
         _check_prediction(name, value)
-    if learners is None:
+    if learner_fn is None:
         return None
-    name = getattr(learners, "__name__", repr(learners))
+    name = getattr(learner_fn, "__name__", repr(learner_fn))
     exercise = labs.find_exercise(name)
     if exercise is None:
         print(f"check: no exercise is called {name}. Keep the name that the lab gave it.")
-        return learners
-    verdict = judge(exercise, learners)
+        return learner_fn
+    verdict = judge(exercise, learner_fn)
     _show_and_record(name, verdict.state, str(verdict))
-    return learners if verdict.state == PASSED else exercise.answer
+    return learner_fn if verdict.state == PASSED else exercise.answer
 
 
 def _show_and_record(name, state, text):
@@ -86,19 +86,19 @@ def _show_and_record(name, state, text):
     show(text)
 
 
-def judge(exercise, learners) -> Verdict:
-    """The verdict on `learners`; nothing is printed or recorded."""
+def judge(exercise, learner_fn) -> Verdict:
+    """The verdict on `learner_fn`; nothing is printed or recorded."""
     verdict = Verdict(exercise.name)
-    if learners is exercise.answer:
+    if learner_fn is exercise.answer:
         verdict.state = LIBRARYS
         return verdict
-    if is_stub(learners):
+    if is_stub(learner_fn):
         verdict.state = NOT_WRITTEN
         return verdict
     try:
-        refuse_signature(exercise.answer, learners)
+        refuse_signature(exercise.answer, learner_fn)
         with under_test(exercise), _time_limit():
-            verdict.holds.extend(exercise.check(learners))
+            verdict.holds.extend(exercise.check(learner_fn))
     except Mistake as mistake:
         verdict.mistake = mistake
     except (Exception, SystemExit) as error:
@@ -106,7 +106,7 @@ def judge(exercise, learners) -> Verdict:
     if verdict.mistake:
         if is_slip(verdict.mistake.cause):
             verdict.mistake.hint = ""
-        tell_signature(exercise.answer, learners, verdict.mistake)
+        tell_signature(exercise.answer, learner_fn, verdict.mistake)
         verdict.state = FAILED
     return verdict
 
@@ -131,12 +131,12 @@ def _time_limit():
         signal.signal(signal.SIGALRM, before)
 
 
-def is_stub(learners):
+def is_stub(learner_fn):
     """True while the scaffold's `raise NotImplementedError("exercise ...")` is still there.
 
     Nothing is run. A learner's own NotImplementedError, with another text, is none.
     """
-    parts = vars(learners).values() if isinstance(learners, type) else [learners]
+    parts = vars(learner_fn).values() if isinstance(learner_fn, type) else [learner_fn]
     parts = [getattr(part, "fget", getattr(part, "__func__", part)) for part in parts]
     codes = [getattr(inspect.unwrap(part), "__code__", None) for part in parts if callable(part)]
     return any(_raises_as_stub(code) for code in codes if code)
@@ -152,7 +152,7 @@ def _raises_as_stub(code):
 
 def _raised(error):
     failure = Failure.of(error)
-    if any(frame.is_learners() for frame in failure.frames):
+    if any(frame.is_of_learner() for frame in failure.frames):
         return Mistake(f"it raised {failure.headline()}\n{failure}", cause=failure.headline())
     return Mistake(f"what it returned can't be used: {failure.headline()}",
                    "Does it return what the first line of its docstring says?")
@@ -178,7 +178,7 @@ def judge_prediction(prediction, value):
     right, tolerance = prediction.answer(), prediction.tolerance
     unit = f" {prediction.unit}" if prediction.unit else ""
     number = shown(given, digits=10 if tolerance == 0 else 6)
-    for slip, confusion in (prediction.slips or {}).items():
+    for slip, confusion in (prediction.mistakes or {}).items():
         # A slip within the tolerance of the right number is met by that very number only.
         apart = abs(slip - right) / max(abs(slip), abs(right))
         if math.isclose(given, slip, rel_tol=min(tolerance, apart / 4)):

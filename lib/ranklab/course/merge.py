@@ -65,7 +65,7 @@ def bring_cells(old, new, names):
         same = next((one for one in new if one.get("id") == cell.get("id")
                      or source(one) == source(cell)), None)
         is_new = not same or source(same) != source(cell)
-        if is_new and is_learners(cell) and source(cell).strip():
+        if is_new and is_of_learner(cell) and source(cell).strip():
             last = place_for(cell, same, new, names) or insert(cell, last, new)
             moved += 1
         else:
@@ -73,7 +73,7 @@ def bring_cells(old, new, names):
     return moved
 
 
-def is_learners(cell):
+def is_of_learner(cell):
     """True for a cell that somebody wrote or edited."""
     return digest(source(cell)) != str(cell.get("id")).partition("-")[0]
 
@@ -89,7 +89,7 @@ def place_for(cell, same, new, names):
     mine = names & set(definitions(source(cell)))
     stub = same or next((one for one in new if one["cell_type"] == "code"
                          and mine and mine <= set(definitions(source(one)))), None)
-    if stub and not is_learners(stub):
+    if stub and not is_of_learner(stub):
         stub["source"] = cell["source"]
         return stub
     return None if stub else predicted(cell, new)

@@ -187,11 +187,11 @@ def judge_kept(pipe):
     write(pipe, f"{word}\tready\n".encode())  # what was imported by now is not on a learner's clock
     state, reason = FAILED, ""
     try:
-        learners = ship.loads(kept)
+        learner_fn = ship.loads(kept)
     except Exception as error:
         reason = f"it can't be used outside of its notebook: {one_line(error)}"
     else:
-        verdict = judge_it(exercise, learners)
+        verdict = judge_it(exercise, learner_fn)
         state = verdict.state
         if verdict.mistake:
             reason = verdict.mistake.what.partition("\n")[0]

@@ -124,7 +124,7 @@ def _judge_kept(name, pickled, scratch, limit, quiet_limit, row, clean):
 def _note_copies(notebook, kept, row):
     """The row notes whose code is the library's, and what can reach the library's or the grader."""
     exercises = {one.name: one for one in labs.checks_of(row.stem).EXERCISES if one.name in kept}
-    same = [name for name, one in exercises.items() if notebook.has_librarys_text(one)]
+    same = [name for name, one in exercises.items() if notebook.has_library_text(one)]
     copied = [name for name in same if not is_forced(exercises[name], row.stem)]
     taken = [name for name, one in exercises.items() if name not in same
              and has_code_of(one, kept[name])]

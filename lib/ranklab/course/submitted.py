@@ -97,7 +97,7 @@ class Notebook:
         texts = [self.text, *(data.decode(errors="replace") for data in self.beside.values())]
         return list(dict.fromkeys(TRICKS.findall("\n".join(texts))))
 
-    def has_librarys_text(self, exercise):
+    def has_library_text(self, exercise):
         """True when the last definition, or one in a file beside the notebook, is the library's,
         but for comments and docstring.
         """

@@ -26,28 +26,29 @@ def average_gradients(model, group=None):
         dist.all_reduce(parameter.grad, group=group)
 
 
-def assign_buckets(parameters, cap_bytes):
+def assign_buckets(parameters, bucket_cap_bytes):
     """Lists of parameters whose gradients travel together, in the order in which to send them.
 
     From the last parameter to the first, since backward begins at the end of the model. A bucket
-    holds one type on one device, and is closed by the parameter with which it reaches cap_bytes.
+    holds one type on one device, and is closed by the parameter that makes it reach
+    bucket_cap_bytes.
     Buckets that never reach it come last, in the order in which they were opened.
-    error  cap_bytes below 1
+    error  bucket_cap_bytes below 1
     lab    03
     """
-    if cap_bytes < 1:
-        raise ValueError(f"cap_bytes={cap_bytes} must be at least 1")
+    if bucket_cap_bytes < 1:
+        raise ValueError(f"bucket_cap_bytes={bucket_cap_bytes} must be at least 1")
     closed, still_open = [], {}
     for parameter in reversed(list(parameters)):
         kind = parameter.dtype, parameter.device
         bucket = still_open.setdefault(kind, [])
         bucket.append(parameter)
-        if sum(each.nbytes for each in bucket) >= cap_bytes:
+        if sum(each.nbytes for each in bucket) >= bucket_cap_bytes:
             closed.append(still_open.pop(kind))
     return closed + list(still_open.values())
 
 
-def buckets_of(parameters, cap_bytes, group_of, new_bucket):
+def buckets_of(parameters, bucket_cap_bytes, group_of, new_bucket):
     """A new_bucket(parameters, group) for each message, in the order in which to send them.
 
     A bucket's parameters are of one type, on one device, and averaged over one group,
@@ -57,7 +58,7 @@ def buckets_of(parameters, cap_bytes, group_of, new_bucket):
     place, of_group = {p: i for i, p in enumerate(parameters)}, {}
     for parameter in parameters:
         of_group.setdefault(group_of(parameter), []).append(parameter)
-    rows = [[new_bucket(each, group) for each in assign_buckets(its, cap_bytes)]
+    rows = [[new_bucket(each, group) for each in assign_buckets(its, bucket_cap_bytes)]
             for group, its in of_group.items()]
     # What is complete earlier in backward comes first, whatever its group.
     return list(heapq.merge(*rows, key=lambda bucket: -min(map(place.get, bucket.parameters))))

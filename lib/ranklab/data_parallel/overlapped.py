@@ -18,18 +18,19 @@ class OverlappedDataParallel(Replica):
     As soon as all gradients of a bucket are there, their all-reduce begins, and backward goes on
     with the layers before. Buckets travel in one order on every rank, whatever the order in which
     they become ready: the first message of one rank meets the first of the others.
-    A parameter without gradient counts as zeros with find_unused, and is an error without. With
-    find_unused it waits for the end of backward (torch looks for it in the graph, in forward).
-    cost   one all-reduce for each bucket: all gradients once; with find_unused 4 bytes more for
-           each parameter
+    A parameter without gradient is an error; with find_unused_parameters it counts as zeros, at the
+    end of backward (torch looks for it in the graph, in forward).
+    cost   one all-reduce for each bucket: all gradients once; with find_unused_parameters 4 bytes
+           more for each parameter
     error  ValueError at the end of backward on the ranks where a parameter got no gradient; the
            others are not left waiting
     paper  Li et al. 2020, PyTorch Distributed
     lab    03
     """
 
-    def __init__(self, module, cap_bytes=25 * 2**20, group=None, find_unused=False):
-        super().__init__(module, cap_bytes, group, find_unused)
+    def __init__(self, module, bucket_cap_bytes=25 * 2**20, group=None,
+                 find_unused_parameters=False):
+        super().__init__(module, bucket_cap_bytes, group, find_unused_parameters)
         self.waiting, self.works = list(self.buckets), []
         for bucket in self.buckets:
             for parameter in bucket.parameters:
@@ -63,12 +64,12 @@ class OverlappedDataParallel(Replica):
         for bucket in self.waiting:  # the other ranks wait for these: send zeros
             bucket.missing.clear()
         self.launch_ready_buckets()
-        used = self.used_anywhere() if self.find_unused else ()
+        used = self.used_anywhere() if self.find_unused_parameters else ()
         for work in self.works:
             work.wait()
         for bucket in self.buckets:
             bucket.fill_none(used)
             bucket.missing = set(bucket.parameters)
         self.waiting, self.works = list(self.buckets), []
-        if missing and not self.find_unused:
+        if missing and not self.find_unused_parameters:
             raise self.no_gradient(missing)

@@ -55,11 +55,11 @@ def least_exposed(ready, nbytes, alpha, beta):
     return max(earliest) - ready[-1]
 
 
-def capped_buckets(nbytes, cap_bytes=25 * 2**20):
+def capped_buckets(nbytes, bucket_cap_bytes=25 * 2**20):
     """The buckets of assign_buckets for gradients of one type, as lists of indices."""
     gradients = [SimpleNamespace(place=i, nbytes=n, dtype=None, device=None)
                  for i, n in enumerate(nbytes)]
-    buckets = assign_buckets(gradients[::-1], cap_bytes)  # it begins at the end
+    buckets = assign_buckets(gradients[::-1], bucket_cap_bytes)  # it begins at the end
     return [[each.place for each in bucket] for bucket in buckets]
 
 

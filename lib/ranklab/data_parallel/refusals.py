@@ -15,7 +15,8 @@ def refuse_mixed_messages(module, group=None):
     """
     if any((each or dist.group.WORLD) == (group or dist.group.WORLD)
            for each in sync_batch_norm_groups(module)):
-        raise ValueError("find_unused=True with a SyncBatchNorm in the same group: ranks that use "
+        raise ValueError("find_unused_parameters=True with a SyncBatchNorm in the same group: "
+                         "ranks that use "
                          "different parameters would send in different orders. Give it its own: "
                          "convert_sync_batch_norm(model, dist.new_group())")
 
@@ -58,7 +59,7 @@ def no_gradient(replica, missing):
     trained = sum(len(bucket.parameters) for bucket in replica.buckets)
     return ValueError(f"{len(names)} of {trained} parameters got no gradient on rank "
                       f"{dist.get_rank(replica.group)}: {', '.join(names)}. Use them in the loss, "
-                      "freeze them, or say find_unused=True")
+                      "freeze them, or say find_unused_parameters=True")
 
 
 def second_gradient(replica, parameter):

@@ -20,17 +20,18 @@ class Replica(EndOfBackward, nn.Module):
     `finish()`: it is called at the end of each backward, unless `sync` is False (see no_sync).
 
     buckets      the Bucket of each message, in the order in which they must travel
-    find_unused  whether a parameter may get no gradient; it then counts as zeros
+    find_unused_parameters  whether a parameter may get no gradient; it then counts as zeros
     Sparse gradients are not for it. Nor is torch.autograd.grad: a backward that ends before the
     parameters looks like any other, so the buckets are sent, and all gradients are missing.
     error  a module that trains nothing, or whose parameters differ in shape between ranks;
-           find_unused with a SyncBatchNorm in the same group
+           find_unused_parameters with a SyncBatchNorm in the same group
     """
 
-    def __init__(self, module, cap_bytes=25 * 2**20, group=None, find_unused=False):
+    def __init__(self, module, bucket_cap_bytes=25 * 2**20, group=None,
+                 find_unused_parameters=False):
         super().__init__()
-        self.module, self.group, self.find_unused = module, group, find_unused
-        if find_unused:
+        self.module, self.group, self.find_unused_parameters = module, group, find_unused_parameters
+        if find_unused_parameters:
             refusals.refuse_mixed_messages(module, group)
         refusals.refuse_other_shapes(module, group)
         trained = [p for p in module.parameters() if p.requires_grad]
@@ -38,14 +39,14 @@ class Replica(EndOfBackward, nn.Module):
             raise ValueError("no parameter requires a gradient: there is nothing to average")
         for tensor in [*module.parameters(), *module.buffers()]:
             dist.broadcast(tensor.detach(), group=self.group_of(tensor), group_src=0)
-        self.buckets = self.make_buckets(trained, cap_bytes)
+        self.buckets = self.make_buckets(trained, bucket_cap_bytes)
         self.sync = True
         self.buffers_from = 0  # the rank whose buffers count; join_uneven changes it
         self.buffers_stale = True
         self.joining = False
 
-    def make_buckets(self, trained, cap_bytes):
-        return buckets_of(trained, cap_bytes, self.group_of, Bucket)
+    def make_buckets(self, trained, bucket_cap_bytes):
+        return buckets_of(trained, bucket_cap_bytes, self.group_of, Bucket)
 
     def group_of(self, tensor):
         """The ranks that hold a copy of this tensor: in some models not all have the same."""
@@ -89,7 +90,7 @@ class Replica(EndOfBackward, nn.Module):
         for bucket in self.buckets:
             bucket.missing.clear()
         self.finish()
-        if without and not self.find_unused:
+        if without and not self.find_unused_parameters:
             raise self.no_gradient(without)
 
     def used_anywhere(self):
@@ -112,7 +113,7 @@ class Replica(EndOfBackward, nn.Module):
         for bucket in self.buckets:
             bucket.flat.zero_()
             dist.all_reduce(bucket.flat, group=bucket.group)
-        if self.find_unused:
+        if self.find_unused_parameters:
             self.used_anywhere()
 
     def no_gradient(self, missing):

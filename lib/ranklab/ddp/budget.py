@@ -29,10 +29,10 @@ def compress_to_budget(state, bucket: dist.GradBucket) -> torch.futures.Future[t
     places = grid.abs().topk(k).indices  # a NaN counts as the largest: it is sent
     values = grid.gather(1, places).bfloat16()
     mine = torch.stack([places.short(), values.view(torch.int16)])
-    everybodys = mine.view(torch.uint8).repeat(R, 1, 1)  # gloo sends no int16
-    dist.all_gather_single(everybodys, mine.view(torch.uint8), group=group)
+    gathered = mine.view(torch.uint8).repeat(R, 1, 1)  # gloo sends no int16
+    dist.all_gather_single(gathered, mine.view(torch.uint8), group=group)
     total = torch.zeros_like(grid)
-    for at, theirs in everybodys.view(torch.int16).split(2):  # in one order: the same on all ranks
+    for at, theirs in gathered.view(torch.int16).split(2):  # in one order: the same on all ranks
         total.scatter_add_(1, at.long(), theirs.view(torch.bfloat16).to(grid.dtype))
     left = grid.scatter_add(1, places, -values.to(grid.dtype)).flatten()[:wanted.numel()]
     errors.update(zip(parameters, left.split([p.numel() for p in parameters])))

@@ -67,14 +67,14 @@ class TopK:
         count = values.numel()
         # One message: the bytes of the values, then those of the places.
         packed = torch.cat([values.view(torch.uint8), places.to(INDEX).view(torch.uint8)])
-        everybodys = packed.new_empty(R * packed.numel())
-        work = dist.all_gather_single(everybodys, packed, group=self.group, async_op=True)
+        gathered = packed.new_empty(R * packed.numel())
+        work = dist.all_gather_single(gathered, packed, group=self.group, async_op=True)
 
         def unpack(_):
             buffer.zero_()
             # One rank at a time: inside one call places are unique, so the order of the sums, and
             # their last bits, are the same on all ranks. Otherwise, on a GPU, they would not be.
-            for part in everybodys.view(R, -1):
+            for part in gathered.view(R, -1):
                 theirs, at = part.split([count * buffer.element_size(), count * INDEX.itemsize])
                 # cloned: a view as wider numbers must begin at a multiple of their size
                 at = at.clone().view(INDEX).long()

@@ -61,9 +61,9 @@ def run(fn, args, ranks, nodes, timeout, rehearse=None):
     else:
         make_group(rehearse, timeout=limit)
     mine = ship.dumps(fn(*args))
-    everybodys = [None] * world_size
-    dist.all_gather_object(everybodys, mine)
-    return ship.values(everybodys)
+    gathered = [None] * world_size
+    dist.all_gather_object(gathered, mine)
+    return ship.values(gathered)
 
 
 def _number(name):

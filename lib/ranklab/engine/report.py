@@ -39,7 +39,7 @@ class ShownShort:
     def _render_traceback_(self):  # IPython asks for it
         frames = [Frame(f.filename, f.lineno, f.name)
                   for f in traceback.extract_tb(self.__traceback__)]
-        return [*(str(f) for f in frames if f.is_learners()), f"{type(self).__name__}: {self}"]
+        return [*(str(f) for f in frames if f.is_of_learner()), f"{type(self).__name__}: {self}"]
 
 
 class RankError(ShownShort, RuntimeError):
@@ -68,7 +68,7 @@ class Frame:
     line: int
     function: str
 
-    def is_learners(self):
+    def is_of_learner(self):
         installed = PACKAGES.search(self.file)
         theirs = self.file.startswith((*NOT_LEARNERS, *LIBRARIES, "<frozen", "<string"))
         return not (installed or theirs)
@@ -159,7 +159,7 @@ def _frames(error):
 
 def _learners(frames):
     """The learner's own frames; where there are none, the last two of all but the engine."""
-    own = [f for f in frames if f.is_learners()]
+    own = [f for f in frames if f.is_of_learner()]
     return own or [f for f in frames if not f.file.startswith(NOT_LEARNERS)][-2:]
 
 

@@ -32,9 +32,9 @@ class Stack:
 
     def own(self):
         """The learner's innermost frame; the library's, where a project calls it; or None."""
-        learners = [f for f in self.frames if f.is_learners()]
-        outside = [f for f in learners if not f.file.startswith(PACKAGE)]
-        return next(iter(outside or learners), None)
+        of_learner = [f for f in self.frames if f.is_of_learner()]
+        outside = [f for f in of_learner if not f.file.startswith(PACKAGE)]
+        return next(iter(outside or of_learner), None)
 
     def call(self):
         """What the learner's line waits in, e.g. "all_reduce"; None if it does not communicate."""

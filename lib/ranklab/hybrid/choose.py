@@ -21,8 +21,8 @@ def choose_layout(job, cluster):
              - virtual is 1, 2 or 4; with more than 1 pp is 2 or more, and the micro-batches of a
                pipeline are a multiple of pp
              - each of the pp * virtual stages has a block: n_layer is at least as many
-             - the schedule is 1F1B; zero, recompute and outer are free
-    fits     layout_memory(job, layout).total is at most cluster.room
+             - the schedule is 1F1B; zero, recompute and outermost are free
+    fits     layout_memory(job, layout).total is at most cluster.memory_budget
     error    ValueError that says how many GB the smallest layout needs, where none fits
     lab      12
     """
@@ -31,7 +31,7 @@ def choose_layout(job, cluster):
     needs = []
     for trial, layout in found:
         needs.append((layout_memory(trial, layout).total, str(layout)))
-        if needs[-1][0] <= cluster.room:
+        if needs[-1][0] <= cluster.memory_budget:
             return layout, trial.micro_batch
     raise ValueError(refusal(needs, cluster))
 
@@ -50,10 +50,10 @@ def legal(job, cluster):
             in_rounds = pp > 1 and job.batch // dp // micro_batch % pp == 0
             virtuals = [each for each in (1, 2, 4)
                         if each == 1 or in_rounds and pp * each <= config.n_layer]
-            for sequence, virtual, zero, recompute, outer in itertools.product(
+            for sequence, virtual, zero, recompute, outermost in itertools.product(
                     sequences, virtuals, zeros, (False, True), outers):
                 yield Layout(dp, tp, pp, sequence, virtual, zero=zero, recompute=recompute,
-                             outer=outer), micro_batch
+                             outermost=outermost), micro_batch
 
 
 def divisors(n):
@@ -64,8 +64,8 @@ def refusal(needs, cluster):
     if not needs:
         return f"no layout of {cluster.gpus} GPUs is legal for this job"
     least, name = min(needs)
-    return (f"no layout fits in the {cluster.room / 1e9:.1f} GB of a GPU: the smallest, {name}, "
-            f"needs {least / 1e9:.1f} GB")
+    return (f"no layout fits in the {cluster.memory_budget / 1e9:.1f} GB of a GPU: the smallest, "
+            f"{name}, needs {least / 1e9:.1f} GB")
 
 
 def refuse_misfits(layout, job, per_node):

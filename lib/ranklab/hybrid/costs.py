@@ -67,7 +67,7 @@ class Cluster:
     links: tuple = ((8, 300e9), (128, 25e9))
 
     @property
-    def room(self):
+    def memory_budget(self):
         """Bytes of a GPU that a job may take."""
         return self.gpu.memory_bytes - SPARE
 

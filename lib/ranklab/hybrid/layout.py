@@ -16,7 +16,7 @@ from ranklab.pipeline_parallel import (
 SCHEDULES = {"gpipe": gpipe_schedule, "1f1b": one_f_one_b_schedule,
              "zb-h1": zero_bubble_schedule, "zb-v": zb_v_schedule}  # fmt: skip
 WORDS = {"sp": {"sequence_parallel": True}, "zero": {"zero": 1}, "full": {"zero": 3},
-         "recompute": {"recompute": True}, "outer=data": {"outer": "data"},
+         "recompute": {"recompute": True}, "outermost=data": {"outermost": "data"},
          **{name: {"schedule": name} for name in SCHEDULES}}  # fmt: skip
 
 
@@ -31,7 +31,7 @@ class Layout:
               gradients, too, in rows, which are gathered for each micro-batch (lab 07). Not 2,
               which Llama 3 took (arXiv 2407.21783, 3.3.2): it reduces each micro-batch's gradients,
               but a tied matrix's must first be summed over two stages, and Llama 3 has none
-    outer     the axis whose ranks lie furthest apart, "pipeline" or "data"
+    outermost     the axis whose ranks lie furthest apart, "pipeline" or "data"
     """
 
     dp: int = 1
@@ -42,7 +42,7 @@ class Layout:
     schedule: str = "1f1b"
     zero: int = 0
     recompute: bool = False
-    outer: str = "pipeline"
+    outermost: str = "pipeline"
 
     def __post_init__(self):
         for name in ("dp", "tp", "pp", "virtual"):
@@ -56,9 +56,9 @@ class Layout:
         if self.zero == 3 and self.schedule.startswith("zb"):
             raise ValueError(f"schedule={self.schedule!r} computes gradients of weights later, "
                              "when with zero=3 the weights are gone")
-        if self.outer not in ("pipeline", "data"):
-            raise ValueError(f"outer={self.outer!r} must be pipeline or data: tensor ranks talk "
-                             "most, and are neighbours")
+        if self.outermost not in ("pipeline", "data"):
+            raise ValueError(f"outermost={self.outermost!r} must be pipeline or data: tensor ranks "
+                             "talk most, and are neighbours")
         if self.virtual > 1 and self.schedule != "1f1b":
             raise ValueError(f"virtual={self.virtual} stages need schedule='1f1b', interleaved")
 
@@ -76,7 +76,7 @@ class Layout:
     def mesh(self):
         """Who is where, as a Mesh without groups: tensor ranks are neighbours."""
         axes = {"pipeline": self.pp, "data": self.dp, "tensor": self.tp}
-        return Mesh({self.outer: axes.pop(self.outer), **axes})
+        return Mesh({self.outermost: axes.pop(self.outermost), **axes})
 
     def new_mesh(self, build=build_mesh, per_node=None):
         """The Mesh of all ranks of this job, with groups; `build` may be a learner's own.

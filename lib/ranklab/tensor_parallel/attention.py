@@ -8,7 +8,7 @@ from torch import nn
 from ranklab.ranks import shard_range
 from ranklab.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
 from ranklab.tensor_parallel.regions import (
-    RegionFunction, identity, copy_to_region, reduce_from_region, summed,
+    RegionFunction, identity, copy_to_region, reduce_from_region, all_reduce_sum,
 )
 from ranklab.tensor_parallel.split import ShardSpec, take
 
@@ -85,7 +85,7 @@ class KeyValueHeads(nn.Module):
         whole = gradient.new_zeros(self.split.size, *gradient.shape[1:])
         for start, part in self.split.pieces_of(gradient):
             whole[start : start + len(part)] = part
-        whole = summed(whole, group)
+        whole = all_reduce_sum(whole, group)
         return torch.cat([whole[start:stop] for start, stop in self.split.ranges])
 
 

@@ -23,7 +23,7 @@ def copy_to_region(x, group=None):
     paper  Shoeybi et al. 2019, Megatron-LM, section 3
     lab    08
     """
-    return RegionFunction.apply(x, group, identity, summed)
+    return RegionFunction.apply(x, group, identity, all_reduce_sum)
 
 
 def reduce_from_region(x, group=None):
@@ -34,7 +34,7 @@ def reduce_from_region(x, group=None):
     paper  Shoeybi et al. 2019, Megatron-LM, section 3
     lab    08
     """
-    return RegionFunction.apply(x, group, summed, identity)
+    return RegionFunction.apply(x, group, all_reduce_sum, identity)
 
 
 def gather_tokens(x, group=None):
@@ -45,7 +45,7 @@ def gather_tokens(x, group=None):
     paper  Korthikanti et al. 2022, section 4.2.2
     lab    08
     """
-    return RegionFunction.apply(x, group, gathered, scattered)
+    return RegionFunction.apply(x, group, all_gather_tokens, reduce_scatter_tokens)
 
 
 def scatter_tokens(x, group=None):
@@ -56,7 +56,7 @@ def scatter_tokens(x, group=None):
     error  ValueError where the ranks do not divide T
     lab    08
     """
-    return RegionFunction.apply(x, group, scattered, gathered)
+    return RegionFunction.apply(x, group, reduce_scatter_tokens, all_gather_tokens)
 
 
 class RegionFunction(torch.autograd.Function):
@@ -80,22 +80,22 @@ def identity(x, group=None):
     return x.view_as(x)
 
 
-def summed(x, group=None):
+def all_reduce_sum(x, group=None):
     """all_reduce: the sum over ranks, in a new tensor: others may still read x."""
     x = x.clone(memory_format=torch.contiguous_format)
     dist.all_reduce(x, group=group)
     return x
 
 
-def gathered(x, group=None):
+def all_gather_tokens(x, group=None):
     """all_gather of the tokens of all ranks: (B, T/tp, C) -> (B, T, C)"""
     x = x.transpose(0, 1).contiguous()  # (T/tp, B, C): a message is joined along its first dim
-    everybodys = x.new_empty(dist.get_world_size(group) * len(x), *x.shape[1:])
-    dist.all_gather_single(everybodys, x, group=group)
-    return everybodys.transpose(0, 1).contiguous()
+    gathered = x.new_empty(dist.get_world_size(group) * len(x), *x.shape[1:])
+    dist.all_gather_single(gathered, x, group=group)
+    return gathered.transpose(0, 1).contiguous()
 
 
-def scattered(x, group=None):
+def reduce_scatter_tokens(x, group=None):
     """reduce_scatter: this rank's tokens of the sum over ranks: (B, T, C) -> (B, T/tp, C)"""
     R = dist.get_world_size(group)
     if x.shape[1] % R:

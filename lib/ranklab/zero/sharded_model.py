@@ -138,14 +138,14 @@ class ShardedModel(ShardedOptimizerMixin, UnitHooks, Replica):
     A subclass gathers and frees the units, in the four methods of UnitHooks. Outside of these the
     parameters of `module` are empty: see whole().
     units        the modules to gather one by one; by default the blocks of the model (units_of)
-    find_unused  as in Replica
+    find_unused_parameters  as in Replica
     """
 
-    def __init__(self, module, units=None, group=None, find_unused=False):
+    def __init__(self, module, units=None, group=None, find_unused_parameters=False):
         self.chosen = units
-        super().__init__(module, group=group, find_unused=find_unused)
+        super().__init__(module, group=group, find_unused_parameters=find_unused_parameters)
 
-    def make_buckets(self, trained, cap_bytes):
+    def make_buckets(self, trained, bucket_cap_bytes):
         self.watch([FlatUnit(module, its, self.group_of)
                     for module, its in units_of(self.module, self.chosen)])
         return [bucket for unit in self.units for bucket in unit.buckets]
@@ -158,10 +158,10 @@ class ShardedModel(ShardedOptimizerMixin, UnitHooks, Replica):
             return
         trained = [bucket for unit in self.units for bucket in unit.trained]
         missing = [p for bucket in trained for p in bucket.parameters if p not in bucket.used]
-        used = self.used_anywhere() if self.find_unused else ()
+        used = self.used_anywhere() if self.find_unused_parameters else ()
         for bucket in trained:
             bucket.set_optimizer_gradients(used)
-        if missing and not self.find_unused:
+        if missing and not self.find_unused_parameters:
             raise self.no_gradient(missing)
 
     def step_ends(self):

@@ -29,8 +29,8 @@ class ZeroStage1(ShardedOptimizerMixin, OverlappedDataParallel):
     lab    06
     """
 
-    def make_buckets(self, trained, cap_bytes):
-        return buckets_of(trained, cap_bytes, self.group_of, ShardedBucket)
+    def make_buckets(self, trained, bucket_cap_bytes):
+        return buckets_of(trained, bucket_cap_bytes, self.group_of, ShardedBucket)
 
     def reduce(self, bucket):
         """This rank's shard of the bucket is on its way to become the mean; returns the handle.
@@ -72,8 +72,9 @@ class ZeroStage2(ZeroStage1):
     lab    06
     """
 
-    def __init__(self, module, cap_bytes=25 * 2**20, group=None, find_unused=False):
-        super().__init__(module, cap_bytes, group, find_unused)
+    def __init__(self, module, bucket_cap_bytes=25 * 2**20, group=None,
+                 find_unused_parameters=False):
+        super().__init__(module, bucket_cap_bytes, group, find_unused_parameters)
         self.free_gradients(self.buckets)
 
     def place_of(self, bucket):

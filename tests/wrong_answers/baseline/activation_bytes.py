@@ -16,7 +16,7 @@ WRONG = [mutant(activation_bytes, old, new, says=says) for old, new, says in (
     ("(C + 2)", "C", "mean and a deviation"),
     ("(C + 2)", "(C + 1)", "There are two norms"),
     ("2 * (C + 2)", "(C + 2)", "a block has two norms"),
-    (CORE, f"H * seq * element + ({CORE[:21]} else 0)", r"never stores its \(T, T\) matrix"),
+    (CORE, f"H * seq * element + ({CORE[:21]} else 0)", r"and no \(T, T\) matrix"),
     ("4 * H if", "0 if", "one float32 log-sum"),
     ("4 * H if", "element * H if", "log-sums are float32"),
     ("4 * H if", "8 if", "line by line"),

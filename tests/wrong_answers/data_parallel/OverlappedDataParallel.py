@@ -12,7 +12,7 @@ IN_HOOK = "            self.launch_ready_buckets()"  # the one in finish() is le
 REFUSE = "if parameter not in bucket.missing:"
 WAIT = "for work in self.works:"
 FULL = "bucket.missing = set(bucket.parameters)"
-LAST = "if missing and not self.find_unused:"
+LAST = "if missing and not self.find_unused_parameters:"
 OF_ALL = "for parameter in bucket.missing}"
 
 
@@ -43,8 +43,8 @@ WRONG = [
            "bucket = self.waiting.pop(0)", "self.waiting.remove(bucket)",
            says="Launch bucket 0, then 1, then 2|buckets leave in the order"),
     _wrong(IN_HOOK, "", says="no bucket leaves before the backward of all layers is over"),
-    _wrong(IN_HOOK, f"            if not self.find_unused:\n    {IN_HOOK}",
-           says="with find_unused, no bucket leaves before"),
+    _wrong(IN_HOOK, f"            if not self.find_unused_parameters:\n    {IN_HOOK}",
+           says="with find_unused_parameters, no bucket leaves before"),
     _wrong(", async_op=True", "", WAIT, "for work in ():", says="without async_op=True"),
     _wrong(", async_op=True", "", says="all_reduce returns None without async_op=True"),
     _wrong(KEEP, f"{KEEP}\n            self.works[-1].wait()",
@@ -70,13 +70,14 @@ WRONG = [
     _wrong(LAST, f"self.waiting = self.buckets\n        {LAST}",
            says=r"self.waiting must be a copy: list\(self.buckets\)"),
     # parameters without a gradient
-    _wrong("if self.find_unused else ()", "", says="ask only with find_unused"),
+    _wrong("if self.find_unused_parameters else ()", "",
+           says="ask only with find_unused_parameters"),
     _wrong("used = self.used_anywhere()", "used = [self.used_anywhere() for _ in self.buckets][0]",
            says="ask once, then fill all buckets"),
     _wrong("fill_none(used)", "fill_none(set(bucket.parameters))",
            says="which no rank used, now has a gradient"),
     _wrong("bucket.fill_none(used)", "pass", says="which other ranks used, has no gradient here"),
-    _wrong(LAST, "if missing:", says="raise only where self.find_unused is False"),
+    _wrong(LAST, "if missing:", says="raise only where self.find_unused_parameters is False"),
     _wrong(OF_ALL, "for parameter in bucket.parameters if parameter.grad is None}",
            says="without that branch's gradient from this rank"),
     _wrong(OF_ALL, f"{OF_ALL}\n        {LAST}\n            raise self.no_gradient(missing)",

@@ -7,7 +7,7 @@ from mutants import mutant
 from ranklab.hybrid import Layout, layout_memory, layout_seconds
 from ranklab.hybrid.choose import choose_layout, divisors, legal
 
-FITS = "if needs[-1][0] <= cluster.room:"
+FITS = "if needs[-1][0] <= cluster.memory_budget:"
 SORT = "    found.sort(key=lambda each: layout_seconds(*each, cluster).total)\n"
 SIZE = "replace(job, micro_batch=size)"
 
@@ -28,11 +28,12 @@ WRONG = [
     _wrong("layout_memory(trial, layout)", "layout_memory(job, layout)", says="needs .* GB, and",
            called="memory_of_the_jobs_own_size"),
     _wrong("for layout, size in legal(job, cluster)]", "for layout, size in legal(job, cluster)\n"
-           "             if layout.outer == 'pipeline']", says="3B on two nodes .* are possible",
+           "             if layout.outermost == 'pipeline']", says="3B on two nodes .* are "
+           "possible",
            called="pipeline_is_always_outside"),
     _wrong("legal(job, cluster)", "legal(job, replace(cluster, links=((cluster.gpus, 1.0),)))",
            says="the 2 ranks of a node", called="tensor_ranks_over_nodes"),
-    _wrong("refusal(needs, cluster)", "f'nothing fits in {cluster.room / 1e9} GB'",
+    _wrong("refusal(needs, cluster)", "f'nothing fits in {cluster.memory_budget / 1e9} GB'",
            says="layout takes .* GB", called="only_the_room_is_said"),
     _wrong("for layout, size in legal(job, cluster)]", "for layout, size in legal(job, cluster)\n"
            "             if layout.virtual == 1]", says="24 GB.* are possible",
@@ -54,7 +55,7 @@ def choose_layout__as_the_paper_says(job, cluster):
     tp = cluster.links[0][0]
     for pp in divisors(cluster.gpus // tp):
         layout = Layout(cluster.gpus // tp // pp, tp, pp, sequence_parallel=True, zero=1)
-        if layout_memory(replace(job, micro_batch=1), layout).total <= cluster.room:
+        if layout_memory(replace(job, micro_batch=1), layout).total <= cluster.memory_budget:
             return layout, 1
     raise ValueError("none of 1 fits")
 
@@ -81,7 +82,7 @@ def choose_layout__the_smallest(job, cluster):
     """are possible"""
     found = [(replace(job, micro_batch=size), layout) for layout, size in legal(job, cluster)]
     best = min(found, key=lambda each: layout_memory(*each).total)
-    if layout_memory(*best).total > cluster.room:
+    if layout_memory(*best).total > cluster.memory_budget:
         raise ValueError("8 is too few")
     layout_seconds(*best, cluster)
     return best[1], best[0].micro_batch

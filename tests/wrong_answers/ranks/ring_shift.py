@@ -42,6 +42,6 @@ WRONG = [
 
 def ring_shift__gathers_everything(x, group=None):
     """to everybody"""
-    everybodys = [torch.empty_like(x) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(everybodys, x, group=group)
-    return everybodys[dist.get_rank(group) - 1].clone()
+    gathered = [torch.empty_like(x) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(gathered, x, group=group)
+    return gathered[dist.get_rank(group) - 1].clone()

@@ -7,7 +7,7 @@ from mutants import mutant
 from ranklab.tensor_parallel import copy_to_region
 from ranklab.tensor_parallel.regions import RegionFunction
 
-CALL = "RegionFunction.apply(x, group, identity, summed)"
+CALL = "RegionFunction.apply(x, group, identity, all_reduce_sum)"
 
 
 def _wrong(new, says, **named):
@@ -21,22 +21,23 @@ def _in_place(gradient, group):
 
 WRONG = [
     _wrong("x", "gradient of x .*backward sums over ranks"),
-    _wrong("RegionFunction.apply(x, group, summed, identity)", "forward sends nothing"),
-    _wrong("RegionFunction.apply(x, group, summed, summed)",
+    _wrong("RegionFunction.apply(x, group, all_reduce_sum, identity)", "forward sends nothing"),
+    _wrong("RegionFunction.apply(x, group, all_reduce_sum, all_reduce_sum)",
            "forward sends nothing", called="both_ways"),
-    _wrong("RegionFunction.apply(x, None, identity, summed)",
+    _wrong("RegionFunction.apply(x, None, identity, all_reduce_sum)",
            "Hand `group` on", called="all_ranks"),
-    _wrong("RegionFunction.apply(x, group, identity, lambda g, group: summed(g, group) / "
+    _wrong("RegionFunction.apply(x, group, identity, lambda g, group: all_reduce_sum(g, group) / "
            "dist.get_world_size(group))", "gradient of x is 1/4 of what is right",
            called="the_mean"),
-    _wrong("RegionFunction.apply(RegionFunction.apply(x, group, identity, summed), group, "
-           "identity, summed)",
+    _wrong("RegionFunction.apply(RegionFunction.apply(x, group, identity, all_reduce_sum), group, "
+           "identity, all_reduce_sum)",
            "is 4 times right", called="enters_twice"),
-    _wrong("RegionFunction.apply(x.float(), group, identity, summed)", "not torch.float64|not "
+    _wrong("RegionFunction.apply(x.float(), group, identity, all_reduce_sum)", "not "
+                                         "torch.float64|not "
            "torch.bfloat16", called="another_type"),
     _wrong("RegionFunction.apply(x, group, identity, in_place)", "the gradient given is changed",
            in_place=_in_place),
-    _wrong("RegionFunction.apply(x.detach().requires_grad_(), group, identity, summed)",
+    _wrong("RegionFunction.apply(x.detach().requires_grad_(), group, identity, all_reduce_sum)",
            "gradient of x", called="detached"),
 ]
 

@@ -7,7 +7,7 @@ from mutants import mutant
 
 from ranklab.tensor_parallel import reduce_from_region
 
-CALL = "RegionFunction.apply(x, group, summed, identity)"
+CALL = "RegionFunction.apply(x, group, all_reduce_sum, identity)"
 
 
 def _wrong(new, says, **named):
@@ -22,21 +22,22 @@ def _in_place(x, group):
 WRONG = [
     _wrong("torch.distributed.nn.all_reduce(x, group=group or dist.group.WORLD)",
            "torch.distributed.nn's all_reduce sums it again"),
-    _wrong("RegionFunction.apply(x, group, summed, summed)",
+    _wrong("RegionFunction.apply(x, group, all_reduce_sum, all_reduce_sum)",
            "hands it on as it is", called="both_ways"),
     _wrong("x", "parts of one sum"),
-    _wrong("RegionFunction.apply(x, group, identity, summed)",
+    _wrong("RegionFunction.apply(x, group, identity, all_reduce_sum)",
            "parts of one sum", called="the_wrong_way"),
     _wrong("RegionFunction.apply(x, group, in_place, identity)",
            "x is changed", in_place=_in_place),
-    _wrong("RegionFunction.apply(x, None, summed, identity)",
+    _wrong("RegionFunction.apply(x, None, all_reduce_sum, identity)",
            "Hand `group` on", called="all_ranks"),
-    _wrong("RegionFunction.apply(x / dist.get_world_size(group), group, summed, identity)",
+    _wrong("RegionFunction.apply(x / dist.get_world_size(group), group, all_reduce_sum, identity)",
            "the value is 1/4 of what is right.* no mean"),
-    _wrong("RegionFunction.apply(x, group, summed, lambda g, group: g / "
+    _wrong("RegionFunction.apply(x, group, all_reduce_sum, lambda g, group: g / "
            "dist.get_world_size(group))",
            "gradient of x is 1/4 of what is right", called="a_share_of_the_gradient"),
-    _wrong("RegionFunction.apply(x.detach(), group, summed, identity)", "gradient of x is None",
+    _wrong("RegionFunction.apply(x.detach(), group, all_reduce_sum, identity)", "gradient of x is "
+                                          "None",
            called="detached"),
 ]
 

@@ -34,10 +34,10 @@ def _number(got, what):
     return got
 
 
-def _compare(case, got, counted, unit, slips, hint):
-    """Returns when `got` is what was counted; slips: {wrong number: hint about it}."""
+def _compare(case, got, counted, unit, mistakes, hint):
+    """Returns when `got` is what was counted; mistakes: {wrong number: hint about it}."""
     if not _close(got, counted):
-        hint = next((h for wrong, h in slips.items() if _close(got, wrong)), hint)
+        hint = next((h for wrong, h in mistakes.items() if _close(got, wrong)), hint)
         raise Mistake(f"{case} {got:,.10g} {unit}; counted {counted:,.10g}", hint)
 
 
@@ -57,10 +57,10 @@ def check_transformer_flops(transformer_flops):
     for case in cases:
         got, right = _number(transformer_flops(*case), "the FLOPs"), counted_flops(*case)
         forward = counted_flops(*case, backward=False)
-        slips = {forward: "That is the forward alone. The default is a whole step.",
+        mistakes = {forward: "That is the forward alone. The default is a whole step.",
                  2 * forward: "Backward costs twice the forward: each product needs one for the "
                               "gradient of its input and one for that of its weight."}
-        _compare(f"step of {_say(*case)}:", got, right, "FLOPs", slips,
+        _compare(f"step of {_say(*case)}:", got, right, "FLOPs", mistakes,
                  "Forward was right: how many forwards is a backward?")
     yield "forward and backward: equal, too"
 
@@ -96,7 +96,7 @@ def check_mfu(mfu):
     for config, speed, peak, devices in ((WIDE, 1e6, 1e13, 1), (TINY, 3e7, 312e12, 8)):
         flops = counted_flops(config, 1, config.n_ctx) / config.n_ctx
         right = flops * speed / peak / devices
-        slips = {
+        mistakes = {
             100 * right: "A fraction is wanted, not per cent.",
             right * devices: "The peak of all devices together is devices x peak_flops, and "
                              "tokens_per_second is of all of them already.",
@@ -110,7 +110,7 @@ def check_mfu(mfu):
         }  # fmt: skip
         got = _number(mfu(config, speed, peak, devices), "the fraction")
         _compare(f"{speed:g} tokens/s on {devices} devices of {peak:g} FLOP/s:", got, right,
-                 "of the peak", slips, "FLOPs per token x tokens per second / peak FLOP/s.")
+                 "of the peak", mistakes, "FLOPs per token x tokens per second / peak FLOP/s.")
     yield "right for one device and for eight, from the FLOPs that torch counts"
 
 
@@ -135,11 +135,11 @@ def check_model_state_bytes(model_state_bytes):
             raise Mistake(f"it returned {got}", f"Return a dict with the keys {', '.join(right)}.")
         for name, counted in right.items():
             each = counted / n
-            slips = {each / n: "That is for one parameter: multiply by n.",
+            mistakes = {each / n: "That is for one parameter: multiply by n.",
                      8 * each: f"These are bits; a byte has 8. {STATE_HINTS[name]}"}
             if name == "parameters":
-                slips[each + 4] = "The float32 master weights belong to the optimizer."
-            _compare(f"{recipe}, {name}:", got[name] / n, each, "bytes a parameter", slips,
+                mistakes[each + 4] = "The float32 master weights belong to the optimizer."
+            _compare(f"{recipe}, {name}:", got[name] / n, each, "bytes a parameter", mistakes,
                      STATE_HINTS[name])
         each = sum(right.values()) // n
         yield f"{recipe}: {each} bytes a parameter, as counted after a real Adam step"
@@ -186,19 +186,19 @@ def _compare_activations(activation_bytes, flash, batch, seq, dtype, **recompute
                  "`element` bytes each; it computes all others again.",
                  "The blocks are right. Embedding, head and loss are not checkpointed: add "
                  "ends_bytes(config, batch, seq, element) here too, and nothing else.")
-    slips = {} if recompute else _block_slips(counted, batch, seq, e, flash)
-    _compare(f"{case}: a block keeps", block, counted, "bytes a token", slips, hints[0])
+    mistakes = {} if recompute else _block_slips(counted, batch, seq, e, flash)
+    _compare(f"{case}: a block keeps", block, counted, "bytes a token", mistakes, hints[0])
     ends, float_ends = (ends_bytes(TINY, batch, seq, width) for width in (e, 4))
-    slips = {right[1] + float_ends - ends: "Give ends_bytes your `element` too: without it, it "
+    mistakes = {right[1] + float_ends - ends: "Give ends_bytes your `element` too: without it, it "
                                            "counts 4 bytes a number."}
-    _compare(f"{case}, 4 layers:", got[1], right[1], "bytes", slips, hints[1])
+    _compare(f"{case}, 4 layers:", got[1], right[1], "bytes", mistakes, hints[1])
 
 
 def _block_slips(right, batch, seq, e, flash):
     """{wrong bytes a token of a block: hint about it}"""
     C, H = TINY.n_embd, TINY.n_head
     width, matrix, stats, log_sum = C * e, H * seq * e, 4 * e, 4 * H
-    slips = {
+    mistakes = {
         -right: "More layers keep no more: multiply by config.n_layer.",
         right / (batch * seq) - right: "That is one token: multiply by batch * seq.",
         right / batch - right: "That is one sequence: multiply by the batch.",
@@ -214,16 +214,16 @@ def _block_slips(right, batch, seq, e, flash):
         -width - stats / 2: "A block has two norms, and each keeps its input and 2 numbers.",
     }
     if flash:
-        slips[matrix] = "Flash attention never stores its (T, T) matrix: it has log-sums instead."
-        slips[-log_sum] = "Flash attention keeps one float32 log-sum for each head and token."
-        slips[matrix - log_sum] = ("config.flash is True here: log-sums, and no (T, T) matrix. Are "
-                                   "the two branches swapped?")
-        slips[H * e - log_sum] = "The log-sums are float32, 4 bytes each, in a bf16 model too."
+        mistakes[matrix] = "Flash attention stores log-sums, and no (T, T) matrix."
+        mistakes[-log_sum] = "Flash attention keeps one float32 log-sum for each head and token."
+        mistakes[matrix - log_sum] = ("config.flash is True here: log-sums, and no (T, T) matrix. "
+                                      "Are the two branches swapped?")
+        mistakes[H * e - log_sum] = "The log-sums are float32, 4 bytes each, in a bf16 model too."
     else:
-        slips[matrix] = "softmax needs its output only; the scores before it are not kept."
-        slips[matrix - log_sum] = slips[matrix]
-        slips[-matrix] = "Plain attention keeps its (T, T) matrix for each head: H x seq a token."
-        slips[log_sum - matrix] = slips[-matrix]
+        mistakes[matrix] = "softmax needs its output only; the scores before it are not kept."
+        mistakes[matrix - log_sum] = mistakes[matrix]
+        mistakes[-matrix] = "Plain attention keeps a (T, T) matrix for each head: H x seq a token."
+        mistakes[log_sum - matrix] = mistakes[-matrix]
         longest = H * TINY.n_ctx * e
-        slips[longest - matrix] = "The (T, T) matrix is as long as this batch, not config.n_ctx."
-    return {right + excess: hint for excess, hint in slips.items()}
+        mistakes[longest - matrix] = "The (T, T) matrix is as long as this batch, not config.n_ctx."
+    return {right + excess: hint for excess, hint in mistakes.items()}

@@ -81,8 +81,8 @@ def _all_checked(frugal_gradients):
     yield "1, 3, 5 rows, IGNORE, a frozen embedding: the gradient of model(x, y).backward()"
     _compare_growth(frugal_gradients)
     yield "gradients are added to what .grad held; model, inputs and targets are as they were"
-    for name, config, rows, librarys in SCORED:
-        yield f"{name}: {_score(frugal_gradients, name, config, rows, librarys)}"
+    for name, config, rows, library_peak in SCORED:
+        yield f"{name}: {_score(frugal_gradients, name, config, rows, library_peak)}"
 
 
 def _compare_case(frugal_gradients, case, rows, tokens, ignored, frozen):
@@ -168,7 +168,7 @@ def _plain(model, inputs, targets):
     model(inputs, targets).backward()
 
 
-def _score(frugal_gradients, name, config, rows, librarys):
+def _score(frugal_gradients, name, config, rows, library_peak):
     work = _flops(frugal_gradients, config, rows) / _flops(_plain, config, rows)
     if work > WORK:
         raise Mistake(f"{name}: {work:.2f} times the FLOPs of the plain step, more than {WORK}",
@@ -177,9 +177,9 @@ def _score(frugal_gradients, name, config, rows, librarys):
     peak, bound = _peak(frugal_gradients, config, rows), least_bytes(config)
     if peak > MOST * bound:
         raise Mistake(f"{name}: {peak:,} bytes at the peak, more than {MOST} times the bound of "
-                      f"{bound:,}; the library has {librarys:,}", _why_large(peak, config))
+                      f"{bound:,}; the library has {library_peak:,}", _why_large(peak, config))
     return (f"peak {peak:,} bytes, bound {bound:,}, limit {MOST * bound:,} "
-            f"(library {librarys:,}, plain step {_peak(_plain, config, rows):,}); "
+            f"(library {library_peak:,}, plain step {_peak(_plain, config, rows):,}); "
             f"{work:.2f} times its FLOPs")
 
 

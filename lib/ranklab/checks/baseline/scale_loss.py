@@ -72,10 +72,10 @@ def check_scale_loss(scale_loss):
             11: "three clean steps after it: doubled again",
             14: "one bad gradient, the first or the second, inf or NaN: no step, half the scale"}
     last = ""  # what changed the scale last
-    for at, (mine, torchs) in enumerate(zip(got, right)):
-        _compare_scaled(at, mine, torchs, last)
-        if torchs[2] != (right[at - 1][2] if at else 2.0**11):
-            last = "overflow" if torchs[1] is None else "doubling"
+    for at, (mine, torch_result) in enumerate(zip(got, right)):
+        _compare_scaled(at, mine, torch_result, last)
+        if torch_result[2] != (right[at - 1][2] if at else 2.0**11):
+            last = "overflow" if torch_result[1] is None else "doubling"
         if at in said:
             yield said[at]
     yield "weights and scale are torch.amp.GradScaler's, step by step"
@@ -95,8 +95,8 @@ def _compare_fresh(scale_loss):
                           "nothing between two calls, in a global or a default argument.")
 
 
-def _compare_scaled(at, mine, torchs, last):
-    (w, used, scale), (right_w, right_used, right_scale) = mine, torchs
+def _compare_scaled(at, mine, torch_result, last):
+    (w, used, scale), (right_w, right_used, right_scale) = mine, torch_result
     first, second = FACTORS[at]
     case = f"step {at + 1}, gradients x {first:g} and x {second:g}"
     if right_used is None and used is not None:

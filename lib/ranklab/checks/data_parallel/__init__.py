@@ -59,14 +59,16 @@ EXERCISES = (
         "A dict holds the bucket still open for each (dtype, device). Put the parameter in, and if "
         "the bucket's bytes have reached the cap, move it to the closed ones.",
         "bucket = still_open.setdefault(kind, []); bucket.append(parameter); if sum(each.nbytes "
-        "for each in bucket) >= cap_bytes: closed.append(still_open.pop(kind)). At the end: closed "
+        "for each in bucket) >= bucket_cap_bytes: closed.append(still_open.pop(kind)). At the "
+        "end: closed "
         "+ list(still_open.values())",
     )),
     Exercise(data_parallel.OverlappedDataParallel, check_OverlappedDataParallel, hints=(
         "The hook crosses its parameter off bucket.missing. When is a bucket allowed to leave?",
         "When nothing of it is missing, and all buckets before it have left: self.waiting holds "
         "those that have not, in order. finish(): clear bucket.missing of all in self.waiting and "
-        "launch them; used = self.used_anywhere() with find_unused; wait for every handle; for "
+        "launch them; used = self.used_anywhere() with find_unused_parameters; wait for every "
+        "handle; for "
         "each bucket fill_none(used) and missing = set(its parameters); waiting and works as in "
         "__init__.",
         "In the hook: bucket.missing.remove(parameter); self.launch_ready_buckets(). There: while "

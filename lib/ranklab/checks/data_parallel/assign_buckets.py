@@ -50,7 +50,7 @@ def check_assign_buckets(assign_buckets):
     yield "sizes are bytes; what is larger than the cap is not cut; the last one may be smaller"
     yield "one type on one device in each bucket; those that never reach the cap come last"
     if not refuses(assign_buckets, _parameters([3], "f"), 0):
-        raise Mistake("cap_bytes=0 is accepted", "Say what is wrong: raise ValueError(...).")
+        raise Mistake("bucket_cap_bytes=0 is accepted", "Say what is wrong: raise ValueError(...).")
     yield "a cap of 0 bytes is refused with a ValueError"
 
 

@@ -32,11 +32,11 @@ def nested_trial(wrapped_class):
     right = mean_gradients(Layers((0, 1)).to(device()), [(each,) for each in x])
     hidden, model = Hidden((0, 1)).to(device()), _checkpointed((0, 1)).to(device())
     with Sent():  # a result that nobody waits for does not arrive
-        wrapped_class(hidden, cap_bytes=1)(x[rank]).loss.backward()
-        loss_of(wrapped_class(model, cap_bytes=1), x[rank]).backward()
+        wrapped_class(hidden, bucket_cap_bytes=1)(x[rank]).loss.backward()
+        loss_of(wrapped_class(model, bucket_cap_bytes=1), x[rank]).backward()
     seen = {"layers in checkpoints with use_reentrant=True": (gradients(model), right),
             "a loss that forward() returns inside an object": (gradients(hidden), right)}
-    twice, said = wrapped_class(_checkpointed((0, 1, 0)).to(device()), cap_bytes=1), ""
+    twice, said = wrapped_class(_checkpointed((0, 1, 0)).to(device()), bucket_cap_bytes=1), ""
     try:
         loss_of(twice, x[rank]).backward()
     except Exception as error:  # any: what is said of it comes after what is told before
@@ -79,7 +79,7 @@ USED = (((0,), (0, 1), (1,), (0, 1)), ((1,),) * 4, ((1, 2), ALL, ALL, ALL), (ALL
 def branches_trial(wrapped_class):
     rank, R, steps = dist.get_rank(), dist.get_world_size(), []
     model = Branches().to(device())
-    wrapped = wrapped_class(model, cap_bytes=1, find_unused=True)
+    wrapped = wrapped_class(model, bucket_cap_bytes=1, find_unused_parameters=True)
     for used in USED:
         model.zero_grad()
         loss = loss_of(wrapped, rows(rank), used[rank])
@@ -93,7 +93,7 @@ def branches_trial(wrapped_class):
 
 def _said(wrapped_class, used):
     """What this rank's backward raises when rank 1 skips a branch; then: is all as before?"""
-    wrapped = wrapped_class(Branches().to(device()), cap_bytes=1)
+    wrapped = wrapped_class(Branches().to(device()), bucket_cap_bytes=1)
     said = None
     loss_of(wrapped, rows(0), ALL).backward()  # from here on no gradient is None
     try:
@@ -119,7 +119,7 @@ def compare_branches(where, used, got, right, not_waited, asked):
         if got[name] is None:
             raise Mistake(f"{where}: {branches[name]}, which other ranks used, has no gradient "
                           "here", "bucket.fill_none(used) gives it the others' mean, after the "
-                          "wait; used = self.used_anywhere() when self.find_unused is set.")
+                          "wait; used = self.used_anywhere() with find_unused_parameters.")
         raise Mistake(f"{where}: the gradient of {branches[name]} is not the mean, with zeros from "
                       f"ranks that did not use it (used: {used})", "bucket.gather() puts zeros "
                       "where a gradient is None, in each step anew. And used_anywhere() comes "
@@ -131,8 +131,9 @@ def compare_branches(where, used, got, right, not_waited, asked):
 
 def compare_error(rank, said, is_ready):
     if rank == 1 and said is None:
-        raise Mistake("rank 1 has no gradient for branch 2, find_unused is False, and no error "
-                      "comes", "It would train on without that branch's gradient from this rank: "
+        raise Mistake("rank 1 has no gradient for branch 2, find_unused_parameters is False, and "
+                      "no error comes", "It would train on without that branch's gradient from "
+                      "this rank: "
                       "raise self.no_gradient(missing) at the end of finish().")
     if rank != 1 and said:
         raise Mistake(f"rank {rank} has all its gradients, and still raises: {said}",

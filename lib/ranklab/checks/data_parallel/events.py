@@ -77,11 +77,11 @@ def all_sent_once(where, sent, calls, tensors, what, verb, hint, most=math.inf):
                   f"calls of {verb} are enough", hint)
 
 
-def events_of_a_backward(wrapped_class, find_unused=False):
+def events_of_a_backward(wrapped_class, find_unused_parameters=False):
     """Runs on every rank: (events, where the buckets lie in memory, in their order)."""
     events = []
-    model = wrapped_class(Layers(range(4), events).to(device()), cap_bytes=LAYER_BYTES,
-                          find_unused=find_unused)
+    model = wrapped_class(Layers(range(4), events).to(device()), bucket_cap_bytes=LAYER_BYTES,
+                          find_unused_parameters=find_unused_parameters)
     loss = loss_of(model, rows(0).requires_grad_())
 
     def note(tensor, work):
@@ -132,14 +132,14 @@ def _compare_times(where, kinds, buckets):
 
 
 def events_and_order(wrapped_class):
-    """Events with and without find_unused; then gradients where odd ranks use the layers in another
-    order: (those of this rank, the right ones, how many buckets left in finish()).
+    """Events with and without find_unused_parameters; then gradients where odd ranks use the layers
+    in another order: (those of this rank, the right ones, how many buckets left in finish()).
     """
-    both = [events_of_a_backward(wrapped_class, find_unused) for find_unused in (False, True)]
+    both = [events_of_a_backward(wrapped_class, finds) for finds in (False, True)]
     rank, R, in_hooks = dist.get_rank(), dist.get_world_size(), []
     models = [Layers((0, 1) if r % 2 else (1, 0)).to(device()) for r in range(R)]
     alone = [mean_gradients(model, [(rows(r),)], R) for r, model in enumerate(models)]
-    wrapped = wrapped_class(models[rank], cap_bytes=LAYER_BYTES)
+    wrapped = wrapped_class(models[rank], bucket_cap_bytes=LAYER_BYTES)
     loss = loss_of(wrapped, rows(rank))
     with Sent(note=lambda *_: in_hooks.append(wrapped.in_backward)):  # False in finish()
         loss.backward()

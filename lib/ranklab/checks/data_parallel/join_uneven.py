@@ -67,7 +67,7 @@ def _join_trial(join_uneven, of_cases):
 
 def _join_one(join_uneven, count, group=None):
     rank, model = dist.get_rank(), Normed().to(device())
-    wrapped = OverlappedDataParallel(model, cap_bytes=1, group=group)
+    wrapped = OverlappedDataParallel(model, bucket_cap_bytes=1, group=group)
     optimizer, got, taken = torch.optim.SGD(model.parameters(), 0.1), [], []
     inside, ahead = [], 0
 

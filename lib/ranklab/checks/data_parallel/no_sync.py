@@ -38,13 +38,13 @@ def in_pieces(wrapped, no_sync):
 
 
 def _no_sync_trial(no_sync):
-    wrapped = OverlappedDataParallel(toy(0), cap_bytes=200)
+    wrapped = OverlappedDataParallel(toy(0), bucket_cap_bytes=200)
     seen = in_pieces(wrapped, no_sync)
     with no_sync(wrapped):
         with no_sync(wrapped):
             seen["inner"] = wrapped.sync
         seen["nested"] = wrapped.sync
-    other, seen["over"] = OverlappedDataParallel(toy(0), cap_bytes=200), wrapped.sync
+    other, seen["over"] = OverlappedDataParallel(toy(0), bucket_cap_bytes=200), wrapped.sync
     with no_sync(wrapped):
         with no_sync(other):
             pass

@@ -31,12 +31,12 @@ FAILURES = {
 }
 LEFT_WAITING = ("Ranks use different branches here, and the other ranks wait for each bucket: "
                 "finish() must launch all buckets that are left, whatever is missing in them, and "
-                "wait for all, before it raises. With find_unused all ranks then call "
+                "wait for all, before it raises. With find_unused_parameters all ranks then call "
                 "used_anywhere(), also those that miss nothing.")
 WITH_BRANCHES = {
     "ValueError: .* got no gradient on rank .*":
-        "With find_unused that is no error: raise only where "
-    "self.find_unused is False.",
+        "With find_unused_parameters that is no error: raise only where "
+    "self.find_unused_parameters is False.",
     "hang: .*": LEFT_WAITING, MISMATCH: LEFT_WAITING,
 }
 
@@ -44,7 +44,7 @@ WITH_BRANCHES = {
 def _steps_trial(wrapped_class):
     """Two steps of the toy, whose replicas begin differently; then pieces under `sync = False`."""
     rank, R, model = dist.get_rank(), dist.get_world_size(), toy(dist.get_rank())
-    wrapped = wrapped_class(model, cap_bytes=200)
+    wrapped = wrapped_class(model, bucket_cap_bytes=200)
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], 0.1)
     places, seen = {p.data_ptr() for p in model.parameters()}, []
     for step, set_to_none in enumerate((True, False)):
@@ -88,7 +88,7 @@ def check_OverlappedDataParallel(wrapped_class):
     with hinted(FAILURES):
         seen = on_ranks(_on_two, wrapped_class, ranks=2, timeout=LIMIT)
     for both, _, _ in seen:
-        for where, (events, buckets) in zip(("", "with find_unused, "), both):
+        for where, (events, buckets) in zip(("", "with find_unused_parameters, "), both):
             compare_events(where, events, buckets)
     yield "buckets leave, in their order, while backward goes on; waits come at the end"
     for rank, (_, order, _) in enumerate(seen):
@@ -102,7 +102,7 @@ def check_OverlappedDataParallel(wrapped_class):
     for rank, ((steps, _), _) in enumerate(seen):
         for step in steps:
             compare_branches(rank_name(rank, 4), *step)
-    yield "find_unused: a rank without a gradient adds zeros; unused everywhere stays None"
+    yield "find_unused_parameters: no gradient counts as zeros; unused everywhere stays None"
     for rank, ((_, (said, is_ready)), _) in enumerate(seen):
         compare_error(rank, said, is_ready)
     yield "without it, a missing gradient is an error in that backward, and nobody hangs"
@@ -159,8 +159,9 @@ def _compare_gradient(where, got, right, own, ranks):
 def _compare_messages(where, step):
     (messages, sent), (buckets, wanted) = step["messages"], step["wanted"]
     if step["asked"]:
-        raise Mistake(f"{where} calls used_anywhere() without find_unused", "It is a message of "
-                      "its own in every step: ask only with find_unused.")
+        raise Mistake(f"{where} calls used_anywhere() without find_unused_parameters", "It is a "
+                                                    "message "
+                      "of its own in every step: ask only with find_unused_parameters.")
     if (messages, sent) != (buckets, wanted):
         raise Mistake(f"{where}: {messages} all-reduces of {sent:,} bytes in a step; {buckets} "
                       f"buckets hold {wanted:,} bytes", "Each bucket travels once, whole: "
@@ -195,7 +196,7 @@ def _on_two(wrapped_class):
 def _branches_and_group(wrapped_class):
     seen = branches_trial(wrapped_class)
     rank, group = dist.get_rank(), group_of_mine()
-    wrapped = wrapped_class(toy(rank), cap_bytes=200, group=group)
+    wrapped = wrapped_class(toy(rank), bucket_cap_bytes=200, group=group)
     right = mean_gradients(wrapped.module, [(rows(r),) for r in members_of(rank)])
     loss_of(wrapped, rows(rank)).backward()
     return seen, (gradients(wrapped.module), right)

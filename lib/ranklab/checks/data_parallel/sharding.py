@@ -23,9 +23,9 @@ def check_shard_sampler(shard_sampler):
                               "Seed the shuffle with seed + epoch: a new order for each epoch, "
                               "and all ranks know it without a word.")
     yield "another order in each epoch and for each seed, the same on all ranks"
-    _compare_torchs(shard_sampler, drop_last=False)
+    _compare_with_torch(shard_sampler, drop_last=False)
     yield "the very lists of torch's DistributedSampler"
-    _compare_torchs(shard_sampler, drop_last=True)
+    _compare_with_torch(shard_sampler, drop_last=True)
     yield "with drop_last as well: what does not divide is left out"
     state = torch.get_rng_state()
     shard_sampler(50, 0, 2, epoch=3)
@@ -60,15 +60,15 @@ def _compare_shards(shards, n, ranks):
                       "order.")
 
 
-def _compare_torchs(shard_sampler, drop_last):
+def _compare_with_torch(shard_sampler, drop_last):
     hint = ("Take every ranks-th index of the one order, from your own rank on: "
             "order[rank::ranks]. Fill up from the beginning of the order; and the shuffle is "
             "torch.randperm(n, generator=torch.Generator().manual_seed(seed + epoch)).")
     for n, ranks, rank, epoch in [(n, ranks, rank, epoch) for n, ranks in SIZES
                                   for rank in range(ranks) for epoch in (0, 3)]:
-        torchs = DistributedSampler(range(n), ranks, rank, seed=5, drop_last=drop_last)
-        torchs.set_epoch(epoch)
-        right = list(torchs)
+        torch_sampler = DistributedSampler(range(n), ranks, rank, seed=5, drop_last=drop_last)
+        torch_sampler.set_epoch(epoch)
+        right = list(torch_sampler)
         got = list(shard_sampler(n, rank, ranks, epoch=epoch, seed=5, drop_last=drop_last))
         if drop_last and len(got) != len(right):
             hint = ("With drop_last each rank gets n // ranks samples, and the end of the order is "

@@ -95,9 +95,9 @@ def compare_gradients(seen, cut, shape):
                     _gradient_slips(cut, rank, shape),
                     "(grad - mean(grad) - normal * mean(grad * normal)) * weight / sqrt(variance + "
                     "eps): both means over the batch of all ranks, so divide by the count of all.")
-        for name, mine, right, everybodys in zip(("weight", "bias"), of_others, own[rank], of_all):
+        for name, mine, right, gathered in zip(("weight", "bias"), of_others, own[rank], of_all):
             explain(f"{where}: the gradient of {name}", mine, right,
-                    {"the sum over all ranks": (everybodys, "Data parallelism averages this "
+                    {"the sum over all ranks": (gathered, "Data parallelism averages this "
                      "gradient later, as that of any layer: return this rank's own part.")},
                     "weight: sum of grad * normalised x; bias: sum of grad; over all dimensions "
                     "but the channels, of this rank's rows.")

@@ -186,10 +186,10 @@ def _steady(results, rank):
     what = (f"of a gradient that stays, the mean of {STEADY} results on {rank_name(rank, 4)} is "
             f"{apart:.0%} of its length away from the mean of ranks {members}")
     R = len(members)
-    everybodys = mean_of(range(4), 0, "normal")
+    gathered = mean_of(range(4), 0, "normal")
     for wrong, hint in (
             (R * right, "That is the sum over ranks: divide by their number."),
-            (everybodys, "That is the mean of all 4 ranks: state.get('group') is the group.")):
+            (gathered, "That is the mean of all 4 ranks: state.get('group') is the group.")):
         if (got - wrong).norm() < 0.4 * wrong.norm() and not torch.equal(wrong, right):
             raise Mistake(what, hint)
     raise Mistake(what, FEEDBACK)

@@ -57,6 +57,6 @@ EXERCISES = (
         "what is not legal, sort by seconds, and take the first that fits.",
         "itertools.product of tp, pp, micro_batch, virtual, zero, sequence_parallel, recompute; "
         "trial = replace(job, micro_batch=size); layout_seconds(trial, layout, cluster).total; "
-        "layout_memory(trial, layout).total <= cluster.room",
+        "layout_memory(trial, layout).total <= cluster.memory_budget",
     )),
 )

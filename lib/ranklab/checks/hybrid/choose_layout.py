@@ -50,7 +50,8 @@ CASES = {  # each job's own micro-batch is not the best one
         Cluster(16, replace(A100, memory_bytes=16 * 10**9), ((16, 25e9),))),
 }
 NONE_FITS = Job(_gpt(64, 8192), 64), Cluster(8)
-ROOM = ("layout_memory(replace(job, micro_batch=...), layout).total <= cluster.room. zero, "
+ROOM = ("layout_memory(replace(job, micro_batch=...), layout).total <= cluster.memory_budget. "
+        "zero, "
         "recompute and smaller micro-batches save memory.")
 ROUNDS = "With virtual > 1 the micro-batches, batch // (dp * micro_batch), are a multiple of pp."
 BLOCKS = "Each of the pp * virtual stages has a block: n_layer is at least as many."
@@ -98,9 +99,9 @@ def _score(name, layout, size, job, cluster):
     if wrong := _illegal(layout, size, job, cluster):
         raise Mistake(f"{where} is not legal: {wrong}", "Skip what is not legal before you rank.")
     needed = layout_memory(replace(job, micro_batch=size), layout).total
-    if needed > cluster.room:
+    if needed > cluster.memory_budget:
         raise Mistake(f"{where} needs {needed / 1e9:.1f} GB, and a GPU has room for "
-                      f"{cluster.room / 1e9:.1f}", ROOM)
+                      f"{cluster.memory_budget / 1e9:.1f}", ROOM)
     seconds, best = layout_seconds(replace(job, micro_batch=size), layout, cluster), _best(name)
     if seconds.total > SLOWER * best:
         parts = ", ".join(f"{part} {n:.2f}" for part, n in seconds._asdict().items())
@@ -133,7 +134,7 @@ def _best(name):
     found = [(replace(job, micro_batch=size), layout) for layout, size in legal(job, cluster)]
     found.sort(key=lambda each: layout_seconds(*each, cluster).total)
     return next(layout_seconds(*each, cluster).total for each in found
-                if layout_memory(*each).total <= cluster.room)
+                if layout_memory(*each).total <= cluster.memory_budget)
 
 
 def _illegal(layout, size, job, cluster):

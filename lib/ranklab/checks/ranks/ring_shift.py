@@ -123,14 +123,14 @@ def check_ring_shift(ring_shift):
     yield "right in a group that is not all ranks"
 
 
-def on_ring(trial, learners, members=None, *, ranks):
+def on_ring(trial, learner_fn, members=None, *, ranks):
     """Launches; what hangs or breaks gets a hint for that very way to hang. A Mistake that a rank
     returns is raised.
     """
     try:
-        seen = on_ranks(trial, learners, members, ranks=ranks, timeout=LIMIT)
+        seen = on_ranks(trial, learner_fn, members, ranks=ranks, timeout=LIMIT)
     except Mistake as mistake:
-        mistake.hint = _why(mistake, learners, members)
+        mistake.hint = _why(mistake, learner_fn, members)
         raise
     for value in seen:
         if isinstance(value, Mistake):
@@ -138,15 +138,15 @@ def on_ring(trial, learners, members=None, *, ranks):
     return seen
 
 
-def _why(mistake, learners, members):
+def _why(mistake, learner_fn, members):
     """A hint about this very way to hang or to break."""
     if members:
         return IN_GROUP
     hangs = mistake.cause.startswith("hang: ")
-    if hangs and drops_handles(learners):
+    if hangs and drops_handles(learner_fn):
         return DROPPED
     if not hangs or mistake.hint in (SEND_FIRST, RECEIVE_FIRST):
         return hint_of(FAILURES, mistake) or mistake.hint
-    if uses(learners, "batch_isend_irecv"):
+    if uses(learner_fn, "batch_isend_irecv"):
         return BATCH
     return f"{mistake.hint} {CLOSES}".strip()

@@ -12,7 +12,7 @@ EXERCISES = (
     Exercise(tp.copy_to_region, regions.check_copy_to_region, hints=(
         "All ranks read the same x, each for its part. What does each one know of x's gradient?",
         "Forward x goes on as it is. Backward the ranks' gradients are parts of one sum.",
-        "return RegionFunction.apply(x, group, identity, ...), whose last function is `summed`",
+        "return RegionFunction.apply(x, group, identity, ...), last `all_reduce_sum`",
     )),
     Exercise(tp.reduce_from_region, regions.check_reduce_from_region, hints=(
         "y = y0 + y1 + ...: what is the derivative by y0?",

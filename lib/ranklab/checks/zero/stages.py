@@ -11,7 +11,7 @@ from ranklab.checks.trial import explain
 from ranklab.checks.zero.toys import Watch, is_there
 from ranklab.checks.zero.training import EXPERTS, WAYS, on_ranks_together, train
 
-CAP = {"cap_bytes": 200}  # several buckets
+CAP = {"bucket_cap_bytes": 200}  # several buckets
 WAITS = "A rank waits for a message that another does not send: all make the same calls."
 OWN_PLACE = ("bucket.own must not be a view of bucket.flat, because that is freed: the mean "
              "arrives in a place of its own.")
@@ -58,7 +58,7 @@ class Buckets(Watch):
             raise Mistake(f"{self.most} buckets are on their way at a time", "reduce() first waits "
                           "for those before: while self.works: self.works.pop().wait(). A message "
                           "under way may hold a copy of its bucket.")
-        if not self.wrapped.find_unused:  # that sends more, to ask who has used what
+        if not self.wrapped.find_unused_parameters:  # that sends more, to ask who has used what
             self._compare_sent("backward", sync * self.once, "One reduce-scatter of bucket.flat: "
                                "the mean of a shard goes to its owner alone.")
 
@@ -143,9 +143,9 @@ def check_ZeroStage1(wrapped_class, watch=Buckets):
     yield "(R-1)/R of the gradients travel in backward, (R-1)/R of the parameters in step()"
     if watch is FreedBuckets:
         yield "two buckets of gradients are whole at most; in the end 1/R of them is left"
-    on_ranks_together(train, wrapped_class, watch, CAP | {"find_unused": True}, EXPERTS, ranks=2,
-                      failures=FAILURES)
-    yield "find_unused: what another rank has used is stepped, what none has used is not"
+    on_ranks_together(train, wrapped_class, watch, CAP | {"find_unused_parameters": True}, EXPERTS,
+                      ranks=2, failures=FAILURES)
+    yield "find_unused_parameters: what another rank has used is stepped, what none has used is not"
     on_ranks_together(
         train, wrapped_class, watch, CAP, WAYS[:1], groupings=IN_GROUPS, failures=FAILURES | {
             ".*": "Hand bucket.group on to every collective, with group=group, and divide by its "

@@ -85,7 +85,7 @@ def dry_run_report(size, job=None, layout=None):
     said, predicted = layout_memory(job, layout), layout_traffic(job, layout)
     rows = [(name, getattr(said, name), getattr(memory, name)) for name in ROWS]
     rows += [(f"sent along {axis}", predicted[axis], sent[axis]) for axis in AXES]
-    room = Cluster(layout.ranks).room
+    room = Cluster(layout.ranks).memory_budget
     fits = "fits" if memory.total <= room else "does not fit"
     return "\n".join([
         f"{size} on {layout.ranks} GPUs: {layout}, {job.micro_batches(layout)} micro-batches", "",

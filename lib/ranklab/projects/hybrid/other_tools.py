@@ -45,7 +45,7 @@ def megatron_options(layout, job):
         (f"--pipeline-model-parallel-size {layout.pp}", "what is left is data parallel", True),
         (f"--num-virtual-stages-per-pipeline-rank {layout.virtual}", "interleaved 1F1B",
          layout.virtual > 1),
-        ("--use-tp-pp-dp-mapping", "data ranks lie furthest apart", layout.outer == "data"),
+        ("--use-tp-pp-dp-mapping", "data ranks lie furthest apart", layout.outermost == "data"),
         ("--use-distributed-optimizer", "ZeRO-1", layout.zero == 1),
         ("--use-megatron-fsdp --ckpt-format fsdp_dtensor", "ZeRO-3", layout.zero == 3),
         ("--data-parallel-sharding-strategy optim_grads_params", "all of it", layout.zero == 3),
@@ -116,7 +116,7 @@ def torchtitan_differs(layout, job):
          not layout.zero and layout.dp > 1 and layout.ranks > layout.dp),
         ("Tensor ranks are sequence parallel, always.",
          layout.tp > 1 and not layout.sequence_parallel),
-        ("Pipeline ranks lie furthest apart, always.", layout.outer == "data"),
+        ("Pipeline ranks lie furthest apart, always.", layout.outermost == "data"),
         ("Its zero-bubble schedules have two stages on a rank.", layout.schedule == "zb-h1"),
         ("It has no fp16.", job.precision == "fp16"),
     ] if holds]
