@@ -9,6 +9,8 @@ import sys
 import pytest
 from engine_tools import write
 
+from ranklab import launch
+
 pytestmark = pytest.mark.timeout(120)
 
 RANKS = 2
@@ -121,35 +123,6 @@ def test_by_torchrun_on_one_node(script, tmp_path):
     check_all_ranks(tmp_path, [expected(0), expected(1)])
 
 
-def test_at_the_end_no_thread_of_the_group_is_left(tmp_path):
-    """Else it may abort the interpreter that ends. transformers imports what this imports."""
-    end = write(tmp_path / "end.py", """
-        import contextlib, os, time
-        from ranklab import launch
-        from ranklab.engine.rank import _leave_group
-
-        def work():
-            import torch.distributed.nn.functional
-
-        def of_gloo():
-            names = []
-            for task in os.listdir("/proc/self/task"):
-                with contextlib.suppress(OSError):  # it has just ended
-                    names.append(open(f"/proc/self/task/{task}/comm").read())
-            return [name for name in names if "gloo" in name]
-
-        launch(work)
-        assert of_gloo(), "nothing to look for"
-        _leave_group()
-        end = time.monotonic() + 10
-        while of_gloo() and time.monotonic() < end:
-            time.sleep(0.01)
-        assert not of_gloo()
-    """)
-    run_all([(torchrun(end, "--standalone", f"--nproc-per-node={RANKS}"),
-              environment(tmp_path))], tmp_path)
-
-
 @pytest.mark.slow
 def test_by_torchrun_on_two_nodes(script, tmp_path):
     options = ["--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=c10d", "--rdzv-id=ranklab-test",
@@ -227,33 +200,67 @@ IN_PLACE = """
         except ValueError as error:
             print(error)
     """
-SENTENCE = ("RuntimeError: launch: RANK and WORLD_SIZE are set, as by torchrun, but {}; "
-            "start the ranks with torchrun, or unset both\n")
+# Else a thread may abort the interpreter that ends. transformers imports what this imports.
+AT_THE_END = """
+    import contextlib, os, time
+    from ranklab import launch
+    from ranklab.engine.rank import _leave_group
+
+    def work():
+        import torch.distributed.nn.functional
+
+    def of_gloo():
+        names = []
+        for task in os.listdir("/proc/self/task"):
+            with contextlib.suppress(OSError):  # it has just ended
+                names.append(open(f"/proc/self/task/{task}/comm").read())
+        return [name for name in names if "gloo" in name]
+
+    launch(work)
+    assert of_gloo(), "nothing to look for"
+    _leave_group()
+    end = time.monotonic() + 10
+    while of_gloo() and time.monotonic() < end:
+        time.sleep(0.01)
+    assert not of_gloo()
+    """
+OF_ONE_RANK = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
 
 
-def in_place(tmp_path, **environ):
-    """What a script under these variables of torchrun's prints; its errors."""
-    script = write(tmp_path / "in_place.py", IN_PLACE)
-    environ = environment(tmp_path, RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1",
-                          MASTER_PORT=str(free_port()), **environ)
+def in_place(tmp_path, text):
+    """What a script prints that torchrun has started as its only rank."""
+    script = write(tmp_path / "in_place.py", text)
+    environ = environment(tmp_path, **OF_ONE_RANK, MASTER_PORT=str(free_port()), LOCAL_RANK="0",
+                          LOCAL_WORLD_SIZE="1")
     done = subprocess.run([sys.executable, str(script)], env=environ, text=True,
                           capture_output=True, timeout=100)
-    return done.stdout, done.stderr
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux: it reads /proc")
+def test_at_the_end_no_thread_of_the_group_is_left(tmp_path):
+    in_place(tmp_path, AT_THE_END)
 
 
 def test_in_place_each_launch_has_its_timeout_and_no_argument_is_ignored(tmp_path):
-    out, errors = in_place(tmp_path, LOCAL_RANK="0", LOCAL_WORLD_SIZE="1")
-    assert out.splitlines() == [
+    assert in_place(tmp_path, IN_PLACE).splitlines() == [
         "[40.0] [130.0]",
         *(f"launch: {name}={n}, but this job was started with 1 {name}; leave {name}= out, or "
           "start as many" for name, n in (("nodes", 2), ("ranks", 3))),
-        "[50.0]"], errors
+        "[50.0]"]
 
 
-def test_half_of_torchruns_variables_are_a_sentence(tmp_path):
-    assert in_place(tmp_path)[1].endswith(SENTENCE.format("LOCAL_WORLD_SIZE is not"))
-    assert in_place(tmp_path, LOCAL_WORLD_SIZE="1", LOCAL_RANK="one")[1].endswith(
-        SENTENCE.format("LOCAL_RANK is 'one'"))
+@pytest.mark.parametrize("more, said", [
+    ({}, "LOCAL_WORLD_SIZE is not"),
+    ({"LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "one"}, "LOCAL_RANK is 'one'")])
+def test_half_of_the_variables_of_torchrun_are_a_sentence(more, said, monkeypatch):
+    for name, value in {**OF_ONE_RANK, **more}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(RuntimeError, match=f"^launch: RANK and WORLD_SIZE are set, as by torchrun, "
+                                           f"but {said}; start the ranks with torchrun, or unset "
+                                           "both$"):
+        launch(print)
 
 
 def test_ranks_that_fall_back_on_the_cpu_say_so(monkeypatch, capsys):

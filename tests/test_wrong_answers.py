@@ -25,8 +25,9 @@ from ranklab.course.check import FAILED, NOT_WRITTEN, PASSED, judge, judge_predi
 
 ROOT = Path(__file__).parent.parent
 SOURCES = ROOT / "labs" / "source"
-# Answers of an exercise in every run, wrong and right; all others are left to `make sweep`.
-KEPT, KEPT_RIGHT = 3, 1
+# In every run: wrong answers of an exercise; and of a lab one right answer of another kind, and one
+# exercise's own answer on GPUs. All others are left to `make sweep`.
+KEPT = 3
 # What a wrong answer's verdict is about, by words of its sentence; what fits none is about values.
 KINDS = {"cost": r"byte|MB\b|GB\b|messages?\b|sends?\b|sent\b|collectives?\b|memory|cost",
          "waiting": r"waits?\b|does not end|never met|at once",
@@ -62,15 +63,27 @@ def answers(folder):
     return found
 
 
-def params(found, kept):
-    """All of them, by id; `kept` of each exercise are in every run, of as many kinds as can be."""
+def wrong_params():
+    """All wrong answers, by id; KEPT of each exercise are in every run."""
     of = collections.defaultdict(list)
-    for test_id, (name, answer) in found.items():
+    for test_id, (name, answer) in WRONG.items():
         of[name].append((kind(answer), test_id))
-    chosen = {test_id for all_of in of.values() for test_id in choose(all_of, kept)}
-    for test_id, (name, answer) in found.items():
-        marks = [] if test_id in chosen else [pytest.mark.sweep]
-        yield pytest.param(name, answer, id=test_id, marks=marks)
+    chosen = {test_id for all_of in of.values() for test_id in choose(all_of, KEPT)}
+    for test_id, (name, answer) in WRONG.items():
+        yield pytest.param(name, answer, id=test_id, marks=swept(test_id not in chosen))
+
+
+def right_params():
+    """All right answers, by id; the first of each lab is in every run."""
+    seen = set()
+    for test_id, (name, answer) in RIGHT.items():
+        stem = STEM_OF[name]
+        yield pytest.param(name, answer, id=test_id, marks=swept(stem in seen))
+        seen.add(stem)
+
+
+def swept(is_left):
+    return [pytest.mark.sweep] if is_left else []
 
 
 def choose(all_of, kept):
@@ -87,10 +100,12 @@ def kind(answer):
 
 WRONG, RIGHT = answers("wrong_answers"), answers("right_answers")
 EXERCISES = [(stem, item) for stem in LABS for item in labs.checks_of(stem).EXERCISES]
+STEM_OF = {item.name: stem for stem, item in EXERCISES}
+LAST_OF = {stem: item.name for stem, item in EXERCISES}
 PREDICTIONS = [item for stem in LABS for item in labs.checks_of(stem).PREDICTIONS]
 
 
-@pytest.mark.parametrize("name, wrong", list(params(WRONG, KEPT)))
+@pytest.mark.parametrize("name, wrong", list(wrong_params()))
 def test_a_wrong_answer_is_refused_and_its_mistake_named(name, wrong):
     exercise = labs.find_exercise(name)
     assert exercise, f"no exercise is called {name}"
@@ -104,7 +119,7 @@ def test_a_wrong_answer_is_refused_and_its_mistake_named(name, wrong):
     assert "  FAIL  " in printed and f'hint("{name}")' in printed
 
 
-@pytest.mark.parametrize("name, right", list(params(RIGHT, KEPT_RIGHT)))
+@pytest.mark.parametrize("name, right", list(right_params()))
 def test_a_right_answer_of_another_kind_passes(name, right):
     verdict = judge(labs.find_exercise(name), right)
     assert verdict.state == PASSED, verdict
@@ -117,8 +132,10 @@ def test_three_wrong_answers_for_each_exercise(stem, exercise):
     assert len(exercise.hints) == 3 and all(exercise.hints)
 
 
-@pytest.mark.parametrize("stem, exercise", EXERCISES, ids=[item.name for _, item in EXERCISES])
-def test_the_librarys_text_passes_as_on_gpus(stem, exercise, monkeypatch):
+@pytest.mark.parametrize("exercise", [
+    pytest.param(item, id=item.name, marks=swept(item.name != LAST_OF[stem]))
+    for stem, item in EXERCISES])
+def test_the_text_of_the_library_passes_as_on_gpus(exercise, monkeypatch):
     monkeypatch.setenv("RANKLAB_REHEARSE", "gpu")  # the solved labs judge it under the CPU's rules
     text = textwrap.dedent(inspect.getsource(exercise.answer))
     verdict = judge(exercise, as_in_a_notebook(exercise.answer, text))
