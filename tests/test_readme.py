@@ -31,11 +31,13 @@ NOT_RUN_HERE = {
 }
 PROGRAMS = ("make", "ranklab", "python", "torchrun", "srun", "sbatch", "conda", "ssh", "source")
 # Slurm's part played by the shell: sbatch runs the script, srun drops its options, runs one task.
+# And 2 ranks in place of 8, each of which imports torch.
 STAND_INS = {
     "sbatch": '#!/bin/sh\nexec bash "$@"\n',
     "srun": '#!/bin/sh\nwhile case "$1" in -*) true;; *) false;; esac; do\n'
             '  case "$1" in --limit|--kill-on-bad-exit|-*=*) ;; -?) shift;; esac; shift\ndone\n'
             'exec "$@"\n',
+    "torchrun": '#!/bin/sh\nshift 2\nexec python -m torch.distributed.run --nproc-per-node 2 "$@"\n',
 }
 
 
