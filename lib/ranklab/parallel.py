@@ -1,9 +1,23 @@
 """Parallel: the seam between the one training loop (trainer.py) and all kinds of parallelism.
 
-The loop asks it for everything that depends on other processes. Here stands one process; data
-parallelism, ZeRO, tensor and pipeline parallelism override what is different with them, and nothing
-else. A loss is always a sum over targets, divided by the number of targets of the whole batch: the
-mean of the ranks' means is another number as soon as one rank has more targets than another.
+The loop asks it for everything that depends on other processes. Each kind overrides what is
+different with it, and nothing else:
+
+    class             lab  in                             what is different
+    Parallel               here                           nothing: one process
+    GroupParallel          here                           sums over the ranks of a group
+    DataParallel      03   data_parallel/training.py      each rank has its rows, and the mean gradient
+    Zero              06   zero/training.py               DataParallel; each rank steps its shard
+    FullyShard        07   fsdp/training.py               DataParallel; each rank holds its shard
+    TensorParallel    08   tensor_parallel/training.py    all rows, and a part of each layer
+    PipelineParallel  09   pipeline_parallel/training.py  some layers; a schedule runs micro-batches
+    Hybrid            12   hybrid/training.py             all of these on one mesh
+
+Projects train by production tools through the same seam: HorovodParallel (05), DeepSpeed (06),
+Fsdp2 (07), DTensors (08), TorchHybrid (12).
+
+A loss is always a sum over targets, divided by the number of targets of the whole batch: the mean
+of the ranks' means is another number as soon as one rank has more targets than another.
 """
 
 import contextlib
