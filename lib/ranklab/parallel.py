@@ -6,7 +6,7 @@ different with it, and nothing else:
     class             lab  in                             what is different
     Parallel               here                           nothing: one process
     GroupParallel          here                           sums over the ranks of a group
-    DataParallel      03   data_parallel/training.py      each rank has its rows, and the mean gradient
+    DataParallel      03   data_parallel/training.py      each rank has its rows; gradients averaged
     Zero              06   zero/training.py               DataParallel; each rank steps its shard
     FullyShard        07   fsdp/training.py               DataParallel; each rank holds its shard
     TensorParallel    08   tensor_parallel/training.py    all rows, and a part of each layer
