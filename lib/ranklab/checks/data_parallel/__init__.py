@@ -1,19 +1,6 @@
 """The exercises and predictions of lab 03, in the order of the lab.
 
-    toys.py                      the small models: frozen, tied, used twice, in two types
-    broadcast_parameters.py      equal at the start
-    replicas_agree.py            found out if not
-    sharding.py                  which rank gets which samples; the learning rate
-    average_gradients.py         one message for each parameter
-    assign_buckets.py            one for each bucket: which parameters share it
-    plan_buckets.py              which buckets leave the least time exposed
-    overlapped_data_parallel.py  OverlappedDataParallel
-    events.py                    what happens when, in a backward
-    backwards.py                 one inside another; parameters without a gradient
-    no_sync.py                   no_sync
-    join_uneven.py               join_uneven
-    sync_batch_norm.py           the statistics of the whole batch
-    whole_batch.py               what they are in one process, and which slip gave others
+Read toys.py first, the small models, and sent.py, what a rank sends; then the exercise's own file.
 """
 
 from ranklab import data_parallel
