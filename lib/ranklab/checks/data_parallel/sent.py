@@ -45,10 +45,10 @@ class Sent:
         missing = sum(not work.is_here for work in self.handles)
         expect(not missing, f"{where}: nobody has waited for {missing} of its {len(self.handles)} "
                f"{self.verb}s", "What has begun is over when wait() returns, and half done until "
-               "then: launch all that is left, then wait() for every handle, not for the last alone.")
+               "then: launch all that is left, then wait() for every handle, not for the last.")
         divided = sum(work.is_divided for work in self.handles)
-        expect(not divided, f"{where}: {divided} tensors were divided while they travelled", "
-               ""Until wait() returns the message is being read and written: divide before it is sent.")
+        expect(not divided, f"{where}: {divided} tensors were divided while they travelled",
+               "Until wait() returns the message is read and written: divide before it is sent.")
 
 
 def all_sent_once(where, traffic, model, tensors, verb):

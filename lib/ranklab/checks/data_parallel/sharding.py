@@ -20,8 +20,8 @@ def check_shard_sampler(shard_sampler):
     expect(sum(first, []) != [*range(100)] and first[0] != [*range(0, 100, 4)],
            "the samples are not shuffled", "torch.randperm(n, generator=...)")
     for what, rank in itertools.product(("epoch", "seed"), range(4)):
-        expect(shard_sampler(100, rank, 4, **{what: 1}) != first[rank], f"{what} 1 gives rank {rank} "
-               "the same samples, in the same order", "Seed the shuffle with seed + epoch: a new "
+        expect(shard_sampler(100, rank, 4, **{what: 1}) != first[rank], f"{what} 1 gives rank "
+               f"{rank} the same samples, in the same order", "Seed the shuffle with seed + epoch: a new "
                "order for each epoch, and all ranks know it without a word.")
     yield "another order in each epoch and for each seed, the same on all ranks"
     _compare_with_torch(shard_sampler, False, "")
@@ -53,7 +53,7 @@ def _compare_shards(shards, n, ranks):
                "is smaller than ranks.")
     missing = sorted({*range(n)} - {*sum(shards, [])})
     expect(not missing, f"n={n}, {ranks} ranks: samples {missing[:5]} belong to nobody", "All "
-           "ranks must shuffle alike (the same seed, without the rank), and then take different parts.")
+           "ranks must shuffle alike (the same seed, without the rank), then take different parts.")
 
 
 def _compare_with_torch(shard_sampler, drop_last, of_length):

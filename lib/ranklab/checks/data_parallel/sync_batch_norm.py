@@ -132,8 +132,9 @@ def _trial(sync_batch_norm, ranks):
 
     for name, case in CASES.items():
         yield from beside(f"{ranks}, {name}", ranks, partial(call, case),
-                          partial(_right, cut, *case), slips=partial(_slips, cut, ranks.index, case),
-                          advice=ADVICE.get, sends=(3, 3 * 16 * C + 2 * 8))
+                          partial(_right, cut, *case), advice=ADVICE.get,
+                          slips=partial(_slips, cut, ranks.index, case),
+                          sends=(3, 3 * 16 * C + 2 * 8))
     x = (torch.linspace(1e7, 1e8, 64, dtype=torch.float64) / 3).expand(3, 64).to(device())
     y = sync_batch_norm(x, torch.ones(64).to(x), torch.zeros(64).to(x), EPS, **ranks.keywords)
     yield partial(expect, not y.isnan().any(), f"{ranks}: of 64 channels, each of one number from "
