@@ -92,7 +92,7 @@ def _is_in_graph(model):
 
 
 def check_broadcast_parameters(broadcast_parameters):
-    on_groups(_trial, broadcast_parameters, failures=FAILURES, at_once=True, group_hint=GROUP)
+    on_groups(_trial, broadcast_parameters, failures=FAILURES, group_hint=GROUP)
     yield "every rank has rank src's parameters, frozen ones too, on 1, 2, 3, 4 ranks"
     yield "and its buffers, of every type, in a checkpoint or not"
     yield "each tensor travels once, tied ones too"
