@@ -1,4 +1,4 @@
-"""Lab 03's OverlappedDataParallel: equal to torch DDP, to the byte; and what its check leaves out."""
+"""Lab 03's OverlappedDataParallel: equal to torch DDP, to the byte; what its check leaves out."""
 
 import copy
 import re

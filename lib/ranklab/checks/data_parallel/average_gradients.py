@@ -13,9 +13,8 @@ from ranklab.meter import Traffic
 
 MISSING = "wide.weight", "first.bias", "twice.bias"  # on rank 0; two are of one shape and type
 LIMIT = 5  # seconds; a rank that skips a parameter waits for ever
-SKIPPED = (f"`{MISSING[0]}` has no gradient on rank 0, where its layer was skipped, and has one on "
-           "the others. All ranks must call the same all-reduces, in the same order: put zeros "
-           "there.")
+SKIPPED = (f"`{MISSING[0]}` has no gradient on rank 0, and has one on the others. All ranks must "
+           "call the same all-reduces, in the same order: put zeros there.")
 FAILURES = {
     "RuntimeError: attempting to assign a gradient .*": f"`{MISSING[0]}` is in float64: "
     "torch.zeros_like(parameter) has type, shape and device.", MISMATCH: SKIPPED, LEFT: SKIPPED,
@@ -23,8 +22,7 @@ FAILURES = {
 }
 HINTS = {  # by a part of the name; the last one fits all
     "frozen": "Skip what needs no gradient: an optimizer with weight decay would move it.",
-    "images": "It is channels-last: .contiguous() and .reshape(-1) make a copy, and the mean must "
-    "get into parameter.grad itself.",
+    "images": "It is channels-last: .contiguous() makes a copy; the mean is for parameter.grad.",
     "gradient": "All need the mean, and all divide by the number of ranks: make a gradient of "
     "zeros where there is none.",
     "": "Average parameter.grad, not the parameter: the weights are equal already, and stay so "

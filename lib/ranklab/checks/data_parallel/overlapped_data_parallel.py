@@ -73,29 +73,30 @@ EVEN = (ALL,), (ALL,)
 
 
 class Case(NamedTuple):
-    """A model, and which layers each rank of a group uses, in each turn."""
+    """A model, and in each turn the layers that each rank of a group uses."""
 
     new: Any = Layers
     orders: Any = EVEN
     finds: bool = False  # unused parameters
-    all_used: bool = True
 
     def inputs(self, turn, ranks, index):
-        x = rows(10 * turn + ranks.members[index]).requires_grad_()
-        of_ranks = self.orders[turn] if self.orders else None
-        return (x, of_ranks[index % len(of_ranks)]) if of_ranks else (x,)
+        x, orders = rows(10 * turn + ranks.members[index]), self.orders[turn]
+        return x.requires_grad_(), orders[index % len(orders)]
+
+    def all_used(self):
+        return all(len(order) == len(ALL) for turn in self.orders for order in turn)
 
 
 CASES = {
-    "tied, used twice, two types": Case(partial(toy, 0), None),
+    "tied, used twice, two types": Case(partial(toy, 0)),
     "an output in an object": Case(Hidden),
     "ranks with different orders": Case(Layers, ((ALL, ALL[::-1]), (ALL[::-1], ALL))),
     "layers in checkpoints with use_reentrant=True": Case(CHECKPOINTS),
     "three layers": Case(),
     "three layers, find_unused_parameters=True": Case(finds=True),
     "layers that some ranks use": Case(Layers, (((0,), (0, 1), (1,), (0, 1)),
-                                                ((1, 2), ALL, ALL, ALL)), True, False),
-    "layers that no rank uses": Case(Layers, (((1,),), (ALL,)), True, False),
+                                                ((1, 2), ALL, ALL, ALL)), True),
+    "layers that no rank uses": Case(Layers, (((1,),), (ALL,)), True),
 }
 
 
@@ -133,7 +134,7 @@ def _backwards(where, wrapped_class, ranks, case):
         return {} if own is None else {"this rank's own": (own, TRAVELS)}
 
     looks = list(beside(where, ranks, call, right, slips=slips,
-                        advice=lambda name: TRAVELS if case.all_used else UNUSED))
+                        advice=lambda name: TRAVELS if case.all_used() else UNUSED))
     return partial(_one_by_one, [*noted, *looks])
 
 
@@ -177,6 +178,7 @@ def _look(where, case, buckets, events, sent, is_no_copy, is_as_before):
     last_layer = max((n for n, event in enumerate(events) if event == "layer"), default=0)
     left, early, late = ([event for event in part if isinstance(event, int)]
                          for part in (events, events[:last_layer], events[finish:]))
+    ready = buckets - 1 if last_layer and case.orders is EVEN else 0
     for is_so, what, hint in (
         (not is_no_copy, "after backward self.waiting is self.buckets itself",
          "self.waiting must be a copy: list(self.buckets)."),
@@ -190,11 +192,10 @@ def _look(where, case, buckets, events, sent, is_no_copy, is_as_before):
          "parameters: ask once, only with find_unused_parameters."),
         ("wait" not in events[:finish], "it waits while layers are still to be computed",
          "No overlap: keep the handles, and wait for them in finish()."),
-        (not case.all_used or not late, f"{len(late)} of {buckets} buckets leave in finish(), "
+        (not case.all_used() or not late, f"{len(late)} of {buckets} buckets leave in finish(), "
          "though all gradients were there before", ORDER),
-        (case.orders is not EVEN or len(early) >= buckets - 1, f"{len(early)} of {buckets} buckets "
-         f"left before the last layer's backward; {buckets - 1} were ready", "A bucket is ready "
-         "when nothing of it is missing: launch it then."),
+        (len(early) >= ready, f"{len(early)} of {buckets} buckets left before the last layer's "
+         f"backward; {ready} were ready", "One is ready when nothing of it is missing: launch it."),
     ):
         expect(is_so, f"{where}: {what}", hint)
     sent.all_ended(where)

@@ -21,8 +21,8 @@ def check_shard_sampler(shard_sampler):
            "the samples are not shuffled", "torch.randperm(n, generator=...)")
     for what, rank in itertools.product(("epoch", "seed"), range(4)):
         expect(shard_sampler(100, rank, 4, **{what: 1}) != first[rank], f"{what} 1 gives rank "
-               f"{rank} the same samples, in the same order", "Seed the shuffle with seed + epoch: a new "
-               "order for each epoch, and all ranks know it without a word.")
+               f"{rank} the same samples, in the same order", "Seed the shuffle with seed + "
+               "epoch: a new order for each epoch, and all ranks know it without a word.")
     yield "another order in each epoch and for each seed, the same on all ranks"
     _compare_with_torch(shard_sampler, False, "")
     yield "the very lists of torch's DistributedSampler"

@@ -21,7 +21,7 @@ class Toy(nn.Module):
         self.register_buffer("scale", torch.rand(6))
         self.register_buffer("steps", torch.randint(1000, (1,)))
 
-    def forward(self, x):  # (B, 6) -> (B, 6)
+    def forward(self, x, *_):  # (B, 6) -> (B, 6)
         self.steps += 1
         x = torch.tanh(self.first(x) * self.scale)
         x = self.twice(torch.tanh(self.frozen(self.twice(x))))
