@@ -15,7 +15,7 @@ from ranklab.meter import Traffic
 GROUP = ("Hand `group` on to every collective. Ranks in arguments count inside it: "
          "dist.broadcast(x, group=group, group_src=src).")
 FAILURES = {STUCK: f"All ranks of a group call the same broadcasts, from one src. {GROUP}",
-            r"\w+: .*(rank|group).*": GROUP}
+            "(Value|Runtime)Error: .*(rank|group).*": GROUP}
 STILL = {  # where a tensor is still this rank's own, and all before it in this order are right
     "frozen": "Frozen parameters differ between ranks too, and for ever. Do not look at "
     "requires_grad here.",

@@ -1,8 +1,5 @@
 """What a rank sends in collectives: which tensors, whether it has waited, and how many bytes."""
 
-import functools
-import math
-
 import torch.distributed as dist
 
 from ranklab.checks.beside import expect
