@@ -35,5 +35,6 @@ WRONG = [
            says="in the order in which they were opened"),
     mutant(assign_buckets, "reversed(list(parameters))", "parameters[::-1]",
            says="no list but a generator"),
-    mutant(assign_buckets, "bucket_cap_bytes < 1", "False", says="bucket_cap_bytes=0 is accepted"),
+    mutant(assign_buckets, "bucket_cap_bytes < 1", "False",
+           says="bucket_cap_bytes=0: no ValueError"),
 ]

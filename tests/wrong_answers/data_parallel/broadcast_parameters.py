@@ -18,28 +18,28 @@ WRONG = [
     mutant(broadcast_parameters, "*model.parameters()",
            "*dict(model.named_parameters(remove_duplicate=False)).values()",
            says="The tied weight travels twice"),
-    mutant(broadcast_parameters, "group_src=src", "group_src=0", says="Here src is 1, not 0"),
+    mutant(broadcast_parameters, "group_src=src", "group_src=0", says="Here src is 3"),
     mutant(broadcast_parameters, "group=group, group_src=src", "src",
            says="Hand `group` on to every collective"),
     mutant(broadcast_parameters, ", *model.buffers()", "", CALL,
            "dist.all_reduce(tensor.detach().div_(dist.get_world_size(group)), group=group)",
-           says="Is there a mean, or another source"),
+           says="is the mean over ranks"),
     mutant(broadcast_parameters, CALL,
            "dist.all_reduce(tensor.detach().mul_(dist.get_rank(group) == src), group=group)",
-           says="One broadcast of each tensor is all that is needed"),
+           says="One broadcast of each, whole, is all that is needed"),
     mutant(broadcast_parameters, "tensor.detach()", "tensor.detach().clone()",
            says="Nothing has changed on this rank"),
     mutant(broadcast_parameters, "tensor.detach()", "tensor.detach().contiguous()",
            says="It is channels-last"),
     mutant(broadcast_parameters, CALL, "number = tensor.detach().float()\n"
            "        dist.broadcast(number, group=group, group_src=src)\n"
-           "        tensor.detach().copy_(number)", says="Each tensor travels in its own type"),
+           "        tensor.detach().copy_(number)", says="Each travels in its own type"),
     mutant(broadcast_parameters, "tensor.detach()", "tensor",
            says="Autograd must not see the message"),
     mutant(broadcast_parameters, "tensor.detach()", "tensor.requires_grad_(False)",
            says="requires_grad of a parameter has changed"),
     mutant(broadcast_parameters, CALL, f"work = {CALL[:-1]}, async_op=True)\n    work.wait()",
-           says=r"nobody has waited for \d+ of its \d+ broadcasts.* not for the last alone"),
+           says=r"nobody has waited for \d+ of its \d+ broadcasts.* not for the last"),
 ]
 
 

@@ -45,7 +45,7 @@ WRONG = [
            says="Return True or False"),
     mutant(replicas_agree, CALL, "for each in extremes.split(1):\n        "
            "dist.all_reduce(each, dist.ReduceOp.MAX, group=group)", says="can travel together"),
-    mutant(replicas_agree, "MAX, group=group", "MAX", says="Each group answers for itself"),
+    mutant(replicas_agree, "MAX, group=group", "MAX", says="Hand `group` on"),
 ]
 
 

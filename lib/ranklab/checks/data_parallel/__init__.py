@@ -1,19 +1,6 @@
 """The exercises and predictions of lab 03, in the order of the lab.
 
-    toys.py                      the small models: frozen, tied, used twice, in two types
-    broadcast_parameters.py      equal at the start
-    replicas_agree.py            found out if not
-    sharding.py                  which rank gets which samples; the learning rate
-    average_gradients.py         one message for each parameter
-    assign_buckets.py            one for each bucket: which parameters share it
-    plan_buckets.py              which buckets leave the least time exposed
-    overlapped_data_parallel.py  OverlappedDataParallel
-    events.py                    what happens when, in a backward
-    backwards.py                 one inside another; parameters without a gradient
-    no_sync.py                   no_sync
-    join_uneven.py               join_uneven
-    sync_batch_norm.py           the statistics of the whole batch
-    whole_batch.py               what they are in one process, and which slip gave others
+Read toys.py first, the small models, and sent.py, what a rank sends; then the exercise's own file.
 """
 
 from ranklab import data_parallel
@@ -59,18 +46,16 @@ EXERCISES = (
         "A dict holds the bucket still open for each (dtype, device). Put the parameter in, and if "
         "the bucket's bytes have reached the cap, move it to the closed ones.",
         "bucket = still_open.setdefault(kind, []); bucket.append(parameter); if sum(each.nbytes "
-        "for each in bucket) >= bucket_cap_bytes: closed.append(still_open.pop(kind)). At the "
-        "end: closed "
-        "+ list(still_open.values())",
+        "for each in bucket) >= bucket_cap_bytes: closed.append(still_open.pop(kind)). At the end: "
+        "closed + list(still_open.values())",
     )),
     Exercise(data_parallel.OverlappedDataParallel, check_OverlappedDataParallel, hints=(
         "The hook crosses its parameter off bucket.missing. When is a bucket allowed to leave?",
         "When nothing of it is missing, and all buckets before it have left: self.waiting holds "
         "those that have not, in order. finish(): clear bucket.missing of all in self.waiting and "
         "launch them; used = self.used_anywhere() with find_unused_parameters; wait for every "
-        "handle; for "
-        "each bucket fill_none(used) and missing = set(its parameters); waiting and works as in "
-        "__init__.",
+        "handle; for each bucket fill_none(used) and missing = set(its parameters); waiting and "
+        "works as in __init__.",
         "In the hook: bucket.missing.remove(parameter); self.launch_ready_buckets(). There: while "
         "self.waiting and not self.waiting[0].missing: bucket = self.waiting.pop(0); "
         "bucket.gather(); bucket.flat /= R; self.works.append(dist.all_reduce(bucket.flat, "
@@ -97,8 +82,8 @@ EXERCISES = (
         "torch.cat([sum of x, sum of x * x, count]) in float64, one all-reduce. Backward: sums of "
         "grad and of grad * normal, one all-reduce of a copy; weight and bias get this rank's own.",
         "mean, square = (sums[:-1] / n).split(C); variance = (square - mean ** 2).clamp(min=0); of "
-        "x: (grad - "
-        "mean over ranks of grad - normal * mean over ranks of grad * normal) * scale * weight",
+        "x: (grad - mean over ranks of grad - normal * mean over ranks of grad * normal) * scale * "
+        "weight",
     )),
     Exercise(data_parallel.scale_learning_rate, check_scale_learning_rate, hints=(
         "k = batch / base_batch. What does each rule make of k?",

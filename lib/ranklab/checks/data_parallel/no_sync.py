@@ -1,61 +1,103 @@
 """The check of no_sync, on the library's OverlappedDataParallel."""
 
+from functools import partial
+
 import torch.distributed as dist
 
-from ranklab.checks.data_parallel.toys import gradients, loss_of, mean_gradients, off, rows, toy
-from ranklab.checks.exercise import Mistake
-from ranklab.checks.failures import hinted
-from ranklab.checks.trial import on_ranks, rank_name
+from ranklab.checks.beside import beside, expect, on_groups
+from ranklab.checks.data_parallel.toys import gradients, loss_of, mean_gradients, rows, toy
 from ranklab.data_parallel import OverlappedDataParallel
 from ranklab.meter import Traffic
 
-PIECES = ((0, 1), (2,))  # two blocks one after the other, the first with two backwards
-LAST = 3  # the piece outside
-NO_MANAGER = ("`with` needs a context manager: put @contextlib.contextmanager above the function, "
-              "and a `yield` where the block runs.")
+BLOCKS, LAST = ((0, 1), (2,)), 3  # pieces in two blocks of no_sync, and the piece after them
+INSIDE, AFTER = "the number of all-reduces inside", "the number of all-reduces after the block"
+SUMS = ("Leave the gradients alone, on entering and on leaving: autograd adds them up. Pieces may "
+        "stand in several blocks.")
+ADVICE = {INSIDE: "no_sync itself sends nothing: the next backward averages what has added up.",
+          AFTER: "Switch `sync` back on after the yield: the next backward sends each bucket once."}
+FAILURES = {"TypeError: .* does not support the context manager protocol.*":
+            "`with` needs a context manager: put @contextlib.contextmanager above the function, "
+            "and a `yield` where the block runs."}
 
 
-def in_pieces(wrapped, no_sync):
-    """What is sent inside and after blocks of no_sync, the gradients then, and the right ones."""
-    model, rank, R, seen = wrapped.module, dist.get_rank(), dist.get_world_size(), {}
-    mine = [[(rows(10 * r + piece),) for piece in range(LAST + 1)] for r in range(R)]
-    seen["right local"] = mean_gradients(model, mine[rank][:LAST], 1)
-    seen["right mean"] = mean_gradients(model, sum(mine, []), R)
-    model.zero_grad()
-    with Traffic() as traffic:
-        for pieces in PIECES:
-            with no_sync(wrapped):
-                for piece in pieces:
-                    loss_of(wrapped, *mine[rank][piece]).backward()
-                inside = wrapped.sync
-    seen["inside"], seen["local"] = traffic.calls["all_reduce"], gradients(model)
-    seen["sync"] = inside, wrapped.sync
-    with Traffic() as traffic:
-        loss_of(wrapped, *mine[rank][LAST]).backward()
-    seen["after"], seen["mean"] = traffic.calls["all_reduce"], gradients(model)
-    seen["buckets"] = len(wrapped.buckets)
-    return seen
+def in_pieces(where, ranks, wrapped, no_sync, advice):
+    """Looks at steps in pieces, beside one process: what is sent, and the gradients in between.
+
+    advice  name -> hint
+    """
+    model = wrapped.module
+
+    def pieces(turn, rank):
+        return [(rows(100 * turn + 10 * rank + piece),) for piece in range(LAST + 1)]
+
+    def call(turn):
+        model.zero_grad()
+        mine = pieces(turn, dist.get_rank())
+        with Traffic() as inside:
+            for block in BLOCKS:
+                with no_sync(wrapped):
+                    for piece in block:
+                        loss_of(wrapped, *mine[piece]).backward()
+        seen = {f"inside, {name}": gradient for name, gradient in gradients(model).items()}
+        with Traffic() as after:
+            loss_of(wrapped, *mine[LAST]).backward()
+        return seen | gradients(model) | {INSIDE: inside.calls["all_reduce"],
+                                          AFTER: after.calls["all_reduce"]}
+
+    def right(turn):
+        of_ranks = [pieces(turn, rank) for rank in ranks.members]
+        inside = [mean_gradients(model, of_rank[:LAST], 1) for of_rank in of_ranks]
+        mean = mean_gradients(model, sum(of_ranks, []), ranks.size)
+        return {INSIDE: [0] * ranks.size, AFTER: [len(wrapped.buckets)] * ranks.size} | {
+            f"inside, {name}": [each[name] for each in inside] for name in mean} | {
+            name: [gradient] * ranks.size for name, gradient in mean.items()}
+
+    yield from beside(where, ranks, call, right, advice=advice)
 
 
-def _no_sync_trial(no_sync):
-    wrapped = OverlappedDataParallel(toy(0), bucket_cap_bytes=200)
-    seen = in_pieces(wrapped, no_sync)
-    with no_sync(wrapped):
-        with no_sync(wrapped):
-            seen["inner"] = wrapped.sync
-        seen["nested"] = wrapped.sync
-    other, seen["over"] = OverlappedDataParallel(toy(0), bucket_cap_bytes=200), wrapped.sync
-    with no_sync(wrapped):
+def _trial(no_sync, ranks):
+    def new():
+        return OverlappedDataParallel(toy(0), bucket_cap_bytes=200, group=ranks.group)
+
+    outer, other = new(), new()
+    with no_sync(other):
+        inside = other.sync
+    seen = [inside, other.sync]
+    with no_sync(outer):
+        with no_sync(outer):
+            seen.append(outer.sync)
+        seen.append(outer.sync)
         with no_sync(other):
             pass
-        seen["other"] = wrapped.sync, other.sync
-    seen["failed"] = [_after(error, no_sync, wrapped) for error in (KeyError, KeyboardInterrupt)]
-    return seen
+        seen += [outer.sync, other.sync]
+    seen.append(outer.sync)
+    for is_so, what, hint in (
+        (seen[0] is False, "inside `sync` is on", "model.sync must be False while the block runs."),
+        (seen[1] is True, "after the block `sync` stays off", "Switch `sync` back on after the "
+         "yield."),
+        (seen[2] is False, "inside an inner no_sync `sync` is on again", "model.sync = False on "
+         "entering, whatever it was before."),
+        (seen[3] is False, "after an inner no_sync the outer one is over too", "Put back what "
+         "`sync` was before, which need not be True."),
+        (seen[4:6] == [False, True], "after a block of another model `sync` is "
+         f"{seen[4]} (outer) and {seen[5]} (the other)", "Each model has its own: keep what was "
+         "before in a variable of this call."),
+        (seen[6] is True, "after an inner and an outer no_sync `sync` stays off", "Each no_sync "
+         "keeps what it found in a variable of its own, which the inner one can't overwrite."),
+    ):
+        yield partial(expect, is_so, what, hint)
+    for error in KeyError, KeyboardInterrupt:
+        after = _after(error, no_sync, new())
+        yield partial(expect, after != "swallowed", "an error raised inside disappears", "Leave "
+                      "errors alone: try and finally, no except.")
+        yield partial(expect, after, f"after a {error.__name__} inside, `sync` is still False",
+                      "What follows `yield` is skipped when the block fails: put it into a "
+                      "`finally`. (An interrupt is no Exception.)")
+    yield from in_pieces(str(ranks), ranks, new(), no_sync, lambda name: ADVICE.get(name, SUMS))
 
 
 def _after(error, no_sync, wrapped):
     """What `sync` is after a step that failed with this error; or "swallowed"."""
-    wrapped.sync = True
     try:
         with no_sync(wrapped):
             raise error("a step that fails")
@@ -65,55 +107,8 @@ def _after(error, no_sync, wrapped):
 
 
 def check_no_sync(no_sync):
-    for ranks in (1, 3):
-        with hinted({"TypeError: .* does not support the context manager protocol.*": NO_MANAGER}):
-            seen = on_ranks(_no_sync_trial, no_sync, ranks=ranks)
-        for rank, one in enumerate(seen):
-            _compare_no_sync(one, rank_name(rank, ranks))
+    on_groups(_trial, no_sync, failures=FAILURES)
     yield "inside, nothing is sent, and gradients add up on their own rank"
-    yield "the next backward outside averages the sums, once, on 1 and 3 ranks"
-    if one["inner"] is not False:
-        raise Mistake("inside an inner no_sync `sync` is on again", "model.sync = False on "
-                      "entering, whatever it was before.")
-    if one["nested"] is not False:
-        raise Mistake("after an inner no_sync the outer one is over too", "Put back what `sync` "
-                      "was before, which need not be True.")
-    if one["over"] is not True:
-        raise Mistake("after an inner and an outer no_sync `sync` stays off", "Each no_sync keeps "
-                      "what it found in a variable of its own, which the inner one can't "
-                      "overwrite: not on the model, nor in a global name.")
-    if one["other"] != (False, True):
-        raise Mistake("two models, the no_sync of one inside that of the other: after the inner "
-                      f"block their `sync` is {one['other'][0]} (outer) and {one['other'][1]}",
-                      "Each model has its own: keep what was before in a variable of this call.")
+    yield "the next backward outside averages the sums, once, on 1 to 4 ranks"
     yield "one inside another changes nothing, of the same model or of another one"
-    if "swallowed" in one["failed"]:
-        raise Mistake("an error raised inside disappears", "Leave errors alone: try and finally, "
-                      "no except.")
-    if one["failed"] != [True, True]:
-        raise Mistake("after an error or an interrupt inside, `sync` is still False: nothing is "
-                      "averaged any more", "What follows `yield` is skipped when the block fails: "
-                      "put it into a `finally`. (An interrupt is no Exception.)")
     yield "it ends also when the step inside fails"
-
-
-def _compare_no_sync(one, where):
-    if one["inside"]:
-        hint = "model.sync must be False while the block runs: the hooks look at it."
-        if one["sync"][0] is False:
-            hint = "no_sync itself sends nothing: the next backward averages what has added up."
-        raise Mistake(f"{where}: {one['inside']} all-reduces inside", hint)
-    for name in off(one["local"], one["right local"]):
-        raise Mistake(f"{where}: inside, the gradient of `{name}` is not the sum of its backwards",
-                      "Leave the gradients alone, on entering and on leaving: autograd adds them "
-                      "up. Pieces may stand in several blocks.")
-    if one["sync"][1] is not True or not one["after"]:
-        raise Mistake(f"{where}: after the block nothing is sent either",
-                      "Switch `sync` back on after the yield.")
-    if one["after"] != one["buckets"]:
-        raise Mistake(f"{where}: {one['after']} all-reduces after the block, for {one['buckets']} "
-                      "buckets", "The next backward sends each bucket once; no_sync sends nothing.")
-    for name in off(one["mean"], one["right mean"]):
-        raise Mistake(f"{where}: after the block the gradient of `{name}` is not the mean of the "
-                      "ranks' sums", "Leave the gradients alone: the next backward adds its own to "
-                      "what is there, and averages the whole.")

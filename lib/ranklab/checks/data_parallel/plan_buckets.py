@@ -4,6 +4,7 @@ import itertools
 import random
 import time
 
+from ranklab.checks.beside import expect
 from ranklab.checks.exercise import Mistake
 from ranklab.data_parallel.plan import (
     block_timeline, bucket_times, capped_buckets, exposed_seconds, least_exposed,
@@ -30,8 +31,7 @@ WRONG_ENDS = {  # when the last all-reduce would end, if the mistake of the hint
 
 
 def check_plan_buckets(plan_buckets):
-    if (plan := plan_buckets([], [], 1.0, 1.0)) != []:
-        raise Mistake(f"no gradients: {plan!r}", "There is nothing to send: an empty list.")
+    _valid(plan_buckets([], [], 1.0, 1.0), 0)
     dice = random.Random(0)
     for number in range(300):
         case = _timeline(dice, number)
@@ -87,35 +87,25 @@ def _near_the_best(plan_buckets, case, least):
     """The plan of `case`, found in time, with little more exposed than `least`; else a Mistake."""
     n, given, started = len(case[0]), ([*case[0]], [*case[1]], *case[2:]), time.process_time()
     plan = _valid(plan_buckets(*given), n)
-    if (spent := time.process_time() - started) > LIMIT:
-        raise Mistake(f"{n} gradients take {spent:.1f} s, more than {LIMIT}",
-                      "n gradients have 2^(n-1) plans, so you can't look at all. " + SEARCH)
-    if given[:2] != case[:2]:
-        raise Mistake("its arguments have changed", "ready and nbytes are the caller's: copy them.")
-    exposed = exposed_seconds(plan, *case)
-    if exposed <= SLOWER * least + 1e-12:
-        return plan
-    what = f"{len(plan)} buckets" if n > 9 else f"the buckets {plan}"
-    raise Mistake(f"{_said(case)}: {what} leave {exposed:.4g} s exposed after backward; "
-                  f"{least:.4g} s are possible", _hint(plan_buckets))
-
-
-def _said(case):
-    ready, nbytes, alpha, beta = case
-    if len(ready) > 9:
-        return f"{len(ready)} gradients, {alpha=:.3g}, {beta=:.3g}"
-    return f"ready={[round(when, 2) for when in ready]}, nbytes={nbytes}, {alpha=:g}, {beta=:g}"
+    spent = time.process_time() - started
+    expect(spent <= LIMIT, f"{n} gradients take {spent:.1f} s, more than {LIMIT}", "n gradients "
+           f"have 2^(n-1) plans, so you can't look at all. {SEARCH}")
+    expect(given[:2] == case[:2], "its arguments have changed", "They are the caller's: copy them.")
+    exposed, (ready, nbytes, alpha, beta) = exposed_seconds(plan, *case), case
+    if exposed > SLOWER * least + 1e-12:
+        what = f"{n} gradients, {len(plan)} buckets" if n > 9 else (
+            f"ready={[round(when, 2) for when in ready]}, {nbytes=}, the buckets {plan}")
+        raise Mistake(f"{what}, {alpha=:.3g}, {beta=:.3g}: {exposed:.4g} s exposed after backward; "
+                      f"{least:.4g} s are possible", _hint(plan_buckets))
+    return plan
 
 
 def _valid(plan, n):
-    if not isinstance(plan, list) or not all(isinstance(each, list) for each in plan):
-        raise Mistake(f"it returned {str(plan)[:60]}", "Return a list of lists of indices.")
-    if [] in plan:
-        raise Mistake("there is an empty bucket", "Each bucket is a message: it holds a gradient.")
-    places = [i for bucket in plan for i in bucket]
-    if places != list(range(n)):
-        raise Mistake(f"{n} gradients: the buckets are {str(plan)[:60]}", "Each index from 0 to "
-                      f"{n - 1} once, in order: gradients travel in the order of their times.")
+    expect(isinstance(plan, list) and all(isinstance(each, list) for each in plan),
+           f"it returned {str(plan)[:60]}", "Return a list of lists of indices.")
+    expect(sum(plan, []) == [*range(n)] and [] not in plan,
+           f"{n} gradients: the buckets are {str(plan)[:60]}", "Each index once, in order, for 0 "
+           "gradients []: gradients travel in the order of their times, and a bucket is a message.")
     return plan
 
 

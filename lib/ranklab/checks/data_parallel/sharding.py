@@ -1,8 +1,11 @@
 """Checks without ranks: shard_sampler against torch's sampler, scale_learning_rate."""
 
+import itertools
+
 import torch
 from torch.utils.data import DistributedSampler
 
+from ranklab.checks.beside import expect
 from ranklab.checks.exercise import Mistake
 from ranklab.checks.trial import explain, is_near
 
@@ -14,24 +17,23 @@ def check_shard_sampler(shard_sampler):
         _compare_shards([shard_sampler(n, rank, ranks) for rank in range(ranks)], n, ranks)
     yield "every sample once, and every rank as many, on 1, 3, 4, 8 ranks; filled up from the start"
     first = [shard_sampler(100, rank, 4) for rank in range(4)]
-    if sum(first, []) == list(range(100)) or first[0] == list(range(0, 100, 4)):
-        raise Mistake("the samples are not shuffled", "torch.randperm(n, generator=...)")
-    for what in ("epoch", "seed"):
-        for rank in range(4):
-            if shard_sampler(100, rank, 4, **{what: 1}) == first[rank]:
-                raise Mistake(f"{what} 1 gives rank {rank} the same samples, in the same order",
-                              "Seed the shuffle with seed + epoch: a new order for each epoch, "
-                              "and all ranks know it without a word.")
+    expect(sum(first, []) != [*range(100)] and first[0] != [*range(0, 100, 4)],
+           "the samples are not shuffled", "torch.randperm(n, generator=...)")
+    for what, rank in itertools.product(("epoch", "seed"), range(4)):
+        expect(shard_sampler(100, rank, 4, **{what: 1}) != first[rank], f"{what} 1 gives rank "
+               f"{rank} the same samples, in the same order", "Seed the shuffle with seed + "
+               "epoch: a new order for each epoch, and all ranks know it without a word.")
     yield "another order in each epoch and for each seed, the same on all ranks"
-    _compare_with_torch(shard_sampler, drop_last=False)
+    _compare_with_torch(shard_sampler, False, "")
     yield "the very lists of torch's DistributedSampler"
-    _compare_with_torch(shard_sampler, drop_last=True)
+    _compare_with_torch(shard_sampler, True, "With drop_last each rank gets n // ranks samples, "
+                        "and the end of the order is lost.")
     yield "with drop_last as well: what does not divide is left out"
     state = torch.get_rng_state()
     shard_sampler(50, 0, 2, epoch=3)
-    if not torch.equal(state, torch.get_rng_state()):
-        raise Mistake("torch's own random numbers have moved on, or were seeded anew",
-                      "Dropout and initialisation use them: make a torch.Generator() of your own.")
+    expect(torch.equal(state, torch.get_rng_state()), "torch's own random numbers have moved on, "
+           "or were seeded anew", "Dropout and initialisation use them: make a torch.Generator() "
+           "of your own.")
     yield "torch's own random numbers are left alone"
     for n, rank in ((10, 4), (10, -1), (0, 0)):
         _refuses(shard_sampler, n=n, rank=rank, ranks=4)
@@ -41,41 +43,31 @@ def check_shard_sampler(shard_sampler):
 def _compare_shards(shards, n, ranks):
     each = -(-n // ranks)
     for rank, shard in enumerate(shards):
-        if not isinstance(shard, list):
-            raise Mistake(f"it returned a {type(shard).__name__}", "Return a list of ints: "
-                          ".tolist() makes one of a tensor.")
-        if any(isinstance(index, torch.Tensor) for index in shard):
-            raise Mistake("it returned a list of tensors", "list(tensor) cuts a tensor into "
-                          "tensors. Return a list of ints: .tolist() makes one.")
-        if len(shard) != each:
-            raise Mistake(f"n={n}, {ranks} ranks: rank {rank} gets {len(shard)} samples; {each} is "
-                          "right", "Every rank gets as many, n / ranks rounded up, or some ranks "
-                          "step more often than others and wait for ever. Fill the order up from "
-                          "its own beginning, more than once round where n is smaller than ranks.")
-    given = set(sum(shards, []))
-    if missing := sorted(set(range(n)) - given):
-        raise Mistake(f"n={n}, {ranks} ranks: sample {missing[0]} belongs to nobody, and "
-                      f"{n - len(given)} samples to several ranks", "All ranks must shuffle alike "
-                      "(the same seed, without the rank), and then take different parts of the one "
-                      "order.")
+        expect(isinstance(shard, list), f"it returned a {type(shard).__name__}", "Return a list of "
+               "ints: .tolist() makes one of a tensor.")
+        expect(all(isinstance(index, int) for index in shard), f"the list holds {shard[:2]}",
+               "list(tensor) cuts a tensor into tensors. Return a list of ints: .tolist().")
+        expect(len(shard) == each, f"n={n}, {ranks} ranks: rank {rank} gets {len(shard)} samples; "
+               f"{each} is right", "Every rank gets as many, n / ranks rounded up, or some wait "
+               "for ever. Fill the order up from its own beginning, more than once round where n "
+               "is smaller than ranks.")
+    missing = sorted({*range(n)} - {*sum(shards, [])})
+    expect(not missing, f"n={n}, {ranks} ranks: samples {missing[:5]} belong to nobody", "All "
+           "ranks must shuffle alike (the same seed, without the rank), then take different parts.")
 
 
-def _compare_with_torch(shard_sampler, drop_last):
-    hint = ("Take every ranks-th index of the one order, from your own rank on: "
-            "order[rank::ranks]. Fill up from the beginning of the order; and the shuffle is "
-            "torch.randperm(n, generator=torch.Generator().manual_seed(seed + epoch)).")
+def _compare_with_torch(shard_sampler, drop_last, of_length):
     for n, ranks, rank, epoch in [(n, ranks, rank, epoch) for n, ranks in SIZES
                                   for rank in range(ranks) for epoch in (0, 3)]:
         torch_sampler = DistributedSampler(range(n), ranks, rank, seed=5, drop_last=drop_last)
         torch_sampler.set_epoch(epoch)
         right = list(torch_sampler)
         got = list(shard_sampler(n, rank, ranks, epoch=epoch, seed=5, drop_last=drop_last))
-        if drop_last and len(got) != len(right):
-            hint = ("With drop_last each rank gets n // ranks samples, and the end of the order is "
-                    "lost.")
-        if got != right:
-            raise Mistake(f"n={n}, rank {rank} of {ranks}, epoch {epoch}, seed 5, drop_last="
-                          f"{drop_last}: {_some(got)}; torch has {_some(right)}", hint)
+        expect(got == right, f"n={n}, rank {rank} of {ranks}, epoch {epoch}, seed 5, drop_last="
+               f"{drop_last}: {_some(got)}; torch has {_some(right)}",
+               of_length if len(got) != len(right) else "Take every ranks-th index of the one "
+               "order, order[rank::ranks]. Fill up from its beginning; the shuffle is "
+               "torch.randperm(n, generator=torch.Generator().manual_seed(seed + epoch)).")
 
 
 def _some(indices):

@@ -5,10 +5,7 @@ import copy
 import torch
 from torch import nn
 
-from ranklab.checks.trial import is_near
 from ranklab.engine import device
-
-HAND_ON = "Hand `group` on to every collective, with group=group."
 
 
 class Toy(nn.Module):
@@ -24,34 +21,11 @@ class Toy(nn.Module):
         self.register_buffer("scale", torch.rand(6))
         self.register_buffer("steps", torch.randint(1000, (1,)))
 
-    def forward(self, x):  # (B, 6) -> (B, 6)
+    def forward(self, x, *_):  # (B, 6) -> (B, 6)
         self.steps += 1
         x = torch.tanh(self.first(x) * self.scale)
         x = self.twice(torch.tanh(self.frozen(self.twice(x))))
         return self.last(self.wide(x.double()).float())
-
-
-class Layers(nn.Module):
-    """Linear layers in the given order, equal on all ranks; each is called by `call`.
-
-    events  gets ("layer", its number) when the backward of a layer begins
-    """
-
-    def __init__(self, order, events=None, call=lambda layer, x: layer(x)):
-        super().__init__()
-        torch.manual_seed(0)
-        self.layers = nn.ModuleList(nn.Linear(6, 6) for _ in set(order))
-        self.order, self.call = order, call
-        for number, layer in enumerate(self.layers if events is not None else ()):
-            layer.register_full_backward_pre_hook(lambda *_, n=number: events.append(("layer", n)))
-
-    def forward(self, x):
-        for number in self.order:
-            x = torch.tanh(self.call(self.layers[number], x))
-        return x
-
-
-LAYER_BYTES = 4 * (6 * 6 + 6)  # of one of Layers: a bucket
 
 
 def toy(seed):
@@ -79,8 +53,14 @@ def loss_of(model, *inputs):
     return model(*inputs).square().mean()
 
 
+def gradients(model):
+    """{what it is: a copy of the gradient, or None}; in float32: all came through such layers."""
+    return {f"the gradient of `{name}`": None if p.grad is None else p.grad.float().clone()
+            for name, p in model.named_parameters()}
+
+
 def mean_gradients(model, batches, ranks=None):
-    """{name: the gradient of the summed losses over `ranks`}, in one process; `model` unchanged.
+    """gradients() of the summed losses over `ranks`, in one process; `model` unchanged.
 
     ranks  as many as batches, if not given
     """
@@ -89,24 +69,3 @@ def mean_gradients(model, batches, ranks=None):
     for inputs in batches:
         (loss_of(model, *inputs) / (ranks or len(batches))).backward()
     return gradients(model)
-
-
-def gradients(model):
-    """{name: the gradient on the CPU, or None}; in float32, since all came through such layers."""
-    return {name: None if p.grad is None else p.grad.detach().cpu().float().clone()
-            for name, p in model.named_parameters()}
-
-
-def weights(model):
-    """{name: the parameter's value on the CPU}."""
-    return {name: p.detach().cpu().clone() for name, p in model.named_parameters()}
-
-
-def buffers(model):
-    return {name: buffer.detach().cpu().clone() for name, buffer in model.named_buffers()}
-
-
-def off(got, right):
-    """The names of the tensors that are not right; those that should be None are passed over."""
-    return [name for name, tensor in right.items()
-            if tensor is not None and not is_near(got[name], tensor)]
