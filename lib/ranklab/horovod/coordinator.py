@@ -5,6 +5,7 @@ an error on every rank, and a tensor that some ranks never ask for is reported w
 Horovod's stall inspector.
 """
 
+import itertools
 import sys
 import time
 
@@ -77,15 +78,13 @@ def mismatch(asked):
     """One sentence on how the requests of the ranks differ; "" when they fit together."""
     ranks = sorted(asked)
     first = asked[ranks[0]]
-    for rank in ranks[1:]:
-        for what in ALIKE:
-            one, other = getattr(first, what), getattr(asked[rank], what)
-            if what == "shape" and first.kind == "allgather":  # only its rows may differ
-                if one[1:] == other[1:] and len(one) == len(other):
-                    continue
-            if one != other:
-                return (f"{first.name!r} differs between ranks: {what} {one} on rank {ranks[0]}, "
-                        f"{other} on rank {rank}")
+    for rank, what in itertools.product(ranks[1:], ALIKE):
+        one, other = getattr(first, what), getattr(asked[rank], what)
+        if what == "shape" and first.kind == "allgather" and len(one) == len(other):
+            one, other = (("rows", *shape[1:]) for shape in (one, other))  # these may differ
+        if one != other:
+            return (f"{first.name!r} differs between ranks: {what} {one} on rank {ranks[0]}, "
+                    f"{other} on rank {rank}")
     return ""
 
 

@@ -26,10 +26,6 @@ class Job(NamedTuple):
     def tensor(self):
         return self.handle.tensor
 
-    @property
-    def output(self):
-        return self.handle.output
-
 
 class Executor:
     """Runs responses over `group`, and notes their phases."""
@@ -93,17 +89,14 @@ class Executor:
     def _allreduce(self, jobs):
         request, group = jobs[0].response.request, self.group
         names = [job.response.request.name for job in jobs]
-        tensors, outputs = [job.tensor for job in jobs], [job.output for job in jobs]
+        tensors = [job.tensor for job in jobs]
         stream = torch.cuda.current_stream(tensors[0].device) if tensors[0].is_cuda else None
         phase = partial(self.recorder.phase, names, stream=stream)
-        is_fused = len(jobs) > 1 or not outputs[0].is_contiguous()
+        flat = tensors[0]
+        is_fused = len(jobs) > 1 or not flat.is_contiguous()
         if is_fused:
             with phase("MEMCPY_IN_FUSION_BUFFER"):
                 flat = self.buffer.pack(tensors)
-        else:
-            flat = outputs[0]
-            if flat is not tensors[0]:
-                flat.copy_(tensors[0])
         scale(flat, request.prescale)
         with phase(f"{'NCCL' if stream else 'GLOO'}_ALLREDUCE"):
             if request.op == "Adasum":
@@ -114,7 +107,7 @@ class Executor:
         scale(flat, request.postscale / ranks)
         if is_fused:
             with phase("MEMCPY_OUT_FUSION_BUFFER"):
-                unpack(flat, outputs)
+                unpack(flat, tensors)
 
     def _allgather(self, jobs):
         """Rows of all ranks: the shorter ones travel padded to the longest."""
@@ -129,13 +122,10 @@ class Executor:
 
     def _broadcast(self, jobs):
         (response, handle), = jobs
-        tensor, output = handle.tensor, handle.output
-        whole = tensor.contiguous() if output is tensor else output
-        if whole is not tensor:
-            whole.copy_(tensor)
+        whole = handle.tensor.contiguous()
         dist.broadcast(whole, response.request.root, group=self.group)
-        if output is not whole:
-            output.copy_(whole)
+        if whole is not handle.tensor:
+            handle.tensor.copy_(whole)
 
     def _barrier(self, jobs):
         pass  # it was agreed on: so all ranks are here

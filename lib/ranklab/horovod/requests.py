@@ -43,9 +43,10 @@ class Response(NamedTuple):
 class Handle:
     """The future of one tensor: poll() and synchronize() take it."""
 
-    def __init__(self, request, tensor=None, output=None):
+    def __init__(self, request, tensor=None):
         self.request = request
-        self.tensor, self.output = tensor, output
+        # The thread works on the tensor itself, and is not part of anybody's graph.
+        self.tensor = self.output = None if tensor is None else tensor.detach()
         self.asked = time.perf_counter()
         self.is_sent = False  # the coordinator knows of it by name
         self.error = None
