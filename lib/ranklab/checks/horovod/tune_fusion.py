@@ -89,6 +89,6 @@ def _mistake(score, chosen, measured, right):
          "mind, a mean does. And measure the best ones again."),
     )
     return Mistake(f"at most 5% slower than the best in {right} of {len(LANDSCAPES)} landscapes, "
-                   f"and in one {score - 1:.0%} slower; asked are {RIGHT}, and nowhere over 50%. There "
-                   f"it chooses {chosen:,} bytes, and the best lies {landscape.kind}",
+                   f"and in one {score - 1:.0%} slower; asked are {RIGHT}, and nowhere over 50%. "
+                   f"There it chooses {chosen:,} bytes, and the best lies {landscape.kind}",
                    next(hint for holds, hint in reasons if holds))
