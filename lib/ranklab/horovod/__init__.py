@@ -25,7 +25,7 @@ tuning while a model trains.
 
 from ranklab.horovod.adaptive_sum import adasum, adasum_of_two, dot_products, gather_halves
 from ranklab.horovod.compression import Compression, compress_fp16
-from ranklab.horovod.fusion import FusionBuffer, fuse_tensors
+from ranklab.horovod.fusion import fuse_tensors
 from ranklab.horovod.negotiation import negotiate
 from ranklab.horovod.ops import (
     allgather, allreduce, allreduce_, allreduce_async, allreduce_async_, barrier, broadcast,
@@ -47,7 +47,7 @@ from ranklab.horovod.world import (
 )
 
 __all__ = [
-    "Adasum", "Average", "Compression", "DistributedOptimizer", "FusionBuffer",
+    "Adasum", "Average", "Compression", "DistributedOptimizer",
     "HorovodInternalError", "Max", "Min", "Mismatch", "Product", "Sum", "adasum", "adasum_of_two",
     "allgather", "allreduce", "allreduce_", "allreduce_async", "allreduce_async_", "barrier",
     "broadcast", "broadcast_", "broadcast_async_", "broadcast_object", "broadcast_optimizer_state",

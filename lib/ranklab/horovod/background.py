@@ -119,7 +119,7 @@ class Background:
             self.stopped = reason
             left, self.pending = self.pending, {}
         for handle in left.values():
-            handle.finish(error=HorovodInternalError(reason))
+            handle.finish(HorovodInternalError(reason))
         if has_failed:  # the others wait for this rank, and it will not come
             self._leave_groups(abort=True)
 
@@ -161,19 +161,21 @@ class Background:
         """Everything in `responses` has been done, or is an error on its handle."""
         known, work = time.perf_counter(), []
         for response in responses:
+            handle = mine[response.name]
+            handle.rows = response.rows
             if response.error:
-                self._finish(mine[response.request.name], error=Mismatch(response.error))
+                self._finish(handle, error=Mismatch(response.error))
             else:
-                work.append(response)
+                work.append(handle)
         counts = self.counts
         with counts.data.in_thread() if counts else nullcontext():
-            for jobs in self.executor.run(work, mine, known):
+            for handles in self.executor.run(work, known):
                 if counts:
-                    counts.tensors += len(jobs)
-                for job in jobs:
-                    self._finish(job.handle)
+                    counts.tensors += len(handles)
+                for handle in handles:
+                    self._finish(handle)
 
-    def _finish(self, handle, output=None, error=None):
+    def _finish(self, handle, error=None):
         with self.lock:  # its name is free before anybody learns that it is done
             del self.pending[handle.request.name]
-        handle.finish(output, error)
+        handle.finish(error)

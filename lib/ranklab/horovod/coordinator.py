@@ -50,10 +50,10 @@ class Coordinator:
         self.recorder.note(name, f"NEGOTIATE_{first.kind.upper()}", min(heard.values()))
         for rank, when in heard.items():
             self.recorder.note(name, f"rank {rank} is ready", when, when)
-        error, sizes = mismatch(asked), ()
+        error, rows = mismatch(asked), ()
         if first.kind == "allgather" and not error:
-            sizes = tuple(asked[rank].shape[0] for rank in sorted(asked))
-        return Response(first, sizes, error)
+            rows = tuple(asked[rank].shape[0] for rank in sorted(asked))
+        return Response(name, rows, error)
 
     def check_stalls(self):
         """A tensor that waits too long is reported once. If it waits much too long, all ranks stop.

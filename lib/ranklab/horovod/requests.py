@@ -33,10 +33,10 @@ class Request(NamedTuple):
 
 
 class Response(NamedTuple):
-    """One tensor that all ranks have: what to do with it, or why it can't be done."""
+    """One tensor that all ranks have, or why it can't be reduced, gathered or broadcast."""
 
-    request: Request
-    sizes: tuple = ()  # an allgather's first dimension on each rank
+    name: str
+    rows: tuple = ()  # of an allgather: the first dimension on each rank
     error: str = ""
 
 
@@ -49,6 +49,7 @@ class Handle:
         self.tensor = self.output = None if tensor is None else tensor.detach()
         self.asked = time.perf_counter()
         self.is_sent = False  # the coordinator knows of it by name
+        self.rows = ()  # as in Response
         self.error = None
         self.finished = threading.Event()
         self.computed = None
@@ -56,7 +57,6 @@ class Handle:
             self.computed = torch.cuda.Event()
             self.computed.record()
 
-    def finish(self, output=None, error=None):
-        self.output = self.output if output is None else output
+    def finish(self, error=None):
         self.error = error
         self.finished.set()
