@@ -53,16 +53,14 @@ def fake_source(place, monkeypatch, lines, good):
 
 
 def test_a_failed_build_names_the_first_error(place, monkeypatch, capsys):
-    fake_source(place, monkeypatch, ["[ 10%] Building", "a.cc:3: error: no such",
-                                     "b.cc:4: error: another"], good=False)
+    fake_source(place, monkeypatch, ["a.cc:3: error: no such", "b.cc:4: error: another"], False)
     assert script.main() == 1
-    assert ("Building Horovod stopped: a.cc:3: error: no such (all of it is in build/horovod"
-            in capsys.readouterr().err)
+    assert "Building Horovod stopped: a.cc:3: error: no such (all" in capsys.readouterr().err
     assert "another" in (place / "build.log").read_text()
 
 
 def test_a_wheel_is_built_once_and_installed_each_time(place, capsys, monkeypatch):
-    source, asked = fake_source(place, monkeypatch, ["[ 50%] Building"], good=True), []
+    source, asked = fake_source(place, monkeypatch, ["[ 50%] Building"], True), []
     monkeypatch.setattr(script, "pip", lambda *arguments, failed: asked.append(arguments[0]))
     monkeypatch.setattr(script.subprocess, "run", lambda *_, **__: subprocess.CompletedProcess(
         [], 0, stdout="", stderr=""))  # it would load
@@ -73,12 +71,3 @@ def test_a_wheel_is_built_once_and_installed_each_time(place, capsys, monkeypatc
     (source / "setup.py").unlink()  # it is not needed again
     assert script.main() == 0
     assert "building" not in capsys.readouterr().out and asked == ["install", "install"]
-
-
-def test_the_compiler_is_asked_for_cxx20_whatever_cmake_says(tmp_path):
-    wrapper = tmp_path / "cxx20"
-    script.write_script(wrapper, script.WRAPPER)
-    script.write_script(tmp_path / "g++", '#!/bin/sh\necho "$@"\n')
-    done = subprocess.run([wrapper, "-std=c++14", "-g", "-O3", "a b.cc"], capture_output=True,
-                          text=True, env={"PATH": f"{tmp_path}:/usr/bin:/bin"})
-    assert done.stdout == "-std=c++20 -O3 a b.cc\n"

@@ -63,8 +63,7 @@ def _restores(fn, dtype, other):
     restore(5 * small)
     explain(f"what restore gives of {dtype}", result, 3 * sent, {
         "what was sent": (sent, REDUCED),
-        "that of its next call": (5 * sent, "Each result is a tensor of its own: "
-                                  "reduced.to(dtype) makes one."),
+        "that of its next call": (5 * sent, "Each result is a tensor of its own: to(dtype)."),
     }, "restore must remember the type of *its* tensor: keep dtype = tensor.dtype in this call, "
        "and use it in the inner function.")
 

@@ -1,5 +1,7 @@
 """The check of fuse_tensors: which tensors share a buffer. Nothing is launched."""
 
+import itertools
+
 import torch
 
 from ranklab.checks.beside import expect
@@ -118,5 +120,6 @@ def _mistake(where, plans, tensors, threshold, hint):
         if all(plans[each] == plan(tensors, each, **rule) for each in THRESHOLDS):
             return Mistake(f"{where}: it {what}", advice)
     got, right = plans[threshold], plan(tensors, threshold)
-    return Mistake(f"{where}: {len(got)} lists, {got[:3]}..., not {len(right)}, {right[:3]}...",
+    one, due = next(pair for pair in itertools.zip_longest(got, right) if pair[0] != pair[1])
+    return Mistake(f"{where}: {len(got)} lists, {len(right)} are due; one is {one}, not {due}",
                    hint if len(got) > len(right) and hint else ORDER)

@@ -18,7 +18,8 @@ EVENTS = [
     ("w", "GLOO_ALLREDUCE", 1.25, 2.25), ("b", "GLOO_ALLREDUCE", 1.25, 2.25),
     ("w", "rank 1 is ready", 0.75, 0.75), ("w", "QUEUE", 3.0, 3.5),  # the next step
 ]
-ODD_NAMES = [(name, "QUEUE", 0.0, 1.0) for name in ('layer "a"', "back\\slash", "gr\u00f6sse")]
+ODD_NAMES = [(name, "QUEUE", 0.0, 1.0)
+             for name in ("0.weight", "1.weight", 'layer "a"', "back\\slash", "gr\u00f6sse")]
 OLD = "an older file, which is longer than the trace is. " * 200
 KEPT = ("The first call was right. Is something kept from call to call, in a default argument or "
         "in a global name? Each call begins with no rows.")

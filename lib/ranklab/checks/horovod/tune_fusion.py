@@ -39,8 +39,8 @@ def check_tune_fusion(tune):
         raise _mistake(*worst, right)
     yield f"at most 5% slower than the best in {right} of {len(LANDSCAPES)} landscapes"
     default = mean(each.score(min(2**26, each.high)) for each in LANDSCAPES)
-    yield ("{:.3f} times the best, {:.0f} calls (the library's {:.3f}, {:.0f} calls; always 64 MB "
-           "{:.3f})").format(*_means(scores), *_means(_scores(tune_fusion)), default)
+    yours, library = (mean(score for score, *_ in each) for each in (scores, _scores(tune_fusion)))
+    yield f"{yours:.3f} times the best (the library's {library:.3f}, always 64 MB {default:.3f})"
 
 
 def _scores(tune):
@@ -48,12 +48,6 @@ def _scores(tune):
     all_of = [Measured(landscape) for landscape in LANDSCAPES]
     chosen = [_tuned(tune, each) for each in all_of]
     return [(each.landscape.score(one), one, each) for one, each in zip(chosen, all_of)]
-
-
-def _means(scores):
-    """(times the best, calls)"""
-    return (mean(score for score, *_ in scores),
-            mean(len(measured.asked) for *_, measured in scores))
 
 
 def _tuned(tune, measured):
