@@ -15,6 +15,7 @@ Read in this order:
     trace.py          timeline: what happened to each tensor, as a trace
     cost.py           what negotiation and fusion cost, before it is run
     tuner.py          tune_fusion: which threshold is the fastest?
+    landscapes.py     models and networks, on which it is tried
 
 and, below them, start.py (init, shutdown), world.py (rank, size), requests.py (what travels between
 the ranks) and settings.py. Lab 05 builds the ideas in it. It is made of collectives (sendrecv, and

@@ -83,7 +83,7 @@ class BertTrainer(Trainer):
     def __init__(self, hvd, tokens, config, compress=None):
         self.hvd, self.tokens, self.config = hvd, tokens, config
         self.units_per_step, self.counts = config.batch, None
-        torch.manual_seed(config.seed + hvd.rank())  # elsewhere on each rank, until the broadcast
+        torch.manual_seed(config.seed + hvd.rank())  # others on each rank, until the broadcast
         model = make_bert(config, len(tokens.classes), tokens.vocab_size, tokens.pad)
         super().__init__(model.train(), config.loop(), config.schedule(),  # saved ones are in eval
                          partial(torch.optim.AdamW, lr=config.lr, fused=True), rank_device(hvd),
