@@ -1,5 +1,6 @@
 """The check of adasum: against its definition, in one process and in double."""
 
+import itertools
 from functools import partial
 
 import torch
@@ -93,9 +94,11 @@ def _slips(ranks, name, turn):
     theirs = 1 - ab / 2 / (low_b @ low_b + high_a @ high_a)
     found["what one gets when each rank's own is a"] = torch.cat(
         [mine * low_a + theirs * low_b, mine * high_b + theirs * high_a]), AGREE
-    for x, y, z in ((aa, ab, bb), (aa, bb, ab), (bb, aa, ab), (bb, ab, aa)):
-        of_a, of_b = (1 - x / (2 * each) if each > 0 else 1 for each in (y, z))
-        found[f"what one gets with rows in another order ({len(found)})"] = (
+    rows = {"a.b": ab, "a.a": aa, "b.b": bb}
+    for order in list(itertools.permutations(rows))[2:]:  # the first two are looked for above
+        x, *squares = (rows[name] for name in order)
+        of_a, of_b = (1 - x / (2 * each) if each > 0 else 1 for each in squares)
+        found[f"what one gets with the rows as {', '.join(order)}"] = (
             of_a * a + of_b * b, "The rows of dot_products: the order is a.b, a.a, b.b.")
     return {what: (_of(value, vectors), hint) for what, (value, hint) in found.items()}
 
