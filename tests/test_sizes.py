@@ -24,7 +24,7 @@ LARGER_CHECKS = {
     "exposed_communication": 111, "diagnose": 205, "compress_fp16_hook": 168,
     "top_k_compress": 117, "compress_to_budget": 178, "power_sgd": 219, "negotiate": 94,
     "fuse_tensors": 98, "tune_fusion": 67, "distributed_optimizer": 187, "timeline": 95,
-    "adasum": 134, "partition_flat": 70, "units_to_keep": 62,
+    "adasum": 136, "partition_flat": 70, "units_to_keep": 62,
     "offload_optimizer": 83, "deepspeed_config": 63, "FullyShardedBlock": 187,
     "clip_grad_norm_sharded": 68, "wrap_policy": 81, "masked_loss": 85, "full_state_dict": 78,
     "vocab_parallel_cross_entropy": 76, "PipelineExecutor": 177, "build_mesh": 76,
