@@ -2,13 +2,12 @@
 
 import dataclasses
 import json
-import os
 import re
-from types import SimpleNamespace
 
 import pytest
 import torch
 
+import ranklab.horovod as hvd
 from ranklab import launch
 from ranklab.data.labelled_text import Words
 from ranklab.engine import torchrun
@@ -16,13 +15,13 @@ from ranklab.plots import horovod as plots
 from ranklab.plots.style import save
 from ranklab.projects.collectives import mpi
 from ranklab.projects.horovod import __main__ as command
-from ranklab.projects.horovod import bert, other_tools, tuning
+from ranklab.projects.horovod import bert, other_tools, training, tuning
 from ranklab.projects.horovod import timeline as timelines
-from ranklab.projects.horovod import training as project
+from ranklab.projects.horovod.config import Config
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.timeout(180)]
 needs_bert = pytest.mark.skipif(not bert.is_here(), reason="needs transformers")
-SMALL = bert.FineTuning(steps=3, batch=12, n_ctx=8, width=16, n_layer=1, lr=1e-2)
+SMALL = Config(steps=3, batch=12, n_ctx=8, width=16, n_layer=1, lr=1e-2)
 
 
 def small_tokens(n=50):
@@ -37,90 +36,42 @@ def small_tokens(n=50):
 
 # --- the same on any number of ranks ------------------------------------------------------------
 
-def everything(tokens, folder):
-    """On one rank: the project's work, and what the trained model says on all held-out texts."""
-    import ranklab.horovod as hvd
-
-    path = f"{folder}/timeline-{os.environ['WORLD_SIZE']}.json"
-    found = project.work(project.OURS, tokens, SMALL, ("none", "fp16"), path, (0, 2**27),
-                         lambda seconds_of, low, high, calls: (seconds_of(low), low)[1])
+def on_rank(tokens):
+    """The project's work, and what the trained model says on all held-out texts."""
+    found = training.work(training.OURS, tokens, SMALL, ("none", "fp16"), None, (0, 2**27),
+                          lambda seconds_of, low, high, calls: (seconds_of(low), low)[1], 6)
     hvd.init()
     model, _ = bert.fine_tune(hvd, tokens, SMALL)
     with torch.no_grad():
-        x = tokens.held_out
-        said = model(input_ids=x, attention_mask=(x != tokens.pad).long()).logits.argmax(1)
-    weights = torch.cat([p.detach().flatten() for p in model.parameters()])
-    alone = (said == tokens.held_out_labels).double().mean().item()
-    return {**found, "weights": weights, "alone": alone,
+        said = bert.logits_of(model, tokens.held_out, tokens.pad).argmax(1)
+    return {**found, "weights": torch.cat([p.detach().flatten() for p in model.parameters()]),
+            "alone": (said == tokens.held_out_labels).double().mean().item(),
             "exact": bert.accuracy(hvd, model, tokens)}
 
 
-@pytest.fixture(scope="module")
-def seen(tmp_path_factory):
-    """{ranks: what each of them found}; a launch for each number, and transformers in each."""
-    if not bert.is_here():
-        pytest.skip("needs transformers")
-    folder = tmp_path_factory.mktemp("horovod")
-    return {R: launch(everything, small_tokens(), folder, ranks=R, nodes=R, preload=bert.PRELOAD)
-            for R in (1, 4)}
-
-
-def test_losses_and_weights_are_those_of_one_process(seen):
-    alone = seen[1][0]
-    for R, of_ranks in seen.items():
-        means = torch.tensor([one["runs"]["none"]["losses"] for one in of_ranks]).mean(0)
-        torch.testing.assert_close(means, torch.tensor(alone["runs"]["none"]["losses"]))
-        for one in of_ranks:
-            torch.testing.assert_close(one["weights"], alone["weights"], rtol=1e-3, atol=1e-4)
-            assert torch.equal(one["weights"], of_ranks[0]["weights"]), f"rank 0's, on {R} ranks"
-
-
-def test_under_horovodrun_each_rank_takes_its_own_gpu(monkeypatch):
-    chosen = []
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
-    real = SimpleNamespace(__name__="horovod.torch", local_rank=lambda: 3)
-    assert bert.rank_device(real) == torch.device("cuda", 3) and chosen == [3]
-
-
-def test_compression_halves_the_bytes_and_keeps_the_loss(seen):
-    for R, of_ranks in seen.items():
-        for one in of_ranks:
-            plain, small = one["runs"]["none"], one["runs"]["fp16"]
-            ring = 2 * (R - 1) / R * sum(plain["sizes"])
-            assert plain["sent_bytes"] == pytest.approx(ring, abs=8)
-            assert small["sent_bytes"] == pytest.approx(plain["sent_bytes"] / 2, abs=8)
-            assert small["losses"] == pytest.approx(plain["losses"], rel=1e-2)
-
-
-def test_accuracy_is_exact_where_the_ranks_have_unequal_parts(seen):
-    for of_ranks in seen.values():
-        for one in of_ranks:
-            assert one["exact"] == of_ranks[0]["alone"], "4 does not divide 23 texts"
-
-
-def test_a_threshold_of_zero_fuses_nothing(seen):
-    none, all_of_them, _ = seen[4][0]["tuned"]
-    assert none.all_reduces == len(seen[4][0]["runs"]["none"]["sizes"])
-    assert all_of_them.all_reduces < none.all_reduces
-    assert all_of_them.sent_bytes == pytest.approx(none.sent_bytes, rel=0.02), "fusion saves none"
-
-
-def test_all_ranks_try_what_rank_0s_tuner_asks_for(seen):
-    for one in (*seen[1], *seen[4]):
+@needs_bert
+def test_losses_weights_bytes_and_accuracy_are_those_of_one_process():
+    tokens = small_tokens()
+    alone, = launch(on_rank, tokens, ranks=1, preload=bert.PRELOAD)
+    of_ranks = launch(on_rank, tokens, ranks=4, nodes=4, preload=bert.PRELOAD)
+    means = torch.tensor([one["runs"]["none"]["losses"] for one in of_ranks]).mean(0)
+    torch.testing.assert_close(means, torch.tensor(alone["runs"]["none"]["losses"]))
+    for one in of_ranks:
+        torch.testing.assert_close(one["weights"], alone["weights"], rtol=1e-3, atol=1e-4)
+        assert torch.equal(one["weights"], of_ranks[0]["weights"])
+        plain, small = one["runs"]["none"], one["runs"]["fp16"]
+        assert plain["sent_bytes"] == pytest.approx(1.5 * sum(plain["sizes"]), abs=8)
+        assert small["sent_bytes"] == pytest.approx(plain["sent_bytes"] / 2, abs=8)
+        assert small["losses"] == pytest.approx(plain["losses"], rel=1e-2)
+        assert one["exact"] == of_ranks[0]["alone"], "4 does not divide 23 texts"
         assert one["chosen"] == one["tuned"][-1].threshold == tuning.RANGE[0]
-
-
-def test_what_was_found_is_a_table(seen):
-    text = project.report(project.summary(small_tokens(), SMALL, seen[4][0]))
+    none, all_of_them, _ = of_ranks[0]["tuned"]
+    assert all_of_them.all_reduces < none.all_reduces == len(plain["sizes"])
+    text = training.report({**of_ranks[0], "config": SMALL, "name": "small", "texts": (50, 23),
+                            "classes": tokens.classes, "best_constant": 0.6, "bag_of_words": 1.1})
     assert "23 held out, 2 classes" in text and "4, on 4 nodes" in text
-    assert re.search(r"bag of words \(naive Bayes\) +100.0%\n", text)
     assert re.search(r"BERT, compression fp16 +\d+\.\d% +0\.\d\d MB", text)
-    assert ("The bag of words wins" in text) == (
-        max(run["accuracy"] for run in seen[4][0]["runs"].values()) < 1)
-    assert tuning.table(seen[4][0]["tuned"]).count("MB") == 3
-    assert "A fusion threshold of 1,024 bytes is chosen." in text
-    assert "\nYours: tune_fusion.\n" in text
+    assert "The bag of words wins" in text and "\nYours: tune_fusion.\n" in text
 
 
 @needs_bert
@@ -141,6 +92,11 @@ def test_the_project_learns_under_torchrun_and_prints_once(tmp_path):
     assert last[-20:] in (tmp_path / "timeline.svg").read_text()
 
 
+def train_on(tokens, config):
+    hvd.init()
+    return bert.fine_tune(hvd, tokens, config)[0].training
+
+
 @needs_bert
 def test_local_weights_begin_where_they_ended(tmp_path):
     marks = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -159,25 +115,20 @@ def test_local_weights_begin_where_they_ended(tmp_path):
     assert model.classifier.out_features == 2, "the saved head had 5 classes"
     for name, weight in saved.bert.state_dict().items():
         assert torch.equal(model.bert.state_dict()[name], weight), name
-    assert launch(train_on, tokens, config, ranks=2, preload=bert.PRELOAD) == [None, None]
+    assert launch(train_on, tokens, config, ranks=2, preload=bert.PRELOAD) == [True, True]
 
 
 # --- reading timelines --------------------------------------------------------------------------
 
-def phases_of(*rows):
-    return [timelines.Phase(*row) for row in sorted(rows, key=lambda row: row[2])]
+ONE_STEP = (("b", "NEGOTIATE_ALLREDUCE", 0, 2), ("a", "NEGOTIATE_ALLREDUCE", 1, 2), *(
+    (name, phase, *times) for phase, *times in (
+        ("ALLREDUCE", 2, 8), ("MEMCPY_IN_FUSION_BUFFER", 2, 3), ("GLOO_ALLREDUCE", 3, 6),
+        ("MEMCPY_OUT_FUSION_BUFFER", 6, 8)) for name in "ab"))
+TWO_STEPS = [timelines.Phase(name, phase, at + start, at + end) for at in (0, 10)
+             for name, phase, start, end in ONE_STEP]
 
 
-TWO_STEPS = phases_of(
-    *[(name, phase, at + start, at + end) for at in (0, 10) for name, phase, start, end in (
-        ("b", "NEGOTIATE_ALLREDUCE", 0, 2), ("a", "NEGOTIATE_ALLREDUCE", 1, 2),
-        ("a", "ALLREDUCE", 2, 8), ("b", "ALLREDUCE", 2, 8),
-        ("a", "MEMCPY_IN_FUSION_BUFFER", 2, 3), ("b", "MEMCPY_IN_FUSION_BUFFER", 2, 3),
-        ("a", "GLOO_ALLREDUCE", 3, 6), ("b", "GLOO_ALLREDUCE", 3, 6),
-        ("a", "MEMCPY_OUT_FUSION_BUFFER", 6, 8), ("b", "MEMCPY_OUT_FUSION_BUFFER", 6, 8))])
-
-
-def test_every_moment_counts_once():
+def test_every_moment_counts_once_also_in_our_own_file(tmp_path, capsys):
     found = timelines.shares(TWO_STEPS)
     assert found == pytest.approx({"negotiation": 4 / 18, "fusion copies": 6 / 18,
                                    "all-reduce": 6 / 18, "computing": 2 / 18})
@@ -186,52 +137,31 @@ def test_every_moment_counts_once():
     assert timelines.one_step(TWO_STEPS, -1) == TWO_STEPS[10:]
     with pytest.raises(ValueError, match="this timeline holds no all-reduce"):
         timelines.shares([])
-
-
-@pytest.mark.parametrize("kind", timelines.KINDS)
-def test_the_bottleneck_is_the_largest_share(kind):
-    found = {other: 0.6 if other == kind else 0.1 for other in timelines.KINDS}
-    said = timelines.bottleneck(found)
-    assert said == f"bottleneck: {kind}, 60% of the time. {timelines.ADVICE[kind]}"
+    hvd.timeline([tuple(phase) for phase in TWO_STEPS], tmp_path / "trace.json")
+    assert command.main(["--read", str(tmp_path / "trace.json")]) == 0
+    said = capsys.readouterr().out
+    assert "18.00 s, 2 all-reduces of 4 gradients" in said and "bottleneck: all-reduce, 33%" in said
 
 
 @pytest.mark.parametrize("ending", ["]", "", ",\n"])
 def test_horovods_own_file_is_read_also_when_it_was_cut_off(tmp_path, ending):
-    events = [{"name": "process_name", "ph": "M", "pid": 1, "args": {"name": "a"}},
-              {"name": "process_sort_index", "ph": "M", "pid": 1, "args": {"sort_index": 1}},
-              {"ph": "B", "name": "NEGOTIATE_ALLREDUCE", "ts": 1000000, "pid": 1},
-              {"ph": "X", "name": "0", "ts": 1000001, "pid": 1, "dur": 0},
-              {"ph": "E", "ts": 1500000, "pid": 1},
-              {"ph": "B", "name": "ALLREDUCE", "ts": 1500000, "pid": 1},
-              {"ph": "B", "name": "NCCL_ALLREDUCE", "ts": 1600000, "pid": 1},
-              {"ph": "E", "ts": 1700000, "pid": 1}, {"ph": "E", "ts": 1800000, "pid": 1}]
+    events = [{"ph": "M", "pid": 1, "name": "process_name", "args": {"name": "a"}},
+              {"ph": "M", "pid": 1, "name": "process_sort_index", "args": {"sort_index": 1}},
+              {"ph": "B", "pid": 1, "name": "ALLREDUCE", "ts": 1500000},
+              {"ph": "X", "pid": 1, "name": "0", "ts": 1500001, "dur": 0},
+              {"ph": "B", "pid": 1, "name": "NCCL_ALLREDUCE", "ts": 1600000},
+              {"ph": "E", "pid": 1, "ts": 1700000}, {"ph": "E", "pid": 1, "ts": 1800000}]
     path = tmp_path / "trace.json"
     path.write_text("[\n" + ",\n".join(map(json.dumps, events)) + ending)
-    assert timelines.read_timeline(path) == phases_of(
-        ("a", "NEGOTIATE_ALLREDUCE", 1.0, 1.5), ("a", "ALLREDUCE", 1.5, 1.8),
-        ("a", "NCCL_ALLREDUCE", 1.6, 1.7))  # fmt: skip
+    assert timelines.read_timeline(path) == [
+        ("a", "ALLREDUCE", 1.5, 1.8), ("a", "NCCL_ALLREDUCE", 1.6, 1.7)]
 
 
-def test_our_file_says_the_same_as_the_phases_in_it(tmp_path, capsys):
-    import ranklab.horovod as hvd
-
-    path = tmp_path / "trace.json"
-    hvd.timeline([tuple(phase) for phase in TWO_STEPS], path)
-    again = timelines.read_timeline(path)
-    assert [phase[:2] for phase in again] == [phase[:2] for phase in TWO_STEPS]
-    assert command.main(["--read", str(path)]) == 0
-    assert "18.00 s, 2 all-reduces of 4 gradients" in capsys.readouterr().out
-
-
-# --- the same step elsewhere, what is missing, bad input ----------------------------------------
-
-def losses_of(text):
-    return [float(number) for number in re.findall(r"\d+\.\d{5}", text)]
-
+# --- the same step elsewhere, and what is missing -------------------------------------------------
 
 @pytest.mark.parametrize("script", ["torch_step.py", "mpi_step.py", "tf_mirrored_step.py"])
 def test_one_step_has_the_same_loss_elsewhere(script, monkeypatch):
-    monkeypatch.syspath_prepend(other_tools.folder())
+    monkeypatch.syspath_prepend("labs/jobs")
     import tiny_step
 
     x, y = map(torch.from_numpy, tiny_step.data())
@@ -245,21 +175,19 @@ def test_one_step_has_the_same_loss_elsewhere(script, monkeypatch):
     if missing:
         pytest.skip("needs mpirun and mpi4py" if "MPI" in missing else "needs tensorflow")
     said = other_tools.run_script(command, script)
-    assert losses_of(said) == pytest.approx([loss.item() for loss in losses], abs=2e-5), said
+    found = [float(number) for number in re.findall(r"\d+\.\d{5}", said)]
+    assert found == pytest.approx([loss.item() for loss in losses], abs=2e-5), said
 
 
 def test_what_is_missing_is_a_sentence_and_not_an_error(monkeypatch, capsys):
     monkeypatch.setattr(bert, "is_here", lambda: False)
     assert command.main([]) == 0
     assert "pip install -c constraints.txt -e '.[hf]'" in capsys.readouterr().out
-    assert project.run() is None and project.report(None) == bert.NO_TRANSFORMERS
+    assert training.run() is None and training.report(None) == bert.NO_TRANSFORMERS
     monkeypatch.setattr(bert, "is_here", lambda: True)
-    monkeypatch.setattr(command, "find_spec", lambda name: None)
+    monkeypatch.setattr(training, "find_spec", lambda name: None)
     assert command.main(["--real"]) == 0
     assert "make horovod" in capsys.readouterr().out
-
-
-def test_a_script_that_can_not_run_says_so(monkeypatch):
     monkeypatch.setattr(mpi, "is_here", lambda: False)
     monkeypatch.setattr(other_tools, "find_spec", lambda name: None)
     monkeypatch.delenv("TENSORFLOW_PYTHON", raising=False)
@@ -268,52 +196,3 @@ def test_a_script_that_can_not_run_says_so(monkeypatch):
     assert "pip install tensorflow-cpu" in found["tf_mirrored_step.py"][1]
     failed = other_tools.run_script(["false"], "torch_step.py")
     assert failed == "torch_step.py failed: it said nothing"
-
-
-@pytest.mark.parametrize("given, sentence", [
-    ({"steps": 0}, "steps=0 must be at least 1"),
-    ({"compression": "fp8"}, "compression='fp8' must be one of none, fp16"),
-    ({"n_head": 3}, "n_head=3 must divide width=64"),
-])  # fmt: skip
-def test_bad_settings_are_a_sentence(given, sentence):
-    with pytest.raises(ValueError, match=re.escape(sentence)):
-        bert.FineTuning(**given)
-
-
-def train_on(tokens, config):
-    import ranklab.horovod as hvd
-
-    hvd.init()
-    try:
-        model, _ = bert.fine_tune(hvd, tokens, config)
-        assert model.training
-    except ValueError as error:
-        return str(error)
-
-
-def test_a_batch_that_does_not_fit_is_a_sentence_on_every_rank():
-    for batch, sentence in ((16, "3 ranks must divide batch=16"),
-                            (51, "batch=51 is more than the 50 texts to train on")):
-        config = dataclasses.replace(SMALL, batch=batch)
-        said = launch(train_on, small_tokens(), config, ranks=3, preload=bert.PRELOAD)
-        assert said == [sentence] * 3
-
-
-# --- figures ------------------------------------------------------------------------------------
-
-def test_figures_show_what_they_are_given(tmp_path):
-    sizes = [256] * 10 + [2**14] * 10
-    thresholds = [2**k for k in range(8, 22)]
-    all_reduces, seconds = tuning.model(sizes, thresholds, 4, 1e-5, 1e-9)
-    assert all_reduces[0] == 20 and all_reduces[-1] == 1
-    assert seconds == sorted(seconds, reverse=True)
-    figures = {
-        "opening": (plots.opening(), ["rank 2", "fusion buffer", "round 2: all have b and a"]),
-        "timeline": (plots.timeline(TWO_STEPS[:10], "a step"), ["negotiation", "a step"]),
-        "fusion": (plots.fusion(thresholds, all_reduces, seconds, {0: 20, 2**20: 2}), ["measured"]),
-        "accuracies": (plots.accuracies({"nothing": 0.2, "words": 0.6}), ["20.0%", "60.0%"]),
-    }  # fmt: skip
-    for name, (figure, words) in figures.items():
-        save(figure, tmp_path / f"{name}.svg")
-        text = (tmp_path / f"{name}.svg").read_text()
-        assert all(word in text for word in words), name

@@ -229,7 +229,7 @@ tune_fusion = check(tune_fusion)
 # Three of the landscapes. Lines are steps without noise; dots are the thresholds that your function asked for, and how often. (If your check failed, "you" is the library's function.)
 
 # %%
-from ranklab.projects.horovod.landscapes import Landscape, Steps
+from ranklab.horovod.landscapes import Landscape, Steps
 
 seen = []
 for seed in range(3):

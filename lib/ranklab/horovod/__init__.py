@@ -15,25 +15,26 @@ Read in this order:
     trace.py          timeline: what happened to each tensor, as a trace
     cost.py           what negotiation and fusion cost, before it is run
     tuner.py          tune_fusion: which threshold is the fastest?
+    landscapes.py     models and networks, on which it is tried
 
 and, below them, start.py (init, shutdown), world.py (rank, size), requests.py (what travels between
-the ranks), groups.py and settings.py. Lab 05 builds the ideas in it. It is made of collectives
-(sendrecv, and the model of time). Not here: the response cache, join, process sets, alltoall,
-reducescatter, sparse tensors, elastic runs, and tuning while a model trains.
+the ranks) and settings.py. Lab 05 builds the ideas in it. It is made of collectives (sendrecv, and
+the model of time). Not here: gradients through allreduce, the old argument average=, step(closure),
+the response cache, join, process sets, alltoall, reducescatter, sparse tensors, elastic runs, and
+tuning while a model trains.
 """
 
 from ranklab.horovod.adaptive_sum import adasum, adasum_of_two, dot_products, gather_halves
 from ranklab.horovod.compression import Compression, compress_fp16
-from ranklab.horovod.fusion import FusionBuffer, fuse_tensors
+from ranklab.horovod.fusion import fuse_tensors
 from ranklab.horovod.negotiation import negotiate
 from ranklab.horovod.ops import (
-    allgather, allgather_async, allreduce, allreduce_, allreduce_async, allreduce_async_, barrier,
-    broadcast, broadcast_, broadcast_async, broadcast_async_, grouped_allreduce,
-    grouped_allreduce_async, poll, synchronize,
+    allgather, allreduce, allreduce_, allreduce_async, allreduce_async_, barrier, broadcast,
+    broadcast_, broadcast_async_, grouped_allreduce, poll, synchronize,
 )
 from ranklab.horovod.optimizer import DistributedOptimizer, distributed_optimizer
 from ranklab.horovod.parameters import (
-    allgather_object, broadcast_object, broadcast_optimizer_state, broadcast_parameters,
+    broadcast_object, broadcast_optimizer_state, broadcast_parameters,
 )
 from ranklab.horovod.requests import (
     Adasum, Average, HorovodInternalError, Max, Min, Mismatch, Product, Sum,
@@ -42,18 +43,17 @@ from ranklab.horovod.start import init, shutdown
 from ranklab.horovod.trace import timeline
 from ranklab.horovod.tuner import tune_fusion
 from ranklab.horovod.world import (
-    counted, cross_rank, cross_size, is_initialized, local_rank, local_size, rank, size,
-    start_timeline, stop_timeline,
+    counted, cross_size, is_initialized, local_rank, local_size, rank, size, start_timeline,
+    stop_timeline,
 )
 
 __all__ = [
-    "Adasum", "Average", "Compression", "DistributedOptimizer", "FusionBuffer",
+    "Adasum", "Average", "Compression", "DistributedOptimizer",
     "HorovodInternalError", "Max", "Min", "Mismatch", "Product", "Sum", "adasum", "adasum_of_two",
-    "allgather", "allgather_async", "allgather_object", "allreduce", "allreduce_",
-    "allreduce_async", "allreduce_async_", "barrier", "broadcast", "broadcast_", "broadcast_async",
-    "broadcast_async_", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters",
-    "compress_fp16", "counted", "cross_rank", "cross_size", "distributed_optimizer", "dot_products",
-    "fuse_tensors", "gather_halves", "grouped_allreduce", "grouped_allreduce_async", "init",
-    "is_initialized", "local_rank", "local_size", "negotiate", "poll", "rank", "shutdown", "size",
-    "start_timeline", "stop_timeline", "synchronize", "timeline", "tune_fusion",
+    "allgather", "allreduce", "allreduce_", "allreduce_async", "allreduce_async_", "barrier",
+    "broadcast", "broadcast_", "broadcast_async_", "broadcast_object", "broadcast_optimizer_state",
+    "broadcast_parameters", "compress_fp16", "counted", "cross_size", "distributed_optimizer",
+    "dot_products", "fuse_tensors", "gather_halves", "grouped_allreduce", "init", "is_initialized",
+    "local_rank", "local_size", "negotiate", "poll", "rank", "shutdown", "size", "start_timeline",
+    "stop_timeline", "synchronize", "timeline", "tune_fusion",
 ]

@@ -8,7 +8,7 @@ cycles, so whatever order their tensors become ready in, their collectives come 
 
 import threading
 import time
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 
 import torch
@@ -16,7 +16,6 @@ import torch.distributed as dist
 
 from ranklab.horovod.coordinator import Coordinator
 from ranklab.horovod.execute import Executor
-from ranklab.horovod.groups import leave
 from ranklab.horovod.requests import Handle, HorovodInternalError, Mismatch, Request
 from ranklab.horovod.trace import Recorder
 from ranklab.meter import Traffic
@@ -76,20 +75,28 @@ class Background:
 
     def stop(self, limit):
         """The threads of all ranks have ended and left their groups, or `limit` s are over."""
-        try:
+        with suppress(HorovodInternalError, ValueError):  # it has ended, or is about to
             self.submit(Handle(Request(f"shutdown.{self.rank}", "shutdown")))
-        except (HorovodInternalError, ValueError):
-            pass  # it has ended, or is about to
         self.thread.join(limit)
         self.recorder.stop()
         if not self.thread.is_alive():  # or it would lose them in the middle of a collective
             self._leave_groups()
 
     def _leave_groups(self, abort=False):
-        """The thread has ended; may be called twice."""
+        """This rank has no part in its two groups, and nobody refers to them; may be called twice.
+
+        A group's sockets, threads and files live as long as somebody refers to it. When they close,
+        a peer that waits for this rank has an error at once. With `abort` it does not wait for what
+        is under way (NCCL; gloo never does).
+        """
         groups = [self.control, self.executor.group] if self.control is not None else []
         self.control = self.executor.group = None
-        leave(groups, abort)
+        while groups:
+            with suppress(Exception):  # the program may have destroyed all groups before
+                if abort:
+                    groups[-1].abort()
+                dist.destroy_process_group(groups[-1])
+            groups.pop()
 
     def _run(self):
         pause, reason, has_failed = 0, "", False
@@ -112,14 +119,12 @@ class Background:
             self.stopped = reason
             left, self.pending = self.pending, {}
         for handle in left.values():
-            handle.finish(error=HorovodInternalError(reason))
+            handle.finish(HorovodInternalError(reason))
         if has_failed:  # the others wait for this rank, and it will not come
             self._leave_groups(abort=True)
 
     def _cycle(self):
         """One round of agreeing and doing. Returns (was anything done?, why to stop or "")."""
-        if self.recorder.mark_cycles:
-            self.recorder.note("cycles", "CYCLE_START", time.perf_counter())
         with self.lock:
             mine = dict(self.pending)
         fresh = [handle for handle in mine.values() if not handle.is_sent]
@@ -156,19 +161,21 @@ class Background:
         """Everything in `responses` has been done, or is an error on its handle."""
         known, work = time.perf_counter(), []
         for response in responses:
+            handle = mine[response.name]
+            handle.rows = response.rows
             if response.error:
-                self._finish(mine[response.request.name], error=Mismatch(response.error))
+                self._finish(handle, error=Mismatch(response.error))
             else:
-                work.append(response)
+                work.append(handle)
         counts = self.counts
         with counts.data.in_thread() if counts else nullcontext():
-            for jobs in self.executor.run(work, mine, known):
+            for handles in self.executor.run(work, known):
                 if counts:
-                    counts.tensors += len(jobs)
-                for job in jobs:
-                    self._finish(job.handle)
+                    counts.tensors += len(handles)
+                for handle in handles:
+                    self._finish(handle)
 
-    def _finish(self, handle, output=None, error=None):
+    def _finish(self, handle, error=None):
         with self.lock:  # its name is free before anybody learns that it is done
             del self.pending[handle.request.name]
-        handle.finish(output, error)
+        handle.finish(error)

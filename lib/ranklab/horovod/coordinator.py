@@ -5,6 +5,7 @@ an error on every rank, and a tensor that some ranks never ask for is reported w
 Horovod's stall inspector.
 """
 
+import itertools
 import sys
 import time
 
@@ -49,10 +50,10 @@ class Coordinator:
         self.recorder.note(name, f"NEGOTIATE_{first.kind.upper()}", min(heard.values()))
         for rank, when in heard.items():
             self.recorder.note(name, f"rank {rank} is ready", when, when)
-        error, sizes = mismatch(asked), ()
+        error, rows = mismatch(asked), ()
         if first.kind == "allgather" and not error:
-            sizes = tuple(asked[rank].shape[0] for rank in sorted(asked))
-        return Response(first, sizes, error)
+            rows = tuple(asked[rank].shape[0] for rank in sorted(asked))
+        return Response(name, rows, error)
 
     def check_stalls(self):
         """A tensor that waits too long is reported once. If it waits much too long, all ranks stop.
@@ -77,15 +78,13 @@ def mismatch(asked):
     """One sentence on how the requests of the ranks differ; "" when they fit together."""
     ranks = sorted(asked)
     first = asked[ranks[0]]
-    for rank in ranks[1:]:
-        for what in ALIKE:
-            one, other = getattr(first, what), getattr(asked[rank], what)
-            if what == "shape" and first.kind == "allgather":  # only its rows may differ
-                if one[1:] == other[1:] and len(one) == len(other):
-                    continue
-            if one != other:
-                return (f"{first.name!r} differs between ranks: {what} {one} on rank {ranks[0]}, "
-                        f"{other} on rank {rank}")
+    for rank, what in itertools.product(ranks[1:], ALIKE):
+        one, other = getattr(first, what), getattr(asked[rank], what)
+        if what == "shape" and first.kind == "allgather" and len(one) == len(other):
+            one, other = (("rows", *shape[1:]) for shape in (one, other))  # these may differ
+        if one != other:
+            return (f"{first.name!r} differs between ranks: {what} {one} on rank {ranks[0]}, "
+                    f"{other} on rank {rank}")
     return ""
 
 

@@ -2,71 +2,51 @@
 
 from contextlib import contextmanager
 from functools import partial
-from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 
-from ranklab.flat import unpack
+from ranklab.flat import pack, unpack
 from ranklab.horovod.adaptive_sum import adasum
-from ranklab.horovod.fusion import FusionBuffer, fuse_tensors
-from ranklab.horovod.requests import Handle, Response
+from ranklab.horovod.fusion import fuse_tensors
 
 REDUCE = {"Average": dist.ReduceOp.SUM, "Sum": dist.ReduceOp.SUM, "Min": dist.ReduceOp.MIN,
           "Max": dist.ReduceOp.MAX, "Product": dist.ReduceOp.PRODUCT}
 
 
-class Job(NamedTuple):
-    """One response on this rank."""
-
-    response: Response
-    handle: Handle
-
-    @property
-    def tensor(self):
-        return self.handle.tensor
-
-    @property
-    def output(self):
-        return self.handle.output
-
-
 class Executor:
-    """Runs responses over `group`, and notes their phases."""
+    """Does what the handles ask for over `group`, and notes the phases."""
 
     def __init__(self, threshold, group, recorder, device):
         self.threshold, self.group, self.recorder, self.device = threshold, group, recorder, device
-        self.buffer = FusionBuffer()
         self.streams = {}
 
-    def run(self, responses, handles, known):
-        """Yields the jobs of each collective when it is done; the order is that of all ranks.
+    def run(self, handles, known):
+        """Yields the handles of each collective when it is done; the order is that of all ranks.
 
-        `handles` are this rank's, by name. `known` is when the responses were agreed on.
+        `known` is when it was agreed on.
         """
-        jobs = [Job(response, handles[response.request.name]) for response in responses]
-        for batch in self._batches(jobs):
-            names = [job.response.request.name for job in batch]
-            kind = batch[0].response.request.kind
+        for batch in self._batches(handles):
+            names, kind = [handle.request.name for handle in batch], batch[0].request.kind
             self._note(names, "QUEUE", known)
             with self._after_computing(batch):
                 getattr(self, f"_{kind}")(batch)
             self._note(names, kind.upper(), known)
             yield batch
 
-    def _batches(self, jobs):
-        """Lists of jobs that are done in one collective each."""
+    def _batches(self, handles):
+        """Lists of handles that one collective serves."""
         alike = {}
-        for job in jobs:
-            one = job.response.request
+        for handle in handles:
+            one = handle.request
             is_sum = one.kind == "allreduce"
             key = (one.op, one.prescale, one.postscale) if is_sum else one.name
-            alike.setdefault(key, []).append(job)
+            alike.setdefault(key, []).append(handle)
         for same in alike.values():
-            if same[0].response.request.kind != "allreduce":
+            if same[0].request.kind != "allreduce":
                 yield same
                 continue
-            for positions in fuse_tensors([job.tensor for job in same], self.threshold):
+            for positions in fuse_tensors([handle.tensor for handle in same], self.threshold):
                 yield [same[i] for i in positions]
 
     def _note(self, names, phase, since):
@@ -74,9 +54,10 @@ class Executor:
             self.recorder.note(name, phase, since)
 
     @contextmanager
-    def _after_computing(self, jobs):
+    def _after_computing(self, handles):
         """On a GPU: a stream of our own, behind the kernels that made the tensors."""
-        device = jobs[0].tensor.device if jobs[0].tensor is not None else self.device
+        first = handles[0].tensor
+        device = self.device if first is None else first.device
         if device.type != "cuda":
             yield
             return
@@ -84,26 +65,22 @@ class Executor:
             self.streams[device] = torch.cuda.Stream(device)
         stream = self.streams[device]
         with torch.cuda.stream(stream):
-            for job in jobs:
-                if job.handle.computed:
-                    stream.wait_event(job.handle.computed)
+            for handle in handles:
+                if handle.computed:
+                    stream.wait_event(handle.computed)
             yield
         stream.synchronize()  # a finished handle's output may be read anywhere
 
-    def _allreduce(self, jobs):
-        request, group = jobs[0].response.request, self.group
-        names = [job.response.request.name for job in jobs]
-        tensors, outputs = [job.tensor for job in jobs], [job.output for job in jobs]
+    def _allreduce(self, handles):
+        request, group = handles[0].request, self.group
+        names, tensors = zip(*((handle.request.name, handle.tensor) for handle in handles))
         stream = torch.cuda.current_stream(tensors[0].device) if tensors[0].is_cuda else None
         phase = partial(self.recorder.phase, names, stream=stream)
-        is_fused = len(jobs) > 1 or not outputs[0].is_contiguous()
+        flat = tensors[0]
+        is_fused = len(tensors) > 1 or not flat.is_contiguous()
         if is_fused:
             with phase("MEMCPY_IN_FUSION_BUFFER"):
-                flat = self.buffer.pack(tensors)
-        else:
-            flat = outputs[0]
-            if flat is not tensors[0]:
-                flat.copy_(tensors[0])
+                flat = pack(tensors)
         scale(flat, request.prescale)
         with phase(f"{'NCCL' if stream else 'GLOO'}_ALLREDUCE"):
             if request.op == "Adasum":
@@ -114,12 +91,12 @@ class Executor:
         scale(flat, request.postscale / ranks)
         if is_fused:
             with phase("MEMCPY_OUT_FUSION_BUFFER"):
-                unpack(flat, outputs)
+                unpack(flat, tensors)
 
-    def _allgather(self, jobs):
+    def _allgather(self, handles):
         """Rows of all ranks: the shorter ones travel padded to the longest."""
-        (response, handle), = jobs
-        rows, tensor = response.sizes, handle.tensor
+        handle, = handles
+        rows, tensor = handle.rows, handle.tensor
         longest = tensor.new_zeros(max(rows), *tensor.shape[1:])
         longest[: len(tensor)] = tensor
         out = tensor.new_empty(len(rows) * max(rows), *tensor.shape[1:])
@@ -127,17 +104,14 @@ class Executor:
         handle.output = torch.cat([part[:n] for part, n in zip(out.chunk(len(rows)), rows)]
                                   if max(rows) else [out])
 
-    def _broadcast(self, jobs):
-        (response, handle), = jobs
-        tensor, output = handle.tensor, handle.output
-        whole = tensor.contiguous() if output is tensor else output
-        if whole is not tensor:
-            whole.copy_(tensor)
-        dist.broadcast(whole, response.request.root, group=self.group)
-        if output is not whole:
-            output.copy_(whole)
+    def _broadcast(self, handles):
+        handle, = handles
+        whole = handle.tensor.contiguous()
+        dist.broadcast(whole, handle.request.root, group=self.group)
+        if whole is not handle.tensor:
+            handle.tensor.copy_(whole)
 
-    def _barrier(self, jobs):
+    def _barrier(self, handles):
         pass  # it was agreed on: so all ranks are here
 
 

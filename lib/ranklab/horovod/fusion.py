@@ -4,10 +4,6 @@ A message costs its latency however small it is, and a ring pays it 2(R-1) times
 are ready at the same time are copied into one buffer, reduced together, and copied back.
 """
 
-import torch
-
-from ranklab.flat import pieces
-
 
 def fuse_tensors(tensors, threshold):
     """A list of lists: the positions in `tensors` of those that share one all-reduce.
@@ -30,24 +26,3 @@ def fuse_tensors(tensors, threshold):
         last[kind][0].append(i)
         last[kind][1] += tensor.nbytes
     return groups
-
-
-class FusionBuffer:
-    """One piece of memory that is kept and used again, for every group and every dtype."""
-
-    def __init__(self):
-        self.memory = {}  # device -> bytes
-
-    def pack(self, tensors):
-        """The elements of `tensors`, one tensor after the other, in one flat tensor."""
-        first = tensors[0]
-        n = sum(tensor.numel() for tensor in tensors)
-        nbytes = n * first.element_size()
-        memory = self.memory.get(first.device)
-        if memory is None or memory.numel() < nbytes:
-            memory = torch.empty(nbytes, dtype=torch.uint8, device=first.device)
-            self.memory[first.device] = memory
-        flat = memory[:nbytes].view(first.dtype)
-        for piece, tensor in zip(pieces(flat, tensors), tensors):
-            piece.copy_(tensor)
-        return flat

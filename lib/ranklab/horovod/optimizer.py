@@ -50,24 +50,19 @@ def distributed_optimizer(optimizer, named_parameters, compression=Compression.n
 
 
 def DistributedOptimizer(optimizer, named_parameters=None, compression=Compression.none,
-                         backward_passes_per_step=1, op=Average, gradient_predivide_factor=1.0,
-                         num_groups=0, groups=None, sparse_as_dense=False):
+                         backward_passes_per_step=1, op=Average, gradient_predivide_factor=1.0):
     """An optimizer of the same class, with the same parameters and state, that works on all ranks.
 
     backward_passes_per_step   how many backward passes add up before gradients travel
     op                         Average, Sum, or Adasum (of steps, not of gradients)
     gradient_predivide_factor  an average divides by it before the sum, and by size()/it afterwards
 
-    error  parameters without a name, or two of one name; factors that make no sense. `groups` and
-           `sparse_as_dense` are not built here
+    error  parameters without a name, or two of one name; factors that make no sense
     """
-    if groups or num_groups or sparse_as_dense:
-        raise ValueError("groups and sparse_as_dense are not built here: leave them out")
     if gradient_predivide_factor != 1.0 and op != Average:
         raise ValueError("gradient_predivide_factor divides an average: it needs op=Average")
     if backward_passes_per_step < 1:
         raise ValueError(f"backward_passes_per_step={backward_passes_per_step} must be 1 or more")
-    names = _names(optimizer, named_parameters)
     is_alone = size() == 1  # then there is nothing to combine
     mixin = _AdasumOfSteps if op == Adasum and not is_alone else _AverageOfGradients
     kind = type(optimizer)
@@ -75,18 +70,18 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=Compressi
     ours = made.__new__(made)  # not made(...): that would forget the state
     # A scheduler may have wrapped the old one's step.
     ours.__dict__.update({k: v for k, v in optimizer.__dict__.items() if k != "step"})
-    ours._prepare(names, compression, backward_passes_per_step, op,
+    ours._prepare(_names(optimizer, named_parameters), compression, backward_passes_per_step, op,
                   gradient_predivide_factor)
     return ours
 
 
 def _names(optimizer, named_parameters):
     """{parameter: name} of all that the optimizer changes."""
-    groups = optimizer.param_groups
+    mine = [p for group in optimizer.param_groups for p in group["params"]]
     if named_parameters is None:
-        return {p: f"allreduce.noname.{i}.{j}" for i, group in enumerate(groups)
-                for j, p in enumerate(group["params"]) if p.requires_grad}
-    named = list(named_parameters)
+        named = [(f"allreduce.noname.{i}", p) for i, p in enumerate(mine)]
+    else:
+        named = list(named_parameters)
     if not all(isinstance(one, tuple) for one in named):
         raise ValueError("named_parameters must be (name, parameter) pairs: give it "
                          "model.named_parameters()")
@@ -94,7 +89,6 @@ def _names(optimizer, named_parameters):
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ValueError(f"parameters need different names; given twice: {', '.join(twice)}")
     name_of = {p: name for name, p in named}
-    mine = [p for group in groups for p in group["params"]]
     if missing := sum(p not in name_of for p in mine):
         raise ValueError(f"{missing} of the optimizer's {len(mine)} parameters have no name in "
                          "named_parameters")
@@ -116,11 +110,6 @@ class _AverageOfGradients:
         """From the next backward pass on, gradients travel after `passes` of them."""
         self.backward_passes_per_step = passes
         self._left = dict.fromkeys(self._names, passes)
-
-    def load_state_dict(self, state_dict):
-        super().load_state_dict(state_dict)
-        self._handles.clear()
-        self.set_backward_passes_per_step(self.backward_passes_per_step)
 
     def _count(self, p):
         """Backward has made, or added to, p.grad."""
@@ -161,14 +150,12 @@ class _AverageOfGradients:
             self._skips = False
 
     def step(self, closure=None):
-        """The optimizer's own step, with averages; closure() computes the gradients, once."""
-        loss = None
+        """The optimizer's own step, with averages.
+
+        error  a closure: its gradients would come after the averages
+        """
         if closure is not None:
-            if self._skips:
-                raise ValueError("step(closure) makes new gradients, which nobody averages in "
-                                 "skip_synchronize(): call closure() before synchronize()")
-            with torch.enable_grad():
-                loss = closure()
+            raise ValueError("step(closure) is not built here: call backward() before step()")
         if not self._skips:
             if self._is_synchronized:
                 warnings.warn("step() after synchronize() averages once more: put it into "
@@ -176,7 +163,6 @@ class _AverageOfGradients:
             self.synchronize()
         self._is_synchronized = False
         super().step()
-        return loss
 
     def zero_grad(self, *args, **kwargs):
         if self._handles:
@@ -190,30 +176,19 @@ class _AdasumOfSteps:
     """Every rank takes its own step; the *changes* are combined by Adasum.
 
     So Adam's division by the gradients' size comes first. Horovod does it parameter by parameter
-    in backward; here it waits for step().
+    in backward; here it waits for step(), and takes what any number of backward passes added up.
     """
 
-    def _prepare(self, names, compression, passes, op, predivide):
+    def _prepare(self, names, compression, *_):
         self._names, self._compression = names, compression
-        self.set_backward_passes_per_step(passes)
-
-    def set_backward_passes_per_step(self, passes):
-        """Any number will do: nothing travels in backward, and step() takes what has added up."""
-        self.backward_passes_per_step = passes
 
     def step(self, closure=None):
         before = {p: p.detach().clone() for p in self._names}
         loss = super().step(closure)
-        handles = []
+        handles = {}
         for p, name in self._names.items():
             small, ctx = self._compression.compress(p.detach() - before[p])
-            handles.append((p, allreduce_async_(small, name=name, op=Adasum), ctx))
-        for p, handle, ctx in handles:
+            handles[p] = allreduce_async_(small, name=name, op=Adasum), ctx
+        for p, (handle, ctx) in handles.items():
             p.data.copy_(before[p] + self._compression.decompress(synchronize(handle), ctx))
         return loss
-
-    def synchronize(self):
-        """Nothing: there is nothing to wait for before step()."""
-
-    def skip_synchronize(self):
-        raise AssertionError("with op=Adasum step() itself communicates: it can't be skipped")

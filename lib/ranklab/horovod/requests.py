@@ -33,21 +33,23 @@ class Request(NamedTuple):
 
 
 class Response(NamedTuple):
-    """One tensor that all ranks have: what to do with it, or why it can't be done."""
+    """One tensor that all ranks have, or why it can't be reduced, gathered or broadcast."""
 
-    request: Request
-    sizes: tuple = ()  # an allgather's first dimension on each rank
+    name: str
+    rows: tuple = ()  # of an allgather: the first dimension on each rank
     error: str = ""
 
 
 class Handle:
     """The future of one tensor: poll() and synchronize() take it."""
 
-    def __init__(self, request, tensor=None, output=None):
+    def __init__(self, request, tensor=None):
         self.request = request
-        self.tensor, self.output = tensor, output
+        # The thread works on the tensor itself, and is not part of anybody's graph.
+        self.tensor = self.output = None if tensor is None else tensor.detach()
         self.asked = time.perf_counter()
         self.is_sent = False  # the coordinator knows of it by name
+        self.rows = ()  # as in Response
         self.error = None
         self.finished = threading.Event()
         self.computed = None
@@ -55,7 +57,6 @@ class Handle:
             self.computed = torch.cuda.Event()
             self.computed.record()
 
-    def finish(self, output=None, error=None):
-        self.output = self.output if output is None else output
+    def finish(self, error=None):
         self.error = error
         self.finished.set()

@@ -27,13 +27,9 @@ class Settings:
     stall_shutdown: float = 300.0
 
     def __post_init__(self):
-        for field in fields(self):
-            value = getattr(self, field.name)
+        for name, value in vars(self).items():
             if value < 0:
-                raise ValueError(f"{field.name}={value} must not be negative")
-        if not 0 < self.stall_check <= self.stall_shutdown:
-            raise ValueError(f"stall_check={self.stall_check} must be above 0 and at most "
-                             f"stall_shutdown={self.stall_shutdown}")
+                raise ValueError(f"{name}={value} must not be negative")
 
     @classmethod
     def from_environment(cls, **given):
@@ -43,12 +39,10 @@ class Settings:
         """
         chosen = {}
         for field in fields(cls):
-            text = os.environ.get(VARIABLES[field.name])
-            if given.get(field.name) is not None:
-                chosen[field.name] = given[field.name]
-            elif text:
+            variable = VARIABLES[field.name]
+            if text := os.environ.get(variable):
                 try:
                     chosen[field.name] = field.type(text)
                 except ValueError:
-                    raise ValueError(f"{VARIABLES[field.name]}={text} is no number") from None
-        return cls(**chosen)
+                    raise ValueError(f"{variable}={text} is no number") from None
+        return cls(**chosen | {name: value for name, value in given.items() if value is not None})

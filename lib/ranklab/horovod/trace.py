@@ -30,13 +30,12 @@ class Recorder:
     """Collects events while a timeline is on; costs nothing while it is off."""
 
     def __init__(self):
-        self.path, self.events, self.began, self.mark_cycles = None, None, 0.0, False
+        self.path, self.events, self.began = None, None, 0.0
 
-    def start(self, path, mark_cycles=False):
+    def start(self, path):
         """From now on events are kept, for the file `path`."""
         open(path, "a").close()  # a path that can't be written is an error now, not at the end
-        self.path, self.mark_cycles = path, mark_cycles
-        self.began, self.events = time.perf_counter(), []
+        self.path, self.began, self.events = path, time.perf_counter(), []
 
     def note(self, tensor, phase, start, end=None):
         """`phase` went from `start` to `end` (now), in time.perf_counter()'s seconds."""

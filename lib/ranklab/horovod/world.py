@@ -51,20 +51,15 @@ def local_size():
     return int(os.environ.get("LOCAL_WORLD_SIZE", size()))
 
 
-def cross_rank():
-    """The number of this rank's node."""
-    return int(os.environ.get("GROUP_RANK", 0))
-
-
 def cross_size():
     """The number of nodes."""
     return size() // local_size()
 
 
-def start_timeline(file_path, mark_cycles=False):
+def start_timeline(file_path):
     """From now on rank 0 keeps what happens to each tensor, for the trace `file_path`."""
     if rank() == 0:
-        background().recorder.start(file_path, mark_cycles)
+        background().recorder.start(file_path)
 
 
 def stop_timeline():

@@ -18,7 +18,7 @@ WRONG = [
            says="A tensor keeps its row"),
     mutant(answer, '"process_name", "pid": rows[tensor], "tid": 0',
            '"process_name", "pid": 0, "tid": rows[tensor]', 'phase, "pid": rows[tensor], "tid": 0',
-           'phase, "pid": 0, "tid": rows[tensor]', says="two rows named"),
+           'phase, "pid": 0, "tid": rows[tensor]', says="one row has two names"),
     mutant(answer, EACH, "for (tensor, phase), (start, end) in {(tensor, phase): times "
            "for tensor, phase, *times in events}.items()",
            says="A phase comes again in every step"),
@@ -26,5 +26,5 @@ WRONG = [
     mutant(answer, '"name": phase', '"name": tensor', says="is its phase"),
     mutant(answer, '"w"', '"a"', says="begins anew"),
     mutant(answer, "rows, trace = {}, []", "rows, trace = ROWS, []", ROWS={},
-           says="called again, a row has no name.+kept from call to call"),
+           says="called again: a row has no name.+kept from call to call"),
 ]

@@ -4,7 +4,6 @@
     fuse_tensors.py           which tensors share a buffer
     tune_fusion.py            a threshold for noisy landscapes
     distributed_optimizer.py  against one process that sees all batches
-    asking.py                 what is asked for, when, and in how many bytes
     compress_fp16.py          types and bytes
     timeline.py               what a viewer makes of the file
     adasum.py                 Adasum against its definition
@@ -25,39 +24,33 @@ __all__ = ["EXERCISES", "PREDICTIONS"]
 
 EXERCISES = (
     Exercise(horovod.negotiate, check_negotiate, hints=(
-        "Everybody's new names go to rank 0; rank 0 counts; what it finds goes to everybody.",
+        "New names go to rank 0; rank 0 counts; what it finds goes to everybody.",
         "dist.gather_object(ready, lists, group=group, group_dst=0), where `lists` is [None] * R "
-        "on rank 0 and None elsewhere. For each name: table[name] is one more than it was. At R "
-        "the name is complete, and leaves the table.",
+        "on rank 0 and None elsewhere. At R a name is complete, and leaves the table.",
         "answer = [complete]; dist.broadcast_object_list(answer, group=group, group_src=0); "
         "return answer[0]. All ranks call both, even with nothing to send.",
     )),
     Exercise(horovod.fuse_tensors, check_fuse_tensors, hints=(
-        "Go through the tensors once. For each (dtype, device) keep the newest list, and how many "
-        "bytes it holds.",
+        "For each (dtype, device) keep the newest list, and how many bytes it holds.",
         "A tensor begins a new list when its kind has none yet, or when the bytes of the newest "
         "one and its own together are more than the threshold.",
-        "kind = tensor.dtype, tensor.device; if kind not in last or last[kind][1] + tensor.nbytes "
-        "> threshold: last[kind] = [[], 0]; groups.append(last[kind][0]). Then, for every tensor: "
-        "last[kind][0].append(i); last[kind][1] += tensor.nbytes.",
+        "if kind not in last or last[kind][1] + tensor.nbytes > threshold: last[kind] = [[], 0]; "
+        "groups.append(last[kind][0]). Then, for every tensor: last[kind][0].append(i); "
+        "last[kind][1] += tensor.nbytes.",
     )),
     Exercise(horovod.tune_fusion, check_tune_fusion, hints=(
-        "Three questions: which thresholds, how often each, and what is the time of one that was "
-        "measured several times?",
-        "A grid of equal ratios, about one threshold for each power of two. At each the median of "
-        "several calls, because a mean takes in the stragglers. Calls are worth more near the "
-        "best than far away from it.",
+        "Which thresholds, how often each, and what is the time of one that was measured several "
+        "times?",
+        "A grid of equal ratios, and at each the median of several calls, because a mean takes in "
+        "the stragglers. Calls are worth more near the best than far away from it.",
         "grid = [round(low * (high / low) ** (i / (n - 1))) for i in range(n)]; seconds = {t: "
         "median(seconds_of(t) for _ in range(calls // 2 // n)) for t in grid}. With the other half "
-        "of the calls the same once more, between the neighbours of the best. With too few calls, "
-        "fewer thresholds.",
+        "of the calls the same once more, between the neighbours of the best.",
     )),
     Exercise(horovod.distributed_optimizer, check_distributed_optimizer, hints=(
         "Two moments: when backward has made a gradient (ask for its average, keep the handle), "
         "and just before the optimizer's own step (wait for all of them).",
-        "p.register_post_accumulate_grad_hook(ask) calls ask(p); "
-        "optimizer.register_step_pre_hook(wait) calls wait(optimizer, args, kwargs). In wait, "
-        "first ask for what has not been asked for: with zeros where p.grad is None.",
+        "In wait, first ask for what has not been asked for: with zeros where p.grad is None.",
         "ask: small, ctx = compression.compress(p.grad); handles[p] = allreduce_async_(small, "
         "name=names[p], op=Average), ctx. wait: p.grad = compression.decompress("
         "synchronize(handle), ctx) for all; handles.clear().",
@@ -72,18 +65,15 @@ EXERCISES = (
     Exercise(horovod.timeline, check_timeline, hints=(
         "A row is a number, the pid. Give each tensor the next one when you first meet it, and "
         "name the row once.",
-        'The name: {"ph": "M", "name": "process_name", "pid": row, "args": {"name": tensor}}. A '
-        'phase: {"ph": "X", "name": phase, "pid": row, "tid": 0, "ts": ..., "dur": ...}, in '
-        "microseconds.",
-        'rows.setdefault is not enough: a new row also needs its name event. At the end json.dump('
-        '{"traceEvents": trace}, file). ts = start * 1e6, dur = (end - start) * 1e6.',
+        "rows.setdefault is not enough: a new row also needs the entry with its name.",
+        'At the end json.dump({"traceEvents": trace}, file). ts = start * 1e6, dur = '
+        '(end - start) * 1e6.',
     )),
     Exercise(horovod.adasum, check_adasum, hints=(
-        "After the swap you hold one half of two vectors: yours and your partner's. On both ranks "
-        "a is the left one's. What do you need to combine them? Which of it do other ranks hold?",
-        "dots = dot_products(a, b, tensor_of, len(sizes)) counts your part only. The other parts "
-        "of the two vectors are on other ranks. With step = 1, 2, 4, ... distance: exchange dots "
-        "with rank ^ step, and add what arrives.",
+        "After the swap you hold one half of two vectors. On both ranks a is the left one's. What "
+        "do you need to combine them? Which of it do other ranks hold?",
+        "dot_products counts your part only. With step = 1, 2, 4, ... distance: exchange dots with "
+        "rank ^ step, and add what arrives.",
         "ab, aa, bb = dots; of_a = 1 - torch.where(aa > 0, ab / (2 * aa), 0), of_b alike; part = "
         "(of_a[tensor_of] * a + of_b[tensor_of] * b).to(x.dtype)",
     )),

@@ -1,10 +1,16 @@
-"""The check of timeline: does a viewer understand the file, and does it show what happened?"""
+"""The check of timeline: is the file a trace, and does it show what happened?"""
 
 import json
 import tempfile
+from collections import Counter
 from pathlib import Path
 
+import torch
+
+from ranklab.checks.beside import expect, located
 from ranklab.checks.exercise import Mistake
+from ranklab.checks.failures import hinted
+from ranklab.checks.trial import explain
 
 EVENTS = [
     ("w", "NEGOTIATE", 0.25, 1.0), ("b", "NEGOTIATE", 0.5, 1.0), ("w", "ALLREDUCE", 1.0, 2.5),
@@ -12,141 +18,102 @@ EVENTS = [
     ("w", "GLOO_ALLREDUCE", 1.25, 2.25), ("b", "GLOO_ALLREDUCE", 1.25, 2.25),
     ("w", "rank 1 is ready", 0.75, 0.75), ("w", "QUEUE", 3.0, 3.5),  # the next step
 ]
+ODD_NAMES = [(name, "QUEUE", 0.0, 1.0)
+             for name in ("0.weight", "1.weight", 'layer "a"', "back\\slash", "gr\u00f6sse")]
 OLD = "an older file, which is longer than the trace is. " * 200
-KEPT = ("The first call was well. Is something kept from call to call, in a default argument or in "
-        "a global name? Each call begins with no rows.")
-ODD_NAMES = [(name, "QUEUE", 0.0, 1.0) for name in ('layer "a"', "back\\slash", "gr\u00f6sse")]
+KEPT = ("The first call was right. Is something kept from call to call, in a default argument or "
+        "in a global name? Each call begins with no rows.")
+KEYS = {"M": {"pid", "name", "args"}, "X": {"pid", "name", "ts", "dur"}}
+SLIPS = (  # (what a mistake writes for [start, end] in seconds, what it is, a hint)
+    (lambda start, end: (start * 1e3, (end - start) * 1e3), "in milliseconds",
+     "The format counts microseconds: seconds * 1e6."),
+    (lambda start, end: (start, end - start), "in seconds",
+     "The format counts microseconds: seconds * 1e6."),
+    (lambda start, end: (start * 1e6, end * 1e6), "when it starts and when it ends",
+     '"dur" is how long it takes, end - start.'),
+)
 
 
 def check_timeline(fn):
-    trace = _written(fn, EVENTS)
-    yield "the file is JSON, with a list of events that Perfetto and chrome://tracing open"
-    rows = _rows(trace, EVENTS)
-    yield "one row for each tensor, with its name"
-    _same_times(rows)
-    try:
-        _same_times(_rows(_written(fn, EVENTS), EVENTS))
-    except Mistake as mistake:
-        raise Mistake(f"called again, {mistake.what}", KEPT) from None
+    _is_right(fn, EVENTS)
+    yield "the file is JSON, with a row for each tensor, as Perfetto and chrome://tracing want it"
+    with hinted({"called again: .*": KEPT}):
+        located("called again", _is_right, fn, EVENTS)
     yield "every phase is in its tensor's row, from start to end, in microseconds; none is missing"
     for events in ([], ODD_NAMES, EVENTS[::-1], EVENTS * 2):
-        _rows(_written(fn, events), events)
+        _is_right(fn, events)
     yield "any order, no events at all, names with quotes in them"
 
 
+def _is_right(fn, events):
+    rows = _rows(_written(fn, events))
+    phases_of, tensors = {}, {tensor for tensor, *_ in events}
+    for tensor, phase, *times in events:
+        phases_of.setdefault(tensor, []).append((phase, *times))
+    expect(not events or {*rows} != {phase for _, phase, *_ in events},
+           f"there is a row for each phase: {', '.join(rows)}", "A row is a tensor. Phases "
+           "are what happens in it, one after the other.")
+    expect({*rows} == tensors, f"the rows are {sorted(rows)}, not {sorted(tensors)}",
+           "Each tensor has one row.")
+    for tensor, phases in phases_of.items():
+        _is_row(tensor, rows[tensor], sorted(phases))
+
+
+def _is_row(tensor, found, phases):
+    """`found` is [(phase, ts, dur), ...], and `phases` [(phase, start, end), ...]."""
+    found, where = sorted(found), f"in the row of {tensor!r}"
+    counts, right = (Counter(phase for phase, *_ in each) for each in (found, phases))
+    expect({*counts} != {tensor}, f"every phase {where} is called {tensor}", 'The "name" of an '
+           'event of kind X is its phase; the tensor\'s name is the row\'s.')
+    for phase in sorted(counts | right):
+        what = f"{where} phase {phase} is there {counts[phase]} times, not {right[phase]}"
+        expect(counts[phase] >= right[phase], what, "A phase comes again in every step: write "
+               "every event, and do not keep one for each name.")
+        expect(counts[phase] <= right[phase], what, "Write every event once.")
+    for (phase, *times), (_, start, end) in zip(found, phases):
+        got, wanted = (torch.tensor(each, dtype=torch.float64)
+                       for each in (times, (start * 1e6, (end - start) * 1e6)))
+        explain(f'["ts", "dur"] of {phase} {where}', got, wanted, {
+            what: (torch.tensor(of(start, end), dtype=torch.float64), hint)
+            for of, what, hint in SLIPS}, 'ts is the start and dur is end - start, both times 1e6.')
+
+
 def _written(fn, events):
+    """The entries of the file that fn(events, path) has written."""
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "trace.json"
+        path, given = Path(folder) / "trace.json", list(events)
         path.write_text(OLD)
-        given = list(events)
         fn(given, str(path))
-        if given != list(events):
-            raise Mistake("the list of events is changed", "Read it, and leave it as it is.")
-        text = path.read_text() if path.exists() else OLD
-        if text == OLD:
-            raise Mistake("no file is written", "Open `path` for writing and json.dump into it.")
-    if text.startswith(OLD):
-        raise Mistake("what was in the file before is still there", 'The file holds these events, '
-                      'and no others: open(path, "w") begins anew, "a" goes on at its end.')
+        text = path.read_text()
+    expect(given == events, "the list of events is changed", "Leave it as it is.")
+    expect(not text.startswith(OLD), "what was in the file before is still there",
+           'open(path, "w") begins anew, "a" goes on at its end.')
     try:
-        trace = json.loads(text)
+        return json.loads(text)["traceEvents"]
     except ValueError as error:
         raise Mistake(f"the file is not JSON: {error}; it begins with {text[:40]!r}",
                       "json.dump(trace, file) writes quotes, commas and escapes as they must be. "
                       "str() of a dict is Python, not JSON.") from None
-    events = trace.get("traceEvents") if isinstance(trace, dict) else trace
-    if not isinstance(events, list) or not all(isinstance(one, dict) for one in events):
-        raise Mistake("there is no list of events in the file",
-                      'Write {"traceEvents": [...]}: that is where viewers look.')
-    return events
+    except (LookupError, TypeError):
+        raise Mistake('there is no "traceEvents" in the file', "Write {\"traceEvents\": [...]}: "
+                      "that is where viewers look.") from None
 
 
-def _rows(trace, events):
-    """{tensor: [(phase, start, end) in us, ...]}: one row for each tensor of `events`."""
-    names, phases = _names(trace), _phases(trace)
-    rows = {}
-    for row, found in phases.items():
-        # Viewers look at these two only, and a process's name is that of all of its threads.
-        name = names.get(row, names.get(row[0]))
-        if name is None:
-            raise Mistake("a row has no name, so nobody knows which tensor it is",
-                          'Name it once: {"ph": "M", "name": "process_name", "pid": row, '
-                          '"args": {"name": tensor}}.')
-        if name in rows:
-            raise Mistake(f"there are two rows named {name!r}",
-                          "A tensor keeps its row: look it up, and begin one only for a new name.")
-        rows[name] = found
-    tensors = {tensor for tensor, *_ in events}
-    if set(rows) == tensors:
-        return rows
-    if set(rows) == {phase for _, phase, *_ in events}:
-        raise Mistake(f"there is a row for each phase: {', '.join(sorted(rows))}",
-                      "A row is a tensor. Phases are what happens in it, one after the other.")
-    missing = sorted(tensors - set(rows))
-    raise Mistake(f"the rows are {sorted(map(str, rows))}, not {sorted(tensors)}",
-                  f"{missing[0]!r} has none." if missing else "Each tensor has one row.")
-
-
-def _names(trace):
-    """{(pid, tid) of a thread, or pid of a process: its name}."""
-    names = {}
-    for event in trace:
-        if event.get("ph") == "M" and "name" in event.get("args", {}):
-            if event.get("name") == "process_name":
-                names[event.get("pid")] = event["args"]["name"]
-            if event.get("name") == "thread_name":
-                names[event.get("pid"), event.get("tid")] = event["args"]["name"]
-    return names
-
-
-def _phases(trace):
-    """{(pid, tid): [(phase, start, end) in us, ...]}, of events of kind X, or B and E."""
-    phases, opened = {}, {}
-    for event in trace:
-        row, kind = (event.get("pid"), event.get("tid")), event.get("ph")
-        if kind == "X":
-            if "ts" not in event or "dur" not in event:
-                raise Mistake(f"an event of kind X lacks {'dur' if 'ts' in event else 'ts'}",
-                              'A whole phase is {"ph": "X", "name", "pid", "tid", "ts", "dur"}.')
-            phases.setdefault(row, []).append(
-                (event.get("name"), event["ts"], event["ts"] + event["dur"]))
-        elif kind == "B":
-            opened.setdefault(row, []).append((event.get("name"), event["ts"]))
-        elif kind == "E" and opened.get(row):
-            phases.setdefault(row, []).append((*opened[row].pop(), event["ts"]))
-    return phases
-
-
-def _same_times(rows):
-    for name, phases in rows.items():
-        for phase in {phase: None for tensor, phase, *_ in EVENTS if tensor == name}:
-            right = sorted((start * 1e6, end * 1e6) for tensor, what, start, end in EVENTS
-                           if (tensor, what) == (name, phase))
-            found = sorted((start, end) for what, start, end in phases if what == phase)
-            if len(found) != len(right):
-                raise _wrong_count(name, phase, len(found), len(right), {p for p, *_ in phases})
-            for times, wanted in zip(found, right):
-                _one_phase(f"{phase} of {name!r}", *times, *wanted)
-
-
-def _wrong_count(name, phase, found, right, phases):
-    if phases == {name}:
-        return Mistake(f"every phase in the row of {name!r} is called {name}",
-                       'The "name" of an event of kind X is its phase; the tensor\'s name is the '
-                       "row's.")
-    if not found:
-        return Mistake(f"the row of {name!r} has no phase {phase}", "Write every event.")
-    return Mistake(f"the row of {name!r} has phase {phase} {found} times, not {right}",
-                   "A phase comes again in every step: write every event, and do not keep one for "
-                   "each name." if found < right else "Write every event once.")
-
-
-def _one_phase(phase, a, b, start, end):
-    if max(abs(a - start), abs(b - end)) < 1:
-        return
-    hint = '"ts" is the start and "dur" is end - start, both times 1e6.'
-    if abs(a - start * 1e-3) < 1e-3 or abs(a - start * 1e-6) < 1e-6:
-        hint = "The format counts microseconds: seconds * 1e6."
-    elif abs(a - start) < 1 and abs(b - a - end) < 1:
-        hint = '"dur" is how long it takes, end - start; not when it ends.'
-    raise Mistake(f"{phase} goes from {a:g} to {b:g}, not from {start:g} to {end:g}", hint)
+def _rows(trace):
+    """{row's name: [(phase, ts, dur), ...]}"""
+    for entry in trace:
+        lacks = KEYS.get(entry.get("ph"), {"ph"}) - {*entry}
+        expect(not lacks, f"{entry} lacks {', '.join(lacks)}", "The docstring has both kinds.")
+    names = [(entry["pid"], entry["args"]["name"]) for entry in trace
+             if (entry["ph"], entry["name"]) == ("M", "process_name")]
+    name_of, rows = dict(names), {name: [] for _, name in names}
+    expect(len(names) == len(rows), "there are two rows of one name", "A tensor keeps its row: "
+           "look it up, and begin one only for a new name.")
+    expect(len(names) == len(name_of), "one row has two names", "Its number is the pid: "
+           "another one for each tensor.")
+    for entry in trace:
+        expect(entry["pid"] in name_of, "a row has no name, so nobody knows which tensor it is",
+               "Name it once, by an entry of kind M called process_name.")
+        if entry["ph"] == "X":
+            rows[name_of[entry["pid"]]].append((entry["name"], entry["ts"], entry["dur"]))
+    return rows

@@ -5,69 +5,26 @@ of ours it is the same script.
 """
 
 import contextlib
-import statistics
-from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 
 from ranklab.data.labelled_text import Words, bag_of_words, labelled_file, python_functions
-from ranklab.options import check_options, existing_folder, option
+from ranklab.projects.costs import median_speed
 from ranklab.projects.hugging_face import is_here, offline_transformers  # noqa: F401
-from ranklab.projects.horovod.parallel import HorovodParallel, counted, rank_device
-from ranklab.trainer import PRECISIONS, LoopConfig, Schedule, Trainer
+from ranklab.projects.horovod.parallel import HorovodParallel, rank_device
+from ranklab.trainer import Trainer
 
 NO_TRANSFORMERS = (
     "transformers is not here. After pip install -c constraints.txt -e '.[hf]' this runs: "
     "python -m ranklab.projects.horovod"
 )
 PRELOAD = ("transformers.trainer", "transformers.models.bert.modeling_bert")  # for launch
-COMPRESSIONS = ("none", "fp16")
 
 
-@dataclass(frozen=True)
-class FineTuning:
-    """What to train and how; checked when it is made. The defaults suit two CPU cores."""
-
-    weights: str | None = option(None, "a folder with a BERT's weights and tokenizer",
-                                 kind=existing_folder)
-    n_ctx: int = option(32, "tokens of a text", least=1)
-    # The next four are those of the BERT that begins from scratch.
-    vocab_size: int = option(4000, least=1)
-    width: int = option(64, least=1)
-    n_layer: int = option(2, least=1)
-    n_head: int = option(2, least=1)
-    steps: int = option(60, "of the optimizer", least=1)
-    batch: int = option(96, "texts in a step, over all ranks", least=1)
-    lr: float = option(8e-3, "the highest learning rate", least=0)
-    warmup: float = option(0.1, "of all steps", least=0)
-    compression: str = option("none", "of gradients on the wire", COMPRESSIONS)
-    precision: str = option("fp32", "bf16, fp16: by autocast", PRECISIONS)
-    seed: int = option(0, "of weights and order", least=0)
-
-    def __post_init__(self):
-        check_options(self)
-        if self.width % self.n_head:
-            raise ValueError(f"n_head={self.n_head} must divide width={self.width}")
-
-    def loop(self):
-        """The LoopConfig: a step is one piece, and nothing is clipped."""
-        return LoopConfig(self.batch, 0.01, 0.0, self.precision, log_every=10)
-
-    def schedule(self):
-        return Schedule(self.lr, max(1, round(self.warmup * self.steps)), self.steps)
-
-    def check(self, ranks, texts=None):
-        """The mean over ranks of their means is that of the batch only where all have as many."""
-        if self.batch % ranks:
-            raise ValueError(f"{ranks} ranks must divide batch={self.batch}")
-        if texts is not None and texts < self.batch:
-            raise ValueError(f"batch={self.batch} is more than the {texts} texts to train on")
-
-
-@dataclass(frozen=True)
-class Tokens:
+class Tokens(NamedTuple):
     """The texts as numbers, and what is known of them before any training."""
 
     name: str
@@ -95,11 +52,9 @@ def read_tokens(config, data=None):
             return tokenizer(texts, padding="max_length", truncation=True, return_tensors="pt",
                              max_length=config.n_ctx)["input_ids"]
     else:
-        tokenizer = Words(text.train, config.vocab_size)
-        pad, vocab_size = tokenizer.PAD, tokenizer.vocab_size
-
-        def encode(texts):
-            return tokenizer.encode(texts, config.n_ctx)
+        words = Words(text.train, config.vocab_size)
+        pad, vocab_size = words.PAD, words.vocab_size
+        encode = partial(words.encode, n_ctx=config.n_ctx)
 
     sides = (encode(text.train), text.train_labels, encode(text.held_out), text.held_out_labels)
     return Tokens(text.name, text.classes, *sides, vocab_size, pad, text.best_constant,
@@ -120,19 +75,6 @@ def make_bert(config, classes, vocab_size, pad):
         initializer_range=0.06))  # BERT's 0.02 is for a width of 768; few steps need no dropout
 
 
-def loss_of(model, tokens, rows):
-    """The mean loss over these rows of the training texts."""
-    x, y = tokens.train[rows].to(model.device), tokens.train_labels[rows].to(model.device)
-    return model(input_ids=x, attention_mask=(x != tokens.pad).long(), labels=y).loss
-
-
-def my_rows(step, config, n, rank, ranks):
-    """The texts of this rank in this step: all ranks together have the same for any number."""
-    epoch, place = divmod(step * config.batch, n - n % config.batch)
-    order = torch.randperm(n, generator=torch.Generator().manual_seed(config.seed + epoch))
-    return order[place : place + config.batch][rank::ranks]
-
-
 class BertTrainer(Trainer):
     """The course's training loop, fed with this rank's texts, for a BERT."""
 
@@ -141,7 +83,7 @@ class BertTrainer(Trainer):
     def __init__(self, hvd, tokens, config, compress=None):
         self.hvd, self.tokens, self.config = hvd, tokens, config
         self.units_per_step, self.counts = config.batch, None
-        torch.manual_seed(config.seed + hvd.rank())  # elsewhere on each rank, until the broadcast
+        torch.manual_seed(config.seed + hvd.rank())  # others on each rank, until the broadcast
         model = make_bert(config, len(tokens.classes), tokens.vocab_size, tokens.pad)
         super().__init__(model.train(), config.loop(), config.schedule(),  # saved ones are in eval
                          partial(torch.optim.AdamW, lr=config.lr, fused=True), rank_device(hvd),
@@ -149,9 +91,12 @@ class BertTrainer(Trainer):
                          progress=False)
 
     def next_batch(self):
-        tokens = self.tokens
-        rows = my_rows(self.steps_done, self.config, len(tokens.train), self.parallel.rank,
-                       self.parallel.ranks)
+        """This rank's texts in this step: all ranks together have the same for any number."""
+        tokens, batch, n = self.tokens, self.config.batch, len(self.tokens.train)
+        epoch, place = divmod(self.steps_done * batch, n - n % batch)
+        draw = torch.Generator().manual_seed(self.config.seed + epoch)
+        rows = torch.randperm(n, generator=draw)[place : place + batch]
+        rows = rows[self.parallel.rank :: self.parallel.ranks]
         return tokens.train[rows], tokens.train_labels[rows]
 
     def loss_sum(self, x, labels):  # (B/R, T), (B/R,)
@@ -160,8 +105,9 @@ class BertTrainer(Trainer):
         return F.cross_entropy(logits.float(), labels, reduction="sum")  # (B/R, K)
 
     def step(self, batch=None):
-        # One step is counted: all are alike, and counting takes time.
-        count = counted(self.hvd) if self.steps_done == 0 else contextlib.nullcontext(self.counts)
+        # One step is counted: all are alike, and counting takes time. The real Horovod can't tell.
+        is_counted = self.steps_done == 0 and hasattr(self.hvd, "counted")
+        count = self.hvd.counted() if is_counted else contextlib.nullcontext(self.counts)
         # HorovodParallel.forward_backward has waited for the averages
         with count as self.counts, self.optimizer.skip_synchronize():
             return super().step(batch)
@@ -189,10 +135,9 @@ def fine_tune(hvd, tokens, config, timeline=None, until=None, compress=None):
     if timeline:
         hvd.stop_timeline()
     accuracy = trainer.evaluate() if trainer.stopped else history.held_out.get(config.steps)
-    speeds = [speed for speed in history.speed if speed]
     return model, {
         "losses": history.loss, "accuracy": accuracy,
-        "ms_per_step": 1e3 * config.batch / statistics.median(speeds) if speeds else float("nan"),
+        "ms_per_step": 1e3 * config.batch / median_speed(history),
         "sent_bytes": trainer.counts and trainer.counts.data.sent_bytes,
         "sizes": [p.nbytes for p in reversed(list(model.parameters()))]}  # as backward goes
 

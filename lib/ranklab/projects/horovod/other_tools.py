@@ -26,25 +26,20 @@ def commands(ranks):
     tensorflow = here if find_spec("tensorflow") else os.environ.get("TENSORFLOW_PYTHON")
     return {
         "torch_step.py": ([here], None),
-        "mpi_step.py": (["mpirun", "-n", str(ranks), here],
-                        None if mpi.is_here() else NO_MPI),
+        "mpi_step.py": (["mpirun", "-n", str(ranks), here], None if mpi.is_here() else NO_MPI),
         "tf_mirrored_step.py": ([tensorflow], None if tensorflow else NO_TENSORFLOW),
-    }  # fmt: skip
+    }
 
 
 def run_script(command, name, timeout=120):
     """The line that labs/jobs/<name> printed; on failure the last line of what it said."""
-    if folder() is None:
+    script = next((place / "labs" / "jobs" / name for place in (Path.cwd(), *Path.cwd().parents)
+                   if (place / "labs" / "jobs").is_dir()), None)
+    if script is None:
         return f"labs/jobs/{name} is in the course's checkout: start there"
     environ = {"OMP_NUM_THREADS": "1", **os.environ, **mpi.OPEN_MPI}
-    done = subprocess.run([*command, folder() / name], env=environ, capture_output=True, text=True,
+    done = subprocess.run([*command, script], env=environ, capture_output=True, text=True,
                           timeout=timeout)
     if done.returncode == 0:
         return done.stdout.strip()
     return f"{name} failed: {(done.stderr.strip() or 'it said nothing').splitlines()[-1]}"
-
-
-def folder():
-    """Where the scripts are; None outside a checkout."""
-    places = (each / "labs" / "jobs" for each in (Path.cwd(), *Path.cwd().parents))
-    return next((place for place in places if place.is_dir()), None)

@@ -1,7 +1,5 @@
 """HorovodParallel: Horovod as the training loop sees it, ours or the real one."""
 
-import contextlib
-
 import torch
 
 from ranklab.engine import device
@@ -31,7 +29,7 @@ class HorovodParallel(Parallel):
     def make_optimizer(self, new_optimizer, groups):
         named = [pair for group in groups for pair in group["params"]]
         optimizer = new_optimizer([{**group, "params": [p for _, p in group["params"]]}
-                                   for group in groups])  # fmt: skip
+                                   for group in groups])
         self.hvd.broadcast_optimizer_state(optimizer, root_rank=0)
         self.optimizer = self.hvd.DistributedOptimizer(optimizer, named_parameters=named,
                                                        compression=self.compression)
@@ -64,16 +62,7 @@ class Compressor:
 
 def rank_device(hvd):
     """Where this rank computes; under horovodrun, launch has not chosen."""
-    if hvd.__name__.startswith("ranklab"):
-        return device()
-    if not torch.cuda.is_available():
+    if hvd.__name__.startswith("ranklab") or not torch.cuda.is_available():
         return device()
     torch.cuda.set_device(hvd.local_rank())  # or Horovod's own buffers would all be on GPU 0
     return torch.device("cuda", hvd.local_rank())
-
-
-@contextlib.contextmanager
-def counted(hvd):
-    """What this rank's Horovod sends in the block; None with the real one, which can't tell."""
-    with hvd.counted() if hasattr(hvd, "counted") else contextlib.nullcontext() as counts:
-        yield counts

@@ -9,24 +9,20 @@ from collections import defaultdict
 from pathlib import Path
 from typing import NamedTuple
 
-# In this order: of what goes on at the same time, the first one counts.
-KINDS = ("all-reduce", "fusion copies", "negotiation", "computing")
-WHAT = {
-    "all-reduce": "gradients are on the wire",
-    "fusion copies": "into the fusion buffer and out of it",
-    "negotiation": "a gradient waits: another rank, the next cycle, an all-reduce before it",
-    "computing": "no gradient waits: forward, first part of backward, optimizer, data",
-}
-ADVICE = {
-    "all-reduce": "Send less (Compression.fp16), or fewer and larger messages (a higher fusion "
-                  "threshold, where an all-reduce carries few tensors).",
-    "fusion copies": "Try a lower fusion threshold.",
-    "negotiation": "A rank is late: its data, its machine, or too few cores for the ranks; or "
-                   "the cycle time is too long; or an all-reduce before it is still on the wire, "
-                   "one thread does one after the other. The ticks in the first step's rows say "
-                   "which rank.",
-    "computing": "Horovod is not in the way: make the model's own step faster, or its batch "
-                 "larger.",
+KINDS = {  # what it is, and what helps. Of what goes on at the same time, the first one counts
+    "all-reduce": (
+        "gradients are on the wire",
+        "Send less (Compression.fp16), or fewer and larger messages (a higher fusion threshold, "
+        "where an all-reduce carries few tensors)."),
+    "fusion copies": ("into the fusion buffer and out of it", "Try a lower fusion threshold."),
+    "negotiation": (
+        "a gradient waits: another rank, the next cycle, an all-reduce before it",
+        "A rank is late: its data, its machine, or too few cores for the ranks; or the cycle time "
+        "is too long; or an all-reduce before it is still on the wire, one thread does one after "
+        "the other. The ticks in the first step's rows say which rank."),
+    "computing": (
+        "no gradient waits: forward, first part of backward, optimizer, data",
+        "Horovod is not in the way: make the model's own step faster, or its batch larger."),
 }
 
 
@@ -65,8 +61,7 @@ def _phases(events):
         elif event["ph"] == "B":
             begun[row].append((event["name"], at))
         elif event["ph"] == "E" and begun[row]:
-            name, start = begun[row].pop()
-            phases.append(Phase(tensor.get(row, str(row)), name, start, at))
+            phases.append(Phase(tensor.get(row, str(row)), *begun[row].pop(), at))
         elif event["ph"] == "X" and event.get("dur"):
             phases.append(Phase(tensor[row], event["name"], at, at + event["dur"] / 1e6))
     return sorted(phases, key=lambda phase: (phase.start, -phase.end))
@@ -119,16 +114,16 @@ def all_reduces(phases):
 def bottleneck(found):
     """The largest of the `shares`, and what helps against it, in a sentence."""
     kind = max(found, key=found.get)
-    return f"bottleneck: {kind}, {found[kind]:.0%} of the time. {ADVICE[kind]}"
+    return f"bottleneck: {kind}, {found[kind]:.0%} of the time. {KINDS[kind][1]}"
 
 
 def table(phases):
     """What the timeline says, as text."""
     found, carried = shares(phases), all_reduces(phases)
     whole = max(p.end for p in phases) - min(p.start for p in phases)
-    lines = [f"{kind:14} {found[kind]:5.0%}   {WHAT[kind]}" for kind in KINDS]
+    lines = [f"{kind:14} {found[kind]:5.0%}   {what}" for kind, (what, _) in KINDS.items()]
     return "\n".join([f"{whole:.2f} s, {len(carried)} all-reduces of {sum(carried)} gradients",
-                      *lines, bottleneck(found)])  # fmt: skip
+                      *lines, bottleneck(found)])
 
 
 def one_step(phases, number=-2):
@@ -139,10 +134,10 @@ def one_step(phases, number=-2):
     """
     steps, seen = [[]], set()
     for phase in phases:
-        if phase.name == "NEGOTIATE_ALLREDUCE" and phase.tensor in seen:
-            steps.append([])
-            seen = set()
         if phase.name == "NEGOTIATE_ALLREDUCE":
+            if phase.tensor in seen:
+                steps.append([])
+                seen = set()
             seen.add(phase.tensor)
         steps[-1].append(phase)
     return steps[number if len(steps) > 1 else -1]

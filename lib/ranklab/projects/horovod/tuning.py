@@ -12,7 +12,6 @@ from ranklab.projects.horovod import bert
 from ranklab.projects.horovod.timeline import all_reduces, read_timeline
 
 THRESHOLDS = (0, 2**14, 2**16, 2**20, 2**27)  # the last is Horovod's default
-
 RANGE = 2**10, 2**22  # for tune_fusion: from less than most gradients of our BERT to all of them
 
 
@@ -36,8 +35,8 @@ def try_threshold(hvd, tokens, config, threshold, steps=4):
     return Tuned(threshold, n, seen["sent_bytes"], seen["ms_per_step"])
 
 
-def tune_together(hvd, tune, try_one, low, high, calls):
-    """What tune(seconds_of, low, high, calls) chooses on rank 0; all ranks try what it asks for.
+def tune_together(hvd, tune, try_one, calls):
+    """What tune(seconds_of, *RANGE, calls) chooses on rank 0; all ranks try what it asks for.
 
     try_one  called with a threshold on every rank; a Tuned
     """
@@ -45,7 +44,7 @@ def tune_together(hvd, tune, try_one, low, high, calls):
         return try_one(hvd.broadcast_object(threshold, 0)).ms_per_step / 1e3
 
     if hvd.rank() == 0:
-        chosen = tune(seconds_of, low, high, calls)
+        chosen = tune(seconds_of, *RANGE, calls)
         return hvd.broadcast_object((chosen, "chosen"), 0)[0]
     while not isinstance(asked := hvd.broadcast_object(None, 0), tuple):
         try_one(asked)
@@ -66,9 +65,8 @@ def model(sizes, thresholds, ranks, alpha, beta, fuse=fuse_tensors):
 def table(tuned):
     """The Tuned of each threshold, as text."""
     lines = [f"{'fusion threshold':>18}{'all-reduces/step':>18}{'sent/step':>12}{'ms/step':>10}"]
-    for row in sorted(tuned):
-        lines.append(f"{row.threshold:16,} B{row.all_reduces:18.1f}"
-                     f"{megabytes(row.sent_bytes):>12}{row.ms_per_step:10.1f}")
+    lines += [f"{row.threshold:16,} B{row.all_reduces:18.1f}{megabytes(row.sent_bytes):>12}"
+              f"{row.ms_per_step:10.1f}" for row in sorted(tuned)]
     return "\n".join(lines)
 
 
