@@ -6,8 +6,6 @@ from statistics import mean, median
 
 from ranklab.meter import Event
 
-NAMES = ("loader-bound", "communication-bound", "straggler")
-
 
 @dataclass(frozen=True)
 class Case:
@@ -24,16 +22,18 @@ class Case:
     beside: float = 0.0
     steps: int = 5
     hiccup: float = 0.0  # ms that rank 1 computes longer in its third step
-    noise: float = 0.0
+    noise: float = 0.0  # a step takes up to so much longer
     unit: float = 1e-3  # seconds
 
     def drawn(self):
         """[(ms of loading, of computing) of each rank] of each step."""
-        draw = random.Random(1)
-        return [[(load * (1 + self.noise * draw.random()),
-                  compute * (1 + self.noise * draw.random()) + self.hiccup * ((step, r) == (2, 1)))
-                 for r, (load, compute) in enumerate(zip(self.loads, self.computes))]
-                for step in range(self.steps)]
+        draw, steps = random.Random(1), []
+        for step in range(self.steps):
+            longer = [1 + self.noise * draw.random() for _ in self.loads]
+            steps.append([(load * times, compute * times + self.hiccup * ((step, rank) == (2, 1)))
+                          for rank, (load, compute, times)
+                          in enumerate(zip(self.loads, self.computes, longer))])
+        return steps
 
     def timelines(self):
         """[[Event] of each rank], with a loader event at the end, as a DataLoader leaves it."""
@@ -43,40 +43,36 @@ class Case:
             end = max(ready) + self.transfer
             for of_rank, (load, _), done in zip(events, step, ready):
                 middle = (now + load + done) / 2
-                for kind, a, b, lane in (
-                        ("loader", now, now + load + self.beside, "main"),
-                        ("compute", now + load, middle, "stream 7"),
-                        ("compute", middle, done, "backward 1"),
-                        ("communication", done - self.hidden, end - 0.125, "gloo 1"),
-                        ("communication", done - self.hidden / 2, end, "gloo 2"),
-                        ("wait", done + 0.25, end, "main")):
-                    of_rank.append(Event(kind, kind, 5 + a * self.unit, 5 + b * self.unit, lane))
+                of_rank += [self._event(*each) for each in (
+                    ("loader", now, now + load + self.beside, "main"),
+                    ("compute", now + load, middle, "stream 7"),
+                    ("compute", middle, done, "backward 1"),
+                    ("communication", done - self.hidden, end - 0.125, "gloo 1"),
+                    ("communication", done - self.hidden / 2, end, "gloo 2"),
+                    ("wait", done + 0.25, end, "main"))]
             now = end
-        for of_rank in events:
-            last = 5 + now * self.unit
-            of_rank.append(Event("loader", "loader", last, last + 1e-6, "main"))
-        return events
+        return [[*of_rank, self._event("loader", now, now, "main")] for of_rank in events]
+
+    def _event(self, kind, start, end, lane):
+        return Event(kind, kind, 5 + start * self.unit, 5 + end * self.unit, lane)
 
     def usual(self):
-        """Medians over the steps, in ms: of each rank [loading], [computing], [both], [exposed
+        """Medians over the steps, in ms: of each rank [loading], [computing], [exposed
         communication]; and a step's length."""
         steps = self.drawn()
         ends = [max(map(sum, step)) + self.transfer for step in steps]
         of_ranks = list(zip(*steps))  # [(loading, computing) of each step] of each rank
         loads = [median(load for load, _ in one) for one in of_ranks]
         computes = [median(compute for _, compute in one) for one in of_ranks]
-        both = [median(map(sum, one)) for one in of_ranks]
         bare = [median(end - sum(work) for end, work in zip(ends, one)) for one in of_ranks]
-        return loads, computes, both, bare, median(ends)
+        return loads, computes, bare, median(ends)
 
-    def shares(self, straggler):
-        """The oracle, from the numbers that the timelines are made of. With noise the sum of two
-        medians is not the median of the sum, and as good: the one nearer to `straggler` counts."""
-        loads, computes, both, bare, length = self.usual()
-        works = both, [load + compute for load, compute in zip(loads, computes)]
-        right = (more_than_others(work) / length for work in works)
+    def shares(self):
+        """The oracle, from the numbers that the timelines are made of."""
+        loads, computes, bare, length = self.usual()
+        works = [load + compute for load, compute in zip(loads, computes)]
         return {"loader-bound": mean(loads) / length, "communication-bound": min(bare) / length,
-                "straggler": min(right, key=lambda share: abs(share - straggler))}
+                "straggler": more_than_others(works) / length}
 
 
 def more_than_others(works):
