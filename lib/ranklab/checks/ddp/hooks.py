@@ -99,13 +99,13 @@ class Call:
     sent: list = field(default_factory=list)  # all-reduced: kept, so that no other gets its memory
 
 
-def steps_in_ddp(state, hook, model, inputs, group=None):
+def steps_in_ddp(state, hook, model, inputs, group=None, bucket_cap_bytes=180):
     """[(the flat gradient, on the CPU; [Call of each bucket]) of each of `inputs`].
 
     From its second step on DDP has several buckets of Given, two of them of one size.
     """
     model = DistributedDataParallel(model.to(device()), process_group=group,
-                                    bucket_cap_mb=180 / 2**20)
+                                    bucket_cap_mb=bucket_cap_bytes / 2**20)
     steps, gradients = [], []
     model.register_comm_hook(state, watched(hook, steps))
     for x in inputs:

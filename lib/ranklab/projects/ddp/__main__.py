@@ -9,8 +9,8 @@
 A folder is read as ImageNet is laid out: train/<class>/*.JPEG and val/<class>/*.JPEG. After a
 SIGTERM to torchrun or srun the run saves itself and ends; --resume goes on from there.
 
-Read config.py, data.py (what each rank reads), model.py, trainer.py (the course's training loop,
-fed with images) and training.py; then strong_and_weak.py, profile.py and data_parallel.py.
+Read config.py, trainer.py (DDP, and the course's training loop, fed with what data.py reads on each
+rank) and training.py; then strong_and_weak.py and data_parallel.py.
 """
 
 import sys
@@ -22,16 +22,18 @@ from ranklab.projects.runner import Project, Shown
 
 
 def act(options, config):
+    limit = time_limit()
     if options.data_parallel:
         return data_parallel.compare(config)
     if options.profile:
-        return profile.report(config, options.profile, options.ranks, timeout=time_limit())
+        verdict, shares = profile(config, options.profile, options.ranks, timeout=limit)
+        return f"{verdict}: " + ", ".join(f"{name} {part:.0%}" for name, part in shares.items())
     if options.scaling:
-        rows = strong_and_weak.run(config, options.ranks, timeout=time_limit())
+        rows = strong_and_weak.run(config, options.ranks, timeout=limit)
         return Shown(strong_and_weak.report(rows), lambda: strong_and_weak.figure(rows))
     progress = "bar" if sys.stderr.isatty() else "lines"
-    return report(run(options.ranks, resume=options.resume, progress=progress,
-                      timeout=time_limit(), **vars(config)))
+    return report(run(options.ranks, resume=options.resume, progress=progress, timeout=limit,
+                      **vars(config)))
 
 
 project = Project(__package__, __doc__, Options, act)
