@@ -50,23 +50,22 @@ def test_each_recorded_situation_has_its_cause(steps=3):
         situations.record(("slow",))
 
 
-def _beside_gpus(steps):
-    """As if the ranks had GPUs: (backend of the group, events, threads that are left)."""
+def _recorded(steps):
+    """(backends of the groups of DDP, steps that were seen, threads that are left)."""
     class Noted(DistributedDataParallel):
-        def __init__(self, *args, process_group=None, **kwargs):
-            super().__init__(*args, process_group=process_group, **kwargs)
+        def __init__(self, *args, process_group=None, **options):
+            super().__init__(*args, process_group=process_group, **options)
             backends.append(process_group and dist.get_backend(process_group))
 
-    backends, meta = [], lambda: torch.device("meta")
-    with patch.object(situations, "DistributedDataParallel", Noted), \
-            patch.object(situations, "device", meta, create=True):
+    backends = []
+    with patch.object(situations, "DistributedDataParallel", Noted):
         seen = situations._record(("communication-bound",), steps)["communication-bound"]
     return backends, len(ddp.steps_of(seen.events)), [
         thread.name for thread in threading.enumerate() if "ThreadPoolExecutor" in thread.name]
 
 
 def test_situations_stay_on_the_cpu_and_leave_no_thread():
-    assert launch(_beside_gpus, 1, ranks=2) == [(["gloo"], 1, [])] * 2
+    assert launch(_recorded, 1, ranks=2) == [(["gloo"], 1, [])] * 2
 
 
 def _through_a_slow_link(bandwidth):

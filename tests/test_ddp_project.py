@@ -220,7 +220,7 @@ def test_data_parallel_is_measured_against_ddp():
 
 
 def test_figures_are_drawn_alike_each_time(tmp_path):
-    rows = [strong_and_weak.Row(kind, R, 8, 0.1 * R, 1 / R) for kind in ("strong", "weak")
+    rows = [strong_and_weak.Measured(kind, R, 8, 0.1 * R, 1 / R) for kind in ("strong", "weak")
             for R in (1, 2, 4)]
     events = [[Event("f", "compute", 5.0, 5.1, "main"), Event("l", "loader", 5.1, 5.2, "main"),
                Event("g", "communication", 5.05, 5.3, "gloo 1")]] * 2

@@ -1,4 +1,4 @@
-"""The check of compress_fp16_hook: registered in torch's own DDP."""
+"""The check of compress_fp16_hook: registered in torch's DDP."""
 
 from functools import partial
 
@@ -11,7 +11,7 @@ from ranklab.checks.trial import explain
 
 LARGE = 36_864.0  # 9 * 2**12: float16 holds it, and a half, third and quarter, but not the double
 OVERFLOW = "float16 ends at 65,504. Divide by the number of ranks before the all-reduce, not after."
-STEPS = {  # {what the gradients are: the hint where the mean is nothing known}
+STEPS = {  # what the gradients are: the hint where the mean is nothing known
     "step 1": BACK, "step 2": BACK, "step 3": BACK, f"{LARGE:,.0f} on each rank": OVERFLOW,
     f"{LARGE:,.0f} R on the first rank": "What float16 can't hold is infinite after the cast: "
     "divide before the cast.",
@@ -51,10 +51,10 @@ def _gradient(index, R, rank, step):
 def _is_mean(where, got, calls, gradients, index, hint):
     expect(all(call.ops for call in calls), f"{where}: of {len(calls)} buckets not all are sent",
            "From its second step on DDP has several buckets, and calls the hook for each.")
-    places = {x.data_ptr() for call in calls for x in call.sent}
-    expect(len(places) >= len(calls), f"{where}: two buckets travel in the same memory", "The next "
-           "one comes while this one is under way: .to(...) makes a new tensor for each.")
-    R, right, own = len(gradients), sum(gradients) / len(gradients), gradients[index]
+    sent = [x.data_ptr() for call in calls for x in call.sent]
+    expect(len(sent) == len(set(sent)), f"{where}: two buckets travel in the same memory", "The "
+           "next one comes while this one is under way: .to(...) makes a new tensor for each.")
+    R, right, mine = len(gradients), sum(gradients) / len(gradients), gradients[index]
     explain(f"{where}: the gradient", got, right, {
         f"{R} times right": (R * right, "It is the sum. DDP averages by itself only without a "
                              "hook: divide by dist.get_world_size(group)."),
@@ -62,8 +62,8 @@ def _is_mean(where, got, calls, gradients, index, hint):
         "divided by the number of all ranks": (right * R / dist.get_world_size(), ""),
         "bfloat16's": (sum(each.bfloat16().float() for each in gradients) / R, "torch.float16 is "
                        "asked, which has three bits more."),
-        "this rank's own": (own, BACK), "this rank's own / R": (own / R, BACK),
-        "the mean + this rank's own / R": (right + own / R, "copy_ the mean, don't add it."),
+        "this rank's own": (mine, BACK), "this rank's own / R": (mine / R, BACK),
+        "the mean + this rank's own / R": (right + mine / R, "copy_ the mean, don't add it."),
     }, hint)
 
 

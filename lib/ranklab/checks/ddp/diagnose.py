@@ -4,7 +4,7 @@ from statistics import mean
 
 from ranklab.checks.beside import expect
 from ranklab.checks.ddp.calls import called, refuses
-from ranklab.checks.ddp.jobs import CLEAR, NOISY, ODD, TWO_CAUSES, more_than_others
+from ranklab.checks.ddp.jobs import CASES, more_than_others
 from ranklab.checks.trial import explain
 
 GENERAL = {
@@ -24,18 +24,13 @@ OTHERS = {"(ZeroDivision|Statistics)Error: .*": "Ranks may be equally busy: the 
 
 
 def check_diagnose(fn):
-    for cases, sentence in (
-            (CLEAR, "each cause is named; a hidden transfer is none, and neither is waiting for a "
-                    "straggler"),
-            (TWO_CAUSES, "of two causes the larger one; the busiest rank against all others"),
-            (ODD, "one rank alone; just below and above a quarter; fast and slow machines alike"),
-            (NOISY, "a hiccup in one step, or noise of 30%, changes no verdict")):
+    for sentence, cases in CASES.items():
         for case in cases:
             _compare(fn, case)
         yield sentence
-    healthy = CLEAR[0].timelines()
-    loads = [event for event in healthy[1] if event.kind == "loader"]
-    refuses(fn, {"no timeline": ([],), "a rank that only loads": ([healthy[0], loads],)})
+    trains, loads = cases[0].timelines()
+    loads = [event for event in loads if event.kind == "loader"]
+    refuses(fn, {"no timeline": ([],), "a rank that only loads": ([trains, loads],)})
     yield "a ValueError where a rank has no step in which anything was computed"
 
 
@@ -47,7 +42,7 @@ def _compare(fn, case):
     verdict, shares = result
     for name, share in right.items():
         explain(f"{case.name}: {name}", round(shares[name], 9), round(share, 9),
-                _slips(case, name, share), MEDIAN if case.hiccup or case.noise else GENERAL[name])
+                _slips(case, name, share), MEDIAN if any(case.hiccups) else GENERAL[name])
     expect(verdict == case.verdict, f"{case.name}: the shares are right, and the verdict is "
            f"{verdict}, not {case.verdict}", "Below a quarter there is no culprit: healthy."
            if case.verdict == "healthy" else "The verdict is the largest of them, from a quarter "
@@ -55,15 +50,16 @@ def _compare(fn, case):
 
 
 def _slips(case, name, right):
-    _, computing, bare, length = case.usual()
+    _, bare, length = case.usual()
     slips = {
         "per cent": (100 * right, "Shares: all of a step is 1."),
         "in seconds": (length * case.unit * right, "Divide by the length of a step."),
-        "a share of all steps": (right / case.steps, "You divide by the length of all of them."),
+        "a share of all steps": (right / len(case.hiccups), "You divide by the length of all of "
+                                 "them."),
     }
     if name == "straggler":
-        slips["computing alone"] = (more_than_others(computing) / length, "A rank works when it "
-                                    "computes or loads: compare the two together.")
+        slips["computing alone"] = (more_than_others(case.computes) / length, "A rank works when "
+                                    "it computes or loads: compare the two together.")
     if name == "communication-bound":
         slips |= {"that of the rank with most": (max(bare) / length, EARLY),
                   "the mean over ranks": (mean(bare) / length, EARLY)}

@@ -42,11 +42,13 @@ def _trial(power_sgd, ranks):
         matrix, q, _ = given[ranks.index]
         p_and_q = torch.cat([matrix @ q, q], -2)
         calls = []
-        looks = list(beside(where, ranks, partial(_call, power_sgd, given[ranks.index],
-                                                  ranks.group, rights, calls),
-                            rights.__getitem__, slips=lambda name, turn: slips[turn].get(name, {}),
-                            advice=ADVICE.get, sends=(2, p_and_q.nbytes)))
-        for changed, near, new_q, _ in calls:
+        call = partial(_call, power_sgd, given[ranks.index], ranks.group, rights, calls)
+        looks = list(beside(where, ranks, call, rights.__getitem__, advice=ADVICE.get,
+                            slips=lambda name, turn: slips[turn].get(name, {}),
+                            sends=(2, p_and_q.nbytes)))
+        for shapes, changed, near, new_q, _ in calls:
+            yield partial(expect, shapes == [matrix.shape, q.shape, matrix.shape], f"{where}: "
+                          f"shapes {shapes} are returned", "Return p @ q.mT, the new q, the error.")
             yield partial(expect, not changed, f"{where}: `{', '.join(changed)}` itself is changed",
                           "matrix + error is a new tensor; all-reduce p and the new q only.")
             yield alike(f"{where}: the approximation", near, ranks, ALIKE)
@@ -68,14 +70,19 @@ def _inputs(case, rank):
 
 
 def _call(power_sgd, given, group, rights, calls, turn):
-    """The second call goes on from the q and the error of the first."""
-    matrix, q, error = (given[0], *calls[0][2:]) if turn else given
+    """The second call goes on from the q and the error of the first, where they have the shapes."""
+    matrix, q, error = (given[0], *calls[0][3:]) if turn else given
+    if q.shape != given[1].shape or error.shape != matrix.shape:
+        return {}
     before = {"matrix": matrix, "q": q, "error": error}
     after = {name: x.clone() for name, x in before.items()}
     near, new_q, left = power_sgd(*after.values(), group)
     changed = [name for name, x in before.items()
                if not torch.allclose(x, after[name], 0, 0, equal_nan=True)]
-    calls.append((changed, near, new_q.clone(), left.clone()))
+    shapes = [tuple(x.shape) for x in (near, new_q, left)]
+    calls.append((shapes, changed, near, new_q.clone(), left.clone()))
+    if shapes != [matrix.shape, q.shape, matrix.shape]:
+        return {}
     right = rights[turn]["approximation"][0]
     basis = torch.linalg.qr(new_q.to(right.dtype)).Q
     return {"approximation": near, "matrix - error": matrix - left,
@@ -92,7 +99,7 @@ def _one_process(given, index):
         near, basis = _projected(mean, q)
         alone, _ = _projected(sum(matrix for matrix, *_ in given).double() / R, q)
         old, errors = torch.linalg.qr(q).Q, [each - near for each in wanted]
-        own = wanted[index] - basis @ (basis.mT @ wanted[index])
+        mine = wanted[index] - basis @ (basis.mT @ wanted[index])
         slips = {
             "approximation": {
                 "that of the matrix alone": (alone, "Compress matrix + error."),
@@ -103,7 +110,7 @@ def _one_process(given, index):
             "matrix - error": {
                 "the matrix": (matrix, "The error is 0: keep what the approximation leaves out."),
                 "the approximation": (near, "The old error is lost."),
-                "made of this rank's own q": (matrix - own, "The approximation that all get is "
+                "made of this rank's own q": (matrix - mine, "The approximation that all get is "
                                               "made of q after its all-reduce, not before."),
             },
             "what q leads to": {"where the old q leads": (near @ old @ old.mT, NEW_Q)},

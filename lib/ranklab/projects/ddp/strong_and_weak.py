@@ -26,7 +26,7 @@ WARMUP = 2  # steps before the clock starts: memory is allocated, workers fill t
 ROUNDS = 3  # of which the best counts: whatever else the machine does can only add
 
 
-class Row(NamedTuple):
+class Measured(NamedTuple):
     """One line of the table."""
 
     kind: str  # "strong" or "weak"
@@ -103,7 +103,7 @@ def run(config, ranks=None, steps=None, timeout=3600):
         per_rank = batches_of(kind, len(seen), config.batch_per_rank)
         seconds = {R: seen[0][R, batch] for R, batch in per_rank.items()}
         efficiency = scaling_efficiency(seconds, kind)
-        rows += [Row(kind, R, per_rank[R], seconds[R], efficiency[R]) for R in seconds]
+        rows += [Measured(kind, R, per_rank[R], seconds[R], efficiency[R]) for R in seconds]
     return rows
 
 
