@@ -197,8 +197,8 @@ def test_scaling_measures_both_kinds_in_one_run():
 
 def test_a_trace_of_all_ranks_is_written_and_judged(tmp_path):
     path = tmp_path / "trace.json"
-    verdict, shares = project.profile(TINY, path, ranks=2, steps=2)
-    assert verdict in (*shares, "healthy")
+    verdict, shares = found = project.profile(TINY, path, ranks=2, steps=2)
+    assert verdict in (*shares, "healthy") and project.said(*found).startswith(f"{verdict}: ")
     events = json.loads(path.read_text())["traceEvents"]
     assert {event["pid"] for event in events} == {0, 1}
     assert any("gloo:" in event["name"] for event in events)

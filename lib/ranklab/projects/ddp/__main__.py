@@ -16,24 +16,22 @@ rank) and training.py; then strong_and_weak.py and data_parallel.py.
 import sys
 
 from ranklab.projects.command import time_limit
-from ranklab.projects.ddp import data_parallel, profile, report, run, strong_and_weak
+from ranklab.projects.ddp import data_parallel, profile, report, run, said, strong_and_weak
 from ranklab.projects.ddp.config import Options
 from ranklab.projects.runner import Project, Shown
 
 
 def act(options, config):
-    limit = time_limit()
     if options.data_parallel:
         return data_parallel.compare(config)
     if options.profile:
-        verdict, shares = profile(config, options.profile, options.ranks, timeout=limit)
-        return f"{verdict}: " + ", ".join(f"{name} {part:.0%}" for name, part in shares.items())
+        return said(*profile(config, options.profile, options.ranks, timeout=time_limit()))
     if options.scaling:
-        rows = strong_and_weak.run(config, options.ranks, timeout=limit)
+        rows = strong_and_weak.run(config, options.ranks, timeout=time_limit())
         return Shown(strong_and_weak.report(rows), lambda: strong_and_weak.figure(rows))
     progress = "bar" if sys.stderr.isatty() else "lines"
-    return report(run(options.ranks, resume=options.resume, progress=progress, timeout=limit,
-                      **vars(config)))
+    return report(run(options.ranks, resume=options.resume, progress=progress,
+                      timeout=time_limit(), **vars(config)))
 
 
 project = Project(__package__, __doc__, Options, act)

@@ -70,6 +70,11 @@ def profile(config, path, ranks=None, steps=4, timeout=600):
     return diagnose([timeline.events for timeline in timelines])
 
 
+def said(verdict, shares):
+    """What `profile` found, as text."""
+    return f"{verdict}: " + ", ".join(f"{name} {part:.0%}" for name, part in shares.items())
+
+
 def report(found):
     """What `run` found, as text."""
     config, history, score = found["config"], found["history"], found["score"]
