@@ -63,7 +63,7 @@ class Given(nn.Module):
         return sum((p.flatten() * part).sum() for p, part in zip(self.weights, parts))
 
 
-def hook_on_groups(trial, hook, *args, failures=None, **options):
+def hook_on_groups(trial, hook, **options):
     """on_groups; what DDP says of a hook is put in plain words."""
     names = inspect.signature(hook).parameters
     expect("bucket" in names and names["bucket"].annotation in (dist.GradBucket,
@@ -71,7 +71,7 @@ def hook_on_groups(trial, hook, *args, failures=None, **options):
            f"DDP refuses it: its parameters are {', '.join(map(str, names.values()))}",
            "The second one must be called bucket, and annotated dist.GradBucket.")
     try:
-        return on_groups(trial, hook, *args, failures=failures, **options)
+        return on_groups(trial, hook, **options)
     except Mistake as mistake:  # DDP's own messages are of C++
         for pattern, meaning in OF_DDP.items():
             if re.fullmatch(pattern, mistake.cause, re.S):

@@ -142,7 +142,7 @@ class ImageTrainer(Trainer):
         if self.lines and self.history.steps:
             tqdm.write(f"epoch {self.steps_done // self.steps_per_epoch}: loss "
                        f"{self.history.loss[-1]:.3f}, {self.history.speed[-1]:,.0f} images/s; "
-                       f"held-out {told(score)}")
+                       f"{told(score)}")
         return score
 
     def shown(self):
