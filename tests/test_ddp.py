@@ -1,4 +1,4 @@
-"""Lab 04's library: scaling, exposed communication, what compressors keep, and the diagnosis."""
+"""Lab 04's library: steps of a timeline, the recorded situations, and the slow link."""
 
 import threading
 from unittest.mock import patch
@@ -10,106 +10,66 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ranklab import ddp, launch
 from ranklab.ddp import situations
-from ranklab.engine.surroundings import patience
+from ranklab.ddp.situations import BANDWIDTH, BATCH, COMPUTE, FETCH, LAYERS, MORE_WORK, SITUATIONS
 from ranklab.meter import Event, Timeline
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def event(kind, start, end, lane="main"):
-    return Event(kind, kind, start, end, lane)
-
-
-# --- top-k ----------------------------------------------------------------------------------------
-
-def test_top_k_of_nothing_is_nothing():
-    zero = torch.zeros(5)
-    values, indices, left = ddp.top_k_compress(zero, zero, 2)
-    assert values.tolist() == [0, 0] and left.tolist() == [0] * 5
-    assert len(set(indices.tolist())) == 2
-
-
-# --- PowerSGD -------------------------------------------------------------------------------------
-
-def test_power_iterations_come_near_the_best_approximation():
-    def steps():
-        torch.manual_seed(0)
-        matrix, q = torch.randn(30, 20), torch.randn(20, 2)
-        u, s, v = matrix.svd()
-        best = (matrix - u[:, :2] @ s[:2].diag() @ v[:, :2].T).norm()
-        distances = []
-        for _ in range(60):  # the same gradient again and again, errors thrown away
-            approximation, q, _ = ddp.power_sgd(matrix, q, torch.zeros_like(matrix))
-            distances.append(((matrix - approximation).norm() / best).item())
-        return distances
-
-    distances, = launch(steps, ranks=1)
-    assert distances[0] > 1.05 and distances[-1] == pytest.approx(1, abs=1e-3)
-
-
-# --- diagnosis ------------------------------------------------------------------------------------
-
-def timeline(loader=1.0, compute=10.0, communication=2.0, late=0.0, steps=5, hiccup=0.0):
-    """One rank's events: it loads, computes, waits `late` for others, and communicates."""
-    events, now = [], 0.0
-    for step in range(steps):
-        compute_s = compute + (hiccup if step == 2 else 0)
-        done = now + loader + compute_s
-        events += [event("loader", now, now + loader), event("compute", now + loader, done),
-                   event("communication", done - 1, done + late + communication, "gloo 1")]
-        now = done + late + communication
-    return [*events, event("loader", now, now + 0.5)]  # DataLoader finds its end
-
-
-def test_shares_are_of_the_median_step():
-    _, shares = ddp.diagnose([timeline(loader=4, late=3), timeline(loader=4, compute=13)])
-    assert shares == {"loader-bound": pytest.approx(4 / 19),
-                      "communication-bound": pytest.approx(2 / 19),
-                      "straggler": pytest.approx(3 / 19)}
+def seconds(events, kind):
+    """Of all events of a kind together. A sleep may take longer than it should, but never less."""
+    return 1.001 * sum(event.end - event.start for event in events if event.kind == kind)
 
 
 def test_steps_begin_with_their_loader():
-    events = [event("compute", -1, 0), *timeline(steps=3)]
+    kinds = ("compute", *("loader", "compute", "communication") * 3, "loader")
+    events = [Event(kind, kind, at, at + 2, "main") for at, kind in enumerate(kinds)]
     steps = ddp.steps_of(events)
     assert [step[0].kind for step in steps] == ["compute", "loader", "loader"]
     assert sum(map(len, steps)) == len(events) - 1  # but for the search for the end
     assert ddp.steps_of(events[:1]) == [events[:1]] and ddp.steps_of([]) == []
 
 
-@pytest.mark.timeout(180)
-def test_the_four_recorded_situations_are_told_apart():
-    seen = situations.record(ranks=2, slower=round(2 * patience()))
-    verdicts = {name: ddp.diagnose([one.events for one in of_ranks])
-                for name, of_ranks in seen.items()}
-    assert {name: verdict for name, (verdict, _) in verdicts.items()} == {
-        name: name for name in situations.SITUATIONS}, verdicts
-    for of_ranks in seen.values():
-        assert [len(ddp.steps_of(one.events)) for one in of_ranks] == [5, 5]
+def test_each_recorded_situation_has_its_cause(steps=3):
+    """Only what a busy machine can't change: how many steps, and how long the sleeps are at least.
+    That diagnose tells such jobs apart is its check's matter, where times are made up.
+    """
+    seen = situations.record(ranks=2, steps=steps)
+    work = 3 * LAYERS * BATCH * COMPUTE * steps  # forward, and twice that in backward
+    for name in SITUATIONS:
+        for rank, timeline in enumerate(seen[name]):
+            assert len(ddp.steps_of(timeline.events)) == steps
+            times = MORE_WORK if (name, rank) == ("straggler", 1) else 1
+            assert seconds(timeline.events, "compute") >= times * work
+    for rank in range(2):
+        assert seconds(seen["loader-bound"][rank].events, "loader") >= BATCH * FETCH * steps
+        sent = 4 * (situations.SIDE**4 + situations.SIDE**2) * LAYERS * steps  # and a last layer
+        assert seconds(seen["communication-bound"][rank].events, "communication") >= (
+            sent / BANDWIDTH)
     with pytest.raises(ValueError, match="situation 'slow' is not one of healthy, loader-bound"):
         situations.record(("slow",))
 
 
-def _beside_gpus(steps):
-    """As if the ranks had GPUs: (backend of the group, events, threads that are left)."""
+def _recorded(steps):
+    """(backends of the groups of DDP, steps that were seen, threads that are left)."""
     class Noted(DistributedDataParallel):
-        def __init__(self, *args, process_group=None, **kwargs):
-            super().__init__(*args, process_group=process_group, **kwargs)
+        def __init__(self, *args, process_group=None, **options):
+            super().__init__(*args, process_group=process_group, **options)
             backends.append(process_group and dist.get_backend(process_group))
 
-    backends, meta = [], lambda: torch.device("meta")
-    with patch.object(situations, "DistributedDataParallel", Noted), \
-            patch.object(situations, "device", meta, create=True):
+    backends = []
+    with patch.object(situations, "DistributedDataParallel", Noted):
         seen = situations._record(("communication-bound",), steps)["communication-bound"]
     return backends, len(ddp.steps_of(seen.events)), [
         thread.name for thread in threading.enumerate() if "ThreadPoolExecutor" in thread.name]
 
 
 def test_situations_stay_on_the_cpu_and_leave_no_thread():
-    assert launch(_beside_gpus, 1, ranks=2) == [(["gloo"], 1, [])] * 2
+    assert launch(_recorded, 1, ranks=2) == [(["gloo"], 1, [])] * 2
 
 
 def _through_a_slow_link(bandwidth):
-    """(gradient, gradient by the slow link, seconds in which it is exposed)."""
+    """(gradient, gradient by the slow link, seconds that it is on its way)."""
     gradients = []
     for link in (None, ddp.SlowLink(bandwidth)):
         model = torch.nn.Linear(50, 20)
@@ -121,13 +81,13 @@ def _through_a_slow_link(bandwidth):
             model(torch.full((4, 50), 1.0 + dist.get_rank())).sum().backward()
         gradients.append(model.module.weight.grad.clone())
     link.close()
-    return *gradients, ddp.exposed_communication(timeline.events)
+    return *gradients, seconds(timeline.events, "communication")
 
 
 def test_a_slow_link_changes_no_gradient_and_is_as_slow_as_it_says():
-    for plain, slow, exposed in launch(_through_a_slow_link, 1e5, ranks=2):
+    for plain, slow, taken in launch(_through_a_slow_link, 1e5, ranks=2):
         assert torch.equal(plain, slow)
-        assert exposed > 0.95 * (50 * 20 + 20) * 4 / 1e5  # sleeping takes no less, anywhere
+        assert taken >= (50 * 20 + 20) * 4 / 1e5
     with pytest.raises(ValueError, match="bandwidth=0 bytes/s must be above 0"):
         ddp.SlowLink(bandwidth=0)
 

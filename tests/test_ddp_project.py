@@ -6,15 +6,13 @@ import re
 import signal
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from PIL import Image
 
 from ranklab import launch
-from ranklab.data.image_folder import Normalise
+from ranklab.data.image_folder import Normalise, write_digits
 from ranklab.ddp import compress_fp16_hook
 from ranklab.engine import torchrun
 from ranklab.meter import Event
@@ -24,12 +22,11 @@ from ranklab.plots.gantt import merged
 from ranklab.plots.style import save
 from ranklab.projects import ddp as project
 from ranklab.projects.ddp import data_parallel as ddp_data_parallel
-from ranklab.projects.ddp import profile, strong_and_weak
+from ranklab.projects.ddp import strong_and_weak
 from ranklab.projects.ddp.compression import Row
-from ranklab.projects.ddp.config import LAPTOP, schedule
+from ranklab.projects.ddp.config import LAPTOP
 from ranklab.projects.ddp.data import open_data
 from ranklab.projects.ddp.trainer import ImageTrainer
-from ranklab.trainer import decay_groups, learning_rate
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("one_thread")]
 
@@ -38,8 +35,7 @@ TINY = replace(LAPTOP, model="resnet18", width=4, images=44, held_out=7, batch_p
 
 
 def trainer(**changes):
-    config = replace(TINY, **changes)
-    return ImageTrainer(config, *open_data(config))
+    return ImageTrainer(replace(TINY, **changes))
 
 
 def state(mine):
@@ -60,33 +56,11 @@ def _three_steps(total):
     return history.loss, [p.detach() for p in mine.model.parameters()]
 
 
-def by_hand(batch, steps):
-    """The same steps without ranks, loaders and DDP: [loss], [parameters]."""
-    torch.manual_seed(TINY.seed)
-    model, images = ResNet(replace(TINY, norm="group").shape(TINY.classes)), open_data(TINY)[0]
-    optimizer = torch.optim.SGD(decay_groups(model, TINY.weight_decay), lr=0.0,
-                                momentum=TINY.momentum, nesterov=True)
-    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(TINY.seed))
-    losses, rates = [], schedule(TINY, batch // TINY.batch_per_rank, len(images) // batch)
-    for step in range(steps):
-        drawn = [images[0, int(i)] for i in order[step * batch : (step + 1) * batch]]
-        x = Normalise()(torch.stack([pixels for pixels, _ in drawn])).contiguous()
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(rates, step)
-        loss = F.cross_entropy(model(x), torch.tensor([label for _, label in drawn]),
-                               label_smoothing=TINY.smoothing)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return losses, list(model.parameters())
-
-
 def test_ranks_equal_one_process():
     """Eight images a step on 1, 2 and 4 ranks. Group norm: batch norm sees a rank's images only."""
-    losses, weights = by_hand(8, 3)
+    (losses, weights), = launch(_three_steps, 8, ranks=1)
     assert losses[-1] != losses[0]
-    for ranks in (1, 2, 4):
+    for ranks in (2, 4):
         seen = launch(_three_steps, 8, ranks=ranks)
         for of_rank, mine in seen:
             assert of_rank == pytest.approx(losses, rel=1e-5)
@@ -105,31 +79,26 @@ def _scores(sizes):
         for buffer in mine.model.buffers():  # as after steps on different images
             if buffer.is_floating_point():
                 buffer += 0.1 * dist.get_rank()
-        found.append((mine.evaluate(), mine.model.training))
-        weights = mine.model.state_dict()
-    return found, weights
+        found.append(mine.evaluate())
+        assert mine.model.training
+    return found, mine.model.state_dict()
 
 
-def test_each_held_out_image_counts_once():
+def test_each_held_out_image_counts_once(sizes=(1, 7, 12)):
     """7 images for 3 ranks of 2: one rank has a batch more. One image: two ranks have none."""
-    sizes = (1, 7, 12)
     seen = launch(_scores, sizes, ranks=3)
-    for place, n in enumerate(sizes):
-        scores = [found[place] for found, _ in seen]
-        assert scores == [scores[0]] * 3 and scores[0][1]
-        assert scores[0][0].images == n
-        assert (scores[0][0].top1 * n) == pytest.approx(round(scores[0][0].top1 * n))
+    for n, *scores in zip(sizes, *(found for found, _ in seen)):
+        assert scores == [scores[0]] * 3 and scores[0].images == n
+        assert scores[0].top1 * n == pytest.approx(round(scores[0].top1 * n))
     model = ResNet(TINY.shape(TINY.classes)).eval()  # rank 0's last one, in one process
     model.load_state_dict(seen[0][1])
     images = open_data(replace(TINY, held_out=12))[1]
-    drawn = [images[0, i] for i in range(12)]
-    labels = torch.tensor([label for _, label in drawn])
-    logits = model(Normalise()(torch.stack([pixels for pixels, _ in drawn])))
-    score = seen[0][0][-1][0]
+    pixels, labels = zip(*(images[0, i] for i in range(12)))
+    logits, labels = model(Normalise()(torch.stack(pixels))), torch.tensor(labels)
+    ranked, score = logits.argsort(descending=True) == labels[:, None], seen[0][0][-1]
     assert score.loss == pytest.approx(F.cross_entropy(logits, labels).item(), rel=1e-4)
-    assert score.top1 * 12 == pytest.approx((logits.argmax(1) == labels).sum().item())
-    ranked = logits.argsort(descending=True)[:, :5] == labels[:, None]
-    assert score.top5 * 12 == pytest.approx(ranked.any(1).sum().item())
+    assert score.top1 * 12 == pytest.approx(ranked[:, 0].sum().item())
+    assert score.top5 * 12 == pytest.approx(ranked[:, :5].sum().item())
 
 
 # --- to the disk and back -----------------------------------------------------------------------
@@ -149,23 +118,11 @@ def _interrupted(folder, changes):
     return state(straight), state(second), straight.history, second.history
 
 
-def write_images(folder, train=11, held_out=2, classes=4):
-    """So many small JPEGs of noise for each class."""
-    for split, n in (("train", train), ("val", held_out)):
-        for label in range(classes):
-            place = folder / split / str(label)
-            place.mkdir(parents=True)
-            for i in range(n):
-                pixels = np.random.default_rng([n, label, i]).integers(0, 255, (24, 20, 3))
-                Image.fromarray(pixels.astype(np.uint8)).save(place / f"{i}.jpg")
-    return str(folder)
-
-
 @pytest.mark.parametrize("ranks, workers", [(1, 2), (4, 0)])
 def test_a_resumed_run_is_bit_equal(tmp_path, ranks, workers):
     """On more than two ranks only because of the rehearsal: else buckets would be sorted later."""
-    changes = {"data": write_images(tmp_path), "batch_per_rank": 8 // ranks, "workers": workers,
-               "bucket_mb": 0.05}
+    changes = {"data": write_digits(tmp_path / "digits"), "batch_per_rank": 284 // ranks,
+               "workers": workers, "bucket_mb": 0.05, "image": 16}
     seen = launch(_interrupted, str(tmp_path), changes, ranks=ranks)
     for straight, resumed, before, after in seen:
         assert_same(straight, resumed)
@@ -240,8 +197,8 @@ def test_scaling_measures_both_kinds_in_one_run():
 
 def test_a_trace_of_all_ranks_is_written_and_judged(tmp_path):
     path = tmp_path / "trace.json"
-    verdict, shares = profile.run(TINY, path, ranks=2, steps=2)
-    assert verdict in (*shares, "healthy")
+    verdict, shares = found = project.profile(TINY, path, ranks=2, steps=2)
+    assert verdict in (*shares, "healthy") and project.said(*found).startswith(f"{verdict}: ")
     events = json.loads(path.read_text())["traceEvents"]
     assert {event["pid"] for event in events} == {0, 1}
     assert any("gloo:" in event["name"] for event in events)
@@ -249,7 +206,8 @@ def test_a_trace_of_all_ranks_is_written_and_judged(tmp_path):
 
 def test_data_parallel_runs_or_says_why_there_is_nothing_to_measure(monkeypatch):
     # without GPUs DataParallel calls the model as it is, so at least its code runs here
-    assert launch(ddp_data_parallel.data_parallel_seconds, TINY, 0, 1, ranks=1)[0] > 0
+    assert launch(ddp_data_parallel.best_seconds, TINY, ddp_data_parallel.in_one_process, 1,
+                  ranks=1)[0] > 0
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     assert "needs 2 GPUs or more to be compared with DDP, and sees 1" in \
         ddp_data_parallel.compare(TINY)
@@ -262,7 +220,7 @@ def test_data_parallel_is_measured_against_ddp():
 
 
 def test_figures_are_drawn_alike_each_time(tmp_path):
-    rows = [strong_and_weak.Row(kind, R, 8, 0.1 * R, 1 / R) for kind in ("strong", "weak")
+    rows = [strong_and_weak.Measured(kind, R, 8, 0.1 * R, 1 / R) for kind in ("strong", "weak")
             for R in (1, 2, 4)]
     events = [[Event("f", "compute", 5.0, 5.1, "main"), Event("l", "loader", 5.1, 5.2, "main"),
                Event("g", "communication", 5.05, 5.3, "gloo 1")]] * 2

@@ -342,10 +342,10 @@ def come_through(state, hook, steps=(10, 50, 250)):
     return shares
 
 
-for whose, state, hook in (("top-k 0.1%", TopK(0.001), TopK.hook), ("library", {}, library_hook),
+for which, state, hook in (("top-k 0.1%", TopK(0.001), TopK.hook), ("library", {}, library_hook),
                            ("yours", {}, compress_to_budget)):
     shares = launch(come_through, state, hook, ranks=2)[0]
-    print(f"{whose:11}", *(f"{share:6.0%}" for share in shares))
+    print(f"{which:11}", *(f"{share:6.0%}" for share in shares))
 
 # %% [markdown]
 # ### Further

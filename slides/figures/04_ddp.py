@@ -10,8 +10,8 @@ from ranklab.meter.timeline import Event
 from ranklab.models.resnet import ResNet, ResNetConfig
 from ranklab.plots import ddp as plots
 from ranklab.plots.style import INK, bytes_axis, figure, line, styled
-from ranklab.projects.ddp.compression import Row as Loss
-from ranklab.projects.ddp.strong_and_weak import Row
+from ranklab.projects.ddp.compression import Row
+from ranklab.projects.ddp.strong_and_weak import Measured
 
 N = 25.6e6  # parameters of a ResNet-50
 SIZE = 5.75, 2.4  # inches of every figure
@@ -70,7 +70,7 @@ def _scaling_rows(kind, batch=128, ranks=(1, 2, 4, 8, 16, 32)):
     images = {R: batch // R if kind == "strong" else batch for R in ranks}
     seconds = {R: _step_seconds(images[R], R) for R in ranks}
     efficiency = scaling_efficiency(seconds, kind)
-    return [Row(kind, R, images[R], seconds[R], efficiency[R]) for R in ranks]
+    return [Measured(kind, R, images[R], seconds[R], efficiency[R]) for R in ranks]
 
 
 def scaling():
@@ -183,7 +183,7 @@ def loss():
                 ("top-k 1%", 1632, 2.972), ("top-k 1%, no feedback", 1632, 3.107),
                 ("PowerSGD 1", 3840, 3.047), ("PowerSGD 1, no feedback", 3840, 3.122),
                 ("PowerSGD 4", 14208, 2.978), ("PowerSGD 4, no feedback", 14208, 2.993))
-    fig = plots.loss_against_bytes([Loss(*row) for row in measured],
+    fig = plots.loss_against_bytes([Row(*row) for row in measured],
                                    "A GPT on real text, 2 ranks, 50 steps, three seeds")
     fig.axes[0].set(ylabel="held-out loss (nats)", ylim=(2.92, 3.18))
     return fig, *SIZE

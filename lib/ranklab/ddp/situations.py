@@ -36,10 +36,9 @@ MORE_WORK = 3  # times: the straggler's batch
 
 
 class Photos(Dataset):
-    """Small grey images: `ready` as tensors, or as JPEG files, each `fetch` seconds away."""
+    """Small grey images: `ready` as tensors, or as JPEG files, each FETCH seconds away."""
 
-    def __init__(self, n, ready, fetch=FETCH):
-        self.fetch = fetch
+    def __init__(self, n, ready):
         grey = np.random.default_rng(0).integers(0, 256, (n, 8, 8), dtype=np.uint8)
         self.photos = [Image.fromarray(each).resize((SIDE, SIDE)) for each in grey]
         self.ready = [_pixels(photo) for photo in self.photos] if ready else None
@@ -51,7 +50,7 @@ class Photos(Dataset):
     def __getitem__(self, i):
         if self.ready:
             return self.ready[i]
-        time.sleep(self.fetch)
+        time.sleep(FETCH)
         return _pixels(Image.open(io.BytesIO(self.files[i])))
 
 
@@ -66,14 +65,10 @@ def _pixels(photo):
 
 
 class LargeLayer(nn.Linear):
-    """A linear layer that takes `compute` seconds an image, and twice that in backward, asleep."""
-
-    def __init__(self, *shape, compute=COMPUTE):
-        super().__init__(*shape)
-        self.compute = compute
+    """A linear layer that takes COMPUTE seconds an image, and twice that in backward, asleep."""
 
     def forward(self, x):
-        return _Sleep.apply(super().forward(x), self.compute * len(x)).relu()
+        return _Sleep.apply(super().forward(x), COMPUTE * len(x)).relu()
 
 
 class _Sleep(torch.autograd.Function):
@@ -91,36 +86,35 @@ class _Sleep(torch.autograd.Function):
         return gradient, None
 
 
-def record(names=SITUATIONS, ranks=2, steps=5, slower=1):
+def record(names=SITUATIONS, ranks=2, steps=5):
     """{situation: [Timeline of rank 0, of rank 1, ...]}; all of them by one launch.
 
-    slower  times: all that is emulated, so that a busy machine's own delays are small beside it
     error  a name that is not in SITUATIONS
     """
     if unknown := [name for name in names if name not in SITUATIONS]:
         raise ValueError(f"situation {unknown[0]!r} is not one of {', '.join(SITUATIONS)}")
-    seen = launch(_record, names, steps, slower, ranks=ranks, timeout=60 * slower)
+    seen = launch(_record, names, steps, ranks=ranks, timeout=60)
     return {name: [of_rank[name] for of_rank in seen] for name in names}
 
 
-def _record(names, steps, slower=1):
+def _record(names, steps):
     group = dist.new_group(backend="gloo")  # NCCL, where it is the default, has no CPU
-    return {name: run(name, steps, group, slower) for name in names}
+    return {name: run(name, steps, group) for name in names}
 
 
-def run(situation, steps, group=None, slower=1):
+def run(situation, steps, group=None):
     """On a rank: the Timeline of `steps` training steps in this situation, by a group of gloo."""
     rank, R = dist.get_rank(group), dist.get_world_size(group)
     late = situation == "straggler" and rank == R - 1
     batch = BATCH * (MORE_WORK if late else 1)
-    photos = Photos(batch, ready=situation != "loader-bound", fetch=FETCH * slower)
+    photos = Photos(batch, ready=situation != "loader-bound")
     torch.manual_seed(0)
     width = SIDE * SIDE
-    layers = [LargeLayer(width, width, compute=COMPUTE * slower) for _ in range(LAYERS)]
+    layers = [LargeLayer(width, width) for _ in range(LAYERS)]
     model = nn.Sequential(*layers, nn.Linear(width, 10))
     model = DistributedDataParallel(model, process_group=group, bucket_cap_mb=0.07)  # a layer each
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    with closing(SlowLink(BANDWIDTH / slower, group)) as link:
+    with closing(SlowLink(BANDWIDTH, group)) as link:
         if situation == "communication-bound":
             model.register_comm_hook(link, SlowLink.hook)
         _train(model, optimizer, photos, WARM_UP)  # buckets are rebuilt, connections opened

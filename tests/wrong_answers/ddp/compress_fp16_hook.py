@@ -13,17 +13,18 @@ WRONG = [
     mutant(answer, DIVIDED, "buffer", f"{BACK})", f"{BACK}.div_({R}))",
            says="Divide by the number of ranks before the all-reduce"),
     mutant(answer, HALVES, f"buffer.to(torch.float16) / {R}",
-           says="100,000 is infinite in float16: divide before the cast"),
+           says="36,864 R on the first rank.*divide before the cast"),
     mutant(answer, "future = ", "future = torch.futures.Future()\n    ", "return future.then",
            "future.set_result([halves])\n    return future.then", ", async_op=True).get_future()",
            ")", says="backward stands still until the network is done"),
-    mutant(answer, DIVIDED, "buffer", says="the sum, not the mean"),
+    mutant(answer, DIVIDED, "buffer", says="the gradient is 4 times right"),
     mutant(answer, f"{BACK})", f"{BACK}.div_({R}))", says="Once is the mean"),
     mutant(answer, BACK, "lambda done: buffer",
-           says="this rank still has its own.*Does the result get back"),
+           says="is this rank's own / R.*Does the result get back"),
     mutant(answer, "to(torch.float16)", "half().float()", says="Cast before the all-reduce"),
-    mutant(answer, "to(torch.float16)", "bfloat16()", says="bfloat16's precision"),
-    mutant(answer, "(group)", "()", says="in the group of ranks .*hand it to get_world_size"),
+    mutant(answer, "to(torch.float16)", "bfloat16()", says="the gradient is bfloat16's"),
+    mutant(answer, "(group)", "()",
+           says="in the group of ranks 0, .*divided by the number of all ranks"),
     mutant(answer, R, "group.size()", says=r"dist.get_world_size\(group\) takes None"),
     mutant(answer, "group, bucket: dist.GradBucket", "group, gradients", "bucket.b", "gradients.b",
            says="must be called bucket"),
@@ -40,7 +41,7 @@ WRONG = [
 
 
 def compress_fp16_hook__one_by_one(group, bucket: dist.GradBucket):
-    """5 all-reduces for 1 bucket"""
+    """for 1 bucket it calls all_reduce, all_reduce, all_reduce, all_reduce, all_reduce"""
     halves = [g.div(dist.get_world_size(group)).half() for g in bucket.gradients()]
     futures = [dist.all_reduce(each, group=group, async_op=True).get_future() for each in halves]
 

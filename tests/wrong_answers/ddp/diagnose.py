@@ -25,11 +25,12 @@ WRONG = [
     mutant(answer, MEDIAN, "mean([measure(step) for step in of_rank]) for", mean=mean,
            says="its median step"),
     mutant(answer, DURATION, "1.0", "shares[verdict] >= 0.25", "shares[verdict] >= 0.015",
-           says="Shares, not seconds"),
+           says="loader-bound is in seconds"),
     mutant(answer, "duration = max(usual(lambda step: max(e.end for e in step)",
            "duration = max((lambda step: max(e.end for e in step)", "in step)))",
            "in step))(events) for events in timelines)", says="the length of all of them"),
-    mutant(answer, "duration = ", "duration = 0.01 * ", "0.25", "25", says="That is per cent"),
+    mutant(answer, "duration = ", "duration = 0.01 * ", "0.25", "25",
+           says="loader-bound is per cent"),
     mutant(answer, "[a + b for", "[a for", says="A rank works when it computes or loads"),
     mutant(answer, OTHERS, "mean([w for w in working if w < max(working)] or [max(working)])",
            mean=mean, says=r"two of three ranks are slow.*the mean of the \*other\* ranks"),
@@ -40,5 +41,6 @@ WRONG = [
     mutant(answer, '(verdict if shares[verdict] >= 0.25 else "healthy"), shares', "verdict",
            says="a verdict and its shares"),
     mutant(answer, "raise ValueError(", 'return "healthy", dict.fromkeys(("loader-bound", '
-           '"communication-bound", "straggler"), 0.0), (', says="Leave the stub's ValueError in"),
+           '"communication-bound", "straggler"), 0.0), (',
+           says="no timeline raises no error.*Leave the stub's first lines in"),
 ]

@@ -6,7 +6,7 @@ from ranklab.ddp import exposed_communication as answer
 EVENTS = "for event in events\n"
 BARE = 'running[kind] and not running["compute"]'
 WRONG = [
-    mutant(answer, BARE, "running[kind]", says="That is all of it"),
+    mutant(answer, BARE, "running[kind]", says="exposed communication, in ms, is all of it"),
     mutant(answer, EVENTS, 'for event in events if event.lane == "main" or event.kind == kind\n',
            says="Computing on other lanes"),
     mutant(answer, "+= time", '+= running[kind] * time', "- before", "- running[kind] * before",
@@ -19,7 +19,7 @@ WRONG = [
     mutant(answer, "if what in running", "if what", says="Other kinds are not counted"),
     mutant(answer, "if what in running:\n            running[what]",
            'if what != "wait":\n            running[kind if what == "loader" else what]',
-           says="Another kind of event is counted as well"),
+           says="with loader events counted as well"),
     mutant(answer, "if what in running:\n            running[what]",
            'if what:\n            running[what if what == kind else "compute"]',
            says="Waiting and loading are no computing"),

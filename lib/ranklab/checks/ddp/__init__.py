@@ -1,16 +1,15 @@
 """The exercises and predictions of lab 04, in the order of the lab.
 
+    calls.py                  how a function that needs no ranks is called
     scaling_efficiency.py     scaling_efficiency
     exposed_communication.py  exposed_communication
     jobs.py                   timelines whose causes are known
     diagnose.py               diagnose, on these
-    given.py                  torch's DDP around a model whose gradients are known
+    hooks.py                  a hook in torch's DDP, and what it did
     compress_fp16_hook.py     compress_fp16_hook, registered there
     top_k_compress.py         top_k_compress
-    compress_to_budget.py     compress_to_budget
-    matrices.py               what power_sgd is called with, on every rank
+    compress_to_budget.py     compress_to_budget, registered there
     power_sgd.py              power_sgd
-    refusals.py               what DDP says of a hook that is not one
 """
 
 from ranklab import ddp

@@ -1,12 +1,9 @@
 """The jobs that the check of diagnose looks at: made up, so that causes and numbers are known."""
 
-import random
 from dataclasses import dataclass
-from statistics import mean, median
+from statistics import mean
 
 from ranklab.meter import Event
-
-NAMES = ("loader-bound", "communication-bound", "straggler")
 
 
 @dataclass(frozen=True)
@@ -22,61 +19,44 @@ class Case:
     transfer: float
     hidden: float = 2.0
     beside: float = 0.0
-    steps: int = 5
-    hiccup: float = 0.0  # ms that rank 1 computes longer in its third step
-    noise: float = 0.0
+    hiccups: tuple = (0,) * 5  # ms that rank 1 computes longer in each step; their median is 0
     unit: float = 1e-3  # seconds
-
-    def drawn(self):
-        """[(ms of loading, of computing) of each rank] of each step."""
-        draw = random.Random(1)
-        return [[(load * (1 + self.noise * draw.random()),
-                  compute * (1 + self.noise * draw.random()) + self.hiccup * ((step, r) == (2, 1)))
-                 for r, (load, compute) in enumerate(zip(self.loads, self.computes))]
-                for step in range(self.steps)]
 
     def timelines(self):
         """[[Event] of each rank], with a loader event at the end, as a DataLoader leaves it."""
         events, now = [[] for _ in self.loads], 0.0
-        for step in self.drawn():
-            ready = [now + load + compute for load, compute in step]
+        for hiccup in self.hiccups:
+            ready = [now + load + compute + hiccup * (rank == 1)
+                     for rank, (load, compute) in enumerate(zip(self.loads, self.computes))]
             end = max(ready) + self.transfer
-            for of_rank, (load, _), done in zip(events, step, ready):
+            for of_rank, load, done in zip(events, self.loads, ready):
                 middle = (now + load + done) / 2
-                for kind, a, b, lane in (
-                        ("loader", now, now + load + self.beside, "main"),
-                        ("compute", now + load, middle, "stream 7"),
-                        ("compute", middle, done, "backward 1"),
-                        ("communication", done - self.hidden, end - 0.125, "gloo 1"),
-                        ("communication", done - self.hidden / 2, end, "gloo 2"),
-                        ("wait", done + 0.25, end, "main")):
-                    of_rank.append(Event(kind, kind, 5 + a * self.unit, 5 + b * self.unit, lane))
+                of_rank += [self._event(*each) for each in (
+                    ("loader", now, now + load + self.beside, "main"),
+                    ("compute", now + load, middle, "stream 7"),
+                    ("compute", middle, done, "backward 1"),
+                    ("communication", done - self.hidden, end - 0.125, "gloo 1"),
+                    ("communication", done - self.hidden / 2, end, "gloo 2"),
+                    ("wait", done + 0.25, end, "main"))]
             now = end
-        for of_rank in events:
-            last = 5 + now * self.unit
-            of_rank.append(Event("loader", "loader", last, last + 1e-6, "main"))
-        return events
+        return [[*of_rank, self._event("loader", now, now, "main")] for of_rank in events]
+
+    def _event(self, kind, start, end, lane):
+        return Event(kind, kind, 5 + start * self.unit, 5 + end * self.unit, lane)
 
     def usual(self):
-        """Medians over the steps, in ms: of each rank [loading], [computing], [both], [exposed
-        communication]; and a step's length."""
-        steps = self.drawn()
-        ends = [max(map(sum, step)) + self.transfer for step in steps]
-        of_ranks = list(zip(*steps))  # [(loading, computing) of each step] of each rank
-        loads = [median(load for load, _ in one) for one in of_ranks]
-        computes = [median(compute for _, compute in one) for one in of_ranks]
-        both = [median(map(sum, one)) for one in of_ranks]
-        bare = [median(end - sum(work) for end, work in zip(ends, one)) for one in of_ranks]
-        return loads, computes, both, bare, median(ends)
+        """In ms, of the median step: of each rank [computing and loading], [exposed
+        communication]; and the step's length."""
+        works = [load + compute for load, compute in zip(self.loads, self.computes)]
+        length = max(works) + self.transfer
+        return works, [length - work for work in works], length
 
-    def shares(self, straggler):
-        """The oracle, from the numbers that the timelines are made of. With noise the sum of two
-        medians is not the median of the sum, and as good: the one nearer to `straggler` counts."""
-        loads, computes, both, bare, length = self.usual()
-        works = both, [load + compute for load, compute in zip(loads, computes)]
-        right = (more_than_others(work) / length for work in works)
-        return {"loader-bound": mean(loads) / length, "communication-bound": min(bare) / length,
-                "straggler": min(right, key=lambda share: abs(share - straggler))}
+    def shares(self):
+        """The oracle, from the numbers that the timelines are made of."""
+        works, bare, length = self.usual()
+        return {"loader-bound": mean(self.loads) / length,
+                "communication-bound": min(bare) / length,
+                "straggler": more_than_others(works) / length}
 
 
 def more_than_others(works):
@@ -86,42 +66,34 @@ def more_than_others(works):
     return max(works) - (sum(works) - max(works)) / (len(works) - 1)
 
 
-CLEAR = (
-    Case("nothing is wrong", "healthy", (1, 1), (20, 20), 2),
-    Case("all ranks load long", "loader-bound", (30, 28, 29), (20.5, 20, 20), 2),
-    Case("half of the loading is beside the computing", "healthy", (8, 8), (30, 30), 2, beside=8),
-    Case("transfers are long", "communication-bound", (1, 1, 1, 1), (20,) * 4, 25),
-    Case("rank 2 computes longer", "straggler", (1, 1, 1), (20, 20, 70), 2),
-    Case("rank 0 loads longer than the others", "straggler", (60, 1, 2, 6), (20,) * 4, 2),
-    Case("all of a long transfer is hidden", "healthy", (1, 1), (40, 40), 2, hidden=38),
-)
-TWO_CAUSES = (  # both above a quarter: the larger one counts, whichever is asked first
-    Case("long loading, longer transfers", "communication-bound", (30, 30), (30, 30), 40),
-    Case("long transfers, rank 1 computes longer still", "straggler", (1, 1), (20, 60), 30),
-    Case("rank 1 loads longest, but all load long", "loader-bound", (30, 60), (20, 20), 2),
-    Case("two of three ranks are slow", "straggler", (1, 1, 1), (70, 70, 20), 2),
-    Case("rank 0 loads long, rank 1 computes long", "straggler", (40, 1, 1), (20, 50, 20), 2),
-)
-ODD = (
-    Case("one rank alone", "healthy", (1,), (20,), 0.5),
-    Case("one rank alone, which loads long", "loader-bound", (30,), (20,), 0.5),
-    Case("24.9% of the step is transfer", "healthy", (1, 1), (74.1, 74.1), 24.9),
-    Case("25.1% of the step is transfer", "communication-bound", (1, 1), (73.9, 73.9), 25.1),
-    Case("a quarter of the step is transfer", "communication-bound", (1, 1), (17, 17), 6,
-         unit=2**-10),  # exact: no rounding decides
-    Case("24.9% of the step is loading", "healthy", (24.9, 24.9), (70, 70), 5.1),
-    Case("25.1% of the step is loading", "loader-bound", (25.1, 25.1), (70, 70), 4.9),
-    Case("rank 1 has 24.9% of the step more to do", "healthy", (0.4, 0.4), (70.2, 95.1), 4.5),
-    Case("rank 1 has 25.1% of the step more to do", "straggler", (0.4, 0.4), (70, 95.1), 4.5),
-    Case("on a machine 100 times slower", "healthy", (1, 1), (20, 20), 2, unit=0.1),
-    Case("on a machine 100 times faster", "straggler", (1, 1), (20, 70), 2, unit=1e-5),
-)
-NOISY = (
-    Case("a hiccup in one step of rank 1", "healthy", (1, 1), (20, 20), 2, hiccup=400),
-    Case("8 ranks, noise of 30%, nothing wrong", "healthy", (1,) * 8, (20,) * 8, 1, steps=9,
-         noise=0.3),
-    Case("8 ranks, noise of 30%, rank 5 is slow", "straggler", (1,) * 8,
-         (20,) * 5 + (60,) + (20,) * 2, 1, steps=9, noise=0.3),
-    Case("noise of 30%, slow loaders", "loader-bound", (40,) * 3, (20,) * 3, 1, steps=9,
-         noise=0.3),
-)  # fmt: skip
+CASES = {  # what holds when a check has come so far: the jobs
+    "each cause is named; a hidden transfer is none, and neither is waiting for a straggler": (
+        Case("nothing is wrong", "healthy", (1, 1), (20, 20), 2),
+        Case("all ranks load long", "loader-bound", (30, 28, 29), (20.5, 20, 20), 2),
+        Case("half of the loading is beside the computing", "healthy", (8, 8), (30, 30), 2,
+             beside=8),
+        Case("transfers are long", "communication-bound", (1, 1, 1, 1), (20,) * 4, 25),
+        Case("rank 2 computes longer", "straggler", (1, 1, 1), (20, 20, 70), 2),
+        Case("rank 0 loads longer than the others", "straggler", (60, 1, 2, 6), (20,) * 4, 2),
+        Case("all of a long transfer is hidden", "healthy", (1, 1), (40, 40), 2, hidden=38)),
+    "of two causes the larger one; the busiest rank against all others": (
+        Case("long loading, longer transfers", "communication-bound", (30, 30), (30, 30), 40),
+        Case("long transfers, rank 1 computes longer still", "straggler", (1, 1), (20, 60), 30),
+        Case("rank 1 loads longest, but all load long", "loader-bound", (30, 60), (20, 20), 2),
+        Case("two of three ranks are slow", "straggler", (1, 1, 1), (70, 70, 20), 2),
+        Case("rank 0 loads long, rank 1 computes long", "straggler", (40, 1, 1), (20, 50, 20), 2)),
+    "one rank alone; just below and above a quarter; fast and slow machines alike": (
+        Case("one rank alone", "healthy", (1,), (20,), 0.5),
+        Case("one rank alone, which loads long", "loader-bound", (30,), (20,), 0.5),
+        Case("24.9% of the step is transfer", "healthy", (1, 1), (74.1, 74.1), 24.9),
+        Case("a quarter of the step is transfer", "communication-bound", (1, 1), (17, 17), 6,
+             unit=2**-10),  # exact: no rounding decides
+        Case("25.1% of the step is loading", "loader-bound", (25.1, 25.1), (70, 70), 4.9),
+        Case("rank 1 has 24.9% of the step more to do", "healthy", (0.4, 0.4), (70.2, 95.1), 4.5),
+        Case("on a machine 100 times slower", "healthy", (1, 1), (20, 20), 2, unit=0.1),
+        Case("on a machine 100 times faster", "straggler", (1, 1), (20, 70), 2, unit=1e-5)),
+    "longer and shorter steps beside the usual ones change nothing": (
+        Case("hiccups of rank 1", "healthy", (1, 1), (20, 20), 2, hiccups=(-10, 0, 400, 0, 5)),
+        Case("hiccups of rank 1, rank 2 is slow", "straggler", (1, 1, 1), (20, 20, 70), 2,
+             hiccups=(-10, 0, 400, 0, 5))),
+}

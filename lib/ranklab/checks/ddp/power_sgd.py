@@ -1,180 +1,129 @@
 """The check of power_sgd, against a projection that is worked out in one process."""
 
+from functools import partial
+
 import torch
 
-from ranklab.checks.ddp.matrices import CASES, inputs, three, trial, trial_of_four
-from ranklab.checks.exercise import Mistake
-from ranklab.checks.trial import GROUPS, on_ranks
+from ranklab.checks.beside import TURNS, beside, expect, on_groups
+from ranklab.checks.ddp.hooks import alike
+from ranklab.engine import device
+
+CASES = {  # n, m, r, and the rank of each matrix
+    "12 x 8, r=2": (12, 8, 2, 8), "7 x 15, r=3": (7, 15, 3, 7), "9 x 5, r=1": (9, 5, 1, 5),
+    "a matrix of rank 2, r=2": (12, 8, 2, 2), "zeros, r=3": (7, 15, 3, 0),
+    "a matrix of rank 1, r=3": (7, 15, 3, 1), "6 x 6 in float64, r=4": (6, 6, 4, 6),
+    "three matrices at once, (3, 12, 8), r=2": (12, 8, 2, 8),
+}
+NEW_Q = "Return the new q, wanted.mT @ p, averaged: the next call goes on from there."
+ADVICE = {
+    "approximation": "p = wanted @ q, summed over ranks, then orthonormal; q = wanted.mT @ p, the "
+    "mean over ranks; the approximation is p @ q.mT. All in the matrix's dtype. torch.linalg.qr(p)"
+    ".Q is orthonormal even where columns of p are nearly alike, or zero.",
+    "matrix - error": "error = (matrix + error) - approximation.",
+    "what q leads to": NEW_Q}
+FAILURES = {r"RuntimeError: The size of tensor a \(8\) must match the size of tensor b \(3\).*":
+            ".T turns the order of all three dimensions around; .mT transposes each matrix."}
+ALIKE = "Both p and q must be all-reduced: then all make the same of them. Return the averaged q."
 
 
 def check_power_sgd(fn):
-    for ranks in (3, 1):
-        _judge(on_ranks(trial, fn, ranks=ranks), "any", range(ranks))
-    yield "the mean over ranks of matrix + error, projected; on 1 and 3 ranks, all agree"
+    on_groups(_trial, fn, failures=FAILURES)
+    yield "the mean over ranks of matrix + error, projected; on 1 to 4 ranks, all agree"
     yield "twice in a row, from the q and the error that it returned; nothing is lost"
-    seen = on_ranks(trial_of_four, fn, ranks=4)
-    _judge(seen, "thin", range(4))
-    yield "a matrix of rank r comes through without loss"
-    _bytes([of_rank["thin"] for of_rank in seen])
-    yield "two all-reduces of r (n + m) numbers instead of n m"
-    for of_rank in seen:
-        if not all(x.isfinite().all() for first, _ in of_rank["zero"] for x in first.results()):
-            raise Mistake("a zero gradient gives numbers that are not finite",
-                          "Some step divides by a column's length. torch.linalg.qr(p).Q does "
-                          "not: it is orthonormal for zeros too.")
-    _judge(seen, "poor", range(4), "a matrix of rank 1, ")
-    for members in GROUPS[::-1]:
-        try:
-            _judge([seen[rank] for rank in members], "group", members,
-                   f"in the group of ranks {members}, ")
-        except Mistake as mistake:
-            mistake.hint = ("Hand `group` on: to both all-reduces, and to get_world_size(group). "
-                            f"{mistake.hint}")
-            raise
-    yield "zeros stay zeros, a matrix of rank 1 what it is; inside a group it meets nobody else"
-    _judge_three([of_rank["three"] for of_rank in seen])
-    yield "three matrices at once: each as it would be alone, by two all-reduces for all"
+    yield "a matrix of rank r comes through without loss; zeros, and one of rank 1, as they are"
+    yield "two all-reduces of r (n + m) numbers instead of n m; as many for three matrices at once"
+    yield "inside a group it meets nobody else"
 
 
-def _judge_three(seen):
-    what = "three matrices of 12 x 8 at once, as (3, 12, 8): "
-    hint = ".T turns the order of all dimensions around; .mT transposes each matrix."
-    given = [three(rank) for rank in range(len(seen))]
-    right = [(3, *x.shape) for x in given[0][0]]
-    for one in seen:
-        if isinstance(one, str):
-            raise Mistake(what + one.partition("\n")[0], hint)
-        if one.shapes() != right:
-            raise Mistake(f"{what}shapes {one.shapes()} are returned, not {right}", hint)
-    for i, of_ranks in enumerate(zip(*(one.one_by_one() for one in seen))):
-        _compare(f"{what}number {i}", of_ranks, [of_rank[i] for of_rank in given])
-    if seen[0].calls != {"all_reduce": 2}:
-        raise Mistake(f"{what}{sum(seen[0].calls.values())} messages, where 2 are enough",
-                      "Products and qr take all three as they are, and so does an all-reduce.")
+def _trial(power_sgd, ranks):
+    for case in CASES:
+        where, given = f"{case}, {ranks}", [_inputs(case, rank) for rank in ranks.members]
+        rights, slips = zip(*_one_process(given, ranks.index))
+        matrix, q, _ = given[ranks.index]
+        p_and_q = torch.cat([matrix @ q, q], -2)
+        calls = []
+        call = partial(_call, power_sgd, given[ranks.index], ranks.group, rights, calls)
+        looks = list(beside(where, ranks, call, rights.__getitem__, advice=ADVICE.get,
+                            slips=lambda name, turn: slips[turn].get(name, {}),
+                            sends=(2, p_and_q.nbytes)))
+        for shapes, changed, near, new_q, _ in calls:
+            yield partial(expect, shapes == [matrix.shape, q.shape, matrix.shape], f"{where}: "
+                          f"shapes {shapes} are returned", "Return p @ q.mT, the new q, the error.")
+            yield partial(expect, not changed, f"{where}: `{', '.join(changed)}` itself is changed",
+                          "matrix + error is a new tensor; all-reduce p and the new q only.")
+            yield alike(f"{where}: the approximation", near, ranks, ALIKE)
+            yield alike(f"{where}: q", new_q, ranks, ALIKE)
+        yield from looks
 
 
-def _judge(seen, kind, ranks, where=""):
-    for i, (n, m, r) in enumerate(CASES):
-        given = [inputs(CASES[i], rank, "any" if kind == "group" else kind) for rank in ranks]
-        for call, second in enumerate(("", ", second call")):
-            of_ranks = [of_rank[kind][i][call] for of_rank in seen]
-            _compare(f"{where}{n} x {m}, r={r}, {len(seen)} ranks{second}", of_ranks, given)
-            given = [(matrix, one.q, one.error) for (matrix, *_), one in zip(given, of_ranks)]
+def _inputs(case, rank):
+    """(matrix, q, error) of a rank; q is alike on all. Only matrices of full rank have an error."""
+    n, m, r, width = CASES[case]
+    mine, shared = (torch.Generator().manual_seed(seed) for seed in (rank, 99))
+    many = (3,) if "three" in case else ()
+    q = torch.randn(*many, m, r, generator=shared)
+    matrix = torch.randn(*many, n, width, generator=mine) @ torch.randn(*many, width, m,
+                                                                        generator=shared)
+    error = torch.randn(*many, n, m, generator=mine) * (width == min(n, m))
+    dtype = torch.float64 if "float64" in case else torch.float32
+    return [x.to(device(), dtype) for x in (matrix, q, error)]
 
 
-def project(wanted, q):
-    """The oracle: (the mean of `wanted` projected on what it makes of q, that mean)."""
-    mean = sum(w.double() for w in wanted) / len(wanted)
-    basis = torch.linalg.svd(mean @ q.double(), full_matrices=False).U  # spans the columns of p
-    return basis @ (basis.T @ mean), mean
+def _call(power_sgd, given, group, rights, calls, turn):
+    """The second call goes on from the q and the error of the first, where they have the shapes."""
+    matrix, q, error = (given[0], *calls[0][3:]) if turn else given
+    if q.shape != given[1].shape or error.shape != matrix.shape:
+        return {}
+    before = {"matrix": matrix, "q": q, "error": error}
+    after = {name: x.clone() for name, x in before.items()}
+    near, new_q, left = power_sgd(*after.values(), group)
+    changed = [name for name, x in before.items()
+               if not torch.allclose(x, after[name], 0, 0, equal_nan=True)]
+    shapes = [tuple(x.shape) for x in (near, new_q, left)]
+    calls.append((shapes, changed, near, new_q.clone(), left.clone()))
+    if shapes != [matrix.shape, q.shape, matrix.shape]:
+        return {}
+    right = rights[turn]["approximation"][0]
+    basis = torch.linalg.qr(new_q.to(right.dtype)).Q
+    return {"approximation": near, "matrix - error": matrix - left,
+            "what q leads to": right @ basis @ basis.mT}
 
 
-def _compare(name, of_ranks, given):
-    """What ranks have returned of what each was given is right."""
-    wanted, q = [matrix + error for matrix, _, error in given], given[0][1]
-    approximation, mean = project(wanted, q)
-    first = of_ranks[0]
-    for one in of_ranks:
-        _fits(name, one, [tuple(x.shape) for x in given[0]], q.dtype)
-        if not torch.equal(one.approximation, first.approximation):
-            raise Mistake(f"{name}: ranks end with different gradients",
-                          "Both p and q must be all-reduced: then all make the same of them.")
-    if not _is_near(first.approximation, approximation):
-        raise Mistake(f"{name}: the approximation is off by "
-                      f"{_distance(first.approximation, approximation):.2g} of its size",
-                      _hint_value(first.approximation, approximation, mean, given))
-    left = sum(one.error.double() for one in of_ranks) / len(of_ranks)
-    if not _is_near(left + approximation, mean):
-        raise Mistake(f"{name}: what is sent and the mean error left are not the mean of matrix "
-                      "+ error", _hint_error(left, approximation, mean, given))
-    for one, of_rank in zip(of_ranks, wanted):
-        if not _is_near(one.error + one.approximation, of_rank):
-            raise Mistake(f"{name}: only the mean over ranks of the errors is right",
-                          "Each rank keeps its own matrix + error, minus the approximation that "
-                          "all of them get: made of q after its all-reduce, not before.")
-        if not torch.equal(one.q, first.q):
-            raise Mistake(f"{name}: ranks return different q",
-                          "The next call needs the same q on every rank: return the averaged one.")
-    basis = torch.linalg.qr(first.q.double()).Q
-    if not _is_near(approximation @ basis @ basis.T, approximation):  # that is the warm start
-        raise Mistake(f"{name}: the q that is returned does not lead on",
-                      "Return the new q, matrix.mT @ p, and not the one that came in: the next "
-                      "call goes on from there, one power iteration a step.")
+def _one_process(given, index):
+    """The oracle of each call: {name: [what each rank must have]}, and slips of rank `index`."""
+    (matrix, q, _), dtype, R = given[index], given[0][0].dtype, len(given)
+    q, errors = q.double(), [error.double() for *_, error in given]
+    for _ in TURNS:
+        wanted = [of_rank[0].double() + error for of_rank, error in zip(given, errors)]
+        mean, p = sum(wanted) / R, sum(wanted) @ q
+        near, basis = _projected(mean, q)
+        alone, _ = _projected(sum(matrix for matrix, *_ in given).double() / R, q)
+        old, errors = torch.linalg.qr(q).Q, [each - near for each in wanted]
+        mine = wanted[index] - basis @ (basis.mT @ wanted[index])
+        slips = {
+            "approximation": {
+                "that of the matrix alone": (alone, "Compress matrix + error."),
+                "the mean itself": (mean, "Nothing was compressed."),
+                "made of a p that is not orthonormal": (
+                    p @ (p.mT @ mean), "p = torch.linalg.qr(p).Q, after its all-reduce."),
+            },
+            "matrix - error": {
+                "the matrix": (matrix, "The error is 0: keep what the approximation leaves out."),
+                "the approximation": (near, "The old error is lost."),
+                "made of this rank's own q": (matrix - mine, "The approximation that all get is "
+                                              "made of q after its all-reduce, not before."),
+            },
+            "what q leads to": {"where the old q leads": (near @ old @ old.mT, NEW_Q)},
+        }
+        yield ({"approximation": [near.to(dtype)] * R, "what q leads to": [near.to(dtype)] * R,
+                "matrix - error": [(of_rank[0] - error).to(dtype)
+                                   for of_rank, error in zip(given, errors)]},
+               {name: {what: (wrong.to(dtype), hint) for what, (wrong, hint) in of.items()}
+                for name, of in slips.items()})
+        q = mean.mT @ basis
 
 
-def _fits(name, one, shapes, dtype):
-    if one.changed:
-        raise Mistake(f"{name}: `{one.changed[0]}` itself is changed",
-                      "matrix + error is a new tensor; all-reduce p and the new q only.")
-    if one.shapes() != shapes:
-        raise Mistake(f"{name}: shapes {one.shapes()} are returned, not {shapes}",
-                      "Return p @ q.mT, the new q, and the error.")
-    if {x.dtype for x in one.results()} != {dtype}:
-        raise Mistake(f"{name}: {dtype} came in, and another type goes out",
-                      "Keep the matrix's dtype all the way.")
-
-
-def _is_near(got, right):
-    return _distance(got, right) < 2e-4 or right.norm() < 1e-6 and got.norm() < 1e-4
-
-
-def _distance(got, right):
-    return ((got.double() - right).norm() / right.norm().clamp_min(1e-12)).item()
-
-
-def _hint_value(got, right, mean, given):
-    R, q = len(given), given[0][1]
-    p = mean @ q.double()
-    slips = [
-        (R * right, "It is the sum over ranks: divide by the number of ranks, once, where q is "
-                    "summed."),
-        (right / R, "Divided by the ranks twice: p becomes orthonormal after its sum, so that it "
-                    "needs no division; q does, once, by the ranks of its group."),
-        (project([matrix for matrix, *_ in given], q)[0],
-         "The error is not in it: compress matrix + error."),
-        (mean, "That is the mean itself: nothing was compressed."),
-    ]
-    slips += [(right * R / ranks, "Divided by the ranks of another group: ask "
-               "dist.get_world_size(group).") for ranks in range(1, 9)]
-    slips += [(factor * p @ (p.T @ mean), "The columns of p must be orthonormal before q is made: "
-               "p = torch.linalg.qr(p).Q, after its all-reduce.") for factor in (1, R, R**2)]
-    for wrong, hint in slips:
-        if _is_near(got, wrong):
-            return hint
-    if torch.linalg.matrix_rank(mean, rtol=1e-5) < min(q.shape[-1], len(mean)):
-        return ("The columns of p are nearly alike here: what is left of one after taking off the "
-                "others is rounding. torch.linalg.qr(p).Q is orthonormal even so.")
-    return ("p = wanted @ q, summed over ranks, then orthonormal (torch.linalg.qr(p).Q); q = "
-            "wanted.mT @ p, the mean over ranks; the approximation is p @ q.mT.")
-
-
-def _hint_error(left, approximation, mean, given):
-    if not left.abs().max() > 1e-6:
-        return "The error is zero: keep what the approximation leaves out."
-    only = sum(matrix.double() for matrix, *_ in given) / len(given)
-    if _is_near(left, only - approximation):
-        return "The old error is lost: error = (matrix + error) - approximation."
-    if _is_near(left, approximation - mean):
-        return "The error has the wrong sign: it is wanted - approximation."
-    return "error = (matrix + error) - approximation."
-
-
-def _bytes(seen):
-    for i, (n, m, r) in enumerate(CASES):
-        calls = seen[0][i][0].calls
-        sent = sum(of_rank[i][0].sent for of_rank in seen)
-        size = seen[0][i][0].q.itemsize
-        right = 2 * 3 * size * r * (n + m)
-        if set(calls) != {"all_reduce"}:
-            raise Mistake(f"it calls {', '.join(sorted(calls)) or 'nothing'}", "Two all-reduces.")
-        if sent == right and calls["all_reduce"] == 2:
-            continue
-        numbers = sent // (6 * size)
-        what = (f"{n} x {m}, r={r}: {calls['all_reduce']} all-reduces of {numbers} numbers in "
-                f"all, where {r * (n + m)} are enough")
-        hint = "All-reduce p (n x r) and q (m x r), each once, and nothing else."
-        if sent == 2 * right and calls["all_reduce"] == 2:
-            hint = "Numbers twice as long, float64? Keep the matrix's dtype."
-        elif numbers >= n * m:
-            hint = f"The matrix itself travels, so nothing is saved. {hint}"
-        raise Mistake(what, hint)
+def _projected(mean, q):
+    """(`mean`, projected on what it makes of q; an orthonormal basis of that)."""
+    basis = torch.linalg.svd(mean @ q, full_matrices=False).U
+    return basis @ (basis.mT @ mean), basis

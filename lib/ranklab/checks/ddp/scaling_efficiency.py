@@ -2,8 +2,9 @@
 
 import torch
 
-from ranklab.checks.exercise import Mistake
-from ranklab.checks.trial import is_near
+from ranklab.checks.beside import expect
+from ranklab.checks.ddp.calls import called, refuses
+from ranklab.checks.trial import explain
 
 FROM_ONE = (  # {ranks: seconds per step}
     {1: 0.8, 2: 0.5, 4: 0.25},
@@ -15,90 +16,54 @@ OTHERS = (
     {3: 2.0},
 )
 NO_MEASUREMENTS = {}, {0: 1.0, 2: 1.0}, {1: 1.0, 2: 0.0}, {1: 1.0, 2: -0.5}
+BASE = {"KeyError: .*": "Nobody measured on one rank here: take the fewest ranks there are, "
+        "min(seconds), as the base."}
+KINDS = {"strong": "Strong: the same batch for all together, so R ranks should need base/R of the "
+         "base's time. Efficiency = that time / the measured one.",
+         "weak": "Weak: the same batch on each rank, so the time should stay: base / measured."}
 
 
 def check_scaling_efficiency(fn):
-    for kind in ("strong", "weak"):
-        for seconds in FROM_ONE:
-            _compare(fn, seconds, kind)
-        yield f'right for "{kind}" scaling from one rank'
-    for kind in ("strong", "weak"):
-        for seconds in OTHERS:
-            _compare(fn, seconds, kind)
-    yield "right where nobody measured on one rank: against the fewest there are"
-    _refuses(fn, {1: 1.0, 2: 1.0}, "string", "kind='string'", "which kinds there are")
-    for seconds in NO_MEASUREMENTS:
-        _refuses(fn, seconds, "strong", f"seconds={seconds}", "what a measurement needs")
+    for cases, sentence in (
+            (FROM_ONE, "right for strong and weak scaling from one rank"),
+            (OTHERS, "right where nobody measured on one rank: against the fewest there are")):
+        for kind in KINDS:
+            for seconds in cases:
+                _compare(fn, seconds, kind)
+        yield sentence
+    refuses(fn, {"kind='string'": ({1: 1.0, 2: 1.0}, "string")}
+            | {f"seconds={seconds}": (seconds, "strong") for seconds in NO_MEASUREMENTS})
     yield "a ValueError for a kind that it does not know, and for what is no measurement"
-    ranks = list(fn(dict(OTHERS[0]), "weak"))
-    if ranks != sorted(ranks):
-        raise Mistake(f"the ranks come out as {ranks}",
-                      "In the order of ranks, for tables and curves: go through sorted(seconds).")
-    yield "in the order of ranks"
-
-
-def _refuses(fn, seconds, kind, what, sentence):
-    try:
-        fn(dict(seconds), kind)
-    except ValueError:
-        return
-    except Exception as error:
-        raise Mistake(f"{what} raises {type(error).__name__}, not ValueError",
-                      f"Say in a sentence {sentence}.") from None
-    raise Mistake(f"{what} is accepted", "Raise a ValueError, as the first lines of the stub do: "
-                  "a slip of the pen must not become an efficiency.")
 
 
 def _compare(fn, seconds, kind):
-    given = dict(seconds)
-    try:
-        got = fn(seconds, kind)
-    except KeyError as error:
-        raise Mistake(f"seconds of {sorted(given)} ranks raise KeyError: {error}",
-                      "Nobody measured on one rank here: take the fewest ranks there are, "
-                      "min(seconds), as the base.") from None
-    if seconds != given:
-        raise Mistake("`seconds` itself is changed", "Make a new dict.")
-    if not isinstance(got, dict) or set(got) != set(given):
-        raise Mistake(f"of {sorted(given)} ranks it returns {got!r}",
-                      "Return a dict: {ranks: efficiency}, with all the ranks that were given.")
-    ranks, times, values = torch.tensor([(R, given[R], got[R]) for R in sorted(given)],
-                                        dtype=torch.float64).T
-    right = _efficiency(ranks, times, kind)
-    for R, value, wanted in zip(ranks, values, right):
-        if not is_near(value, wanted):
-            raise Mistake(f"{kind} scaling, {given}: the efficiency on {R:g} ranks is "
-                          f"{wanted:.4g}, not {value:.4g}",
-                          _hint(values, right, ranks, times, kind))
+    where, ranks = f"{kind} scaling, {seconds}", sorted(seconds)
+    got = called(where, BASE, fn, {"seconds": seconds, "kind": kind})
+    expect(isinstance(got, dict) and set(got) == set(ranks), f"{where}: it returns {got!r}",
+           "Return a dict: {ranks: efficiency}, with all the ranks that were given.")
+    expect(list(got) == ranks, f"{where}: the ranks come out as {list(got)}",
+           "In the order of ranks, for tables and curves: go through sorted(seconds).")
+    R, times, values = torch.tensor([(each, seconds[each], got[each]) for each in ranks],
+                                    dtype=torch.float64).T
+    speed = (1 if kind == "strong" else R) / times / R  # of each rank
+    right = speed / speed[0]
+    explain(f"{where}: the efficiency on {ranks} ranks", values, right,
+            _slips(right, R, times[0] / times), KINDS[kind])
 
 
-def _efficiency(ranks, times, kind):
-    """The oracle: images/s of each rank, as a share of what it was on the fewest."""
-    images = 32 * (1 if kind == "strong" else ranks) / times  # of all ranks together
-    return images / ranks / (images[0] / ranks[0])
-
-
-def _hint(got, right, ranks, times, kind):
-    base, speed_up = int(ranks[0]), times[0] / times
-    slips = [
-        (100 * right, "That is per cent. Return the fraction: 1 is perfect."),
-        (speed_up, "That is the speed-up. Efficiency is the speed-up per rank that was added."),
-        (base * speed_up / ranks, "That is strong scaling. In weak scaling each rank keeps its "
-                                  "batch, so perfect is the same time, whatever the ranks."),
-        (speed_up / ranks, f"Perfect would be {base}/R of the time on {base} ranks, not 1/R of "
-                           "it."),
-        (1 / right, "Upside down: slower steps must give a smaller efficiency."),
-        (right.clamp(max=1), "More than 1 can be right: what each rank has got smaller, and fits "
-                             "a cache, say. Do not cut it off."),
-    ]
-    slips += [(right / right[i], f"The base is {R:g} here, but it is the fewest ranks: "
-                                 f"min(seconds), which is {base}.") for i, R in enumerate(ranks)]
-    for wrong, hint in slips:
-        if is_near(got, wrong) and not is_near(wrong, right):
-            return hint
-    if (got - right).abs().max() < 0.006:
-        return "That is rounded. Leave rounding to whoever prints it."
-    if kind == "strong":
-        return ("Strong: the same batch for all together, so R ranks should need base/R of the "
-                "base's time. Efficiency = that time / the measured one.")
-    return "Weak: the same batch on each rank, so the time should stay: base / measured."
+def _slips(right, ranks, speed_up):
+    base = int(ranks[0])
+    return {
+        "per cent": (100 * right, "Return the fraction: 1 is perfect."),
+        "the speed-up": (speed_up, "Efficiency is the speed-up per rank that was added."),
+        "that of strong scaling": (base * speed_up / ranks, "In weak scaling each rank keeps its "
+                                   "batch, so perfect is the same time, whatever the ranks."),
+        "the speed-up / R": (speed_up / ranks, f"Perfect would be {base}/R of the time on {base} "
+                             "ranks, not 1/R of it."),
+        "upside down": (1 / right, "Slower steps must give a smaller efficiency."),
+        "1 at most": (right.clamp(max=1), "More than 1 can be right: what each rank has got "
+                      "smaller, and fits a cache, say. Do not cut it off."),
+        "rounded": (right.round(decimals=2), "Leave rounding to whoever prints it."),
+    } | {f"measured by that on {R:g}": (right / right[i], f"The base is {R:g} here, but it is the "
+                                        f"fewest ranks: min(seconds), which is {base}.")
+         for i, R in enumerate(ranks)}

@@ -2,11 +2,21 @@
 
 import torch
 
-from ranklab.checks.exercise import Mistake
+from ranklab.checks.beside import expect
+from ranklab.checks.ddp.calls import called
+from ranklab.checks.trial import explain
 
-CASES = (  # shape, k
-    ((8,), 3), ((1000,), 10), ((4, 5), 6), ((2, 3, 4), 5), ((1,), 1), ((), 1),
-)
+CASES = ((8,), 3), ((1000,), 10), ((4, 5), 6), ((2, 3, 4), 5), ((1,), 1), ((), 1)  # shape, k
+ALL = ((6,), 6), ((6,), 50), ((2, 2), 5)
+FAILURES = {
+    "RuntimeError: view size is not compatible.*": "A gradient may be transposed: .flatten() "
+    "copies where .view can't.",
+    "RuntimeError: .*out of range.*": "Take the largest of the flattened tensor; and never more "
+    "than there are: min(k, n)."}
+VECTORS = ("Two vectors of min(k, n) places in the flattened tensor, each place once. topk gives "
+           "that many also where entries are 0, or equally large.")
+LEFT = ("The error has the gradient's shape, .view(gradient.shape), and its type. It is gradient + "
+        "error, with 0 at the places that are sent.")
 
 
 def check_top_k_compress(fn):
@@ -14,12 +24,9 @@ def check_top_k_compress(fn):
         _compare(fn, *_inputs(shape), k)
     yield "values, places and error: the k largest in size of gradient + error, in any shape"
     yield "sent + error left = gradient + error, exactly; the inputs are unchanged"
-    for shape, k in (((6,), 6), ((6,), 50), ((2, 2), 5)):
+    for shape, k in ALL:
         _compare(fn, *_inputs(shape), k)
-    zero = torch.zeros(6)
-    values, _, left = _compare(fn, zero, zero.clone(), 2)
-    if values.any() or left.any():
-        raise Mistake("of a zero gradient something is sent, or left", "Nothing comes of nothing.")
+    _compare(fn, torch.zeros(6), torch.zeros(6), 2)
     yield "with k of all entries or more nothing is left; zeros stay zeros"
     _compare(fn, *(x.mT for x in _inputs((4, 5))), 6, ", transposed")
     _compare(fn, *(x.double() for x in _inputs((9,))), 3, ", float64")
@@ -27,27 +34,8 @@ def check_top_k_compress(fn):
     error = torch.zeros(40)
     for step in range(50):  # whole numbers, so that sums are exact
         gradient = ((torch.arange(40) * 7 + step * 5) % 13 - 6).float()
-        _, _, error = _compare(fn, gradient, error, 2, f", step {step}")
+        error = _compare(fn, gradient, error, 2, f", step {step}")
     yield "over 50 steps all that is not sent is still there"
-
-
-def _call(fn, gradient, error, k):
-    try:
-        result = fn(gradient, error, k)
-    except RuntimeError as problem:
-        if "view size is not compatible" in str(problem):
-            raise Mistake(f"a {tuple(gradient.shape)} gradient that is not contiguous raises: "
-                          f"{problem}", "A gradient may be transposed, or channels-last, and so "
-                          "is what is made of it: .flatten() copies where .view can't.") from None
-        if "out of range" not in str(problem):
-            raise
-        raise Mistake(f"k={k} of {gradient.numel()} entries in shape {tuple(gradient.shape)} "
-                      f"raises: {problem}", "Take the largest of the flattened tensor; and never "
-                      "more than there are: min(k, n).") from None
-    if not isinstance(result, tuple) or len(result) != 3:
-        raise Mistake(f"it returns a {type(result).__name__}, not three tensors",
-                      "Return values, indices, error.")
-    return result
 
 
 def _inputs(shape):
@@ -59,79 +47,41 @@ def _inputs(shape):
 
 
 def _compare(fn, gradient, error, k, kind=""):
-    """What fn returned, which is right."""
-    given = gradient.clone(), error.clone()
-    values, indices, left = _call(fn, gradient, error, k)
-    for name, now, then in zip(("gradient", "error"), (gradient, error), given):
-        if not torch.equal(now, then):
-            raise Mistake(f"`{name}` itself is changed",
-                          "gradient + error is a new tensor: work on that one.")
-    n, wanted = gradient.numel(), (gradient + error).flatten()
-    case = f"{k} of {n} entries, shape {tuple(gradient.shape)}{kind}"
-    _shapes(case, values, indices, left, gradient, min(k, n))
-    _largest(case, values, indices, wanted, gradient.flatten())
-    sent = torch.zeros_like(wanted)
-    sent[indices] = values.to(sent.dtype)
-    if not torch.equal(sent + left.flatten(), wanted):
-        raise Mistake(f"{case}: sent + error left differs from gradient + error by "
-                      f"{(sent + left.flatten() - wanted).abs().max():.3g}",
-                      _hint_lost(values, left.flatten(), sent, wanted, gradient.flatten()))
-    return values, indices, left
+    """The error that fn returned, which is right, and so is all else."""
+    whole = gradient + error
+    wanted, only, count = whole.flatten(), gradient.flatten(), min(k, whole.numel())
+    case = f"{k} of {len(wanted)} entries, shape {tuple(gradient.shape)}{kind}"
+    given = {"gradient": gradient, "error": error, "k": k}
+    values, indices, left = called(case, FAILURES, fn, given)
+    places = set(indices.flatten().tolist())
+    expect(indices.shape == values.shape == (count,) and len(places) == count
+           and places <= set(range(len(wanted))), f"{case}: values have shape "
+           f"{tuple(values.shape)}, places {tuple(indices.shape)}, {len(places)} of them different",
+           VECTORS)
 
+    def by_size(places):
+        return wanted[places].abs().sort().values
 
-def _shapes(case, values, indices, left, gradient, count):
-    if len(indices.shape) != 1 or indices.is_floating_point() or values.shape != indices.shape:
-        raise Mistake(f"{case}: values have shape {tuple(values.shape)}, places "
-                      f"{tuple(indices.shape)} and {indices.dtype}",
-                      "Two vectors of one length: flatten first, then indices count in the "
-                      "flattened tensor.")
-    if len(indices) != count or len(indices.unique()) != count:
-        raise Mistake(f"{case}: {len(indices)} entries are sent, {count} are asked",
-                      "Each place once, k of them, but no more than there are: min(k, n). topk "
-                      "gives that many also where entries are 0, or equally large.")
-    if int(indices.min()) < 0 or int(indices.max()) >= gradient.numel():
-        raise Mistake(f"{case}: place {int(indices.max())} does not exist",
-                      "Places count in the flattened tensor, from 0.")
-    if left.shape != gradient.shape:
-        raise Mistake(f"{case}: the error has shape {tuple(left.shape)}",
-                      "The error has the gradient's shape: .view(gradient.shape).")
-
-
-def _largest(case, values, indices, wanted, gradient):
-    others = wanted.clone()
-    others[indices] = 0
-    largest = int(others.abs().argmax())
-    if others[largest].abs() > wanted[indices].abs().min():
-        hint = "topk(k) of (gradient + error).abs() gives the places."
-        for taken, slip in (
-                (gradient.abs(), "Add the error first, and choose then: an entry that was left "
-                                 "behind often enough must get its turn."),
-                (wanted, "Largest in size: -5 counts as 5. Take topk of .abs().")):
-            if set(indices.tolist()) == set(taken.topk(len(values)).indices.tolist()):
-                hint = slip
-        raise Mistake(f"{case}: {wanted[largest]:.4g} is not sent, but something smaller is", hint)
-    right = wanted[indices]
-    for slip, what, hint in (
-            (right.abs(), "the values lost their sign", "abs() is for choosing only: take the "
-             "values from gradient + error at those places."),
-            (gradient[indices], "what was left before is not sent",
-             "Send gradient + error at those places, not the gradient alone.")):
-        if torch.equal(values, slip) and not torch.equal(slip, right):
-            raise Mistake(f"{case}: {what}", hint)
-
-
-def _hint_lost(values, left, sent, wanted, gradient):
-    for name, x in (("values", values), ("error", left)):
-        if torch.finfo(x.dtype).bits < torch.finfo(wanted.dtype).bits:
-            return f"The {name} became {x.dtype} and the gradient is {wanted.dtype}: bits are lost."
-    if not left.any():
-        return "The error is zero everywhere: what is not sent must be kept."
-    if torch.equal(left, wanted):
-        return ("What is sent must not be kept as well: set the error to 0 at those places. (And "
-                "of a tensor that is not contiguous flatten() is a copy: return what you changed.)")
-    right, error = wanted - sent, wanted - gradient
-    if torch.allclose(left, right - error):
-        return "The old error is lost: what is left is gradient + error minus what is sent."
-    if torch.allclose(left, right + error):
-        return "The old error is in it twice: what is left is gradient + error minus what is sent."
-    return "What is left is gradient + error, with 0 at the places that are sent."
+    explain(f"{case}: the size of what is sent", by_size(indices),
+            by_size(wanted.abs().topk(count).indices), {
+        "that of the largest in the gradient": (by_size(only.abs().topk(count).indices), "Add the "
+                                                "error first, and choose then."),
+        "that of the largest above zero": (by_size(wanted.topk(count).indices), "Largest in size: "
+                                           "-5 counts as 5. Take topk of .abs()."),
+    }, "topk(k) of (gradient + error).abs() gives the places.")
+    right = wanted.index_fill(0, indices, 0).view(gradient.shape)
+    explain(f"{case}: what is sent", values, wanted[indices], {
+        "without its sign": (wanted[indices].abs(), "abs() is for choosing only."),
+        "that of the gradient alone": (only[indices], "What was left before must be sent as well."),
+    }, "Take it from gradient + error at those places, in its type, or bits are lost.")
+    explain(f"{case}: the error", left, right, {
+        "zeros": (0 * right, "What is not sent must be kept."),
+        "all of gradient + error": (whole, "What is sent must not be kept as well. (Of a tensor "
+                                    "that is not contiguous flatten() is a copy.)"),
+        "what is left of the gradient alone": (right - error, "The old error is lost."),
+        "right, with the old error once more": (right + error, "It is in gradient + error."),
+    }, LEFT)
+    sent = torch.zeros_like(wanted).index_add(0, indices, values)
+    expect(torch.equal(sent + left.flatten(), wanted), f"{case}: sent + error left is near gradient"
+           " + error, and not the same to the last bit", LEFT)
+    return left

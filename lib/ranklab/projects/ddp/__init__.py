@@ -1,5 +1,5 @@
 """ResNet-50 with torch's DDP, from a laptop to several nodes."""
 
-from ranklab.projects.ddp.training import report, run, scaling
+from ranklab.projects.ddp.training import profile, report, run, said, scaling
 
-__all__ = ["report", "run", "scaling"]
+__all__ = ["profile", "report", "run", "said", "scaling"]

@@ -9,14 +9,14 @@
 A folder is read as ImageNet is laid out: train/<class>/*.JPEG and val/<class>/*.JPEG. After a
 SIGTERM to torchrun or srun the run saves itself and ends; --resume goes on from there.
 
-Read config.py, data.py (what each rank reads), model.py, trainer.py (the course's training loop,
-fed with images) and training.py; then strong_and_weak.py, profile.py and data_parallel.py.
+Read config.py, trainer.py (DDP, and the course's training loop, fed with what data.py reads on each
+rank) and training.py; then strong_and_weak.py and data_parallel.py.
 """
 
 import sys
 
 from ranklab.projects.command import time_limit
-from ranklab.projects.ddp import data_parallel, profile, report, run, strong_and_weak
+from ranklab.projects.ddp import data_parallel, profile, report, run, said, strong_and_weak
 from ranklab.projects.ddp.config import Options
 from ranklab.projects.runner import Project, Shown
 
@@ -25,7 +25,7 @@ def act(options, config):
     if options.data_parallel:
         return data_parallel.compare(config)
     if options.profile:
-        return profile.report(config, options.profile, options.ranks, timeout=time_limit())
+        return said(*profile(config, options.profile, options.ranks, timeout=time_limit()))
     if options.scaling:
         rows = strong_and_weak.run(config, options.ranks, timeout=time_limit())
         return Shown(strong_and_weak.report(rows), lambda: strong_and_weak.figure(rows))

@@ -38,7 +38,7 @@ class Row(NamedTuple):
 
 
 def hooks(half=compress_fp16_hook, top_k=top_k_compress, low_rank=power_sgd,
-          budget=compress_to_budget):  # fmt: skip
+          budget=compress_to_budget):
     """{name: function that makes (state, hook)}; None: DDP's own all-reduce.
 
     half, top_k, low_rank, budget  a learner's own will do

@@ -63,31 +63,29 @@ class Config:
             raise ValueError(f"smoothing={self.smoothing} must lie in [0, 1)")
         self.shape(self.classes)  # width is checked there
 
+    def shape(self, classes):
+        """The ResNetConfig for this many classes."""
+        return ResNetConfig(MODELS[self.model], classes, self.width, self.norm)
+
     def loop(self, steps_per_epoch):
         """The LoopConfig: each epoch ends with a checkpoint and an evaluation."""
         return LoopConfig(self.batch_per_rank, self.weight_decay, 0.0, self.precision,
                           self.log_every, steps_per_epoch, self.checkpoint,
-                          self.checkpoint_every or steps_per_epoch)  # fmt: skip
+                          self.checkpoint_every or steps_per_epoch)
 
-    def shape(self, classes):
-        """The ResNetConfig for this many classes."""
-        return ResNetConfig(MODELS[self.model], classes, self.width, self.norm)
+    def schedule(self, ranks, steps_per_epoch):
+        """The Schedule: the rate grows with the images in a step."""
+        peak = scale_learning_rate(self.lr, self.batch_per_rank * ranks, REFERENCE_BATCH)
+        return Schedule(peak, round(self.warmup_epochs * steps_per_epoch),
+                        self.epochs * steps_per_epoch)
 
 
 # ResNet-50 with an eighth of the channels on 32 x 32 pixels: the same 161 parameters in 50 layers,
 # the same buckets and hooks, and 3,000 times less to compute.
 LAPTOP = replace(Config(), width=8, image=32, classes=10, images=2048, held_out=512, epochs=2,
-                 batch_per_rank=32, warmup_epochs=1, workers=0, log_every=8)  # fmt: skip
+                 batch_per_rank=32, warmup_epochs=1, workers=0, log_every=8)
 FULL = replace(Config(), precision="bf16", channels_last=True)
 SIZES = {"laptop": LAPTOP, "full": FULL}
-
-
-def schedule(config, ranks, steps_per_epoch):
-    """The Schedule for this many ranks: the rate grows with the images in a step."""
-    images_per_step = config.batch_per_rank * ranks
-    return Schedule(scale_learning_rate(config.lr, images_per_step, REFERENCE_BATCH),
-                    round(config.warmup_epochs * steps_per_epoch),
-                    config.epochs * steps_per_epoch)  # fmt: skip
 
 
 @dataclass(frozen=True)

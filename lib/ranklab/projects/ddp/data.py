@@ -6,6 +6,7 @@ R-th image. To evaluate, no padding and no image twice, so that the counts are e
 
 import itertools
 import signal
+from functools import partial
 
 import torch
 from torch.utils.data import DataLoader, DistributedSampler
@@ -18,9 +19,9 @@ PREFETCH = 4  # batches that each worker keeps ready
 def open_data(config):
     """(images to train on, held-out images); a folder is listed, nothing is decoded yet."""
     if config.data == "synthetic":
-        size, classes, seed = config.image, config.classes, config.seed
-        return (SyntheticImages(config.images, size, classes, seed=seed),
-                SyntheticImages(config.held_out, size, classes, config.images, seed))  # fmt: skip
+        made_up = partial(SyntheticImages, size=config.image, classes=config.classes,
+                          seed=config.seed)
+        return made_up(config.images), made_up(config.held_out, first=config.images)
     augment = Augment(config.smallest_crop, flip=config.flip, seed=config.seed)
     train = ImageFolder(config.data, "train", config.image, augment)
     return train, ImageFolder(config.data, "val", config.image, classes=train.classes)
@@ -49,35 +50,19 @@ def steps_in_epoch(images, config, ranks):
     """How many whole steps so many images are.
     error  ValueError where they are less than one
     """
-    if images < ranks * config.batch_per_rank:
+    if images < (batch := ranks * config.batch_per_rank):
         raise ValueError(f"{images} images are less than one step: {ranks} ranks of "
-                         f"batch_per_rank={config.batch_per_rank} take "
-                         f"{ranks * config.batch_per_rank}")  # fmt: skip
+                         f"batch_per_rank={config.batch_per_rank} take {batch}")
     return images // ranks // config.batch_per_rank
 
 
-def train_loader(images, config, rank, ranks, device):
-    """(loader, its sampler, steps in an epoch) of this rank; a last batch too small is dropped."""
-    sampler = EpochSampler(images, ranks, rank, seed=config.seed, drop_last=True)
-    steps = steps_in_epoch(len(images), config, ranks)
-    loader = _loader(images, config, sampler, device, drop_last=True,
-                     persistent_workers=config.workers > 0 and config.epochs > 1)  # fmt: skip
-    return loader, sampler, steps
-
-
-def held_out_loader(images, config, rank, ranks, device):
-    """The held-out images rank, rank + R, rank + 2R, ...: over all ranks each of them once."""
-    mine = [(0, index) for index in range(rank, len(images), ranks)]
-    return _loader(images, config, mine, device)
-
-
-def _loader(images, config, sampler, device, **options):
+def loader(images, config, sampler, device, **options):
+    """This rank's batches of what the sampler names, read by config.workers processes."""
     return DataLoader(
         images, config.batch_per_rank, sampler=sampler, num_workers=config.workers,
         pin_memory=device.type != "cpu",  # so that copies to the GPU run beside its work
         prefetch_factor=PREFETCH if config.workers else None,
-        worker_init_fn=outlive_sigterm, generator=torch.Generator(), **options,
-    )  # fmt: skip
+        worker_init_fn=outlive_sigterm, generator=torch.Generator(), **options)
 
 
 def outlive_sigterm(_worker):

@@ -10,29 +10,21 @@ import torch
 from torch import nn
 
 from ranklab.engine import launch
-from ranklab.projects.ddp.data import open_data
 from ranklab.projects.ddp.strong_and_weak import ROUNDS, enough_steps, seconds_per_step
-from ranklab.projects.ddp.trainer import ImageTrainer
+from ranklab.projects.ddp.trainer import ImageTrainer, wrap
 
 ONE_DEVICE = ("nn.DataParallel needs 2 GPUs or more to be compared with DDP, and sees {}: without "
               "a second one it calls the model as it is, so there is nothing to measure.")
 
 
-def data_parallel_seconds(config, gpus, steps):
-    """Seconds per step of nn.DataParallel over that many GPUs: one rank, with the batch of all."""
-    def in_one_process(model, *_):
-        return nn.DataParallel(model, list(range(gpus)))
-
-    trainer = ImageTrainer(config, *open_data(config), wrap=in_one_process)
-    return best_seconds(trainer, steps)
+def in_one_process(model, *_):
+    """nn.DataParallel over all GPUs."""
+    return nn.DataParallel(model)
 
 
-def ddp_seconds(config, steps):
-    """Seconds per step of DDP, on this rank."""
-    return best_seconds(ImageTrainer(config, *open_data(config)), steps)
-
-
-def best_seconds(trainer, steps):
+def best_seconds(config, wrap, steps):
+    """Seconds per step on this rank."""
+    trainer = ImageTrainer(config, wrap=wrap)
     return min(seconds_per_step(trainer, steps) for _ in range(ROUNDS))
 
 
@@ -44,13 +36,12 @@ def compare(config, timeout=600):
     if gpus < 2:
         return ONE_DEVICE.format(gpus)
     steps, config = enough_steps(config), replace(config, epochs=1, compile=False)
-    whole = replace(config, batch_per_rank=gpus * config.batch_per_rank)
-    one_process = launch(data_parallel_seconds, whole, gpus, steps, ranks=1, timeout=timeout)[0]
-    per_rank = max(launch(ddp_seconds, config, steps, ranks=gpus, timeout=timeout))
-    images = whole.batch_per_rank
-    return "\n".join([
-        f"{gpus} GPUs, {images} images a step",
-        *(f"{name:16}{images / seconds:10,.0f} images/s{1e3 * seconds:10.1f} ms/step"
-          for name, seconds in (("nn.DataParallel", one_process), ("DDP", per_rank))),
-        f"DDP is {one_process / per_rank:.2f} times as fast",
-    ])
+    images = gpus * config.batch_per_rank
+    whole = replace(config, batch_per_rank=images)
+    seconds = {name: max(launch(best_seconds, *given, steps, ranks=ranks, timeout=timeout))
+               for name, ranks, given in (("nn.DataParallel", 1, (whole, in_one_process)),
+                                          ("DDP", gpus, (config, wrap)))}
+    lines = [f"{name:16}{images / each:10,.0f} images/s{1e3 * each:10.1f} ms/step"
+             for name, each in seconds.items()]
+    return "\n".join([f"{gpus} GPUs, {images} images a step", *lines, "DDP is "
+                      f"{seconds['nn.DataParallel'] / seconds['DDP']:.2f} times as fast"])

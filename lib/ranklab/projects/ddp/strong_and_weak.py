@@ -21,11 +21,12 @@ from ranklab.projects.command import ranks_to_come
 from ranklab.projects.ddp.data import PREFETCH, open_data
 from ranklab.projects.ddp.trainer import ImageTrainer
 
+KINDS = "strong", "weak"
 WARMUP = 2  # steps before the clock starts: memory is allocated, workers fill their queues
 ROUNDS = 3  # of which the best counts: whatever else the machine does can only add
 
 
-class Row(NamedTuple):
+class Measured(NamedTuple):
     """One line of the table."""
 
     kind: str  # "strong" or "weak"
@@ -46,35 +47,26 @@ def sizes(ranks):
 
 def batches_of(kind, ranks, batch_per_rank):
     """{ranks: images per rank} of the measurements of one kind."""
-    found = {R: batch_per_rank // (R if kind == "strong" else 1) for R in sizes(ranks)}
-    for R in found:
-        if kind == "strong" and batch_per_rank % R:
+    if kind == "weak":
+        return dict.fromkeys(sizes(ranks), batch_per_rank)
+    for R in sizes(ranks):
+        if batch_per_rank % R:
             raise ValueError(f"batch_per_rank={batch_per_rank} is what strong scaling divides: "
-                             f"{R} ranks can't share it evenly")  # fmt: skip
-    return found
-
-
-def batches(trainer):
-    """This rank's batches, epoch after epoch."""
-    epoch = 0
-    while True:
-        trainer.sampler.start(epoch)
-        yield from trainer.loader
-        epoch += 1
+                             f"{R} ranks can't share it evenly")
+    return {R: batch_per_rank // R for R in sizes(ranks)}
 
 
 def seconds_per_step(trainer, steps):
     """The time of a step on this rank, loader included."""
-    source = batches(trainer)
     for _ in range(WARMUP):
-        trainer.step(next(source))
+        trainer.step()
     finish()
     start = time.perf_counter()
     for _ in range(steps):
-        trainer.step(next(source))
+        trainer.step()
     finish()
     seconds = time.perf_counter() - start
-    source.close()  # and its workers end, before others are measured
+    trainer.batches = None  # its workers end, before others are measured
     return seconds / steps
 
 
@@ -86,11 +78,11 @@ def enough_steps(config):
 def measure(config, steps):
     """{(ranks, images per rank): seconds per step}, of the slowest rank; the same on every rank."""
     world, rank, data = dist.get_world_size(), dist.get_rank(), open_data(config)
-    per_rank = [batches_of(kind, world, config.batch_per_rank) for kind in ("strong", "weak")]
-    points = sorted({(R, each[R]) for each in per_rank for R in each})
+    points = sorted({point for kind in KINDS
+                     for point in batches_of(kind, world, config.batch_per_rank).items()})
     groups = {R: dist.new_group(range(R)) for R in sizes(world)}  # every rank takes part
-    trainers = {(R, batch): ImageTrainer(replace(config, batch_per_rank=batch, epochs=1), *data,
-                                         group=groups[R]) for R, batch in points if rank < R}
+    trainers = {(R, batch): ImageTrainer(replace(config, batch_per_rank=batch, epochs=1), data,
+                                         groups[R]) for R, batch in points if rank < R}
     best = dict.fromkeys(points, float("inf"))
     for _ in range(ROUNDS):  # each measures all, so that a busy moment hits all alike
         for point in points:
@@ -107,20 +99,20 @@ def run(config, ranks=None, steps=None, timeout=3600):
     batches_of("strong", ranks_to_come(ranks), config.batch_per_rank)  # refuses what can't be
     seen = launch(measure, config, steps or enough_steps(config), ranks=ranks, timeout=timeout)
     rows = []
-    for kind in ("strong", "weak"):
+    for kind in KINDS:
         per_rank = batches_of(kind, len(seen), config.batch_per_rank)
         seconds = {R: seen[0][R, batch] for R, batch in per_rank.items()}
         efficiency = scaling_efficiency(seconds, kind)
-        rows += [Row(kind, R, per_rank[R], seconds[R], efficiency[R]) for R in seconds]
+        rows += [Measured(kind, R, per_rank[R], seconds[R], efficiency[R]) for R in seconds]
     return rows
 
 
 def table(rows):
     """`rows` as text."""
     lines = [f"{'scaling':8}{'ranks':>6}{'batch/rank':>12}{'images/s':>12}{'ms/step':>10}"
-             f"{'efficiency':>12}"]  # fmt: skip
+             f"{'efficiency':>12}"]
     lines += [f"{r.kind:8}{r.ranks:6}{r.batch:12}{r.images_per_second:12,.0f}"
-              f"{1e3 * r.seconds:10.1f}{r.efficiency:12.0%}" for r in rows]  # fmt: skip
+              f"{1e3 * r.seconds:10.1f}{r.efficiency:12.0%}" for r in rows]
     return "\n".join(lines)
 
 
@@ -141,4 +133,4 @@ def explanation(rows):
     if torch.cuda.is_available() or most <= here:
         return ""
     return (f"{most} ranks share {here} cores here: past {here} ranks nothing can get faster, so "
-            "the efficiency falls. That is this machine, not DDP.")  # fmt: skip
+            "the efficiency falls. That is this machine, not DDP.")
