@@ -25,7 +25,7 @@ LARGER_CHECKS = {
     "top_k_compress": 117, "compress_to_budget": 178, "power_sgd": 219, "negotiate": 133,
     "fuse_tensors": 126, "tune_fusion": 77, "distributed_optimizer": 254, "compress_fp16": 88,
     "timeline": 128, "adasum": 186, "partition_flat": 70, "units_to_keep": 62,
-    "offload_optimizer": 83, "deepspeed_config": 63, "FullyShardedBlock": 181,
+    "offload_optimizer": 83, "deepspeed_config": 63, "FullyShardedBlock": 185,
     "wrap_policy": 72, "masked_loss": 76, "full_state_dict": 69,
     "vocab_parallel_cross_entropy": 76, "PipelineExecutor": 177, "build_mesh": 76,
     "parallelize": 90, "tied_embedding_sync": 60, "mesh_grad_norm": 63,

@@ -1,5 +1,6 @@
 """The check of FullyShardedBlock: each method by hand, then training beside one process."""
 
+import time
 from functools import partial
 
 import torch
@@ -100,21 +101,20 @@ def _by_hand(where, block_class, ranks, new_module, precision, sizes):
     def right(turn):
         found = {f"`{name}` after unshard()": [
             (x + turn).to(precision.compute or x.dtype)] * ranks.size for name, x in before.items()}
-        for place, name in enumerate(trained):
-            given = [_gradient(before[name], r) for r in ranks.members if r or turn <= place]
+        for number, name in enumerate(trained):
+            given = [_gradient(before[name], r) for r in ranks.members if r or turn <= number]
             found |= _rows(name, sum(given) / ranks.size if given else None, ranks.size)
         return found
 
     module, block = new()
     trained = [name for name, p in module.named_parameters() if p.requires_grad]
     held, faults = held_bytes(), []
-    found = [x for x in _round(module, block, 0, []).values() if x is not None]
-    kept = held_bytes(found) - held
+    kept = _kept(held, [x for x in _round(module, block, 0, []).values() if x is not None])
     module, block = new()
     before = {name: p.detach().clone() for name, p in seeded(new_module, 0).named_parameters()}
     with Traffic() as traffic:
         values = list(beside(where, ranks, lambda turn: _round(module, block, turn, faults), right,
-                             advice=_advice))
+                             advice=lambda name: FULL if "unshard" in name else ROWS))
     for fault in faults:  # the first in time
         yield partial(expect, False, f"{where}: {fault}", FAULTS[fault])
     yield partial(_compare_messages, where, ranks.size, block, sizes, traffic.ops)
@@ -136,8 +136,8 @@ def _round(module, block, turn, faults):
                  for name, p in module.named_parameters()}
         if block.gathered is not None or block.work:
             faults.append("after unshard() the message is still there")
-        for place, p in enumerate(block.trained):
-            if dist.get_rank() or turn <= place:
+        for number, p in enumerate(block.trained):
+            if dist.get_rank() or turn <= number:
                 p.whole.grad = _gradient(p.whole.detach(), dist.get_rank())
         block.reduce_gradients()
         if any(p.whole.grad is not None for p in block.trained):
@@ -154,6 +154,17 @@ def _round(module, block, turn, faults):
     return found
 
 
+def _kept(held, besides):
+    """Bytes that are held now, more than `held`. A thread of gloo's may hold a message for some
+    milliseconds after it has arrived.
+    """
+    for _ in range(40):
+        if (kept := held_bytes(besides) - held) <= 0:
+            break
+        time.sleep(0.05)
+    return kept
+
+
 def _gradient(tensor, rank):
     return torch.arange(1.0, tensor.numel() + 1).view(tensor.shape).to(tensor) * (rank + 1)
 
@@ -164,25 +175,19 @@ def _rows(name, gradient, ranks):
         None if gradient is None else chunk_of(gradient, ranks, rank) for rank in range(ranks)]}
 
 
-def _advice(name):
-    return FULL if "unshard" in name else ROWS
-
-
 def _compare_messages(where, R, block, sizes, ops):
     """Of each kind one for each of two rounds."""
-    kinds = zip(("all_gather", "reduce_scatter"), (block.parameters, block.trained), sizes)
+    its = {"all_gather": block.parameters, "reduce_scatter": block.trained}
     for op in ops:
-        expect(op.name in ("all_gather", "reduce_scatter"), f"{where}: it calls {op.name}", "An "
-               "all-gather brings the parameters, a reduce-scatter the gradients, which sends half "
-               "as much.")
-    for name, parameters, size in kinds:
+        expect(op.name in its, f"{where}: it calls {op.name}", "An all-gather brings the "
+               "parameters, a reduce-scatter the gradients, which sends half as much.")
+    for (name, parameters), size in zip(its.items(), sizes):
         sent = [op.sent_bytes for op in ops if op.name == name]
-        right = [sum(p.numbers for p in parameters) * size * (R - 1)] * (2 if parameters else 0)
-        expect(len(sent) == len(right),
-               f"{where}: {len(sent)} messages {name} in two rounds, not {len(right)}",
+        nbytes, most = sum(p.numbers for p in parameters) * size * (R - 1), 2 * bool(parameters)
+        expect(len(sent) == most, f"{where}: {len(sent)} messages {name} in two rounds, not {most}",
                "One for the whole block: torch.cat what travels. And none where the parameters are "
                "whole (self.is_whole), or on their way (self.work), or where nothing is trained.")
-        expect(sent == right, f"{where}: {name} sends {sent} bytes, not {right}",
+        expect(set(sent) <= {nbytes}, f"{where}: {name} sends {sent} bytes, not {nbytes} each",
                "padded_shard() and padded_gradient() give what travels, in the right type.")
 
 
@@ -215,4 +220,4 @@ def _trained(block_class, ranks, new_optimizer, pieces, recompute):
                 for key, rows in _rows(name, gradient, ranks.size).items()}
 
     where = f"{ranks}, {len(pieces)} backwards, recompute={recompute}"
-    yield from beside(where, ranks, call, right, advice=_advice)
+    yield from beside(where, ranks, call, right, advice=lambda name: ROWS)

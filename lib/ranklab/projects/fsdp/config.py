@@ -54,7 +54,7 @@ class Config(TrainConfig):
 SIZES = {
     "laptop": Config(),
     "7b": Config(steps=1000, batch=64, micro_batch=1, n_ctx=1024, lr=2e-5, warmup=30,
-                   final_lr=0.0, pretrain=0, precision="bf16", recompute=True, offload=True),
+                 final_lr=0.0, pretrain=0, precision="bf16", recompute=True, offload=True),
 }  # fmt: skip
 
 
