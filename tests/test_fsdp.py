@@ -1,159 +1,54 @@
-"""Lab 07's FSDP: equal to one process and to torch's FSDP2, and exactly what is sent and held."""
+"""Lab 07's FSDP beside torch's FSDP2: numbers, rows, bytes and messages; and what is refused.
 
-import functools
-import itertools
+That it is equal to one process, its check proves.
+"""
+
 import re
+from collections import UserDict
 
 import pytest
 import torch
 import torch.distributed as dist
-from sharded_toy import ADAMW, SGD, Toy, loss_of
+from sharded_toy import SGD, Toy, loss_of
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from ranklab import device, launch
 from ranklab.checks.fsdp.wrap_policy import OURS, limits, models
 from ranklab.fsdp import (
-    FullyShardedBlock, Precision, clip_grad_norm_sharded, fill_shards, full_state_dict,
-    hybrid_shard_groups, whole_bytes, wrap_policy,
+    FullyShardedBlock, Precision, clip_grad_norm_sharded, hybrid_shard_groups, whole_bytes,
+    wrap_policy,
 )
+from ranklab.fsdp.training import FullyShard
 from ranklab.fsdp.wrapping import can_be_a_block
 from ranklab.meter import MemoryCurve, Traffic
 from ranklab.models.gpt import GPT, GPTConfig
 
 pytestmark = pytest.mark.timeout(120)
+SHAPE = GPTConfig(vocab_size=50, n_ctx=16, n_embd=20, n_head=2, n_layer=3)
 
 
-class Block(nn.Module):
-    def __init__(self, number):
-        super().__init__()
-        self.norm, self.up, self.down = nn.LayerNorm(7), nn.Linear(7, 9), nn.Linear(9, 7)
-        self.number = number
-        if number == 1:
-            self.up.requires_grad_(False)
-
-    def forward(self, x):
-        x = x + self.down(torch.tanh(self.up(self.norm(x))))
-        return Hidden(x) if self.number == 2 else {"x": x}
-
-
-class Hidden:
-    """What torch does not look into."""
-
-    def __init__(self, x):
-        self.x = x
-
-    def __getitem__(self, name):
-        return self.x
-
-
-def new_toy():
+def new_gpt():
     torch.manual_seed(0)
-    return Toy([Block(i) for i in range(4)]).to(device())
-
-
-def sharded(model, **options):
-    """The root; shard by shard as `options` say."""
-    for block in model.blocks:
-        FullyShardedBlock(block, **options)
-    return FullyShardedBlock(model, **options)
-
-
-# --- equal to one process -------------------------------------------------------------------------
-
-def _train(new_optimizer, pieces, shard_ranks=None, **options):
-    """The largest difference of a weight, or of a norm, from those of one process."""
-    rank, R = dist.get_rank(), dist.get_world_size()
-    group, replicas = hybrid_shard_groups(shard_ranks) if shard_ranks else (None, None)
-    one, model, worst = new_toy(), new_toy(), 0.0
-    root = sharded(model, group=group, replicas=replicas, **options)
-    ours, ones = new_optimizer(model.parameters()), new_optimizer(one.parameters())
-    for step in range(3):
-        ours.zero_grad()
-        ones.zero_grad()
-        for r, piece in itertools.product(range(R), range(pieces)):
-            (loss_of(one, 100 * step + 10 * piece + r) / R).backward()
-        for piece in range(pieces):
-            seed = 100 * step + 10 * piece + rank
-            if piece == 0 and pieces == 3:
-                with root.no_sync():
-                    loss_of(model, seed).backward()
-            else:
-                loss_of(model, seed).backward()
-        norm = clip_grad_norm_sharded(model.parameters(), 0.5, group)
-        right = nn.utils.clip_grad_norm_(one.parameters(), 0.5)
-        worst = max(worst, abs(norm.item() - right.item()))
-        ours.step()
-        ones.step()
-        with torch.no_grad():
-            worst = max(worst, abs((loss_of(model, 7) - loss_of(one, 7)).item()))
-    state = full_state_dict(model)
-    assert bool(state) == (dist.get_rank(group) == 0)
-    assert not state or state.keys() == one.state_dict().keys()
-    return max([worst, *((state[name] - p).abs().max().item()
-                         for name, p in one.state_dict().items() if state)])
-
-
-@pytest.mark.parametrize("options", [{"reshard_after_forward": False}, {"offload": True}],
-                         ids=lambda options: next(iter(options)))
-def test_options_change_no_number(options):
-    assert max(launch(functools.partial(_train, **options), ADAMW, 1, ranks=3)) < 1e-5
-
-
-def test_hybrid_sharding_is_equal_to_one_process():
-    assert max(launch(functools.partial(_train, shard_ranks=2), ADAMW, 2, ranks=4)) < 1e-5
-
-
-def _odd_forwards():
-    """The losses after forwards without backward, in any mode, and a backward that raised."""
-    one, model = new_toy(), new_toy()
-    root = sharded(model, reshard_after_forward=False)
-    ours, ones = SGD(model.parameters()), SGD(one.parameters())
-    for step in range(3):
-        loss_of(model, 1)  # with autograd, but without a backward
-        with torch.no_grad():
-            loss_of(model, 2)
-        if step == 1:
-            hook = model.blocks[1].register_forward_hook(
-                lambda module, inputs, outputs: outputs["x"].register_hook(_raise) and None)
-            with pytest.raises(RuntimeError, match="on purpose"):
-                loss_of(model, 3).backward()
-            hook.remove()
-        first, second = loss_of(model, 4), loss_of(model, 5)  # two forwards, one backward
-        (first + second).backward()
-        (loss_of(one, 4) + loss_of(one, 5)).backward()
-        for optimizer in (ours, ones):
-            optimizer.step()
-            optimizer.zero_grad()
-    assert not any(block.is_whole for block in root.hooks.units)
-    return [(loss_of(m, 6)).item() for m in (model, one)]
-
-
-def _raise(gradient):
-    raise RuntimeError("on purpose")
-
-
-def test_forwards_without_backward_leave_nothing_stale():
-    for ours, one in launch(_odd_forwards, ranks=2):
-        assert ours == pytest.approx(one, abs=1e-5)
+    return GPT(SHAPE).to(device())
 
 
 # --- as torch's FSDP2 -----------------------------------------------------------------------------
 
-def _beside_torch(ours, shard_ranks=None, precision=Precision()):
-    torch.manual_seed(0)
-    model = GPT(GPTConfig(vocab_size=50, n_ctx=16, n_embd=20, n_head=2, n_layer=3)).to(device())
+def _beside_torch(ours, shard_ranks, precision, options):
+    """(losses, the shapes of the rows, bytes sent in the last step, {verb: messages})"""
+    model = new_gpt()
     if ours:
         group, replicas = hybrid_shard_groups(shard_ranks) if shard_ranks else (None, None)
         for module in (*model.blocks.values(), model):
-            FullyShardedBlock(module, group, replicas, precision)
+            FullyShardedBlock(module, group, replicas, precision, **options)
     else:
         mesh = shard_ranks and torch.distributed.init_device_mesh(
             device().type, (dist.get_world_size() // shard_ranks, shard_ranks),
             mesh_dim_names=("replicate", "shard"))
         policy = MixedPrecisionPolicy(precision.compute, precision.reduce)
         for module in (*model.blocks.values(), model):
-            fully_shard(module, mesh=mesh, mp_policy=policy)
+            fully_shard(module, mesh=mesh, mp_policy=policy, **options)
     optimizer, losses = torch.optim.AdamW(model.parameters(), lr=0.01), []
     for step in range(4):
         x = torch.randint(50, (3, 16), generator=torch.Generator().manual_seed(
@@ -165,19 +60,18 @@ def _beside_torch(ours, shard_ranks=None, precision=Precision()):
         optimizer.step()
         losses.append(loss.item())
     shapes = [tuple((p if ours else p.to_local()).shape) for p in model.parameters()]
-    counts = {}
-    for op in traffic.ops:
-        counts[op.name] = counts.get(op.name, 0) + 1
-    return losses, shapes, traffic.sent_bytes, counts
+    verbs = [op.name for op in traffic.ops]
+    return losses, shapes, traffic.sent_bytes, {verb: verbs.count(verb) for verb in verbs}
 
 
-@pytest.mark.parametrize("ranks, shard_ranks, precision", [
-    (2, None, Precision()), (3, None, Precision()), (4, 2, Precision()),
-    (2, None, Precision(torch.bfloat16, torch.float32)),
-], ids=["2", "3", "hybrid", "bf16"])
-def test_same_losses_rows_bytes_and_messages_as_fsdp2(ranks, shard_ranks, precision):
-    ours = launch(_beside_torch, True, shard_ranks, precision, ranks=ranks)
-    of_torch = launch(_beside_torch, False, shard_ranks, precision, ranks=ranks)
+@pytest.mark.parametrize("ranks, shard_ranks, precision, options", [
+    (3, None, Precision(), {}), (4, 2, Precision(), {}),
+    (2, None, Precision(), {"reshard_after_forward": False}),
+    (2, None, Precision(torch.bfloat16, torch.float32), {}),
+], ids=["3 ranks", "hybrid", "whole until backward", "bf16"])
+def test_same_losses_rows_bytes_and_messages_as_fsdp2(ranks, shard_ranks, precision, options):
+    ours, of_torch = (launch(_beside_torch, is_ours, shard_ranks, precision, options, ranks=ranks)
+                      for is_ours in (True, False))
     print(ours[0], of_torch[0])
     for mine, its in zip(ours, of_torch):
         assert mine[0] == pytest.approx(its[0], rel=1e-5)
@@ -229,48 +123,79 @@ def test_what_no_rank_has_used_is_left_alone_as_by_fsdp2(users, like):
             torch.testing.assert_close(rows, its[1] if like else its[1].chunk(2)[rank])
 
 
-# --- groups, weights ------------------------------------------------------------------------------
+# --- forwards without backward --------------------------------------------------------------------
 
-def _filled():
-    one = GPT(GPTConfig(vocab_size=50, n_ctx=16, n_embd=20, n_head=2, n_layer=3))
-    with torch.device("meta"):
-        model = GPT(one.config)
-    for module in (*model.blocks.values(), model):
-        FullyShardedBlock(module)
-    nan = all(p.isnan().all() for p in model.parameters())
-    whole = dict(one.named_parameters())
-    fill_shards(model, lambda name, shape, first, stop: whole[name][first:stop])
-    return nan, full_state_dict(model), dict(one.state_dict())
+class Block(nn.Module):
+    """Number 2 returns what torch does not look into: a UserDict."""
 
+    def __init__(self, number):
+        super().__init__()
+        self.up, self.number = nn.Linear(7, 7), number
 
-def test_a_model_on_the_meta_device_gets_its_rows():
-    found = launch(_filled, ranks=3)
-    assert all(nan for nan, *_ in found)
-    torch.testing.assert_close(found[0][1], found[0][2], rtol=0, atol=0)
+    def forward(self, x):
+        x = x + torch.tanh(self.up(x))
+        return UserDict(x=x) if self.number == 2 else {"x": x}
 
 
-# --- what is whole --------------------------------------------------------------------------------
+def new_toy():
+    torch.manual_seed(0)
+    return Toy([Block(i) for i in range(4)]).to(device())
+
+
+def _odd_forwards():
+    """The losses after forwards without backward, in any mode, and a backward that raised."""
+    one, model = new_toy(), new_toy()
+    for module in (*model.blocks, model):
+        root = FullyShardedBlock(module, reshard_after_forward=False)
+    ours, ones = SGD(model.parameters()), SGD(one.parameters())
+    for step in range(3):
+        loss_of(model, 1)  # with autograd, but without a backward
+        with torch.no_grad():
+            loss_of(model, 2)
+        if step == 1:
+            hook = model.blocks[1].register_forward_hook(
+                lambda module, inputs, outputs: outputs["x"].register_hook(_raise) and None)
+            with pytest.raises(RuntimeError, match="on purpose"):
+                loss_of(model, 3).backward()
+            hook.remove()
+        for each, optimizer in ((model, ours), (one, ones)):
+            first, second = loss_of(each, 4), loss_of(each, 5)  # two forwards, one backward
+            (first + second).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert not any(block.is_whole for block in root.hooks.units)
+    return [(loss_of(m, 6)).item() for m in (model, one)]
+
+
+def _raise(gradient):
+    raise RuntimeError("on purpose")
+
+
+def test_forwards_without_backward_leave_nothing_stale():
+    for ours, one in launch(_odd_forwards, ranks=2):
+        assert ours == pytest.approx(one, abs=1e-5)
+
+
+# --- what is whole, the norm ----------------------------------------------------------------------
 
 def _peak(most_bytes):
     """(bytes of parameters that were whole at the same time, bytes promised)."""
-    torch.manual_seed(0)
-    model = GPT(GPTConfig(vocab_size=50, n_ctx=16, n_embd=20, n_head=2, n_layer=3)).to(device())
+    model = new_gpt()
     blocks = wrap_policy(model, most_bytes)
     promised = whole_bytes(model, blocks)
     roots = [FullyShardedBlock(module) for module in (*blocks, model)]
     parameters = [p for block in roots for p in block.parameters]
     x = torch.zeros(2, 16, dtype=torch.long, device=device())
     model(x, x).backward()  # shows the order of the blocks
-    curve = MemoryCurve(model, gathered=lambda: [
-        *(block.gathered for block in roots), *(p.whole for p in parameters)])
-    with curve:
+    with MemoryCurve(model, gathered=lambda: [
+            *(block.gathered for block in roots), *(p.whole for p in parameters)]) as curve:
         model(x, x).backward()
-    return max(point.gathered_parameters for point in curve.points), promised, len(blocks)
+    return max(point.gathered_parameters for point in curve.points), promised
 
 
 @pytest.mark.parametrize("most_bytes", [70_000, 50_000, 30_000])
 def test_as_much_is_whole_as_the_policy_promises(most_bytes):
-    for peak, promised, _ in launch(_peak, most_bytes, ranks=2):
+    for peak, promised in launch(_peak, most_bytes, ranks=2):
         assert peak == promised <= most_bytes
 
 
@@ -287,27 +212,35 @@ def test_the_check_knows_how_many_blocks_the_policy_takes():
                        for most in limits(model))
 
 
+def _norm_without_the_first_gradient(clip):
+    model = nn.ModuleDict({"unused": nn.Linear(2, 2), "used": nn.Linear(2, 2)})
+    parallel = FullyShard(blocks=lambda model: model.values(), clip=clip)
+    parallel.apply(model.to(device()))
+    model["used"](torch.ones(1, 2, device=device())).sum().backward()
+    return parallel.grad_norm(list(model.parameters())).item()
+
+
+def test_the_first_parameter_may_have_no_gradient():
+    for clip in (clip_grad_norm_sharded, lambda *of: float(clip_grad_norm_sharded(*of))):
+        norms = launch(_norm_without_the_first_gradient, clip, ranks=2)
+        assert norms == [pytest.approx(6**0.5)] * 2
+
+
 # --- bad input ------------------------------------------------------------------------------------
 
 def _bad(what):
-    with pytest.raises(ValueError) as error:
-        _do(what)
-    return str(error.value)
-
-
-def _do(what):
     model = new_toy().double() if what == "scalar" else new_toy()
     if what == "scalar":
         model.scale = nn.Parameter(torch.ones((), dtype=torch.float64))
     if what == "types":
         model.norm.double()
-    if what == "tied":
-        FullyShardedBlock(model.head)
     if what == "layer":  # one and the same in two blocks
         model.blocks[0].up = model.blocks[2].up
-        FullyShardedBlock(model.blocks[0])
-        FullyShardedBlock(model.blocks[2])
-    FullyShardedBlock(model)
+    before = {"tied": [model.head], "layer": [model.blocks[0], model.blocks[2]]}
+    with pytest.raises(ValueError) as error:
+        for module in (*before.get(what, ()), model):
+            FullyShardedBlock(module)
+    return str(error.value)
 
 
 @pytest.mark.parametrize("what, sentence", [

@@ -18,24 +18,22 @@ from ranklab.zero.deepspeed_engine import deepspeed_engine
 pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
 needs_trainer = pytest.mark.skipif(not peers.has_trainer(),
                                    reason="needs transformers and accelerate")
+ADAMW = functools.partial(torch.optim.AdamW, lr=0.01)
 
 
-def _wrapped(way):
-    """A model of sizes that nothing divides, as each `way` leaves it; what is said of it."""
+def _said(tools, more=0):
+    """{tool: what is said of a model of sizes that nothing divides, as it leaves that}"""
+    return {tool: said_of(wrapped(tool), dist.get_world_size() + more) for tool in tools}
+
+
+def wrapped(tool):
     model = nn.Sequential(*(nn.Linear(23, 23) for _ in range(4)), nn.Linear(23, 5)).to(device())
-    if way == "ours":
-        FullyShardedBlock(model[0])
-        FullyShardedBlock(model)
-    elif way == "FSDP2":
-        fully_shard(model[0])
-        fully_shard(model)
-    elif way == "ZeRO":
-        model = deepspeed_engine(model, functools.partial(torch.optim.AdamW, lr=0.01), 3)
-    elif way == "ZeRO-2":
-        model = deepspeed_engine(model, functools.partial(torch.optim.AdamW, lr=0.01), 2)
-    elif way == "DDP":
-        model = DistributedDataParallel(model)
-    return said_of(model, dist.get_world_size())
+    if tool in ("ours", "FSDP2"):
+        for module in (model[0], model):
+            (FullyShardedBlock if tool == "ours" else fully_shard)(module)
+    if tool.startswith("ZeRO"):
+        return deepspeed_engine(model, ADAMW, int(tool[-1]))
+    return DistributedDataParallel(model) if tool == "DDP" else model
 
 
 def said_of(model, ranks):
@@ -45,31 +43,19 @@ def said_of(model, ranks):
         return str(error)
 
 
-@pytest.mark.parametrize("way", ["ours", "FSDP2", "ZeRO"])
-def test_what_is_sharded_is_seen(way):
-    assert launch(_wrapped, way, ranks=3) == [None] * 3
+def test_what_is_sharded_is_seen_and_what_is_not_is_refused_on_every_rank():
+    kinds = {"DDP": "DistributedDataParallel", "none": "Sequential", "ZeRO-2": "DeepSpeedEngine"}
+    for said in launch(_said, ["ours", "FSDP2", "ZeRO-3", *kinds], ranks=3):
+        assert [said.pop(tool) for tool in ("ours", "FSDP2", "ZeRO-3")] == [None] * 3
+        for tool, sentence in said.items():
+            assert re.fullmatch(
+                r"not sharded: this rank keeps (2,3\d\d) of the model's \1 numbers, not 1/3 of "
+                f"them; the model is a {kinds[tool]}, the ranks of its job: 3", sentence)
 
 
-@pytest.mark.parametrize("way, kind", [("DDP", "DistributedDataParallel"), ("none", "Sequential"),
-                                       ("ZeRO-2", "DeepSpeedEngine")])
-def test_what_is_not_sharded_is_refused_on_every_rank(way, kind):
-    for sentence in launch(_wrapped, way, ranks=3):
-        assert re.fullmatch(
-            r"not sharded: this rank keeps (2,3\d\d) of the model's \1 numbers, not 1/3 of them; "
-            f"the model is a {kind}, the ranks of its job: 3", sentence)
-
-
-def _for_more_ranks():
-    model = nn.Linear(16, 16, bias=False).to(device())
-    FullyShardedBlock(model)
-    return said_of(model, 4)
-
-
-def test_shards_of_fewer_ranks_are_refused():
-    assert "keeps 128 of the model's 256 numbers, not 1/4" in launch(_for_more_ranks, ranks=2)[0]
-
-
-def test_a_process_without_a_group_is_refused():
+def test_shards_of_fewer_ranks_are_refused_and_a_process_without_a_group():
+    [said, _] = launch(_said, ["ours"], 2, ranks=2)
+    assert re.search("keeps 1,2.. of the model's 2,328 numbers, not 1/4 of them", said["ours"])
     assert "the ranks of its job: 1" in said_of(nn.Linear(4, 4), 2)
 
 

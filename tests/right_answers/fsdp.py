@@ -50,13 +50,6 @@ class FullyShardedBlock__lists(ShardedModule):
             self.work = self.gathered = None
             self.is_whole = True
 
-    def reshard(self):
-        if self.work:
-            self.unshard()
-        for parameter in self.parameters:
-            parameter.free()
-        self.is_whole = False
-
     def reduce_gradients(self):
         if len(self.trained) == 0:
             return
@@ -66,14 +59,6 @@ class FullyShardedBlock__lists(ShardedModule):
                                                    async_op=True)
         for p in self.trained:
             p.whole.grad = None
-
-    def end_reduction(self):
-        if self.reduction:
-            mine, work = self.reduction
-            work.wait()
-            self.reduction = None
-            for p, part in zip(self.trained, mine.split([p.numbers for p in self.trained])):
-                p.add_gradient(part)
 
 
 class FullyShardedBlock__into_one(FullyShardedBlock__lists):

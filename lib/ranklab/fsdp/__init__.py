@@ -8,16 +8,18 @@ It is read in three files:
 
 The rest:
 
-    clip.py      clip_grad_norm_sharded
-    wrapping.py  wrap_policy: what to shard as a block of its own
-    hybrid.py    hybrid_shard_groups: shards inside a node, copies over nodes
-    masked.py    masked_loss: instruction tuning
-    state.py     full_state_dict, and the way back: fill_shards
-    training.py  FullyShard: the training loop's view
+    clip.py        clip_grad_norm_sharded
+    wrapping.py    wrap_policy: what to shard as a block of its own
+    hybrid.py      hybrid_shard_groups: shards inside a node, copies over nodes
+    masked.py      masked_loss: instruction tuning
+    state.py       full_state_dict, and the way back: fill_shards
+    pretrained.py  weights of a Hugging Face folder, row by row
+    memory.py      predicted_memory of a Llama, by a formula
+    training.py    FullyShard: the training loop's view
+    fsdp2.py       Fsdp2: the same with torch's own, torch.distributed.fsdp.fully_shard
 
 It is made of zero, lab 06: ZeroStage3 says when a block is gathered, freed and reduced, and
-FullyShardedBlock how. Torch's own is torch.distributed.fsdp.fully_shard; the tests hold the two
-together.
+FullyShardedBlock how. The tests hold ours and torch's together.
 """
 
 from ranklab.fsdp.block import FullyShardedBlock

@@ -54,8 +54,9 @@ WRONG = [
     # reduce_gradients
     _wrong("        self.reduction = mine, work", "        self.reduction = mine, work\n        "
            "self.whole_gradients = whole", says="bytes more are held", called="keeps_gradients"),
-    _wrong("        whole /= self.ranks\n", "", says="the sum, 3 times the mean"),
-    _wrong("whole /= self.ranks", "whole /= dist.get_world_size()", says="those of the group"),
+    _wrong("        whole /= self.ranks\n", "", says="is 3 times right"),
+    _wrong("whole /= self.ranks", "whole /= dist.get_world_size()",
+           says="divided by the number of all ranks"),
     _wrong(WHOLE, WHOLE.replace("p.padded_gradient()", "p.padded_gradient().flatten()").replace(
         "dim=1", "dim=0"), "whole.new_empty(whole.shape[1])",
         "whole.new_empty(len(whole) // self.ranks)", says="Row r of the message is for rank r"),

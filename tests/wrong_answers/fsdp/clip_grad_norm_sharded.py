@@ -35,7 +35,7 @@ WRONG = [
     _wrong("gradient *= factor", "gradient = gradient * factor", says="in place"),
     _wrong("    return norm", "    return norm * factor", says="Return the norm before"),
     _wrong(ADD, "    if not gradients:\n        return square\n" + ADD,
-           says="A rank may have no gradient at all|not 1 of 8"),
+           says="A rank may have no gradient: its square is 0"),
     _wrong("if p.grad is not None", "", says="has no gradient|NoneType|A rank may have",
            called="none_is_no_gradient"),
     _wrong("    for norm in", "    for p in parameters:\n        assert p is not None\n"

@@ -8,12 +8,13 @@ from ranklab.fsdp import full_state_dict
 from ranklab.fsdp.hooks import sharded_modules
 from ranklab.fsdp.state import gather_rows
 
-def gather_on_all(parameter, group):
-    """Every rank gets the rows."""
+
+def gather_padded(parameter, group):
+    """Every rank gets the rows, and the zeros at the end."""
     mine = parameter.padded_shard(parameter.shard.dtype)
     parts = [torch.empty_like(mine) for _ in range(parameter.ranks)]
     dist.all_gather(parts, mine, group=group)
-    return torch.cat(parts)[: parameter.shape.numel()].view(parameter.shape).cpu()
+    return torch.cat(parts).view(-1, *parameter.shape[1:]).cpu()
 
 
 GATHER = "gather_rows(parameter, block.group)"
@@ -29,8 +30,10 @@ def _wrong(*edits, says, **named):
 WRONG = [
     _wrong(FIRST, "state", says=r"other ranks return \{\}"),
     _wrong(FIRST, "state if dist.get_rank() == 0 else {}", says="The first rank is|has the state"),
-    _wrong(GATHER, "gather_on_all(parameter, block.group)", says="sends the rows to every rank",
-           gather_on_all=gather_on_all),
+    _wrong(GATHER, "gather_padded(parameter, block.group)[: len(parameter.whole)]",
+           says="sends the rows to every rank", gather_padded=gather_padded),
+    _wrong(GATHER, "gather_padded(parameter, block.group)", says="without the zeros at the end",
+           called="padding_left_in", gather_padded=gather_padded),
     _wrong(REST + "\n", "None if tensor.requires_grad else " + REST + "\n",
            says="in no block|is None|no attribute", called="no_parameters_outside"),
     _wrong(GATHER, "gather_rows(parameter, None)", says="block.group|does not end|roup"),
@@ -52,20 +55,6 @@ def full_state_dict__what_computes(model):
              else tensor.clone() for name, tensor in model.state_dict().items()}
     for block in sharded_modules(model):
         block.reshard()
-    return state if sharded_modules(model)[0].rank == 0 else {}
-
-
-def full_state_dict__padding_left_in(model):
-    """without the zeros at the end"""
-    found = {}
-    for block in sharded_modules(model):
-        for p in block.parameters:
-            mine = p.padded_shard(p.shard.dtype)
-            parts = [torch.empty_like(mine) for _ in range(p.ranks)]
-            dist.all_gather(parts, mine, group=block.group)
-            found[p.shard] = torch.cat(parts).view(-1, *p.shape[1:])
-    state = {name: found.get(tensor, tensor).detach().cpu().clone()
-             for name, tensor in model.state_dict(keep_vars=True).items()}
     return state if sharded_modules(model)[0].rank == 0 else {}
 
 

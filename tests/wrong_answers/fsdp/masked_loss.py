@@ -43,7 +43,8 @@ WRONG = [
     _wrong("(count, group=group)", "(count)", says="Hand `group` on"),
     _wrong("dist.get_world_size(group)", "dist.get_world_size()",
            says="Hand `group` on", called="size_of_the_world"),
-    _wrong(EMPTY, "if False:", says="raise ValueError|without NaN", called="no_error"),
+    _wrong(EMPTY, "if False:", says="no label of the batch counts.* no ValueError",
+           called="no_error"),
     _wrong("    if count is None:\n        count =", "    if True:\n        count =",
            says="or the `count` that is given", called="count_is_not_used"),
     _wrong("    total =", "    if not (targets != IGNORE).any():\n        return 0 * count\n"

@@ -41,10 +41,8 @@ def models():
 
 
 def check_wrap_policy(wrap_policy):
-    blocks_in_all = 0
-    for name, model in models().items():
-        for most in limits(model):
-            blocks_in_all += len(_blocks(wrap_policy, f"{name}, most_bytes={most:,}", model, most))
+    blocks_in_all = sum(len(_blocks(wrap_policy, f"{name}, most_bytes={most:,}", model, most))
+                        for name, model in models().items() for most in limits(model))
     yield "no more is whole than most_bytes: on 5 models, also at the tightest limit"
     yield "no block is inside another, or has no forward, or shares a parameter with the outside"
     for name, model in models().items():
@@ -52,16 +50,14 @@ def check_wrap_policy(wrap_policy):
         least, (lowest, *_) = 2 * max(p.nbytes for p in model.parameters()), limits(model)
         for most in (least - 1, lowest - 1):
             with contextlib.suppress(ValueError):
-                blocks = list(wrap_policy(model, most))
-                got = whole_bytes(model, blocks)
+                got = whole_bytes(model, list(wrap_policy(model, most)))
                 expect(least <= most and got <= most, f"{name}: most_bytes={most:,} is no error, "
-                       f"and with its {len(blocks)} blocks {got:,} are whole", "Say so before "
-                       "training begins: ValueError(...) where the finest blocks are too large.")
+                       f"and {got:,} bytes are whole", "Say so before training begins: "
+                       "ValueError(...) where the finest blocks are too large.")
     yield "a limit that is too low for the finest blocks is a ValueError"
     expect(blocks_in_all <= MOST * OURS,
-           f"{blocks_in_all} blocks in all, where {OURS} are enough",
-           "Each block is three messages a step. Larger blocks as long as they fit; and leave to "
-           "the root what fits there as well: with no block at all, where the whole model fits.")
+           f"{blocks_in_all} blocks in all, where {OURS} are enough", "Each is three messages a "
+           "step. Take larger blocks as long as they fit, and none where the root has room.")
     yield f"your score: {blocks_in_all} blocks in all; the library's policy has {OURS}"
 
 
@@ -81,22 +77,17 @@ def _blocks(wrap_policy, where, model, most):
     except ValueError as error:
         raise Mistake(f"{where}: ValueError({error})", "There is a choice that fits: whole_bytes() "
                       "may be as large as most_bytes. Go down to single layers.") from None
-    inside = set(model.modules()) - {model}
-    expect(all(isinstance(block, nn.Module) and block in inside for block in blocks),
+    names = {module: name for name, module in model.named_modules() if module is not model}
+    expect(all(isinstance(block, nn.Module) and block in names for block in blocks),
            f"{where}: it returns {str(blocks)[:60]}", "Return a list of modules inside the model: "
            "not names, and not the model itself, which is the root.")
     expect(len(outermost(blocks)) == len(set(blocks)) == len(blocks),
-           f"{where}: a block is inside another one, or there twice",
-           "Where a module is a block, nothing inside it is one: leave out its modules().")
+           f"{where}: a block is inside another one, or there twice", "outermost() drops these.")
     for block in blocks:
-        name = next(path for path, module in model.named_modules() if module is block)
-        expect(type(block).forward is not nn.Module.forward,
-               f"{where}: `{name}` is a {type(block).__name__}", "It is never called, so its hooks "
-               "never run: look inside it. can_be_a_block() tells.")
-        expect(can_be_a_block(model, block),
-               f"{where}: `{name}` shares a parameter with what is outside", "It would be cut "
-               "twice: leave it to a module that holds both, or to the root. can_be_a_block() "
-               "tells.")
+        is_called = type(block).forward is not nn.Module.forward
+        what = "shares a parameter with what is outside" if is_called else "is never called"
+        expect(can_be_a_block(model, block), f"{where}: `{names[block]}` {what}",
+               "can_be_a_block() tells. Leave it to what holds all of it, or look inside it.")
     got = whole_bytes(model, blocks)
     expect(got <= most, f"{where}: {got:,} bytes are whole with {len(blocks)} blocks",
            "Count the root, what is in no block, and twice the largest block: whole_bytes().")

@@ -1,4 +1,8 @@
-"""A Llama, fine-tuned on instructions by FSDP: ours, or torch's fully_shard."""
+"""A Llama, fine-tuned on instructions by FSDP: ours, or torch's fully_shard.
+
+config.py has the options, training.py the run, tuner.py the training loop, report.py the text;
+dry_run.py counts memory at full size, peers.py trains by Accelerate and by transformers' Trainer.
+"""
 
 from ranklab.projects.fsdp.report import report
 from ranklab.projects.fsdp.training import run

@@ -20,12 +20,12 @@ from ranklab.projects.fsdp.training import run
 from ranklab.projects.runner import Project, watched
 
 
-def act(options, settings):
+def act(options, config):
     if options.dry_run:
         from ranklab.projects.fsdp.dry_run import dry_run_report  # only here: it fakes GPUs
 
-        return dry_run_report(options.size, options.gpus, options.gpu_gb, **vars(settings))
-    return report(run(options.size, options.ranks, options.resume, **watched(), **vars(settings)))
+        return dry_run_report(options.size, options.gpus, options.gpu_gb, **vars(config))
+    return report(run(options.size, options.ranks, options.resume, **watched(), **vars(config)))
 
 
 project = Project(__package__, __doc__, Options, act)

@@ -1,4 +1,4 @@
-"""What the FSDP project trains and how: the Llamas, and one frozen dataclass."""
+"""What the FSDP project trains and how."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ LLAMAS = {
 
 
 @dataclass(frozen=True)
-class Settings(TrainConfig):
+class Config(TrainConfig):
     """How to fine-tune; checked when it is made. The defaults suit a laptop."""
 
     model: str | None = option(None, "a Hugging Face folder with safetensors, e.g. Llama-2-7b")
@@ -52,15 +52,15 @@ class Settings(TrainConfig):
 
 
 SIZES = {
-    "laptop": Settings(),
-    "7b": Settings(steps=1000, batch=64, micro_batch=1, n_ctx=1024, lr=2e-5, warmup=30,
-                   final_lr=0.0, pretrain=0, precision="bf16", recompute=True, offload=True),
+    "laptop": Config(),
+    "7b": Config(steps=1000, batch=64, micro_batch=1, n_ctx=1024, lr=2e-5, warmup=30,
+                 final_lr=0.0, pretrain=0, precision="bf16", recompute=True, offload=True),
 }  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Options(OnRanks, Resumed, Machine):
-    """What the command takes beside Settings."""
+    """What the command takes beside Config."""
 
     size: str = option("laptop", "how to train, and what", SIZES)
     dry_run: bool = option(False, "count the memory, train nothing")

@@ -1,13 +1,9 @@
-"""A Llama as transformers has it: made without memory, filled row by row, saved for everybody."""
-
-import json
-from pathlib import Path
+"""A Llama as transformers has it, made without memory."""
 
 import torch
 
 from ranklab.engine import device
-from ranklab.models.initialise import normal_by_name
-from ranklab.projects.hugging_face import is_here, offline_transformers  # noqa: F401, for others
+from ranklab.projects.hugging_face import offline_transformers
 
 NO_TRANSFORMERS = ("transformers is not here. After pip install -c constraints.txt -e '.[hf]' this "
                    "runs: python -m ranklab.projects.fsdp")  # fmt: skip
@@ -27,52 +23,3 @@ def make_buffers(model):
     """The angles of positions are there: no parameter, so they come from no shard."""
     rotary = model.model.rotary_emb
     model.model.rotary_emb = type(rotary)(model.config).to(device())
-
-
-def rows_by_name(std):
-    """For fill_shards: fresh weights. One parameter is whole for a moment, the model never."""
-    def rows(name, shape, first, stop):
-        whole = torch.ones(shape)  # norms stay so
-        if len(shape) > 1:
-            normal_by_name(whole, name, std)
-        return whole[first:stop]
-    return rows
-
-
-def rows_in(folder):
-    """For fill_shards: weights of a Hugging Face folder, of which only the asked rows are read.
-    error  ValueError: a file is missing or not whole, or has another shape
-    """
-    from safetensors import SafetensorError, safe_open
-
-    index = Path(folder, "model.safetensors.index.json")
-    where = json.loads(index.read_text())["weight_map"] if index.exists() else {}
-
-    def rows(name, shape, first, stop):
-        path = Path(folder, where.get(name, "model.safetensors"))
-        try:
-            with safe_open(path, "pt") as file:
-                part = file.get_slice(name)
-                if part.get_shape() != list(shape):
-                    raise ValueError(f"{path}: {name} has the shape {part.get_shape()} in it, "
-                                     f"and {list(shape)} by config.json")
-                return part[first:stop]
-        except FileNotFoundError:
-            raise ValueError(f"the weights are not whole: there is no {path}") from None
-        except SafetensorError as error:
-            raise ValueError(f"{path} has no whole {name}: {error}") from None
-    return rows
-
-
-def save_pretrained(folder, model, weights, tokenizer):
-    """`folder` is one that from_pretrained loads, with the weights of a full_state_dict."""
-    from safetensors.torch import save_file
-
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    dtype = model.config.dtype or torch.float32
-    named = {name: weights[name].to(dtype).contiguous()  # a tied matrix has one name
-             for name, _ in model.named_parameters()}  # fmt: skip
-    save_file(named, Path(folder, "model.safetensors"), {"format": "pt"})
-    model.config.save_pretrained(folder)
-    if hasattr(tokenizer, "save_pretrained"):  # Bytes has no files
-        tokenizer.save_pretrained(folder)

@@ -4,6 +4,7 @@ Accelerate and Trainer need not do what they are asked: where FSDP does not run,
 train by DDP and say nothing. The losses are those of FSDP, so only assert_sharded can tell.
 """
 
+import functools
 import tempfile
 import warnings
 
@@ -53,6 +54,8 @@ def sizes_of(parameter, ours):
     return shape.numel(), parameter.numel()
 
 
+# --- the same Llama, texts and optimizer, by each -------------------------------------------------
+
 def new_llama():
     """The same small Llama on every rank."""
     torch.manual_seed(0)
@@ -60,8 +63,13 @@ def new_llama():
     return transformers.LlamaForCausalLM(transformers.LlamaConfig(**LLAMA)).to(device())
 
 
+def new_optimizer(model):
+    """SGD: gradients that are too large by a factor would not show under Adam."""
+    return torch.optim.SGD(model.parameters(), lr=LR)
+
+
 def texts(steps):
-    """The tokens of all ranks, in the order in which Trainer shares them out."""
+    """The tokens of all ranks, in the order in which Trainer deals them out."""
     made = torch.Generator().manual_seed(1)
     return torch.randint(8, (steps, dist.get_world_size(), BATCH, T), generator=made)
 
@@ -81,11 +89,6 @@ def train(model, optimizer, steps, backward=torch.Tensor.backward):
     return (losses / dist.get_world_size()).tolist()
 
 
-def new_optimizer(model):
-    """SGD: gradients that are too large by a factor would not show under Adam."""
-    return torch.optim.SGD(model.parameters(), lr=LR)
-
-
 def train_with_ours(steps):
     """On each rank, inside launch: the losses by our FSDP."""
     model = new_llama()
@@ -95,8 +98,8 @@ def train_with_ours(steps):
 
 
 def train_with_accelerate(steps):
-    """The same by Accelerate with its plugin for FSDP2.
-    error  AssertionError where it does not shard, as on a CPU
+    """The same by Accelerate with its plugin for FSDP2; or what assert_sharded says of it, as on a
+    CPU, where it does not shard.
     """
     from accelerate import Accelerator, FullyShardedDataParallelPlugin  # seconds, and only here
 
@@ -107,7 +110,11 @@ def train_with_accelerate(steps):
         accelerator = Accelerator(cpu=device().type != "cuda", fsdp_plugin=plugin)
         model = new_llama()
         model, optimizer = accelerator.prepare(model, new_optimizer(model))
-    return train(model, optimizer, steps, accelerator.backward)
+    try:
+        losses = train(model, optimizer, steps, accelerator.backward)
+    except AssertionError as error:
+        return str(error)
+    return f"Accelerate has sharded: losses {losses}"
 
 
 def train_with_trainer(steps):
@@ -129,28 +136,17 @@ def train_with_trainer(steps):
     return [line["loss"] for line in trainer.state.log_history if "loss" in line]
 
 
-def _tried(steps):
-    try:
-        return f"Accelerate has sharded: losses {train_with_accelerate(steps)}"
-    except AssertionError as error:
-        return str(error)
+def on_rank_0(train, steps):
+    """What train(steps) gives on rank 0; nothing where transformers or accelerate is missing."""
+    if not has_trainer():
+        return []
+    return launch(train, steps, ranks=RANKS, timeout=120, preload=PRELOAD)[0]
+
+
+trainer_losses, our_losses = (functools.partial(on_rank_0, train)
+                              for train in (train_with_trainer, train_with_ours))
 
 
 def fallback_caught():
     """What assert_sharded says of Accelerate's FSDP here."""
-    return launched(_tried, 3) if has_trainer() else NOT_HERE
-
-
-def trainer_losses(steps):
-    """The losses by Trainer with ZeRO-3, of all ranks; none where it is not installed."""
-    return launched(train_with_trainer, steps) if has_trainer() else []
-
-
-def our_losses(steps):
-    """The same by our FSDP."""
-    return launched(train_with_ours, steps) if has_trainer() else []
-
-
-def launched(train, steps):
-    """What train(steps) gives on rank 0."""
-    return launch(train, steps, ranks=RANKS, timeout=120, preload=PRELOAD)[0]
+    return on_rank_0(train_with_accelerate, 3) or NOT_HERE

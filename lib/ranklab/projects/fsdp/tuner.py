@@ -6,13 +6,13 @@ from typing import NamedTuple
 
 import torch
 
-from ranklab.checkpoint import RunFingerprint, RankConsensus
+from ranklab.checkpoint import RankConsensus, RunFingerprint
+from ranklab.data.instructions import as_batch
 from ranklab.engine import device
-from ranklab.fsdp import Precision, fill_shards, hybrid_shard_groups, whole_bytes
+from ranklab.fsdp import Precision, fill_shards, fsdp2, hybrid_shard_groups, whole_bytes
 from ranklab.fsdp.training import FullyShard
 from ranklab.models.gpt import IGNORE
-from ranklab.projects.fsdp import fsdp2, llama
-from ranklab.projects.fsdp.instructions import as_batch
+from ranklab.projects.fsdp import llama
 from ranklab.trainer import History, Trainer
 
 PRECISIONS = {"fp32": Precision(), "bf16": Precision(torch.bfloat16, torch.float32)}
@@ -35,24 +35,23 @@ class FineTuner(Trainer):
 
     unit = "examples"
 
-    def __init__(self, model, settings, held_out, loss, parallel, progress):
-        self.held_out, self.loss, self.units_per_step = held_out, loss, settings.batch
-        adamw = functools.partial(torch.optim.AdamW, lr=settings.lr, betas=settings.betas,
-                                  fused=True)
-        super().__init__(model, settings, settings, adamw, device(), parallel=parallel,
+    def __init__(self, model, config, held_out, loss, parallel, progress):
+        self.held_out, self.loss, self.units_per_step = held_out, loss, config.batch
+        adamw = functools.partial(torch.optim.AdamW, lr=config.lr, betas=config.betas, fused=True)
+        super().__init__(model, config, config, adamw, device(), parallel=parallel,
                          progress=progress)
 
-    def begin(self, settings, encoded):
+    def begin(self, config, encoded):
         """It stands before step 0 of a training on these pairs; the weights stay."""
-        self.settings = self.loop = self.schedule = settings
+        self.config = self.loop = self.schedule = config
         self.encoded, self.steps_done, self.history = encoded, 0, History()
         self.optimizer.state.clear()
 
     def next_batch(self):
         """The pairs come in their order, again and again."""
-        n, first = self.settings.batch, self.steps_done * self.settings.batch
+        n, first = self.config.batch, self.steps_done * self.config.batch
         pairs = [self.encoded[place % len(self.encoded)] for place in range(first, first + n)]
-        tokens, labels = as_batch(pairs, self.settings.n_ctx)
+        tokens, labels = as_batch(pairs, self.config.n_ctx)
         self.answers = count_of(labels)  # of all ranks, so nobody has to ask
         return self.parallel.batch(tokens, labels)
 
@@ -75,7 +74,7 @@ class FineTuner(Trainer):
         loss = self.parallel.total(share).item()
         if not math.isfinite(loss):
             raise ValueError(f"the loss of step {self.steps_done} is {loss}: go on from a "
-                             f"checkpoint before it, with less than lr={self.settings.lr:g}")
+                             f"checkpoint before it, with less than lr={self.config.lr:g}")
         return share
 
     @torch.no_grad()
@@ -83,20 +82,22 @@ class FineTuner(Trainer):
         """The Score. What a model writes token by token is right exactly if each token is the
         likeliest one after the right ones before it: one forward tells, and all ranks do as many.
         """
-        count, found = count_of(self.held_out[1]), torch.zeros(2, device=self.device)
-        mine = (self.to_device(x).split(self.loop.micro_batch)
-                for x in self.parallel.batch(*self.held_out))
-        self.model.eval()
-        for tokens, labels in zip(*mine):
+        count = count_of(self.held_out[1])
+
+        def sums(tokens, labels):
             logits, wanted = self.logits(tokens), labels[:, 1:]
             right = (logits[:, :-1].argmax(-1) == wanted) | (wanted == IGNORE)
-            found += torch.stack([self.sum_of(logits, labels, count), right.all(1).sum()])
+            return torch.stack([self.sum_of(logits, labels, count), right.all(1).sum()])
+
+        mine = (self.to_device(x) for x in self.parallel.batch(*self.held_out))
+        self.model.eval()
+        found = self.parallel.forward_only(sums, *mine, self.loop.micro_batch)
         self.model.train()
         loss, exact = self.parallel.total(found).tolist()
         return Score(loss / count, exact / len(self.held_out[0]))
 
     def saved(self):
-        run = RunFingerprint(batch=self.settings.batch, examples=len(self.encoded))
+        run = RunFingerprint(batch=self.config.batch, examples=len(self.encoded))
         return {**super().saved(), "run": run}
 
 
@@ -105,21 +106,21 @@ def count_of(labels):
     return int((labels[:, 1:] != IGNORE).sum())
 
 
-def new_tuner(config, settings, parts, held_out, rows, progress):
+def new_tuner(llama_config, config, parts, held_out, rows, progress):
     """The FineTuner of a model in shards, with the weights that `rows` gives, as for fill_shards.
     No rank has the whole model at any time.
     """
-    model = llama.on_meta(config, settings.recompute)
-    most = settings.most_bytes or whole_bytes(model, model.model.layers)
+    model = llama.on_meta(llama_config, config.recompute)
+    most = config.most_bytes or whole_bytes(model, model.model.layers)
     blocks = parts["policy"](model, most)
+    groups = hybrid_shard_groups(config.shard_ranks) if config.shard_ranks else None
     numbers = [sum(p.numel() for p in module.parameters()) for module in (model, *blocks)]
-    groups = hybrid_shard_groups(settings.shard_ranks) if settings.shard_ranks else None
-    engine, fill = ENGINES[settings.engine]
+    engine, fill = ENGINES[config.engine]
     parallel = engine(groups=groups, blocks=lambda _: blocks, block=parts["block"],
-                      clip=parts["clip"], precision=PRECISIONS[settings.precision],
-                      offload=settings.offload)
-    trainer = FineTuner(model, settings, held_out, parts["loss"], parallel, progress)
-    trainer.numbers = numbers
+                      clip=parts["clip"], precision=PRECISIONS[config.precision],
+                      offload=config.offload)
+    trainer = FineTuner(model, config, held_out, parts["loss"], parallel, progress)
+    trainer.numbers = numbers  # of parameters: in the model, and in each of its blocks
     with RankConsensus(parallel, device()).agreed():
         fill(model, rows)
     llama.make_buffers(model)

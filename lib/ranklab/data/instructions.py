@@ -1,6 +1,10 @@
-"""What a Llama is taught: instructions in Alpaca's form, from a file or made from real text.
+"""Instructions with answers, in Alpaca's form: from a file of yours, or made from real text.
 
-A token counts in the loss where it is part of an answer; all others have the label IGNORE.
+    taught = python_instructions(python_text())
+    taught = alpaca_file("alpaca.json")     # a list of {"instruction", "input", "output"}
+
+As tokens an example is a prompt and an answer. A token counts in the loss where it is part of an
+answer; all others have the label IGNORE.
 """
 
 import json
@@ -56,8 +60,8 @@ def alpaca_file(path):
 def python_instructions(text, n=6000):
     """The Instructions, about n to train on, that ask about lines of `text`: Python and English."""
     seen = set()
-    held_out = made_from(text.held_out, n // 10, seen)
-    return Instructions(f"questions about {text.name}", made_from(text.train, n, seen), held_out)
+    held_out = _pairs_about(text.held_out, n // 10, seen)
+    return Instructions(f"questions about {text.name}", _pairs_about(text.train, n, seen), held_out)
 
 
 def plain_text(text, n, length):
@@ -66,7 +70,7 @@ def plain_text(text, n, length):
     return [("", piece.tobytes().decode("ascii", "ignore")) for piece in pieces]
 
 
-def made_from(tokens, n, seen):
+def _pairs_about(tokens, n, seen):
     """About n pairs about lines that are not in `seen`, but are afterwards; all answers to a
     question are equally frequent, so that none can be guessed.
     """
@@ -75,16 +79,16 @@ def made_from(tokens, n, seen):
         line = line.strip()
         if len(line) in LENGTHS and line not in seen:
             seen.add(line)
-            for question, about, answer in questions(line):
+            for question, about, answer in _questions(line):
                 prompt = PROMPT.format(instruction=question, input=about)
                 found.setdefault(question, {}).setdefault(answer, []).append((prompt, answer))
-    pairs = [pair for answers in found.values() for its in answers.values()
-             for pair in its[: n // len(found) // len(answers)]]
+    pairs = [pair for answers in found.values() for pairs in answers.values()
+             for pair in pairs[: n // len(found) // len(answers)]]
     random.Random(0).shuffle(pairs)
     return pairs
 
 
-def questions(line):
+def _questions(line):
     """[(question, the text that it is about, answer)]."""
     if ENGLISH.fullmatch(line):
         return [("Is it Python or English?", line[2:], "English")]

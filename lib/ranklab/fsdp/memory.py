@@ -1,4 +1,4 @@
-"""How much of a GPU a Llama under our FSDP takes, by a formula."""
+"""How much of a GPU a Llama under FSDP takes, by a formula. Nothing is run."""
 
 from typing import NamedTuple
 
@@ -14,6 +14,11 @@ class Step(NamedTuple):
     precision: str = "bf16"
     recompute: bool = True
     offload: bool = False
+
+    @property
+    def width(self):
+        """The bytes of a number that is computed."""
+        return 2 if self.precision == "bf16" else 4
 
     def __str__(self):
         many = f"{self.pieces} times " if self.pieces > 1 else ""
@@ -36,7 +41,7 @@ def moments(config, ranks, step):
     whole for a while counts as gathered, gradients as well; messages count as activations.
     """
     L, block, head, root = parameters_of(config)
-    n, width = root + L * block, bytes_of(step)
+    n = root + L * block
     at_loss, waiting, into, inside, flowing = activations_of(config, step)
     down = config["hidden_size"] * config["intermediate_size"]  # the first gradient of a block
 
@@ -44,8 +49,8 @@ def moments(config, ranks, step):
         """In numbers, but for the activations; the gradients of `done` blocks have arrived."""
         arrived = 0 if step.offload else n if step.pieces > 1 else done * block
         rows = 0 if step.offload else 4 * n / ranks
-        return Memory(*map(int, (rows, 4 * arrived / ranks, 2 * rows, 0,
-                                 width * (whole + gradients), 0, activations + 4 * message)))
+        return Memory(*map(int, (rows, 4 * arrived / ranks, 2 * rows, 0, step.width * (
+            whole + gradients), 0, activations + 4 * message)))
 
     found = {"the loss is taken": memory(root, 0, 0, 0, L * waiting + at_loss)}
     for done in range(L):
@@ -62,16 +67,16 @@ def moments(config, ranks, step):
     return found
 
 
-def bytes_of(step):
-    """Of a number that is computed."""
-    return 2 if step.precision == "bf16" else 4
+def widths_of(config):
+    """(C, F, V, the width of keys and values) of a config"""
+    C, heads = config["hidden_size"], config["num_attention_heads"]
+    kv = C // heads * config.get("num_key_value_heads", heads)
+    return C, config["intermediate_size"], config["vocab_size"], kv
 
 
 def parameters_of(config):
     """(blocks, parameters of each, those of head and last norm, all that are in no block)."""
-    C, F, V, heads = (config[name] for name in (
-        "hidden_size", "intermediate_size", "vocab_size", "num_attention_heads"))
-    kv = C // heads * config.get("num_key_value_heads", heads)
+    C, F, V, kv = widths_of(config)
     block = 2 * C * C + 2 * C * kv + 3 * C * F + 2 * C  # q and o; k and v; the MLP; two norms
     root = V * C + C + (0 if config.get("tie_word_embeddings") else V * C)
     return config["num_hidden_layers"], block, V * C + C, root
@@ -81,10 +86,8 @@ def activations_of(config, step):
     """Bytes: (at the loss, of a block until its backward, of its input where it computes again,
     of all inside of it, of the gradients in its MLP).
     """
-    C, F, V, heads = (config[name] for name in (
-        "hidden_size", "intermediate_size", "vocab_size", "num_attention_heads"))
-    kv = C // heads * config.get("num_key_value_heads", heads)
-    width, tokens = bytes_of(step), step.micro_batch * step.n_ctx
+    C, F, V, kv = widths_of(config)
+    width, tokens = step.width, step.micro_batch * step.n_ctx
     norm = (4 + 2 * width) * C  # of a token: its input in float32; normed; times the weight
     at_loss = norm + 3 * 4 * V  # log-probabilities, and two gradients, in float32
     inside = 2 * norm + 2 * width * (C + kv + 2 * F)  # q, k, v and the output; four of the MLP

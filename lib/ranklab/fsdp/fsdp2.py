@@ -1,4 +1,4 @@
-"""Torch's own FSDP, fully_shard, in the place of ours."""
+"""Fsdp2: torch's own FSDP, fully_shard, as the training loop sees it."""
 
 from types import SimpleNamespace
 
@@ -45,13 +45,13 @@ def local_rows(tensor):
 
 @torch.no_grad()
 def fill(model, rows):
-    """fill_shards, for DTensors."""
+    """fill_shards, for DTensors: nothing is sent."""
     for name, parameter in model.named_parameters():
         first, mine = local_rows(parameter)
         mine.copy_(rows(name, parameter.shape, first, first + len(mine)))
 
 
 def full_state(model):
-    """full_state_dict, for DTensors: torch's own."""
+    """full_state_dict, for DTensors: torch's own. Rank 0 has all, on the CPU."""
     return get_model_state_dict(model, options=StateDictOptions(full_state_dict=True,
                                                                 cpu_offload=True))
