@@ -2,6 +2,11 @@
 
 import functools
 import itertools
+import math
+import os
+import random
+import signal
+import zlib
 
 import pytest
 import torch
@@ -9,6 +14,7 @@ import torch.distributed as dist
 
 from ranklab import device, launch
 from ranklab.data import python_text
+from ranklab.engine import RankError
 from ranklab.hybrid import Hybrid, Layout, parse_layout
 from ranklab.models.gpt import GPT, GPTConfig
 from ranklab.tensor_parallel.split import ShardSpec
@@ -57,13 +63,16 @@ def new_trainer(text, layout, dropout=0.0, **changes):
     return TextTrainer(model, text, config, device(), progress=False, parallel=parallel)
 
 
+def pieces(trainer):
+    return trainer.parallel.state(trainer.model, trainer.optimizer)
+
+
 def trained(text, layout, changes={}):
     """(all losses, [(name, offset, numbers)] of the weights that are here at the end)"""
     trainer = new_trainer(text, layout, **changes)
     history = trainer.fit()
     weights = [(piece.name, piece.offset, piece.tensor.cpu().clone())
-               for piece in trainer.parallel.state(trainer.model, trainer.optimizer)
-               if piece.kind == "weight"]
+               for piece in pieces(trainer) if piece.kind == "weight"]
     return history.loss + list(history.held_out.values()), weights
 
 
@@ -141,6 +150,68 @@ def test_dropout_goes_on_as_it_was_and_in_another_layout_alike_on_tensor_ranks(t
         loss[1:] for loss, _ in straight]
     (_, one), (_, other) = run(Layout(1, 2, 1), str(tmp_path), None, True)
     assert torch.equal(one, other)
+
+
+# --- kills ----------------------------------------------------------------------------------------
+
+WORST = 0.4  # seconds of saving before a kill
+
+
+def numbers(piece, step):
+    """What the piece holds at this step: whole numbers, which differ by name, kind and place."""
+    first = step * 4096 + zlib.crc32(f"{piece.name} {piece.kind}".encode()) % 1024
+    whole = torch.arange(first, first + math.prod(piece.shape), dtype=torch.float32)
+    box = tuple(slice(a, a + n) for a, n in zip(piece.offset, piece.tensor.shape))
+    return whole.view(piece.shape)[box]
+
+
+def goes_on(trainer, least):
+    """The trainer is at the last good checkpoint: step `least` or later, bit by bit."""
+    trainer.resume()
+    assert trainer.steps_done >= least
+    for piece in pieces(trainer):
+        assert torch.equal(piece.tensor.cpu(), numbers(piece, trainer.steps_done)), piece.name
+
+
+def _live(text, layout, folder, least, seconds):
+    """On each rank: checkpoints are saved until it is killed, so long after the first one. The file
+    folder/step has the last step of which all is saved.
+    """
+    trainer = new_trainer(text, layout, checkpoint=str(folder / "saved"))
+    if least:
+        goes_on(trainer, least)
+    else:
+        trainer.step()  # makes Adam's moments
+    first = trainer.steps_done + 1
+    while True:
+        trainer.steps_done += 1
+        for piece in pieces(trainer):
+            piece.tensor.copy_(numbers(piece, trainer.steps_done))
+        trainer.save()
+        if dist.get_rank() == 0:
+            (folder / "new").write_text(str(trainer.steps_done))
+            os.replace(folder / "new", folder / "step")
+        if trainer.steps_done == first:
+            dist.barrier()
+            # Nobody catches this signal: the kernel ends the process, wherever it is.
+            signal.setitimer(signal.ITIMER_REAL, seconds)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kills", [4, pytest.param(100, marks=(
+    pytest.mark.sweep, pytest.mark.timeout(1800)))])  # fmt: skip
+def test_killed_at_any_moment_it_goes_on_in_another_layout(kills, text, tmp_path, one_thread):
+    seed, least = random.SystemRandom().randrange(10**6), 0
+    print("seed", seed)
+    moments, layouts = random.Random(seed), map(parse_layout, itertools.cycle((
+        "2x1x2,zero", "1x2x2", "4x1x1,full", "1x1x4")))
+    for layout in itertools.islice(layouts, kills):
+        seconds = moments.uniform(0.001, WORST)  # 0 would be never
+        with pytest.raises(RankError, match="SIGALRM"):
+            launch(_live, text, layout, tmp_path, least, seconds, ranks=4)
+        least = int((tmp_path / "step").read_text())
+    goes_on(new_trainer(text, None, checkpoint=str(tmp_path / "saved")), least)
+    assert least > kills
 
 
 # --- edges ----------------------------------------------------------------------------------------

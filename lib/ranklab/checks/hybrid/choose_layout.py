@@ -43,8 +43,8 @@ FAILURES = {  # of an exception
     "ValueError: .*a multiple of ranks.*":
         "With virtual > 1 the micro-batches, batch // (dp * micro_batch), are a multiple of pp.",
 }
-ROOM = ("layout_memory(replace(job, micro_batch=...), layout).total <= cluster.memory_budget. zero, "
-        "recompute and smaller micro-batches save memory.")
+ROOM = ("layout_memory(replace(job, micro_batch=...), layout).total <= cluster.memory_budget. "
+        "zero, recompute and smaller micro-batches save memory.")
 FASTER = ("Compare layout_seconds(replace(job, micro_batch=...), layout, cluster).total of all "
           "that fit, with every micro-batch and every option: each gains in one part and loses in "
           "another.")
@@ -80,8 +80,8 @@ def _chosen(choose_layout, name):
 
     class Counted(Cluster):
         def bandwidth(self, mesh, axis):  # layout_seconds() asks once for each axis
-            expect(next(calls) < 3 * CALLS, f"{name}: more than {CALLS:,} calls of layout_seconds()",
-                   "There are some thousand legal choices: ask once for each of them.")
+            expect(next(calls) < 3 * CALLS, f"{name}: more than {CALLS:,} calls of "
+                   "layout_seconds()", "There are some thousand legal choices: ask once for each.")
             return super().bandwidth(mesh, axis)
 
     try:

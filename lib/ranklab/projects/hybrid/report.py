@@ -55,7 +55,7 @@ def costs(job, layout, first):
     rows = [(f"held: {name.replace('_', ' ')}", getattr(said, name), getattr(first["held"], name))
             for name in HELD]
     rows += [(f"sent in a step: {axis}", n, first["sent"].get(axis, 0)) for axis, n in sent.items()]
-    if peak := max(first["history"].peak, default=0):
-        rows.append(("held: by the allocator", said.total, peak))
+    if first["allocated"]:
+        rows.append(("held: by the allocator", said.total, first["allocated"]))
     return [f"\n{'bytes of rank 0':28}{'formula':>18}{'counted':>18}",
             *(f"{name:28}{formula:18,.0f}{counted:18,}" for name, formula, counted in rows), ""]

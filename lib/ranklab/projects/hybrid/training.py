@@ -75,11 +75,10 @@ def new_model(shape, where="cpu"):
 
 @dataclass
 class HybridHistory(History):
-    """Also, at each log, how ranks wait, and what a GPU's allocator has had at most."""
+    """Also, at each log, how ranks wait."""
 
     bubble: list = field(default_factory=list)
     mfu: list = field(default_factory=list)  # 0: the device's peak is not known
-    peak: list = field(default_factory=list)  # bytes; 0 on a CPU
 
 
 class HybridTrainer(TextTrainer):
@@ -119,14 +118,12 @@ class HybridTrainer(TextTrainer):
         return (1 - busy.mean() / times.max()).item()
 
     def log(self, *arguments):
-        history, is_gpu = self.history, self.device.type == "cuda"
+        history = self.history
         history.bubble.append(self.bubble())
-        history.peak.append(torch.cuda.max_memory_allocated() if is_gpu else 0)
         super().log(*arguments)
         rate = self.flops_per_token * history.speed[-1]
         history.mfu.append(rate / self.peak_flops if self.peak_flops else 0.0)
-        self.tell({name: getattr(history, name)[-1]
-                   for name in ("loss", "speed", "bubble", "mfu", "peak")})
+        self.tell({name: getattr(history, name)[-1] for name in ("loss", "speed", "bubble", "mfu")})
 
     def evaluate(self):
         loss = super().evaluate()
@@ -137,11 +134,14 @@ class HybridTrainer(TextTrainer):
         return {**super().shown(), "bubble": f"{self.history.bubble[-1]:.0%}"}
 
     def costs(self):
-        """One more step is done; {"held": Memory at its peak, "sent": {axis: bytes}}."""
+        """One more step is done; {"held": Memory at its peak, "sent": {axis: bytes}, "allocated":
+        the most bytes that a GPU's allocator has had}.
+        """
+        allocated = torch.cuda.max_memory_allocated() if self.device.type == "cuda" else 0
         held, sent = counted_step(self)
         self.tell({f"memory/{name}": n for name, n in dataclasses.asdict(held).items()}
                   | {f"sent/{axis}": n for axis, n in sent.items()})
-        return {"held": held, "sent": sent}
+        return {"held": held, "sent": sent, "allocated": allocated}
 
     def tell(self, numbers):
         """They are in TensorBoard's folder, at this step; by rank 0."""
