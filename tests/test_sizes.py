@@ -28,7 +28,7 @@ LARGER_CHECKS = {
     "offload_optimizer": 83, "deepspeed_config": 63, "FullyShardedBlock": 187,
     "clip_grad_norm_sharded": 68, "wrap_policy": 81, "masked_loss": 85, "full_state_dict": 78,
     "vocab_parallel_cross_entropy": 76, "PipelineExecutor": 177,
-    "parallelize": 87, "reshard_checkpoint": 66, "choose_layout": 103,
+    "parallelize": 90, "reshard_checkpoint": 66, "choose_layout": 103,
 }
 
 
