@@ -1,5 +1,5 @@
-"""Lab 12's 3D parallelism: every layout gives the losses and the weights of one process, and goes on
-where another one was killed.
+"""Lab 12's 3D parallelism: every layout gives the losses and the weights of one process, and goes
+on where another one was killed.
 """
 
 import functools
