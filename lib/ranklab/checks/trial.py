@@ -86,6 +86,15 @@ def refuses(function, *args):
     return False
 
 
+def refusal(function, *args):
+    """The text of the ValueError that it raises, or "no ValueError"."""
+    try:
+        function(*args)
+    except ValueError as error:
+        return str(error)
+    return "no ValueError"
+
+
 def members_of(rank):
     """The ranks of the group that `rank` is in, on four ranks."""
     return GROUPS[rank > 0]

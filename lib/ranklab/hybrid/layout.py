@@ -24,14 +24,15 @@ WORDS = {"sp": {"sequence_parallel": True}, "zero": {"zero": 1}, "full": {"zero"
 class Layout:
     """dp x tp x pp ranks; checked when it is made.
 
-    schedule  of SCHEDULES; those of zero bubble gain nothing where tp > 1, because the layers of
-              tensor parallelism compute the gradients of their weights in I
-    virtual   stages on each rank; more than 1 with the interleaved schedule
-    zero      1: the optimizer's state is sharded over the data ranks (lab 06); 3: weights and
-              gradients, too, in rows, which are gathered for each micro-batch (lab 07). Not 2,
-              which Llama 3 took (arXiv 2407.21783, 3.3.2): it reduces each micro-batch's gradients,
-              but a tied matrix's must first be summed over two stages, and Llama 3 has none
-    outermost     the axis whose ranks lie furthest apart, "pipeline" or "data"
+    schedule   of SCHEDULES; those of zero bubble gain nothing where tp > 1, because the layers of
+               tensor parallelism compute the gradients of their weights in I
+    virtual    stages on each rank; more than 1 with the interleaved schedule
+    zero       1: the optimizer's state is sharded over the data ranks (lab 06); 3: weights and
+               gradients, too, in rows, which are gathered for each micro-batch (lab 07). Not 2,
+               which Llama 3 took (arXiv 2407.21783, 3.3.2): it reduces each micro-batch's
+               gradients, but a tied matrix's must first be summed over two stages, and Llama 3 has
+               none
+    outermost  the axis whose ranks lie furthest apart, "pipeline" or "data"
     """
 
     dp: int = 1

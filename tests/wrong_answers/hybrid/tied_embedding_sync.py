@@ -28,7 +28,7 @@ WRONG = [
     _wrong(MINE, "parameter.grad.float().contiguous()", says="has the type of the gradients"),
     _wrong(MINE, "parameter.grad", says="may have any strides"),
     _wrong("    for parameter in copies:\n", "    dist.barrier(group=group)\n    for parameter in "
-           "copies:\n", says="calls barrier.*needs to wait"),
+           "copies:\n", says="calls barrier.*has to wait"),
     _wrong(SUM, "mine += theirs\n        both = [dist.isend(mine, group=group, group_dst=other), "
            "dist.irecv(theirs, group=group, group_src=other)]\n        [w.wait() for w in both]"
            "\n        parameter.grad = mine", says="sends 6 messages", called="sent_twice"),

@@ -1,13 +1,14 @@
 """The check of build_mesh: real ranks make the groups of several meshes, and talk in each."""
 
 import zlib
+from functools import partial
 
 import torch
 import torch.distributed as dist
 
-from ranklab.checks.exercise import Mistake
-from ranklab.checks.failures import LEFT, MISMATCH, hinted
-from ranklab.checks.trial import on_ranks, rank_name
+from ranklab.checks.beside import expect, on_groups
+from ranklab.checks.failures import LEFT, MISMATCH
+from ranklab.checks.trial import refusal
 from ranklab.engine import device
 from ranklab.mesh import Mesh
 
@@ -23,13 +24,12 @@ ORDER = ("All ranks call new_group for all groups of all axes, in one order, als
          "that they are not in: loop over mesh.all_along(axis), and keep your own.")
 KEYS = ("The keys of mesh.groups are tuples of names in the order of the mesh's axes, also for one "
         "axis and for joined=[(\"tensor\", \"data\")]: tuple(a for a in mesh.axes if a in names).")
-FAILURES = {"hang: .*new_group.*": ORDER,
+FAILURES = {"hang: .*new_group.*": ORDER, LEFT: ORDER, MISMATCH: ORDER,
             "hang: all_reduce(, all_reduce)*": f"{ORDER} A set has another order on each rank.",
-            LEFT: ORDER, MISMATCH: ORDER, ".*no group along.*": KEYS,
+            ".*no group along.*": KEYS,
             "ValueError: .*but the job has.*": "The product of all sizes counts.",
-            "AttributeError: .* has no attribute 'groups?'":
+            "AttributeError: .* has no attribute '(axes|groups?)'":
                 "Fill mesh.groups of mesh = Mesh(axes), and return that mesh."}
-
 
 
 class Name(str):
@@ -39,62 +39,46 @@ class Name(str):
         return zlib.crc32(f"{dist.get_rank()} {self}".encode())
 
 
-def _trial(build_mesh, meshes):
-    """[(sizes of the mesh, {names: (ranks of my group along them, the sum of 2**rank in it)})]"""
-    found = []
+def _trial(build_mesh, ranks, meshes):
     for axes, joined in meshes:
-        axes = {Name(axis): size for axis, size in axes.items()}
-        joined, given = [tuple(map(Name, names)) for names in joined], dict(axes)
-        mesh, sums = build_mesh(given, joined), {}
+        right = Mesh({Name(axis): size for axis, size in axes.items()})
+        turned, given = Mesh(dict(reversed(right.axes.items()))), dict(right.axes)
+        joined = [tuple(map(Name, names)) for names in joined]
+        mesh, where = build_mesh(given, joined), f"{axes}, {ranks}"
         given.clear()
-        for names in (*axes, *joined):
-            group = mesh.group(names)
-            mine = group is not dist.GroupMember.NON_GROUP_MEMBER
-            ranks = tuple(dist.get_process_group_ranks(group)) if mine else ()
-            total = torch.tensor([2.0 ** dist.get_rank()], device=device())
-            if ranks == Mesh(axes).ranks_along(names):  # in any other one nobody may answer
-                dist.all_reduce(total, group=group)
-            sums[tuple(map(str, names)) if names in joined else str(names)] = ranks, total.item()
-        found.append(([(str(axis), size) for axis, size in mesh.axes.items()], sums))
-    return found
+        yield partial(expect, [*mesh.axes.items()] == [*right.axes.items()], f"{where}: the mesh "
+                      f"has the axes {mesh.axes}", "Mesh(axes) keeps a copy.")
+        for names in (*right.axes, *joined):
+            yield _talks(f"{where}: along {names}", mesh.group(names), right.ranks_along(names),
+                         turned.ranks_along(names))
+    for axes in WRONG_SIZES if ranks.size == 4 else ():
+        said = refusal(build_mesh, axes)
+        yield partial(expect, str(Mesh(axes).size) in said and "4" in said, f"{axes} on 4 ranks: "
+                      f"{said}", "Compare mesh.size with dist.get_world_size() first; say both "
+                      "numbers.")
+
+
+def _talks(where, group, wanted, turned):
+    """A look at the ranks of this rank's group, and at a sum over them."""
+    is_in = group is not dist.GroupMember.NON_GROUP_MEMBER
+    ranks = tuple(dist.get_process_group_ranks(group)) if is_in else ()
+    total = torch.tensor([2.0 ** dist.get_rank()], device=device())
+    if ranks == wanted:  # in any other one nobody may answer
+        dist.all_reduce(total, group=group)
+    return partial(_look, where, ranks, total.item(), wanted, turned)
+
+
+def _look(where, ranks, total, wanted, turned):
+    expect(ranks == wanted, f"{where} are the ranks {ranks}, not {wanted}", "The last axis varies "
+           "fastest: its ranks are neighbours." if ranks == turned else ORDER)
+    expect(total == sum(2**rank for rank in wanted), f"{where}: a sum is not that of {wanted}",
+           ORDER)
 
 
 def check_build_mesh(build_mesh):
     for ranks, meshes in MESHES.items():
-        with hinted(FAILURES):
-            seen = on_ranks(_trial, build_mesh, meshes, ranks=ranks)
-        for i, (axes, _) in enumerate(meshes):
-            for rank, of_rank in enumerate(seen):
-                _look(f"{axes}, {rank_name(rank, ranks)}", Mesh(axes), rank, *of_rank[i])
+        on_groups(_trial, build_mesh, meshes, failures=FAILURES, ranks=ranks,
+                  groupings=[(tuple(range(ranks)),)])
     yield "each axis, and axes that are joined, have groups of the right ranks: on 1, 4, 6, 8 ranks"
     yield "messages reach all of a group, and nobody else"
-    for said in on_ranks(_refusals, build_mesh, ranks=4):
-        for axes, text in zip(WRONG_SIZES, said):
-            if not text or str(Mesh(axes).size) not in text or "4" not in text:
-                raise Mistake(f"{axes} on 4 ranks: {text or 'no ValueError'}", "Compare mesh.size "
-                              "with dist.get_world_size() first; say both numbers.")
     yield "sizes that do not multiply to the number of ranks are a ValueError with both numbers"
-
-
-def _refusals(build_mesh):
-    said = []
-    for axes in WRONG_SIZES:
-        try:
-            said.append(build_mesh(axes) and "")
-        except ValueError as error:
-            said.append(str(error))
-    return said
-
-
-def _look(where, right, rank, sizes, sums):
-    if sizes != list(right.axes.items()):
-        raise Mistake(f"{where}: the mesh has the axes {dict(sizes)}", "Mesh(axes) keeps a copy.")
-    turned = Mesh(dict(reversed(right.axes.items())))
-    for names, (ranks, total) in sums.items():
-        wanted = right.ranks_along(names, rank)
-        if ranks != wanted:
-            hint = "The last axis varies fastest: its ranks are neighbours."
-            raise Mistake(f"{where}: the group along {names} has the ranks {ranks}, not {wanted}",
-                          hint if ranks == turned.ranks_along(names, rank) else ORDER)
-        if total != sum(2**other for other in wanted):
-            raise Mistake(f"{where}: a sum along {names} is not that of {wanted}", ORDER)

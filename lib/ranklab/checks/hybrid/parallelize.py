@@ -1,28 +1,31 @@
 """The check of parallelize: a step of SGD in several layouts, beside one process."""
 
-import functools
+from functools import partial
 
 import torch
 
-from ranklab.checks.exercise import Mistake
-from ranklab.checks.failures import hinted
-from ranklab.checks.trial import explain, on_ranks, rank_name
+from ranklab.checks.beside import expect, on_groups
+from ranklab.checks.trial import explain
 from ranklab.engine import device
-from ranklab.hybrid import Hybrid, Layout
+from ranklab.hybrid import Hybrid, parse_layout
+from ranklab.hybrid.costs import parameters_of, shares
 from ranklab.models.gpt import GPT, IGNORE, GPTConfig
 
 CONFIG = GPTConfig(vocab_size=16, n_ctx=8, n_embd=16, n_head=4, n_layer=2)
-LAYOUTS = (Layout(2, 2, 1), Layout(1, 2, 2, sequence_parallel=True, recompute=True),
-           Layout(2, 1, 2, zero=1, virtual=2), Layout(2, 1, 2, zero=3, recompute=True),
-           Layout(2, 2, 2, sequence_parallel=True))
+LAYOUTS = [*map(parse_layout, ("2x2x1", "1x2x2,sp,recompute", "2x1x2,zero,virtual=2",
+                               "2x1x2,full,recompute", "2x2x2,sp"))]
+INPUTS = torch.randint(0, 16, (4, 8), generator=torch.Generator().manual_seed(1))
+TARGETS = INPUTS.roll(-1, 1)
+TARGETS[1, 2:] = IGNORE  # rows have unequal numbers
 TOKENS = ("TPConfig(hybrid.tensor.group, layout.sequence_parallel): with it each rank has its "
           "tokens where blocks begin and end.")
 WEIGHTS = ("Data parallelism sees the parameters that are there when it is applied: what is cut "
            "or replaced later is never averaged. It comes last, in place, once. And "
            "make_stages() holds the layers that it finds: what replaces layers comes before.")
-HINTS = {  # of each cost
-    "numbers held": "The pipeline keeps this rank's layers, tensor parallelism its part of each, "
-                    "in the group hybrid.tensor.group.",
+PARTS = ("The pipeline keeps this rank's layers, tensor parallelism its part of each, in the group "
+         "hybrid.tensor.group.")
+COSTS = {  # of what a rank counts, the hint
+    "numbers held": PARTS,
     "numbers that get memory": "hybrid.materialize(model) comes when only this rank's part of its "
                                "layers is left: what goes later has had memory, too.",
     "passes of blocks": "With layout.recompute, and only then, checkpoint_blocks(model, ...): each "
@@ -34,82 +37,78 @@ FAILURES = {
     "AttributeError: 'PipelineParallel' object .*":
         "hybrid.pipeline.make_stages(model) is missing, or too late.",
     "AttributeError: .* has no attribute 'replica'": "hybrid.data.apply(model) is missing.",
-    r"\w+: .*\bmeta\b.*":
-        "A model on the meta device has no numbers: hybrid.materialize(model) comes after "
-            "pipeline and tensor parallelism, and before the data ranks compare theirs.",
-    ".* got no gradient.*": WEIGHTS, "AttributeError: .* no attribute 'contiguous'": WEIGHTS,
+    r"\w+: .*\bmeta\b.*": "A model on the meta device has no numbers: hybrid.materialize(model) "
+        "comes after pipeline and tensor parallelism, and before the data ranks compare theirs.",
+    "AttributeError: .* no attribute 'contiguous'|.* got no gradient.*": WEIGHTS,
     "ValueError: .*is expected.*": TOKENS,
-    ".*is returned.*": "The parts work in place: return the model itself.",
 }
-
-
-def _batch():
-    """Inputs, and targets of which rows have unequal numbers."""
-    inputs = torch.randint(0, 16, (4, 8), generator=torch.Generator().manual_seed(1))
-    targets = inputs.roll(-1, 1)
-    targets[1, 2:] = IGNORE
-    return inputs, targets
-
-
-def _trial(parallelize, layout):
-    """(this rank's stage, {cost: number}, the loss, Pieces after a step of SGD)"""
-    torch.manual_seed(0)
-    hybrid, given, passes = Hybrid(layout.new_mesh(), layout, apply_by=parallelize), [], []
-    is_made = layout == LAYOUTS[0]  # and not on the meta device
-    with torch.device("cpu" if is_made else "meta"):
-        model = GPT(CONFIG)
-    model = model.to(device()) if is_made else model
-    for block in model.blocks.values():
-        block.norm2.register_forward_pre_hook(lambda _, x: passes.append(x[0].shape[:2].numel()))
-    groups, give = [{"params": list(model.named_parameters())}], hybrid.materialize
-    applied, apply = [], hybrid.data.apply
-    hybrid.data.apply = lambda *of: (applied.append(of), apply(*of))[1]
-    hybrid.materialize = lambda model: (given.append(_numbers(model)), give(model))
-    if (got := hybrid.apply(model)) is not model:
-        raise TypeError(f"a {type(got).__name__} is returned, not the model")
-    optimizer = hybrid.make_optimizer(functools.partial(torch.optim.SGD, lr=1.0), groups)
-    inputs, targets = hybrid.batch(*(x.to(device()) for x in _batch()))
-    share = hybrid.forward_backward(lambda x, y: model(x, y, "sum"), inputs, targets, 1)
-    optimizer.step()
-    numbers = (_numbers(model), max(given, default=_numbers(model)), len(passes), sum(passes),
-               len(applied))
-    return (hybrid.mesh.coordinates()["pipeline"], dict(zip(HINTS, numbers)), hybrid.total(share),
-            hybrid.state(model, optimizer))
 
 
 def _numbers(model):
     return sum(p.numel() for p in model.parameters())
 
 
+def _noted(owner, name):
+    """For each call of the method, from now on, how many numbers its model has before it."""
+    seen, call = [], getattr(owner, name)
+
+    def noting(model):
+        seen.append(_numbers(model))
+        return call(model)
+
+    setattr(owner, name, noting)
+    return seen
+
+
 def _allowed(layout, stage):
-    """The costs by formula; all sizes divide."""
-    C, blocks, is_last = CONFIG.n_embd, CONFIG.n_layer // layout.pp, stage == layout.pp - 1
-    part = blocks * (12 * C * C // layout.tp + 2 * C) + CONFIG.vocab_size * C // layout.tp
-    part += C * is_last
-    passes = blocks * 4 // layout.dp * (1 + layout.recompute)
-    return (part // layout.dp if layout.zero == 3 else part, part, passes,
-            passes * 8 // (layout.tp if layout.sequence_parallel else 1), 1)
+    """{cost: number} by formula; all sizes divide."""
+    share = shares(CONFIG, layout)[stage]
+    block, root = parameters_of(CONFIG, layout, share)
+    part = share.blocks * block + root
+    passes = share.blocks * len(INPUTS) // layout.dp * (1 + layout.recompute)
+    tokens = passes * CONFIG.n_ctx // (layout.tp if layout.sequence_parallel else 1)
+    held = part // layout.dp if layout.zero == 3 else part
+    return dict(zip(COSTS, (held, part, passes, tokens, 1)))
+
+
+def _trial(parallelize, ranks, layout, loss, weights):
+    hybrid, where = Hybrid(layout.new_mesh(), layout, apply_by=parallelize), f"{layout}, {ranks}"
+    torch.manual_seed(0)
+    is_made = layout == LAYOUTS[0]  # and not on the meta device: a wrong order may train, then
+    with torch.device("cpu" if is_made else "meta"):
+        model = GPT(CONFIG)
+    model = model.to(device()) if is_made else model
+    groups, tokens = [{"params": list(model.named_parameters())}], []  # tokens in each pass
+    for block in model.blocks.values():
+        block.norm2.register_forward_pre_hook(lambda _, x: tokens.append(x[0].shape[:2].numel()))
+    given, applied = _noted(hybrid, "materialize"), _noted(hybrid.data, "apply")
+    got = hybrid.apply(model)
+    optimizer = hybrid.make_optimizer(partial(torch.optim.SGD, lr=1.0), groups)
+    share = hybrid.forward_backward(lambda x, y: model(x, y, "sum"), *(
+        x.to(device()) for x in hybrid.batch(INPUTS, TARGETS)), micro_batch=1)
+    optimizer.step()
+    yield partial(expect, got is model, f"{where}: a {type(got).__name__} is returned",
+                  "The parts work in place: return the model itself.")
+    held = _numbers(model)
+    costs = held, max(given, default=held), len(tokens), sum(tokens), len(applied)
+    allowed = _allowed(layout, hybrid.mesh.coordinates()["pipeline"])
+    for number, (name, right) in zip(costs, allowed.items()):
+        yield partial(expect, number == right, f"{where}: {number} {name}, not {right}",
+                      COSTS[name])
+    yield partial(explain, f"{where}: the loss", hybrid.total(share).cpu(), loss, None, PARTS)
+    for name, _, _, offset, tensor in hybrid.state(model, optimizer):  # SGD has no other state
+        box = tuple(slice(a, a + n) for a, n in zip(offset, tensor.shape))
+        yield partial(explain, f"{where}: {name} after a step", tensor.cpu(), weights[name][box],
+                      None, WEIGHTS)
 
 
 def check_parallelize(parallelize):
     torch.manual_seed(0)
     model = GPT(CONFIG)
-    loss = model(*_batch())
+    loss = model(INPUTS, TARGETS)
     loss.backward()
     weights = {name: (p - p.grad).detach() for name, p in model.named_parameters()}
     for layout in LAYOUTS:
-        with hinted(FAILURES):
-            seen = on_ranks(_trial, parallelize, layout, ranks=layout.ranks, timeout=30)
-        for rank, of_rank in enumerate(seen):
-            _look(f"{layout}, {rank_name(rank, layout.ranks)}", layout, *of_rank, loss, weights)
+        on_groups(_trial, parallelize, layout, loss.detach(), weights, failures=FAILURES,
+                  ranks=layout.ranks, groupings=[(tuple(range(layout.ranks)),)], timeout=30)
         yield f"{layout}: a step as in one process; each rank holds its part of the model"
-
-
-def _look(where, layout, stage, costs, loss, pieces, right, weights):
-    for (name, number), allowed in zip(costs.items(), _allowed(layout, stage)):
-        if number != allowed:
-            raise Mistake(f"{where}: {number} {name}, not {allowed}", HINTS[name])
-    explain(f"{where}: the loss", loss, right.detach(), None, HINTS["numbers held"])
-    for name, _, _, offset, tensor in pieces:  # SGD has no other state
-        box = tuple(slice(a, a + n) for a, n in zip(offset, tensor.shape))
-        explain(f"{where}: {name} after a step", tensor, weights[name][box], None, WEIGHTS)

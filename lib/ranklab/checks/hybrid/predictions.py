@@ -8,7 +8,6 @@ from ranklab.hybrid import Job, Layout
 from ranklab.mesh import Mesh
 from ranklab.models.gpt import GPTConfig
 
-
 PREDICTIONS = (
     Prediction(
         "mesh_next_rank", solution="21 + 2 * 8", tolerance=0,
@@ -32,9 +31,8 @@ PREDICTIONS = (
         hint="Who has the same gradient as this rank after a step? Squares are what adds up.",
         answer=lambda: Layout(2, 2, 2).dp ** 0.5,
         mistakes={2: "the sum of squares is 2 times too large; the norm is its root",
-                         8**0.5: "only "
-                  "data ranks have the same numbers: others hold other parts or other layers",
-                  1: "data ranks have the same gradients, and each adds them up"},
+                  8**0.5: "only data ranks have the same numbers: others hold other parts or other "
+                  "layers", 1: "data ranks have the same gradients, and each adds them up"},
         why="Each number of a matrix is on one tensor and one stage rank, but on 2 data ranks.",
     ),
     Prediction(
@@ -52,9 +50,8 @@ PREDICTIONS = (
         answer=lambda: sum(n for name, n in model_state_bytes(100_000_000_000, "fp32").items()
                            if name != "gradients") / 64 / 1e9,
         mistakes={1200: "that is the whole checkpoint", 25: "gradients are not saved",
-                  6.25: "Adam's two moments are saved, too", 12.5: "weights and both moments: "
-                  "three "
-                  "numbers"},
+                  6.25: "Adam's two moments are saved, too",
+                  12.5: "weights and both moments: three numbers"},
         why="A replica writes nothing again: each number is on the disk once.",
     ),
 )

@@ -5,8 +5,9 @@ import math
 
 import torch
 
+from ranklab.checks.beside import expect
 from ranklab.checks.exercise import Mistake
-from ranklab.checks.trial import explain
+from ranklab.checks.trial import explain, refusal
 from ranklab.parallel import Piece, flat_pieces
 
 CASES = {  # name: (shape of the whole, this rank's box, in how many parts each dim was saved)
@@ -26,7 +27,6 @@ KINDS, OTHER = ("weight", "exp_avg"), 1000  # numbers of the second are larger b
 PAIR = ("Weights and each state of the optimizer have pieces of one name, and a tensor may have "
         "several pieces: saved[i] are the boxes of pieces[i], for i in order.")
 FILL = "piece.tensor is a view of what is trained: piece.tensor[here].copy_(box[there])."
-LATER = "First look at all pieces and boxes, then copy: after an error the old weights go on."
 
 
 def _case(name, kind, shape, box, parts):
@@ -56,37 +56,27 @@ def check_reshard_checkpoint(reshard):
     before = [[tensor.clone() for _, tensor in boxes] for boxes in saved]
     try:
         reshard(list(pieces), [list(boxes) for boxes in saved])
-    except RuntimeError as error:
-        raise Mistake(f"it raised RuntimeError: {error}", PLACE) from error
-    except ValueError as error:
-        raise Mistake(f"it raised ValueError: {error}", f"All were saved. {PAIR}") from error
-    for piece, *memory, boxes, old in zip(pieces, trained, right, saved, before):
-        name, new = f"{piece.name}, {piece.kind}", memory[1]
-        shift = OTHER if piece.kind == KINDS[0] else -OTHER
-        explain(f"{name}: what is trained", *memory, {
+    except (RuntimeError, ValueError) as error:
+        raise Mistake(f"it raised {type(error).__name__}: {error}",
+                      PAIR if isinstance(error, ValueError) else PLACE) from error
+    for piece, got, new, boxes, old in zip(pieces, trained, right, saved, before):
+        name, shift = f"{piece.name}, {piece.kind}", OTHER * (1 - 2 * KINDS.index(piece.kind))
+        explain(f"{name}: what is trained", got, new, {
             "as it was": (torch.full_like(new, -1), FILL),
             "that of the other kind": (torch.where(new == -1, new, new + shift), PAIR)}, PLACE)
-        if not all(torch.equal(tensor, kept) for (_, tensor), kept in zip(boxes, old)):
-            raise Mistake(f"{name}: a saved box is changed", "Other pieces read it, too.")
+        expect(all(torch.equal(tensor, kept) for (_, tensor), kept in zip(boxes, old)),
+               f"{name}: a saved box is changed", "Other pieces read it, too.")
     yield "boxes of 0 to 3 dims, smaller, larger, inside of each other, in any order"
     yield "shards that begin in the middle of a row; the piece keeps its type and its memory"
     for name, case in CASES.items():
-        _refused(reshard, f"{name}, of which a box is missing", _case("first", KINDS[0],
-                 *CASES["one dim"]), _case(name, KINDS[1], *case))
+        first, boxes, memory, _ = _case("first", KINDS[0], *CASES["one dim"])
+        lost, rest, other, _ = _case(name, KINDS[1], *case)
+        said = refusal(reshard, [first, lost], [boxes, rest[1:]])
+        where, numbers = f"{name}, of which a box is missing", lost.tensor.numel()
+        expect(lost.name in said and str(numbers) in said, f"{where}: {said}", "Count the numbers "
+               "that the boxes have of each piece. Where some are missing say which piece, of how "
+               f"many numbers: {lost.name}, {numbers}.")
+        expect(bool((memory == -1).all() and (other == -1).all()), f"{where}: a piece is changed",
+               "First look at all pieces and boxes, then copy: after an error the old weights go "
+               "on.")
     yield "numbers that were not saved are a ValueError that names the piece, and nothing changes"
-
-
-def _refused(reshard, where, first, second):
-    (lost, boxes, *_), said = second, None
-    try:
-        reshard([first[0], lost], [first[1], boxes[1:]])
-    except ValueError as error:
-        said = str(error)
-    if said is None:
-        raise Mistake(f"{where}: no ValueError", "Count the numbers that the boxes have of each "
-                      "piece: all of them must be there.")
-    if lost.name not in said or str(lost.tensor.numel()) not in said:
-        raise Mistake(f"{where}: {said}", f"Say which piece, of how many numbers: {lost.name}, "
-                      f"{lost.tensor.numel()}.")
-    if any(bool((memory != -1).any()) for _, _, memory, _ in (first, second)):
-        raise Mistake(f"{where}: a piece is changed", LATER)

@@ -16,14 +16,14 @@ from ranklab.projects.hybrid.training import run
 from ranklab.projects.runner import Project, watched
 
 
-def act(options, settings):
+def act(options, config):
     if options.dry_run:
         from ranklab.projects.hybrid.dry_run import dry_run_report  # here: it fakes a GPU
 
-        job = settings.job(usual(options.size)[0])
+        job = config.job(usual(options.size)[0])
         return dry_run_report(options.size, job, options.chosen_layout())
     return report(run(options.size, options.chosen_layout(), resume=options.resume,
-                      path=options.path, **watched(), **vars(settings)))
+                      path=options.path, **watched(), **vars(config)))
 
 
 project = Project(__package__, __doc__, Options, act)

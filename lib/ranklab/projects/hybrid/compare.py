@@ -4,6 +4,7 @@ import itertools
 import json
 import statistics
 import time
+from collections import Counter
 from dataclasses import asdict
 
 from tqdm import tqdm
@@ -46,9 +47,8 @@ def compare(layouts, progress=True):
         of_ranks = launch(_measure, text, layout, ranks=layout.ranks, timeout=300)
         most = {name: {key: max(rank[name][key] for rank in of_ranks) for key in of_ranks[0][name]}
                 for name in ("held", "sent", "messages")}
-        seconds = max(rank["seconds"] for rank in of_ranks)
         rows.append({"layout": asdict(layout), "name": str(layout), "loss": of_ranks[0]["loss"],
-                     **most, "seconds": seconds})
+                     **most, "seconds": max(rank["seconds"] for rank in of_ranks)})
     return rows
 
 
@@ -63,27 +63,23 @@ def shape_of(text):
 
 
 def _measure(text, layout):
-    trainer, seen = new_trainer(text, Hybrid(layout.new_mesh(), layout)), {}
-
-    def look(*_):
-        held = memory_of(trainer.model, trainer.optimizer)
-        seen["held"] = {name: getattr(held, name) for name in HELD}
-
-    seconds = []
+    trainer, seconds, held = new_trainer(text, Hybrid(layout.new_mesh(), layout)), [], []
     for _ in range(TRAIN.steps - 1):
         started = time.perf_counter()
         trainer.step()
         seconds.append(time.perf_counter() - started)
-    trainer.optimizer.register_step_pre_hook(look)
+    trainer.optimizer.register_step_pre_hook(
+        lambda *_: held.append(memory_of(trainer.model, trainer.optimizer)))
     with Traffic() as traffic:
         share = trainer.step()
     mesh = trainer.parallel.mesh
-    sent = traffic.by_axis(mesh)
-    messages = {axis: sum(op.messages for op in traffic.ops if mesh.axes_of(op.group) == (axis,))
-                for axis in AXES}
-    return {"loss": trainer.parallel.total(share).item(), "held": seen["held"],
-            "sent": {axis: sent[axis] for axis in AXES}, "messages": messages,
-            "seconds": statistics.median(seconds)}
+    sent, messages = traffic.by_axis(mesh), Counter()
+    for op in traffic.ops:
+        messages[" x ".join(mesh.axes_of(op.group))] += op.messages
+    return {"loss": trainer.parallel.total(share).item(), "seconds": statistics.median(seconds),
+            "held": {name: getattr(held[0], name) for name in HELD},
+            "sent": {axis: sent[axis] for axis in AXES},
+            "messages": {axis: messages[axis] for axis in AXES}}
 
 
 def table(rows):

@@ -15,7 +15,7 @@ LAPTOP = GPTConfig(n_ctx=32, n_embd=64, n_head=8, n_layer=8)
 
 
 @dataclass(frozen=True)
-class Settings(TrainConfig):
+class Config(TrainConfig):
     """How to train; checked when it is made. The defaults suit a laptop."""
 
     steps: int = 20
@@ -39,28 +39,27 @@ class Settings(TrainConfig):
         """What is trained, as formulas know it."""
         return Job(shape, self.batch, self.micro_batch, self.precision)
 
+    def refuse_what_does_not_fit(self, shape, layout):
+        """Raises ValueError where ranks cannot divide the model or a batch."""
+        for batch in (self.batch, self.eval_batch):
+            refuse_misfits(layout, replace(self.job(shape), batch=batch),
+                           self.per_node or layout.ranks)
+
 
 def usual(size):
-    """(the GPT, Settings, Layout) of a size; all but the laptop's want GPUs."""
+    """(the GPT, Config, Layout) of a size; all but the laptop's want GPUs."""
     if size == "laptop":
-        return LAPTOP, Settings(), Layout(2, 2, 2)
+        return LAPTOP, Config(), Layout(2, 2, 2)
     job, layout = SIZES[size]
-    return job.config, Settings(
+    return job.config, Config(
         steps=1000, lr=1e-4, warmup=100, batch=job.batch, micro_batch=job.micro_batch, log_every=1,
         eval_batch=8 * layout.dp * layout.pp * job.micro_batch, precision=job.precision,
         compare=False), layout
 
 
-def refuse_what_does_not_fit(shape, settings, layout):
-    """Raises ValueError where the ranks cannot share out the model or a batch."""
-    for batch in (settings.batch, settings.eval_batch):
-        refuse_misfits(layout, replace(settings.job(shape), batch=batch),
-                       settings.per_node or layout.ranks)
-
-
 @dataclass(frozen=True)
 class Options(Resumed, OnText):
-    """What the command takes beside Settings."""
+    """What the command takes beside Config."""
 
     size: str = option("laptop", "of the GPT, with its layout", ("laptop", *SIZES))
     layout: str | None = option(None, "dp x tp x pp and more: 2x2x2,zero,sp,virtual=2")

@@ -9,11 +9,11 @@ import torch
 from ranklab.engine import device, launch
 from ranklab.hybrid import Cluster, Hybrid, layout_memory, layout_traffic
 from ranklab.mesh import build_mesh
-from ranklab.meter import MemoryPeak, Traffic
+from ranklab.meter import Traffic
 from ranklab.projects.dry_run import posing, table, without_memory
 from ranklab.projects.hybrid.compare import AXES
 from ranklab.projects.hybrid.sizes import SIZES
-from ranklab.projects.hybrid.training import besides, new_model
+from ranklab.projects.hybrid.training import counted_step, new_model
 from ranklab.text_trainer import TextTrainer, TrainConfig
 
 ROWS = ("parameters", "gradients", "optimizer_state", "buffers", "gathered_parameters",
@@ -34,18 +34,24 @@ def _dry_run(job, layout):
     few, more = min(layout.pp, many), min(2 * layout.pp, many)
     with posing(layout.ranks) as stack:
         trainer = new_trainer(job, layout, stack)
-        before = step(trainer, job, few)  # makes Adam's moments, too
-        trainer.optimizer.zero_grad(set_to_none=True)
-        with MemoryPeak(trainer.model, trainer.optimizer, **besides(trainer.parallel)) as memory:
-            sent = step(trainer, job, more)
+        with Traffic() as traffic:  # the first step makes Adam's moments, too
+            trainer.step(batch_of(job, few))
+        before = traffic.by_axis(trainer.parallel.mesh)
+        held, sent = counted_step(trainer, batch_of(job, more))
     left = (many - more) / max(1, more - few)
-    return memory.peak, {axis: int(sent[axis] + left * (sent[axis] - before[axis]))
-                         for axis in AXES}
+    return held, {axis: int(sent.get(axis, 0) + left * (sent.get(axis, 0) - before[axis]))
+                  for axis in AXES}
+
+
+def batch_of(job, pieces):
+    """So many micro-batches."""
+    tokens = torch.zeros(pieces * job.micro_batch, job.config.n_ctx, dtype=torch.long)
+    return tokens, tokens
 
 
 class PretendingHybrid(Hybrid):
-    """Hybrid on tensors without memory, from the moment on in which its model would get memory: a
-    pretended tensor could not leave the device "meta".
+    """Hybrid whose tensors have no memory from `materialize` on: a pretended tensor could not leave
+    the device "meta".
     """
 
     def materialize(self, model):
@@ -68,14 +74,6 @@ def new_trainer(job, layout, stack):
                              parallel=hybrid, progress=False)
 
 
-def step(trainer, job, pieces):
-    """{axis: bytes sent in a step with so many micro-batches}"""
-    tokens = torch.zeros(pieces * job.micro_batch, job.config.n_ctx, dtype=torch.long)
-    with Traffic() as traffic:
-        trainer.step((tokens, tokens))
-    return traffic.by_axis(trainer.parallel.mesh)
-
-
 def dry_run_report(size, job=None, layout=None):
     """What the first rank holds and sends, predicted and counted, as text.
     size         its name; in SIZES, where there is no job or layout
@@ -85,9 +83,9 @@ def dry_run_report(size, job=None, layout=None):
     said, predicted = layout_memory(job, layout), layout_traffic(job, layout)
     rows = [(name, getattr(said, name), getattr(memory, name)) for name in ROWS]
     rows += [(f"sent along {axis}", predicted[axis], sent[axis]) for axis in AXES]
-    room = Cluster(layout.ranks).memory_budget
-    fits = "fits" if memory.total <= room else "does not fit"
+    budget = Cluster(layout.ranks).memory_budget
+    fits = "fits" if memory.total <= budget else "does not fit"
     return "\n".join([
         f"{size} on {layout.ranks} GPUs: {layout}, {job.micro_batches(layout)} micro-batches", "",
         table("GB of the first rank", [row for row in rows if any(row[1:])]), "",
-        f"It {fits} in the {room / 1e9:.0f} GB that a GPU has for it."])
+        f"It {fits} in the {budget / 1e9:.0f} GB that a GPU has for it."])

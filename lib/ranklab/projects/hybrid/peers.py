@@ -85,12 +85,12 @@ class TorchHybrid(Hybrid):
 
     def grad_norm(self, parameters):
         """Of this rank's stages by torch; over the pipeline by hand, as torchtitan does."""
-        copies = {id(p) for p in self.pipeline.copies}
-        here = [p for p in parameters if p.grad is not None]
-        norm = nn.utils.get_total_norm
-        squares = norm([p.grad for p in here if id(p) not in copies]).full_tensor() ** 2
-        if copies:  # another rank has them too
-            squares += norm([p.grad for p in self.pipeline.copies]).full_tensor() ** 2 / 2
+        copies, norm = self.pipeline.copies, nn.utils.get_total_norm
+        twice = {id(p) for p in copies}  # another rank has them too
+        squares = norm([p.grad for p in parameters if p.grad is not None and id(p) not in twice]
+                       ).full_tensor() ** 2
+        if copies:
+            squares += norm([p.grad for p in copies]).full_tensor() ** 2 / 2
         dist.all_reduce(squares, group=self.pipeline.group)
         return squares.sqrt()
 
@@ -110,14 +110,44 @@ def own_hooks(stage):
     stage._modules = children
 
 
+def ours(layout):
+    return Hybrid(layout.new_mesh(), layout)
+
+
 def train(text, way, layout, steps):
     """[the mean loss of each step], on each rank."""
     trainer = new_trainer(text, way(layout))
     return [trainer.parallel.total(trainer.step()).item() for _ in range(steps)]
 
 
-def ours(layout):
-    return Hybrid(layout.new_mesh(), layout)
+def our_losses(text, layout, steps=3):
+    """[the mean loss of each step] of a GPT on the ranks of `layout`."""
+    return launch(train, text, ours, layout, steps, ranks=layout.ranks)[0]
+
+
+def torch_losses(text, layout, steps=3):
+    """As our_losses, by torch's own parts. Torch has no ZeRO-1: with zero it shards all.
+
+    error  ValueError for zero-bubble schedules, and for one rank with several stages
+    """
+    if layout.schedule.startswith("zb") or layout.pp < min(layout.virtual, 2):
+        raise ValueError(f"{layout}: torch's zero-bubble schedules do not go with fully_shard, and "
+                         "a tied matrix that two stages of one rank share does not either")
+    return launch(train, text, TorchHybrid, layout, steps, ranks=layout.ranks)[0]
+
+
+# --- DeepSpeed ------------------------------------------------------------------------------------
+
+def deepspeed_losses(text, layout, steps=3):
+    """As our_losses, by DeepSpeed's PipelineModule and its ZeRO-1.
+
+    error  ValueError for what it does not do, and without zero=1: DeepSpeed 0.19 would clip by the
+           norm of the first stage's gradients alone
+    """
+    if layout != Layout(layout.dp, 1, layout.pp, zero=1):
+        raise ValueError(f"{layout}: DeepSpeed's pipeline is compared with zero=1, over data and "
+                         "pipeline ranks, and has the schedule 1f1b")
+    return launch(train_by_deepspeed, text, layout, steps, ranks=layout.ranks)[0]
 
 
 def train_by_deepspeed(text, layout, steps):
@@ -139,8 +169,8 @@ def train_by_deepspeed(text, layout, steps):
             group["lr"] = learning_rate(TRAIN, step)
         batch = batch_at(text.train, step, TRAIN.batch, SHAPE["n_ctx"], TRAIN.seed)
         mine = [rows[engine.grid.data_parallel_id :: layout.dp] for rows in batch]
-        pieces = zip(*(rows.split(TRAIN.micro_batch) for rows in mine))
-        losses.append(engine.train_batch(pieces).item())
+        losses.append(engine.train_batch(
+            zip(*(rows.split(TRAIN.micro_batch) for rows in mine))).item())
     return losses
 
 
@@ -157,31 +187,3 @@ def as_layers(model, stages):
 
     head = token(forward_fn=lambda token, x: F.linear(x, token.weight))
     return PipelineModule([token(), *model.blocks.values(), model.norm, head], stages, loss_fn=loss)
-
-
-def our_losses(text, layout, steps=3):
-    """[the mean loss of each step] of a GPT on the ranks of `layout`."""
-    return launch(train, text, ours, layout, steps, ranks=layout.ranks)[0]
-
-
-def torch_losses(text, layout, steps=3):
-    """As our_losses, by torch's own parts. Torch has no ZeRO-1: with zero it shares out all.
-
-    error  ValueError for zero-bubble schedules, and for one rank with several stages
-    """
-    if layout.schedule.startswith("zb") or layout.pp < min(layout.virtual, 2):
-        raise ValueError(f"{layout}: torch's zero-bubble schedules do not go with fully_shard, and "
-                         "a tied matrix that two stages of one rank share does not either")
-    return launch(train, text, TorchHybrid, layout, steps, ranks=layout.ranks)[0]
-
-
-def deepspeed_losses(text, layout, steps=3):
-    """As our_losses, by DeepSpeed's PipelineModule and its ZeRO-1.
-
-    error  ValueError for what it does not do, and without zero=1: DeepSpeed 0.19 would clip by the
-           norm of the first stage's gradients alone
-    """
-    if layout != Layout(layout.dp, 1, layout.pp, zero=1):
-        raise ValueError(f"{layout}: DeepSpeed's pipeline is compared with zero=1, over data and "
-                         "pipeline ranks, and has the schedule 1f1b")
-    return launch(train_by_deepspeed, text, layout, steps, ranks=layout.ranks)[0]

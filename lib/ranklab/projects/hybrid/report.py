@@ -11,17 +11,17 @@ HELD = ("parameters", "gradients", "optimizer_state", "activations", "total")
 
 def report(found):
     """What `run` found, as text."""
-    shape, settings, layout, ranks = (found[name] for name in (
-        "shape", "settings", "layout", "ranks"))
-    first, history = ranks[0], ranks[0]["history"]
+    shape, config, layout, ranks = (found[name] for name in ("shape", "config", "layout", "ranks"))
+    first, history, job = ranks[0], ranks[0]["history"], config.job(shape)
     losses = [f"{first[name]:.4f}" if first[name] else "-" for name in ("loss", "alone")]
-    lines = [f"{first['steps']} steps of {settings.batch} x {shape.n_ctx} tokens, {layout}",
+    lines = [f"{first['steps']} steps of {config.batch} x {shape.n_ctx} tokens, {layout}",
              found["authors"],
              "held out: {} nats by all ranks, {} by one process".format(*losses),
-             *drift(first["loss"], first["alone"]), "", *who_has_what(ranks, shape.n_layer),
-             *costs(shape, settings, layout, history)]
-    plan = layout.new_schedule()(layout.pp, settings.job(shape).micro_batches(layout))
+             *drift(first["loss"], first["alone"]), "", *who_has_what(ranks, shape.n_layer)]
+    if "held" in first:
+        lines += costs(job, layout, first)
     if history.steps:
+        plan = layout.new_schedule()(layout.pp, job.micro_batches(layout))
         said = bubble_fraction(simulate(plan), flush=False)
         lines += ["bubble: measured {:.0%}, with equal stages {:.0%} (ranks that share a core wait "
                   "for it: no bubble)".format(history.bubble[-1], said),
@@ -40,7 +40,7 @@ def drift(loss, alone):
 
 
 def who_has_what(ranks, n_layer):
-    """A line for all ranks that have the same layers, and as much of them."""
+    """A line for each set of ranks that hold the same layers, and as many parameters of them."""
     alike = defaultdict(list)
     for rank, seen in enumerate(ranks):
         layers = " and ".join(layer_names(each, n_layer) for each in seen["layers"])
@@ -49,16 +49,13 @@ def who_has_what(ranks, n_layer):
             for (layers, numbers), who in alike.items()]
 
 
-def costs(shape, settings, layout, history):
-    """Bytes of rank 0, by formula and counted; nothing where too few steps were done."""
-    if not history.held:
-        return []
-    job = settings.job(shape)
+def costs(job, layout, first):
+    """Bytes of rank 0, by formula and counted."""
     said, sent = layout_memory(job, layout), layout_traffic(job, layout)
-    rows = [(f"held: {name.replace('_', ' ')}", getattr(said, name), history.held[name])
+    rows = [(f"held: {name.replace('_', ' ')}", getattr(said, name), getattr(first["held"], name))
             for name in HELD]
-    rows += [(f"sent in a step: {axis}", n, history.sent.get(axis, 0)) for axis, n in sent.items()]
-    if history.peak[-1] != history.held["total"]:
-        rows.append(("held: by the allocator", said.total, history.peak[-1]))
+    rows += [(f"sent in a step: {axis}", n, first["sent"].get(axis, 0)) for axis, n in sent.items()]
+    if first["allocated"]:
+        rows.append(("held: by the allocator", said.total, first["allocated"]))
     return [f"\n{'bytes of rank 0':28}{'formula':>18}{'counted':>18}",
             *(f"{name:28}{formula:18,.0f}{counted:18,}" for name, formula, counted in rows), ""]
