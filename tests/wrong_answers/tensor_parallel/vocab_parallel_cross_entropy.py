@@ -36,7 +36,7 @@ WRONG = [
            says="that of the target as well"),
     _wrong("total.log() - of_target", "total.log()", says="minus the target's logit"),
     _wrong("return (total", "return -(total", says="is negative"),
-    _wrong(SUM, "both", says="both over all ranks", called="its_own_columns"),
+    _wrong(SUM, "both", says="that of this rank's columns", called="its_own_columns"),
     _wrong(ROWS, "range((n := vocab_size // dist.get_world_size(group)) * dist.get_rank(group), "
            "n * (dist.get_rank(group) + 1))", says="shard_range"),
     _wrong(AT, "targets - rows.start", says="may be another rank's"),

@@ -42,13 +42,15 @@ def seeded(seed, *shape, dtype="float32"):
     return made.to(device(), getattr(torch, dtype))
 
 
-def as_one_process(case, ranks, call, mine, one, wholes, out, hints, forward=(), backward=()):
+def as_one_process(case, ranks, call, mine, one, wholes, out, hints, forward=(), backward=(),
+                   named=None):
     """Looks at call() twice, then a backward of each; one() is the same in one process.
 
     mine    {name: this rank's tensor}: none is changed
     wholes  {name: Whole} of those with a gradient; out is the Whole of the value, without a tensor
     hints   {name, or "value": what is usually wrong there}
     forward, backward  bytes of a call's messages, at most; forward None: not looked at
+    named   (where, value of the right shape) -> None, or a Mistake that says what it is instead
     """
     case, whole = f"{ranks}, {case}", one()
     w = seeded(9, *whole.shape).to(whole.dtype)
@@ -66,6 +68,8 @@ def as_one_process(case, ranks, call, mine, one, wholes, out, hints, forward=(),
             kept = kept[:-1]  # later a gradient may be this very tensor
     yield partial(_same_names, case, changed, mine, wholes)
     for y in values:
+        if named and y.shape == right.shape:
+            yield partial(named, f"{case}: the value", y.detach())
         yield partial(_is, f"{case}: the value", y.detach(), right, ranks.size, hints["value"])
     for name in [name for name in mine if name in wholes]:
         if isinstance(wholes[name].tensor, torch.nn.Parameter):
