@@ -1,12 +1,11 @@
 """Which layers a stage has, and a GPT of which only these are left. FLOPs are counted by baseline.
 """
 
-import copy
-
 import torch
 from torch import nn
 
 from ranklab.baseline import transformer_flops
+from ranklab.models.gpt import GPT
 from ranklab.models.initialise import normal_by_name
 
 
@@ -71,6 +70,8 @@ def materialize(model, device, draw=normal_by_name):
 
 def stage_of(model, layers):
     """A GPT with these layers of `model`, which shares them."""
-    stage = copy.copy(model)
-    stage._modules = dict(model._modules)
+    with torch.device("meta"):  # without memory: nothing of it stays
+        stage = GPT(model.config)
+    for name in ("token", "blocks", "norm", "head", "loss", "tied"):
+        setattr(stage, name, getattr(model, name))
     return keep_layers(stage, layers)
