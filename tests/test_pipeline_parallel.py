@@ -16,8 +16,8 @@ from ranklab.pipeline_parallel import (
     one_f_one_b_schedule, parse_schedule, pipedream_schedule, split_stages, stale_weights,
     zb_v_schedule, zero_bubble_schedule,
 )
+from ranklab.pipeline_parallel.pipedream import PipeDreamExecutor
 from ranklab.pipeline_parallel.stages import gpt_costs, stage_of
-from ranklab.pipeline_parallel.stashing import PipeDreamExecutor
 from ranklab.pipeline_parallel.training import PipelineParallel
 
 pytestmark = pytest.mark.timeout(120)

@@ -6,9 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from ranklab.checks.beside import expect, on_groups
-from ranklab.checks.tensor_parallel.one_process import (
-    FAILURES, Whole, as_one_process, seeded,
-)
+from ranklab.checks.tensor_parallel.one_process import FAILURES, Whole, as_one_process, seeded
 from ranklab.checks.trial import explain
 from ranklab.engine import device
 from ranklab.meter import Traffic
