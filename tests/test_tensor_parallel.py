@@ -131,7 +131,7 @@ def _masks(sequence_parallel):
     model = GPT(config).to(device())
     shared, own = dropout_seeds(0, 0, dist.get_rank(), dist.get_world_size())
     torch.manual_seed(shared)
-    parallel_gpt(model, TPConfig(own=own, sequence_parallel=sequence_parallel))
+    parallel_gpt(model, TPConfig(dropout_seed=own, sequence_parallel=sequence_parallel))
     block, seen = model.blocks["0"], []
     inside = block.attention.attend
     block.attention.attend = lambda q, k, v: inside(

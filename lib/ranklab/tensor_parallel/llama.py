@@ -26,8 +26,8 @@ def llama_heads(module, how):
     how.attention(linears, how.group, identity, how.leave)
     for ours, theirs in NAMES.items():
         setattr(module, theirs, getattr(linears, ours))
-    if how.own is not None:
-        own_random_in(module, how.own)
+    if how.dropout_seed is not None:
+        own_random_in(module, how.dropout_seed)
     return entering(module, how)
 
 

@@ -33,13 +33,13 @@ class TPConfig:
 
     sequence_parallel  outside of the regions each rank has its tokens
     overlap            weight gradients are computed while gradients of inputs are summed
-    own                this rank's seed (dropout_seeds) for dropout inside of the regions
+    dropout_seed       this rank's (see dropout_seeds), for dropout inside of the regions
     """
 
     group: Any = None
     sequence_parallel: bool = False
     overlap: bool = False
-    own: int | None = None
+    dropout_seed: int | None = None
     copy: Callable = copy_to_region
     reduce: Callable = reduce_from_region
     column: type = ColumnParallelLinear
@@ -128,8 +128,8 @@ def entering(module, how):
 def heads(module, how):
     """Attention with the children q, k, v and out: each rank has some of its heads."""
     how.attention(module, how.group, how.enter, how.leave)
-    if how.own is not None:
-        own_random_in(module, how.own)
+    if how.dropout_seed is not None:
+        own_random_in(module, how.dropout_seed)
     return module
 
 
@@ -152,8 +152,8 @@ def norm(module, how):
 
 def dropout(module, how):
     """Where each rank has its tokens, each drops its own numbers."""
-    if how.sequence_parallel and how.own is not None and module.p > 0:
-        own_random_in(module, how.own)
+    if how.sequence_parallel and how.dropout_seed is not None and module.p > 0:
+        own_random_in(module, how.dropout_seed)
     return module
 
 
