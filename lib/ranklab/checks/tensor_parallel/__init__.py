@@ -47,7 +47,7 @@ EXERCISES = (
     )),
     Exercise(tp.vocab_parallel_embedding, vocabulary.check_vocab_parallel_embedding, hints=(
         "Each token's row is on one rank. What can the others add?",
-        "Look up token - start where the row is here, and any row where it is not; put zeros there.",
+        "Look up token - start where the row is here, any row where it is not; put zeros there.",
         "mask = (tokens < rows.start) | (tokens >= rows.stop); look up (tokens - rows.start)"
         ".masked_fill(mask, 0); leave(x.masked_fill(mask[..., None], 0), group)",
     )),
