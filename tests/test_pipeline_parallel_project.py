@@ -56,11 +56,11 @@ def test_a_learners_own_parts_are_used_as_on_gpus(monkeypatch, tmp_path):
                         schedule=lambda ranks, pieces: one_f_one_b_schedule(ranks, pieces))
     assert called.exists()
     first = found["ranks"][0]
-    assert first["layers"] == [range(0, 5), range(5, 10)]
+    assert found["layers"] == [range(0, 5), range(5, 10)]
     assert first["loss"] == pytest.approx(first["alone"], abs=0.02)  # computed in bf16
     text = project.report(found)
     assert text.count("counted/said") == 1
-    assert "Yours: schedule, PipelineExecutor, split_stages." in text
+    assert "Yours: schedule, split, executor." in text
     assert "it has block 4 to head" in text.splitlines()[-1]  # the slow one, and it has the head
 
 

@@ -1,36 +1,30 @@
 """Lab 08's project: every method trains alike, and holds and sends what the formulas say."""
 
-from dataclasses import replace
+import importlib.util
 
 import pytest
 import torch
-import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor.parallel import loss_parallel
+from torch import nn
 
-from ranklab import data, device
+from ranklab import device
 from ranklab.engine import launch, torchrun
 from ranklab.hardware import H100
 from ranklab.meter import Traffic
 from ranklab.models.gpt import GPT, GPTConfig
 from ranklab.projects import tensor_parallel as project
 from ranklab.projects.tensor_parallel.costs import held_bytes, traffic
-from ranklab.projects.tensor_parallel.dtensor import parallelize_gpt
-from ranklab.projects.tensor_parallel.links import (
-    CARD, LINKS, NVLINK, curves, emulate, ring_link,
-)
-from ranklab.projects.tensor_parallel.training import (
-    METHODS, MODELS, PARTS, Settings, train,
-)
-from ranklab.tensor_parallel import ColumnParallelLinear, TPConfig, parallel_gpt
+from ranklab.projects.tensor_parallel.links import CARD, NVLINK, curves, emulate, ring_link
+from ranklab.projects.tensor_parallel.megatron import parallel_linears
+from ranklab.projects.tensor_parallel.training import METHODS, MODELS
+from ranklab.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("one_thread")]
 
 SMALL = GPTConfig(n_layer=4, n_ctx=16, n_embd=32)
-FEW = {"steps": 3, "batch": 6, "micro_batch": 3, "eval_batch": 6}
+FEW = {"steps": 3, "batch": 6, "micro_batch": 3, "eval_batch": 6, "clip": 0.3}
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def small_model(monkeypatch):
     """The laptop's model is a tiny one; not in another process."""
     monkeypatch.setitem(MODELS, "laptop", SMALL)
@@ -38,7 +32,6 @@ def small_model(monkeypatch):
 
 # --- training -------------------------------------------------------------------------------------
 
-@pytest.mark.usefixtures("small_model")
 def test_every_method_trains_alike_and_holds_and_sends_what_the_formulas_say(text):
     found = project.run(ranks=4, method="all", path=text, **FEW)
     one, *others = found["rows"]
@@ -50,35 +43,26 @@ def test_every_method_trains_alike_and_holds_and_sends_what_the_formulas_say(tex
         held, messages, sent = row.counted
         assert messages == row.said[1]
         assert sent == pytest.approx(row.said[2], abs=10)  # a number is not cut for the ring
-        tensors = sum(1 for _ in GPT(SMALL).parameters())
-        assert row.said[0] < held <= row.said[0] + 4 * tensors  # Adam counts its steps
+        assert 0 < held - row.said[0] <= 4 * len([*GPT(SMALL).parameters()])  # Adam's step counts
     assert others[-1].counted[0] == others[1].counted[0]
     text = project.report(found)
     assert [f"{row.counted[2]:,}" in text for row in found["rows"]] == [True] * 5
 
 
-@pytest.mark.usefixtures("small_model")
-@pytest.mark.parametrize("method", ["tensor", "sequence"])
-def test_the_formula_knows_what_is_sent_in_bf16(text, method):
-    row, = project.run(ranks=2, method=method, path=text, precision="bf16", **FEW)["rows"]
-    assert row.counted[1:] == pytest.approx(row.said[1:], abs=10)
-
-
-@pytest.mark.usefixtures("small_model")
-def test_a_learners_class_is_used_and_named(text):
+def test_a_learners_class_is_used_and_the_formula_knows_what_is_sent_in_bf16(text):
     class Mine(ColumnParallelLinear):
         def forward(self, x):
             return 0 * super().forward(x)
 
-    losses = [project.run(ranks=2, path=text, **FEW, **mine)["rows"][0].held_out
-              for mine in ({}, {"column": Mine})]
+    found = [project.run(ranks=2, path=text, precision="bf16", **FEW, **mine)
+             for mine in ({"sequence_parallel": True}, {"column": Mine})]
+    for row in (each["rows"][0] for each in found):
+        assert row.counted[1:] == pytest.approx(row.said[1:], abs=10)
+    losses = [each["rows"][0].held_out for each in found]
     assert losses[0] != pytest.approx(losses[1], abs=1e-5)
-    found = project.run(ranks=2, path=text, overlap=True, sequence_parallel=False,
-                        **{**FEW, "steps": 1}, column=Mine)
-    assert "Yours: column. The library's: copy, reduce, row, " in project.report(found)
+    assert "Yours: column. The library's: copy, reduce, row, " in project.report(found[1])
 
 
-@pytest.mark.usefixtures("small_model")
 def test_a_checkpoint_of_four_ranks_goes_on_on_two_and_on_one(text, tmp_path):
     how = {**FEW, "steps": 6, "path": text}
     whole, = project.run(ranks=4, **how)["rows"]
@@ -101,69 +85,43 @@ def test_torchrun_runs_it_in_place(text):
     assert done.count("naive") == 2, done  # its row, and the last line
 
 
-# --- DTensor --------------------------------------------------------------------------------------
+# --- DTensor and Megatron-core --------------------------------------------------------------------
 
-def three_steps(sequence_parallel, by_dtensor):
-    """(losses, Traffic of the last step)."""
-    model = GPT(SMALL).to(device())
-    model.reset_parameters(seed=0)
-    if by_dtensor:
-        mesh = init_device_mesh(device().type, (dist.get_world_size(),))
-        parallelize_gpt(model, mesh, sequence_parallel)
-    else:
-        parallel_gpt(model, TPConfig(sequence_parallel=sequence_parallel))
-    optimizer, losses = torch.optim.AdamW(model.parameters(), lr=0.01), []
-    tokens = torch.randint(256, (3, 4, 16), generator=torch.Generator().manual_seed(1))
-    for batch in tokens.to(device()):
-        with Traffic() as seen:
-            loss = model(batch, batch)
-            with loss_parallel():
-                loss.backward()
-            optimizer.step()  # here DTensor adds up gradients of norms
-        optimizer.zero_grad()
-        losses.append(loss.item())
-    return losses, seen
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_dtensor_has_our_losses_and_gathers_no_logits(text, sequence_parallel):
+    ours, theirs = (project.run(ranks=2, method=method, path=text, **FEW,
+                                sequence_parallel=sequence_parallel)["rows"][0]
+                    for method in ("tensor", "dtensor"))
+    assert theirs.history.loss == pytest.approx(ours.history.loss, abs=1e-5)
+    # Its loss has a message more, and norms' gradients are added up more often; logits are large.
+    assert ours.counted[2] <= theirs.counted[2] < 1.02 * ours.counted[2]
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_dtensor_has_our_losses_and_gathers_no_logits(ranks):
-    def compare():
-        return [three_steps(sequence, by_dtensor) for sequence in (False, True)
-                for by_dtensor in (False, True)]
-
-    found = launch(compare, ranks=ranks)[0]
-    for losses, seen in found:
-        assert losses == pytest.approx(found[0][0], abs=1e-5)
-        assert max(op.payload_bytes for op in seen.ops) == 4 * 16 * 32 * 4  # x; logits have 8 times
-    (ours, theirs), (split, their_split) = found[:2], found[2:]
-    assert ours[1].calls == {"all_reduce": 20}
-    assert theirs[1].calls == {"all_reduce": 21}  # the target's logit has a message of its own
-    assert theirs[1].sent_bytes == ours[1].sent_bytes
-    # AdamW asks for the same sums of norms' gradients several times
-    assert split[1].sent_bytes < their_split[1].sent_bytes < 1.02 * split[1].sent_bytes
+def mlp(split):
+    torch.manual_seed(0)
+    up, down = nn.Linear(12, 24).to(device()), nn.Linear(24, 12).to(device())
+    x = torch.randn(2, 5, 12, device=device(), requires_grad=True)
+    up, down = split(up, down)
+    with Traffic() as traffic:
+        y = down(torch.tanh(up(x)))
+        y.square().sum().backward()
+    return y.detach(), x.grad, dict(traffic.calls), traffic.sent_bytes
 
 
-# --- what is refused ------------------------------------------------------------------------------
+@pytest.mark.skipif(not importlib.util.find_spec("megatron"), reason="needs megatron-core")
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("rehearse", [None, "gpu"])
+def test_megatrons_linears_are_equal_to_ours(rehearse):
+    def both():
+        return [mlp(split) for split in (
+            lambda up, down: (ColumnParallelLinear(up), RowParallelLinear(down)),
+            parallel_linears)]
 
-def complaint(method, shape, settings, text):
-    """What a training says before it ends, on this rank."""
-    try:
-        train(method, shape, settings, PARTS, text, resume=False, until=None, progress=False)
-    except ValueError as error:
-        return str(error)
-
-
-@pytest.mark.parametrize("method, ranks, changes, said", [
-    ("tensor", 3, {}, "tp=3 and n_kv_head=4 must divide n_head=4"),
-    ("sequence", 2, {"n_ctx": 15}, "tp=2 must divide the T=15 tokens of a sequence"),
-    ("naive", 5, {}, "5 ranks are more than n_layer=4: each needs a layer"),
-    ("tensor", 2, {"lr": 1e38}, "the loss of step 2 is nan: train with less than lr=1e+38"),
-])
-def test_every_rank_says_what_is_wrong(text, method, ranks, changes, said):
-    shape = replace(SMALL, n_ctx=changes.pop("n_ctx", 16))
-    settings = Settings(log_every=1, **{**FEW, **changes})
-    found = launch(complaint, method, shape, settings, data.text_file(text), ranks=ranks)
-    assert found == [said] * ranks
+    alone, = launch(mlp, lambda up, down: (up, down), ranks=1)
+    for ours, theirs in launch(both, ranks=4, rehearse=rehearse, timeout=150):
+        for got in (ours, theirs):
+            torch.testing.assert_close(got[:2], alone[:2], rtol=1e-5, atol=1e-6)
+        assert theirs[2:] == ours[2:] == ({"all_reduce": 2}, 2 * 2 * 3 * 120 * 4 // 4)
 
 
 # --- formulas and links ---------------------------------------------------------------------------
@@ -182,15 +140,12 @@ def test_a_slow_link_makes_it_lose():
     assert inside == sorted(inside, reverse=True) and alone == sorted(alone)
     eight, one = (seconds[f"8 a node, {cards}"] for cards in ("8 cards", "1 card"))
     assert eight[:4] == one[:4] == inside and one[4] > one[1]
-    assert list(seconds) == list(LINKS)
 
 
 def test_a_ring_through_whole_nodes_has_all_of_their_cards():
-    two_nodes = ring_link(16)
+    two_nodes = ring_link(16)  # 30 steps, 2 of them between nodes: NCCL's tuning.cc counts so
     assert two_nodes.beta == pytest.approx(1 / (8 * H100.network_bandwidth))
-    steps, between = 30, 2  # it leaves each of two nodes once: NCCL's tuning.cc counts so
-    assert steps * two_nodes.alpha == pytest.approx(
-        (steps - between) * NVLINK.alpha + between * CARD.alpha)
+    assert 30 * two_nodes.alpha == pytest.approx(28 * NVLINK.alpha + 2 * CARD.alpha)
     assert ring_link(16, cards=1).beta == ring_link(2, node=1, cards=1).beta == CARD.beta
     assert ring_link(8) == ring_link(32, node=72) == NVLINK
 

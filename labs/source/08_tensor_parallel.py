@@ -160,10 +160,12 @@ def ratios(f, g):
 
 
 # %% tags=["nbval-check-output"]
+def sums_back_too(y):
+    return RegionFunction.apply(y, None, all_reduce_sum, all_reduce_sum)
+
+
 tries = {"yours": (copy_to_region, reduce_from_region), "without f": (identity, reduce_from_region),
-         "without g": (copy_to_region, identity),
-         "sums back, too": (copy_to_region,
-                            lambda y: RegionFunction.apply(y, None, all_reduce_sum, all_reduce_sum))}
+         "without g": (copy_to_region, identity), "sums back, too": (copy_to_region, sums_back_too)}
 for name, pair in tries.items():
     of_x, of_A = launch(ratios, *pair, ranks=4)[0]
     print(f"{name:16} gradient of x {of_x:5.2f}   of A {of_A:5.2f}")
@@ -400,7 +402,7 @@ from ranklab.tensor_parallel import TPConfig, plan, tensor_parallel
 yours = {"copy": copy_to_region, "reduce": reduce_from_region, "column": ColumnParallelLinear,
          "row": RowParallelLinear, "attention": parallel_attention}
 mlp = {"blocks.*.mlp.up": plan.column, "blocks.*.mlp.down": plan.row}
-once = {"blocks.*.attention": plan.heads(), **mlp}
+once = {"blocks.*.attention": plan.heads, **mlp}
 thrice = {"blocks.*.attention.[qkv]": plan.column, "blocks.*.attention.out": plan.row, **mlp}
 plan_of = {"x enters once": once, "three times": thrice}
 
@@ -648,7 +650,7 @@ for data_rank in range(2):
 # | module | our plan | DTensor's plan |
 # |---|---|---|
 # | `token` | `vocabulary` | `RowwiseParallel(input_layouts=Replicate())` |
-# | `blocks.*.attention` | `heads()` | `PrepareModuleInput`, so that x enters once; `ColwiseParallel` for q, k, v; `RowwiseParallel` for out |
+# | `blocks.*.attention` | `heads` | `PrepareModuleInput`, so that x enters once; `ColwiseParallel` for q, k, v; `RowwiseParallel` for out |
 # | `blocks.*.mlp.up`, `.down` | `column`, `row` | `ColwiseParallel`, `RowwiseParallel` |
 # | `blocks.*.norm?`, `norm` | `norm` | `SequenceParallel`, or nothing |
 # | `head` | `logits` | `ColwiseParallel(output_layouts=Shard(-1), use_local_output=False)` |

@@ -586,7 +586,7 @@ for stash in (True, False):
 
 # %%
 from ranklab.data import python_text
-from ranklab.pipeline_parallel.stashing import PipeDreamExecutor
+from ranklab.pipeline_parallel.pipedream import PipeDreamExecutor
 
 text = torch.from_numpy(python_text().train[:200_000].astype("int64"))
 starts = torch.randint(len(text) - 33, (40, 4, 1), generator=torch.Generator().manual_seed(0))

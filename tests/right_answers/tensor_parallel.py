@@ -15,6 +15,12 @@ from ranklab.tensor_parallel.regions import identity, copy_to_region, reduce_fro
 from ranklab.tensor_parallel.split import even_split, split_parameter
 
 
+def _summed(gradient, group):
+    total = gradient.clone(memory_format=torch.contiguous_format)
+    dist.all_reduce(total, group=group)
+    return total
+
+
 class CopyFunction(torch.autograd.Function):
     """f by itself."""
 
@@ -25,9 +31,7 @@ class CopyFunction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient):
-        total = gradient.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(total, group=ctx.group)
-        return total, None
+        return _summed(gradient, ctx.group), None
 
 
 class ReduceFunction(torch.autograd.Function):
@@ -50,14 +54,9 @@ def copy_to_region__function(x, group=None):
 
 
 def copy_to_region__hook_on_a_view(x, group=None):
-    def sum_up(gradient):
-        total = torch.zeros_like(gradient, memory_format=torch.contiguous_format) + gradient
-        dist.all_reduce(total, group=group)
-        return total
-
     y = x.view_as(x)
     if y.requires_grad:
-        y.register_hook(sum_up)
+        y.register_hook(lambda gradient: _summed(gradient, group))
     return y
 
 
@@ -211,16 +210,11 @@ def vocab_parallel_embedding__a_row_of_zeros(tokens, w_shard, vocab_size, group=
 
 
 def sequence_parallel_norm__hooks_on_views(norm, x, group=None):
-    def sum_up(gradient):
-        gradient = gradient.clone()
-        dist.all_reduce(gradient, group=group)
-        return gradient
-
     views = {}
     for name, p in norm.named_parameters():
         views[name] = p.view_as(p)
         if p.requires_grad:
-            views[name].register_hook(sum_up)
+            views[name].register_hook(lambda gradient: _summed(gradient, group))
     return torch.func.functional_call(norm, views, (x,))
 
 

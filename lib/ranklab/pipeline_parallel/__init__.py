@@ -1,20 +1,19 @@
 """Pipeline parallelism: each rank has some layers, and micro-batches pass through all ranks.
 
     actions.py      Action, and what it needs; places; the text form: parse_schedule, schedule_text
-    flush.py        gpipe_schedule, one_f_one_b_schedule
-    interleaved.py  interleaved_schedule: several stages on a rank
-    zero_bubble.py  zero_bubble_schedule: ZB-H1, the backward in two halves
+    schedules.py    gpipe_schedule, one_f_one_b_schedule, interleaved_schedule: several stages on a
+                    rank; zero_bubble_schedule: ZB-H1, the backward in two halves
+    executor.py     PipelineExecutor: runs any of them on real ranks
+
+Those three are the idea. Then:
     v_shaped.py     zb_v_schedule, dualpipe_v: to be drawn and compared
-    pipedream.py    pipedream_schedule, and which weights it uses: stale_weights
     validity.py     problems: what is wrong with a schedule
     simulate.py     simulate, bubble_fraction, in_flight_activations, memory_line
     formulas.py     the same numbers, as the papers give them
     messages.py     with_messages: the sends and receives between the actions
-    executor.py     PipelineExecutor: runs any of them on real ranks
     deferred.py     the backward in two halves, for I and W
-    stashing.py     PipeDreamExecutor: an update after each backward
-    stages.py       split_stages: which layers a stage has
-    tied.py         tied_embedding_sync: a matrix on the first and on the last stage
+    pipedream.py    pipedream_schedule, stale_weights; PipeDreamExecutor updates after each backward
+    stages.py       split_stages: which layers a stage has; tied_embedding_sync
     emulated.py     SleepingStage: work that only takes time
     training.py     PipelineParallel: the training loop's view
 
@@ -24,22 +23,21 @@ checks it reads the same tuples.
 
 from ranklab.pipeline_parallel.actions import Action, parse_schedule, places, schedule_text
 from ranklab.pipeline_parallel.executor import PipelineExecutor
-from ranklab.pipeline_parallel.flush import gpipe_schedule, one_f_one_b_schedule
 from ranklab.pipeline_parallel.formulas import (
     flush_bubble, gpipe_in_flight, interleaved_in_flight, one_f_one_b_in_flight, zb_h1_bubble,
     zb_h1_in_flight,
 )
-from ranklab.pipeline_parallel.interleaved import interleaved_schedule
 from ranklab.pipeline_parallel.messages import Message, with_messages
 from ranklab.pipeline_parallel.pipedream import pipedream_schedule, stale_weights
+from ranklab.pipeline_parallel.schedules import (
+    gpipe_schedule, interleaved_schedule, one_f_one_b_schedule, zero_bubble_schedule,
+)
 from ranklab.pipeline_parallel.simulate import (
     Span, bubble_fraction, in_flight_activations, memory_line, simulate,
 )
-from ranklab.pipeline_parallel.stages import split_stages
-from ranklab.pipeline_parallel.tied import tied_embedding_sync
+from ranklab.pipeline_parallel.stages import split_stages, tied_embedding_sync
 from ranklab.pipeline_parallel.v_shaped import dualpipe_v, zb_v_schedule
 from ranklab.pipeline_parallel.validity import problems
-from ranklab.pipeline_parallel.zero_bubble import zero_bubble_schedule
 
 __all__ = [
     "Action", "Message", "PipelineExecutor", "Span", "bubble_fraction", "dualpipe_v",

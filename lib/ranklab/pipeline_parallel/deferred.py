@@ -41,15 +41,20 @@ class WeightQueue:
 
 
 def defer_weights(module, queue):
-    """The weights of all linear layers in `module` get their gradients at W, where there is one."""
-    for child in module.modules():
-        if type(child) is nn.Linear:
-            child.__class__, child.queue = DeferredLinear, queue
+    """`module`, in which each nn.Linear is a DeferredLinear with the same parameters."""
+    for parent in list(module.modules()):
+        for name, child in parent.named_children():
+            if type(child) is nn.Linear:
+                setattr(parent, name, DeferredLinear(child, queue))
     return module
 
 
-class DeferredLinear(nn.Linear):
-    """A Linear whose weight gradient can wait in a WeightQueue."""
+class DeferredLinear(nn.Module):
+    """`linear`, whose weight gets its gradient at W, where there is one."""
+
+    def __init__(self, linear, queue):
+        super().__init__()
+        self.weight, self.bias, self.queue = linear.weight, linear.bias, queue
 
     def forward(self, x):
         kind = x.device.type
@@ -74,18 +79,17 @@ class Deferred(torch.autograd.Function):
         of_x = gradient @ weight if ctx.needs_input_grad[0] else None
         if not ctx.needs_input_grad[1]:
             return of_x, None, None
-        work = functools.partial(weight_gradient, x, gradient, ctx.weight.dtype)
         if ctx.queue.now is None:
-            return of_x, work(), None
-        parameter = ctx.weight
-        ctx.queue.put(lambda: add_gradient(parameter, work()))
+            return of_x, weight_gradient(ctx.weight, x, gradient), None
+        ctx.queue.put(functools.partial(add_weight_gradient, ctx.weight, x, gradient))
         return of_x, None, None
 
 
-def weight_gradient(x, gradient, dtype):
+def weight_gradient(weight, x, gradient):
     """(out, in)"""
-    return (gradient.flatten(0, -2).T @ x.flatten(0, -2)).to(dtype)
+    return (gradient.flatten(0, -2).T @ x.flatten(0, -2)).to(weight.dtype)
 
 
-def add_gradient(weight, gradient):
-    weight.grad = gradient if weight.grad is None else weight.grad + gradient
+def add_weight_gradient(weight, x, gradient):
+    new = weight_gradient(weight, x, gradient)
+    weight.grad = new if weight.grad is None else weight.grad + new

@@ -1,12 +1,14 @@
-"""Which layers a stage has, and a GPT of which only these are left. FLOPs are counted by baseline.
+"""Which layers a stage has, and a GPT of which only these are left; a matrix on two stages.
+
+FLOPs are counted by baseline.
 """
 
-import copy
-
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from ranklab.baseline import transformer_flops
+from ranklab.models.gpt import GPT
 from ranklab.models.initialise import normal_by_name
 
 
@@ -71,6 +73,30 @@ def materialize(model, device, draw=normal_by_name):
 
 def stage_of(model, layers):
     """A GPT with these layers of `model`, which shares them."""
-    stage = copy.copy(model)
-    stage._modules = dict(model._modules)
+    with torch.device("meta"):  # without memory: nothing of it stays
+        stage = GPT(model.config)
+    for name in ("token", "blocks", "norm", "head", "loss", "tied"):
+        setattr(stage, name, getattr(model, name))
     return keep_layers(stage, layers)
+
+
+def tied_embedding_sync(copies, other, group=None):
+    """Each of `copies` has in .grad the sum of its gradients here and on the rank `other`.
+
+    Both ranks call it, after all backwards of a step. They had the same weights, they get the same
+    bits, and so they have the same weights after the step.
+    copies  parameters that the rank `other` of the group holds, too, in the same order; none on a
+            rank that has neither end, whatever `other` is there
+    cost    each of the two sends one message for each copy: its own gradient
+    paper   Narayanan et al. 2021, Megatron-LM, has a group of the two and an all-reduce
+    lab     12
+    """
+    for parameter in copies:
+        mine = parameter.grad.contiguous()
+        theirs = torch.empty_like(mine)
+        both = dist.batch_isend_irecv([
+            dist.P2POp(dist.isend, mine, group=group, group_peer=other),
+            dist.P2POp(dist.irecv, theirs, group=group, group_peer=other)])
+        for work in both:
+            work.wait()
+        parameter.grad = mine + theirs

@@ -9,11 +9,10 @@ from ranklab.parallel import GroupParallel, groups_here, mesh_grad_norm
 from ranklab.pipeline_parallel.actions import places
 from ranklab.pipeline_parallel.deferred import WeightQueue, defer_weights
 from ranklab.pipeline_parallel.executor import PipelineExecutor
-from ranklab.pipeline_parallel.flush import one_f_one_b_schedule
+from ranklab.pipeline_parallel.schedules import one_f_one_b_schedule
 from ranklab.pipeline_parallel.stages import (
-    materialize, gpt_costs, keep_layers, split_stages, stage_of,
+    gpt_costs, keep_layers, materialize, split_stages, stage_of, tied_embedding_sync,
 )
-from ranklab.pipeline_parallel.tied import tied_embedding_sync
 
 
 class PipelineParallel(GroupParallel):

@@ -1,9 +1,11 @@
 """Tensor parallelism: each layer split over ranks, as in Megatron-LM.
 
     regions.py     copy_to_region and reduce_from_region, f and g; and their pair for tokens
-    split.py       which part of a parameter a rank holds
     linear.py      ColumnParallelLinear, RowParallelLinear
     attention.py   parallel_attention: some heads on each rank, also of grouped queries
+
+Those three are the idea. Then:
+    split.py       which part of a parameter a rank holds
     vocabulary.py  vocab_parallel_embedding, vocab_parallel_cross_entropy
     sequence.py    sequence_parallel_norm: some tokens on each rank outside of the regions
     dropout.py     dropout_seeds
@@ -11,8 +13,8 @@
     llama.py       the same for transformers' Llama
     training.py    TensorParallel: the training loop's view
 
-It shares out rows as lab 00 does (ranks). Torch's own is DTensor's parallelize_module; the tests
-hold the two together.
+Rows of the vocabulary are sharded as in lab 00 (ranks). Torch's own is DTensor's
+parallelize_module; the tests hold the two together.
 """
 
 from ranklab.tensor_parallel.attention import parallel_attention

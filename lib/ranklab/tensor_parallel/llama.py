@@ -5,16 +5,35 @@ import re
 from torch import nn
 
 from ranklab.models.gpt import IGNORE
+from ranklab.tensor_parallel.dropout import own_random_in
 from ranklab.tensor_parallel.plan import (
-    TPConfig, entering, head_norm, heads, inner_column, logits, matches, row, tensor_parallel,
-    vocabulary,
+    TPConfig, entering, inner_column, logits, row, tensor_parallel, vocabulary,
 )
+from ranklab.tensor_parallel.regions import identity
 from ranklab.tensor_parallel.vocabulary import vocab_parallel_loss
+
+NAMES = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "out": "o_proj"}  # {ours: transformers'}
+
+
+def llama_heads(module, how):
+    """Attention with transformers' names: each rank has some of its heads.
+
+    parallel_attention changes a module that holds the four linears under our names. They go back,
+    and x enters before the attention itself.
+    """
+    linears = nn.ModuleDict({ours: getattr(module, theirs) for ours, theirs in NAMES.items()})
+    linears.head_size = module.head_dim
+    how.attention(linears, how.group, identity, how.leave)
+    for ours, theirs in NAMES.items():
+        setattr(module, theirs, getattr(linears, ours))
+    if how.dropout_seed is not None:
+        own_random_in(module, how.dropout_seed)
+    return entering(module, how)
+
 
 LLAMA_PLAN = {
     "model.embed_tokens": vocabulary,
-    "model.layers.*.self_attn": heads("q_proj", "k_proj", "v_proj", "o_proj", "head_dim"),
-    "model.layers.*.self_attn.[qk]_norm": head_norm,  # Qwen3 has them
+    "model.layers.*.self_attn": llama_heads,
     "model.layers.*.mlp": entering,
     "model.layers.*.mlp.gate_proj": inner_column,
     "model.layers.*.mlp.up_proj": inner_column,
@@ -26,7 +45,7 @@ LLAMA_PLAN = {
 def parallel_llama(model, how=TPConfig()):
     """transformers' LlamaForCausalLM over the group; its loss is that of the labels one place on.
 
-    Models with the same names are split as well: Qwen2, Qwen3, Mistral.
+    Models with the same names are split as well: Qwen2, Mistral.
     error  ValueError for sequence_parallel: Llama takes positions from what it has; and for a
            parameter in a region that the plan does not know: each rank would learn it by itself
     """
@@ -34,8 +53,7 @@ def parallel_llama(model, how=TPConfig()):
         raise ValueError("transformers' Llama counts positions in the tokens that it is given: "
                          "without sequence_parallel")
     refuse_unknown(model)
-    tensor_parallel(model, {pattern: style for pattern, style in LLAMA_PLAN.items()
-                            if style is not head_norm or matches(model, pattern)}, how)
+    tensor_parallel(model, LLAMA_PLAN, how)
     for layer in model.model.layers:
         attention = layer.self_attn
         D = attention.head_dim
@@ -47,14 +65,10 @@ def parallel_llama(model, how=TPConfig()):
 
 
 def refuse_unknown(model):
-    """Raises ValueError for a parameter that Llama's regions do not have, but for norms of a head.
-    """
+    """Raises ValueError for a parameter that Llama's attention and MLP do not have."""
     for name, parameter in model.named_parameters():
         inside = re.fullmatch(r"model\.layers\.\d+\.(?:self_attn|mlp)\.(.+)", name)
-        if not inside or re.fullmatch(r"([qkvo]|gate|up|down)_proj\.(weight|bias)", inside[1]):
-            continue
-        head_size = model.model.layers[0].self_attn.head_dim
-        if inside[1] not in ("q_norm.weight", "k_norm.weight") or parameter.shape != (head_size,):
+        if inside and not re.fullmatch(r"([qkvo]|gate|up|down)_proj\.(weight|bias)", inside[1]):
             raise ValueError(f"{name}, {tuple(parameter.shape)}, is inside of a region, and "
                              "LLAMA_PLAN does not say what each rank has of it")
 

@@ -1,6 +1,6 @@
 """A model over the ranks of a group, changed from outside: which module is split, and in which way.
 
-    tensor_parallel(model, {"token": vocabulary, "blocks.*.attention": heads(), ...}, group)
+    tensor_parallel(model, {"token": vocabulary, "blocks.*.attention": heads, ...}, how)
 
 A plan is {pattern of names: style}, as torch's parallelize_module takes one for DTensor. A style
 is a function (module, how) that returns what stands in the module's place.
@@ -8,7 +8,6 @@ is a function (module, how) that returns what stands in the module's place.
 
 import fnmatch
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any, Callable
 
 from torch import nn
@@ -34,13 +33,13 @@ class TPConfig:
 
     sequence_parallel  outside of the regions each rank has its tokens
     overlap            weight gradients are computed while gradients of inputs are summed
-    own                this rank's seed (dropout_seeds) for dropout inside of the regions
+    dropout_seed       this rank's (see dropout_seeds), for dropout inside of the regions
     """
 
     group: Any = None
     sequence_parallel: bool = False
     overlap: bool = False
-    own: int | None = None
+    dropout_seed: int | None = None
     copy: Callable = copy_to_region
     reduce: Callable = reduce_from_region
     column: type = ColumnParallelLinear
@@ -126,23 +125,12 @@ def entering(module, how):
     return module
 
 
-def heads(q="q", k="k", v="v", out="out", head_size="head_size"):
-    """A style for attention, whose children have these names."""
-
-    def style(module, how):
-        parts = {"q": q, "k": k, "v": v, "out": out}
-        seen = SimpleNamespace(
-            head_size=getattr(module, head_size),
-            register_forward_pre_hook=module.register_forward_pre_hook,
-            **{name: getattr(module, theirs) for name, theirs in parts.items()})  # fmt: skip
-        how.attention(seen, how.group, how.enter, how.leave)
-        for name, theirs in parts.items():
-            setattr(module, theirs, getattr(seen, name))
-        if how.own is not None:
-            own_random_in(module, how.own)
-        return module
-
-    return style
+def heads(module, how):
+    """Attention with the children q, k, v and out: each rank has some of its heads."""
+    how.attention(module, how.group, how.enter, how.leave)
+    if how.dropout_seed is not None:
+        own_random_in(module, how.dropout_seed)
+    return module
 
 
 def vocabulary(module, how):
@@ -162,15 +150,10 @@ def norm(module, how):
     return SequenceParallelNorm(module, how.group, how.norm)
 
 
-def head_norm(module, how):
-    """A norm of each head alone, inside of a region: a rank's heads give a part of its gradient."""
-    return SequenceParallelNorm(module, how.group, how.norm)
-
-
 def dropout(module, how):
     """Where each rank has its tokens, each drops its own numbers."""
-    if how.sequence_parallel and how.own is not None and module.p > 0:
-        own_random_in(module, how.own)
+    if how.sequence_parallel and how.dropout_seed is not None and module.p > 0:
+        own_random_in(module, how.dropout_seed)
     return module
 
 
@@ -179,7 +162,7 @@ def dropout(module, how):
 GPT_PLAN = {
     "token": vocabulary,
     "blocks.*.norm?": norm,
-    "blocks.*.attention": heads(),
+    "blocks.*.attention": heads,
     "blocks.*.mlp.up": column,
     "blocks.*.mlp.down": row,
     "blocks.*.drop": dropout,

@@ -17,11 +17,6 @@ class ShardSpec(NamedTuple):
     ranges: tuple  # of (start, stop)
     copies: tuple  # for each range: how many ranks hold it
 
-    @property
-    def length(self):
-        """Along dim, of the part."""
-        return sum(stop - start for start, stop in self.ranges)
-
     def whole_shape(self, part):
         """The shape of the whole parameter, where this rank's part has the shape `part`."""
         return (*part[: self.dim], self.size, *part[self.dim + 1 :])

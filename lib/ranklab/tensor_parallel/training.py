@@ -25,8 +25,8 @@ class TensorParallel(GroupParallel):
         self.shared = None  # the group's seed, where the model has dropout
 
     def apply(self, model):
-        own = self.seed_dropout(model)
-        model = self.apply_to(model, TPConfig(self.group, own=own, **self.changes))
+        seed = self.seed_dropout(model)
+        model = self.apply_to(model, TPConfig(self.group, dropout_seed=seed, **self.changes))
         self.parts = dict(model.named_parameters())
         return model
 

@@ -25,9 +25,9 @@ def vocab_parallel_embedding(tokens, w_shard, vocab_size, group=None, leave=redu
     lab    08
     """
     rows = shard_range(vocab_size, dist.get_rank(group), dist.get_world_size(group))
-    elsewhere = (tokens < rows.start) | (tokens >= rows.stop)
-    x = F.embedding((tokens - rows.start).masked_fill(elsewhere, 0), w_shard)
-    return leave(x.masked_fill(elsewhere[..., None], 0), group)
+    mask = (tokens < rows.start) | (tokens >= rows.stop)
+    x = F.embedding((tokens - rows.start).masked_fill(mask, 0), w_shard)
+    return leave(x.masked_fill(mask[..., None], 0), group)
 
 
 def vocab_parallel_cross_entropy(logits, targets, vocab_size, group=None):
@@ -45,9 +45,9 @@ def vocab_parallel_cross_entropy(logits, targets, vocab_size, group=None):
     largest = logits.detach().amax(-1)  # (n,)
     dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
     logits = logits - largest[:, None]  # so that exp is never infinite
-    elsewhere = (targets < rows.start) | (targets >= rows.stop)
-    at = (targets - rows.start).masked_fill(elsewhere, 0)
-    of_target = logits.gather(1, at[:, None])[:, 0].masked_fill(elsewhere, 0)
+    mask = (targets < rows.start) | (targets >= rows.stop)
+    at = (targets - rows.start).masked_fill(mask, 0)
+    of_target = logits.gather(1, at[:, None])[:, 0].masked_fill(mask, 0)
     both = torch.stack([logits.exp().sum(-1), of_target])  # (2, n): one message
     total, of_target = reduce_from_region(both, group)
     return (total.log() - of_target).masked_fill(targets == IGNORE, 0)

@@ -19,6 +19,10 @@ def _in_place(gradient, group):
     return gradient
 
 
+def _summed(gradient, group):
+    return _in_place(gradient.clone(), group)
+
+
 WRONG = [
     _wrong("x", "gradient of x .*backward sums over ranks"),
     _wrong("RegionFunction.apply(x, group, all_reduce_sum, identity)", "forward sends nothing"),
@@ -44,25 +48,15 @@ WRONG = [
 
 def copy_to_region__hook_on_x_itself(x, group=None):
     """A hook on x itself sees the gradients from outside"""
-    def sum_up(gradient):
-        gradient = gradient.clone()
-        dist.all_reduce(gradient, group=group)
-        return gradient
-
     if x.requires_grad:
-        x.register_hook(sum_up)
+        x.register_hook(lambda gradient: _summed(gradient, group))
     return x
 
 
 def copy_to_region__hook_where_x_is_frozen(x, group=None):
     """x may need no gradient"""
-    def sum_up(gradient):
-        gradient = gradient.clone()
-        dist.all_reduce(gradient, group=group)
-        return gradient
-
     y = x.view_as(x)
-    y.register_hook(sum_up)
+    y.register_hook(lambda gradient: _summed(gradient, group))
     return y
 
 

@@ -33,29 +33,25 @@ WRONG = [
 ]
 
 
+def _summed(gradient, group):
+    gradient = gradient.clone()
+    dist.all_reduce(gradient, group=group)
+    return gradient
+
+
 def sequence_parallel_norm__hooks_that_stay(norm, x, group=None):
     """4 times right|a hook on its own parameter"""
-    def sum_up(gradient):
-        gradient = gradient.clone()
-        dist.all_reduce(gradient, group=group)
-        return gradient
-
     for p in norm.parameters():
         if p.requires_grad:
-            p.register_hook(sum_up)
+            p.register_hook(lambda gradient: _summed(gradient, group))
     return norm(x)
 
 
 def sequence_parallel_norm__one_hook_that_stays(norm, x, group=None):
     """by itself afterwards.*a hook on the norm's own parameter"""
-    def sum_up(gradient):
-        gradient = gradient.clone()
-        dist.all_reduce(gradient, group=group)
-        return gradient
-
     for p in norm.parameters():
         if p.requires_grad and not p._backward_hooks:
-            p.register_hook(sum_up)
+            p.register_hook(lambda gradient: _summed(gradient, group))
     return norm(x)
 
 

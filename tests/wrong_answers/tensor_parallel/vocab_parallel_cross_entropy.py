@@ -11,8 +11,8 @@ from ranklab.tensor_parallel import vocab_parallel_cross_entropy
 
 LARGEST = "    dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)\n"
 ROWS = "shard_range(vocab_size, dist.get_rank(group), dist.get_world_size(group))"
-AT = "(targets - rows.start).masked_fill(elsewhere, 0)"
-OF_TARGET = "logits.gather(1, at[:, None])[:, 0].masked_fill(elsewhere, 0)"
+AT = "(targets - rows.start).masked_fill(mask, 0)"
+OF_TARGET = "logits.gather(1, at[:, None])[:, 0].masked_fill(mask, 0)"
 SUM = "reduce_from_region(both, group)"
 END = ".masked_fill(targets == IGNORE, 0)"
 
@@ -36,7 +36,7 @@ WRONG = [
            says="that of the target as well"),
     _wrong("total.log() - of_target", "total.log()", says="minus the target's logit"),
     _wrong("return (total", "return -(total", says="is negative"),
-    _wrong(SUM, "both", says="both over all ranks", called="its_own_columns"),
+    _wrong(SUM, "both", says="that of this rank's columns", called="its_own_columns"),
     _wrong(ROWS, "range((n := vocab_size // dist.get_world_size(group)) * dist.get_rank(group), "
            "n * (dist.get_rank(group) + 1))", says="shard_range"),
     _wrong(AT, "targets - rows.start", says="may be another rank's"),
@@ -44,7 +44,7 @@ WRONG = [
            called="in_place"),
     _wrong(SUM, "reduce_from_region(both)", LARGEST, LARGEST.replace(", group=group", ""),
            says="Hand `group` on"),
-    _wrong("    elsewhere =", "    targets[targets == IGNORE] = 0\n    elsewhere =",
+    _wrong("    mask =", "    targets[targets == IGNORE] = 0\n    mask =",
            says="targets is changed"),
     _wrong("logits.exp().sum(-1)", "logits.exp().sum(-1).detach()", says="softmax over all ranks"),
 ]

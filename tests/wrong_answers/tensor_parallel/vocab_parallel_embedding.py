@@ -7,8 +7,8 @@ from mutants import mutant
 from ranklab.tensor_parallel import vocab_parallel_embedding
 
 ROWS = "shard_range(vocab_size, dist.get_rank(group), dist.get_world_size(group))"
-MASK = "x.masked_fill(elsewhere[..., None], 0)"
-LOCAL = "(tokens - rows.start).masked_fill(elsewhere, 0)"
+MASK = "x.masked_fill(mask[..., None], 0)"
+LOCAL = "(tokens - rows.start).masked_fill(mask, 0)"
 
 
 def _wrong(*edits, says, **named):
@@ -18,7 +18,7 @@ def _wrong(*edits, says, **named):
 WRONG = [
     _wrong(MASK, "x", says="Zeros for tokens of other ranks"),
     _wrong(LOCAL, "tokens - rows.start", says="look up any row for the others|index out of range"),
-    _wrong(LOCAL, "tokens.masked_fill(elsewhere, 0)", says="at their number - start"),
+    _wrong(LOCAL, "tokens.masked_fill(mask, 0)", says="at their number - start"),
     _wrong(LOCAL, "(tokens - rows.start).clamp(0, len(rows) - 1)", MASK, "x",
            says="Zeros for tokens of other ranks", called="clamped"),
     _wrong(ROWS, "range(len(w_shard) * dist.get_rank(group), len(w_shard) * (dist.get_rank(group) "
@@ -29,9 +29,9 @@ WRONG = [
     _wrong(f"leave({MASK}, group)", f"leave({MASK})", says="Hand `group` on"),
     _wrong("tokens < rows.start", "tokens <= rows.start", says="number - start|rows of",
            called="one_row_too_few"),
-    _wrong(LOCAL, "tokens.sub_(rows.start).masked_fill_(elsewhere, 0)",
+    _wrong(LOCAL, "tokens.sub_(rows.start).masked_fill_(mask, 0)",
            says="It writes into what others read"),
-    _wrong(MASK, "x.masked_fill(elsewhere[..., None], 0).detach()", says="gradient of w_shard",
+    _wrong(MASK, "x.masked_fill(mask[..., None], 0).detach()", says="gradient of w_shard",
            called="detached"),
 ]
 

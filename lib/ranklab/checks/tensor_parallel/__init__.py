@@ -47,9 +47,9 @@ EXERCISES = (
     )),
     Exercise(tp.vocab_parallel_embedding, vocabulary.check_vocab_parallel_embedding, hints=(
         "Each token's row is on one rank. What can the others add?",
-        "Look up token - start where the row is here, any row elsewhere; put zeros there.",
-        "elsewhere = (tokens < rows.start) | (tokens >= rows.stop); look up (tokens - rows.start)"
-        ".masked_fill(elsewhere, 0); leave(x.masked_fill(elsewhere[..., None], 0), group)",
+        "Look up token - start where the row is here, any row where it is not; put zeros there.",
+        "mask = (tokens < rows.start) | (tokens >= rows.stop); look up (tokens - rows.start)"
+        ".masked_fill(mask, 0); leave(x.masked_fill(mask[..., None], 0), group)",
     )),
     Exercise(tp.sequence_parallel_norm, layers.check_sequence_parallel_norm, hints=(
         "The weight is the same on all ranks. Of which tokens does a rank know its gradient?",

@@ -9,15 +9,12 @@ import torch.nn.functional as F
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from ranklab.checks.beside import GROUP, on_groups, refused
-from ranklab.checks.exercise import Mistake
-from ranklab.checks.tensor_parallel.one_process import (
-    FAILURES, Whole, as_one_process, seeded,
-)
+from ranklab.checks.beside import GROUP, expect, on_groups, refused
+from ranklab.checks.tensor_parallel.one_process import FAILURES, Whole, as_one_process, seeded
 from ranklab.engine import device
 from ranklab.models.gpt import Attention, GPTConfig
 from ranklab.tensor_parallel.regions import (
-    identity, copy_to_region, gather_tokens, scatter_tokens,
+    copy_to_region, gather_tokens, identity, scatter_tokens,
 )
 
 B, T, D, H = 2, 12, 2, 12
@@ -145,8 +142,7 @@ def _made(new, one, is_row=False):
 def _look_at_given(stays, is_its, is_free):
     for holds, what in ((stays, "`linear` is changed"), (is_its, "the bias is not that of linear"),
                         (is_free, "something keeps the whole weight")):
-        if not holds:
-            raise Mistake(what, STAYS)
+        expect(holds, what, STAYS)
 
 
 def _some_outputs(linear, at, x):

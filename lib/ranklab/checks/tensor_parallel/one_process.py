@@ -5,8 +5,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ranklab.checks.beside import GROUP
-from ranklab.checks.exercise import Mistake
+from ranklab.checks.beside import GROUP, expect
 from ranklab.checks.failures import LEFT, MISMATCH
 from ranklab.checks.trial import explain
 from ranklab.engine import device
@@ -42,13 +41,15 @@ def seeded(seed, *shape, dtype="float32"):
     return made.to(device(), getattr(torch, dtype))
 
 
-def as_one_process(case, ranks, call, mine, one, wholes, out, hints, forward=(), backward=()):
+def as_one_process(case, ranks, call, mine, one, wholes, out, hints, forward=(), backward=(),
+                   named=None):
     """Looks at call() twice, then a backward of each; one() is the same in one process.
 
     mine    {name: this rank's tensor}: none is changed
     wholes  {name: Whole} of those with a gradient; out is the Whole of the value, without a tensor
     hints   {name, or "value": what is usually wrong there}
     forward, backward  bytes of a call's messages, at most; forward None: not looked at
+    named   (where, value of the right shape) -> None, or a Mistake that says what it is instead
     """
     case, whole = f"{ranks}, {case}", one()
     w = seeded(9, *whole.shape).to(whole.dtype)
@@ -66,6 +67,8 @@ def as_one_process(case, ranks, call, mine, one, wholes, out, hints, forward=(),
             kept = kept[:-1]  # later a gradient may be this very tensor
     yield partial(_same_names, case, changed, mine, wholes)
     for y in values:
+        if named and y.shape == right.shape:
+            yield partial(named, f"{case}: the value", y.detach())
         yield partial(_is, f"{case}: the value", y.detach(), right, ranks.size, hints["value"])
     for name in [name for name in mine if name in wholes]:
         if isinstance(wholes[name].tensor, torch.nn.Parameter):
@@ -84,39 +87,38 @@ def _is(where, got, right, R, hint):
         explain(where, got, right, {
             f"{R} times right": (R * right, hint), "zeros": (0 * right, hint),
             f"1/{R} of what is right": (right / R, hint)}, hint)
-    elif got is not None:
-        raise Mistake(f"{where} is there, but it is frozen", "requires_grad stays as it was.")
+    else:
+        expect(got is None, f"{where} is there, but it is frozen", "requires_grad stays as it was.")
 
 
 def _same_names(case, changed, mine, wholes):
-    if changed:
-        raise Mistake(f"{case}: {changed[0]} is changed", "Others still read it: a collective "
-                      "works in place, so give it a clone().")
+    expect(not changed, f"{case}: {', '.join(changed)} is changed", "Others still read it: a "
+           "collective works in place, so give it a clone().")
     extra = [name for name, x in mine.items() if x.is_floating_point() and name not in wholes]
-    if extra or wholes.keys() - mine.keys():
-        raise Mistake(f"{case}: its parameters are {sorted(mine)}", "Keep the names, and this "
-                      "rank's parts alone: what is whole elsewhere can't be freed.")
+    expect(not extra and not wholes.keys() - mine.keys(), f"{case}: its parameters are "
+           f"{sorted(mine)}", "Keep the names, and this rank's parts alone: what is whole on other "
+           "ranks, too, can't be freed.")
 
 
 def _is_part(where, parameter, whole):
     explain(where, parameter.detach(), whole.part(whole.tensor.detach()), None, "weight is (out, "
             "in): outputs are its rows, dim 0, inputs its columns, dim 1. Some of each of `parts`.")
-    if parameter.untyped_storage().nbytes() > parameter.nbytes:
-        raise Mistake(f"{where} keeps the whole in memory", "A view: split_parameter copies.")
+    expect(parameter.untyped_storage().nbytes() <= parameter.nbytes, f"{where} keeps the whole in "
+           "memory", "A view: split_parameter copies.")
     split, right = split_of(parameter), None
     if whole.at is not None:
         right = whole.dim, whole.tensor.shape[whole.dim], whole.at.tolist()
-    if right != (split and (split.dim, split.size, [n for pair in split.ranges
-                                                    for n in range(*pair)])):
-        raise Mistake(f"{where} does not know which part of the whole it is", "The norm of the "
-                      "gradient and checkpoints ask split_of(parameter): make it with "
-                      "split_parameter, or set parameter.shard_spec.")
+    if split:
+        split = split.dim, split.size, [n for pair in split.ranges for n in range(*pair)]
+    expect(split == right, f"{where} does not know which part of the whole it is", "The norm of "
+           "the gradient and checkpoints ask split_of(parameter): make it with split_parameter, or "
+           "set parameter.shard_spec.")
 
 
 def _sends(where, ops, most):
     """`ops` are those of two calls."""
     sent, names = [op.payload_bytes for op in ops], ", ".join(sorted({op.name for op in ops}))
-    if len(sent) > 2 * len(most) or sum(sent) > 2 * sum(most):
-        raise Mistake(f"{where} sends {len(sent) / 2:g} messages of {sum(sent) / 2:g} bytes in all "
-                      f"({names}), not {len(most)} of {sum(most)}", "f sends in backward alone, g "
-                      "in forward alone. x enters a region once, also where three layers read it.")
+    expect(len(sent) <= 2 * len(most) and sum(sent) <= 2 * sum(most), f"{where} sends "
+           f"{len(sent) / 2:g} messages of {sum(sent) / 2:g} bytes in all ({names}), not "
+           f"{len(most)} of {sum(most)}", "f sends in backward alone, g in forward alone. x enters "
+           "a region once, also where three layers read it.")

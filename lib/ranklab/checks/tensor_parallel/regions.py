@@ -3,9 +3,7 @@
 import torch
 
 from ranklab.checks.beside import on_groups
-from ranklab.checks.tensor_parallel.one_process import (
-    FAILURES, Whole, as_one_process, seeded,
-)
+from ranklab.checks.tensor_parallel.one_process import FAILURES, Whole, as_one_process, seeded
 
 CASES = ("float32", "float64", "bfloat16", "transposed", "x needs no gradient",
          "x is used outside, too")

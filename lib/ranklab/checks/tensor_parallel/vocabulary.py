@@ -5,11 +5,8 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from ranklab.checks.beside import on_groups
-from ranklab.checks.exercise import Mistake
-from ranklab.checks.tensor_parallel.one_process import (
-    FAILURES, Whole, as_one_process, seeded,
-)
+from ranklab.checks.beside import expect, on_groups
+from ranklab.checks.tensor_parallel.one_process import FAILURES, Whole, as_one_process, seeded
 from ranklab.checks.trial import explain
 from ranklab.engine import device
 from ranklab.meter import Traffic
@@ -17,19 +14,19 @@ from ranklab.models.gpt import IGNORE
 from ranklab.tensor_parallel.regions import reduce_from_region, scatter_tokens
 
 B, T, C, N = 2, 12, 5, 24
-LARGE, MOST_BYTES, MOST_CALLS = 1000, 16, 3  # the vocabulary that is counted, and what passes
-# The size of the vocabulary, the type, and what logits are multiplied with.
-LOSSES = {"12 entries": (12, "float32", 1), "11 entries": (11, "float32", 1),
-          "bfloat16": (11, "bfloat16", 3), "logits up to 1e4": (11, "float32", 4e3),
-          "logits near -120": (11, "float32", 1),
-          "some targets IGNORE": (11, "float32", 1), "all targets IGNORE": (12, "float32", 1)}
+LARGE = 1000  # entries of the vocabulary for which bytes are counted
+# {case: (entries, type, what logits are multiplied with, what is added, how many are IGNORE)}
+LOSSES = {"12 entries": (12, "float32", 1, 0, 0), "11 entries": (11, "float32", 1, 0, 0),
+          "bfloat16": (11, "bfloat16", 3, 0, 0), "logits up to 1e4": (11, "float32", 4e3, 0, 0),
+          "logits near -120": (11, "float32", 1, -120, 0),
+          "some targets IGNORE": (11, "float32", 1, 0, N // 2),
+          "all targets IGNORE": (12, "float32", 1, 0, N)}
 MINE = "This rank has the entries shard_range(vocab_size, rank, R), at their number - start"
 OUTSIDE = {r"\w+: index .* out of bounds .*": f"{MINE}; a target may be another rank's, or IGNORE.",
            "IndexError: index out of range in self":
            f"{MINE}: look up any row for the others, and put zeros."}
 LOSS = {"value": "log(sum of exp(logits)) - the target's logit, both over all ranks, in float32; "
-        "the largest logit of all ranks off first, or exp is infinite. 0 where a target is IGNORE. "
-        f"{MINE}.",
+        f"the largest logit of all ranks off first, or exp is infinite. {MINE}.",
         "logits": "softmax over all ranks - 1 at the target, times the gradient given; 0 where "
         "the target is IGNORE. Through a sum over ranks it goes as it is: reduce_from_region."}
 ROWS = {"value": f"{MINE}. Zeros for tokens of other ranks, after the look-up; then "
@@ -38,77 +35,61 @@ ROWS = {"value": f"{MINE}. Zeros for tokens of other ranks, after the look-up; t
 
 
 def _losses(cross_entropy, ranks):
-    targets = torch.arange(N, device=device())
-    for case, (V, dtype, scale) in LOSSES.items():
-        made = seeded(1, N, V, dtype=dtype) * scale - 120 * ("-120" in case)
-        whole = Whole(made.requires_grad_(), 1, ranks.at(V))
-        wanted = targets % V
-        wanted[: {"some": N // 2, "all ": N}.get(case[:4], 0)] = IGNORE
-        logits = whole.leaf()
-        value = cross_entropy(logits, wanted.clone(), V, ranks.group)
-        yield partial(_named, case, value.detach(), made.detach().double(), wanted, whole.at)
+    for case, (V, dtype, scale, more, ignored) in LOSSES.items():
+        made = (seeded(1, N, V, dtype=dtype) * scale + more).requires_grad_()
+        whole, targets = Whole(made, 1, ranks.at(V)), torch.arange(N, device=device()) % V
+        logits, targets[:ignored] = whole.leaf(), IGNORE
         yield from as_one_process(
-            case, ranks, lambda: cross_entropy(logits, wanted, V, ranks.group),
-            {"logits": logits, "targets": wanted},
-            lambda: F.cross_entropy(whole.tensor.float(), wanted, reduction="none",
-                                    ignore_index=IGNORE),
-            {"logits": whole}, Whole(None), LOSS, None)
+            case, ranks, lambda: cross_entropy(logits, targets, V, ranks.group),
+            {"logits": logits, "targets": targets},
+            lambda: F.cross_entropy(made.float(), targets, reduction="none", ignore_index=IGNORE),
+            {"logits": whole}, Whole(None), LOSS, None,
+            named=partial(_named, made.detach().float(), targets, whole.at))
     if ranks.size == 4:
         logits = Whole(seeded(1, N, LARGE), 1, ranks.at(LARGE)).leaf().mT.contiguous().mT
         with Traffic() as traffic:
-            cross_entropy(logits, targets, LARGE, ranks.group)
-        yield partial(_score, sum(op.sent_bytes for op in traffic.ops), len(traffic.ops))
+            cross_entropy(logits, torch.arange(N, device=device()), LARGE, ranks.group)
+        yield partial(_score, traffic)
 
 
-def _named(case, got, logits, targets, at):
-    """What usual mistakes get, of which rank has the columns `at`."""
+def _named(logits, targets, at, where, got):
+    """What usual mistakes get is named, on the rank that has the columns `at`."""
     ignored = targets == IGNORE
-    if got.shape == targets.shape and not got.isfinite().all():
-        raise Mistake(f"{case}: a loss is {got[~got.isfinite()][0].item()}", "The largest logit of "
-                      "all ranks, whatever its sign, comes off first: else the sum of exp is "
-                      "infinite, or 0.")
-    if got.shape == targets.shape and got[ignored].any():
-        raise Mistake(f"{case}: a loss is not 0 where a target is IGNORE", "No loss is 0 by "
-                      "itself there: masked_fill(targets == IGNORE, 0).")
-    largest, total, own = (x.masked_fill(ignored, 0) for x in (
-        logits.amax(-1), logits.logsumexp(-1), logits[:, at].logsumexp(-1)))
-    of_target = logits.gather(1, targets.where(~ignored, 0)[:, None])[:, 0].masked_fill(ignored, 0)
-    is_here = torch.isin(targets, at)
-    all_ranks = "Both sums are over all ranks, both over all ranks' columns: reduce_from_region."
+    expect(got.isfinite().all(), f"{where} is not finite", "The largest logit of all ranks, "
+           "whatever its sign, comes off first: else the sum of exp is infinite, or 0.")
+    expect(not got[ignored].any(), f"{where} is not 0 where a target is IGNORE", "No loss is 0 by "
+           "itself there: masked_fill(targets == IGNORE, 0).")
+    largest, total, own, of_target = (each.masked_fill(ignored, 0) for each in (
+        logits.amax(-1), logits.logsumexp(-1), logits[:, at].logsumexp(-1),
+        logits.gather(1, targets.clamp(min=0)[:, None])[:, 0]))
+    of_mine, right = of_target.where(torch.isin(targets, at), largest), total - of_target
+    log = "The loss is the log minus the target's logit, which is on one rank."
     once = "It comes off all logits, that of the target as well, so that the loss stays."
-    slips = {
-        "without the target's logit": (total, "The loss is the log minus the target's logit."),
-        "the log alone, with the largest logit off": (total - largest, "The loss is the log minus "
-                                                      "the target's logit, which is on one rank."),
-        "right less the largest logit": (total - of_target - largest, once),
-        "right plus the largest logit": (total - of_target + largest, once),
-        "negative": (of_target - total, "The loss is the log minus the target's logit."),
-        "that of this rank's columns": (own - of_target.where(is_here, largest), all_ranks),
-        "that of this rank's sum of exp": (own - of_target, all_ranks),
-        "that of this rank's targets": (total - of_target.where(is_here, largest), all_ranks)}
-    explain(f"{case}: the value", got, (total - of_target).float(), {
-        name: (wrong.float(), hint) for name, (wrong, hint) in slips.items()}, LOSS["value"])
+    sums = "Both sums are over all ranks' columns: reduce_from_region."
+    explain(where, got, right, {
+        "negative": (-right, log),
+        "the log alone, with the largest logit off": (total - largest, log),
+        "right less the largest logit": (right - largest, once),
+        "that of this rank's columns": (own - of_mine, sums),
+        "that of this rank's sum of exp": (own - of_target, sums),
+        "that of this rank's targets": (total - of_mine, sums)}, LOSS["value"])
 
 
-def _score(sent, calls):
-    """Bytes a target, as in one all-reduce: there each byte is sent 2 (R-1)/R times."""
-    each = sent / (2 * 3 / 4) / N
-    if each > MOST_BYTES or calls > MOST_CALLS:
-        raise Mistake(
-            f"with {LARGE} entries it sends {each:.4g} bytes a target in {calls} messages",
-            f"At most {MOST_BYTES} in {MOST_CALLS} messages, counted as all-reduces. Which few "
-            "numbers make a loss? What is gathered grows with the ranks, or with the vocabulary.")
+def _score(traffic):
+    """(bytes a target as in one all-reduce, where each byte is sent 2 (R-1)/R times; calls)"""
+    each, calls = sum(op.sent_bytes for op in traffic.ops) / (2 * 3 / 4) / N, len(traffic.ops)
+    expect(each <= 16 and calls <= 3, f"with {LARGE} entries it sends {each:.4g} bytes a target in "
+           f"{calls} messages", "At most 16 in 3 messages, counted as all-reduces. Which few "
+           "numbers make a loss? What is gathered grows with the ranks, or with the vocabulary.")
     return each, calls
 
 
 def check_vocab_parallel_cross_entropy(cross_entropy):
     (each, calls), = on_groups(_losses, cross_entropy, failures=OUTSIDE | FAILURES)[0]
-    yield "losses and gradients as one process, on 4, 3, 2 and 1 ranks; 11 entries, too"
-    yield "0 where a target is IGNORE; logits of 1e4; bfloat16 is computed in float32; inputs stay"
-    yield "backward sends nothing; no rank has all logits"
-    messages = "1 message" if calls == 1 else f"{calls} messages"
-    yield (f"your score: {each:.4g} bytes a target in {messages}; Megatron's: 12 in 3, "
-           f"gathering {LARGE} logits in bf16: {2 * LARGE} in 1")
+    yield "losses and gradients as one process, on 1 to 4 ranks; backward sends nothing"
+    yield "11 entries; 0 where a target is IGNORE; logits of 1e4; bfloat16 in float32; inputs stay"
+    yield (f"your score: {each:.4g} bytes a target in {calls} message{'s' * (calls > 1)}; "
+           f"Megatron's: 12 in 3, gathering {LARGE} logits in bf16: {2 * LARGE} in 1")
 
 
 def _embeddings(embed, ranks):

@@ -29,7 +29,7 @@ def schedule_of(name, virtual=None):
 
 
 @dataclass(frozen=True)
-class Settings(TrainConfig):
+class Config(TrainConfig):
     """How to train; checked when it is made. The defaults suit a laptop."""
 
     steps: int = 40
@@ -50,9 +50,9 @@ class Settings(TrainConfig):
 
 
 GPT_OF = functools.partial(GPTConfig, 50304, rotary_base=10000.0)
-LARGE = Settings(steps=200, batch=64, micro_batches=32, lr=2e-4, precision="bf16", compare=False)
+LARGE = Config(steps=200, batch=64, micro_batches=32, lr=2e-4, precision="bf16", compare=False)
 SIZES = {  # the laptop's head costs as much as 2.3 blocks, like that of GPT-2 XL
-    "laptop": (GPTConfig(vocab_size=2048, n_layer=8), Settings()),
+    "laptop": (GPTConfig(vocab_size=2048, n_layer=8), Config()),
     "gpt2-xl": (GPT_OF(n_ctx=1024, n_layer=48, n_head=25, n_embd=1600), LARGE),
     "6.7b": (GPT_OF(n_ctx=2048, n_layer=32, n_head=32, n_embd=4096), LARGE),
 }
@@ -60,7 +60,7 @@ SIZES = {  # the laptop's head costs as much as 2.3 blocks, like that of GPT-2 X
 
 @dataclass(frozen=True)
 class Options(OnRanks, Resumed, OnText):
-    """What the command takes beside Settings."""
+    """What the command takes beside Config."""
 
     size: str = option("laptop", "of the GPT", SIZES)
     schedule: str = option("1f1b", "of micro-batches", SCHEDULES)

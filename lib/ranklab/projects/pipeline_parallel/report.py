@@ -13,12 +13,13 @@ from ranklab.projects.pipeline_parallel.training import stage_costs
 
 def report(found):
     """What `run` found, as text."""
-    shape, settings, ranks, plan = (found[name] for name in ("shape", "settings", "ranks", "plan"))
-    first, layers, place = ranks[0], ranks[0]["layers"], places(plan)
+    shape, config, ranks, plan, layers = (
+        found[name] for name in ("shape", "config", "ranks", "plan", "layers"))
+    first, place = ranks[0], places(plan)
     even = split_stages([0, *[1] * shape.n_layer, 0], len(layers))
     losses = [f"{first[name]:.4f}" if first[name] else "-" for name in ("loss", "alone")]
-    lines = [f"{first['steps']} steps of {settings.batch} x {shape.n_ctx} tokens in "
-             f"{settings.micro_batches} micro-batches, {len(layers)} stages", found["authors"],
+    lines = [f"{first['steps']} steps of {config.batch} x {shape.n_ctx} tokens in "
+             f"{config.micro_batches} micro-batches, {len(layers)} stages", found["authors"],
              "held out: {} nats by the pipeline, {} by one process\n".format(*losses),
              f"rank {'parameters':>13}{'even split':>13}   of messages, bytes, activations: "
              "counted/said"]
@@ -29,7 +30,7 @@ def report(found):
     work = [above_mean(stage_costs(shape, each)) for each in (layers, even)]
     lines.append("work of the largest stage: {:.0%} above the mean, in an even split {:.0%}".format(
         *work))
-    slow = f", stage {settings.slow_stage} twice as long" * (settings.slow_stage >= 0)
+    slow = f", stage {config.slow_stage} twice as long" * (config.slow_stage >= 0)
     for name, what in (("spans", "a real step (where ranks share a core, waits are no bubble)"),
                        ("asleep", f"emulated: stages sleep as long as their FLOPs say{slow}")):
         busy, bubbles = monitor(sum((seen[name] for seen in ranks), []), plan)

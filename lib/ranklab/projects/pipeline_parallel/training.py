@@ -1,14 +1,14 @@
 """A GPT is trained through a pipeline; then its messages, memory and times are looked at."""
 
 import dataclasses
+import functools
 import statistics
 
 import torch
-import torch.distributed as dist
 
-from ranklab import meter
 from ranklab import pipeline_parallel as pp
 from ranklab.engine import device, launch
+from ranklab.meter import Traffic
 from ranklab.models.gpt import GPT
 from ranklab.pipeline_parallel.emulated import SleepingStage
 from ranklab.pipeline_parallel.stages import gpt_costs
@@ -29,48 +29,44 @@ def run(size="laptop", ranks=4, schedule=pp.one_f_one_b_schedule, executor=pp.Pi
 
     schedule, executor, split  a learner's own will do: see PipelineParallel
     path     a text of your own
-    changes  of Settings: steps=100, micro_batches=4, slow_stage=2, ...
+    changes  of Config: steps=100, micro_batches=4, slow_stage=2, ...
     """
-    shape, settings = SIZES[size]
-    settings = dataclasses.replace(settings, **changes)
-    text, shape = text_for(shape, settings, path)
-    plan = schedule(ranks_to_come(ranks), settings.micro_batches)  # refuses what it cannot do
-    stages = len(pp.places(plan))
-    split(gpt_costs(shape), stages)
-    if settings.slow_stage >= stages:
-        raise ValueError(f"slow_stage={settings.slow_stage} is not one of the {stages} stages")
-    found = launch(_work, shape, settings, text, (schedule, split, executor), resume, until,
-                   progress, ranks=ranks, timeout=timeout, stream=progress)
-    parts = {"schedule": schedule, "PipelineExecutor": executor, "split_stages": split}
-    return {"ranks": found, "shape": shape, "settings": settings, "plan": plan,
+    shape, config = SIZES[size]
+    config = dataclasses.replace(config, **changes)
+    text, shape = text_for(shape, config, path)
+    plan = schedule(ranks_to_come(ranks), config.micro_batches)  # refuses what it cannot do
+    layers = split(gpt_costs(shape), len(pp.places(plan)))
+    if config.slow_stage >= len(layers):
+        raise ValueError(f"slow_stage={config.slow_stage} is not one of the {len(layers)} stages")
+    parts = {"schedule": schedule, "split": split, "executor": executor}
+    found = launch(_work, shape, config, text, plan, layers, parts, resume, until, progress,
+                   ranks=ranks, timeout=timeout, stream=progress)
+    return {"ranks": found, "shape": shape, "config": config, "plan": plan, "layers": layers,
             "authors": authors(parts)}
 
 
-def _work(shape, settings, text, parts, resume, until, progress):
+def _work(shape, config, text, plan, layers, parts, resume, until, progress):
     """On each rank: the model is trained, and looked at."""
-    schedule, split, _ = parts
-    plan = schedule(dist.get_world_size(), settings.micro_batches)
-    settings = dataclasses.replace(settings, micro_batch=settings.batch // settings.micro_batches)
-    parallel = PipelineParallel(None, *parts)
-    trainer = new_trainer(shape, text, settings, parallel, progress)
+    config = dataclasses.replace(config, micro_batch=config.batch // config.micro_batches)
+    parallel = PipelineParallel(**parts)
+    trainer = new_trainer(shape, text, config, parallel, progress)
     if resume:
         trainer.resume()
-    loss, alone = trainer.fit(until).held_out.get(settings.steps), None
-    if settings.compare and loss and parallel.rank == 0:
-        settings = dataclasses.replace(settings, checkpoint=None)
-        alone = new_trainer(shape, text, settings).fit().held_out[settings.steps]
-    layers = split(gpt_costs(shape), len(parallel.place))
-    return {"layers": layers, "loss": loss, "alone": alone, "steps": trainer.steps_done,
+    loss, alone = trainer.fit(until).held_out.get(config.steps), None
+    if config.compare and loss and parallel.rank == 0:
+        config = dataclasses.replace(config, checkpoint=None)
+        alone = new_trainer(shape, text, config).fit().held_out[config.steps]
+    return {"loss": loss, "alone": alone, "steps": trainer.steps_done,
             "parameters": sum(p.numel() for p in trainer.model.parameters()),
-            "asleep": asleep(parallel, plan, stage_costs(shape, layers), settings.slow_stage),
+            "asleep": asleep(parallel, plan, stage_costs(shape, layers), config.slow_stage),
             **watch(trainer, plan)}
 
 
-def new_trainer(shape, text, settings, parallel=None, progress=False):
+def new_trainer(shape, text, config, parallel=None, progress=False):
     torch.manual_seed(0)
     with torch.device("meta" if parallel else "cpu"):  # a rank has memory for its own layers
         model = GPT(shape)
-    return TextTrainer(model, text, settings, device(), parallel=parallel, progress=progress)
+    return TextTrainer(model, text, config, device(), parallel=parallel, progress=progress)
 
 
 def stage_costs(shape, layers):
@@ -93,30 +89,26 @@ def asleep(parallel, plan, costs, slow_stage):
 
 
 def watch(trainer, plan):
-    """The trainer has done two more steps; a dict with the spans of one, and with (counted, said)
-    of messages, bytes, and activations kept.
+    """The trainer has done one more step; a dict with its spans, and with (counted, said) of
+    messages, bytes, and activations kept.
     """
-    parallel, made, most = trainer.parallel, [], 0
+    parallel = trainer.parallel
 
     class Watched(parallel.executor):
-        def __init__(self, *how):
-            super().__init__(*how, timed=True)
-            made.append(self)
+        most = 0
 
         def forward(self, action):
-            nonlocal most
             super().forward(action)
-            most = max(most, len(self.kept) + len(self.weight_queue.waiting))
+            self.most = max(self.most, len(self.kept) + len(self.weight_queue.waiting))
 
-    with meter.Traffic() as traffic:
-        trainer.step()
-    parallel.executor = Watched
+    parallel.executor = functools.partial(Watched, timed=True)
     wait_for_all()
-    trainer.step()
+    with Traffic() as traffic:
+        trainer.step()
     sent = [op.sent_bytes for op in traffic.ops if op.name == "send"]
     messages = sum(entry.kind[0] == "S" for entry in pp.with_messages(plan)[parallel.rank])
     size = trainer.loop.micro_batch * trainer.n_ctx * parallel.width * parallel.dtype.itemsize
     copies = [p.nbytes for p in parallel.copies]
-    return {"spans": made[0].spans, "messages": (len(sent), messages + len(copies)),
+    return {"spans": parallel.ran.spans, "messages": (len(sent), messages + len(copies)),
             "bytes": (sum(sent), messages * size + sum(copies)),
-            "kept": (most, pp.in_flight_activations(plan)[parallel.rank])}
+            "kept": (parallel.ran.most, pp.in_flight_activations(plan)[parallel.rank])}

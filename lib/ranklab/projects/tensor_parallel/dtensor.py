@@ -54,7 +54,7 @@ def split_loss(head, hidden, targets, reduction="mean"):
 
 
 def summed_loss(head, hidden, targets, reduction="sum"):
-    """As split_loss with "sum", for who is inside loss_parallel() already."""
+    """As split_loss with "sum", inside a loss_parallel() that is there already."""
     total = F.cross_entropy(head(hidden).flatten(0, 1).float(), targets.flatten(),
                             ignore_index=IGNORE, reduction="sum").to_local()
     return total.clone()  # a module that fully_shard has changed must return no view

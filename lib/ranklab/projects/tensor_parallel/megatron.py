@@ -11,10 +11,8 @@ from ranklab.tensor_parallel.split import split_parameter
 
 
 def parallel_linears(up, down):
-    """Megatron-core's column- and row-parallel layers, with this rank's parts of two nn.Linear.
-
-    Its groups are made at the first call, and last: all ranks are one tensor-parallel group.
-    returns  two functions, tensor -> tensor (its layers return (tensor, bias), for who adds later)
+    """Megatron-core's column- and row-parallel layers with this rank's parts of two nn.Linear, as
+    functions, tensor -> tensor. All ranks are one tensor-parallel group, from the first call on.
     """
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # else it warns in each forward
     with warnings.catch_warnings():  # Transformer Engine and Apex, its faster kernels, need a GPU

@@ -14,14 +14,15 @@ import torch.distributed as dist
 from ranklab.engine import device, launch
 from ranklab.meter import Traffic, memory_of
 from ranklab.models.gpt import GPT, GPTConfig
-from ranklab.parallel import Parallel
 from ranklab.options import option
+from ranklab.parallel import Parallel
+from ranklab.pipeline_parallel.actions import Action
+from ranklab.pipeline_parallel.training import PipelineParallel
 from ranklab.projects.authors import authors
 from ranklab.projects.command import LAUNCH_LIMIT, ranks_to_come
 from ranklab.projects.runner import OnRanks, OnText, Resumed
 from ranklab.projects.tensor_parallel.costs import held_bytes, traffic
 from ranklab.projects.tensor_parallel.dtensor import DTensors
-from ranklab.projects.tensor_parallel.naive import Naive
 from ranklab.tensor_parallel.plan import TPConfig
 from ranklab.tensor_parallel.training import TensorParallel
 from ranklab.text_trainer import TextTrainer, TrainConfig, text_for
@@ -32,26 +33,26 @@ MODELS = {"laptop": GPTConfig(n_layer=4, n_head=8, n_embd=96),
           "gpt2": GPTConfig(n_layer=12, n_head=12, n_embd=768, **GPT2),
           "gpt2-xl": GPTConfig(n_layer=48, n_head=25, n_embd=1600, **GPT2)}  # 25 heads: 5 ranks
 METHODS = ("one", "naive", "tensor", "sequence", "dtensor")
-WIDTHS = 11, 11, 9, 9, 11, 11  # of the report's columns
 PARTS = {field.name: field.default for field in fields(TPConfig) if callable(field.default)}
+WIDTHS = 11, 11, 9, 9, 11, 11  # of the report's columns
 
 
 @dataclass(frozen=True)
-class Settings(TrainConfig):
+class Config(TrainConfig):
     """How to train; checked when it is made."""
 
     sequence_parallel: bool = option(False, "outside of layers each rank has some tokens")
     overlap: bool = option(False, "compute weight gradients while those of inputs are added up")
 
 
-LARGE = Settings(steps=100, batch=16, micro_batch=4, lr=3e-4, precision="bf16", eval_batch=64)
-SIZES = {"laptop": Settings(steps=30, batch=8, micro_batch=8, eval_batch=32, log_every=1),
+LARGE = Config(steps=100, batch=16, micro_batch=4, lr=3e-4, precision="bf16", eval_batch=64)
+SIZES = {"laptop": Config(steps=30, batch=8, micro_batch=8, eval_batch=32, log_every=1),
          "gpt2": LARGE, "gpt2-xl": LARGE}
 
 
 @dataclass(frozen=True)
 class Options(OnRanks, Resumed, OnText):
-    """What the command takes beside Settings."""
+    """What the command takes beside Config."""
 
     size: str = option("laptop", "of the GPT", SIZES)
     method: str = option("all", "how ranks share it; sequence is tensor with --sequence-parallel",
@@ -79,55 +80,51 @@ def run(size="laptop", ranks=None, method="tensor", path=None, resume=False, unt
     method   one of METHODS, or "all"; sequence is tensor with sequence_parallel=True
     path     a text of your own
     changes  functions: a learner's own copy, reduce, column, row, attention, embed, cross_entropy,
-             norm. All others are of Settings: steps=40, overlap=True, ...
+             norm. All others are of Config: steps=40, overlap=True, ...
     """
     parts = {name: changes.pop(name, ours) for name, ours in PARTS.items()}
-    settings, shape = replace(SIZES[size], **changes), MODELS[size]
+    config, shape = replace(SIZES[size], **changes), MODELS[size]
     methods = METHODS if method == "all" else (method,)
-    if not set(methods) <= set(METHODS):
-        raise ValueError(f"method={method!r} must be all or one of {', '.join(METHODS)}")
-    if settings.checkpoint and method in ("all", "dtensor"):
-        raise ValueError(f"method={method!r} keeps no checkpoint: name one, but not dtensor")
-    refuse_ranks(shape, settings, methods, ranks_to_come(ranks))
-    # refuses both
-    TPConfig(None, settings.sequence_parallel or "sequence" in methods, settings.overlap)
-    text, shape = text_for(shape, settings, path)  # read once, for all ranks
-    found = launch(_train_all, methods, shape, settings, parts, text, resume, until, progress,
+    refuse(method, methods, config, shape, ranks_to_come(ranks))
+    text, shape = text_for(shape, config, path)  # read once, for all ranks
+    found = launch(_train_all, methods, shape, config, parts, text, resume, until, progress,
                    ranks=ranks, timeout=timeout, stream=progress)
-    return {"rows": found[0], "shape": shape, "settings": settings, "ranks": len(found),
+    return {"rows": found[0], "shape": shape, "config": config, "ranks": len(found),
             "text": text.name, "authors": authors(parts)}
 
 
-def refuse_ranks(shape, settings, methods, R):
-    """Raises ValueError where so many ranks can't share the GPT by these methods."""
+def refuse(method, methods, config, shape, R):
+    """Raises ValueError for what can't be, before anything is launched."""
+    by_tokens = config.sequence_parallel or "sequence" in methods
+    if not set(methods) <= set(METHODS):
+        raise ValueError(f"method={method!r} must be all or one of {', '.join(METHODS)}")
+    if config.checkpoint and method in ("all", "dtensor"):
+        raise ValueError(f"method={method!r} keeps no checkpoint: name one, but not dtensor")
     if set(methods) - {"one", "naive"} and shape.n_head % R:
         raise ValueError(f"{R} ranks must divide n_head={shape.n_head}")
-    if (settings.sequence_parallel or "sequence" in methods) and shape.n_ctx % R:
+    if by_tokens and shape.n_ctx % R:
         raise ValueError(f"{R} ranks must divide the {shape.n_ctx} tokens of a sequence")
     if "naive" in methods and R > shape.n_layer:
         raise ValueError(f"{R} ranks are more than n_layer={shape.n_layer}: each needs a layer")
+    TPConfig(None, by_tokens, config.overlap)  # refuses both
 
 
-def _train_all(methods, *how):
+def _train_all(methods, *arguments):
     """On each rank: the Rows; one process trains on rank 0 alone, and all others wait."""
     rows = []
     for method in methods:
         if method != "one" or dist.get_rank() == 0:
-            rows.append(train(method, *how))
+            rows.append(train(method, *arguments))
             gc.collect()  # modules and their hooks refer to each other
         dist.barrier()
     return rows
 
 
-def train(method, shape, settings, parts, text, resume, until, progress):
+def train(method, shape, config, parts, text, resume, until, progress):
     """The Row of a training by one method; after it, one more step is counted."""
     torch.manual_seed(0)
-    sequence = settings.sequence_parallel or method == "sequence"
-    engine = {"naive": Naive, "dtensor": DTensors}.get(method, TensorParallel)
-    parallel = Parallel() if method == "one" else engine(
-        sequence_parallel=sequence, overlap=settings.overlap, **parts)
-    trainer = CheckedTrainer(GPT(shape), text, settings, device(), parallel=parallel,
-                             progress=progress)
+    parallel = new_parallel(method, config, parts)
+    trainer = TextTrainer(GPT(shape), text, config, device(), parallel=parallel, progress=progress)
     if resume:
         trainer.resume()
     start, worked = time.perf_counter(), time.process_time()
@@ -137,31 +134,40 @@ def train(method, shape, settings, parts, text, resume, until, progress):
     with Traffic() as sent:
         trainer.step()
     held = memory_of(trainer.model, trainer.optimizer)
-    R, pieces = parallel.ranks, -(-settings.batch // settings.micro_batch)
+    R, pieces = parallel.ranks, -(-config.batch // config.micro_batch)
     said = (held_bytes(shape, method, R),
-            *traffic(shape, settings.batch, R, method, pieces, sequence,
-                     leaving=PRECISIONS[settings.precision].itemsize))
+            *traffic(shape, config.batch, R, method, pieces,
+                     config.sequence_parallel or method == "sequence",
+                     leaving=PRECISIONS[config.precision].itemsize))
     counted = held.total - held.buffers, sent.sent_messages, sent.sent_bytes
-    return Row(method, said, counted, busy, history, history.held_out.get(settings.steps))
+    return Row(method, said, counted, busy, history, history.held_out.get(config.steps))
 
 
-class CheckedTrainer(TextTrainer):
-    """TextTrainer; a loss that is no number ends the run on all ranks before it is saved."""
+def new_parallel(method, config, parts):
+    if method == "one":
+        return Parallel()
+    if method == "naive":
+        return PipelineParallel(schedule=one_by_one)
+    engine = DTensors if method == "dtensor" else TensorParallel
+    sequence = config.sequence_parallel or method == "sequence"
+    return engine(sequence_parallel=sequence, overlap=config.overlap, **parts)
 
-    def log(self, *arguments):
-        super().log(*arguments)
-        if not math.isfinite(loss := self.history.loss[-1]):
-            raise ValueError(f"the loss of step {self.steps_done} is {loss}: train with less than "
-                             f"lr={self.loop.lr:g}")
+
+def one_by_one(ranks, micro_batches):
+    """The naive split as a schedule: each micro-batch goes through all ranks and back, before the
+    next one begins. So one rank works at a time.
+    """
+    return tuple(tuple(Action(kind, rank, m) for m in range(micro_batches) for kind in "FB")
+                 for rank in range(ranks))
 
 
 def report(found):
     """What `run` found, as text."""
-    settings, rows = found["settings"], found["rows"]
+    config, rows = found["config"], found["rows"]
     columns = "held", "formula", "messages", "formula", "sent", "formula"
     head = "".join(f"{name:>{width}}" for name, width in zip(columns, WIDTHS))
-    lines = [f"{settings.steps} steps of {settings.batch} x {found['shape'].n_ctx} tokens of "
-             f"{found['text']}, {settings.precision}, {found['ranks']} ranks",
+    lines = [f"{config.steps} steps of {config.batch} x {found['shape'].n_ctx} tokens of "
+             f"{found['text']}, {config.precision}, {found['ranks']} ranks",
              f"{found['authors']}\n",
              f"{'bytes':8}{head}  busy  tokens/s apart   loss"]
     for row in rows:

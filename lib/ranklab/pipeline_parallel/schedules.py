@@ -1,0 +1,106 @@
+"""GPipe, 1F1B, interleaved 1F1B and ZB-H1: all gradients are there before the weights change.
+
+A stage does its backwards in order of micro-batches. One process that takes them one after the
+other adds the gradients up in this order, too: so the sums are the same to the last bit, and not
+only but for rounding.
+"""
+
+from ranklab.pipeline_parallel.actions import Action, check_counts
+
+
+def gpipe_schedule(stages, micro_batches):
+    """A schedule in which each rank does all its forwards, and then all its backwards, both in
+    order of micro-batches.
+
+    Simple, but every micro-batch's activations are in memory at once.
+    paper  Huang et al. 2019, GPipe
+    error  ValueError for less than one stage or micro-batch
+    lab    09
+    """
+    check_counts(stages=stages, micro_batches=micro_batches)
+    schedule = []
+    for stage in range(stages):
+        forwards = [Action("F", stage, m) for m in range(micro_batches)]
+        backwards = [Action("B", stage, m) for m in range(micro_batches)]
+        schedule.append(tuple(forwards + backwards))
+    return tuple(schedule)
+
+
+def one_f_one_b_schedule(stages, micro_batches):
+    """A schedule in which each rank does, after some forwards, one forward and one backward in
+    turn, so that it never holds more micro-batches than there are stages after it, and one.
+
+    The bubble is that of GPipe; memory no longer grows with the number of micro-batches. Forwards
+    and backwards are both in order of micro-batches.
+    paper  Narayanan et al. 2021, PipeDream-Flush
+    error  ValueError for less than one stage or micro-batch
+    lab    09
+    """
+    check_counts(stages=stages, micro_batches=micro_batches)
+    schedule = []
+    for stage in range(stages):
+        warm_up = min(stages - stage - 1, micro_batches)
+        actions = [Action("F", stage, m) for m in range(warm_up)]
+        for m in range(micro_batches - warm_up):
+            actions += [Action("F", stage, m + warm_up), Action("B", stage, m)]
+        actions += [Action("B", stage, m) for m in range(micro_batches - warm_up, micro_batches)]
+        schedule.append(tuple(actions))
+    return tuple(schedule)
+
+
+def interleaved_schedule(ranks, micro_batches, virtual):
+    """A schedule of ranks * virtual stages, 1F1B in rounds; rank r has stages r, r + ranks, ...
+
+    A round is `ranks` micro-batches: they pass the rank's first stage, then its second, and so on;
+    backward it is the last stage first. Each stage takes the micro-batches in their order. A
+    message for each stage and micro-batch: `virtual` times those of 1F1B. Where messages take
+    time, ranks are idle at the ends alone.
+    paper  Narayanan et al. 2021, Megatron-LM, section 2.2
+    error  ValueError where micro_batches is not a multiple of ranks: a round would have holes; or
+           where one of the three is below 1
+    lab    09
+    """
+    check_counts(ranks=ranks, micro_batches=micro_batches, virtual=virtual)
+    if micro_batches % ranks:
+        raise ValueError(f"micro_batches={micro_batches} must be a multiple of ranks={ranks} "
+                         "for the interleaved schedule")
+    total, schedule = micro_batches * virtual, []
+    for rank in range(ranks):
+        order = [(step // ranks % virtual, step // (ranks * virtual) * ranks + step % ranks)
+                 for step in range(total)]  # (which stage of this rank, micro-batch)
+        forwards = [Action("F", v * ranks + rank, m) for v, m in order]
+        backwards = [Action("B", (virtual - 1 - v) * ranks + rank, m) for v, m in order]
+        # Each rank nearer to the start is two steps ahead: one for the way there, one for back, so
+        # that messages have time.
+        warm_up = min((virtual - 1) * ranks + 2 * (ranks - rank - 1), total)
+        actions = forwards[:warm_up]
+        for forward, backward in zip(forwards[warm_up:], backwards):
+            actions += [forward, backward]
+        schedule.append(tuple(actions + backwards[total - warm_up:]))
+    return tuple(schedule)
+
+
+def zero_bubble_schedule(stages, micro_batches):
+    """A schedule in the order of 1F1B, with I for each B, and each W as late as memory allows;
+    rank s has stage s.
+
+    Stage s has s fewer micro-batches on their way than stage 0, so it can keep s others until
+    their W: all ranks hold at most what rank 0 holds in 1F1B. What waits longest is done at the
+    end, while the other ranks' last I are still to come.
+    paper  Qi et al. 2023, Zero Bubble Pipeline Parallelism (arXiv 2401.10241), ZB-H1
+    lab    09
+    """
+    check_counts(stages=stages, micro_batches=micro_batches)
+    schedule = []
+    for stage in range(stages):
+        warm_up = min(stages - stage - 1, micro_batches)
+        actions = [Action("F", stage, m) for m in range(warm_up)]
+        for m in range(micro_batches):
+            if m + warm_up < micro_batches:
+                actions.append(Action("F", stage, m + warm_up))
+            actions.append(Action("I", stage, m))
+            if m >= stage:
+                actions.append(Action("W", stage, m - stage))
+        late = range(max(0, micro_batches - stage), micro_batches)
+        schedule.append(tuple(actions + [Action("W", stage, m) for m in late]))
+    return tuple(schedule)
