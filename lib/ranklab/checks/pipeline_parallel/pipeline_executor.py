@@ -1,6 +1,8 @@
 """The check of PipelineExecutor: real ranks run schedules of all kinds, beside one process."""
 
 import functools
+import gc
+import weakref
 
 import torch
 from torch import nn
@@ -12,8 +14,8 @@ from ranklab.checks.trial import explain
 from ranklab.engine import device
 from ranklab.meter import Traffic
 from ranklab.pipeline_parallel import (
-    Message, gpipe_schedule, interleaved_schedule, one_f_one_b_schedule, places, with_messages,
-    zb_v_schedule, zero_bubble_schedule,
+    Message, gpipe_schedule, in_flight_activations, interleaved_schedule, one_f_one_b_schedule,
+    places, with_messages, zb_v_schedule, zero_bubble_schedule,
 )
 from ranklab.pipeline_parallel.deferred import WeightQueue, defer_weights
 
@@ -51,19 +53,28 @@ FAILURES = {
 
 
 class Stage(nn.Module):
-    """(x, targets) -> output; of the last one the sum of a loss, of stage 1 with other strides."""
+    """(x, targets) -> output; of the last one the sum of a loss, of stage 1 with other strides.
 
-    def __init__(self, number, last):
+    living  references to outputs, of all stages of a rank; most: how many were there at a time
+    """
+
+    def __init__(self, number, last, living=None):
         super().__init__()
         torch.manual_seed(number)
         self.linear = nn.Linear(WIDTH, WIDTH).to(device())
-        self.number, self.last = number, last
+        self.number, self.last, self.living, self.most = number, last, living, 0
 
     def forward(self, x, targets):
         y = self.linear(x.float()).tanh()
         if self.number == self.last:
-            return ((y - targets).square() * (targets > 0)).sum()
-        return y.T.contiguous().T if self.number == 1 else y
+            y = ((y - targets).square() * (targets > 0)).sum()
+        elif self.number == 1:
+            y = y.T.contiguous().T
+        if self.living is not None:
+            self.living.append(weakref.ref(y))
+            gc.collect()  # some may live in a circle only
+            self.most = max(self.most, sum(output() is not None for output in self.living))
+        return y
 
 
 def pieces_of(batch):
@@ -118,8 +129,8 @@ def _runs(executor_class, ranks, names):
     for name in names:
         schedule, waits, queue = SCHEDULES[name](ranks.size, PIECES), Waits(), WeightQueue()
         place = places(schedule)
-        last, where = max(place), f"{ranks}, {name}"
-        stages = {s: defer_weights(Stage(s, last), queue) for s, rank in place.items()
+        last, where, living = max(place), f"{ranks}, {name}", []
+        stages = {s: defer_weights(Stage(s, last, living), queue) for s, rank in place.items()
                   if rank == ranks.index}
         executor = watched(executor_class, waits)(
             stages, last, lambda x: torch.empty_like(x, dtype=torch.float32), ranks.group,
@@ -136,13 +147,22 @@ def _runs(executor_class, ranks, names):
             executor.loss, *losses, *(x for piece in executor.pieces for x in piece),
             *(x for _, x in executor.leaving),
             *(p.grad for stage in stages.values() for p in stage.parameters())]) - held
+        at_once = max(stage.most for stage in stages.values())
         forwards = tuple(tuple(a for a in actions if a.kind == "F") for actions in schedule)
         with torch.no_grad():
             losses.append(executor.run(forwards, pieces_of(2)))
         yield from _values(where, losses, stages, last)
-        messages = sum(isinstance(each, Message) for each in with_messages(schedule)[ranks.index])
+        messages = [each for each in with_messages(schedule)[ranks.index]
+                    if isinstance(each, Message)]
+        nbytes = sum(pieces_of(0)[each.micro_batch][0].nbytes for each in messages
+                     if each.kind[0] == "S")  # inputs and outputs have 4 bytes a number
         for what, got, most, hint in (
-                ("messages", len(traffic.ops), messages, "Inside a rank self.there is enough."),
+                ("messages", len(traffic.ops), len(messages), "Inside a rank self.there is "
+                 "enough."),
+                ("bytes sent", traffic.sent_bytes, nbytes, "What travels has the shape of an "
+                 "output."),
+                ("activations at once", at_once, in_flight_activations(schedule)[ranks.index],
+                 "Backward is the last use of a micro-batch: self.kept.pop()."),
                 ("tensors left in self.there", len(executor.there), 0, "pop() what is used or "
                  "sent."),
                 ("activations kept without gradients", len(executor.kept), 0, "No backward "
