@@ -5,7 +5,7 @@ from functools import partial
 
 import torch
 
-from ranklab.checks.beside import expect, on_groups
+from ranklab.checks.beside import KEPT, expect, on_groups
 from ranklab.checks.failures import STUCK
 from ranklab.checks.handles import Waits, all_awaited
 from ranklab.engine import device
@@ -26,8 +26,7 @@ CASES = (  # of the first rank, of the last rank, what it is, what is usually wr
     (NAN, FINITE, "the first rank has NaN", LOST),
     (FINITE, NAN, "the last rank has NaN", LOST),
     (-INF, FINITE, "the first rank has minus infinity", BOTH),
-    (FINITE, FINITE, "all losses finite again, after the calls with NaN", "Something is kept from "
-     "an earlier call. Make the flag inside, new in each call."),
+    (FINITE, FINITE, "all losses finite again, after the calls with NaN", KEPT),
 )
 GRAPH = ("The loss has a graph, and backward comes after this: torch.isfinite(loss) gives a tensor "
          "of its own, without a graph; detach_() would cut the loss off.")
