@@ -29,7 +29,8 @@ WRONG = [
            says="that of `out`"),
     mutant(ring_reduce_scatter, RETURN, f"if out is not None:\n        return out\n    {RETURN}",
            says=r"of shape \(48,\), not \(12,\)"),
-    mutant(ring_reduce_scatter, RETURN, f"if out is None:\n        {RETURN}", says="the result is None"),
+    mutant(ring_reduce_scatter, RETURN, f"if out is None:\n        {RETURN}",
+           says="the result is None"),
     mutant(ring_reduce_scatter, RETURN, "return partial", says="x itself, not a new tensor"),
 ]
 
