@@ -17,10 +17,8 @@ from ranklab.baseline.memory import as_trained, live_activations
 from ranklab.baseline.roofline import (attainable_flops, block_operations, decode_operation,
                                        matmul_operation, operation_seconds)
 from ranklab.baseline.streams import Stream
-from ranklab.checks.baseline import EXERCISES, PREDICTIONS
 from ranklab.checks.baseline.counting import counted_activations, counted_flops
 from ranklab.checks.baseline.frugal_gradients import MOST, SCORED, _peak, least_bytes
-from ranklab.course.check import judge_prediction
 from ranklab.hardware import H100
 from ranklab.meter import SavedActivations, memory_of
 from ranklab.models.gpt import GPT, GPTConfig, count_parameters
@@ -103,13 +101,6 @@ def test_random_state_goes_back_and_forth():
     assert torch.equal(first, torch.rand(5))
 
 
-def test_checkpointed_with_two_outputs():
-    x = torch.randn(4, requires_grad=True)
-    a, b = baseline.checkpointed(lambda x: (x.sin(), x * 2), x)
-    (a.sum() + b.sum()).backward()
-    torch.testing.assert_close(x.grad, x.cos() + 2)
-
-
 # --- roofline, fragmentation, streams -------------------------------------------------------------
 
 def test_the_roof():
@@ -167,19 +158,7 @@ def test_a_stream_runs_in_order_and_waits_for_events():
     first.close(), second.close()
 
 
-# --- checks and project ---------------------------------------------------------------------------
-
-@pytest.mark.parametrize("exercise", EXERCISES, ids=lambda e: e.name)
-def test_the_librarys_answer_passes(exercise):
-    assert len(list(exercise.check(exercise.answer))) >= 1
-
-
-@pytest.mark.parametrize("prediction", PREDICTIONS, ids=lambda p: p.name)
-def test_the_working_is_right_and_slips_are_named(prediction):
-    assert judge_prediction(prediction, eval(prediction.solution))[0] == "passed"
-    for slip, confusion in prediction.mistakes.items():
-        assert confusion in judge_prediction(prediction, slip)[1]
-
+# --- project --------------------------------------------------------------------------------------
 
 SMALL = {"steps": 4, "batch": 4, "micro_batch": 2, "eval_batch": 8, "log_every": 2,
          "progress": False}
@@ -205,8 +184,8 @@ def test_the_project_runs_a_learners_functions():
     assert found["held_out"] == pytest.approx(plain["held_out"], abs=1e-3)
 
 
-@pytest.mark.parametrize("name, config, rows, librarys", SCORED)
-def test_the_check_knows_the_librarys_peak(name, config, rows, library_peak):
+@pytest.mark.parametrize("name, config, rows, library_peak", SCORED)
+def test_the_check_knows_the_peak_of_the_library(name, config, rows, library_peak):
     assert _peak(baseline.frugal_gradients, config, rows) == library_peak
     assert library_peak < 0.8 * MOST * least_bytes(config)
 

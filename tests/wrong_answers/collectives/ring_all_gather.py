@@ -27,7 +27,7 @@ WRONG = [
     mutant(ring_all_gather, "chunks = out", "chunks = out.zero_()",
            says="shard lies in `out` already"),
     mutant(ring_all_gather, "if out is None", "if out is None or R == 1",
-           says="result is not in it on rank 0 of 1"),
+           says="rank 0 of 1.*`out` is as it was"),
     mutant(ring_all_gather, "    rank, R =", "    group = group if out is None else None\n"
            "    rank, R =", says="together with `out`"),
     mutant(ring_all_gather, "out=None):", "out=None, kept={}):", MADE,

@@ -16,7 +16,7 @@ WRONG = [
     mutant(ring_all_reduce, GATHERED, "ring_all_gather(shard, group).view(x.shape)",
            says="hand `out` to both"),
     mutant(ring_all_reduce, "    if out is None:", "    if True:",
-           says="the result is not in it.*nothing was written"),
+           says="`out` is as it was: nothing was written"),
     mutant(ring_all_reduce, "x.new_empty(x.shape)", "torch.empty_like(x)",
            says="keeps its strides"),
     mutant(ring_all_reduce, "    if out is None:", "    group = group if out is None else None\n"

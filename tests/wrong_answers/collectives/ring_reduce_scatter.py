@@ -28,8 +28,9 @@ WRONG = [
     mutant(ring_reduce_scatter, "out.view(-1).tensor_split(R)", "out.view(R, -1)",
            says="that of `out`"),
     mutant(ring_reduce_scatter, RETURN, f"if out is not None:\n        return out\n    {RETURN}",
-           says=r"of shape \(7,\)"),
-    mutant(ring_reduce_scatter, RETURN, f"if out is None:\n        {RETURN}", says="returns None"),
+           says=r"of shape \(48,\), not \(12,\)"),
+    mutant(ring_reduce_scatter, RETURN, f"if out is None:\n        {RETURN}",
+           says="the result is None"),
     mutant(ring_reduce_scatter, RETURN, "return partial", says="x itself, not a new tensor"),
 ]
 

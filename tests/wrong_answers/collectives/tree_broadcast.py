@@ -21,7 +21,7 @@ WRONG = [
     mutant(tree_broadcast, "(rank - src)", "(rank - (dist.get_group_rank(group, src) if group "
            "else src))", says="counts inside the group"),
     mutant(tree_broadcast, f"if {SENDS}", "if R > 1", f"elif {RECEIVES}", "if R > 1",
-           says="here nobody does: only"),
+           says="only one of the two may send first"),
     mutant(tree_broadcast, "dist.send(out,", "dist.send(out.float(),",
            "dist.recv(out,", "wide = out.float()\n            dist.recv(wide,",
            "(rank - have) % R)", "(rank - have) % R)\n            out.copy_(wide)",

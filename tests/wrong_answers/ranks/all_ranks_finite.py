@@ -36,7 +36,7 @@ WRONG = [
     mutant(all_ranks_finite, FLAG, "loss.abs()", "MIN", "MAX", RETURN, LOOKS,
            says="comparison with NaN"),
     mutant(all_ranks_finite, "group=None", "group=None, kept=torch.ones((), dtype=torch.int32)",
-           FLAG, "kept.mul_(torch.isfinite(loss))", says="kept from an earlier call"),
+           FLAG, "kept.mul_(torch.isfinite(loss))", says="kept from another call"),
     mutant(all_ranks_finite, REDUCE, "dist.kept = " + REDUCE[:-1] + ", async_op=True)",
            says="never waited for"),
 ]

@@ -30,7 +30,7 @@ WRONG = [
            says="never waited for"),
     mutant(pass_the_token, "torch.int64", "torch.int32", says="the token has 8"),
     mutant(pass_the_token, "group=None", "group=None, kept=torch.zeros(1, dtype=torch.int64)",
-           MAKES, "kept", says="a second call returned"),
+           MAKES, "kept", says="a second call: rank 1 of 3 returned"),
     mutant(pass_the_token, "dist.get_rank(group), dist.get_world_size(group)",
            "dist.get_rank(), dist.get_world_size()", says="ranks are counted anew"),
     mutant(pass_the_token, "token.item()", "token", says="Return the number"),

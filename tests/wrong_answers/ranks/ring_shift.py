@@ -36,7 +36,7 @@ WRONG = [
            says="2 messages for one x"),
     mutant(ring_shift, "group=None", "group=None, kept={}", "torch.empty_like(x)",
            "kept.setdefault((x.shape, x.dtype), torch.empty_like(x))",
-           says="came in a later call"),
+           says="that of the second call"),
 ]
 
 

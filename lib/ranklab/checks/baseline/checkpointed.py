@@ -3,44 +3,49 @@
 import torch
 from torch import nn
 
-from ranklab.checks.baseline.accumulate_gradients import gradients
+from ranklab.checks.baseline.whole_batch import gradients
+from ranklab.checks.beside import expect
 from ranklab.checks.exercise import Mistake
 from ranklab.checks.failures import hint_of
-from ranklab.checks.trial import explain, is_near
+from ranklab.checks.trial import explain
 from ranklab.meter import SavedActivations
 
 
 class Layer(nn.Module):
-    """Something to recompute: weights, a frozen weight, dropout, three inputs."""
+    """Something to recompute: weights, a frozen weight, dropout, three inputs, perhaps two outputs.
+    """
 
-    def __init__(self, dropout):
+    def __init__(self, dropout, two_outputs):
         super().__init__()
         self.up, self.down = nn.Linear(16, 64), nn.Linear(64, 16)
         self.up.bias.requires_grad_(False)
         self.drop = nn.Dropout(dropout)
-        self.calls = 0
+        self.two_outputs, self.calls = two_outputs, 0
 
     def forward(self, x, shift, mask):
         self.calls += 1
-        return x + self.drop(self.down(torch.tanh(self.up(x)))) * shift * mask
+        hidden = torch.tanh(self.up(x))
+        x = x + self.drop(self.down(hidden)) * shift * mask
+        return (x, hidden.square()) if self.two_outputs else x
 
 
-def _two_layers(dropout, run):
+def _two_layers(dropout, two_outputs, run):
     """A step through two layers by run(layer, *inputs): all that may differ from the plain one."""
     torch.manual_seed(3)
-    layers = nn.ModuleList([Layer(dropout), Layer(dropout)])
+    layers = nn.ModuleList([Layer(dropout, two_outputs) for _ in range(2)])
     start = torch.randn(8, 16, requires_grad=True)
     shift = torch.rand(8, 1, requires_grad=True)
     mask = torch.tensor([1, 0, 1, 1, 0, 1, 1, 1], dtype=torch.int32)[:, None]  # has no gradient
-    x = start * 1.0
+    out = (start * 1.0,)
     with SavedActivations(layers) as saved:
         for layer in layers:
-            x = run(layer, x, shift, mask)
-    loss = (x * torch.randn(8, 16)).sum()  # random numbers are used between forward and backward
-    loss.backward()
+            out = run(layer, out[0], shift, mask)
+            out = out if two_outputs else (out,)
+    # Random numbers are used between forward and backward. The last output is used alone.
+    (out[-1] * torch.randn(out[-1].shape)).sum().backward()
     grads = {**gradients(layers), "the second input, shift": shift.grad, "the input": start.grad}
-    return {"value": x.detach(), "gradients": grads,
-            "saved": saved.bytes, "calls": layers[0].calls, "random": torch.rand(4)}  # fmt: skip
+    return {"value": out[-1].detach(), "gradients": grads, "random": torch.rand(4),
+            "saved": saved.bytes, "calls": layers[0].calls}
 
 
 # What autograd says, and what it means here.
@@ -67,86 +72,55 @@ TWO_OUTPUTS = ("function may return a tuple. backward then receives a gradient f
                "torch.autograd.backward(outputs, gradients) takes both as they are.")
 
 
-def _recomputed(checkpointed, dropout):
-    try:
-        return _two_layers(dropout, lambda layer, *inputs: checkpointed(layer, *inputs))
-    except RuntimeError as error:
-        mistake = Mistake(str(error).partition(". ")[0], cause=f"RuntimeError: {error}")
-        mistake.hint = hint_of(RAISED, mistake)
-        if not mistake.hint:
-            raise
-        raise mistake from None
-
-
 def check_checkpointed(checkpointed):
-    for dropout in (0.0, 0.5):
-        right = _two_layers(dropout, lambda layer, *inputs: layer(*inputs))
-        got = _recomputed(checkpointed, dropout)
-        _compare_recomputed(got, right, dropout)
-        if dropout == 0.0:
-            yield "same value, same gradients of input and weights, through two layers in a row"
-            least = 2 * (8 * 16 + 2 * 8) * 4  # x, shift, mask; two are shared, so a bit less
-            if got["saved"] > least:
-                raise Mistake(f"{got['saved']:,} bytes are kept; the inputs have at most {least:,}",
-                              "Keep the inputs only: ctx.save_for_backward(*inputs), and run "
-                              "function inside forward, where autograd records nothing.")
-            if got["calls"] != 2:
-                raise Mistake(f"function ran {got['calls']} times; twice is right",
-                              "Once in forward, and once again in backward.")
-            yield f"{got['saved']:,} bytes are kept instead of {right['saved']:,}"
+    got, right = _compare(checkpointed, "dropout 0", 0.0, _why_off)
+    yield "same value, same gradients of input and weights, through two layers in a row"
+    least = 2 * (8 * 16 + 2 * 8) * 4  # x, shift, mask; two are shared, so a bit less
+    expect(got["saved"] <= least, f"{got['saved']:,} bytes are kept; the inputs have at most "
+           f"{least:,}", "Keep the inputs only: ctx.save_for_backward(*inputs), and run function "
+           "inside forward, where autograd records nothing.")
+    expect(got["calls"] == 2, f"function ran {got['calls']} times; twice is right",
+           "Once in forward, and once again in backward.")
+    yield f"{got['saved']:,} bytes are kept instead of {right['saved']:,}"
+    got, right = _compare(checkpointed, "dropout 0.5", 0.5, lambda *_: "With dropout only: the "
+                          "second forward drops other numbers than the first. Run it inside "
+                          "random_replayed(ctx.random).")
     yield "same gradients with dropout: the random numbers are those of the first time"
-    if not torch.equal(got["random"], right["random"]):
-        raise Mistake("after backward, torch.rand repeats itself",
-                      "Put the random state back after the second forward: random_replayed does.")
+    expect(torch.equal(got["random"], right["random"]), "after backward, torch.rand repeats "
+           "itself", "Put the random state back after the second forward: random_replayed does.")
     yield "random numbers go on as if nothing had been computed twice"
-    _compare_two_outputs(checkpointed)
+    _compare(checkpointed, "a function with two outputs", 0.0, lambda *_: TWO_OUTPUTS, True)
     yield "the same of a function with two outputs"
 
 
-def _compare_two_outputs(checkpointed):
-    """A function that returns a tuple: both are used, or the second alone."""
-    weight = torch.linspace(0.5, 2, 6, dtype=torch.float64).requires_grad_()
-
-    def both(x, y):
-        return x * y * weight, (x + weight).sin()
-
-    def gradients_of(run, first):
-        x, y = (torch.linspace(a, 3, 6, dtype=torch.float64).requires_grad_() for a in (1, 2))
-        weight.grad = None
-        one, two = run(x, y)
-        (first * one.sum() + 3 * two.square().sum()).backward()
-        return [one.detach(), two.detach(), x.grad, weight.grad, *([y.grad] if first else [])]
-
-    for first in (1.0, 0.0):
-        try:
-            got = gradients_of(lambda *inputs: checkpointed(both, *inputs), first)
-        except (RuntimeError, TypeError, AttributeError, ValueError) as error:
-            raise Mistake(f"a function with two outputs: {str(error).partition('. ')[0]}",
-                          TWO_OUTPUTS) from None
-        for mine, right in zip(got, gradients_of(both, first)):
-            if not is_near(mine, right):
-                raise Mistake("a function with two outputs: a value or a gradient is off",
-                              TWO_OUTPUTS)
-
-
-def _compare_recomputed(got, right, dropout):
-    explain(f"dropout {dropout}: the value", got["value"], right["value"],
+def _compare(checkpointed, case, dropout, hint, two_outputs=False):
+    """Returns what was seen, and what is right."""
+    right = _two_layers(dropout, two_outputs, lambda layer, *inputs: layer(*inputs))
+    try:
+        got = _two_layers(dropout, two_outputs,
+                          lambda layer, *inputs: checkpointed(layer, *inputs))
+    except (RuntimeError, TypeError, AttributeError, ValueError) as error:
+        cause = f"{type(error).__name__}: {error}"
+        mistake = Mistake(f"{case}: {str(error).partition('. ')[0]}", cause=cause)
+        mistake.hint = TWO_OUTPUTS if two_outputs else hint_of(RAISED, mistake)
+        if not mistake.hint:
+            raise
+        raise mistake from None
+    explain(f"{case}: the value", got["value"], right["value"],
             hint="forward returns function(*inputs) as it is.")
     for name, grad in right["gradients"].items():
-        if grad is None:
-            continue
         seen = got["gradients"][name]
-        if "shift" in name and seen is None:
-            hint = "Return the gradients of all inputs: tuple(x.grad for x in kept)."
-        elif seen is None or (not seen.any() and grad.any()):
-            hint = ("Weights inside function are no inputs of it: "
-                    "torch.autograd.backward(outputs, gradients) fills their .grad, "
-                    "torch.autograd.grad of the inputs alone does not. And kept inputs must "
-                    "require a gradient if the originals did.")
-        elif dropout:
-            hint = ("With dropout only: the second forward drops other numbers than the first. Run "
-                    "it inside random_replayed(ctx.random).")
-        else:
-            hint = ("Use the gradients that backward receives, not ones; detach the kept inputs, "
-                    "or backward goes on into the layer before and counts it twice.")
-        explain(f"dropout {dropout}: the gradient of {name}", seen, grad, hint=hint)
+        if grad is not None:
+            explain(f"{case}: the gradient of {name}", seen, grad, hint=hint(name, seen, grad))
+    return got, right
+
+
+def _why_off(name, seen, grad):
+    if "shift" in name and seen is None:
+        return "Return the gradients of all inputs: tuple(x.grad for x in kept)."
+    if seen is None or (not seen.any() and grad.any()):
+        return ("Weights inside function are no inputs of it: torch.autograd.backward(outputs, "
+                "gradients) fills their .grad, torch.autograd.grad of the inputs alone does not. "
+                "And kept inputs must require a gradient if the originals did.")
+    return ("Use the gradients that backward receives, not ones; detach the kept inputs, or "
+            "backward goes on into the layer before and counts it twice.")

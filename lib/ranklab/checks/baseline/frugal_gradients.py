@@ -1,19 +1,18 @@
 """The check of frugal_gradients: the plain step's gradient, at what peak and for how much work."""
 
-import contextlib
 import dataclasses
+from functools import partial
 
 import torch
 from torch import nn
 from torch.utils.flop_counter import flop_registry
 
 from ranklab import baseline
-from ranklab.checks.baseline.accumulate_gradients import gradients
-from ranklab.checks.exercise import Mistake
-from ranklab.checks.trial import explain, is_near
+from ranklab.checks.baseline.whole_batch import batch, compare_step
+from ranklab.checks.beside import expect
 from ranklab.meter.curve import MemoryPeak
 from ranklab.meter.watcher import Watcher
-from ranklab.models.gpt import GPT, IGNORE, GPTConfig
+from ranklab.models.gpt import GPT, GPTConfig
 
 TINY = GPTConfig(vocab_size=31, n_ctx=40, n_layer=3, n_head=2, n_embd=16)
 WIDE = GPTConfig(vocab_size=512, n_ctx=64, n_layer=4, n_head=2, n_embd=32)  # large logits
@@ -29,7 +28,6 @@ CASES = (  # rows, tokens, IGNOREd targets of each row, the head where the embed
     ("3 rows, a frozen embedding, a head of its own", 3, 40, (0, 5, 0), "its own"),
     ("1 row, a frozen embedding that is the head, too", 1, 40, (0,), "tied"),
 )
-
 
 WEIGHTS = ("Divide every piece's sum by the same number: the targets of the whole batch that are "
            "not IGNORE. The embedding has two jobs, so it gets two gradients; each block's goes "
@@ -50,63 +48,29 @@ def _model(config, frozen=None):
     return model
 
 
-def _batch(config, rows, tokens, ignored=()):
-    generator = torch.Generator().manual_seed(rows + tokens)
-    inputs, targets = torch.randint(config.vocab_size, (2, rows, tokens), generator=generator)
-    for row, count in enumerate(ignored):
-        targets[row, :count] = IGNORE
-    return inputs, targets
-
-
-@contextlib.contextmanager
-def _one_thread():
-    """Inside, torch uses one: these matrices are small, and a second one costs more than it gives.
-    """
+def check_frugal_gradients(frugal_gradients):
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+    torch.set_num_threads(1)  # for matrices as small as these a second one costs more than it gives
     try:
-        yield
+        for case, rows, tokens, ignored, frozen in CASES:
+            compare_step(case, partial(_step, frugal_gradients), partial(_model, TINY, frozen),
+                         *batch(TINY, rows, tokens, ignored), partial(_slips, rows),
+                         lambda got: LOST if got is None else WEIGHTS)
+        yield "1, 3, 5 rows, IGNORE, a frozen embedding: the gradient of model(x, y).backward()"
+        yield "gradients are added to what .grad held; model, inputs and targets are as they were"
+        for name, config, rows, library_peak in SCORED:
+            yield f"{name}: {_score(frugal_gradients, name, config, rows, library_peak)}"
     finally:
         torch.set_num_threads(threads)
 
 
-def check_frugal_gradients(frugal_gradients):
-    with _one_thread():
-        yield from _all_checked(frugal_gradients)
-
-
-def _all_checked(frugal_gradients):
-    for case in CASES:
-        _compare_case(frugal_gradients, *case)
-    yield "1, 3, 5 rows, IGNORE, a frozen embedding: the gradient of model(x, y).backward()"
-    _compare_growth(frugal_gradients)
-    yield "gradients are added to what .grad held; model, inputs and targets are as they were"
-    for name, config, rows, library_peak in SCORED:
-        yield f"{name}: {_score(frugal_gradients, name, config, rows, library_peak)}"
-
-
-def _compare_case(frugal_gradients, case, rows, tokens, ignored, frozen):
-    inputs, targets = _batch(TINY, rows, tokens, ignored)
-    model, oracle = _model(TINY, frozen), _model(TINY, frozen)
-    right = oracle(inputs, targets)
-    right.backward()
+def _step(frugal_gradients, model, inputs, targets):
+    before = [*_parts(model)]
     loss = frugal_gradients(model, inputs, targets)
-    got, count = gradients(model), int((targets != IGNORE).sum())
-    for name, grad in gradients(oracle).items():
-        if grad is None and got[name] is not None:
-            raise Mistake(f"{case}: {name} is frozen, and yet it has a gradient",
-                          "What is frozen stays without one.")
-        if grad is not None:
-            explain(f"{case}: the gradient of {name}", got[name], grad, {
-                "that of the sum": (count * grad, "Divide by the number of targets that count."),
-                f"{rows} times too large": (rows * grad, "Each row's mean is added up whole; "
-                                            "divide by the count of the whole batch."),
-            }, LOST if got[name] is None else WEIGHTS)
-    if isinstance(loss, torch.Tensor) and loss.requires_grad:
-        raise Mistake(f"{case}: the loss it returned holds its graph", "Add up loss.detach().")
-    if not isinstance(loss, (float, torch.Tensor)) or abs(float(loss) - right.item()) > 1e-4:
-        raise Mistake(f"{case}: it returned {loss}; the mean loss is {right.item():.4f}",
-                      "Return the mean over all targets that count.")
+    expect(before == [*_parts(model)], "the model is not as it was", "What you replace in it for "
+           "the call, such as a block's forward or model.loss, put back (try, finally). Or call "
+           "the parts yourself: model.token, model.blocks, model.norm, model.loss.")
+    return loss
 
 
 def _parts(model):
@@ -118,26 +82,10 @@ def _parts(model):
     yield from (p.requires_grad for p in model.parameters())
 
 
-def _compare_growth(frugal_gradients):
-    inputs, targets = _batch(TINY, 3, 30, (0, 3, 0))
-    model, x, y = _model(TINY), inputs.clone(), targets.clone()
-    before, weights = [*_parts(model)], [p.detach().clone() for p in model.parameters()]
-    frugal_gradients(model, x, y)
-    once = gradients(model)
-    frugal_gradients(model, x, y)
-    if not (torch.equal(x, inputs) and torch.equal(y, targets)):
-        raise Mistake("inputs or targets have changed", "Split them; do not write into them.")
-    for name, grad in gradients(model).items():
-        if grad is not None and not is_near(grad, 2 * once[name]):
-            raise Mistake("a second call did not add the same gradient again",
-                          "Setting .grad back to zero is the caller's business. And the model has "
-                          "to be as it was: what you replace in it, put back.")
-    if any(not torch.equal(p, old) for p, old in zip(model.parameters(), weights)):
-        raise Mistake("the weights have changed", "Only .grad may change; the step comes later.")
-    if before != [*_parts(model)]:
-        raise Mistake("the model is not as it was", "What you replace in it for the call, such as "
-                      "a block's forward or model.loss, put back (try, finally). Or call the parts "
-                      "yourself: model.token, model.blocks, model.norm, model.loss.")
+def _slips(rows, grad, count):
+    return {"that of the sum": (count * grad, "Divide by the number of targets that count."),
+            f"{rows} times too large": (rows * grad, "Each row's mean is added up whole; divide "
+                                        "by the count of the whole batch.")}
 
 
 def _peak(step, config, rows):
@@ -145,9 +93,9 @@ def _peak(step, config, rows):
     model = _model(config)
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
-    batch = _batch(config, rows, config.n_ctx)
+    inputs, targets = batch(config, rows, config.n_ctx)
     with MemoryPeak(model) as memory:
-        step(model, *batch)
+        step(model, inputs, targets)
     return memory.peak_bytes - memory.points[0].total
 
 
@@ -160,7 +108,7 @@ def _flops(step, config, rows):
             counts.append(formula(*args, **kwargs, out_val=result))
 
     with Watcher(counts, told):
-        step(_model(config), *_batch(config, rows, config.n_ctx))
+        step(_model(config), *batch(config, rows, config.n_ctx))
     return sum(counts)
 
 
@@ -170,14 +118,12 @@ def _plain(model, inputs, targets):
 
 def _score(frugal_gradients, name, config, rows, library_peak):
     work = _flops(frugal_gradients, config, rows) / _flops(_plain, config, rows)
-    if work > WORK:
-        raise Mistake(f"{name}: {work:.2f} times the FLOPs of the plain step, more than {WORK}",
-                      "Each block may run forward twice, not three times, and no row or piece of "
-                      "the loss more often than that.")
+    expect(work <= WORK, f"{name}: {work:.2f} times the FLOPs of the plain step, more than {WORK}",
+           "Each block may run forward twice, not three times, and no row or piece of the loss "
+           "more often than that.")
     peak, bound = _peak(frugal_gradients, config, rows), least_bytes(config)
-    if peak > MOST * bound:
-        raise Mistake(f"{name}: {peak:,} bytes at the peak, more than {MOST} times the bound of "
-                      f"{bound:,}; the library has {library_peak:,}", _why_large(peak, config))
+    expect(peak <= MOST * bound, f"{name}: {peak:,} bytes at the peak, more than {MOST} times the "
+           f"bound of {bound:,}; the library has {library_peak:,}", _why_large(peak, config))
     return (f"peak {peak:,} bytes, bound {bound:,}, limit {MOST * bound:,} "
             f"(library {library_peak:,}, plain step {_peak(_plain, config, rows):,}); "
             f"{work:.2f} times its FLOPs")

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from ranklab.baseline.precision import LossScale
-from ranklab.checks.exercise import Mistake
+from ranklab.checks.beside import expect, located
 
 
 def half_loss(w, x, factor):
@@ -22,6 +22,26 @@ FACTORS = (
     (1.0, -5.0), (1.0, 1.0), (float("nan"), 1.0),  # one parameter alone, the second and the first
     (1.0, 1.0), (1.0, 1.0), (1.0, 1.0),
 )  # fmt: skip
+
+
+SAID = {5: "three clean steps: the scale doubles; and after three more again",
+        8: "an overflow: no step, half the scale",
+        11: "three clean steps after it: doubled again",
+        14: "one bad gradient, the first or the second, inf or NaN: no step, half the scale"}
+LOOK = ("Look before you step: if any gradient is inf or NaN, skip the step. Setting it to zero "
+        "and stepping still moves the weights, by their momentum.")
+ONE_BAD = ("Only one of the two parameters has a bad gradient here, NaN or minus infinity, perhaps "
+           "in one number only. Look at all gradients: gradient.isfinite().all() for each, not at "
+           "those of one parameter.")
+DIVIDE = ("Divide the gradients by the scale that the loss was multiplied by, in all param_groups, "
+          "before optimizer.step(); and start each step from zero gradients.")
+LOST = ("A gradient was lost: 1e-8 is below what fp16 can hold. Scale the loss before backward, "
+        "not the gradients after it.")
+DOUBLES = ("After `interval` clean steps in a row the scale doubles, each time: `interval` steps "
+           "later it doubles again.")
+TOO_SOON = {"overflow": "It doubles too soon: an overflow sets clean_steps back to 0.",
+            "doubling": "It doubles too soon: doubling sets clean_steps back to 0.",
+            "start": "It doubles too soon: after `interval` clean steps in a row."}
 
 
 def _scaled_run(step):
@@ -43,44 +63,51 @@ def _scaled_run(step):
     return seen
 
 
-def _torchs_scaler():
+def check_scale_loss(scale_loss):
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**11, growth_interval=3)
+    state, changed_by, scale = LossScale(2.0**11, 0, 3), "start", 2.0**11
 
-    def step(loss, optimizer):
+    def step_of_torch(loss, optimizer):
         optimizer.zero_grad()
         scaler.scale(loss).backward()
         scaler.step(optimizer)
         scaler.update()
         return scaler.get_scale()
 
-    return step
-
-
-def check_scale_loss(scale_loss):
-    state = LossScale(2.0**11, 0, 3)
-
     def step(loss, optimizer):
         nonlocal state
         state = scale_loss(loss, optimizer, state)
-        if not isinstance(state, LossScale):
-            raise Mistake(f"it returned {state!r}", "Return a LossScale: state._replace(...)")
+        expect(isinstance(state, LossScale), f"it returned {state!r}",
+               "Return a LossScale: state._replace(...)")
         return state.scale
 
-    right, got = _scaled_run(_torchs_scaler()), _scaled_run(step)
-    said = {5: "three clean steps: the scale doubles; and after three more again",
-            8: "an overflow: no step, half the scale",
-            11: "three clean steps after it: doubled again",
-            14: "one bad gradient, the first or the second, inf or NaN: no step, half the scale"}
-    last = ""  # what changed the scale last
-    for at, (mine, torch_result) in enumerate(zip(got, right)):
-        _compare_scaled(at, mine, torch_result, last)
-        if torch_result[2] != (right[at - 1][2] if at else 2.0**11):
-            last = "overflow" if torch_result[1] is None else "doubling"
-        if at in said:
-            yield said[at]
+    for at, (mine, right) in enumerate(zip(_scaled_run(step), _scaled_run(step_of_torch))):
+        located(f"step {at + 1}, gradients x {FACTORS[at][0]:g} and x {FACTORS[at][1]:g}",
+                _compare, *mine, *right, FACTORS[at], changed_by)
+        if right[2] != scale:
+            changed_by, scale = "overflow" if right[1] is None else "doubling", right[2]
+        if at in SAID:
+            yield SAID[at]
     yield "weights and scale are torch.amp.GradScaler's, step by step"
     _compare_fresh(scale_loss)
     yield "all that it remembers is in `state`: a second run, one step before it doubles"
+
+
+def _compare(w, used, scale, right_w, right_used, right_scale, factors, changed_by):
+    overflowed = right_used is None
+    expect(used is None or not overflowed, "the optimizer stepped, though a gradient was not "
+           "finite", LOOK if factors[0] == factors[1] else ONE_BAD)
+    expect(used is not None or overflowed, "the optimizer did not step",
+           "All gradients are finite here. A parameter may have no gradient at all.")
+    if not overflowed:
+        is_lost = (used == 0)[right_used != 0].any()
+        expect(torch.allclose(used, right_used, rtol=1e-3, atol=0), "the optimizer got "
+               f"{used.tolist()}; right is {right_used.tolist()}", LOST if is_lost else DIVIDE)
+    expect(torch.allclose(w, right_w, rtol=1e-4), f"the weights are {w.tolist()}; right are "
+           f"{right_w.tolist()}", "Only optimizer.step() may change them, once a step.")
+    expect(scale == right_scale, f"the scale is {scale:g}; right is {right_scale:g}",
+           "After an overflow the scale halves." if overflowed else
+           DOUBLES if right_scale > scale else TOO_SOON[changed_by])
 
 
 def _compare_fresh(scale_loss):
@@ -89,49 +116,6 @@ def _compare_fresh(scale_loss):
     optimizer, state = torch.optim.SGD([weight], lr=0.0), LossScale(2.0**9, 1, 2)
     for wanted in (LossScale(2.0**10, 0, 2), LossScale(2.0**10, 1, 2)):
         got, state = scale_loss(weight.sum(), optimizer, state), wanted
-        if got != wanted:
-            raise Mistake(f"a second run, with interval=2 and one clean step made: {got}; right is "
-                          f"{wanted}", "Count in state.clean_steps and take state.interval; keep "
-                          "nothing between two calls, in a global or a default argument.")
-
-
-def _compare_scaled(at, mine, torch_result, last):
-    (w, used, scale), (right_w, right_used, right_scale) = mine, torch_result
-    first, second = FACTORS[at]
-    case = f"step {at + 1}, gradients x {first:g} and x {second:g}"
-    if right_used is None and used is not None:
-        hint = ("Look before you step: if any gradient is inf or NaN, skip the step. Setting it to "
-                "zero and stepping still moves the weights, by their momentum.")
-        if first != second:  # it did skip when both had overflowed
-            hint = ("Only one of the two parameters has a bad gradient here, NaN or minus "
-                    "infinity, perhaps in one number only. Look at all gradients, not at those "
-                    "of one parameter: gradient.isfinite().all() for each.")
-        raise Mistake(f"{case}: the optimizer stepped, though a gradient was not finite", hint)
-    if right_used is not None and used is None:
-        raise Mistake(f"{case}: the optimizer did not step",
-                      "All gradients are finite here. A parameter may have no gradient at all.")
-    if used is not None and not torch.allclose(used, right_used, rtol=1e-3, atol=0):
-        hint = ("Divide the gradients by the scale that the loss was multiplied by, in all "
-                "param_groups, before optimizer.step(); and start each step from zero gradients.")
-        if (used == 0)[right_used != 0].any():
-            hint = ("A gradient was lost: 1e-8 is below what fp16 can hold. Scale the loss before "
-                    "backward, not the gradients after it.")
-        raise Mistake(f"{case}: the optimizer got {used.tolist()}; right is {right_used.tolist()}",
-                      hint)
-    if not torch.allclose(w, right_w, rtol=1e-4):
-        raise Mistake(f"{case}: the weights are {w.tolist()}; right are {right_w.tolist()}",
-                      "Only optimizer.step() may change them, once a step.")
-    if scale != right_scale:
-        raise Mistake(f"{case}: the scale is {scale:g}; right is {right_scale:g}",
-                      _scale_hint(scale, right_scale, right_used is None, last))
-
-
-def _scale_hint(scale, right, overflowed, last):
-    if overflowed:
-        return "After an overflow the scale halves."
-    if right > scale:
-        return ("After `interval` clean steps in a row the scale doubles, each time: `interval` "
-                "steps later it doubles again.")
-    return {"overflow": "It doubles too soon: an overflow sets clean_steps back to 0.",
-            "doubling": "It doubles too soon: doubling sets clean_steps back to 0.",
-            "": "It doubles too soon: after `interval` clean steps in a row."}[last]
+        expect(got == wanted, "a second run, with interval=2 and one clean step made: "
+               f"{got}; right is {wanted}", "Count in state.clean_steps and take state.interval; "
+               "keep nothing between two calls, in a global or a default argument.")

@@ -1,8 +1,7 @@
 """The exercises and predictions of lab 02, in the order of the lab.
 
-    cases.py         what the ranks do, and what is seen of it
-    judging.py       how results are judged: values, then bytes and messages
-    arguments.py     `group` and `out`: honoured, or forgotten
+    cases.py         inputs, the one trial of all verbs, and what is said of a sum
+    traffic.py       what a verb may send
     ring.py          reduce-scatter, all-gather, all-reduce round a ring
     tree.py          few steps: broadcast by doubling, all-reduce by doubling
     groups.py        parameter server and hierarchical all-reduce

@@ -6,8 +6,8 @@ from typing import NamedTuple
 import torch
 
 from ranklab.checks.beside import GROUPINGS, beside, expect, on_groups
-from ranklab.checks.collectives.arguments import GROUP
-from ranklab.checks.collectives.judging import no_backend
+from ranklab.checks.collectives.cases import GROUP
+from ranklab.checks.collectives.traffic import no_backend
 from ranklab.checks.failures import LEFT, MISMATCH
 from ranklab.collectives import all_to_all_v_time
 from ranklab.engine import device
@@ -133,7 +133,7 @@ def _messages(where, ranks, case, traffic):
     R, n = ranks.size, traffic.sent_messages
     pieces = [case.piece(ranks.index, to, R) for to in range(R) if to != ranks.index]
     away = [x.nbytes for x in pieces if x.numel()]
-    no_backend([traffic])
+    no_backend([(None, traffic)])
     expect(traffic.sent_bytes <= sum(away) + TELLING, f"{where} sends {traffic.sent_bytes:,} bytes;"
            f" its pieces for others have {sum(away):,}, and {TELLING} may tell lengths",
            "Each piece goes once, straight to its rank, without padding.")

@@ -1,31 +1,34 @@
-"""What the ranks do in the checks of lab 02: cases, and what is seen of each.
+"""What the checks of lab 02 share: inputs, one trial for all verbs, and what is said of a sum.
 
-Inputs are a function of the rank. So the judge, one process, makes them too and adds them up: it
-needs no other collective as an oracle.
+Inputs are a function of the rank. So each rank makes those of the others, too, and adds them up:
+no other collective is needed as an oracle. What a verb sent comes back to the check (traffic.py).
 """
 
-import re
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 
-from ranklab.checks.exercise import Mistake
-from ranklab.checks.failures import hint_of
-from ranklab.checks.handles import DROPPED, Waits, drops_handles
-from ranklab.checks.library_guard import LibrarysAnswer
-from ranklab.checks.trial import on_ranks
-from ranklab.collectives import node_groups
+from ranklab.checks.beside import GROUPINGS, beside, expect, on_groups
+from ranklab.checks.handles import DROPPED, drops_handles
 from ranklab.engine import device
+from ranklab.engine.report import rank_names
 from ranklab.meter import Traffic
 
-MARK = 128  # ranks are counted to its base: up to 127 times each, for 8 ranks in an int64
+MARK = 128  # ranks are counted to its base: a sum of marks tells how often each rank is in it
 WORLD_SIZES = (2, 3, 8, 1)  # for plain cases, 1 last: it has a hint of its own
-TYPES = ("float32", "bfloat16", "int64")
+BREAKS = r"(\w+Error: |was killed |hang: ).*"  # whatever is no wrong value
 ALONE = "With one rank there is nobody to talk to: the loop must not run at all."
 UNEVEN = ("R does not divide this length: chunks differ by one, and some may be empty. "
           "tensor_split cuts any length, x's and that of `out`.")
-ONE_WAY = {"call_broadcast", "call_server", "call_root_in_group"}  # these need no `sendrecv`
+GROUP = ("Hand `group` on wherever you look or talk: get_rank(group), get_world_size(group), "
+         "sendrecv(..., group), dist.send(..., group=group, group_dst=...).")
+ROOT = "And `src` or `server` counts inside the group: that is what group_dst and group_src do."
+SEND_WAITS = ("A send waits until its receiver receives; here nobody does: `sendrecv` sends and "
+              "receives at the same time. Else only one of the two may send first.")
 FAILURES = {
     "RuntimeError: view size is not compatible .*": "Here x is not contiguous, and torch.empty_like"
     "(x) keeps its strides, so that view fails: x.new_empty(x.shape) is contiguous.",
@@ -33,125 +36,188 @@ FAILURES = {
     "x.clone() and torch.empty_like(x) keep the strides; x.contiguous(), x.flatten() and "
     "x.new_empty(x.shape) do not.",
 }
-SEND_WAITS = [f"A send waits until its receiver receives; here nobody does: {what}" for what in (
-    "`sendrecv` sends and receives at the same time.",
-    "only one of the two may send first, while the other receives.")]
+ADVICE = {
+    "x": "x itself is changed. Receive and add into a copy of x, or into what arrived. (Where x is "
+    "cut into chunks, these are views of x.)",
+    "`out`": "Let what arrives land in the chunks of `out`, and add your share there, in place: "
+    "arriving.add_(mine[i]). `a = a + b` makes a new tensor elsewhere. On one rank copy x there.",
+    "type": "Make every buffer with empty_like or new_empty: same type, same device.",
+    "strided": "x is not contiguous here. torch.empty_like(x) keeps its strides, and then chunks "
+    "are copies: x.new_empty(x.shape) is contiguous.",
+    "mean": "Do not divide by R: code that wants the mean does it afterwards.",
+    "lacks": "Either there are too few steps, or what arrived is passed on without your own share, "
+    "or it is thrown away.",
+    "twice": "Something is added twice: one step too many, or a partner that has it already.",
+    "both": "What arrives needs a place of its own: do you receive into the tensor that you send, "
+    "or that you add to?",
+}
 
 
-@dataclass(frozen=True)
-class Case:
+class Case(NamedTuple):
     """One input. kind: "marks" (whose x is in it?), "numbers" (exact in every type), "normal"."""
 
     n: int
-    kind: str = "numbers"
     dtype: str = "float32"
+    kind: str = "numbers"
     strided: bool = False
     root: int = 0
-    into: bool = False  # an `out` is given, and what lies in it is looked at
-    returned: bool = False  # an `out` is given, and what is returned is looked at
-    again: bool = False  # other numbers in the same shape: is a buffer kept between calls?
+    has_out: bool = False
 
     def __str__(self):
         shape = "a matrix that is not contiguous" if self.strided else f"{self.n} elements"
-        return f"{shape}, {self.dtype}" + ", `out` given" * (self.into or self.returned)
+        return f"{shape}, {self.dtype}" + ", `out` given" * self.has_out
+
+    def x(self, rank, turn=0):
+        """The input of `rank`: the same tensor on every rank that asks."""
+        if self.kind == "marks":
+            return torch.full((self.n,), float(MARK**rank), dtype=torch.float64)
+        if self.kind == "normal":
+            generator = torch.Generator().manual_seed(rank + 9 * turn)
+            return torch.randn(self.n, generator=generator)
+        # Small whole numbers: the sum of 8 ranks is exact in bfloat16 too, in any order.
+        x = (torch.arange(self.n) * 7 + rank * 5 + 3 * turn) % 13 - 6
+        x = x.to(getattr(torch, self.dtype))
+        return x.reshape(2, -1).t() if self.strided else x
 
 
-@dataclass
-class Seen:
-    """What one rank did with one case."""
-
-    value: object  # a tensor on the CPU, or what else the function returned
-    changed: bool  # its input is not what it was
-    sent: int
-    messages: int
-    calls: dict
-    bytes_to: dict
-    talk: list  # ("send" or "recv", peer), in order
-    missing: int  # calls that were not waited for
-    itself: bool  # the result lies in its input's memory
-    overwritten: bool = False  # a later call wrote into this one's result
+TYPES = [Case(24, dtype=dtype) for dtype in ("float32", "bfloat16", "int64")]
+MARKS = Case(24, "float64", "marks")
+# Lengths that R does not divide, shorter than R, and a matrix that is not contiguous.
+UNEVEN_CASES = [*map(Case, (1001, 7, 2, 1, 0)), Case(24, strided=True)]
+INTO = [Case(48, has_out=True), Case(1001, has_out=True), Case(24, strided=True, has_out=True)]
 
 
-def plain_cases(ranks):
-    """First the one that says which rank is missing, then the types; R divides the length."""
-    return [Case(2 * ranks, "marks", "int64")] + [Case(6 * ranks, dtype=dtype) for dtype in TYPES]
+class Result(NamedTuple):
+    """What a rank got, for those that name its mistake."""
+
+    got: torch.Tensor
+    right: torch.Tensor
+    xs: list  # of each rank of the group
+    ranks: object
+    case: Case
+    traffic: Traffic
 
 
-def uneven_cases():
-    """Lengths that R does not divide, shorter than R, and a matrix that is not contiguous."""
-    return [Case(n) for n in (1001, 7, 2, 1, 0)] + [Case(24, strided=True)]
+@dataclass(frozen=True)
+class Verb:
+    """How an exercise is called, and what is right.
 
-
-def values(case, rank):
-    """The input of `rank`: the same tensor in the rank and in the judge."""
-    if case.kind == "marks":  # a sum of these tells, digit by digit, how often each rank is in it
-        return torch.full((case.n,), MARK**rank, dtype=torch.int64)
-    if case.kind == "normal":
-        return torch.randn(case.n, generator=torch.Generator().manual_seed(rank))
-    # Small whole numbers: the sum of 8 ranks is exact in bfloat16 too, in any order.
-    x = (torch.arange(case.n) * 7 + rank * 5 + 3 * case.again) % 13 - 6
-    x = x.to(getattr(torch, case.dtype))
-    return x.reshape(2, -1).t() if case.strided else x
-
-
-def sums(case, ranks):
-    """Right on each rank: the sum. "normal" numbers have none: their bits depend on the order."""
-    if case.kind == "normal":
-        return []
-    return [sum(values(case, rank) for rank in range(ranks))] * ranks
-
-
-def of_root(case, ranks):
-    """Right on each rank: what rank case.root has."""
-    return [values(case, case.root)] * ranks
-
-
-def observe(fn, call, cases, ranks, hint="", per_node=None):
-    """[of each case [Seen of each rank]]; a crash or hang is a Mistake with `hint` added."""
-    nodes, hint = ranks // per_node if per_node else 1, ALONE if ranks == 1 else hint
-    try:
-        seen = on_ranks(_trial, fn, call, cases, per_node, ranks=ranks, nodes=nodes)
-    except LibrarysAnswer:
-        raise
-    except Mistake as mistake:
-        named = hint_of(FAILURES, mistake)
-        if mistake.cause.startswith("hang: ") and drops_handles(fn):
-            named = DROPPED
-        if not named and re.match(r"hang: .*\bsend\b", mistake.cause):
-            named = f"{SEND_WAITS[call.__name__ in ONE_WAY]} {hint}".strip()
-        mistake.hint = named or " ".join(filter(None, (mistake.hint, hint)))
-        raise
-    return list(zip(*seen))
-
-
-def _trial(fn, call, cases, per_node):
-    """Runs on every rank: [Seen of each case]."""
-    groups = node_groups(per_node) if per_node else ()
-    found = [_one(fn, call, case, groups) for case in cases]
-    for value, seen in found:
-        seen.overwritten = isinstance(value, torch.Tensor) and not same_bits(value, seen.value)
-    return [seen for _, seen in found]
-
-
-def same_bits(x, copy):
-    """Whether x has still the numbers of its copy on the CPU; NaN, in memory that nobody wrote to,
-    counts as itself.
+    right   the xs of all ranks, case -> [the result of each rank]
+    slips   Result -> {what a mistake gets: (tensor, hint)}
+    advice  where the shape is right, and nothing else fits; `shape`: where it is wrong
+    call    fn, x, case, keywords, what `prepare` returned -> the result
+    give    case, Ranks, turn -> (x, `out` or None) of this rank
+    xs      case, Ranks, turn -> [x of each rank]
+    part    what of `out` is looked at
     """
-    return torch.equal(*(t.detach().cpu().flatten().view(torch.uint8) for t in (x, copy)))
+
+    right: Callable
+    slips: Callable = lambda result: of_sum(result)
+    advice: str = ""
+    shape: str = ("Compare with the docstring's first line. (When R does not divide the length, "
+                  "tensor_split says how long each chunk is.)")
+    call: Callable = lambda fn, x, case, keywords, prepared: fn(x, **keywords)
+    prepare: Callable = lambda: None
+    xs: Callable = lambda case, ranks, turn: [case.x(r, turn) for r in ranks.members]
+    give: Callable = lambda case, ranks, turn: (
+        x := case.x(dist.get_rank(), turn).to(device()), torch.full(x.shape, 99).to(x))
+    part: Callable = lambda out, ranks: out
 
 
-def _one(fn, call, case, groups):
-    x = values(case, dist.get_rank()).to(device())
-    before = x.clone()
-    with Traffic() as traffic, Waits() as waits:
-        value = call(fn, x, case, *groups)
-    changed, copied, itself = not torch.equal(x, before), value, False
-    if isinstance(value, torch.Tensor):
-        copied = value.detach().cpu().clone()
-        itself = x.numel() and value.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
-    talk = [(op.name, op.peer) for op in traffic.ops if op.peer is not None]
-    return value, Seen(copied, changed, traffic.sent_bytes, traffic.sent_messages,
-                       dict(traffic.calls), dict(traffic.bytes_to), talk,
-                       waits.missing(sum(traffic.calls.values())), bool(itself))
+def run(fn, verb, cases, ranks, hint="", **launch):
+    """[(the result, Traffic) of each rank] of each case, where all of them are right.
+
+    hint  for whatever breaks or hangs here, and has no hint of its own
+    """
+    hint = ALONE if ranks == 1 else hint
+    failures = ({"hang: .*": DROPPED} if drops_handles(fn) else {}) | FAILURES | {
+        r"hang: .*\bsend\b.*": f"{SEND_WAITS} {hint}".strip()} | ({BREAKS: hint} if hint else {})
+    notes = on_groups(_trial, fn, cases, verb, ranks=ranks, failures=failures,
+                      groupings=((tuple(range(ranks)),),), **launch)
+    return list(zip(*notes))
 
 
+def stays_in_group(fn, verb, has_out=True, hint=GROUP):
+    """In groups it meets nobody else, also where an `out` is given."""
+    on_groups(_trial, fn, [MARKS._replace(root=1)], verb, groupings=GROUPINGS[1:],
+              failures={".*": hint}, group_hint="")
+    if has_out:
+        on_groups(_trial, fn, [MARKS._replace(has_out=True)], verb, groupings=GROUPINGS[2:],
+                  failures={".*": f"Alone it was right: so too together with `out`. {hint}"},
+                  group_hint="")
+
+
+def _trial(fn, ranks, cases, verb):
+    prepared = verb.prepare()
+    for case in cases:
+        yield from _looks(fn, ranks, case._replace(root=min(case.root, ranks.size - 1)), verb,
+                          prepared)
+
+
+def _looks(fn, ranks, case, verb, prepared):
+    calls, where = [], f"{ranks}, {case}"
+
+    def call(turn):
+        x, out = verb.give(case, ranks, turn)
+        keywords = ranks.keywords | ({"out": out} if case.has_out else {})
+        with Traffic() as traffic:
+            got = verb.call(fn, x, case, keywords, prepared)
+        calls.append((got, x, traffic))
+        given = {"`out`": verb.part(out, ranks)} if case.has_out else {}
+        return {"the result": got, "x": x, **given}
+
+    def right(turn):
+        xs = verb.xs(case, ranks, turn)
+        results = verb.right(xs, case)
+        return {"the result": results, "x": xs, **({"`out`": results} if case.has_out else {})}
+
+    def slips(name, turn):
+        got, results = calls[turn][0], right(turn)["the result"]
+        if name == "`out`":
+            wrong = torch.full_like(results[ranks.index], 99)
+            return {"as it was: nothing was written there": (wrong, ADVICE["`out`"])}
+        if name != "the result" or not isinstance(got, torch.Tensor):
+            return {}
+        got = got.detach().cpu()
+        return verb.slips(Result(got, results[ranks.index], verb.xs(case, ranks, turn), ranks,
+                                 case, calls[turn][2]))
+
+    def advice(name):
+        got, wanted = calls[0][0], right(0)["the result"][ranks.index]
+        if name in ADVICE:
+            return ADVICE[name]
+        if not isinstance(got, torch.Tensor):
+            return "Return the result, one tensor; x itself stays as it is."
+        if got.shape != wanted.shape:
+            return verb.shape
+        return ADVICE["type" if got.dtype != wanted.dtype else "strided"] if (
+            got.dtype != wanted.dtype or case.strided) else verb.advice
+
+    yield from beside(where, ranks, call, right, slips=slips, advice=advice,
+                      own=lambda turn: {"the result": calls[turn][1]})
+    got, x, traffic = calls[0]
+    yield lambda: expect(case.has_out or not x.numel() or got.data_ptr() != x.data_ptr(),
+                         f"{where}: the result is x itself, not a new tensor", "Code that writes "
+                         "into the result would write into x: return a copy.")
+    yield lambda: (got.detach().cpu(), traffic)
+
+
+def of_sum(result, hints=ADVICE):
+    """What is said of a sum: it is the mean; or which ranks are missing in it, or twice.
+
+    hints  of one's own for "lacks", "twice" or "both"
+    """
+    got, right, R = result.got, result.right, result.ranks.size
+    named = {"the mean, not the sum": (right / R, ADVICE["mean"])} if R > 1 else {}
+    if result.case.kind == "marks" and got.shape == right.shape:
+        times = {r: int(got.flatten()[0]) // MARK**r % MARK for r in range(dist.get_world_size())}
+        lacks = [r for r in result.ranks.members if not times[r]]
+        twice = [r for r, n in times.items() if n > 1]
+        others = [r for r, n in times.items() if n and r not in result.ranks.members]
+        texts = [text.format(rank_names(found)) for text, found in (
+            ("lacks {}", lacks), ("counts {} more than once", twice),
+            ("has {}, not of this group", others)) if found]
+        hint = (ADVICE | hints)["both" if lacks and twice else "lacks" if lacks else "twice"]
+        if texts:
+            named[f"a sum that {' and '.join(texts)}"] = got, hint
+    return named

@@ -1,176 +1,160 @@
 """The ring: reduce-scatter, all-gather, all-reduce. Checked for values, then bytes and messages."""
 
 import torch
+import torch.distributed as dist
 
-from ranklab.checks.collectives.arguments import (
-    call_gather_in_group, call_plain, call_scatter, explain_into, own_chunk, stays_in_group,
-)
+from ranklab.checks.beside import expect
 from ranklab.checks.collectives.cases import (
-    MARK, TYPES, UNEVEN, WORLD_SIZES, Case, observe, of_root, plain_cases, sums, uneven_cases,
-    values,
+    INTO, MARKS, TYPES, UNEVEN, UNEVEN_CASES, WORLD_SIZES, Case, Verb, of_sum, run,
+    stays_in_group,
 )
-from ranklab.checks.collectives.judging import (
-    compare, explain_mean, no_backend, ranks_agree, right_on, sends,
-)
-from ranklab.checks.exercise import Mistake
+from ranklab.checks.collectives.traffic import ranks_agree, sends
 from ranklab.checks.handles import uses
+from ranklab.engine import device
 
 WHOLE = 192  # bytes of Case(48), whose traffic is looked at
 HAND_ON = ("R does not divide this length, so shards differ in length: make `out` where none is "
            "given, x.new_empty(x.shape), and hand `out` to both. It says how long each shard is.")
-# What comes back where an `out` is given; what lies in it is looked at in the other cases.
-INTO = [Case(48, into=True), Case(1001, into=True), Case(24, strided=True, into=True),
-        Case(7, returned=True)]
+SHIFTED = ("The indices are shifted. Chunk r must end at rank r after R-1 steps to the right, so "
+           "it starts at rank r+1: each rank first sends chunk rank-1.")
+SWAPPED = ("The ring is swapped: `to` is the right neighbour, (rank + 1) % R, and `source` the "
+           "left one, (rank - 1) % R.")
+UNSUMMED = ("Are there R-1 steps, range(1, R)? The result is the partial sum that arrived last, "
+            "with your share added.")
+ORDER = ("The shard of rank r belongs in place r, on every rank: the place comes from the rank "
+         "that made the shard, not from when it arrived.")
+LIES_THERE = ("Here the shard lies in `out` already, as ring_all_reduce calls it, and it is lost. "
+              "Do not clear `out`, nor receive there before you have sent.")
+
+
+def _chunk(x, ranks):
+    """The chunk of x that belongs to this rank: a view where x is contiguous."""
+    return x.flatten().tensor_split(ranks.size)[ranks.index]
+
+
+def _shards(xs, case):
+    return sum(xs).flatten().tensor_split(len(xs))
+
+
+def _goes_left(result):
+    """Is the result wrong because messages go round the other way?"""
+    R, left = result.ranks.size, result.ranks.members[result.ranks.index - 1]
+    if R <= 2 or {*result.traffic.bytes_to} != {left}:
+        return {}
+    return {f"wrong, and it sends to its left neighbour, rank {left}": (result.got, SWAPPED)}
+
+
+def _of_shard(result):
+    own = result.xs[result.ranks.index].flatten().tensor_split(result.ranks.size)
+    named = {f"its own share of chunk {i}, unsummed": (own[i], UNSUMMED) for i in range(len(own))}
+    for i, shard in enumerate(_shards(result.xs, result.case)):
+        named[f"chunk {i} of the sum"] = shard, SHIFTED
+    return named | _goes_left(result) | of_sum(result)
+
+
+SCATTER = Verb(
+    _shards, _of_shard, part=_chunk, shape="Return one chunk only: the finished one.",
+    advice="Every rank is in it once, so the steps are right. But the share that you add must be "
+    "of the chunk that arrives: in step s = 1 .. R-1 that is chunk (rank - 1 - s) % R. Else it "
+    "mixes shares of different chunks.")
 
 
 def check_ring_reduce_scatter(fn):
     for ranks in WORLD_SIZES:
-        right_on(fn, call_scatter, plain_cases(ranks), ranks, shards, _explain_shard)
+        run(fn, SCATTER, [MARKS, *TYPES], ranks)
     yield "rank r has chunk r of the sum, on 1, 2, 3, 8 ranks; float32, bfloat16, int64"
-    plain = [Case(48), Case(48, again=True), *uneven_cases()]
-    seen = observe(fn, call_scatter, plain + INTO, 4, UNEVEN)
-    compare(plain, seen, shards, _explain_shard)
+    seen = run(fn, SCATTER, [Case(48), *UNEVEN_CASES], 4, UNEVEN)
     yield "on 4 too, when the length does not divide (0, 1, 2, 7, 1001), when x is not contiguous"
     _one_pass(seen[0])
     yield "x unchanged; each rank sends exactly (R-1)/R of the bytes, to one neighbour"
-    compare(INTO, seen[len(plain):], shards, explain_into)
-    stays_in_group(fn, call_scatter, lambda xs: sum(xs).tensor_split(3))
+    run(fn, SCATTER, INTO, 4, UNEVEN)
+    stays_in_group(fn, SCATTER)
     yield "in the `out` that is given; inside a group it meets nobody else"
 
 
-def shards(case, ranks):
-    """The right shard of every rank."""
-    return sums(case, ranks)[0].flatten().tensor_split(ranks)
+def _of_shards(result):
+    got, right, R = result.got, result.right, result.ranks.size
+    named = _goes_left(result)
+    if (got.shape, got.dtype) != (right.shape, right.dtype):
+        return named
+    parts, pieces = ([each.flatten().tensor_split(R)[r] for r in range(R)] for each in (right, got))
+    order = [next((r for r in range(R) if torch.equal(parts[r], piece)), None) for piece in pieces]
+    known = [r for r in order if r is not None]
+    hint = (LIES_THERE if result.case.kind == IN_PLACE else ORDER if len({*known}) == R else
+            "Pass on what arrived last; your own shard goes out first, and once."
+            if len({*known}) < len(known) else "")
+    return named | ({f"the shards of ranks {order}": (got, hint)} if hint else {})
 
 
-def _explain_shard(wrong):
-    got, right, rank, ranks = wrong.got, wrong.right, wrong.rank, wrong.ranks
-    if got.dtype != right.dtype:
-        return
-    if wrong.times and ranks > 1 and int(got[0]) == MARK**rank:
-        raise Mistake(f"{wrong.where} returns its own share of chunk {rank}, unsummed",
-                      "Are there R-1 steps, range(1, R)? The result is the partial sum that "
-                      "arrived last, with your share added.")
-    if got.numel() > right.numel() > 0 and got.numel() >= (ranks - 1) * right.numel():
-        raise Mistake(f"{wrong.where} returns {got.numel()} elements, not its chunk of "
-                      f"{right.numel()}", "Return one chunk only: the finished one.")
-    _goes_left(wrong)
-    for other, shard in enumerate(shards(wrong.case, ranks)):
-        if torch.equal(shard, got) and right.numel() and not wrong.times:
-            raise Mistake(f"{wrong.where} ends with chunk {other} of the sum, not chunk {rank}",
-                          "The indices are shifted. Chunk r must end at rank r after R-1 steps to "
-                          "the right, so it starts at rank r+1: each rank first sends chunk "
-                          "rank-1.")
-    is_mixed = not wrong.times and not wrong.case.strided  # marks, first, say that all are in it
-    if is_mixed and got.shape == right.shape and ranks > 1 and right.numel():
-        raise Mistake(f"on {wrong.where} the sum mixes shares of different chunks",
-                      "Every rank is in it once, so the steps are right. But the share that you "
-                      "add must be of the chunk that arrives: in step s = 1 .. R-1 that is chunk "
-                      "(rank - 1 - s) % R.")
+def _gives_shard(case, ranks, turn):
+    if not _is_cut(case):
+        x = case.x(dist.get_rank(), turn).to(device())
+        return x, torch.full((ranks.size * x.numel(),), 99).to(x)
+    whole = case.x(0, turn).to(device())
+    out, shard = torch.full(whole.shape, 99).to(whole), _chunk(whole, ranks).clone()
+    return _chunk(out, ranks).copy_(shard) if case.kind == IN_PLACE else shard, out
 
 
-def _goes_left(wrong):
-    """Is the result wrong because messages go round the other way?"""
-    rank, ranks = wrong.rank, wrong.ranks
-    if ranks > 2 and all({*one.bytes_to} == {(r - 1) % ranks} for r, one in enumerate(wrong.seen)):
-        raise Mistake(f"{wrong.where} sends to its left neighbour, rank {(rank - 1) % ranks}, and "
-                      "ends with a wrong result",
-                      "The ring is swapped: `to` is the right neighbour, (rank + 1) % R, and "
-                      "`source` the left one, (rank - 1) % R.")
+def _is_cut(case):
+    """Are the shards parts of one tensor, which lengths do not divide?"""
+    return case.has_out and case.kind != "marks"
+
+
+IN_PLACE = "in its place"  # the shard lies in `out`, as ring_all_reduce does it
+GATHER = Verb(
+    lambda xs, case: [torch.cat(xs).reshape(case.x(0).shape if _is_cut(case) else -1)] * len(xs),
+    _of_shards, "Is your own shard copied in? Are there R-1 steps?", give=_gives_shard,
+    xs=lambda case, ranks, turn: [*case.x(0, turn).flatten().tensor_split(ranks.size)]
+    if _is_cut(case) else [case.x(r, turn) for r in ranks.members])
 
 
 def check_ring_all_gather(fn):
     for ranks in WORLD_SIZES:
-        cases = [Case(3, "normal"), Case(5, again=True), *[Case(5, dtype=d) for d in TYPES]]
-        right_on(fn, call_plain, cases, ranks, _gathered, _explain_gathered)
+        run(fn, GATHER, [Case(3, kind="normal"), *TYPES], ranks)
     yield "every rank has all shards in rank order, on 1, 2, 3, 8 ranks; three types"
-    into = [Case(1001, into=True), Case(24, strided=True, into=True), Case(1001, returned=True)]
-    seen = right_on(fn, _call_gather_into, [Case(48), *uneven_cases(), *into], 4, of_root,
-                    _explain_out, UNEVEN)
-    right_on(fn, call_plain, [Case(6, into=True)], 1, sums, explain_into)
+    cases = [Case(48), *UNEVEN_CASES, Case(1001, kind=IN_PLACE)]
+    seen = run(fn, GATHER, [case._replace(has_out=True) for case in cases], 4, UNEVEN)
+    run(fn, GATHER, [Case(6, has_out=True)], 1)
     yield "on 4 too, in the `out` that is given, where the shard may lie already"
-    stays_in_group(fn, call_gather_in_group, lambda xs: [torch.cat(xs)] * 3)
+    stays_in_group(fn, GATHER)
     yield "inside a group it meets nobody else"
     _one_pass(seen[0])
     yield "x unchanged; each rank sends exactly (R-1)/R of the bytes, to one neighbour"
 
 
-def _gathered(case, ranks):
-    return [torch.cat([values(case, rank) for rank in range(ranks)])] * ranks
+def _of_whole(result):
+    got, right = result.got, result.right
+    if got.numel() == right.numel() and got.shape != right.shape:
+        return {f"of shape {tuple(got.shape)}, and x of {tuple(right.shape)}": (
+            got, "The chunks are flat. Give the result x's shape.")}
+    if got.numel() < right.numel():
+        return {f"{got.numel()} of {right.numel()} elements": (
+            got, "After reduce-scatter each rank has one chunk; an all-gather must follow.")}
+    return of_sum(result)
 
 
-def _call_gather_into(fn, x, case):
-    """The shards of one tensor, which rank 0's input stands for, into an `out` of its shape."""
-    whole = values(case, 0).to(x.device)
-    shard, out = own_chunk(whole).clone(), whole.new_full(whole.shape, 99)
-    if case.returned:  # as ring_all_reduce does it: the shard is a part of `out`
-        shard = own_chunk(out).copy_(shard)
-    got = fn(shard, out=out)
-    return out if case.into else got
-
-
-def _explain_gathered(wrong):
-    _goes_left(wrong)
-    got, right = wrong.got, wrong.right
-    if got.shape != right.shape or got.dtype != right.dtype:
-        return
-    parts = right.tensor_split(wrong.ranks)
-    order = [next((r for r, part in enumerate(parts) if torch.equal(part, piece)), None)
-             for piece in got.tensor_split(wrong.ranks)]
-    known = [r for r in order if r is not None]
-    if sorted(known) == list(range(wrong.ranks)):
-        raise Mistake(f"on {wrong.where} the shards stand in the order {order}",
-                      "The shard of rank r belongs in place r, on every rank: the place comes "
-                      "from the rank that made the shard, not from when it arrived.")
-    if len({*known}) < len(known):
-        raise Mistake(f"on {wrong.where} places hold the shards of ranks {order}",
-                      "Pass on what arrived last; your own shard goes out first, and once.")
-    raise Mistake(f"on {wrong.where}, place {order.index(None)} was not filled with its shard",
-                  "Is your own shard copied in? Are there R-1 steps?")
-
-
-def _explain_out(wrong):
-    if wrong.case.returned:
-        raise Mistake(f"on {wrong.where} the shard lies in `out` already, and is lost",
-                      "ring_all_reduce calls it so: the shard is the chunk of `out` in its own "
-                      "place. Do not clear `out`, nor receive there before you have sent.")
-    explain_into(wrong, "Copy your shard into its place in `out`, and let the others arrive in "
-                 "theirs. torch.cat and empty_like make a new tensor elsewhere.")
+ALL_REDUCE = Verb(lambda xs, case: [sum(xs)] * len(xs), _of_whole)
 
 
 def check_ring_all_reduce(fn):
     for ranks in WORLD_SIZES:
-        right_on(fn, call_plain, plain_cases(ranks), ranks, sums, _explain_sum)
+        run(fn, ALL_REDUCE, [MARKS, *TYPES], ranks)
     yield "right on 1, 2, 3, 8 ranks; float32, bfloat16, int64"
-    plain = [Case(48), *uneven_cases()]
-    seen = observe(fn, call_plain, [*plain, *INTO, Case(1001, "normal")], 4,
-                   HAND_ON if uses(fn, "ring_all_gather") else UNEVEN)
-    compare(plain, seen, sums, _explain_sum)
+    hint = HAND_ON if uses(fn, "ring_all_gather") else UNEVEN
+    seen = run(fn, ALL_REDUCE, [Case(48), *UNEVEN_CASES, Case(1001, kind="normal")], 4, hint)
     yield "on 4 too, when the length does not divide (0, 1, 2, 7, 1001), when x is not contiguous"
     ranks_agree(seen[-1])
     yield "x unchanged; all ranks agree to the last bit"
     _two_passes(seen[0])
-    everything = sum(one.sent for one in seen[1])
-    if everything != 2 * 3 * 1001 * 4:
-        raise Mistake(f"with 1001 elements, 4 ranks send {everything} bytes in all, not "
-                      f"{2 * 3 * 1001 * 4}", "Do you pad to a multiple of R? Padding is sent too. "
-                      "tensor_split cuts any length into R chunks.")
+    everything = sum(traffic.sent_bytes for _, traffic in seen[1])
+    expect(everything == 2 * 3 * 1001 * 4, f"with 1001 elements, 4 ranks send {everything} bytes "
+           f"in all, not {2 * 3 * 1001 * 4}", "Do you pad to a multiple of R? Padding is sent too. "
+           "tensor_split cuts any length into R chunks.")
     yield "each rank sends exactly 2(R-1)/R of the bytes, also when R does not divide"
-    compare(INTO, seen[len(plain):], sums, explain_into)
-    right_on(fn, call_plain, [Case(6, into=True)], 1, sums, explain_into)
-    stays_in_group(fn, call_plain, lambda xs: [sum(xs)] * 3)
+    run(fn, ALL_REDUCE, INTO, 4, hint)
+    run(fn, ALL_REDUCE, [Case(6, has_out=True)], 1)
+    stays_in_group(fn, ALL_REDUCE)
     yield "in the `out` that is given; inside a group it meets nobody else"
-
-
-def _explain_sum(wrong):
-    got, right = wrong.got, wrong.right
-    if got.numel() == right.numel() and got.shape != right.shape:
-        raise Mistake(f"the shape {tuple(right.shape)} came in, {tuple(got.shape)} went out",
-                      "The chunks are flat. Give the result x's shape.")
-    if 0 < got.numel() < right.numel():
-        raise Mistake(f"{wrong.where} returns {got.numel()} of {right.numel()} elements",
-                      "After reduce-scatter each rank has one chunk; an all-gather must follow.")
-    explain_mean(wrong)
 
 
 def _one_pass(seen):
@@ -182,11 +166,10 @@ def _one_pass(seen):
 
 
 def _two_passes(seen):
-    hint = "It is R-1 chunks in reduce-scatter and R-1 in all-gather: is there a step too many?"
-    if seen[0].sent > 3 * WHOLE:
-        hint = "More than the whole tensor per neighbour: is it gathered or summed twice?"
     _sends_as_a_ring(seen, 2, {3 * WHOLE: "You pass the whole tensor R-1 times. Pass one chunk at "
-                               "a time: after R-1 steps each rank owns one finished chunk."}, hint)
+                               "a time: after R-1 steps each rank owns one finished chunk."},
+                     "It is R-1 chunks in reduce-scatter and R-1 in all-gather: is there a step "
+                     "too many, or is it gathered or summed twice?")
 
 
 def _sends_as_a_ring(seen, passes, slips, hint):
@@ -194,11 +177,11 @@ def _sends_as_a_ring(seen, passes, slips, hint):
 
     slips  {bytes that a rank sends: the hint about them}
     """
-    no_backend(seen)
-    if len({one.sent for one in seen}) > 1:
+    if len({traffic.sent_bytes for _, traffic in seen}) > 1:
         hint, slips = "One rank does more than the others. In a ring no rank is special.", {}
-    sends(seen, [(passes * WHOLE * 3 // 4, passes * 3)] * 4, slips.get(seen[0].sent, hint))
-    for rank, one in enumerate(seen):
-        if len(one.bytes_to) != 1:
-            raise Mistake(f"rank {rank} of 4 sends to ranks {sorted(one.bytes_to)}",
-                          "In a ring a rank talks to its neighbours only: send to rank+1.")
+    sends(seen, [(passes * WHOLE * 3 // 4, passes * 3)] * 4,
+          slips.get(seen[0][1].sent_bytes, hint))
+    for rank, (_, traffic) in enumerate(seen):
+        expect(len(traffic.bytes_to) == 1, f"rank {rank} of 4 sends to ranks "
+               f"{sorted(traffic.bytes_to)}", "In a ring a rank talks to its neighbours only: send "
+               "to rank+1.")

@@ -5,7 +5,7 @@ from functools import partial
 
 import torch
 
-from ranklab.checks.beside import expect, on_groups
+from ranklab.checks.beside import KEPT, expect, on_groups
 from ranklab.checks.failures import STUCK
 from ranklab.checks.handles import Waits, all_awaited
 from ranklab.engine import device
@@ -26,29 +26,24 @@ CASES = (  # of the first rank, of the last rank, what it is, what is usually wr
     (NAN, FINITE, "the first rank has NaN", LOST),
     (FINITE, NAN, "the last rank has NaN", LOST),
     (-INF, FINITE, "the first rank has minus infinity", BOTH),
-    (FINITE, FINITE, "all losses finite again, after the calls with NaN", "Something is kept from "
-     "an earlier call. Make the flag inside, new in each call."),
+    (FINITE, FINITE, "all losses finite again, after the calls with NaN", KEPT),
 )
-SAME_CALLS = ("All ranks must make the same calls: reduce first, on every rank, and look at the "
-              "result then.")
 GRAPH = ("The loss has a graph, and backward comes after this: torch.isfinite(loss) gives a tensor "
          "of its own, without a graph; detach_() would cut the loss off.")
-OWN = ("Each rank looks at its own loss only, or reads the flag before all_reduce is done. That is "
-       "the bug you came to mend: reduce the flag over all ranks, then look.")
 ONE_DECIDES = ("{}: one rank alone decides or knows. all_reduce takes the flags of all ranks and "
                "leaves the result on all of them.")
-FAILURES = {"RuntimeError: .*requires grad.*": GRAPH, STUCK: SAME_CALLS,
+FAILURES = {"RuntimeError: .*requires grad.*": GRAPH,
+            STUCK: "All ranks must make the same calls: reduce first, on every rank, and look at "
+            "the result then.",
             "ValueError: Global rank 0 is not part of group .*": ONE_DECIDES.format("Rank 0")}
 
 
 def _trial(all_ranks_finite, ranks):
     for of_first, of_last, situation, hint in CASES:
         if ranks.group and 0 in ranks.members:  # whatever the other group has meanwhile
-            of_first, of_last = FINITE, FINITE
+            of_first = of_last = FINITE
             situation, hint = "all losses of this group finite", ""
-        values = [FINITE] * ranks.size
-        values[0] = of_first
-        values[-1] = of_last if ranks.size > 1 or of_last != FINITE else of_first
+        values = [of_first, *[FINITE] * (ranks.size - 2), of_last][:ranks.size]
         dtype = torch.float64 if of_first == HUGE else torch.float32
         weight = torch.tensor(values[ranks.index], device=device(), dtype=dtype, requires_grad=True)
         loss = weight * 1  # as a model's loss, it has a graph
@@ -57,21 +52,19 @@ def _trial(all_ranks_finite, ranks):
         same = torch.equal(loss.detach().nan_to_num(), weight.detach().nan_to_num())
         if loss.requires_grad:
             loss.backward()
-        is_kept = same and weight.grad is not None
-        missing = waits.missing(sum(traffic.calls.values()))
-        yield partial(_compare, f"{situation}, {ranks}", answer, values, is_kept,
-                      dict(traffic.calls), missing, hint)
+        yield partial(_compare, f"{situation}, {ranks}", answer, all(map(math.isfinite, values)),
+                      same and weight.grad is not None, traffic.calls,
+                      waits.missing(sum(traffic.calls.values())), hint)
 
 
-def _compare(where, answer, values, is_kept, calls, missing, hint):
+def _compare(where, answer, right, is_kept, calls, missing, hint):
     expect(isinstance(answer, bool), f"it returned a {type(answer).__name__}, {where}",
            "Return a bool, on every rank. (all_reduce works in place and returns None.)")
     expect(is_kept, f"the loss was changed: {where}", "all_reduce works in place. Reduce a flag of "
            f"your own, not the loss. {GRAPH}")
     all_awaited(missing, where)
-    right = all(map(math.isfinite, values))
     if not calls:
-        hint = OWN
+        hint = "Each rank looks at its own loss only: reduce the flag over all ranks, then look."
     if others := sorted({"reduce", "broadcast"}.intersection(calls)):
         hint = ONE_DECIDES.format(", ".join(others))
     expect(answer == right, f"{where}: the answer is {answer}; right is {right}", hint)

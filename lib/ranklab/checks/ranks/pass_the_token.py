@@ -1,69 +1,58 @@
 """pass_the_token: the right value on every rank, and one message each."""
 
 import torch
-import torch.distributed as dist
 
-from ranklab.checks.exercise import Mistake
-from ranklab.checks.handles import all_awaited
-from ranklab.checks.ranks.ring_shift import MEMBERS, OF, THE_GROUP, in_group, on_ring
-from ranklab.checks.ranks.shard_range import SIZES, as_text
-
-POINT_TO_POINT = {"send", "recv"}
-
-
-def _token_trial(pass_the_token, members=None):
-    """(value, value of a second call, Traffic of the first, its calls that were not waited for)."""
-    seen = in_group(pass_the_token, members=members)
-    dist.barrier()  # a hang in the first call must not look like one in the second
-    again = in_group(pass_the_token, members=members)  # the token starts at 0 in each call
-    return seen and (seen[0], again[0], *seen[1:])
+from ranklab.checks.beside import KEPT, expect, located, on_groups
+from ranklab.checks.failures import hinted
+from ranklab.checks.handles import Waits, all_awaited
+from ranklab.checks.ranks.ring_shift import IN_GROUP, in_groups, on_rings
+from ranklab.meter import Traffic
 
 
 def check_pass_the_token(pass_the_token):
-    for size in SIZES:
-        seen = on_ring(_token_trial, pass_the_token, ranks=size)
-        _compare_token(seen, as_text(size))
+    for seen in on_rings(_trial, pass_the_token):
+        _compare(seen)
     yield "1, 2, 3, 4, 8 ranks: rank r sees r, and rank 0 gets back the number of ranks"
-    for rank, (_, _, traffic, _) in enumerate(seen):
-        if others := sorted(set(traffic.calls) - POINT_TO_POINT):
-            raise Mistake(f"rank {rank} called {', '.join(others)}",
-                          "A collective would do it, but here a rank talks to its neighbours "
-                          "only: dist.send and dist.recv.")
-        if traffic.sent_messages != 1:
-            raise Mistake(f"rank {rank} of 8 sent {traffic.sent_messages} messages; one is enough",
-                          "Every rank hands the token on exactly once.")
-        if traffic.sent_bytes != 8:
-            raise Mistake(f"rank {rank} of 8 sent {traffic.sent_bytes} bytes; the token has 8",
-                          "The token is one int64, as it is given. (float32 can't count beyond "
-                          "2^24, and section 7 counts your bytes.)")
     yield "each rank sends one message of 8 bytes; a single rank sends none"
-    seen = on_ring(_token_trial, pass_the_token, MEMBERS, ranks=OF)
-    _compare_token([of_rank for of_rank in seen if of_rank], THE_GROUP)
+    with hinted({".*": f"{KEPT} The token starts at 0 in each call."}):
+        located("a second call", _compare, on_groups(_trial, pass_the_token, 2, ranks=3))
+    with hinted({".*": IN_GROUP}):
+        _compare(in_groups(_trial, pass_the_token)[1:])
     yield "right in a group that is not all ranks"
 
 
-def _compare_token(seen, where):
-    size = len(seen)
-    for rank in (*range(1, size), 0):  # in the order of the ring: the first mistake counts
-        value, again, _, missing = seen[rank]
-        right = rank or size
-        if value is None or isinstance(value, torch.Tensor):
-            raise Mistake(f"{where}: rank {rank} returned {type(value).__name__}",
-                          "Return the number: token.item().")
-        all_awaited(missing, f"{where}, rank {rank}")
-        if value != right:
-            raise Mistake(f"{where}: rank {rank} returned {value}; right is {right}",
-                          _why_wrong(seen, rank, value, right))
-        if again != right:
-            raise Mistake(f"{where}: a second call returned {again} on rank {rank}; right is "
-                          f"{right}", "Something is kept from the first call. Make the token "
-                          "inside the function: it starts at 0 in each call.")
+def _trial(pass_the_token, ranks, times=1):
+    for _ in range(times):
+        with Traffic() as traffic, Waits() as waits:
+            value = pass_the_token(**ranks.keywords)
+    missing = waits.missing(sum(traffic.calls.values()))
+    yield lambda: (str(ranks), value, traffic, missing)
 
 
-def _why_wrong(seen, rank, value, right):
-    size, values, traffic = len(seen), [of_rank[0] for of_rank in seen], seen[rank][2]
-    first_op = [next((op.name for op in of_rank[2].ops if op.peer is not None), "")
-                for of_rank in seen]
+def _compare(seen):
+    ring = [of_rank for of_rank, in seen]
+    for rank in (*range(1, len(ring)), 0):  # in the order of the ring: the first mistake counts
+        where, value, traffic, missing = ring[rank]
+        right, messages, nbytes = rank or len(ring), traffic.sent_messages, traffic.sent_bytes
+        expect(value is not None and not isinstance(value, torch.Tensor),
+               f"{where} returned a {type(value).__name__}", "Return the number: token.item().")
+        all_awaited(missing, where)
+        expect(value == right, f"{where} returned {value}; right is {right}",
+               _why_wrong(ring, rank, value, right))
+        others = ", ".join(sorted(set(traffic.calls) - {"send", "recv"}))
+        expect(not others, f"{where} called {others}", "A collective would do it, but here a rank "
+               "talks to its neighbours only: dist.send and dist.recv.")
+        expect(messages <= 1, f"{where} sent {messages} messages; one is enough",
+               "Every rank hands the token on exactly once.")
+        expect(nbytes in (0, 8), f"{where} sent {nbytes} bytes; the token has 8",
+               "The token is one int64, as it is given. (float32 can't count beyond 2^24, and "
+               "section 7 counts your bytes.)")
+
+
+def _why_wrong(ring, rank, value, right):
+    size, values, traffic = len(ring), [value for _, value, *_ in ring], ring[rank][2]
+    first_op = [next((op.name for op in of_rank.ops if op.peer is not None), "")
+                for _, _, of_rank, _ in ring]
     early = next((r for r in range(1, size) if first_op[r] == "send"), None)
     hints = (  # the first that fits
         (early is not None, f"Rank {early} sends before it has received: the token can't be there "

@@ -9,8 +9,9 @@ import time
 from importlib.util import find_spec
 
 import numpy as np
+import torch
 
-from ranklab.projects.collectives.timing import Row
+from ranklab.projects.collectives.timing import Row, expected
 
 NO_MPI = ("MPI is not here. After apt install openmpi-bin libopenmpi-dev and pip install "
           "'ranklab[mpi]' this runs: mpirun -n 4 python -m ranklab.projects.collectives --mpi")
@@ -46,9 +47,14 @@ def run(sizes, iters):
     R, rank, rows = world.Get_size(), world.Get_rank(), []
     for size in sizes:
         n = max(size // 4 // R, 1) * R
-        x = (np.arange(n) % 7 + rank % 3).astype(np.float32)
-        every = [(np.arange(n) % 7 + r % 3).astype(np.float32) for r in range(R)]
-        for verb, (call, out, right) in _calls(world, x, every, R, rank).items():
+
+        def x_of(r, n=n):
+            return (torch.arange(n) % 7 + r % 3).to(torch.float32)
+
+        x = x_of(rank).numpy()
+        for verb, call in _calls(world, x, R, rank).items():
+            right = expected(verb, x_of, R, rank).numpy()
+            out = x.copy() if verb == "broadcast" else np.empty_like(right)
             times = []
             for _ in range(iters + 1):
                 world.Barrier()
@@ -61,18 +67,12 @@ def run(sizes, iters):
     return rows if rank == 0 else []
 
 
-def _calls(world, x, every, R, rank):
-    """{verb: (call that fills out, out, what out must be)}."""
-    part = len(x) // R
-    mine = slice(rank * part, (rank + 1) * part)
-    shards = np.concatenate([x_r[r * part : (r + 1) * part] for r, x_r in enumerate(every)])
-    swapped = np.concatenate([x_r[mine] for x_r in every])
-    first = every[0].copy()
+def _calls(world, x, R, rank):
+    """{verb: what fills an array that is given}"""
     return {
-        "all_reduce": (lambda out: world.Allreduce(x, out), np.empty_like(x), sum(every)),
-        "reduce_scatter": (lambda out: world.Reduce_scatter_block(x, out),
-                           np.empty(part, x.dtype), sum(every)[mine]),
-        "all_gather": (lambda out: world.Allgather(x[mine], out), np.empty_like(x), shards),
-        "broadcast": (lambda out: world.Bcast(out, 0), x.copy(), first),
-        "all_to_all": (lambda out: world.Alltoall(x, out), np.empty_like(x), swapped),
+        "all_reduce": lambda out: world.Allreduce(x, out),
+        "reduce_scatter": lambda out: world.Reduce_scatter_block(x, out),
+        "all_gather": lambda out: world.Allgather(np.array_split(x, R)[rank], out),
+        "broadcast": lambda out: world.Bcast(out, 0),
+        "all_to_all": lambda out: world.Alltoall(x, out),
     }

@@ -36,14 +36,14 @@ class Row(NamedTuple):
     algbw: float  # bytes per second
     busbw: float
     wrong: int  # elements that are not what they should be, over all ranks
-    own: bool = False  # by a learner's function
+    of_learner: bool = False  # by a learner's function
 
     @classmethod
-    def of(cls, verb, algorithm, size, count, kind, seconds, wrong, ranks, own=False):
+    def of(cls, verb, algorithm, size, count, kind, seconds, wrong, ranks, of_learner=False):
         """The Row of a measurement on so many ranks."""
         algbw = size / seconds
         return cls(verb, algorithm, size, count, kind, seconds, algbw,
-                   algbw * ours.bus_factor(verb, ranks), wrong, own)
+                   algbw * ours.bus_factor(verb, ranks), wrong, of_learner)
 
 
 def algorithms(verb, nodes, groups, functions):
@@ -51,21 +51,14 @@ def algorithms(verb, nodes, groups, functions):
     R, rank = dist.get_world_size(), dist.get_rank()
 
     def backend(x):
-        if verb == "all_reduce":
-            out = x.clone()
-            dist.all_reduce(out)
-        elif verb == "reduce_scatter":
-            out = x.new_empty(x.numel() // R)
-            dist.reduce_scatter_single(out, x)
-        elif verb == "all_gather":
-            out = torch.empty_like(x)
-            dist.all_gather_single(out, x.tensor_split(R)[rank])
-        elif verb == "broadcast":
-            out = x.clone()
-            dist.broadcast(out, 0)
-        else:
-            out = torch.empty_like(x)
-            dist.all_to_all_single(out, x)
+        n = x.numel() // R if verb == "reduce_scatter" else x.numel()
+        out = x.clone() if verb in ("all_reduce", "broadcast") else x.new_empty(n)
+        fill = {"all_reduce": lambda: dist.all_reduce(out),
+                "reduce_scatter": lambda: dist.reduce_scatter_single(out, x),
+                "all_gather": lambda: dist.all_gather_single(out, x.tensor_split(R)[rank]),
+                "broadcast": lambda: dist.broadcast(out, 0),
+                "all_to_all": lambda: dist.all_to_all_single(out, x)}
+        fill[verb]()
         return out
 
     mine = {name: functions.get(built, getattr(ours, built)) for name, built in BUILT[verb].items()}
@@ -142,13 +135,12 @@ def run(ranks=None, nodes=1, verbs=VERBS, sizes=(2**10, 2**16, 2**22), kind="flo
         raise ValueError(f"verb {unknown[0]!r} is not one of {', '.join(VERBS)}")
     seen = launch(measure, verbs, sizes, kind, iters, nodes, functions, ranks=ranks, nodes=nodes,
                   timeout=600)
-    own = by_learner(functions)
-    rows = []
+    learner_names, rows = by_learner(functions), []
     for of_ranks in zip(*seen):
         verb, algorithm, nbytes, count = of_ranks[0][:4]
         seconds, wrong = max(row[4] for row in of_ranks), sum(row[5] for row in of_ranks)
         rows.append(Row.of(verb, algorithm, nbytes, count, kind, seconds, wrong, len(seen),
-                           BUILT[verb].get(algorithm) in own))
+                           BUILT[verb].get(algorithm) in learner_names))
     return rows
 
 
@@ -159,7 +151,7 @@ def table(rows):
             f"{'#':36}{'(B)':>11}{'(elements)':>11}{'':>9}{'(us)':>10}{'(GB/s)':>8}{'(GB/s)':>8}")
     lines = [f"  {r.verb:15}{r.algorithm:19}{r.size:11}{r.count:11}{r.type:>9}"
              f"{r.time * 1e6:10.1f}{gb(r.algbw):>8}{gb(r.busbw):>8}{r.wrong:7}" for r in rows]
-    used = {BUILT[r.verb][r.algorithm]: r.own for r in rows if r.algorithm in BUILT[r.verb]}
+    used = {BUILT[r.verb][r.algorithm]: r.of_learner for r in rows if r.algorithm in BUILT[r.verb]}
     said = authors_of([name for name in used if used[name]], used)  # of mpirun's rows: nothing
     return "\n".join(filter(None, [head, *lines, said])) if rows else ""
 
