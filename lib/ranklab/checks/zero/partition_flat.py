@@ -59,14 +59,14 @@ def _compare(partition_flat, where, tensors, ranks):
 
 
 def _compare_shards(where, tensors, right, flat, shards):
-    n, each = len(right), len(shards[0])
+    n, each, ranks = len(right), len(shards[0]), len(shards)
     explain(f"{where}: flat", flat[:n], right, hint="The numbers of tensor 0, then of tensor 1, "
             "and so on: each row by row, in its own type, with no gap between.")
     explain(f"{where}: the end of flat", flat[n:], flat.new_zeros(len(flat) - n), hint="The end is "
             "filled up with zeros, not with what was in memory: new_zeros, or pad.")
     for r, shard in enumerate(shards):
         explain(f"{where}: shard {r}", shard, flat[r * each : (r + 1) * each], {
-            "every R-th number": (flat[r :: len(shards)], "A shard is one piece: flat.view(R, n / R), "
+            "every R-th number": (flat[r::ranks], "A shard is one piece: flat.view(R, n / R), "
                                   "row by row, not column by column.")},
             "Rank r owns the numbers from r * each on.")
     for r, shard in enumerate(shards):

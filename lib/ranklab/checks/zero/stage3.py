@@ -94,9 +94,9 @@ class Units(Watch):
         now = f"while block {number}'s {what} begins, {_are(whole)} whole"
         is_prefetched = (self.knows_order or what != "forward") and not self.recompute
         expect(not is_prefetched or then in (-1, len(self.blocks), *under_way),
-               f"{now}; block {then} comes next, and is not on its way", f"{call} begins the gather "
-               f"of the next one, self.prefetch({place}), and does not wait for it: it travels "
-               "meanwhile.")
+               f"{now}; block {then} comes next, and is not on its way", f"{call} begins the "
+               f"gather of the next one, self.prefetch({place}), and does not wait for it: it "
+               "travels meanwhile.")
         expect({number, then}.issuperset(whole), now, f"What has computed is freed: {free}. And no "
                f"other one than the next is gathered ahead: self.prefetch({place}).")
         is_reduced = self.is_clean and self.wrapped.sync

@@ -5,6 +5,7 @@ import math
 from pathlib import Path
 
 from ranklab.baseline import activation_bytes
+from ranklab.meter.text import lined_up
 from ranklab.models.gpt import count_parameters
 from ranklab.projects.zero.config import MODELS
 from ranklab.projects.zero.measure import Costs
@@ -16,21 +17,24 @@ BUCKET = 50_000_000  # numbers
 def report(found):
     """What `run` found, as text."""
     config, shape, ranks = found["config"], found["shape"], found["ranks"]
+    is_away = config.offload or config.offload_parameters
+    columns = [name for name in Costs._fields if is_away or name != "offloaded"]
+    table = []
+    for row in found["rows"]:
+        loss = f"stopped at {row.steps}" if row.held_out is None else f"{row.held_out:.3f}"
+        speed = row.tokens_per_second
+        table += [(f"stage {row.stage}", *cells(row.costs, columns),
+                   "-" if math.isnan(speed) else f"{speed:,.0f}", loss),
+                  ("  the formula", *cells(row.said, columns), "", "")]
     lines = [
         f"model     {count_parameters(shape):,} parameters: {shape.n_layer} layers, "
         f"{shape.n_head} heads, width {shape.n_embd}, {shape.n_ctx} tokens, V={shape.vocab_size}",
         f"training  {config.engine}, {config.steps} steps of {config.batch} x {shape.n_ctx} "
         f"tokens of {found['text']}, {config.precision}, {ranks} ranks",
         f"{found['authors']}\n",
-        line("rank 0, bytes", Costs._fields, config) + f"{'tokens/s':>10}{'held out':>9}",
+        lined_up(["rank 0, bytes", *columns, "tokens/s", "held out"], table),
+        f"\nA bigram model has a loss of {found['bigram']:.3f} nats on the held-out text.",
     ]
-    for row in found["rows"]:
-        loss = f"stopped at {row.steps}" if row.held_out is None else f"{row.held_out:.3f}"
-        speed = row.tokens_per_second
-        speed = "-" if math.isnan(speed) else f"{speed:,.0f}"
-        lines += [line(f"stage {row.stage}", row.costs, config) + f"{speed:>10}{loss:>9}",
-                  line("  the formula", row.said, config)]
-    lines += ["", f"A bigram model has a loss of {found['bigram']:.3f} nats on the held-out text."]
     if config.offload:
         lines += [f"Offloaded to {config.offload}: what the optimizer steps, its state, its "
                   "gradients.", "The other columns show what the device holds."]
@@ -40,15 +44,10 @@ def report(found):
     return "\n".join(lines)
 
 
-def line(name, costs, config):
-    """One column for each of the Costs; None was not counted."""
-    cells, width = Costs(*costs)._asdict(), 11
-    if not (config.offload or config.offload_parameters):
-        del cells["offloaded"]
-        width = 13
-    texts = ["-" if cell is None else cell if isinstance(cell, str) else f"{cell:,.0f}"
-             for cell in cells.values()]
-    return f"{name:14}" + "".join(f"{text:>{width}}" for text in texts)
+def cells(costs, columns):
+    """As text; None was not counted."""
+    found = [getattr(costs, name) for name in columns]
+    return ["-" if nbytes is None else f"{nbytes:,.0f}" for nbytes in found]
 
 
 def machine(config, shape, options):

@@ -6,7 +6,6 @@ import gc
 from typing import NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch.utils.checkpoint import checkpoint
 
 from ranklab import data
@@ -58,8 +57,10 @@ def run(size="laptop", numbers=(0, 1, 2, 3), stages=STAGES, zero_memory=zero_mem
         if getattr(config, name) % count:
             raise ValueError(f"{count} ranks must divide {name}={getattr(config, name)}")
     text, shape = text_for(MODELS[size], config, path)  # read once, for all ranks
-    rows = launch(_train_all, shape, config, numbers, stages, zero_memory, text, resume, until,
-                  progress, ranks=ranks, timeout=timeout, stream=progress)[0]
+    shown = launch(_train_all, shape, config, numbers, stages, text, resume, until, progress,
+                   ranks=ranks, timeout=timeout, stream=progress)[0]
+    rows = [Row(number, predicted(shape, config, number, count, zero_memory), *of_stage)
+            for number, of_stage in zip(numbers, shown)]
     window = data.held_out_batch(text.held_out, config.eval_batch, shape.n_ctx)
     used = {f"ZeroStage{n}": stages[n] for n in numbers if n and config.engine == "ours"}
     return {"rows": rows, "shape": shape, "config": config, "ranks": count, "text": text.name,
@@ -67,32 +68,26 @@ def run(size="laptop", numbers=(0, 1, 2, 3), stages=STAGES, zero_memory=zero_mem
             "authors": authors({**used, "zero_memory": zero_memory})}
 
 
-def _train_all(shape, config, numbers, stages, zero_memory, text, resume, until, progress):
-    """On each rank: all stages, one after the other; returns a Row for each."""
-    rows = []
+def _train_all(shape, config, numbers, stages, text, resume, until, progress):
+    """On each rank: all stages, one after the other; of each all of a Row but the first two."""
+    shown = []
     for stage in numbers:
         torch.manual_seed(0)
         model = GPT(shape).to(device())
         if config.recompute:
             checkpoint_blocks(model, functools.partial(checkpoint, use_reentrant=False))
         trainer = new_trainer(model, text, config, stage, stages, progress)
-        said = predicted(shape, config, stage, dist.get_world_size(), zero_memory)
-        rows.append(Row(stage, said, *train(trainer, config, resume, until)))
+        if resume:
+            trainer.resume()
+        costs = Costs(*[None] * len(Costs._fields))
+        if min(until or config.steps, config.steps) - trainer.steps_done > 2:
+            trainer.step()  # makes the optimizer's state, and shows stage 3 the order of its units
+            costs = measure(trainer, config)
+        history = trainer.fit(until)
+        held_out = history.held_out.get(config.steps)
+        if held_out is None and not trainer.stopped:
+            held_out = trainer.evaluate()
+        shown.append((costs, median_speed(history), history, trainer.steps_done, held_out))
         del model, trainer
         gc.collect()  # modules and their hooks refer to each other: else two models are in memory
-    return rows
-
-
-def train(trainer, config, resume, until):
-    """The trainer has done its steps; returns all of a Row but the first two."""
-    if resume:
-        trainer.resume()
-    costs = Costs(*[None] * len(Costs._fields))
-    if min(until or config.steps, config.steps) - trainer.steps_done > 2:
-        trainer.step()  # makes the optimizer's state, and shows stage 3 the order of its units
-        costs = measure(trainer, config)
-    history = trainer.fit(until)
-    held_out = history.held_out.get(config.steps)
-    if held_out is None and not trainer.stopped:
-        held_out = trainer.evaluate()
-    return costs, median_speed(history), history, trainer.steps_done, held_out
+    return shown
