@@ -7,7 +7,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from ranklab.checks.beside import IN_GROUPS, expect
 from ranklab.checks.failures import LEFT
 from ranklab.checks.trial import explain
-from ranklab.checks.zero.toys import Watch, is_there
+from ranklab.checks.zero.toys import Watch, is_there, storages
 from ranklab.checks.zero.training import EXPERTS, WAYS, on_ranks_together, train
 
 CAP = {"bucket_cap_bytes": 200}  # several buckets
@@ -41,9 +41,8 @@ class Buckets(Watch):
         self.message_begins()
         work = type(self.wrapped).reduce(self.wrapped, bucket)
         self.is_early |= getattr(work, "is_here", False)
-        memory = None if bucket.own is None else bucket.own.untyped_storage()
-        if memory and memory.data_ptr() != bucket.flat.untyped_storage().data_ptr():
-            self.wrapped.places.append(StorageWeakRef(memory))
+        if bucket.own is not None and storages([bucket.own]) != storages([bucket.flat]):
+            self.wrapped.places.append(StorageWeakRef(bucket.own.untyped_storage()))
         return work
 
     def message_begins(self):
