@@ -51,7 +51,7 @@ def test_what_is_offloaded_is_not_on_the_device(text, tmp_path, precision, offlo
     found = project.run(numbers=(1, 2, 3), offload=offload, **how)
     for row in found["rows"]:
         assert row.costs._replace(peak=0) == pytest.approx(row.said._replace(peak=0), abs=500)
-        assert row.costs.optimizer == 0 < row.costs.offloaded
+        assert row.costs.optimizer_state == 0 < row.costs.offloaded
         assert row.held_out == pytest.approx(here.held_out, rel=1e-4)
     assert found["rows"][1].costs.peak < here.costs.peak
     assert f"Offloaded to {offload}" in project.report(found)

@@ -6,7 +6,7 @@ That a real step holds and sends as much, section 7 of the lab shows by the lear
 from ranklab.checks.beside import expect
 from ranklab.checks.trial import explain, refuses
 
-FROM = {"parameters": 3, "gradients": 2, "optimizer_state": 1}  # the stage that shares them out
+FROM = {"parameters": 3, "gradients": 2, "optimizer_state": 1}  # the first stage that shards them
 NO_STAGE = {f"stage={stage}": (stage, 12, 2) for stage in (4, -1)}
 SAY = "Say what is wrong: raise ValueError(...)."
 # What is shown; then parameters, ranks, and the bytes of each number where they are not the default
@@ -42,7 +42,7 @@ def _compare_states(got, stage, parameters, ranks, *nbytes):
     for (kind, first), width in zip(FROM.items(), nbytes):
         name, own = kind.replace("_", " "), parameters
         hint = (f"Stage {stage} keeps the {name} whole on each rank; stage {first} is the first "
-                f"that shares them out. They take {width} bytes for each number.")
+                f"that shards them. They take {width} bytes for each number.")
         if stage >= first:
             own = -(-parameters // ranks)
             hint = (f"From stage {first} on each rank holds 1/R of the {name}, {width} bytes for "

@@ -16,7 +16,7 @@ class Costs(NamedTuple):
 
     parameters: int
     gradients: int  # also in buckets
-    optimizer: int  # masters and state
+    optimizer_state: int  # also masters
     offloaded: int  # in the CPU's memory or in files: all that the optimizer has, gradients too
     peak: int | None  # with activations; no formula says it
     sent: float
@@ -68,6 +68,6 @@ def predicted(shape, config, stage, ranks, zero_memory):
     if config.offload:
         # Masters, moments and their gradients are in float32; stage 1 has all gradients here, too.
         away = held.offloaded + zero_memory(3, n, ranks, 0, 4, 12).total
-        held = held._replace(gradients=held.gradients if stage == 1 else 0, optimizer=0,
-                             offloaded=away)
+        held = held._replace(gradients=held.gradients if stage == 1 else 0,
+                             optimizer_state=0, offloaded=away)
     return held

@@ -32,7 +32,8 @@ def report(found):
         f"training  {config.engine}, {config.steps} steps of {config.batch} x {shape.n_ctx} "
         f"tokens of {found['text']}, {config.precision}, {ranks} ranks",
         f"{found['authors']}\n",
-        lined_up(["rank 0, bytes", *columns, "tokens/s", "held out"], table),
+        lined_up(["rank 0, bytes", *(name.partition("_")[0] for name in columns), "tokens/s",
+                  "held out"], table),
         f"\nA bigram model has a loss of {found['bigram']:.3f} nats on the held-out text.",
     ]
     if config.offload:
