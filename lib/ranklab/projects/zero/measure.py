@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 from ranklab.meter import memory_of
+from ranklab.meter.storage import tensors_in
 from ranklab.models.gpt import block_parameters, count_parameters
 from ranklab.projects.costs import counted_step
 from ranklab.projects.zero.engines import DeepSpeed, has_master_weights
@@ -34,16 +35,23 @@ def measure(trainer, config):
 
     def look():
         held = memory_of(trainer.model, None if config.offload else optimizer, **kept)
-        everything = memory_of(trainer.model, optimizer, **kept)
-        away = sum(shard.nbytes for shard in shards) if config.offload_parameters else 0
-        return Costs(held.parameters - away, held.gradients + held.communication_buffers,
-                     held.optimizer_state, everything.total - held.total + away, 0, 0)
+        stepped = [p for group in optimizer.param_groups for p in group["params"]]
+        away = nbytes(stepped, [p.grad for p in stepped], list(optimizer.state.values()))
+        parameters_away = nbytes(shards) if config.offload_parameters else 0
+        return Costs(held.parameters - parameters_away,
+                     held.gradients + held.communication_buffers, held.optimizer_state,
+                     parameters_away + (away if config.offload else 0), 0, 0)
 
     def on_device(memory):
         return memory.total - (memory.optimizer_state if config.offload else 0)
 
     seen, peak, sent = counted_step(trainer, optimizer, look, on_device, **kept)
     return max(seen, key=sum)._replace(peak=peak, sent=sent)
+
+
+def nbytes(*tensors):
+    """Of each tensor: on a CPU stage 1's gradients there are views of those on the device."""
+    return sum(tensor.nbytes for tensor in tensors_in(tensors))
 
 
 def predicted(shape, config, stage, ranks, zero_memory):
