@@ -1,23 +1,10 @@
-"""Lab 06's model of a step of stage 3: by hand, its memory, its bound; and the library's choice."""
+"""Lab 06's model of a step of stage 3: by hand, its memory, its bound, the published shapes."""
 
 import itertools
 import random
 
-import pytest
-
-from ranklab.checks.zero.units_to_keep import _step
-from ranklab.zero import units_to_keep
+from ranklab.checks.zero.units_to_keep import random_step
 from ranklab.zero.keeping import Step, last_that_fit, published_steps, scores
-
-
-def steps(n=60):
-    dice = random.Random(1)
-    return [_step(dice, dice.randint(1, 6)) for _ in range(n)]
-
-
-def sets_of(step):
-    units = range(len(step.nbytes))
-    return [kept for n in range(len(units) + 1) for kept in itertools.combinations(units, n)]
 
 
 def test_a_step_by_hand():
@@ -30,10 +17,13 @@ def test_a_step_by_hand():
     assert one.seconds([0]) == float("inf")
 
 
-def test_never_more_than_the_limit_is_whole():
-    for step in steps(20):
+def test_never_more_than_the_limit_is_whole_and_no_set_beats_the_bound():
+    dice = random.Random(1)
+    for step in (random_step(dice, dice.randint(1, 6)) for _ in range(20)):
         n = len(step.nbytes)
-        for kept in sets_of(step):
+        sets = [kept for size in range(n + 1) for kept in itertools.combinations(range(n), size)]
+        for kept in sets:
+            assert step.bound() <= step.seconds(kept) + 1e-9
             if step.seconds(kept) == float("inf"):
                 continue
             for place, last in enumerate(step.gathered_ahead(frozenset(kept))):
@@ -44,19 +34,8 @@ def test_never_more_than_the_limit_is_whole():
                 assert sum(step.nbytes[unit] for unit in gathered + stay) <= step.limit + 1e-9
 
 
-def test_the_bound_holds_and_the_librarys_choice_is_near_the_best():
-    ratios = []
-    for step in steps():
-        least = min(map(step.seconds, sets_of(step)))
-        assert step.bound() <= least + 1e-9
-        ratios.append(step.seconds(units_to_keep(step)) / least)
-    assert max(ratios) < 1.05 and sum(ratios) / len(ratios) < 1.002
-
-
 def test_published_steps_are_scored():
     for step in published_steps().values():
         found = scores(step)
         assert found["bound"] < found["library"] < found["the last that fit"] < found["none"]
         assert step.seconds(last_that_fit(step)) == found["the last that fit"]
-
-

@@ -8,8 +8,7 @@ from ranklab.engine import RankError, torchrun
 from ranklab.models.gpt import GPTConfig
 from ranklab.projects import zero as project
 from ranklab.projects.zero.__main__ import main, project as command
-from ranklab.projects.zero.config import MODELS, SIZES, Settings, settings_of
-from ranklab.projects.zero.measure import predicted
+from ranklab.projects.zero.config import MODELS, read_config
 from ranklab.zero import ZeroStage2, deepspeed_config, zero_memory
 from ranklab.zero.training import STAGES
 
@@ -23,8 +22,6 @@ def small_model(monkeypatch):
     """The laptop's model is a tiny one; not in another process."""
     monkeypatch.setitem(MODELS, "laptop", GPTConfig(n_layer=2, n_ctx=16, n_embd=32))
 
-
-# --- training -------------------------------------------------------------------------------------
 
 @pytest.mark.usefixtures("small_model")
 def test_every_stage_trains_alike_and_holds_and_sends_what_the_formulas_say(text):
@@ -42,7 +39,7 @@ def test_every_stage_trains_alike_and_holds_and_sends_what_the_formulas_say(text
     peaks = [row.costs.peak for row in found["rows"]]
     assert peaks == sorted(peaks, reverse=True)
     text = project.report(found)
-    assert [f"{row.costs.sent:,}" in text for row in found["rows"]] == [True] * 4
+    assert all(f"{row.costs.sent:,}" in text for row in found["rows"])
 
 
 @pytest.mark.usefixtures("small_model")
@@ -54,7 +51,7 @@ def test_what_is_offloaded_is_not_on_the_device(text, tmp_path, precision, offlo
     found = project.run(numbers=(1, 2, 3), offload=offload, **how)
     for row in found["rows"]:
         assert row.costs._replace(peak=0) == pytest.approx(row.said._replace(peak=0), abs=500)
-        assert row.costs.optimizer == 0 < row.costs.offloaded
+        assert row.costs.optimizer_state == 0 < row.costs.offloaded
         assert row.held_out == pytest.approx(here.held_out, rel=1e-4)
     assert found["rows"][1].costs.peak < here.costs.peak
     assert f"Offloaded to {offload}" in project.report(found)
@@ -81,39 +78,30 @@ def test_a_learners_class_and_formula_are_used(text):
 def test_a_checkpoint_goes_on_in_another_stage_on_other_ranks(text, tmp_path):
     how = {"steps": 6, "path": text, "checkpoint": str(tmp_path / "saved"), **SMALL}
     whole = project.run(numbers=(1,), ranks=2, **{**how, "checkpoint": None})["rows"][0]
-    first = project.run(numbers=(1,), ranks=2, until=3, **how)["rows"][0]
-    assert first.steps == 3
+    assert project.run(numbers=(1,), ranks=2, until=3, **how)["rows"][0].steps == 3
     second = project.run(numbers=(3,), ranks=3, resume=True, **how)["rows"][0]
-    assert second.steps == 6
     assert second.held_out == pytest.approx(whole.held_out, rel=1e-4)
 
 
 def test_torchrun_runs_it_in_place(text):
-    command = ["-m", "ranklab.projects.zero", "--stage", "3", "--steps", "1", "--precision", "bf16",
-               "--recompute", "--offload", "cpu", "--data", text, *options_of(SMALL)]
-    done = torchrun(*command, ranks=2)
+    given = [f"--{name.replace('_', '-')}={value}" for name, value in SMALL.items()]
+    done = torchrun("-m", "ranklab.projects.zero", "--stage", "3", "--steps", "1", "--data", text,
+                    "--precision", "bf16", "--recompute", "--offload", "cpu", *given, ranks=2)
     assert done.count("stage 3") == done.count("Offloaded to cpu") == 1, done
 
 
-def options_of(settings):
-    return [word for name, value in settings.items()
-            for word in (f"--{name.replace('_', '-')}", str(value))]
-
-
-# --- settings -------------------------------------------------------------------------------------
-
-def test_a_deepspeed_config_becomes_settings(tmp_path):
+def test_a_deepspeed_config_becomes_the_projects(tmp_path):
     path = tmp_path / "ds.json"
     path.write_text(json.dumps(deepspeed_config(10**9, 4, 3e9, 64, 4, lr=1e-4)))
-    options, settings = command.parse(["--config", str(path), "--lr", "0.5"])
-    assert options.stages() == (2,) and settings.offload == "cpu"
-    assert (settings.batch, settings.micro_batch, settings.precision) == (64, 4, "bf16")
-    assert (settings.lr, settings.betas, settings.clip) == (0.5, (0.9, 0.95), 1.0)
+    options, config = command.parse(["--config", str(path), "--lr", "0.5"])
+    assert options.stages() == (2,) and config.offload == "cpu"
+    assert (config.batch, config.micro_batch, config.precision) == (64, 4, "bf16")
+    assert (config.lr, config.betas, config.clip) == (0.5, (0.9, 0.95), 1.0)
     for broken, said in (({"fp16": {"enabled": True}}, "take bf16"),
                          ({"optimizer": {"type": "Lion"}}, "must be 'AdamW'")):
         path.write_text(json.dumps(broken))
         with pytest.raises(ValueError, match=said):
-            settings_of(path)
+            read_config(path)
 
 
 @pytest.mark.parametrize("gpus, gb, stage", [(4, 80, 0), (4, 24, 1), (4, 11, 2), (32, 6, 3)])
@@ -122,9 +110,3 @@ def test_the_stage_for_a_machine_is_the_fastest_that_fits(gpus, gb, stage, tmp_p
     main(["--size", "1.3b", "--gpus", str(gpus), "--gpu-gb", str(gb), "--write-config", str(path)])
     assert f"{gpus} GPUs of {gb} GB: stage {stage}" in capsys.readouterr().out
     assert json.loads(path.read_text())["zero_optimization"]["stage"] == stage
-
-
-def test_the_full_size_is_gpt2s():
-    said = predicted(MODELS["1.3b"], SIZES["1.3b"], 3, 4, zero_memory)
-    assert sum(said[:3]) == pytest.approx(16 * 1.31e9 / 4, rel=0.01)
-    assert Settings().steps == SIZES["laptop"].steps

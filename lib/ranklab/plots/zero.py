@@ -138,46 +138,33 @@ def one_step(stage, units=4, forward=1.0, send=0.7, step=0.25):
     """The Works of one step, by a model: a network sends one unit at a time, in `send` seconds;
     backward takes twice as long as forward. Stage 0 and units that are always whole are left out.
     """
-    return _sharded_step(units, forward, send, step) if stage == 3 else \
-        _whole_step(stage, units, forward, send, step)
-
-
-def _whole_step(stage, units, forward, send, step):
-    """Stages 1 and 2: reduced behind backward, gathered after the step."""
-    works = [Work("forward", u, u * forward, (u + 1) * forward) for u in range(units)]
-    now = free = units * forward
-    for u in reversed(range(units)):
-        works.append(Work("backward", u, now, now + 2 * forward))
-        now += 2 * forward
-        free = max(now, free) + send
-        works.append(Work("reduce", u, free - send, free))
-    works.append(Work("step", 0, free, free + step))
-    now = free + step
-    works += [Work("gather", u, now + u * send, now + (u + 1) * send) for u in range(units)]
-    end = now + units * send
-    return works + [Work("weights", u, 0, end) for u in range(units)] + _gradients(
-        works, None if stage == 2 else end)
-
-
-def _sharded_step(units, forward, send, step):
-    """Stage 3: while a unit computes, the next is gathered; each is gathered twice."""
     order = [("forward", u) for u in range(units)]
     order += [("backward", u) for u in reversed(range(units))]
-    works, now, arrived, free = [Work("gather", 0, 0, send)], 0, send, send
+    is_sharded = stage == 3
+    works = [Work("gather", 0, 0, send)] if is_sharded else []
+    now, arrived = 0, send * is_sharded
+    link = arrived  # until when it is busy
     for place, (kind, u) in enumerate(order):
         now, gathered = max(now, arrived), arrived - send
         done = now + forward * (2 if kind == "backward" else 1)
-        works += [Work(kind, u, now, done), Work("weights", u, gathered, done)]
-        following = order[place + 1 : place + 2]
-        if following:  # the last unit of forward is freed, and gathered again
-            asked = done if following[0][1] == u else now
-            arrived = free = max(asked, free) + send
-            works.append(Work("gather", following[0][1], free - send, free))
+        works.append(Work(kind, u, now, done))
+        if is_sharded:
+            works.append(Work("weights", u, gathered, done))
+            for _, following in order[place + 1 : place + 2]:
+                # the last unit of forward is freed, and gathered again
+                arrived = link = max(done if following == u else now, link) + send
+                works.append(Work("gather", following, link - send, link))
         if kind == "backward":
-            free = max(done, free) + send
-            works.append(Work("reduce", u, free - send, free))
+            link = max(done, link) + send
+            works.append(Work("reduce", u, link - send, link))
         now = done
-    return works + [Work("step", 0, free, free + step)] + _gradients(works, None)
+    end = link + step
+    works.append(Work("step", 0, link, end))
+    if not is_sharded:
+        works += [Work("gather", u, end + u * send, end + (u + 1) * send) for u in range(units)]
+        end += units * send
+        works += [Work("weights", u, 0, end) for u in range(units)]
+    return works + _gradients(works, end if stage == 1 else None)
 
 
 def _gradients(works, end):

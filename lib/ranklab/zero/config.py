@@ -17,11 +17,12 @@ class Strategy(NamedTuple):
                                            ("parameters", self.offload_parameters)) if is_away]
         return f"stage {self.stage}" + (f", {' and '.join(away)} in CPU memory" if away else "")
 
-    def gpu_bytes(self, parameters, ranks):
-        """What the model's states need on each GPU, in mixed precision with Adam."""
+    def states(self, parameters, ranks):
+        """The States that each GPU holds, in mixed precision with Adam."""
         held = zero_memory(self.stage, parameters, ranks)
-        return (held.parameters * (not self.offload_parameters)
-                + (held.gradients + held.optimizer_state) * (not self.offload_optimizer))
+        if self.offload_optimizer:
+            held = held._replace(gradients=0, optimizer_state=0)
+        return held._replace(parameters=0) if self.offload_parameters else held
 
 
 # From fast to slow, where GPUs are linked well. 7.5e9 parameters on the 8 GPUs of a node: stage 3
@@ -42,7 +43,7 @@ def fastest_way(parameters, ranks, gpu_bytes, other_bytes=0):
     error  ValueError when not even the last one fits
     """
     for way in WAYS:
-        if way.gpu_bytes(parameters, ranks) + other_bytes <= gpu_bytes:
+        if way.states(parameters, ranks).total + other_bytes <= gpu_bytes:
             return way
     raise ValueError(f"{other_bytes / 1e9:.1f} GB beside the model's states do not fit into "
                      f"{gpu_bytes / 1e9:.1f} GB: use a smaller micro batch, or checkpointing")

@@ -1,8 +1,8 @@
-"""DeepSpeed's ZeRO, on the same model, optimizer and data as ours; what is compiled is asked for.
+"""DeepSpeed's ZeRO, on the same model, optimizer and data as ours.
 
-DeepSpeed compiles C++ when it first runs: for minutes, and whoever stops it leaves a lock behind.
-None of that is needed here. A torch optimizer that is handed in takes the place of DeepSpeed's own
-(cpu_adam, fused_adam), and its messages through shared memory (shm_comm) serve inference alone.
+DeepSpeed compiles C++ when it first runs, which takes minutes. None of that is needed here: a torch
+optimizer takes the place of DeepSpeed's own (cpu_adam, fused_adam), and its messages through shared
+memory (shm_comm) are for inference alone.
 """
 
 import logging
@@ -12,7 +12,7 @@ import warnings
 import torch
 
 from ranklab.engine import device
-from ranklab.zero.deepspeed_ops import compiled_adam, load_async_io
+from ranklab.zero.deepspeed_ops import compiled_adam
 
 OLD_NAMES = "all_gather_into_tensor|reduce_scatter_tensor"  # DeepSpeed's; torch warns each time
 
@@ -23,7 +23,7 @@ PAPERS = {"use_multi_rank_bucket_allreduce": False, "stage3_param_persistence_th
           "stage3_max_reuse_distance": 0}
 
 
-def train_with_deepspeed(module, new_optimizer, batches, stage, offload=None, nvme_path=None):
+def train_with_deepspeed(module, new_optimizer, batches, stage, offload=None):
     """DeepSpeed has trained `module`; returns this rank's loss at each step.
 
         def losses(stage):
@@ -35,7 +35,7 @@ def train_with_deepspeed(module, new_optimizer, batches, stage, offload=None, nv
 
     Called on every rank, inside launch. module(*batch) returns the loss: the mean over the batch.
     """
-    engine = deepspeed_engine(module, new_optimizer, stage, offload, nvme_path=nvme_path)
+    engine = deepspeed_engine(module, new_optimizer, stage, offload)
     losses = []
     for batch in batches:
         loss = engine(*batch)
@@ -47,26 +47,21 @@ def train_with_deepspeed(module, new_optimizer, batches, stage, offload=None, nv
 
 
 def deepspeed_engine(module, new_optimizer, stage, offload=None, offload_parameters=False,
-                     groups=None, clip=0.0, compiled=False, nvme_path=None):  # fmt: skip
+                     groups=None, clip=0.0, compiled=False):  # fmt: skip
     """What deepspeed.initialize makes of `module` on the ranks of this job.
 
         engine = deepspeed_engine(module, partial(torch.optim.AdamW, lr=0.01), stage=2)
         loss = engine(x); engine.backward(loss); engine.step()
 
     stage     0 to 3
-    offload   "cpu": the optimizer's state and its step, for stages 1 to 3; "nvme", for stage
-              3: the state in files in the folder nvme_path, which stay; small parts stay in memory.
-              C++ is compiled for it the first time
+    offload   "cpu": the optimizer's state and its step, for stages 1 to 3
     groups    as an optimizer takes them; all that is trained, by default
     clip      the largest norm of all gradients; 0: as large as they are
     compiled  DeepSpeed's own Adam in place of new_optimizer; its C++ is compiled the first time
-    error     ModuleNotFoundError without DeepSpeed; ValueError as in settings(); RuntimeError where
-              nvme's C++ can't be compiled
+    error     ModuleNotFoundError without DeepSpeed; ValueError as in settings()
     """
-    config = settings(module, stage, offload, offload_parameters, clip, nvme_path)
+    config = settings(module, stage, offload, offload_parameters, clip)
     deepspeed = quiet_deepspeed()
-    if offload == "nvme":
-        load_async_io()
     groups = groups or [{"params": [p for p in module.parameters() if p.requires_grad]}]
     new_optimizer = compiled_adam(new_optimizer, offload) if compiled else new_optimizer
     module = module.to(device())
@@ -85,7 +80,7 @@ def quiet_deepspeed():
     return deepspeed
 
 
-def settings(module, stage, offload=None, offload_parameters=False, clip=0.0, nvme_path=None):
+def settings(module, stage, offload=None, offload_parameters=False, clip=0.0):
     """The config for deepspeed.initialize.
 
     A model of 16-bit parameters gets master weights in float32.
@@ -93,10 +88,8 @@ def settings(module, stage, offload=None, offload_parameters=False, clip=0.0, nv
     """
     if stage not in range(4):
         raise ValueError(f"stage={stage} must be 0, 1, 2 or 3")
-    if offload not in (None, "cpu", "nvme"):
-        raise ValueError(f"offload={offload!r} must be None, 'cpu' or 'nvme'")
-    if offload == "nvme" and (stage != 3 or nvme_path is None):
-        raise ValueError("offload='nvme' needs stage 3 and a folder, nvme_path=")
+    if offload not in (None, "cpu"):
+        raise ValueError(f"offload={offload!r} must be None or 'cpu'")
     if offload and not stage:
         raise ValueError("offload needs stage 1, 2 or 3: DeepSpeed's stage 0 steps on the device")
     if offload_parameters and stage != 3:
@@ -107,8 +100,7 @@ def settings(module, stage, offload=None, offload_parameters=False, clip=0.0, nv
             # what is prefetched is not freed, and of a small model that would be all
             "stage3_prefetch_bucket_size": bucket if n > 10**8 else 0, **PAPERS}
     to_cpu = {"device": "cpu", "pin_memory": device().type == "cuda"}
-    to_nvme = {"device": "nvme", "nvme_path": str(nvme_path)}
-    zero |= {"offload_optimizer": to_nvme if offload == "nvme" else to_cpu} if offload else {}
+    zero |= {"offload_optimizer": to_cpu} if offload else {}
     zero |= {"offload_param": to_cpu} if offload_parameters else {}
     return {"train_micro_batch_size_per_gpu": 1,  # DeepSpeed asks; only its speed report uses it
             "gradient_clipping": clip, "zero_optimization": zero,

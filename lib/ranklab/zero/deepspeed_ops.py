@@ -19,10 +19,11 @@ def compiled_adam(new_optimizer, offload=None):
 
     new_optimizer  partial(torch.optim.AdamW, lr=..., ...)
     """
-    if missing := missing_compiler():
+    compiler = os.environ.get("CXX", "c++")
+    if not shutil.which(compiler):
         if is_main_process():
-            name = new_optimizer.func.__name__
-            print(f"{missing}: torch's {name} steps in place of DeepSpeed's.", file=sys.stderr)
+            print(f"There is no C++ compiler ({compiler}): torch's {new_optimizer.func.__name__} "
+                  "steps in place of DeepSpeed's.", file=sys.stderr)
         return new_optimizer
     from deepspeed.ops.adam import DeepSpeedCPUAdam, FusedAdam  # here: takes two seconds
 
@@ -31,28 +32,6 @@ def compiled_adam(new_optimizer, offload=None):
     known = ("lr", "betas", "eps", "weight_decay")
     given = {name: new_optimizer.keywords[name] for name in known if name in new_optimizer.keywords}
     return lambda groups: (DeepSpeedCPUAdam if on_cpu else FusedAdam)(groups, **given)
-
-
-def load_async_io():
-    """What DeepSpeed reads and writes files with is loaded, and compiled before the first time.
-
-    error  RuntimeError without a C++ compiler, or without libaio
-    """
-    if missing := missing_compiler():
-        raise RuntimeError(f"{missing}: offload='nvme' needs one")
-    from deepspeed.accelerator import get_accelerator  # here: takes two seconds
-
-    if not get_accelerator().create_op_builder("AsyncIOBuilder").is_compatible():
-        raise RuntimeError("offload='nvme' needs libaio: apt install libaio-dev (Fedora: dnf "
-                           "install libaio-devel)")
-    load("PinMemoryBuilder")  # each with its own lock
-    load("AsyncIOBuilder")
-
-
-def missing_compiler():
-    """A sentence without a full stop where C++ can't be compiled; None where it can."""
-    compiler = os.environ.get("CXX", "c++")
-    return None if shutil.which(compiler) else f"There is no C++ compiler ({compiler})"
 
 
 def load(builder):
@@ -82,8 +61,8 @@ def extensions():
 
 
 def remove_stale_lock(folder):
-    """Torch's own lock stays when a build is killed, and the next one waits for it for ever. Who
-    comes here holds ours, so nobody builds, and a lock that is there is stale.
+    """Torch's own lock stays when a build is killed, and the next build waits for it for ever. The
+    caller holds our lock, so no other process builds, and a lock that is there is stale.
     """
     if (folder / "lock").exists():
         (folder / "lock").unlink()

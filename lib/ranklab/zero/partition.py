@@ -33,7 +33,7 @@ class Part(NamedTuple):
 
     parameter: nn.Parameter
     start: int
-    place: slice  # in the shard
+    in_shard: slice
     master: nn.Parameter  # these numbers, as the optimizer steps them: a view of the bucket's
 
 
@@ -44,8 +44,8 @@ def parts_of(parameters, master, rank):
         start = max(0, rank * each - begin)
         stop = min(parameter.numel(), (rank + 1) * each - begin)
         if start < stop:
-            place = slice(begin + start - rank * each, begin + stop - rank * each)
-            parts.append(Part(parameter, start, place, nn.Parameter(master[place])))
+            in_shard = slice(begin + start - rank * each, begin + stop - rank * each)
+            parts.append(Part(parameter, start, in_shard, nn.Parameter(master[in_shard])))
         begin += parameter.numel()
     return parts
 
@@ -84,13 +84,13 @@ class ShardedBucket(Bucket):
         self.flat.untyped_storage().resize_(self.flat.nbytes)  # it may have been freed
         super().gather()
 
-    def set_optimizer_gradients(self, used_elsewhere=()):
+    def set_optimizer_gradients(self, used_by_others=()):
         """The optimizer's gradients are those in `own`, added to what was there before; the
         parameters' own are gone. One that no rank has used gets none.
 
         error  RuntimeError where nothing has put the mean gradient into `own`
         """
-        used = self.used.union(used_elsewhere).intersection(self.parameters)
+        used = self.used.union(used_by_others).intersection(self.parameters)
         if used and self.own is None:
             raise RuntimeError("bucket.own is None when the backward ends: put the mean gradient "
                                "of this rank's shard there")
@@ -99,7 +99,7 @@ class ShardedBucket(Bucket):
                 part.master.grad = before
                 continue
             # what is added must be there; else the copy may go on until backward_ends()
-            mean = self.own[part.place].to(part.master, non_blocking=before is None)
+            mean = self.own[part.in_shard].to(part.master, non_blocking=before is None)
             part.master.grad = mean if before is None else before.add_(mean)
         self.own = self.before = None
         self.used.clear()
@@ -119,10 +119,6 @@ class ShardedBucket(Bucket):
     def update_shard(self):
         """The shard has the master's numbers, rounded to the parameters' type."""
         self.shard.copy_(self.master, non_blocking=True)
-
-    def update_master(self):
-        """The opposite, after weights were loaded."""
-        self.master.copy_(self.shard)
 
 
 class ShardedOptimizerMixin:
@@ -172,5 +168,5 @@ class ShardedOptimizerMixin:
         with self.whole():
             result = super().load_state_dict(*args, **kwargs)
         for bucket in self.buckets:
-            bucket.update_master()
+            bucket.master.copy_(bucket.shard)
         return result

@@ -16,17 +16,16 @@ from ranklab.zero.partition import ShardedBucket, ShardedOptimizerMixin
 from ranklab.zero.unit_hooks import Unit, UnitHooks
 
 
-def units_of(module, chosen=None):
+def units_of(module):
     """[(module, its parameters)]: what is gathered, used and freed together; `module` itself last.
 
-    chosen  modules inside `module`, none inside another; by default each entry of each ModuleList
-            that is not inside another one: the blocks of a transformer
-    A parameter that two units have, or none, belongs to `module`, and is there all the time.
+    The units are the blocks of a transformer: the entries of each ModuleList that is not inside
+    another one. A parameter that two units have, or none, belongs to `module`, and is there all
+    the time.
     """
-    blocks = blocks_of(module) if chosen is None else list(chosen)
+    blocks = blocks_of(module)
     users = Counter(parameter for block in blocks for parameter in block.parameters())
-    units = [(block, [p for p in block.parameters() if users[p] == 1])
-             for block in blocks if block is not module]
+    units = [(block, [p for p in block.parameters() if users[p] == 1]) for block in blocks]
     inside = {parameter for _, its in units for parameter in its}
     rest = [p for p in module.parameters() if p not in inside]
     return [(block, its) for block, its in units if its] + [(module, rest)]
@@ -47,8 +46,8 @@ class ShardedWeights(ShardedBucket):
     def __init__(self, parameters, group=None):
         super().__init__(parameters, group)
         self.trained = parameters[0].requires_grad
-        self.place, self.shard = self.shard, self.shard.clone()
-        self.set_master(self.shard if self.master is self.place else self.master)
+        self.in_weights, self.shard = self.shard, self.shard.clone()
+        self.set_master(self.shard if self.master is self.in_weights else self.master)
         self.work, self.is_whole = None, True
         self.free_gradients()
         self.free()
@@ -81,10 +80,6 @@ class ShardedWeights(ShardedBucket):
             self.end_gather()  # they may still be on their way
             self.weights.untyped_storage().resize_(0)
             self.is_whole = False
-
-    def take_shard(self):
-        """The shard is what lies in its place in the whole weights."""
-        self.shard.copy_(self.place)
 
 
 class FlatUnit(Unit):
@@ -137,17 +132,13 @@ class ShardedModel(ShardedOptimizerMixin, UnitHooks, Replica):
 
     A subclass gathers and frees the units, in the four methods of UnitHooks. Outside of these the
     parameters of `module` are empty: see whole().
-    units        the modules to gather one by one; by default the blocks of the model (units_of)
-    find_unused_parameters  as in Replica
     """
 
-    def __init__(self, module, units=None, group=None, find_unused_parameters=False):
-        self.chosen = units
+    def __init__(self, module, group=None, find_unused_parameters=False):
         super().__init__(module, group=group, find_unused_parameters=find_unused_parameters)
 
     def make_buckets(self, trained, bucket_cap_bytes):
-        self.watch([FlatUnit(module, its, self.group_of)
-                    for module, its in units_of(self.module, self.chosen)])
+        self.watch([FlatUnit(module, its, self.group_of) for module, its in units_of(self.module)])
         return [bucket for unit in self.units for bucket in unit.buckets]
 
     def finish(self):
@@ -179,7 +170,7 @@ class ShardedModel(ShardedOptimizerMixin, UnitHooks, Replica):
             yield
         finally:
             for bucket in self.buckets:
-                bucket.take_shard()
+                bucket.shard.copy_(bucket.in_weights)
             self.free_all()
 
     def state_dict(self, *args, **kwargs):

@@ -25,9 +25,9 @@ EXERCISES = (
         "flat.view(ranks, each).unbind() cuts it.",
     )),
     Exercise(zero.zero_memory, check_zero_memory, hints=(
-        "Which of parameters, gradients and optimizer state does each stage share out?",
-        "Optimizer state from stage 1 on, gradients from 2 on, parameters at 3. Of what is shared "
-        "out the fullest rank holds ceil(parameters / ranks) numbers.",
+        "Which of parameters, gradients and optimizer state does each stage shard?",
+        "Optimizer state from stage 1 on, gradients from 2 on, parameters at 3. Of what is sharded "
+        "the fullest rank holds ceil(parameters / ranks) numbers.",
         "own = math.ceil(parameters / ranks); States(parameter_bytes * (own if stage >= 3 else "
         "parameters), ...)",
     )),
@@ -82,7 +82,6 @@ EXERCISES = (
         "train_batch_size = train_micro_batch_size_per_gpu x gradient_accumulation_steps x ranks. "
         "zero_optimization has the stage, the bucket sizes and what is offloaded.",
         'if way.offload_optimizer: zero["offload_optimizer"] = {"device": "cpu", "pin_memory": '
-        'True}; '
-        'config[precision] = {"enabled": True} unless it is "fp32"',
+        'True}; config[precision] = {"enabled": True} unless it is "fp32"',
     )),
 )

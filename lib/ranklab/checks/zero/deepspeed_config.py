@@ -2,7 +2,7 @@
 
 import json
 
-from ranklab.checks.exercise import Mistake
+from ranklab.checks.beside import expect
 from ranklab.checks.zero.formulas import refuses_all
 
 # ranks, GB of each GPU, GB beside the states, precision; stage, optimizer and parameters offloaded
@@ -62,16 +62,12 @@ def _wanted(ranks, precision, stage, *offloaded):
 
 
 def _compare(where, config, wanted):
-    try:
-        is_json = isinstance(config, dict) and json.loads(json.dumps(config)) == config
-    except TypeError:
-        is_json = False
-    if not is_json:
-        raise Mistake(f"{where}: it returned {str(config)[:60]}", "A dict that JSON gives back as "
-                      "it is: its keys are texts; only numbers, texts, lists and dicts in it.")
+    is_json = isinstance(config, dict) and json.loads(json.dumps(config, default=str)) == config
+    expect(is_json, f"{where}: it returned {str(config)[:60]}", "A dict that JSON gives back as it "
+           "is: its keys are texts; only numbers, texts, lists and dicts in it.")
     for path, (right, hint) in wanted.items():
         got = config
         for key in path.split("."):
             got = (got or {}).get(key, MISSING.get(key))
-        if got != right or type(got) is not type(right):
-            raise Mistake(f"{where}: {path} is {got!r}, not {right!r}", hint)
+        expect(got == right and type(got) is type(right),
+               f"{where}: {path} is {got!r}, not {right!r}", hint)

@@ -3,10 +3,10 @@
 That a real step holds and sends as much, section 7 of the lab shows by the learner's own formulas.
 """
 
-from ranklab.checks.exercise import Mistake
-from ranklab.checks.trial import explain
+from ranklab.checks.beside import expect
+from ranklab.checks.trial import explain, refuses
 
-FROM = {"parameters": 3, "gradients": 2, "optimizer_state": 1}  # the stage that shares them out
+FROM = {"parameters": 3, "gradients": 2, "optimizer_state": 1}  # the first stage that shards them
 NO_STAGE = {f"stage={stage}": (stage, 12, 2) for stage in (4, -1)}
 SAY = "Say what is wrong: raise ValueError(...)."
 # What is shown; then parameters, ranks, and the bytes of each number where they are not the default
@@ -37,13 +37,12 @@ def check_zero_memory(zero_memory):
 def _compare_states(got, stage, parameters, ranks, *nbytes):
     nbytes = nbytes or (2, 2, 12)
     where = f"stage {stage}, {parameters:g} parameters on {ranks} ranks, {nbytes} bytes a number"
-    if not all(hasattr(got, kind) for kind in FROM):
-        raise Mistake(f"{where}: it returned {got!r}", "Return "
-                      "States(parameters, gradients, optimizer_state).")
+    expect(all(hasattr(got, kind) for kind in FROM), f"{where}: it returned {got!r}",
+           "Return States(parameters, gradients, optimizer_state).")
     for (kind, first), width in zip(FROM.items(), nbytes):
         name, own = kind.replace("_", " "), parameters
         hint = (f"Stage {stage} keeps the {name} whole on each rank; stage {first} is the first "
-                f"that shares them out. They take {width} bytes for each number.")
+                f"that shards them. They take {width} bytes for each number.")
         if stage >= first:
             own = -(-parameters // ranks)
             hint = (f"From stage {first} on each rank holds 1/R of the {name}, {width} bytes for "
@@ -95,8 +94,4 @@ def _compare_sent(got, stage, nbytes, ranks, resident):
 def refuses_all(fn, bad, hint):
     """Each of {what is wrong: the arguments} makes `fn` raise a ValueError; else a Mistake."""
     for what, arguments in bad.items():
-        try:
-            got = fn(*arguments)
-        except ValueError:
-            continue
-        raise Mistake(f"{what} gives {str(got)[:60]}", hint)
+        expect(refuses(fn, *arguments), f"{what}: no ValueError", hint)

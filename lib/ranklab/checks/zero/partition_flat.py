@@ -2,6 +2,7 @@
 
 import torch
 
+from ranklab.checks.beside import expect
 from ranklab.checks.exercise import Mistake
 from ranklab.checks.trial import explain
 
@@ -41,15 +42,24 @@ def _compare(partition_flat, where, tensors, ranks):
         flat, shards = partition_flat(tensors, ranks)
     except RuntimeError as error:
         raise Mistake(f"{where}: {n} numbers: it raised {error}", "Fill up with zeros, so that the "
-                      "number of ranks divides, before you cut: view and reshape take what is "
-                      "not contiguous only with a copy.") from None
-    if not all(map(torch.equal, tensors, given)):
-        raise Mistake(f"{where}: the tensors are changed", "Copy their numbers; write nothing "
-                      "into them.")
-    if not isinstance(flat, torch.Tensor) or flat.dim() != 1 or len(shards) != ranks:
-        raise Mistake(f"{where}: it returned {getattr(flat, 'shape', flat)} and {len(shards)} "
-                      "shards", "Return (flat, shards): a tensor of one dim, and its R parts.")
-    _compare_lengths(where, [len(shard) for shard in shards], n, each, len(flat))
+                      "number of ranks divides, before you cut. reshape() takes what is not "
+                      "contiguous.") from None
+    expect(all(map(torch.equal, tensors, given)), f"{where}: the tensors are changed", "Copy them.")
+    is_pair = isinstance(flat, torch.Tensor) and flat.dim() == 1 and len(shards) == ranks
+    expect(is_pair, f"{where}: it returned {getattr(flat, 'shape', flat)} and {len(shards)} shards",
+           "Return (flat, shards): a tensor of one dim, and its R parts.")
+    lengths = [len(shard) for shard in shards]
+    what = f"{where}: {n} numbers make shards of {lengths}, and a flat of {len(flat)}"
+    expect(sum(lengths) >= n, what, f"Numbers are lost: round n / R up, to {each} for each rank.")
+    expect(len(set(lengths)) == 1, what, "All shards must be of one length, because a "
+           f"reduce-scatter gives each rank as much: {each}. Fill the end up with zeros.")
+    expect(lengths[0] == each and len(flat) == each * ranks, what, f"{each} for each are enough. "
+           "Pad flat once, at its end, not each tensor; and nothing where R divides.")
+    _compare_shards(where, tensors, right, flat, shards)
+
+
+def _compare_shards(where, tensors, right, flat, shards):
+    n, each, ranks = len(right), len(shards[0]), len(shards)
     explain(f"{where}: flat", flat[:n], right, hint="The numbers of tensor 0, then of tensor 1, "
             "and so on: each row by row, in its own type, with no gap between.")
     explain(f"{where}: the end of flat", flat[n:], flat.new_zeros(len(flat) - n), hint="The end is "
@@ -59,30 +69,9 @@ def _compare(partition_flat, where, tensors, ranks):
             "every R-th number": (flat[r::ranks], "A shard is one piece: flat.view(R, n / R), "
                                   "row by row, not column by column.")},
             "Rank r owns the numbers from r * each on.")
-    _compare_memory(where, tensors, flat, shards)
-
-
-def _compare_lengths(where, got, n, each, flat):
-    if (got, flat) == ([each] * len(got), each * len(got)):
-        return
-    if sum(got) < n:
-        hint = f"Numbers are lost: round n / R up, not down: {each} for each rank."
-    elif len(set(got)) > 1:
-        hint = ("All shards must be of one length, because a reduce-scatter gives each rank as "
-                f"much: {each}. Fill the end up with zeros.")
-    else:
-        hint = (f"{each} for each are enough, and flat is as long as all shards. Pad once, at the "
-                "end of flat, not each tensor; and nothing where R divides: -n % R zeros.")
-    raise Mistake(f"{where}: {n} numbers make shards of {got}, and a flat of {flat}", hint)
-
-
-def _compare_memory(where, tensors, flat, shards):
     for r, shard in enumerate(shards):
         shard.fill_(-1 - r)
-    if not torch.equal(flat, torch.cat(list(shards))):
-        raise Mistake(f"{where}: what is written into the shards is not in flat", "A shard is a "
-                      "view of flat, not a copy: the optimizer steps the shard, and flat must see "
-                      "it.")
-    if any((tensor < 0).any() for tensor in tensors):
-        raise Mistake(f"{where}: what is written into a shard changes the tensors too", "flat is "
-                      "new memory, a copy, also where there is one tensor.")
+    expect(torch.equal(flat, torch.cat(list(shards))), f"{where}: what is written into the shards "
+           "is not in flat", "A shard is a view of flat, not a copy, so that flat sees each step.")
+    expect(not any((tensor < 0).any() for tensor in tensors), f"{where}: what is written into a "
+           "shard changes the tensors", "flat is new memory, also where there is one tensor.")

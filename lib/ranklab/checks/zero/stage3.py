@@ -1,7 +1,6 @@
 """The check of ZeroStage3: equal to one process; gathered, used and freed at the right time."""
 
-from ranklab.checks.beside import IN_GROUPS
-from ranklab.checks.exercise import Mistake
+from ranklab.checks.beside import IN_GROUPS, expect
 from ranklab.checks.failures import LEFT
 from ranklab.checks.trial import explain
 from ranklab.checks.zero.stages import WAITS
@@ -71,19 +70,17 @@ class Units(Watch):
     def after_forward(self):
         for event in self.events if self.is_used_once else ():
             self._compare_event(*event)
-        if self.between:
-            raise Mistake(f"after forward {_are(self.between)} whole", "leave() frees each unit "
-                          "after its forward, whether a backward will come or not: unit.free(); "
-                          "and what is prefetched must be used.")
+        expect(not self.between, f"after forward {_are(self.between)} whole", "leave() frees each "
+               "unit after its forward, whether a backward will come or not: unit.free(); and what "
+               "is prefetched must be used.")
 
     def after_backward(self, sync):
         self.after_forward()
-        if self.whole():
-            raise Mistake(f"after backward {_are(self.whole())} whole", "backward_done() frees the "
-                          "unit, with sync=False too.")
+        expect(not self.whole(), f"after backward {_are(self.whole())} whole", "backward_done() "
+               "frees the unit, with sync=False too.")
         reached, places = len(self.wrapped.module.order), len(self.wrapped.order)
-        if places > reached:
-            raise Mistake(f"{places} places in the order of units, but a forward reaches {reached}")
+        expect(places <= reached, f"{places} places in the order of units, but a forward reaches "
+               f"{reached}", "")
         if self.is_used_once:
             self._compare_sent(sync)
 
@@ -96,17 +93,17 @@ class Units(Watch):
              "backward, and leave() after its forward"))
         now = f"while block {number}'s {what} begins, {_are(whole)} whole"
         is_prefetched = (self.knows_order or what != "forward") and not self.recompute
-        if is_prefetched and 0 <= then < len(self.blocks) and then not in under_way:
-            raise Mistake(f"{now}; block {then} comes next, and is not on its way", f"{call} "
-                          f"begins the gather of the next one, self.prefetch({place}), and does "
-                          "not wait for it: it travels meanwhile.")
-        if set(whole) - {number, then}:
-            raise Mistake(now, f"What has computed is freed: {free}. And no other one than the "
-                          f"next is gathered ahead: self.prefetch({place}).")
-        if self.is_clean and self.wrapped.sync and len(gradients) > 2:
-            raise Mistake(f"{now}; blocks {gradients} have whole gradients", "backward_done() "
-                          "reduces the unit's gradients as soon as its backward is over: "
-                          "self.reduce(unit), where self.sync is True.")
+        expect(not is_prefetched or then in (-1, len(self.blocks), *under_way),
+               f"{now}; block {then} comes next, and is not on its way", f"{call} begins the "
+               f"gather of the next one, self.prefetch({place}), and does not wait for it: it "
+               "travels meanwhile.")
+        expect({number, then}.issuperset(whole), now, f"What has computed is freed: {free}. And no "
+               f"other one than the next is gathered ahead: self.prefetch({place}).")
+        is_reduced = self.is_clean and self.wrapped.sync
+        expect(not is_reduced or len(gradients) <= 2,
+               f"{now}; blocks {gradients} have whole gradients", "backward_done() reduces the "
+               "unit's gradients as soon as its backward is over: self.reduce(unit), where "
+               "self.sync is True.")
 
     def _compare_sent(self, sync):
         buckets = self.wrapped.buckets

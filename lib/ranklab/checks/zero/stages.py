@@ -4,11 +4,10 @@ import gc
 
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from ranklab.checks.beside import IN_GROUPS
-from ranklab.checks.exercise import Mistake
+from ranklab.checks.beside import IN_GROUPS, expect
 from ranklab.checks.failures import LEFT
 from ranklab.checks.trial import explain
-from ranklab.checks.zero.toys import Watch, is_there
+from ranklab.checks.zero.toys import Watch, is_there, storages
 from ranklab.checks.zero.training import EXPERTS, WAYS, on_ranks_together, train
 
 CAP = {"bucket_cap_bytes": 200}  # several buckets
@@ -16,9 +15,8 @@ WAITS = "A rank waits for a message that another does not send: all make the sam
 OWN_PLACE = ("bucket.own must not be a view of bucket.flat, because that is freed: the mean "
              "arrives in a place of its own.")
 FAILURES = {
-    ".*begins with memory that was freed.*":
-        "Free the buckets before this one, which have arrived: "
-    "self.buckets[: self.buckets.index(bucket)]. This one is still to be sent.",
+    ".*begins with memory that was freed.*": "Free the buckets before this one, which have arrived:"
+    " self.buckets[: self.buckets.index(bucket)]. This one is still to be sent.",
     ".*freed while its message.*": "First super().finish(), which waits for all; then free.",
     ".*lies in memory that was freed.*": OWN_PLACE,
     "RuntimeError: .*storage of size 0.*": OWN_PLACE,
@@ -26,6 +24,8 @@ FAILURES = {
         "reduce() returns the handle: async_op=True makes one.",
     LEFT: WAITS,
 }
+OF_GROUPS = {".*": "Hand bucket.group on to every collective, with group=group, and divide by its "
+             "size."}
 
 
 class Buckets(Watch):
@@ -35,15 +35,14 @@ class Buckets(Watch):
         super().__init__(wrapped)
         self.whole, self.is_early = [0], False
         wrapped.reduce = self._reduce
-        wrapped.places = getattr(wrapped, "places", [])
+        wrapped.places = getattr(wrapped, "places", [])  # of means that are no part of bucket.flat
 
     def _reduce(self, bucket):
-        self.whole.append(self.whole_now())
+        self.message_begins()
         work = type(self.wrapped).reduce(self.wrapped, bucket)
         self.is_early |= getattr(work, "is_here", False)
-        memory = [] if bucket.own is None else [bucket.own.untyped_storage()]
-        if memory and memory[0].data_ptr() != bucket.flat.untyped_storage().data_ptr():
-            self.wrapped.places.append(StorageWeakRef(memory[0]))
+        if bucket.own is not None and storages([bucket.own]) != storages([bucket.flat]):
+            self.wrapped.places.append(StorageWeakRef(bucket.own.untyped_storage()))
         return work
 
     def message_begins(self):
@@ -54,10 +53,9 @@ class Buckets(Watch):
 
     def after_backward(self, sync):
         self._compare_waits()
-        if self.most > 1:
-            raise Mistake(f"{self.most} buckets are on their way at a time", "reduce() first waits "
-                          "for those before: while self.works: self.works.pop().wait(). A message "
-                          "under way may hold a copy of its bucket.")
+        expect(self.most <= 1, f"{self.most} buckets are on their way at a time", "reduce() first "
+               "waits for those before: while self.works: self.works.pop().wait(). A message under "
+               "way may hold a copy of its bucket.")
         if not self.wrapped.find_unused_parameters:  # that sends more, to ask who has used what
             self._compare_sent("backward", sync * self.once, "One reduce-scatter of bucket.flat: "
                                "the mean of a shard goes to its owner alone.")
@@ -69,20 +67,16 @@ class Buckets(Watch):
                            "stepped: one all-gather of the shards for each bucket.")
 
     def _compare_waits(self):
-        if self.missing():
-            raise Mistake(f"nobody has waited for {self.missing()} messages", "Wait for every "
-                          "handle. In step_ends() leave async_op out, or wait() before the "
-                          "forward can read the weights.")
-        if self.is_early:
-            raise Mistake("reduce() waits for its own message", "Backward goes on while it "
-                          "travels: return the handle, and the next reduce() or finish() waits.")
+        expect(not self.missing(), f"nobody has waited for {self.missing()} messages", "Wait for "
+               "every handle. In step_ends() leave async_op out, or wait() before the forward can "
+               "read the weights.")
+        expect(not self.is_early, "reduce() waits for its own message", "Backward goes on while it "
+               "travels: return the handle, and the next reduce() or finish() waits.")
 
     def compare_places(self):
-        """`places`: those of means that are no part of bucket.flat."""
-        if self.wrapped.places:
-            raise Mistake("means take memory beside the whole gradients", "In stage 1 no "
-                          "gradient is freed, so the mean has its place among them: "
-                          "bucket.flat.view(-1, len(bucket.shard))[bucket.rank].")
+        expect(not self.wrapped.places, "means take memory beside the whole gradients", "In stage "
+               "1 no gradient is freed, so the mean has its place among them: "
+               "bucket.flat.view(-1, len(bucket.shard))[bucket.rank].")
 
     def _compare_sent(self, what, times, hint):
         right = times * sum(bucket.flat.nbytes for bucket in self.wrapped.buckets)
@@ -98,30 +92,26 @@ class FreedBuckets(Buckets):
         for bucket in self.wrapped.buckets:
             bucket.drop_gradients()
         gc.collect()
-        if kept := sum(not place.expired() for place in self.wrapped.places):
-            raise Mistake(f"after optimizer.zero_grad() {kept} places of gradients are kept",
-                          "The optimizer's gradients hold them as long as they are needed: keep "
-                          "none elsewhere, torch.empty_like(bucket.shard) each time.")
+        kept = sum(not place.expired() for place in self.wrapped.places)
+        expect(not kept, f"after optimizer.zero_grad() {kept} places of gradients are kept", "The "
+               "optimizer's gradients hold them as long as they are needed: keep none elsewhere, "
+               "torch.empty_like(bucket.shard) each time.")
 
     def after_backward(self, sync):
         super().after_backward(sync)
-        buckets = self.wrapped.buckets
-        if self.whole_now() and sync:
-            raise Mistake(f"after backward {self.whole_now()} of {len(buckets)} buckets are whole",
-                          "finish() frees the gradients of all buckets, when the optimizer has its "
-                          "part: self.free_gradients(self.buckets).")
-        if max(self.whole) > 2:
-            raise Mistake(f"{max(self.whole)} of {len(buckets)} buckets are whole at a time",
-                          "When a bucket leaves, those before it have arrived: free them, "
-                          "self.buckets[: self.buckets.index(bucket)].")
-        grads = [part.master.grad for bucket in buckets for part in bucket.parts]
-        held = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes()
-                for x in grads if x is not None}
+        buckets, whole = self.wrapped.buckets, self.whole_now() * sync
+        of_all = f"of {len(buckets)} buckets are whole"
+        expect(not whole, f"after backward {whole} {of_all}", "finish() frees the gradients of all "
+               "buckets, when the optimizer has its part: self.free_gradients(self.buckets).")
+        expect(max(self.whole) <= 2, f"{max(self.whole)} {of_all} at a time", "When a bucket "
+               "leaves, those before it have arrived: free them, "
+               "self.buckets[: self.buckets.index(bucket)].")
+        memory = [part.master.grad.untyped_storage() for bucket in buckets for part in bucket.parts
+                  if part.master.grad is not None]
+        held = sum({each.data_ptr(): each.nbytes() for each in memory}.values())
         shards = sum(bucket.master.nbytes for bucket in buckets)
-        if sum(held.values()) > shards:
-            raise Mistake(f"the optimizer's gradients take {sum(held.values()):,} bytes, its "
-                          f"shards {shards:,}", "A place as large as the shard: "
-                          "torch.empty_like(bucket.shard).")
+        expect(held <= shards, f"the optimizer's gradients take {held:,} bytes, its shards "
+               f"{shards:,}", "A place as large as the shard: torch.empty_like(bucket.shard).")
 
 
 def check_ZeroStage2(wrapped_class):
@@ -146,8 +136,6 @@ def check_ZeroStage1(wrapped_class, watch=Buckets):
     on_ranks_together(train, wrapped_class, watch, CAP | {"find_unused_parameters": True}, EXPERTS,
                       ranks=2, failures=FAILURES)
     yield "find_unused_parameters: what another rank has used is stepped, what none has used is not"
-    on_ranks_together(
-        train, wrapped_class, watch, CAP, WAYS[:1], groupings=IN_GROUPS, failures=FAILURES | {
-            ".*": "Hand bucket.group on to every collective, with group=group, and divide by its "
-            "size."})
+    on_ranks_together(train, wrapped_class, watch, CAP, WAYS[:1], groupings=IN_GROUPS,
+                      failures=FAILURES | OF_GROUPS)
     yield "inside a group it meets nobody else"

@@ -92,6 +92,11 @@ def is_there(tensor):
     return tensor.untyped_storage().nbytes() >= tensor.nbytes
 
 
+def storages(tensors):
+    """Where the memory of each begins."""
+    return {tensor.untyped_storage().data_ptr() for tensor in tensors}
+
+
 def must_be_there(tensors, what):
     if not all(map(is_there, tensors)):
         raise RuntimeError(what)

@@ -5,8 +5,7 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-from ranklab.checks.beside import located, on_groups
-from ranklab.checks.exercise import Mistake
+from ranklab.checks.beside import expect, located, on_groups
 from ranklab.checks.trial import explain
 from ranklab.checks.zero.toys import ADAMW, SGD, Toy, loss_of, must_be_there, seeded
 
@@ -23,15 +22,15 @@ WAYS = (
     (_in_bfloat16, partial(torch.optim.SGD, lr=10), (True,), 1),
 )
 EXPERTS = (partial(Toy, order=None), ADAMW, (True,), 2),
-
-
+DIVIDE = "Divide bucket.flat by the number of ranks of its group, once."
+SCATTER = "Reduce-scatter bucket.flat into bucket.own, and wait for it."
 # What a stage leaves wrong breaks what comes after it.
 on_ranks_together = partial(on_groups, at_once=True)
 
 
 def train(wrapped_class, ranks, new_watch, options=(), ways=WAYS, recompute=None,
           make_optimizer=None):
-    """A trial, for on_ranks_together.
+    """A trial, for on_ranks_together; returns the last (model, optimizer).
 
     make_optimizer  (wrapped, new_optimizer); the model's own by default
     """
@@ -51,6 +50,7 @@ def train(wrapped_class, ranks, new_watch, options=(), ways=WAYS, recompute=None
             loss_of(wrapped, 0)
             watch.forward_ends()
         yield partial(located, f"{where}, eval() without gradients", watch.after_forward)
+    return wrapped, optimizer
 
 
 def _step(where, wrapped, optimizer, one, new_watch, pieces, members, seed):
@@ -67,13 +67,13 @@ def _step(where, wrapped, optimizer, one, new_watch, pieces, members, seed):
     own, mean = (one.gradients([seed + 10 * piece + r for piece in range(len(pieces)) for r in its],
                                len(its)) for its in ([rank], members))
     where = f"{where} after {len(pieces)} backwards" if len(pieces) > 1 else where
-    yield partial(located, where, compare_gradients, wrapped, mean, own, len(members))
+    yield partial(located, where, _compare_gradients, wrapped, mean, own, len(members))
     before = {name: p.detach().clone() for name, p in one.model.named_parameters()}
     with new_watch(wrapped) as watch:
         optimizer.step()
     one.step(mean)
     yield partial(located, where, watch.after_step)
-    yield partial(located, where, compare_weights, wrapped.state_dict(), one.model, before)
+    yield partial(located, where, _compare_weights, wrapped.state_dict(), one.model, before)
 
 
 class OneProcess:
@@ -101,20 +101,18 @@ class OneProcess:
             p.data.copy_(master)
 
 
-def compare_gradients(wrapped, mean, own, ranks):
+def _compare_gradients(wrapped, mean, own, ranks):
     """This rank's optimizer has the mean gradient of its shard, and none where no rank has one."""
-    names = {p: name for name, p in wrapped.module.named_parameters() if p.requires_grad}
-    mean, own = dict(zip(names, mean)), dict(zip(names, own))
+    trained = [(name, p) for name, p in wrapped.module.named_parameters() if p.requires_grad]
+    rights = {p: (name, *both) for (name, p), *both in zip(trained, mean, own)}
     for part in (part for bucket in wrapped.buckets for part in bucket.parts):
-        if part.parameter in names:
-            _compare_gradient(f"the optimizer's gradient of `{names[part.parameter]}`",
-                              part.master.grad, _cut(part, mean), _cut(part, own), ranks)
-
-
-def _cut(part, gradients):
-    gradient = gradients[part.parameter]
-    return gradient if gradient is None else _narrow(
-        gradient.flatten()[part.start : part.start + len(part.master)], part.parameter)
+        if part.parameter in rights:
+            name, *both = rights[part.parameter]
+            of_shard = slice(part.start, part.start + len(part.master))
+            both = [x if x is None else _narrow(x.flatten()[of_shard], part.parameter)
+                    for x in both]
+            _compare_gradient(f"the optimizer's gradient of `{name}`", part.master.grad, *both,
+                              ranks)
 
 
 def _narrow(tensor, like):
@@ -123,38 +121,31 @@ def _narrow(tensor, like):
 
 
 def _compare_gradient(where, got, mean, own, ranks):
-    if mean is None and got is None:
-        return
     if mean is None:
-        raise Mistake(f"{where} is there, and no rank has used it", "No rank has used it: hand "
-                      "set_optimizer_gradients() only those that have p.grad, or weight decay and "
-                      "momentum will move it.")
-    if got is None:
-        raise Mistake(f"{where} is None", "finish() calls bucket.set_optimizer_gradients() for "
-                      "every bucket, when all messages have arrived." if own is not None else
-                      "Another rank has used it: super().finish() has given those parameters a "
-                      "gradient. Hand them to set_optimizer_gradients(): {p for p in "
-                      "bucket.parameters if p.grad is not None}.")
+        return expect(got is None, f"{where} is there, and no rank has used it", "No rank has used "
+                      "it: hand set_optimizer_gradients() only those that have p.grad, or weight "
+                      "decay and momentum will move it.")
+    expect(got is not None, f"{where} is None", "finish() calls bucket.set_optimizer_gradients() "
+           "for every bucket, when all messages have arrived." if own is not None else "Another "
+           "rank has used it: super().finish() has given those parameters a gradient. Hand them to "
+           "set_optimizer_gradients(): {p for p in bucket.parameters if p.grad is not None}.")
     must_be_there([got], "the optimizer's gradient lies in memory that was freed")
     own = 0 * mean if own is None else own
-    ring = "Reduce-scatter bucket.flat into bucket.own, and wait for it."
-    divide = "Divide bucket.flat by the number of ranks of its group, once."
     explain(where, _narrow(got, mean), mean, {
-        f"the sum, {ranks} times the mean": (ranks * mean, divide),
-        f"the mean divided by {ranks} again": (mean / ranks, divide),
-        "this rank's own": (own, ring), f"this rank's own, divided by {ranks}": (own / ranks, ring),
+        f"the sum, {ranks} times the mean": (ranks * mean, DIVIDE),
+        f"the mean divided by {ranks} again": (mean / ranks, DIVIDE),
+        "this rank's own": (own, SCATTER),
+        f"this rank's own, divided by {ranks}": (own / ranks, SCATTER),
         "zeros": (0 * mean, "What has arrived never gets there: is the place of the mean in "
                   "bucket.own, and does finish() wait before it hands over?"),
-    }, "Each rank gets its own shard, number bucket.rank of R equal parts of bucket.flat. Where is "
-       "its mean written, and does bucket.set_optimizer_gradients() read it there, when all "
-       "messages have arrived? Backwards before one step add up; so do two uses of one parameter.")
+    }, "Each rank gets its own shard, number bucket.rank of R equal parts of bucket.flat, added to "
+       "what the backwards before have left.")
 
 
-def compare_weights(got, model, before):
+def _compare_weights(state, model, before):
     """This rank has all weights of `model`, the one process's."""
     for name, right in model.named_parameters():
-        seen, right, old = (_narrow(x.detach(), right)
-                            for x in (got[name], right, before[name]))
+        seen, right, old = (_narrow(x.detach(), right) for x in (state[name], right, before[name]))
         stale = torch.where(torch.isclose(seen, right, rtol=1e-3), seen, old)
         explain(f"`{name}`", seen, right, {"not stepped, or in part only": (
             stale, "step_ends() gathers bucket.shard of all ranks into bucket.weights: each rank "

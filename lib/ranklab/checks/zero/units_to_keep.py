@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import random
 
+from ranklab.checks.beside import expect
 from ranklab.checks.exercise import Mistake
 from ranklab.checks.trial import refuses
 from ranklab.zero import keeping
@@ -26,14 +27,14 @@ RULES = {
 
 def check_units_to_keep(units_to_keep):
     dice = random.Random(SEED)
-    steps = [_step(dice, n) for n in (7, 6, 5, 7, 4, 3, 7, 2, 1) * 5]
+    steps = [random_step(dice, n) for n in (7, 6, 5, 7, 4, 3, 7, 2, 1) * 5]
     for step in steps:
         sets = itertools.product((False, True), repeat=len(step.nbytes))
         least = min(step.seconds(itertools.compress(range(7), each)) for each in sets)
         _near(units_to_keep, step, least, f"{step}", steps)
     yield f"{len(steps)} steps of 1 to 7 units: at most 2% slower than the best of all sets"
-    if not refuses(units_to_keep, dataclasses.replace(steps[0], limit=1)):
-        raise Mistake("a limit of 1 byte", "The largest unit must fit: raise ValueError(...).")
+    expect(refuses(units_to_keep, dataclasses.replace(steps[0], limit=1)),
+           "a limit of 1 byte: no ValueError", "The largest unit must fit: raise ValueError(...).")
     yield "a unit that is larger than the limit is a ValueError; now 20 units of published shapes:"
     for name, step in keeping.published_steps().items():
         scores = keeping.scores(step)
@@ -42,7 +43,7 @@ def check_units_to_keep(units_to_keep):
                                       for what, seconds in scores.items()) + " ms"
 
 
-def _step(dice, n):
+def random_step(dice, n):
     nbytes = [dice.choice((5, 8, 11, 14) if i % 2 else (0.01, 1, 2, 3)) for i in range(n)]
     compute = [dice.choice((1, 2, 4)) for _ in range(n)]
     beta = round(dice.choice((0.5, 1, 2)) * sum(compute) / sum(nbytes), 3)
@@ -56,20 +57,18 @@ def _near(units_to_keep, step, least, said, steps):
 
     class Counted(keeping.Step):
         def seconds(self, kept=()):
-            if next(calls) > CALLS:
-                raise Mistake(f"{said}: more than {CALLS} calls of step.seconds()", "n units have "
-                              f"2^n sets, so you can't look at all. {SEARCH}")
+            expect(next(calls) <= CALLS, f"{said}: more than {CALLS} calls of step.seconds()",
+                   f"n units have 2^n sets, so you can't look at all. {SEARCH}")
             return super().seconds(kept)
 
-    kept = units_to_keep(Counted(**vars(step)))
-    if not isinstance(kept, list) or sorted(kept) != [u for u in range(len(step.nbytes))
-                                                      if u in kept]:
-        raise Mistake(f"{said}: it returned {str(kept)[:60]}", "Return a list of units, numbers "
-                      f"from 0 to {len(step.nbytes) - 1}, each at most once.")
-    if (seconds := step.seconds(kept)) == float("inf"):
-        raise Mistake(f"{said}: {kept} is kept, and another unit has no room", "step.seconds(kept) "
-                      "is infinite. All that is kept is whole at the turn, and beside what is kept "
-                      "each other unit must fit.")
+    kept, n = units_to_keep(Counted(**vars(step))), len(step.nbytes)
+    expect(isinstance(kept, list) and sorted(kept) == [unit for unit in range(n) if unit in kept],
+           f"{said}: it returned {str(kept)[:60]}",
+           f"Return a list of units, numbers from 0 to {n - 1}, each at most once.")
+    seconds = step.seconds(kept)
+    expect(seconds < float("inf"), f"{said}: {kept} is kept, and another unit has no room",
+           "step.seconds(kept) is infinite. All that is kept is whole at the turn, and beside what "
+           "is kept each other unit must fit.")
     if seconds > SLOWER * least:
         same = (hint for hint, rule in RULES.items() if all(
             set(units_to_keep(each)) == set(rule(each)) for each in steps[:9]))

@@ -26,14 +26,14 @@ from ranklab.projects.zero.report import machine, report, write_config
 from ranklab.projects.zero.training import run
 
 
-def act(options, settings):
+def act(options, config):
     if "RANK" in os.environ and "LOCAL_SIZE" in os.environ:  # by the command `deepspeed`
         os.environ.setdefault("LOCAL_WORLD_SIZE", os.environ["LOCAL_SIZE"])  # torchrun's name
     if options.write_config:
-        return write_config(options, settings)
+        return write_config(options, config)
     found = run(options.size, options.stages(), ranks=options.ranks, path=options.path,
-                resume=options.resume, **watched(), **vars(settings))
-    return "\n".join([report(found), machine(settings, found["shape"], options)[0]])
+                resume=options.resume, **watched(), **vars(config))
+    return "\n".join([report(found), machine(config, found["shape"], options)[0]])
 
 
 project = Project(__package__, __doc__, Options, act)

@@ -1,4 +1,4 @@
-"""What the ZeRO project trains and how: the models, the settings, the options of its command."""
+"""What the ZeRO project trains and how: the GPTs, the config, the options of its command."""
 
 import json
 from dataclasses import dataclass, replace
@@ -19,7 +19,7 @@ MODELS = {
 
 
 @dataclass(frozen=True)
-class Settings(TrainConfig):
+class Config(TrainConfig):
     """How to train; checked when it is made. The defaults suit a laptop."""
 
     steps: int = 100
@@ -27,7 +27,7 @@ class Settings(TrainConfig):
     micro_batch: int = option(16, "sequences in a forward and backward of one rank")
     eval_batch: int = 64
     log_every: int = 10
-    engine: str = option("ours", "whose ZeRO", ("ours", "deepspeed"))
+    engine: str = option("ours", "which ZeRO", ("ours", "deepspeed"))
     precision: str = option("fp32", "bf16: 16-bit parameters, and master weights in float32",
                             ("fp32", "bf16"))
     offload: str | None = option(None, "the optimizer's state: cpu, or (ours) a folder for files")
@@ -44,58 +44,55 @@ class Settings(TrainConfig):
 
 
 SIZES = {
-    "laptop": Settings(),
-    "1.3b": Settings(steps=100, batch=64, micro_batch=4, lr=2e-4, precision="bf16", recompute=True),
+    "laptop": Config(),
+    "1.3b": Config(batch=64, micro_batch=4, lr=2e-4, precision="bf16", recompute=True),
 }
 STAGES = (0, 1, 2, 3)
 
 
 @dataclass(frozen=True)
 class Options(OnRanks, Resumed, OnText, Machine):
-    """What the command takes beside Settings."""
+    """What the command takes beside Config."""
 
     size: str = option("laptop", "of the GPT", SIZES)
     stage: tuple | None = option(None, "0, 1, 2 or 3, or some of them with commas (all)",
                                  kind=comma_list(int, STAGES))
-    engine: str = "ours"  # also of Settings, which say more of it
+    engine: str = "ours"  # also of Config, which says more of it
     config: str | None = option(None, "a DeepSpeed config", kind=existing_file)
     write_config: str | None = option(None, "write one for that machine, and end", kind=new_file)
     local_rank: int | None = option(None, "given by the command deepspeed", kind=int,
                                     flag="local_rank")
 
     def settings(self):
-        given = settings_of(self.config)[1] if self.config else {}
+        given = read_config(self.config)[1] if self.config else {}
         return replace(SIZES[self.size], engine=self.engine, **given)
 
     def stages(self):
-        """Those of the command line, or that of the config; else all."""
-        in_config = [settings_of(self.config)[0]] if self.config else STAGES
-        return tuple(self.stage or in_config)
+        """Those of the command line, or that of the DeepSpeed config; else all."""
+        return tuple(self.stage or ([read_config(self.config)[0]] if self.config else STAGES))
 
 
-def settings_of(path):
-    """(the stage, {field of Settings: value}) that the DeepSpeed config in this file asks for.
+def read_config(path):
+    """(the stage, {field of Config: value}) that the DeepSpeed config in this file asks for.
 
     error  ValueError: something that this project has no name for
     """
     try:
-        config = json.loads(Path(path).read_text())
-        zero = dict(config.get("zero_optimization", {}))
+        given = json.loads(Path(path).read_text())
+        zero = dict(given.get("zero_optimization", {}))
     except (ValueError, AttributeError, TypeError) as error:
         raise ValueError(f"{path} is no DeepSpeed config: {error}") from None
-    found = {"batch": config.get("train_batch_size"),
-             "micro_batch": config.get("train_micro_batch_size_per_gpu"),
-             "clip": config.get("gradient_clipping"),
-             "precision": "bf16" if config.get("bf16", {}).get("enabled") else "fp32",
+    optimizer = {"type": "AdamW", "params": {}} | given.get("optimizer", {})
+    if given.get("fp16", {}).get("enabled"):
+        raise ValueError(f"{path}: fp16 is not for this project: take bf16")
+    if optimizer["type"] != "AdamW":
+        raise ValueError(f"{path}: optimizer.type={optimizer['type']!r} must be 'AdamW'")
+    found = {"batch": given.get("train_batch_size"),
+             "micro_batch": given.get("train_micro_batch_size_per_gpu"),
+             "clip": given.get("gradient_clipping"),
+             "precision": "bf16" if given.get("bf16", {}).get("enabled") else "fp32",
              "offload": "cpu" if zero.get("offload_optimizer") else None,
              "offload_parameters": bool(zero.get("offload_param"))}
-    if config.get("fp16", {}).get("enabled"):
-        raise ValueError(f"{path}: fp16 is not for this project: take bf16")
-    if optimizer := config.get("optimizer"):
-        if optimizer["type"] != "AdamW":
-            raise ValueError(f"{path}: optimizer.type={optimizer['type']!r} must be 'AdamW'")
-        known = ("lr", "betas", "weight_decay")
-        found |= {name: optimizer["params"].get(name) for name in known}
-    given = {name: tuple(value) if name == "betas" else value for name, value in found.items()
-             if value is not None}
-    return zero.get("stage", 0), given
+    found |= {name: optimizer["params"].get(name) for name in ("lr", "betas", "weight_decay")}
+    found["betas"] = found["betas"] and tuple(found["betas"])
+    return zero.get("stage", 0), {name: value for name, value in found.items() if value is not None}

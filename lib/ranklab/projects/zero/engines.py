@@ -10,39 +10,39 @@ from ranklab.zero.deepspeed_engine import deepspeed_engine
 from ranklab.zero.training import Zero
 
 
-def new_trainer(model, text, settings, stage, stages, progress):
-    """The trainer of `model` by settings.engine, in this stage of ZeRO."""
-    if settings.engine == "deepspeed":
-        kind, parallel = DeepSpeedTrainer, DeepSpeed(stage, settings)
-        settings = replace(settings, clip=0.0)  # DeepSpeed does it
+def new_trainer(model, text, config, stage, stages, progress):
+    """The trainer of `model` by config.engine, in this stage of ZeRO."""
+    kind = TextTrainer
+    if config.engine == "deepspeed":
+        kind, parallel = DeepSpeedTrainer, DeepSpeed(stage, config)
+        config = replace(config, clip=0.0)  # DeepSpeed does it
     elif stage == 0:
-        kind, parallel = TextTrainer, DataParallel(equal_parts=True)
+        parallel = DataParallel(equal_parts=True)
     else:
-        kind = TextTrainer
-        parallel = Zero(stage, equal_parts=True, offload=settings.offload, stages=stages)
-    if settings.precision == "bf16" and has_master_weights(settings, stage):
+        parallel = Zero(stage, equal_parts=True, offload=config.offload, stages=stages)
+    if config.precision == "bf16" and has_master_weights(config, stage):
         model.bfloat16()
         in_16_bits = model.loss  # too few for a sum over many targets
         model.loss = lambda head, *rest: in_16_bits(lambda x: head(x).float(), *rest)
-        settings = replace(settings, precision="fp32")  # all is computed as it is held: no autocast
-    trainer = kind(model, text, settings, device(), parallel=parallel, progress=progress)
-    trainer.title = f"{settings.engine}, stage {stage}"
+        config = replace(config, precision="fp32")  # all is computed as it is held: no autocast
+    trainer = kind(model, text, config, device(), parallel=parallel, progress=progress)
+    trainer.title = f"{config.engine}, stage {stage}"
     return trainer
 
 
-def has_master_weights(settings, stage):
+def has_master_weights(config, stage):
     """True where a model of 16-bit parameters is stepped in float32: plain data parallelism has
     none, so there the weights stay in float32, and products are taken in bf16.
     """
-    return stage > 0 or settings.engine == "deepspeed"
+    return stage > 0 or config.engine == "deepspeed"
 
 
 class DeepSpeed(DataParallel):
     """DeepSpeed's ZeRO: it averages gradients, clips and steps."""
 
-    def __init__(self, stage, settings):
+    def __init__(self, stage, config):
         super().__init__(equal_parts=True)
-        self.stage, self.settings = stage, settings
+        self.stage, self.config = stage, config
 
     def apply(self, model):
         self.model = model
@@ -50,9 +50,10 @@ class DeepSpeed(DataParallel):
 
     def make_optimizer(self, new_optimizer, groups):
         named = [{**group, "params": [p for _, p in group["params"]]} for group in groups]
-        how = {name: getattr(self.settings, name)
-               for name in ("offload", "offload_parameters", "clip", "compiled")}
-        self.engine = deepspeed_engine(self.model, new_optimizer, self.stage, groups=named, **how)
+        chosen = {name: getattr(self.config, name)
+                  for name in ("offload", "offload_parameters", "clip", "compiled")}
+        self.engine = deepspeed_engine(self.model, new_optimizer, self.stage, groups=named,
+                                       **chosen)
         return EngineStep(self.engine)
 
     def backward(self, loss):
@@ -91,15 +92,3 @@ class DeepSpeedTrainer(TextTrainer):
         if path is None:
             raise FileNotFoundError(f"{self.loop.checkpoint} holds no checkpoint of DeepSpeed")
         self.steps_done = state["trained_steps"]
-
-
-def held_by(trainer):
-    """(the torch optimizer that steps, what is left of parameters that the model shows empty, what
-    holds gradients beside those that the optimizer steps).
-    """
-    if isinstance(trainer.parallel, DeepSpeed):
-        shards = [p.ds_tensor for p in trainer.model.parameters() if hasattr(p, "ds_tensor")]
-        return trainer.parallel.engine.basic_optimizer, shards, []
-    buckets = trainer.parallel.replica.buckets
-    shards = [bucket.shard for bucket in buckets if hasattr(bucket, "shard")]
-    return trainer.optimizer, shards, [bucket.flat for bucket in buckets]

@@ -6,7 +6,7 @@ from ranklab.meter import memory_of
 from ranklab.meter.storage import tensors_in
 from ranklab.models.gpt import block_parameters, count_parameters
 from ranklab.projects.costs import counted_step
-from ranklab.projects.zero.engines import has_master_weights, held_by
+from ranklab.projects.zero.engines import DeepSpeed, has_master_weights
 from ranklab.zero.memory import zero_traffic
 
 BYTES = {"fp32": (4, 4, 8), "bf16": (2, 2, 12)}  # of parameter, gradient, optimizer state
@@ -17,62 +17,65 @@ class Costs(NamedTuple):
 
     parameters: int
     gradients: int  # also in buckets
-    optimizer: int  # masters and state
+    optimizer_state: int  # also masters
     offloaded: int  # in the CPU's memory or in files: all that the optimizer has, gradients too
     peak: int | None  # with activations; no formula says it
     sent: float
 
 
-UNKNOWN = Costs(*[None] * 6)
-
-
-def measure(trainer, settings):
+def measure(trainer, config):
     """The trainer has done one more step; returns its Costs on this rank. (The peak: on rank 0.)"""
-    optimizer, shards, buckets = held_by(trainer)
-    how = {"shards": shards, "communication": buckets}
+    if isinstance(trainer.parallel, DeepSpeed):
+        optimizer, buckets = trainer.parallel.engine.basic_optimizer, []
+        shards = [p.ds_tensor for p in trainer.model.parameters() if hasattr(p, "ds_tensor")]
+    else:
+        optimizer, buckets = trainer.optimizer, trainer.parallel.replica.buckets
+        shards = [bucket.shard for bucket in buckets if hasattr(bucket, "shard")]
+    kept = {"shards": shards, "communication": [bucket.flat for bucket in buckets]}
 
     def look():
-        held = memory_of(trainer.model, None if settings.offload else optimizer, **how)
+        held = memory_of(trainer.model, None if config.offload else optimizer, **kept)
         stepped = [p for group in optimizer.param_groups for p in group["params"]]
         away = nbytes(stepped, [p.grad for p in stepped], list(optimizer.state.values()))
-        parameters_away = nbytes(shards) if settings.offload_parameters else 0
+        parameters_away = nbytes(shards) if config.offload_parameters else 0
         return Costs(held.parameters - parameters_away,
                      held.gradients + held.communication_buffers, held.optimizer_state,
-                     parameters_away + (away if settings.offload else 0), 0, 0)
+                     parameters_away + (away if config.offload else 0), 0, 0)
 
     def on_device(memory):
-        return memory.total - (memory.optimizer_state if settings.offload else 0)
+        return memory.total - (memory.optimizer_state if config.offload else 0)
 
-    seen, peak, sent = counted_step(trainer, optimizer, look, on_device, **how)
+    seen, peak, sent = counted_step(trainer, optimizer, look, on_device, **kept)
     return max(seen, key=sum)._replace(peak=peak, sent=sent)
 
 
 def nbytes(*tensors):
+    """Of each tensor: on a CPU stage 1's gradients there are views of those on the device."""
     return sum(tensor.nbytes for tensor in tensors_in(tensors))
 
 
-def predicted(shape, settings, stage, ranks, zero_memory):
+def predicted(shape, config, stage, ranks, zero_memory):
     """The Costs by the formulas; `zero_memory` may be a learner's.
 
     A step of several micro batches sends the gradients once in stages 0 and 1, and for each of
     them from stage 2 on, where no rank keeps them whole. Ours send the model's buffers, too, as
     torch's DDP does; and stage 3 has what is outside of the blocks whole for all of a step.
     """
-    size = BYTES[settings.precision if has_master_weights(settings, stage) else "fp32"]
-    n, is_ours = count_parameters(shape), settings.engine == "ours"
+    size = BYTES[config.precision if has_master_weights(config, stage) else "fp32"]
+    n, is_ours = count_parameters(shape), config.engine == "ours"
     resident = is_ours * (n - shape.n_layer * block_parameters(shape))  # outside of the blocks
     buffers = is_ours * 2 * shape.n_layer * shape.n_ctx * shape.head_size * size[0]  # angles
     sent = zero_traffic(stage, size[0] * n, ranks, size[0] * resident)
     gradients = zero_traffic(0, size[0] * n, ranks) / 2  # a reduce-scatter is half an all-reduce
-    pieces = -(-settings.batch // (ranks * settings.micro_batch))
+    pieces = -(-config.batch // (ranks * config.micro_batch))
     again = {2: gradients + buffers, 3: sent + buffers}.get(stage, 0)
     held = Costs(*zero_memory(stage, n, ranks, *size), 0, None,
                  sent + buffers + (pieces - 1) * again)
-    if settings.offload_parameters:
+    if config.offload_parameters:
         held = held._replace(parameters=0, offloaded=held.parameters)
-    if settings.offload:
+    if config.offload:
         # Masters, moments and their gradients are in float32; stage 1 has all gradients here, too.
         away = held.offloaded + zero_memory(3, n, ranks, 0, 4, 12).total
-        held = held._replace(gradients=held.gradients if stage == 1 else 0, optimizer=0,
-                             offloaded=away)
+        held = held._replace(gradients=held.gradients if stage == 1 else 0,
+                             optimizer_state=0, offloaded=away)
     return held

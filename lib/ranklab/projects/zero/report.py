@@ -5,6 +5,7 @@ import math
 from pathlib import Path
 
 from ranklab.baseline import activation_bytes
+from ranklab.meter.text import lined_up
 from ranklab.models.gpt import count_parameters
 from ranklab.projects.zero.config import MODELS
 from ranklab.projects.zero.measure import Costs
@@ -15,70 +16,68 @@ BUCKET = 50_000_000  # numbers
 
 def report(found):
     """What `run` found, as text."""
-    settings, shape, ranks = found["settings"], found["shape"], found["ranks"]
-    lines = [
-        f"model     {count_parameters(shape):,} parameters: {shape.n_layer} layers, "
-        f"{shape.n_head} heads, width {shape.n_embd}, {shape.n_ctx} tokens, V={shape.vocab_size}",
-        f"training  {settings.engine}, {settings.steps} steps of {settings.batch} x {shape.n_ctx} "
-        f"tokens of {found['text']}, {settings.precision}, {ranks} ranks",
-        found["authors"],
-        "",
-        line("rank 0, bytes", Costs._fields, settings) + f"{'tokens/s':>10}{'held out':>9}",
-    ]
+    config, shape, ranks = found["config"], found["shape"], found["ranks"]
+    is_away = config.offload or config.offload_parameters
+    columns = [name for name in Costs._fields if is_away or name != "offloaded"]
+    table = []
     for row in found["rows"]:
         loss = f"stopped at {row.steps}" if row.held_out is None else f"{row.held_out:.3f}"
         speed = row.tokens_per_second
-        speed = "-" if math.isnan(speed) else f"{speed:,.0f}"
-        lines += [line(f"stage {row.stage}", row.costs, settings) + f"{speed:>10}{loss:>9}",
-                  line("  the formula", row.said, settings)]
-    lines += ["", f"A bigram model has a loss of {found['bigram']:.3f} nats on the held-out text."]
-    if settings.offload:
-        lines += [f"Offloaded to {settings.offload}: what the optimizer steps, its state, its "
+        table += [(f"stage {row.stage}", *cells(row.costs, columns),
+                   "-" if math.isnan(speed) else f"{speed:,.0f}", loss),
+                  ("  the formula", *cells(row.said, columns), "", "")]
+    lines = [
+        f"model     {count_parameters(shape):,} parameters: {shape.n_layer} layers, "
+        f"{shape.n_head} heads, width {shape.n_embd}, {shape.n_ctx} tokens, V={shape.vocab_size}",
+        f"training  {config.engine}, {config.steps} steps of {config.batch} x {shape.n_ctx} "
+        f"tokens of {found['text']}, {config.precision}, {ranks} ranks",
+        f"{found['authors']}\n",
+        lined_up(["rank 0, bytes", *(name.partition("_")[0] for name in columns), "tokens/s",
+                  "held out"], table),
+        f"\nA bigram model has a loss of {found['bigram']:.3f} nats on the held-out text.",
+    ]
+    if config.offload:
+        lines += [f"Offloaded to {config.offload}: what the optimizer steps, its state, its "
                   "gradients.", "The other columns show what the device holds."]
-    elif settings.precision == "bf16":
+    elif config.precision == "bf16":
         lines.append("In bf16 the optimizer takes its gradients in float32: 4 bytes for each "
                      "number that a rank steps, which the formula does not count.")
     return "\n".join(lines)
 
 
-def line(name, costs, settings):
-    """One column for each of the Costs; nobody has counted a None."""
-    cells, width = Costs(*costs)._asdict(), 11
-    if not (settings.offload or settings.offload_parameters):
-        del cells["offloaded"]
-        width = 13
-    texts = ["-" if cell is None else cell if isinstance(cell, str) else f"{cell:,.0f}"
-             for cell in cells.values()]
-    return f"{name:14}" + "".join(f"{text:>{width}}" for text in texts)
+def cells(costs, columns):
+    """As text; None was not counted."""
+    found = [getattr(costs, name) for name in columns]
+    return ["-" if nbytes is None else f"{nbytes:,.0f}" for nbytes in found]
 
 
-def write_config(options, settings):
-    """The file options.write_config has DeepSpeed's config for the machine; a text says so."""
-    text, config = machine(settings, MODELS[options.size], options)
-    Path(options.write_config).write_text(json.dumps(config, indent=2) + "\n")
-    return f"{text}\n{options.write_config} says so to DeepSpeed."
-
-
-def machine(settings, shape, options):
+def machine(config, shape, options):
     """(text, DeepSpeed's config): the fastest way to train this model on the machine in `options`.
 
     error  ValueError when nothing fits
     """
     gpus, gpu_gb = options.gpus, options.gpu_gb
-    n, other = count_parameters(shape), beside_states(settings, shape)
-    batch = settings.micro_batch * gpus * max(1, settings.batch // (settings.micro_batch * gpus))
+    n, other = count_parameters(shape), beside_states(config, shape)
+    batch = config.micro_batch * gpus * max(1, config.batch // (config.micro_batch * gpus))
     way = fastest_way(n, gpus, gpu_gb * 1e9, other)
-    config = deepspeed_config(n, gpus, gpu_gb * 1e9, batch, settings.micro_batch, other,
-                              lr=settings.lr, bucket=BUCKET)
-    text = (f"{gpus} GPUs of {gpu_gb:g} GB: {way}: {way.gpu_bytes(n, gpus) / 1e9:.3g} GB of states "
-            f"on each, beside {other / 1e9:.3g} GB of activations and buckets, in bf16 with Adam.")
-    return text, config
+    states = way.states(n, gpus).total
+    text = (f"{gpus} GPUs of {gpu_gb:g} GB: {way}: {states / 1e9:.3g} GB of states on each, beside "
+            f"{other / 1e9:.3g} GB of activations and buckets, in bf16 with Adam.")
+    return text, deepspeed_config(n, gpus, gpu_gb * 1e9, batch, config.micro_batch, other,
+                                  lr=config.lr, bucket=BUCKET)
 
 
-def beside_states(settings, shape):
+def write_config(options, config):
+    """The file options.write_config has DeepSpeed's config for the machine; a text says so."""
+    text, for_deepspeed = machine(config, MODELS[options.size], options)
+    Path(options.write_config).write_text(json.dumps(for_deepspeed, indent=2) + "\n")
+    return f"{text}\n{options.write_config} says so to DeepSpeed."
+
+
+def beside_states(config, shape):
     """Bytes of a GPU's memory that are no states, in bf16: what is kept for backward, three copies
     of the logits in float32 (themselves, their softmax, their gradients), two buckets.
     """
-    logits = settings.micro_batch * shape.n_ctx * shape.vocab_size
-    kept = activation_bytes(shape, settings.micro_batch, shape.n_ctx, 2, settings.recompute)
+    logits = config.micro_batch * shape.n_ctx * shape.vocab_size
+    kept = activation_bytes(shape, config.micro_batch, shape.n_ctx, 2, config.recompute)
     return kept + 3 * 4 * logits + 2 * 2 * min(BUCKET, count_parameters(shape))
