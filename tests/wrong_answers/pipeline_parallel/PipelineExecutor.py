@@ -71,7 +71,7 @@ WRONG = [
     _wrong("with self.later(action):", "if True:", says="an I leaves nothing for its W"),
     _wrong(LOSS, "self.loss += y * self.weight", says="a graph keeps all that it comes from"),
     _wrong("self.kept[stage, m] = x, y", "self.kept[stage, m] = x, y\n            self.all = "
-           "[*getattr(self, 'all', []), y]", says="bytes kept after training", called="a_list"),
+           "[*getattr(self, 'all', []), y]", says="activations at once, not", called="a_list"),
     _wrong("tensor = self.new_hidden(self.pieces[m][0])", "self.buffers = getattr(self, 'buffers', "
            "{})\n        tensor = self.buffers.setdefault((kind, stage, m), self.new_hidden("
            "self.pieces[m][0]))", says="size doesn't match|killed by", called="old_buffers"),
