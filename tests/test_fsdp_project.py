@@ -15,13 +15,13 @@ from ranklab.engine import torchrun
 from ranklab.fsdp import (
     FullyShardedBlock, clip_grad_norm_sharded, full_state_dict, masked_loss, wrap_policy,
 )
-from ranklab.models.gpt import IGNORE
 from ranklab.projects import fsdp as project
 from ranklab.projects.fsdp import training
 from ranklab.projects.fsdp.config import LLAMAS, SIZES
 from ranklab.projects.fsdp.llama import PRELOAD
 from ranklab.projects.fsdp.report import predicted
 from ranklab.projects.hugging_face import is_here
+from ranklab.targets import IGNORE
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.usefixtures("one_thread"),
               pytest.mark.skipif(not is_here(), reason="needs transformers")]

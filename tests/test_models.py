@@ -6,7 +6,8 @@ import torch
 
 from ranklab import hardware
 from ranklab.data import text as data
-from ranklab.models.gpt import GPT, IGNORE, GPTConfig, count_parameters
+from ranklab.models.gpt import GPT, GPTConfig, count_parameters
+from ranklab.targets import IGNORE
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -10,7 +10,8 @@ from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
 from ranklab import device, launch
-from ranklab.models.gpt import GPT, IGNORE, GPTConfig
+from ranklab.models.gpt import GPT, GPTConfig
+from ranklab.targets import IGNORE
 from ranklab.pipeline_parallel import (
     Action, PipelineExecutor, dualpipe_v, gpipe_schedule, interleaved_schedule,
     one_f_one_b_schedule, parse_schedule, pipedream_schedule, split_stages, stale_weights,

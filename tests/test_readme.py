@@ -37,7 +37,8 @@ STAND_INS = {
     "srun": '#!/bin/sh\nwhile case "$1" in -*) true;; *) false;; esac; do\n'
             '  case "$1" in --limit|--kill-on-bad-exit|-*=*) ;; -?) shift;; esac; shift\ndone\n'
             'exec "$@"\n',
-    "torchrun": '#!/bin/sh\nshift 2\nexec python -m torch.distributed.run --nproc-per-node 2 "$@"\n',
+    "torchrun": '#!/bin/sh\nshift 2\n'
+                'exec python -m torch.distributed.run --nproc-per-node 2 "$@"\n',
 }
 
 

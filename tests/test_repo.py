@@ -18,7 +18,7 @@ MODULES = sorted(LIB.rglob("*.py"))
 # Arrows run one way: a module imports from its own layer or an earlier one.
 LAYERS = (
     ("models", "data", "schedules", "hardware", "files", "flat",
-     "options", "machine"),
+     "options", "machine", "targets"),
     ("engine", "mesh", "meter", "collectives", "parallel"),
     tuple(labs.idea(stem) for stem in labs.STEMS),              # the techniques
     ("hybrid", "trainer", "text_trainer", "stop_signal", "checkpoint"),

@@ -8,27 +8,21 @@ from ranklab.course import labs
 IN_ALL, PROJECT, TESTS = 4500, 350, 350  # with questions, figures, text, deck and answers
 OF_A_FUNCTION, OF_A_CLASS = 60, 120  # the check of one exercise
 LARGER = {  # in all, project, tests
-    "02_collectives": (5430, 430, 430), "03_data_parallel": (6250, 515, 600),
-    "04_ddp": (6190, 870, 900), "05_horovod": (7480, 855, 1485), "06_zero": (6160, 520, 880),
-    "07_fsdp": (5210, 740, 605), "08_tensor_parallel": (5340, 510, 620),
-    "09_pipeline_parallel": (4970, 385, 450), "12_hybrid": (5700, 975, 950),
+    "02_collectives": (5115, 425, 350), "03_data_parallel": (6240, 515, 600),
+    "04_ddp": (5295, 810, 485), "05_horovod": (6110, 735, 740), "06_zero": (5675, 500, 555),
+    "07_fsdp": (5210, 735, 605), "08_tensor_parallel": (4940, 455, 355),
+    "09_pipeline_parallel": (4775, 375, 350), "12_hybrid": (5365, 960, 670),
 }
 LARGER_CHECKS = {
-    "pass_the_token": 66, "ring_shift": 69, "all_ranks_finite": 67, "roll_call": 208,
-    "activation_bytes": 76, "accumulate_gradients": 131, "checkpointed": 125,
-    "frugal_gradients": 156, "scale_loss": 112, "all_to_all_v": 118,
-    "hierarchical_all_reduce": 76, "broadcast_parameters": 77, "assign_buckets": 75,
-    "OverlappedDataParallel": 197, "plan_buckets": 101, "sync_batch_norm": 130,
-    "join_uneven": 132, "replicas_agree": 88, "scaling_efficiency": 87,
-    "exposed_communication": 111, "diagnose": 205, "compress_fp16_hook": 168,
-    "top_k_compress": 117, "compress_to_budget": 178, "power_sgd": 219, "negotiate": 133,
-    "fuse_tensors": 126, "tune_fusion": 77, "distributed_optimizer": 254, "compress_fp16": 88,
-    "timeline": 128, "adasum": 186, "partition_flat": 70, "units_to_keep": 62,
-    "offload_optimizer": 83, "deepspeed_config": 63, "FullyShardedBlock": 185,
-    "wrap_policy": 72, "masked_loss": 76, "full_state_dict": 69,
-    "vocab_parallel_cross_entropy": 76, "PipelineExecutor": 177, "build_mesh": 76,
-    "parallelize": 90, "tied_embedding_sync": 60, "mesh_grad_norm": 63,
-    "reshard_checkpoint": 75, "choose_layout": 116,
+    "roll_call": 158, "activation_bytes": 76, "accumulate_gradients": 82, "checkpointed": 100,
+    "frugal_gradients": 111, "scale_loss": 98, "all_to_all_v": 118, "hierarchical_all_reduce": 67,
+    "broadcast_parameters": 77, "assign_buckets": 75, "OverlappedDataParallel": 197,
+    "plan_buckets": 101, "sync_batch_norm": 130, "join_uneven": 132, "replicas_agree": 88,
+    "exposed_communication": 83, "diagnose": 140, "top_k_compress": 73, "compress_to_budget": 117,
+    "power_sgd": 107, "negotiate": 94, "fuse_tensors": 98, "tune_fusion": 67,
+    "distributed_optimizer": 187, "timeline": 95, "adasum": 136, "FullyShardedBlock": 185,
+    "wrap_policy": 72, "masked_loss": 76, "full_state_dict": 69, "PipelineExecutor": 158,
+    "parallelize": 90, "reshard_checkpoint": 66, "choose_layout": 103,
 }
 
 

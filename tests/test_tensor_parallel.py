@@ -9,8 +9,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from ranklab import device, launch
-from ranklab.models.gpt import GPT, IGNORE, GPTConfig
+from ranklab.models.gpt import GPT, GPTConfig
 from ranklab.projects.fsdp.llama import PRELOAD
+from ranklab.targets import IGNORE
 from ranklab.tensor_parallel import (
     ColumnParallelLinear, TPConfig, dropout_seeds, parallel_gpt, parallel_llama, tensor_parallel,
 )

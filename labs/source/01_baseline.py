@@ -52,7 +52,8 @@ plots.hierarchy(hardware.H100)
 import torch
 
 from ranklab.data import batch_at, bigram_loss, held_out_batch, python_text
-from ranklab.models.gpt import GPT, IGNORE, GPTConfig, count_parameters
+from ranklab.models.gpt import GPT, GPTConfig, count_parameters
+from ranklab.targets import IGNORE
 
 torch.set_num_threads(1)  # these matrices are small: a second thread costs more than it gives
 text = python_text()

@@ -377,7 +377,7 @@ for most_bytes in (20_000_000, 8_000_000, 2_000_000, 1_000_000, 700_000):
 # So divide by the number of answer tokens of the **whole batch**. FSDP averages gradients over ranks; take that into account. `F.cross_entropy(..., ignore_index=IGNORE, reduction=...)` leaves the question out.
 
 # %%
-from ranklab.models.gpt import IGNORE
+from ranklab.targets import IGNORE
 
 # %%
 def masked_loss(logits, labels, count=None, group=None):

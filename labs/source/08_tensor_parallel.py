@@ -437,7 +437,7 @@ for name, of in plan_of.items():
 # **Predict.** 8,192 targets, a vocabulary of 128,256, and Megatron's three all-reduces. How many KB are all-reduced in all? (The logits in bf16 are 2.1 GB.)
 
 # %%
-from ranklab.models.gpt import IGNORE
+from ranklab.targets import IGNORE
 
 check(tp_loss_kb=...)
 

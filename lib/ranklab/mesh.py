@@ -12,7 +12,10 @@ import itertools
 import math
 from dataclasses import dataclass, field
 
+import torch
 import torch.distributed as dist
+
+from ranklab.engine import device
 
 SHOWN_COLUMNS = 60  # of the groups in a line of the printed table
 
@@ -142,3 +145,18 @@ def build_mesh(axes, joined=()):
                 made[ranks] = dist.new_group(list(ranks))
         mesh.groups[names] = made[mesh.ranks_along(names)]
     return mesh
+
+
+def mesh_grad_norm(held, group=None):
+    """The norm of all gradients of the whole model, each number once, alike on all ranks.
+
+    A float32 tensor without dims. Squares are added up in float64.
+    held  [(gradient, how many ranks of the group hold these numbers)]
+    cost  one all-reduce of 8 bytes
+    lab   12
+    """
+    total = torch.zeros((), dtype=torch.float64, device=device())
+    for gradient, copies in held:
+        total += gradient.double().square().sum() / copies
+    dist.all_reduce(total, group=group)
+    return total.sqrt().float()

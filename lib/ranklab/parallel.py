@@ -28,8 +28,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ranklab.engine import device
-from ranklab.models.gpt import IGNORE
+from ranklab.targets import IGNORE
 
 
 class Piece(NamedTuple):
@@ -195,18 +194,3 @@ def groups_here(groups, here):
     like = next((mine for pairs in found for _, mine in pairs), torch.empty(0))
     return [{**group, "params": pairs or [("nothing", nn.Parameter(like.new_empty(0)))]}
             for group, pairs in zip(groups, found)]
-
-
-def mesh_grad_norm(held, group=None):
-    """The norm of all gradients of the whole model, each number once, alike on all ranks.
-
-    A float32 tensor without dims. Squares are added up in float64.
-    held  [(gradient, how many ranks of the group hold these numbers)]
-    cost  one all-reduce of 8 bytes
-    lab   12
-    """
-    total = torch.zeros((), dtype=torch.float64, device=device())
-    for gradient, copies in held:
-        total += gradient.double().square().sum() / copies
-    dist.all_reduce(total, group=group)
-    return total.sqrt().float()

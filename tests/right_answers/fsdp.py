@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from ranklab.engine import device
 from ranklab.fsdp.hooks import ShardedModule, sharded_modules
 from ranklab.fsdp.wrapping import can_be_a_block, parameter_bytes, whole_bytes
-from ranklab.models.gpt import IGNORE
+from ranklab.targets import IGNORE
 
 
 def shard_parameter__split(parameter, group=None):

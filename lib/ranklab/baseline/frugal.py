@@ -2,7 +2,7 @@
 
 import torch
 
-from ranklab.models.gpt import IGNORE
+from ranklab.targets import IGNORE
 
 
 def frugal_gradients(model, inputs, targets):

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import torch
 
-from ranklab.models.gpt import IGNORE
+from ranklab.targets import IGNORE
 
 PROMPT = "{instruction}\nInput: {input}\nAnswer:"
 FIELDS = ("instruction", "input", "output")

@@ -5,8 +5,8 @@ import contextlib
 import torch
 
 from ranklab.data_parallel.overlapped import OverlappedDataParallel
-from ranklab.models.gpt import IGNORE
 from ranklab.parallel import GroupParallel
+from ranklab.targets import IGNORE
 
 
 class DataParallel(GroupParallel):

@@ -16,7 +16,7 @@ from ranklab.hybrid.layout import Layout, parse_layout
 from ranklab.hybrid.memory import layout_memory, megatron_memory
 from ranklab.hybrid.parallelize import parallelize
 from ranklab.hybrid.training import Hybrid
-from ranklab.parallel import mesh_grad_norm
+from ranklab.mesh import mesh_grad_norm
 
 __all__ = [
     "Cluster", "Hybrid", "Job", "Layout", "choose_layout", "layout_memory", "layout_seconds",

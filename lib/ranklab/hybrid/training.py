@@ -9,7 +9,8 @@ from ranklab.data_parallel.training import DataParallel
 from ranklab.engine import device
 from ranklab.fsdp.training import FullyShard
 from ranklab.hybrid.parallelize import parallelize
-from ranklab.parallel import GroupParallel, mesh_grad_norm
+from ranklab.mesh import mesh_grad_norm
+from ranklab.parallel import GroupParallel
 from ranklab.pipeline_parallel import tied_embedding_sync
 from ranklab.pipeline_parallel.stages import materialize
 from ranklab.pipeline_parallel.training import PipelineParallel

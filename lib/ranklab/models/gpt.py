@@ -16,8 +16,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from ranklab.models.initialise import normal_by_name
-
-IGNORE = -100  # a target with this value is not trained on (cross_entropy's own convention)
+from ranklab.targets import IGNORE
 
 
 @dataclass(frozen=True)

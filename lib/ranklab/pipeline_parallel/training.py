@@ -5,7 +5,8 @@ import functools
 import torch
 
 from ranklab.engine import device
-from ranklab.parallel import GroupParallel, groups_here, mesh_grad_norm
+from ranklab.mesh import mesh_grad_norm
+from ranklab.parallel import GroupParallel, groups_here
 from ranklab.pipeline_parallel.actions import places
 from ranklab.pipeline_parallel.deferred import WeightQueue, defer_weights
 from ranklab.pipeline_parallel.executor import PipelineExecutor

@@ -5,7 +5,7 @@ import torch.distributed as dist
 from mutants import mutant
 
 from ranklab.engine import device
-from ranklab.parallel import mesh_grad_norm
+from ranklab.mesh import mesh_grad_norm
 
 REDUCE = "    dist.all_reduce(total, group=group)\n"
 SQUARE = "gradient.double().square().sum() / copies"

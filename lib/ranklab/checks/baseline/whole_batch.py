@@ -4,7 +4,7 @@ import torch
 
 from ranklab.checks.beside import expect
 from ranklab.checks.trial import explain, is_near
-from ranklab.models.gpt import IGNORE
+from ranklab.targets import IGNORE
 
 
 def gradients(model):

@@ -68,8 +68,8 @@ def more_than_others(works):
 
 CASES = {  # what holds when a check has come so far: the jobs
     "each cause is named; a hidden transfer is none, and neither is waiting for a straggler": (
-        Case("nothing is wrong", "healthy", (1, 1), (20, 20), 2),
         Case("all ranks load long", "loader-bound", (30, 28, 29), (20.5, 20, 20), 2),
+        Case("nothing is wrong", "healthy", (1, 1), (20, 20), 2),
         Case("half of the loading is beside the computing", "healthy", (8, 8), (30, 30), 2,
              beside=8),
         Case("transfers are long", "communication-bound", (1, 1, 1, 1), (20,) * 4, 25),

@@ -16,7 +16,7 @@ OTHERS = (
     {3: 2.0},
 )
 NO_MEASUREMENTS = {}, {0: 1.0, 2: 1.0}, {1: 1.0, 2: 0.0}, {1: 1.0, 2: -0.5}
-BASE = {"KeyError: .*": "Nobody measured on one rank here: take the fewest ranks there are, "
+BASE = {"KeyError: 1": "Nobody measured on one rank here: take the fewest ranks there are, "
         "min(seconds), as the base."}
 KINDS = {"strong": "Strong: the same batch for all together, so R ranks should need base/R of the "
          "base's time. Efficiency = that time / the measured one.",

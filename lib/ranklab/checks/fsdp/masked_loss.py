@@ -10,7 +10,7 @@ from ranklab.checks.beside import beside, expect, on_groups, refused
 from ranklab.checks.failures import LEFT
 from ranklab.engine import device
 from ranklab.meter import Traffic
-from ranklab.models.gpt import IGNORE
+from ranklab.targets import IGNORE
 
 T = 151  # tokens in a row
 # Of each rank, in 2 x T tokens; and the first label of a row, which is none. They are 281, which

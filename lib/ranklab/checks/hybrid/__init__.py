@@ -10,7 +10,7 @@ from ranklab.checks.hybrid.predictions import PREDICTIONS
 from ranklab.checks.hybrid.reshard_checkpoint import check_reshard_checkpoint
 from ranklab.hybrid import choose_layout, parallelize
 from ranklab.mesh import build_mesh
-from ranklab.parallel import mesh_grad_norm
+from ranklab.mesh import mesh_grad_norm
 from ranklab.pipeline_parallel import tied_embedding_sync
 
 __all__ = ["EXERCISES", "PREDICTIONS"]

@@ -10,7 +10,7 @@ from ranklab.checks.tensor_parallel.one_process import FAILURES, Whole, as_one_p
 from ranklab.checks.trial import explain
 from ranklab.engine import device
 from ranklab.meter import Traffic
-from ranklab.models.gpt import IGNORE
+from ranklab.targets import IGNORE
 from ranklab.tensor_parallel.regions import reduce_from_region, scatter_tokens
 
 B, T, C, N = 2, 12, 5, 24

@@ -11,8 +11,8 @@ from ranklab.data.instructions import as_batch
 from ranklab.engine import device
 from ranklab.fsdp import Precision, fill_shards, fsdp2, hybrid_shard_groups, whole_bytes
 from ranklab.fsdp.training import FullyShard
-from ranklab.models.gpt import IGNORE
 from ranklab.projects.fsdp import llama
+from ranklab.targets import IGNORE
 from ranklab.trainer import History, Trainer
 
 PRECISIONS = {"fp32": Precision(), "bf16": Precision(torch.bfloat16, torch.float32)}

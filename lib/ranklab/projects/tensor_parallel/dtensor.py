@@ -10,7 +10,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 from ranklab.engine import device
-from ranklab.models.gpt import IGNORE
+from ranklab.targets import IGNORE
 from ranklab.tensor_parallel.training import TensorParallel
 
 
