@@ -397,7 +397,8 @@ def test_a_folder_that_cannot_be_read_costs_its_own_row(tmp_path, monkeypatch, c
     assert out[2].startswith("open/a.ipynb")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [
+    signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.sweep)])
 def test_a_signal_ends_it_and_keeps_what_is_graded(tmp_path, number):
     folder, table = tmp_path / "in", tmp_path / "table.csv"
     write(folder, "a", "print('nothing')")

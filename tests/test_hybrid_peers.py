@@ -14,7 +14,7 @@ from ranklab.projects.hybrid.other_tools import megatron_command, torchtitan_tom
 
 pytestmark = pytest.mark.timeout(180)
 
-LAYOUTS = [*map(parse_layout, ("2x2x2,sp", "2x2x2,full,outermost=data", "1x2x4",
+LAYOUTS = [*map(parse_layout, ("1x2x4,sp", "2x2x2,full,outermost=data",
                                "4x1x2,virtual=2,recompute"))]
 
 

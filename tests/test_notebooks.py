@@ -123,7 +123,7 @@ HARNESS = {  # a cell: whether it passes
     "1 + 1": True,
     RIGHT: True,
     RIGHT.replace("return range(", "return range(1 + "): False,
-    "while True:\n    pass": False,
+    "import time\ntime.sleep(1000)": False,
 }
 BUILT = "shard_range\n  ->    passed\n"  # what both cells with a check said when they were built
 CELL_LIMIT = 15  # seconds, on an idle machine
