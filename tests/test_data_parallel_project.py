@@ -13,36 +13,25 @@ from ranklab.plots import data_parallel as plots
 from ranklab.projects.data_parallel import __main__ as command
 from ranklab.projects.data_parallel import comparing as project
 from ranklab.projects.data_parallel import training
-from ranklab.projects.data_parallel.config import PIECES, Settings
+from ranklab.projects.data_parallel.config import PIECES, Config
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-SHORT = Settings(epochs=1, warmup=0)
-
-
-def test_one_and_four_ranks_reach_the_same_accuracy():
-    found = project.scale(ranks=(1, 4), seeds=(0, 1))
-    table = project.scale_table(found)
-    assert project.ranges_overlap(found) and "The ranges over 2 seeds overlap." in table, table
-    for R, runs in found.items():
-        for run in runs:
-            assert run.ranks == R and 0.9 < run.accuracy == run.worst
-            assert run.agree == [True] * 3 and run.spread == 0
-            assert run.loss[0] > run.loss[1] > run.loss[2]
-            assert run.images == -(-1437 // R) * R  # the sampler fills the last step up
+SHORT = Config(epochs=1, warmup=0)
 
 
 def test_without_batch_norm_every_loss_is_that_of_one_process():
     """And with batch norm over all ranks, and torch's engine. 1437 = 3 * 479: none is filled up."""
-    many = [replace(SHORT, batch=60, norm=norm) for norm in ("group", "none", "sync", "batch")]
-    many.append(replace(many[0], engine="torch"))
-    one, three = training.run_all(many, 1), training.run_all(many, 3)
-    for settings, (alone,), (split,) in zip(many, one, three):
+    configs = {norm: replace(SHORT, batch=60, norm=norm)
+               for norm in ("group", "none", "sync", "batch")}
+    configs["torch"] = replace(configs["group"], engine="torch")
+    one, three = training.run(configs, 1), training.run(configs, 3)
+    for name, (alone,), (split,) in zip(configs, one.values(), three.values()):
         difference = abs(alone.loss[0] - split.loss[0])
-        if settings.norm == "batch":
+        if name == "batch":
             assert difference > 1e-3  # 20 images have another mean than 60
         else:
-            assert difference < 1e-4 and split.agree == [True], settings
+            assert difference < 1e-4 and split.agree == [True], name
             assert alone.accuracy == pytest.approx(split.accuracy, abs=0.01)
 
 
@@ -51,20 +40,22 @@ def test_a_learners_own_functions_are_run_and_named():
         return shard_sampler(n, rank, ranks, 0, seed)  # every epoch has the same order
 
     two = replace(SHORT, epochs=2)
-    mine, = training.run(two, 2, sampler=own_sampler)
-    same, = training.run(replace(two, without=("epoch",)), 2)
-    assert mine.loss == same.loss and "Yours" not in project.scale_table({2: [same]})
-    assert project.scale_table({2: [mine]}).endswith(
+    mine = training.run({2: two}, 2, sampler=own_sampler)
+    same = training.run({2: replace(two, without=("epoch",))}, 2)
+    assert mine[2][0].loss == same[2][0].loss and "Yours" not in project.scale_table(same)
+    assert project.scale_table(mine).endswith(
         "Yours: sampler. The library's: replica, scale, agree.")
     with pytest.raises(TypeError, match="tester"):
-        training.run(two, 2, tester=own_sampler)
+        training.run({2: two}, 2, tester=own_sampler)
 
 
 def test_a_missing_piece_shows():
     left_out = [(), *((name,) for name in PIECES), ("mean", "scaling", "warmup")]
-    many = [replace(Settings(epochs=2), without=out) for out in left_out]
-    missing = {"+".join(out): runs[0] for out, runs in zip(left_out, training.run_all(many, 4))}
+    configs = {"+".join(out): Config(epochs=2, without=out) for out in left_out}
+    missing = {name: run for name, (run,) in training.run(configs, 4).items()}
     whole = missing[""]
+    assert all(whole.agree) and whole.spread == 0 and whole.accuracy == whole.worst
+    assert whole.images == 1440  # of 1437: the sampler fills up
     for name in ("broadcast", "average"):  # replicas that differ from the first epoch on
         assert not any(missing[name].agree) and missing[name].spread > 0.1
     for name in ("mean", "shard", "epoch", "scaling", "warmup", "buffers"):

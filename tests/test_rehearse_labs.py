@@ -35,9 +35,9 @@ SHORTER = {
                     'assert found["held_out"] < found["bigram"] - 0.3': ""},
     "02_collectives": {"sizes = (2**10, 2**16, 2**20, 2**24)": "sizes = (2**10, 2**16, 2**20)"},
     "03_data_parallel": {"project.scale(**mine)":
-                         "project.scale(project.Settings(epochs=1), seeds=(0,), **mine)",
+                         "project.scale(project.Config(epochs=1), seeds=(0,), **mine)",
                          '{"seeds": (0,), "whole"':
-                         '{"seeds": (0,), "settings": project.Settings(epochs=1), "whole"',
+                         '{"seeds": (0,), "config": project.Config(epochs=1), "whole"',
                          "epochs=2), seeds": "epochs=1), seeds",
                          "assert project.ranges_overlap(found)": "",
                          'names = "broadcast", "average", "mean", "shard", "buffers"':

@@ -673,7 +673,7 @@ assert project.ranges_overlap(found)
 # "In agreement" counts the epochs after which `replicas_agree` said yes: all of them. The seed changes more than the number of ranks does. And it has become *slower*: for 64 images of 8 x 8, the messages cost more time than the ranks save. A larger model with a larger batch has more to compute for each byte:
 
 # %%
-wide = project.scale(project.Settings(width=32, batch=256, base_batch=64, epochs=2), seeds=(0,))
+wide = project.scale(project.Config(width=32, batch=256, base_batch=64, epochs=2), seeds=(0,))
 sizes = {"8 channels, 64 images": found, "32 channels, 256 images": wide}
 plots.speed_up({name: {R: project.best_seconds(runs) for R, runs in one.items()}
                 for name, one in sizes.items()})
@@ -711,7 +711,7 @@ plots.pieces(*({name: [getattr(run, score) for run in runs] for name, runs in mi
 
 # %%
 change = {"batch": 256}
-changed = project.scale(project.Settings(**change), ranks=(4,), seeds=(0,), **mine)
+changed = project.scale(project.Config(**change), ranks=(4,), seeds=(0,), **mine)
 print(project.scale_table({4: found[4][:1]}), project.scale_table(changed), sep="\n\n")
 
 # %% [markdown]

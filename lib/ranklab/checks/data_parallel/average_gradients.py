@@ -39,7 +39,6 @@ def _given(name, p, rank, turn):
 def _trial(average_gradients, ranks):
     rank, noted = dist.get_rank(), []
     before = dict(toy_with_more(rank).named_parameters())
-    before["images"] = before.pop("images")  # last: what all get wrong is not about its strides
     trained = [p for p in before.values() if p.requires_grad]
 
     def call(turn):

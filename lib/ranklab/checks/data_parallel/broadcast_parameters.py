@@ -16,7 +16,7 @@ GROUP = ("Hand `group` on to every collective. Ranks in arguments count inside i
          "dist.broadcast(x, group=group, group_src=src).")
 FAILURES = {STUCK: f"All ranks of a group call the same broadcasts, from one src. {GROUP}",
             "(Value|Runtime)Error: .*(rank|group).*": GROUP}
-STILL = {  # where a tensor is still this rank's own, and all before it in this order are right
+STILL = {  # where a tensor is still this rank's own, and all before it in the model are right
     "frozen": "Frozen parameters differ between ranks too, and for ever. Do not look at "
     "requires_grad here.",
     "images": "It is channels-last: .contiguous() and .reshape(-1) make a copy of it, and the "
@@ -30,12 +30,9 @@ STILL = {  # where a tensor is still this rank's own, and all before it in this 
 
 
 def _state(model):
-    """{name: each parameter and buffer}; those of STILL come last, in their order."""
-    found = dict(model.named_parameters()) | dict(model.named_buffers())
-    for part in STILL:
-        for name in [name for name in found if name.startswith(part)]:
-            found[name] = found.pop(name)
-    return {f"`{name}`": tensor for name, tensor in found.items()}
+    """{name: each parameter and buffer}, in the model's order."""
+    return {f"`{name}`": tensor for name, tensor in (
+        *model.named_parameters(), *model.named_buffers())}
 
 
 def _trial(broadcast_parameters, ranks):

@@ -13,10 +13,10 @@ from ranklab.engine import device
 from ranklab.meter import Traffic
 
 IN_GROUP = ("Ranks count inside the group: dist.get_rank(model.group). Hand model.group on to "
-            "every collective, with group=model.group.")
+            "every collective.")
 FAILURES = {
-    r"TypeError: object of type '.*' has no len\(\)": "A loader may have no length. Ask after each "
-    "batch: one small all-reduce tells all ranks how many go on.",
+    r"TypeError: object of type '.*' has no len\(\)": "A loader may have no length: one small "
+    "all-reduce in each step tells all ranks who goes on.",
     "RuntimeError: Boolean value of Tensor with .* is ambiguous": "A batch may be a tensor, or "
     "empty, and is a batch all the same: ask `batch is None`, not `if batch`.",
     "TypeError: cannot unpack non-iterable NoneType object": "A None was yielded where a batch was "
@@ -28,10 +28,9 @@ FAILURES = {
     r"\w+: .*root rank: -1.*": "-1 says that nobody goes on. Keep the last result before it: "
     "broadcast from that rank.",
     r"\w+: .*root rank: \d+.*": IN_GROUP,
-    "hang: .*(all_reduce|broadcast).*": "A rank that still steps waits for one that has no batch "
-    "left. That one must go on taking part: model.shadow() in each step, until nobody has a batch; "
-    "model.buffers_from must be the same on all ranks. (Rank 0 is a rank: nobody is -1.) "
-    f"{IN_GROUP}",
+    "hang: .*(all_reduce|broadcast).*": "A rank without a batch must go on taking part, by "
+    "model.shadow(), until nobody has one; model.buffers_from is the same on all ranks. (Rank 0 is "
+    f"a rank: nobody is -1.) {IN_GROUP}",
 }
 LIMIT = 6  # seconds; the usual mistake waits for ever
 COUNTS = (0, 3, 1, 2), (2, 0, 1, 1)  # batches of each rank of a group, in each turn
@@ -95,9 +94,7 @@ def _trial(join_uneven, ranks):
                 optimizer.zero_grad()
                 loss_of(wrapped, x).backward()
                 optimizer.step()
-        noted.append(partial(_look, str(ranks), wrapped.joining, wrapped.buffers_from, got, inside,
-                             sum(op.payload_bytes for op in traffic.ops), of_turns[turn],
-                             ranks.index))
+        noted.append(partial(_look, ranks, wrapped, got, inside, traffic, of_turns[turn]))
         return _state(wrapped.module)
 
     def slips(name, turn):
@@ -115,7 +112,7 @@ def _trial(join_uneven, ranks):
     with Traffic() as traffic:
         for _ in join_uneven(iter([torch.zeros(2)]), wrapped):  # a batch may be a tensor
             break  # on all ranks: what a training loop does after its last step
-    yield partial(_is_reset, BREAK, wrapped.joining, wrapped.buffers_from, " in a `finally`")
+    yield partial(_is_reset, BREAK, wrapped, " in a `finally`")
     yield partial(expect, not traffic.calls["broadcast"], f"{BREAK} it still broadcasts the model",
                   "The broadcast stands before the `finally`: where a step failed on one rank the "
                   "others would wait there for ever.")
@@ -125,14 +122,15 @@ def _wrapped(ranks):
     return OverlappedDataParallel(Normed().to(device()), bucket_cap_bytes=1, group=ranks.group)
 
 
-def _look(where, joining, source, got, inside, sent, counts, index):
-    model, steps = Normed(), max(counts)
-    state = sum(tensor.nbytes for tensor in _state(model).values())
+def _look(ranks, wrapped, got, inside, traffic, counts):
+    steps, count = max(counts), counts[ranks.index]
+    sent = sum(op.payload_bytes for op in traffic.ops)
+    state = sum(tensor.nbytes for tensor in _state(wrapped.module).values())
     enough = steps * (state + 8) + 8 + state  # gradients are as large as parameters
     for is_so, what, hint in (
-        (got == [*range(counts[index])], f"it got batches {got} of {counts[index]}", "Yield each "
-         "batch of this rank once. A rank without one shadows; it does not repeat a batch. "
-         "Nobody's batches are thrown away: go on until the last rank has none left."),
+        (got == [*range(count)], f"it got batches {got} of {count}", "Yield each batch of this "
+         "rank once. A rank without one shadows; it does not repeat a batch. Nobody's batches are "
+         "thrown away."),
         (sent <= enough, f"{sent:,} bytes go into collectives in {steps} steps; {enough:,} are "
          "enough", "In each step the gradients, the buffer, and one number that says who goes on; "
          "the model's weights once, at the end."),
@@ -141,14 +139,14 @@ def _look(where, joining, source, got, inside, sent, counts, index):
         (all(joining for joining, _ in inside), "inside the loop model.joining is not True", "Set "
          "it before the first step: no_sync inside the loop is then an error, not a hang."),
     ):
-        expect(is_so, f"{where}: {what}", hint)
-    _is_reset("after the loop", joining, source, "")
+        expect(is_so, f"{ranks}: {what}", hint)
+    _is_reset("after the loop", wrapped)
 
 
-def _is_reset(when, joining, source, where):
-    expect(not joining, f"{when} model.joining is still True", f"Set it back{where}.")
-    expect(not source, f"{when} model.buffers_from is still {source}", f"Set it back to 0{where}: "
-           "in training without join_uneven rank 0's buffers count.")
+def _is_reset(when, wrapped, where=""):
+    expect(not wrapped.joining, f"{when} model.joining is still True", f"Set it back{where}.")
+    expect(not wrapped.buffers_from, f"{when} model.buffers_from is still {wrapped.buffers_from}",
+           f"Set it back to 0{where}: without join_uneven rank 0's buffers count.")
 
 
 def check_join_uneven(join_uneven):

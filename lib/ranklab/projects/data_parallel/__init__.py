@@ -4,7 +4,7 @@ from ranklab.projects.data_parallel.comparing import (
     best_seconds, learning_rate_table, learning_rates, pieces, pieces_table, ranges_overlap, scale,
     scale_table,
 )
-from ranklab.projects.data_parallel.config import Settings
+from ranklab.projects.data_parallel.config import Config
 
-__all__ = ["Settings", "best_seconds", "learning_rate_table", "learning_rates", "pieces",
+__all__ = ["Config", "best_seconds", "learning_rate_table", "learning_rates", "pieces",
            "pieces_table", "ranges_overlap", "scale", "scale_table"]

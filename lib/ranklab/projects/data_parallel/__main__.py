@@ -17,8 +17,8 @@ from ranklab.projects.data_parallel.config import Options
 from ranklab.projects.runner import Project, Shown
 
 
-def act(options, settings):
-    table, found = study(options, settings)
+def act(options, config):
+    table, found = study(options, config)
     return Shown(table(found), lambda: figure(found, options.pieces))
 
 

@@ -1,60 +1,58 @@
 """Training runs side by side: numbers of ranks, learning rates, pieces left out."""
 
-import dataclasses
 import statistics
+from dataclasses import replace
 
 from ranklab.data import find_images
 from ranklab.engine.in_place import is_started_by_another
 from ranklab.projects.authors import authors_of
-from ranklab.projects.command import time_limit
-from ranklab.projects.data_parallel.config import PIECES, Settings
-from ranklab.projects.data_parallel.training import Functions, refuse_ranks, run, run_all
+from ranklab.projects.command import ranks_to_come, time_limit
+from ranklab.projects.data_parallel.config import PIECES, Config
+from ranklab.projects.data_parallel.training import Functions, refuse_ranks, run
 
 # What a run needs to be right, whatever the learning rate; see learning_rates for the rest.
 RIGHT = tuple(name for name in PIECES if name not in ("scaling", "warmup"))
 
 
-def scale(settings=Settings(), ranks=(1, 2, 4), seeds=(0, 1, 2), **how):
+def scale(config=Config(), ranks=(1, 2, 4), seeds=(0, 1, 2), **how):
     """{number of ranks: [Run for each seed]}, always with the same global batch.
 
-    how  for run_all: progress, timeout, a learner's own replica, sampler, scale, agree
+    how  for run: progress, timeout, a learner's own replica, sampler, scale, agree
     """
     for R in ranks:  # before the first of them is run
-        refuse_ranks(settings, R)
-    return {R: run(settings, R, seeds, **how) for R in ranks}
+        refuse_ranks(config, R)
+    return {R: run({R: config}, R, seeds, **how)[R] for R in ranks}
 
 
-def learning_rates(settings=Settings(), ranks=4, seeds=(0, 1, 2), whole=None, **how):
+def learning_rates(config=Config(), ranks=4, seeds=(0, 1, 2), whole=None, **how):
     """{what was done about the learning rate: [Run for each seed]}, for the same epochs.
 
     First the small batch, on as many ranks as leave each its images; then the large one.
     whole  what `scale` found for these ranks and seeds: the last row, which is not run again
     """
-    small, large = settings.base_batch, settings.batch
+    small, large, lr = config.base_batch, config.batch, config.lr
     few = max(1, ranks * small // large)
-    base = dataclasses.replace(settings, batch=small, warmup=0)
-    found = {f"batch {small}, lr {settings.lr:g}": run(base, few, seeds, **how)}
-    lr = f"{settings.lr * large / small:g}"
-    left_out = {f"batch {large}, lr {settings.lr:g}": ("scaling",),
-                f"batch {large}, lr {lr}": ("warmup",),
-                f"batch {large}, lr {lr}, warm-up": ()}  # fmt: skip
-    return {**found, **_without(left_out, settings, ranks, seeds, whole, how)}
+    base = {f"batch {small}, lr {lr:g}": replace(config, batch=small, warmup=0)}
+    left_out = {f"batch {large}, lr {lr:g}": ("scaling",),
+                f"batch {large}, lr {lr * large / small:g}": ("warmup",),
+                f"batch {large}, lr {lr * large / small:g}, warm-up": ()}  # fmt: skip
+    return run(base, few, seeds, **how) | _without(left_out, config, ranks, seeds, whole, how)
 
 
-def pieces(settings=Settings(), ranks=4, seeds=(0, 1, 2), names=RIGHT, whole=None, **how):
+def pieces(config=Config(), ranks=4, seeds=(0, 1, 2), names=RIGHT, whole=None, **how):
     """{piece that was left out: [Run for each seed]}; first of all "nothing".
 
     whole  what `scale` found for these ranks and seeds: that first row, which is not run again
     """
     left_out = {"nothing": (), **{name: (name,) for name in names}}
-    return _without(left_out, settings, ranks, seeds, whole, how)
+    return _without(left_out, config, ranks, seeds, whole, how)
 
 
-def _without(left_out, settings, ranks, seeds, whole, how):
+def _without(left_out, config, ranks, seeds, whole, how):
     """{name: [Run for each seed]}, where `left_out` is {name: pieces}; all in one launch."""
-    many = {name: dataclasses.replace(settings, without=settings.without + out)
-            for name, out in left_out.items() if out or not whole}  # fmt: skip
-    runs = dict(zip(many, run_all(list(many.values()), ranks, seeds, **how)))
+    configs = {name: replace(config, without=config.without + out)
+               for name, out in left_out.items() if out or not whole}  # fmt: skip
+    runs = run(configs, ranks, seeds, **how)
     return {name: runs.get(name, whole) for name in left_out}
 
 
@@ -116,25 +114,24 @@ def pieces_table(found):
     return "\n".join(lines)
 
 
-def study(options, settings):
+def study(options, config):
     """(function that makes a table, what it makes it of): what the command asks for was run."""
     in_job = is_started_by_another()
-    if settings.data != "digits" and not settings.folder:
-        raise ValueError(f"--data {settings.data} needs --folder: where its files are")
-    if settings.folder and not in_job:  # what is wrong with them is said before any rank reads them
-        find_images(settings.data, settings.folder)
-    how = {"seeds": range(options.seeds), "progress": settings.data != "digits",
+    if config.data != "digits" and not config.folder:
+        raise ValueError(f"--data {config.data} needs --folder: where its files are")
+    if config.folder and not in_job:  # what is wrong with them is said before any rank reads them
+        find_images(config.data, config.folder)
+    how = {"seeds": range(options.seeds), "progress": config.data != "digits",
            "timeout": time_limit()}
     R = None if in_job else options.ranks or 4
     if options.pieces:
-        return pieces_table, pieces(settings, R, **how)
+        return pieces_table, pieces(config, R, **how)
     if options.learning_rate:
-        return learning_rate_table, learning_rates(settings, R, **how)
+        return learning_rate_table, learning_rates(config, R, **how)
     if in_job:
-        runs = run(settings, **how)
-        return scale_table, {runs[0].ranks: runs}
+        return scale_table, run({ranks_to_come(): config}, **how)
     up_to = [2**k for k in range(R.bit_length()) if 2**k < R] + [R]
-    return scale_table, scale(settings, up_to, **how)
+    return scale_table, scale(config, up_to, **how)
 
 
 def figure(found, has_pieces=False):

@@ -20,7 +20,7 @@ PIECES = {
 
 
 @dataclass(frozen=True)
-class Settings:
+class Config:
     """How to train; checked when it is made. The defaults suit the digits."""
 
     data: str = option("digits", "which images", ("digits", "mnist", "cifar10"))
@@ -50,19 +50,19 @@ class Settings:
 
 
 TRAINING = {
-    "digits": Settings(),
-    "mnist": Settings("mnist", epochs=5, batch=512, lr=0.05, base_batch=128, momentum=0.9,
+    "digits": Config(),
+    "mnist": Config("mnist", epochs=5, batch=512, lr=0.05, base_batch=128, momentum=0.9,
                       width=16),
-    "cifar10": Settings("cifar10", epochs=30, batch=512, lr=0.05, base_batch=128, warmup=5,
+    "cifar10": Config("cifar10", epochs=30, batch=512, lr=0.05, base_batch=128, warmup=5,
                         momentum=0.9, weight_decay=5e-4, width=64, augment=True),
 }  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Options(OnRanks, Drawn):
-    """What the command takes beside Settings."""
+    """What the command takes beside Config."""
 
-    data: str = "digits"  # also of Settings, which say more of it
+    data: str = "digits"  # also of Config, which say more of it
     seeds: int = option(3, "how many runs of each kind", kind=positive)
     learning_rate: bool = option(False, "scaled or not, warmed or not")
     pieces: bool = option(False, "leave out one piece at a time")

@@ -35,11 +35,6 @@ class Functions(NamedTuple):
     scale: Callable = scale_learning_rate
     agree: Callable = replicas_agree
 
-    def own(self, settings):
-        """The names of those that are a learner's, and used."""
-        used = self if settings.engine == "ours" else self._replace(replica=Functions().replica)
-        return by_learner(used._asdict())
-
 
 @dataclass(frozen=True)
 class Run:
@@ -57,33 +52,28 @@ class Run:
     own: tuple = ()  # the names of Functions that were a learner's
 
 
-def run(settings, ranks=None, seeds=(0,), **how):
-    """One Run for each seed, on fresh ranks (under torchrun or srun: on those that are there)."""
-    return run_all([settings], ranks, seeds, **how)[0]
+def run(configs, ranks=None, seeds=(0,), progress=False, timeout=600, **functions):
+    """{name: one Run for each seed} for {name: Config}, which differ in anything but data.
 
-
-def run_all(many, ranks=None, seeds=(0,), progress=False, timeout=600, **functions):
-    """For each of `many` Settings, which differ in anything but data: one Run for each seed.
-
+    On fresh ranks, in one launch; under torchrun or srun on those that are there.
     functions  a learner's own of Functions: replica=..., sampler=...
     """
-    functions = Functions(**functions)
-    for settings in many:
-        refuse_ranks(settings, ranks_to_come(ranks))
+    functions, first = Functions(**functions), next(iter(configs.values()))
+    for config in configs.values():
+        refuse_ranks(config, ranks_to_come(ranks))
     # scikit-learn takes a second to import: once here, not on every rank
-    images = digits() if many[0].data == "digits" else None
-    jobs = [(settings, seed) for settings in many for seed in seeds]
+    images = digits() if first.data == "digits" else None
+    jobs = [(config, seed) for config in configs.values() for seed in seeds]
     seen = launch(_train_jobs, jobs, images, functions, progress, ranks=ranks, timeout=timeout,
                   stream=progress)  # fmt: skip
-    runs = [_whole(seed, of_ranks, functions.own(settings))
-            for (settings, seed), of_ranks in zip(jobs, zip(*seen))]
-    return [runs[i : i + len(seeds)] for i in range(0, len(runs), len(seeds))]
+    runs = [_whole(*job, of_ranks, functions) for job, of_ranks in zip(jobs, zip(*seen))]
+    return {name: runs[i * len(seeds) : (i + 1) * len(seeds)] for i, name in enumerate(configs)}
 
 
-def refuse_ranks(settings, ranks):
+def refuse_ranks(config, ranks):
     """Raises ValueError where the ranks can't have as many images of a step each."""
-    if settings.batch % ranks:
-        raise ValueError(f"{ranks} ranks must divide the batch of {settings.batch} images")
+    if config.batch % ranks:
+        raise ValueError(f"{ranks} ranks must divide the batch of {config.batch} images")
 
 
 def _train_jobs(jobs, images, functions, progress):
@@ -93,21 +83,23 @@ def _train_jobs(jobs, images, functions, progress):
         name: getattr(images, name).to(device())
         for name in ("train", "train_labels", "held_out", "held_out_labels")
     })  # fmt: skip
-    return [train(settings, images, seed, functions, progress) for settings, seed in jobs]
+    return [train(config, images, seed, functions, progress) for config, seed in jobs]
 
 
-def _whole(seed, of_ranks, own):
+def _whole(config, seed, of_ranks, functions):
     """One Run of what `train` returned on each rank."""
-    first = of_ranks[0]
-    loss, seconds = ([one[name] for one in of_ranks] for name in ("loss", "seconds"))
+    first, used = of_ranks[0], functions._asdict()
+    if config.engine == "torch":
+        del used["replica"]
+    loss, seconds = (zip(*(one[name] for one in of_ranks)) for name in ("loss", "seconds"))
     return Run(len(of_ranks), seed, first["accuracy"], min(one["accuracy"] for one in of_ranks),
-               first["spread"], first["agree"], [sum(each) / len(each) for each in zip(*loss)],
-               [max(each) for each in zip(*seconds)], first["images"], tuple(own))  # fmt: skip
+               first["spread"], first["agree"], [sum(each) / len(each) for each in loss],
+               [max(each) for each in seconds], first["images"], tuple(by_learner(used)))
 
 
-def train(settings, images, seed, functions=Functions(), progress=False):
+def train(config, images, seed, functions=Functions(), progress=False):
     """A CNN is trained by all ranks together; returns what this rank saw, in a dict."""
-    trainer = ClassTrainer(settings, images, seed, functions, progress)
+    trainer = ClassTrainer(config, images, seed, functions, progress)
     trainer.fit()
     return {**trainer.seen, "accuracy": accuracy(trainer.forward, images),
             "spread": spread(trainer.model), "images": trainer.ranks * trainer.images_per_epoch}
@@ -118,32 +110,32 @@ class ClassTrainer(Trainer):
 
     unit = "images"
 
-    def __init__(self, settings, images, seed, functions=Functions(), progress=False):
-        self.settings, self.images, self.seed, self.functions = settings, images, seed, functions
+    def __init__(self, config, images, seed, functions=Functions(), progress=False):
+        self.config, self.images, self.seed, self.functions = config, images, seed, functions
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
         self.title = f"ranks {self.ranks}, seed {seed}"
-        refuse_ranks(settings, self.ranks)
-        self.units_per_step, self.batch_per_rank = settings.batch, settings.batch // self.ranks
+        refuse_ranks(config, self.ranks)
+        self.units_per_step, self.batch_per_rank = config.batch, config.batch // self.ranks
         self.images_per_epoch = math.ceil(len(images.train) / self.ranks)  # of each rank
         self.steps_per_epoch = math.ceil(self.images_per_epoch / self.batch_per_rank)
         self.seen = {"seconds": [], "loss": [], "agree": []}  # a number for each epoch
-        loop = LoopConfig(self.batch_per_rank, settings.weight_decay, 0.0, settings.precision,
+        loop = LoopConfig(self.batch_per_rank, config.weight_decay, 0.0, config.precision,
                           self.steps_per_epoch, self.steps_per_epoch)  # fmt: skip
-        schedule = Schedule(settings.lr, 0, settings.epochs * self.steps_per_epoch)
+        schedule = Schedule(config.lr, 0, config.epochs * self.steps_per_epoch)
         torch.manual_seed(1000 * seed + self.rank)  # it is the broadcast that makes ranks equal
-        super().__init__(make_model(settings, images), loop, schedule,
-                         partial(torch.optim.SGD, lr=settings.lr, momentum=settings.momentum),
-                         device(), parallel=WithPieces(settings, functions.replica),
+        super().__init__(make_model(config, images), loop, schedule,
+                         partial(torch.optim.SGD, lr=config.lr, momentum=config.momentum),
+                         device(), parallel=WithPieces(config, functions.replica),
                          progress=progress)  # fmt: skip
 
     def rate(self):
-        return learning_rate(self.settings, self.steps_done, self.steps_per_epoch,
+        return learning_rate(self.config, self.steps_done, self.steps_per_epoch,
                              self.functions.scale)
 
     def next_batch(self):
         epoch, place = divmod(self.steps_done, self.steps_per_epoch)
         if place == 0:
-            without = self.settings.without
+            without = self.config.without
             mine = self.functions.sampler(
                 len(self.images.train), 0 if "shard" in without else self.rank, self.ranks,
                 0 if "epoch" in without else epoch, self.seed)
@@ -157,7 +149,7 @@ class ClassTrainer(Trainer):
 
     def loss_sum(self, x, labels):  # (B/R, C, H, W), (B/R,)
         with self.autocast():
-            logits = self.forward(shifted_and_mirrored(x) if self.settings.augment else x)
+            logits = self.forward(shifted_and_mirrored(x) if self.config.augment else x)
         loss = F.cross_entropy(logits.float(), labels, reduction="sum")  # (B/R, K)
         self.lost += loss.detach()
         return loss
@@ -174,17 +166,17 @@ class ClassTrainer(Trainer):
 
 
 class WithPieces(DataParallel):
-    """Data parallelism by ours or torch's engine, without what settings.without names."""
+    """Data parallelism by ours or torch's engine, without what config.without names."""
 
-    def __init__(self, settings, replica):
-        wrap = torch_ddp if settings.engine == "torch" else replica
+    def __init__(self, config, replica):
+        wrap = torch_ddp if config.engine == "torch" else replica
         super().__init__(wrap=wrap, equal_parts=True)
-        self.settings = settings
-        if "mean" in settings.without:
+        self.config = config
+        if "mean" in config.without:
             self.gradient_scale *= self.ranks  # a sum, where averaging divides by R
 
     def apply(self, model):
-        without = self.settings.without
+        without = self.config.without
         own = {name: tensor.clone() for name, tensor in model.state_dict().items()}
         replica = super().apply(model)
         if "broadcast" in without:
@@ -200,22 +192,22 @@ def torch_ddp(model, group):
     return DistributedDataParallel(model, process_group=group)
 
 
-def make_model(settings, images):
+def make_model(config, images):
     _, channels, side, _ = images.train.shape
-    norm = {"sync": "batch", "none": None}.get(settings.norm, settings.norm)
-    model = CNN(CNNConfig(channels, side, images.classes, settings.width, norm))
+    norm = {"sync": "batch", "none": None}.get(config.norm, config.norm)
+    model = CNN(CNNConfig(channels, side, images.classes, config.width, norm))
     model = model.to(device())
-    return convert_sync_batch_norm(model) if settings.norm == "sync" else model
+    return convert_sync_batch_norm(model) if config.norm == "sync" else model
 
 
-def learning_rate(settings, step, steps, scale=scale_learning_rate):
+def learning_rate(config, step, steps, scale=scale_learning_rate):
     """Scaled to the batch, with warm-up; after it half a cosine down to zero."""
-    warmup = 0 if "warmup" in settings.without else settings.warmup * steps
-    batch = settings.base_batch if "scaling" in settings.without else settings.batch
+    warmup = 0 if "warmup" in config.without else config.warmup * steps
+    batch = config.base_batch if "scaling" in config.without else config.batch
     if step < warmup:
-        return scale(settings.lr, batch, settings.base_batch, step, warmup)
-    peak = scale(settings.lr, batch, settings.base_batch)
-    return cosine_rate(Schedule(peak, warmup, settings.epochs * steps), step)
+        return scale(config.lr, batch, config.base_batch, step, warmup)
+    peak = scale(config.lr, batch, config.base_batch)
+    return cosine_rate(Schedule(peak, warmup, config.epochs * steps), step)
 
 
 def shifted_and_mirrored(x, most=4):
