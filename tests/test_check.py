@@ -192,7 +192,7 @@ def stub_inside(x):
     return hook
 
 
-@pytest.mark.parametrize("learners, expected", [
+@pytest.mark.parametrize("learner_fn, expected", [
     (StubWithAMethod, True), (StubWithAProperty, True), (stub_inside, True),
     (torch.no_grad()(StubWithAMethod.forward), True),
     (NoStub, False), (raise_left_below, False), (len, False), (3, False), (own_functions, False),

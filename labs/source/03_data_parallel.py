@@ -196,7 +196,8 @@ def assign_buckets(parameters, bucket_cap_bytes):
     """Lists of parameters whose gradients travel together, in the order in which to send them.
 
     From the last parameter to the first, since backward begins at the end of the model. A bucket
-    holds one type on one device, and is closed by the parameter with which it reaches bucket_cap_bytes.
+    holds one type on one device, and is closed by the parameter that makes it reach
+    bucket_cap_bytes.
     Buckets that never reach it come last, in the order in which they were opened.
     """
     if bucket_cap_bytes < 1:
@@ -271,7 +272,6 @@ class OverlappedDataParallel(Replica):
 
     def launch_ready_buckets(self):
         """What is ready is on its way, up to the first bucket that is not."""
-        # self.works keeps their handles
         raise NotImplementedError("exercise 4.5, second part: about 4 lines")
 
     def reduce(self, bucket):
@@ -283,9 +283,9 @@ class OverlappedDataParallel(Replica):
         travels too, with zeros for what is missing, before an error: other ranks wait for it.
         """
         missing = {parameter for bucket in self.waiting for parameter in bucket.missing}
-        # The other ranks wait for the buckets that are left. Then fill_none(used) for each bucket
-        # (used: see self.used_anywhere(); without find_unused_parameters it is ()). For the next backward all
-        # is as in __init__, and bucket.missing is full again
+        # The other ranks wait for the buckets that are left. Then fill_none(used) for each bucket;
+        # used: see self.used_anywhere(), or () without find_unused_parameters. For the next
+        # backward all is as in __init__, and bucket.missing is full again
         raise NotImplementedError("exercise 4.5, fourth part: about 10 lines")
         if missing and not self.find_unused_parameters:
             raise self.no_gradient(missing)

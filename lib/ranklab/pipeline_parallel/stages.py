@@ -3,12 +3,13 @@
 FLOPs are counted by baseline.
 """
 
+import copy
+
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from ranklab.baseline import transformer_flops
-from ranklab.models.gpt import GPT
 from ranklab.models.initialise import normal_by_name
 
 
@@ -72,11 +73,12 @@ def materialize(model, device, draw=normal_by_name):
 
 
 def stage_of(model, layers):
-    """A GPT with these layers of `model`, which shares them."""
-    with torch.device("meta"):  # without memory: nothing of it stays
-        stage = GPT(model.config)
-    for name in ("token", "blocks", "norm", "head", "loss", "tied"):
-        setattr(stage, name, getattr(model, name))
+    """A GPT with these layers of `model`, which shares them.
+
+    And its hooks: lab 07's full shard gathers and frees in a stage, too, what is in no block.
+    """
+    stage = copy.copy(model)
+    stage._modules = dict(model._modules)  # of its own, so that keep_layers leaves the model alone
     return keep_layers(stage, layers)
 
 
