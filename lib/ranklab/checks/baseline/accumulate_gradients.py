@@ -10,12 +10,12 @@ from ranklab.meter import SavedActivations
 from ranklab.models.gpt import GPT, GPTConfig
 
 TINY = GPTConfig(vocab_size=31, n_ctx=12, n_layer=1, n_head=2, n_embd=16)
-EQUAL = ("Is .grad set back to zero between two pieces, or only the last piece used? backward() "
-         "adds to .grad; that is what you want here.")
+EQUAL = "Is .grad set back to zero between two pieces, or only the last piece used?"
 RAGGED = ("The mean of the pieces' means gives the short last piece too much weight. Divide every "
           "piece's sum by the count of the whole batch.")
-UNEQUAL = ("Pieces hold different numbers of targets that count. Divide each piece's sum by the "
-           "count over the whole batch of targets that are not IGNORE.")
+DIVIDE = "Divide by the number of targets that count, in the whole batch."
+UNEQUAL = ("Pieces hold different numbers of targets that are not IGNORE. Divide each piece's sum "
+           "by the count of the whole batch.")
 CASES = (  # rows, micro_batch, IGNOREd targets of each row, hint
     ("8 rows in pieces of 2", 8, 2, (), EQUAL),
     ("1 piece", 4, 9, (), EQUAL),
@@ -24,12 +24,9 @@ CASES = (  # rows, micro_batch, IGNOREd targets of each row, hint
     ("4 rows in pieces of 1, one has nothing but IGNORE", 4, 1, (0, 0, 12), UNEQUAL),
 )
 PIECES = {  # what the rows that loss_sum was given, less all rows, say
-    -1: "The last piece may have fewer rows than micro_batch, and be the only one; it was left "
-    "out. inputs.split(micro_batch) gives all pieces.",
-    0: "split(n) makes pieces of n rows, the last may have fewer; chunk(n) makes n pieces. Smaller "
-    "pieces keep a GPU less busy, larger ones need more memory.",
-    1: "Each row goes through loss_sum once: the loss that gives the gradient is also a part of "
-    "the mean that you return.",
+    -1: "The last piece may have fewer rows, and be the only one; it was left out.",
+    0: "split(n) makes pieces of n rows, the last may have fewer; chunk(n) makes n pieces.",
+    1: "Each row goes through loss_sum once, for its gradient and for the mean.",
 }
 
 
@@ -57,8 +54,7 @@ def _step(accumulate_gradients, case, micro_batch, model, inputs, targets):
 
     def loss_sum(x, y):
         expect(x.shape[1:] == (TINY.n_ctx,), f"a piece has the shape {tuple(x.shape)}, of "
-               f"{TINY.n_ctx} tokens a row", "Cut between rows: inputs.split(micro_batch). A row "
-               "stays whole, as its tokens attend to each other.")
+               f"{TINY.n_ctx} tokens a row", "Cut between rows: inputs.split(micro_batch).")
         seen.append(len(x))
         return model(x, y, "sum")
 
@@ -71,26 +67,24 @@ def _step(accumulate_gradients, case, micro_batch, model, inputs, targets):
 
 def _slips(rows, micro_batch, grad, count):
     pieces = -(-rows // micro_batch)
-    slips = {f"{count} times too large": (
-        count * grad, "These are the gradients of the sum. Divide by the number of targets that "
-        "count.")}
-    for name, number in (("the rows of a piece", micro_batch), ("the rows of the batch", rows),
-                         ("the number of pieces", pieces), ("the tokens of a row", TINY.n_ctx)):
-        slips[f"that of the sum, divided by {name}"] = (
-            count / number * grad, f"You divide by {name}. Divide by the number of targets that "
-            "count, in the whole batch.")
-    slips[f"{pieces} times too large"] = (
-        pieces * grad, "Each piece gives the gradient of its own mean, and backward() adds them "
-        "up: divide each by the count of the whole batch, not of the piece.")
-    return slips
+    divisors = {"the rows of a piece": micro_batch, "the rows of the batch": rows,
+                "the number of pieces": pieces, "the tokens of a row": TINY.n_ctx}
+    return {
+        f"{count} times too large": (
+            count * grad, f"These are the gradients of the sum. {DIVIDE}"),
+        **{f"that of the sum, divided by {name}": (
+            count / number * grad, f"You divide by {name}. {DIVIDE}")
+           for name, number in divisors.items()},
+        f"{pieces} times too large": (
+            pieces * grad, "Each piece gives the gradient of its own mean: divide each by the "
+            "count of the whole batch, not of the piece."),
+    }
 
 
 def _why_off(hint, got):
     if got is None:
         return "Call backward() on each loss."
-    return hint if got.isfinite().all() else (
-        "A piece may hold no target at all: dividing by its own count gives 0/0. Divide by the "
-        "count of the whole batch.")
+    return hint if got.isfinite().all() else f"A piece may hold no target: that is 0/0. {DIVIDE}"
 
 
 def _compare_peak(step):
@@ -101,5 +95,4 @@ def _compare_peak(step):
         step(model, inputs, targets)
     expect(saved.peak_bytes <= 1.5 * one_piece.bytes, f"{saved.peak_bytes:,} bytes of activations "
            f"at once; one piece keeps {one_piece.bytes:,}", "Call backward() on each piece before "
-           "the next forward: it frees what the piece kept (not with retain_graph=True). One "
-           "backward at the end saves no memory at all.")
+           "the next forward: it frees what the piece kept (not with retain_graph=True).")

@@ -51,20 +51,18 @@ def _two_layers(dropout, two_outputs, run):
 # What autograd says, and what it means here.
 RAISED = {
     "RuntimeError: One of the differentiated Tensors does not require grad":
-        "One input, `mask`, needs no gradient, and torch.autograd.grad can't be asked for it. "
-        "torch.autograd.backward(outputs, gradients) can: then return each x.grad.",
+        "One input, `mask`, needs no gradient, and torch.autograd.grad can't be asked for it; "
+        "torch.autograd.backward(outputs, gradients) can.",
     "RuntimeError: element 0 of tensors does not require grad.*":
         "Autograd is off inside forward and backward of a Function: run function again inside "
         "torch.enable_grad(), on inputs that require a gradient where the originals did.",
     "RuntimeError: Trying to backward through the graph a second time.*":
-        "The kept inputs still hang on the graph that they came from, and backward ran on into "
-        "the layer before. Detach them first: x.detach().requires_grad_(x.requires_grad).",
+        "The kept inputs still hang on the graph that they came from. Detach them first: "
+        "x.detach().requires_grad_(x.requires_grad).",
     "RuntimeError: .* incorrect number of gradients .*":
-        "backward must return one gradient for each input, in a tuple: here there are three, x, "
-        "shift and mask. None will do for one that needs no gradient.",
+        "backward must return one gradient for each input, in a tuple; None where none is needed.",
     "RuntimeError: .* can require gradients":
-        "An input of whole numbers, like `mask`, can't require a gradient: "
-        "x.detach().requires_grad_(x.requires_grad) asks only where the original did.",
+        "`mask` holds whole numbers, and can't require a gradient: ask only where the input did.",
 }  # fmt: skip
 
 

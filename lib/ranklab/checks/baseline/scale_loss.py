@@ -28,17 +28,14 @@ SAID = {5: "three clean steps: the scale doubles; and after three more again",
         8: "an overflow: no step, half the scale",
         11: "three clean steps after it: doubled again",
         14: "one bad gradient, the first or the second, inf or NaN: no step, half the scale"}
-LOOK = ("Look before you step: if any gradient is inf or NaN, skip the step. Setting it to zero "
-        "and stepping still moves the weights, by their momentum.")
-ONE_BAD = ("Only one of the two parameters has a bad gradient here, NaN or minus infinity, perhaps "
-           "in one number only. Look at all gradients: gradient.isfinite().all() for each, not at "
-           "those of one parameter.")
+LOOK = ("Look before you step: if any gradient is inf or NaN, skip the step. A gradient of zero "
+        "still moves the weights, by their momentum.")
+ONE_BAD = ("Only one of the two parameters has a bad gradient here, perhaps in one number only: "
+           "look at all gradients, not at those of one parameter.")
 DIVIDE = ("Divide the gradients by the scale that the loss was multiplied by, in all param_groups, "
           "before optimizer.step(); and start each step from zero gradients.")
-LOST = ("A gradient was lost: 1e-8 is below what fp16 can hold. Scale the loss before backward, "
-        "not the gradients after it.")
-DOUBLES = ("After `interval` clean steps in a row the scale doubles, each time: `interval` steps "
-           "later it doubles again.")
+LOST = "A gradient of 1e-8 was lost: fp16 can't hold it. Scale the loss before backward."
+DOUBLES = "After `interval` clean steps the scale doubles; `interval` steps later it doubles again."
 TOO_SOON = {"overflow": "It doubles too soon: an overflow sets clean_steps back to 0.",
             "doubling": "It doubles too soon: doubling sets clean_steps back to 0.",
             "start": "It doubles too soon: after `interval` clean steps in a row."}

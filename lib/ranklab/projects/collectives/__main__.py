@@ -12,21 +12,21 @@ nccl-tests, size is the whole tensor: the input of reduce-scatter, the output of
 import sys
 
 from ranklab.projects.collectives import mpi
-from ranklab.projects.collectives.config import Options
+from ranklab.projects.collectives.config import Config
 from ranklab.projects.collectives.timing import figure, report, run
 from ranklab.projects.runner import Project, Shown
 
 
-def act(options, _):
-    sizes, iters = options.all_sizes(), options.iters
-    if options.mpi and not mpi.is_here():
+def act(config, _):
+    sizes, iters = config.all_sizes(), config.iters
+    if config.mpi and not mpi.is_here():
         return mpi.NO_MPI
-    rows = mpi.run(sizes, iters) if options.mpi else run(
-        options.ranks, options.nodes, options.verbs, sizes, options.kind, iters)
+    rows = mpi.run(sizes, iters) if config.mpi else run(
+        config.ranks, config.nodes, config.verbs, sizes, config.kind, iters)
     return Shown(report(rows), lambda: figure(rows), int(any(row.wrong for row in rows)))
 
 
-project = Project(__package__, __doc__, Options, act)
+project = Project(__package__, __doc__, Config, act)
 main = project.main
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ def size_of(text):
 
 
 @dataclass(frozen=True)
-class Options(OnNodes, Drawn):
+class Config(OnNodes, Drawn):
     """What the command takes."""
 
     verbs: tuple = option(VERBS, "which of them, with commas", kind=comma_list(choices=VERBS))
