@@ -55,6 +55,11 @@ WRONG = [
     _wrong("        self.reduction = mine, work", "        self.reduction = mine, work\n        "
            "self.whole_gradients = whole", says="bytes more are held", called="keeps_gradients"),
     _wrong("        whole /= self.ranks\n", "", says="is 3 times right"),
+    _wrong("self.reduction = mine, work", "self.reduction = whole[self.rank].clone(), work",
+           says="is this rank's own, divided by 3", called="its_own"),
+    _wrong("        whole /= self.ranks\n", "", "self.reduction = mine, work",
+           "self.reduction = whole[self.rank].clone(), work", called="its_own_undivided",
+           says="is still this rank's own"),
     _wrong("whole /= self.ranks", "whole /= dist.get_world_size()",
            says="divided by the number of all ranks"),
     _wrong(WHOLE, WHOLE.replace("p.padded_gradient()", "p.padded_gradient().flatten()").replace(

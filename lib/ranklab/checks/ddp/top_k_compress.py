@@ -6,8 +6,8 @@ from ranklab.checks.beside import expect
 from ranklab.checks.ddp.calls import called
 from ranklab.checks.trial import explain
 
-CASES = ((8,), 3), ((1000,), 10), ((4, 5), 6), ((2, 3, 4), 5), ((1,), 1), ((), 1)  # shape, k
-ALL = ((6,), 6), ((6,), 50), ((2, 2), 5)
+CASES = (((8,), 3), ((1000,), 10), ((4, 5), 6), ((2, 3, 4), 5), ((1,), 1), ((), 1),  # shape, k
+         ((6,), 6), ((6,), 50), ((2, 2), 5))
 FAILURES = {
     "RuntimeError: view size is not compatible.*": "A gradient may be transposed: .flatten() "
     "copies where .view can't.",
@@ -15,8 +15,8 @@ FAILURES = {
     "than there are: min(k, n)."}
 VECTORS = ("Two vectors of min(k, n) places in the flattened tensor, each place once. topk gives "
            "that many also where entries are 0, or equally large.")
-LEFT = ("The error has the gradient's shape, .view(gradient.shape), and its type. It is gradient + "
-        "error, with 0 at the places that are sent.")
+LEFT = ("The error has the gradient's shape and type: it is gradient + error, with 0 at the places "
+        "that are sent.")
 
 
 def check_top_k_compress(fn):
@@ -24,8 +24,6 @@ def check_top_k_compress(fn):
         _compare(fn, *_inputs(shape), k)
     yield "values, places and error: the k largest in size of gradient + error, in any shape"
     yield "sent + error left = gradient + error, exactly; the inputs are unchanged"
-    for shape, k in ALL:
-        _compare(fn, *_inputs(shape), k)
     _compare(fn, torch.zeros(6), torch.zeros(6), 2)
     yield "with k of all entries or more nothing is left; zeros stay zeros"
     _compare(fn, *(x.mT for x in _inputs((4, 5))), 6, ", transposed")

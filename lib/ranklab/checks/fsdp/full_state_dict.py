@@ -12,8 +12,7 @@ from ranklab.checks.zero.toys import Toy, is_there, seeded
 from ranklab.fsdp import FullyShardedBlock, Precision
 from ranklab.meter import Traffic
 
-EMPTY = ("Only the group's rank 0 has the state, dist.get_rank(block.group) == 0; the other ranks "
-         "return {}.")
+EMPTY = "Only dist.get_rank(block.group) == 0 has the state; all other ranks return {}."
 FAILURES = {
     LEFT: "All ranks send their rows, also those that return {} in the end.",
     "KeyError: .*": "Buffers have no shard: they are copied as they are.",
@@ -26,16 +25,16 @@ FAILURES = {
 }
 ROWS = ("In model.state_dict(keep_vars=True) its `.shard` stands: gather the rows of all "
         "parameters of all blocks, and put the whole in its place.")
-SHARDS_TYPE = ("Gather the shards in their own type, padded_shard(parameter.shard.dtype), not what "
-               "was gathered to compute.")
-COSTS = {"parameters are whole afterwards": "They do not all fit at the same time: gather the rows "
-         "of one at a time.",
-         "tensors are not on the CPU, or have a graph": "tensor.detach().cpu().clone()",
-         "names too many": "Take those of model.state_dict(keep_vars=True).",
-         "messages too many (below 0: too few)": "Gather each parameter once, also where it has "
-         "two names, in a message of its own: all parameters of each block, then the names.",
-         "bytes more than its rows are sent": "Only the group's rank 0 needs them: dist.gather(). "
-         "An all-gather sends the rows to every rank."}
+SHARDS_TYPE = "Gather the shards in their own type: padded_shard(parameter.shard.dtype)."
+COSTS = {
+    "parameters are whole afterwards": "They do not all fit: gather the rows of one at a time.",
+    "tensors are not on the CPU, or have a graph": "tensor.detach().cpu().clone()",
+    "names too many": "Take those of model.state_dict(keep_vars=True).",
+    "messages too many (below 0: too few)":
+        "Gather each parameter of each block once, also where it has two names.",
+    "bytes more than its rows are sent":
+        "Use dist.gather(): an all-gather sends the rows to every rank, and one needs them.",
+}
 
 
 def _model(dtype):
@@ -74,8 +73,8 @@ def _trial(full_state_dict, ranks):
 
     values = list(beside(str(ranks), ranks, call, lambda turn: {
         name: [x + turn, *[None] * (ranks.size - 1)] for name, x in before.items()}, slips=slips,
-        advice=lambda name: "Rows of rank 0, then of rank 1, ...; without the zeros at the end, in "
-                            "parameter.shape, and in the type of parameter.shard."))
+        advice=lambda name: "Rows of rank 0, rank 1, ..., without the zeros at the end, in the "
+                            "shape of the parameter and the type of its shard."))
     is_whole, *others = (partial(expect, not cost, f"{ranks}: {cost} {what}", hint)
                          for (what, hint), cost in zip(COSTS.items(), costs[0]))
     yield from (is_whole, *values, *others)

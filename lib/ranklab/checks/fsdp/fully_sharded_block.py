@@ -28,48 +28,43 @@ MODULES = {  # what each case is about: the module, its precision, bytes of a nu
 # The optimizer, of each backward before a step whether it communicates, the kind of checkpoint.
 WAYS = ((ADAMW, (True,), None), (SGD, (False, True, True), None),
         (ADAMW, (True,), "reentrant"), (ADAMW, (True,), "non-reentrant"))
-FULL = ("unshard() waits, and fills every parameter from the message: parameter.fill(part), with "
-        "(R, numbers) for each. All that rank 0 has sent comes first: view the message as (R, "
-        "numbers of all), and split its columns.")
-ROWS = ("Row r of the message is for rank r: padded_gradient() has a row for each rank, so lay the "
-        "parameters beside each other, torch.cat(..., dim=1). Divide the message: p.whole.grad may "
-        "have 16 bits.")
+FULL = ("unshard() waits, and fills every parameter. All that rank 0 has sent comes first: view "
+        "the message as (R, numbers of all), and split its columns.")
+ROWS = ("Row r of the message is for rank r: torch.cat(..., dim=1) of each padded_gradient(). "
+        "Divide the message: p.whole.grad may have 16 bits.")
+SCATTER = "Nothing of the others is in self.reduction[0]: reduce-scatter into it."
 ALIKE = "All ranks send alike, padded_shard() and padded_gradient(), in the same calls."
-HANDLE = ("async_op=True gives the handle that is waited for later; there is none where the "
-          "parameters are whole already, or where there are none. self.reduction is (where it "
-          "arrives, the handle).")
+NOTHING = ("unshard() is called where all is whole, too, or nothing is there: it sets self.work to "
+           "None when it has waited, and has nothing to do then.")
 FAILURES = {
-    "(Runtime|Value)Error: .*expected a non-empty list.*": "A block may have no parameters, or no "
-    "trained ones: nothing to do then.",
+    "(Runtime|Value)Error: .*expected a non-empty list.*":
+        "A block may have no parameters, or no trained ones: nothing to do then.",
     "RuntimeError: .*([Ii]nvalid (scalar|tensor) type|same type|same dtype|Float and BFloat16).*":
         "Messages have the type of what is sent: new_empty(), not torch.empty().",
     "RuntimeError: .*(size mismatch|cannot be multiplied|of size 0|for input of size).*": FULL,
-    "IndexError: index out of range in self": FULL, "was killed by SIGSEGV": FULL,
-    "AttributeError: 'NoneType' object has no attribute '(view|split)'": "self.gathered is None "
-    "where all is whole. unshard() is called there, too: it sets self.work to None when it has "
-    "waited, and has nothing to do then.",
-    "RuntimeError: split_with_sizes .*": "unshard() splits off p.numbers columns for each of "
-    "self.parameters: begin_unshard() must send as many.",
+    "IndexError: index out of range in self|was killed by SIGSEGV": FULL,
+    "AttributeError: 'NoneType' object has no attribute '(view|split)'": NOTHING,
+    "AttributeError: .* has no attribute 'wait'": f"async_op=True gives a handle. {NOTHING}",
+    "AttributeError: 'NoneType' object has no attribute 'flatten'":
+        "A rank may have no gradient of a parameter: padded_gradient() has zeros then.",
+    "RuntimeError: split_with_sizes .*":
+        "begin_unshard() must send as many as unshard() splits off: p.numbers of self.parameters.",
     r"\w+: .*invalid tensor size.*": "self.gathered is flat: R times what this rank sends.",
-    "AttributeError: 'NoneType' object has no attribute 'flatten'": "A rank may have no gradient "
-    "of a parameter: padded_gradient() has zeros then.",
-    "RuntimeError: Sizes of tensors must match.*": ROWS,
-    "AttributeError: .* has no attribute 'wait'": HANDLE, LEFT: ALIKE, MISMATCH: ALIKE,
+    "RuntimeError: Sizes of tensors must match.*": ROWS, LEFT: ALIKE, MISMATCH: ALIKE,
     ".*never waited for": "unshard() waits for self.work before it reads the message.",
-    r".*after unshard\(\) is that of the first call": "Gather again what reshard() has freed: the "
-    "shards have new numbers.",
-    ".*the gradient of .* is (None|zeros)": "p.whole.grad = None once it is in the message, not "
-    "before.",
+    r".*after unshard\(\) is that of the first call": "Gather again what reshard() has freed.",
+    ".*the gradient of .* is (None|zeros)":
+        "p.whole.grad = None once it is in the message, not before.",
 }
 OF_GROUP = "All messages and sizes are those of self.group: group=self.group, self.ranks."
 EARLY = ("Its message must travel while others compute: async_op=True, and keep the handle: "
          "self.work = ..., and self.reduction = (where it arrives, the handle).")
 FAULTS = {
     "begin_unshard() waits": EARLY, "reduce_gradients() waits": EARLY,
-    "after reduce_gradients() there are whole gradients": "They are in the message, and would be "
-    "added to in the next backward: parameter.whole.grad = None for each.",
-    "after unshard() the message is still there": "It takes as much memory as the parameters: "
-    "self.work, self.gathered = None, None.",
+    "after reduce_gradients() there are whole gradients":
+        "They would be added to in the next backward: parameter.whole.grad = None for each.",
+    "after unshard() the message is still there":
+        "It takes as much memory as the parameters: self.work, self.gathered = None, None.",
 }
 
 
@@ -112,14 +107,19 @@ def _by_hand(where, block_class, ranks, new_module, precision, sizes):
     kept = _kept(held, [x for x in _round(module, block, 0, []).values() if x is not None])
     module, block = new()
     before = {name: p.detach().clone() for name, p in seeded(new_module, 0).named_parameters()}
+    own = {f"the gradient of `{name}`": chunk_of(_gradient(before[name], dist.get_rank()),
+                                                 ranks.size, ranks.index) for name in trained}
+    divided = {name: {f"this rank's own, divided by {ranks.size}": (x / ranks.size, SCATTER)}
+               for name, x in own.items()}
     with Traffic() as traffic:
         values = list(beside(where, ranks, lambda turn: _round(module, block, turn, faults), right,
+                             own=lambda turn: own, slips=lambda name, turn: divided.get(name, {}),
                              advice=lambda name: FULL if "unshard" in name else ROWS))
     for fault in faults:  # the first in time
         yield partial(expect, False, f"{where}: {fault}", FAULTS[fault])
     yield partial(_compare_messages, where, ranks.size, block, sizes, traffic.ops)
-    yield partial(expect, kept <= 0, f"{where}: in the end {kept} bytes more are held", "The "
-                  "message and what is whole are freed when they are used. What holds another one?")
+    yield partial(expect, kept <= 0, f"{where}: in the end {kept} bytes more are held",
+                  "What holds a message, or what was whole? Free both when they are used.")
     yield from values
 
 
@@ -166,7 +166,7 @@ def _kept(held, besides):
 
 
 def _gradient(tensor, rank):
-    return torch.arange(1.0, tensor.numel() + 1).view(tensor.shape).to(tensor) * (rank + 1)
+    return torch.arange(1.0, tensor.numel() + 1).view(tensor.shape).to(tensor) * 2**rank
 
 
 def _rows(name, gradient, ranks):
@@ -185,8 +185,8 @@ def _compare_messages(where, R, block, sizes, ops):
         sent = [op.sent_bytes for op in ops if op.name == name]
         nbytes, most = sum(p.numbers for p in parameters) * size * (R - 1), 2 * bool(parameters)
         expect(len(sent) == most, f"{where}: {len(sent)} messages {name} in two rounds, not {most}",
-               "One for the whole block: torch.cat what travels. And none where the parameters are "
-               "whole (self.is_whole), or on their way (self.work), or where nothing is trained.")
+               "One for the whole block: torch.cat what travels. None where it is whole "
+               "(self.is_whole) or on its way (self.work), or where nothing is trained.")
         expect(set(sent) <= {nbytes}, f"{where}: {name} sends {sent} bytes, not {nbytes} each",
                "padded_shard() and padded_gradient() give what travels, in the right type.")
 

@@ -20,22 +20,19 @@ CASES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.b
          "micro-batches with count": torch.float32}
 KEEP = "The caller needs its logits and labels again: write nothing into them."
 FAILURES = {
-    "(RuntimeError: element 0 of tensors does not require grad|.*the loss is nan).*": "A rank "
-    "without answers takes part in backward all the same: its loss is a sum of nothing, with a "
-    "graph and without NaN.",
+    "(RuntimeError: element 0 of tensors does not require grad|.*the loss is nan).*":
+        "Without answers the loss is a sum of nothing, with a graph and without NaN.",
     LEFT: "All ranks must call the all-reduce, also one that has no answer.",
     "RuntimeError: view size is not .*": "logits[:, :-1] is not contiguous: flatten(0, 1).",
     ".*(LongTensor|the logits is|the labels is).*": KEEP,
-    "ValueError: .*": "A rank without answers is no error where another one has some: first the "
-    "count over all ranks, or the `count` that is given.",
-    ".*with count.* is 1/. of what is right": "The count is given, that of all ranks: nobody need "
-    "be asked.",
+    "ValueError: .*": "It is an error only where no rank has an answer: look at the count over all "
+    "ranks, or the `count` that is given.",
+    ".*with count.* is 1/. of what is right": "`count` is of all ranks: nobody need be asked.",
     ".* is 1/. of what is right": "Ranks are averaged later: so R times its share.",
     ".*its gradient is .*": "The sum must stay in the graph.",
 }
-LOSS = ("R * the sum over this rank's answers / the count of all, added up in float32: "
-        "logits[:, :-1].float() are for labels[:, 1:], in each row, so before you flatten. A count "
-        "is an integer of 64 bits.")
+LOSS = ("R * the sum over this rank's answers / the count of all, added up in float32. In each row "
+        "logits[:, :-1] are for labels[:, 1:]. A count is an integer of 64 bits.")
 
 
 def _batch(rank, dtype):
@@ -80,10 +77,9 @@ def _slips(total, rank, R, dtype, count):
     unshifted = _total(*_batch(rank, dtype)).detach()
     return {
         "the mean of this rank's own tokens": (
-            total / max(ANSWERS[rank], 1), "A mean of means gives each rank the same weight: "
-            "divide by the count of all ranks."),
-        "the mean over all places": (total / (2 * T - 2), "Masked ones do not count: labels != "
-                                     "IGNORE."),
+            total / max(ANSWERS[rank], 1), "A mean of means: divide by the count of all ranks."),
+        "the mean over all places": (
+            total / (2 * T - 2), "Masked ones do not count: labels != IGNORE."),
         "without the shift": (R * unshifted / (count + 2 * R), "Logits are for the token after: "
                               "logits[:, :-1] and labels[:, 1:]."),
         "divided by a wrong count": (R * total / (count + 2 * R), "The first label of a row does "

@@ -20,12 +20,11 @@ CASES = {  # name: (shape of the whole, this rank's box, in how many parts each 
     "Adam's step, without dims": ((), (), ()),
     "ZeRO's shards of 19 numbers, in float64": ((6, 8), (slice(3, 6), slice(0, 8)), 19),
 }
-PLACE = ("Both offsets count in the whole tensor. In each dim the overlap begins at the larger of "
-         "the two offsets, and ends at the smaller of the two ends; minus its own offset it is a "
-         "slice of either tensor.")
+PLACE = ("Both offsets count in the whole tensor: the overlap begins at the larger of the two, and "
+         "ends at the smaller end; minus a tensor's own offset it is a slice of that tensor.")
 KINDS, OTHER = ("weight", "exp_avg"), 1000  # numbers of the second are larger by that
-PAIR = ("Weights and each state of the optimizer have pieces of one name, and a tensor may have "
-        "several pieces: saved[i] are the boxes of pieces[i], for i in order.")
+PAIR = ("Weights and each state of the optimizer have pieces of one name, and some tensors have "
+        "several: saved[i] are the boxes of pieces[i].")
 FILL = "piece.tensor is a view of what is trained: piece.tensor[here].copy_(box[there])."
 
 
@@ -73,10 +72,8 @@ def check_reshard_checkpoint(reshard):
         lost, rest, other, _ = _case(name, KINDS[1], *case)
         said = refusal(reshard, [first, lost], [boxes, rest[1:]])
         where, numbers = f"{name}, of which a box is missing", lost.tensor.numel()
-        expect(lost.name in said and str(numbers) in said, f"{where}: {said}", "Count the numbers "
-               "that the boxes have of each piece. Where some are missing say which piece, of how "
-               f"many numbers: {lost.name}, {numbers}.")
+        expect(lost.name in said and str(numbers) in said, f"{where}: {said}", "Say which piece "
+               f"lacks numbers, and of how many numbers it is: {lost.name}, {numbers}.")
         expect(bool((memory == -1).all() and (other == -1).all()), f"{where}: a piece is changed",
-               "First look at all pieces and boxes, then copy: after an error the old weights go "
-               "on.")
+               "First count all boxes, then copy: after an error the old weights go on.")
     yield "numbers that were not saved are a ValueError that names the piece, and nothing changes"
