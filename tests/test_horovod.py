@@ -73,6 +73,16 @@ def test_every_verb_is_right(R=4):
         })
 
 
+def test_gradients_flow_back_through_allreduce_by_the_same_all_reduce():
+    def flows():
+        x = torch.ones(2, requires_grad=True)
+        for options in ({}, {"op": hvd.Sum}, {"compression": hvd.Compression.fp16}):
+            (hvd.allreduce(x, None, "x", **options) * (1.0 + hvd.rank())).sum().backward()
+        return x.grad.tolist()
+
+    assert hvd_ranks(flows, ranks=3) == [[2.0 + 6.0 + 2.0] * 2] * 3
+
+
 # --- errors: one sentence on every rank, and nothing waits for ever -----------------------------
 
 ONES = torch.ones(3)
@@ -86,6 +96,7 @@ REFUSED = {  # a sentence: on rank r, what is refused with it
     "root 0 on rank 0, 1 on rank 1": lambda r: hvd.broadcast(ONES, r % 2),
     r"shape \('rows', 3\) on rank 0, \('rows', 4\) on rank 1": lambda r: hvd.allgather(
         torch.ones(2, 3 + r % 2)),
+    "average=False is the old way to say op=": lambda r: hvd.allreduce(ONES, False),
     "op=9 is not one of hvd.Average": lambda r: hvd.allreduce(ONES, op=9),
     "root_rank=3 is not one of the 3 ranks": lambda r: hvd.broadcast(ONES, 3),
     "this one has no dimension": lambda r: hvd.allgather(torch.tensor(1.0)),
@@ -227,21 +238,19 @@ def test_a_full_buffer_waits_for_backward_and_many_small_ones_for_latencies():
     assert overlapped_time(sizes, 2000, 0.0, 4, 1e-3, 1e-9) == pytest.approx(latencies)
 
 
-def record(folder):
-    hvd.init(fusion_threshold=100)
-    hvd.start_timeline(f"{folder}/{hvd.rank()}.json")
-    for _ in range(2):
-        hvd.grouped_allreduce([torch.ones(5), torch.ones(5), torch.ones(40)], name="g")
-        hvd.allgather(torch.ones(2), name="rows")
-    hvd.stop_timeline()
-    hvd.allreduce(torch.ones(1), name="after")
-    hvd.shutdown()
-
-
 def test_phases_are_nested_and_only_rank_0_writes(tmp_path, monkeypatch):
     monkeypatch.setenv("HOROVOD_TIMELINE", "DYNAMIC")  # Horovod's word for: start_timeline() begins
     monkeypatch.chdir(tmp_path)
-    launch(record, str(tmp_path), ranks=2)
+
+    def record():
+        hvd.start_timeline(f"{tmp_path}/{hvd.rank()}.json")
+        for _ in range(2):
+            hvd.grouped_allreduce([torch.ones(5), torch.ones(5), torch.ones(40)], name="g")
+            hvd.allgather(torch.ones(2), name="rows")
+        hvd.stop_timeline()
+        hvd.allreduce(torch.ones(1), name="after")
+
+    hvd_ranks(record, fusion_threshold=100)
     assert [path.name for path in tmp_path.iterdir()] == ["0.json"]
     trace = json.loads((tmp_path / "0.json").read_text())["traceEvents"]
     names = {e["pid"]: e["args"]["name"] for e in trace if e["ph"] == "M"}

@@ -11,8 +11,6 @@ import ranklab.horovod as hvd
 from ranklab import launch
 from ranklab.data.labelled_text import Words
 from ranklab.engine import torchrun
-from ranklab.plots import horovod as plots
-from ranklab.plots.style import save
 from ranklab.projects.collectives import mpi
 from ranklab.projects.horovod import __main__ as command
 from ranklab.projects.horovod import bert, other_tools, training, tuning
@@ -85,16 +83,7 @@ def test_the_project_learns_under_torchrun_and_prints_once(tmp_path):
     assert output.count("bottleneck:") == 1 and output.count("bag of words (") == 1
     phases = timelines.read_timeline(tmp_path / "trace.json")
     assert sum(timelines.all_reduces(phases)) == 60 * 41, "each gradient once in each step"
-    step = timelines.one_step(phases)
-    assert len({phase.tensor for phase in step}) == 41
-    save(plots.timeline(step), tmp_path / "timeline.svg")
-    last = list(dict.fromkeys(phase.tensor for phase in step))[-1]  # whichever was asked for last
-    assert last[-20:] in (tmp_path / "timeline.svg").read_text()
-
-
-def train_on(tokens, config):
-    hvd.init()
-    return bert.fine_tune(hvd, tokens, config)[0].training
+    assert len({phase.tensor for phase in timelines.one_step(phases)}) == 41
 
 
 @needs_bert
@@ -115,7 +104,12 @@ def test_local_weights_begin_where_they_ended(tmp_path):
     assert model.classifier.out_features == 2, "the saved head had 5 classes"
     for name, weight in saved.bert.state_dict().items():
         assert torch.equal(model.bert.state_dict()[name], weight), name
-    assert launch(train_on, tokens, config, ranks=2, preload=bert.PRELOAD) == [True, True]
+
+    def is_training():
+        hvd.init()
+        return bert.fine_tune(hvd, tokens, config)[0].training
+
+    assert launch(is_training, ranks=2, preload=bert.PRELOAD) == [True, True]
 
 
 # --- reading timelines --------------------------------------------------------------------------

@@ -19,8 +19,8 @@ LARGER_CHECKS = {
     "broadcast_parameters": 74, "assign_buckets": 75, "OverlappedDataParallel": 197,
     "plan_buckets": 101, "sync_batch_norm": 130, "join_uneven": 130, "replicas_agree": 88,
     "exposed_communication": 83, "diagnose": 140, "top_k_compress": 73, "compress_to_budget": 117,
-    "power_sgd": 107, "negotiate": 94, "fuse_tensors": 98, "tune_fusion": 67,
-    "distributed_optimizer": 187, "timeline": 95, "adasum": 136, "FullyShardedBlock": 185,
+    "power_sgd": 107, "negotiate": 91, "fuse_tensors": 97, "tune_fusion": 65,
+    "distributed_optimizer": 173, "timeline": 92, "adasum": 134, "FullyShardedBlock": 185,
     "wrap_policy": 72, "masked_loss": 76, "full_state_dict": 69, "PipelineExecutor": 158,
     "parallelize": 90, "reshard_checkpoint": 66, "choose_layout": 103,
 }

@@ -19,9 +19,8 @@ Read in this order:
 
 and, below them, start.py (init, shutdown), world.py (rank, size), requests.py (what travels between
 the ranks) and settings.py. Lab 05 builds the ideas in it. It is made of collectives (sendrecv, and
-the model of time). Not here: gradients through allreduce, the old argument average=, step(closure),
-the response cache, join, process sets, alltoall, reducescatter, sparse tensors, elastic runs, and
-tuning while a model trains.
+the model of time). Not here: the old argument average=, step(closure), the response cache, join,
+process sets, alltoall, reducescatter, sparse tensors, elastic runs, tuning while a model trains.
 """
 
 from ranklab.horovod.adaptive_sum import adasum, adasum_of_two, dot_products, gather_halves

@@ -2,8 +2,8 @@
 
 A function with `async` in its name returns a handle at once, for poll() and synchronize(). A
 trailing underscore means that the tensor itself is changed. Tensors are matched by name; those
-without one are numbered, so all ranks must ask for them in the same order. No gradient flows back
-through any of them.
+without one are numbered, so all ranks must ask for them in the same order. Gradients flow back
+through allreduce alone.
 """
 
 import torch
@@ -13,34 +13,53 @@ from ranklab.horovod.requests import OPS, Adasum, Average, Handle, Request
 from ranklab.horovod.world import background
 
 
-def allreduce_async_(tensor, *, name=None, op=Average, prescale_factor=1.0, postscale_factor=1.0):
+def allreduce_async_(tensor, average=None, name=None, op=Average, prescale_factor=1.0,
+                     postscale_factor=1.0):
     """A handle: `tensor` will hold the average (or what `op` says) over the ranks.
 
     It is multiplied by prescale_factor before, and by postscale_factor after.
     """
-    return _reduce([tensor], name, op, prescale_factor, postscale_factor)[0]
+    return _reduce([tensor], average, name, op, prescale_factor, postscale_factor)[0]
 
 
-def allreduce_async(tensor, **options):
+def allreduce_async(tensor, *args, **options):
     """A handle, whose result is the average; options as for allreduce_async_."""
-    return allreduce_async_(tensor.detach().clone(), **options)
+    return allreduce_async_(tensor.detach().clone(), *args, **options)
 
 
-def allreduce_(tensor, **options):
+def allreduce_(tensor, *args, **options):
     """`tensor` holds the average, and is returned; options as for allreduce_async_."""
-    return synchronize(allreduce_async_(tensor, **options))
+    return synchronize(allreduce_async_(tensor, *args, **options))
 
 
-def allreduce(tensor, *, compression=Compression.none, **options):
-    """The average over the ranks; options as for allreduce_async_."""
-    return grouped_allreduce([tensor], compression=compression, **options)[0]
+def allreduce(tensor, average=None, name=None, compression=Compression.none, op=Average,
+              prescale_factor=1.0, postscale_factor=1.0):
+    """The average over the ranks, through which gradients flow; options as for allreduce_async_."""
+    small, ctx = compression.compress(tensor)
+    reduced = _Allreduce.apply(small, average, name, op, prescale_factor, postscale_factor)
+    return compression.decompress(reduced, ctx)
 
 
-def grouped_allreduce(tensors, *, compression=Compression.none, name=None, op=Average,
+class _Allreduce(torch.autograd.Function):
+    """Backward is the same all-reduce; as in Horovod for any `op`, right for Average and Sum."""
+
+    @staticmethod
+    def forward(ctx, tensor, average, name, *op_and_factors):
+        ctx.op_and_factors = op_and_factors
+        return synchronize(allreduce_async(tensor, average, name, *op_and_factors))
+
+    @staticmethod
+    def backward(ctx, gradient):
+        reduced = synchronize(allreduce_async(gradient, None, None, *ctx.op_and_factors))
+        return reduced, None, None, None, None, None
+
+
+def grouped_allreduce(tensors, average=None, name=None, compression=Compression.none, op=Average,
                       prescale_factor=1.0, postscale_factor=1.0):
     """The averages of several tensors: they become ready together, and are fused if they fit."""
     small, ctxs = zip(*(compression.compress(tensor.detach()) for tensor in tensors))
-    handles = _reduce([each.clone() for each in small], name, op, prescale_factor, postscale_factor)
+    handles = _reduce([each.clone() for each in small], average, name, op, prescale_factor,
+                      postscale_factor)
     return [compression.decompress(synchronize(handle), ctx) for handle, ctx in zip(handles, ctxs)]
 
 
@@ -98,8 +117,11 @@ def synchronize(handle):
     return handle.output
 
 
-def _reduce(tensors, name, op, prescale, postscale):
+def _reduce(tensors, average, name, op, prescale, postscale):
     ranks = background().ranks
+    if average is not None:
+        raise ValueError(f"average={average} is the old way to say op=...: give op=hvd.Average or "
+                         "op=hvd.Sum")
     if op not in range(len(OPS)):
         raise ValueError(f"op={op} is not one of {', '.join('hvd.' + name for name in OPS)}")
     if op == Adasum and ranks & (ranks - 1):

@@ -30,7 +30,7 @@ WRONG = [
            says="the average is in the small copy, not in p.grad"),
     mutant(answer, "name=names[p], ", "", says="ranks are ready in different orders: pass name"),
     mutant(answer, "compression.compress(p.grad)", "p.grad, None", AVERAGE, "synchronize(handle)",
-           says="Compression.fp16: it averages .* bytes a step"),
+           says="with Compression.fp16 for averages of .*float32.*of `small`"),
     mutant(answer, IN_TURN, f"*_, (_, ctx) = handles.values()\n        "
            f"{IN_TURN.replace('ctx', '_')}", says="its own ctx"),
     mutant(answer, FILLED, FILLED.replace("zeros_like(p)", "zeros(p.shape, device=p.device)"),

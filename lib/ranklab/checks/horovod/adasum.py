@@ -10,9 +10,8 @@ from ranklab.engine import device
 from ranklab.meter import Traffic
 
 SIZES = [5, 1, 3, 8]  # several tensors in one buffer; the halves cut through them
-PARTS = ("A rank holds only part of the two vectors, so its dot products are only part of the sum: "
-         "add those of all ranks that hold the other parts, rank ^ 1, rank ^ 2, rank ^ 4, ... rank "
-         "^ distance (doubling), each time the running sum.")
+PARTS = ("A rank holds part of the two vectors, so its dot products are only part of the sum: with "
+         "rank ^ 1, rank ^ 2, rank ^ 4, ... rank ^ distance swap the running sums, and add.")
 ZERO = ("A gradient of zeros has |a|^2 = 0: there the coefficient is 1, not 1 - 0/0, be it a or b "
         "that is zero. torch.where(aa > 0, ab / (2 * aa), 0).")
 DOUBLE = ("300 * 300 does not fit into float16, and 1e20 * 1e20 not into float32: dot products "
@@ -141,8 +140,7 @@ def _sends(fn, ranks):
         fn(torch.ones(4096, device=device()))
     times = traffic.sent_bytes / 4096 / 4
     yield partial(expect, times < 1.1 * 1.5, f"{ranks} sends {times:.2f} times the vector; 1.50 "
-                  "times is enough", "Swap halves: keep one half of what you have and give the "
-                  "other one. The vector gets shorter as the distance doubles.")
+                  "times is enough", "Swap halves: keep one half, and give the other one away.")
 
 
 def _refuses(fn, ranks):

@@ -13,43 +13,37 @@ from ranklab.engine import device
 from ranklab.horovod.world import background
 
 ROWS = 12
-OPTIMIZERS = {
-    "SGD with momentum": lambda ps: torch.optim.SGD(_two_groups(ps), lr=0.1, momentum=0.9),
-    "Adam": lambda ps: torch.optim.Adam(ps, lr=0.01),
-}
 WAIT = ("step() must wait for every handle, and put what synchronize() returns into p.grad, also "
         "where that was None, before the optimizer's own step begins.")
 SMALL = ("With fp16 the average is in the small copy, not in p.grad: p.grad = "
          "compression.decompress(synchronize(handle), ctx).")
-CLEAR = "What was asked for in a step must be forgotten at its end: handles.clear()."
-AS_IT_IS = "What no hook has asked for is asked for as it is: zeros only where p.grad is None."
+CLEAR = ("Are the handles of the last step still there, so that nothing new is asked for? "
+         "handles.clear() at the end of wait.")
 RAISED = {  # what was raised, and a hint about it
-    ".* has waited .*": "In the first step all ranks asked for it, and now some did not: are the "
-                        "handles of the last step still there, so that it seems asked for? "
-                        "handles.clear() at the end of wait.",
+    ".* has waited .*": f"In the first step all ranks asked for it, and now some did not. {CLEAR}",
     ".*noname.*": "Without a name tensors are matched by their number, and ranks are ready in "
-                  "different orders: pass name=.",
-    "RuntimeError: .*doesn't require grad.*": "A frozen parameter takes no hook, and needs none: "
-                                              "skip those with requires_grad False.",
+    "different orders: pass name=.",
+    "RuntimeError: .*doesn't require grad.*": "A frozen parameter takes no hook: skip those with "
+    "requires_grad False.",
     "ValueError: .*still in the works.*": "A name is asked for again before anybody waited for it: "
-                                          "by step() after a hook, or by every hook, as a lambda "
-                                          "in a loop does, which finds the loop's last one.",
+    "by step() after a hook, or by every hook, as a lambda in a loop does: it finds the last one.",
     "RuntimeError: .*dtype.*": "Each parameter has its own type, and its own ctx: zeros_like(p) "
-                               "where there is no gradient, and decompress with the ctx that "
-                               "compress gave for this very gradient.",
+    "where there is no gradient, and the ctx that compress gave for this very gradient.",
 }
 
 
-def _two_groups(parameters):
-    """From the fourth parameter on the learning rate is another one."""
+def _sgd(parameters):
+    """With momentum, and two groups of different learning rates."""
     every = list(parameters)
-    return [{"params": every[:3]}, {"params": every[3:], "lr": 0.05}]
+    groups = [{"params": every[:3]}, {"params": every[3:], "lr": 0.05}]
+    return torch.optim.SGD(groups, lr=0.1, momentum=0.9)
+
+
+OPTIMIZERS = {"SGD with momentum": _sgd, "Adam": partial(torch.optim.Adam, lr=0.01)}
 
 
 class Net(nn.Module):
-    """A tied and a frozen parameter, one that only the last rank uses, in float64, and one that
-    nobody uses.
-    """
+    """A tied and a frozen parameter, one in float64 that the last rank uses, and an unused one."""
 
     def __init__(self):
         super().__init__()
@@ -65,58 +59,60 @@ class Net(nn.Module):
     def loss(self, step, rank, R):
         """The mean over the rows of `rank` in this step."""
         draw = torch.Generator().manual_seed(step)
-        x, y = (torch.randn(ROWS, 4, generator=draw).tensor_split(R)[rank].to(device())
-                for _ in "xy")
+        rows = torch.randn(ROWS, 8, generator=draw).tensor_split(R)[rank].to(device())
+        x, y = rows.split(4, dim=1)
         x = self.two(torch.tanh(self.frozen(self.one(x)) + self.tied(x)))
         return nn.functional.mse_loss(x + self.seldom.float() if rank == R - 1 else x, y)
 
     def trained(self):
-        """`unused` is the last of them."""
         return {name: p for name, p in sorted(self.named_parameters()) if p.requires_grad}
 
-    def gradients(self):
-        return {f"the gradient of {name}": None if p.grad is None else p.grad.clone()
+    def gradients(self, dtype):
+        return {f"the gradient of {name}": p.grad if p.grad is None else p.grad.to(dtype, copy=True)
                 for name, p in self.trained().items()}
 
-    def weights(self):
-        return {f"{name} after the step": p.detach().clone()
+    def weights(self, dtype):
+        return {f"{name} after the step": p.detach().to(dtype, copy=True)
                 for name, p in self.named_parameters()}
 
 
 def _asks(fn, ranks):
     """What is asked for in one step, and when; here all ranks are ready in one order."""
     net, thread = Net(), background()
-    given = OPTIMIZERS["SGD with momentum"](net.parameters())
-    optimizer = fn(given, net.named_parameters())
+    given = _sgd(net.parameters())
+    optimizer = fn(given, net.named_parameters(), hvd.Compression.fp16)
     yield partial(expect, optimizer is given, f"it returns another object than the optimizer, a "
-                  f"{type(optimizer).__name__}", "Its step() must change: hook into that optimizer "
-                  "itself, and return it. A scheduler may hold it already.")
+                  f"{type(optimizer).__name__}", "Hook into that optimizer itself, and return it: "
+                  "a scheduler may hold it already.")
     submit, asked, waited, is_backward = thread.submit, [], [], True
 
     def watched(*handles):
         for handle in handles:
             handle.finished.wait = lambda wait=handle.finished.wait: (
                 waited.append(is_backward), wait())
-            asked.append(handle.request.name)
+            asked.append(handle.request)
         submit(*handles)
 
     thread.submit = watched
     net.loss(0, 0, 2).backward()
-    is_backward, in_time = False, len(asked)
-    had = {name for name, p in net.trained().items() if p.grad is not None}
+    is_backward, in_time, trained = False, len(asked), net.trained()
+    had = {name for name, p in trained.items() if p.grad is not None}
     optimizer.step()
     thread.submit = submit
-    lacks = sorted(net.trained().keys() - {*asked})
-    yield partial(expect, in_time, f"{ranks} asks for no average before backward() has ended",
-                  "Then nothing travels while it computes. Ask in the parameter's hook.")
-    yield partial(expect, not any(waited), f"backward() on {ranks} waits until an average is there",
-                  "In the hook only ask, allreduce_async_, and keep the handle; step() is the one "
-                  "to synchronize.")
-    yield partial(expect, not lacks or had & {*lacks}, f"{ranks} does not ask for {lacks}", "They "
-                  "got no gradient here, so their hooks never ran. Other ranks may have one, and "
-                  "wait: before step() waits it asks for zeros, where it has no gradient.")
-    yield partial(expect, sorted(asked) == [*net.trained()], f"{ranks} asks for {sorted(asked)}, "
-                  f"not for {[*net.trained()]}", "Each parameter with requires_grad once.")
+    names, dtypes = sorted(each.name for each in asked), {each.dtype for each in asked}
+    lacks = sorted(trained.keys() - {*names})
+    for is_so, what, hint in (
+        (in_time, "asks for no average before backward() has ended", "Then nothing travels while "
+         "it computes. Ask in the parameter's hook."),
+        (not any(waited), "waits in backward()", "In the hook only ask: step() waits."),
+        (not lacks or had & {*lacks}, f"does not ask for {lacks}", "Their hooks never ran, and "
+         "other ranks may wait: before step() waits it asks for zeros, where it has no gradient."),
+        (names == [*trained], f"asks for {names}, not for {[*trained]}", "Each parameter with "
+         "requires_grad once."),
+        (dtypes == {torch.float16}, f"asks with Compression.fp16 for averages of {dtypes}",
+         "small, ctx = compression.compress(p.grad): ask for the average of `small`."),
+    ):
+        yield partial(expect, is_so, f"{ranks} {what}", hint)
 
 
 class TwoSteps:
@@ -127,39 +123,36 @@ class TwoSteps:
 
     def __init__(self, fn, ranks, kind, *compression):
         self.rank, self.R, self.net, self.one = dist.get_rank(), ranks.size, Net(), Net()
+        self.at_step, self.rights, self.owns = {}, [], []
         self.dtype = torch.float16 if compression else torch.float32  # as exact as it can be
         self.optimizer = fn(OPTIMIZERS[kind](self.net.parameters()), self.net.named_parameters(),
                             *compression)
-        self.optimizer.register_step_pre_hook(lambda *_: self.at_step.update(self.net.gradients()))
+        self.optimizer.register_step_pre_hook(
+            lambda *_: self.at_step.update(self.net.gradients(self.dtype)))
         self.alone = OPTIMIZERS[kind](self.one.parameters())
-        self.at_step, self.rights, self.owns, self.sent = {}, [], [], []
 
     def call(self, turn):
         self.optimizer.zero_grad()
-        with hvd.counted() as counts:
-            self.net.loss(turn, self.rank, self.R).backward()
-            if turn:
-                self.net.unused.grad = torch.full_like(self.net.unused, self.rank + 1)
-            self.optimizer.step()
-        self.sent.append(sum(op.payload_bytes for op in counts.data.ops))
-        return self.rounded(self.at_step | self.net.weights())
+        self.net.loss(turn, self.rank, self.R).backward()
+        if turn:
+            self.net.unused.grad = torch.full_like(self.net.unused, self.rank + 1)
+        self.optimizer.step()
+        return self.at_step | self.net.weights(self.dtype)
 
     def right(self, turn):
-        losses, one = [self.one.loss(turn, r, self.R) for r in range(self.R)], self.one
-        for loss in (losses[self.rank], sum(losses) / self.R):
-            one.zero_grad()
-            loss.backward(retain_graph=True)
-            self.owns.append(self.rounded(one.gradients()))
-        self.owns.pop()  # the second one was of all ranks
-        one.unused.grad = torch.full_like(one.unused, (self.R + 1) / 2 * turn)
-        gradients = one.gradients()
+        losses = [self.one.loss(turn, r, self.R) for r in range(self.R)]
+        self.owns.append(self._gradients(losses[self.rank], None))
+        unused = torch.full_like(self.one.unused, (self.R + 1) / 2 * turn)
+        gradients = self._gradients(sum(losses) / self.R, unused)
         self.alone.step()
-        self.rights.append(self.rounded(gradients | one.weights()))
+        self.rights.append(gradients | self.one.weights(self.dtype))
         return {name: [value] * self.R for name, value in self.rights[-1].items()}
 
-    def rounded(self, values):
-        return {name: None if value is None else value.to(self.dtype)
-                for name, value in values.items()}
+    def _gradients(self, loss, unused):
+        self.one.zero_grad()
+        loss.backward(retain_graph=True)
+        self.one.unused.grad = unused
+        return self.one.gradients(self.dtype)
 
     def slips(self, name, turn):
         found = {}
@@ -167,7 +160,8 @@ class TwoSteps:
             hint = SMALL if self.dtype == torch.float16 else WAIT
             found["this rank's own when the optimizer steps"] = own, hint
         if "unused" in name:
-            found["zeros, though it had a gradient"] = torch.zeros(3, dtype=self.dtype), AS_IT_IS
+            found["zeros, though it had a gradient"] = torch.zeros(3, dtype=self.dtype), (
+                "What no hook has asked for: zeros only where p.grad is None.")
         elif turn:
             found["that of the first step"] = self.rights[0][name], CLEAR
         return found
@@ -178,11 +172,6 @@ def _steps(fn, ranks, kind, *compression):
     where = f"{ranks}, {kind}{', Compression.fp16' * bool(compression)}"
     yield from beside(where, ranks, steps.call, steps.right, slips=steps.slips,
                       advice=lambda name: WAIT)
-    if compression and ranks.size > 1:
-        half = 2 * sum(p.numel() for p in steps.net.trained().values())
-        yield partial(expect, steps.sent[0] == half, f"{where}: it averages {steps.sent[0]} bytes "
-                      f"a step, not {half}", "small, ctx = compression.compress(p.grad): ask for "
-                      "the average of `small`, and decompress(result, ctx) when it is there.")
 
 
 def _trial(fn, ranks):
@@ -198,8 +187,7 @@ def _trial(fn, ranks):
     is_refused = refuses(net.loss(1, 0, 1).backward)
     optimizer.step()
     yield partial(expect, is_refused, f"{ranks}: a second backward before step() raises no "
-                  "ValueError", "The average that was asked for lacks the second gradient. In the "
-                  "hook ask whether the parameter is in `handles` already.")
+                  "ValueError", "In the hook ask whether the parameter is in `handles` already.")
     hvd.barrier()
     hvd.shutdown()
 

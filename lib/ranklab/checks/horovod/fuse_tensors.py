@@ -68,8 +68,7 @@ SLIPS = (  # (by which other rule a mistake plans, what it does, a hint)
     ({"kind": torch.Tensor.element_size}, "takes dtypes of one size for one dtype",
      "A buffer has one dtype: the kind is (dtype, device)."),
     ({"fits": lambda sizes, threshold: sum(sizes[:-1]) < threshold},
-     "adds a tensor before it looks", "Look before you add: one that does not fit begins a new "
-     "list. (Buckets of lab 03 close when they *have* reached their cap.)"),
+     "adds a tensor before it looks", "Look before you add: what does not fit begins a list."),
     ({"fits": lambda sizes, threshold: sum(sizes) < threshold}, "leaves the last byte empty",
      "What fills the buffer to its last byte still fits: compare with >, not with >=."),
     ({"fits": lambda sizes, threshold: sum(sizes[:-1]) > 0 and sum(sizes) <= threshold},

@@ -15,8 +15,6 @@ COORDINATOR = ("Rank 0's table lives in `table`, from call to call: a name count
                "rank that sends it, and is complete when it counts R.")
 TOGETHER = ("All ranks call both collectives in every round: also one that has nothing to send, "
             "and one that is only told.")
-EARLY = ("A rank that waits in an all-reduce for a rank that is not ready can do nothing else. "
-         f"{COORDINATOR}")
 LATE = f"Names that came in an earlier round are forgotten. {COORDINATOR}"
 LEAVES = ("What was complete must leave the table: the same names come again in every step, and "
           "an old count makes them complete too early, or never.")
@@ -87,7 +85,7 @@ def _told(where, got, firsts, right, is_second):
          "broadcast_object_list fills the list that it is given: return what is in it then."),
         (len(got) == len({*got}), "it is told a name twice", LEAVES),
         (not early, f"it is told {len(early)} names that not all ranks have yet{then}",
-         LEAVES if is_second else EARLY),
+         LEAVES if is_second else COORDINATOR),
         (not lost, f"it is not told {len(lost)} of {len(right)} names that all ranks have{then}",
          LEAVES if is_second else LATE),
         (got == firsts, "it gets the names in another order than the first rank", "One rank "
@@ -104,8 +102,7 @@ def _is_cheap(ranks, received):
            f" the names that it is told are {names} bytes", "Only rank 0 needs everybody's lists: "
            "gather_object, not all_gather_object.")
     expect(ranks.index or received <= 1.3 * new, f"{ranks} receives {received} bytes in all; the "
-           f"new names of the others are {new} bytes", "Send `ready` only, what became ready since "
-           "the last call. What came before is in rank 0's table.")
+           f"new names of the others are {new} bytes", "Send `ready` only: rank 0 has the rest.")
 
 
 def check_negotiate(fn):

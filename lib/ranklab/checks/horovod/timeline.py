@@ -51,8 +51,7 @@ def _is_right(fn, events):
     for tensor, phase, *times in events:
         phases_of.setdefault(tensor, []).append((phase, *times))
     expect(not events or {*rows} != {phase for _, phase, *_ in events},
-           f"there is a row for each phase: {', '.join(rows)}", "A row is a tensor. Phases "
-           "are what happens in it, one after the other.")
+           f"there is a row for each phase: {', '.join(rows)}", "A row is a tensor.")
     expect({*rows} == tensors, f"the rows are {sorted(rows)}, not {sorted(tensors)}",
            "Each tensor has one row.")
     for tensor, phases in phases_of.items():
@@ -63,8 +62,8 @@ def _is_row(tensor, found, phases):
     """`found` is [(phase, ts, dur), ...], and `phases` [(phase, start, end), ...]."""
     found, where = sorted(found), f"in the row of {tensor!r}"
     counts, right = (Counter(phase for phase, *_ in each) for each in (found, phases))
-    expect({*counts} != {tensor}, f"every phase {where} is called {tensor}", 'The "name" of an '
-           'event of kind X is its phase; the tensor\'s name is the row\'s.')
+    expect({*counts} != {tensor}, f"every phase {where} is called {tensor}",
+           'The "name" of an event of kind X is its phase.')
     for phase in sorted(counts | right):
         what = f"{where} phase {phase} is there {counts[phase]} times, not {right[phase]}"
         expect(counts[phase] >= right[phase], what, "A phase comes again in every step: write "
@@ -95,8 +94,7 @@ def _written(fn, events):
                       "json.dump(trace, file) writes quotes, commas and escapes as they must be. "
                       "str() of a dict is Python, not JSON.") from None
     except (LookupError, TypeError):
-        raise Mistake('there is no "traceEvents" in the file', "Write {\"traceEvents\": [...]}: "
-                      "that is where viewers look.") from None
+        raise Mistake('the file has no "traceEvents"', 'Write {"traceEvents": [...]}.') from None
 
 
 def _rows(trace):
@@ -107,8 +105,7 @@ def _rows(trace):
     names = [(entry["pid"], entry["args"]["name"]) for entry in trace
              if (entry["ph"], entry["name"]) == ("M", "process_name")]
     name_of, rows = dict(names), {name: [] for _, name in names}
-    expect(len(names) == len(rows), "there are two rows of one name", "A tensor keeps its row: "
-           "look it up, and begin one only for a new name.")
+    expect(len(names) == len(rows), "there are two rows of one name", "A tensor keeps its row.")
     expect(len(names) == len(name_of), "one row has two names", "Its number is the pid: "
            "another one for each tensor.")
     for entry in trace:

@@ -19,8 +19,8 @@ class Measured(Steps):
 
     def __call__(self, threshold):
         low, high = self.landscape.low, self.landscape.high
-        expect(low <= threshold <= high, f"it measures at {threshold:,.0f} bytes; the range is "
-               f"{low:,} to {high:,}", "Both ends belong to it, and nothing beyond them.")
+        expect(low <= threshold <= high, f"it measures at {threshold:,.0f} bytes, and not from "
+               f"{low:,} to {high:,}", "Both ends belong to the range, and nothing beyond them.")
         expect(len(self.asked) < self.calls, f"it measures more than calls={self.calls} times",
                "Share the calls out before you begin; what rounding leaves over need not be used.")
         return super().__call__(threshold)
@@ -73,14 +73,12 @@ def _mistake(score, chosen, measured, right):
     is_end = chosen == steps[0] > landscape.low or chosen == steps[-1] < landscape.high
     reasons = (
         (is_end, "low and high belong to the range: measure both."),
-        (high / low > 64, f"From {low:,} to {high:,} bytes you measure nothing. Take equal ratios, "
-         "not equal distances: powers of two."),
-        (max(asked.values()) == 1, "Each threshold is measured once, and noise decides. Take the "
-         "median of several."),
+        (high / low > 64, f"Nothing from {low:,} to {high:,} bytes: take equal ratios."),
+        (max(asked.values()) == 1, "Each threshold is measured once: take medians of several."),
         (len(measured.asked) < CALLS / 3, f"You used {len(measured.asked)} of {CALLS} calls. More "
          "calls, less noise."),
         (True, "One step in ten takes three times as long: the median of several calls does not "
-         "mind, a mean does. And measure the best ones again."),
+         "mind, a mean does. Measure the best ones again."),
     )
     return Mistake(f"at most 5% slower than the best in {right} of {len(LANDSCAPES)} landscapes, "
                    f"and in one {score - 1:.0%} slower; asked are {RIGHT}, and nowhere over 50%. "
