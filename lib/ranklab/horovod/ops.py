@@ -29,7 +29,8 @@ def allreduce_async(tensor, *args, **options):
 
 def allreduce_(tensor, *args, **options):
     """`tensor` holds the average, and is returned; options as for allreduce_async_."""
-    return synchronize(allreduce_async_(tensor, *args, **options))
+    synchronize(allreduce_async_(tensor, *args, **options))
+    return tensor
 
 
 def allreduce(tensor, average=None, name=None, compression=Compression.none, op=Average,
@@ -81,7 +82,8 @@ def broadcast_async_(tensor, root_rank, name=None):
 
 def broadcast_(tensor, root_rank, name=None):
     """`tensor` holds rank root_rank's, and is returned."""
-    return synchronize(broadcast_async_(tensor, root_rank, name))
+    synchronize(broadcast_async_(tensor, root_rank, name))
+    return tensor
 
 
 def broadcast(tensor, root_rank, name=None):
