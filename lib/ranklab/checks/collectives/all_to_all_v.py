@@ -69,7 +69,7 @@ def check_all_to_all_v(all_to_all_v):
               failures={".*": GROUP}, group_hint="")
     yield "in groups of one, two and three it meets nobody else, and ranks count there"
     busy = on_groups(_trial, all_to_all_v, [*map(Case, SCORED)], _seconds,
-                     groupings=GROUPINGS[:1])
+                     groupings=GROUPINGS[:1], timeout=30)  # large pieces, beside one process
     for name, seconds in zip(SCORED, map(max, zip(*busy))):
         nbytes = [[4 * SCORED[name](i, j, 4) for j in range(4)] for i in range(4)]
         times = (seconds, all_to_all_v_time(nbytes, ALPHA, BETA),
