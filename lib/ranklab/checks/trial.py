@@ -77,22 +77,21 @@ def _run(call, answer):
         return trial(*args)
 
 
+NO_ERROR = "no ValueError"
+
+
 def refuses(function, *args):
     """True where it raises a ValueError."""
-    try:
-        function(*args)
-    except ValueError:
-        return True
-    return False
+    return refusal(function, *args) != NO_ERROR
 
 
 def refusal(function, *args):
-    """The text of the ValueError that it raises, or "no ValueError"."""
+    """The text of the ValueError that it raises, or NO_ERROR."""
     try:
         function(*args)
     except ValueError as error:
         return str(error)
-    return "no ValueError"
+    return NO_ERROR
 
 
 def members_of(rank):

@@ -17,7 +17,7 @@ from ranklab.engine import RankError, is_main_process
 from ranklab.engine.in_place import is_started_by_another
 from ranklab.engine.launcher import default_ranks
 from ranklab.engine.report import PACKAGE
-from ranklab.options import about, number, positive, seed
+from ranklab.options import about, number, seed
 
 LAUNCH_LIMIT = 24 * 3600  # seconds: ranks of launch have all their time together
 COLLECTIVE_LIMIT = 600  # seconds, under torchrun and srun: a dead rank is noticed after it
@@ -33,11 +33,6 @@ class Command(argparse.ArgumentParser):
     def __init__(self, name, doc, **more):
         prog = name if name.partition(" ")[0] == "ranklab" else f"python -m {name}"
         super().__init__(prog, description=doc, formatter_class=HelpWithDefaults, **more)
-
-    def add_ranks(self, help="without torchrun or srun: how many", nodes=False):
-        self.add_argument("--ranks", type=number(least=1, most=MOST_RANKS), help=help)
-        if nodes:
-            self.add_argument("--nodes", type=positive, default=1, help="laid out as so many")
 
     def add_fields(self, config, *names, without=()):
         """An option for each field of the dataclass of which option() says something, or for those
