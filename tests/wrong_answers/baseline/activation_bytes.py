@@ -21,7 +21,7 @@ WRONG = [mutant(activation_bytes, old, new, says=says) for old, new, says in (
     ("4 * H if", "element * H if", "log-sums are float32"),
     ("4 * H if", "8 if", "line by line"),
     ("if config.flash", "if not config.flash", "branches swapped"),
-    (CORE, "4 * H", "plain attention keeps its"),
+    (CORE, "4 * H", r"keeps a \(T, T\) matrix"),
     ("else H", "else 2 * H", "softmax needs its output only"),
     ("else H * seq", "else H * config.n_ctx", "as long as this batch"),
     (" * config.n_layer", "", "multiply by config.n_layer"),
