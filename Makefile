@@ -48,7 +48,7 @@ lab: work ## open JupyterLab on your copies of the labs, in work/ (the first run
 test: setup ## everything: the tests, with the unsolved labs, and every solution
 	@$(INSIDE) $(PY) scripts/test.py $(if $(JOBS),--jobs $(JOBS))
 
-sweep: setup ## make test, with all wrong answers (make test takes three of each exercise)
+sweep: setup ## make test, and every wrong answer, every lab rehearsed for GPUs, every figure
 	@$(INSIDE) $(PY) scripts/test.py $(if $(JOBS),--jobs $(JOBS)) --sweep --stems "$(STEMS)"
 
 check: setup ## the fast tests, under three minutes, for while you work

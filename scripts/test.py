@@ -10,6 +10,7 @@ PYTEST = [sys.executable, "-m", "pytest", "-rs", "--durations=20", "--durations-
 # A cell's limit is above the engine's 60 s, so that the engine's report of a hang comes first.
 NBVAL = ["--nbval-lax", "--nbval-cell-timeout=180"]
 # One more than there are cores, because many tests wait; a job takes about 2 GB of memory.
+SWEPT = [f"tests/test_{name}.py" for name in ("rehearse_labs", "slides", "wrong_answers")]
 JOBS = min(os.cpu_count() or 1, 8) + 1
 
 
@@ -19,7 +20,7 @@ def main(argv):
     parser.add_argument("--fast", action="store_true", help="no slow tests, no notebooks")
     parser.add_argument("--sweep", action="store_true", help="also tests of many alike")
     parser.add_argument("--stems", default="",
-                        help='with --sweep: all answers of these labs, "03 06", and nothing else')
+                        help='with --sweep: what it adds for these labs, "03 06", and no more')
     options = parser.parse_args(argv)
     command = [*PYTEST]
     if options.jobs > 1:  # conftest.py says what comes first
@@ -27,7 +28,7 @@ def main(argv):
     if options.sweep:
         command += ["--sweep"]
     if options.stems:
-        command += ["--stems", options.stems, "tests/test_wrong_answers.py"]
+        command += ["--stems", options.stems, *SWEPT]
     elif options.fast:
         command += ["-m", "not slow", "tests"]
     else:

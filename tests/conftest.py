@@ -27,7 +27,7 @@ SPREAD_FILES = ("test_rehearse_labs", "test_wrong_answers")
 
 def pytest_addoption(parser):
     parser.addoption("--sweep", action="store_true", help="also what `make test` leaves out")
-    parser.addoption("--stems", default="", help='only answers to exercises of these, "03 06"')
+    parser.addoption("--stems", default="", help='only tests named after these labs, "03 06"')
 
 
 def pytest_collection_modifyitems(config, items):
@@ -45,12 +45,13 @@ def pytest_collection_modifyitems(config, items):
 
 
 def of_labs(item, stems):
-    """True for a test of an exercise of one of the labs."""
+    """True for a test whose parameter is one of the labs, or an exercise of one."""
     from ranklab.course import labs
 
-    names = {exercise.name for stem in labs.written() if stem.startswith(tuple(stems))
-             for exercise in labs.checks_of(stem).EXERCISES}
-    return item.name.rstrip("]").partition("[")[2].partition("__")[0] in names
+    chosen = [stem for stem in labs.written() if stem.startswith(tuple(stems))]
+    names = {item.name for stem in chosen for item in labs.checks_of(stem).EXERCISES}
+    parameter = item.name.rstrip("]").partition("[")[2]
+    return parameter.removesuffix(".md") in chosen or parameter.partition("__")[0] in names
 
 
 def turn(item):

@@ -20,7 +20,7 @@ from engine_tools import alive, eventually, python_run, ranks_alive, servers, wr
 
 from ranklab import launch
 from ranklab.engine import HangError, RankError
-from ranklab.engine.crew import Crew
+from ranklab.engine.worker_group import WorkerGroup
 from ranklab.engine.forkserver import ForkServer
 from ranklab.engine.rank import Job
 
@@ -226,19 +226,19 @@ def test_the_report_of_a_hang_has_a_line_for_each_rank(hangs, name):
 
 
 def test_time_is_up_before_the_ranks_have_begun(monkeypatch):
-    monkeypatch.setattr("ranklab.engine.crew.START_LIMIT", 0.001)
+    monkeypatch.setattr("ranklab.engine.worker_group.START_LIMIT", 0.001)
     error = error_of(dist.get_rank, ranks=4)
     assert "ranks 0, 1, 2, 3 of 4 did not finish within 0.001 s" in str(error)
 
 
 def test_a_slow_start_is_not_the_learners_time(monkeypatch):
-    start = Crew._start
+    start = WorkerGroup._start
 
-    def start_slowly(crew, *args):
+    def start_slowly(group, *args):
         time.sleep(0.5)
-        start(crew, *args)
+        start(group, *args)
 
-    monkeypatch.setattr(Crew, "_start", start_slowly)
+    monkeypatch.setattr(WorkerGroup, "_start", start_slowly)
     assert launch(dist.get_rank, ranks=3, timeout=1) == [0, 1, 2]
 
 
@@ -294,7 +294,7 @@ def test_the_system_will_not_start_more_processes():
     stand_in = types.SimpleNamespace(connect=lambda: mine, modules=set())
     before = len(os.listdir("/proc/self/fd"))
     with theirs, open(os.devnull) as store, pytest.raises(RuntimeError) as caught:
-        with Crew(stand_in, job, b"", store, stream=False):
+        with WorkerGroup(stand_in, job, b"", store, stream=False):
             pass
     assert str(caught.value) == ("launch: the system would not start rank 0 of 2: "
                                  "Cannot allocate memory")

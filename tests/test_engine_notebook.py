@@ -76,7 +76,7 @@ def test_an_error_shows_the_line_of_the_cell_and_no_engine(notebook):
     assert "rank 0 of 2 raised ZeroDivisionError: division by zero" in shown
     assert "in inner\n      return 1 / x          # the culprit" in shown
     assert shown.count("Cell In[") >= 3 and "launch(outer, ranks=2)" in shown
-    assert "engine" not in shown and "crew" not in shown, shown
+    assert "engine" not in shown and "worker_group" not in shown, shown
     assert "/tmp/" not in shown and "ipykernel" not in shown, shown
     assert only_the_kernel_and_its_server(notebook)
 
@@ -92,7 +92,7 @@ def test_a_hang_shows_the_line_of_the_cell_and_no_engine(notebook):
     assert "rank 0  waits in barrier at Cell In[" in shown
     assert ", line 3, in skip:  dist.barrier()    # all alone" in shown
     assert "rank 1  finished after" in shown
-    assert "engine" not in shown and "crew" not in shown, shown
+    assert "engine" not in shown and "worker_group" not in shown, shown
     assert only_the_kernel_and_its_server(notebook)
 
 

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from engine_tools import eventually, python_run, servers, write
 
 from ranklab import launch
-from ranklab.engine import RankError, crew, server_lines, ship, verdict
+from ranklab.engine import RankError, server_lines, ship, verdict, worker_group
 from ranklab.engine.rank_handle import RankHandle
 from ranklab.engine.report import Failure, Value, describe_exit, rank_names
 
@@ -341,9 +341,9 @@ def test_a_server_that_does_not_answer_is_ended(monkeypatch):
 
 
 def test_the_promise_about_the_time_after_the_timeout():
-    tail = crew.KILL_LIMIT + crew.DRAIN_LIMIT
-    assert crew.STACK_LIMIT + tail < 5 and crew.RELEASE_LIMIT + tail < 5
-    assert crew.LONGEST_GRACE + crew.CAUSE_LIMIT + tail <= 8
+    tail = worker_group.KILL_LIMIT + worker_group.DRAIN_LIMIT
+    assert worker_group.STACK_LIMIT + tail < 5 and worker_group.RELEASE_LIMIT + tail < 5
+    assert worker_group.LONGEST_GRACE + worker_group.CAUSE_LIMIT + tail <= 8
 
 
 def test_what_the_engine_opens_is_not_reached_from_outside():

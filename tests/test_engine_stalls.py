@@ -15,7 +15,7 @@ from engine_waits import (LATE, OTHERS, RIGHT, WRONG, a_group_with_other_process
 from ranklab import launch
 from ranklab.checks.handles import Waits
 from ranklab.engine import HangError, stall, verdict
-from ranklab.engine.crew import Crew
+from ranklab.engine.worker_group import WorkerGroup
 from ranklab.engine.rank_handle import RankHandle
 from ranklab.engine.report import Value
 
@@ -116,13 +116,13 @@ def test_a_group_that_others_may_belong_to_is_not_judged(tmp_path):
 
 
 def test_who_ends_while_asked_is_not_stuck(monkeypatch):
-    ask = Crew._ask_where
+    ask = WorkerGroup._ask_where
 
-    def ask_slowly(crew, handles):
-        ask(crew, handles)
-        crew._wait(crew._all_settled, TIMEOUT)
+    def ask_slowly(group, handles):
+        ask(group, handles)
+        group._wait(group._all_settled, TIMEOUT)
 
-    monkeypatch.setattr(Crew, "_ask_where", ask_slowly)
+    monkeypatch.setattr(WorkerGroup, "_ask_where", ask_slowly)
     monkeypatch.setattr(RankHandle, "waits", property(lambda handle: True, lambda *_: None))
     assert launch(send_late, lambda: time.sleep(0.5), ranks=2, timeout=TIMEOUT,
                   stall=0.1) == [RIGHT] * 2

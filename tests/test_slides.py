@@ -83,13 +83,6 @@ def test_html_and_pdf_are_built(installed, tmp_path, monkeypatch):
         shutil.rmtree(slides.OUT, ignore_errors=True)
 
 
-@pytest.fixture(scope="module")
-def drawn(checkout):
-    """A checkout in which the figures of all decks were drawn just now, by one process."""
-    draw_in(checkout, *DECKS)
-    return checkout
-
-
 def draw_in(checkout, *texts):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(slides, "HERE", checkout / "slides")
@@ -106,14 +99,16 @@ def stale(text, checkout):
 
 
 @pytest.mark.slow
+@pytest.mark.sweep
 @pytest.mark.parametrize("deck", DECKS, ids=lambda path: path.name)
-def test_figures_are_what_the_code_draws_today(deck, drawn):
+def test_figures_are_what_the_code_draws_today(deck, checkout):
     # A figure of memory counts what lives. On a busy machine gloo's thread may hold a message for
     # a moment longer, so what is drawn once may have a dent that is not there the next time.
     for _ in range(2):
-        if stale(deck, drawn):
-            draw_in(drawn, deck)
-    assert not stale(deck, drawn), "make slides"
+        draw_in(checkout, deck)
+        if not stale(deck, checkout):
+            return
+    assert not stale(deck, checkout), "make slides"
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from ranklab.engine import device
 
 
-class Place(NamedTuple):
+class Coordinates(NamedTuple):
     """Where a rank lives: torchrun's GROUP_RANK and LOCAL_RANK."""
 
     node: int
@@ -26,7 +26,7 @@ class Place(NamedTuple):
 
 
 def coordinates(rank, ranks, nodes=1):
-    """The place of `rank` when `ranks` are laid out node by node; nothing is sent.
+    """The coordinates of `rank` when `ranks` are laid out node by node; nothing is sent.
 
     error  ValueError when nodes does not divide ranks, or there is no such rank
     lab    00
@@ -35,7 +35,7 @@ def coordinates(rank, ranks, nodes=1):
         raise ValueError(f"nodes={nodes} must divide ranks={ranks}")
     if not 0 <= rank < ranks:
         raise ValueError(f"rank={rank} must be between 0 and ranks - 1 = {ranks - 1}")
-    return Place(*divmod(rank, ranks // nodes))
+    return Coordinates(*divmod(rank, ranks // nodes))
 
 
 def shard_range(n, rank, size):

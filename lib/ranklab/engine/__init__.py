@@ -10,7 +10,7 @@ Read in this order:
     server.py        that process: has imported torch once, forks, reaps
     rank.py          what happens inside a rank
     surroundings.py  what is different around it: no keyboard, the first to go
-    crew.py          the parent watches the ranks of one launch: values, failures, time
+    worker_group.py  the parent watches the ranks of one launch: values, failures, time
     rank_handle.py   one rank, as the parent sees it
     output.py        what the ranks print, in order
     stall.py         a deadlock seen early

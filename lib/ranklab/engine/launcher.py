@@ -8,7 +8,7 @@ import sys
 import threading
 
 from ranklab.engine import in_place, ship
-from ranklab.engine.crew import Crew
+from ranklab.engine.worker_group import WorkerGroup
 from ranklab.engine.forkserver import fork_server
 from ranklab.engine.rank import Job
 from ranklab.engine.report import RankError
@@ -60,9 +60,9 @@ def launch(fn, *args, ranks=None, nodes=1, timeout=60, stream=False, stall=5,
         with ship.shared_file() as store, _reserved_port() as port, folder_of_workers() as folder:
             job = Job(ranks, nodes, timeout, port, dict(os.environ), cwd, sys.path, folder,
                       rehearse)
-            with Crew(server, job, call, store, stream, stall, preload) as crew:
-                results = crew.results()
-                crew.release()
+            with WorkerGroup(server, job, call, store, stream, stall, preload) as group:
+                results = group.results()
+                group.release()
     except ServerStuck:
         server.close()
         raise

@@ -34,7 +34,7 @@ CHUNK = 1 << 20
 ASKED = 2  # times: a rank that is asked once may be about to read the message that wakes it
 
 
-class Crew:
+class WorkerGroup:
     """The ranks of one launch. Use as a context manager: at its end no rank is left."""
 
     def __init__(self, server, job, call, store, stream, stall=None, preload=()):
