@@ -10,6 +10,16 @@ def sendrecv(piece, to, into, source, group=None):
     error  `to` and `source` must be ranks of the group
     lab    02
     """
+    for work in start_sendrecv(piece, to, into, source, group):
+        work.wait()
+    return into
+
+
+def start_sendrecv(piece, to, into, source, group=None):
+    """sendrecv under way: both tensors are to be left alone until each of the works is awaited.
+
+    cost   as sendrecv; returns a list of works
+    """
     size = dist.get_world_size(group)
     for peer in (to, source):  # gloo would crash, NCCL would wait
         if not 0 <= peer < size:
@@ -21,6 +31,4 @@ def sendrecv(piece, to, into, source, group=None):
         ops.append(dist.P2POp(dist.isend, piece, group=group, group_peer=to))
     # One batch: gloo's blocking send waits for its receiver, and NCCL puts the sends and receives
     # between two ranks in one queue. If all ranks sent first, both would wait for ever.
-    for work in dist.batch_isend_irecv(ops) if ops else ():
-        work.wait()
-    return into
+    return dist.batch_isend_irecv(ops) if ops else []

@@ -20,6 +20,7 @@ class DataParallel(GroupParallel):
     lab          03
     """
 
+    context = None  # lab 10: what divides the tokens of a row over neighbours in the group
     each_piece_talks = False  # True: all ranks must run as many micro-batches, or they hang
 
     def __init__(self, group=None, wrap=OverlappedDataParallel, equal_parts=False,
@@ -36,15 +37,17 @@ class DataParallel(GroupParallel):
         """Every R-th row. Where each piece talks, all ranks have as many rows: the last one of some
         has no target that counts, so that it moves neither a loss nor a gradient.
         """
-        if len(inputs) < self.ranks:
-            raise ValueError(f"batch={len(inputs)} rows are too few for {self.ranks} ranks")
-        if self.equal_parts and len(inputs) % self.ranks:
-            raise ValueError(f"equal_parts=True, but {self.ranks} ranks do not divide batch="
+        sharing = self.context.ranks if self.context else 1  # ranks that have the same rows
+        rank, ranks = self.rank // sharing, self.ranks // sharing
+        if len(inputs) < ranks:
+            raise ValueError(f"batch={len(inputs)} rows are too few for {ranks} ranks")
+        if self.equal_parts and len(inputs) % ranks:
+            raise ValueError(f"equal_parts=True, but {ranks} ranks do not divide batch="
                              f"{len(inputs)} rows")
-        x, y = inputs[self.rank :: self.ranks], targets[self.rank :: self.ranks]
-        if self.each_piece_talks and len(x) < -(-len(inputs) // self.ranks):
+        x, y = inputs[rank::ranks], targets[rank::ranks]
+        if self.each_piece_talks and len(x) < -(-len(inputs) // ranks):
             x, y = torch.cat([x, x[:1]]), torch.cat([y, torch.full_like(y[:1], IGNORE)])
-        return x, y
+        return self.context.batch(x, y) if self.context else (x, y)
 
     def token_count(self, targets):
         mine = super().token_count(targets)

@@ -1,0 +1,109 @@
+"""Attention over one block of keys, and how two such results become one.
+
+Softmax needs the sum over all keys. Where they come block by block, each block's result carries
+lse, the logarithm of the sum of exp(score), and a later block only rescales what is there.
+"""
+
+from typing import NamedTuple
+
+import torch
+
+
+def online_softmax_merge(out, lse, other, other_lse):
+    """(out, lse) over both sets of keys, of which each argument pair has seen one.
+
+    shape  out, other (..., T, D), float32; lse, other_lse (..., T), float32. A row that has seen no
+           key has lse -inf and out 0, before and after
+    paper  Milakov and Gimelshein 2018; Dao et al. 2022, FlashAttention
+    lab    10
+    """
+    both = torch.logaddexp(lse, other_lse)  # never overflows, where exp() of a score would
+    weight, other_weight = (
+        (one - both).exp().nan_to_num(0.0).unsqueeze(-1)  # -inf - -inf is nan: no key at all
+        for one in (lse, other_lse)
+    )
+    return weight * out + other_weight * other, both
+
+
+class Visible(NamedTuple):
+    """Which queries of a rank see which keys of a block: `rows` x `keys`, but where mask is False."""
+
+    rows: torch.Tensor  # the queries that see any key; (rows,)
+    keys: torch.Tensor  # the keys that any query sees; (keys,)
+    mask: torch.Tensor | None  # (rows, keys) or (B, 1, 1, rows, keys); None: all of them
+
+
+def causal_blocks(positions, rank, begins=None):
+    """[the Visible of `rank`'s queries and the keys of rank 0, 1, ...]
+
+    positions  (R, T/R), on the CPU: which tokens of the sequence each rank has
+    begins     (B, T/R): where the document of each of this rank's tokens begins; None: at 0
+    """
+    query = positions[rank][:, None]  # (T/R, 1)
+    first = torch.zeros(1, 1, 1) if begins is None else begins[..., None].cpu()  # (B, T/R, 1)
+    blocks = []
+    for key in positions:  # (T/R,)
+        mask = (key <= query) & (key >= first)  # (B, T/R, T/R)
+        rows, keys = mask.any(-1).any(0), mask.any(1).any(0)
+        mask = mask[:, rows][:, :, keys]
+        blocks.append(Visible(rows.nonzero().flatten(), keys.nonzero().flatten(),
+                              None if mask.all() else mask[:, None, None]))
+    return blocks
+
+
+def block_attention(q, k, v, visible):
+    """(out, lse) of each query over the keys of one block; scores and sums are float32.
+
+    shape  q (B, H, T, D); k, v (B, KV, S, D), where KV divides H; out (B, H, T, D), lse (B, H, T)
+    cost   4 B H D FLOPs for each of the rows x keys of `visible`
+    """
+    out = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
+    lse = torch.full(q.shape[:-1], float("-inf"), device=q.device)
+    if len(visible.rows):
+        q, k, v = _seen(q, k, v, visible)
+        scores = _scores(q, k, visible.mask)  # (B, KV, H/KV, rows, keys)
+        part = scores.logsumexp(-1)
+        out[:, :, visible.rows] = (_probabilities(scores, part) @ v).flatten(1, 2)
+        lse[:, :, visible.rows] = part.flatten(1, 2)
+    return out, lse
+
+
+def block_gradients(grad_out, q, k, v, out, lse, visible):
+    """(dq, dk, dv) that one block of keys contributes, float32, of the shapes of q, k and v.
+
+    out and lse are those over all keys, so nothing else of the forward pass need be kept: the
+    probabilities are computed again.
+    cost   10 B H D FLOPs for each of the rows x keys of `visible`
+    """
+    dq, dk, dv = (torch.zeros(x.shape, dtype=torch.float32, device=x.device) for x in (q, k, v))
+    if len(visible.rows):
+        delta = (grad_out.float() * out.float()).sum(-1)  # (B, H, T): sum over keys of p dp
+        q, k, v = _seen(q, k, v, visible)
+        grad, lse, delta = (x.float()[:, :, visible.rows].unflatten(1, q.shape[1:3])
+                            for x in (grad_out, lse, delta))
+        p = _probabilities(_scores(q, k, visible.mask), lse)
+        ds = p * (grad @ v.transpose(-1, -2) - delta.unsqueeze(-1)) * q.shape[-1] ** -0.5
+        dq[:, :, visible.rows] = (ds @ k).flatten(1, 2)
+        # heads of q that share one of k and v: their gradients add up
+        dk[:, :, visible.keys] = (ds.transpose(-1, -2) @ q).sum(2)
+        dv[:, :, visible.keys] = (p.transpose(-1, -2) @ grad).sum(2)
+    return dq, dk, dv
+
+
+def _seen(q, k, v, visible):
+    """float32, the rows and keys that matter, with heads as (KV, H/KV), (KV, 1), (KV, 1)."""
+    H, KV = q.shape[1], k.shape[1]
+    if H % KV:
+        raise ValueError(f"n_kv_head={KV} must divide n_head={H}")
+    q = q[:, :, visible.rows].float().unflatten(1, (KV, H // KV))
+    return q, *(x[:, :, visible.keys].float().unsqueeze(2) for x in (k, v))
+
+
+def _scores(q, k, mask):
+    scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)
+    return scores if mask is None else scores.masked_fill(~mask.to(q.device), float("-inf"))
+
+
+def _probabilities(scores, lse):
+    """Zero in a row without a key, where exp(-inf - -inf) is no number."""
+    return (scores - lse.unsqueeze(-1)).exp().nan_to_num(0.0)

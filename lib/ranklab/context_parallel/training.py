@@ -1,0 +1,98 @@
+"""ContextParallel: each rank has some tokens of every sequence, as the training loop sees it."""
+
+import torch
+import torch.distributed as dist
+
+from ranklab.context_parallel.block import causal_blocks
+from ranklab.context_parallel.ring import ring_attention
+from ranklab.context_parallel.shard import begins_in, zigzag_shard
+from ranklab.context_parallel.ulysses import ulysses_attention
+from ranklab.data_parallel.training import DataParallel
+
+
+class TokenShard:
+    """The tokens of a sequence over the ranks of a ring, of a Ulysses group, or of both.
+
+    Together they are neighbours: the ulysses rank varies fastest. In both, a ring's block is what
+    a Ulysses group has together.
+    ring, ulysses  groups; None: a group of this rank alone
+    shard          (T, ranks) -> positions (R, T/R), alike on all ranks
+    end            the token that ends a document: no token sees past it. None: one document
+    attention, trade  ring_attention and ulysses_attention; a learner's own functions fit
+    lab            10
+    """
+
+    def __init__(self, ring=None, ulysses=None, shard=zigzag_shard, end=None,
+                 attention=ring_attention, trade=ulysses_attention):  # fmt: skip
+        self.ring = ring or dist.new_subgroups(1)[0]
+        self.ulysses, self.shard, self.end = ulysses, shard, end
+        self.attention, self.trade = attention, trade
+        self.row, self.rows = dist.get_rank(self.ring), dist.get_world_size(self.ring)
+        column, columns = (dist.get_rank(ulysses), dist.get_world_size(ulysses)) if ulysses else (0, 1)
+        self.ranks, self.rank = self.rows * columns, self.row * columns + column
+        self.tokens = None  # of the sequences seen last
+
+    def batch(self, inputs, targets):
+        """This rank's tokens of all rows; with `end` the inputs are (B, 2, T/R): tokens, and where
+        the document of each begins.
+        """
+        mine = self.shard(inputs.shape[1], self.ranks)[self.rank]
+        if self.end is not None:
+            inputs = torch.stack([inputs, begins_in(inputs, self.end)], dim=1)
+        return inputs[..., mine], targets[:, mine]
+
+    def apply(self, model):
+        """`model`, in place: a GPT whose attention meets the keys of all ranks."""
+        if model.config.dropout:
+            raise ValueError(f"dropout={model.config.dropout} must be 0: probabilities that are "
+                             "computed again in backward would be dropped otherwise")
+        for block in model.blocks.values():
+            block.attention.attend = self.attend
+        model.register_forward_pre_hook(self.enter, with_kwargs=True)
+        return model
+
+    def enter(self, model, args, kwargs):
+        """Before a forward: what each query sees, for all layers; and the model gets positions."""
+        x, begins = args[0], None
+        if self.end is not None:
+            x, begins = x.unbind(1)
+        T = x.shape[1] * self.ranks
+        if T != self.tokens or begins is not None:
+            self.tokens, positions = T, self.shard(T, self.ranks)
+            self.positions = positions[self.rank].to(x.device)
+            self.visible = causal_blocks(positions.view(self.rows, -1), self.row,
+                                         self.gather(begins))
+        return (x, *args[1:]), {**kwargs, "positions": self.positions}
+
+    def gather(self, begins):
+        """Of the tokens that a Ulysses group has together: an all_gather."""
+        if begins is None or self.ulysses is None:
+            return begins
+        parts = [torch.empty_like(begins) for _ in range(self.ranks // self.rows)]
+        dist.all_gather(parts, begins.contiguous(), group=self.ulysses)
+        return torch.cat(parts, dim=-1)
+
+    def attend(self, q, k, v):
+        if self.ulysses is None:
+            return self.around(q, k, v)
+        return self.trade(q, k, v, self.around, self.ulysses)
+
+    def around(self, q, k, v):
+        return self.attention(q, k, v, self.visible, self.ring)
+
+
+class ContextParallel(DataParallel):
+    """Context ranks hold the same weights and other tokens: gradients are summed as over rows.
+
+    group   all ranks that hold these weights: of `tokens`, times those that have other rows
+    tokens  a TokenShard; None: a ring of the whole group. Its ranks are neighbours in the group
+    more    for DataParallel
+    lab     10
+    """
+
+    def __init__(self, group=None, tokens=None, **more):
+        super().__init__(group, **more)
+        self.context = tokens or TokenShard(group or dist.group.WORLD)
+
+    def apply(self, model):
+        return super().apply(self.context.apply(model))
