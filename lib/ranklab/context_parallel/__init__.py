@@ -1,9 +1,33 @@
-"""Context parallelism: each rank has some tokens of every sequence, and attention meets all keys.
+"""Context parallelism: each rank has some tokens of every sequence, and its queries meet all keys.
 
-    block.py      online_softmax_merge, block_attention: attention over some of the keys
+    block.py      online_softmax_merge, block_attention: attention over some keys, block by block
     ring.py       ring_attention: keys and values go round
     ulysses.py    ulysses_attention: tokens are traded for heads
 
 Those three are the idea. Then:
     shard.py      zigzag_shard, shard_documents: which rank has which tokens
+    formulas.py   attention_memory; ring_bytes, ulysses_bytes
+    training.py   ContextParallel: the training loop's view
+    llama.py      the same for transformers' Llama
+
+Context ranks have other tokens of the same rows, and hold the same weights: for these they are
+data-parallel ranks (data_parallel).
 """
+
+from ranklab.context_parallel.block import (
+    block_attention, block_gradients, causal_blocks, online_softmax_merge,
+)
+from ranklab.context_parallel.formulas import attention_memory, ring_bytes, ulysses_bytes
+from ranklab.context_parallel.ring import (
+    context_attention, ring_attention, ring_attention_backward,
+)
+from ranklab.context_parallel.shard import shard_documents, zigzag_shard
+from ranklab.context_parallel.training import ContextParallel, TokenShard
+from ranklab.context_parallel.ulysses import ulysses_attention
+
+__all__ = [
+    "ContextParallel", "TokenShard", "attention_memory", "block_attention", "block_gradients",
+    "causal_blocks", "context_attention", "online_softmax_merge", "ring_attention",
+    "ring_attention_backward", "ring_bytes", "shard_documents", "ulysses_attention",
+    "ulysses_bytes", "zigzag_shard",
+]

@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 import torch
 
+from ranklab.engine import device
+
 
 def online_softmax_merge(out, lse, other, other_lse):
     """(out, lse) over both sets of keys, of which each argument pair has seen one.
@@ -34,7 +36,7 @@ class Visible(NamedTuple):
 
 
 def causal_blocks(positions, rank, begins=None):
-    """[the Visible of `rank`'s queries and the keys of rank 0, 1, ...]
+    """[the Visible of `rank`'s queries and the keys of rank 0, 1, ...], on this rank's device.
 
     positions  (R, T/R), on the CPU: which tokens of the sequence each rank has
     begins     (B, T/R): where the document of each of this rank's tokens begins; None: at 0
@@ -46,8 +48,9 @@ def causal_blocks(positions, rank, begins=None):
         mask = (key <= query) & (key >= first)  # (B, T/R, T/R)
         rows, keys = mask.any(-1).any(0), mask.any(1).any(0)
         mask = mask[:, rows][:, :, keys]
-        blocks.append(Visible(rows.nonzero().flatten(), keys.nonzero().flatten(),
-                              None if mask.all() else mask[:, None, None]))
+        blocks.append(Visible(rows.nonzero().flatten().to(device()),
+                              keys.nonzero().flatten().to(device()),
+                              None if mask.all() else mask[:, None, None].to(device())))
     return blocks
 
 
@@ -101,7 +104,7 @@ def _seen(q, k, v, visible):
 
 def _scores(q, k, mask):
     scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)
-    return scores if mask is None else scores.masked_fill(~mask.to(q.device), float("-inf"))
+    return scores if mask is None else scores.masked_fill(~mask, float("-inf"))
 
 
 def _probabilities(scores, lse):

@@ -1,8 +1,8 @@
 """Ring attention: keys and values go round, and each rank's queries meet them block by block.
 
-    ring_attention       attention over all ranks' keys, with its gradient
-        ring_forward     R blocks, R - 1 hops; the next block travels while this one is computed
-        ring_backward    once more round; the gradients of a block travel with it, then home
+    ring_attention           R blocks, R - 1 hops: the next block travels while one is computed
+    ring_attention_backward  once more round; a block's gradients travel with it, and then home
+    context_attention        both of them, as one function for autograd
 """
 
 import torch
@@ -27,11 +27,11 @@ class Hop:
         return self.into
 
 
-def ring_forward(q, k, v, visible, group=None):
+def ring_attention(q, k, v, visible, group=None):
     """(out, lse) of this rank's queries over the keys of all ranks, float32.
 
     shape    q (B, H, T/R, D); k, v (B, KV, T/R, D): heads of q may share one of k and v
-    visible  [the Visible of this rank's queries and the keys of rank 0, 1, ...]
+    visible  [what this rank's queries see of the keys of rank 0, 1, ...]: see causal_blocks
     cost     R - 1 messages of k's and v's bytes
     paper    Liu et al. 2023, Ring Attention (arXiv 2310.01889)
     lab      10
@@ -48,8 +48,8 @@ def ring_forward(q, k, v, visible, group=None):
     return out, lse
 
 
-def ring_backward(grad_out, q, k, v, out, lse, visible, group=None):
-    """(dq, dk, dv) of this rank's q, k and v, float32; out and lse are ring_forward's.
+def ring_attention_backward(grad_out, q, k, v, out, lse, visible, group=None):
+    """(dq, dk, dv) of this rank's q, k and v, float32; out and lse are ring_attention's.
 
     cost   R - 1 messages of k's and v's bytes, and R (of one rank: none) of their gradients'
     lab    10
@@ -68,29 +68,33 @@ def ring_backward(grad_out, q, k, v, out, lse, visible, group=None):
     return dq, dk, dv
 
 
-class RingFunction(torch.autograd.Function):
-    """forward and backward are ring_forward and ring_backward, or a learner's own."""
+class ContextAttention(torch.autograd.Function):
+    """forward and backward are ring_attention and ring_attention_backward, or a learner's own."""
 
     @staticmethod
     def forward(ctx, q, k, v, visible, group, forward, backward):
         out, lse = forward(q, k, v, visible, group)
-        ctx.save_for_backward(q, k, v, out, lse)
-        ctx.visible, ctx.group, ctx.back = visible, group, backward
-        return out.to(q.dtype)
+        out = out.to(q.dtype)
+        ctx.save_for_backward(q, k, v, out, lse)  # no scores: backward computes them again
+        ctx.visible, ctx.group, ctx.backward_of = visible, group, backward
+        return out
 
     @staticmethod
     def backward(ctx, grad_out):
         kept = ctx.saved_tensors
-        gradients = ctx.back(grad_out, *kept, ctx.visible, ctx.group)
-        typed = [g.to(x.dtype) for g, x in zip(gradients, kept)]
+        gradients = ctx.backward_of(grad_out, *kept, ctx.visible, ctx.group)
+        typed = [gradient.to(x.dtype) for gradient, x in zip(gradients, kept)]
         return *typed, None, None, None, None
 
 
-def ring_attention(q, k, v, visible, group=None, forward=ring_forward, backward=ring_backward):
-    """This rank's queries over the keys of all ranks, in q's type; its gradient is known.
+def context_attention(q, k, v, visible, group=None, forward=ring_attention,
+                      backward=ring_attention_backward):
+    """This rank's queries over the keys of all ranks, in q's type, with its gradient.
 
-    visible  causal_blocks(positions, rank of the group, begins)
-    cost     that of ring_forward and ring_backward
+    shape    q (B, H, T/R, D); k, v (B, KV, T/R, D); the result is of q's shape
+    visible  causal_blocks(positions, rank in the group, begins)
+    cost     that of ring_attention and ring_attention_backward; q, k, v, the result and a float32
+             for each of its rows are kept
     lab      10
     """
-    return RingFunction.apply(q, k, v, visible, group, forward, backward)
+    return ContextAttention.apply(q, k, v, visible, group, forward, backward)

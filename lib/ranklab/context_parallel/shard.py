@@ -1,21 +1,23 @@
-"""Which rank holds which tokens. Each of these gives positions (R, T/R): row r are rank r's.
+"""Which rank has which tokens: positions (R, T/R), of which row r are rank r's, ascending.
 
-Causal attention makes a late token dearer than an early one: token i has i + 1 keys to look at.
-So equal parts of the sequence are no equal parts of the work.
+In causal attention token i has i + 1 keys to look at, so that equal parts of a sequence are not
+equal parts of the work.
 """
 
 import torch
 import torch.nn.functional as F
 
+from ranklab.ranks import shard_range
+
 
 def contiguous_shard(tokens, ranks):
-    """Rank r has the r-th part: the last rank has most of the work, the first the least."""
+    """Rank r has the r-th part: of the work the first has the least, and the last the most."""
     refuse_uneven(tokens, ranks)
     return torch.arange(tokens).view(ranks, -1)
 
 
 def zigzag_shard(tokens, ranks):
-    """Rank r has part r and part 2R - 1 - r of 2R equal parts: all have the same work.
+    """Rank r has part r and part 2R - 1 - r of 2R equal parts: all ranks have the same work.
 
     shape  (R, T/R), each row ascending
     error  ValueError where 2R does not divide T
@@ -29,38 +31,78 @@ def zigzag_shard(tokens, ranks):
 
 def refuse_uneven(tokens, parts):
     if tokens % parts:
-        raise ValueError(f"{parts} parts must divide the {tokens} tokens of a sequence: pad it, "
-                         "with targets that do not count")
+        raise ValueError(f"{parts} parts must divide the {tokens} tokens of a sequence: pad it with "
+                         "tokens whose targets do not count")
 
 
-def begins_of(documents):
-    """(T,): at which position each token's document begins; `documents` are lengths, in order."""
-    lengths = torch.as_tensor(documents)
+# --- documents packed in one sequence -------------------------------------------------------------
+
+def begins_of(lengths):
+    """(T,): where the document of each token begins, of documents of these lengths in a row."""
+    lengths = torch.as_tensor(lengths)
     return (lengths.cumsum(0) - lengths).repeat_interleave(lengths)
-
-
-def pairs_of(positions, begins=None):
-    """(R,): the pairs of a query and a key that each rank computes scores of."""
-    keys = positions + 1 if begins is None else positions - begins[positions] + 1
-    return keys.sum(1)
-
-
-def fetched(positions, begins):
-    """(R,): the tokens of other ranks whose keys and values each rank must be sent."""
-    R, T = len(positions), positions.numel()
-    counts = []
-    for mine in positions:
-        needed = torch.zeros(T + 1, dtype=torch.long)  # +1 where a span of keys begins, -1 after it
-        needed.index_add_(0, begins[mine], torch.ones_like(mine))
-        needed.index_add_(0, mine + 1, -torch.ones_like(mine))
-        is_needed = needed.cumsum(0)[:T] > 0
-        is_needed[mine] = False
-        counts.append(is_needed.sum())
-    return torch.stack(counts) if R else torch.empty(0)
 
 
 def begins_in(tokens, end):
     """(B, T): where the document of each token begins, if `end` is the last token of each."""
-    T = tokens.shape[1]
-    after = F.pad(tokens[:, :-1] == end, (1, 0)) * torch.arange(T, device=tokens.device)
-    return after.cummax(1).values
+    places = torch.arange(tokens.shape[1], device=tokens.device)
+    return (F.pad(tokens[:, :-1] == end, (1, 0)) * places).cummax(1).values
+
+
+def pairs_of(positions, begins):
+    """(R,): how many scores each rank computes: a query with each key of its document up to it."""
+    return (positions - begins[positions] + 1).sum(1)
+
+
+def fetched_of(positions, begins):
+    """(R,): how many tokens of other ranks are keys of each rank's queries."""
+    T, counts = positions.numel(), []
+    for mine in positions:
+        change = torch.zeros(T + 1, dtype=torch.long)  # where a query's keys begin, and end
+        one = torch.ones_like(mine)
+        change.index_add_(0, begins[mine], one).index_add_(0, mine + 1, -one)
+        is_key = change.cumsum(0)[:T] > 0
+        counts.append(is_key.sum() - len(mine))  # each token is a key of its own query
+    return torch.stack(counts)
+
+
+def shard_documents(lengths, ranks):
+    """positions (R, T/R) for documents of these lengths in a row: ranks have as many tokens each,
+    nearly as many pairs, and few documents are on several ranks.
+
+    A document with a large part of all pairs goes to all ranks in zigzag; the others, longest
+    first, go whole to the rank with the fewest pairs among those that have room.
+    error  ValueError where the ranks do not divide the tokens
+    lab    10
+    """
+    tokens = sum(lengths)
+    refuse_uneven(tokens, ranks)
+    space, pairs, held = [tokens // ranks] * ranks, [0] * ranks, [[] for _ in range(ranks)]
+    begins = begins_of(lengths).unique().tolist()
+    share = sum(n * (n + 1) / 2 for n in lengths) / ranks
+
+    def give(rank, begin, start, stop):
+        held[rank].append(torch.arange(start, stop))
+        space[rank] -= stop - start
+        pairs[rank] += (start + stop + 1 - 2 * begin) * (stop - start) / 2
+
+    spans = []
+    for n, begin in sorted(zip(lengths, begins), reverse=True):
+        if n * (n + 1) / 2 < share / 2 or n < 2 * ranks:
+            spans.append((n, begin, begin))
+            continue
+        for part in range(2 * ranks):
+            cut = shard_range(n // (2 * ranks) * 2 * ranks, part, 2 * ranks)
+            give(min(part, 2 * ranks - 1 - part), begin, begin + cut.start, begin + cut.stop)
+        if rest := n % (2 * ranks):
+            spans.append((rest, begin, begin + n - rest))
+    while spans:
+        n, begin, start = spans.pop(0)
+        roomy = [rank for rank in range(ranks) if space[rank] >= n]
+        if roomy:
+            give(min(roomy, key=pairs.__getitem__), begin, start, start + n)
+        else:  # no rank can hold it whole
+            rank = max(range(ranks), key=space.__getitem__)
+            spans.insert(0, (n - space[rank], begin, start + space[rank]))
+            give(rank, begin, start, start + space[rank])
+    return torch.stack([torch.cat(parts).sort().values for parts in held])

@@ -4,7 +4,7 @@ import torch
 import torch.distributed as dist
 
 from ranklab.context_parallel.block import causal_blocks
-from ranklab.context_parallel.ring import ring_attention
+from ranklab.context_parallel.ring import context_attention
 from ranklab.context_parallel.shard import begins_in, zigzag_shard
 from ranklab.context_parallel.ulysses import ulysses_attention
 from ranklab.data_parallel.training import DataParallel
@@ -18,18 +18,20 @@ class TokenShard:
     ring, ulysses  groups; None: a group of this rank alone
     shard          (T, ranks) -> positions (R, T/R), alike on all ranks
     end            the token that ends a document: no token sees past it. None: one document
-    attention, trade  ring_attention and ulysses_attention; a learner's own functions fit
+    attention, trade  context_attention and ulysses_attention; a learner's own functions fit
     lab            10
     """
 
     def __init__(self, ring=None, ulysses=None, shard=zigzag_shard, end=None,
-                 attention=ring_attention, trade=ulysses_attention):  # fmt: skip
+                 attention=context_attention, trade=ulysses_attention):  # fmt: skip
         self.ring = ring or dist.new_subgroups(1)[0]
         self.ulysses, self.shard, self.end = ulysses, shard, end
         self.attention, self.trade = attention, trade
         self.row, self.rows = dist.get_rank(self.ring), dist.get_world_size(self.ring)
-        column, columns = (dist.get_rank(ulysses), dist.get_world_size(ulysses)) if ulysses else (0, 1)
-        self.ranks, self.rank = self.rows * columns, self.row * columns + column
+        self.ranks, self.rank = self.rows, self.row
+        if ulysses:
+            columns = dist.get_world_size(ulysses)
+            self.ranks, self.rank = self.rows * columns, self.row * columns + dist.get_rank(ulysses)
         self.tokens = None  # of the sequences seen last
 
     def batch(self, inputs, targets):
@@ -52,17 +54,21 @@ class TokenShard:
         return model
 
     def enter(self, model, args, kwargs):
-        """Before a forward: what each query sees, for all layers; and the model gets positions."""
-        x, begins = args[0], None
-        if self.end is not None:
-            x, begins = x.unbind(1)
-        T = x.shape[1] * self.ranks
-        if T != self.tokens or begins is not None:
-            self.tokens, positions = T, self.shard(T, self.ranks)
-            self.positions = positions[self.rank].to(x.device)
+        """Before a forward: the model gets the positions of its tokens."""
+        x, begins = args[0].unbind(1) if self.end is not None else (args[0], None)
+        positions = self.look_at(x.shape[1] * self.ranks, x.device, begins)
+        return (x, *args[1:]), {**kwargs, "positions": positions}
+
+    def look_at(self, tokens, device, begins=None):
+        """What each query of sequences of so many tokens sees is known, for all layers; returns the
+        positions of this rank's tokens.
+        """
+        if tokens != self.tokens or begins is not None:
+            positions = self.shard(tokens, self.ranks)
+            self.tokens, self.positions = tokens, positions[self.rank].to(device)
             self.visible = causal_blocks(positions.view(self.rows, -1), self.row,
                                          self.gather(begins))
-        return (x, *args[1:]), {**kwargs, "positions": self.positions}
+        return self.positions
 
     def gather(self, begins):
         """Of the tokens that a Ulysses group has together: an all_gather."""

@@ -1,0 +1,39 @@
+"""What attention keeps, and what it sends, in bytes of one layer on one rank."""
+
+
+def attention_memory(tokens, n_head, n_kv_head, head_size, ranks=1, element=2, keeps_scores=False):
+    """Bytes that attention keeps of one sequence for backward, on each of `ranks` ranks that share
+    its tokens.
+
+    q, k, v, the result, and a float32 for each query and head. With keeps_scores it is plain
+    attention: q, k, v, and the probabilities of all pairs of tokens; one rank alone has it.
+    element  bytes of a number: 2 for bf16
+    error    ValueError where the ranks do not divide the tokens, and for scores on several ranks
+    lab      10
+    """
+    if tokens % ranks:
+        raise ValueError(f"{ranks} ranks must divide the {tokens} tokens of a sequence")
+    if keeps_scores and ranks > 1:
+        raise ValueError(f"ranks={ranks} must be 1 where whole rows of scores are kept")
+    mine = tokens // ranks
+    qkv = (n_head + 2 * n_kv_head) * head_size * mine * element
+    if keeps_scores:
+        return qkv + n_head * tokens * tokens * element
+    return qkv + n_head * mine * (head_size * element + 4)
+
+
+def ring_bytes(tokens, n_kv_head, head_size, ranks, element=2, backward=True):
+    """Bytes that a rank sends of one sequence: k and v R - 1 times each way, and backward R times
+    their gradients in float32.
+    """
+    if ranks == 1:
+        return 0
+    numbers = 2 * n_kv_head * head_size * (tokens // ranks)
+    forward = (ranks - 1) * numbers * element
+    return forward + backward * (forward + ranks * numbers * 4)
+
+
+def ulysses_bytes(tokens, n_head, n_kv_head, head_size, ranks, element=2, backward=True):
+    """Bytes that a rank sends of one sequence: q, k, v and the result, but for what it keeps."""
+    numbers = 2 * (n_head + n_kv_head) * head_size * (tokens // ranks)
+    return (1 + backward) * numbers * element * (ranks - 1) // ranks
