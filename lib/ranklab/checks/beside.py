@@ -92,8 +92,10 @@ def _on_rank(trial, fn, args, groupings, at_once, group_hint):
         whole = side_by_side == (tuple(range(dist.get_world_size())),)
         made = [None if whole else dist.new_group(members) for members in side_by_side]
         cases += [Ranks(*both) for both in zip(side_by_side, made) if dist.get_rank() in both[0]]
-    looks = ((ranks, look) for ranks in cases for look in trial(fn, ranks, *args))
+    looks = _looks(trial, fn, args, cases)
     for number, (ranks, look) in enumerate(looks if at_once else list(looks)):
+        if isinstance(look, Mistake):
+            return number, look, notes
         mistake = None
         try:
             notes += [note for note in [look()] if note is not None]
@@ -103,6 +105,15 @@ def _on_rank(trial, fn, args, groupings, at_once, group_hint):
         if (_fails_anywhere(mistake) if at_once else mistake):
             return number, mistake, notes
     return 0, None, notes
+
+
+def _looks(trial, fn, args, cases):
+    """(Ranks, look) of all cases; a Mistake that a trial raises, on all ranks alike, ends them."""
+    for ranks in cases:
+        try:
+            yield from ((ranks, look) for look in trial(fn, ranks, *args))
+        except Mistake as mistake:
+            yield ranks, mistake
 
 
 def _fails_anywhere(mistake):

@@ -66,6 +66,15 @@ def fetched_of(positions, begins):
     return torch.stack(counts)
 
 
+def plan_score(plan, lengths, ranks):
+    """(pairs of the rank that has most, over the mean; tokens fetched by all ranks together) of
+    plan(lengths, ranks) -> positions
+    """
+    begins, positions = begins_of(lengths), plan(list(lengths), ranks)
+    pairs = pairs_of(positions, begins).double()
+    return (pairs.max() / pairs.mean()).item(), int(fetched_of(positions, begins).sum())
+
+
 def shard_documents(lengths, ranks):
     """positions (R, T/R) for documents of these lengths in a row: ranks have as many tokens each,
     nearly as many pairs, and few documents are on several ranks.

@@ -1,0 +1,95 @@
+"""What the checks of lab 10 share: attention in one process, and what of it a rank must have."""
+
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+
+from ranklab.checks.beside import GROUP, expect
+from ranklab.checks.handles import Waits, all_awaited
+from ranklab.checks.failures import MISMATCH, STUCK
+from ranklab.context_parallel import block_attention, causal_blocks, zigzag_shard
+from ranklab.context_parallel.block import Visible
+from ranklab.engine import device
+from ranklab.meter import Traffic
+
+B, H, KV, T, D = 2, 4, 2, 24, 4
+ALIKE = f"In each step all ranks of the group send, and all receive. {GROUP}"
+FAILURES = {STUCK: ALIKE, MISMATCH: ALIKE,  # rank 0 is alone, and done; 1 to 3 are together
+            "hang: all_reduce, runs, runs, runs": f"Rank 0, a group of one, is done. {GROUP}",
+            "RuntimeError: .*Pair is not connected.*": "In a group of one it sends to itself: nothing "
+            f"is passed on there. {GROUP}",
+            "AttributeError: 'NoneType' object has no attribute .*": "After the last block nothing "
+            "comes: there is no hop to wait for."}
+
+
+def inputs(turn, dtype=torch.float32, heads=(H, KV)):
+    """q, k, v and a gradient of the result, of the whole sequence; scores reach 30 in turn 1."""
+    generator = torch.Generator().manual_seed(turn)
+    made = [torch.randn(B, n, T, D, generator=generator).to(device(), dtype)
+            for n in (heads[0], heads[1], heads[1], heads[0])]
+    return [made[0] * (1 + 9 * turn), *made[1:]]
+
+
+def in_one_process(turn, heads=(H, KV)):
+    """{"out", "lse", "dq", "dk", "dv"} of the whole sequence, by torch."""
+    *qkv, grad_out = inputs(turn, heads=heads)
+    q, k, v = (x.requires_grad_() for x in qkv)
+    out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+    out.backward(grad_out)
+    scores = q @ k.repeat_interleave(heads[0] // heads[1], 1).mT * D**-0.5
+    hidden = torch.ones(T, T, dtype=torch.bool, device=device()).triu(1)
+    lse = scores.masked_fill(hidden, float("-inf")).logsumexp(-1)
+    return {"out": out.detach(), "lse": lse.detach(), "dq": q.grad, "dk": k.grad, "dv": v.grad}
+
+
+class Shards:
+    """How the ranks of a group have the sequence, in zigzag."""
+
+    def __init__(self, ranks):
+        self.positions = zigzag_shard(T, ranks.size)
+        self.rank, self.looks = ranks.index, []
+        self.block_bytes = 2 * B * KV * T * D * 4 // ranks.size
+        self.visible = causal_blocks(self.positions, self.rank)
+
+    def mine(self, tensors):
+        return [x[:, :, self.positions[self.rank]].contiguous() for x in tensors]
+
+    def of_all(self, whole):
+        """[what each rank must have of a tensor (B, H, T, ...)]"""
+        return [whole[:, :, at] for at in self.positions]
+
+    def watched(self, traffic):
+        """`visible`, which notes how many messages had been sent when each block was computed."""
+        self.looks = []
+        return [Watched(*each).noting(self.looks, traffic) for each in self.visible]
+
+
+class Watched(Visible):
+    """A Visible; who asks for its mask computes its scores."""
+
+    def noting(self, looks, traffic):
+        self.looks, self.traffic = looks, traffic
+        return self
+
+    @property
+    def mask(self):
+        self.looks.append(self.traffic.calls["send"])
+        return self[2]
+
+
+def block_by_block(shards, turn):
+    """[(out, lse) of this rank's queries over each rank's keys alone]"""
+    q, k, v, _ = inputs(turn)
+    return [block_attention(shards.mine([q])[0], k[:, :, at], v[:, :, at], seen)
+            for at, seen in zip(shards.positions, shards.visible)]
+
+
+def first_call(where, call, messages, nbytes, hint):
+    """A look at what a call of its own has sent; a Mistake where a message was not awaited."""
+    with Traffic() as traffic, Waits() as waits:
+        call(traffic)
+    all_awaited(waits.missing(sum(traffic.calls.values())), where)  # now: more would never end
+    sent = traffic.calls["send"], traffic.sent_bytes
+    yield partial(expect, sent == (messages, nbytes), f"{where}: a rank sends {sent[1]:,} bytes in"
+                  f" {sent[0]} messages, not {nbytes:,} in {messages}", hint)

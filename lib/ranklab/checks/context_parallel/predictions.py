@@ -1,0 +1,54 @@
+"""The numbers that a learner of lab 10 predicts before running anything."""
+
+from ranklab.checks.exercise import Prediction
+from ranklab.context_parallel.formulas import attention_memory, ring_bytes, ulysses_bytes
+
+LLAMA = dict(n_head=32, n_kv_head=8, head_size=128)  # Llama 3 8B
+LONG = 131072
+SCORES = LLAMA["n_head"] * LONG**2 * 2
+KEPT = attention_memory(LONG, **LLAMA, ranks=8)
+RING = ring_bytes(LONG, 8, 128, 8, backward=False)
+ULYSSES = ulysses_bytes(LONG, **LLAMA, ranks=8, backward=False)
+
+PREDICTIONS = (
+    Prediction(
+        "cp_scores_tb", solution="32 * 131072**2 * 2 / 1e12", unit="TB", answer=lambda: SCORES / 1e12,
+        hint="Each head has a score for each pair of tokens. How many pairs, how many heads?",
+        mistakes={SCORES / 32e12: "that is one head", SCORES / 2e12: "plain attention computes the "
+                  "scores above the diagonal, too, and bf16 has 2 bytes",
+                  2 * SCORES / 1e12: "bf16 has 2 bytes, not 4", SCORES / 1e9: "those are GB",
+                  SCORES / 2**40: "those are TiB; TB are 10^12 bytes here"},
+        why="32 heads, 1.7e10 pairs, 2 bytes: for one layer of one sequence.",
+    ),
+    Prediction(
+        "cp_last_rank", solution="(2 * 4 - 1) / 4", unit="times the mean", tolerance=0,
+        hint="Which keys do the last rank's queries see, in blocks? And the first rank's?",
+        answer=lambda: 7 / 4,
+        mistakes={7.0: "that is beside the first rank, not beside the mean",
+                  4.0: "that is beside the first rank, in blocks: those on the diagonal are half",
+                  1.6: "blocks on the diagonal are half: 3.5 of 8 in all",
+                  1.0: "late tokens see more keys than early ones"},
+        why="In half blocks the ranks have 1, 3, 5 and 7, 4 on average. All wait for the last.",
+    ),
+    Prediction(
+        "cp_ring_mb", solution="7 * 2 * 8 * 128 * 131072 / 8 * 2 / 1e6", unit="MB",
+        answer=lambda: RING / 1e6,
+        hint="What is in a block, for how many tokens, and how many times does a rank send one?",
+        mistakes={RING * 8 / 7e6: "the block makes 7 hops to meet 8 ranks: the last one stays",
+                  RING / 2e6: "k and v are both sent", RING / 7e6: "that is one hop",
+                  4 * RING / 1e6: "k and v have 8 heads, not 32",
+                  8 * RING / 1e6: "a block has 1/8 of the tokens",
+                  RING / 2**20: "those are MiB; MB are 10^6 bytes here"},
+        why="7 hops of k and v: 8 heads of 128, 16,384 tokens, 2 bytes.",
+    ),
+    Prediction(
+        "cp_ulysses_mb", solution="7 / 8 * (32 + 8 + 8 + 32) * 128 * 131072 / 8 * 2 / 1e6",
+        unit="MB", answer=lambda: ULYSSES / 1e6,
+        hint="Four tensors are traded. How much of each does a rank keep?",
+        mistakes={ULYSSES * 8 / 7e6: "1/8 of each tensor stays on its rank",
+                  ULYSSES * 48 / 80e6: "the result goes back, too",
+                  ULYSSES * 128 / 80e6: "k and v have 8 heads, not 32",
+                  8 * ULYSSES / 1e6: "a rank has 1/8 of the tokens"},
+        why="7/8 of q, k, v and the result. With more ranks it shrinks; the ring's does not.",
+    ),
+)

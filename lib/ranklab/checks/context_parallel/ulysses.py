@@ -1,0 +1,85 @@
+"""The check of ulysses_attention: all tokens of some heads, and back."""
+
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+
+from ranklab.checks.beside import beside, expect, on_groups, refused
+from ranklab.checks.context_parallel.attention import FAILURES, T, in_one_process, inputs
+from ranklab.engine import device
+from ranklab.meter import Traffic
+
+HEADS = 12, 12  # of q, of k and v: 4, 3, 2 and 1 ranks divide them
+SHARED = 24, 12
+ORDER = "Heads stay in order: rank r has the r-th part of them, and tokens of rank 0 come first."
+GRADIENT = ("The way there and back must be known to autograd: the gradient of an all-to-all is the "
+            "all-to-all back.")
+CUT = ("Heads are cut, dim 1, and tokens joined, dim 2; the result goes the other way. Where R does "
+       "not divide the heads of q, or those of k, it is a ValueError.")
+GROUPED = "k and v have heads of their own, perhaps fewer: each is cut by its own number of heads."
+
+
+def _trial(ulysses_attention, ranks):
+    for heads in (HEADS, SHARED):
+        yield from _with_heads(ulysses_attention, ranks, heads)
+    odd = [torch.ones(1, n, 4, 2, device=device()) for n in (5 * ranks.size, 5, 5)]
+    call = partial(ulysses_attention, *odd, _causal, ranks.group)
+    yield refused(f"{ranks}: 5 heads of k", call) if ranks.size > 1 else bool
+
+
+def _causal(q, k, v):
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+
+
+def _with_heads(ulysses_attention, ranks, heads):
+    at, seen, traffics = ranks.at(T), [], {}
+    where = f"{ranks}, {heads[0]} heads and {heads[1]} of k"
+
+    def attend(q, k, v):
+        seen.append((tuple(q.shape), tuple(k.shape), tuple(v.shape)))
+        return _causal(q, k, v)
+
+    def call(turn):
+        *qkv, grad_out = [x[:, :, at].contiguous() for x in inputs(turn, heads=heads)]
+        q, k, v = (x.requires_grad_() for x in qkv)
+        with Traffic() as traffic:
+            out = ulysses_attention(q, k, v, attend, ranks.group)
+            if out.requires_grad and out.shape == grad_out.shape:
+                out.backward(grad_out)
+        traffics[turn] = traffic
+        return {"out": out, "dq": q.grad, "dk": k.grad, "dv": v.grad}
+
+    def right(turn):
+        found = in_one_process(turn, heads)
+        indices = torch.arange(T, device=device()).tensor_split(ranks.size)
+        return {name: [found[name][:, :, each] for each in indices]
+                for name in ("out", "dq", "dk", "dv")}
+
+    looks = beside(where, ranks, call, right, advice=lambda name: ORDER if name == "out" else GRADIENT)
+    looks = list(looks)
+    yield partial(_shapes, where, seen[0] if seen else None, ranks.size, heads)
+    yield from looks
+    R, numbers = ranks.size, sum(x[:, :, at].numel() for x in inputs(0, heads=heads))
+    yield partial(_sent, where, traffics[0].sent_bytes, 2 * 4 * numbers * (R - 1) // R)
+
+
+def _shapes(where, got, R, heads):
+    right = tuple((2, n // R, T, 4) for n in (heads[0], heads[1], heads[1]))
+    expect(got is not None, f"{where}: attend is not called", "return ... attend(q, k, v) ...")
+    expect(got == right, f"{where}: attend gets q, k and v of shapes {got}, not {right}",
+           GROUPED if got and got[0] == right[0] else "All tokens, and the r-th part of the heads.")
+
+
+def _sent(where, sent, right):
+    expect(sent == right, f"{where}: forward and backward a rank sends {sent:,} bytes, not "
+           f"{right:,}", "q, k, v and the result, once each way: an all-to-all sends (R-1)/R of "
+           "its input. An all-gather would send R - 1 times as much.")
+
+
+def check_ulysses_attention(ulysses_attention):
+    on_groups(_trial, ulysses_attention, at_once=True, failures=FAILURES | {
+        "RuntimeError: stack expects each tensor to be equal size.*": CUT})
+    yield "attention and gradients of one process, on 4, 3, 2 and 1 ranks"
+    yield "attend has all tokens of some heads; k and v may have fewer heads than q"
+    yield "(R-1)/R of q, k, v and the result, forward and backward; odd heads are a ValueError"

@@ -1,0 +1,99 @@
+"""Lab 10: right answers of another kind."""
+
+import torch
+import torch.distributed as dist
+import torch.distributed.nn.functional as autograd_collectives
+
+from ranklab.context_parallel import block_attention, block_gradients
+from ranklab.context_parallel.ring import Hop
+
+
+def online_softmax_merge__by_the_largest(out, lse, other, other_lse):
+    largest = torch.maximum(lse, other_lse).clamp(min=-1e30)
+    a, b = (lse - largest).exp(), (other_lse - largest).exp()
+    total = a + b
+    weights = [(x / total.clamp(min=1e-30)).unsqueeze(-1) for x in (a, b)]
+    log = torch.where(total > 0, largest + total.clamp(min=1e-30).log(), float("-inf"))
+    return weights[0] * out + weights[1] * other, log
+
+
+def ring_attention__own_block_first(q, k, v, visible, group=None):
+    rank, R = dist.get_rank(group), dist.get_world_size(group)
+    block = torch.stack([k, v])
+    parts = []
+    for step in range(R):
+        if step < R - 1:
+            hop = Hop(block, group)
+        parts.append(block_attention(q, block[0], block[1], visible[rank - step]))
+        if step < R - 1:
+            block = hop.wait()
+    lse = torch.logsumexp(torch.stack([log for _, log in parts]), 0)
+    out = sum((log - lse).exp().nan_to_num(0)[..., None] * part for part, log in parts)
+    return out, lse
+
+
+def ring_attention_backward__gradients_first(grad_out, q, k, v, out, lse, visible, group=None):
+    rank, R = dist.get_rank(group), dist.get_world_size(group)
+    block, dq, dkv = torch.stack([k, v]), torch.zeros_like(q), None
+    for step in range(R):
+        last = step == R - 1
+        coming = None if last else Hop(block, group)
+        part = block_gradients(grad_out, q, block[0], block[1], out, lse, visible[rank - step])
+        dq = dq + part[0]
+        here = torch.stack([part[1], part[2]])
+        dkv = here if dkv is None else here + dkv.wait()
+        block = block if last else coming.wait()
+        if R > 1:
+            dkv = Hop(dkv, group)
+    dkv = dkv.wait() if R > 1 else dkv
+    return dq, dkv[0], dkv[1]
+
+
+def zigzag_shard__by_parts(tokens, ranks):
+    if tokens % (2 * ranks):
+        raise ValueError(f"{2 * ranks} parts do not divide {tokens}")
+    parts = torch.arange(tokens).chunk(2 * ranks)
+    return torch.stack([torch.cat([parts[r], parts[-1 - r]]) for r in range(ranks)])
+
+
+def ulysses_attention__by_torchs_function(q, k, v, attend, group=None):
+    R = dist.get_world_size(group)
+    if q.shape[1] % R or k.shape[1] % R:
+        raise ValueError(f"{R} ranks, {q.shape[1]} and {k.shape[1]} heads")
+
+    def traded(x, cut, join):
+        parts = torch.stack(x.chunk(R, cut)).contiguous()
+        came = autograd_collectives.all_to_all_single(torch.empty_like(parts), parts, group=group)
+        return torch.cat([*came], join)
+
+    return traded(attend(traded(q, 1, 2), traded(k, 1, 2), traded(v, 1, 2)).contiguous(), 2, 1)
+
+
+def attention_memory__term_by_term(tokens, n_head, n_kv_head, head_size, ranks=1, element=2,
+                                   keeps_scores=False):
+    if tokens % ranks or (keeps_scores and ranks != 1):
+        raise ValueError(f"{tokens} tokens on {ranks} ranks")
+    t = tokens / ranks
+    q = out = n_head * head_size * t * element
+    k = v = n_kv_head * head_size * t * element
+    if keeps_scores:
+        return q + k + v + n_head * t * t * element
+    return q + k + v + out + 4 * n_head * t
+
+
+def shard_documents__fine_zigzag(lengths, ranks):
+    """Every document in zigzag, and what is left over where there is room."""
+    if sum(lengths) % ranks:
+        raise ValueError(f"{sum(lengths)} tokens on {ranks} ranks")
+    rows, rest, where = [[] for _ in range(ranks)], [], 0
+    for n in lengths:
+        part = n // (2 * ranks)
+        for r in range(ranks):
+            rows[r] += range(where + r * part, where + (r + 1) * part)
+            mirrored = 2 * ranks - 1 - r
+            rows[r] += range(where + mirrored * part, where + (mirrored + 1) * part)
+        rest += range(where + 2 * ranks * part, where + n)
+        where += n
+    for token in rest:
+        min(rows, key=len).append(token)
+    return torch.tensor([sorted(row) for row in rows])

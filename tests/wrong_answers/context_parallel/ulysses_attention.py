@@ -1,0 +1,35 @@
+"""Lab 10: heads and tokens that are traded wrongly."""
+
+import torch
+from mutants import mutant
+
+from ranklab.context_parallel import ulysses_attention
+from ranklab.context_parallel.ulysses import Trade, trade
+
+THERE, BACK = "Trade.apply(x, 1, 2, group)", "Trade.apply(attend(*heads), 2, 1, group)"
+
+WRONG = [mutant(ulysses_attention, *edits, says=says, called=called, torch=torch, trade=trade)
+         for *edits, says, called in (
+    (BACK, "attend(*heads)", "shape", "not_back"),
+    (BACK, "Trade.apply(attend(*heads), 1, 2, group)", "shape", "there_again"),
+    (THERE, "Trade.apply(x, 2, 1, group)", "attend gets", "tokens_for_heads"),
+    (THERE, "Trade.apply(x, 3, 2, group)", "attend gets|Error", "head_size_cut"),
+    (THERE, "trade(x, 1, 2, group)", "known to autograd", "no_gradient"),
+    ("for x in (q, k, v)", "for x in (q, k, k)", " is ", "k_twice"),
+    (THERE, "Trade.apply(x, 1, 2, None)", "Hand `group` on|does not end|attend gets", "all_ranks"),
+    ("    if q.shape[1] % R or k.shape[1] % R:", "    if False:", "it is a ValueError", "not_refused"),
+    ("    if q.shape[1] % R or k.shape[1] % R:", "    if q.shape[1] % R:", "it is a ValueError",
+     "only_q_refused"),
+)]  # fmt: skip
+
+
+def ulysses_attention__all_gather(q, k, v, attend, group=None):
+    """An all-gather would send"""
+    import torch.distributed as dist
+    from torch.distributed.nn.functional import all_gather
+
+    rank, R = dist.get_rank(group), dist.get_world_size(group)
+    if q.shape[1] % R or k.shape[1] % R:
+        raise ValueError("heads")
+    heads = [torch.cat(all_gather(x, group=group), dim=2).chunk(R, dim=1)[rank] for x in (q, k, v)]
+    return Trade.apply(attend(*heads), 2, 1, group)
