@@ -1,0 +1,487 @@
+# %% [markdown]
+# # 10 Context parallelism: split the sequence
+#
+# > 150 minutes · difficulty 4/5 · **laptop**: everything, with real processes · **GPUs**: the same cells, on NCCL
+
+# %% [markdown]
+# ## 1. Story
+#
+# Llama 3 was trained on sequences of 8,192 tokens, and at the end on sequences of 131,072 (arXiv 2407.21783). The weights were the same. The activations of *one* sequence were sixteen times as many, and a batch of one sequence cannot be divided over data-parallel ranks. So sixteen ranks shared each sequence (its Table 4: cp 16, beside tp 8 and 16 pipeline stages).
+#
+# Most of a transformer does not mind. Norms, matrices and the loss look at one token at a time: give each rank its part of the tokens, and they need nothing of each other. **Attention does mind**: a query meets the keys of all tokens before it. And causal attention is uneven. The last token has 131,072 keys to look at, the first one has one.
+#
+# This lab builds attention over tokens that are on other ranks, in two ways: keys and values go round a **ring** (lab 02), or tokens are traded for heads (**Ulysses**). It needs labs 00 to 03; it helps to have read attention once.
+
+# %%
+import importlib.util
+from functools import partial
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+from ranklab import answer, check, device, hint, launch, questions
+from ranklab import context_parallel as cp
+
+# %% [markdown]
+# ## 2. Picture
+#
+# Eight parts of a sequence on four ranks. A cell is a block of scores. Its colour is the rank that has the queries, and so computes it; the number is the rank that has the keys.
+
+# %%
+from ranklab.context_parallel.shard import contiguous_shard, zigzag_shard
+from ranklab.plots import context_parallel as plots
+
+plots.masks({"each rank a row of parts": contiguous_shard(8, 4), "zigzag": zigzag_shard(8, 4)})
+
+# %% [markdown]
+# Above: all ranks wait for rank 3. Below: as much work on each, with the same number of tokens. You will write the lower one.
+#
+# **Predict.** A long sequence, one part in a row on each of four ranks. How many times the mean does the last rank compute? (On the diagonal half a block counts.)
+
+# %%
+check(cp_last_rank=...)
+
+# %% [markdown]
+# ## 3. Smallest working code
+#
+# Keys can come in parts, if each part's result says how much it weighs. `lse` is the logarithm of the sum of exp(score):
+
+# %% tags=["nbval-check-output"]
+torch.manual_seed(0)
+scores, v = torch.randn(8), torch.randn(8)  # of one query
+whole = scores.softmax(0) @ v
+parts = [(scores[at].softmax(0) @ v[at], scores[at].logsumexp(0))
+         for at in (slice(0, 3), slice(3, 8))]
+(a, lse_a), (b, lse_b) = parts
+weight = torch.sigmoid(lse_a - lse_b)  # exp(lse_a) / (exp(lse_a) + exp(lse_b))
+print(f"whole {whole:.6f}, of two parts {weight * a + (1 - weight) * b:.6f}")
+
+# %% [markdown]
+# So a rank can look at one block of keys, forget the block, and go on with the next one. On two ranks, each with half of the tokens and without a mask, the parts come from the other rank:
+
+# %% tags=["nbval-check-output"]
+def two_ranks():
+    rank = dist.get_rank()
+    mine = [x[4 * rank : 4 * rank + 4].to(device()) for x in (scores, v)]
+    theirs = [torch.empty_like(x) for x in mine]
+    for x, into in zip(mine, theirs):
+        ops = [dist.P2POp(dist.isend, x, 1 - rank), dist.P2POp(dist.irecv, into, 1 - rank)]
+        for work in dist.batch_isend_irecv(ops):
+            work.wait()
+    (a, lse_a), (b, lse_b) = [(s.softmax(0) @ u, s.logsumexp(0)) for s, u in (mine, theirs)]
+    weight = torch.sigmoid(lse_a - lse_b)
+    return f"{weight * a + (1 - weight) * b:.6f}"
+
+
+print(launch(two_ranks, ranks=2))
+
+# %% [markdown]
+# ## 4. Build it
+#
+# Letters: B rows, H heads, KV heads of keys and values (fewer, if several query heads share one: *grouped queries*), T tokens, D numbers a head, R ranks. A rank has `q` (B, H, T/R, D), `k` and `v` (B, KV, T/R, D).
+
+# %% [markdown]
+# ### 4.1 What attention keeps
+# > difficulty 2/5 · importance 4/5 · 10 minutes · about 6 lines
+#
+# **Predict.** Llama 3 8B has 32 heads. Plain attention keeps a probability for each head and each pair of tokens. 131,072 tokens, bf16: how many TB, for one layer of one sequence?
+
+# %%
+check(cp_scores_tb=...)
+
+# %% [markdown]
+# Nobody does that. FlashAttention (arXiv 2205.14135) goes through the keys block by block, as section 3, keeps `lse`, and computes the probabilities again in backward.
+
+# %%
+def attention_memory(tokens, n_head, n_kv_head, head_size, ranks=1, element=2, keeps_scores=False):
+    """Bytes that attention keeps of one sequence for backward, on each of `ranks` ranks that share
+    its tokens.
+
+    q, k, v, the result, and a float32 for each query and head. With keeps_scores it is plain
+    attention: q, k, v, and the probabilities of all pairs of tokens; one rank alone has it.
+    element  bytes of a number: 2 for bf16
+    error    ValueError where the ranks do not divide the tokens, and for scores on several ranks
+    """
+    raise NotImplementedError("exercise 4.1: about 6 lines")
+
+
+# %%
+attention_memory = check(attention_memory)
+
+# %% [markdown]
+# One layer of Llama 3 8B, by your function. The line is an H100's 80 GB:
+
+# %%
+lengths = [2**n for n in range(12, 21)]
+llama = {"n_head": 32, "n_kv_head": 8, "head_size": 128}
+plots.by_length(lengths, {
+    "plain": [attention_memory(n, **llama, keeps_scores=True) for n in lengths],
+    "flash": [attention_memory(n, **llama) for n in lengths],
+    "flash, 8 ranks": [attention_memory(n, **llama, ranks=8) for n in lengths],
+}, budget=80e9)
+
+# %% [markdown]
+# Flash makes the square a straight line. At a million tokens 21.6 GB for one layer is still too much, because there are 32 of them, and an MLP beside each. What is left is to divide by R.
+
+# %% [markdown]
+# ### 4.2 Two results become one
+# > difficulty 3/5 · importance 5/5 · 12 minutes · about 5 lines
+#
+# Section 3 once more, for tensors, and so that it survives any scores: exp(89) is infinite in float32. And a row may have seen no key at all so far: with a mask the first block can lie wholly in its future.
+
+# %%
+def online_softmax_merge(out, lse, other, other_lse):
+    """(out, lse) over both sets of keys, of which each argument pair has seen one.
+
+    shape  out, other (..., T, D), float32; lse, other_lse (..., T), float32. A row that has seen no
+           key has lse -inf and out 0, before and after
+    """
+    raise NotImplementedError("exercise 4.2: about 5 lines")
+
+
+# %%
+online_softmax_merge = check(online_softmax_merge)
+
+# %% [markdown]
+# ### 4.3 Ring attention
+# > difficulty 4/5 · importance 5/5 · 25 minutes · about 10 lines
+#
+# Each rank keeps its queries. The blocks of keys and values go round: in each step a rank looks at the block that it has, while this very block is on its way to the next rank, and another one comes from the rank before (Liu et al. 2023, arXiv 2310.01889). If looking takes longer than sending, sending costs no time.
+#
+# Given are:
+#
+# - `Hop(x, group)`: `x` is on its way to the next rank; its `.wait()` returns what has come from the rank before.
+# - `block_attention(q, k, v, visible)` returns (out, lse) over one block of keys, float32.
+# - `visible[r]`: what this rank's queries see of the keys of rank r. It comes from the positions of the tokens, and scores that nobody sees are not computed. A rank that sees nothing of a block gets zeros and -inf.
+#
+# **Predict.** Llama 3 8B again: 8 key heads of 128, bf16, 131,072 tokens on 8 ranks. How many MB does a rank send in a layer's forward?
+
+# %%
+check(cp_ring_mb=...)
+
+# %%
+from ranklab.context_parallel.block import block_attention, block_gradients
+from ranklab.context_parallel.ring import Hop
+
+
+# %%
+def ring_attention(q, k, v, visible, group=None):
+    """(out, lse) of this rank's queries over the keys of all ranks, float32.
+
+    The next block travels while one is computed. The arguments stay as they are.
+    shape    q (B, H, T/R, D); k, v (B, KV, T/R, D): heads of q may share one of k and v
+    visible  [what this rank's queries see of the keys of rank 0, 1, ...]: see causal_blocks
+    cost     R - 1 messages of k's and v's bytes
+    """
+    rank, R = dist.get_rank(group), dist.get_world_size(group)
+    raise NotImplementedError("exercise 4.3: about 10 lines")
+
+
+# %%
+ring_attention = check(ring_attention)
+
+# %% [markdown]
+# ### 4.4 Ring attention, backward
+# > difficulty 5/5 · importance 4/5 · 30 minutes · about 12 lines
+#
+# A query's gradient stays with its rank. But a key was seen by the queries of *many* ranks, and each of them knows a part of its gradient. So the blocks go round once more, and with each block goes the sum of the gradients that it has collected so far.
+#
+# `block_gradients(grad_out, q, k, v, out, lse, visible)` returns (dq, dk, dv) of one block. The sum of a block's dk and dv is float32, whatever the type of k: many parts are added up.
+
+# %%
+def ring_attention_backward(grad_out, q, k, v, out, lse, visible, group=None):
+    """(dq, dk, dv) of this rank's q, k and v, float32; out and lse are ring_attention's.
+
+    cost   R - 1 messages of k's and v's bytes, and R (of one rank: none) of their gradients'
+    """
+    rank, R = dist.get_rank(group), dist.get_world_size(group)
+    raise NotImplementedError("exercise 4.4: about 12 lines")
+
+
+# %%
+ring_attention_backward = check(ring_attention_backward)
+
+# %% [markdown]
+# Both of yours as one function that autograd knows, and FLOPs counted on each rank. First with one part in a row:
+
+# %%
+from torch.utils.flop_counter import FlopCounterMode
+
+yours = partial(cp.context_attention, forward=ring_attention, backward=ring_attention_backward)
+
+
+def work(shard, tokens=64):
+    R, rank = dist.get_world_size(), dist.get_rank()
+    torch.manual_seed(rank)
+    q, k, v = (torch.randn(1, heads, tokens // R, 8, device=device(), requires_grad=True)
+               for heads in (4, 2, 2))
+    visible = cp.causal_blocks(shard(tokens, R), rank)
+    with FlopCounterMode(display=False) as counted:
+        yours(q, k, v, visible).sum().backward()
+    return counted.get_total_flops()
+
+
+# %% tags=["nbval-check-output"]
+print("each rank a row of parts:", launch(work, contiguous_shard, ranks=4))
+
+# %% [markdown]
+# ### 4.5 Zigzag
+# > difficulty 2/5 · importance 5/5 · 8 minutes · about 3 lines
+#
+# Which tokens should a rank have, so that all have as much to do? It should still be a few long pieces: a block of scores that is hidden as a whole costs nothing, and one that is seen as a whole needs no mask.
+
+# %%
+def zigzag_shard(tokens, ranks):
+    """Rank r has part r and part 2R - 1 - r of 2R equal parts: all ranks have the same work.
+
+    shape  (R, T/R), each row ascending: row r are the positions of rank r's tokens
+    error  ValueError where 2R does not divide T
+    """
+    raise NotImplementedError("exercise 4.5: about 3 lines")
+
+
+# %%
+zigzag_shard = check(zigzag_shard)
+
+# %% tags=["nbval-check-output"]
+print("zigzag:                  ", launch(work, zigzag_shard, ranks=4))
+
+# %% [markdown]
+# The sum is smaller, too, because the blocks on the diagonal are smaller.
+#
+# Now the tokens of a rank are no longer neighbours. What depends on the position must be told: rotary embeddings take `positions`. Forget it, and the loss is still a plausible number:
+
+# %%
+from ranklab.models.gpt import GPT, GPTConfig
+
+config = GPTConfig(n_ctx=64, n_embd=32)
+tokens = torch.randint(256, (2, 65), generator=torch.Generator().manual_seed(0))
+
+
+def loss_of(tells_positions=True):
+    torch.manual_seed(0)
+    model, R, rank = GPT(config).to(device()), dist.get_world_size(), dist.get_rank()
+    mine = zigzag_shard(64, R)[rank]
+    visible = cp.causal_blocks(zigzag_shard(64, R), rank)
+    for block in model.blocks.values():
+        block.attention.attend = lambda q, k, v: yours(q, k, v, visible)
+    x, y = (t[:, mine].to(device()) for t in (tokens[:, :-1], tokens[:, 1:]))
+    share = model(x, y, "sum", positions=mine.to(device()) if tells_positions else None)
+    dist.all_reduce(share := share.detach() / tokens[:, 1:].numel())
+    return round(share.item(), 5)
+
+
+# %% tags=["nbval-check-output"]
+print("one process:", launch(loss_of, ranks=1)[0], "  four ranks:", launch(loss_of, ranks=4)[0],
+      "  four ranks, positions forgotten:", launch(loss_of, False, ranks=4)[0])
+
+# %% [markdown]
+# Targets are taken from the whole sequence *before* it is shared: the target of a rank's last token is another rank's first. And the mean is over all targets: sums are added up, and divided once.
+
+# %% [markdown]
+# ### 4.6 Ulysses
+# > difficulty 3/5 · importance 4/5 · 12 minutes · about 6 lines
+#
+# Heads need nothing of each other. So trade: with an all-to-all (lab 02) each rank gives away its tokens of the other ranks' heads, and gets all tokens of its own heads. Any attention will do then, and the result goes the way back (Jacobs et al. 2023, arXiv 2309.14509).
+#
+# `Trade.apply(x, cut, join, group)` is given: x is cut into R parts along dim `cut`, part r goes to rank r, and what comes is joined along dim `join`. Its gradient goes the other way.
+#
+# **Predict.** The numbers of 4.3: how many MB does a rank send in forward, for q, k, v and the result?
+
+# %%
+check(cp_ulysses_mb=...)
+
+# %%
+from ranklab.context_parallel.ulysses import Trade
+
+
+# %%
+def ulysses_attention(q, k, v, attend, group=None):
+    """Attention over the tokens of all ranks, by attend(q, k, v) on this rank's heads.
+
+    The tokens that attend gets are those of rank 0, then of rank 1, and so on.
+    shape  q (B, H, T/R, D), k and v (B, KV, T/R, D); attend's (B, H/R, T, D), (B, KV/R, T, D)
+    cost   an all-to-all of q, of k, of v and of the result, forward and backward: (R-1)/R of their
+           bytes each
+    error  ValueError where R does not divide H and KV
+    """
+    raise NotImplementedError("exercise 4.6: about 6 lines")
+
+
+# %%
+ulysses_attention = check(ulysses_attention)
+
+# %% [markdown]
+# ### Further
+#
+# #### `shard_documents` - open
+# > difficulty 5/5 · importance 3/5 · 30 minutes · about 25 lines
+#
+# Real batches are packed: documents of very different lengths stand in one sequence, and no token may look into another document. Then zigzag is no longer even. Find a plan in which no rank waits. There is no recipe, and no best plan: the check counts how many scores the fullest rank computes beside the mean (at most 1.1 times), and how many tokens' keys the ranks must fetch from others.
+
+# %%
+def shard_documents(lengths, ranks):
+    """positions (R, T/R) for documents of these lengths in a row: ranks have as many tokens each,
+    and nearly as many pairs of a query and a key of its document up to it.
+
+    Each token is on one rank; each row is ascending. `lengths` stays as it is.
+    error  ValueError where the ranks do not divide the tokens
+    """
+    raise NotImplementedError("exercise shard_documents: about 25 lines")
+
+
+# %%
+shard_documents = check(shard_documents)
+
+# %% [markdown]
+# ## 5. The real thing
+#
+# DeepSpeed's `DistributedAttention` is Ulysses, for tensors (B, T/R, H, D). The same q, k and v, values and bytes side by side:
+
+# %%
+from ranklab.context_parallel.peers import deepspeed_ulysses
+from ranklab.meter import Traffic
+
+
+def sdpa(q, k, v):
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+
+
+def side_by_side():
+    torch.manual_seed(dist.get_rank())
+    qkv = [torch.randn(2, heads, 16, 8, device=device()) for heads in (8, 4, 4)]
+    for attend in (ulysses_attention, deepspeed_ulysses):
+        q, k, v = (x.clone().requires_grad_() for x in qkv)
+        with Traffic() as traffic:
+            out = attend(q, k, v, sdpa)
+            out.square().sum().backward()
+        yield (f"out {out.detach().double().norm():.6f}, dk {k.grad.double().norm():.6f}, "
+               f"{traffic.sent_bytes:,} bytes in {traffic.calls['all_to_all']} all-to-alls")
+
+
+# %% tags=["nbval-check-output"]
+found = launch(lambda: [*side_by_side()], ranks=4)[0]
+for name, line in zip(("yours", "DeepSpeed"), found):
+    print(f"{name:10}", line)
+
+# %% [markdown]
+# transformers' Llama has grouped queries, and takes any function as its attention. Four ranks, yours, beside the whole model in one process:
+
+# %% tags=["nbval-check-output"]
+def llama_losses(ids):
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    shape = LlamaConfig(vocab_size=250, hidden_size=64, intermediate_size=96, num_hidden_layers=2,
+                        num_attention_heads=4, num_key_value_heads=2)
+    torch.manual_seed(0)
+    model, (x, y) = LlamaForCausalLM(shape).to(device()), (ids[:, :-1], ids[:, 1:])
+    whole = F.cross_entropy(model(x, use_cache=False).logits.flatten(0, 1), y.flatten())
+    shards = cp.TokenShard(dist.group.WORLD, attention=yours)
+    logits = cp.context_llama(model, shards)(x)
+    mine = y[:, shards.positions]
+    share = F.cross_entropy(logits.flatten(0, 1), mine.flatten(), reduction="sum") / y.numel()
+    dist.all_reduce(share := share.detach())
+    return f"one process {whole.item():.5f}, ring {share.item():.5f}"
+
+
+if importlib.util.find_spec("transformers"):
+    print(launch(lambda: llama_losses(tokens.to(device()) % 250), ranks=4)[0])
+
+# %% [markdown]
+# torch has its own `context_parallel` (`torch.distributed.tensor.experimental`, 2.13). It needs a GPU's attention kernels: on a CPU it raises, so it is not run here. Megatron-LM's is in Transformer Engine: `--context-parallel-size`, and `--cp-comm-type` with `p2p` (a ring), `a2a` (Ulysses), `all_gather`, or `a2a+p2p`, which is both.
+
+# %% [markdown]
+# ## 6. Project
+#
+# **A GPT on sequences that do not fit.** A rank's memory is limited (emulated, and counted): it holds the activations of 16 tokens. Eight ranks together train on sequences of 128, by your functions. Is it worth anything? A model of the same size trains on as many tokens in windows of 16, and both read the same held-out text.
+
+# %%
+from ranklab.projects import context_parallel as project
+
+mine = {"attention": yours, "shard": zigzag_shard, "trade": ulysses_attention}
+found = project.run(**mine)
+print(project.report(found))
+
+# %%
+plots.by_position(found.by_position)
+
+# %% [markdown]
+# **Your turn.** Change one thing, and first write down which numbers change. Ideas: `method="ulysses"`; `method="both"`; `ranks=4`; a `shard` of your own; `documents=True`, so that no token sees past the beginning of its file.
+
+# %%
+change = {"method": "ulysses"}
+print(project.report(project.run(**(mine | {"steps": 2, "compare": False} | change))))
+
+# %% [markdown]
+# ## 7. Measure
+#
+# Predicted beside counted: bytes that a rank sends for the attention of one layer, forward and backward, float32.
+
+# %%
+def counted(method, tokens=64, H=8, KV=8, D=8):
+    R, rank = dist.get_world_size(), dist.get_rank()
+    q, k, v = (torch.randn(1, n, tokens // R, D, device=device(), requires_grad=True)
+               for n in (H, KV, KV))
+    visible = cp.causal_blocks(zigzag_shard(tokens, R), rank)
+    with Traffic() as traffic:
+        if method == "ring":
+            yours(q, k, v, visible).sum().backward()
+        else:
+            ulysses_attention(q, k, v, sdpa).sum().backward()
+    return traffic.sent_bytes
+
+
+# %% tags=["nbval-check-output"]
+print("ranks      ring: predicted  counted   Ulysses: predicted  counted")
+for R in (2, 4, 8):
+    ring, ulysses = (launch(counted, method, ranks=R)[0] for method in ("ring", "ulysses"))
+    print(f"{R:5} {cp.ring_bytes(64, 8, 8, R, element=4):20,} {ring:8,} "
+          f"{cp.ulysses_bytes(64, 8, 8, 8, R, element=4):20,} {ulysses:8,}")
+
+# %% [markdown]
+# A rank of the ring sends nearly the same, whatever R: all keys pass through it. Ulysses sends less with each rank more. So why the ring? It hides its messages behind the computing, and it has no limit: Ulysses ends at the number of key heads, 8 in Llama 3.
+#
+# Seconds by lab 02's alpha + n beta, for one layer of Llama 3 8B and 131,072 tokens on H100s at half their peak. Up to 8 ranks share a node's NVLink, 450 GB/s each. With 16 or more the ring's messages from node to node go through **one** card of 50 GB/s, because only one rank of a node has its next one elsewhere; an all-to-all's are spread over all eight cards. A step of the ring takes the longer of its computing and its message.
+
+# %%
+from ranklab.context_parallel.formulas import layer_seconds
+
+ranks = [2, 4, 8, 16, 32, 64]
+plots.by_ranks(ranks, layer_seconds(131_072, **llama, ranks=ranks))
+
+# %% [markdown]
+# ## 8. Interview questions
+#
+# Say your answer aloud before you unfold it. `ranklab drill --lab 10` in a terminal asks these and more, with other numbers each time.
+
+# %%
+questions("10_context_parallel")
+
+# %% [markdown]
+# ## 9. On real GPUs
+#
+# ```bash
+# python -m ranklab.projects.context_parallel --method ring
+# torchrun --nproc-per-node 8 -m ranklab.projects.context_parallel --size gpt2 --n-ctx 65536 --method ulysses
+# sbatch labs/jobs/context_parallel.sbatch
+# ```
+#
+# What changes there:
+#
+# - **Kernels.** `block_attention` is written for reading: it makes the block's scores, (T/R, T/R) for each head. FlashAttention's kernels never make them, and return `lse` as well, which is all that a ring needs.
+# - **Ring or all-gather.** Llama 3 gathered all keys and values first, and then computed: grouped queries make them small beside the queries, masks of documents are easier, and the time of the gather is small beside attention, which grows with the square (arXiv 2407.21783, section 3.3.2). It took zigzag's parts, too.
+# - **Both.** Ulysses inside a node, a ring between nodes: `TokenShard(ring=..., ulysses=...)` here, `a2a+p2p` in Megatron.
+# - **The other axes.** Context ranks hold the same weights: gradients are summed over them as over data ranks, and ZeRO or FSDP shard over both. Tensor parallelism's sequence parallelism (lab 08) is something else: it divides tokens between the matrices, and gathers them before each.
+#
+# What to expect, published and not measured by us: Llama 3 405B with sequences of 131,072, cp 16: 380 TFLOP/s a GPU, 38% MFU, where with 8,192 and cp 1 it has 400 and 41% (Table 4). This lab has not been run on several GPUs yet.
+
+# %% [markdown]
+# ## 10. What we left out
+#
+# - **Inference**: one new token against a long cache is another problem.
+# - **Sparse and windowed attention**, which do not look at all keys.
+# - **Striped attention** (arXiv 2311.09431): every R-th token on a rank, also nearly even.
+# - **Plans by measured time**: `shard_documents` counts scores. Short pieces cost more than their scores say.
+#
+# Next: **11_expert_parallel** (planned), then **12_hybrid**.

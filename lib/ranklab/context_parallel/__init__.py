@@ -22,12 +22,13 @@ from ranklab.context_parallel.ring import (
     context_attention, ring_attention, ring_attention_backward,
 )
 from ranklab.context_parallel.shard import shard_documents, zigzag_shard
+from ranklab.context_parallel.llama import context_llama
 from ranklab.context_parallel.training import ContextParallel, TokenShard
 from ranklab.context_parallel.ulysses import ulysses_attention
 
 __all__ = [
     "ContextParallel", "TokenShard", "attention_memory", "block_attention", "block_gradients",
-    "causal_blocks", "context_attention", "online_softmax_merge", "ring_attention",
+    "causal_blocks", "context_attention", "context_llama", "online_softmax_merge", "ring_attention",
     "ring_attention_backward", "ring_bytes", "shard_documents", "ulysses_attention",
     "ulysses_bytes", "zigzag_shard",
 ]

@@ -1,4 +1,6 @@
-"""What attention keeps, and what it sends, in bytes of one layer on one rank."""
+"""What attention keeps, sends and takes: bytes and seconds of one layer on one rank."""
+
+from ranklab.hardware import H100
 
 
 def attention_memory(tokens, n_head, n_kv_head, head_size, ranks=1, element=2, keeps_scores=False):
@@ -37,3 +39,29 @@ def ulysses_bytes(tokens, n_head, n_kv_head, head_size, ranks, element=2, backwa
     """Bytes that a rank sends of one sequence: q, k, v and the result, but for what it keeps."""
     numbers = 2 * (n_head + n_kv_head) * head_size * (tokens // ranks)
     return (1 + backward) * numbers * element * (ranks - 1) // ranks
+
+
+def layer_seconds(tokens, n_head, n_kv_head, head_size, ranks, gpu=H100, per_node=8, efficiency=0.5,
+                  alpha=10e-6):
+    """{"ring": [seconds], "Ulysses": [...], "computing": [...]} of one layer's causal attention in
+    bf16, forward and backward, for each number of ranks.
+
+    A step of the ring takes the longer of its computing and its message. Where ranks fill several
+    nodes, a node's part of the ring leaves through one card, an all-to-all through all of them.
+    Ulysses ends where the ranks no longer divide the heads of k and v.
+    """
+    flops = 7 * n_head * head_size * tokens**2  # half of (4 + 10) per pair: causal
+    found = {"ring": [], "Ulysses": [], "computing": []}
+    for R in ranks:
+        computing = flops / R / (efficiency * gpu.bf16_flops)
+        slow = R > per_node
+        link = gpu.network_bandwidth if slow else gpu.nvlink_bandwidth
+        forward = ring_bytes(tokens, n_kv_head, head_size, R, backward=False) / max(1, R - 1)
+        messages = {1 / 3.5: forward, 2.5 / 3.5: 3 * forward}  # backward: gradients in float32, too
+        found["ring"].append(sum(R * max(part * computing / R, alpha + nbytes / link)
+                                 for part, nbytes in messages.items()))
+        if n_kv_head % R == 0:
+            traded = ulysses_bytes(tokens, n_head, n_kv_head, head_size, R)
+            found["Ulysses"].append(computing + 8 * alpha + traded / link)
+        found["computing"].append(computing)
+    return found
