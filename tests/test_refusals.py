@@ -172,6 +172,13 @@ REFUSED = {
         --virtual 0 | not '0'
         --data /nonexistent | there is no file
         --eval-batch 999936 | do not fit""",
+    "context_parallel": """
+        --ranks 7 | 14 parts must divide the 128 tokens of a sequence
+        --ranks 16 --method ulysses | 16 ranks that trade heads must divide n_head=8
+        --ranks 1 --method both | ranks=1 must be even for both
+        --method spiral | invalid choice
+        --batch 0 | batch=0 must be at least 1
+        --data {text} | tokens are too few""",
     "hybrid": """
         --data /nonexistent | there is no file
         --path {text} | unrecognized arguments

@@ -21,6 +21,7 @@ from ranklab.projects import hugging_face
 # DeepSpeed has a list of the devices that it knows; a dry run's tensors are fakes already
 KNOWN = {"def their_losses(stage):", "def train_by_deepspeed():",
          'losses = peers.deepspeed_losses(text, parse_layout("2x1x2,zero"))',
+         "found = launch(lambda: [*side_by_side()], ranks=4)[0]",
          "from ranklab.projects.hybrid.dry_run import dry_run_report"}
 if hugging_face.has_trainer():
     # transformers' Trainer takes its device from accelerate, which knows no device "gpu": it moves
@@ -59,6 +60,9 @@ SHORTER = {
                              "for lr in (0.03, 0.1)": "for lr in (0.1,)",
                              '{"flush": "a flush after each, no staleness",': "{",
                              'in ("1f1b", "interleaved", "zb-v")': 'in ("interleaved",)'},
+    "10_context_parallel": {"project.run(**mine)": "project.run(steps=2, ranks=4, **mine)",
+                            '"steps": 2, "compare"': '"ranks": 2, "steps": 1, "compare"',
+                            "for R in (2, 4, 8):": "for R in (2,):"},
     # Four ranks do where eight are not needed to meet all rules.
     "12_hybrid": {"steps=12,": "steps=2,", "until=6)": "until=1)",
                   "for _ in range(3)]": "for _ in range(1)]",

@@ -28,7 +28,7 @@ def online_softmax_merge(out, lse, other, other_lse):
 
 
 class Visible(NamedTuple):
-    """Which queries of a rank see which keys of a block: `rows` x `keys`, but where mask is False."""
+    """Which queries of a rank see which keys of a block: rows x keys, but where mask is False."""
 
     rows: torch.Tensor  # the queries that see any key; (rows,)
     keys: torch.Tensor  # the keys that any query sees; (keys,)

@@ -3,6 +3,8 @@
     ring_attention           R blocks, R - 1 hops: the next block travels while one is computed
     ring_attention_backward  once more round; a block's gradients travel with it, and then home
     context_attention        both of them, as one function for autograd
+
+Messages are those of lab 02 (collectives).
 """
 
 import torch

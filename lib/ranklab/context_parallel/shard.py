@@ -1,7 +1,7 @@
 """Which rank has which tokens: positions (R, T/R), of which row r are rank r's, ascending.
 
 In causal attention token i has i + 1 keys to look at, so that equal parts of a sequence are not
-equal parts of the work.
+equal parts of the work. A range is cut as in lab 00 (ranks).
 """
 
 import torch
@@ -31,8 +31,8 @@ def zigzag_shard(tokens, ranks):
 
 def refuse_uneven(tokens, parts):
     if tokens % parts:
-        raise ValueError(f"{parts} parts must divide the {tokens} tokens of a sequence: pad it with "
-                         "tokens whose targets do not count")
+        raise ValueError(f"{parts} parts must divide the {tokens} tokens of a sequence: pad it "
+                         "with tokens whose targets do not count")
 
 
 # --- documents packed in one sequence -------------------------------------------------------------

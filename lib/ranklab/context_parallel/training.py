@@ -1,4 +1,7 @@
-"""ContextParallel: each rank has some tokens of every sequence, as the training loop sees it."""
+"""ContextParallel: each rank has some tokens of every sequence, as the training loop sees it.
+
+For the weights it is a DataParallel (data_parallel).
+"""
 
 import torch
 import torch.distributed as dist

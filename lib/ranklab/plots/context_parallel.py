@@ -2,6 +2,7 @@
 
 import torch
 from matplotlib.patches import Rectangle
+from matplotlib.ticker import LogLocator
 
 from ranklab.context_parallel.block import causal_blocks
 from ranklab.plots.style import (
@@ -37,8 +38,8 @@ def masks(plans):
         for rank, scores in enumerate(work):
             bars(beside, [rank], [scores], rank)
         beside.axhline(sum(work) / len(work), color=INK, lw=1, ls="--")
-        beside.set(ylim=(0, tokens * 2), title="work of each rank", xticks=range(len(work)), xlabel="rank",
-                   ylabel="blocks of scores")
+        beside.set(ylim=(0, tokens * 2), title="work of each rank", xticks=range(len(work)),
+                   xlabel="rank", ylabel="blocks of scores")
     return fig
 
 
@@ -73,6 +74,7 @@ def by_ranks(ranks, seconds, title="Attention of one layer, forward and backward
     ax.set(xscale="log", yscale="log", title=title, xlabel="ranks that share a sequence (cp)",
            ylabel="seconds")
     ax.set_xticks(ranks, ranks)
+    ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     ax.minorticks_off()
     seconds_axis(ax.yaxis)
     ax.legend(loc="center left", bbox_to_anchor=(1, 0.5))

@@ -60,7 +60,7 @@ EXERCISES = (
         "How much work is a document of n tokens? Which one alone is more than a rank's share?",
         "Cut the long ones into 2R parts, an early and a late one for each rank. The others, "
         "longest first, go whole to the rank with the least work that has room.",
-        "Keep for each rank the room that is left and the pairs that it has. Where no rank has room "
-        "for a whole document, fill the roomiest one, and go on with the rest.",
+        "Keep for each rank the room that is left and the pairs that it has. Where no rank has "
+        "room for a whole document, fill the roomiest one, and go on with the rest.",
     )),
 )

@@ -17,8 +17,8 @@ B, H, KV, T, D = 2, 4, 2, 24, 4
 ALIKE = f"In each step all ranks of the group send, and all receive. {GROUP}"
 FAILURES = {STUCK: ALIKE, MISMATCH: ALIKE,  # rank 0 is alone, and done; 1 to 3 are together
             "hang: all_reduce, runs, runs, runs": f"Rank 0, a group of one, is done. {GROUP}",
-            "RuntimeError: .*Pair is not connected.*": "In a group of one it sends to itself: nothing "
-            f"is passed on there. {GROUP}",
+            "RuntimeError: .*Pair is not connected.*": "In a group of one it sends to itself: "
+            f"nothing is passed on there. {GROUP}",
             "AttributeError: 'NoneType' object has no attribute .*": "After the last block nothing "
             "comes: there is no hop to wait for."}
 

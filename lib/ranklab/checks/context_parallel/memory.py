@@ -15,7 +15,8 @@ def check_attention_memory(attention_memory):
         q, lse, key = H * D * mine * e, 4 * H * mine, KV * D * mine * e
         right = 2 * q + 2 * key + lse
         got = attention_memory(tokens, H, KV, D, R, e)
-        explain(f"{tokens:,} tokens, {H} heads of {D}, {KV} of k, {R} ranks, {e} bytes", got, right, {
+        where = f"{tokens:,} tokens, {H} heads of {D}, {KV} of k, {R} ranks, {e} bytes"
+        explain(where, got, right, {
             "that of all ranks together": (R * right, "Each rank has 1/R of the tokens."),
             "without the result": (right - q, "Backward needs the result, too: its product with "
                                    "the gradient."),
@@ -24,7 +25,8 @@ def check_attention_memory(attention_memory):
             "without q": (right - q - lse, "q, k, v, the result and lse are kept."),
             "as if k and v had q's heads": (4 * q + lse, "k and v have n_kv_head heads."),
             "with an lse of `element` bytes": (right - lse + e * H * mine, "lse is float32."),
-            "with one lse for all heads": (right - lse + 4 * mine, "Each head has its own softmax."),
+            "with one lse for all heads": (right - lse + 4 * mine, "Each head has a softmax of its "
+                                           "own."),
             "with all keys on each rank": (2 * q + 2 * key * R + lse, "Blocks of other ranks are "
                                            "passed on, and not kept: backward gets them again."),
             "with one of k and v": (right - key, "Both k and v are kept."),

@@ -12,7 +12,8 @@ ULYSSES = ulysses_bytes(LONG, **LLAMA, ranks=8, backward=False)
 
 PREDICTIONS = (
     Prediction(
-        "cp_scores_tb", solution="32 * 131072**2 * 2 / 1e12", unit="TB", answer=lambda: SCORES / 1e12,
+        "cp_scores_tb", solution="32 * 131072**2 * 2 / 1e12", unit="TB",
+        answer=lambda: SCORES / 1e12,
         hint="Each head has a score for each pair of tokens. How many pairs, how many heads?",
         mistakes={SCORES / 32e12: "that is one head", SCORES / 2e12: "plain attention computes the "
                   "scores above the diagonal, too, and bf16 has 2 bytes",

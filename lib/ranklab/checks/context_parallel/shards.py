@@ -69,7 +69,7 @@ def check_shard_documents(plan):
         where = f"documents of {lengths[:4]}{' ...' * (len(lengths) > 4)} tokens, {ranks} ranks"
         given = list(lengths)
         _is_plan(where, plan(given, ranks), sum(lengths), ranks)
-        expect(given == lengths, f"{where}: `lengths` is changed", "Work on a copy: sorted(lengths)")
+        expect(given == lengths, f"{where}: `lengths` is changed", "Work on a copy: sorted().")
         fullest, _ = plan_score(plan, lengths, ranks)
         expect(fullest <= MOST, f"{where}: the fullest rank computes {fullest:.2f} times the mean",
                "A long document alone is more than a rank's share: give each rank an early and a "

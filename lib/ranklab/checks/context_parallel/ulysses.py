@@ -13,10 +13,10 @@ from ranklab.meter import Traffic
 HEADS = 12, 12  # of q, of k and v: 4, 3, 2 and 1 ranks divide them
 SHARED = 24, 12
 ORDER = "Heads stay in order: rank r has the r-th part of them, and tokens of rank 0 come first."
-GRADIENT = ("The way there and back must be known to autograd: the gradient of an all-to-all is the "
+GRADIENT = ("The way there and back must be known to autograd: an all-to-all's gradient is the "
             "all-to-all back.")
-CUT = ("Heads are cut, dim 1, and tokens joined, dim 2; the result goes the other way. Where R does "
-       "not divide the heads of q, or those of k, it is a ValueError.")
+CUT = ("Heads are cut, dim 1, and tokens joined, dim 2; the result goes the other way. Where R "
+       "does not divide the heads of q, or those of k, it is a ValueError.")
 GROUPED = "k and v have heads of their own, perhaps fewer: each is cut by its own number of heads."
 
 
@@ -56,8 +56,8 @@ def _with_heads(ulysses_attention, ranks, heads):
         return {name: [found[name][:, :, each] for each in indices]
                 for name in ("out", "dq", "dk", "dv")}
 
-    looks = beside(where, ranks, call, right, advice=lambda name: ORDER if name == "out" else GRADIENT)
-    looks = list(looks)
+    looks = list(beside(where, ranks, call, right,
+                        advice=lambda name: ORDER if name == "out" else GRADIENT))
     yield partial(_shapes, where, seen[0] if seen else None, ranks.size, heads)
     yield from looks
     R, numbers = ranks.size, sum(x[:, :, at].numel() for x in inputs(0, heads=heads))

@@ -8,18 +8,26 @@ A checkpoint goes on with any number of ranks and by any method.
 """
 
 import sys
+from functools import partial
 
-from ranklab.plots.context_parallel import by_position
-from ranklab.projects.context_parallel.config import Options
+from ranklab.projects.command import ranks_to_come
+from ranklab.projects.context_parallel.config import SHARE, Options
 from ranklab.projects.context_parallel.report import report
 from ranklab.projects.context_parallel.training import run
 from ranklab.projects.runner import Project, Shown, watched
 
 
+def draw(found):
+    from ranklab.plots.context_parallel import by_position  # here: only a figure needs matplotlib
+
+    return by_position(found.by_position)
+
+
 def act(options, settings):
-    found = run(options.size, options.ranks, path=options.path, resume=options.resume, **watched(),
+    ranks = options.ranks or ranks_to_come(SHARE)
+    found = run(options.size, ranks, path=options.path, resume=options.resume, **watched(),
                 **vars(settings))
-    return Shown(report(found), lambda: by_position(found.by_position))
+    return Shown(report(found), partial(draw, found))
 
 
 project = Project(__package__, __doc__, Options, act)

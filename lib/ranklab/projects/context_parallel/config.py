@@ -38,7 +38,6 @@ SHARE = 8  # a rank's memory budget is what 1/SHARE of the sequence needs, and a
 class Options(OnRanks, Resumed, OnText, Drawn):
     """What the command takes beside Config."""
 
-    ranks: int | None = option(8, "without torchrun or srun: how many")
     size: str = option("laptop", "of the GPT", SIZES)
 
     def settings(self):

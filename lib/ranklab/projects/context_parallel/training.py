@@ -39,8 +39,8 @@ class Found:
 
 
 def run(size="laptop", ranks=8, attention=context_attention, trade=ulysses_attention,
-        shard=zigzag_shard, path=None, resume=False, progress=False, timeout=LAUNCH_LIMIT,
-        **changes):  # fmt: skip
+        shard=zigzag_shard, path=None, resume=False, until=None, progress=False,
+        timeout=LAUNCH_LIMIT, **changes):  # fmt: skip
     """The model is trained on all ranks; returns a Found.
 
     attention, trade, shard  a learner's own will do: see TokenShard
@@ -57,8 +57,8 @@ def run(size="laptop", ranks=8, attention=context_attention, trade=ulysses_atten
     if shape.n_head % columns:
         raise ValueError(f"{columns} ranks that trade heads must divide n_head={shape.n_head}")
     parts = {"attention": attention, "trade": trade, "shard": shard}
-    found = launch(_work, shape, config, text, parts, columns, resume, progress, ranks=ranks,
-                   timeout=timeout, stream=progress)
+    found = launch(_work, shape, config, text, parts, columns, resume, until, progress,
+                   ranks=ranks, timeout=timeout, stream=progress)
     first = found[0].pop("first")
     return Found(shape, config, authors(parts), found, **first)
 
@@ -70,7 +70,7 @@ def columns_of(method, R):
     return {"ring": 1, "ulysses": R, "both": 2}[method]
 
 
-def _work(shape, config, text, parts, columns, resume, progress):
+def _work(shape, config, text, parts, columns, resume, until, progress):
     """On each rank: the model is trained, and looked at."""
     mesh = build_mesh({"ring": dist.get_world_size() // columns, "ulysses": columns})
     tokens = TokenShard(mesh.group("ring"), mesh.group("ulysses") if columns > 1 else None,
@@ -78,7 +78,7 @@ def _work(shape, config, text, parts, columns, resume, progress):
     trainer = new_trainer(shape, text, config, ContextParallel(tokens=tokens), progress)
     if resume:
         trainer.resume()
-    trainer.fit()
+    trainer.fit(until)
     seen = {"kept": kept(trainer), "said": said(mesh, shape, config)} | sent(trainer)
     curves = {"long": by_position(trainer, tokens, trainer.held_out_batch())}
     first = {"steps": trainer.steps_done, "losses": dict.fromkeys(curves), "kept_short": 0}
