@@ -84,9 +84,8 @@ def shard_documents(lengths, ranks):
     error  ValueError where the ranks do not divide the tokens
     lab    10
     """
-    tokens = sum(lengths)
-    refuse_uneven(tokens, ranks)
-    space, pairs, held = [tokens // ranks] * ranks, [0] * ranks, [[] for _ in range(ranks)]
+    refuse_uneven(sum(lengths), ranks)
+    space, pairs, held = [sum(lengths) // ranks] * ranks, [0] * ranks, [[] for _ in range(ranks)]
     begins = begins_of(lengths).unique().tolist()
     share = sum(n * (n + 1) / 2 for n in lengths) / ranks
 

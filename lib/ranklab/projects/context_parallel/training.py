@@ -79,9 +79,10 @@ def _work(shape, config, text, parts, columns, resume, until, progress):
     if resume:
         trainer.resume()
     trainer.fit(until)
+    steps = trainer.steps_done
     seen = {"kept": kept(trainer), "said": said(mesh, shape, config)} | sent(trainer)
     curves = {"long": by_position(trainer, tokens, trainer.held_out_batch())}
-    first = {"steps": trainer.steps_done, "losses": dict.fromkeys(curves), "kept_short": 0}
+    first = {"steps": steps, "losses": dict.fromkeys(curves), "kept_short": 0}
     if config.compare and dist.get_rank() == 0:
         short = alone(shape, text, config)
         first["kept_short"] = kept(short)
