@@ -1,6 +1,8 @@
 """Gradients in fewer bytes on the wire: `compression=Compression.fp16`."""
 
 import math
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 
@@ -33,33 +35,17 @@ def ranks_until_infinite(element):
     return ranks
 
 
-class NoneCompressor:
-    """Nothing is changed."""
+class Compressor(NamedTuple):
+    """A function like compress_fp16, as Horovod wants it: (small, ctx), and what ctx restores."""
 
-    @staticmethod
-    def compress(tensor):
-        return tensor, None
+    compress: Callable
 
-    @staticmethod
-    def decompress(tensor, ctx):
-        return tensor
-
-
-class FP16Compressor:
-    """Floats travel, and are summed, in 16 bits."""
-
-    @staticmethod
-    def compress(tensor):
-        """(small, ctx); `ctx` is for decompress."""
-        return compress_fp16(tensor)
-
-    @staticmethod
-    def decompress(tensor, ctx):
+    def decompress(self, tensor, ctx):
         return ctx(tensor)
 
 
 class Compression:
-    """The compressors to choose from."""
+    """The compressors to choose from: nothing is changed, or floats are summed in 16 bits."""
 
-    none = NoneCompressor
-    fp16 = FP16Compressor
+    none = Compressor(lambda tensor: (tensor, lambda reduced: reduced))
+    fp16 = Compressor(compress_fp16)
