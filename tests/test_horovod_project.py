@@ -149,28 +149,21 @@ def test_horovods_own_file_is_read_also_when_it_was_cut_off(tmp_path, ending):
 
 # --- the same step elsewhere, and what is missing -------------------------------------------------
 
-@pytest.mark.parametrize("name", ["torch_step", "mpi_step", "tf_mirrored_step"])
+@pytest.mark.parametrize("name", ["mpi_step", "tf_mirrored_step"])
 def test_one_step_has_the_same_loss_by_other_tools(name, monkeypatch):
     monkeypatch.syspath_prepend("labs/jobs")
-    import tiny_step
+    import torch_step
 
     if name == "mpi_step" and not mpi.is_here():
         pytest.skip("needs mpirun and mpi4py")
     if name == "tf_mirrored_step" and not find_spec("tensorflow"):
         pytest.skip("needs tensorflow")
-    x, y = map(torch.from_numpy, tiny_step.data())
-    w1, w2 = (torch.from_numpy(each).requires_grad_() for each in tiny_step.weights())
-    losses = []
-    for _ in range(2):
-        losses.append(torch.nn.functional.cross_entropy(torch.tanh(x @ w1) @ w2, y))
-        for w, gradient in zip((w1, w2), torch.autograd.grad(losses[-1], (w1, w2))):
-            w.data -= tiny_step.LR * gradient
     launcher = ["mpirun", "-n", "4"] * (name == "mpi_step")
     said = subprocess.run([*launcher, sys.executable, f"labs/jobs/{name}.py"], text=True,
                           env={"OMP_NUM_THREADS": "1", **os.environ, **mpi.OPEN_MPI},
                           capture_output=True, timeout=120).stdout
-    found = [float(number) for number in re.findall(r"\d+\.\d{5}", said)]
-    assert found == pytest.approx([loss.item() for loss in losses], abs=2e-5), said
+    losses = [float(number) for number in re.findall(r"\d+\.\d{5}", said)]
+    assert losses == pytest.approx(launch(torch_step.step, ranks=4)[0], abs=2e-5), said
 
 
 def test_without_transformers_it_says_what_to_install(monkeypatch, capsys):
