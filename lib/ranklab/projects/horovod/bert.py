@@ -29,9 +29,7 @@ class Tokens(NamedTuple):
 
 
 def read_tokens(config, data=None):
-    """The Tokens of the file `data`, or of Python's own functions; by the weights' own tokenizer
-    where there are weights.
-    """
+    """The Tokens of the file `data` or of Python's functions; by the tokenizer of the weights."""
     text = labelled_file(data) if data else python_functions()
     if config.weights:
         tokenizer = offline_transformers().AutoTokenizer.from_pretrained(config.weights)
@@ -44,7 +42,6 @@ def read_tokens(config, data=None):
         words = Words(text.train, config.vocab_size)
         pad, vocab_size = words.PAD, words.vocab_size
         encode = partial(words.encode, n_ctx=config.n_ctx)
-
     sides = (encode(text.train), text.train_labels, encode(text.held_out), text.held_out_labels)
     return Tokens(text.name, text.classes, *sides, vocab_size, pad, text.best_constant,
                   bag_of_words(*sides, pad))
@@ -66,8 +63,6 @@ def make_bert(config, tokens):
 
 class BertTrainer(Trainer):
     """The course's training loop, fed with this rank's texts, for a BERT."""
-
-    unit = "texts"
 
     def __init__(self, hvd, tokens, config, compression):
         self.tokens, self.config, self.units_per_step = tokens, config, config.batch
@@ -100,9 +95,7 @@ class BertTrainer(Trainer):
     @torch.no_grad()
     def evaluate(self, batch=256):
         """The share of held-out texts that are classed right, the same on every rank, and exact.
-
-        Ranks take every R-th text and add up what is right, not the means of unequal parts. They
-        gather it, so that the all-reduces in a timeline are those of steps.
+        Ranks gather what is right, so that the all-reduces in a timeline are those of steps.
         """
         mine = slice(self.parallel.rank, None, self.parallel.ranks)
         sides = self.tokens.held_out[mine], self.tokens.held_out_labels[mine]

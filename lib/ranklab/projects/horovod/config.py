@@ -15,8 +15,7 @@ class Config(LoopConfig):
 
     weights: str | None = None
     n_ctx: int = option(32, "tokens of a text", least=1)
-    # The next four are those of the BERT that begins from scratch.
-    vocab_size: int = option(4000, least=1)
+    vocab_size: int = option(4000, least=1)  # this and the next three: of the BERT from scratch
     width: int = option(64, least=1)
     n_layer: int = option(2, least=1)
     n_head: int = option(2, least=1)

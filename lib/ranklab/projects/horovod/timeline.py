@@ -8,8 +8,7 @@ KINDS = {  # what it is, and what helps. Of what goes on at the same time, the f
     "fusion copies": ("into the fusion buffer and out of it", "Try a lower fusion threshold."),
     "negotiation": (
         "a gradient waits: another rank, the next cycle, an all-reduce before it",
-        "A rank is late (its data, its machine, too few cores), the cycle is too long, or an "
-        "all-reduce before it is on the wire. Ticks in the first step's rows say which rank."),
+        "A rank is late (ticks in the first step's rows say which), or the cycle is too long."),
     "computing": (
         "no gradient waits: forward, first part of backward, optimizer, data",
         "Horovod is not in the way: make the model's own step faster, or its batch larger."),

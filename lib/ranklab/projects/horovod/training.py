@@ -40,8 +40,8 @@ def work(tokens, config, compressions, trace, compress):
     compressors = {"none": hvd.Compression.none, "fp16": Compressor(compress)}
     found = {"ranks": hvd.size(), "nodes": hvd.cross_size(), "runs": {}}
     for name in compressions:
-        found["runs"][name] = fine_tune(BertTrainer(hvd, tokens, config, compressors[name]), trace)
-        trace = None  # one is enough
+        trainer = BertTrainer(hvd, tokens, config, compressors[name])
+        found["runs"][name] = fine_tune(trainer, trace if name == compressions[0] else None)
     hvd.shutdown()
     return found
 
