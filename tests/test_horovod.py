@@ -271,9 +271,10 @@ def test_phases_are_nested_and_only_rank_0_writes(tmp_path, monkeypatch):
 
     hvd_ranks(record, fusion_threshold=100)
     assert [path.name for path in tmp_path.iterdir()] == ["0.json"]
-    phases = read_timeline(tmp_path / "0.json")  # in the order in which they begin, outer ones first
+    phases = read_timeline(tmp_path / "0.json")  # as they begin, outer ones first
     whole = ["NEGOTIATE_ALLREDUCE", "ALLREDUCE", "QUEUE"]
     fused = [*whole, "MEMCPY_IN_FUSION_BUFFER", "GLOO_ALLREDUCE", "MEMCPY_OUT_FUSION_BUFFER"]
+    gathered = ["NEGOTIATE_ALLGATHER", "ALLGATHER", "QUEUE"]
     for name, inside in {"g.0": fused, "g.1": fused, "g.2": [*whole, "GLOO_ALLREDUCE"],
-                         "rows": ["NEGOTIATE_ALLGATHER", "ALLGATHER", "QUEUE"], "after": []}.items():
+                         "rows": gathered, "after": []}.items():
         assert [phase.name for phase in phases if phase.tensor == name] == 2 * inside

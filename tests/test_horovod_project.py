@@ -1,4 +1,4 @@
-"""Lab 05's project: one process's losses on any ranks, bytes, timelines, the same step elsewhere."""
+"""Lab 05's project: one process's losses on any ranks, bytes, timelines, the step by MPI."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Tensor fusion: many small all-reduces become a few large ones; and what else was agreed on is done.
+"""Tensor fusion: many small all-reduces become a few large ones; the Executor does them.
 
 A message costs its latency however small it is, and a ring pays it 2(R-1) times. So tensors that
 are ready at the same time are copied into one buffer, reduced together, and copied back.
@@ -41,7 +41,7 @@ def fuse_tensors(tensors, threshold):
 
 
 class Executor:
-    """Does what the handles ask for over `group`, and notes the phases; in the background thread."""
+    """Does what the handles ask for over `group`, in the background thread; notes the phases."""
 
     def __init__(self, threshold, group, recorder, device):
         self.threshold, self.group, self.recorder, self.device = threshold, group, recorder, device

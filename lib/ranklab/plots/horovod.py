@@ -118,7 +118,7 @@ def fusion(sizes, thresholds, ranks, alpha, beta, fuse=fuse_tensors, title=None)
 
 @styled
 def searches(seen):
-    """What a tuner has asked for, on the curve of each workload; `seen` are (NoisySteps, chosen)."""
+    """What a tuner has asked for, on the curve of each workload; `seen`: (NoisySteps, chosen)."""
     fig, axes = figure(8.2, 2.9, cols=len(seen))
     for ax, (steps, chosen) in zip(axes, seen):
         workload = steps.workload

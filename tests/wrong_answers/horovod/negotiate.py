@@ -6,7 +6,8 @@ from ranklab.horovod import negotiate as answer
 START = "rank, R ="
 FORGET = "                del table[name]\n"
 WRONG = [
-    mutant(answer, "complete = []", "complete, table = [], {}", says="Names of an earlier round are forgotten"),
+    mutant(answer, "complete = []", "complete, table = [], {}",
+           says="Names of an earlier round are forgotten"),
     mutant(answer, "table[name] == R:", "name not in complete:",
            says="names that not all ranks have yet"),
     mutant(answer, FORGET, "", says="must leave the table"),

@@ -69,8 +69,7 @@ def _asks(fn, ranks):
     given = net.sgd()
     optimizer = fn(given, net.named_parameters(), hvd.Compression.fp16)
     yield partial(expect, optimizer is given, f"it returns another object than the optimizer, a "
-                  f"{type(optimizer).__name__}", "Hook into it, and return it: a scheduler may hold "
-                  "it already.")
+                  f"{type(optimizer).__name__}", "Hook into it, and return it.")
     submit, asked, waited, is_backward = thread.submit, [], [], True
 
     def watched(*handles):

@@ -60,8 +60,8 @@ def _is_row(tensor, found, phases):
     expect({*counts} != {tensor}, f"every phase in the row of {tensor!r} is called {tensor}",
            'The "name" of an event of kind X is its phase.')
     for phase in sorted(counts | right):
-        hint = ("Write every event once." if counts[phase] > right[phase] else "A phase comes again "
-                "in every step: write every event, and do not keep one for each name.")
+        hint = ("Write every event once." if counts[phase] > right[phase] else "A phase comes "
+                "again in every step: write every event, and do not keep one for each name.")
         expect(counts[phase] == right[phase], f"in the row of {tensor!r} phase {phase} is there "
                f"{counts[phase]} times, not {right[phase]}", hint)
     for (phase, *times), (_, *both) in zip(found, phases):
@@ -101,8 +101,8 @@ def _rows(trace):
     for is_so, what, hint in (
         (len(names) == len(rows), "there are two rows of one name", "A tensor keeps its row."),
         (len(names) == len(name_of), "one row has two names", "Its number is the pid."),
-        ({entry["pid"] for entry in trace} <= {*name_of}, "a row has no name", "Name it once, by an "
-         "entry of kind M called process_name."),
+        ({entry["pid"] for entry in trace} <= {*name_of}, "a row has no name", "Name it once, by "
+         "an entry of kind M called process_name."),
     ):
         expect(is_so, what, hint)
     for entry in trace:

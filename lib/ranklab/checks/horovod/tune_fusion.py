@@ -1,7 +1,7 @@
 """The check of tune_fusion: in 30 workloads of the model, with noise; it prints the score."""
 
-import operator
 from collections import Counter
+from numbers import Integral
 from statistics import mean
 
 from ranklab.checks.beside import expect
@@ -38,9 +38,8 @@ def check_tune_fusion(tune):
     if right < RIGHT or worst[0] > WORST:
         raise _mistake(*worst, right)
     yield f"at most 5% slower than the best in {right} of {len(WORKLOADS)} workloads"
-    default = mean(each.score(min(2**26, each.high)) for each in WORKLOADS)
     yours, library = (mean(score for score, *_ in each) for each in (scores, _scores(tune_fusion)))
-    yield f"{yours:.3f} times the best (the library's {library:.3f}, always 64 MB {default:.3f})"
+    yield f"{yours:.3f} times the best (the library's {library:.3f})"
 
 
 def _scores(tune):
@@ -54,11 +53,8 @@ def _tuned(tune, measured):
     low, high, calls = measured.workload.low, measured.workload.high, measured.calls
     chosen = measured.tuned(tune)
     where = f"from {low:,} to {high:,} with {calls} call{'s' * (calls > 1)}"
-    try:
-        chosen = operator.index(chosen)  # NumPy's whole numbers as well
-    except TypeError:
-        raise Mistake(f"{where} it returns a {type(chosen).__name__}", "Bytes are whole numbers: "
-                      "round(), and return the threshold, not its seconds.") from None
+    expect(isinstance(chosen, Integral), f"{where} it returns a {type(chosen).__name__}", "Bytes "
+           "are whole numbers: round(), and return the threshold, not its seconds.")
     expect(low <= chosen <= high, f"{where} it returns {chosen:,}", "It must be in the range.")
     expect(measured.asked or low == high or calls < CALLS, f"{where} it measures nothing, and "
            f"returns {chosen:,}", "No threshold suits all models and networks: call seconds_of.")
@@ -70,9 +66,9 @@ def _mistake(score, chosen, measured, right):
     workload, asked = measured.workload, Counter(measured.asked)
     steps = sorted(asked)
     low, high = max(zip(steps, steps[1:]), key=lambda two: two[1] / two[0], default=(1, 1))
-    is_end = chosen == steps[0] > workload.low or chosen == steps[-1] < workload.high
     reasons = (
-        (is_end, "low and high belong to the range: measure both."),
+        (chosen == steps[0] > workload.low or chosen == steps[-1] < workload.high,
+         "low and high belong to the range: measure both."),
         (high / low > 64, f"Nothing from {low:,} to {high:,} bytes: take equal ratios."),
         (max(asked.values()) == 1, "Each threshold is measured once: take medians of several."),
         (len(measured.asked) < CALLS / 3, f"You used {len(measured.asked)} of {CALLS} calls. More "

@@ -2,8 +2,7 @@
 
     python -m ranklab.projects.horovod --ranks 4 --nodes 4
     torchrun --nproc-per-node 8 -m ranklab.projects.horovod --weights DIR --data reviews.csv
-    python -m ranklab.projects.horovod --trace trace.json    # and read it
-    python -m ranklab.projects.horovod --read trace.json     # of any Horovod job
+    python -m ranklab.projects.horovod --read trace.json    # of any Horovod job
 
 The texts are functions of Python's own library, the classes parts of its manual; a BERT so small
 begins from scratch. `--weights` is a folder with a BERT's weights and tokenizer, `--data` a .csv or

@@ -68,8 +68,8 @@ class BertTrainer(Trainer):
         self.tokens, self.config, self.units_per_step = tokens, config, config.batch
         torch.manual_seed(config.seed + hvd.rank())  # others on each rank, until the broadcast
         model = make_bert(config, tokens).train()  # a saved one is in eval
-        super().__init__(model, config, config, partial(torch.optim.AdamW, lr=config.lr, fused=True),
-                         device(), parallel=HorovodParallel(hvd, compression), progress=False)
+        adamw, parallel = partial(torch.optim.AdamW, fused=True), HorovodParallel(hvd, compression)
+        super().__init__(model, config, config, adamw, device(), parallel=parallel, progress=False)
 
     def next_batch(self):
         """This rank's texts in this step: all ranks together have the same for any number."""

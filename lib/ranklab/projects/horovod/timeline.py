@@ -39,8 +39,7 @@ def shares(phases):
         seconds[now] += at - since
         running[kind] += step
         since = at
-    whole = edges[-1][0] - edges[0][0]
-    return {kind: part / whole for kind, part in seconds.items()}
+    return {kind: part / (edges[-1][0] - edges[0][0]) for kind, part in seconds.items()}
 
 
 def table(phases):

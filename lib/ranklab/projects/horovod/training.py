@@ -18,8 +18,7 @@ PRELOAD = ("transformers.trainer", "transformers.models.bert.modeling_bert")  # 
 
 def run(config=Config(), ranks=None, nodes=1, data=None, trace=None, compressions=COMPRESSIONS,
         compress=hvd.compress_fp16, timeout=300):
-    """The model is trained once for each compression; returns what was found, or None where
-    transformers is not installed.
+    """The model is trained once for each compression; None where transformers is not installed.
 
     trace     the file for the timeline of the first of these trainings
     compress  for the compression fp16: a learner's own will do
@@ -80,10 +79,9 @@ def report(found):
         f"{'always the commonest class':28}{tokens.best_constant:18.1%}",
         f"{'bag of words (naive Bayes)':28}{tokens.bag_of_words:18.1%}",
     ]
-    for name, seen in runs.items():
-        lines.append(f"{f'BERT, compression {name}':28}{seen['accuracy']:18.1%}"
-                     f"{seen['predicted_bytes'] / 1e6:11.2f}{seen['sent_bytes'] / 1e6:9.2f}"
-                     f"{seen['losses'][-1]:8.3f}")
+    lines += [f"{f'BERT, compression {name}':28}{seen['accuracy']:18.1%}"
+              f"{seen['predicted_bytes'] / 1e6:11.2f}{seen['sent_bytes'] / 1e6:9.2f}"
+              f"{seen['losses'][-1]:8.3f}" for name, seen in runs.items()]
     return "\n".join(lines)
 
 
