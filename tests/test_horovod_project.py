@@ -78,8 +78,9 @@ def test_weights_are_tuned_under_torchrun_and_a_script_without_shutdown_ends(tmp
             ("tokenizer_config.json", '{"tokenizer_class": "BertTokenizer"}'),
             ("films.csv", "\n".join(["label,text", *FILMS])), ("script.py", SCRIPT)):
         (tmp_path / name).write_text(text)
-    saved = bert.make_bert(SMALL, small_tokens()._replace(classes="abcde", vocab_size=9))
-    saved.save_pretrained(tmp_path)  # with a head of 5 classes
+    five = small_tokens()._replace(classes="abcde", vocab_size=9)
+    launch(lambda: bert.make_bert(SMALL, five).save_pretrained(tmp_path), ranks=1,
+           preload=training.PRELOAD)  # its head has 5 classes; here transformers is not loaded
     monkeypatch.setenv("HOROVOD_TIMELINE", str(tmp_path / "at exit.json"))
     options = "--compression none --steps 50 --warmup 5 --lr 0.02 --batch 20 --n-ctx 8".split()
     output = torchrun(tmp_path / "script.py", tmp_path, "--weights", tmp_path, "--data",

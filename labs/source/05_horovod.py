@@ -544,7 +544,7 @@ for name, each in {"as it is": network, "changed": {**network, **change}}.items(
 
 # %% [markdown]
 # **The same step with other tools**: from the same weights, on the same data, each prints the same two losses. MPI averages with
-# `world.allreduce`; TensorFlow's `MirroredStrategy` has one process, a replica for each device, and averages inside `strategy.run`.
+# `world.allreduce`. TensorFlow's `MirroredStrategy` has one process and a replica for each device, and averages with `strategy.reduce`.
 #
 # ```bash
 # python labs/jobs/torch_step.py               # ranklab.horovod, four ranks

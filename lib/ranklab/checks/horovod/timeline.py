@@ -2,15 +2,11 @@
 
 import json
 import tempfile
-from collections import Counter
 from pathlib import Path
-
-import torch
 
 from ranklab.checks.beside import expect, located
 from ranklab.checks.exercise import Mistake
 from ranklab.checks.failures import hinted
-from ranklab.checks.trial import explain
 
 EVENTS = [
     ("w", "NEGOTIATE", 0.25, 1.0), ("b", "NEGOTIATE", 0.5, 1.0), ("w", "ALLREDUCE", 1.0, 2.5),
@@ -23,12 +19,17 @@ OLD = "an older file, which is longer than the trace is. " * 200
 KEPT = ("The first call was right. Is something kept from call to call, in a default argument or "
         "in a global name? Each call begins with no rows.")
 KEYS = {"M": {"pid", "name", "args"}, "X": {"pid", "name", "ts", "dur"}}
-SLIPS = {  # what a mistake writes for [start, end] in seconds: (ts and dur, a hint)
-    "in milliseconds": (lambda start, end: (start * 1e3, (end - start) * 1e3),
-                        "The format counts microseconds: seconds * 1e6."),
-    "when it starts and when it ends": (lambda start, end: (start * 1e6, end * 1e6),
-                                        '"dur" is how long it takes, end - start.'),
-}
+SLIPS = (  # (what a mistake makes of a row that is right, what it is, a hint)
+    (lambda tensor, row: [(phase, ts / 1e3, dur / 1e3) for phase, ts, dur in row], "milliseconds",
+     "The format counts microseconds: seconds * 1e6."),
+    (lambda tensor, row: [(phase, ts, ts + dur) for phase, ts, dur in row], "each phase's end",
+     '"dur" is how long it takes, end - start.'),
+    (lambda tensor, row: [(tensor, *times) for _, *times in row], "the tensor's name as phase",
+     'The "name" of an event of kind X is its phase.'),
+    (lambda tensor, row: {phase: (phase, *times) for phase, *times in row}.values(),
+     "one event of each phase", "A phase comes again in every step: write every event."),
+    (lambda tensor, row: [*row, *row], "every event twice", "Write every event once."),
+)
 
 
 def check_timeline(fn):
@@ -43,32 +44,23 @@ def check_timeline(fn):
 
 
 def _is_right(fn, events):
-    rows, phases_of = _rows(_written(fn, events)), {tensor: [] for tensor, *_ in events}
-    for tensor, *phase in events:
-        phases_of[tensor].append(tuple(phase))
+    rows, right = _rows(_written(fn, events)), {tensor: [] for tensor, *_ in events}
+    for tensor, phase, start, end in sorted(events):
+        right[tensor].append((phase, start * 1e6, (end - start) * 1e6))
     expect(not events or {*rows} != {phase for _, phase, *_ in events},
            f"there is a row for each phase: {', '.join(rows)}", "A row is a tensor.")
-    expect({*rows} == {*phases_of}, f"the rows are {sorted(rows)}, not {sorted(phases_of)}",
+    expect({*rows} == {*right}, f"the rows are {sorted(rows)}, not {sorted(right)}",
            "Each tensor has one row.")
-    for tensor, phases in phases_of.items():
-        _is_row(tensor, sorted(rows[tensor]), sorted(phases))
+    for tensor, row in right.items():
+        got = _rounded(rows[tensor])
+        for of, what, hint in SLIPS if got != _rounded(row) else ():
+            expect(got != _rounded(of(tensor, row)), f"the row of {tensor!r} has {what}", hint)
+        expect(got == _rounded(row), f"[(phase, ts, dur)] of {tensor!r} is {got}, not {row}", "ts "
+               "is the start and dur is end - start, both times 1e6; every event, and once.")
 
 
-def _is_row(tensor, found, phases):
-    """`found` is [(phase, ts, dur), ...], and `phases` [(phase, start, end), ...]."""
-    counts, right = (Counter(phase for phase, *_ in each) for each in (found, phases))
-    expect({*counts} != {tensor}, f"every phase in the row of {tensor!r} is called {tensor}",
-           'The "name" of an event of kind X is its phase.')
-    for phase in sorted(counts | right):
-        hint = ("Write every event once." if counts[phase] > right[phase] else "A phase comes "
-                "again in every step: write every event, and do not keep one for each name.")
-        expect(counts[phase] == right[phase], f"in the row of {tensor!r} phase {phase} is there "
-               f"{counts[phase]} times, not {right[phase]}", hint)
-    for (phase, *times), (_, *both) in zip(found, phases):
-        slips = {what: (torch.tensor(of(*both)), hint) for what, (of, hint) in SLIPS.items()}
-        explain(f'["ts", "dur"] of {phase} in the row of {tensor!r}', torch.tensor(times).float(),
-                torch.tensor([both[0] * 1e6, (both[1] - both[0]) * 1e6]), slips,
-                "ts is the start and dur is end - start, both times 1e6.")
+def _rounded(row):
+    return sorted((phase, round(ts, 3), round(dur, 3)) for phase, ts, dur in row)
 
 
 def _written(fn, events):
