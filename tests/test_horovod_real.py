@@ -64,7 +64,9 @@ def test_verbs_errors_losses_and_weights_are_the_same(both, what, rel):
 def test_timelines_have_the_same_phases(both, tmp_path_factory):
     wanted = {"NEGOTIATE_ALLREDUCE", "ALLREDUCE", "NEGOTIATE_BROADCAST", "BROADCAST",
               "GLOO_ALLREDUCE"}
-    for trace in tmp_path_factory.getbasetemp().glob("horovod*/*.trace"):
+    traces = [*tmp_path_factory.getbasetemp().glob("horovod*/*.trace")]
+    assert len(traces) == 2
+    for trace in traces:
         found = {phase.name for phase in read_timeline(trace) if phase.tensor.endswith("0.weight")}
         assert wanted <= found, trace.name
 

@@ -22,16 +22,14 @@ CASES = {  # (this rank's x of R, what is wrong where all before is right)
                PARTS),
     "the first has nothing": (lambda rank, R: torch.ones(6) * (rank > 0), ZERO),
     "the last has nothing": (lambda rank, R: torch.ones(6) * (rank < R - 1), ZERO),
-    "tiny": (lambda rank, R: torch.full((4,), 1e-6 * (1 + rank)), "Nothing is added to |a|^2, and "
-             "it has no lower limit: torch.where(aa > 0, ...)."),
+    "tiny": (lambda rank, R: torch.full((4,), 1e-6 * (1 + rank)), "Nothing is added to |a|^2."),
     "huge": (lambda rank, R: torch.full((4,), 1e20 * (1 + rank)), DOUBLE),  # its square is too much
     "large float16": (lambda rank, R: torch.full((16,), 300.0 + rank, dtype=torch.float16), DOUBLE),
     "one number": (lambda rank, R: torch.tensor([2.0 - rank]), PARTS),
     "transposed": (lambda rank, R: torch.arange(6.0).view(3, 2).t() + rank, "Elements keep their "
                    "order: x.flatten() before, .view(x.shape) after."),
     f"sizes={SIZES}": (lambda rank, R: CASES["random"][0](rank, R), "Each element takes the "
-                       "coefficient of its own tensor, of_a[tensor_of]; and tensor_of is cut as "
-                       "the vector is: the same half."),
+                       "coefficient of its own tensor, of_a[tensor_of], cut as the vector is."),
 }
 COEFFICIENTS = (  # (what two ranks get ..., by a.b, this vector's square and the other's; a hint)
     ("without the 2", lambda ab, aa, bb: 1 - ab / aa, "Each coefficient takes off *half*."),

@@ -30,9 +30,7 @@ ORDER = ("Take the tensors as they come, without sorting them. Each joins the ne
 
 def plan(tensors, threshold, kind=lambda x: (x.dtype, x.device), size=lambda x: x.nbytes,
          fits=lambda sizes, threshold: sum(sizes) <= threshold):
-    """The oracle: of each kind for itself, as many as fit into each list; `sizes` ends with that
-    of the tensor which is new in it.
-    """
+    """The oracle: of each kind for itself, as many as fit; the last of `sizes` is that to add."""
     groups = []
     for each in dict.fromkeys(map(kind, tensors)):
         left = [i for i, tensor in enumerate(tensors) if kind(tensor) == each]
