@@ -49,8 +49,7 @@ SHORTER = {
                '{"names": names, **mine': '{"names": names, "steps": 4, **mine',
                '"epochs": 4,': '"epochs": 1,'},
     "05_horovod": {"project.run(ranks=4, nodes=4,":
-                   "project.run(project.Config(steps=3), ranks=2, nodes=2, calls=3,",
-                   "other_tools.run(ranks=4)": "other_tools.run(ranks=2)"},
+                   "project.run(project.Config(steps=3), ranks=2, nodes=2,"},
     "06_zero": {"ranks=2, steps=40)": "ranks=2, steps=3)",
                 "ranks=2, steps=12,": "ranks=2, steps=3,"},
     "07_fsdp": {"save=folder.name, **mine": "save=folder.name, pretrain=5, steps=5, **mine"},
