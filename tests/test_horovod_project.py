@@ -11,7 +11,7 @@ import ranklab.horovod as hvd
 from ranklab import launch
 from ranklab.data.labelled_text import Words
 from ranklab.engine import torchrun
-from ranklab.projects.collectives import mpi
+from ranklab.collectives import mpi
 from ranklab.projects.horovod import __main__ as command
 from ranklab.projects.horovod import bert, other_tools, training, tuning
 from ranklab.projects.horovod import timeline as timelines

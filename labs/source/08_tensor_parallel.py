@@ -662,7 +662,7 @@ for data_rank in range(2):
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import loss_parallel
 
-from ranklab.projects.tensor_parallel import dtensor
+from ranklab.tensor_parallel import dtensor
 
 # %%
 def by_dtensor(model, how):
@@ -738,7 +738,7 @@ def mlp_of(split):
 
 
 if importlib.util.find_spec("megatron"):
-    from ranklab.projects.tensor_parallel.megatron import parallel_linears
+    from ranklab.tensor_parallel.megatron import parallel_linears
 
     layers = {"yours": lambda up, down: (ColumnParallelLinear(up), RowParallelLinear(down)),
               "Megatron-core": parallel_linears}

@@ -6,7 +6,7 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-from ranklab.projects.collectives import mpi
+from ranklab.collectives import mpi
 
 NO_TENSORFLOW = ("TensorFlow is not here, and wants 1.5 GB: pip install tensorflow-cpu in an "
                  "environment of its own, and set TENSORFLOW_PYTHON to its bin/python")

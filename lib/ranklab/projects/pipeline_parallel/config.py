@@ -13,8 +13,6 @@ from ranklab.text_trainer import TrainConfig
 SCHEDULES = {"gpipe": pp.gpipe_schedule, "1f1b": pp.one_f_one_b_schedule,
              "interleaved": pp.interleaved_schedule, "zb-h1": pp.zero_bubble_schedule,
              "zb-v": pp.zb_v_schedule}  # fmt: skip
-TORCH_SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "Interleaved1F1B",
-                   "zb-h1": "InterleavedZeroBubble", "zb-v": "ZBVZeroBubble"}
 
 
 def schedule_of(name, virtual=None):
