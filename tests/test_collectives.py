@@ -16,7 +16,6 @@ from ranklab.collectives.watch import Message, Watch, marked
 from ranklab.engine import RankError, torchrun
 from ranklab.meter import Traffic
 from ranklab.plots import collectives as plots
-from ranklab.plots.style import save
 from ranklab.projects.collectives import links
 from ranklab.projects.collectives import timing as project
 
@@ -297,30 +296,13 @@ def test_mpi_gives_the_same_numbers_or_says_what_is_missing(monkeypatch):
     assert all(line.split()[-1] == "0" for line in lines[2:])
 
 
-def _watched():
-    R = dist.get_world_size()
-    inside, across = c.node_groups(R // 2)
-    with Watch() as ring:
-        c.ring_all_reduce(marked(R))
-    with Watch() as layered:
-        c.hierarchical_all_reduce(marked(R), inside, across)
-    return ring.messages, layered.messages
+def test_a_ring_passes_what_it_has_and_sums_for_half_of_its_steps():
+    def watched():
+        with Watch() as ring:
+            c.ring_all_reduce(marked(4))
+        return ring.messages
 
-
-def test_figures_show_what_was_sent(tmp_path):
-    seen = launch(_watched, ranks=4)
-    for rank, (ring, _) in enumerate(seen):
-        assert [m.step for m in ring] == list(range(6))
-        assert {m.to for m in ring} == {(rank + 1) % 4}
-        assert [len(m.summed) for m in ring] == [1, 2, 3, 4, 4, 4]
-    line = (1e3, 1e6), (1e-4, 1e-3)
-    figures = (
-        plots.nine_verbs, lambda: plots.steps([ring for ring, _ in seen], 4, title="ring"),
-        lambda: plots.steps([layered for _, layered in seen], 4, nodes=2),
-        lambda: plots.traffic_matrices({"ring": [{1: 4}, {0: 4}], "none": [{}, {}]}),
-        lambda: plots.busiest_rank({"ring": [4, 4], "server": [8, 4]}),
-        lambda: plots.time_against_size({"ring": line}, {"ring": line}, 5e4),
-        lambda: plots.slow_link([1, 8], {"flat": [1, 8]}, {"flat": {1: 1.1}}),
-    )
-    for number, draw in enumerate(figures):
-        assert save(draw(), tmp_path / f"{number}.svg").stat().st_size > 2000
+    for rank, messages in enumerate(launch(watched, ranks=4)):
+        assert [m.step for m in messages] == list(range(6))
+        assert {m.to for m in messages} == {(rank + 1) % 4}
+        assert [len(m.summed) for m in messages] == [1, 2, 3, 4, 4, 4]

@@ -24,7 +24,7 @@ def is_here():
 
 
 def mpirun(ranks, *arguments):
-    """What `mpirun -n ranks python *arguments` prints, or one sentence that says what to install."""
+    """What `mpirun -n ranks python *arguments` prints, or a sentence that says what to install."""
     if not is_here():
         return NO_MPI
     done = subprocess.run(["mpirun", "-n", str(ranks), sys.executable, *arguments], timeout=120,
