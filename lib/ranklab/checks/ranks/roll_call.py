@@ -11,6 +11,7 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from ranklab.checks.beside import expect, located
+from ranklab.checks.exercise import Mistake
 from ranklab.checks.failures import hinted
 from ranklab.checks.trial import on_ranks, patience
 from ranklab.meter import Traffic
@@ -79,8 +80,12 @@ def _trial(roll_call, seconds):
 
 def check_roll_call(roll_call):
     seconds = SECONDS * min(3, patience())
-    with hinted({"hang: .*": HANGS, "DistStoreError: Wait timeout.*": HANGS}):
-        seen, = on_ranks(_trial, roll_call, seconds, ranks=1)
+    try:
+        with hinted({"hang: .*": HANGS, "DistStoreError: Wait timeout.*": HANGS}):
+            seen, = on_ranks(_trial, roll_call, seconds, ranks=1)
+    except Mistake as mistake:  # all ranks were threads of one
+        mistake.what = mistake.what.replace("on 1 rank, rank 0 of 1", "a rank", 1)
+        raise
     most = [located(name, _compare, *case[:2], *zip(*of_ranks), seconds, case[2])
             for (name, case), of_ranks in zip(CASES.items(), seen)]
     yield "the same sorted list on every rank, also where rank 0, or all but one, is missing"
