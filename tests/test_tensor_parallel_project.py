@@ -35,7 +35,7 @@ def small_model():
 
 @pytest.fixture(scope="module")
 def every_method(small_model, text):
-    return project.run(ranks=4, method="all", path=text, **FEW)
+    return project.run(ranks=2, method="all", path=text, **FEW)
 
 
 # --- training -------------------------------------------------------------------------------------
@@ -97,7 +97,7 @@ def test_torchrun_runs_it_in_place(text):
 
 def test_dtensor_has_our_losses_and_gathers_no_logits(every_method, text):
     _, _, tensor, sequence, dtensor = every_method["rows"]
-    by_tokens, = project.run(ranks=4, method="dtensor", path=text, sequence_parallel=True,
+    by_tokens, = project.run(ranks=2, method="dtensor", path=text, sequence_parallel=True,
                              **FEW)["rows"]
     for ours, theirs in ((tensor, dtensor), (sequence, by_tokens)):
         assert theirs.history.loss == pytest.approx(ours.history.loss, abs=1e-5)
