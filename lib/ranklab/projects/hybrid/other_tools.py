@@ -5,7 +5,7 @@ sentences above. Names are those of Megatron-LM core 0.19 and of torchtitan 0.2.
 """
 
 from ranklab.hybrid import layout_memory, megatron_memory
-from ranklab.projects.pipeline_parallel.config import TORCH_SCHEDULES
+from ranklab.pipeline_parallel.torch_pipelining import TORCH_SCHEDULES
 
 
 def megatron_command(layout, job, per_node=8):

@@ -23,10 +23,10 @@ from ranklab.data import batch_at
 from ranklab.engine import device, launch
 from ranklab.hybrid import Hybrid, Layout
 from ranklab.pipeline_parallel import tied_embedding_sync
+from ranklab.pipeline_parallel.torch_pipelining import TORCH_SCHEDULES
 from ranklab.projects.hybrid.compare import SHAPE, TRAIN, new_trainer, shape_of
 from ranklab.projects.hybrid.training import new_model
-from ranklab.projects.pipeline_parallel.config import TORCH_SCHEDULES
-from ranklab.projects.tensor_parallel.dtensor import parallelize_gpt, summed_loss
+from ranklab.tensor_parallel.dtensor import parallelize_gpt, summed_loss
 from ranklab.trainer import decay_groups, learning_rate
 from ranklab.zero.deepspeed_engine import quiet_deepspeed, settings
 
