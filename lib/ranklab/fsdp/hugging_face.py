@@ -1,0 +1,151 @@
+"""Accelerate's FSDP and transformers' Trainer on the Llama that ours trains.
+
+Neither need do what it is asked: where FSDP does not run, as on a CPU, they train by DDP and say
+nothing. The losses are those of FSDP, so only assert_sharded can tell.
+"""
+
+import tempfile
+import warnings
+from importlib.util import find_spec
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+
+from ranklab.engine import device, launch
+from ranklab.fsdp.block import FullyShardedBlock
+from ranklab.fsdp.hooks import sharded_parameters
+from ranklab.fsdp.masked import masked_loss
+from ranklab.zero.deepspeed_engine import PAPERS, quiet_deepspeed
+
+NOT_HERE = ("transformers and accelerate are not here: pip install -c constraints.txt -e '.[hf]' "
+            "brings them")
+LLAMA = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
+         "num_attention_heads": 2, "initializer_range": 0.1, "use_cache": False}
+RANKS, BATCH, T, LR = 2, 4, 16, 0.5  # a batch of BATCH texts on each rank
+# Clipping is named, because else Accelerate takes 1.0, whatever Trainer is told.
+ZERO_3 = {"zero_optimization": {"stage": 3, **PAPERS}, "train_micro_batch_size_per_gpu": BATCH,
+          "zero_allow_untested_optimizer": True, "gradient_clipping": 0.0}
+
+
+def are_here():
+    """True where transformers and accelerate are installed; nothing is imported."""
+    return all(map(find_spec, ("transformers", "accelerate")))
+
+
+def losses_on_ranks(train, steps):
+    """What train(steps) gives on rank 0; an empty list where transformers or accelerate is missing.
+
+    train  train_with_ours, train_with_accelerate or train_with_trainer
+    """
+    if not are_here():
+        return []
+    return launch(train, steps, ranks=RANKS, timeout=120, preload=("transformers.trainer",))[0]
+
+
+def assert_sharded(model, ranks):
+    """This rank keeps 1/ranks of the numbers of `model`; half more may be there for uneven rows.
+
+    It may be sharded by FSDP2, DeepSpeed's ZeRO-3, or by ours.
+    error  AssertionError
+    """
+    ours = sharded_parameters(model)
+    whole, mine = map(sum, zip(*(sizes_of(p, ours) for p in model.parameters())))
+    if mine > 1.5 * whole / ranks:
+        job = dist.get_world_size() if dist.is_initialized() else 1
+        raise AssertionError(
+            f"not sharded: this rank keeps {mine:,} of the model's {whole:,} numbers, not 1/{ranks}"
+            f" of them; the model is a {type(model).__name__}, the ranks of its job: {job}")
+
+
+def sizes_of(parameter, ours):
+    """(numbers of a parameter, those on this rank); `ours` are sharded_parameters."""
+    if isinstance(parameter, DTensor):
+        return parameter.numel(), parameter.to_local().numel()
+    if hasattr(parameter, "ds_tensor"):  # DeepSpeed's
+        return parameter.ds_numel, parameter.ds_tensor.numel()
+    shape = ours[parameter].shape if parameter in ours else parameter.shape
+    return shape.numel(), parameter.numel()
+
+
+# --- the same Llama, texts and optimizer, by each -------------------------------------------------
+
+def new_llama():
+    """The same small Llama on every rank."""
+    import transformers  # seconds, and only here
+
+    torch.manual_seed(0)
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**LLAMA)).to(device())
+
+
+def new_optimizer(model):
+    """SGD: gradients that are too large by a factor would not show under Adam."""
+    return torch.optim.SGD(model.parameters(), lr=LR)
+
+
+def texts(steps):
+    """The tokens of all ranks, in the order in which Trainer deals them out."""
+    made = torch.Generator().manual_seed(1)
+    return torch.randint(8, (steps, dist.get_world_size(), BATCH, T), generator=made)
+
+
+def train(model, optimizer, steps, backward=torch.Tensor.backward):
+    """The loss of each step, over all ranks; `model` is sharded, or AssertionError."""
+    assert_sharded(model, dist.get_world_size())
+    losses = []
+    for tokens in texts(steps)[:, dist.get_rank()].to(device()):
+        loss = masked_loss(model(input_ids=tokens).logits, tokens)
+        optimizer.zero_grad()
+        backward(loss)
+        optimizer.step()
+        losses.append(loss.detach())
+    losses = torch.stack(losses)
+    dist.all_reduce(losses)
+    return (losses / dist.get_world_size()).tolist()
+
+
+def train_with_ours(steps):
+    """On each rank, inside launch: the losses by our FSDP."""
+    model = new_llama()
+    for module in (*model.model.layers, model):
+        FullyShardedBlock(module)
+    return train(model, new_optimizer(model), steps)
+
+
+def train_with_accelerate(steps):
+    """The same by Accelerate with its plugin for FSDP2; or what assert_sharded says of it, as on a
+    CPU, where it does not shard.
+    """
+    from accelerate import Accelerator, FullyShardedDataParallelPlugin  # seconds, and only here
+
+    plugin = FullyShardedDataParallelPlugin(
+        fsdp_version=2, auto_wrap_policy="transformer_based_wrap",
+        transformer_cls_names_to_wrap=["LlamaDecoderLayer"])
+    with warnings.catch_warnings(action="ignore"):
+        accelerator = Accelerator(cpu=device().type != "cuda", fsdp_plugin=plugin)
+        model = new_llama()
+        model, optimizer = accelerator.prepare(model, new_optimizer(model))
+    try:
+        return train(model, optimizer, steps, accelerator.backward)
+    except AssertionError as error:
+        return str(error)
+
+
+def train_with_trainer(steps):
+    """The same by transformers' Trainer with DeepSpeed's ZeRO-3."""
+    import transformers
+
+    quiet_deepspeed()
+    examples = [{"input_ids": tokens, "labels": tokens} for tokens in texts(steps).flatten(0, 2)]
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(action="ignore"):
+        trainer = transformers.Trainer(
+            model=new_llama(), train_dataset=examples, args=transformers.TrainingArguments(
+                folder, use_cpu=device().type != "cuda", deepspeed=ZERO_3, max_steps=steps,
+                per_device_train_batch_size=BATCH, train_sampling_strategy="sequential",
+                optim="sgd", learning_rate=LR, lr_scheduler_type="constant", max_grad_norm=0.0,
+                logging_steps=1, report_to=[], save_strategy="no", disable_tqdm=True))
+        trainer.remove_callback(transformers.PrinterCallback)
+        trainer.train()
+    assert_sharded(trainer.model_wrapped, dist.get_world_size())
+    trainer.model_wrapped.destroy()
+    return [line["loss"] for line in trainer.state.log_history if "loss" in line]
