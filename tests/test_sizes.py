@@ -9,8 +9,8 @@ IN_ALL, PROJECT, TESTS = 4500, 350, 350  # with questions, figures, text, deck a
 OF_A_FUNCTION, OF_A_CLASS = 60, 120  # the check of one exercise
 LARGER = {  # in all, project, tests
     "02_collectives": (5070, 425, 350), "03_data_parallel": (6215, 505, 590),
-    "04_ddp": (5290, 810, 485), "05_horovod": (6115, 735, 740), "06_zero": (5675, 500, 555),
-    "07_fsdp": (5210, 735, 605), "08_tensor_parallel": (4940, 455, 355),
+    "04_ddp": (5290, 810, 485), "05_horovod": (6115, 735, 740), "06_zero": (5660, 395, 560),
+    "07_fsdp": (4995, 375, 575), "08_tensor_parallel": (4940, 455, 355),
     "09_pipeline_parallel": (4775, 375, 350), "12_hybrid": (5360, 960, 670),
 }
 LARGER_CHECKS = {

@@ -594,15 +594,17 @@ for tool, (losses, calls, rows) in found.items():
 # Often a library calls FSDP for you. Then look whether it did. Here Accelerate is asked for FSDP on this machine's CPU. It says nothing, and trains on. One assertion on the model finds out:
 
 # %%
-from ranklab.projects.fsdp import peers
+from ranklab.fsdp import hugging_face
 
-print(textwrap.fill(peers.fallback_caught(), 98))
+said = hugging_face.losses_on_ranks(hugging_face.train_with_accelerate, 4)
+print(textwrap.fill(str(said or hugging_face.NOT_HERE), 98))
 
 # %% [markdown]
 # The losses would not have told. With DeepSpeed below it, Transformers' Trainer does shard on a CPU. The same tiny Llama on two ranks:
 
 # %%
-theirs, ours = peers.trainer_losses(4), peers.our_losses(4)
+theirs = hugging_face.losses_on_ranks(hugging_face.train_with_trainer, 4)
+ours = hugging_face.losses_on_ranks(hugging_face.train_with_ours, 4)
 print("Trainer, DeepSpeed's stage 3 ", *(f"{loss:.4f}" for loss in theirs))
 print("our FSDP                     ", *(f"{loss:.4f}" for loss in ours))
 assert all(math.isclose(a, b, rel_tol=1e-3) for a, b in zip(theirs, ours))
@@ -680,8 +682,8 @@ for R in (1, 2, 3, 4):
 # And the 7B model on four GPUs of 24 GB? We have none, but the formula is the same, with all that is there for a while: what is whole, messages, activations. The project also *poses* as one of four GPUs. The real Llama runs in our FSDP on tensors without memory, and every byte that they would take is counted (section 9 has the line). Both agree within 5%. For one text of 1,024 tokens on each GPU, bf16 and checkpointing, at the moment when most is there:
 
 # %% tags=["nbval-check-output"]
+from ranklab.fsdp.memory import predicted_memory
 from ranklab.projects.fsdp.config import LLAMAS
-from ranklab.projects.fsdp.dry_run import predicted_memory
 
 parts = ("parameters", "gradients", "optimizer_state", "gathered_parameters", "activations",
          "total")
@@ -707,7 +709,6 @@ questions("07_fsdp")
 # ## 9. On real GPUs
 #
 # ```bash
-# python -m ranklab.projects.fsdp --size 7b --dry-run --gpus 4 --gpu-gb 24
 # torchrun --nproc-per-node 4 -m ranklab.projects.fsdp --size 7b --model models/Llama-2-7b --data alpaca.json --save tuned
 # sbatch labs/jobs/fsdp.sbatch
 # ```

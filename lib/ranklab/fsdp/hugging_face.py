@@ -1,7 +1,8 @@
 """Accelerate's FSDP and transformers' Trainer on the Llama that ours trains.
 
 Neither need do what it is asked: where FSDP does not run, as on a CPU, they train by DDP and say
-nothing. The losses are those of FSDP, so only assert_sharded can tell.
+nothing. The losses are those of FSDP, so only assert_sharded can tell. Below Trainer it is
+DeepSpeed that shards, as in zero (lab 06).
 """
 
 import tempfile
@@ -89,7 +90,7 @@ def texts(steps):
     return torch.randint(8, (steps, dist.get_world_size(), BATCH, T), generator=made)
 
 
-def train(model, optimizer, steps, backward=torch.Tensor.backward):
+def _train(model, optimizer, steps, backward=torch.Tensor.backward):
     """The loss of each step, over all ranks; `model` is sharded, or AssertionError."""
     assert_sharded(model, dist.get_world_size())
     losses = []
@@ -109,7 +110,7 @@ def train_with_ours(steps):
     model = new_llama()
     for module in (*model.model.layers, model):
         FullyShardedBlock(module)
-    return train(model, new_optimizer(model), steps)
+    return _train(model, new_optimizer(model), steps)
 
 
 def train_with_accelerate(steps):
@@ -126,7 +127,7 @@ def train_with_accelerate(steps):
         model = new_llama()
         model, optimizer = accelerator.prepare(model, new_optimizer(model))
     try:
-        return train(model, optimizer, steps, accelerator.backward)
+        return _train(model, optimizer, steps, accelerator.backward)
     except AssertionError as error:
         return str(error)
 
