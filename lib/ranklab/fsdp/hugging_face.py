@@ -75,6 +75,7 @@ def new_llama():
     """The same small Llama on every rank."""
     import transformers  # seconds, and only here
 
+    transformers.logging.set_verbosity_error()  # DeepSpeed's, too, by Trainer
     torch.manual_seed(0)
     return transformers.LlamaForCausalLM(transformers.LlamaConfig(**LLAMA)).to(device())
 
