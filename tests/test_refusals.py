@@ -128,7 +128,7 @@ REFUSED = {
         --data /nonexistent | there is no file
         --checkpoint {folder} | is that of one stage: name it
         --offload cpu | needs stage 1, 2 or 3
-        --compiled | are for --engine deepspeed
+        --compiled | is for --engine deepspeed
         --engine deepspeed --stage 1 --offload {folder} | with --engine deepspeed it is cpu
         --resume | --resume goes on from a folder
         --config {text} | is no DeepSpeed config
@@ -137,8 +137,8 @@ REFUSED = {
         --gpu-gb nan | not 'nan'
         --stage 1 --resume --checkpoint {folder} | there is no checkpoint""",
     "fsdp": """
-        --dry-run --gpus 0 | not '0'
-        --dry-run --gpus 3 --shard-ranks 2 | shard_ranks=2 must divide the 3 GPUs
+        --ranks 0 | not '0'
+        --ranks 2 --eval-batch 1 | 2 ranks need a held-out example each
         --ranks 3 | 3 ranks must divide batch=32
         --ranks 4 --shard-ranks 3 | shard_ranks=3 must divide the 4 ranks
         --data {broken} | is no list of examples

@@ -15,18 +15,18 @@ from conftest import ROOT
 
 from ranklab.course import labs
 from ranklab.engine.forkserver import ENVIRON
-from ranklab.projects import hugging_face
+from ranklab.fsdp import hugging_face
 
 # Cells that can't be rehearsed, by how they begin. One that can is a failure, too.
 # DeepSpeed has a list of the devices that it knows; a dry run's tensors are fakes already
 KNOWN = {"def their_losses(stage):", "def train_by_deepspeed():",
          'losses = peers.deepspeed_losses(text, parse_layout("2x1x2,zero"))',
          "from ranklab.projects.hybrid.dry_run import dry_run_report"}
-if hugging_face.has_trainer():
+if hugging_face.are_here():
     # transformers' Trainer takes its device from accelerate, which knows no device "gpu": it moves
     # the model to the CPU
-    KNOWN |= {"from ranklab.projects.fsdp import peers",
-              "theirs, ours = peers.trainer_losses(4), peers.our_losses(4)"}
+    KNOWN |= {"from ranklab.fsdp import hugging_face",
+              "theirs = hugging_face.losses_on_ranks(hugging_face.train_with_trainer, 4)"}
 
 # Rules hold from the first step on; the solved labs take all steps.
 SHORTER = {

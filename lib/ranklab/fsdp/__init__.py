@@ -17,6 +17,7 @@ The rest:
     memory.py      predicted_memory of a Llama, by a formula
     training.py    FullyShard: the training loop's view
     fsdp2.py       Fsdp2: the same with torch's own, torch.distributed.fsdp.fully_shard
+    hugging_face.py  Accelerate and transformers' Trainer, and whether they have sharded
 
 It is made of zero, lab 06: ZeroStage3 says when a block is gathered, freed and reduced, and
 FullyShardedBlock how. The tests hold ours and torch's together.

@@ -1,5 +1,7 @@
-"""A DeepSpeed config from a goal: this model, on these GPUs, as fast as it can be."""
+"""A DeepSpeed config from a goal: this model, on these GPUs, as fast as it can be; and back."""
 
+import json
+from pathlib import Path
 from typing import NamedTuple
 
 from ranklab.zero.memory import zero_memory
@@ -87,3 +89,32 @@ def deepspeed_config(parameters, ranks, gpu_bytes, batch, micro_batch, other_byt
     if precision != "fp32":
         config[precision] = {"enabled": True}
     return config
+
+
+def read_config(path):
+    """(the stage, {name: value}) that the DeepSpeed config in this file asks for: batch,
+    micro_batch, clip, precision, offload, lr, betas, weight_decay.
+
+    error  ValueError: something that has no such name
+    """
+    try:
+        given = json.loads(Path(path).read_text())
+        zero = dict(given.get("zero_optimization", {}))
+    except (ValueError, AttributeError, TypeError) as error:
+        raise ValueError(f"{path} is no DeepSpeed config: {error}") from None
+    optimizer = {"type": "AdamW", "params": {}} | given.get("optimizer", {})
+    kind = optimizer["type"]
+    for is_there, advice in (
+            (given.get("fp16", {}).get("enabled"), "fp16 is not for this project: take bf16"),
+            (zero.get("offload_param"), "offload_param is not for this project"),
+            (kind != "AdamW", f"optimizer.type={kind!r} must be 'AdamW'")):
+        if is_there:
+            raise ValueError(f"{path}: {advice}")
+    found = {name: optimizer["params"].get(name) for name in ("lr", "betas", "weight_decay")}
+    found |= {"batch": given.get("train_batch_size"),
+              "micro_batch": given.get("train_micro_batch_size_per_gpu"),
+              "clip": given.get("gradient_clipping"),
+              "precision": "bf16" if given.get("bf16", {}).get("enabled") else "fp32",
+              "offload": "cpu" if zero.get("offload_optimizer") else None,
+              "betas": tuple(found["betas"]) if found["betas"] else None}
+    return zero.get("stage", 0), {name: value for name, value in found.items() if value is not None}
