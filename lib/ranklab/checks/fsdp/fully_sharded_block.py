@@ -206,7 +206,7 @@ def _trained(block_class, ranks, new_optimizer, pieces, recompute):
         return [100 * turn + 10 * piece + rank for piece in range(len(pieces))]
 
     def call(turn):
-        for seed, root.hooks.sync in zip(seeds(turn, dist.get_rank()), pieces):
+        for seed, root.unit.hooks.sync in zip(seeds(turn, dist.get_rank()), pieces):
             loss_of(model, seed).backward()
         found = {f"the gradient of `{name}`": p.grad for name, p in trained.items()}
         optimizer.step()

@@ -51,13 +51,13 @@ class Units(Watch):
     def whole(self):
         """The numbers of the blocks whose weights take memory."""
         return [number for number, unit in enumerate(self.units)
-                if any(is_there(bucket.weights) for bucket in unit.buckets)]
+                if any(is_there(bucket.weights) for bucket in unit.shards)]
 
     def block_begins(self, what, number):
         whole = self.whole()
         arriving = {held.tensor.data_ptr() for held in self.handles if not held.is_here}
         under_way = [n for n in whole if any(bucket.weights.data_ptr() in arriving
-                                             for bucket in self.units[n].buckets)]
+                                             for bucket in self.units[n].shards)]
         if number not in whole or number in under_way:
             raise RuntimeError(f"block {number}'s {what} begins without its weights")
         gradients = [n for n, block in enumerate(self.blocks)
@@ -107,7 +107,7 @@ class Units(Watch):
 
     def _compare_sent(self, sync):
         buckets = self.wrapped.buckets
-        units = sum(bucket.weights.nbytes for unit in self.units for bucket in unit.buckets)
+        units = sum(bucket.weights.nbytes for unit in self.units for bucket in unit.shards)
         everything = sum(bucket.weights.nbytes for bucket in buckets)
         gradients = sync * sum(bucket.weights.nbytes for bucket in buckets if bucket.trained)
         explain("bytes sent", self.traffic.sent_bytes, self.once * (units + everything + gradients),

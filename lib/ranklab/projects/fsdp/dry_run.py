@@ -11,8 +11,8 @@ from torch.overrides import TorchFunctionMode
 
 from ranklab.engine import launch
 from ranklab.fsdp import FullyShardedBlock, masked_loss
-from ranklab.fsdp.hooks import sharded_modules
 from ranklab.fsdp.memory import Step, moments, predicted_memory
+from ranklab.fsdp.shards import sharded_modules
 from ranklab.meter import MemoryPeak
 from ranklab.projects.dry_run import posing, table, without_memory
 from ranklab.projects.fsdp.config import LLAMAS

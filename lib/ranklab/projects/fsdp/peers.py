@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from ranklab.engine import device, launch
 from ranklab.fsdp import FullyShardedBlock, masked_loss
-from ranklab.fsdp.hooks import sharded_parameters
+from ranklab.fsdp.shards import sharded_parameters
 from ranklab.projects.fsdp.llama import PRELOAD
 from ranklab.projects.hugging_face import has_trainer, offline_transformers
 from ranklab.zero.deepspeed_engine import PAPERS, quiet_deepspeed
