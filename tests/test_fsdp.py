@@ -9,18 +9,17 @@ from collections import UserDict
 import pytest
 import torch
 import torch.distributed as dist
-from sharded_toy import SGD, Toy, loss_of
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from ranklab import device, launch
 from ranklab.checks.fsdp.wrap_policy import OURS, limits, models
+from ranklab.checks.zero.toys import SGD, Toy, loss_of, seeded
 from ranklab.fsdp import (
     FullyShardedBlock, Precision, clip_grad_norm_sharded, hybrid_shard_groups, whole_bytes,
     wrap_policy,
 )
 from ranklab.fsdp.training import FullyShard
-from ranklab.fsdp.wrapping import can_be_a_block
 from ranklab.meter import MemoryCurve, Traffic
 from ranklab.models.gpt import GPT, GPTConfig
 
@@ -125,26 +124,15 @@ def test_what_no_rank_has_used_is_left_alone_as_by_fsdp2(users, like):
 
 # --- forwards without backward --------------------------------------------------------------------
 
-class Block(nn.Module):
-    """Number 2 returns what torch does not look into: a UserDict."""
-
-    def __init__(self, number):
-        super().__init__()
-        self.up, self.number = nn.Linear(7, 7), number
-
-    def forward(self, x):
-        x = x + torch.tanh(self.up(x))
-        return UserDict(x=x) if self.number == 2 else {"x": x}
-
-
 def new_toy():
-    torch.manual_seed(0)
-    return Toy([Block(i) for i in range(4)]).to(device())
+    return seeded(lambda: Toy().float(), 0)
 
 
 def _odd_forwards():
     """The losses after forwards without backward, in any mode, and a backward that raised."""
     one, model = new_toy(), new_toy()
+    # torch does not look into it, so nothing tells when the block's backward begins
+    model.blocks[1].register_forward_hook(lambda module, inputs, outputs: UserDict(outputs))
     for module in (*model.blocks, model):
         root = FullyShardedBlock(module, reshard_after_forward=False)
     ours, ones = SGD(model.parameters()), SGD(one.parameters())
@@ -154,7 +142,7 @@ def _odd_forwards():
             loss_of(model, 2)
         if step == 1:
             hook = model.blocks[1].register_forward_hook(
-                lambda module, inputs, outputs: outputs["x"].register_hook(_raise) and None)
+                lambda module, inputs, outputs: outputs["on"].register_hook(_raise) and None)
             with pytest.raises(RuntimeError, match="on purpose"):
                 loss_of(model, 3).backward()
             hook.remove()
@@ -178,9 +166,12 @@ def test_forwards_without_backward_leave_nothing_stale():
 
 # --- what is whole, the norm ----------------------------------------------------------------------
 
-def _peak(most_bytes):
-    """(bytes of parameters that were whole at the same time, bytes promised)."""
-    model = new_gpt()
+def _peaks(limits):
+    """[(bytes of parameters that were whole at the same time, bytes promised)]"""
+    return [_peak(new_gpt(), most_bytes) for most_bytes in limits]
+
+
+def _peak(model, most_bytes):
     blocks = wrap_policy(model, most_bytes)
     promised = whole_bytes(model, blocks)
     roots = [FullyShardedBlock(module) for module in (*blocks, model)]
@@ -193,18 +184,10 @@ def _peak(most_bytes):
     return max(point.gathered_parameters for point in curve.points), promised
 
 
-@pytest.mark.parametrize("most_bytes", [70_000, 50_000, 30_000])
-def test_as_much_is_whole_as_the_policy_promises(most_bytes):
-    for peak, promised in launch(_peak, most_bytes, ranks=2):
-        assert peak == promised <= most_bytes
-
-
-def test_a_layer_in_two_blocks_is_no_part_of_either_and_may_be_a_block():
-    model = new_toy()
-    model.blocks[0].up = model.blocks[2].up
-    assert not can_be_a_block(model, model.blocks[0])
-    assert can_be_a_block(model, model.blocks[0].up) and can_be_a_block(model, model.blocks[1])
-    assert not can_be_a_block(model, model.head)  # tied
+def test_as_much_is_whole_as_the_policy_promises():
+    limits = 70_000, 50_000, 30_000
+    for found in launch(_peaks, limits, ranks=2):
+        assert all(peak == promised <= most for (peak, promised), most in zip(found, limits))
 
 
 def test_the_check_knows_how_many_blocks_the_policy_takes():
@@ -229,9 +212,9 @@ def test_the_first_parameter_may_have_no_gradient():
 # --- bad input ------------------------------------------------------------------------------------
 
 def _bad(what):
-    model = new_toy().double() if what == "scalar" else new_toy()
+    model = new_toy()
     if what == "scalar":
-        model.scale = nn.Parameter(torch.ones((), dtype=torch.float64))
+        model.scale = nn.Parameter(torch.ones((), device=device()))
     if what == "types":
         model.norm.double()
     if what == "layer":  # one and the same in two blocks
