@@ -126,7 +126,7 @@ plots.rows({name: [of_rank[name] for of_rank in found] for name in found[0]})
 # ### 4.2 A block
 # > difficulty 5/5 · importance 5/5 · 30 minutes · about 15 lines
 #
-# Now a module whose parameters come and go. When they come and go you know: `ShardedModule` is called by the four methods of lab 06's `ZeroStage3`, as the library has them. How they travel is yours, in three methods. All parameters of a block travel in **one message**, because each message pays a latency, and a block of a GPT has eight parameters.
+# Now a module whose parameters come and go. When they come and go you know: `ShardedModule` stands on the engine of lab 06, and is called by the four methods of `ZeroStage3`, as the library has them. How they travel is yours, in three methods. All parameters of a block travel in **one message**, because each message pays a latency, and a block of a GPT has eight parameters.
 #
 # | given by `ShardedModule` | |
 # |---|---|

@@ -82,10 +82,10 @@ class Step:
         return max(least)
 
     def most_saved(self, units):
-        room, saved = self.limit, 0.0
+        budget, saved = self.limit, 0.0
         for unit in sorted(units, key=lambda unit: self.nbytes[unit]):
-            part = min(1, room / self.nbytes[unit])
-            room -= part * self.nbytes[unit]
+            part = min(1, budget / self.nbytes[unit])
+            budget -= part * self.nbytes[unit]
             saved += part * self.send(unit)
         return saved
 
