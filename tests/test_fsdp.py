@@ -34,8 +34,13 @@ def new_gpt():
 
 # --- as torch's FSDP2 -----------------------------------------------------------------------------
 
-def _beside_torch(ours, shard_ranks, precision, options):
-    """(losses, the shapes of the rows, bytes sent in the last step, {verb: messages})"""
+def _each(call, values, *args):
+    """call(value, *args) of each of the values, on this rank."""
+    return [call(value, *args) for value in values]
+
+
+def _trained(ours, shard_ranks, precision, options):
+    """(losses, the shapes of the rows, bytes sent in the last step, messages of each kind)"""
     model = new_gpt()
     if ours:
         group, replicas = hybrid_shard_groups(shard_ranks) if shard_ranks else (None, None)
@@ -59,8 +64,7 @@ def _beside_torch(ours, shard_ranks, precision, options):
         optimizer.step()
         losses.append(loss.item())
     shapes = [tuple((p if ours else p.to_local()).shape) for p in model.parameters()]
-    verbs = [op.name for op in traffic.ops]
-    return losses, shapes, traffic.sent_bytes, {verb: verbs.count(verb) for verb in verbs}
+    return losses, shapes, traffic.sent_bytes, sorted(traffic.calls.values())
 
 
 @pytest.mark.parametrize("ranks, shard_ranks, precision, options", [
@@ -69,13 +73,10 @@ def _beside_torch(ours, shard_ranks, precision, options):
     (2, None, Precision(torch.bfloat16, torch.float32), {}),
 ], ids=["3 ranks", "hybrid", "whole until backward", "bf16"])
 def test_same_losses_rows_bytes_and_messages_as_fsdp2(ranks, shard_ranks, precision, options):
-    ours, of_torch = (launch(_beside_torch, is_ours, shard_ranks, precision, options, ranks=ranks)
-                      for is_ours in (True, False))
-    print(ours[0], of_torch[0])
-    for mine, its in zip(ours, of_torch):
-        assert mine[0] == pytest.approx(its[0], rel=1e-5)
-        assert mine[1:3] == its[1:3]
-        assert sorted(mine[3].values()) == sorted(its[3].values())
+    for ours, right in launch(_each, _trained, (True, False), shard_ranks, precision, options,
+                              ranks=ranks):
+        assert ours[0] == pytest.approx(right[0], rel=1e-5)
+        assert ours[1:] == right[1:]
 
 
 class Spare(nn.Module):
@@ -114,8 +115,8 @@ def test_what_no_rank_has_used_is_left_alone_as_by_fsdp2(users, like):
     """Where one rank alone has used it, it is stepped as in one process. (For that FSDP2 has
     set_reduce_scatter_unused_params.)
     """
-    for rank, (ours, right) in enumerate(zip(*(launch(_spare, shard, users, ranks=2)
-                                               for shard in (FullyShardedBlock, like)))):
+    for rank, (ours, right) in enumerate(launch(_each, _spare, (FullyShardedBlock, like), users,
+                                                ranks=2)):
         for (name, has_gradient, rows), (_, *its) in zip(ours, right, strict=True):
             used = name.startswith("inside.layer") or "spare" in name and bool(users)
             assert has_gradient == its[0] == used
@@ -166,12 +167,9 @@ def test_forwards_without_backward_leave_nothing_stale():
 
 # --- what is whole, the norm ----------------------------------------------------------------------
 
-def _peaks(limits):
-    """[(bytes of parameters that were whole at the same time, bytes promised)]"""
-    return [_peak(new_gpt(), most_bytes) for most_bytes in limits]
-
-
-def _peak(model, most_bytes):
+def _peak(most_bytes):
+    """(bytes of parameters that were whole at the same time, bytes promised)."""
+    model = new_gpt()
     blocks = wrap_policy(model, most_bytes)
     promised = whole_bytes(model, blocks)
     roots = [FullyShardedBlock(module) for module in (*blocks, model)]
@@ -186,7 +184,7 @@ def _peak(model, most_bytes):
 
 def test_as_much_is_whole_as_the_policy_promises():
     limits = 70_000, 50_000, 30_000
-    for found in launch(_peaks, limits, ranks=2):
+    for found in launch(_each, _peak, limits, ranks=2):
         assert all(peak == promised <= most for (peak, promised), most in zip(found, limits))
 
 
