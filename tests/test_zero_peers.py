@@ -12,6 +12,8 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from ranklab import device, launch
 from ranklab.data_parallel import OverlappedDataParallel
 from ranklab.models.gpt import GPT, GPTConfig
+from ranklab.projects import zero as project
+from ranklab.projects.zero.config import MODELS
 from ranklab.zero import ZeroStage1, ZeroStage2, ZeroStage3, deepspeed_config
 from ranklab.zero.config import STRATEGIES, fastest_way
 from ranklab.zero.deepspeed_engine import read_by_deepspeed, settings, train_with_deepspeed
@@ -23,6 +25,7 @@ OURS = {1: ZeroStage1, 2: ZeroStage2, 3: ZeroStage3}
 ADAMW = functools.partial(torch.optim.AdamW, lr=0.01)
 SGD = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 V = 64
+TINY = GPTConfig(vocab_size=V, n_layer=1, n_ctx=16, n_embd=32)
 CASES = [  # the stage, what DeepSpeed offloads to, the type of the parameters
     *((stage, None, torch.float32) for stage in range(4)),
     *((stage, "cpu", torch.float32) for stage in OURS),
@@ -31,7 +34,7 @@ CASES = [  # the stage, what DeepSpeed offloads to, the type of the parameters
 
 def new_gpt(dtype):
     torch.manual_seed(0)
-    return GPT(GPTConfig(vocab_size=V, n_layer=1, n_ctx=16, n_embd=32)).to(device(), dtype)
+    return GPT(TINY).to(device(), dtype)
 
 
 def batches():
@@ -72,6 +75,20 @@ def test_deepspeed_and_ours_have_the_same_losses(monkeypatch, tmp_path):
             assert theirs == pytest.approx(ours, rel=tolerance), (stage, offload, dtype)
             assert ours[-1] < ours[0]
     assert not (tmp_path / "built").exists(), "DeepSpeed has compiled something"
+
+
+def test_both_train_the_project_alike_and_go_on_where_they_were(monkeypatch, tmp_path, text):
+    """In stage 3, in micro-batches, and through a checkpoint of DeepSpeed's."""
+    monkeypatch.setitem(MODELS, "laptop", GPTConfig(n_layer=1, n_ctx=16, n_embd=32))
+    how = {"numbers": (3,), "ranks": 2, "path": text, "steps": 4, "log_every": 1, "batch": 8,
+           "micro_batch": 2, "eval_batch": 8}  # fmt: skip
+    ours, = project.run(**how)["rows"]
+    how |= {"engine": "deepspeed", "checkpoint": str(tmp_path / "saved")}
+    first, = project.run(until=3, **how)["rows"]
+    again, = project.run(resume=True, **how)["rows"]
+    assert (first.steps, again.steps) == (3, 4)
+    assert first.history.loss + again.history.loss == pytest.approx(ours.history.loss, rel=1e-4)
+    assert again.held_out == pytest.approx(ours.held_out, rel=1e-4)
 
 
 def _understood(configs, ranks):

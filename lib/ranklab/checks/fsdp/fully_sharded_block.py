@@ -23,7 +23,7 @@ MODULES = {  # what each case is about: the module, its precision
     "without parameters": (nn.Tanh, Precision()),
 }
 # The optimizer, of each backward before a step whether it communicates, the kind of checkpoint.
-WAYS = ((ADAMW, (True,), None), (SGD, (False, True, True), None),
+RUNS = ((ADAMW, (True,), None), (SGD, (False, True, True), None),
         (ADAMW, (True,), "reentrant"), (ADAMW, (True,), "non-reentrant"))
 FULL = ("unshard() waits, and fills every parameter. All that rank 0 has sent comes first: view "
         "the message as (R, numbers of all), and split its columns.")
@@ -66,22 +66,22 @@ FAULTS = {
 
 
 def check_FullyShardedBlock(block_class):
-    on_groups(_trial, block_class, WAYS, ranks=3, failures=FAILURES, at_once=True)
+    on_groups(_trial, block_class, RUNS, ranks=3, failures=FAILURES, at_once=True)
     yield "begin_unshard() does not wait, unshard() makes all parameters whole, after a step too"
     yield "gradients become means, each row on its owner; none is left whole"
     yield "one all-gather, one reduce-scatter; frozen, float64, bfloat16, or nothing in the block"
     yield "trains as one process: AdamW, SGD, several backwards, no_sync, activation checkpointing"
     yield "tied, uneven, a block that is used twice, also in a row"
-    on_groups(_trial, block_class, WAYS[:1], groupings=IN_GROUPS, at_once=True, group_hint=OF_GROUP,
+    on_groups(_trial, block_class, RUNS[:1], groupings=IN_GROUPS, at_once=True, group_hint=OF_GROUP,
               failures={r"(hang|\w+Error): .*|was killed .*": OF_GROUP})
     yield "in groups of 1 and 3 it meets nobody else"
 
 
-def _trial(block_class, ranks, ways):
+def _trial(block_class, ranks, runs):
     for case, given in MODULES.items():
         yield from _by_hand(f"{ranks}, a block: {case}", block_class, ranks, *given)
-    for way in ways:
-        yield from _trained(block_class, ranks, *way)
+    for run in runs:
+        yield from _trained(block_class, ranks, *run)
 
 
 def _by_hand(where, block_class, ranks, new_module, precision):

@@ -5,7 +5,7 @@ from ranklab.checks.failures import LEFT
 from ranklab.checks.trial import explain
 from ranklab.checks.zero.stages import WAITS
 from ranklab.checks.zero.toys import Watch, is_there
-from ranklab.checks.zero.training import WAYS, on_ranks_together, train
+from ranklab.checks.zero.training import RUNS, on_ranks_together, train
 
 COMPUTES = "A unit computes, and its weights are freed. Is it whole until its backward is over?"
 FAILURES = {
@@ -122,7 +122,7 @@ def _are(blocks):
 
 def _recomputed(wrapped_class, ranks):
     for how in ("reentrant", "non-reentrant"):
-        yield from train(wrapped_class, ranks, Units, ways=WAYS[1:2], recompute=how)
+        yield from train(wrapped_class, ranks, Units, runs=RUNS[1:2], recompute=how)
 
 
 def check_ZeroStage3(wrapped_class):
@@ -135,6 +135,6 @@ def check_ZeroStage3(wrapped_class):
     yield "tied, frozen, a unit that is used twice, float64, bfloat16 with float32 masters"
     on_ranks_together(_recomputed, wrapped_class, ranks=2, failures=FAILURES | WITH_CHECKPOINT)
     yield "a checkpoint runs the forward once more, and nothing travels for it"
-    on_ranks_together(train, wrapped_class, Units, {}, WAYS[:1], groupings=IN_GROUPS, failures={
+    on_ranks_together(train, wrapped_class, Units, {}, RUNS[:1], groupings=IN_GROUPS, failures={
         ".*": "Hand the group on: what the units do by themselves is over bucket.group."})
     yield "inside a group it meets nobody else"
