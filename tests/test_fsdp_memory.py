@@ -10,7 +10,7 @@ import torch
 
 from ranklab import launch
 from ranklab.fsdp import FullyShardedBlock, Precision, masked_loss
-from ranklab.fsdp.hooks import sharded_modules
+from ranklab.fsdp.shards import sharded_modules
 from ranklab.fsdp.memory import Step, predicted_memory
 from ranklab.meter import MemoryPeak
 from ranklab.projects.dry_run import posing, without_memory

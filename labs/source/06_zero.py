@@ -296,7 +296,7 @@ plots.unit_timeline(stages=(1, 3))
 
 # %%
 from ranklab.zero.sharded_model import ShardedModel
-from ranklab.zero.unit_hooks import call_after_backward, in_backward
+from ranklab.zero.units import call_after_backward, in_backward
 
 check(stage3_sends=...)
 
@@ -351,7 +351,7 @@ def memory_over_a_step(stage):
     model = (ZeroStage1, ZeroStage2, ZeroStage3)[stage - 1](module, **options)
     optimizer = model.make_optimizer(torch.optim.Adam)
     shards = [bucket.shard for bucket in model.buckets]
-    whole = (lambda: [b.weights for b in model.buckets if b.is_whole]) if stage == 3 else ()
+    whole = (lambda: [b.weights for b in model.buckets]) if stage == 3 else ()
     for _ in range(2):  # the first step makes Adam's state
         optimizer.zero_grad()
         with MemoryCurve(model, optimizer, whole, shards=shards) as curve:

@@ -126,7 +126,7 @@ plots.rows({name: [of_rank[name] for of_rank in found] for name in found[0]})
 # ### 4.2 A block
 # > difficulty 5/5 · importance 5/5 · 30 minutes · about 15 lines
 #
-# Now a module whose parameters come and go. When they come and go you know: `ShardedModule` is called by the four methods of lab 06's `ZeroStage3`, as the library has them. How they travel is yours, in three methods. All parameters of a block travel in **one message**, because each message pays a latency, and a block of a GPT has eight parameters.
+# Now a module whose parameters come and go. When they come and go you know: `ShardedModule` stands on the engine of lab 06, and is called by the four methods of `ZeroStage3`, as the library has them. How they travel is yours, in three methods. All parameters of a block travel in **one message**, because each message pays a latency, and a block of a GPT has eight parameters.
 #
 # | given by `ShardedModule` | |
 # |---|---|
@@ -150,7 +150,7 @@ plots.rows({name: [of_rank[name] for of_rank in found] for name in found[0]})
 # **Predict.** 100 MB of parameters in float32, all in blocks, 4 ranks. The blocks are shards again between forward and backward. How many MB does each rank send in a step?
 
 # %%
-from ranklab.fsdp.hooks import ShardedModule
+from ranklab.fsdp.shards import ShardedModule
 
 check(fsdp_step_mb=...)
 
@@ -470,7 +470,7 @@ plots.hybrid(groups, per_node=3)
 # To hand a model on, somebody must have all of it: rank 0, in the CPU's memory. Not all at once on the GPU, because there it would not fit. `gather_rows(parameter, group)` gathers one parameter from its shards: the whole on the CPU of rank 0, None on the others. `sharded_modules(model)` are the blocks, each with its `parameters` and its `group`.
 
 # %%
-from ranklab.fsdp.hooks import sharded_modules
+from ranklab.fsdp.shards import sharded_modules
 from ranklab.fsdp.state import gather_rows
 
 # %%

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from ranklab.engine import device, launch
 from ranklab.fsdp.block import FullyShardedBlock
-from ranklab.fsdp.hooks import sharded_parameters
+from ranklab.fsdp.shards import sharded_parameters
 from ranklab.fsdp.masked import masked_loss
 from ranklab.zero.deepspeed_engine import PAPERS, quiet_deepspeed
 

@@ -33,18 +33,19 @@ class Strategy(NamedTuple):
 # reads 2 + 4 + 8 bytes a parameter and writes as many, at 200 GB/s a node: 1.05 s, once a step. So
 # stage 3 comes first; but not where it gathers by one card of 100 Gbit/s a node, 1.05 s each time,
 # or some 40 times in a step.
-WAYS = (Strategy(0), Strategy(1), Strategy(2), Strategy(3), Strategy(2, offload_optimizer=True),
-        Strategy(3, offload_optimizer=True),
-        Strategy(3, offload_optimizer=True, offload_parameters=True))
+STRATEGIES = (
+    Strategy(0), Strategy(1), Strategy(2), Strategy(3), Strategy(2, offload_optimizer=True),
+    Strategy(3, offload_optimizer=True),
+    Strategy(3, offload_optimizer=True, offload_parameters=True))
 
 
 def fastest_way(parameters, ranks, gpu_bytes, other_bytes=0):
-    """The first of WAYS, from fast to slow, whose states fit beside `other_bytes` on each GPU: the
-    activations and buckets.
+    """The first of STRATEGIES, from fast to slow, whose states fit beside `other_bytes` on each
+    GPU: the activations and buckets.
 
     error  ValueError when not even the last one fits
     """
-    for way in WAYS:
+    for way in STRATEGIES:
         if way.states(parameters, ranks).total + other_bytes <= gpu_bytes:
             return way
     raise ValueError(f"{other_bytes / 1e9:.1f} GB beside the model's states do not fit into "

@@ -10,7 +10,7 @@ from ranklab import hardware
 from ranklab.checkpoint.reshard import reshard_checkpoint
 from ranklab.engine import device, launch
 from ranklab.engine.in_place import is_started_by_another
-from ranklab.fsdp.hooks import sharded_modules
+from ranklab.fsdp.shards import sharded_modules
 from ranklab.hybrid import Hybrid, mesh_grad_norm, parallelize
 from ranklab.mesh import build_mesh
 from ranklab.meter import MemoryPeak, Traffic
