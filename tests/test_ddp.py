@@ -1,8 +1,5 @@
 """Lab 04's library: steps of a timeline, the recorded situations, and the slow link."""
 
-import threading
-from unittest.mock import patch
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -48,24 +45,6 @@ def test_each_recorded_situation_has_its_cause(steps=3):
             sent / BANDWIDTH)
     with pytest.raises(ValueError, match="situation 'slow' is not one of healthy, loader-bound"):
         situations.record(("slow",))
-
-
-def _recorded(steps):
-    """(backends of the groups of DDP, steps that were seen, threads that are left)."""
-    class Noted(DistributedDataParallel):
-        def __init__(self, *args, process_group=None, **options):
-            super().__init__(*args, process_group=process_group, **options)
-            backends.append(process_group and dist.get_backend(process_group))
-
-    backends = []
-    with patch.object(situations, "DistributedDataParallel", Noted):
-        seen = situations._record(("communication-bound",), steps)["communication-bound"]
-    return backends, len(ddp.steps_of(seen.events)), [
-        thread.name for thread in threading.enumerate() if "ThreadPoolExecutor" in thread.name]
-
-
-def test_situations_stay_on_the_cpu_and_leave_no_thread():
-    assert launch(_recorded, 1, ranks=2) == [(["gloo"], 1, [])] * 2
 
 
 def _through_a_slow_link(bandwidth):
