@@ -108,14 +108,14 @@ def _curves(lines, title, xlabel, ylabel, beside=False, **looks):
     return fig, ax
 
 
-def _sent_so_far(feedback, place=2, steps=50):
+def _sent_so_far(feedback, entry=2, steps=50):
     gradient, error, total = torch.tensor([1.0, 0.43, 0.21, 0.11]), torch.zeros(4), torch.zeros(4)
     seen = [0.0]
     for _ in range(steps):
         values, indices, rest = top_k_compress(gradient, error, 1)
         error = rest if feedback else error
         total[indices] += values
-        seen.append(round(total[place].item(), 3))
+        seen.append(round(total[entry].item(), 3))
     return range(steps + 1), seen
 
 

@@ -64,7 +64,7 @@ def new_trainer(config, group=None, half=compress_fp16_hook, progress=False):
 def wrap(model, group, config, half):
     """`model` in DDP as production runs use it.
 
-    gradient_as_bucket_view  gradients live in the buckets: no second copy of them in memory
+    gradient_as_bucket_view  gradients live in the buckets: no second copy of them stays in memory
     static_graph             every step uses the same parameters, so DDP looks for them once;
                              left off with torch.compile, which cuts the graph at buckets itself
     """
