@@ -108,8 +108,10 @@ def profiled():
 
 
 events = launch(profiled, ranks=2)[0]
-longest = sorted(events, key=lambda event: event.start - event.end)[:8]
-for event in sorted(longest, key=lambda event: event.start):
+by_length = sorted(events, key=lambda event: event.start - event.end)
+longest = [[event for event in by_length if event.kind == kind][:3]
+           for kind in ("compute", "communication", "wait")]
+for event in sorted(sum(longest, []), key=lambda event: event.start):
     print(f"{event.kind:14} {1e3 * (event.start - events[0].start):7.2f} to "
           f"{1e3 * (event.end - events[0].start):7.2f} ms   {event.lane:10} {event.name}")
 
