@@ -100,12 +100,10 @@ REFUSED = {
     "ddp": """
         --ranks -1 | not '-1'
         --data /nonexistent | there is no folder
-        --data {folder} | {folder}
         --ranks 3 --scaling | 3 ranks can't share it evenly
         --images 3 --ranks 2 | 3 images are less than one step
         --width 0 | width=0 must be at least 1
         --model resnet20 | invalid choice
-        --smoothing 1 | smoothing=1.0 must lie in [0, 1)
         --workers -1 | workers=-1 must be at least 0
         --profile {folder} | is no name for a file
         --figure x.svg | --figure draws what --scaling has found

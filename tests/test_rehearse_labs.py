@@ -44,9 +44,9 @@ SHORTER = {
                          'names = "broadcast", "average", "mean", "shard", "buffers"':
                          'names = "mean", "buffers"'},
     "04_ddp": {"(10, 50, 250)": "(2, 4, 6)",
-               "project.scaling(ranks=4, steps=3)": "project.scaling(ranks=2, steps=2)",
-               "ddp_compression.compare(**mine)": "ddp_compression.compare(steps=4, **mine)",
-               '{"names": names, **mine': '{"names": names, "steps": 4, **mine',
+               "ranks=4, steps=3, efficiency": "ranks=2, steps=2, efficiency",
+               "compare_hooks(hooks)": "compare_hooks(hooks, steps=4)",
+               'change = {"ranks": 3}': 'change = {"ranks": 3, "steps": 4}',
                '"epochs": 4,': '"epochs": 1,'},
     "05_horovod": {"project.run(ranks=4, nodes=4,":
                    "project.run(project.Config(steps=3), ranks=2, nodes=2,"},
