@@ -662,7 +662,7 @@ for data_rank in range(2):
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import loss_parallel
 
-from ranklab.projects.tensor_parallel import dtensor
+from ranklab.tensor_parallel import dtensor
 
 # %%
 def by_dtensor(model, how):

@@ -13,8 +13,8 @@ from ranklab.engine import launch
 from ranklab.fsdp import FullyShardedBlock, masked_loss
 from ranklab.fsdp.hooks import sharded_modules
 from ranklab.fsdp.memory import Step, moments, predicted_memory
-from ranklab.meter import MemoryPeak
-from ranklab.projects.dry_run import posing, table, without_memory
+from ranklab.meter import MemoryPeak, posing, without_memory
+from ranklab.projects.dry_run import table
 from ranklab.projects.fsdp.config import LLAMAS
 from ranklab.projects.fsdp.llama import NO_TRANSFORMERS, PRELOAD
 from ranklab.projects.fsdp.tuner import PRECISIONS
