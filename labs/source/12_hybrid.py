@@ -585,7 +585,7 @@ for name, cluster in clusters.items():
     print(" " * 15, *(f"{part} {spent:.2f}  " for part, spent in seconds._asdict().items()))
 
 # %% [markdown]
-# With fast cards few stages are best, so little time is lost in bubbles. With slow ones tensor 4 x data 2 fill a node, and only stages talk between nodes. With racks tensor 4 x data 8 fill a rack, and only the pipeline crosses the slow link. All of it is a model, not a measurement: `layout_seconds` says what it leaves out. Lab 13 (planned) holds such formulas against published runs.
+# With fast cards few stages are best, so little time is lost in bubbles. With slow ones tensor 4 x data 2 fill a node, and only stages talk between nodes. With racks tensor 4 x data 8 fill a rack, and only the pipeline crosses the slow link. Micro-batches of 2, because each one, of whatever size, casts the weights and adds its gradients to the others'; with larger ones the bubble or the activations grow. All of it is a model, not a measurement: `layout_seconds` says what it leaves out. Lab 13 (planned) holds such formulas against published runs.
 
 # %% [markdown]
 # ## 5. The real thing
@@ -737,7 +737,7 @@ questions("12_hybrid")
 # ## 10. What we left out
 #
 # - **Context and expert parallelism** as further axes of the mesh (labs 10 and 11, planned). Llama 3's long context took tensor 8 x context 16 x pipeline 16 x data 8 (arXiv 2407.21783).
-# - **Overlap across axes.** Hybrid sends gradients when the pipeline is empty. Megatron-LM and torchtitan send some of them earlier, behind the last backwards.
+# - **Overlap across axes.** Hybrid sends gradients when the pipeline is empty. Megatron-LM can send some of them earlier, behind the last backwards (`--overlap-grad-reduce`).
 # - **Gradients in bf16** on their way, and FP8: half the bytes or less. Ours are summed in float32, over micro-batches and over data ranks. So are Llama 3's (its section 3.3.2): many small numbers added in bf16 lose what one alone shows.
 # - **Failures.** On thousands of GPUs one fails every few hours: lab 14 (planned).
 #

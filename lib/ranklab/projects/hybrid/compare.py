@@ -6,13 +6,12 @@ from tqdm import tqdm
 
 from ranklab.hybrid import Cluster, Layout, parse_layout
 from ranklab.hybrid.choose import legal
-from ranklab.options import number, picture
-from ranklab.projects.command import MOST_RANKS, Command, refusals, save_figure
+from ranklab.options import picture, positive
+from ranklab.projects.command import Command, refusals, save_figure
 from ranklab.projects.hybrid.config import JOBS, LAPTOP, Config
 from ranklab.projects.hybrid.training import run
 
 TRAIN = {"steps": 3, "log_every": 1, "warmup": 1, "eval_batch": 16, "compare": False}
-AXES = ("data", "tensor", "pipeline")
 HELD = ("parameters", "gradients", "optimizer_state")
 
 
@@ -35,12 +34,11 @@ def compare(layouts, progress=True):
     for layout in tqdm([Layout(), *layouts], desc="layouts", disable=not progress):
         found = run(layout=layout, timeout=300, **TRAIN)
         ranks, config, n_ctx = found["ranks"], found["config"], found["shape"].n_ctx
-        sizes = f"{layout.dp} x {layout.tp} x {layout.pp}"
         rows.append({
-            "name": " ".join([sizes, *layout.words()]), "loss": ranks[0]["loss"],
+            "name": " ".join([f"{layout.dp} x {layout.tp} x {layout.pp}", *layout.words()]),
+            "loss": ranks[0]["loss"], "messages": max(rank["messages"] for rank in ranks),
             "held": {name: max(getattr(rank["held"], name) for rank in ranks) for name in HELD},
-            "sent": {axis: max(rank["sent"].get(axis, 0) for rank in ranks) for axis in AXES},
-            "messages": max(rank["messages"] for rank in ranks),
+            "sent": {axis: max(rank["sent"][axis] for rank in ranks) for axis in ranks[0]["sent"]},
             "seconds": config.batch * n_ctx / ranks[0]["history"].speed[-1]})
     return rows
 
@@ -49,7 +47,7 @@ def table(rows):
     """`rows` as text."""
     lines = [f"{'':28}{'KB on a rank':>27}{'KB sent in a step along':>27}",
              f"{'dp x tp x pp':22}{'loss':>6}" + "".join(f"{name:>9}" for name in (
-                 "weights", "grads", "Adam", *AXES, "messages")) + "    step"]
+                 "weights", "grads", "Adam", *rows[0]["sent"], "messages")) + "    step"]
     for row in rows:
         nbytes = [*row["held"].values(), *row["sent"].values()]
         cells = "".join(f"{n / 1e3:9,.0f}" for n in nbytes) + f"{row['messages']:9,}"
@@ -63,8 +61,7 @@ def table(rows):
 def main(arguments):
     """`ranklab compare` has run; returns its exit code."""
     parser = Command("ranklab compare", __doc__)
-    parser.add_argument("--ranks", type=number(least=1, most=MOST_RANKS), default=4,
-                        help="of each layout")
+    parser.add_argument("--ranks", type=positive, default=4, help="of each layout")
     parser.add_argument("--layouts", nargs="+", metavar="2x2x2,zero,sp",
                         help="dp x tp x pp, and what else; all of --ranks by default")
     parser.add_argument("--plot", type=picture, metavar="FILE", help="draw it, too: x.svg or x.png")

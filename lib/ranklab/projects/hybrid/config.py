@@ -1,5 +1,6 @@
 """What the project trains and how: four GPTs with their layouts, and one frozen dataclass."""
 
+import functools
 from dataclasses import dataclass, replace
 
 from ranklab.hybrid import Job, Layout, parse_layout
@@ -35,23 +36,18 @@ class Config(TrainConfig):
                            self.per_node or layout.ranks)
 
 
-def _gpt(n_layer, n_embd, n_head, vocab_size=50304):
-    """Vocabularies are padded, so that eight tensor ranks divide them."""
-    return GPTConfig(vocab_size, 2048, n_layer, n_head, n_embd, rotary_base=10000.0)
-
-
+_gpt = functools.partial(GPTConfig, vocab_size=50304, n_ctx=2048, rotary_base=1e4)  # 8 x 6288
 LAPTOP = GPTConfig(n_ctx=32, n_embd=64, n_head=8, n_layer=8)
 LARGE = Config(steps=1000, lr=1e-4, warmup=100, micro_batch=1, log_every=1, eval_batch=128,
                precision="bf16", compare=False)
 SIZES = {  # name -> (the GPT, Config, Layout): a laptop; 8, 64 and 128 A100s, eight in a node
     "laptop": (LAPTOP, Config(), Layout(2, 2, 2)),
-    "10b": (_gpt(32, 5120, 40), replace(LARGE, batch=512, micro_batch=2),
+    "10b": (_gpt(n_layer=32, n_embd=5120, n_head=40), replace(LARGE, batch=512, micro_batch=2),
             Layout(2, 2, 2, sequence_parallel=True, virtual=2, zero=1)),
-    "100b": (_gpt(80, 10240, 80), replace(LARGE, batch=1024, micro_batch=2),
+    "100b": (_gpt(n_layer=80, n_embd=10240, n_head=80), replace(LARGE, batch=1024, micro_batch=2),
              Layout(2, 4, 8, sequence_parallel=True, virtual=2, zero=1, recompute=True)),
-    "130b": (  # GLM-130B's shape
-        _gpt(70, 12288, 96, vocab_size=150528), replace(LARGE, batch=2048),
-        Layout(1, 8, 16, sequence_parallel=True)),
+    "130b": (_gpt(n_layer=70, n_embd=12288, n_head=96, vocab_size=150528),  # GLM-130B's shape
+             replace(LARGE, batch=2048), Layout(1, 8, 16, sequence_parallel=True)),
 }
 JOBS = {name: config.job(shape) for name, (shape, config, _) in SIZES.items()}
 

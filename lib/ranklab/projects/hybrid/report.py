@@ -8,8 +8,6 @@ from ranklab.pipeline_parallel import bubble_fraction, simulate
 from ranklab.projects.hybrid.config import JOBS, SIZES
 from ranklab.projects.pipeline_parallel.report import layer_names
 
-HELD = ("parameters", "gradients", "optimizer_state", "activations", "total")
-
 
 def report(found):
     """What `run` found, as text."""
@@ -47,8 +45,8 @@ def costs(job, layout, held, sent):
     """Bytes of rank 0, by formula and counted."""
     said = layout_memory(job, layout)
     rows = [(f"held: {name.replace('_', ' ')}", getattr(said, name), getattr(held, name))
-            for name in HELD]
-    rows += [(f"sent in a step: {axis}", n, sent.get(axis, 0))
+            for name in (*vars(held), "total") if getattr(held, name)]
+    rows += [(f"sent in a step: {axis}", n, sent[axis])
              for axis, n in layout_traffic(job, layout).items()]
     return [f"\n{'bytes of rank 0':28}{'formula':>18}{'counted':>18}",
             *(f"{name:28}{formula:18,.0f}{counted:18,}" for name, formula, counted in rows), ""]

@@ -59,8 +59,9 @@ def _work(shape, text, config, layout, build, parts, progress, reshard, until):
             "parameters": sum(p.numel() for p in trainer.model.parameters())}
     if not trainer.stopped:
         held, traffic = counted_step(trainer)
-        seen |= {"held": held, "sent": dict(traffic.by_axis(hybrid.mesh)),
-                 "messages": traffic.sent_messages}
+        sent = traffic.by_axis(hybrid.mesh)
+        seen |= {"held": held, "messages": traffic.sent_messages,
+                 "sent": {axis: sent[axis] for axis in sorted(hybrid.mesh.axes)}}
     if config.compare and seen["loss"] and hybrid.rank == 0:
         one = TextTrainer(new_model(shape), text, dataclasses.replace(config, checkpoint=None),
                           device(), progress=False)
