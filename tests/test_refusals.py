@@ -173,19 +173,18 @@ REFUSED = {
     "hybrid": """
         --data /nonexistent | there is no file
         --path {text} | unrecognized arguments
-        --dp 0 | not '0'
+        --layout 0x1x1 | dp=0 must be at least 1
         --layout 1x3x1 | tp=3 must divide the 8 heads
         --layout 2x2 | is no layout: write dp x tp x pp as 2x2x2
         --layout 3x1x1 | dp x micro-batch = 6 must divide the batch of 16
-        --dp 2 --eval-batch 30 | dp x micro-batch = 4 must divide the batch of 30
+        --layout 2x1x1 --eval-batch 30 | dp x micro-batch = 4 must divide the batch of 30
         --layout 1x1x8,zb-v | stages=16 must be between 1 and the 10 layers
         --layout 2x1x3,virtual=2 | micro_batches=4 must be a multiple of ranks=3
-        --tp 4 --per-node 2 | tp=4 tensor ranks would be on several nodes of 2
-        --per-node -1 | per_node=-1 must be 1 or more
+        --layout 1x4x1 --per-node 2 | tp=4 tensor ranks would be on several nodes of 2
+        --per-node -1 | per_node=-1 must be at least 0
         --resume | --resume goes on from a folder
-        --layout '' --pp 0 | not '0'
-        --layout 1x1x1,sp,sp,fast | 'fast' is not one of
-        --tensorboard {text} | is no folder""",
+        --layout '' | '' is no layout
+        --layout 1x1x1,sp,sp,fast | 'fast' is not one of""",
 }
 CASES = [(name, *map(str.strip, line.split(" | "))) for name, lines in REFUSED.items()
          for line in lines.strip().splitlines()]

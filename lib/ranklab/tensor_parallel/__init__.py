@@ -14,7 +14,7 @@ Those three are the idea. Then:
     training.py    TensorParallel: the training loop's view
     dtensor.py     the same GPT by torch's DTensor; megatron.py: two linears by Megatron-core
 
-Rows of the vocabulary are sharded as in lab 00 (ranks).
+Rows of the vocabulary are sharded as in lab 00 (ranks). The tests hold ours and torch's together.
 """
 
 from ranklab.tensor_parallel.attention import parallel_attention
