@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from torch.utils.checkpoint import checkpoint
 
 from ranklab import device, launch
+from ranklab.checks.data_parallel.overlapped_data_parallel import ALL, Layers
 from ranklab.checks.data_parallel.toys import gradients, loss_of, rows, toy
 from ranklab.data_parallel import (
     OverlappedDataParallel, SyncBatchNorm, average_gradients,
@@ -54,43 +55,12 @@ def said_by(call):
 
 # --- beside torch ---------------------------------------------------------------------------------
 
-class Fails(torch.autograd.Function):
-    """Its backward runs out of memory when `now`."""
-
-    @staticmethod
-    def forward(ctx, x, now):
-        ctx.now = now
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, grad):
-        if ctx.now:
-            raise MemoryError("none left")
-        return grad, None
-
-
-class Layers(nn.Module):
-    """Each call says which layers it uses, and at which one its backward fails."""
-
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(6, 6) for _ in range(3))
-        self.register_buffer("seen", torch.zeros(()))
-
-    def forward(self, x, used=(0, 1, 2), at=None):
-        self.seen += 1 + dist.get_rank()  # the ranks' own numbers differ
-        for number in used:
-            x = Fails.apply(torch.tanh(self.layers[number](x)), number == at)
-        return x
-
-
 def gpt(seed):
     torch.manual_seed(seed)
     return GPT(GPTConfig(vocab_size=61, n_ctx=8, n_layer=2, n_head=2, n_embd=16)).to(device())
 
 
-def layers(seed):
-    torch.manual_seed(seed)
+def layers(_=0):
     return Layers().to(device())
 
 
@@ -101,21 +71,21 @@ def my_rows(step=0):
 USED = ((0, 1), (1,), (0,)), ((2,), (2,), (2,)), ((0,), (1,), (2,)), ((1,), (1, 0), (1,))
 
 
-def _inputs(new_model, step):
-    """This rank's; of `layers` each rank uses some, and in the second step nobody the first two."""
-    if new_model is gpt:
+def _inputs(model, step):
+    """This rank's; of Layers each rank uses some, and in the second step nobody the first two."""
+    if isinstance(model, GPT):
         random = torch.Generator().manual_seed(10 * step + dist.get_rank())
         return [torch.randint(61, (4, 8), generator=random).to(device())]
-    return [my_rows(step), USED[step][dist.get_rank()]][: 1 + (new_model is layers)]
+    return [my_rows(step), USED[step][dist.get_rank()]]  # toys take no heed of the second
 
 
-def _train(wrapped, model, new_model):
+def _train(wrapped, model):
     """The messages and bytes of each step; gradients and weights of the last one are left."""
     optimizer, seen = sgd(model), []
     for step in range(4):
         with Traffic() as traffic:
             optimizer.zero_grad(set_to_none=step % 2 == 0)
-            loss_of(wrapped, *_inputs(new_model, step)).backward()
+            loss_of(wrapped, *_inputs(model, step)).backward()
         seen.append((gradient_messages(traffic), traffic.sent_bytes))
         if step < 3:
             optimizer.step()
@@ -128,10 +98,9 @@ def _beside_torch():
         finds = {"find_unused_parameters": new_model is layers}
         mine, theirs = new_model(dist.get_rank()), new_model(dist.get_rank())
         wrapped = OverlappedDataParallel(mine, cap, **finds)
-        ours = _train(wrapped, mine, new_model)
         torch_ddp = TorchDDP(theirs, bucket_cap_mb=cap / 2**20, **finds,
                              gradient_as_bucket_view=True)
-        torchs = _train(torch_ddp, theirs, new_model)
+        ours, torchs = _train(wrapped, mine), _train(torch_ddp, theirs)
         flats = {bucket.flat.untyped_storage().data_ptr() for bucket in wrapped.buckets}
         views = {p.grad.untyped_storage().data_ptr() for p in mine.parameters()
                  if p.grad is not None}
@@ -194,13 +163,13 @@ def test_replicas_agree_on_copies_of_a_dtensor_and_refuses_its_shards():
 # --- beside gradients averaged one by one ---------------------------------------------------------
 
 def _checkpointed_as_a_whole(reentrant):
-    model, plain = layers(0), layers(0)
+    model, plain = layers(), layers()
     wrapped, x = OverlappedDataParallel(model, 1), my_rows().requires_grad_()
     with Traffic() as traffic:
-        checkpoint(wrapped, x, use_reentrant=reentrant).sum().backward()
-    checkpoint(plain, x, use_reentrant=reentrant).sum().backward()
+        checkpoint(wrapped, x, ALL, use_reentrant=reentrant).sum().backward()
+    checkpoint(plain, x, ALL, use_reentrant=reentrant).sum().backward()
     average_gradients(plain)
-    return difference(model.layers, plain.layers), gradient_messages(traffic)[0]
+    return difference(model, plain), gradient_messages(traffic)[0]
 
 
 def test_a_checkpoint_around_the_whole_model_changes_nothing():
@@ -211,60 +180,63 @@ def test_a_checkpoint_around_the_whole_model_changes_nothing():
         assert largest < 1e-6 and messages == 6
 
 
+def _runs_out_of_memory(*_):
+    raise MemoryError("none left")
+
+
 def _after_a_failure(fails_at, set_to_none, find_unused_parameters):
     """Of each backward: "failed", "whole", or its difference to gradients averaged one by one."""
-    model, plain, seen = layers(0), layers(0), []
+    model, plain, seen = layers(), layers(), []
     wrapped = OverlappedDataParallel(model, 1, find_unused_parameters=find_unused_parameters)
-    for step, at in enumerate((fails_at[dist.get_rank()], None) * 2):
-        plain(my_rows(step)).sum().backward()
-        try:
-            wrapped(my_rows(step), at=at).sum().backward()
-            seen.append("whole")
-        except MemoryError:
-            seen.append("failed")
+    at = fails_at[dist.get_rank()]
+    for step in range(4):
+        loss_of(plain, my_rows(step), ALL).backward()
+        loss = loss_of(wrapped, my_rows(step), ALL)
+        if step % 2 == 0 and at is not None:
+            hook = model.layers[at].weight.register_hook(_runs_out_of_memory)
+            with pytest.raises(MemoryError):
+                loss.backward()
+            hook.remove()
+        else:
+            loss.backward()
         if step % 2:  # in these steps no rank fails
             average_gradients(plain)
-            seen[-1] = difference(model.layers, plain.layers)
+            seen.append(difference(model, plain))
         plain.zero_grad(set_to_none=set_to_none)
-        if set_to_none is False or seen[-1] != "failed":  # else nobody calls it: all is gone anyway
+        if step % 2 or at is None or not set_to_none:  # after a failure all is gone anyway
             model.zero_grad(set_to_none=set_to_none)
-    return seen
+    return max(seen)
 
 
 def test_after_a_backward_that_failed_the_next_is_right():
     """All ranks alike, one of them, and each at another layer: with other buckets on their way."""
-    cases = (2, 2, 2), (None, 1, None), (0, 2, 1)
-
     def all_cases():
-        return [_after_a_failure(fails_at, *how) for fails_at in cases
+        return [_after_a_failure(fails_at, *how)
+                for fails_at in ((2, 2, 2), (None, 1, None), (0, 2, 1))
                 for how in ((True, False), (False, True))]
 
-    for rank, seen in enumerate(launch(all_cases, ranks=3, timeout=30)):
-        for number, (first, second, third, fourth) in enumerate(seen):
-            assert max(second, fourth) < 1e-6
-            fails = cases[number // 2][rank] is not None
-            assert first == third == ("failed" if fails else "whole")
+    assert max(map(max, launch(all_cases, ranks=3, timeout=30))) < 1e-6
 
 
 # --- buffers and checkpoints ----------------------------------------------------------------------
 
 def _buffers():
-    model = layers(0)
-    wrapped = OverlappedDataParallel(model)
-    for _ in range(2):
-        loss_of(wrapped, my_rows()).backward()
+    model = toy(0)
+    wrapped, rank = OverlappedDataParallel(model), dist.get_rank()
+    loss_of(wrapped, my_rows()).backward()
+    start = model.steps.item()
+    model.steps += 10 * rank  # what a rank has counted by itself
     with torch.no_grad():
         wrapped(my_rows())  # the first one after training has rank 0's buffers
         with Traffic() as traffic:
-            for _ in range(dist.get_rank()):
+            for _ in range(rank):
                 wrapped(my_rows())
-    return traffic.sent_messages, model.seen.item(), list(wrapped.state_dict())
+    return traffic.sent_messages, model.steps.item() - start, [*wrapped.state_dict()]
 
 
 def test_buffers_are_rank_0s_evaluation_may_be_uneven_and_a_checkpoint_knows_no_ranks():
-    names = list(Layers().state_dict())
-    # after two steps rank 0 has seen 2; the next forward and `rank` more add 1 + rank each
-    assert launch(_buffers, ranks=3) == [(0, 2 + (1 + r) ** 2, names) for r in range(3)]
+    names = [*toy(0).state_dict()]
+    assert launch(_buffers, ranks=3) == [(0, 1 + rank, names) for rank in range(3)]
 
 
 # --- batch norm -----------------------------------------------------------------------------------

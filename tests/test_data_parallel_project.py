@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 
 from ranklab.data_parallel import shard_sampler
 from ranklab.engine import torchrun
@@ -13,7 +12,6 @@ from ranklab.plots import data_parallel as plots
 from ranklab.projects import data_parallel as project
 from ranklab.projects.data_parallel import __main__ as command
 from ranklab.projects.data_parallel.config import PIECES, Config
-from ranklab.projects.data_parallel.training import shifted_and_mirrored
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -51,18 +49,6 @@ def test_a_missing_piece_shows_and_a_learners_own_function_is_run_and_named():
     assert seen["own"].loss == seen["epoch"].loss
     text = project.table({"own": found["own"]})
     assert text.endswith("Yours: sampler. The library's: replica, scale, agree.")
-
-
-def test_images_are_shifted_and_mirrored_and_nothing_else():
-    torch.manual_seed(0)
-    x, most = torch.randn(40, 3, 6, 6), 1
-    for _ in range(5):
-        seen, padded = shifted_and_mirrored(x, most), torch.nn.functional.pad(x, (most,) * 4)
-        shift, = [(down, right) for down in range(3) for right in range(3)
-                  if all(any(torch.equal(new, old) for old in (part, part.flip(2)))
-                         for new, part in zip(seen, padded[..., down:down + 6, right:right + 6]))]
-        moved = padded[..., shift[0]:shift[0] + 6, shift[1]:shift[1] + 6]
-        assert 10 < sum(not torch.equal(*both) for both in zip(seen, moved)) < 30
 
 
 def test_exposed_is_what_no_computing_hides():
