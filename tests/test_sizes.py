@@ -8,7 +8,7 @@ from ranklab.course import labs
 IN_ALL, PROJECT, TESTS = 4500, 350, 350  # with questions, figures, text, deck and answers
 OF_A_FUNCTION, OF_A_CLASS = 60, 120  # the check of one exercise
 LARGER = {  # in all, project, tests
-    "02_collectives": (5070, 425, 350), "03_data_parallel": (6215, 505, 590),
+    "02_collectives": (5070, 425, 350), "03_data_parallel": (5725, 365, 440),
     "04_ddp": (5290, 810, 485), "05_horovod": (6115, 735, 740), "06_zero": (5675, 500, 555),
     "07_fsdp": (5210, 735, 605), "08_tensor_parallel": (4940, 455, 355),
     "09_pipeline_parallel": (4775, 375, 350), "12_hybrid": (5360, 960, 670),
@@ -16,8 +16,8 @@ LARGER = {  # in all, project, tests
 LARGER_CHECKS = {
     "roll_call": 158, "activation_bytes": 76, "accumulate_gradients": 75, "checkpointed": 98,
     "frugal_gradients": 111, "scale_loss": 95, "all_to_all_v": 111, "hierarchical_all_reduce": 63,
-    "broadcast_parameters": 74, "assign_buckets": 75, "OverlappedDataParallel": 197,
-    "plan_buckets": 101, "sync_batch_norm": 130, "join_uneven": 130, "replicas_agree": 88,
+    "broadcast_parameters": 74, "assign_buckets": 65, "OverlappedDataParallel": 165,
+    "plan_buckets": 75, "sync_batch_norm": 110, "join_uneven": 105, "replicas_agree": 88,
     "exposed_communication": 83, "diagnose": 140, "top_k_compress": 71, "compress_to_budget": 117,
     "power_sgd": 107, "negotiate": 91, "fuse_tensors": 97, "tune_fusion": 65,
     "distributed_optimizer": 173, "timeline": 92, "adasum": 134, "FullyShardedBlock": 185,

@@ -33,7 +33,6 @@ class Config:
     width: int = option(8, "channels of the first layer", least=1)
     norm: str = option("batch", "sync: batch norm over all ranks",
                        ("batch", "sync", "group", "none"))
-    augment: bool = option(False, "shift and mirror the images")
     precision: str = option("fp32", "bf16: by autocast", ("fp32", "bf16"))
     without: tuple[str, ...] = option((), f"with commas, of: {', '.join(PIECES)}")
 
@@ -47,7 +46,7 @@ TRAINING = {
     "digits": Config(),
     "mnist": Config("mnist", epochs=5, batch=512, lr=0.05, base_batch=128, momentum=0.9, width=16),
     "cifar10": Config("cifar10", epochs=30, batch=512, lr=0.05, base_batch=128, warmup=5,
-                      momentum=0.9, weight_decay=5e-4, width=64, augment=True),
+                      momentum=0.9, weight_decay=5e-4, width=64),
 }
 
 

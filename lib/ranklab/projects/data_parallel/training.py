@@ -143,7 +143,7 @@ class ClassTrainer(Trainer):
 
     def loss_sum(self, x, labels):  # (B/R, C, H, W), (B/R,)
         with self.autocast():
-            logits = self.forward(shifted_and_mirrored(x) if self.config.augment else x)
+            logits = self.forward(x)
         loss = F.cross_entropy(logits.float(), labels, reduction="sum")  # (B/R, K)
         self.lost += loss.detach()
         return loss
@@ -183,14 +183,6 @@ def make_model(config, images):
     norm = {"sync": "batch", "none": None}.get(config.norm, config.norm)
     model = CNN(CNNConfig(channels, side, images.classes, config.width, norm)).to(device())
     return convert_sync_batch_norm(model) if config.norm == "sync" else model
-
-
-def shifted_and_mirrored(x, most=4):
-    """The batch moved by up to `most` pixels either way, and half of its images mirrored."""
-    (down, right), (H, W) = torch.randint(2 * most + 1, (2,)).tolist(), x.shape[2:]
-    moved = F.pad(x, (most,) * 4)[:, :, down : down + H, right : right + W]
-    is_mirrored = torch.rand(len(x), 1, 1, 1, device=x.device) < 0.5
-    return torch.where(is_mirrored, moved.flip(3), moved)
 
 
 @torch.no_grad()
