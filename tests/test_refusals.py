@@ -91,8 +91,6 @@ REFUSED = {
         --folder /nonexistent | there is no folder
         --data mnist --folder {folder} | {folder}
         --warmup -1 | warmup=-1 must be at least 0
-        --pieces --learning-rate | name one
-        --engine torch --without average | torch's own engine cannot leave out average
         --data imagenet | invalid choice
         --data mnist | --data mnist needs --folder
         --epochs 0 | epochs=0 must be at least 1
@@ -223,7 +221,7 @@ def test_it_is_refused(name, arguments, said, there, tmp_path, monkeypatch, caps
 
 @pytest.mark.parametrize("name, arguments, said", [
     ("baseline", "", "WORLD_SIZE=2: this is the baseline of one device"),
-    ("data_parallel", "--learning-rate", "choose numbers of ranks: run them with python"),
+    ("data_parallel", "--ranks 4", "--ranks is for python alone"),
     ("zero", "--ranks 3", "--ranks is for python alone"),
 ])
 def test_it_is_refused_in_a_job(name, arguments, said, monkeypatch, capsys):

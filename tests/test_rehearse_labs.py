@@ -37,12 +37,14 @@ SHORTER = {
     "02_collectives": {"sizes = (2**10, 2**16, 2**20, 2**24)": "sizes = (2**10, 2**16, 2**20)"},
     "03_data_parallel": {"project.scale(**mine)":
                          "project.scale(project.Config(epochs=1), seeds=(0,), **mine)",
-                         '{"seeds": (0,), "whole"':
-                         '{"seeds": (0,), "config": project.Config(epochs=1), "whole"',
                          "epochs=2), seeds": "epochs=1), seeds",
                          "assert project.ranges_overlap(found)": "",
+                         "Config(batch=16, ": "Config(epochs=1, batch=16, ",
+                         "Config(base_batch=64)": "Config(epochs=1, base_batch=64)",
+                         "project.Config(warmup=0)}": "project.Config(epochs=1, warmup=0)}",
                          'names = "broadcast", "average", "mean", "shard", "buffers"':
-                         'names = "mean", "buffers"'},
+                         'names = "mean", "buffers"',
+                         "Config(without=(name,))": "Config(without=(name,), epochs=1)"},
     "04_ddp": {"(10, 50, 250)": "(2, 4, 6)",
                "ranks=4, steps=3, efficiency": "ranks=2, steps=2, efficiency",
                "compare_hooks(hooks)": "compare_hooks(hooks, steps=4)",
