@@ -35,9 +35,6 @@ REFUSED = {
         compare --layouts 1x1x99 | stages=99 must be between 1 and the 10 layers
         compare --layouts 2x2 | is no layout
         compare --plot x.txt | must end in .svg or .png
-        layout 1x3x1 | tp=3 must divide the 40 heads
-        layout 1x1x1 --per-node 0 | of at least 1 is wanted
-        layout '' | is no layout
         build 99 | no lab is called '99'
         build 16 | 16_clinic is planned
         build --chekc | unknown: --chekc
