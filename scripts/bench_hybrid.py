@@ -5,19 +5,22 @@ Both train one GPT, on the same ranks, in turns: a busy moment hits both. Nothin
 import os
 import statistics
 
-from ranklab import launch
+from ranklab import device, launch
 from ranklab.data import python_text
-from ranklab.hybrid import parse_layout
+from ranklab.hybrid import Hybrid, parse_layout
+from ranklab.hybrid.torch_hybrid import TorchHybrid
 from ranklab.projects.clock import in_turns
-from ranklab.projects.hybrid import peers
-from ranklab.projects.hybrid.compare import new_trainer
+from ranklab.projects.hybrid.config import LAPTOP, Config
+from ranklab.projects.hybrid.training import new_model
+from ranklab.text_trainer import TextTrainer
 
 LAYOUTS, ROUNDS, WARM_UP = ("2x2x2", "2x2x2,sp,full", "1x2x2", "2x1x2,virtual=2"), 10, 2
 
 
 def seconds_of_steps(text, layout):
-    parallels = {"ours": peers.ours(layout), "torch": peers.TorchHybrid(layout)}
-    return in_turns({name: new_trainer(text, parallel).step
+    parallels = {"ours": Hybrid(layout.new_mesh(), layout), "torch": TorchHybrid(layout)}
+    return in_turns({name: TextTrainer(new_model(LAPTOP), text, Config(), device(), progress=False,
+                                       parallel=parallel).step
                      for name, parallel in parallels.items()}, ROUNDS, WARM_UP)
 
 

@@ -15,7 +15,7 @@ from torch.distributed.tensor.parallel import loss_parallel
 from ranklab import device, launch
 from ranklab.models.gpt import GPT, GPTConfig
 from ranklab.projects.clock import in_turns
-from ranklab.projects.tensor_parallel.dtensor import parallelize_gpt
+from ranklab.tensor_parallel.dtensor import parallelize_gpt
 from ranklab.tensor_parallel import TPConfig, parallel_gpt
 from ranklab.zero import ZeroStage1, ZeroStage2, ZeroStage3
 from ranklab.zero.deepspeed_engine import deepspeed_engine

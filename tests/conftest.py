@@ -17,7 +17,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 # Files that are too slow for `make check`.
 SLOW_FILES = ("test_wrong_answers", "test_grade", "test_engine_scripts", "test_engine_notebook",
               "test_horovod_real", "test_horovod_project", "test_rehearse_labs",
-              "test_zero_deepspeed", "test_zero_models", "test_fsdp_project",
+              "test_zero_peers", "test_fsdp_project",
               "test_site")
 
 # Files whose tests share nothing: any worker takes any of them, so they fill all cores at the end.

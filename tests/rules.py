@@ -26,7 +26,6 @@ ALLOWED_SKIPS = (
     r"needs git",                           # what is in the repository, when run from an archive
     r"needs horovod: make horovod builds it",  # lab 05: takes minutes, so nothing else builds it
     r"needs (transformers|accelerate)",     # lab 05: an extra, which `make test` installs
-    r"needs tensorboard",                   # lab 12: an extra, which `make test` installs
     r"needs megatron-core",                 # lab 08: an extra, which nothing else installs
     r"needs sphinx",                        # the site: an extra, which `make test` installs
     r"needs tensorflow",                    # lab 05: 1.5 GB, in an environment of its own

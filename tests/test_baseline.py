@@ -18,7 +18,7 @@ from ranklab.baseline.roofline import (attainable_flops, block_operations, decod
                                        matmul_operation, operation_seconds)
 from ranklab.baseline.streams import Stream
 from ranklab.checks.baseline.counting import counted_activations, counted_flops
-from ranklab.checks.baseline.frugal_gradients import MOST, SCORED, _peak, least_bytes
+from ranklab.checks.baseline.frugal_gradients import MOST, SCORED, _measured, least_bytes
 from ranklab.hardware import H100
 from ranklab.meter import SavedActivations, memory_of
 from ranklab.models.gpt import GPT, GPTConfig, count_parameters
@@ -184,9 +184,27 @@ def test_the_project_runs_a_learners_functions():
     assert found["held_out"] == pytest.approx(plain["held_out"], abs=1e-3)
 
 
+def test_the_scale_is_that_of_torchs_grad_scaler():
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**11, growth_interval=3)
+    ours, theirs = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
+    optimizer, other = (torch.optim.SGD([w], lr=0.1, momentum=0.9) for w in (ours, theirs))
+    state = baseline.LossScale(2.0**11, 0, 3)
+    for factor in (1, 1, 0.5, 1, 64, 1, 1, 1, float("nan"), 1, 1, 1, 1):
+        def loss(w, factor=factor):
+            return (w.half() * 2).float().sum() * factor
+
+        state = baseline.scale_loss(loss(ours), optimizer, state)
+        other.zero_grad()
+        scaler.scale(loss(theirs)).backward()
+        scaler.step(other)
+        scaler.update()
+        assert state.scale == scaler.get_scale()
+        torch.testing.assert_close(ours, theirs)
+
+
 @pytest.mark.parametrize("name, config, rows, library_peak", SCORED)
 def test_the_check_knows_the_peak_of_the_library(name, config, rows, library_peak):
-    assert _peak(baseline.frugal_gradients, config, rows) == library_peak
+    assert _measured(baseline.frugal_gradients, config, rows)[1] == library_peak
     assert library_peak < 0.8 * MOST * least_bytes(config)
 
 

@@ -10,13 +10,13 @@ import torch.distributed as dist
 
 from ranklab import collectives as c
 from ranklab import launch
+from ranklab.collectives import mpi
 from ranklab.collectives.emulate import EmulatedLinks
 from ranklab.collectives.watch import Message, Watch, marked
 from ranklab.engine import RankError, torchrun
 from ranklab.meter import Traffic
 from ranklab.plots import collectives as plots
-from ranklab.plots.style import save
-from ranklab.projects.collectives import links, mpi
+from ranklab.projects.collectives import links
 from ranklab.projects.collectives import timing as project
 
 pytestmark = pytest.mark.timeout(120)
@@ -35,7 +35,7 @@ def _all_right(R):
     rank, wrong = dist.get_rank(), []
     cases = [(n, False) for n in sorted({0, 1, 1009, R - 1, 24})] + [(24, True)]
     for dtype in TYPES:
-        for n, strided in cases:
+        for n, strided in cases if dtype is torch.float32 else cases[-2:]:
             xs = [_input(n, r, dtype, strided) for r in range(R)]
             x, total = xs[rank], sum(xs)
             before = x.clone()
@@ -65,8 +65,8 @@ def _results(x, xs, total, R, rank):
             yield "gather or reduce on another rank", None, None
 
 
-@pytest.mark.parametrize("R", [1, 2, 3, 5, 8, *(pytest.param(R, marks=pytest.mark.sweep)
-                                                for R in (4, 6, 7))])
+@pytest.mark.parametrize("R", [1, 2, 5, *(pytest.param(R, marks=pytest.mark.sweep)
+                                          for R in (3, 4, 6, 7, 8))])
 def test_every_verb_is_right(R):
     assert launch(_all_right, R, ranks=R, timeout=100) == [[]] * R
 
@@ -81,7 +81,7 @@ def _sent(n):
     return counted
 
 
-@pytest.mark.parametrize("R", [1, 3, 4])
+@pytest.mark.parametrize("R", [1, 3])
 def test_bytes_and_messages_are_the_formulas(R):
     n = 24 * 8
     for rank, counted in enumerate(launch(_sent, n, ranks=R)):
@@ -107,7 +107,7 @@ def _uneven(R, case):
     return 4 * torch.tensor([[10 * n for n in row] for row in lengths])
 
 
-@pytest.mark.parametrize("R", [1, 2, 3, 5])
+@pytest.mark.parametrize("R", [1, 3])
 def test_pieces_of_any_length_arrive_as_torchs(R):
     def all_cases():
         return [_uneven(R, case) for case in range(3)]
@@ -287,40 +287,22 @@ def test_the_project_under_torchrun_prints_once():
 def test_mpi_gives_the_same_numbers_or_says_what_is_missing(monkeypatch):
     with monkeypatch.context() as here:
         here.setattr(mpi, "is_here", lambda: False)
-        assert "pip install 'ranklab[mpi]'" in mpi.mpi_table()
+        assert "pip install 'ranklab[mpi]'" in mpi.mpirun(2)
     if not mpi.is_here():
         pytest.skip("needs mpirun and mpi4py")
-    lines = mpi.mpi_table(ranks=2, sizes=(1024,), iters=1).splitlines()
+    lines = mpi.mpirun(2, "-m", "ranklab.projects.collectives", "--mpi", "--sizes", "1K", "--iters",
+                       "1").splitlines()
     assert len(lines) == 2 + len(project.VERBS)
     assert all(line.split()[-1] == "0" for line in lines[2:])
 
 
-def _watched():
-    R = dist.get_world_size()
-    inside, across = c.node_groups(R // 2)
-    with Watch() as ring:
-        c.ring_all_reduce(marked(R))
-    with Watch() as layered:
-        c.hierarchical_all_reduce(marked(R), inside, across)
-    return ring.messages, layered.messages
+def test_a_ring_passes_what_it_has_and_sums_for_half_of_its_steps():
+    def watched():
+        with Watch() as ring:
+            c.ring_all_reduce(marked(4))
+        return ring.messages
 
-
-def test_figures_show_what_was_sent(tmp_path):
-    seen = launch(_watched, ranks=4)
-    for rank, (ring, _) in enumerate(seen):
-        assert [m.step for m in ring] == list(range(6))
-        assert {m.to for m in ring} == {(rank + 1) % 4}
-        assert [len(m.summed) for m in ring] == [1, 2, 3, 4, 4, 4]
-    line = (1e3, 1e6), (1e-4, 1e-3)
-    figures = (
-        plots.nine_verbs, lambda: plots.steps([ring for ring, _ in seen], 4, title="ring"),
-        lambda: plots.steps([layered for _, layered in seen], 4, nodes=2),
-        lambda: plots.traffic_matrices({"ring": [{1: 4}, {0: 4}], "none": [{}, {}]}),
-        lambda: plots.busiest_rank({"ring": [4, 4], "server": [8, 4]}),
-        lambda: plots.time_against_size({"ring": line}, {"ring": line}, 5e4),
-        lambda: plots.slow_link([1, 8], {"flat": [1, 8]}, {"flat": {1: 1.1}}),
-    )
-    for number, draw in enumerate(figures):
-        first, again = (save(draw(), tmp_path / f"{number}-{i}.svg") for i in range(2))
-        assert first.stat().st_size > 2000
-        assert first.read_bytes() == again.read_bytes()
+    for rank, messages in enumerate(launch(watched, ranks=4)):
+        assert [m.step for m in messages] == list(range(6))
+        assert {m.to for m in messages} == {(rank + 1) % 4}
+        assert [len(m.summed) for m in messages] == [1, 2, 3, 4, 4, 4]

@@ -1,8 +1,5 @@
 """Lab 04's library: steps of a timeline, the recorded situations, and the slow link."""
 
-import threading
-from unittest.mock import patch
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -50,24 +47,6 @@ def test_each_recorded_situation_has_its_cause(steps=3):
         situations.record(("slow",))
 
 
-def _recorded(steps):
-    """(backends of the groups of DDP, steps that were seen, threads that are left)."""
-    class Noted(DistributedDataParallel):
-        def __init__(self, *args, process_group=None, **options):
-            super().__init__(*args, process_group=process_group, **options)
-            backends.append(process_group and dist.get_backend(process_group))
-
-    backends = []
-    with patch.object(situations, "DistributedDataParallel", Noted):
-        seen = situations._record(("communication-bound",), steps)["communication-bound"]
-    return backends, len(ddp.steps_of(seen.events)), [
-        thread.name for thread in threading.enumerate() if "ThreadPoolExecutor" in thread.name]
-
-
-def test_situations_stay_on_the_cpu_and_leave_no_thread():
-    assert launch(_recorded, 1, ranks=2) == [(["gloo"], 1, [])] * 2
-
-
 def _through_a_slow_link(bandwidth):
     """(gradient, gradient by the slow link, seconds that it is on its way)."""
     gradients = []
@@ -90,12 +69,3 @@ def test_a_slow_link_changes_no_gradient_and_is_as_slow_as_it_says():
         assert taken >= (50 * 20 + 20) * 4 / 1e5
     with pytest.raises(ValueError, match="bandwidth=0 bytes/s must be above 0"):
         ddp.SlowLink(bandwidth=0)
-
-
-def test_a_slow_link_refuses_what_is_not_on_the_cpu():
-    class Bucket:
-        def buffer(self):
-            return torch.empty(3, device="meta")
-
-    with pytest.raises(ValueError, match="a bucket of 12 bytes is on meta: SlowLink emulates"):
-        ddp.SlowLink(bandwidth=1e6).hook(Bucket())

@@ -9,8 +9,6 @@ from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from ranklab import device, launch
 from ranklab.checks.ddp.hooks import COUNT, Given, steps_in_ddp
 from ranklab.ddp import PowerSGD, TopK, top_k_bytes
-from ranklab.engine import RankError
-from ranklab.projects.ddp import compression as project
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -28,8 +26,6 @@ def through_ddp(state, hook, steps=4, dtype=torch.float32, gradient=gradient, **
 def mean_of(step, ranks):
     return sum(gradient(rank, step) for rank in range(ranks)) / ranks
 
-
-# --- top-k ----------------------------------------------------------------------------------------
 
 def _top_k(fraction, bucket_cap_bytes):
     state = TopK(fraction)
@@ -53,20 +49,15 @@ def test_top_k_loses_nothing_and_sends_8_bytes_an_entry(bucket_cap_bytes, ranks=
 
 
 def _without_feedback():
-    state = TopK(0.01, error_feedback=False)
-    power = PowerSGD(2, error_feedback=False, warm_start=False)
+    state, power = TopK(0.01, error_feedback=False), PowerSGD(2, error_feedback=False)
     through_ddp(state, TopK.hook, 2)
-    (first, _), (second, _) = through_ddp(power, PowerSGD.hook, 2,
-                                          gradient=lambda rank, step: gradient(rank, 0))
-    return len(state.errors), len(power.errors), len(power.qs), (first - second).abs().max().item()
+    through_ddp(power, PowerSGD.hook, 2)
+    return len(state.errors), len(power.errors)
 
 
-def test_without_feedback_nothing_is_kept():
-    for *kept, difference in launch(_without_feedback, ranks=2):
-        assert kept == [0, 0, 0] and difference > 0.01  # another q each time
+def test_without_feedback_no_error_is_kept():
+    assert launch(_without_feedback, ranks=2) == [(0, 0)] * 2
 
-
-# --- PowerSGD -------------------------------------------------------------------------------------
 
 def _beside_torch(r):
     """The largest difference to torch's hook in each step, from the same first q."""
@@ -86,7 +77,7 @@ def _beside_torch(r):
     return [(a - b).abs().max().item() for (a, _), (b, _) in zip(*seen)]
 
 
-@pytest.mark.parametrize("ranks, r", [(1, 1), (3, 2), (4, 1)])
+@pytest.mark.parametrize("ranks, r", [(1, 1), (3, 2)])
 def test_power_sgd_gives_the_numbers_of_torchs(ranks, r):
     for differences in launch(_beside_torch, r, ranks=ranks):
         assert len(differences) == 6 and max(differences) < 2e-4, differences
@@ -104,46 +95,11 @@ def test_gradients_in_bfloat16_pass_too():
         assert (power - mean_of(0, 2))[-45:].abs().max() < 0.05  # no matrix: it goes as it is
 
 
-# --- bad input, and the project -------------------------------------------------------------------
-
 @pytest.mark.parametrize("make, sentence", [
     (lambda: TopK(0), "fraction=0 must be above 0 and at most 1"),
     (lambda: TopK(1.5), "fraction=1.5 must be above 0"),
     (lambda: PowerSGD(0), "rank=0 must be at least 1"),
-    (lambda: project.compare(["float31"]), "hook 'float31' is not one of float32, fp16"),
-    (lambda: project.compare(steps=2), "steps=2 must be at least 3"),
 ])
 def test_bad_input_is_a_sentence(make, sentence):
     with pytest.raises(ValueError, match=sentence):
         make()
-
-
-def test_bad_input_on_a_rank_is_that_sentence():
-    with pytest.raises(RankError, match="fraction=0 must be above 0 and at most 1"):
-        launch(lambda: TopK(0) and None, ranks=2)
-
-
-@pytest.mark.timeout(180)
-def test_error_feedback_is_worth_more_than_it_costs():
-    names = ["float32", "top-k 1%", "top-k 1%, no feedback", "PowerSGD 1",
-             "PowerSGD 1, no feedback", "PowerSGD 1 (torch)"]
-    rows = project.compare(names, ranks=2)
-    loss = {row.name: row.loss for row in rows}
-    sent = {row.name: row.sent for row in rows}
-    for name in ("top-k 1%", "PowerSGD 1"):
-        assert loss[name] < loss[f"{name}, no feedback"] - 0.02
-        assert sent[name] == sent[f"{name}, no feedback"] < sent["float32"] / 20
-    assert sent["PowerSGD 1"] == sent["PowerSGD 1 (torch)"]
-    lines = project.table(rows).splitlines()
-    assert len(lines) == 7 and "held-out loss" in lines[0] and "1.0x" in lines[1]
-
-
-def test_the_projects_hooks_run_what_they_are_given():
-    def mine(*_):
-        return None
-
-    made = {name: make for name, make in project.hooks(mine, mine, mine, mine).items() if make}
-    assert made["fp16"]()[1] is made["budget of 0.1%"]()[1] is mine
-    assert made["top-k 1%"]()[0].compress is made["PowerSGD 1"]()[0].approximate is mine
-    rows = [project.Row("float32", 10, 3.0)]
-    assert "Yours: mine. The library's: TopK." in project.table(rows, half=mine, top_k=TopK)

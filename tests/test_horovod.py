@@ -1,27 +1,27 @@
 """ranklab.horovod: every verb, what goes wrong, how it begins and ends: no rank waits for ever."""
 
-import json
 import re
-import subprocess
-import sys
 
 import psutil
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 
 import ranklab.horovod as hvd
 from ranklab import launch
-from ranklab.engine import torchrun
-from ranklab.horovod.cost import fused_time, overlapped_time
-from ranklab.horovod.settings import Settings
+from ranklab.horovod.trace import read_timeline
+from ranklab.horovod.world import Config
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+ONES, FP16 = torch.ones(3), hvd.Compression.fp16
 
 
-def hvd_ranks(fn, *args, ranks=2, nodes=1, **settings):
+def hvd_ranks(fn, *args, ranks=2, nodes=1, **config):
     """`fn(*args)` on ranks between init() and shutdown()."""
 
     def run():
-        hvd.init(**{"stall_check": 10, "stall_shutdown": 20} | settings)
+        hvd.init(**{"stall_check": 10, "stall_shutdown": 20} | config)
         value = fn(*args)
         hvd.barrier()
         hvd.shutdown()
@@ -30,62 +30,59 @@ def hvd_ranks(fn, *args, ranks=2, nodes=1, **settings):
     return launch(run, ranks=ranks, nodes=nodes, timeout=40)
 
 
-def mine(rank, n=7, dtype=torch.float32):
-    return ((torch.arange(n) * 3 + rank * 5) % 11 - 4).to(dtype)
+def mine(rank, n=7):
+    return ((torch.arange(n) * 3 + rank * 5) % 11 - 4).float()
 
 
-def every_verb():
-    rank, last, x = hvd.rank(), hvd.size() - 1, mine(hvd.rank())
-    strided, there = (mine(rank, 6).view(2, 3).t() for _ in range(2))
-    return {
-        "sum": hvd.allreduce(x, op=hvd.Sum), "average": hvd.allreduce(x),
-        "min": hvd.allreduce(x, op=hvd.Min), "product": hvd.allreduce(x, op=hvd.Product),
-        "scaled": hvd.allreduce(x, op=hvd.Sum, prescale_factor=2.0, postscale_factor=0.5),
-        "whole": hvd.allreduce(mine(rank, dtype=torch.int64)),
-        "fp16": hvd.allreduce(x, compression=hvd.Compression.fp16, op=hvd.Sum),
-        "strided": hvd.allreduce(strided), "in place": hvd.allreduce_(strided), "then": strided,
-        "rows": hvd.allgather(torch.full((rank, 2), rank)),
-        "empty": hvd.allgather(torch.empty(0, 3)),
-        "broadcast": hvd.broadcast(x, last), "there": hvd.broadcast_(there, 0), "x": x,
-        "grouped": hvd.grouped_allreduce([x, mine(rank, 3), mine(rank, 2, torch.float64)]),
-        "object": hvd.broadcast_object({"rank": rank} if rank == last else None, last)["rank"],
-        "growing": [hvd.allreduce(torch.ones(1 + step // 2), name="x") for step in range(4)],
-        "place": [hvd.local_rank(), hvd.local_size(), hvd.cross_size()],
-    }
+def test_every_verb_is_right():
+    def every_verb():
+        rank, R, x = hvd.rank(), hvd.size(), mine(hvd.rank())
+        xs, sixes = (torch.stack([mine(r, n) for r in range(R)]) for n in (7, 6))
+        strided, there = (sixes[rank].clone().view(2, 3).t() for _ in range(2))
+        mean = sixes.mean(0).view(2, 3).t()
+        for got, right in (
+            (hvd.allreduce(x, op=hvd.Sum), xs.sum(0)), (hvd.allreduce(x), xs.mean(0)),
+            (hvd.allreduce(x, op=hvd.Min), xs.amin(0)),
+            (hvd.allreduce(x, op=hvd.Product), xs.prod(0)),
+            (hvd.allreduce(x, op=hvd.Sum, prescale_factor=2.0, postscale_factor=0.5), xs.sum(0)),
+            (hvd.allreduce(x.long()), xs.mean(0).trunc().long()),
+            (hvd.allreduce(strided), mean), (hvd.allreduce_(strided), mean), (strided, mean),
+            (hvd.allgather(torch.full((rank, 2), rank)), torch.cat([torch.full((r, 2), r)
+                                                                    for r in range(R)])),
+            (hvd.allgather(torch.empty(0, 3)), torch.empty(0, 3)),
+            (hvd.broadcast(x, R - 1), xs[-1]), (x, xs[rank]),
+            (hvd.broadcast_(there, 0), sixes[0].view(2, 3).t()),
+            (hvd.grouped_allreduce([x, x[:3], x.double()]),
+             [xs.mean(0), xs.mean(0)[:3], xs.mean(0).double()]),
+            (hvd.broadcast_object({"rank": rank} if rank == R - 1 else None, R - 1)["rank"], R - 1),
+            ([hvd.allreduce(torch.ones(n), name="x") for n in (1, 1, 2)],
+             [torch.ones(n) for n in (1, 1, 2)]),
+            ([hvd.local_rank(), hvd.local_size(), hvd.cross_size()], [rank % 2, 2, 2]),
+        ):
+            torch.testing.assert_close(got, right)
 
-
-def test_every_verb_is_right(R=4):
-    def mean(*shape):
-        return sum(mine(r, *shape) for r in range(R)) / R
-
-    xs = torch.stack([mine(r) for r in range(R)])
-    strided = mean(6).view(2, 3).t()
-    for rank, seen in enumerate(hvd_ranks(every_verb, ranks=R, nodes=2)):
-        torch.testing.assert_close(seen, {
-            "sum": xs.sum(0), "average": xs.mean(0), "min": xs.amin(0), "product": xs.prod(0),
-            "scaled": xs.sum(0), "whole": xs.mean(0).trunc().long(), "fp16": xs.sum(0),
-            "strided": strided, "in place": strided, "then": strided,
-            "rows": torch.cat([torch.full((r, 2), r) for r in range(R)]),
-            "empty": torch.empty(0, 3), "broadcast": mine(R - 1),
-            "there": mine(0, 6).view(2, 3).t(), "x": mine(rank),
-            "grouped": [mean(), mean(3), mean(2, torch.float64)], "object": R - 1,
-            "growing": [torch.ones(n) for n in (1, 1, 2, 2)], "place": [rank % 2, 2, 2],
-        })
+    hvd_ranks(every_verb, ranks=4, nodes=2)
 
 
 def test_gradients_flow_back_through_allreduce_by_the_same_all_reduce():
     def flows():
         x = torch.ones(2, requires_grad=True)
-        for options in ({}, {"op": hvd.Sum}, {"compression": hvd.Compression.fp16}):
+        for options in ({}, {"op": hvd.Sum}, {"compression": FP16}):
             (hvd.allreduce(x, None, "x", **options) * (1.0 + hvd.rank())).sum().backward()
         return x.grad.tolist()
 
     assert hvd_ranks(flows, ranks=3) == [[2.0 + 6.0 + 2.0] * 2] * 3
 
 
-# --- errors: one sentence on every rank, and nothing waits for ever -----------------------------
+# --- errors: one sentence on every rank, and nothing waits for ever -------------------------------
 
-ONES = torch.ones(3)
+def optimizer_of(names=("w",), **options):
+    """Horovod's optimizer of one weight, which has these names."""
+    w = nn.Parameter(torch.zeros(2))
+    return w, hvd.DistributedOptimizer(torch.optim.SGD([w], lr=1.0), [(n, w) for n in names],
+                                       **options)
+
+
 REFUSED = {  # a sentence: on rank r, what is refused with it
     r"shape \(3,\) on rank 0, \(4,\) on rank 1": lambda r: hvd.allreduce(torch.ones(3 + r % 2)),
     "dtype torch.float32 on rank 0, torch.int64 on rank 1": lambda r: hvd.allreduce(
@@ -101,6 +98,13 @@ REFUSED = {  # a sentence: on rank r, what is refused with it
     "root_rank=3 is not one of the 3 ranks": lambda r: hvd.broadcast(ONES, 3),
     "this one has no dimension": lambda r: hvd.allgather(torch.tensor(1.0)),
     "3 is not a power of two": lambda r: hvd.allreduce(ONES, op=hvd.Adasum),
+    "give it model.named_parameters": lambda r: hvd.DistributedOptimizer(
+        torch.optim.SGD([ONES]), [ONES]),
+    "given twice: w": lambda r: optimizer_of("ww"),
+    "1 of the optimizer's 1 parameters have no name": lambda r: optimizer_of(""),
+    "=0 must be 1 or more": lambda r: optimizer_of(backward_passes_per_step=0),
+    "it needs op=Average": lambda r: optimizer_of(op=hvd.Sum, gradient_predivide_factor=2.0),
+    r"call backward\(\) before step\(\)": lambda r: optimizer_of()[1].step(lambda: None),
 }
 
 
@@ -112,21 +116,6 @@ def test_ranks_that_disagree_or_ask_for_what_is_not_there_are_told_and_go_on():
         return hvd.allreduce(torch.ones(1), op=hvd.Sum).item()
 
     assert hvd_ranks(refused, ranks=3) == [3.0] * 3
-
-
-def test_a_group_of_tensors_is_taken_whole_or_not_at_all():
-    def asks_twice():
-        if hvd.rank() == 0:
-            held = hvd.allreduce_async(torch.ones(1), name="g.1")
-            with pytest.raises(ValueError, match="'g.1' is still in the works on this rank"):
-                hvd.grouped_allreduce([torch.ones(1)] * 3, name="g")
-            first = hvd.allreduce_async(torch.ones(1), name="g.0")  # its name is free
-        hvd.barrier()
-        if hvd.rank() == 1:
-            held, first = (hvd.allreduce_async(torch.zeros(1), name=n) for n in ("g.1", "g.0"))
-        return hvd.synchronize(held).item(), hvd.synchronize(first).item(), hvd.poll(held)
-
-    assert hvd_ranks(asks_twice) == [(0.5, 0.5, True)] * 2
 
 
 def error_of_a_call():
@@ -158,7 +147,73 @@ def test_when_the_thread_of_one_rank_ends_the_others_know_at_once():
         assert f"background thread on rank {rank} has ended: {'division' * (rank == 1)}" in said
 
 
-# --- begin and end ------------------------------------------------------------------------------
+# --- the optimizer, beside the exercise -----------------------------------------------------------
+
+def test_compression_predivision_sum_several_passes_and_adasum():
+    def moved(gradients, **options):
+        w, optimizer = optimizer_of(**options)
+        for gradient in gradients:
+            (w * gradient).sum().backward()
+        optimizer.step()
+        return w.tolist()
+
+    def steps():
+        one = torch.tensor([1.0, hvd.rank()])
+        return [
+            moved([one], op=hvd.Sum), moved([one], gradient_predivide_factor=2.0),
+            moved([one, one], backward_passes_per_step=2),
+            # A sum of 60,000 on two ranks is infinite in 16 bits; divided before, it is not.
+            moved([60000.0], compression=FP16, gradient_predivide_factor=2.0),
+            moved([torch.eye(2)[hvd.rank()]], op=hvd.Adasum), moved([3.0], op=hvd.Adasum)]
+
+    assert hvd_ranks(steps) == [[[-2.0, -1.0], [-1.0, -0.5], [-2.0, -1.0], [-60000.0] * 2,
+                                 [-1.0, -1.0], [-3.0, -3.0]]] * 2
+
+
+def test_races_are_errors_and_state_and_scheduler_live_on():
+    def races():
+        w, optimizer = optimizer_of()
+        (w * 1.0).sum().backward()
+        with pytest.raises(AssertionError, match=r"zero_grad\(\) came after backward\(\)"):
+            optimizer.zero_grad()
+        with pytest.raises(AssertionError, match="more than backward_passes_per_step=1 times"):
+            (w * 1.0).sum().backward()
+        optimizer.synchronize()
+        with pytest.warns(UserWarning, match="averages once more"):
+            optimizer.step()
+        w = nn.Parameter(torch.zeros(1))
+        sgd = torch.optim.SGD([w], lr=1.0, momentum=0.5)
+        scheduler = torch.optim.lr_scheduler.StepLR(sgd, step_size=1, gamma=0.1)
+        w.grad = torch.ones(1)
+        sgd.step()
+        optimizer = hvd.DistributedOptimizer(sgd)
+        (w * 2.0).sum().backward()  # on top of the gradient that is there: 3
+        optimizer.step()  # momentum 0.5 * 1 + 3
+        scheduler.step()
+        return w.item(), optimizer.param_groups[0]["lr"]
+
+    assert hvd_ranks(races) == [(-4.5, 0.1)] * 2
+
+
+def test_a_fresh_optimizer_takes_over_the_state_of_rank_1():
+    def take_over():
+        torch.manual_seed(hvd.rank())
+        net = nn.Linear(4, 3)
+        groups = [{"params": [net.weight], "lr": 0.1 + hvd.rank()}, {"params": [net.bias]}]
+        adam = torch.optim.AdamW(groups, amsgrad=True)
+        if hvd.rank() == 1:  # the others have no state yet
+            net(torch.ones(2, 4)).sum().backward()
+            adam.step()
+        hvd.broadcast_parameters(net.named_parameters(), root_rank=1)
+        hvd.broadcast_optimizer_state(adam, root_rank=1)
+        return [*adam.state_dict().values(), net.state_dict()]
+
+    seen = hvd_ranks(take_over, ranks=3)
+    assert len(seen[1][0]) == 2
+    torch.testing.assert_close(seen, [seen[1]] * 3, rtol=0, atol=0)
+
+
+# --- begin and end --------------------------------------------------------------------------------
 
 def test_before_init_everything_is_a_sentence():
     for call in (hvd.rank, lambda: hvd.allreduce(torch.ones(1)), hvd.stop_timeline):
@@ -167,14 +222,14 @@ def test_before_init_everything_is_a_sentence():
     assert not hvd.is_initialized() and hvd.shutdown() is None
 
 
-def test_init_again_leaves_no_groups_files_or_threads_and_all_have_rank_0s_settings():
+def test_init_again_leaves_no_groups_files_or_threads_and_all_have_rank_0s_config():
     def rounds():
         seen, process = [], psutil.Process()
         for _ in range(3):
             hvd.init(fusion_threshold=400 * dist.get_rank() + 8)
             hvd.init()
             hvd.grouped_allreduce([torch.ones(1 + i) for i in range(9)], op=hvd.Sum)
-            threshold = hvd.world.background().settings.fusion_threshold
+            threshold = hvd.world.background().config.fusion_threshold
             hvd.shutdown()
             groups = len(dist.distributed_c10d._world.pg_map)
             seen.append((threshold, groups, process.num_fds(), process.num_threads()))
@@ -193,54 +248,18 @@ def test_shutdown_of_one_rank_ends_the_waiting_of_the_others():
     assert all("rank 1 has called shutdown()" in said for said in first + last)
 
 
-SCRIPT = """
-import sys
-import torch
-import ranklab.horovod as hvd
-hvd.init()
-with open(f"{sys.argv[1]}/rank{hvd.rank()}", "w") as file:     # what ranks print runs together
-    print(hvd.size(), hvd.allreduce(torch.ones(1), op=hvd.Sum).item(), file=file)
-"""
-
-
-@pytest.mark.parametrize("ranks", [0, 2])
-def test_a_script_without_shutdown_ends_well(tmp_path, monkeypatch, ranks):
-    (tmp_path / "script.py").write_text(SCRIPT)
-    monkeypatch.setenv("HOROVOD_TIMELINE", str(tmp_path / "trace.json"))
-    if ranks:
-        torchrun(tmp_path / "script.py", tmp_path, ranks=ranks)
-    else:
-        subprocess.run([sys.executable, tmp_path / "script.py", tmp_path], check=True, timeout=60)
-    for rank in range(ranks or 1):
-        assert (tmp_path / f"rank{rank}").read_text() == f"{ranks or 1} {ranks or 1}.0\n"
-    assert "NEGOTIATE_ALLREDUCE" in (tmp_path / "trace.json").read_text()
-
-
-# --- settings, costs, timelines -------------------------------------------------------------------
-
-def test_settings_come_from_arguments_then_from_the_environment(monkeypatch):
+def test_config_comes_from_arguments_then_from_the_environment(monkeypatch):
     monkeypatch.setenv("HOROVOD_FUSION_THRESHOLD", "1000")
-    monkeypatch.setenv("HOROVOD_CYCLE_TIME", "2.5")
-    assert Settings.from_environment(cycle_time_ms=None) == Settings(1000, 2.5)
-    assert Settings.from_environment(cycle_time_ms=0) == Settings(1000, 0)
+    assert Config.from_environment(cycle_time_ms=0) == Config(1000, 0)
     monkeypatch.setenv("HOROVOD_CYCLE_TIME", "fast")
-    with pytest.raises(ValueError, match="HOROVOD_CYCLE_TIME=fast is no number"):
-        Settings.from_environment()
-    with pytest.raises(ValueError, match="fusion_threshold=-1 must not be negative"):
-        Settings(fusion_threshold=-1)
-
-
-def test_a_full_buffer_waits_for_backward_and_many_small_ones_for_latencies():
-    sizes, wire = [1000] * 10, 2 * 3 / 4 * 1e-6  # seconds of one tensor on 4 ranks, at 1 GB/s
-    assert overlapped_time(sizes, 0, 1.0, 4, 0, 1e-9) == pytest.approx(1 + wire)
-    assert overlapped_time(sizes, 10_000, 1.0, 4, 0, 1e-9) == pytest.approx(1 + 10 * wire)
-    latencies = fused_time(sizes, 2000, 4, 1e-3, 1e-9)
-    assert overlapped_time(sizes, 2000, 0.0, 4, 1e-3, 1e-9) == pytest.approx(latencies)
+    for sentence, given in (("HOROVOD_CYCLE_TIME=fast is no number", {}),
+                            ("stall_check=-1 must not be negative", {"stall_check": -1})):
+        with pytest.raises(ValueError, match=sentence):
+            Config(**given) if given else Config.from_environment()
 
 
 def test_phases_are_nested_and_only_rank_0_writes(tmp_path, monkeypatch):
     monkeypatch.setenv("HOROVOD_TIMELINE", "DYNAMIC")  # Horovod's word for: start_timeline() begins
-    monkeypatch.chdir(tmp_path)
 
     def record():
         hvd.start_timeline(f"{tmp_path}/{hvd.rank()}.json")
@@ -252,18 +271,10 @@ def test_phases_are_nested_and_only_rank_0_writes(tmp_path, monkeypatch):
 
     hvd_ranks(record, fusion_threshold=100)
     assert [path.name for path in tmp_path.iterdir()] == ["0.json"]
-    trace = json.loads((tmp_path / "0.json").read_text())["traceEvents"]
-    names = {e["pid"]: e["args"]["name"] for e in trace if e["ph"] == "M"}
-    copies = ["MEMCPY_IN_FUSION_BUFFER", "GLOO_ALLREDUCE", "MEMCPY_OUT_FUSION_BUFFER"]
-    inside = {"g.0": copies, "g.1": copies, "g.2": ["GLOO_ALLREDUCE"], "rows": []}
-    assert set(names.values()) == set(inside)
-    for row, name in names.items():
-        events = [e for e in trace if e["pid"] == row and e["ph"] == "X"]
-        kind = "ALLGATHER" if name == "rows" else "ALLREDUCE"
-        expected = [kind, "QUEUE", *inside[name]]
-        assert sorted(e["name"] for e in events) == sorted(2 * [
-            f"NEGOTIATE_{kind}", "rank 0 is ready", "rank 1 is ready", *expected]), name
-        for whole in (e for e in events if e["name"] == kind):
-            end = whole["ts"] + whole["dur"] + 1e-3
-            assert [e["name"] for e in events if e["dur"] and whole["ts"] <= e["ts"]
-                    and e["ts"] + e["dur"] <= end] == expected
+    phases = read_timeline(tmp_path / "0.json")  # as they begin, outer ones first
+    whole = ["NEGOTIATE_ALLREDUCE", "ALLREDUCE", "QUEUE"]
+    fused = [*whole, "MEMCPY_IN_FUSION_BUFFER", "GLOO_ALLREDUCE", "MEMCPY_OUT_FUSION_BUFFER"]
+    gathered = ["NEGOTIATE_ALLGATHER", "ALLGATHER", "QUEUE"]
+    for name, inside in {"g.0": fused, "g.1": fused, "g.2": [*whole, "GLOO_ALLREDUCE"],
+                         "rows": gathered, "after": []}.items():
+        assert [phase.name for phase in phases if phase.tensor == name] == 2 * inside

@@ -6,16 +6,17 @@ import pytest
 import torch.distributed as dist
 
 from ranklab import hardware, launch
-from ranklab.baseline import mfu
 from ranklab.hybrid import (
     Cluster, Job, Layout, choose_layout, layout_memory, layout_seconds, layout_traffic,
     megatron_memory, parse_layout,
 )
 from ranklab.hybrid.choose import legal
+from ranklab.hybrid.counted import dry_run_here
 from ranklab.mesh import Mesh
 from ranklab.models.gpt import GPTConfig
-from ranklab.projects.hybrid import dry_run
-from ranklab.projects.hybrid.sizes import PUBLISHED, SIZES
+from ranklab.projects.hybrid.config import JOBS, SIZES
+
+LARGE = [name for name in SIZES if name != "laptop"]
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -30,7 +31,7 @@ def _counted(cases):
     for job, layout in cases:
         if not dist.is_initialized():
             dist.init_process_group("fake", rank=0, world_size=1)
-        found.append(dry_run._dry_run(job, layout))
+        found.append(dry_run_here(job, layout))
     return found
 
 
@@ -38,15 +39,16 @@ def _counted(cases):
 
 SMALL = Job(GPTConfig(256, 16, 6, 8, 32), 32, 2, "fp32")
 SENT = [(SMALL, parse_layout(words)) for words in """
-    2x2x2,sp,recompute,outermost=data 4x1x2,gpipe,zero 2x2x2,full 2x1x4,zb-v
-    2x2x2,recompute,virtual=2 1x4x2,sp,virtual=2 8x1x1,full,recompute 1x1x8""".split()]
-SENT += [(replace(SMALL, precision="bf16"), layout) for _, layout in SENT[:2]]
+    2x2x2,full 1x4x2,sp,virtual=2 2x1x4,zb-v 2x2x2,recompute,virtual=2 8x1x1,full,recompute
+    1x1x8 4x1x2,gpipe,zero 2x2x2,sp,recompute,outermost=data""".split()]
+BF16 = [(replace(SMALL, precision="bf16"), layout) for _, layout in SENT[-2:]]
 
 
-@pytest.mark.parametrize("part", [0, pytest.param(1, marks=pytest.mark.sweep)])
-def test_every_layout_sends_what_is_predicted(part):
-    [found] = launch(_counted, SENT[part::2], ranks=1, timeout=280)
-    for case, (_, sent) in zip(SENT[part::2], found):
+@pytest.mark.parametrize("cases", [
+    SENT[:3] + BF16[:1], pytest.param(SENT[3:] + BF16[1:], marks=pytest.mark.sweep)])
+def test_every_layout_sends_what_is_predicted(cases):
+    [found] = launch(_counted, cases, ranks=1, timeout=280)
+    for case, (_, sent) in zip(cases, found):
         assert layout_traffic(*case) == pytest.approx(sent, abs=64), case
 
 
@@ -67,28 +69,12 @@ def test_as_much_is_held_as_is_predicted():
         assert said.optimizer_state == pytest.approx(counted.optimizer_state, rel=0.01)
 
 
-def shorter(size):
-    """The same widths, and as many blocks on a rank, with a quarter of the stages."""
-    job, layout = SIZES[size]
-    config = replace(job.config, n_layer=job.config.n_layer // 4)
-    return replace(job, config=config), replace(layout, pp=layout.pp // 4)
-
-
-@pytest.mark.parametrize("job, layout", [
-    *(pytest.param(*SIZES[name], id=name, marks=pytest.mark.sweep) for name in SIZES),
-    pytest.param(*shorter("130b"), id="a quarter of 130b", marks=pytest.mark.slow)])
-def test_large_models_hold_and_send_what_is_predicted(job, layout):
-    counted, sent = dry_run.dry_run(job, layout)
-    assert layout_memory(job, layout).total == pytest.approx(counted.total, rel=0.01)
-    assert counted.total < Cluster(layout.ranks).memory_budget
-    assert layout_traffic(job, layout) == pytest.approx(sent, rel=1e-6, abs=64)
-
-
 # --- what is published ----------------------------------------------------------------------------
 
 def test_the_sizes_have_the_parameters_of_their_names():
-    for name, (job, layout) in SIZES.items():
-        assert layout_memory(job, replace(layout, dp=1, tp=1, pp=1, virtual=1)).parameters == (
+    for name in LARGE:
+        job, layout = JOBS[name], SIZES[name][2]
+        assert layout_memory(job, Layout()).parameters == (
             pytest.approx(4e9 * int(name[:-1]), rel=0.05))
         assert (layout, job.micro_batch) in set(legal(job, Cluster(layout.ranks)))
 
@@ -96,21 +82,11 @@ def test_the_sizes_have_the_parameters_of_their_names():
 def test_megatrons_states_have_the_bytes_of_its_guide():
     job, layout = wide(4), Layout(4, 2, 2)
     n = layout_memory(job, layout).parameters / 4
-    for precision, bytes_of, sharded in (("bf16", 18, 6 + 12 / 4), ("fp16", 20, 4 + 16 / 4),
-                                         ("fp32", 16, 8 + 8 / 4)):
-        for zero, right in ((0, bytes_of), (1, sharded), (3, bytes_of / 4)):
-            held = megatron_memory(replace(job, precision=precision), replace(layout, zero=zero))
-            states = held.parameters + held.gradients + held.optimizer_state
-            assert states / n == pytest.approx(right)
-
-
-def test_what_was_trained_fits_where_it_was_trained_by_megatrons_memory_alone():
-    found = {name: tuple(memory(job, layout).total / 1e9
-                         for memory in (layout_memory, megatron_memory))
-             for name, (job, layout, _) in PUBLISHED.items()}
-    assert found == {"BLOOM 176B": pytest.approx((90, 50), abs=1),  # 60 GB were measured
-                     "GLM-130B": pytest.approx((66, 24), abs=1),
-                     "Llama 3 405B": pytest.approx((311, 85), abs=1)}
+    for precision, zero, right in (("bf16", 0, 18), ("bf16", 1, 6 + 12 / 4), ("bf16", 3, 18 / 4),
+                                   ("fp16", 1, 4 + 16 / 4), ("fp32", 1, 8 + 8 / 4)):
+        held = megatron_memory(replace(job, precision=precision), replace(layout, zero=zero))
+        states = held.parameters + held.gradients + held.optimizer_state
+        assert states / n == pytest.approx(right)
 
 
 # --- how long it takes ----------------------------------------------------------------------------
@@ -127,28 +103,27 @@ def test_the_narrowest_level_that_a_group_crosses_counts_with_all_its_cards():
 
 
 def test_the_parts_of_a_step():
-    job, layout = SIZES["100b"]
+    job, layout = JOBS["100b"], SIZES["100b"][2]
     found = layout_seconds(job, layout, Cluster(64))
-    assert found.total == pytest.approx(sum(found))
     faster = layout_seconds(job, layout, Cluster(64, hardware.H100))
     assert faster.computing == pytest.approx(found.computing * 312 / 989.4)
+    assert faster.weights == pytest.approx(found.weights * 2039 / 3350)
     assert (faster.tensor, faster.data) == (found.tensor, found.data)
     plain = layout_seconds(job, replace(layout, virtual=1), Cluster(64))
     assert plain.bubble == pytest.approx(2 * found.bubble)
     kept = layout_seconds(job, replace(layout, recompute=False), Cluster(64))
     assert kept.computing == pytest.approx(found.computing * 3 / 4, rel=0.01)
+    larger = layout_seconds(replace(job, micro_batch=4), layout, Cluster(64))
+    assert larger.weights == pytest.approx(found.weights / 2)
 
 
-@pytest.mark.parametrize("size, used", [("10b", 0.6), ("100b", 0.43), ("130b", 0.5)])
-def test_the_sizes_layouts_are_about_as_fast_as_the_best(size, used):
-    job, layout = SIZES[size]
+@pytest.mark.parametrize("size", LARGE)
+def test_the_sizes_layouts_are_about_as_fast_as_the_best(size):
+    job, layout = JOBS[size], SIZES[size][2]
     cluster = Cluster(layout.ranks)
     best, micro_batch = choose_layout(job, cluster)
     least = layout_seconds(replace(job, micro_batch=micro_batch), best, cluster).total
-    seconds = layout_seconds(job, layout, cluster).total
-    assert least <= seconds <= 1.05 * least
-    speed = job.batch * job.config.n_ctx / seconds
-    assert mfu(job.config, speed, cluster.gpu.bf16_flops, layout.ranks) > used
+    assert least <= layout_seconds(job, layout, cluster).total <= 1.05 * least
 
 
 def test_where_no_layout_is_legal_that_is_a_sentence():

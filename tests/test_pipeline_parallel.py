@@ -11,7 +11,6 @@ from torch.utils.checkpoint import checkpoint
 
 from ranklab import device, launch
 from ranklab.models.gpt import GPT, GPTConfig
-from ranklab.targets import IGNORE
 from ranklab.pipeline_parallel import (
     Action, PipelineExecutor, dualpipe_v, gpipe_schedule, interleaved_schedule,
     one_f_one_b_schedule, parse_schedule, pipedream_schedule, split_stages, stale_weights,
@@ -20,6 +19,7 @@ from ranklab.pipeline_parallel import (
 from ranklab.pipeline_parallel.pipedream import PipeDreamExecutor
 from ranklab.pipeline_parallel.stages import gpt_costs, stage_of
 from ranklab.pipeline_parallel.training import PipelineParallel
+from ranklab.targets import IGNORE
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -82,10 +82,12 @@ def _train(schedule, members=None, recompute=False, autocast=False):
     return worst
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
-def test_equal_to_one_process(name):
-    for ranks in (1, 4) if name == "interleaved" else (1, 3, 4):  # it wants whole rounds
-        assert max(launch(_train, SCHEDULES[name], ranks=ranks, timeout=90)) < 1e-5
+@pytest.mark.parametrize("ranks", [1, 3, 4])
+def test_equal_to_one_process(ranks):
+    names = [name for name in SCHEDULES if name != "interleaved" or ranks != 3]  # whole rounds
+    found = launch(lambda: [_train(SCHEDULES[name]) for name in names], ranks=ranks, timeout=90)
+    for name, apart in zip(names, zip(*found)):
+        assert max(apart) < 1e-5, name
 
 
 @pytest.mark.parametrize("name, ranks, options, most", [

@@ -1,10 +1,10 @@
-"""Lab 06's model of a step of stage 3: by hand, its memory, its bound, the published shapes."""
+"""Lab 06's model of a step of stage 3: by hand, its memory, its bound."""
 
 import itertools
 import random
 
 from ranklab.checks.zero.units_to_keep import random_step
-from ranklab.zero.keeping import Step, last_that_fit, published_steps, scores
+from ranklab.zero.keeping import Step
 
 
 def test_a_step_by_hand():
@@ -32,10 +32,3 @@ def test_never_more_than_the_limit_is_whole_and_no_set_beats_the_bound():
                             if p < n or 2 * n - 1 - p not in kept]
                 stay = [unit for unit in kept if unit < place <= 2 * n - 1 - unit]
                 assert sum(step.nbytes[unit] for unit in gathered + stay) <= step.limit + 1e-9
-
-
-def test_published_steps_are_scored():
-    for step in published_steps().values():
-        found = scores(step)
-        assert found["bound"] < found["library"] < found["the last that fit"] < found["none"]
-        assert step.seconds(last_that_fit(step)) == found["the last that fit"]

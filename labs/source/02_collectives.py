@@ -607,9 +607,9 @@ print("all ranks agree to the last bit, for the ring and for the hierarchical on
 # MPI had these verbs in 1994, and we still use its names. Here is mpi4py, in the columns of nccl-tests, NVIDIA's benchmark (the project below explains them). The inputs are the same, and `#wrong` counts elements that are not what they should be.
 
 # %%
-from ranklab.projects.collectives.mpi import mpi_table
+from ranklab.collectives.mpi import mpirun
 
-print(mpi_table(ranks=2, sizes=(2**10, 2**20)))
+print(mpirun(2, "-m", "ranklab.projects.collectives", "--mpi", "--sizes", "1K,1M"))
 
 # %% [markdown]
 # MPI's processes on one machine share memory. gloo goes through the kernel's network stack even to reach a neighbour:

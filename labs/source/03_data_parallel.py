@@ -29,7 +29,7 @@ from ranklab import answer, check, device, hint, launch, questions
 check(step_megabytes=...)
 
 # %% [markdown]
-# This lab builds on lab 02 (all-reduce) and on the backward pass of lab 01. At its end you compare your class with torch's own `DistributedDataParallel`.
+# This lab builds on lab 02 (all-reduce). At its end you compare your class with torch's own `DistributedDataParallel`.
 
 # %% [markdown]
 # ## 2. Picture
@@ -69,14 +69,13 @@ for rank, seen in enumerate(launch(averaged_gradient, batch, ranks=4)):
     print("rank", rank, "of 4 ", seen)
 
 # %% [markdown]
-# The mean of four means is the mean of all eight, *because the parts are equally long*. Keep that "because" in mind: 4.2 makes the parts equal, and
-# "Further" shows what to do where they can't be. (In a language model padding makes them unequal: a rank then divides its loss by the number of tokens on *all*
-# ranks, not by its own.)
+# The mean of four means is the mean of all eight, *because the parts are equally long*: 4.2 makes them equal, and
+# "Further" shows what to do where they can't be. (In a language model padding makes them unequal: a rank then divides its loss by the number of tokens on *all* ranks.)
 
 # %% [markdown]
 # ## 4. Build it
 #
-# The model is a small convolutional network for handwritten digits of 8 x 8 pixels. It knows nothing of ranks, and never will.
+# The model is a small convolutional network for handwritten digits of 8 x 8 pixels. It knows nothing of ranks.
 
 # %% tags=["nbval-check-output"]
 from ranklab.models.cnn import CNN, CNNConfig
@@ -89,11 +88,10 @@ for name, tensor in model.state_dict().items():
 # ### 4.1 Start equal
 # > difficulty 1/5 · importance 5/5 · 8 minutes · about 2 lines
 #
-# Each rank made its own random weights. All ranks take over those of rank 0. Look at the lines above with `running_mean`: these are not parameters, no optimizer
+# Each rank made its own random weights. All ranks take over those of rank 0. The lines above with `running_mean` are not parameters: no optimizer
 # touches them, but they are part of the model's state. They are its **buffers**.
 #
-# A parameter may stand in two places of a model: many language models use one tensor as the embedding and as the last layer. Such parameters are **tied**. A tied tensor
-# has two names but is one tensor, so it travels once.
+# Many language models use one tensor as the embedding and as the last layer. Such parameters are **tied**: one tensor with two names, so it travels once.
 
 # %%
 def broadcast_parameters(model, src=0, group=None):
@@ -141,10 +139,9 @@ def shard_sampler(n, rank, ranks, epoch=0, seed=0, drop_last=False):
 shard_sampler = check(shard_sampler)
 
 # %% [markdown]
-# Ten samples on four ranks, in two epochs. (torch's `DistributedSampler` gives the same lists. Without `set_epoch` it gives the first row in every epoch:
-# a common bug of real training scripts.)
+# Ten samples on four ranks, in two epochs. (torch's `DistributedSampler` gives the first row in every epoch where `set_epoch` is forgotten.)
 #
-# The order must be the same everywhere. Dropout and augmentation must *not* be: give them a seed that depends on the rank, or all ranks drop the same units.
+# Dropout must *not* be the same everywhere: give it a seed that depends on the rank, or all ranks drop the same units.
 
 # %% tags=["nbval-check-output"]
 for epoch in (0, 1):
@@ -172,8 +169,8 @@ def average_gradients(model, group=None):
 average_gradients = check(average_gradients)
 
 # %% [markdown]
-# That is data parallelism, complete and correct. Two things are wrong with it, and both cost only time. A message of 40 bytes, for a bias, pays
-# the same latency as one of megabytes. And nothing is sent until all of backward is done: until then the network is idle.
+# That is data parallelism, complete and correct, but slow. A message of 40 bytes, for a bias, pays
+# the same latency as one of megabytes. And nothing is sent until all of backward is done.
 #
 # Clipping belongs here, between the average and the step. If each rank clipped its own gradient before the average, the result would not be the clipped gradient of the whole batch.
 
@@ -294,7 +291,7 @@ class OverlappedDataParallel(Replica):
 OverlappedDataParallel = check(OverlappedDataParallel)
 
 # %% [markdown]
-# Does it overlap? Below is a profile of your class at work, recorded by `Timeline` (lab 04 reads such profiles): two ranks, six wide layers, a forward and a backward, with six buckets of 1 MB, and with a single one. Communication with no computing beside it is **exposed**: the part
+# Does it overlap? Below is a profile of your class (lab 04 reads such profiles): two ranks, six wide layers, with six buckets of 1 MB, and with a single one. Communication with no computing beside it is **exposed**: the part
 # that costs time. On two cores the ranks take turns, so much of what is exposed is waiting for the other rank. Look only at *when number 1 begins*: before the computing ends, or after.
 
 # %%
@@ -352,7 +349,7 @@ def plan_buckets(ready, nbytes, alpha, beta):
 plan_buckets = check(plan_buckets)
 
 # %% [markdown]
-# Your plans for the blocks of GPT-2, by a stated timeline (8192 tokens, 4 FLOPs for each weight and token, 125 TFLOP/s; the embedding is left out). alpha is 0.2 ms, and each byte is sent twice, as in a long ring. The sizes of your first and last buckets, in MB (if your check failed, they are the library's). Several plans are equally good: yours may have other sizes.
+# Your plans for the blocks of GPT-2 (8192 tokens, 4 FLOPs for each weight and token, 125 TFLOP/s; no embedding). alpha is 0.2 ms, and each byte is sent twice, as in a long ring. Below are the sizes of the first and last buckets, in MB. Several plans are equally good: yours may have other sizes.
 
 # %%
 ready, nbytes = block_timeline()
@@ -377,15 +374,14 @@ plots.bucket_plans({name: bucket_times(plan, ready, nbytes, *link)
 # %% [markdown]
 # ### Further
 #
-# Five more, all checked, not in the 130 minutes: do the replicas still agree, how to add up several backward passes for one message, what a larger batch does to the
-# learning rate, batch norm over all ranks, and ranks that run out of data. The lab runs without them.
+# Five more, all checked, not in the 130 minutes. The lab runs without them.
 
 # %% [markdown]
 # #### `replicas_agree`
 # > difficulty 2/5 · importance 4/5 · 7 minutes · about 4 lines
 #
-# A replica that has drifted away raises no error: the loss looks plausible, and the model is bad after a week. So real training jobs compare their replicas now and then. They do
-# not send the weights: each rank reduces its own to a **hash** of a few bytes, and only the hashes travel.
+# A replica that has drifted away raises no error: the loss looks plausible, and the model is bad after a week. To compare replicas, each rank reduces
+# its weights to a **hash** of a few bytes, and only the hashes travel.
 #
 # A sum of the weights is not a hash: it does not see two numbers that changed places, and it rounds. `hashlib.blake2b` sees every bit.
 # One all-reduce tells whether R numbers are equal, if the largest and the smallest travel together: MAX of (h, -h).
@@ -577,25 +573,6 @@ def join_uneven(batches, model):
 join_uneven = check(join_uneven)
 
 # %% [markdown]
-# Three ranks with 5, 2 and 0 batches, and all end with the same weights:
-
-# %% tags=["nbval-check-output"]
-def uneven():
-    torch.manual_seed(0)
-    model = OverlappedDataParallel(nn.Linear(3, 1).to(device()))
-    optimizer, steps = torch.optim.SGD(model.parameters(), 0.1), 0
-    batches = [torch.randn(4, 3, device=device()) for _ in range((5, 2, 0)[dist.get_rank()])]
-    for x in join_uneven(batches, model):
-        optimizer.zero_grad()
-        model(x).square().mean().backward()
-        optimizer.step()
-        steps += 1
-    return steps, replicas_agree(model)
-
-
-launch(uneven, ranks=3)
-
-# %% [markdown]
 # ## 5. The real thing
 #
 # torch's `DistributedDataParallel` beside yours: the same CNN, the same batches, five steps on four ranks. After the first backward torch sorts its buckets anew, by
@@ -648,11 +625,11 @@ print(f"largest difference of a weight after five steps, on any rank: {largest:.
 assert ours[0][2:4] == theirs[0][2:4] and all(seen[-1] for seen in ours + theirs)
 
 # %% [markdown]
-# The same messages, the same bytes, the same weights up to rounding (the ring cuts a bucket into chunks, and the chunk decides in which order a number's parts are added). torch's class does more: it is written in C++, it lets you change what happens to a bucket (lab 04's comm hooks), it looks
-# for unused parameters in the graph (with `find_unused_parameters=True`), and it handles NCCL's streams. Gradients are views of its buckets only with `gradient_as_bucket_view=True`.
+# The same messages, the same bytes, the same weights up to rounding (the ring cuts a bucket into chunks, and the chunk decides in which order a number's parts are added). torch's class does more: it lets you change what happens to a bucket (lab 04's comm hooks), and it looks
+# for unused parameters in the graph. Gradients are views of its buckets only with `gradient_as_bucket_view=True`.
 #
 # Before DDP there was `nn.DataParallel`: **one** process drives all GPUs with threads. In each step it copies the model to every GPU, gathers all outputs on the
-# first one, and all threads share one Python interpreter. It is still in torch and needs no launcher, but you should not use it.
+# first one, and all threads share one Python interpreter. It is still in torch, but you should not use it.
 
 # %% [markdown]
 # ## 6. Project
@@ -666,11 +643,11 @@ from ranklab.projects import data_parallel as project
 mine = {"replica": OverlappedDataParallel, "sampler": shard_sampler,
         "scale": scale_learning_rate, "agree": replicas_agree}
 found = project.scale(**mine)
-print(project.scale_table(found))
+print(project.table(found))
 assert project.ranges_overlap(found)
 
 # %% [markdown]
-# "In agreement" counts the epochs after which `replicas_agree` said yes: all of them. The seed changes more than the number of ranks does. And it has become *slower*: for 64 images of 8 x 8, the messages cost more time than the ranks save. A larger model with a larger batch has more to compute for each byte:
+# "agree" counts the epochs after which `replicas_agree` said yes: all of them. "differ by" is the largest difference between two ranks in a weight or statistic. The seed changes more than the number of ranks does. And it has become *slower*: for 64 images of 8 x 8, the messages cost more time than the ranks save. A larger model with a larger batch has more to compute for each byte:
 
 # %%
 wide = project.scale(project.Config(width=32, batch=256, base_batch=64, epochs=2), seeds=(0,))
@@ -682,37 +659,40 @@ plots.speed_up({name: {R: project.best_seconds(runs) for R, runs in one.items()}
 # On two cores two ranks can be faster, and four hardly faster still.
 #
 # **Four times the batch, the same number of epochs**: four times fewer steps. With the old learning rate the model does not get as far. With four times the rate from the first step it does even worse:
-# the first steps throw it to a place from which it does not recover. With the warm-up it comes close to the small batch. (One seed from here on, to save time: a percent more or less says nothing.)
+# the first steps throw it to a place from which it does not recover. With the warm-up it comes close to the small batch. (One seed from here on, to save time: a percent more or less says nothing, and neither do the last two columns.)
 
 # %%
-one = {"seeds": (0,), "whole": found[4][:1], **mine}
-print(project.learning_rate_table(project.learning_rates(**one)))
+one = {"seeds": (0,), **mine}
+rates = project.run({"batch 16, lr 0.12": project.Config(batch=16, warmup=0)}, ranks=1, **one)
+rates |= project.run({"batch 64, lr 0.12": project.Config(base_batch=64),  # not scaled
+                      "batch 64, lr 0.48": project.Config(warmup=0)}, ranks=4, **one)
+print(project.table(rates | {"the same, warmed up": found[4][:1]}))
 
 # %% [markdown]
-# **What is each piece good for?** Leave one out at a time. "The worst replica" is the model on the rank where it went worst; rank 0's is the one you would save.
+# **What is each piece good for?** Leave one out at a time. "worst" is the accuracy on the rank where it went worst; rank 0's model is the one you would save.
 
 # %%
 names = "broadcast", "average", "mean", "shard", "buffers"
-missing = project.pieces(names=names, **one)
-print(project.pieces_table(missing))
+missing = {"nothing is left out": found[4][:1]} | project.run(
+    {f"without {name}": project.Config(without=(name,)) for name in names}, ranks=4, **one)
+print(project.table(missing))
 
 # %%
-plots.pieces(*({name: [getattr(run, score) for run in runs] for name, runs in missing.items()}
-              for score in ("accuracy", "worst")))
+plots.held_out_errors(missing)
 
 # %% [markdown]
-# Nothing raised an error. You notice a sum in place of the mean at once: 90% wrong is guessing. Without `broadcast`, `average` or `shard` the model just looks a bit weak. And the worst
-# replica is weaker than rank 0's, the only one whose weights are saved. Without `average` and without `shard` rank 0 ends with the very same numbers, because in both it learns from its own images alone: four ranks do the work of one. And honestly: without
+# Nothing raised an error. You notice a sum in place of the mean at once: 90% wrong is guessing. Without `broadcast`, `average` or `shard` the model just looks a bit weak, and the worst
+# replica is weaker than rank 0's. Without `average` and without `shard` rank 0 ends with the very same numbers, because in both it learns from its own images alone: four ranks do the work of one. And honestly: without
 # `buffers` you see no difference in three epochs of 1437 images.
 #
 # `replicas_agree` finds two of the five, `broadcast` and `average`. The others keep the weights equal (without `buffers` ranks differ in the statistics only, which it does not look at), so only tests like yours find them.
 #
-# **Your turn.** Change one thing of the run on four ranks. First write down what happens to the accuracy and to the seconds of an epoch, and why. Ideas: `"norm": "sync"` (batch norm over all ranks), `"norm": "none"`, `"warmup": 0`, `"without": ("epoch",)`, `"engine": "torch"`.
+# **Your turn.** Change one thing of the run on four ranks. First write down what happens to the accuracy and to the seconds of an epoch, and why. Ideas: `"norm": "sync"` (batch norm over all ranks), `"norm": "none"`, `"warmup": 0`, `"without": ("epoch",)`.
 
 # %%
 change = {"batch": 256}
-changed = project.scale(project.Config(**change), ranks=(4,), seeds=(0,), **mine)
-print(project.scale_table({4: found[4][:1]}), project.scale_table(changed), sep="\n\n")
+changed = project.run({f"{change}": project.Config(**change)}, ranks=4, **one)
+print(project.table({"4 ranks, 64 images": found[4][:1]} | changed))
 
 # %% [markdown]
 # ## 7. Measure
@@ -759,7 +739,7 @@ questions("03_data_parallel")
 # ```
 #
 # What changes: the backend is NCCL. Its all-reduces run on a stream of their own, beside the kernels of backward: that is real overlap, where two cores only take turns.
-# It is not free: NCCL's kernels use some of the multiprocessors and of the memory bandwidth, so backward gets some percent slower while they run.
+# It is not free: NCCL's kernels run on some of the GPU's multiprocessors, and backward has fewer of them meanwhile.
 #
 # What to expect, not measured by us: of a ResNet-50 step of about 100 ms on one A100 (batch 256, mixed precision), the all-reduce of 102 MB over NVLink takes about 1 ms,
 # all of it hidden. Over one 100 Gbit/s Ethernet link a node it takes about 16 ms, hidden as well. At a batch of 32 the step takes only 13 ms, and most of the 16 ms show. This lab has not been run on
@@ -770,8 +750,8 @@ questions("03_data_parallel")
 #
 # - **Gradient compression and reading traces**: lab 04, with torch's DDP.
 # - **Sharding**: each rank holds all of the model, its gradients and its optimizer state. Lab 06 ends that; its first two stages send no more bytes.
-# - **Asynchronous training**, where nobody waits: parameter servers with stale gradients. It ended with worse accuracy than synchronous training (Chen et al., arXiv 1604.00981), and all-reduce became fast.
-# - **Local SGD**: average the weights every H steps instead of the gradients in every step. It is coming back for slow links between sites.
+# - **Asynchronous training**, where nobody waits: parameter servers with stale gradients. It ended with worse accuracy than synchronous training (Chen et al., arXiv 1604.00981).
+# - **Local SGD**: average the weights every H steps instead of the gradients in every step.
 # - **Larger batches for ever**: beyond some batch size more images no longer mean fewer steps (McCandlish et al. 2018 say how to find it).
 #
 # Next: **04_ddp**: the same in production, and the traces that say what is slow.

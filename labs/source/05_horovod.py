@@ -202,7 +202,7 @@ print("all right, all-reduces, 64 MB of fusion:", *launch(fifty, 64 * 2**20, ran
 #
 # A low threshold costs latencies: many all-reduces. A high one waits: in our model of a step (`overlapped_time`) a buffer leaves when it is full, or when backward is over. So the best threshold depends on the model and the network, and you find it by measuring. But steps are noisy: by 5% here, and one step in ten takes three times as long, because a rank was late.
 #
-# With `HOROVOD_AUTOTUNE=1` Horovod searches while it trains, by Bayesian optimisation: a Gaussian process guesses the time at thresholds that it has not tried. Write a search of your own. The check has 30 landscapes: the fastest threshold lies at the low end, in the middle or at the high end.
+# With `HOROVOD_AUTOTUNE=1` Horovod searches while it trains, by Bayesian optimisation: a Gaussian process guesses the time at thresholds that it has not tried. Write a search of your own. The check has 30 workloads, each a model on a network: the fastest threshold lies at the low end, in the middle or at the high end.
 
 # %%
 from ranklab.horovod import tune_fusion as library_tuner
@@ -217,7 +217,7 @@ def tune_fusion(seconds_of, low, high, calls):
     calls        1 or more: here 300. With fewer, any threshold in the range will do
     seconds_of   measures one step, at a threshold in the range
     score        how long a step takes without noise, beside the best in the range: at most 5%
-                 longer in 27 of 30 landscapes, and nowhere more than 50%
+                 longer in 27 of 30 workloads, and nowhere more than 50%
     """
     raise NotImplementedError("exercise 4.3: about 12 lines")
 
@@ -226,23 +226,23 @@ def tune_fusion(seconds_of, low, high, calls):
 tune_fusion = check(tune_fusion)
 
 # %% [markdown]
-# Three of the landscapes. Lines are steps without noise; dots are the thresholds that your function asked for, and how often. (If your check failed, "you" is the library's function.)
+# Three of the workloads. Lines are steps without noise; dots are the thresholds that your function asked for, and how often. (If your check failed, "you" is the library's function.)
 
 # %%
-from ranklab.horovod.landscapes import Landscape, Steps
+from ranklab.horovod.cost import NoisySteps, Workload
 
 seen = []
 for seed in range(3):
-    steps = Steps(Landscape(seed))
+    steps = NoisySteps(Workload(seed))
     seen.append((steps, steps.tuned(tune_fusion)))
 plots.searches(seen)
 
 # %% tags=["nbval-check-output"]
 for steps, chosen in seen:
-    landscape = steps.landscape
-    library_score = landscape.score(Steps(landscape).tuned(library_tuner))
-    print(f"best {landscape.kind:16} you: {chosen / 2**20:6.2f} MiB, "
-          f"{landscape.score(chosen):.3f} times the best by {len(steps.asked)} calls; "
+    workload = steps.workload
+    library_score = workload.score(NoisySteps(workload).tuned(library_tuner))
+    print(f"best {workload.kind:16} you: {chosen / 2**20:6.2f} MiB, "
+          f"{workload.score(chosen):.3f} times the best by {len(steps.asked)} calls; "
           f"the library: {library_score:.3f}")
 
 # %% [markdown]
@@ -489,7 +489,8 @@ for how, weights in ends.items():
 #
 # **BERT classifies texts on four nodes.** The texts are functions of Python's own library, and the classes are parts of its manual. Whole
 # files are held out. The four "nodes" are four ranks of this machine, numbered like four machines. Nothing is downloaded, so the BERT is
-# small and starts from random weights; `--weights FOLDER` takes real ones.
+# small and starts from random weights; `--weights FOLDER` takes real ones. It is trained twice: without compression, and with your
+# `compress_fp16`. The last columns hold megabytes that a rank sends in a step, predicted and counted.
 
 # %%
 from pathlib import Path
@@ -498,43 +499,34 @@ from ranklab.projects import horovod as project
 
 trace = Path("../build/horovod.json")  # a folder that git ignores
 trace.parent.mkdir(exist_ok=True)
-found = project.run(ranks=4, nodes=4, timeline=str(trace), thresholds=(0,), tune=tune_fusion,
-                    compress=compress_fp16)
-print(project.report(found))
-
-# %%
-if found:  # without transformers the cell above says what to install
-    display(plots.accuracies(project.accuracies(found)))
+found = project.run(ranks=4, nodes=4, trace=str(trace), compress=compress_fp16)
+print(project.report(found))  # without transformers it says what to install
 
 # %% [markdown]
 # fp16 sends half the bytes, and its accuracy is that of full precision, within the noise of one seed. Compare with the first two lines.
 # **Always the commonest class** is the accuracy of a program that never reads the text: a model must beat it. The **bag of words** only
-# counts words, and beats our BERT of 60 steps. 
+# counts words, and beats our BERT of 60 steps: few steps teach it little about their order.
 #
-# **Read the timeline**: the shares of negotiation, copying and all-reduce, and one step in detail.
+# **Read the timeline**: the shares of negotiation, copying and all-reduce, the bottleneck, and one step in detail.
 
 # %%
-from ranklab.projects.horovod import timeline as reader
+from ranklab.horovod.trace import all_reduces, one_step, read_timeline
+from ranklab.projects.horovod import timeline as where_time_goes
 
 if found:
-    phases = reader.read_timeline(str(trace))
-    print(reader.table(phases))
-    display(plots.timeline(reader.one_step(phases)))
+    phases = read_timeline(str(trace))
+    print(where_time_goes.table(phases))
+    display(plots.timeline(one_step(phases)))
 
 # %% [markdown]
-# **Tune the fusion threshold.** Your `tune_fusion` had six measurements of four real steps each, between 1 KiB and 4 MiB: too few for a sure answer on two busy cores, so it may choose another one next time. With a higher threshold the number of all-reduces
-# falls. On a network with a latency of 50 us, by the model of lab 02, the time falls as well. (Measured points lie above the line, since not all gradients are ready at once.)
+# If all gradients of a step were ready at once, your `fuse_tensors` would put all of them into one buffer of 128 MB. In this run they became ready one after the other:
 
 # %%
-from ranklab.projects.horovod import tuning
-
 if found:
-    print(tuning.table(found["tuned"]))
-    sizes = next(iter(found["runs"].values()))["sizes"]
-    thresholds = [2**k for k in range(10, 27)]
-    model = tuning.model(sizes, thresholds, 64, alpha=50e-6, beta=1 / 10e9, fuse=fuse_tensors)
-    measured = {row.threshold: row.all_reduces for row in found["tuned"]}
-    display(plots.fusion(thresholds, *model, measured, title="64 ranks, 50 us, 10 GB/s"))
+    sizes = found["runs"]["none"]["sizes"]
+    gradients = [torch.empty(n // 4, device="meta") for n in sizes]
+    print("all-reduces in a step: all ready at once", len(fuse_tensors(gradients, 2**27)),
+          "· measured", round(len(all_reduces(phases)) / found["config"].steps, 1))
 
 # %% [markdown]
 # **Your turn.** The same BERT, by the model of 4.3, on 16 ranks: backward takes 2 ms, and your function tunes the threshold. Change one thing. First write down: does the best threshold rise or fall, and does the step get longer? Ideas: `"alpha": 1e-6`, `"backward": 20e-3`, `"beta": 1e-10`.
@@ -551,12 +543,14 @@ for name, each in {"as it is": network, "changed": {**network, **change}}.items(
     print(f"{name:9} {chosen / 1024:8,.0f} KiB, {1e3 * seconds:6.2f} ms")
 
 # %% [markdown]
-# **The same step elsewhere**: with MPI (mpi4py) and with TensorFlow's `MirroredStrategy`, from the same weights, on the same data.
-
-# %%
-from ranklab.projects.horovod import other_tools
-
-print(other_tools.run(ranks=4))
+# **The same step with other tools**: from the same weights, on the same data, each prints the same two losses. MPI averages with
+# `world.allreduce`. TensorFlow's `MirroredStrategy` has one process and a replica for each device, and averages with `strategy.reduce`.
+#
+# ```bash
+# python labs/jobs/torch_step.py               # ranklab.horovod, four ranks
+# mpirun -n 4 python labs/jobs/mpi_step.py     # apt install openmpi-bin; pip install -e '.[mpi]'
+# python labs/jobs/tf_mirrored_step.py         # pip install tensorflow-cpu (1.5 GB, in an environment of its own)
+# ```
 
 # %% [markdown]
 # ## 7. Measure
@@ -596,7 +590,6 @@ questions("05_horovod")
 #
 # ```bash
 # labs/jobs/torchrun.sh horovod --weights bert-base --data reviews.csv
-# horovodrun -np 8 -H node-0:4,node-1:4 python -m ranklab.projects.horovod --real
 # sbatch labs/jobs/horovod.sbatch
 # ```
 #

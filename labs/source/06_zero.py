@@ -296,7 +296,7 @@ plots.unit_timeline(stages=(1, 3))
 
 # %%
 from ranklab.zero.sharded_model import ShardedModel
-from ranklab.zero.unit_hooks import call_after_backward, in_backward
+from ranklab.zero.units import call_after_backward, in_backward
 
 check(stage3_sends=...)
 
@@ -351,7 +351,7 @@ def memory_over_a_step(stage):
     model = (ZeroStage1, ZeroStage2, ZeroStage3)[stage - 1](module, **options)
     optimizer = model.make_optimizer(torch.optim.Adam)
     shards = [bucket.shard for bucket in model.buckets]
-    whole = (lambda: [b.weights for b in model.buckets if b.is_whole]) if stage == 3 else ()
+    whole = (lambda: [b.weights for b in model.buckets]) if stage == 3 else ()
     for _ in range(2):  # the first step makes Adam's state
         optimizer.zero_grad()
         with MemoryCurve(model, optimizer, whole, shards=shards) as curve:
@@ -436,7 +436,7 @@ zero_traffic = check(zero_traffic)
 # #### `offload_optimizer`
 # > difficulty 3/5 · importance 3/5 · 15 minutes · about 6 lines · open: no recipe
 #
-# A machine with eight 80 GB GPUs often has 1 or 2 TB of CPU memory. The optimizer's state is touched once a step. Keep it there, and let the CPU do the step. What crosses the PCIe bus is this rank's gradients, once, and its new
+# A DGX A100 has eight 80 GB GPUs, and 2 TB of CPU memory. The optimizer's state is touched once a step. Keep it there, and let the CPU do the step. What crosses the PCIe bus is this rank's gradients, once, and its new
 # parameters, once.
 #
 # You have two tools. `bucket.set_master(tensor)` tells a bucket which numbers the optimizer steps, in place of the shard; `model.make_optimizer(new_optimizer, groups)` comes after it. `CpuMemory().copy(tensor)` makes a copy for that, in float32 and *pinned* (such memory can be copied while the GPU computes); `Files(folder).copy(tensor)` makes one
@@ -464,7 +464,7 @@ offload_optimizer = check(offload_optimizer)
 # #### `deepspeed_config`
 # > difficulty 2/5 · importance 4/5 · 10 minutes · about 14 lines
 #
-# DeepSpeed has all of this as a configuration file. `fastest_way(parameters, ranks, gpu_bytes, other_bytes)` is given: it tries the ways from the fastest to the slowest, and returns the first that fits: its `stage`, `offload_optimizer` and `offload_parameters`. Stage 3 comes before offload: its third collective takes milliseconds on NVLink, and the CPU's Adam takes a second for 7.5 billion parameters. (With one slow card a node, or dozens of micro-batches in a step, it is the other way round.)
+# DeepSpeed has all of this as a configuration file. `fastest_way(parameters, ranks, gpu_bytes, other_bytes)` is given: it tries the ways from the fastest to the slowest, and returns the first that fits: its `stage`, `offload_optimizer` and `offload_parameters`. Stage 3 comes before offload. For 7.5 billion parameters on 8 GPUs its third collective takes 0.03 s over NVLink, and the CPU's Adam 1 s, by the sums in `zero/config.py`. (With one slow card a node, or dozens of micro-batches in a step, it is the other way round.)
 
 # %% tags=["nbval-check-output"]
 from ranklab.zero import fastest_way
@@ -550,7 +550,7 @@ for stage, losses in ours.items():
     assert all(math.isclose(a, b, rel_tol=1e-4) for a, b in zip(losses, theirs))
 
 # %% [markdown]
-# The same losses, whichever code shards. Sharding changes where numbers are kept, never which numbers. (What is sent may differ. By default DeepSpeed's stages 1 and 2 all-reduce the gradients, 1.5 times the paper's traffic; and its stage 3 does not shard parameters of less than `stage3_param_persistence_threshold`, 100,000 numbers, because small messages cost their latency. Here both are set as in the paper.)
+# The same losses, whichever code shards. Sharding changes where numbers are kept, never which numbers. (What is sent may differ. By default DeepSpeed's stages 1 and 2 all-reduce the gradients (`use_multi_rank_bucket_allreduce`), 1.5 times the paper's traffic. And its stage 3 keeps parameters of up to 100,000 numbers whole from step to step (`stage3_param_persistence_threshold`), because small messages cost their latency. Here both are set as in the paper.)
 #
 # And DeepSpeed reads your configuration. It would refuse a batch that is not the product of its three factors:
 
@@ -576,7 +576,7 @@ scores = [row.held_out for row in found["rows"]]
 assert max(scores) - min(scores) < 0.02
 
 # %% [markdown]
-# The held-out loss is the same in every stage, except for rounding: sums in another order differ in the last digit, and 40 steps at a high learning rate make about 0.005 of it. (They are too few steps to beat the bigrams.) The few bytes above the formulas: Adam's step counters, 4 bytes a tensor, and one number that all ranks need for clipping. The peak holds activations, too, which ZeRO does not shard.
+# The held-out loss is the same in every stage, except for rounding: sums in another order differ in the last digit, and 40 steps at a high learning rate make about 0.005 of it. The few bytes above the formulas: Adam's step counters, 4 bytes a tensor, and one number that all ranks need for clipping. The peak holds activations, too, which ZeRO does not shard.
 #
 # **Your turn.** Change one thing below. First write down which columns change, and by which factor. Then run it. Ideas: `recompute=True`; `offload="cpu"`; `engine="deepspeed"`; other `numbers` and `ranks`. It stands at `micro_batch=4`, two micro-batches for each rank: which of the two stages sends more now?
 
@@ -623,7 +623,7 @@ for stage in (1, 2, 3):
     assert predicted == counted
 
 # %% [markdown]
-# The clock can't compare the stages here: the ranks share two cores and their memory, and nothing hides behind anything. The model of 4.6 can. Ten blocks of Mixtral 8x7B, 8,192 tokens on each GPU, which compute for 0.48 s. What do more GB for whole parameters buy, with your choice of units, over eight cards of 100 or of 400 Gbit/s a node? (350 GB/s by eight of 400 were measured, NVIDIA/nccl-tests issue 283; 87 are a quarter of it.)
+# The clock can't compare the stages here: the ranks share two cores and their memory, and nothing hides behind anything. The model of 4.6 can. Ten blocks of Mixtral 8x7B, 8,192 tokens on each GPU, which compute for 0.48 s. What do more GB for whole parameters buy, with your choice of units, over eight cards of 100 or of 400 Gbit/s a node? (An all-reduce over 248 nodes with eight cards each reaches about 350 GB/s, NVIDIA/nccl-tests issue 283; 87 are a quarter of it.)
 
 # %% tags=["nbval-check-output"]
 mixtral = published_steps()["Mixtral 8x7B, 12 GB"]

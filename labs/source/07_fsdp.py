@@ -126,7 +126,7 @@ plots.rows({name: [of_rank[name] for of_rank in found] for name in found[0]})
 # ### 4.2 A block
 # > difficulty 5/5 · importance 5/5 · 30 minutes · about 15 lines
 #
-# Now a module whose parameters come and go. When they come and go you know: `ShardedModule` is called by the four methods of lab 06's `ZeroStage3`, as the library has them. How they travel is yours, in three methods. All parameters of a block travel in **one message**, because each message pays a latency, and a block of a GPT has eight parameters.
+# Now a module whose parameters come and go. When they come and go you know: `ShardedModule` stands on the engine of lab 06, and is called by the four methods of `ZeroStage3`, as the library has them. How they travel is yours, in three methods. All parameters of a block travel in **one message**, because each message pays a latency, and a block of a GPT has eight parameters.
 #
 # | given by `ShardedModule` | |
 # |---|---|
@@ -150,7 +150,7 @@ plots.rows({name: [of_rank[name] for of_rank in found] for name in found[0]})
 # **Predict.** 100 MB of parameters in float32, all in blocks, 4 ranks. The blocks are shards again between forward and backward. How many MB does each rank send in a step?
 
 # %%
-from ranklab.fsdp.hooks import ShardedModule
+from ranklab.fsdp.shards import ShardedModule
 
 check(fsdp_step_mb=...)
 
@@ -372,7 +372,7 @@ for most_bytes in (20_000_000, 8_000_000, 2_000_000, 1_000_000, 700_000):
 # ### 4.5 The loss of instruction tuning
 # > difficulty 3/5 · importance 5/5 · 12 minutes · about 7 lines
 #
-# An example is a question and an answer. The model is to learn the answer, not the question, so the labels of the question's tokens are `IGNORE`. And here hides a mistake that many libraries had for years, lab 01's mean of means: the **mean over ranks of means over tokens**. Where one rank has 9 answer tokens and another one has 1, that one token counts nine times as much. The rank without any divides by zero.
+# An example is a question and an answer. The model is to learn the answer, not the question, so the labels of the question's tokens are `IGNORE`. And here hides lab 01's mean of means: the **mean over ranks of means over tokens**. (Over micro-batches transformers' Trainer had that mistake until October 2024, huggingface.co/blog/gradient_accumulation.) Where one rank has 9 answer tokens and another one has 1, that one token counts nine times as much. The rank without any divides by zero.
 #
 # So divide by the number of answer tokens of the **whole batch**. FSDP averages gradients over ranks; take that into account. `F.cross_entropy(..., ignore_index=IGNORE, reduction=...)` leaves the question out.
 
@@ -431,9 +431,9 @@ print(f"mean over ranks: {sum(own) / 3:.4f} and {sum(shares) / 3:.4f}; one proce
 # #### `hybrid_shard_groups`
 # > difficulty 2/5 · importance 4/5 · 8 minutes · about 4 lines
 #
-# Gathers are frequent, so let them stay where links are fast: share the rows out **inside a node**, and give every node a copy. After the reduce-scatter inside the node, ranks with the same rows average their gradients over nodes, by a small all-reduce. The price is memory: each of four GPUs in a node holds 1/4 of the model, however many nodes there are. It needs two kinds of groups. `group, _ = dist.new_subgroups_by_enumeration([[ranks], [ranks], ...])` makes several that have no rank in common, and gives back one's own; all ranks must call it alike.
+# Gathers are frequent, so let them stay where links are fast: shard **inside a node**, and give every node a copy. After the reduce-scatter inside the node, ranks with the same rows average their gradients over nodes, by a small all-reduce. The price is memory: each of four GPUs in a node holds 1/4 of the model, however many nodes there are. It needs two kinds of groups. `group, _ = dist.new_subgroups_by_enumeration([[ranks], [ranks], ...])` makes several groups that have no rank in common, and returns this rank's; all ranks must call it alike.
 #
-# **Predict.** 100 MB of gradients, two nodes of four GPUs, rows shared out inside each node. How many MB does each GPU send to the other node in a step?
+# **Predict.** 100 MB of gradients, two nodes of four GPUs, sharded inside each node. How many MB does each GPU send to the other node in a step?
 
 # %%
 check(fsdp_hybrid_mb=...)
@@ -470,7 +470,7 @@ plots.hybrid(groups, per_node=3)
 # To hand a model on, somebody must have all of it: rank 0, in the CPU's memory. Not all at once on the GPU, because there it would not fit. `gather_rows(parameter, group)` gathers one parameter from its shards: the whole on the CPU of rank 0, None on the others. `sharded_modules(model)` are the blocks, each with its `parameters` and its `group`.
 
 # %%
-from ranklab.fsdp.hooks import sharded_modules
+from ranklab.fsdp.shards import sharded_modules
 from ranklab.fsdp.state import gather_rows
 
 # %%
@@ -591,18 +591,20 @@ for tool, (losses, calls, rows) in found.items():
 # | `HYBRID_SHARD` | a mesh (lab 12) of two axes, (copies, shards) | `hybrid_shard_groups` | stage 3 in a node: MiCS |
 # | `_HYBRID_SHARD_ZERO2` | the same mesh, and `False` | the same groups, and `False` | no name |
 #
-# Often a library calls FSDP for you. Then look whether it did. Here Accelerate is asked for FSDP on this machine's CPU. It says nothing, and trains on. One assertion on the model finds out:
+# Often a library calls FSDP for you. Check whether it did. Here Accelerate is asked for FSDP. On GPUs it shards, and the losses are printed. On a CPU it trains by DDP and says nothing; one assertion on the model finds out:
 
 # %%
-from ranklab.projects.fsdp import peers
+from ranklab.fsdp import hugging_face
 
-print(textwrap.fill(peers.fallback_caught(), 98))
+said = hugging_face.losses_on_ranks(hugging_face.train_with_accelerate, 4)
+print(textwrap.fill(str(said or hugging_face.NOT_HERE), 98))
 
 # %% [markdown]
-# The losses would not have told. With DeepSpeed below it, Transformers' Trainer does shard on a CPU. The same tiny Llama on two ranks:
+# The losses alone would not tell. With DeepSpeed below it, Transformers' Trainer does shard on a CPU. The same tiny Llama on two ranks:
 
 # %%
-theirs, ours = peers.trainer_losses(4), peers.our_losses(4)
+theirs = hugging_face.losses_on_ranks(hugging_face.train_with_trainer, 4)
+ours = hugging_face.losses_on_ranks(hugging_face.train_with_ours, 4)
 print("Trainer, DeepSpeed's stage 3 ", *(f"{loss:.4f}" for loss in theirs))
 print("our FSDP                     ", *(f"{loss:.4f}" for loss in ours))
 assert all(math.isclose(a, b, rel_tol=1e-3) for a, b in zip(theirs, ours))
@@ -633,7 +635,7 @@ if found:  # None where transformers is not installed
             print(f"{name:40} {file.get_slice(name).get_shape()}")
 
 # %% [markdown]
-# **Your turn.** Change one thing below. First write down which numbers change, and by which factor. Then run it. Ideas: `recompute`; `precision="bf16"`; `most_bytes=300_000`; `ranks=4`, alone or with `shard_ranks=2`; `engine="fsdp2"`, which is torch's and calls none of your functions but the loss. Above, a rank's 16 examples were one micro-batch. Now they are two of 8: what will a step send?
+# **Your turn.** Change one thing below. First write down which numbers change, and by which factor. Then run it. Ideas: `recompute`; `precision="bf16"`; `most_bytes=300_000`; `ranks=4`, alone or with `shard_ranks=2`; `engine="fsdp2"`, which shards and gathers without your block. Above, a rank's 16 examples were one micro-batch. Now they are two of 8: what will a step send?
 
 # %%
 change = {"micro_batch": 8}
@@ -677,11 +679,11 @@ for R in (1, 2, 3, 4):
     assert predicted == found
 
 # %% [markdown]
-# And the 7B model on four GPUs of 24 GB? We have none, but the formula is the same, with all that is there for a while: what is whole, messages, activations. The project also *poses* as one of four GPUs. The real Llama runs in our FSDP on tensors without memory, and every byte that they would take is counted (section 9 has the line). Both agree within 5%. For one text of 1,024 tokens on each GPU, bf16 and checkpointing, at the moment when most is there:
+# And the 7B model on four GPUs of 24 GB? We have none, but the formula is the same, with all that is there for a while: what is whole, messages, activations. (A test holds it against a count, within 2%: one process poses as a rank of four, and transformers' Llama runs in our FSDP on tensors without memory.) For one text of 1,024 tokens on each GPU, bf16 and checkpointing, at the moment when most is there:
 
 # %% tags=["nbval-check-output"]
+from ranklab.fsdp.memory import predicted_memory
 from ranklab.projects.fsdp.config import LLAMAS
-from ranklab.projects.fsdp.dry_run import predicted_memory
 
 parts = ("parameters", "gradients", "optimizer_state", "gathered_parameters", "activations",
          "total")
@@ -707,7 +709,6 @@ questions("07_fsdp")
 # ## 9. On real GPUs
 #
 # ```bash
-# python -m ranklab.projects.fsdp --size 7b --dry-run --gpus 4 --gpu-gb 24
 # torchrun --nproc-per-node 4 -m ranklab.projects.fsdp --size 7b --model models/Llama-2-7b --data alpaca.json --save tuned
 # sbatch labs/jobs/fsdp.sbatch
 # ```
@@ -724,11 +725,11 @@ questions("07_fsdp")
 # %% [markdown]
 # ## 10. What we left out
 #
-# - **FSDP or ZeRO-3?** The same idea and nearly the same bytes. FSDP2 for new PyTorch code: your own loop, any optimizer, DTensors that combine with tensor and pipeline parallelism and with `torch.compile`. DeepSpeed where memory is very short (NVMe, a fast CPU Adam) or links are slow (ZeRO++), or where the code has it already.
+# - **FSDP or ZeRO-3?** The same idea and nearly the same bytes. FSDP2 for new PyTorch code: your loop, and DTensors, which combine with tensor and pipeline parallelism and with `torch.compile`. DeepSpeed where memory is very short (NVMe, a fast CPU Adam) or links are slow (ZeRO++), or where the code has it already.
 # - **No sharding**: data parallelism, where it fits, sends less. LoRA trains a few million numbers instead of 7 billion, so that states are small. Try both before you shard.
 # - **Optimizers that look at a whole matrix** (Muon, Shampoo) see rows only. They must gather each matrix first; a DTensor can (`full_tensor()`).
-# - **Streams.** FSDP2 runs gathers, copies and reduce-scatters in CUDA streams of their own, and says when memory may be used again. `work.wait()` does less than that.
-# - **float8 gathers** (torchao) halve the bytes of bf16 once more.
-# - **Checkpoints.** The project saves rows by name and place, so any number of ranks can go on (lab 14, planned, has more). `torch.distributed.checkpoint` does it for DTensors.
+# - **Streams.** FSDP2 runs gathers, reduce-scatters and the copies around them in CUDA streams of their own. Ours copies in the stream that computes.
+# - **float8 gathers** (torchao, `enable_fsdp_float8_all_gather`) halve the bytes of bf16 once more.
+# - **Checkpoints.** The project saves rows by name and position, so any number of ranks can go on (lab 14, planned, has more). `torch.distributed.checkpoint` does it for DTensors.
 #
 # Next: **08_tensor_parallel**: a layer that is never gathered, because each rank computes its part.

@@ -662,7 +662,7 @@ for data_rank in range(2):
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import loss_parallel
 
-from ranklab.projects.tensor_parallel import dtensor
+from ranklab.tensor_parallel import dtensor
 
 # %%
 def by_dtensor(model, how):
@@ -738,7 +738,7 @@ def mlp_of(split):
 
 
 if importlib.util.find_spec("megatron"):
-    from ranklab.projects.tensor_parallel.megatron import parallel_linears
+    from ranklab.tensor_parallel.megatron import parallel_linears
 
     layers = {"yours": lambda up, down: (ColumnParallelLinear(up), RowParallelLinear(down)),
               "Megatron-core": parallel_linears}
@@ -833,16 +833,6 @@ for name, times in seconds.items():
 # - **Heads.** tp must divide them.
 #
 # A data-parallel copy's messages hide behind its backward. Here a forward sum hides behind nothing, unless a product is cut (section 9). So tp usually ends at eight, where NVLink ends on most machines.
-#
-# Do computing and messages really add up, as the formula says? Real ranks, whose layers and links sleep (lab 02). The speeds are invented: a byte between two nodes takes 9 times as long as inside one, as with one card of 50 GB/s for a node:
-
-# %%
-print("                formula   measured")
-for where, (formula, measured) in links.emulate().items():
-    print(f"{where:12} {1e3 * formula:7.0f} ms {1e3 * measured:7.0f} ms")
-
-# %% [markdown]
-# They add up, but for the time of waking up. This says nothing about your network: measure that with lab 02's benchmark.
 
 # %% [markdown]
 # ## 8. Interview questions

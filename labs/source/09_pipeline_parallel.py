@@ -640,8 +640,8 @@ for lr in (0.03, 0.1):
 from ranklab.projects.pipeline_parallel import peers
 
 for name in ("1f1b", "interleaved", "zb-v"):
-    for tool, losses_of in {"torch": peers.torch_losses, "ours": peers.our_losses}.items():
-        losses, messages = losses_of(name)
+    for tool, step in {"torch": peers.torch_pipelining, "ours": peers.ours}.items():
+        losses, messages = peers.losses_by(step, name)
         print(f"{name:12} {tool:6} losses", *(f"{loss:.5f}" for loss in losses),
               "  messages that each rank sends in a step:", *messages)
 

@@ -61,9 +61,9 @@ who_talks_to_whom(Mesh({"pipeline": 2, "data": 2, "tensor": 2}), per_node=4)
 
 # %%
 from ranklab.hybrid import layout_traffic
-from ranklab.projects.hybrid.sizes import SIZES
+from ranklab.projects.hybrid.config import JOBS
 
-job = SIZES["100b"][0]
+job = JOBS["100b"]
 layout = Layout(pp=4, dp=2, tp=8, sequence_parallel=True, zero=1, recompute=True)
 plots.along_axes(layout_traffic(job, layout), layout.mesh, 8, "A step of 100 billion parameters")
 
@@ -497,7 +497,7 @@ folder = tempfile.TemporaryDirectory()
 kept = {"2x2x2,zero": launch(save, parse_layout("2x2x2,zero"), folder.name, ranks=8)}
 whole = together(kept["2x2x2,zero"])
 print(f"2x2x2,zero   saved {len(whole)} tensors")
-for words in ("1x4x2,sp", "8x1x1,full", "1x1x1"):
+for words in ("1x4x1,sp", "4x1x1,full", "1x1x1"):
     layout = parse_layout(words)
     kept[words] = launch(load, layout, folder.name, ranks=layout.ranks)
     again = together(kept[words])
@@ -530,7 +530,7 @@ plots.boxes_of({words: boxes(kept[words], name, "exp_avg") for words in list(kep
 # | given | |
 # |---|---|
 # | `layout_memory(job, layout).total` | bytes at the first rank's peak |
-# | `layout_seconds(job, layout, cluster)` | of a step: `.computing`, `.bubble`, `.tensor`, `.pipeline`, `.data`, `.total` |
+# | `layout_seconds(job, layout, cluster)` | of a step: `.computing`, `.weights` (casts of them and sums of their gradients, in each micro-batch), `.bubble`, `.tensor`, `.pipeline`, `.data`, `.total` |
 # | `Layout(dp, tp, pp, sequence_parallel, virtual, schedule, zero, recompute, outermost)` | `zero` is 0, 1 or 3; `outermost` is `"pipeline"` or `"data"`; with `virtual` above 1 the schedule `"1f1b"` is interleaved |
 # | `Job(config, batch, micro_batch)` | `batch` in sequences, over all ranks; `dataclasses.replace(job, micro_batch=2)` is another one |
 # | `Cluster(gpus, gpu, links)` | `.memory_budget`: bytes of a GPU that a job may take; `.links`: from the inside, (ranks in a row, bytes/s) |
@@ -573,7 +573,7 @@ choose_layout = check(choose_layout)
 # Your score, beside the library's, for 10 billion parameters on three clusters: eight nodes with fast cards, the same with slow ones, and two racks of four nodes with a slow link between them. Seconds of a step, and where yours go:
 
 # %% tags=["nbval-check-output"]
-job = dataclasses.replace(SIZES["10b"][0], batch=256)
+job = dataclasses.replace(JOBS["10b"], batch=256)
 clusters = {"fast": Cluster(64, A100, ((8, 300e9), (64, 25e9))),
             "slow": Cluster(64, A100, ((8, 300e9), (64, 3e9))),
             "racks": Cluster(64, A100, ((8, 300e9), (32, 25e9), (64, 1e9)))}
@@ -585,49 +585,52 @@ for name, cluster in clusters.items():
     print(" " * 15, *(f"{part} {spent:.2f}  " for part, spent in seconds._asdict().items()))
 
 # %% [markdown]
-# With fast cards few stages are best, so little time is lost in bubbles. With slow ones tensor 4 x data 2 fill a node, and only stages talk between nodes. With racks tensor 4 x data 8 fill a rack, and only the pipeline crosses the slow link. All of it is a model, not a measurement: `layout_seconds` says what it leaves out. Lab 13 (planned) holds such formulas against published runs.
+# With fast cards few stages are best, so little time is lost in bubbles. With slow ones tensor 4 x data 2 fill a node, and only stages talk between nodes. With racks tensor 4 x data 8 fill a rack, and only the pipeline crosses the slow link. Micro-batches of 2, because each one, of whatever size, casts the weights and adds its gradients to the others'; with larger ones the bubble or the activations grow. All of it is a model, not a measurement: `layout_seconds` says what it leaves out. Lab 13 (planned) holds such formulas against published runs.
 
 # %% [markdown]
 # ## 5. The real thing
 #
-# Another small GPT, three steps. The same mesh and batches by torch alone: DTensor for tensor, `fully_shard` or `replicate` for data, `torch.distributed.pipelining`. And by DeepSpeed, whose `PipelineModule` goes with ZeRO-1 over data ranks:
+# The same GPT, mesh and batches by torch alone: DTensor for tensor, `fully_shard` or `replicate` for data, `torch.distributed.pipelining`. And by DeepSpeed, whose `PipelineModule` goes with ZeRO-1 over data ranks. The first three losses:
 
 # %%
-from ranklab.projects.hybrid import peers
+from ranklab.hybrid.torch_hybrid import TorchHybrid
 
-for tool, losses_of in {"ours": peers.our_losses, "torch": peers.torch_losses}.items():
-    losses = losses_of(text, parse_layout("2x2x2,sp"))
-    print(f"{tool:10} 2x2x2,sp   ", *(f"{loss:.4f}" for loss in losses))
+
+def by_torch(words):
+    torch.manual_seed(0)
+    trainer = TextTrainer(GPT(config), text, settings, device(), progress=False,
+                          parallel=TorchHybrid(parse_layout(words)))
+    return [trainer.parallel.total(trainer.step()).item() for _ in range(3)]
+
+
+losses = launch(by_torch, "1x2x2,sp", ranks=4)[0]
+print("one process       ", *(f"{loss:.4f}" for loss in one[:3]))
+print("torch  1x2x2,sp   ", *(f"{loss:.4f}" for loss in losses))
 
 # %%
-losses = peers.deepspeed_losses(text, parse_layout("2x1x2,zero"))
+from ranklab.hybrid.deepspeed_pipeline import train_with_deepspeed
+
+
+def by_deepspeed(words):
+    torch.manual_seed(0)
+    return train_with_deepspeed(GPT(config), text, settings, parse_layout(words), 3)
+
+
+losses = launch(by_deepspeed, "2x1x2,zero", ranks=4)[0]
 print("DeepSpeed  2x1x2,zero ", *(f"{loss:.4f}" for loss in losses))
 
 # %% [markdown]
 # Here too `tied_embedding_sync` sums up the gradients of the tied matrix, which torch leaves to the user. The layout that you chose, as options of Megatron-LM:
 
 # %%
-from ranklab.hybrid import megatron_memory
-from ranklab.projects.hybrid.other_tools import megatron_command, torchtitan_toml
-from ranklab.projects.hybrid.sizes import PUBLISHED
+from ranklab.hybrid.megatron import megatron_command
 
 layout, size = choose_layout(job, clusters["fast"])
 chosen = dataclasses.replace(job, micro_batch=size)
 print(megatron_command(layout, chosen))
 
 # %% [markdown]
-# **Whose memory?** `layout_memory`, by which you chose, is that of the course's trainer: weights and gradients in float32, and autocast's bf16 copies of the matrices for each micro-batch that waits for its backward. Megatron-LM has bf16 weights, and float32 for gradients, masters and moments: 18 bytes a parameter, 6 + 12/d with the distributed optimizer on d data ranks (Megatron Core's guide). So your choice fits there too, but some that fit there were refused here. Three published layouts by both formulas:
-
-# %% tags=["nbval-check-output"]
-for name, (its_job, ran, card) in PUBLISHED.items():
-    ours, theirs = (memory(its_job, ran).total / 1e9 for memory in (layout_memory, megatron_memory))
-    print(f"{name:12} on {card} GB: {ours:4.0f} GB as ours, {theirs:3.0f} as Megatron's   {ran}")
-
-# %% [markdown]
-# BigScience saw 60 GB on BLOOM's GPUs (bigscience.notion.site). The formula leaves out attention's matrix, which was kept while a block was computed again, bf16 gradients beside the float32 ones, and NCCL. Llama 3's 85 GB do not fit, and yet it ran: it sharded its gradients, too, had one layer less on the first stage, and freed tensors early (its section 3.3.2), while its interleaved schedule keeps more waiting than ours. Lab 13 (planned) will say more. The same layout for torchtitan:
-
-# %%
-print(torchtitan_toml(layout, chosen))
+# **Whose memory?** `layout_memory`, by which you chose, is that of the course's trainer: weights and gradients in float32, and autocast's bf16 copies of the matrices for each micro-batch that waits for its backward. Megatron-LM has bf16 weights, and float32 for gradients, masters and moments: 18 bytes a parameter, 6 + 12/d with the distributed optimizer on d data ranks (Megatron Core's guide). So your choice fits there too, but some that fit there were refused here. Lab 13 (planned) holds the formulas against published runs.
 
 # %% [markdown]
 # ## 6. Project
@@ -642,21 +645,19 @@ mine = {"build": build_mesh, "parallelize": parallelize, "sync": tied_embedding_
 with tempfile.TemporaryDirectory() as folder:
     run = functools.partial(project.run, checkpoint=folder, steps=12, **mine)
     run(layout=parse_layout("2x2x2,zero"), until=6)
-    print(project.report(run(layout=parse_layout("1x2x4,sp"), resume=True)))
+    print(project.report(run(layout=parse_layout("1x2x2,sp"), resume=True)))
 
 # %% [markdown]
 # **The dry run** (half a minute). Does a large config fit, and what will it send? One process poses as rank 0 of all: the same code on tensors without memory, in a process group without ranks. 10 billion parameters on 8 GPUs:
 
 # %%
-from ranklab.projects.hybrid.dry_run import dry_run_report
-
-print(dry_run_report("10b"))
+print(project.dry_run_report("10b"))
 
 # %% [markdown]
 # **Your turn.** Change one thing of the layout. First write down what happens to memory, to the bytes of each axis and to the time. Ideas: `"zero": 0`, `"recompute": False`, `"tp": 4, "dp": 4`, `"outermost": "data"`.
 
 # %%
-big, layout = SIZES["100b"][0], parse_layout("2x8x4,sp,zero,recompute")
+big, layout = JOBS["100b"], parse_layout("2x8x4,sp,zero,recompute")
 change = {"recompute": False}
 for name, each in {"as it is": layout, "changed": dataclasses.replace(layout, **change)}.items():
     memory, sent = layout_memory(big, each), layout_traffic(big, each)
@@ -670,32 +671,30 @@ for name, each in {"as it is": layout, "changed": dataclasses.replace(layout, **
 # What rank 0 sends along each axis in a step, by formula and counted. Along data 8 bytes more are counted: the number of targets.
 
 # %%
-def counted(*ways):
-    found = []
-    for words in ways:
-        trainer = new_trainer(parse_layout(words))
-        trainer.step()
-        with Traffic() as traffic:
-            trainer.step()
-        found.append(traffic.by_axis(trainer.parallel.mesh))
-    return found
+from ranklab.hybrid.counted import counted_step
+
+
+def counted(words):
+    trainer = new_trainer(parse_layout(words))
+    _, traffic = counted_step(trainer)
+    return traffic.by_axis(trainer.parallel.mesh)
 
 
 # %% tags=["nbval-check-output"]
 small = Job(config, settings.batch, settings.micro_batch, "fp32")
-ways = ("2x2x2", "2x2x2,sp,zero")
-print(f"{'predicted/counted':20}", *(f"{axis:>21}" for axis in ("data", "tensor", "pipeline")))
-for words, found in zip(ways, launch(counted, *ways, ranks=8)[0]):
-    predicted = layout_traffic(small, parse_layout(words))
-    print(f"{words:20}", *(f"{predicted[axis]:>12,}/{found[axis]:,}" for axis in predicted))
+words = "2x2x2,sp,zero"
+predicted, found = layout_traffic(small, parse_layout(words)), launch(counted, words, ranks=8)[0]
+print(f"{words:15}{'predicted':>12}{'counted':>12}")
+for axis, nbytes in predicted.items():
+    print(f"{axis:15}{nbytes:12,}{found[axis]:12,}")
 
 # %% [markdown]
-# **One model, one batch, every layout:** `ranklab compare` in a terminal. Here are some layouts of four ranks (half a minute). Before you run it: in which does a rank hold least, and in which does it send least?
+# **One model, one batch, every layout:** `ranklab compare` in a terminal. Here are some layouts of four ranks. Before you run it: in which does a rank hold least, and in which does it send least?
 
 # %%
 from ranklab.projects.hybrid import compare
 
-words = ("4x1x1", "1x4x1", "1x1x4", "4x1x1,full", "2x2x1,sp,zero", "1x2x2,sp")
+words = ("4x1x1", "1x4x1", "1x1x4", "4x1x1,full", "1x2x2,sp")
 rows = compare.compare([parse_layout(each) for each in words], progress=False)
 plots.compared(rows)
 
@@ -717,9 +716,8 @@ questions("12_hybrid")
 # ## 9. On real GPUs
 #
 # ```bash
-# torchrun --nproc-per-node 8 -m ranklab.projects.hybrid --dp 2 --tp 2 --pp 2
+# torchrun --nproc-per-node 8 -m ranklab.projects.hybrid --layout 2x2x2,zero,sp
 # python -m ranklab.projects.hybrid --size 100b --dry-run
-# ranklab layout 2x2x2,zero,sp --size 10b --megatron
 # SIZE=10b sbatch --nodes=1 labs/jobs/hybrid.sbatch
 # ```
 #
@@ -739,7 +737,7 @@ questions("12_hybrid")
 # ## 10. What we left out
 #
 # - **Context and expert parallelism** as further axes of the mesh (labs 10 and 11, planned). Llama 3's long context took tensor 8 x context 16 x pipeline 16 x data 8 (arXiv 2407.21783).
-# - **Overlap across axes.** Hybrid sends gradients when the pipeline is empty. Megatron-LM and torchtitan send some of them earlier, behind the last backwards.
+# - **Overlap across axes.** Hybrid sends gradients when the pipeline is empty. Megatron-LM can send some of them earlier, behind the last backwards (`--overlap-grad-reduce`).
 # - **Gradients in bf16** on their way, and FP8: half the bytes or less. Ours are summed in float32, over micro-batches and over data ranks. So are Llama 3's (its section 3.3.2): many small numbers added in bf16 lose what one alone shows.
 # - **Failures.** On thousands of GPUs one fails every few hours: lab 14 (planned).
 #

@@ -2,7 +2,8 @@
 
 Read `fit`, then `step`. One code path for CPU and CUDA, and no wait for the device inside a step:
 a GPU is kept busy only when Python runs ahead of it. Waits are where a number is printed.
-What is trained, on what, stands in a subclass: TextTrainer (text_trainer.py) for a GPT.
+What is trained, on what, stands in a subclass: TextTrainer (text_trainer.py) for a GPT,
+ImageTrainer (image_trainer.py) for a ResNet.
 """
 
 import contextlib

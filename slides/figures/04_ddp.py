@@ -6,11 +6,11 @@ from ranklab.collectives import alpha_beta_time, best_sent_bytes
 from ranklab.ddp import (
     diagnose, exposed_communication, power_sgd, scaling_efficiency, top_k_compress,
 )
+from ranklab.ddp.quality import Quality
 from ranklab.meter.timeline import Event
 from ranklab.models.resnet import ResNet, ResNetConfig
 from ranklab.plots import ddp as plots
 from ranklab.plots.style import INK, bytes_axis, figure, line, styled
-from ranklab.projects.ddp.compression import Row
 from ranklab.projects.ddp.strong_and_weak import Measured
 
 N = 25.6e6  # parameters of a ResNet-50
@@ -108,14 +108,14 @@ def _curves(lines, title, xlabel, ylabel, beside=False, **looks):
     return fig, ax
 
 
-def _sent_so_far(feedback, place=2, steps=50):
+def _sent_so_far(feedback, entry=2, steps=50):
     gradient, error, total = torch.tensor([1.0, 0.43, 0.21, 0.11]), torch.zeros(4), torch.zeros(4)
     seen = [0.0]
     for _ in range(steps):
         values, indices, rest = top_k_compress(gradient, error, 1)
         error = rest if feedback else error
         total[indices] += values
-        seen.append(round(total[place].item(), 3))
+        seen.append(round(total[entry].item(), 3))
     return range(steps + 1), seen
 
 
@@ -178,12 +178,12 @@ def warm():
 
 
 def loss():
-    """Measured: ddp.compression.compare(ranks=2, steps=50, seed=0, 1, 2), the mean of the three."""
-    measured = (("float32", 82304, 2.967), ("fp16", 41152, 2.961), ("bf16", 41152, 2.957),
+    """Measured: ddp.quality.compare_hooks(..., seed=0, 1, 2), the mean of the three."""
+    measured = (("float32", 82304, 2.967), ("fp16", 41152, 2.961),
                 ("top-k 1%", 1632, 2.972), ("top-k 1%, no feedback", 1632, 3.107),
                 ("PowerSGD 1", 3840, 3.047), ("PowerSGD 1, no feedback", 3840, 3.122),
                 ("PowerSGD 4", 14208, 2.978), ("PowerSGD 4, no feedback", 14208, 2.993))
-    fig = plots.loss_against_bytes([Row(*row) for row in measured],
+    fig = plots.loss_against_bytes([Quality(*row) for row in measured],
                                    "A GPT on real text, 2 ranks, 50 steps, three seeds")
     fig.axes[0].set(ylabel="held-out loss (nats)", ylim=(2.92, 3.18))
     return fig, *SIZE

@@ -8,7 +8,6 @@ from ranklab.horovod.cost import fused_time
 from ranklab.plots import horovod as plots
 from ranklab.plots.boxes import arrow
 from ranklab.plots.style import DASHES, INK, TONES, clean, figure, line, seconds_axis, styled
-from ranklab.projects.horovod.tuning import model
 
 MB, ms, us = 10**6, 1e-3, 1e-6
 
@@ -42,7 +41,7 @@ def orders():
 
 def fusion():
     thresholds = [2**k for k in range(14, 28)]
-    return plots.fusion(thresholds, *model([40_000] * 160, thresholds, 64, 10 * us, 1 / 10e9),
+    return plots.fusion([40_000] * 160, thresholds, 64, 10 * us, 1 / 10e9,
                         title="64 ranks, 10 us, 10 GB/s"), 5.75, 2.4
 
 

@@ -5,7 +5,7 @@ from ranklab.pipeline_parallel import one_f_one_b_schedule, simulate
 from ranklab.plots import hybrid as plots
 from ranklab.plots import pipeline_parallel as lanes
 from ranklab.plots.mesh import who_talks_to_whom
-from ranklab.projects.hybrid.sizes import SIZES
+from ranklab.projects.hybrid.config import JOBS
 
 
 def cube():
@@ -14,7 +14,7 @@ def cube():
 
 def along():
     layout = parse_layout("2x8x4,sp,zero,recompute")
-    return plots.along_axes(layout_traffic(SIZES["100b"][0], layout), layout.mesh, 8), 6.4, 1.75
+    return plots.along_axes(layout_traffic(JOBS["100b"], layout), layout.mesh, 8), 6.4, 1.75
 
 
 def pieces():

@@ -7,7 +7,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from ranklab.engine import device
-from ranklab.fsdp.hooks import ShardedModule, sharded_modules
+from ranklab.fsdp.shards import ShardedModule, sharded_modules
 from ranklab.fsdp.wrapping import can_be_a_block, parameter_bytes, whole_bytes
 from ranklab.targets import IGNORE
 

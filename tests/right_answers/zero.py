@@ -10,7 +10,7 @@ from ranklab.zero import CpuMemory, ZeroStage1, fastest_way
 from ranklab.zero.memory import States
 from ranklab.zero.partition import ShardedBucket, ShardedOptimizerMixin
 from ranklab.zero.sharded_model import ShardedModel
-from ranklab.zero.unit_hooks import call_after_backward, in_backward
+from ranklab.zero.units import call_after_backward, in_backward
 
 
 def partition_flat__pad(tensors, ranks):

@@ -49,12 +49,6 @@ def exposed_seconds(buckets, ready, nbytes, alpha, beta):
     return bucket_times(buckets, ready, nbytes, alpha, beta)[-1][1] - ready[-1]
 
 
-def least_exposed(ready, nbytes, alpha, beta):
-    """A bound: what is ready from some gradient on can't have arrived earlier than this."""
-    earliest = [when + alpha + sum(nbytes[i:]) * beta for i, when in enumerate(ready)]
-    return max(earliest) - ready[-1]
-
-
 def capped_buckets(nbytes, bucket_cap_bytes=25 * 2**20):
     """The buckets of assign_buckets for gradients of one type, as lists of indices."""
     gradients = [SimpleNamespace(place=i, nbytes=n, dtype=None, device=None)

@@ -93,13 +93,15 @@ class Replica(EndOfBackward, nn.Module):
         if without and not self.find_unused_parameters:
             raise self.no_gradient(without)
 
-    def used_anywhere(self):
-        """The parameters that have a gradient on this rank or on any other.
+    def used_anywhere(self, used_here=None):
+        """The parameters that have a gradient on this rank (or are in used_here), or on any other.
 
         cost   one all-reduce of 4 bytes for each parameter
         """
         parameters = [p for bucket in self.buckets for p in bucket.parameters]
-        used = torch.tensor([p.grad is not None for p in parameters], dtype=torch.int32,
+        if used_here is None:
+            used_here = {p for p in parameters if p.grad is not None}
+        used = torch.tensor([p in used_here for p in parameters], dtype=torch.int32,
                             device=parameters[0].device)
         dist.all_reduce(used, group=self.group)
         return {p for p, ranks in zip(parameters, used.tolist()) if ranks}

@@ -6,10 +6,11 @@ Read in this order:
     exposed.py      exposed_communication: what no computing hides
     steps.py        steps_of: a timeline, cut into training steps
     diagnosis.py    diagnose: loader, communication, a straggler, or nothing
-    half.py         hooks that send 16 bits
+    half.py         compress_fp16_hook: 16 bits a number
     top_k.py        top_k_compress and the hook TopK: the largest entries, with error feedback
     low_rank.py     power_sgd and the hook PowerSGD: two thin matrices instead of one large
     budget.py       compress_to_budget: more entries than top-k, of fewer bytes each
+    quality.py      compare_hooks: one GPT trained with each hook, bytes beside loss
     slow_link.py    a hook that emulates a slow network
     situations.py   four recorded runs for diagnose: one healthy, three with a cause each
 """
@@ -18,14 +19,14 @@ from ranklab.ddp.budget import compress_to_budget
 from ranklab.ddp.diagnosis import diagnose
 from ranklab.ddp.efficiency import scaling_efficiency
 from ranklab.ddp.exposed import exposed_communication
-from ranklab.ddp.half import compress_bf16_hook, compress_fp16_hook
+from ranklab.ddp.half import compress_fp16_hook
 from ranklab.ddp.low_rank import PowerSGD, finished, power_sgd
 from ranklab.ddp.slow_link import SlowLink
 from ranklab.ddp.steps import steps_of
 from ranklab.ddp.top_k import TopK, top_k_bytes, top_k_compress
 
 __all__ = [
-    "PowerSGD", "SlowLink", "TopK", "compress_bf16_hook", "compress_fp16_hook",
-    "compress_to_budget", "diagnose", "exposed_communication", "finished", "power_sgd",
-    "scaling_efficiency", "steps_of", "top_k_bytes", "top_k_compress",
+    "PowerSGD", "SlowLink", "TopK", "compress_fp16_hook", "compress_to_budget", "diagnose",
+    "exposed_communication", "finished", "power_sgd", "scaling_efficiency", "steps_of",
+    "top_k_bytes", "top_k_compress",
 ]

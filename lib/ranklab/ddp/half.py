@@ -27,19 +27,3 @@ def compress_fp16_hook(group, bucket: dist.GradBucket) -> torch.futures.Future[t
     halves = buffer.div_(dist.get_world_size(group)).to(torch.float16)
     future = dist.all_reduce(halves, group=group, async_op=True).get_future()
     return future.then(lambda done: buffer.copy_(done.value()[0]))
-
-
-def compress_bf16_hook(group, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """The bucket will hold the mean over ranks of its gradients, which travel as bfloat16.
-
-    Float32's range, so nothing overflows or vanishes, with 8 bits of precision where float16 has
-    11. Each hop of a ring rounds to them: on hundreds of ranks, sum in float32. (torch's own
-    bf16_compress_hook refuses to run without CUDA.)
-
-    cost   one all-reduce of half the bucket's bytes (of float32)
-    lab    04
-    """
-    buffer = bucket.buffer()
-    halves = buffer.div_(dist.get_world_size(group)).to(torch.bfloat16)
-    future = dist.all_reduce(halves, group=group, async_op=True).get_future()
-    return future.then(lambda done: buffer.copy_(done.value()[0]))

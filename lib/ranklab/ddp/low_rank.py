@@ -45,7 +45,6 @@ class PowerSGD:
 
     start           number of steps at the beginning in which nothing is compressed
     error_feedback  False: what is left out is lost (for comparison)
-    warm_start      False: a random q in every step, instead of the last one
     seed            of the first q; the same on every rank
     approximate     power_sgd, or a learner's own
 
@@ -54,13 +53,12 @@ class PowerSGD:
     error  rank below 1
     """
 
-    def __init__(self, rank=4, group=None, start=0, error_feedback=True, warm_start=True, shrink=2,
-                 seed=0, approximate=power_sgd):  # fmt: skip
+    def __init__(self, rank=4, group=None, start=0, error_feedback=True, shrink=2, seed=0,
+                 approximate=power_sgd):  # fmt: skip
         if rank < 1:
             raise ValueError(f"rank={rank} must be at least 1")
         self.rank, self.group, self.start, self.shrink = rank, group, start, shrink
-        self.error_feedback, self.warm_start = error_feedback, warm_start
-        self.step, self.approximate = 0, approximate
+        self.error_feedback, self.step, self.approximate = error_feedback, 0, approximate
         self.errors, self.qs = {}, {}  # by parameter: DDP rebuilds its buckets in its second step
         self.generator = torch.Generator().manual_seed(seed)
 
@@ -111,8 +109,7 @@ class PowerSGD:
             gradient.copy_(approximation[i].view_as(gradient))
             if self.error_feedback:
                 self.errors[parameter] = error[i]
-            if self.warm_start:
-                self.qs[parameter] = q[i]
+            self.qs[parameter] = q[i]
 
     def _q(self, parameter, matrix):
         if parameter in self.qs:

@@ -1,7 +1,7 @@
 """Four recorded situations: real runs of torch's DDP, one healthy and three slow.
 
     healthy              images are ready, the link is fast, all ranks have the same work
-    loader-bound         images come one by one from an emulated file server, and are decoded
+    loader-bound         images come one by one from an emulated file server
     communication-bound  gradients go through an emulated slow link
     straggler            the last rank's batch is three times as large
 
@@ -10,14 +10,11 @@ then sleeps as long as a large layer would take. So ranks don't compete for the 
 machine, and a trace shows only the cause that was built in.
 """
 
-import io
 import time
 from contextlib import closing
 
-import numpy as np
 import torch
 import torch.distributed as dist
-from PIL import Image
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
@@ -36,32 +33,18 @@ MORE_WORK = 3  # times: the straggler's batch
 
 
 class Photos(Dataset):
-    """Small grey images: `ready` as tensors, or as JPEG files, each FETCH seconds away."""
+    """Small grey images; the file server sends each in `fetch` seconds."""
 
-    def __init__(self, n, ready):
-        grey = np.random.default_rng(0).integers(0, 256, (n, 8, 8), dtype=np.uint8)
-        self.photos = [Image.fromarray(each).resize((SIDE, SIDE)) for each in grey]
-        self.ready = [_pixels(photo) for photo in self.photos] if ready else None
-        self.files = [_jpeg(photo) for photo in self.photos]
+    def __init__(self, n, fetch):
+        self.pixels = torch.rand(n, SIDE * SIDE, generator=torch.Generator().manual_seed(0))
+        self.fetch = fetch
 
     def __len__(self):
-        return len(self.photos)
+        return len(self.pixels)
 
     def __getitem__(self, i):
-        if self.ready:
-            return self.ready[i]
-        time.sleep(FETCH)
-        return _pixels(Image.open(io.BytesIO(self.files[i])))
-
-
-def _jpeg(photo):
-    file = io.BytesIO()
-    photo.save(file, "JPEG")
-    return file.getvalue()
-
-
-def _pixels(photo):
-    return torch.from_numpy(np.array(photo)).flatten() / 255  # (SIDE * SIDE,)
+        time.sleep(self.fetch)
+        return self.pixels[i]
 
 
 class LargeLayer(nn.Linear):
@@ -107,7 +90,7 @@ def run(situation, steps, group=None):
     rank, R = dist.get_rank(group), dist.get_world_size(group)
     late = situation == "straggler" and rank == R - 1
     batch = BATCH * (MORE_WORK if late else 1)
-    photos = Photos(batch, ready=situation != "loader-bound")
+    photos = Photos(batch, FETCH if situation == "loader-bound" else 0)
     torch.manual_seed(0)
     width = SIDE * SIDE
     layers = [LargeLayer(width, width) for _ in range(LAYERS)]

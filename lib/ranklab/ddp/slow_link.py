@@ -26,7 +26,7 @@ class SlowLink:
     On CPU only: on a GPU the thread would have to follow the streams of the bucket.
 
     cost   one all-reduce a bucket, which takes 2(R-1)/R of its bytes / bandwidth longer
-    error  a bandwidth that is not positive; a bucket that is not on the CPU
+    error  a bandwidth that is not positive
     """
 
     def __init__(self, bandwidth, group=None):
@@ -38,9 +38,6 @@ class SlowLink:
     def hook(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         """The bucket will hold the mean over ranks of its gradients."""
         buffer, future = bucket.buffer(), torch.futures.Future()
-        if not buffer.is_cpu:
-            raise ValueError(f"a bucket of {buffer.nbytes} bytes is on {buffer.device}: SlowLink "
-                             "emulates a link between CPUs only")
         self.cable.submit(self._send, buffer, future)
         return future
 

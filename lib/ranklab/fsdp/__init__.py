@@ -1,10 +1,10 @@
 """FSDP: ZeRO's stage 3 as PyTorch does it, each parameter in rows.
 
-It is read in three files:
+It is read in three files, the first of them ZeRO's:
 
-    shards.py    shard_parameter: which rows are this rank's
-    block.py     FullyShardedBlock: parameters gathered, gradients reduced, in one message a block
-    hooks.py     when that happens: by the hooks of ZeroStage3 (ranklab.zero), around each block
+    zero/units.py  the engine of lab 06: units, their order, gather, free, reduce, prefetch
+    shards.py      shard_parameter; and what a block has: parameters in rows, on that engine
+    block.py       FullyShardedBlock: how they travel, in one message a block
 
 The rest:
 
@@ -17,9 +17,10 @@ The rest:
     memory.py      predicted_memory of a Llama, by a formula
     training.py    FullyShard: the training loop's view
     fsdp2.py       Fsdp2: the same with torch's own, torch.distributed.fsdp.fully_shard
+    hugging_face.py  Accelerate and transformers' Trainer, and whether they have sharded
 
-It is made of zero, lab 06: ZeroStage3 says when a block is gathered, freed and reduced, and
-FullyShardedBlock how. The tests hold ours and torch's together.
+It is made of zero, lab 06: ZeroStage3's methods say when a block is gathered, freed and reduced.
+The tests hold ours and torch's together.
 """
 
 from ranklab.fsdp.block import FullyShardedBlock

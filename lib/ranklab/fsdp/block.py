@@ -3,7 +3,7 @@
 import torch
 import torch.distributed as dist
 
-from ranklab.fsdp.hooks import ShardedModule
+from ranklab.fsdp.shards import ShardedModule
 
 
 class FullyShardedBlock(ShardedModule):

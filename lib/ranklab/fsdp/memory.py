@@ -93,3 +93,20 @@ def activations_of(config, step):
     inside = 2 * norm + 2 * width * (C + kv + 2 * F)  # q, k, v and the output; four of the MLP
     into, flowing = width * C * step.recompute, width * (C + 2 * F)
     return [tokens * size for size in (at_loss, into or inside, into, inside, flowing)]
+
+
+def predicted_costs(numbers, config, ranks):
+    """[bytes of parameters, of gradients, of the optimizer, sent in a step] of each rank.
+
+    Rows, gradients and Adam's two moments are in float32. For each micro-batch parameters are
+    gathered, those of blocks twice, and gradients reduced; in hybrid sharding over copies, too.
+    numbers  of parameters: in the model, and in each of its blocks
+    config   has batch, micro_batch, precision and shard_ranks, of which 0 means all ranks
+    """
+    model, *blocks = numbers
+    S = config.shard_ranks or ranks
+    copies, pieces = ranks // S, -(-config.batch // (ranks * config.micro_batch))
+    gathered = (2 if config.precision == "bf16" else 4) * (model + sum(blocks))
+    inside = (S - 1) / S * (gathered + 4 * model)
+    between = 2 * (copies - 1) / copies * 4 * model / S
+    return [*(size * model / S for size in (4, 4, 8)), pieces * (inside + between)]

@@ -1,12 +1,21 @@
-"""A parameter in rows: each rank keeps some of them, and all are there only while they are used."""
+"""Parameters in rows: each rank keeps some of them, and all are there only while they are used.
+
+When they come and go is as in ZeRO's stage 3, by the same engine (ranklab.zero). What is FSDP's
+own: a model is wrapped block by block, any optimizer of torch will do, and a block may stay whole
+until its backward. no_sync is that of data_parallel.
+"""
 
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils._pytree import tree_map
 
+from ranklab.data_parallel.replica import no_sync
 from ranklab.engine import device
+from ranklab.zero.stage3 import ZeroStage3
+from ranklab.zero.units import Shards, Unit, UnitHooks
 
 
 def rows_of(n, ranks, rank):
@@ -114,3 +123,108 @@ class ShardedParameter:
         if not self.is_used and torch.all((gradient == 0) & gradient.signbit()):
             return
         self.shard.grad = gradient if self.shard.grad is None else self.shard.grad + gradient
+
+
+class BlockHooks(UnitHooks):
+    """The methods of stage 3, around each ShardedModule of a model."""
+
+    enter, leave = ZeroStage3.enter, ZeroStage3.leave
+    backward_of, backward_done = ZeroStage3.backward_of, ZeroStage3.backward_done
+
+
+class ShardedModule(Shards):
+    """`module` with its parameters in shards, but for those of modules inside that were sharded
+    before. So shard the blocks of a model first, and then the model: it is their root.
+
+    A subclass says how they travel: begin_unshard(), by which self.gathered is on its way,
+    unshard() and reduce_gradients(). The optimizer is any of torch's over module.parameters(), made
+    afterwards. All ranks must have the same weights before: they are not sent. All ranks must use
+    the same blocks in the same order.
+
+    group      the ranks that share the rows; None: all
+    replicas   the ranks with the same shard as this one, in hybrid sharding; None: no other
+    precision  what is computed and reduced in; the shards keep the type of the parameters
+    reshard_after_forward  False: whole until backward is done: more memory, one gather less. A
+               root stays whole in any case
+    offload    shards, gradients and optimizer live in the CPU's memory
+    error      parameters without dimension, of several types, or shared with another block
+    """
+
+    def __init__(self, module, group=None, replicas=None, precision=Precision(),
+                 reshard_after_forward=True, offload=False):  # fmt: skip
+        self.parameters = [
+            ShardedParameter(parameter, places, group, precision, offload)
+            for parameter, places in places_of(module).items()]
+        self.trained = [p for p in self.parameters if p.shard.requires_grad]
+        self.group, self.replicas = group, replicas
+        self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
+        self.compute, self.gathered = precision.compute, None
+        module.register_forward_pre_hook(self.cast, with_kwargs=True)
+        self.unit = Unit(module, [self], reshard_after_forward)
+        BlockHooks().watch([*(inside.unit for inside in sharded_modules(module)), self.unit])
+        module.fully_sharded = self
+
+    def cast(self, module, inputs, kwargs):
+        """What is fed to the module is in the type of computing."""
+        def cast(x):
+            return x.to(self.compute) if torch.is_tensor(x) and x.is_floating_point() else x
+        return tree_map(cast, (inputs, kwargs)) if self.compute else None
+
+    def free(self):
+        """The modules have this rank's rows."""
+        for parameter in self.parameters:
+            parameter.free()
+
+    def has_gradients(self):
+        return any(p.whole.grad is not None for p in self.trained)
+
+    def add_gradients(self, mine):
+        """The shards have their gradients."""
+        if self.replicas is not None:  # the other copies of this shard have seen other data
+            mine /= dist.get_world_size(self.replicas)
+            dist.all_reduce(mine, group=self.replicas)
+        for parameter, part in zip(self.trained, mine.split([p.numbers for p in self.trained])):
+            parameter.add_gradient(part)
+
+    def drop_gradients(self):
+        for parameter in self.parameters:
+            parameter.whole.grad = parameter.shard.grad = None
+
+    def no_sync(self):
+        """Inside, backward leaves whole gradients where they are and adds them up; for a root."""
+        return no_sync(self.unit.hooks)
+
+
+def sharded_modules(module):
+    """The ShardedModules of what is inside `module`, in order."""
+    return [inside.fully_sharded for inside in module.modules() if hasattr(inside, "fully_sharded")]
+
+
+def sharded_parameters(module):
+    """{shard: its ShardedParameter} of all blocks inside `module`."""
+    return {p.shard: p for block in sharded_modules(module) for p in block.parameters}
+
+
+def places_of(module):
+    """{parameter: [(module, attribute)]} of all that is not in a block inside `module`.
+
+    error  ValueError, see ShardedModule
+    """
+    shards, places = sharded_parameters(module), {}
+    for path, owner in module.named_modules():
+        for attribute, parameter in owner._parameters.items():
+            if parameter is None or parameter in shards:
+                continue
+            name = f"{path}.{attribute}".lstrip(".")
+            if hasattr(parameter, "of_block"):
+                raise ValueError(f"{name} is a parameter of a block that was sharded before, too: "
+                                 "shard a module that holds both, or leave both to the model")
+            if parameter.dim() == 0:
+                raise ValueError(f"{name} has the shape (), so it has no rows to share out: give "
+                                 "it the shape (1,)")
+            places.setdefault(parameter, []).append((owner, attribute))
+    types = {parameter.dtype for parameter in places}
+    if len(types) > 1:
+        raise ValueError("the parameters of a block travel in one message, but these are "
+                         + " and ".join(sorted(map(str, types))))
+    return places

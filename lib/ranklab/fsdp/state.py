@@ -3,7 +3,7 @@
 import torch
 import torch.distributed as dist
 
-from ranklab.fsdp.hooks import sharded_modules, sharded_parameters
+from ranklab.fsdp.shards import sharded_modules, sharded_parameters
 
 
 def full_state_dict(model):

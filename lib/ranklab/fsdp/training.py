@@ -7,7 +7,7 @@ import torch
 from ranklab.data_parallel.training import DataParallel
 from ranklab.fsdp.block import FullyShardedBlock
 from ranklab.fsdp.clip import clip_grad_norm_sharded
-from ranklab.fsdp.hooks import sharded_parameters
+from ranklab.fsdp.shards import sharded_parameters
 from ranklab.parallel import Parallel, groups_here
 
 

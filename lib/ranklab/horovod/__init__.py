@@ -1,32 +1,30 @@
 """Horovod's API on torch.distributed: `import ranklab.horovod as hvd` for `horovod.torch`.
 
-Read in this order:
+Read negotiation.py, fusion.py and optimizer.py: what all ranks have, what travels together, and
+what step() waits for. Around them:
 
     ops.py            allreduce, allgather, broadcast, ...: what a script calls
-    optimizer.py      asks for averages in backward, and waits for them in step()
-    parameters.py     the same start on every rank
     background.py     the thread that negotiates and communicates while the others compute
-    negotiation.py    which tensors do all ranks have? in its smallest form
-    coordinator.py    the same, whole: mismatches, stalls
-    execute.py        what was agreed on becomes collectives
-    fusion.py         many small tensors, one all-reduce
-    adaptive_sum.py   adasum: add what differs, average what agrees
+    world.py          init, shutdown, rank, size
+    parameters.py     the same start on every rank
     compression.py    gradients in 16 bits
+    adaptive_sum.py   adasum: add what differs, average what agrees
     trace.py          timeline: what happened to each tensor, as a trace
-    cost.py           what negotiation and fusion cost, before it is run
-    tuner.py          tune_fusion: which threshold is the fastest?
-    landscapes.py     models and networks, on which it is tried
+    cost.py           what all this costs, before it is run; tune_fusion
+    training.py       HorovodParallel, for the training loop
 
-and, below them, start.py (init, shutdown), world.py (rank, size), requests.py (what travels between
-the ranks) and settings.py. Lab 05 builds the ideas in it. It is made of collectives (sendrecv, and
-the model of time). Not here: the old argument average=, step(closure), the response cache, join,
-process sets, alltoall, reducescatter, sparse tensors, elastic runs, tuning while a model trains.
+Lab 05 builds the ideas in it. It is made of collectives (sendrecv, and the model of time). Not
+here: the old argument average=, step(closure), the response cache, join, process sets, alltoall,
+reducescatter, sparse tensors, elastic runs, tuning while a model trains.
 """
 
 from ranklab.horovod.adaptive_sum import adasum, adasum_of_two, dot_products, gather_halves
 from ranklab.horovod.compression import Compression, compress_fp16
+from ranklab.horovod.cost import tune_fusion
 from ranklab.horovod.fusion import fuse_tensors
-from ranklab.horovod.negotiation import negotiate
+from ranklab.horovod.negotiation import (
+    Adasum, Average, HorovodInternalError, Max, Min, Mismatch, Product, Sum, negotiate,
+)
 from ranklab.horovod.ops import (
     allgather, allreduce, allreduce_, allreduce_async, allreduce_async_, barrier, broadcast,
     broadcast_, broadcast_async_, grouped_allreduce, poll, synchronize,
@@ -35,15 +33,10 @@ from ranklab.horovod.optimizer import DistributedOptimizer, distributed_optimize
 from ranklab.horovod.parameters import (
     broadcast_object, broadcast_optimizer_state, broadcast_parameters,
 )
-from ranklab.horovod.requests import (
-    Adasum, Average, HorovodInternalError, Max, Min, Mismatch, Product, Sum,
-)
-from ranklab.horovod.start import init, shutdown
 from ranklab.horovod.trace import timeline
-from ranklab.horovod.tuner import tune_fusion
 from ranklab.horovod.world import (
-    counted, cross_size, is_initialized, local_rank, local_size, rank, size, start_timeline,
-    stop_timeline,
+    counted, cross_size, init, is_initialized, local_rank, local_size, rank, shutdown, size,
+    start_timeline, stop_timeline,
 )
 
 __all__ = [

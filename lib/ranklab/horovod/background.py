@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 import torch
 import torch.distributed as dist
 
-from ranklab.horovod.coordinator import Coordinator
-from ranklab.horovod.execute import Executor
-from ranklab.horovod.requests import Handle, HorovodInternalError, Mismatch, Request
+from ranklab.horovod.fusion import Executor
+from ranklab.horovod.negotiation import (
+    Coordinator, Handle, HorovodInternalError, Mismatch, Request,
+)
 from ranklab.horovod.trace import Recorder
 from ranklab.meter import Traffic
 
@@ -37,13 +38,13 @@ class Background:
     error  HorovodInternalError, on every handle and from then on, when the thread has ended
     """
 
-    def __init__(self, settings, control, data, device):
+    def __init__(self, config, control, data, device):
         self.rank = dist.get_rank(control)
-        self.settings, self.control = settings, control
+        self.config, self.control = config, control
         self.ranks = dist.get_world_size(control)
         self.recorder = Recorder()
-        self.coordinator = Coordinator(self.ranks, settings, self.recorder)  # rank 0's works
-        self.executor = Executor(settings.fusion_threshold, data, self.recorder, device)
+        self.coordinator = Coordinator(self.ranks, config, self.recorder)  # rank 0's works
+        self.executor = Executor(config.fusion_threshold, data, self.recorder, device)
         self.pending = {}  # name -> Handle, in the order of submit
         self.stopped = ""  # why the thread has ended
         self.counts = None
@@ -108,7 +109,7 @@ class Background:
                     if self.wake.wait(pause):
                         self.wake.clear()
                         pause = 0
-                    time.sleep(self.settings.cycle_time_ms / 1e3)  # let tensors gather
+                    time.sleep(self.config.cycle_time_ms / 1e3)  # let tensors gather
                     is_busy, reason = self._cycle()
                     pause = 0 if is_busy or self.pending else min(IDLE, 2 * pause + 1e-3)
             reason = f"Horovod has been shut down: {reason}"

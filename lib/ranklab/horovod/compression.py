@@ -1,6 +1,7 @@
 """Gradients in fewer bytes on the wire: `compression=Compression.fp16`."""
 
-import math
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 
@@ -20,46 +21,23 @@ def compress_fp16(tensor):
 
 
 def ranks_until_infinite(element):
-    """The fewest ranks whose sum in 16 bits is infinite, when each adds `element`.
-
-    math.inf where it never is: 1 + 1 + ... stops at 2048, since 2049 takes 12 bits.
+    """The fewest ranks whose sum in 16 bits is infinite, when each adds `element`: a power of two
+    from 64 on. (Less never is infinite: 1 + 1 + ... stops at 2048, since 2049 takes 12 bits.)
     """
-    small, _ = compress_fp16(torch.tensor(float(element)))
-    total, ranks = small, 1
-    while total.isfinite():
-        if total + small == total:
-            return math.inf
-        total, ranks = total + small, ranks + 1
-    return ranks
+    return int(torch.finfo(torch.float16).max // element) + 1
 
 
-class NoneCompressor:
-    """Nothing is changed."""
+class Compressor(NamedTuple):
+    """A function like compress_fp16, as Horovod wants it: (small, ctx), and what ctx restores."""
 
-    @staticmethod
-    def compress(tensor):
-        return tensor, None
+    compress: Callable
 
-    @staticmethod
-    def decompress(tensor, ctx):
-        return tensor
-
-
-class FP16Compressor:
-    """Floats travel, and are summed, in 16 bits."""
-
-    @staticmethod
-    def compress(tensor):
-        """(small, ctx); `ctx` is for decompress."""
-        return compress_fp16(tensor)
-
-    @staticmethod
-    def decompress(tensor, ctx):
+    def decompress(self, tensor, ctx):
         return ctx(tensor)
 
 
 class Compression:
-    """The compressors to choose from."""
+    """The compressors to choose from: nothing is changed, or floats are summed in 16 bits."""
 
-    none = NoneCompressor
-    fp16 = FP16Compressor
+    none = Compressor(lambda tensor: (tensor, lambda reduced: reduced))
+    fp16 = Compressor(compress_fp16)

@@ -1,8 +1,20 @@
-"""Tensor fusion: many small all-reduces become a few large ones.
+"""Tensor fusion: many small all-reduces become a few large ones; the Executor does them.
 
 A message costs its latency however small it is, and a ring pays it 2(R-1) times. So tensors that
 are ready at the same time are copied into one buffer, reduced together, and copied back.
 """
+
+from contextlib import contextmanager
+from functools import partial
+
+import torch
+import torch.distributed as dist
+
+from ranklab.flat import pack, unpack
+from ranklab.horovod.adaptive_sum import adasum
+
+REDUCE = {"Average": dist.ReduceOp.SUM, "Sum": dist.ReduceOp.SUM, "Min": dist.ReduceOp.MIN,
+          "Max": dist.ReduceOp.MAX, "Product": dist.ReduceOp.PRODUCT}
 
 
 def fuse_tensors(tensors, threshold):
@@ -26,3 +38,114 @@ def fuse_tensors(tensors, threshold):
         last[kind][0].append(i)
         last[kind][1] += tensor.nbytes
     return groups
+
+
+class Executor:
+    """Does what the handles ask for over `group`, in the background thread; notes the phases."""
+
+    def __init__(self, threshold, group, recorder, device):
+        self.threshold, self.group, self.recorder, self.device = threshold, group, recorder, device
+        self.streams = {}
+
+    def run(self, handles, known):
+        """Yields the handles of each collective when it is done; the order is that of all ranks.
+
+        `known` is when it was agreed on.
+        """
+        for batch in self._batches(handles):
+            names, kind = [handle.request.name for handle in batch], batch[0].request.kind
+            self._note(names, "QUEUE", known)
+            with self._after_computing(batch):
+                getattr(self, f"_{kind}")(batch)
+            self._note(names, kind.upper(), known)
+            yield batch
+
+    def _batches(self, handles):
+        """Lists of handles that one collective serves."""
+        alike = {}
+        for handle in handles:
+            one = handle.request
+            is_sum = one.kind == "allreduce"
+            key = (one.op, one.prescale, one.postscale) if is_sum else one.name
+            alike.setdefault(key, []).append(handle)
+        for same in alike.values():
+            if same[0].request.kind != "allreduce":
+                yield same
+                continue
+            for positions in fuse_tensors([handle.tensor for handle in same], self.threshold):
+                yield [same[i] for i in positions]
+
+    def _note(self, names, phase, since):
+        for name in names:
+            self.recorder.note(name, phase, since)
+
+    @contextmanager
+    def _after_computing(self, handles):
+        """On a GPU: a stream of our own, behind the kernels that made the tensors."""
+        first = handles[0].tensor
+        device = self.device if first is None else first.device
+        if device.type != "cuda":
+            yield
+            return
+        if device not in self.streams:
+            self.streams[device] = torch.cuda.Stream(device)
+        stream = self.streams[device]
+        with torch.cuda.stream(stream):
+            for handle in handles:
+                if handle.computed:
+                    stream.wait_event(handle.computed)
+            yield
+        stream.synchronize()  # a finished handle's output may be read anywhere
+
+    def _allreduce(self, handles):
+        request, group = handles[0].request, self.group
+        names, tensors = zip(*((handle.request.name, handle.tensor) for handle in handles))
+        stream = torch.cuda.current_stream(tensors[0].device) if tensors[0].is_cuda else None
+        phase = partial(self.recorder.phase, names, stream=stream)
+        flat = tensors[0]
+        is_fused = len(tensors) > 1 or not flat.is_contiguous()
+        if is_fused:
+            with phase("MEMCPY_IN_FUSION_BUFFER"):
+                flat = pack(tensors)
+        scale(flat, request.prescale)
+        with phase(f"{'NCCL' if stream else 'GLOO'}_ALLREDUCE"):
+            if request.op == "Adasum":
+                flat.copy_(adasum(flat, [tensor.numel() for tensor in tensors], group))
+            else:
+                dist.all_reduce(flat, REDUCE[request.op], group=group)
+        ranks = dist.get_world_size(group) if request.op == "Average" else 1
+        scale(flat, request.postscale / ranks)
+        if is_fused:
+            with phase("MEMCPY_OUT_FUSION_BUFFER"):
+                unpack(flat, tensors)
+
+    def _allgather(self, handles):
+        """Rows of all ranks: the shorter ones travel padded to the longest."""
+        handle, = handles
+        rows, tensor = handle.rows, handle.tensor
+        longest = tensor.new_zeros(max(rows), *tensor.shape[1:])
+        longest[: len(tensor)] = tensor
+        out = tensor.new_empty(len(rows) * max(rows), *tensor.shape[1:])
+        dist.all_gather_single(out, longest, group=self.group)
+        handle.output = torch.cat([part[:n] for part, n in zip(out.chunk(len(rows)), rows)]
+                                  if max(rows) else [out])
+
+    def _broadcast(self, handles):
+        handle, = handles
+        whole = handle.tensor.contiguous()
+        dist.broadcast(whole, handle.request.root, group=self.group)
+        if whole is not handle.tensor:
+            handle.tensor.copy_(whole)
+
+    def _barrier(self, handles):
+        pass  # it was agreed on: so all ranks are here
+
+
+def scale(x, factor):
+    """`x` is multiplied by `factor`; whole numbers are rounded towards zero, as in Horovod."""
+    if factor == 1:
+        return
+    if x.is_floating_point() or x.is_complex():
+        x.mul_(factor)
+    else:
+        x.copy_(x.double().mul_(factor))

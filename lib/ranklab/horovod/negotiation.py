@@ -1,6 +1,21 @@
-"""Which tensors do all ranks have? The smallest answer; coordinator.py has the whole one."""
+"""Which tensors do all ranks have? `negotiate` is the smallest answer, Coordinator the whole one.
 
+Requests that don't fit together are an error on every rank, and a tensor that some ranks never ask
+for is reported with their numbers: Horovod's stall inspector.
+"""
+
+import itertools
+import sys
+import threading
+import time
+from typing import NamedTuple
+
+import torch
 import torch.distributed as dist
+
+Average, Sum, Adasum, Min, Max, Product = range(6)  # Horovod's own numbers
+OPS = ("Average", "Sum", "Adasum", "Min", "Max", "Product")
+ALIKE = ("kind", "dtype", "shape", "device", "op", "root", "prescale", "postscale")
 
 
 def negotiate(ready, table, group=None):
@@ -26,3 +41,137 @@ def negotiate(ready, table, group=None):
     answer = [complete]
     dist.broadcast_object_list(answer, group=group, group_src=0)
     return answer[0]
+
+
+# --- what travels between the ranks ---------------------------------------------------------------
+
+class HorovodInternalError(RuntimeError):
+    """A tensor could not be reduced, gathered or broadcast; the message says why."""
+
+
+class Mismatch(HorovodInternalError, ValueError):
+    """The ranks disagree about one tensor."""
+
+
+class Request(NamedTuple):
+    """One tensor that is ready on one rank: its name, and all that the ranks must agree on."""
+
+    name: str
+    kind: str  # "allreduce", "allgather", "broadcast", "barrier", "shutdown"
+    shape: tuple = ()
+    dtype: torch.dtype | None = None
+    device: str = "cpu"
+    op: str = ""
+    root: int = -1
+    prescale: float = 1.0
+    postscale: float = 1.0
+
+
+class Response(NamedTuple):
+    """One tensor that all ranks have, or why it can't be reduced, gathered or broadcast."""
+
+    name: str
+    rows: tuple = ()  # of an allgather: the first dimension on each rank
+    error: str = ""
+
+
+class Handle:
+    """The future of one tensor: poll() and synchronize() take it."""
+
+    def __init__(self, request, tensor=None):
+        self.request = request
+        # The thread works on the tensor itself, and is not part of anybody's graph.
+        self.tensor = self.output = None if tensor is None else tensor.detach()
+        self.asked = time.perf_counter()
+        self.is_sent = False  # the coordinator knows of it by name
+        self.rows = ()  # as in Response
+        self.error = None
+        self.finished = threading.Event()
+        self.computed = None
+        if tensor is not None and tensor.is_cuda:  # its last kernel may still be in the queue
+            self.computed = torch.cuda.Event()
+            self.computed.record()
+
+    def finish(self, error=None):
+        self.error = error
+        self.finished.set()
+
+
+# --- rank 0's table -------------------------------------------------------------------------------
+
+class Coordinator:
+    """Which ranks have asked for what: requests come in, responses go out, in one order for all."""
+
+    def __init__(self, ranks, config, recorder):
+        self.ranks, self.config, self.recorder = range(ranks), config, recorder
+        self.table = {}  # name -> {rank: Request}, in the order in which names were first heard
+        self.heard = {}  # name -> {rank: when}
+        self.stop = ""  # why every rank shall stop
+        self.reported = set()
+
+    def hear(self, rank, requests):
+        """`requests` of `rank` are in the table."""
+        now = time.perf_counter()
+        for request in requests:
+            if request.kind == "shutdown":
+                self.stop = self.stop or f"rank {rank} has called shutdown(), or has ended"
+            else:
+                self.table.setdefault(request.name, {})[rank] = request
+                self.heard.setdefault(request.name, {})[rank] = now
+
+    def answer(self):
+        """The responses that are possible now; they leave the table."""
+        complete = [name for name, asked in self.table.items() if not self._missing(asked)]
+        return [self._response(name, self.table.pop(name)) for name in complete]
+
+    def _missing(self, asked):
+        """The ranks that still have to ask."""
+        return [rank for rank in self.ranks if rank not in asked]
+
+    def _response(self, name, asked):
+        heard = self.heard.pop(name)
+        self.reported.discard(name)
+        first = asked[min(asked)]
+        self.recorder.note(name, f"NEGOTIATE_{first.kind.upper()}", min(heard.values()))
+        for rank, when in heard.items():
+            self.recorder.note(name, f"rank {rank} is ready", when, when)
+        error, rows = mismatch(asked), ()
+        if first.kind == "allgather" and not error:
+            rows = tuple(asked[rank].shape[0] for rank in sorted(asked))
+        return Response(name, rows, error)
+
+    def check_stalls(self):
+        """A tensor that waits too long is reported once. If it waits much too long, all ranks stop.
+
+        error  none here: `stop` then holds the sentence
+        """
+        now = time.perf_counter()
+        for name, asked in self.table.items():
+            since = min(self.heard[name].values())
+            if now - since < self.config.stall_check:
+                continue
+            text = (f"{name!r} has waited {now - since:.1f} s for {_ranks(self._missing(asked))}; "
+                    f"{_ranks(asked)} asked for it")
+            if name not in self.reported:
+                self.reported.add(name)
+                print(f"horovod: {text}", file=sys.stderr)
+            if now - since >= self.config.stall_shutdown:
+                self.stop = self.stop or text
+
+
+def mismatch(asked):
+    """One sentence on how the requests of the ranks differ; "" when they fit together."""
+    ranks = sorted(asked)
+    first = asked[ranks[0]]
+    for rank, what in itertools.product(ranks[1:], ALIKE):
+        one, other = getattr(first, what), getattr(asked[rank], what)
+        if what == "shape" and first.kind == "allgather" and len(one) == len(other):
+            one, other = (("rows", *shape[1:]) for shape in (one, other))  # these may differ
+        if one != other:
+            return (f"{first.name!r} differs between ranks: {what} {one} on rank {ranks[0]}, "
+                    f"{other} on rank {rank}")
+    return ""
+
+
+def _ranks(ranks):
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, sorted(ranks)))}"

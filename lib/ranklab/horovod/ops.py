@@ -9,7 +9,7 @@ through allreduce alone.
 import torch
 
 from ranklab.horovod.compression import Compression
-from ranklab.horovod.requests import OPS, Adasum, Average, Handle, Request
+from ranklab.horovod.negotiation import OPS, Adasum, Average, Handle, Request
 from ranklab.horovod.world import background
 
 

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 import torch
 
 from ranklab.horovod.compression import Compression
+from ranklab.horovod.negotiation import Adasum, Average
 from ranklab.horovod.ops import allreduce_async_, synchronize
-from ranklab.horovod.requests import Adasum, Average
 from ranklab.horovod.world import size
 
 

@@ -2,7 +2,10 @@
 
 import json
 import time
+from collections import defaultdict
 from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
 
 from ranklab.files import whole_file
 
@@ -68,3 +71,81 @@ class Recorder:
             with whole_file(self.path) as part:  # another run may read or write the file now
                 # A phase before what is inside it, also where both began at the same moment.
                 timeline(sorted(events, key=lambda event: (event[2], -event[3])), part)
+
+
+# --- reading it, ours or the real Horovod's -------------------------------------------------------
+
+class Phase(NamedTuple):
+    """One phase of one tensor; seconds since the timeline began."""
+
+    tensor: str
+    name: str  # NEGOTIATE_ALLREDUCE, MEMCPY_IN_FUSION_BUFFER, GLOO_ALLREDUCE, ...
+    start: float
+    end: float
+
+    @property
+    def is_all_reduce(self):
+        """Gradients are on the wire."""
+        return self.name.endswith("_ALLREDUCE") and not self.name.startswith("NEGOTIATE")
+
+
+def read_timeline(path):
+    """The Phases in a timeline, in the order in which they began.
+
+    Horovod writes a begin and an end, ours a duration; and Horovod's file may lack its last
+    bracket, when the job was ended.
+    error  ValueError: the file is no timeline
+    """
+    try:
+        text = Path(path).read_text().rstrip().rstrip(",")
+        if text.startswith("[") and not text.endswith("]"):
+            text = text[: text.rindex("}") + 1] + "]"
+        events = json.loads(text)
+        return _phases(events["traceEvents"] if isinstance(events, dict) else events)
+    except (ValueError, LookupError, TypeError) as error:
+        raise ValueError(f"{path} is no timeline: {type(error).__name__} {error}") from None
+
+
+def _phases(events):
+    tensor, begun, phases = {}, defaultdict(list), []
+    for event in events:
+        row, at = event["pid"], event.get("ts", 0) / 1e6
+        if event["ph"] == "M" and "name" in event["args"]:
+            tensor[row] = event["args"]["name"]
+        elif event["ph"] == "B":
+            begun[row].append((event["name"], at))
+        elif event["ph"] == "E" and begun[row]:
+            phases.append(Phase(tensor.get(row, str(row)), *begun[row].pop(), at))
+        elif event["ph"] == "X" and event.get("dur"):
+            phases.append(Phase(tensor[row], event["name"], at, at + event["dur"] / 1e6))
+    return sorted(phases, key=lambda phase: (phase.start, -phase.end))
+
+
+def all_reduces(phases):
+    """How many tensors each all-reduce carried: [17, 24, ...].
+
+    One thread does them one after the other, so what overlaps was fused into one.
+    """
+    carried, end = [], -1.0
+    for phase in filter(lambda phase: phase.is_all_reduce, phases):
+        if phase.start >= end:
+            carried.append(0)
+            end = phase.end
+        carried[-1] += 1
+    return carried
+
+
+def one_step(phases):
+    """The phases of the last step but one; it begins where a tensor is asked for again.
+
+    Early steps negotiate by name, and the last one may be cut off.
+    """
+    steps, seen = [[]], set()
+    for phase in phases:
+        if phase.name == "NEGOTIATE_ALLREDUCE":
+            if phase.tensor in seen:
+                steps.append([])
+                seen = set()
+            seen.add(phase.tensor)
+        steps[-1].append(phase)
+    return steps[-2:][0]

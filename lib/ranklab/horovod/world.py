@@ -1,13 +1,66 @@
-"""What a rank knows about itself, and what Horovod reports of its work.
+"""init() and shutdown(), and what a rank knows in between: rank, size, how Horovod works here.
 
 Horovod's functions take no handle: a process is in one Horovod world, or in none. So this module,
-unlike any other here, keeps what init() (start.py) made.
+unlike any other here, keeps what init() made.
 """
 
+import atexit
 import os
 from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from datetime import timedelta
 
-from ranklab.horovod.background import Counts
+import torch.distributed as dist
+
+from ranklab.engine import device
+from ranklab.engine.in_place import make_group
+from ranklab.engine.rank import GROUP_GRACE
+from ranklab.horovod.background import Background, Counts
+
+END_LIMIT = 5.0  # seconds in which the threads of all ranks agree to end
+END_LIMIT_AT_EXIT = 1.0
+# Tensors on the CPU and on a GPU. The program's own group may know NCCL alone. gpu: a rehearsal.
+BOTH = {"cuda": "cpu:gloo,cuda:nccl", "gpu": "cpu:gloo,gpu:gloo"}
+VARIABLES = {
+    "fusion_threshold": "HOROVOD_FUSION_THRESHOLD",
+    "cycle_time_ms": "HOROVOD_CYCLE_TIME",
+    "stall_check": "HOROVOD_STALL_CHECK_TIME_SECONDS",
+    "stall_shutdown": "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
+}
+
+
+@dataclass(frozen=True)
+class Config:
+    """How the background thread works; init() gives every rank that of rank 0.
+
+    fusion_threshold  bytes in one fusion buffer; 0 turns fusion off
+    cycle_time_ms     pause between two negotiations, in which tensors gather
+    stall_check       seconds until a tensor that some ranks lack is reported
+    stall_shutdown    seconds until it is an error on every rank. (Horovod's own default is never.)
+    """
+
+    fusion_threshold: int = 128 * 2**20
+    cycle_time_ms: float = 1.0
+    stall_check: float = 10.0
+    stall_shutdown: float = 300.0
+
+    def __post_init__(self):
+        for name, value in vars(self).items():
+            if value < 0:
+                raise ValueError(f"{name}={value} must not be negative")
+
+    @classmethod
+    def from_environment(cls, **given):
+        """What is given counts first, then Horovod's own variables, then the defaults."""
+        chosen = {}
+        for field in fields(cls):
+            variable = VARIABLES[field.name]
+            if text := os.environ.get(variable):
+                try:
+                    chosen[field.name] = field.type(text)
+                except ValueError:
+                    raise ValueError(f"{variable}={text} is no number") from None
+        return cls(**chosen | {name: value for name, value in given.items() if value is not None})
 
 
 class World:
@@ -18,6 +71,57 @@ class World:
 
 
 WORLD = World()
+
+
+def init(*, fusion_threshold=None, cycle_time_ms=None, stall_check=None, stall_shutdown=None):
+    """Every rank has a background thread, and rank(), size() and all other functions work.
+
+    Uses the process group that is up; else makes one, of torchrun's ranks or of this process
+    alone. All ranks must call it. The arguments are ours: see Config, and VARIABLES for
+    Horovod's own. Rank 0's hold for all: ranks that fuse in different ways would not fit
+    together. With HOROVOD_TIMELINE=FILE a timeline begins at once.
+
+    cost   broadcasts the Config, and makes two process groups
+    error  a value that is out of range
+    """
+    if is_initialized():
+        return
+    configs = [Config.from_environment(fusion_threshold=fusion_threshold, stall_check=stall_check,
+                                       cycle_time_ms=cycle_time_ms, stall_shutdown=stall_shutdown)]
+    if not dist.is_initialized():
+        make_group()
+        WORLD.made_group = True
+    dist.broadcast_object_list(configs, src=0)
+    # Longer than a tensor waits for a rank that lacks it: that report says more.
+    limit = timedelta(seconds=configs[0].stall_shutdown + GROUP_GRACE)
+    # Groups of its own, or its collectives would get between those of the program.
+    control = dist.new_group(backend="gloo", timeout=limit)  # the negotiation is on the CPU
+    data = dist.new_group(backend=BOTH.get(device().type), timeout=limit)
+    WORLD.background = Background(configs[0], control, data, device())
+    atexit.register(_shut_down, END_LIMIT_AT_EXIT)
+    path = os.environ.get("HOROVOD_TIMELINE")
+    if path and path != "DYNAMIC":  # Horovod's word for: start_timeline() will say when and where
+        start_timeline(path)
+
+
+def shutdown():
+    """The background threads of all ranks have ended; a tensor that still waits becomes an error.
+
+    Once one rank calls it, no other can use Horovod any more, as in Horovod. The groups that
+    init() made are destroyed.
+    """
+    _shut_down(END_LIMIT)
+
+
+def _shut_down(limit):
+    if WORLD.background is None:
+        return
+    WORLD.background.stop(limit)
+    WORLD.background = None
+    atexit.unregister(_shut_down)
+    if WORLD.made_group and dist.is_initialized():
+        dist.destroy_process_group()
+    WORLD.made_group = False
 
 
 def is_initialized():

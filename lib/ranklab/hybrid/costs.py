@@ -199,6 +199,7 @@ class Seconds(NamedTuple):
     """Where a step's time goes."""
 
     computing: float
+    weights: float  # casts of them, and sums of their gradients: once for each micro-batch
     bubble: float
     tensor: float
     pipeline: float
@@ -212,21 +213,26 @@ class Seconds(NamedTuple):
 def layout_seconds(job, layout, cluster):
     """The Seconds of a step.
 
-    The slowest rank of the pipeline computes at EFFICIENCY of its GPU's peak. Tensor ranks wait for
-    each of their messages, so these are part of a stage's work, and the bubble grows with them.
+    The slowest rank of the pipeline computes at EFFICIENCY of its GPU's peak. Each micro-batch, of
+    whatever size, reads and writes all weights and gradients once more: so larger ones take less
+    time, and more memory. Tensor ranks wait for each of their messages. The bubble grows with both.
     Messages along the other axes are taken to be exposed as a whole: Hybrid sends gradients when
     the pipeline is empty, but part of the first stage's messages travels while it computes.
     Left out: latency, the optimizer's step, norms and other work that memory bounds, stragglers.
     """
-    pieces = job.micro_batches(layout)
+    pieces, share = job.micro_batches(layout), shares(job.config, layout)[0]
     peak = cluster.gpu.peak_flops(torch.float32 if job.precision == "fp32" else torch.bfloat16)
     flops = pieces * job.tokens * slowest_flops(job.config, layout) / layout.tp
     computing = flops / (EFFICIENCY * peak)
-    mesh = layout.mesh
-    exposed = {axis: nbytes / cluster.bandwidth(mesh, axis)
+    block, root = parameters_of(job.config, layout, share)
+    # A sum reads two float32 and writes one. Autocast reads 4 bytes and writes 2, or the reverse.
+    nbytes = (12 + 12 * (job.width == 2)) * (share.blocks * block + root)
+    weights = pieces * nbytes / cluster.gpu.memory_bandwidth
+    exposed = {axis: nbytes / cluster.bandwidth(layout.mesh, axis)
                for axis, nbytes in layout_traffic(job, layout).items()}
     part = bubble_of(layout, pieces)
-    return Seconds(computing, (computing + exposed["tensor"]) * part / (1 - part), **exposed)
+    bubble = (computing + weights + exposed["tensor"]) * part / (1 - part)
+    return Seconds(computing, weights, bubble, **exposed)
 
 
 def bubble_of(layout, pieces):

@@ -117,6 +117,18 @@ class Hybrid(GroupParallel):
     def total_of(self, shares):
         return sum(shares) / self.layout.tp
 
+    def bubble(self, spans):
+        """The part of the ranks' time in which they compute nothing.
+
+        No clocks are compared: the first stage begins first, and ends last. (With zero bubble
+        schedules it may end earlier: a flush is not counted then, as in their papers.)
+        spans  of this rank's pipeline in one step, timed; see PipelineExecutor
+        """
+        busy = sum(span.end - span.start for span in spans)
+        mine = torch.tensor([busy, spans[-1].end - spans[0].start], dtype=torch.float64)
+        busy, times = self.gather(mine.to(device())).T
+        return (1 - busy.mean() / times.max()).item()
+
     # --- to the disk ------------------------------------------------------------------------------
 
     def state(self, model, optimizer):

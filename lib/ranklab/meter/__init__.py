@@ -9,10 +9,12 @@ Read in this order:
     saved.py     SavedActivations: what autograd keeps for backward
     timeline.py  Timeline: what a rank did when, from torch's profiler
     perfetto.py  merged_trace: the traces of all ranks in one file
+    dry_run.py   one process poses as rank 0 of many, without memory
 """
 
 from ranklab.meter.costs import Op
 from ranklab.meter.curve import MemoryCurve, MemoryPeak
+from ranklab.meter.dry_run import posing, without_memory
 from ranklab.meter.memory import Memory, memory_of
 from ranklab.meter.perfetto import merged_trace
 from ranklab.meter.saved import SavedActivations
@@ -20,4 +22,5 @@ from ranklab.meter.timeline import Event, Timeline, events_of, loading, mark
 from ranklab.meter.traffic import Traffic
 
 __all__ = ["Event", "Memory", "MemoryCurve", "MemoryPeak", "Op", "SavedActivations", "Timeline",
-           "Traffic", "events_of", "loading", "mark", "memory_of", "merged_trace"]
+           "Traffic", "events_of", "loading", "mark", "memory_of", "merged_trace", "posing",
+           "without_memory"]

@@ -177,41 +177,29 @@ def speed_up(seconds, title="The same work on more ranks"):
 
 
 @styled
-def accuracy_ranges(accuracies, title="Held-out accuracy, one point a seed"):
-    """Points, range and mean for each row; `accuracies` is {name: [accuracy of each seed]}.
+def held_out_errors(found, title="Held-out errors, one point a seed"):
+    """The errors of rank 0's replica, and of the worst replica where that is another one.
 
-    Where all ranges overlap, what they have in common is grey.
+    found  {name or number of ranks: [Run of each seed]}; the range of the first is a grey band
     """
-    fig, ax = figure(7, 0.45 * len(accuracies) + 1.2)
-    low, high = max(map(min, accuracies.values())), min(map(max, accuracies.values()))
-    if low <= high and len(accuracies) > 1:
-        ax.axvspan(100 * low, 100 * high, color=FAINT, alpha=0.6, zorder=0)
-    for row, (name, seen) in enumerate(accuracies.items()):
-        _range(ax, [100 * each for each in seen], row, 0)
-    _named_rows(ax, accuracies)
-    ax.set(xlabel="percent right", title=title)
-    return fig
-
-
-@styled
-def pieces(accuracies, worst, title="Held-out errors with one piece left out"):
-    """Held-out errors of rank 0's replica, and of the worst replica where that is another.
-
-    Both are {piece: [accuracy of each seed]}; the first is of a run with all pieces: a grey band.
-    """
-    fig, ax = figure(7, 0.38 * len(accuracies) + 1.5)
-    first = [100 * (1 - each) for each in next(iter(accuracies.values()))]
-    ax.axvspan(min(first), max(first), color=FAINT, alpha=0.6, zorder=0)
-    for row, name in enumerate(accuracies):
-        differs = worst[name] != accuracies[name]
-        _range(ax, [100 * (1 - each) for each in accuracies[name]], row - 0.16 * differs, 0)
-        if differs:
-            _range(ax, [100 * (1 - each) for each in worst[name]], row + 0.2, 1)
+    fig, ax = figure(7, 0.38 * len(found) + 1.5)
+    for row, runs in enumerate(found.values()):
+        first, worst = ([100 * (1 - getattr(run, score)) for run in runs]
+                        for score in ("accuracy", "worst"))
+        if row == 0:
+            ax.axvspan(min(first), max(first), color=FAINT, alpha=0.6, zorder=0)
+        _range(ax, first, row - 0.16 * (first != worst), 0)
+        if first != worst:
+            _range(ax, worst, row + 0.2, 1)
     line(ax, [], [], 0, "rank 0's replica")
     line(ax, [], [], 1, "the worst replica")
-    _named_rows(ax, accuracies)
+    ax.set_yticks(range(len(found)), [f"{n} rank" + "s" * (n > 1) if isinstance(n, int) else n
+                                      for n in found])  # fmt: skip
+    ax.set_ylim(len(found) - 0.5, -0.5)
+    ax.tick_params(axis="y", length=0)
+    ax.grid(axis="y", visible=False)
     ax.set_xscale("log")
-    ticks = [t for t in (1, 2, 3, 5, 10, 20, 30, 50, 90) if t > 0.7 * min(first)]
+    ticks = [1, 2, 3, 5, 10, 20, 30, 50, 90]
     ax.set_xticks(ticks, map(str, ticks))
     ax.xaxis.set_minor_formatter(NullFormatter())
     ax.set(xlabel="percent wrong (logarithmic)", title=title, xlim=(None, 100))
@@ -225,11 +213,3 @@ def _range(ax, values, y, index):
     line(ax, values, np.full(len(values), y), index, None, linestyle="", alpha=0.75)
     mean = statistics.mean(values)
     ax.plot((mean, mean), (y - 0.16, y + 0.16), color=INK, lw=2)
-
-
-def _named_rows(ax, names):
-    ax.set_yticks(range(len(names)), [f"{n} rank" + "s" * (n > 1) if isinstance(n, int) else n
-                                      for n in names])  # fmt: skip
-    ax.set_ylim(len(names) - 0.5, -0.5)
-    ax.tick_params(axis="y", length=0)
-    ax.grid(axis="y", visible=False)

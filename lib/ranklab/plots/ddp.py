@@ -38,12 +38,12 @@ def production_step(ranks=2):
         for row, name in enumerate(("workers", "device", "network")):
             ax.text(-0.12, top + row, name, va="center", ha="right", fontsize=9)
             ax.plot((0, 8.4), (top + row, top + row), color=FAINT, lw=0.8, zorder=0)
-        for place in range(2):
-            _block(ax, top, 4.2 * place, 4, f"read batch {place + 2}", "loader")
+        for number in range(2):
+            _block(ax, top, 4.2 * number, 4, f"read batch {number + 2}", "loader")
         _block(ax, top + 1, *FORWARD, "forward", "compute")
-        for place, (back, travel) in enumerate(zip(BACKWARD, ALL_REDUCE), 1):
-            _block(ax, top + 1, *back, f"back {place}", "compute")
-            _block(ax, top + 2, *travel, f"sum {place}", "communication")
+        for bucket, (back, travel) in enumerate(zip(BACKWARD, ALL_REDUCE), 1):
+            _block(ax, top + 1, *back, f"back {bucket}", "compute")
+            _block(ax, top + 2, *travel, f"sum {bucket}", "communication")
         _block(ax, top + 1, *OPTIMIZER, "SGD", "compute")
         arrow(ax, (3, top + 1.34), (3, top + 1.66), lw=1.2)
     exposed = BACKWARD[-1][0] + BACKWARD[-1][1], OPTIMIZER[0]
@@ -129,44 +129,32 @@ def _lanes(ax, of_ranks):
 
 @styled
 def loss_against_bytes(rows, title="What compression saves, and what it costs"):
-    """Held-out loss against the bytes of a step; `rows` are those of projects.ddp.compression.
+    """Held-out loss against the bytes of a step; `rows` are Quality of ddp.quality.
 
     "..., no feedback" in a name draws it empty, with a line to the same one with feedback, whose
     name stands for both.
     """
     fig, ax = figure(7.4, 3.6)
-    places = {row.name: (row.sent, row.loss) for row in rows}
-    families = list(dict.fromkeys(_family(name) for name in places))
-    for name, (sent, loss) in places.items():
+    points = {row.name: (row.sent, row.loss) for row in rows}
+    families = list(dict.fromkeys(_family(name) for name in points))
+    for name, (sent, loss) in points.items():
         index, without = families.index(_family(name)), name.endswith("no feedback")
         line(ax, [sent], [loss], index, None, linestyle="", zorder=3,
              markerfacecolor="white" if without else TONES[index % 5])
-        full = places.get(name.removesuffix(", no feedback"))
+        full = points.get(name.removesuffix(", no feedback"))
         if without and full:
             ax.plot(*zip(full, (sent, loss)), color=TONES[index % 5], lw=1, ls=":")
+        elif not without:
+            ax.annotate(name, (sent, loss), (7, 0), textcoords="offset points", va="center",
+                        fontsize=9)
     ax.plot([], [], "o", color=INK, markerfacecolor="white", label="no feedback")
-    for (sent, loss), names in _close_together(places).items():
-        ax.annotate("\n".join(names), (sent, loss), (7, 0), textcoords="offset points",
-                    va="center", fontsize=9)
     ax.set(xscale="log", xlabel="bytes that a rank sends in a step", title=title,
            ylabel="loss (nats per byte, held out)")
     low, high = min(row.sent for row in rows), max(row.sent for row in rows)
-    ax.set_xlim(low / 1.5, high * 4)  # room for the last name
-    ax.margins(y=0.12)  # and for names of several lines
+    ax.set_xlim(low / 1.5, high * 4)  # the last name fits
     ax.legend(loc="upper right")
     bytes_axis(ax.xaxis)
     return fig
-
-
-def _close_together(places):
-    """{(bytes, loss): names} of full points; those whose names would overlap share one label."""
-    losses = [loss for _, loss in places.values()]
-    gap, labels = 0.1 * (max(losses) - min(losses)), {}
-    full = [item for item in places.items() if not item[0].endswith("no feedback")]
-    for name, (sent, loss) in sorted(full, key=lambda item: item[1][1]):
-        near = next((p for p in labels if p[0] == sent and loss - p[1] < gap), (sent, loss))
-        labels.setdefault(near, []).insert(0, name)  # the highest loss on top
-    return labels
 
 
 def _family(name):

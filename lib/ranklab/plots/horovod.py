@@ -2,12 +2,15 @@
 
 from collections import Counter
 
+import torch
 from matplotlib.ticker import LogLocator
 
+from ranklab.horovod import fuse_tensors
+from ranklab.horovod.cost import fused_time
 from ranklab.plots.boxes import arrow, box
 from ranklab.plots.gantt import Span, gantt
 from ranklab.plots.style import (
-    DASHES, FAINT, INK, TONES, bytes_axis, clean, figure, line, look, seconds_axis, styled,
+    DASHES, FAINT, INK, TONES, bytes_axis, clean, figure, line, seconds_axis, styled,
 )
 
 PALE = "#dbe4ec"
@@ -17,7 +20,7 @@ READY = {"rank 0": {"d": 0, "c": 1, "b": 2, "a": 3.1},
          "rank 2": {"d": 0.6, "b": 1.7, "c": 3.2, "a": 5.2}}  # fmt: skip
 ROUNDS = {4.1: "cd", 6.0: "ba"}  # until then all ranks have these, and had not before
 
-# Of a timeline: which phases are drawn, in which tone and hatching.
+# Of a timeline: which phases are drawn, by their endings, in which tone and hatching.
 PHASES = {"NEGOTIATE_ALLREDUCE": ("negotiation", 4), "MEMCPY_IN_FUSION_BUFFER": ("copy in", 2),
           "_ALLREDUCE": ("all-reduce", 0), "MEMCPY_OUT_FUSION_BUFFER": ("copy out", 1)}
 
@@ -60,7 +63,7 @@ def _gradient(ax, x, y, name, is_first):
 def timeline(phases, title=None):
     """A row for each tensor, in the order in which they were asked for; bars for its phases.
 
-    `phases` are (tensor, phase, start, end), as projects.horovod.timeline reads them.
+    `phases` are (tensor, phase, start, end), as horovod.trace reads them.
     """
     tensors = list(dict.fromkeys(phase[0] for phase in phases))
     began = min(phase[2] for phase in phases)
@@ -68,11 +71,11 @@ def timeline(phases, title=None):
     for ending, (label, tone) in PHASES.items():
         gantt(ax, [Span(tensors.index(name), start - began, end - began, tone, 0.85)
                    for name, kind, start, end in phases
-                   if kind == ending or (ending == "_ALLREDUCE" and _is_reduce(kind))],
+                   if ending == next(filter(kind.endswith, PHASES), None)],
               lw=0, label=label)
     ax.set(xlabel="time since the first gradient of this step was ready", ylim=(len(tensors), -1),
            ylabel="gradient")
-    names = {place: tensors[place] for place in (0, len(tensors) // 2, len(tensors) - 1)}
+    names = {row: tensors[row] for row in (0, len(tensors) // 2, len(tensors) - 1)}
     ax.set_yticks(list(names), [_short(name) for name in names.values()])
     ax.grid(axis="y", visible=False)
     seconds_axis(ax.xaxis)
@@ -83,27 +86,24 @@ def timeline(phases, title=None):
     return fig
 
 
-def _is_reduce(kind):
-    return kind.endswith("_ALLREDUCE") and not kind.startswith("NEGOTIATE")
-
-
 def _short(name, most=26):
     return name if len(name) <= most else "..." + name[-most:]
 
 
 @styled
-def fusion(thresholds, all_reduces, seconds, measured=None, title=None):
-    """Number of all-reduces, and their time by the model, against the fusion threshold.
+def fusion(sizes, thresholds, ranks, alpha, beta, fuse=fuse_tensors, title=None):
+    """Number of all-reduces, and their time by the model, against the fusion threshold, when
+    gradients of `sizes` bytes are ready at once.
 
-    measured  {threshold: all-reduces of a step}, drawn as points
-    title     what the model on the right assumes: ranks, latency, bandwidth
+    fuse   a learner's fuse_tensors will do
+    title  what the model assumes: ranks, latency, bandwidth
     """
+    tensors = [torch.empty(n, dtype=torch.uint8, device="meta") for n in sizes]
+    seconds = [fused_time(sizes, threshold, ranks, alpha, beta) for threshold in thresholds]
     fig, (left, right) = figure(8.2, 3.1, cols=2)
-    line(left, thresholds, all_reduces, 0, "all ready at once", marker="")
-    if measured:
-        line(left, list(measured), list(measured.values()), 1, "measured", linestyle="none")
-        left.legend(loc="upper right")
-    left.set_title(("measured here, and " if measured else "") + "all ready at once")
+    line(left, thresholds, [len(fuse(tensors, each)) for each in thresholds], 0,
+         "all ready at once", marker="")
+    left.set_title("all ready at once")
     left.set(ylabel="all-reduces in a step", ylim=(0, None))
     line(right, thresholds, seconds, 0, None, marker="")
     right.set(ylabel="time of all, by the model", ylim=(0, None))
@@ -111,10 +111,6 @@ def fusion(thresholds, all_reduces, seconds, measured=None, title=None):
     for ax in (left, right):
         ax.set(xlabel="fusion threshold", xscale="log")
         bytes_axis(ax.xaxis)
-    if measured and 0 in measured:  # which a logarithmic axis has no place for
-        left.set_xscale("symlog", linthresh=min(thresholds))
-        left.set_xlim(left=-min(thresholds) / 5)
-        bytes_axis(left.xaxis)
     if title:
         right.set_title(title)
     return fig
@@ -122,35 +118,19 @@ def fusion(thresholds, all_reduces, seconds, measured=None, title=None):
 
 @styled
 def searches(seen):
-    """What a tuner has asked for, on the curve of each landscape; `seen` are (Steps, chosen)."""
+    """What a tuner has asked for, on the curve of each workload; `seen`: (NoisySteps, chosen)."""
     fig, axes = figure(8.2, 2.9, cols=len(seen))
     for ax, (steps, chosen) in zip(axes, seen):
-        landscape = steps.landscape
-        grid = landscape.grid()
-        line(ax, grid, [landscape.score(x) for x in grid], 0, "no noise", marker="")
+        workload = steps.workload
+        grid = workload.grid()
+        line(ax, grid, [workload.score(x) for x in grid], 0, "no noise", marker="")
         asked = Counter(steps.asked)
         for threshold, calls in asked.items():
-            ax.plot(threshold, landscape.score(threshold), "o", color=TONES[1], alpha=0.7,
+            ax.plot(threshold, workload.score(threshold), "o", color=TONES[1], alpha=0.7,
                     markersize=2 + calls**0.5)
         ax.axvline(chosen, color=INK, lw=1, ls=DASHES[1])
-        ax.set(xscale="log", xlabel="fusion threshold", title=f"best {landscape.kind}")
+        ax.set(xscale="log", xlabel="fusion threshold", title=f"best {workload.kind}")
         bytes_axis(ax.xaxis)
         ax.xaxis.set_major_locator(LogLocator(numticks=4))
     axes[0].set_ylabel("step, in times of the best")
-    return fig
-
-
-@styled
-def accuracies(values, title="held-out accuracy"):
-    """A bar for each accuracy, a line for the first one, which takes no learning."""
-    fig, ax = figure(7.4, 0.8 + 0.42 * len(values))
-    for place, (name, value) in enumerate(values.items()):
-        ax.barh(place, value, 0.65, **look(min(place, 2)))
-        ax.text(value + 0.01, place, f"{value:.1%}", va="center", fontsize=9)
-    ax.axvline(next(iter(values.values())), color=INK, lw=1, ls=DASHES[3])
-    ax.set_yticks(range(len(values)), list(values))
-    ax.set(xlim=(0, 1), ylim=(len(values) - 0.5, -0.5))
-    ax.xaxis.set_major_formatter("{x:.0%}")
-    ax.grid(axis="y", visible=False)
-    ax.set_title(title)
     return fig

@@ -35,13 +35,12 @@ def compared(rows, title="One model, one batch, every layout (same loss: within 
         ax.grid(axis="y", visible=False)
         ax.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=3, handlelength=1.4,
                   columnspacing=1.2)
-    names = [row["name"].replace("dp ", "").replace("tp ", "").replace("pp ", "") for row in rows]
-    held.set_yticks(range(len(rows)), names)
+    held.set_yticks(range(len(rows)), [row["name"] for row in rows])
     held.set_ylabel("dp x tp x pp")
     held.invert_yaxis()
-    for place, row in enumerate(rows):
+    for line, row in enumerate(rows):
         more = row["loss"] - rows[0]["loss"]
-        sent.text(1.02, place, "same loss" if abs(more) < 1e-4 else f"loss {more:+.4f}",
+        sent.text(1.02, line, "same loss" if abs(more) < 1e-4 else f"loss {more:+.4f}",
                   va="center", fontsize=9, transform=sent.get_yaxis_transform())
     fig.suptitle(title, fontsize=11, weight="bold")
     return fig
@@ -55,10 +54,10 @@ def along_axes(traffic, mesh, per_node, title=None):
     """
     fig, ax = figure(7.6, 2.1)
     inside = mesh.axes_inside(per_node)
-    for place, axis in enumerate(mesh.axes):
-        bars(ax, [place], [traffic[axis]], int(axis not in inside), barh=True)
+    for line, axis in enumerate(mesh.axes):
+        bars(ax, [line], [traffic[axis]], int(axis not in inside), barh=True)
         where = "inside a node" if axis in inside else "between nodes"
-        ax.text(traffic[axis] * 1.15, place, f"{human_bytes(traffic[axis])}, {where}", va="center")
+        ax.text(traffic[axis] * 1.15, line, f"{human_bytes(traffic[axis])}, {where}", va="center")
     ax.set_yticks(range(len(mesh.axes)), [f"{axis} {size}" for axis, size in mesh.axes.items()])
     ax.set(xscale="log", xlabel="bytes that a rank sends in a step (log scale)", title=title or "",
            xlim=(min(traffic[axis] for axis in mesh.axes) / 4, max(traffic.values()) * 20))

@@ -33,3 +33,21 @@ def counted_step(trainer, optimizer, look, bytes_of=lambda memory: memory.total,
 def median_speed(history):
     """The middle one of all stretches that were logged; NaN without any."""
     return statistics.median([speed for speed in history.speed if speed] or [float("nan")])
+
+
+def fit_counted(trainer, count, until=None):
+    """Trained to the end, or to step `until`: (what count() gives, the score at the end).
+
+    count  does one step and counts. It is the second one: the first makes the optimizer's state,
+           and shows a sharded model the order of its parts
+    None stands for what is not there: costs of fewer than three steps, and the score of a training
+    that a SIGTERM has stopped, because then there is no time left.
+    """
+    costs, score, last = None, None, trainer.schedule.steps
+    if min(until or last, last) - trainer.steps_done > 2:
+        trainer.step()
+        costs = count()
+    history = trainer.fit(until)
+    if not trainer.stopped:
+        score = history.held_out.get(trainer.steps_done) or trainer.evaluate()
+    return costs, score

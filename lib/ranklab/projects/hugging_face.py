@@ -9,11 +9,6 @@ def is_here():
     return find_spec("transformers") is not None
 
 
-def has_trainer():
-    """True when what transformers' Trainer needs is installed, too."""
-    return is_here() and find_spec("accelerate") is not None
-
-
 def offline_transformers():
     """The module transformers, which asks no network for anything and keeps quiet."""
     os.environ["HF_HUB_OFFLINE"] = "1"

@@ -12,9 +12,9 @@ Those three are the idea. Then:
     plan.py        a model changed from outside, by the names of its modules
     llama.py       the same for transformers' Llama
     training.py    TensorParallel: the training loop's view
+    dtensor.py     the same GPT by torch's DTensor; megatron.py: two linears by Megatron-core
 
-Rows of the vocabulary are sharded as in lab 00 (ranks). Torch's own is DTensor's
-parallelize_module; the tests hold the two together.
+Rows of the vocabulary are sharded as in lab 00 (ranks). The tests hold ours and torch's together.
 """
 
 from ranklab.tensor_parallel.attention import parallel_attention

@@ -7,9 +7,9 @@ Stages 1 and 2 are two files: who owns what, and when it travels.
 
 Stage 3 is three:
 
-    unit_hooks.py     the hooks that call it, around each unit's forward and backward; FSDP's, too
+    units.py          the engine, FSDP's as well: units, their order, gather, free, reduce, prefetch
     stage3.py         ZeroStage3: when a unit is gathered, freed and reduced
-    sharded_model.py  how: the units in flat shards
+    sharded_model.py  how its parameters travel: in flat shards
 
 The rest:
 
@@ -19,6 +19,7 @@ The rest:
     config.py      deepspeed_config: the fastest way that fits, as DeepSpeed wants it
     training.py    Zero: the training loop's view
     deepspeed_engine.py  DeepSpeed on the same model, optimizer and data
+    deepspeed_training.py  the training loop's view of it
     deepspeed_ops.py     its own Adam, compiled where that is asked for
 
 DeepSpeed has all of it as configuration; the tests hold the two together.

@@ -1,5 +1,7 @@
-"""A DeepSpeed config from a goal: this model, on these GPUs, as fast as it can be."""
+"""A DeepSpeed config from a goal: this model, on these GPUs, as fast as it can be; and back."""
 
+import json
+from pathlib import Path
 from typing import NamedTuple
 
 from ranklab.zero.memory import zero_memory
@@ -31,18 +33,19 @@ class Strategy(NamedTuple):
 # reads 2 + 4 + 8 bytes a parameter and writes as many, at 200 GB/s a node: 1.05 s, once a step. So
 # stage 3 comes first; but not where it gathers by one card of 100 Gbit/s a node, 1.05 s each time,
 # or some 40 times in a step.
-WAYS = (Strategy(0), Strategy(1), Strategy(2), Strategy(3), Strategy(2, offload_optimizer=True),
-        Strategy(3, offload_optimizer=True),
-        Strategy(3, offload_optimizer=True, offload_parameters=True))
+STRATEGIES = (
+    Strategy(0), Strategy(1), Strategy(2), Strategy(3), Strategy(2, offload_optimizer=True),
+    Strategy(3, offload_optimizer=True),
+    Strategy(3, offload_optimizer=True, offload_parameters=True))
 
 
 def fastest_way(parameters, ranks, gpu_bytes, other_bytes=0):
-    """The first of WAYS, from fast to slow, whose states fit beside `other_bytes` on each GPU: the
-    activations and buckets.
+    """The first of STRATEGIES, from fast to slow, whose states fit beside `other_bytes` on each
+    GPU: the activations and buckets.
 
     error  ValueError when not even the last one fits
     """
-    for way in WAYS:
+    for way in STRATEGIES:
         if way.states(parameters, ranks).total + other_bytes <= gpu_bytes:
             return way
     raise ValueError(f"{other_bytes / 1e9:.1f} GB beside the model's states do not fit into "
@@ -87,3 +90,32 @@ def deepspeed_config(parameters, ranks, gpu_bytes, batch, micro_batch, other_byt
     if precision != "fp32":
         config[precision] = {"enabled": True}
     return config
+
+
+def read_config(path):
+    """(the stage, {name: value}) that the DeepSpeed config in this file asks for: batch,
+    micro_batch, clip, precision, offload, lr, betas, weight_decay.
+
+    error  ValueError: something that has no such name
+    """
+    try:
+        given = json.loads(Path(path).read_text())
+        zero = dict(given.get("zero_optimization", {}))
+    except (ValueError, AttributeError, TypeError) as error:
+        raise ValueError(f"{path} is no DeepSpeed config: {error}") from None
+    optimizer = {"type": "AdamW", "params": {}} | given.get("optimizer", {})
+    kind = optimizer["type"]
+    for is_there, advice in (
+            (given.get("fp16", {}).get("enabled"), "fp16 is not for this project: take bf16"),
+            (zero.get("offload_param"), "offload_param is not for this project"),
+            (kind != "AdamW", f"optimizer.type={kind!r} must be 'AdamW'")):
+        if is_there:
+            raise ValueError(f"{path}: {advice}")
+    found = {name: optimizer["params"].get(name) for name in ("lr", "betas", "weight_decay")}
+    found |= {"batch": given.get("train_batch_size"),
+              "micro_batch": given.get("train_micro_batch_size_per_gpu"),
+              "clip": given.get("gradient_clipping"),
+              "precision": "bf16" if given.get("bf16", {}).get("enabled") else "fp32",
+              "offload": "cpu" if zero.get("offload_optimizer") else None,
+              "betas": tuple(found["betas"]) if found["betas"] else None}
+    return zero.get("stage", 0), {name: value for name, value in found.items() if value is not None}

@@ -1,5 +1,6 @@
 """A step of stage 3 as a model without processes, and which units to keep whole in it."""
 
+from bisect import bisect_right
 from dataclasses import dataclass
 from itertools import accumulate, combinations
 
@@ -60,15 +61,8 @@ class Step:
         bytes_to += [bytes_to[-1] + more for more in accumulate(backward)]
         before = [0, *accumulate(n if unit in kept else 0 for unit, n in enumerate(forward))]
         held = before[:-1] + before[:0:-1]  # kept units that are whole besides, at each place
-        ahead, last = [], -1
-        for place, there in enumerate(held):
-            room = self.limit - there + bytes_to[place]
-            last = last if last > place else place
-            while last >= place and bytes_to[last + 1] > room:
-                last -= 1
-            while last + 1 < len(held) and bytes_to[last + 2] <= room:
-                last += 1
-            ahead += [last]
+        ahead = [bisect_right(bytes_to, self.limit - there + bytes_to[place]) - 2
+                 for place, there in enumerate(held)]
         return [*accumulate(ahead[::-1], min)][::-1]  # what is there stays until it is used
 
     def bound(self):
@@ -88,10 +82,10 @@ class Step:
         return max(least)
 
     def most_saved(self, units):
-        room, saved = self.limit, 0.0
+        budget, saved = self.limit, 0.0
         for unit in sorted(units, key=lambda unit: self.nbytes[unit]):
-            part = min(1, room / self.nbytes[unit])
-            room -= part * self.nbytes[unit]
+            part = min(1, budget / self.nbytes[unit])
+            budget -= part * self.nbytes[unit]
             saved += part * self.send(unit)
         return saved
 

@@ -149,17 +149,6 @@ class ShardedOptimizerMixin:
         if shard.is_cuda and not master.is_cuda:  # torch copies to pinned memory, and goes on
             torch.cuda.current_stream().synchronize()
 
-    def used_anywhere(self):
-        """The parameters that had a gradient on this rank or on any other, in this backward.
-
-        cost   one all-reduce of 4 bytes for each parameter
-        """
-        parameters = [(p, p in bucket.used) for bucket in self.buckets for p in bucket.parameters]
-        used = torch.tensor([here for _, here in parameters], dtype=torch.int32,
-                            device=parameters[0][0].device)
-        dist.all_reduce(used, group=self.group)
-        return {p for (p, _), ranks in zip(parameters, used.tolist()) if ranks}
-
     def whole(self):
         """Inside, `module` has all its parameters; stages 1 and 2 always have them."""
         return contextlib.nullcontext()

@@ -1,6 +1,6 @@
-"""A model in flat shards: its units, each in buckets (data_parallel) that come and go.
+"""A Replica (data_parallel) in flat shards, on the engine of units.py.
 
-When they come and go is in unit_hooks.py and stage3.py.
+When its units come and go is in stage3.py.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ from torch import nn
 from ranklab.data_parallel.buckets import buckets_of
 from ranklab.data_parallel.replica import Replica
 from ranklab.zero.partition import ShardedBucket, ShardedOptimizerMixin
-from ranklab.zero.unit_hooks import Unit, UnitHooks
+from ranklab.zero.units import Shards, Unit, UnitHooks
 
 
 def units_of(module):
@@ -40,7 +40,7 @@ def blocks_of(module):
     return found
 
 
-class ShardedWeights(ShardedBucket):
+class FlatShards(Shards, ShardedBucket):
     """A ShardedBucket of which this rank keeps the shard only; the whole comes and goes."""
 
     def __init__(self, parameters, group=None):
@@ -48,83 +48,42 @@ class ShardedWeights(ShardedBucket):
         self.trained = parameters[0].requires_grad
         self.in_weights, self.shard = self.shard, self.shard.clone()
         self.set_master(self.shard if self.master is self.in_weights else self.master)
-        self.work, self.is_whole = None, True
         self.free_gradients()
         self.free()
 
-    def gather(self):
-        """As a ShardedBucket's; the parameters have no gradients, because a second use in the same
-        backward would add to what is on its way.
-        """
-        super().gather()
-        for parameter in self.parameters:
-            parameter.grad = None
-
-    def begin_gather(self):
-        """The whole weights are on their way to this rank, if they are not here."""
-        if not self.is_whole:
-            self.is_whole = True
+    def begin_unshard(self):
+        if not (self.is_whole or self.work):
             self.weights.untyped_storage().resize_(self.weights.nbytes)
             self.work = dist.all_gather_single(self.weights, self.shard, group=self.group,
                                                async_op=True)
 
-    def end_gather(self):
-        """The whole weights are here."""
+    def unshard(self):
+        self.begin_unshard()
         if self.work:
             self.work.wait()
-            self.work = None
+            self.work, self.is_whole = None, True
 
     def free(self):
-        """The weights take no memory until they are gathered again."""
-        if self.is_whole:
-            self.end_gather()  # they may still be on their way
-            self.weights.untyped_storage().resize_(0)
-            self.is_whole = False
-
-
-class FlatUnit(Unit):
-    """A Unit in ShardedWeights: one for each type, frozen parameters apart."""
-
-    def __init__(self, module, parameters, group_of):
-        super().__init__(module)
-        self.buckets = [bucket for trained in (True, False) for bucket in buckets_of(
-            [p for p in parameters if p.requires_grad == trained], 2**63, group_of,
-            ShardedWeights)]
-        self.trained = [bucket for bucket in self.buckets if bucket.trained]
-        self.under_way = []  # (bucket, where its mean arrives, handle)
-
-    def begin_gather(self):
-        for bucket in self.buckets:
-            bucket.begin_gather()
-
-    def end_gather(self):
-        self.begin_gather()
-        for bucket in self.buckets:
-            bucket.end_gather()
-
-    def reshard(self):
-        for bucket in self.buckets:
-            bucket.free()
+        self.weights.untyped_storage().resize_(0)
 
     def has_gradients(self):
-        return any(p.grad is not None for bucket in self.trained for p in bucket.parameters)
+        return any(p.grad is not None for p in self.parameters)
 
     def reduce_gradients(self):
-        for bucket in self.trained:
-            bucket.gather()
-            bucket.flat /= dist.get_world_size(bucket.group)
-            arriving = torch.empty_like(bucket.shard)
-            work = dist.reduce_scatter_single(arriving, bucket.flat, group=bucket.group,
-                                              async_op=True)
-            self.under_way.append((bucket, arriving, work))
+        if not self.trained:
+            return
+        self.gather()
+        for parameter in self.parameters:
+            parameter.grad = None  # a second use must not add to what is on its way
+        self.flat /= dist.get_world_size(self.group)
+        mine = torch.empty_like(self.shard)
+        self.reduction = mine, dist.reduce_scatter_single(mine, self.flat, group=self.group,
+                                                          async_op=True)
 
-    def end_reduction(self):
+    def add_gradients(self, mine):
         """And the whole gradients are freed."""
-        for bucket, arriving, work in self.under_way:
-            work.wait()
-            bucket.own = arriving if bucket.own is None else bucket.own + arriving
-            bucket.free_gradients()
-        self.under_way = []
+        self.own = mine if self.own is None else self.own + mine
+        self.free_gradients()
 
 
 class ShardedModel(ShardedOptimizerMixin, UnitHooks, Replica):
@@ -138,8 +97,14 @@ class ShardedModel(ShardedOptimizerMixin, UnitHooks, Replica):
         super().__init__(module, group=group, find_unused_parameters=find_unused_parameters)
 
     def make_buckets(self, trained, bucket_cap_bytes):
-        self.watch([FlatUnit(module, its, self.group_of) for module, its in units_of(self.module)])
-        return [bucket for unit in self.units for bucket in unit.buckets]
+        self.watch([Unit(module, self.shards_of(its)) for module, its in units_of(self.module)])
+        return self.buckets
+
+    def shards_of(self, parameters):
+        """FlatShards of these: one for each type, frozen parameters apart."""
+        return [shards for trained in (True, False) for shards in buckets_of(
+            [p for p in parameters if p.requires_grad == trained], 2**63, self.group_of,
+            FlatShards)]
 
     def finish(self):
         """As of UnitHooks; and the optimizer has its gradients."""
@@ -147,30 +112,31 @@ class ShardedModel(ShardedOptimizerMixin, UnitHooks, Replica):
         super().finish()
         if not self.sync:
             return
-        trained = [bucket for unit in self.units for bucket in unit.trained]
-        missing = [p for bucket in trained for p in bucket.parameters if p not in bucket.used]
-        used = self.used_anywhere() if self.find_unused_parameters else ()
-        for bucket in trained:
-            bucket.set_optimizer_gradients(used)
+        trained = [shards for shards in self.buckets if shards.trained]
+        used_here = {p for shards in trained for p in shards.used}
+        missing = [p for shards in trained for p in shards.parameters if p not in used_here]
+        used = self.used_anywhere(used_here) if self.find_unused_parameters else ()
+        for shards in trained:
+            shards.set_optimizer_gradients(used)
         if missing and not self.find_unused_parameters:
             raise self.no_gradient(missing)
 
     def step_ends(self):
         """The next gather sends what was stepped."""
-        self.free_all()  # a forward without a backward leaves copies, which are old now
-        for bucket in self.buckets:
-            bucket.update_shard()
+        for shards in self.buckets:
+            shards.update_shard()
 
     @contextlib.contextmanager
     def whole(self):
         """Inside, `module` has all its parameters, on every rank; what is written there stays."""
-        for unit in self.units:
-            unit.end_gather()
+        self.free_all()  # a forward without a backward leaves copies, which are old after a step
+        for shards in self.buckets:
+            shards.unshard()
         try:
             yield
         finally:
-            for bucket in self.buckets:
-                bucket.shard.copy_(bucket.in_weights)
+            for shards in self.buckets:
+                shards.shard.copy_(shards.in_weights)
             self.free_all()
 
     def state_dict(self, *args, **kwargs):

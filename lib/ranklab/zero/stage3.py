@@ -6,7 +6,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from ranklab.zero.sharded_model import ShardedModel
-from ranklab.zero.unit_hooks import call_after_backward, in_backward
+from ranklab.zero.units import call_after_backward, in_backward
 
 
 class ZeroStage3(ShardedModel):

@@ -12,7 +12,7 @@ WRONG = [
     mutant(plan_buckets, "max(ends[i], last)", "max(ends[i], ready[i])", says="its LAST gradient"),
     mutant(plan_buckets, "    ends, starts", "    ready = [round(1e6 * when) for when in ready]\n"
            "    alpha, beta = round(1e6 * alpha), 1e6 * beta\n    ends, starts",
-           says="40 gradients, .* buckets, alpha", called="in_whole_microseconds"),
+           says="12 gradients, .* buckets, alpha", called="in_whole_microseconds"),
     mutant(plan_buckets, WALK, WALK.replace("insert(0, ", "append("), says="once, in order"),
     mutant(plan_buckets, "    return", "    ready.clear()\n    return",
            says="arguments have changed"),

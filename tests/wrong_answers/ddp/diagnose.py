@@ -19,7 +19,7 @@ WRONG = [
            says="loading that no computing hides"),
     mutant(answer, VERDICT, "verdict if shares[verdict] > 0.25", says="from a quarter on"),
     mutant(answer, VERDICT, "verdict if round(shares[verdict], 2) >= 0.25",
-           says="Below a quarter there is no culprit"),
+           says="the verdict is communication-bound, not healthy"),
     mutant(answer, "max(shares, key=shares.get)", "([x for x in shares if shares[x] >= 0.25] or "
            "[max(shares, key=shares.get)])[0]", says="the verdict is the largest of them"),
     mutant(answer, MEDIAN, "mean([measure(step) for step in of_rank]) for", mean=mean,
@@ -28,7 +28,7 @@ WRONG = [
            says="loader-bound is in seconds"),
     mutant(answer, "duration = max(usual(lambda step: max(e.end for e in step)",
            "duration = max((lambda step: max(e.end for e in step)", "in step)))",
-           "in step))(events) for events in timelines)", says="the length of all of them"),
+           "in step))(events) for events in timelines)", says="is a share of all steps"),
     mutant(answer, "duration = ", "duration = 0.01 * ", "0.25", "25",
            says="loader-bound is per cent"),
     mutant(answer, "[a + b for", "[a for", says="A rank works when it computes or loads"),

@@ -33,7 +33,7 @@ WRONG = [
            "wanted.mT", "mean.mT", SUM_Q, "", DIVIDE, "",
            says="sends 384 bytes in 1 calls .* 160 bytes in 2 are enough"),
     mutant(answer, "wanted = matrix + error", "wanted = matrix.add_(error)",
-           says="`matrix` itself is changed"),
+           says="the change of its inputs is .*not 0"),
     mutant(answer, "wanted.mT", "wanted.T", says=r"\.mT transposes each matrix"),
     mutant(answer, "get_world_size(group)", "get_world_size()",
            says="divided by the number of all ranks"),

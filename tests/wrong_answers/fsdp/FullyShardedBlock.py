@@ -12,6 +12,8 @@ VIEW = "parts = self.gathered.view(self.ranks, -1).split([p.numbers for p in sel
 END = "self.work, self.gathered, self.is_whole = None, None, True"
 WHOLE = "torch.cat([p.padded_gradient() for p in self.trained], dim=1)"
 
+TOO_MANY = r"bytes of two rounds \[(\('all_gather', \d+\), ){3,}"
+
 
 def _wrong(*edits, says, **named):
     return mutant(FullyShardedBlock, *edits, says=says, **named)
@@ -20,9 +22,9 @@ def _wrong(*edits, says, **named):
 WRONG = [
     # begin_unshard
     _wrong(GUARD, "if self.is_whole or self.work:", says="may have no parameters"),
-    _wrong(GUARD, "if not self.parameters or self.is_whole:", says="messages all_gather",
+    _wrong(GUARD, "if not self.parameters or self.is_whole:", says=TOO_MANY,
            called="gathers_what_is_on_its_way"),
-    _wrong(GUARD, "if not self.parameters or self.work:", says="messages all_gather",
+    _wrong(GUARD, "if not self.parameters or self.work:", says=TOO_MANY,
            called="gathers_what_is_whole"),
     _wrong(GATHER, f"{GATHER}\n        self.work.wait()", says=r"begin_unshard\(\) waits"),
     _wrong(GATHER, GATHER.replace(", async_op=True", ""), says=r"begin_unshard\(\) waits",
@@ -36,24 +38,25 @@ WRONG = [
     _wrong("p.padded_shard() for p", "p.shard.detach().flatten() for p",
            says="All ranks send alike"),
     _wrong("p.padded_shard() for p", "p.padded_shard(p.shard.dtype) for p",
-           says="in the right type", called="gathers_in_the_shards_type"),
+           says=r"all_gather.*, not .* in their type", called="gathers_in_the_shards_type"),
     # unshard
     _wrong("        self.work.wait()\n", "        self.work.wait()\n        self.message = self."
-           "gathered\n", says="bytes more are held"),
+           "gathered\n", says="in the end self holds a message"),
     _wrong(END, "self.gathered, self.is_whole = None, True", says="to None when it has waited",
            called="keeps_the_handle"),
-    _wrong("        self.begin_unshard()\n", "", says="fills every parameter"),
+    _wrong("        self.begin_unshard()\n", "", says="begins what nothing has begun"),
     _wrong("        self.work.wait()\n", "", says="waits for self.work|fills every"),
     _wrong("        self.work.wait()\n", "", END, f"self.work.wait()\n        {END}",
            says=r"unshard\(\) waits", called="fills_before_it_waits"),
     _wrong(VIEW, "parts = self.gathered.split([self.ranks * p.numbers for p in self.parameters])",
            says="All that rank 0 has sent comes first"),
     _wrong(END, "self.work, self.is_whole = None, True", says="the message is still there"),
-    _wrong(END, "self.work, self.gathered = None, None", says="messages all_gather",
+    _wrong(END, "self.work, self.gathered = None, None", says="self.is_whole is not set",
            called="never_says_whole"),
     # reduce_gradients
     _wrong("        self.reduction = mine, work", "        self.reduction = mine, work\n        "
-           "self.whole_gradients = whole", says="bytes more are held", called="keeps_gradients"),
+           "self.whole_gradients = whole", says="in the end self holds .* what was whole",
+           called="keeps_gradients"),
     _wrong("        whole /= self.ranks\n", "", says="is 3 times right"),
     _wrong("self.reduction = mine, work", "self.reduction = whole[self.rank].clone(), work",
            says="is this rank's own, divided by 3", called="its_own"),
@@ -66,7 +69,8 @@ WRONG = [
         "dim=1", "dim=0"), "whole.new_empty(whole.shape[1])",
         "whole.new_empty(len(whole) // self.ranks)", says="Row r of the message is for rank r"),
     _wrong("whole /= self.ranks", "whole = whole.to(self.trained[0].whole.dtype) / self.ranks",
-           says="in the right type", called="reduces_in_the_computing_type"),
+           says=r"reduce_scatter.*, not .* in the type of padded_gradient",
+           called="reduces_in_the_computing_type"),
     _wrong(f"whole = {WHOLE}", "for parameter in self.trained:\n            parameter.whole.grad = "
            f"None\n        whole = {WHOLE}", says="once it is in the message, not before"),
     _wrong("        if not self.trained:\n            return\n", "", says="no trained ones"),
@@ -76,7 +80,7 @@ WRONG = [
     _wrong("            parameter.whole.grad = None\n", "            pass\n",
            says="would be added to in the next backward"),
     _wrong(REDUCE, "work = dist.all_reduce(whole, group=self.group, async_op=True)\n"
-           "        mine = whole[self.rank]", says="which sends half as much"),
+           "        mine = whole[self.rank]", says="'all_reduce', .*an all-reduce sends"),
     _wrong("p.padded_gradient() for p in self.trained", "p.padded_gradient() for p in "
            "self.parameters", says="frozen|numbers|split|reduce_scatter"),
 ]

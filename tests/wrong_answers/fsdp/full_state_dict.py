@@ -5,7 +5,7 @@ import torch.distributed as dist
 from mutants import mutant
 
 from ranklab.fsdp import full_state_dict
-from ranklab.fsdp.hooks import sharded_modules
+from ranklab.fsdp.shards import sharded_modules
 from ranklab.fsdp.state import gather_rows
 
 

@@ -14,17 +14,17 @@ def _instead(old, new, says):
 
 
 WRONG = [
-    _instead("ab / (2 * N)", "ab / N", "Each coefficient takes off .half.|with a 2"),
-    _instead("1 - torch.where(N", "1 + torch.where(N", "so that what agrees is not counted twice"),
+    _instead("ab / (2 * N)", "ab / N", "without the 2.+takes off .half."),
+    _instead("1 - torch.where(N", "1 + torch.where(N", "with a plus.+what agrees counts once"),
     _instead("1 - torch.where(N", "torch.where(N", "The coefficient is what is left"),
     _instead("ab / (2 * N)", "ab / 2 * N", r"It is ab / \(2 \* aa\)"),
     _instead("(2 * N)", "(2 * N**0.5)", "squares already"),
     _instead("(2 * N)", "(2 * (aa * bb)**0.5)", "Each vector has its own coefficient"),
     _instead("torch.where(N > 0, ab / (2 * N), 0)", "ab / (2 * N + 1e-8)", "Nothing is added to"),
     mutant(answer, GUARDED_B, HALF_B, says="be it a or b that is zero"),
-    mutant(answer, "ab, aa, bb = dots", "ab, bb, aa = dots", says="the other way round"),
+    mutant(answer, "ab, aa, bb = dots", "ab, bb, aa = dots", says="the rows as a.b, b.b, a.a"),
     mutant(answer, "ab, aa, bb = dots", "aa, bb, ab = dots", says="the order is a.b, a.a, b.b"),
-    mutant(answer, BACK, f"{BACK} / R", says="Nothing is divided by the number of ranks"),
+    mutant(answer, BACK, f"{BACK} / R", says="1/2 of what is right.+divided twice"),
     mutant(answer, "(mine, theirs) if is_left else (theirs, mine)", "mine, theirs",
            says="which vector is a and which is b"),
     mutant(answer, "len(sizes))\n        step", "len(sizes)).float()\n        step",

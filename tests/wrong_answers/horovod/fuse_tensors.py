@@ -39,15 +39,15 @@ WRONG = [
 ]
 
 
-def fuse_tensors__first_list_with_room(tensors, threshold):
+def fuse_tensors__first_list_that_fits(tensors, threshold):
     """Nothing goes back into an older list"""
     groups = []  # [kind, bytes, positions]
     for i, t in enumerate(tensors):
         kind = t.dtype, t.device
-        room = [g for g in groups if g[0] == kind and g[1] + t.nbytes <= threshold]
-        if not room:
-            room = [[kind, 0, []]]
-            groups += room
-        room[0][1] += t.nbytes
-        room[0][2].append(i)
+        fits = [g for g in groups if g[0] == kind and g[1] + t.nbytes <= threshold]
+        if not fits:
+            fits = [[kind, 0, []]]
+            groups += fits
+        fits[0][1] += t.nbytes
+        fits[0][2].append(i)
     return [positions for *_, positions in groups]

@@ -6,12 +6,13 @@ from ranklab.horovod import negotiate as answer
 START = "rank, R ="
 FORGET = "                del table[name]\n"
 WRONG = [
-    mutant(answer, "complete = []", "complete, table = [], {}", says="earlier round are forgotten"),
+    mutant(answer, "complete = []", "complete, table = [], {}",
+           says="Names of an earlier round are forgotten"),
     mutant(answer, "table[name] == R:", "name not in complete:",
            says="names that not all ranks have yet"),
     mutant(answer, FORGET, "", says="must leave the table"),
     mutant(answer, "table[name] == R", "table[name] >= R", FORGET, "",
-           says="told a name twice .*must leave the table"),
+           says="told a name twice, .*must leave the table"),
     mutant(answer, "[None] * R if rank == 0 else None", "[None] * R",
            "gather_object(ready, lists, group=group, group_dst=0)",
            "all_gather_object(lists, ready, group=group)",

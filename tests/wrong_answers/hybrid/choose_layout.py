@@ -36,7 +36,7 @@ WRONG = [
     _wrong("refusal(needs, cluster)", "f'nothing fits in {cluster.memory_budget / 1e9} GB'",
            says="layout takes .* GB", called="only_the_room_is_said"),
     _wrong("for layout, size in legal(job, cluster)]", "for layout, size in legal(job, cluster)\n"
-           "             if layout.virtual == 1]", says="24 GB.* are possible",
+           "             if layout.virtual == 1]", says="22B.* are possible",
            called="one_stage_a_rank"),
     _wrong(SORT, SORT.replace("*each", "job, each[1]"), called="seconds_of_the_jobs_own_size",
            says="are possible|it raised ZeroDivisionError"),
@@ -44,7 +44,7 @@ WRONG = [
            "cluster).total)\n    for _ in found[:]:\n        found.append(found.pop(found.index("
            "fastest())))\n", says="calls of layout_seconds", called="asks_all_again_for_each"),
     _wrong("legal(job, cluster)]", "legal(job, cluster)\n             if size == 1]",
-           says="3 wide blocks.* are possible", called="the_smallest_micro_batch"),
+           says="7B on one node.* are possible", called="the_smallest_micro_batch"),
     _wrong("legal(job, cluster)]", "legal(job, cluster)\n             if layout.zero < 3]",
            says="3 wide blocks.*(are possible|a ValueError)", called="never_full_shard"),
 ]

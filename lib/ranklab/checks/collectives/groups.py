@@ -10,9 +10,7 @@ from ranklab.checks.collectives.cases import (
 from ranklab.checks.collectives.traffic import no_backend, nothing_sent, ranks_agree, sends
 from ranklab.collectives import node_groups
 
-LAYOUTS = ((1, 1), (1, 2), (3, 1), (2, 4))  # (nodes, ranks on each)
-LENGTHS = ("Shards differ in length when L does not divide: give the last all-gather "
-           "out=x.new_empty(x.shape), which says how long each one is.")
+LENGTHS = "Where L does not divide, give the last all-gather out=x.new_empty(x.shape)."
 EARLY = ("Receive from all workers first, then send to all: an early reply lacks those that come "
          "later. The server's own x counts once.")
 ORDER = ("The three steps must use the groups in this order: inside, across, inside. The last "
@@ -69,7 +67,7 @@ def _layers(per_node):
 
 
 def check_hierarchical_all_reduce(fn):
-    for nodes, per_node in LAYOUTS:
+    for nodes, per_node in ((1, 1), (1, 2), (3, 1), (2, 4)):  # ranks on each node
         *_, on_8 = run(fn, _layers(per_node), [MARKS, *TYPES, Case(96)], nodes * per_node,
                        nodes=nodes)
     yield "right on 1, 2, 3, 8 ranks, in 1, 2, 3 nodes; float32, bfloat16, int64"
@@ -83,8 +81,7 @@ def check_hierarchical_all_reduce(fn):
     sent, least = sum(traffic.sent_bytes for _, traffic in agreeing), 8 * 1001 * 5  # of two rings
     expect(sent <= least, f"with 1,001 elements the ranks send {sent:,} bytes in all; {least:,} "
            "are enough", f"Nothing is padded. {LENGTHS}")
-    yield "over the slow link each rank sends 2(M-1)/M of one L-th of the bytes"
-    yield "inside its node each rank sends 2(L-1)/L of the bytes"
+    yield "over the slow link each rank sends 2(M-1)/M of one L-th of the bytes, inside 2(L-1)/L"
 
 
 def _link_bytes(seen, nodes, per_node, nbytes):

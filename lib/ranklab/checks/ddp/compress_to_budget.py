@@ -1,8 +1,7 @@
 """The check of compress_to_budget: top-k's bytes, nothing lost, and a lower loss; and the score."""
 
-import functools
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import NamedTuple
 
 import torch
@@ -13,28 +12,28 @@ from ranklab.checks.beside import IN_GROUPS, expect
 from ranklab.checks.ddp.hooks import COUNT, Given, alike, hook_on_groups, steps_in_ddp, watched
 from ranklab.checks.exercise import Mistake
 from ranklab.ddp import TopK, compress_to_budget, top_k_bytes
-from ranklab.engine import device, launch
+from ranklab.ddp.quality import MODEL, compare_hooks, train_with_each
+from ranklab.engine import device
 from ranklab.models.gpt import GPT
 
 FRACTION, BETTER, STEPS = 0.001, 0.03, 50  # BETTER: nats; right answers are 0.06 to 0.15 better
-MANY, SPIKES = 70_000, [5, 33_333, 65_000, 69_999]
+MANY, SPIKES = 70_000, torch.tensor([5, 33_333, 65_000, 69_999])
 FEEDBACK = ("What is not sent in a step, also by rounding, must be added to the next gradient. "
             "Keep it by parameter, because DDP makes new buckets in its second step.")
-PLACES = ("If places have 16 bits: int16 ends at 32,767, uint16 at 65,535. Count places in rows "
-          "that are short enough.")
-SAME = ("Every rank must add up the same numbers in the same order; its own as it sent them, "
-        "rounded.")
+INDICES = ("If places have 16 bits: int16 ends at 32,767, uint16 at 65,535. Count places in rows "
+           "that are short enough.")
+SAME = "Every rank must add up the same numbers in the same order; its own as it sent them."
 FAILURES = {
     r"RuntimeError: The size of tensor a \(\d+\) must match .*": FEEDBACK,
     ".*Invalid scalar type": "gloo sends no 16-bit integers: .view(torch.uint8) before, "
     ".view(torch.int16) after.",
-    "(Index|Runtime)Error: .* out of bounds .*": PLACES}
+    "(Index|Runtime)Error: .* out of bounds .*": INDICES}
 
 
 class Job(NamedTuple):
     """What a rank's gradients are in so many steps, and what must have come through."""
 
-    gradient: Callable  # rank -> its gradient of the first step
+    gradient: Callable  # of a rank in the first step, from its own random numbers
     steps: int
     most: float | None  # from the mean over ranks, of its length; None: a NaN must be seen
     hint: str = FEEDBACK
@@ -42,56 +41,48 @@ class Job(NamedTuple):
     model: Callable = Given
 
 
-def _normal(rank):
-    return torch.randn(COUNT, generator=torch.Generator().manual_seed(rank))
-
-
-def _spikes(rank):
-    return torch.zeros(MANY).index_fill(0, torch.tensor(SPIKES), 1.0 + rank)
-
-
-def _broken(rank):
-    return _normal(rank).index_fill(0, torch.tensor(130), torch.nan if rank in (0, 3) else 1.0)
-
-
 JOBS = {
-    "zeros": Job(lambda rank: torch.zeros(COUNT), 3, 0.0, "Zero over a scale of zero is NaN, and a "
-                 "zero has no sign."),
-    "a gradient that stays": Job(_normal, 60, 0.6),
-    "55 numbers, then zeros": Job(lambda rank: _normal(rank) * (torch.arange(COUNT) % 4 == 0), 60,
-                                  0.005, stays=False),
+    "zeros": Job(lambda rank, x: 0 * x, 3, 0.0, "0 / 0 is NaN, and a zero has no sign."),
+    "a gradient that stays": Job(lambda rank, x: x, 60, 0.6),
+    "55 numbers, then zeros": Job(lambda rank, x: x * (torch.arange(COUNT) % 4 == 0), 60, 0.005,
+                                  stays=False),
     "one number, over 100,000": Job(
-        lambda rank: torch.full((1,), 1e5 * (1 + rank)), 8, 0.001, "float16 ends at 65,504, "
+        lambda rank, x: torch.full((1,), 1e5 * (1 + rank)), 8, 0.001, "float16 ends at 65,504, "
         f"bfloat16 does not. {FEEDBACK}", model=partial(nn.Linear, 1, 1, bias=False)),
-    "4 of 70,000 numbers, then zeros": Job(_spikes, 60, 0.1, stays=False,
-                                           model=partial(nn.Linear, MANY, 1, bias=False)),
-    "a NaN of one rank": Job(_broken, 1, None, "A NaN that hides in the error stays there: send "
-                             "it. topk takes a NaN for the largest; a comparison with it is "
-                             "false."),
+    "4 of 70,000 numbers, then zeros": Job(
+        lambda rank, x: torch.zeros(MANY).index_fill(0, SPIKES, 1.0 + rank), 60, 0.1, stays=False,
+        model=partial(nn.Linear, MANY, 1, bias=False)),
+    "a NaN of one rank": Job(
+        lambda rank, x: x.index_fill(0, torch.tensor(130), torch.nan if rank in (0, 3) else 1.0),
+        1, None, "A NaN that hides in the error stays there: send it. To topk it is the largest."),
 }
 
 
 def check_compress_to_budget(hook):
     hook_on_groups(_trial, hook, failures=FAILURES, groupings=IN_GROUPS, group_hint="")
     yield "in groups of 3 and of 1 all ranks have the same, for at most top-k's bytes in each step"
-    yield ("of a gradient that stays, the mean of 60 results is at most 60% away from the ranks' "
-           "mean; zeros stay zeros")
-    yield ("nothing is lost, 100,000 is finite, a NaN is seen; buckets of one number and of 70,000 "
-           "are right")
-    yield _score(*hook_on_groups(_training, hook, failures=FAILURES, ranks=2)[0])
+    yield "nothing is lost; zeros stay zeros, 100,000 is finite, a NaN is seen; 1 to 70,000 numbers"
+    sent, loss = hook_on_groups(_training, hook, failures=FAILURES, ranks=2)[0]
+    plain, top_k, library = _other_losses()
+    told = (f"held-out loss {loss:.3f}, {sent:,} bytes a step (top-k 0.1% {top_k:.3f}, the "
+            f"library's {library:.3f}, uncompressed {plain:.3f})")
+    expect(loss < top_k - BETTER, f"the lab's model: {told}", f"It must be {BETTER} below top-k's. "
+           "Send more entries, of fewer bytes each: the largest of the whole bucket.")
+    yield told
 
 
 def _trial(hook, ranks):
     for name, job in JOBS.items():
-        model, given = job.model(), [job.gradient(rank) for rank in range(4)]
+        model, where = job.model(), f"{name}, {ranks}"
+        given = [job.gradient(rank, torch.randn(
+            COUNT, generator=torch.Generator().manual_seed(rank))) for rank in range(4)]
         mine = given[dist.get_rank()]
-        inputs = [mine] + [mine * job.stays] * (job.steps - 1)
-        gradients, steps = zip(*steps_in_ddp({"group": ranks.group}, hook, model, inputs,
-                                             ranks.group))
-        yield partial(_fits, f"{name}, {ranks}", model, ranks, steps)
+        gradients, steps = zip(*steps_in_ddp({"group": ranks.group}, hook, model, [
+            mine, *[mine * job.stays] * (job.steps - 1)], ranks.group))
+        yield partial(_fits, where, model, ranks, steps)
         results = torch.stack(gradients)
-        yield alike(f"{name}, {ranks}: what comes through", results.to(device()), ranks, SAME)
-        yield partial(_comes_through, f"{name}, {ranks}", job, results.double(),
+        yield alike(f"{where}: what comes through", results.to(device()), ranks, SAME)
+        yield partial(_comes_through, where, job, results.double(),
                       [given[rank].double() for rank in ranks.members], sum(given) / 4)
 
 
@@ -101,8 +92,7 @@ def _fits(where, model, ranks, steps):
     sent = [sum(op.sent_bytes for call in calls for op in call.ops) for calls in steps]
     for step, nbytes in enumerate(sent):
         expect(nbytes <= most, f"{where}: step {step} sends {nbytes:,} bytes, top-k 0.1% {most:,}",
-               "8 (R-1) bytes for each entry of top-k: count values, places and scales. An "
-               "all-gather sends (R-1) times what a rank has, an all-reduce 2 (R-1)/R of it.")
+               "Count values, places, scales: an all-gather sends (R-1) times what a rank has.")
     return max(sent)
 
 
@@ -119,7 +109,7 @@ def _comes_through(where, job, results, given, of_all):
         "That is the sum over ranks: divide by their number.": _is_like(got, sum(given), right),
         "That is the mean of all 4 ranks: state.get('group') is the group.":
             _is_like(got, of_all, right),
-        PLACES: not job.stays and (got[right == 0].abs() > right.abs().max() / 2).any()}
+        INDICES: not job.stays and (got[right == 0].abs() > right.abs().max() / 2).any()}
     raise Mistake(f"{where}: the {'mean' if job.stays else 'sum'} of {len(results)} results is "
                   f"{apart:.3g} away from the mean of the ranks, which is {right.norm():.3g} long",
                   next((hint for hint, fits in hints.items() if fits), job.hint))
@@ -129,38 +119,19 @@ def _is_like(got, wrong, right):
     return (got - wrong).norm() < 0.4 * wrong.norm() and not torch.equal(wrong, right)
 
 
-# --- the score ------------------------------------------------------------------------------------
-
 def _training(hook, ranks):
-    """The project's training: notes the most bytes of a step, and the Row."""
-    project, steps = _project(), []
-    row, = project.train_with_each({"yours": lambda: ({}, watched(hook, steps))}, STEPS, 0)
+    """The training of section 6: notes the most bytes of a step, and the loss."""
+    steps = []
+    (_, _, loss), = train_with_each({"yours": lambda: ({}, watched(hook, steps))}, STEPS, 0)
     where = f"the lab's model, {ranks}"
-    yield partial(_fits, where, GPT(project.MODEL), ranks, steps)
-    yield alike(f"{where}: the loss", torch.tensor([row.loss], device=device()), ranks, SAME)
-    yield lambda: row
+    yield partial(_fits, where, GPT(MODEL), ranks, steps)
+    yield alike(f"{where}: the loss", torch.tensor([loss], device=device()), ranks, SAME)
+    yield lambda: loss
 
 
-def _score(sent, row):
-    """What is printed of the training."""
-    plain, top_k, library = (other.loss for other in _others())
-    told = (f"held-out loss {row.loss:.3f}, {sent:,} bytes a step (top-k 0.1% {top_k:.3f}, the "
-            f"library's {library:.3f}, uncompressed {plain:.3f})")
-    expect(row.loss < top_k - BETTER, f"the lab's model: {told}", f"The loss must be {BETTER} "
-           "below top-k's. Its entry has 8 bytes. How many does a value need, and how many a place?"
-           " Send more entries, the largest of the whole bucket, not some of each part.")
-    return told
-
-
-def _project():
-    from ranklab.projects.ddp import compression  # here: it imports what no other check needs
-
-    return compression
-
-
-@functools.cache
-def _others():
-    """The Rows of no compression, of top-k 0.1% and of the library's answer."""
-    made = {"float32": None, "top-k": lambda: (TopK(FRACTION), TopK.hook),
-            "library": lambda: ({}, compress_to_budget)}
-    return launch(_project().train_with_each, made, STEPS, 0, ranks=2)[0]
+@cache
+def _other_losses():
+    """Without compression, by top-k 0.1%, and by the library's answer."""
+    hooks = {"float32": None, "top-k": lambda: (TopK(FRACTION), TopK.hook),
+             "library": lambda: ({}, compress_to_budget)}
+    return [each.loss for each in compare_hooks(hooks, steps=STEPS)]

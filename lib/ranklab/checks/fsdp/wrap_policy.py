@@ -1,12 +1,11 @@
 """The check of wrap_policy: blocks that fit on several models, and how few they are."""
 
-import contextlib
-
 import torch
 from torch import nn
 
 from ranklab.checks.beside import expect
 from ranklab.checks.exercise import Mistake
+from ranklab.checks.trial import refuses
 from ranklab.fsdp.wrapping import can_be_a_block, outermost, parameter_bytes, whole_bytes
 from ranklab.models.gpt import GPT, GPTConfig
 
@@ -14,16 +13,12 @@ OURS = 159  # blocks that the library's policy takes in all; a test holds them t
 MOST = 1.2  # times as many
 
 
-class Stages(nn.Module):
+def _stages():
     """Lists in a list; three stages have one and the same layer."""
-
-    def __init__(self):
-        super().__init__()
-        shared = nn.Linear(16, 16)
-        self.stages = nn.ModuleList(nn.ModuleList(
-            nn.Sequential(nn.Linear(16, 16 * width), nn.ReLU(), nn.Linear(16 * width, 16), *last)
-            for width, last in ((1, ()), (2 + number, ()), (1, (shared,)))) for number in range(3))
-        self.norm = nn.LayerNorm(16)
+    shared = nn.Linear(16, 16)
+    return nn.ModuleDict({"norm": nn.LayerNorm(16), "stages": nn.ModuleList(nn.ModuleList(
+        nn.Sequential(nn.Linear(16, 16 * width), nn.ReLU(), nn.Linear(16 * width, 16), *last)
+        for width, last in ((1, ()), (2 + number, ()), (1, (shared,)))) for number in range(3))})
 
 
 def models():
@@ -31,38 +26,31 @@ def models():
     with torch.device("meta"):
         return {
             "a GPT": GPT(GPTConfig(vocab_size=50, n_ctx=16, n_embd=20, n_head=2, n_layer=6)),
-            "lists in a list, with a shared layer": Stages(),
+            "lists in a list, with a shared layer": _stages(),
             "layers of many sizes": nn.Sequential(*(
                 nn.Linear(8, 2 + 7 * n % 30) for n in range(14)), nn.ReLU()),
-            "parameters beside layers": nn.Sequential(*(
-                nn.MultiheadAttention(8, 2) for _ in range(3))),
+            "bare parameters": nn.Sequential(*(nn.MultiheadAttention(8, 2) for _ in range(3))),
             "one very large layer": nn.Sequential(*(nn.Linear(n, 8) for n in (8, 300, 8))),
         }
 
 
 def check_wrap_policy(wrap_policy):
-    blocks_in_all = sum(len(_blocks(wrap_policy, f"{name}, most_bytes={most:,}", model, most))
-                        for name, model in models().items() for most in limits(model))
-    yield "no more is whole than most_bytes: on 5 models, also at the tightest limit"
-    yield "no block is inside another, or has no forward, or shares a parameter with the outside"
+    blocks_in_all = 0
     for name, model in models().items():
-        # A parameter is in the root, which counts twice where there is no block, or in a block.
-        least, (lowest, *_) = 2 * max(p.nbytes for p in model.parameters()), limits(model)
-        for most in (least - 1, lowest - 1):
-            with contextlib.suppress(ValueError):
-                got = whole_bytes(model, list(wrap_policy(model, most)))
-                expect(least <= most and got <= most, f"{name}: most_bytes={most:,} is no error, "
-                       f"and {got:,} bytes are whole", "Say so before training begins: "
-                       "ValueError(...) where the finest blocks are too large.")
-    yield "a limit that is too low for the finest blocks is a ValueError"
-    expect(blocks_in_all <= MOST * OURS,
-           f"{blocks_in_all} blocks in all, where {OURS} are enough", "Each is three messages a "
-           "step. Take larger blocks as long as they fit, and none where the root has room.")
+        for most in limits(model):
+            blocks_in_all += len(_blocks(wrap_policy, f"{name}, most_bytes={most:,}", model, most))
+        most = limits(model)[0] - 1
+        expect(refuses(wrap_policy, model, most), f"{name}: most_bytes={most:,} is no error",
+               "Raise a ValueError where the finest blocks are too large.")
+    yield "no more is whole than most_bytes: on 5 models; a ValueError where the finest do not fit"
+    yield "no block is inside another, or has no forward, or shares a parameter with the outside"
+    expect(blocks_in_all <= MOST * OURS, f"{blocks_in_all} blocks in all, where {OURS} are enough",
+           "Take larger blocks as long as they fit, and none where the root has room.")
     yield f"your score: {blocks_in_all} blocks in all; the library's policy has {OURS}"
 
 
 def limits(model):
-    """What some choices need, from the finest blocks to none at all; and one byte less."""
+    """What some choices need, from the finest blocks, below which none fits; and one byte less."""
     layers = [m for m in model.modules() if m is not model and can_be_a_block(model, m)]
     needs = sorted({whole_bytes(model, outermost([m for m in layers if parameter_bytes(m) <= size]))
                     for size in (0, *map(parameter_bytes, layers))})
@@ -77,16 +65,15 @@ def _blocks(wrap_policy, where, model, most):
     except ValueError as error:
         raise Mistake(f"{where}: ValueError({error})", "There is a choice that fits: whole_bytes() "
                       "may be as large as most_bytes. Go down to single layers.") from None
-    names = {module: name for name, module in model.named_modules() if module is not model}
-    expect(all(isinstance(block, nn.Module) and block in names for block in blocks),
-           f"{where}: it returns {str(blocks)[:60]}", "Return a list of modules inside the model: "
-           "not names, and not the model itself, which is the root.")
+    names = {id(module): name for name, module in model.named_modules() if module is not model}
+    expect(all(id(block) in names for block in blocks), f"{where}: it returns {str(blocks)[:60]}",
+           "Return modules inside the model: not names, and not the model itself, the root.")
     expect(len(outermost(blocks)) == len(set(blocks)) == len(blocks),
            f"{where}: a block is inside another one, or there twice", "outermost() drops these.")
     for block in blocks:
         is_called = type(block).forward is not nn.Module.forward
         what = "shares a parameter with what is outside" if is_called else "is never called"
-        expect(can_be_a_block(model, block), f"{where}: `{names[block]}` {what}",
+        expect(can_be_a_block(model, block), f"{where}: `{names[id(block)]}` {what}",
                "can_be_a_block() tells. Leave it to what holds all of it, or look inside it.")
     got = whole_bytes(model, blocks)
     expect(got <= most, f"{where}: {got:,} bytes are whole with {len(blocks)} blocks",

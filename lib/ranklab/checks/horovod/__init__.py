@@ -2,7 +2,7 @@
 
     negotiate.py              rounds in which ranks become ready in different orders
     fuse_tensors.py           which tensors share a buffer
-    tune_fusion.py            a threshold for noisy landscapes
+    tune_fusion.py            a threshold for noisy workloads
     distributed_optimizer.py  against one process that sees all batches
     compress_fp16.py          types and bytes
     timeline.py               what a viewer makes of the file

@@ -1,6 +1,5 @@
 """The check of negotiate: rounds in which ranks become ready in different orders."""
 
-import random
 from functools import partial
 
 import torch.distributed as dist
@@ -8,101 +7,85 @@ import torch.distributed as dist
 from ranklab.checks.beside import GROUP, expect, on_groups
 from ranklab.meter import Traffic
 
-ROUNDS, STEPS = 4, 2
-LONG = "a.name.as.long.as.the.names.of.the.parameters.in.a.real.model.are" * 2
-NAMES = [f"{LONG}.{i}" for i in range(12)]
+LONG = "a.name.as.long.as.the.names.of.the.parameters.in.a.real.model.are." * 2
+READY = (  # what becomes ready on each rank, in the rounds of a step; in some, some have nothing
+    ("late a b c", "", "d e f i j", "g h"),
+    ("b a", "c g h i", "", "f j e d late"),
+    ("c b a h", "", "g j i", "f d e late"),
+    ("h f", "a b c d", "", "e j i g late"))
+ROUNDS = len(READY[0])
 COORDINATOR = ("Rank 0's table lives in `table`, from call to call: a name counts one more on each "
                "rank that sends it, and is complete when it counts R.")
-TOGETHER = ("All ranks call both collectives in every round: also one that has nothing to send, "
-            "and one that is only told.")
-LATE = f"Names that came in an earlier round are forgotten. {COORDINATOR}"
-LEAVES = ("What was complete must leave the table: the same names come again in every step, and "
-          "an old count makes them complete too early, or never.")
+TOGETHER = "All ranks call both collectives in every round, also with nothing to send."
+LEAVES = "What was complete must leave the table: the same names come again in every step."
 FIRST = (f"{GROUP} The first of a group counts, and that need not be rank 0 of the job: ask "
          "`rank == 0` of dist.get_rank(group).")
 
 
 def ready_on(rank):
-    """[the names that become ready on `rank`, in each round of all steps]: each in its order."""
-    rounds = []
-    # In one round only the even ranks have something to say, and in the next one only the others.
-    loud = [k for k in range(ROUNDS) if k != 1 + rank % 2]
-    for step in range(STEPS):
-        draw, of_step = random.Random(f"{rank} {step}"), [[] for _ in range(ROUNDS)]
-        for name in draw.sample(NAMES, len(NAMES)):
-            of_step[draw.choice(loud)].append(name)
-        of_step[0 if rank == 0 else -1].append("late")  # on rank 0 at once, on all others last
-        rounds += of_step
-    return rounds
+    """[the names that become ready on `rank`, in each round of two steps]"""
+    step = [[LONG + name for name in names.split()] for names in READY[rank]]
+    return step + [names[::-1] for names in step]
 
 
-def complete_in(ranks):
-    """The oracle: [of each round, the names that the last of the ranks has then]."""
-    right, of_ranks = [], [ready_on(rank) for rank in ranks]
-    for begin in range(0, STEPS * ROUNDS, ROUNDS):
-        had = set()
-        for end in range(begin + 1, begin + ROUNDS + 1):
-            have = set.intersection(*({*sum(rounds[begin:end], [])} for rounds in of_ranks))
-            right.append(have - had)
-            had = have
-    return right
+def complete_in(number, ranks):
+    """The oracle: the names that the last of the ranks has in this round."""
+    begin = number // ROUNDS * ROUNDS
+    had, have = (set.intersection(*({*sum(ready_on(rank)[begin:end], [])} for rank in ranks))
+                 for end in (number, number + 1))
+    return have - had
 
 
 def _trial(fn, ranks):
-    table, told, received, is_idle, is_changed = {}, [], 0, False, False
+    table, told, received, is_idle = {}, [], 0, False
     for names in ready_on(dist.get_rank()):
-        given = list(names)
         with Traffic() as traffic:
-            told.append(fn(given, table, **ranks.keywords))
+            told.append(fn(names, table, **ranks.keywords))
         received += traffic.received_bytes
         is_idle |= not traffic.ops and ranks.size > 1
-        is_changed |= given != names
-    of_ranks = [None] * ranks.size
+    of_ranks, is_first = [None] * ranks.size, ranks.index == 0
     dist.all_gather_object(of_ranks, told, group=ranks.group)
     # The first has a name with one table, and all others have it with another one.
-    first, new = ranks.index == 0, [LONG]
-    fn(new if first else [], {}, **ranks.keywords)
-    of_new = fn([] if first else new, {}, **ranks.keywords)
+    fn([LONG] * is_first, {}, **ranks.keywords)
+    of_new = fn([LONG] * (not is_first), {}, **ranks.keywords)
 
     yield partial(expect, not is_idle, f"{ranks} takes no part in a round", TOGETHER)
-    for number, right in enumerate(complete_in(ranks.members)):
-        where = f"{ranks}, round {number % ROUNDS + 1} of step {number // ROUNDS + 1}:"
-        yield partial(_told, where, told[number], of_ranks[0][number] or [], right,
-                      number >= ROUNDS)
+    for number, got in enumerate(told):
+        yield partial(_told, ranks, number, got, of_ranks[0][number] or [])
     yield partial(expect, not of_new or ranks.size == 1, f"{ranks} is told a name that was counted "
                   "in another table", "All that is kept from call to call is in `table`.")
-    yield partial(expect, not is_changed, f"{ranks}: the list `ready` is changed", "Leave it so.")
     if ranks.group is None:
-        yield partial(_is_cheap, ranks, received)
+        yield partial(_is_cheap, is_first, ranks, received)
 
 
-def _told(where, got, firsts, right, is_second):
+def _told(ranks, number, got, firsts):
+    where = f"{ranks}, round {number % ROUNDS + 1} of step {number // ROUNDS + 1}:"
     expect(isinstance(got, list), f"{where} {got} is returned, not a list", "Return the list.")
+    right, is_second = complete_in(number, ranks.members), number >= ROUNDS
     early, lost = {*got} - right, right - {*got}
-    then = ", though in the first step all was well" * is_second
     for is_so, what, hint in (
-        (got or not firsts, f"it is told nothing, and the first rank {len(firsts)} names",
+        (got or not firsts, "it is told nothing, and the first rank something",
          "broadcast_object_list fills the list that it is given: return what is in it then."),
         (len(got) == len({*got}), "it is told a name twice", LEAVES),
-        (not early, f"it is told {len(early)} names that not all ranks have yet{then}",
+        (not early, f"it is told {len(early)} names that not all ranks have yet",
          LEAVES if is_second else COORDINATOR),
-        (not lost, f"it is not told {len(lost)} of {len(right)} names that all ranks have{then}",
-         LEAVES if is_second else LATE),
+        (not lost, f"it is not told {len(lost)} of {len(right)} names that all ranks have",
+         LEAVES if is_second else f"Names of an earlier round are forgotten. {COORDINATOR}"),
         (got == firsts, "it gets the names in another order than the first rank", "One rank "
          "decides, and all take its list as it is: two orders are a deadlock."),
     ):
-        expect(is_so, f"{where} {what}", hint)
+        expect(is_so, f"{where} {what}{', though step 1 was right' * is_second}", hint)
 
 
-def _is_cheap(ranks, received):
-    """Rank 0 receives the others' new names, padded to the longest list; they the answers alone."""
+def _is_cheap(is_first, ranks, received):
+    """The first gets the others' new names, padded to the longest list; they the answers alone."""
     lengths = [[sum(map(len, names)) for names in ready_on(rank)] for rank in ranks.members]
-    names, new = sum(lengths[0]), (ranks.size - 1) * sum(map(max, zip(*lengths)))
-    expect(ranks.index == 0 or received <= 2.5 * names, f"{ranks} receives {received} bytes in all;"
-           f" the names that it is told are {names} bytes", "Only rank 0 needs everybody's lists: "
-           "gather_object, not all_gather_object.")
-    expect(ranks.index or received <= 1.3 * new, f"{ranks} receives {received} bytes in all; the "
-           f"new names of the others are {new} bytes", "Send `ready` only: rank 0 has the rest.")
+    what, least, hint = (
+        ("others' new names", 1.3 * (ranks.size - 1) * sum(map(max, zip(*lengths))),
+         "Send `ready` only: rank 0 has the rest.") if is_first else
+        ("names that it is told", 2.5 * sum(lengths[0]),
+         "Only rank 0 needs everybody's lists: gather_object, not all_gather_object."))
+    expect(received <= least, f"{ranks} receives {received} bytes, much more than the {what}", hint)
 
 
 def check_negotiate(fn):

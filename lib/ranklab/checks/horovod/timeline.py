@@ -2,20 +2,15 @@
 
 import json
 import tempfile
-from collections import Counter
 from pathlib import Path
-
-import torch
 
 from ranklab.checks.beside import expect, located
 from ranklab.checks.exercise import Mistake
 from ranklab.checks.failures import hinted
-from ranklab.checks.trial import explain
 
 EVENTS = [
     ("w", "NEGOTIATE", 0.25, 1.0), ("b", "NEGOTIATE", 0.5, 1.0), ("w", "ALLREDUCE", 1.0, 2.5),
-    ("b", "ALLREDUCE", 1.0, 2.5), ("w", "QUEUE", 1.0, 1.25), ("b", "QUEUE", 1.0, 1.25),
-    ("w", "GLOO_ALLREDUCE", 1.25, 2.25), ("b", "GLOO_ALLREDUCE", 1.25, 2.25),
+    ("b", "ALLREDUCE", 1.0, 2.5), ("w", "QUEUE", 1.0, 1.25), ("b", "GLOO_ALLREDUCE", 1.25, 2.25),
     ("w", "rank 1 is ready", 0.75, 0.75), ("w", "QUEUE", 3.0, 3.5),  # the next step
 ]
 ODD_NAMES = [(name, "QUEUE", 0.0, 1.0)
@@ -24,13 +19,16 @@ OLD = "an older file, which is longer than the trace is. " * 200
 KEPT = ("The first call was right. Is something kept from call to call, in a default argument or "
         "in a global name? Each call begins with no rows.")
 KEYS = {"M": {"pid", "name", "args"}, "X": {"pid", "name", "ts", "dur"}}
-SLIPS = (  # (what a mistake writes for [start, end] in seconds, what it is, a hint)
-    (lambda start, end: (start * 1e3, (end - start) * 1e3), "in milliseconds",
+SLIPS = (  # (what a mistake makes of a row that is right, what it is, a hint)
+    (lambda tensor, row: [(phase, ts / 1e3, dur / 1e3) for phase, ts, dur in row], "milliseconds",
      "The format counts microseconds: seconds * 1e6."),
-    (lambda start, end: (start, end - start), "in seconds",
-     "The format counts microseconds: seconds * 1e6."),
-    (lambda start, end: (start * 1e6, end * 1e6), "when it starts and when it ends",
+    (lambda tensor, row: [(phase, ts, ts + dur) for phase, ts, dur in row], "each phase's end",
      '"dur" is how long it takes, end - start.'),
+    (lambda tensor, row: [(tensor, *times) for _, *times in row], "the tensor's name as phase",
+     'The "name" of an event of kind X is its phase.'),
+    (lambda tensor, row: {phase: (phase, *times) for phase, *times in row}.values(),
+     "one event of each phase", "A phase comes again in every step: write every event."),
+    (lambda tensor, row: [*row, *row], "every event twice", "Write every event once."),
 )
 
 
@@ -46,45 +44,32 @@ def check_timeline(fn):
 
 
 def _is_right(fn, events):
-    rows = _rows(_written(fn, events))
-    phases_of, tensors = {}, {tensor for tensor, *_ in events}
-    for tensor, phase, *times in events:
-        phases_of.setdefault(tensor, []).append((phase, *times))
+    rows, right = _rows(_written(fn, events)), {tensor: [] for tensor, *_ in events}
+    for tensor, phase, start, end in sorted(events):
+        right[tensor].append((phase, start * 1e6, (end - start) * 1e6))
     expect(not events or {*rows} != {phase for _, phase, *_ in events},
            f"there is a row for each phase: {', '.join(rows)}", "A row is a tensor.")
-    expect({*rows} == tensors, f"the rows are {sorted(rows)}, not {sorted(tensors)}",
+    expect({*rows} == {*right}, f"the rows are {sorted(rows)}, not {sorted(right)}",
            "Each tensor has one row.")
-    for tensor, phases in phases_of.items():
-        _is_row(tensor, rows[tensor], sorted(phases))
+    for tensor, row in right.items():
+        got = _rounded(rows[tensor])
+        for of, what, hint in SLIPS if got != _rounded(row) else ():
+            expect(got != _rounded(of(tensor, row)), f"the row of {tensor!r} has {what}", hint)
+        expect(got == _rounded(row), f"[(phase, ts, dur)] of {tensor!r} is {got}, not {row}", "ts "
+               "is the start and dur is end - start, both times 1e6; every event, and once.")
 
 
-def _is_row(tensor, found, phases):
-    """`found` is [(phase, ts, dur), ...], and `phases` [(phase, start, end), ...]."""
-    found, where = sorted(found), f"in the row of {tensor!r}"
-    counts, right = (Counter(phase for phase, *_ in each) for each in (found, phases))
-    expect({*counts} != {tensor}, f"every phase {where} is called {tensor}",
-           'The "name" of an event of kind X is its phase.')
-    for phase in sorted(counts | right):
-        what = f"{where} phase {phase} is there {counts[phase]} times, not {right[phase]}"
-        expect(counts[phase] >= right[phase], what, "A phase comes again in every step: write "
-               "every event, and do not keep one for each name.")
-        expect(counts[phase] <= right[phase], what, "Write every event once.")
-    for (phase, *times), (_, start, end) in zip(found, phases):
-        got, wanted = (torch.tensor(each, dtype=torch.float64)
-                       for each in (times, (start * 1e6, (end - start) * 1e6)))
-        explain(f'["ts", "dur"] of {phase} {where}', got, wanted, {
-            what: (torch.tensor(of(start, end), dtype=torch.float64), hint)
-            for of, what, hint in SLIPS}, 'ts is the start and dur is end - start, both times 1e6.')
+def _rounded(row):
+    return sorted((phase, round(ts, 3), round(dur, 3)) for phase, ts, dur in row)
 
 
 def _written(fn, events):
     """The entries of the file that fn(events, path) has written."""
     with tempfile.TemporaryDirectory() as folder:
-        path, given = Path(folder) / "trace.json", list(events)
+        path = Path(folder) / "trace.json"
         path.write_text(OLD)
-        fn(given, str(path))
+        fn(list(events), str(path))
         text = path.read_text()
-    expect(given == events, "the list of events is changed", "Leave it as it is.")
     expect(not text.startswith(OLD), "what was in the file before is still there",
            'open(path, "w") begins anew, "a" goes on at its end.')
     try:
@@ -105,12 +90,14 @@ def _rows(trace):
     names = [(entry["pid"], entry["args"]["name"]) for entry in trace
              if (entry["ph"], entry["name"]) == ("M", "process_name")]
     name_of, rows = dict(names), {name: [] for _, name in names}
-    expect(len(names) == len(rows), "there are two rows of one name", "A tensor keeps its row.")
-    expect(len(names) == len(name_of), "one row has two names", "Its number is the pid: "
-           "another one for each tensor.")
+    for is_so, what, hint in (
+        (len(names) == len(rows), "there are two rows of one name", "A tensor keeps its row."),
+        (len(names) == len(name_of), "one row has two names", "Its number is the pid."),
+        ({entry["pid"] for entry in trace} <= {*name_of}, "a row has no name", "Name it once, by "
+         "an entry of kind M called process_name."),
+    ):
+        expect(is_so, what, hint)
     for entry in trace:
-        expect(entry["pid"] in name_of, "a row has no name, so nobody knows which tensor it is",
-               "Name it once, by an entry of kind M called process_name.")
         if entry["ph"] == "X":
             rows[name_of[entry["pid"]]].append((entry["name"], entry["ts"], entry["dur"]))
     return rows

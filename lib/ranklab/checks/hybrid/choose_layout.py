@@ -5,9 +5,6 @@ import itertools
 import re
 from dataclasses import replace
 
-import torch
-
-from ranklab.baseline import transformer_flops
 from ranklab.checks.beside import expect
 from ranklab.checks.exercise import Mistake
 from ranklab.checks.failures import hinted
@@ -15,7 +12,6 @@ from ranklab.checks.trial import refusal
 from ranklab.hardware import A100
 from ranklab.hybrid import Cluster, Job, Layout, layout_memory, layout_seconds
 from ranklab.hybrid.choose import legal
-from ranklab.hybrid.costs import EFFICIENCY
 from ranklab.models.gpt import GPTConfig
 
 SLOWER, CALLS = 1.01, 100_000  # than the best; of layout_seconds() in one search
@@ -31,10 +27,8 @@ JOBS = {  # blocks, width, heads, tokens of a sequence, sequences; GPUs, GB of e
     "3B, 120 sequences": (24, 3072, 24, 2048, 120, 16, 80, ((8, 25e9), (16, 5e9))),
     # Here more tensor ranks would be faster.
     "6 wide blocks, two GPUs in a node": (6, 8192, 64, 2048, 96, 8, 32, ((2, 300e9), (8, 100e9))),
-    # 25 heads: no tensor ranks. The weights travel for each micro-batch: larger ones are faster,
-    # the largest that fits, or one between.
+    # 25 heads: no tensor ranks. With full shards the weights travel for each micro-batch.
     "3 wide blocks, 25 heads": (3, 6400, 25, 1024, 64, 16, 24, ((16, 100e9),)),
-    "the same on GPUs of 16 GB": (3, 6400, 25, 1024, 192, 16, 16, ((16, 25e9),)),
 }
 NONE_FITS = 64, 8192, 64, 2048, 64, 8, 80, ((8, 300e9),)
 FAILURES = {  # of an exception
@@ -43,8 +37,8 @@ FAILURES = {  # of an exception
     "ValueError: .*a multiple of ranks.*":
         "With virtual > 1 the micro-batches, batch // (dp * micro_batch), are a multiple of pp.",
 }
-ROOM = ("layout_memory(replace(job, micro_batch=...), layout).total <= cluster.memory_budget. "
-        "zero, recompute and smaller micro-batches save memory.")
+MEMORY = ("layout_memory(replace(job, micro_batch=...), layout).total <= cluster.memory_budget. "
+          "zero, recompute and smaller micro-batches save memory.")
 FASTER = ("Compare layout_seconds(replace(job, micro_batch=...), layout, cluster).total of all "
           "that fit, with every micro-batch and every option: each gains in one part and loses in "
           "another.")
@@ -98,15 +92,13 @@ def _score(name, layout, size):
     trial = replace(job, micro_batch=size)
     needed = layout_memory(trial, layout).total
     expect(needed <= cluster.memory_budget, f"{where} needs {needed / 1e9:.1f} GB, and a GPU has "
-           f"room for {cluster.memory_budget / 1e9:.1f}", ROOM)
+           f"room for {cluster.memory_budget / 1e9:.1f}", MEMORY)
     seconds, best = layout_seconds(trial, layout, cluster), _best(name)
     parts = ", ".join(f"{part} {n:.2f}" for part, n in seconds._asdict().items())
     expect(seconds.total <= SLOWER * best, f"{where} takes {seconds.total:.2f} s a step, and "
            f"{best:.2f} s are possible; its parts: {parts}", FASTER)
-    flops = transformer_flops(job.config, job.batch, job.config.n_ctx) / EFFICIENCY
-    alone = flops / cluster.gpus / cluster.gpu.peak_flops(torch.bfloat16)
     return (f"{layout}, micro-batch {size}: {seconds.total:.2f} s a step; the library's "
-            f"{best:.2f} s, compute alone {alone:.2f} s")
+            f"{best:.2f} s")
 
 
 @functools.cache

@@ -6,11 +6,11 @@ from ranklab.checks.beside import expect, located
 from ranklab.checks.zero.stage3 import Units
 from ranklab.checks.zero.stages import Buckets, FreedBuckets
 from ranklab.checks.zero.toys import storages
-from ranklab.checks.zero.training import WAYS, on_ranks_together, train
+from ranklab.checks.zero.training import RUNS, on_ranks_together, train
 from ranklab.zero import CpuMemory, ZeroStage1, ZeroStage2, ZeroStage3
 
 STAGES = (ZeroStage1, Buckets), (ZeroStage2, FreedBuckets), (ZeroStage3, Units)
-STEPS = 2  # of WAYS[2]
+STEPS = 2  # of RUNS[2]
 FAILURES = {
     ".*the step: bytes sent.*":
         "make_optimizer() has registered step_ends(): neither remove it nor add it once more.",
@@ -35,9 +35,9 @@ class _Place:
 
 def _trial(offload_optimizer, ranks):
     for stage, (wrapped_class, watch) in enumerate(STAGES, 1):
-        for way, place in (WAYS[2], _Place()), (WAYS[3], None), (WAYS[0], None):
+        for run, place in (RUNS[2], _Place()), (RUNS[3], None), (RUNS[0], None):
             make = partial(_offloaded, offload_optimizer, place)
-            made = yield from train(wrapped_class, ranks, watch, ways=[way], make_optimizer=make)
+            made = yield from train(wrapped_class, ranks, watch, runs=[run], make_optimizer=make)
             yield partial(located, f"{ranks}, stage {stage}", _compare_places, *made, place)
 
 

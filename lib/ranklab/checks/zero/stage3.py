@@ -5,7 +5,7 @@ from ranklab.checks.failures import LEFT
 from ranklab.checks.trial import explain
 from ranklab.checks.zero.stages import WAITS
 from ranklab.checks.zero.toys import Watch, is_there
-from ranklab.checks.zero.training import WAYS, on_ranks_together, train
+from ranklab.checks.zero.training import RUNS, on_ranks_together, train
 
 COMPUTES = "A unit computes, and its weights are freed. Is it whole until its backward is over?"
 FAILURES = {
@@ -51,13 +51,13 @@ class Units(Watch):
     def whole(self):
         """The numbers of the blocks whose weights take memory."""
         return [number for number, unit in enumerate(self.units)
-                if any(is_there(bucket.weights) for bucket in unit.buckets)]
+                if any(is_there(bucket.weights) for bucket in unit.shards)]
 
     def block_begins(self, what, number):
         whole = self.whole()
         arriving = {held.tensor.data_ptr() for held in self.handles if not held.is_here}
         under_way = [n for n in whole if any(bucket.weights.data_ptr() in arriving
-                                             for bucket in self.units[n].buckets)]
+                                             for bucket in self.units[n].shards)]
         if number not in whole or number in under_way:
             raise RuntimeError(f"block {number}'s {what} begins without its weights")
         gradients = [n for n, block in enumerate(self.blocks)
@@ -107,7 +107,7 @@ class Units(Watch):
 
     def _compare_sent(self, sync):
         buckets = self.wrapped.buckets
-        units = sum(bucket.weights.nbytes for unit in self.units for bucket in unit.buckets)
+        units = sum(bucket.weights.nbytes for unit in self.units for bucket in unit.shards)
         everything = sum(bucket.weights.nbytes for bucket in buckets)
         gradients = sync * sum(bucket.weights.nbytes for bucket in buckets if bucket.trained)
         explain("bytes sent", self.traffic.sent_bytes, self.once * (units + everything + gradients),
@@ -122,7 +122,7 @@ def _are(blocks):
 
 def _recomputed(wrapped_class, ranks):
     for how in ("reentrant", "non-reentrant"):
-        yield from train(wrapped_class, ranks, Units, ways=WAYS[1:2], recompute=how)
+        yield from train(wrapped_class, ranks, Units, runs=RUNS[1:2], recompute=how)
 
 
 def check_ZeroStage3(wrapped_class):
@@ -135,6 +135,6 @@ def check_ZeroStage3(wrapped_class):
     yield "tied, frozen, a unit that is used twice, float64, bfloat16 with float32 masters"
     on_ranks_together(_recomputed, wrapped_class, ranks=2, failures=FAILURES | WITH_CHECKPOINT)
     yield "a checkpoint runs the forward once more, and nothing travels for it"
-    on_ranks_together(train, wrapped_class, Units, {}, WAYS[:1], groupings=IN_GROUPS, failures={
+    on_ranks_together(train, wrapped_class, Units, {}, RUNS[:1], groupings=IN_GROUPS, failures={
         ".*": "Hand the group on: what the units do by themselves is over bucket.group."})
     yield "inside a group it meets nobody else"

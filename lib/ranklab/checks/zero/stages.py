@@ -8,7 +8,7 @@ from ranklab.checks.beside import IN_GROUPS, expect
 from ranklab.checks.failures import LEFT
 from ranklab.checks.trial import explain
 from ranklab.checks.zero.toys import Watch, is_there, storages
-from ranklab.checks.zero.training import EXPERTS, WAYS, on_ranks_together, train
+from ranklab.checks.zero.training import EXPERTS, RUNS, on_ranks_together, train
 
 CAP = {"bucket_cap_bytes": 200}  # several buckets
 WAITS = "A rank waits for a message that another does not send: all make the same calls."
@@ -118,14 +118,14 @@ def check_ZeroStage2(wrapped_class):
     yield from check_ZeroStage1(wrapped_class, FreedBuckets)
 
 
-def _all_ways(wrapped_class, ranks, watch):
+def _all_runs(wrapped_class, ranks, watch):
     yield from train(wrapped_class, ranks, watch, CAP)
-    yield from train(wrapped_class, ranks, watch, {}, WAYS[-1:])  # one bucket
+    yield from train(wrapped_class, ranks, watch, {}, RUNS[-1:])  # one bucket
 
 
 def check_ZeroStage1(wrapped_class, watch=Buckets):
     for ranks in (3, 1):
-        on_ranks_together(_all_ways, wrapped_class, watch, ranks=ranks, failures=FAILURES)
+        on_ranks_together(_all_runs, wrapped_class, watch, ranks=ranks, failures=FAILURES)
     yield "after backward each rank has the mean gradient of its shard, on 1 and 3 ranks"
     yield "after a step all weights are those of one process: AdamW, SGD with momentum"
     yield "several backwards before a step, with and without no_sync; tied, frozen, two types"
@@ -136,6 +136,6 @@ def check_ZeroStage1(wrapped_class, watch=Buckets):
     on_ranks_together(train, wrapped_class, watch, CAP | {"find_unused_parameters": True}, EXPERTS,
                       ranks=2, failures=FAILURES)
     yield "find_unused_parameters: what another rank has used is stepped, what none has used is not"
-    on_ranks_together(train, wrapped_class, watch, CAP, WAYS[:1], groupings=IN_GROUPS,
+    on_ranks_together(train, wrapped_class, watch, CAP, RUNS[:1], groupings=IN_GROUPS,
                       failures=FAILURES | OF_GROUPS)
     yield "inside a group it meets nobody else"

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from ranklab.checks.handles import HeldWork
 from ranklab.engine import device
 from ranklab.meter import Traffic
-from ranklab.zero.unit_hooks import in_backward
+from ranklab.zero.units import in_backward
 
 # A large eps: by the default a gradient of 1e-9, which is rounding, would move a weight by lr.
 ADAMW = functools.partial(torch.optim.AdamW, lr=0.01, eps=1e-3)

@@ -15,7 +15,7 @@ def _in_bfloat16(recompute):
 
 
 # The model, the optimizer, whether each backward before a step communicates, and how many steps.
-WAYS = (
+RUNS = (
     (Toy, ADAMW, (True,), 1),
     (Toy, SGD, (False, True), 1),
     (partial(Toy, order=(0, 1, 2, 3, 0)), SGD, (False, True, True), 2),
@@ -28,7 +28,7 @@ SCATTER = "Reduce-scatter bucket.flat into bucket.own, and wait for it."
 on_ranks_together = partial(on_groups, at_once=True)
 
 
-def train(wrapped_class, ranks, new_watch, options=(), ways=WAYS, recompute=None,
+def train(wrapped_class, ranks, new_watch, options=(), runs=RUNS, recompute=None,
           make_optimizer=None):
     """A trial, for on_ranks_together; returns the last (model, optimizer).
 
@@ -37,7 +37,7 @@ def train(wrapped_class, ranks, new_watch, options=(), ways=WAYS, recompute=None
     rank, members, options = dist.get_rank(), ranks.members, dict(options) | ranks.keywords
     where = f"{ranks}, {recompute} checkpoint" if recompute else str(ranks)
     make_optimizer = make_optimizer or wrapped_class.make_optimizer
-    for new_model, new_optimizer, pieces, steps in ways:
+    for new_model, new_optimizer, pieces, steps in runs:
         # Ranks begin apart: the weights of the first one count.
         one = OneProcess(seeded(lambda: new_model(None), members[0]), new_optimizer)
         wrapped = wrapped_class(seeded(lambda: new_model(recompute), rank), **options)

@@ -11,9 +11,9 @@ nccl-tests, size is the whole tensor: the input of reduce-scatter, the output of
 
 import sys
 
-from ranklab.projects.collectives import mpi
+from ranklab.collectives import mpi
 from ranklab.projects.collectives.config import Config
-from ranklab.projects.collectives.timing import figure, report, run
+from ranklab.projects.collectives.timing import by_mpi, figure, run, summary, table
 from ranklab.projects.runner import Project, Shown
 
 
@@ -21,9 +21,10 @@ def act(config, _):
     sizes, iters = config.all_sizes(), config.iters
     if config.mpi and not mpi.is_here():
         return mpi.NO_MPI
-    rows = mpi.run(sizes, iters) if config.mpi else run(
+    rows = by_mpi(sizes, iters) if config.mpi else run(
         config.ranks, config.nodes, config.verbs, sizes, config.kind, iters)
-    return Shown(report(rows), lambda: figure(rows), int(any(row.wrong for row in rows)))
+    return Shown("\n".join([table(rows), summary(rows)]).strip(), lambda: figure(rows),
+                 int(any(row.wrong for row in rows)))
 
 
 project = Project(__package__, __doc__, Config, act)

@@ -1,17 +1,16 @@
 """When is a hierarchical all-reduce worth it? Emulated slow links, beside the model."""
 
 import tempfile
-import time
+from functools import partial
 
 import torch
-import torch.distributed as dist
 
 from ranklab.collectives import (
     Link, flat_ring_time, hierarchical_all_reduce, hierarchical_time, node_groups, ring_all_reduce,
 )
 from ranklab.collectives.emulate import EmulatedLinks
 from ranklab.engine import device, launch
-from ranklab.projects.clock import finish
+from ranklab.projects.clock import in_turns
 
 NBYTES = 1_000_000  # what really moves: small, because the waiting is invented anyway
 
@@ -37,22 +36,18 @@ def emulate(ratios, nodes=2, per_node=2, repeats=3, ring=ring_all_reduce,
     """
     both = {"flat ring": ring, "hierarchical": hierarchical}
     with tempfile.TemporaryDirectory() as folder:
-        seen = launch(_time_both, both, ratios, per_node, folder, repeats,
-                      ranks=nodes * per_node, nodes=nodes)
-    slowest = {key: map(max, zip(*(one[key] for one in seen))) for key in seen[0]}
-    return {name: {ratio: min(slowest[name, ratio]) for ratio in ratios}
-            for name in both}
+        seconds, *_ = launch(_time_both, both, ratios, per_node, folder, repeats,
+                             ranks=nodes * per_node, nodes=nodes)
+    return {name: {ratio: min(seconds[name, ratio]) for ratio in ratios} for name in both}
 
 
 def _time_both(both, ratios, per_node, folder, repeats):
     groups = {"flat ring": (), "hierarchical": node_groups(per_node)}
-    x, seconds = torch.ones(NBYTES // 4, device=device()), {}
-    for ratio in (0, *ratios * repeats):  # 0 warms up: first messages open connections
-        for name, all_reduce in both.items():
-            dist.barrier()
-            with EmulatedLinks(*links(ratio), per_node, folder):
-                start = time.perf_counter()
-                all_reduce(x, *groups[name])
-                finish()
-                seconds.setdefault((name, ratio), []).append(time.perf_counter() - start)
-    return seconds
+    x = torch.ones(NBYTES // 4, device=device())
+
+    def call(name, ratio):
+        with EmulatedLinks(*links(ratio), per_node, folder):
+            both[name](x, *groups[name])
+
+    calls = {(name, ratio): partial(call, name, ratio) for ratio in ratios for name in both}
+    return in_turns(calls, repeats, warm_up=0)

@@ -2,12 +2,14 @@
 
 import statistics
 import time
+from collections import defaultdict
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 
 from ranklab import collectives as ours
+from ranklab.collectives import mpi
 from ranklab.engine import device, launch
 from ranklab.projects.authors import authors_of, by_learner
 from ranklab.projects.clock import finish, wait_for_all
@@ -33,17 +35,18 @@ class Row(NamedTuple):
     count: int  # elements
     type: str
     time: float  # seconds
-    algbw: float  # bytes per second
-    busbw: float
     wrong: int  # elements that are not what they should be, over all ranks
+    ranks: int
     of_learner: bool = False  # by a learner's function
 
-    @classmethod
-    def of(cls, verb, algorithm, size, count, kind, seconds, wrong, ranks, of_learner=False):
-        """The Row of a measurement on so many ranks."""
-        algbw = size / seconds
-        return cls(verb, algorithm, size, count, kind, seconds, algbw,
-                   algbw * ours.bus_factor(verb, ranks), wrong, of_learner)
+    @property
+    def algbw(self):
+        """Bytes per second."""
+        return self.size / self.time
+
+    @property
+    def busbw(self):
+        return self.algbw * ours.bus_factor(self.verb, self.ranks)
 
 
 def algorithms(verb, nodes, groups, functions):
@@ -139,9 +142,15 @@ def run(ranks=None, nodes=1, verbs=VERBS, sizes=(2**10, 2**16, 2**22), kind="flo
     for of_ranks in zip(*seen):
         verb, algorithm, nbytes, count = of_ranks[0][:4]
         seconds, wrong = max(row[4] for row in of_ranks), sum(row[5] for row in of_ranks)
-        rows.append(Row.of(verb, algorithm, nbytes, count, kind, seconds, wrong, len(seen),
+        rows.append(Row(verb, algorithm, nbytes, count, kind, seconds, wrong, len(seen),
                            BUILT[verb].get(algorithm) in learner_names))
     return rows
+
+
+def by_mpi(sizes, iters):
+    """The rows under mpirun, on rank 0; none on the others."""
+    return [Row(verb, "mpi", nbytes, count, "float", *measured)
+            for verb, nbytes, count, *measured in mpi.measure(sizes, iters, expected)]
 
 
 def table(rows):
@@ -156,23 +165,18 @@ def table(rows):
     return "\n".join(filter(None, [head, *lines, said])) if rows else ""
 
 
-def report(rows):
-    """The table; and the summary, where there is something to fit."""
-    sizes = {row.size for row in rows if row.verb == "all_reduce" and row.algorithm != "mpi"}
-    return "\n".join([table(rows), summary(rows)] if len(sizes) > 1 else [table(rows)])
-
-
 def gb(rate):
     """GB/s with three digits; small messages move so little that three decimals say 0.000."""
     return f"{rate / 1e9:.3g}" if rate >= 1e6 else f"{rate / 1e9:.5f}"
 
 
-def fits(rows, verb="all_reduce"):
-    """{algorithm: (seconds at size 0, seconds per byte)} of its lines in `rows`."""
-    names = dict.fromkeys(r.algorithm for r in rows if r.verb == verb)
-    lines = {name: [r for r in rows if (r.verb, r.algorithm) == (verb, name)] for name in names}
-    return {name: ours.fit_alpha_beta([r.size for r in of], [r.time for r in of])
-            for name, of in lines.items()}
+def all_reduces(rows):
+    """{algorithm: [(size, time)]} of all-reduce on ranks of ours."""
+    points = defaultdict(list)
+    for row in rows:
+        if row.verb == "all_reduce" and row.algorithm != "mpi":
+            points[row.algorithm].append((row.size, row.time))
+    return points
 
 
 def measured_crossover(lines):
@@ -184,8 +188,11 @@ def measured_crossover(lines):
 
 
 def summary(rows):
-    """The fits and the crossover, in sentences."""
-    lines = fits(rows)
+    """The fits and the crossover, in sentences; "" where there is nothing to fit."""
+    lines = {name: ours.fit_alpha_beta(*zip(*points)) for name, points in all_reduces(rows).items()
+             if len(points) > 1}
+    if not lines:
+        return ""
     text = [f"all_reduce by {name}: {a * 1e6:.0f} us + size / ({1e-9 / b:.3f} GB/s)" if b > 0 else
             f"all_reduce by {name}: no fit, larger was not slower; take larger sizes or more iters"
             for name, (a, b) in lines.items()]
@@ -199,10 +206,10 @@ def figure(rows):
     """Time against size for all-reduce: points as measured, lines as fitted."""
     from ranklab.plots import collectives as plots  # here: the only line that needs matplotlib
 
-    lines, points, curves = fits(rows), {}, {}
-    for name, (a, b) in lines.items():
-        of = [r for r in rows if (r.verb, r.algorithm) == ("all_reduce", name)]
-        points[name] = [r.size for r in of], [r.time for r in of]
-        fine = [of[0].size * (of[-1].size / of[0].size) ** (i / 60) for i in range(61)]
+    points, lines, curves = {}, {}, {}
+    for name, pairs in all_reduces(rows).items():
+        sizes, times = points[name] = list(zip(*pairs))
+        a, b = lines[name] = ours.fit_alpha_beta(sizes, times)
+        fine = [sizes[0] * (sizes[-1] / sizes[0]) ** (i / 60) for i in range(61)]
         curves[name] = fine, [a + b * n for n in fine]
     return plots.time_against_size(points, curves, measured_crossover(lines), "all-reduce")

@@ -1,8 +1,7 @@
 """A CNN on real images: the same accuracy on 1, 2 and 4 ranks, and what each piece is good for.
 
     python -m ranklab.projects.data_parallel                   digits on 1, 2 and 4 ranks
-    python -m ranklab.projects.data_parallel --learning-rate   four times the batch: and lr?
-    python -m ranklab.projects.data_parallel --pieces          one piece left out at a time
+    python -m ranklab.projects.data_parallel --without mean    one piece left out
     python -m ranklab.projects.data_parallel --data cifar10 --folder DIR --ranks 8
     torchrun --nproc-per-node 8 -m ranklab.projects.data_parallel --data mnist --folder DIR
 
@@ -12,17 +11,11 @@ MNIST's four idx files, or CIFAR-10's batches, are.
 
 import sys
 
-from ranklab.projects.data_parallel.comparing import figure, study
+from ranklab.projects.data_parallel.comparing import study
 from ranklab.projects.data_parallel.config import Options
-from ranklab.projects.runner import Project, Shown
+from ranklab.projects.runner import Project
 
-
-def act(options, config):
-    table, found = study(options, config)
-    return Shown(table(found), lambda: figure(found, options.pieces))
-
-
-project = Project(__package__, __doc__, Options, act)
+project = Project(__package__, __doc__, Options, study)
 main = project.main
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-from ranklab.engine.in_place import is_started_by_another
 from ranklab.options import check_options, existing_folder, option, positive
 from ranklab.projects.runner import Drawn, OnRanks
 
@@ -14,8 +13,6 @@ PIECES = {
     "shard": "every rank takes rank 0's images",
     "epoch": "every epoch has the same order",
     "buffers": "every rank keeps its own batch-norm statistics",
-    "scaling": "the learning rate is that of the small batch",
-    "warmup": "the large learning rate comes at once",
 }
 
 
@@ -36,44 +33,29 @@ class Config:
     width: int = option(8, "channels of the first layer", least=1)
     norm: str = option("batch", "sync: batch norm over all ranks",
                        ("batch", "sync", "group", "none"))
-    augment: bool = option(False, "shift and mirror the images")
     precision: str = option("fp32", "bf16: by autocast", ("fp32", "bf16"))
-    engine: str = option("ours", "torch: its own DistributedDataParallel", ("ours", "torch"))
     without: tuple[str, ...] = option((), f"with commas, of: {', '.join(PIECES)}")
 
     def __post_init__(self):
         check_options(self)
         if unknown := set(self.without) - set(PIECES):
             raise ValueError(f"without={min(unknown)!r}: the pieces are {', '.join(PIECES)}")
-        if self.engine == "torch" and set(self.without) & {"broadcast", "average", "buffers"}:
-            raise ValueError(f"torch's own engine cannot leave out {', '.join(self.without)}")
 
 
 TRAINING = {
     "digits": Config(),
-    "mnist": Config("mnist", epochs=5, batch=512, lr=0.05, base_batch=128, momentum=0.9,
-                      width=16),
+    "mnist": Config("mnist", epochs=5, batch=512, lr=0.05, base_batch=128, momentum=0.9, width=16),
     "cifar10": Config("cifar10", epochs=30, batch=512, lr=0.05, base_batch=128, warmup=5,
-                        momentum=0.9, weight_decay=5e-4, width=64, augment=True),
-}  # fmt: skip
+                      momentum=0.9, weight_decay=5e-4, width=64),
+}
 
 
 @dataclass(frozen=True)
 class Options(OnRanks, Drawn):
     """What the command takes beside Config."""
 
-    data: str = "digits"  # also of Config, which say more of it
+    data: str = "digits"  # also of Config, which says more of it
     seeds: int = option(3, "how many runs of each kind", kind=positive)
-    learning_rate: bool = option(False, "scaled or not, warmed or not")
-    pieces: bool = option(False, "leave out one piece at a time")
-
-    def __post_init__(self):
-        super().__post_init__()
-        if is_started_by_another() and (self.ranks or self.learning_rate):
-            raise ValueError("--ranks and --learning-rate choose numbers of ranks: run them with "
-                             "python, not under torchrun or srun")
-        if self.pieces and self.learning_rate:
-            raise ValueError("--pieces and --learning-rate are two studies: name one")
 
     def settings(self):
         return TRAINING[self.data]

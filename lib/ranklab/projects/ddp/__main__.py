@@ -9,29 +9,27 @@
 A folder is read as ImageNet is laid out: train/<class>/*.JPEG and val/<class>/*.JPEG. After a
 SIGTERM to torchrun or srun the run saves itself and ends; --resume goes on from there.
 
-Read config.py, trainer.py (DDP, and the course's training loop, fed with what data.py reads on each
-rank) and training.py; then strong_and_weak.py and data_parallel.py.
+Read config.py, training.py and strong_and_weak.py; the training loop is that of the course, which
+image_trainer.py feeds with images.
 """
 
 import sys
 
+from ranklab.projects import ddp
 from ranklab.projects.command import time_limit
-from ranklab.projects.ddp import data_parallel, profile, report, run, said, strong_and_weak
 from ranklab.projects.ddp.config import Options
 from ranklab.projects.runner import Project, Shown
 
 
 def act(options, config):
-    if options.data_parallel:
-        return data_parallel.compare(config)
+    ranks, limit = options.ranks, time_limit()
     if options.profile:
-        return said(*profile(config, options.profile, options.ranks, timeout=time_limit()))
+        return ddp.profile(config, options.profile, ranks, timeout=limit)
     if options.scaling:
-        rows = strong_and_weak.run(config, options.ranks, timeout=time_limit())
-        return Shown(strong_and_weak.report(rows), lambda: strong_and_weak.figure(rows))
-    progress = "bar" if sys.stderr.isatty() else "lines"
-    return report(run(options.ranks, resume=options.resume, progress=progress,
-                      timeout=time_limit(), **vars(config)))
+        rows = ddp.scaling(config, ranks, timeout=limit)
+        return Shown(ddp.scaling_report(rows), lambda: ddp.figure(rows))
+    return ddp.report(ddp.run(ranks, resume=options.resume, progress=True, timeout=limit,
+                              **vars(config)))
 
 
 project = Project(__package__, __doc__, Options, act)

@@ -3,27 +3,23 @@
     strong   the same images in a step, divided among the ranks: the step should get shorter
     weak     the same images on each rank, more of them in a step: the step should stay as long
 
-Both begin at one rank with batch_per_rank images. Ranks that a measurement leaves out wait.
+Both begin at one rank with batch_per_rank images. Each step takes the same batch again, so that it
+is computing and communication that are measured, and not the loader.
 """
 
-import time
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 
 from ranklab.ddp import scaling_efficiency
-from ranklab.engine import device, launch
+from ranklab.engine import launch
 from ranklab.machine import cores
-from ranklab.projects.clock import finish
-from ranklab.projects.command import ranks_to_come
-from ranklab.projects.ddp.data import PREFETCH, open_data
-from ranklab.projects.ddp.trainer import ImageTrainer
-
-KINDS = "strong", "weak"
-WARMUP = 2  # steps before the clock starts: memory is allocated, workers fill their queues
-ROUNDS = 3  # of which the best counts: whatever else the machine does can only add
+from ranklab.projects.clock import in_turns
+from ranklab.projects.command import LAUNCH_LIMIT, ranks_to_come
+from ranklab.projects.ddp.training import new_trainer
 
 
 class Measured(NamedTuple):
@@ -40,97 +36,60 @@ class Measured(NamedTuple):
         return self.ranks * self.batch / self.seconds
 
 
-def sizes(ranks):
-    """1, 2, 4, ... up to `ranks`, which is the last in any case."""
-    return [*(2**k for k in range((ranks - 1).bit_length())), ranks]
+def scaling(config, ranks=None, steps=20, timeout=LAUNCH_LIMIT, efficiency=scaling_efficiency):
+    """[Measured], strong scaling first, then weak, by ranks.
 
-
-def batches_of(kind, ranks, batch_per_rank):
-    """{ranks: images per rank} of the measurements of one kind."""
-    if kind == "weak":
-        return dict.fromkeys(sizes(ranks), batch_per_rank)
-    for R in sizes(ranks):
-        if batch_per_rank % R:
-            raise ValueError(f"batch_per_rank={batch_per_rank} is what strong scaling divides: "
-                             f"{R} ranks can't share it evenly")
-    return {R: batch_per_rank // R for R in sizes(ranks)}
-
-
-def seconds_per_step(trainer, steps):
-    """The time of a step on this rank, loader included."""
-    for _ in range(WARMUP):
-        trainer.step()
-    finish()
-    start = time.perf_counter()
-    for _ in range(steps):
-        trainer.step()
-    finish()
-    seconds = time.perf_counter() - start
-    trainer.batches = None  # its workers end, before others are measured
-    return seconds / steps
-
-
-def enough_steps(config):
-    """Enough that batches which workers had ready before the clock started don't decide."""
-    return 4 + 2 * PREFETCH * config.workers
-
-
-def measure(config, steps):
-    """{(ranks, images per rank): seconds per step}, of the slowest rank; the same on every rank."""
-    world, rank, data = dist.get_world_size(), dist.get_rank(), open_data(config)
-    points = sorted({point for kind in KINDS
-                     for point in batches_of(kind, world, config.batch_per_rank).items()})
-    groups = {R: dist.new_group(range(R)) for R in sizes(world)}  # every rank takes part
-    trainers = {(R, batch): ImageTrainer(replace(config, batch_per_rank=batch, epochs=1), data,
-                                         groups[R]) for R, batch in points if rank < R}
-    best = dict.fromkeys(points, float("inf"))
-    for _ in range(ROUNDS):  # each measures all, so that a busy moment hits all alike
-        for point in points:
-            here = torch.zeros((), dtype=torch.float64, device=device())
-            if point in trainers:
-                here += seconds_per_step(trainers[point], steps)
-            dist.all_reduce(here, dist.ReduceOp.MAX)  # here the ranks that are left out wait
-            best[point] = min(best[point], here.item())
-    return best
-
-
-def run(config, ranks=None, steps=None, timeout=3600):
-    """The rows of the table: strong scaling first, then weak, by ranks."""
-    batches_of("strong", ranks_to_come(ranks), config.batch_per_rank)  # refuses what can't be
-    seen = launch(measure, config, steps or enough_steps(config), ranks=ranks, timeout=timeout)
+    efficiency  scaling_efficiency, or a learner's own
+    error       the ranks can't share batch_per_rank evenly
+    """
+    plan = batches(ranks_to_come(ranks), config.batch_per_rank)
+    seen = launch(measure, config, plan, steps, ranks=ranks, timeout=timeout)[0]
     rows = []
-    for kind in KINDS:
-        per_rank = batches_of(kind, len(seen), config.batch_per_rank)
-        seconds = {R: seen[0][R, batch] for R, batch in per_rank.items()}
-        efficiency = scaling_efficiency(seconds, kind)
-        rows += [Measured(kind, R, per_rank[R], seconds[R], efficiency[R]) for R in seconds]
+    for kind, per_rank in plan.items():
+        seconds = {R: seen[R, batch] for R, batch in per_rank.items()}
+        shares = efficiency(seconds, kind)
+        rows += [Measured(kind, R, per_rank[R], seconds[R], shares[R]) for R in seconds]
     return rows
 
 
-def table(rows):
-    """`rows` as text."""
+def batches(ranks, batch_per_rank):
+    """{kind: {ranks: images per rank}}, for 1, 2, 4, ... ranks and all of them."""
+    sizes = [*(2**k for k in range((ranks - 1).bit_length())), ranks]
+    if unfit := [R for R in sizes if batch_per_rank % R]:
+        raise ValueError(f"batch_per_rank={batch_per_rank} is what strong scaling divides: "
+                         f"{unfit[0]} ranks can't share it evenly")
+    return {"strong": {R: batch_per_rank // R for R in sizes},
+            "weak": dict.fromkeys(sizes, batch_per_rank)}
+
+
+def measure(config, plan, steps):
+    """On each rank: {(ranks, images per rank): seconds of a step, until the slowest is done}."""
+    calls = {}
+    for R, batch in (point for per_rank in plan.values() for point in per_rank.items()):
+        group = dist.new_group(range(R))  # every rank takes part
+        calls[R, batch] = lambda: None  # a rank that is left out waits for the others
+        if dist.get_rank() < R:
+            trainer = new_trainer(replace(config, batch_per_rank=batch), group)
+            calls[R, batch] = partial(trainer.step, trainer.next_batch())
+            trainer.batches = None  # its workers end
+    # The shortest counts: whatever else the machine does can only add.
+    return {point: min(times) for point, times in in_turns(calls, steps).items()}
+
+
+def scaling_report(rows):
+    """The table as text, and what this machine can't show."""
     lines = [f"{'scaling':8}{'ranks':>6}{'batch/rank':>12}{'images/s':>12}{'ms/step':>10}"
              f"{'efficiency':>12}"]
     lines += [f"{r.kind:8}{r.ranks:6}{r.batch:12}{r.images_per_second:12,.0f}"
               f"{1e3 * r.seconds:10.1f}{r.efficiency:12.0%}" for r in rows]
+    most, here = max(r.ranks for r in rows), cores()
+    if not torch.cuda.is_available() and most > here:
+        lines.append(f"{most} ranks share {here} cores: past {here} nothing gets faster. That is "
+                     "this machine, not DDP.")
     return "\n".join(lines)
-
-
-def report(rows):
-    """The table, and what this machine can't show."""
-    return "\n".join(filter(None, [table(rows), explanation(rows)]))
 
 
 def figure(rows):
     from ranklab.plots import ddp as plots  # here: the only line that needs matplotlib
 
     return plots.scaling(rows)
-
-
-def explanation(rows):
-    """What this machine can't show, in a sentence; "" where it can."""
-    most, here = max(r.ranks for r in rows), cores()
-    if torch.cuda.is_available() or most <= here:
-        return ""
-    return (f"{most} ranks share {here} cores here: past {here} ranks nothing can get faster, so "
-            "the efficiency falls. That is this machine, not DDP.")

@@ -1,7 +1,6 @@
 """A Llama, fine-tuned on instructions by FSDP: ours, or torch's fully_shard.
 
-config.py has the options, training.py the run, tuner.py the training loop, report.py the text;
-dry_run.py counts memory at full size, peers.py trains by Accelerate and by transformers' Trainer.
+config.py has the options, training.py the run, tuner.py the training loop, report.py the text.
 """
 
 from ranklab.projects.fsdp.report import report

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ranklab.options import existing_file, new_folder, option
-from ranklab.projects.runner import Machine, OnRanks, Resumed
+from ranklab.projects.runner import OnRanks, Resumed
 from ranklab.text_trainer import TrainConfig
 
 # What transformers.LlamaConfig takes, where no folder of weights says it.
@@ -25,7 +25,7 @@ class Config(TrainConfig):
                               kind=existing_file)
     save: str | None = option(None, "write the tuned model to this folder, for from_pretrained",
                               kind=new_folder)
-    engine: str = option("ours", "whose FSDP; fsdp2: torch's fully_shard", ("ours", "fsdp2"))
+    engine: str = option("ours", "fsdp2: torch's fully_shard", ("ours", "fsdp2"))
     pretrain: int = option(40, "steps on plain text first, where there is no --model", least=0)
     steps: int = 120
     batch: int = option(32, "examples in a step, over all ranks")
@@ -59,11 +59,10 @@ SIZES = {
 
 
 @dataclass(frozen=True)
-class Options(OnRanks, Resumed, Machine):
+class Command(OnRanks, Resumed):
     """What the command takes beside Config."""
 
     size: str = option("laptop", "how to train, and what", SIZES)
-    dry_run: bool = option(False, "count the memory, train nothing")
 
     def settings(self):
         return SIZES[self.size]

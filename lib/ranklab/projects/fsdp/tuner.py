@@ -1,22 +1,14 @@
 """FineTuner: the course's training loop, fed with answers, for a model in shards."""
 
 import functools
-import math
 from typing import NamedTuple
 
 import torch
 
-from ranklab.checkpoint import RankConsensus, RunFingerprint
 from ranklab.data.instructions import as_batch
 from ranklab.engine import device
-from ranklab.fsdp import Precision, fill_shards, fsdp2, hybrid_shard_groups, whole_bytes
-from ranklab.fsdp.training import FullyShard
-from ranklab.projects.fsdp import llama
 from ranklab.targets import IGNORE
 from ranklab.trainer import History, Trainer
-
-PRECISIONS = {"fp32": Precision(), "bf16": Precision(torch.bfloat16, torch.float32)}
-ENGINES = {"ours": (FullyShard, fill_shards), "fsdp2": (fsdp2.Fsdp2, fsdp2.fill)}
 
 
 class Score(NamedTuple):
@@ -30,7 +22,7 @@ class FineTuner(Trainer):
     """A causal language model, trained on the answers of pairs, from begin() on.
 
     held_out  (tokens, labels), as many rows as the ranks divide
-    loss      masked_loss, or a learner's own
+    loss      masked_loss, or a learner's
     """
 
     unit = "examples"
@@ -50,9 +42,9 @@ class FineTuner(Trainer):
     def next_batch(self):
         """The pairs come in their order, again and again."""
         n, first = self.config.batch, self.steps_done * self.config.batch
-        pairs = [self.encoded[place % len(self.encoded)] for place in range(first, first + n)]
+        pairs = [self.encoded[i % len(self.encoded)] for i in range(first, first + n)]
         tokens, labels = as_batch(pairs, self.config.n_ctx)
-        self.answers = count_of(labels)  # of all ranks, so nobody has to ask
+        self.answers = count_of(labels)  # of all ranks: no rank has to ask
         return self.parallel.batch(tokens, labels)
 
     def logits(self, tokens):  # (B, T) -> (B, T, V)
@@ -65,17 +57,6 @@ class FineTuner(Trainer):
     def sum_of(self, logits, labels, count):
         """masked_loss is R times a part of a mean; the loop wants this rank's sum."""
         return self.loss(logits, labels, count) * count / self.parallel.ranks
-
-    def step(self, batch=None):
-        """A step as the loop does it; a loss that is no number ends the run on all ranks, before
-        its weights are saved. One all-reduce more, of 4 bytes.
-        """
-        share = super().step(batch)
-        loss = self.parallel.total(share).item()
-        if not math.isfinite(loss):
-            raise ValueError(f"the loss of step {self.steps_done} is {loss}: go on from a "
-                             f"checkpoint before it, with less than lr={self.config.lr:g}")
-        return share
 
     @torch.no_grad()
     def evaluate(self):
@@ -96,32 +77,7 @@ class FineTuner(Trainer):
         loss, exact = self.parallel.total(found).tolist()
         return Score(loss / count, exact / len(self.held_out[0]))
 
-    def saved(self):
-        run = RunFingerprint(batch=self.config.batch, examples=len(self.encoded))
-        return {**super().saved(), "run": run}
-
 
 def count_of(labels):
     """Of labels that some logits are for."""
     return int((labels[:, 1:] != IGNORE).sum())
-
-
-def new_tuner(llama_config, config, parts, held_out, rows, progress):
-    """The FineTuner of a model in shards, with the weights that `rows` gives, as for fill_shards.
-    No rank has the whole model at any time.
-    """
-    model = llama.on_meta(llama_config, config.recompute)
-    most = config.most_bytes or whole_bytes(model, model.model.layers)
-    blocks = parts["policy"](model, most)
-    groups = hybrid_shard_groups(config.shard_ranks) if config.shard_ranks else None
-    numbers = [sum(p.numel() for p in module.parameters()) for module in (model, *blocks)]
-    engine, fill = ENGINES[config.engine]
-    parallel = engine(groups=groups, blocks=lambda _: blocks, block=parts["block"],
-                      clip=parts["clip"], precision=PRECISIONS[config.precision],
-                      offload=config.offload)
-    trainer = FineTuner(model, config, held_out, parts["loss"], parallel, progress)
-    trainer.numbers = numbers  # of parameters: in the model, and in each of its blocks
-    with RankConsensus(parallel, device()).agreed():
-        fill(model, rows)
-    llama.make_buffers(model)
-    return trainer

@@ -2,30 +2,20 @@
 
     python -m ranklab.projects.horovod --ranks 4 --nodes 4
     torchrun --nproc-per-node 8 -m ranklab.projects.horovod --weights DIR --data reviews.csv
-    horovodrun -np 4 python -m ranklab.projects.horovod --real    # horovod.torch, not ours
-    python -m ranklab.projects.horovod --tune                     # fusion thresholds
-    python -m ranklab.projects.horovod --read trace.json          # of any Horovod job
+    python -m ranklab.projects.horovod --read trace.json    # of any Horovod job
 
 The texts are functions of Python's own library, the classes parts of its manual; a BERT so small
 begins from scratch. `--weights` is a folder with a BERT's weights and tokenizer, `--data` a .csv or
 .jsonl file with a label and a text in each row. Nothing is downloaded.
-
-Read config.py, bert.py and parallel.py, then training.py, timeline.py and tuning.py.
 """
 
 import sys
 
 from ranklab.projects.horovod.config import Options
-from ranklab.projects.horovod.timeline import read_timeline, table
-from ranklab.projects.horovod.training import everything
+from ranklab.projects.horovod.training import command
 from ranklab.projects.runner import Project
 
-
-def act(options, config):
-    return table(read_timeline(options.read)) if options.read else everything(options, config)
-
-
-project = Project(__package__, __doc__, Options, act)
+project = Project(__package__, __doc__, Options, command)
 main = project.main
 
 if __name__ == "__main__":

@@ -1,134 +1,95 @@
-"""A BERT is fine-tuned with Horovod's API, ours or the real one, on all ranks; and the report."""
+"""A BERT is fine-tuned with Horovod's API on all ranks; and the report."""
 
-import dataclasses
-import importlib
-import os
-from importlib.util import find_spec
-
-import torch
-
+import ranklab.horovod as hvd
 from ranklab.engine import is_main_process, launch
-from ranklab.horovod.compression import compress_fp16
+from ranklab.horovod.compression import Compressor
+from ranklab.horovod.trace import read_timeline
 from ranklab.projects.authors import authors
-from ranklab.projects.command import ranks_to_come
-from ranklab.projects.horovod import bert, tuning
+from ranklab.projects.command import ranks_to_come, time_limit
+from ranklab.projects.horovod.bert import BertTrainer, read_tokens
 from ranklab.projects.horovod.config import COMPRESSIONS, Config
-from ranklab.projects.horovod.timeline import read_timeline
-from ranklab.projects.horovod.timeline import table as timeline_table
+from ranklab.projects.horovod.timeline import table
+from ranklab.projects.hugging_face import is_here
 
-OURS, REAL = "ranklab.horovod", "horovod.torch"
-NO_HOROVOD = ("the real Horovod is not here: `make horovod` builds it in some minutes; without "
-              "--real this runs on ranklab.horovod")
+NO_TRANSFORMERS = ("transformers is not here. After pip install -c constraints.txt -e '.[hf]' this "
+                   "runs: python -m ranklab.projects.horovod")
+PRELOAD = ("transformers.trainer", "transformers.models.bert.modeling_bert")  # for launch
 
 
-def run(config=Config(), ranks=None, nodes=1, data=None, timeline=None, compressions=COMPRESSIONS,
-        thresholds=(), tune=None, calls=6, compress=compress_fp16, api=OURS):
-    """The model is trained once for each compression; returns what rank 0 has found, or None where
-    transformers is not installed.
+def run(config=Config(), ranks=None, nodes=1, data=None, trace=None, compressions=COMPRESSIONS,
+        compress=hvd.compress_fp16, timeout=300):
+    """The model is trained once for each compression; None where transformers is not installed.
 
-    timeline    the file for the timeline of the first of these trainings
-    thresholds  of the fusion buffer, in bytes: some steps with each of them
-    tune        tune_fusion, or a learner's own: it chooses a threshold, by `calls` measurements
-    compress    for the compression fp16: a learner's own will do
-    api         REAL on one rank of horovodrun: the same work; None on all but rank 0
+    trace     the file for the timeline of the first of these trainings
+    compress  for the compression fp16: a learner's own will do
     """
-    if not bert.is_here():
+    if not is_here():
         return None
-    config.check(1 if api == REAL else ranks_to_come(ranks))  # refuses now, not on the ranks
-    tokens = bert.read_tokens(config, data)
-    config.check(1, len(tokens.train))
-    what = tokens, config, compressions, timeline, thresholds, tune, calls
-    if api == REAL:
-        os.environ["HOROVOD_TIMELINE"] = "DYNAMIC"  # else start_timeline() is refused
-        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", 1)))  # as launch does
-        found = work(REAL, *what)
-    else:
-        found = launch(work, OURS, *what, compress, ranks=ranks, nodes=nodes, preload=bert.PRELOAD,
-                       timeout=24 * 3600 if config.weights else 300)[0]
-    known = {"config": config, "name": tokens.name, "classes": tokens.classes,
-             "texts": (len(tokens.train), len(tokens.held_out)),
-             "best_constant": tokens.best_constant, "bag_of_words": tokens.bag_of_words}
-    return None if found["rank"] else known | found
+    tokens = read_tokens(config, data)
+    config.check(ranks_to_come(ranks), len(tokens.train))  # refuses now, not on the ranks
+    found = launch(work, tokens, config, compressions, trace, compress, ranks=ranks, nodes=nodes,
+                   preload=PRELOAD, timeout=timeout)[0]
+    used = {"compress_fp16": compress} if "fp16" in compressions else {}
+    return {"config": config, "tokens": tokens, "authors": authors(used), **found}
 
 
-def work(api, tokens, config, compressions, timeline, thresholds, tune, calls, compress=None):
-    """On one rank, with the module called `api`: all that the project does."""
-    hvd = importlib.import_module(api)
+def work(tokens, config, compressions, trace, compress):
+    """On one rank: {"runs": {compression: what was seen}, "ranks", "nodes"}"""
     hvd.init()
-    found = {"rank": hvd.rank(), "ranks": hvd.size(), "nodes": hvd.cross_size(), "runs": {},
-             "tuned": []}
-    for compression in compressions:
-        mine = dataclasses.replace(config, compression=compression)
-        _, found["runs"][compression] = bert.fine_tune(hvd, tokens, mine, timeline,
-                                                       compress=compress)
-        timeline = None
-
-    def try_one(threshold):
-        hvd.shutdown()
-        os.environ["HOROVOD_FUSION_THRESHOLD"] = str(threshold)  # read by init(), by both of them
-        hvd.init()
-        found["tuned"].append(tuning.try_threshold(hvd, tokens, config, threshold))
-        return found["tuned"][-1]
-
-    for threshold in thresholds:
-        try_one(threshold)
-    if tune:
-        found["chosen"] = tuning.tune_together(hvd, tune, try_one, calls)
+    compressors = {"none": hvd.Compression.none, "fp16": Compressor(compress)}
+    found = {"ranks": hvd.size(), "nodes": hvd.cross_size(), "runs": {}}
+    for name in compressions:
+        trainer = BertTrainer(hvd, tokens, config, compressors[name])
+        found["runs"][name] = fine_tune(trainer, trace if name == compressions[0] else None)
     hvd.shutdown()
-    used = {"compress_fp16": "fp16" in compressions and compress, "tune_fusion": tune}
-    found["authors"] = authors({name: function for name, function in used.items() if function})
     return found
+
+
+def fine_tune(trainer, trace=None):
+    """The model is trained; returns what was seen. Rank 0 writes the timeline to `trace`."""
+    if trace:
+        hvd.start_timeline(trace)
+    with hvd.counted() as counts:  # one step: all are alike, and counting takes time
+        trainer.fit(until=1)
+    history = trainer.fit()
+    if trace:
+        hvd.stop_timeline()
+    gradients = list(reversed(list(trainer.model.parameters())))  # as backward goes
+    on_wire = [trainer.parallel.compression.compress(p.detach())[0].nbytes for p in gradients]
+    return {"losses": history.loss, "sizes": [p.nbytes for p in gradients],
+            "accuracy": history.held_out.get(trainer.config.steps) or trainer.evaluate(),
+            "predicted_bytes": 2 * (hvd.size() - 1) / hvd.size() * sum(on_wire),
+            "sent_bytes": sum(op.sent_bytes for op in counts.data.ops if op.name == "all_reduce")}
 
 
 def report(found):
     """What `run` found, as text; or what to install."""
     if found is None:
-        return bert.NO_TRANSFORMERS
-    first = next(iter(found["runs"].values()))
+        return NO_TRANSFORMERS
+    tokens, config, runs = found["tokens"], found["config"], found["runs"]
+    sizes = next(iter(runs.values()))["sizes"]
     lines = [
-        f"texts     {found['name']}: {found['texts'][0]:,} to train on, {found['texts'][1]:,} held "
-        f"out, {len(found['classes'])} classes",
-        f"model     {'weights' if found['config'].weights else 'BERT from scratch'}, "
-        f"{sum(first['sizes']) // 4:,} parameters in {len(first['sizes'])} tensors, "
-        f"{found['config'].steps} steps of {found['config'].batch} texts",
+        f"texts     {tokens.name}: {len(tokens.train):,} to train on, {len(tokens.held_out):,} "
+        f"held out, {len(tokens.classes)} classes",
+        f"model     {'weights' if config.weights else 'BERT from scratch'}, {sum(sizes) // 4:,} "
+        f"parameters in {len(sizes)} tensors, {config.steps} steps of {config.batch} texts",
         f"ranks     {found['ranks']}, on {found['nodes']} node{'s' * (found['nodes'] > 1)}",
         *filter(None, [found["authors"]]),
-        f"\n{'':32}{'held-out accuracy':>18}{'sent/rank/step':>16}{'loss':>8}{'ms/step':>9}",
+        f"\n{'':28}{'held-out accuracy':>18}{'predicted':>11}{'counted':>9}{'loss':>8}",
+        f"{'always the commonest class':28}{tokens.best_constant:18.1%}",
+        f"{'bag of words (naive Bayes)':28}{tokens.bag_of_words:18.1%}",
     ]
-    for name, value in accuracies(found).items():
-        seen = found["runs"].get(name.removeprefix("BERT, compression "))
-        lines.append(f"{name:32}{value:18.1%}" + (
-            f"{tuning.megabytes(seen['sent_bytes']):>16}{seen['losses'][-1]:8.3f}"
-            f"{seen['ms_per_step']:9.1f}" if seen else ""))
-    if "chosen" in found:
-        lines.append(f"A fusion threshold of {found['chosen']:,} bytes is chosen.")
-    if max(seen["accuracy"] for seen in found["runs"].values()) < found["bag_of_words"]:
-        lines.append("The bag of words wins: here words alone say much, and few steps teach a "
-                     "BERT little about their order.")
+    lines += [f"{f'BERT, compression {name}':28}{seen['accuracy']:18.1%}"
+              f"{seen['predicted_bytes'] / 1e6:11.2f}{seen['sent_bytes'] / 1e6:9.2f}"
+              f"{seen['losses'][-1]:8.3f}" for name, seen in runs.items()]
     return "\n".join(lines)
 
 
-def accuracies(found):
-    """{name: accuracy on the held-out texts}, from no learning at all to BERT."""
-    runs = {f"BERT, compression {name}": seen["accuracy"] for name, seen in found["runs"].items()}
-    return {"always the commonest class": found["best_constant"],
-            "bag of words (naive Bayes)": found["bag_of_words"], **runs}
-
-
-def everything(options, config):
-    """The command's training, tuning and timeline, as text; "" on all but rank 0."""
-    if not bert.is_here():
-        return bert.NO_TRANSFORMERS
-    if options.real and not find_spec("horovod"):
-        return NO_HOROVOD
+def command(options, config):
+    """What the command line asks for, as text; "" on all but rank 0."""
+    if options.read:
+        return table(read_timeline(options.read))
     found = run(config, options.ranks, options.nodes, options.data, options.trace,
-                options.compressions, tuning.THRESHOLDS if options.tune else (),
-                api=REAL if options.real else OURS)
-    if found is None or not is_main_process():
-        return ""
-    texts = [report(found)]
-    if options.tune:
-        texts.append(tuning.table(found["tuned"]))
-    if options.trace:
-        texts.append(timeline_table(read_timeline(options.trace)))
-    return "\n\n".join(texts)
+                options.compressions, timeout=time_limit())
+    shown = found and options.trace and is_main_process()  # rank 0 alone has the file
+    return report(found) + (f"\n\n{table(read_timeline(options.trace))}" if shown else "")

@@ -1,6 +1,6 @@
 """A GPT trained over data, tensor and pipeline ranks; and compare.py: every layout in one table."""
 
-from ranklab.projects.hybrid.report import report
+from ranklab.projects.hybrid.report import dry_run_report, report
 from ranklab.projects.hybrid.training import run
 
-__all__ = ["report", "run"]
+__all__ = ["dry_run_report", "report", "run"]

@@ -1,7 +1,7 @@
 """A GPT trained over data, tensor and pipeline ranks; what it costs, beside the formulas.
 
     python -m ranklab.projects.hybrid --layout 2x2x2,zero,sp
-    torchrun --nproc-per-node=8 -m ranklab.projects.hybrid --dp 2 --tp 2 --pp 2
+    torchrun --nproc-per-node=8 -m ranklab.projects.hybrid
     python -m ranklab.projects.hybrid --layout 1x2x4 --resume --checkpoint build/hybrid
     python -m ranklab.projects.hybrid --size 130b --dry-run
 
@@ -10,20 +10,18 @@ A checkpoint goes on in any other layout. `ranklab compare` puts layouts side by
 
 import sys
 
-from ranklab.projects.hybrid.config import Options, usual
-from ranklab.projects.hybrid.report import report
+from ranklab.projects.hybrid.config import SIZES, Options
+from ranklab.projects.hybrid.report import dry_run_report, report
 from ranklab.projects.hybrid.training import run
 from ranklab.projects.runner import Project, watched
 
 
 def act(options, config):
+    layout = options.chosen_layout()
     if options.dry_run:
-        from ranklab.projects.hybrid.dry_run import dry_run_report  # here: it fakes a GPU
-
-        job = config.job(usual(options.size)[0])
-        return dry_run_report(options.size, job, options.chosen_layout())
-    return report(run(options.size, options.chosen_layout(), resume=options.resume,
-                      path=options.path, **watched(), **vars(config)))
+        return dry_run_report(options.size, config.job(SIZES[options.size][0]), layout)
+    return report(run(options.size, layout, resume=options.resume, path=options.path, **watched(),
+                      **vars(config)))
 
 
 project = Project(__package__, __doc__, Options, act)

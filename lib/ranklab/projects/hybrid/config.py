@@ -1,17 +1,14 @@
-"""What the project trains and how: the GPT, how ranks share it, and one frozen dataclass."""
+"""What the project trains and how: four GPTs with their layouts, and one frozen dataclass."""
 
-import importlib.util
+import functools
 from dataclasses import dataclass, replace
 
 from ranklab.hybrid import Job, Layout, parse_layout
 from ranklab.hybrid.choose import refuse_misfits
 from ranklab.models.gpt import GPTConfig
-from ranklab.options import new_folder, option, positive
-from ranklab.projects.hybrid.sizes import SIZES
+from ranklab.options import option
 from ranklab.projects.runner import OnText, Resumed
 from ranklab.text_trainer import TrainConfig
-
-LAPTOP = GPTConfig(n_ctx=32, n_embd=64, n_head=8, n_layer=8)
 
 
 @dataclass(frozen=True)
@@ -26,14 +23,7 @@ class Config(TrainConfig):
     eval_batch: int = 32
     log_every: int = 5
     compare: bool = option(True, "rank 0 trains the same model alone, too")
-    tensorboard: str | None = option(None, "a folder for its curves", kind=new_folder)
-    per_node: int = option(0, "ranks in a row that NVLink joins; 0: those of a host")
-
-    def __post_init__(self):
-        super().__post_init__()
-        if self.tensorboard and not importlib.util.find_spec("tensorboard"):
-            raise ValueError("tensorboard is not installed: "
-                             ".venv/bin/pip install -c constraints.txt tensorboard")
+    per_node: int = option(0, "ranks in a row that NVLink joins; 0: those of a host", least=0)
 
     def job(self, shape):
         """What is trained, as formulas know it."""
@@ -46,34 +36,33 @@ class Config(TrainConfig):
                            self.per_node or layout.ranks)
 
 
-def usual(size):
-    """(the GPT, Config, Layout) of a size; all but the laptop's want GPUs."""
-    if size == "laptop":
-        return LAPTOP, Config(), Layout(2, 2, 2)
-    job, layout = SIZES[size]
-    return job.config, Config(
-        steps=1000, lr=1e-4, warmup=100, batch=job.batch, micro_batch=job.micro_batch, log_every=1,
-        eval_batch=8 * layout.dp * layout.pp * job.micro_batch, precision=job.precision,
-        compare=False), layout
+_gpt = functools.partial(GPTConfig, vocab_size=50304, n_ctx=2048, rotary_base=1e4)  # 8 x 6288
+LAPTOP = GPTConfig(n_ctx=32, n_embd=64, n_head=8, n_layer=8)
+LARGE = Config(steps=1000, lr=1e-4, warmup=100, micro_batch=1, log_every=1, eval_batch=128,
+               precision="bf16", compare=False)
+SIZES = {  # name -> (the GPT, Config, Layout): a laptop; 8, 64 and 128 A100s, eight in a node
+    "laptop": (LAPTOP, Config(), Layout(2, 2, 2)),
+    "10b": (_gpt(n_layer=32, n_embd=5120, n_head=40), replace(LARGE, batch=512, micro_batch=2),
+            Layout(2, 2, 2, sequence_parallel=True, virtual=2, zero=1)),
+    "100b": (_gpt(n_layer=80, n_embd=10240, n_head=80), replace(LARGE, batch=1024, micro_batch=2),
+             Layout(2, 4, 8, sequence_parallel=True, virtual=2, zero=1, recompute=True)),
+    "130b": (_gpt(n_layer=70, n_embd=12288, n_head=96, vocab_size=150528),  # GLM-130B's shape
+             replace(LARGE, batch=2048), Layout(1, 8, 16, sequence_parallel=True)),
+}
+JOBS = {name: config.job(shape) for name, (shape, config, _) in SIZES.items()}
 
 
 @dataclass(frozen=True)
 class Options(Resumed, OnText):
     """What the command takes beside Config."""
 
-    size: str = option("laptop", "of the GPT, with its layout", ("laptop", *SIZES))
+    size: str = option("laptop", "of the GPT, with its layout", SIZES)
     layout: str | None = option(None, "dp x tp x pp and more: 2x2x2,zero,sp,virtual=2")
-    dp: int | None = option(None, "data-parallel ranks", kind=positive)
-    tp: int | None = option(None, "tensor-parallel ranks", kind=positive)
-    pp: int | None = option(None, "pipeline-parallel ranks", kind=positive)
     dry_run: bool = option(False, "one process poses as rank 0")
 
     def settings(self):
-        return usual(self.size)[1]
+        return SIZES[self.size][1]
 
     def chosen_layout(self):
         """The Layout of the command line; the size's where it names none."""
-        sizes = {axis: n for axis in ("dp", "tp", "pp") if (n := getattr(self, axis))}
-        if not (self.layout or sizes):
-            return usual(self.size)[2]
-        return replace(parse_layout(self.layout or "1x1x1"), **sizes)
+        return SIZES[self.size][2] if self.layout is None else parse_layout(self.layout)

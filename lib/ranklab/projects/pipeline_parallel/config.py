@@ -13,14 +13,10 @@ from ranklab.text_trainer import TrainConfig
 SCHEDULES = {"gpipe": pp.gpipe_schedule, "1f1b": pp.one_f_one_b_schedule,
              "interleaved": pp.interleaved_schedule, "zb-h1": pp.zero_bubble_schedule,
              "zb-v": pp.zb_v_schedule}  # fmt: skip
-TORCH_SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "Interleaved1F1B",
-                   "zb-h1": "InterleavedZeroBubble", "zb-v": "ZBVZeroBubble"}
 
 
 def schedule_of(name, virtual=None):
-    """(ranks, micro_batches) -> the schedule; `virtual` is for interleaved, 2 by default.
-    error  ValueError where it is given to another one
-    """
+    """(ranks, micro_batches) -> the schedule; `virtual` is for interleaved alone, 2 by default."""
     if name == "interleaved":
         return functools.partial(SCHEDULES[name], virtual=virtual or 2)
     if virtual is not None:
@@ -49,12 +45,11 @@ class Config(TrainConfig):
                                  f"{of}={getattr(self, of)}")
 
 
-GPT_OF = functools.partial(GPTConfig, 50304, rotary_base=10000.0)
 LARGE = Config(steps=200, batch=64, micro_batches=32, lr=2e-4, precision="bf16", compare=False)
 SIZES = {  # the laptop's head costs as much as 2.3 blocks, like that of GPT-2 XL
     "laptop": (GPTConfig(vocab_size=2048, n_layer=8), Config()),
-    "gpt2-xl": (GPT_OF(n_ctx=1024, n_layer=48, n_head=25, n_embd=1600), LARGE),
-    "6.7b": (GPT_OF(n_ctx=2048, n_layer=32, n_head=32, n_embd=4096), LARGE),
+    "gpt2-xl": (GPTConfig(50304, n_ctx=1024, n_layer=48, n_head=25, n_embd=1600,
+                          rotary_base=10000.0), LARGE),
 }
 
 

@@ -1,19 +1,15 @@
 """torch.distributed.pipelining beside our pipeline: the same parts of a GPT, the same batches."""
 
-import functools
-
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import nn
-from torch.distributed.pipelining import PipelineStage
-from torch.distributed.pipelining.schedules import PipelineScheduleSingle, get_schedule_class
 
 from ranklab.engine import device, launch
 from ranklab.meter import Traffic
 from ranklab.models.gpt import GPT, GPTConfig
+from ranklab.pipeline_parallel.torch_pipelining import torch_step
 from ranklab.pipeline_parallel.training import PipelineParallel
-from ranklab.projects.pipeline_parallel.config import TORCH_SCHEDULES, schedule_of
+from ranklab.projects.pipeline_parallel.config import schedule_of
 
 SHAPE, PIECES = GPTConfig(n_layer=6), 8
 
@@ -39,20 +35,7 @@ def ours(name, shape=SHAPE):
 def torch_pipelining(name, shape=SHAPE):
     """The same by torch's schedule, on the same stages."""
     model, parallel = cut_gpt(name, shape)
-    stages = [PipelineStage(part, stage, len(parallel.place), device())
-              for stage, part in parallel.stages.items()]
-    kind = get_schedule_class(TORCH_SCHEDULES[name])
-    schedule = kind(stages[0] if issubclass(kind, PipelineScheduleSingle) else stages, PIECES,
-                    loss_fn=lambda logits, targets: F.cross_entropy(
-                        logits.flatten(0, 1), targets.flatten()) / PIECES, scale_grads=False)
-
-    def step(x, y):
-        losses = []
-        inputs = [x] if 0 in parallel.stages else []
-        schedule.step(*inputs, target=y, losses=losses)
-        return sum(losses, torch.zeros((), device=device()))
-
-    return model, step
+    return model, torch_step(parallel, name, PIECES)
 
 
 def train(way, name, steps):
@@ -75,6 +58,3 @@ def losses_by(way, name="1f1b", ranks=4, steps=2):
     """([mean loss of each step], [messages that each rank sent in the last step])."""
     found = launch(train, way, name, steps, ranks=ranks)
     return found[0][0], [messages for _, _, messages in found]
-
-
-our_losses, torch_losses = (functools.partial(losses_by, way) for way in (ours, torch_pipelining))

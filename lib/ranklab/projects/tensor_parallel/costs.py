@@ -35,8 +35,8 @@ def traffic(shape, batch, ranks, method="tensor", pieces=1, sequence_parallel=Fa
     return ring * sums, ring / ranks * (nbytes + 8)
 
 
-def step_seconds(shape, batch, ranks, link, peak, size=2):
-    """Seconds of a tensor-parallel step on ranks of `peak` FLOP/s, in rings as slow as `link`."""
-    messages, nbytes = traffic(shape, batch, ranks, size=size, leaving=size)
+def step_seconds(shape, batch, ranks, link, peak):
+    """Seconds of a tensor-parallel step in bf16, of ranks with `peak` FLOP/s and such a ring."""
+    messages, nbytes = traffic(shape, batch, ranks, size=2, leaving=2)
     computing = transformer_flops(shape, batch, shape.n_ctx) / peak / ranks
     return computing + messages * link.alpha + nbytes * link.beta

@@ -17,8 +17,7 @@ BUCKET = 50_000_000  # numbers
 def report(found):
     """What `run` found, as text."""
     config, shape, ranks = found["config"], found["shape"], found["ranks"]
-    is_away = config.offload or config.offload_parameters
-    columns = [name for name in Costs._fields if is_away or name != "offloaded"]
+    columns = [name for name in Costs._fields if config.offload or name != "offloaded"]
     table = []
     for row in found["rows"]:
         loss = f"stopped at {row.steps}" if row.held_out is None else f"{row.held_out:.3f}"
@@ -30,48 +29,42 @@ def report(found):
         f"model     {count_parameters(shape):,} parameters: {shape.n_layer} layers, "
         f"{shape.n_head} heads, width {shape.n_embd}, {shape.n_ctx} tokens, V={shape.vocab_size}",
         f"training  {config.engine}, {config.steps} steps of {config.batch} x {shape.n_ctx} "
-        f"tokens of {found['text']}, {config.precision}, {ranks} ranks",
-        f"{found['authors']}\n",
+        f"tokens of {found['text']}, {config.precision}, {ranks} ranks", f"{found['authors']}\n",
         lined_up(["rank 0, bytes", *(name.partition("_")[0] for name in columns), "tokens/s",
-                  "held out"], table),
-        f"\nA bigram model has a loss of {found['bigram']:.3f} nats on the held-out text.",
-    ]
+                  "held out"], table)]
     if config.offload:
-        lines += [f"Offloaded to {config.offload}: what the optimizer steps, its state, its "
+        lines += [f"\nOffloaded to {config.offload}: what the optimizer steps, its state, its "
                   "gradients.", "The other columns show what the device holds."]
     elif config.precision == "bf16":
-        lines.append("In bf16 the optimizer takes its gradients in float32: 4 bytes for each "
+        lines.append("\nIn bf16 the optimizer takes its gradients in float32: 4 bytes for each "
                      "number that a rank steps, which the formula does not count.")
     return "\n".join(lines)
 
 
 def cells(costs, columns):
     """As text; None was not counted."""
-    found = [getattr(costs, name) for name in columns]
+    found = [getattr(costs, name, None) for name in columns]
     return ["-" if nbytes is None else f"{nbytes:,.0f}" for nbytes in found]
 
 
-def machine(config, shape, options):
-    """(text, DeepSpeed's config): the fastest way to train this model on the machine in `options`.
+def write_config(command, config):
+    """A file has DeepSpeed's config for the machine in `command`, on which this model trains in the
+    fastest way that fits; a text says so.
 
     error  ValueError when nothing fits
     """
-    gpus, gpu_gb = options.gpus, options.gpu_gb
+    shape, gpus, nbytes = MODELS[command.size], command.gpus, command.gpu_gb * 1e9
     n, other = count_parameters(shape), beside_states(config, shape)
-    batch = config.micro_batch * gpus * max(1, config.batch // (config.micro_batch * gpus))
-    way = fastest_way(n, gpus, gpu_gb * 1e9, other)
-    states = way.states(n, gpus).total
-    text = (f"{gpus} GPUs of {gpu_gb:g} GB: {way}: {states / 1e9:.3g} GB of states on each, beside "
-            f"{other / 1e9:.3g} GB of activations and buckets, in bf16 with Adam.")
-    return text, deepspeed_config(n, gpus, gpu_gb * 1e9, batch, config.micro_batch, other,
-                                  lr=config.lr, bucket=BUCKET)
-
-
-def write_config(options, config):
-    """The file options.write_config has DeepSpeed's config for the machine; a text says so."""
-    text, for_deepspeed = machine(config, MODELS[options.size], options)
-    Path(options.write_config).write_text(json.dumps(for_deepspeed, indent=2) + "\n")
-    return f"{text}\n{options.write_config} says so to DeepSpeed."
+    together = config.micro_batch * gpus
+    batch = together * max(1, config.batch // together)
+    way = fastest_way(n, gpus, nbytes, other)
+    written = deepspeed_config(n, gpus, nbytes, batch, config.micro_batch, other, lr=config.lr,
+                               bucket=BUCKET)
+    Path(command.write_config).write_text(json.dumps(written, indent=2) + "\n")
+    states = way.states(n, gpus).total / 1e9
+    return (f"{gpus} GPUs of {command.gpu_gb:g} GB: {way}: {states:.3g} GB of states on each, "
+            f"beside {other / 1e9:.3g} GB of activations and buckets, in bf16 with Adam.\n"
+            f"{command.write_config} says so to DeepSpeed.")
 
 
 def beside_states(config, shape):

@@ -8,32 +8,32 @@ from typing import NamedTuple
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from ranklab import data
 from ranklab.baseline import checkpoint_blocks
+from ranklab.data_parallel.training import DataParallel
 from ranklab.engine import device, launch
 from ranklab.models.gpt import GPT
 from ranklab.projects.authors import authors
 from ranklab.projects.command import LAUNCH_LIMIT, ranks_to_come
-from ranklab.projects.costs import median_speed
+from ranklab.projects.costs import fit_counted, median_speed
 from ranklab.projects.zero.config import MODELS, SIZES
-from ranklab.projects.zero.engines import new_trainer
 from ranklab.projects.zero.measure import Costs, measure, predicted
-from ranklab.text_trainer import text_for
+from ranklab.text_trainer import TextTrainer, text_for
 from ranklab.trainer import History
 from ranklab.zero import zero_memory
-from ranklab.zero.training import STAGES
+from ranklab.zero.deepspeed_training import DeepSpeed
+from ranklab.zero.training import STAGES, Zero
 
 
-class Row(NamedTuple):
+class StageResult(NamedTuple):
     """What one stage has shown, on rank 0."""
 
     stage: int
     said: Costs  # by the formulas
-    costs: Costs  # counted; only None where the stage had no two steps left to do
+    costs: Costs | None  # counted; None where the stage had fewer than three steps left to do
+    held_out: float | None  # nats per token; None: stopped before the end
     tokens_per_second: float
     history: History
     steps: int  # done
-    held_out: float | None  # nats per token; None: stopped before the end
 
 
 def run(size="laptop", numbers=(0, 1, 2, 3), stages=STAGES, zero_memory=zero_memory, ranks=None,
@@ -41,35 +41,27 @@ def run(size="laptop", numbers=(0, 1, 2, 3), stages=STAGES, zero_memory=zero_mem
         **changes):  # fmt: skip
     """The model is trained on all ranks, in each of the stages `numbers`; returns a dict.
 
-    stages       {1: class, 2: class, 3: class} for our engine: a learner's own will do
+    stages       {1: class, 2: class, 3: class} for our engine: a learner's will do
     zero_memory  the formula that stands beside what is counted
-    path         a text of your own
+    path         a text of yours
     changes      of Config: engine="deepspeed", steps=100, ...
-    error        ValueError where a rank would have fewer rows than another: in stage 3 all ranks
-                 must call the model as often
+    error        ValueError as in Config.check
     """
     config, count = dataclasses.replace(SIZES[size], **changes), ranks_to_come(ranks)
-    if config.checkpoint and len(numbers) > 1:
-        raise ValueError(f"checkpoint={config.checkpoint!r} is that of one stage: name it")
-    if config.offload and 0 in numbers:
-        raise ValueError(f"offload={config.offload!r} needs stage 1, 2 or 3: name them")
-    for name in ("batch", "eval_batch"):
-        if getattr(config, name) % count:
-            raise ValueError(f"{count} ranks must divide {name}={getattr(config, name)}")
+    config.check(numbers, count)
     text, shape = text_for(MODELS[size], config, path)  # read once, for all ranks
     shown = launch(_train_all, shape, config, numbers, stages, text, resume, until, progress,
                    ranks=ranks, timeout=timeout, stream=progress)[0]
-    rows = [Row(number, predicted(shape, config, number, count, zero_memory), *of_stage)
+    rows = [StageResult(number, predicted(shape, config, number, count, zero_memory), *of_stage)
             for number, of_stage in zip(numbers, shown)]
-    window = data.held_out_batch(text.held_out, config.eval_batch, shape.n_ctx)
     used = {f"ZeroStage{n}": stages[n] for n in numbers if n and config.engine == "ours"}
     return {"rows": rows, "shape": shape, "config": config, "ranks": count, "text": text.name,
-            "bigram": data.bigram_loss(text.train, *window, text.vocab_size),
             "authors": authors({**used, "zero_memory": zero_memory})}
 
 
 def _train_all(shape, config, numbers, stages, text, resume, until, progress):
-    """On each rank: all stages, one after the other; of each all of a Row but the first two."""
+    """On each rank: all stages, one after the other; of each all of a StageResult from `costs` on.
+    """
     shown = []
     for stage in numbers:
         torch.manual_seed(0)
@@ -79,15 +71,45 @@ def _train_all(shape, config, numbers, stages, text, resume, until, progress):
         trainer = new_trainer(model, text, config, stage, stages, progress)
         if resume:
             trainer.resume()
-        costs = Costs(*[None] * len(Costs._fields))
-        if min(until or config.steps, config.steps) - trainer.steps_done > 2:
-            trainer.step()  # makes the optimizer's state, and shows stage 3 the order of its units
-            costs = measure(trainer, config)
-        history = trainer.fit(until)
-        held_out = history.held_out.get(config.steps)
-        if held_out is None and not trainer.stopped:
-            held_out = trainer.evaluate()
-        shown.append((costs, median_speed(history), history, trainer.steps_done, held_out))
+        scores = fit_counted(trainer, functools.partial(measure, trainer, config), until)
+        history = trainer.history
+        shown.append((*scores, median_speed(history), history, trainer.steps_done))
         del model, trainer
         gc.collect()  # modules and their hooks refer to each other: else two models are in memory
     return shown
+
+
+def new_trainer(model, text, config, stage, stages, progress):
+    """The trainer of `model` by config.engine, in this stage of ZeRO."""
+    kind, options = TextTrainer, {"offload": config.offload}
+    if config.engine == "deepspeed":
+        kind = DeepSpeedTrainer
+        parallel = DeepSpeed(stage, clip=config.clip, compiled=config.compiled, **options)
+        config = dataclasses.replace(config, clip=0.0)  # DeepSpeed does it
+    elif stage == 0:
+        parallel = DataParallel(equal_parts=True)
+    else:
+        parallel = Zero(stage, equal_parts=True, stages=stages, **options)
+    if config.has_master_weights(stage):
+        model.bfloat16()
+        in_16_bits = model.loss  # too few for a sum over many targets
+        model.loss = lambda head, *rest: in_16_bits(lambda x: head(x).float(), *rest)
+        config = dataclasses.replace(config, precision="fp32")  # no autocast
+    trainer = kind(model, text, config, device(), parallel=parallel, progress=progress)
+    trainer.title = f"{config.engine}, stage {stage}"
+    return trainer
+
+
+class DeepSpeedTrainer(TextTrainer):
+    """The loop, with checkpoints in DeepSpeed's format: for as many ranks and the same stage."""
+
+    def save(self):
+        if self.loop.checkpoint:
+            self.parallel.engine.save_checkpoint(self.loop.checkpoint, f"step-{self.steps_done}",
+                                                 {"trained_steps": self.steps_done})
+
+    def resume(self):
+        path, state = self.parallel.engine.load_checkpoint(self.loop.checkpoint)
+        if path is None:
+            raise FileNotFoundError(f"{self.loop.checkpoint} holds no checkpoint of DeepSpeed")
+        self.steps_done = state["trained_steps"]

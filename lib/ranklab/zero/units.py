@@ -1,43 +1,85 @@
-"""When units are gathered, freed and reduced: hooks around their forward and their backward.
+"""The engine under ZeRO's stage 3 and FSDP: units of a model are gathered, used, freed, reduced.
 
-ZeRO's stage 3 stands on it with flat shards (sharded_model.py), FSDP with rows (ranklab.fsdp).
-What tells that a backward runs, and when it ends, is from data_parallel.
+    Shards     parameters that travel in one message; flat (sharded_model.py), or in rows
+               (ranklab.fsdp)
+    Unit       a module with its Shards
+    UnitHooks  all units of a model: their order, and what is done around forward and backward
+
+What tells that a backward runs, when it ends, and that one has raised, is from data_parallel.
 """
 
 import torch
+from torch.autograd.graph import register_multi_grad_hook
 from torch.utils._pytree import tree_leaves, tree_map
 
-from ranklab.data_parallel.recovery import EndOfBackward, in_backward
+from ranklab.data_parallel.recovery import (
+    EndOfBackward, end_failed_backward, failed_before, in_backward,
+)
+
+
+class Shards:
+    """Parameters that travel in one message: this rank keeps its shard, the rest comes and goes.
+
+    A subclass says how. Its methods are called often, also when there is nothing left to do:
+        begin_unshard()      the parameters are on their way to this rank: `work` is the handle
+        unshard()            they are here: `is_whole`
+        free()               what is not this rank's shard takes no memory
+        has_gradients()      True where there are any that have not left yet
+        reduce_gradients()   they are on their way to become means, each shard on its owner:
+                             `reduction` is (where this rank's arrives, the handle)
+        add_gradients(mine)  what arrived is added to what was there
+        drop_gradients()     there are none
+    """
+
+    work = reduction = None
+    is_whole = False
+
+    def reshard(self):
+        """This rank has its shard alone."""
+        if self.work:  # on its way, and not used
+            self.unshard()
+        self.free()
+        self.is_whole = False
+
+    def end_reduction(self):
+        """The gradients have arrived."""
+        if self.reduction:
+            mine, work = self.reduction
+            work.wait()
+            self.add_gradients(mine)
+            self.reduction = None
 
 
 class Unit:
-    """A module whose parameters are gathered, used and freed together.
+    """A module, whose Shards are gathered, used and freed together.
 
-    A subclass says how. Its methods are called often, also when there is nothing left to do:
-        begin_gather()      the parameters are on their way to this rank
-        end_gather()        they are here
-        reshard()           this rank has its shard alone, and the rest takes no memory
-        has_gradients()     True where there are any that have not left yet
-        reduce_gradients()  they are on their way to become means, each shard on its owner
-        end_reduction()     they have arrived
-    hooks  the UnitHooks of the model
+    reshard_after_forward  False: whole from its forward to its backward
     stays  True: free() does nothing, until all backward ends
+    hooks  the UnitHooks of the model
     """
 
-    def __init__(self, module):
-        self.module, self.hooks, self.stays = module, None, False
-        module.register_forward_pre_hook(self.before_forward, with_kwargs=True)
-        module.register_forward_hook(self.after_forward)
+    def __init__(self, module, shards, reshard_after_forward=True):
+        self.shards, self.reshard_after_forward = shards, reshard_after_forward
+        self.stays, self.hooks = False, None
+        module.register_forward_pre_hook(
+            lambda *call: self.hooks.before_forward(self, *call), with_kwargs=True)
+        module.register_forward_hook(lambda *call: self.hooks.after_forward(self, *call))
 
-    def before_forward(self, *call):
-        return self.hooks.before_forward(self, *call)
+    def begin_gather(self):
+        """The parameters are on their way to this rank, if they are not here."""
+        for shards in self.shards:
+            shards.begin_unshard()
 
-    def after_forward(self, *call):
-        self.hooks.after_forward(self, *call)
+    def end_gather(self):
+        """They are here."""
+        self.begin_gather()
+        for shards in self.shards:
+            shards.unshard()
 
     def free(self):
-        if not self.stays:
-            self.reshard()
+        """This rank has its shards alone."""
+        for shards in () if self.stays else self.shards:
+            shards.reshard()
 
 
 class UnitHooks(EndOfBackward):
@@ -57,6 +99,7 @@ class UnitHooks(EndOfBackward):
     def watch(self, units):
         """From here on these are the units, also of modules that another UnitHooks has watched."""
         self.units, self.root = units, units[-1]
+        self.buckets = [shards for unit in units for shards in unit.shards]
         self.order, self.position = [], 0  # of units in forward, as the last one has shown it
         for unit in units:
             unit.hooks = self
@@ -71,6 +114,10 @@ class UnitHooks(EndOfBackward):
         self.root.end_gather()
 
     def forward_begins(self):
+        """Nothing is left of a backward that raised, or of a forward without one: it is old."""
+        if failed_before(self):
+            end_failed_backward(self)
+        self.free_all()
         self.position = 0
 
     def after_forward(self, unit, module, inputs, outputs):
@@ -81,7 +128,9 @@ class UnitHooks(EndOfBackward):
         if unit is self.root:
             self.forward_ends(tensors)
         elif tensors:
+            stays, unit.stays = unit.stays, unit.stays or not unit.reshard_after_forward
             self.leave(unit, module, inputs, outputs)
+            unit.stays = stays
         else:
             unit.stays = True
 
@@ -114,18 +163,21 @@ class UnitHooks(EndOfBackward):
 
     def reduce(self, unit):
         """The unit's gradients are on their way to their owners; those before have arrived."""
-        for other in self.units:
-            other.end_reduction()
-        unit.reduce_gradients()
+        self.end_reductions()
+        for shards in unit.shards:
+            shards.reduce_gradients()
+
+    def end_reductions(self):
+        for shards in self.buckets:
+            shards.end_reduction()
 
     def finish(self):
         """All gradients have arrived, and no unit is whole; called at the end of backward."""
         for unit in (*reversed(self.units[:-1]), self.root) if self.sync else ():
             # the root in any case: another rank may have used what this one has not
-            if unit is self.root or unit.has_gradients():
+            if unit is self.root or any(shards.has_gradients() for shards in unit.shards):
                 self.reduce(unit)
-        for unit in self.units:
-            unit.end_reduction()
+        self.end_reductions()
         self.free_all()
 
     def free_all(self):
@@ -134,26 +186,13 @@ class UnitHooks(EndOfBackward):
             unit.free()
 
 
-class _AfterBackward(torch.autograd.Function):
-    """The identity; `then` is called when the gradients of all of the inputs are known, which is
-    after those of every parameter that was used since.
-    """
-
-    @staticmethod
-    def forward(ctx, then, *tensors):
-        ctx.then = then
-        return tensors
-
-    @staticmethod
-    def backward(ctx, *gradients):
-        ctx.then()
-        return None, *gradients
-
-
 def call_after_backward(then, inputs):
-    """`inputs`, in any nesting, such that their backward ends with `then()`."""
+    """`inputs`, in any nesting, such that their backward ends with `then()`: the gradients of all
+    are known, so those of every parameter that was used since are, too.
+    """
     needed = [x for x in tree_leaves(inputs) if isinstance(x, torch.Tensor) and x.requires_grad]
     if not needed or not torch.is_grad_enabled():
         return inputs
-    passed = dict(zip(map(id, needed), _AfterBackward.apply(then, *needed)))
+    passed = {id(x): x.view_as(x) for x in needed}  # used from here on alone, as `x` may not be
+    register_multi_grad_hook(list(passed.values()), lambda gradients: then())
     return tree_map(lambda x: passed.get(id(x), x), inputs)

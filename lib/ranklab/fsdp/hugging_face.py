@@ -1,22 +1,22 @@
-"""Accelerate's FSDP and transformers' Trainer on the Llama that ours trains; and who really shards.
+"""Accelerate's FSDP and transformers' Trainer on the Llama that ours trains.
 
-Accelerate and Trainer need not do what they are asked: where FSDP does not run, as on a CPU, they
-train by DDP and say nothing. The losses are those of FSDP, so only assert_sharded can tell.
+Neither need do what it is asked: where FSDP does not run, as on a CPU, they train by DDP and say
+nothing. The losses are those of FSDP, so only assert_sharded can tell. Below Trainer it is
+DeepSpeed that shards, as in zero (lab 06).
 """
 
-import functools
 import tempfile
 import warnings
+from importlib.util import find_spec
 
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from ranklab.engine import device, launch
-from ranklab.fsdp import FullyShardedBlock, masked_loss
-from ranklab.fsdp.hooks import sharded_parameters
-from ranklab.projects.fsdp.llama import PRELOAD
-from ranklab.projects.hugging_face import has_trainer, offline_transformers
+from ranklab.fsdp.block import FullyShardedBlock
+from ranklab.fsdp.shards import sharded_parameters
+from ranklab.fsdp.masked import masked_loss
 from ranklab.zero.deepspeed_engine import PAPERS, quiet_deepspeed
 
 NOT_HERE = ("transformers and accelerate are not here: pip install -c constraints.txt -e '.[hf]' "
@@ -27,6 +27,21 @@ RANKS, BATCH, T, LR = 2, 4, 16, 0.5  # a batch of BATCH texts on each rank
 # Clipping is named, because else Accelerate takes 1.0, whatever Trainer is told.
 ZERO_3 = {"zero_optimization": {"stage": 3, **PAPERS}, "train_micro_batch_size_per_gpu": BATCH,
           "zero_allow_untested_optimizer": True, "gradient_clipping": 0.0}
+
+
+def are_here():
+    """True where transformers and accelerate are installed; nothing is imported."""
+    return all(map(find_spec, ("transformers", "accelerate")))
+
+
+def losses_on_ranks(train, steps):
+    """What train(steps) gives on rank 0; an empty list where transformers or accelerate is missing.
+
+    train  train_with_ours, train_with_accelerate or train_with_trainer
+    """
+    if not are_here():
+        return []
+    return launch(train, steps, ranks=RANKS, timeout=120, preload=("transformers.trainer",))[0]
 
 
 def assert_sharded(model, ranks):
@@ -58,8 +73,10 @@ def sizes_of(parameter, ours):
 
 def new_llama():
     """The same small Llama on every rank."""
+    import transformers  # seconds, and only here
+
+    transformers.logging.set_verbosity_error()  # DeepSpeed's, too, by Trainer
     torch.manual_seed(0)
-    transformers = offline_transformers()
     return transformers.LlamaForCausalLM(transformers.LlamaConfig(**LLAMA)).to(device())
 
 
@@ -74,7 +91,7 @@ def texts(steps):
     return torch.randint(8, (steps, dist.get_world_size(), BATCH, T), generator=made)
 
 
-def train(model, optimizer, steps, backward=torch.Tensor.backward):
+def _train(model, optimizer, steps, backward=torch.Tensor.backward):
     """The loss of each step, over all ranks; `model` is sharded, or AssertionError."""
     assert_sharded(model, dist.get_world_size())
     losses = []
@@ -94,7 +111,7 @@ def train_with_ours(steps):
     model = new_llama()
     for module in (*model.model.layers, model):
         FullyShardedBlock(module)
-    return train(model, new_optimizer(model), steps)
+    return _train(model, new_optimizer(model), steps)
 
 
 def train_with_accelerate(steps):
@@ -111,15 +128,15 @@ def train_with_accelerate(steps):
         model = new_llama()
         model, optimizer = accelerator.prepare(model, new_optimizer(model))
     try:
-        losses = train(model, optimizer, steps, accelerator.backward)
+        return _train(model, optimizer, steps, accelerator.backward)
     except AssertionError as error:
         return str(error)
-    return f"Accelerate has sharded: losses {losses}"
 
 
 def train_with_trainer(steps):
     """The same by transformers' Trainer with DeepSpeed's ZeRO-3."""
-    transformers = offline_transformers()
+    import transformers
+
     quiet_deepspeed()
     examples = [{"input_ids": tokens, "labels": tokens} for tokens in texts(steps).flatten(0, 2)]
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(action="ignore"):
@@ -134,19 +151,3 @@ def train_with_trainer(steps):
     assert_sharded(trainer.model_wrapped, dist.get_world_size())
     trainer.model_wrapped.destroy()
     return [line["loss"] for line in trainer.state.log_history if "loss" in line]
-
-
-def on_rank_0(train, steps):
-    """What train(steps) gives on rank 0; nothing where transformers or accelerate is missing."""
-    if not has_trainer():
-        return []
-    return launch(train, steps, ranks=RANKS, timeout=120, preload=PRELOAD)[0]
-
-
-trainer_losses, our_losses = (functools.partial(on_rank_0, train)
-                              for train in (train_with_trainer, train_with_ours))
-
-
-def fallback_caught():
-    """What assert_sharded says of Accelerate's FSDP here."""
-    return on_rank_0(train_with_accelerate, 3) or NOT_HERE

@@ -1,4 +1,4 @@
-"""The same table under MPI, for projects.collectives: mpi4py where an MPI library is installed."""
+"""The same verbs by MPI: mpi4py where an MPI library is installed."""
 
 import os
 import shutil
@@ -11,11 +11,7 @@ from importlib.util import find_spec
 import numpy as np
 import torch
 
-from ranklab.projects.collectives.timing import Row, expected
-
-NO_MPI = ("MPI is not here. After apt install openmpi-bin libopenmpi-dev and pip install "
-          "'ranklab[mpi]' this runs: mpirun -n 4 python -m ranklab.projects.collectives --mpi")
-
+NO_MPI = "MPI is not here: apt install openmpi-bin libopenmpi-dev, and pip install 'ranklab[mpi]'."
 # Open MPI refuses more processes than cores, and it refuses root, the usual user of a container.
 OPEN_MPI = {"OMPI_MCA_rmaps_base_oversubscribe": "1", "OMPI_ALLOW_RUN_AS_ROOT": "1",
             "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
@@ -27,20 +23,21 @@ def is_here():
     return bool(find_spec("mpi4py") and shutil.which("mpirun"))
 
 
-def mpi_table(ranks=4, sizes=(2**10, 2**16, 2**22), iters=5):
-    """The table as `mpirun` prints it, or one sentence that says what to install."""
+def mpirun(ranks, *arguments):
+    """What `mpirun -n ranks python *arguments` prints, or a sentence that says what to install."""
     if not is_here():
         return NO_MPI
-    command = ["mpirun", "-n", str(ranks), sys.executable, "-m",
-               "ranklab.projects.collectives", "--mpi", "--iters", str(iters),
-               "--sizes", ",".join(map(str, sizes))]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120,
-                          env={**os.environ, **OPEN_MPI})
+    done = subprocess.run(["mpirun", "-n", str(ranks), sys.executable, *arguments], timeout=120,
+                          capture_output=True, text=True, env={**os.environ, **OPEN_MPI})
     return done.stdout if done.returncode == 0 else f"mpirun failed: {done.stderr.strip()}"
 
 
-def run(sizes, iters):
-    """Run by every process under mpirun: the Rows, on rank 0; none on the others."""
+def measure(sizes, iters, expected):
+    """By every process under mpirun: [(verb, bytes, elements, seconds, wrong elements, ranks)], on
+    rank 0; [] on the others.
+
+    expected  (verb, the input of each rank, ranks, rank) -> what is right
+    """
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD
@@ -63,7 +60,7 @@ def run(sizes, iters):
                 times.append(time.perf_counter() - start)
             slowest = world.allreduce(statistics.median(times[1:]), MPI.MAX)
             wrong = world.allreduce(int((out != right).sum()), MPI.SUM)
-            rows.append(Row.of(verb, "mpi", n * 4, n, "float", slowest, wrong, R))
+            rows.append((verb, n * 4, n, slowest, wrong, R))
     return rows if rank == 0 else []
 
 

@@ -1,24 +1,19 @@
-"""HorovodParallel: Horovod as the training loop sees it, ours or the real one."""
+"""HorovodParallel: Horovod as the training loop sees it (parallel.py), ours or the real one."""
 
-import torch
-
-from ranklab.engine import device
 from ranklab.parallel import Parallel
 
 
 class HorovodParallel(Parallel):
     """Each rank holds the whole model, and has as many rows in each step as any other.
 
+    A batch must be one piece: Horovod averages after one backward.
+
     hvd          ranklab.horovod or horovod.torch, after init()
-    compression  "none" or "fp16": of gradients on the wire
-    compress     compress_fp16 for "fp16", or a learner's own; None: what hvd has
-    error        a batch in several pieces: Horovod averages after one backward
+    compression  of gradients on the wire: hvd.Compression.none, or what has its two functions
     """
 
-    def __init__(self, hvd, compression="none", compress=None):
-        self.hvd, self.compression = hvd, getattr(hvd.Compression, compression)
-        if compress and compression == "fp16":
-            self.compression = Compressor(compress)
+    def __init__(self, hvd, compression):
+        self.hvd, self.compression = hvd, compression
         self.rank, self.ranks = hvd.rank(), hvd.size()
         self.gradient_scale = self.ranks
 
@@ -48,21 +43,3 @@ class HorovodParallel(Parallel):
 
     def gather(self, values):
         return self.hvd.allgather(values[None])
-
-
-class Compressor:
-    """A function like compress_fp16, as DistributedOptimizer wants it."""
-
-    def __init__(self, compress):
-        self.compress = compress
-
-    def decompress(self, tensor, restore):
-        return restore(tensor)
-
-
-def rank_device(hvd):
-    """Where this rank computes; under horovodrun, launch has not chosen."""
-    if hvd.__name__.startswith("ranklab") or not torch.cuda.is_available():
-        return device()
-    torch.cuda.set_device(hvd.local_rank())  # or Horovod's own buffers would all be on GPU 0
-    return torch.device("cuda", hvd.local_rank())

@@ -1,11 +1,10 @@
-"""The same model and layout, as Megatron-LM and torchtitan are told of it.
+"""megatron_command: the same model and layout, as options of Megatron-LM.
 
-Each option has a word about it. What a tool does not have, or has in another way, is said in
-sentences above. Names are those of Megatron-LM core 0.19 and of torchtitan 0.2.2.
+Each option has a word about it. What Megatron-LM does not have, or has in another way, is said in
+sentences above. Names are those of Megatron-LM core 0.19.
 """
 
-from ranklab.hybrid import layout_memory, megatron_memory
-from ranklab.projects.pipeline_parallel.config import TORCH_SCHEDULES
+from ranklab.hybrid.memory import layout_memory, megatron_memory
 
 
 def megatron_command(layout, job, per_node=8):
@@ -67,56 +66,6 @@ def megatron_differs(layout, job):
         (f"It has 1F1B and interleaving, not {layout.schedule}.", layout.schedule != "1f1b"),
         (f"Stages have as many layers, and {job.config.n_layer} do not go into {stages}: see "
          "--pipeline-model-parallel-layout.", job.config.n_layer % stages),
-        ("Its guide to FSDP says nothing of pipelines.", layout.zero == 3 and layout.pp > 1),
-    ] if holds]
-
-
-def torchtitan_toml(layout, job):
-    """The text of a config. Of the model it has a name: its shape is written down in Python."""
-    config, shards = job.config, layout.zero or layout.ranks > layout.dp
-    schedule = TORCH_SCHEDULES["interleaved" if layout.virtual > 1 else layout.schedule]
-    per_stage = -(-config.n_layer // (layout.pp * layout.virtual))
-    rows = job.batch // layout.dp if layout.pp > 1 else job.micro_batch
-    dtype = {"bf16": "bfloat16"}.get(job.precision, "float32")
-    lines = [*(f"# {sentence}" for sentence in torchtitan_differs(layout, job)), "", f"""[model]
-name = "llama3"
-flavor = "yours"  # llama3_args: dim={config.n_embd}, n_layers={config.n_layer}, \
-n_heads={config.n_head}, vocab_size={config.vocab_size}
-
-[training]
-seq_len = {config.n_ctx}
-local_batch_size = {rows}  # sequences that a rank takes at once; a pipeline cuts them up
-global_batch_size = {job.batch}  # sequences in a step, over all ranks
-mixed_precision_param = "{dtype}"  # of matrix products; weights are float32
-
-[parallelism]
-data_parallel_replicate_degree = {1 if shards else layout.dp}
-data_parallel_shard_degree = {layout.dp if shards else 1}  # FSDP2: ZeRO-3
-tensor_parallel_degree = {layout.tp}
-pipeline_parallel_degree = {layout.pp}
-pipeline_parallel_schedule = "{schedule}"
-pipeline_parallel_microbatch_size = {job.micro_batch}"""]
-    if layout.virtual > 1:
-        lines.append(f"""pipeline_parallel_layers_per_stage = {per_stage}
-pipeline_parallel_first_stage_less_layers = 0  # else the embedding counts as one
-pipeline_parallel_last_stage_less_layers = 0  # else the head does""")
-    mode = "full" if layout.recompute else "none"
-    return "\n".join([*lines, f'\n[activation_checkpoint]\nmode = "{mode}"'])
-
-
-def torchtitan_differs(layout, job):
-    """Sentences."""
-    return [sentence for sentence, holds in [
-        ("The first rank of the course's trainer, and not torchtitan's, holds "
-         f"{layout_memory(job, layout).total / 1e9:.1f} GB.", True),
-        ("Later versions have these names in Python, in place of TOML.", True),
-        ("Its Llama has RMSNorms, SwiGLU, and a head that is not tied.", True),
-        ("There is no ZeRO-1: FSDP2 shards weights and gradients, too.", layout.zero == 1),
-        ("Replicas are for data ranks alone, so with others FSDP2 shards all.",
-         not layout.zero and layout.dp > 1 and layout.ranks > layout.dp),
-        ("Tensor ranks are sequence parallel, always.",
-         layout.tp > 1 and not layout.sequence_parallel),
-        ("Pipeline ranks lie furthest apart, always.", layout.outermost == "data"),
-        ("Its zero-bubble schedules have two stages on a rank.", layout.schedule == "zb-h1"),
-        ("It has no fp16.", job.precision == "fp16"),
+        ("Its guide to FSDP (custom_fsdp.md) names tensor, context and expert ranks, no pipeline.",
+         layout.zero == 3 and layout.pp > 1),
     ] if holds]

@@ -1,0 +1,68 @@
+"""What does compression cost in quality? One GPT, trained by torch's DDP with each of some hooks.
+
+Plain SGD with clipping, so that a hook's damage is seen: Adam divides much of it away. The text is
+the source of Python's library, the loss is of files that nobody trained on.
+"""
+
+from contextlib import nullcontext
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import clip_grad_norm_
+
+from ranklab.data import batch_at, held_out_batch, python_text
+from ranklab.engine import device, launch
+from ranklab.meter import Traffic
+from ranklab.models.gpt import GPT, GPTConfig
+
+MODEL = GPTConfig(n_layer=1, n_embd=32, n_ctx=32)
+BATCH, LR, WARM_UP, CLIP = 16, 0.3, 10, 1.0  # BATCH: sequences on each rank
+HELD_OUT = 64  # sequences
+
+
+class Quality(NamedTuple):
+    """What training with one hook has brought."""
+
+    name: str
+    sent: int  # bytes that a rank sends in a step, at the end of training
+    loss: float  # nats per byte of held-out text
+
+
+def compare_hooks(hooks, ranks=2, steps=50, seed=0):
+    """[Quality of each hook] after `steps` steps from the same weights, on the same batches.
+
+    hooks  {name: function that makes (state, hook), or None for DDP's own all-reduce}
+    """
+    return launch(train_with_each, hooks, steps, seed, ranks=ranks, timeout=600)[0]
+
+
+def train_with_each(hooks, steps, seed, group=None):
+    """On each rank: [Quality of each] of {name: function that makes (state, hook), or None}."""
+    text = python_text()
+    return [Quality(name, *_train(make, text, steps, seed, group)) for name, make in hooks.items()]
+
+
+def _train(make, text, steps, seed, group):
+    """(bytes that this rank sends in the last step, the held-out loss)"""
+    rank, R = dist.get_rank(group), dist.get_world_size(group)
+    torch.manual_seed(seed)
+    gpt = GPT(MODEL).to(device())
+    # Buffers are rotary angles, alike on all ranks: DDP would broadcast them in every step.
+    model = DistributedDataParallel(gpt, process_group=group, forward_sync_buffers=False)
+    if make:
+        model.register_comm_hook(*make())
+    optimizer, traffic = torch.optim.SGD(model.parameters()), Traffic()
+    for step in range(steps):
+        optimizer.param_groups[0]["lr"] = LR * min(1, (step + 1) / WARM_UP)
+        batch = batch_at(text.train, step, BATCH * R, MODEL.n_ctx, seed)
+        x, y = (tokens[rank::R].to(device()) for tokens in batch)
+        with traffic if step == steps - 1 else nullcontext():  # it slows down what it counts
+            model(x, y).backward()
+        clip_grad_norm_(gpt.parameters(), CLIP)
+        optimizer.step()
+        optimizer.zero_grad()
+    with torch.no_grad():
+        window = held_out_batch(text.held_out, HELD_OUT, MODEL.n_ctx)
+        return traffic.sent_bytes, gpt(*(tokens.to(device()) for tokens in window)).item()

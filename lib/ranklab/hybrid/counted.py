@@ -1,0 +1,79 @@
+"""What a rank holds and sends in a step, counted: in a run, and in a dry run of any size."""
+
+import torch
+
+from ranklab.engine import device, launch
+from ranklab.fsdp.shards import sharded_modules
+from ranklab.hybrid.training import Hybrid
+from ranklab.mesh import build_mesh
+from ranklab.meter import MemoryPeak, Traffic, posing, without_memory
+from ranklab.models.gpt import GPT
+from ranklab.text_trainer import TextTrainer, TrainConfig
+
+
+def counted_step(trainer, batch=None):
+    """A step of a trainer over a mesh is done; (Memory at its peak, Traffic) of this rank.
+
+    Buckets of gradients count as well, and with zero=3 what is whole for a while.
+    """
+    hybrid = trainer.parallel
+    if hybrid.layout.zero < 3:
+        more = {"communication": [bucket.flat for bucket in hybrid.data.replica.buckets]}
+    else:
+        blocks = sharded_modules(hybrid.pipeline.model)
+        more = {"gathered": lambda: [(block.gathered, [(p.whole, p.whole.grad)
+                                                       for p in block.parameters])
+                                     for block in blocks]}
+    trainer.optimizer.zero_grad(set_to_none=True)
+    peak = MemoryPeak(trainer.model, trainer.optimizer, **more)
+    with Traffic() as traffic, peak:
+        trainer.step(batch)
+    return peak.peak, traffic
+
+
+def dry_run(job, layout):
+    """(Memory at the peak of a step, {axis: bytes sent in a step}) of the first rank.
+
+    One process poses as it: messages go nowhere, and tensors have a shape and no memory. So a step
+    of 130B takes a minute of one core. Two short steps are run, which fill the pipeline once and
+    twice. Later micro-batches hold nothing more, and each sends what one of the second step sent
+    more than the first step did.
+    """
+    return launch(dry_run_here, job, layout, ranks=1, timeout=600)[0]
+
+
+def dry_run_here(job, layout):
+    """As dry_run, on a rank of a job that has no other."""
+    many = job.micro_batches(layout)
+    few, more = min(layout.pp, many), min(2 * layout.pp, many)
+    config = TrainConfig(micro_batch=job.micro_batch, precision=job.precision)
+    with posing(layout.ranks) as stack:
+        hybrid = PretendingHybrid(layout.new_mesh(build_mesh, layout.ranks), layout)
+        hybrid.stack = stack
+        with torch.device("meta"):
+            model = GPT(job.config)
+        trainer = TextTrainer(model, None, config, device(), parallel=hybrid, progress=False)
+        trainer.to_device = lambda x: x.to(device())  # there is no memory to pin
+        with Traffic() as traffic:  # the first step makes Adam's moments, too
+            trainer.step(_batch(job, few))
+        before = traffic.by_axis(hybrid.mesh)
+        held, traffic = counted_step(trainer, _batch(job, more))
+    sent, left = traffic.by_axis(hybrid.mesh), (many - more) / max(1, more - few)
+    return held, {axis: int(sent[axis] + left * (sent[axis] - before[axis]))
+                  for axis in ("data", "tensor", "pipeline")}
+
+
+class PretendingHybrid(Hybrid):
+    """Hybrid whose tensors have no memory from `materialize` on: a pretended tensor could not leave
+    the device "meta".
+    """
+
+    def materialize(self, model):
+        self.stack.enter_context(without_memory())
+        super().materialize(model)
+
+
+def _batch(job, pieces):
+    """So many micro-batches."""
+    tokens = torch.zeros(pieces * job.micro_batch, job.config.n_ctx, dtype=torch.long)
+    return tokens, tokens

@@ -1,0 +1,30 @@
+"""A dry run: one process poses as rank 0 of many, and runs the real code at full size.
+
+Its messages go nowhere, and its tensors have a shape and no memory. So what it holds and sends is
+counted, not computed by a formula.
+"""
+
+import contextlib
+
+import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+
+@contextlib.contextmanager
+def posing(ranks):
+    """Inside, this process is rank 0 of so many, of which no other exists. Afterwards it has no
+    group. Yields an ExitStack, which enters `without_memory()` where tensors shall have none.
+    """
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    dist.init_process_group("fake", rank=0, world_size=ranks)
+    try:
+        with contextlib.ExitStack() as stack:
+            yield stack
+    finally:
+        dist.destroy_process_group()
+
+
+def without_memory():
+    """Tensors that are made inside have a shape and no memory."""
+    return FakeTensorMode(allow_non_fake_inputs=True)
