@@ -11,8 +11,7 @@ WRONG = [mutant(ring_attention_backward, *edits, says=says, called=called)
     ("coming = Hop(gradients, group) if R > 1 else None",
      "coming = Hop(gradients, group) if step < R - 1 else None", "in 6 messages", "not_home"),
     (HOME, "dk, dv = gradients", "never waited", "stays_at_the_last"),
-    ("        if coming:  # what the ranks before have found for this block\n"
-     "            gradients += coming.wait()\n", "", "never waited", "never_added"),
+    ("gradients += coming.wait()", "coming.wait()", "dk is", "never_added"),
     ("dq + mine[0]", "mine[0]", "dq is", "last_dq"),
     ("visible[(rank - step) % R]", "visible[rank]", " is ", "own_mask"),
     ("visible[(rank - step) % R]", "visible[(rank + step) % R]", " is ", "other_way"),

@@ -13,6 +13,7 @@ from ranklab.context_parallel import block_gradients
 EARLY = ("Start the hop of the block, then compute with the block, and only then wait: the next "
          "block travels meanwhile.")
 OWNER = "In step i a rank has the block of rank (rank - i) % R: see what it sees of that one."
+ADDED = "dq adds up over the blocks; a block's dk and dv over the ranks that it meets."
 FORWARD = "k and v go in one message, R - 1 times: the last block goes nowhere."
 BACKWARD = ("k and v go R - 1 times. Their gradients go R times: with the block, and home at the "
             "end; they are float32.")
@@ -36,7 +37,8 @@ def _forward(ring_attention, ranks):
     hops = ranks.size - 1
     yield from first_call(str(ranks), first, hops, hops * shards.block_bytes, FORWARD)
     yield partial(_overlaps, ranks, shards.looks)
-    yield from beside(str(ranks), ranks, call, right, slips=partial(_forward_slips, shards))
+    yield from beside(str(ranks), ranks, call, right, slips=partial(_forward_slips, shards),
+                      advice=lambda name: OWNER)
 
 
 def _forward_slips(shards, name, turn):
@@ -91,7 +93,8 @@ def _backward(ring_attention_backward, ranks):
         return {name: shards.of_all(whole) for name, whole in found.items()}
 
     yield from first_call(str(ranks), first, hops, hops * shards.block_bytes, BACKWARD)
-    yield from beside(str(ranks), ranks, call, right, slips=partial(_backward_slips, shards))
+    yield from beside(str(ranks), ranks, call, right, slips=partial(_backward_slips, shards),
+                      advice=lambda name: f"{OWNER} {ADDED}")
 
 
 def _backward_slips(shards, name, turn):
