@@ -323,7 +323,7 @@ plots.timeline(launch(profiled, 25 * 2**20, ranks=2), "One bucket: nothing to hi
 # 25 MB is one number for every network. You know more: when each gradient is ready (a hook can note it), and what an all-reduce takes, lab 02's
 # alpha + n beta. Which buckets leave least after backward? A large one waits for its last gradient. Small ones pay alpha each, and while one travels the next ones wait.
 
-# %%
+# %% tags=["nbval-check-output"]
 from ranklab.data_parallel.plan import block_timeline, bucket_times, capped_buckets, exposed_seconds
 
 case = [1.0, 2.0, 3.0], [5, 5, 5], 0.5, 0.1  # ready, nbytes, alpha, beta

@@ -526,7 +526,7 @@ if found:
     sizes = found["runs"]["none"]["sizes"]
     gradients = [torch.empty(n // 4, device="meta") for n in sizes]
     print("all-reduces in a step: all ready at once", len(fuse_tensors(gradients, 2**27)),
-          "· measured", round(len(all_reduces(phases)) / found["config"].steps, 1))
+          "; measured", round(len(all_reduces(phases)) / found["config"].steps, 1))
 
 # %% [markdown]
 # **Your turn.** The same BERT, by the model of 4.3, on 16 ranks: backward takes 2 ms, and your function tunes the threshold. Change one thing. First write down: does the best threshold rise or fall, and does the step get longer? Ideas: `"alpha": 1e-6`, `"backward": 20e-3`, `"beta": 1e-10`.

@@ -79,7 +79,14 @@ print(launch(two_ranks, ranks=2))
 # %% [markdown]
 # ## 4. Build it
 #
-# Letters: B rows, H heads, KV heads of keys and values (fewer, if several query heads share one: *grouped queries*), T tokens, D numbers a head, R ranks. A rank has `q` (B, H, T/R, D), `k` and `v` (B, KV, T/R, D).
+# Letters: B rows, H heads, KV heads of keys and values (fewer, if several query heads share one: *grouped queries*), T tokens, D numbers a head, R ranks. A rank has `q` (B, H, T/R, D), `k` and `v` (B, KV, T/R, D). What is given, and explained where it is needed:
+
+# %%
+from ranklab.context_parallel.block import block_attention, block_gradients
+from ranklab.context_parallel.ring import Hop
+from ranklab.context_parallel.shard import begins_of, refuse_uneven
+from ranklab.context_parallel.ulysses import Trade
+from ranklab.ranks import shard_range
 
 # %% [markdown]
 # ### 4.1 What attention keeps
@@ -161,11 +168,6 @@ online_softmax_merge = check(online_softmax_merge)
 check(cp_ring_mb=...)
 
 # %%
-from ranklab.context_parallel.block import block_attention, block_gradients
-from ranklab.context_parallel.ring import Hop
-
-
-# %%
 def ring_attention(q, k, v, visible, group=None):
     """(out, lse) of this rank's queries over the keys of all ranks, float32.
 
@@ -233,11 +235,6 @@ print("each rank a row of parts:", launch(work, shard.contiguous_shard, ranks=4)
 # Which tokens should a rank have, so that all have as much to do? It should still be a few long pieces: a block of scores that is hidden as a whole costs nothing, and one that is seen as a whole needs no mask.
 
 # %%
-from ranklab.context_parallel.shard import begins_of, refuse_uneven
-from ranklab.ranks import shard_range
-
-
-# %%
 def zigzag_shard(tokens, ranks):
     """Rank r has part r and part 2R - 1 - r of 2R equal parts: all ranks have the same work.
 
@@ -250,6 +247,9 @@ def zigzag_shard(tokens, ranks):
 
 # %%
 zigzag_shard = check(zigzag_shard)
+
+# %% [markdown]
+# The same count, by your shard:
 
 # %% tags=["nbval-check-output"]
 print("zigzag:                  ", launch(work, zigzag_shard, ranks=4))
@@ -300,10 +300,6 @@ print("one process:", launch(loss_of, ranks=1)[0], "  four ranks:", launch(loss_
 
 # %%
 check(cp_ulysses_mb=...)
-
-# %%
-from ranklab.context_parallel.ulysses import Trade
-
 
 # %%
 def ulysses_attention(q, k, v, attend, group=None):

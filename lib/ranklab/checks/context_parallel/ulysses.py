@@ -66,7 +66,6 @@ def _with_heads(ulysses_attention, ranks, heads):
 
 def _shapes(where, got, R, heads):
     right = tuple((2, n // R, T, 4) for n in (heads[0], heads[1], heads[1]))
-    expect(got is not None, f"{where}: attend is not called", "return ... attend(q, k, v) ...")
     expect(got == right, f"{where}: attend gets q, k and v of shapes {got}, not {right}",
            GROUPED if got and got[0] == right[0] else "All tokens, and the r-th part of the heads.")
 
