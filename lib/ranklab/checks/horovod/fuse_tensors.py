@@ -81,7 +81,7 @@ def check_fuse_tensors(fn):
 
 
 def _planned(fn, where, tensors, threshold):
-    got = fn(list(tensors), threshold)
+    got = fn(given := list(tensors), threshold)
     is_list = isinstance(got, list) and all(isinstance(group, list) for group in got)
     expect(is_list, f"it returns {got}, not a list of lists", "Return [[0, 1], [2]] when tensors 0 "
            "and 1 share a buffer.")
@@ -91,7 +91,9 @@ def _planned(fn, where, tensors, threshold):
          "A position is the number i of enumerate(tensors)."),
         ({*all_of} >= {*range(len(tensors))}, "a tensor is in no list",
          "Every list that was begun must be in the result, also the last one."),
+        (len(all_of) <= len(tensors), "a tensor is in two lists", "It joins a list or begins one."),
         (all(group == sorted(group) for group in got), "a list is not in order", ORDER),
+        ([*map(id, given)] == [*map(id, tensors)], "the list of tensors is changed", "Only plan."),
     ):
         expect(is_so, f"{where}: {what}", hint)
     return sorted(got)

@@ -37,12 +37,14 @@ def complete_in(number, ranks):
 
 
 def _trial(fn, ranks):
-    table, told, received, is_idle = {}, [], 0, False
+    table, told, received, is_idle, is_changed = {}, [], 0, False, False
     for names in ready_on(dist.get_rank()):
+        given = list(names)
         with Traffic() as traffic:
             told.append(fn(names, table, **ranks.keywords))
         received += traffic.received_bytes
         is_idle |= not traffic.ops and ranks.size > 1
+        is_changed |= given != names
     of_ranks, is_first = [None] * ranks.size, ranks.index == 0
     dist.all_gather_object(of_ranks, told, group=ranks.group)
     # The first has a name with one table, and all others have it with another one.
@@ -50,6 +52,7 @@ def _trial(fn, ranks):
     of_new = fn([LONG] * (not is_first), {}, **ranks.keywords)
 
     yield partial(expect, not is_idle, f"{ranks} takes no part in a round", TOGETHER)
+    yield partial(expect, not is_changed, f"{ranks}: the list `ready` is changed", "Leave it so.")
     for number, got in enumerate(told):
         yield partial(_told, ranks, number, got, of_ranks[0][number] or [])
     yield partial(expect, not of_new or ranks.size == 1, f"{ranks} is told a name that was counted "

@@ -68,8 +68,9 @@ def _written(fn, events):
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         path.write_text(OLD)
-        fn(list(events), str(path))
+        fn(given := list(events), str(path))
         text = path.read_text()
+    expect(given == events, "the list of events is changed", "Leave it as it is.")
     expect(not text.startswith(OLD), "what was in the file before is still there",
            'open(path, "w") begins anew, "a" goes on at its end.')
     try:
