@@ -26,12 +26,14 @@ pytestmark = pytest.mark.timeout(180)
 MODEL = {"n_ctx": 16, "n_embd": 32, "n_head": 8, "n_layer": 6}
 LAYOUTS = """
     1x2x2,gpipe 1x2x2,sp,recompute,zb-v 2x1x2,zero,zb-h1 2x2x1,sp,full,recompute
-    2x1x2,full,virtual=2,outermost=data 2x2x2,sp,zero,recompute,virtual=2""".split()
+    2x1x2,full,virtual=2,outermost=data 2x2x2,sp,zero,recompute,virtual=2
+    1x2x2,sp,recompute,cp=2""".split()
 SWEEP = """
     1x8x1 1x1x8 8x1x1,zero 8x1x1,full 1x4x2,sp,virtual=2 2x4x1,sp,zero,recompute 2x4x1,full
     4x1x2,zero,virtual=2 4x1x2,gpipe,outermost=data 4x1x2,full,recompute 2x2x2,sp,zero
     2x2x2,recompute,virtual=2 2x2x2,zero,recompute,zb-h1 2x2x2,sp,recompute,zb-v
-    2x2x2,sp,full,virtual=2,outermost=data""".split()  # each two options meet somewhere
+    2x2x2,sp,full,virtual=2,outermost=data 1x1x1,cp=4 2x1x1,zero,cp=2 2x1x2,full,cp=2
+    2x2x1,sp,cp=2,outermost=data""".split()  # each two options meet somewhere
 
 
 @pytest.fixture(scope="module")
@@ -176,6 +178,7 @@ def test_megatron_is_told_of_all_that_the_layout_has():
     ({"schedule": "1b1f"}, "schedule='1b1f' is not one of gpipe, 1f1b, zb-h1, zb-v"),
     ({"zero": 2}, "zero=2 must be 0, 1 or 3"),
     ({"zero": 3, "schedule": "zb-h1"}, "when with zero=3 the weights are gone"),
+    ({"cp": 0}, "cp=0 must be at least 1"),
     ({"outermost": "tensor"}, "outermost='tensor' must be pipeline or data"),
     ({"virtual": 2, "schedule": "gpipe"}, "virtual=2 stages need schedule='1f1b'"),
 ])

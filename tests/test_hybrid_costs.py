@@ -40,7 +40,8 @@ def _counted(cases):
 SMALL = Job(GPTConfig(256, 16, 6, 8, 32), 32, 2, "fp32")
 SENT = [(SMALL, parse_layout(words)) for words in """
     2x2x2,full 1x4x2,sp,virtual=2 2x1x4,zb-v 2x2x2,recompute,virtual=2 8x1x1,full,recompute
-    1x1x8 4x1x2,gpipe,zero 2x2x2,sp,recompute,outermost=data""".split()]
+    1x1x8 4x1x2,gpipe,zero 2x1x1,cp=4 1x2x2,cp=2,recompute 2x1x2,full,cp=2
+    2x2x2,sp,recompute,outermost=data""".split()]
 BF16 = [(replace(SMALL, precision="bf16"), layout) for _, layout in SENT[-2:]]
 
 

@@ -31,7 +31,7 @@ def found(tmp_path_factory):
     how = FEW | {"checkpoint": str(folder / "saved"), "build": named(build_mesh),
                  "parallelize": named(parallelize), "sync": named(tied_embedding_sync),
                  "norm": named(mesh_grad_norm), "reshard": named(reshard_checkpoint)}
-    first = project.run(layout=parse_layout("2x1x2,full,virtual=2"), until=1, **how)
+    first = project.run(layout=parse_layout("1x1x2,full,virtual=2,cp=2"), until=1, **how)
     assert first["ranks"][0]["steps"] == 1 and first["ranks"][0]["loss"] is None
     last = project.run(layout=parse_layout("1x2x2,sp"), resume=True, **how)
     assert len([*folder.iterdir()]) == 5 + 1

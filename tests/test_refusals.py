@@ -29,7 +29,7 @@ REFUSED = {
         rehearse {empty}.ipynb | there is no file
         rehearse nowhere.at.all | is no module
         rehearse '' | is no module
-        compare --ranks 0 | of at least 1 and at most 1024 is wanted, not '0'
+        compare --ranks 0 | of at least 1 is wanted, not '0'
         compare --ranks 13 | no layout of 13 ranks fits
         compare --layouts 1x3x1 | tp=3 must divide the 8 heads
         compare --layouts 1x1x99 | stages=99 must be between 1 and the 10 layers

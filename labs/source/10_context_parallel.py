@@ -478,7 +478,7 @@ questions("10_context_parallel")
 # - **Kernels.** `block_attention` is written for reading: it makes the block's scores, (T/R, T/R) for each head. FlashAttention's kernels never make them, and return `lse` as well, which is all that a ring needs.
 # - **Ring or all-gather.** Llama 3 gathered all keys and values first, and then computed: grouped queries make them small beside the queries, masks of documents are easier, and the time of the gather is small beside attention, which grows with the square (arXiv 2407.21783, section 3.3.2). It took zigzag's parts, too.
 # - **Both.** Ulysses inside a node, a ring between nodes: `TokenShard(ring=..., ulysses=...)` here, `a2a+p2p` in Megatron.
-# - **The other axes.** Context ranks hold the same weights: gradients are summed over them as over data ranks, and ZeRO or FSDP shard over both. Tensor parallelism's sequence parallelism (lab 08) is something else: it divides tokens between the matrices, and gathers them before each.
+# - **The other axes.** Context ranks hold the same weights: gradients are summed over them as over data ranks, and ZeRO or FSDP shard over both. `ranklab compare --layouts 1x1x1,cp=4 2x1x1,cp=2 1x2x1,cp=2` has it beside the axes of lab 12. Tensor parallelism's sequence parallelism (lab 08) is something else: it divides tokens between the matrices, and gathers them before each.
 #
 # What to expect, published and not measured by us: Llama 3 405B with sequences of 131,072, cp 16: 380 TFLOP/s a GPU, 38% MFU, where with 8,192 and cp 1 it has 400 and 41% (Table 4). This lab has not been run on several GPUs yet.
 

@@ -35,13 +35,14 @@ class TokenShard:
         if ulysses:
             columns = dist.get_world_size(ulysses)
             self.ranks, self.rank = self.rows * columns, self.row * columns + dist.get_rank(ulysses)
-        self.tokens = None  # of the sequences seen last
+        self.tokens = self.length = None  # of the sequences seen last, and of batch's
 
     def batch(self, inputs, targets):
         """This rank's tokens of all rows; with `end` the inputs are (B, 2, T/R): tokens, and where
         the document of each begins.
         """
-        mine = self.shard(inputs.shape[1], self.ranks)[self.rank]
+        self.length = inputs.shape[1]
+        mine = self.shard(self.length, self.ranks)[self.rank]
         if self.end is not None:
             inputs = torch.stack([inputs, begins_in(inputs, self.end)], dim=1)
         return inputs[..., mine], targets[:, mine]
@@ -59,7 +60,8 @@ class TokenShard:
     def enter(self, model, args, kwargs):
         """Before a forward: the model gets the positions of its tokens."""
         x, begins = args[0].unbind(1) if self.end is not None else (args[0], None)
-        positions = self.look_at(x.shape[1] * self.ranks, x.device, begins)
+        # of a pipeline's hidden states a tensor rank may have its tokens only
+        positions = self.look_at(self.length or x.shape[1] * self.ranks, x.device, begins)
         return (x, *args[1:]), {**kwargs, "positions": positions}
 
     def look_at(self, tokens, device, begins=None):

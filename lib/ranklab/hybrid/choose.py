@@ -3,6 +3,7 @@
 import itertools
 from dataclasses import replace
 
+from ranklab.context_parallel import zigzag_shard
 from ranklab.hybrid.costs import layout_seconds
 from ranklab.hybrid.layout import Layout
 from ranklab.hybrid.memory import layout_memory
@@ -73,9 +74,11 @@ def refuse_misfits(layout, job, per_node):
     heads, pieces = job.config.n_head, layout.dp * job.micro_batch
     if heads % layout.tp:
         raise ValueError(f"tp={layout.tp} must divide the {heads} heads")
-    if layout.sequence_parallel and job.config.n_ctx % layout.tp:
-        raise ValueError(f"tp={layout.tp} must divide the {job.config.n_ctx} tokens of a sequence: "
-                         "with sequence parallelism each rank has as many of them")
+    if layout.cp > 1:
+        zigzag_shard(job.config.n_ctx, layout.cp)
+    if layout.sequence_parallel and job.config.n_ctx // layout.cp % layout.tp:
+        raise ValueError(f"tp={layout.tp} must divide the {job.config.n_ctx // layout.cp} tokens "
+                         "of a sequence: with sequence parallelism each rank has as many of them")
     if job.batch % pieces:
         raise ValueError(f"dp x micro-batch = {pieces} must divide the batch of {job.batch}")
     layout.refuse_nodes_of(per_node)

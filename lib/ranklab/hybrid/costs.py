@@ -6,12 +6,13 @@ are float32, and autocast has matrix products in job.precision, as the trainer d
 
 import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
 
 from ranklab import hardware
+from ranklab.context_parallel.formulas import ring_bytes
 from ranklab.hybrid.layout import Layout
 from ranklab.mesh import Mesh
 from ranklab.models.gpt import GPTConfig
@@ -48,6 +49,11 @@ class Job:
     def width(self):
         """Bytes of a number that a matrix product takes and gives."""
         return 4 if self.precision == "fp32" else 2
+
+    def on_a_rank(self, layout):
+        """The job with sequences of the tokens that a context rank has of them."""
+        n_ctx = self.config.n_ctx // layout.cp
+        return replace(self, config=replace(self.config, n_ctx=n_ctx)) if layout.cp > 1 else self
 
     def micro_batches(self, layout):
         """How many go through each pipeline in a step."""
@@ -157,24 +163,34 @@ def parameters_of(config, layout, share):
 # --- bytes sent -----------------------------------------------------------------------------------
 
 def layout_traffic(job, layout):
-    """{"data": bytes, "tensor": bytes, "pipeline": bytes} that the first rank sends in a step.
+    """{"data": bytes, "tensor": bytes, "pipeline": bytes} that the first rank sends in a step; with
+    cp "context", too, which has the gradients where dp is 1.
 
     As Traffic counts them, but for what is small: the number of targets, the norm of all gradients
     (8 bytes each), and the rounding of rings that do not divide. With zero=3 and virtual stages it
     is some percent more, because what is in no block is gathered for each stage.
     """
-    config, share = job.config, shares(job.config, layout)[0]
-    pieces, C, dp = job.micro_batches(layout), config.n_embd, layout.dp
+    config, share, whole = job.config, shares(job.config, layout)[0], job.tokens
+    job = job.on_a_rank(layout)
+    pieces, C, R = job.micro_batches(layout), config.n_embd, layout.dp * layout.cp
     tied = 4 * vocabulary_rows(config, layout) * C * (share.embedding != share.head)
     block, root = parameters_of(config, layout, share)
     n = share.blocks * block + root
     gradients = 2 * n  # an all-reduce, or a reduce-scatter of them and an all-gather of weights
     if layout.zero == 3:  # gathered twice, reduced once, for each micro-batch
         gradients = 3 * pieces * n + (layout.pp - 1) * root
-    return {"data": 4 * (dp - 1) * gradients // dp,
+    sent = {"data": 4 * (R - 1) * gradients // R,
             "tensor": pieces * ring(layout.tp, tensor_sums(job, layout, share)),
             "pipeline": pieces * hidden_bytes(job, layout) * share.messages
-                        + tied // (dp if layout.zero == 3 else 1)}
+                        + tied // (R if layout.zero == 3 else 1)}
+    if layout.cp > 1:
+        blocks, heads = pieces * share.blocks, config.n_head // layout.tp
+        keys = blocks * ring_bytes(whole, heads, config.head_size, layout.cp, job.width)
+        if layout.recompute:
+            keys += blocks * ring_bytes(whole, heads, config.head_size, layout.cp, job.width, False)
+        sent["context"] = keys + (sent["data"] if layout.dp == 1 else 0)
+        sent["data"] *= layout.dp > 1
+    return sent
 
 
 def ring(ranks, nbytes):

@@ -22,7 +22,7 @@ WORDS = {"sp": {"sequence_parallel": True}, "zero": {"zero": 1}, "full": {"zero"
 
 @dataclass(frozen=True)
 class Layout:
-    """dp x tp x pp ranks; checked when it is made.
+    """dp x tp x pp x cp ranks; checked when it is made.
 
     schedule   of SCHEDULES; those of zero bubble gain nothing where tp > 1, because the layers of
                tensor parallelism compute the gradients of their weights in I
@@ -33,6 +33,7 @@ class Layout:
                gradients, but a tied matrix's must first be summed over two stages, and Llama 3 has
                none
     outermost  the axis whose ranks lie furthest apart, "pipeline" or "data"
+    cp         ranks that share a sequence, by ring attention in zigzag (lab 10)
     """
 
     dp: int = 1
@@ -44,9 +45,10 @@ class Layout:
     zero: int = 0
     recompute: bool = False
     outermost: str = "pipeline"
+    cp: int = 1
 
     def __post_init__(self):
-        for name in ("dp", "tp", "pp", "virtual"):
+        for name in ("dp", "tp", "pp", "virtual", "cp"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
         if self.schedule not in SCHEDULES:
@@ -65,7 +67,7 @@ class Layout:
 
     @property
     def ranks(self):
-        return self.dp * self.tp * self.pp
+        return self.dp * self.tp * self.pp * self.cp
 
     def new_schedule(self):
         """(ranks of the pipeline, micro-batches) -> a schedule"""
@@ -75,8 +77,11 @@ class Layout:
 
     @property
     def mesh(self):
-        """Who is where, as a Mesh without groups: tensor ranks are neighbours."""
-        axes = {"pipeline": self.pp, "data": self.dp, "tensor": self.tp}
+        """Who is where, as a Mesh without groups: tensor ranks are neighbours, then context ranks;
+        without these there is no such axis.
+        """
+        context = {"context": self.cp} if self.cp > 1 else {}
+        axes = {"pipeline": self.pp, "data": self.dp, **context, "tensor": self.tp}
         return Mesh({self.outermost: axes.pop(self.outermost), **axes})
 
     def new_mesh(self, build=build_mesh, per_node=None):
@@ -89,7 +94,13 @@ class Layout:
         if dist.get_world_size() == self.ranks:
             hosts = int(os.environ.get("LOCAL_WORLD_SIZE", self.ranks))
             self.refuse_nodes_of(hosts if per_node is None else per_node)
-        return build(self.mesh.axes, joined=[("pipeline", "data")])
+        rows = self.axes_of_gradients
+        return build(self.mesh.axes, joined=[("pipeline", *rows), *([rows] if self.cp > 1 else [])])
+
+    @property
+    def axes_of_gradients(self):
+        """The axes whose ranks hold the same weights and take other rows, or other tokens."""
+        return ("data", "context") if self.cp > 1 else ("data",)
 
     def refuse_nodes_of(self, per_node):
         """Raises ValueError where tensor ranks would be on several nodes of so many ranks."""
@@ -102,7 +113,8 @@ class Layout:
         plain = Layout()
         more = [word for word, options in WORDS.items() for name, value in options.items()
                 if getattr(self, name) == value != getattr(plain, name)]
-        return more + [f"virtual={self.virtual}"] * (self.virtual > 1)
+        return more + [f"{name}={getattr(self, name)}" for name in ("virtual", "cp")
+                       if getattr(self, name) > 1]
 
     def __str__(self):
         return " ".join([f"dp {self.dp} x tp {self.tp} x pp {self.pp}", *self.words()])
@@ -117,8 +129,8 @@ def parse_layout(text):
         raise ValueError(f"{sizes!r} is no layout: write dp x tp x pp as 2x2x2")
     options = dict(zip(("dp", "tp", "pp"), map(int, sizes.split("x"))))
     for word in words:
-        number = re.fullmatch(r"virtual=(\d+)", word)
+        number = re.fullmatch(r"(virtual|cp)=(\d+)", word)
         if not number and word not in WORDS:
-            raise ValueError(f"{word!r} is not one of {', '.join(WORDS)}, virtual=2")
-        options |= {"virtual": int(number[1])} if number else WORDS[word]
+            raise ValueError(f"{word!r} is not one of {', '.join(WORDS)}, virtual=2, cp=2")
+        options |= {number[1]: int(number[2])} if number else WORDS[word]
     return Layout(**options)

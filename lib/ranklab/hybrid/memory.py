@@ -28,6 +28,7 @@ def layout_memory(job, layout):
 
 def moments(job, layout):
     """{moment: Memory}: where the first rank may hold most."""
+    job = job.on_a_rank(layout)
     config, share = job.config, shares(job.config, layout)[0]
     x, V, C = job.tokens * config.n_embd, vocabulary_rows(config, layout), config.n_embd
     tp, e, again = layout.tp, job.width, layout.recompute
@@ -52,7 +53,7 @@ def moments(job, layout):
 
 def states(job, layout, share, activations):
     """The Memory of a rank with this Share."""
-    config, dp = job.config, layout.dp
+    config, dp = job.config, layout.dp * layout.cp
     block, root = parameters_of(config, layout, share)
     n = 4 * (share.blocks * block + root)
     tables = 8 * config.n_ctx * config.head_size * share.blocks  # of rotary positions

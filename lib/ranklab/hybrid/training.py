@@ -5,6 +5,7 @@ import functools
 import torch
 import torch.distributed as dist
 
+from ranklab.context_parallel.training import TokenShard
 from ranklab.data_parallel.training import DataParallel
 from ranklab.engine import device
 from ranklab.fsdp.training import FullyShard
@@ -23,9 +24,10 @@ DATA = {0: DataParallel, 1: functools.partial(Zero, 1), 3: FullyShard}
 
 
 class Hybrid(GroupParallel):
-    """A mesh of ranks: each has some layers, of each layer a part, and takes some of the rows.
+    """A mesh of ranks: each has some layers, of each layer a part, and takes some of the rows, and
+    with cp some tokens of these.
 
-    mesh    with the axes pipeline, data and tensor; see Layout.new_mesh
+    mesh    with the axes of the layout; see Layout.new_mesh
     layout  a Layout
     apply_by, sync, norm_of  a learner's own parallelize, tied_embedding_sync, mesh_grad_norm fit
     lab     12
@@ -35,7 +37,8 @@ class Hybrid(GroupParallel):
                  norm_of=mesh_grad_norm):  # fmt: skip
         super().__init__()
         self.mesh, self.layout, self.apply_by, self.norm_of = mesh, layout, apply_by, norm_of
-        self.data = DATA[layout.zero](mesh.group("data"))
+        self.data = DATA[layout.zero](mesh.group(layout.axes_of_gradients))
+        self.data.context = TokenShard(mesh.group("context")) if layout.cp > 1 else None
         self.data.each_piece_talks = True  # all pipelines run as many, or all refuse the number
         at = mesh.coordinates()
         self.tensor = TensorParallel(mesh.group("tensor"), place=(
@@ -44,6 +47,8 @@ class Hybrid(GroupParallel):
         self.pipeline.token_ranks = layout.tp if layout.sequence_parallel else 1
 
     def apply(self, model):
+        if self.data.context:
+            self.data.context.apply(model)  # now: what is cut off later keeps its attention
         applied = self.apply_by(model, self)  # in place
         own = self.tensor.seed_dropout(model)  # now: weights have been drawn alike on all ranks
         for block in () if own is None else model.blocks.values():
@@ -109,9 +114,9 @@ class Hybrid(GroupParallel):
                 zip(split.pieces_of(gradient), split.copies)]
 
     def total(self, value):
-        """The sum over data and pipeline ranks; tensor ranks have the same value."""
+        """The sum over all but tensor ranks, which have the same value."""
         value = torch.as_tensor(value).clone()
-        dist.all_reduce(value, group=self.mesh.group(("pipeline", "data")))
+        dist.all_reduce(value, group=self.mesh.group(("pipeline", *self.layout.axes_of_gradients)))
         return value
 
     def total_of(self, shares):

@@ -7,8 +7,8 @@ from ranklab.plots.style import (
 )
 
 HELD = {"parameters": "weights", "gradients": "gradients", "optimizer_state": "Adam"}
-AXES = ("tensor", "data", "pipeline")
-GREYS = ("#3b444d", "#8a97a3", FAINT)  # of axes: a colour means a kind of memory
+AXES = ("tensor", "data", "pipeline", "context")
+GREYS = ("#3b444d", "#8a97a3", FAINT, "white")  # of axes: a colour means a kind of memory
 FILLS = ((TONES[0], "white"), ("#e39d62", INK), ("#cfdcc0", INK), (TONES[3], "white"),
          ("white", INK), ("#4aa3b5", INK), ("#8a97a3", INK), (FAINT, INK))  # of ranks, and text
 
@@ -21,19 +21,20 @@ def compared(rows, title="One model, one batch, every layout (same loss: within 
     rows  of projects.hybrid.compare.compare
     """
     fig, (held, sent) = figure(9.6, 0.3 * len(rows) + 1.9, cols=2, sharey=True)
+    axes = [axis for axis in AXES if any(axis in row["sent"] for row in rows)]
     for ax, key, names, xlabel, tones in (
             (held, "held", HELD, "bytes that a rank holds", TONES),
-            (sent, "sent", dict(zip(AXES, AXES)), "bytes that it sends in a step, by axis", GREYS)):
+            (sent, "sent", dict(zip(axes, axes)), "bytes that it sends in a step, by axis", GREYS)):
         left = [0] * len(rows)
         for index, (name, label) in enumerate(names.items()):
-            widths = [row[key][name] for row in rows]
+            widths = [row[key].get(name, 0) for row in rows]
             bars(ax, range(len(rows)), widths, index, label, barh=True, left=left,
                  facecolor=tones[index])
             left = [a + b for a, b in zip(left, widths)]
         ax.set_xlabel(xlabel)
         bytes_axis(ax.xaxis)
         ax.grid(axis="y", visible=False)
-        ax.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=3, handlelength=1.4,
+        ax.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=len(names), handlelength=1.4,
                   columnspacing=1.2)
     held.set_yticks(range(len(rows)), [row["name"] for row in rows])
     held.set_ylabel("dp x tp x pp")

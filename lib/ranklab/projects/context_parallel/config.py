@@ -14,7 +14,7 @@ METHODS = ("ring", "ulysses", "both")
 class Config(TrainConfig):
     """How to train; checked when it is made. The defaults suit a laptop."""
 
-    steps: int = 100
+    steps: int = 80
     lr: float = 6e-3
     batch: int = 16  # long sequences
     micro_batch: int = 16

@@ -45,11 +45,12 @@ def compare(layouts, progress=True):
 
 def table(rows):
     """`rows` as text."""
+    axes = sorted(set().union(*(row["sent"] for row in rows)))
     lines = [f"{'':28}{'KB on a rank':>27}{'KB sent in a step along':>27}",
              f"{'dp x tp x pp':22}{'loss':>6}" + "".join(f"{name:>9}" for name in (
-                 "weights", "grads", "Adam", *rows[0]["sent"], "messages")) + "    step"]
+                 "weights", "grads", "Adam", *axes, "messages")) + "    step"]
     for row in rows:
-        nbytes = [*row["held"].values(), *row["sent"].values()]
+        nbytes = [*row["held"].values(), *(row["sent"].get(axis, 0) for axis in axes)]
         cells = "".join(f"{n / 1e3:9,.0f}" for n in nbytes) + f"{row['messages']:9,}"
         lines.append(f"{row['name']:22}{row['loss']:.4f}{cells}{1e3 * row['seconds']:5.0f} ms")
     most = max(abs(row["loss"] - rows[0]["loss"]) for row in rows)
@@ -63,7 +64,7 @@ def main(arguments):
     parser = Command("ranklab compare", __doc__)
     parser.add_argument("--ranks", type=positive, default=4, help="of each layout")
     parser.add_argument("--layouts", nargs="+", metavar="2x2x2,zero,sp",
-                        help="dp x tp x pp, and what else; all of --ranks by default")
+                        help="dp x tp x pp, and what else (cp=2); all of --ranks by default")
     parser.add_argument("--plot", type=picture, metavar="FILE", help="draw it, too: x.svg or x.png")
     options = parser.parse_args(arguments)
     layouts = [*map(parse_layout, options.layouts or ())] or every_layout(options.ranks)

@@ -10,7 +10,7 @@ from ranklab.checkpoint.reshard import reshard_checkpoint
 from ranklab.engine import device, launch
 from ranklab.engine.in_place import is_started_by_another
 from ranklab.hybrid import Hybrid, mesh_grad_norm, parallelize
-from ranklab.hybrid.counted import counted_step
+from ranklab.hybrid.counted import counted_step, sent_along
 from ranklab.mesh import build_mesh
 from ranklab.models.gpt import GPT
 from ranklab.pipeline_parallel import PipelineExecutor, tied_embedding_sync
@@ -59,9 +59,8 @@ def _work(shape, text, config, layout, build, parts, progress, reshard, until):
             "parameters": sum(p.numel() for p in trainer.model.parameters())}
     if not trainer.stopped:
         held, traffic = counted_step(trainer)
-        sent = traffic.by_axis(hybrid.mesh)
         seen |= {"held": held, "messages": traffic.sent_messages,
-                 "sent": {axis: sent[axis] for axis in sorted(hybrid.mesh.axes)}}
+                 "sent": sent_along(traffic, hybrid.mesh)}
     if config.compare and seen["loss"] and hybrid.rank == 0:
         one = TextTrainer(new_model(shape), text, dataclasses.replace(config, checkpoint=None),
                           device(), progress=False)
