@@ -25,19 +25,19 @@ from ranklab import context_parallel as cp
 # %% [markdown]
 # ## 2. Picture
 #
-# Eight parts of a sequence on four ranks. A cell is a block of scores. Its colour is the rank that has the queries, and so computes it; the number is the rank that has the keys.
+# Eight parts of a sequence on four ranks. A cell is a block of scores. Its colour is the rank that has the queries, and so computes it; the number is the rank that has the keys. The bars count the cells of each rank, those on the diagonal as whole ones; the dashed line is the mean.
 
 # %%
 from ranklab.context_parallel import shard
 from ranklab.plots import context_parallel as plots
 
-plots.masks({"each rank a row of parts": shard.contiguous_shard(8, 4),
+plots.masks({"consecutive parts": shard.contiguous_shard(8, 4),
              "zigzag": shard.zigzag_shard(8, 4)})
 
 # %% [markdown]
 # Above: all ranks wait for rank 3. Below: as much work on each, with the same number of tokens. You will write the lower one.
 #
-# **Predict.** A long sequence, one part in a row on each of four ranks. How many times the mean does the last rank compute? (On the diagonal half a block counts.)
+# **Predict.** A long sequence, and each of four ranks has one of four consecutive parts. How many times the mean does the last rank compute? (Count half of a block on the diagonal.)
 
 # %%
 check(cp_last_rank=...)
@@ -79,7 +79,7 @@ print(launch(two_ranks, ranks=2))
 # %% [markdown]
 # ## 4. Build it
 #
-# Letters: B rows, H heads, KV heads of keys and values (fewer, if several query heads share one: *grouped queries*), T tokens, D numbers a head, R ranks. A rank has `q` (B, H, T/R, D), `k` and `v` (B, KV, T/R, D). What is given, and explained where it is needed:
+# Letters: B sequences, H heads, KV heads of keys and values (fewer, if several query heads share one: *grouped queries*), T tokens, D numbers a head, R ranks. A rank has `q` (B, H, T/R, D), `k` and `v` (B, KV, T/R, D). What is given:
 
 # %%
 from ranklab.context_parallel.block import block_attention, block_gradients
@@ -89,16 +89,19 @@ from ranklab.context_parallel.ulysses import Trade
 from ranklab.ranks import shard_range
 
 # %% [markdown]
+# `shard_range(n, rank, size)` is lab 00's. `refuse_uneven(tokens, parts)` raises a ValueError where the parts do not divide the tokens. The others are explained where they are needed.
+
+# %% [markdown]
 # ### 4.1 What attention keeps
 # > difficulty 2/5 · importance 4/5 · 10 minutes · about 6 lines
 #
-# **Predict.** Llama 3 8B has 32 heads. Plain attention keeps a probability for each head and each pair of tokens. 131,072 tokens, bf16: how many TB, for one layer of one sequence?
+# **Predict.** Llama 3 8B has 32 heads. Plain attention keeps a probability for each head, each query and each key, hidden ones too. 131,072 tokens, bf16: how many TB, for one layer of one sequence?
 
 # %%
 check(cp_scores_tb=...)
 
 # %% [markdown]
-# Nobody does that. FlashAttention (arXiv 2205.14135) goes through the keys block by block, as section 3, keeps `lse`, and computes the probabilities again in backward.
+# Nobody does that. FlashAttention (arXiv 2205.14135) goes through the keys block by block, as in section 3, keeps `lse`, and computes the probabilities again in backward.
 
 # %%
 def attention_memory(tokens, n_head, n_kv_head, head_size, ranks=1, element=2, keeps_scores=False):
@@ -129,7 +132,7 @@ plots.by_length(lengths, {
 }, budget=80e9)
 
 # %% [markdown]
-# Flash makes the square a straight line. At a million tokens 21.6 GB for one layer is still too much, because there are 32 of them, and an MLP beside each. What is left is to divide by R.
+# With each doubling plain attention keeps four times as much, flash twice. At 2^20 tokens 21.6 GB for one layer is still too much, because there are 32 of them, and an MLP beside each. What is left is to divide by R.
 
 # %% [markdown]
 # ### 4.2 Two results become one
@@ -158,9 +161,9 @@ online_softmax_merge = check(online_softmax_merge)
 #
 # Given are:
 #
-# - `Hop(x, group)`: `x` is on its way to the next rank; its `.wait()` returns what has come from the rank before.
+# - `Hop(x, group)`: the tensor `x` is on its way to the next rank; its `.wait()` returns what has come from the rank before. Stack k and v: one hop, one message.
 # - `block_attention(q, k, v, visible)` returns (out, lse) over one block of keys, float32.
-# - `visible[r]`: what this rank's queries see of the keys of rank r. It comes from the positions of the tokens, and scores that nobody sees are not computed. A rank that sees nothing of a block gets zeros and -inf.
+# - `visible[r]`: what this rank's queries see of the keys of rank r. `cp.causal_blocks(positions, rank)` makes the list from the positions of all tokens. Hand `visible[r]` on: you need not look inside. Whole rows and columns of scores that are hidden are not computed. A rank that sees nothing of a block gets zeros and -inf.
 #
 # **Predict.** Llama 3 8B again: 8 key heads of 128, bf16, 131,072 tokens on 8 ranks. How many MB does a rank send in a layer's forward?
 
@@ -187,9 +190,9 @@ ring_attention = check(ring_attention)
 # ### 4.4 Ring attention, backward
 # > difficulty 5/5 · importance 4/5 · 30 minutes · about 12 lines
 #
-# A query's gradient stays with its rank. But a key was seen by the queries of *many* ranks, and each of them knows a part of its gradient. So the blocks go round once more, and with each block goes the sum of the gradients that it has collected so far.
+# A query's gradient stays with its rank. But a key was seen by the queries of *many* ranks, and each of them knows a part of its gradient. So the blocks go round once more, and with each block goes the sum of the gradients that it has collected so far. One block is enough for its part, because exp(score - lse) with the final lse is the probability among *all* keys.
 #
-# `block_gradients(grad_out, q, k, v, out, lse, visible)` returns (dq, dk, dv) of one block. The sum of a block's dk and dv is float32, whatever the type of k: many parts are added up.
+# `block_gradients(grad_out, q, k, v, out, lse, visible)` returns (dq, dk, dv) of one block, float32, whatever the type of k: many parts are added up.
 
 # %%
 def ring_attention_backward(grad_out, q, k, v, out, lse, visible, group=None):
@@ -205,7 +208,7 @@ def ring_attention_backward(grad_out, q, k, v, out, lse, visible, group=None):
 ring_attention_backward = check(ring_attention_backward)
 
 # %% [markdown]
-# Both of yours as one function that autograd knows, and FLOPs counted on each rank. First with one part in a row:
+# Both of yours as one function that autograd knows, and FLOPs counted on each rank. First with consecutive parts:
 
 # %%
 from torch.utils.flop_counter import FlopCounterMode
@@ -226,13 +229,13 @@ def work(plan, tokens=64):
 
 
 # %% tags=["nbval-check-output"]
-print("each rank a row of parts:", launch(work, shard.contiguous_shard, ranks=4))
+print("consecutive parts:", launch(work, shard.contiguous_shard, ranks=4))
 
 # %% [markdown]
 # ### 4.5 Zigzag
 # > difficulty 2/5 · importance 5/5 · 8 minutes · about 2 lines
 #
-# Which tokens should a rank have, so that all have as much to do? It should still be a few long pieces: a block of scores that is hidden as a whole costs nothing, and one that is seen as a whole needs no mask.
+# Each rank should have equally much to do, and still a few long pieces of the sequence: a block of scores that is hidden as a whole costs nothing, and one that is seen as a whole needs no mask.
 
 # %%
 def zigzag_shard(tokens, ranks):
@@ -252,10 +255,10 @@ zigzag_shard = check(zigzag_shard)
 # The same count, by your shard:
 
 # %% tags=["nbval-check-output"]
-print("zigzag:                  ", launch(work, zigzag_shard, ranks=4))
+print("zigzag:           ", launch(work, zigzag_shard, ranks=4))
 
 # %% [markdown]
-# The sum is smaller, too, because the blocks on the diagonal are smaller.
+# The sum is the same, and now no rank waits. (The fullest rank of the first plan had 1.6 times the mean, not 1.75: `block_attention` computes a block on the diagonal whole, with its hidden half.)
 #
 # Now the tokens of a rank are no longer neighbours. What depends on the position must be told: rotary embeddings take `positions`. Forget it, and the loss is still a plausible number:
 
@@ -286,13 +289,13 @@ print("one process:", launch(loss_of, ranks=1)[0], "  four ranks:", launch(loss_
       "  four ranks, positions forgotten:", launch(loss_of, False, ranks=4)[0])
 
 # %% [markdown]
-# Targets are taken from the whole sequence *before* it is shared: the target of a rank's last token is another rank's first. And the mean is over all targets: sums are added up, and divided once.
+# Targets are taken from the whole sequence *before* it is shared: the target of a part's last token is the first one of the next part, mostly on another rank. And the mean is over all targets: sums are added up, and divided once.
 
 # %% [markdown]
 # ### 4.6 Ulysses
 # > difficulty 3/5 · importance 4/5 · 12 minutes · about 6 lines
 #
-# Heads need nothing of each other. So trade: with an all-to-all (lab 02) each rank gives away its tokens of the other ranks' heads, and gets all tokens of its own heads. Any attention will do then, and the result goes the way back (Jacobs et al. 2023, arXiv 2309.14509).
+# Heads need nothing of each other. So trade: with an all-to-all (lab 02) a rank sends each other rank that rank's heads of its own tokens, and gets its own heads of all tokens. Any attention will do then, and the result goes the way back (Jacobs et al. 2023, arXiv 2309.14509).
 #
 # `Trade.apply(x, cut, join, group)` is given: x is cut into R parts along dim `cut`, part r goes to rank r, and what comes is joined along dim `join`. Its gradient goes the other way.
 #
@@ -323,7 +326,7 @@ ulysses_attention = check(ulysses_attention)
 # #### `shard_documents` - open
 # > difficulty 5/5 · importance 3/5 · 30 minutes · about 25 lines
 #
-# Real batches are packed: documents of very different lengths stand in one sequence, and no token may look into another document. Then zigzag is no longer even. Find a plan in which no rank waits. There is no recipe, and no best plan: the check counts how many scores the fullest rank computes beside the mean (at most 1.1 times), and how many tokens' keys the ranks must fetch from others. `begins_of(lengths)` gives for each token where its document begins.
+# Real batches are packed: documents of very different lengths stand in one sequence, and no token may look into another document. Then zigzag is no longer even, above all on more than two ranks. Find a plan in which no rank waits. There is no recipe, and no best plan: the check counts how many scores the fullest rank computes beside the mean (at most 1.1 times), and prints how many tokens' keys the ranks must fetch from others. `begins_of(lengths)` gives for each token where its document begins.
 
 # %%
 def shard_documents(lengths, ranks):
@@ -446,15 +449,18 @@ for R in (2, 4, 8):
           f"{cp.ulysses_bytes(64, 8, 8, 8, R, element=4):20,} {ulysses:8,}")
 
 # %% [markdown]
-# A rank of the ring sends nearly the same, whatever R: all keys pass through it. Ulysses sends less with each rank more. So why the ring? It hides its messages behind the computing, and it has no limit: Ulysses ends at the number of key heads, 8 in Llama 3.
+# The ring's bytes level off: all keys pass through each rank, whatever R. Ulysses sends less with each rank more. So why the ring? Its messages hide behind the computing, and it goes on where Ulysses ends: at the number of key heads, 8 in Llama 3.
 #
-# Seconds by lab 02's alpha + n beta, for one layer of Llama 3 8B and 131,072 tokens on H100s at half their peak. Up to 8 ranks share a node's NVLink, 450 GB/s each. With 16 or more the ring's messages from node to node go through **one** card of 50 GB/s, because only one rank of a node has its next one elsewhere; an all-to-all's are spread over all eight cards. A step of the ring takes the longer of its computing and its message.
+# Seconds by lab 02's alpha + n beta, for one layer of Llama 3 8B and 131,072 tokens on H100s at half their peak. Up to 8 ranks share a node's NVLink, 450 GB/s each. With 16 or more the ring's messages from node to node go through **one** card of 50 GB/s, because only one rank of a node has its next one elsewhere. A step of the ring takes the longer of its computing and its message.
 
 # %%
 from ranklab.context_parallel.formulas import layer_seconds
 
 ranks = [2, 4, 8, 16, 32, 64]
 plots.by_ranks(ranks, layer_seconds(131_072, **llama, ranks=ranks))
+
+# %% [markdown]
+# Up to 16 ranks the ring costs nothing. On 32 a rank has 4,096 tokens, too few to hide a message through one card, and more ranks gain nothing. There Ulysses inside a node and a ring between the nodes helps, since all eight cards carry a part.
 
 # %% [markdown]
 # ## 8. Interview questions
@@ -469,7 +475,7 @@ questions("10_context_parallel")
 #
 # ```bash
 # python -m ranklab.projects.context_parallel --method ring
-# torchrun --nproc-per-node 8 -m ranklab.projects.context_parallel --size gpt2 --n-ctx 65536 --method ulysses
+# torchrun --nproc-per-node 8 -m ranklab.projects.context_parallel --size gpt2 --method both
 # sbatch labs/jobs/context_parallel.sbatch
 # ```
 #
@@ -480,7 +486,7 @@ questions("10_context_parallel")
 # - **Both.** Ulysses inside a node, a ring between nodes: `TokenShard(ring=..., ulysses=...)` here, `a2a+p2p` in Megatron.
 # - **The other axes.** Context ranks hold the same weights: gradients are summed over them as over data ranks, and ZeRO or FSDP shard over both. `ranklab compare --layouts 1x1x1,cp=4 2x1x1,cp=2 1x2x1,cp=2` has it beside the axes of lab 12. Tensor parallelism's sequence parallelism (lab 08) is something else: it divides tokens between the matrices, and gathers them before each.
 #
-# What to expect, published and not measured by us: Llama 3 405B with sequences of 131,072, cp 16: 380 TFLOP/s a GPU, 38% MFU, where with 8,192 and cp 1 it has 400 and 41% (Table 4). This lab has not been run on several GPUs yet.
+# What to expect, published and not measured by us: Llama 3 405B with sequences of 131,072, cp 16: 380 TFLOP/s a GPU, 38% MFU, where on as many GPUs 8,192 tokens and cp 1 have 400 and 41% (Table 4). This lab has not been run on several GPUs yet.
 
 # %% [markdown]
 # ## 10. What we left out
@@ -490,4 +496,4 @@ questions("10_context_parallel")
 # - **Striped attention** (arXiv 2311.09431): every R-th token on a rank, also nearly even.
 # - **Plans by measured time**: `shard_documents` counts scores. Short pieces cost more than their scores say.
 #
-# Next: **11_expert_parallel** (planned), then **12_hybrid**.
+# Next: **12_hybrid**. (11_expert_parallel is planned.)

@@ -8,7 +8,7 @@ from ranklab.context_parallel import zigzag_shard
 WRONG = [mutant(zigzag_shard, *edits, says=says, called=called) for *edits, says, called in (
     ("late.flip(0)", "late", "counted from the end", "not_mirrored"),
     ("return torch.cat([early, late.flip(0)], dim=1)",
-     "return torch.arange(tokens).view(ranks, -1)", "one part in a row", "contiguous"),
+     "return torch.arange(tokens).view(ranks, -1)", "consecutive parts", "contiguous"),
     ("return torch.cat([early, late.flip(0)], dim=1)",
      "return torch.arange(tokens).view(-1, ranks).T.contiguous()", "every R-th token", "striped"),
     ("[early, late.flip(0)]", "[late.flip(0), early]", "a row is not ascending", "late_first"),

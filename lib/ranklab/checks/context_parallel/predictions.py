@@ -27,7 +27,7 @@ PREDICTIONS = (
         answer=lambda: 7 / 4,
         mistakes={7.0: "that is beside the first rank, not beside the mean",
                   4.0: "that is beside the first rank, in blocks: those on the diagonal are half",
-                  1.6: "blocks on the diagonal are half: 3.5 of 8 in all",
+                  1.6: "that counts blocks on the diagonal as whole ones",
                   1.0: "late tokens see more keys than early ones"},
         why="In half blocks the ranks have 1, 3, 5 and 7, 4 on average. All wait for the last.",
     ),

@@ -45,7 +45,7 @@ def _explain(where, got, parts):
     pairs = pairs_of(got, torch.zeros(tokens, dtype=torch.long))
     hint = "Cut the sequence into 2R equal parts; rank r has parts r and 2R - 1 - r."
     if torch.equal(got, contiguous_shard(tokens, ranks)):
-        hint = "That is one part in a row: rank 0 has the early tokens, which see few keys. " + hint
+        hint = "Those are consecutive parts: rank 0 has early tokens, which see few keys. " + hint
     elif torch.equal(got, torch.arange(tokens).view(-1, ranks).T):
         hint = ("That is every R-th token: nearly even, but no block of keys is wholly visible or "
                 "wholly hidden, so that nothing can be left out. " + hint)
@@ -81,6 +81,7 @@ def check_shard_documents(plan):
         (fullest, fetched), library, zigzag = (
             plan_score(each, lengths, ranks) for each in (
                 plan, shard_documents, lambda lengths, R: zigzag_shard(sum(lengths), R)))
-        yield (f"{ranks} ranks: the fullest computes {fullest:.3f} times the mean (the library's "
-               f"{library[0]:.3f}, zigzag {zigzag[0]:.3f}), and {fetched:,} tokens are fetched "
-               f"({library[1]:,}, {zigzag[1]:,}; a ring has {(ranks - 1) * sum(lengths):,})")
+        yield (f"{ranks} ranks: the fullest computes {fullest:.3f} times the mean (library "
+               f"{library[0]:.3f}, zigzag {zigzag[0]:.3f}); {fetched:,} tokens are fetched "
+               f"(library {library[1]:,}, zigzag {zigzag[1]:,}, "
+               f"ring {(ranks - 1) * sum(lengths):,})")
