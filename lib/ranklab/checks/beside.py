@@ -21,6 +21,7 @@ import torch.distributed as dist
 from ranklab.checks.exercise import Mistake
 from ranklab.checks.failures import hinted
 from ranklab.checks.handles import Waits, all_awaited
+from ranklab.checks.library_guard import LibrarysAnswer
 from ranklab.checks.trial import explain, on_ranks, refuses
 from ranklab.engine import device
 from ranklab.meter import Traffic
@@ -112,6 +113,8 @@ def _looks(trial, fn, args, cases):
     for ranks in cases:
         try:
             yield from ((ranks, look) for look in trial(fn, ranks, *args))
+        except LibrarysAnswer:  # some ranks may have met it alone: the others don't wait for them
+            raise
         except Mistake as mistake:
             yield ranks, mistake
 
