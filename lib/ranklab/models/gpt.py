@@ -49,6 +49,10 @@ class GPTConfig:
         """D."""
         return self.n_embd // self.n_head
 
+    def new_mlp(self):
+        """What stands behind the attention of each block; lab 11 has experts there."""
+        return MLP(self)
+
 
 def count_parameters(config):
     """The number of trained numbers in GPT(config); the tied head counts once."""
@@ -152,7 +156,7 @@ class Block(nn.Module):
         self.norm1 = nn.LayerNorm(config.n_embd, bias=False)
         self.attention = Attention(config)
         self.norm2 = nn.LayerNorm(config.n_embd, bias=False)
-        self.mlp = MLP(config)
+        self.mlp = config.new_mlp()
         self.drop = nn.Dropout(config.dropout)
 
     def forward(self, x, positions=None):  # (B, T, C)

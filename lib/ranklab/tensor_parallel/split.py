@@ -47,14 +47,19 @@ def even_split(size, dim, group=None, parts=None):
     return ShardSpec(dim, size, tuple(ranges), (1,) * len(ranges))
 
 
-def take(parameter, split):
+SPECS = "shard_spec", "expert_spec"  # a parameter may be cut along a dim of each kind: lab 11
+
+
+def take(parameter, split, spec="shard_spec"):
     """A copy of this rank's part, a parameter of its own that knows its ShardSpec."""
     if parameter is None:
         return None
     part = torch.cat([parameter.detach().narrow(split.dim, start, stop - start)
                       for start, stop in split.ranges], split.dim)  # fmt: skip
     part = nn.Parameter(part, parameter.requires_grad)
-    part.shard_spec = split
+    for name in SPECS:
+        setattr(part, name, getattr(parameter, name, None))
+    setattr(part, spec, split)
     return part
 
 
@@ -70,14 +75,22 @@ def split_parameter(parameter, dim, group=None, parts=None):
 @torch.no_grad()
 def draw_part(parameter, name, std, seed=None):
     """As normal_by_name: this rank's part of what one process would draw."""
-    split = split_of(parameter)
-    if split is None:
+    specs, shape = specs_of(parameter), tuple(parameter.shape)
+    if not specs:
         return normal_by_name(parameter, name, std, seed)
-    whole = torch.empty(split.whole_shape(tuple(parameter.shape)))
-    normal_by_name(whole, name, std, seed)
-    parameter.copy_(take(whole, split))
+    for split in specs:
+        shape = split.whole_shape(shape)
+    normal_by_name(whole := torch.empty(shape), name, std, seed)
+    for split in specs:
+        whole = take(whole, split)
+    parameter.copy_(whole)
 
 
 def split_of(parameter):
-    """Its ShardSpec; None where each rank holds the whole."""
+    """Its ShardSpec among tensor ranks; None where each of them holds the whole."""
     return getattr(parameter, "shard_spec", None)
+
+
+def specs_of(parameter):
+    """All its ShardSpecs: among tensor ranks, and among those that have other experts."""
+    return [spec for name in SPECS if (spec := getattr(parameter, name, None))]

@@ -6,7 +6,7 @@ from ranklab.mesh import mesh_grad_norm
 from ranklab.parallel import GroupParallel, Piece, groups_here
 from ranklab.tensor_parallel.dropout import dropout_seeds, has_dropout
 from ranklab.tensor_parallel.plan import TPConfig, parallel_gpt
-from ranklab.tensor_parallel.split import split_of
+from ranklab.tensor_parallel.split import split_of, specs_of
 
 
 class TensorParallel(GroupParallel):
@@ -79,15 +79,21 @@ class TensorParallel(GroupParallel):
 
 def in_the_whole(pieces, model):
     """Pieces of the parts that `model` has here, as Pieces of the whole model."""
-    splits = {name: split_of(p) for name, p in model.named_parameters()}
-    return [box for piece in pieces for box in boxes_of(piece, splits.get(piece.name))]
+    specs = {name: specs_of(p) for name, p in model.named_parameters()}
+    found = []
+    for piece in pieces:
+        boxes = [piece]
+        for spec in specs.get(piece.name, ()):
+            boxes = [box for each in boxes for box in boxes_of(each, spec)]
+        found += boxes
+    return found
 
 
 def boxes_of(piece, split):
     """The Pieces of the whole that lie in `piece`, a box of this rank's part: one for each range of
     the part's ShardSpec that it meets.
     """
-    if split is None or not piece.tensor.dim():
+    if not piece.tensor.dim():
         return [piece]
     dim, begin, found = split.dim, 0, []
     first, last = piece.offset[dim], piece.offset[dim] + piece.tensor.shape[dim]

@@ -1,0 +1,36 @@
+"""Expert parallelism: a layer's experts are spread over ranks, and tokens go to the ones they chose.
+
+    route.py      top_k_route, capacity, load_balance_loss: who goes where
+    dispatch.py   dispatch_tokens, combine_tokens: there and back, two all-to-alls
+    layer.py      MoE: router and experts in the place of an MLP; moe_gpt: a GPT with them
+
+Those three are the idea. Then:
+    gradients.py  expert_gradients: which gradient is averaged over which ranks
+    training.py   ExpertParallel: the training loop's view
+    traffic.py    moe_traffic, moe_parameters: formulas
+    place.py      place_experts: which expert stands where, by a trace of loads
+    scan.py       chunked_scan: a state-space model's scan over ranks
+    peers.py      the same layer by transformers and DeepSpeed
+
+Ranks with other experts take other rows: for all other weights they are data-parallel ranks
+(data_parallel). An expert's matrices are cut from the whole as tensor parallelism cuts its own
+(tensor_parallel.split).
+"""
+
+from ranklab.expert_parallel.dispatch import Sent, combine_tokens, dispatch_tokens
+from ranklab.expert_parallel.gradients import expert_gradients
+from ranklab.expert_parallel.layer import MoE, MoEConfig, layers_of, moe_gpt
+from ranklab.expert_parallel.place import place_experts, placement_score
+from ranklab.expert_parallel.route import (
+    balance_bias, capacity, load_balance_loss, router_z_loss, top_k_route,
+)
+from ranklab.expert_parallel.scan import chunked_scan, scan
+from ranklab.expert_parallel.traffic import moe_parameters, moe_traffic
+from ranklab.expert_parallel.training import ExpertParallel, spread_experts
+
+__all__ = [
+    "ExpertParallel", "MoE", "MoEConfig", "Sent", "balance_bias", "capacity", "chunked_scan",
+    "combine_tokens", "dispatch_tokens", "expert_gradients", "layers_of", "load_balance_loss",
+    "moe_gpt", "moe_parameters", "moe_traffic", "place_experts", "placement_score",
+    "router_z_loss", "scan", "spread_experts", "top_k_route",
+]

@@ -1,0 +1,77 @@
+"""Tokens go to the ranks that have their experts, and come back: two all-to-alls."""
+
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+
+
+class Sent(NamedTuple):
+    """How a dispatch went, which the way back needs."""
+
+    order: torch.Tensor  # (m,) places in chosen.flatten(), in the order in which rows were sent
+    to: list  # rows sent to each rank of the group
+    came: list  # rows that came from each rank
+    by_expert: torch.Tensor  # (n,) the order that sorts what came by expert
+    counts: torch.Tensor  # (E/R,) rows for each expert of this rank
+
+
+def dispatch_tokens(x, chosen, n_experts, group=None):
+    """(rows, Sent): of all ranks' x, the rows that chose an expert of this rank.
+
+    Rank r has experts r E/R to (r+1) E/R - 1. The rows are sorted by expert, then by the rank that
+    they come from, then as they stand there. A row that chose several experts here comes several
+    times. `came` is known by asking: a rank tells each other one how many rows each expert gets.
+    shape  x (N, C); chosen (N, k), -1 for none; rows (n, C)
+    cost   an all-to-all of E counts, and one of k N rows or fewer; backward the rows again
+    error  ValueError where R does not divide E
+    lab    11
+    """
+    R, k, flat = dist.get_world_size(group), chosen.shape[1], chosen.flatten()
+    if n_experts % R:
+        raise ValueError(f"{R} ranks must divide the {n_experts} experts")
+    order = flat.argsort(stable=True)[(flat < 0).sum():]  # those of no expert stand first
+    counts = flat[order].bincount(minlength=n_experts)  # (E,) rows for each expert
+    theirs = torch.empty_like(counts)  # (R E/R,): from each rank, for each expert here
+    dist.all_to_all_single(theirs, counts, group=group)
+    to, came = (each.view(R, -1).sum(1).tolist() for each in (counts, theirs))
+    rows = AllToAll.apply(x[order // k], to, came, group)
+    expert = torch.arange(n_experts // R, device=x.device).repeat(R).repeat_interleave(theirs)
+    by_expert = expert.argsort(stable=True)
+    return rows[by_expert], Sent(order, to, came, by_expert, theirs.view(R, -1).sum(0))
+
+
+def combine_tokens(rows, sent, weights, group=None):
+    """Each token's sum of weight times what its experts have made of it, (N, C) in float32.
+
+    A token without an expert gets zeros.
+    shape  rows (n, C), in the order of dispatch_tokens; weights (N, k)
+    cost   an all-to-all of the rows; backward again
+    lab    11
+    """
+    k = weights.shape[1]
+    back = rows[sent.by_expert.argsort()]  # as they came
+    home = AllToAll.apply(back, sent.came, sent.to, group)  # in the order in which they were sent
+    weighted = home * weights.flatten()[sent.order, None]
+    out = torch.zeros(len(weights), rows.shape[1], device=rows.device)
+    return out.index_add(0, sent.order // k, weighted.float())
+
+
+class AllToAll(torch.autograd.Function):
+    """Rows of x go to ranks, `to[r]` of them to rank r, and came[r] come from it, in rank order."""
+
+    @staticmethod
+    def forward(ctx, x, to, came, group):
+        ctx.to, ctx.came, ctx.group = to, came, group
+        return all_to_all_rows(x, to, came, group)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return all_to_all_rows(gradient, ctx.came, ctx.to, ctx.group), None, None, None
+
+
+def all_to_all_rows(x, to, came, group=None):
+    """all_to_all of rows in unequal numbers."""
+    out = x.new_empty(sum(came), *x.shape[1:])
+    dist.all_to_all_single(out, x.contiguous(), came, to, group=group)
+    return out

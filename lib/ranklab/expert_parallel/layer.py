@@ -1,0 +1,205 @@
+"""MoE: a router and experts in the place of a block's MLP; MoEConfig: a GPT that has them."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ranklab.expert_parallel.dispatch import combine_tokens, dispatch_tokens
+from ranklab.expert_parallel.route import (
+    balance_bias, capacity, load_balance_loss, router_z_loss, top_k_route,
+)
+from ranklab.models.gpt import GPT, GPTConfig
+
+BALANCE = ("loss", "bias", "none")
+
+
+@dataclass(frozen=True)
+class MoEConfig(GPTConfig):
+    """A GPT with experts in each block; checked when it is made.
+
+    expert_width  F of an expert; 0: 4 C / top_k, so that a token costs what it costs without
+                  experts (and a router)
+    shared_width  F of an MLP that all tokens take besides (DeepSeek's shared experts); 0: none
+    factor        of the capacity, in each sequence; 0: no token is dropped
+    balance       by an auxiliary loss of weight `coefficient`, by a bias that moves by `rate` in
+                  each step, or not at all
+    z             weight of the router's z-loss
+    jitter        the router's input is multiplied by 1 - jitter to 1 + jitter in training
+    """
+
+    n_expert: int = 8  # E
+    top_k: int = 2
+    expert_width: int = 0
+    shared_width: int = 0
+    factor: float = 0.0
+    balance: str = "loss"
+    coefficient: float = 0.01
+    rate: float = 0.001
+    z: float = 0.0
+    jitter: float = 0.0
+    renormalize: bool = True
+
+    def __post_init__(self):
+        super().__post_init__()
+        if not 1 <= self.top_k <= self.n_expert:
+            raise ValueError(f"top_k={self.top_k} must be between 1 and n_expert={self.n_expert}")
+        if self.balance not in BALANCE:
+            raise ValueError(f"balance={self.balance!r} is not one of {', '.join(BALANCE)}")
+        if not self.expert_width:
+            object.__setattr__(self, "expert_width", 4 * self.n_embd // self.top_k)
+
+    def new_mlp(self):
+        return MoE(self)
+
+
+class ExpertLinear(nn.Module):
+    """A matrix for each expert: row i of x is multiplied by that of its expert.
+
+    Where torch has one kernel for all of it, that is taken; else a loop over the experts.
+    """
+
+    def __init__(self, n_expert, n_in, n_out):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(n_expert, n_out, n_in))
+
+    def forward(self, x, counts):  # (n, n_in), sorted by expert -> (n, n_out)
+        weight, kind = self.weight, x.device.type
+        if torch.is_autocast_enabled(kind):
+            x, weight = (t.to(torch.get_autocast_dtype(kind)) for t in (x, weight))
+        if takes_grouped(x, weight):
+            ends = counts.cumsum(0).int()
+            return F.grouped_mm(x, weight.transpose(1, 2), offs=ends)
+        parts = x.split(counts.tolist())
+        return torch.cat([F.linear(part, w) for part, w in zip(parts, weight)])
+
+
+def takes_grouped(x, weight):
+    """Whether torch's grouped_mm takes them: bfloat16, rows of whole 16 bytes."""
+    return x.dtype == torch.bfloat16 and not any(size % 8 for size in weight.shape[1:])
+
+
+class MoE(nn.Module):
+    """Each token's sum of what its experts make of it: (B, T, C) -> (B, T, C).
+
+    As it is made it has all experts. `spread` leaves it those of this rank.
+    route, limit, dispatch, combine, balance_loss   a learner's own fit
+    seen  of the last forward: logits, chosen (with -1 for dropped), aux, the auxiliary loss
+    """
+
+    def __init__(self, config):
+        super().__init__()
+        C, E, width = config.n_embd, config.n_expert, config.expert_width
+        self.config, self.group = config, None
+        self.router = nn.Linear(C, E, bias=False)
+        self.up, self.down = ExpertLinear(E, C, width), ExpertLinear(E, width, C)
+        self.shared = SharedExpert(C, config.shared_width) if config.shared_width else None
+        self.register_buffer("bias", torch.zeros(E) if config.balance == "bias" else None)
+        self.loads = 0  # (E,) choices since the bias moved last
+        self.aux_gradient = AuxGradient()
+        self.route, self.limit, self.balance_loss = top_k_route, capacity, load_balance_loss
+        self.dispatch, self.combine = dispatch_tokens, combine_tokens
+        self.seen = {}
+
+    def forward(self, x):
+        config, flat = self.config, x.flatten(0, 1)
+        chosen, weights, aux = self.choose(x)
+        rows, sent = self.dispatch(flat, chosen, config.n_expert, self.group)
+        rows = self.down(F.gelu(self.up(rows, sent.counts)), sent.counts)
+        out = self.combine(rows, sent, weights, self.group).to(x.dtype)
+        if self.shared is not None:
+            out = out + self.shared(flat)
+        if aux is not None and torch.is_grad_enabled() and self.training:
+            out = WithAux.apply(out, aux, self.aux_gradient)
+        return out.view_as(x)
+
+    def choose(self, x):
+        """(chosen (N, k), weights (N, k), the auxiliary loss or None) of x (B, T, C)."""
+        config = self.config
+        if config.jitter and self.training:
+            x = x * torch.empty_like(x).uniform_(1 - config.jitter, 1 + config.jitter)
+        with torch.autocast(x.device.type, enabled=False):  # small differences choose experts
+            logits = F.linear(x.float(), self.router.weight)  # (B, T, E)
+        chosen, weights = self.route(logits, config.top_k, config.renormalize, self.bias)
+        aux = self.auxiliary(logits, chosen)
+        if self.training and self.bias is not None:
+            self.loads = self.loads + chosen.flatten().bincount(minlength=config.n_expert)
+        kept = self.limit(chosen, config.n_expert, config.factor) if config.factor else chosen
+        self.seen = {"logits": logits.detach(), "chosen": kept.detach()}
+        return kept.flatten(0, 1), weights.flatten(0, 1), aux
+
+    def auxiliary(self, logits, chosen):
+        """What is added to the sum of all tokens' losses: as much for each token."""
+        config, aux = self.config, 0
+        if config.balance == "loss":
+            aux = aux + config.coefficient * self.balance_loss(logits, chosen)  # (B,)
+        if config.z:
+            aux = aux + config.z * router_z_loss(logits)
+        return aux.sum() * logits.shape[-2] if torch.is_tensor(aux) else None
+
+    def move_bias(self, loads):
+        """The bias follows the loads of a step, (E,), of all ranks."""
+        balance_bias(self.bias, loads, self.config.rate)
+        self.loads = 0
+
+
+class SharedExpert(nn.Module):
+    """An MLP that all tokens take."""
+
+    def __init__(self, C, width):
+        super().__init__()
+        self.up, self.down = nn.Linear(C, width, bias=False), nn.Linear(width, C, bias=False)
+
+    def forward(self, x):
+        return self.down(F.gelu(self.up(x)))
+
+
+class AuxGradient:
+    """How much of the sum of losses a backward differentiates, told by whoever begins it."""
+
+    scale = None
+
+
+class WithAux(torch.autograd.Function):
+    """x as it is; in backward the auxiliary loss gets its gradient, too, wherever the layer is.
+
+    So no stage of a pipeline must hand it on, and the loss that is shown is that of the tokens.
+    """
+
+    @staticmethod
+    def forward(ctx, x, aux, gradient):
+        ctx.like, ctx.gradient = aux, gradient
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        if ctx.gradient.scale is None:
+            raise RuntimeError("no loss of this model began this backward: call moe_gpt(model)")
+        return gradient, torch.ones_like(ctx.like) * ctx.gradient.scale, None
+
+
+def layers_of(model):
+    """The MoE layers of a model, in order."""
+    return [layer for layer in model.modules() if isinstance(layer, MoE)]
+
+
+def moe_gpt(config):
+    """A GPT with experts, whose loss tells the layers how much their auxiliary losses count."""
+    model = GPT(config)
+    model.register_forward_hook(_tell_layers, with_kwargs=True)
+    return model
+
+
+def _tell_layers(model, args, kwargs, loss):
+    if loss.dim() or not loss.requires_grad:
+        return
+    reduction = kwargs.get("reduction", args[2] if len(args) > 2 else "mean")
+    tokens = args[0].shape[0] * args[0].shape[1] if reduction == "mean" else 1
+    layers = layers_of(model)
+
+    def tell(gradient):
+        for layer in layers:
+            layer.aux_gradient.scale = gradient / tokens
+
+    loss.register_hook(tell)

@@ -1,0 +1,79 @@
+"""Which experts stand on which rank, by what a trace says of their loads. Nothing is sent."""
+
+import torch
+
+
+def place_experts(chosen, n_experts, ranks, slots, per_node):
+    """[[experts of rank 0], [of rank 1], ...]: `slots` on each rank, and each expert at least once.
+
+    An expert in several slots has its tokens shared by them. The fullest rank has little more than
+    the mean load, and experts that are often chosen together stand on one node.
+    chosen    (N, k): a trace
+    per_node  ranks of a node, which share NVLink
+    error     ValueError where the slots are fewer than the experts
+    source    DeepSeek's EPLB, https://github.com/deepseek-ai/EPLB: copies first, then packing
+    lab       11
+    """
+    if ranks * slots < n_experts:
+        raise ValueError(f"{ranks} ranks with {slots} slots have no place for {n_experts} experts")
+    loads = chosen.flatten().bincount(minlength=n_experts).double()
+    copies = torch.ones(n_experts, dtype=torch.long)
+    for _ in range(ranks * slots - n_experts):
+        copies[(loads / copies).argmax()] += 1
+    share, together = loads / copies, chosen_together(chosen, n_experts)
+    nodes = ranks // per_node
+    on_node = _pack(copies, share, [per_node * slots] * nodes, together)
+    plan = []
+    for experts in on_node:
+        here = torch.bincount(torch.tensor(experts), minlength=n_experts)
+        plan += _pack(here, share, [slots] * per_node)
+    return plan
+
+
+def _pack(copies, share, room, together=None):
+    """The experts of each bin: the heaviest first, where it is emptiest; of bins that are nearly as
+    empty the one with which it is chosen most.
+    """
+    bins, load = [[] for _ in room], [0.0] * len(room)
+    target = float((copies * share).sum()) / len(room)
+    order = [e for e in share.argsort(descending=True).tolist() for _ in range(copies[e])]
+    for e in order:
+        open_bins = [b for b in range(len(bins)) if len(bins[b]) < room[b]]
+        others = [b for b in open_bins if e not in bins[b]] or open_bins
+        least = min(load[b] for b in others)
+        near = [b for b in others if load[b] <= least + (0.25 * target if together is not None
+                                                          else 0)]
+        best = max(near, key=lambda b: (float(together[e, bins[b]].sum()) if together is not None
+                                        else 0, -load[b]))
+        bins[best].append(e)
+        load[best] += float(share[e])
+    return bins
+
+
+def chosen_together(chosen, n_experts):
+    """(E, E): how many tokens chose both."""
+    wants = torch.nn.functional.one_hot(chosen, n_experts).sum(1).double()  # (N, E)
+    together = wants.T @ wants
+    return together - torch.diag(together.diag())
+
+
+def placement_score(plan, chosen, n_experts, per_node):
+    """(load of the fullest rank beside the mean, nodes that a token must reach beside its own).
+
+    A token is on the ranks in turn, and crosses to a node once, however many of its experts are
+    there (as DeepEP does). Where an expert has copies, the one on its own node is taken.
+    """
+    ranks = len(plan)
+    copies = torch.zeros(ranks, n_experts)
+    for rank, experts in enumerate(plan):
+        for e in experts:
+            copies[rank, e] += 1
+    loads = chosen.flatten().bincount(minlength=n_experts) / copies.sum(0)
+    fullest = (copies @ loads).max().item() * ranks / chosen.numel()
+    on_node = copies.view(-1, per_node, n_experts).sum(1) > 0  # (nodes, E)
+    home = torch.arange(len(chosen)) % ranks // per_node
+    first = on_node.int().argmax(0)  # the node of an expert's first copy
+    reached = torch.where(on_node[home[:, None], chosen], home[:, None], first[chosen])
+    away = torch.nn.functional.one_hot(reached, len(on_node)).amax(1).sum(1) - (
+        reached == home[:, None]).any(1).long()
+    return fullest, away.double().mean().item()

@@ -1,0 +1,85 @@
+"""Which experts a token goes to, how many an expert takes, and what keeps the loads even.
+
+Tokens stand in sequences, (..., T, ...): what is counted is counted in each sequence of its own, so
+that it is the same however sequences are spread over ranks. Nothing here is sent.
+"""
+
+import math
+
+import torch
+
+
+def top_k_route(logits, k, renormalize=True, bias=None):
+    """(chosen, weights): the k experts of each token, the best first, and how much each counts.
+
+    Of equals the first counts as better.
+    shape        logits (..., E); chosen (..., k), whole numbers; weights (..., k), float32
+    renormalize  the weights of a token add up to 1: the softmax goes over its k experts (Mixtral).
+                 False: it goes over all E, and the k weights stay what they are (Switch)
+    bias         (E,), added to the probabilities of all E where experts are chosen, and nowhere
+                 else (DeepSeek-V3)
+    error        ValueError where k is not between 1 and E
+    lab          11
+    """
+    if not 1 <= k <= logits.shape[-1]:
+        raise ValueError(f"top_k={k} must be between 1 and the {logits.shape[-1]} experts")
+    logits = logits.float()
+    scores = logits if bias is None else logits.softmax(-1) + bias
+    chosen = scores.argsort(dim=-1, descending=True, stable=True)[..., :k]
+    weights = logits.softmax(-1).gather(-1, chosen)
+    return chosen, weights / weights.sum(-1, keepdim=True) if renormalize else weights
+
+
+def expert_slots(tokens, n_experts, k, factor):
+    """How many tokens of a sequence an expert takes: `factor` times the mean, rounded up."""
+    return math.ceil(tokens * k / n_experts * factor)
+
+
+def capacity(chosen, n_experts, factor):
+    """`chosen` with -1 wherever an expert has no room: a copy.
+
+    In each sequence an expert takes expert_slots(T, n_experts, k, factor) tokens. First choices
+    come before second ones, and of these the tokens in their order.
+    shape  chosen (..., T, k)
+    paper  Lepikhin et al. 2020, GShard (arXiv 2006.16668)
+    lab    11
+    """
+    T, k = chosen.shape[-2:]
+    by_choice = chosen.transpose(-1, -2).flatten(-2)  # (..., k T): all first choices, then ...
+    wants = torch.nn.functional.one_hot(by_choice, n_experts)  # (..., k T, E)
+    place = wants.cumsum(-2).gather(-1, by_choice[..., None])[..., 0]  # 1 for an expert's first
+    kept = by_choice.where(place <= expert_slots(T, n_experts, k, factor), -1)
+    return kept.unflatten(-1, (k, T)).transpose(-1, -2)
+
+
+def load_balance_loss(logits, chosen):
+    """What uneven loads cost: E times the sum of f_e P_e, in each sequence.
+
+    f_e is the part of all choices that fell on expert e (a count: it has no gradient), P_e the mean
+    probability that the router gave it. Even loads have 1, and one expert for all has E.
+    shape  logits (..., T, E), chosen (..., T, k), before any is dropped; the result (...)
+    paper  Fedus et al. 2021, Switch Transformers, equations 4 to 6 (arXiv 2101.03961)
+    lab    11
+    """
+    E = logits.shape[-1]
+    counts = torch.nn.functional.one_hot(chosen.flatten(-2), E).sum(-2)  # (..., E)
+    part = counts / chosen[..., 0].shape[-1] / chosen.shape[-1]
+    return E * (part * logits.float().softmax(-1).mean(-2)).sum(-1)
+
+
+def router_z_loss(logits):
+    """The mean square of log(sum of exp(logits)) in each sequence: it keeps logits small.
+
+    shape  logits (..., T, E); the result (...)
+    paper  Zoph et al. 2022, ST-MoE (arXiv 2202.08906)
+    """
+    return logits.float().logsumexp(-1).square().mean(-1)
+
+
+def balance_bias(bias, loads, rate):
+    """`bias` (E,), in place: up by `rate` for experts below the mean load, down above it.
+
+    loads  (E,), the choices of the whole batch
+    paper  Wang et al. 2024, loss-free balancing (arXiv 2408.15664); DeepSeek-V3 (arXiv 2412.19437)
+    """
+    bias += rate * (loads.float().mean() - loads).sign()

@@ -1,0 +1,32 @@
+"""What experts cost in bytes, numbers and FLOPs, by formulas."""
+
+import torch
+
+from ranklab.models.gpt import count_parameters
+
+
+def moe_traffic(counts, row_bytes):
+    """(R, R): the bytes that rank r sends rank s in a layer, forward and backward.
+
+    A row goes there and comes back; in backward the gradient of each takes the way back. What stays
+    on its rank is no traffic. (The counts that ranks tell each other are not in it.)
+    counts     (R, E): how many rows of rank r chose expert e; each rank has E/R experts in a row
+    row_bytes  of one row: C numbers
+    error      ValueError where R does not divide E
+    lab        11
+    """
+    R, E = counts.shape
+    if E % R:
+        raise ValueError(f"{R} ranks must divide the {E} experts")
+    there = counts.unflatten(1, (R, -1)).sum(-1)  # (R, R) rows
+    there = there - torch.diag(there.diag())
+    return 2 * row_bytes * (there + there.T)
+
+
+def moe_parameters(config):
+    """(all, active): numbers of a MoE GPT, and those that one token meets."""
+    C, E, k = config.n_embd, config.n_expert, config.top_k
+    outside = count_parameters(config) - config.n_layer * 8 * C * C  # each block without its MLP
+    each = config.n_layer * 2 * C
+    rest = outside + each * config.shared_width + config.n_layer * E * C  # and the routers
+    return rest + each * E * config.expert_width, rest + each * k * config.expert_width
