@@ -1,6 +1,7 @@
 """ExpertParallel: each rank has some of the experts, as the training loop sees it.
 
-For all else it is a DataParallel (data_parallel).
+For all else it is a DataParallel (data_parallel). An expert's part is cut and put together again
+as a part of tensor parallelism is (tensor_parallel).
 """
 
 import functools
