@@ -1,4 +1,4 @@
-"""Expert parallelism: a layer's experts are spread over ranks, and tokens go to the ones they chose.
+"""Expert parallelism: experts are spread over ranks, and tokens go to those that they chose.
 
     route.py      top_k_route, capacity, load_balance_loss: who goes where
     dispatch.py   dispatch_tokens, combine_tokens: there and back, two all-to-alls

@@ -114,7 +114,7 @@ def with_own_copies(gradients, model, own):
 
 @torch.no_grad()
 def move_biases(model, group=None):
-    """The biases of all layers follow the loads of all ranks; cost: an all-reduce of 8 L E bytes."""
+    """The biases of all layers follow the loads of all ranks. cost: one all-reduce, 8 L E bytes."""
     layers = [layer for layer in layers_of(model) if layer.bias is not None]
     if layers:
         loads = torch.stack([layer.loads + torch.zeros_like(layer.bias, dtype=torch.long)
