@@ -1,6 +1,10 @@
 """Which experts stand on which rank, by what a trace says of their loads. Nothing is sent."""
 
+import itertools
+
 import torch
+
+LEAN = 1.03  # times the mean load of a node
 
 
 def place_experts(chosen, n_experts, ranks, slots, per_node):
@@ -20,34 +24,51 @@ def place_experts(chosen, n_experts, ranks, slots, per_node):
     copies = torch.ones(n_experts, dtype=torch.long)
     for _ in range(ranks * slots - n_experts):
         copies[(loads / copies).argmax()] += 1
-    share, together = loads / copies, chosen_together(chosen, n_experts)
-    nodes = ranks // per_node
-    on_node = _pack(copies, share, [per_node * slots] * nodes, together)
+    share = loads / copies
+    nodes = _pack(copies, share, [per_node * slots] * (ranks // per_node))
+    _join(nodes, share.tolist(), chosen_together(chosen, n_experts).tolist())
     plan = []
-    for experts in on_node:
-        here = torch.bincount(torch.tensor(experts), minlength=n_experts)
+    for experts in nodes:
+        here = torch.tensor(experts).bincount(minlength=n_experts)
         plan += _pack(here, share, [slots] * per_node)
     return plan
 
 
-def _pack(copies, share, room, together=None):
-    """The experts of each bin: the heaviest first, where it is emptiest; of bins that are nearly as
-    empty the one with which it is chosen most.
-    """
+def _pack(copies, share, room):
+    """The experts of each bin: the heaviest first, where it is emptiest and has no copy yet."""
     bins, load = [[] for _ in room], [0.0] * len(room)
-    target = float((copies * share).sum()) / len(room)
-    order = [e for e in share.argsort(descending=True).tolist() for _ in range(copies[e])]
-    for e in order:
-        open_bins = [b for b in range(len(bins)) if len(bins[b]) < room[b]]
-        others = [b for b in open_bins if e not in bins[b]] or open_bins
-        least = min(load[b] for b in others)
-        near = [b for b in others if load[b] <= least + (0.25 * target if together is not None
-                                                          else 0)]
-        best = max(near, key=lambda b: (float(together[e, bins[b]].sum()) if together is not None
-                                        else 0, -load[b]))
+    for e in (e for e in share.argsort(descending=True).tolist() for _ in range(copies[e])):
+        best = min((b for b in range(len(bins)) if len(bins[b]) < room[b]),
+                   key=lambda b: (e in bins[b], load[b]))
         bins[best].append(e)
-        load[best] += float(share[e])
+        load[best] += share[e].item()
     return bins
+
+
+def _join(nodes, share, together):
+    """Experts of two nodes change places as long as more of those that are chosen together meet,
+    and no node has more than LEAN times the mean load.
+    """
+    most = LEAN * sum(share[e] for node in nodes for e in node) / len(nodes)
+    load = [sum(share[e] for e in node) for node in nodes]
+    slots = [(n, i) for n, node in enumerate(nodes) for i in range(len(node))]
+
+    def ties(e, node, without):
+        return sum(together[e][other] for other in {*node} - {e, without})
+
+    changed = True
+    while changed:
+        changed = False
+        for (a, i), (b, j) in itertools.combinations(slots, 2):
+            x, y = nodes[a][i], nodes[b][j]
+            more = share[y] - share[x]
+            if a == b or x in nodes[b] or y in nodes[a] or load[a] + more > most or (
+                    load[b] - more > most):
+                continue
+            if ties(x, nodes[b], y) + ties(y, nodes[a], x) > (
+                    ties(x, nodes[a], y) + ties(y, nodes[b], x)):
+                nodes[a][i], nodes[b][j], changed = y, x, True
+                load[a], load[b] = load[a] + more, load[b] - more
 
 
 def chosen_together(chosen, n_experts):
@@ -77,3 +98,9 @@ def placement_score(plan, chosen, n_experts, per_node):
     away = torch.nn.functional.one_hot(reached, len(on_node)).amax(1).sum(1) - (
         reached == home[:, None]).any(1).long()
     return fullest, away.double().mean().item()
+
+
+def score_of(place, chosen, n_experts, ranks, slots, per_node):
+    """placement_score of what place(...) says."""
+    return placement_score(place(chosen, n_experts, ranks, slots, per_node), chosen, n_experts,
+                           per_node)

@@ -1,0 +1,195 @@
+"""The checks of dispatch_tokens and combine_tokens: there and back, beside one process."""
+
+from functools import partial
+
+import torch
+
+from ranklab.checks.beside import beside, expect, on_groups, refused
+from ranklab.engine import device
+from ranklab.expert_parallel import Sent, dispatch_tokens
+
+C, K, E = 3, 2, 12  # 4, 3, 2 and 1 ranks divide the experts
+EMPTY = 5  # an expert that nobody chooses
+FAILURES = {
+    "RuntimeError: .*[Ss]plit sizes.*": "Rows are cut where the ranks' experts begin and end: "
+    "`to` are sums over counts.view(R, E/R), and `came` the same of what the others say.",
+    "ValueError: .*(unpack|sequence item).*": "Return rows and a Sent.",
+}
+ADVICE = {
+    "rows": "Sorted by expert; of one expert by rank, then as they stand on it. What came is "
+            "sorted by rank first: by_expert sorts it again, stably.",
+    "order": "Places in chosen.flatten(), sorted by expert, stably; without those of no expert.",
+    "to": "How many rows go to each rank: its experts' counts, added up.",
+    "came": "Ask: an all-to-all of the counts tells how many rows of each rank come for each "
+            "expert here.",
+    "by_expert": "The expert of each row that came is known from the counts: argsort(stable=True).",
+    "counts": "(E/R,): rows for each expert of this rank, from all ranks.",
+    "dx": "The way there must be known to autograd: AllToAll.apply. A row that went twice gets the "
+          "sum of both gradients.",
+}
+
+
+def _given(rank, turn, members):
+    """(x, chosen, weights) of a rank: ranks have unequal numbers of tokens, the last of several
+    none; some tokens have no expert.
+    """
+    random = torch.Generator().manual_seed(100 * turn + rank)
+    n = 0 if len(members) > 1 and rank == members[-1] else 5 + 2 * (rank + turn) % 4
+    x = torch.randint(-9, 10, (n, C), generator=random).float()
+    chosen = torch.stack([torch.randperm(E, generator=random)[:K] for _ in range(n)] or [
+        torch.empty(0, K, dtype=torch.long)][0:0] or []) if n else torch.empty(0, K).long()
+    chosen[chosen == EMPTY] = -1
+    weights = torch.rand(n, K, generator=random) + 0.1
+    return x, chosen, weights
+
+
+def _everywhere(turn, members):
+    """[(rank's index, token, choice, expert)] in the order in which experts have their rows."""
+    found = []
+    for index, rank in enumerate(members):
+        _, chosen, _ = _given(rank, turn, members)
+        found += [(e, index, t, j) for t, row in enumerate(chosen.tolist())
+                  for j, e in enumerate(row) if e >= 0]
+    return sorted(found)
+
+
+def _expected(turn, ranks):
+    """What dispatch_tokens gives each member of the group, by loops."""
+    members, R = ranks.members, ranks.size
+    given, rows = [_given(rank, turn, members) for rank in members], _everywhere(turn, members)
+    found = {name: [] for name in ("rows", "dx", *Sent._fields)}
+    for me in range(R):
+        here = [row for row in rows if row[0] // (E // R) == me]
+        sent = [row for row in rows if row[1] == me]  # sorted by expert
+        arriving = sorted(here, key=lambda row: (row[1], row[0], row[2], row[3]))
+        places = {row: i for i, row in enumerate(arriving)}
+        dx = torch.zeros_like(given[me][0])
+        for e, _, t, j in sent:
+            dx[t] += 1 + e
+        found["rows"].append(torch.stack([given[r][0][t] for _, r, t, _ in here]) if here
+                             else torch.empty(0, C))
+        found["dx"].append(dx)
+        found["order"].append(torch.tensor([t * K + j for _, _, t, j in sent]).long())
+        for name, of, at in (("to", sent, 0), ("came", here, 1)):
+            owner = [row[0] // (E // R) if at == 0 else row[1] for row in of]
+            found[name].append(torch.tensor([owner.count(r) for r in range(R)]))
+        found["by_expert"].append(torch.tensor([places[row] for row in here]).long())
+        found["counts"].append(torch.tensor([sum(row[0] == e for row in here) for e in range(
+            me * E // R, (me + 1) * E // R)]))
+    return found
+
+
+def _dispatch(dispatch_tokens, ranks):
+    calls = {}
+
+    def call(turn):
+        x, chosen, _ = (t.to(device()) for t in _given(ranks.members[ranks.index], turn,
+                                                       ranks.members))
+        x.requires_grad_()
+        rows, sent = dispatch_tokens(x, chosen, E, ranks.group)
+        calls[turn] = isinstance(sent, tuple) and len(sent) == len(Sent._fields)
+        if not calls[turn]:
+            return {"rows": rows}
+        experts = torch.arange(ranks.index * E // ranks.size, (ranks.index + 1) * E // ranks.size,
+                               device=device())
+        if rows.requires_grad and len(rows) == int(sent[-1].sum()):
+            factor = 1.0 + experts.repeat_interleave(sent[-1])  # known for each expert
+            (rows * factor[:, None]).sum().backward()
+        lists = {name: torch.as_tensor(value) for name, value in zip(Sent._fields, sent)}
+        return {"rows": rows, **lists, "dx": x.grad}
+
+    chosen = _given(ranks.members[ranks.index], 0, ranks.members)[1]
+    nbytes = 8 * E + 2 * 4 * C * max(int((chosen >= 0).sum()), len(_everywhere(0, ranks.members)))
+    looks = list(beside(str(ranks), ranks, call, lambda turn: _expected(turn, ranks),
+                        advice=lambda name: ADVICE.get(name, ""), sends=(3, nbytes)))
+    yield partial(expect, all(calls.values()), f"{ranks}: not rows and a Sent",
+                  f"Return rows, Sent({', '.join(Sent._fields)}).")
+    yield from looks
+    x, chosen = torch.ones(1, C, device=device()), torch.zeros(1, 1, device=device()).long()
+    odd = partial(dispatch_tokens, x, chosen, ranks.size + 1, ranks.group)
+    yield refused(f"{ranks}: {ranks.size + 1} experts", odd) if ranks.size > 1 else bool
+
+
+def check_dispatch_tokens(dispatch):
+    on_groups(_dispatch, dispatch, at_once=True, failures=FAILURES)
+    yield "each rank has the rows that chose its experts, sorted by expert; on 4, 3, 2, 1 ranks"
+    yield "a rank without tokens, an expert without rows, tokens without an expert"
+    yield "two all-to-alls, and one back in backward; each row gets the sum of its gradients"
+
+
+# --- combine_tokens -------------------------------------------------------------------------------
+
+HOME = {
+    "out": "Rows go back in the order in which they came, by_expert undone; at home they are in "
+           "the order in which they were sent, sent.order. index_add adds to what is there.",
+    "drows": "The gradient of a row is its token's, times its weight: AllToAll.apply.",
+    "dweights": "The gradient of a weight: what the expert made, times the token's gradient.",
+}
+
+
+def _combine(combine_tokens, ranks, dtype):
+    me, members = ranks.index, ranks.members
+    where = f"{ranks}, {str(dtype)[6:]}"
+
+    def made(turn, index):
+        """What experts make of their rows: other numbers for each expert, exact in 16 bits."""
+        here = [row for row in _everywhere(turn, members) if row[0] // (E // ranks.size) == index]
+        return torch.tensor([[e + r + t / 4 + c for c in range(C)] for e, r, t, _ in here]).view(
+            -1, C).to(dtype)
+
+    def grad_out(index):
+        n = 12
+        return (torch.arange(n * C).view(n, C) % 7 - 3.0) * (index + 1)
+
+    def call(turn):
+        x, chosen, weights = (t.to(device()) for t in _given(members[me], turn, members))
+        _, sent = dispatch_tokens(x, chosen, E, ranks.group)
+        rows, weights = made(turn, me).to(device()).requires_grad_(), weights.requires_grad_()
+        out = combine_tokens(rows, sent, weights, ranks.group)
+        if out.requires_grad and out.shape == (len(x), C):
+            out.backward(grad_out(me)[: len(x)].to(out))
+        return {"out": out, "drows": rows.grad, "dweights": weights.grad}
+
+    def right(turn):
+        given = [_given(rank, turn, members) for rank in members]
+        out = [torch.zeros(len(x), C) for x, _, _ in given]
+        dweights = [torch.zeros_like(weights) for *_, weights in given]
+        drows = [torch.zeros_like(made(turn, index)) for index in range(ranks.size)]
+        for index in range(ranks.size):
+            here = [row for row in _everywhere(turn, members)
+                    if row[0] // (E // ranks.size) == index]
+            for i, (_, r, t, j) in enumerate(here):
+                y, w, g = made(turn, index)[i].float(), given[r][2][t, j], grad_out(r)[t]
+                out[r][t] += w * y
+                dweights[r][t, j] = (y * g).sum()
+                drows[index][i] = (w * g).to(dtype)
+        return {"out": out, "drows": drows, "dweights": dweights}
+
+    def slips(name, turn):
+        if name != "out":
+            return {}
+        given, out = _given(members[me], turn, members), right(turn)["out"][me]
+        unweighted = torch.zeros_like(out)
+        for index in range(ranks.size):
+            here = [row for row in _everywhere(turn, members)
+                    if row[0] // (E // ranks.size) == index]
+            for i, (_, r, t, _) in enumerate(here):
+                if r == me:
+                    unweighted[t] += made(turn, index)[i].float()
+        return {"a sum without weights": (unweighted, "Each row counts by its weight."),
+                "rounded to bfloat16": (out.bfloat16().float(), "Add up in float32."),
+                "with the inputs": (out + given[0], "What experts made, and nothing else.")}
+
+    yield from beside(where, ranks, call, right, slips=slips,
+                      advice=lambda name: HOME.get(name, ""))
+
+
+def _both_types(combine_tokens, ranks):
+    yield from _combine(combine_tokens, ranks, torch.float32)
+    yield from _combine(combine_tokens, ranks, torch.bfloat16)
+
+
+def check_combine_tokens(combine):
+    on_groups(_both_types, combine, at_once=True, failures=FAILURES)
+    yield "each token's weighted sum, home again, on 4, 3, 2 and 1 ranks; zeros without an expert"
+    yield "gradients of rows and weights as in one process; bfloat16 is added up in float32"

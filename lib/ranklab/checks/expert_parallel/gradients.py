@@ -1,0 +1,79 @@
+"""The check of expert_gradients: beside gradients that are known."""
+
+import torch
+import torch.distributed as dist
+
+from ranklab.checks.beside import beside, on_groups
+from ranklab.checks.failures import LEFT, MISMATCH
+from ranklab.engine import device
+
+OWN = (0,), (1,), (2,), (3,), (0, 2), (1, 3)  # all ranks make all of these groups
+SHAPES = {"router": (4, 3), "norm": (3,), "expert.up": (2, 3, 4), "expert.down": (2, 4, 3)}
+NONE = {"norm": 1, "expert.down": 2}  # on this member of a group it has no gradient
+ZEROS = ("A parameter without a gradient on this rank may have one on others, and they wait: put "
+         "zeros there.")
+FAILURES = {MISMATCH: ZEROS, LEFT: ZEROS, "AttributeError: 'NoneType' object has no .*": ZEROS,
+            "TypeError: .*NoneType.*": ZEROS}
+
+
+def _given(name, rank, turn):
+    random = torch.Generator().manual_seed(31 * rank + 7 * turn + sum(map(ord, name)))
+    return 12.0 * torch.randint(-99, 100, SHAPES[name], generator=random)
+
+
+def _trial(expert_gradients, ranks):
+    groups = {members: dist.new_group(members) for members in OWN}
+    members, R = ranks.members, ranks.size
+    own = {4: ((0, 2), (1, 3)), 3: ((1,), (2,), (3,)), 2: (members,), 1: (members,)}[R]
+    mine = next(each for each in own if dist.get_rank() in each)
+
+    def has(name, rank):
+        return members.index(rank) != NONE.get(name) or R == 1
+
+    def call(turn):
+        parameters = {name: torch.nn.Parameter(torch.ones(shape, device=device()))
+                      for name, shape in SHAPES.items()}
+        for name, p in parameters.items():
+            if has(name, dist.get_rank()):
+                p.grad = _given(name, dist.get_rank(), turn).to(device())
+        experts = [p for name, p in parameters.items() if "expert" in name]
+        shared = [p for name, p in parameters.items() if "expert" not in name]
+        expert_gradients(shared, experts, groups[mine], **ranks.keywords)
+        return {f"the gradient of `{name}`": p.grad for name, p in parameters.items()} | {
+            f"`{name}`": p for name, p in parameters.items()}
+
+    def total(name, turn, among):
+        return sum(_given(name, rank, turn) * has(name, rank) for rank in among)
+
+    def right(turn):
+        found = {f"`{name}`": [torch.ones(shape)] * R for name, shape in SHAPES.items()}
+        for name in SHAPES:
+            among = [next(each for each in own if rank in each) if "expert" in name else members
+                     for rank in members]
+            found[f"the gradient of `{name}`"] = [total(name, turn, each) / R for each in among]
+        return found
+
+    def slips(label, turn):
+        name = label.split("`")[1]
+        if "gradient" not in label:
+            return {}
+        if "expert" in name:
+            return {"the mean over the ranks that have this expert": (
+                        total(name, turn, mine) / len(mine), f"It has met the tokens of all {R} "
+                        f"ranks, not of {len(mine)}: divide by {R}."),
+                    "the mean over all ranks": (total(name, turn, members) / R, "Other ranks have "
+                                                "other experts: add up over `own`."),
+                    "the sum over the ranks that have it": (total(name, turn, mine), f"Divide by "
+                                                            f"all {R} ranks.")}
+        return {"the mean over `own`": (total(name, turn, mine) / len(mine), "All ranks have the "
+                                        "same router and norms: all of them.")}
+
+    nbytes = sum(4 * torch.Size(shape).numel() for shape in SHAPES.values())
+    yield from beside(str(ranks), ranks, call, right, slips=slips, sends=(len(SHAPES), nbytes))
+
+
+def check_expert_gradients(expert_gradients):
+    on_groups(_trial, expert_gradients, failures=FAILURES)
+    yield "experts are added up over the ranks that have them, all else over all; 1 to 4 ranks"
+    yield "both are divided by the number of all ranks; one all-reduce for each parameter"
+    yield "a parameter without a gradient on some rank counts as zeros"

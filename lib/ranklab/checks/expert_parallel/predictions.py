@@ -1,0 +1,52 @@
+"""The numbers that a learner of lab 11 predicts before running anything."""
+
+from ranklab.checks.exercise import Prediction
+from ranklab.expert_parallel.route import expert_slots
+
+# Mixtral 8x7B: its config.json. Three matrices in an expert, grouped queries, an untied head.
+LAYERS, C, F, E, K = 32, 4096, 14336, 8, 2
+EXPERT = 3 * C * F
+OUTSIDE = LAYERS * (2 * C * C + 2 * C * 1024 + E * C + 2 * C) + 2 * 32000 * C + C
+ALL = OUTSIDE + LAYERS * E * EXPERT
+ROWS = 4096 * K * 7 / 8 * C * 2
+
+PREDICTIONS = (
+    Prediction(
+        "moe_total_billions", unit="billion", answer=lambda: ALL / 1e9,
+        solution="(32 * (8 * 3 * 4096 * 14336 + 2 * 4096**2 + 2 * 4096 * 1024) + 2 * 32000 * 4096)"
+                 " / 1e9",
+        hint="What is there eight times, and what once?",
+        mistakes={56.0: "only the experts are there eight times: attention and embeddings are "
+                  "shared", LAYERS * E * EXPERT / 1e9: "that is the experts alone",
+                  (OUTSIDE + LAYERS * K * EXPERT) / 1e9: "that is what one token meets",
+                  (OUTSIDE + LAYERS * E * EXPERT * 2 / 3) / 1e9: "an expert has three matrices: "
+                  "its middle is a product of two"},
+        why="Eight times the experts, once the rest. A token meets 12.9 billion of them.",
+    ),
+    Prediction(
+        "moe_slots", solution="4096 * 2 / 8 * 1.25", unit="tokens", tolerance=0,
+        answer=lambda: expert_slots(4096, 8, 2, 1.25),
+        hint="How many choices are there in all, and how many would each expert get?",
+        mistakes={640.0: "each token has two choices", 1024.0: "that is the mean: times 1.25",
+                  5120.0: "an expert has 1/8 of all choices"},
+        why="8,192 choices, 1,024 for each expert on average, and a quarter more.",
+    ),
+    Prediction(
+        "moe_dispatch_mb", solution="4096 * 2 * 7 / 8 * 4096 * 2 / 1e6", unit="MB",
+        answer=lambda: ROWS / 1e6,
+        hint="How many rows leave the rank, and how many bytes has one?",
+        mistakes={ROWS * 8 / 7e6: "1/8 of the rows stay on their rank",
+                  ROWS / 2e6: "a token goes to two experts, or a bf16 number has two bytes",
+                  2 * ROWS / 1e6: "that is the way there and back", 4 * ROWS / 1e6: "that is there "
+                  "and back, forward and backward", ROWS / 2**20: "those are MiB; MB are 10^6"},
+        why="7,168 rows of 8,192 bytes; then they come back, and in backward all of it again.",
+    ),
+    Prediction(
+        "moe_too_large", solution="8 / 2", unit="times", tolerance=0, answer=lambda: 4.0,
+        hint="How many ranks' tokens has an expert met, and by how many would be divided?",
+        mistakes={2.0: "that is the number of ranks that have this expert", 1.0: "the mean of two "
+                  "ranks divides by 2, but the loss is a mean over 8", 8.0: "two of the eight "
+                  "ranks share the sum", 0.25: "the other way round: it is too large"},
+        why="It has met the tokens of eight ranks, and is divided by two.",
+    ),
+)

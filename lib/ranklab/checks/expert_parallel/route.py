@@ -1,0 +1,185 @@
+"""The checks of top_k_route, capacity and load_balance_loss: beside plain loops over tokens."""
+
+import math
+from functools import partial
+
+import torch
+
+from ranklab.checks.beside import expect, refused
+from ranklab.checks.trial import explain
+
+STABLE = ("Of equals the first counts as better. topk says nothing about equals: "
+          "argsort(descending=True, stable=True).")
+IN_FLOAT32 = "Sums of exp go wrong in 16 bits: .float() first."
+
+
+def _logits(shape, seed, dtype=torch.float32):
+    random = torch.Generator().manual_seed(seed)
+    return (2 * torch.randn(shape, generator=random)).to(dtype)
+
+
+# --- top_k_route ----------------------------------------------------------------------------------
+
+def _best(scores, k):
+    """The k best of each row, by a plain sort; of equals the first."""
+    rows = [sorted(range(len(row)), key=lambda e: (-row[e], e))[:k]
+            for row in scores.flatten(0, -2).double().tolist()]
+    return torch.tensor(rows).view(*scores.shape[:-1], k)
+
+
+def _route(top_k_route, name, logits, k, renormalize, bias=None):
+    kept = logits.clone()
+    given = logits.clone().requires_grad_()
+    got = top_k_route(given, k, renormalize, bias)
+    expect(isinstance(got, tuple) and len(got) == 2, f"{name}: not two tensors",
+           "Return chosen and weights.")
+    chosen, weights = got
+    P = kept.float().softmax(-1)
+    scores = kept.float() if bias is None else P + bias
+    right = _best(scores, k)
+    explain(f"{name}: chosen", chosen, right, {
+        "the worst": (_best(-scores, k), "descending=True."),
+        "the best, in another order": (right.flip(-1), "The best comes first."),
+        "chosen without the bias": (_best(kept.float(), k), "The bias is added where experts are "
+                                    "chosen."),
+        "chosen by logits and bias": (_best(kept.float() + (0 if bias is None else bias), k),
+                                      "The bias is added to the probabilities."),
+    }, STABLE)
+    best = P.gather(-1, right)
+    explain(f"{name}: weights", weights, best / best.sum(-1, keepdim=True) if renormalize else best, {
+        "probabilities among all experts": (best, "renormalize=True: the k weights of a token add "
+                                            "up to 1."),
+        "probabilities among the k": (best / best.sum(-1, keepdim=True), "renormalize=False: what "
+                                      "the softmax over all experts says, unchanged."),
+        "logits": (kept.float().gather(-1, right), "A softmax makes weights of them."),
+        "weights with the bias": (scores.gather(-1, right), "The bias chooses, and does not weigh."),
+        "normalised with the bias": ((w := scores.gather(-1, right)) / w.sum(-1, keepdim=True),
+                                     "The bias chooses, and does not weigh."),
+    }, IN_FLOAT32)
+    expect(weights.requires_grad, f"{name}: weights have no gradient", "The router learns through "
+           "the weights alone: compute them from `logits` by torch's operations.")
+    factors = _logits(weights.shape, 9)
+    (weights * factors).sum().backward()
+    other = kept.float().requires_grad_()
+    again = other.softmax(-1).gather(-1, right)
+    again = again / again.sum(-1, keepdim=True) if renormalize else again
+    (again * factors).sum().backward()
+    explain(f"{name}: the gradient of logits", given.grad.float(), other.grad.to(logits.dtype)
+            .float(), {}, "Divide by the sum as it is, not by a detached one.")
+    expect(torch.equal(given.detach(), kept), f"{name}: `logits` is changed", "Work on a copy.")
+
+
+def check_top_k_route(top_k_route):
+    for shape, k in (((2, 5, 8), 2), ((7, 4), 1), ((3, 2, 4), 4), ((1, 9, 6), 3)):
+        for renormalize in (True, False):
+            name = f"logits {shape}, k={k}, renormalize={renormalize}"
+            _route(top_k_route, name, _logits(shape, k), k, renormalize)
+    yield "the k best, with weights that add up to 1, or as the softmax over all says"
+    equal = torch.randint(3, (4, 16, 8), generator=torch.Generator().manual_seed(0)).float()
+    _route(top_k_route, "equal logits", equal, 3, True)
+    _route(top_k_route, "logits around 200", _logits((2, 4, 8), 1) + 200, 2, True)
+    _route(top_k_route, "bfloat16", _logits((2, 6, 8), 2, torch.bfloat16), 2, True)
+    yield "of equals the first; large logits and bfloat16 too; the weights have their gradient"
+    bias = torch.tensor([0.3, 0.0, -0.2, 0.1, 0.0, 0.4, 0.0, -0.5])
+    for renormalize in (True, False):
+        _route(top_k_route, f"with a bias, renormalize={renormalize}", _logits((3, 7, 8), 4), 2,
+               renormalize, bias)
+    yield "a bias chooses, and does not weigh"
+    for k in (0, 9):
+        refused(f"k={k} of 8", partial(top_k_route, _logits((2, 8), 1), k))()
+    yield "k below 1 or above E is a ValueError"
+
+
+# --- capacity -------------------------------------------------------------------------------------
+
+def _kept(chosen, room, by_choice=True, together=False):
+    """What has room, by loops; `together` over all sequences."""
+    T, k = chosen.shape[-2:]
+    found, taken = [], {}
+    for sequence in chosen.reshape(-1, T, k).tolist():
+        taken = taken if together else {}
+        rows = [[-1] * k for _ in range(T)]
+        places = [(t, j) for j in range(k) for t in range(T)] if by_choice else [
+            (t, j) for t in range(T) for j in range(k)]
+        for t, j in places:
+            e = sequence[t][j]
+            taken[e] = taken.get(e, 0) + 1
+            if taken[e] <= room:
+                rows[t][j] = e
+        found.append(rows)
+    return torch.tensor(found).view_as(chosen)
+
+
+def check_capacity(capacity):
+    for shape, E, factor in (((2, 16, 2), 4, 1.0), ((3, 10, 2), 4, 0.75), ((2, 3, 9, 1), 4, 1.0),
+                             ((12, 3), 8, 0.5), ((1, 20, 2), 6, 9.0)):
+        logits = _logits((*shape[:-1], E), 5) + torch.arange(E) / 2  # late experts are wanted more
+        chosen, (T, k) = logits.topk(shape[-1], dim=-1).indices, shape[-2:]
+        share = T * k / E
+        room, given = math.ceil(factor * share), chosen.clone()
+        where = f"{T} tokens, k={k}, {E} experts, factor={factor:g}: room for {room}"
+        got, right = capacity(given, E, factor), _kept(chosen, room)
+        whole = right.where((right >= 0).all(-1, keepdim=True), -1)
+        explain(where, got, right, {
+            "kept token by token": (_kept(chosen, room, by_choice=False), "First choices come "
+                                    "before second ones, whatever the token."),
+            "room for all sequences together": (_kept(chosen, room, together=True), "Each sequence "
+                                                "counts alone: else what is dropped depends on the "
+                                                "rows that a rank has."),
+            "room for one fewer": (_kept(chosen, room - 1), f"The {room} first ones have room: "
+                                   "cumsum counts from 1."),
+            "room for one more": (_kept(chosen, room + 1), "cumsum counts from 1: the place of an "
+                                  "expert's first token is 1."),
+            "rounded down": (_kept(chosen, math.floor(factor * share)), "Rounded up: see "
+                             "expert_slots."),
+            "without k": (_kept(chosen, math.ceil(factor * share / k)), "A token wants k places: "
+                          "the mean load is T k / E."),
+            "all kept": (chosen, "Where the place is beyond the room, -1."),
+            "whole tokens dropped": (whole, "A token keeps its other choices."),
+            "the last ones kept": (_kept(chosen.flip(-2), room).flip(-2), "Early tokens come "
+                                   "first."),
+        }, "Count, for each place, how many before it want the same expert.")
+        expect(torch.equal(given, chosen), f"{where}: `chosen` is changed", "Return a copy.")
+    yield "in each sequence an expert takes as many as it has room for; the others have -1"
+    yield "first choices before second ones, then early tokens; `chosen` stays as it is"
+
+
+# --- load_balance_loss ----------------------------------------------------------------------------
+
+def check_load_balance_loss(load_balance_loss):
+    for shape, k, dtype in (((3, 8, 4), 2, torch.float32), ((2, 2, 5, 6), 1, torch.float32),
+                            ((7, 4), 4, torch.float32), ((2, 16, 8), 2, torch.bfloat16)):
+        logits, (T, E) = _logits(shape, k, dtype), shape[-2:]
+        where = f"logits {shape}, k={k}, {str(dtype)[6:]}"
+        chosen = logits.topk(k, dim=-1).indices
+        P = logits.clone().float().requires_grad_()
+        counts = torch.zeros(*shape[:-2], E).scatter_add(
+            -1, chosen.flatten(-2), torch.ones(chosen.flatten(-2).shape))
+        f, mean = counts / (T * k), P.softmax(-1).mean(-2)
+        right = E * (f * mean).sum(-1)
+        given = logits.clone().requires_grad_()
+        got = load_balance_loss(given, chosen)
+        flat = f.reshape(-1, E).mean(0), mean.reshape(-1, E).mean(0)
+        explain(where, got, right, {
+            "without E": (right / E, "Times E: even loads have 1."),
+            "with f of all choices": (right * k, "f is a part of all T k choices."),
+            "a count, not a part": (right * T * k, "f is a part of all T k choices."),
+            "a sum over tokens": (right * T, "P is a mean over tokens."),
+            "P squared": (E * mean.square().sum(-1), "f counts choices."),
+            "f squared": (E * f.square().sum(-1), "P is the router's mean probability, chosen or "
+                          "not."),
+            "one number for all sequences": (E * (flat[0] * flat[1]).sum(), "Each sequence has "
+                                             "its own: else it depends on the rows that a rank "
+                                             "has."),
+            "the mean of all sequences": (right.mean(), "Return one for each sequence."),
+        }, "E times the sum over e of f_e P_e.")
+        expect(got.requires_grad, f"{where}: no gradient", "P has one: it comes from `logits`.")
+        got.sum().backward()
+        right.sum().backward()
+        explain(f"{where}: the gradient of logits", given.grad.float(), P.grad.to(dtype).float(),
+                {}, "f is a count, and has no gradient. P has that of the softmax.")
+    yield "E times the sum of f_e P_e, for each sequence, with the gradient that P has"
+    even = load_balance_loss(torch.zeros(2, 8, 4), torch.arange(8).view(1, 8, 1).expand(2, 8, 1) % 4)
+    one = load_balance_loss(torch.tensor([50.0, 0, 0, 0]).expand(1, 8, 4),
+                            torch.zeros(1, 8, 1, dtype=torch.long))
+    yield f"even loads have {even[0]:.2f}, one expert for all has {one[0]:.2f}"
