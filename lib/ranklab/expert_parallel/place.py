@@ -62,8 +62,8 @@ def _join(nodes, share, together):
         for (a, i), (b, j) in itertools.combinations(slots, 2):
             x, y = nodes[a][i], nodes[b][j]
             more = share[y] - share[x]
-            if a == b or x in nodes[b] or y in nodes[a] or load[a] + more > most or (
-                    load[b] - more > most):
+            fuller = max(load[a] + more, load[b] - more) > max(most, load[a], load[b])
+            if a == b or x in nodes[b] or y in nodes[a] or fuller:
                 continue
             if ties(x, nodes[b], y) + ties(y, nodes[a], x) > (
                     ties(x, nodes[a], y) + ties(y, nodes[b], x)):
