@@ -139,3 +139,145 @@ def test_training_equals_one_process(name):
                 torch.testing.assert_close(tensor, whole, atol=2e-3, rtol=0)
                 seen.add(part)
         assert seen >= weights.keys() - {"head.weight"}
+
+
+def test_a_function_that_averages_afterwards_gives_the_same():
+    axes = {"data": 2, "expert": 2}
+    got, want = (launch(trained, axes, kind, ranks=4)[0] for kind in (
+        {"average": ep.expert_gradients}, {}))
+    assert got[0] == pytest.approx(want[0], abs=1e-6)
+
+
+def test_a_bias_moves_towards_even_loads():
+    bias = torch.zeros(3)
+    ep.balance_bias(bias, torch.tensor([5, 2, 2]), 0.5)
+    assert bias.tolist() == [-0.5, 0.5, 0.5]
+    ep.balance_bias(bias, torch.tensor([3, 3, 3]), 0.5)
+    assert bias.tolist() == [-0.5, 0.5, 0.5]
+
+
+def test_grouped_product_has_the_values_of_the_loop():
+    torch.manual_seed(0)
+    linear, counts = ExpertLinear(3, 16, 8), torch.tensor([4, 0, 6])
+    torch.nn.init.normal_(linear.weight)
+    x = torch.randn(10, 16)
+    right = linear(x, counts)
+    linear.bfloat16()
+    assert takes_grouped(x.bfloat16(), linear.weight)
+    assert not takes_grouped(x[:, :15].bfloat16(), linear.weight[..., :15])
+    torch.testing.assert_close(linear(x.bfloat16(), counts).float(), right, atol=0.1, rtol=0.02)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert linear.float()(x, counts).dtype == torch.bfloat16
+
+
+def test_what_does_not_fit_is_a_sentence():
+    with pytest.raises(ValueError, match="top_k=5 must be between 1 and n_expert=4"):
+        ep.MoEConfig(n_expert=4, top_k=5)
+    with pytest.raises(ValueError, match="balance='even' is not one of loss, bias, none"):
+        ep.MoEConfig(balance="even")
+    model = GPT(ep.MoEConfig(**SHAPE))
+    loss = launch(_without_moe_gpt, model, ranks=1)[0]
+    assert "call moe_gpt(model)" in loss
+
+
+def _without_moe_gpt(model):
+    tokens = torch.zeros(1, 4, dtype=torch.long, device=device())
+    try:
+        model.to(device())(tokens, tokens).backward()
+    except RuntimeError as error:
+        return str(error)
+
+
+def test_a_mean_loss_weighs_the_auxiliary_one_as_a_sum_does():
+    by_sum, by_mean = launch(_gradients_by_reduction, ranks=1)[0]
+    for a, b in zip(by_sum, by_mean):
+        torch.testing.assert_close(a / 32, b)
+
+
+def _gradients_by_reduction():
+    found = []
+    for reduction in ("sum", "mean"):
+        torch.manual_seed(0)
+        model = ep.moe_gpt(ep.MoEConfig(**SHAPE, coefficient=1.0)).to(device())
+        tokens = torch.randint(64, (2, 16), generator=torch.Generator().manual_seed(1))
+        model(tokens.to(device()), tokens.to(device()), reduction).backward()
+        found.append([p.grad for p in model.parameters()])
+    return found
+
+
+def test_numbers_of_a_model_are_counted():
+    config = ep.MoEConfig(**SHAPE, shared_width=8)
+    everything, active = ep.moe_parameters(config)
+    assert everything == sum(p.numel() for p in GPT(config).parameters())
+    assert everything - active == 2 * 2 * 32 * (4 - 2) * config.expert_width
+
+
+# --- peers ----------------------------------------------------------------------------------------
+
+def _beside_deepspeed(k):
+    from ranklab.expert_parallel.peers import deepspeed_moe
+
+    torch.manual_seed(0)
+    layer = ep.MoE(ep.MoEConfig(n_embd=16, n_expert=8, top_k=k, balance="none",
+                                renormalize=k > 1)).to(device())
+    for p in layer.parameters():
+        torch.nn.init.normal_(p, std=0.4)
+    theirs = deepspeed_moe(layer, k)
+    ep.spread_experts(layer, dist.group.WORLD)
+    torch.manual_seed(dist.get_rank())
+    x, found = torch.randn(2, 6, 16, device=device()), []
+    for module in (layer, theirs):
+        y = x.clone().requires_grad_()
+        out = module(y)
+        out = out[0] if isinstance(out, tuple) else out
+        out.square().sum().backward()
+        found.append((out.detach(), y.grad))
+    return found
+
+
+@pytest.mark.parametrize("k", [1, 2])
+def test_deepspeeds_layer_has_the_same_values(k):
+    for ours, theirs in launch(_beside_deepspeed, k, ranks=4, timeout=100):
+        for a, b in zip(ours, theirs):
+            torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4)
+
+
+def _transformers(family, ids):
+    import transformers
+
+    from ranklab.expert_parallel.peers import SpreadExperts, spread_transformers
+
+    small = dict(vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+                 num_attention_heads=4, num_key_value_heads=2, num_experts_per_tok=2)
+    more = {"Mixtral": {"num_local_experts": 6}, "Qwen2Moe": {
+        "num_experts": 6, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 24}}
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{family}Config")(**small, **more[family])
+    model = getattr(transformers, f"{family}ForCausalLM")(config).to(device())
+    ids, rank, R = ids.to(device()), dist.get_rank(), dist.get_world_size()
+    whole = model(ids, use_cache=False).logits
+    whole.square().sum().backward()
+    right = [(n, p.grad) for n, p in model.named_parameters()]
+    model.zero_grad()
+    spread_transformers(model)
+    assert sum(isinstance(m, SpreadExperts) for m in model.modules()) == 2
+    logits = model(ids[rank::R], use_cache=False).logits
+    logits.square().sum().backward()
+    torch.testing.assert_close(logits, whole[rank::R], atol=1e-4, rtol=1e-4)
+    mine = dict(model.named_parameters())
+    for name, gradient in right:
+        p = mine[name]
+        if ".experts." in name:  # complete: all rows came here
+            gradient = gradient.chunk(R)[rank]
+        else:
+            dist.all_reduce(p.grad)
+        torch.testing.assert_close(p.grad, gradient, atol=1e-3, rtol=1e-3)
+    return True
+
+
+@pytest.mark.parametrize("family", ["Mixtral", "Qwen2Moe"])
+def test_transformers_models_have_the_gradients_of_one_process(family):
+    pytest.importorskip("transformers")
+    ids = torch.randint(64, (4, 12), generator=torch.Generator().manual_seed(1))
+    assert all(launch(_transformers, family, ids, ranks=3 if family == "Mixtral" else 2,
+                      timeout=100))

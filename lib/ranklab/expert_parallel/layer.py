@@ -85,7 +85,7 @@ class MoE(nn.Module):
 
     As it is made it has all experts. `spread` leaves it those of this rank.
     route, limit, dispatch, combine, balance_loss   a learner's own fit
-    seen  of the last forward: logits, chosen (with -1 for dropped), aux, the auxiliary loss
+    seen  of the last forward: logits, wanted, and chosen, which is wanted with -1 for dropped
     """
 
     def __init__(self, config):
@@ -126,7 +126,7 @@ class MoE(nn.Module):
         if self.training and self.bias is not None:
             self.loads = self.loads + chosen.flatten().bincount(minlength=config.n_expert)
         kept = self.limit(chosen, config.n_expert, config.factor) if config.factor else chosen
-        self.seen = {"logits": logits.detach(), "chosen": kept.detach()}
+        self.seen = {"logits": logits.detach(), "wanted": chosen.detach(), "chosen": kept.detach()}
         return kept.flatten(0, 1), weights.flatten(0, 1), aux
 
     def auxiliary(self, logits, chosen):

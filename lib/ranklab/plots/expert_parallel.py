@@ -1,0 +1,99 @@
+"""The figures of lab 11: loads over training, who sends how much to whom, a hot expert's cost."""
+
+import numpy as np
+from matplotlib.patches import Rectangle
+
+from ranklab.plots.style import (
+    FAINT, INK, TONES, bare_grid, bars, figure, human_bytes, line, styled,
+)
+
+
+@styled
+def layer(chosen, ranks, n_experts, title="Where the tokens of each rank go"):
+    """Tokens left, experts right, and a line for each choice; colours are the tokens' ranks.
+
+    chosen  [[experts of a token, ...] of each token, in rank order]
+    """
+    fig, ax = figure(8.2, 4.2)
+    per_rank, each = len(chosen) // ranks, n_experts // ranks
+
+    def at(i, n):
+        return -(i + 0.5) / n
+
+    for token, experts in enumerate(chosen):
+        rank = token // per_rank
+        for e in experts:
+            ax.plot([0.12, 0.88], [at(token, len(chosen)), at(e, n_experts)], color=TONES[rank],
+                    lw=1.4, ls=("-", "--", "-.", ":")[rank % 4])
+    for rank in range(ranks):
+        for x, text in ((0.02, f"rank {rank}'s tokens"), (0.98, f"rank {rank}'s experts")):
+            ax.add_patch(Rectangle((x - 0.1, -(rank + 0.94) / ranks), 0.2, 0.88 / ranks,
+                                   fc="white", ec=TONES[rank], lw=2))
+            ax.text(x, -(rank + 0.5) / ranks, text, ha="center", va="center", fontsize=9)
+    loads = np.bincount(np.ravel(chosen), minlength=n_experts).reshape(ranks, each).sum(1)
+    for rank, load in enumerate(loads):
+        ax.text(1.12, -(rank + 0.5) / ranks, f"{load} rows", va="center", fontsize=10)
+    ax.set(xlim=(-0.12, 1.3), ylim=(-1.02, 0.02), title=title)
+    ax.axis("off")
+    return fig
+
+
+@styled
+def loads(runs, title="The fullest expert over training"):
+    """The load of the fullest expert beside the mean, of the last layer; runs {name: [(step,
+    loads of each layer)]}.
+    """
+    fig, ax = figure(7.4, 3.2)
+    for index, (name, seen) in enumerate(runs.items()):
+        line(ax, [step for step, _ in seen], [max(layers[-1]) for _, layers in seen], index, name,
+             markevery=4)
+    ax.axhline(1, color=INK, lw=1)
+    ax.set(title=title, xlabel="step", ylabel="times the mean load", ylim=(0, None))
+    if len(runs) > 1:
+        ax.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+    return fig
+
+
+@styled
+def matrix(nbytes, title="Bytes from rank to rank, in a layer"):
+    """Who sends how much to whom; nbytes (R, R)."""
+    R, most = len(nbytes), max(1, int(nbytes.max()))
+    fig, ax = figure(1.6 + 0.9 * R, 1.2 + 0.8 * R)
+    for r in range(R):
+        for s in range(R):
+            part = int(nbytes[r, s]) / most
+            ax.add_patch(Rectangle((s - 0.48, r - 0.48), 0.96, 0.96, ec=FAINT,
+                                   fc=TONES[0] if part else "white", alpha=part or 1))
+            ax.text(s, r, human_bytes(int(nbytes[r, s])) if r != s else "stays", ha="center",
+                    va="center", fontsize=8, color="white" if part > 0.5 else INK)
+    bare_grid(ax, range(R), range(R))
+    ax.set(xlim=(-0.6, R - 0.4), ylim=(R - 0.4, -0.6), aspect="equal", title=title,
+           xlabel="to rank", ylabel="from rank")
+    return fig
+
+
+@styled
+def hot(shares, times, title="One hot expert"):
+    """The time of a layer beside an even one, by the part of all rows that one rank gets; times
+    {name: [times the even one]}.
+    """
+    fig, ax = figure(7.4, 3.0)
+    for index, (name, values) in enumerate(times.items()):
+        line(ax, shares, values, index, name, markevery=4)
+    ax.set(title=title, xlabel="part of all rows that go to one rank",
+           ylabel="time, times the even one")
+    ax.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+    return fig
+
+
+@styled
+def placed(before, after, title="Load of each rank"):
+    """Loads of ranks beside the mean for two plans: two lists."""
+    fig, ax = figure(7.4, 2.8)
+    for index, (name, values) in enumerate((("in order", before), ("placed", after))):
+        bars(ax, [rank + 0.4 * index - 0.2 for rank in range(len(values))], values, index, name,
+             width=0.38)
+    ax.axhline(1, color=INK, lw=1, ls="--")
+    ax.set(title=title, xlabel="rank", ylabel="times the mean", xticks=range(len(before)))
+    ax.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+    return fig
