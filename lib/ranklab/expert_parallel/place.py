@@ -1,10 +1,6 @@
 """Which experts stand on which rank, by what a trace says of their loads. Nothing is sent."""
 
-import itertools
-
 import torch
-
-LEAN = 1.03  # times the mean load of a node
 
 
 def place_experts(chosen, n_experts, ranks, slots, per_node):
@@ -24,51 +20,26 @@ def place_experts(chosen, n_experts, ranks, slots, per_node):
     copies = torch.ones(n_experts, dtype=torch.long)
     for _ in range(ranks * slots - n_experts):
         copies[(loads / copies).argmax()] += 1
-    share = loads / copies
-    nodes = _pack(copies, share, [per_node * slots] * (ranks // per_node))
-    _join(nodes, share.tolist(), chosen_together(chosen, n_experts).tolist())
-    plan = []
-    for experts in nodes:
-        here = torch.tensor(experts).bincount(minlength=n_experts)
-        plan += _pack(here, share, [slots] * per_node)
-    return plan
+    share, together = (loads / copies).tolist(), chosen_together(chosen, n_experts)
 
+    def pack(experts, bins, room, slack):
+        """The heaviest first, where it is emptiest; of bins that are nearly as empty, where most
+        tokens have chosen it together with those that are there.
+        """
+        placed, load = [[] for _ in range(bins)], [0.0] * bins
+        for e in sorted(experts, key=lambda e: -share[e]):
+            free = [b for b in range(bins) if len(placed[b]) < room]
+            free = [b for b in free if e not in placed[b]] or free
+            least = min(load[b] for b in free)
+            best = max((b for b in free if load[b] <= least + slack), key=lambda b: (
+                together[e, placed[b]].sum().item() if slack else 0, -load[b]))
+            placed[best].append(e)
+            load[best] += share[e]
+        return placed
 
-def _pack(copies, share, room):
-    """The experts of each bin: the heaviest first, where it is emptiest and has no copy yet."""
-    bins, load = [[] for _ in room], [0.0] * len(room)
-    for e in (e for e in share.argsort(descending=True).tolist() for _ in range(copies[e])):
-        best = min((b for b in range(len(bins)) if len(bins[b]) < room[b]),
-                   key=lambda b: (e in bins[b], load[b]))
-        bins[best].append(e)
-        load[best] += share[e].item()
-    return bins
-
-
-def _join(nodes, share, together):
-    """Experts of two nodes change places as long as more of those that are chosen together meet,
-    and no node has more than LEAN times the mean load.
-    """
-    most = LEAN * sum(share[e] for node in nodes for e in node) / len(nodes)
-    load = [sum(share[e] for e in node) for node in nodes]
-    slots = [(n, i) for n, node in enumerate(nodes) for i in range(len(node))]
-
-    def ties(e, node, without):
-        return sum(together[e][other] for other in {*node} - {e, without})
-
-    changed = True
-    while changed:
-        changed = False
-        for (a, i), (b, j) in itertools.combinations(slots, 2):
-            x, y = nodes[a][i], nodes[b][j]
-            more = share[y] - share[x]
-            fuller = max(load[a] + more, load[b] - more) > max(most, load[a], load[b])
-            if a == b or x in nodes[b] or y in nodes[a] or fuller:
-                continue
-            if ties(x, nodes[b], y) + ties(y, nodes[a], x) > (
-                    ties(x, nodes[a], y) + ties(y, nodes[b], x)):
-                nodes[a][i], nodes[b][j], changed = y, x, True
-                load[a], load[b] = load[a] + more, load[b] - more
+    nodes = pack([e for e in range(n_experts) for _ in range(copies[e])], ranks // per_node,
+                 per_node * slots, slack=0.08 * chosen.numel() * per_node / ranks)
+    return [rank for node in nodes for rank in pack(node, per_node, slots, slack=0)]
 
 
 def chosen_together(chosen, n_experts):
