@@ -172,6 +172,14 @@ REFUSED = {
         --method spiral | invalid choice
         --batch 0 | batch=0 must be at least 1
         --data {text} | tokens are too few""",
+    "expert_parallel": """
+        --ranks 4 --ep 3 | ep=3 must divide the 4 ranks and n_expert=16
+        --ranks 3 | ep=3 must divide the 3 ranks and n_expert=16
+        --top-k 17 | top_k=17 must be between 1 and n_expert=16
+        --balance luck | invalid choice
+        --factor -1 | factor=-1.0 must be at least 0
+        --batch 2 | batch=2 and eval_batch=64 rows must be at least 4
+        --data {text} | tokens are too few""",
     "hybrid": """
         --data /nonexistent | there is no file
         --path {text} | unrecognized arguments

@@ -64,6 +64,10 @@ SHORTER = {
     "10_context_parallel": {"project.run(**mine)": "project.run(steps=2, ranks=4, **mine)",
                             '"steps": 2, "compare"': '"ranks": 2, "steps": 1, "compare"',
                             "for R in (2, 4, 8):": "for R in (2,):"},
+    "11_expert_parallel": {"found = project.run(**mine)":
+                           "found = project.run(steps=10, **mine)",
+                           'balance="none", compare': 'steps=10, balance="none", compare',
+                           '"steps": 10, "compare"': '"steps": 1, "compare"'},
     # Four ranks do where eight are not needed to meet all rules.
     "12_hybrid": {"steps=12,": "steps=2,", "until=6)": "until=1)",
                   "for _ in range(3)]": "for _ in range(1)]",

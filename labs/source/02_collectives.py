@@ -355,7 +355,7 @@ plots.time_against_size(
 # ### 4.6 Any length to any rank
 # > difficulty 4/5 · importance 4/5 · 25 minutes · about 12 lines · open: no recipe
 #
-# In section 3 all pieces of an all-to-all are equally long. Often they are not: lab 11 (planned) sends each token to the rank of its
+# In section 3 all pieces of an all-to-all are equally long. Often they are not: lab 11 sends each token to the rank of its
 # expert, and some experts are popular. MPI calls this **Alltoallv**. No rank knows how much the others will send.
 
 # %%

@@ -608,7 +608,7 @@ questions("05_horovod")
 #
 # - **Elastic Horovod**: lab 14 (planned) keeps runs alive, with torch's own means.
 # - **Autotuning during training**, of threshold and cycle time together.
-# - **alltoall, reducescatter and sparse tensors**: labs 11 (planned) and 06 need the first two, on torch.distributed.
+# - **alltoall, reducescatter and sparse tensors**: labs 11 and 06 need the first two, on torch.distributed.
 # - **Front ends for Spark, Ray, Keras and MXNet.**
 # - **Why it faded**: DDP comes with torch and overlaps as well, and FSDP also shards. Fusion and timelines live on in every framework.
 #

@@ -671,6 +671,6 @@ questions("06_zero")
 # - **Activations**: ZeRO shards states, not activations. Checkpointing (lab 01) makes them smaller; tensor parallelism (lab 08) shards them.
 # - **ZeRO++** (Wang et al., arXiv 2306.10209): weights quantized to 8 bits for the gather, a second copy of the shards inside each node so that the backward's gather stays there, and 4-bit gradients. A quarter of the traffic between nodes.
 # - **ZeRO-Infinity** (arXiv 2104.07857): parameters, too, in CPU memory or on NVMe, gathered from there. The `Files` of `offload_optimizer` do it for the optimizer.
-# - **A unit that only some ranks use.** All ranks must gather the same units in the same order, or they wait for each other for ever. Mixtures of experts (lab 11, planned) get groups of their own.
+# - **A unit that only some ranks use.** All ranks must gather the same units in the same order, or they wait for each other for ever. Mixtures of experts (lab 11) get groups of their own.
 #
 # Next: **07_fsdp**: stage 3 in torch itself, with each parameter cut along its first dimension.

@@ -867,8 +867,8 @@ questions("08_tensor_parallel")
 # ## 10. What we left out
 #
 # - **Two and more dimensions** (2D, 2.5D, 3D tensor parallelism): matrices cut both ways; rarely used.
-# - **Long sequences.** Attention scores of one head stay on one rank. Lab 10 (planned) cuts the sequence inside of attention, too.
-# - **Experts** (lab 11, planned) are split by layer, not inside of one.
+# - **Long sequences.** Attention scores of one head stay on one rank. Lab 10 cuts the sequence inside of attention, too.
+# - **Experts** (lab 11) are split by layer, not inside of one.
 # - **Inference.** Serving uses the same two layers, forward only, to answer sooner. The messages are tiny then, so latency counts.
 #
 # Next: **09_pipeline_parallel**: whole layers on each rank, as in the naive split, but with all ranks at work.

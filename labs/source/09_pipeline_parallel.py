@@ -782,4 +782,4 @@ questions("09_pipeline_parallel")
 # - **Pipelines of tokens** (TeraPipe): pieces along the sequence instead of the batch.
 # - **A model that is no row of layers**: what jumps over a stage (skip connections, an encoder's output) must travel with the hidden state.
 #
-# Next: **12_hybrid**: data, tensor and pipeline parallelism on one model. (Labs 10 and 11, context and expert parallelism, are planned.)
+# Next: **10_context_parallel**: the tokens of one sequence over ranks.

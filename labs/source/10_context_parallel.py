@@ -496,4 +496,4 @@ questions("10_context_parallel")
 # - **Striped attention** (arXiv 2311.09431): every R-th token on a rank, also nearly even.
 # - **Plans by measured time**: `shard_documents` counts scores. Short pieces cost more than their scores say.
 #
-# Next: **12_hybrid**. (11_expert_parallel is planned.)
+# Next: **11_expert_parallel**: experts over ranks, and tokens that travel to them.

@@ -736,7 +736,7 @@ questions("12_hybrid")
 # %% [markdown]
 # ## 10. What we left out
 #
-# - **Context and expert parallelism** as further axes of the mesh (labs 10 and 11, planned). Llama 3's long context took tensor 8 x context 16 x pipeline 16 x data 8 (arXiv 2407.21783).
+# - **Context and expert parallelism** are further axes of this mesh: `cp=2` and `ep=2` in a layout (labs 10 and 11). Llama 3's long context took tensor 8 x context 16 x pipeline 16 x data 8 (arXiv 2407.21783).
 # - **Overlap across axes.** Hybrid sends gradients when the pipeline is empty. Megatron-LM can send some of them earlier, behind the last backwards (`--overlap-grad-reduce`).
 # - **Gradients in bf16** on their way, and FP8: half the bytes or less. Ours are summed in float32, over micro-batches and over data ranks. So are Llama 3's (its section 3.3.2): many small numbers added in bf16 lose what one alone shows.
 # - **Failures.** On thousands of GPUs one fails every few hours: lab 14 (planned).

@@ -12,6 +12,7 @@ different with it, and nothing else:
     TensorParallel    08   tensor_parallel/training.py    all rows, and a part of each layer
     PipelineParallel  09   pipeline_parallel/training.py  some layers; a schedule runs micro-batches
     ContextParallel   10   context_parallel/training.py   DataParallel; each rank has some tokens
+    ExpertParallel    11   expert_parallel/training.py    DataParallel; each rank has some experts
     Hybrid            12   hybrid/training.py             all of these on one mesh
 
 Projects train by production tools through the same seam: HorovodParallel (05), DeepSpeed (06),

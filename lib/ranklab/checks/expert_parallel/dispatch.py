@@ -57,7 +57,7 @@ def _expected(turn, ranks):
     """What dispatch_tokens gives each member of the group, by loops."""
     members, R = ranks.members, ranks.size
     given, rows = [_given(rank, turn, members) for rank in members], _everywhere(turn, members)
-    found = {name: [] for name in ("rows", "dx", *Sent._fields)}
+    found = {name: [] for name in ("rows", *Sent._fields, "dx")}
     for me in range(R):
         here = [row for row in rows if row[0] // (E // R) == me]
         sent = [row for row in rows if row[1] == me]  # sorted by expert
@@ -92,7 +92,7 @@ def _dispatch(dispatch_tokens, ranks):
             return {"rows": rows}
         experts = torch.arange(ranks.index * E // ranks.size, (ranks.index + 1) * E // ranks.size,
                                device=device())
-        if rows.requires_grad and len(rows) == int(sent[-1].sum()):
+        if rows.requires_grad and sent[-1].shape == experts.shape and len(rows) == sent[-1].sum():
             factor = 1.0 + experts.repeat_interleave(sent[-1])  # known for each expert
             (rows * factor[:, None]).sum().backward()
         lists = {name: torch.as_tensor(value) for name, value in zip(Sent._fields, sent)}

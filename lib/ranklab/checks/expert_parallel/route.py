@@ -46,15 +46,17 @@ def _route(top_k_route, name, logits, k, renormalize, bias=None):
                                       "The bias is added to the probabilities."),
     }, STABLE)
     best = P.gather(-1, right)
-    explain(f"{name}: weights", weights, best / best.sum(-1, keepdim=True) if renormalize else best, {
+    normal, raw = best / best.sum(-1, keepdim=True), kept.float().gather(-1, right)
+    biased = {} if bias is None else {"weights with the bias": scores.gather(-1, right)}
+    biased |= {"normalised with the bias": w / w.sum(-1, keepdim=True) for w in biased.values()}
+    explain(f"{name}: weights", weights, normal if renormalize else best, {
         "probabilities among all experts": (best, "renormalize=True: the k weights of a token add "
                                             "up to 1."),
-        "probabilities among the k": (best / best.sum(-1, keepdim=True), "renormalize=False: what "
-                                      "the softmax over all experts says, unchanged."),
-        "logits": (kept.float().gather(-1, right), "A softmax makes weights of them."),
-        "weights with the bias": (scores.gather(-1, right), "The bias chooses, and does not weigh."),
-        "normalised with the bias": ((w := scores.gather(-1, right)) / w.sum(-1, keepdim=True),
-                                     "The bias chooses, and does not weigh."),
+        "probabilities among the k": (normal, "renormalize=False: what the softmax over all experts "
+                                      "says, unchanged."),
+        "logits": (raw / raw.sum(-1, keepdim=True) if renormalize else raw, "A softmax makes "
+                   "weights of them."),
+        **{slip: (w, "The bias chooses, and does not weigh.") for slip, w in biased.items()},
     }, IN_FLOAT32)
     expect(weights.requires_grad, f"{name}: weights have no gradient", "The router learns through "
            "the weights alone: compute them from `logits` by torch's operations.")
@@ -126,12 +128,12 @@ def check_capacity(capacity):
             "room for all sequences together": (_kept(chosen, room, together=True), "Each sequence "
                                                 "counts alone: else what is dropped depends on the "
                                                 "rows that a rank has."),
+            "rounded down": (_kept(chosen, math.floor(factor * share)), "Rounded up: see "
+                             "expert_slots."),
             "room for one fewer": (_kept(chosen, room - 1), f"The {room} first ones have room: "
                                    "cumsum counts from 1."),
             "room for one more": (_kept(chosen, room + 1), "cumsum counts from 1: the place of an "
                                   "expert's first token is 1."),
-            "rounded down": (_kept(chosen, math.floor(factor * share)), "Rounded up: see "
-                             "expert_slots."),
             "without k": (_kept(chosen, math.ceil(factor * share / k)), "A token wants k places: "
                           "the mean load is T k / E."),
             "all kept": (chosen, "Where the place is beyond the room, -1."),

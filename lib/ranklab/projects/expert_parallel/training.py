@@ -51,7 +51,10 @@ def run(size="laptop", ranks=RANKS, route=top_k_route, limit=capacity, dispatch=
     dense, config = SIZES[size]
     config = dataclasses.replace(config, **changes)
     text, dense = text_for(dense, config, path)
-    R = ranks_to_come(ranks)
+    shape, R = config.shape(dense), ranks_to_come(ranks)  # refuses now what all ranks would refuse
+    if min(config.batch, config.eval_batch) < R:
+        raise ValueError(f"batch={config.batch} and eval_batch={config.eval_batch} rows must be at "
+                         f"least {R}, one for each rank")
     spread = config.ep or R
     if R % spread or config.n_expert % spread:
         raise ValueError(f"ep={spread} must divide the {R} ranks and n_expert={config.n_expert}")
@@ -60,7 +63,7 @@ def run(size="laptop", ranks=RANKS, route=top_k_route, limit=capacity, dispatch=
     found = launch(_work, dense, config, text, parts, average, spread, resume, until, progress,
                    ranks=ranks, timeout=timeout, stream=progress)
     first = found[0].pop("first")
-    return Found(config.shape(dense), config, authors(parts | {"average": average}), found, **first)
+    return Found(shape, config, authors(parts | {"average": average}), found, **first)
 
 
 def _work(dense, config, text, parts, average, spread, resume, until, progress):

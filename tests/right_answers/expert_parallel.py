@@ -1,0 +1,165 @@
+"""Lab 11: right answers of another kind."""
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+from ranklab.expert_parallel import Sent, scan
+from ranklab.expert_parallel.dispatch import AllToAll
+from ranklab.expert_parallel.place import chosen_together
+
+
+def top_k_route__one_after_the_other(logits, k, renormalize=True, bias=None):
+    if k < 1 or k > logits.shape[-1]:
+        raise ValueError(f"k={k}")
+    P = torch.softmax(logits.to(torch.float32), -1)
+    left = (P if bias is None else P + bias).detach().clone()
+    chosen = []
+    for _ in range(k):
+        chosen.append((left == left.max(-1, keepdim=True).values).int().argmax(-1))
+        left.scatter_(-1, chosen[-1][..., None], -9.0)
+    chosen = torch.stack(chosen, -1)
+    if renormalize:
+        return chosen, torch.softmax(logits.float().gather(-1, chosen), -1)
+    return chosen, torch.take_along_dim(P, chosen, -1)
+
+
+def capacity__by_loops(chosen, n_experts, factor):
+    T, k = chosen.shape[-2:]
+    room, out = -(-T * k * factor // n_experts), chosen.clone().reshape(-1, T, k)
+    for sequence in out:
+        taken = torch.zeros(n_experts)
+        for j in range(k):
+            for t in range(T):
+                e = sequence[t, j].item()
+                taken[e] += 1
+                if taken[e] > room:
+                    sequence[t, j] = -1
+    return out.view(chosen.shape)
+
+
+def load_balance_loss__by_bincount(logits, chosen):
+    *batch, T, E = logits.shape
+    P = torch.softmax(logits.float(), -1)
+    flat = chosen.reshape(-1, T * chosen.shape[-1])
+    f = torch.stack([row.bincount(minlength=E) for row in flat]) / flat.shape[1]
+    return (E * f.view(*batch, 1, E) * P / T).sum((-2, -1))
+
+
+def dispatch_tokens__rank_by_rank(x, chosen, n_experts, group=None):
+    R, (N, k) = dist.get_world_size(group), chosen.shape
+    if n_experts % R:
+        raise ValueError(f"{n_experts} experts, {R} ranks")
+    each = n_experts // R
+    order = torch.tensor([t * k + j for e in range(n_experts)
+                          for t, j in (chosen == e).nonzero().tolist()], device=x.device).long()
+    mine = torch.stack([(chosen == e).sum() for e in range(n_experts)]).view(R, each)
+    theirs = torch.zeros_like(mine)
+    dist.all_to_all_single(theirs, mine, group=group)
+    to, came = mine.sum(1).tolist(), theirs.sum(1).tolist()
+    arrived = AllToAll.apply(x.index_select(0, torch.div(order, k, rounding_mode="floor")), to,
+                             came, group)
+    starts = [0, *theirs.flatten().cumsum(0).tolist()]
+    by_expert = torch.cat([torch.arange(starts[r * each + e], starts[r * each + e + 1],
+                                        device=x.device) for e in range(each) for r in range(R)])
+    return arrived[by_expert], Sent(order, to, came, by_expert, theirs.sum(0))
+
+
+def combine_tokens__by_choice(rows, sent, weights, group=None):
+    back = torch.zeros_like(rows).index_copy(0, sent.by_expert, rows)
+    home = AllToAll.apply(back, sent.came, sent.to, group).float()
+    every = home.new_zeros(weights.numel(), rows.shape[1]).index_copy(0, sent.order, home)
+    return (every.view(*weights.shape, rows.shape[1]) * weights[..., None]).sum(1)
+
+
+def expert_gradients__sums_first(shared, experts, own, group=None):
+    works = []
+    for group_of, parameters in ((own, experts), (group, shared)):
+        for p in parameters:
+            if p.grad is None:
+                p.grad = torch.zeros_like(p)
+            works.append((p, dist.all_reduce(p.grad, group=group_of, async_op=True)))
+    for p, work in works:
+        work.wait()
+        p.grad.div_(dist.get_world_size(group))
+
+
+def moe_traffic__by_loops(counts, row_bytes):
+    R, E = counts.shape
+    if E % R:
+        raise ValueError(f"{E} experts, {R} ranks")
+    out = torch.zeros(R, R, dtype=torch.long)
+    for r in range(R):
+        for e in range(E):
+            s = e // (E // R)
+            if r != s:
+                out[r, s] += 2 * counts[r, e] * row_bytes
+                out[s, r] += 2 * counts[r, e] * row_bytes
+    return out
+
+
+def place_experts__swaps(chosen, n_experts, ranks, slots, per_node):
+    """Packed by load first; then experts of two nodes of nearly equal load change places."""
+    if ranks * slots < n_experts:
+        raise ValueError(f"{slots} slots")
+    loads = chosen.flatten().bincount(minlength=n_experts).tolist()
+    copies = [1] * n_experts
+    for _ in range(ranks * slots - n_experts):
+        copies[max(range(n_experts), key=lambda e: loads[e] / copies[e])] += 1
+    share, together = [a / b for a, b in zip(loads, copies)], chosen_together(chosen, n_experts)
+    plan, load = [[] for _ in range(ranks)], [0.0] * ranks
+    for e in sorted((e for e in range(n_experts) for _ in range(copies[e])),
+                    key=lambda e: -share[e]):
+        r = min((r for r in range(ranks) if len(plan[r]) < slots),
+                key=lambda r: (e in plan[r], load[r]))
+        plan[r].append(e)
+        load[r] += share[e]
+
+    def meets(e, rank, without):
+        node = rank // per_node * per_node
+        return sum(together[e, o].item() for other in plan[node : node + per_node] for o in other
+                   if o not in (e, without))
+
+    most = 1.06 * sum(load) / ranks
+    for _ in range(3):
+        for a in range(ranks):
+            for b in range(ranks):
+                for i in range(slots):
+                    for j in range(slots):
+                        x, y = plan[a][i], plan[b][j]
+                        more = share[y] - share[x]
+                        if a // per_node == b // per_node or x in plan[b] or y in plan[a] or max(
+                                load[a] + more, load[b] - more) > max(most, load[a], load[b]):
+                            continue
+                        if meets(x, b, y) + meets(y, a, x) > meets(x, a, y) + meets(y, b, x):
+                            plan[a][i], plan[b][j] = y, x
+                            load[a], load[b] = load[a] + more, load[b] - more
+    return plan
+
+
+def chunked_scan__state_in_the_first(a, b, group=None):
+    """The state comes as the share of the first token; so nothing is scanned before it is there."""
+    rank, R = dist.get_rank(group), dist.get_world_size(group)
+    b = b.clone()
+    if rank:
+        state = torch.empty_like(b[:, 0])
+        dist.irecv(state, group=group, group_src=rank - 1).wait()
+        b[:, 0] += a[:, 0] * state
+    h = scan(a, b)
+    if rank + 1 < R:
+        dist.isend(h[:, -1].clone(), group=group, group_dst=rank + 1).wait()
+    return h
+
+
+def chunked_scan__padded(a, b, group=None):
+    h = F.pad(b, (0, 0, 1, 0))
+    rank, R = dist.get_rank(group), dist.get_world_size(group)
+    if rank > 0:
+        state = torch.empty_like(b[:, 0])
+        dist.recv(state, group=group, group_src=rank - 1)
+        h[:, 0] = state
+    for t in range(b.shape[1]):
+        h[:, t + 1] = a[:, t] * h[:, t] + b[:, t]
+    if rank < R - 1:
+        dist.send(h[:, -1].contiguous(), group=group, group_dst=rank + 1)
+    return h[:, 1:]
