@@ -1,4 +1,4 @@
-"""Lab 11's project: equal however experts are spread, counts as said, a learner's parts, torchrun."""
+"""Lab 11's project: equal for any spread, counts as said, a learner's parts, torchrun."""
 
 import pytest
 

@@ -243,7 +243,7 @@ def load_balance_loss(logits, chosen):
     """What uneven loads cost: E times the sum of f_e P_e, in each sequence.
 
     f_e is the part of all choices that fell on expert e (a count: it has no gradient), P_e the mean
-    probability that the router gave it. Even loads have 1, and one expert for all has E.
+    probability that the router gave it. Even loads have 1; with k = 1, one expert for all has E.
     shape  logits (..., T, E), chosen (..., T, k), before any is dropped; the result (...)
     """
     E = logits.shape[-1]
@@ -312,7 +312,7 @@ def moe_traffic(counts, row_bytes):
 moe_traffic = check(moe_traffic)
 
 # %% [markdown]
-# The picture of section 2 as a matrix, for rows of Mixtral's width in bf16. Expert 2 is on rank 1:
+# The picture of section 2 as a matrix, for rows of Mixtral's width in bf16. Expert 2 is on rank 1. Over a whole step the matrix is symmetric, because each row takes both ways:
 
 # %%
 counts = torch.stack([part.flatten().bincount(minlength=8) for part in picture.chunk(4)])

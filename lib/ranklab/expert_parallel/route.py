@@ -56,7 +56,7 @@ def load_balance_loss(logits, chosen):
     """What uneven loads cost: E times the sum of f_e P_e, in each sequence.
 
     f_e is the part of all choices that fell on expert e (a count: it has no gradient), P_e the mean
-    probability that the router gave it. Even loads have 1, and one expert for all has E.
+    probability that the router gave it. Even loads have 1; with k = 1, one expert for all has E.
     shape  logits (..., T, E), chosen (..., T, k), before any is dropped; the result (...)
     paper  Fedus et al. 2021, Switch Transformers, equations 4 to 6 (arXiv 2101.03961)
     lab    11

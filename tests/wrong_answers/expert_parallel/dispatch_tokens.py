@@ -13,13 +13,14 @@ SENT = "Sent(order, to, came, by_expert, theirs.view(R, -1).sum(0))"
 
 WRONG = [mutant(dispatch_tokens, *edits, says=says, called=called, all_to_all_rows=all_to_all_rows)
          for *edits, says, called in (
-    (ORDER, "flat.argsort(stable=True)", "bincount|Split|non-negative|order", "sends_those_of_none"),
+    (ORDER, "flat.argsort(stable=True)", "bincount|Split|order", "sends_none"),
     (ORDER, "flat.argsort(descending=True, stable=True)[:(flat >= 0).sum()]", "rows|order",
      "sorted_down"),
     (ORDER, "(flat >= 0).nonzero().flatten()", "order|rows", "not_sorted"),
     ("x[order // k]", "x[order % len(x)]", "rows", "token_by_remainder"),
     ("rows[by_expert]", "rows", "rows", "sorted_by_rank"),
-    (f"    {ASK}\n", "    theirs = counts.clone()\n", "came|Split|does not end|rows|split", "does_not_ask"),
+    (f"    {ASK}\n", "    theirs = counts.clone()\n", "came|[Ss]plit|rows",
+     "does_not_ask"),
     ("by_expert = expert.argsort(stable=True)", "by_expert = expert.argsort(descending=True, "
      "stable=True)", "rows", "experts_from_the_last"),
     (EXPERT, "torch.arange(R, device=x.device).repeat(n_experts // R).repeat_interleave(theirs)",

@@ -36,7 +36,8 @@ WRONG = [mutant(answer, *edits, says=says, called=called) for answer, *edits, sa
      "one_too_few"),
     (chunked_scan, "group_src=rank - 1", "src=rank - 1", "Hand `group` on|Error|does not end",
      "global_ranks"),
-    (chunked_scan, "if rank < R - 1:", "if rank < R:", "Error|does not end|killed", "the_last_sends"),
+    (chunked_scan, "if rank < R - 1:", "if rank < R:", "Error|does not end|killed",
+     "the_last_sends"),
 )]  # fmt: skip
 
 

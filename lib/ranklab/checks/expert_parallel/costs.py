@@ -82,10 +82,11 @@ def check_place_experts(place):
                f"load, more than {most:.2f}", "An expert with more than a rank's share needs "
                "copies: give the free slots to where a copy's load is highest. Then the heaviest "
                "first, each where it is emptiest.")
-        expect(score[1] <= CROSSED * dealt[1] or R in (per_node, E // slots), f"{where}: a token must reach "
-               f"{score[1]:.2f} other nodes, more than {CROSSED} times the {dealt[1]:.2f} of experts "
-               "that are dealt by load", "Experts that are chosen together belong on one node: "
-               "choose the node first, by how often an expert is chosen with those that are there.")
+        is_free = R not in (per_node, E // slots)  # several nodes, and slots for copies
+        expect(score[1] <= CROSSED * dealt[1] or not is_free, f"{where}: a token must reach "
+               f"{score[1]:.2f} other nodes, more than {CROSSED} times the {dealt[1]:.2f} of "
+               "experts that are dealt by load", "Experts that are chosen together belong on one "
+               "node: choose the node first, by how often one is chosen with those that are there.")
         seen.append((score, library, dealt))
     yield f"each expert stands somewhere; the fullest rank has at most {MOST} times the mean load"
     yield f"other nodes that a token must reach: at most {CROSSED} times as many as dealt by load"

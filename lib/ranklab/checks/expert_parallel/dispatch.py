@@ -36,8 +36,7 @@ def _given(rank, turn, members):
     random = torch.Generator().manual_seed(100 * turn + rank)
     n = 0 if len(members) > 1 and rank == members[-1] else 5 + 2 * (rank + turn) % 4
     x = torch.randint(-9, 10, (n, C), generator=random).float()
-    chosen = torch.stack([torch.randperm(E, generator=random)[:K] for _ in range(n)] or [
-        torch.empty(0, K, dtype=torch.long)][0:0] or []) if n else torch.empty(0, K).long()
+    chosen = torch.rand(n, E, generator=random).argsort(dim=1)[:, :K]
     chosen[chosen == EMPTY] = -1
     weights = torch.rand(n, K, generator=random) + 0.1
     return x, chosen, weights
@@ -127,60 +126,68 @@ HOME = {
 }
 
 
+def _rows(turn, ranks, index):
+    """[(expert, rank's index, token, choice)] of what this member of the group gets, in order."""
+    return [row for row in _everywhere(turn, ranks.members)
+            if row[0] // (E // ranks.size) == index]
+
+
+def _made(turn, ranks, index, dtype):
+    """What its experts make of the rows: other numbers for each expert, exact in 16 bits."""
+    numbers = [[e + r + t / 4 + c for c in range(C)] for e, r, t, _ in _rows(turn, ranks, index)]
+    return torch.tensor(numbers).view(-1, C).to(dtype)
+
+
+def _grad_out(index, n=12):
+    return (torch.arange(n * C).view(n, C) % 7 - 3.0) * (index + 1)
+
+
+def _home(turn, ranks, dtype):
+    """What combine_tokens and its backward give each member, by loops; "plain" is unweighted."""
+    given = [_given(rank, turn, ranks.members) for rank in ranks.members]
+    found = {"out": [torch.zeros(len(x), C) for x, _, _ in given], "drows": [],
+             "dweights": [torch.zeros_like(weights) for *_, weights in given],
+             "plain": [torch.zeros(len(x), C) for x, _, _ in given]}
+    for index in range(ranks.size):
+        made = _made(turn, ranks, index, dtype)
+        found["drows"].append(torch.zeros_like(made))
+        for i, (_, r, t, j) in enumerate(_rows(turn, ranks, index)):
+            y, w, g = made[i].float(), given[r][2][t, j], _grad_out(r)[t]
+            found["out"][r][t] += w * y
+            found["plain"][r][t] += y
+            found["dweights"][r][t, j] = (y * g).sum()
+            found["drows"][index][i] = (w * g).to(dtype)
+    return found
+
+
 def _combine(combine_tokens, ranks, dtype):
-    me, members = ranks.index, ranks.members
-    where = f"{ranks}, {str(dtype)[6:]}"
-
-    def made(turn, index):
-        """What experts make of their rows: other numbers for each expert, exact in 16 bits."""
-        here = [row for row in _everywhere(turn, members) if row[0] // (E // ranks.size) == index]
-        return torch.tensor([[e + r + t / 4 + c for c in range(C)] for e, r, t, _ in here]).view(
-            -1, C).to(dtype)
-
-    def grad_out(index):
-        n = 12
-        return (torch.arange(n * C).view(n, C) % 7 - 3.0) * (index + 1)
+    me = ranks.index
 
     def call(turn):
-        x, chosen, weights = (t.to(device()) for t in _given(members[me], turn, members))
+        x, chosen, weights = (t.to(device()) for t in _given(ranks.members[me], turn,
+                                                             ranks.members))
         _, sent = dispatch_tokens(x, chosen, E, ranks.group)
-        rows, weights = made(turn, me).to(device()).requires_grad_(), weights.requires_grad_()
-        out = combine_tokens(rows, sent, weights, ranks.group)
+        rows = _made(turn, ranks, me, dtype).to(device()).requires_grad_()
+        out = combine_tokens(rows, sent, weights.requires_grad_(), ranks.group)
         if out.requires_grad and out.shape == (len(x), C):
-            out.backward(grad_out(me)[: len(x)].to(out))
+            out.backward(_grad_out(me)[: len(x)].to(out))
         return {"out": out, "drows": rows.grad, "dweights": weights.grad}
 
     def right(turn):
-        given = [_given(rank, turn, members) for rank in members]
-        out = [torch.zeros(len(x), C) for x, _, _ in given]
-        dweights = [torch.zeros_like(weights) for *_, weights in given]
-        drows = [torch.zeros_like(made(turn, index)) for index in range(ranks.size)]
-        for index in range(ranks.size):
-            here = [row for row in _everywhere(turn, members)
-                    if row[0] // (E // ranks.size) == index]
-            for i, (_, r, t, j) in enumerate(here):
-                y, w, g = made(turn, index)[i].float(), given[r][2][t, j], grad_out(r)[t]
-                out[r][t] += w * y
-                dweights[r][t, j] = (y * g).sum()
-                drows[index][i] = (w * g).to(dtype)
-        return {"out": out, "drows": drows, "dweights": dweights}
+        found = _home(turn, ranks, dtype)
+        del found["plain"]
+        return found
 
     def slips(name, turn):
         if name != "out":
             return {}
-        given, out = _given(members[me], turn, members), right(turn)["out"][me]
-        unweighted = torch.zeros_like(out)
-        for index in range(ranks.size):
-            here = [row for row in _everywhere(turn, members)
-                    if row[0] // (E // ranks.size) == index]
-            for i, (_, r, t, _) in enumerate(here):
-                if r == me:
-                    unweighted[t] += made(turn, index)[i].float()
-        return {"a sum without weights": (unweighted, "Each row counts by its weight."),
+        found, x = _home(turn, ranks, dtype), _given(ranks.members[me], turn, ranks.members)[0]
+        out = found["out"][me]
+        return {"a sum without weights": (found["plain"][me], "Each row counts by its weight."),
                 "rounded to bfloat16": (out.bfloat16().float(), "Add up in float32."),
-                "with the inputs": (out + given[0], "What experts made, and nothing else.")}
+                "with the inputs": (out + x, "What experts made, and nothing else.")}
 
-    yield from beside(where, ranks, call, right, slips=slips,
+    yield from beside(f"{ranks}, {str(dtype)[6:]}", ranks, call, right, slips=slips,
                       advice=lambda name: HOME.get(name, ""))
 
 

@@ -52,8 +52,8 @@ def _route(top_k_route, name, logits, k, renormalize, bias=None):
     explain(f"{name}: weights", weights, normal if renormalize else best, {
         "probabilities among all experts": (best, "renormalize=True: the k weights of a token add "
                                             "up to 1."),
-        "probabilities among the k": (normal, "renormalize=False: what the softmax over all experts "
-                                      "says, unchanged."),
+        "probabilities among the k": (normal, "renormalize=False: what the softmax over all "
+                                      "experts says, unchanged."),
         "logits": (raw / raw.sum(-1, keepdim=True) if renormalize else raw, "A softmax makes "
                    "weights of them."),
         **{slip: (w, "The bias chooses, and does not weigh.") for slip, w in biased.items()},
@@ -181,7 +181,8 @@ def check_load_balance_loss(load_balance_loss):
         explain(f"{where}: the gradient of logits", given.grad.float(), P.grad.to(dtype).float(),
                 {}, "f is a count, and has no gradient. P has that of the softmax.")
     yield "E times the sum of f_e P_e, for each sequence, with the gradient that P has"
-    even = load_balance_loss(torch.zeros(2, 8, 4), torch.arange(8).view(1, 8, 1).expand(2, 8, 1) % 4)
+    in_turn = torch.arange(8).view(1, 8, 1).expand(2, 8, 1) % 4
+    even = load_balance_loss(torch.zeros(2, 8, 4), in_turn)
     one = load_balance_loss(torch.tensor([50.0, 0, 0, 0]).expand(1, 8, 4),
                             torch.zeros(1, 8, 1, dtype=torch.long))
     yield f"even loads have {even[0]:.2f}, one expert for all has {one[0]:.2f}"
