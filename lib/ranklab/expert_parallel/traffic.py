@@ -23,6 +23,16 @@ def moe_traffic(counts, row_bytes):
     return 2 * row_bytes * (there + there.T)
 
 
+def sent_by(rank, counts, row_bytes):
+    """Bytes that a rank sends to all others, of moe_traffic; counts may be lists."""
+    return moe_traffic(torch.as_tensor(counts), row_bytes)[rank].sum().item()
+
+
+def even_bytes(tokens, k, width, ranks, element=2, backward=True):
+    """Bytes that a rank sends to others in a layer, where loads are even: see moe_traffic."""
+    return 2 * (1 + backward) * tokens * k * width * element * (ranks - 1) // ranks
+
+
 def moe_parameters(config):
     """(all, active): numbers of a MoE GPT, and those that one token meets."""
     C, E, k = config.n_embd, config.n_expert, config.top_k
