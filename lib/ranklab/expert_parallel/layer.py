@@ -95,12 +95,17 @@ class MoE(nn.Module):
         self.router = nn.Linear(C, E, bias=False)
         self.up, self.down = ExpertLinear(E, C, width), ExpertLinear(E, width, C)
         self.shared = SharedExpert(C, config.shared_width) if config.shared_width else None
-        self.register_buffer("bias", torch.zeros(E) if config.balance == "bias" else None)
-        self.loads = 0  # (E,) choices since the bias moved last
+        self.reset_buffers()
         self.aux_gradient = AuxGradient()
         self.route, self.limit, self.balance_loss = top_k_route, capacity, load_balance_loss
         self.dispatch, self.combine = dispatch_tokens, combine_tokens
         self.seen = {}
+
+    def reset_buffers(self):
+        """The bias is that of the beginning."""
+        E, moves = self.config.n_expert, self.config.balance == "bias"
+        self.register_buffer("bias", torch.zeros(E) if moves else None)
+        self.loads = 0  # (E,) choices since the bias moved last; counted again where recomputed
 
     def forward(self, x):
         config, flat = self.config, x.flatten(0, 1)
@@ -120,7 +125,7 @@ class MoE(nn.Module):
         if config.jitter and self.training:
             x = x * torch.empty_like(x).uniform_(1 - config.jitter, 1 + config.jitter)
         with torch.autocast(x.device.type, enabled=False):  # small differences choose experts
-            logits = F.linear(x.float(), self.router.weight)  # (B, T, E)
+            logits = self.router(x.float())  # (B, T, E)
         chosen, weights = self.route(logits, config.top_k, config.renormalize, self.bias)
         aux = self.auxiliary(logits, chosen)
         if self.training and self.bias is not None:
@@ -156,9 +161,12 @@ class SharedExpert(nn.Module):
 
 
 class AuxGradient:
-    """How much of the sum of losses a backward differentiates, told by whoever begins it."""
+    """How much of the sum of losses a backward differentiates, told by whoever begins it.
 
-    scale = None
+    part  of the auxiliary loss that is this rank's: 1/tp where tp ranks count the same one
+    """
+
+    scale, part = None, 1.0
 
 
 class WithAux(torch.autograd.Function):
@@ -176,7 +184,8 @@ class WithAux(torch.autograd.Function):
     def backward(ctx, gradient):
         if ctx.gradient.scale is None:
             raise RuntimeError("no loss of this model began this backward: call moe_gpt(model)")
-        return gradient, torch.ones_like(ctx.like) * ctx.gradient.scale, None
+        scale = ctx.gradient.scale * ctx.gradient.part
+        return gradient, torch.ones_like(ctx.like) * scale, None
 
 
 def layers_of(model):

@@ -57,7 +57,7 @@ class Job:
 
     def micro_batches(self, layout):
         """How many go through each pipeline in a step."""
-        return self.batch // (layout.dp * self.micro_batch)
+        return self.batch // (layout.dp * layout.ep * self.micro_batch)
 
 
 @dataclass(frozen=True)
