@@ -50,6 +50,10 @@ class MoEConfig(GPTConfig):
         if not self.expert_width:
             object.__setattr__(self, "expert_width", 4 * self.n_embd // self.top_k)
 
+    @property
+    def mlp_width(self):
+        return self.top_k * self.expert_width + self.shared_width
+
     def new_mlp(self):
         return MoE(self)
 
@@ -69,9 +73,9 @@ class ExpertLinear(nn.Module):
         if torch.is_autocast_enabled(kind):
             x, weight = (t.to(torch.get_autocast_dtype(kind)) for t in (x, weight))
         if takes_grouped(x, weight):
-            ends = counts.cumsum(0).int()
+            ends = torch.as_tensor(counts, device=x.device).cumsum(0).int()
             return F.grouped_mm(x, weight.transpose(1, 2), offs=ends)
-        parts = x.split(counts.tolist())
+        parts = x.split(counts.tolist() if torch.is_tensor(counts) else counts)
         return torch.cat([F.linear(part, w) for part, w in zip(parts, weight)])
 
 
@@ -129,7 +133,7 @@ class MoE(nn.Module):
         chosen, weights = self.route(logits, config.top_k, config.renormalize, self.bias)
         aux = self.auxiliary(logits, chosen)
         if self.training and self.bias is not None:
-            self.loads = self.loads + chosen.flatten().bincount(minlength=config.n_expert)
+            self.loads = self.loads + F.one_hot(chosen, config.n_expert).flatten(0, -2).sum(0)
         kept = self.limit(chosen, config.n_expert, config.factor) if config.factor else chosen
         self.seen = {"logits": logits.detach(), "wanted": chosen.detach(), "chosen": kept.detach()}
         return kept.flatten(0, 1), weights.flatten(0, 1), aux

@@ -39,7 +39,8 @@ def gpt_costs(config):
     """
     head = 2 * config.n_embd * config.vocab_size
     all_layers = transformer_flops(config, 1, config.n_ctx, backward=False) // config.n_ctx
-    return [0, *[(all_layers - head) // config.n_layer] * config.n_layer, head]
+    more = 4 * config.n_embd * (config.mlp_width - 4 * config.n_embd)  # than an MLP has
+    return [0, *[(all_layers - head) // config.n_layer + more] * config.n_layer, head]
 
 
 def keep_layers(model, *ranges):
