@@ -5,13 +5,17 @@ import dataclasses
 import pytest
 import torch
 from test_expert_parallel import FEW, KINDS, SHAPE, of_one_process, text
+from test_hybrid_costs import _counted
 
 from ranklab import device, launch
 from ranklab.checkpoint.reshard import reshard_checkpoint
-from ranklab.expert_parallel import MoEConfig
-from ranklab.hybrid import Hybrid, Job, Layout, parse_layout
+from ranklab.expert_parallel import MoEConfig, moe_parameters
+from ranklab.hybrid import (
+    Cluster, Hybrid, Job, Layout, layout_memory, layout_seconds, layout_traffic, parse_layout,
+)
 from ranklab.hybrid.choose import refuse_misfits
 from ranklab.models.gpt import GPT, GPTConfig
+from ranklab.projects.hybrid.config import JOBS, SIZES
 from ranklab.text_trainer import TextTrainer
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.usefixtures("one_thread")]
@@ -34,11 +38,12 @@ def new_trainer(words, kind, config=FEW):
 
 
 def seen_by(trainer):
-    """(losses and the held-out one, {box of the whole: numbers}), after the last step."""
+    """(losses and the held-out one, boxes of the whole, the last gradients' norm)."""
     history = trainer.fit()
     boxes = [(p.name, p.offset, p.tensor.cpu()) for p in
              trainer.parallel.state(trainer.model, trainer.optimizer) if p.kind == "weight"]
-    return [*history.loss, *history.held_out.values()], boxes
+    norm = trainer.parallel.grad_norm(None).item()
+    return [*history.loss, *history.held_out.values()], boxes, norm
 
 
 def trained(layouts, kind):
@@ -47,7 +52,7 @@ def trained(layouts, kind):
 
 def assert_equal(found, alone):
     """What a rank has seen is what one process has."""
-    (losses, boxes), (loss, held_out, weights) = found, alone
+    (losses, boxes, _), (loss, held_out, weights) = found, alone
     assert losses == pytest.approx([*loss, held_out][-len(losses):], abs=2e-6)
     for name, offset, tensor in boxes:
         whole = weights[name][tuple(slice(a, a + n) for a, n in zip(offset, tensor.shape))]
@@ -57,11 +62,13 @@ def assert_equal(found, alone):
 @pytest.mark.parametrize("name", KINDS)
 def test_training_equals_one_process(name):
     alone = launch(of_one_process, KINDS[name], ranks=1)[0]
+    [[(_, _, norm)]] = launch(trained, ["1x1x1"], KINDS[name], ranks=1)
     for ranks, layouts in LAYOUTS.items():
         of_ranks = launch(trained, layouts, KINDS[name], ranks=ranks)
         for found in zip(*of_ranks):
             for of_rank in found:
                 assert_equal(of_rank, alone)
+                assert of_rank[2] == pytest.approx(norm, rel=1e-4)
             assert {box[0] for of_rank in found for box in of_rank[1]} >= {*alone[2]} - {
                 "head.weight"}
 
@@ -90,6 +97,37 @@ def test_a_checkpoint_goes_into_ep_and_out_of_it(tmp_path):
     for found in launch(_resumed, kind, str(tmp_path / "saved"), "1x1x1,ep=2", "1x2x1",
                         "1x1x1,ep=2,recompute", ranks=2):
         assert_equal(found, alone)
+
+
+# --- costs ----------------------------------------------------------------------------------------
+
+SENT = [(Job(MoEConfig(64, 16, 4, 8, 32, n_expert=4, **more), 32, 2, precision), parse_layout(words))
+        for words, precision, more in [
+            ("2x1x1,ep=2", "fp32", {}), ("1x2x2,ep=2,sp,recompute", "bf16", {"factor": 1.0}),
+            ("2x2x2,ep=2,sp", "bf16", {"shared_width": 16}), ("2x1x2,full", "fp32", {}),
+            ("1x1x1,ep=2,cp=2", "fp32", {"balance": "none"})]]
+HELD = [(Job(MoEConfig(32000, 2048, 4, 16, 2048, n_expert=8, expert_width=7168), 64, 2),
+         parse_layout(words)) for words in ("1x4x2,ep=4,sp", "1x1x2,ep=4,recompute", "2x1x1,ep=8")]
+
+
+def test_it_sends_and_holds_what_is_predicted():
+    [found] = launch(_counted, SENT + HELD, ranks=1, timeout=170)
+    for case, (held, sent) in zip(SENT + HELD, found):
+        assert layout_traffic(*case) == pytest.approx(sent, abs=64), case
+        if case in HELD:
+            said = layout_memory(*case)
+            assert said.total == pytest.approx(held.total, rel=0.05), case
+            assert (said.parameters, said.gradients) == (held.parameters, held.gradients)
+
+
+def test_mixtral_fits():
+    job, layout = JOBS["mixtral"], SIZES["mixtral"][2]
+    assert moe_parameters(job.config)[0] == pytest.approx(47.4e9, rel=1e-3)
+    assert moe_parameters(job.config)[0] == layout_memory(job, Layout()).parameters / 4
+    assert layout.ranks == 64 and layout_memory(job, layout).total < Cluster(64).memory_budget
+    SIZES["mixtral"][1].refuse_what_does_not_fit(job.config, layout)
+    said = layout_seconds(job, layout, Cluster(64))
+    assert 0 < said.expert < said.computing
 
 
 # --- refusals -------------------------------------------------------------------------------------
