@@ -101,8 +101,8 @@ def test_a_checkpoint_goes_into_ep_and_out_of_it(tmp_path):
 
 # --- costs ----------------------------------------------------------------------------------------
 
-SENT = [(Job(MoEConfig(64, 16, 4, 8, 32, n_expert=4, **more), 32, 2, precision), parse_layout(words))
-        for words, precision, more in [
+SENT = [(Job(MoEConfig(64, 16, 4, 8, 32, n_expert=4, **more), 32, 2, precision),
+         parse_layout(words)) for words, precision, more in [
             ("2x1x1,ep=2", "fp32", {}), ("1x2x2,ep=2,sp,recompute", "bf16", {"factor": 1.0}),
             ("2x2x2,ep=2,sp", "bf16", {"shared_width": 16}), ("2x1x2,full", "fp32", {}),
             ("1x1x1,ep=2,cp=2", "fp32", {"balance": "none"})]]

@@ -6,6 +6,7 @@
 
 Those three are the idea. Then:
     experts.py      a MoE layer over tensor ranks, and what experts do not go with
+    shares.py       which layers, and how many numbers of them, a rank has
     costs.py        layout_traffic, layout_seconds: what a layout costs, by formulas
     memory.py       layout_memory: what it holds; megatron_memory: in Megatron-LM, roughly
     choose.py       choose_layout: the fastest layout that fits

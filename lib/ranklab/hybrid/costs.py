@@ -110,9 +110,9 @@ def layout_traffic(job, layout):
     ep "expert" and with cp "context", too.
 
     As Traffic counts them, but for what is small: the number of targets, the norm of all gradients
-    (8 bytes each), loads of experts, and the rounding of rings that do not divide. With zero=3 and virtual stages it
-    is some percent more, because what is in no block is gathered for each stage. All experts are
-    taken to be chosen as often, and no token to be dropped.
+    (8 bytes each), loads of experts, and the rounding of rings that do not divide. With zero=3 and
+    virtual stages it is some percent more, because what is in no block is gathered for each stage.
+    All experts are taken to be chosen as often, and no token to be dropped.
     """
     config, share, whole = job.config, shares(job.config, layout)[0], job.tokens
     job = job.on_a_rank(layout)
@@ -205,9 +205,10 @@ def layout_seconds(job, layout, cluster):
 
     The slowest rank of the pipeline computes at EFFICIENCY of its GPU's peak. Each micro-batch, of
     whatever size, reads and writes all weights and gradients once more: so larger ones take less
-    time, and more memory. Tensor and expert ranks wait for each of their messages. The bubble grows with both.
-    Messages along the other axes are taken to be exposed as a whole: Hybrid sends gradients when
-    the pipeline is empty, but part of the first stage's messages travels while it computes.
+    time, and more memory. Tensor and expert ranks wait for each of their messages. The bubble grows
+    with all of that. Messages along the other axes are taken to be exposed as a whole: Hybrid sends
+    gradients when the pipeline is empty, but part of the first stage's messages travels while it
+    computes.
     Left out: latency, the optimizer's step, norms and other work that memory bounds, stragglers.
     """
     pieces, share = job.micro_batches(layout), shares(job.config, layout)[0]
