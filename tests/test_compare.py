@@ -13,7 +13,7 @@ pytestmark = pytest.mark.timeout(180)
 
 def test_losses_agree_and_costs_are_those_of_the_layout(monkeypatch, capsys, tmp_path):
     found, run = [], compare.compare
-    monkeypatch.setattr(compare, "compare", lambda layouts: found.extend(run(layouts)) or found)
+    monkeypatch.setattr(compare, "compare", lambda *given: found.extend(run(*given)) or found)
     plot = tmp_path / "compare.svg"
     assert main(["compare", "--layouts", "2x1x1", "2x2x1,sp,zero", "--plot", str(plot)]) == 0
     alone, data, mesh = found
@@ -32,6 +32,15 @@ def test_losses_agree_and_costs_are_those_of_the_layout(monkeypatch, capsys, tmp
     assert "2 x 2 x 1 sp zero" in plot.read_text()
 
 
+def test_experts_are_spread_and_losses_agree(capsys):
+    words = "1x1x1,ep=2 2x1x1,ep=2 1x2x1,ep=2".split()
+    assert main(["compare", "--experts", "4", "--layouts", *words]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert "expert" in said[1]
+    losses = [float(line[22:28]) for line in said[2:6]]
+    assert losses == pytest.approx([losses[0]] * 4, abs=1e-4)
+
+
 def test_the_default_is_every_layout():
     assert len({(each.dp, each.tp, each.pp) for each in compare.every_layout(8)}) == 10
     assert {each.ranks for each in compare.every_layout(8)} == {8}
@@ -45,6 +54,7 @@ def test_the_default_is_every_layout():
     ("2x2x2,fsdp", "'fsdp' is not one of sp, zero, full, recompute, "),
     ("0x1x1", "dp=0 must be at least 1"),
     ("1x3x1", "tp=3 must divide the 8 heads"),
+    ("1x1x1,ep=2", "ep=2 shares out experts, and this GPT has none"),
 ])
 def test_what_is_no_layout_is_a_sentence(text, said, capsys):
     with pytest.raises(SystemExit, match="2"):

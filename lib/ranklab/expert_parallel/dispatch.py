@@ -13,7 +13,7 @@ class Sent(NamedTuple):
     to: list  # rows sent to each rank of the group
     came: list  # rows that came from each rank
     by_expert: torch.Tensor  # (n,) the order that sorts what came by expert
-    counts: torch.Tensor  # (E/R,) rows for each expert of this rank
+    counts: torch.Tensor  # (E/R,) rows for each expert of this rank; a list will do
 
 
 def dispatch_tokens(x, chosen, n_experts, group=None):

@@ -50,6 +50,10 @@ class MoEConfig(GPTConfig):
         if not self.expert_width:
             object.__setattr__(self, "expert_width", 4 * self.n_embd // self.top_k)
 
+    @property
+    def mlp_width(self):
+        return self.top_k * self.expert_width + self.shared_width
+
     def new_mlp(self):
         return MoE(self)
 
@@ -69,9 +73,9 @@ class ExpertLinear(nn.Module):
         if torch.is_autocast_enabled(kind):
             x, weight = (t.to(torch.get_autocast_dtype(kind)) for t in (x, weight))
         if takes_grouped(x, weight):
-            ends = counts.cumsum(0).int()
+            ends = torch.as_tensor(counts, device=x.device).cumsum(0).int()
             return F.grouped_mm(x, weight.transpose(1, 2), offs=ends)
-        parts = x.split(counts.tolist())
+        parts = x.split(counts.tolist() if torch.is_tensor(counts) else counts)
         return torch.cat([F.linear(part, w) for part, w in zip(parts, weight)])
 
 
@@ -95,12 +99,17 @@ class MoE(nn.Module):
         self.router = nn.Linear(C, E, bias=False)
         self.up, self.down = ExpertLinear(E, C, width), ExpertLinear(E, width, C)
         self.shared = SharedExpert(C, config.shared_width) if config.shared_width else None
-        self.register_buffer("bias", torch.zeros(E) if config.balance == "bias" else None)
-        self.loads = 0  # (E,) choices since the bias moved last
+        self.reset_buffers()
         self.aux_gradient = AuxGradient()
         self.route, self.limit, self.balance_loss = top_k_route, capacity, load_balance_loss
         self.dispatch, self.combine = dispatch_tokens, combine_tokens
         self.seen = {}
+
+    def reset_buffers(self):
+        """The bias is that of the beginning."""
+        E, moves = self.config.n_expert, self.config.balance == "bias"
+        self.register_buffer("bias", torch.zeros(E) if moves else None)
+        self.loads = 0  # (E,) choices since the bias moved last; counted again where recomputed
 
     def forward(self, x):
         config, flat = self.config, x.flatten(0, 1)
@@ -120,11 +129,11 @@ class MoE(nn.Module):
         if config.jitter and self.training:
             x = x * torch.empty_like(x).uniform_(1 - config.jitter, 1 + config.jitter)
         with torch.autocast(x.device.type, enabled=False):  # small differences choose experts
-            logits = F.linear(x.float(), self.router.weight)  # (B, T, E)
+            logits = self.router(x.float())  # (B, T, E)
         chosen, weights = self.route(logits, config.top_k, config.renormalize, self.bias)
         aux = self.auxiliary(logits, chosen)
         if self.training and self.bias is not None:
-            self.loads = self.loads + chosen.flatten().bincount(minlength=config.n_expert)
+            self.loads = self.loads + F.one_hot(chosen, config.n_expert).flatten(0, -2).sum(0)
         kept = self.limit(chosen, config.n_expert, config.factor) if config.factor else chosen
         self.seen = {"logits": logits.detach(), "wanted": chosen.detach(), "chosen": kept.detach()}
         return kept.flatten(0, 1), weights.flatten(0, 1), aux
@@ -156,9 +165,12 @@ class SharedExpert(nn.Module):
 
 
 class AuxGradient:
-    """How much of the sum of losses a backward differentiates, told by whoever begins it."""
+    """How much of the sum of losses a backward differentiates, told by whoever begins it.
 
-    scale = None
+    part  of the auxiliary loss that is this rank's: 1/tp where tp ranks count the same one
+    """
+
+    scale, part = None, 1.0
 
 
 class WithAux(torch.autograd.Function):
@@ -176,7 +188,8 @@ class WithAux(torch.autograd.Function):
     def backward(ctx, gradient):
         if ctx.gradient.scale is None:
             raise RuntimeError("no loss of this model began this backward: call moe_gpt(model)")
-        return gradient, torch.ones_like(ctx.like) * ctx.gradient.scale, None
+        scale = ctx.gradient.scale * ctx.gradient.part
+        return gradient, torch.ones_like(ctx.like) * scale, None
 
 
 def layers_of(model):

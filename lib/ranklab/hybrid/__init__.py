@@ -5,13 +5,15 @@
     training.py     Hybrid: the training loop's view
 
 Those three are the idea. Then:
+    experts.py      a MoE layer over tensor ranks, and what experts do not go with
+    shares.py       which layers, and how many numbers of them, a rank has
     costs.py        layout_traffic, layout_seconds: what a layout costs, by formulas
     memory.py       layout_memory: what it holds; megatron_memory: in Megatron-LM, roughly
     choose.py       choose_layout: the fastest layout that fits
     counted.py      counted_step, dry_run: what a step holds and sends, counted
     torch_hybrid.py, deepspeed_pipeline.py, megatron.py  the same by other tools
 
-Nothing of labs 03 to 09 is written again here.
+Nothing of labs 03 to 11 is written again here.
 """
 
 from ranklab.hybrid.choose import choose_layout

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from ranklab.context_parallel import zigzag_shard
 from ranklab.hybrid.costs import layout_seconds
+from ranklab.hybrid.experts import refuse_experts
 from ranklab.hybrid.layout import Layout
 from ranklab.hybrid.memory import layout_memory
 from ranklab.pipeline_parallel import places, split_stages
@@ -71,7 +72,7 @@ def refusal(needs, cluster):
 
 def refuse_misfits(layout, job, per_node):
     """Raises ValueError where the job does not go into the layout, on nodes of so many ranks."""
-    heads, pieces = job.config.n_head, layout.dp * job.micro_batch
+    heads, pieces = job.config.n_head, layout.dp * layout.ep * job.micro_batch
     if heads % layout.tp:
         raise ValueError(f"tp={layout.tp} must divide the {heads} heads")
     if layout.cp > 1:
@@ -80,7 +81,9 @@ def refuse_misfits(layout, job, per_node):
         raise ValueError(f"tp={layout.tp} must divide the {job.config.n_ctx // layout.cp} tokens "
                          "of a sequence: with sequence parallelism each rank has as many of them")
     if job.batch % pieces:
-        raise ValueError(f"dp x micro-batch = {pieces} must divide the batch of {job.batch}")
+        ranks = "dp x ep" if layout.ep > 1 else "dp"
+        raise ValueError(f"{ranks} x micro-batch = {pieces} must divide the batch of {job.batch}")
+    refuse_experts(layout, job.config)
     layout.refuse_nodes_of(per_node)
     plan = layout.new_schedule()(layout.pp, job.micro_batches(layout))  # refuses what it cannot do
     split_stages(gpt_costs(job.config), len(places(plan)))

@@ -6,6 +6,7 @@ are float32, and autocast has matrix products in job.precision, as the trainer d
 
 import functools
 import math
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -13,13 +14,14 @@ import torch
 
 from ranklab import hardware
 from ranklab.context_parallel.formulas import ring_bytes
-from ranklab.hybrid.layout import Layout
+from ranklab.expert_parallel.layer import MoEConfig
+from ranklab.hybrid.shares import (
+    hidden_bytes, mlp_numbers, parameters_of, shares, vocabulary_rows,
+)
 from ranklab.mesh import Mesh
 from ranklab.models.gpt import GPTConfig
-from ranklab.pipeline_parallel.actions import places
 from ranklab.pipeline_parallel.formulas import flush_bubble, zb_h1_bubble
-from ranklab.pipeline_parallel.stages import gpt_costs, split_stages
-from ranklab.ranks import shard_range
+from ranklab.pipeline_parallel.stages import gpt_costs
 from ranklab.tensor_parallel.formulas import summed_bytes
 
 EFFICIENCY = 0.65  # of a GPU's peak, in the matrix products of a large GPT
@@ -57,7 +59,7 @@ class Job:
 
     def micro_batches(self, layout):
         """How many go through each pipeline in a step."""
-        return self.batch // (layout.dp * self.micro_batch)
+        return self.batch // (layout.dp * layout.ep * self.micro_batch)
 
 
 @dataclass(frozen=True)
@@ -101,96 +103,63 @@ def _bandwidth(links, axes, axis):
     return narrowest
 
 
-# --- what the first rank has ----------------------------------------------------------------------
-
-class Share(NamedTuple):
-    """What of the model a rank of the pipeline has."""
-
-    stages: dict  # number of a stage -> blocks in it
-    embedding: bool
-    head: bool
-    messages: int  # that it sends for each micro-batch, forward and backward together
-
-    @property
-    def blocks(self):
-        return sum(self.stages.values())
-
-
-def shares(config, layout):
-    """The Share of each rank of the pipeline."""
-    return _shares(config, layout.pp, layout.virtual, layout.schedule)
-
-
-@functools.lru_cache(maxsize=256)  # a search asks for the same pipeline again and again
-def _shares(config, pp, virtual, schedule):
-    place = places(actions_of(pp, virtual, schedule, 2 * pp))
-    layers, last, found = _split(config, len(place)), max(place), []
-    for rank in range(pp):
-        mine = [stage for stage in place if place[stage] == rank]
-        blocks = {stage: len(layers[stage]) - (stage == 0) - (stage == last) for stage in mine}
-        messages = [place.get(stage + step, rank) != rank for stage in mine for step in (1, -1)]
-        found.append(Share(blocks, 0 in mine, last in mine, sum(messages)))
-    return found
-
-
-@functools.lru_cache(maxsize=64)
-def _split(config, stages):
-    return split_stages(gpt_costs(config), stages)
-
-
-@functools.lru_cache(maxsize=256)
-def actions_of(pp, virtual, schedule, pieces):
-    return Layout(pp=pp, virtual=virtual, schedule=schedule).new_schedule()(pp, pieces)
-
-
-def vocabulary_rows(config, layout):
-    """Rows of the embedding on the first tensor rank."""
-    return len(shard_range(config.vocab_size, 0, layout.tp))
-
-
-def hidden_bytes(job, layout):
-    """A micro-batch's hidden states between two layers, on a rank: they are float32."""
-    return 4 * job.tokens * job.config.n_embd // (layout.tp if layout.sequence_parallel else 1)
-
-
-def parameters_of(config, layout, share):
-    """(in a block, in all that is in no block): how many numbers a rank with this Share has."""
-    C = config.n_embd
-    matrix = vocabulary_rows(config, layout) * C * (share.embedding or share.head)
-    return 12 * C * C // layout.tp + 2 * C, matrix + C * share.head
-
-
 # --- bytes sent -----------------------------------------------------------------------------------
 
 def layout_traffic(job, layout):
     """{"data": bytes, "tensor": bytes, "pipeline": bytes} that the first rank sends in a step; with
-    cp "context", too, which has the gradients where dp is 1.
+    ep "expert" and with cp "context", too.
 
     As Traffic counts them, but for what is small: the number of targets, the norm of all gradients
-    (8 bytes each), and the rounding of rings that do not divide. With zero=3 and virtual stages it
-    is some percent more, because what is in no block is gathered for each stage.
+    (8 bytes each), loads of experts, and the rounding of rings that do not divide. With zero=3 and
+    virtual stages it is some percent more, because what is in no block is gathered for each stage.
+    All experts are taken to be chosen as often, and no token to be dropped.
     """
     config, share, whole = job.config, shares(job.config, layout)[0], job.tokens
     job = job.on_a_rank(layout)
-    pieces, C, R = job.micro_batches(layout), config.n_embd, layout.dp * layout.cp
+    pieces, C = job.micro_batches(layout), config.n_embd
     tied = 4 * vocabulary_rows(config, layout) * C * (share.embedding != share.head)
-    block, root = parameters_of(config, layout, share)
-    n = share.blocks * block + root
-    gradients = 2 * n  # an all-reduce, or a reduce-scatter of them and an all-gather of weights
-    if layout.zero == 3:  # gathered twice, reduced once, for each micro-batch
-        gradients = 3 * pieces * n + (layout.pp - 1) * root
-    sent = {"data": 4 * (R - 1) * gradients // R,
-            "tensor": pieces * ring(layout.tp, tensor_sums(job, layout, share)),
-            "pipeline": pieces * hidden_bytes(job, layout) * share.messages
-                        + tied // (R if layout.zero == 3 else 1)}
+    R = layout.dp * layout.cp if layout.zero == 3 else 1
+    sent = Counter({"data": 0, "tensor": 0, "pipeline": 0})
+    sent.update(gradient_bytes(job, layout, share))
+    sent["tensor"] += pieces * ring(layout.tp, tensor_sums(job, layout, share))
+    sent["pipeline"] += pieces * hidden_bytes(job, layout) * share.messages + tied // R
     if layout.cp > 1:
         blocks, heads = pieces * share.blocks, config.n_head // layout.tp
         keys = blocks * ring_bytes(whole, heads, config.head_size, layout.cp, job.width)
         if layout.recompute:
             keys += blocks * ring_bytes(whole, heads, config.head_size, layout.cp, job.width, False)
-        sent["context"] = keys + (sent["data"] if layout.dp == 1 else 0)
-        sent["data"] *= layout.dp > 1
+        sent["context"] += keys
+    if layout.ep > 1:
+        sent["expert"] += pieces * share.blocks * expert_bytes(job, layout)
+    return dict(sent)
+
+
+def gradient_bytes(job, layout, share):
+    """{axis: bytes}: what travels along several axes together is "data"'s."""
+    block, root = parameters_of(job.config, layout, share)
+    n, sent = share.blocks * block + root, Counter()
+    experts = share.blocks * mlp_numbers(job.config, layout)[1] if layout.ep > 1 else 0
+    for axes, numbers in ((layout.axes_of_gradients, n - experts),
+                          (layout.axes_of_experts, experts)):
+        R = math.prod(layout.mesh.axes[axis] for axis in axes)
+        gradients = 2 * numbers  # an all-reduce, or a reduce-scatter and an all-gather of weights
+        if layout.zero == 3:  # gathered twice, reduced once, for each micro-batch
+            gradients = numbers and 3 * job.micro_batches(layout) * n + (layout.pp - 1) * root
+        several = [axis for axis in axes if layout.mesh.axes[axis] > 1]
+        sent[several[0] if len(several) == 1 else "data"] += 4 * (R - 1) * gradients // R
     return sent
+
+
+def expert_bytes(job, layout):
+    """That a rank sends in a block for a micro-batch to those that have other experts.
+
+    Rows go there in float32, as norms put them out, and come back as a matrix product puts them
+    out; in backward gradients do. Before, ranks tell how many rows they send.
+    """
+    rows = job.config.top_k * job.tokens * job.config.n_embd
+    forward = rows * (4 + job.width) + 8 * job.config.n_expert
+    again = forward if layout.recompute else 0
+    return (forward + rows * (4 + job.width) + again) * (layout.ep - 1) // layout.ep
 
 
 def ring(ranks, nbytes):
@@ -201,10 +170,13 @@ def ring(ranks, nbytes):
 def tensor_sums(job, layout, share):
     """Bytes that a micro-batch has in all-reduces of the tensor ranks."""
     sequence, leaves = layout.sequence_parallel, job.width * job.tokens * job.config.n_embd
-    again = 0
+    more = 0
     if layout.recompute:  # what attention needs once more; the MLP's sum is not needed again
-        again = leaves / 2 + 4 * job.tokens * job.config.n_embd if sequence else leaves
-    return share.blocks * again + summed_bytes(
+        more = leaves / 2 + 4 * job.tokens * job.config.n_embd if sequence else leaves
+    if isinstance(job.config, MoEConfig):  # float32 leaves it, and a router's gradient is summed
+        more += (4 - job.width) * job.tokens * job.config.n_embd
+        more += 4 * job.config.n_expert * job.config.n_embd
+    return share.blocks * more + summed_bytes(
         job.config.n_embd, job.tokens, share.blocks, share.embedding, share.head, sequence,
         leaving=job.width)
 
@@ -220,6 +192,8 @@ class Seconds(NamedTuple):
     tensor: float
     pipeline: float
     data: float
+    expert: float = 0.0
+    context: float = 0.0
 
     @property
     def total(self):
@@ -231,9 +205,10 @@ def layout_seconds(job, layout, cluster):
 
     The slowest rank of the pipeline computes at EFFICIENCY of its GPU's peak. Each micro-batch, of
     whatever size, reads and writes all weights and gradients once more: so larger ones take less
-    time, and more memory. Tensor ranks wait for each of their messages. The bubble grows with both.
-    Messages along the other axes are taken to be exposed as a whole: Hybrid sends gradients when
-    the pipeline is empty, but part of the first stage's messages travels while it computes.
+    time, and more memory. Tensor and expert ranks wait for each of their messages. The bubble grows
+    with all of that. Messages along the other axes are taken to be exposed as a whole: Hybrid sends
+    gradients when the pipeline is empty, but part of the first stage's messages travels while it
+    computes.
     Left out: latency, the optimizer's step, norms and other work that memory bounds, stragglers.
     """
     pieces, share = job.micro_batches(layout), shares(job.config, layout)[0]
@@ -247,7 +222,8 @@ def layout_seconds(job, layout, cluster):
     exposed = {axis: nbytes / cluster.bandwidth(layout.mesh, axis)
                for axis, nbytes in layout_traffic(job, layout).items()}
     part = bubble_of(layout, pieces)
-    bubble = (computing + weights + exposed["tensor"]) * part / (1 - part)
+    waits = exposed["tensor"] + exposed.get("expert", 0)
+    bubble = (computing + weights + waits) * part / (1 - part)
     return Seconds(computing, weights, bubble, **exposed)
 
 

@@ -1,8 +1,11 @@
 """What a rank holds and sends in a step, counted: in a run, and in a dry run of any size."""
 
 import torch
+import torch.distributed as dist
 
 from ranklab.engine import device, launch
+from ranklab.expert_parallel.dispatch import AllToAll, Sent
+from ranklab.expert_parallel.layer import layers_of
 from ranklab.fsdp.shards import sharded_modules
 from ranklab.hybrid.training import Hybrid
 from ranklab.mesh import build_mesh
@@ -32,9 +35,10 @@ def counted_step(trainer, batch=None):
 
 
 def sent_along(traffic, mesh):
-    """{axis: bytes sent}; gradients that travel over data and context ranks together are data's."""
+    """{axis: bytes sent}; gradients that travel along several axes together are data's."""
     sent = traffic.by_axis(mesh)
-    sent["data"] += sent["data x context"]
+    sent["data"] += sum(n for axes, n in sent.items() if " x " in axes and
+                        {*axes.split(" x ")} <= {"data", "expert", "context"})
     return {axis: sent[axis] for axis in sorted(mesh.axes)}
 
 
@@ -78,8 +82,23 @@ class PretendingHybrid(Hybrid):
     """
 
     def materialize(self, model):
+        for layer in layers_of(model):
+            layer.dispatch = even_dispatch
         self.stack.enter_context(without_memory())
         super().materialize(model)
+
+
+def even_dispatch(x, chosen, n_experts, group=None):
+    """As dispatch_tokens, where numbers have no values: each expert is chosen as often."""
+    R, k = dist.get_world_size(group), chosen.shape[1]
+    counts = torch.zeros(n_experts, dtype=torch.long, device=x.device)
+    dist.all_to_all_single(torch.empty_like(counts), counts, group=group)
+    each, here = chosen.numel() // R, n_experts // R
+    order = chosen.flatten().argsort(stable=True)[: R * each]
+    rows = AllToAll.apply(x[order // k], R * [each], R * [each], group)
+    by_expert = torch.arange(len(rows), device=x.device)
+    counts = [len(range(e, len(rows), here)) for e in range(here)]
+    return rows[by_expert], Sent(order, R * [each], R * [each], by_expert, counts)
 
 
 def _batch(job, pieces):

@@ -22,7 +22,7 @@ WORDS = {"sp": {"sequence_parallel": True}, "zero": {"zero": 1}, "full": {"zero"
 
 @dataclass(frozen=True)
 class Layout:
-    """dp x tp x pp x cp ranks; checked when it is made.
+    """dp x tp x pp x cp x ep ranks; checked when it is made.
 
     schedule   of SCHEDULES; those of zero bubble gain nothing where tp > 1, because the layers of
                tensor parallelism compute the gradients of their weights in I
@@ -34,6 +34,7 @@ class Layout:
                none
     outermost  the axis whose ranks lie furthest apart, "pipeline" or "data"
     cp         ranks that share a sequence, by ring attention in zigzag (lab 10)
+    ep         ranks that each have some of the experts, and take other rows (lab 11)
     """
 
     dp: int = 1
@@ -46,9 +47,10 @@ class Layout:
     recompute: bool = False
     outermost: str = "pipeline"
     cp: int = 1
+    ep: int = 1
 
     def __post_init__(self):
-        for name in ("dp", "tp", "pp", "virtual", "cp"):
+        for name in ("dp", "tp", "pp", "virtual", "cp", "ep"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
         if self.schedule not in SCHEDULES:
@@ -62,12 +64,15 @@ class Layout:
         if self.outermost not in ("pipeline", "data"):
             raise ValueError(f"outermost={self.outermost!r} must be pipeline or data: tensor ranks "
                              "talk most, and are neighbours")
+        if self.zero and self.ep > 1:
+            raise ValueError(f"ep={self.ep} needs zero=0, not {self.zero}: experts and all else "
+                             "would be sharded over different ranks, and here they are not")
         if self.virtual > 1 and self.schedule != "1f1b":
             raise ValueError(f"virtual={self.virtual} stages need schedule='1f1b', interleaved")
 
     @property
     def ranks(self):
-        return self.dp * self.tp * self.pp * self.cp
+        return self.dp * self.tp * self.pp * self.cp * self.ep
 
     def new_schedule(self):
         """(ranks of the pipeline, micro-batches) -> a schedule"""
@@ -77,11 +82,12 @@ class Layout:
 
     @property
     def mesh(self):
-        """Who is where, as a Mesh without groups: tensor ranks are neighbours, then context ranks;
-        without these there is no such axis.
+        """Who is where, as a Mesh without groups: tensor ranks are neighbours, then context ranks,
+        then expert ranks; without these two there are no such axes.
         """
-        context = {"context": self.cp} if self.cp > 1 else {}
-        axes = {"pipeline": self.pp, "data": self.dp, **context, "tensor": self.tp}
+        more = {"expert": self.ep, "context": self.cp}
+        axes = {"pipeline": self.pp, "data": self.dp,
+                **{name: size for name, size in more.items() if size > 1}, "tensor": self.tp}
         return Mesh({self.outermost: axes.pop(self.outermost), **axes})
 
     def new_mesh(self, build=build_mesh, per_node=None):
@@ -95,12 +101,20 @@ class Layout:
             hosts = int(os.environ.get("LOCAL_WORLD_SIZE", self.ranks))
             self.refuse_nodes_of(hosts if per_node is None else per_node)
         rows = self.axes_of_gradients
-        return build(self.mesh.axes, joined=[("pipeline", *rows), *([rows] if self.cp > 1 else [])])
+        several = [axes for axes in (rows, self.axes_of_experts) if len(axes) > 1]
+        return build(self.mesh.axes, joined=[("pipeline", *rows), *dict.fromkeys(several)])
 
     @property
     def axes_of_gradients(self):
-        """The axes whose ranks hold the same weights and take other rows, or other tokens."""
-        return ("data", "context") if self.cp > 1 else ("data",)
+        """The axes whose ranks take other rows, or other tokens: all weights but those of experts
+        are the same on them.
+        """
+        return tuple(axis for axis in ("data", "expert", "context") if axis in self.mesh.axes)
+
+    @property
+    def axes_of_experts(self):
+        """Those of them whose ranks hold the same experts."""
+        return tuple(axis for axis in self.axes_of_gradients if axis != "expert")
 
     def refuse_nodes_of(self, per_node):
         """Raises ValueError where tensor ranks would be on several nodes of so many ranks."""
@@ -113,7 +127,7 @@ class Layout:
         plain = Layout()
         more = [word for word, options in WORDS.items() for name, value in options.items()
                 if getattr(self, name) == value != getattr(plain, name)]
-        return more + [f"{name}={getattr(self, name)}" for name in ("virtual", "cp")
+        return more + [f"{name}={getattr(self, name)}" for name in ("virtual", "cp", "ep")
                        if getattr(self, name) > 1]
 
     def __str__(self):
@@ -129,8 +143,8 @@ def parse_layout(text):
         raise ValueError(f"{sizes!r} is no layout: write dp x tp x pp as 2x2x2")
     options = dict(zip(("dp", "tp", "pp"), map(int, sizes.split("x"))))
     for word in words:
-        number = re.fullmatch(r"(virtual|cp)=(\d+)", word)
+        number = re.fullmatch(r"(virtual|cp|ep)=(\d+)", word)
         if not number and word not in WORDS:
-            raise ValueError(f"{word!r} is not one of {', '.join(WORDS)}, virtual=2, cp=2")
+            raise ValueError(f"{word!r} is not one of {', '.join(WORDS)}, virtual=2, cp=2, ep=2")
         options |= {number[1]: int(number[2])} if number else WORDS[word]
     return Layout(**options)

@@ -4,6 +4,7 @@ Each option has a word about it. What Megatron-LM does not have, or has in anoth
 sentences above. Names are those of Megatron-LM core 0.19.
 """
 
+from ranklab.expert_parallel import MoEConfig
 from ranklab.hybrid.memory import layout_memory, megatron_memory
 
 
@@ -66,6 +67,8 @@ def megatron_differs(layout, job):
         (f"It has 1F1B and interleaving, not {layout.schedule}.", layout.schedule != "1f1b"),
         (f"Stages have as many layers, and {job.config.n_layer} do not go into {stages}: see "
          "--pipeline-model-parallel-layout.", job.config.n_layer % stages),
+        ("Options for experts are left out: as it stands it is a GPT without.",
+         isinstance(job.config, MoEConfig)),
         ("Its guide to FSDP (custom_fsdp.md) names tensor, context and expert ranks, no pipeline.",
          layout.zero == 3 and layout.pp > 1),
     ] if holds]

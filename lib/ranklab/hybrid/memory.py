@@ -8,8 +8,9 @@ recompute they are there while a stage runs forward.
 megatron_memory is, roughly, that of Megatron-LM, whose weights are bf16: it needs no copies.
 """
 
-from ranklab.hybrid.costs import (
-    actions_of, hidden_bytes, parameters_of, shares, vocabulary_rows,
+from ranklab.expert_parallel.layer import MoEConfig
+from ranklab.hybrid.shares import (
+    actions_of, hidden_bytes, mlp_numbers, parameters_of, shares, vocabulary_rows,
 )
 from ranklab.meter import Memory
 
@@ -21,7 +22,7 @@ def layout_memory(job, layout):
 
     Gradients count twice: fresh from autograd, and in the buckets in which they will travel. Where
     no backward has run when most waits (GPipe, one micro-batch), fresh ones are not there yet: then
-    less is held than is said here.
+    less is held than is said here. With experts and zero=3 it is up to 11% less.
     """
     return max(moments(job, layout).values(), key=lambda memory: memory.total)
 
@@ -36,16 +37,20 @@ def moments(job, layout):
     copies, inside = block_bytes(job, layout)
     kept = outside if again else inside + copies  # of a block, for backward
     waiting = in_flight(job, layout, share, kept)
-    gradient = 16 * C * C // tp  # of the MLP's matrix
+    gradient = 2 * sum(mlp_numbers(config, layout))  # of one matrix of two: the MLP's, or experts'
     casts = 6 * x if e == 2 else 0  # of what comes in and goes out; with what was cast
-    message = 48 * C * C // tp if layout.zero == 3 else 0  # a block's gradients, on their way
-    runs_again = inside + max(copies + gradient, copies + casts, message)
+    message = 16 * C * C // tp + 2 * gradient if layout.zero == 3 else 0  # a block's, on their way
+    of_experts = 2 * mlp_numbers(config, layout)[1] if e == 2 else 0
+    rows = 8 * config.top_k * x if isinstance(config, MoEConfig) else 0  # their gradients
+    runs_again = inside + max(copies + gradient, copies + casts, copies + rows, message)
     found = {
-        "a block runs backward": runs_again if again else outside + max(gradient, message),
+        "a block runs backward": runs_again if again else outside + max(gradient, message, rows),
         "a block runs forward": 0 if again else outside + 2 * e * x,
         "the loss runs backward": share.head * 12 * V * job.tokens,  # the logits; float32, thrice
-        # Within a stage's forward autocast makes one copy of each matrix, and keeps it.
-        "a stage runs forward": again * (max(share.stages.values()) * copies + outside
+        # Within a stage's forward autocast makes one copy of each matrix, and keeps it; of experts
+        # it keeps none.
+        "a stage runs forward": again * (max(share.stages.values()) * (copies - of_experts)
+                                         + of_experts + outside
                                          + 2 * e * x + 4 * e * x // tp),
     }
     return {name: states(job, layout, share, waiting + n) for name, n in found.items()}
@@ -68,10 +73,26 @@ def block_bytes(job, layout):
     x, e = job.tokens * config.n_embd, job.width
     outside = 8 * (x + 2 * job.tokens)  # inputs of two norms, and their mean and deviation
     # In float32 q, k and v have one input; autocast casts it for each of them.
-    entering = 8 * x
-    inside = 12 * x * e + 4 * job.tokens * config.n_head  # q, k, v, output; the MLP's; log-sums
-    copies = 0 if e == 4 else 24 * config.n_embd**2 // tp
-    return copies, outside // (tp if layout.sequence_parallel else 1) + entering + inside // tp
+    entering = 4 * x if e == 4 else 6 * x
+    inside = 4 * x * e + 4 * job.tokens * config.n_head  # q, k, v, output; log-sums
+    in_mlp = mlp_bytes(job, layout)
+    copies = 0 if e == 4 else 2 * (4 * config.n_embd**2 // tp + sum(mlp_numbers(config, layout)))
+    outside //= tp if layout.sequence_parallel else 1
+    return copies, outside + entering + inside // tp + in_mlp
+
+
+def mlp_bytes(job, layout):
+    """What a block's MLP keeps, or its experts: where each has as many tokens.
+
+    With experts the router keeps x, and each row is kept as it goes into its expert, as it comes
+    back, and as it is added up, in float32. Probabilities and places are left out.
+    """
+    config, e, x = job.config, job.width, job.tokens * job.config.n_embd
+    between = 2 * e * job.tokens * config.mlp_width // layout.tp
+    if not isinstance(config, MoEConfig):
+        return e * x + between
+    shared = e * x if config.shared_width else 0
+    return 4 * x + (2 * e + 4) * config.top_k * x + shared + between
 
 
 def in_flight(job, layout, share, kept):
@@ -90,7 +111,7 @@ def in_flight(job, layout, share, kept):
         most = max(most, held)
     # Messages live on until they are waited for.
     sent = min(P, enough - P) * x if P > 1 and layout.schedule != "gpipe" and enough > P else 0
-    return most + sent + 16 * job.batch // layout.dp * job.config.n_ctx
+    return most + sent + 16 * pieces * job.tokens
 
 
 # --- Megatron-LM's --------------------------------------------------------------------------------
@@ -117,7 +138,8 @@ def megatron_memory(job, layout):
         weight, gradient = weight // layout.dp, gradient // layout.dp
         gathered = MEGATRON[job.precision][0] * (root + 2 * block)
     x, in_sequence = job.width * job.tokens * config.n_embd, tp if layout.sequence_parallel else 1
-    inside = 5 * x // in_sequence + 12 * x // tp
+    in_mlp = 2 * job.width * job.tokens * config.mlp_width
+    inside = 5 * x // in_sequence + (4 * x + in_mlp) // tp
     kept = x // in_sequence if layout.recompute else inside
     activations = in_flight(job, layout, share, kept) + layout.recompute * inside
     return Memory(weight, gradient, optimizer // (layout.dp if layout.zero else 1), 0, gathered, 0,

@@ -8,7 +8,10 @@ import torch.distributed as dist
 from ranklab.context_parallel.training import TokenShard
 from ranklab.data_parallel.training import DataParallel
 from ranklab.engine import device
+from ranklab.expert_parallel.layer import MoEConfig, layers_of
+from ranklab.expert_parallel.training import ExpertReplica, move_biases, with_own_copies
 from ranklab.fsdp.training import FullyShard
+from ranklab.hybrid.experts import prepare_experts
 from ranklab.hybrid.parallelize import parallelize
 from ranklab.mesh import mesh_grad_norm
 from ranklab.parallel import GroupParallel
@@ -24,8 +27,8 @@ DATA = {0: DataParallel, 1: functools.partial(Zero, 1), 3: FullyShard}
 
 
 class Hybrid(GroupParallel):
-    """A mesh of ranks: each has some layers, of each layer a part, and takes some of the rows, and
-    with cp some tokens of these.
+    """A mesh of ranks: each has some layers, of each layer a part, and takes some of the rows;
+    with cp some tokens of these, and with ep some of the experts.
 
     mesh    with the axes of the layout; see Layout.new_mesh
     layout  a Layout
@@ -38,17 +41,22 @@ class Hybrid(GroupParallel):
         super().__init__()
         self.mesh, self.layout, self.apply_by, self.norm_of = mesh, layout, apply_by, norm_of
         self.data = DATA[layout.zero](mesh.group(layout.axes_of_gradients))
+        self.own = mesh.group(layout.axes_of_experts)
+        if layout.ep > 1:
+            self.data.wrap = functools.partial(ExpertReplica, own=self.own)
         self.data.context = TokenShard(mesh.group("context")) if layout.cp > 1 else None
         self.data.each_piece_talks = True  # all pipelines run as many, or all refuse the number
         at = mesh.coordinates()
         self.tensor = TensorParallel(mesh.group("tensor"), place=(
-            at["data"] * layout.pp + at["pipeline"], mesh.axes))
+            self.data.rank * layout.pp + at["pipeline"], mesh.axes))
         self.pipeline = PipelineParallel(mesh.group("pipeline"), layout.new_schedule(), sync=sync)
         self.pipeline.token_ranks = layout.tp if layout.sequence_parallel else 1
 
     def apply(self, model):
         if self.data.context:
             self.data.context.apply(model)  # now: what is cut off later keeps its attention
+        if isinstance(model.config, MoEConfig):
+            prepare_experts(model, self.expert_group())
         applied = self.apply_by(model, self)  # in place
         own = self.tensor.seed_dropout(model)  # now: weights have been drawn alike on all ranks
         for block in () if own is None else model.blocks.values():
@@ -57,6 +65,10 @@ class Hybrid(GroupParallel):
                 own_random_in(block.drop, own)  # and so are its tokens
         return applied
 
+    def expert_group(self):
+        """That of the ranks that share a layer's experts; all ranks call it."""
+        return self.mesh.group("expert") if self.layout.ep > 1 else dist.new_subgroups(1)[0]
+
     def materialize(self, model):
         """The parts that `model`, made on the meta device, has here, are those of the whole."""
         if next(model.parameters()).is_meta:
@@ -64,7 +76,10 @@ class Hybrid(GroupParallel):
 
     def make_optimizer(self, new_optimizer, groups):
         """Of what this rank has; groups are those of the whole model, decided before."""
-        return self.data.make_optimizer(new_optimizer, self.pipeline.here(groups))
+        optimizer = self.data.make_optimizer(new_optimizer, self.pipeline.here(groups))
+        optimizer.register_step_post_hook(
+            lambda *_: move_biases(self.pipeline.model, self.data.group))
+        return optimizer
 
     # --- a step -----------------------------------------------------------------------------------
 
@@ -79,6 +94,8 @@ class Hybrid(GroupParallel):
         (with zero=3 after each micro-batch: whole gradients would have no place).
         """
         count = self.token_count(targets).clamp(min=1)
+        for layer in layers_of(self.pipeline.model):  # now: not every stage sees the loss
+            layer.aux_gradient.scale = scale * self.data.gradient_scale / count
         with self.data.communication(is_last=False):
             share = self.pipeline.run(loss_sum, inputs, targets, micro_batch, 1 / count,
                                       scale * self.data.gradient_scale)
@@ -92,8 +109,11 @@ class Hybrid(GroupParallel):
     def grad_norm(self, parameters):
         """Each number of the model once, wherever it is."""
         twice = {id(p) for p in self.pipeline.copies}
+        held = self.data.gradients(self.pipeline.model)
+        if self.layout.ep > 1:
+            held = with_own_copies(held, self.pipeline.model, self.own)
         return self.norm_of([(part, of_data * of_tensor * (1 + (id(p) in twice)))
-                             for p, gradient, of_data in self.data.gradients(self.pipeline.model)
+                             for p, gradient, of_data in held
                              for part, of_tensor in self.copies_of(p, gradient)])
 
     def copies_of(self, parameter, gradient):

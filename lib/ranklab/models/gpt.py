@@ -49,6 +49,11 @@ class GPTConfig:
         """D."""
         return self.n_embd // self.n_head
 
+    @property
+    def mlp_width(self):
+        """F of a token: numbers between the two matrices of the MLP."""
+        return 4 * self.n_embd
+
     def new_mlp(self):
         """What stands behind the attention of each block; lab 11 has experts there."""
         return MLP(self)

@@ -39,7 +39,8 @@ def gpt_costs(config):
     """
     head = 2 * config.n_embd * config.vocab_size
     all_layers = transformer_flops(config, 1, config.n_ctx, backward=False) // config.n_ctx
-    return [0, *[(all_layers - head) // config.n_layer] * config.n_layer, head]
+    more = 4 * config.n_embd * (config.mlp_width - 4 * config.n_embd)  # than an MLP has
+    return [0, *[(all_layers - head) // config.n_layer + more] * config.n_layer, head]
 
 
 def keep_layers(model, *ranges):
@@ -59,15 +60,16 @@ def materialize(model, device, draw=normal_by_name):
     """A part of a GPT that was made on "meta" is on `device`, with fresh weights. In place.
     draw  see GPT.reset_parameters
     """
-    splits = {name: getattr(p, "shard_spec", None) for name, p in model.named_parameters()}
+    known = {name: dict(vars(p)) for name, p in model.named_parameters()}
     model.to_empty(device=device)
     if None not in (model.token, model.head):
         model.head.weight = model.token.weight  # to_empty has made two of the one
     for name, parameter in model.named_parameters():
-        parameter.shard_spec = splits[name]  # what part it is, if it is one (lab 08)
+        vars(parameter).update(known[name])  # what part it is, if it is one (labs 08 and 11)
     with torch.device(device):
-        for block in model.blocks.values():
-            block.attention.reset_buffers()
+        for module in model.modules():
+            if hasattr(module, "reset_buffers"):
+                module.reset_buffers()
     model.reset_parameters(draw=draw)
     return model
 

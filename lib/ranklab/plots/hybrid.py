@@ -7,8 +7,8 @@ from ranklab.plots.style import (
 )
 
 HELD = {"parameters": "weights", "gradients": "gradients", "optimizer_state": "Adam"}
-AXES = ("tensor", "data", "pipeline", "context")
-GREYS = ("#3b444d", "#8a97a3", FAINT, "white")  # of axes: a colour means a kind of memory
+AXES = ("tensor", "data", "pipeline", "context", "expert")
+GREYS = ("#3b444d", "#8a97a3", FAINT, "#a89f91", "#6d6156")  # axes; colours are kinds of memory
 FILLS = ((TONES[0], "white"), ("#e39d62", INK), ("#cfdcc0", INK), (TONES[3], "white"),
          ("white", INK), ("#4aa3b5", INK), ("#8a97a3", INK), (FAINT, INK))  # of ranks, and text
 

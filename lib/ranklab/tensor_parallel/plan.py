@@ -172,9 +172,13 @@ GPT_PLAN = {
 
 
 def parallel_gpt(model, how=TPConfig()):
-    """models.gpt's GPT, or a part of it, over the group, with a loss without whole logits."""
+    """models.gpt's GPT, or a part of it, over the group, with a loss without whole logits.
+
+    One with other layers brings a plan of its own, as `model.plan`.
+    """
     vocab_size = model.config.vocab_size
-    plan = {pattern: style for pattern, style in GPT_PLAN.items() if matches(model, pattern)}
+    plan = getattr(model, "plan", GPT_PLAN)
+    plan = {pattern: style for pattern, style in plan.items() if matches(model, pattern)}
     tensor_parallel(model, plan, how)
     model.loss = vocab_parallel_loss(vocab_size, how.group, how.cross_entropy)
     return model

@@ -8,7 +8,7 @@ from ranklab.hybrid import Cluster, Layout, parse_layout
 from ranklab.hybrid.choose import legal
 from ranklab.options import picture, positive
 from ranklab.projects.command import Command, refusals, save_figure
-from ranklab.projects.hybrid.config import JOBS, LAPTOP, Config
+from ranklab.projects.hybrid.config import JOBS, LAPTOP, Config, with_experts
 from ranklab.projects.hybrid.training import run
 
 TRAIN = {"steps": 3, "log_every": 1, "warmup": 1, "eval_batch": 16, "compare": False}
@@ -28,11 +28,13 @@ def every_layout(ranks):
     return found
 
 
-def compare(layouts, progress=True):
-    """[{name, loss, held, sent, messages, seconds}], one process first; largest over ranks."""
+def compare(layouts, experts=0, progress=True):
+    """[{name, loss, held, sent, messages, seconds}], one process first; largest over ranks.
+    experts  in each block; 0: an MLP
+    """
     rows = []
     for layout in tqdm([Layout(), *layouts], desc="layouts", disable=not progress):
-        found = run(layout=layout, timeout=300, **TRAIN)
+        found = run(layout=layout, experts=experts, timeout=300, **TRAIN)
         ranks, config, n_ctx = found["ranks"], found["config"], found["shape"].n_ctx
         rows.append({
             "name": " ".join([f"{layout.dp} x {layout.tp} x {layout.pp}", *layout.words()]),
@@ -64,13 +66,15 @@ def main(arguments):
     parser = Command("ranklab compare", __doc__)
     parser.add_argument("--ranks", type=positive, default=4, help="of each layout")
     parser.add_argument("--layouts", nargs="+", metavar="2x2x2,zero,sp",
-                        help="dp x tp x pp, and what else (cp=2); all of --ranks by default")
+                        help="dp x tp x pp, and what else (cp=2, ep=2); all of --ranks by default")
+    parser.add_argument("--experts", type=positive, default=0, metavar="E",
+                        help="in each block, in the place of an MLP")
     parser.add_argument("--plot", type=picture, metavar="FILE", help="draw it, too: x.svg or x.png")
     options = parser.parse_args(arguments)
     layouts = [*map(parse_layout, options.layouts or ())] or every_layout(options.ranks)
     for layout in layouts:
-        Config().refuse_what_does_not_fit(LAPTOP, layout)
-    rows = compare(layouts)
+        Config().refuse_what_does_not_fit(with_experts(LAPTOP, options.experts), layout)
+    rows = compare(layouts, options.experts)
     if options.plot:
         from ranklab.plots import hybrid  # here: matplotlib takes half a second
 

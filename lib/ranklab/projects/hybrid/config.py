@@ -1,8 +1,9 @@
-"""What the project trains and how: four GPTs with their layouts, and one frozen dataclass."""
+"""What the project trains and how: five GPTs with their layouts, and one frozen dataclass."""
 
 import functools
 from dataclasses import dataclass, replace
 
+from ranklab.expert_parallel import MoEConfig
 from ranklab.hybrid import Job, Layout, parse_layout
 from ranklab.hybrid.choose import refuse_misfits
 from ranklab.models.gpt import GPTConfig
@@ -40,7 +41,7 @@ _gpt = functools.partial(GPTConfig, vocab_size=50304, n_ctx=2048, rotary_base=1e
 LAPTOP = GPTConfig(n_ctx=32, n_embd=64, n_head=8, n_layer=8)
 LARGE = Config(steps=1000, lr=1e-4, warmup=100, micro_batch=1, log_every=1, eval_batch=128,
                precision="bf16", compare=False)
-SIZES = {  # name -> (the GPT, Config, Layout): a laptop; 8, 64 and 128 A100s, eight in a node
+SIZES = {  # name -> (the GPT, Config, Layout): a laptop; 8, 64, 128 and 64 A100s, eight in a node
     "laptop": (LAPTOP, Config(), Layout(2, 2, 2)),
     "10b": (_gpt(n_layer=32, n_embd=5120, n_head=40), replace(LARGE, batch=512, micro_batch=2),
             Layout(2, 2, 2, sequence_parallel=True, virtual=2, zero=1)),
@@ -48,7 +49,16 @@ SIZES = {  # name -> (the GPT, Config, Layout): a laptop; 8, 64 and 128 A100s, e
              Layout(2, 4, 8, sequence_parallel=True, virtual=2, zero=1, recompute=True)),
     "130b": (_gpt(n_layer=70, n_embd=12288, n_head=96, vocab_size=150528),  # GLM-130B's shape
              replace(LARGE, batch=2048), Layout(1, 8, 16, sequence_parallel=True)),
+    # Mixtral 8x7B's shape (arXiv 2401.04088), but with all heads for keys, and with two matrices in
+    # an expert instead of three of 14336, so it is as large
+    "mixtral": (MoEConfig(32000, 4096, 32, 32, 4096, rotary_base=1e6, expert_width=14336 * 3 // 2),
+                replace(LARGE, batch=1024), Layout(1, 2, 4, sequence_parallel=True, ep=8)),
 }
+def with_experts(shape, n_expert):
+    """The GPT with so many experts in each block, of which a token takes two; 0: as it is."""
+    return MoEConfig(**vars(shape), n_expert=n_expert) if n_expert else shape
+
+
 JOBS = {name: config.job(shape) for name, (shape, config, _) in SIZES.items()}
 
 

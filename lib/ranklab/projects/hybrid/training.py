@@ -9,30 +9,35 @@ from ranklab import hardware
 from ranklab.checkpoint.reshard import reshard_checkpoint
 from ranklab.engine import device, launch
 from ranklab.engine.in_place import is_started_by_another
+from ranklab.expert_parallel import MoEConfig, moe_gpt
 from ranklab.hybrid import Hybrid, mesh_grad_norm, parallelize
 from ranklab.hybrid.counted import counted_step, sent_along
 from ranklab.mesh import build_mesh
 from ranklab.models.gpt import GPT
 from ranklab.pipeline_parallel import PipelineExecutor, tied_embedding_sync
+from ranklab.pipeline_parallel.stages import gpt_costs
 from ranklab.projects.authors import authors
 from ranklab.projects.command import LAUNCH_LIMIT
-from ranklab.projects.hybrid.config import SIZES
+from ranklab.projects.hybrid.config import SIZES, with_experts
 from ranklab.text_trainer import TextTrainer, text_for
 from ranklab.trainer import PRECISIONS, due
 
 
 def run(size="laptop", layout=None, build=build_mesh, parallelize=parallelize,
         sync=tied_embedding_sync, norm=mesh_grad_norm, reshard=reshard_checkpoint, resume=False,
-        until=None, path=None, progress=False, timeout=LAUNCH_LIMIT, **changes):  # fmt: skip
+        until=None, path=None, experts=0, progress=False, timeout=LAUNCH_LIMIT,
+        **changes):  # fmt: skip
     """The model is trained on all ranks of the layout; returns a dict for `report`.
 
     layout   None: the one of this size, 2 x 2 x 2 on a laptop
     build, parallelize, sync, norm, reshard  a learner's own will do
     until    a step to stop after
     path     a text of your own
+    experts  more than 0: so many in each block
     changes  of Config: steps=100, micro_batch=1, ...
     """
     shape, config, its_own = SIZES[size]
+    shape = with_experts(shape, experts)
     layout, config = layout or its_own, dataclasses.replace(config, **changes)
     config.refuse_what_does_not_fit(shape, layout)
     text, shape = text_for(shape, config, path)
@@ -72,7 +77,7 @@ def new_model(shape, where="cpu"):
     """The same GPT on all ranks; on "meta" it has no memory yet, and never has it for the whole."""
     torch.manual_seed(0)
     with torch.device(where):
-        return GPT(shape)
+        return moe_gpt(shape) if isinstance(shape, MoEConfig) else GPT(shape)
 
 
 class HybridTrainer(TextTrainer):
@@ -96,6 +101,10 @@ class HybridTrainer(TextTrainer):
     def log(self, *arguments):
         self.bubbles.append(self.parallel.bubble(self.spans))
         super().log(*arguments)
+
+    @property
+    def flops_per_token(self):
+        return 3 * sum(gpt_costs(self.shape))  # which knows experts
 
     def shown(self):
         return {**super().shown(), "bubble": f"{self.bubbles[-1]:.0%}"}

@@ -1,0 +1,71 @@
+"""A GPT with experts in a mesh: over expert ranks, then each expert over tensor ranks (lab 11)."""
+
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+
+from ranklab.expert_parallel import MoEConfig, spread_experts
+from ranklab.tensor_parallel.plan import GPT_PLAN, entering, inner_column
+from ranklab.tensor_parallel.regions import copy_to_region, identity
+from ranklab.tensor_parallel.split import split_parameter
+
+
+def experts(layer, how):
+    """A MoE over tensor ranks, one region: each has a part of the width F of every expert.
+
+    Inside all tokens are there, and each rank routes them all, alike. But it knows a part of their
+    outputs alone, and so a part of the gradients of the router and of what it takes.
+    """
+    for linear, dim in ((layer.up, 1), (layer.down, 2)):  # (E/ep, F/tp, C), (E/ep, C, F/tp)
+        linear.weight = split_parameter(linear.weight, dim, how.group)
+    if layer.shared is not None:
+        layer.shared.up = inner_column(layer.shared.up, how)
+        layer.shared.down = how.row(layer.shared.down, how.group, identity)
+    layer.router = CopiedLinear(layer.router, how.group)
+    layer.aux_gradient.part = 1 / dist.get_world_size(how.group)
+    layer.register_forward_hook(lambda layer, args, out: how.leave(out, how.group))
+    return entering(layer, how)
+
+
+class CopiedLinear(nn.Module):
+    """`linear` inside of a region: the same on all ranks, its gradient the sum of their parts."""
+
+    def __init__(self, linear, group=None):
+        super().__init__()
+        self.weight, self.group = linear.weight, group
+
+    def forward(self, x):
+        return F.linear(x, copy_to_region(self.weight, self.group))
+
+
+MOE_PLAN = {
+    **{pattern: style for pattern, style in GPT_PLAN.items() if ".mlp." not in pattern},
+    "blocks.*.mlp": experts,
+}
+
+
+def prepare_experts(model, group):
+    """`model`, in place: it has the experts of this rank, and a plan for tensor ranks.
+
+    It comes before all else, so that parallelize need not know of experts.
+    group  of the ranks that share a layer's experts
+    """
+    spread_experts(model, group)
+    model.plan = MOE_PLAN
+
+
+def refuse_experts(layout, config):
+    """Raises ValueError where the layout does not suit the experts of this GPT, or it has none."""
+    if not isinstance(config, MoEConfig):
+        if layout.ep > 1:
+            raise ValueError(f"ep={layout.ep} shares out experts, and this GPT has none")
+        return
+    if config.n_expert % layout.ep:
+        raise ValueError(f"ep={layout.ep} must divide n_expert={config.n_expert}")
+    for name in ("expert_width", "shared_width"):
+        if getattr(config, name) % layout.tp:
+            raise ValueError(f"tp={layout.tp} must divide {name}={getattr(config, name)}")
+    if layout.cp > 1 and (config.factor or config.balance == "loss"):
+        raise ValueError(f"cp={layout.cp}: a rank has 1/{layout.cp} of each sequence, but factor="
+                         f"{config.factor:g} and balance={config.balance!r} count in whole ones: "
+                         "take factor=0, and balance by bias")

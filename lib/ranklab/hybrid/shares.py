@@ -1,0 +1,77 @@
+"""What of a model the ranks of a layout have, by formulas."""
+
+import functools
+from typing import NamedTuple
+
+from ranklab.expert_parallel.layer import MoEConfig
+from ranklab.hybrid.layout import Layout
+from ranklab.pipeline_parallel.actions import places
+from ranklab.pipeline_parallel.stages import gpt_costs, split_stages
+from ranklab.ranks import shard_range
+
+
+class Share(NamedTuple):
+    """What of the model a rank of the pipeline has."""
+
+    stages: dict  # number of a stage -> blocks in it
+    embedding: bool
+    head: bool
+    messages: int  # that it sends for each micro-batch, forward and backward together
+
+    @property
+    def blocks(self):
+        return sum(self.stages.values())
+
+
+def shares(config, layout):
+    """The Share of each rank of the pipeline."""
+    return _shares(config, layout.pp, layout.virtual, layout.schedule)
+
+
+@functools.lru_cache(maxsize=256)  # a search asks for the same pipeline again and again
+def _shares(config, pp, virtual, schedule):
+    place = places(actions_of(pp, virtual, schedule, 2 * pp))
+    layers, last, found = _split(config, len(place)), max(place), []
+    for rank in range(pp):
+        mine = [stage for stage in place if place[stage] == rank]
+        blocks = {stage: len(layers[stage]) - (stage == 0) - (stage == last) for stage in mine}
+        messages = [place.get(stage + step, rank) != rank for stage in mine for step in (1, -1)]
+        found.append(Share(blocks, 0 in mine, last in mine, sum(messages)))
+    return found
+
+
+@functools.lru_cache(maxsize=64)
+def _split(config, stages):
+    return split_stages(gpt_costs(config), stages)
+
+
+@functools.lru_cache(maxsize=256)
+def actions_of(pp, virtual, schedule, pieces):
+    return Layout(pp=pp, virtual=virtual, schedule=schedule).new_schedule()(pp, pieces)
+
+
+def vocabulary_rows(config, layout):
+    """Rows of the embedding on the first tensor rank."""
+    return len(shard_range(config.vocab_size, 0, layout.tp))
+
+
+def hidden_bytes(job, layout):
+    """A micro-batch's hidden states between two layers, on a rank: they are float32."""
+    return 4 * job.tokens * job.config.n_embd // (layout.tp if layout.sequence_parallel else 1)
+
+
+def parameters_of(config, layout, share):
+    """(in a block, in all that is in no block): how many numbers a rank with this Share has."""
+    C = config.n_embd
+    matrix = vocabulary_rows(config, layout) * C * (share.embedding or share.head)
+    block = 4 * C * C // layout.tp + 2 * C + sum(mlp_numbers(config, layout))
+    return block, matrix + C * share.head
+
+
+def mlp_numbers(config, layout):
+    """(numbers of a block's MLP that all of these have, those of its experts) on a rank."""
+    C = config.n_embd
+    if not isinstance(config, MoEConfig):
+        return 8 * C * C // layout.tp, 0
+    both = config.n_expert * C + 2 * C * config.shared_width // layout.tp
+    return both, 2 * config.n_expert * C * config.expert_width // (layout.ep * layout.tp)
