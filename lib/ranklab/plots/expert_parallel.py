@@ -81,7 +81,7 @@ def hot(shares, times, title="One hot expert"):
     for index, (name, values) in enumerate(times.items()):
         line(ax, shares, values, index, name, markevery=4)
     ax.set(title=title, xlabel="part of all rows that go to one rank",
-           ylabel="time, times the even one")
+           ylabel="time, times the even one", ylim=(0, None))
     ax.legend(loc="center left", bbox_to_anchor=(1, 0.5))
     return fig
 
