@@ -14,6 +14,7 @@ from ranklab.hybrid import (
     Cluster, Hybrid, Job, Layout, layout_memory, layout_seconds, layout_traffic, parse_layout,
 )
 from ranklab.hybrid.choose import refuse_misfits
+from ranklab.hybrid.megatron import megatron_command
 from ranklab.models.gpt import GPT, GPTConfig
 from ranklab.projects.hybrid.config import JOBS, SIZES
 from ranklab.text_trainer import TextTrainer
@@ -128,6 +129,22 @@ def test_mixtral_fits():
     SIZES["mixtral"][1].refuse_what_does_not_fit(job.config, layout)
     said = layout_seconds(job, layout, Cluster(64))
     assert 0 < said.expert < said.computing
+
+
+def test_megatron_is_told_of_experts():
+    config = MoEConfig(**SHAPE, shared_width=8, factor=1.25, z=0.001)
+    said = megatron_command(parse_layout("2x1x1,ep=2"), Job(config, 16))
+    for words in ("--num-experts 4 --moe-router-topk 2 ", "--expert-model-parallel-size 2 ",
+                  "--moe-ffn-hidden-size 64 ", "--moe-shared-expert-intermediate-size 8 ",
+                  "seq_aux_loss ", "--moe-aux-loss-coeff 0.01 ", "--moe-z-loss-coeff 0.001 ",
+                  "--moe-expert-capacity-factor 1.25 ", "places over a rank's tokens"):
+        assert words in said, words
+    config = MoEConfig(**SHAPE, balance="bias", renormalize=False)
+    said += "\n" + (other := megatron_command(parse_layout("1x2x1,ep=2"), Job(config, 16)))
+    for words in ("--moe-router-pre-softmax ", "--moe-router-enable-expert-bias ", "to sigmoids",
+                  "--moe-router-bias-update-rate 0.001 ", "wants sequence parallelism"):
+        assert words in other, words
+    assert max(map(len, said.splitlines())) <= 100
 
 
 # --- refusals -------------------------------------------------------------------------------------

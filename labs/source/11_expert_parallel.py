@@ -8,7 +8,7 @@
 #
 # In the labs before, each token went through each weight. A model with twice the weights cost twice the FLOPs. A **mixture of experts** breaks that link. Each block has several MLPs, the *experts*, and a small matrix, the *router*, sends each token to the best two of them. Mixtral has 8 experts in each of 32 layers, and a token meets two. DeepSeek-V3 has 671 billion parameters, and a token meets 37 billion of them (arXiv 2412.19437).
 #
-# So FLOPs are cheap, and memory is not: all experts must be somewhere. **Expert parallelism** puts them on different ranks, and *tokens travel*: to the ranks that have their experts, and back. Who gets how many is decided by the router, anew in each step. That makes this the only kind of parallelism whose messages nobody can size in advance.
+# So FLOPs are cheap, and memory is not: all experts must be somewhere. **Expert parallelism** puts them on different ranks, and *tokens travel*: to the ranks that have their experts, and back. Who gets how many is decided by the router, anew in each step: how large a message is, no rank knows before the router has spoken.
 #
 # The lab builds the router, the two all-to-alls, and what keeps the loads even. It needs labs 00 to 03.
 
@@ -92,7 +92,7 @@ def top_k_route(logits, k, renormalize=True, bias=None):
     renormalize  the weights of a token add up to 1: the softmax goes over its k experts (Mixtral).
                  False: it goes over all E, and the k weights stay what they are (Switch)
     bias         (E,), added to the probabilities of all E where experts are chosen, and nowhere
-                 else (DeepSeek-V3)
+                 else (DeepSeek-V3 adds it to sigmoids)
     error        ValueError where k is not between 1 and E
     """
     raise NotImplementedError("exercise 4.1: about 6 lines")
@@ -236,7 +236,7 @@ for ranks in (1, 2, 4):
 #
 # Switch adds a loss (arXiv 2101.03961). f_e is the part of all choices that fell on expert e. It is a count, and has no gradient. P_e is the mean probability that the router gave to e: it can be moved. E times the sum of f_e P_e is 1 for even loads, and more if large f meet large P. Its gradient lowers the probability of the experts that have too much.
 #
-# The other way has no loss: after each step a bias goes up a little for experts with too few tokens, and down for the others (arXiv 2408.15664). DeepSeek-V3 does that. `ep.balance_bias` is these two lines.
+# The other way has no loss: after each step a bias goes up a little for experts with too few tokens, and down for the others (arXiv 2408.15664). DeepSeek-V3 does that, with a very small loss in each sequence beside it (arXiv 2412.19437). `ep.balance_bias` is these two lines.
 
 # %%
 def load_balance_loss(logits, chosen):
@@ -452,7 +452,7 @@ print(project.report(alone))
 plots.loads({"with the loss": found.loads, "without": alone.loads})
 
 # %% [markdown]
-# A load of 8 is the most that is possible: the expert is among the two of *every* token. This model is so small that its loss hardly suffers. On real ranks all would wait for that one, with eight times the mean to compute.
+# A load of 8 is the most that is possible: the expert is among the two of *every* token. This model is so small that its loss hardly suffers. On real ranks all would wait for that one, with eight times the mean to compute. Both runs *begin* like that: a fresh router knows nothing. Megatron Core's MoE guide warns that a dropless model may run out of memory in its first 100 to 300 steps.
 #
 # **Your turn.** Change one thing, and first write down which numbers change. Ideas: `balance="bias"`; `factor=1.25`; `top_k=1`; `ep=2`, so that each expert is on two ranks; `shared_width=128`, an expert for all tokens.
 
@@ -519,10 +519,10 @@ questions("11_expert_parallel")
 #
 # - **One product for all experts.** A loop over experts starts many small kernels. `torch.nn.functional.grouped_mm` (bfloat16) multiplies all rows in one: `ep.MoE` takes it where it can.
 # - **The network.** Tensor parallelism stays inside a node; experts often can't. DeepSeek-V3 spread its 256 experts over 64 GPUs in 8 nodes, and lets a token go to 4 nodes at most (arXiv 2412.19437, section 3.2). Its library DeepEP sends a token once to a node, and passes it on over NVLink there: 153 GB/s inside a node of H800s, 43 to 58 GB/s a GPU between nodes, as its authors measured (DeepEP, first version).
-# - **Hiding it.** An all-to-all has nothing of its own to hide behind: the expert needs its rows now. DeepSeek-V3 runs two micro-batches at once, one computes while the other sends (DualPipe, lab 09). Megatron: `--overlap-moe-expert-parallel-comm`.
+# - **Hiding it.** The expert needs its rows now, so there is little to hide behind: an expert for all tokens can compute meanwhile. DeepSeek-V3 runs two micro-batches at once, one computes while the other sends (DualPipe, lab 09). Megatron: `--overlap-moe-expert-parallel-comm`.
 # - **Numbers.** Router and combine in float32; rows may travel in 8 bits: DeepSeek-V3 dispatches in FP8 and combines in BF16.
 #
-# What to expect, published and not measured by us: 468 TFLOP/s a GPU for Mixtral 8x7B in bf16 (Megatron Core's MoE guide). This lab has not been run on several GPUs yet.
+# What to expect, published and not measured by us: 468 TFLOP/s a GPU for Mixtral 8x7B in bf16 (Megatron Core's MoE guide, which does not name the GPU there). This lab has not been run on several GPUs yet.
 
 # %% [markdown]
 # ## 10. What we left out

@@ -17,7 +17,7 @@ def top_k_route(logits, k, renormalize=True, bias=None):
     renormalize  the weights of a token add up to 1: the softmax goes over its k experts (Mixtral).
                  False: it goes over all E, and the k weights stay what they are (Switch)
     bias         (E,), added to the probabilities of all E where experts are chosen, and nowhere
-                 else (DeepSeek-V3)
+                 else (DeepSeek-V3 adds it to sigmoids)
     error        ValueError where k is not between 1 and E
     lab          11
     """

@@ -54,6 +54,31 @@ def megatron_options(layout, job):
         ("--recompute-granularity full", "blocks are checkpointed", layout.recompute),
         ("--recompute-method uniform --recompute-num-layers 1", "each", layout.recompute),
         (f"--{job.precision}", "weights, too, beside float32 masters", job.precision != "fp32"),
+        *(expert_options(config, layout) if isinstance(config, MoEConfig) else ()),
+    ]  # fmt: skip
+
+
+def expert_options(config, layout):
+    """The same for experts. Names and meanings: Megatron Core's MoE guide."""
+    return [
+        (f"--num-experts {config.n_expert} --moe-router-topk {config.top_k}", "E and k", True),
+        (f"--moe-ffn-hidden-size {config.expert_width}", "F of an expert", True),
+        (f"--moe-shared-expert-intermediate-size {config.shared_width}", "of one for all tokens",
+         config.shared_width > 0),
+        (f"--expert-model-parallel-size {layout.ep}", "ranks that share a layer's experts", True),
+        ("--moe-token-dispatcher-type alltoall --moe-grouped-gemm", "one product for all", True),
+        ("--moe-router-pre-softmax", "weights are not made to add up to 1",
+         not config.renormalize),
+        ("--moe-router-load-balancing-type seq_aux_loss", "counted in each sequence",
+         config.balance == "loss"),
+        ("--moe-router-load-balancing-type none", "by no loss", config.balance != "loss"),
+        (f"--moe-aux-loss-coeff {config.coefficient:g}", "of that loss", config.balance == "loss"),
+        (f"--moe-z-loss-coeff {config.z:g}", "small logits", config.z > 0),
+        ("--moe-router-score-function sigmoid --moe-router-enable-expert-bias", "balance by a bias",
+         config.balance == "bias"),
+        (f"--moe-router-bias-update-rate {config.rate:g}", "its step", config.balance == "bias"),
+        (f"--moe-expert-capacity-factor {config.factor:g}", "else no token is dropped",
+         config.factor > 0),
     ]  # fmt: skip
 
 
@@ -67,8 +92,12 @@ def megatron_differs(layout, job):
         (f"It has 1F1B and interleaving, not {layout.schedule}.", layout.schedule != "1f1b"),
         (f"Stages have as many layers, and {job.config.n_layer} do not go into {stages}: see "
          "--pipeline-model-parallel-layout.", job.config.n_layer % stages),
-        ("Options for experts are left out: as it stands it is a GPT without.",
-         isinstance(job.config, MoEConfig)),
+        ("It counts an expert's places over a rank's tokens, not in each sequence.",
+         getattr(job.config, "factor", 0) > 0),
+        ("Its bias is added to sigmoids; here it is added to a softmax.",
+         getattr(job.config, "balance", "") == "bias"),
+        ("Beside expert ranks it wants sequence parallelism between tensor ranks.",
+         layout.ep > 1 and layout.tp > 1 and not layout.sequence_parallel),
         ("Its guide to FSDP (custom_fsdp.md) names tensor, context and expert ranks, no pipeline.",
          layout.zero == 3 and layout.pp > 1),
     ] if holds]
