@@ -22,6 +22,12 @@ def test_all_spreads_learn_the_same_and_send_what_is_said():
     assert losses == pytest.approx([losses[0]] * 3, abs=1e-5)
 
 
+def test_rows_travel_in_the_type_of_matrix_products():
+    seen, wide = (project.run(ranks=2, compare=False, precision=precision, **FEW).ranks[0]
+                  for precision in ("bf16", "fp32"))
+    assert seen["sent"] == seen["said"] < 0.6 * wide["sent"]
+
+
 def test_a_learners_own_parts_are_used_as_on_gpus(monkeypatch, tmp_path):
     called = tmp_path / "called"
 

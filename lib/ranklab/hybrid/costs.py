@@ -153,13 +153,13 @@ def gradient_bytes(job, layout, share):
 def expert_bytes(job, layout):
     """That a rank sends in a block for a micro-batch to those that have other experts.
 
-    Rows go there in float32, as norms put them out, and come back as a matrix product puts them
-    out; in backward gradients do. Before, ranks tell how many rows they send.
+    Rows go there and come back as matrix products take and give them; in backward gradients do.
+    Before, ranks tell how many rows they send.
     """
     rows = job.config.top_k * job.tokens * job.config.n_embd
-    forward = rows * (4 + job.width) + 8 * job.config.n_expert
+    forward = 2 * rows * job.width + 8 * job.config.n_expert
     again = forward if layout.recompute else 0
-    return (forward + rows * (4 + job.width) + again) * (layout.ep - 1) // layout.ep
+    return (forward + 2 * rows * job.width + again) * (layout.ep - 1) // layout.ep
 
 
 def ring(ranks, nbytes):

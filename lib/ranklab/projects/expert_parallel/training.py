@@ -19,6 +19,7 @@ from ranklab.projects.authors import authors
 from ranklab.projects.command import LAUNCH_LIMIT, ranks_to_come
 from ranklab.projects.expert_parallel.config import RANKS, SIZES, Config
 from ranklab.text_trainer import TextTrainer, text_for
+from ranklab.trainer import PRECISIONS
 
 WATCHED = 10  # steps from one look at the loads to the next
 
@@ -134,7 +135,7 @@ def counted(trainer, group):
     for mine in noted:
         counts = [torch.empty_like(mine) for _ in range(R)]
         dist.all_gather(counts, mine, group=group)
-        row = 4 * trainer.shape.n_embd  # norms give float32, also under autocast
+        row = PRECISIONS[trainer.config.precision].itemsize * trainer.shape.n_embd
         said += moe_traffic(torch.stack(counts), row)[rank].sum().item()
     sent = sum(op.sent_bytes for op in traffic.ops if op.name == "all_to_all")
     return {"sent": sent, "said": said}
