@@ -88,7 +88,7 @@ def top_k_route(logits, k, renormalize=True, bias=None):
     """(chosen, weights): the k experts of each token, the best first, and how much each counts.
 
     Of equals the first counts as better.
-    shape        logits (..., E); chosen (..., k), whole numbers; weights (..., k), float32
+    shape        logits (..., E); chosen (..., k), int64; weights (..., k), float32
     renormalize  the weights of a token add up to 1: the softmax goes over its k experts (Mixtral).
                  False: it goes over all E, and the k weights stay what they are (Switch)
     bias         (E,), added to the probabilities of all E where experts are chosen, and nowhere
@@ -161,7 +161,7 @@ check(moe_dispatch_mb=...)
 # - `order`: which places of `chosen.flatten()` were sent, in the order in which they were: sorted by expert. Place i belongs to token i // k.
 # - `to`, `came`: the two lists.
 # - `by_expert`: the order that sorts the rows that came by expert. (They come sorted by rank.)
-# - `counts`: how many rows each expert of this rank has, (E/R,).
+# - `counts`: how many rows each expert of this rank has, (E/R,); a list will do.
 
 # %%
 def dispatch_tokens(x, chosen, n_experts, group=None):
@@ -513,13 +513,17 @@ questions("11_expert_parallel")
 # python -m ranklab.projects.expert_parallel --balance bias
 # torchrun --nproc-per-node 8 -m ranklab.projects.expert_parallel --size gpt2 --ep 8
 # sbatch labs/jobs/expert_parallel.sbatch
+# python -m ranklab.projects.hybrid --size mixtral --dry-run
 # ```
+#
+# The last one is Mixtral's size, and runs on your laptop: one process poses as the first of 64 A100s (tensor 2 x pipeline 4 x expert 8 ranks, lab 12) and counts what that one holds, 58.8 GB, and what it sends to other experts in a step of 1,024 sequences, 243 GB, if loads are even. Without `--dry-run`, and under torchrun on 64 GPUs, it trains.
 #
 # What changes there:
 #
 # - **One product for all experts.** A loop over experts starts many small kernels. `torch.nn.functional.grouped_mm` (bfloat16) multiplies all rows in one: `ep.MoE` takes it where it can.
 # - **The network.** Tensor parallelism stays inside a node; experts often can't. DeepSeek-V3 spread its 256 experts over 64 GPUs in 8 nodes, and lets a token go to 4 nodes at most (arXiv 2412.19437, section 3.2). Its library DeepEP sends a token once to a node, and passes it on over NVLink there: 153 GB/s inside a node of H800s, 43 to 58 GB/s a GPU between nodes, as its authors measured (DeepEP, first version).
 # - **Hiding it.** The expert needs its rows now, so there is little to hide behind: an expert for all tokens can compute meanwhile. DeepSeek-V3 runs two micro-batches at once, one computes while the other sends (DualPipe, lab 09). Megatron: `--overlap-moe-expert-parallel-comm`.
+# - **The other axes.** Ranks with other experts take other rows: they are a part of the data-parallel ranks. So `ep=2` in a layout is one more axis of lab 12's mesh. `ranklab compare --experts 4 --layouts 1x1x1,ep=2 2x1x1,ep=2 1x2x1,ep=2` trains each of them, and the losses agree.
 # - **Numbers.** Router and combine in float32; rows may travel in 8 bits: DeepSeek-V3 dispatches in FP8 and combines in BF16.
 #
 # What to expect, published and not measured by us: 468 TFLOP/s a GPU for Mixtral 8x7B in bf16 (Megatron Core's MoE guide, which does not name the GPU there). This lab has not been run on several GPUs yet.

@@ -2,7 +2,6 @@
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 
 from ranklab.expert_parallel import Sent, scan
 from ranklab.expert_parallel.dispatch import AllToAll
@@ -137,29 +136,17 @@ def place_experts__swaps(chosen, n_experts, ranks, slots, per_node):
     return plan
 
 
-def chunked_scan__state_in_the_first(a, b, group=None):
-    """The state comes as the share of the first token; so nothing is scanned before it is there."""
+def chunked_scan__products_by_hand(a, b, group=None):
     rank, R = dist.get_rank(group), dist.get_world_size(group)
-    b = b.clone()
+    h = scan(a, b)
+    share = [a[:, 0]]
+    for t in range(1, a.shape[1]):
+        share.append(share[-1] * a[:, t])
+    share = torch.stack(share, 1)
     if rank:
         state = torch.empty_like(b[:, 0])
         dist.irecv(state, group=group, group_src=rank - 1).wait()
-        b[:, 0] += a[:, 0] * state
-    h = scan(a, b)
+        h += share * state.unsqueeze(1)
     if rank + 1 < R:
         dist.isend(h[:, -1].clone(), group=group, group_dst=rank + 1).wait()
     return h
-
-
-def chunked_scan__padded(a, b, group=None):
-    h = F.pad(b, (0, 0, 1, 0))
-    rank, R = dist.get_rank(group), dist.get_world_size(group)
-    if rank > 0:
-        state = torch.empty_like(b[:, 0])
-        dist.recv(state, group=group, group_src=rank - 1)
-        h[:, 0] = state
-    for t in range(b.shape[1]):
-        h[:, t + 1] = a[:, t] * h[:, t] + b[:, t]
-    if rank < R - 1:
-        dist.send(h[:, -1].contiguous(), group=group, group_dst=rank + 1)
-    return h[:, 1:]

@@ -13,7 +13,7 @@ def top_k_route(logits, k, renormalize=True, bias=None):
     """(chosen, weights): the k experts of each token, the best first, and how much each counts.
 
     Of equals the first counts as better.
-    shape        logits (..., E); chosen (..., k), whole numbers; weights (..., k), float32
+    shape        logits (..., E); chosen (..., k), int64; weights (..., k), float32
     renormalize  the weights of a token add up to 1: the softmax goes over its k experts (Mixtral).
                  False: it goes over all E, and the k weights stay what they are (Switch)
     bias         (E,), added to the probabilities of all E where experts are chosen, and nowhere

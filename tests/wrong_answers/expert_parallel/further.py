@@ -55,6 +55,22 @@ def chunked_scan__gathers_all(a, b, group=None):
     return whole[:, before : before + a.shape[1]]
 
 
+def chunked_scan__by_logarithms(a, b, group=None):
+    """h is|nan"""
+    import torch.distributed as dist
+
+    from ranklab.expert_parallel import scan
+
+    R, rank = dist.get_world_size(group), dist.get_rank(group)
+    h, decay = scan(a, b), a.log().cumsum(1).exp()
+    if rank > 0:
+        dist.recv(before := torch.empty_like(h[:, 0]), group=group, group_src=rank - 1)
+        h = h + decay * before[:, None]
+    if rank < R - 1:
+        dist.send(h[:, -1].contiguous(), group=group, group_dst=rank + 1)
+    return h
+
+
 def chunked_scan__sends_every_step(a, b, group=None):
     """bytes in|does not end|is """
     import torch.distributed as dist
@@ -119,3 +135,21 @@ def place_experts__whole_nodes_apart(chosen, n_experts, ranks, slots, per_node):
             plan[r].append(e)
             load[r] += share[e].item()
     return plan
+
+
+def chunked_scan__state_in_the_first(a, b, group=None):
+    """operations follow"""
+    import torch.distributed as dist
+
+    from ranklab.expert_parallel import scan
+
+    rank, R = dist.get_rank(group), dist.get_world_size(group)
+    b = b.clone()
+    if rank:
+        state = torch.empty_like(b[:, 0])
+        dist.irecv(state, group=group, group_src=rank - 1).wait()
+        b[:, 0] += a[:, 0] * state
+    h = scan(a, b)
+    if rank + 1 < R:
+        dist.isend(h[:, -1].clone(), group=group, group_dst=rank + 1).wait()
+    return h

@@ -3,7 +3,7 @@
 from functools import partial
 
 import torch
-import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ranklab.checks.beside import beside, expect, on_groups, refused
 from ranklab.checks.trial import explain
@@ -112,20 +112,41 @@ def _is_plan(where, plan, E, R, slots):
 
 # --- chunked_scan ---------------------------------------------------------------------------------
 
-B, T, C = 2, 12, 3
+B, T, C = 2, 24, 3
+AFTER = 10  # operations that may follow when the state has come: a scan of the part takes more
+
+
+class Operations(TorchDispatchMode):
+    """Inside, notes the names of all operations."""
+
+    def __enter__(self):
+        self.names = []
+        return super().__enter__()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+    def after_recv(self):
+        waits = [i for i, name in enumerate(self.names) if "recv" in name]
+        return len(self.names) - 1 - waits[-1] if waits else 0
 
 
 def _scan(chunked_scan, ranks):
-    at = ranks.at(T)
+    at, after = ranks.at(T).cpu(), []
 
     def given(turn):
         random = torch.Generator().manual_seed(turn)
-        return [(lowest + torch.rand(B, T, C, generator=random)) * span
-                for lowest, span in ((1.0, 0.5), (-0.5, 1.0))]
+        a, b = (2 * torch.rand(B, T, C, generator=random) - 1 for _ in range(2))
+        a[0, 3] = 0  # nothing is left of what was before
+        return a, b
 
     def call(turn):
-        a, b = (x[:, at.cpu()].to(device()) for x in given(turn))
-        return {"h": chunked_scan(a, b, **ranks.keywords), "a": a, "b": b}
+        a, b = (x[:, at].to(device()) for x in given(turn))
+        with Operations() as operations:
+            h = chunked_scan(a, b, **ranks.keywords)
+        after.append(operations.after_recv())
+        return {"h": h, "a": a, "b": b}
 
     def right(turn):
         a, b = given(turn)
@@ -137,25 +158,27 @@ def _scan(chunked_scan, ranks):
         if name != "h":
             return {}
         a, b = given(turn)
-        whole, mine = scan(a, b), at.cpu()
-        alone = scan(a[:, mine], b[:, mine])
-        before = whole[:, mine[0] - 1][:, None] if mine[0] else 0 * alone
-        last = a[:, mine].cumprod(1)
+        whole, alone = scan(a, b), scan(a[:, at], b[:, at])
+        before = whole[:, at[0] - 1][:, None] if at[0] else 0 * alone
+        last = a[:, at].cumprod(1)
         return {"a scan of this part alone": (alone, "What came before it has a share: the state "
                                               "of the rank before."),
                 "the state before, without its decay": (alone + before, "Each step multiplies by "
                                                         "a: the share shrinks with a's product."),
-                "as if it decayed once": (alone + before * a[:, mine], "After t steps the product "
+                "as if it decayed once": (alone + before * a[:, at], "After t steps the product "
                                           "of all a up to t: cumprod."),
-                "one step of decay too few": (alone + before * last / a[:, mine], "The first token "
+                "one step of decay too few": (alone + before * last / a[:, at], "The first token "
                                               "of a part multiplies by its a, too.")}
 
     messages = (ranks.index > 0) + (ranks.index < ranks.size - 1)  # a recv and a send
-    sends = (messages, 4 * B * C * messages)
-    yield from beside(str(ranks), ranks, call, right, slips=slips, sends=sends)
+    yield from beside(str(ranks), ranks, call, right, slips=slips,
+                      sends=(messages, 4 * B * C * messages))
+    yield partial(expect, after[0] <= AFTER, f"{ranks}: {after[0]} operations follow when the "
+                  "state has come", "Then each rank waits for the whole scan of all before it. "
+                  "Scan the own part first; the state only adds its share: h + decay * before.")
 
 
 def check_chunked_scan(chunked_scan):
     on_groups(_scan, chunked_scan)
     yield "the states of one process, on 1, 2, 3 and 4 ranks"
-    yield "one message of a state from each rank but the last"
+    yield "one message of a state from each rank but the last; the own part is scanned before it"

@@ -91,10 +91,12 @@ def _dispatch(dispatch_tokens, ranks):
             return {"rows": rows}
         experts = torch.arange(ranks.index * E // ranks.size, (ranks.index + 1) * E // ranks.size,
                                device=device())
-        if rows.requires_grad and sent[-1].shape == experts.shape and len(rows) == sent[-1].sum():
-            factor = 1.0 + experts.repeat_interleave(sent[-1])  # known for each expert
+        lists = {name: torch.as_tensor(value, device=device()).long()
+                 for name, value in zip(Sent._fields, sent)}
+        counts = lists["counts"]
+        if rows.requires_grad and counts.shape == experts.shape and len(rows) == counts.sum():
+            factor = 1.0 + experts.repeat_interleave(counts)  # known for each expert
             (rows * factor[:, None]).sum().backward()
-        lists = {name: torch.as_tensor(value) for name, value in zip(Sent._fields, sent)}
         return {"rows": rows, **lists, "dx": x.grad}
 
     chosen = _given(ranks.members[ranks.index], 0, ranks.members)[1]
@@ -187,8 +189,10 @@ def _combine(combine_tokens, ranks, dtype):
                 "rounded to bfloat16": (out.bfloat16().float(), "Add up in float32."),
                 "with the inputs": (out + x, "What experts made, and nothing else.")}
 
+    mine = sum(index == me for _, index, *_ in _everywhere(0, ranks.members))
+    there, back = 8 * E + 4 * C * mine, dtype.itemsize * C * (len(_rows(0, ranks, me)) + mine)
     yield from beside(f"{ranks}, {str(dtype)[6:]}", ranks, call, right, slips=slips,
-                      advice=lambda name: HOME.get(name, ""))
+                      advice=lambda name: HOME.get(name, ""), sends=(4, there + back))
 
 
 def _both_types(combine_tokens, ranks):
