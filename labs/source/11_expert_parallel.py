@@ -32,7 +32,7 @@ from ranklab.meter import Traffic
 from ranklab.plots import expert_parallel as plots
 
 wanted = torch.randn(16, 8, generator=torch.Generator().manual_seed(5))
-wanted[:, 2] += 1.5  # one expert is liked by all
+wanted[:, 2] += 1.5  # one expert is liked more than the others
 picture = wanted.topk(2).indices
 plots.layer(picture.tolist(), ranks=4, n_experts=8)
 
@@ -63,7 +63,7 @@ def two_experts():
 print(launch(two_experts, ranks=2))
 
 # %% [markdown]
-# That is the whole idea. What is left: who goes where, in which order rows must lie, how a rank knows what will come, and what keeps one expert from getting everything.
+# (torch wants first what comes, then what goes.) That is the whole idea. What is left: who goes where, in which order rows must lie, how a rank knows what will come, and what keeps one expert from getting everything.
 
 # %% [markdown]
 # ## 4. Build it
@@ -79,7 +79,7 @@ from ranklab.expert_parallel.route import expert_slots
 # ### 4.1 The router
 # > difficulty 2/5 · importance 5/5 · 12 minutes · about 6 lines
 #
-# The router gives each token a number for each expert: `logits`. The k best are *chosen*, and their outputs are added up with *weights*. Two conventions are in use. Mixtral's weights add up to 1. Switch's are the probabilities among all experts, so that a token that likes none of them well counts less. The choice itself has no gradient: the router learns through the weights alone.
+# The router gives each token a number for each expert: `logits`. The k best are *chosen*, and their outputs are added up with *weights*. Two conventions are in use. Mixtral's weights add up to 1. Switch's are the probabilities among all experts, so that a token that likes none of them well counts less. The choice itself has no gradient: from the tokens' loss, the router learns through the weights alone. So with k = 1 take Switch's: weights that add up to 1 would all *be* 1, and teach it nothing.
 #
 # A `bias` can push tokens to experts that have too few. It must not change what they count for: see 4.5.
 
@@ -87,7 +87,7 @@ from ranklab.expert_parallel.route import expert_slots
 def top_k_route(logits, k, renormalize=True, bias=None):
     """(chosen, weights): the k experts of each token, the best first, and how much each counts.
 
-    Of equals the first counts as better.
+    Best is, with a bias, by what the bias is added to. Of equals the first counts as better.
     shape        logits (..., E); chosen (..., k), int64; weights (..., k), float32
     renormalize  the weights of a token add up to 1: the softmax goes over its k experts (Mixtral).
                  False: it goes over all E, and the k weights stay what they are (Switch)
@@ -185,7 +185,7 @@ dispatch_tokens = check(dispatch_tokens)
 # ### 4.4 And back
 # > difficulty 3/5 · importance 5/5 · 12 minutes · about 5 lines
 #
-# The experts have made something of each row. Now everything is undone, the last step first.
+# The experts have made something of each row. Now everything is undone, the last step first. A rank may have no token at all: N = 0.
 
 # %%
 def combine_tokens(rows, sent, weights, group=None):
@@ -202,7 +202,7 @@ def combine_tokens(rows, sent, weights, group=None):
 combine_tokens = check(combine_tokens)
 
 # %% [markdown]
-# The layer, by your functions, on 1, 2 and 4 ranks: the same eight tokens, and the same result. `ep.MoE` has router and experts; `ep.spread_experts` leaves a rank its own.
+# The layer, by your functions, on 1, 2 and 4 ranks: the same eight tokens, and the same result. `ep.MoE` has router and experts; `vars(layer).update` puts your functions in, and `ep.spread_experts` leaves a rank its own experts. Four ranks have half the tokens that two have. Does each send half?
 
 # %% tags=["nbval-check-output"]
 parts = {"route": top_k_route, "limit": capacity, "dispatch": dispatch_tokens,
@@ -229,6 +229,9 @@ for ranks in (1, 2, 4):
     print(f"{ranks} ranks: sum of squares", launch(same_tokens, ranks=ranks)[0])
 
 # %% [markdown]
+# The fewer experts a rank has, the more of its rows leave it: 1/2 on two ranks, 3/4 on four, nearly all on many.
+
+# %% [markdown]
 # ### 4.5 Even loads
 # > difficulty 3/5 · importance 5/5 · 15 minutes · about 4 lines
 #
@@ -236,14 +239,14 @@ for ranks in (1, 2, 4):
 #
 # Switch adds a loss (arXiv 2101.03961). f_e is the part of all choices that fell on expert e. It is a count, and has no gradient. P_e is the mean probability that the router gave to e: it can be moved. E times the sum of f_e P_e is 1 for even loads, and more if large f meet large P. Its gradient lowers the probability of the experts that have too much.
 #
-# The other way has no loss: after each step a bias goes up a little for experts with too few tokens, and down for the others (arXiv 2408.15664). DeepSeek-V3 does that, with a very small loss in each sequence beside it (arXiv 2412.19437). `ep.balance_bias` is these two lines.
+# The other way has no loss: after each step a bias goes up a little for experts with too few tokens, and down for the others (arXiv 2408.15664). DeepSeek-V3 does that, with a very small loss in each sequence beside it (arXiv 2412.19437). `ep.balance_bias` is one line, `bias += rate * (loads.float().mean() - loads).sign()`. The loss is added with a weight of 0.01 here, for each token as much.
 
 # %%
 def load_balance_loss(logits, chosen):
     """What uneven loads cost: E times the sum of f_e P_e, in each sequence.
 
     f_e is the part of all choices that fell on expert e (a count: it has no gradient), P_e the mean
-    probability that the router gave it. Even loads have 1; with k = 1, one expert for all has E.
+    probability that the router gave it. Even loads have 1; one sure expert for all (k = 1), E.
     shape  logits (..., T, E), chosen (..., T, k), before any is dropped; the result (...)
     """
     E = logits.shape[-1]
@@ -260,9 +263,9 @@ load_balance_loss = check(load_balance_loss)
 # ### 4.6 Whose gradient
 # > difficulty 3/5 · importance 5/5 · 12 minutes · about 5 lines
 #
-# Ranks with other experts have other rows. For the router, the norms and attention they are data-parallel ranks: all gradients are averaged over all ranks. An expert is on a few ranks only. With 8 ranks and 4 groups of experts, `own` has the 2 ranks with the same experts.
+# Ranks with other experts have other rows. For the router, the norms and attention they are data-parallel ranks: all gradients are averaged over all ranks. An expert is on a few ranks only. Take 8 ranks that dispatch in two halves of 4: in each half there are all experts, a quarter on each rank. `own` joins the 2 ranks, one of each half, that have the same quarter; `group` is all 8.
 #
-# In backward the expert has met the tokens of *all ranks that can send to it*: their gradients came by the all-to-all.
+# In backward an expert has met the tokens of its whole half: their gradients came by the all-to-all. Added up over `own`, they are those of all 8 ranks.
 #
 # **Predict.** 8 ranks, each expert on 2 of them. Each rank's loss is the mean over its own tokens, and all have as many. Someone averages an expert's gradient over its 2 ranks. How many times too large is it?
 
@@ -322,14 +325,16 @@ plots.matrix(moe_traffic(counts, 2 * 4096))
 # #### `place_experts` - open
 # > difficulty 5/5 · importance 3/5 · 35 minutes · about 30 lines
 #
-# Loads are never quite even. But who stands where is free, and an expert may stand in several places: its tokens are then shared. DeepSeek's balancer (EPLB) does that for serving, from a trace of what was chosen. Find a plan. There is no recipe, and no best plan: the check counts the load of the fullest rank beside the mean (at most 1.1, where there are free slots), and how many other nodes a token must reach: a token crosses to a node once, and is passed on by NVLink there, as DeepEP does it. `chosen_together(chosen, n_experts)` gives (E, E): how many tokens chose both.
+# Loads are never quite even. But who stands where is free, and an expert may stand in several places: its tokens are then shared. DeepSeek's balancer (EPLB) does that for serving, from the loads. You have a trace, and so you see who is chosen together, too. Find a plan. There is no recipe, and no best plan.
+#
+# The check counts the load of the fullest rank beside the mean (at most 1.1, where there are free slots), and how many nodes beside its own a token must reach: at most 0.95 times as many as if experts were dealt out by load. A token crosses to a node once, and is passed on by NVLink there, as DeepEP does it. Tokens are on the ranks in turn; where an expert has copies, the one on the own node is taken. All slots are filled, and `per_node` divides the ranks. `chosen_together(chosen, n_experts)` gives (E, E): how many tokens chose both.
 
 # %%
 def place_experts(chosen, n_experts, ranks, slots, per_node):
     """[[experts of rank 0], [of rank 1], ...]: `slots` on each rank, and each expert at least once.
 
-    An expert in several slots has its tokens shared by them. The fullest rank has little more than
-    the mean load, and experts that are often chosen together stand on one node.
+    An expert in several slots has its load shared by them. The fullest rank has little more than
+    the mean load, and tokens must reach few nodes beside their own.
     chosen    (N, k): a trace
     per_node  ranks of a node, which share NVLink
     error     ValueError where the slots are fewer than the experts
@@ -344,7 +349,7 @@ place_experts = check(place_experts)
 # #### `chunked_scan`
 # > difficulty 3/5 · importance 3/5 · 12 minutes · about 7 lines
 #
-# Experts replace the MLP. State-space models replace attention: h[t] = a[t] h[t-1] + b[t], for each number of the state alone (a and b follow from the token). Which parallelism fits? The weights are matrices, so labs 03 to 09 hold as they are. The sequence is the new thing: a ring of keys is not needed, because all that a token knows of the past is *one state*. `ep.scan(a, b)` is the plain loop.
+# Experts replace the MLP. State-space models replace attention: h[t] = a[t] h[t-1] + b[t], elementwise, with nothing before the first token (a and b follow from the tokens; they may have any sign). Which parallelism fits? The weights are matrices, so labs 03 to 09 hold as they are. The sequence is the new thing: a ring of keys is not needed, because all that a token knows of the past is *one state*. `ep.scan(a, b)` is the plain loop.
 
 # %%
 from ranklab.expert_parallel import scan
@@ -365,7 +370,7 @@ def chunked_scan(a, b, group=None):
 chunked_scan = check(chunked_scan)
 
 # %% [markdown]
-# Compare with lab 10: a ring of eight ranks sends 7 blocks of keys, each as long as a part of the sequence. Here it is one state, whatever the length.
+# Lab 10 makes attention whole by a ring: eight ranks send 7 blocks of keys, each as long as a part of the sequence. Here it is one state, whatever the length. But the ranks wait in a row, so what each does before it waits matters.
 
 # %% [markdown]
 # ## 5. The real thing
@@ -392,7 +397,7 @@ def side_by_side():
             out = module(y)
             out.square().sum().backward()
         yield (f"out {out.detach().double().norm():.5f}, dx {y.grad.double().norm():.5f}, "
-               f"{traffic.sent_bytes:,} bytes in {traffic.calls['all_to_all']} all-to-alls")
+               f"{traffic.sent_bytes:,} bytes: {dict(traffic.calls)}")
 
 
 # %% tags=["nbval-check-output"]
@@ -401,9 +406,9 @@ for name, line in zip(("yours", "DeepSpeed"), found):
     print(f"{name:10}", line)
 
 # %% [markdown]
-# The same values, and more bytes. DeepSpeed's all-to-all has equal parts: each expert's rows are padded to those of the fullest expert of all ranks, and one all-reduce finds that number. Yours sends what there is, and needs to know the sizes: on GPUs that is a wait for the device in each layer.
+# DeepSpeed has the same values, and sends almost twice the bytes. Its all-to-all has equal parts: each expert's rows are padded to those of the fullest expert of all ranks, and one all-reduce finds that number. Yours sends what there is, and needs to know the sizes: on GPUs that is a wait for the device in each layer.
 #
-# transformers' Mixtral has router and experts of its own. Its experts are replaced by those of this rank, with your functions around them; the logits of four ranks beside the whole model in one process:
+# transformers' Mixtral has router and experts of its own. Its experts are replaced by those of this rank, with your functions around them; the norm of one rank's logits, beside the whole model in one process:
 
 # %% tags=["nbval-check-output"]
 def mixtral():
@@ -452,13 +457,14 @@ print(project.report(alone))
 plots.loads({"with the loss": found.loads, "without": alone.loads})
 
 # %% [markdown]
-# A load of 8 is the most that is possible: the expert is among the two of *every* token. This model is so small that its loss hardly suffers. On real ranks all would wait for that one, with eight times the mean to compute. Both runs *begin* like that: a fresh router knows nothing. Megatron Core's MoE guide warns that a dropless model may run out of memory in its first 100 to 300 steps.
+# A load of 8 is the most that is possible: the expert is among the two of *every* token. This small model even reads a little better without: even loads are bought for speed, and cost something. Were each expert alone on a rank, all would wait for one with eight times the mean to compute; with four on a rank it is two to four times. Both runs *begin* like that: a fresh router knows nothing. Megatron Core's MoE guide warns that a dropless model may run out of memory in its first 100 to 300 steps.
 #
-# **Your turn.** Change one thing, and first write down which numbers change. Ideas: `balance="bias"`; `factor=1.25`; `top_k=1`; `ep=2`, so that each expert is on two ranks; `shared_width=128`, an expert for all tokens.
+# **Your turn.** Change one thing, and first write down which numbers change. Ideas: `balance="bias"` (it moves slowly: give it the 200 steps); `factor=1.25`; `top_k=1`, by Switch's weights; `ep=2`, so that each expert is on two ranks; `shared_width=128`, an expert for all tokens.
 
 # %%
-change = {"ep": 2, "factor": 1.25}
-print(project.report(project.run(**(mine | {"steps": 10, "compare": False} | change))))
+for change in ({}, {"ep": 2}):
+    print(project.report(project.run(**(mine | {"steps": 10, "compare": False} | change))))
+    print()
 
 # %% [markdown]
 # ## 7. Measure
@@ -488,7 +494,7 @@ for liked in (0.0, 3.0):
 # %% [markdown]
 # The rank with the liked expert sends most, too: what came must go back.
 #
-# What a hot expert costs: 64 ranks, and a part of all rows goes to one of them. All wait for it, both for its computing and for its messages. By counting, not by a clock: without a limit the layer takes as many times the even time as that rank has times the mean. With a capacity of 1.25 it takes 1.25 times, and the rest is dropped.
+# What a hot expert costs: 64 ranks, and a part of all rows goes to one of them. All wait for it, both for its computing and for its messages. By counting, not by a clock: without a limit the layer takes as many times the even time as that rank has times the mean. With a capacity of 1.25 it takes 1.25 times at most, and the rest is dropped.
 
 # %%
 shares = [1 / 64 * 1.15**n for n in range(21)]
@@ -521,7 +527,7 @@ questions("11_expert_parallel")
 # What changes there:
 #
 # - **One product for all experts.** A loop over experts starts many small kernels. `torch.nn.functional.grouped_mm` (bfloat16) multiplies all rows in one: `ep.MoE` takes it where it can.
-# - **The network.** Tensor parallelism stays inside a node; experts often can't. DeepSeek-V3 spread its 256 experts over 64 GPUs in 8 nodes, and lets a token go to 4 nodes at most (arXiv 2412.19437, section 3.2). Its library DeepEP sends a token once to a node, and passes it on over NVLink there: 153 GB/s inside a node of H800s, 43 to 58 GB/s a GPU between nodes, as its authors measured (DeepEP, first version).
+# - **The network.** Tensor parallelism stays inside a node; experts often can't. DeepSeek-V3 spread its 256 experts over 64 GPUs in 8 nodes, and lets a token go to 4 nodes at most (arXiv 2412.19437, section 3.2). Its library DeepEP sends a token once to a node, and passes it on over NVLink there: 153 GB/s inside a node of H800s, and between nodes about the 50 GB/s of each GPU's card, as its authors measured (DeepEP's first version).
 # - **Hiding it.** The expert needs its rows now, so there is little to hide behind: an expert for all tokens can compute meanwhile. DeepSeek-V3 runs two micro-batches at once, one computes while the other sends (DualPipe, lab 09). Megatron: `--overlap-moe-expert-parallel-comm`.
 # - **The other axes.** Ranks with other experts take other rows: they are a part of the data-parallel ranks. So `ep=2` in a layout is one more axis of lab 12's mesh. `ranklab compare --experts 4 --layouts 1x1x1,ep=2 2x1x1,ep=2 1x2x1,ep=2` trains each of them, and the losses agree.
 # - **Numbers.** Router and combine in float32; rows may travel in 8 bits: DeepSeek-V3 dispatches in FP8 and combines in BF16.

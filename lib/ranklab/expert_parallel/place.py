@@ -6,8 +6,8 @@ import torch
 def place_experts(chosen, n_experts, ranks, slots, per_node):
     """[[experts of rank 0], [of rank 1], ...]: `slots` on each rank, and each expert at least once.
 
-    An expert in several slots has its tokens shared by them. The fullest rank has little more than
-    the mean load, and experts that are often chosen together stand on one node.
+    An expert in several slots has its load shared by them. The fullest rank has little more than
+    the mean load, and tokens must reach few nodes beside their own.
     chosen    (N, k): a trace
     per_node  ranks of a node, which share NVLink
     error     ValueError where the slots are fewer than the experts

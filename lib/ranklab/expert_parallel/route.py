@@ -12,7 +12,7 @@ import torch
 def top_k_route(logits, k, renormalize=True, bias=None):
     """(chosen, weights): the k experts of each token, the best first, and how much each counts.
 
-    Of equals the first counts as better.
+    Best is, with a bias, by what the bias is added to. Of equals the first counts as better.
     shape        logits (..., E); chosen (..., k), int64; weights (..., k), float32
     renormalize  the weights of a token add up to 1: the softmax goes over its k experts (Mixtral).
                  False: it goes over all E, and the k weights stay what they are (Switch)
@@ -26,8 +26,9 @@ def top_k_route(logits, k, renormalize=True, bias=None):
     logits = logits.float()
     scores = logits if bias is None else logits.softmax(-1) + bias
     chosen = scores.argsort(dim=-1, descending=True, stable=True)[..., :k]
-    weights = logits.softmax(-1).gather(-1, chosen)
-    return chosen, weights / weights.sum(-1, keepdim=True) if renormalize else weights
+    if renormalize:
+        return chosen, logits.gather(-1, chosen).softmax(-1)
+    return chosen, logits.softmax(-1).gather(-1, chosen)
 
 
 def expert_slots(tokens, n_experts, k, factor):
@@ -56,7 +57,7 @@ def load_balance_loss(logits, chosen):
     """What uneven loads cost: E times the sum of f_e P_e, in each sequence.
 
     f_e is the part of all choices that fell on expert e (a count: it has no gradient), P_e the mean
-    probability that the router gave it. Even loads have 1; with k = 1, one expert for all has E.
+    probability that the router gave it. Even loads have 1; one sure expert for all (k = 1), E.
     shape  logits (..., T, E), chosen (..., T, k), before any is dropped; the result (...)
     paper  Fedus et al. 2021, Switch Transformers, equations 4 to 6 (arXiv 2101.03961)
     lab    11

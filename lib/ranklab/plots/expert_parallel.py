@@ -40,13 +40,13 @@ def layer(chosen, ranks, n_experts, title="Where the tokens of each rank go"):
 
 @styled
 def loads(runs, title="The fullest expert over training"):
-    """The load of the fullest expert beside the mean, of the last layer; runs {name: [(step,
-    loads of each layer)]}.
+    """The load of the fullest expert of all layers, beside the mean; runs {name: [(step, loads of
+    each layer)]}.
     """
     fig, ax = figure(7.4, 3.2)
     for index, (name, seen) in enumerate(runs.items()):
-        line(ax, [step for step, _ in seen], [max(layers[-1]) for _, layers in seen], index, name,
-             markevery=4)
+        fullest = [max(map(max, layers)) for _, layers in seen]
+        line(ax, [step for step, _ in seen], fullest, index, name, markevery=4)
     ax.axhline(1, color=INK, lw=1)
     ax.set(title=title, xlabel="step", ylabel="times the mean load", ylim=(0, None))
     if len(runs) > 1:

@@ -7,35 +7,37 @@ from ranklab.expert_parallel import top_k_route
 
 CHOICE = "scores.argsort(dim=-1, descending=True, stable=True)[..., :k]"
 SCORES = "logits if bias is None else logits.softmax(-1) + bias"
-GATHER = "logits.softmax(-1).gather(-1, chosen)"
-RETURN = "weights / weights.sum(-1, keepdim=True) if renormalize else weights"
+AMONG_K = "logits.gather(-1, chosen).softmax(-1)"
+AMONG_ALL = "logits.softmax(-1).gather(-1, chosen)"
+NORMAL = f"({AMONG_ALL} / {AMONG_ALL}.sum(-1, keepdim=True))"
+BIASED = "(logits.softmax(-1) + (0 if bias is None else bias)).gather(-1, chosen)"
 
 WRONG = [mutant(top_k_route, *edits, says=says, called=called) for *edits, says, called in (
     ("descending=True", "descending=False", "chosen is the worst", "the_worst"),
     (CHOICE, f"{CHOICE}.flip(-1)", "another order", "best_last"),
     (CHOICE, "scores.flip(-1).argsort(dim=-1, descending=True, stable=True)[..., :k].neg() "
      "+ logits.shape[-1] - 1", "Of equals the first", "last_of_equals"),
-    (RETURN, "weights", "probabilities among all experts", "never_renormalized"),
-    (RETURN, "weights / weights.sum(-1, keepdim=True)", "probabilities among the k",
-     "always_renormalized"),
+    (AMONG_K, AMONG_ALL, "probabilities among all experts", "never_renormalized"),
+    (AMONG_ALL, AMONG_K, "probabilities among the k", "always_renormalized"),
     (SCORES, "logits", "chosen without the bias", "no_bias"),
     (SCORES, "logits if bias is None else logits + bias", "chosen by logits and bias",
      "bias_on_logits"),
-    (GATHER, "scores.gather(-1, chosen)", "weights is logits", "logits_as_weights"),
-    (GATHER, "(logits.softmax(-1) + (0 if bias is None else bias)).gather(-1, chosen)",
-     "with the bias", "weights_with_bias"),
+    (AMONG_ALL, "logits.gather(-1, chosen)", "weights is logits", "logits_as_weights"),
+    (AMONG_ALL, BIASED, "with the bias", "weights_with_bias"),
+    (AMONG_K, f"{BIASED} / {BIASED}.sum(-1, keepdim=True)", "with the bias", "both_with_bias"),
+    (AMONG_K, NORMAL, "far apart", "zero_by_zero"),
     ("logits = logits.float()", "logits = logits", "float16|bfloat16", "in_16_bits"),
-    (GATHER, f"{GATHER}.detach()", "no gradient", "detached"),
-    ("weights.sum(-1, keepdim=True)", "weights.sum(-1, keepdim=True).detach()",
-     "detached one", "detached_sum"),
+    (AMONG_K, f"{AMONG_K}.detach()", "no gradient", "detached"),
+    (AMONG_K, NORMAL.replace("keepdim=True)", "keepdim=True).detach()"), "detached one",
+     "detached_sum"),
     ("logits = logits.float()", "logits = logits.float().exp().log()", " is ", "exp_overflows"),
     ("if not 1 <= k <= logits.shape[-1]:", "if k > logits.shape[-1]:", "k=0 of 8", "k_0"),
-    (f"return chosen, {RETURN}", f"return {RETURN}, chosen", "chosen", "other_order"),
+    (f"return chosen, {AMONG_K}", f"return {AMONG_K}, chosen", "chosen", "other_order"),
 )]  # fmt: skip
 
 
 def top_k_route__topk(logits, k, renormalize=True, bias=None):
-    """Of equals the first|k=0"""
+    """Of equals the first|k=0|far apart"""
     P = logits.float().softmax(-1)
     chosen = (P if bias is None else P + bias).topk(k).indices
     weights = P.gather(-1, chosen)

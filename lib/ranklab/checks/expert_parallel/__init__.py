@@ -17,11 +17,11 @@ __all__ = ["EXERCISES", "PREDICTIONS"]
 EXERCISES = (
     Exercise(ep.top_k_route, check_top_k_route, hints=(
         "Which numbers decide who is chosen, and which say how much each counts?",
-        "A stable argsort of the scores chooses. The weights are the softmax of the logits, "
-        "gathered at the chosen places, and divided by their sum where renormalize says so.",
-        "scores = logits if bias is None else logits.softmax(-1) + bias; "
-        "scores.argsort(dim=-1, descending=True, stable=True)[..., :k]; logits.softmax(-1)"
-        ".gather(-1, chosen)",
+        "A stable argsort of the scores chooses. The weights are a softmax of the chosen logits, "
+        "or of all logits, gathered at the chosen places.",
+        "scores = logits if bias is None else logits.softmax(-1) + bias; scores.argsort(dim=-1, "
+        "descending=True, stable=True)[..., :k]; logits.gather(-1, chosen).softmax(-1), or the two "
+        "the other way round",
     )),
     Exercise(ep.capacity, check_capacity, hints=(
         "Each place in the queue of an expert has a number. Who stands before a token in it?",

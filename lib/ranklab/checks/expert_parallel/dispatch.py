@@ -186,13 +186,16 @@ def _combine(combine_tokens, ranks, dtype):
         found, x = _home(turn, ranks, dtype), _given(ranks.members[me], turn, ranks.members)[0]
         out = found["out"][me]
         return {"a sum without weights": (found["plain"][me], "Each row counts by its weight."),
+                "the mean over k experts": (out / K, "The weights are a mean already."),
                 "rounded to bfloat16": (out.bfloat16().float(), "Add up in float32."),
                 "with the inputs": (out + x, "What experts made, and nothing else.")}
 
     mine = sum(index == me for _, index, *_ in _everywhere(0, ranks.members))
     there, back = 8 * E + 4 * C * mine, dtype.itemsize * C * (len(_rows(0, ranks, me)) + mine)
     yield from beside(f"{ranks}, {str(dtype)[6:]}", ranks, call, right, slips=slips,
-                      advice=lambda name: HOME.get(name, ""), sends=(4, there + back))
+                      advice=lambda name: HOME[name] if dtype == torch.float32 else
+                      "In float32 it is right: multiply and add up in float32.",
+                      sends=(4, there + back))
 
 
 def _both_types(combine_tokens, ranks):

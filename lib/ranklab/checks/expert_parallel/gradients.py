@@ -12,6 +12,7 @@ SHAPES = {"router": (4, 3), "norm": (3,), "expert.up": (2, 3, 4), "expert.down":
 NONE = {"norm": 1, "expert.down": 2}  # on this member of a group it has no gradient
 ZEROS = ("A parameter without a gradient on this rank may have one on others, and they wait: put "
          "zeros there.")
+ALL = "Experts over `own`, all else over `group`; zeros where there is none; by all ranks."
 FAILURES = {MISMATCH: ZEROS, LEFT: ZEROS, "AttributeError: 'NoneType' object has no .*": ZEROS,
             "TypeError: .*NoneType.*": ZEROS}
 
@@ -69,7 +70,8 @@ def _trial(expert_gradients, ranks):
                                         "same router and norms: all of them.")}
 
     nbytes = sum(4 * torch.Size(shape).numel() for shape in SHAPES.values())
-    yield from beside(str(ranks), ranks, call, right, slips=slips, sends=(len(SHAPES), nbytes))
+    yield from beside(str(ranks), ranks, call, right, slips=slips, advice=lambda name: ALL,
+                      sends=(len(SHAPES), nbytes))
 
 
 def check_expert_gradients(expert_gradients):

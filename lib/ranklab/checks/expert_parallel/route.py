@@ -8,6 +8,7 @@ import torch
 from ranklab.checks.beside import expect, refused
 from ranklab.checks.trial import explain
 
+TIES = "equal logits", "bfloat16"
 STABLE = ("Of equals the first counts as better. topk says nothing about equals: "
           "argsort(descending=True, stable=True).")
 IN_FLOAT32 = "Sums of exp go wrong in 16 bits: .float() first."
@@ -44,9 +45,10 @@ def _route(top_k_route, name, logits, k, renormalize, bias=None):
                                     "chosen."),
         "chosen by logits and bias": (_best(kept.float() + (0 if bias is None else bias), k),
                                       "The bias is added to the probabilities."),
-    }, STABLE)
+    }, STABLE if name in TIES else "")
     best = P.gather(-1, right)
-    normal, raw = best / best.sum(-1, keepdim=True), kept.float().gather(-1, right)
+    raw = kept.float().gather(-1, right)
+    normal = raw.softmax(-1)
     biased = {} if bias is None else {"weights with the bias": scores.gather(-1, right)}
     biased |= {"normalised with the bias": w / w.sum(-1, keepdim=True) for w in biased.values()}
     explain(f"{name}: weights", weights, normal if renormalize else best, {
@@ -63,8 +65,8 @@ def _route(top_k_route, name, logits, k, renormalize, bias=None):
     factors = _logits(weights.shape, 9)
     (weights * factors).sum().backward()
     other = kept.float().requires_grad_()
-    again = other.softmax(-1).gather(-1, right)
-    again = again / again.sum(-1, keepdim=True) if renormalize else again
+    again = (other.gather(-1, right).softmax(-1) if renormalize else
+             other.softmax(-1).gather(-1, right))
     (again * factors).sum().backward()
     explain(f"{name}: the gradient of logits", given.grad.float(), other.grad.to(logits.dtype)
             .float(), {}, "Divide by the sum as it is, not by a detached one.")
@@ -86,7 +88,9 @@ def check_top_k_route(top_k_route):
     for renormalize in (True, False):
         _route(top_k_route, f"with a bias, renormalize={renormalize}", _logits((3, 7, 8), 4), 2,
                renormalize, bias)
-    yield "a bias chooses, and does not weigh"
+    far = torch.tensor([[0.0, 200, 201], [200, 1, 0]])  # in float32 a probability of 0
+    _route(top_k_route, "logits that are far apart, with a bias", far, 1, True, bias[:3] * 9)
+    yield "a bias chooses, and does not weigh; also where it chooses a probability of 0"
     for k in (0, 9):
         refused(f"k={k} of 8", partial(top_k_route, _logits((2, 8), 1), k))()
     yield "k below 1 or above E is a ValueError"

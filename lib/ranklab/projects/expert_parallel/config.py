@@ -31,7 +31,8 @@ class Config(TrainConfig):
     def shape(self, dense):
         """The GPT with experts: as many numbers for a token in the MLPs, `dense`'s shape else."""
         return MoEConfig(**vars(dense), n_expert=self.n_expert, top_k=self.top_k,
-                         balance=self.balance, factor=self.factor, shared_width=self.shared_width)
+                         balance=self.balance, factor=self.factor, shared_width=self.shared_width,
+                         renormalize=self.top_k > 1)
 
 
 SIZES = {

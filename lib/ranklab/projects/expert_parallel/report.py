@@ -12,8 +12,8 @@ def report(found):
     lines = [f"{found.steps} steps of {config.batch} x {shape.n_ctx} tokens on {R} ranks, "
              f"{shape.n_expert} experts over {config.ep or R}, top {shape.top_k}", found.authors,
              f"{everything:,} numbers, of which a token meets {active:,}",
-             f"a rank sends rows and counts in a step: counted {first['sent']:,} bytes, said "
-             f"{first['said']:,}",
+             f"rank 0 sends rows and counts in one more step: counted {first['sent']:,} bytes, "
+             f"said {first['said']:,}",
              f"the fullest expert of each layer, beside the mean, balanced by {config.balance}: "
              + ", ".join(f"{load:.2f}" for load in most),
              f"choices dropped: {found.dropped:.1%}"]
