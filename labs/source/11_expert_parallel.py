@@ -1,12 +1,12 @@
 # %% [markdown]
 # # 11 Expert parallelism: a model of which a token meets a part
 #
-# > 150 minutes · difficulty 4/5 · **laptop**: everything, with real processes · **GPUs**: the same cells, on NCCL
+# > 180 minutes · difficulty 4/5 · **laptop**: everything, with real processes · **GPUs**: the same cells, on NCCL
 
 # %% [markdown]
 # ## 1. Story
 #
-# In the labs before, each token went through each weight. A model with twice the weights cost twice the FLOPs. A **mixture of experts** breaks that link. Each block has several MLPs, the *experts*, and a small matrix, the *router*, sends each token to the best two of them. Mixtral has 8 experts in each of 32 layers, and a token meets two. DeepSeek-V3 has 671 billion parameters, and a token meets 37 billion of them (arXiv 2412.19437).
+# In the labs before, each token went through each weight. A model with twice the weights cost twice the FLOPs. A **mixture of experts** breaks that link. Each block has several MLPs, the *experts*, and a small matrix, the *router*, sends each token to the best k of them. Mixtral has 8 experts in each of 32 layers, and a token meets two. DeepSeek-V3 has 671 billion parameters, and a token meets 37 billion of them (arXiv 2412.19437).
 #
 # So FLOPs are cheap, and memory is not: all experts must be somewhere. **Expert parallelism** puts them on different ranks, and *tokens travel*: to the ranks that have their experts, and back. Who gets how many is decided by the router, anew in each step: how large a message is, no rank knows before the router has spoken.
 #
@@ -37,7 +37,7 @@ picture = wanted.topk(2).indices
 plots.layer(picture.tolist(), ranks=4, n_experts=8)
 
 # %% [markdown]
-# **Predict.** Mixtral 8x7B: width 4,096, 32 layers, vocabulary 32,000, embedding and head apart. Attention has q and the output, 4,096 x 4,096 each, and k and v, 4,096 x 1,024 each. An expert has three matrices of 4,096 x 14,336. How many billion parameters? (Norms and routers don't matter.)
+# **Predict.** Mixtral 8x7B: width 4,096, 32 layers, 8 experts in each. Embedding and head are two matrices of 32,000 x 4,096. Attention has q and the output, 4,096 x 4,096 each, and k and v, 4,096 x 1,024 each. An expert has three matrices of 4,096 x 14,336. How many billion parameters? (Norms and routers don't matter.)
 
 # %%
 check(moe_total_billions=...)
@@ -45,7 +45,7 @@ check(moe_total_billions=...)
 # %% [markdown]
 # ## 3. Smallest working code
 #
-# Two ranks, one expert on each. Rank 0 has three tokens, rank 1 has one. An expert here multiplies by 10 or by 100. `all_to_all_single` takes how many rows go to each rank, and how many come from each:
+# Two ranks, one expert on each. Rank 0 has three tokens, rank 1 has one. An expert here multiplies by 10 or by 100. `all_to_all_single(out, x, came, to)`: where rows arrive, what is sent, how many come from each rank, how many go to each.
 
 # %% tags=["nbval-check-output"]
 def two_experts():
@@ -63,7 +63,7 @@ def two_experts():
 print(launch(two_experts, ranks=2))
 
 # %% [markdown]
-# (torch wants first what comes, then what goes.) That is the whole idea. What is left: who goes where, in which order rows must lie, how a rank knows what will come, and what keeps one expert from getting everything.
+# That is the whole idea. What is left: who goes where, in which order rows must lie, how a rank knows what will come, and what keeps one expert from getting everything.
 
 # %% [markdown]
 # ## 4. Build it
@@ -79,15 +79,15 @@ from ranklab.expert_parallel.route import expert_slots
 # ### 4.1 The router
 # > difficulty 2/5 · importance 5/5 · 12 minutes · about 6 lines
 #
-# The router gives each token a number for each expert: `logits`. The k best are *chosen*, and their outputs are added up with *weights*. Two conventions are in use. Mixtral's weights add up to 1. Switch's are the probabilities among all experts, so that a token that likes none of them well counts less. The choice itself has no gradient: from the tokens' loss, the router learns through the weights alone. So with k = 1 take Switch's: weights that add up to 1 would all *be* 1, and teach it nothing.
+# The router gives each token a number for each expert: `logits`. The k best are *chosen*, and their outputs are added up with *weights*. Two conventions are in use. Mixtral's weights add up to 1. Switch's are the probabilities among all experts, so an expert that is chosen without conviction adds less. The choice itself has no gradient: from the tokens' loss, the router learns through the weights alone. So with k = 1 take Switch's: weights that add up to 1 would all *be* 1, and teach it nothing.
 #
-# A `bias` can push tokens to experts that have too few. It must not change what they count for: see 4.5.
+# A `bias` can push tokens to experts that have too few. It changes who is chosen, never the weights: see 4.5.
 
 # %%
 def top_k_route(logits, k, renormalize=True, bias=None):
     """(chosen, weights): the k experts of each token, the best first, and how much each counts.
 
-    Best is, with a bias, by what the bias is added to. Of equals the first counts as better.
+    Best by the logits; with a bias, by probability + bias. Of equals the first counts as better.
     shape        logits (..., E); chosen (..., k), int64; weights (..., k), float32
     renormalize  the weights of a token add up to 1: the softmax goes over its k experts (Mixtral).
                  False: it goes over all E, and the k weights stay what they are (Switch)
@@ -103,7 +103,7 @@ top_k_route = check(top_k_route)
 
 # %% [markdown]
 # ### 4.2 Capacity
-# > difficulty 3/5 · importance 4/5 · 15 minutes · about 6 lines
+# > difficulty 3/5 · importance 4/5 · 20 minutes · about 6 lines
 #
 # The first large models gave each expert a fixed number of places, `factor` times the mean, so that all tensors have a known size. A token that finds no place is *dropped*: the residual connection carries it past the layer. GShard counts in groups of tokens (arXiv 2006.16668). Here a group is a sequence, and then what is dropped does not depend on which rank has it.
 #
@@ -113,14 +113,14 @@ top_k_route = check(top_k_route)
 check(moe_slots=...)
 
 # %% [markdown]
-# `expert_slots(T, n_experts, k, factor)` is that number.
+# `expert_slots(T, n_experts, k, factor)` is that number, rounded up. `chosen` has no -1 yet.
 
 # %%
 def capacity(chosen, n_experts, factor):
     """`chosen` with -1 wherever an expert has no room: a copy.
 
-    In each sequence an expert takes expert_slots(T, n_experts, k, factor) tokens. First choices
-    come before second ones, and of these the tokens in their order.
+    In each sequence an expert takes expert_slots(T, n_experts, k, factor) tokens. All first choices
+    come before all second ones; among each, early tokens come first.
     shape  chosen (..., T, k)
     """
     T, k = chosen.shape[-2:]
@@ -146,7 +146,7 @@ for liked in (0.0, 1.0, 2.0):
 
 # %% [markdown]
 # ### 4.3 There
-# > difficulty 5/5 · importance 5/5 · 30 minutes · about 11 lines
+# > difficulty 5/5 · importance 5/5 · 35 minutes · about 11 lines
 #
 # **Predict.** Each of 8 ranks has 4,096 tokens of width 4,096 in bf16 and one of 8 experts; k = 2, and loads are even. How many MB does a rank send to others when it dispatches?
 
@@ -159,9 +159,11 @@ check(moe_dispatch_mb=...)
 # `Sent` is what the way back needs. Its fields:
 #
 # - `order`: which places of `chosen.flatten()` were sent, in the order in which they were: sorted by expert. Place i belongs to token i // k.
-# - `to`, `came`: the two lists.
+# - `to`, `came`: how many rows went to each rank, and came from each; two lists of R numbers.
 # - `by_expert`: the order that sorts the rows that came by expert. (They come sorted by rank.)
 # - `counts`: how many rows each expert of this rank has, (E/R,); a list will do.
+#
+# How does a rank know what will come? An all-to-all without sizes sends equal parts: of E counts, each rank gets those of *its* E/R experts, from each rank in turn. So it knows how many rows come, and the expert of each: label them, and sort the labels. All sorts are stable.
 
 # %%
 def dispatch_tokens(x, chosen, n_experts, group=None):
@@ -207,10 +209,10 @@ combine_tokens = check(combine_tokens)
 # %% tags=["nbval-check-output"]
 parts = {"route": top_k_route, "limit": capacity, "dispatch": dispatch_tokens,
          "combine": combine_tokens}
-small = ep.MoEConfig(n_embd=8, n_head=2, n_expert=4, top_k=2, balance="none")
+small = ep.MoEConfig(n_embd=8, n_head=2, n_expert=4, top_k=2, balance="none")  # that is 4.5
 
 
-def same_tokens(group=None):
+def same_tokens():
     R, rank = dist.get_world_size(), dist.get_rank()
     torch.manual_seed(0)
     layer, x = ep.MoE(small), torch.randn(4, 2, 8)
@@ -246,7 +248,7 @@ def load_balance_loss(logits, chosen):
     """What uneven loads cost: E times the sum of f_e P_e, in each sequence.
 
     f_e is the part of all choices that fell on expert e (a count: it has no gradient), P_e the mean
-    probability that the router gave it. Even loads have 1; one sure expert for all (k = 1), E.
+    probability that the router gave it. Even loads have 1.
     shape  logits (..., T, E), chosen (..., T, k), before any is dropped; the result (...)
     """
     E = logits.shape[-1]
@@ -263,7 +265,7 @@ load_balance_loss = check(load_balance_loss)
 # ### 4.6 Whose gradient
 # > difficulty 3/5 · importance 5/5 · 12 minutes · about 5 lines
 #
-# Ranks with other experts have other rows. For the router, the norms and attention they are data-parallel ranks: all gradients are averaged over all ranks. An expert is on a few ranks only. Take 8 ranks that dispatch in two halves of 4: in each half there are all experts, a quarter on each rank. `own` joins the 2 ranks, one of each half, that have the same quarter; `group` is all 8.
+# Ranks with other experts have other rows. For the router, the norms and attention they are data-parallel ranks: *these* gradients are averaged over all ranks. An expert is on a few ranks only. Take 8 ranks that dispatch in two halves of 4: in each half there are all experts, a quarter on each rank. `own` joins the 2 ranks, one of each half, that have the same quarter; `group` is all 8.
 #
 # In backward an expert has met the tokens of its whole half: their gradients came by the all-to-all. Added up over `own`, they are those of all 8 ranks.
 #
@@ -280,7 +282,7 @@ def expert_gradients(shared, experts, own, group=None):
     as many. That of an expert is complete for all tokens that came to this rank: what is missing
     is on the other ranks of `own`, and it is divided by the number of *all* ranks.
     shared, experts  lists of parameters; one without a gradient counts as zeros
-    own    the group of the ranks that hold the same experts
+    own    the group of the ranks that hold the same experts; perhaps this rank alone
     cost   an all-reduce of each gradient: of an expert's over `own`, of the others over `group`
     """
     raise NotImplementedError("exercise 4.6: about 5 lines")
@@ -349,7 +351,7 @@ place_experts = check(place_experts)
 # #### `chunked_scan`
 # > difficulty 3/5 · importance 3/5 · 12 minutes · about 7 lines
 #
-# Experts replace the MLP. State-space models replace attention: h[t] = a[t] h[t-1] + b[t], elementwise, with nothing before the first token (a and b follow from the tokens; they may have any sign). Which parallelism fits? The weights are matrices, so labs 03 to 09 hold as they are. The sequence is the new thing: a ring of keys is not needed, because all that a token knows of the past is *one state*. `ep.scan(a, b)` is the plain loop.
+# Experts replace the MLP. State-space models replace attention: h[t] = a[t] h[t-1] + b[t], elementwise, with nothing before the first token (a and b follow from the tokens; they may have any sign). Which parallelism fits? Its weights are matrices like all others. The sequence is the new thing: all that a token knows of the past is *one state*. `ep.scan(a, b)` is the plain loop.
 
 # %%
 from ranklab.expert_parallel import scan
@@ -358,8 +360,8 @@ from ranklab.expert_parallel import scan
 def chunked_scan(a, b, group=None):
     """`scan` over the tokens of all ranks, of which this rank has a part, in rank order.
 
-    Each rank scans its own part before it waits for the state of the rank before it: with that one
-    a state only adds its share to what is there.
+    Each rank scans its own part before it waits for the state of the rank before it. That state
+    adds one term to each h[t]: itself times a[0] ... a[t].
     shape  a, b and the result (B, T/R, C)
     cost   one message of (B, C) from each rank but the last
     """
@@ -406,7 +408,7 @@ for name, line in zip(("yours", "DeepSpeed"), found):
     print(f"{name:10}", line)
 
 # %% [markdown]
-# DeepSpeed has the same values, and sends almost twice the bytes. Its all-to-all has equal parts: each expert's rows are padded to those of the fullest expert of all ranks, and one all-reduce finds that number. Yours sends what there is, and needs to know the sizes: on GPUs that is a wait for the device in each layer.
+# DeepSpeed has the same values, and sends almost twice the bytes. Its all-to-all has equal parts: each rank pads the rows for each expert to the largest number that any rank has for any expert, and one all-reduce finds it. Yours sends what there is, and needs to know the sizes: on GPUs that is a wait for the device in each layer.
 #
 # transformers' Mixtral has router and experts of its own. Its experts are replaced by those of this rank, with your functions around them; the norm of one rank's logits, beside the whole model in one process:
 
@@ -437,7 +439,7 @@ if importlib.util.find_spec("transformers"):
 # %% [markdown]
 # ## 6. Project
 #
-# **Experts beside a dense model of equal FLOPs.** Two GPTs, by your functions, on the same text: one has an MLP of width 4 C in each block, the other 16 experts of width 2 C, of which a token meets two. So a token costs as much in both, but for the router. Which one reads held-out text better?
+# **Experts beside a dense model of equal FLOPs.** Two GPTs, by your functions, on the same text: one has an MLP of width 4 C in each block, the other 16 experts of width 2 C, of which a token meets two. So a token costs as much in both, but for the router. Four ranks, experts over all of them, 200 steps: half a minute. Which one reads held-out text better?
 
 # %%
 from ranklab.projects import expert_parallel as project
@@ -457,9 +459,9 @@ print(project.report(alone))
 plots.loads({"with the loss": found.loads, "without": alone.loads})
 
 # %% [markdown]
-# A load of 8 is the most that is possible: the expert is among the two of *every* token. This small model even reads a little better without: even loads are bought for speed, and cost something. Were each expert alone on a rank, all would wait for one with eight times the mean to compute; with four on a rank it is two to four times. Both runs *begin* like that: a fresh router knows nothing. Megatron Core's MoE guide warns that a dropless model may run out of memory in its first 100 to 300 steps.
+# A load of 8 is the most that is possible: the expert is among the two of *every* token. This small model even reads a little better without: even loads are bought for speed, and cost something. Were each expert alone on a rank, all would wait for one with eight times the mean to compute; with four on a rank it is two to four times. Both runs *begin* like that. Megatron Core's MoE guide warns that a dropless model may run out of memory in its first 100 to 300 steps.
 #
-# **Your turn.** Change one thing, and first write down which numbers change. Ideas: `balance="bias"` (it moves slowly: give it the 200 steps); `factor=1.25`; `top_k=1`, by Switch's weights; `ep=2`, so that each expert is on two ranks; `shared_width=128`, an expert for all tokens.
+# **Your turn.** Change one thing, and first write down which numbers change. Ideas: `balance="bias"` (it moves slowly: give it the 200 steps); `factor=1.25`; `top_k=1` (an expert is 4 C wide then, and the weights are Switch's: why?); `ep=2`, so that each expert is on two ranks; `shared_width=128`, an expert for all tokens.
 
 # %%
 for change in ({}, {"ep": 2}):
@@ -502,7 +504,7 @@ plots.hot(shares, {"dropless": [64 * share for share in shares],
                    "capacity 1.25": [min(64 * share, 1.25) for share in shares]})
 
 # %% [markdown]
-# The clock of this machine says nothing here: four ranks share two cores, and the waiting of one is the computing of another.
+# On a laptop the clock says little here: ranks share cores, and the waiting of one is the computing of another.
 
 # %% [markdown]
 # ## 8. Interview questions
@@ -522,14 +524,14 @@ questions("11_expert_parallel")
 # python -m ranklab.projects.hybrid --size mixtral --dry-run
 # ```
 #
-# The last one is Mixtral's size, and runs on your laptop: one process poses as the first of 64 A100s (tensor 2 x pipeline 4 x expert 8 ranks, lab 12) and counts what that one holds, 58.8 GB, and what it sends to other experts in a step of 1,024 sequences, 243 GB, if loads are even. Without `--dry-run`, and under torchrun on 64 GPUs, it trains.
+# The last one is Mixtral's size, and runs on your laptop: one process poses as the first of 64 A100s (tensor 2 x pipeline 4 x expert 8 ranks, lab 12) and counts what that one holds, 58.8 GB, and what it sends along the expert axis in a step of 1,024 sequences, 243 GB if loads are even. All but 1% of it are rows; the rest are gradients of what all share. Without `--dry-run`, and under torchrun on 64 GPUs, it trains.
 #
 # What changes there:
 #
 # - **One product for all experts.** A loop over experts starts many small kernels. `torch.nn.functional.grouped_mm` (bfloat16) multiplies all rows in one: `ep.MoE` takes it where it can.
 # - **The network.** Tensor parallelism stays inside a node; experts often can't. DeepSeek-V3 spread its 256 experts over 64 GPUs in 8 nodes, and lets a token go to 4 nodes at most (arXiv 2412.19437, section 3.2). Its library DeepEP sends a token once to a node, and passes it on over NVLink there: 153 GB/s inside a node of H800s, and between nodes about the 50 GB/s of each GPU's card, as its authors measured (DeepEP's first version).
-# - **Hiding it.** The expert needs its rows now, so there is little to hide behind: an expert for all tokens can compute meanwhile. DeepSeek-V3 runs two micro-batches at once, one computes while the other sends (DualPipe, lab 09). Megatron: `--overlap-moe-expert-parallel-comm`.
-# - **The other axes.** Ranks with other experts take other rows: they are a part of the data-parallel ranks. So `ep=2` in a layout is one more axis of lab 12's mesh. `ranklab compare --experts 4 --layouts 1x1x1,ep=2 2x1x1,ep=2 1x2x1,ep=2` trains each of them, and the losses agree.
+# - **Hiding it.** The expert needs its rows now, so there is little to hide behind. An expert for all tokens can compute meanwhile; DeepSeek-V3 runs two micro-batches at once, one computes while the other sends (DualPipe, lab 09). Megatron: `--overlap-moe-expert-parallel-comm`.
+# - **The other axes.** Ranks with other experts take other rows: they are a part of the data-parallel ranks. In lab 12's layouts `ep=2` multiplies the ranks: `1x1x1,ep=2` is two, with other rows on each. `ranklab compare --experts 4 --layouts 1x1x1,ep=2 2x1x1,ep=2 1x2x1,ep=2` trains each of them, and the losses agree.
 # - **Numbers.** Router and combine in float32; rows may travel in 8 bits: DeepSeek-V3 dispatches in FP8 and combines in BF16.
 #
 # What to expect, published and not measured by us: 468 TFLOP/s a GPU for Mixtral 8x7B in bf16 (Megatron Core's MoE guide, which does not name the GPU there). This lab has not been run on several GPUs yet.

@@ -11,7 +11,7 @@ def expert_gradients(shared, experts, own, group=None):
     as many. That of an expert is complete for all tokens that came to this rank: what is missing
     is on the other ranks of `own`, and it is divided by the number of *all* ranks.
     shared, experts  lists of parameters; one without a gradient counts as zeros
-    own    the group of the ranks that hold the same experts
+    own    the group of the ranks that hold the same experts; perhaps this rank alone
     cost   an all-reduce of each gradient: of an expert's over `own`, of the others over `group`
     lab    11
     """

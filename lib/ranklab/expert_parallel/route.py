@@ -12,7 +12,7 @@ import torch
 def top_k_route(logits, k, renormalize=True, bias=None):
     """(chosen, weights): the k experts of each token, the best first, and how much each counts.
 
-    Best is, with a bias, by what the bias is added to. Of equals the first counts as better.
+    Best by the logits; with a bias, by probability + bias. Of equals the first counts as better.
     shape        logits (..., E); chosen (..., k), int64; weights (..., k), float32
     renormalize  the weights of a token add up to 1: the softmax goes over its k experts (Mixtral).
                  False: it goes over all E, and the k weights stay what they are (Switch)
@@ -39,8 +39,8 @@ def expert_slots(tokens, n_experts, k, factor):
 def capacity(chosen, n_experts, factor):
     """`chosen` with -1 wherever an expert has no room: a copy.
 
-    In each sequence an expert takes expert_slots(T, n_experts, k, factor) tokens. First choices
-    come before second ones, and of these the tokens in their order.
+    In each sequence an expert takes expert_slots(T, n_experts, k, factor) tokens. All first choices
+    come before all second ones; among each, early tokens come first.
     shape  chosen (..., T, k)
     paper  Lepikhin et al. 2020, GShard (arXiv 2006.16668)
     lab    11
@@ -57,7 +57,7 @@ def load_balance_loss(logits, chosen):
     """What uneven loads cost: E times the sum of f_e P_e, in each sequence.
 
     f_e is the part of all choices that fell on expert e (a count: it has no gradient), P_e the mean
-    probability that the router gave it. Even loads have 1; one sure expert for all (k = 1), E.
+    probability that the router gave it. Even loads have 1.
     shape  logits (..., T, E), chosen (..., T, k), before any is dropped; the result (...)
     paper  Fedus et al. 2021, Switch Transformers, equations 4 to 6 (arXiv 2101.03961)
     lab    11
