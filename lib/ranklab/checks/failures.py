@@ -18,6 +18,7 @@ SLIP = re.compile(r"""
     | AttributeError:\ .*module\ '.*'\ has\ no\ attribute\ .*
     | IndexError:\ (list|string|range\ object)\ (assignment\ )?index\ out\ of\ range
     | KeyError:\ '.*'
+    | TypeError:\ object\ of\ type\ '(int|float|NoneType)'\ has\ no\ len\(\)
     | TypeError:\ unsupported\ operand\ .*:\ '(int|float|str|list|dict|NoneType)'
       \ and\ '(int|float|str|list|dict|NoneType)'
     """, re.X | re.S)
