@@ -1,0 +1,50 @@
+"""The few fitted numbers of step_time and memory_per_gpu, each with its meaning and its bounds.
+
+`python -m ranklab.projects.planner fit` finds them: by least squares of the logarithm of step
+time, robust against outliers, on the training part of the published runs (jobs.is_for_fit). None
+is of one run or of one source.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+
+
+def fitted(default, low, high, meaning):
+    return dataclasses.field(default=default, metadata={"low": low, "high": high,
+                                                        "meaning": meaning})
+
+
+@dataclass(frozen=True)
+class Constants:
+    """What the published runs were fitted with."""
+
+    product: float = fitted(0.90, 0.6, 1.0, "of the best matrix product's rate, in large ones")
+    product_fp8: float = fitted(0.80, 0.4, 1.0, "the same, of FP8's rate, one scale a tensor")
+    product_block: float = fitted(0.72, 0.3, 1.0, "the same, MXFP8: a scale for each 32 numbers")
+    product_rows: float = fitted(0.5, 0.2, 1.0, "the same, FP8 with a scale for each row")
+    product_fp4: float = fitted(0.50, 0.2, 1.0, "the same, of NVFP4's rate")
+    launch: float = fitted(8e-6, 1e-6, 60e-6, "seconds of a product besides FLOPs and bytes")
+    flash: float = fitted(0.6, 0.2, 1.0, "of the rate of products, in FlashAttention")
+    flash_half: float = fitted(300, 0, 3000, "tokens at which FlashAttention has half of that")
+    score_bytes: float = fitted(12, 4, 40, "bytes for each score of unfused attention, forward")
+    misaligned: float = fitted(3, 1, 10, "times longer: unfused heads of a size not divided by 8")
+    fused_bytes: float = fitted(90, 20, 250, "of a layer's other work, for each number of x, fused")
+    eager_bytes: float = fitted(150, 40, 400, "the same where kernels are not fused")
+    cast_bytes: float = fitted(30, 0, 150, "more of them where products are in 8 or 4 bits")
+    logit_bytes: float = fitted(24, 6, 80, "of the loss, for each logit")
+    optimizer_bytes: float = fitted(40, 20, 160, "of a step, for each parameter of a rank")
+    overlap: float = fitted(3.0, 1.0, 10.0, "sharpness: hidden work a, b takes (a^n + b^n)^(1/n)")
+    link_share: float = fitted(0.9, 0.5, 1.1, "of NCCL's measured bandwidth in a node, in a job")
+    network_share: float = fitted(0.8, 0.3, 1.0, "of the network cards' bandwidth, in a job")
+    pipeline_exposed: float = fitted(0.8, 0.0, 2.0, "of a pipeline's messages that no work hides")
+    waiting: float = fitted(0.01, 0.0, 0.05, "longer, for each doubling of nodes: the slowest rank")
+    step_seconds: float = fitted(0.02, 0.0, 0.2, "of a step besides: loader, norms, logging")
+
+
+CONSTANTS = Constants()
+
+
+def bounds():
+    """{name: (low, high, meaning)} of all constants."""
+    return {field.name: (field.metadata["low"], field.metadata["high"], field.metadata["meaning"])
+            for field in dataclasses.fields(Constants)}
