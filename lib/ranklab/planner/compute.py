@@ -34,7 +34,8 @@ def efficiency(precision, c):
 def product_seconds(M, K, N, machine, c, precision="bf16", count=1, summed=False):
     """`count` products (M, K) @ (K, N) in one launch; summed: the result is added up in float32."""
     nbytes = 2 * (M * K + K * N) + (8 if summed else 2) * M * N
-    flops = 2 * M * K * N / (machine.rate(precision) * efficiency(precision, c))
+    side = 1 + c.product_half * (1 / M + 1 / K + 1 / N) / 3
+    flops = 2 * M * K * N / (machine.rate(precision) * efficiency(precision, c)) * side
     return count * (flops + nbytes / (COPY * machine.memory_bandwidth)) + c.launch
 
 
@@ -84,10 +85,13 @@ def attention_seconds(model, plan, machine, c):
     """(forward, backward) of attention's core, causal. FlashAttention computes the needed half,
     and 2.5 times as much in backward; the unfused kernel computes all, and moves the scores.
     """
-    pairs = plan.tokens * plan.sequence * model.heads / plan.tp  # of a query and a key
+    sequence = plan.attended or plan.sequence
+    pairs = plan.tokens * sequence * model.heads / plan.tp  # of a query and a key
     flops = 4 * pairs * model.head_size
-    if plan.attention == "flash":
-        part = c.flash * plan.sequence / (plan.sequence + c.flash_half)
+    if plan.attention != "unfused":
+        best = c.flash_hopper if machine.peak_fp8 else c.flash
+        part = c.flash_tuned if plan.attention == "tuned" else best
+        part *= sequence / (sequence + c.flash_half)
         seconds = flops / 2 / (machine.bf16 * part)
         return seconds + c.launch, 2.5 * seconds + 2 * c.launch
     uneven = c.misaligned if model.head_size % 8 else 1.0

@@ -28,9 +28,12 @@ NETWORKS = (  # words of a source -> bytes/s a GPU; hardware_nodes.csv has the s
     (r"4x100 ?Gb|4 OmniPath", 6.25e9), (r"8x200 ?Gb", 25e9), (r"1600 ?Gb/s", 25e9),
     (r"2 Tb/s", 31.25e9), (r"800 ?Gb/s per node", 12.5e9), (r"400 ?Gb/s per node", 6.25e9))
 UNFUSED = r"no FlashAttention|2104\.04473|2205\.05198|2201\.11990|bigscience|Megatron-LM@5281919420"
+MODERN = "NeMo|Megatron-Bridge|images/model_table"  # Megatron Core with all that it overlaps
 SCHEDULES = {"1f1b-i": "interleaved", "interleaved1f1b": "interleaved", "flexible interleaved":
              "interleaved", "interleaved-1f1b": "interleaved", "zb-1p": "zb-h1", "zb-2p": "zb-h2"}
 VOCAB = 51200  # GPT-2's, padded: where none is printed
+NEMOTRON_VOCAB = 256000  # arXiv 2402.16819 (recalled)
+PACKED = 256  # tokens of a question and its answer in packed SQuAD, about
 FIT_SHARE = 0.75  # of the rows: constants are fitted on these
 
 
@@ -104,14 +107,15 @@ def refuse(run):
 def model_of(run, assumed):
     if run.model in EXPERTS:
         return EXPERTS[run.model]
+    vocab = run.vocab or (NEMOTRON_VOCAB if "nemotron" in run.model else VOCAB)
     if not run.vocab:
-        assumed.append(f"vocab={VOCAB}")
+        assumed.append(f"vocab={vocab}")
     if not run.ffn:
         assumed.append("ffn=4h")
     gated = bool(re.search("3-matrix|gated", run.arch_notes)) and "2-matrix" not in run.arch_notes
     tied = not gated and "squared-relu" not in run.arch_notes
-    return Model(run.layers, run.hidden, run.heads, run.ffn or 4 * run.hidden, run.vocab or VOCAB,
-                 run.kv_heads or 0, gated=gated, tied=tied)
+    return Model(run.layers, run.hidden, run.heads, run.ffn or 4 * run.hidden, vocab,
+                 run.kv_heads or 0, gated=gated, tied=tied, parallel="parallel" in run.arch_notes)
 
 
 # --- the plan -------------------------------------------------------------------------------------
@@ -123,7 +127,7 @@ def plan_of(run, assumed):
         raise Unused(f"dp x tp x pp x cp = {dp * tp * pp * cp}, but {run.gpus} GPUs")
     micro, pieces = batches(run, dp, assumed)
     schedule = re.sub(r" *\(.*", "", run.pp_schedule.lower()) or "1f1b"
-    virtual = run.vpp or (2 if "interleaved" in schedule else 1)
+    virtual = virtual_of(run, pp, schedule, assumed)
     tool = tool_of(run)
     kind, share = recompute_of(run, assumed)
     zero = run.zero_stage if run.zero_stage is not None else 1 if tool == "megatron" else 0
@@ -135,14 +139,16 @@ def plan_of(run, assumed):
         shard=shard_of(run), sequence_parallel=parallel and tp > 1,
         recompute=kind, recomputed=share, attention=attention_of(run), precision=precision_of(run),
         gradient_bytes=gradient_bytes(run), hides=hides(run, tool), fused=fused(run, tool),
-        frozen=run.task == "LoRA", tool=tool)
+        attended=PACKED if "packed" in run.notes else 0, frozen=run.task == "LoRA", tool=tool,
+        one_card="2104.04473" in run.source and zero == 3)
 
 
 def batches(run, dp, assumed):
     """(sequences of a micro-batch, micro-batches of a step)."""
     micro, pieces, batch = run.micro_batch, run.grad_accum, run.global_batch_seqs
     if not micro:
-        micro = round(batch / dp / pieces) if batch and pieces else 1
+        each = batch / dp if batch else 1
+        micro = round(each / pieces) if pieces else 1 if run.pp != 1 else max(1, min(4, int(each)))
         assumed.append(f"micro_batch={micro}")
     if batch:  # what a step really has: where a printed grad_accum differs, the batch is right
         pieces = batch / dp / micro
@@ -151,6 +157,18 @@ def batches(run, dp, assumed):
     if pieces < 1:
         raise Unused(f"a batch of {batch:g} is no micro-batch of {micro} on each of {dp} data ranks")
     return micro, max(1, round(pieces))
+
+
+def virtual_of(run, pp, schedule, assumed):
+    """Stages of a rank: as printed, else as many as there are layers where the tool interleaves."""
+    if run.vpp or pp == 1:
+        return run.vpp or 1
+    known = re.search(r"interleaved|1f1b", schedule) and run.pp_schedule
+    if "interleaved" in schedule or not known and re.search(MODERN, run.source):
+        virtual = 2 if "torchtitan" in run.source else -(-run.layers // pp)
+        assumed.append(f"vpp={virtual}")
+        return virtual
+    return 1
 
 
 def tool_of(run):
@@ -167,7 +185,7 @@ def recompute_of(run, assumed):
     """(kind, share of the blocks); FSDP's selective share follows from the printed HFU and MFU."""
     said = run.recompute
     if said.startswith("selective"):
-        if run.mfu_pct and run.hfu_pct and "fms" in run.row_id + run.source:
+        if run.mfu_pct and run.hfu_pct and "fms-fsdp" in run.source:
             return "full", min(1.0, max(0.0, 3 * (run.hfu_pct / run.mfu_pct - 1)))
         return ("operators" if "op" in said else "selective"), 1.0
     if said not in ("none", "full"):
@@ -178,6 +196,8 @@ def recompute_of(run, assumed):
 def attention_of(run):
     if "no-flash" in run.arch_notes:
         return "unfused"
+    if re.search(MODERN, run.source):
+        return "tuned"
     if "attention=flash" in run.arch_notes or "flash attention" in run.arch_notes:
         return "flash"
     return "unfused" if re.search(UNFUSED, f"{run.source} {run.notes}") else "flash"
@@ -195,9 +215,9 @@ def precision_of(run):
 def gradient_bytes(run):
     """Of a gradient on its way: 16 bits where the source says so, or Megatron reduces fp16."""
     said = f"{run.precision} {run.sharding}"
-    if "PURE" in said or run.precision.startswith("fp16") or "NeMo" in run.source:
+    if "PURE" in said or run.precision.startswith("fp16"):
         return 2
-    return 2 if "InternEvo" in run.source or "Megatron-Bridge" in run.source else 4
+    return 2 if re.search("NeMo|Megatron-Bridge|InternEvo|fms-fsdp", run.source) else 4
 
 
 def hides(run, tool):
@@ -205,8 +225,8 @@ def hides(run, tool):
     if re.search(UNFUSED, f"{run.source} {run.notes}") and (run.zero_stage or 0) < 3:
         return ()  # Megatron-LM of 2020 to 2022: all messages wait
     found = ["data", "context"]
-    if "async" in run.precision.lower() or re.search("NeMo|Megatron-Bridge|images/model_table",
-                                                     run.source):
+    if "async" in run.precision.lower() or re.search(MODERN, run.source) or (
+            "parallel transformer block" in run.arch_notes):  # MegaScale overlaps both (section 3.2)
         found += ["tensor", "pipeline"]
     return tuple(found)
 
@@ -242,6 +262,8 @@ def seconds_of(run, model, plan):
     if run.samples_per_s_per_gpu:
         return plan.batch / (run.samples_per_s_per_gpu * run.gpus)
     kind = run.tflops_kind
+    if "not stated" in kind:
+        raise Unused("TFLOP/s whose convention for attention is not stated")
     if not run.tflops_per_gpu or not kind.startswith(("model", "hardware")):
         return None
     forwards = 2 if kind.startswith("hardware") else 1

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from ranklab.planner.published import table
 
-FP8_MEASURED = 0.73  # of the dense peak: 1402.6 of 1979 TFLOP/s (H100), 3432.5 of 4500 (B200)
+FP8_MEASURED = 0.93  # of twice bf16's best: 1402.6 of 2 x 794.5 (H100), 3432.5 of 2 x 1745 (B200)
 BF16_MEASURED = 0.83  # of the peak, where no measured rate is published: their usual share
 FP4 = {"B200": 2.0, "GB200": 2.0, "B300": 3.0, "GB300": 3.0}  # dense, of FP8: NVIDIA's data sheets
 OTHER_NAMES = {"GB200-NVL72": "GB200-SXM", "GB300-NVL72": "GB300-SXM", "B300-SXM-288GB": "B300-SXM",
@@ -36,6 +36,7 @@ class Machine:
     bf16: float
     fp8: float
     fp4: float
+    peak_fp8: float
     memory_bytes: float
     memory_bandwidth: float
     node: int = 8
@@ -53,7 +54,7 @@ class Machine:
         """FLOP/s that vendors print, dense."""
         if precision == "bf16" or not self.fp8:
             return self.peak_flops
-        return self.fp8 / FP8_MEASURED * (self.fp4 / self.fp8 if precision == "nvfp4" else 1)
+        return self.peak_fp8 * (self.fp4 / self.fp8 if precision == "nvfp4" else 1)
 
 
 @functools.cache
@@ -76,10 +77,10 @@ def machine(name, node=0, network=0.0):
     peak = (number["dense_bf16_fp16_tflops"] or UNPUBLISHED.get(wanted, 0)) * 1e12
     if not peak:
         raise ValueError(f"{name!r}: no peak of it is published")
-    measured = number["measured_max_matmul_bf16_tflops"] * 1e12
-    fp8 = (number["dense_fp8_tflops"] or 2 * peak / 1e12 * family.startswith("H")) * 1e12
-    found = Machine(name, peak, measured or BF16_MEASURED * peak, FP8_MEASURED * fp8,
-                    FP8_MEASURED * fp8 * FP4.get(family, 0), number["mem_gb"] * 1e9,
+    best = number["measured_max_matmul_bf16_tflops"] * 1e12 or BF16_MEASURED * peak
+    peak_fp8 = number["dense_fp8_tflops"] * 1e12 or 2 * peak * family.startswith("H")
+    fp8 = 2 * FP8_MEASURED * best if peak_fp8 else 0.0
+    found = Machine(name, peak, best, fp8, fp8 * FP4.get(family, 0), peak_fp8, number["mem_gb"] * 1e9,
                     number["mem_bw_tb_s"] * 1e12, node or (72 if "NVL72" in name else 8),
                     number["scaleup_gb_s_per_direction"] * 1e9,
                     network or NETWORK.get(family, 12.5e9), number["tdp_w"])

@@ -13,6 +13,7 @@ class Model:
     tied        the head is the embedding's matrix
     experts     0: dense. Else a token meets top_k of them, and `shared` more; each of width expert_ffn
     dense       of the layers, so many have an MLP of width ffn in spite of experts
+    parallel    attention and MLP have one input and one sum (PaLM): half of tensor ranks' messages
     attention_numbers  parameters of a layer's attention, where it is no plain one (MLA); 0: plain
     """
 
@@ -30,6 +31,7 @@ class Model:
     shared: int = 0
     expert_ffn: int = 0
     dense: int = 0
+    parallel: bool = False
     attention_numbers: int = 0
 
     def __post_init__(self):

@@ -21,11 +21,14 @@ class Plan:
     recompute  none; selective: attention's core (Megatron); operators: half of the products
                (torchtitan's "op"); full: each block's forward
     recomputed of the blocks, this share is so treated
-    attention  flash; unfused: the scores of all pairs go through memory (before 2022)
+    attention  flash; tuned: kernels for H100 and later (cuDNN's, FlashAttention 3); unfused: the
+               scores of all pairs go through memory (before 2022)
+    attended   tokens of the sequences, where several are packed into one; 0: they are not
     precision  of matrix products: bf16, fp8, fp8-rowwise, mxfp8, nvfp4
     gradient_bytes  of a number in the gradients' reduction
     hides      axes whose traffic runs beside computing: data, tensor, context, expert, pipeline
     fused      norms, activations and casts are fused (compiled, or the tool's kernels)
+    one_card   gathers use one card of a node, not all (DeepSpeed's ZeRO-3 of 2021)
     frozen     the weights are not trained: adapters are (LoRA)
     """
 
@@ -45,10 +48,12 @@ class Plan:
     recompute: str = "none"
     recomputed: float = 1.0
     attention: str = "flash"
+    attended: int = 0
     precision: str = "bf16"
     gradient_bytes: int = 4
     hides: tuple = ("data",)
     fused: bool = True
+    one_card: bool = False
     frozen: bool = False
     tool: str = "megatron"
 
@@ -103,4 +108,5 @@ class Plan:
                   "weights": self.tp, "shard": self.tp, "pipeline": self.tp * self.cp * self.dp}
         ranks = {"tensor": self.tp, "context": self.cp, "expert": self.ep, "data": self.dp,
                  "weights": self.copies, "shard": self.sharders, "pipeline": self.pp}[axis]
-        return ranks, max(1, min(ranks, math.ceil(node / inside[axis])))
+        in_node = 1 if self.one_card and ranks > node else math.ceil(node / inside[axis])
+        return ranks, max(1, min(ranks, in_node))

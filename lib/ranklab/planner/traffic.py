@@ -14,7 +14,7 @@ def tensor_seconds(model, plan, machine, c):
         return 0.0
     x = 2 * plan.tokens * model.hidden  # bytes
     total = summed_bytes(model.hidden, plan.tokens, 1, False, False, size=2, leaving=2)
-    count = total / x * (1 + plan.recomputed * (plan.recompute == "full") / 2)
+    count = total / x / (1 + model.parallel) * (1 + plan.recomputed * (plan.recompute == "full") / 2)
     span = plan.span("tensor", machine.node)
     if plan.sequence_parallel:
         return count * (collective_seconds("all_gather", x, span, machine, c)
@@ -88,9 +88,14 @@ def data_seconds(numbers, plan, machine, c, ranks=0):
 
 
 def pipeline_seconds(model, plan, machine, c):
-    """Of one micro-batch on a rank: it sends each stage's result on, and its gradient back."""
+    """Of one micro-batch on a rank: it sends each stage's result on, and its gradient back; tensor
+    ranks each send a part, and gather it again unless they have split sequences.
+    """
     if plan.pp == 1:
         return 0.0
-    nbytes = 2 * plan.tokens * model.hidden / (plan.tp if plan.sequence_parallel else 1)
+    x = 2 * plan.tokens * model.hidden  # bytes
     in_node = plan.tp * plan.cp * plan.dp < machine.node
-    return 2 * plan.virtual * message_seconds(nbytes, in_node, machine, c)
+    seconds = message_seconds(x / plan.tp, in_node, machine, c)
+    if not plan.sequence_parallel:
+        seconds += collective_seconds("all_gather", x, plan.span("tensor", machine.node), machine, c)
+    return 2 * plan.virtual * seconds
