@@ -109,8 +109,9 @@ def other_seconds(model, plan, machine, c, sparse=False):
     t = plan.tp
     part = 1 / t if plan.sequence_parallel else 10 / 34 + 24 / 34 / t
     each = (c.fused_bytes if plan.fused else c.eager_bytes)
+    experts = c.expert_fused_bytes if plan.fused_experts else c.expert_bytes
     each += c.cast_bytes if plan.precision != "bf16" else 0
-    nbytes = plan.tokens * model.hidden * (each * part + 24 * model.top_k / t * sparse)
+    nbytes = plan.tokens * model.hidden * (each * part + experts * model.top_k / t * sparse)
     seconds = nbytes / (COPY * machine.memory_bandwidth)
     return seconds / 3 + 4 * c.launch, seconds * 2 / 3 + 6 * c.launch
 

@@ -70,8 +70,7 @@ def job_of(run):
     assumed = []
     model = model_of(run, assumed)
     plan = plan_of(run, assumed)
-    network = next((speed for words, speed in NETWORKS
-                    if re.search(words, f"{run.notes} {run.hardware}")), 0.0)
+    network = network_of(run)
     try:
         found = machine(run.hardware, network=network, node=16 if "DGX-2" in run.hardware else 0)
     except ValueError as error:
@@ -82,6 +81,14 @@ def job_of(run):
         out = "mem_per_gpu" in run.unreadable
         raise Unused("out of memory: no time" if out else "no step time, tokens/s or TFLOP/s")
     return Job(run.row_id, run.file, run.model, model, plan, found, seconds, memory, tuple(assumed))
+
+
+def network_of(run):
+    """Bytes/s of a GPU's share of its node's cards; 0: those of the vendor's own node."""
+    if "2104.04473" in run.source and run.zero_stage == 3:
+        return 25e9 / 8  # DeepSpeed's gathers of 2021: no rings over all cards, one of the eight
+    return next((speed for words, speed in NETWORKS
+                 if re.search(words, f"{run.notes} {run.hardware}")), 0.0)
 
 
 def refuse(run):
@@ -140,7 +147,7 @@ def plan_of(run, assumed):
         recompute=kind, recomputed=share, attention=attention_of(run), precision=precision_of(run),
         gradient_bytes=gradient_bytes(run), hides=hides(run, tool), fused=fused(run, tool),
         attended=PACKED if "packed" in run.notes else 0, frozen=run.task == "LoRA", tool=tool,
-        one_card="2104.04473" in run.source and zero == 3)
+        fused_experts=bool(re.search(r"26\.0[6-9]", run.row_id)))
 
 
 def batches(run, dp, assumed):
@@ -227,7 +234,7 @@ def hides(run, tool):
     found = ["data", "context"]
     if "async" in run.precision.lower() or re.search(MODERN, run.source) or (
             "parallel transformer block" in run.arch_notes):  # MegaScale overlaps both (section 3.2)
-        found += ["tensor", "pipeline"]
+        found += ["tensor", "pipeline", *["expert"] * bool(re.search(r"26\.0[6-9]", run.row_id))]
     return tuple(found)
 
 

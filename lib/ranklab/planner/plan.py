@@ -28,7 +28,7 @@ class Plan:
     gradient_bytes  of a number in the gradients' reduction
     hides      axes whose traffic runs beside computing: data, tensor, context, expert, pipeline
     fused      norms, activations and casts are fused (compiled, or the tool's kernels)
-    one_card   gathers use one card of a node, not all (DeepSpeed's ZeRO-3 of 2021)
+    fused_experts  tokens are sorted by expert in the kernels that send them (2026)
     frozen     the weights are not trained: adapters are (LoRA)
     """
 
@@ -53,7 +53,7 @@ class Plan:
     gradient_bytes: int = 4
     hides: tuple = ("data",)
     fused: bool = True
-    one_card: bool = False
+    fused_experts: bool = False
     frozen: bool = False
     tool: str = "megatron"
 
@@ -108,5 +108,4 @@ class Plan:
                   "weights": self.tp, "shard": self.tp, "pipeline": self.tp * self.cp * self.dp}
         ranks = {"tensor": self.tp, "context": self.cp, "expert": self.ep, "data": self.dp,
                  "weights": self.copies, "shard": self.sharders, "pipeline": self.pp}[axis]
-        in_node = 1 if self.one_card and ranks > node else math.ceil(node / inside[axis])
-        return ranks, max(1, min(ranks, in_node))
+        return ranks, max(1, min(ranks, math.ceil(node / inside[axis])))

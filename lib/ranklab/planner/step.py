@@ -133,11 +133,11 @@ def step_time(model, plan, machine, constants=CONSTANTS):
                   for rank, n in enumerate(plan.stages(model.layers)))
     bubble = (busy + sent) * part / (1 - part) + M * max(0.0, fullest - piece)
     numbers, experts = held_numbers(model, plan)
-    reduced = traffic.data_seconds(numbers, plan, machine, c)
-    if experts:
-        ranks = max(1, plan.copies * plan.tp // plan.ep)
-        reduced += traffic.data_seconds(experts, plan, machine, c, ranks)
-    data = exposed(reduced, piece, "data" in plan.hides, c)
+    ranks = max(1, plan.copies * plan.tp // plan.ep)
+    reduced = compute.add(traffic.data_seconds(numbers, plan, machine, c),
+                          traffic.data_seconds(experts, plan, machine, c, ranks))
+    data = sum(exposed(seconds, piece * part, "data" in plan.hides, c)
+               for seconds, part in zip(reduced, (2 / 3, 1 / 3)))  # beside backward, and forward
     mine = 0 if plan.frozen else (numbers + experts) / (plan.sharders if plan.zero else 1)
     optimizer = c.optimizer_bytes * mine / machine.memory_bandwidth
     nodes = max(1.0, plan.gpus / machine.node)

@@ -35,13 +35,21 @@ def context_seconds(model, plan, machine, c):
 
 
 def expert_seconds(model, plan, machine, c):
-    """Of one layer with experts: tokens go to their experts and back, forward and backward."""
+    """Of one layer with experts: tokens go to their experts and back, forward and backward.
+
+    A token goes once to each node that has some of its experts, and from there to its ranks: with N
+    nodes and k experts to N (1 - (1 - 1/N)^k) of them on average.
+    """
     if plan.ep == 1:
         return 0.0
-    nbytes = 2 * plan.tokens * model.top_k * model.hidden / plan.tp
     count = 4 + 2 * plan.recomputed * (plan.recompute == "full")
-    return count * collective_seconds("all_to_all", nbytes, plan.span("expert", machine.node),
-                                      machine, c)
+    ranks, inside = plan.span("expert", machine.node)
+    x = 2 * plan.tokens * model.hidden / plan.tp  # bytes
+    nodes = max(1.0, ranks / inside)
+    far = x * nodes * (1 - (1 - 1 / nodes) ** model.top_k)
+    return count * max(
+        collective_seconds("all_to_all", model.top_k * x, (inside, inside), machine, c),
+        collective_seconds("all_to_all", far, (ranks, inside), machine, c) if nodes > 1 else 0.0)
 
 
 def gather_seconds(numbers, plan, machine, c):
@@ -66,25 +74,25 @@ def replicas(nbytes, plan, machine, c):
 
 
 def data_seconds(numbers, plan, machine, c, ranks=0):
-    """Once a step, of gradients that are not sharded by layers: an all-reduce, or with ZeRO 1 and 2
-    a reduce-scatter of gradients and an all-gather of weights.
+    """(of gradients, of weights) once a step, where these are not sharded by layers: an all-reduce,
+    or with ZeRO 1 and 2 a reduce-scatter of gradients and an all-gather of weights.
 
     ranks  over which; 0: all that have the same weights
     """
     if plan.zero == 3 or plan.frozen or not numbers:
-        return 0.0
+        return 0.0, 0.0
     all_ranks, inside = plan.span("weights", machine.node)
     span = (ranks, min(ranks, inside)) if ranks else (all_ranks, inside)
     assert zero_traffic(plan.zero, numbers, span[0]) >= 0  # lab 06: as much as an all-reduce sends
     nbytes = plan.gradient_bytes * numbers
     if not plan.zero:
-        return collective_seconds("all_reduce", nbytes, span, machine, c)
+        return collective_seconds("all_reduce", nbytes, span, machine, c), 0.0
     if plan.sharders < span[0]:  # gradients over all; weights from the shards' group
         gathered = plan.span("shard", machine.node)
-        return (collective_seconds("all_reduce", nbytes, span, machine, c)
-                + collective_seconds("all_gather", 2 * numbers, gathered, machine, c))
-    return (collective_seconds("reduce_scatter", nbytes, span, machine, c)
-            + collective_seconds("all_gather", 2 * numbers, span, machine, c))
+        return (collective_seconds("all_reduce", nbytes, span, machine, c),
+                collective_seconds("all_gather", 2 * numbers, gathered, machine, c))
+    return (collective_seconds("reduce_scatter", nbytes, span, machine, c),
+            collective_seconds("all_gather", 2 * numbers, span, machine, c))
 
 
 def pipeline_seconds(model, plan, machine, c):
