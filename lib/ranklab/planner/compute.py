@@ -25,17 +25,19 @@ class Work(NamedTuple):
         return self.products[1] + self.attention[1] + self.other[1]
 
 
-def efficiency(precision, c):
+def efficiency(precision, machine, c):
     """The part of its rate that a large product reaches in this precision."""
+    if precision == "bf16" or not machine.fp8:
+        return c.product_hopper if machine.fp8 else c.product
     return {"fp8": c.product_fp8, "fp8-rowwise": c.product_rows, "mxfp8": c.product_block,
-            "nvfp4": c.product_fp4}.get(precision, c.product)
+            "nvfp4": c.product_fp4}[precision]
 
 
 def product_seconds(M, K, N, machine, c, precision="bf16", count=1, summed=False):
     """`count` products (M, K) @ (K, N) in one launch; summed: the result is added up in float32."""
     nbytes = 2 * (M * K + K * N) + (8 if summed else 2) * M * N
     side = 1 + c.product_half * (1 / M + 1 / K + 1 / N) / 3
-    flops = 2 * M * K * N / (machine.rate(precision) * efficiency(precision, c)) * side
+    flops = 2 * M * K * N / (machine.rate(precision) * efficiency(precision, machine, c)) * side
     return count * (flops + nbytes / (COPY * machine.memory_bandwidth)) + c.launch
 
 
@@ -92,10 +94,12 @@ def attention_seconds(model, plan, machine, c):
         best = c.flash_hopper if machine.peak_fp8 else c.flash
         part = c.flash_tuned if plan.attention == "tuned" else best
         part *= sequence / (sequence + c.flash_half)
+        if plan.attention == "tuned":  # fast products: exponentials count, too
+            part *= (1 + c.flash_head / 128) / (1 + c.flash_head / model.head_size)
         seconds = flops / 2 / (machine.bf16 * part)
         return seconds + c.launch, 2.5 * seconds + 2 * c.launch
     uneven = c.misaligned if model.head_size % 8 else 1.0
-    computing = uneven * flops / (machine.bf16 * c.product)
+    computing = uneven * flops / (machine.bf16 * efficiency("bf16", machine, c))
     moving = pairs * c.score_bytes / (COPY * machine.memory_bandwidth)
     return computing + moving + 4 * c.launch, 2 * computing + 1.5 * moving + 8 * c.launch
 

@@ -19,6 +19,7 @@ class Constants:
     """What the published runs were fitted with."""
 
     product: float = fitted(0.90, 0.6, 1.0, "of the best matrix product's rate, in large ones")
+    product_hopper: float = fitted(0.85, 0.5, 1.0, "the same of bf16 on H100 and later: power limits")
     product_fp8: float = fitted(0.80, 0.4, 1.0, "the same, of FP8's rate, one scale a tensor")
     product_block: float = fitted(0.72, 0.3, 1.0, "the same, MXFP8: a scale for each 32 numbers")
     product_rows: float = fitted(0.5, 0.2, 1.0, "the same, FP8 with a scale for each row")
@@ -29,6 +30,7 @@ class Constants:
     flash_hopper: float = fitted(0.4, 0.15, 1.0, "the same on H100 and later")
     flash_tuned: float = fitted(0.6, 0.2, 1.0, "the same, kernels written for those (cuDNN, 3)")
     flash_half: float = fitted(300, 1, 3000, "tokens at which FlashAttention has half of that")
+    flash_head: float = fitted(64, 0, 128, "head size whose products take as long as exponentials, tuned")
     score_bytes: float = fitted(12, 4, 40, "bytes for each score of unfused attention, forward")
     misaligned: float = fitted(6, 1, 20, "times longer: unfused heads of a size not divided by 8")
     fused_bytes: float = fitted(90, 20, 250, "of a layer's other work, for each number of x, fused")
