@@ -13,22 +13,40 @@ from collections import Counter
 import numpy as np
 
 from ranklab.planner.constants import CONSTANTS, bounds
+from ranklab.planner.memory import memory_per_gpu
 from ranklab.planner.step import step_time
 
 HUBER = 0.15
+MEMORY = ("context_bytes", "step_bytes", "gaps")  # all others are of step_time
 
 
-def fit(jobs, start=CONSTANTS, steps=30, names=None):
-    """The Constants that fit the step times of these Jobs; `names` alone move, None: all of them.
-    Jobs without a step time are left out.
-    """
-    jobs = [job for job in jobs if job.seconds]
-    names = tuple(names or bounds())
+def fit(jobs, start=CONSTANTS, steps=30):
+    """The Constants that fit the step times and the memory of these Jobs."""
+    times = tuple(name for name in bounds() if name not in MEMORY)
+    found = fit_one([job for job in jobs if job.seconds], step_ratio, times, start, steps)
+    return fit_one([job for job in jobs if job.memory], memory_ratio, MEMORY, found, steps)
+
+
+def step_ratio(job, constants):
+    """Predicted by published step time."""
+    return step_time(job.model, job.plan, job.machine, constants).total / job.seconds
+
+
+def memory_ratio(job, constants):
+    """Predicted by published memory, as the source counts it."""
+    found = memory_per_gpu(job.model, job.plan, job.machine, None, constants)
+    return found.seen(job.memory_kind) / job.memory
+
+
+def fit_one(jobs, ratio, names, start, steps=30):
+    """The Constants for which the ratios of these Jobs are nearest to 1; `names` alone move."""
+    if not jobs:
+        return start
     weights = weights_of(jobs)
     place, damping = to_free(start, names), 1e-2
-    errors = residuals(jobs, from_free(place, names, start))
+    errors = residuals(jobs, ratio, from_free(place, names, start))
     for _ in range(steps):
-        slope = derivatives(jobs, place, names, start, errors)
+        slope = derivatives(jobs, ratio, place, names, start, errors)
         robust = weights / np.maximum(1.0, np.abs(errors) / HUBER)
         matrix = slope.T @ (slope * robust[:, None])
         matrix += 1e-3 * np.eye(len(names))  # what no row says stays where it is
@@ -36,7 +54,7 @@ def fit(jobs, start=CONSTANTS, steps=30, names=None):
         for _ in range(8):
             trial = place - np.linalg.solve(matrix + damping * np.diag(np.diag(matrix)), wanted)
             trial = np.clip(trial, -4, 4)
-            found = residuals(jobs, from_free(trial, names, start))
+            found = residuals(jobs, ratio, from_free(trial, names, start))
             if cost(found, trial, weights) < cost(errors, place, weights):
                 break
             damping *= 4
@@ -60,18 +78,17 @@ def cost(errors, place, weights):
     return float(weights @ huber) + 0.5e-3 * float(place @ place)
 
 
-def residuals(jobs, constants):
+def residuals(jobs, ratio, constants):
     """log(predicted / published) of each."""
-    return np.array([math.log(step_time(job.model, job.plan, job.machine, constants).total
-                              / job.seconds) for job in jobs])
+    return np.array([math.log(ratio(job, constants)) for job in jobs])
 
 
-def derivatives(jobs, place, names, start, errors, delta=1e-3):
+def derivatives(jobs, ratio, place, names, start, errors, delta=1e-3):
     columns = []
     for index in range(len(names)):
         moved = place.copy()
         moved[index] += delta
-        columns.append((residuals(jobs, from_free(moved, names, start)) - errors) / delta)
+        columns.append((residuals(jobs, ratio, from_free(moved, names, start)) - errors) / delta)
     return np.stack(columns, axis=1)
 
 

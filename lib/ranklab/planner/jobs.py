@@ -43,7 +43,12 @@ class Unused(ValueError):
 
 @dataclass(frozen=True)
 class Job:
-    """A run that can be scored. seconds, memory: as published; None: it is not."""
+    """A run that can be scored.
+
+    seconds      of a step, as published; None: it is not
+    memory       bytes of a GPU, the same; memory_kind: nvidia-smi's, torch's reserved or allocated
+    assumed      what is not published, and was taken to be the usual
+    """
 
     row_id: str
     source: str
@@ -53,6 +58,7 @@ class Job:
     machine: object
     seconds: float | None
     memory: float | None
+    memory_kind: str = "nvidia-smi"
     assumed: tuple = ()
 
 
@@ -80,7 +86,15 @@ def job_of(run):
     if not seconds and not memory:
         out = "mem_per_gpu" in run.unreadable
         raise Unused("out of memory: no time" if out else "no step time, tokens/s or TFLOP/s")
-    return Job(run.row_id, run.file, run.model, model, plan, found, seconds, memory, tuple(assumed))
+    return Job(run.row_id, run.file, run.model, model, plan, found, seconds, memory,
+               memory_kind(run), tuple(assumed))
+
+
+def memory_kind(run):
+    """Whose count of memory it is; where that is not said, what torch has allocated."""
+    if "nvidia-smi" in run.mem_kind:
+        return "nvidia-smi"
+    return "reserved" if "reserved" in run.mem_kind else "allocated"
 
 
 def network_of(run):
@@ -180,9 +194,10 @@ def virtual_of(run, pp, schedule, assumed):
 
 def tool_of(run):
     text = f"{run.sharding} {run.source} {run.pp_schedule}"
-    if re.search(r"FSDP|SHARD_GRAD_OP|torchtitan", text) and "Megatron-FSDP" not in text:
+    if re.search(r"FSDP|SHARD_GRAD_OP|torchtitan", text) and not re.search("Megatron-FSDP|InternEvo",
+                                                                           text):
         return "torchtitan"
-    if re.search(r"DeepSpeed|ZeRO|bigscience", text) or run.zero_stage in (2, 3) and (
+    if re.search(r"DeepSpeed|ZeRO|bigscience|InternEvo", text) or run.zero_stage in (2, 3) and (
             run.pp or 1) == 1 and "Megatron-FSDP" not in text:
         return "deepspeed"
     return "megatron"
@@ -205,6 +220,8 @@ def attention_of(run):
         return "unfused"
     if re.search(MODERN, run.source):
         return "tuned"
+    if "2401.10241" in run.source:
+        return "unfused"  # its memory says so: 34 and 5as/h bytes for each number of x
     if "attention=flash" in run.arch_notes or "flash attention" in run.arch_notes:
         return "flash"
     return "unfused" if re.search(UNFUSED, f"{run.source} {run.notes}") else "flash"
