@@ -48,7 +48,7 @@ class Constants:
     step_seconds: float = fitted(0.02, 0.0, 0.2, "of a step besides: loader, norms, logging")
     context_bytes: float = fitted(2.0e9, 0.3e9, 6e9, "of CUDA and NCCL on a GPU")
     step_bytes: float = fitted(8, 0, 16, "for each parameter, in a step of DeepSpeed's optimizer")
-    gaps: float = fitted(0.15, 0.0, 0.5, "of memory that comes and goes: gaps between its tensors")
+    gaps: float = fitted(0.2, 0.0, 0.3, "of memory that comes and goes: gaps between its tensors")
 
 
 CONSTANTS = Constants()

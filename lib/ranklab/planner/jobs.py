@@ -257,9 +257,8 @@ def hides(run, tool):
 
 def fused(run, tool):
     """Whether the layer's small operators are fused: the tool's own kernels, or torch.compile."""
-    if tool == "torchtitan":
-        return "compile" in f"{run.precision} {run.notes}"
-    return True
+    return tool != "torchtitan" or "torchtitan" not in run.source and "foundry" not in run.source or (
+        "compile" in f"{run.precision} {run.notes}")
 
 
 def shard_of(run):
@@ -286,7 +285,7 @@ def seconds_of(run, model, plan):
     if run.samples_per_s_per_gpu:
         return plan.batch / (run.samples_per_s_per_gpu * run.gpus)
     kind = run.tflops_kind
-    if "not stated" in kind:
+    if "attention convention not stated" in kind:
         raise Unused("TFLOP/s whose convention for attention is not stated")
     if not run.tflops_per_gpu or not kind.startswith(("model", "hardware")):
         return None

@@ -78,8 +78,8 @@ def of_rank(model, plan, tool, rank, c):
         more = states(plan, tool, experts, copies)
         weights, gradients, optimizer = (a + b for a, b in zip(
             (weights, gradients, optimizer), more))
-    kept = kept_bytes(model, plan)
-    working = kept_bytes(model, plan, recompute="none") if plan.recompute != "none" else 0
+    kept = kept_bytes(model, plan, tool)
+    working = kept_bytes(model, plan, tool, "none") if plan.recompute != "none" else 0
     activations = in_flight(plan, rank) * layers * kept + working
     last = rank == plan.pp - 1
     logits = last * plan.tokens * model.vocab / plan.tp * (8 if plan.fused else 10)
@@ -87,7 +87,7 @@ def of_rank(model, plan, tool, rank, c):
     if tool == "deepspeed":
         buffers += c.step_bytes * numbers / (plan.sharders if plan.zero else 1)
     return GpuMemory(weights, gradients, optimizer, activations, logits, buffers,
-                     c.context_bytes, c.gaps * (activations + logits + buffers))
+                     c.context_bytes, c.gaps * (activations + logits))
 
 
 def numbers_of(model, plan, rank, layers):
@@ -104,25 +104,28 @@ def states(plan, tool, numbers, ranks):
     """(weights, gradients, optimizer) in bytes, of so many parameters."""
     if plan.frozen:
         return 2 * numbers, 0.0, 0.0
-    if tool == "torchtitan":
-        return tuple(zero_memory(plan.zero, numbers, ranks, 4, 4, 8))
+    if tool == "torchtitan":  # also with ZeRO 2, which keeps weights gathered: see buffer_bytes
+        return tuple(zero_memory(3 if plan.zero else 0, numbers, ranks, 4, 4, 8))
     if tool == "deepspeed":
         sums = 4 if plan.gradient_bytes == 4 else 0  # BF16_Optimizer adds up in float32
         return tuple(zero_memory(plan.zero, numbers, ranks, 2, 2 + sums, 12))
     return tuple(zero_memory(plan.zero, numbers, ranks, *MIXED))
 
 
-def kept_bytes(model, plan, recompute=None):
+def kept_bytes(model, plan, tool, recompute=None):
     """Bytes of a layer that wait for the backward of one micro-batch (Korthikanti et al. 2022,
     equations 1 to 6, with the sizes of this model; FlashAttention keeps no scores).
+
+    torch.compile computes norms and the gate's product again, and keeps what they are made of.
     """
     t, h, recompute = plan.tp, model.hidden, recompute or plan.recompute
     split = t if plan.sequence_parallel else 1
     full = 2 * h / split
     ffn = model.top_k * model.expert_ffn + model.shared * model.expert_ffn or model.ffn
-    outside = (8 if model.gated else 10) * h
+    again = tool == "torchtitan" and plan.fused and model.gated
+    outside = (4 if again else 8 if model.gated else 10) * h
     inside = 2 * (2 * model.width + 2 * model.kv_heads * model.head_size)
-    inside += (6 if model.gated else 4) * ffn + (model.top_k * 4 * h if model.experts else 0)
+    inside += (6 if model.gated and not again else 4) * ffn + (model.top_k * 4 * h if model.experts else 0)
     scores = 5 * model.heads * plan.sequence if plan.attention == "unfused" else 4 * model.heads
     whole = outside / split + (inside + scores) / t
     each = {"none": whole, "full": full, "selective": outside / split + inside / t,
@@ -147,13 +150,16 @@ def in_flight(plan, rank):
 def buffer_bytes(model, plan, tool, numbers):
     """Gathered weights and gradients of two layers (ZeRO-3, FSDP), or a bucket; messages.
 
-    With a pipeline torchtitan gathers a stage's weights once a step, and reduces its gradients once.
+    With a pipeline torchtitan gathers a stage's weights once a step, and reduces its gradients once;
+    with ZeRO 2 it gathers once, too, and reduces each micro-batch's.
     """
     messages = 4 * plan.tokens * model.hidden * (plan.pp > 1)
-    if tool == "torchtitan" and plan.pp > 1:
+    block = max(model.block, model.embedding) / plan.tp
+    if tool == "torchtitan" and plan.zero == 2:
+        return 2 * numbers + plan.gradient_bytes * block + messages
+    if tool == "torchtitan" and plan.zero and plan.pp > 1:
         return (2 + plan.gradient_bytes) * numbers + messages
     if plan.zero == 3:
-        block = max(model.block, model.embedding) / plan.tp
         return 2 * 2 * block + plan.gradient_bytes * block + messages
     bucket = min(numbers, 250e6) * plan.gradient_bytes * (plan.copies > 1)
     return bucket + messages
