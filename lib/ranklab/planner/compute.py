@@ -115,7 +115,10 @@ def other_seconds(model, plan, machine, c, sparse=False):
     each = (c.fused_bytes if plan.fused else c.eager_bytes)
     experts = c.expert_fused_bytes if plan.fused_experts else c.expert_bytes
     each += c.cast_bytes if plan.precision != "bf16" else 0
-    nbytes = plan.tokens * model.hidden * (each * part + experts * model.top_k / t * sparse)
+    nbytes = plan.tokens * model.hidden * each * part
+    if sparse:  # of each expert's token: sorted, its activation, and added up
+        routed = plan.tokens * model.top_k / t
+        nbytes += routed * experts * (model.hidden / 4 + model.matrices * model.expert_ffn)
     seconds = nbytes / (COPY * machine.memory_bandwidth)
     return seconds / 3 + 4 * c.launch, seconds * 2 / 3 + 6 * c.launch
 

@@ -1,7 +1,6 @@
 """A published run as the planner sees it: a Model, a Machine and a Plan; or why it can't be used.
 
-What a source says in words (its network, its attention kernel, what its tool hides) is read here,
-once, by rules that name no run. Where a cell is empty and one value is usual, that is assumed, and
+What a source says in words is read in sources.py. Where a cell is empty and one value is usual, that is assumed, and
 said in Job.assumed.
 """
 
@@ -9,6 +8,7 @@ import hashlib
 import re
 from dataclasses import dataclass
 
+from ranklab.planner import sources
 from ranklab.planner.machine import is_gpu, machine
 from ranklab.planner.model import Model
 from ranklab.planner.plan import Plan
@@ -24,13 +24,6 @@ EXPERTS = {
     "GPT OSS 120B": Model(36, 2880, 64, 0, 201088, 8, 64, True, experts=128, top_k=4,
                           expert_ffn=2880),
 }
-NETWORKS = (  # words of a source -> bytes/s a GPU; hardware_nodes.csv has the same clusters
-    (r"4x100 ?Gb|4 OmniPath", 6.25e9), (r"8x200 ?Gb", 25e9), (r"1600 ?Gb/s", 25e9),
-    (r"2 Tb/s", 31.25e9), (r"800 ?Gb/s per node", 12.5e9), (r"400 ?Gb/s per node", 6.25e9))
-UNFUSED = r"no FlashAttention|2104\.04473|2205\.05198|2201\.11990|bigscience|Megatron-LM@5281919420"
-MODERN = "NeMo|Megatron-Bridge|images/model_table"  # Megatron Core with all that it overlaps
-SCHEDULES = {"1f1b-i": "interleaved", "interleaved1f1b": "interleaved", "flexible interleaved":
-             "interleaved", "interleaved-1f1b": "interleaved", "zb-1p": "zb-h1", "zb-2p": "zb-h2"}
 VOCAB = 51200  # GPT-2's, padded: where none is printed
 NEMOTRON_VOCAB = 256000  # arXiv 2402.16819 (recalled)
 PACKED = 256  # tokens of a question and its answer in packed SQuAD, about
@@ -74,35 +67,20 @@ def job_of(run):
     """
     refuse(run)
     assumed = []
-    model = model_of(run, assumed)
-    plan = plan_of(run, assumed)
-    network = network_of(run)
     try:
-        found = machine(run.hardware, network=network, node=16 if "DGX-2" in run.hardware else 0)
+        model = model_of(run, assumed)
+        plan = plan_of(run, assumed)
+        found = machine(run.hardware, 16 if "DGX-2" in run.hardware else 0,
+                        sources.network_of(run))
     except ValueError as error:
-        raise Unused(f"hardware: {error}") from None
+        raise error if isinstance(error, Unused) else Unused(str(error)) from None
     seconds = seconds_of(run, model, plan)
     memory = run.mem_per_gpu and run.mem_per_gpu * (2**30 if run.mem_unit == "GiB" else 1e9)
     if not seconds and not memory:
         out = "mem_per_gpu" in run.unreadable
         raise Unused("out of memory: no time" if out else "no step time, tokens/s or TFLOP/s")
     return Job(run.row_id, run.file, run.model, model, plan, found, seconds, memory,
-               memory_kind(run), tuple(assumed))
-
-
-def memory_kind(run):
-    """Whose count of memory it is; where that is not said, what torch has allocated."""
-    if "nvidia-smi" in run.mem_kind:
-        return "nvidia-smi"
-    return "reserved" if "reserved" in run.mem_kind else "allocated"
-
-
-def network_of(run):
-    """Bytes/s of a GPU's share of its node's cards; 0: those of the vendor's own node."""
-    if "2104.04473" in run.source and run.zero_stage == 3:
-        return 25e9 / 8  # DeepSpeed's gathers of 2021: no rings over all cards, one of the eight
-    return next((speed for words, speed in NETWORKS
-                 if re.search(words, f"{run.notes} {run.hardware}")), 0.0)
+               sources.memory_kind(run), tuple(assumed))
 
 
 def refuse(run):
@@ -148,20 +126,21 @@ def plan_of(run, assumed):
         raise Unused(f"dp x tp x pp x cp = {dp * tp * pp * cp}, but {run.gpus} GPUs")
     micro, pieces = batches(run, dp, assumed)
     schedule = re.sub(r" *\(.*", "", run.pp_schedule.lower()) or "1f1b"
-    virtual = virtual_of(run, pp, schedule, assumed)
-    tool = tool_of(run)
-    kind, share = recompute_of(run, assumed)
+    virtual = sources.virtual_of(run, pp, schedule, assumed)
+    tool = sources.tool_of(run)
+    kind, share = sources.recompute_of(run, assumed)
     zero = run.zero_stage if run.zero_stage is not None else 1 if tool == "megatron" else 0
     parallel = {"yes": True, "no": False}.get(run.sequence_parallel, tool == "megatron")
     return Plan(
         dp=dp, tp=tp, pp=pp, cp=cp, ep=run.ep or 1, sequence=run.seq_len, micro_batch=micro,
         micro_batches=pieces, virtual=virtual,
-        schedule=SCHEDULES.get(schedule, schedule) if pp > 1 else "1f1b", zero=zero,
-        shard=shard_of(run), sequence_parallel=parallel and tp > 1,
-        recompute=kind, recomputed=share, attention=attention_of(run), precision=precision_of(run),
-        gradient_bytes=gradient_bytes(run), hides=hides(run, tool), fused=fused(run, tool),
-        attended=PACKED if "packed" in run.notes else 0, frozen=run.task == "LoRA", tool=tool,
-        fused_experts=bool(re.search(r"26\.0[6-9]", run.row_id)))
+        schedule=sources.SCHEDULES.get(schedule, schedule) if pp > 1 else "1f1b", zero=zero,
+        shard=sources.shard_of(run), sequence_parallel=parallel and tp > 1, recompute=kind,
+        recomputed=share, attention=sources.attention_of(run), tool=tool,
+        precision=sources.precision_of(run), gradient_bytes=sources.gradient_bytes(run),
+        hides=sources.hides(run), fused=sources.fused(run, tool),
+        fused_experts=sources.fuses_experts(run),
+        attended=PACKED if "packed" in run.notes else 0, frozen=run.task == "LoRA")
 
 
 def batches(run, dp, assumed):
@@ -180,100 +159,11 @@ def batches(run, dp, assumed):
     return micro, max(1, round(pieces))
 
 
-def virtual_of(run, pp, schedule, assumed):
-    """Stages of a rank: as printed, else as many as there are layers where the tool interleaves."""
-    if run.vpp or pp == 1:
-        return run.vpp or 1
-    known = re.search(r"interleaved|1f1b", schedule) and run.pp_schedule
-    if "interleaved" in schedule or not known and re.search(MODERN, run.source):
-        virtual = 2 if "torchtitan" in run.source else -(-run.layers // pp)
-        assumed.append(f"vpp={virtual}")
-        return virtual
-    return 1
-
-
-def tool_of(run):
-    text = f"{run.sharding} {run.source} {run.pp_schedule}"
-    if re.search(r"FSDP|SHARD_GRAD_OP|torchtitan", text) and not re.search("Megatron-FSDP|InternEvo",
-                                                                           text):
-        return "torchtitan"
-    if re.search(r"DeepSpeed|ZeRO|bigscience|InternEvo", text) or run.zero_stage in (2, 3) and (
-            run.pp or 1) == 1 and "Megatron-FSDP" not in text:
-        return "deepspeed"
-    return "megatron"
-
-
-def recompute_of(run, assumed):
-    """(kind, share of the blocks); FSDP's selective share follows from the printed HFU and MFU."""
-    said = run.recompute
-    if said.startswith("selective"):
-        if run.mfu_pct and run.hfu_pct and "fms-fsdp" in run.source:
-            return "full", min(1.0, max(0.0, 3 * (run.hfu_pct / run.mfu_pct - 1)))
-        return ("operators" if "op" in said else "selective"), 1.0
-    if said not in ("none", "full"):
-        assumed.append("recompute=none")
-    return ("full" if said == "full" else "none"), 1.0
-
-
-def attention_of(run):
-    if "no-flash" in run.arch_notes:
-        return "unfused"
-    if re.search(MODERN, run.source):
-        return "tuned"
-    if "2401.10241" in run.source:
-        return "unfused"  # its memory says so: 34 and 5as/h bytes for each number of x
-    if "attention=flash" in run.arch_notes or "flash attention" in run.arch_notes:
-        return "flash"
-    return "unfused" if re.search(UNFUSED, f"{run.source} {run.notes}") else "flash"
-
-
-def precision_of(run):
-    said = run.precision.lower()
-    for words, name in (("nvfp4", "nvfp4"), ("rowwise", "fp8-rowwise"), ("fp8-cs", "fp8"),
-                        ("mx", "mxfp8"), ("fp8", "fp8")):
-        if words in said:
-            return name
-    return "bf16"
-
-
-def gradient_bytes(run):
-    """Of a gradient on its way: 16 bits where the source says so, or Megatron reduces fp16."""
-    said = f"{run.precision} {run.sharding}"
-    if "PURE" in said or run.precision.startswith("fp16"):
-        return 2
-    return 2 if re.search("NeMo|Megatron-Bridge|InternEvo|fms-fsdp", run.source) else 4
-
-
-def hides(run, tool):
-    """The axes whose messages run beside computing in this tool at that time."""
-    if re.search(UNFUSED, f"{run.source} {run.notes}") and (run.zero_stage or 0) < 3:
-        return ()  # Megatron-LM of 2020 to 2022: all messages wait
-    found = ["data", "context"]
-    if "async" in run.precision.lower() or re.search(MODERN, run.source) or (
-            "parallel transformer block" in run.arch_notes):  # MegaScale overlaps both (section 3.2)
-        found += ["tensor", "pipeline", *["expert"] * bool(re.search(r"26\.0[6-9]", run.row_id))]
-    return tuple(found)
-
-
-def fused(run, tool):
-    """Whether the layer's small operators are fused: the tool's own kernels, or torch.compile."""
-    return tool != "torchtitan" or "torchtitan" not in run.source and "foundry" not in run.source or (
-        "compile" in f"{run.precision} {run.notes}")
-
-
-def shard_of(run):
-    """Ranks over which states are sharded, where the source says so; 0: all."""
-    found = re.search(r"over (\d+) ranks|FSDP (\d+)", run.sharding)
-    if found:
-        return int(found[1] or found[2])
-    return run.gpus_per_node or 8 if "within node" in run.sharding else 0
-
-
 # --- what was measured ----------------------------------------------------------------------------
 
 def seconds_of(run, model, plan):
     """Seconds of a step, of the first of these that is printed: step time, tokens/s, samples/s,
-    TFLOP/s by its own convention; None.
+    TFLOP/s by its own convention; None where there is none.
     """
     tokens = plan.batch * plan.sequence
     if run.iter_time_s:

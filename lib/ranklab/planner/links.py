@@ -63,9 +63,9 @@ def collective_seconds(verb, nbytes, span, machine, constants):
         return 0.0
     fast, slow = bus_bandwidth(verb, nbytes, ranks, inside, machine)
     speed = min(constants.link_share * fast, constants.network_share * slow)
-    if verb == "all_to_all" and inside < ranks:  # only what leaves the node goes through its cards
-        speed = min(constants.link_share * fast,
-                    constants.network_share * slow / inside * ranks / (ranks - inside))
+    if verb == "all_to_all":  # only what leaves the node goes through its cards
+        slow *= ranks / (ranks - inside) / inside if inside < ranks else 1
+        speed = constants.exchange_share * min(fast, slow)
     return bus_factor(verb, ranks) * nbytes / speed
 
 

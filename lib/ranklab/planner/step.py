@@ -109,13 +109,13 @@ def held_numbers(model, plan):
 def step_time(model, plan, machine, constants=CONSTANTS):
     """The Step of this plan: parts in seconds, whose sum is its total."""
     c, M, P = constants, plan.micro_batches, plan.pp
-    dense = (model.layers - model.sparse_layers) if model.experts else model.layers
-    kinds = [(number, layer_parts(model, plan, machine, c, sparse))
-             for number, sparse in ((dense, False), (model.sparse_layers, True)) if number]
+    kinds = [(number, *layer_parts(model, plan, machine, c, sparse))
+             for number, sparse in ((model.layers - model.sparse_layers, False),
+                                    (model.sparse_layers, True)) if number]
     head = compute.head_work(model, plan, machine, c)
 
     def summed(part, last=0.0):  # of a step, on the average pipeline rank
-        return M / P * (sum(number * part(*parts) for number, parts in kinds) + last)
+        return M / P * (sum(number * part(*parts) for number, *parts in kinds) + last)
 
     products = summed(lambda work, *_: sum(work.products), sum(head.products))
     attention = summed(lambda work, *_: sum(work.attention))
@@ -124,14 +124,31 @@ def step_time(model, plan, machine, constants=CONSTANTS):
     left = {axis: summed(lambda work, twice, left, axis=axis: left[axis])
             for axis in ("tensor", "context", "expert", "weights")}
     busy = products + attention + other + recompute + sum(left.values())
-    piece = busy / M
     sent = M * exposed(c.pipeline_exposed * traffic.pipeline_seconds(model, plan, machine, c),
-                       piece, "pipeline" in plan.hides, c)
-    part = bubble_part(plan, *kinds[-1][1][:2])
-    layer = (busy - M / P * (head.forward + head.backward)) * P / M / model.layers
-    fullest = max(n * layer + (rank == P - 1) * (head.forward + head.backward)
+                       busy / M, "pipeline" in plan.hides, c)
+    bubble = bubble_seconds(model, plan, kinds[-1][1:3], head, busy, sent)
+    data, optimizer = update_seconds(model, plan, machine, c, busy / M)
+    nodes = max(1.0, plan.gpus / machine.node)
+    rest = c.step_seconds + c.waiting * math.log2(nodes) * (busy + bubble)
+    return Step(products, attention, other, recompute, **left, pipeline=sent, bubble=bubble,
+                data=data, optimizer=optimizer, rest=rest)
+
+
+def bubble_seconds(model, plan, layer, head, busy, sent):
+    """Of a step, without work: the schedule's bubble, and waiting for the fullest rank."""
+    M, P = plan.micro_batches, plan.pp
+    part = bubble_part(plan, *layer)
+    ends = head.forward + head.backward
+    each = (busy * P / M - ends) / model.layers  # a layer and micro-batch
+    fullest = max(n * each + (rank == P - 1) * ends
                   for rank, n in enumerate(plan.stages(model.layers)))
-    bubble = (busy + sent) * part / (1 - part) + M * max(0.0, fullest - piece)
+    return (busy + sent) * part / (1 - part) + max(0.0, M * fullest - busy)
+
+
+def update_seconds(model, plan, machine, c, piece):
+    """(data, optimizer): gradients and weights that travel once a step beside the work of a
+    micro-batch, of `piece` seconds; and the optimizer's step.
+    """
     numbers, experts = held_numbers(model, plan)
     ranks = max(1, plan.copies * plan.tp // plan.ep)
     reduced = compute.add(traffic.data_seconds(numbers, plan, machine, c),
@@ -139,8 +156,4 @@ def step_time(model, plan, machine, constants=CONSTANTS):
     data = sum(exposed(seconds, piece * part, "data" in plan.hides, c)
                for seconds, part in zip(reduced, (2 / 3, 1 / 3)))  # beside backward, and forward
     mine = 0 if plan.frozen else (numbers + experts) / (plan.sharders if plan.zero else 1)
-    optimizer = c.optimizer_bytes * mine / machine.memory_bandwidth
-    nodes = max(1.0, plan.gpus / machine.node)
-    rest = c.step_seconds + c.waiting * math.log2(nodes) * (busy + bubble)
-    return Step(products, attention, other, recompute, **left, pipeline=sent, bubble=bubble,
-                data=data, optimizer=optimizer, rest=rest)
+    return data, c.optimizer_bytes * mine / machine.memory_bandwidth
