@@ -1,7 +1,7 @@
 """A published run as the planner sees it: a Model, a Machine and a Plan; or why it can't be used.
 
-What a source says in words is read in sources.py. Where a cell is empty and one value is usual, that is assumed, and
-said in Job.assumed.
+What a source says in words is read in sources.py. Where a cell is empty and one value is usual,
+that is assumed, and said in Job.assumed.
 """
 
 import hashlib
@@ -155,7 +155,7 @@ def batches(run, dp, assumed):
     if not pieces:
         raise Unused("missing column: global_batch_seqs and grad_accum")
     if pieces < 1:
-        raise Unused(f"a batch of {batch:g} is no micro-batch of {micro} on each of {dp} data ranks")
+        raise Unused(f"a batch of {batch:g} is less than {micro} on each of {dp} ranks")
     return micro, max(1, round(pieces))
 
 

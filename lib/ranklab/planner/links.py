@@ -1,4 +1,4 @@
-"""Seconds of a collective: bandwidth is a curve over the message's size and the group's, not a line.
+"""Seconds of a collective: bandwidth is a curve over the size of message and group, not a line.
 
 The curves are NCCL's published sweeps (published/nccl_busbw.csv), as a part of what the links can
 do. Within a node: the sweeps of 8 A100 and of 8 H200. Between nodes: the shape of the sweep of 4

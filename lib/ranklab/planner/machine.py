@@ -80,7 +80,8 @@ def machine(name, node=0, network=0.0):
     best = number["measured_max_matmul_bf16_tflops"] * 1e12 or BF16_MEASURED * peak
     peak_fp8 = number["dense_fp8_tflops"] * 1e12 or 2 * peak * family.startswith("H")
     fp8 = 2 * FP8_MEASURED * best if peak_fp8 else 0.0
-    found = Machine(name, peak, best, fp8, fp8 * FP4.get(family, 0), peak_fp8, number["mem_gb"] * 1e9,
+    found = Machine(name, peak, best, fp8, fp8 * FP4.get(family, 0), peak_fp8,
+                    number["mem_gb"] * 1e9,
                     number["mem_bw_tb_s"] * 1e12, node or (72 if "NVL72" in name else 8),
                     number["scaleup_gb_s_per_direction"] * 1e9,
                     network or NETWORK.get(family, 12.5e9), number["tdp_w"])

@@ -23,8 +23,8 @@ class GpuMemory:
     """Bytes of a GPU.
 
     logits      of the last stage: 16 bits, float32 for the loss, and their gradient
-    buffers     weights gathered for a layer, gradients on their way, messages, and what an optimizer
-                that is not fused makes for its step
+    buffers     weights gathered for a layer, gradients on their way, messages, and what an
+                optimizer that is not fused makes for its step
     context     CUDA and NCCL
     allowance   gaps between tensors: a part of what comes and goes
     """
@@ -125,7 +125,7 @@ def kept_bytes(model, plan, tool, recompute=None):
     again = tool == "torchtitan" and plan.fused and model.gated
     outside = (4 if again else 8 if model.gated else 10) * h
     inside = 2 * (2 * model.width + 2 * model.kv_heads * model.head_size)
-    inside += (6 if model.gated and not again else 4) * ffn + (model.top_k * 4 * h if model.experts else 0)
+    inside += (6 if model.gated and not again else 4) * ffn + 4 * h * model.top_k
     scores = 5 * model.heads * plan.sequence if plan.attention == "unfused" else 4 * model.heads
     whole = outside / split + (inside + scores) / t
     each = {"none": whole, "full": full, "selective": outside / split + inside / t,
@@ -150,8 +150,8 @@ def in_flight(plan, rank):
 def buffer_bytes(model, plan, tool, numbers):
     """Gathered weights and gradients of two layers (ZeRO-3, FSDP), or a bucket; messages.
 
-    With a pipeline torchtitan gathers a stage's weights once a step, and reduces its gradients once;
-    with ZeRO 2 it gathers once, too, and reduces each micro-batch's.
+    With a pipeline torchtitan gathers a stage's weights once a step, and reduces its gradients
+    once; with ZeRO 2 it gathers once, too, and reduces each micro-batch's.
     """
     messages = 4 * plan.tokens * model.hidden * (plan.pp > 1)
     block = max(model.block, model.embedding) / plan.tp

@@ -11,7 +11,7 @@ class Model:
     head_size   0: hidden / heads
     gated       the MLP has three matrices (Llama), not two (GPT)
     tied        the head is the embedding's matrix
-    experts     0: dense. Else a token meets top_k of them, and `shared` more; each of width expert_ffn
+    experts     0: dense. Else a token meets top_k of them, and `shared` more, of width expert_ffn
     dense       of the layers, so many have an MLP of width ffn in spite of experts
     parallel    attention and MLP have one input and one sum (PaLM): half of tensor ranks' messages
     attention_numbers  parameters of a layer's attention, where it is no plain one (MLA); 0: plain
@@ -85,8 +85,9 @@ class Model:
     @property
     def parameters(self):
         """All numbers; norms and biases are left out (below 0.1% of a large model)."""
-        return (self.layers * self.block + self.dense * self.dense_ffn + self.embedding * (1 if self.tied else 2)
-                + self.sparse_layers * self.experts * self.expert)
+        ends = self.embedding * (1 if self.tied else 2)
+        experts = self.sparse_layers * self.experts * self.expert
+        return self.layers * self.block + self.dense * self.dense_ffn + experts + ends
 
     @property
     def active(self):

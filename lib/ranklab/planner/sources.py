@@ -51,8 +51,8 @@ def virtual_of(run, pp, schedule, assumed):
 
 def tool_of(run):
     text = f"{run.sharding} {run.source} {run.pp_schedule}"
-    if re.search(r"FSDP|SHARD_GRAD_OP|torchtitan", text) and not re.search("Megatron-FSDP|InternEvo",
-                                                                           text):
+    others = re.search("Megatron-FSDP|InternEvo", text)
+    if re.search("FSDP|SHARD_GRAD_OP|torchtitan", text) and not others:
         return "torchtitan"
     if re.search(r"DeepSpeed|ZeRO|bigscience|InternEvo", text) or run.zero_stage in (2, 3) and (
             run.pp or 1) == 1 and "Megatron-FSDP" not in text:
@@ -106,16 +106,16 @@ def hides(run):
     if re.search(UNFUSED, f"{run.source} {run.notes}") and (run.zero_stage or 0) < 3:
         return ()  # Megatron-LM of 2020 to 2022: all messages wait
     found = ["data", "context"]
-    if "async" in run.precision.lower() or re.search(MODERN, run.source) or (
-            "parallel transformer block" in run.arch_notes):  # MegaScale overlaps both (section 3.2)
+    megascale = "parallel transformer block" in run.arch_notes  # it hides both (section 3.2)
+    if megascale or "async" in run.precision.lower() or re.search(MODERN, run.source):
         found += ["tensor", "pipeline", *["expert"] * fuses_experts(run)]
     return tuple(found)
 
 
 def fused(run, tool):
     """Whether the layer's small operators are fused: the tool's own kernels, or torch.compile."""
-    return tool != "torchtitan" or "torchtitan" not in run.source and "foundry" not in run.source or (
-        "compile" in f"{run.precision} {run.notes}")
+    eager = tool == "torchtitan" and re.search("torchtitan|foundry", run.source)
+    return not eager or "compile" in f"{run.precision} {run.notes}"
 
 
 def shard_of(run):

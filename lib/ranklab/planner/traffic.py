@@ -14,7 +14,8 @@ def tensor_seconds(model, plan, machine, c):
         return 0.0
     x = 2 * plan.tokens * model.hidden  # bytes
     total = summed_bytes(model.hidden, plan.tokens, 1, False, False, size=2, leaving=2)
-    count = total / x / (1 + model.parallel) * (1 + plan.recomputed * (plan.recompute == "full") / 2)
+    twice = plan.recomputed * (plan.recompute == "full")
+    count = total / x / (1 + model.parallel) * (1 + twice / 2)
     span = plan.span("tensor", machine.node)
     if plan.sequence_parallel:
         return count * (collective_seconds("all_gather", x, span, machine, c)
@@ -105,5 +106,6 @@ def pipeline_seconds(model, plan, machine, c):
     in_node = plan.tp * plan.cp * plan.dp < machine.node
     seconds = message_seconds(x / plan.tp, in_node, machine, c)
     if not plan.sequence_parallel:
-        seconds += collective_seconds("all_gather", x, plan.span("tensor", machine.node), machine, c)
+        tensor = plan.span("tensor", machine.node)
+        seconds += collective_seconds("all_gather", x, tensor, machine, c)
     return 2 * plan.virtual * seconds
