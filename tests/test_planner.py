@@ -1,4 +1,4 @@
-"""The planner: closed formulas, the papers' tables, the loader, and its errors on published runs."""
+"""The planner: closed formulas, the papers' tables, the loader, and errors on published runs."""
 
 import dataclasses
 import json
@@ -40,7 +40,8 @@ def test_every_published_row_is_read():
     runs = all_runs()
     assert len(runs) == 794 and len({run.row_id for run in runs}) == 794
     run = next(run for run in runs if run.row_id == "korth-530B-dp8")
-    assert (run.layers, run.tp, run.pp, run.vpp, run.dp, run.iter_time_s) == (105, 8, 35, 3, 8, 39.15)
+    assert (run.layers, run.tp, run.pp, run.vpp, run.dp) == (105, 8, 35, 3, 8)
+    assert run.iter_time_s == 39.15
     assert run.file == "megatron_recompute" and run.zero_stage == 0 and run.mem_per_gpu is None
 
 
@@ -225,7 +226,7 @@ def test_a_worse_plan_takes_longer(change, longer):
 
 
 def test_bad_plans_are_refused():
-    for bad, words in (({"tp": 0}, "tp=0 must be at least 1"), ({"zero": 4}, "must be 0, 1, 2 or 3"),
+    for bad, words in (({"tp": 0}, "tp=0 must be at least 1"), ({"zero": 4}, "0, 1, 2 or 3"),
                        ({"tool": "jax"}, "tool='jax' is not one of megatron")):
         with pytest.raises(ValueError, match=words):
             Plan(**bad)
@@ -266,7 +267,8 @@ def test_no_row_is_dropped_for_its_error():
 
 
 def test_quantiles():
-    assert quantile([3, 1, 2], 0.5) == 2 and quantile([0, 10], 0.9) == 9 and quantile([], 0.5) is None
+    assert quantile([3, 1, 2], 0.5) == 2 and quantile([0, 10], 0.9) == 9
+    assert quantile([], 0.5) is None
 
 
 def test_the_command_scores_files(capsys):
