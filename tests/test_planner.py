@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+from random import Random
 
 import pytest
 
@@ -230,6 +231,8 @@ def test_bad_plans_are_refused():
                        ({"tool": "jax"}, "tool='jax' is not one of megatron")):
         with pytest.raises(ValueError, match=words):
             Plan(**bad)
+    with pytest.raises(ValueError, match="hidden=8 is less than the 16 heads"):
+        Model(1, 8, 16, 32, 100)
     with pytest.raises(ValueError, match="is no accelerator of the table"):
         machine("A1000")
 
@@ -264,6 +267,16 @@ def test_no_row_is_dropped_for_its_error():
     assert score(worse)["all"].used == score(runs)["all"].used == len(runs)
     contradicts = dataclasses.replace(runs[0], quality="inconsistent")
     assert score([contradicts])["all"].unused == {"the source contradicts itself": 1}
+
+
+def test_rows_with_random_cells_are_scored_or_refused():
+    random = Random(0)
+    names = [name for name in published.KINDS if name not in ("row_id", "file", "unreadable")]
+    for run in random.sample(all_runs(), 200):
+        cells = {name: random.choice(("", "x")) if published.KINDS[name] is str else
+                 random.choice((None, 0, 1, 3, 10**6)) for name in random.sample(names, 2)}
+        found = score([dataclasses.replace(run, **cells)])["all"]
+        assert found.used + sum(found.unused.values()) == 1
 
 
 def test_quantiles():

@@ -10,6 +10,6 @@ Those five are the idea. Then:
     constants.py  the few fitted numbers, each with its meaning and its bounds
     compute.py, links.py, traffic.py  what step.py adds up
     published/    published measurements, and the loader that reads them
-    jobs.py       a published run as a Model, a Machine and a Plan
+    jobs.py, sources.py  a published run as a Model, a Machine and a Plan
     score.py, fit.py  errors on files of runs, and the fit of the constants
 """

@@ -148,7 +148,8 @@ def batches(run, dp, assumed):
     micro, pieces, batch = run.micro_batch, run.grad_accum, run.global_batch_seqs
     if not micro:
         each = batch / dp if batch else 1
-        micro = round(each / pieces) if pieces else 1 if run.pp != 1 else max(1, min(4, int(each)))
+        micro = each / pieces if pieces else min(4, each) if run.pp == 1 else 1
+        micro = max(1, int(micro))
         assumed.append(f"micro_batch={micro}")
     if batch:  # what a step really has: where a printed grad_accum differs, the batch is right
         pieces = batch / dp / micro

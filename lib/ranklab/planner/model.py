@@ -38,6 +38,8 @@ class Model:
         for name in ("layers", "hidden", "heads", "vocab"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        if self.hidden < self.heads:
+            raise ValueError(f"hidden={self.hidden} is less than the {self.heads} heads")
         object.__setattr__(self, "kv_heads", self.kv_heads or self.heads)
         object.__setattr__(self, "head_size", self.head_size or self.hidden // self.heads)
 
