@@ -3,7 +3,6 @@
 from ranklab.context_parallel.formulas import ring_bytes
 from ranklab.planner.links import collective_seconds, message_seconds
 from ranklab.tensor_parallel.formulas import summed_bytes
-from ranklab.zero.memory import zero_traffic
 
 
 def tensor_seconds(model, plan, machine, c):
@@ -84,7 +83,6 @@ def data_seconds(numbers, plan, machine, c, ranks=0):
         return 0.0, 0.0
     all_ranks, inside = plan.span("weights", machine.node)
     span = (ranks, min(ranks, inside)) if ranks else (all_ranks, inside)
-    assert zero_traffic(plan.zero, numbers, span[0]) >= 0  # lab 06: as much as an all-reduce sends
     nbytes = plan.gradient_bytes * numbers
     if not plan.zero:
         return collective_seconds("all_reduce", nbytes, span, machine, c), 0.0
