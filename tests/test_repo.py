@@ -21,7 +21,7 @@ LAYERS = (
      "options", "machine", "targets"),
     ("engine", "mesh", "meter", "collectives", "parallel"),
     tuple(labs.idea(stem) for stem in labs.STEMS),              # the techniques
-    ("hybrid", "trainer", "text_trainer", "image_trainer", "stop_signal", "checkpoint"),
+    ("hybrid", "planner", "trainer", "text_trainer", "image_trainer", "stop_signal", "checkpoint"),
     ("plots", "projects"),
     ("checks", "interview", "course", "cli"),
 )

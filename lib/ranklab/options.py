@@ -13,13 +13,15 @@ import os
 from pathlib import Path
 
 
-def option(default, help=None, choices=None, least=None, kind=None, flag=None):
+def option(default, help=None, choices=None, least=None, kind=None, flag=None, nargs=None):
     """A field of a dataclass with what its option says and what check_options refuses.
 
     kind  of what the command line gives: a function of its text; that of the field by default
     flag  the option's name, where it is not that of the field
+    nargs  "?" or "*": it is written without a flag, where the command names it
     """
-    about = {"help": help, "choices": choices, "least": least, "kind": kind, "flag": flag}
+    about = {"help": help, "choices": choices, "least": least, "kind": kind, "flag": flag,
+             "nargs": nargs}
     return dataclasses.field(default=default, metadata={
         name: value for name, value in about.items() if value is not None})
 

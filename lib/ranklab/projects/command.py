@@ -53,6 +53,9 @@ class Command(argparse.ArgumentParser):
                 how["type"] = said.get("kind") or _kind_of(field)
                 how["choices"] = said.get("choices")
                 how["metavar"] = None if how["choices"] else flag.upper()
+            if said.get("nargs"):
+                self.add_argument(field.name, nargs=said["nargs"], **how)
+                continue
             self.add_argument(f"--{flag}", dest=field.name, **how)
 
     def parse(self, argv=None):

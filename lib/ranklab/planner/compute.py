@@ -1,0 +1,138 @@
+"""Seconds that one layer and the head compute for one micro-batch on one GPU.
+
+A product takes its FLOPs at a part of the best rate, its bytes at the memory's, and a launch: small
+and thin products are slower by their shape, without a table of efficiencies.
+"""
+
+from typing import NamedTuple
+
+COPY = 0.85  # of the memory's bandwidth, in a plain copy
+
+
+class Work(NamedTuple):
+    """Seconds of a layer (or the head) for a micro-batch: (forward, backward) of each kind."""
+
+    products: tuple = (0.0, 0.0)
+    attention: tuple = (0.0, 0.0)
+    other: tuple = (0.0, 0.0)
+
+    @property
+    def forward(self):
+        return self.products[0] + self.attention[0] + self.other[0]
+
+    @property
+    def backward(self):
+        return self.products[1] + self.attention[1] + self.other[1]
+
+
+def efficiency(precision, machine, c):
+    """The part of its rate that a large product reaches in this precision."""
+    if precision == "bf16" or not machine.fp8:
+        return c.product_hopper if machine.fp8 else c.product
+    return {"fp8": c.product_fp8, "fp8-rowwise": c.product_rows, "mxfp8": c.product_block,
+            "nvfp4": c.product_fp4}[precision]
+
+
+def product_seconds(M, K, N, machine, c, precision="bf16", count=1, summed=False):
+    """`count` products (M, K) @ (K, N) in one launch; summed: the result is added up in float32."""
+    nbytes = 2 * (M * K + K * N) + (8 if summed else 2) * M * N
+    side = 1 + c.product_half * (1 / M + 1 / K + 1 / N) / 3
+    flops = 2 * M * K * N / (machine.rate(precision) * efficiency(precision, machine, c)) * side
+    return count * (flops + nbytes / (COPY * machine.memory_bandwidth)) + c.launch
+
+
+def linear_seconds(M, K, N, machine, c, precision="bf16", count=1, frozen=False):
+    """(forward, backward) of M tokens through a K x N matrix; frozen: no gradient of it."""
+    forward = product_seconds(M, K, N, machine, c, precision, count)
+    inputs = product_seconds(M, N, K, machine, c, precision, count)
+    weights = 0 if frozen else product_seconds(K, M, N, machine, c, precision, count, True)
+    return forward, inputs + weights
+
+
+def add(*pairs):
+    """Sums of (forward, backward) pairs."""
+    return tuple(map(sum, zip(*pairs)))
+
+
+def layer_work(model, plan, machine, c, sparse=False):
+    """The Work of a layer of each tensor rank; sparse: one with experts."""
+    tokens, how = plan.tokens, (machine, c, plan.precision)
+    products = add(*(linear_seconds(tokens, K, N, *how, frozen=plan.frozen)
+                     for K, N in model.products(plan.tp)))
+    if model.experts and not sparse:
+        products = add(products, *(linear_seconds(tokens, *KN, *how, frozen=plan.frozen)
+                                   for KN in dense_products(model, plan)))
+    if sparse:
+        products = add(products, expert_seconds(model, plan, machine, c))
+    return Work(products, attention_seconds(model, plan, machine, c),
+                other_seconds(model, plan, machine, c, sparse))
+
+
+def dense_products(model, plan):
+    ffn = model.ffn / plan.tp
+    return [(model.hidden, (model.matrices - 1) * ffn), (ffn, model.hidden)]
+
+
+def expert_seconds(model, plan, machine, c):
+    """(forward, backward) of the experts of a GPU: each has its part of all ranks' tokens."""
+    count = max(1, model.experts // plan.ep)
+    tokens = plan.tokens * model.top_k / plan.tp / count
+    how = (machine, c, plan.precision, count, plan.frozen)
+    h, ffn = model.hidden, model.expert_ffn
+    return add(linear_seconds(tokens, h, (model.matrices - 1) * ffn, *how),
+               linear_seconds(tokens, ffn, h, *how))
+
+
+def attention_seconds(model, plan, machine, c):
+    """(forward, backward) of attention's core, causal. FlashAttention computes the needed half,
+    and 2.5 times as much in backward; the unfused kernel computes all, and moves the scores.
+    """
+    sequence = plan.attended or plan.sequence
+    pairs = plan.tokens * sequence * model.heads / plan.tp  # of a query and a key
+    flops = 4 * pairs * model.head_size
+    if plan.attention != "unfused":
+        best = c.flash_hopper if machine.peak_fp8 else c.flash
+        part = c.flash_tuned if plan.attention == "tuned" else best
+        part *= sequence / (sequence + c.flash_half)
+        if plan.attention == "tuned":  # fast products: exponentials count, too
+            part *= (1 + c.flash_head / 128) / (1 + c.flash_head / model.head_size)
+        seconds = flops / 2 / (machine.bf16 * part)
+        return seconds + c.launch, 2.5 * seconds + 2 * c.launch
+    uneven = c.misaligned if model.head_size % 8 else 1.0
+    computing = uneven * flops / (machine.bf16 * efficiency("bf16", machine, c))
+    moving = pairs * c.score_bytes / (COPY * machine.memory_bandwidth)
+    return computing + moving + 4 * c.launch, 2 * computing + 1.5 * moving + 8 * c.launch
+
+
+def other_seconds(model, plan, machine, c, sparse=False):
+    """(forward, backward) of what memory bounds: norms, activations, residuals, dropout, casts.
+
+    Of the 34 bytes a number that a layer keeps, tensor ranks divide 24, and with sequence
+    parallelism all (Korthikanti et al. 2022, equations 2 and 4): its work is so divided, too.
+    """
+    t = plan.tp
+    part = 1 / t if plan.sequence_parallel else 10 / 34 + 24 / 34 / t
+    each = (c.fused_bytes if plan.fused else c.eager_bytes)
+    experts = c.expert_fused_bytes if plan.fused_experts else c.expert_bytes
+    each += c.cast_bytes if plan.precision != "bf16" else 0
+    nbytes = plan.tokens * model.hidden * each * part
+    if sparse:  # of each expert's token: sorted, its activation, and added up
+        routed = plan.tokens * model.top_k / t
+        nbytes += routed * experts * (model.hidden / 4 + model.matrices * model.expert_ffn)
+    seconds = nbytes / (COPY * machine.memory_bandwidth)
+    return seconds / 3 + 4 * c.launch, seconds * 2 / 3 + 6 * c.launch
+
+
+def head_work(model, plan, machine, c):
+    """The Work of the last product and the loss: products in bf16, logits in float32."""
+    vocab = model.vocab / plan.tp
+    logits = plan.tokens * vocab * c.logit_bytes / (COPY * machine.memory_bandwidth)
+    return Work(linear_seconds(plan.tokens, model.hidden, vocab, machine, c, frozen=plan.frozen),
+                other=(logits / 2, logits / 2))
+
+
+def again(work, plan):
+    """Seconds of a layer's forward that is computed twice."""
+    seconds = {"none": 0.0, "full": work.forward, "selective": work.attention[0],
+               "operators": work.products[0] / 2 + work.other[0]}[plan.recompute]
+    return plan.recomputed * seconds

@@ -1,0 +1,110 @@
+"""fit: the constants for which predicted step times are nearest to the published ones.
+
+Damped least squares (Levenberg and Marquardt) of log(predicted / published), with derivatives by
+differences; an error above 15% counts as its size, no more (Huber). A source of many rows counts
+less a row: n rows together as much as the square root of n. Bounds are kept by a change of
+variable, whose middle is the present value.
+"""
+
+import dataclasses
+import math
+from collections import Counter
+
+import numpy as np
+
+from ranklab.planner.constants import CONSTANTS, bounds
+from ranklab.planner.memory import memory_per_gpu
+from ranklab.planner.step import step_time
+
+HUBER = 0.15
+MEMORY = ("context_bytes", "step_bytes", "gaps")  # all others are of step_time
+
+
+def fit(jobs, start=CONSTANTS, steps=30):
+    """The Constants that fit the step times and the memory of these Jobs."""
+    times = tuple(name for name in bounds() if name not in MEMORY)
+    found = fit_one([job for job in jobs if job.seconds], step_ratio, times, start, steps)
+    return fit_one([job for job in jobs if job.memory], memory_ratio, MEMORY, found, steps)
+
+
+def step_ratio(job, constants):
+    """Predicted by published step time."""
+    return step_time(job.model, job.plan, job.machine, constants).total / job.seconds
+
+
+def memory_ratio(job, constants):
+    """Predicted by published memory, as the source counts it."""
+    found = memory_per_gpu(job.model, job.plan, job.machine, None, constants)
+    return found.seen(job.memory_kind) / job.memory
+
+
+def fit_one(jobs, ratio, names, start, steps=30):
+    """The Constants for which the ratios of these Jobs are nearest to 1; `names` alone move."""
+    if not jobs:
+        return start
+    weights = weights_of(jobs)
+    place, damping = to_free(start, names), 1e-2
+    errors = residuals(jobs, ratio, from_free(place, names, start))
+    for _ in range(steps):
+        slope = derivatives(jobs, ratio, place, names, start, errors)
+        robust = weights / np.maximum(1.0, np.abs(errors) / HUBER)
+        matrix = slope.T @ (slope * robust[:, None])
+        matrix += 1e-3 * np.eye(len(names))  # what no row says stays where it is
+        wanted = slope.T @ (robust * errors) + 1e-3 * place
+        for _ in range(8):
+            trial = place - np.linalg.solve(matrix + damping * np.diag(np.diag(matrix)), wanted)
+            trial = np.clip(trial, -4, 4)
+            found = residuals(jobs, ratio, from_free(trial, names, start))
+            if cost(found, trial, weights) < cost(errors, place, weights):
+                break
+            damping *= 4
+        else:
+            break
+        gained = cost(errors, place, weights) - cost(found, trial, weights)
+        place, errors, damping = trial, found, damping / 3
+        if gained < 1e-6 * cost(errors, place, weights):
+            break
+    return from_free(place, names, start)
+
+
+def weights_of(jobs):
+    count = Counter(job.source for job in jobs)
+    return np.array([1 / math.sqrt(count[job.source]) for job in jobs])
+
+
+def cost(errors, place, weights):
+    size = np.abs(errors)
+    huber = np.where(size < HUBER, size**2 / 2, HUBER * (size - HUBER / 2))
+    return float(weights @ huber) + 0.5e-3 * float(place @ place)
+
+
+def residuals(jobs, ratio, constants):
+    """log(predicted / published) of each."""
+    return np.array([math.log(ratio(job, constants)) for job in jobs])
+
+
+def derivatives(jobs, ratio, place, names, start, errors, delta=1e-3):
+    columns = []
+    for index in range(len(names)):
+        moved = place.copy()
+        moved[index] += delta
+        columns.append((residuals(jobs, ratio, from_free(moved, names, start)) - errors) / delta)
+    return np.stack(columns, axis=1)
+
+
+def to_free(constants, names):
+    """Each constant as a free number: the logistic function of it, between the bounds."""
+    known = bounds()
+    parts = [(getattr(constants, name) - known[name][0]) / (known[name][1] - known[name][0])
+             for name in names]
+    parts = np.clip(parts, 0.02, 0.98)
+    return np.log(parts / (1 - parts))
+
+
+def from_free(place, names, start):
+    """The Constants at these free numbers; those that are not in `names` are start's."""
+    known, values = bounds(), {}
+    for name, number in zip(names, place):
+        low, high, _ = known[name]
+        values[name] = float(low + (high - low) / (1 + math.exp(-number)))
+    return dataclasses.replace(start, **values)

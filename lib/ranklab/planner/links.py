@@ -1,0 +1,76 @@
+"""Seconds of a collective: bandwidth is a curve over the size of message and group, not a line.
+
+The curves are NCCL's published sweeps (published/nccl_busbw.csv), as a part of what the links can
+do. Within a node: the sweeps of 8 A100 and of 8 H200. Between nodes: the shape of the sweep of 4
+nodes, whose GPU is not named. A group that holds whole nodes uses all their cards.
+"""
+
+import functools
+import math
+
+import numpy as np
+
+from ranklab.collectives.cost import bus_factor
+from ranklab.planner.published import table
+
+RING = 0.80  # of NVLink, in all-gather and reduce-scatter of large messages: 362 of 450 GB/s (H200)
+CARDS = 0.91  # of the cards, large all-reduce over 4 nodes: 365 of 400 GB/s (p5en, nccl_busbw.csv)
+SPREAD = 0.094  # power of nodes: 360 GB/s on 4 nodes, 260 on 128 (NVIDIA/nccl issue 1229)
+
+
+@functools.cache
+def sweep(hardware, ranks):
+    """(log of message bytes, log of bus bandwidth): a published sweep as arrays."""
+    points = sorted((float(row["message_bytes"]), float(row["busbw_gb_s"]) * 1e9)
+                    for row in table("nccl_busbw")
+                    if row["hardware"].startswith(hardware) and row["ranks"] == str(ranks)
+                    and row["message_bytes"] and row["algbw_gb_s"])
+    sizes, speeds = np.array(points).T
+    return np.log(sizes), np.log(speeds)
+
+
+def part_of_best(nbytes, hardware, ranks):
+    """Bus bandwidth at this size as a part of the sweep's best; below the sweep it is latency."""
+    sizes, speeds = sweep(hardware, ranks)
+    size, best = math.log(max(nbytes, 1.0)), float(speeds.max())
+    if size < sizes[0]:
+        return math.exp(float(speeds[0]) - best + size - float(sizes[0]))
+    return math.exp(float(np.interp(size, sizes, speeds)) - best)
+
+
+@functools.lru_cache(maxsize=65536)
+def bus_bandwidth(verb, nbytes, ranks, inside, machine):
+    """Bytes/s of each rank in nccl-tests' sense, for a group with `inside` ranks in each node."""
+    new = machine.link >= 400e9  # NVSwitch that adds up (H100 and later)
+    best = machine.link * (1.05 if new and verb == "all_reduce" else RING)
+    in_node = part_of_best(nbytes * 8 / min(inside, 8), "H200" if new else "A100-SXM (one", 8)
+    fast = best * in_node
+    if inside >= ranks:
+        return fast, math.inf
+    nodes = math.ceil(ranks / inside)
+    shape = part_of_best(nbytes * 4 / nodes, "4 nodes", 32)
+    slow = inside * machine.network * CARDS * shape * min(1.0, (nodes / 4) ** -SPREAD)
+    return fast, slow
+
+
+def collective_seconds(verb, nbytes, span, machine, constants):
+    """Seconds of a collective; nbytes is the larger side, as in nccl-tests.
+
+    span  (ranks, those of them in one node)
+    """
+    ranks, inside = span
+    if ranks < 2 or not nbytes:
+        return 0.0
+    fast, slow = bus_bandwidth(verb, nbytes, ranks, inside, machine)
+    speed = min(constants.link_share * fast, constants.network_share * slow)
+    if verb == "all_to_all":  # only what leaves the node goes through its cards
+        slow *= ranks / (ranks - inside) / inside if inside < ranks else 1
+        speed = constants.exchange_share * min(fast, slow)
+    return bus_factor(verb, ranks) * nbytes / speed
+
+
+def message_seconds(nbytes, in_node, machine, constants):
+    """Seconds of one message between two neighbours of a pipeline: one card, or the link."""
+    speed = constants.link_share * machine.link if in_node else (
+        constants.network_share * machine.network)
+    return 10e-6 + nbytes / speed

@@ -1,0 +1,93 @@
+"""A machine: GPUs, the link that joins those of a node, and the network between nodes.
+
+Numbers are of published/hardware_accelerators.csv and hardware_nodes.csv; what these do not have
+is said here.
+"""
+
+import functools
+import re
+from dataclasses import dataclass, replace
+
+from ranklab.planner.published import table
+
+FP8_MEASURED = 0.93  # of twice bf16's best: 1402.6 of 2 x 794.5 (H100), 3432.5 of 2 x 1745 (B200)
+BF16_MEASURED = 0.83  # of the peak, where no measured rate is published: their usual share
+FP4 = {"B200": 2.0, "GB200": 2.0, "B300": 3.0, "GB300": 3.0}  # dense, of FP8: NVIDIA's data sheets
+OTHER_NAMES = {"GB200-NVL72": "GB200-SXM", "GB300-NVL72": "GB300-SXM", "B300-SXM-288GB": "B300-SXM",
+               "V100-SXM3-32GB": "V100-SXM2-32GB", "A800-SXM-80GB": "A100-SXM-80GB",
+               "H100-SXM": "H100-SXM-80GB", "H100": "H100-SXM-80GB", "A100": "A100-SXM-80GB"}
+UNPUBLISHED = {"H100-SXM-96GB-HBM2e-500W": 912}  # TFLOP/s: between H100 SXM's 989 and NVL's 835
+NETWORK = {"V100": 6.25e9, "A100": 25e9, "H100": 50e9, "H200": 50e9, "B200": 50e9, "GB200": 50e9,
+           "B300": 100e9, "GB300": 100e9}  # bytes/s a GPU of NVIDIA's own nodes (hardware_nodes)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a GPU and its links can do, in bytes, bytes/s and FLOP/s.
+
+    peak_flops    of dense bf16 (fp16 where there is none)
+    flops         {precision: FLOP/s of the best matrix products}, measured where it is published
+    node          GPUs in a row that the scale-up link joins
+    link          bytes/s of a GPU, one direction; network: the same, of its share of the cards
+    """
+
+    name: str
+    peak_flops: float
+    bf16: float
+    fp8: float
+    fp4: float
+    peak_fp8: float
+    memory_bytes: float
+    memory_bandwidth: float
+    node: int = 8
+    link: float = 300e9
+    network: float = 25e9
+    watts: float = 0.0
+
+    def rate(self, precision):
+        """FLOP/s of the best matrix products; of the next wider numbers where it has none."""
+        if precision == "nvfp4":
+            return self.fp4 or self.rate("fp8")
+        return self.fp8 or self.bf16 if "fp8" in precision else self.bf16
+
+    def peak(self, precision="bf16"):
+        """FLOP/s that vendors print, dense."""
+        if precision == "bf16" or not self.fp8:
+            return self.peak_flops
+        return self.peak_fp8 * (self.fp4 / self.fp8 if precision == "nvfp4" else 1)
+
+
+@functools.cache
+def machine(name, node=0, network=0.0):
+    """The Machine of this name in the table of accelerators.
+
+    node     GPUs that NVLink joins; 0: 72 in an NVL72, else 8
+    network  bytes/s of a GPU; 0: that of the vendor's own node
+    error    ValueError with the names that are known
+    """
+    plain = re.sub(r"\s*\(.*\)", "", name).strip()
+    wanted = OTHER_NAMES.get(plain, plain)
+    rows = {row["name"]: row for row in table("hardware_accelerators")}
+    if wanted not in rows:
+        raise ValueError(f"{name!r} is no accelerator of the table: {', '.join(rows)}")
+    row, family = rows[wanted], wanted.partition("-")[0]
+    number = {key: float(row[key] or 0) for key in (
+        "dense_bf16_fp16_tflops", "dense_fp8_tflops", "mem_gb", "mem_bw_tb_s",
+        "scaleup_gb_s_per_direction", "tdp_w", "measured_max_matmul_bf16_tflops")}
+    peak = (number["dense_bf16_fp16_tflops"] or UNPUBLISHED.get(wanted, 0)) * 1e12
+    if not peak:
+        raise ValueError(f"{name!r}: no peak of it is published")
+    best = number["measured_max_matmul_bf16_tflops"] * 1e12 or BF16_MEASURED * peak
+    peak_fp8 = number["dense_fp8_tflops"] * 1e12 or 2 * peak * family.startswith("H")
+    fp8 = 2 * FP8_MEASURED * best if peak_fp8 else 0.0
+    found = Machine(name, peak, best, fp8, fp8 * FP4.get(family, 0), peak_fp8,
+                    number["mem_gb"] * 1e9,
+                    number["mem_bw_tb_s"] * 1e12, node or (72 if "NVL72" in name else 8),
+                    number["scaleup_gb_s_per_direction"] * 1e9,
+                    network or NETWORK.get(family, 12.5e9), number["tdp_w"])
+    return replace(found, link=200e9) if plain.startswith(("A800", "H800")) else found
+
+
+def is_gpu(name):
+    """Whether the planner knows such a device's links: TPUs and other accelerators it does not."""
+    return re.match(r"(GB|[VAHBTL])\d|RTX", name) is not None

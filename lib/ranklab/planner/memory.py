@@ -1,0 +1,183 @@
+"""memory_per_gpu: the bytes that the fullest GPU holds, in the tool that is advised.
+
+Megatron-LM: bf16 weights, float32 main gradients and optimizer: 18 bytes a parameter, 6 + 12/d with
+the distributed optimizer. DeepSpeed: ZeRO's 16 bytes (lab 06), and float32 sums of gradients with
+BF16_Optimizer. torchtitan: FSDP2 of float32 weights. Ours: lab 12's layout_memory, of its trainer.
+"""
+
+from dataclasses import dataclass, fields
+
+from ranklab.hybrid import Job, Layout, layout_memory
+from ranklab.models.gpt import GPTConfig
+from ranklab.pipeline_parallel.formulas import (
+    gpipe_in_flight, interleaved_in_flight, one_f_one_b_in_flight, zb_h1_in_flight,
+)
+from ranklab.planner.constants import CONSTANTS
+from ranklab.zero.memory import zero_memory
+
+MIXED = (2, 4, 12)  # bytes of Megatron's weight, main gradient, optimizer state
+
+
+@dataclass(frozen=True)
+class GpuMemory:
+    """Bytes of a GPU.
+
+    logits      of the last stage: 16 bits, float32 for the loss, and their gradient
+    buffers     weights gathered for a layer, gradients on their way, messages, and what an
+                optimizer that is not fused makes for its step
+    context     CUDA and NCCL
+    allowance   gaps between tensors: a part of what comes and goes
+    """
+
+    weights: float
+    gradients: float
+    optimizer: float
+    activations: float
+    logits: float
+    buffers: float
+    context: float
+    allowance: float
+
+    @property
+    def total(self):
+        return sum(getattr(self, field.name) for field in fields(self))
+
+    def seen(self, kind="nvidia-smi"):
+        """Bytes as nvidia-smi counts them; as torch "reserves" them: without the context; or as it
+        has "allocated" them: without gaps, too.
+        """
+        return self.total - (kind != "nvidia-smi") * self.context - (
+            kind == "allocated") * self.allowance
+
+
+def memory_per_gpu(model, plan, machine, tool=None, constants=CONSTANTS):
+    """The GpuMemory of the fullest pipeline rank.
+
+    tool  megatron, torchtitan, deepspeed or ours; None: plan.tool
+    """
+    tool = tool or plan.tool
+    if tool == "ours":
+        return ours(model, plan, constants)
+    ranks = {0, min(1, plan.pp - 1), plan.pp - 1}
+    return max((of_rank(model, plan, tool, rank, constants) for rank in ranks),
+               key=lambda memory: memory.total)
+
+
+def fits(model, plan, machine, tool=None, constants=CONSTANTS):
+    """Whether it fits into a GPU."""
+    return memory_per_gpu(model, plan, machine, tool, constants).total <= machine.memory_bytes
+
+
+def of_rank(model, plan, tool, rank, c):
+    """The GpuMemory of a pipeline rank."""
+    layers = plan.stages(model.layers)[rank]
+    numbers, experts = numbers_of(model, plan, rank, layers)
+    weights, gradients, optimizer = states(plan, tool, numbers, plan.sharders)
+    if experts:
+        copies = max(1, plan.copies * plan.tp // plan.ep)
+        more = states(plan, tool, experts, copies)
+        weights, gradients, optimizer = (a + b for a, b in zip(
+            (weights, gradients, optimizer), more))
+    kept = kept_bytes(model, plan, tool)
+    working = kept_bytes(model, plan, tool, "none") if plan.recompute != "none" else 0
+    activations = in_flight(plan, rank) * layers * kept + working
+    last = rank == plan.pp - 1
+    logits = last * plan.tokens * model.vocab / plan.tp * (8 if plan.fused else 10)
+    buffers = buffer_bytes(model, plan, tool, numbers)
+    if tool == "deepspeed":
+        buffers += c.step_bytes * numbers / (plan.sharders if plan.zero else 1)
+    return GpuMemory(weights, gradients, optimizer, activations, logits, buffers,
+                     c.context_bytes, c.gaps * (activations + logits))
+
+
+def numbers_of(model, plan, rank, layers):
+    """(parameters of layers and embeddings, of experts) of a rank."""
+    dense = min(layers, model.dense) if rank == 0 else 0
+    ends = (rank == 0) + (rank == plan.pp - 1)
+    ends = min(ends, 1) if model.tied else ends
+    numbers = (layers * model.block + dense * model.dense_ffn + ends * model.embedding) / plan.tp
+    sparse = layers - dense if model.experts else 0
+    return numbers, sparse * model.experts * model.expert / plan.ep
+
+
+def states(plan, tool, numbers, ranks):
+    """(weights, gradients, optimizer) in bytes, of so many parameters."""
+    if plan.frozen:
+        return 2 * numbers, 0.0, 0.0
+    if tool == "torchtitan":  # also with ZeRO 2, which keeps weights gathered: see buffer_bytes
+        return tuple(zero_memory(3 if plan.zero else 0, numbers, ranks, 4, 4, 8))
+    if tool == "deepspeed":
+        sums = 4 if plan.gradient_bytes == 4 else 0  # BF16_Optimizer adds up in float32
+        return tuple(zero_memory(plan.zero, numbers, ranks, 2, 2 + sums, 12))
+    return tuple(zero_memory(plan.zero, numbers, ranks, *MIXED))
+
+
+def kept_bytes(model, plan, tool, recompute=None):
+    """Bytes of a layer that wait for the backward of one micro-batch (Korthikanti et al. 2022,
+    equations 1 to 6, with the sizes of this model; FlashAttention keeps no scores).
+
+    torch.compile computes norms and the gate's product again, and keeps what they are made of.
+    """
+    t, h, recompute = plan.tp, model.hidden, recompute or plan.recompute
+    split = t if plan.sequence_parallel else 1
+    full = 2 * h / split
+    ffn = model.top_k * model.expert_ffn + model.shared * model.expert_ffn or model.ffn
+    again = tool == "torchtitan" and plan.fused and model.gated
+    outside = (4 if again else 8 if model.gated else 10) * h
+    inside = 2 * (2 * model.width + 2 * model.kv_heads * model.head_size)
+    inside += (6 if model.gated and not again else 4) * ffn + 4 * h * model.top_k
+    scores = 5 * model.heads * plan.sequence if plan.attention == "unfused" else 4 * model.heads
+    whole = outside / split + (inside + scores) / t
+    each = {"none": whole, "full": full, "selective": outside / split + inside / t,
+            "operators": outside / split / 2 + inside / t / 2}[recompute]
+    share = plan.recomputed if recompute != "none" else 1.0
+    return plan.tokens * (share * each + (1 - share) * whole)
+
+
+def in_flight(plan, rank):
+    """Micro-batches whose activations of a rank's whole share wait at the worst moment (lab 09)."""
+    P, M, V = plan.pp, plan.micro_batches, plan.virtual
+    if P == 1:
+        return 1
+    if V > 1:
+        return interleaved_in_flight(P, M, V)[rank] / V
+    counts = {"gpipe": gpipe_in_flight, "zb-h1": zb_h1_in_flight}
+    if plan.schedule == "zb-h2":  # twice 1F1B's (Qi et al. 2023, table 2)
+        return min(2 * P - 1, M)
+    return counts.get(plan.schedule, one_f_one_b_in_flight)(P, M)[rank]
+
+
+def buffer_bytes(model, plan, tool, numbers):
+    """Gathered weights and gradients of two layers (ZeRO-3, FSDP), or a bucket; messages.
+
+    With a pipeline torchtitan gathers a stage's weights once a step, and reduces its gradients
+    once; with ZeRO 2 it gathers once, too, and reduces each micro-batch's.
+    """
+    messages = 4 * plan.tokens * model.hidden * (plan.pp > 1)
+    block = max(model.block, model.embedding) / plan.tp
+    if tool == "torchtitan" and plan.zero == 2:
+        return 2 * numbers + plan.gradient_bytes * block + messages
+    if tool == "torchtitan" and plan.zero and plan.pp > 1:
+        return (2 + plan.gradient_bytes) * numbers + messages
+    if plan.zero == 3:
+        return 2 * 2 * block + plan.gradient_bytes * block + messages
+    bucket = min(numbers, 250e6) * plan.gradient_bytes * (plan.copies > 1)
+    return bucket + messages
+
+
+def ours(model, plan, c):
+    """The GpuMemory of the course's own trainer, by lab 12's formula.
+
+    error  ValueError where it has no such model
+    """
+    if model.gated or model.experts or model.kv_heads != model.heads:
+        raise ValueError("the course's trainer has GPTs with a plain MLP and as many key heads")
+    layout = Layout(dp=plan.dp, tp=plan.tp, pp=plan.pp, cp=plan.cp, virtual=plan.virtual,
+                    sequence_parallel=plan.sequence_parallel, zero=min(plan.zero, 3),
+                    recompute=plan.recompute == "full")
+    config = GPTConfig(vocab_size=model.vocab, n_ctx=plan.sequence, n_embd=model.hidden,
+                       n_head=model.heads, n_layer=model.layers)
+    found = layout_memory(Job(config, plan.batch, plan.micro_batch), layout)
+    return GpuMemory(found.parameters, found.gradients, found.optimizer_state, found.activations,
+                     0.0, found.total - found.parameters - found.gradients - found.optimizer_state
+                     - found.activations, c.context_bytes, 0.0)

@@ -1,0 +1,118 @@
+"""A transformer's shape: its parameters, its matrix products, and FLOPs by both conventions."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Model:
+    """The sizes of a transformer.
+
+    kv_heads    0: as many as heads
+    head_size   0: hidden / heads
+    gated       the MLP has three matrices (Llama), not two (GPT)
+    tied        the head is the embedding's matrix
+    experts     0: dense. Else a token meets top_k of them, and `shared` more, of width expert_ffn
+    dense       of the layers, so many have an MLP of width ffn in spite of experts
+    parallel    attention and MLP have one input and one sum (PaLM): half of tensor ranks' messages
+    attention_numbers  parameters of a layer's attention, where it is no plain one (MLA); 0: plain
+    """
+
+    layers: int
+    hidden: int
+    heads: int
+    ffn: int
+    vocab: int
+    kv_heads: int = 0
+    head_size: int = 0
+    gated: bool = False
+    tied: bool = False
+    experts: int = 0
+    top_k: int = 0
+    shared: int = 0
+    expert_ffn: int = 0
+    dense: int = 0
+    parallel: bool = False
+    attention_numbers: int = 0
+
+    def __post_init__(self):
+        for name in ("layers", "hidden", "heads", "vocab"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        if self.hidden < self.heads:
+            raise ValueError(f"hidden={self.hidden} is less than the {self.heads} heads")
+        object.__setattr__(self, "kv_heads", self.kv_heads or self.heads)
+        object.__setattr__(self, "head_size", self.head_size or self.hidden // self.heads)
+
+    @property
+    def matrices(self):
+        """Of an MLP."""
+        return 3 if self.gated else 2
+
+    @property
+    def width(self):
+        """Numbers of all heads of a token together."""
+        return self.heads * self.head_size
+
+    @property
+    def attention(self):
+        """Parameters of a layer's attention."""
+        plain = 2 * self.hidden * (self.heads + self.kv_heads) * self.head_size
+        return self.attention_numbers or plain
+
+    @property
+    def expert(self):
+        """Parameters of one expert."""
+        return self.matrices * self.hidden * self.expert_ffn
+
+    @property
+    def sparse_layers(self):
+        return self.layers - self.dense if self.experts else 0
+
+    @property
+    def block(self):
+        """Parameters of a dense layer; in one with experts what all ranks have (router, shared)."""
+        if self.experts:
+            return self.attention + self.hidden * self.experts + self.shared * self.expert
+        return self.attention + self.matrices * self.hidden * self.ffn
+
+    @property
+    def dense_ffn(self):
+        """Parameters of the MLP of one of the dense layers of a model with experts."""
+        return self.matrices * self.hidden * self.ffn if self.experts else 0
+
+    @property
+    def embedding(self):
+        return self.vocab * self.hidden
+
+    @property
+    def parameters(self):
+        """All numbers; norms and biases are left out (below 0.1% of a large model)."""
+        ends = self.embedding * (1 if self.tied else 2)
+        experts = self.sparse_layers * self.experts * self.expert
+        return self.layers * self.block + self.dense * self.dense_ffn + experts + ends
+
+    @property
+    def active(self):
+        """The numbers that one token meets in matrix products: the embedding is looked up."""
+        idle = self.sparse_layers * (self.experts - self.top_k) * self.expert
+        return self.parameters - idle - (0 if self.tied else self.embedding)
+
+    def flops_per_token(self, sequence, causal=False, forwards=1):
+        """FLOPs of a token, forward and backward: 6 a parameter that it meets, and attention's.
+
+        Attention counts in full, as in PaLM's MFU (2022, appendix B); causal: the half that is
+        needed. forwards=2 counts a forward that is computed twice: hardware FLOPs (HFU).
+        """
+        attention = 4 * self.layers * sequence * self.width / (2 if causal else 1)
+        return (2 + forwards) * (2 * self.active + attention)
+
+    def products(self, tp=1):
+        """[(K, N)] of a dense layer's matrix products on a tensor rank, without experts."""
+        h, kv = self.hidden, 2 * self.kv_heads * self.head_size
+        if self.attention_numbers:  # low-rank ones: the same numbers in two products
+            rows = self.attention_numbers / (2 * h)
+            pairs = [(h, rows / tp), (rows / tp, h)]
+        else:
+            pairs = [(h, (self.width + kv) / tp), (self.width / tp, h)]
+        ffn = self.shared * self.expert_ffn if self.experts else self.ffn
+        return pairs + ([(h, (self.matrices - 1) * ffn / tp), (ffn / tp, h)] if ffn else [])

@@ -1,0 +1,111 @@
+"""A plan: how a training is laid out, and by which tool. No model and no machine is in it."""
+
+import math
+from dataclasses import dataclass
+
+TOOLS = ("megatron", "torchtitan", "deepspeed", "ours")
+RECOMPUTE = ("none", "selective", "operators", "full")
+SCHEDULES = ("1f1b", "gpipe", "interleaved", "zb-h1", "zb-h2")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """dp x tp x pp x cp GPUs; tensor ranks are neighbours, then context, data, pipeline ranks.
+
+    sequence, micro_batch  tokens of a sequence, sequences of one forward
+    micro_batches          that go through each pipeline in a step
+    ep         of the data and context ranks, so many share the experts
+    virtual    stages of a pipeline rank
+    zero       0 to 3: optimizer state, gradients, weights are sharded (3 is FSDP)
+    shard      ranks over which they are; 0: all data and context ranks. Others hold copies
+    recompute  none; selective: attention's core (Megatron); operators: half of the products
+               (torchtitan's "op"); full: each block's forward
+    recomputed of the blocks, this share is so treated
+    attention  flash; tuned: kernels for H100 and later (cuDNN's, FlashAttention 3); unfused: the
+               scores of all pairs go through memory (before 2022)
+    attended   tokens of the sequences, where several are packed into one; 0: they are not
+    precision  of matrix products: bf16, fp8, fp8-rowwise, mxfp8, nvfp4
+    gradient_bytes  of a number in the gradients' reduction
+    hides      axes whose traffic runs beside computing: data, tensor, context, expert, pipeline
+    fused      norms, activations and casts are fused (compiled, or the tool's kernels)
+    fused_experts  tokens are sorted by expert in the kernels that send them (2026)
+    frozen     the weights are not trained: adapters are (LoRA)
+    """
+
+    dp: int = 1
+    tp: int = 1
+    pp: int = 1
+    cp: int = 1
+    ep: int = 1
+    sequence: int = 2048
+    micro_batch: int = 1
+    micro_batches: int = 1
+    virtual: int = 1
+    schedule: str = "1f1b"
+    zero: int = 0
+    shard: int = 0
+    sequence_parallel: bool = False
+    recompute: str = "none"
+    recomputed: float = 1.0
+    attention: str = "flash"
+    attended: int = 0
+    precision: str = "bf16"
+    gradient_bytes: int = 4
+    hides: tuple = ("data",)
+    fused: bool = True
+    fused_experts: bool = False
+    frozen: bool = False
+    tool: str = "megatron"
+
+    def __post_init__(self):
+        for name in ("dp", "tp", "pp", "cp", "ep", "virtual", "micro_batch", "micro_batches"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        for name, known in (("tool", TOOLS), ("recompute", RECOMPUTE), ("schedule", SCHEDULES)):
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name}={getattr(self, name)!r} is not one of {', '.join(known)}")
+        if self.zero not in range(4):
+            raise ValueError(f"zero={self.zero} must be 0, 1, 2 or 3")
+
+    @property
+    def gpus(self):
+        return self.dp * self.tp * self.pp * self.cp
+
+    @property
+    def copies(self):
+        """Ranks with the same share of the weights: of the data and the context axis."""
+        return self.dp * self.cp
+
+    @property
+    def sharders(self):
+        """Ranks over which sharded states lie."""
+        return min(self.shard or self.copies, self.copies)
+
+    @property
+    def batch(self):
+        """Sequences of a step."""
+        return self.dp * self.micro_batch * self.micro_batches
+
+    @property
+    def tokens(self):
+        """Of a micro-batch, on one context rank."""
+        return self.micro_batch * self.sequence / self.cp
+
+    def stages(self, layers):
+        """Layers of each pipeline rank: as even as they go; where two more would make them even,
+        the first and last rank have one fewer (they have the embedding and the head).
+        """
+        even, more = divmod(layers, self.pp)
+        if self.pp > 2 and more and (layers + 2) % self.pp == 0:
+            return [even] + [even + 1] * (self.pp - 2) + [even]
+        middle = range(max(1, (self.pp - more) // 2), max(1, (self.pp - more) // 2) + more)
+        return [even + (rank % self.pp in middle or rank + self.pp in middle)
+                for rank in range(self.pp)]
+
+    def span(self, axis, node):
+        """(ranks of a group of this axis, those of them in one node of `node` GPUs)."""
+        inside = {"tensor": 1, "context": self.tp, "expert": self.tp, "data": self.tp * self.cp,
+                  "weights": self.tp, "shard": self.tp, "pipeline": self.tp * self.cp * self.dp}
+        ranks = {"tensor": self.tp, "context": self.cp, "expert": self.ep, "data": self.dp,
+                 "weights": self.copies, "shard": self.sharders, "pipeline": self.pp}[axis]
+        return ranks, max(1, min(ranks, math.ceil(node / inside[axis])))

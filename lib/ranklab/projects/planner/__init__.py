@@ -1,0 +1,1 @@
+"""The planner against published runs: scores, and the fit of its constants."""

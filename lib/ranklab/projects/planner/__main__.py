@@ -1,0 +1,22 @@
+"""The planner held against published runs: scores by source, and the fit of its constants.
+
+    python -m ranklab.projects.planner score
+    python -m ranklab.projects.planner score FILE.csv ... --json
+    python -m ranklab.projects.planner score --part validation
+    python -m ranklab.projects.planner fit
+
+A file of runs has the header of lib/ranklab/planner/published/runs_*.csv. Constants were fitted on
+three quarters of these rows, chosen by a hash of row_id; validation is the rest.
+"""
+
+import sys
+
+from ranklab.projects.planner.config import Options
+from ranklab.projects.planner.report import act
+from ranklab.projects.runner import Project
+
+project = Project(__package__, __doc__, Options, act)
+main = project.main
+
+if __name__ == "__main__":
+    sys.exit(main())
