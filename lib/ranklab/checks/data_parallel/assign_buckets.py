@@ -52,10 +52,8 @@ def _lists(assign_buckets, parameters, cap):
     try:
         buckets = assign_buckets((p for p in parameters), cap)
     except (TypeError, AttributeError) as error:
-        if "generator" not in str(error):
-            raise
-        raise Mistake(f"it raised {type(error).__name__}: {error}", "model.parameters() is no list "
-                      "but a generator: it runs once. list(parameters) makes one.") from None
+        hint = "It is no list but a generator: list(parameters)." * ("generator" in str(error))
+        raise Mistake(f"it raised {type(error).__name__}: {error}", hint) from None
     expect(isinstance(buckets, list) and all(isinstance(each, list) for each in buckets),
            f"it returned {str(buckets)[:60]}", "Return a list of lists of parameters.")
     return buckets
