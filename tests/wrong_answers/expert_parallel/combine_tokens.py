@@ -26,6 +26,7 @@ WRONG = [mutant(combine_tokens, *edits, says=says, called=called, all_to_all_row
     (ADD, "out.index_copy(0, sent.order // k, weighted.float())", "out|index_add", "overwrites"),
     (ADD, "out.index_add(0, sent.order % len(weights), weighted.float())", "out",
      "token_by_remainder"),
+    (ADD, ADD.replace("// k", "// 2"), "out|Error", "always_two_choices"),
     (ADD, f"{ADD}.to(rows.dtype)", "bfloat16", "rounded"),
     ("torch.zeros(", "torch.ones(", "out", "ones_below"),
     (HOME, HOME.replace("back,", "back.float(),"), "bytes", "float32_travels"),

@@ -18,6 +18,8 @@ WRONG = [mutant(dispatch_tokens, *edits, says=says, called=called, all_to_all_ro
      "sorted_down"),
     (ORDER, "(flat >= 0).nonzero().flatten()", "order|rows", "not_sorted"),
     ("x[order // k]", "x[order % len(x)]", "rows", "token_by_remainder"),
+    ("x[order // k]", "x[order // 2]", "rows|IndexError", "always_two_choices"),
+    ("x[order // k]", "x.float()[order // k]", "float32", "float32_travels"),
     ("rows[by_expert]", "rows", "rows", "sorted_by_rank"),
     (f"    {ASK}\n", "    theirs = counts.clone()\n", "came|[Ss]plit|rows",
      "does_not_ask"),

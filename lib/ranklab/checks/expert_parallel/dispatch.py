@@ -8,7 +8,7 @@ from ranklab.checks.beside import beside, expect, on_groups, refused
 from ranklab.engine import device
 from ranklab.expert_parallel import Sent, dispatch_tokens
 
-C, K, E = 3, 2, 12  # 4, 3, 2 and 1 ranks divide the experts
+C, E = 3, 12  # 4, 3, 2 and 1 ranks divide the experts
 EMPTY = 5  # an expert that nobody chooses
 FAILURES = {
     "RuntimeError: .*[Ss]plit sizes.*": "Rows are cut where the ranks' experts begin and end: "
@@ -31,14 +31,14 @@ ADVICE = {
 
 def _given(rank, turn, members):
     """(x, chosen, weights) of a rank: ranks have unequal numbers of tokens, the last of several
-    none; some tokens have no expert.
+    none; some tokens have no expert. The second turn is bfloat16, with three choices and not two.
     """
     random = torch.Generator().manual_seed(100 * turn + rank)
     n = 0 if len(members) > 1 and rank == members[-1] else 5 + 2 * (rank + turn) % 4
-    x = torch.randint(-9, 10, (n, C), generator=random).float()
-    chosen = torch.rand(n, E, generator=random).argsort(dim=1)[:, :K]
+    x = torch.randint(-9, 10, (n, C), generator=random).to((torch.float32, torch.bfloat16)[turn])
+    chosen = torch.rand(n, E, generator=random).argsort(dim=1)[:, : 2 + turn]
     chosen[chosen == EMPTY] = -1
-    weights = torch.rand(n, K, generator=random) + 0.1
+    weights = torch.rand(n, 2 + turn, generator=random) + 0.1
     return x, chosen, weights
 
 
@@ -66,9 +66,9 @@ def _expected(turn, ranks):
         for e, _, t, j in sent:
             dx[t] += 1 + e
         found["rows"].append(torch.stack([given[r][0][t] for _, r, t, _ in here]) if here
-                             else torch.empty(0, C))
+                             else given[me][0][:0])
         found["dx"].append(dx)
-        found["order"].append(torch.tensor([t * K + j for _, _, t, j in sent]).long())
+        found["order"].append(torch.tensor([t * (2 + turn) + j for _, _, t, j in sent]).long())
         for name, of, at in (("to", sent, 0), ("came", here, 1)):
             owner = [row[0] // (E // R) if at == 0 else row[1] for row in of]
             found[name].append(torch.tensor([owner.count(r) for r in range(R)]))
@@ -186,7 +186,7 @@ def _combine(combine_tokens, ranks, dtype):
         found, x = _home(turn, ranks, dtype), _given(ranks.members[me], turn, ranks.members)[0]
         out = found["out"][me]
         return {"a sum without weights": (found["plain"][me], "Each row counts by its weight."),
-                "the mean over k experts": (out / K, "The weights are a mean already."),
+                "the mean over k experts": (out / (2 + turn), "The weights are a mean already."),
                 "rounded to bfloat16": (out.bfloat16().float(), "Add up in float32."),
                 "with the inputs": (out + x, "What experts made, and nothing else.")}
 

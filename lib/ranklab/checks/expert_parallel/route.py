@@ -118,7 +118,7 @@ def _kept(chosen, room, by_choice=True, together=False):
 
 def check_capacity(capacity):
     for shape, E, factor in (((2, 16, 2), 4, 1.0), ((3, 10, 2), 4, 0.75), ((2, 3, 9, 1), 4, 1.0),
-                             ((12, 3), 8, 0.5), ((1, 20, 2), 6, 9.0)):
+                             ((12, 3), 8, 0.5), ((1, 20, 2), 6, 9.0), ((2, 8, 1), 8, 0.75)):
         logits = _logits((*shape[:-1], E), 5) + torch.arange(E) / 2  # late experts are wanted more
         chosen, (T, k) = logits.topk(shape[-1], dim=-1).indices, shape[-2:]
         share = T * k / E
