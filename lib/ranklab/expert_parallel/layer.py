@@ -1,5 +1,6 @@
 """MoE: a router and experts in the place of a block's MLP; MoEConfig: a GPT that has them."""
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +11,7 @@ from ranklab.expert_parallel.dispatch import combine_tokens, dispatch_tokens
 from ranklab.expert_parallel.route import (
     balance_bias, capacity, load_balance_loss, router_z_loss, top_k_route,
 )
-from ranklab.models.gpt import GPT, GPTConfig
+from ranklab.models.gpt import GPT, MLP, GPTConfig
 
 BALANCE = ("loss", "bias", "none")
 
@@ -93,7 +94,7 @@ class MoE(nn.Module):
 
     As it is made it has all experts. `spread` leaves it those of this rank.
     route, limit, dispatch, combine, balance_loss   a learner's own fit
-    seen  of the last forward: logits, wanted, and chosen, which is wanted with -1 for dropped
+    seen  of the last forward: wanted, and chosen, which is wanted with -1 for dropped
     """
 
     def __init__(self, config):
@@ -102,7 +103,7 @@ class MoE(nn.Module):
         self.config, self.group = config, None
         self.router = nn.Linear(C, E, bias=False)
         self.up, self.down = ExpertLinear(E, C, width), ExpertLinear(E, width, C)
-        self.shared = SharedExpert(C, config.shared_width) if config.shared_width else None
+        self.shared = MLP(config, config.shared_width) if config.shared_width else None
         self.reset_buffers()
         self.aux_gradient = AuxGradient()
         self.route, self.limit, self.balance_loss = top_k_route, capacity, load_balance_loss
@@ -139,7 +140,7 @@ class MoE(nn.Module):
         if self.training and self.bias is not None:
             self.loads = self.loads + F.one_hot(chosen, config.n_expert).flatten(0, -2).sum(0)
         kept = self.limit(chosen, config.n_expert, config.factor) if config.factor else chosen
-        self.seen = {"logits": logits.detach(), "wanted": chosen.detach(), "chosen": kept.detach()}
+        self.seen = {"wanted": chosen, "chosen": kept}
         return kept.flatten(0, 1), weights.flatten(0, 1), aux
 
     def auxiliary(self, logits, chosen):
@@ -155,17 +156,6 @@ class MoE(nn.Module):
         """The bias follows the loads of a step, (E,), of all ranks."""
         balance_bias(self.bias, loads, self.config.rate)
         self.loads = 0
-
-
-class SharedExpert(nn.Module):
-    """An MLP that all tokens take."""
-
-    def __init__(self, C, width):
-        super().__init__()
-        self.up, self.down = nn.Linear(C, width, bias=False), nn.Linear(width, C, bias=False)
-
-    def forward(self, x):
-        return self.down(F.gelu(self.up(x)))
 
 
 class AuxGradient:
@@ -204,16 +194,15 @@ def layers_of(model):
 def moe_gpt(config):
     """A GPT with experts, whose loss tells the layers how much their auxiliary losses count."""
     model = GPT(config)
-    model.register_forward_hook(_tell_layers, with_kwargs=True)
+    model.register_forward_hook(functools.partial(_tell, layers_of(model)), with_kwargs=True)
     return model
 
 
-def _tell_layers(model, args, kwargs, loss):
+def _tell(layers, model, args, kwargs, loss):
     if loss.dim() or not loss.requires_grad:
         return
     reduction = kwargs.get("reduction", args[2] if len(args) > 2 else "mean")
     tokens = args[0].shape[0] * args[0].shape[1] if reduction == "mean" else 1
-    layers = layers_of(model)
 
     def tell(gradient):
         for layer in layers:

@@ -92,7 +92,7 @@ class ExpertParallel(DataParallel):
 
     def make_optimizer(self, new_optimizer, groups):
         optimizer = new_optimizer(groups_here(groups, lambda name, _: self.parts.get(name)))
-        optimizer.register_step_post_hook(lambda *_: move_biases(self.model, self.group))
+        optimizer.register_step_post_hook(lambda *_: move_biases(layers_of(self.model), self.group))
         return optimizer
 
     def gradients(self, model):
@@ -113,9 +113,9 @@ def with_own_copies(gradients, model, own):
 
 
 @torch.no_grad()
-def move_biases(model, group=None):
-    """The biases of all layers follow the loads of all ranks. cost: one all-reduce, 8 L E bytes."""
-    layers = [layer for layer in layers_of(model) if layer.bias is not None]
+def move_biases(layers, group=None):
+    """The biases of MoE layers follow the loads of all ranks. cost: one all-reduce, 8 L E bytes."""
+    layers = [layer for layer in layers if layer.bias is not None]
     if layers:
         loads = torch.stack([layer.loads + torch.zeros_like(layer.bias, dtype=torch.long)
                              for layer in layers])

@@ -15,6 +15,7 @@ import torch
 from ranklab import hardware
 from ranklab.context_parallel.formulas import ring_bytes
 from ranklab.expert_parallel.layer import MoEConfig
+from ranklab.expert_parallel.traffic import even_bytes
 from ranklab.hybrid.shares import (
     hidden_bytes, mlp_numbers, parameters_of, shares, vocabulary_rows,
 )
@@ -156,10 +157,9 @@ def expert_bytes(job, layout):
     Rows go there and come back as matrix products take and give them; in backward gradients do.
     Before, ranks tell how many rows they send.
     """
-    rows = job.config.top_k * job.tokens * job.config.n_embd
-    forward = 2 * rows * job.width + 8 * job.config.n_expert
-    again = forward if layout.recompute else 0
-    return (forward + 2 * rows * job.width + again) * (layout.ep - 1) // layout.ep
+    rows = even_bytes(job.tokens, job.config.top_k, job.config.n_embd, layout.ep, job.width, False)
+    counts = 8 * job.config.n_expert * (layout.ep - 1) // layout.ep
+    return 2 * rows + counts + layout.recompute * (rows + counts)
 
 
 def ring(ranks, nbytes):

@@ -36,6 +36,8 @@ class Hybrid(GroupParallel):
     lab     12
     """
 
+    moe_layers = ()  # of this rank, when a model is applied
+
     def __init__(self, mesh, layout, apply_by=parallelize, sync=tied_embedding_sync,
                  norm_of=mesh_grad_norm):  # fmt: skip
         super().__init__()
@@ -56,18 +58,16 @@ class Hybrid(GroupParallel):
         if self.data.context:
             self.data.context.apply(model)  # now: what is cut off later keeps its attention
         if isinstance(model.config, MoEConfig):
-            prepare_experts(model, self.expert_group())
+            alone = self.layout.ep == 1  # all ranks make the groups of one
+            prepare_experts(model, dist.new_subgroups(1)[0] if alone else self.mesh.group("expert"))
         applied = self.apply_by(model, self)  # in place
+        self.moe_layers = layers_of(model)
         own = self.tensor.seed_dropout(model)  # now: weights have been drawn alike on all ranks
         for block in () if own is None else model.blocks.values():
             own_random_in(block.attention, own)  # its heads are this rank's
             if self.layout.sequence_parallel:
                 own_random_in(block.drop, own)  # and so are its tokens
         return applied
-
-    def expert_group(self):
-        """That of the ranks that share a layer's experts; all ranks call it."""
-        return self.mesh.group("expert") if self.layout.ep > 1 else dist.new_subgroups(1)[0]
 
     def materialize(self, model):
         """The parts that `model`, made on the meta device, has here, are those of the whole."""
@@ -77,8 +77,7 @@ class Hybrid(GroupParallel):
     def make_optimizer(self, new_optimizer, groups):
         """Of what this rank has; groups are those of the whole model, decided before."""
         optimizer = self.data.make_optimizer(new_optimizer, self.pipeline.here(groups))
-        optimizer.register_step_post_hook(
-            lambda *_: move_biases(self.pipeline.model, self.data.group))
+        optimizer.register_step_post_hook(lambda *_: move_biases(self.moe_layers, self.data.group))
         return optimizer
 
     # --- a step -----------------------------------------------------------------------------------
@@ -94,7 +93,7 @@ class Hybrid(GroupParallel):
         (with zero=3 after each micro-batch: whole gradients would have no place).
         """
         count = self.token_count(targets).clamp(min=1)
-        for layer in layers_of(self.pipeline.model):  # now: not every stage sees the loss
+        for layer in self.moe_layers:  # now: not every stage sees the loss
             layer.aux_gradient.scale = scale * self.data.gradient_scale / count
         with self.data.communication(is_last=False):
             share = self.pipeline.run(loss_sum, inputs, targets, micro_batch, 1 / count,

@@ -142,14 +142,14 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """Two matrices with a GELU between them; F = 4 C."""
+    """Two matrices with a GELU between them; F = 4 C, or another width."""
 
-    def __init__(self, config):
+    def __init__(self, config, width=0):
         super().__init__()
-        self.up = nn.Linear(config.n_embd, 4 * config.n_embd, bias=False)
-        self.down = nn.Linear(4 * config.n_embd, config.n_embd, bias=False)
+        C, F = config.n_embd, width or 4 * config.n_embd
+        self.up, self.down = nn.Linear(C, F, bias=False), nn.Linear(F, C, bias=False)
 
-    def forward(self, x):  # (B, T, C) -> (B, T, 4C) -> (B, T, C)
+    def forward(self, x):  # (..., C) -> (..., F) -> (..., C)
         return self.down(F.gelu(self.up(x)))
 
 

@@ -8,14 +8,13 @@ BF16_Optimizer. torchtitan: FSDP2 of float32 weights. Ours: lab 12's layout_memo
 from dataclasses import dataclass, fields
 
 from ranklab.hybrid import Job, Layout, layout_memory
+from ranklab.hybrid.memory import MEGATRON
 from ranklab.models.gpt import GPTConfig
 from ranklab.pipeline_parallel.formulas import (
     gpipe_in_flight, interleaved_in_flight, one_f_one_b_in_flight, zb_h1_in_flight,
 )
 from ranklab.planner.constants import CONSTANTS
 from ranklab.zero.memory import zero_memory
-
-MIXED = (2, 4, 12)  # bytes of Megatron's weight, main gradient, optimizer state
 
 
 @dataclass(frozen=True)
@@ -109,7 +108,7 @@ def states(plan, tool, numbers, ranks):
     if tool == "deepspeed":
         sums = 4 if plan.gradient_bytes == 4 else 0  # BF16_Optimizer adds up in float32
         return tuple(zero_memory(plan.zero, numbers, ranks, 2, 2 + sums, 12))
-    return tuple(zero_memory(plan.zero, numbers, ranks, *MIXED))
+    return tuple(zero_memory(plan.zero, numbers, ranks, *MEGATRON["bf16"]))
 
 
 def kept_bytes(model, plan, tool, recompute=None):

@@ -3,10 +3,11 @@
 A row is left out for what it is or lacks, never for its error.
 """
 
-import math
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from itertools import combinations
+
+import numpy as np
 
 from ranklab.planner.constants import CONSTANTS
 from ranklab.planner.fit import memory_ratio, step_ratio
@@ -49,13 +50,7 @@ def spread(errors):
 
 
 def quantile(values, part):
-    """By linear interpolation, as numpy does it; None of nothing."""
-    if not values:
-        return None
-    ordered, place = sorted(values), part * (len(values) - 1)
-    low = math.floor(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (place - low) * (ordered[high] - ordered[low])
+    return float(np.quantile(values, part)) if values else None
 
 
 def mean(values):

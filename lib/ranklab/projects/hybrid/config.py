@@ -54,12 +54,12 @@ SIZES = {  # name -> (the GPT, Config, Layout): a laptop; 8, 64, 128 and 64 A100
     "mixtral": (MoEConfig(32000, 4096, 32, 32, 4096, rotary_base=1e6, expert_width=14336 * 3 // 2),
                 replace(LARGE, batch=1024), Layout(1, 2, 4, sequence_parallel=True, ep=8)),
 }
+JOBS = {name: config.job(shape) for name, (shape, config, _) in SIZES.items()}
+
+
 def with_experts(shape, n_expert):
     """The GPT with so many experts in each block, of which a token takes two; 0: as it is."""
     return MoEConfig(**vars(shape), n_expert=n_expert) if n_expert else shape
-
-
-JOBS = {name: config.job(shape) for name, (shape, config, _) in SIZES.items()}
 
 
 @dataclass(frozen=True)

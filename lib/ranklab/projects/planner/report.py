@@ -22,12 +22,12 @@ def act(options, settings):
     return "\n".join([score_table(found), "", unused_table(found)])
 
 
-def score_table(found):
+def score_table(scores):
     """Median and 90th percentile of the relative errors of each source, as text."""
     lines = [HEADER]
-    for name, each in found.items():
-        times, memory = each.as_dict()["step_time"], each.as_dict()["memory"]
-        right = each.as_dict()["pairs"]["right"]
+    for name, each in scores.items():
+        found = each.as_dict()
+        times, memory, right = found["step_time"], found["memory"], found["pairs"]["right"]
         lines.append(f"{name:24}{each.rows:6}{each.usable:8}{each.used:6}"
                      f"{percent(times['median']):>7}{percent(times['p90']):>7}"
                      f"{percent(memory['median']):>9}{percent(memory['p90']):>7}"
