@@ -15,7 +15,7 @@ from ranklab.planner.published import table
 
 RING = 0.80  # of NVLink, in all-gather and reduce-scatter of large messages: 362 of 450 GB/s (H200)
 CARDS = 0.91  # of the cards, large all-reduce over 4 nodes: 365 of 400 GB/s (p5en, nccl_busbw.csv)
-SPREAD = 0.094  # power of nodes: 360 GB/s on 4 nodes, 260 on 128 (NVIDIA/nccl issue 1229)
+SPREAD = 0.094  # power of nodes, assumed: of the bandwidth on 4 nodes 128 have 0.72
 
 
 @functools.cache
