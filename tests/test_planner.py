@@ -18,7 +18,7 @@ from ranklab.planner.links import bus_bandwidth, collective_seconds, sweep
 from ranklab.planner.machine import machine
 from ranklab.planner.memory import fits, in_flight, memory_per_gpu, states
 from ranklab.planner.model import Model
-from ranklab.planner.plan import Plan
+from ranklab.planner.plan import Plan, Span
 from ranklab.planner.score import quantile, score
 from ranklab.planner.step import bubble_part, step_time
 from ranklab.projects.planner import config
@@ -117,7 +117,7 @@ def test_bubbles_are_the_papers():
         P, M = int(row["stages_p"]), int(row["microbatches_m"])
         ideal = float(row["ideal_1f1b_(p-1)/(m+p-1)"])
         assert flush_bubble(P, M) == pytest.approx(ideal, abs=1e-4)
-        assert bubble_part(Plan(pp=P, micro_batches=M), None, 0.0) == pytest.approx(ideal, abs=1e-4)
+        assert bubble_part(GPT_22B, Plan(pp=P, micro_batches=M), A100) == pytest.approx(ideal, abs=1e-4)
     wide = Model(8, 16384, 128, 65536, 1000)  # whose head is small: all stages are alike
     step = step_time(wide, Plan(pp=8, micro_batches=24), A100)
     assert step.bubble / (step.total - step.data - step.optimizer - step.rest) == pytest.approx(
@@ -140,23 +140,23 @@ def test_layer_times_are_near_the_papers():
 # --- links ----------------------------------------------------------------------------------------
 
 def test_a_group_of_whole_nodes_uses_all_their_cards():
-    one = bus_bandwidth("all_reduce", 2**33, 4, 1, H100)[1]
-    eight = bus_bandwidth("all_reduce", 2**33, 32, 8, H100)[1]
+    one = bus_bandwidth("all_reduce", 2**33, Span(4, 1, 4), H100)[1]
+    eight = bus_bandwidth("all_reduce", 2**33, Span(32, 8, 32), H100)[1]
     assert eight == pytest.approx(8 * one) and 330e9 < eight < 400e9  # 365 are measured (p5en)
 
 
 def test_bandwidth_in_a_node_is_the_measured_sweep():
     sizes, speeds = sweep("A100-SXM (one", 8)
     for size, speed in zip(sizes, speeds):
-        fast, slow = bus_bandwidth("all_reduce", math.exp(size), 8, 8, A100)
-        assert fast == pytest.approx(math.exp(speed), rel=0.05) and slow == math.inf
+        fast, *slow = bus_bandwidth("all_reduce", math.exp(size), Span(8, 8, 8), A100)
+        assert fast == pytest.approx(math.exp(speed), rel=0.05) and slow == [math.inf] * 2
 
 
 def test_collectives_take_longer_with_more_bytes_and_more_nodes():
-    times = [collective_seconds("all_gather", n, (64, 8), A100, CONSTANTS) for n in (1e6, 1e7, 1e9)]
+    times = [collective_seconds("all_gather", n, Span(64, 8, 64), A100, CONSTANTS) for n in (1e6, 1e7, 1e9)]
     assert times == sorted(times)
-    assert collective_seconds("all_gather", 1e9, (8, 8), A100, CONSTANTS) < times[-1]
-    assert collective_seconds("all_gather", 1e9, (1, 1), A100, CONSTANTS) == 0
+    assert collective_seconds("all_gather", 1e9, Span(8, 8, 8), A100, CONSTANTS) < times[-1]
+    assert collective_seconds("all_gather", 1e9, Span(1, 1, 1), A100, CONSTANTS) == 0
 
 
 # --- memory ---------------------------------------------------------------------------------------

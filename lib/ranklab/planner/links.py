@@ -2,7 +2,8 @@
 
 The curves are NCCL's published sweeps (published/nccl_busbw.csv), as a part of what the links can
 do. Within a node: the sweeps of 8 A100 and of 8 H200. Between nodes: the shape of the sweep of 4
-nodes, whose GPU is not named. A group that holds whole nodes uses all their cards.
+nodes, whose GPU is not named; between islands of nodes it is assumed to be the same. A group that
+holds whole nodes uses all their cards.
 """
 
 import functools
@@ -39,38 +40,44 @@ def part_of_best(nbytes, hardware, ranks):
 
 
 @functools.lru_cache(maxsize=65536)
-def bus_bandwidth(verb, nbytes, ranks, inside, machine):
-    """Bytes/s of each rank in nccl-tests' sense, for a group with `inside` ranks in each node."""
+def bus_bandwidth(verb, nbytes, span, machine):
+    """(in nodes, between them, between islands): bytes/s of each rank in nccl-tests' sense, for a
+    group with this Span; infinite where it does not go so far.
+    """
+    ranks, inside, near = span
     new = machine.link >= 400e9  # NVSwitch that adds up (H100 and later)
     best = machine.link * (1.05 if new and verb == "all_reduce" else RING)
     in_node = part_of_best(nbytes * 8 / min(inside, 8), "H200" if new else "A100-SXM (one", 8)
     fast = best * in_node
     if inside >= ranks:
-        return fast, math.inf
+        return fast, math.inf, math.inf
     nodes = math.ceil(ranks / inside)
-    shape = part_of_best(nbytes * 4 / nodes, "4 nodes", 32)
-    slow = inside * machine.network * CARDS * shape * min(1.0, (nodes / 4) ** -SPREAD)
-    return fast, slow
+    shape = part_of_best(nbytes * 4 / nodes, "4 nodes", 32) * CARDS * min(1, (nodes / 4) ** -SPREAD)
+    far = machine.far * near * shape if near < ranks else math.inf
+    return fast, inside * machine.network * shape, far
 
 
 def collective_seconds(verb, nbytes, span, machine, constants):
-    """Seconds of a collective; nbytes is the larger side, as in nccl-tests.
-
-    span  (ranks, those of them in one node)
-    """
-    ranks, inside = span
+    """Seconds of a collective; nbytes is the larger side, as in nccl-tests."""
+    ranks, inside, near = span
     if ranks < 2 or not nbytes:
         return 0.0
-    fast, slow = bus_bandwidth(verb, nbytes, ranks, inside, machine)
-    speed = min(constants.link_share * fast, constants.network_share * slow)
+    fast, slow, far = bus_bandwidth(verb, nbytes, span, machine)
+    speed = min(constants.link_share * fast, constants.network_share * slow, far)
     if verb == "all_to_all":  # only what leaves the node goes through its cards
         slow *= ranks / (ranks - inside) / inside if inside < ranks else 1
-        speed = constants.exchange_share * min(fast, slow)
+        far *= ranks / (ranks - near) / near if near < ranks else 1
+        speed = constants.exchange_share * min(fast, slow, far)
     return bus_factor(verb, ranks) * nbytes / speed
 
 
-def message_seconds(nbytes, in_node, machine, constants):
-    """Seconds of one message between two neighbours of a pipeline: one card, or the link."""
-    speed = constants.link_share * machine.link if in_node else (
-        constants.network_share * machine.network)
+def message_seconds(nbytes, span, machine, constants):
+    """Seconds of one message between two neighbours of a group, where they are furthest apart: by
+    the link, by one card, or between islands.
+    """
+    speed = constants.link_share * machine.link
+    if span.node < span.ranks:
+        speed = constants.network_share * machine.network
+    if span.island < span.ranks:
+        speed = min(speed, machine.far)
     return 10e-6 + nbytes / speed

@@ -29,6 +29,8 @@ class Machine:
     flops         {precision: FLOP/s of the best matrix products}, measured where it is published
     node          GPUs in a row that the scale-up link joins
     link          bytes/s of a GPU, one direction; network: the same, of its share of the cards
+    island, far   GPUs in a row that this network joins, and a GPU's bytes/s between such islands;
+                  0: it joins all
     """
 
     name: str
@@ -43,6 +45,8 @@ class Machine:
     link: float = 300e9
     network: float = 25e9
     watts: float = 0.0
+    island: int = 0
+    far: float = 0.0
 
     def rate(self, precision):
         """FLOP/s of the best matrix products; of the next wider numbers where it has none."""

@@ -50,16 +50,33 @@ class GpuMemory:
 
 
 def memory_per_gpu(model, plan, machine, tool=None, constants=CONSTANTS):
-    """The GpuMemory of the fullest pipeline rank.
+    """The GpuMemory of the pipeline rank that holds most.
 
-    tool  megatron, torchtitan, deepspeed or ours; None: plan.tool
+    states       sharded over plan.sharders; those of experts over the ranks with the same experts
+    activations  of the layers of a stage, for each micro-batch in flight; with recompute also what
+                 one layer keeps while it is computed again
+    logits       8 bytes each (10 where kernels are not fused), on the last stage
+    tool         megatron, torchtitan, deepspeed or ours; None: plan.tool
+    lab          13
     """
-    tool = tool or plan.tool
+    tool, found = tool or plan.tool, []
     if tool == "ours":
         return ours(model, plan, constants)
-    ranks = {0, min(1, plan.pp - 1), plan.pp - 1}
-    return max((of_rank(model, plan, tool, rank, constants) for rank in ranks),
-               key=lambda memory: memory.total)
+    kept = kept_bytes(model, plan, tool)
+    again = kept_bytes(model, plan, tool, "none") if plan.recompute != "none" else 0
+    for rank in {0, min(1, plan.pp - 1), plan.pp - 1}:  # those between hold less than the second
+        numbers, experts = numbers_of(model, plan, rank)
+        dense = states(plan, tool, numbers, plan.sharders)
+        sparse = states(plan, tool, experts, max(1, plan.copies * plan.tp // plan.ep))
+        layers = plan.stages(model.layers)[rank]
+        activations = in_flight(plan, rank) * layers * kept + again
+        logits = (8 if plan.fused else 10) * plan.tokens * model.vocab / plan.tp
+        logits *= rank == plan.pp - 1
+        found.append(GpuMemory(
+            *map(sum, zip(dense, sparse)), activations, logits,
+            buffer_bytes(model, plan, tool, numbers, constants), constants.context_bytes,
+            constants.gaps * (activations + logits)))
+    return max(found, key=lambda memory: memory.total)
 
 
 def fits(model, plan, machine, tool=None, constants=CONSTANTS):
@@ -67,30 +84,9 @@ def fits(model, plan, machine, tool=None, constants=CONSTANTS):
     return memory_per_gpu(model, plan, machine, tool, constants).total <= machine.memory_bytes
 
 
-def of_rank(model, plan, tool, rank, c):
-    """The GpuMemory of a pipeline rank."""
+def numbers_of(model, plan, rank):
+    """(parameters of layers and embeddings, of experts) that a GPU of this pipeline rank has."""
     layers = plan.stages(model.layers)[rank]
-    numbers, experts = numbers_of(model, plan, rank, layers)
-    weights, gradients, optimizer = states(plan, tool, numbers, plan.sharders)
-    if experts:
-        copies = max(1, plan.copies * plan.tp // plan.ep)
-        more = states(plan, tool, experts, copies)
-        weights, gradients, optimizer = (a + b for a, b in zip(
-            (weights, gradients, optimizer), more))
-    kept = kept_bytes(model, plan, tool)
-    working = kept_bytes(model, plan, tool, "none") if plan.recompute != "none" else 0
-    activations = in_flight(plan, rank) * layers * kept + working
-    last = rank == plan.pp - 1
-    logits = last * plan.tokens * model.vocab / plan.tp * (8 if plan.fused else 10)
-    buffers = buffer_bytes(model, plan, tool, numbers)
-    if tool == "deepspeed":
-        buffers += c.step_bytes * numbers / (plan.sharders if plan.zero else 1)
-    return GpuMemory(weights, gradients, optimizer, activations, logits, buffers,
-                     c.context_bytes, c.gaps * (activations + logits))
-
-
-def numbers_of(model, plan, rank, layers):
-    """(parameters of layers and embeddings, of experts) of a rank."""
     dense = min(layers, model.dense) if rank == 0 else 0
     ends = (rank == 0) + (rank == plan.pp - 1)
     ends = min(ends, 1) if model.tied else ends
@@ -146,14 +142,17 @@ def in_flight(plan, rank):
     return counts.get(plan.schedule, one_f_one_b_in_flight)(P, M)[rank]
 
 
-def buffer_bytes(model, plan, tool, numbers):
-    """Gathered weights and gradients of two layers (ZeRO-3, FSDP), or a bucket; messages.
+def buffer_bytes(model, plan, tool, numbers, c=CONSTANTS):
+    """Gathered weights and gradients of two layers (ZeRO-3, FSDP), or a bucket; messages; what
+    DeepSpeed's optimizer makes for its step.
 
     With a pipeline torchtitan gathers a stage's weights once a step, and reduces its gradients
     once; with ZeRO 2 it gathers once, too, and reduces each micro-batch's.
     """
     messages = 4 * plan.tokens * model.hidden * (plan.pp > 1)
     block = max(model.block, model.embedding) / plan.tp
+    if tool == "deepspeed":
+        messages += c.step_bytes * numbers / (plan.sharders if plan.zero else 1)
     if tool == "torchtitan" and plan.zero == 2:
         return 2 * numbers + plan.gradient_bytes * block + messages
     if tool == "torchtitan" and plan.zero and plan.pp > 1:

@@ -1,11 +1,22 @@
 """A plan: how a training is laid out, and by which tool. No model and no machine is in it."""
 
+import itertools
 import math
+import operator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 TOOLS = ("megatron", "torchtitan", "deepspeed", "ours")
 RECOMPUTE = ("none", "selective", "operators", "full")
 SCHEDULES = ("1f1b", "gpipe", "interleaved", "zb-h1", "zb-h2")
+
+
+class Span(NamedTuple):
+    """Ranks of a group: all, those of them in one node, and in one island of nodes."""
+
+    ranks: int
+    node: int
+    island: int
 
 
 @dataclass(frozen=True)
@@ -30,6 +41,7 @@ class Plan:
     fused      norms, activations and casts are fused (compiled, or the tool's kernels)
     fused_experts  tokens are sorted by expert in the kernels that send them (2026)
     frozen     the weights are not trained: adapters are (LoRA)
+    outermost  the axis whose ranks lie furthest apart: pipeline or data
     """
 
     dp: int = 1
@@ -56,12 +68,14 @@ class Plan:
     fused_experts: bool = False
     frozen: bool = False
     tool: str = "megatron"
+    outermost: str = "pipeline"
 
     def __post_init__(self):
         for name in ("dp", "tp", "pp", "cp", "ep", "virtual", "micro_batch", "micro_batches"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
-        for name, known in (("tool", TOOLS), ("recompute", RECOMPUTE), ("schedule", SCHEDULES)):
+        for name, known in (("tool", TOOLS), ("recompute", RECOMPUTE), ("schedule", SCHEDULES),
+                            ("outermost", ("pipeline", "data"))):
             if getattr(self, name) not in known:
                 raise ValueError(f"{name}={getattr(self, name)!r} is not one of {', '.join(known)}")
         if self.zero not in range(4):
@@ -102,10 +116,25 @@ class Plan:
         return [even + (rank % self.pp in middle or rank + self.pp in middle)
                 for rank in range(self.pp)]
 
-    def span(self, axis, node):
-        """(ranks of a group of this axis, those of them in one node of `node` GPUs)."""
-        inside = {"tensor": 1, "context": self.tp, "expert": self.tp, "data": self.tp * self.cp,
-                  "weights": self.tp, "shard": self.tp, "pipeline": self.tp * self.cp * self.dp}
-        ranks = {"tensor": self.tp, "context": self.cp, "expert": self.ep, "data": self.dp,
-                 "weights": self.copies, "shard": self.sharders, "pipeline": self.pp}[axis]
-        return ranks, max(1, min(ranks, math.ceil(node / inside[axis])))
+    def span(self, axis, machine):
+        """The Span of a group of this axis. "weights": the ranks with the same share of the weights
+        (data and context); "shard": those over which sharded states lie.
+        """
+        sizes = {"tensor": self.tp, "context": self.cp, "data": self.dp, "pipeline": self.pp}
+        group = (axis,) if axis in sizes else ("context", "data")
+        ranks = {"expert": self.ep, "weights": self.copies, "shard": self.sharders}.get(
+            axis) or sizes[axis]
+        order = ["tensor", "context", "data", "pipeline"]  # neighbours first
+        if self.outermost == "data":
+            order[2:] = ["pipeline", "data"]
+        strides = dict(zip(order, itertools.accumulate((sizes[each] for each in order),
+                                                       operator.mul, initial=1)))
+
+        sizes["data"] = self.gpus if axis == "expert" else self.dp  # they may be tensor ranks, too
+
+        def together(row):  # ranks of a group in the same `row` GPUs
+            found = math.prod(min(sizes[each], math.ceil(row / strides[each])) for each in group)
+            return max(1, min(ranks, found, math.ceil(row / strides[group[0]])))
+
+        return Span(ranks, together(machine.node),
+                    together(machine.island) if machine.island else ranks)

@@ -70,32 +70,81 @@ def exposed(messages, work, hidden, c):
 
 
 def layer_parts(model, plan, machine, c, sparse):
-    """(Work, seconds of recompute, {axis: seconds exposed}) of a layer and micro-batch."""
+    """{part of a Step: seconds} of a layer and micro-batch, on one GPU."""
     work = compute.layer_work(model, plan, machine, c, sparse)
     twice = compute.again(work, plan)
     both = work.forward + work.backward + twice
     numbers = model.block + model.dense_ffn * (not sparse)
-    axes = {"tensor": (traffic.tensor_seconds(model, plan, machine, c), sum(work.products)),
-            "context": (traffic.context_seconds(model, plan, machine, c), sum(work.attention)),
-            "expert": (traffic.expert_seconds(model, plan, machine, c) if sparse else 0.0, both)}
-    left = {axis: exposed(seconds, beside, axis in plan.hides, c)
-            for axis, (seconds, beside) in axes.items()}
     gathered = traffic.gather_seconds(numbers / plan.tp, plan, machine, c)
     if sparse and plan.zero == 3:
         gathered += traffic.gather_seconds(model.experts * model.expert / plan.ep, plan, machine, c)
-    left["weights"] = exposed(gathered, both, "data" in plan.hides, c)
-    return work, twice, left
+    axes = {  # part: (axis that may hide it, its messages, the work beside them)
+        "tensor": ("tensor", traffic.tensor_seconds(model, plan, machine, c), sum(work.products)),
+        "context": ("context", traffic.context_seconds(model, plan, machine, c),
+                    sum(work.attention)),
+        "expert": ("expert", sparse and traffic.expert_seconds(model, plan, machine, c), both),
+        "weights": ("data", gathered, both)}
+    return {"products": sum(work.products), "attention": sum(work.attention),
+            "other": sum(work.other), "recompute": twice,
+            **{part: exposed(seconds, beside, axis in plan.hides, c)
+               for part, (axis, seconds, beside) in axes.items()}}
 
 
-def bubble_part(plan, work, twice):
+def layer_seconds(model, plan, machine, c=CONSTANTS):
+    """{part of a Step: seconds} of all layers for one micro-batch, one GPU after the other."""
+    kinds = ((model.layers - model.sparse_layers, False), (model.sparse_layers, True))
+    found = [(number, layer_parts(model, plan, machine, c, sparse))
+             for number, sparse in kinds if number]
+    return {part: sum(number * parts[part] for number, parts in found) for part in found[0][1]}
+
+
+def head_seconds(model, plan, machine, c=CONSTANTS):
+    """The same of the head and the loss, on the last pipeline rank."""
+    work = compute.head_work(model, plan, machine, c)
+    return {"products": sum(work.products), "other": sum(work.other)}
+
+
+def sent_seconds(model, plan, machine, beside, c=CONSTANTS):
+    """Seconds of a micro-batch's messages between pipeline ranks that `beside` does not hide."""
+    seconds = c.pipeline_exposed * traffic.pipeline_seconds(model, plan, machine, c)
+    return exposed(seconds, beside, "pipeline" in plan.hides, c)
+
+
+def bubble_part(model, plan, machine, c=CONSTANTS):
     """The bubble as a part of the time of even pipeline ranks (lab 09)."""
     if plan.schedule == "zb-h2" or plan.pp == 1:
         return 0.0
     if plan.schedule == "zb-h1":
+        work = compute.layer_work(model, plan, machine, c, model.sparse_layers > 0)
         weights = work.products[1] / 2
-        return zb_h1_bubble(plan.pp, plan.micro_batches, work.forward,
-                            work.backward + twice - weights, weights)
+        back = work.backward + compute.again(work, plan) - weights
+        return zb_h1_bubble(plan.pp, plan.micro_batches, work.forward, back, weights)
     return flush_bubble(plan.pp, plan.micro_batches, plan.virtual)
+
+
+def step_time(model, plan, machine, constants=CONSTANTS):
+    """The Step of this plan, on the average GPU: parts in seconds, whose sum is its total.
+
+    A GPU computes its share of the layers for each micro-batch; the head is the last stage's.
+    bubble     the schedule's part of (busy + sent + bubble), and waiting for the fullest stage
+    optimizer  with gradients once a step, beside the work of one micro-batch
+    rest       step_seconds, and `waiting` times as much as all work for each doubling of nodes
+    lab        13
+    """
+    c, M, P = constants, plan.micro_batches, plan.pp
+    layers, head = layer_seconds(model, plan, machine, c), head_seconds(model, plan, machine, c)
+    parts = {part: M / P * (layers[part] + head.get(part, 0)) for part in layers}
+    busy, ends = sum(parts.values()), sum(head.values())
+    sent = M * sent_seconds(model, plan, machine, busy / M, c)
+    part = bubble_part(model, plan, machine, c)
+    layer = sum(layers.values()) / model.layers
+    fullest = max(n * layer + (rank == P - 1) * ends
+                  for rank, n in enumerate(plan.stages(model.layers)))
+    bubble = (busy + sent) * part / (1 - part) + max(0.0, M * fullest - busy)
+    data, optimizer = update_seconds(model, plan, machine, busy / M, c)
+    nodes = max(1.0, plan.gpus / machine.node)
+    rest = c.step_seconds + c.waiting * math.log2(nodes) * (busy + bubble)
+    return Step(**parts, pipeline=sent, bubble=bubble, data=data, optimizer=optimizer, rest=rest)
 
 
 def held_numbers(model, plan):
@@ -106,46 +155,7 @@ def held_numbers(model, plan):
     return dense / plan.tp, sparse * model.experts * model.expert / plan.ep
 
 
-def step_time(model, plan, machine, constants=CONSTANTS):
-    """The Step of this plan: parts in seconds, whose sum is its total."""
-    c, M, P = constants, plan.micro_batches, plan.pp
-    kinds = [(number, *layer_parts(model, plan, machine, c, sparse))
-             for number, sparse in ((model.layers - model.sparse_layers, False),
-                                    (model.sparse_layers, True)) if number]
-    head = compute.head_work(model, plan, machine, c)
-
-    def summed(part, last=0.0):  # of a step, on the average pipeline rank
-        return M / P * (sum(number * part(*parts) for number, *parts in kinds) + last)
-
-    products = summed(lambda work, *_: sum(work.products), sum(head.products))
-    attention = summed(lambda work, *_: sum(work.attention))
-    other = summed(lambda work, *_: sum(work.other), sum(head.other))
-    recompute = summed(lambda work, twice, left: twice)
-    left = {axis: summed(lambda work, twice, left, axis=axis: left[axis])
-            for axis in ("tensor", "context", "expert", "weights")}
-    busy = products + attention + other + recompute + sum(left.values())
-    sent = M * exposed(c.pipeline_exposed * traffic.pipeline_seconds(model, plan, machine, c),
-                       busy / M, "pipeline" in plan.hides, c)
-    bubble = bubble_seconds(model, plan, kinds[-1][1:3], head, busy, sent)
-    data, optimizer = update_seconds(model, plan, machine, c, busy / M)
-    nodes = max(1.0, plan.gpus / machine.node)
-    rest = c.step_seconds + c.waiting * math.log2(nodes) * (busy + bubble)
-    return Step(products, attention, other, recompute, **left, pipeline=sent, bubble=bubble,
-                data=data, optimizer=optimizer, rest=rest)
-
-
-def bubble_seconds(model, plan, layer, head, busy, sent):
-    """Of a step, without work: the schedule's bubble, and waiting for the fullest rank."""
-    M, P = plan.micro_batches, plan.pp
-    part = bubble_part(plan, *layer)
-    ends = head.forward + head.backward
-    each = (busy * P / M - ends) / model.layers  # a layer and micro-batch
-    fullest = max(n * each + (rank == P - 1) * ends
-                  for rank, n in enumerate(plan.stages(model.layers)))
-    return (busy + sent) * part / (1 - part) + max(0.0, M * fullest - busy)
-
-
-def update_seconds(model, plan, machine, c, piece):
+def update_seconds(model, plan, machine, piece, c=CONSTANTS):
     """(data, optimizer): gradients and weights that travel once a step beside the work of a
     micro-batch, of `piece` seconds; and the optimizer's step.
     """

@@ -2,6 +2,7 @@
 
 from ranklab.context_parallel.formulas import ring_bytes
 from ranklab.planner.links import collective_seconds, message_seconds
+from ranklab.planner.plan import Span
 from ranklab.tensor_parallel.formulas import summed_bytes
 
 
@@ -15,7 +16,7 @@ def tensor_seconds(model, plan, machine, c):
     total = summed_bytes(model.hidden, plan.tokens, 1, False, False, size=2, leaving=2)
     twice = plan.recomputed * (plan.recompute == "full")
     count = total / x / (1 + model.parallel) * (1 + twice / 2)
-    span = plan.span("tensor", machine.node)
+    span = plan.span("tensor", machine)
     if plan.sequence_parallel:
         return count * (collective_seconds("all_gather", x, span, machine, c)
                         + collective_seconds("reduce_scatter", x, span, machine, c))
@@ -26,12 +27,12 @@ def context_seconds(model, plan, machine, c):
     """Of one layer and micro-batch: keys and values go round the ring, and their gradients."""
     if plan.cp == 1:
         return 0.0
-    heads, ranks = max(1, model.kv_heads / plan.tp), plan.span("context", machine.node)
+    heads = max(1, model.kv_heads / plan.tp)
     back = ring_bytes(plan.sequence, heads, model.head_size, plan.cp)
     front = ring_bytes(plan.sequence, heads, model.head_size, plan.cp, backward=False)
     nbytes = plan.micro_batch * (back + front * plan.recomputed * (plan.recompute == "full"))
-    in_node = ranks[0] == ranks[1]
-    return 2 * plan.cp * 10e-6 + message_seconds(nbytes, in_node, machine, c)
+    span = plan.span("context", machine)
+    return 2 * plan.cp * 10e-6 + message_seconds(nbytes, span, machine, c)
 
 
 def expert_seconds(model, plan, machine, c):
@@ -43,13 +44,13 @@ def expert_seconds(model, plan, machine, c):
     if plan.ep == 1:
         return 0.0
     count = 4 + 2 * plan.recomputed * (plan.recompute == "full")
-    ranks, inside = plan.span("expert", machine.node)
+    span = plan.span("expert", machine)
     x = 2 * plan.tokens * model.hidden / plan.tp  # bytes
-    nodes = max(1.0, ranks / inside)
+    nodes = max(1.0, span.ranks / span.node)
     far = x * nodes * (1 - (1 - 1 / nodes) ** model.top_k)
     return count * max(
-        collective_seconds("all_to_all", model.top_k * x, (inside, inside), machine, c),
-        collective_seconds("all_to_all", far, (ranks, inside), machine, c) if nodes > 1 else 0.0)
+        collective_seconds("all_to_all", model.top_k * x, Span(*3 * [span.node]), machine, c),
+        collective_seconds("all_to_all", far, span, machine, c) if nodes > 1 else 0.0)
 
 
 def gather_seconds(numbers, plan, machine, c):
@@ -58,7 +59,7 @@ def gather_seconds(numbers, plan, machine, c):
     """
     if plan.sharders == 1 or plan.zero < 3:
         return 0.0
-    span = plan.span("shard", machine.node)
+    span = plan.span("shard", machine)
     weights = collective_seconds("all_gather", 2 * numbers, span, machine, c)
     nbytes = plan.gradient_bytes * numbers
     gradients = collective_seconds("reduce_scatter", nbytes, span, machine, c)
@@ -67,10 +68,9 @@ def gather_seconds(numbers, plan, machine, c):
 
 def replicas(nbytes, plan, machine, c):
     """Seconds of the sum over copies of the shards (HSDP)."""
-    copies = plan.copies // plan.sharders
-    inside = max(1, machine.node // (plan.tp * plan.sharders))
-    return collective_seconds("all_reduce", nbytes / plan.sharders, (copies, min(copies, inside)),
-                              machine, c)
+    whole = plan.span("weights", machine)
+    span = Span(*(max(1, each // plan.sharders) for each in whole))
+    return collective_seconds("all_reduce", nbytes / plan.sharders, span, machine, c)
 
 
 def data_seconds(numbers, plan, machine, c, ranks=0):
@@ -81,13 +81,13 @@ def data_seconds(numbers, plan, machine, c, ranks=0):
     """
     if plan.zero == 3 or plan.frozen or not numbers:
         return 0.0, 0.0
-    all_ranks, inside = plan.span("weights", machine.node)
-    span = (ranks, min(ranks, inside)) if ranks else (all_ranks, inside)
+    span = plan.span("weights", machine)
+    span = Span(*(min(ranks, each) for each in span)) if ranks else span
     nbytes = plan.gradient_bytes * numbers
     if not plan.zero:
         return collective_seconds("all_reduce", nbytes, span, machine, c), 0.0
-    if plan.sharders < span[0]:  # gradients over all; weights from the shards' group
-        gathered = plan.span("shard", machine.node)
+    if plan.sharders < span.ranks:  # gradients over all; weights from the shards' group
+        gathered = plan.span("shard", machine)
         return (collective_seconds("all_reduce", nbytes, span, machine, c),
                 collective_seconds("all_gather", 2 * numbers, gathered, machine, c))
     return (collective_seconds("reduce_scatter", nbytes, span, machine, c),
@@ -101,9 +101,8 @@ def pipeline_seconds(model, plan, machine, c):
     if plan.pp == 1:
         return 0.0
     x = 2 * plan.tokens * model.hidden  # bytes
-    in_node = plan.tp * plan.cp * plan.dp < machine.node
-    seconds = message_seconds(x / plan.tp, in_node, machine, c)
+    seconds = message_seconds(x / plan.tp, plan.span("pipeline", machine), machine, c)
     if not plan.sequence_parallel:
-        tensor = plan.span("tensor", machine.node)
+        tensor = plan.span("tensor", machine)
         seconds += collective_seconds("all_gather", x, tensor, machine, c)
     return 2 * plan.virtual * seconds
