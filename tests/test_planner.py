@@ -117,7 +117,8 @@ def test_bubbles_are_the_papers():
         P, M = int(row["stages_p"]), int(row["microbatches_m"])
         ideal = float(row["ideal_1f1b_(p-1)/(m+p-1)"])
         assert flush_bubble(P, M) == pytest.approx(ideal, abs=1e-4)
-        assert bubble_part(GPT_22B, Plan(pp=P, micro_batches=M), A100) == pytest.approx(ideal, abs=1e-4)
+        part = bubble_part(GPT_22B, Plan(pp=P, micro_batches=M), A100)
+        assert part == pytest.approx(ideal, abs=1e-4)
     wide = Model(8, 16384, 128, 65536, 1000)  # whose head is small: all stages are alike
     step = step_time(wide, Plan(pp=8, micro_batches=24), A100)
     assert step.bubble / (step.total - step.data - step.optimizer - step.rest) == pytest.approx(
@@ -153,7 +154,8 @@ def test_bandwidth_in_a_node_is_the_measured_sweep():
 
 
 def test_collectives_take_longer_with_more_bytes_and_more_nodes():
-    times = [collective_seconds("all_gather", n, Span(64, 8, 64), A100, CONSTANTS) for n in (1e6, 1e7, 1e9)]
+    times = [collective_seconds("all_gather", n, Span(64, 8, 64), A100, CONSTANTS)
+             for n in (1e6, 1e7, 1e9)]
     assert times == sorted(times)
     assert collective_seconds("all_gather", 1e9, Span(8, 8, 8), A100, CONSTANTS) < times[-1]
     assert collective_seconds("all_gather", 1e9, Span(1, 1, 1), A100, CONSTANTS) == 0

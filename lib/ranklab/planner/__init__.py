@@ -6,10 +6,30 @@
     memory.py     memory_per_gpu: what a GPU holds, in the tool that is advised
     step.py       step_time: the parts of a step's time, that add up
 
-Those five are the idea. Then:
+    search.py     search_layouts: all layouts that fit, the fastest first
+    cost.py, scaling.py  cost_per_token, scaling_curve: dollars, and what more GPUs bring
+
+Those are the idea. Then:
+    catalog.py, space.py  models and nodes by name; the layouts that a tool can run
+    why.py        what a step's time goes to, and how far off similar runs were
+    failures.py, mixed.py  the time that failures take; clusters of unlike GPUs
     constants.py  the few fitted numbers, each with its meaning and its bounds
     compute.py, links.py, traffic.py  what step.py adds up
     published/    published measurements, and the loader that reads them
     jobs.py, sources.py  a published run as a Model, a Machine and a Plan
     score.py, fit.py  errors on files of runs, and the fit of the constants
 """
+
+from ranklab.planner.catalog import find_model, find_node, model_of_size
+from ranklab.planner.cost import bill, cost_per_token
+from ranklab.planner.memory import GpuMemory, memory_per_gpu
+from ranklab.planner.model import Model
+from ranklab.planner.plan import Plan
+from ranklab.planner.scaling import scaling_curve
+from ranklab.planner.search import NoLayout, search_layouts
+from ranklab.planner.step import Step, step_time
+
+__all__ = [
+    "GpuMemory", "Model", "NoLayout", "Plan", "Step", "bill", "cost_per_token", "find_model",
+    "find_node", "memory_per_gpu", "model_of_size", "scaling_curve", "search_layouts", "step_time",
+]

@@ -25,12 +25,14 @@ NETWORK = {"V100": 6.25e9, "A100": 25e9, "H100": 50e9, "H200": 50e9, "B200": 50e
 class Machine:
     """What a GPU and its links can do, in bytes, bytes/s and FLOP/s.
 
+    accelerator   the GPU's name in the table; name: that of the node, or the same
     peak_flops    of dense bf16 (fp16 where there is none)
     flops         {precision: FLOP/s of the best matrix products}, measured where it is published
     node          GPUs in a row that the scale-up link joins
     link          bytes/s of a GPU, one direction; network: the same, of its share of the cards
     island, far   GPUs in a row that this network joins, and a GPU's bytes/s between such islands;
                   0: it joins all
+    host, host_memory  bytes/s between a GPU and its host; of the host's memory, for all its GPUs
     """
 
     name: str
@@ -47,6 +49,9 @@ class Machine:
     watts: float = 0.0
     island: int = 0
     far: float = 0.0
+    host: float = 25e9  # of PCIe 4 x16, assumed
+    host_memory: float = 200e9  # assumed
+    accelerator: str = ""
 
     def rate(self, precision):
         """FLOP/s of the best matrix products; of the next wider numbers where it has none."""
@@ -88,7 +93,8 @@ def machine(name, node=0, network=0.0):
                     number["mem_gb"] * 1e9,
                     number["mem_bw_tb_s"] * 1e12, node or (72 if "NVL72" in name else 8),
                     number["scaleup_gb_s_per_direction"] * 1e9,
-                    network or NETWORK.get(family, 12.5e9), number["tdp_w"])
+                    network or NETWORK.get(family, 12.5e9), number["tdp_w"],
+                    accelerator=wanted)
     return replace(found, link=200e9) if plain.startswith(("A800", "H800")) else found
 
 

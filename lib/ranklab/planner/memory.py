@@ -72,8 +72,9 @@ def memory_per_gpu(model, plan, machine, tool=None, constants=CONSTANTS):
         activations = in_flight(plan, rank) * layers * kept + again
         logits = (8 if plan.fused else 10) * plan.tokens * model.vocab / plan.tp
         logits *= rank == plan.pp - 1
+        weights, gradients, optimizer = map(sum, zip(dense, sparse))
         found.append(GpuMemory(
-            *map(sum, zip(dense, sparse)), activations, logits,
+            weights, gradients, optimizer * (not plan.offload), activations, logits,
             buffer_bytes(model, plan, tool, numbers, constants), constants.context_bytes,
             constants.gaps * (activations + logits)))
     return max(found, key=lambda memory: memory.total)
@@ -151,7 +152,7 @@ def buffer_bytes(model, plan, tool, numbers, c=CONSTANTS):
     """
     messages = 4 * plan.tokens * model.hidden * (plan.pp > 1)
     block = max(model.block, model.embedding) / plan.tp
-    if tool == "deepspeed":
+    if tool == "deepspeed" and not plan.offload:
         messages += c.step_bytes * numbers / (plan.sharders if plan.zero else 1)
     if tool == "torchtitan" and plan.zero == 2:
         return 2 * numbers + plan.gradient_bytes * block + messages

@@ -42,6 +42,7 @@ class Plan:
     fused_experts  tokens are sorted by expert in the kernels that send them (2026)
     frozen     the weights are not trained: adapters are (LoRA)
     outermost  the axis whose ranks lie furthest apart: pipeline or data
+    offload    the optimizer and its states are on the host (ZeRO-Offload)
     """
 
     dp: int = 1
@@ -69,6 +70,7 @@ class Plan:
     frozen: bool = False
     tool: str = "megatron"
     outermost: str = "pipeline"
+    offload: bool = False
 
     def __post_init__(self):
         for name in ("dp", "tp", "pp", "cp", "ep", "virtual", "micro_batch", "micro_batches"):
@@ -104,6 +106,16 @@ class Plan:
     def tokens(self):
         """Of a micro-batch, on one context rank."""
         return self.micro_batch * self.sequence / self.cp
+
+    def words(self):
+        """dp x tp x pp, and what else: "16 x 8 x 2, zero 1, full recompute, micro-batch 2"."""
+        more = {f"cp {self.cp}": self.cp > 1, f"ep {self.ep}": self.ep > 1,
+                f"{self.virtual} virtual": self.virtual > 1, f"zero {self.zero}": self.zero > 0,
+                "offload": self.offload, f"{self.recompute} recompute": self.recompute != "none",
+                f"micro-batch {self.micro_batch}": self.micro_batch > 1,
+                f"{self.outermost} outermost": self.outermost != "pipeline"}
+        return ", ".join([f"{self.dp} x {self.tp} x {self.pp}",
+                          *(words for words, holds in more.items() if holds)])
 
     def stages(self, layers):
         """Layers of each pipeline rank: as even as they go; where two more would make them even,

@@ -166,4 +166,7 @@ def update_seconds(model, plan, machine, piece, c=CONSTANTS):
     data = sum(exposed(seconds, piece * part, "data" in plan.hides, c)
                for seconds, part in zip(reduced, (2 / 3, 1 / 3)))  # beside backward, and forward
     mine = 0 if plan.frozen else (numbers + experts) / (plan.sharders if plan.zero else 1)
+    if plan.offload:  # 28 bytes a parameter in the host's memory, by DeepSpeed's vectorised Adam
+        shared = min(machine.node, plan.gpus) / machine.host_memory
+        return data, mine * (4 / machine.host + 28 * shared)
     return data, c.optimizer_bytes * mine / machine.memory_bandwidth

@@ -1,0 +1,145 @@
+"""Models and nodes by name, by a size, or from a file: llama-70b, 13e9, config.json, h100-dgx."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+from ranklab.planner.machine import machine
+from ranklab.planner.model import Model
+
+# Shapes of public config.json files and papers (recalled); parameters are tested against names.
+MODELS = {
+    "gpt2-xl": Model(48, 1600, 25, 6400, 50257, tied=True),
+    "gpt3-175b": Model(96, 12288, 96, 49152, 51200, tied=True),
+    "bloom-176b": Model(70, 14336, 112, 57344, 250880, tied=True),
+    "glm-130b": Model(70, 12288, 96, 32768, 150528, gated=True),
+    "llama2-7b": Model(32, 4096, 32, 11008, 32000, gated=True),
+    "llama2-13b": Model(40, 5120, 40, 13824, 32000, gated=True),
+    "llama-1b": Model(16, 2048, 32, 8192, 128256, 8, gated=True, tied=True),
+    "llama-8b": Model(32, 4096, 32, 14336, 128256, 8, gated=True),
+    "llama-70b": Model(80, 8192, 64, 28672, 128256, 8, gated=True),
+    "llama-405b": Model(126, 16384, 128, 53248, 128256, 8, gated=True),
+    "qwen2.5-32b": Model(64, 5120, 40, 27648, 152064, 8, gated=True),
+    "mixtral-8x7b": Model(32, 4096, 32, 0, 32000, 8, gated=True, experts=8, top_k=2,
+                          expert_ffn=14336),
+    "qwen3-30b-a3b": Model(48, 2048, 32, 0, 151936, 4, 128, True, experts=128, top_k=8,
+                           expert_ffn=768),
+    "qwen3-235b-a22b": Model(94, 4096, 64, 0, 151936, 4, 128, True, experts=128, top_k=8,
+                             expert_ffn=1536),
+    "gpt-oss-120b": Model(36, 2880, 64, 0, 201088, 8, 64, True, experts=128, top_k=4,
+                          expert_ffn=2880),
+    "deepseek-v3": Model(61, 7168, 128, 18432, 129280, head_size=160, gated=True, experts=256,
+                         top_k=8, shared=1, expert_ffn=2048, dense=3,
+                         attention_numbers=187_107_328),
+}
+NODES = {  # name -> (accelerator, GPUs that NVLink or PCIe joins, network bytes/s of a GPU)
+    "h100-dgx": ("H100-SXM-80GB", 8, 50e9), "h200-dgx": ("H200-SXM-141GB", 8, 50e9),
+    "b200-dgx": ("B200-SXM-180GB", 8, 50e9), "b300-dgx": ("B300-SXM", 8, 100e9),
+    "a100-dgx": ("A100-SXM-80GB", 8, 25e9), "v100-dgx": ("V100-SXM2-32GB", 8, 6.25e9),
+    "a100-40gb-dgx": ("A100-SXM-40GB", 8, 25e9), "aws-p4d": ("A100-SXM-40GB", 8, 6.25e9),
+    "aws-p5": ("H100-SXM-80GB", 8, 50e9), "aws-p5en": ("H200-SXM-141GB", 8, 50e9),
+    "gcp-a3-high": ("H100-SXM-80GB", 8, 12.5e9), "gcp-a3-mega": ("H100-SXM-80GB", 8, 25e9),
+    # 18 hosts of 4 GPUs, one NVLink domain
+    "gb200-nvl72": ("GB200-NVL72", 72, 50e9), "gb300-nvl72": ("GB300-NVL72", 72, 100e9),
+    # no NVLink, one card of 100 Gbit/s for four GPUs
+    "a10-pcie": ("A10G", 4, 3.125e9), "l40s-pcie": ("L40S", 4, 3.125e9),
+    "l4-pcie": ("L4", 4, 3.125e9), "rtx4090-pcie": ("RTX-4090", 4, 3.125e9),
+    "rtx3090-pcie": ("RTX-3090", 4, 3.125e9),
+}
+
+
+def find_node(name):
+    """The Machine of this name, of an accelerator's name, or of a JSON file.
+
+    A file has the fields of Machine that differ: {"accelerator": "H100-SXM-80GB", "node": 8,
+    "network": 25e9, "island": 256, "far": 5e9}.
+    error  ValueError with the names that are known
+    """
+    if name in NODES:
+        return dataclasses.replace(machine(*NODES[name]), name=name)
+    if name.endswith(".json"):
+        said = read_json(name)
+        known = {field.name for field in dataclasses.fields(machine("H100"))}
+        accelerator = said.pop("accelerator", None)
+        if unknown := set(said) - known:
+            raise ValueError(f"{name}: {', '.join(sorted(unknown))} is unknown; a node has "
+                             f"accelerator, {', '.join(sorted(known))}")
+        if accelerator is None:
+            raise ValueError(f"{name} names no accelerator, such as H100-SXM-80GB")
+        return dataclasses.replace(machine(accelerator), **{"name": Path(name).stem, **said})
+    try:
+        return machine(name)
+    except ValueError:
+        raise ValueError(f"{name!r} is no node: {', '.join(NODES)}, an accelerator's name, or a "
+                         ".json file") from None
+
+
+def find_model(name):
+    """(its name, the Model): of a name, of a config.json of Hugging Face's, or of a folder of one.
+
+    error  ValueError with the names that are known
+    """
+    if name in MODELS:
+        return name, MODELS[name]
+    path = Path(name) / "config.json" if Path(name).is_dir() else Path(name)
+    if path.suffix != ".json":
+        raise ValueError(f"{name!r} is no model: {', '.join(MODELS)}, or a config.json")
+    said = read_json(path)
+    return said.get("_name_or_path") or said.get("model_type") or path.parent.name, of_config(said)
+
+
+def read_json(path):
+    try:
+        found = json.loads(Path(path).read_text())
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} can't be read as JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} is no JSON object")
+    return found
+
+
+PLAIN = ("gpt2", "gpt_neox", "gptj", "opt", "bloom", "falcon", "phi", "starcoder2")  # two matrices
+
+
+def of_config(said):
+    """The Model of a config.json's fields.
+
+    error  ValueError that names what is missing
+    """
+    def first(*names, default=None):
+        found = next((said[name] for name in names if said.get(name) is not None), default)
+        if found is None:
+            raise ValueError(f"this config.json has no {names[0]}")
+        return found
+
+    hidden, experts = first("hidden_size", "n_embd", "d_model"), first(
+        "num_local_experts", "num_experts", "n_routed_experts", default=0)
+    ffn = first("intermediate_size", "ffn_dim", "n_inner", default=4 * hidden)
+    heads = first("num_attention_heads", "n_head", "n_heads")
+    return Model(
+        first("num_hidden_layers", "n_layer", "n_layers"), hidden, heads,
+        0 if experts and said.get("moe_intermediate_size") is None else ffn, first("vocab_size"),
+        first("num_key_value_heads", default=heads), first("head_dim", default=hidden // heads),
+        gated=said.get("model_type") not in PLAIN, tied=bool(said.get("tie_word_embeddings")),
+        experts=experts, top_k=first("num_experts_per_tok", default=2) if experts else 0,
+        shared=said.get("n_shared_experts") or 0, dense=said.get("first_k_dense_replace") or 0,
+        expert_ffn=first("moe_intermediate_size", "intermediate_size") if experts else 0)
+
+
+def model_of_size(numbers, vocab=128256):
+    """A Model of about so many parameters, in the shape of Llama's: heads of 128, h = 100 to 128 L,
+    an MLP of three matrices 3.5 h wide, 8 heads for keys.
+
+    error  ValueError for fewer than 30 million, and more than 2 trillion
+    """
+    if not 3e7 <= numbers <= 2e12:
+        raise ValueError(f"{numbers:g} parameters are not between 3e7 and 2e12")
+    vocab = vocab if numbers > 2e9 else 32000
+    found = [Model(layers, 128 * heads, heads, 448 * heads, vocab, 8 if heads % 8 == 0 else heads,
+                   gated=True, tied=numbers < 2e9)
+             for heads in (*range(2, 16), *range(16, 257, 8))
+             for layers in range(heads // 2, 2 * heads + 8)
+             if layers >= 4 and (layers % 4 == 0 or heads < 16)]
+    # a size that is 3% off is as good as one of another depth
+    return min(found, key=lambda each: abs(each.parameters / numbers - 1) // 0.03
+               + abs(each.hidden / each.layers - 114) / 114)

@@ -1,0 +1,55 @@
+"""What a training costs: dollars, days and energy, out of its step time or its MFU."""
+
+from dataclasses import dataclass
+
+from ranklab.planner.published import table
+
+DAY = 86400
+
+
+def cost_per_token(model, sequence, machine, mfu, price):
+    """Dollars of a token that is trained on, on one of these GPUs or on many at this MFU.
+
+    mfu    of the bf16 peak, attention counted in full
+    price  dollars of a GPU for an hour
+    error  ValueError where the MFU is not above 0 and at most 1
+    lab    13
+    """
+    if not 0 < mfu <= 1:
+        raise ValueError(f"mfu={mfu} must be above 0 and at most 1")
+    tokens_per_second = mfu * machine.peak_flops / model.flops_per_token(sequence)
+    return price / 3600 / tokens_per_second
+
+
+@dataclass(frozen=True)
+class Bill:
+    """Of a whole training.
+
+    days      with the share of time that is lost to failures
+    dollars   None: no price is known
+    energy    joules of the GPUs alone, at the power that vendors print
+    """
+
+    tokens: float
+    days: float
+    gpu_hours: float
+    dollars: float | None
+    energy: float
+
+
+def bill(plan, step, machine, tokens, price=None, good_share=1.0):
+    """The Bill of so many tokens."""
+    seconds = tokens / step.tokens_per_second(plan) / good_share
+    hours = plan.gpus * seconds / 3600
+    return Bill(tokens, seconds / DAY, hours, price and hours * price,
+                plan.gpus * machine.watts * seconds)
+
+
+def price_of(accelerator):
+    """(dollars an hour, its source) of the last published price; (None, "") where there is none."""
+    rows = [row for row in table("gpu_prices") if row["accelerator"] == accelerator]
+    if not rows:
+        return None, ""
+    row = max(rows, key=lambda row: (row["provenance"] == "read" and row["trust"] != "low",
+                                     "on-demand" in row["offer"], row["price_date"].split()[-1]))
+    return float(row["usd_per_gpu_hour"]), f"{row['offer']}, {row['price_date']}"

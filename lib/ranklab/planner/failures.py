@@ -1,0 +1,32 @@
+"""How much of the time a run works, by published failures: Llama 3's, 16,384 GPUs, 54 days."""
+
+import math
+
+from ranklab.planner.published import table
+
+DAYS, GPUS = 54, 16384  # arXiv 2407.21783, 3.3.4
+RESTART = 600.0  # seconds until a job works again; MegaScale finds most in 10 min (2402.15627, 6.3)
+STORAGE = 2e9  # bytes/s with which a node writes its part of a checkpoint, assumed
+
+
+def hours_between_failures(gpus):
+    """Mean hours until a job of so many GPUs is interrupted; Llama 3's: one GPU, 50,700 hours."""
+    row = next(row for row in table("failures") if row["component"] == "TOTAL unexpected")
+    return DAYS * 24 * GPUS / float(row["count"]) / gpus
+
+
+def good_share(gpus, checkpoint_seconds, restart_seconds=RESTART, interval=None):
+    """The share of the time in which a job gets on.
+
+    Lost: checkpoints, for which it stands still; a restart for each failure; and on average half an
+    interval of work. interval: seconds between checkpoints; None: Young's, sqrt(2 C MTBF) (1974)
+    """
+    mean = 3600 * hours_between_failures(gpus)
+    interval = interval or math.sqrt(2 * checkpoint_seconds * mean)
+    working = interval / (interval + checkpoint_seconds)
+    return max(0.0, working * (1 - (restart_seconds + interval / 2) / mean))
+
+
+def checkpoint_seconds(model, nodes):
+    """Seconds to write weights and optimizer, 14 bytes a parameter, from all nodes at once."""
+    return 14 * model.parameters / (nodes * STORAGE)

@@ -1,0 +1,31 @@
+"""scaling_curve: what more GPUs bring, as data ranks."""
+
+from dataclasses import replace
+
+from ranklab.planner.step import step_time
+
+
+def scaling_curve(model, plan, machine, counts, weak=False):
+    """[(GPUs, tokens/s of all, efficiency)]: the plan with other numbers of data ranks.
+
+    efficiency  tokens/s of a GPU beside those of the first of `counts`
+    weak        a pipeline keeps its micro-batches, and the batch grows; else the batch stays, and
+                each pipeline has fewer
+    error       ValueError where tp x pp x cp does not divide the GPUs, or dp x micro-batch the
+                batch
+    lab         13
+    """
+    found, whole = [], plan.gpus // plan.dp
+    for gpus in counts:
+        dp, rest = divmod(gpus, whole)
+        if rest or not dp:
+            raise ValueError(f"tp x pp x cp = {whole} must divide {gpus} GPUs")
+        pieces, left = (plan.micro_batches, 0) if weak else divmod(
+            plan.batch, dp * plan.micro_batch)
+        if left or not pieces:
+            raise ValueError(f"{dp} data ranks with micro-batches of {plan.micro_batch} must "
+                             f"divide the batch of {plan.batch}")
+        each = replace(plan, dp=dp, micro_batches=pieces)
+        speed = step_time(model, each, machine).tokens_per_second(each)
+        found.append((gpus, speed, speed / gpus / (found[0][1] / counts[0]) if found else 1.0))
+    return found

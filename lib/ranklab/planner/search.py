@@ -1,0 +1,51 @@
+"""search_layouts: all layouts that fit, the fastest first; and in a sentence why none does."""
+
+from typing import NamedTuple
+
+from ranklab.planner.memory import GpuMemory, memory_per_gpu
+from ranklab.planner.plan import Plan
+from ranklab.planner.space import ADVISED, layouts
+from ranklab.planner.step import Step, step_time
+
+
+class Found(NamedTuple):
+    """A Plan with what it takes."""
+
+    plan: Plan
+    memory: GpuMemory
+    step: Step
+
+
+def search_layouts(model, machine, gpus, sequence, batch, tools=ADVISED, watch=iter):
+    """[Found]: every layout of these tools that fits in a GPU, the fastest first.
+
+    batch  sequences of a step, over all GPUs
+    watch  shows progress: tqdm
+    error  ValueError with the GB of the smallest layout, where none fits
+    lab    13
+    """
+    found, least = [], None
+    for plan in watch([plan for tool in tools
+                       for plan in layouts(model, machine, gpus, sequence, batch, tool)]):
+        memory = memory_per_gpu(model, plan, machine)
+        if memory.total <= machine.memory_bytes:
+            found.append(Found(plan, memory, step_time(model, plan, machine)))
+        elif least is None or memory.total < least[0]:
+            least = memory.total, plan
+    if not found:
+        raise NoLayout(refusal(least, machine, gpus, batch))
+    return sorted(found, key=lambda each: each.step.total)
+
+
+class NoLayout(ValueError):
+    """Nothing fits."""
+
+
+def refusal(least, machine, gpus, batch):
+    """Why there is no layout: a sentence."""
+    if least is None:
+        return (f"a batch of {batch} sequences can't be laid out on {gpus} GPUs: no layout divides "
+                "it, or the model")
+    nbytes, plan = least
+    return (f"no layout fits in the {machine.memory_bytes / 1e9:.0f} GB of a GPU: the smallest, "
+            f"{plan.words()} on {gpus} GPUs, needs {nbytes / 1e9:.1f} GB")

@@ -1,0 +1,73 @@
+"""why: what a step's time goes to, and over which link. likely_range: how far off similar runs are.
+"""
+
+import functools
+
+from ranklab.planner.constants import CONSTANTS
+from ranklab.planner.fit import step_ratio
+from ranklab.planner.jobs import Unused, job_of
+from ranklab.planner.published import read_runs, run_files
+from ranklab.planner.score import quantile
+
+AXES = {"tensor": "tensor", "context": "context", "expert": "expert", "weights": "shard",
+        "pipeline": "pipeline", "data": "weights"}  # part of a Step -> axis of Plan.span
+COMPUTING = ("products", "attention", "other")
+ENOUGH = 12  # similar runs, for a range of their own
+
+
+def shares(plan, step, machine):
+    """[(what, share of the step)], the largest first: "computing", "bubble", "tensor by NVLink"."""
+    parts = {"computing": sum(getattr(step, part) for part in COMPUTING)}
+    for part in ("recompute", "bubble", "optimizer", "rest"):
+        parts[part] = getattr(step, part)
+    for part, axis in AXES.items():
+        parts[f"{part} by {link(plan.span(axis, machine), machine)}"] = getattr(step, part)
+    return sorted(((name, seconds / step.total) for name, seconds in parts.items() if seconds),
+                  key=lambda each: -each[1])
+
+
+def link(span, machine):
+    """The slowest link that a group with this Span crosses."""
+    if span.island < span.ranks:
+        return "links of islands"
+    if span.node < span.ranks:
+        return "network"
+    return "NVLink" if machine.link > 100e9 else "PCIe"
+
+
+def why(plan, step, machine, most=3):
+    """What bounds the step, in words: "computing 74%, bubble 9%, tensor by NVLink 7%"."""
+    return ", ".join(f"{name} {share:.0%}"
+                     for name, share in shares(plan, step, machine)[:most] if share >= 0.005)
+
+
+# --- how far off ----------------------------------------------------------------------------------
+
+def likely_range(plan, machine):
+    """(low, high, of what): published by predicted step time, the 10th and 90th percentile of the
+    most similar published runs: this tool on this kind of GPU, else on any, else all.
+    """
+    family = machine.accelerator.partition("-")[0]
+    every = residuals()
+    of_tool = [each for each in every if each[0] == plan.tool]
+    for found, words in (([each for each in of_tool if each[1] == family],
+                          f"{plan.tool} on {family}"), (of_tool, plan.tool), (every, "all tools")):
+        if len(found) >= ENOUGH:
+            ratios = [ratio for *_, ratio in found]
+            return (quantile(ratios, 0.1), quantile(ratios, 0.9),
+                    f"{len(found)} published runs ({words})")
+
+
+@functools.cache
+def residuals():
+    """[(tool, kind of GPU, published by predicted step time)] of all published runs."""
+    found = []
+    for run in (run for path in run_files() for run in read_runs(path)):
+        try:
+            job = job_of(run)
+        except Unused:
+            continue
+        if job.seconds:
+            found.append((job.plan.tool, job.machine.accelerator.partition("-")[0],
+                          1 / step_ratio(job, CONSTANTS)))
+    return found
