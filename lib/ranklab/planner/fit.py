@@ -27,14 +27,14 @@ def fit(jobs, start=CONSTANTS, steps=30):
     return fit_one([job for job in jobs if job.memory], memory_ratio, MEMORY, found, steps)
 
 
-def step_ratio(job, constants):
-    """Predicted by published step time."""
-    return step_time(job.model, job.plan, job.machine, constants).total / job.seconds
+def step_ratio(job, constants=CONSTANTS, step=step_time):
+    """Predicted by published step time; `step` may be a learner's step_time."""
+    return step(job.model, job.plan, job.machine, constants).total / job.seconds
 
 
-def memory_ratio(job, constants):
-    """Predicted by published memory, as the source counts it."""
-    found = memory_per_gpu(job.model, job.plan, job.machine, None, constants)
+def memory_ratio(job, constants=CONSTANTS, memory=memory_per_gpu):
+    """Predicted by published memory, as the source counts it; `memory` may be a learner's."""
+    found = memory(job.model, job.plan, job.machine, None, constants)
     return found.seen(job.memory_kind) / job.memory
 
 

@@ -28,7 +28,7 @@ def layouts(model, machine, gpus, sequence, batch, tool="megatron"):
     divides the experts, and the ranks that have other tokens; micro-batches fill the batch.
     With DeepSpeed ZeRO 2 and 3 are without a pipeline, as its engine refuses both together.
     """
-    usual = {**USUAL[tool], "attention": "tuned" if machine.peak_fp8 else "flash"}
+    same = usual(tool, machine)
     for tp, cp, pp in itertools.product(divisors(gpus), repeat=3):
         dp, rest = divmod(gpus, tp * pp * cp)
         if rest or batch % dp or not goes(model, machine, sequence, tp, cp, pp, tool):
@@ -42,8 +42,13 @@ def layouts(model, machine, gpus, sequence, batch, tool="megatron"):
             yield Plan(dp=dp, tp=tp, pp=pp, cp=cp, ep=ep, sequence=sequence, micro_batch=micro,
                        micro_batches=pieces, virtual=virtual, zero=zero, offload=offload,
                        schedule="interleaved" if virtual > 1 else "1f1b",
-                       sequence_parallel=tp > 1, recompute=recompute, tool=tool,
-                       outermost=outer, **usual)
+                       sequence_parallel=tp > 1, recompute=recompute,
+                       outermost=outer, **same)
+
+
+def usual(tool, machine):
+    """{field of a Plan: value}: what this tool does by itself today, on this machine."""
+    return {**USUAL[tool], "tool": tool, "attention": "tuned" if machine.peak_fp8 else "flash"}
 
 
 def goes(model, machine, sequence, tp, cp, pp, tool):
@@ -92,3 +97,51 @@ def outers(machine, dp, pp):
 
 def divisors(n):
     return [each for each in range(1, n + 1) if n % each == 0]
+
+
+FREE = ("dp", "tp", "pp", "cp", "ep", "sequence", "micro_batch", "micro_batches", "virtual",
+        "schedule", "zero", "shard", "sequence_parallel", "recompute", "recomputed", "outermost",
+        "offload")
+
+
+def refuse(plan, model, machine, gpus, sequence, batch):
+    """Raises a ValueError that says why no tool runs this plan; else nothing happens."""
+    whole, fixed = Plan(**usual(plan.tool, machine)), set(vars(plan)) - set(FREE)
+    other = [name for name in sorted(fixed) if getattr(plan, name) != getattr(whole, name)]
+    kinds = {"megatron": (0, 1), "torchtitan": (0, 2, 3), "deepspeed": (0, 1, 2, 3),
+             "ours": (0, 1, 3)}[plan.tool]
+    pieces, stages = plan.micro_batches, plan.pp * plan.virtual
+    rules = {
+        f"{plan.gpus} GPUs, not {gpus}": plan.gpus != gpus,
+        f"sequences of {plan.sequence} tokens, not {sequence}": plan.sequence != sequence,
+        f"a batch of {plan.batch}, not {batch}": plan.batch != batch,
+        f"tp={plan.tp} must divide {model.heads} heads and {model.kv_heads} key heads, and stay in "
+        f"a node of {machine.node}": model.heads % plan.tp or model.kv_heads % plan.tp
+        or plan.tp > machine.node,
+        f"{model.layers} layers are too few for {stages} stages": stages > model.layers,
+        f"{stages} stages of virtual={plan.virtual} are not even: {model.layers} layers":
+        plan.virtual > 1 and not even(model, stages),
+        f"schedule={plan.schedule!r} with virtual={plan.virtual}":
+        plan.schedule != ("interleaved" if plan.virtual > 1 else "1f1b"),
+        f"virtual={plan.virtual} needs pp above 1, and a multiple of it as micro-batches, not "
+        f"{pieces}": plan.virtual > 1 and (plan.pp == 1 or pieces % plan.pp),
+        f"cp={plan.cp} must leave each context rank {LONG} tokens or more": plan.cp > 1 and (
+            sequence % (2 * plan.cp * plan.tp) or sequence // plan.cp < LONG),
+        f"ep={plan.ep} must divide {model.experts} experts and {plan.copies} ranks":
+        plan.ep > 1 and (not model.experts or model.experts % plan.ep or plan.copies % plan.ep),
+        f"{plan.tool} has no zero={plan.zero}": plan.zero not in kinds,
+        f"shard={plan.shard} must divide {plan.copies} ranks": plan.shard and plan.copies
+        % plan.shard,
+        f"recomputed={plan.recomputed} is not between 0 and 1": not 0 <= plan.recomputed <= 1,
+        f"{plan.tool} has no recompute={plan.recompute!r}": plan.recompute not in
+        RECOMPUTE[plan.tool],
+        f"sequence_parallel={plan.sequence_parallel} with tp={plan.tp}":
+        plan.sequence_parallel != (plan.tp > 1),
+        "DeepSpeed's engine has no tensor or context ranks here, and a pipeline with zero=1 at "
+        "most": plan.tool == "deepspeed" and (plan.tp > 1 or plan.cp > 1 or plan.ep > 1
+                                              or plan.pp > 1 and plan.zero > 1),
+        f"{plan.tool} keeps its optimizer on the GPU": plan.offload and (
+            plan.tool != "deepspeed" or not plan.zero),
+        f"{plan.tool} has {', '.join(other)} as usual(tool, machine) says": bool(other)}
+    if broken := next((rule for rule, holds in rules.items() if holds), None):
+        raise ValueError(f"{plan.words()}: {broken}")

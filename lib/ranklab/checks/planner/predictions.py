@@ -1,0 +1,60 @@
+"""The numbers that a learner of lab 13 predicts before running anything."""
+
+from ranklab.checks.exercise import Prediction
+from ranklab.pipeline_parallel.formulas import flush_bubble
+from ranklab.planner.catalog import MODELS, find_node
+from ranklab.planner.cost import cost_per_token
+from ranklab.planner.memory import states
+from ranklab.planner.plan import Plan
+
+NUMBERS = MODELS["llama-70b"].parameters
+GB = NUMBERS / 16 / 1e9
+
+
+def times():
+    """A token on A10Gs at 35% beside one on A100s at 50%."""
+    model, prices = MODELS["llama2-13b"], (("a10-pcie", 0.35, 1.006), ("a100-40gb-dgx", 0.5, 2.74))
+    a10, a100 = (cost_per_token(model, 2048, find_node(node), mfu, price)
+                 for node, mfu, price in prices)
+    return a10 / a100
+
+
+PREDICTIONS = (
+    Prediction(
+        "planner_states_gb", unit="GB", solution="(2 + 4 + 12 / 16) * 70.55 / 16",
+        answer=lambda: sum(states(Plan(dp=16, zero=1), "megatron", NUMBERS / 16, 16)) / 1e9,
+        hint="How many of the parameters has a GPU, and which of their 18 bytes are shared again?",
+        mistakes={18 * GB: "the distributed optimizer divides 12 of the 18 bytes by 16",
+                  18 * GB / 16: "only the optimizer's 12 bytes are divided by the data ranks: "
+                  "Megatron's weights and gradients are not",
+                  (2 + 2 + 12 / 16) * GB: "Megatron's main gradients have 4 bytes",
+                  16 * (6 + 12 / 16) * GB: "tensor and pipeline ranks share the parameters: 1/16"},
+        why="6.75 bytes for each of 4.4 billion parameters.",
+    ),
+    Prediction(
+        "planner_bus_gb", unit="GB/s", solution="8 * 400 / 8",
+        answer=lambda: 8 * find_node("h100-dgx").network / 1e9,
+        hint="How many cards has a node, and does a ring need to leave it through one only?",
+        mistakes={50.0: "that is one card: NCCL makes a ring for each, and sends a part through "
+                  "each", 3200.0: "those are Gbit/s", 450.0: "that is NVLink, inside of a node",
+                  6.25: "the eight share nothing: each GPU has a card of its own"},
+        why="Eight rings, each through its own card of 50 GB/s. 365 are measured on four nodes.",
+    ),
+    Prediction(
+        "planner_a10_times", unit="times", answer=times,
+        solution="(1.006 / (0.35 * 70)) / (2.74 / (0.5 * 312))",
+        hint="What do you get for a dollar: how many FLOPs of the model?",
+        mistakes={1.006 / 2.74: "that is the price of an hour: how much is done in it?",
+                  (1.006 / 70) / (2.74 / 312): "each at its own MFU",
+                  1 / times(): "the other way round: a token costs more on the A10Gs"},
+        why="A third of the price, and a sixth of the work.",
+    ),
+    Prediction(
+        "planner_bubble", solution="7 / (8 + 7)", answer=lambda: flush_bubble(8, 8),
+        hint="How many micro-batches are left for a pipeline?",
+        mistakes={7 / 8: "that is beside the busy time: of all time it is 7 / (8 + 7)",
+                  7 / 519: "the 512 sequences go to 64 pipelines", 7 / 135: "that is with 4 data "
+                  "ranks", 0.5: "P - 1 = 7 steps of M + P - 1 = 15"},
+        why="512 / 64 = 8 micro-batches for 8 stages. With 4 data ranks it was 5%.",
+    ),
+)

@@ -1,0 +1,106 @@
+"""The checks of cost_per_token and scaling_curve."""
+
+from dataclasses import replace
+from functools import partial
+
+from ranklab.checks.beside import expect, refused
+from ranklab.checks.trial import explain
+from ranklab.planner.catalog import MODELS, find_node
+from ranklab.planner.plan import Plan
+from ranklab.planner.step import step_time
+
+
+def check_cost_per_token(cost_per_token):
+    for name, node, sequence, mfu, price in (
+            ("llama2-13b", "a100-dgx", 2048, 0.5, 2.0), ("llama-70b", "h100-dgx", 32768, 0.4, 3.5),
+            ("mixtral-8x7b", "h100-dgx", 4096, 0.3, 6.88), ("gpt2-xl", "l4-pcie", 1024, 1.0, 0.8)):
+        model, machine = MODELS[name], find_node(node)
+        right = price / 3600 * model.flops_per_token(sequence) / (mfu * machine.peak_flops)
+        attention = 12 * model.layers * sequence * model.width
+        explain(f"{name} on {node}, MFU {mfu:.0%}, {price} $ an hour: dollars of a million tokens,",
+                1e6 * cost_per_token(model, sequence, machine, mfu, price), 1e6 * right, {
+                    "3,600 times too much": (3600e6 * right, "The price is of an hour."),
+                    "as if the MFU were 100%": (1e6 * right * mfu, "Divide by the MFU."),
+                    "without attention": (1e6 * right * 6 * model.active / (
+                        6 * model.active + attention), "model.flops_per_token(sequence) has it."),
+                    "with all parameters": (1e6 * right * (6 * model.parameters + attention) / (
+                        6 * model.active + attention), "An embedding is looked up, and a token "
+                        "meets some of the experts only: model.flops_per_token(sequence)."),
+                    "with attention halved": (1e6 * right * (6 * model.active + attention / 2) / (
+                        6 * model.active + attention), "This MFU counts attention in full: "
+                        "causal=False."),
+                    "for the forward alone": (1e6 * right / 3, "flops_per_token has forward and "
+                                              "backward."),
+                    "a million tokens'": (1e12 * right, "Dollars of one token."),
+                    "that of the best matrix product": (1e6 * right * machine.peak_flops
+                                                        / machine.bf16, "MFU is of peak_flops.")},
+                "Dollars a second, by tokens a second: mfu * machine.peak_flops / FLOPs of a token.")
+    yield "dollars of a token, for dense models and experts"
+    for mfu in (0, -0.1, 40):
+        refused(f"mfu={mfu}", partial(cost_per_token, MODELS["llama-8b"], 2048,
+                                      find_node("a100-dgx"), mfu, 2.0))()
+    yield "an MFU of 0, below it or above 1 is a ValueError"
+
+
+# --- scaling_curve --------------------------------------------------------------------------------
+
+def curve(model, plan, machine, counts, weak, slip=""):
+    """What scaling_curve returns; or what this slip gets."""
+    found, whole = [], plan.gpus // plan.dp
+    for gpus in counts:
+        dp = gpus // whole
+        pieces = plan.micro_batches if weak != (slip == "weak and strong exchanged") else (
+            plan.batch // (dp * plan.micro_batch))
+        pieces = plan.batch // dp if slip == "the micro-batch forgotten" and not weak else pieces
+        each = replace(plan, dp=dp, micro_batches=max(1, pieces))
+        seconds = step_time(model, each, machine).total
+        tokens = (plan if slip == "the tokens of the first batch" else each).batch * plan.sequence
+        found.append((gpus, tokens / seconds / (gpus if slip == "tokens/s of a GPU" else 1)))
+    first = step_time(model, plan, machine).tokens_per_second(plan) / plan.gpus
+    first = first if slip == "beside the plan itself" else found[0][1] / counts[0]
+    first = found[0][1] if slip == "speed-up" else first
+    return [(gpus, speed, speed / (1 if slip == "speed-up" else gpus) / first)
+            for gpus, speed in found]
+
+
+SLIPS = {
+    "weak and strong exchanged": "weak: each pipeline keeps its micro-batches. Else the batch "
+                                 "stays.",
+    "the micro-batch forgotten": "A micro-batch has plan.micro_batch sequences: batch / (dp * "
+                                 "micro_batch) of them.",
+    "the tokens of the first batch": "With weak scaling a step has more tokens: those of the new "
+                                     "plan.",
+    "tokens/s of a GPU": "The second number is of all GPUs.",
+    "speed-up": "Efficiency is of one GPU: divide by the GPUs, too.",
+    "beside the plan itself": "Beside the first of `counts`, which may be another number.",
+}
+
+
+def check_scaling_curve(scaling_curve):
+    plan = Plan(dp=4, tp=2, pp=2, sequence=4096, micro_batch=2, micro_batches=32, zero=1,
+                sequence_parallel=True)
+    for name, each, counts in (
+            ("llama-8b", plan, (16, 32, 64, 128, 512)), ("llama-8b", plan, (8, 256)),
+            ("gpt2-xl", Plan(dp=8, micro_batches=8, tool="torchtitan", zero=3), (8, 24, 32)),
+            ("llama-70b", replace(plan, cp=2, sequence=32768, tp=4, outermost="data"), (64, 32))):
+        for weak in (True,) if 24 in counts else (False, True):
+            _curve(f"{name}, {each.words()}, {'weak' if weak else 'strong'}", scaling_curve,
+                   (MODELS[name], each, find_node("h100-dgx"), counts), weak)
+    yield "right for the same batch and for one that grows, from any first number of GPUs"
+    for said, counts, weak in (("18 GPUs, tp x pp = 4", (16, 18), False), ("2 GPUs", (2,), True),
+                               ("12 GPUs: 3 data ranks, 256 sequences", (12,), False),
+                               ("1,024 GPUs: more data ranks than micro-batches", (1024,), False)):
+        refused(said, partial(scaling_curve, MODELS["llama-8b"], plan, find_node("h100-dgx"),
+                              counts, weak=weak))()
+    yield "GPUs or data ranks that do not divide are a ValueError"
+
+
+def _curve(where, scaling_curve, args, weak):
+    got, wanted = scaling_curve(*args, weak=weak), curve(*args, weak)
+    expect(isinstance(got, list) and [len(each) for each in got] == [3] * len(wanted),
+           f"{where}: {got!r:.60}", "A list of (GPUs, tokens/s, efficiency).")
+    for place, (mine, right) in enumerate(zip(got, wanted)):
+        for index, what in enumerate(("GPUs", "tokens/s", "efficiency")):
+            explain(f"{where}: at {right[0]} GPUs {what}", float(mine[index]), float(right[index]), {
+                name: (float(curve(*args, weak, name)[place][index]), advice)
+                for name, advice in SLIPS.items()})

@@ -1,0 +1,59 @@
+"""The two formulas, the library's or a learner's, beside published runs; and one that is counted."""
+
+from ranklab.planner.fit import memory_ratio, step_ratio
+from ranklab.planner.jobs import Unused, is_for_fit, job_of
+from ranklab.planner.memory import memory_per_gpu
+from ranklab.planner.plan import Plan
+from ranklab.planner.published import read_runs, run_files
+from ranklab.planner.score import quantile, score
+from ranklab.planner.step import step_time
+from ranklab.projects.planner.report import score_table
+
+TRAINED = (  # (model, node, the layout in which it was trained)
+    ("llama-405b", "h100-dgx", Plan(  # arXiv 2407.21783, table 4
+        dp=64, tp=8, pp=16, sequence=8192, micro_batches=32, virtual=8, zero=2,
+        schedule="interleaved", sequence_parallel=True, tool="torchtitan")),
+    ("glm-130b", "a100-40gb-dgx", Plan(  # arXiv 2210.02414, section 2.3
+        dp=24, tp=4, pp=8, micro_batches=176, zero=1, recompute="full", hides=(),
+        attention="unfused", gradient_bytes=2, tool="deepspeed")),
+    ("bloom-176b", "a100-dgx", Plan(  # arXiv 2211.05100, section 3.4
+        dp=8, tp=4, pp=12, micro_batch=2, micro_batches=128, zero=1, hides=(), recompute="full",
+        attention="unfused", tool="deepspeed")),
+)
+
+
+def jobs():
+    """The Jobs of all published runs that can be used."""
+    found = []
+    for run in (run for path in run_files() for run in read_runs(path)):
+        try:
+            found.append(job_of(run))
+        except Unused:
+            continue
+    return found
+
+
+def predicted():
+    """[(source, published seconds of a step, predicted ones)]"""
+    return [(job.source, job.seconds, step_time(job.model, job.plan, job.machine).total)
+            for job in jobs() if job.seconds]
+
+
+def errors(memory=memory_per_gpu, step=step_time):
+    """Errors of these two functions on published runs, as text."""
+    lines = [f"{'':28}{'rows':>6}{'median error':>14}{'90% are below':>15}"]
+    every = jobs()
+    for part, wanted in (("fitted on these", True), ("kept back", False)):
+        rows = [job for job in every if is_for_fit(job.row_id) == wanted]
+        times = [abs(step_ratio(job, step=step) - 1) for job in rows if job.seconds]
+        held = [abs(memory_ratio(job, memory=memory) - 1) for job in rows if job.memory]
+        lines += [f"{f'{what}, {part}':28}{len(found):6}{quantile(found, 0.5):14.1%}"
+                  f"{quantile(found, 0.9):15.1%}"
+                  for what, found in (("step time", times), ("memory", held))]
+    return "\n".join(lines)
+
+
+def scores():
+    """The errors by source, as `score` prints them."""
+    runs = [run for path in run_files() for run in read_runs(path)]
+    return score_table({name: each for name, each in score(runs).items() if each.used})
