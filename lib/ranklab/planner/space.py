@@ -143,5 +143,6 @@ def refuse(plan, model, machine, gpus, sequence, batch):
         f"{plan.tool} keeps its optimizer on the GPU": plan.offload and (
             plan.tool != "deepspeed" or not plan.zero),
         f"{plan.tool} has {', '.join(other)} as usual(tool, machine) says": bool(other)}
-    if broken := next((rule for rule, holds in rules.items() if holds), None):
-        raise ValueError(f"{plan.words()}: {broken}")
+    for rule, holds in rules.items():
+        if holds:
+            raise ValueError(f"{plan.words()}: {rule}")

@@ -32,7 +32,7 @@ CASES = {
     "experts in stages": ("deepseek-v3", Plan(dp=32, pp=4, ep=16, micro_batches=8, zero=1), OTHER),
 }
 SLIPS = {  # name: (what is done instead, hint)
-    "the first stage": "The last one has the head and the logits: ask several, and take the fullest.",
+    "the first stage": "The last one has the head and the logits: take the fullest.",
     "the last stage": "The first one has most micro-batches in flight: ask several.",
     "all micro-batches": "Not all of them wait: in_flight(plan, rank).",
     "one micro-batch": "A stage runs forward for others before the first comes back: "
@@ -99,7 +99,7 @@ def check_memory_per_gpu(memory_per_gpu):
              (node, "deepspeed"), CONSTANTS)
     small, plan = Model(8, 256, 8, 1024, 512, tied=True), Plan(dp=2, micro_batches=2, tool="ours")
     explain("the course's trainer: the total", memory_per_gpu(small, plan, node).total,
-            ours(small, plan, CONSTANTS).total, hint="return ours(model, plan, constants) was given.")
+            ours(small, plan, CONSTANTS).total, hint="Keep the line that is given.")
     yield "the argument `tool` goes before the plan's"
 
 

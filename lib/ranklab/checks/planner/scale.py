@@ -4,7 +4,7 @@ from dataclasses import replace
 from functools import partial
 
 from ranklab.checks.beside import expect, refused
-from ranklab.checks.trial import explain
+from ranklab.checks.trial import explain, is_near
 from ranklab.planner.catalog import MODELS, find_node
 from ranklab.planner.plan import Plan
 from ranklab.planner.step import step_time
@@ -34,7 +34,7 @@ def check_cost_per_token(cost_per_token):
                     "a million tokens'": (1e12 * right, "Dollars of one token."),
                     "that of the best matrix product": (1e6 * right * machine.peak_flops
                                                         / machine.bf16, "MFU is of peak_flops.")},
-                "Dollars a second, by tokens a second: mfu * machine.peak_flops / FLOPs of a token.")
+                "Dollars by tokens, of a second: mfu * machine.peak_flops / FLOPs of a token.")
     yield "dollars of a token, for dense models and experts"
     for mfu in (0, -0.1, 40):
         refused(f"mfu={mfu}", partial(cost_per_token, MODELS["llama-8b"], 2048,
@@ -101,6 +101,9 @@ def _curve(where, scaling_curve, args, weak):
            f"{where}: {got!r:.60}", "A list of (GPUs, tokens/s, efficiency).")
     for place, (mine, right) in enumerate(zip(got, wanted)):
         for index, what in enumerate(("GPUs", "tokens/s", "efficiency")):
-            explain(f"{where}: at {right[0]} GPUs {what}", float(mine[index]), float(right[index]), {
-                name: (float(curve(*args, weak, name)[place][index]), advice)
-                for name, advice in SLIPS.items()})
+            if is_near(float(mine[index]), float(right[index])):
+                continue
+            slips = {name: (float(curve(*args, weak, name)[place][index]), advice)
+                     for name, advice in SLIPS.items()}
+            explain(f"{where}: at {right[0]} GPUs {what}", float(mine[index]),
+                    float(right[index]), slips)

@@ -1,4 +1,4 @@
-"""Six orders: a model, a machine, and constraints that a plan must keep. The planner grades them."""
+"""Six orders: a model, a machine, and constraints that a plan must keep; graded by the planner."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -182,7 +182,8 @@ def chosen(order, use):
             if all(holds for *_, holds in said):
                 break
     each, said, machine = best
-    lines = [f"      {machine.accelerator}: {each.plan.tool} {each.plan.words()}, "
-             f"{each.step.total:.2f} s", f"      {why(each.plan, each.step, machine)}"] if each else []
+    lines = [] if each is None else [
+        f"      {machine.accelerator}: {each.plan.tool} {each.plan.words()}, "
+        f"{each.step.total:.2f} s", f"      {why(each.plan, each.step, machine)}"]
     return lines + [f"      {'ok' if holds else 'FAIL':5} {words}: {what}" for words, what, holds
                     in said]

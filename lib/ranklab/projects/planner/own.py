@@ -1,4 +1,4 @@
-"""The two formulas, the library's or a learner's, beside published runs; and one that is counted."""
+"""The two formulas, the library's or a learner's, beside published runs."""
 
 from ranklab.planner.fit import memory_ratio, step_ratio
 from ranklab.planner.jobs import Unused, is_for_fit, job_of
