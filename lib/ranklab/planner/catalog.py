@@ -4,7 +4,7 @@ import dataclasses
 import json
 from pathlib import Path
 
-from ranklab.planner.machine import machine
+from ranklab.planner.machine import Machine, machine
 from ranklab.planner.model import Model
 
 # Shapes of public config.json files and papers (recalled); parameters are tested against names.
@@ -59,8 +59,10 @@ def find_node(name):
         return dataclasses.replace(machine(*NODES[name]), name=name)
     if name.endswith(".json"):
         said = read_json(name)
-        known = {field.name for field in dataclasses.fields(machine("H100"))}
+        known = {field.name for field in dataclasses.fields(Machine)}
         accelerator = said.pop("accelerator", None)
+        if {"peak_flops", "bf16", "memory_bytes", "memory_bandwidth", "node", "link"} <= set(said):
+            return Machine(accelerator=accelerator or "", **said)  # as `measure` writes it
         if unknown := set(said) - known:
             raise ValueError(f"{name}: {', '.join(sorted(unknown))} is unknown; a node has "
                              f"accelerator, {', '.join(sorted(known))}")

@@ -1,9 +1,12 @@
-"""The planner held against published runs: scores by source, and the fit of its constants.
+"""The planner held against published runs: scores by source, and the fit of its constants; six
+orders and their plans; and what this machine can do.
 
     python -m ranklab.projects.planner score
     python -m ranklab.projects.planner score FILE.csv ... --json
     python -m ranklab.projects.planner score --part validation
     python -m ranklab.projects.planner fit
+    python -m ranklab.projects.planner orders
+    torchrun --nproc-per-node 8 -m ranklab.projects.planner measure --write node.json
 
 A file of runs has the header of lib/ranklab/planner/published/runs_*.csv. Constants were fitted on
 three quarters of these rows, chosen by a hash of row_id; validation is the rest.

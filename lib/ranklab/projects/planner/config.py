@@ -2,25 +2,27 @@
 
 from dataclasses import dataclass
 
-from ranklab.options import existing_file, option
+from ranklab.options import existing_file, new_file, option
 from ranklab.planner.jobs import is_for_fit
 from ranklab.planner.published import read_runs, run_files
-from ranklab.projects.runner import Options as Usual
+from ranklab.projects.runner import OnRanks
 
+COMMANDS = ("score", "fit", "orders", "measure")
 PARTS = {"all": lambda row_id: True, "fit": is_for_fit,
          "validation": lambda row_id: not is_for_fit(row_id)}
 
 
 @dataclass(frozen=True)
-class Options(Usual):
+class Options(OnRanks):
     """What the command takes."""
 
-    command: str = option("score", "score: errors on files of runs; fit: constants anew",
-                          ("score", "fit"), nargs="?")
+    command: str = option("score", "score: errors on files of runs; fit: constants anew; orders: "
+                          "six plans; measure: this machine", COMMANDS, nargs="?")
     files: tuple = option((), "files of runs; none: the published ones", kind=existing_file,
                           nargs="*")
     part: str = option("all", "of the rows: those for the fit, or for validation", PARTS)
     json: bool = option(False, "print the scores as JSON")
+    write: str | None = option(None, "measure: a node file for `ranklab plan --on`", kind=new_file)
 
     def runs(self):
         """The Runs of the files, of this part.

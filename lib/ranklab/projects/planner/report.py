@@ -7,12 +7,18 @@ from ranklab.planner.constants import CONSTANTS, bounds
 from ranklab.planner.fit import fit
 from ranklab.planner.jobs import Unused, is_for_fit, job_of
 from ranklab.planner.score import score
+from ranklab.projects.planner.measure import measure_report
+from ranklab.projects.planner.orders import run
 
 HEADER = (f"{'source':24}{'rows':>6}{'usable':>8}{'used':>6}{'time':>7}{'p90':>7}{'memory':>9}"
           f"{'p90':>7}{'pairs':>8}{'right':>7}")
 
 
 def act(options, settings):
+    if options.command == "orders":
+        return run()
+    if options.command == "measure":
+        return measure_report(options.ranks, options.write)
     runs = options.runs()
     if options.command == "fit":
         return fit_report(runs)

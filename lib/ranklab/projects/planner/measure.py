@@ -1,0 +1,74 @@
+"""measure: what the GPUs and links of this machine do, as a node file for `ranklab plan --on`."""
+
+import json
+import os
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from ranklab import hardware
+from ranklab.collectives.hierarchical import node_groups
+from ranklab.engine import device, is_main_process, launch
+from ranklab.planner.links import CARDS, RING
+from ranklab.planner.machine import Machine
+
+MEGABYTES = {"cpu": 8, "cuda": 512}  # of an all-reduce
+ROUNDS = 5
+
+
+def measure(ranks=None, nodes=1):
+    """The Machine that is here, as measured on the ranks of this job, or on so many here.
+
+    bf16, memory_bandwidth  of the best matrix product and the best copy
+    link, network  so that the planner predicts the bus bandwidth of a large all-reduce as measured;
+                   with one node the network is taken to be the link
+    """
+    return launch(_measured, ranks=ranks, nodes=nodes, timeout=300)[0]
+
+
+def _measured():
+    where, per_node = device(), int(os.environ["LOCAL_WORLD_SIZE"])
+    here = hardware.present(where)
+    gpu = where.type == "cuda" and hardware.find(torch.cuda.get_device_name())
+    found = hardware.measured(where, here.name) if gpu else here
+    link = _bus_bandwidth(node_groups(per_node)[0], where)
+    network = link
+    if per_node < dist.get_world_size():
+        network = _bus_bandwidth(None, where) / (per_node * CARDS)
+    return Machine(
+        name=here.name, accelerator=here.name, peak_flops=here.bf16_flops, bf16=found.bf16_flops,
+        fp8=0.0, fp4=0.0, peak_fp8=0.0, memory_bytes=found.memory_bytes,
+        memory_bandwidth=found.memory_bandwidth, node=per_node, link=link / RING, network=network)
+
+
+def _bus_bandwidth(group, where):
+    """Bytes/s that each rank sends in the fastest of some all-reduces; of one rank: infinite."""
+    ranks = dist.get_world_size(group)
+    if ranks == 1:
+        return 1e15
+    x = torch.ones(MEGABYTES[where.type] * 250_000, device=where)
+    seconds = []
+    for _ in range(ROUNDS):
+        dist.barrier(group)
+        start = time.perf_counter()
+        dist.all_reduce(x, group=group)
+        x[0].item()  # a GPU has finished
+        seconds.append(time.perf_counter() - start)
+    return 2 * (ranks - 1) / ranks * x.nbytes / min(seconds)
+
+
+def measure_report(ranks=None, write=None):
+    """What was measured, as text; `write`: a node file, too."""
+    found = measure(ranks)
+    if write and is_main_process():
+        Path(write).write_text(json.dumps(vars(found), indent=1) + "\n")
+    return "\n".join([
+        f"{found.name}, {found.node} ranks in a node",
+        f"matrix products   {found.bf16 / 1e12:10.3f} TFLOP/s, of a peak of "
+        f"{found.peak_flops / 1e12:.3f}",
+        f"memory            {found.memory_bandwidth / 1e9:10.1f} GB/s, {found.memory_bytes / 1e9:.1f}"
+        " GB",
+        f"all-reduce        {found.link * RING / 1e9:10.2f} GB/s in a node, each rank",
+        *[f"written to {write}: ranklab plan --on {write} ..."] * bool(write)])
