@@ -25,7 +25,7 @@ SHARED_NEEDED = 16e6  # bytes: loader workers pass batches through /dev/shm
 SHARED_NEEDED_NCCL = 512e6  # bytes: so do NCCL's ranks, and a container's default is 64 MB
 SMALL, LARGE = 8, 64 * 10**6  # bytes of the two all-reduces that are timed
 # Most labs launch four ranks; these need another number for their main experiment.
-RANKS_OF_LAB = {"01_baseline": 1, "02_collectives": 8, "12_hybrid": 8, "13_planner": 1}
+RANKS_OF_LAB = {"01_baseline": 1, "02_collectives": 8, "12_hybrid": 8, "13_planner": 2}
 
 
 class Advice(str):
