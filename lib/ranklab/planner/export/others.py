@@ -120,6 +120,8 @@ def torchtitan_differs(model, plan):
         (f"{model.layers} layers are uneven in {plan.pp * plan.virtual} stages: it gives the first "
          "ones more.", model.layers % (plan.pp * plan.virtual)
          and (model.layers + 2) % (plan.pp * plan.virtual)),
+        ("0.2.2 splits sequences between tensor ranks in any case.",
+         plan.tp > 1 and not plan.sequence_parallel),
         ("Flash attention keeps no scores: nothing is recomputed.", plan.recompute == "selective"),
         ("All blocks are recomputed, not some.", plan.recompute != "none" and plan.recomputed < 1),
         ("Gradients are reduced in float32 alone.", plan.gradient_bytes == 2),
