@@ -1,7 +1,8 @@
 """megatron_arguments: a Plan as options of Megatron-LM, each with a word about it.
 
 Names are those of megatron/training/arguments.py and of the dataclasses from which it makes options
-in Megatron-LM core 0.20 (commit d98e8a6, August 2026); its own parser has read what is written here.
+in Megatron-LM core 0.20 (commit d98e8a6, August 2026). Its parser, validate_args and
+TransformerConfig took 89 such texts on a CPU, with Transformer Engine pretended; none was run.
 """
 
 import itertools
