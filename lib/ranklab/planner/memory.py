@@ -7,9 +7,8 @@ BF16_Optimizer. torchtitan: FSDP2 of float32 weights. Ours: lab 12's layout_memo
 
 from dataclasses import dataclass, fields
 
-from ranklab.hybrid import Job, Layout, layout_memory
+from ranklab.hybrid import layout_memory
 from ranklab.hybrid.memory import MEGATRON
-from ranklab.models.gpt import GPTConfig
 from ranklab.pipeline_parallel.formulas import (
     gpipe_in_flight, interleaved_in_flight, one_f_one_b_in_flight, zb_h1_in_flight,
 )
@@ -169,14 +168,9 @@ def ours(model, plan, c):
 
     error  ValueError where it has no such model
     """
-    if model.gated or model.experts or model.kv_heads != model.heads:
-        raise ValueError("the course's trainer has GPTs with a plain MLP and as many key heads")
-    layout = Layout(dp=plan.dp, tp=plan.tp, pp=plan.pp, cp=plan.cp, virtual=plan.virtual,
-                    sequence_parallel=plan.sequence_parallel, zero=min(plan.zero, 3),
-                    recompute=plan.recompute == "full")
-    config = GPTConfig(vocab_size=model.vocab, n_ctx=plan.sequence, n_embd=model.hidden,
-                       n_head=model.heads, n_layer=model.layers)
-    found = layout_memory(Job(config, plan.batch, plan.micro_batch), layout)
+    from ranklab.planner.own import own_job  # here: it imports this file
+
+    found = layout_memory(*own_job(model, plan))
     return GpuMemory(found.parameters, found.gradients, found.optimizer_state, found.activations,
                      0.0, found.total - found.parameters - found.gradients - found.optimizer_state
                      - found.activations, c.context_bytes, 0.0)

@@ -10,18 +10,18 @@ A checkpoint goes on in any other layout. `ranklab compare` puts layouts side by
 
 import sys
 
-from ranklab.projects.hybrid.config import SIZES, Options
+from ranklab.projects.hybrid.config import Options
 from ranklab.projects.hybrid.report import dry_run_report, report
 from ranklab.projects.hybrid.training import run
 from ranklab.projects.runner import Project, watched
 
 
 def act(options, config):
-    layout = options.chosen_layout()
+    shape, layout = options.chosen_shape(), options.chosen_layout()
     if options.dry_run:
-        return dry_run_report(options.size, config.job(SIZES[options.size][0]), layout)
-    return report(run(options.size, layout, resume=options.resume, path=options.path, **watched(),
-                      **vars(config)))
+        return dry_run_report(options.size, config.job(shape), layout)
+    return report(run(options.size, layout, resume=options.resume, path=options.path, shape=shape,
+                      **watched(), **vars(config)))
 
 
 project = Project(__package__, __doc__, Options, act)

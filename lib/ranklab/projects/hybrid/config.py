@@ -1,6 +1,7 @@
 """What the project trains and how: five GPTs with their layouts, and one frozen dataclass."""
 
 import functools
+import re
 from dataclasses import dataclass, replace
 
 from ranklab.expert_parallel import MoEConfig
@@ -57,6 +58,17 @@ SIZES = {  # name -> (the GPT, Config, Layout): a laptop; 8, 64, 128 and 64 A100
 JOBS = {name: config.job(shape) for name, (shape, config, _) in SIZES.items()}
 
 
+def parse_shape(text):
+    """ "8x64x8x32x256" is a GPT of 8 layers, 64 wide, 8 heads, 32 tokens, a vocabulary of 256.
+    error  ValueError where these are not five numbers
+    """
+    if not re.fullmatch(r"\d+(x\d+){4}", text):
+        raise ValueError(f"{text!r} is no GPT: write layers x width x heads x tokens x vocabulary "
+                         "as 8x64x8x32x256")
+    layers, width, heads, tokens, vocabulary = map(int, text.split("x"))
+    return GPTConfig(vocabulary, tokens, layers, heads, width, rotary_base=max(100.0, tokens))
+
+
 def with_experts(shape, n_expert):
     """The GPT with so many experts in each block, of which a token takes two; 0: as it is."""
     return MoEConfig(**vars(shape), n_expert=n_expert) if n_expert else shape
@@ -68,10 +80,16 @@ class Options(Resumed, OnText):
 
     size: str = option("laptop", "of the GPT, with its layout", SIZES)
     layout: str | None = option(None, "dp x tp x pp and more: 2x2x2,zero,sp,virtual=2")
+    shape: str | None = option(None, "layers x width x heads x tokens x vocabulary of a GPT of "
+                               "your own: 8x64x8x32x256")
     dry_run: bool = option(False, "one process poses as rank 0")
 
     def settings(self):
         return SIZES[self.size][1]
+
+    def chosen_shape(self):
+        """The GPT of the command line; the size's where it describes none."""
+        return SIZES[self.size][0] if self.shape is None else parse_shape(self.shape)
 
     def chosen_layout(self):
         """The Layout of the command line; the size's where it names none."""

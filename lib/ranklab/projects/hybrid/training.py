@@ -25,7 +25,7 @@ from ranklab.trainer import PRECISIONS, due
 
 def run(size="laptop", layout=None, build=build_mesh, parallelize=parallelize,
         sync=tied_embedding_sync, norm=mesh_grad_norm, reshard=reshard_checkpoint, resume=False,
-        until=None, path=None, experts=0, progress=False, timeout=LAUNCH_LIMIT,
+        until=None, path=None, shape=None, experts=0, progress=False, timeout=LAUNCH_LIMIT,
         **changes):  # fmt: skip
     """The model is trained on all ranks of the layout; returns a dict for `report`.
 
@@ -33,11 +33,12 @@ def run(size="laptop", layout=None, build=build_mesh, parallelize=parallelize,
     build, parallelize, sync, norm, reshard  a learner's own will do
     until    a step to stop after
     path     a text of your own
+    shape    a GPTConfig; None: that of this size
     experts  more than 0: so many in each block
     changes  of Config: steps=100, micro_batch=1, ...
     """
-    shape, config, its_own = SIZES[size]
-    shape = with_experts(shape, experts)
+    its_shape, config, its_own = SIZES[size]
+    shape = with_experts(shape or its_shape, experts)
     layout, config = layout or its_own, dataclasses.replace(config, **changes)
     config.refuse_what_does_not_fit(shape, layout)
     text, shape = text_for(shape, config, path)

@@ -1,0 +1,18 @@
+"""A Plan as what its tool reads. What the tool lacks, or does in another way, is a sentence.
+
+    megatron.py  options of Megatron-LM
+    others.py    configs of torchtitan and DeepSpeed
+
+The command of the course's own trainer is in planner/own.py.
+"""
+
+from ranklab.planner.export.megatron import megatron_arguments
+from ranklab.planner.export.others import (
+    deepspeed_differs, deepspeed_json, torchtitan_function, torchtitan_toml,
+)
+from ranklab.planner.own import own_command
+
+__all__ = [
+    "deepspeed_differs", "deepspeed_json", "megatron_arguments", "own_command",
+    "torchtitan_function", "torchtitan_toml",
+]

@@ -1,0 +1,180 @@
+"""megatron_arguments: a Plan as options of Megatron-LM, each with a word about it.
+
+Names are those of megatron/training/arguments.py and of the dataclasses from which it makes options
+in Megatron-LM core 0.20 (commit d98e8a6, August 2026). Its parser, validate_args and
+TransformerConfig took 89 such texts on a CPU, with Transformer Engine pretended; none was run.
+"""
+
+import itertools
+from dataclasses import replace
+
+from ranklab.planner.plan import Plan
+
+PRECISIONS = {  # beside --bf16
+    "bf16": "", "fp8": "--fp8-format hybrid --fp8-recipe delayed",
+    "fp8-rowwise": "--fp8-format hybrid --fp8-recipe tensorwise",
+    "mxfp8": "--fp8-format e4m3 --fp8-recipe mxfp8", "nvfp4": "--fp4-format e2m1"}
+BACKENDS = {"flash": "flash", "tuned": "fused", "unfused": "unfused"}
+
+
+def megatron_arguments(model, plan, per_node=8, rotary_base=1e4, dropout=0.0, more=(), differs=()):
+    """A piece of bash. Data, learning rate and number of steps are its user's.
+
+        bash train.sh --mock-data --tokenizer-type NullTokenizer --lr 1e-4 --train-iters 10
+
+    more     options that a Model does not know, as [(option, what it is for, whether it is given)]
+    differs  more sentences
+    error    ValueError for a precision that it does not have
+    lab      13
+    """
+    if plan.precision not in PRECISIONS:
+        raise ValueError(f"precision={plan.precision!r} is not one of {', '.join(PRECISIONS)}")
+    nodes, per_node = -(-plan.gpus // per_node), min(per_node, plan.gpus)
+    in_order = (plan.tp > 1 or plan.cp > 1) and plan.zero < 2  # kernels start as Python calls them
+    given = [(option, why) for option, why, holds in [
+        *shape_options(model, plan, rotary_base, dropout),
+        *(expert_options(model, plan) if model.experts else ()), *layout_options(plan),
+        *work_options(model, plan), *more] if holds]
+    return "\n".join([
+        *(f"# {sentence}" for sentence in [*differs, *megatron_differs(model, plan)]),
+        "options=(", *(f"    {option:54}  # {why}" for option, why in given), ")",
+        *["# on each node; HEAD is the first one's name"] * (nodes > 1),
+        *["CUDA_DEVICE_MAX_CONNECTIONS=1 \\"] * in_order,
+        f"torchrun --nnodes {nodes} --nproc-per-node {per_node} --rdzv-endpoint $HEAD:29500 \\"
+        if nodes > 1 else f"torchrun --nproc-per-node {per_node} \\",
+        '    pretrain_gpt.py "${options[@]}" "$@"'])
+
+
+def shape_options(model, plan, rotary_base, dropout):
+    """[(option, what it is for, whether it is given)]"""
+    tokens, rows = plan.sequence, -(-model.vocab // plan.tp)
+    return [
+        (f"--num-layers {model.layers} --hidden-size {model.hidden}", "L and C", True),
+        (f"--num-attention-heads {model.heads}", "H", True),
+        (f"--kv-channels {model.head_size}", "D, which is not C/H", model.width != model.hidden),
+        (f"--group-query-attention --num-query-groups {model.kv_heads}", "heads for keys",
+         model.kv_heads != model.heads),
+        (f"--ffn-hidden-size {model.ffn}", "F", model.ffn > 0),
+        ("--swiglu --normalization RMSNorm", "MLPs of three matrices, as Llama's", model.gated),
+        (f"--seq-length {tokens} --max-position-embeddings {tokens}", "T", True),
+        (f"--vocab-size {model.vocab}", "V", True),
+        (f"--make-vocab-size-divisible-by {rows}", "else V grows to a multiple of 128 tp", True),
+        ("--untie-embeddings-and-output-weights", "the head has a matrix", not model.tied),
+        (f"--position-embedding-type rope --rotary-base {rotary_base:.0f}", "rotary", True),
+        (f"--attention-dropout {dropout:g} --hidden-dropout {dropout:g}", "0.1 by default", True),
+        ("--disable-bias-linear", "linear layers have no biases", True),
+    ]  # fmt: skip
+
+
+def expert_options(model, plan):
+    """The same for experts."""
+    return [
+        (f"--num-experts {model.experts} --moe-router-topk {model.top_k}", "E and k", True),
+        (f"--moe-ffn-hidden-size {model.expert_ffn}", "F of an expert", True),
+        (f"--moe-shared-expert-intermediate-size {model.shared * model.expert_ffn:.0f}",
+         "of one for all tokens", model.shared > 0),
+        (f"--moe-layer-freq ([0]*{model.dense}+[1]*{model.sparse_layers})".replace(
+            "(", '"(').replace(")", ')"'), "the first layers have an MLP", model.dense > 0),
+        (f"--expert-model-parallel-size {plan.ep}", "ranks that share a layer's experts", True),
+        ("--expert-tensor-parallel-size 1", "each expert is whole", plan.tp > 1),
+        ("--moe-token-dispatcher-type alltoall", "tokens go to their experts",
+         not plan.fused_experts),
+        ("--moe-token-dispatcher-type flex --moe-flex-dispatcher-backend hybridep", "sorted",
+         plan.fused_experts),
+        ("--moe-grouped-gemm", "one product for all", True),
+        ("--moe-permute-fusion", "sorting is fused", plan.fused),
+        ("--overlap-moe-expert-parallel-comm", "beside another micro-batch",
+         "expert" in plan.hides and plan.ep > 1),
+    ]  # fmt: skip
+
+
+def layout_options(plan):
+    """The same for which rank has what."""
+    copies = plan.copies // plan.sharders
+    return [
+        (f"--tensor-model-parallel-size {plan.tp}", "ranks that share each layer", True),
+        ("--sequence-parallel", "between them, each has its tokens",
+         plan.sequence_parallel and plan.tp > 1),
+        (f"--context-parallel-size {plan.cp} --cp-comm-type p2p", "a ring, beside attention",
+         plan.cp > 1),
+        (f"--pipeline-model-parallel-size {plan.pp}", "what is left is data parallel", True),
+        ("--use-tp-pp-dp-mapping", "data ranks lie furthest apart", plan.outermost == "data"),
+        ("--use-distributed-optimizer", "ZeRO-1", plan.zero == 1),
+        ("--use-megatron-fsdp --ckpt-format fsdp_dtensor", f"ZeRO-{plan.zero}", plan.zero > 1),
+        ("--data-parallel-sharding-strategy optim_grads", "all but weights", plan.zero == 2),
+        ("--data-parallel-sharding-strategy optim_grads_params", "all of it", plan.zero == 3),
+        (f"--num-distributed-optimizer-instances {copies}", "copies of all shards",
+         plan.zero > 0 and copies > 1),
+        (f"--micro-batch-size {plan.micro_batch}", "sequences in one forward", True),
+        (f"--global-batch-size {plan.batch}", "sequences in a step, over all ranks", True),
+    ]  # fmt: skip
+
+
+def work_options(model, plan):
+    """The same for stages, and for how the work is done."""
+    layers = model.layers / plan.pp / plan.virtual
+    even, hides = layers == int(layers), plan.hides
+    full, some = plan.recompute == "full", plan.recomputed < 1
+    return [
+        (f'--pipeline-model-parallel-layout "{"" if even else stage_text(model, plan)}"',
+         "layers of each stage", not even),
+        (f"--num-virtual-stages-per-pipeline-rank {plan.virtual}", "interleaved 1F1B",
+         even and plan.virtual > 1),
+        ("--no-overlap-p2p-communication", "stages wait for messages",
+         plan.virtual > 1 and "pipeline" not in hides),
+        ("--recompute-granularity full", "blocks are checkpointed", full),
+        ("--recompute-method uniform --recompute-num-layers 1", "each", full and not some),
+        (f"--recompute-method block --recompute-num-layers {round(plan.recomputed * layers)}",
+         "of a stage's", full and some),
+        ("--recompute-granularity selective", "attention's core", plan.recompute == "selective"),
+        ("--bf16", "weights, too, beside float32 masters", True),
+        (PRECISIONS[plan.precision], "products", plan.precision != "bf16"),
+        ("--grad-reduce-in-bf16", "gradients are added up in bf16", plan.gradient_bytes == 2),
+        (f"--attention-backend {BACKENDS[plan.attention]}", "its kernels", True),
+        ("--overlap-grad-reduce", "beside backward", "data" in hides and plan.copies > 1),
+        ("--overlap-param-gather", "beside forward",
+         "data" in hides and plan.copies > 1 and plan.zero > 0),
+        ("--tp-comm-overlap", "products and messages in pieces",
+         "tensor" in hides and plan.tp > 1 and plan.sequence_parallel),
+        ("--no-bias-gelu-fusion --no-bias-swiglu-fusion --no-rope-fusion", "separate kernels",
+         not plan.fused),
+        ("--optimizer-cpu-offload --use-precision-aware-optimizer", "Adam is on the host",
+         plan.offload),
+    ]  # fmt: skip
+
+
+def stage_text(model, plan):
+    """Stages as Megatron-LM writes them: Et*3|(t*4|)*14t*3L, with embedding, layers t, loss."""
+    first, *middle, last = replace(plan, pp=plan.pp * plan.virtual, virtual=1).stages(model.layers)
+    runs = "".join(f"(t*{n}|)*{len([*same])}" for n, same in itertools.groupby(middle))
+    return f"Et*{first}|{runs}t*{last}L"
+
+
+def megatron_differs(model, plan):
+    """Sentences: what of the plan these options do not say."""
+    return [sentence for sentence, holds in [
+        ("Its LayerNorms have biases.", not model.gated),
+        (f"It has 1F1B and interleaving, not {plan.schedule}.",
+         plan.schedule not in ("1f1b", "interleaved")),
+        ("Beside expert ranks it wants sequence parallelism between tensor ranks.",
+         plan.ep > 1 and plan.tp > 1 and not plan.sequence_parallel),
+        ("Its guide to FSDP (megatron_fsdp.md) names no pipeline.", plan.zero > 1 and plan.pp > 1),
+        ("It recomputes --recompute-modules, and in all blocks.", plan.recompute == "operators"
+         or plan.recompute == "selective" and plan.recomputed < 1),
+        ("It hides messages between stages where they are interleaved alone.",
+         "pipeline" in plan.hides and plan.pp > 1 and plan.virtual == 1),
+        ("It hides messages between tensor ranks with --sequence-parallel alone.",
+         "tensor" in plan.hides and plan.tp > 1 and not plan.sequence_parallel),
+        ("It scales FP8 by tensors, blocks or MX groups, not by rows.",
+         plan.precision == "fp8-rowwise"),
+        ("Its attention and MLP follow one another: they have no common input.", model.parallel),
+        ("Low-rank attention is --multi-latent-attention, with sizes that no Model has.",
+         model.attention_numbers > 0),
+    ] if holds] + unsaid(plan, "attended", "frozen")
+
+
+def unsaid(plan, *names):
+    """[a sentence] where the plan has values of these that are not Plan()'s."""
+    found = [f"{name}={getattr(plan, name)}" for name in names
+             if getattr(plan, name) != getattr(Plan(), name)]
+    return [f"The program's or the model's, not said here: {', '.join(found)}."] * bool(found)

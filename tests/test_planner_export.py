@@ -1,0 +1,147 @@
+"""A Plan as what its tool reads: all of it is said; DeepSpeed, bash, TOML and lab 12 take it."""
+
+import json
+import re
+import subprocess
+import tomllib
+from dataclasses import replace
+
+import pytest
+
+from ranklab.hybrid import layout_memory, parse_layout
+from ranklab.hybrid.choose import refuse_misfits
+from ranklab.planner import Model, Plan, memory_per_gpu
+from ranklab.planner.catalog import MODELS
+from ranklab.planner.export import (
+    deepspeed_differs, deepspeed_json, megatron_arguments, own_command, torchtitan_function,
+    torchtitan_toml,
+)
+from ranklab.planner.machine import machine
+from ranklab.planner.own import dry_run_plan, own_job
+from ranklab.planner.space import layouts
+from ranklab.projects.hybrid.config import parse_shape
+from ranklab.zero.deepspeed_engine import read_by_deepspeed
+
+LLAMA, GPT = MODELS["llama-8b"], Model(8, 256, 8, 1024, 512, tied=True)
+PLAN = Plan(dp=4, tp=2, pp=2, cp=2, sequence=8192, micro_batch=2, micro_batches=8, zero=1,
+            sequence_parallel=True, recompute="full")
+CHANGES = [  # of every field but the tool
+    {"dp": 8}, {"tp": 4}, {"pp": 4}, {"cp": 4}, {"ep": 2}, {"sequence": 4096}, {"micro_batch": 1},
+    {"micro_batches": 4}, {"virtual": 2, "schedule": "interleaved"}, {"schedule": "gpipe"},
+    {"schedule": "zb-h1"}, {"zero": 0}, {"zero": 2}, {"zero": 3}, {"shard": 4},
+    {"sequence_parallel": False}, {"recompute": "none"}, {"recompute": "selective"},
+    {"recompute": "operators"}, {"recomputed": 0.5}, {"attention": "tuned"},
+    {"attention": "unfused"}, {"attended": 512}, {"precision": "fp8"},
+    {"precision": "fp8-rowwise"}, {"precision": "mxfp8"}, {"precision": "nvfp4"},
+    {"gradient_bytes": 2}, {"hides": ()}, {"hides": ("data", "tensor", "pipeline", "context")},
+    {"fused": False}, {"fused_experts": True}, {"frozen": True}, {"outermost": "data"},
+    {"offload": True}]
+
+
+def with_sentences(model, plan):
+    return deepspeed_json(model, plan) + "\n".join(deepspeed_differs(plan))
+
+
+@pytest.mark.parametrize("write", [
+    megatron_arguments, torchtitan_toml, torchtitan_function, with_sentences])
+def test_every_field_of_a_plan_is_said(write):
+    experts = MODELS["qwen3-30b-a3b"]
+    assert {*vars(PLAN)} - {"tool"} == {name for change in CHANGES for name in change}
+    for change in CHANGES:
+        plan = replace(PLAN, zero=3) if write in (torchtitan_toml, torchtitan_function) else PLAN
+        if plan == replace(plan, **change):
+            plan = replace(plan, zero=1)
+        assert write(experts, replace(plan, **change)) != write(experts, plan), change
+
+
+def test_every_size_of_a_model_is_megatrons():
+    plain = megatron_arguments(GPT, PLAN)
+    for change in ({"layers": 10}, {"hidden": 512}, {"heads": 16}, {"ffn": 512}, {"vocab": 300},
+                   {"kv_heads": 2}, {"head_size": 64}, {"gated": True}, {"tied": False},
+                   {"experts": 8, "top_k": 2, "expert_ffn": 64}, {"parallel": True},
+                   {"attention_numbers": 10**5}):
+        assert megatron_arguments(replace(GPT, **change), PLAN) != plain, change
+    deepseek = megatron_arguments(MODELS["deepseek-v3"], Plan(dp=8, ep=8))
+    for words in ('--moe-layer-freq "([0]*3+[1]*58)"', "--multi-latent-attention",
+                  "--moe-shared-expert-intermediate-size 2048", "--expert-model-parallel-size 8"):
+        assert words in deepseek, words
+
+
+def test_megatrons_text_is_bash_with_the_stages_of_the_plan():
+    said = megatron_arguments(MODELS["llama-405b"], replace(PLAN, tp=8, pp=16))
+    assert subprocess.run(["bash", "-n"], input=said, text=True).returncode == 0
+    assert '--pipeline-model-parallel-layout "Et*7|(t*8|)*14t*7L"' in said
+    assert "--nnodes 128 --nproc-per-node 8" in said and "CUDA_DEVICE_MAX_CONNECTIONS=1" in said
+    uneven = megatron_arguments(LLAMA, replace(PLAN, pp=6))
+    stages = re.search(r'layout "(.*?)"', uneven)[1]
+    found = [int(n) for n, times in re.findall(r"t\*(\d+)\|?(?:\)\*(\d+))?", stages)
+             for _ in range(int(times or 1))]
+    assert found == Plan(pp=6).stages(32)
+    with pytest.raises(ValueError, match="precision='int4' is not one of bf16, fp8"):
+        megatron_arguments(LLAMA, replace(PLAN, precision="int4"))
+
+
+def test_torchtitan_is_told_of_the_mesh_and_the_micro_batches():
+    plan = replace(PLAN, zero=3, shard=4, virtual=2, schedule="interleaved")
+    said = tomllib.loads(torchtitan_toml(LLAMA, plan))
+    assert said["model"] == {"name": "llama3", "flavor": "8B"}
+    mesh = said["parallelism"]
+    assert (mesh["data_parallel_replicate_degree"], mesh["data_parallel_shard_degree"]) == (2, 2)
+    assert (mesh["pipeline_parallel_schedule"], mesh["pipeline_parallel_layers_per_stage"]) == (
+        "Interleaved1F1B", 8)
+    assert (said["training"]["local_batch_size"], said["training"]["global_batch_size"]) == (16, 64)
+    assert said["activation_checkpoint"]["mode"] == "full"
+    alone = tomllib.loads(torchtitan_toml(LLAMA, replace(plan, pp=1, virtual=1)))
+    assert alone["training"]["local_batch_size"] == 2  # the rest is gradient accumulation
+    assert "none is this one" in torchtitan_toml(GPT, plan)
+    compile(torchtitan_function(LLAMA, plan), "plan.py", "exec")
+
+
+@pytest.mark.parametrize("change", [
+    {}, {"pp": 1, "zero": 3}, {"pp": 1, "zero": 2, "offload": True, "gradient_bytes": 2}])
+def test_deepspeed_takes_its_config(change):
+    plan = replace(PLAN, tp=1, cp=1, sequence_parallel=False, **change)
+    text = deepspeed_json(LLAMA, plan)
+    read = read_by_deepspeed(json.loads(text), plan.dp)
+    assert read.zero_optimization_stage == plan.zero and read.bfloat16_config.enabled
+    assert (read.train_batch_size, read.gradient_accumulation_steps) == (plan.batch, 8)
+    assert (read.zero_config.offload_optimizer is not None) == plan.offload
+    assert f"num_stages={plan.pp}" in with_sentences(LLAMA, plan) or plan.pp == 1
+
+
+def test_the_courses_project_takes_its_command():
+    plan = replace(PLAN, sequence=512, cp=1)
+    said = own_command(GPT, plan)
+    job, layout = own_job(GPT, plan)
+    assert parse_layout(re.search(r"--layout (\S+)", said)[1]) == layout
+    shape = parse_shape(re.search(r"--shape (\S+)", said)[1])
+    assert replace(shape, rotary_base=100.0) == job.config
+    assert memory_per_gpu(GPT, plan, None, "ours").seen("allocated") == layout_memory(
+        job, layout).total
+    for model, change, words in (
+            (LLAMA, {}, "a plain MLP"), (replace(GPT, tied=False), {}, "a tied head"),
+            (GPT, {"offload": True}, "on the GPU"), (GPT, {"tp": 3}, "tp=3 must divide the 8")):
+        with pytest.raises(ValueError, match=words):
+            own_command(model, replace(plan, **change))
+
+
+@pytest.mark.parametrize("plan", [
+    Plan(dp=2, tp=2, pp=2, sequence=512, micro_batches=4),
+    Plan(dp=2, pp=2, sequence=512, virtual=2, schedule="interleaved", micro_batches=4, zero=1,
+         recompute="full"),
+    Plan(dp=2, tp=2, pp=2, sequence=512, micro_batches=4, zero=3, sequence_parallel=True)])
+def test_a_dry_run_counts_what_formulas_say(plan):
+    found = dry_run_plan(GPT, plan)
+    assert found.held.total == pytest.approx(found.said.seen("allocated"), rel=0.05)
+    for axis, nbytes in found.said_sent.items():
+        assert found.sent[axis] == pytest.approx(nbytes, rel=0.05), axis
+
+
+def test_lab_12_takes_every_layout_of_the_search():
+    node, found = replace(machine("A100-SXM-80GB"), node=6), 0
+    for gpus, tokens in ((12, 96), (6, 1000), (12, 8192)):
+        for plan in layouts(Model(6, 192, 6, 768, 300, tied=True), node, gpus, tokens, 12, "ours"):
+            job, layout = own_job(Model(6, 192, 6, 768, 300, tied=True), plan)
+            refuse_misfits(layout, job, 6)
+            found += 1
+    assert found > 300
