@@ -345,11 +345,11 @@ print(project.dry_run())
 # And the chosen plan, as what the tools read. This is the end of planning: someone starts it.
 
 # %%
-from ranklab.planner.export import deepspeed_json, megatron_arguments, torchtitan_toml
+from ranklab.planner.export import deepspeed_json, megatron_arguments
 
 best = {each.plan.tool: each.plan for each in reversed(search_layouts(llama, dgx, 256, 8192, 1024))}
 print(megatron_arguments(llama, best["megatron"]))
-print(torchtitan_toml(llama, best["torchtitan"]))
+print(deepspeed_json(llama, best["deepspeed"]))
 
 # %% [markdown]
 # ## 6. Project
