@@ -28,7 +28,7 @@ def layouts(model, machine, gpus, sequence, batch, tool="megatron"):
     tokens; micro-batches fill the batch. With DeepSpeed ZeRO 2 and 3 are without a pipeline, as its
     engine refuses both together. FSDP shards over all ranks, or over a node's (HSDP).
     """
-    usual = {**USUAL[tool], "attention": "tuned" if machine.peak_fp8 else "flash"}
+    usual = {**USUAL[tool], "attention": kernels(machine)}
     for tp, cp, pp in itertools.product(divisors(gpus), repeat=3):
         dp, rest = divmod(gpus, tp * pp * cp)
         if rest or batch % dp or not goes(
@@ -46,6 +46,11 @@ def layouts(model, machine, gpus, sequence, batch, tool="megatron"):
                        schedule="interleaved" if virtual > 1 else "1f1b", offload=offload,
                        sequence_parallel=tp > 1, recompute=recompute, tool=tool,
                        outermost=outer, **usual)
+
+
+def kernels(machine):
+    """Attention's, on these GPUs."""
+    return "tuned" if machine.peak_fp8 else "flash"
 
 
 def goes(model, machine, gpus, sequence, tp, cp, pp, tool):

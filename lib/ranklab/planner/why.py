@@ -58,6 +58,11 @@ def likely_range(plan, machine):
                     f"{len(found)} published runs ({words})")
 
 
+def median_error():
+    """Of all published runs' step times, as a part of them."""
+    return quantile([abs(1 / ratio - 1) for *_, ratio in residuals()], 0.5)
+
+
 @functools.cache
 def residuals():
     """[(tool, kind of GPU, published by predicted step time)] of all published runs."""

@@ -1,0 +1,131 @@
+"""The answer of `ranklab plan` as text, of at most 100 columns."""
+
+import textwrap
+
+from ranklab.planner.cost import DAY
+from ranklab.planner.wish import limit
+
+COLUMNS = 100
+HEADER = f"{'tool':11}{'GB':>6}{'step':>9}{'MFU':>7}{'tokens/day':>12}{'$/M tokens':>12}   "
+
+
+def text(said):
+    """The model and machine, the table, the best layout's range and bill, and what was asked."""
+    parts = [top(said), machine_line(said["machine"], said["gpus"]), layouts(said), best(said),
+             said["offers"] and offers(said), said["sensitivity"] and sensitivity(said)]
+    return "\n\n".join(filter(None, parts))
+
+
+def top(said):
+    model = said["model"]
+    return fill(f"{model['name']}: {short(model['parameters'])} parameters, of which a token meets "
+                f"{short(model['active'])} in products. A step: {said['batch']:,} sequences of "
+                f"{said['sequence']:,} tokens.")
+
+
+def machine_line(machine, gpus):
+    return fill(
+        f"{gpus:,} GPUs of {machine['name']}: {machine['peak_flops'] / 1e12:.0f} TFLOP/s (bf16), "
+        f"{machine['memory_bytes'] / 1e9:.0f} GB, {machine['node']} in a node at "
+        f"{machine['link'] / 1e9:.0f} GB/s, {machine['network'] / 1e9:.3g} GB/s between nodes. "
+        "Assumed: bf16, Adam, FlashAttention, messages beside computing where the tool has it.")
+
+
+def layouts(said):
+    """A row for each layout, and under it what bounds it."""
+    lines = [HEADER + "dp x tp x pp"]
+    for row in said["layouts"]:
+        words = textwrap.wrap(row["layout"], COLUMNS - len(HEADER), break_on_hyphens=False)
+        lines += [numbers(row) + words[0], *(" " * len(HEADER) + more for more in words[1:]),
+                  f"{'':11}{row['why']}"]
+    return "\n".join([*lines, fill(
+        f"{said['layouts_that_fit']:,} layouts fit; of those that are alike one is shown. Step "
+        f"times of published runs are off by {said['error']:.0%} (median): what is nearer is "
+        "equal.")])
+
+
+def numbers(row):
+    dollars = "" if row["dollars_per_token"] is None else f"{row['dollars_per_token'] * 1e6:.4f}"
+    return (f"{row['tool']:11}{row['bytes'] / 1e9:6.1f}{row['seconds']:7.4g} s"
+            f"{row['mfu']:7.1%}{short(row['tokens_per_second'] * DAY):>12}{dollars:>12}   ")
+
+
+def best(said):
+    """The first layout: its likely range, MFU by all conventions, failures and the bill."""
+    row, near, bill = said["layouts"][0], said["range"], said["bill"]
+    dollars = f"${bill['dollars']:,.0f} at ${bill['price']} ({bill['source']})" if bill[
+        "dollars"] else "no price is known (--price)"
+    lines = {
+        "step": f"{near['low']:.3g} to {near['high']:.3g} s, as the middle 80% of {near['of']} "
+                "differed from what is predicted of them",
+        "MFU": f"{row['mfu']:.1%} with attention in full (PaLM, 2022), {row['mfu_causal']:.1%} "
+               f"with the half that is needed; HFU {row['hfu']:.1%}",
+        "failures": f"{bill['good_share']:.1%} of the time is work: one each "
+                    f"{bill['hours_between_failures']:,.3g} h at Llama 3's rate (arXiv 2407.21783, "
+                    f"3.3.4), {bill['restart_seconds'] / 60:.0f} min to restart (MegaScale), "
+                    f"{bill['checkpoint_seconds']:.3g} s for a checkpoint (2 GB/s a node, assumed)",
+        "bill": f"{short(bill['tokens'])} tokens: {bill['days']:,.3g} days, "
+                f"{short(bill['gpu_hours'])} GPU hours, {dollars}, {bill['energy'] / 3.6e9:,.4g} "
+                f"MWh of GPUs alone ({said['machine']['watts']:.0f} W, the vendor's)"}
+    return f"The best, {row['layout']} ({row['tool']}):\n" + listed(lines)
+
+
+def offers(said):
+    """Numbers of GPUs, the cheapest that meets the limits first."""
+    rows = sorted(said["offers"], key=lambda row: (not row["meets"], row["dollars"] or 0,
+                                                   row["days"]))
+    return "\n".join([f"Within {limit(said['budget'], said['deadline'])}:",
+                      f"{'':5}{'GPUs':>9}{'days':>10}{'dollars':>15}"] + [
+        f"{'yes' if row['meets'] else 'no':5}{row['gpus']:9,}{row['days']:10.1f}"
+        + (f"{row['dollars']:15,.0f}" if row["dollars"] else f"{'':15}")
+        + f"   {row['layout']} ({row['tool']})" for row in rows])
+
+
+def sensitivity(said):
+    """What half and twice of each thing changes."""
+    now = said["layouts"][0]
+    lines = [f"{'What if':16}{'step':>9}{'tokens/day':>12}{'':8}{'$/M tokens':>12}   layout"]
+    for row in said["sensitivity"]:
+        what = f"{row['what']} x {row['factor']:g}"
+        if not row["layout"]:
+            lines.append(f"{what:16}nothing fits")
+            continue
+        speed = row["tokens_per_second"] / now["tokens_per_second"] - 1
+        cells = numbers(row)[17:]
+        lines.append(f"{what:16}{cells[:9]}{cells[16:28]}{speed:+8.1%}{cells[28:]}" + (
+            "the same" if row["same"] else f"{row['layout']} ({row['tool']})"))
+    return "\n".join(lines)
+
+
+def mixed_text(said):
+    """The same of unlike GPUs: each kind's share of the micro-batches."""
+    layout, bill, tokens = said["layout"], said["bill"], said["batch"] * said["sequence"]
+    lines = [f"tp {layout['tp']}, pp {layout['pp']}, {layout['words']} ({layout['tool']}): "
+             f"{said['bytes'] / 1e9:.1f} GB, {said['seconds']:.4g} s a step, "
+             f"{short(tokens / said['seconds'] * DAY)} tokens a day"]
+    lines += [f"  {kind['gpus']:,} {kind['machine']['name']}: {kind['data_ranks']} data ranks, "
+              f"{kind['micro_batches']} micro-batches each, {kind['share']:.1%} of the batch"
+              for kind in said["kinds"]]
+    dollars = f", ${bill['dollars']:,.0f}" if bill["dollars"] else ""
+    return "\n".join([top(said), "", *lines, "", fill(
+        f"{short(bill['tokens'])} tokens: {bill['days']:,.3g} days, {short(bill['gpu_hours'])} GPU "
+        f"hours{dollars}; {bill['good_share']:.1%} of the time is work. Ranks with unequal numbers "
+        "of micro-batches need a data loader and a weighted mean of gradients of your own.")])
+
+
+def listed(lines):
+    """"name  text" for each, wrapped."""
+    return "\n".join(textwrap.fill(words, COLUMNS, initial_indent=f"  {name:10}",
+                                   subsequent_indent=" " * 12, break_on_hyphens=False) for name, words in lines.items())
+
+
+def fill(words):
+    return textwrap.fill(words, COLUMNS)
+
+
+def short(number):
+    """"70.6B", "15T": three digits and a letter."""
+    for letter, size in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= size:
+            return f"{number / size:.3g}{letter}"
+    return f"{number:.3g}"
