@@ -38,6 +38,7 @@ NODES = {  # name -> (accelerator, GPUs that NVLink or PCIe joins, network bytes
     "a100-dgx": ("A100-SXM-80GB", 8, 25e9), "v100-dgx": ("V100-SXM2-32GB", 8, 6.25e9),
     "a100-40gb-dgx": ("A100-SXM-40GB", 8, 25e9), "aws-p4d": ("A100-SXM-40GB", 8, 6.25e9),
     "aws-p5": ("H100-SXM-80GB", 8, 50e9), "aws-p5en": ("H200-SXM-141GB", 8, 50e9),
+    "h800-dgx": ("H800-SXM-80GB", 8, 50e9),  # DeepSeek-V3's (arXiv 2412.19437, 3.2.2)
     "gcp-a3-high": ("H100-SXM-80GB", 8, 12.5e9), "gcp-a3-mega": ("H100-SXM-80GB", 8, 25e9),
     # 18 hosts of 4 GPUs, one NVLink domain
     "gb200-nvl72": ("GB200-NVL72", 72, 50e9), "gb300-nvl72": ("GB300-NVL72", 72, 100e9),

@@ -1,5 +1,6 @@
 """A plan: how a training is laid out, and by which tool. No model and no machine is in it."""
 
+import functools
 import itertools
 import math
 import operator
@@ -122,12 +123,7 @@ class Plan:
         """Layers of each pipeline rank: as even as they go; where two more would make them even,
         the first and last rank have one fewer (they have the embedding and the head).
         """
-        even, more = divmod(layers, self.pp)
-        if self.pp > 2 and more and (layers + 2) % self.pp == 0:
-            return [even] + [even + 1] * (self.pp - 2) + [even]
-        middle = range(max(1, (self.pp - more) // 2), max(1, (self.pp - more) // 2) + more)
-        return [even + (rank % self.pp in middle or rank + self.pp in middle)
-                for rank in range(self.pp)]
+        return stages(layers, self.pp)
 
     def span(self, axis, machine):
         """The Span of a group of this axis. "weights": the ranks with the same share of the weights
@@ -151,3 +147,13 @@ class Plan:
 
         return Span(ranks, together(machine.node),
                     together(machine.island) if machine.island else ranks)
+
+
+@functools.cache
+def stages(layers, pp):
+    """Plan.stages, as a tuple."""
+    even, more = divmod(layers, pp)
+    if pp > 2 and more and (layers + 2) % pp == 0:
+        return (even, *(even + 1,) * (pp - 2), even)
+    middle = range(max(1, (pp - more) // 2), max(1, (pp - more) // 2) + more)
+    return tuple(even + (rank % pp in middle or rank + pp in middle) for rank in range(pp))

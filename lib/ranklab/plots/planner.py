@@ -1,5 +1,6 @@
 """The figures of `ranklab plan`: time against memory, and dollars against days."""
 
+from ranklab.planner.search import simplest
 from ranklab.plots.style import INK, TONES, bytes_axis, figure, line, seconds_axis, styled
 
 
@@ -10,20 +11,21 @@ def frontier(found, room, title="Every layout that fits: a step's time against m
     found  of planner.search_layouts, the fastest first
     room   bytes of a GPU
     """
-    fig, ax = figure(7.6, 3.8)
+    fig, ax = figure(7.6, 4.6)
     for index, tool in enumerate(dict.fromkeys(each.plan.tool for each in found)):
         mine = [each for each in found if each.plan.tool == tool]
         ax.scatter([each.memory.total for each in mine], [each.step.total for each in mine], 7,
                    color=TONES[index % 5], alpha=0.25, linewidths=0, rasterized=True)
         edge = best_of_both(mine)
         line(ax, [each.memory.total for each in edge], [each.step.total for each in edge], index,
-             f"{tool}: {edge[0].plan.words()}", markersize=4, linewidth=1.2)
+             f"{tool}: {simplest(mine).plan.words()}", markersize=4, linewidth=1.2)
     ax.axvline(room, color=INK, linewidth=0.8, linestyle=":")
-    ax.set(xlabel="memory of the fullest GPU", ylabel="a step (log scale)", yscale="log",
-           ylim=(0.95 * found[0].step.total, 4 * found[0].step.total), title=title)
+    ax.set(xlabel="memory of the fullest GPU", ylabel="a step", title=title,
+           xlim=(0, 1.03 * room), ylim=(0.9 * found[0].step.total, 2.5 * found[0].step.total))
     bytes_axis(ax.xaxis)
     seconds_axis(ax.yaxis)
-    ax.legend(loc="upper right", title="the fastest of each tool", title_fontsize=9)
+    ax.legend(loc="upper left", bbox_to_anchor=(0, -0.2), title="the best of each tool",
+              title_fontsize=9, alignment="left")
     return fig
 
 
@@ -50,9 +52,10 @@ def offered(offers, budget=None, deadline=None, title="What more GPUs cost, and 
     for each, x, y in zip(offers, days, costs):
         ax.annotate(f"{each.found.plan.gpus:,}", (x, y), (4, 6), textcoords="offset points",
                     fontsize=9)
-    for value, draw, words in ((deadline, ax.axvline, "deadline"), (budget, ax.axhline, "budget")):
+    for value, draw, words, dashes in ((deadline, ax.axvline, "deadline", "--"),
+                                       (budget, ax.axhline, "budget", ":")):
         if value:
-            draw(value, color=TONES[1], linestyle="--", linewidth=1.2, label=words)
+            draw(value, color=TONES[1], linestyle=dashes, linewidth=1.4, label=words)
     ax.set(xlabel="days, failures included (log scale)", xscale="log", title=title,
            ylabel="dollars" if priced else "GPU hours", ylim=(0, 1.15 * max(*costs, budget or 0)))
     ax.yaxis.set_major_formatter("{x:,.0f}")

@@ -6,7 +6,7 @@ from ranklab.planner.cost import DAY, price_of
 from ranklab.planner.failures import (
     RESTART, checkpoint_seconds, good_share_of, hours_between_failures,
 )
-from ranklab.planner.why import likely_range, median_error, shares, why
+from ranklab.planner.why import likely_range, median_errors, shares, why
 
 
 def answer(name, wish, source, shown, searched, offers, limits, changes):
@@ -22,7 +22,7 @@ def answer(name, wish, source, shown, searched, offers, limits, changes):
         **head(name, wish.model, wish.sequence, wish.batch), "gpus": wish.gpus,
         "machine": dataclasses.asdict(wish.machine), "layouts_that_fit": searched,
         "layouts": [layout(wish, found) for found in shown],
-        "error": median_error(),
+        "errors": dict(zip(("time", "memory"), median_errors())),
         "range": {"low": low * best.step.total, "high": high * best.step.total, "of": of},
         "bill": {**dataclasses.asdict(wish.bill(best)), "price": wish.price, "source": source,
                  "good_share": good_share_of(wish.model, wish.machine, wish.gpus),

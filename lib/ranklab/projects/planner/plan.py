@@ -33,7 +33,7 @@ def main(arguments):
     """`ranklab plan` has run; returns its exit code."""
     options = command().parse_args(arguments)
     name, model = find_model(options.model) if options.model else (
-        f"{options.params:.3g} parameters", model_of_size(options.params))
+        "a model in Llama's shape", model_of_size(options.params))
     parts = kinds(options.on, options.gpus)
     if len(parts) > 1:
         alone = ("budget", "deadline", "sensitivity", "plot")

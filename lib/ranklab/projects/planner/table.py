@@ -35,13 +35,11 @@ def layouts(said):
     """A row for each layout, and under it what bounds it."""
     lines = [HEADER + "dp x tp x pp"]
     for row in said["layouts"]:
-        words = textwrap.wrap(row["layout"], COLUMNS - len(HEADER), break_on_hyphens=False)
-        lines += [numbers(row) + words[0], *(" " * len(HEADER) + more for more in words[1:]),
-                  f"{'':11}{row['why']}"]
+        lines += [fill(row["layout"], numbers(row)), f"{'':11}{row['why']}"]
     return "\n".join([*lines, fill(
-        f"{said['layouts_that_fit']:,} layouts fit; of those that are alike one is shown. Step "
-        f"times of published runs are off by {said['error']:.0%} (median): what is nearer is "
-        "equal.")])
+        f"{said['layouts_that_fit']:,} layouts fit; of those that are alike one is shown. Published "
+        f"runs differ from predictions by {said['errors']['time']:.0%} in time and "
+        f"{said['errors']['memory']:.0%} in memory (median): layouts that are nearer are equal.")])
 
 
 def numbers(row):
@@ -53,11 +51,11 @@ def numbers(row):
 def best(said):
     """The first layout: its likely range, MFU by all conventions, failures and the bill."""
     row, near, bill = said["layouts"][0], said["range"], said["bill"]
-    dollars = f"${bill['dollars']:,.0f} at ${bill['price']} ({bill['source']})" if bill[
+    cost = f"{dollars(bill)} at ${bill['price']:g} ({bill['source']})" if bill[
         "dollars"] else "no price is known (--price)"
     lines = {
-        "step": f"{near['low']:.3g} to {near['high']:.3g} s, as the middle 80% of {near['of']} "
-                "differed from what is predicted of them",
+        "step": f"{near['low']:.3g} to {near['high']:.3g} s: as near to its prediction are 80% of "
+                f"{near['of']}; three quarters of all rows were for the fit",
         "MFU": f"{row['mfu']:.1%} with attention in full (PaLM, 2022), {row['mfu_causal']:.1%} "
                f"with the half that is needed; HFU {row['hfu']:.1%}",
         "failures": f"{bill['good_share']:.1%} of the time is work: one each "
@@ -65,7 +63,7 @@ def best(said):
                     f"3.3.4), {bill['restart_seconds'] / 60:.0f} min to restart (MegaScale), "
                     f"{bill['checkpoint_seconds']:.3g} s for a checkpoint (2 GB/s a node, assumed)",
         "bill": f"{short(bill['tokens'])} tokens: {bill['days']:,.3g} days, "
-                f"{short(bill['gpu_hours'])} GPU hours, {dollars}, {bill['energy'] / 3.6e9:,.4g} "
+                f"{short(bill['gpu_hours'])} GPU hours, {cost}, {bill['energy'] / 3.6e9:,.4g} "
                 f"MWh of GPUs alone ({said['machine']['watts']:.0f} W, the vendor's)"}
     return f"The best, {row['layout']} ({row['tool']}):\n" + listed(lines)
 
@@ -76,9 +74,8 @@ def offers(said):
                                                    row["days"]))
     return "\n".join([f"Within {limit(said['budget'], said['deadline'])}:",
                       f"{'':5}{'GPUs':>9}{'days':>10}{'dollars':>15}"] + [
-        f"{'yes' if row['meets'] else 'no':5}{row['gpus']:9,}{row['days']:10.1f}"
-        + (f"{row['dollars']:15,.0f}" if row["dollars"] else f"{'':15}")
-        + f"   {row['layout']} ({row['tool']})" for row in rows])
+        fill(f"{row['layout']} ({row['tool']})", f"{'yes' if row['meets'] else 'no':5}"
+             f"{row['gpus']:9,}{row['days']:10.1f}{dollars(row):>15}   ") for row in rows])
 
 
 def sensitivity(said):
@@ -92,8 +89,9 @@ def sensitivity(said):
             continue
         speed = row["tokens_per_second"] / now["tokens_per_second"] - 1
         cells = numbers(row)[17:]
-        lines.append(f"{what:16}{cells[:9]}{cells[16:28]}{speed:+8.1%}{cells[28:]}" + (
-            "the same" if row["same"] else f"{row['layout']} ({row['tool']})"))
+        tool = "" if row["tool"] == now["tool"] else f" ({row['tool']})"
+        lines.append(fill("the same" if row["same"] else row["layout"] + tool,
+                          f"{what:16}{cells[:9]}{cells[16:28]}{speed:+8.1%}{cells[28:]}"))
     return "\n".join(lines)
 
 
@@ -106,21 +104,25 @@ def mixed_text(said):
     lines += [f"  {kind['gpus']:,} {kind['machine']['name']}: {kind['data_ranks']} data ranks, "
               f"{kind['micro_batches']} micro-batches each, {kind['share']:.1%} of the batch"
               for kind in said["kinds"]]
-    dollars = f", ${bill['dollars']:,.0f}" if bill["dollars"] else ""
     return "\n".join([top(said), "", *lines, "", fill(
         f"{short(bill['tokens'])} tokens: {bill['days']:,.3g} days, {short(bill['gpu_hours'])} GPU "
-        f"hours{dollars}; {bill['good_share']:.1%} of the time is work. Ranks with unequal numbers "
+        f"hours, {dollars(bill) or 'no price is known (--price)'}; {bill['good_share']:.1%} of the time is work. Ranks with unequal numbers "
         "of micro-batches need a data loader and a weighted mean of gradients of your own.")])
 
 
 def listed(lines):
     """"name  text" for each, wrapped."""
-    return "\n".join(textwrap.fill(words, COLUMNS, initial_indent=f"  {name:10}",
-                                   subsequent_indent=" " * 12, break_on_hyphens=False) for name, words in lines.items())
+    return "\n".join(fill(words, f"  {name:10}") for name, words in lines.items())
 
 
-def fill(words):
-    return textwrap.fill(words, COLUMNS)
+def fill(words, before=""):
+    """The words after others, on lines that begin where they do."""
+    return textwrap.fill(words, COLUMNS, initial_indent=before, break_on_hyphens=False,
+                         subsequent_indent=" " * len(before))
+
+
+def dollars(row):
+    return f"${row['dollars']:,.0f}" if row["dollars"] else ""
 
 
 def short(number):
