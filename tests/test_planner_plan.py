@@ -20,8 +20,8 @@ from ranklab.planner.step import step_time
 from ranklab.planner.wish import Wish, affordable, nearest, offers
 
 A100, H100, RACK = find_node("a100-dgx"), find_node("h100-dgx"), find_node("gb200-nvl72")
-SMALL = ["--model", "llama-8b", "--gpus", "16", "--on", "h100-dgx", "--batch", "64"]
-WISH = Wish(MODELS["llama-8b"], H100, 16, 4096, 64, price=2.0)
+SMALL = "--model llama-8b --gpus 16 --on h100-dgx --batch 32".split()
+WISH = Wish(MODELS["llama-8b"], H100, 16, 4096, 32, price=2.0)
 
 
 def said(capsys, *argv):
@@ -34,40 +34,35 @@ def refused(capsys, *argv):
         main(["plan", *argv])
     return capsys.readouterr().err
 
-
-# --- the table ------------------------------------------------------------------------------------
-
 def test_numbers_are_the_librarys(capsys):
     found = json.loads(said(capsys, *SMALL, "--json", "--tokens", "3e11"))
     expected = distinct(WISH.search())
     assert [row["layout"] for row in found["layouts"]] == [each.plan.words() for each in expected]
     for row, (plan, memory, step) in zip(found["layouts"], expected):
         assert Plan(**{**row["plan"], "hides": tuple(row["plan"]["hides"])}) == plan
-        assert memory_per_gpu(WISH.model, plan, H100) == memory
-        assert (row["seconds"], row["bytes"]) == (step.total, memory.total)
+        assert row["bytes"] == memory.total == memory_per_gpu(WISH.model, plan, H100).total
+        assert row["seconds"] == step.total == step_time(WISH.model, plan, H100).total
         assert row["mfu"] == step.mfu(WISH.model, plan, H100) > row["mfu_causal"]
         price = price_of("H100-SXM-80GB")[0]
         assert row["dollars_per_token"] == pytest.approx(
             16 * price / 3600 / step.tokens_per_second(plan))
     plan, _, step = expected[0]
-    good = good_share_of(WISH.model, H100, 16)
-    whole = bill(plan, step, H100, 3e11, price, good)
+    whole = bill(plan, step, H100, 3e11, price, good_share_of(WISH.model, H100, 16))
     assert {**found["bill"], **dataclasses.asdict(whole)} == found["bill"]
-    assert found["bill"]["good_share"] == good < 1
     assert found["range"]["low"] < found["range"]["high"] < 2 * step.total
-    table = said(capsys, *SMALL, "--tokens", "3e11", "--sensitivity")
+    table = said(capsys, *SMALL, "--tokens", "3e11")
     for words in (f"{step.total:.4g} s", f"{row['bytes'] / 1e9:.1f}", "$6.88 (AWS p5.48xlarge",
-                  f"${whole.dollars:,.0f}", f"{whole.days:.3g} days", "What if"):
+                  f"${whole.dollars:,.0f}", f"{whole.days:.3g} days"):
         assert words in table, words
     assert max(map(len, table.splitlines())) <= 100
 
 
 def test_shown_layouts_differ_and_each_tool_has_one():
-    shown = distinct(WISH.search(), 4)
+    found = WISH.search()
+    shown = distinct(found, 4)
     kinds = [(each.plan.tool, each.plan.tp, each.plan.pp) for each in shown]
     assert len(set(kinds)) == len(kinds) <= 6 and {tool for tool, *_ in kinds} == set(ADVISED)
-    fastest = WISH.search()[0].step.total
-    assert fastest <= shown[0].step.total <= 1.005 * fastest
+    assert found[0].step.total <= shown[0].step.total <= 1.005 * found[0].step.total
 
 
 def test_a_price_is_asked_for_and_taken(capsys):
@@ -77,16 +72,14 @@ def test_a_price_is_asked_for_and_taken(capsys):
     assert "no price of A100-SXM-80GB is known" in refused(capsys, *argv, "--budget", "1e6")
 
 
-def test_what_changes_the_plan_has_the_right_sign():
-    found = WISH.search()
-    rows = {(each.what, each.factor): each for each in changes(WISH, found, distinct(found)[0])}
-    assert len(rows) == 10
-
+def test_what_changes_the_plan_has_the_right_sign(capsys):
+    found, best = WISH.search(), WISH.best()
+    rows = {(each.what, each.factor): each for each in changes(WISH, found, best)}
     def speed(what, factor):
         each = rows[what, factor].best
         return each.step.tokens_per_second(each.plan)
 
-    now = distinct(found)[0].step.tokens_per_second(distinct(found)[0].plan)
+    now = best.step.tokens_per_second(best.plan)
     for what in ("batch", "link", "network"):
         assert speed(what, 0.5) <= now <= speed(what, 2), what
     assert speed("sequence", 2) < now < speed("sequence", 0.5)
@@ -94,21 +87,18 @@ def test_what_changes_the_plan_has_the_right_sign():
         assert row.best.step == step_time(WISH.model, row.best.plan, row.wish.machine)
     assert WISH.dollars(rows["price", 2].best) * 2 == pytest.approx(
         rows["price", 2].wish.dollars(rows["price", 2].best))
-
-
-# --- impossible wishes ----------------------------------------------------------------------------
+    text = said(capsys, *SMALL, "--tool", "torchtitan", "--sensitivity")
+    assert "link x 0.5" in text and max(map(len, text.splitlines())) <= 100
 
 @pytest.mark.parametrize("argv, words", [
-    ("--model llama-70b --gpus 4 --on h100-dgx --batch 16", "needs 97"),
+    ("--model llama-70b --gpus 4 --on h100-dgx --batch 16", "GPUs, needs 91.8 GB; on 8 GPUs there is"),
     ("--model llama-1b --gpus 512 --on h100-dgx --batch 3 --tool torchtitan",
      "no layout divides it, or the model; with a batch of 4 there is"),
     ("--model llama-9b --gpus 8 --on h100-dgx", "'llama-9b' is no model: gpt2-xl, gpt3-175b"),
     ("--model llama-8b --gpus 8 --on h1000", "'h1000' is no node: h100-dgx, h200-dgx"),
-    ("--model llama-8b --on h100-dgx", "say how many GPUs with --gpus"),
     ("--model llama-8b --on h100-dgx:x", "say how many GPUs with --gpus"),
     ("--model llama-8b --on h100-dgx:8,a100-dgx:8 --gpus 8", "is not the 16 GPUs"),
     ("--model llama-8b --on h100-dgx:8,a100-dgx:8 --budget 9", "--budget is for GPUs of one kind"),
-    ("--model llama-8b --params 1e9 --on h100-dgx", "not allowed with argument"),
     ("--model llama-8b --on h100-dgx --gpus 8 --tool jax", "'jax' is not one of megatron"),
     ("--model llama-8b --on h100-dgx --gpus 8 --tool ours", "the course's trainer has GPTs")])
 def test_a_refusal_is_a_sentence(capsys, argv, words):
@@ -125,23 +115,19 @@ def test_the_nearest_is_the_smallest_that_goes():
 
 
 def test_a_budget_and_a_deadline(capsys):
-    wish = dataclasses.replace(WISH, gpus=64, tokens=1e11, batch=256)
+    wish = dataclasses.replace(WISH, gpus=64, tokens=1e11, batch=256, tools=("torchtitan",))
     every = offers(wish)
     assert [each.found.plan.gpus for each in every] == [8, 16, 32, 64]
     days = [each.bill.days for each in every]
     good = affordable(every, deadline=days[1])
     assert {each.found.plan.gpus for each in good} == {16, 32, 64}
-    assert [each.bill.dollars for each in good] == sorted(each.bill.dollars for each in good)
+    assert good == sorted(good, key=lambda each: each.bill.dollars)
     with pytest.raises(ValueError, match=f"the nearest is 64 .*{days[3]:.3g} days"):
         affordable(every, deadline=days[3] / 2)
-    argv = "--gpus 64 --batch 256 --tokens 1e11 --price 2 --deadline".split()
+    argv = "--gpus 64 --batch 256 --tokens 1e11 --price 2 --tool torchtitan --deadline".split()
     found = json.loads(said(capsys, *SMALL, *argv, f"{days[1]}", "--json"))
     assert found["gpus"] == good[0].found.plan.gpus and len(found["offers"]) == 4
-    assert "is not done within" not in said(capsys, *SMALL, *argv, "1000")
     assert "the nearest is 64" in refused(capsys, *SMALL, *argv, "0.1", "--budget", "1000")
-
-
-# --- machines -------------------------------------------------------------------------------------
 
 def test_a_rack_of_72_is_one_node():
     model = MODELS["gpt3-175b"]
@@ -172,9 +158,8 @@ def test_the_space_is_small_enough(name):
 
 def test_unlike_gpus_share_by_speed(capsys, tmp_path):
     argv = "--model llama-8b --on h100-dgx:16,a100-dgx:8 --batch 96 --json".split()
-    found = json.loads(said(capsys, *argv))
-    fast, slow = found["kinds"]
-    assert fast["share"] + slow["share"] == pytest.approx(1) and found["gpus"] == 24
+    fast, slow = json.loads(said(capsys, *argv))["kinds"]
+    assert fast["share"] + slow["share"] == pytest.approx(1)
     assert fast["micro_batches"] > 1.5 * slow["micro_batches"]
     node = tmp_path / "mine.json"
     node.write_text('{"accelerator": "A100-SXM-80GB", "node": 4, "network": 1e9}')
@@ -191,20 +176,19 @@ def test_alike_gpus_are_one_machine():
     whole = dataclasses.replace(plan, dp=8, micro_batches=16)
     assert mixed_step(WISH.model, plans, [H100, H100]) == pytest.approx(
         step_time(WISH.model, whole, H100).total, rel=0.02)
-    best = search_mixed(WISH.model, parts, 4096, 128)[0]
-    alone = search_layouts(WISH.model, H100, 32, 4096, 128)[0]
+    best = search_mixed(WISH.model, parts, 4096, 128, ("torchtitan",))[0]
+    alone = search_layouts(WISH.model, H100, 32, 4096, 128, ("torchtitan",))[0]
     assert best.seconds == pytest.approx(alone.step.total, rel=0.05)
 
 
 def test_llama_3_worked_most_of_the_time():
-    row = next(row for row in published.table("failures")
-               if row["component"].startswith("effective training time"))
+    more = {row["component"]: row["count"] for row in published.table("failures")}
     good = good_share_of(MODELS["llama-405b"], H100, 16384)
-    assert float(row["count"]) / 100 < good < 0.97
+    assert float(more["effective training time above"]) / 100 < good < 0.97
 
 
 def test_pictures(capsys, tmp_path):
-    for name, more in (("a.svg", []), ("b.png", ["--deadline", "1000", "--budget", "1e7"])):
+    for name, more in (("a.svg", []), ("b.png", ["--deadline", "1000"])):
         said(capsys, *SMALL, "--tool", "torchtitan", "--plot", str(tmp_path / name), *more)
         assert (tmp_path / name).stat().st_size > 5000
     assert "the best of each tool" in (tmp_path / "a.svg").read_text()

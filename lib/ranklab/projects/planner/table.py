@@ -24,11 +24,14 @@ def top(said):
 
 
 def machine_line(machine, gpus):
+    islands = (f", {machine['far'] / 1e9:.3g} GB/s between islands of {machine['island']}"
+               if machine["island"] else "")
     return fill(
         f"{gpus:,} GPUs of {machine['name']}: {machine['peak_flops'] / 1e12:.0f} TFLOP/s (bf16), "
         f"{machine['memory_bytes'] / 1e9:.0f} GB, {machine['node']} in a node at "
-        f"{machine['link'] / 1e9:.0f} GB/s, {machine['network'] / 1e9:.3g} GB/s between nodes. "
-        "Assumed: bf16, Adam, FlashAttention, messages beside computing where the tool has it.")
+        f"{machine['link'] / 1e9:.0f} GB/s, {machine['network'] / 1e9:.3g} GB/s between nodes"
+        f"{islands}. Assumed: bf16, Adam, FlashAttention, messages beside computing where the tool "
+        "has it.")
 
 
 def layouts(said):
@@ -37,8 +40,8 @@ def layouts(said):
     for row in said["layouts"]:
         lines += [fill(row["layout"], numbers(row)), f"{'':11}{row['why']}"]
     return "\n".join([*lines, fill(
-        f"{said['layouts_that_fit']:,} layouts fit; of those that are alike one is shown. Published "
-        f"runs differ from predictions by {said['errors']['time']:.0%} in time and "
+        f"{said['layouts_that_fit']:,} layouts fit; of those that are alike one is shown. "
+        f"Published runs differ from predictions by {said['errors']['time']:.0%} in time and "
         f"{said['errors']['memory']:.0%} in memory (median): layouts that are nearer are equal.")])
 
 
@@ -98,9 +101,9 @@ def sensitivity(said):
 def mixed_text(said):
     """The same of unlike GPUs: each kind's share of the micro-batches."""
     layout, bill, tokens = said["layout"], said["bill"], said["batch"] * said["sequence"]
-    lines = [f"tp {layout['tp']}, pp {layout['pp']}, {layout['words']} ({layout['tool']}): "
-             f"{said['bytes'] / 1e9:.1f} GB, {said['seconds']:.4g} s a step, "
-             f"{short(tokens / said['seconds'] * DAY)} tokens a day"]
+    lines = [fill(f"tp {layout['tp']}, pp {layout['pp']}, {layout['words']} ({layout['tool']}): "
+                  f"{said['bytes'] / 1e9:.1f} GB, {said['seconds']:.4g} s a step, "
+                  f"{short(tokens / said['seconds'] * DAY)} tokens a day")]
     lines += [f"  {kind['gpus']:,} {kind['machine']['name']}: {kind['data_ranks']} data ranks, "
               f"{kind['micro_batches']} micro-batches each, {kind['share']:.1%} of the batch"
               for kind in said["kinds"]]
