@@ -1,1 +1,1 @@
-"""The planner against published runs: scores, and the fit of its constants."""
+"""The planner as a command, `ranklab plan`; and against published runs: scores, and the fit."""

@@ -42,7 +42,8 @@ def layouts(said):
     return "\n".join([*lines, fill(
         f"{said['layouts_that_fit']:,} layouts fit; of those that are alike one is shown. "
         f"Published runs differ from predictions by {said['errors']['time']:.0%} in time and "
-        f"{said['errors']['memory']:.0%} in memory (median): layouts that are nearer are equal.")])
+        f"{said['errors']['memory']:.0%} in memory (median): layouts nearer to each other are "
+        "equal.")])
 
 
 def numbers(row):
@@ -109,8 +110,9 @@ def mixed_text(said):
               for kind in said["kinds"]]
     return "\n".join([top(said), "", *lines, "", fill(
         f"{short(bill['tokens'])} tokens: {bill['days']:,.3g} days, {short(bill['gpu_hours'])} GPU "
-        f"hours, {dollars(bill) or 'no price is known (--price)'}; {bill['good_share']:.1%} of the time is work. Ranks with unequal numbers "
-        "of micro-batches need a data loader and a weighted mean of gradients of your own.")])
+        f"hours, {dollars(bill) or 'no price is known (--price)'}; {bill['good_share']:.1%} of the "
+        "time is work. Ranks with unequal numbers of micro-batches need a data loader and a "
+        "weighted mean of gradients of your own.")])
 
 
 def listed(lines):
