@@ -7,7 +7,7 @@ import pytest
 
 from ranklab.cli import main
 from ranklab.planner import published
-from ranklab.planner.catalog import MODELS, find_node
+from ranklab.planner.catalog import MODELS, find_node, of_config
 from ranklab.planner.cost import bill, price_of
 from ranklab.planner.failures import good_share_of
 from ranklab.planner.memory import memory_per_gpu
@@ -112,6 +112,17 @@ def test_the_nearest_is_the_smallest_that_goes():
     count = int(words.split()[1])
     assert words.startswith("on ") and dataclasses.replace(wish, gpus=count).best()
     assert not any(dataclasses.replace(wish, gpus=each).best() for each in range(4, count, 4))
+
+
+def test_deepseeks_attention_is_read_from_its_config():
+    said = {"hidden_size": 7168, "num_hidden_layers": 61, "num_attention_heads": 128,
+            "vocab_size": 129280, "intermediate_size": 18432, "moe_intermediate_size": 2048,
+            "n_routed_experts": 256, "num_experts_per_tok": 8, "n_shared_experts": 1,
+            "first_k_dense_replace": 3, "q_lora_rank": 1536, "kv_lora_rank": 512,
+            "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
+    found, known = of_config(said), MODELS["deepseek-v3"]
+    assert found.parameters == pytest.approx(known.parameters, rel=1e-4)
+    assert (found.head_size, found.experts, found.dense) == (known.head_size, 256, 3)
 
 
 def test_a_budget_and_a_deadline(capsys):

@@ -117,14 +117,29 @@ def of_config(said):
         "num_local_experts", "num_experts", "n_routed_experts", default=0)
     ffn = first("intermediate_size", "ffn_dim", "n_inner", default=4 * hidden)
     heads = first("num_attention_heads", "n_head", "n_heads")
+    head, attention = low_rank(said, hidden, heads)
     return Model(
         first("num_hidden_layers", "n_layer", "n_layers"), hidden, heads,
         0 if experts and said.get("moe_intermediate_size") is None else ffn, first("vocab_size"),
-        first("num_key_value_heads", default=heads), first("head_dim", default=hidden // heads),
+        first("num_key_value_heads", default=heads), first("head_dim", default=head),
         gated=said.get("model_type") not in PLAIN, tied=bool(said.get("tie_word_embeddings")),
         experts=experts, top_k=first("num_experts_per_tok", default=2) if experts else 0,
         shared=said.get("n_shared_experts") or 0, dense=said.get("first_k_dense_replace") or 0,
-        expert_ffn=first("moe_intermediate_size", "intermediate_size") if experts else 0)
+        expert_ffn=first("moe_intermediate_size", "intermediate_size") if experts else 0,
+        attention_numbers=attention)
+
+
+def low_rank(said, hidden, heads):
+    """(mean head size of keys and values, parameters) of DeepSeek's attention (MLA, arXiv
+    2405.04434, 2.1); (that of a plain one, 0) of others.
+    """
+    if not said.get("kv_lora_rank"):
+        return hidden // heads, 0
+    rope, values, rank = said["qk_rope_head_dim"], said["v_head_dim"], said["kv_lora_rank"]
+    key, query = said["qk_nope_head_dim"] + rope, said.get("q_lora_rank")
+    queries = query * (hidden + heads * key) if query else hidden * heads * key
+    keys = hidden * (rank + rope) + rank * heads * (key - rope + values)
+    return (key + values) // 2, queries + keys + heads * values * hidden
 
 
 def model_of_size(numbers, vocab=128256):
