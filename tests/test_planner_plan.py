@@ -119,7 +119,7 @@ def test_deepseeks_attention_is_read_from_its_config():
             "vocab_size": 129280, "intermediate_size": 18432, "moe_intermediate_size": 2048,
             "n_routed_experts": 256, "num_experts_per_tok": 8, "n_shared_experts": 1,
             "first_k_dense_replace": 3, "q_lora_rank": 1536, "kv_lora_rank": 512,
-            "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
+            "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "head_dim": 64}
     found, known = of_config(said), MODELS["deepseek-v3"]
     assert found.parameters == pytest.approx(known.parameters, rel=1e-4)
     assert (found.head_size, found.experts, found.dense) == (known.head_size, 256, 3)
