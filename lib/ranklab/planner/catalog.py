@@ -121,7 +121,8 @@ def of_config(said):
     return Model(
         first("num_hidden_layers", "n_layer", "n_layers"), hidden, heads,
         0 if experts and said.get("moe_intermediate_size") is None else ffn, first("vocab_size"),
-        first("num_key_value_heads", default=heads), head if attention else first("head_dim", default=head),
+        first("num_key_value_heads", default=heads),
+        head if attention else first("head_dim", default=head),
         gated=said.get("model_type") not in PLAIN, tied=bool(said.get("tie_word_embeddings")),
         experts=experts, top_k=first("num_experts_per_tok", default=2) if experts else 0,
         shared=said.get("n_shared_experts") or 0, dense=said.get("first_k_dense_replace") or 0,
