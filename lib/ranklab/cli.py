@@ -1,5 +1,5 @@
 """The `ranklab` command: status (also with no command), hint, work, drill, doctor, rehearse,
-compare, build, grade."""
+compare, plan, build, grade."""
 
 import argparse
 import difflib
@@ -29,9 +29,10 @@ def main(argv=None) -> int:
                       help="bring your cells from the old copy of this lab into the new one")
     work.set_defaults(run=_work)
     commands.add_parser("doctor", help="what this machine can run").set_defaults(run=_doctor)
-    # The next two read their own options: see `ranklab drill --help`.
+    # The next three read their own options: see `ranklab drill --help`.
     for name, run, help in (("drill", _drill, "interview questions in the terminal"),
-                            ("compare", _compare, "one model in every layout")):
+                            ("compare", _compare, "one model in every layout"),
+                            ("plan", _plan, "the best layouts on your GPUs, and their bill")):
         commands.add_parser(name, help=help, add_help=False).set_defaults(run=run)
     rehearse = commands.add_parser("rehearse", help="a notebook or module under a GPU's rules")
     rehearse.add_argument("what", help="a .ipynb file, or a module with a launch in it")
@@ -50,7 +51,7 @@ def main(argv=None) -> int:
     grade.set_defaults(run=_grade)
     arguments = sys.argv[1:] if argv is None else argv
     options, rest = parser.parse_known_args(arguments or ["status"])
-    if rest and options.run not in (_drill, _rehearse, _compare):
+    if rest and options.run not in (_drill, _rehearse, _compare, _plan):
         parser.error(f"unknown: {' '.join(rest)}")
     options.rest = rest
     with refusals(f"ranklab {options.command}"):
@@ -117,6 +118,12 @@ def _rehearse(options):
 
 def _compare(options):
     from ranklab.projects.hybrid.compare import main
+
+    return main(options.rest)
+
+
+def _plan(options):
+    from ranklab.projects.planner.plan import main
 
     return main(options.rest)
 

@@ -38,6 +38,7 @@ NODES = {  # name -> (accelerator, GPUs that NVLink or PCIe joins, network bytes
     "a100-dgx": ("A100-SXM-80GB", 8, 25e9), "v100-dgx": ("V100-SXM2-32GB", 8, 6.25e9),
     "a100-40gb-dgx": ("A100-SXM-40GB", 8, 25e9), "aws-p4d": ("A100-SXM-40GB", 8, 6.25e9),
     "aws-p5": ("H100-SXM-80GB", 8, 50e9), "aws-p5en": ("H200-SXM-141GB", 8, 50e9),
+    "h800-dgx": ("H800-SXM-80GB", 8, 50e9),  # DeepSeek-V3's (arXiv 2412.19437, 3.2.2)
     "gcp-a3-high": ("H100-SXM-80GB", 8, 12.5e9), "gcp-a3-mega": ("H100-SXM-80GB", 8, 25e9),
     # 18 hosts of 4 GPUs, one NVLink domain
     "gb200-nvl72": ("GB200-NVL72", 72, 50e9), "gb300-nvl72": ("GB300-NVL72", 72, 100e9),
@@ -118,14 +119,30 @@ def of_config(said):
         "num_local_experts", "num_experts", "n_routed_experts", default=0)
     ffn = first("intermediate_size", "ffn_dim", "n_inner", default=4 * hidden)
     heads = first("num_attention_heads", "n_head", "n_heads")
+    head, attention = low_rank(said, hidden, heads)
     return Model(
         first("num_hidden_layers", "n_layer", "n_layers"), hidden, heads,
         0 if experts and said.get("moe_intermediate_size") is None else ffn, first("vocab_size"),
-        first("num_key_value_heads", default=heads), first("head_dim", default=hidden // heads),
+        first("num_key_value_heads", default=heads),
+        head if attention else first("head_dim", default=head),
         gated=said.get("model_type") not in PLAIN, tied=bool(said.get("tie_word_embeddings")),
         experts=experts, top_k=first("num_experts_per_tok", default=2) if experts else 0,
         shared=said.get("n_shared_experts") or 0, dense=said.get("first_k_dense_replace") or 0,
-        expert_ffn=first("moe_intermediate_size", "intermediate_size") if experts else 0)
+        expert_ffn=first("moe_intermediate_size", "intermediate_size") if experts else 0,
+        attention_numbers=attention)
+
+
+def low_rank(said, hidden, heads):
+    """(mean head size of keys and values, parameters) of DeepSeek's attention (MLA, arXiv
+    2405.04434, 2.1); (that of a plain one, 0) of others.
+    """
+    if not said.get("kv_lora_rank"):
+        return hidden // heads, 0
+    rope, values, rank = said["qk_rope_head_dim"], said["v_head_dim"], said["kv_lora_rank"]
+    key, query = said["qk_nope_head_dim"] + rope, said.get("q_lora_rank")
+    queries = query * (hidden + heads * key) if query else hidden * heads * key
+    keys = hidden * (rank + rope) + rank * heads * (key - rope + values)
+    return (key + values) // 2, queries + keys + heads * values * hidden
 
 
 def model_of_size(numbers, vocab=128256):

@@ -52,4 +52,5 @@ def price_of(accelerator):
         return None, ""
     row = max(rows, key=lambda row: (row["provenance"] == "read" and row["trust"] != "low",
                                      "on-demand" in row["offer"], row["price_date"].split()[-1]))
-    return float(row["usd_per_gpu_hour"]), f"{row['offer']}, {row['price_date']}"
+    recalled = "" if row["provenance"] == "read" else ", recalled"
+    return float(row["usd_per_gpu_hour"]), f"{row['offer']}, {row['price_date']}{recalled}"

@@ -30,3 +30,8 @@ def good_share(gpus, checkpoint_seconds, restart_seconds=RESTART, interval=None)
 def checkpoint_seconds(model, nodes):
     """Seconds to write weights and optimizer, 14 bytes a parameter, from all nodes at once."""
     return 14 * model.parameters / (nodes * STORAGE)
+
+
+def good_share_of(model, machine, gpus):
+    """good_share of a training of this model on so many of these GPUs."""
+    return good_share(gpus, checkpoint_seconds(model, max(1, gpus / machine.node)))

@@ -5,7 +5,7 @@ the distributed optimizer. DeepSpeed: ZeRO's 16 bytes (lab 06), and float32 sums
 BF16_Optimizer. torchtitan: FSDP2 of float32 weights. Ours: lab 12's layout_memory, of its trainer.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from ranklab.hybrid import layout_memory
 from ranklab.hybrid.memory import MEGATRON
@@ -38,7 +38,7 @@ class GpuMemory:
 
     @property
     def total(self):
-        return sum(getattr(self, field.name) for field in fields(self))
+        return sum(vars(self).values())
 
     def seen(self, kind="nvidia-smi"):
         """Bytes as nvidia-smi counts them; as torch "reserves" them: without the context; or as it

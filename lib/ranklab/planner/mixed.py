@@ -1,7 +1,12 @@
 """mixed_step: the step of a cluster of unlike GPUs, each kind with data ranks of its own."""
 
+import math
 from dataclasses import replace
+from typing import NamedTuple
 
+from ranklab.planner.memory import GpuMemory, memory_per_gpu
+from ranklab.planner.search import TRIFLE, NoLayout, burden
+from ranklab.planner.space import ADVISED, kernels, layouts
 from ranklab.planner.step import step_time
 
 
@@ -9,31 +14,36 @@ def mixed_plans(model, plan, parts, batch):
     """[Plan]: for each (machine, GPUs) of `parts` its data ranks, with micro-batches so that all
     end at about the same time, and the batch is whole.
 
-    plan   what all have alike: tp, pp, cp, micro-batch
+    plan   what all have alike: tp, pp, cp, micro-batch; virtual stages take rounds of pp
     error  ValueError where tp x pp x cp does not divide the GPUs of a part
     """
     whole = plan.tp * plan.pp * plan.cp
     if wrong := [gpus for _, gpus in parts if gpus % whole]:
         raise ValueError(f"tp x pp x cp = {whole} must divide the {wrong[0]} GPUs of a kind")
     ranks = [gpus // whole for _, gpus in parts]
-    plans = [replace(plan, dp=dp, micro_batches=1) for dp in ranks]
-    pieces, left = [1] * len(parts), batch // plan.micro_batch - sum(ranks)
-    if batch % plan.micro_batch or left < 0:
-        raise ValueError(f"a batch of {batch} has not a micro-batch of {plan.micro_batch} for each "
-                         f"of {sum(ranks)} data ranks")
+    plans = [replace(plan, dp=dp, micro_batches=1, attention=kernels(machine))
+             for dp, (machine, _) in zip(ranks, parts)]
+    round_ = plan.pp if plan.virtual > 1 else 1
+    if batch % plan.micro_batch or batch // plan.micro_batch < round_ * sum(ranks):
+        raise ValueError(f"a batch of {batch} has not {round_} micro-batches of {plan.micro_batch} "
+                         f"for each of {sum(ranks)} data ranks")
 
-    def ends(place):  # seconds of this part with one micro-batch more
-        more = replace(plans[place], micro_batches=pieces[place] + 1)
-        return step_time(model, more, parts[place][0]).total
+    def seconds(place, M):
+        return step_time(model, replace(plans[place], micro_batches=M), parts[place][0]).total
 
-    while left:  # the next micro-batch goes where it will be done first
-        room = [place for place in range(len(parts)) if ranks[place] <= left]
+    # nine tenths by speed; then each round goes where it will be done first
+    each = [seconds(place, 2 * plan.pp) - seconds(place, plan.pp) for place in range(len(parts))]
+    fair = batch / plan.micro_batch / sum(dp / slow for dp, slow in zip(ranks, each))
+    pieces = [max(1, int(0.9 * fair / slow) // round_) * round_ for slow in each]
+    left = batch // plan.micro_batch - sum(M * dp for M, dp in zip(pieces, ranks))
+    while left:
+        room = [place for place in range(len(parts)) if round_ * ranks[place] <= left]
         if not room:
             raise ValueError(f"micro-batches of {plan.micro_batch} can't fill a batch of {batch} "
                              f"over {', '.join(map(str, ranks))} data ranks")
-        place = min(room, key=ends)
-        pieces[place] += 1
-        left -= ranks[place]
+        place = min(room, key=lambda place: seconds(place, pieces[place] + round_))
+        pieces[place] += round_
+        left -= round_ * ranks[place]
     return [replace(each, micro_batches=M) for each, M in zip(plans, pieces)]
 
 
@@ -48,3 +58,46 @@ def mixed_step(model, plans, machines):
         data = step_time(model, together, replace(machine, network=slowest)).data
         longest = max(longest, step.total - step.data + data)
     return longest
+
+
+class Mixed(NamedTuple):
+    """A Plan for each kind of GPU, the memory of each, and seconds of a step."""
+
+    plans: list
+    memory: GpuMemory
+    seconds: float
+
+
+def search_mixed(model, parts, sequence, batch, tools=ADVISED, tried=20):
+    """[Mixed], the fastest first (of those that are about as fast, the simplest): layouts that fit
+    in all kinds of GPUs, `tried` of those that are fastest on the slowest kind.
+
+    parts  [(machine, GPUs)]
+    error  NoLayout
+    """
+    every, common = sum(gpus for _, gpus in parts), math.gcd(*(gpus for _, gpus in parts))
+    slow = min((machine for machine, _ in parts), key=lambda machine: machine.bf16)
+    room = min(machine.memory_bytes for machine, _ in parts)
+    tensor = min(machine.node for machine, _ in parts)
+    some = max(1, round(batch / every)) * common  # what so many GPUs have of the batch, about
+    found = []
+    for plan in (plan for tool in tools
+                 for plan in layouts(model, slow, common, sequence, some, tool)):
+        memory = memory_per_gpu(model, replace(plan, dp=plan.dp * every // common), slow)
+        if memory.total <= room and plan.tp <= tensor:
+            found.append((step_time(model, plan, slow).total, memory, plan))
+    rows = []
+    for _, memory, plan in sorted(found, key=lambda each: each[0]):
+        try:
+            plans = mixed_plans(model, plan, parts, batch)
+        except ValueError:
+            continue
+        rows.append(Mixed(plans, memory, mixed_step(model, plans, [each for each, _ in parts])))
+        if len(rows) == tried:
+            break
+    if not rows:
+        raise NoLayout(f"no layout of a batch of {batch} fits in the {room / 1e9:.0f} GB of the "
+                       f"smallest GPU and divides {' and '.join(str(gpus) for _, gpus in parts)}")
+    most = (1 + TRIFLE) * min(each.seconds for each in rows)
+    return sorted(rows, key=lambda each: (max(each.seconds, most),
+                                          burden(each.plans[0], each.memory)))

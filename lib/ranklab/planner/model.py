@@ -1,6 +1,7 @@
 """A transformer's shape: its parameters, its matrix products, and FLOPs by both conventions."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 
 @dataclass(frozen=True)
@@ -53,13 +54,13 @@ class Model:
         """Numbers of all heads of a token together."""
         return self.heads * self.head_size
 
-    @property
+    @cached_property
     def attention(self):
         """Parameters of a layer's attention."""
         plain = 2 * self.hidden * (self.heads + self.kv_heads) * self.head_size
         return self.attention_numbers or plain
 
-    @property
+    @cached_property
     def expert(self):
         """Parameters of one expert."""
         return self.matrices * self.hidden * self.expert_ffn
@@ -68,30 +69,30 @@ class Model:
     def sparse_layers(self):
         return self.layers - self.dense if self.experts else 0
 
-    @property
+    @cached_property
     def block(self):
         """Parameters of a dense layer; in one with experts what all ranks have (router, shared)."""
         if self.experts:
             return self.attention + self.hidden * self.experts + self.shared * self.expert
         return self.attention + self.matrices * self.hidden * self.ffn
 
-    @property
+    @cached_property
     def dense_ffn(self):
         """Parameters of the MLP of one of the dense layers of a model with experts."""
         return self.matrices * self.hidden * self.ffn if self.experts else 0
 
-    @property
+    @cached_property
     def embedding(self):
         return self.vocab * self.hidden
 
-    @property
+    @cached_property
     def parameters(self):
         """All numbers; norms and biases are left out (below 0.1% of a large model)."""
         ends = self.embedding * (1 if self.tied else 2)
         experts = self.sparse_layers * self.experts * self.expert
         return self.layers * self.block + self.dense * self.dense_ffn + experts + ends
 
-    @property
+    @cached_property
     def active(self):
         """The numbers that one token meets in matrix products: the embedding is looked up."""
         idle = self.sparse_layers * (self.experts - self.top_k) * self.expert

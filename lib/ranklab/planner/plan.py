@@ -1,5 +1,6 @@
 """A plan: how a training is laid out, and by which tool. No model and no machine is in it."""
 
+import functools
 import itertools
 import math
 import operator
@@ -111,7 +112,8 @@ class Plan:
         """dp x tp x pp, and what else: "16 x 8 x 2, zero 1, full recompute, micro-batch 2"."""
         more = {f"cp {self.cp}": self.cp > 1, f"ep {self.ep}": self.ep > 1,
                 f"{self.virtual} virtual": self.virtual > 1, f"zero {self.zero}": self.zero > 0,
-                "offload": self.offload, f"{self.recompute} recompute": self.recompute != "none",
+                f"sharded over {self.shard}": self.shard > 0, "offload": self.offload,
+                f"{self.recompute} recompute": self.recompute != "none",
                 f"micro-batch {self.micro_batch}": self.micro_batch > 1,
                 f"{self.outermost} outermost": self.outermost != "pipeline"}
         return ", ".join([f"{self.dp} x {self.tp} x {self.pp}",
@@ -121,12 +123,7 @@ class Plan:
         """Layers of each pipeline rank: as even as they go; where two more would make them even,
         the first and last rank have one fewer (they have the embedding and the head).
         """
-        even, more = divmod(layers, self.pp)
-        if self.pp > 2 and more and (layers + 2) % self.pp == 0:
-            return [even] + [even + 1] * (self.pp - 2) + [even]
-        middle = range(max(1, (self.pp - more) // 2), max(1, (self.pp - more) // 2) + more)
-        return [even + (rank % self.pp in middle or rank + self.pp in middle)
-                for rank in range(self.pp)]
+        return stages(layers, self.pp)
 
     def span(self, axis, machine):
         """The Span of a group of this axis. "weights": the ranks with the same share of the weights
@@ -150,3 +147,13 @@ class Plan:
 
         return Span(ranks, together(machine.node),
                     together(machine.island) if machine.island else ranks)
+
+
+@functools.cache
+def stages(layers, pp):
+    """Plan.stages, as a tuple."""
+    even, more = divmod(layers, pp)
+    if pp > 2 and more and (layers + 2) % pp == 0:
+        return (even, *(even + 1,) * (pp - 2), even)
+    middle = range(max(1, (pp - more) // 2), max(1, (pp - more) // 2) + more)
+    return tuple(even + (rank % pp in middle or rank + pp in middle) for rank in range(pp))

@@ -1,11 +1,18 @@
-"""search_layouts: all layouts that fit, the fastest first; and in a sentence why none does."""
+"""search_layouts: all layouts that fit, the fastest first; and in a sentence why none does.
+distinct: those of them that are worth a look.
+"""
 
+from operator import attrgetter
 from typing import NamedTuple
 
 from ranklab.planner.memory import GpuMemory, memory_per_gpu
 from ranklab.planner.plan import Plan
 from ranklab.planner.space import ADVISED, layouts
 from ranklab.planner.step import Step, step_time
+
+TRIFLE = 0.005  # of a step's time: no reason for a layout with more in it
+KINDS = (("tool", "tp", "pp"),  # what tells layouts apart first, and then
+         ("tool", "tp", "pp", "cp", "ep", "zero", "shard", "offload", "recompute", "outermost"))
 
 
 class Found(NamedTuple):
@@ -40,6 +47,39 @@ def search_layouts(model, machine, gpus, sequence, batch, tools=ADVISED, watch=i
 def fastest(*asked, **how):
     """The first Found of search_layouts."""
     return search_layouts(*asked, **how)[0]
+
+
+def distinct(found, top=5):
+    """[Found]: `top` layouts of different kinds, the fastest first, and the best one of each tool.
+
+    A kind has one tool, tp and pp; it is shown by its simplest layout of those that take a TRIFLE
+    longer than its fastest. Where there are too few kinds, these are told apart by more.
+    """
+    shown = []
+    for names in KINDS:
+        kind, groups = attrgetter(*names), {}
+        for each in found:
+            groups.setdefault(kind(each.plan), []).append(each)
+        for row in sorted(map(simplest, groups.values()), key=lambda each: each.step.total):
+            known = [each.plan for each in shown]
+            is_new = kind(row.plan) not in map(kind, known)
+            if is_new and (len(shown) < top
+                           or row.plan.tool not in {plan.tool for plan in known}):
+                shown.append(row)
+    return sorted(shown, key=lambda each: each.step.total)
+
+
+def simplest(found):
+    """Of layouts that are sorted by time, the one with least in it that is about as fast as the
+    first.
+    """
+    near = [each for each in found if each.step.total <= (1 + TRIFLE) * found[0].step.total]
+    return min(near, key=lambda each: burden(each.plan, each.memory))
+
+
+def burden(plan, memory):
+    """What a layout has in it, for comparison."""
+    return plan.words().count(","), plan.virtual, memory.total
 
 
 class NoLayout(ValueError):

@@ -5,8 +5,8 @@ import itertools
 from ranklab.planner.plan import Plan
 
 ADVISED = ("megatron", "torchtitan", "deepspeed")
+MOST_VIRTUAL = 10  # stages of a pipeline rank
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
-VIRTUAL = (1, 2, 4, 8)
 LONG = 4096  # tokens: a sequence is shared by context ranks where each has so many
 # What each tool is told in these plans; `hides`: what it then runs beside computing.
 USUAL = {
@@ -24,53 +24,61 @@ def layouts(model, machine, gpus, sequence, batch, tool="megatron"):
     """Yields the Plans of `gpus` GPUs with a batch of so many sequences.
 
     dp x tp x pp x cp is gpus; tp stays in a node, and divides heads and key heads; virtual stages
-    are even (or first and last have a layer less), and need micro-batches in rounds of pp; ep
-    divides the experts, and the ranks that have other tokens; micro-batches fill the batch.
-    With DeepSpeed ZeRO 2 and 3 are without a pipeline, as its engine refuses both together.
+    need micro-batches in rounds of pp; ep divides the experts, and the ranks that have other
+    tokens; micro-batches fill the batch. With DeepSpeed ZeRO 2 and 3 are without a pipeline, as its
+    engine refuses both together. FSDP shards over all ranks, or over a node's (HSDP).
     """
     same = usual(tool, machine)
     for tp, cp, pp in itertools.product(divisors(gpus), repeat=3):
         dp, rest = divmod(gpus, tp * pp * cp)
-        if rest or batch % dp or not goes(model, machine, sequence, tp, cp, pp, tool):
+        if rest or batch % dp or not goes(
+                model, machine, gpus, sequence, tp, cp, pp, tool):
             continue
-        for micro, virtual, ep, (zero, offload), outer, recompute in itertools.product(
+        for micro, virtual, ep, (zero, shard, offload), outer, recompute in itertools.product(
                 MICRO_BATCHES, virtuals(model, pp, tool), experts(model, dp * cp, tool),
-                shards(dp * cp, pp, tool), outers(machine, dp, pp), RECOMPUTE[tool]):
+                shards(model, machine, dp * cp, tp, pp, tool), outers(machine, dp, pp),
+                RECOMPUTE[tool]):
             pieces, left = divmod(batch // dp, micro)
             if left or virtual > 1 and pieces % pp:
                 continue
             yield Plan(dp=dp, tp=tp, pp=pp, cp=cp, ep=ep, sequence=sequence, micro_batch=micro,
-                       micro_batches=pieces, virtual=virtual, zero=zero, offload=offload,
-                       schedule="interleaved" if virtual > 1 else "1f1b",
-                       sequence_parallel=tp > 1, recompute=recompute,
-                       outermost=outer, **same)
+                       micro_batches=pieces, virtual=virtual, zero=zero, shard=shard,
+                       schedule="interleaved" if virtual > 1 else "1f1b", offload=offload,
+                       sequence_parallel=tp > 1, recompute=recompute, outermost=outer, **same)
 
 
 def usual(tool, machine):
     """{field of a Plan: value}: what this tool does by itself today, on this machine."""
-    return {**USUAL[tool], "tool": tool, "attention": "tuned" if machine.peak_fp8 else "flash"}
+    return {**USUAL[tool], "tool": tool, "attention": kernels(machine)}
 
 
-def goes(model, machine, sequence, tp, cp, pp, tool):
+def kernels(machine):
+    """Attention's, on these GPUs."""
+    return "tuned" if machine.peak_fp8 else "flash"
+
+
+def goes(model, machine, gpus, sequence, tp, cp, pp, tool):
     """Whether the model can be so divided."""
     if tool == "deepspeed" and (tp > 1 or cp > 1):
         return False
     if tool == "ours" and (sequence % tp or machine.node % tp):  # refuse_misfits of lab 12
         return False
-    tensor = tp <= machine.node and model.heads % tp == 0 and model.kv_heads % tp == 0
+    in_node = tp <= machine.node and (machine.node % tp == 0 or gpus <= machine.node)
+    tensor = in_node and model.heads % tp == 0 and model.kv_heads % tp == 0
     context = cp == 1 or sequence % (2 * cp * tp) == 0 and sequence // cp >= LONG
     return tensor and context and pp <= model.layers
 
 
-def even(model, stages):
-    """Whether all stages have as many layers, but for the first and the last."""
-    return model.layers % stages == 0 or (stages > 2 and (model.layers + 2) % stages == 0)
-
-
 def virtuals(model, pp, tool):
+    """Numbers of stages of a rank; more than one, where they then have no more layers than before.
+
+    61 layers on 16 ranks: 4 on most, as one stage or as two of 2, but not as three.
+    """
     if pp == 1 or tool == "deepspeed":
         return (1,)
-    return [each for each in VIRTUAL if pp * each <= model.layers and even(model, pp * each)]
+    fullest = -(-model.layers // pp)
+    return [each for each in range(1, MOST_VIRTUAL + 1)
+            if pp * each <= model.layers and each * -(-model.layers // (pp * each)) == fullest]
 
 
 def experts(model, ranks, tool):
@@ -80,16 +88,19 @@ def experts(model, ranks, tool):
     return [each for each in divisors(model.experts) if ranks % each == 0]
 
 
-def shards(ranks, pp, tool):
-    """[(ZeRO's stage, whether the optimizer is on the host)]: Megatron's distributed optimizer,
-    FSDP, DeepSpeed's ZeRO.
+def shards(model, machine, ranks, tp, pp, tool):
+    """[(ZeRO's stage, ranks that share, 0: all, whether the optimizer is on the host)]: Megatron's
+    distributed optimizer, FSDP and HSDP, DeepSpeed's ZeRO.
     """
     if ranks == 1:
-        return [(0, False)]
-    return {"megatron": [(1, False)], "ours": [(0, False), (1, False), (3, False)],
-            "torchtitan": [(3, False)] if pp == 1 else [(2, False), (3, False)],
-            "deepspeed": [(1, False)] if pp > 1 else [*itertools.product((1, 2, 3), (False, True))],
-            }[tool]
+        return [(0, 0, False)]
+    near, rest = divmod(machine.node, tp)  # data ranks of a node
+    hybrid = not (rest or model.experts or pp > 1 or ranks % near) and 1 < near < ranks
+    return {"megatron": [(1, 0, False)], "ours": [(0, 0, False), (1, 0, False), (3, 0, False)],
+            "torchtitan": [(2, 0, False)] * (pp > 1) + [(3, 0, False)]
+            + [(3, near, False)] * hybrid,
+            "deepspeed": [(1, 0, False)] if pp > 1 else [
+                (zero, 0, offload) for zero in (1, 2, 3) for offload in (False, True)]}[tool]
 
 
 def outers(machine, dp, pp):
@@ -117,12 +128,13 @@ def refuse(plan, model, machine, gpus, sequence, batch):
         f"{plan.gpus} GPUs, not {gpus}": plan.gpus != gpus,
         f"sequences of {plan.sequence} tokens, not {sequence}": plan.sequence != sequence,
         f"a batch of {plan.batch}, not {batch}": plan.batch != batch,
-        f"tp={plan.tp} must divide {model.heads} heads and {model.kv_heads} key heads, and stay in "
-        f"a node of {machine.node}": model.heads % plan.tp or model.kv_heads % plan.tp
-        or plan.tp > machine.node,
+        f"tp={plan.tp} must divide {model.heads} heads and {model.kv_heads} key heads":
+        model.heads % plan.tp or model.kv_heads % plan.tp,
+        f"tp={plan.tp} must stay in a node of {machine.node}": plan.tp > machine.node or (
+            machine.node % plan.tp and gpus > machine.node),
         f"{model.layers} layers are too few for {stages} stages": stages > model.layers,
-        f"{stages} stages of virtual={plan.virtual} are not even: {model.layers} layers":
-        plan.virtual > 1 and not even(model, stages),
+        f"virtual={plan.virtual} on {plan.pp} ranks makes the fullest rank fuller: {model.layers} "
+        "layers": plan.virtual > 1 and plan.virtual not in virtuals(model, plan.pp, plan.tool),
         f"schedule={plan.schedule!r} with virtual={plan.virtual}":
         plan.schedule != ("interleaved" if plan.virtual > 1 else "1f1b"),
         f"virtual={plan.virtual} needs pp above 1, and a multiple of it as micro-batches, not "

@@ -1,7 +1,7 @@
 """step_time: the seconds of a step, in parts that add up; and what follows from them."""
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from ranklab.pipeline_parallel.formulas import flush_bubble, zb_h1_bubble
 from ranklab.planner import compute, traffic
@@ -37,7 +37,7 @@ class Step:
 
     @property
     def total(self):
-        return sum(getattr(self, field.name) for field in fields(self))
+        return sum(vars(self).values())
 
     def tokens_per_second(self, plan):
         """Of all GPUs."""

@@ -7,7 +7,7 @@ from ranklab.planner.constants import CONSTANTS
 from ranklab.planner.fit import step_ratio
 from ranklab.planner.jobs import Unused, job_of
 from ranklab.planner.published import read_runs, run_files
-from ranklab.planner.score import quantile
+from ranklab.planner.score import quantile, score
 
 AXES = {"tensor": "tensor", "context": "context", "expert": "expert", "weights": "shard",
         "pipeline": "pipeline", "data": "weights"}  # part of a Step -> axis of Plan.span
@@ -56,6 +56,13 @@ def likely_range(plan, machine):
             ratios = [ratio for *_, ratio in found]
             return (quantile(ratios, 0.1), quantile(ratios, 0.9),
                     f"{len(found)} published runs ({words})")
+
+
+@functools.cache
+def median_errors():
+    """(of step times, of memory) of all published runs, as a part of what was measured."""
+    found = score([run for path in run_files() for run in read_runs(path)])["all"]
+    return quantile(found.times, 0.5), quantile(found.memory, 0.5)
 
 
 @functools.cache

@@ -1,0 +1,76 @@
+"""changes: what half and twice of the batch, the sequence, a link or the price do to the best plan.
+"""
+
+from dataclasses import replace
+from itertools import product
+from typing import NamedTuple
+
+from ranklab.planner.search import TRIFLE, Found, NoLayout, distinct
+from ranklab.planner.step import step_time
+from ranklab.planner.wish import Wish
+
+THINGS = ("batch", "sequence", "link", "network", "price")
+
+
+class Change(NamedTuple):
+    """One thing is `factor` times as much.
+
+    wish, best  what is then asked for; its best layout, None: nothing fits
+    same        the layout stays, but for the number of micro-batches
+    """
+
+    what: str
+    factor: float
+    wish: Wish
+    best: Found | None
+    same: bool
+
+
+def changes(wish, found, best, watch=iter):
+    """[Change], half and twice of each: the batch, the sequence (as many tokens in a batch), the
+    link in a node, the network, the price.
+
+    found  of wish.search(); best: of these, the one that is taken
+    """
+    rows = []
+    for what, factor in product(THINGS, (0.5, 2)):
+        each, new = changed(wish, what, factor), found
+        if not each:
+            continue
+        if what in ("link", "network"):  # what fits stays; a step is at most twice as fast or slow
+            near = [one for one in found if one.step.total <= 2 * found[0].step.total]
+            new = sorted((one._replace(step=step_time(wish.model, one.plan, each.machine))
+                          for one in near), key=lambda one: one.step.total)
+        elif what != "price":
+            try:
+                new = each.search(watch)
+            except NoLayout:
+                new = []
+        rows.append(Change(what, factor, each, *chosen(new, best)))
+    return rows
+
+
+def changed(wish, what, factor):
+    """The Wish; None where a half is no whole number, or no price is known."""
+    if what in ("link", "network"):
+        speed = factor * getattr(wish.machine, what)
+        return replace(wish, machine=replace(wish.machine, **{what: speed}))
+    if what == "price":
+        return replace(wish, price=factor * wish.price) if wish.price else None
+    sizes = {"batch": wish.batch * factor}
+    if what == "sequence":
+        sizes = {"sequence": wish.sequence * factor, "batch": wish.batch / factor}
+    whole = all(size == int(size) for size in sizes.values())
+    return replace(wish, **{name: int(size) for name, size in sizes.items()}) if whole else None
+
+
+def chosen(found, best):
+    """(the layout of before, True) where it takes at most a TRIFLE longer than the fastest."""
+    same = [each for each in found if each.step.total <= (1 + TRIFLE) * found[0].step.total
+            and sizeless(each.plan) == sizeless(best.plan)]
+    return (same[0], True) if same else (distinct(found, 1)[0] if found else None, False)
+
+
+def sizeless(plan):
+    """The plan without the sizes of its batch."""
+    return replace(plan, micro_batches=1, sequence=1)

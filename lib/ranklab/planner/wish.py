@@ -1,0 +1,131 @@
+"""Wish: a training that is asked for. nearest: what to ask for where it is impossible. offers: the
+numbers of GPUs that do it for a budget, by a deadline.
+"""
+
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import NamedTuple
+
+from ranklab.planner.cost import Bill, bill, cost_per_token
+from ranklab.planner.failures import good_share_of
+from ranklab.planner.machine import Machine
+from ranklab.planner.model import Model
+from ranklab.planner.search import Found, NoLayout, distinct, search_layouts
+from ranklab.planner.space import ADVISED, divisors
+
+MOST_GPUS = 2**17
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What search_layouts takes, the tokens of the whole training, and dollars of a GPU an hour."""
+
+    model: Model
+    machine: Machine
+    gpus: int
+    sequence: int
+    batch: int
+    tools: tuple = ADVISED
+    tokens: float = 1e12
+    price: float | None = None
+
+    def search(self, watch=iter):
+        """[Found], the fastest first.
+
+        error  NoLayout
+        """
+        return search_layouts(self.model, self.machine, self.gpus, self.sequence, self.batch,
+                              self.tools, watch)
+
+    def best(self, watch=iter):
+        """The first Found that is worth a look; None where no layout fits."""
+        try:
+            return distinct(self.search(watch), 1)[0]
+        except NoLayout:
+            return None
+
+    def bill(self, found):
+        """The Bill of all tokens with this layout, failures included."""
+        good = good_share_of(self.model, self.machine, self.gpus)
+        return bill(found.plan, found.step, self.machine, self.tokens, self.price, good)
+
+    def dollars(self, found):
+        """Of a token, without failures; None where no price is known."""
+        mfu = found.step.mfu(self.model, found.plan, self.machine)
+        return self.price and cost_per_token(self.model, self.sequence, self.machine, mfu,
+                                             self.price)
+
+
+def nearest(wish):
+    """A sentence: the nearest batch, or the smallest multiple of the GPUs, for which there is a
+    layout.
+    """
+    whole = {max(1, round(wish.batch / dp)) * dp for dp in divisors(wish.gpus)} - {wish.batch}
+    times = chain(range(2, 9), (2**power for power in range(4, 17)))
+    for kind, others in (
+            ("batch", [replace(wish, batch=batch) for batch in sorted(
+                whole, key=lambda batch: (abs(batch - wish.batch), batch))]),
+            ("gpus", [replace(wish, gpus=wish.gpus * k) for k in times
+                      if wish.gpus * k <= MOST_GPUS])):
+        for other in others:
+            if found := other.best():
+                what = (f"with a batch of {other.batch:,}" if kind == "batch"
+                        else f"on {other.gpus:,} GPUs")
+                return f"{what} there is {words(found)}"
+    return f"there is none on up to {MOST_GPUS:,} GPUs, either"
+
+
+def words(found):
+    """A layout in a few words."""
+    return (f"{found.plan.words()} ({found.plan.tool}): {found.memory.total / 1e9:.1f} GB, "
+            f"{found.step.total:.3g} s a step")
+
+
+# --- a budget, a deadline -------------------------------------------------------------------------
+
+class Offer(NamedTuple):
+    """So many GPUs with their best layout, and what all tokens take."""
+
+    found: Found
+    bill: Bill
+
+    def over(self, budget, deadline):
+        """Days and dollars as a part of those that are given: the larger of both."""
+        return max(self.bill.days / deadline if deadline else 0,
+                   self.bill.dollars / budget if budget else 0)
+
+
+def offers(wish, watch=iter):
+    """[Offer]: of a node, of 2, 4, 8 ... nodes, up to wish.gpus, and these.
+
+    error  NoLayout
+    """
+    node, found = min(wish.machine.node, wish.gpus), []
+    counts = {node * 2**power for power in range((wish.gpus // node).bit_length())}
+    for gpus in sorted(counts | {wish.gpus}):
+        each = replace(wish, gpus=gpus)
+        if best := each.best(watch):
+            found.append(Offer(best, each.bill(best)))
+    return found or wish.search()  # which says why there is none
+
+
+def affordable(found, budget=None, deadline=None):
+    """[Offer]: those within dollars and days, the cheapest first.
+
+    error  ValueError with the nearest one where there are none
+    """
+    good = [each for each in found if each.over(budget, deadline) <= 1]
+    if good:
+        return sorted(good, key=lambda each: (each.bill.dollars or 0, each.bill.days))
+    near = min(found, key=lambda each: each.over(budget, deadline))
+    counts = ", ".join(f"{each.found.plan.gpus:,}" for each in found)
+    raise ValueError(
+        f"{near.bill.tokens:.3g} tokens are not done within {limit(budget, deadline)} on any of "
+        f"{counts} GPUs: the nearest is {near.found.plan.gpus:,} ({near.found.plan.words()}), with "
+        f"{limit(near.bill.dollars, near.bill.days)}")
+
+
+def limit(dollars, days):
+    """"$1,000,000 and 30 days", of what is given."""
+    return " and ".join(words for value, words in (
+        (dollars, f"${dollars or 0:,.0f}"), (days, f"{days or 0:.3g} days")) if value)

@@ -1,0 +1,77 @@
+"""What `ranklab plan` answers, as a dict that --json prints and table.py writes as text."""
+
+import dataclasses
+
+from ranklab.planner.cost import DAY, price_of
+from ranklab.planner.failures import (
+    RESTART, checkpoint_seconds, good_share_of, hours_between_failures,
+)
+from ranklab.planner.why import likely_range, median_errors, shares, why
+
+
+def answer(name, wish, source, shown, searched, offers, limits, changes):
+    """The dict: numbers in SI units, of the library's own functions.
+
+    shown    [Found], the best first; searched: how many fit
+    offers   [Offer] of a budget or deadline (limits), None: neither is given
+    changes  [Change], empty: none were asked for
+    """
+    best = shown[0]
+    low, high, of = likely_range(best.plan, wish.machine)
+    return {
+        **head(name, wish.model, wish.sequence, wish.batch), "gpus": wish.gpus,
+        "machine": dataclasses.asdict(wish.machine), "layouts_that_fit": searched,
+        "layouts": [layout(wish, found) for found in shown],
+        "errors": dict(zip(("time", "memory"), median_errors())),
+        "range": {"low": low * best.step.total, "high": high * best.step.total, "of": of},
+        "bill": {**dataclasses.asdict(wish.bill(best)), "price": wish.price, "source": source,
+                 "good_share": good_share_of(wish.model, wish.machine, wish.gpus),
+                 "hours_between_failures": hours_between_failures(wish.gpus),
+                 "restart_seconds": RESTART, "checkpoint_seconds": checkpoint_seconds(
+                     wish.model, max(1, wish.gpus / wish.machine.node))},
+        "budget": limits[0], "deadline": limits[1],
+        "offers": [{"gpus": each.found.plan.gpus, "layout": each.found.plan.words(),
+                    "tool": each.found.plan.tool, "meets": each.over(*limits) <= 1,
+                    **dataclasses.asdict(each.bill)} for each in offers or ()],
+        "sensitivity": [{"what": each.what, "factor": each.factor, "same": each.same,
+                         **(layout(each.wish, each.best) if each.best else {"layout": None})}
+                        for each in changes]}
+
+
+def head(name, model, sequence, batch):
+    """The model and the batch."""
+    return {"model": {"name": name, "parameters": model.parameters, "active": model.active,
+                      **dataclasses.asdict(model)}, "sequence": sequence, "batch": batch}
+
+
+def layout(wish, found):
+    """One layout."""
+    plan, memory, step = found
+    mfu = {name: kind(wish.model, plan, wish.machine, causal=causal)
+           for name, kind, causal in (("mfu", step.mfu, False), ("mfu_causal", step.mfu, True),
+                                      ("hfu", step.hfu, False))}
+    return {"layout": plan.words(), "tool": plan.tool, "bytes": memory.total,
+            "seconds": step.total, **mfu, "tokens_per_second": step.tokens_per_second(plan),
+            "dollars_per_token": wish.dollars(found), "why": why(plan, step, wish.machine),
+            "shares": shares(plan, step, wish.machine), "plan": dataclasses.asdict(plan),
+            "memory": dataclasses.asdict(memory), "step": dataclasses.asdict(step)}
+
+
+def mixed_answer(name, model, parts, found, options):
+    """The dict for unlike GPUs: what each kind does in the fastest layout."""
+    best, total = found[0], sum(gpus for _, gpus in parts)
+    good = min(good_share_of(model, machine, total) for machine, _ in parts)
+    seconds = options.tokens / (options.batch * options.seq) * best.seconds / good
+    prices = [options.price or price_of(machine.accelerator)[0] for machine, _ in parts]
+    dollars = None if None in prices else sum(
+        gpus * seconds / 3600 * price for (_, gpus), price in zip(parts, prices))
+    return {
+        **head(name, model, options.seq, options.batch), "gpus": total, "layout": {
+            **dataclasses.asdict(best.plans[0]), "words": best.plans[0].words().partition(", ")[2]},
+        "bytes": best.memory.total, "seconds": best.seconds,
+        "kinds": [{"machine": dataclasses.asdict(machine), "gpus": gpus, "data_ranks": plan.dp,
+                   "micro_batches": plan.micro_batches, "price": price,
+                   "share": plan.batch / options.batch}
+                  for (machine, gpus), plan, price in zip(parts, best.plans, prices)],
+        "bill": {"tokens": options.tokens, "days": seconds / DAY, "dollars": dollars,
+                 "good_share": good, "gpu_hours": total * seconds / 3600}}

@@ -1,0 +1,120 @@
+"""`ranklab plan`: the best layouts of a training on your GPUs: how fast, how many dollars, and why.
+
+    ranklab plan --model llama-70b --gpus 256 --on h100-dgx --seq 8192 --batch 1024
+    ranklab plan --params 13e9 --gpus 64 --on a100-dgx --tokens 300e9 --price 2.5 --sensitivity
+    ranklab plan --model config.json --on node.json --gpus 1024 --budget 1e6 --deadline 30
+    ranklab plan --model llama-8b --on h100-dgx:128,a100-dgx:128
+"""
+
+import dataclasses
+import functools
+import json
+
+from tqdm import tqdm
+
+from ranklab.options import comma_list, number, picture, positive
+from ranklab.planner.catalog import find_model, find_node, model_of_size
+from ranklab.planner.cost import price_of
+from ranklab.planner.mixed import search_mixed
+from ranklab.planner.plan import TOOLS
+from ranklab.planner.search import NoLayout, distinct
+from ranklab.planner.sensitivity import changes
+from ranklab.planner.space import ADVISED
+from ranklab.planner.wish import Wish, affordable, nearest, offers
+from ranklab.projects.command import Command, refusals, save_figure
+from ranklab.projects.planner import table
+from ranklab.projects.planner.answer import answer, mixed_answer
+
+watch = functools.partial(tqdm, desc="layouts", leave=False, disable=None)  # on a terminal alone
+
+
+@refusals("ranklab plan")
+def main(arguments):
+    """`ranklab plan` has run; returns its exit code."""
+    options = command().parse_args(arguments)
+    name, model = find_model(options.model) if options.model else (
+        "a model in Llama's shape", model_of_size(options.params))
+    parts = kinds(options.on, options.gpus)
+    if len(parts) > 1:
+        alone = ("budget", "deadline", "sensitivity", "plot")
+        if given := [f"--{each}" for each in alone if getattr(options, each)]:
+            raise ValueError(f"{given[0]} is for GPUs of one kind")
+        found = search_mixed(model, parts, options.seq, options.batch, options.tool)
+        said, text = mixed_answer(name, model, parts, found, options), table.mixed_text
+    else:
+        (machine, gpus), = parts
+        price, source = (options.price, "given") if options.price else price_of(machine.accelerator)
+        wish = Wish(model, machine, gpus, options.seq, options.batch, tuple(options.tool),
+                    options.tokens, price)
+        said, text = one_kind(name, wish, source, options), table.text
+    print(json.dumps(said, indent=1) if options.json else text(said))
+
+
+def command():
+    """The command line."""
+    parser = Command("ranklab plan", __doc__)
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--model", help="a name such as llama-70b, or a Hugging Face config.json")
+    what.add_argument("--params", type=number(float, above=0), metavar="13e9",
+                      help="of a model in Llama's shape")
+    for flag, kind, default, help in (
+            ("gpus", positive, None, "how many; with --budget or --deadline: at most"),
+            ("seq", positive, 4096, "tokens of a sequence"),
+            ("batch", positive, 1024, "sequences of a step, on all GPUs"),
+            ("tokens", number(float, above=0), 1e12, "of the whole training"),
+            ("price", number(float, above=0), None, "dollars of a GPU for an hour"),
+            ("budget", number(float, above=0), None, "dollars at most"),
+            ("deadline", number(float, above=0), None, "days at most"),
+            ("top", positive, 5, "layouts in the table")):
+        parser.add_argument(f"--{flag}", type=kind, default=default, help=help,
+                            metavar=flag.upper())
+    parser.add_argument("--on", required=True, metavar="NODE",
+                        help="h100-dgx, an accelerator, node.json; h100-dgx:128,a100-dgx:128")
+    parser.add_argument("--tool", type=comma_list(str, TOOLS), default=ADVISED,
+                        metavar="TOOL,TOOL", help="of " + ", ".join(TOOLS))
+    parser.add_argument("--sensitivity", action="store_true",
+                        help="half and twice the batch, sequence, links, price")
+    parser.add_argument("--json", action="store_true", help="print all of it as JSON")
+    parser.add_argument("--plot", type=picture, metavar="FILE", help="draw it: x.svg or x.png")
+    return parser
+
+
+def kinds(text, gpus):
+    """[(Machine, GPUs)] of "h100-dgx" or "h100-dgx:128,a100-dgx:128".
+
+    error  ValueError where the number of GPUs is missing, or another one than --gpus
+    """
+    found, named = [], [each.rpartition(":") for each in text.split(",")]
+    for before, colon, last in named:
+        count = int(last) if colon and last.isdecimal() else 0
+        if not count and (len(named) > 1 or not gpus or colon):
+            raise ValueError(f"--on {text}: say how many GPUs with --gpus, or as "
+                             "h100-dgx:128,a100-dgx:128")
+        found.append((find_node(before if count else last), count or gpus))
+    total = sum(count for _, count in found)
+    if gpus and gpus != total:
+        raise ValueError(f"--gpus {gpus} is not the {total} GPUs of --on {text}")
+    return found
+
+
+def one_kind(name, wish, source, options):
+    """The answer for one kind of GPU, as a dict; its picture is drawn."""
+    limits = options.budget, options.deadline
+    if options.budget and not wish.price:
+        raise ValueError(f"no price of {wish.machine.accelerator} is known: give --price")
+    try:
+        every = offers(wish, watch) if any(limits) else None
+        if every:
+            wish = dataclasses.replace(
+                wish, gpus=affordable(every, *limits)[0].found.plan.gpus)
+        found = wish.search(watch)
+    except NoLayout as error:
+        raise NoLayout(f"{error}; {nearest(wish)}") from None
+    shown = distinct(found, options.top)
+    rows = changes(wish, found, shown[0], watch) if options.sensitivity else []
+    if options.plot:
+        from ranklab.plots import planner  # here: matplotlib takes half a second
+
+        save_figure(options.plot, lambda: planner.offered(every, *limits) if every
+                    else planner.frontier(found, wish.machine.memory_bytes))
+    return answer(name, wish, source, shown, len(found), every, limits, rows)

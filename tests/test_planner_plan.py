@@ -1,0 +1,205 @@
+"""`ranklab plan`: its numbers are the library's, its refusals name the nearest plan that goes."""
+
+import dataclasses
+import json
+
+import pytest
+
+from ranklab.cli import main
+from ranklab.planner import published
+from ranklab.planner.catalog import MODELS, find_node, of_config
+from ranklab.planner.cost import bill, price_of
+from ranklab.planner.failures import good_share_of
+from ranklab.planner.memory import memory_per_gpu
+from ranklab.planner.mixed import mixed_plans, mixed_step, search_mixed
+from ranklab.planner.plan import Plan
+from ranklab.planner.search import distinct, search_layouts
+from ranklab.planner.sensitivity import changes
+from ranklab.planner.space import ADVISED, layouts, virtuals
+from ranklab.planner.step import step_time
+from ranklab.planner.wish import Wish, affordable, nearest, offers
+
+A100, H100, RACK = find_node("a100-dgx"), find_node("h100-dgx"), find_node("gb200-nvl72")
+SMALL = "--model llama-8b --gpus 16 --on h100-dgx --batch 32".split()
+WISH = Wish(MODELS["llama-8b"], H100, 16, 4096, 32, price=2.0)
+
+
+def said(capsys, *argv):
+    assert main(["plan", *argv]) == 0
+    return capsys.readouterr().out
+
+
+def refused(capsys, *argv):
+    with pytest.raises(SystemExit, match="2"):
+        main(["plan", *argv])
+    return capsys.readouterr().err
+
+def test_numbers_are_the_librarys(capsys):
+    found = json.loads(said(capsys, *SMALL, "--json", "--tokens", "3e11"))
+    expected = distinct(WISH.search())
+    assert [row["layout"] for row in found["layouts"]] == [each.plan.words() for each in expected]
+    for row, (plan, memory, step) in zip(found["layouts"], expected):
+        assert Plan(**{**row["plan"], "hides": tuple(row["plan"]["hides"])}) == plan
+        assert row["bytes"] == memory.total == memory_per_gpu(WISH.model, plan, H100).total
+        assert row["seconds"] == step.total == step_time(WISH.model, plan, H100).total
+        assert row["mfu"] == step.mfu(WISH.model, plan, H100) > row["mfu_causal"]
+        price = price_of("H100-SXM-80GB")[0]
+        assert row["dollars_per_token"] == pytest.approx(
+            16 * price / 3600 / step.tokens_per_second(plan))
+    plan, _, step = expected[0]
+    whole = bill(plan, step, H100, 3e11, price, good_share_of(WISH.model, H100, 16))
+    assert {**found["bill"], **dataclasses.asdict(whole)} == found["bill"]
+    assert found["range"]["low"] < found["range"]["high"] < 2 * step.total
+    table = said(capsys, *SMALL, "--tokens", "3e11")
+    for words in (f"{step.total:.4g} s", f"{row['bytes'] / 1e9:.1f}", "$6.88 (AWS p5.48xlarge",
+                  f"${whole.dollars:,.0f}", f"{whole.days:.3g} days"):
+        assert words in table, words
+    assert max(map(len, table.splitlines())) <= 100
+
+
+def test_shown_layouts_differ_and_each_tool_has_one():
+    found = WISH.search()
+    shown = distinct(found, 4)
+    kinds = [(each.plan.tool, each.plan.tp, each.plan.pp) for each in shown]
+    assert len(set(kinds)) == len(kinds) <= 6 and {tool for tool, *_ in kinds} == set(ADVISED)
+    assert found[0].step.total <= shown[0].step.total <= 1.005 * found[0].step.total
+
+
+def test_a_price_is_asked_for_and_taken(capsys):
+    argv = ["--params", "1e9", "--gpus", "8", "--on", "a100-dgx", "--batch", "64"]
+    assert "no price is known (--price)" in said(capsys, *argv)
+    assert "at $2.5 (given)" in said(capsys, *argv, "--price", "2.5", "--tool", "torchtitan")
+    assert "no price of A100-SXM-80GB is known" in refused(capsys, *argv, "--budget", "1e6")
+
+
+def test_what_changes_the_plan_has_the_right_sign(capsys):
+    found, best = WISH.search(), WISH.best()
+    rows = {(each.what, each.factor): each for each in changes(WISH, found, best)}
+    def speed(what, factor):
+        each = rows[what, factor].best
+        return each.step.tokens_per_second(each.plan)
+
+    now = best.step.tokens_per_second(best.plan)
+    for what in ("batch", "link", "network"):
+        assert speed(what, 0.5) <= now <= speed(what, 2), what
+    assert speed("sequence", 2) < now < speed("sequence", 0.5)
+    for row in rows.values():
+        assert row.best.step == step_time(WISH.model, row.best.plan, row.wish.machine)
+    assert WISH.dollars(rows["price", 2].best) * 2 == pytest.approx(
+        rows["price", 2].wish.dollars(rows["price", 2].best))
+    text = said(capsys, *SMALL, "--tool", "torchtitan", "--sensitivity")
+    assert "link x 0.5" in text and max(map(len, text.splitlines())) <= 100
+
+@pytest.mark.parametrize("argv, words", [
+    ("--model llama-70b --gpus 4 --on h100-dgx --batch 16", "needs 91.8 GB; on 8 GPUs there is"),
+    ("--model llama-1b --gpus 512 --on h100-dgx --batch 3 --tool torchtitan",
+     "no layout divides it, or the model; with a batch of 4 there is"),
+    ("--model llama-9b --gpus 8 --on h100-dgx", "'llama-9b' is no model: gpt2-xl, gpt3-175b"),
+    ("--model llama-8b --gpus 8 --on h1000", "'h1000' is no node: h100-dgx, h200-dgx"),
+    ("--model llama-8b --on h100-dgx:x", "say how many GPUs with --gpus"),
+    ("--model llama-8b --on h100-dgx:8,a100-dgx:8 --gpus 8", "is not the 16 GPUs"),
+    ("--model llama-8b --on h100-dgx:8,a100-dgx:8 --budget 9", "--budget is for GPUs of one kind"),
+    ("--model llama-8b --on h100-dgx --gpus 8 --tool jax", "'jax' is not one of megatron"),
+    ("--model llama-8b --on h100-dgx --gpus 8 --tool ours", "the course's trainer has GPTs")])
+def test_a_refusal_is_a_sentence(capsys, argv, words):
+    err = refused(capsys, *argv.split())
+    assert err.startswith("ranklab plan: ") and words in err and err.count("\n") == 1
+
+
+def test_the_nearest_is_the_smallest_that_goes():
+    wish = dataclasses.replace(WISH, model=MODELS["llama-70b"], gpus=4, batch=16)
+    words = nearest(wish)
+    count = int(words.split()[1])
+    assert words.startswith("on ") and dataclasses.replace(wish, gpus=count).best()
+    assert not any(dataclasses.replace(wish, gpus=each).best() for each in range(4, count, 4))
+
+
+def test_deepseeks_attention_is_read_from_its_config():
+    said = {"hidden_size": 7168, "num_hidden_layers": 61, "num_attention_heads": 128,
+            "vocab_size": 129280, "intermediate_size": 18432, "moe_intermediate_size": 2048,
+            "n_routed_experts": 256, "num_experts_per_tok": 8, "n_shared_experts": 1,
+            "first_k_dense_replace": 3, "q_lora_rank": 1536, "kv_lora_rank": 512,
+            "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "head_dim": 64}
+    found, known = of_config(said), MODELS["deepseek-v3"]
+    assert found.parameters == pytest.approx(known.parameters, rel=1e-4)
+    assert (found.head_size, found.experts, found.dense) == (known.head_size, 256, 3)
+
+
+def test_a_budget_and_a_deadline(capsys):
+    wish = dataclasses.replace(WISH, gpus=64, tokens=1e11, batch=256, tools=("torchtitan",))
+    every = offers(wish)
+    assert [each.found.plan.gpus for each in every] == [8, 16, 32, 64]
+    days = [each.bill.days for each in every]
+    good = affordable(every, deadline=days[1])
+    assert {each.found.plan.gpus for each in good} == {16, 32, 64}
+    assert good == sorted(good, key=lambda each: each.bill.dollars)
+    with pytest.raises(ValueError, match=f"the nearest is 64 .*{days[3]:.3g} days"):
+        affordable(every, deadline=days[3] / 2)
+    argv = "--gpus 64 --batch 256 --tokens 1e11 --price 2 --tool torchtitan --deadline".split()
+    found = json.loads(said(capsys, *SMALL, *argv, f"{days[1]}", "--json"))
+    assert found["gpus"] == good[0].found.plan.gpus and len(found["offers"]) == 4
+    assert "the nearest is 64" in refused(capsys, *SMALL, *argv, "0.1", "--budget", "1000")
+
+def test_a_rack_of_72_is_one_node():
+    model = MODELS["gpt3-175b"]
+    one, more = ({plan.tp for plan in layouts(model, RACK, gpus, 2048, gpus)} for gpus in (72, 288))
+    assert one == more == {1, 2, 3, 4, 6, 8, 12, 24}  # 16, 32, 48 are not in whole racks
+    plan = Plan(dp=9, tp=8, zero=1)
+    assert plan.span("weights", RACK).node == 9 and plan.span("weights", H100).node == 1
+    far = dataclasses.replace(RACK, node=8)
+    assert step_time(model, plan, RACK).data < step_time(model, plan, far).data
+
+
+def test_stages_need_not_be_even():
+    model = MODELS["deepseek-v3"]
+    assert virtuals(model, 16, "megatron") == [1, 2]  # 4 layers on most: 3 stages would have 2 each
+    assert virtuals(MODELS["llama-70b"], 4, "megatron") == [1, 2, 4, 5, 10]
+    assert virtuals(MODELS["llama-405b"], 16, "megatron") == [1, 2, 4]
+    hybrid = {plan.shard for plan in layouts(MODELS["llama-1b"], A100, 64, 2048, 64, "torchtitan")}
+    assert hybrid == {0, 2, 4, 8}
+
+
+@pytest.mark.parametrize("name", ["deepseek-v3", "qwen3-30b-a3b", "llama-70b"])
+def test_the_space_is_small_enough(name):
+    plans = [plan for tool in ADVISED
+             for plan in layouts(MODELS[name], H100, 1024, 4096, 4096, tool)]
+    assert len(set(plans)) == len(plans) < 20_000  # of 0.15 ms each
+    assert {plan.gpus for plan in plans} == {1024} and {plan.batch for plan in plans} == {4096}
+
+
+def test_unlike_gpus_share_by_speed(capsys, tmp_path):
+    argv = "--model llama-8b --on h100-dgx:16,a100-dgx:8 --batch 96 --json".split()
+    fast, slow = json.loads(said(capsys, *argv))["kinds"]
+    assert fast["share"] + slow["share"] == pytest.approx(1)
+    assert fast["micro_batches"] > 1.5 * slow["micro_batches"]
+    node = tmp_path / "mine.json"
+    node.write_text('{"accelerator": "A100-SXM-80GB", "node": 4, "network": 1e9}')
+    text = said(capsys, *argv[:3], f"a100-dgx:8,{node}:8", "--batch", "96")
+    assert "8 mine: " in text and max(map(len, text.splitlines())) <= 100
+
+
+def test_alike_gpus_are_one_machine():
+    parts = [(H100, 16), (H100, 16)]
+    plan = Plan(tp=2, pp=2, sequence=4096, virtual=2, schedule="interleaved", zero=1,
+                sequence_parallel=True, attention="tuned")
+    plans = mixed_plans(WISH.model, plan, parts, 128)
+    assert [each.micro_batches for each in plans] == [16, 16]  # rounds of pp
+    whole = dataclasses.replace(plan, dp=8, micro_batches=16)
+    assert mixed_step(WISH.model, plans, [H100, H100]) == pytest.approx(
+        step_time(WISH.model, whole, H100).total, rel=0.02)
+    best = search_mixed(WISH.model, parts, 4096, 128, ("torchtitan",))[0]
+    alone = search_layouts(WISH.model, H100, 32, 4096, 128, ("torchtitan",))[0]
+    assert best.seconds == pytest.approx(alone.step.total, rel=0.05)
+
+
+def test_llama_3_worked_most_of_the_time():
+    more = {row["component"]: row["count"] for row in published.table("failures")}
+    good = good_share_of(MODELS["llama-405b"], H100, 16384)
+    assert float(more["effective training time above"]) / 100 < good < 0.97
+
+
+def test_pictures(capsys, tmp_path):
+    for name, more in (("a.svg", []), ("b.png", ["--deadline", "1000"])):
+        said(capsys, *SMALL, "--tool", "torchtitan", "--plot", str(tmp_path / name), *more)
+        assert (tmp_path / name).stat().st_size > 5000
+    assert "the best of each tool" in (tmp_path / "a.svg").read_text()
