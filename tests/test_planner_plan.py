@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 
 import pytest
 
@@ -203,3 +204,25 @@ def test_pictures(capsys, tmp_path):
         said(capsys, *SMALL, "--tool", "torchtitan", "--plot", str(tmp_path / name), *more)
         assert (tmp_path / name).stat().st_size > 5000
     assert "the best of each tool" in (tmp_path / "a.svg").read_text()
+
+
+def test_files_are_written_and_a_dry_run_counts(tmp_path, capsys):
+    folder = tmp_path / "plans"
+    argv = ["plan", "--model", "llama-8b", "--gpus", "16", "--on", "h100-dgx", "--batch", "64"]
+    assert not main([*argv, "--write", str(folder)])
+    assert {"megatron.sh", "torchtitan.toml", "deepspeed.json"} <= {
+        path.name for path in folder.iterdir()}
+    assert str(folder / "megatron.sh") in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main([*argv, "--dry-run"])
+    assert "give --tool ours" in capsys.readouterr().err
+    (tmp_path / "config.json").write_text(json.dumps({
+        "model_type": "gpt2", "n_embd": 256, "n_head": 8, "n_layer": 4, "vocab_size": 512,
+        "tie_word_embeddings": True}))
+    small = ["plan", "--model", str(tmp_path), "--gpus", "4", "--on", "a100-dgx", "--seq", "128",
+             "--batch", "8", "--tool", "ours", "--dry-run", "--write", str(folder)]
+    assert not main(small)
+    said = capsys.readouterr().out
+    held = re.search(r"^held +([\d,]+) +([\d,]+)$", said, re.M).groups()
+    formula, counted = (float(each.replace(",", "")) for each in held)
+    assert counted == pytest.approx(formula, rel=0.15) and "ranklab.sh" in said

@@ -339,7 +339,7 @@ print(f"DeepSpeed's estimate {gpu / 1e9:.1f} GB, with a layer gathered; ours {ou
 # The course's own trainer can be counted instead of estimated. One process poses as the first of 64: a fake process group, fake tensors, and the real code of lab 12.
 
 # %%
-print(project.dry_run())
+print(project.counted())
 
 # %% [markdown]
 # And the chosen plan, as what the tools read. This is the end of planning: someone starts it.

@@ -1,6 +1,6 @@
 """The planner against published runs: scores, the fit of its constants; and six orders."""
 
 from ranklab.projects.planner.orders import grade, orders, run
-from ranklab.projects.planner.runs import TRAINED, dry_run, errors, predicted, scores
+from ranklab.projects.planner.runs import TRAINED, counted, errors, predicted, scores
 
-__all__ = ["TRAINED", "dry_run", "errors", "grade", "orders", "predicted", "run", "scores"]
+__all__ = ["TRAINED", "counted", "errors", "grade", "orders", "predicted", "run", "scores"]

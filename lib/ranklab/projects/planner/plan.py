@@ -12,7 +12,7 @@ import json
 
 from tqdm import tqdm
 
-from ranklab.options import comma_list, number, picture, positive
+from ranklab.options import comma_list, new_folder, number, picture, positive
 from ranklab.planner.catalog import find_model, find_node, model_of_size
 from ranklab.planner.cost import price_of
 from ranklab.planner.mixed import search_mixed
@@ -24,6 +24,7 @@ from ranklab.planner.wish import Wish, affordable, nearest, offers
 from ranklab.projects.command import Command, refusals, save_figure
 from ranklab.projects.planner import table
 from ranklab.projects.planner.answer import answer, mixed_answer
+from ranklab.projects.planner.files import dry_run, write_plans
 
 watch = functools.partial(tqdm, desc="layouts", leave=False, disable=None)  # on a terminal alone
 
@@ -36,8 +37,8 @@ def main(arguments):
         "a model in Llama's shape", model_of_size(options.params))
     parts = kinds(options.on, options.gpus)
     if len(parts) > 1:
-        alone = ("budget", "deadline", "sensitivity", "plot")
-        if given := [f"--{each}" for each in alone if getattr(options, each)]:
+        alone = ("budget", "deadline", "sensitivity", "plot", "write", "dry_run")
+        if given := [f"--{each.replace('_', '-')}" for each in alone if getattr(options, each)]:
             raise ValueError(f"{given[0]} is for GPUs of one kind")
         found = search_mixed(model, parts, options.seq, options.batch, options.tool)
         said, text = mixed_answer(name, model, parts, found, options), table.mixed_text
@@ -48,6 +49,17 @@ def main(arguments):
                     options.tokens, price)
         said, text = one_kind(name, wish, source, options), table.text
     print(json.dumps(said, indent=1) if options.json else text(said))
+
+
+def more(options, wish, shown):
+    """Lines about files that are written, and of a dry run of the course's own trainer."""
+    lines = write_plans(options.write, wish.model, shown, wish.machine) if options.write else []
+    if options.dry_run:
+        mine = [each.plan for each in shown if each.plan.tool == "ours"]
+        if not mine:
+            raise ValueError("--dry-run counts in the course's own trainer: give --tool ours")
+        lines += dry_run(wish.model, mine[0])
+    return lines
 
 
 def command():
@@ -74,6 +86,10 @@ def command():
                         metavar="TOOL,TOOL", help="of " + ", ".join(TOOLS))
     parser.add_argument("--sensitivity", action="store_true",
                         help="half and twice the batch, sequence, links, price")
+    parser.add_argument("--write", type=new_folder, metavar="FOLDER",
+                        help="the best of each tool as Megatron's, torchtitan's, DeepSpeed's files")
+    parser.add_argument("--dry-run", action="store_true", help="with --tool ours: one process poses "
+                        "as the first rank, and counts memory and messages")
     parser.add_argument("--json", action="store_true", help="print all of it as JSON")
     parser.add_argument("--plot", type=picture, metavar="FILE", help="draw it: x.svg or x.png")
     return parser
@@ -117,4 +133,5 @@ def one_kind(name, wish, source, options):
 
         save_figure(options.plot, lambda: planner.offered(every, *limits) if every
                     else planner.frontier(found, wish.machine.memory_bytes))
-    return answer(name, wish, source, shown, len(found), every, limits, rows)
+    return {**answer(name, wish, source, shown, len(found), every, limits, rows),
+            "more": more(options, wish, shown)}

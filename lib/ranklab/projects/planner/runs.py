@@ -5,11 +5,11 @@ from ranklab.planner.fit import memory_ratio, step_ratio
 from ranklab.planner.jobs import Unused, is_for_fit, job_of
 from ranklab.planner.memory import memory_per_gpu
 from ranklab.planner.model import Model
-from ranklab.planner.own import dry_run_plan
 from ranklab.planner.plan import Plan
 from ranklab.planner.published import read_runs, run_files
 from ranklab.planner.score import quantile, score
 from ranklab.planner.step import step_time
+from ranklab.projects.planner.files import dry_run
 from ranklab.projects.planner.report import score_table
 
 TRAINED = (  # (model, node, the layout in which it was trained)
@@ -62,14 +62,9 @@ def scores():
     return score_table({name: each for name, each in score(runs).items() if each.used})
 
 
-def dry_run():
-    """What the first of 64 ranks holds and sends in lab 12's trainer: counted, and said."""
+def counted():
+    """What the first of 64 ranks holds and sends in lab 12's trainer: said, and counted; as text."""
     model = Model(16, 512, 8, 2048, 4096, tied=True)
     plan = Plan(dp=4, tp=4, pp=4, sequence=512, micro_batches=8, zero=1, sequence_parallel=True,
                 tool="ours")
-    found = dry_run_plan(model, plan)
-    said, held = found.said.seen("allocated"), found.held.total
-    rows = [("held", said, held), *((f"sent by {axis} ranks", found.said_sent[axis], found.sent[axis])
-                                    for axis in found.said_sent)]
-    return "\n".join([f"{f'{plan.gpus} GPUs, {plan.words()}':26}{'bytes said':>16}{'counted':>16}",
-                      *(f"{name:26}{a:16,.0f}{b:16,.0f}" for name, a, b in rows)])
+    return "\n".join(dry_run(model, plan))

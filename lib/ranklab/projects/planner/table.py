@@ -12,7 +12,8 @@ HEADER = f"{'tool':11}{'GB':>6}{'step':>9}{'MFU':>7}{'tokens/day':>12}{'$/M toke
 def text(said):
     """The model and machine, the table, the best layout's range and bill, and what was asked."""
     parts = [top(said), machine_line(said["machine"], said["gpus"]), layouts(said), best(said),
-             said["offers"] and offers(said), said["sensitivity"] and sensitivity(said)]
+             said["offers"] and offers(said), said["sensitivity"] and sensitivity(said),
+             "\n".join(said["more"])]
     return "\n\n".join(filter(None, parts))
 
 

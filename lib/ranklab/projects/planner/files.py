@@ -1,0 +1,52 @@
+"""The best layout of each tool as files that the tool reads; and a dry run of the course's own."""
+
+from pathlib import Path
+
+from ranklab.planner.export import (
+    deepspeed_differs, deepspeed_json, megatron_arguments, own_command, torchtitan_function,
+    torchtitan_toml,
+)
+from ranklab.planner.own import dry_run_plan
+
+
+def write_plans(folder, model, shown, machine):
+    """`folder` has files of the first layout of each tool; returns lines that name them."""
+    folder, lines, done = Path(folder), [], set()
+    folder.mkdir(parents=True, exist_ok=True)
+    for plan in (each.plan for each in shown if each.plan.tool not in done):
+        done.add(plan.tool)
+        try:
+            files = texts(model, plan, machine)
+        except ValueError as error:
+            lines.append(f"{plan.tool}: no file: {error}")
+            continue
+        for name, text in files.items():
+            (folder / name).write_text(text.rstrip() + "\n")
+        lines.append(f"{plan.tool} {plan.words()}: {', '.join(str(folder / each) for each in files)}")
+        if plan.tool == "deepspeed":  # JSON has no comments
+            lines += [f"  {sentence}" for sentence in deepspeed_differs(plan)]
+    return lines
+
+
+def texts(model, plan, machine):
+    """{name of a file: its text}"""
+    if plan.tool == "megatron":
+        return {"megatron.sh": megatron_arguments(model, plan, machine.node)}
+    if plan.tool == "torchtitan":  # 0.2.2 reads TOML, 0.3.0 Python
+        return {"torchtitan.toml": torchtitan_toml(model, plan),
+                "torchtitan_planned.py": torchtitan_function(model, plan)}
+    if plan.tool == "deepspeed":
+        return {"deepspeed.json": deepspeed_json(model, plan)}
+    return {"ranklab.sh": own_command(model, plan, machine.node)}
+
+
+def dry_run(model, plan):
+    """What the first rank of a plan holds and sends in lab 12's trainer: said, and counted; lines.
+    """
+    found = dry_run_plan(model, plan)
+    rows = [("held", found.said.seen("allocated"), found.held.total),
+            *((f"sent by {axis} ranks", nbytes, found.sent[axis])
+              for axis, nbytes in found.said_sent.items())]
+    title = f"{plan.gpus} GPUs, {plan.words()}"
+    return [f"{title:{max(26, len(title))}}{'bytes said':>18}{'counted':>18}",
+            *(f"{what:{max(26, len(title))}}{a:18,.0f}{b:18,.0f}" for what, a, b in rows)]
