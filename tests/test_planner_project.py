@@ -1,4 +1,4 @@
-"""Lab 13's project: orders and their grades, the formulas beside published runs, a measured node."""
+"""Lab 13's project: orders, their grades, formulas beside published runs, a measured node."""
 
 import dataclasses
 import json

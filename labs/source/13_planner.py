@@ -13,7 +13,7 @@
 # The lab needs labs 06, 08, 09; 12 helps.
 
 # %%
-import dataclasses
+from dataclasses import fields, replace
 
 import torch
 import torch.distributed as dist
@@ -132,7 +132,7 @@ memory_per_gpu = check(memory_per_gpu)
 # %% tags=["nbval-check-output"]
 for name, cards, each in project.TRAINED:
     found = memory_per_gpu(MODELS[name], each, find_node(cards))
-    parts = {field.name: getattr(found, field.name) / 1e9 for field in dataclasses.fields(found)}
+    parts = {field.name: getattr(found, field.name) / 1e9 for field in fields(found)}
     print(f"{name:11}{found.total / 1e9:5.0f} of {find_node(cards).memory_bytes / 1e9:.0f} GB: "
           + ", ".join(f"{part} {n:.0f}" for part, n in parts.items() if n >= 0.5))
 
@@ -184,8 +184,8 @@ step_time = check(step_time)
 
 # %%
 plans = {"16 x 4 x 4": plan,
-         "16 x 4 x 4, 5 virtual": dataclasses.replace(plan, virtual=5, schedule="interleaved"),
-         "4 x 8 x 8": dataclasses.replace(plan, dp=4, tp=8, pp=8, micro_batches=256),
+         "16 x 4 x 4, 5 virtual": replace(plan, virtual=5, schedule="interleaved"),
+         "4 x 8 x 8": replace(plan, dp=4, tp=8, pp=8, micro_batches=256),
          "256, FSDP, recompute": Plan(dp=256, sequence=8192, micro_batches=4, zero=3,
                                       recompute="full", tool="torchtitan")}
 plots.steps({name: step_time(llama, each, dgx) for name, each in plans.items()})
@@ -266,7 +266,7 @@ def scaling_curve(model, plan, machine, counts, weak=False):
 scaling_curve = check(scaling_curve)
 
 # %%
-small = dataclasses.replace(plan, dp=2, micro_batches=256)
+small = replace(plan, dp=2, micro_batches=256)
 counts = [32 * 2**n for n in range(8)]
 plots.scaling({"the batch grows": scaling_curve(llama, small, dgx, counts, weak=True),
                "the batch stays": scaling_curve(llama, small, dgx, counts)})
@@ -317,7 +317,7 @@ from ranklab.planner.why import why
 
 ten, a100 = model_of_size(10e9), find_node("a100-dgx")
 for far in (25, 5, 1.25, 0.3):  # GB/s of a GPU between the sites
-    sites = dataclasses.replace(a100, island=32, far=far * 1e9)
+    sites = replace(a100, island=32, far=far * 1e9)
     best = search_layouts(ten, sites, 64, 2048, 512)[0]
     print(f"{far:5} GB/s: {best.step.total:.2f} s  {best.plan.tool} {best.plan.words()}\n"
           f"            {why(best.plan, best.step, sites)}")

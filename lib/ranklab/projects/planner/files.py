@@ -22,7 +22,8 @@ def write_plans(folder, model, shown, machine):
             continue
         for name, text in files.items():
             (folder / name).write_text(text.rstrip() + "\n")
-        lines.append(f"{plan.tool} {plan.words()}: {', '.join(str(folder / each) for each in files)}")
+        names = ", ".join(str(folder / each) for each in files)
+        lines.append(f"{plan.tool} {plan.words()}: {names}")
         if plan.tool == "deepspeed":  # JSON has no comments
             lines += [f"  {sentence}" for sentence in deepspeed_differs(plan)]
     return lines

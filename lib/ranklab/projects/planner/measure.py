@@ -68,7 +68,7 @@ def measure_report(ranks=None, write=None):
         f"{found.name}, {found.node} ranks in a node",
         f"matrix products   {found.bf16 / 1e12:10.3f} TFLOP/s, of a peak of "
         f"{found.peak_flops / 1e12:.3f}",
-        f"memory            {found.memory_bandwidth / 1e9:10.1f} GB/s, {found.memory_bytes / 1e9:.1f}"
-        " GB",
+        f"memory            {found.memory_bandwidth / 1e9:10.1f} GB/s, "
+        f"{found.memory_bytes / 1e9:.1f} GB",
         f"all-reduce        {found.link * RING / 1e9:10.2f} GB/s in a node, each rank",
         *[f"written to {write}: ranklab plan --on {write} ..."] * bool(write)])

@@ -88,8 +88,8 @@ def command():
                         help="half and twice the batch, sequence, links, price")
     parser.add_argument("--write", type=new_folder, metavar="FOLDER",
                         help="the best of each tool as Megatron's, torchtitan's, DeepSpeed's files")
-    parser.add_argument("--dry-run", action="store_true", help="with --tool ours: one process poses "
-                        "as the first rank, and counts memory and messages")
+    parser.add_argument("--dry-run", action="store_true", help="with --tool ours: one process "
+                        "poses as the first rank, and counts memory and messages")
     parser.add_argument("--json", action="store_true", help="print all of it as JSON")
     parser.add_argument("--plot", type=picture, metavar="FILE", help="draw it: x.svg or x.png")
     return parser

@@ -63,7 +63,7 @@ def scores():
 
 
 def counted():
-    """What the first of 64 ranks holds and sends in lab 12's trainer: said, and counted; as text."""
+    """What the first of 64 ranks holds and sends in lab 12's trainer, said and counted; as text."""
     model = Model(16, 512, 8, 2048, 4096, tied=True)
     plan = Plan(dp=4, tp=4, pp=4, sequence=512, micro_batches=8, zero=1, sequence_parallel=True,
                 tool="ours")
