@@ -7,14 +7,16 @@ BF16_Optimizer. torchtitan: FSDP2 of float32 weights. Ours: lab 12's layout_memo
 
 from dataclasses import dataclass, fields
 
-from ranklab.hybrid import Job, Layout, layout_memory
-from ranklab.hybrid.memory import MEGATRON
 from ranklab.models.gpt import GPTConfig
 from ranklab.pipeline_parallel.formulas import (
     gpipe_in_flight, interleaved_in_flight, one_f_one_b_in_flight, zb_h1_in_flight,
 )
 from ranklab.planner.constants import CONSTANTS
 from ranklab.zero.memory import zero_memory
+
+# Bytes of a parameter: weight, main gradient, optimizer. That is 18, and 6 + 12/d with the
+# distributed optimizer on d data ranks (Megatron Core's guide, "Distributed Optimizer").
+MEGATRON = (2, 4, 12)
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,7 @@ def states(plan, tool, numbers, ranks):
     if tool == "deepspeed":
         sums = 4 if plan.gradient_bytes == 4 else 0  # BF16_Optimizer adds up in float32
         return tuple(zero_memory(plan.zero, numbers, ranks, 2, 2 + sums, 12))
-    return tuple(zero_memory(plan.zero, numbers, ranks, *MEGATRON["bf16"]))
+    return tuple(zero_memory(plan.zero, numbers, ranks, *MEGATRON))
 
 
 def kept_bytes(model, plan, tool, recompute=None):
@@ -165,15 +167,18 @@ def buffer_bytes(model, plan, tool, numbers, c=CONSTANTS):
 
 
 def ours(model, plan, c):
-    """The GpuMemory of the course's own trainer, by lab 12's formula.
+    """The GpuMemory of the course's own trainer, by lab 12's formula. Without gaps: labs/jobs/ asks
+    torch for expandable segments.
 
     error  ValueError where it has no such model
     """
+    from ranklab.hybrid import Job, Layout, layout_memory  # it imports this: lab 12 asks what fits
     if model.gated or model.experts or model.kv_heads != model.heads:
         raise ValueError("the course's trainer has GPTs with a plain MLP and as many key heads")
     layout = Layout(dp=plan.dp, tp=plan.tp, pp=plan.pp, cp=plan.cp, virtual=plan.virtual,
                     sequence_parallel=plan.sequence_parallel, zero=min(plan.zero, 3),
-                    recompute=plan.recompute == "full")
+                    recompute=plan.recompute == "full",
+                    schedule=plan.schedule if plan.schedule in ("gpipe", "zb-h1") else "1f1b")
     config = GPTConfig(vocab_size=model.vocab, n_ctx=plan.sequence, n_embd=model.hidden,
                        n_head=model.heads, n_layer=model.layers)
     found = layout_memory(Job(config, plan.batch, plan.micro_batch), layout)

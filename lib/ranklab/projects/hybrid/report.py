@@ -2,9 +2,11 @@
 
 from collections import defaultdict
 
-from ranklab.hybrid import Cluster, layout_memory, layout_traffic
+from ranklab.hybrid import layout_memory, layout_traffic
 from ranklab.hybrid.counted import dry_run
 from ranklab.pipeline_parallel import bubble_fraction, simulate
+from ranklab.planner.constants import CONSTANTS
+from ranklab.planner.machine import machine
 from ranklab.projects.hybrid.config import JOBS, SIZES
 from ranklab.projects.pipeline_parallel.report import layer_names
 
@@ -58,9 +60,10 @@ def dry_run_report(size, job=None, layout=None):
     """
     job, layout = job or JOBS[size], layout or SIZES[size][2]
     held, sent = dry_run(job, layout)
-    budget = Cluster(layout.ranks).memory_budget
-    fits = "fits" if held.total <= budget else "does not fit"
+    room, context = machine("A100").memory_bytes, CONSTANTS.context_bytes
+    fits = "fits" if held.total + context <= room else "does not fit"
     return "\n".join([
         f"{size} on {layout.ranks} GPUs: {layout}, {job.micro_batches(layout)} micro-batches",
         *costs(job, layout, held, sent),
-        f"It {fits} in the {budget / 1e9:.0f} GB that a GPU has for it."])
+        f"With {context / 1e9:.1f} GB for CUDA and NCCL it {fits} in the {room / 1e9:.0f} GB of an "
+        "A100."])
