@@ -1,6 +1,5 @@
 """Lab 12: right answers that differ from the library's. Each must pass."""
 
-import functools
 import itertools
 import math
 from dataclasses import replace
@@ -12,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from ranklab.baseline import checkpoint_blocks
 from ranklab.engine import device
 from ranklab.hybrid import Layout, model_of, plan_of
-from ranklab.hybrid.choose import divisors, legal
+from ranklab.hybrid.choose import divisors
 from ranklab.mesh import Mesh
 from ranklab.planner import memory_per_gpu, step_time
 from ranklab.tensor_parallel.plan import TPConfig, parallel_gpt
@@ -160,24 +159,6 @@ def reshard_checkpoint__narrow(pieces, saved):
             raise ValueError(f"{left} of the {piece.tensor.numel()} numbers of {piece.name}")
     for here, box in todo:
         here[...] = box
-
-
-def choose_layout__a_slow_sort(job, gpus, machine):
-    """Each comparison asks for the seconds again."""
-    model = model_of(job.config)
-
-    def faster(one, other):
-        one, other = (step_time(model, plan, machine).total for plan, _ in (one, other))
-        return (one > other) - (one < other)
-
-    found = [(plan_of(replace(job, micro_batch=size), layout), layout)
-             for layout, size in legal(job, gpus, machine.node)]
-    needs = []
-    for plan, layout in sorted(found, key=functools.cmp_to_key(faster)):
-        needs.append(memory_per_gpu(model, plan, machine).total)
-        if needs[-1] <= machine.memory_bytes:
-            return layout, plan.micro_batch
-    raise ValueError(f"{min(needs) / 1e9:.1f} GB")
 
 
 def choose_layout__by_dims(job, gpus, machine):
