@@ -40,8 +40,8 @@ FAILURES = {  # of an exception
 }
 MEMORY = ("memory_per_gpu(model, plan, machine).total <= machine.memory_bytes. zero, recompute and "
           "smaller micro-batches save memory.")
-FASTER = ("Compare step_time(model, plan, machine).total of all that fit, with every micro-batch and "
-          "every option: each gains in one part and loses in another.")
+FASTER = ("Compare step_time(model, plan, machine).total of all that fit, with every micro-batch "
+          "and every option: each gains in one part and loses in another.")
 
 
 def check_choose_layout(choose_layout):
@@ -51,12 +51,14 @@ def check_choose_layout(choose_layout):
         expect(isinstance(chosen, tuple) and [*map(type, chosen)] == [Layout, int],
                f"{name}: {chosen!r} is returned", "Return (Layout, micro_batch).")
         yield f"{name}: {_score(name, *chosen)}"
-    said = refusal(choose_layout, *_case(NONE_FITS))
-    least = min(_needed(*choice, *_case(NONE_FITS)) for choice in _legal(*_case(NONE_FITS)))
+    job, gpus, gpu = _case(NONE_FITS)
+    said = refusal(choose_layout, job, gpus, gpu)
+    least = min(memory_per_gpu(*_planned(*choice, job, gpu)).total
+                for choice in legal(job, gpus, gpu.node))
     numbers = [float(n) for n in re.findall(r"\d+(?:\.\d+)?", re.sub("[,_]", "", said))]
     # To 10%: `legal` leaves out zero=3 on one data rank, which holds a little less.
     expect(any(abs(n - right) <= 0.1 * right for n in numbers for right in (least, least / 1e9)),
-           f"where none fits: {said}", "That is a ValueError. Say how much memory is needed: the "
+           f"where none fits: {said}", "Raise a ValueError. Say how much memory is needed: the "
            f"smallest layout takes {least / 1e9:.1f} GB.")
     yield "where no layout fits a ValueError says what would be needed"
 
@@ -68,21 +70,8 @@ def _case(numbers):
             replace(machine("A100"), memory_bytes=gb * 1e9, **dict(zip(LINKS, links))))
 
 
-def _legal(job, gpus, gpu):
-    return list(legal(job, gpus, gpu.node))
-
-
-def _planned(layout, size, job):
-    return model_of(job.config), plan_of(replace(job, micro_batch=size), layout)
-
-
-def _needed(layout, size, job, gpus, gpu):
-    """Bytes of a GPU."""
-    return memory_per_gpu(*_planned(layout, size, job), gpu).total
-
-
-def _step(layout, size, job, gpus, gpu):
-    return step_time(*_planned(layout, size, job), gpu)
+def _planned(layout, size, job, gpu):  # what step_time() and memory_per_gpu() take
+    return model_of(job.config), plan_of(replace(job, micro_batch=size), layout), gpu
 
 
 def _chosen(choose_layout, name):
@@ -106,25 +95,24 @@ def _score(name, layout, size):
     (job, gpus, gpu), where = _case(JOBS[name]), f"{name}: {layout}, micro-batch {size},"
     wrong = _illegal(layout, size, job, gpus, gpu.node)
     expect(not wrong, f"{where} is not legal: {wrong}", "Skip what is not legal before you rank.")
-    needed = _needed(layout, size, job, gpus, gpu)
+    planned = _planned(layout, size, job, gpu)
+    needed, step, best = memory_per_gpu(*planned).total, step_time(*planned), _best(name)
     expect(needed <= gpu.memory_bytes, f"{where} needs {needed / 1e9:.1f} GB, and a GPU has "
            f"{gpu.memory_bytes / 1e9:.1f}", MEMORY)
-    step, best = _step(layout, size, job, gpus, gpu), _best(name)
     parts = ", ".join(f"{part} {n:.2f}" for part, n in vars(step).items() if n)
     expect(step.total <= SLOWER * best, f"{where} takes {step.total:.2f} s a step, and "
            f"{best:.2f} s are possible; its parts: {parts}", FASTER)
-    return (f"{layout}, micro-batch {size}: {step.total:.2f} s a step; the library's "
-            f"{best:.2f} s")
+    return f"{layout}, micro-batch {size}: {step.total:.2f} s a step; the library's {best:.2f} s"
 
 
 @functools.cache
 def _best(name):
     """Seconds of the fastest that is legal and fits."""
-    case = _case(JOBS[name])
-    found = sorted((_step(*choice, *case).total, number, choice)
-                   for number, choice in enumerate(_legal(*case)))
-    return next(seconds for seconds, _, choice in found
-                if _needed(*choice, *case) <= case[2].memory_bytes)
+    job, gpus, gpu = _case(JOBS[name])
+    found = [_planned(*choice, job, gpu) for choice in legal(job, gpus, gpu.node)]
+    found.sort(key=lambda planned: step_time(*planned).total)
+    return next(step_time(*planned).total for planned in found
+                if memory_per_gpu(*planned).total <= gpu.memory_bytes)
 
 
 def _illegal(layout, size, job, gpus, node):

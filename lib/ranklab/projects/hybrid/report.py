@@ -6,7 +6,6 @@ from ranklab.hybrid import layout_memory, layout_traffic
 from ranklab.hybrid.counted import dry_run
 from ranklab.pipeline_parallel import bubble_fraction, simulate
 from ranklab.planner.constants import CONSTANTS
-from ranklab.planner.machine import machine
 from ranklab.projects.hybrid.config import JOBS, SIZES
 from ranklab.projects.pipeline_parallel.report import layer_names
 
@@ -60,10 +59,9 @@ def dry_run_report(size, job=None, layout=None):
     """
     job, layout = job or JOBS[size], layout or SIZES[size][2]
     held, sent = dry_run(job, layout)
-    room, context = machine("A100").memory_bytes, CONSTANTS.context_bytes
-    fits = "fits" if held.total + context <= room else "does not fit"
+    needs = (held.total + CONSTANTS.context_bytes) / 1e9
+    fits = "fits" if needs <= 80 else "does not fit"
     return "\n".join([
         f"{size} on {layout.ranks} GPUs: {layout}, {job.micro_batches(layout)} micro-batches",
         *costs(job, layout, held, sent),
-        f"With {context / 1e9:.1f} GB for CUDA and NCCL it {fits} in the {room / 1e9:.0f} GB of an "
-        "A100."])
+        f"With CUDA and NCCL that is {needs:.1f} GB: it {fits} in 80 GB."])
