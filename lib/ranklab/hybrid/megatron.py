@@ -90,8 +90,8 @@ def megatron_differs(layout, job):
     plan = plan_of(job, layout, "megatron")  # it holds as much on any machine
     theirs = memory_per_gpu(model_of(job.config), plan, machine=None).total / 1e9
     return [sentence for sentence, holds in [
-        (f"With CUDA and gaps a GPU holds about {theirs:.1f} GB; of the course's trainer the "
-         f"tensors have {ours:.1f} GB.", True),
+        (f"A GPU holds about {theirs:.1f} GB, with CUDA and gaps; the course's trainer has "
+         f"{ours:.1f} GB of tensors.", True),
         ("Its LayerNorms have biases.", True),
         (f"It has 1F1B and interleaving, not {layout.schedule}.", layout.schedule != "1f1b"),
         (f"Stages have as many layers, and {job.config.n_layer} do not go into {stages}: see "

@@ -33,17 +33,18 @@ WRONG = [
     _wrong("return layout, plan.micro_batch", "return layout", says="Return .Layout, micro_batch"),
     _wrong(NONE, "return layout, 1", says="where none fits"),
     _wrong(NONE, "raise ValueError('it does not fit')", says="Say how much memory"),
-    _wrong("((memory_per_gpu(model, plan,", "((memory_per_gpu(model, plan_of(job, layout),", says="needs .* GB, and|are possible", called="memory_of_the_jobs_own_size"),
+    _wrong("((memory_per_gpu(model, plan,", "((memory_per_gpu(model, plan_of(job, layout),",
+           says="needs .* GB, and|are possible", called="memory_of_the_jobs_own_size"),
     _wrong(LEGAL, "legal(job, gpus, gpus)", says="the 2 ranks of a node",
            called="tensor_ranks_over_nodes"),
     _wrong("refusal(needs, gpus, machine)", "f'nothing fits in {machine.memory_bytes / 1e9} GB'",
            says="layout takes .* GB", called="only_the_room_is_said"),
     _wrong(PLAN, f"{PLAN}\n        own = plan_of(job, layout)", "((step_time(model, plan,",
            "((step_time(model, own,", called="seconds_of_the_jobs_own_size",
-           says="are possible|it raised ValueError"),
-    _wrong(f"    for _, plan, layout in {SORT}:", "    fastest = lambda: min(found, key=lambda each: "
-           "step_time(model, each[1], machine).total)\n    for _ in found[:]:\n        _, plan, "
-           "layout = found.pop(found.index(fastest()))",
+           says="are possible|a ValueError, micro_batches=0"),
+    _wrong(f"    for _, plan, layout in {SORT}:", "    fastest = lambda: min(found, key=lambda "
+           "each: step_time(model, each[1], machine).total)\n    for _ in found[:]:\n        _, "
+           "plan, layout = found.pop(found.index(fastest()))",
            says="calls of step_time", called="asks_all_again_for_each"),
     _never("layout.outermost == 'data'", "3B on two nodes .* are possible",
            "pipeline_is_always_outside"),
