@@ -11,11 +11,13 @@ from ranklab import device, launch
 from ranklab.checkpoint.reshard import reshard_checkpoint
 from ranklab.expert_parallel import MoEConfig, moe_parameters
 from ranklab.hybrid import (
-    Cluster, Hybrid, Job, Layout, layout_memory, layout_seconds, layout_traffic, parse_layout,
+    Hybrid, Job, Layout, layout_memory, layout_traffic, model_of, parse_layout, plan_of,
 )
 from ranklab.hybrid.choose import refuse_misfits
 from ranklab.hybrid.megatron import megatron_command
 from ranklab.models.gpt import GPT, GPTConfig
+from ranklab.planner import step_time
+from ranklab.planner.machine import machine
 from ranklab.projects.hybrid.config import JOBS, SIZES
 from ranklab.text_trainer import TextTrainer
 
@@ -125,10 +127,13 @@ def test_mixtral_fits():
     job, layout = JOBS["mixtral"], SIZES["mixtral"][2]
     assert moe_parameters(job.config)[0] == pytest.approx(47.4e9, rel=1e-3)
     assert moe_parameters(job.config)[0] == layout_memory(job, Layout()).parameters / 4
-    assert layout.ranks == 64 and layout_memory(job, layout).total < Cluster(64).memory_budget
+    assert layout.ranks == 64 and layout_memory(job, layout).total < 78e9
     SIZES["mixtral"][1].refuse_what_does_not_fit(job.config, layout)
-    said = layout_seconds(job, layout, Cluster(64))
-    assert 0 < said.expert < said.computing
+    model, plan = model_of(job.config), plan_of(job, layout)
+    assert model.parameters == pytest.approx(47.4e9, rel=1e-3)
+    assert (plan.gpus, plan.batch) == (64, job.batch)
+    said = step_time(model, plan, machine("A100"))
+    assert 0 < said.expert < said.products
 
 
 def test_megatron_is_told_of_experts():

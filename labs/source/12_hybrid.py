@@ -525,20 +525,20 @@ plots.boxes_of({words: boxes(kept[words], name, "exp_avg") for words in list(kep
 # ### 4.6 Which layout?
 # > difficulty 4/5 · importance 5/5 · 25 minutes · about 30 lines · open: no recipe
 #
-# Write a search for any `Job` and `Cluster`. Helpers of your own go in the place of the dots. What a layout costs is given, by formulas for the course's own trainer:
+# Write a search for any `Job`, number of GPUs and `Machine`. Helpers of your own go in the place of the dots. What a layout costs says lab 13's planner, by formulas for the course's own trainer:
 #
 # | given | |
 # |---|---|
-# | `layout_memory(job, layout).total` | bytes at the first rank's peak |
-# | `layout_seconds(job, layout, cluster)` | of a step: `.computing`, `.weights` (casts of them and sums of their gradients, in each micro-batch), `.bubble`, `.tensor`, `.pipeline`, `.data`, `.total` |
+# | `model_of(job.config)`, `plan_of(job, layout)` | `model` and `plan`: how the planner names the same things; the job's batch and micro-batch are in the plan |
+# | `memory_per_gpu(model, plan, machine).total` | bytes of a GPU: the first rank's peak, and what CUDA and NCCL take |
+# | `step_time(model, plan, machine)` | seconds of a step: `.total`, and its parts `.products`, `.attention`, `.other`, `.recompute`, `.tensor`, `.weights` (zero=3), `.pipeline`, `.bubble`, `.data`, `.optimizer`, `.rest` |
 # | `Layout(dp, tp, pp, sequence_parallel, virtual, schedule, zero, recompute, outermost)` | `zero` is 0, 1 or 3; `outermost` is `"pipeline"` or `"data"`; with `virtual` above 1 the schedule `"1f1b"` is interleaved |
 # | `Job(config, batch, micro_batch)` | `batch` in sequences, over all ranks; `dataclasses.replace(job, micro_batch=2)` is another one |
-# | `Cluster(gpus, gpu, links)` | `.memory_budget`: bytes of a GPU that a job may take; `.links`: from the inside, (ranks in a row, bytes/s) |
+# | `machine.memory_bytes`, `machine.node` | of a GPU; GPUs in a row that NVLink joins |
 
 # %%
-from ranklab.hardware import A100
-from ranklab.hybrid import Cluster, Job, choose_layout as library_choice
-from ranklab.hybrid import layout_memory, layout_seconds
+from ranklab.hybrid import Job, choose_layout as library_choice, layout_memory, model_of, plan_of
+from ranklab.planner import find_node, memory_per_gpu, step_time
 
 # %%
 ### BEGIN SOLUTION
@@ -547,20 +547,21 @@ from ranklab.hybrid.choose import legal, refusal
 
 
 ### END SOLUTION
-def choose_layout(job, cluster):
+def choose_layout(job, gpus, machine):
     """(Layout, micro_batch): of all that are legal and fit, the one with the fewest seconds.
 
-    seconds  layout_seconds(job, layout, cluster).total, with this micro_batch in the job. The check
-             takes what is at most 1% slower than the best, by at most 100,000 calls of it
-    legal    - dp * tp * pp is cluster.gpus
-             - tp divides the heads, and the ranks of the first level of links: it stays inside
+    seconds  step_time(model, plan, machine).total, with model_of(job.config), and plan_of(job,
+             layout) of a job with this micro_batch. The check takes what is at most 1% slower than
+             the best, by at most 20,000 calls of step_time
+    legal    - dp * tp * pp is gpus
+             - tp divides the heads, and machine.node: it stays inside a node
              - with sequence_parallel tp divides n_ctx
              - dp * micro_batch divides the batch
              - virtual is 1, 2 or 4; with more than 1 pp is 2 or more, and the micro-batches of a
                pipeline are a multiple of pp
              - each of the pp * virtual stages has a block: n_layer is at least as many
              - the schedule is 1F1B; zero, recompute and outermost are free
-    fits     layout_memory(job, layout).total is at most cluster.memory_budget
+    fits     memory_per_gpu(model, plan, machine).total is at most machine.memory_bytes
     error    ValueError that says how many GB the smallest layout needs, where none fits
     """
     raise NotImplementedError("exercise 4.6: about 30 lines")
@@ -574,18 +575,22 @@ choose_layout = check(choose_layout)
 
 # %% tags=["nbval-check-output"]
 job = dataclasses.replace(JOBS["10b"], batch=256)
-clusters = {"fast": Cluster(64, A100, ((8, 300e9), (64, 25e9))),
-            "slow": Cluster(64, A100, ((8, 300e9), (64, 3e9))),
-            "racks": Cluster(64, A100, ((8, 300e9), (32, 25e9), (64, 1e9)))}
-for name, cluster in clusters.items():
+a100 = find_node("a100-dgx")
+machines = {"fast": a100, "slow": dataclasses.replace(a100, network=3e9),
+            "racks": dataclasses.replace(a100, island=32, far=1e9)}
+for name, each in machines.items():
     for whose, choose in {"library": library_choice, "yours": choose_layout}.items():
-        layout, size = choose(job, cluster)
-        seconds = layout_seconds(dataclasses.replace(job, micro_batch=size), layout, cluster)
-        print(f"{name:6} {whose:8}{seconds.total:6.2f} s   {layout}, micro-batches of {size}")
-    print(" " * 15, *(f"{part} {spent:.2f}  " for part, spent in seconds._asdict().items()))
+        layout, size = choose(job, 64, each)
+        plan = plan_of(dataclasses.replace(job, micro_batch=size), layout)
+        step = step_time(model_of(job.config), plan, each)
+        print(f"{name:6} {whose:8}{step.total:6.2f} s   {layout}, micro-batches of {size}")
+    parts = [f"{part} {spent:.2f}" for part, spent in vars(step).items() if spent > 0.01]
+    print(" " * 6, *parts)
 
 # %% [markdown]
-# With fast cards few stages are best, so little time is lost in bubbles. With slow ones tensor 4 x data 2 fill a node, and only stages talk between nodes. With racks tensor 4 x data 8 fill a rack, and only the pipeline crosses the slow link. Micro-batches of 2, because each one, of whatever size, casts the weights and adds its gradients to the others'; with larger ones the bubble or the activations grow. All of it is a model, not a measurement: `layout_seconds` says what it leaves out. Lab 13 (planned) holds such formulas against published runs.
+# With fast cards few stages are best, with four virtual ones on each rank, so little time is lost in bubbles. With slow ones tensor 2 x data 4 fill a node, and only stages talk between nodes: the bubble grows to about a fifth of the step. With racks tensor 2 x data 16 fill a rack, and only the pipeline crosses the slow link; virtual stages would cross it more often. A micro-batch of 2 has larger matrix products, nearer to their best rate; with micro-batches of 1 there are twice as many, and so half the bubble.
+#
+# All of it is a model, not a measurement. Lab 13 holds it against published runs of other tools. The course's trainer is in none of them: for it the planner takes that no message is hidden and no kernel fused, and that weights travel in bf16, where ours are float32.
 
 # %% [markdown]
 # ## 5. The real thing
@@ -625,12 +630,12 @@ print("DeepSpeed  2x1x2,zero ", *(f"{loss:.4f}" for loss in losses))
 # %%
 from ranklab.hybrid.megatron import megatron_command
 
-layout, size = choose_layout(job, clusters["fast"])
+layout, size = choose_layout(job, 64, a100)
 chosen = dataclasses.replace(job, micro_batch=size)
 print(megatron_command(layout, chosen))
 
 # %% [markdown]
-# **Whose memory?** `layout_memory`, by which you chose, is that of the course's trainer: weights and gradients in float32, and autocast's bf16 copies of the matrices for each micro-batch that waits for its backward. Megatron-LM has bf16 weights, and float32 for gradients, masters and moments: 18 bytes a parameter, 6 + 12/d with the distributed optimizer on d data ranks (Megatron Core's guide). So your choice fits there too, but some that fit there were refused here. Lab 13 (planned) holds the formulas against published runs.
+# **Whose memory?** That by which you chose is `layout_memory`, of the course's trainer: weights and gradients in float32, and autocast's bf16 copies of the matrices for each micro-batch that waits for its backward. Megatron-LM has bf16 weights, and float32 for gradients, masters and moments: 18 bytes a parameter, 6 + 12/d with the distributed optimizer on d data ranks (Megatron Core's guide). The number above is `memory_per_gpu`'s for `plan_of(job, layout, "megatron")`, which lab 13 holds against published runs. So some layouts that fit there were refused here.
 
 # %% [markdown]
 # ## 6. Project
@@ -661,8 +666,8 @@ big, layout = JOBS["100b"], parse_layout("2x8x4,sp,zero,recompute")
 change = {"recompute": False}
 for name, each in {"as it is": layout, "changed": dataclasses.replace(layout, **change)}.items():
     memory, sent = layout_memory(big, each), layout_traffic(big, each)
-    seconds = layout_seconds(big, each, clusters["fast"])
-    print(f"{name:9} {memory.total / 1e9:6.1f} GB, {seconds.total:5.1f} s, sent:",
+    step = step_time(model_of(big.config), plan_of(big, each), a100)
+    print(f"{name:9} {memory.total / 1e9:6.1f} GB, {step.total:5.1f} s, sent:",
           ", ".join(f"{axis} {nbytes / 1e9:.1f} GB" for axis, nbytes in sent.items()))
 
 # %% [markdown]
@@ -741,4 +746,4 @@ questions("12_hybrid")
 # - **Gradients in bf16** on their way, and FP8: half the bytes or less. Ours are summed in float32, over micro-batches and over data ranks. So are Llama 3's (its section 3.3.2): many small numbers added in bf16 lose what one alone shows.
 # - **Failures.** On thousands of GPUs one fails every few hours: lab 14 (planned).
 #
-# Next: **13_planner** (planned): from a layout to days, dollars and megawatts.
+# Next: **13_planner**: from a layout to days, dollars and megawatts.

@@ -1,6 +1,5 @@
 """Lab 12: right answers that differ from the library's. Each must pass."""
 
-import functools
 import itertools
 import math
 from dataclasses import replace
@@ -11,9 +10,10 @@ from torch.utils.checkpoint import checkpoint
 
 from ranklab.baseline import checkpoint_blocks
 from ranklab.engine import device
-from ranklab.hybrid import Layout, layout_memory, layout_seconds
-from ranklab.hybrid.choose import divisors, legal
+from ranklab.hybrid import Layout, model_of, plan_of
+from ranklab.hybrid.choose import divisors
 from ranklab.mesh import Mesh
+from ranklab.planner import memory_per_gpu, step_time
 from ranklab.tensor_parallel.plan import TPConfig, parallel_gpt
 
 
@@ -161,28 +161,12 @@ def reshard_checkpoint__narrow(pieces, saved):
         here[...] = box
 
 
-def choose_layout__a_slow_sort(job, cluster):
-    """Each comparison asks for the seconds again."""
-    def faster(one, other):
-        one, other = (layout_seconds(*each, cluster).total for each in (one, other))
-        return (one > other) - (one < other)
-
-    found = [(replace(job, micro_batch=size), layout) for layout, size in legal(job, cluster)]
-    needs = []
-    for trial, layout in sorted(found, key=functools.cmp_to_key(faster)):
-        needs.append(layout_memory(trial, layout).total)
-        if needs[-1] <= cluster.memory_budget:
-            return layout, trial.micro_batch
-    raise ValueError(f"{min(needs) / 1e9:.1f} GB")
-
-
-def choose_layout__by_dims(job, cluster):
+def choose_layout__by_dims(job, gpus, machine):
     """Every number up to the GPUs, and micro-batch; memory before seconds."""
-    best, least = None, math.inf
-    numbers, node = range(1, cluster.gpus + 1), cluster.links[0][0]
-    for tp, pp in itertools.product(numbers, numbers):
-        dp = cluster.gpus // tp // pp
-        if dp * tp * pp != cluster.gpus or job.config.n_head % tp or node % tp:
+    best, least, model = None, math.inf, model_of(job.config)
+    for tp, pp in itertools.product(range(1, gpus + 1), repeat=2):
+        dp = gpus // tp // pp
+        if dp * tp * pp != gpus or job.config.n_head % tp or machine.node % tp:
             continue
         for size, virtual, more in itertools.product(
                 divisors(job.batch // dp), (1, 2, 4), range(24)):
@@ -191,15 +175,15 @@ def choose_layout__by_dims(job, cluster):
                 continue
             if virtual > 1 and (pp == 1 or pieces % pp):
                 continue
-            trial = replace(job, micro_batch=size)
             layout = Layout(dp, tp, pp, virtual=virtual, zero=(0, 1, 3)[more % 3],
                             recompute=more // 3 % 2 == 1,
                             sequence_parallel=more % 12 > 5 and tp > 1,
                             outermost="data" if more > 11 else "pipeline")
-            need = layout_memory(trial, layout).total
+            plan = plan_of(replace(job, micro_batch=size), layout)
+            need = memory_per_gpu(model, plan, machine).total
             least = min(least, need)
-            if need <= cluster.memory_budget:
-                seconds = layout_seconds(trial, layout, cluster).total
+            if need <= machine.memory_bytes:
+                seconds = step_time(model, plan, machine).total
                 best = min(best or (math.inf,), (seconds, size, layout), key=lambda each: each[0])
     if best is None:
         raise ValueError(f"at least {least} bytes are needed")

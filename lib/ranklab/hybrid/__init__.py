@@ -7,8 +7,9 @@
 Those three are the idea. Then:
     experts.py      a MoE layer over tensor ranks, and what experts do not go with
     shares.py       which layers, and how many numbers of them, a rank has
-    costs.py        layout_traffic, layout_seconds: what a layout costs, by formulas
-    memory.py       layout_memory: what it holds; megatron_memory: in Megatron-LM, roughly
+    costs.py        layout_traffic: what a layout sends, by formulas
+    memory.py       layout_memory: what it holds
+    planned.py      model_of, plan_of: a job and a layout for the planner, that has seconds
     choose.py       choose_layout: the fastest layout that fits
     counted.py      counted_step, dry_run: what a step holds and sends, counted
     torch_hybrid.py, deepspeed_pipeline.py, megatron.py  the same by other tools
@@ -17,14 +18,15 @@ Nothing of labs 03 to 11 is written again here.
 """
 
 from ranklab.hybrid.choose import choose_layout
-from ranklab.hybrid.costs import Cluster, Job, layout_seconds, layout_traffic
+from ranklab.hybrid.costs import Job, layout_traffic
 from ranklab.hybrid.layout import Layout, parse_layout
-from ranklab.hybrid.memory import layout_memory, megatron_memory
+from ranklab.hybrid.memory import layout_memory
 from ranklab.hybrid.parallelize import parallelize
+from ranklab.hybrid.planned import model_of, plan_of
 from ranklab.hybrid.training import Hybrid
 from ranklab.mesh import mesh_grad_norm
 
 __all__ = [
-    "Cluster", "Hybrid", "Job", "Layout", "choose_layout", "layout_memory", "layout_seconds",
-    "layout_traffic", "megatron_memory", "mesh_grad_norm", "parallelize", "parse_layout",
+    "Hybrid", "Job", "Layout", "choose_layout", "layout_memory", "layout_traffic",
+    "mesh_grad_norm", "model_of", "parallelize", "parse_layout", "plan_of",
 ]

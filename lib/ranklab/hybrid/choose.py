@@ -4,45 +4,50 @@ import itertools
 from dataclasses import replace
 
 from ranklab.context_parallel import zigzag_shard
-from ranklab.hybrid.costs import layout_seconds
 from ranklab.hybrid.experts import refuse_experts
 from ranklab.hybrid.layout import Layout
-from ranklab.hybrid.memory import layout_memory
+from ranklab.hybrid.planned import model_of, plan_of
 from ranklab.pipeline_parallel import places, split_stages
 from ranklab.pipeline_parallel.stages import gpt_costs
+from ranklab.planner.memory import memory_per_gpu
+from ranklab.planner.step import step_time
 
 
-def choose_layout(job, cluster):
+def choose_layout(job, gpus, machine):
     """(Layout, micro_batch): of all that are legal and fit, the one with the fewest seconds.
 
-    seconds  layout_seconds(job, layout, cluster).total, with this micro_batch in the job
-    legal    - dp * tp * pp is cluster.gpus
-             - tp divides the heads, and the ranks of the first level of links: it stays inside
+    seconds  step_time(model, plan, machine).total, with model_of(job.config), and plan_of(job,
+             layout) of a job with this micro_batch
+    legal    - dp * tp * pp is gpus
+             - tp divides the heads, and machine.node: it stays inside a node
              - with sequence_parallel tp divides n_ctx
              - dp * micro_batch divides the batch
              - virtual is 1, 2 or 4; with more than 1 pp is 2 or more, and the micro-batches of a
                pipeline are a multiple of pp
              - each of the pp * virtual stages has a block: n_layer is at least as many
              - the schedule is 1F1B; zero, recompute and outermost are free
-    fits     layout_memory(job, layout).total is at most cluster.memory_budget
+    fits     memory_per_gpu(model, plan, machine).total is at most machine.memory_bytes
     error    ValueError that says how many GB the smallest layout needs, where none fits
     lab      12
     """
-    found = [(replace(job, micro_batch=size), layout) for layout, size in legal(job, cluster)]
-    found.sort(key=lambda each: layout_seconds(*each, cluster).total)
-    needs = []
-    for trial, layout in found:
-        needs.append((layout_memory(trial, layout).total, str(layout)))
-        if needs[-1][0] <= cluster.memory_budget:
-            return layout, trial.micro_batch
-    raise ValueError(refusal(needs, cluster))
+    model, found, needs = model_of(job.config), [], []
+    for layout, size in legal(job, gpus, machine.node):
+        plan = plan_of(replace(job, micro_batch=size), layout)
+        found.append((step_time(model, plan, machine).total, plan, layout))
+    for _, plan, layout in sorted(found, key=lambda each: each[0]):
+        needs.append((memory_per_gpu(model, plan, machine).total, str(layout)))
+        if needs[-1][0] <= machine.memory_bytes:
+            return layout, plan.micro_batch
+    raise ValueError(refusal(needs, gpus, machine))
 
 
-def legal(job, cluster):
-    """Yields (Layout, micro_batch) of every legal choice that is not another one by name."""
-    config, node = job.config, cluster.links[0][0]
-    for tp, pp in itertools.product(divisors(cluster.gpus), repeat=2):
-        dp, rest = divmod(cluster.gpus, tp * pp)
+def legal(job, gpus, node):
+    """Yields (Layout, micro_batch) of every legal choice that is not another one by name.
+    node  GPUs in a row among which tensor ranks stay
+    """
+    config = job.config
+    for tp, pp in itertools.product(divisors(gpus), repeat=2):
+        dp, rest = divmod(gpus, tp * pp)
         if rest or config.n_head % tp or node % tp or pp > config.n_layer or job.batch % dp:
             continue
         sequences = (False, True) if tp > 1 and config.n_ctx % tp == 0 else (False,)
@@ -62,11 +67,11 @@ def divisors(n):
     return [each for each in range(1, n + 1) if n % each == 0]
 
 
-def refusal(needs, cluster):
+def refusal(needs, gpus, machine):
     if not needs:
-        return f"no layout of {cluster.gpus} GPUs is legal for this job"
+        return f"no layout of {gpus} GPUs is legal for this job"
     least, name = min(needs)
-    return (f"no layout fits in the {cluster.memory_budget / 1e9:.1f} GB of a GPU: the smallest, "
+    return (f"no layout fits in the {machine.memory_bytes / 1e9:.1f} GB of a GPU: the smallest, "
             f"{name}, needs {least / 1e9:.1f} GB")
 
 

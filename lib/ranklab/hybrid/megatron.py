@@ -5,7 +5,9 @@ sentences above. Names are those of Megatron-LM core 0.19.
 """
 
 from ranklab.expert_parallel import MoEConfig
-from ranklab.hybrid.memory import layout_memory, megatron_memory
+from ranklab.hybrid.memory import layout_memory
+from ranklab.hybrid.planned import model_of, plan_of
+from ranklab.planner.memory import memory_per_gpu
 
 
 def megatron_command(layout, job, per_node=8):
@@ -85,9 +87,11 @@ def expert_options(config, layout):
 def megatron_differs(layout, job):
     """Sentences."""
     stages, ours = layout.pp * layout.virtual, layout_memory(job, layout).total / 1e9
+    plan = plan_of(job, layout, "megatron")  # it holds as much on any machine
+    theirs = memory_per_gpu(model_of(job.config), plan, machine=None).total / 1e9
     return [sentence for sentence, holds in [
-        (f"Its first rank holds about {megatron_memory(job, layout).total / 1e9:.1f} GB, that of "
-         f"the course's trainer {ours:.1f} GB.", True),
+        (f"A GPU holds about {theirs:.1f} GB, with CUDA and gaps; the course's trainer has "
+         f"{ours:.1f} GB of tensors.", True),
         ("Its LayerNorms have biases.", True),
         (f"It has 1F1B and interleaving, not {layout.schedule}.", layout.schedule != "1f1b"),
         (f"Stages have as many layers, and {job.config.n_layer} do not go into {stages}: see "

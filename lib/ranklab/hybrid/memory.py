@@ -1,11 +1,9 @@
 """What a layout holds, by formulas: Memory of the first rank at the worst moment of a step.
 
-layout_memory is that of the course's own trainer. Weights, gradients and Adam's moments are
+It is that of the course's own trainer. Weights, gradients and Adam's moments are
 float32. Autocast makes a copy of each matrix in each forward of a stage, and backward needs it: so
 without recompute each micro-batch that waits for its backward keeps copies of its own. With
 recompute they are there while a stage runs forward.
-
-megatron_memory is, roughly, that of Megatron-LM, whose weights are bf16: it needs no copies.
 """
 
 from ranklab.expert_parallel.layer import MoEConfig
@@ -112,35 +110,3 @@ def in_flight(job, layout, share, kept):
     # Messages live on until they are waited for.
     sent = min(P, enough - P) * x if P > 1 and layout.schedule != "gpipe" and enough > P else 0
     return most + sent + 16 * pieces * job.tokens
-
-
-# --- Megatron-LM's --------------------------------------------------------------------------------
-
-MEGATRON = {"bf16": (2, 4, 12), "fp16": (2, 2, 16), "fp32": (4, 4, 8)}
-"""Bytes of a parameter: weight, main gradient, optimizer. With bf16 that is 18, and 6 + 12/d with
-the distributed optimizer on d data ranks (Megatron Core's guide, "Distributed Optimizer")."""
-
-
-def megatron_memory(job, layout):
-    """The Memory of Megatron-LM on the first rank, roughly: main gradients are float32.
-
-    Of a block each micro-batch in flight keeps 34 bytes for each number of x (arXiv 2205.05198,
-    equation 4, without attention's matrix, which FlashAttention does not keep), of which tensor
-    ranks without sequence parallelism divide 24; with recompute its input alone.
-    Left out: NCCL, temporary tensors, gaps, and what a tool holds besides.
-    """
-    config, tp, share = job.config, layout.tp, shares(job.config, layout)[0]
-    block, root = parameters_of(config, layout, share)
-    n = share.blocks * block + root
-    weight, gradient, optimizer = (n * each for each in MEGATRON[job.precision])
-    gathered = 0
-    if layout.zero == 3:  # what is in no block, a block and the next one
-        weight, gradient = weight // layout.dp, gradient // layout.dp
-        gathered = MEGATRON[job.precision][0] * (root + 2 * block)
-    x, in_sequence = job.width * job.tokens * config.n_embd, tp if layout.sequence_parallel else 1
-    in_mlp = 2 * job.width * job.tokens * config.mlp_width
-    inside = 5 * x // in_sequence + (4 * x + in_mlp) // tp
-    kept = x // in_sequence if layout.recompute else inside
-    activations = in_flight(job, layout, share, kept) + layout.recompute * inside
-    return Memory(weight, gradient, optimizer // (layout.dp if layout.zero else 1), 0, gathered, 0,
-                  activations)

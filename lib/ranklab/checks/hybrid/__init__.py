@@ -56,7 +56,7 @@ EXERCISES = (
         "All divisors of gpus for tp and pp, of the batch for micro-batches, all options: skip "
         "what is not legal, sort by seconds, and take the first that fits.",
         "itertools.product of tp, pp, micro_batch, virtual, zero, sequence_parallel, recompute; "
-        "trial = replace(job, micro_batch=size); layout_seconds(trial, layout, cluster).total; "
-        "layout_memory(trial, layout).total <= cluster.memory_budget",
+        "plan = plan_of(replace(job, micro_batch=size), layout); step_time(model, plan, "
+        "machine).total; memory_per_gpu(model, plan, machine).total <= machine.memory_bytes",
     )),
 )

@@ -9,39 +9,39 @@ from ranklab.checks.beside import expect
 from ranklab.checks.exercise import Mistake
 from ranklab.checks.failures import hinted
 from ranklab.checks.trial import refusal
-from ranklab.hardware import A100
-from ranklab.hybrid import Cluster, Job, Layout, layout_memory, layout_seconds
+from ranklab.hybrid import Job, Layout, model_of, plan_of
 from ranklab.hybrid.choose import legal
 from ranklab.models.gpt import GPTConfig
+from ranklab.planner import memory_per_gpu, step_time
+from ranklab.planner.machine import Machine, machine
 
-SLOWER, CALLS = 1.01, 100_000  # than the best; of layout_seconds() in one search
-JOBS = {  # blocks, width, heads, tokens of a sequence, sequences; GPUs, GB of each, links
-    "7B on one node": (32, 4096, 32, 2048, 64, 8, 80, ((8, 300e9),)),
-    "13B on 8 nodes, a slow network": (40, 5120, 40, 2048, 256, 64, 80, ((8, 300e9), (64, 2e9))),
-    "22B, three levels of links":
-        (48, 6144, 48, 2048, 128, 64, 80, ((4, 300e9), (16, 50e9), (64, 5e9))),
-    "3B on two nodes without fast links":
-        (32, 2560, 20, 2048, 256, 16, 24, ((8, 25e9), (16, 2e9))),
-    "7B on GPUs of 24 GB": (32, 4096, 32, 2048, 64, 16, 24, ((4, 25e9), (16, 10e9))),
+SLOWER, CALLS = 1.01, 20_000  # than the best; of step_time() in one search
+LINKS = "node", "link", "network", "island", "far"  # of a Machine
+JOBS = {  # blocks, width, heads, tokens of a sequence, sequences; GPUs, GB of each, LINKS
+    "7B on one node": (32, 4096, 32, 2048, 64, 8, 80, (8, 300e9)),
+    "13B on 4 nodes, a slow network": (40, 5120, 40, 2048, 128, 32, 80, (8, 300e9, 2e9)),
+    "22B, three levels of links": (48, 6144, 48, 2048, 64, 32, 80, (4, 300e9, 50e9, 16, 5e9)),
+    # So large a batch has more bytes between stages than in gradients.
+    "3B on two nodes without fast links": (32, 2560, 20, 2048, 1024, 16, 26, (8, 25e9, 1e9)),
+    "7B on GPUs of 24 GB": (32, 4096, 32, 2048, 64, 16, 24, (4, 25e9, 10e9)),
     # For some layouts 120 sequences are not a multiple of the stages.
-    "3B, 120 sequences": (24, 3072, 24, 2048, 120, 16, 80, ((8, 25e9), (16, 5e9))),
+    "3B, 120 sequences": (24, 3072, 24, 2048, 120, 16, 80, (8, 25e9, 5e9)),
     # Here more tensor ranks would be faster.
-    "6 wide blocks, two GPUs in a node": (6, 8192, 64, 2048, 96, 8, 32, ((2, 300e9), (8, 100e9))),
+    "6 wide blocks, two GPUs in a node": (6, 8192, 64, 2048, 96, 8, 32, (2, 300e9, 100e9)),
     # 25 heads: no tensor ranks. With full shards the weights travel for each micro-batch.
-    "3 wide blocks, 25 heads": (3, 6400, 25, 1024, 64, 16, 24, ((16, 100e9),)),
+    "3 wide blocks, 25 heads": (3, 6400, 25, 1024, 64, 16, 24, (16, 100e9)),
 }
-NONE_FITS = 64, 8192, 64, 2048, 64, 8, 80, ((8, 300e9),)
+NONE_FITS = 64, 8192, 64, 2048, 64, 8, 80, (8, 300e9)
 FAILURES = {  # of an exception
     "ValueError: .*must be between 1 and the.*":
         "Each of the pp * virtual stages has a block: n_layer is at least as many.",
     "ValueError: .*a multiple of ranks.*":
         "With virtual > 1 the micro-batches, batch // (dp * micro_batch), are a multiple of pp.",
 }
-MEMORY = ("layout_memory(replace(job, micro_batch=...), layout).total <= cluster.memory_budget. "
-          "zero, recompute and smaller micro-batches save memory.")
-FASTER = ("Compare layout_seconds(replace(job, micro_batch=...), layout, cluster).total of all "
-          "that fit, with every micro-batch and every option: each gains in one part and loses in "
-          "another.")
+MEMORY = ("memory_per_gpu(model, plan, machine).total <= machine.memory_bytes. zero, recompute and "
+          "smaller micro-batches save memory.")
+FASTER = ("Compare step_time(model, plan, machine).total of all that fit, with every micro-batch "
+          "and every option: each gains in one part and loses in another.")
 
 
 def check_choose_layout(choose_layout):
@@ -51,72 +51,76 @@ def check_choose_layout(choose_layout):
         expect(isinstance(chosen, tuple) and [*map(type, chosen)] == [Layout, int],
                f"{name}: {chosen!r} is returned", "Return (Layout, micro_batch).")
         yield f"{name}: {_score(name, *chosen)}"
-    said, (job, cluster) = refusal(choose_layout, *_case(NONE_FITS)), _case(NONE_FITS)
-    least = min(layout_memory(replace(job, micro_batch=size), layout).total
-                for layout, size in legal(job, cluster))
+    job, gpus, gpu = _case(NONE_FITS)
+    said = refusal(choose_layout, job, gpus, gpu)
+    least = min(memory_per_gpu(*_planned(*choice, job, gpu)).total
+                for choice in legal(job, gpus, gpu.node))
     numbers = [float(n) for n in re.findall(r"\d+(?:\.\d+)?", re.sub("[,_]", "", said))]
     # To 10%: `legal` leaves out zero=3 on one data rank, which holds a little less.
     expect(any(abs(n - right) <= 0.1 * right for n in numbers for right in (least, least / 1e9)),
-           f"where none fits: {said}", "That is a ValueError. Say how much memory is needed: the "
+           f"where none fits: {said}", "Raise a ValueError. Say how much memory is needed: the "
            f"smallest layout takes {least / 1e9:.1f} GB.")
     yield "where no layout fits a ValueError says what would be needed"
 
 
 def _case(numbers):
-    """(Job, Cluster); the job's own micro-batch is not the best one."""
+    """(Job, GPUs, Machine); the job's own micro-batch is not the best one."""
     blocks, width, heads, tokens, batch, gpus, gb, links = numbers
-    return (Job(GPTConfig(50304, tokens, blocks, heads, width), batch, 8),
-            Cluster(gpus, replace(A100, memory_bytes=gb * 10**9), links))
+    return (Job(GPTConfig(50304, tokens, blocks, heads, width), batch, 8), gpus,
+            replace(machine("A100"), memory_bytes=gb * 1e9, **dict(zip(LINKS, links))))
+
+
+def _planned(layout, size, job, gpu):  # what step_time() and memory_per_gpu() take
+    return model_of(job.config), plan_of(replace(job, micro_batch=size), layout), gpu
 
 
 def _chosen(choose_layout, name):
-    (job, cluster), calls = _case(JOBS[name]), itertools.count()
+    (job, gpus, gpu), calls = _case(JOBS[name]), itertools.count()
 
-    class Counted(Cluster):
-        def bandwidth(self, mesh, axis):  # layout_seconds() asks once for each axis
-            expect(next(calls) < 3 * CALLS, f"{name}: more than {CALLS:,} calls of "
-                   "layout_seconds()", "There are some thousand legal choices: ask once for each.")
-            return super().bandwidth(mesh, axis)
+    class Counted(Machine):
+        def rate(self, precision):  # step_time() asks for each of 15 products: of layer and head
+            if next(calls) >= 15 * CALLS:
+                raise Mistake(f"{name}: more than {CALLS:,} calls of step_time()",
+                              "There are some thousand legal choices: ask once for each.")
+            return super().rate(precision)
 
     try:
-        return choose_layout(job, Counted(**vars(cluster)))
+        return choose_layout(job, gpus, Counted(**vars(gpu)))
     except ValueError as error:
         raise Mistake(f"{name}: a ValueError, {error}", cause=f"ValueError: {error}") from None
 
 
 def _score(name, layout, size):
     """What is printed of a choice."""
-    (job, cluster), where = _case(JOBS[name]), f"{name}: {layout}, micro-batch {size},"
-    wrong = _illegal(layout, size, job, cluster)
+    (job, gpus, gpu), where = _case(JOBS[name]), f"{name}: {layout}, micro-batch {size},"
+    wrong = _illegal(layout, size, job, gpus, gpu.node)
     expect(not wrong, f"{where} is not legal: {wrong}", "Skip what is not legal before you rank.")
-    trial = replace(job, micro_batch=size)
-    needed = layout_memory(trial, layout).total
-    expect(needed <= cluster.memory_budget, f"{where} needs {needed / 1e9:.1f} GB, and a GPU has "
-           f"room for {cluster.memory_budget / 1e9:.1f}", MEMORY)
-    seconds, best = layout_seconds(trial, layout, cluster), _best(name)
-    parts = ", ".join(f"{part} {n:.2f}" for part, n in seconds._asdict().items())
-    expect(seconds.total <= SLOWER * best, f"{where} takes {seconds.total:.2f} s a step, and "
+    planned = _planned(layout, size, job, gpu)
+    needed, step, best = memory_per_gpu(*planned).total, step_time(*planned), _best(name)
+    expect(needed <= gpu.memory_bytes, f"{where} needs {needed / 1e9:.1f} GB, and a GPU has "
+           f"{gpu.memory_bytes / 1e9:.1f}", MEMORY)
+    parts = ", ".join(f"{part} {n:.2f}" for part, n in vars(step).items() if n)
+    expect(step.total <= SLOWER * best, f"{where} takes {step.total:.2f} s a step, and "
            f"{best:.2f} s are possible; its parts: {parts}", FASTER)
-    return (f"{layout}, micro-batch {size}: {seconds.total:.2f} s a step; the library's "
-            f"{best:.2f} s")
+    return f"{layout}, micro-batch {size}: {step.total:.2f} s a step; the library's {best:.2f} s"
 
 
 @functools.cache
 def _best(name):
     """Seconds of the fastest that is legal and fits."""
-    job, cluster = _case(JOBS[name])
-    found = [(replace(job, micro_batch=size), layout) for layout, size in legal(job, cluster)]
-    found.sort(key=lambda each: layout_seconds(*each, cluster).total)
-    return next(layout_seconds(*each, cluster).total for each in found
-                if layout_memory(*each).total <= cluster.memory_budget)
+    job, gpus, gpu = _case(JOBS[name])
+    found = [_planned(*choice, job, gpu) for choice in legal(job, gpus, gpu.node)]
+    found.sort(key=lambda planned: step_time(*planned).total)
+    return next(step_time(*planned).total for planned in found
+                if memory_per_gpu(*planned).total <= gpu.memory_bytes)
 
 
-def _illegal(layout, size, job, cluster):
+def _illegal(layout, size, job, gpus, node):
     """The rule that is broken; None where none is."""
     dp, tp, pp, virtual = layout.dp, layout.tp, layout.pp, layout.virtual
-    heads, blocks, node = job.config.n_head, job.config.n_layer, cluster.links[0][0]
+    heads, blocks = job.config.n_head, job.config.n_layer
     rules = {
-        f"{layout.ranks} ranks on {cluster.gpus} GPUs": layout.ranks != cluster.gpus,
+        f"{layout.ranks} ranks on {gpus} GPUs": layout.ranks != gpus,
         f"tp={tp} must divide {heads} heads and the {node} ranks of a node": heads % tp + node % tp,
         f"dp * micro_batch must divide batch={job.batch}": size < 1 or job.batch % (dp * size),
         f"{blocks} blocks are too few for all stages": pp * virtual > blocks,

@@ -8,7 +8,7 @@ from ranklab.checks.beside import expect, on_groups
 from ranklab.checks.trial import explain
 from ranklab.engine import device
 from ranklab.hybrid import Hybrid, parse_layout
-from ranklab.hybrid.costs import parameters_of, shares
+from ranklab.hybrid.shares import parameters_of, shares
 from ranklab.models.gpt import GPT, GPTConfig
 from ranklab.targets import IGNORE
 

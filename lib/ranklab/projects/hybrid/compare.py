@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from tqdm import tqdm
 
-from ranklab.hybrid import Cluster, Layout, parse_layout
+from ranklab.hybrid import Layout, parse_layout
 from ranklab.hybrid.choose import legal
 from ranklab.options import picture, positive
 from ranklab.projects.command import Command, refusals, save_figure
@@ -18,7 +18,7 @@ HELD = ("parameters", "gradients", "optimizer_state")
 def every_layout(ranks):
     """All dp x tp x pp = ranks that fit the model, plain and with what each axis has besides."""
     job, found = JOBS["laptop"], []
-    for layout, micro_batch in legal(job, Cluster(ranks, links=((ranks, 1e9),))):
+    for layout, micro_batch in legal(job, ranks, ranks):
         plain = Layout(layout.dp, layout.tp, layout.pp)
         more = replace(plain, sequence_parallel=plain.tp > 1, zero=int(plain.dp > 1))
         if micro_batch == job.micro_batch and layout in (plain, more):

@@ -2,9 +2,10 @@
 
 from collections import defaultdict
 
-from ranklab.hybrid import Cluster, layout_memory, layout_traffic
+from ranklab.hybrid import layout_memory, layout_traffic
 from ranklab.hybrid.counted import dry_run
 from ranklab.pipeline_parallel import bubble_fraction, simulate
+from ranklab.planner.constants import CONSTANTS
 from ranklab.projects.hybrid.config import JOBS, SIZES
 from ranklab.projects.pipeline_parallel.report import layer_names
 
@@ -58,9 +59,9 @@ def dry_run_report(size, job=None, layout=None):
     """
     job, layout = job or JOBS[size], layout or SIZES[size][2]
     held, sent = dry_run(job, layout)
-    budget = Cluster(layout.ranks).memory_budget
-    fits = "fits" if held.total <= budget else "does not fit"
+    needs = (held.total + CONSTANTS.context_bytes) / 1e9
+    fits = "fits" if needs <= 80 else "does not fit"
     return "\n".join([
         f"{size} on {layout.ranks} GPUs: {layout}, {job.micro_batches(layout)} micro-batches",
         *costs(job, layout, held, sent),
-        f"It {fits} in the {budget / 1e9:.0f} GB that a GPU has for it."])
+        f"With CUDA and NCCL that is {needs:.1f} GB: it {fits} in 80 GB."])
