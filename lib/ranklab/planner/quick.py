@@ -7,7 +7,7 @@ from ranklab.planner.search import Found, NoLayout, refusal
 from ranklab.planner.space import ADVISED, RECOMPUTE, divisions, variants
 from ranklab.planner.step import step_time
 
-TRIED = 12  # divisions
+TRIED = 8  # divisions
 
 
 def quick_search(model, machine, gpus, sequence, batch, tools=ADVISED):
