@@ -19,6 +19,7 @@ from ranklab.course.questions import question_html
 from ranklab.interview.ask import draw
 from ranklab.interview.bank import load
 from ranklab.planner.catalog import MODELS, find_node
+from ranklab.planner.cost import price_of
 from ranklab.planner.page import Choices, Node, fragment
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -116,9 +117,11 @@ def list_page(heading, first, lines):
 def plans(models=CHOSEN, nodes=NODES, sequences=(2048, 8192, 32768)):
     """What the planner's page holds: batches of 4M and 16M tokens; those of an NVL72 go by nines."""
     def node(name):
-        if (machine := find_node(name)).node == 72:
-            return Node(machine, (72, 288, 1152, 4608), (9 << 19, 9 << 21))
-        return Node(machine, (8, 64, 256, 1024, 4096), (4 << 20, 16 << 20))
+        machine = find_node(name)
+        gpus, batches = (8, 64, 256, 1024, 4096), (4 << 20, 16 << 20)
+        if machine.node == 72:
+            gpus, batches = (72, 288, 1152, 4608), (9 << 19, 9 << 21)
+        return Node(machine, gpus, batches, price_of(machine.accelerator))
 
     return Choices({name: MODELS[name] for name in models}, {name: node(name) for name in nodes},
                    sequences, ("llama-70b", "h100-dgx", 256, 8192, 4 << 20))

@@ -10,17 +10,15 @@ from dataclasses import astuple, dataclass, fields
 from functools import partial
 from pathlib import Path
 
-from ranklab.planner.cost import bill, price_of
-from ranklab.planner.failures import checkpoint_seconds, good_share
 from ranklab.planner.machine import Machine
 from ranklab.planner.memory import GpuMemory
 from ranklab.planner.quick import quick_search
-from ranklab.planner.search import NoLayout, search_layouts
+from ranklab.planner.search import NoLayout, distinct, search_layouts
+from ranklab.planner.space import ADVISED
 from ranklab.planner.step import Step
 from ranklab.planner.why import likely_range, why
+from ranklab.planner.wish import Wish
 
-TOKENS = 1e12  # of the training that is billed
-LAYOUTS = 5
 TEMPLATE = Path(__file__).with_suffix(".html")
 WHOLE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8">
@@ -35,11 +33,15 @@ WHOLE = """<!doctype html>
 
 @dataclass(frozen=True)
 class Node:
-    """What may be asked of a kind of node: numbers of GPUs, and of tokens in a batch."""
+    """What may be asked of a kind of node: numbers of GPUs, and of tokens in a batch.
+
+    price  (dollars of a GPU for an hour, or None; its source)
+    """
 
     machine: Machine
     gpus: tuple
     batches: tuple
+    price: tuple
 
 
 @dataclass(frozen=True)
@@ -49,24 +51,36 @@ class Choices:
     models, nodes  {name: Model}, {name: Node}
     asked          the choice that is shown first; all its layouts are searched, while the others
                    have a quick_search
+    tokens         of the training that is billed
     """
 
     models: dict
     nodes: dict
     sequences: tuple
     asked: tuple
+    tokens: float = 1e12
+    tools: tuple = ADVISED
 
     def __iter__(self):
         for name, (node, kind) in itertools.product(self.models, self.nodes.items()):
             for rest in itertools.product(kind.gpus, self.sequences, kind.batches):
                 yield name, node, *rest
 
+    def wish(self, name, node, gpus, sequence, batch):
+        machine, price = self.nodes[node].machine, self.nodes[node].price[0]
+        return Wish(self.models[name], machine, gpus, sequence, batch // sequence, self.tools,
+                    self.tokens, price)
 
-def around(name, model, machine, gpus, sequence, batch):
-    """The Choices of one query, `batch` sequences, and of half and twice its sizes."""
-    node = Node(machine, near(gpus), near(batch * sequence))
-    return Choices({name: model}, {machine.name: node}, near(sequence),
-                   (name, machine.name, gpus, sequence, batch * sequence))
+
+def around(name, wish, source):
+    """The Choices of one Wish, and of half and twice its GPUs, sequence and batch.
+
+    name, source  of its model; of its price
+    """
+    tokens, node = wish.batch * wish.sequence, wish.machine.name
+    kind = Node(wish.machine, near(wish.gpus), near(tokens), (wish.price, source))
+    return Choices({name: wish.model}, {node: kind}, near(wish.sequence),
+                   (name, node, wish.gpus, wish.sequence, tokens), wish.tokens, wish.tools)
 
 
 def near(size):
@@ -82,9 +96,9 @@ def fragment(choices, spread=map):
     """The same without head and body, for a page of a site."""
     rows = dict(zip(choices, spread(partial(row, choices), choices)))
     data = {
-        "asked": choices.asked, "sequences": choices.sequences, "models": {
-            name: f"{model.parameters / 1e9:.3g}B" for name, model in choices.models.items()},
-        "nodes": {name: {"gpus": node.gpus, "batches": node.batches, "price": price(node.machine),
+        "asked": choices.asked, "sequences": choices.sequences, "tokens": choices.tokens,
+        "models": {name: model.parameters for name, model in choices.models.items()},
+        "nodes": {name: {"gpus": node.gpus, "batches": node.batches, "price": node.price,
                          "GB": node.machine.memory_bytes / 1e9, "gpu": node.machine.accelerator}
                   for name, node in choices.nodes.items()},
         "memory": [field.name for field in fields(GpuMemory)],
@@ -95,40 +109,34 @@ def fragment(choices, spread=map):
     return TEMPLATE.read_text().replace("{{asked}}", asked).replace("{{data}}", text)
 
 
-def price(machine):
-    """Of a GPU, in words."""
-    dollars, source = price_of(machine.accelerator)
-    return f"${dollars:g} an hour of a GPU ({source})" if dollars else "no price is published"
-
-
 def row(choices, choice):
     """What is drawn of a choice; or a sentence, where nothing fits.
 
     [GB of each part of memory], [seconds of each part of the step], why,
-    [seconds that are likely, from and to, of what], [days, dollars, MWh of TOKENS, good share],
+    [seconds that are likely, from and to, of what], [days, dollars, MWh of all tokens],
     [(layout, seconds, GB, MFU in %) of the best]
     """
-    name, node, gpus, sequence, batch = choice
-    model, machine = choices.models[name], choices.nodes[node].machine
+    *_, sequence, batch = choice
     if batch % sequence:
         return f"a batch of {batch} tokens is no whole number of sequences of {sequence}"
+    wish = choices.wish(*choice)
     search = search_layouts if choice == choices.asked else quick_search
     try:
-        found = search(model, machine, gpus, sequence, batch // sequence)
+        found = distinct(search(wish.model, wish.machine, wish.gpus, wish.sequence, wish.batch,
+                                wish.tools))
     except NoLayout as error:
         return str(error)
     plan, memory, step = found[0]
-    low, high, similar = likely_range(plan, machine)
-    share = good_share(gpus, checkpoint_seconds(model, max(1, gpus / machine.node)))
-    cost = bill(plan, step, machine, TOKENS, price_of(machine.accelerator)[0], share)
-    layouts = [(f"{plan.tool} {plan.words()}", short(step.total), short(memory.total / 1e9),
-                short(100 * step.mfu(model, plan, machine)))
-               for plan, memory, step in found[:LAYOUTS]]
+    low, high, similar = likely_range(plan, wish.machine)
+    bill = wish.bill(found[0])
+    layouts = [(f"{each.plan.tool} {each.plan.words()}", short(each.step.total),
+                short(each.memory.total / 1e9),
+                short(100 * each.step.mfu(wish.model, each.plan, wish.machine))) for each in found]
     return ([short(nbytes / 1e9) for nbytes in astuple(memory)],
-            [short(seconds) for seconds in astuple(step)], why(plan, step, machine),
+            [short(seconds) for seconds in astuple(step)], why(plan, step, wish.machine),
             [short(low * step.total), short(high * step.total), similar],
-            [short(cost.days), cost.dollars and short(cost.dollars), short(cost.energy / 3.6e9),
-             short(share)], layouts)
+            [short(bill.days), bill.dollars and short(bill.dollars), short(bill.energy / 3.6e9)],
+            layouts)
 
 
 def short(number):
@@ -143,7 +151,7 @@ def static(asked, found):
                        f"{sequence:,}")
     if isinstance(found, str):
         return f"<p>{said}: {html.escape(found)}</p>"
-    lines = [f"<tr><td>{layout}<td>{seconds} s<td>{gb} GB<td>{mfu}%"
+    lines = [f"<tr><td>{layout}<td>{seconds:.3g} s<td>{gb:.3g} GB<td>{mfu:.3g}%"
              for layout, seconds, gb, mfu in found[-1]]
     return (f"<table><caption>{said}<tr><th>layout<th>step<th>memory<th>MFU\n"
             + "\n".join(lines) + f"</table>\n<p>The fastest: {found[2]}.</p>")
