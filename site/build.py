@@ -1,4 +1,5 @@
-"""Turn the solved labs, the decks, the interview questions and the planner into one site, build/site/.
+"""Turn the solved labs, the decks, the interview questions and the planner's page into one site,
+build/site/.
 
 Sphinx makes the pages (conf.py) from a folder laid out like this checkout, so that the links of
 README.md lead to pages. Nothing is executed, and no page loads anything from another server.
@@ -35,10 +36,10 @@ BESIDE = """ Beside them: [decks](decks.md), [interview questions](questions/ind
 """
 PLANNER = """# The planner
 
-Choose a training: its memory, its time and why it takes so long are computed as in lab 13, by
-formulas that are fitted to published runs. `ranklab plan` takes any model, cluster and batch, and
-tries all layouts; this page holds {} choices, and for each the best of the layouts that
-look best.
+Choose a training, and see what a GPU holds, where the time of a step goes, and what it costs. All
+numbers are computed by formulas with constants that were fitted to published runs; "likely" says
+how far off these runs were. Here are {} choices, and for each the best of the layouts that look
+best at first; `ranklab plan` takes any model, cluster and batch, and tries every layout.
 
 ````{{raw}} html
 {}

@@ -113,7 +113,7 @@ def row(choices, choice):
     """What is drawn of a choice; or a sentence, where nothing fits.
 
     [GB of each part of memory], [seconds of each part of the step], why,
-    [seconds that are likely, from and to, of what], [days, dollars, MWh of all tokens],
+    [seconds that are likely, from and to, of what], [tokens a second; days, dollars, MWh of all],
     [(layout, seconds, GB, MFU in %) of the best]
     """
     *_, sequence, batch = choice
@@ -135,8 +135,8 @@ def row(choices, choice):
     return ([short(nbytes / 1e9) for nbytes in astuple(memory)],
             [short(seconds) for seconds in astuple(step)], why(plan, step, wish.machine),
             [short(low * step.total), short(high * step.total), similar],
-            [short(bill.days), bill.dollars and short(bill.dollars), short(bill.energy / 3.6e9)],
-            layouts)
+            [short(step.tokens_per_second(plan)), short(bill.days),
+             bill.dollars and short(bill.dollars), short(bill.energy / 3.6e9)], layouts)
 
 
 def short(number):
