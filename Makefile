@@ -60,7 +60,7 @@ build: setup ## labs/ and solutions/ from labs/source/ and the library
 slides: setup ## the decks to HTML (and PDF where chromium is) under build/slides/
 	@$(INSIDE) $(PY) slides/build.py
 
-site: setup ## solved labs, decks and questions as web pages under build/site/
+site: setup ## solved labs, decks, questions, a planner: web pages under build/site/
 	@$(INSIDE) $(PY) site/build.py
 
 bench: setup ## print ratios of running times; nothing is asserted

@@ -1,4 +1,5 @@
-"""Turn the solved labs, the decks and the interview questions into one site, build/site/.
+"""Turn the solved labs, the decks, the interview questions and the planner's page into one site,
+build/site/.
 
 Sphinx makes the pages (conf.py) from a folder laid out like this checkout, so that the links of
 README.md lead to pages. Nothing is executed, and no page loads anything from another server.
@@ -6,16 +7,21 @@ RANKLAB_ANSWERS=0 takes the unsolved labs, and leaves out the answers.
 """
 import importlib.util
 import json
+import multiprocessing
 import os
 import pathlib
 import shutil
 import sys
+from concurrent.futures import ProcessPoolExecutor
 
 from sphinx.cmd.build import main as sphinx
 
 from ranklab.course.questions import question_html
 from ranklab.interview.ask import draw
 from ranklab.interview.bank import load
+from ranklab.planner.catalog import MODELS, find_node
+from ranklab.planner.cost import price_of
+from ranklab.planner.page import Choices, Node, fragment
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SOURCE, OUT = ROOT / "build" / "site-source", ROOT / "build" / "site"
@@ -25,8 +31,23 @@ SOLVED = """The labs here are **solved**: they hold the answers, with outputs an
 work on your own copies first (`make lab`)."""
 UNSOLVED = """The labs here are **not solved**, and the interview questions have no answers. Work on
 your own copies of the labs (`make lab`)."""
-BESIDE = """ Beside them: [decks](decks.md), [interview questions](questions/index.md).
+BESIDE = """ Beside them: [decks](decks.md), [interview questions](questions/index.md),
+[the planner](planner.md).
 """
+PLANNER = """# The planner
+
+Choose a training, and see what a GPU holds, where the time of a step goes, and what it costs. All
+numbers are computed by formulas with constants that were fitted to published runs; "likely" says
+how far off these runs were. Here are {} choices, and for each the best of the layouts that look
+best at first; `ranklab plan` takes any model, cluster and batch, and tries every layout.
+
+````{{raw}} html
+{}
+````
+"""
+CHOSEN = ("llama-1b", "llama-8b", "llama-70b", "llama-405b", "gpt3-175b", "mixtral-8x7b",
+          "qwen3-30b-a3b", "deepseek-v3")
+NODES = ("a100-dgx", "h100-dgx", "h200-dgx", "b200-dgx", "gb200-nvl72", "l40s-pcie")
 CONTENTS = """
 ```{toctree}
 :hidden:
@@ -39,6 +60,7 @@ labs/*
 :caption: Beside the labs
 questions/index
 decks
+planner
 ```
 ```{toctree}
 :hidden:
@@ -91,6 +113,26 @@ def question_page(stem, name, questions, answers):
 def list_page(heading, first, lines):
     """A page that is a list of links."""
     return "\n".join([f"# {heading}", "", first, "", *(f"- {line}" for line in lines)])
+
+
+def plans(models=CHOSEN, nodes=NODES, sequences=(2048, 8192, 32768)):
+    """What the planner's page holds: batches of 4M and 16M tokens; those of an NVL72 go by nines."""
+    def node(name):
+        machine = find_node(name)
+        gpus, batches = (8, 64, 256, 1024, 4096), (4 << 20, 16 << 20)
+        if machine.node == 72:
+            gpus, batches = (72, 288, 1152, 4608), (9 << 19, 9 << 21)
+        return Node(machine, gpus, batches, price_of(machine.accelerator))
+
+    return Choices({name: MODELS[name] for name in models}, {name: node(name) for name in nodes},
+                   sequences, ("llama-70b", "h100-dgx", 256, 8192, 4 << 20))
+
+
+def planner_page(choices):
+    """All of them searched, on all cores."""
+    with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:
+        shown = fragment(choices, lambda *each: pool.map(*each, chunksize=8))
+    return PLANNER.format(len(list(choices)), shown)
 
 
 def labs(answers):
@@ -152,6 +194,7 @@ def build(answers):
     """build/site/ holds the site, and nothing of an earlier one."""
     shutil.rmtree(OUT, ignore_errors=True)
     write_source(answers, build_decks())
+    (SOURCE / "planner.md").write_text(planner_page(plans()))
     (OUT / "notebooks").mkdir(parents=True, exist_ok=True)
     for path in labs(answers).values():
         shutil.copy(path, OUT / "notebooks")

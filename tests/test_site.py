@@ -43,6 +43,8 @@ def pages(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(site, "OUT", folder / "site")
         patch.setattr(site, "SOURCE", folder / "source")
+        few = site.plans(("llama-8b", "llama-70b"), ("h100-dgx",), (8192,))
+        patch.setattr(site, "plans", lambda: few)      # all of them take a minute
         site.build(answers=True)
     found = [Page(path) for path in sorted((folder / "site").rglob("*.html"))]
     return {str(page.path.relative_to(folder / "site")): page for page in found}
@@ -110,6 +112,13 @@ def test_a_deck_is_there(pages, stem):
     assert f"../slides/{stem}.html" in pages[f"labs/{stem}.html"].links
     assert f"slides/{stem}.html" in pages["decks.html"].links
     assert "<section" in pages[f"slides/{stem}.html"].text
+
+
+def test_the_planner_is_there(pages):
+    page = pages["planner.html"]
+    assert "planner.html" in pages["index.html"].links
+    assert '"llama-70b h100-dgx 256 8192 4194304":[[' in page.text and "20 choices" in page.text
+    assert site.plans().asked in list(site.plans())
 
 
 def test_the_search_knows_words_of_labs_and_of_questions(pages):

@@ -13,6 +13,7 @@ Those are the idea. Then:
     catalog.py, space.py  models and nodes by name; the layouts that a tool can run
     why.py        what a step's time goes to, and how far off similar runs were
     wish.py, sensitivity.py  the nearest plan that is possible; what half and twice of it changes
+    page.py, quick.py  an HTML page of many choices; a search in a tenth of the time
     failures.py, mixed.py  the time that failures take; clusters of unlike GPUs
     constants.py  the few fitted numbers, each with its meaning and its bounds
     compute.py, links.py, traffic.py  what step.py adds up

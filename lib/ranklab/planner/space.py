@@ -1,6 +1,7 @@
 """layouts: every Plan that a tool can run for a model on so many GPUs, as it is run today."""
 
 import itertools
+from dataclasses import replace
 
 from ranklab.planner.plan import Plan
 
@@ -28,23 +29,37 @@ def layouts(model, machine, gpus, sequence, batch, tool="megatron"):
     tokens; micro-batches fill the batch. With DeepSpeed ZeRO 2 and 3 are without a pipeline, as its
     engine refuses both together. FSDP shards over all ranks, or over a node's (HSDP).
     """
+    for division in divisions(model, machine, gpus, sequence, batch, tool):
+        yield from variants(model, division)
+
+
+def divisions(model, machine, gpus, sequence, batch, tool):
+    """Yields a Plan for each way to divide the GPUs and the model: with micro-batches of one
+    sequence, one stage of a rank, and no recompute.
+    """
     same = usual(tool, machine)
     for tp, cp, pp in itertools.product(divisors(gpus), repeat=3):
         dp, rest = divmod(gpus, tp * pp * cp)
         if rest or batch % dp or not goes(
                 model, machine, gpus, sequence, tp, cp, pp, tool):
             continue
-        for micro, virtual, ep, (zero, shard, offload), outer, recompute in itertools.product(
-                MICRO_BATCHES, virtuals(model, pp, tool), experts(model, dp * cp, tool),
-                shards(model, machine, dp * cp, tp, pp, tool), outers(machine, dp, pp),
-                RECOMPUTE[tool]):
-            pieces, left = divmod(batch // dp, micro)
-            if left or virtual > 1 and pieces % pp:
-                continue
-            yield Plan(dp=dp, tp=tp, pp=pp, cp=cp, ep=ep, sequence=sequence, micro_batch=micro,
-                       micro_batches=pieces, virtual=virtual, zero=zero, shard=shard,
-                       schedule="interleaved" if virtual > 1 else "1f1b", offload=offload,
-                       sequence_parallel=tp > 1, recompute=recompute, outermost=outer, **same)
+        for ep, (zero, shard, offload), outer in itertools.product(
+                experts(model, dp * cp, tool), shards(model, machine, dp * cp, tp, pp, tool),
+                outers(machine, dp, pp)):
+            yield Plan(dp=dp, tp=tp, pp=pp, cp=cp, ep=ep, sequence=sequence,
+                       micro_batches=batch // dp, zero=zero, shard=shard, offload=offload,
+                       sequence_parallel=tp > 1, outermost=outer, **same)
+
+
+def variants(model, division):
+    """Yields a division's Plan with all micro-batches, virtual stages and kinds of recompute."""
+    tool, pp = division.tool, division.pp
+    for micro, virtual, recompute in itertools.product(
+            MICRO_BATCHES, virtuals(model, pp, tool), RECOMPUTE[tool]):
+        pieces, left = divmod(division.micro_batches, micro)
+        if not left and (virtual == 1 or pieces % pp == 0):
+            yield replace(division, micro_batch=micro, micro_batches=pieces, virtual=virtual,
+                          schedule="interleaved" if virtual > 1 else "1f1b", recompute=recompute)
 
 
 def usual(tool, machine):

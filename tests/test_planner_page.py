@@ -1,0 +1,87 @@
+"""The planner's page: its rows are the library's, its controls lead to them, it loads nothing."""
+
+import dataclasses
+import itertools
+import json
+import re
+
+import pytest
+
+from ranklab.planner.catalog import MODELS, find_node
+from ranklab.planner.page import Choices, Node, around, plan_page
+from ranklab.planner.quick import quick_search
+from ranklab.planner.search import NoLayout, distinct, search_layouts
+from ranklab.planner.why import likely_range, why
+from ranklab.planner.wish import Wish
+
+H100, L40S = find_node("h100-dgx"), find_node("l40s-pcie")
+CHOICES = Choices(
+    {"<b>": MODELS["llama-8b"], "llama-405b": MODELS["llama-405b"]},
+    {"h100-dgx": Node(H100, (8, 64), (2**20,), (2.5, "given")),
+     "l40s-pcie": Node(L40S, (16,), (3000,), (None, ""))},
+    (2048, 8192), ("<b>", "h100-dgx", 8, 8192, 2**20))
+
+
+@pytest.fixture(scope="module")
+def page():
+    return plan_page(CHOICES)
+
+
+@pytest.fixture(scope="module")
+def data(page):
+    return json.loads(re.search(r'<script type="application/json"[^>]*>(.*?)</script>', page)[1])
+
+
+@pytest.mark.parametrize("choice, search", [
+    (CHOICES.asked, search_layouts), (("<b>", "h100-dgx", 64, 2048, 2**20), quick_search)])
+def test_rows_are_the_librarys(data, choice, search):
+    name, node, gpus, sequence, batch = choice
+    model, machine = CHOICES.models[name], CHOICES.nodes[node].machine
+    found = distinct(search(model, machine, gpus, sequence, batch // sequence))
+    plan, memory, step = found[0]
+    shown = data["rows"][" ".join(map(str, choice))]
+    gb, seconds, said, (low, high, of), (speed, days, dollars, _), layouts = shown
+    assert dict(zip(data["memory"], gb)) == pytest.approx(
+        {part: nbytes / 1e9 for part, nbytes in dataclasses.asdict(memory).items()}, rel=1e-3)
+    assert dict(zip(data["step"], seconds)) == pytest.approx(dataclasses.asdict(step), rel=1e-3)
+    assert said == why(plan, step, machine)
+    assert (low / step.total, high / step.total, of) == (
+        *map(lambda each: pytest.approx(each, rel=1e-3), likely_range(plan, machine)[:2]),
+        likely_range(plan, machine)[2])
+    assert [each[0] for each in layouts] == [f"{x.plan.tool} {x.plan.words()}" for x in found]
+    assert layouts[-1][1:] == pytest.approx(
+        [found[-1].step.total, found[-1].memory.total / 1e9,
+         100 * found[-1].step.mfu(model, found[-1].plan, machine)], rel=1e-3)
+    assert speed == pytest.approx(batch / step.total, rel=1e-3)
+    assert 1e12 / speed < days * 86400 < 1.1e12 / speed  # failures take their time
+    assert dollars == pytest.approx(days * 24 * gpus * 2.5, rel=1e-2)
+
+
+def test_every_option_leads_to_a_row_or_a_sentence(data):
+    keys = {" ".join(map(str, (name, node, *rest)))
+            for name, (node, kind) in itertools.product(data["models"], data["nodes"].items())
+            for rest in itertools.product(kind["gpus"], data["sequences"], kind["batches"])}
+    assert keys == set(data["rows"])
+    for key, row in data["rows"].items():
+        whole = data["nodes"][key.split()[1]]["GB"]
+        assert isinstance(row, str) and len(row) > 30 or (
+            sum(row[0]) == pytest.approx(row[-1][0][2], rel=1e-3) and sum(row[0]) <= whole)
+
+
+def test_what_does_not_fit_is_the_searchs_sentence(data):
+    with pytest.raises(NoLayout) as refused:
+        search_layouts(MODELS["llama-405b"], H100, 8, 8192, 128)
+    assert data["rows"]["llama-405b h100-dgx 8 8192 1048576"] == str(refused.value)
+    assert "3000 tokens is no whole" in data["rows"]["llama-405b l40s-pcie 16 2048 3000"]
+
+
+def test_nothing_is_loaded_and_names_are_escaped(page):
+    assert not re.search(r"https?:|//\w|\b(src|href)=|url\(|@import|fetch\(|import\(", page)
+    assert "<b>" not in page and "&lt;b&gt; on 8 GPUs" in page and page.count("</script") == 2
+
+
+def test_around_one_query_are_half_and_twice_of_it():
+    found = around("llama-8b", Wish(MODELS["llama-8b"], H100, 8, 2048, 33), "")
+    assert len(list(found)) == 27 and found.asked in list(found)
+    assert found.nodes["h100-dgx"].gpus == (4, 8, 16) and found.sequences == (1024, 2048, 4096)
+    assert found.wish(*found.asked).batch == 33
