@@ -147,7 +147,8 @@ def scaling_curve__two_passes(model, plan, machine, counts, weak=False):
 
 def search_layouts__fastest_first(model, machine, gpus, sequence, batch, tools=ADVISED, watch=iter):
     """Times of all come first, and memory is asked along the sorted list until twenty fit."""
-    plans = [plan for tool in tools for plan in layouts(model, machine, gpus, sequence, batch, tool)]
+    plans = [plan for tool in tools
+             for plan in layouts(model, machine, gpus, sequence, batch, tool)]
     heap = [(step_time(model, plan, machine).total, number) for number, plan in enumerate(plans)]
     heapq.heapify(heap)
     found, least = [], math.inf

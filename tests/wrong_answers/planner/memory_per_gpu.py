@@ -18,7 +18,7 @@ WRONG = [mutant(memory_per_gpu, *edits, says=says, called=called) for *edits, sa
     (RANKS, "{0, plan.pp - 1}", ", in GB, is", "both_ends"),
     ("in_flight(plan, rank)", "plan.micro_batches", "all micro-batches", "all_micro_batches"),
     ("in_flight(plan, rank)", "1", "one micro-batch", "one_micro_batch"),
-    ("in_flight(plan, rank)", "in_flight(plan, 0)", "as many in flight as on the first", "as_the_first"),
+    ("in_flight(plan, rank)", "in_flight(plan, 0)", "as many in flight", "as_the_first"),
     ("* stages[rank]", "* model.layers", "all layers", "all_layers"),
     ("* stages[rank]", "* (model.layers / plan.pp)", "as many layers on each", "even_stages"),
     ("* stages[rank]", "* (model.layers // plan.pp)", "activations, in GB, is", "rounded_down"),

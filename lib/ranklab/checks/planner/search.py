@@ -54,8 +54,8 @@ def _first(search_layouts, name, case):
            f"{name}: {found!r:.60} is returned", "A list of Found(plan, memory, step), the fastest "
            "first.")
     most = max(float(each.memory.total) for each in found)
-    expect(most <= case[1].memory_bytes, f"{name}: one of the list needs {most / 1e9:.1f} GB, and a "
-           f"GPU has {case[1].memory_bytes / 1e9:.0f}", "Leave out what does not fit.")
+    expect(most <= case[1].memory_bytes, f"{name}: one of the list needs {most / 1e9:.1f} GB, and "
+           f"a GPU has {case[1].memory_bytes / 1e9:.0f}", "Leave out what does not fit.")
     seconds = [float(each.step.total) for each in found]
     for one, after in zip(seconds, seconds[1:]):
         expect(after >= one * (1 - 1e-9), f"{name}: in the list {one:.3f} s are before "
