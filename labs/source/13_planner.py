@@ -170,7 +170,7 @@ def step_time(model, plan, machine, constants=CONSTANTS):
     A GPU computes its share of the layers for each micro-batch; the head is the last stage's.
     bubble     the schedule's part of (busy + sent + bubble), and waiting for the fullest stage
     optimizer  with gradients once a step, beside the work of one micro-batch
-    rest       step_seconds, and `waiting` times as much as all work for each doubling of nodes
+    rest       step_seconds, and `waiting` times (busy + bubble) for each doubling of nodes
     """
     c, M, P = constants, plan.micro_batches, plan.pp
     raise NotImplementedError("exercise 4.2: about 14 lines")
@@ -250,6 +250,9 @@ check(planner_bubble=...)
 # *Strong* scaling keeps the batch, because a larger one may learn less from each token. *Weak* scaling lets it grow.
 
 # %%
+from dataclasses import replace
+
+
 def scaling_curve(model, plan, machine, counts, weak=False):
     """[(GPUs, tokens/s of all, efficiency)]: the plan with other numbers of data ranks.
 
@@ -355,9 +358,8 @@ print(project.counted())
 # %%
 from ranklab.planner.export import deepspeed_json, megatron_arguments
 
-best = {each.plan.tool: each.plan for each in reversed(search_layouts(llama, dgx, 256, 8192, 1024))}
-print(megatron_arguments(llama, best["megatron"]))
-print(deepspeed_json(llama, best["deepspeed"]))
+for tool, words in (("megatron", megatron_arguments), ("deepspeed", deepspeed_json)):
+    print(words(llama, search_layouts(llama, dgx, 256, 8192, 1024, tools=(tool,))[0].plan))
 
 # %% [markdown]
 # ## 6. Project

@@ -65,12 +65,13 @@ def memory_per_gpu(model, plan, machine, tool=None, constants=CONSTANTS):
         return ours(model, plan, constants)
     kept = kept_bytes(model, plan, tool)
     again = kept_bytes(model, plan, tool, "none") if plan.recompute != "none" else 0
-    for rank in {0, min(1, plan.pp - 1), plan.pp - 1}:  # those between hold less than the second
+    stages = plan.stages(model.layers)
+    # of ranks with as many layers the first has most micro-batches in flight
+    for rank in {0, min(1, plan.pp - 1), stages.index(max(stages)), plan.pp - 1}:
         numbers, experts = numbers_of(model, plan, rank)
         dense = states(plan, tool, numbers, plan.sharders)
         sparse = states(plan, tool, experts, max(1, plan.copies * plan.tp // plan.ep))
-        layers = plan.stages(model.layers)[rank]
-        activations = in_flight(plan, rank) * layers * kept + again
+        activations = in_flight(plan, rank) * stages[rank] * kept + again
         logits = (8 if plan.fused else 10) * plan.tokens * model.vocab / plan.tp
         logits *= rank == plan.pp - 1
         weights, gradients, optimizer = map(sum, zip(dense, sparse))

@@ -110,10 +110,11 @@ class Plan:
 
     def words(self):
         """dp x tp x pp, and what else: "16 x 8 x 2, zero 1, full recompute, micro-batch 2"."""
+        share = f" of {self.recomputed:.0%}" if self.recomputed < 1 else ""
         more = {f"cp {self.cp}": self.cp > 1, f"ep {self.ep}": self.ep > 1,
                 f"{self.virtual} virtual": self.virtual > 1, f"zero {self.zero}": self.zero > 0,
                 f"sharded over {self.shard}": self.shard > 0, "offload": self.offload,
-                f"{self.recompute} recompute": self.recompute != "none",
+                f"{self.recompute} recompute{share}": self.recompute != "none",
                 f"micro-batch {self.micro_batch}": self.micro_batch > 1,
                 f"{self.outermost} outermost": self.outermost != "pipeline"}
         return ", ".join([f"{self.dp} x {self.tp} x {self.pp}",

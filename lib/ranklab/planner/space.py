@@ -159,8 +159,8 @@ def refuse(plan, model, machine, gpus, sequence, batch):
         f"ep={plan.ep} must divide {model.experts} experts and {plan.copies} ranks":
         plan.ep > 1 and (not model.experts or model.experts % plan.ep or plan.copies % plan.ep),
         f"{plan.tool} has no zero={plan.zero}": plan.zero not in kinds,
-        f"shard={plan.shard} must divide {plan.copies} ranks": plan.shard and plan.copies
-        % plan.shard,
+        f"shard={plan.shard} must divide {plan.copies} ranks": plan.shard and (
+            plan.shard < 1 or plan.copies % plan.shard),
         f"recomputed={plan.recomputed} is not between 0 and 1": not 0 <= plan.recomputed <= 1,
         f"{plan.tool} has no recompute={plan.recompute!r}": plan.recompute not in
         RECOMPUTE[plan.tool],

@@ -128,7 +128,7 @@ def step_time(model, plan, machine, constants=CONSTANTS):
     A GPU computes its share of the layers for each micro-batch; the head is the last stage's.
     bubble     the schedule's part of (busy + sent + bubble), and waiting for the fullest stage
     optimizer  with gradients once a step, beside the work of one micro-batch
-    rest       step_seconds, and `waiting` times as much as all work for each doubling of nodes
+    rest       step_seconds, and `waiting` times (busy + bubble) for each doubling of nodes
     lab        13
     """
     c, M, P = constants, plan.micro_batches, plan.pp

@@ -57,7 +57,7 @@ def gather_seconds(numbers, plan, machine, c):
     """Of one layer's weights that are sharded (ZeRO-3, FSDP), for each micro-batch: gathered for
     forward and for backward, gradients reduced. One rank: nothing.
     """
-    if plan.sharders == 1 or plan.zero < 3:
+    if plan.copies == 1 or plan.zero < 3:
         return 0.0
     span = plan.span("shard", machine)
     weights = collective_seconds("all_gather", 2 * numbers, span, machine, c)

@@ -15,28 +15,35 @@ def check_cost_per_token(cost_per_token):
             ("llama2-13b", "a100-dgx", 2048, 0.5, 2.0), ("llama-70b", "h100-dgx", 32768, 0.4, 3.5),
             ("mixtral-8x7b", "h100-dgx", 4096, 0.3, 6.88), ("gpt2-xl", "l4-pcie", 1024, 1.0, 0.8)):
         model, machine = MODELS[name], find_node(node)
-        right = price / 3600 * model.flops_per_token(sequence) / (mfu * machine.peak_flops)
+        dollars = 1e6 * price / 3600 / (mfu * machine.peak_flops)  # of a FLOP, a million times
         attention = 12 * model.layers * sequence * model.width
+        right = dollars * (6 * model.active + attention)
+        of_all = "An embedding is looked up, and a token meets some of the experts only: "
         explain(f"{name} on {node}, MFU {mfu:.0%}, {price} $ an hour: dollars of a million tokens,",
-                1e6 * cost_per_token(model, sequence, machine, mfu, price), 1e6 * right, {
-                    "3,600 times too much": (3600e6 * right, "The price is of an hour."),
-                    "as if the MFU were 100%": (1e6 * right * mfu, "Divide by the MFU."),
-                    "without attention": (1e6 * right * 6 * model.active / (
-                        6 * model.active + attention), "model.flops_per_token(sequence) has it."),
-                    "with all parameters": (1e6 * right * (6 * model.parameters + attention) / (
-                        6 * model.active + attention), "An embedding is looked up, and a token "
-                        "meets some of the experts only: model.flops_per_token(sequence)."),
-                    "with attention halved": (1e6 * right * (6 * model.active + attention / 2) / (
-                        6 * model.active + attention), "This MFU counts attention in full: "
-                        "causal=False."),
-                    "for the forward alone": (1e6 * right / 3, "flops_per_token has forward and "
-                                              "backward."),
-                    "a million tokens'": (1e12 * right, "Dollars of one token."),
-                    "that of the best matrix product": (1e6 * right * machine.peak_flops
-                                                        / machine.bf16, "MFU is of peak_flops.")},
+                float(1e6 * cost_per_token(model, sequence, machine, mfu, price)), right, {
+                    "3,600 times too much": (3600 * right, "The price is of an hour."),
+                    "60 times too much": (60 * right, "An hour has 3,600 seconds."),
+                    "as if the MFU were 100%": (right * mfu, "Divide by the MFU."),
+                    "times the MFU": (right * mfu**2, "Divide by the MFU."),
+                    "without attention": (dollars * 6 * model.active,
+                                          "model.flops_per_token(sequence) has it."),
+                    "that of 6 FLOPs for each of all parameters": (
+                        dollars * 6 * model.parameters, of_all + "model.flops_per_token(sequence)."
+                        " And attention has no parameters for its scores."),
+                    "with all parameters": (dollars * (6 * model.parameters + attention),
+                                            of_all + "model.flops_per_token(sequence)."),
+                    "with attention halved": (dollars * (6 * model.active + attention / 2),
+                                              "This MFU counts attention in full: causal=False."),
+                    "with a forward more": (right * 4 / 3, "MFU counts no forward twice."),
+                    "for the forward alone": (right / 3, "Forward and backward: 3 times as much."),
+                    "a million tokens'": (1e6 * right, "Dollars of one token."),
+                    "tokens for a dollar": (1e12 / right, "Dollars of a token: the other way."),
+                    "that of a whole node": (right * machine.node, "The price is of one GPU."),
+                    "that of the best matrix product": (right * machine.peak_flops / machine.bf16,
+                                                        "MFU is of peak_flops.")},
                 "Dollars by tokens, of a second: mfu * machine.peak_flops / FLOPs of a token.")
     yield "dollars of a token, for dense models and experts"
-    for mfu in (0, -0.1, 40):
+    for mfu in (40, -0.1, 0):
         refused(f"mfu={mfu}", partial(cost_per_token, MODELS["llama-8b"], 2048,
                                       find_node("a100-dgx"), mfu, 2.0))()
     yield "an MFU of 0, below it or above 1 is a ValueError"
@@ -46,7 +53,7 @@ def check_cost_per_token(cost_per_token):
 
 def curve(model, plan, machine, counts, weak, slip=""):
     """What scaling_curve returns; or what this slip gets."""
-    found, whole = [], plan.gpus // plan.dp
+    found, whole = [], plan.tp * plan.pp * (1 if slip == "cp forgotten" else plan.cp)
     for gpus in counts:
         dp = gpus // whole
         pieces = plan.micro_batches if weak != (slip == "weak and strong exchanged") else (
@@ -55,6 +62,7 @@ def curve(model, plan, machine, counts, weak, slip=""):
         each = replace(plan, dp=dp, micro_batches=max(1, pieces))
         seconds = step_time(model, each, machine).total
         tokens = (plan if slip == "the tokens of the first batch" else each).batch * plan.sequence
+        tokens /= plan.sequence if slip == "sequences/s" else 1
         found.append((gpus, tokens / seconds / (gpus if slip == "tokens/s of a GPU" else 1)))
     first = step_time(model, plan, machine).tokens_per_second(plan) / plan.gpus
     first = first if slip == "beside the plan itself" else found[0][1] / counts[0]
@@ -70,7 +78,9 @@ SLIPS = {
                                  "micro_batch) of them.",
     "the tokens of the first batch": "With weak scaling a step has more tokens: those of the new "
                                      "plan.",
+    "cp forgotten": "Context ranks are GPUs, too: tp x pp x cp of them share a sequence.",
     "tokens/s of a GPU": "The second number is of all GPUs.",
+    "sequences/s": "Tokens: of each sequence plan.sequence.",
     "speed-up": "Efficiency is of one GPU: divide by the GPUs, too.",
     "beside the plan itself": "Beside the first of `counts`, which may be another number.",
 }
@@ -88,6 +98,7 @@ def check_scaling_curve(scaling_curve):
                    (MODELS[name], each, find_node("h100-dgx"), counts), weak)
     yield "right for the same batch and for one that grows, from any first number of GPUs"
     for said, counts, weak in (("18 GPUs, tp x pp = 4", (16, 18), False), ("2 GPUs", (2,), True),
+                               ("18 GPUs, tp x pp = 4, weak", (16, 18), True),
                                ("12 GPUs: 3 data ranks, 256 sequences", (12,), False),
                                ("1,024 GPUs: more data ranks than micro-batches", (1024,), False)):
         refused(said, partial(scaling_curve, MODELS["llama-8b"], plan, find_node("h100-dgx"),

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from ranklab.checks.beside import expect
 from ranklab.checks.exercise import Mistake
-from ranklab.checks.trial import NO_ERROR, refusal
+from ranklab.checks.trial import NO_ERROR, is_near, refusal
 from ranklab.planner.catalog import MODELS, find_node, model_of_size
 from ranklab.planner.memory import memory_per_gpu
 from ranklab.planner.search import Found, fastest
@@ -14,19 +14,18 @@ from ranklab.planner.space import ADVISED, refuse
 from ranklab.planner.step import step_time
 
 SLOWER = 1.02  # than the library's
-A100 = find_node("a100-dgx")
+A100, H100 = find_node("a100-dgx"), find_node("h100-dgx")
 CASES = {  # model, machine, GPUs, tokens of a sequence, sequences, tools
-    "8B on one node": (MODELS["llama-8b"], A100, 8, 8192, 128, ADVISED),
-    "70B on 64 H100s": (MODELS["llama-70b"], find_node("h100-dgx"), 64, 8192, 64, ("megatron",)),
+    "8B on one node": (MODELS["llama-8b"], A100, 8, 8192, 16, ADVISED),
+    "70B on 64 H100s": (MODELS["llama-70b"], H100, 64, 8192, 64, ("megatron",)),
     "10B over two sites": (model_of_size(10e9), replace(A100, island=16, far=0.3e9), 32, 2048, 128,
                            ("megatron",)),
-    "13B over four sites, fast between": (
-        MODELS["llama2-13b"], replace(A100, island=8, far=12e9), 32, 2048, 128, ("torchtitan",)),
+    "13B over four sites, fast between": (MODELS["llama2-13b"], replace(A100, island=8, far=12e9),
+                                          32, 2048, 128, ("megatron",)),
     "7B on four cards of 24 GB": (MODELS["llama2-7b"], find_node("rtx4090-pcie"), 4, 2048, 64,
                                   ADVISED),
-    "Mixtral on 16 H100s": (MODELS["mixtral-8x7b"], find_node("h100-dgx"), 16, 4096, 32,
-                            ("megatron",)),
-    "long sequences": (MODELS["llama-8b"], find_node("h100-dgx"), 32, 131072, 16, ("torchtitan",)),
+    "Mixtral on 16 H100s": (MODELS["mixtral-8x7b"], H100, 16, 4096, 32, ("megatron",)),
+    "long sequences": (MODELS["qwen2.5-32b"], H100, 16, 32768, 16, ("torchtitan",)),
 }
 NONE = MODELS["gpt3-175b"], A100, 8, 2048, 64
 FASTER = ("Compare step_time(...).total of all that fit, with every option: each gains in one part "
@@ -38,26 +37,34 @@ def check_search_layouts(search_layouts):
         yield f"{name}: {_score(name, _first(search_layouts, name, case), case)}"
     said, least = refusal(search_layouts, *NONE), refusal(fastest, *NONE)
     needed = float(re.search(r"needs ([\d.]+) GB", least)[1])
-    numbers = [float(n) for n in re.findall(r"\d+(?:\.\d+)?", said.replace(",", ""))]
-    expect(any(abs(n - needed) <= 0.1 * needed for n in numbers), f"where none fits: {said}",
-           f"That is a NoLayout, a ValueError. Say how much memory is needed: {needed:.0f} GB.")
+    numbers = [float(n) for n in re.findall(r"\d+(?:\.\d+)?", re.sub("[,_]", "", said))]
+    expect(any(abs(n - needed) <= 0.1 * needed for m in numbers for n in (m, m / 1e9)),
+           f"where none fits: {said}", "That is a NoLayout, a ValueError. Say how much memory the "
+           f"smallest layout needs: {needed:.0f} GB.")
     yield "where no layout fits a ValueError says what would be needed"
 
 
 def _first(search_layouts, name, case):
-    """The first plan of a search."""
+    """The first Found of a search, in whose list all fit and the fastest are first."""
     try:
         found = search_layouts(*case[:5], tools=case[5])
     except ValueError as error:
         raise Mistake(f"{name}: a ValueError, {error}", cause=f"ValueError: {error}") from None
-    expect(isinstance(found, list) and found and isinstance(found[0], Found),
+    expect(isinstance(found, list) and found and all(isinstance(each, Found) for each in found),
            f"{name}: {found!r:.60} is returned", "A list of Found(plan, memory, step), the fastest "
            "first.")
-    return found[0].plan
+    most = max(float(each.memory.total) for each in found)
+    expect(most <= case[1].memory_bytes, f"{name}: one of the list needs {most / 1e9:.1f} GB, and "
+           f"a GPU has {case[1].memory_bytes / 1e9:.0f}", "Leave out what does not fit.")
+    seconds = [float(each.step.total) for each in found]
+    for one, after in zip(seconds, seconds[1:]):
+        expect(after >= one * (1 - 1e-9), f"{name}: in the list {one:.3f} s are before "
+               f"{after:.3f} s", "Sort by step.total, the fastest first.")
+    return found[0]
 
 
-def _score(name, plan, case):
-    model, machine, gpus, sequence, batch, tools = case
+def _score(name, found, case):
+    (model, machine, *_, tools), plan = case, found.plan
     where = f"{name}: {plan.tool} {plan.words()}"
     wrong = refusal(refuse, plan, *case[:5])
     expect(wrong == NO_ERROR, f"{where} can't run: {wrong}", "Ask refuse(plan, ...).")
@@ -65,10 +72,14 @@ def _score(name, plan, case):
     held = memory_per_gpu(model, plan, machine).total
     expect(held <= machine.memory_bytes, f"{where} needs {held / 1e9:.1f} GB, and a GPU has "
            f"{machine.memory_bytes / 1e9:.0f}", "Leave out what does not fit.")
-    seconds, best = step_time(model, plan, machine), _best(name)
-    expect(seconds.total <= SLOWER * best, f"{where} takes {seconds.total:.3f} s a step, the "
-           f"library's {best:.3f} s", FASTER)
-    return f"{plan.words()}: {seconds.total:.3f} s a step, the library's {best:.3f} s"
+    seconds, best = step_time(model, plan, machine).total, _best(name)
+    for what, said, is_so in (("memory", found.memory.total, held),
+                              ("step", found.step.total, seconds)):
+        expect(is_near(float(said), float(is_so)), f"{where}: its {what} is not that of its plan",
+               "Found(plan, memory_per_gpu(model, plan, machine), step_time(...)) of one plan.")
+    expect(seconds <= SLOWER * best, f"{where} takes {seconds:.3f} s a step, the library's "
+           f"{best:.3f} s", FASTER)
+    return f"{plan.words()}: {seconds:.3f} s a step, the library's {best:.3f} s"
 
 
 @functools.cache

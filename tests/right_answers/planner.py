@@ -1,0 +1,196 @@
+"""Lab 13: right answers that differ from the library's. Each must pass."""
+
+import heapq
+import math
+from dataclasses import replace
+from fractions import Fraction
+
+import numpy as np
+import torch
+
+from ranklab.planner.constants import CONSTANTS
+from ranklab.planner.memory import (
+    GpuMemory, buffer_bytes, in_flight, kept_bytes, memory_per_gpu, numbers_of, ours, states,
+)
+from ranklab.planner.search import Found, NoLayout, step_time
+from ranklab.planner.space import ADVISED, layouts, refuse
+from ranklab.planner.step import (
+    Step, bubble_part, head_seconds, layer_seconds, sent_seconds, update_seconds,
+)
+
+
+def memory_per_gpu__every_rank(model, plan, machine, tool=None, constants=CONSTANTS):
+    """All ranks are asked, and the last one gets its logits afterwards."""
+    tool = tool if tool is not None else plan.tool
+    if tool == "ours":
+        return ours(model, plan, constants)
+    best = None
+    for rank in reversed(range(plan.pp)):
+        dense, sparse = numbers_of(model, plan, rank)
+        a, b, c = states(plan, tool, dense, min(plan.shard or plan.dp * plan.cp, plan.dp * plan.cp))
+        if sparse:
+            more = states(plan, tool, sparse, plan.dp * plan.cp * plan.tp // plan.ep)
+            a, b, c = a + more[0], b + more[1], c + more[2]
+        kept = 0
+        for _ in range(plan.stages(model.layers)[rank]):
+            kept += kept_bytes(model, plan, tool) * in_flight(plan, rank)
+        if plan.recompute != "none":
+            kept += kept_bytes(model, plan, tool, "none")
+        logits = 0
+        if rank == plan.pp - 1:
+            logits = (10 - 2 * plan.fused) * plan.tokens * model.vocab / plan.tp
+        mine = GpuMemory(
+            weights=a, gradients=b, optimizer=0 if plan.offload else c, activations=kept,
+            logits=logits, buffers=buffer_bytes(model, plan, tool, dense, constants),
+            context=constants.context_bytes, allowance=(kept + logits) * constants.gaps)
+        if best is None or mine.total > best.total:
+            best = mine
+    return best
+
+
+def memory_per_gpu__by_tensors(model, plan, machine, tool=None, constants=CONSTANTS):
+    """One row for each rank, and the row whose sum is largest."""
+    tool = tool or plan.tool
+    if tool == "ours":
+        return ours(model, plan, constants)
+    layers, rows = torch.tensor(plan.stages(model.layers), dtype=torch.float64), []
+    waits = torch.tensor([in_flight(plan, rank) for rank in range(plan.pp)], dtype=torch.float64)
+    activations = layers * waits * kept_bytes(model, plan, tool)
+    activations += kept_bytes(model, plan, tool, "none") * (plan.recompute != "none")
+    for rank in range(plan.pp):
+        numbers, experts = numbers_of(model, plan, rank)
+        held = torch.tensor([states(plan, tool, numbers, plan.sharders), states(
+            plan, tool, experts, max(1, plan.copies * plan.tp // plan.ep))],
+            dtype=torch.float64).sum(0)
+        held[2] *= not plan.offload
+        logits = plan.tokens * model.vocab / plan.tp * (8 if plan.fused else 10)
+        comes = torch.tensor([activations[rank], logits * (rank == plan.pp - 1)],
+                             dtype=torch.float64)
+        rows.append(torch.cat([held, comes, torch.tensor(
+            [buffer_bytes(model, plan, tool, numbers, constants), constants.context_bytes,
+             constants.gaps * comes.sum()], dtype=torch.float64)]))
+    return GpuMemory(*max(rows, key=torch.sum))
+
+
+def step_time__stage_by_stage(model, plan, machine, constants=CONSTANTS):
+    """Each stage's own seconds; the average is their sum by pp, the waiting their largest."""
+    layers = layer_seconds(model, plan, machine, constants)
+    head = head_seconds(model, plan, machine, constants)
+    each = math.fsum(layers.values()) / model.layers
+    stages = [n * each for n in plan.stages(model.layers)]
+    stages[-1] += head["products"] + head["other"]
+    average = sum(stages) / plan.pp
+    sent = sent_seconds(model, plan, machine, average, constants)
+    whole = (average + sent) / (1 - bubble_part(model, plan, machine, constants))
+    bubble = plan.micro_batches * (whole - average - sent + max(stages) - average)
+    data, optimizer = update_seconds(model, plan, machine, average, constants)
+    parts = dict(layers)
+    for part in head:
+        parts[part] += head[part]
+    for part in parts:
+        parts[part] *= plan.micro_batches / plan.pp
+    busy, rest = plan.micro_batches * average, constants.step_seconds
+    if plan.gpus > machine.node:
+        rest += constants.waiting * math.log(plan.gpus / machine.node, 2) * (busy + bubble)
+    return Step(pipeline=plan.micro_batches * sent, bubble=bubble, data=data, optimizer=optimizer,
+                rest=rest, **parts)
+
+
+def step_time__in_numpy(model, plan, machine, constants=CONSTANTS):
+    """Parts as an array; a bubble of none where there is one stage."""
+    M, P = plan.micro_batches, plan.pp
+    layers = layer_seconds(model, plan, machine, constants)
+    head = head_seconds(model, plan, machine, constants)
+    all_layers = np.array(list(layers.values()))
+    parts = M * (all_layers + np.array([head.get(part, 0.0) for part in layers])) / P
+    busy, ends = parts.sum(), sum(head.values())
+    sent = M * sent_seconds(model, plan, machine, busy / M, constants) if P > 1 else 0
+    bubble = np.float64(0)
+    if P > 1:
+        of_stages = np.array(plan.stages(model.layers)) * all_layers.sum() / model.layers
+        of_stages[-1] += ends
+        part = bubble_part(model, plan, machine, constants)
+        bubble = (busy + sent) / (1 / part - 1) if part else bubble
+        bubble = bubble + M * of_stages.max() - busy
+    data, optimizer = update_seconds(model, plan, machine, busy / M, constants)
+    doublings = np.log2(np.maximum(1, plan.gpus / machine.node))
+    return Step(*parts, sent, bubble, data, optimizer,
+                constants.step_seconds + constants.waiting * doublings * (busy + bubble))
+
+
+def cost_per_token__of_an_hour(model, sequence, machine, mfu, price):
+    """The tokens of an hour's FLOPs; attention by hand."""
+    if mfu <= 0 or mfu > 1:
+        raise ValueError(f"an MFU of {mfu}")
+    each = 6 * model.active + 12 * model.layers * model.heads * model.head_size * sequence
+    return price / (3600 * mfu * machine.peak() / each)
+
+
+def scaling_curve__two_passes(model, plan, machine, counts, weak=False):
+    """All plans first; an efficiency is seconds of a GPU for a token beside the first one's."""
+    whole, plans = plan.tp * plan.pp * plan.cp, []
+    for gpus in counts:
+        if gpus % whole or gpus < whole:
+            raise ValueError(f"{gpus} GPUs")
+        dp = gpus // whole
+        pieces = Fraction(plan.micro_batches) if weak else Fraction(
+            plan.batch, dp * plan.micro_batch)
+        if pieces.denominator > 1:
+            raise ValueError(f"{pieces} micro-batches")
+        plans.append(replace(plan, dp=dp, micro_batches=int(pieces)))
+    seconds = [step_time(model, each, machine).total for each in plans]
+    tokens = [each.batch * each.sequence for each in plans]
+    of_a_gpu = [t / s / each.gpus for t, s, each in zip(tokens, seconds, plans)]
+    return [(each.gpus, t / s, rate / of_a_gpu[0])
+            for each, t, s, rate in zip(plans, tokens, seconds, of_a_gpu)]
+
+
+def search_layouts__fastest_first(model, machine, gpus, sequence, batch, tools=ADVISED, watch=iter):
+    """Times of all come first, and memory is asked along the sorted list until twenty fit."""
+    plans = [plan for tool in tools
+             for plan in layouts(model, machine, gpus, sequence, batch, tool)]
+    heap = [(step_time(model, plan, machine).total, number) for number, plan in enumerate(plans)]
+    heapq.heapify(heap)
+    found, least = [], math.inf
+    while heap and len(found) < 20:
+        _, number = heapq.heappop(heap)
+        memory = memory_per_gpu(model, plans[number], machine)
+        least = min(least, memory.total)
+        if memory.total <= machine.memory_bytes:
+            found.append(Found(plans[number], memory, step_time(model, plans[number], machine)))
+    if not found:
+        raise ValueError(f"{least:.0f} bytes are needed")
+    return found
+
+
+def search_layouts__recomputes_a_share(model, machine, gpus, sequence, batch, tools=ADVISED,
+                                       watch=iter):
+    """Of each layout also: a share of the layers is recomputed, states are sharded in a node, data
+    ranks lie outermost. Faster than the library's for Mixtral and for long sequences.
+    """
+    found, least = [], None
+
+    def look(plan):
+        nonlocal least
+        memory = memory_per_gpu(model, plan, machine)
+        if least is None or memory.total < least:
+            least = memory.total
+        if fits := memory.total <= machine.memory_bytes:
+            found.append(Found(plan, memory, step_time(model, plan, machine)))
+        return fits
+
+    for plan in watch([plan for tool in tools
+                       for plan in layouts(model, machine, gpus, sequence, batch, tool)]):
+        look(plan)
+        if plan.recompute != "none":
+            any(look(replace(plan, recomputed=share / 8)) is False for share in range(7, 0, -1))
+        if plan.zero == 3 and plan.copies > machine.node:
+            look(replace(plan, shard=machine.node))
+        if plan.dp > 1 and plan.pp > 1 and plan.outermost == "pipeline":
+            look(replace(plan, outermost="data"))
+    if not found:
+        raise NoLayout(f"{least / 1e9:.1f} GB are needed, and a GPU has {machine.memory_bytes:.2e}")
+    found.sort(key=lambda each: each.step.total)
+    for each in found[:3]:
+        refuse(each.plan, model, machine, gpus, sequence, batch)
+    return found

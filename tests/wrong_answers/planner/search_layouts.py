@@ -1,0 +1,117 @@
+"""Lab 13: searches that leave something out, and what is no answer of a search."""
+
+from dataclasses import replace
+
+from mutants import mutant
+
+from ranklab.planner import space, step
+from ranklab.planner.memory import memory_per_gpu
+from ranklab.planner.search import ADVISED, Found, layouts, search_layouts, step_time
+
+PLANS = "for plan in layouts(model, machine, gpus, sequence, batch, tool)"
+SORT = "sorted(found, key=lambda each: each.step.total)"
+RAISE = "raise NoLayout(refusal(least, machine, gpus, batch))"
+FITS = "if memory.total <= machine.memory_bytes:"
+ADD = "found.append(Found(plan, memory, step_time(model, plan, machine)))"
+
+
+def _only(condition, says, called):
+    return mutant(search_layouts, PLANS, f"{PLANS} if {condition}", says=says, called=called)
+
+
+SLOW = r"s a step, the library's|ValueError, no layout fits"
+WRONG = [
+    _only("plan.recompute == 'none'", SLOW, "no_recompute"),
+    _only("plan.recompute == 'full'", SLOW, "always_recompute"),
+    _only("plan.recompute != 'operators'", SLOW, "all_or_nothing"),
+    _only("plan.micro_batch == 1", SLOW, "micro_batches_of_1"),
+    _only("not plan.offload", "four cards of 24 GB", "no_offload"),
+    _only("plan.cp == 1", SLOW, "no_context_ranks"),
+    _only("plan.ep == 1", "Mixtral.*the library's", "no_expert_ranks"),
+    _only("plan.virtual == 1", SLOW, "no_virtual_stages"),
+    _only("plan.tp == 1", SLOW, "no_tensor_ranks"),
+    _only("plan.pp == 1", SLOW, "no_pipeline"),
+    _only("plan.outermost == 'data' or 1 in (plan.dp, plan.pp)", SLOW, "data_between_sites"),
+    mutant(search_layouts, ADD, ADD.replace("machine)", "replace(machine, island=0))"),
+           says="two sites.*(its step is not|the library's)", called="no_islands",
+           replace=replace),
+    mutant(search_layouts, "for tool in tools", "for tool in ADVISED", says="is asked for",
+           called="all_tools"),
+    mutant(search_layouts, "for tool in tools", "for tool in tools[:1]",
+           says="24 GB: a ValueError", called="the_first_tool"),
+    mutant(search_layouts, FITS, "if True:", says="needs .* GB, and a GPU has", called="no_limit"),
+    mutant(search_layouts, FITS, "if memory.total <= 80e9:", says="24 GB: .* needs .* GB, and a "
+           "GPU has 24", called="always_80_gb"),
+    mutant(search_layouts, FITS, "if memory.total <= gpus * machine.memory_bytes:",
+           says="needs .* GB, and a GPU has", called="all_gpus_together"),
+    mutant(search_layouts, SORT, "found", says="in the list .* are before", called="not_sorted"),
+    mutant(search_layouts, SORT, f"{SORT}[::-1]", says="in the list .* are before",
+           called="slowest_first"),
+    mutant(search_layouts, SORT, "sorted(found, key=lambda each: each.memory.total)",
+           says="in the list .* are before", called="by_memory"),
+    mutant(search_layouts, SORT, "[min(found, key=lambda each: each.step.products)]",
+           says="the library's", called="least_computing"),
+    mutant(search_layouts, SORT, f"{SORT}[0]", says="A list of Found", called="one_found"),
+    mutant(search_layouts, SORT, f"{SORT}[0].plan", says="A list of Found", called="the_plan"),
+    mutant(search_layouts, SORT, f"[each.plan for each in {SORT}]", says="A list of Found",
+           called="plans"),
+    mutant(search_layouts, SORT, f"[tuple(each) for each in {SORT}]", says="A list of Found",
+           called="plain_tuples"),
+    mutant(search_layouts, RAISE, "return []", says="no ValueError.*NoLayout", called="empty"),
+    mutant(search_layouts, RAISE, "raise NoLayout('nothing fits')", says="how much memory",
+           called="without_gb"),
+    mutant(search_layouts, RAISE, "raise NoLayout(f'80 GB do not do on {gpus} GPUs')",
+           says="how much memory", called="only_the_room"),
+    mutant(search_layouts, "memory.total < least[0]", "memory.total > least[0]",
+           says="how much memory", called="the_largest"),
+]
+
+
+def search_layouts__of_other_hardware(model, machine, gpus, sequence, batch, tools=ADVISED,
+                                      watch=iter):
+    """can't run: .* as usual\\(tool, machine\\) says"""
+    found = []
+    for plan in layouts(model, machine, gpus, sequence, batch, tools[0]):
+        plan = replace(plan, precision="nvfp4", hides=("data", "tensor", "pipeline", "context"))
+        memory = memory_per_gpu(model, plan, machine)
+        if memory.total <= machine.memory_bytes:
+            found.append(Found(plan, memory, step_time(model, plan, machine)))
+    return sorted(found, key=lambda each: each.step.total)
+
+
+def search_layouts__shards_of_less_than_none(model, machine, gpus, sequence, batch, tools=ADVISED,
+                                             watch=iter):
+    """can't run: .* shard=-1 must divide"""
+    plan = space.Plan(dp=gpus, sequence=sequence, micro_batches=batch // gpus, zero=3, shard=-1,
+                      **space.usual("torchtitan", machine))
+    return [Found(plan, memory_per_gpu(model, plan, machine), step_time(model, plan, machine))]
+
+
+def search_layouts__a_larger_batch(model, machine, gpus, sequence, batch, tools=ADVISED,
+                                   watch=iter):
+    """can't run: .* a batch of"""
+    plan = space.Plan(dp=gpus, sequence=sequence, micro_batches=batch, zero=3,
+                      **space.usual("torchtitan", machine))
+    return [Found(plan, memory_per_gpu(model, plan, machine), step_time(model, plan, machine))]
+
+
+def search_layouts__as_everybody_does(model, machine, gpus, sequence, batch, tools=ADVISED,
+                                      watch=iter):
+    """the library's|a ValueError|needs .* GB"""
+    tp = min(8, machine.node, model.kv_heads)
+    pp = max(1, gpus // tp // 2)
+    dp = gpus // tp // pp
+    plan = space.Plan(dp=dp, tp=tp, pp=pp, sequence=sequence, micro_batches=batch // dp, zero=1,
+                      recompute="full", sequence_parallel=tp > 1,
+                      **space.usual("megatron", machine))
+    return [Found(plan, memory_per_gpu(model, plan, machine), step_time(model, plan, machine))]
+
+
+def search_layouts__numbers_of_another_plan(model, machine, gpus, sequence, batch, tools=ADVISED,
+                                            watch=iter):
+    """its (memory|step) is not that of its plan"""
+    found = [plan for tool in tools for plan in layouts(model, machine, gpus, sequence, batch, tool)
+             if memory_per_gpu(model, plan, machine).total <= machine.memory_bytes]
+    best = min(found, key=lambda plan: step.step_time(model, plan, machine).total)
+    return [Found(best, memory_per_gpu(model, found[0], machine),
+                  step.step_time(model, found[-1], machine))]
