@@ -209,7 +209,8 @@ def test_pictures(capsys, tmp_path):
 def test_files_are_written_and_a_dry_run_counts(tmp_path, capsys):
     folder = tmp_path / "plans"
     argv = ["plan", "--model", "llama-8b", "--gpus", "16", "--on", "h100-dgx", "--batch", "64"]
-    assert not main([*argv, "--write", str(folder)])
+    assert not main([*argv, "--write", str(folder), "--html", str(tmp_path / "plan.html")])
+    assert "16 GPUs of h100-dgx" in (tmp_path / "plan.html").read_text()
     assert {"megatron.sh", "torchtitan.toml", "deepspeed.json"} <= {
         path.name for path in folder.iterdir()}
     assert str(folder / "megatron.sh") in capsys.readouterr().out

@@ -250,9 +250,6 @@ check(planner_bubble=...)
 # *Strong* scaling keeps the batch, because a larger one may learn less from each token. *Weak* scaling lets it grow.
 
 # %%
-from dataclasses import replace
-
-
 def scaling_curve(model, plan, machine, counts, weak=False):
     """[(GPUs, tokens/s of all, efficiency)]: the plan with other numbers of data ranks.
 

@@ -9,13 +9,15 @@
 import dataclasses
 import functools
 import json
+from pathlib import Path
 
 from tqdm import tqdm
 
-from ranklab.options import comma_list, new_folder, number, picture, positive
+from ranklab.options import comma_list, new_file, new_folder, number, picture, positive
 from ranklab.planner.catalog import find_model, find_node, model_of_size
 from ranklab.planner.cost import price_of
 from ranklab.planner.mixed import search_mixed
+from ranklab.planner.page import around, plan_page
 from ranklab.planner.plan import TOOLS
 from ranklab.planner.search import NoLayout, distinct
 from ranklab.planner.sensitivity import changes
@@ -37,7 +39,7 @@ def main(arguments):
         "a model in Llama's shape", model_of_size(options.params))
     parts = kinds(options.on, options.gpus)
     if len(parts) > 1:
-        alone = ("budget", "deadline", "sensitivity", "plot", "write", "dry_run")
+        alone = ("budget", "deadline", "sensitivity", "plot", "write", "dry_run", "html")
         if given := [f"--{each.replace('_', '-')}" for each in alone if getattr(options, each)]:
             raise ValueError(f"{given[0]} is for GPUs of one kind")
         found = search_mixed(model, parts, options.seq, options.batch, options.tool)
@@ -51,9 +53,12 @@ def main(arguments):
     print(json.dumps(said, indent=1) if options.json else text(said))
 
 
-def more(options, wish, shown):
+def more(options, name, wish, source, shown):
     """Lines about files that are written, and of a dry run of the course's own trainer."""
     lines = write_plans(options.write, wish.model, shown, wish.machine) if options.write else []
+    if options.html:
+        Path(options.html).write_text(plan_page(around(name, wish, source)), encoding="utf-8")
+        lines.append(f"{options.html}: half and twice the GPUs, the sequence and the batch, too")
     if options.dry_run:
         mine = [each.plan for each in shown if each.plan.tool == "ours"]
         if not mine:
@@ -88,6 +93,8 @@ def command():
                         help="half and twice the batch, sequence, links, price")
     parser.add_argument("--write", type=new_folder, metavar="FOLDER",
                         help="the best of each tool as Megatron's, torchtitan's, DeepSpeed's files")
+    parser.add_argument("--html", type=new_file, metavar="FILE",
+                        help="a page on which GPUs, sequence and batch can be changed")
     parser.add_argument("--dry-run", action="store_true", help="with --tool ours: one process "
                         "poses as the first rank, and counts memory and messages")
     parser.add_argument("--json", action="store_true", help="print all of it as JSON")
@@ -134,4 +141,4 @@ def one_kind(name, wish, source, options):
         save_figure(options.plot, lambda: planner.offered(every, *limits) if every
                     else planner.frontier(found, wish.machine.memory_bytes))
     return {**answer(name, wish, source, shown, len(found), every, limits, rows),
-            "more": more(options, wish, shown)}
+            "more": more(options, name, wish, source, shown)}
