@@ -1,0 +1,33 @@
+"""The figures of the deck 13_planner.md."""
+from dataclasses import replace
+
+from ranklab.planner import Plan, find_node, scaling_curve, step_time
+from ranklab.planner.catalog import MODELS
+from ranklab.plots import planner as plots
+from ranklab.projects import planner as project
+
+_MODEL, _NODE = MODELS["llama-70b"], find_node("h100-dgx")
+_PLAN = Plan(dp=16, tp=4, pp=4, sequence=8192, micro_batches=64, zero=1, sequence_parallel=True)
+
+
+def steps():
+    """The four plans of the lab: a step of 1,024 sequences on 256 GPUs."""
+    plans = {"16 x 4 x 4": _PLAN,
+             "16 x 4 x 4, 5 virtual": replace(_PLAN, virtual=5, schedule="interleaved"),
+             "4 x 8 x 8": replace(_PLAN, dp=4, tp=8, pp=8, micro_batches=256),
+             "256, FSDP, recompute": Plan(dp=256, sequence=8192, micro_batches=4, zero=3,
+                                          recompute="full", tool="torchtitan")}
+    found = {name: step_time(_MODEL, plan, _NODE) for name, plan in plans.items()}
+    return plots.steps(found, title=""), 8.2, 3.0
+
+
+def published():
+    return plots.published(project.predicted(), title=""), 7.6, 4.1
+
+
+def scaling():
+    small = replace(_PLAN, dp=2, micro_batches=256)
+    counts = [32 * 2**n for n in range(8)]
+    return plots.scaling(
+        {f"the batch {what}": scaling_curve(_MODEL, small, _NODE, counts, weak=weak)
+         for what, weak in (("grows", True), ("stays", False))}, title=""), 7.4, 2.9
