@@ -116,7 +116,7 @@ def list_page(heading, first, lines):
 
 
 def plans(models=CHOSEN, nodes=NODES, sequences=(2048, 8192, 32768)):
-    """What the planner's page holds: batches of 4M and 16M tokens; those of an NVL72 go by nines."""
+    """What the planner's page holds; an NVL72 has 72 GPUs, so its batches are multiples of 9."""
     def node(name):
         machine = find_node(name)
         gpus, batches = (8, 64, 256, 1024, 4096), (4 << 20, 16 << 20)
