@@ -22,7 +22,7 @@ def steps():
 
 
 def published():
-    return plots.published(project.predicted(), title=""), 7.6, 4.1
+    return plots.published(project.predicted(), title=""), 6.6, 3.5
 
 
 def scaling():
@@ -30,4 +30,4 @@ def scaling():
     counts = [32 * 2**n for n in range(8)]
     return plots.scaling(
         {f"the batch {what}": scaling_curve(_MODEL, small, _NODE, counts, weak=weak)
-         for what, weak in (("grows", True), ("stays", False))}, title=""), 7.4, 2.9
+         for what, weak in (("grows", True), ("stays", False))}, title=""), 6.6, 2.5
