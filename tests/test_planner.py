@@ -195,6 +195,14 @@ def test_micro_batches_that_wait(plan, waiting):
     assert in_flight(plan, 0) == waiting
 
 
+def test_no_stage_holds_more_than_the_one_that_is_found():
+    # recomputed, so that weights count most
+    plan = Plan(dp=2, tp=8, pp=10, micro_batches=4, zero=1, recompute="full")
+    found = memory_per_gpu(Model(96, 12288, 96, 49152, 51200), plan, A100)
+    assert plan.stages(96) == [9, 9, 10, 10, 10, 10, 10, 10, 9, 9]
+    assert found.weights == 2 * 10 * 12 * 12288**2 / 8  # no embedding: a stage between
+
+
 def test_ours_is_lab_12s():
     model = Model(8, 256, 8, 1024, 512, tied=True)
     plan = Plan(dp=2, tp=2, pp=2, sequence=128, micro_batches=4, tool="ours")
@@ -226,6 +234,11 @@ def test_a_worse_plan_takes_longer(change, longer):
     per_token = [getattr(step_time(LLAMA_405B, each, H100), longer) / each.micro_batches
                  for each in (LLAMA_PLAN, plan)]
     assert per_token[1] > per_token[0]
+
+
+def test_whole_copies_are_summed_too():
+    plan = Plan(dp=16, zero=3, shard=1, micro_batches=2, tool="torchtitan")
+    assert step_time(LLAMA_405B, plan, H100).weights > 0
 
 
 def test_bad_plans_are_refused():

@@ -29,7 +29,7 @@ WRONG = [mutant(cost_per_token, *edits, says=says, called=called) for *edits, sa
     ("flops_per_token(sequence)", "flops_per_token(2048)", "llama-70b.* not ", "always_2048"),
     (REFUSES, "", "mfu=.*no ValueError|ZeroDivision", "not_refused"),
     ("0 < mfu <= 1", "0 <= mfu <= 1", "ZeroDivision|mfu=0: no", "0_is_accepted"),
-    ("0 < mfu <= 1", "mfu > 0", "mfu=40: no ValueError", "percent_are_accepted"),
+    ("0 < mfu <= 1", "0 < mfu <= 100", "mfu=40: no ValueError", "percent_are_accepted"),
     ("0 < mfu <= 1", "0 < mfu < 1", "it raised ValueError", "1_is_refused"),
 )]  # fmt: skip
 

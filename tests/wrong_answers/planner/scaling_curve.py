@@ -29,8 +29,8 @@ WRONG = [mutant(scaling_curve, *edits, says=says, called=called) for *edits, say
     (PER_GPU, "speed / gpus / (found[-1][1] / found[-1][0]) if found else 1.0", "efficiency is",
      "beside_the_last"),
     ("(gpus, speed,", "(dp, speed,", "GPUs is", "data_ranks"),
-    ("if rest or not dp:", "if not dp:", "18 GPUs.* no ValueError", "rest_is_dropped"),
-    ("if left or not pieces:", "if not pieces:", "12 GPUs.* no ValueError", "left_sequences"),
+    ("if rest or not dp:", "if not dp:", "72 GPUs.* no ValueError", "rest_is_dropped"),
+    ("if left or not pieces:", "if not pieces:", "48 GPUs.* no ValueError", "left_sequences"),
     ("plan.micro_batches, 0) if weak", "plan.micro_batches, plan.batch % (dp * plan.micro_batch)) "
      "if weak", "it raised ValueError", "weak_must_divide_too"),
     ("divmod(gpus, whole)", "divmod(gpus, plan.gpus)", "it raised ValueError|not ", "multiples"),

@@ -48,6 +48,10 @@ WRONG = [mutant(step_time, *edits, says=says, called=called) for *edits, says, c
     ("* (busy + bubble)", "* busy", "rest without the bubble", "rest_of_busy"),
     ("* (busy + bubble)", "* (busy + sent + bubble)", "rest with messages", "rest_of_all"),
     ("c, M, P = constants,", "c, M, P = CONSTANTS,", "constants of the library", "its_constants"),
+    ("layer_seconds(model, plan, machine, c)", "layer_seconds(model, plan, machine)",
+     "products, in seconds", "layers_of_its_constants"),
+    ("busy / M, c)\n    nodes", "busy / M)\n    nodes", "(data|optimizer), in seconds",
+     "update_of_its_constants"),
     ("bubble_part(model, plan, machine, c)", "(P - 1) / (M + P - 1)",
      "(virtual stages|zero bubble).*bubble, in seconds", "always_1f1b"),
 )]  # fmt: skip

@@ -20,7 +20,7 @@ CASES = {
     "4 stages, ZeRO-1": ("llama2-13b", PIPED, CONSTANTS),
     "two stages, few micro-batches": ("gpt3-175b", Plan(dp=4, tp=8, pp=2, micro_batches=1), OTHER),
     "a tied head": ("bloom-176b", replace(PIPED, pp=5, micro_batch=2), OTHER),
-    "a large head": ("llama-8b", Plan(dp=4, pp=2, micro_batches=2, micro_batch=8, zero=1,
+    "a large head": ("llama-8b", Plan(dp=2, pp=4, micro_batches=2, micro_batch=8, zero=1,
                                       recompute="full"), OTHER),
     "virtual stages": ("llama-70b", replace(PIPED, virtual=5, schedule="interleaved"), CONSTANTS),
     "126 layers on 4 stages": ("llama-405b", replace(PIPED, tp=8), OTHER),
@@ -34,13 +34,14 @@ CASES = {
                                                     tool="torchtitan"), OTHER),
     "FSDP, not compiled": ("llama-8b", Plan(dp=8, zero=3, fused=False, tool="torchtitan"), OTHER),
     "shards in a node": ("llama-8b", Plan(dp=32, shard=8, zero=3, tool="torchtitan"), CONSTANTS),
-    "DeepSpeed's ZeRO-2": ("llama-8b", Plan(dp=16, zero=2, tool="deepspeed"), CONSTANTS),
+    "DeepSpeed's ZeRO-2": ("llama-8b", Plan(dp=16, zero=2, tool="deepspeed"), OTHER),
     "the optimizer on the host": ("llama2-7b", Plan(dp=4, zero=3, offload=True, tool="deepspeed"),
                                   CONSTANTS),
-    "experts": ("mixtral-8x7b", Plan(dp=16, tp=2, ep=8, zero=1, sequence_parallel=True), CONSTANTS),
+    "experts": ("mixtral-8x7b", Plan(dp=8, ep=8, zero=1), CONSTANTS),
     "experts, FSDP": ("qwen3-30b-a3b", Plan(
         dp=16, cp=2, pp=2, ep=4, zero=3, micro_batches=4, tool="torchtitan"), OTHER),
-    "experts in stages": ("deepseek-v3", Plan(dp=32, pp=4, ep=16, micro_batches=8, zero=1), OTHER),
+    "experts in stages": ("deepseek-v3", Plan(dp=32, tp=2, pp=10, ep=4, micro_batch=4,
+                                              micro_batches=16, zero=1), OTHER),
 }
 SLIPS = {  # name: (what is done instead, hint)
     "the first stage": "The last one has the head and the logits: take the fullest.",

@@ -43,7 +43,7 @@ def check_cost_per_token(cost_per_token):
                                                         "MFU is of peak_flops.")},
                 "Dollars by tokens, of a second: mfu * machine.peak_flops / FLOPs of a token.")
     yield "dollars of a token, for dense models and experts"
-    for mfu in (40, -0.1, 0):
+    for mfu in (40, 1.01, -0.1, 0):
         refused(f"mfu={mfu}", partial(cost_per_token, MODELS["llama-8b"], 2048,
                                       find_node("a100-dgx"), mfu, 2.0))()
     yield "an MFU of 0, below it or above 1 is a ValueError"
@@ -87,20 +87,20 @@ SLIPS = {
 
 
 def check_scaling_curve(scaling_curve):
-    plan = Plan(dp=4, tp=2, pp=2, sequence=4096, micro_batch=2, micro_batches=32, zero=1,
+    plan = Plan(dp=2, tp=8, pp=2, sequence=4096, micro_batch=4, micro_batches=32, zero=1,
                 sequence_parallel=True)
     for name, each, counts in (
-            ("llama-8b", plan, (16, 32, 64, 128, 512)), ("llama-8b", plan, (8, 256)),
-            ("gpt2-xl", Plan(dp=8, micro_batches=8, tool="torchtitan", zero=3), (8, 24, 32)),
+            ("llama-8b", plan, (32, 64, 256, 1024)), ("llama-8b", plan, (16, 512)),
+            ("gpt2-xl", Plan(dp=8, micro_batches=4, tool="torchtitan", zero=3), (8, 24, 32)),
             ("llama-70b", replace(plan, cp=2, sequence=32768, tp=4, outermost="data"), (64, 32))):
         for weak in (True,) if 24 in counts else (False, True):
             _curve(f"{name}, {each.words()}, {'weak' if weak else 'strong'}", scaling_curve,
                    (MODELS[name], each, find_node("h100-dgx"), counts), weak)
     yield "right for the same batch and for one that grows, from any first number of GPUs"
-    for said, counts, weak in (("18 GPUs, tp x pp = 4", (16, 18), False), ("2 GPUs", (2,), True),
-                               ("18 GPUs, tp x pp = 4, weak", (16, 18), True),
-                               ("12 GPUs: 3 data ranks, 256 sequences", (12,), False),
-                               ("1,024 GPUs: more data ranks than micro-batches", (1024,), False)):
+    for said, counts, weak in (("72 GPUs, tp x pp = 16", (64, 72), False), ("8 GPUs", (8,), True),
+                               ("72 GPUs, tp x pp = 16, weak", (64, 72), True),
+                               ("48 GPUs: 3 data ranks, 256 sequences", (48,), False),
+                               ("2,048 GPUs: 128 data ranks, 64 micro-batches", (2048,), False)):
         refused(said, partial(scaling_curve, MODELS["llama-8b"], plan, find_node("h100-dgx"),
                               counts, weak=weak))()
     yield "GPUs or data ranks that do not divide are a ValueError"

@@ -17,7 +17,7 @@ SLOWER = 1.02  # than the library's
 A100, H100 = find_node("a100-dgx"), find_node("h100-dgx")
 CASES = {  # model, machine, GPUs, tokens of a sequence, sequences, tools
     "8B on one node": (MODELS["llama-8b"], A100, 8, 8192, 16, ADVISED),
-    "70B on 64 H100s": (MODELS["llama-70b"], H100, 64, 8192, 64, ("megatron",)),
+    "70B on 40 H100s": (MODELS["llama-70b"], H100, 40, 8192, 40, ("megatron",)),
     "10B over two sites": (model_of_size(10e9), replace(A100, island=16, far=0.3e9), 32, 2048, 128,
                            ("megatron",)),
     "13B over four sites, fast between": (MODELS["llama2-13b"], replace(A100, island=8, far=12e9),
@@ -49,7 +49,8 @@ def _first(search_layouts, name, case):
     try:
         found = search_layouts(*case[:5], tools=case[5])
     except ValueError as error:
-        raise Mistake(f"{name}: a ValueError, {error}", cause=f"ValueError: {error}") from None
+        raise Mistake(f"{name}: a ValueError, {error}", "The library finds a layout that fits.",
+                      cause=f"ValueError: {error}") from None
     expect(isinstance(found, list) and found and all(isinstance(each, Found) for each in found),
            f"{name}: {found!r:.60} is returned", "A list of Found(plan, memory, step), the fastest "
            "first.")

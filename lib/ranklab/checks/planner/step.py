@@ -12,7 +12,8 @@ from ranklab.planner.step import (
     Step, bubble_part, head_seconds, layer_seconds, sent_seconds, update_seconds,
 )
 
-OTHER = replace(CONSTANTS, waiting=0.02, step_seconds=0.1, pipeline_exposed=1.0)
+OTHER = replace(CONSTANTS, waiting=0.02, step_seconds=0.1, pipeline_exposed=1.0, product=0.6,
+                product_hopper=0.6, optimizer_bytes=100.0, network_share=0.5)
 PIPED = Plan(dp=8, tp=4, pp=8, sequence=4096, micro_batches=24, zero=1, sequence_parallel=True)
 CASES = {
     "one GPU": ("llama-8b", Plan(micro_batches=4), CONSTANTS),
