@@ -139,7 +139,7 @@ def plan_of(run, assumed):
         recomputed=share, attention=sources.attention_of(run), tool=tool,
         precision=sources.precision_of(run), gradient_bytes=sources.gradient_bytes(run),
         hides=sources.hides(run), fused=sources.fused(run, tool),
-        fused_experts=sources.fuses_experts(run),
+        fused_experts=sources.fuses_experts(run), graphs=sources.graphs(run),
         attended=PACKED if "packed" in run.notes else 0, frozen=run.task == "LoRA")
 
 

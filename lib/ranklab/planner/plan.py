@@ -40,6 +40,7 @@ class Plan:
     hides      axes whose traffic runs beside computing: data, tensor, context, expert, pipeline
     fused      norms, activations and casts are fused (compiled, or the tool's kernels)
     fused_experts  tokens are sorted by expert in the kernels that send them (2026)
+    graphs     kernels are launched from CUDA graphs, not each by the host
     frozen     the weights are not trained: adapters are (LoRA)
     outermost  the axis whose ranks lie furthest apart: pipeline or data
     offload    the optimizer and its states are on the host (ZeRO-Offload)
@@ -67,6 +68,7 @@ class Plan:
     hides: tuple = ("data",)
     fused: bool = True
     fused_experts: bool = False
+    graphs: bool = False
     frozen: bool = False
     tool: str = "megatron"
     outermost: str = "pipeline"

@@ -37,6 +37,13 @@ def fuses_experts(run):
     return bool(found) and (int(found[1]), int(found[2])) >= (26, 6)
 
 
+def graphs(run):
+    """Whether kernels are launched from CUDA graphs: Megatron-Bridge's recipes of models with
+    experts do so where the host is Grace, and others mostly not (perf_recipes, v0.2.2 to v0.4.2).
+    """
+    return run.hardware.startswith("GB")
+
+
 def virtual_of(run, pp, schedule, assumed):
     """Stages of a rank: as printed, else as many as there are layers where the tool interleaves."""
     if run.vpp or pp == 1:
@@ -108,7 +115,8 @@ def hides(run):
     found = ["data", "context"]
     megascale = "parallel transformer block" in run.arch_notes  # it hides both (section 3.2)
     if megascale or "async" in run.precision.lower() or re.search(MODERN, run.source):
-        found += ["tensor", "pipeline", *["expert"] * fuses_experts(run)]
+        overlap = (run.vpp or 1) > 1 and not run.hardware.startswith("GB")
+        found += ["tensor", "pipeline", *["expert"] * (fuses_experts(run) or overlap)]
     return tuple(found)
 
 

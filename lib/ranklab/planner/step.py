@@ -74,6 +74,7 @@ def layer_parts(model, plan, machine, c, sparse):
     work = compute.layer_work(model, plan, machine, c, sparse)
     twice = compute.again(work, plan)
     both = work.forward + work.backward + twice
+    late = exposed(c.host_seconds, both, True, c) if sparse and not plan.graphs else 0.0
     numbers = model.block + model.dense_ffn * (not sparse)
     gathered = traffic.gather_seconds(numbers / plan.tp, plan, machine, c)
     if sparse and plan.zero == 3:
@@ -85,7 +86,7 @@ def layer_parts(model, plan, machine, c, sparse):
         "expert": ("expert", sparse and traffic.expert_seconds(model, plan, machine, c), both),
         "weights": ("data", gathered, both)}
     return {"products": sum(work.products), "attention": sum(work.attention),
-            "other": sum(work.other), "recompute": twice,
+            "other": sum(work.other) + late, "recompute": twice,
             **{part: exposed(seconds, beside, axis in plan.hides, c)
                for part, (axis, seconds, beside) in axes.items()}}
 
