@@ -48,9 +48,8 @@ class Constants:
     pipeline_exposed: float = fitted(0.258, 0.0, 2.0, "of a pipeline's messages that no work hides")
     waiting: float = fitted(0.00337, 0.0, 0.05, "longer, for each doubling of nodes")
     step_seconds: float = fitted(0.0259, 0.0, 0.2, "of a step besides: loader, norms")
-    context_bytes: float = fitted(1.31e9, 0.3e9, 6e9, "of CUDA and NCCL on a GPU")
-    step_bytes: float = fitted(11.4, 0, 16, "for each parameter, in DeepSpeed's step")
-    gaps: float = fitted(0.27, 0.0, 0.3, "of what comes and goes: gaps between it")
+    context_bytes: float = fitted(1.44e9, 0.3e9, 6e9, "of CUDA and NCCL on a GPU")
+    gaps: float = fitted(0.0715, 0.0, 0.3, "of what comes and goes: gaps between it")
 
 
 CONSTANTS = Constants()

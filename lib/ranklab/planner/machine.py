@@ -13,6 +13,7 @@ from ranklab.planner.published import table
 FP8_MEASURED = 0.93  # of twice bf16's best: 1402.6 of 2 x 794.5 (H100), 3432.5 of 2 x 1745 (B200)
 BF16_MEASURED = 0.83  # of the peak, where no measured rate is published: their usual share
 FP4 = {"B200": 2.0, "GB200": 2.0, "B300": 3.0, "GB300": 3.0}  # dense, of FP8's peak (recalled)
+BINARY = ("A100", "H100")  # their GB are GiB by nvidia-smi (modal-client, pull request 2797)
 OTHER_NAMES = {"GB200-NVL72": "GB200-SXM", "GB300-NVL72": "GB300-SXM", "B300-SXM-288GB": "B300-SXM",
                "V100-SXM3-32GB": "V100-SXM2-32GB", "A800-SXM-80GB": "A100-SXM-80GB",
                "H100-SXM": "H100-SXM-80GB", "H100": "H100-SXM-80GB", "A100": "A100-SXM-80GB"}
@@ -90,7 +91,7 @@ def machine(name, node=0, network=0.0):
     peak_fp8 = number["dense_fp8_tflops"] * 1e12 or 2 * peak * family.startswith("H")
     fp8 = 2 * FP8_MEASURED * best if peak_fp8 else 0.0
     found = Machine(name, peak, best, fp8, fp8 * FP4.get(family, 0), peak_fp8,
-                    number["mem_gb"] * 1e9,
+                    number["mem_gb"] * (2**30 if family in BINARY else 1e9),
                     number["mem_bw_tb_s"] * 1e12, node or (72 if "NVL72" in name else 8),
                     number["scaleup_gb_s_per_direction"] * 1e9,
                     network or NETWORK.get(family, 12.5e9), number["tdp_w"],
