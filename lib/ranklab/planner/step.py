@@ -1,6 +1,5 @@
 """step_time: the seconds of a step, in parts that add up; and what follows from them."""
 
-import math
 from dataclasses import dataclass, fields
 
 from ranklab.pipeline_parallel.formulas import flush_bubble, zb_h1_bubble
@@ -18,7 +17,7 @@ class Step:
                of ZeRO-3 and FSDP, for each micro-batch
     bubble     no work for a pipeline rank: filling, draining, and stages that are not even
     optimizer  its step
-    rest       waiting for the slowest node, loader, norms
+    rest       loader, norms
     """
 
     products: float
@@ -107,7 +106,7 @@ def head_seconds(model, plan, machine, c=CONSTANTS):
 
 def sent_seconds(model, plan, machine, beside, c=CONSTANTS):
     """Seconds of a micro-batch's messages between pipeline ranks that `beside` does not hide."""
-    seconds = c.pipeline_exposed * traffic.pipeline_seconds(model, plan, machine, c)
+    seconds = traffic.pipeline_seconds(model, plan, machine, c)
     return exposed(seconds, beside, "pipeline" in plan.hides, c)
 
 
@@ -129,7 +128,6 @@ def step_time(model, plan, machine, constants=CONSTANTS):
     A GPU computes its share of the layers for each micro-batch; the head is the last stage's.
     bubble     the schedule's part of (busy + sent + bubble), and waiting for the fullest stage
     optimizer  with gradients once a step, beside the work of one micro-batch
-    rest       step_seconds, and `waiting` times as much as all work for each doubling of nodes
     lab        13
     """
     c, M, P = constants, plan.micro_batches, plan.pp
@@ -143,9 +141,8 @@ def step_time(model, plan, machine, constants=CONSTANTS):
                   for rank, n in enumerate(plan.stages(model.layers)))
     bubble = (busy + sent) * part / (1 - part) + max(0.0, M * fullest - busy)
     data, optimizer = update_seconds(model, plan, machine, busy / M, c)
-    nodes = max(1.0, plan.gpus / machine.node)
-    rest = c.step_seconds + c.waiting * math.log2(nodes) * (busy + bubble)
-    return Step(**parts, pipeline=sent, bubble=bubble, data=data, optimizer=optimizer, rest=rest)
+    return Step(**parts, pipeline=sent, bubble=bubble, data=data, optimizer=optimizer,
+                rest=c.step_seconds)
 
 
 def held_numbers(model, plan):
@@ -170,4 +167,4 @@ def update_seconds(model, plan, machine, piece, c=CONSTANTS):
     if plan.offload:  # 28 bytes a parameter in the host's memory, by DeepSpeed's vectorised Adam
         shared = min(machine.node, plan.gpus) / machine.host_memory
         return data, mine * (4 / machine.host + 28 * shared)
-    return data, c.optimizer_bytes * mine / machine.memory_bandwidth
+    return data, compute.ADAM * mine / machine.memory_bandwidth
