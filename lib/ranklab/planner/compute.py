@@ -4,9 +4,11 @@ A product takes its FLOPs at a part of the best rate, its bytes at the memory's,
 and thin products are slower by their shape, without a table of efficiencies.
 """
 
+import math
 from typing import NamedTuple
 
 COPY = 0.85  # of the memory's bandwidth, in a plain copy
+TILE = 128  # numbers of a side of the results that a processor computes at once
 LAUNCH = 4e-6  # seconds of a kernel besides FLOPs and bytes
 SCORE = 8  # bytes of a score: written by a product, read and written by softmax, read by a product
 LOGIT = 16  # of a logit: 16 bits written and read, float32 written and read, its gradient written
@@ -40,9 +42,18 @@ def efficiency(precision, machine, c):
 def product_seconds(M, K, N, machine, c, precision="bf16", count=1, summed=False):
     """`count` products (M, K) @ (K, N) in one launch; summed: the result is added up in float32."""
     nbytes = 2 * (M * K + K * N) + (8 if summed else 2) * M * N
-    side = 1 + c.product_half * (1 / M + 1 / K + 1 / N) / 3
-    flops = 2 * M * K * N / (machine.rate(precision) * efficiency(precision, machine, c)) * side
+    best = machine.rate(precision) * efficiency(precision, machine, c)
+    flops = 2 * M * K * N / best * waves(M, N, machine, count)
     return count * (flops + nbytes / (COPY * machine.memory_bandwidth)) + LAUNCH
+
+
+def waves(M, N, machine, count=1):
+    """How much longer `count` results (M, N) take than on processors that are always busy: in the
+    last wave of tiles some have none (NVIDIA's guide to matrix multiplication: wave quantization).
+    """
+    tiles = count * math.ceil(M / TILE) * math.ceil(N / TILE)
+    last = math.ceil(tiles / machine.processors)
+    return last * machine.processors * TILE**2 / (count * M * N)
 
 
 def linear_seconds(M, K, N, machine, c, precision="bf16", count=1, frozen=False):
