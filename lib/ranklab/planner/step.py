@@ -68,6 +68,17 @@ def exposed(messages, work, hidden, c):
     return longer * (1 + (shorter / longer) ** c.overlap) ** (1 / c.overlap) - work
 
 
+def tensor_exposed(model, plan, machine, work, c):
+    """Seconds of a layer's tensor messages that are left; "tensor backward" hides those of inputs'
+    gradients beside the products of weights' gradients (Megatron-LM since 2022).
+    """
+    seconds = traffic.tensor_seconds(model, plan, machine, c)
+    if "tensor backward" not in plan.hides:
+        return exposed(seconds, sum(work.products), "tensor" in plan.hides, c)
+    back = seconds / (2 + plan.recomputed * (plan.recompute == "full"))
+    return seconds - back + exposed(back, work.products[1] / 2, True, c)
+
+
 def layer_parts(model, plan, machine, c, sparse):
     """{part of a Step: seconds} of a layer and micro-batch, on one GPU."""
     work = compute.layer_work(model, plan, machine, c, sparse)
@@ -79,13 +90,13 @@ def layer_parts(model, plan, machine, c, sparse):
     if sparse and plan.zero == 3:
         gathered += traffic.gather_seconds(model.experts * model.expert / plan.ep, plan, machine, c)
     axes = {  # part: (axis that may hide it, its messages, the work beside them)
-        "tensor": ("tensor", traffic.tensor_seconds(model, plan, machine, c), sum(work.products)),
         "context": ("context", traffic.context_seconds(model, plan, machine, c),
                     sum(work.attention)),
         "expert": ("expert", sparse and traffic.expert_seconds(model, plan, machine, c), both),
         "weights": ("data", gathered, both)}
     return {"products": sum(work.products), "attention": sum(work.attention),
             "other": sum(work.other) + late, "recompute": twice,
+            "tensor": tensor_exposed(model, plan, machine, work, c),
             **{part: exposed(seconds, beside, axis in plan.hides, c)
                for part, (axis, seconds, beside) in axes.items()}}
 
