@@ -14,9 +14,9 @@ from ranklab.planner.machine import is_gpu, machine
 from ranklab.planner.model import Model
 from ranklab.planner.plan import Plan
 
-EXPERTS = {name: MODELS[known] for name, known in (
+EXPERTS = {name: MODELS[known] for name, known in (  # the tables have no widths of experts
     ("DeepSeekV3", "deepseek-v3"), ("Qwen3_30B_a3B", "qwen3-30b-a3b"),
-    ("Qwen3_235B_a22B", "qwen3-235b-a22b"), ("GPT OSS 120B", "gpt-oss-120b"))}  # rows have no widths
+    ("Qwen3_235B_a22B", "qwen3-235b-a22b"), ("GPT OSS 120B", "gpt-oss-120b"))}
 VOCAB = 51200  # GPT-2's, padded: where none is printed
 NEMOTRON_VOCAB = 256000  # arXiv 2402.16819 (recalled)
 PACKED = 256  # tokens of a question and its answer in packed SQuAD, about

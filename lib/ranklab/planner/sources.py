@@ -29,7 +29,7 @@ def network_of(run):
 
 def fuses_experts(run):
     """Whether tokens are sorted by expert in the kernels that send them, beside other work:
-    Megatron-Bridge from release 26.06.
+    Megatron-Bridge from release 26.06 (moe_permute_fusion_into_hybridep of its recipes).
     """
     found = re.search(r"mbridge-(\d+)\.(\d+)", run.row_id)
     return bool(found) and (int(found[1]), int(found[2])) >= (26, 6)
@@ -107,7 +107,9 @@ def gradient_bytes(run):
 
 
 def hides(run):
-    """The axes whose messages run beside computing in this tool at that time."""
+    """The axes whose messages run beside computing in this tool at that time. Megatron-Bridge hides
+    experts' by interleaved stages, but on NVL72 (moe_a2a_overlap of its recipes, v0.2.2 to v0.4.2).
+    """
     if "2205.05198" in run.source:  # backward takes 1.55 times as long as forward (its table 4)
         return ("tensor backward",)
     if re.search(UNFUSED, f"{run.source} {run.notes}"):
@@ -115,8 +117,8 @@ def hides(run):
     found = ["data", "context", *["tensor backward"] * (tool_of(run) == "megatron")]
     megascale = "parallel transformer block" in run.arch_notes  # it hides both (section 3.2)
     if megascale or "async" in run.precision.lower() or re.search(MODERN, run.source):
-        overlap = (run.vpp or 1) > 1 and not run.hardware.startswith("GB")
-        found = ["data", "context", "tensor", "pipeline", *["expert"] * (fuses_experts(run) or overlap)]
+        experts = fuses_experts(run) or (run.vpp or 1) > 1 and not run.hardware.startswith("GB")
+        found = ["data", "context", "tensor", "pipeline", *["expert"] * experts]
     return tuple(found)
 
 
