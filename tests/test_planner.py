@@ -11,12 +11,13 @@ from ranklab.hybrid import Job, Layout, layout_memory
 from ranklab.models.gpt import GPTConfig
 from ranklab.pipeline_parallel.formulas import flush_bubble
 from ranklab.planner import published
+from ranklab.planner.compute import waves
 from ranklab.planner.constants import CONSTANTS, Constants, bounds
 from ranklab.planner.fit import MEMORY, fit_one, step_ratio
 from ranklab.planner.jobs import Unused, is_for_fit, job_of
 from ranklab.planner.links import bus_bandwidth, collective_seconds, sweep
 from ranklab.planner.machine import machine
-from ranklab.planner.memory import fits, in_flight, memory_per_gpu, states
+from ranklab.planner.memory import fits, in_flight, kept_bytes, memory_per_gpu, states
 from ranklab.planner.model import Model
 from ranklab.planner.plan import Plan, Span
 from ranklab.planner.score import quantile, score
@@ -174,7 +175,10 @@ LLAMA_PLAN = Plan(dp=64, tp=8, pp=16, sequence=8192, micro_batches=32, virtual=8
      machine("A100-SXM-40GB")),
     (BLOOM_176B, Plan(dp=8, tp=4, pp=12, micro_batch=2, micro_batches=128, zero=1, hides=(),
                       recompute="full", attention="unfused", tool="deepspeed"), A100),
-], ids=["Llama 3 405B", "GLM-130B", "BLOOM-176B"])
+    (LLAMA_405B, Plan(dp=8, tp=8, pp=8, cp=2, sequence=8192, micro_batches=192, virtual=8, zero=1,
+                      schedule="interleaved", sequence_parallel=True, precision="fp8",
+                      gradient_bytes=2), H100),  # Megatron-Bridge 26.06 on 1,024 H100
+], ids=["Llama 3 405B", "GLM-130B", "BLOOM-176B", "Megatron-Bridge's 405B"])
 def test_what_was_trained_fits(model, plan, on):
     memory = memory_per_gpu(model, plan, on)
     assert fits(model, plan, on) and memory.total > 0.3 * on.memory_bytes, memory
@@ -183,7 +187,19 @@ def test_what_was_trained_fits(model, plan, on):
 def test_megatron_has_18_bytes_a_parameter_or_6_and_12_parts():
     assert sum(states(Plan(), "megatron", 1000, 1)) == 18_000
     assert sum(states(Plan(dp=4, zero=1), "megatron", 1000, 4)) == 6_000 + 12_000 / 4
+    assert sum(states(Plan(gradient_bytes=2), "megatron", 1000, 1)) == 16_000
     assert sum(states(Plan(dp=8, zero=3), "torchtitan", 1000, 8)) == 16_000 / 8
+
+
+def test_fp8_keeps_inputs_of_products_in_one_byte():
+    """A Llama layer's bytes for a token: two norms' results, the MLP's input and output in one byte
+    fewer; attention's output also as FP8.
+    """
+    plan = Plan(sequence=8192)
+    small = dataclasses.replace(plan, precision="fp8")
+    fewer = (kept_bytes(LLAMA_405B, plan, "megatron") - kept_bytes(LLAMA_405B, small, "megatron"))
+    assert fewer / 8192 == 2 * 16384 + 53248 - 16384
+    assert kept_bytes(LLAMA_405B, small, "torchtitan") == kept_bytes(LLAMA_405B, plan, "torchtitan")
 
 
 @pytest.mark.parametrize("plan, waiting", [
@@ -226,6 +242,30 @@ def test_parts_add_up_and_mfu_is_below_one():
         LLAMA_405B, again, H100)
 
 
+def test_products_go_in_waves_of_tiles():
+    assert waves(128 * 108, 128, A100) == 1  # one tile for each processor
+    assert waves(128 * 109, 128, A100) == pytest.approx(2 * 108 / 109)
+    assert waves(1, 128 * 108, A100) == 128 and waves(128 * 54, 128, A100, count=2) == 1
+
+
+def test_a_layer_with_experts_waits_for_its_host_unless_graphs_launch_it():
+    model = Model(48, 2048, 32, 0, 151936, 4, 128, True, experts=128, top_k=8, expert_ffn=768)
+    found = []
+    for size in (1, 64):
+        plan = Plan(dp=8, ep=8, sequence=4096, micro_batch=size)
+        late, soon = (step_time(model, dataclasses.replace(plan, graphs=graphs), H100).total
+                      for graphs in (False, True))
+        found.append(late / soon)
+    assert found[0] > 1.15 and 1 <= found[1] < 1.02
+
+
+def test_messages_of_backward_alone_may_be_hidden():
+    plan = Plan(tp=8, sequence=2048, micro_batch=4)
+    none, back, both = (step_time(GPT_22B, dataclasses.replace(plan, hides=hides), A100).tensor
+                        for hides in ((), ("tensor backward",), ("tensor",)))
+    assert 0 < both < none / 2 < back < 0.8 * none
+
+
 @pytest.mark.parametrize("change, longer", [
     ({"hides": ()}, "data"), ({"micro_batches": 16, "dp": 128}, "bubble"),
     ({"sequence_parallel": False}, "other"), ({"virtual": 1, "schedule": "1f1b"}, "bubble")])
@@ -257,6 +297,7 @@ def test_bad_plans_are_refused():
 def test_constants_lie_within_their_bounds():
     for name, (low, high, meaning) in bounds().items():
         assert low <= getattr(CONSTANTS, name) <= high and meaning, name
+    assert len(bounds()) <= 24
     assert set(MEMORY) < {field.name for field in dataclasses.fields(Constants)}
 
 
@@ -271,9 +312,9 @@ def test_the_fit_finds_a_constant_again():
 def test_errors_on_rows_that_the_fit_has_not_seen():
     runs = [run for run in all_runs() if not is_for_fit(run.row_id)]
     found = score(runs)["all"].as_dict()
-    assert found["step_time"]["median"] < 0.09 and found["step_time"]["p90"] < 0.25
-    assert found["memory"]["median"] < 0.10 and found["used"] > 0.8 * found["usable"]
-    assert found["pairs"]["right"] > 0.8
+    assert found["step_time"]["median"] < 0.08 and found["step_time"]["p90"] < 0.20
+    assert found["memory"]["median"] < 0.05 and found["used"] > 0.8 * found["usable"]
+    assert found["pairs"]["right"] > 0.85 and found["fits"] > 0.8
 
 
 def test_no_row_is_dropped_for_its_error():
@@ -306,7 +347,8 @@ def test_the_command_scores_files(capsys):
     assert found["all"]["rows"] == 37 == found["zero_bubble"]["used"]
     assert found["all"]["step_time"]["number"] == 37 and found["all"]["pairs"]["number"] == 105
     assert not main(["score", "--part", "validation"])
-    assert "tpu_maxtext: " in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "tpu_maxtext: " in out and "the usual is assumed: recompute in 63 rows" in out
 
 
 def test_the_command_refuses_what_is_no_file(capsys):

@@ -4,9 +4,16 @@ A product takes its FLOPs at a part of the best rate, its bytes at the memory's,
 and thin products are slower by their shape, without a table of efficiencies.
 """
 
+import math
 from typing import NamedTuple
 
 COPY = 0.85  # of the memory's bandwidth, in a plain copy
+TILE = 128  # numbers of a side of the results that a processor computes at once
+LAUNCH = 4e-6  # seconds of a kernel besides FLOPs and bytes
+SCORE = 8  # bytes of a score: written by a product, read and written by softmax, read by a product
+LOGIT = 16  # of a logit: 16 bits written and read, float32 written and read, its gradient written
+ADAM = 38  # of a parameter: 16 read, 14 written; the gradient also for its norm, and made zero
+FUSED = 0.4  # of the bytes of experts' tokens, where messages sort them
 
 
 class Work(NamedTuple):
@@ -29,16 +36,24 @@ def efficiency(precision, machine, c):
     """The part of its rate that a large product reaches in this precision."""
     if precision == "bf16" or not machine.fp8:
         return c.product_hopper if machine.fp8 else c.product
-    return {"fp8": c.product_fp8, "fp8-rowwise": c.product_rows, "mxfp8": c.product_block,
-            "nvfp4": c.product_fp4}[precision]
+    return {"fp8-rowwise": c.product_rows, "nvfp4": c.product_fp4}.get(precision, c.product)
 
 
 def product_seconds(M, K, N, machine, c, precision="bf16", count=1, summed=False):
     """`count` products (M, K) @ (K, N) in one launch; summed: the result is added up in float32."""
     nbytes = 2 * (M * K + K * N) + (8 if summed else 2) * M * N
-    side = 1 + c.product_half * (1 / M + 1 / K + 1 / N) / 3
-    flops = 2 * M * K * N / (machine.rate(precision) * efficiency(precision, machine, c)) * side
-    return count * (flops + nbytes / (COPY * machine.memory_bandwidth)) + c.launch
+    best = machine.rate(precision) * efficiency(precision, machine, c)
+    flops = 2 * M * K * N / best * waves(M, N, machine, count)
+    return count * (flops + nbytes / (COPY * machine.memory_bandwidth)) + LAUNCH
+
+
+def waves(M, N, machine, count=1):
+    """How much longer `count` results (M, N) take than on processors that are always busy: in the
+    last wave of tiles some have none (NVIDIA's guide to matrix multiplication: wave quantization).
+    """
+    tiles = count * math.ceil(M / TILE) * math.ceil(N / TILE)
+    last = math.ceil(tiles / machine.processors)
+    return last * machine.processors * TILE**2 / (count * M * N)
 
 
 def linear_seconds(M, K, N, machine, c, precision="bf16", count=1, frozen=False):
@@ -93,15 +108,12 @@ def attention_seconds(model, plan, machine, c):
     if plan.attention != "unfused":
         best = c.flash_hopper if machine.peak_fp8 else c.flash
         part = c.flash_tuned if plan.attention == "tuned" else best
-        part *= sequence / (sequence + c.flash_half)
-        if plan.attention == "tuned":  # fast products: exponentials count, too
-            part *= (1 + c.flash_head / 128) / (1 + c.flash_head / model.head_size)
         seconds = flops / 2 / (machine.bf16 * part)
-        return seconds + c.launch, 2.5 * seconds + 2 * c.launch
+        return seconds + LAUNCH, 2.5 * seconds + 2 * LAUNCH
     uneven = c.misaligned if model.head_size % 8 else 1.0
     computing = uneven * flops / (machine.bf16 * efficiency("bf16", machine, c))
-    moving = pairs * c.score_bytes / (COPY * machine.memory_bandwidth)
-    return computing + moving + 4 * c.launch, 2 * computing + 1.5 * moving + 8 * c.launch
+    moving = pairs * SCORE / (COPY * machine.memory_bandwidth)
+    return computing + moving + 4 * LAUNCH, 2 * computing + 1.5 * moving + 8 * LAUNCH
 
 
 def other_seconds(model, plan, machine, c, sparse=False):
@@ -112,21 +124,19 @@ def other_seconds(model, plan, machine, c, sparse=False):
     """
     t = plan.tp
     part = 1 / t if plan.sequence_parallel else 10 / 34 + 24 / 34 / t
-    each = (c.fused_bytes if plan.fused else c.eager_bytes)
-    experts = c.expert_fused_bytes if plan.fused_experts else c.expert_bytes
-    each += c.cast_bytes if plan.precision != "bf16" else 0
-    nbytes = plan.tokens * model.hidden * each * part
+    nbytes = plan.tokens * model.hidden * c.other_bytes * part
     if sparse:  # of each expert's token: sorted, its activation, and added up
         routed = plan.tokens * model.top_k / t
+        experts = c.expert_bytes * (FUSED if plan.fused_experts else 1)
         nbytes += routed * experts * (model.hidden / 4 + model.matrices * model.expert_ffn)
     seconds = nbytes / (COPY * machine.memory_bandwidth)
-    return seconds / 3 + 4 * c.launch, seconds * 2 / 3 + 6 * c.launch
+    return seconds / 3 + 4 * LAUNCH, seconds * 2 / 3 + 6 * LAUNCH
 
 
 def head_work(model, plan, machine, c):
     """The Work of the last product and the loss: products in bf16, logits in float32."""
     vocab = model.vocab / plan.tp
-    logits = plan.tokens * vocab * c.logit_bytes / (COPY * machine.memory_bandwidth)
+    logits = plan.tokens * vocab * LOGIT / (COPY * machine.memory_bandwidth)
     return Work(linear_seconds(plan.tokens, model.hidden, vocab, machine, c, frozen=plan.frozen),
                 other=(logits / 2, logits / 2))
 

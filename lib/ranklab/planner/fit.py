@@ -17,7 +17,7 @@ from ranklab.planner.memory import memory_per_gpu
 from ranklab.planner.step import step_time
 
 HUBER = 0.15
-MEMORY = ("context_bytes", "step_bytes", "gaps")  # all others are of step_time
+MEMORY = ("context_bytes", "gaps")  # all others are of step_time
 
 
 def fit(jobs, start=CONSTANTS, steps=30):

@@ -9,21 +9,14 @@ import re
 from dataclasses import dataclass
 
 from ranklab.planner import sources
+from ranklab.planner.catalog import MODELS
 from ranklab.planner.machine import is_gpu, machine
 from ranklab.planner.model import Model
 from ranklab.planner.plan import Plan
 
-# Shapes of models with experts, of their public config.json (recalled): the tables have no widths.
-EXPERTS = {
-    "DeepSeekV3": Model(61, 7168, 128, 18432, 129280, head_size=160, gated=True, experts=256,
-                        top_k=8, shared=1, expert_ffn=2048, dense=3, attention_numbers=187_107_328),
-    "Qwen3_30B_a3B": Model(48, 2048, 32, 0, 151936, 4, 128, True, experts=128, top_k=8,
-                           expert_ffn=768),
-    "Qwen3_235B_a22B": Model(94, 4096, 64, 0, 151936, 4, 128, True, experts=128, top_k=8,
-                             expert_ffn=1536),
-    "GPT OSS 120B": Model(36, 2880, 64, 0, 201088, 8, 64, True, experts=128, top_k=4,
-                          expert_ffn=2880),
-}
+EXPERTS = {name: MODELS[known] for name, known in (  # the tables have no widths of experts
+    ("DeepSeekV3", "deepseek-v3"), ("Qwen3_30B_a3B", "qwen3-30b-a3b"),
+    ("Qwen3_235B_a22B", "qwen3-235b-a22b"), ("GPT OSS 120B", "gpt-oss-120b"))}
 VOCAB = 51200  # GPT-2's, padded: where none is printed
 NEMOTRON_VOCAB = 256000  # arXiv 2402.16819 (recalled)
 PACKED = 256  # tokens of a question and its answer in packed SQuAD, about
@@ -139,7 +132,7 @@ def plan_of(run, assumed):
         recomputed=share, attention=sources.attention_of(run), tool=tool,
         precision=sources.precision_of(run), gradient_bytes=sources.gradient_bytes(run),
         hides=sources.hides(run), fused=sources.fused(run, tool),
-        fused_experts=sources.fuses_experts(run),
+        fused_experts=sources.fuses_experts(run), graphs=sources.graphs(run),
         attended=PACKED if "packed" in run.notes else 0, frozen=run.task == "LoRA")
 
 

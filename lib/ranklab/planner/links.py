@@ -63,11 +63,11 @@ def collective_seconds(verb, nbytes, span, machine, constants):
     if ranks < 2 or not nbytes:
         return 0.0
     fast, slow, far = bus_bandwidth(verb, nbytes, span, machine)
-    speed = min(constants.link_share * fast, constants.network_share * slow, far)
+    speed = min(constants.link_share * fast, slow, far)
     if verb == "all_to_all":  # only what leaves the node goes through its cards
         slow *= ranks / (ranks - inside) / inside if inside < ranks else 1
         far *= ranks / (ranks - near) / near if near < ranks else 1
-        speed = constants.exchange_share * min(fast, slow, far)
+        speed = min(fast, slow, far)
     return bus_factor(verb, ranks) * nbytes / speed
 
 
@@ -77,7 +77,7 @@ def message_seconds(nbytes, span, machine, constants):
     """
     speed = constants.link_share * machine.link
     if span.node < span.ranks:
-        speed = constants.network_share * machine.network
+        speed = machine.network
     if span.island < span.ranks:
         speed = min(speed, machine.far)
     return 10e-6 + nbytes / speed

@@ -13,6 +13,11 @@ from ranklab.planner.published import table
 FP8_MEASURED = 0.93  # of twice bf16's best: 1402.6 of 2 x 794.5 (H100), 3432.5 of 2 x 1745 (B200)
 BF16_MEASURED = 0.83  # of the peak, where no measured rate is published: their usual share
 FP4 = {"B200": 2.0, "GB200": 2.0, "B300": 3.0, "GB300": 3.0}  # dense, of FP8's peak (recalled)
+PROCESSORS = {"V100": 80, "T4": 40, "A100": 108, "A800": 108, "A10G": 80, "RTX": 128, "L4": 58,
+              "L40S": 142, "H100": 132, "H200": 132, "H800": 132, "B200": 148, "GB200": 152,
+              "B300": 148, "GB300": 152}  # streaming multiprocessors (recalled)
+BINARY = ("A100", "H100", "H200", "B200", "GB200")  # their GB are GiB by nvidia-smi: 40,960 or
+# 81,920 MiB, 81,559, 143,771, 183,359 and 189,471 (modal-client, pull request 2797; public logs)
 OTHER_NAMES = {"GB200-NVL72": "GB200-SXM", "GB300-NVL72": "GB300-SXM", "B300-SXM-288GB": "B300-SXM",
                "V100-SXM3-32GB": "V100-SXM2-32GB", "A800-SXM-80GB": "A100-SXM-80GB",
                "H100-SXM": "H100-SXM-80GB", "H100": "H100-SXM-80GB", "A100": "A100-SXM-80GB"}
@@ -32,6 +37,7 @@ class Machine:
     link          bytes/s of a GPU, one direction; network: the same, of its share of the cards
     island, far   GPUs in a row that this network joins, and a GPU's bytes/s between such islands;
                   0: it joins all
+    processors    that compute at once: a product's tiles go in waves of so many
     host, host_memory  bytes/s between a GPU and its host; of the host's memory, for all its GPUs
     """
 
@@ -52,6 +58,7 @@ class Machine:
     host: float = 25e9  # of PCIe 4 x16, assumed
     host_memory: float = 200e9  # assumed
     accelerator: str = ""
+    processors: int = 108
 
     def rate(self, precision):
         """FLOP/s of the best matrix products; of the next wider numbers where it has none."""
@@ -90,11 +97,11 @@ def machine(name, node=0, network=0.0):
     peak_fp8 = number["dense_fp8_tflops"] * 1e12 or 2 * peak * family.startswith("H")
     fp8 = 2 * FP8_MEASURED * best if peak_fp8 else 0.0
     found = Machine(name, peak, best, fp8, fp8 * FP4.get(family, 0), peak_fp8,
-                    number["mem_gb"] * 1e9,
+                    number["mem_gb"] * (2**30 if family in BINARY else 1e9),
                     number["mem_bw_tb_s"] * 1e12, node or (72 if "NVL72" in name else 8),
                     number["scaleup_gb_s_per_direction"] * 1e9,
                     network or NETWORK.get(family, 12.5e9), number["tdp_w"],
-                    accelerator=wanted)
+                    accelerator=wanted, processors=PROCESSORS.get(family, 108))
     return replace(found, link=200e9) if plain.startswith(("A800", "H800")) else found
 
 

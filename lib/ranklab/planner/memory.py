@@ -1,8 +1,9 @@
 """memory_per_gpu: the bytes that the fullest GPU holds, in the tool that is advised.
 
 Megatron-LM: bf16 weights, float32 main gradients and optimizer: 18 bytes a parameter, 6 + 12/d with
-the distributed optimizer. DeepSpeed: ZeRO's 16 bytes (lab 06), and float32 sums of gradients with
-BF16_Optimizer. torchtitan: FSDP2 of float32 weights. Ours: lab 12's layout_memory, of its trainer.
+the distributed optimizer; 2 fewer where gradients are reduced in 16 bits (grad_reduce_in_fp32).
+DeepSpeed: ZeRO's 16 bytes (lab 06), and float32 sums of gradients with BF16_Optimizer. torchtitan:
+FSDP2 of float32 weights. Ours: lab 12's layout_memory, of its trainer.
 """
 
 from dataclasses import dataclass
@@ -55,8 +56,9 @@ def memory_per_gpu(model, plan, machine, tool=None, constants=CONSTANTS):
 
     states       sharded over plan.sharders; those of experts over the ranks with the same experts
     activations  of the layers of a stage, for each micro-batch in flight; with recompute also what
-                 one layer keeps while it is computed again
-    logits       8 bytes each (10 where kernels are not fused), on the last stage
+                 one layer keeps while it is computed again, and gradients as large
+    logits       8 bytes each on the last stage: 16 bits, float32, and a gradient in 16 bits; 12 in
+                 torch's own loss, whose gradient is in float32
     tool         megatron, torchtitan, deepspeed or ours; None: plan.tool
     lab          13
     """
@@ -64,7 +66,7 @@ def memory_per_gpu(model, plan, machine, tool=None, constants=CONSTANTS):
     if tool == "ours":
         return ours(model, plan, constants)
     kept = kept_bytes(model, plan, tool)
-    again = kept_bytes(model, plan, tool, "none") if plan.recompute != "none" else 0
+    again = 2 * kept_bytes(model, plan, tool, "none") if plan.recompute != "none" else 0
     stages = plan.stages(model.layers)
     # of ranks with as many layers the first has most micro-batches in flight
     for rank in {0, min(1, plan.pp - 1), stages.index(max(stages)), plan.pp - 1}:
@@ -72,7 +74,7 @@ def memory_per_gpu(model, plan, machine, tool=None, constants=CONSTANTS):
         dense = states(plan, tool, numbers, plan.sharders)
         sparse = states(plan, tool, experts, max(1, plan.copies * plan.tp // plan.ep))
         activations = in_flight(plan, rank) * stages[rank] * kept + again
-        logits = (8 if plan.fused else 10) * plan.tokens * model.vocab / plan.tp
+        logits = (12 if tool == "torchtitan" else 8) * plan.tokens * model.vocab / plan.tp
         logits *= rank == plan.pp - 1
         weights, gradients, optimizer = map(sum, zip(dense, sparse))
         found.append(GpuMemory(
@@ -107,7 +109,8 @@ def states(plan, tool, numbers, ranks):
     if tool == "deepspeed":
         sums = 4 if plan.gradient_bytes == 4 else 0  # BF16_Optimizer adds up in float32
         return tuple(zero_memory(plan.zero, numbers, ranks, 2, 2 + sums, 12))
-    return tuple(zero_memory(plan.zero, numbers, ranks, *MEGATRON))
+    weight, _, optimizer = MEGATRON
+    return tuple(zero_memory(plan.zero, numbers, ranks, weight, plan.gradient_bytes, optimizer))
 
 
 def kept_bytes(model, plan, tool, recompute=None):
@@ -115,15 +118,18 @@ def kept_bytes(model, plan, tool, recompute=None):
     equations 1 to 6, with the sizes of this model; FlashAttention keeps no scores).
 
     torch.compile computes norms and the gate's product again, and keeps what they are made of.
+    Transformer Engine keeps the inputs of FP8 products as FP8; attention's output in both forms.
     """
     t, h, recompute = plan.tp, model.hidden, recompute or plan.recompute
     split = t if plan.sequence_parallel else 1
     full = 2 * h / split
     ffn = model.top_k * model.expert_ffn + model.shared * model.expert_ffn or model.ffn
     again = tool == "torchtitan" and plan.fused and model.gated
-    outside = (4 if again else 8 if model.gated else 10) * h
-    inside = 2 * (2 * model.width + 2 * model.kv_heads * model.head_size)
-    inside += (6 if model.gated and not again else 4) * ffn + 4 * h * model.top_k
+    small = tool == "megatron" and plan.precision != "bf16"
+    outside = (4 if again else 8 if model.gated else 10) * h - 2 * h * small
+    inside = 2 * (2 * model.width + 2 * model.kv_heads * model.head_size) + model.width * small
+    inside += (6 if model.gated and not again else 4) * ffn - ffn * small
+    inside += (1 if small else 2) * h * model.top_k
     scores = 5 * model.heads * plan.sequence if plan.attention == "unfused" else 4 * model.heads
     whole = outside / split + (inside + scores) / t
     each = {"none": whole, "full": full, "selective": outside / split + inside / t,
@@ -147,15 +153,17 @@ def in_flight(plan, rank):
 
 def buffer_bytes(model, plan, tool, numbers, c=CONSTANTS):
     """Gathered weights and gradients of two layers (ZeRO-3, FSDP), or a bucket; messages; what
-    DeepSpeed's optimizer makes for its step.
+    DeepSpeed's optimizer makes for its step: the gradient in float32 and two results of Adam.
+
+    With sequence parallelism x is whole in a layer: twice gathered, and twice before its sum.
 
     With a pipeline torchtitan gathers a stage's weights once a step, and reduces its gradients
     once; with ZeRO 2 it gathers once, too, and reduces each micro-batch's.
     """
-    messages = 4 * plan.tokens * model.hidden * (plan.pp > 1)
+    messages = plan.tokens * model.hidden * (4 * (plan.pp > 1) + 8 * plan.sequence_parallel)
     block = max(model.block, model.embedding) / plan.tp
     if tool == "deepspeed" and not plan.offload:
-        messages += c.step_bytes * numbers / (plan.sharders if plan.zero else 1)
+        messages += 12 * numbers / (plan.sharders if plan.zero else 1)
     if tool == "torchtitan" and plan.zero == 2:
         return 2 * numbers + plan.gradient_bytes * block + messages
     if tool == "torchtitan" and plan.zero and plan.pp > 1:

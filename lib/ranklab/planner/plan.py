@@ -38,9 +38,11 @@ class Plan:
     attended   tokens of the sequences, where several are packed into one; 0: they are not
     precision  of matrix products: bf16, fp8, fp8-rowwise, mxfp8, nvfp4
     gradient_bytes  of a number in the gradients' reduction
-    hides      axes whose traffic runs beside computing: data, tensor, context, expert, pipeline
+    hides      axes whose traffic runs beside computing: data, tensor, context, expert, pipeline;
+               "tensor backward": of tensor's, that of inputs' gradients
     fused      norms, activations and casts are fused (compiled, or the tool's kernels)
     fused_experts  tokens are sorted by expert in the kernels that send them (2026)
+    graphs     kernels are launched from CUDA graphs, not each by the host
     frozen     the weights are not trained: adapters are (LoRA)
     outermost  the axis whose ranks lie furthest apart: pipeline or data
     offload    the optimizer and its states are on the host (ZeRO-Offload)
@@ -68,6 +70,7 @@ class Plan:
     hides: tuple = ("data",)
     fused: bool = True
     fused_experts: bool = False
+    graphs: bool = False
     frozen: bool = False
     tool: str = "megatron"
     outermost: str = "pipeline"

@@ -12,6 +12,7 @@ import numpy as np
 from ranklab.planner.constants import CONSTANTS
 from ranklab.planner.fit import memory_ratio, step_ratio
 from ranklab.planner.jobs import Unused, job_of
+from ranklab.planner.memory import fits
 
 NO_DATA = ("the source contradicts", "a headline without", "out of memory", "no step time")
 CLEAR = 0.05  # two layouts whose times differ by less are no pair
@@ -21,7 +22,9 @@ CLEAR = 0.05  # two layouts whose times differ by less are no pair
 class Score:
     """What was found of one source, or of all: lists of |predicted / published - 1|.
 
-    pairs  of each two layouts of one model on the same GPUs: whether the faster one was named
+    pairs    of each two layouts of one model on the same GPUs: whether the faster one was named
+    fits     of each used row: whether it is said to fit, as it did
+    assumed  {what was not published, and taken to be the usual: rows}
     """
 
     rows: int = 0
@@ -29,7 +32,9 @@ class Score:
     times: list = field(default_factory=list)
     memory: list = field(default_factory=list)
     pairs: list = field(default_factory=list)
+    fits: list = field(default_factory=list)
     unused: Counter = field(default_factory=Counter)
+    assumed: Counter = field(default_factory=Counter)
 
     @property
     def usable(self):
@@ -41,6 +46,7 @@ class Score:
         return {"rows": self.rows, "usable": self.usable, "used": self.used,
                 "step_time": spread(self.times), "memory": spread(self.memory),
                 "pairs": {"number": len(self.pairs), "right": mean(self.pairs)},
+                "fits": mean(self.fits), "assumed": dict(self.assumed.most_common()),
                 "unused": dict(self.unused.most_common())}
 
 
@@ -72,6 +78,8 @@ def score(runs, constants=CONSTANTS):
         times = {job.row_id: step_ratio(job, constants) for job in jobs if job.seconds}
         one.times = [abs(ratio - 1) for ratio in times.values()]
         one.memory = [abs(memory_ratio(job, constants) - 1) for job in jobs if job.memory]
+        one.fits = [fits(job.model, job.plan, job.machine, None, constants) for job in jobs]
+        one.assumed = Counter(said.partition("=")[0] for job in jobs for said in job.assumed)
         one.pairs = pairs_of([job for job in jobs if job.seconds], times)
     found["all"] = total(found.values())
     return dict(found)
@@ -82,10 +90,10 @@ def total(scores):
     found = Score()
     for each in list(scores):
         found.rows, found.used = found.rows + each.rows, found.used + each.used
-        for name in ("times", "memory", "pairs"):
+        for name in ("times", "memory", "pairs", "fits"):
             getattr(found, name).extend(getattr(each, name))
-        for why, number in each.unused.items():
-            found.unused[why] += number
+        found.unused += each.unused
+        found.assumed += each.assumed
     return found
 
 

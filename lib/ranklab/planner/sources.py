@@ -23,18 +23,23 @@ def memory_kind(run):
 
 def network_of(run):
     """Bytes/s of a GPU's share of its node's cards; 0: those of the vendor's own node."""
-    if "2104.04473" in run.source and run.zero_stage == 3:
-        return 25e9 / 8  # DeepSpeed's gathers of 2021: no rings over all cards, one of the eight
     return next((speed for words, speed in NETWORKS
                  if re.search(words, f"{run.notes} {run.hardware}")), 0.0)
 
 
 def fuses_experts(run):
     """Whether tokens are sorted by expert in the kernels that send them, beside other work:
-    Megatron-Bridge from release 26.06.
+    Megatron-Bridge from release 26.06 (moe_permute_fusion_into_hybridep of its recipes).
     """
     found = re.search(r"mbridge-(\d+)\.(\d+)", run.row_id)
     return bool(found) and (int(found[1]), int(found[2])) >= (26, 6)
+
+
+def graphs(run):
+    """Whether kernels are launched from CUDA graphs: Megatron-Bridge's recipes of models with
+    experts do so where the host is Grace, and others mostly not (perf_recipes, v0.2.2 to v0.4.2).
+    """
+    return run.hardware.startswith("GB")
 
 
 def virtual_of(run, pp, schedule, assumed):
@@ -102,13 +107,18 @@ def gradient_bytes(run):
 
 
 def hides(run):
-    """The axes whose messages run beside computing in this tool at that time."""
-    if re.search(UNFUSED, f"{run.source} {run.notes}") and (run.zero_stage or 0) < 3:
-        return ()  # Megatron-LM of 2020 to 2022: all messages wait
-    found = ["data", "context"]
+    """The axes whose messages run beside computing in this tool at that time. Megatron-Bridge hides
+    experts' by interleaved stages, but on NVL72 (moe_a2a_overlap of its recipes, v0.2.2 to v0.4.2).
+    """
+    if "2205.05198" in run.source:  # backward takes 1.55 times as long as forward (its table 4)
+        return ("tensor backward",)
+    if re.search(UNFUSED, f"{run.source} {run.notes}"):
+        return ()  # of 2020 to 2022: all messages wait
+    found = ["data", "context", *["tensor backward"] * (tool_of(run) == "megatron")]
     megascale = "parallel transformer block" in run.arch_notes  # it hides both (section 3.2)
     if megascale or "async" in run.precision.lower() or re.search(MODERN, run.source):
-        found += ["tensor", "pipeline", *["expert"] * fuses_experts(run)]
+        experts = fuses_experts(run) or (run.vpp or 1) > 1 and not run.hardware.startswith("GB")
+        found = ["data", "context", "tensor", "pipeline", *["expert"] * experts]
     return tuple(found)
 
 

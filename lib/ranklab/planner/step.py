@@ -1,6 +1,5 @@
 """step_time: the seconds of a step, in parts that add up; and what follows from them."""
 
-import math
 from dataclasses import dataclass
 
 from ranklab.pipeline_parallel.formulas import flush_bubble, zb_h1_bubble
@@ -18,7 +17,7 @@ class Step:
                of ZeRO-3 and FSDP, for each micro-batch
     bubble     no work for a pipeline rank: filling, draining, and stages that are not even
     optimizer  its step
-    rest       waiting for the slowest node, loader, norms
+    rest       loader, norms
     """
 
     products: float
@@ -69,23 +68,35 @@ def exposed(messages, work, hidden, c):
     return longer * (1 + (shorter / longer) ** c.overlap) ** (1 / c.overlap) - work
 
 
+def tensor_exposed(model, plan, machine, work, c):
+    """Seconds of a layer's tensor messages that are left; "tensor backward" hides those of inputs'
+    gradients beside the products of weights' gradients (Megatron-LM since 2022).
+    """
+    seconds = traffic.tensor_seconds(model, plan, machine, c)
+    if "tensor backward" not in plan.hides:
+        return exposed(seconds, sum(work.products), "tensor" in plan.hides, c)
+    back = seconds / (2 + plan.recomputed * (plan.recompute == "full"))
+    return seconds - back + exposed(back, work.products[1] / 2, True, c)
+
+
 def layer_parts(model, plan, machine, c, sparse):
     """{part of a Step: seconds} of a layer and micro-batch, on one GPU."""
     work = compute.layer_work(model, plan, machine, c, sparse)
     twice = compute.again(work, plan)
     both = work.forward + work.backward + twice
+    late = exposed(c.host_seconds, both, True, c) if sparse and not plan.graphs else 0.0
     numbers = model.block + model.dense_ffn * (not sparse)
     gathered = traffic.gather_seconds(numbers / plan.tp, plan, machine, c)
     if sparse and plan.zero == 3:
         gathered += traffic.gather_seconds(model.experts * model.expert / plan.ep, plan, machine, c)
     axes = {  # part: (axis that may hide it, its messages, the work beside them)
-        "tensor": ("tensor", traffic.tensor_seconds(model, plan, machine, c), sum(work.products)),
         "context": ("context", traffic.context_seconds(model, plan, machine, c),
                     sum(work.attention)),
         "expert": ("expert", sparse and traffic.expert_seconds(model, plan, machine, c), both),
         "weights": ("data", gathered, both)}
     return {"products": sum(work.products), "attention": sum(work.attention),
-            "other": sum(work.other), "recompute": twice,
+            "other": sum(work.other) + late, "recompute": twice,
+            "tensor": tensor_exposed(model, plan, machine, work, c),
             **{part: exposed(seconds, beside, axis in plan.hides, c)
                for part, (axis, seconds, beside) in axes.items()}}
 
@@ -106,7 +117,7 @@ def head_seconds(model, plan, machine, c=CONSTANTS):
 
 def sent_seconds(model, plan, machine, beside, c=CONSTANTS):
     """Seconds of a micro-batch's messages between pipeline ranks that `beside` does not hide."""
-    seconds = c.pipeline_exposed * traffic.pipeline_seconds(model, plan, machine, c)
+    seconds = traffic.pipeline_seconds(model, plan, machine, c)
     return exposed(seconds, beside, "pipeline" in plan.hides, c)
 
 
@@ -128,7 +139,6 @@ def step_time(model, plan, machine, constants=CONSTANTS):
     A GPU computes its share of the layers for each micro-batch; the head is the last stage's.
     bubble     the schedule's part of (busy + sent + bubble), and waiting for the fullest stage
     optimizer  with gradients once a step, beside the work of one micro-batch
-    rest       step_seconds, and `waiting` times (busy + bubble) for each doubling of nodes
     lab        13
     """
     c, M, P = constants, plan.micro_batches, plan.pp
@@ -142,9 +152,8 @@ def step_time(model, plan, machine, constants=CONSTANTS):
                   for rank, n in enumerate(plan.stages(model.layers)))
     bubble = (busy + sent) * part / (1 - part) + max(0.0, M * fullest - busy)
     data, optimizer = update_seconds(model, plan, machine, busy / M, c)
-    nodes = max(1.0, plan.gpus / machine.node)
-    rest = c.step_seconds + c.waiting * math.log2(nodes) * (busy + bubble)
-    return Step(**parts, pipeline=sent, bubble=bubble, data=data, optimizer=optimizer, rest=rest)
+    return Step(**parts, pipeline=sent, bubble=bubble, data=data, optimizer=optimizer,
+                rest=c.step_seconds)
 
 
 def held_numbers(model, plan):
@@ -169,4 +178,4 @@ def update_seconds(model, plan, machine, piece, c=CONSTANTS):
     if plan.offload:  # 28 bytes a parameter in the host's memory, by DeepSpeed's vectorised Adam
         shared = min(machine.node, plan.gpus) / machine.host_memory
         return data, mine * (4 / machine.host + 28 * shared)
-    return data, c.optimizer_bytes * mine / machine.memory_bandwidth
+    return data, compute.ADAM * mine / machine.memory_bandwidth

@@ -38,8 +38,8 @@ def context_seconds(model, plan, machine, c):
 def expert_seconds(model, plan, machine, c):
     """Of one layer with experts: tokens go to their experts and back, forward and backward.
 
-    A token goes once to each node that has some of its experts, and from there to its ranks: with N
-    nodes and k experts to N (1 - (1 - 1/N)^k) of them on average.
+    A token goes once to each node that has some of its experts, and from there once to such ranks:
+    with N nodes (or ranks) and k experts to N (1 - (1 - 1/N)^k) of them on average.
     """
     if plan.ep == 1:
         return 0.0
@@ -47,9 +47,9 @@ def expert_seconds(model, plan, machine, c):
     span = plan.span("expert", machine)
     x = 2 * plan.tokens * model.hidden / plan.tp  # bytes
     nodes = max(1.0, span.ranks / span.node)
-    far = x * nodes * (1 - (1 - 1 / nodes) ** model.top_k)
+    near, far = (x * n * (1 - (1 - 1 / n) ** model.top_k) for n in (span.ranks, nodes))
     return count * max(
-        collective_seconds("all_to_all", model.top_k * x, Span(*3 * [span.node]), machine, c),
+        collective_seconds("all_to_all", near, Span(*3 * [span.node]), machine, c),
         collective_seconds("all_to_all", far, span, machine, c) if nodes > 1 else 0.0)
 
 

@@ -6,7 +6,7 @@ import json
 from ranklab.planner.constants import CONSTANTS, bounds
 from ranklab.planner.fit import fit
 from ranklab.planner.jobs import Unused, is_for_fit, job_of
-from ranklab.planner.score import score
+from ranklab.planner.score import mean, score
 from ranklab.projects.planner.measure import measure_report
 from ranklab.projects.planner.orders import run
 
@@ -25,7 +25,7 @@ def act(options, settings):
     found = score(runs)
     if options.json:
         return json.dumps({name: each.as_dict() for name, each in found.items()}, indent=1)
-    return "\n".join([score_table(found), "", unused_table(found)])
+    return "\n".join([score_table(found), "", used_words(found["all"]), unused_table(found)])
 
 
 def score_table(scores):
@@ -39,6 +39,15 @@ def score_table(scores):
                      f"{percent(memory['median']):>9}{percent(memory['p90']):>7}"
                      f"{len(each.pairs):8}{percent(right):>7}")
     return "\n".join(lines)
+
+
+def used_words(found):
+    """What the used rows are said to need, and what was not published of them, as text."""
+    words = f"said to fit into their GPUs, as they did: {percent(mean(found.fits)) or 'none used'}"
+    if found.assumed:
+        rows = ", ".join(f"{name} in {number} rows" for name, number in found.assumed.most_common())
+        words += f"\nnot printed, the usual is assumed: {rows}"
+    return words
 
 
 def percent(part):
