@@ -114,8 +114,9 @@ def memory_per_gpu(model, plan, machine, tool=None, constants=CONSTANTS):
 
     states       sharded over plan.sharders; those of experts over the ranks with the same experts
     activations  of the layers of a stage, for each micro-batch in flight; with recompute also what
-                 one layer keeps while it is computed again
-    logits       8 bytes each (10 where kernels are not fused), on the last stage
+                 one layer keeps while it is computed again, and gradients as large
+    logits       8 bytes each on the last stage: 16 bits, float32, and a gradient in 16 bits; 12 in
+                 torchtitan: torch's own loss has its gradient in float32
     tool         megatron, torchtitan, deepspeed or ours; None: plan.tool
     """
     if (tool or plan.tool) == "ours":
@@ -157,8 +158,6 @@ check(planner_bus_gb=...)
 # Three things are yours. Take the *average* GPU first: pp stages share the layers, and the head. Then the bubble. Then what the average hides: all wait for the fullest stage, `plan.stages(model.layers)` says who has how many layers, and the last one has the head. That waiting is a bubble, too.
 
 # %%
-import math
-
 from ranklab.planner.step import (
     bubble_part, head_seconds, layer_seconds, sent_seconds, update_seconds,
 )
@@ -170,7 +169,7 @@ def step_time(model, plan, machine, constants=CONSTANTS):
     A GPU computes its share of the layers for each micro-batch; the head is the last stage's.
     bubble     the schedule's part of (busy + sent + bubble), and waiting for the fullest stage
     optimizer  with gradients once a step, beside the work of one micro-batch
-    rest       step_seconds, and `waiting` times (busy + bubble) for each doubling of nodes
+    rest       constants.step_seconds
     """
     c, M, P = constants, plan.micro_batches, plan.pp
     raise NotImplementedError("exercise 4.2: about 14 lines")
@@ -180,7 +179,7 @@ def step_time(model, plan, machine, constants=CONSTANTS):
 step_time = check(step_time)
 
 # %% [markdown]
-# Where does a step go? By your function, for four plans of Llama 3 70B on 256 H100s. Before you look: which one has the largest bubble, and which sends most?
+# Where does a step go? By your functions, for four plans of Llama 3 70B on 256 H100s. Before you look: which one has the largest bubble, which sends most, and which doesn't fit?
 
 # %%
 plans = {"16 x 4 x 4": plan,
@@ -188,9 +187,12 @@ plans = {"16 x 4 x 4": plan,
          "4 x 8 x 8": replace(plan, dp=4, tp=8, pp=8, micro_batches=256),
          "256, FSDP, recompute": Plan(dp=256, sequence=8192, micro_batches=4, zero=3,
                                       recompute="full", tool="torchtitan")}
-plots.steps({name: step_time(llama, each, dgx) for name, each in plans.items()})
+plots.steps({f"{name}: {memory_per_gpu(llama, each, dgx).total / 1e9:.0f} GB":
+             step_time(llama, each, dgx) for name, each in plans.items()})
 
 # %% [markdown]
+# A GPU has 86 GB. Virtual stages make the bubble smaller, and keep more micro-batches in flight: a planner that knew time alone would take what does not fit.
+#
 # And now the truth. Your two formulas, on published runs that nothing was fitted on (a quarter of all, chosen by a hash of their names) and on the others:
 
 # %%

@@ -35,10 +35,10 @@ def memory_per_gpu__every_rank(model, plan, machine, tool=None, constants=CONSTA
         for _ in range(plan.stages(model.layers)[rank]):
             kept += kept_bytes(model, plan, tool) * in_flight(plan, rank)
         if plan.recompute != "none":
-            kept += kept_bytes(model, plan, tool, "none")
+            kept += 2 * kept_bytes(model, plan, tool, "none")
         logits = 0
         if rank == plan.pp - 1:
-            logits = (10 - 2 * plan.fused) * plan.tokens * model.vocab / plan.tp
+            logits = (8 + 4 * (tool == "torchtitan")) * plan.tokens * model.vocab / plan.tp
         mine = GpuMemory(
             weights=a, gradients=b, optimizer=0 if plan.offload else c, activations=kept,
             logits=logits, buffers=buffer_bytes(model, plan, tool, dense, constants),
@@ -56,14 +56,14 @@ def memory_per_gpu__by_tensors(model, plan, machine, tool=None, constants=CONSTA
     layers, rows = torch.tensor(plan.stages(model.layers), dtype=torch.float64), []
     waits = torch.tensor([in_flight(plan, rank) for rank in range(plan.pp)], dtype=torch.float64)
     activations = layers * waits * kept_bytes(model, plan, tool)
-    activations += kept_bytes(model, plan, tool, "none") * (plan.recompute != "none")
+    activations += 2 * kept_bytes(model, plan, tool, "none") * (plan.recompute != "none")
     for rank in range(plan.pp):
         numbers, experts = numbers_of(model, plan, rank)
         held = torch.tensor([states(plan, tool, numbers, plan.sharders), states(
             plan, tool, experts, max(1, plan.copies * plan.tp // plan.ep))],
             dtype=torch.float64).sum(0)
         held[2] *= not plan.offload
-        logits = plan.tokens * model.vocab / plan.tp * (8 if plan.fused else 10)
+        logits = plan.tokens * model.vocab / plan.tp * ({"torchtitan": 12}.get(tool, 8))
         comes = torch.tensor([activations[rank], logits * (rank == plan.pp - 1)],
                              dtype=torch.float64)
         rows.append(torch.cat([held, comes, torch.tensor(
@@ -89,11 +89,8 @@ def step_time__stage_by_stage(model, plan, machine, constants=CONSTANTS):
         parts[part] += head[part]
     for part in parts:
         parts[part] *= plan.micro_batches / plan.pp
-    busy, rest = plan.micro_batches * average, constants.step_seconds
-    if plan.gpus > machine.node:
-        rest += constants.waiting * math.log(plan.gpus / machine.node, 2) * (busy + bubble)
     return Step(pipeline=plan.micro_batches * sent, bubble=bubble, data=data, optimizer=optimizer,
-                rest=rest, **parts)
+                rest=constants.step_seconds, **parts)
 
 
 def step_time__in_numpy(model, plan, machine, constants=CONSTANTS):
@@ -113,9 +110,7 @@ def step_time__in_numpy(model, plan, machine, constants=CONSTANTS):
         bubble = (busy + sent) / (1 / part - 1) if part else bubble
         bubble = bubble + M * of_stages.max() - busy
     data, optimizer = update_seconds(model, plan, machine, busy / M, constants)
-    doublings = np.log2(np.maximum(1, plan.gpus / machine.node))
-    return Step(*parts, sent, bubble, data, optimizer,
-                constants.step_seconds + constants.waiting * doublings * (busy + bubble))
+    return Step(*parts, sent, bubble, data, optimizer, constants.step_seconds)
 
 
 def cost_per_token__of_an_hour(model, sequence, machine, mfu, price):

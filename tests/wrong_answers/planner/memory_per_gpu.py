@@ -5,7 +5,7 @@ from mutants import mutant
 from ranklab.planner.memory import GpuMemory, memory_per_gpu
 
 RANKS = "{0, min(1, plan.pp - 1), stages.index(max(stages)), plan.pp - 1}"
-AGAIN = 'kept_bytes(model, plan, tool, "none") if plan.recompute != "none" else 0'
+AGAIN = '2 * kept_bytes(model, plan, tool, "none") if plan.recompute != "none" else 0'
 HELD = "in_flight(plan, rank) * stages[rank] * kept + again"
 LOGITS = "        logits *= rank == plan.pp - 1\n"
 SPARSE = "states(plan, tool, experts, max(1, plan.copies * plan.tp // plan.ep))"
@@ -23,7 +23,7 @@ WRONG = [mutant(memory_per_gpu, *edits, says=says, called=called) for *edits, sa
     ("* stages[rank]", "* (model.layers / plan.pp)", "as many layers on each", "even_stages"),
     ("* stages[rank]", "* (model.layers // plan.pp)", "activations, in GB, is", "rounded_down"),
     (HELD, HELD.removesuffix(" + again"), "without what is computed again", "no_again"),
-    (AGAIN, 'kept_bytes(model, plan, tool, "none")', "without recompute", "always_again"),
+    (AGAIN, '2 * kept_bytes(model, plan, tool, "none")', "without recompute", "always_again"),
     (AGAIN, AGAIN.replace('!= "none"', '== "full"'), "with full recompute only", "full_alone"),
     (AGAIN, AGAIN.replace("(model, plan, tool, \"none\")", "(model, plan, tool)"), "activations, in"
      " GB, is", "again_as_it_is_kept"),
@@ -32,8 +32,9 @@ WRONG = [mutant(memory_per_gpu, *edits, says=says, called=called) for *edits, sa
     (LOGITS, "", "logits on all stages", "logits_everywhere"),
     (LOGITS, "        logits = 0\n", "no logits", "no_logits"),
     (" * model.vocab / plan.tp", " * model.vocab", "whole logits", "whole_logits"),
-    ("(8 if plan.fused else 10)", "8", "8 bytes a logit", "always_8"),
-    ("(8 if plan.fused else 10)", "4", "logits, in GB, is", "float32_alone"),
+    ("(12 if tool == \"torchtitan\" else 8)", "8", "8 bytes a logit", "always_8"),
+    ("(12 if tool == \"torchtitan\" else 8)", "4", "logits, in GB, is", "float32_alone"),
+    (AGAIN, AGAIN.removeprefix("2 * "), "activations without their gradients", "once"),
     ("plan.tokens * model.vocab", "plan.sequence * plan.micro_batch * model.vocab",
      "context ranks.*logits, in GB, is", "logits_of_whole_sequences"),
     ("numbers, plan.sharders)", "numbers, plan.dp)", "sharded over dp", "over_dp"),

@@ -9,8 +9,6 @@ BUBBLE = "(busy + sent) * part / (1 - part)"
 WAITS = "max(0.0, M * fullest - busy)"
 FULLEST = "n * layer + (rank == P - 1) * ends"
 UPDATE = "update_seconds(model, plan, machine, busy / M, c)"
-NODES = "max(1.0, plan.gpus / machine.node)"
-REST = "c.step_seconds + c.waiting * math.log2(nodes) * (busy + bubble)"
 
 WRONG = [mutant(step_time, *edits, says=says, called=called) for *edits, says, called in (
     ("M / P * (layers", "M * (layers", "pp stages share the layers", "all_stages_on_one"),
@@ -38,19 +36,11 @@ WRONG = [mutant(step_time, *edits, says=says, called=called) for *edits, says, c
     (f"= {UPDATE}", f"= (M * each for each in {UPDATE})", "once a step", "update_each_time"),
     (f"data, optimizer = {UPDATE}", f"optimizer, data = {UPDATE}", "(data|optimizer), in seconds",
      "exchanged"),
-    (NODES, "plan.gpus", "doublings of GPUs", "gpus_for_nodes"),
-    (NODES, "plan.gpus / machine.node", "less than one node|at least 1", "less_than_a_node"),
-    (NODES, "max(1, plan.gpus // machine.node)", "gb200.*rest, in seconds", "whole_nodes"),
-    (NODES, "max(1.0, plan.gpus / 8)", "nodes of 8 GPUs", "always_8"),
-    ("math.log2(nodes)", "nodes", "nodes, not their doublings", "no_logarithm"),
-    ("math.log2(nodes)", "math.log(nodes)", "rest, in seconds", "natural_logarithm"),
-    (f"rest = {REST}", "rest = 0.0", "no rest", "no_rest"),
-    ("* (busy + bubble)", "* busy", "rest without the bubble", "rest_of_busy"),
-    ("* (busy + bubble)", "* (busy + sent + bubble)", "rest with messages", "rest_of_all"),
+    ("rest=c.step_seconds", "rest=0.0", "no rest", "no_rest"),
     ("c, M, P = constants,", "c, M, P = CONSTANTS,", "constants of the library", "its_constants"),
     ("layer_seconds(model, plan, machine, c)", "layer_seconds(model, plan, machine)",
      "products, in seconds", "layers_of_its_constants"),
-    ("busy / M, c)\n    nodes", "busy / M)\n    nodes", "(data|optimizer), in seconds",
+    ("busy / M, c)\n    return", "busy / M)\n    return", "(data|optimizer), in seconds",
      "update_of_its_constants"),
     ("bubble_part(model, plan, machine, c)", "(P - 1) / (M + P - 1)",
      "(virtual stages|zero bubble).*bubble, in seconds", "always_1f1b"),

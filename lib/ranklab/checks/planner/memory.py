@@ -13,7 +13,7 @@ from ranklab.planner.memory import (
 from ranklab.planner.model import Model
 from ranklab.planner.plan import Plan
 
-OTHER = replace(CONSTANTS, context_bytes=0.7e9, gaps=0.11, step_bytes=5.0)
+OTHER = replace(CONSTANTS, context_bytes=0.7e9, gaps=0.11)
 PIPED = Plan(dp=2, tp=2, pp=4, micro_batches=16, zero=1, sequence_parallel=True)
 CASES = {
     "one GPU": ("llama2-7b", Plan(micro_batches=4), CONSTANTS),
@@ -56,13 +56,15 @@ SLIPS = {  # name: (what is done instead, hint)
     "as many layers on each stage": "They need not be even: plan.stages(model.layers)[rank].",
     "without what is computed again": "With recompute one layer has all its activations back while "
                                       "its backward runs: kept_bytes(model, plan, tool, 'none').",
+    "activations without their gradients": "While a layer runs backward, it has gradients as large"
+                                           " as what it computes again: twice that.",
     "again for each micro-batch": "One layer of one micro-batch is computed again at a time.",
     "again with full recompute only": "With each kind of recompute.",
     "computed again without recompute": "Only where plan.recompute is not 'none'.",
     "no logits": "The last stage has them, 8 bytes each, for one micro-batch.",
     "logits on all stages": "Only the last stage has them.",
     "whole logits": "Tensor ranks share them: model.vocab / plan.tp.",
-    "8 bytes a logit": "10 where plan.fused is False.",
+    "8 bytes a logit": "12 in torchtitan: torch's own loss has its gradient in float32.",
     "sharded over dp": "Context ranks have the same weights: plan.sharders.",
     "sharded over all copies": "plan.shard may be fewer: plan.sharders.",
     "experts sharded as all else": "An expert is on copies * tp // ep GPUs.",
@@ -82,7 +84,7 @@ def right(model, plan, tool, c, slip=""):
     is_again = {"without what is computed again": False, "computed again without recompute": True,
                 "again with full recompute only": plan.recompute == "full"}.get(
                     slip, plan.recompute != "none")
-    again, found = is_again * kept_bytes(model, plan, tool, "none"), []
+    again, found = 2 * is_again * kept_bytes(model, plan, tool, "none"), []
     share = {"sharded over dp": plan.dp, "sharded over all copies": plan.copies}.get(
         slip, plan.sharders)
     same = share if slip == "experts sharded as all else" else plan.copies * plan.tp // plan.ep
@@ -97,8 +99,10 @@ def right(model, plan, tool, c, slip=""):
         layers = {"all layers": model.layers, "as many layers on each stage":
                   model.layers / plan.pp}.get(slip, layers)
         activations = waiting * layers * kept_bytes(model, plan, tool)
-        activations += again * (waiting if slip == "again for each micro-batch" else 1)
-        logits = plan.tokens * model.vocab * (8 if plan.fused or slip == "8 bytes a logit" else 10)
+        activations += again * {"activations without their gradients": 0.5,
+                                "again for each micro-batch": waiting}.get(slip, 1)
+        logits = plan.tokens * model.vocab * (12 if tool == "torchtitan" and slip != (
+            "8 bytes a logit") else 8)
         logits /= 1 if slip == "whole logits" else plan.tp
         logits *= slip != "no logits" and (slip == "logits on all stages" or rank == plan.pp - 1)
         optimizer *= not plan.offload or slip == "the optimizer on the GPU"

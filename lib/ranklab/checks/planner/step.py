@@ -1,6 +1,5 @@
 """The check of step_time: each part of a Step, for many kinds of plans."""
 
-import math
 from dataclasses import replace
 from functools import partial
 
@@ -12,8 +11,8 @@ from ranklab.planner.step import (
     Step, bubble_part, head_seconds, layer_seconds, sent_seconds, update_seconds,
 )
 
-OTHER = replace(CONSTANTS, waiting=0.02, step_seconds=0.1, pipeline_exposed=1.0, product=0.6,
-                product_hopper=0.6, optimizer_bytes=100.0, network_share=0.5)
+OTHER = replace(CONSTANTS, step_seconds=0.1, product=0.6, product_hopper=0.6, overlap=1.5,
+                link_share=0.5)
 PIPED = Plan(dp=8, tp=4, pp=8, sequence=4096, micro_batches=24, zero=1, sequence_parallel=True)
 CASES = {
     "one GPU": ("llama-8b", Plan(micro_batches=4), CONSTANTS),
@@ -52,13 +51,7 @@ SLIPS = {
     "messages beside all micro-batches": "`beside` is the busy time of one micro-batch.",
     "an update for each micro-batch": "Gradients travel, and the optimizer runs, once a step.",
     "an update beside all micro-batches": "`beside` is the busy time of one micro-batch.",
-    "doublings of GPUs": "`waiting` counts doublings of nodes: log2 of plan.gpus / machine.node.",
-    "nodes of 8 GPUs": "machine.node says how many.",
-    "nodes, not their doublings": "For each doubling: log2 of the nodes.",
-    "less than one node": "A part of a node is one node: at least 1.",
-    "no rest": "rest: step_seconds, and waiting times doublings times (busy + bubble).",
-    "rest without the bubble": "`waiting` is of (busy + bubble).",
-    "rest with messages": "`waiting` is of (busy + bubble).",
+    "no rest": "rest is constants.step_seconds.",
     "the constants of the library": "Hand `constants` on to each of them.",
 }
 
@@ -92,12 +85,7 @@ def right(model, plan, machine, c, slip=""):
     data, optimizer = update_seconds(model, plan, machine, beside, c)
     if slip == "an update for each micro-batch":
         data, optimizer = M * data, M * optimizer
-    nodes = plan.gpus / {"doublings of GPUs": 1, "nodes of 8 GPUs": 8}.get(slip, machine.node)
-    nodes = nodes if slip == "less than one node" else max(1.0, nodes)
-    doublings = nodes if slip == "nodes, not their doublings" else math.log2(nodes)
-    work = busy + bubble * (slip != "rest without the bubble") + sent * (
-        slip == "rest with messages")
-    rest = (c.step_seconds + c.waiting * doublings * work) * (slip != "no rest")
+    rest = c.step_seconds * (slip != "no rest")
     return Step(**parts, pipeline=sent, bubble=bubble, data=data, optimizer=optimizer, rest=rest)
 
 
