@@ -165,8 +165,8 @@ def test_megatron_is_told_of_all_that_the_layout_has():
                   "--use-distributed-optimizer ", "--recompute-granularity full ", "--nnodes 8 "):
         assert words in said, words
     plain = megatron_command(Layout(pp=3, schedule="gpipe", zero=3, outermost="data"), job)
-    for words in ("not gpipe", "--pipeline-model-parallel-layout", "no pipeline", "--use-tp-pp-dp-mapping",
-                  "--use-megatron-fsdp", "torchrun --nproc-per-node 3"):
+    for words in ("not gpipe", "--pipeline-model-parallel-layout", "no pipeline",
+                  "--use-tp-pp-dp-mapping", "--use-megatron-fsdp", "torchrun --nproc-per-node 3"):
         assert words in plain, words
     assert max(map(len, (said + "\n" + plain).splitlines())) <= 100
 

@@ -108,7 +108,7 @@ def test_the_sizes_layouts_are_about_as_fast_as_the_best(size):
 
     job, layout = JOBS[size], SIZES[size][2]
     least = planned(*choose_layout(job, layout.ranks, A100))
-    assert least <= planned(layout, job.micro_batch) <= 1.1 * least
+    assert least <= planned(layout, job.micro_batch) <= 1.15 * least
 
 
 def test_where_no_layout_is_legal_that_is_a_sentence():

@@ -215,7 +215,7 @@ def test_no_stage_holds_more_than_the_one_that_is_found():
     # recomputed, so that weights count most
     plan = Plan(dp=2, tp=8, pp=10, micro_batches=4, zero=1, recompute="full")
     found = memory_per_gpu(Model(96, 12288, 96, 49152, 51200), plan, A100)
-    assert plan.stages(96) == [9, 9, 10, 10, 10, 10, 10, 10, 9, 9]
+    assert plan.stages(96) == (9, 9, 10, 10, 10, 10, 10, 10, 9, 9)
     assert found.weights == 2 * 10 * 12 * 12288**2 / 8  # no embedding: a stage between
 
 

@@ -35,7 +35,7 @@ CHANGES = [  # of every field but the tool
     {"precision": "fp8-rowwise"}, {"precision": "mxfp8"}, {"precision": "nvfp4"},
     {"gradient_bytes": 2}, {"hides": ()}, {"hides": ("data", "tensor", "pipeline", "context")},
     {"fused": False}, {"fused_experts": True}, {"frozen": True}, {"outermost": "data"},
-    {"offload": True}]
+    {"offload": True}, {"graphs": True}]
 
 
 def with_sentences(model, plan):

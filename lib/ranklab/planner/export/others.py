@@ -127,7 +127,8 @@ def torchtitan_differs(model, plan):
         ("Gradients are reduced in float32 alone.", plan.gradient_bytes == 2),
         ("fully_shard sends beside computing.", "data" not in plan.hides and plan.zero > 0),
         ("Weights and gradients are on the host, too.", plan.offload),
-    ] if holds] + unsaid(plan, "attention", "attended", "precision", "fused_experts", "frozen",
+    ] if holds] + unsaid(
+        plan, "graphs", "attention", "attended", "precision", "fused_experts", "frozen",
                          "outermost")
 
 
@@ -166,5 +167,6 @@ def deepspeed_differs(plan):
         (f"It shards over all {plan.copies} ranks, not {plan.sharders}.",
          plan.zero > 0 and plan.sharders < plan.copies),
     ] if holds] + unsaid(
-        plan, "tp", "sequence_parallel", "cp", "ep", "sequence", "virtual", "schedule", "recompute",
+        plan, "graphs", "tp", "sequence_parallel", "cp", "ep", "sequence", "virtual", "schedule",
+        "recompute",
         "attention", "attended", "precision", "fused", "fused_experts", "frozen", "outermost")
