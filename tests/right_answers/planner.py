@@ -41,7 +41,7 @@ def memory_per_gpu__every_rank(model, plan, machine, tool=None, constants=CONSTA
             logits = (8 + 4 * (tool == "torchtitan")) * plan.tokens * model.vocab / plan.tp
         mine = GpuMemory(
             weights=a, gradients=b, optimizer=0 if plan.offload else c, activations=kept,
-            logits=logits, buffers=buffer_bytes(model, plan, tool, dense, constants),
+            logits=logits, buffers=buffer_bytes(model, plan, tool, dense),
             context=constants.context_bytes, allowance=(kept + logits) * constants.gaps)
         if best is None or mine.total > best.total:
             best = mine
@@ -67,7 +67,7 @@ def memory_per_gpu__by_tensors(model, plan, machine, tool=None, constants=CONSTA
         comes = torch.tensor([activations[rank], logits * (rank == plan.pp - 1)],
                              dtype=torch.float64)
         rows.append(torch.cat([held, comes, torch.tensor(
-            [buffer_bytes(model, plan, tool, numbers, constants), constants.context_bytes,
+            [buffer_bytes(model, plan, tool, numbers), constants.context_bytes,
              constants.gaps * comes.sum()], dtype=torch.float64)]))
     return GpuMemory(*max(rows, key=torch.sum))
 

@@ -79,7 +79,7 @@ def memory_per_gpu(model, plan, machine, tool=None, constants=CONSTANTS):
         weights, gradients, optimizer = map(sum, zip(dense, sparse))
         found.append(GpuMemory(
             weights, gradients, optimizer * (not plan.offload), activations, logits,
-            buffer_bytes(model, plan, tool, numbers, constants), constants.context_bytes,
+            buffer_bytes(model, plan, tool, numbers), constants.context_bytes,
             constants.gaps * (activations + logits)))
     return max(found, key=lambda memory: memory.total)
 
@@ -151,7 +151,7 @@ def in_flight(plan, rank):
     return counts.get(plan.schedule, one_f_one_b_in_flight)(P, M)[rank]
 
 
-def buffer_bytes(model, plan, tool, numbers, c=CONSTANTS):
+def buffer_bytes(model, plan, tool, numbers):
     """Gathered weights and gradients of two layers (ZeRO-3, FSDP), or a bucket; messages; what
     DeepSpeed's optimizer makes for its step: the gradient in float32 and two results of Adam.
 

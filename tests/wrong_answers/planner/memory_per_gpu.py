@@ -15,31 +15,33 @@ WRONG = [mutant(memory_per_gpu, *edits, says=says, called=called) for *edits, sa
     (RANKS, "{0}", "the first stage", "rank_0"),
     (RANKS, "{plan.pp - 1}", "the last stage", "last_rank"),
     (RANKS, "{0, min(1, plan.pp - 1), plan.pp - 1}", "first, second and last stage", "three"),
-    (RANKS, "{0, plan.pp - 1}", ", in GB, is", "both_ends"),
+    (RANKS, "{0, plan.pp - 1}", ", in GB: yours", "both_ends"),
     ("in_flight(plan, rank)", "plan.micro_batches", "all micro-batches", "all_micro_batches"),
     ("in_flight(plan, rank)", "1", "one micro-batch", "one_micro_batch"),
     ("in_flight(plan, rank)", "in_flight(plan, 0)", "as many in flight", "as_the_first"),
     ("* stages[rank]", "* model.layers", "all layers", "all_layers"),
     ("* stages[rank]", "* (model.layers / plan.pp)", "as many layers on each", "even_stages"),
-    ("* stages[rank]", "* (model.layers // plan.pp)", "activations, in GB, is", "rounded_down"),
+    ("* stages[rank]", "* (model.layers // plan.pp)", "activations, in GB: yours", "rounded_down"),
     (HELD, HELD.removesuffix(" + again"), "without what is computed again", "no_again"),
     (AGAIN, '2 * kept_bytes(model, plan, tool, "none")', "without recompute", "always_again"),
     (AGAIN, AGAIN.replace('!= "none"', '== "full"'), "with full recompute only", "full_alone"),
     (AGAIN, AGAIN.replace("(model, plan, tool, \"none\")", "(model, plan, tool)"), "activations, in"
-     " GB, is", "again_as_it_is_kept"),
+     " GB: yours", "again_as_it_is_kept"),
     (HELD, "in_flight(plan, rank) * (stages[rank] * kept + again)", "again for each micro-batch",
      "again_for_each"),
     (LOGITS, "", "logits on all stages", "logits_everywhere"),
     (LOGITS, "        logits = 0\n", "no logits", "no_logits"),
+    (LOGITS, LOGITS.replace("*= rank", "*= in_flight(plan, rank) * (rank").replace("- 1", "- 1)"),
+     "logits of all micro-batches", "logits_in_flight"),
     (" * model.vocab / plan.tp", " * model.vocab", "whole logits", "whole_logits"),
     ("(12 if tool == \"torchtitan\" else 8)", "8", "8 bytes a logit", "always_8"),
-    ("(12 if tool == \"torchtitan\" else 8)", "4", "logits, in GB, is", "float32_alone"),
+    ("(12 if tool == \"torchtitan\" else 8)", "4", "logits, in GB: yours", "float32_alone"),
     (AGAIN, AGAIN.removeprefix("2 * "), "activations without their gradients", "once"),
     ("plan.tokens * model.vocab", "plan.sequence * plan.micro_batch * model.vocab",
-     "context ranks.*logits, in GB, is", "logits_of_whole_sequences"),
+     "context ranks.*logits, in GB: yours", "logits_of_whole_sequences"),
     ("numbers, plan.sharders)", "numbers, plan.dp)", "sharded over dp", "over_dp"),
     ("numbers, plan.sharders)", "numbers, plan.copies)", "sharded over all copies", "no_shard"),
-    ("numbers, plan.sharders)", "numbers, plan.gpus)", "optimizer, in GB, is", "over_all_gpus"),
+    ("numbers, plan.sharders)", "numbers, plan.gpus)", "optimizer, in GB: yours", "over_all_gpus"),
     (SPARSE, "states(plan, tool, experts, plan.sharders)", "An expert is on copies", "as_all"),
     (SPARSE, "(0, 0, 0)", "experts forgotten", "no_experts"),
     (SPARSE, "states(plan, tool, experts, plan.ep)", "weights|gradients|optimizer", "over_ep"),
@@ -48,10 +50,10 @@ WRONG = [mutant(memory_per_gpu, *edits, says=says, called=called) for *edits, sa
     ("constants.gaps * (activations + logits)", "constants.gaps * activations",
      "gaps of activations alone", "gaps_of_some"),
     ("constants.gaps * (activations + logits)", "CONSTANTS.gaps * (activations + logits)",
-     "allowance, in GB, is", "gaps_of_the_library"),
+     "allowance, in GB: yours", "gaps_of_the_library"),
     ("    kept = ", "    constants = CONSTANTS\n    kept = ", "the constants of the library",
      "constants_ignored"),
-    ("numbers, constants), const", "numbers + experts, constants), const", "buffers, in GB, is",
+    ("tool, numbers), const", "tool, numbers + experts), const", "buffers, in GB: yours",
      "buffers_of_experts"),
     ("tool, found = tool or plan.tool, []", "tool, found = plan.tool, []", "the tool of the plan|"
      "course's trainer", "tool_ignored"),
@@ -68,6 +70,6 @@ WRONG = [mutant(memory_per_gpu, *edits, says=says, called=called) for *edits, sa
 
 
 def memory_per_gpu__eighteen_bytes(model, plan, machine, tool=None, constants=None):
-    """4 stages.*(weights|gradients|optimizer), in GB, is|one GPU.*, in GB, is"""
+    """4 stages.*(weights|gradients|optimizer), in GB: yours|one GPU.*, in GB: yours"""
     share = model.parameters / plan.tp / plan.pp
     return GpuMemory(2 * share, 4 * share, 12 * share / plan.dp, 0, 0, 0, 0, 0)

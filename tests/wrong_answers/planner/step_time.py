@@ -48,7 +48,7 @@ WRONG = [mutant(step_time, *edits, says=says, called=called) for *edits, says, c
 
 
 def step_time__mfu_of_a_half(model, plan, machine, constants=CONSTANTS):
-    """products, in seconds, is"""
+    """products, in seconds: yours"""
     flops = model.flops_per_token(plan.sequence) * plan.batch * plan.sequence
     seconds = flops / plan.gpus / machine.peak_flops / 0.5
     return Step(seconds, *12 * [0.0])

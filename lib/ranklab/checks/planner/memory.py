@@ -17,6 +17,8 @@ OTHER = replace(CONSTANTS, context_bytes=0.7e9, gaps=0.11)
 PIPED = Plan(dp=2, tp=2, pp=4, micro_batches=16, zero=1, sequence_parallel=True)
 CASES = {
     "one GPU": ("llama2-7b", Plan(micro_batches=4), CONSTANTS),
+    "two stages, all micro-batches wait": ("llama-1b", Plan(
+        dp=2, pp=2, micro_batch=8, micro_batches=6, schedule="gpipe", recompute="full"), OTHER),
     "4 stages, ZeRO-1": ("llama2-13b", PIPED, CONSTANTS),
     "two stages, few micro-batches": ("gpt3-175b", Plan(dp=4, tp=8, pp=2, micro_batches=1), OTHER),
     "a tied head": ("bloom-176b", replace(PIPED, pp=5, micro_batch=2), OTHER),
@@ -62,6 +64,7 @@ SLIPS = {  # name: (what is done instead, hint)
     "again with full recompute only": "With each kind of recompute.",
     "computed again without recompute": "Only where plan.recompute is not 'none'.",
     "no logits": "The last stage has them, 8 bytes each, for one micro-batch.",
+    "logits of all micro-batches": "One micro-batch's: its loss runs backward at once.",
     "logits on all stages": "Only the last stage has them.",
     "whole logits": "Tensor ranks share them: model.vocab / plan.tp.",
     "8 bytes a logit": "12 in torchtitan: torch's own loss has its gradient in float32.",
@@ -104,12 +107,13 @@ def right(model, plan, tool, c, slip=""):
         logits = plan.tokens * model.vocab * (12 if tool == "torchtitan" and slip != (
             "8 bytes a logit") else 8)
         logits /= 1 if slip == "whole logits" else plan.tp
+        logits *= waiting if slip == "logits of all micro-batches" else 1
         logits *= slip != "no logits" and (slip == "logits on all stages" or rank == plan.pp - 1)
         optimizer *= not plan.offload or slip == "the optimizer on the GPU"
         gaps = {"no gaps": 0.0, "gaps of activations alone": activations}.get(
             slip, activations + logits)
         found.append(GpuMemory(weights, gradients, optimizer, activations, logits, buffer_bytes(
-            model, plan, tool, numbers, c), c.context_bytes, c.gaps * gaps))
+            model, plan, tool, numbers), c.context_bytes, c.gaps * gaps))
     if slip == "the largest of each part":
         return GpuMemory(*(max(getattr(each, field.name) for each in found)
                            for field in fields(GpuMemory)))

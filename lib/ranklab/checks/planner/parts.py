@@ -20,9 +20,9 @@ def each_is_right(cases, slips, in_units, unit=1.0):
                f"Return the {type(wanted).__name__} of one GPU.")
         if apart := _apart(got, wanted):
             slip = _proved([(call(), right) for call, right in cases.values()], got, right, slips)
-            mine, due = (float(getattr(each, apart[0])) / unit for each in (got, wanted))
+            mine, due = (round(float(getattr(each, apart[0])) / unit, 9) for each in (got, wanted))
             raise Mistake(f"{name} is that of: {slip}" if slip else f"{name}: {apart[0]}, "
-                          f"{in_units}, is {mine:.6g}, not {due:.6g}", slips.get(slip, ""))
+                          f"{in_units}: yours {mine:.6g}, right is {due:.6g}", slips.get(slip, ""))
         yield name
 
 

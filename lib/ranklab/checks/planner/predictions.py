@@ -37,6 +37,7 @@ PREDICTIONS = (
         hint="How many cards has a node, and does a ring need to leave it through one only?",
         mistakes={50.0: "that is one card: NCCL makes a ring for each, and sends a part through "
                   "each", 3200.0: "those are Gbit/s", 450.0: "that is NVLink, inside of a node",
+                  365.0: "that is what is reached: the bound is asked",
                   6.25: "the eight share nothing: each GPU has a card of its own"},
         why="Eight rings, each through its own card of 50 GB/s. 365 are measured on four nodes.",
     ),

@@ -92,6 +92,9 @@ def check_scaling_curve(scaling_curve):
     for name, each, counts in (
             ("llama-8b", plan, (32, 64, 256, 1024)), ("llama-8b", plan, (16, 512)),
             ("gpt2-xl", Plan(dp=8, micro_batches=4, tool="torchtitan", zero=3), (8, 24, 32)),
+            ("mixtral-8x7b", replace(plan, dp=8, tp=2, ep=8), (32, 128)),
+            ("llama-8b", Plan(dp=16, shard=8, micro_batches=8, tool="torchtitan", zero=3),
+             (16, 64)),
             ("llama-70b", replace(plan, cp=2, sequence=32768, tp=4, outermost="data"), (64, 32))):
         for weak in (True,) if 24 in counts else (False, True):
             _curve(f"{name}, {each.words()}, {'weak' if weak else 'strong'}", scaling_curve,

@@ -129,7 +129,7 @@ def torchtitan_differs(model, plan):
         ("Weights and gradients are on the host, too.", plan.offload),
     ] if holds] + unsaid(
         plan, "graphs", "attention", "attended", "precision", "fused_experts", "frozen",
-                         "outermost")
+        "outermost")
 
 
 # --- DeepSpeed ------------------------------------------------------------------------------------

@@ -1,11 +1,12 @@
 """Six orders: a model, a machine, and constraints that a plan must keep; graded by the planner."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
 
 from ranklab.planner.catalog import MODELS, find_node, model_of_size
 from ranklab.planner.cost import bill, cost_per_token, price_of
+from ranklab.planner.machine import Machine
 from ranklab.planner.memory import memory_per_gpu
 from ranklab.planner.scaling import scaling_curve
 from ranklab.planner.search import search_layouts
@@ -112,15 +113,22 @@ ORDERS = {
 
 def orders():
     """What is wanted, as text."""
-    return "\n".join(f"{name:5} {order.what}: {'; '.join(order.wants)}"
-                     for name, order in ORDERS.items())
+    return "\n".join(line for name, order in ORDERS.items()
+                     for line in (f"{name:5} {order.what}", *(f"      {each}" for each in order.wants)))
 
 
 def order_of(name, **changes):
-    """The Order, with other fields of its machines."""
+    """The Order, with another sequence or batch, or other fields of its machines.
+
+    error  ValueError where there is no such order, or field
+    """
     if name not in ORDERS:
         raise ValueError(f"{name!r} is no order: {', '.join(ORDERS)}")
-    order = ORDERS[name]
+    own = {field: changes.pop(field) for field in ("sequence", "batch") if field in changes}
+    order = replace(ORDERS[name], **own)
+    if unknown := set(changes) - {field.name for field in fields(Machine)}:
+        raise ValueError(f"{', '.join(unknown)}: an order has sequence, batch, and the fields of "
+                         "its machines")
     return replace(order, machines=tuple((replace(machine, **changes), gpus)
                                          for machine, gpus in order.machines))
 
@@ -155,7 +163,7 @@ def run(only=None, **given):
     """What a search finds for each order: the fastest plan that keeps all constraints, as text.
 
     only   the name of one order
-    given  memory, step, cost, curve, search: functions of one's own; else fields of its machines
+    given  memory, step, cost, curve, search: functions of one's own; else see order_of
     """
     own = {name: given.pop(name) for name in Functions._fields if name in given}
     use, lines = Functions(**own), []
