@@ -137,7 +137,7 @@ for name, cards, each in project.TRAINED:
     found = memory_per_gpu(MODELS[name], each, find_node(cards))
     parts = {field.name: getattr(found, field.name) / 1e9 for field in fields(found)}
     print(f"{name:11}{found.total / 1e9:5.0f} of {find_node(cards).memory_bytes / 1e9:.0f} GB: "
-          + ", ".join(f"{part} {n:.0f}" for part, n in parts.items() if n >= 0.5))
+          + ", ".join(f"{part} {n:.0f}" for part, n in parts.items() if n >= 1.5))
 
 # %% [markdown]
 # ### 4.2 How long a step takes
@@ -340,6 +340,9 @@ for far in (25, 5, 1.25, 0.3):  # GB/s of a GPU between the sites
 # DeepSpeed estimates states, too. For ZeRO-2 on 4 nodes of 8 its estimate and ours must be equal: 2 bytes for each parameter's weight, and the 32 GPUs share 18: gradients in 16 bits, their sums and the weights in 32, and two moments.
 
 # %%
+from ranklab.zero.deepspeed_engine import quiet_deepspeed
+
+quiet_deepspeed()
 from deepspeed.runtime.zero.stage3 import estimate_zero3_model_states_mem_needs as zero3_needs
 from deepspeed.runtime.zero.stage_1_and_2 import estimate_zero2_model_states_mem_needs as zero2_needs
 

@@ -113,8 +113,8 @@ ORDERS = {
 
 def orders():
     """What is wanted, as text."""
-    return "\n".join(line for name, order in ORDERS.items()
-                     for line in (f"{name:5} {order.what}", *(f"      {each}" for each in order.wants)))
+    return "\n".join("\n      ".join([f"{name:5} {order.what}", *order.wants])
+                     for name, order in ORDERS.items())
 
 
 def order_of(name, **changes):
