@@ -22,7 +22,7 @@ from ranklab.fsdp import hugging_face
 KNOWN = {"def their_losses(stage):", "def train_by_deepspeed():",
          "found = launch(lambda: [*side_by_side()], ranks=4)[0]",
          "from ranklab.hybrid.deepspeed_pipeline import train_with_deepspeed",
-         'print(project.dry_run_report("10b"))'}
+         'print(project.dry_run_report("10b"))', "print(project.counted())"}
 if hugging_face.are_here():
     # transformers' Trainer takes its device from accelerate, which knows no device "gpu": it moves
     # the model to the CPU

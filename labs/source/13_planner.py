@@ -136,7 +136,7 @@ memory_per_gpu = check(memory_per_gpu)
 for name, cards, each in project.TRAINED:
     found = memory_per_gpu(MODELS[name], each, find_node(cards))
     parts = {field.name: getattr(found, field.name) / 1e9 for field in fields(found)}
-    print(f"{name:11}{found.total / 1e9:5.0f} of {find_node(cards).memory_bytes / 1e9:.0f} GB: "
+    print(f"{name:11}{found.total / 1e9:4.0f} of {find_node(cards).memory_bytes / 1e9:.0f} GB: "
           + ", ".join(f"{part} {n:.0f}" for part, n in parts.items() if n >= 1.5))
 
 # %% [markdown]
@@ -283,9 +283,9 @@ plots.scaling({"the batch grows": scaling_curve(llama, small, dgx, counts, weak=
 
 # %% [markdown]
 # ### 4.5 `search_layouts` - open
-# > difficulty 5/5 · importance 5/5 · 10 minutes to pass, an hour to beat · about 12 lines and more
+# > difficulty 5/5 · importance 5/5 · 50 minutes · about 12 lines
 #
-# Find the fastest plan that fits. `layouts(model, machine, gpus, sequence, batch, tool)` yields what the library asks, some thousand plans for each tool, in about a second. A loop over them passes. But the library doesn't look everywhere: a plan may recompute only a share of its layers (`recomputed`), shard over fewer ranks than all (`shard`), have another ZeRO stage. **So it can be beaten**, on one of the check's orders by a tenth. The check prints your seconds beside the library's.
+# Ten minutes to pass; the rest is for beating the library. Find the fastest plan that fits. `layouts(model, machine, gpus, sequence, batch, tool)` yields what the library asks, some thousand plans for each tool, in about a second. A loop over them passes. But the library doesn't look everywhere: a plan may recompute only a share of its layers (`recomputed`), shard over fewer ranks than all (`shard`), have another ZeRO stage. **So it can be beaten**, on one of the check's orders by a tenth. The check prints your seconds beside the library's.
 #
 # What a tool does by itself is fixed: `usual(tool, machine)` gives those fields of a Plan. Free are dp, tp, pp, cp, ep, virtual (with `schedule="interleaved"`), micro_batch, micro_batches, zero, shard, recompute, recomputed, outermost and offload (DeepSpeed's); sequence_parallel goes with tp above 1. `refuse(plan, ...)` raises a ValueError where a tool can't run a plan: ask it as often as you like.
 
@@ -343,14 +343,13 @@ for far in (25, 5, 1.25, 0.3):  # GB/s of a GPU between the sites
 from ranklab.zero.deepspeed_engine import quiet_deepspeed
 
 quiet_deepspeed()
-from deepspeed.runtime.zero.stage3 import estimate_zero3_model_states_mem_needs as zero3_needs
-from deepspeed.runtime.zero.stage_1_and_2 import estimate_zero2_model_states_mem_needs as zero2_needs
+from deepspeed.runtime.zero import stage3, stage_1_and_2
 
 # %% tags=["nbval-check-output"]
 llama_8b = MODELS["llama-8b"]
 N = int(llama_8b.parameters)
-estimates = {2: zero2_needs(N, 8, 4, cpu_offload=False)[1],
-             3: zero3_needs(N, 0, 8, 4, cpu_offload=False)[1]}
+estimates = {2: stage_1_and_2.estimate_zero2_model_states_mem_needs(N, 8, 4, False)[1],
+             3: stage3.estimate_zero3_model_states_mem_needs(N, 0, 8, 4, False)[1]}
 for stage, estimate in estimates.items():
     said = sum(states(Plan(dp=32, zero=stage), "deepspeed", N, 32))
     print(f"ZeRO-{stage}: DeepSpeed's estimate {estimate / 1e9:.2f} GB, ours {said / 1e9:.2f} GB")
