@@ -9,7 +9,7 @@ from ranklab.plots.style import (
 
 SOURCES = {"llm_foundry_mpt": "MosaicML", "nvidia_nemo": "NeMo", "bigscience_176b": "BigScience",
            "internevo": "InternEvo", "zero_bubble": "zero bubble"}
-PARTS = {"computing": ("products", "attention", "other"), "again": ("recompute",),
+PARTS = {"computing": ("products", "attention", "other"), "recompute": ("recompute",),
          "messages": ("tensor", "context", "expert", "weights", "pipeline", "data"),
          "bubble": ("bubble",), "optimizer, rest": ("optimizer", "rest")}
 
@@ -80,7 +80,7 @@ def scaling(curves, title="What more GPUs bring"):
     ax.set_xticks(counts, [f"{count:,}" for count in counts])
     ax.set_ylim(0, 1.05)
     ax.set_xlabel("GPUs")
-    ax.set_ylabel("tokens/s of a GPU,\nbeside those of the fewest")
+    ax.set_ylabel("tokens/s per GPU,\nrelative to the fewest")
     ax.set_title(title)
     ax.legend()
     return fig
