@@ -2,7 +2,7 @@
 `ranklab plan`: time against memory, dollars against days.
 """
 
-from ranklab.planner.search import simplest
+from ranklab.planner.search import rank
 from ranklab.plots.style import (
     FAINT, INK, MARKERS, TONES, bars, bytes_axis, figure, line, seconds_axis, styled,
 )
@@ -102,10 +102,12 @@ def frontier(found, room, title="Every layout that fits: a step's time against m
                    color=TONES[index % 5], alpha=0.25, linewidths=0, rasterized=True)
         edge = best_of_both(mine)
         line(ax, [each.memory.total for each in edge], [each.step.total for each in edge], index,
-             f"{tool}: {simplest(mine).plan.words()}", markersize=4, linewidth=1.2)
+             f"{tool}: {min(mine, key=rank).plan.words()}", markersize=4, linewidth=1.2)
     ax.axvline(room, color=INK, linewidth=0.8, linestyle=":")
-    ax.set(xlabel="memory of the fullest GPU", ylabel="a step", title=title,
-           xlim=(0, 1.03 * room), ylim=(0.9 * found[0].step.total, 2.5 * found[0].step.total))
+    low, high = 0.9 * found[0].step.total, 2.5 * found[0].step.total
+    above = sum(each.step.total > high for each in found)
+    ax.set(xlabel="memory of the fullest GPU", title=title, xlim=(0, 1.03 * room), ylim=(low, high),
+           ylabel=f"step time\n(not from 0; {above:,} slower layouts lie above)")
     bytes_axis(ax.xaxis)
     seconds_axis(ax.yaxis)
     ax.legend(loc="upper left", bbox_to_anchor=(0, -0.2), title="the best of each tool",
