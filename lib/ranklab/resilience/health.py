@@ -87,12 +87,11 @@ def health_check(probe, group=None, slow=3.0):
     after, before = (rank + 1) % R, (rank - 1) % R
     is_right, product = probe.product()
     seconds = {rank: 0.0}
-    # Link i goes from rank i to the next one. Even links, then odd ones; in an odd ring the last
-    # link touches the first, and comes alone.
     n_links = R if R > 2 else R - 1
-    turn = {link: 2 if R % 2 and link == R - 1 else link % 2 for link in (rank, before)
-            if link < n_links}
-    for link in sorted(turn, key=turn.get):
+    mine = [link for link in (rank, before) if link < n_links]  # link i: from rank i to the next
+    # Even links, then odd ones: no rank waits for one that waits. In an odd ring link 0 and the
+    # last one are both even: they follow each other on rank 0.
+    for link in sorted(mine, key=lambda link: link % 2):
         partner = after if link == rank else before
         seconds[partner] = probe.message(partner, group)
     mine = [is_right and probe.memory(), product, seconds[after], seconds[before]]

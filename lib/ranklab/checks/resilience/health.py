@@ -10,9 +10,10 @@ from ranklab.checks.failures import LEFT, STUCK
 from ranklab.engine import device
 
 MEET = ("Both ranks of a link must call message for it at the same time: first the links from even "
-        "to odd ranks, then the others. In an odd ring the last link touches the first: it comes "
-        "alone, as a third.")
-FAILURES = {STUCK: MEET, LEFT: f"{MEET} And all ranks call the collectives."}
+        "ranks to the next, then those from odd ranks. In an odd ring rank 0 has two even ones.")
+FAILURES = {STUCK: MEET, LEFT: f"{MEET} And all ranks call the collectives.",
+            "RuntimeError: .*Pair is not connected.*": "One rank has no link: there is nobody to "
+            "send to."}
 # name: ({rank: product's factor}, wrong products, wrong memories, {(rank, partner): factor})
 WELL = {}, (), (), {}
 

@@ -131,7 +131,7 @@ def _order(atomic_save):
 
     def note(name, first, *more):
         is_name = name in ("replace", "rename")
-        found = os.stat(first)
+        found = os.stat(getattr(first, "fileno", lambda: first)())
         calls.append((name, found.st_ino, found.st_size, Path(first).parent.resolve() if is_name
                       else None))
 
@@ -208,7 +208,7 @@ def _errors(atomic_save):
         raise
     except Exception:
         is_raised = True
-    yield partial(expect, is_raised, "a lambda in the state: no error", "Let it be raised.")
+    yield partial(expect, is_raised, "a lambda in the state: nothing is raised", "Raise it.")
     yield partial(_is, "a state that can't be pickled", path, "the old one", BESIDE)
     yield partial(expect, _names(path) == [path.name], "a state that can't be pickled: the folder "
                   f"has {_names(path)}", LEFT)

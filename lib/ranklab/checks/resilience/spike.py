@@ -1,6 +1,7 @@
 """The check of loss_spike: losses of a real small run, and given ones."""
 
 import argparse
+import functools
 import math
 from pathlib import Path
 
@@ -22,13 +23,15 @@ def noisy(steps, level=3.0, noise=0.02, seed=0, fall=0.0):
     return (level + fall * left + noise * torch.randn(steps, generator=random)).tolist()
 
 
+@functools.cache
 def real_losses(steps=1000, rows=128, letters=128):
     """Losses of a small real training: each letter of Python's argparse.py, from the one before."""
     codes = torch.frombuffer(bytearray(Path(argparse.__file__).read_bytes()), dtype=torch.uint8)
     codes = codes.long().clamp(max=letters - 1)
     random = torch.Generator().manual_seed(0)
     table = torch.zeros(letters, letters, requires_grad=True)
-    losses = []
+    losses, threads = [], torch.get_num_threads()
+    torch.set_num_threads(1)  # others may use the cores
     for _ in range(steps):
         at = torch.randint(len(codes) - 1, (rows,), generator=random)
         loss = F.cross_entropy(table[codes[at]], codes[at + 1])
@@ -36,12 +39,14 @@ def real_losses(steps=1000, rows=128, letters=128):
         with torch.no_grad():
             table -= 20 * gradient
         losses.append(loss.item())
+    torch.set_num_threads(threads)
     return losses
 
 
 def _never(loss_spike, case, losses, hint):
     for step in range(1, len(losses) + 1):
-        _says(loss_spike, f"{case}, step {step}", losses[:step], GO, hint)
+        found = loss_spike(losses[:step])
+        expect(found == GO, f'{case}, step {step}: it says "{found}", not "{GO}"', hint)
 
 
 def _says(loss_spike, case, losses, right, hint, **more):
@@ -86,6 +91,8 @@ def check_loss_spike(loss_spike):
     _says(loss_spike, "four great spikes, and then 4", [*before, 4.0], SKIP, ROBUST)
     before[270], before[280] = math.nan, math.inf
     _says(loss_spike, "NaN some steps ago, then 4", [*before, 4.0], SKIP, NAN)
+    half = [*calm[:250], *[math.nan, 3.01] * 24, 3.0, 3.0]
+    _says(loss_spike, "NaN in half of the steps, then 4", [*half, 4.0], SKIP, NAN)
     _says(loss_spike, "NaN some steps ago, then 3", [*before, 3.0], GO, NAN)
     for bad in (math.nan, math.inf, -math.inf):
         _says(loss_spike, f"a loss of {bad}", [*calm, bad], SKIP, NAN)

@@ -45,11 +45,11 @@ STATE = (
     Exercise(resilience.health_check, check_health_check, hints=(
         "A ring of R links, and each rank talks to one other at a time. Which links can be "
         "measured at the same time?",
-        "Even links, then odd ones; the last link of an odd ring alone. Then one all-gather: "
+        "Even links, then odd ones; in an odd ring rank 0 has two even ones. Then one all-gather: "
         "right?, the product's seconds, those to the next rank, those to the one before. All ranks "
         "look at the same table.",
-        "turn = {link: 2 if R % 2 and link == R - 1 else link % 2 for link in (rank, before)}; in "
-        "this order probe.message(partner, group). Bad links: above slow * min(links); a rank "
+        "for link in sorted((rank, before), key=lambda link: link % 2): probe.message(partner, "
+        "group), but two ranks have link 0 alone. Bad links: above slow * min(links); a rank "
         "between two bad links is slow itself",
     )),
     Exercise(resilience.silent_corruption, check_silent_corruption, hints=(
@@ -63,8 +63,8 @@ STATE = (
     Exercise(resilience.loss_spike, check_loss_spike, hints=(
         "What is usual for the last losses, if some of them are spikes or NaN themselves?",
         "The median of the `window` losses before those that you judge, and 1.4826 times the "
-        "median distance from it, which is a standard deviation where there are no spikes. Judge the "
-        "last `patience` losses by these.",
+        "median distance from it, which is a standard deviation where there are no spikes. Judge "
+        "the last `patience` losses by these.",
         "usual = finite losses[-window - patience:-patience]; most = middle + max(limit * spread, "
         "0.01 * abs(middle)); bad = [not math.isfinite(x) or x > most for x in losses[-patience:]]",
     )),
