@@ -34,14 +34,15 @@ class Probe:
         a, b = (torch.randint(-8, 9, (self.size, self.size), generator=generator).float()
                 .to(device()) for _ in "ab")
         c, seconds = self.timed(lambda: a @ b)
+        a, b, c = a.double(), b.double(), c.double()  # its lowest bits count, too
         return torch.equal(c.sum(1), (a * b.sum(1)).sum(1)), seconds
 
     def memory(self):
         """Whether memory holds what was written: bits in turn, their opposite, and addresses."""
         room = torch.empty(self.nbytes // 8, dtype=torch.int64, device=device())
         alternating = 0x5555555555555555
-        is_right = all(bool((room.fill_(bits) == bits).all()) for bits in (alternating,
-                                                                          ~alternating))
+        is_right = all(bool((room.fill_(bits) == bits).all())
+                       for bits in (alternating, ~alternating))
         places = torch.arange(len(room), device=device())
         return is_right and torch.equal(room.copy_(places), places)
 

@@ -30,7 +30,8 @@ WRONG = [mutant(atomic_save, *edits, says=says, called=called, **MORE)
      "and saved again: the folder has", "name_of_the_process"),
     (BESIDE, "part = Path(tempfile.mkdtemp(), path.name)", "from another folder", "another_folder"),
     (FLUSH, "", "torch.save(state, file)", "torch.save(state, whole := io.BytesIO())\n"
-     "            whole.seek(0)\n            shutil.copyfileobj(whole, file, 1000)", "bytes are there at os.fsync", "not_flushed"),
+     "            whole.seek(0)\n            shutil.copyfileobj(whole, file, 1000)",
+     "bytes are there at os.fsync", "not_flushed"),
     (FSYNC, "", "the file is never synced", "not_synced"),
     (FSYNC, "", RENAME, f"{RENAME}        with open(path, 'rb') as done:\n"
      "            os.fsync(done.fileno())\n", "synced after it was renamed", "synced_later"),

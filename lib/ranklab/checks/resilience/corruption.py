@@ -14,8 +14,8 @@ FAILURES = {
     "by .view(torch.uint8).",
     "RuntimeError: .*(self.dim\\(\\) cannot be 0|self.stride\\(-1\\) must be 1|view size is not).*":
         "A parameter may have no dimension, or be strided: .contiguous().view(-1) first.",
-    "(OverflowError|RuntimeError|ValueError): .*([Oo]verflow|too large).*": "8 bytes as an int64 need a "
-    'sign: int.from_bytes(digest, "big", signed=True).',
+    "(OverflowError|RuntimeError|ValueError): .*([Oo]verflow|too large).*": "8 bytes as an int64 "
+    'need a sign: int.from_bytes(digest, "big", signed=True).',
 }
 
 
@@ -92,11 +92,12 @@ def _trial(silent_corruption, ranks):
     cases = {name: hint for name, (*_, hint) in CHANGES.items()}
     for case, hint in (cases | {"three different ones": "More than half must be alike; else []: "
                                 "nobody knows.", "two parameters on two": MANY}).items():
-        given = {name: p.to(device()) for name, p in _of(ranks.index, case).items()}
-        before = {name: p.clone() for name, p in given.items()}
+        given = {name: p.to(device()).requires_grad_(p.is_floating_point())
+                 for name, p in _of(ranks.index, case).items()}
+        before = {name: p.detach().clone() for name, p in given.items()}
         with Traffic() as traffic:
             found = silent_corruption(given, **ranks.keywords)
-        kept = all(torch.equal(p.nan_to_num(), before[name].nan_to_num())
+        kept = all(torch.equal(p.detach().nan_to_num(), before[name].nan_to_num())
                    for name, p in given.items())
         yield partial(_look, ranks, f"{ranks}, {case}", found, _right(ranks.size, case), hint,
                       traffic.ops, kept)
