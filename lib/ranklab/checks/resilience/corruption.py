@@ -1,0 +1,130 @@
+"""The check of silent_corruption: bits that differ on some ranks, and who is right."""
+
+from collections import Counter
+from functools import partial
+
+import torch
+
+from ranklab.checks.beside import expect, on_groups
+from ranklab.engine import device
+from ranklab.meter import Traffic
+
+FAILURES = {
+    "TypeError: Got unsupported ScalarType BFloat16": "numpy knows no bfloat16: take the bytes, "
+    "by .view(torch.uint8).",
+    "RuntimeError: .*(self.dim\\(\\) cannot be 0|self.stride\\(-1\\) must be 1|view size is not).*":
+        "A parameter may have no dimension, or be strided: .contiguous().view(-1) first.",
+    "(OverflowError|RuntimeError|ValueError): .*([Oo]verflow|too large).*": "8 bytes as an int64 "
+    'need a sign: int.from_bytes(digest, "big", signed=True).',
+}
+
+
+def _parameters():
+    """Of any types and shapes; the NaN is alike on all ranks."""
+    random = torch.Generator().manual_seed(0)
+    w = torch.randn(12, 10, generator=random)
+    w[3, 3], w[0, 0], w[1] = float("nan"), 0.0, 0.5
+    return {"layer.weight": w, "layer.bias": torch.arange(10.0), "half": w[2].bfloat16().clone(),
+            "precise": w[4].double(), "strided": w.clone().t(), "scale": torch.tensor(2.0),
+            "steps": torch.arange(5), "none": torch.zeros(0, 3)}
+
+
+def _flip(tensor, at=7, bit=0):
+    whole = {2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
+    tensor.view(-1).view(whole)[at] ^= 1 << bit
+
+
+def _swap(tensor):
+    tensor[0], tensor[5] = tensor[5].item(), tensor[0].item()
+
+
+# name: (the members that it is done to, as numbers in the group; the parameter; the change; a hint)
+BITS = "Hash the bytes of each parameter: sums and norms round it away, or do not see it."
+CHANGES = {
+    "nothing": ((), "half", _flip, "All bits are alike, NaN's too: compare bytes, not numbers."),
+    "the lowest bit of a weight": ((1,), "layer.weight", partial(_flip, bit=0), BITS),
+    "the highest bit, on the group's first": ((0,), "layer.bias", partial(_flip, bit=31), "The "
+                                              "first may be the wrong one: take the majority."),
+    "a bit of bfloat16": ((2,), "half", _flip, BITS),
+    "the last bit of a float64": ((3,), "precise", _flip, "In float32 a float64 loses half of its "
+                                  "bits: hash the bytes as they are."),
+    "-0.0 for 0.0": ((1,), "layer.weight", lambda w: w[0].mul_(0).neg_(), BITS),
+    "another NaN": ((1,), "layer.weight", partial(_flip, at=33, bit=3), "NaN has many bits: hash "
+                    "the bytes."),
+    "two numbers in each other's place": ((2,), "layer.bias", _swap, "What is hashed must know "
+                                          "places: a sum of bits does not."),
+    "a scale without dimensions": ((1,), "scale", partial(_flip, at=0), BITS),
+    "a whole number": ((2,), "steps", partial(_flip, at=3), BITS),
+    "the same bit on two": ((0, 1), "strided", lambda w: w[2].add_(1), "Two of four are no "
+                            "majority: [] says that nobody knows. Of three, two are."),
+}
+
+
+def _of(member, case):
+    parameters = _parameters()
+    if case == "three different ones":
+        parameters["layer.bias"][0] += member % 3  # of four, two are alike: no majority
+        parameters["steps"][0] += member > 0
+    elif case == "two parameters on two":
+        _flip(parameters["layer.weight"]) if member == 1 else None
+        _flip(parameters["precise"]) if member == 2 else None
+    elif member in CHANGES[case][0]:
+        CHANGES[case][2](parameters[CHANGES[case][1]])
+    return parameters
+
+
+def _right(size, case):
+    """By the bytes of all members, side by side."""
+    found, all_of = {}, [_of(member, case) for member in range(size)]
+    for name in all_of[0]:
+        row = [bytes(p[name].contiguous().view(-1).view(torch.uint8).tolist()) for p in all_of]
+        usual, times = Counter(row).most_common(1)[0]
+        if times < size:
+            known = 2 * times > size
+            found[name] = [i for i in range(size) if row[i] != usual] if known else []
+    return found
+
+
+MANY = "Each parameter has a majority of its own."
+
+
+def _trial(silent_corruption, ranks):
+    cases = {name: hint for name, (*_, hint) in CHANGES.items()}
+    for case, hint in (cases | {"three different ones": "More than half must be alike; else []: "
+                                "nobody knows.", "two parameters on two": MANY}).items():
+        given = {name: p.to(device()).requires_grad_(p.is_floating_point())
+                 for name, p in _of(ranks.index, case).items()}
+        before = {name: p.detach().clone() for name, p in given.items()}
+        with Traffic() as traffic:
+            found = silent_corruption(given, **ranks.keywords)
+        kept = all(torch.equal(p.detach().nan_to_num(), before[name].nan_to_num())
+                   for name, p in given.items())
+        yield partial(_look, ranks, f"{ranks}, {case}", found, _right(ranks.size, case), hint,
+                      traffic.ops, kept)
+
+
+def _look(ranks, where, found, right, hint, ops, kept):
+    sent, calls = sum(op.payload_bytes for op in ops), len(ops)
+    expect(isinstance(found, dict), f"{where}: it returns {found!r}", "{name: [rank, ...]}, of "
+           "those that differ.")
+    expect(kept, f"{where}: a parameter has changed", "Look, and do not touch.")
+    least = 8 * len(_parameters())
+    mine = sent // ranks.size
+    expect(mine <= least, f"{where}: a rank gives {mine:,} bytes to collectives; {least} are "
+           "enough", "8 bytes for each parameter, of a hash: the tensors stay where they are.")
+    expect(calls <= 1, f"{where}: {calls} collectives; one is enough", "All hashes in one tensor "
+           "of int64: one all-gather.")
+    missing, more = sorted(right.keys() - found.keys()), sorted(found.keys() - right.keys())
+    expect(not missing, f"{where}: {missing[0] if missing else ''} differs, and is not named", hint)
+    expect(not more, f"{where}: {more[0] if more else ''} is named, and does not differ", hint)
+    for name, due in right.items():
+        expect(found[name] == due, f"{where}: {name}: {found[name]}, not {due}",
+               f"{hint} The ranks are those that are not of the majority, inside the group; [] "
+               "where no more than half are alike.")
+
+
+def check_silent_corruption(silent_corruption):
+    on_groups(_trial, silent_corruption, failures=FAILURES)
+    yield "any bit of any type names its parameter and its rank, also the first; NaN alike is alike"
+    yield "no majority, as of two ranks: [], for nobody knows; on 4, 3, 2 and 1 ranks"
+    yield "one all-gather of 8 bytes a parameter; the parameters are unchanged"

@@ -1,0 +1,106 @@
+"""The check of elastic_batch: the plan's rules, and its gradients on 1 to 5 ranks."""
+
+from functools import partial
+from itertools import pairwise
+
+import torch
+import torch.distributed as dist
+
+from ranklab.checks.beside import expect, on_groups, refused
+from ranklab.checks.trial import explain
+from ranklab.engine import device
+
+# batch, ranks, micro_batch
+CASES = ((24, 1, 4), (25, 4, 3), (24, 4, 3), (24, 5, 2), (7, 2, 8), (23, 3, 3), (5, 4, 1),
+         (2, 3, 4), (9, 4, 2), (1000, 7, 16))
+GROUPINGS = ((0, 1, 2, 3, 4),), ((0,), (1, 2, 3, 4)), ((0, 1), (2, 3, 4))
+WEIGHT = ("The mean over the batch counts each position alike: a micro-batch of n positions has "
+          "the weight n / batch, whatever the number of ranks.")
+FAILURES = {"(TypeError: cannot unpack|ValueError: .*values to unpack).*": "A rank's plan is a "
+            "list of pairs: (positions, weight).",
+            "TypeError: .*'int' object .*": "positions is a range, not a number."}
+
+
+def _rules(batch, ranks, micro_batch, plan):
+    where = f"batch={batch}, ranks={ranks}, micro_batch={micro_batch}"
+    expect(isinstance(plan, (list, tuple)) and len(plan) == ranks, f"{where}: not a list for each "
+           "rank", "[[(positions, weight), ...] of rank 0, of rank 1, ...]")
+    sizes = [[len(positions) for positions, _ in of] for of in plan]
+    there = sorted(p for of in plan for positions, _ in of for p in positions)
+    twice = sorted({a for a, b in pairwise(there) if a == b})
+    expect(not twice, f"{where}: positions {twice[:4]} are there more than once", "Each counts "
+           "once: where the parts begin and end must not overlap.")
+    missing = sorted(set(range(batch)) - set(there))
+    expect(not missing, f"{where}: {len(missing)} positions are in no micro-batch", "Without the "
+           "rest the batch is another one: the first ranks take one more.")
+    expect(there == list(range(batch)), f"{where}: there are positions that the batch has not", "")
+    largest = max(map(max, filter(None, sizes)), default=0)
+    expect(largest <= micro_batch, f"{where}: a micro-batch has {largest} positions",
+           "More than `micro_batch` may not fit into memory.")
+    counts = {len(of) for of in sizes}
+    expect(len(counts) == 1, f"{where}: ranks have {sorted(counts)} micro-batches", "Sharded "
+           "models communicate in each: a rank with fewer of them lets the others wait. Cut each "
+           "rank's part into the same number.")
+    least = -(-(-(-batch // ranks)) // micro_batch)
+    expect(counts == {least}, f"{where}: {len(plan[0])} micro-batches a rank; {least} are enough",
+           "As many as the fullest rank needs: its positions / micro_batch, rounded up.")
+    shares = [sum(of) for of in sizes]
+    expect(max(shares) - min(shares) <= 1, f"{where}: ranks take {shares[:5]} positions", "All "
+           "wait for the fullest one: the numbers differ by one at most.")
+    _weighted(where, batch, sizes, [weight for of in plan for _, weight in of])
+
+
+def _weighted(where, batch, sizes, weights):
+    shares, ranks = [sum(of) for of in sizes], len(sizes)
+    right = [n / batch for of in sizes for n in of]
+    for what, wrong in (("alike for all", [1 / len(right)] * len(right)),
+                        ("n / the rank's own number", [n / max(1, s) for of, s in zip(sizes, shares)
+                                                       for n in of]),
+                        ("a mean over ranks of means", [n / max(1, s) / ranks for of, s in
+                                                        zip(sizes, shares) for n in of]),
+                        ("n", [n for of in sizes for n in of]),
+                        ("n / batch times the ranks", [ranks * n for n in right])):
+        alike = [abs(a - b) < 1e-12 for a, b in zip(weights, wrong)]
+        expect(not all(alike) or wrong == right, f"{where}: the weights are {what}", WEIGHT)
+    wrong = next((i for i, (a, b) in enumerate(zip(weights, right)) if abs(a - b) > 1e-9), None)
+    expect(wrong is None, f"{where}: a weight is {weights[wrong or 0]:.4g}, not "
+           f"{right[wrong or 0]:.4g}", WEIGHT)
+
+
+def _data(batch):
+    random = torch.Generator().manual_seed(0)
+    x = torch.randn(batch, 3, generator=random).to(device())
+    return x * torch.arange(1, batch + 1, device=device())[:, None], torch.full(
+        (3,), 0.1, device=device())
+
+
+def _losses(w, x):
+    return (x @ w).tanh() + (x @ w) ** 2
+
+
+def _trial(elastic_batch, ranks):
+    for batch, micro_batch in ((23, 3), (4, 1), (7, 10)):
+        x, w = _data(batch)
+        whole = w.clone().requires_grad_()
+        _losses(whole, x).mean().backward()
+        w.requires_grad_()
+        for positions, weight in elastic_batch(batch, ranks.size, micro_batch)[ranks.index]:
+            if len(positions):
+                (weight * _losses(w, x[list(positions)]).mean()).backward()
+        total = torch.zeros_like(w) if w.grad is None else w.grad
+        dist.all_reduce(total, group=ranks.group)
+        yield partial(explain, f"{ranks}, batch={batch}: the gradient", total.cpu(),
+                      whole.grad.cpu(), {}, WEIGHT)
+
+
+def check_elastic_batch(elastic_batch):
+    for case in CASES:
+        _rules(*case, elastic_batch(*case))
+    yield "each position once, at most micro_batch of them together; ranks differ by one at most"
+    yield "all ranks have the same number of micro-batches, and no more than needed; n / batch"
+    on_groups(_trial, elastic_batch, ranks=5, groupings=GROUPINGS, failures=FAILURES)
+    yield "the gradients of 1 to 5 ranks are those of one process"
+    for case in ((0, 2, 1), (4, 0, 1), (4, 2, 0)):
+        refused(f"batch={case[0]}, ranks={case[1]}, micro_batch={case[2]}",
+                partial(elastic_batch, *case))()
+    yield "numbers below 1 are a ValueError"

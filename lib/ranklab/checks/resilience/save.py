@@ -1,0 +1,259 @@
+"""The check of atomic_save: processes that die in the middle of it, and the order of its calls."""
+
+import contextlib
+import os
+import resource
+import signal
+import tempfile
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from ranklab.checks.beside import expect, on_groups
+from ranklab.checks.exercise import Mistake
+
+OLD, NEW = ({"step": step, "w": torch.full((5000,), float(step))} for step in (1, 2))
+NAMES = "fsync", "fdatasync", "replace", "rename"
+BESIDE = ("Write to another file of the same folder, and when all of it is there, os.replace(it, "
+          "path): a name changes all at once.")
+LEFT = ("Catch what is raised, remove the file beside, and raise again. Its name must be the same "
+        "in each save of this path, so that the next save writes over what a killed one left.")
+FAILURES = {
+    "FileNotFoundError: .*''.*": "\"name.pt\" has no folder in its text: os.path.dirname gives ''. "
+                                 "Path(path).parent gives '.'.",
+    "(AttributeError: 'str' object|TypeError: unsupported operand .* 'str').*":
+        "path may be a str: Path(path).",
+    "AttributeError: 'PosixPath' object has no .*": "path may be a Path: Path(path), or os.fspath.",
+}
+
+
+@contextlib.contextmanager
+def watched(before):
+    """Inside, before(name, *args) is called before each os.fsync, os.replace and the like."""
+    kept = {name: getattr(os, name) for name in NAMES}
+
+    def told(name, *args, **more):
+        before(name, *args, *more.values())
+        return kept[name](*args, **more)
+
+    try:
+        for name in NAMES:
+            setattr(os, name, partial(told, name))
+        yield
+    finally:
+        for name in NAMES:
+            setattr(os, name, kept[name])
+
+
+def in_child(call, most_bytes=None, dies=True):
+    """How call() ended in a process of its own: "done", "raised" or "killed".
+
+    most_bytes  of a file: at the next one the process is killed; if not `dies`, it is an OSError,
+                as on a full disk
+    """
+    pid = os.fork()
+    if pid == 0:
+        end = 1
+        try:
+            signal.alarm(10)
+            if most_bytes is not None:
+                resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+                resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, resource.RLIM_INFINITY))
+                signal.signal(signal.SIGXFSZ, signal.SIG_DFL if dies else signal.SIG_IGN)
+            call()
+            end = 0
+        finally:
+            os._exit(end)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    return {0: "done", 1: "raised"}.get(code, "killed")
+
+
+def content(path):
+    """ "the old one", "the new one", or what is there instead."""
+    try:
+        found = torch.load(path, weights_only=False)
+        return next((name for name, state in (("the old one", OLD), ("the new one", NEW))
+                     if found["step"] == state["step"] and torch.equal(found["w"], state["w"])),
+                    "another one")
+    except FileNotFoundError:
+        return "not there"
+    except Exception as error:
+        return f"torn: torch.load raises {type(error).__name__}"
+
+
+class Reduced:
+    """Calls `act` when it is pickled: in the middle of torch.save."""
+
+    def __init__(self, act):
+        self.act = act
+
+    def __reduce__(self):
+        self.act()
+        return dict, ()
+
+
+def _die(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _fresh(atomic_save):
+    path = Path(tempfile.mkdtemp(), "rank.10")
+    atomic_save(OLD, path)
+    return path
+
+
+def _names(path):
+    return sorted(os.listdir(path.parent))
+
+
+def _plain(atomic_save):
+    path = _fresh(atomic_save)
+    yield partial(_is, "a first save", path, "the old one", BESIDE)
+    node = path.stat().st_ino
+    atomic_save(NEW, str(path))
+    yield partial(_is, "a second save, to a str", path, "the new one", BESIDE)
+    yield partial(expect, path.stat().st_ino != node, "the old file is written over in place",
+                  f"A kill in the middle leaves a torn one. {BESIDE}")
+    here = os.getcwd()
+    os.chdir(path.parent)
+    try:
+        atomic_save(OLD, path.name)
+    finally:
+        os.chdir(here)
+    yield partial(_is, 'a save to "rank.10" alone', path, "the old one", "It is in os.getcwd().")
+    yield partial(expect, _names(path) == [path.name], f"the folder has {_names(path)}", LEFT)
+
+
+def _order(atomic_save):
+    """What must come before what, so that it holds when the power fails, too."""
+    path, calls = _fresh(atomic_save), []
+
+    def note(name, first, *more):
+        is_name = name in ("replace", "rename")
+        found = os.stat(getattr(first, "fileno", lambda: first)())
+        calls.append((name, found.st_ino, found.st_size, Path(first).parent.resolve() if is_name
+                      else None))
+
+    with watched(note):
+        atomic_save(NEW, path)
+    node, size, folder = path.stat().st_ino, path.stat().st_size, path.parent.stat().st_ino
+    renamed = next((i for i, call in enumerate(calls) if call[3] and call[1] == node), None)
+    yield partial(expect, renamed is not None, "no os.replace brings the file to `path`", BESIDE)
+    if renamed is None:
+        return
+    place = calls[renamed][3]
+    yield partial(expect, place == path.parent.resolve(), "the file is renamed from another folder,"
+                  f" {place.name}", "Where that is another file system, os.replace raises, and a "
+                  "move copies: write in the folder of `path`.")
+    synced = [(i, call[2]) for i, call in enumerate(calls) if call[1] == node and not call[3]]
+    early = [nbytes for i, nbytes in synced if i < renamed]
+    yield partial(expect, synced, "the file is never synced", "The system keeps what is written in "
+                  "memory for a while: os.fsync(file.fileno()) before os.replace.")
+    yield partial(expect, early, "the file is synced after it was renamed", "If the power fails in "
+                  "between, the new name is there and its bytes are not: os.fsync first.")
+    yield partial(expect, size in early, f"{max(early, default=0):,} bytes are there at os.fsync, "
+                  f"of {size:,}", "The rest is in Python's buffer: file.flush() before os.fsync.")
+    folders = [i for i, call in enumerate(calls) if call[1] == folder]
+    yield partial(expect, folders, "the folder is never synced", "The new name is an entry of the "
+                  "folder: os.open(folder, os.O_RDONLY), os.fsync, os.close.")
+    yield partial(expect, folders and max(folders) > renamed, "the folder is synced before the name"
+                  " changes", "The new name is an entry of the folder: os.fsync it after that.")
+
+
+def _killed(atomic_save):
+    """Killed before each call, after each of some numbers of bytes, and while it pickles."""
+    path, calls = _fresh(atomic_save), []
+    with watched(lambda name, *_: calls.append(name)):
+        atomic_save(NEW, path)
+    size = path.stat().st_size
+    ways = {f"after {most:,} bytes": (partial(atomic_save, NEW), most)
+            for most in (0, 1000, size // 2, size - 1)}
+    ways["while it pickles"] = partial(atomic_save, {**NEW, "x": Reduced(_die)}), None
+    for number, name in enumerate(calls):
+        ways[f"before os.{name}, call {number + 1}"] = partial(_until, atomic_save, number), None
+    for way, (save, most) in ways.items():
+        path = _fresh(atomic_save)
+        end, found = in_child(partial(save, path), most), content(path)
+        yield partial(expect, end == "killed", f"killed {way}: it {end}", "Write it in this "
+                      "process, anew in each call.")
+        yield partial(expect, found in ("the old one", "the new one"), f"killed {way}: the file is "
+                      f"{found}", f"Nothing may be written to `path`, or removed. {BESIDE}")
+        atomic_save(NEW, path)
+        yield partial(_is, f"a save after one that was killed {way}", path, "the new one", LEFT)
+        yield partial(expect, _names(path) == [path.name], f"killed {way}, and saved again: the "
+                      f"folder has {_names(path)}", LEFT)
+
+
+def _until(atomic_save, number, path):
+    left = iter(range(number))
+    with watched(lambda *_: next(left, None) is None and _die()):
+        atomic_save(NEW, path)
+
+
+def _errors(atomic_save):
+    path = _fresh(atomic_save)
+    size = path.stat().st_size
+    for most in (0, size // 2, size - 1):
+        end = in_child(partial(atomic_save, NEW, path), most, dies=False)
+        yield partial(expect, end == "raised", f"a disk that is full after {most:,} bytes: nothing "
+                      "is raised", "The run must know that it has no new checkpoint.")
+        yield partial(_is, f"a disk that is full after {most:,} bytes", path, "the old one", BESIDE)
+        yield partial(expect, _names(path) == [path.name], "a disk that is full: the folder has "
+                      f"{_names(path)}", f"What is left there keeps the disk full. {LEFT}")
+    try:
+        atomic_save({"f": lambda: None}, path)
+        is_raised = False
+    except Mistake:
+        raise
+    except Exception:
+        is_raised = True
+    yield partial(expect, is_raised, "a lambda in the state: nothing is raised", "Raise it.")
+    yield partial(_is, "a state that can't be pickled", path, "the old one", BESIDE)
+    yield partial(expect, _names(path) == [path.name], "a state that can't be pickled: the folder "
+                  f"has {_names(path)}", LEFT)
+
+
+def _at_once(atomic_save):
+    """Two saves in one folder under way at once: the second one begins and ends in the first."""
+    path = _fresh(atomic_save)
+    other = path.with_name("rank.1")
+    try:
+        atomic_save({**NEW, "x": Reduced(partial(atomic_save, OLD, other))}, path)
+    except FileNotFoundError as error:
+        name = os.path.basename(str(error.filename))
+        yield partial(expect, False, f"saves to rank.1 and rank.10 at once: {name} is gone", MEET)
+    yield partial(_is, "saves to rank.1 and rank.10 at once: rank.10", path, "the new one", MEET)
+    yield partial(_is, "saves to rank.1 and rank.10 at once: rank.1", other, "the old one", MEET)
+
+
+MEET = ("Each path needs a file beside of its own: put the whole name of `path` into its name, and "
+        "remove no other. with_suffix takes the .10 away.")
+
+
+def _is(where, path, right, hint):
+    found = content(path)
+    expect(found == right, f"{where}: the file is {found}, not {right}", hint)
+
+
+def check_atomic_save(atomic_save):
+    with tempfile.TemporaryDirectory() as home:
+        for part, holds in PARTS:
+            on_groups(partial(_in, home, part), atomic_save, ranks=1, at_once=True,
+                      failures=FAILURES)
+            yield holds
+
+
+def _in(home, part, atomic_save, ranks):
+    tempfile.tempdir = home  # of this rank, which ends with the launch
+    yield from part(atomic_save)
+
+
+PARTS = (
+    (_plain, "torch.load reads the new state; a str, a Path, a name alone; nothing else is left"),
+    (_order, "written beside, synced, renamed, and the folder synced: in this order"),
+    (_killed, "killed after some bytes, while it pickles, before each call: the old one or the "
+              "new, and the next save cleans up"),
+    (_errors, "a full disk, a state that can't be pickled: an error, the old file, nothing left"),
+    (_at_once, "two saves at once in one folder do not meet"),
+)
