@@ -1,0 +1,108 @@
+"""What to do when nodes fail: how often to save, how many spares to pay for, to shrink or to wait."""
+
+import bisect
+import math
+
+from ranklab.resilience.cluster import Decision, run_policy
+from ranklab.resilience.interval import optimal_interval
+
+
+def recovery_policy(state):
+    """The Decision that a job takes when something has happened: see State and Decision.
+
+    Asked at the start and at each event. What counts is the score of run_policy: useful work for
+    each node-second that is paid, spares and broken nodes among them. It keeps nothing between
+    calls: all that it may know is in `state`.
+    lab    14
+    """
+    job, now = state.job, state.running
+    # The stated mean counts as one failure that came at that rate; the last eight say more.
+    recent = state.failures[-8:]
+    since = state.now - (recent[0] if len(state.failures) > 8 else 0)
+    mean = (job.mean_seconds + since) / (1 + len(recent))
+
+    def fits(up):
+        return min(job.nodes, up // job.replica * job.replica)
+
+    def change(old, new):  # seconds until a job on `old` nodes works on `new` ones
+        reshard = job.reshard_seconds * (new != (old or state.last))
+        return (job.restart_seconds + reshard + job.checkpoint_seconds * (old > 0)) * (old != new)
+
+    # Node-seconds until the next failure: on these nodes, then perhaps on more when some are back.
+    best = -1.0, 0
+    for nodes in {now, fits(state.up)}:
+        cost = change(now, nodes)
+        best = max(best, (nodes * (mean - cost), nodes))
+        for number, after in enumerate(state.back, 1):
+            later = fits(state.up + number)
+            done = nodes * max(0, after - cost) + later * (mean - after - change(nodes, later))
+            best = max(best, (done, nodes))
+
+    def idle(spares):  # the share of what is paid that idles, with a Poisson number of nodes away
+        away = job.broken * job.repair_seconds + (1 - job.broken) * job.reboot_seconds
+        away, lost = away / job.mean_seconds, spares
+        for n in range(spares, spares + 50 + int(2 * away)):
+            chance = math.exp(n * math.log(away) - away - math.lgamma(n + 1))
+            few = job.nodes - fits(job.nodes + spares - n)
+            # With no spare left a failure makes the job smaller, and later it must grow again.
+            lost += chance * (few + job.nodes * change(job.nodes, 0) / job.mean_seconds)
+        return lost / (job.nodes + spares)
+
+    spares = min(range(job.most_spares + 1), key=idle) if state.event == "start" else 0
+    in_time = (1200 - job.checkpoint_seconds) / (1200 - 120) / 2  # half of the warnings are true
+    save = state.event == "warning" and in_time * state.unsaved > job.checkpoint_seconds
+    return Decision(best[1], optimal_interval(job.checkpoint_seconds, mean), spares, save)
+
+
+# --- beside it ------------------------------------------------------------------------------------
+
+def daly_policy(state):
+    """Daly's interval for the stated mean, no spares; waits until all nodes are there."""
+    job = state.job
+    nodes = job.nodes if state.up >= job.nodes else 0
+    return Decision(nodes, optimal_interval(job.checkpoint_seconds, job.mean_seconds))
+
+
+def oracle(job, trace, seconds):
+    """(score, spares) of a policy that knows the trace: the best number of spares, one checkpoint
+    just before each failure, and of all ways to start, wait or grow the one that does most work
+    until then. (A strong rival; that nothing is better is not proved.)
+    """
+    return max((run_policy(_knowing(trace, spares, job.nodes + spares, seconds), job, trace, seconds), spares)
+               for spares in sorted({round(job.most_spares * k**2 / 144) for k in range(13)}))
+
+
+def _knowing(trace, spares, held, seconds):
+    """The oracle's policy with so many spares."""
+    ends = [each.seconds for each in trace if each.away is not None and each.node < held]
+    ends += [seconds, math.inf]
+
+    def policy(state):
+        job = state.job
+        left = ends[bisect.bisect(ends, state.now)] - state.now
+        backs = [after for after in state.back if after < left][:4]
+
+        def best(at, running, last, number):
+            """(node-seconds until the failure, nodes to run on now)"""
+            up = len(backs) if number is None else number
+            nodes = min(job.nodes, (state.up + up) // job.replica * job.replica)
+            end = backs[up] if up < len(backs) else left
+            found = []
+            for choice in {running, nodes}:
+                cost = 0.0
+                if choice != running:
+                    cost = job.restart_seconds + job.reshard_seconds * (choice != last) + (
+                        job.checkpoint_seconds if running else 0)
+                done = choice * (end - at - cost)
+                if up < len(backs):
+                    done += best(end, choice, choice or last, up + 1)[0]
+                found.append((done, choice, cost))
+            return max(found)
+
+        _, nodes, cost = best(0.0, state.running, state.last, 0)
+        pause = state.ahead + cost if nodes == state.running else cost
+        unsaved = 0.0 if pause else state.unsaved
+        interval = unsaved + left - pause - job.checkpoint_seconds - 1
+        return Decision(nodes, interval if interval > 60 else 1e9, spares)
+
+    return policy
