@@ -63,6 +63,11 @@ def daly_policy(state):
     return Decision(nodes, optimal_interval(job.checkpoint_seconds, job.mean_seconds))
 
 
+def with_librarys(policy, part):
+    """The policy, with one part of each Decision as recovery_policy decides it."""
+    return lambda state: policy(state)._replace(**{part: getattr(recovery_policy(state), part)})
+
+
 def oracle(job, trace, seconds):
     """(score, spares) of a policy that knows the trace: the best number of spares, one checkpoint
     just before each failure, and of all ways to start, wait or grow the one that does most work

@@ -9,7 +9,7 @@ from ranklab.resilience.cluster import (
     DAY, REGIMES, BadDecision, Decision, make_trace, run_policy,
 )
 from ranklab.resilience.interval import goodput, optimal_interval
-from ranklab.resilience.policy import daly_policy, oracle, recovery_policy
+from ranklab.resilience.policy import daly_policy, oracle, recovery_policy, with_librarys
 
 SEED = 14  # not the lab's own traces
 PARTS = {
@@ -27,7 +27,7 @@ def check_recovery_policy(policy):
     for name, regime in REGIMES.items():
         score, (best, spares), daly = _score(policy, name), *_rivals(name)
         if score < regime.reach * best:
-            with_part = {part: _score(_with(policy, part), name) for part in PARTS}
+            with_part = {part: _score(with_librarys(policy, part), name) for part in PARTS}
             part = max(with_part, key=with_part.get)
             raise Mistake(f"{name}: {score:.3f} of what is paid is useful work, less than "
                           f"{regime.reach:.0%} of the {best:.3f} of an oracle", f"With the "
@@ -52,11 +52,6 @@ def _score(policy, name):
         return run_policy(ask, REGIMES[name].job, _trace(name), REGIMES[name].days * DAY)
     except BadDecision as bad:
         raise Mistake(f"{name}: {bad}", "See Decision for what can be decided.") from None
-
-
-def _with(policy, part):
-    """The policy with one part as the library decides it."""
-    return lambda state: policy(state)._replace(**{part: getattr(recovery_policy(state), part)})
 
 
 @cache
