@@ -12,8 +12,8 @@ def optimal_interval(checkpoint_seconds, mean_seconds):
     mean_seconds        between failures, which come at random: whatever the job does, and however
                         long ago the last one was
     error  ValueError where one of them is not above 0
-    source Daly, FGCS 22 (2006), the higher order; its first term, sqrt(2 C M), is Young's, CACM 17
-           (1974). Within 2% of the best for checkpoints of up to `mean_seconds`, and of 3 times it
+    source Daly, FGCS 22 (2006), the higher order: about 2 C / 3 less than Young's sqrt(2 C M), CACM
+           17 (1974). At most 2% off the best where a checkpoint takes up to M, or 3 M and more
     lab    14
     """
     if min(checkpoint_seconds, mean_seconds) <= 0:

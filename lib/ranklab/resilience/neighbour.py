@@ -29,12 +29,12 @@ class Neighbour:
                have shards of different sizes
         cost   the bytes of the shard and 8 more, in two messages
         """
-        own = as_bytes(shard)
+        own = as_bytes(shard).to(device())
         size = torch.tensor([own.numel()], device=own.device)
         theirs = torch.empty(int(self._shift(size, torch.empty_like(size), group)),
                              dtype=torch.uint8, device=own.device)
         self._shift(own, theirs, group)
-        self.kept[step] = own.cpu().clone(), theirs.cpu()
+        self.kept[step] = own.cpu(), theirs.cpu()
         for old in sorted(self.kept)[:-2]:
             del self.kept[old]
 
@@ -64,7 +64,7 @@ class Neighbour:
             if rank == after[r]:
                 dist.send(self.kept[step][1].to(device()), group=group, group_dst=r)
             elif rank == r:
-                own = as_bytes(shard)
+                own = as_bytes(shard).to(device())
                 dist.recv(own, group=group, group_src=after[r])
                 _unpack_bytes(own, shard)
         if rank not in dead:

@@ -1,4 +1,4 @@
-"""What to do when nodes fail: how often to save, how many spares to pay for, to shrink or to wait."""
+"""What to do when nodes fail: how often to save, how many spares to hold, to shrink or to wait."""
 
 import bisect
 import math
@@ -10,9 +10,9 @@ from ranklab.resilience.interval import optimal_interval
 def recovery_policy(state):
     """The Decision that a job takes when something has happened: see State and Decision.
 
-    Asked at the start and at each event. What counts is the score of run_policy: useful work for
-    each node-second that is paid, spares and broken nodes among them. It keeps nothing between
-    calls: all that it may know is in `state`.
+    Asked at the start and at each event; keeps nothing between calls. Its score, by run_policy, is
+    the useful work for each node-second that is paid. The check wants `reach` of an oracle's score
+    in each of REGIMES, on other traces than the lab's.
     lab    14
     """
     job, now = state.job, state.running
@@ -38,14 +38,15 @@ def recovery_policy(state):
             done = nodes * max(0, after - cost) + later * (mean - after - change(nodes, later))
             best = max(best, (done, nodes))
 
-    def idle(spares):  # the share of what is paid that idles, with a Poisson number of nodes away
+    def idle(spares):  # the share of what is paid that idles; as many nodes are away by Poisson
         away = job.broken * job.repair_seconds + (1 - job.broken) * job.reboot_seconds
         away, lost = away / job.mean_seconds, spares
-        for n in range(spares, spares + 50 + int(2 * away)):
-            chance = math.exp(n * math.log(away) - away - math.lgamma(n + 1))
-            few = job.nodes - fits(job.nodes + spares - n)
-            # With no spare left a failure makes the job smaller, and later it must grow again.
-            lost += chance * (few + job.nodes * change(job.nodes, 0) / job.mean_seconds)
+        chance = math.exp(-away)
+        for n in range(spares + 50):
+            if n >= spares:  # a failure makes the job smaller, and later it must grow again
+                again = job.nodes * change(job.nodes, 0) / job.mean_seconds
+                lost += chance * (job.nodes - fits(job.nodes + spares - n) + again)
+            chance *= away / (n + 1)
         return lost / (job.nodes + spares)
 
     spares = min(range(job.most_spares + 1), key=idle) if state.event == "start" else 0
@@ -73,41 +74,37 @@ def oracle(job, trace, seconds):
     just before each failure, and of all ways to start, wait or grow the one that does most work
     until then. (A strong rival; that nothing is better is not proved.)
     """
-    return max((run_policy(_knowing(trace, spares, job.nodes + spares, seconds), job, trace, seconds), spares)
-               for spares in sorted({round(job.most_spares * k**2 / 144) for k in range(13)}))
+    counts = sorted({round(job.most_spares * k**2 / 100) for k in range(11)})
+    return max((run_policy(_knowing(job, trace, spares, seconds), job, trace, seconds), spares)
+               for spares in counts)
 
 
-def _knowing(trace, spares, held, seconds):
+def _knowing(job, trace, spares, seconds):
     """The oracle's policy with so many spares."""
-    ends = [each.seconds for each in trace if each.away is not None and each.node < held]
-    ends += [seconds, math.inf]
+    ends = [each.seconds for each in trace if each.away is not None
+            and each.node < job.nodes + spares] + [seconds, math.inf]
 
     def policy(state):
-        job = state.job
         left = ends[bisect.bisect(ends, state.now)] - state.now
         backs = [after for after in state.back if after < left][:4]
 
-        def best(at, running, last, number):
-            """(node-seconds until the failure, nodes to run on now)"""
-            up = len(backs) if number is None else number
-            nodes = min(job.nodes, (state.up + up) // job.replica * job.replica)
-            end = backs[up] if up < len(backs) else left
-            found = []
-            for choice in {running, nodes}:
-                cost = 0.0
-                if choice != running:
-                    cost = job.restart_seconds + job.reshard_seconds * (choice != last) + (
-                        job.checkpoint_seconds if running else 0)
-                done = choice * (end - at - cost)
-                if up < len(backs):
-                    done += best(end, choice, choice or last, up + 1)[0]
-                found.append((done, choice, cost))
+        def best(at, running, last, back):
+            """(node-seconds until the failure, nodes to run on, its cost), `back` are back."""
+            fits = min(job.nodes, (state.up + back) // job.replica * job.replica)
+            end, found = (*backs, left)[back], []
+            for nodes in {running, fits}:
+                cost = (nodes != running) * (
+                    job.restart_seconds + job.reshard_seconds * (nodes != last)
+                    + job.checkpoint_seconds * (running > 0))
+                done = nodes * (end - at - cost)
+                if back < len(backs):
+                    done += best(end, nodes, nodes or last, back + 1)[0]
+                found.append((done, nodes, cost))
             return max(found)
 
         _, nodes, cost = best(0.0, state.running, state.last, 0)
-        pause = state.ahead + cost if nodes == state.running else cost
-        unsaved = 0.0 if pause else state.unsaved
-        interval = unsaved + left - pause - job.checkpoint_seconds - 1
+        pause = cost or state.ahead
+        interval = (0.0 if pause else state.unsaved) + left - pause - job.checkpoint_seconds - 1
         return Decision(nodes, interval if interval > 60 else 1e9, spares)
 
     return policy

@@ -5,8 +5,8 @@ from functools import partial
 
 from ranklab.checks.beside import expect, refused
 from ranklab.checks.trial import explain
-from ranklab.resilience.cluster import GPU_HOURS, HOUR, OPT_HOURS
 from ranklab.resilience.interval import random_gaps, simulate
+from ranklab.resilience.traces import GPU_HOURS, HOUR, OPT_HOURS
 
 LLAMA, OPT = GPU_HOURS / 16384 * HOUR, OPT_HOURS / 124 * HOUR  # seconds between failures
 APART = 0.02
@@ -45,13 +45,13 @@ def check_optimal_interval(optimal_interval):
                 young * (1 + x / 3 + x**2 / 9) - C, "For checkpoints of 2 M and more it is M."),
         }, f"More than {APART:.0%} off. sqrt(2 C M) (1 + x / 3 + x^2 / 9) - C, where x^2 is "
            "C / 2 M; and M from C = 2 M on.")
-    yield f"within {APART:.0%} of the best, for checkpoints that are short, and as long as it runs"
+    yield f"within {APART:.0%} of the best, for short checkpoints and for very long ones"
     for C, M in ((60, LLAMA), (300, OPT)):
         gaps = random_gaps(M, 20_000)
         lost = [1 - simulate(best_interval(C, M) * k / 20, C, gaps, 600) for k in range(8, 50)]
         mine = 1 - simulate(optimal_interval(C, M), C, gaps, 600)
         expect(mine <= 1.01 * min(lost), f"simulated, {mine:.2%} of the time are lost; with "
-               f"another interval {min(lost):.2%}", "Compare with simulate(), interval by interval.")
+               f"another interval {min(lost):.2%}", "Compare intervals with simulate().")
         name = "Llama 3" if M == LLAMA else "OPT-175B"
         yield (f"{name}'s rate, a failure each {M / HOUR:.1f} h: save {C} s each "
                f"{optimal_interval(C, M) / 60:.0f} min; simulated, {mine:.1%} is lost, and "

@@ -3,9 +3,9 @@
 import math
 
 from ranklab.checks.exercise import Prediction
-from ranklab.resilience.cluster import GPU_HOURS, HOUR
 from ranklab.resilience.interval import goodput, optimal_interval
 from ranklab.resilience.neighbour import lost_together
+from ranklab.resilience.traces import GPU_HOURS, HOUR
 
 LLAMA = GPU_HOURS / 16384  # hours between failures
 MINUTES = optimal_interval(60, LLAMA * HOUR) / 60
@@ -23,12 +23,13 @@ PREDICTIONS = (
     ),
     Prediction(
         "resilience_interval_minutes", unit="minutes", tolerance=0.03,
-        solution="math.sqrt(2 * 60 * 54 * 24 / 419 * 3600) / 60 - 0.65", answer=lambda: MINUTES,
+        answer=lambda: MINUTES,
+        solution="math.sqrt(2 * 60 * 54 * 24 / 419 * 3600) / 60 - 2 / 3",
         hint="Two costs: one falls with the interval, the other grows. Where are they equal?",
         mistakes={60 * LLAMA: "that is the time between failures", math.sqrt(60 * LLAMA): "a "
                   "failure loses half an interval on average: there is a 2 under the root",
                   60 * LLAMA / 2: "then half of all failures lose everything since the last one"},
-        why="sqrt(2 x 60 s x 3.1 h): at 19 minutes checkpoints cost 5%, and lost work 5%.",
+        why="sqrt(2 x 60 s x 3.1 h), less 40 s. Checkpoints then cost 5%, and lost work 5%.",
     ),
     Prediction(
         "resilience_goodput", unit="%", tolerance=0.02, answer=lambda: 100 * SHARE,
