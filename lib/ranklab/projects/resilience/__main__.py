@@ -11,7 +11,8 @@ import dataclasses
 import sys
 
 from ranklab.engine.in_place import is_started_by_another
-from ranklab.projects.resilience.config import Options
+from ranklab.hybrid import parse_layout
+from ranklab.projects.resilience.config import SHAPE, Options
 from ranklab.projects.resilience.report import report
 from ranklab.projects.resilience.soak import soak
 from ranklab.projects.runner import Project, Shown, watched
@@ -23,10 +24,10 @@ def act(options, config):
         raise ValueError("this project starts ranks itself, and again when they die: run it by "
                          "python, not by torchrun or srun")
     config = dataclasses.replace(config, seed=0)  # --seed is the monkey's
-    text, shape = text_for(options.chosen_shape(), config, options.path)
+    text, shape = text_for(SHAPE, config, options.path)
     seeds = range(options.seed, options.seed + options.soak)
-    trials = [*soak(shape, text, config, options.chosen_layouts(), seeds, options.faults,
-                    heartbeat=options.heartbeat, **watched())]
+    layouts = [*map(parse_layout, options.layouts.split())]
+    trials = [*soak(shape, text, config, layouts, seeds, options.faults, **watched())]
     return Shown(report(trials, config), code=int(not all(each.is_good() for each in trials)))
 
 

@@ -2,14 +2,12 @@
 
 from dataclasses import dataclass
 
-from ranklab.hybrid import parse_layout
 from ranklab.models.gpt import GPTConfig
 from ranklab.options import option, positive
 from ranklab.projects.hybrid.config import Config as HybridConfig
-from ranklab.projects.hybrid.config import parse_shape
 from ranklab.projects.runner import OnText
 
-LAPTOP = GPTConfig(n_ctx=32, n_embd=32, n_head=4, n_layer=4)
+SHAPE = GPTConfig(n_ctx=32, n_embd=32, n_head=4, n_layer=4)
 LAYOUTS = "2x1x2,zero 1x1x3 2x1x1 1x1x1"
 
 
@@ -20,9 +18,7 @@ class Config(HybridConfig):
     steps: int = 30
     batch: int = 8  # sequences
     eval_batch: int = 16
-    log_every: int = 10
     checkpoint_every: int = 4
-    compare: bool = False  # with a run that nothing disturbs, not with one process
 
 
 @dataclass(frozen=True)
@@ -30,23 +26,11 @@ class Options(OnText):
     """What the command takes beside Config."""
 
     without = ("compare", "per_node", "checkpoint", "eval_every")
-    faults: int = option(5, "that the monkey brings into a run", least=0)
+    faults: int = option(5, "in a run", least=0)
     seed: int = option(1, "of the monkey; of the first run, with --soak")
     soak: int = option(1, "runs, each with its own seed", kind=positive)
     layouts: str = option(LAYOUTS, "dp x tp x pp and more: the first that the ranks left suffice "
                           "for is taken")
-    shape: str | None = option(None, "layers x width x heads x tokens x vocabulary of a GPT of "
-                               "your own: 4x32x4x32x256")
-    heartbeat: float = option(3.0, "seconds without a step on any rank, after which they are ended",
-                              least=0.1)
 
     def settings(self):
         return Config()
-
-    def chosen_shape(self):
-        """The GPT of the command line; a laptop's where it describes none."""
-        return LAPTOP if self.shape is None else parse_shape(self.shape)
-
-    def chosen_layouts(self):
-        """The Layouts of the command line."""
-        return [*map(parse_layout, self.layouts.split())]

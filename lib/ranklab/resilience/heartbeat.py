@@ -1,4 +1,7 @@
-"""Heartbeats: ranks note each step in a file, and the supervisor ends ranks that note none."""
+"""Heartbeats: ranks note each step in a file that they share; ranks that note none are ended.
+
+nvidia-resiliency-ext's ft_launcher and torchft's lighthouse do it over sockets (labs/jobs/).
+"""
 
 import contextlib
 import os
@@ -14,24 +17,29 @@ from ranklab.engine.surroundings import patience
 LOOK = 0.05  # seconds between two looks
 
 
-class Beats:
-    """Numbers in a file that all processes share: a row for each rank, a column for each step."""
+class Heartbeats:
+    """Numbers in the file `path`: a row for each rank, a column for each step.
+
+    times  when the rank had done the step, by time.monotonic(); 0: it has not
+    work   seconds that it worked for the step, without waiting for others
+    saves  seconds of the save after the step; -inf: it was refused
+    """
 
     def __init__(self, path, ranks, steps, mode="r+"):
         numbers = np.memmap(path, np.float64, mode, shape=(4, ranks, steps + 1))
         self.times, self.work, self.saves, self.pids = numbers
 
     def begin(self, rank, step):
-        self.pids[rank, 0] = os.getpid()
-        self.times[rank, step] = time.monotonic()
+        """The rank is up, and has done `step` steps before."""
+        self.pids[rank, 0], self.times[rank, step] = os.getpid(), time.monotonic()
 
     def beat(self, rank, step, seconds):
-        """seconds  of work in this step, without waiting for other ranks"""
+        """The rank has done the step."""
         self.times[rank, step], self.work[rank, step] = time.monotonic(), seconds
 
     def silent(self, limit):
-        """The processes to end: none as long as one of them has beaten lately; the stopped ones,
-        or all where each still runs.
+        """Processes to end: none while ranks start, or where one has beaten in the last `limit`
+        seconds; those that a SIGSTOP has stopped; else all.
         """
         latest = self.times.max(axis=1)
         if not latest.all() or time.monotonic() - latest.max() <= limit:
@@ -41,7 +49,7 @@ class Beats:
 
 
 def is_stopped(pid):
-    """True where a SIGSTOP has come to the process; False where there is no /proc to say so."""
+    """True where a SIGSTOP has come to the process; False without Linux's /proc."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
     return False
@@ -53,12 +61,12 @@ def watched(beats, limit):
     over = threading.Event()
 
     def watch():
-        while not over.wait(LOOK):
-            for pid in (silent := beats.silent(limit * patience())):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            if silent:
-                return
+        silent = []
+        while not (silent or over.wait(LOOK)):
+            silent = beats.silent(limit * patience())
+        for pid in silent:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     thread = threading.Thread(target=watch, daemon=True)
     thread.start()
