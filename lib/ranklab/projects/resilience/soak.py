@@ -1,0 +1,44 @@
+"""Runs under the monkey, each with a seed of its own, beside runs that nothing disturbs."""
+
+from dataclasses import dataclass
+
+import torch
+from tqdm import tqdm
+
+from ranklab.projects.resilience.chaos import plan_faults
+from ranklab.projects.resilience.survive import Survived, survive
+
+# Another layout adds in another order: roundings, of 6e-8, which AdamW enlarges in each step. With
+# the same layouts at the same steps nothing may differ.
+TOLERANCE = 1e-5  # nats
+
+
+@dataclass
+class Trial:
+    """A disturbed run, beside undisturbed ones: in the first layout, and on the same path."""
+
+    seed: int
+    found: Survived
+    usual: Survived
+    replay: Survived
+
+    def is_good(self):
+        return (self.found.torn == 0 and abs(self.found.loss - self.usual.loss) <= TOLERANCE
+                and self.found.loss == self.replay.loss and not self.differing())
+
+    def differing(self):
+        """Names of tensors, of weights and the optimizer, that are not equal bit for bit."""
+        mine, other = self.found.state, self.replay.state
+        return [name for name in mine.keys() | other.keys() if name not in mine
+                or name not in other or not torch.equal(mine[name], other[name])]
+
+
+def soak(shape, text, config, layouts, seeds, faults, progress=False, **how):
+    """Yields a Trial for each seed. how: of survive"""
+    usual = survive(shape, text, config, layouts, **how)
+    for seed in tqdm(seeds, unit="run", disable=not progress or len(seeds) == 1):
+        planned = plan_faults(seed, faults, config, layouts[0].ranks)
+        found = survive(shape, text, config, layouts, planned, **how)
+        is_usual = found.path() == usual.path()
+        yield Trial(seed, found, usual, usual if is_usual else survive(
+            shape, text, config, layouts, path=found.path(), **how))

@@ -1,0 +1,121 @@
+"""Lab 14's project: it ends as an undisturbed run whatever fails, and leaves nothing behind."""
+
+import tempfile
+
+import psutil
+import pytest
+
+from ranklab.engine import launch
+from ranklab.hybrid import parse_layout
+from ranklab.projects import resilience as project
+from ranklab.projects.resilience import Fault, plan_faults
+from ranklab.projects.resilience import __main__ as command
+from ranklab.projects.resilience.config import LAYOUTS, SHAPE, Config
+from ranklab.projects.resilience.soak import TOLERANCE, Trial
+from ranklab.projects.resilience.survive import survive
+from ranklab.text_trainer import text_for
+
+pytestmark = [pytest.mark.timeout(180), pytest.mark.usefixtures("one_thread")]
+
+CONFIG = Config(steps=24)
+FAULTS = (  # of each kind one; checkpoints after steps 4, 8, ...
+    Fault("killed", 2, 1, 0.005, 0),  # before there is any
+    Fault("slow", 4, 0, 0, 0),
+    Fault("disk full", 8, 2, 0, 0),
+    Fault("corrupted", 13, 3, 0, 1),
+    Fault("left", 15, 4, 0, 0),  # rank 1 of the three that are left
+    Fault("killed in a save", 16, 1, 0.01, 0),
+    Fault("stopped", 21, 2, 0.005, 1),
+)
+
+
+@pytest.fixture(scope="module")
+def job():
+    text, shape = text_for(SHAPE, CONFIG)
+    return shape, text, CONFIG, [*map(parse_layout, LAYOUTS.split())]
+
+
+@pytest.fixture(scope="module")
+def usual(job):
+    return survive(*job, timeout=100)
+
+
+@pytest.fixture(scope="module")
+def found(job, usual, tmp_path_factory):
+    """What has survived each kind of fault; nothing is left of it."""
+    launch(int, ranks=1)  # the process that forks ranks stays
+    processes = {each.pid for each in psutil.Process().children(recursive=True)}
+    folder = tmp_path_factory.mktemp("temporary")
+    before, tempfile.tempdir = tempfile.tempdir, str(folder)
+    try:
+        found = survive(*job, FAULTS, timeout=100)
+    finally:
+        tempfile.tempdir = before
+    assert {each.pid for each in psutil.Process().children(recursive=True)} == processes
+    assert not [*folder.iterdir()]
+    return found
+
+
+def life_of(found, kind):
+    return next(n for n, life in enumerate(found.lives)
+                if kind in [fault.kind for fault in life.faults])
+
+
+def test_it_ends_as_an_undisturbed_run(job, found, usual):
+    struck = [fault for life in found.lives for fault in life.faults]
+    assert sorted(struck) == sorted(FAULTS)
+    assert found.loss == pytest.approx(usual.loss, abs=TOLERANCE)
+    assert len(found.path()) > 1 and found.torn == 0 and found.checked >= 6
+    replay = survive(*job, path=found.path(), timeout=100)
+    assert Trial(0, found, usual, replay).is_good()
+    assert not Trial(0, found, usual, usual).is_good()  # another path adds otherwise
+
+
+def test_each_fault_was_what_it_is_called(job, found):
+    lives, layouts = found.lives, job[3]
+    assert lives[0].ended == "rank 1 of 4 was killed by SIGKILL" and lives[1].first == 0
+    refused = lives[life_of(found, "disk full")]
+    assert refused.first == 0
+    assert (refused.saves[0, [4, 8, 12]] < 0).tolist() == [False, True, False]  # it went on
+    after = lives[life_of(found, "corrupted") + 1]
+    assert found.damaged == 1
+    assert after.first == 4  # 12 is damaged, and 8 was refused
+    assert after.layout == layouts[1] and after.layout.ranks == 3
+    left = lives[life_of(found, "left")].ended
+    assert "rank 1 has returned" in left and "wait for ever" in left
+    assert lives[life_of(found, "stopped")].ended == "rank 2 of 4 was killed by SIGKILL"
+    slow = lives[life_of(found, "slow")].work[:, 5:13].min(axis=1)
+    assert slow[0] > 0.1 > slow[1:].max()
+
+
+def test_the_monkey_does_what_its_seed_says():
+    plans = [plan_faults(seed, 14, CONFIG, 4) for seed in (1, 1, 2)]
+    assert plans[0] == plans[1] != plans[2]
+    for plan in plans:
+        assert [fault.step for fault in plan] == sorted(fault.step for fault in plan)
+        assert sorted(fault.kind for fault in plan) == sorted(2 * [*project.KINDS])
+        assert all(0 < fault.step < CONFIG.steps - 1 for fault in plan)
+
+
+def test_a_run_in_one_layout_is_equal_bit_for_bit(found, usual, job):
+    faults = [Fault("killed", 6, 0, 0.005, 0), Fault("disk full", 24, 1, 0, 0)]  # in the last save
+    twice = survive(*job, faults, timeout=100)
+    trial = Trial(7, twice, usual, usual)
+    assert len(twice.lives) == 3 and twice.lives[2].first == 20 and trial.is_good()
+    assert "File too large" in twice.lives[1].ended
+    said = project.report([trial], CONFIG, lambda work: [2], lambda *seconds: 0.123)
+    assert "are equal bit for bit" in said and "steps that count: 24 of 3" in said
+    assert "rank 2" in said and "12%" in said
+    trials = [trial, Trial(8, found, usual, usual)]
+    assert "1 of 2 runs ended as if undisturbed, after 9 fa" in project.report(trials, CONFIG)
+
+
+def test_the_command_runs_and_torchrun_is_refused(monkeypatch, capsys):
+    options = "--faults", "1", "--steps", "4", "--layouts", "1x1x2", "--checkpoint-every", "2"
+    assert command.main([*options]) == 0
+    assert "are equal bit for bit" in capsys.readouterr().out
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit) as ended:
+        command.main([])
+    assert ended.value.code == 2 and "run it by python, not by torchrun" in capsys.readouterr().err
