@@ -95,7 +95,8 @@ def read_json(path):
     try:
         found = json.loads(Path(path).read_text())
     except (OSError, ValueError) as error:
-        raise ValueError(f"{path} can't be read as JSON: {error}") from None
+        raise ValueError(f"{path} can't be read as JSON: "
+                         f"{getattr(error, 'strerror', error)}") from None
     if not isinstance(found, dict):
         raise ValueError(f"{path} is no JSON object")
     return found

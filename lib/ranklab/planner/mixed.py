@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from ranklab.planner.memory import GpuMemory, memory_per_gpu
-from ranklab.planner.search import TRIFLE, NoLayout, burden
+from ranklab.planner.search import NoLayout
 from ranklab.planner.space import ADVISED, kernels, layouts
 from ranklab.planner.step import step_time
 
@@ -69,8 +69,8 @@ class Mixed(NamedTuple):
 
 
 def search_mixed(model, parts, sequence, batch, tools=ADVISED, tried=20):
-    """[Mixed], the fastest first (of those that are about as fast, the simplest): layouts that fit
-    in all kinds of GPUs, `tried` of those that are fastest on the slowest kind.
+    """[Mixed], the fastest first: layouts that fit in all kinds of GPUs, `tried` of those that are
+    fastest on the slowest kind.
 
     parts  [(machine, GPUs)]
     error  NoLayout
@@ -98,6 +98,4 @@ def search_mixed(model, parts, sequence, batch, tools=ADVISED, tried=20):
     if not rows:
         raise NoLayout(f"no layout of a batch of {batch} fits in the {room / 1e9:.0f} GB of the "
                        f"smallest GPU and divides {' and '.join(str(gpus) for _, gpus in parts)}")
-    most = (1 + TRIFLE) * min(each.seconds for each in rows)
-    return sorted(rows, key=lambda each: (max(each.seconds, most),
-                                          burden(each.plans[0], each.memory)))
+    return sorted(rows, key=lambda each: (each.seconds, each.memory.total))

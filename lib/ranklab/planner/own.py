@@ -16,7 +16,8 @@ def own_job(model, plan):
     error  ValueError where the trainer has no such model, or does not do that
     """
     if model.gated or model.experts or model.kv_heads != model.heads:
-        raise ValueError("the course's trainer has GPTs with a plain MLP and as many key heads")
+        raise ValueError("the course's trainer has GPTs with a plain MLP and as many key heads, "
+                         "such as gpt3-175b (--model)")
     if (model.ffn != 4 * model.hidden or model.width != model.hidden or not model.tied
             or model.parallel or model.attention_numbers):
         raise ValueError(f"the course's GPT has ffn=4 x {model.hidden}, heads that are "

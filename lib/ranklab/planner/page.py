@@ -113,7 +113,7 @@ def row(choices, choice):
     """What is drawn of a choice; or a sentence, where nothing fits.
 
     [GB of each part of memory], [seconds of each part of the step], why,
-    [seconds that are likely, from and to, of what], [tokens a second; days, dollars, MWh of all],
+    [seconds that are likely, from and to, by what], [tokens a second; days, dollars, MWh of all],
     [(layout, seconds, GB, MFU in %) of the best]
     """
     *_, sequence, batch = choice

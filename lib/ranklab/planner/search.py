@@ -10,7 +10,6 @@ from ranklab.planner.plan import Plan
 from ranklab.planner.space import ADVISED, layouts
 from ranklab.planner.step import Step, step_time
 
-TRIFLE = 0.005  # of a step's time: no reason for a layout with more in it
 KINDS = (("tool", "tp", "pp"),  # what tells layouts apart first, and then
          ("tool", "tp", "pp", "cp", "ep", "zero", "shard", "offload", "recompute", "outermost"))
 
@@ -52,34 +51,26 @@ def fastest(*asked, **how):
 def distinct(found, top=5):
     """[Found]: `top` layouts of different kinds, the fastest first, and the best one of each tool.
 
-    A kind has one tool, tp and pp; it is shown by its simplest layout of those that take a TRIFLE
-    longer than its fastest. Where there are too few kinds, these are told apart by more.
+    A kind has one tool, tp and pp, and is shown by its fastest layout. Where there are too few
+    kinds, these are told apart by more.
     """
     shown = []
     for names in KINDS:
         kind, groups = attrgetter(*names), {}
         for each in found:
             groups.setdefault(kind(each.plan), []).append(each)
-        for row in sorted(map(simplest, groups.values()), key=lambda each: each.step.total):
+        for row in sorted((min(group, key=rank) for group in groups.values()), key=rank):
             known = [each.plan for each in shown]
             is_new = kind(row.plan) not in map(kind, known)
             if is_new and (len(shown) < top
                            or row.plan.tool not in {plan.tool for plan in known}):
                 shown.append(row)
-    return sorted(shown, key=lambda each: each.step.total)
+    return sorted(shown, key=rank)
 
 
-def simplest(found):
-    """Of layouts that are sorted by time, the one with least in it that is about as fast as the
-    first.
-    """
-    near = [each for each in found if each.step.total <= (1 + TRIFLE) * found[0].step.total]
-    return min(near, key=lambda each: burden(each.plan, each.memory))
-
-
-def burden(plan, memory):
-    """What a layout has in it, for comparison."""
-    return plan.words().count(","), plan.virtual, memory.total
+def rank(found):
+    """The key by which layouts are sorted: the fastest first, of equals that with least memory."""
+    return found.step.total, found.memory.total
 
 
 class NoLayout(ValueError):

@@ -1,15 +1,16 @@
-"""changes: what half and twice of the batch, the sequence, a link or the price do to the best plan.
+"""changes: what half and twice of the GPUs, the batch, the sequence or a link do to the best plan.
 """
 
 from dataclasses import replace
 from itertools import product
 from typing import NamedTuple
 
-from ranklab.planner.search import TRIFLE, Found, NoLayout, distinct
+from ranklab.planner.search import Found, NoLayout, rank
 from ranklab.planner.step import step_time
 from ranklab.planner.wish import Wish
 
-THINGS = ("batch", "sequence", "link", "network", "price")
+THINGS = ("GPUs", "batch", "sequence", "link", "network")
+TRIFLE = 0.005  # of a step's time: no reason for another layout
 
 
 class Change(NamedTuple):
@@ -27,8 +28,8 @@ class Change(NamedTuple):
 
 
 def changes(wish, found, best, watch=iter):
-    """[Change], half and twice of each: the batch, the sequence (as many tokens in a batch), the
-    link in a node, the network, the price.
+    """[Change], half and twice of each: the GPUs, the batch, the sequence (as many tokens in a
+    batch), the link in a node, the network.
 
     found  of wish.search(); best: of these, the one that is taken
     """
@@ -41,7 +42,7 @@ def changes(wish, found, best, watch=iter):
             near = [one for one in found if one.step.total <= 2 * found[0].step.total]
             new = sorted((one._replace(step=step_time(wish.model, one.plan, each.machine))
                           for one in near), key=lambda one: one.step.total)
-        elif what != "price":
+        else:
             try:
                 new = each.search(watch)
             except NoLayout:
@@ -51,15 +52,13 @@ def changes(wish, found, best, watch=iter):
 
 
 def changed(wish, what, factor):
-    """The Wish; None where a half is no whole number, or no price is known."""
+    """The Wish; None where a half is no whole number."""
     if what in ("link", "network"):
         speed = factor * getattr(wish.machine, what)
         return replace(wish, machine=replace(wish.machine, **{what: speed}))
-    if what == "price":
-        return replace(wish, price=factor * wish.price) if wish.price else None
-    sizes = {"batch": wish.batch * factor}
+    sizes = {what.lower(): factor * getattr(wish, what.lower())}
     if what == "sequence":
-        sizes = {"sequence": wish.sequence * factor, "batch": wish.batch / factor}
+        sizes["batch"] = wish.batch / factor
     whole = all(size == int(size) for size in sizes.values())
     return replace(wish, **{name: int(size) for name, size in sizes.items()}) if whole else None
 
@@ -68,7 +67,7 @@ def chosen(found, best):
     """(the layout of before, True) where it takes at most a TRIFLE longer than the fastest."""
     same = [each for each in found if each.step.total <= (1 + TRIFLE) * found[0].step.total
             and sizeless(each.plan) == sizeless(best.plan)]
-    return (same[0], True) if same else (distinct(found, 1)[0] if found else None, False)
+    return (same[0], True) if same else (min(found, key=rank, default=None), False)
 
 
 def sizeless(plan):

@@ -10,7 +10,7 @@ from ranklab.planner.cost import Bill, bill, cost_per_token
 from ranklab.planner.failures import good_share_of
 from ranklab.planner.machine import Machine
 from ranklab.planner.model import Model
-from ranklab.planner.search import Found, NoLayout, distinct, search_layouts
+from ranklab.planner.search import Found, NoLayout, rank, search_layouts
 from ranklab.planner.space import ADVISED, divisors
 
 MOST_GPUS = 2**17
@@ -38,9 +38,9 @@ class Wish:
                               self.tools, watch)
 
     def best(self, watch=iter):
-        """The first Found that is worth a look; None where no layout fits."""
+        """The fastest Found; None where no layout fits."""
         try:
-            return distinct(self.search(watch), 1)[0]
+            return min(self.search(watch), key=rank)
         except NoLayout:
             return None
 
@@ -78,7 +78,7 @@ def nearest(wish):
 def words(found):
     """A layout in a few words."""
     return (f"{found.plan.words()} ({found.plan.tool}): {found.memory.total / 1e9:.1f} GB, "
-            f"{found.step.total:.3g} s a step")
+            f"{plain(found.step.total)} s a step")
 
 
 # --- a budget, a deadline -------------------------------------------------------------------------
@@ -89,35 +89,45 @@ class Offer(NamedTuple):
     found: Found
     bill: Bill
 
-    def over(self, budget, deadline):
-        """Days and dollars as a part of those that are given: the larger of both."""
-        return max(self.bill.days / deadline if deadline else 0,
-                   self.bill.dollars / budget if budget else 0)
+    def miss(self, budget, deadline):
+        """By which part dollars and days are more than those that are given: the sum of both."""
+        return sum(max(0, value / most - 1) for value, most in (
+            (self.bill.dollars, budget), (self.bill.days, deadline)) if most)
 
 
 def offers(wish, watch=iter):
-    """[Offer]: of a node, of 2, 4, 8 ... nodes, up to wish.gpus, and these.
+    """[Offer]: of a node, of 2, 3, 4, 6, 8, 12 ... nodes, up to wish.gpus, and these.
 
     error  NoLayout
     """
     node, found = min(wish.machine.node, wish.gpus), []
-    counts = {node * 2**power for power in range((wish.gpus // node).bit_length())}
-    for gpus in sorted(counts | {wish.gpus}):
+    counts = {times * node * 2**power for times in (1, 3) for power in range(20)}
+    for gpus in sorted({wish.gpus, *(each for each in counts if each < wish.gpus)}):
         each = replace(wish, gpus=gpus)
         if best := each.best(watch):
             found.append(Offer(best, each.bill(best)))
     return found or wish.search()  # which says why there is none
 
 
-def affordable(found, budget=None, deadline=None):
-    """[Offer]: those within dollars and days, the cheapest first.
-
-    error  ValueError with the nearest one where there are none
+def ranked(found, budget=None, deadline=None):
+    """The Offers, those within dollars and days first: by a deadline the cheapest of them, for a
+    budget alone the fastest; then the others, the one that misses least first.
     """
-    good = [each for each in found if each.over(budget, deadline) <= 1]
-    if good:
-        return sorted(good, key=lambda each: (each.bill.dollars or 0, each.bill.days))
-    near = min(found, key=lambda each: each.over(budget, deadline))
+    def key(each):
+        spent = each.bill.gpu_hours, each.bill.days
+        return each.miss(budget, deadline), spent if deadline else spent[::-1]
+
+    return sorted(found, key=key)
+
+
+def affordable(found, budget=None, deadline=None):
+    """The first Offer of them.
+
+    error  ValueError with the nearest one where none is within dollars and days
+    """
+    near = ranked(found, budget, deadline)[0]
+    if not near.miss(budget, deadline):
+        return near
     counts = ", ".join(f"{each.found.plan.gpus:,}" for each in found)
     raise ValueError(
         f"{near.bill.tokens:.3g} tokens are not done within {limit(budget, deadline)} on any of "
@@ -128,4 +138,9 @@ def affordable(found, budget=None, deadline=None):
 def limit(dollars, days):
     """"$1,000,000 and 30 days", of what is given."""
     return " and ".join(words for value, words in (
-        (dollars, f"${dollars or 0:,.0f}"), (days, f"{days or 0:.3g} days")) if value)
+        (dollars, f"${dollars or 0:,.0f}"), (days, f"{plain(days or 0)} days")) if value)
+
+
+def plain(number, digits=3):
+    """"5,230": so many digits that count, and no exponent."""
+    return f"{float(f'{number:.{digits}g}'):,.12g}"

@@ -2,14 +2,14 @@
 `ranklab plan`: time against memory, dollars against days.
 """
 
-from ranklab.planner.search import simplest
+from ranklab.planner.search import rank
 from ranklab.plots.style import (
     FAINT, INK, MARKERS, TONES, bars, bytes_axis, figure, line, seconds_axis, styled,
 )
 
 SOURCES = {"llm_foundry_mpt": "MosaicML", "nvidia_nemo": "NeMo", "bigscience_176b": "BigScience",
            "internevo": "InternEvo", "zero_bubble": "zero bubble"}
-PARTS = {"computing": ("products", "attention", "other"), "again": ("recompute",),
+PARTS = {"computing": ("products", "attention", "other"), "recompute": ("recompute",),
          "messages": ("tensor", "context", "expert", "weights", "pipeline", "data"),
          "bubble": ("bubble",), "optimizer, rest": ("optimizer", "rest")}
 
@@ -49,16 +49,18 @@ def steps(found, title="Where a step goes"):
     found  {name: Step}
     """
     fig, ax = figure(8.2, 0.5 * len(found) + 1.6)
-    left = [0.0] * len(found)
+    left, longest = [0.0] * len(found), max(step.total for step in found.values())
     for index, (name, parts) in enumerate(PARTS.items()):
         widths = [sum(getattr(step, part) for part in parts) for step in found.values()]
-        bars(ax, range(len(found)), widths, index, name, barh=True, left=left)
+        seen = max(widths) > 0.005 * longest  # else the legend names what no eye finds
+        bars(ax, range(len(found)), widths, index, name if seen else "", barh=True, left=left)
         left = [a + b for a, b in zip(left, widths)]
     for row, whole in enumerate(left):
-        ax.text(whole, row, f" {whole:.1f} s", va="center", fontsize=9)
+        ax.annotate(f"{whole:.1f} s", (whole, row), (4, 0), textcoords="offset points",
+                    va="center", fontsize=9)
     ax.set_yticks(range(len(found)), list(found))
     ax.invert_yaxis()
-    ax.set_xlim(0, 1.1 * max(left))
+    ax.set_xlim(0, 1.1 * longest)
     ax.set_xlabel("seconds of a step")
     ax.grid(axis="y", visible=False)
     ax.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=len(PARTS))
@@ -80,7 +82,7 @@ def scaling(curves, title="What more GPUs bring"):
     ax.set_xticks(counts, [f"{count:,}" for count in counts])
     ax.set_ylim(0, 1.05)
     ax.set_xlabel("GPUs")
-    ax.set_ylabel("tokens/s of a GPU,\nbeside those of the fewest")
+    ax.set_ylabel("tokens/s per GPU,\nrelative to the fewest")
     ax.set_title(title)
     ax.legend()
     return fig
@@ -100,10 +102,12 @@ def frontier(found, room, title="Every layout that fits: a step's time against m
                    color=TONES[index % 5], alpha=0.25, linewidths=0, rasterized=True)
         edge = best_of_both(mine)
         line(ax, [each.memory.total for each in edge], [each.step.total for each in edge], index,
-             f"{tool}: {simplest(mine).plan.words()}", markersize=4, linewidth=1.2)
+             f"{tool}: {min(mine, key=rank).plan.words()}", markersize=4, linewidth=1.2)
     ax.axvline(room, color=INK, linewidth=0.8, linestyle=":")
-    ax.set(xlabel="memory of the fullest GPU", ylabel="a step", title=title,
-           xlim=(0, 1.03 * room), ylim=(0.9 * found[0].step.total, 2.5 * found[0].step.total))
+    low, high = 0.9 * found[0].step.total, 2.5 * found[0].step.total
+    above = sum(each.step.total > high for each in found)
+    ax.set(xlabel="memory of the fullest GPU", title=title, xlim=(0, 1.03 * room), ylim=(low, high),
+           ylabel=f"step time\n(not from 0; {above:,} slower layouts lie above)")
     bytes_axis(ax.xaxis)
     seconds_axis(ax.yaxis)
     ax.legend(loc="upper left", bbox_to_anchor=(0, -0.2), title="the best of each tool",

@@ -17,7 +17,7 @@ PRECISIONS = {  # beside --bf16
 BACKENDS = {"flash": "flash", "tuned": "fused", "unfused": "unfused"}
 
 
-def megatron_arguments(model, plan, per_node=8, rotary_base=1e4, dropout=0.0, more=(), differs=()):
+def megatron_arguments(model, plan, per_node=8, rotary_base=None, dropout=0.0, more=(), differs=()):
     """A piece of bash. Data, learning rate and number of steps are its user's.
 
         bash train.sh --mock-data --tokenizer-type NullTokenizer --lr 1e-4 --train-iters 10
@@ -49,18 +49,19 @@ def shape_options(model, plan, rotary_base, dropout):
     """[(option, what it is for, whether it is given)]"""
     tokens, rows = plan.sequence, -(-model.vocab // plan.tp)
     return [
-        (f"--num-layers {model.layers} --hidden-size {model.hidden}", "L and C", True),
-        (f"--num-attention-heads {model.heads}", "H", True),
-        (f"--kv-channels {model.head_size}", "D, which is not C/H", model.width != model.hidden),
+        (f"--num-layers {model.layers} --hidden-size {model.hidden}", "layers, width", True),
+        (f"--num-attention-heads {model.heads}", "heads", True),
+        (f"--kv-channels {model.head_size}", "of a head", model.width != model.hidden),
         (f"--group-query-attention --num-query-groups {model.kv_heads}", "heads for keys",
          model.kv_heads != model.heads),
-        (f"--ffn-hidden-size {model.ffn}", "F", model.ffn > 0),
+        (f"--ffn-hidden-size {model.ffn}", "of the MLP", model.ffn > 0),
         ("--swiglu --normalization RMSNorm", "MLPs of three matrices, as Llama's", model.gated),
-        (f"--seq-length {tokens} --max-position-embeddings {tokens}", "T", True),
-        (f"--vocab-size {model.vocab}", "V", True),
-        (f"--make-vocab-size-divisible-by {rows}", "else V grows to a multiple of 128 tp", True),
+        (f"--seq-length {tokens} --max-position-embeddings {tokens}", "tokens", True),
+        (f"--vocab-size {model.vocab}", "vocabulary", True),
+        (f"--make-vocab-size-divisible-by {rows}", "else it grows to a multiple of 128 tp", True),
         ("--untie-embeddings-and-output-weights", "the head has a matrix", not model.tied),
-        (f"--position-embedding-type rope --rotary-base {rotary_base:.0f}", "rotary", True),
+        ("--position-embedding-type rope", "rotary; the model's base is --rotary-base", True),
+        (f"--rotary-base {rotary_base or 0:.0f}", "of the angles", rotary_base),
         (f"--attention-dropout {dropout:g} --hidden-dropout {dropout:g}", "0.1 by default", True),
         ("--disable-bias-linear", "linear layers have no biases", True),
     ]  # fmt: skip
@@ -69,8 +70,8 @@ def shape_options(model, plan, rotary_base, dropout):
 def expert_options(model, plan):
     """The same for experts."""
     return [
-        (f"--num-experts {model.experts} --moe-router-topk {model.top_k}", "E and k", True),
-        (f"--moe-ffn-hidden-size {model.expert_ffn}", "F of an expert", True),
+        (f"--num-experts {model.experts} --moe-router-topk {model.top_k}", "all, a token's", True),
+        (f"--moe-ffn-hidden-size {model.expert_ffn}", "the width of an expert", True),
         (f"--moe-shared-expert-intermediate-size {model.shared * model.expert_ffn:.0f}",
          "of one for all tokens", model.shared > 0),
         (f"--moe-layer-freq ([0]*{model.dense}+[1]*{model.sparse_layers})".replace(

@@ -146,9 +146,6 @@ def deepspeed_json(model, plan):
               "gradient_accumulation_steps": plan.micro_batches, "bf16": {"enabled": True},
               "data_types": {"grad_accum_dtype": "fp32" if plan.gradient_bytes == 4 else "bf16"},
               "zero_optimization": zero}
-    if plan.recompute == "full":
-        config["activation_checkpointing"] = {
-            "number_checkpoints": round(plan.recomputed * model.layers / plan.pp)}
     if plan.pp > 1:
         config["pipeline"] = {"stages": plan.pp, "activation_checkpoint_interval":
                               int(plan.recompute == "full")}
@@ -161,7 +158,8 @@ def deepspeed_differs(plan):
         (f"The pipeline is the program's: PipelineModule(layers, num_stages={plan.pp}), and "
          "engine.train_batch.", plan.pp > 1),
         ("Its pipeline engine refuses ZeRO 2 and 3.", plan.pp > 1 and plan.zero > 1),
-        ("The model must call deepspeed.checkpointing.checkpoint for each block.",
+        (f"The model must call deepspeed.checkpointing.checkpoint for {plan.recomputed:.0%} of its "
+         "blocks.",
          plan.recompute == "full"),
         ("overlap_comm hides the traffic of data ranks alone.", bool({*plan.hides} - {"data"})),
         (f"It shards over all {plan.copies} ranks, not {plan.sharders}.",

@@ -6,23 +6,27 @@ from ranklab.planner.cost import DAY, price_of
 from ranklab.planner.failures import (
     RESTART, checkpoint_seconds, good_share_of, hours_between_failures,
 )
-from ranklab.planner.why import likely_range, median_errors, shares, why
+from ranklab.planner.why import LEFT_OUT, likely_range, median_errors, shares, why
+from ranklab.planner.wish import Wish, ranked
 
 
-def answer(name, wish, source, shown, searched, offers, limits, changes):
+def answer(name, wish, source, shown, searched, offers, limits, changes, reserve):
     """The dict: numbers in SI units, of the library's own functions.
 
     shown    [Found], the best first; searched: how many fit
     offers   [Offer] of a budget or deadline (limits), None: neither is given
     changes  [Change], empty: none were asked for
+    reserve  share of a GPU's memory that wish.machine is without
     """
     best = shown[0]
     low, high, of = likely_range(best.plan, wish.machine)
     return {
         **head(name, wish.model, wish.sequence, wish.batch), "gpus": wish.gpus,
-        "machine": dataclasses.asdict(wish.machine), "layouts_that_fit": searched,
+        "machine": {**dataclasses.asdict(wish.machine), "memory_used": wish.machine.memory_bytes,
+                    "memory_bytes": wish.machine.memory_bytes / (1 - reserve)},
+        "reserve": reserve, "layouts_that_fit": searched,
         "layouts": [layout(wish, found) for found in shown],
-        "errors": dict(zip(("time", "memory"), median_errors())),
+        "errors": {**dict(zip(("time", "memory"), median_errors())), "left_out": LEFT_OUT},
         "range": {"low": low * best.step.total, "high": high * best.step.total, "of": of},
         "bill": {**dataclasses.asdict(wish.bill(best)), "price": wish.price, "source": source,
                  "good_share": good_share_of(wish.model, wish.machine, wish.gpus),
@@ -31,8 +35,8 @@ def answer(name, wish, source, shown, searched, offers, limits, changes):
                      wish.model, max(1, wish.gpus / wish.machine.node))},
         "budget": limits[0], "deadline": limits[1],
         "offers": [{"gpus": each.found.plan.gpus, "layout": each.found.plan.words(),
-                    "tool": each.found.plan.tool, "meets": each.over(*limits) <= 1,
-                    **dataclasses.asdict(each.bill)} for each in offers or ()],
+                    "tool": each.found.plan.tool, "meets": not each.miss(*limits),
+                    **dataclasses.asdict(each.bill)} for each in ranked(offers or (), *limits)],
         "sensitivity": [{"what": each.what, "factor": each.factor, "same": each.same,
                          **(layout(each.wish, each.best) if each.best else {"layout": None})}
                         for each in changes]}
@@ -59,19 +63,23 @@ def layout(wish, found):
 
 def mixed_answer(name, model, parts, found, options):
     """The dict for unlike GPUs: what each kind does in the fastest layout."""
-    best, total = found[0], sum(gpus for _, gpus in parts)
+    best, total, tokens = found[0], sum(gpus for _, gpus in parts), options.batch * options.seq
+    peak = sum(gpus * machine.peak() for machine, gpus in parts)
+    alone = [Wish(model, machine, gpus, options.seq, options.batch, tuple(options.tool)).best()
+             for machine, gpus in parts]
     good = min(good_share_of(model, machine, total) for machine, _ in parts)
-    seconds = options.tokens / (options.batch * options.seq) * best.seconds / good
+    seconds = options.tokens / tokens * best.seconds / good
     prices = [options.price or price_of(machine.accelerator)[0] for machine, _ in parts]
     dollars = None if None in prices else sum(
         gpus * seconds / 3600 * price for (_, gpus), price in zip(parts, prices))
     return {
         **head(name, model, options.seq, options.batch), "gpus": total, "layout": {
             **dataclasses.asdict(best.plans[0]), "words": best.plans[0].words().partition(", ")[2]},
-        "bytes": best.memory.total, "seconds": best.seconds,
+        "bytes": best.memory.total, "seconds": best.seconds, "reserve": options.reserve,
+        "mfu": model.flops_per_token(options.seq) * tokens / best.seconds / peak,
         "kinds": [{"machine": dataclasses.asdict(machine), "gpus": gpus, "data_ranks": plan.dp,
                    "micro_batches": plan.micro_batches, "price": price,
-                   "share": plan.batch / options.batch}
-                  for (machine, gpus), plan, price in zip(parts, best.plans, prices)],
+                   "share": plan.batch / options.batch, "alone": own and own.step.total}
+                  for (machine, gpus), plan, price, own in zip(parts, best.plans, prices, alone)],
         "bill": {"tokens": options.tokens, "days": seconds / DAY, "dollars": dollars,
                  "good_share": good, "gpu_hours": total * seconds / 3600}}

@@ -24,6 +24,8 @@ def write_plans(folder, model, shown, machine):
             (folder / name).write_text(text.rstrip() + "\n")
         names = ", ".join(str(folder / each) for each in files)
         lines.append(f"{plan.tool} {plan.words()}: {names}")
+        if plan.tool == "torchtitan":
+            lines.append("  its release 0.2.2 reads the .toml, 0.3.0 the .py")
         if plan.tool == "deepspeed":  # JSON has no comments
             lines += [f"  {sentence}" for sentence in deepspeed_differs(plan)]
     return lines
@@ -33,7 +35,7 @@ def texts(model, plan, machine):
     """{name of a file: its text}"""
     if plan.tool == "megatron":
         return {"megatron.sh": megatron_arguments(model, plan, machine.node)}
-    if plan.tool == "torchtitan":  # 0.2.2 reads TOML, 0.3.0 Python
+    if plan.tool == "torchtitan":
         return {"torchtitan.toml": torchtitan_toml(model, plan),
                 "torchtitan_planned.py": torchtitan_function(model, plan)}
     if plan.tool == "deepspeed":

@@ -9,6 +9,8 @@
 import dataclasses
 import functools
 import json
+import os
+import sys
 from pathlib import Path
 
 from tqdm import tqdm
@@ -37,7 +39,9 @@ def main(arguments):
     options = command().parse_args(arguments)
     name, model = find_model(options.model) if options.model else (
         "a model in Llama's shape", model_of_size(options.params))
-    parts = kinds(options.on, options.gpus)
+    parts = [(dataclasses.replace(
+        machine, memory_bytes=machine.memory_bytes * (1 - options.reserve)), gpus)
+        for machine, gpus in kinds(options.on, options.gpus)]
     if len(parts) > 1:
         alone = ("budget", "deadline", "sensitivity", "plot", "write", "dry_run", "html")
         if given := [f"--{each.replace('_', '-')}" for each in alone if getattr(options, each)]:
@@ -50,7 +54,10 @@ def main(arguments):
         wish = Wish(model, machine, gpus, options.seq, options.batch, tuple(options.tool),
                     options.tokens, price)
         said, text = one_kind(name, wish, source, options), table.text
-    print(json.dumps(said, indent=1) if options.json else text(said))
+    try:
+        print(json.dumps(said, indent=1) if options.json else text(said), flush=True)
+    except BrokenPipeError:  # `head` has read enough; what is left must go somewhere at the end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def more(options, name, wish, source, shown):
@@ -82,6 +89,7 @@ def command():
             ("price", number(float, above=0), None, "dollars of a GPU for an hour"),
             ("budget", number(float, above=0), None, "dollars at most"),
             ("deadline", number(float, above=0), None, "days at most"),
+            ("reserve", number(float, least=0, most=0.9), 0.05, "of a GPU's memory, left free"),
             ("top", positive, 5, "layouts in the table")):
         parser.add_argument(f"--{flag}", type=kind, default=default, help=help,
                             metavar=flag.upper())
@@ -90,7 +98,7 @@ def command():
     parser.add_argument("--tool", type=comma_list(str, TOOLS), default=ADVISED,
                         metavar="TOOL,TOOL", help="of " + ", ".join(TOOLS))
     parser.add_argument("--sensitivity", action="store_true",
-                        help="half and twice the batch, sequence, links, price")
+                        help="half and twice the GPUs, batch, sequence, links")
     parser.add_argument("--write", type=new_folder, metavar="FOLDER",
                         help="the best of each tool as Megatron's, torchtitan's, DeepSpeed's files")
     parser.add_argument("--html", type=new_file, metavar="FILE",
@@ -128,11 +136,11 @@ def one_kind(name, wish, source, options):
     try:
         every = offers(wish, watch) if any(limits) else None
         if every:
-            wish = dataclasses.replace(
-                wish, gpus=affordable(every, *limits)[0].found.plan.gpus)
+            wish = dataclasses.replace(wish, gpus=affordable(every, *limits).found.plan.gpus)
         found = wish.search(watch)
     except NoLayout as error:
-        raise NoLayout(f"{error}; {nearest(wish)}") from None
+        kept = f" (--reserve {options.reserve:g})" * ("GB" in str(error))
+        raise NoLayout(f"{error}{kept}; {nearest(wish)}") from None
     shown = distinct(found, options.top)
     rows = changes(wish, found, shown[0], watch) if options.sensitivity else []
     if options.plot:
@@ -140,5 +148,6 @@ def one_kind(name, wish, source, options):
 
         save_figure(options.plot, lambda: planner.offered(every, *limits) if every
                     else planner.frontier(found, wish.machine.memory_bytes))
-    return {**answer(name, wish, source, shown, len(found), every, limits, rows),
+    return {**answer(name, wish, source, shown, len(found), every, limits, rows,
+                     options.reserve),
             "more": more(options, name, wish, source, shown)}

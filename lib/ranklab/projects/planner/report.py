@@ -6,7 +6,7 @@ import json
 from ranklab.planner.constants import CONSTANTS, bounds
 from ranklab.planner.fit import fit
 from ranklab.planner.jobs import Unused, is_for_fit, job_of
-from ranklab.planner.score import mean, score
+from ranklab.planner.score import mean, score, total
 from ranklab.projects.planner.measure import measure_report
 from ranklab.projects.planner.orders import run
 
@@ -78,11 +78,12 @@ def fit_report(runs):
                      f"{low:11.4g}{high:11.4g}  {meaning}")
     lines += ["", "fit:", score_table(score(part(runs, True), constants)),
               "", "validation:", score_table(score(part(runs, False), constants)),
-              "", "each source, by constants that were fitted on the others:", HEADER]
+              "", "each source, by constants that were fitted on the others:"]
+    alone = {}
     for source in sorted({job.source for job in jobs}):
         others = fit([job for job in for_fit if job.source != source], constants, steps=8)
-        alone = score([run for run in runs if run.file == source], others)
-        lines.append(score_table({source: alone["all"]}).splitlines()[1])
+        alone[source] = score([run for run in runs if run.file == source], others)["all"]
+    lines.append(score_table({**alone, "all": total(alone.values())}))
     return "\n".join([*lines, "", dataclass_text(constants)])
 
 

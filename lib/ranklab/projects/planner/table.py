@@ -3,15 +3,17 @@
 import textwrap
 
 from ranklab.planner.cost import DAY
-from ranklab.planner.wish import limit
+from ranklab.planner.wish import limit, plain
 
 COLUMNS = 100
-HEADER = f"{'tool':11}{'GB':>6}{'step':>9}{'MFU':>7}{'tokens/day':>12}{'$/M tokens':>12}   "
+HEADER = f"{'tool':11}{'GB':>6}{'step':>10}{'MFU':>7}{'tokens/day':>12}{'$/M tokens':>12}   "
+ASSUMED = ("Assumed: bf16, Adam, FlashAttention, messages beside computing where the tool has it, "
+           "{:.3g}% of a GPU's memory left free (--reserve).")
 
 
 def text(said):
     """The model and machine, the table, the best layout's range and bill, and what was asked."""
-    parts = [top(said), machine_line(said["machine"], said["gpus"]), layouts(said), best(said),
+    parts = [top(said), machine_line(said["machine"], said), layouts(said), best(said),
              said["offers"] and offers(said), said["sensitivity"] and sensitivity(said),
              "\n".join(said["more"])]
     return "\n\n".join(filter(None, parts))
@@ -24,33 +26,41 @@ def top(said):
                 f"{said['sequence']:,} tokens.")
 
 
-def machine_line(machine, gpus):
+def machine_line(machine, said):
     islands = (f", {machine['far'] / 1e9:.3g} GB/s between islands of {machine['island']}"
                if machine["island"] else "")
+    memory = machine["memory_bytes"]
     return fill(
-        f"{gpus:,} GPUs of {machine['name']}: {machine['peak_flops'] / 1e12:.0f} TFLOP/s (bf16), "
-        f"{machine['memory_bytes'] / 1e9:.0f} GB, {machine['node']} in a node at "
-        f"{machine['link'] / 1e9:.0f} GB/s, {machine['network'] / 1e9:.3g} GB/s between nodes"
-        f"{islands}. Assumed: bf16, Adam, FlashAttention, messages beside computing where the tool "
-        "has it.")
+        f"{said['gpus']:,} GPUs of {machine['name']}: {machine['peak_flops'] / 1e12:.0f} TFLOP/s "
+        f"(bf16), {memory / 1e9:.1f} GB (1e9 bytes; {memory / 2**30:.3g} GiB), "
+        f"{machine['node']} in a node at {machine['link'] / 1e9:.0f} GB/s, "
+        f"{machine['network'] / 1e9:.3g} GB/s between nodes{islands}. "
+        f"{ASSUMED.format(100 * said['reserve'])}")
 
 
 def layouts(said):
     """A row for each layout, and under it what bounds it."""
-    lines = [HEADER + "dp x tp x pp"]
+    lines, (middle, tenth) = [HEADER + "dp x tp x pp"], zip(*said["errors"]["left_out"].values())
     for row in said["layouts"]:
         lines += [fill(row["layout"], numbers(row)), f"{'':11}{row['why']}"]
     return "\n".join([*lines, fill(
-        f"{said['layouts_that_fit']:,} layouts fit; of those that are alike one is shown. "
-        f"Published runs differ from predictions by {said['errors']['time']:.0%} in time and "
-        f"{said['errors']['memory']:.0%} in memory (median): layouts nearer to each other are "
-        "equal.")])
+        f"Of {said['layouts_that_fit']:,} that fit, the fastest of each kind are shown. Published "
+        f"runs differ from predictions by {said['errors']['time']:.0%} in time and "
+        f"{said['errors']['memory']:.0%} in memory (median), but most were used in the fit; with "
+        f"each source left out of it by {middle[0]:.0%} and {middle[1]:.0%}, and one run in ten by "
+        f"more than {tenth[0]:.0%} and {tenth[1]:.0%}. Layouts nearer to each other are equal.")])
 
 
 def numbers(row):
+    step, speed, dollars = cells(row)
+    return f"{row['tool']:11}{row['bytes'] / 1e9:6.1f}{step}{row['mfu']:7.1%}{speed}{dollars}   "
+
+
+def cells(row):
+    """[a step's time, tokens a day, dollars of a million tokens], as columns."""
     dollars = "" if row["dollars_per_token"] is None else f"{row['dollars_per_token'] * 1e6:.4f}"
-    return (f"{row['tool']:11}{row['bytes'] / 1e9:6.1f}{row['seconds']:7.4g} s"
-            f"{row['mfu']:7.1%}{short(row['tokens_per_second'] * DAY):>12}{dollars:>12}   ")
+    return [f"{plain(row['seconds'], 4)} s".rjust(10),
+            short(row["tokens_per_second"] * DAY).rjust(12), dollars.rjust(12)]
 
 
 def best(said):
@@ -59,61 +69,67 @@ def best(said):
     cost = f"{dollars(bill)} at ${bill['price']:g} ({bill['source']})" if bill[
         "dollars"] else "no price is known (--price)"
     lines = {
-        "step": f"{near['low']:.3g} to {near['high']:.3g} s: as near to its prediction are 80% of "
-                f"{near['of']}; three quarters of all rows were for the fit",
+        "step": f"{plain(near['low'])} to {plain(near['high'])} s: {near['of']}",
         "MFU": f"{row['mfu']:.1%} with attention in full (PaLM, 2022), {row['mfu_causal']:.1%} "
                f"with the half that is needed; HFU {row['hfu']:.1%}",
         "failures": f"{bill['good_share']:.1%} of the time is work: one each "
-                    f"{bill['hours_between_failures']:,.3g} h at Llama 3's rate (arXiv 2407.21783, "
-                    f"3.3.4), {bill['restart_seconds'] / 60:.0f} min to restart (MegaScale), "
-                    f"{bill['checkpoint_seconds']:.3g} s for a checkpoint (2 GB/s a node, assumed)",
-        "bill": f"{short(bill['tokens'])} tokens: {bill['days']:,.3g} days, "
-                f"{short(bill['gpu_hours'])} GPU hours, {cost}, {bill['energy'] / 3.6e9:,.4g} "
+                    f"{plain(bill['hours_between_failures'])} h at Llama 3's rate (arXiv "
+                    f"2407.21783, 3.3.4), {bill['restart_seconds'] / 60:.0f} min to restart "
+                    f"(MegaScale), {plain(bill['checkpoint_seconds'])} s for a checkpoint "
+                    "(2 GB/s a node, assumed)",
+        "bill": f"{short(bill['tokens'])} tokens: {plain(bill['days'])} days, "
+                f"{short(bill['gpu_hours'])} GPU hours, {cost}, {plain(bill['energy'] / 3.6e9, 4)} "
                 f"MWh of GPUs alone ({said['machine']['watts']:.0f} W, the vendor's)"}
     return f"The best, {row['layout']} ({row['tool']}):\n" + listed(lines)
 
 
 def offers(said):
-    """Numbers of GPUs, the cheapest that meets the limits first."""
-    rows = sorted(said["offers"], key=lambda row: (not row["meets"], row["dollars"] or 0,
-                                                   row["days"]))
+    """Numbers of GPUs: those that keep the limits first, of which the first is billed."""
     return "\n".join([f"Within {limit(said['budget'], said['deadline'])}:",
                       f"{'':5}{'GPUs':>9}{'days':>10}{'dollars':>15}"] + [
         fill(f"{row['layout']} ({row['tool']})", f"{'yes' if row['meets'] else 'no':5}"
-             f"{row['gpus']:9,}{row['days']:10.1f}{dollars(row):>15}   ") for row in rows])
+             f"{row['gpus']:9,}{row['days']:10,.1f}{dollars(row):>15}   ")
+        for row in said["offers"]])
 
 
 def sensitivity(said):
     """What half and twice of each thing changes."""
     now = said["layouts"][0]
-    lines = [f"{'What if':16}{'step':>9}{'tokens/day':>12}{'':8}{'$/M tokens':>12}   layout"]
+    lines = [f"{'What if':16}{'step':>10}{'tokens/day':>12}  change  $/M tokens   layout"]
     for row in said["sensitivity"]:
         what = f"{row['what']} x {row['factor']:g}"
         if not row["layout"]:
             lines.append(f"{what:16}nothing fits")
             continue
         speed = row["tokens_per_second"] / now["tokens_per_second"] - 1
-        cells = numbers(row)[17:]
+        step, tokens, dollars = cells(row)
         tool = "" if row["tool"] == now["tool"] else f" ({row['tool']})"
         lines.append(fill("the same" if row["same"] else row["layout"] + tool,
-                          f"{what:16}{cells[:9]}{cells[16:28]}{speed:+8.1%}{cells[28:]}"))
-    return "\n".join(lines)
+                          f"{what:16}{step}{tokens}{speed:+8.1%}{dollars}   "))
+    return "\n".join([*lines, "A step keeps its tokens when the sequence changes."])
 
 
 def mixed_text(said):
     """The same of unlike GPUs: each kind's share of the micro-batches."""
     layout, bill, tokens = said["layout"], said["bill"], said["batch"] * said["sequence"]
-    lines = [fill(f"tp {layout['tp']}, pp {layout['pp']}, {layout['words']} ({layout['tool']}): "
-                  f"{said['bytes'] / 1e9:.1f} GB, {said['seconds']:.4g} s a step, "
-                  f"{short(tokens / said['seconds'] * DAY)} tokens a day")]
-    lines += [f"  {kind['gpus']:,} {kind['machine']['name']}: {kind['data_ranks']} data ranks, "
-              f"{kind['micro_batches']} micro-batches each, {kind['share']:.1%} of the batch"
-              for kind in said["kinds"]]
+    lines = [fill(f"In each kind tp {layout['tp']}, pp {layout['pp']}, {layout['words']} "
+                  f"({layout['tool']}): {said['bytes'] / 1e9:.1f} GB, "
+                  f"{plain(said['seconds'], 4)} s a step, "
+                  f"{short(tokens / said['seconds'] * DAY)} tokens a day, "
+                  f"MFU {said['mfu']:.1%} of all peaks together")]
+    for kind in said["kinds"]:
+        alone = f"{plain(kind['alone'], 4)} s a step" if kind["alone"] else "no layout"
+        lines.append(f"  {kind['gpus']:,} {kind['machine']['name']}: data ranks "
+                     f"{kind['data_ranks']:,}, micro-batches {kind['micro_batches']:,} each, "
+                     f"{kind['share']:.1%} of the batch; alone {alone}")
+    unknown = " and ".join(kind["machine"]["accelerator"] for kind in said["kinds"]
+                           if kind["price"] is None)
     return "\n".join([top(said), "", *lines, "", fill(
-        f"{short(bill['tokens'])} tokens: {bill['days']:,.3g} days, {short(bill['gpu_hours'])} GPU "
-        f"hours, {dollars(bill) or 'no price is known (--price)'}; {bill['good_share']:.1%} of the "
-        "time is work. Ranks with unequal numbers of micro-batches need a data loader and a "
-        "weighted mean of gradients of your own.")])
+        f"{short(bill['tokens'])} tokens: {plain(bill['days'])} days, {short(bill['gpu_hours'])} "
+        f"GPU hours, {dollars(bill) or f'no price of {unknown} is known (--price)'}; "
+        f"{bill['good_share']:.1%} of the time is work. {ASSUMED.format(100 * said['reserve'])} "
+        "Ranks with unequal numbers of micro-batches need a data loader and a weighted mean of "
+        "gradients of your own.")])
 
 
 def listed(lines):
@@ -135,5 +151,5 @@ def short(number):
     """"70.6B", "15T": three digits and a letter."""
     for letter, size in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)):
         if number >= size:
-            return f"{number / size:.3g}{letter}"
-    return f"{number:.3g}"
+            return f"{plain(number / size)}{letter}"
+    return plain(number)
