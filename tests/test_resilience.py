@@ -1,7 +1,7 @@
 """Lab 14: runs that are killed, resumed, made smaller, and watched, on real ranks."""
 
+import itertools
 import os
-import random
 import signal
 import time
 
@@ -24,24 +24,21 @@ STEPS = 120  # more than an epoch of 90
 
 @pytest.fixture(scope="module")
 def data():
-    images = digits()
-    return images.train.flatten(1), images.train_labels
+    return digits().train.flatten(1), digits().train_labels
 
 
 def kill_at_any_moment(path, times):
-    """[step in the file after each kill] of processes that save without a pause."""
-    found, moments = [], random.Random(0)
-    for _ in range(times):
+    """[step in the file after each kill] of processes that save again and again."""
+    found = []
+    for moment in range(times):
         if (pid := os.fork()) == 0:
-            for step in range(10_000):
+            for step in itertools.count():
                 atomic_save({"step": step, "w": torch.full((100_000,), float(step))}, path)
-            os._exit(0)
-        time.sleep(moments.uniform(0.0, 0.03))
+        time.sleep(0.002 * moment)
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-        state = torch.load(path)
+        found.append((state := torch.load(path))["step"])
         assert (state["w"] == state["step"]).all()
-        found.append(state["step"])
     return found
 
 
@@ -58,9 +55,7 @@ def half(data, path):
     run = Run(*data, seed=dist.get_rank() + 7 * path.exists())
     if path.exists():
         resume_exact(run, torch.load(path, weights_only=False))
-    else:
-        for _ in range(STEPS):
-            run.step()
+    elif [run.step() for _ in range(STEPS)]:
         atomic_save(resume_exact(run), path)
     return [run.step() for _ in range(STEPS)], pack([*run.model.parameters()])
 
@@ -94,43 +89,26 @@ def test_an_elastic_batch_trains_alike_on_any_number_of_ranks(data):
         return [train(data, *sizes) for sizes in zip((23, 5), micro_batches)]
 
     right, = launch(trained, 23, 5, ranks=1)
-    for ranks in (2, 3, 4):
-        for weights in launch(trained, 3, 1, ranks=ranks):
-            torch.testing.assert_close(weights, right, rtol=1e-9, atol=1e-12)
-
-
-def sleeps(slow):
-    start = time.perf_counter()
-    time.sleep(0.4 if dist.get_rank() == slow else 0.02)
-    mine = time.perf_counter() - start  # before the collective: after it all are alike
-    dist.barrier()
-    return mine
-
-
-def test_a_rank_that_sleeps_is_the_straggler():
-    seconds = launch(lambda: [sleeps(2) for _ in range(5)], ranks=4)
-    assert find_straggler(torch.tensor(seconds).T, threshold=3.0) == [2]
+    for weights in (w for ranks in (2, 3, 4) for w in launch(trained, 3, 1, ranks=ranks)):
+        torch.testing.assert_close(weights, right, rtol=1e-9, atol=1e-12)
 
 
 class Faulty(Probe):
     """The link between ranks 1 and 2 seems to take hours; rank 3 has a wrong bit in its product."""
 
     def message(self, partner, group=None):
-        slow = {dist.get_rank(), partner} == {1, 2}
-        return super().message(partner, group) + 1e4 * slow
+        return super().message(partner, group) + 1e4 * ({dist.get_rank(), partner} == {1, 2})
 
     def timed(self, call):
         value, seconds = super().timed(call)
-        if value.dim() == 2 and dist.get_rank() == 3:
-            value.view(torch.int32)[3, 4] ^= 1
+        if value.dim() == 2:
+            value.view(torch.int32)[3, 4] ^= dist.get_rank() == 3  # the lowest bit
         return value, seconds
 
 
 def test_the_probe_measures_and_the_faulty_ones_are_named():
-    well, = set(map(repr, launch(lambda: health_check(Probe(64, 1 << 16), slow=1e4), ranks=3)))
-    assert well == "Health(wrong=[], slow=[], links=[])"
-    for found in launch(lambda: health_check(Faulty(64, 1 << 16), slow=1e4), ranks=4):
-        assert found == ([3], [], [(1, 2)])
+    for probe, R, found in ((Probe, 3, ([], [], [])), (Faulty, 4, ([3], [], [(1, 2)]))):
+        assert launch(lambda: health_check(probe(64, 1 << 16), slow=1e4), ranks=R) == [found] * R
 
 
 def corrupted(data, wrong):
@@ -138,13 +116,12 @@ def corrupted(data, wrong):
     torch.manual_seed(0)
     model = torch.nn.Linear(64, 10)
 
-    def gradients(images):
-        x = images.clone()
+    def gradients(x):
         x[0, 20] += 1e-3 * (dist.get_rank() == wrong)  # one number is wrong
         return {"weight": torch.autograd.grad(model(x).square().mean(), model.weight)[0]}
 
-    mine = data[0][8 * dist.get_rank():][:8]
-    return silent_corruption(dict(model.named_parameters())), recompute_step(gradients, mine, 1)
+    same = silent_corruption(dict(model.named_parameters()))
+    return same, recompute_step(gradients, data[0][8 * dist.get_rank():][:8], src=1)
 
 
 def test_a_step_that_all_ranks_compute_names_the_wrong_one(data):
@@ -154,12 +131,11 @@ def test_a_step_that_all_ranks_compute_names_the_wrong_one(data):
 
 def diverging(data):
     """What loss_spike says in each step of a run whose learning rate is 3 from step 200 on."""
-    run, losses, said = Run(*data), [], []
+    run, losses = Run(*data), []
     for step in range(220):
         run.scheduler.base_lrs = [0.01 if step < 200 else 3.0]
         losses.append(run.step())
-        said.append(loss_spike(losses))
-    return said
+    return [loss_spike(losses[:step]) for step in range(1, 221)]
 
 
 def test_a_run_that_diverges_is_rolled_back(data):

@@ -2,8 +2,8 @@
 
 6 of the 419 unexpected interruptions of Llama 3's training were found to be that (arXiv 2407.21783,
 table 5). Meta found hundreds of such CPUs among hundreds of thousands of machines (arXiv
-2102.11245), Google "a few mercurial cores per several thousand machines" (Hochschild et al., Cores
-that don't count, HotOS 2021). Replicas help: their bits must be equal, and the majority is right.
+2102.11245), Google a few such cores per several thousand machines (Hochschild et al., Cores that
+don't count, HotOS 2021). Replicas help: their bits must be equal, and the majority is right.
 """
 
 import hashlib
@@ -20,7 +20,8 @@ def silent_corruption(parameters, group=None):
 
     The ranks are those that differ from more than half of them; [] where no more than half are
     alike, as with two ranks: then nobody knows which is right. The same on every rank.
-    parameters  {name: tensor}, the same names everywhere; any types, also NaN, strided, empty
+    parameters  {name: tensor}, the same names in the same order on all ranks; of any types, also
+                with NaN, strided or empty
     cost   one all-gather of 8 bytes for each parameter; the tensors are not sent
     lab    14
     """

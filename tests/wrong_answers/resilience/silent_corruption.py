@@ -11,7 +11,6 @@ from ranklab.resilience import silent_corruption
 KNOWN = "others if 2 * times > len(column) else []"
 CONTENT = "tensor.detach().contiguous().view(-1).view(torch.uint8).cpu().numpy()"
 MARK = 'marks.append(int.from_bytes(digest, "big", signed=True))'
-MINE = "torch.tensor(marks, dtype=torch.int64, device=device())"
 
 WRONG = [mutant(silent_corruption, *edits, says=says, called=called)
          for *edits, says, called in (
@@ -30,11 +29,10 @@ WRONG = [mutant(silent_corruption, *edits, says=says, called=called)
     (CONTENT, "tensor.detach().contiguous().view(torch.uint8).cpu().numpy()", "no dimension",
      "no_dimension"),
     (MARK, 'marks.append(int.from_bytes(digest, "big"))', "a sign", "no_sign"),
-    (MINE, "torch.tensor(marks, dtype=torch.float32, device=device())", " ", "float32"),
-    ("digest_size=8", "digest_size=1", " ", "one_byte"),
+    (MARK, "marks.append(hash(content.tobytes()))", "PYTHONHASHSEED", "pythons_hash"),
     ("dist.get_world_size(group))]", "dist.get_world_size())]", "group", "all_ranks_of_a_group"),
     ("if mark != usual", "if mark == usual", "not \\[", "the_majority_is_wrong"),
-) if called not in ("float32", "one_byte")]  # unlikely to be seen: 24 bits are many, 8 nearly so
+)]
 
 
 def silent_corruption__sums(parameters, group=None):

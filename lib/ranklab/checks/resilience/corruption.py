@@ -5,11 +5,14 @@ from functools import partial
 
 import torch
 
-from ranklab.checks.beside import expect, on_groups
+from ranklab.checks.beside import GROUP, expect, on_groups
+from ranklab.checks.handles import uses
 from ranklab.engine import device
 from ranklab.meter import Traffic
 
 FAILURES = {
+    "RuntimeError: .*invalid output tensor list.*": f"The list has a tensor for each rank of the "
+    f"group. {GROUP}",
     "TypeError: Got unsupported ScalarType BFloat16": "numpy knows no bfloat16: take the bytes, "
     "by .view(torch.uint8).",
     "RuntimeError: .*(self.dim\\(\\) cannot be 0|self.stride\\(-1\\) must be 1|view size is not).*":
@@ -124,6 +127,9 @@ def _look(ranks, where, found, right, hint, ops, kept):
 
 
 def check_silent_corruption(silent_corruption):
+    expect(not uses(silent_corruption, "hash"), "it calls hash()", "Python's hash() of bytes is "
+           "another one in each process (PYTHONHASHSEED), unless they were forked from one, as "
+           "here: hashlib's are the same everywhere.")
     on_groups(_trial, silent_corruption, failures=FAILURES)
     yield "any bit of any type names its parameter and its rank, also the first; NaN alike is alike"
     yield "no majority, as of two ranks: [], for nobody knows; on 4, 3, 2 and 1 ranks"

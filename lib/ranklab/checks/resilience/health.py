@@ -11,7 +11,8 @@ from ranklab.engine import device
 
 MEET = ("Both ranks of a link must call message for it at the same time: first the links from even "
         "ranks to the next, then those from odd ranks. In an odd ring rank 0 has two even ones.")
-FAILURES = {STUCK: MEET, LEFT: f"{MEET} And all ranks call the collectives.",
+FAILURES = {"RuntimeError: .*invalid output tensor list.*": GROUP, STUCK: MEET,
+            LEFT: f"{MEET} And all ranks call the collectives.",
             "RuntimeError: .*Pair is not connected.*": "One rank has no link: there is nobody to "
             "send to."}
 # name: ({rank: product's factor}, wrong products, wrong memories, {(rank, partner): factor})

@@ -58,7 +58,7 @@ def _says(loss_spike, case, losses, right, hint, **more):
     expect(repr(given) == repr(losses), f"{case}: `losses` is changed", "Look at slices.")
 
 
-def check_loss_spike(loss_spike):
+def _one(loss_spike):
     far = "Above what the losses of the last steps are, by more than `limit` times their spread."
     calm = noisy(300)
     _says(loss_spike, "a loss of 4 after 300 about 3", [*calm, 4.0], SKIP, far)
@@ -71,7 +71,9 @@ def check_loss_spike(loss_spike):
     scaled = [x / 1000 for x in calm]
     _says(loss_spike, "a loss of 0.004 after 300 about 0.003", [*scaled, 0.004], SKIP, "No fixed "
           "number: what is far is told by the losses' own spread.")
-    yield "one loss far above the last ones is skipped; a low one, or a return, goes on"
+
+
+def _no_alarm(loss_spike):
     _never(loss_spike, "falling from 10 to 3", noisy(300, fall=7.0, noise=0.1), "A fall is no "
            "spike.")
     wild = noisy(400, level=0.2, noise=0.03, seed=3)
@@ -85,7 +87,10 @@ def check_loss_spike(loss_spike):
            "too few to know: each finite one is good.")
     _never(loss_spike, "a real run of 1,000 steps", real_losses(), "Its noise is about normal: of "
            "a thousand steps some are 3 deviations above. `limit` is 6.")
-    yield "no false alarm in 1,000 steps of a real run, on falling, calm and noisy losses"
+
+
+def _earlier(loss_spike):
+    calm = noisy(300)
     before = noisy(300)
     before[250], before[262], before[275], before[285] = 9.0, 12.0, 8.0, 9.5
     _says(loss_spike, "four great spikes, and then 4", [*before, 4.0], SKIP, ROBUST)
@@ -97,7 +102,10 @@ def check_loss_spike(loss_spike):
     for bad in (math.nan, math.inf, -math.inf):
         _says(loss_spike, f"a loss of {bad}", [*calm, bad], SKIP, NAN)
         _says(loss_spike, f"the very first is {bad}", [bad], SKIP, NAN)
-    yield "earlier spikes hide no new one; a loss that is not finite is skipped"
+
+
+def _staying(loss_spike):
+    calm = noisy(300)
     stays = "Skipping has not helped `patience` times, one after the other: roll back."
     _says(loss_spike, "4 and 4", [*calm, 4.0, 4.0], SKIP, "`patience` is 3.")
     _says(loss_spike, "4, 4 and 4", [*calm, 4.0, 4.0, 4.0], BACK, stays)
@@ -110,9 +118,24 @@ def check_loss_spike(loss_spike):
     _says(loss_spike, "patience=5, four of 4", [*calm] + [4.0] * 4, SKIP, stays, patience=5)
     _says(loss_spike, "patience=5, five of 4", [*calm] + [4.0] * 5, BACK, stays, patience=5)
     _says(loss_spike, "patience=1, a loss of 4", [*calm, 4.0], BACK, stays, patience=1)
-    yield "what stays for `patience` steps is rolled back"
+
+
+def _settings(loss_spike):
+    calm, fallen = noisy(300), noisy(600, fall=7.0)
     _says(loss_spike, "limit=100, a loss of 4", [*calm, 4.0], GO, "`limit` is an argument.",
           limit=100.0)
     _says(loss_spike, "window=700: from 10 down to 3, then 8", [*fallen, 8.0], GO, "`window` is an "
           "argument.", window=700)
+
+
+def check_loss_spike(loss_spike):
+    _one(loss_spike)
+    yield "one loss far above the last ones is skipped; a low one, or a return, goes on"
+    _no_alarm(loss_spike)
+    yield "no false alarm in 1,000 steps of a real run, on falling, calm and noisy losses"
+    _earlier(loss_spike)
+    yield "earlier spikes hide no new one; a loss that is not finite is skipped"
+    _staying(loss_spike)
+    yield "what stays for `patience` steps is rolled back"
+    _settings(loss_spike)
     yield "window and limit are taken as given"
