@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 
+from ranklab.hybrid import parse_layout
 from ranklab.models.gpt import GPTConfig
-from ranklab.options import option, positive
+from ranklab.options import option, positive, seed
 from ranklab.projects.hybrid.config import Config as HybridConfig
 from ranklab.projects.runner import OnText
 
@@ -25,12 +26,15 @@ class Config(HybridConfig):
 class Options(OnText):
     """What the command takes beside Config."""
 
-    without = ("compare", "per_node", "checkpoint", "eval_every")
+    without = ("compare", "per_node", "checkpoint", "eval_every", "seed")
     faults: int = option(5, "in a run", least=0)
-    seed: int = option(1, "of the monkey; of the first run, with --soak")
+    monkey: int = option(1, "of the monkey; of the first run, with --soak", kind=seed, flag="seed")
     soak: int = option(1, "runs, each with its own seed", kind=positive)
     layouts: str = option(LAYOUTS, "dp x tp x pp and more: the first that the ranks left suffice "
                           "for is taken")
 
     def settings(self):
         return Config()
+
+    def chosen_layouts(self):
+        return [*map(parse_layout, self.layouts.split())]

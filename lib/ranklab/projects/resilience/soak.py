@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from tqdm import tqdm
 
+from ranklab.engine.in_place import is_started_by_another
 from ranklab.projects.resilience.chaos import plan_faults
 from ranklab.projects.resilience.survive import Survived, survive
 
@@ -35,6 +36,9 @@ class Trial:
 
 def soak(shape, text, config, layouts, seeds, faults, progress=False, **how):
     """Yields a Trial for each seed. how: of survive"""
+    if is_started_by_another():
+        raise ValueError("this project starts ranks itself, and again when they die: run it by "
+                         "python, not by torchrun or srun")
     usual = survive(shape, text, config, layouts, **how)
     for seed in tqdm(seeds, unit="run", disable=not progress or len(seeds) == 1):
         planned = plan_faults(seed, faults, config, layouts[0].ranks)
