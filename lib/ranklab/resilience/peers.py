@@ -1,8 +1,8 @@
 """The same by torch: DCP's async_save, which writes while steps go on, and torch elastic.
 
     async_beside_sync  what happens between the call of a save and the end of its write, in order
-    elastic_losses     torchrun starts ranks again that died; the losses of the last step
-    main               a rank of that: python -m ranklab.resilience.peers FOLDER STEPS
+    elastic_train      torchrun starts ranks again that died
+    train              what its ranks do: python -m ranklab.resilience.peers FOLDER STEPS
 
 torchft's and nvidia-resiliency-ext's scripts are labs/jobs/torchft_step.py and ft_step.py.
 """
@@ -18,7 +18,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from ranklab.engine import torchrun
+from ranklab.engine import device, torchrun
 from ranklab.engine.in_place import make_group
 from ranklab.files import whole_file
 
@@ -30,7 +30,7 @@ def new_model(width=512):
     """The same small network on all ranks."""
     torch.manual_seed(0)
     return torch.nn.Sequential(torch.nn.Linear(16, width), torch.nn.Tanh(),
-                               torch.nn.Linear(width, 16))
+                               torch.nn.Linear(width, 16)).to(device())
 
 
 def adamw(model):
@@ -40,6 +40,7 @@ def adamw(model):
 def backward(model, optimizer, number, rank=0):
     """Gradients of the loss on rows of this rank and this step; returns the loss."""
     rows = torch.randn(8, 16, generator=torch.Generator().manual_seed(1000 * number + rank))
+    rows = rows.to(device())
     loss = (model(rows) - rows).square().mean()
     optimizer.zero_grad()
     loss.backward()
@@ -62,7 +63,7 @@ def async_beside_sync(folder, steps=3, group=None):
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import fully_shard
 
-    mesh = DeviceMesh.from_group(group or dist.group.WORLD, "cpu")
+    mesh = DeviceMesh.from_group(group or dist.group.WORLD, device().type)
     own = dist.new_group(dist.get_process_group_ranks(mesh.get_group()), backend="gloo")
     rank, model, found = mesh.get_rank(), new_model(), {}
     for layer in (model[0], model[2], model):
@@ -122,27 +123,30 @@ def tensors(tree):
 
 # --- torch elastic --------------------------------------------------------------------------------
 
-def elastic_losses(folder, steps=10, ranks=2, dies=True):
-    """{"loss": of the last step, "restarts", "began": steps that were done when the last start
-    began}, by torchrun; where it `dies` a rank kills itself by SIGKILL, once.
+def elastic_train(folder, steps=10, ranks=2):
+    """train() under torchrun, which starts all ranks again when rank 1 has killed itself; returns
+    what rank 0 found.
 
     Without the switch the ranks of the second start read the addresses of the dead ones in the
     agent's store, and cannot connect (torch 2.13, gloo).
     """
     with mock.patch.dict(os.environ, TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1"):
-        torchrun("--max-restarts=2", "-m", "ranklab.resilience.peers", folder, steps, int(dies),
+        torchrun("--max-restarts=2", "-m", "ranklab.resilience.peers", folder, steps,
                  ranks=ranks, timeout=2 * LIMIT)
     return json.loads(Path(folder, "found.json").read_text())
 
 
-def main(folder, steps, dies):
-    """On each rank of torchrun: it goes on from the file of the last save, to the last step."""
-    make_group()
+def train(folder, steps, dies=False):
+    """On each rank: it goes on from the file of the last save, to the last step; returns {"loss":
+    of the last step, "began": steps that were done before}.
+
+    dies  rank 1 kills itself by SIGKILL, once
+    """
     rank, saved, struck = dist.get_rank(), Path(folder, "saved.pt"), Path(folder, "struck")
     model, done = new_model(), 0
     optimizer = adamw(model)
     if saved.exists():
-        state = torch.load(saved)
+        state = torch.load(saved, map_location=device())
         done = state["done"]
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
@@ -164,11 +168,16 @@ def main(folder, steps, dies):
                             "optimizer": optimizer.state_dict()}, part)
     loss = loss.detach()
     dist.all_reduce(loss)
-    if rank == 0:
-        Path(folder, "found.json").write_text(json.dumps({
-            "loss": loss.item(), "began": began,
-            "restarts": int(os.environ["TORCHELASTIC_RESTART_COUNT"])}))
+    return {"loss": loss.item(), "began": began}
+
+
+def main(folder, steps):
+    make_group()
+    found = train(folder, steps, dies=True)
+    if dist.get_rank() == 0:
+        restarts = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+        Path(folder, "found.json").write_text(json.dumps({**found, "restarts": restarts}))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    main(sys.argv[1], int(sys.argv[2]))
