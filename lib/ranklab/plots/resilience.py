@@ -98,8 +98,8 @@ def lives(found, steps, title="A run that survives: each launch, and what ended 
             x = at[done.index(step - life.first)] if step - life.first in done else at[-1]
             ax.plot(x, step, linestyle="none", marker=BEGINS.get(fault.kind, "x"), markersize=8,
                     color=INK, markerfacecolor="white")
-            ax.annotate(fault.kind, (x, step), (7, -3), textcoords="offset points",
-                        fontsize=9, va="top")
+            ax.annotate(fault.kind, (x, step), (-7, 4), textcoords="offset points",
+                        fontsize=9, ha="right")
     ax.axhline(steps, color=INK, linewidth=0.8, linestyle=":")
     ax.set(xlabel="seconds since the first launch was up", ylabel="steps done", title=title,
            ylim=(-0.15 * steps, 1.08 * steps))

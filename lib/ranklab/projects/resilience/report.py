@@ -1,5 +1,7 @@
 """What trainings have survived, as text."""
 
+import textwrap
+
 import numpy as np
 import torch
 
@@ -38,7 +40,8 @@ def story(trial, find_straggler):
         if find_straggler and len(work) and (slow := find_straggler(work)):
             lines.append(f"    slow, by its seconds of work: rank {slow[0]}")
         if life.ended:
-            lines.append(f"    {life.noticed:.1f} s later: {life.ended}")
+            lines.append(textwrap.fill(f"{life.noticed:.1f} s later: {life.ended}", 100,
+                                       initial_indent=" " * 4, subsequent_indent=" " * 8))
     differ, refused = trial.differing(), sum((life.saves[0] < 0).sum() for life in found.lives)
     return [*lines, f"held out: {found.loss:.6f} nats; undisturbed {trial.usual.loss:.6f}",
             "beside an undisturbed run with the same layouts at the same steps, weights and "

@@ -110,7 +110,7 @@ def live(found, job, layout, first, stop, timeout, heartbeat):
     last = max(beats.times.any(axis=0).nonzero()[0], default=first)
     seen = [each[:, first : last + 1].copy() for each in (beats.times, beats.work, beats.saves)]
     found.lives.append(Life(layout, first, int(last), ended, noticed,
-                            [faults[int(file.name)] for file in new], *seen))
+                            [faults[n] for n in sorted(int(file.name) for file in new)], *seen))
     return found.lives[-1]
 
 
