@@ -24,7 +24,7 @@ SCREEN  = $(or $(DISPLAY),$(WAYLAND_DISPLAY),$(filter Darwin,$(shell uname)))
 # Jupyter refuses to run as root unless told; in a container root is the usual user.
 AS_ROOT = $(if $(filter 0,$(shell id -u)),--allow-root)
 
-.PHONY: help setup work lab test sweep check build slides site bench horovod doctor clean
+.PHONY: help setup work lab test sweep check build slides site bench horovod doctor soak clean
 .DEFAULT_GOAL := help
 
 help: ## list these commands
@@ -65,6 +65,9 @@ site: setup ## solved labs, decks, questions, a planner: web pages under build/s
 
 bench: setup ## print ratios of running times; nothing is asserted
 	@$(INSIDE) $(PY) scripts/bench.py
+
+soak: setup ## lab 14's training under the chaos monkey, 100 times with other seeds (an hour)
+	@$(INSIDE) $(PY) -m ranklab.projects.resilience --soak 100
 
 horovod: setup ## build the real Horovod for lab 05 (4 to 8 minutes, once) and compare with it
 	@$(INSIDE) $(PY) scripts/horovod.py
