@@ -105,7 +105,7 @@ def test_a_run_in_one_layout_is_equal_bit_for_bit(found, usual, job):
     assert "File too large" in twice.lives[1].ended
     said = project.report([trial], lambda work: [2], lambda *seconds: 0.123)
     assert "are equal bit for bit" in said and "steps that count: 24 of 3" in said
-    assert "rank 2" in said and "12%" in said
+    assert "rank 2" in said and "; by formula" in said
     trials = [trial, Trial(8, CONFIG, found, usual, usual)]
     assert "1 of 2 runs ended as if undisturbed, after 9 fa" in project.report(trials)
 

@@ -17,6 +17,10 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_state_dict
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
 
 from ranklab.engine import device, torchrun
 from ranklab.engine.in_place import make_group
@@ -58,11 +62,6 @@ def async_beside_sync(folder, steps=3, group=None):
     and AdamW over the ranks of `group`; async_save talks in a group of its own, since its thread's
     collectives would meet those of the steps.
     """
-    import torch.distributed.checkpoint as dcp
-    from torch.distributed.checkpoint.state_dict import get_state_dict
-    from torch.distributed.device_mesh import DeviceMesh
-    from torch.distributed.fsdp import fully_shard
-
     mesh = DeviceMesh.from_group(group or dist.group.WORLD, device().type)
     own = dist.new_group(dist.get_process_group_ranks(mesh.get_group()), backend="gloo")
     rank, model, found = mesh.get_rank(), new_model(), {}
@@ -76,38 +75,49 @@ def async_beside_sync(folder, steps=3, group=None):
             optimizer.step()
             events.append("step")
 
-    class Writer(dcp.FileSystemWriter):
-        def write_data(self, plan, planner):
-            self.gate.wait(LIMIT)
-            written = super().write_data(plan, planner)
-            written.wait()
-            self.events.append("written")
-            return written
-
     work([])
     for way in ("sync", "async"):
-        place, events = Path(folder, way), found.setdefault(way, [])
-        writer, gate = Writer(place), threading.Event()
-        writer.gate, writer.events = gate, events
-        state = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer)))
+        place = Path(folder, way)
+        writer, state = Writer(place), dict(zip(("model", "optimizer"),
+                                                get_state_dict(model, optimizer)))
         before = {name: local(each).clone() for name, each in state["model"].items()}
-        events.append("called")
-        if way == "sync":
-            gate.set()
-            dcp.save(state, storage_writer=writer, process_group=own)
-        else:
-            future = dcp.async_save(state, storage_writer=writer, process_group=own)
-        events.append("returned")
-        work(events)
-        gate.set()
-        if way == "async":
-            future.result(LIMIT)
+        saved_by(way, writer, state, own, work)
+        found[way] = writer.events
         found[f"{way} written"] = sum(each.stat().st_size for each in place.glob(f"__{rank}_*"))
     found["state"] = sum(local(each).nbytes for each in tensors(state))
     dcp.load(state, checkpoint_id=Path(folder, "async"), process_group=own)
     found["as at the call"] = all(torch.equal(local(each), before[name])
                                   for name, each in state["model"].items())
     return found
+
+
+class Writer(dcp.FileSystemWriter):
+    """Writes when its gate is open, and notes it."""
+
+    def __init__(self, place):
+        super().__init__(place)
+        self.gate, self.events = threading.Event(), ["called"]
+
+    def write_data(self, plan, planner):
+        self.gate.wait(LIMIT)
+        written = super().write_data(plan, planner)
+        written.wait()
+        self.events.append("written")
+        return written
+
+
+def saved_by(way, writer, state, group, work):
+    """The state is written, and the steps of `work` are done, in the order of `way`."""
+    if way == "sync":
+        writer.gate.set()
+        dcp.save(state, storage_writer=writer, process_group=group)
+    else:
+        future = dcp.async_save(state, storage_writer=writer, process_group=group)
+    writer.events.append("returned")
+    work(writer.events)
+    writer.gate.set()
+    if way == "async":
+        future.result(LIMIT)
 
 
 def local(x):
@@ -136,13 +146,13 @@ def elastic_train(folder, steps=10, ranks=2):
     return json.loads(Path(folder, "found.json").read_text())
 
 
-def train(folder, steps, dies=False):
+def train(folder, steps, dies=False, group=None):
     """On each rank: it goes on from the file of the last save, to the last step; returns {"loss":
     of the last step, "began": steps that were done before}.
 
     dies  rank 1 kills itself by SIGKILL, once
     """
-    rank, saved, struck = dist.get_rank(), Path(folder, "saved.pt"), Path(folder, "struck")
+    rank, saved, struck = dist.get_rank(group), Path(folder, "saved.pt"), Path(folder, "struck")
     model, done = new_model(), 0
     optimizer = adamw(model)
     if saved.exists():
@@ -151,15 +161,15 @@ def train(folder, steps, dies=False):
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
     began = done
-    dist.barrier()  # all have read it
+    dist.barrier(group)  # all have read it
     while done < steps:
         if done == DIES_AFTER and rank == 1 and dies and not struck.exists():
             struck.touch()
             os.kill(os.getpid(), signal.SIGKILL)
         loss = backward(model, optimizer, done, rank)
         for p in model.parameters():
-            dist.all_reduce(p.grad)
-            p.grad /= dist.get_world_size()
+            dist.all_reduce(p.grad, group=group)
+            p.grad /= dist.get_world_size(group)
         optimizer.step()
         done += 1
         if done % SAVE_EVERY == 0 and rank == 0:
@@ -167,7 +177,7 @@ def train(folder, steps, dies=False):
                 torch.save({"done": done, "model": model.state_dict(),
                             "optimizer": optimizer.state_dict()}, part)
     loss = loss.detach()
-    dist.all_reduce(loss)
+    dist.all_reduce(loss, group=group)
     return {"loss": loss.item(), "began": began}
 
 

@@ -1,8 +1,6 @@
 """The check of atomic_save: processes that die in the middle of it, and the order of its calls."""
 
-import contextlib
 import os
-import signal
 import tempfile
 from functools import partial
 from pathlib import Path
@@ -10,9 +8,9 @@ from pathlib import Path
 import torch
 
 from ranklab.checks.beside import expect, on_groups
+from ranklab.checks.dying import Reduced, die, in_child, watched
 
 OLD, NEW = ({"step": step, "w": torch.full((5000,), float(step))} for step in (1, 2))
-NAMES = [name for name in ("fsync", "fdatasync", "replace", "rename") if hasattr(os, name)]
 BESIDE = ("Write to another file of the same folder, and when all of it is there, os.replace(it, "
           "path): a name changes all at once.")
 SEEN = "Call os.fsync and os.replace by these names: the check watches them."
@@ -24,47 +22,6 @@ FAILURES = {
     "(AttributeError|TypeError: unsupported operand).* 'str'.*": "path may be a str: Path(path).",
     "AttributeError: 'PosixPath' object has no .*": "path may be a Path: Path(path), or os.fspath.",
 }
-
-
-@contextlib.contextmanager
-def watched(before):
-    """Inside, before(name, *args) is called before each os.fsync, os.replace and the like."""
-    kept = {name: getattr(os, name) for name in NAMES}
-
-    def told(name, *args, **more):
-        before(name, *args, *more.values())
-        return kept[name](*args, **more)
-
-    try:
-        vars(os).update({name: partial(told, name) for name in NAMES})
-        yield
-    finally:
-        vars(os).update(kept)
-
-
-def in_child(call, most_bytes=None, dies=True):
-    """How call() ended in a process of its own: "done", "raised" or "killed".
-
-    most_bytes  of a file: at the next one the process is killed; if not `dies`, it is an OSError,
-                as on a full disk
-    """
-    pid = os.fork()
-    if pid == 0:
-        end = 1
-        try:
-            signal.alarm(10)
-            if most_bytes is not None:
-                import resource  # Windows, which can show this lab's hints, has none
-
-                resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-                resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, resource.RLIM_INFINITY))
-                signal.signal(signal.SIGXFSZ, signal.SIG_DFL if dies else signal.SIG_IGN)
-            call()
-            end = 0
-        finally:
-            os._exit(end)
-    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    return {0: "done", 1: "raised"}.get(code, "killed")
 
 
 def content(path):
@@ -80,29 +37,10 @@ def content(path):
         return f"torn: torch.load raises {type(error).__name__}"
 
 
-class Reduced:
-    """Calls `act` when it is pickled: in the middle of torch.save."""
-
-    def __init__(self, act):
-        self.act = act
-
-    def __reduce__(self):
-        self.act()
-        return dict, ()
-
-
-def _die(*_):
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
 def _fresh(atomic_save):
     path = Path(tempfile.mkdtemp(), "rank.10")
     atomic_save(OLD, path)
     return path
-
-
-def _names(path):
-    return sorted(os.listdir(path.parent))
 
 
 def _plain(atomic_save):
@@ -120,7 +58,6 @@ def _plain(atomic_save):
     finally:
         os.chdir(here)
     yield partial(_is, 'a save to "rank.10" alone', path, "the old one", "It is in os.getcwd().")
-    yield partial(expect, _names(path) == [path.name], f"the folder has {_names(path)}", LEFT)
 
 
 def _order(atomic_save):
@@ -167,7 +104,7 @@ def _killed(atomic_save):
     size = path.stat().st_size
     ways = {f"after {most:,} bytes": (partial(atomic_save, NEW), most)
             for most in (0, 1000, size // 2, size - 1)}
-    ways["while it pickles"] = partial(atomic_save, {**NEW, "x": Reduced(_die)}), None
+    ways["while it pickles"] = partial(atomic_save, {**NEW, "x": Reduced(die)}), None
     for number, name in enumerate(calls):
         ways[f"before os.{name}, call {number + 1}"] = partial(_until, atomic_save, number), None
     for way, (save, most) in ways.items():
@@ -178,32 +115,26 @@ def _killed(atomic_save):
         yield partial(expect, found in ("the old one", "the new one"), f"killed {way}: the file is "
                       f"{found}", f"Nothing may be written to `path`, or removed. {BESIDE}")
         atomic_save(NEW, path)
-        yield partial(_is, f"a save after one that was killed {way}", path, "the new one", LEFT)
-        yield partial(expect, _names(path) == [path.name], f"killed {way}, and saved again: the "
-                      f"folder has {_names(path)}", LEFT)
+        yield partial(_is, f"killed {way}, and saved again", path, "the new one", LEFT)
 
 
 def _until(atomic_save, number, path):
     left = iter(range(number))
-    with watched(lambda *_: next(left, None) is None and _die()):
+    with watched(lambda *_: next(left, None) is None and die()):
         atomic_save(NEW, path)
 
 
 def _errors(atomic_save):
     path = _fresh(atomic_save)
     size = path.stat().st_size
-    for most in (0, size // 2, size - 1):
-        end = in_child(partial(atomic_save, NEW, path), most, dies=False)
-        yield partial(expect, end == "raised", f"a disk that is full after {most:,} bytes: nothing "
-                      "is raised", "The run must know that it has no new checkpoint.")
-        yield partial(_is, f"a disk that is full after {most:,} bytes", path, "the old one", BESIDE)
-        yield partial(expect, _names(path) == [path.name], "a disk that is full: the folder has "
-                      f"{_names(path)}", f"What is left there keeps the disk full. {LEFT}")
-    end = in_child(partial(atomic_save, {"f": lambda: None}, path))
-    yield partial(expect, end == "raised", "a lambda in the state: nothing is raised", "Raise it.")
-    yield partial(_is, "a state that can't be pickled", path, "the old one", BESIDE)
-    yield partial(expect, _names(path) == [path.name], "a state that can't be pickled: the folder "
-                  f"has {_names(path)}", LEFT)
+    ways = {f"a disk that is full after {most:,} bytes": (NEW, most)
+            for most in (0, size // 2, size - 1)}
+    ways["a state that can't be pickled"] = {"f": lambda: None}, None
+    for way, (state, most) in ways.items():
+        end = in_child(partial(atomic_save, state, path), most, dies=False)
+        yield partial(expect, end == "raised", f"{way}: nothing is raised", "The run must know "
+                      "that it has no new checkpoint.")
+        yield partial(_is, way, path, "the old one", BESIDE)
 
 
 def _at_once(atomic_save):
@@ -224,8 +155,9 @@ MEET = ("Each path needs a file beside of its own: put the whole name of `path` 
 
 
 def _is(where, path, right, hint):
-    found = content(path)
+    found, left = content(path), sorted({*os.listdir(path.parent)} - {"rank.1", "rank.10"})
     expect(found == right, f"{where}: the file is {found}, not {right}", hint)
+    expect(not left, f"{where}: {left} are in the folder, too", LEFT)
 
 
 def check_atomic_save(atomic_save):

@@ -13,8 +13,8 @@ def report(trials, find_straggler=None, goodput=None):
     lines, runs = [], [each.found for each in trials]
     for trial, found in zip(trials, runs):
         lines.append(f"seed {trial.seed:4}: {count_faults(found)} faults, {len(found.lives)} "
-                     f"launches, {computed(found)} steps for {config.steps}, {found.seconds:.1f} "
-                     f"s, loss {found.loss:.6f}" + (not trial.is_good()) * " DIFFERS")
+                     f"launches, {computed(found)} steps for {trial.config.steps}, "
+                     f"{found.seconds:.1f} s, loss {found.loss:.6f}" + (not trial.is_good()) * " DIFFERS")
     return "\n".join([
         *lines, f"{sum(each.is_good() for each in trials)} of {len(trials)} runs ended as if "
         f"undisturbed, after {sum(map(count_faults, runs))} faults; torn checkpoints: "
