@@ -14,7 +14,8 @@ def report(trials, find_straggler=None, goodput=None):
     for trial, found in zip(trials, runs):
         lines.append(f"seed {trial.seed:4}: {count_faults(found)} faults, {len(found.lives)} "
                      f"launches, {computed(found)} steps for {trial.config.steps}, "
-                     f"{found.seconds:.1f} s, loss {found.loss:.6f}" + (not trial.is_good()) * " DIFFERS")
+                     f"{found.seconds:.1f} s, loss {found.loss:.6f}"
+                     + " DIFFERS" * (not trial.is_good()))
     return "\n".join([
         *lines, f"{sum(each.is_good() for each in trials)} of {len(trials)} runs ended as if "
         f"undisturbed, after {sum(map(count_faults, runs))} faults; torn checkpoints: "
