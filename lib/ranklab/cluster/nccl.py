@@ -90,8 +90,8 @@ def nccl_environment(topology):
     error   ValueError where nodes have no interface in common: NCCL starts over one of them always
     """
     def common(kind, key):
-        usable = [{key(each): each for each in getattr(node, kind) if each.up and each.use == "jobs"}
-                  for node in topology.nodes]
+        usable = [{key(each): each for each in getattr(node, kind)
+                   if each.up and each.use == "jobs"} for node in topology.nodes]
         return [each for name, each in usable[0].items() if all(name in node for node in usable)]
 
     if len(topology.nodes) == 1:
@@ -124,19 +124,20 @@ def nccl_environment(topology):
 def selected(value, devices):
     """Those of `devices` that NCCL takes, for a value of NCCL_SOCKET_IFNAME or NCCL_IB_HCA.
 
-    A value is a list of prefixes, of whole names after "=", of what is left out after "^".
+    A value is a list of prefixes, of whole names after "=", of what is left out after "^". Each may
+    have a port after ":"; in new versions also a rail and a plane, which select nothing.
     devices  names, "eth0", or names and ports, "mlx5_0:1"
     source   parseStringList and matchIfList in NCCL's src/misc/utils.cc
     """
     outside = value.removeprefix("^")
     whole = outside.removeprefix("=")
-    entries = [entry.partition(":") for entry in whole.split(",") if entry]
+    entries = [(entry.split(":") + [""])[:2] for entry in whole.split(",") if entry]
 
     def fits(device):
         name, _, port = device.partition(":")
         return any((name == wanted if whole != outside else name.startswith(wanted))
-                   and ("" in (port, wanted_port) or port == wanted_port.partition(":")[0])
-                   for wanted, _, wanted_port in entries)
+                   and ("" in (port, wanted_port) or port == wanted_port)
+                   for wanted, wanted_port in entries)
 
     return [each for each in devices if not entries or fits(each) == (outside == value)]
 

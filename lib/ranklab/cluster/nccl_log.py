@@ -1,7 +1,9 @@
 """read_nccl_log: what NCCL did, out of what its ranks print with NCCL_DEBUG=INFO (lab 15).
 
 Source of the forms: NCCL's own source, v2.4.8 to v2.30.7: src/debug.cc (the prefix), src/init.cc
-(comm, Trees), src/graph/rings.cc (Channel lists), src/transport/*.cc (via). logs/ holds logs.
+(comm, Trees), src/graph/rings.cc (Channel lists), src/transport/*.cc (via).
+
+logs/ holds captured logs, and one that was written in their form: a first line says which.
 """
 
 import re
