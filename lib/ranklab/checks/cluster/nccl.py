@@ -197,7 +197,7 @@ PREDICTIONS_OF_NCCL = (
                                  for source, target in zip(ring, ring[1:] + ring[:1]))),
         hint="How often does one ring leave a node?",
         mistakes={2.0: "that is one ring: there are four", 4.0: "a ring that goes to the other "
-                  "node comes back", 64.0: "those are all links; most stay in their node", 16.0: "a "
+                  "node comes back", 64.0: "all links; most stay in their node", 16.0: "a "
                   "link is one, though both of its ends print it"},
         why="Of 4 x 16 links 8 cross, two for each ring: a ring runs through all GPUs of a node "
             "before it leaves.",
