@@ -25,15 +25,16 @@ FAILURES = {
 def _parameters():
     """Of any types and shapes; the NaN is alike on all ranks."""
     random = torch.Generator().manual_seed(0)
-    w = torch.randn(12, 10, generator=random)
+    w, flat = torch.randn(30, 10, generator=random), torch.arange(24.0)
     w[3, 3], w[0, 0], w[1] = float("nan"), 0.0, 0.5
-    return {"layer.weight": w, "layer.bias": torch.arange(10.0), "half": w[2].bfloat16().clone(),
-            "precise": w[4].double(), "strided": w.clone().t(), "scale": torch.tensor(2.0),
-            "steps": torch.arange(5), "none": torch.zeros(0, 3)}
+    return {"layer.weight": w, "layer.bias": flat[:10], "half": w[2].bfloat16().clone(),
+            "precise": w[4].double(), "strided": w[:6].clone().t(), "scale": torch.tensor(2.0),
+            "steps": torch.arange(5) + 2**60, "mask": torch.ones(3, dtype=torch.bool),
+            "none": torch.zeros(0, 3), "beside": flat[10:]}
 
 
 def _flip(tensor, at=7, bit=0):
-    whole = {2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
+    whole = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
     tensor.view(-1).view(whole)[at] ^= 1 << bit
 
 
@@ -46,6 +47,8 @@ BITS = "Hash the bytes of each parameter: sums and norms round it away, or do no
 CHANGES = {
     "nothing": ((), "half", _flip, "All bits are alike, NaN's too: compare bytes, not numbers."),
     "the lowest bit of a weight": ((1,), "layer.weight", partial(_flip, bit=0), BITS),
+    "its very last number": ((2,), "layer.weight", partial(_flip, at=-1), "Hash all of it."),
+    "one of a mask": ((0,), "mask", partial(_flip, at=1), BITS),
     "the highest bit, on the group's first": ((0,), "layer.bias", partial(_flip, bit=31), "The "
                                               "first may be the wrong one: take the majority."),
     "a bit of bfloat16": ((2,), "half", _flip, BITS),

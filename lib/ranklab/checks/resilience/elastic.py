@@ -25,6 +25,12 @@ def _rules(batch, ranks, micro_batch, plan):
     where = f"batch={batch}, ranks={ranks}, micro_batch={micro_batch}"
     expect(isinstance(plan, (list, tuple)) and len(plan) == ranks, f"{where}: not a list for each "
            "rank", "[[(positions, weight), ...] of rank 0, of rank 1, ...]")
+    expect(all(isinstance(of, (list, tuple)) for of in plan), f"{where}: what a rank has is a "
+           f"{type(plan[0]).__name__}", "A list: it may be read twice.")
+    odd = {type(each).__name__ for of in plan for positions, weight in of for each, kind in
+           ((positions, range), (weight, (int, float))) if not isinstance(each, kind)}
+    expect(not odd, f"{where}: there is a {', '.join(odd)}", "positions are a range, weight is a "
+           "float.")
     sizes = [[len(positions) for positions, _ in of] for of in plan]
     there = sorted(p for of in plan for positions, _ in of for p in positions)
     twice = sorted({a for a, b in pairwise(there) if a == b})

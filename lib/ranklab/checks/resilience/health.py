@@ -8,6 +8,7 @@ import torch.distributed as dist
 from ranklab.checks.beside import GROUP, expect, on_groups
 from ranklab.checks.failures import LEFT, STUCK
 from ranklab.engine import device
+from ranklab.meter import Traffic
 
 MEET = ("Both ranks of a link must call message for it at the same time: first the links from even "
         "ranks to the next, then those from odd ranks. In an odd ring rank 0 has two even ones.")
@@ -24,12 +25,14 @@ class Given:
 
     def __init__(self, ranks, faults):
         self.ranks, (self.slow, self.products, self.memories, self.links) = ranks, faults
-        self.depth, self.partners, self.is_in_group = 0, [], True
+        self.depth, self.partners, self.is_in_group, self.calls = 0, [], True, []
 
     def product(self):
+        self.calls.append("product")
         return self.ranks.index not in self.products, 0.01 * self.slow.get(self.ranks.index, 1)
 
     def memory(self):
+        self.calls.append("memory")
         return self.ranks.index not in self.memories
 
     def message(self, partner, group=None):
@@ -67,14 +70,19 @@ def _cases(R):
         one = {(0, 1): 9.0}, ([], [], []), "Two ranks have one link: no other is faster."
         return cases | {"its one link 9 times as slow": (({}, (), (), one[0]), *one[1:])}
     if R > 2:
-        one_side, other_side = {(last, 0): 8.0}, {(0, last): 8.0}
+        one_side, other_side = {(last, 0): 4.0}, {(0, last): 4.0}
         for name, slow in (("to", one_side), ("from", other_side)):
             cases[f"a slow link {name} rank 0"] = (
                 ({}, (), (), slow), ([], [], [(last, 0)]), "A link is (rank, the next one), of the "
                 "last rank (R-1, 0); as slow as the slower of its two measurements.")
-        card = {(1, 0): 8.0, (1, 2): 9.0}
-        cases["both links of rank 1 slow"] = (({}, (), (), card), ([], [1], []), "Both links of "
-                                              "one rank are slow: it is the rank, not the links.")
+        for card in (1, 0):
+            links = {(card, (card + 1) % R): 8.0, (card, (card - 1) % R): 9.0}
+            cases[f"both links of rank {card} slow"] = (
+                ({}, (), (), links), ([], [card], []), "Both links of one rank are slow: it is the "
+                "rank, not the links. Rank 0 has the last one, too.")
+        slow = {r: 5.0 for r in range(1, R)}
+        cases["all products slow but one"] = ((slow, (), (), {}), ([], [*slow], []), "Compare with "
+                                              "the fastest: most of them may be slow.")
     if R > 3:
         cases["two links slow, apart"] = (({}, (), (), {(1, 0): 9.0, (2, 3): 7.0}),
                                           ([], [], [(0, 1), (2, 3)]), "They share no rank.")
@@ -85,12 +93,21 @@ def _trial(health_check, ranks):
     neighbours = {(ranks.index + 1) % ranks.size, (ranks.index - 1) % ranks.size} - {ranks.index}
     for case, (faults, right, hint) in _cases(ranks.size).items():
         probe = Given(ranks, faults)
-        found = health_check(probe, **ranks.keywords)
+        with Traffic() as traffic:
+            found = health_check(probe, **ranks.keywords)
+        calls = probe.calls + [op.name for op in traffic.ops if op.name not in ("send", "recv")]
+        yield partial(_once, f"{ranks}, {case}", calls)
         yield partial(_look, f"{ranks}, {case}", found, right, hint, probe, neighbours)
     probe = Given(ranks, ({0: 5.0}, (), (), {(ranks.size - 1, 0): 8.0}))
     found = health_check(probe, slow=10.0, **ranks.keywords)
     yield partial(_look, f"{ranks}, slow=10", found, ([], [], []), "`slow` is an argument.", probe,
                   neighbours)
+
+
+def _once(where, calls):
+    twice = sorted({name for name in calls if calls.count(name) > 1})
+    expect(not twice, f"{where}: {', '.join(twice)} more than once", "product and memory once a "
+           "rank; then all four numbers in one all-gather.")
 
 
 def _look(where, found, right, hint, probe, neighbours):

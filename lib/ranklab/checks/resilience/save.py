@@ -121,6 +121,18 @@ def _plain(atomic_save):
         os.chdir(here)
     yield partial(_is, 'a save to "rank.10" alone', path, "the old one", "It is in os.getcwd().")
     yield partial(expect, _names(path) == [path.name], f"the folder has {_names(path)}", LEFT)
+    free = _free_descriptor(path)
+    for _ in range(8):
+        atomic_save(OLD["w"], path)
+    yield partial(expect, _free_descriptor(path) < free + 8, "after 8 saves 8 more files are open",
+                  "os.open needs an os.close: after a thousand saves no file can be opened.")
+    yield partial(expect, torch.equal(torch.load(path), OLD["w"]), "a tensor alone is another one "
+                  "in the file", "torch.save takes any state.")
+
+
+def _free_descriptor(path):
+    with open(path, "rb") as file:
+        return file.fileno()
 
 
 def _order(atomic_save):
