@@ -92,8 +92,9 @@ def check_goodput(goodput):
         }, "A round of work and checkpoint takes M e^(R/M) (e^((T + C)/M) - 1) on average.")
     yield "exact for failures at random, that also come during a checkpoint or a restart"
     for T, R in ((1e6, 60), (50, 1e6)):
-        explain(f"{T:,.0f} s of work, {R:,.0f} s to restart, a failure each 100 s: goodput", goodput(
-            T, 60, 100, R), 0.0, hint="0.0, and no OverflowError: divide both sides by e^(...).")
+        explain(f"{T:.0f} s of work, {R:.0f} s to restart, a failure each 100 s: goodput",
+                goodput(T, 60, 100, R), 0.0, hint="0.0, and no OverflowError: divide both sides by "
+                "e^(...).")
     yield "0.0 where nothing ever gets done"
     for T, C, M, R in ((1100, 60, LLAMA, 600), (3600, 300, 7200, 1200)):
         seen, said = simulate(T, C, random_gaps(M, 100_000), R), goodput(T, C, M, R)
