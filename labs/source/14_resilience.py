@@ -160,7 +160,8 @@ def atomic_save(state, path):
 
     Also when the process is killed in the middle, or when the power fails: the bytes are on the
     disk (os.fsync) before the name is changed, and then the name is, too (os.fsync of the folder).
-    After a save nothing else is left in the folder, not even of a save that was killed before.
+    It is written in the folder of `path`, for another may be another disk. After a save nothing
+    else is left there, not even of a save that was killed before, and no file is open.
     One process at a time saves to a path; others save to other paths of the same folder meanwhile.
     path   a str or a Path, also "name.pt" alone
     error  a full disk, a state that can't be pickled: raised, and the folder is as it was
@@ -347,7 +348,8 @@ def silent_corruption(parameters, group=None):
 
     The ranks are those that differ from more than half of them; [] where no more than half are
     alike, as with two ranks: then nobody knows which is right. The same on every rank.
-    parameters  {name: tensor}, the same names everywhere; any types, also NaN, strided, empty
+    parameters  {name: tensor}, the same names in the same order on all ranks; of any types, also
+                with NaN, strided or empty
     cost   one all-gather of 8 bytes for each parameter; the tensors are not sent
     """
     raise NotImplementedError("exercise silent_corruption: about 12 lines")

@@ -47,6 +47,9 @@ WRONG = [mutant(atomic_save, *edits, says=says, called=called, **MORE)
     ("        part.unlink(missing_ok=True)\n        raise\n",
      "        part.unlink(missing_ok=True)\n        return\n", "nothing is raised",
      "silent"),
+    ("torch.save(state, file)", "torch.save(dict(state), file)", "raised", "dicts_only"),
+    (AFTER, "    os.fsync(os.open(path.parent, os.O_RDONLY))\n", "8 more files are open",
+     "folder_left_open"),
     ("    path = Path(path)\n", "", "path may be a str", "path_only"),
 )]
 

@@ -58,6 +58,16 @@ def _plain(atomic_save):
     finally:
         os.chdir(here)
     yield partial(_is, 'a save to "rank.10" alone', path, "the old one", "It is in os.getcwd().")
+    free = _free_descriptor(path)
+    for _ in range(8):
+        atomic_save(OLD["w"], path)
+    yield partial(expect, _free_descriptor(path) < free + 8, "after 8 saves 8 more files are open",
+                  "os.open needs an os.close: after a thousand saves no file can be opened.")
+
+
+def _free_descriptor(path):
+    with open(path, "rb") as file:
+        return file.fileno()
 
 
 def _order(atomic_save):
