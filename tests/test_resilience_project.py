@@ -67,8 +67,8 @@ def test_it_ends_as_an_undisturbed_run(job, found, usual):
     assert found.loss == pytest.approx(usual.loss, abs=TOLERANCE)
     assert len(found.path()) > 1 and found.torn == 0 and found.checked >= 6
     replay = survive(*job, path=found.path(), timeout=100)
-    assert Trial(0, found, usual, replay).is_good()
-    assert not Trial(0, found, usual, usual).is_good()  # another path adds otherwise
+    assert Trial(0, CONFIG, found, usual, replay).is_good()
+    assert not Trial(0, CONFIG, found, usual, usual).is_good()  # another path adds otherwise
 
 
 def test_each_fault_was_what_it_is_called(job, found):
@@ -100,14 +100,14 @@ def test_the_monkey_does_what_its_seed_says():
 def test_a_run_in_one_layout_is_equal_bit_for_bit(found, usual, job):
     faults = [Fault("killed", 6, 0, 0.005, 0), Fault("disk full", 24, 1, 0, 0)]  # in the last save
     twice = survive(*job, faults, timeout=100)
-    trial = Trial(7, twice, usual, usual)
+    trial = Trial(7, CONFIG, twice, usual, usual)
     assert len(twice.lives) == 3 and twice.lives[2].first == 20 and trial.is_good()
     assert "File too large" in twice.lives[1].ended
-    said = project.report([trial], CONFIG, lambda work: [2], lambda *seconds: 0.123)
+    said = project.report([trial], lambda work: [2], lambda *seconds: 0.123)
     assert "are equal bit for bit" in said and "steps that count: 24 of 3" in said
     assert "rank 2" in said and "12%" in said
-    trials = [trial, Trial(8, found, usual, usual)]
-    assert "1 of 2 runs ended as if undisturbed, after 9 fa" in project.report(trials, CONFIG)
+    trials = [trial, Trial(8, CONFIG, found, usual, usual)]
+    assert "1 of 2 runs ended as if undisturbed, after 9 fa" in project.report(trials)
 
 
 def test_the_command_runs_and_torchrun_is_refused(monkeypatch, capsys):

@@ -21,7 +21,7 @@ def act(options, config):
     seeds = range(options.monkey, options.monkey + options.soak)
     trials = [*soak(shape, text, config, options.chosen_layouts(), seeds, options.faults,
                     **watched())]
-    return Shown(report(trials, config), code=int(not all(each.is_good() for each in trials)))
+    return Shown(report(trials), code=int(not all(each.is_good() for each in trials)))
 
 
 project = Project(__package__, __doc__, Options, act)

@@ -4,14 +4,14 @@ import numpy as np
 import torch
 
 
-def report(trials, config, find_straggler=None, goodput=None):
+def report(trials, find_straggler=None, goodput=None):
     """One trial in full, or a line for each. find_straggler, goodput: exercises of lab 14"""
     if len(trials) == 1:
-        return "\n".join(story(trials[0], find_straggler) + shares(trials[0], config, goodput))
+        return "\n".join(story(trials[0], find_straggler) + shares(trials[0], goodput))
     lines, runs = [], [each.found for each in trials]
     for trial, found in zip(trials, runs):
         lines.append(f"seed {trial.seed:4}: {count_faults(found)} faults, {len(found.lives)} "
-                     f"launches, {computed(found)} steps for {config.steps}, {found.seconds:.1f} "
+                     f"launches, {computed(found)} steps for {trial.config.steps}, {found.seconds:.1f} "
                      f"s, loss {found.loss:.6f}" + (not trial.is_good()) * " DIFFERS")
     return "\n".join([
         *lines, f"{sum(each.is_good() for each in trials)} of {len(trials)} runs ended as if "
@@ -48,9 +48,9 @@ def story(trial, find_straggler):
             f"refused by a full disk: {refused}"]
 
 
-def shares(trial, config, goodput):
+def shares(trial, goodput):
     """Lines: which share of the steps counts, and which of the time; counted and by formula."""
-    found, every, steps = trial.found, config.checkpoint_every, config.steps
+    found, every, steps = trial.found, trial.config.checkpoint_every, trial.config.steps
     failures, done = len(found.lives) - 1, computed(found)
     lost = failures * (every - 1) / 2 + found.damaged * every
     seconds = np.concatenate([np.diff(life.times.max(axis=0)) for life in found.lives])

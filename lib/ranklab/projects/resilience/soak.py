@@ -6,8 +6,11 @@ import torch
 from tqdm import tqdm
 
 from ranklab.engine.in_place import is_started_by_another
+from ranklab.hybrid import parse_layout
 from ranklab.projects.resilience.chaos import plan_faults
+from ranklab.projects.resilience.config import LAYOUTS, SHAPE, Config
 from ranklab.projects.resilience.survive import Survived, survive
+from ranklab.text_trainer import text_for
 
 # Another layout adds in another order: roundings, of 6e-8, which AdamW enlarges in each step. With
 # the same layouts at the same steps nothing may differ.
@@ -19,6 +22,7 @@ class Trial:
     """A disturbed run, beside undisturbed ones: in the first layout, and on the same path."""
 
     seed: int
+    config: Config
     found: Survived
     usual: Survived
     replay: Survived
@@ -44,5 +48,13 @@ def soak(shape, text, config, layouts, seeds, faults, progress=False, **how):
         planned = plan_faults(seed, faults, config, layouts[0].ranks)
         found = survive(shape, text, config, layouts, planned, **how)
         is_usual = found.path() == usual.path()
-        yield Trial(seed, found, usual, usual if is_usual else survive(
+        yield Trial(seed, config, found, usual, usual if is_usual else survive(
             shape, text, config, layouts, path=found.path(), **how))
+
+
+def trial(faults=5, seed=1, layouts=LAYOUTS, **settings):
+    """The Trial of one run on Python's library. seed: of the monkey; settings: of Config"""
+    config = Config(**settings)
+    text, shape = text_for(SHAPE, config)
+    layouts = [*map(parse_layout, layouts.split())]
+    return next(soak(shape, text, config, layouts, [seed], faults))
