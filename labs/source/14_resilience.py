@@ -440,7 +440,35 @@ plots.policies(scores)
 # %% [markdown]
 # ## 5. The real thing
 #
-# **PEERS**
+# **A save beside the work.** torch's DCP saves the shards of an FSDP2 model and AdamW on two ranks. `save` returns when all is written: the steps stand still. `async_save` copies the state, returns, and a thread writes. To make the order certain its write waits here for three steps:
+
+# %% tags=["nbval-check-output"]
+from ranklab.resilience import peers
+
+found = launch(peers.async_beside_sync, folder / "dcp", ranks=2)[0]
+for way in ("sync", "async"):
+    print(f"{way:5}", " -> ".join(found[way]))
+print(f"{found['state']:,} bytes of state on each rank; async_save wrote what there was at the call:",
+      found["as at the call"])
+
+# %% [markdown]
+# A step pays for the copy in memory, not for the disk. The price is memory: the state is there twice.
+#
+# **A supervisor.** torchrun is torch elastic. When a rank dies, it ends the others and starts all again; what they go on from is their own affair. The same training under `launch`, undisturbed, and under `torchrun --max-restarts=2`, where rank 1 kills itself after step 6. It saves every 4 steps:
+
+# %% tags=["nbval-check-output"]
+runs = {"launch, undisturbed": launch(peers.train, folder / "usual", ranks=2)[0],
+        "torchrun, a rank dies": peers.elastic_losses(folder / "elastic")}
+for name, found in runs.items():
+    print(f"{name:22} restarts {found['restarts']}, began at step {found['began']}, last loss "
+          f"{found['loss']:.6f}")
+print("bit for bit:", len({found["loss"] for found in runs.values()}) == 1)
+
+# %% [markdown]
+# torch elastic sees processes that end. Two packages see more; neither is installed by `make lab`. `pip install -e ".[resilience]" -c constraints.txt` gets both, on Linux and x86:
+#
+# - **A hang.** `python labs/jobs/ft_step.py` runs the same training under `ft_launcher` of NVIDIA's nvidia-resiliency-ext. A monitor beside each rank waits for its heartbeats, 3 seconds here. Rank 1 is stopped by SIGSTOP. **FT-NUMBERS** The project's `Heartbeats` do the same by a shared file: a stopped rank is ended after a second without a step.
+# - **No restart.** `python labs/jobs/torchft_step.py` trains two replica groups with torchft. One is killed after step 10. The other goes on alone; the dead one is started again, takes weights and step from the living one, and joins. **TORCHFT-NUMBERS** No checkpoint is read, and no step of the living one is lost. But while it is alone, its batch is half as large.
 
 # %% [markdown]
 # **Without a disk.** Gemini (SOSP 2023) keeps each rank's shard in a neighbour's memory, too. Rank 2 of four dies; a new one takes its place, and gets its state from rank 3:

@@ -1,7 +1,8 @@
 """The same by torch: DCP's async_save, which writes while steps go on, and torch elastic.
 
     async_beside_sync  what happens between the call of a save and the end of its write, in order
-    elastic_losses     torchrun starts ranks again that died; the losses of the last step
+    train              on each rank, from the last save on; one may die
+    elastic_losses     that under torchrun, which starts ranks again that died
     main               a rank of that: python -m ranklab.resilience.peers FOLDER STEPS
 
 torchft's and nvidia-resiliency-ext's scripts are labs/jobs/torchft_step.py and ft_step.py.
@@ -23,7 +24,7 @@ from ranklab.engine.in_place import make_group
 from ranklab.files import whole_file
 
 LIMIT = 60  # seconds
-SAVE_EVERY, DIES_AFTER = 4, 6  # steps
+SAVE_EVERY, FAULT_AFTER = 4, 6  # steps
 
 
 def new_model(width=512):
@@ -122,22 +123,25 @@ def tensors(tree):
 
 # --- torch elastic --------------------------------------------------------------------------------
 
-def elastic_losses(folder, steps=10, ranks=2, dies=True):
-    """{"loss": of the last step, "restarts", "began": steps that were done when the last start
-    began}, by torchrun; where it `dies` a rank kills itself by SIGKILL, once.
+def elastic_losses(folder, steps=10, ranks=2):
+    """What train() returns on rank 0, by torchrun; rank 1 kills itself by SIGKILL, once.
 
     Without the switch the ranks of the second start read the addresses of the dead ones in the
     agent's store, and cannot connect (torch 2.13, gloo).
     """
     with mock.patch.dict(os.environ, TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1"):
-        torchrun("--max-restarts=2", "-m", "ranklab.resilience.peers", folder, steps, int(dies),
-                 ranks=ranks, timeout=2 * LIMIT)
+        torchrun("--max-restarts=2", "-m", "ranklab.resilience.peers", folder, steps, ranks=ranks,
+                 timeout=2 * LIMIT)
     return json.loads(Path(folder, "found.json").read_text())
 
 
-def main(folder, steps, dies):
-    """On each rank of torchrun: it goes on from the file of the last save, to the last step."""
-    make_group()
+def train(folder, steps=10, fault=None):
+    """A rank goes on from the file of the last save, to the last step. Returns {"loss": of this
+    step, "began": steps that were done when this start began, "restarts": by torchrun}.
+
+    fault  a signal that rank 1 sends to itself, once
+    """
+    Path(folder).mkdir(exist_ok=True)
     rank, saved, struck = dist.get_rank(), Path(folder, "saved.pt"), Path(folder, "struck")
     model, done = new_model(), 0
     optimizer = adamw(model)
@@ -149,9 +153,9 @@ def main(folder, steps, dies):
     began = done
     dist.barrier()  # all have read it
     while done < steps:
-        if done == DIES_AFTER and rank == 1 and dies and not struck.exists():
+        if done == FAULT_AFTER and rank == 1 and fault and not struck.exists():
             struck.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), fault)
         loss = backward(model, optimizer, done, rank)
         for p in model.parameters():
             dist.all_reduce(p.grad)
@@ -164,11 +168,17 @@ def main(folder, steps, dies):
                             "optimizer": optimizer.state_dict()}, part)
     loss = loss.detach()
     dist.all_reduce(loss)
-    if rank == 0:
-        Path(folder, "found.json").write_text(json.dumps({
-            "loss": loss.item(), "began": began,
-            "restarts": int(os.environ["TORCHELASTIC_RESTART_COUNT"])}))
+    return {"loss": loss.item(), "began": began,
+            "restarts": int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))}
+
+
+def main(folder, steps):
+    """On each rank of torchrun."""
+    make_group()
+    found = train(folder, steps, signal.SIGKILL)
+    if dist.get_rank() == 0:
+        Path(folder, "found.json").write_text(json.dumps(found))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    main(sys.argv[1], int(sys.argv[2]))
