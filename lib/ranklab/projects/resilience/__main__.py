@@ -9,19 +9,25 @@ signals and the files are real. At full size it is the hybrid project: labs/jobs
 
 import sys
 
+from ranklab.projects.command import time_limit
 from ranklab.projects.resilience.config import SHAPE, Options
-from ranklab.projects.resilience.report import report
+from ranklab.projects.resilience.report import line, report, summary
 from ranklab.projects.resilience.soak import soak
-from ranklab.projects.runner import Project, Shown, watched
+from ranklab.projects.runner import Project, Shown
 from ranklab.text_trainer import text_for
 
 
 def act(options, config):
     text, shape = text_for(SHAPE, config, options.path)
     seeds = range(options.monkey, options.monkey + options.soak)
-    trials = [*soak(shape, text, config, options.chosen_layouts(), seeds, options.faults,
-                    **watched())]
-    return Shown(report(trials), code=int(not all(each.is_good() for each in trials)))
+    trials = []
+    for trial in soak(shape, text, config, options.chosen_layouts(), seeds, options.faults,
+                      timeout=time_limit()):
+        trials.append(trial)
+        if options.soak > 1:
+            print(line(trial), flush=True)
+    text = summary(trials) if options.soak > 1 else report(trials)
+    return Shown(text, code=int(not all(each.is_good() for each in trials)))
 
 
 project = Project(__package__, __doc__, Options, act)

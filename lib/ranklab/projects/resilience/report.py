@@ -1,5 +1,7 @@
 """What trainings have survived, as text."""
 
+import textwrap
+
 import numpy as np
 import torch
 
@@ -8,15 +10,21 @@ def report(trials, find_straggler=None, goodput=None):
     """One trial in full, or a line for each. find_straggler, goodput: exercises of lab 14"""
     if len(trials) == 1:
         return "\n".join(story(trials[0], find_straggler) + shares(trials[0], goodput))
-    lines, runs = [], [each.found for each in trials]
-    for trial, found in zip(trials, runs):
-        lines.append(f"seed {trial.seed:4}: {count_faults(found)} faults, {len(found.lives)} "
-                     f"launches, {computed(found)} steps for {trial.config.steps}, {found.seconds:.1f} "
-                     f"s, loss {found.loss:.6f}" + (not trial.is_good()) * " DIFFERS")
-    return "\n".join([
-        *lines, f"{sum(each.is_good() for each in trials)} of {len(trials)} runs ended as if "
-        f"undisturbed, after {sum(map(count_faults, runs))} faults; torn checkpoints: "
-        f"{sum(found.torn for found in runs)} of {sum(found.checked for found in runs)}"])
+    return "\n".join([*map(line, trials), summary(trials)])
+
+
+def line(trial):
+    found = trial.found
+    return (f"seed {trial.seed:4}: {count_faults(found)} faults, {len(found.lives)} launches, "
+            f"{computed(found)} steps for {trial.config.steps}, {found.seconds:.1f} s, loss "
+            f"{found.loss:.6f}" + (not trial.is_good()) * " DIFFERS")
+
+
+def summary(trials):
+    runs = [each.found for each in trials]
+    return (f"{sum(each.is_good() for each in trials)} of {len(trials)} runs ended as if "
+            f"undisturbed, after {sum(map(count_faults, runs))} faults; torn checkpoints: "
+            f"{sum(found.torn for found in runs)} of {sum(found.checked for found in runs)}")
 
 
 def count_faults(found):
@@ -38,7 +46,8 @@ def story(trial, find_straggler):
         if find_straggler and len(work) and (slow := find_straggler(work)):
             lines.append(f"    slow, by its seconds of work: rank {slow[0]}")
         if life.ended:
-            lines.append(f"    {life.noticed:.1f} s later: {life.ended}")
+            lines += textwrap.wrap(f"    {life.noticed:.1f} s later: {life.ended}", 100,
+                                   subsequent_indent=8 * " ")
     differ, refused = trial.differing(), sum((life.saves[0] < 0).sum() for life in found.lives)
     return [*lines, f"held out: {found.loss:.6f} nats; undisturbed {trial.usual.loss:.6f}",
             "beside an undisturbed run with the same layouts at the same steps, weights and "
