@@ -1,6 +1,6 @@
 """A stopped rank is named by its monitor, and all start again: nvidia-resiliency-ext (lab 14).
 
-pip install nvidia-resiliency-ext
+pip install -c constraints.txt -e '.[resilience]'
 python labs/jobs/ft_step.py               # starts ft_launcher, which starts two ranks
 """
 
@@ -17,9 +17,10 @@ from pathlib import Path
 
 from ranklab.engine import launch
 from ranklab.engine.in_place import make_group
+from ranklab.engine.surroundings import patience
 from ranklab.resilience.peers import train
 
-BEAT, TIMEOUT = 0.2, 3  # seconds: between heartbeats; without one
+BEAT, TIMEOUT = 0.2, 3  # seconds: between heartbeats; without one, on an idle machine
 NAMED = r"RankMonServer\d+@\S*:(\d+)\] Did not get subsequent heartbeat. Waited ([\d.]+) seconds"
 
 
@@ -51,9 +52,9 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         usual, folder = launch(train, Path(folder, "usual"), ranks=2)[0], Path(folder)
         line = [Path(sys.executable).with_name("ft_launcher"), "--standalone",
-                "--nproc-per-node=2", "--max-restarts=1", f"--ft-rank-heartbeat-timeout={TIMEOUT}",
-                "--ft-initial-rank-heartbeat-timeout=60", "--ft-workload-check-interval=0.5",
-                __file__, folder]
+                "--nproc-per-node=2", "--max-restarts=1", "--ft-workload-check-interval=0.5",
+                f"--ft-rank-heartbeat-timeout={TIMEOUT * patience()}",
+                "--ft-initial-rank-heartbeat-timeout=60", __file__, folder]
         environ = {**os.environ, "OMP_NUM_THREADS": "1",
                    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}  # as in ranklab.resilience.peers
         launcher = subprocess.Popen(line, env=environ, stderr=subprocess.PIPE, text=True)

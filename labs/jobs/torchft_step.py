@@ -1,7 +1,7 @@
 """Two replica groups that heal live, by torchft (lab 14): one dies, the other goes on without it,
 and the next start of the dead one takes its weights from the living one; no checkpoint is read.
 
-pip install torchft
+pip install -c constraints.txt -e '.[resilience]'
 python labs/jobs/torchft_step.py          # starts a lighthouse and both groups, and kills one
 """
 

@@ -50,7 +50,7 @@ def backward(model, optimizer, number, rank=0):
 # --- DCP ------------------------------------------------------------------------------------------
 
 def async_beside_sync(folder, steps=3, group=None):
-    """Each rank: {"sync": events, "async": events, "state", "sync written", "async written": bytes,
+    """Each rank: {"sync": events, "async": events, "state": bytes,
     "as at the call": whether async_save has written what there was when it was called}.
 
     An event is "called", "step", "written" or "returned". To make their order certain, async_save's
@@ -61,53 +61,66 @@ def async_beside_sync(folder, steps=3, group=None):
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.state_dict import get_state_dict
     from torch.distributed.device_mesh import DeviceMesh
-    from torch.distributed.fsdp import fully_shard
 
     mesh = DeviceMesh.from_group(group or dist.group.WORLD, "cpu")
     own = dist.new_group(dist.get_process_group_ranks(mesh.get_group()), backend="gloo")
-    rank, model, found = mesh.get_rank(), new_model(), {}
-    for layer in (model[0], model[2], model):
-        fully_shard(layer, mesh=mesh)
+    model, found, take = sharded_model(mesh), {}, {"process_group": own}
     optimizer = adamw(model)
-
-    def work(events):
-        for number in range(steps):
-            backward(model, optimizer, number, rank)
-            optimizer.step()
-            events.append("step")
-
-    class Writer(dcp.FileSystemWriter):
-        def write_data(self, plan, planner):
-            self.gate.wait(LIMIT)
-            written = super().write_data(plan, planner)
-            written.wait()
-            self.events.append("written")
-            return written
-
-    work([])
+    make_steps(steps, model, optimizer, mesh.get_rank(), [])
     for way in ("sync", "async"):
-        place, events = Path(folder, way), found.setdefault(way, [])
-        writer, gate = Writer(place), threading.Event()
-        writer.gate, writer.events = gate, events
+        events, gate = found.setdefault(way, []), threading.Event()
         state = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer)))
         before = {name: local(each).clone() for name, each in state["model"].items()}
+        writer = gated_writer(Path(folder, way), gate, events)
         events.append("called")
         if way == "sync":
             gate.set()
-            dcp.save(state, storage_writer=writer, process_group=own)
+            dcp.save(state, storage_writer=writer, **take)
         else:
-            future = dcp.async_save(state, storage_writer=writer, process_group=own)
+            future = dcp.async_save(state, storage_writer=writer, **take)
         events.append("returned")
-        work(events)
+        make_steps(steps, model, optimizer, mesh.get_rank(), events)
         gate.set()
         if way == "async":
             future.result(LIMIT)
-        found[f"{way} written"] = sum(each.stat().st_size for each in place.glob(f"__{rank}_*"))
     found["state"] = sum(local(each).nbytes for each in tensors(state))
-    dcp.load(state, checkpoint_id=Path(folder, "async"), process_group=own)
+    dcp.load(state, checkpoint_id=Path(folder, "async"), **take)
     found["as at the call"] = all(torch.equal(local(each), before[name])
                                   for name, each in state["model"].items())
     return found
+
+
+def sharded_model(mesh):
+    """new_model(), by FSDP2."""
+    from torch.distributed.fsdp import fully_shard
+
+    model = new_model()
+    for layer in (model[0], model[2], model):
+        fully_shard(layer, mesh=mesh)
+    return model
+
+
+def make_steps(steps, model, optimizer, rank, events):
+    """So many, each of which is an event."""
+    for number in range(steps):
+        backward(model, optimizer, number, rank)
+        optimizer.step()
+        events.append("step")
+
+
+def gated_writer(place, gate, events):
+    """A writer of DCP that waits for the gate; "written" is an event."""
+    from torch.distributed.checkpoint import FileSystemWriter
+
+    class Writer(FileSystemWriter):
+        def write_data(self, plan, planner):
+            gate.wait(LIMIT)
+            written = super().write_data(plan, planner)
+            written.wait()
+            events.append("written")
+            return written
+
+    return Writer(place)
 
 
 def local(x):
@@ -135,14 +148,14 @@ def elastic_losses(folder, steps=10, ranks=2):
     return json.loads(Path(folder, "found.json").read_text())
 
 
-def train(folder, steps=10, fault=None):
+def train(folder, steps=10, fault=None, group=None):
     """A rank goes on from the file of the last save, to the last step. Returns {"loss": of this
     step, "began": steps that were done when this start began, "restarts": by torchrun}.
 
     fault  a signal that rank 1 sends to itself, once
     """
     Path(folder).mkdir(exist_ok=True)
-    rank, saved, struck = dist.get_rank(), Path(folder, "saved.pt"), Path(folder, "struck")
+    rank, saved, struck = dist.get_rank(group), Path(folder, "saved.pt"), Path(folder, "struck")
     model, done = new_model(), 0
     optimizer = adamw(model)
     if saved.exists():
@@ -151,15 +164,15 @@ def train(folder, steps=10, fault=None):
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
     began = done
-    dist.barrier()  # all have read it
+    dist.barrier(group)  # all have read it
     while done < steps:
         if done == FAULT_AFTER and rank == 1 and fault and not struck.exists():
             struck.touch()
             os.kill(os.getpid(), fault)
         loss = backward(model, optimizer, done, rank)
         for p in model.parameters():
-            dist.all_reduce(p.grad)
-            p.grad /= dist.get_world_size()
+            dist.all_reduce(p.grad, group=group)
+            p.grad /= dist.get_world_size(group)
         optimizer.step()
         done += 1
         if done % SAVE_EVERY == 0 and rank == 0:
@@ -167,7 +180,7 @@ def train(folder, steps=10, fault=None):
                 torch.save({"done": done, "model": model.state_dict(),
                             "optimizer": optimizer.state_dict()}, part)
     loss = loss.detach()
-    dist.all_reduce(loss)
+    dist.all_reduce(loss, group=group)
     return {"loss": loss.item(), "began": began,
             "restarts": int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))}
 

@@ -11,7 +11,7 @@ import sys
 
 from ranklab.projects.command import time_limit
 from ranklab.projects.resilience.config import SHAPE, Options
-from ranklab.projects.resilience.report import line, report, summary
+from ranklab.projects.resilience.report import report, said
 from ranklab.projects.resilience.soak import soak
 from ranklab.projects.runner import Project, Shown
 from ranklab.text_trainer import text_for
@@ -20,14 +20,9 @@ from ranklab.text_trainer import text_for
 def act(options, config):
     text, shape = text_for(SHAPE, config, options.path)
     seeds = range(options.monkey, options.monkey + options.soak)
-    trials = []
-    for trial in soak(shape, text, config, options.chosen_layouts(), seeds, options.faults,
-                      timeout=time_limit()):
-        trials.append(trial)
-        if options.soak > 1:
-            print(line(trial), flush=True)
-    text = summary(trials) if options.soak > 1 else report(trials)
-    return Shown(text, code=int(not all(each.is_good() for each in trials)))
+    trials = [*said(soak(shape, text, config, options.chosen_layouts(), seeds, options.faults,
+                         timeout=time_limit()))]
+    return Shown(report(trials), code=int(not all(each.is_good() for each in trials)))
 
 
 project = Project(__package__, __doc__, Options, act)

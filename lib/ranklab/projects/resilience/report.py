@@ -7,24 +7,23 @@ import torch
 
 
 def report(trials, find_straggler=None, goodput=None):
-    """One trial in full, or a line for each. find_straggler, goodput: exercises of lab 14"""
+    """One trial in full, or all in a line. find_straggler, goodput: exercises of lab 14"""
     if len(trials) == 1:
         return "\n".join(story(trials[0], find_straggler) + shares(trials[0], goodput))
-    return "\n".join([*map(line, trials), summary(trials)])
-
-
-def line(trial):
-    found = trial.found
-    return (f"seed {trial.seed:4}: {count_faults(found)} faults, {len(found.lives)} launches, "
-            f"{computed(found)} steps for {trial.config.steps}, {found.seconds:.1f} s, loss "
-            f"{found.loss:.6f}" + (not trial.is_good()) * " DIFFERS")
-
-
-def summary(trials):
     runs = [each.found for each in trials]
     return (f"{sum(each.is_good() for each in trials)} of {len(trials)} runs ended as if "
             f"undisturbed, after {sum(map(count_faults, runs))} faults; torn checkpoints: "
             f"{sum(found.torn for found in runs)} of {sum(found.checked for found in runs)}")
+
+
+def said(trials):
+    """Yields each, after a line about it on the screen."""
+    for trial in trials:
+        found = trial.found
+        print(f"seed {trial.seed:4}: {count_faults(found)} faults, {len(found.lives)} launches, "
+              f"{computed(found)} steps for {trial.config.steps}, {found.seconds:.1f} s, loss "
+              f"{found.loss:.6f}" + (not trial.is_good()) * " DIFFERS", flush=True)
+        yield trial
 
 
 def count_faults(found):
