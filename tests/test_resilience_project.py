@@ -97,23 +97,28 @@ def test_the_monkey_does_what_its_seed_says():
         assert all(0 < fault.step < CONFIG.steps - 1 for fault in plan)
 
 
-def test_a_run_in_one_layout_is_equal_bit_for_bit(found, usual, job):
-    faults = [Fault("killed", 6, 0, 0.005, 0), Fault("disk full", 24, 1, 0, 0)]  # in the last save
-    twice = survive(*job, faults, timeout=100)
-    trial = Trial(7, CONFIG, twice, usual, usual)
-    assert len(twice.lives) == 3 and twice.lives[2].first == 20 and trial.is_good()
+def test_a_run_in_one_layout_is_equal_bit_for_bit(job, found, usual):
+    config, layouts = Config(steps=8), [parse_layout("1x1x2")]
+    small = *job[:2], config, layouts
+    faults = [Fault("killed", 5, 0, 0.005, 0), Fault("disk full", 8, 1, 0, 0)]  # in the last save
+    twice, undisturbed = (survive(*small, each, timeout=100) for each in (faults, ()))
+    trial = Trial(7, config, twice, undisturbed, undisturbed)
+    assert len(twice.lives) == 3 and twice.lives[2].first == 4 and trial.is_good()
     assert "File too large" in twice.lives[1].ended
-    said = project.report([trial], lambda work: [2], lambda *seconds: 0.123)
-    assert "are equal bit for bit" in said and "steps that count: 24 of 3" in said
-    assert "rank 2" in said and "; by formula" in said
+    text = project.report([trial], lambda work: [1], lambda *seconds: 0.123)
+    assert "are equal bit for bit" in text and "steps that count: 8 of 1" in text
+    assert "by its seconds of work: rank 1" in text and "; by formula" in text
+    assert max(map(len, text.splitlines())) <= 100
     trials = [trial, Trial(8, CONFIG, found, usual, usual)]
     assert "1 of 2 runs ended as if undisturbed, after 9 fa" in project.report(trials)
 
 
 def test_the_command_runs_and_torchrun_is_refused(monkeypatch, capsys):
-    options = "--faults", "1", "--steps", "4", "--layouts", "1x1x2", "--checkpoint-every", "2"
-    assert command.main([*options]) == 0
-    assert "are equal bit for bit" in capsys.readouterr().out
+    options = "--soak", "3", "--faults", "1", "--steps", "8", "--checkpoint-every", "2"
+    assert command.main([*options, "--layouts", "1x1x2 1x1x1"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("seed    1: 1 faults, ") and "DIFFERS" not in text
+    assert "3 of 3 runs ended as if undisturbed, after 3 faults; torn checkpoints: 0 of " in text
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost"}.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(SystemExit) as ended:
