@@ -514,7 +514,7 @@ print(project.report([trial], find_straggler, goodput))
 plots.lives(trial.found, trial.config.steps)
 
 # %% [markdown]
-# The held-out loss is that of a run that nothing disturbed, to a millionth: another layout adds in another order. Weights and optimizer are equal bit for bit to a run that changes its layout at the same steps, but is not disturbed: all of the faults have left no trace.
+# The held-out loss is that of a run that nothing disturbed, to a millionth: another layout adds in another order. Weights and optimizer are equal bit for bit to a run that changes its layout at the same steps, but is not disturbed: all of the faults have left no trace. Your `find_straggler` is given each rank's seconds divided by those of the undisturbed run, because stages of a pipeline have more or less to do.
 #
 # **Your turn.** Change one thing, and first write down which numbers change: `seed`, more faults, `checkpoint_every=8`, other layouts.
 

@@ -37,11 +37,14 @@ def computed(found):
 def story(trial, find_straggler):
     """Lines: each launch, and what is equal in the end."""
     found, lines = trial.found, []
+    # Stages of a pipeline have more or less to do: each rank is compared with itself, undisturbed.
+    usual = {life.layout: np.median(life.work[:, 1:], axis=1, keepdims=True)
+             for life in trial.replay.lives if life.last > life.first}
     for life in found.lives:
         lines.append(f"steps {life.first:3} to {life.last:3}  {life.layout}")
         lines += [f"    {fault.kind}: rank {fault.rank % life.layout.ranks}"
                   for fault in life.faults]
-        work = torch.tensor(life.work[:, 1:].T)  # (steps, ranks)
+        work = torch.tensor((life.work[:, 1:] / usual[life.layout]).T)  # (steps, ranks)
         if find_straggler and len(work) and (slow := find_straggler(work)):
             lines.append(f"    slow, by its seconds of work: rank {slow[0]}")
         if life.ended:
