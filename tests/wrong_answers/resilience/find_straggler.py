@@ -14,6 +14,8 @@ WRONG = [mutant(find_straggler, *edits, says=says, called=called) for *edits, sa
     (OVER, "seconds.mean(dim=0) / seconds.mean()", "it says", "total_time"),
     (USUAL, "seconds.amin(dim=1, keepdim=True)", "fast", "fastest"),
     (USUAL, "seconds.mean(dim=1, keepdim=True)", "it says", "mean_over_ranks"),
+    (USUAL, 'seconds.quantile(0.25, dim=1, keepdim=True, interpolation="lower")', "three of 8 fast",
+     "lower_quartile"),
     (USUAL, "seconds.quantile(0.5, dim=1, keepdim=True)", "one of 2 slow", "between_two"),
     (OVER, "(seconds / usual).quantile(0.7, dim=0)", "in 2 of 5 steps", "a_third_of_the_steps"),
     (OVER, "seconds.median(dim=0).values / seconds.median(dim=0).values.median()",
