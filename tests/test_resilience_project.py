@@ -1,18 +1,21 @@
 """Lab 14's project: it ends as an undisturbed run whatever fails, and leaves nothing behind."""
 
 import tempfile
+from dataclasses import replace
 
 import psutil
 import pytest
 
+from ranklab.checkpoint.files import complete, rank_file
 from ranklab.engine import launch
 from ranklab.hybrid import parse_layout
 from ranklab.projects import resilience as project
 from ranklab.projects.resilience import Fault, plan_faults
 from ranklab.projects.resilience import __main__ as command
+from ranklab.projects.resilience.chaos import MARK, corrupt
 from ranklab.projects.resilience.config import LAYOUTS, SHAPE, Config
 from ranklab.projects.resilience.soak import TOLERANCE, Trial
-from ranklab.projects.resilience.survive import survive
+from ranklab.projects.resilience.survive import Survived, last_whole, live, survive
 from ranklab.text_trainer import text_for
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.usefixtures("one_thread")]
@@ -105,12 +108,28 @@ def test_a_run_in_one_layout_is_equal_bit_for_bit(job, found, usual):
     trial = Trial(7, config, twice, undisturbed, undisturbed)
     assert len(twice.lives) == 3 and twice.lives[2].first == 4 and trial.is_good()
     assert "File too large" in twice.lives[1].ended
-    text = project.report([trial], lambda work: [1], lambda *seconds: 0.123)
+    text = project.report([trial], lambda work: [1], lambda *seconds: 1)
     assert "are equal bit for bit" in text and "steps that count: 8 of 1" in text
     assert "by its seconds of work: rank 1" in text and "; by formula" in text
     assert max(map(len, text.splitlines())) <= 100
     trials = [trial, Trial(8, CONFIG, found, usual, usual)]
     assert "1 of 2 runs ended as if undisturbed, after 9 fa" in project.report(trials)
+
+
+def test_a_torn_checkpoint_is_counted_and_left_out(job, tmp_path):
+    struck, saved = tmp_path / "struck", tmp_path / "saved"
+    struck.mkdir()
+    config = replace(CONFIG, steps=8, checkpoint=str(saved))
+    for marked in (False, True):
+        found = Survived()
+        live(found, (*job[:2], config, (), struck), parse_layout("1x1x1"), 0, None, 100, 3)
+        place = complete(saved)[-1]
+        corrupt(place / rank_file(0))
+        if marked:  # this one was the monkey's
+            (place / MARK).touch()
+        assert last_whole(saved, found) == 4 and found.checked == 2
+        assert found.damaged == 1 and found.torn == int(not marked)
+        assert len(complete(saved)) == 1
 
 
 def test_the_command_runs_and_torchrun_is_refused(monkeypatch, capsys):

@@ -64,10 +64,10 @@ def shares(trial, goodput):
     found, every, steps = trial.found, trial.config.checkpoint_every, trial.config.steps
     failures, done = len(found.lives) - 1, computed(found)
     lost = failures * (every - 1) / 2 + found.damaged * every
-    seconds = np.concatenate([np.diff(life.times.max(axis=0)) for life in found.lives])
-    saves = np.concatenate([life.saves[0][life.saves[0] > 0] for life in found.lives])
-    step, running = np.median(seconds), seconds.sum()
-    # Faults come at steps, so none hits a restart: the formula is asked for the rest of the time.
+    running = sum(np.ptp(life.times.max(axis=0)) for life in found.lives)  # with saves
+    saves = np.concatenate([life.saves[0, :-1][life.saves[0, :-1] > 0] for life in found.lives])
+    step = (running - saves.sum()) / done  # seconds
+    # No failure comes here in a restart: the formula is for the time between them.
     share = goodput and failures and len(saves) and running / found.seconds * goodput(
         every * step, saves.mean(), running / failures, 0)
     return [f"steps that count: {steps} of {done}, {steps / done:.0%}; a failure loses "
