@@ -19,7 +19,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from ranklab.engine import torchrun
+from ranklab.engine import device, torchrun
 from ranklab.engine.in_place import make_group
 from ranklab.files import whole_file
 
@@ -30,8 +30,9 @@ SAVE_EVERY, FAULT_AFTER = 4, 6  # steps
 def new_model(width=512):
     """The same small network on all ranks."""
     torch.manual_seed(0)
-    return torch.nn.Sequential(torch.nn.Linear(16, width), torch.nn.Tanh(),
-                               torch.nn.Linear(width, 16))
+    model = torch.nn.Sequential(torch.nn.Linear(16, width), torch.nn.Tanh(),
+                                torch.nn.Linear(width, 16))
+    return model.to(device())
 
 
 def adamw(model):
@@ -41,6 +42,7 @@ def adamw(model):
 def backward(model, optimizer, number, rank=0):
     """Gradients of the loss on rows of this rank and this step; returns the loss."""
     rows = torch.randn(8, 16, generator=torch.Generator().manual_seed(1000 * number + rank))
+    rows = rows.to(device())
     loss = (model(rows) - rows).square().mean()
     optimizer.zero_grad()
     loss.backward()
@@ -62,7 +64,7 @@ def async_beside_sync(folder, steps=3, group=None):
     from torch.distributed.checkpoint.state_dict import get_state_dict
     from torch.distributed.device_mesh import DeviceMesh
 
-    mesh = DeviceMesh.from_group(group or dist.group.WORLD, "cpu")
+    mesh = DeviceMesh.from_group(group or dist.group.WORLD, device().type)
     own = dist.new_group(dist.get_process_group_ranks(mesh.get_group()), backend="gloo")
     model, found, take = sharded_model(mesh), {}, {"process_group": own}
     optimizer = adamw(model)
@@ -159,7 +161,7 @@ def train(folder, steps=10, fault=None, group=None):
     model, done = new_model(), 0
     optimizer = adamw(model)
     if saved.exists():
-        state = torch.load(saved)
+        state = torch.load(saved, map_location=device())
         done = state["done"]
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
