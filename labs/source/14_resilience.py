@@ -467,10 +467,10 @@ for name, found in runs.items():
 print("bit for bit:", len({found["loss"] for found in runs.values()}) == 1)
 
 # %% [markdown]
-# torch elastic sees processes that end. Two packages see more; they are an extra, for Linux on x86: `python -m pip install -c constraints.txt -e '.[resilience]'`, 14 MB.
+# torch elastic sees processes that end. Two packages see more; they are an extra, for Linux on x86: `python -m pip install -c constraints.txt -e '.[resilience]'`, 20 MB.
 #
-# - **A hang.** `python labs/jobs/ft_step.py` runs the same training under `ft_launcher` of NVIDIA's nvidia-resiliency-ext. A monitor beside each rank waits for its heartbeats, 3 seconds here. Rank 1 is stopped by SIGSTOP. It is named 2.9 to 3.5 s later (six runs, two cores). All ranks start again, begin at step 4, and the last loss is the one above, bit for bit. The project's `Heartbeats` do the same by a shared file: a stopped rank is ended after a second without a step.
-# - **No restart.** `python labs/jobs/torchft_step.py` trains two replica groups with torchft. One is killed after step 10. The other goes on alone; the dead one is started again, takes weights and step from the living one, and joins. In four runs the living one stood still for 1.0 s, its timeout, and made 19 to 35 steps alone; in the end the sums of both groups' weights are equal in all 12 digits. No checkpoint is read, and no step of the living one is lost. But while it is alone, its batch is half as large.
+# - **A hang.** `python labs/jobs/ft_step.py` runs the same training under `ft_launcher` of NVIDIA's nvidia-resiliency-ext. A monitor beside each rank waits for its heartbeats, 3 seconds here. Rank 1 is stopped by SIGSTOP. It is named 2.9 to 3.5 s later (five runs; on a busy machine the script waits longer). All ranks start again, begin at step 4, and the last loss is the one above, bit for bit. The project's `Heartbeats` do the same by a shared file: a stopped rank is ended after a second without a step.
+# - **No restart.** `python labs/jobs/torchft_step.py` trains two replica groups with torchft. One is killed after step 10. The other goes on alone; the dead one is started again, takes weights and step from the living one, and joins. In six runs the living one stood still for 1.0 or 1.1 s, the lighthouse's timeout, and made 19 to 43 steps alone; in the end the sums of both groups' weights are equal in all 12 digits. No checkpoint is read, and no step of the living one is lost. But while it is alone, its batch is half as large.
 
 # %% [markdown]
 # **Without a disk.** Gemini (SOSP 2023) keeps each rank's shard in a neighbour's memory, too. Rank 2 of four dies; a new one takes its place, and gets its state from rank 3:
