@@ -554,7 +554,7 @@ questions("14_resilience")
 # sbatch labs/jobs/resilience.sbatch
 # ```
 #
-# The job is a 70B on 256 GPUs: torchrun starts its ranks again when one dies, Slurm requeues it when a node is gone, and it goes on from the last whole checkpoint. It has not been run by us: we have no 256 GPUs. What was run is named above.
+# On one H200 (torch 2.11) every cell of this lab ran. The job is a 70B on 256 GPUs: torchrun starts its ranks again when one dies, Slurm requeues it when a node is gone, and it goes on from the last whole checkpoint. It has not been run by us: we have no 256 GPUs. What was run is named above.
 #
 # What changes there: NCCL's watchdog ends a collective that hangs (`TORCH_NCCL_ASYNC_ERROR_HANDLING`, and the timeout of the process group), and its flight recorder says in which (`TORCH_FR_BUFFER_SIZE`; lab 15). Checkpoints go to host memory first, and to the disk beside the training. `health_check` runs before the job, and again on the nodes of a failure.
 
