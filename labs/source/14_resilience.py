@@ -554,7 +554,7 @@ questions("14_resilience")
 # sbatch labs/jobs/resilience.sbatch
 # ```
 #
-# On one H200 (torch 2.11) every cell of this lab ran. The job is a 70B on 256 GPUs: torchrun starts its ranks again when one dies, Slurm requeues it when a node is gone, and it goes on from the last whole checkpoint. It has not been run by us: we have no 256 GPUs. What was run is named above.
+# With seeds 1 to 100 and five faults each, 100 of 100 ended as if undisturbed; of 754 checkpoints none was torn (`make soak`, half an hour on two busy cores). On one H200 (torch 2.11) every cell of this lab ran, but for the last edits of section 5. The job is a 70B on 256 GPUs: torchrun starts its ranks again when one dies, Slurm requeues it when a node is gone, and it goes on from the last whole checkpoint. It has not been run by us: we have no 256 GPUs. What was run is named above.
 #
 # What changes there: NCCL's watchdog ends a collective that hangs (`TORCH_NCCL_ASYNC_ERROR_HANDLING`, and the timeout of the process group), and its flight recorder says in which (`TORCH_FR_BUFFER_SIZE`; lab 15). Checkpoints go to host memory first, and to the disk beside the training. `health_check` runs before the job, and again on the nodes of a failure.
 
@@ -562,7 +562,7 @@ questions("14_resilience")
 # ## 10. What we left out
 #
 # - **Saves beside the work** in the simulation of policies, and failures of the storage itself.
-# - **Healing without a restart** (torchft, in-process restart): replicas go on while one heals.
+# - **Healing without a restart** by functions of our own. Section 5 says what torchft does.
 # - **Errors of attention or the network** that checksums of weights don't see, because all ranks make them.
 #
 # Next: **15_cluster** (planned).
