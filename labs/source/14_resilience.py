@@ -160,7 +160,8 @@ def atomic_save(state, path):
 
     Also when the process is killed in the middle, or when the power fails: the bytes are on the
     disk (os.fsync) before the name is changed, and then the name is, too (os.fsync of the folder).
-    After a save nothing else is left in the folder, not even of a save that was killed before.
+    It is written in the folder of `path`, for another may be another disk. After a save nothing
+    else is left there, not even of a save that was killed before, and no file is open.
     One process at a time saves to a path; others save to other paths of the same folder meanwhile.
     path   a str or a Path, also "name.pt" alone
     error  a full disk, a state that can't be pickled: raised, and the folder is as it was
@@ -321,19 +322,17 @@ def health_check(probe, group=None, slow=3.0):
 health_check = check(health_check)
 
 # %% [markdown]
-# `help(Health)` says what it returns. A probe that sleeps before the message between ranks 1 and 2 emulates a bad cable:
+# `help(Health)` says what it returns. The messages of this probe are real, and its seconds are made up: a bad cable between ranks 1 and 2.
 
 # %% tags=["nbval-check-output"]
 class BadCable(Probe):
     def message(self, partner, group=None):
-        import time
-        seconds = super().message(partner, group)
+        super().message(partner, group)
         is_bad = {dist.get_rank(group), partner} == {1, 2}
-        time.sleep(0.5 * is_bad)
-        return seconds + 5.0 * is_bad
+        return 0.5 if is_bad else 0.01  # not those of this machine, which may be busy
 
 
-print(launch(lambda: health_check(BadCable(times=1), slow=20.0).links, ranks=4)[0])
+print(launch(lambda: health_check(BadCable(times=1)).links, ranks=4)[0])
 
 # %% [markdown]
 # #### `silent_corruption`
@@ -347,7 +346,8 @@ def silent_corruption(parameters, group=None):
 
     The ranks are those that differ from more than half of them; [] where no more than half are
     alike, as with two ranks: then nobody knows which is right. The same on every rank.
-    parameters  {name: tensor}, the same names everywhere; any types, also NaN, strided, empty
+    parameters  {name: tensor}, the same names in the same order on all ranks; of any types, also
+                with NaN, strided or empty
     cost   one all-gather of 8 bytes for each parameter; the tensors are not sent
     """
     raise NotImplementedError("exercise silent_corruption: about 12 lines")
@@ -440,37 +440,35 @@ plots.policies(scores)
 # %% [markdown]
 # ## 5. The real thing
 #
-# **DCP beside the steps.** torch's `dcp.async_save` copies the state to CPU memory, returns, and writes while steps go on. Two ranks, a model sharded by FSDP2 with its AdamW. What happens from the call to the end of the write, in order:
+# **A save beside the work.** torch's DCP saves the shards of an FSDP2 model and AdamW on two ranks. `save` returns when all is written: the steps stand still. `async_save` copies the state, returns, and a thread writes. To make the order certain its write waits here for three steps:
 
 # %% tags=["nbval-check-output"]
 from ranklab.resilience import peers
 
 found = launch(peers.async_beside_sync, folder / "dcp", ranks=2)[0]
-for way, call in (("sync", "save"), ("async", "async_save")):
-    print(f"{call:11}", *found[way])
-print(f"a rank's state {found['state'] / 1e3:.0f} kB; what was saved is as at the call:",
+for way in ("sync", "async"):
+    print(f"{way:5}", " -> ".join(found[way]))
+print(f"{found['state']:,} bytes of state on each rank; async_save wrote what there was at the call:",
       found["as at the call"])
 
 # %% [markdown]
-# To make the order certain, the write waits here until the steps are done. `save` blocks for copy and write, `async_save` for the copy. What is left to pay: CPU memory for the copy, and one save must end before the next begins.
-
-# %% [markdown]
-# **torch elastic.** torchrun restarts all ranks when one dies; what they go on from is the script's business. Rank 1 kills itself after step 6 of 10, once; saved was step 4:
+# A step pays for the copy in memory, not for the disk. The price is memory: the state is there twice.
+#
+# **A supervisor.** torchrun is torch elastic. When a rank dies, it ends the others and starts all again; what they go on from is their own affair. The same training under `launch`, undisturbed, and under `torchrun --max-restarts=2`, where rank 1 kills itself after step 6. It saves every 4 steps:
 
 # %% tags=["nbval-check-output"]
-calm = launch(peers.train, tempfile.mkdtemp(), 10, ranks=2)[0]
-restarted = peers.elastic_train(tempfile.mkdtemp())
-print("restarts:", restarted["restarts"], " it went on after step", restarted["began"])
-print("the same loss at the end, bit for bit:", restarted["loss"] == calm["loss"])
+runs = {"launch, undisturbed": launch(peers.train, folder / "usual", ranks=2)[0],
+        "torchrun, a rank dies": peers.elastic_losses(folder / "elastic")}
+for name, found in runs.items():
+    print(f"{name:22} restarts {found['restarts']}, began at step {found['began']}, last loss "
+          f"{found['loss']:.6f}")
+print("bit for bit:", len({found["loss"] for found in runs.values()}) == 1)
 
 # %% [markdown]
-# Compare with section 6: the engine notices the death by the process, and a rank that *hangs* by its heartbeat. Two packages do that for torch (`labs/jobs/torchft_step.py`, `labs/jobs/ft_step.py`; neither is installed by `make lab`):
+# torch elastic sees processes that end. Two packages see more; they are an extra, for Linux on x86: `python -m pip install -c constraints.txt -e '.[resilience]'`, 20 MB.
 #
-# | | who is restarted | what for the others |
-# |---|---|---|
-# | torchrun | all ranks | they start again from the checkpoint |
-# | nvidia-resiliency-ext's `ft_launcher` | all ranks, also when one sends no heartbeat | the same |
-# | torchft | the replica that died | they go on without it, and hand it their weights when it is back |
+# - **A hang.** `python labs/jobs/ft_step.py` runs the same training under `ft_launcher` of NVIDIA's nvidia-resiliency-ext. A monitor beside each rank waits for its heartbeats, 3 seconds here. Rank 1 is stopped by SIGSTOP. It is named 2.9 to 3.5 s later (five runs; on a busy machine the script waits longer). All ranks start again, begin at step 4, and the last loss is the one above, bit for bit. The project's `Heartbeats` do the same by a shared file: a stopped rank is ended after a second without a step.
+# - **No restart.** `python labs/jobs/torchft_step.py` trains two replica groups with torchft. One is killed after step 10. The other goes on alone; the dead one is started again, takes weights and step from the living one, and joins. In six runs the living one stood still for 1.0 or 1.1 s, the lighthouse's timeout, and made 19 to 43 steps alone; in the end the sums of both groups' weights are equal in all 12 digits. No checkpoint is read, and no step of the living one is lost. But while it is alone, its batch is half as large.
 
 # %% [markdown]
 # **Without a disk.** Gemini (SOSP 2023) keeps each rank's shard in a neighbour's memory, too. Rank 2 of four dies; a new one takes its place, and gets its state from rank 3:
@@ -507,14 +505,14 @@ check(resilience_neighbour_lost=...)
 # %%
 from ranklab.projects import resilience as project
 
-trial = project.trial(faults=3, seed=44)
+trial = project.trial(faults=3, seed=44, steps=30)
 print(project.report([trial], find_straggler, goodput))
 
 # %%
 plots.lives(trial.found, trial.config.steps)
 
 # %% [markdown]
-# The held-out loss is that of a run that nothing disturbed, to a millionth: another layout adds in another order. Weights and optimizer are equal bit for bit to a run that changes its layout at the same steps, but is not disturbed: all of the faults have left no trace.
+# The held-out loss is that of a run that nothing disturbed, to a millionth: another layout adds in another order. Weights and optimizer are equal bit for bit to a run that changes its layout at the same steps, but is not disturbed: all of the faults have left no trace. Your `find_straggler` is given each rank's seconds divided by those of the undisturbed run, because stages of a pipeline have more or less to do.
 #
 # **Your turn.** Change one thing, and first write down which numbers change: `seed`, more faults, `checkpoint_every=8`, other layouts.
 
@@ -554,7 +552,7 @@ questions("14_resilience")
 # sbatch labs/jobs/resilience.sbatch
 # ```
 #
-# The job is a 70B on 256 GPUs: torchrun starts its ranks again when one dies, Slurm requeues it when a node is gone, and it goes on from the last whole checkpoint. It has not been run by us: we have no 256 GPUs. What was run is named above.
+# With seeds 1 to 100 and five faults each, 100 of 100 ended as if undisturbed; of 754 checkpoints none was torn (`make soak`, half an hour on two busy cores). On one H200 (torch 2.11) every cell of this lab ran, but for the last edits of section 5. The job is a 70B on 256 GPUs: torchrun starts its ranks again when one dies, Slurm requeues it when a node is gone, and it goes on from the last whole checkpoint. It has not been run by us: we have no 256 GPUs. What was run is named above.
 #
 # What changes there: NCCL's watchdog ends a collective that hangs (`TORCH_NCCL_ASYNC_ERROR_HANDLING`, and the timeout of the process group), and its flight recorder says in which (`TORCH_FR_BUFFER_SIZE`; lab 15). Checkpoints go to host memory first, and to the disk beside the training. `health_check` runs before the job, and again on the nodes of a failure.
 
@@ -562,7 +560,7 @@ questions("14_resilience")
 # ## 10. What we left out
 #
 # - **Saves beside the work** in the simulation of policies, and failures of the storage itself.
-# - **Healing without a restart** (torchft, in-process restart): replicas go on while one heals.
+# - **Healing without a restart** by functions of our own. Section 5 says what torchft does.
 # - **Errors of attention or the network** that checksums of weights don't see, because all ranks make them.
 #
 # Next: **15_cluster** (planned).

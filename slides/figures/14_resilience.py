@@ -4,7 +4,7 @@ from ranklab.resilience import goodput, optimal_interval, recovery_policy
 from ranklab.resilience.cluster import run_policy
 from ranklab.resilience.interval import random_gaps, simulate
 from ranklab.resilience.policy import daly_policy, oracle
-from ranklab.resilience.traces import DAY, HOUR, REGIMES, make_trace
+from ranklab.resilience.traces import DAY, GPU_HOURS, HOUR, REGIMES, make_trace
 
 
 def interruptions():
@@ -12,10 +12,9 @@ def interruptions():
 
 
 def intervals():
-    """Llama 3's rate on 16,384 GPUs, and restarts of ten minutes."""
-    mean = 54 * 24 / 419 * HOUR
+    mean = GPU_HOURS / 16384 * HOUR
     return plots.intervals(goodput, optimal_interval, simulate, random_gaps(mean, 3000), mean,
-                           checkpoints=(20, 120, 600), restart=600, title=""), 7.6, 3.4
+                           title=""), 7.8, 3.2
 
 
 def policies():
@@ -23,6 +22,6 @@ def policies():
     for name, regime in REGIMES.items():
         trace, seconds = make_trace(regime), regime.days * DAY
         scores[name] = {"waiting, Daly": run_policy(daly_policy, regime.job, trace, seconds),
-                        "recovery_policy": run_policy(recovery_policy, regime.job, trace, seconds),
+                        "the library's": run_policy(recovery_policy, regime.job, trace, seconds),
                         "oracle": oracle(regime.job, trace, seconds)[0]}
     return plots.policies(scores, title=""), 8.2, 3.2

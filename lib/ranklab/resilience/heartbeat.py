@@ -15,6 +15,7 @@ import numpy as np
 from ranklab.engine.surroundings import patience
 
 LOOK = 0.05  # seconds between two looks
+STOPPED = 1.0  # seconds without a beat after which a stopped process is ended: it is not just slow
 
 
 class Heartbeats:
@@ -38,14 +39,15 @@ class Heartbeats:
         self.times[rank, step], self.work[rank, step] = time.monotonic(), seconds
 
     def silent(self, limit):
-        """Processes to end: none while ranks start, or where one has beaten in the last `limit`
-        seconds; those that a SIGSTOP has stopped; else all.
+        """Processes to end. None while ranks start, or where one has beaten in the last second;
+        then those that a SIGSTOP has stopped; after `limit` seconds without a beat all.
         """
         latest = self.times.max(axis=1)
-        if not latest.all() or time.monotonic() - latest.max() <= limit:
+        seconds = time.monotonic() - latest.max()
+        if not latest.all() or seconds <= STOPPED:
             return []
         pids = [int(pid) for pid in self.pids[:, 0]]
-        return [pid for pid in pids if is_stopped(pid)] or pids
+        return [pid for pid in pids if is_stopped(pid)] or (pids if seconds > limit else [])
 
 
 def is_stopped(pid):

@@ -1,8 +1,9 @@
 """The same by torch: DCP's async_save, which writes while steps go on, and torch elastic.
 
     async_beside_sync  what happens between the call of a save and the end of its write, in order
-    elastic_train      torchrun starts ranks again that died
-    train              what its ranks do: python -m ranklab.resilience.peers FOLDER STEPS
+    train              on each rank, from the last save on; one may die
+    elastic_losses     that under torchrun, which starts ranks again that died
+    main               a rank of that: python -m ranklab.resilience.peers FOLDER STEPS
 
 torchft's and nvidia-resiliency-ext's scripts are labs/jobs/torchft_step.py and ft_step.py.
 """
@@ -27,7 +28,7 @@ from ranklab.engine.in_place import make_group
 from ranklab.files import whole_file
 
 LIMIT = 60  # seconds
-SAVE_EVERY, DIES_AFTER = 4, 6  # steps
+SAVE_EVERY, FAULT_AFTER = 4, 6  # steps
 
 
 def new_model(width=512):
@@ -54,7 +55,7 @@ def backward(model, optimizer, number, rank=0):
 # --- DCP ------------------------------------------------------------------------------------------
 
 def async_beside_sync(folder, steps=3, group=None):
-    """Each rank: {"sync": events, "async": events, "state", "sync written", "async written": bytes,
+    """Each rank: {"sync": events, "async": events, "state": bytes,
     "as at the call": whether async_save has written what there was when it was called}.
 
     An event is "called", "step", "written" or "returned". To make their order certain, async_save's
@@ -77,13 +78,11 @@ def async_beside_sync(folder, steps=3, group=None):
 
     work([])
     for way in ("sync", "async"):
-        place = Path(folder, way)
-        writer, state = Writer(place), dict(zip(("model", "optimizer"),
-                                                get_state_dict(model, optimizer)))
+        writer, state = Writer(Path(folder, way)), dict(zip(("model", "optimizer"),
+                                                            get_state_dict(model, optimizer)))
         before = {name: local(each).clone() for name, each in state["model"].items()}
         saved_by(way, writer, state, own, work)
         found[way] = writer.events
-        found[f"{way} written"] = sum(each.stat().st_size for each in place.glob(f"__{rank}_*"))
     found["state"] = sum(local(each).nbytes for each in tensors(state))
     dcp.load(state, checkpoint_id=Path(folder, "async"), process_group=own)
     found["as at the call"] = all(torch.equal(local(each), before[name])
@@ -133,25 +132,25 @@ def tensors(tree):
 
 # --- torch elastic --------------------------------------------------------------------------------
 
-def elastic_train(folder, steps=10, ranks=2):
-    """train() under torchrun, which starts all ranks again when rank 1 has killed itself; returns
-    what rank 0 found.
+def elastic_losses(folder, steps=10, ranks=2):
+    """What train() returns on rank 0, by torchrun; rank 1 kills itself by SIGKILL, once.
 
     Without the switch the ranks of the second start read the addresses of the dead ones in the
     agent's store, and cannot connect (torch 2.13, gloo).
     """
     with mock.patch.dict(os.environ, TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1"):
-        torchrun("--max-restarts=2", "-m", "ranklab.resilience.peers", folder, steps,
-                 ranks=ranks, timeout=2 * LIMIT)
+        torchrun("--max-restarts=2", "-m", "ranklab.resilience.peers", folder, steps, ranks=ranks,
+                 timeout=2 * LIMIT)
     return json.loads(Path(folder, "found.json").read_text())
 
 
-def train(folder, steps, dies=False, group=None):
-    """On each rank: it goes on from the file of the last save, to the last step; returns {"loss":
-    of the last step, "began": steps that were done before}.
+def train(folder, steps=10, fault=None, group=None):
+    """A rank goes on from the file of the last save, to the last step. Returns {"loss": of this
+    step, "began": steps that were done when this start began, "restarts": by torchrun}.
 
-    dies  rank 1 kills itself by SIGKILL, once
+    fault  a signal that rank 1 sends to itself, once
     """
+    Path(folder).mkdir(exist_ok=True)
     rank, saved, struck = dist.get_rank(group), Path(folder, "saved.pt"), Path(folder, "struck")
     model, done = new_model(), 0
     optimizer = adamw(model)
@@ -163,9 +162,9 @@ def train(folder, steps, dies=False, group=None):
     began = done
     dist.barrier(group)  # all have read it
     while done < steps:
-        if done == DIES_AFTER and rank == 1 and dies and not struck.exists():
+        if done == FAULT_AFTER and rank == 1 and fault and not struck.exists():
             struck.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), fault)
         loss = backward(model, optimizer, done, rank)
         for p in model.parameters():
             dist.all_reduce(p.grad, group=group)
@@ -178,15 +177,16 @@ def train(folder, steps, dies=False, group=None):
                             "optimizer": optimizer.state_dict()}, part)
     loss = loss.detach()
     dist.all_reduce(loss, group=group)
-    return {"loss": loss.item(), "began": began}
+    return {"loss": loss.item(), "began": began,
+            "restarts": int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))}
 
 
 def main(folder, steps):
+    """On each rank of torchrun."""
     make_group()
-    found = train(folder, steps, dies=True)
+    found = train(folder, steps, signal.SIGKILL)
     if dist.get_rank() == 0:
-        restarts = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
-        Path(folder, "found.json").write_text(json.dumps({**found, "restarts": restarts}))
+        Path(folder, "found.json").write_text(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ def atomic_save(state, path):
     Also when the process is killed in the middle, or when the power fails: the bytes are on the
     disk (os.fsync) before the name is changed, and then the name is, too (os.fsync of the folder).
     It is written in the folder of `path`, for another may be another disk. After a save nothing
-    else is left there, not even of a save that was killed before.
+    else is left there, not even of a save that was killed before, and no file is open.
     One process at a time saves to a path; others save to other paths of the same folder meanwhile.
     path   a str or a Path, also "name.pt" alone
     error  a full disk, a state that can't be pickled: raised, and the folder is as it was

@@ -25,9 +25,9 @@ WRONG = [mutant(atomic_save, *edits, says=says, called=called, **MORE)
     (BESIDE, 'part = path.with_suffix(".tmp")', "at once", "with_suffix"),
     (BESIDE, 'part = path.with_name("checkpoint.part")', "at once", "one_name_for_all"),
     (BESIDE, 'part = path.with_name(f".{path.name}.{os.urandom(4).hex()}.part")',
-     "and saved again: .*in the folder", "a_new_name_each_time"),
+     "and saved again: the folder has", "a_new_name_each_time"),
     (BESIDE, 'part = path.with_name(f".{path.name}.{os.getpid()}.part")',
-     "and saved again: .*in the folder", "name_of_the_process"),
+     "and saved again: the folder has", "name_of_the_process"),
     (BESIDE, "part = Path(tempfile.mkdtemp(), path.name)", "from another folder", "another_folder"),
     (FLUSH, "", "torch.save(state, file)", "torch.save(state, whole := io.BytesIO())\n"
      "            whole.seek(0)\n            shutil.copyfileobj(whole, file, 1000)",
@@ -42,11 +42,14 @@ WRONG = [mutant(atomic_save, *edits, says=says, called=called, **MORE)
      "killed before os.rename.* not there", "removed_first"),
     (RENAME, "        shutil.copyfile(part, path)\n        part.unlink()\n",
      "written over in place", "copied"),
-    ("        part.unlink(missing_ok=True)\n", "        pass\n", "full .*in the folder",
+    ("        part.unlink(missing_ok=True)\n", "        pass\n", "full .*the folder has",
      "left_after_an_error"),
     ("        part.unlink(missing_ok=True)\n        raise\n",
      "        part.unlink(missing_ok=True)\n        return\n", "nothing is raised",
      "silent"),
+    ("torch.save(state, file)", "torch.save(dict(state), file)", "raised", "dicts_only"),
+    (AFTER, "    os.fsync(os.open(path.parent, os.O_RDONLY))\n", "8 more files are open",
+     "folder_left_open"),
     ("    path = Path(path)\n", "", "path may be a str", "path_only"),
 )]
 

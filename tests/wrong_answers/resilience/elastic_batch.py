@@ -23,6 +23,10 @@ WRONG = [mutant(elastic_batch, *edits, says=says, called=called) for *edits, say
      "ranks take", "last_takes_less"),
     ("shard_range(batch, rank, ranks)", "range(len(shard_range(batch, rank, ranks)))",
      "more than once", "always_the_first"),
+    ("plan.append([(", "plan.append(((", "for part in parts])", "for part in parts))",
+     "not a list for each rank", "read_once"),
+    ("(mine[part.start:part.stop], ", "(list(mine[part.start:part.stop]), ", "there is a list",
+     "a_list"),
     ("    if min(batch, ranks, micro_batch) < 1:", "    if batch < 1:", "Error", "not_refused"),
 )]
 

@@ -21,6 +21,8 @@ WRONG = [mutant(goodput, *edits, says=says, called=called) for *edits, says, cal
      "checkpoints counted as work", "checkpoints_are_work"),
     (LAST, f"1 - {LAST}", "the share that is lost", "what_is_lost"),
     (LAST, "work / (math.exp(restart) * math.expm1(round_))", "OverflowError", "overflows"),
+    (LAST, "work * math.exp(-round_) / -math.expm1(-round_) / math.exp(restart)", "OverflowError",
+     "restart_overflows"),
     (LAST, f"min(1.0, {LAST} * mean_seconds)", "goodput is", "not_by_the_mean"),
     (REFUSED, "False", "no ValueError|ZeroDivisionError", "nothing_refused"),
 )]  # fmt: skip

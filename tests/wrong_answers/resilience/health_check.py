@@ -23,6 +23,15 @@ WRONG = [mutant(health_check, *edits, says=says, called=called) for *edits, says
     (BOTH, "both = {r for r in range(R) if R > 2 and {r, (r - 1) % R} & bad}", "slow is",
      "either_link"),
     ("in both or products[r] > slow * min(products)", "in both", "a slow product", "no_seconds"),
+    ("slow * min(products)", "slow * sorted(products)[(R - 1) // 2]", "slow but one",
+     "median_product"),
+    ("max(to_next[r], from_before[(r + 1) % R])", "(to_next[r] + from_before[(r + 1) % R]) / 2",
+     "a slow link", "mean_of_both_sides"),
+    (BOTH, BOTH.replace("range(R)", "range(1, R)"), "both links of rank 0", "no_card_of_rank_0"),
+    ("[r for r in range(R) if r in both or products[r]", "[*both] + [r for r in range(R) if "
+     "products[r]", "slow is \\[1, 0\\]", "cards_first"),
+    ("is_right, product = probe.product()", "is_right, product = probe.product()[0], "
+     "probe.product()[1]", "product more than once", "two_products"),
     ("if it > slow * min(links)", "if it > 3.0 * min(links)", "slow=10", "own_factor"),
     ("(r, (r + 1) % R) for r in sorted(bad)", "(r, r + 1) for r in sorted(bad)", "links is",
      "no_way_round"),

@@ -22,6 +22,10 @@ WRONG = [mutant(optimal_interval, *edits, says=says, called=called) for *edits, 
     (CASE, "", "where it does not hold", "series_everywhere"),
     ("x / 3 + x**2 / 9", "x**2 / 3 + x**4 / 9", "More than 2% off", "x_squared"),
     (REFUSED, "min(checkpoint_seconds, mean_seconds) < 0", "no ValueError|Error", "zero_accepted"),
+    (CASE, "    if checkpoint_seconds >= mean_seconds:\n        return mean_seconds\n",
+     "is the time between failures", "the_mean_too_early"),
+    (REFUSED, "checkpoint_seconds <= 0 or mean_seconds == 0", "-1 s: no ValueError",
+     "zero_only"),
     (REFUSED, "False", "no ValueError|Error", "nothing_refused"),
 )]  # fmt: skip
 

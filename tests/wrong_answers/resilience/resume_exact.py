@@ -23,6 +23,8 @@ WRONG = [mutant(resume_exact, *edits, says=says, called=called) for *edits, says
     ("    np.random.set_state(numpys)\n", "", "numpy's random numbers", "no_numpy"),
     ("    set_random_state(torchs)\n", "    torch.manual_seed(0)\n", "torch's random numbers",
      "seed_again"),
+    ("np.random.get_state()", "np.random.get_state()[:3]", "after 5 steps, put back: numpy's",
+     "without_the_number_in_hand"),
     ("        return copy.deepcopy({", "        return dict({", "the run went on", "no_copy"),
     ("    saved = copy.deepcopy(saved)", "    saved = saved", "put back twice", "not_copied_again"),
     ("[part.state_dict() for part in parts]", "[*parts]", "part.load_state_dict(state)",

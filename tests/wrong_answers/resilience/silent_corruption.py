@@ -28,6 +28,13 @@ WRONG = [mutant(silent_corruption, *edits, says=says, called=called)
      "not_contiguous"),
     (CONTENT, "tensor.detach().contiguous().view(torch.uint8).cpu().numpy()", "no dimension",
      "no_dimension"),
+    (CONTENT, f"{CONTENT}[:1024]", "its very last number", "the_first_kilobyte"),
+    (CONTENT, "tensor.detach().double().contiguous().view(-1).view(torch.uint8).cpu().numpy()",
+     "a whole number", "as_float64"),
+    (CONTENT, "tensor.detach().contiguous().view(-1).view(torch.int16).cpu().numpy()",
+     "divisible by 2", "as_int16"),
+    (CONTENT, "torch.empty(0, dtype=torch.uint8).set_(tensor.detach().cpu().untyped_storage())"
+     ".numpy()", "is named, and does not differ", "the_whole_storage"),
     (MARK, 'marks.append(int.from_bytes(digest, "big"))', "a sign", "no_sign"),
     (MARK, "marks.append(hash(content.tobytes()))", "PYTHONHASHSEED", "pythons_hash"),
     ("dist.get_world_size(group))]", "dist.get_world_size())]", "group", "all_ranks_of_a_group"),

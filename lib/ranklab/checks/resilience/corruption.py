@@ -5,7 +5,8 @@ from functools import partial
 
 import torch
 
-from ranklab.checks.beside import GROUP, expect, on_groups
+from ranklab.checks.beside import GROUP, expect, located, on_groups
+from ranklab.checks.exercise import Mistake
 from ranklab.checks.handles import uses
 from ranklab.engine import device
 from ranklab.meter import Traffic
@@ -25,15 +26,16 @@ FAILURES = {
 def _parameters():
     """Of any types and shapes; the NaN is alike on all ranks."""
     random = torch.Generator().manual_seed(0)
-    w = torch.randn(12, 10, generator=random)
+    w, flat = torch.randn(30, 10, generator=random), torch.arange(24.0)
     w[3, 3], w[0, 0], w[1] = float("nan"), 0.0, 0.5
-    return {"layer.weight": w, "layer.bias": torch.arange(10.0), "half": w[2].bfloat16().clone(),
-            "precise": w[4].double(), "strided": w.clone().t(), "scale": torch.tensor(2.0),
-            "steps": torch.arange(5), "none": torch.zeros(0, 3)}
+    return {"layer.weight": w, "layer.bias": flat[:10], "half": w[2].bfloat16().clone(),
+            "precise": w[4].double(), "strided": w[:6].clone().t(), "scale": torch.tensor(2.0),
+            "steps": torch.arange(5) + 2**60, "mask": torch.ones(3, dtype=torch.bool),
+            "none": torch.zeros(0, 3), "beside": flat[10:]}
 
 
 def _flip(tensor, at=7, bit=0):
-    whole = {2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
+    whole = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
     tensor.view(-1).view(whole)[at] ^= 1 << bit
 
 
@@ -46,6 +48,8 @@ BITS = "Hash the bytes of each parameter: sums and norms round it away, or do no
 CHANGES = {
     "nothing": ((), "half", _flip, "All bits are alike, NaN's too: compare bytes, not numbers."),
     "the lowest bit of a weight": ((1,), "layer.weight", partial(_flip, bit=0), BITS),
+    "its very last number": ((2,), "layer.weight", partial(_flip, at=-1), "Hash all of it."),
+    "one of a mask": ((2,), "mask", partial(_flip, at=1), BITS),
     "the highest bit, on the group's first": ((0,), "layer.bias", partial(_flip, bit=31), "The "
                                               "first may be the wrong one: take the majority."),
     "a bit of bfloat16": ((2,), "half", _flip, BITS),
@@ -83,18 +87,16 @@ def _right(size, case):
         row = [bytes(p[name].contiguous().view(-1).view(torch.uint8).tolist()) for p in all_of]
         usual, times = Counter(row).most_common(1)[0]
         if times < size:
-            known = 2 * times > size
-            found[name] = [i for i in range(size) if row[i] != usual] if known else []
+            found[name] = [i for i in range(size) if 2 * times > size and row[i] != usual]
     return found
 
 
-MANY = "Each parameter has a majority of its own."
+MORE = {"three different ones": "More than half must be alike; else []: nobody knows.",
+        "two parameters on two": "Each parameter has a majority of its own."}
 
 
 def _trial(silent_corruption, ranks):
-    cases = {name: hint for name, (*_, hint) in CHANGES.items()}
-    for case, hint in (cases | {"three different ones": "More than half must be alike; else []: "
-                                "nobody knows.", "two parameters on two": MANY}).items():
+    for case, hint in ({name: hint for name, (*_, hint) in CHANGES.items()} | MORE).items():
         given = {name: p.to(device()).requires_grad_(p.is_floating_point())
                  for name, p in _of(ranks.index, case).items()}
         before = {name: p.detach().clone() for name, p in given.items()}
@@ -102,34 +104,30 @@ def _trial(silent_corruption, ranks):
             found = silent_corruption(given, **ranks.keywords)
         kept = all(torch.equal(p.detach().nan_to_num(), before[name].nan_to_num())
                    for name, p in given.items())
-        yield partial(_look, ranks, f"{ranks}, {case}", found, _right(ranks.size, case), hint,
-                      traffic.ops, kept)
+        yield partial(located, f"{ranks}, {case}", _look, found, _right(ranks.size, case), hint,
+                      [op.payload_bytes // ranks.size for op in traffic.ops], kept)
 
 
-def _look(ranks, where, found, right, hint, ops, kept):
-    sent, calls = sum(op.payload_bytes for op in ops), len(ops)
-    expect(isinstance(found, dict), f"{where}: it returns {found!r}", "{name: [rank, ...]}, of "
-           "those that differ.")
-    expect(kept, f"{where}: a parameter has changed", "Look, and do not touch.")
+def _look(found, right, hint, sent, kept):
     least = 8 * len(_parameters())
-    mine = sent // ranks.size
-    expect(mine <= least, f"{where}: a rank gives {mine:,} bytes to collectives; {least} are "
+    expect(isinstance(found, dict), f"it returns {found!r}", "Return {name: [rank, ...]}.")
+    expect(kept, "a parameter has changed", "Look, and do not touch.")
+    expect(sum(sent) <= least, f"a rank gives {sum(sent):,} bytes to collectives; {least} are "
            "enough", "8 bytes for each parameter, of a hash: the tensors stay where they are.")
-    expect(calls <= 1, f"{where}: {calls} collectives; one is enough", "All hashes in one tensor "
-           "of int64: one all-gather.")
-    missing, more = sorted(right.keys() - found.keys()), sorted(found.keys() - right.keys())
-    expect(not missing, f"{where}: {missing[0] if missing else ''} differs, and is not named", hint)
-    expect(not more, f"{where}: {more[0] if more else ''} is named, and does not differ", hint)
+    expect(len(sent) <= 1, f"{len(sent)} collectives; one is enough", "All hashes in one tensor of "
+           "int64: one all-gather.")
+    for name in sorted(right.keys() ^ found.keys()):
+        raise Mistake(f"{name} differs, and is not named" if name in right else
+                      f"{name} is named, and does not differ", hint)
     for name, due in right.items():
-        expect(found[name] == due, f"{where}: {name}: {found[name]}, not {due}",
-               f"{hint} The ranks are those that are not of the majority, inside the group; [] "
-               "where no more than half are alike.")
+        expect(found[name] == due, f"{name}: {found[name]}, not {due}", f"{hint} The ranks are "
+               "those that are not of the majority, inside the group; [] where no more than half "
+               "are alike.")
 
 
 def check_silent_corruption(silent_corruption):
-    expect(not uses(silent_corruption, "hash"), "it calls hash()", "Python's hash() of bytes is "
-           "another one in each process (PYTHONHASHSEED), unless they were forked from one, as "
-           "here: hashlib's are the same everywhere.")
+    expect(not uses(silent_corruption, "hash"), "it calls hash()", "Processes have each their "
+           "own hash() of bytes (PYTHONHASHSEED), unless they were forked, as here: take hashlib.")
     on_groups(_trial, silent_corruption, failures=FAILURES)
     yield "any bit of any type names its parameter and its rank, also the first; NaN alike is alike"
     yield "no majority, as of two ranks: [], for nobody knows; on 4, 3, 2 and 1 ranks"

@@ -22,56 +22,47 @@ FAILURES = {"(TypeError: cannot unpack|ValueError: .*values to unpack).*": "A ra
 
 
 def _rules(batch, ranks, micro_batch, plan):
-    where = f"batch={batch}, ranks={ranks}, micro_batch={micro_batch}"
-    expect(isinstance(plan, (list, tuple)) and len(plan) == ranks, f"{where}: not a list for each "
-           "rank", "[[(positions, weight), ...] of rank 0, of rank 1, ...]")
+    def rule(is_so, seen, hint):
+        expect(is_so, f"batch={batch}, ranks={ranks}, micro_batch={micro_batch}: {seen}", hint)
+
+    rule(isinstance(plan, (list, tuple)) and len(plan) == ranks and all(
+        isinstance(of, (list, tuple)) for of in plan), "not a list for each rank",
+        "[[(positions, weight), ...] of rank 0, of rank 1, ...]: it may be read twice.")
+    odd = {type(each).__name__ for of in plan for positions, weight in of for each, kind in
+           ((positions, range), (weight, (int, float))) if not isinstance(each, kind)}
+    rule(not odd, f"there is a {', '.join(odd)}", "positions are a range, weight is a float.")
     sizes = [[len(positions) for positions, _ in of] for of in plan]
     there = sorted(p for of in plan for positions, _ in of for p in positions)
     twice = sorted({a for a, b in pairwise(there) if a == b})
-    expect(not twice, f"{where}: positions {twice[:4]} are there more than once", "Each counts "
-           "once: where the parts begin and end must not overlap.")
+    rule(not twice, f"positions {twice[:4]} are there more than once", "Each counts once: where "
+         "the parts begin and end must not overlap.")
     missing = sorted(set(range(batch)) - set(there))
-    expect(not missing, f"{where}: {len(missing)} positions are in no micro-batch", "Without the "
-           "rest the batch is another one: the first ranks take one more.")
-    expect(there == list(range(batch)), f"{where}: there are positions that the batch has not", "")
+    rule(not missing, f"{len(missing)} positions are in no micro-batch", "Without the rest the "
+         "batch is another one: the first ranks take one more.")
+    rule(there == list(range(batch)), "there are positions that the batch has not", "")
     largest = max(map(max, filter(None, sizes)), default=0)
-    expect(largest <= micro_batch, f"{where}: a micro-batch has {largest} positions",
-           "More than `micro_batch` may not fit into memory.")
-    counts = {len(of) for of in sizes}
-    expect(len(counts) == 1, f"{where}: ranks have {sorted(counts)} micro-batches", "Sharded "
-           "models communicate in each: a rank with fewer of them lets the others wait. Cut each "
-           "rank's part into the same number.")
-    least = -(-(-(-batch // ranks)) // micro_batch)
-    expect(counts == {least}, f"{where}: {len(plan[0])} micro-batches a rank; {least} are enough",
-           "As many as the fullest rank needs: its positions / micro_batch, rounded up.")
+    rule(largest <= micro_batch, f"a micro-batch has {largest} positions", "More than "
+         "`micro_batch` may not fit into memory.")
+    counts, least = {len(of) for of in sizes}, -(-(-(-batch // ranks)) // micro_batch)
+    rule(len(counts) == 1, f"ranks have {sorted(counts)} micro-batches", "Sharded models "
+         "communicate in each: a rank with fewer of them lets the others wait. Cut each rank's "
+         "part into the same number.")
+    rule(counts == {least}, f"{len(plan[0])} micro-batches a rank; {least} are enough", "As many "
+         "as the fullest rank needs: its positions / micro_batch, rounded up.")
     shares = [sum(of) for of in sizes]
-    expect(max(shares) - min(shares) <= 1, f"{where}: ranks take {shares[:5]} positions", "All "
-           "wait for the fullest one: the numbers differ by one at most.")
-    _weighted(where, batch, sizes, [weight for of in plan for _, weight in of])
-
-
-def _weighted(where, batch, sizes, weights):
-    shares, ranks = [sum(of) for of in sizes], len(sizes)
-    right = [n / batch for of in sizes for n in of]
+    rule(max(shares) - min(shares) <= 1, f"ranks take {shares[:5]} positions", "All wait for the "
+         "fullest one: the numbers differ by one at most.")
+    weights, right = [w for of in plan for _, w in of], [n / batch for of in sizes for n in of]
+    of_rank = [n / max(1, share) for of, share in zip(sizes, shares) for n in of]
     for what, wrong in (("alike for all", [1 / len(right)] * len(right)),
-                        ("n / the rank's own number", [n / max(1, s) for of, s in zip(sizes, shares)
-                                                       for n in of]),
-                        ("a mean over ranks of means", [n / max(1, s) / ranks for of, s in
-                                                        zip(sizes, shares) for n in of]),
-                        ("n", [n for of in sizes for n in of]),
-                        ("n / batch times the ranks", [ranks * n for n in right])):
-        alike = [abs(a - b) < 1e-12 for a, b in zip(weights, wrong)]
-        expect(not all(alike) or wrong == right, f"{where}: the weights are {what}", WEIGHT)
-    wrong = next((i for i, (a, b) in enumerate(zip(weights, right)) if abs(a - b) > 1e-9), None)
-    expect(wrong is None, f"{where}: a weight is {weights[wrong or 0]:.4g}, not "
-           f"{right[wrong or 0]:.4g}", WEIGHT)
-
-
-def _data(batch):
-    random = torch.Generator().manual_seed(0)
-    x = torch.randn(batch, 3, generator=random).to(device())
-    return x * torch.arange(1, batch + 1, device=device())[:, None], torch.full(
-        (3,), 0.1, device=device())
+                        ("n / the rank's own number", of_rank),
+                        ("a mean over ranks of means", [w / ranks for w in of_rank]),
+                        ("n", [w * batch for w in right]),
+                        ("n / batch times the ranks", [ranks * w for w in right])):
+        alike = all(abs(a - b) < 1e-12 for a, b in zip(weights, wrong))
+        rule(not alike or wrong == right, f"the weights are {what}", WEIGHT)
+    for a, b in zip(weights, right):
+        rule(abs(a - b) < 1e-9, f"a weight is {a:.4g}, not {b:.4g}", WEIGHT)
 
 
 def _losses(w, x):
@@ -80,17 +71,17 @@ def _losses(w, x):
 
 def _trial(elastic_batch, ranks):
     for batch, micro_batch in ((23, 3), (4, 1), (7, 10)):
-        x, w = _data(batch)
-        whole = w.clone().requires_grad_()
-        _losses(whole, x).mean().backward()
-        w.requires_grad_()
+        x = torch.randn(batch, 3, generator=torch.Generator().manual_seed(0)).to(device())
+        x = x * torch.arange(1, batch + 1, device=device())[:, None]
+        w = torch.full((3,), 0.1, device=device(), requires_grad=True)
+        right, = torch.autograd.grad(_losses(w, x).mean(), w)
+        w.grad = torch.zeros_like(w)
         for positions, weight in elastic_batch(batch, ranks.size, micro_batch)[ranks.index]:
             if len(positions):
                 (weight * _losses(w, x[list(positions)]).mean()).backward()
-        total = torch.zeros_like(w) if w.grad is None else w.grad
-        dist.all_reduce(total, group=ranks.group)
-        yield partial(explain, f"{ranks}, batch={batch}: the gradient", total.cpu(),
-                      whole.grad.cpu(), {}, WEIGHT)
+        dist.all_reduce(w.grad, group=ranks.group)
+        yield partial(explain, f"{ranks}, batch={batch}: the gradient", w.grad.cpu(), right.cpu(),
+                      {}, WEIGHT)
 
 
 def check_elastic_batch(elastic_batch):
@@ -101,6 +92,5 @@ def check_elastic_batch(elastic_batch):
     on_groups(_trial, elastic_batch, ranks=5, groupings=GROUPINGS, failures=FAILURES)
     yield "the gradients of 1 to 5 ranks are those of one process"
     for case in ((0, 2, 1), (4, 0, 1), (4, 2, 0)):
-        refused(f"batch={case[0]}, ranks={case[1]}, micro_batch={case[2]}",
-                partial(elastic_batch, *case))()
+        refused(f"(batch, ranks, micro_batch) = {case}", partial(elastic_batch, *case))()
     yield "numbers below 1 are a ValueError"

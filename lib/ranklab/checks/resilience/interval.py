@@ -22,8 +22,8 @@ def best_interval(C, M):
 
 
 def check_optimal_interval(optimal_interval):
-    for C, M in ((60, LLAMA), (300, OPT), (30, 900), (300, 900), (50, 100), (90, 100), (300, 100),
-                 (1000, 50)):
+    for C, M in ((60, LLAMA), (300, OPT), (30, 900), (300, 900), (50, 100), (90, 100), (100, 100),
+                 (300, 100), (1000, 50)):
         where = f"checkpoints of {C} s, a failure each {M:.0f} s: the interval"
         got, best, young = optimal_interval(C, M), best_interval(C, M), math.sqrt(2 * C * M)
         x = math.sqrt(C / (2 * M))
@@ -37,10 +37,10 @@ def check_optimal_interval(optimal_interval):
                                                        "more: C / 2 M, divided by 9."),
             "from the beginning of one checkpoint to the next": (
                 young * (1 + x / 3 + x**2 / 9), "Seconds of work: without the checkpoint."),
-            "sqrt(C M)": (math.sqrt(C * M), "A failure loses half an interval on average: the 2 "
-                          "belongs under the root."),
             "the time between failures": (M, "Only where a checkpoint takes twice as long as "
                                           "that, or more."),
+            "sqrt(C M)": (math.sqrt(C * M), "A failure loses half an interval on average: the 2 "
+                          "belongs under the root."),
             "what Daly's series gives where it does not hold": (
                 young * (1 + x / 3 + x**2 / 9) - C, "For checkpoints of 2 M and more it is M."),
         }, f"More than {APART:.0%} off. sqrt(2 C M) (1 + x / 3 + x^2 / 9) - C, where x^2 is "
@@ -56,7 +56,7 @@ def check_optimal_interval(optimal_interval):
         yield (f"{name}'s rate, a failure each {M / HOUR:.1f} h: save {C} s each "
                f"{optimal_interval(C, M) / 60:.0f} min; simulated, {mine:.1%} is lost, and "
                f"{min(lost):.1%} with the best of 42 intervals")
-    for C, M in ((0, 100), (-1, 100), (10, 0)):
+    for C, M in ((0, 100), (-1, 100), (10, 0), (10, -1)):
         refused(f"checkpoints of {C} s, a failure each {M} s", partial(optimal_interval, C, M))()
     yield "seconds that are not above 0 are a ValueError"
 
@@ -91,8 +91,10 @@ def check_goodput(goodput):
                                            "It is exact with e^((T + C) / M)."),
         }, "A round of work and checkpoint takes M e^(R/M) (e^((T + C)/M) - 1) on average.")
     yield "exact for failures at random, that also come during a checkpoint or a restart"
-    explain("a million s of work, a failure each 100 s: goodput", goodput(1e6, 60, 100, 60), 0.0,
-            hint="0.0, and no OverflowError: divide both sides by e^(...).")
+    for T, R in ((1e6, 60), (50, 1e6)):
+        explain(f"{T:.0f} s of work, {R:.0f} s to restart, a failure each 100 s: goodput",
+                goodput(T, 60, 100, R), 0.0, hint="0.0, and no OverflowError: divide both sides by "
+                "e^(...).")
     yield "0.0 where nothing ever gets done"
     for T, C, M, R in ((1100, 60, LLAMA, 600), (3600, 300, 7200, 1200)):
         seen, said = simulate(T, C, random_gaps(M, 100_000), R), goodput(T, C, M, R)

@@ -35,7 +35,7 @@ PREDICTIONS = (
         "resilience_goodput", unit="%", tolerance=0.02, answer=lambda: 100 * SHARE,
         solution="100 * 1200 / (11135 * math.exp(600 / 11135) * (math.exp(1260 / 11135) - 1))",
         hint="Three losses: checkpoints, restarts, and what was done since the last checkpoint.",
-        mistakes={100 / 1.05: "that is one of the three losses alone",
+        mistakes={100 / 1.05: "that is checkpoints alone, or restarts: each cost about 5%",
                   100 - 100 * SHARE: "that is what is lost"},
         why="5% for checkpoints, 5% for restarts, 5% for lost work. Llama 3 had more than 90%.",
     ),

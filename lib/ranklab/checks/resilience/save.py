@@ -9,6 +9,7 @@ import torch
 
 from ranklab.checks.beside import expect, on_groups
 from ranklab.checks.dying import Reduced, die, in_child, watched
+from ranklab.checks.exercise import Mistake
 
 OLD, NEW = ({"step": step, "w": torch.full((5000,), float(step))} for step in (1, 2))
 BESIDE = ("Write to another file of the same folder, and when all of it is there, os.replace(it, "
@@ -43,21 +44,39 @@ def _fresh(atomic_save):
     return path
 
 
+def _holds(where, path, right, hint):
+    found, names = content(path), sorted(os.listdir(path.parent))
+    expect(found == right, f"{where}: the file is {found}, not {right}", hint)
+    expect(names == [path.name], f"{where}: the folder has {names}", LEFT)
+
+
 def _plain(atomic_save):
     path = _fresh(atomic_save)
-    yield partial(_is, "a first save", path, "the old one", BESIDE)
+    _holds("a first save", path, "the old one", BESIDE)
     node = path.stat().st_ino
     atomic_save(NEW, str(path))
-    yield partial(_is, "a second save, to a str", path, "the new one", BESIDE)
-    yield partial(expect, path.stat().st_ino != node, "the old file is written over in place",
-                  f"A kill in the middle leaves a torn one. {BESIDE}")
+    _holds("a second save, to a str", path, "the new one", BESIDE)
+    expect(path.stat().st_ino != node, "the old file is written over in place", "A kill in the "
+           f"middle leaves a torn one. {BESIDE}")
     here = os.getcwd()
     os.chdir(path.parent)
     try:
         atomic_save(OLD, path.name)
     finally:
         os.chdir(here)
-    yield partial(_is, 'a save to "rank.10" alone', path, "the old one", "It is in os.getcwd().")
+    _holds('a save to "rank.10" alone', path, "the old one", "It is in os.getcwd().")
+    free = _free_descriptor(path)
+    for _ in range(8):
+        atomic_save(OLD["w"], path)
+    expect(_free_descriptor(path) < free + 8, "after 8 saves 8 more files are open", "os.open "
+           "needs an os.close: after a thousand saves no file can be opened.")
+    expect(torch.equal(torch.load(path), OLD["w"]), "a tensor alone is another one in the file",
+           "torch.save takes any state.")
+
+
+def _free_descriptor(path):
+    with open(path, "rb") as file:
+        return file.fileno()
 
 
 def _order(atomic_save):
@@ -67,33 +86,31 @@ def _order(atomic_save):
     def note(name, first, *more):
         is_name = name in ("replace", "rename")
         found = os.stat(getattr(first, "fileno", lambda: first)())
-        calls.append((name, found.st_ino, found.st_size, Path(first).parent.resolve() if is_name
+        calls.append((found.st_ino, found.st_size, Path(first).parent.resolve() if is_name
                       else None))
 
     with watched(note):
         atomic_save(NEW, path)
     node, size, folder = path.stat().st_ino, path.stat().st_size, path.parent.stat().st_ino
-    renamed = next((i for i, call in enumerate(calls) if call[3] and call[1] == node), None)
-    yield partial(expect, renamed is not None, "no os.replace brings the file to `path`", SEEN)
-    if renamed is None:
-        return
-    place = calls[renamed][3]
-    yield partial(expect, place == path.parent.resolve(), "the file is renamed from another folder,"
-                  f" {place.name}", "Where that is another file system, os.replace raises, and a "
-                  "move copies: write in the folder of `path`.")
-    synced = [(i, call[2]) for i, call in enumerate(calls) if call[1] == node and not call[3]]
+    renamed = next((i for i, call in enumerate(calls) if call[2] and call[0] == node), None)
+    expect(renamed is not None, "no os.replace brings the file to `path`", SEEN)
+    place = calls[renamed][2]
+    expect(place == path.parent.resolve(), f"the file is renamed from another folder, {place.name}",
+           "Where that is another file system, os.replace raises, and a move copies: write in the "
+           "folder of `path`.")
+    synced = [(i, call[1]) for i, call in enumerate(calls) if call[0] == node and not call[2]]
     early = [nbytes for i, nbytes in synced if i < renamed]
-    yield partial(expect, synced, "the file is never synced", "The system keeps what is written in "
-                  "memory for a while: os.fsync(file.fileno()) before os.replace.")
-    yield partial(expect, early, "the file is synced after it was renamed", "If the power fails in "
-                  "between, the new name is there and its bytes are not: os.fsync first.")
-    yield partial(expect, size in early, f"{max(early, default=0):,} bytes are there at os.fsync, "
-                  f"of {size:,}", "The rest is in Python's buffer: file.flush() before os.fsync.")
-    folders = [i for i, call in enumerate(calls) if call[1] == folder]
-    yield partial(expect, folders, "the folder is never synced", "The new name is an entry of the "
-                  "folder: os.open(folder, os.O_RDONLY), os.fsync, os.close.")
-    yield partial(expect, folders and max(folders) > renamed, "the folder is synced before the name"
-                  " changes", "The new name is an entry of the folder: os.fsync it after that.")
+    expect(synced, "the file is never synced", "The system keeps what is written in memory for a "
+           "while: os.fsync(file.fileno()) before os.replace.")
+    expect(early, "the file is synced after it was renamed", "If the power fails in between, the "
+           "new name is there and its bytes are not: os.fsync first.")
+    expect(size in early, f"{max(early, default=0):,} bytes are there at os.fsync, of {size:,}",
+           "The rest is in Python's buffer: file.flush() before os.fsync.")
+    folders = [i for i, call in enumerate(calls) if call[0] == folder]
+    expect(folders, "the folder is never synced", "The new name is an entry of the folder: "
+           "os.open(folder, os.O_RDONLY), os.fsync, os.close.")
+    expect(max(folders) > renamed, "the folder is synced before the name changes", "The new name "
+           "is an entry of the folder: os.fsync it after that.")
 
 
 def _killed(atomic_save):
@@ -110,12 +127,12 @@ def _killed(atomic_save):
     for way, (save, most) in ways.items():
         path = _fresh(atomic_save)
         end, found = in_child(partial(save, path), most), content(path)
-        yield partial(expect, end == "killed", f"killed {way}: it {end}", "Write it in this "
-                      "process, anew in each call.")
-        yield partial(expect, found in ("the old one", "the new one"), f"killed {way}: the file is "
-                      f"{found}", f"Nothing may be written to `path`, or removed. {BESIDE}")
+        expect(end == "killed", f"killed {way}: it {end}", "Write it in this process, anew in each "
+               "call.")
+        expect(found in ("the old one", "the new one"), f"killed {way}: the file is {found}",
+               f"Nothing may be written to `path`, or removed. {BESIDE}")
         atomic_save(NEW, path)
-        yield partial(_is, f"killed {way}, and saved again", path, "the new one", LEFT)
+        _holds(f"killed {way}, and saved again", path, "the new one", LEFT)
 
 
 def _until(atomic_save, number, path):
@@ -132,45 +149,38 @@ def _errors(atomic_save):
     ways["a state that can't be pickled"] = {"f": lambda: None}, None
     for way, (state, most) in ways.items():
         end = in_child(partial(atomic_save, state, path), most, dies=False)
-        yield partial(expect, end == "raised", f"{way}: nothing is raised", "The run must know "
-                      "that it has no new checkpoint.")
-        yield partial(_is, way, path, "the old one", BESIDE)
+        expect(end == "raised", f"{way}: nothing is raised", "The run must know that it has no new "
+               "checkpoint.")
+        _holds(way, path, "the old one", BESIDE)
 
 
 def _at_once(atomic_save):
     """Two saves in one folder under way at once: the second one begins and ends in the first."""
     path = _fresh(atomic_save)
-    other = path.with_name("rank.1")
+    other, where = path.with_name("rank.1"), "saves to rank.1 and rank.10 at once"
     try:
         atomic_save({**NEW, "x": Reduced(partial(atomic_save, OLD, other))}, path)
     except FileNotFoundError as error:
-        name = os.path.basename(str(error.filename))
-        yield partial(expect, False, f"saves to rank.1 and rank.10 at once: {name} is gone", MEET)
-    yield partial(_is, "saves to rank.1 and rank.10 at once: rank.10", path, "the new one", MEET)
-    yield partial(_is, "saves to rank.1 and rank.10 at once: rank.1", other, "the old one", MEET)
+        raise Mistake(f"{where}: {os.path.basename(str(error.filename))} is gone", MEET) from None
+    found = content(other), content(path)
+    expect(found == ("the old one", "the new one"), f"{where}: in them {' and '.join(found)}", MEET)
 
 
 MEET = ("Each path needs a file beside of its own: put the whole name of `path` into its name, and "
         "remove no other. with_suffix takes the .10 away.")
 
 
-def _is(where, path, right, hint):
-    found, left = content(path), sorted({*os.listdir(path.parent)} - {"rank.1", "rank.10"})
-    expect(found == right, f"{where}: the file is {found}, not {right}", hint)
-    expect(not left, f"{where}: {left} are in the folder, too", LEFT)
-
-
 def check_atomic_save(atomic_save):
     with tempfile.TemporaryDirectory() as home:
         for part, holds in PARTS:
-            on_groups(partial(_in, home, part), atomic_save, ranks=1, at_once=True,
-                      failures=FAILURES)
+            on_groups(partial(_in, home, part), atomic_save, ranks=1, failures=FAILURES)
             yield holds
 
 
 def _in(home, part, atomic_save, ranks):
     tempfile.tempdir = home  # of this rank, which ends with the launch
-    yield from part(atomic_save)
+    part(atomic_save)
+    return ()
 
 
 PARTS = (

@@ -24,6 +24,12 @@ def _with(steps, ranks, *changes):
     return seconds
 
 
+def _turns(slow):
+    """Two short steps, then three of four times their work; rank 2 is slow in `slow` of five."""
+    return _with(40, 8, *((slice(i, None, 5), 2, 1.5) for i in range(slow)),
+                 *((slice(i, None, 5), EVERY, 4.0) for i in (2, 3, 4)))
+
+
 EVERY = slice(None)
 PAUSES = [(slice(r, None, 8), r, 6.0) for r in range(8)]  # one step in eight, each rank another one
 # name: (seconds, the ranks, what else it may say and why)
@@ -48,13 +54,16 @@ CASES = {
     "rank 1 slow in the first 160 of 200 steps": (
         _with(200, 8, (slice(160), 1, 1.5)), [], "Look at the last `recent` steps: it is well "
         "again."),
-    "one of 2 slow": (_with(40, 2, (EVERY, 1, 1.8)), [1], "Of two ranks the median is the faster "
+    "a slow rank in 3 of 5 steps": (_turns(3), [2], "In each step divide by the median rank of "
+                                    "this step; then it is slow in most of them."),
+    "a slow rank in 2 of 5 steps": (_turns(2), [], ALL_STEPS),
+    "one of 2 slow": (_with(40, 2, (EVERY, 1, 1.3)), [1], "Of two ranks the median is the faster "
                       "one: torch.median takes the lower of two."),
     "two of 4 slow": (_with(40, 4, (EVERY, 0, 1.7), (EVERY, 3, 1.9)), [3, 0], "Half of the ranks "
                       "may be slow: torch.median takes the lower of two."),
-    "one rank of 8 fast": (_with(40, 8, (EVERY, 6, 0.5)), [], "A fast rank is no straggler, and "
-                           "does not make one of the others: compare with the median, not with the "
-                           "fastest."),
+    "three of 8 fast": (_with(40, 8, *((EVERY, r, 0.5) for r in (0, 3, 6))), [], "A fast rank is "
+                        "no straggler, and does not make one of the others: compare with the "
+                        "median, not with the fastest."),
     "one rank alone": (_seconds(40, 1), [], "One rank waits for nobody."),
     "3 steps": (_with(3, 8, (EVERY, 4, 1.5)), [4], "There may be fewer than `recent` steps."),
     "milliseconds": (1000 * _with(40, 8, (EVERY, 5, 1.5)), [5], "Ratios have no unit."),

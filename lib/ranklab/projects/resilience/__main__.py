@@ -9,18 +9,19 @@ signals and the files are real. At full size it is the hybrid project: labs/jobs
 
 import sys
 
+from ranklab.projects.command import time_limit
 from ranklab.projects.resilience.config import SHAPE, Options
-from ranklab.projects.resilience.report import report
+from ranklab.projects.resilience.report import report, said
 from ranklab.projects.resilience.soak import soak
-from ranklab.projects.runner import Project, Shown, watched
+from ranklab.projects.runner import Project, Shown
 from ranklab.text_trainer import text_for
 
 
 def act(options, config):
     text, shape = text_for(SHAPE, config, options.path)
     seeds = range(options.monkey, options.monkey + options.soak)
-    trials = [*soak(shape, text, config, options.chosen_layouts(), seeds, options.faults,
-                    **watched())]
+    trials = [*said(soak(shape, text, config, options.chosen_layouts(), seeds, options.faults,
+                         timeout=time_limit()))]
     return Shown(report(trials), code=int(not all(each.is_good() for each in trials)))
 
 

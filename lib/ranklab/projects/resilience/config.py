@@ -16,7 +16,7 @@ LAYOUTS = "2x1x2,zero 1x1x3 2x1x1 1x1x1"
 class Config(HybridConfig):
     """How to train; checked when it is made. The defaults suit a laptop."""
 
-    steps: int = 30
+    steps: int = 24
     batch: int = 8  # sequences
     eval_batch: int = 16
     checkpoint_every: int = 4

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 import torch
-from tqdm import tqdm
 
 from ranklab.engine.in_place import is_started_by_another
 from ranklab.hybrid import parse_layout
@@ -38,13 +37,13 @@ class Trial:
                 or name not in other or not torch.equal(mine[name], other[name])]
 
 
-def soak(shape, text, config, layouts, seeds, faults, progress=False, **how):
+def soak(shape, text, config, layouts, seeds, faults, **how):
     """Yields a Trial for each seed. how: of survive"""
     if is_started_by_another():
         raise ValueError("this project starts ranks itself, and again when they die: run it by "
                          "python, not by torchrun or srun")
     usual = survive(shape, text, config, layouts, **how)
-    for seed in tqdm(seeds, unit="run", disable=not progress or len(seeds) == 1):
+    for seed in seeds:
         planned = plan_faults(seed, faults, config, layouts[0].ranks)
         found = survive(shape, text, config, layouts, planned, **how)
         is_usual = found.path() == usual.path()
@@ -53,7 +52,8 @@ def soak(shape, text, config, layouts, seeds, faults, progress=False, **how):
 
 
 def trial(faults=5, seed=1, layouts=LAYOUTS, **settings):
-    """One Trial, with the command's defaults; settings: those of Config that are others."""
+    """The Trial of one run on Python's library. seed: of the monkey; settings: of Config"""
     config = Config(**settings)
     text, shape = text_for(SHAPE, config)
-    return next(soak(shape, text, config, [*map(parse_layout, layouts.split())], [seed], faults))
+    layouts = [*map(parse_layout, layouts.split())]
+    return next(soak(shape, text, config, layouts, [seed], faults))

@@ -105,12 +105,12 @@ def live(found, job, layout, first, stop, timeout, heartbeat):
         if len(found.lives) >= len(faults) + SPARE:
             raise
         ended = str(error).splitlines()[0].removesuffix(MEMORY)
-    new = {*struck.iterdir()} - before
-    noticed = time.monotonic() - max((float(file.read_text()) for file in new), default=0)
+    new = sorted((float(file.read_text()), file) for file in {*struck.iterdir()} - before)
+    noticed = time.monotonic() - (new[-1][0] if new else 0)
     last = max(beats.times.any(axis=0).nonzero()[0], default=first)
     seen = [each[:, first : last + 1].copy() for each in (beats.times, beats.work, beats.saves)]
     found.lives.append(Life(layout, first, int(last), ended, noticed,
-                            [faults[n] for n in sorted(int(file.name) for file in new)], *seen))
+                            [faults[int(file.name)] for _, file in new], *seen))
     return found.lives[-1]
 
 
