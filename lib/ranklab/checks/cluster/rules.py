@@ -1,0 +1,265 @@
+"""The checks of mfu_alert_rule and straggler_rule: series go in, alerts come out.
+
+Series are as a server keeps them that scrapes each 15 s: counters that jump, a stale mark where a
+scrape failed or a process is gone, another `instance` after a restart on other nodes.
+"""
+
+import random
+import re
+
+from ranklab.checks.beside import expect
+from ranklab.checks.exercise import Exercise, Mistake
+from ranklab.cluster import rules
+from ranklab.cluster.alerts import alerts
+from ranklab.cluster.promql import COMPARE, STALE, Evaluator, NotCovered, parse
+
+SCRAPE, FLOPS, PEAK = 15, 4.2e10, 989e12
+KEYS = {"alert", "expr", "for", "keep_firing_for", "labels", "annotations"}
+FOR = "`for` of a rule waits: what is over before, is no alert."
+FAILS = ("Where a scrape fails the newest sample is gone, and `for` begins again: look at a range, "
+         "as avg_over_time(x[1m]) does.")
+BY_RUN = "A server sees many runs: aggregate by (run), and match on (run)."
+GONE = "What is gone has no samples: it says nothing about the others."
+
+
+def keep(series, name, run, rank, values, node=0):
+    """The values of a rank, one a scrape; None: nothing was there, "fails": a stale mark."""
+    labels = frozenset({"__name__": name, "run": run, "rank": str(rank), "job": "train",
+                        "instance": f"node{node + rank // 4}:{9400 + rank % 4}"}.items())
+    points = [(SCRAPE * i, STALE if x == "fails" else float(x)) for i, x in enumerate(values)
+              if x is not None]
+    if points and points[-1][0] < SCRAPE * (len(values) - 1):  # it ends: the server marks that
+        points.append((points[-1][0] + SCRAPE, STALE))
+    series[labels] = points
+
+
+def trained(*lives, ranks=4, run="a", step=8.0, fails=False, series=None, gone=()):
+    """Series of a run for mfu_alert_rule.
+
+    lives  one for each start of its processes: (minute of the start, [(until minute, MFU), ...])
+    step   seconds of a step at an MFU of 0.4
+    gone   (rank, minute): it is no longer scraped
+    """
+    series = {} if series is None else series
+    size = max(until for _, parts in lives for until, _ in parts) * 60 // SCRAPE + 1
+    for life, (start, parts) in enumerate(lives):
+        done, counts = 0.0, [None] * int(start * 60 // SCRAPE)
+        for i in range(len(counts), int(parts[-1][0] * 60 // SCRAPE) + 1):
+            mfu = next(mfu for until, mfu in parts if i * SCRAPE <= until * 60)
+            counts.append(int(done / (0.4 * step)) * 0.4 * step * PEAK / FLOPS)
+            done += mfu * SCRAPE
+        for rank in range(ranks):
+            failed = [fails and i % 8 == 2 * rank + 1 for i in range(size)]
+            until = min([int(minute * 60 / SCRAPE) for r, minute in gone if r == rank] or [size])
+            mine = (counts + [None] * size)[:until] + [None] * max(0, size - until)
+            for name, given in (("train_tokens_total", mine), ("train_flops_per_token", FLOPS),
+                                ("train_peak_flops", PEAK)):
+                values = [None if x is None else "fails" if bad else
+                          x if given is mine else given for x, bad in zip(mine, failed)]
+                keep(series, name, run, rank, values[:int(size)], 2 * life)
+    return series
+
+
+def stepped(*changes, ranks=8, run="a", step=1.0, size=161, series=None, seed=0, fails=()):
+    """Series of a run for straggler_rule: `step` seconds with 3% of noise.
+
+    changes  (rank or None for all, from minute, until minute, factor; 0: it is gone)
+    fails    ranks of which each 8th scrape fails
+    """
+    series, draw = {} if series is None else series, random.Random(seed)
+    for rank in range(ranks):
+        values = [step * draw.gauss(1, 0.03) for _ in range(size)]
+        for who, start, end, factor in changes:
+            for i in range(round(start * 4), min(size, round(end * 4))):
+                if who in (rank, None):
+                    values[i] = values[i] * factor if factor and values[i] else None
+        values = ["fails" if rank in fails and i % 8 == 3 else x for i, x in enumerate(values)]
+        keep(series, "train_step_seconds", run, rank, values)
+    return series
+
+
+def both(make, *runs):
+    """The series of several runs: (changes or lives, keywords)."""
+    series = {}
+    for args, keywords in runs:
+        make(*args, series=series, **keywords)
+    return series
+
+
+def obeyed(case, rule, series, wanted, minutes, hint):
+    """The alerts of `rule` are those that are wanted: [(labels, minute of the onset)]."""
+    expect(isinstance(rule, dict), f"a {type(rule).__name__} is returned", "Return a dict.")
+    unknown = {"alert", "expr"} - rule.keys() | rule.keys() - KEYS
+    expect(not unknown, f"the keys are {', '.join(map(str, rule))}", "alert, expr, for, labels, "
+           "annotations.")
+    times = range(0, max(points[-1][0] for points in series.values() if points) + 1, SCRAPE)
+    try:
+        fired = alerts(rule, series, times)
+    except (ValueError, AttributeError, TypeError) as error:
+        raise Mistake(f"{case}: Prometheus would say: {error}", f"The rule's expr is "
+                      f"{rule['expr']!r}, for: {rule.get('for')!r}.") from None
+    first = {}
+    for t, labels in fired:
+        first.setdefault(frozenset(labels.items()), t / 60)
+    for labels, onset in wanted:
+        mine = [key for key in first if labels.items() <= dict(key).items()]
+        said = ", ".join(f"{name} {value}" for name, value in labels.items())
+        if not mine or first[mine[0]] > onset + 2 * minutes:
+            raise Mistake(f"{case}: no alert with {said} by minute {onset + 2 * minutes:.0f}"
+                          f"{seen_then(rule, series, times, onset, minutes)}", hint)
+        expect(first[mine[0]] >= onset + minutes / 3, f"{case}: the alert fires "
+               f"{first[mine[0]] - onset:.1f} minutes after the onset", FOR)
+        expect(len(mine) == 1, f"{case}: {len(mine)} alerts, not one: "
+               f"{[dict(each) for each in mine[:2]]}", "One alert for what it is about.")
+        expect(any(t == times[-1] and labels.items() <= given.items() for t, given in fired),
+               f"{case}: the alert ends while it is still slow", hint)
+        del first[mine[0]]
+    for labels, minute in first.items():
+        raise Mistake(f"{case}: a false alarm in minute {minute:.1f}: {dict(labels)}", hint)
+
+
+def seen_then(rule, series, times, onset, minutes):
+    """What stands left of the rule's comparison when it should have fired."""
+    node = parse(rule["expr"])
+    while hasattr(node, "expr") and type(node).__name__ == "ParenExpr":
+        node = node.expr
+    if type(node).__name__ != "BinaryExpr" or str(node.op) not in COMPARE:
+        return ""
+    value = Evaluator(series, SCRAPE)(node.lhs, min(times[-1], 60 * (onset + minutes)))
+    if not value:
+        return (f": {node.lhs} has no value there, because the labels of the two sides of an "
+                "operation differ")
+    shown = "; ".join(f"{x:.4g}" for x in ([value] if isinstance(value, float)
+                                           else sorted(value.values())))
+    return f"; what it compares has the values {shown} then"
+
+
+def named(case, rule, names):
+    """severity is a label; one annotation names all of this."""
+    labels, notes = (rule.get(key) or {} for key in ("labels", "annotations"))
+    expect(labels.get("severity"), f"{case}: the labels are {labels}", "Alertmanager sends alerts "
+           "to people by their severity.")
+    texts = [str(text) for text in notes.values()]
+    for name in names:
+        pattern = r"\{\{[^}]*" + (r"[vV]alue" if name == "value" else rf"abels\W+{name}\b")
+        expect(any(re.search(pattern, text) for text in texts), f"{case}: no annotation has the "
+               f"{name} in it: {texts}", "{{ $labels.run }}, {{ $value }}")
+
+
+def covered(check):
+    """The check, that says which part of PromQL it does not know, instead of judging."""
+    def judge(rule_of):
+        try:
+            yield from check(rule_of)
+        except NotCovered as error:
+            yield f"NOT JUDGED: {error}; `promtool test rules` would"
+    return judge
+
+
+WELL, START = 0.4, (4, 0.0)  # MFU; four minutes of compiling
+FALL = (0, [START, (20, WELL), (60, 0.2)])
+MFU_CASES = [  # (case, series, [(run, onset)], hint, least, minutes)
+    ("MFU 0.4, and 0.2 from minute 20 on", lambda: trained(FALL), [("a", 20)],
+     "MFU: tokens/s of all ranks x FLOPs of a token / the peaks of all GPUs.", 0.3, 10),
+    ("MFU 0.4 all the time, after 4 minutes of compiling",
+     lambda: trained((0, [START, (45, WELL)])), [], FOR, 0.3, 10),
+    ("a pause of 3 minutes", lambda: trained((0, [START, (20, WELL), (23, 0.0), (45, WELL)])), [],
+     FOR, 0.3, 10),
+    ("steps of 50 s, 100 s from minute 20 on", lambda: trained(FALL, step=50.0), [("a", 20)],
+     "Counters jump, once a step: take the rate over several minutes.", 0.3, 10),
+    ("rank 3 dies in minute 20, the others wait", lambda: trained(
+        (0, [START, (20, WELL), (60, 0.0)]), gone=[(3, 20)]), [("a", 20)], GONE, 0.3, 10),
+    ("a restart on the same nodes in minute 20", lambda: trained(
+        (0, [START, (20, WELL)]), (22, [(26, 0.0), (60, WELL)])), [],
+     "A counter begins again at 0 when its process does: rate() knows that, of each series alone.",
+     0.3, 10),
+    ("two runs, b at 0.2 from minute 20 on", lambda: both(
+        trained, ((FALL,), {"run": "b"}), (((0, [START, (60, 0.5)]),), {"ranks": 8})),
+     [("b", 20)], BY_RUN, 0.3, 10),
+    ("a run that ends", lambda: both(trained, (((0, [START, (20, WELL)]),), {}), (
+        ((0, [START, (60, WELL)]),), {"run": "b"})), [], GONE, 0.3, 10),
+    ("MFU 0.2 from minute 20 on, where scrapes fail", lambda: trained(FALL, fails=True),
+     [("a", 20)], FAILS, 0.3, 10),
+    ("MFU 0.4, where scrapes fail", lambda: trained((0, [START, (45, WELL)]), fails=True), [],
+     "A sum of counters falls where a scrape fails, and then rate() takes that for a restart: the "
+     "sum of rates.", 0.3, 10),
+    ("least=0.15, minutes=20, MFU 0.2 from minute 20 on", lambda: trained(FALL), [],
+     "`least` is an argument.", 0.15, 20),
+    ("least=0.5, minutes=20, MFU 0.6, and 0.4 from minute 20 on", lambda: trained(
+        (0, [START, (20, 0.6), (80, 0.4)])), [("a", 20)], "`least` and `minutes` are arguments.",
+     0.5, 20),
+]
+SLOW = (5, 10, 99, 1.5)
+FIRST = (None, 0, 0.5, 20.0), (1, 0, 0.5, 3.0)
+STEP_CASES = [  # (case, series, [(run, rank, onset)], hint, factor, minutes)
+    ("noise alone", lambda: stepped(*FIRST), [], "3% of noise is no straggler.", 1.2, 5),
+    ("rank 5 of 8 slow by half from minute 10 on", lambda: stepped(SLOW), [("a", 5, 10)],
+     "Divide by the median of the rank's run.", 1.2, 5),
+    ("rank 5 slow by 1.3, rank 2 by 3", lambda: stepped((5, 10, 99, 1.3), (2, 10, 99, 3.0)),
+     [("a", 5, 10), ("a", 2, 10)], "A slow rank draws the mean up, and the spread: take the median.",
+     1.2, 5),
+    ("all ranks slow from minute 10 on", lambda: stepped((None, 10, 99, 2.0)), [],
+     "All together are no straggler: divide by the median of the same time.", 1.2, 5),
+    ("a slow step now and then", lambda: stepped(
+        *FIRST, (3, 10, 10.5, 8.0), (1, 15, 15.25, 30.0), (3, 25, 25.5, 8.0)), [], FOR, 1.2, 5),
+    ("rank 5 slow by half for 100 s", lambda: stepped((5, 10, 11.75, 1.5)), [], FOR, 1.2, 5),
+    ("two runs, of 1 s and of 10 s a step", lambda: both(
+        stepped, ((), {"ranks": 4}), ((), {"run": "b", "step": 10.0, "ranks": 6})), [], BY_RUN,
+     1.2, 5),
+    ("two runs, and rank 2 of b slow", lambda: both(
+        stepped, ((), {"step": 10.0}), (((2, 10, 99, 1.5),), {"run": "b", "ranks": 4})),
+     [("b", 2, 10)], BY_RUN, 1.2, 5),
+    ("a scrape of rank 5 fails each other minute", lambda: stepped(SLOW, fails=(5,)),
+     [("a", 5, 10)], FAILS, 1.2, 5),
+    ("rank 2 is gone, rank 5 slow", lambda: stepped(SLOW, (2, 8, 99, 0)), [("a", 5, 10)], GONE,
+     1.2, 5),
+    ("rank 2 is gone", lambda: stepped((2, 8, 99, 0)), [], GONE, 1.2, 5),
+    ("one rank needs half the time", lambda: stepped((6, 10, 99, 0.5)), [],
+     "A fast rank makes no straggler of the others: divide by the median, not by the fastest.",
+     1.2, 5),
+    ("factor=1.7, rank 5 slow by half", lambda: stepped(SLOW), [], "`factor` is an argument.",
+     1.7, 5),
+    ("minutes=12, rank 5 slow by half", lambda: stepped(SLOW, size=200), [("a", 5, 10)],
+     "`minutes` is an argument.", 1.2, 12),
+]
+
+
+@covered
+def check_mfu_alert_rule(mfu_alert_rule):
+    for case, series, wanted, hint, least, minutes in MFU_CASES:
+        rule, wanted = mfu_alert_rule(least, minutes), [({"run": r}, onset) for r, onset in wanted]
+        obeyed(case, rule, series(), wanted, minutes, hint)
+    yield "it fires for a run that has slowed, hangs, or has long steps; also where scrapes fail"
+    yield "it is silent while a run compiles, pauses, restarts or has ended; two runs are apart"
+    named("the rule", mfu_alert_rule(0.3, 10), ("run", "value"))
+    yield "a severity; the run and its MFU in an annotation"
+
+
+@covered
+def check_straggler_rule(straggler_rule):
+    for case, series, wanted, hint, factor, minutes in STEP_CASES:
+        rule = straggler_rule(factor, minutes)
+        wanted = [({"run": r, "rank": str(rank)}, onset) for r, rank, onset in wanted]
+        obeyed(case, rule, series(), wanted, minutes, hint)
+    yield "it fires for each slow rank, also where scrapes fail, or another rank is gone"
+    yield "it is silent for noise, slow steps, all slow, one fast, another run's length of steps"
+    named("the rule", straggler_rule(1.2, 5), ("run", "rank", "value"))
+    yield "a severity; run, rank and value in an annotation"
+
+
+RULES = (
+    Exercise(rules.mfu_alert_rule, check_mfu_alert_rule, hints=(
+        "Tokens in a second from a counter, of all ranks of a run, times FLOPs, beside the peaks.",
+        "rate() of each series first, then sum by (run): a sum of counters hides restarts. `for` "
+        "keeps pauses and the start silent.",
+        "sum by (run) (rate(train_tokens_total[5m])) * max by (run) (train_flops_per_token) / "
+        "sum by (run) (train_peak_flops) < {least}",
+    )),
+    Exercise(rules.straggler_rule, check_straggler_rule, hints=(
+        "With what is a rank compared, and what makes one bad step, or one failed scrape, harmless?",
+        "A mean over a minute of each rank, divided by the median of these by (run). The left side "
+        "has many ranks, the right one value: on (run) group_left.",
+        "avg_over_time(train_step_seconds[1m]) / on (run) group_left quantile by (run) (0.5, "
+        "avg_over_time(train_step_seconds[1m])) > {factor}",
+    )),
+)

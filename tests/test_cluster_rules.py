@@ -1,0 +1,108 @@
+"""Alert rules: their evaluator beside promtool, and what the real servers make of them."""
+
+import functools
+import json
+import math
+import re
+import shutil
+import subprocess
+
+import pytest
+
+from ranklab.checks.cluster import rules as checks
+from ranklab.cluster.alerts import alerts, seconds
+from ranklab.cluster.promql import STALE, Evaluator, NotCovered, as_vector, parse
+from ranklab.cluster.rules import mfu_alert_rule, straggler_rule
+
+needs_promtool = pytest.mark.skipif(not shutil.which("promtool"), reason="needs prometheus: "
+                                    "apt install prometheus")
+EXPRESSIONS = """
+train_step_seconds
+train_step_seconds{rank=~"1|2", run!="b"} offset 1m
+-train_step_seconds > -2 and on (run, rank) train_tokens_total
+1.5 < train_step_seconds
+train_step_seconds > bool 1.2
+train_step_seconds unless on (rank) train_tokens_total{rank="0"}
+train_tokens_total{rank="0"} or train_step_seconds
+train_step_seconds / on (run) group_left quantile by (run) (0.5, train_step_seconds)
+quantile by (run) (0.5, train_step_seconds) * on (run) group_right train_step_seconds
+train_step_seconds / on (run, rank) train_tokens_total
+train_step_seconds / ignoring (instance) train_tokens_total
+train_step_seconds * on (run, rank) group_left (instance) train_tokens_total
+rate(train_tokens_total[1m])
+rate(train_tokens_total[5m] offset 2m)
+increase(train_tokens_total[4m])
+irate(train_tokens_total[2m])
+delta(train_step_seconds[3m])
+idelta(train_step_seconds[3m])
+changes(train_tokens_total[5m]) + resets(train_tokens_total[10m])
+avg_over_time(train_step_seconds[1m])
+quantile_over_time(0.9, train_step_seconds[5m])
+stddev_over_time(train_step_seconds[5m]) / avg_over_time(train_step_seconds[5m])
+max_over_time(train_step_seconds[2m]) - min_over_time(train_step_seconds[2m])
+count_over_time(train_step_seconds[2m]) + sum_over_time(train_step_seconds[2m])
+last_over_time(train_step_seconds[1m])
+max_over_time(rate(train_tokens_total[1m])[5m:30s])
+avg_over_time((train_step_seconds > bool 1.2)[4m:])
+rate(sum by (run) (train_tokens_total)[5m:15s])
+sum(train_step_seconds) + count(train_step_seconds) - scalar(max(train_step_seconds))
+avg without (rank, instance) (train_step_seconds)
+stddev by (run) (train_step_seconds)
+topk(2, train_step_seconds)
+bottomk by (run) (1, train_step_seconds)
+absent(train_nothing) or vector(3)
+clamp(train_step_seconds, 1, 1.1) + clamp_max(train_step_seconds, 1)
+abs(ceil(train_step_seconds) - round(train_step_seconds, 0.5)) ^ 2
+time() - 60 * 2
+"""
+
+
+@functools.cache
+def some_series():
+    """Of two runs, with a restart, failed scrapes and a rank that is gone."""
+    series = checks.stepped((2, 3, 99, 1.5), (1, 5, 99, 0), ranks=3, size=41, fails=(2,))
+    checks.stepped(ranks=2, run="b", step=5.0, size=41, series=series)
+    return checks.trained((0, [(2, 0.0), (6, 0.4)]), (8, [(10, 0.4)]), ranks=2, series=series)
+
+
+def promtool(folder, series, rules=(), tests=(), last=600):
+    """What `promtool test rules` says; tests are entries of its file."""
+    def of(points):
+        at = dict(points)
+        return " ".join("_" if t not in at else "stale" if at[t] is STALE else repr(at[t])
+                        for t in range(0, last + 1, 15))
+    given = [{"series": at(labels), "values": of(points)} for labels, points in series.items()]
+    (folder / "rules.json").write_text(json.dumps({"groups": [
+        {"name": "all", "rules": [*rules]}]}))
+    (folder / "test.json").write_text(json.dumps({
+        "rule_files": ["rules.json"], "evaluation_interval": "15s",
+        "tests": [{"interval": "15s", "input_series": given, **dict(tests)}]}))
+    done = subprocess.run(["promtool", "test", "rules", "test.json"], cwd=folder, text=True,
+                          capture_output=True, timeout=60)
+    return done.stdout + done.stderr
+
+
+def at(labels):
+    name = dict(labels).get("__name__", "")
+    return name + "{%s}" % ", ".join(f'{key}="{value}"' for key, value in sorted(labels)
+                                     if key != "__name__")
+
+
+@needs_promtool
+def test_expressions_have_promtools_values(tmp_path):
+    texts, times = EXPRESSIONS.strip().splitlines(), (0, 45, 300, 420, 600)
+    said = promtool(tmp_path, some_series(), tests={"promql_expr_test": [
+        {"expr": text, "eval_time": f"{t}s", "exp_samples": []} for text in texts for t in times]})
+    found = {(json.loads(text), seconds(time)): {
+        frozenset(re.findall(r'(\w+)="(.*?)"', labels)): float(x)
+        for labels, x in re.findall(r"{(.*?)} ([-+.\dEInf]+)", got)}
+        for text, time, got in re.findall(r"expr: (.*), time: (\w+),\n.*\n\s+got: (.*)", said)}
+    assert len(found) > 100, said[:2000]
+    evaluate = Evaluator(some_series())
+    for text in texts:
+        for t in times:
+            values, right = as_vector(evaluate(parse(text), t)), found.get((text, t), {})
+            values = {labels or frozenset(): x for labels, x in values.items()}
+            assert values.keys() == right.keys() and all(
+                math.isclose(x, right[labels], rel_tol=1e-9, abs_tol=1e-12)
+                for labels, x in values.items()), (text, t, values, right)
