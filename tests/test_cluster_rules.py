@@ -4,12 +4,15 @@ import functools
 import json
 import math
 import re
+import runpy
 import shutil
 import subprocess
 
 import pytest
+from conftest import ROOT
 
-from ranklab.checks.cluster import rules as checks
+from ranklab.checks.cluster import rules as checks_of
+from ranklab.checks.cluster import series as checks
 from ranklab.cluster.alerts import alerts, seconds
 from ranklab.cluster.promql import STALE, Evaluator, NotCovered, as_vector, parse
 from ranklab.cluster.rules import mfu_alert_rule, straggler_rule
@@ -106,3 +109,50 @@ def test_expressions_have_promtools_values(tmp_path):
             assert values.keys() == right.keys() and all(
                 math.isclose(x, right[labels], rel_tol=1e-9, abs_tol=1e-12)
                 for labels, x in values.items()), (text, t, values, right)
+
+
+@needs_promtool
+def test_alerts_are_promtools_for_every_kept_answer(tmp_path):
+    """At four times each, on two runs that slow down while scrapes fail."""
+    kept, wrong, right = {}, answers("wrong_answers"), answers("right_answers")
+    for name, rule_of in {"mfu_alert_rule": mfu_alert_rule, "straggler_rule": straggler_rule,
+                          **wrong, **right}.items():
+        values = (0.3, 10) if name.startswith("mfu") else (1.2, 5)
+        kept[name] = {**rule_of(*values), "alert": name, "annotations": {}}
+    series = checks.trained((0, [(4, 0.0), (15, 0.4), (40, 0.2)]), fails=True)
+    checks.trained((0, [(20, 0.4)]), (22, [(40, 0.35)]), run="b", series=series)
+    checks.stepped((5, 10, 99, 1.5), (3, 8, 8.5, 9.0), fails=(5,), series=series)
+    wanted = []
+    for name, rule in kept.items():
+        try:
+            fired = alerts(rule, series, range(0, 2401, 15))
+        except ValueError as error:  # promtool says so, too, and goes on with the next
+            assert "multiple matches" in str(error)
+            continue
+        for t in (300, 1215, 1800, 2400):
+            wanted.append({"eval_time": f"{t}s", "alertname": name, "exp_alerts": [
+                {"exp_labels": labels} for at, labels in fired if at == t]})
+    rules = [kept[name] for name in dict.fromkeys(each["alertname"] for each in wanted)]
+    assert sum(len(each["exp_alerts"]) for each in wanted) > 20 and len(rules) > 15
+    said = promtool(tmp_path, series, rules, {"alert_rule_test": wanted}, last=2400)
+    assert "SUCCESS" in said, said[:3000]
+
+
+def answers(folder):
+    """{name: rule function} in tests/<folder>/cluster_rules.py"""
+    path = ROOT / "tests" / folder / "cluster_rules.py"
+    module = runpy.run_path(str(path))
+    found = {each.test_id: each for each in module.get("WRONG", ())}
+    return found | {name: each for name, each in module.items() if "__" in name.strip("_")
+                    and callable(each)}
+
+
+@pytest.mark.parametrize("text, says", [("histogram_quantile(0.9, x)", "histogram_quantile"),
+                                        ("count_values('a', x)", "count_values"),
+                                        ("x @ 5", "x{} @ 5"), ("'text'", "text")])
+def test_what_is_not_covered_says_so(text, says):
+    with pytest.raises(NotCovered, match=says):
+        Evaluator(some_series())(parse(text), 0)
+    rule = {"alert": "A", "expr": "histogram_quantile(0.9, x)"}
+    said = [*checks_of.check_mfu_alert_rule(lambda least, minutes: rule)]
+    assert len(said) == 1 and said[0].startswith("NOT JUDGED: histogram_quantile() is PromQL")

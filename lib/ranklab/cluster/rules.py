@@ -9,20 +9,19 @@ What exporter.py exports, each rank for itself; {run, rank} and the scrape's own
 
 
 def mfu_alert_rule(least, minutes):
-    """An alert rule of Prometheus, as a dict with the keys of a rules file: it fires, once a run,
-    where the MFU of a run has been below `least` for `minutes` minutes.
+    """A Prometheus rule, a dict with the keys of a rules file: it alerts, once a run, where the
+    run's MFU has been below `least` for `minutes` minutes.
 
-    MFU      FLOPs of the model in a second / those that its GPUs could do, of the whole run, in
-             the mean over some minutes: a step may take a minute, and counters jump
-    fires    within 2 x minutes, also where the counters stand still, where scrapes fail now and
-             then, and where the run was restarted an hour ago
-    silent   a run that began less than `minutes` ago: it compiles. A pause of a third of `minutes`.
-             A restart that takes as long, maybe on other nodes: counters begin again at 0, labels
-             `instance` are others. Where another run is the slow one. Where the run has ended
-    labels   of the alert: run, and a severity; no rank, no instance
-    for, annotations  one of these names the run and the value: {{ $labels.run }}, {{ $value }}
-    metrics  train_tokens_total (a counter), train_flops_per_token, train_peak_flops (of one GPU):
-             each rank exports all three, with labels run, rank, instance. Scraped each 15 s
+    MFU      FLOPs of the model in a second / FLOP/s of all its GPUs, over some minutes: a step may
+             take more than a minute, and counters jump
+    fires    within 2 x minutes, until it is well again; also where ranks hang, where scrapes fail
+             now and then, where another run is fine
+    silent   while a run begins: it compiles for 4 minutes. A pause, or a restart, of a third of
+             `minutes`: counters begin again at 0, maybe on other instances. A run that has ended
+    labels   of the alert: run, but not rank; a severity
+    annotations  one of them has the run and the value in it: {{ $labels.run }}, {{ $value }}
+    metrics  train_tokens_total, a counter; train_flops_per_token; train_peak_flops, of one GPU.
+             Each rank exports all three: labels run, rank, instance, job. Scraped each 15 s
     minutes  10 or more
     lab      15
     """
@@ -38,18 +37,18 @@ def mfu_alert_rule(least, minutes):
 
 
 def straggler_rule(factor, minutes):
-    """An alert rule of Prometheus, as a dict: it fires for each rank that has been slow for
-    `minutes` minutes, by more than `factor` times the median rank of its run.
+    """A Prometheus rule, as a dict: it alerts for each rank that has been slower than `factor`
+    times the median rank of its run for `minutes` minutes.
 
-    fires    within 2 x minutes, also for two slow ranks of eight, where a scrape fails each other
-             minute, and while another rank is gone
-    silent   all ranks slow at once. One slow step: a checkpoint, the first one; it stays in the
-             gauge for up to 30 s. A rank that was slow for a third of `minutes`. A run whose steps
-             take longer than those of another run. One rank that is fast. One that is gone
-    labels   of the alert: run and rank, and a severity
-    annotations  one of them names the run, the rank and the value
-    metrics  train_step_seconds (a gauge): of a rank's last step, until it reached the collective,
-             with labels run, rank, instance. Scraped each 15 s
+    fires    within 2 x minutes, until it is well again; also for two ranks of eight, where each
+             eighth scrape fails, while another rank is gone
+    silent   for what is slow once, even if it stays in the gauge for two scrapes: the first step, a
+             checkpoint. A rank that was slow for a third of `minutes`. All slow at once. One that
+             is fast. A run whose steps are longer than another run's. A rank that is gone
+    labels   of the alert: run and rank; a severity
+    annotations  one of them has the run, the rank and the value in it
+    metrics  train_step_seconds, a gauge: of a rank's last step, until it reached the collective;
+             labels run, rank, instance, job. Scraped each 15 s
     minutes  5 or more
     lab      15
     """

@@ -1,0 +1,60 @@
+"""Lab 15: rules of another kind that fire when they should."""
+
+
+def mfu_alert_rule__mean_of_ranks(least, minutes):
+    return {
+        "alert": "mfu low",
+        "expr": f"""
+            avg without (rank, instance) (
+              rate(train_tokens_total[{minutes // 2}m]) * train_flops_per_token / train_peak_flops
+            ) < {least}""",
+        "for": f"{minutes * 60}s",
+        "labels": {"severity": "page", "team": "training"},
+        "annotations": {"summary": "MFU", "description":
+                        '{{ .Labels.run }} is at {{ printf "%.2f" .Value }}'},
+    }
+
+
+def mfu_alert_rule__always_below(least, minutes):
+    now = ("sum by (run) (rate(train_tokens_total[4m])) * on (run) "
+           "avg by (run) (train_flops_per_token) / on (run) sum by (run) (train_peak_flops)")
+    old = f"max by (run) (train_flops_per_token offset {minutes}m)"
+    return {"alert": "LowMFU", "expr": f"max_over_time(({now})[{minutes}m:]) < {least} and {old}",
+            "labels": {"severity": "critical"},
+            "annotations": {"text": "{{ $labels.run }}: {{ $value }}"}}
+
+
+def mfu_alert_rule__percent(least, minutes):
+    return {"alert": "LowMFU", "for": f"{minutes}m", "expr": f"{100 * least} > 100 * "
+            "sum(increase(train_tokens_total[5m])) by (run) / 300 * on(run) "
+            "min(train_flops_per_token) by (run) / on(run) (count(train_peak_flops) by (run) * "
+            "max(train_peak_flops) by (run))",
+            "labels": {"severity": "warning"},
+            "annotations": {"summary": "{{ $labels.run }} {{ $value }}%"}}
+
+
+def straggler_rule__median_of_both(factor, minutes):
+    usual = "quantile_over_time(0.5, train_step_seconds[3m])"
+    return {"alert": "Straggler", "for": f"{minutes / 2 * 60:.0f}s",
+            "expr": f"{usual} / ignoring (rank, instance) group_left () "
+                    f"quantile without (rank, instance) (0.5, {usual}) > {factor}",
+            "labels": {"severity": "ticket"},
+            "annotations": {"summary": "{{ $labels.run }}/{{ $labels.rank }}: {{ $value }}"}}
+
+
+def straggler_rule__mostly(factor, minutes):
+    slow = ("train_step_seconds > bool on (run) group_left "
+            f"{factor} * quantile by (run) (0.5, train_step_seconds)")
+    return {"alert": "Straggler", "for": "2m", "expr":
+            f"max by (run, rank) (avg_over_time(({slow})[{minutes}m:15s])) > 0.6",
+            "labels": {"severity": "warning"}, "annotations": {
+                "summary": "{{ $labels.run }}, rank {{ $labels.rank }} is slow in {{ $value }}"}}
+
+
+def straggler_rule__times(factor, minutes):
+    mean = "sum by (run, rank) (sum_over_time(train_step_seconds[90s]))"
+    count = "sum by (run, rank) (count_over_time(train_step_seconds[90s]))"
+    return {"alert": "Straggler", "for": f"{minutes}m", "expr": f"{mean} / {count} > on (run) "
+            f"group_left {factor} * quantile by (run) (0.5, {mean} / {count})",
+            "labels": {"severity": "warning"}, "annotations": {
+                "summary": "{{ $labels.run }}, rank {{ $labels.rank }} {{ $value }}"}}
