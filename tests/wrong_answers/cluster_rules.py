@@ -2,6 +2,7 @@
 
 from mutants import mutant
 
+from ranklab.cluster.alarm import sick_rank_alarm
 from ranklab.cluster.rules import mfu_alert_rule, straggler_rule
 
 TOKENS = "sum by (run) (rate(train_tokens_total[5m]))"
@@ -38,3 +39,31 @@ WRONG = [mutant(mfu_alert_rule, *edits, says=says, called=called) for *edits, sa
         ("{factor}", "1.2", "`factor`", "factor"),
         ("{minutes}m", "5m", "minutes=18.*for: 5m", "minutes"),
     )]  # fmt: skip
+
+
+ROBUST = "steady = np.sort(now, axis=0)[1]"
+WRONG += [mutant(sick_rank_alarm, *edits, says=says, called=called) for *edits, says, called in (
+    ("usual = np.sort(x, axis=1)[:, R // 2, None]", "usual = np.sort(x[:1], axis=1)[:, R // 2, "
+     "None]", "all slow.*other ranks", "own_past"),
+    ("before = x[-8:], np.median(x[:-8], axis=0)", "before = x[-8:], 0", "imbalance.*own past",
+     "others_only"),
+    (ROBUST, "steady = np.sort(now, axis=0)[-1]", "decide by several", "one_scrape"),
+    ("np.minimum((more > 0)", "np.maximum((more > 0)", "ECC once.*do not go on", "count_of_errors"),
+    ("for name in (ECC, LINK):", "for name in (ECC,):", "bad link.*counter of its own", "no_link"),
+    ("x = np.where(np.isnan(x), usual, x)", "metrics[name][-40:] = np.where(np.isnan(x), usual, x)",
+     "are changed", "in_place"),
+    ("return None\n    found", "return -1\n    found", "None, or a rank", "minus_one"),
+)]
+
+
+def sick_rank_alarm__the_rule(metrics):
+    """imbalance.*own past|is asked for"""
+    from ranklab.cluster.alarm import rule_alarm
+
+    return rule_alarm(metrics)
+
+
+def sick_rank_alarm__hot(metrics):
+    """warm rack|is asked for"""
+    temp = metrics["DCGM_FI_DEV_GPU_TEMP"][-1]
+    return int(temp.argmax()) if temp.max() > 80 else None

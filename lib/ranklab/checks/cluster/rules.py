@@ -98,8 +98,8 @@ def empty(evaluate, node, t):
         return empty(evaluate, node.expr, t)
     if type(node).__name__ == "BinaryExpr":
         if evaluate(node.lhs, t) and evaluate(node.rhs, t):
-            return ("Both sides of its last operation have values, with other labels: on (run), and "
-                    "group_left where one side has many.")
+            return ("Both sides of its last operation have values, with other labels: on (run), "
+                    "and group_left where one side has many.")
         return empty(evaluate, node.rhs if evaluate(node.lhs, t) else node.lhs, t)
     return "A range must hold two samples at least: one comes each 15 s, and some fail."
 
@@ -169,8 +169,8 @@ STEP_CASES = [  # (case, series, [(run, rank, onset)], hint, factor, minutes)
     ("rank 5 of 8 slow by half from minute 10 on", lambda: stepped(SLOW), [("a", 5, 10)],
      "Divide by the median of the rank's run.", 1.2, 5),
     ("rank 5 slow by 1.35, rank 2 by 3", lambda: stepped((5, 10, 99, 1.35), (2, 10, 99, 3.0)),
-     [("a", 5, 10), ("a", 2, 10)], "A slow rank draws the mean up, and the spread: take the median.",
-     1.2, 5),
+     [("a", 5, 10), ("a", 2, 10)], "A slow rank draws the mean up, and the spread: take the "
+     "median.", 1.2, 5),
     ("all ranks slow from minute 10 on", lambda: stepped((None, 10, 99, 2.0)), [],
      "All together are no straggler: divide by the median of the same time.", 1.2, 5),
     ("a slow step now and then", lambda: stepped(
@@ -231,7 +231,7 @@ RULES = (
         "sum by (run) (train_peak_flops) < {least}",
     )),
     Exercise(rules.straggler_rule, check_straggler_rule, hints=(
-        "With what is a rank compared, and what makes one bad step, or one failed scrape, harmless?",
+        "With what is a rank compared? What makes one bad step, or one failed scrape, harmless?",
         "A mean over a minute of each rank, divided by the median of these by (run). The left side "
         "has many ranks, the right one value: on (run) group_left.",
         "avg_over_time(train_step_seconds[1m]) / on (run) group_left quantile by (run) (0.5, "
