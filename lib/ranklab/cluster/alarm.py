@@ -14,14 +14,13 @@ def sick_rank_alarm(metrics):
     """The rank that is sick, or None: asked at each scrape, with all that was scraped of one run so
     far. Of a sick host any rank.
 
-    The check plays recordings that it has not shown. It counts the seconds from the onset to the
-    alarm, and false alarms: of a healthy run, before the onset, of another rank. The first alarm of
-    a run ends it. No more than one run in fifty may have a false alarm, and the score, see Score,
-    must be `reach` of the library's.
+    The check plays 39 recordings that it has not shown. It counts the seconds from the onset to the
+    alarm, and false alarms: in a healthy run, before the onset, of another rank. The first alarm
+    ends a run. One run may have a false alarm, no more; and the Score must be 94% of the library's.
     metrics  {name: (scrapes, ranks)}, and train_mfu: (scrapes,); NaN where a scrape failed, each
              15 s. Not changed. The names are those of ranklab.cluster.recordings; what happens to
              runs stands in SICK and HEALTHY there. Errors are counters
-    lab      15
+    lab      15, open
     """
     T, R = metrics[SECONDS].shape
     if T < 20:

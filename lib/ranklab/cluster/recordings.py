@@ -53,9 +53,9 @@ class Recording(NamedTuple):
 
 
 def record(kind, seed):
-    """A Recording of 25 minutes on 16 to 32 ranks; always the same for a seed."""
+    """A Recording of 22 minutes on 16 to 32 ranks; always the same for a seed."""
     draw = np.random.default_rng([seed, *map(ord, kind)])
-    scrapes, ranks = 100, int(draw.choice([16, 24, 32]))
+    scrapes, ranks = 90, int(draw.choice([16, 24, 32]))
     onset, who = int(draw.integers(30, 40)), int(draw.integers(ranks))
     host = slice(who // HOST * HOST, who // HOST * HOST + HOST)
     since = np.arange(scrapes)[:, None] - onset  # scrapes after the onset
