@@ -1,5 +1,6 @@
 """Alert rules: their evaluator beside promtool, and what the real servers make of them."""
 
+import contextlib
 import functools
 import json
 import math
@@ -7,15 +8,30 @@ import re
 import runpy
 import shutil
 import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
 
+import numpy as np
 import pytest
+import yaml
 from conftest import ROOT
 
+from ranklab import launch
 from ranklab.checks.cluster import rules as checks_of
 from ranklab.checks.cluster import series as checks
+from ranklab.cluster.alarm import rule_alarm, score, sick_rank_alarm
 from ranklab.cluster.alerts import alerts, seconds
+from ranklab.cluster.curves import read_scalars, read_trace, traced_steps, waits_in_traces
+from ranklab.cluster.curves import write_scalars
+from ranklab.cluster.exporter import DCGM, METRICS, Exporter
+from ranklab.cluster.monitor import Monitor, missing
 from ranklab.cluster.promql import STALE, Evaluator, NotCovered, as_vector, parse
+from ranklab.cluster.recordings import HEALTHY, recordings
 from ranklab.cluster.rules import mfu_alert_rule, straggler_rule
+from ranklab.projects.cluster.watched import watched_run
+from ranklab.trainer import History
 
 needs_promtool = pytest.mark.skipif(not shutil.which("promtool"), reason="needs prometheus: "
                                     "apt install prometheus")
@@ -143,8 +159,8 @@ def answers(folder):
     path = ROOT / "tests" / folder / "cluster_rules.py"
     module = runpy.run_path(str(path))
     found = {each.test_id: each for each in module.get("WRONG", ())}
-    return found | {name: each for name, each in module.items() if "__" in name.strip("_")
-                    and callable(each)}
+    found |= {name: each for name, each in module.items() if "__" in name.strip("_")}
+    return {name: each for name, each in found.items() if "_rule__" in name}
 
 
 @pytest.mark.parametrize("text, says", [("histogram_quantile(0.9, x)", "histogram_quantile"),
@@ -156,3 +172,143 @@ def test_what_is_not_covered_says_so(text, says):
     rule = {"alert": "A", "expr": "histogram_quantile(0.9, x)"}
     said = [*checks_of.check_mfu_alert_rule(lambda least, minutes: rule)]
     assert len(said) == 1 and said[0].startswith("NOT JUDGED: histogram_quantile() is PromQL")
+
+
+# --- the real servers ----------------------------------------------------------------------------
+
+needs_servers = pytest.mark.skipif(bool(missing()), reason=missing())
+
+
+@needs_servers
+@pytest.mark.timeout(180)
+def test_an_alert_about_a_slow_rank_reaches_the_webhook(tmp_path):
+    """Four real ranks; rank 2 waits for its data. All is gone afterwards."""
+    found = watched_run(tmp_path, straggler_rule(1.5, 5) | {"for": "2s"})
+    labels, notes = found["alert"]["labels"], found["alert"]["annotations"]
+    assert (labels["run"], labels["rank"]) == ("gpt", "2")
+    assert re.search(r"run gpt: rank 2 takes [\d.]+ times as long", notes["summary"])
+    seconds = found["step_seconds"]
+    assert max(seconds, key=seconds.get) == 2 and len(seconds) == 4 and found["tokens"] > 0
+    assert running(tmp_path) == []
+
+
+@needs_servers
+def test_nothing_is_left_when_the_monitors_process_is_killed(tmp_path):
+    code = ("import sys, time\nfrom ranklab.cluster.monitor import Monitor\n"
+            "monitor = Monitor(sys.argv[1], []).__enter__()\n"
+            "print('up', flush=True)\ntime.sleep(60)")
+    process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE)
+    assert process.stdout.readline() == b"up\n" and len(running(tmp_path)) == 3
+    process.kill()
+    process.wait()
+    end = time.monotonic() + 10
+    while running(tmp_path) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert running(tmp_path) == []
+
+
+def running(folder):
+    """The processes of a Monitor in `folder` that live; not those that are asked about it."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            words = path.read_text().split("\0")
+            if any(str(folder) in word for word in words[1:]) and "-c" not in words:
+                found.append(words[0])
+    return found
+
+
+@needs_servers
+def test_what_does_not_start_says_why(tmp_path):
+    with pytest.raises(RuntimeError, match="(?s)prometheus did not begin.*error loading config"):
+        Monitor(tmp_path, [{"alert": "A", "expr": "rate("}]).__enter__()
+    assert running(tmp_path) == []
+    with Monitor(tmp_path, []) as monitor, pytest.raises(TimeoutError, match="no alert A in 0.1 s"):
+        monitor.wait("A", 0.1)
+
+
+def test_the_sentence_where_prometheus_is_missing(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert missing() == "needs prometheus: apt install prometheus prometheus-alertmanager"
+    with pytest.raises(RuntimeError, match="needs prometheus"):
+        Monitor(tmp_path, []).__enter__()
+
+
+# --- files ---------------------------------------------------------------------------------------
+
+FILES = ROOT / "labs" / "jobs" / "monitoring"
+
+
+def test_the_rules_file_is_what_the_functions_return():
+    groups = yaml.safe_load((FILES / "rules.yml").read_text())["groups"]
+    assert groups[0]["rules"] == [mfu_alert_rule(0.3, 10), straggler_rule(1.2, 5)]
+
+
+@needs_promtool
+def test_prometheus_takes_the_files(tmp_path):
+    done = subprocess.run(["promtool", "check", "config", FILES / "prometheus.yml"], text=True,
+                          capture_output=True, timeout=60)
+    assert done.returncode == 0 and "2 rules found" in done.stdout, done.stdout + done.stderr
+
+
+def test_each_panel_of_the_dashboard_shows_metrics_that_exist():
+    """Linted, never opened: Grafana is not in Debian."""
+    board = json.loads((FILES / "dashboard.json").read_text())
+    panels = [each for each in board["panels"] if each["type"] != "row"]
+    known, seen = {*METRICS, *DCGM, "ALERTS"}, set()
+    assert len({each["id"] for each in board["panels"]}) == len(board["panels"]) > 10
+    for panel in panels:
+        place = panel["gridPos"]
+        assert place["x"] + place["w"] <= 24 and panel["datasource"]["uid"] == "${datasource}"
+        for target in panel["targets"]:
+            text = target["expr"].replace("$run", ".*").replace("$__rate_interval", "5m")
+            Evaluator({})(parse(text), 0)
+            seen |= {*re.findall(r"\b(?:train|DCGM)_\w+|ALERTS", text)}
+    assert seen <= known and {"train_tokens_total", "train_step_seconds"} <= seen
+    places = [(p["gridPos"]["x"], p["gridPos"]["y"]) for p in panels]
+    assert len({*places}) == len(places)
+
+
+def test_scalars_come_back_from_tensorboards_files(tmp_path):
+    pytest.importorskip("tensorboard", reason="needs tensorboard")
+    history = History([1, 50], [3.0, 2.5], [0.0, 1000.0], [0.5, 0.25], {50: 2.75})
+    write_scalars(tmp_path, history)
+    assert read_scalars(tmp_path) == {
+        "train/loss": [(1, 3.0), (50, 2.5)], "train/speed": [(1, 0.0), (50, 1000.0)],
+        "train/waits": [(1, 0.5), (50, 0.25)], "held_out/loss": [(50, 2.75)]}
+
+
+def test_the_traces_name_the_rank_that_lets_others_wait(tmp_path):
+    paths = launch(traced_steps, tmp_path, 1, ranks=3)
+    info, events = read_trace(paths[2])
+    assert (info["rank"], info["world_size"], info["backend"]) == (2, 3, "gloo")
+    assert {"step 0", "aten::mm"} <= {each["name"] for each in events}
+    waits = waits_in_traces(paths)
+    assert list(waits) == [0, 1, 2] and min(waits, key=waits.get) == 1
+
+
+def test_an_exporter_serves_and_takes_its_file_away(tmp_path):
+    exporter = Exporter({"run": "a", "rank": 3}, targets=tmp_path)
+    exporter.add(train_tokens_total=512)
+    exporter.add(train_tokens_total=512)
+    target, = json.loads(next(tmp_path.glob("*.json")).read_text())
+    with urllib.request.urlopen(f"http://{target['targets'][0]}/metrics", timeout=10) as answer:
+        text = answer.read().decode()
+    assert "# TYPE train_tokens_total counter\n" in text
+    assert 'train_tokens_total{run="a",rank="3"} 1024.0\n' in text
+    exporter.close()
+    assert not [*tmp_path.iterdir()]
+
+
+# --- recordings ----------------------------------------------------------------------------------
+
+def test_recordings_are_those_of_their_seed_and_the_library_beats_the_rule():
+    runs, again = recordings([3]), recordings([3])
+    for one, other in zip(runs, again):
+        assert (one.kind, one.sick, one.onset) == (other.kind, other.sick, other.onset)
+        for name, each in one.metrics.items():
+            assert np.array_equal(each, other.metrics[name], equal_nan=True)
+    library, rule = score(sick_rank_alarm, runs), score(rule_alarm, runs)
+    assert library.mean_seconds < 0.4 * rule.mean_seconds and library.value > rule.value + 0.2
+    nobody = score(lambda metrics: None, runs)
+    assert nobody.value == len(HEALTHY) / len(runs) and not nobody.false

@@ -1,11 +1,13 @@
 """A real Prometheus and Alertmanager with a webhook, on free ports, for as long as it is needed."""
 
 import contextlib
+import ctypes
 import functools
 import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -13,10 +15,9 @@ import urllib.parse
 import urllib.request
 from pathlib import Path
 
-from ranklab.engine.server import die_with
-
 PROGRAMS = "prometheus", "prometheus-alertmanager"
 READY = 30  # seconds
+PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
 def missing():
@@ -28,6 +29,14 @@ def missing():
 def start(argv, **keywords):
     """subprocess.Popen, of a process that dies with the thread that started it."""
     return subprocess.Popen(argv, preexec_fn=functools.partial(die_with, os.getpid()), **keywords)
+
+
+def die_with(parent):
+    """Linux kills this process when `parent` dies, however it dies."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before the line above
+        os._exit(1)
 
 
 class Monitor:
@@ -83,21 +92,25 @@ class Monitor:
         self.server = self.run("prometheus", "prometheus",
                                f"--config.file={self.folder}/prometheus.yml",
                                f"--storage.tsdb.path={self.folder}/prometheus",
-                               f"--web.listen-address={self.address}:0")
+                               f"--web.listen-address={self.address}:0",
+                               ready="Server is ready")  # it listens before it reads its rules
 
     def write(self, name, config):
         (self.folder / name).write_text(json.dumps(config, indent=1))  # JSON is YAML
 
-    def run(self, name, *argv):
-        """Starts it, and returns where it listens: "address:port", by its own log."""
+    def run(self, name, *argv, ready=""):
+        """Starts it, and returns where it listens: "address:port", by its own log, which also says
+        `ready`.
+        """
         path = self.folder / f"{name}.log"
         with open(path, "w") as log:
             process = self.processes[name] = self.popen(argv, stdout=log, stderr=log)
         end = time.monotonic() + READY
-        while not (found := re.search(r"Listening on\"? address=(\S+:\d+)", path.read_text())):
+        while not (found := re.search(r"Listening on\"? address=(\S+:\d+)", path.read_text())) or (
+                ready not in path.read_text()):
             if process.poll() is not None or time.monotonic() > end:
-                raise RuntimeError(f"{name} did not begin to listen in {READY} s: "
-                                   f"{path.read_text()[-500:]}")
+                raise RuntimeError(f"{name} did not begin in {READY} s: "
+                                   f"{path.read_text()[-900:]}")
             time.sleep(0.02)
         return found[1]
 
