@@ -98,7 +98,7 @@ class Sums:
             level = np.zeros(seconds.shape[1])
             for row in np.clip(np.nan_to_num(x), -0.1, 0.12) - 0.045:
                 level = np.maximum(level + row, 0)
-            total = np.maximum(total, level / 0.33)
+            total = np.maximum(total, level / 0.42)
         for name in ("DCGM_FI_DEV_ECC_SBE_VOL_TOTAL", "node_infiniband_symbol_error_total"):
             new = np.diff(metrics[name][-14:], axis=0) > 0
             total = np.maximum(total, new.sum(axis=0) / 3.9)

@@ -46,17 +46,17 @@ def write_wandb(folder, history, project="ranklab"):
     return next(Path(folder).glob("wandb/offline-run-*"))
 
 
-def traced_steps(folder, slow, steps=3):
+def traced_steps(folder, slow, steps=3, group=None):
     """On each rank: some steps of matrix products and an all-reduce, traced by torch.profiler to
     rank<r>.json.gz, which Perfetto opens. Rank `slow` computes four times as much.
     """
-    rank, x = dist.get_rank(), torch.randn(256, 256)
+    rank, x = dist.get_rank(group), torch.randn(256, 256)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
         for step in range(steps):
             with torch.profiler.record_function(f"step {step}"):
                 for _ in range(100 if rank == slow else 25):
                     x @ x
-                dist.all_reduce(torch.ones(1))
+                dist.all_reduce(torch.ones(1), group=group)
     path = Path(folder) / f"rank{rank}.json.gz"
     profiler.export_chrome_trace(str(path))
     return path
@@ -75,7 +75,7 @@ def read_trace(path):
 
 def waits_in_traces(paths, name="gloo:all_reduce"):
     """{rank: seconds in spans of this name, which torch gives to gloo's collectives}: the rank with
-    the least lets all others wait. (NCCL's are kernels, "ncclDevKernel_..." of the category kernel.)
+    the least lets all others wait. (NCCL's are kernels: their name begins with "ncclDevKernel".)
     """
     found = {}
     for path in paths:

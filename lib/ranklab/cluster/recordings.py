@@ -12,6 +12,7 @@ All rates, spreads and delays are our own choice. A detector that is good here h
 to be good on a real cluster; what it must tell apart is as there.
 """
 
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
@@ -57,63 +58,73 @@ def record(kind, seed):
     draw = np.random.default_rng([seed, *map(ord, kind)])
     scrapes, ranks = 90, int(draw.choice([16, 24, 32]))
     onset, who = int(draw.integers(30, 40)), int(draw.integers(ranks))
-    host = slice(who // HOST * HOST, who // HOST * HOST + HOST)
-    since = np.arange(scrapes)[:, None] - onset  # scrapes after the onset
     shape, step = (scrapes, ranks), draw.uniform(2, 12)
 
     def noise(size, *wanted):
         return size * draw.standard_normal(wanted or shape)
 
-    factor = 1 + noise(0.01, 1, ranks) + noise(0.02)
-    data = 0.01 * np.abs(1 + noise(0.3))
-    temp = 62 + noise(4, 1, ranks) + noise(0.7) + 2 * np.sin(np.arange(scrapes) / 25)[:, None]
-    clock = 1700 + noise(12, 1, ranks) + noise(12)
-    errors = {ECC: draw.poisson(0.002, shape), LINK: draw.poisson(0.02, shape)}
-    again = np.zeros(scrapes)  # seconds for messages that are sent again, in steps
-    late = since >= 0
-    if kind == "hot GPU":
-        temp[:, [who]] += late * (draw.uniform(83, 90) + 2 - temp[onset, who]) * (
-            1 - np.exp(-np.maximum(since, 0) / 8))
-        clock[:, who] *= 1 - np.clip(0.015 * (temp[:, who] - 81), 0, 0.3)
-    elif kind == "bad link":
-        bursts = late[:, 0] * (draw.random(scrapes) < 0.5)
-        errors[LINK][:, who] += draw.poisson(draw.uniform(3, 30), scrapes) * bursts
-        again = draw.uniform(0.2, 1.0) * bursts
-    elif kind == "dying memory":
-        errors[ECC][:, who] += draw.poisson((late * 0.5 * np.exp(np.minimum(since, 60) / 9))[:, 0])
-    elif kind == "slow loader":
-        data[:, host] += late * draw.uniform(0.12, 0.4) * np.abs(1 + noise(0.3, scrapes, HOST))
-    elif kind == "slow host CPU":
-        factor[:, [who]] += late * draw.uniform(0.08, 0.3)
-    elif kind == "imbalance":
-        factor[:, -ranks // 4:] += draw.uniform(0.1, 0.35)
-    elif kind == "slow start":
-        factor[:int(draw.integers(8, 16)), who] += draw.uniform(0.2, 0.8)
-    elif kind == "neighbours":
-        busy = late & (since < draw.integers(10, 16)) & (draw.random((scrapes, HOST)) < 0.25)
-        factor[:, host] += busy * draw.uniform(0.15, 0.5, (scrapes, HOST))
-    elif kind == "warm rack":
-        temp[:, host] += late * 10 * np.exp(-((since - 25) / 15.0) ** 2)
-    elif kind == "ECC once":
-        errors[ECC][onset, who] += int(draw.integers(4, 12))
-    elif kind == "all slow":
-        data += late * draw.uniform(0.2, 0.6) * np.abs(1 + noise(0.2))
-    pauses(draw, factor)
-    seconds = step * (factor * clock[:1].mean() / clock + data)
-    counters = {name: np.cumsum(each, axis=0).astype(float) for name, each in errors.items()}
+    run = SimpleNamespace(
+        factor=1 + noise(0.01, 1, ranks) + noise(0.02), data=0.01 * np.abs(1 + noise(0.3)),
+        temp=62 + noise(4, 1, ranks) + noise(0.7) + 2 * np.sin(np.arange(scrapes) / 25)[:, None],
+        clock=1700 + noise(12, 1, ranks) + noise(12), again=np.zeros(scrapes),  # messages, in steps
+        errors={ECC: draw.poisson(0.002, shape), LINK: draw.poisson(0.02, shape)})
+    change(run, kind, draw, onset, who)
+    pauses(draw, run.factor)
+    seconds = step * (run.factor * run.clock[:1].mean() / run.clock + run.data)
+    counters = {name: np.cumsum(each, axis=0).astype(float) for name, each in run.errors.items()}
     if kind == "restart":
         for each in counters.values():
             each[onset:] -= each[onset - 1]
         seconds[onset:onset + 2] *= 5
-    metrics = {SECONDS: seconds, DATA: step * data, TEMP: temp.round(), CLOCK: clock.round(-1),
-               POWER: (680 + noise(8, 1, ranks) + noise(6)) * (clock / 1700) ** 2, **counters}
+    power = (680 + noise(8, 1, ranks) + noise(6)) * (run.clock / 1700) ** 2
+    metrics = {SECONDS: seconds, DATA: step * run.data, TEMP: run.temp.round(),
+               CLOCK: run.clock.round(-1), POWER: power, **counters}
     for each in metrics.values():
         each[draw.random(shape) < 0.005] = np.nan
-    metrics[MFU] = 0.45 * step / (np.nanmax(seconds, axis=1) + step * (0.1 + again))
+    metrics[MFU] = 0.45 * step / (np.nanmax(seconds, axis=1) + step * (0.1 + run.again))
     end = onset + 45 if kind == "dying memory" else scrapes  # then the GPU is lost, and the run
-    sick = () if kind in HEALTHY else tuple(range(host.start, host.stop)) if (
-        kind == "slow loader") else (who,)
+    first = who // HOST * HOST
+    sick = () if kind in HEALTHY else (who,)
+    sick = tuple(range(first, first + HOST)) if kind == "slow loader" else sick
     return Recording({name: each[:end] for name, each in metrics.items()}, kind, sick, onset)
+
+
+def change(run, kind, draw, onset, who):
+    """What happens to a run of this kind, in place: from `onset` on, to rank `who` or its host."""
+    scrapes, ranks = run.factor.shape
+    host = slice(who // HOST * HOST, who // HOST * HOST + HOST)
+    since = np.arange(scrapes)[:, None] - onset
+    late = since >= 0
+    if kind == "hot GPU":
+        run.temp[:, [who]] += late * (draw.uniform(83, 90) + 2 - run.temp[onset, who]) * (
+            1 - np.exp(-np.maximum(since, 0) / 8))
+        run.clock[:, who] *= 1 - np.clip(0.015 * (run.temp[:, who] - 81), 0, 0.3)
+    elif kind == "bad link":
+        bursts = late[:, 0] * (draw.random(scrapes) < 0.5)
+        run.errors[LINK][:, who] += draw.poisson(draw.uniform(3, 30), scrapes) * bursts
+        run.again = draw.uniform(0.2, 1.0) * bursts
+    elif kind == "dying memory":
+        rate = late * 0.5 * np.exp(np.minimum(since, 60) / 9)
+        run.errors[ECC][:, who] += draw.poisson(rate[:, 0])
+    elif kind == "slow loader":
+        jitter = np.abs(1 + 0.3 * draw.standard_normal((scrapes, HOST)))
+        run.data[:, host] += late * draw.uniform(0.12, 0.4) * jitter
+    elif kind == "slow host CPU":
+        run.factor[:, [who]] += late * draw.uniform(0.08, 0.3)
+    elif kind == "imbalance":
+        run.factor[:, -ranks // 4:] += draw.uniform(0.1, 0.35)
+    elif kind == "slow start":
+        run.factor[:int(draw.integers(8, 16)), who] += draw.uniform(0.2, 0.8)
+    elif kind == "neighbours":
+        busy = late & (since < draw.integers(10, 16)) & (draw.random((scrapes, HOST)) < 0.25)
+        run.factor[:, host] += busy * draw.uniform(0.15, 0.5, (scrapes, HOST))
+    elif kind == "warm rack":
+        run.temp[:, host] += late * 10 * np.exp(-((since - 25) / 15.0) ** 2)
+    elif kind == "ECC once":
+        run.errors[ECC][onset, who] += int(draw.integers(4, 12))
+    elif kind == "all slow":
+        jitter = np.abs(1 + 0.2 * draw.standard_normal((scrapes, ranks)))
+        run.data += late * draw.uniform(0.2, 0.6) * jitter
 
 
 def pauses(draw, factor):
