@@ -48,13 +48,13 @@ def write_wandb(folder, history, project="ranklab"):
 
 def traced_steps(folder, slow, steps=3, group=None):
     """On each rank: some steps of matrix products and an all-reduce, traced by torch.profiler to
-    rank<r>.json.gz, which Perfetto opens. Rank `slow` computes four times as much.
+    rank<r>.json.gz, which Perfetto opens. Rank `slow` computes eight times as much.
     """
     rank, x = dist.get_rank(group), torch.randn(256, 256)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
         for step in range(steps):
             with torch.profiler.record_function(f"step {step}"):
-                for _ in range(100 if rank == slow else 25):
+                for _ in range(200 if rank == slow else 25):
                     x @ x
                 dist.all_reduce(torch.ones(1), group=group)
     path = Path(folder) / f"rank{rank}.json.gz"

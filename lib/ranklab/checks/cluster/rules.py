@@ -1,16 +1,18 @@
 """The checks of mfu_alert_rule and straggler_rule: series go in, alerts come out."""
 
 import re
+import statistics
 
 from ranklab.checks.beside import expect
-from ranklab.checks.cluster.series import SCRAPE, both, stepped, trained
-from ranklab.checks.exercise import Exercise, Mistake
+from ranklab.checks.cluster.series import FLOPS, PEAK, SCRAPE, both, stepped, trained
+from ranklab.checks.exercise import Exercise, Mistake, Prediction
 from ranklab.cluster import rules
 from ranklab.cluster.alerts import alerts
 from ranklab.cluster.promql import COMPARE, Evaluator, NotCovered, as_vector, parse
 
 KEYS = {"alert", "expr", "for", "keep_firing_for", "labels", "annotations"}
-FOR = "`for` of a rule waits: what is over before, is no alert."
+FOR = ("`for` of a rule waits: what is over before, is no alert. And a long range keeps what was in "
+       "it for as long, a long step or the start of a run.")
 FAILS = ("Where a scrape fails the newest sample is gone, and `for` begins again: look at a range, "
          "as avg_over_time(x[1m]) does.")
 SUM = ("A rank whose scrape has failed is missing in a sum of counters: rate() takes that for a "
@@ -237,4 +239,25 @@ RULES = (
         "avg_over_time(train_step_seconds[1m]) / on (run) group_left quantile by (run) (0.5, "
         "avg_over_time(train_step_seconds[1m])) > {factor}",
     )),
+)
+
+PREDICTIONS_OF_RULES = (
+    Prediction(
+        "cluster_mfu_percent", unit="%", solution="100 * 100_000 * 42e9 / (16 * 989e12)",
+        answer=lambda: 100 * 100_000 * FLOPS / (16 * PEAK),
+        hint="Which FLOPs are done in a second, and which could be?",
+        mistakes={100 * 100_000 * 42e9 / 989e12: "16 GPUs could do 16 times as much",
+                  100 * 100_000 * 7e9 / (16 * 989e12): "6 FLOPs of each parameter, not 1",
+                  100_000 * 42e9 / (16 * 989e12): "in percent"},
+        why="A rule below 0.3 fires.",
+    ),
+    Prediction(
+        "cluster_deviations", unit="deviations", solution="math.sqrt(8 - 1)",
+        answer=lambda: (1 - 1 / 8) / statistics.pstdev([0] * 7 + [1]),
+        hint="Seven ranks take 0, one takes 1: the mean is 1/8. What is the deviation?",
+        mistakes={7 / 8**0.5: "that is with the deviation of a sample; Prometheus' stddev is that "
+                  "of a population", 3.0: "it can't be reached: compute it",
+                  7.0: "the slow rank is in the mean and in the deviation, too"},
+        why="So \"three standard deviations\" never fires, however slow the rank is.",
+    ),
 )
