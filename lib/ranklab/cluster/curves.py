@@ -10,6 +10,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from ranklab.engine import device
+
 
 def write_scalars(folder, history):
     """The History of a Trainer is in `folder` as TensorBoard reads it: tensorboard --logdir."""
@@ -50,13 +52,13 @@ def traced_steps(folder, slow, steps=3, group=None):
     """On each rank: some steps of matrix products and an all-reduce, traced by torch.profiler to
     rank<r>.json.gz, which Perfetto opens. Rank `slow` computes eight times as much.
     """
-    rank, x = dist.get_rank(group), torch.randn(256, 256)
+    rank, x = dist.get_rank(group), torch.randn(256, 256, device=device())
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
         for step in range(steps):
             with torch.profiler.record_function(f"step {step}"):
                 for _ in range(200 if rank == slow else 25):
                     x @ x
-                dist.all_reduce(torch.ones(1), group=group)
+                dist.all_reduce(x, group=group)
     path = Path(folder) / f"rank{rank}.json.gz"
     profiler.export_chrome_trace(str(path))
     return path
@@ -73,14 +75,16 @@ def read_trace(path):
     return trace.get("distributedInfo", {}), trace["traceEvents"]
 
 
-def waits_in_traces(paths, name="gloo:all_reduce"):
-    """{rank: seconds in spans of this name, which torch gives to gloo's collectives}: the rank with
-    the least lets all others wait. (NCCL's are kernels: their name begins with "ncclDevKernel".)
+def waits_in_traces(paths, name=":all_reduce"):
+    """{rank: seconds in spans of this name}: the rank with the least lets all others wait.
+
+    torch names a collective's span "gloo:all_reduce"; NCCL's does not wait on the host: there the
+    kernels are to be looked at, whose names begin with "ncclDevKernel".
     """
     found = {}
     for path in paths:
         info, events = read_trace(path)
         found[info["rank"]] = sum(each["dur"] for each in events
-                                  if each.get("ph") == "X" and each["name"] == name
+                                  if each.get("ph") == "X" and each["name"].endswith(name)
                                   and each.get("cat") == "user_annotation") / 1e6
     return dict(sorted(found.items()))

@@ -11,8 +11,8 @@ ROWS = {SECONDS: "step, s", DATA: "for data, s", TEMP: "GPU, C", CLOCK: "SM, MHz
 
 @styled
 def recorded(recording, alarm=None, title=""):
-    """The metrics of an emulated run over time, all ranks in grey, the sick ones in colour; where it
-    begins, and where the alarm comes.
+    """The metrics of an emulated run over time, all ranks in grey, the sick ones in colour; where
+    it begins, and where the alarm comes.
 
     alarm  (scrape, rank) of alarm.play, or (None, None)
     """

@@ -11,8 +11,8 @@ from ranklab.cluster.alerts import alerts
 from ranklab.cluster.promql import COMPARE, Evaluator, NotCovered, as_vector, parse
 
 KEYS = {"alert", "expr", "for", "keep_firing_for", "labels", "annotations"}
-FOR = ("`for` of a rule waits: what is over before, is no alert. And a long range keeps what was in "
-       "it for as long, a long step or the start of a run.")
+FOR = ("`for` of a rule waits: what is over before, is no alert. And a long range keeps what was "
+       "in it for as long, a long step or the start of a run.")
 FAILS = ("Where a scrape fails the newest sample is gone, and `for` begins again: look at a range, "
          "as avg_over_time(x[1m]) does.")
 SUM = ("A rank whose scrape has failed is missing in a sum of counters: rate() takes that for a "
