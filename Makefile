@@ -24,7 +24,7 @@ SCREEN  = $(or $(DISPLAY),$(WAYLAND_DISPLAY),$(filter Darwin,$(shell uname)))
 # Jupyter refuses to run as root unless told; in a container root is the usual user.
 AS_ROOT = $(if $(filter 0,$(shell id -u)),--allow-root)
 
-.PHONY: help setup work lab test sweep check build slides site bench horovod doctor clean
+.PHONY: help setup work lab test sweep soak check build slides site bench horovod doctor clean
 .DEFAULT_GOAL := help
 
 help: ## list these commands
@@ -50,6 +50,9 @@ test: setup ## everything: the tests, with the unsolved labs, and every solution
 
 sweep: setup ## make test, and every wrong answer, every lab rehearsed for GPUs, every figure
 	@$(INSIDE) $(PY) scripts/test.py $(if $(JOBS),--jobs $(JOBS)) --sweep --stems "$(STEMS)"
+
+soak: setup ## lab 14's training disturbed 100 times; it must end the same (half an hour)
+	@$(INSIDE) $(PY) -m ranklab.projects.resilience --soak 100
 
 check: setup ## the fast tests, under three minutes, for while you work
 	@$(INSIDE) $(PY) scripts/test.py $(if $(JOBS),--jobs $(JOBS)) --fast

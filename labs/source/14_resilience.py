@@ -1,0 +1,566 @@
+# %% [markdown]
+# # 14 Resilience: keep the run alive
+#
+# > 200 minutes · difficulty 4/5 · **laptop**: everything, with real processes that are really killed · **GPUs**: the same cells, on NCCL
+
+# %% [markdown]
+# ## 1. Story
+#
+# In 54 days of Llama 3's training there were 419 unexpected interruptions on 16,384 GPUs: one every three hours, and more than half of them GPUs or their memory (arXiv 2407.21783, table 5). A synchronous run stops with its weakest part. At this size something is always broken, and a run that isn't built for it never ends.
+#
+# So a large run is a loop of four: save, notice, find out who, go on. This lab builds each: how often to save and what that costs, a file that is never torn, a run that goes on bit for bit, the same batch on fewer ranks; slow ranks, sick GPUs and silent errors found by name. In the end a chaos monkey kills, stops and corrupts lab 12's training, and it ends as if nothing had been.
+#
+# It needs labs 00 to 03; 12 for the project.
+
+# %%
+import copy
+import hashlib
+import math
+import os
+import random
+import statistics
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from ranklab import answer, check, device, hint, launch, questions
+from ranklab import resilience
+from ranklab.engine import RankError
+
+# %% [markdown]
+# ## 2. Picture
+#
+# What interrupted Llama 3, as Meta counted it:
+
+# %%
+from ranklab.plots import resilience as plots
+
+plots.interruptions()
+
+# %% [markdown]
+# **Predict.** 419 unexpected interruptions in 54 days, on 16,384 GPUs. If failures go with the number of GPUs: how many hours are there between two on 2,048 GPUs?
+
+# %%
+check(resilience_hours_between_failures=...)
+
+# %% [markdown]
+# ## 3. Smallest working code
+#
+# Two ranks count. Rank 1 kills itself, by the signal that the kernel's out-of-memory killer sends. The launch fails and names it; the supervisor, here a loop, starts both again from what rank 0 has saved.
+
+# %% tags=["nbval-check-output"]
+def count(path, until=6):
+    step = torch.load(path) if path.exists() else 0
+    while step < until:
+        if step == 3 and dist.get_rank() == 1 and not path.with_suffix(".died").exists():
+            path.with_suffix(".died").touch()
+            os.kill(os.getpid(), 9)
+        dist.all_reduce(torch.ones(1, device=device()))
+        step += 1
+        if dist.get_rank() == 0:
+            torch.save(step, path)
+    return step
+
+
+folder = Path(tempfile.mkdtemp())
+for life in (1, 2):
+    try:
+        print(f"life {life}: both ranks have counted to", launch(count, folder / "step.pt", ranks=2)[0])
+        break
+    except RankError as error:
+        print(f"life {life}: rank {error.rank} is gone")
+
+# %% [markdown]
+# That is the whole idea, and each word of it hides a problem. *Saved*: what if it dies while it saves? *From*: what belongs to a run besides its step? *Both*: what if only one rank is left? *Fails*: what if it hangs instead?
+
+# %% [markdown]
+# ## 4. Build it
+
+# %% [markdown]
+# ### 4.1 How often to save
+# > difficulty 2/5 · importance 5/5 · 15 minutes · about 5 lines
+#
+# **Predict.** Llama 3's run: a failure each 3.1 hours (54 days / 419). A checkpoint for which all stand still takes a minute. After how many minutes of work is it time for the next one?
+
+# %%
+check(resilience_interval_minutes=...)
+
+# %% [markdown]
+# Short intervals pay for checkpoints, long ones for work that is lost. Young (1974) made the two costs equal to first order: sqrt(2 C M). Where a checkpoint takes a good part of the time between failures, that is too long. Daly (2006) went on: with x = sqrt(C / 2M) it is sqrt(2 C M) (1 + x/3 + x²/9) - C; and M where C is 2 M or more, because then nothing helps.
+
+# %%
+def optimal_interval(checkpoint_seconds, mean_seconds):
+    """The seconds of work between two checkpoints with which the least time is lost.
+
+    checkpoint_seconds  for which the job stands still while it saves
+    mean_seconds        between failures, which come at random: whatever the job does, and however
+                        long ago the last one was
+    error  ValueError where one of them is not above 0
+    source Daly, FGCS 22 (2006), the higher order: about 2 C / 3 less than Young's sqrt(2 C M), CACM
+           17 (1974). At most 2% off the best where a checkpoint takes up to M, or 3 M and more
+    """
+    raise NotImplementedError("exercise 4.1: about 5 lines")
+
+
+# %%
+optimal_interval = check(optimal_interval)
+
+# %% [markdown]
+# ### 4.2 What is left
+# > difficulty 4/5 · importance 5/5 · 20 minutes · about 5 lines
+#
+# **Predict.** The same run, checkpoints of a minute after every 20 minutes of work, and 10 minutes until a job works again after a failure. Which share of all time, in percent, is useful work?
+
+# %%
+check(resilience_goodput=...)
+
+# %% [markdown]
+# *Goodput* is that share. Exact is possible: failures at random have no memory. The chance that L seconds go well is e^(-L/M). If one may begin again at once after each failure, it takes M (e^(L/M) - 1) seconds on average until L seconds have gone well. A restart is to be gone through first, after each failure.
+
+# %%
+def goodput(interval, checkpoint_seconds, mean_seconds, restart_seconds):
+    """The expected share of the time that is useful work, in a run that is long.
+
+    Failures come at random, also while the job saves or restarts. What was done since the last
+    whole checkpoint is lost, and each failure costs a restart. Exact, and 0.0 where it is too
+    small for a float: then nothing ever gets done.
+    interval  seconds of work between two checkpoints
+    error  ValueError where interval or mean_seconds is not above 0
+    """
+    raise NotImplementedError("exercise 4.2: about 5 lines")
+
+
+# %%
+goodput = check(goodput)
+
+# %% [markdown]
+# By your functions, beside a simulation that goes from failure to failure: a run on 16,384 GPUs whose checkpoints stand still for 20 seconds, for 2 minutes or for 10. The marks are your optimal intervals. The tops are flat: twice the best interval costs little.
+
+# %%
+from ranklab.resilience.interval import random_gaps, simulate
+
+HOUR = 3600
+mean = 54 * 24 / 419 * HOUR
+plots.intervals(goodput, optimal_interval, simulate, random_gaps(mean, 3000), mean,
+                checkpoints=(20, 120, 600), restart=600)
+
+# %% [markdown]
+# ### 4.3 Never torn
+# > difficulty 3/5 · importance 5/5 · 20 minutes · about 15 lines
+#
+# A process that is killed while it writes leaves half a file under the good name, and the old one is gone. The power may fail after the write and before the disk has it. What can be done at once is a *rename* within one folder: it happens, or it doesn't. And `os.fsync` waits until bytes are on the disk.
+
+# %%
+def atomic_save(state, path):
+    """The file at `path` holds `state`, for torch.load; at any moment it is the old one or the new.
+
+    Also when the process is killed in the middle, or when the power fails: the bytes are on the
+    disk (os.fsync) before the name is changed, and then the name is, too (os.fsync of the folder).
+    It is written in the folder of `path`, for another may be another disk. After a save nothing
+    else is left there, not even of a save that was killed before, and no file is open.
+    One process at a time saves to a path; others save to other paths of the same folder meanwhile.
+    path   a str or a Path, also "name.pt" alone
+    error  a full disk, a state that can't be pickled: raised, and the folder is as it was
+    """
+    raise NotImplementedError("exercise 4.3: about 15 lines")
+
+
+# %%
+atomic_save = check(atomic_save)
+
+# %% [markdown]
+# The checkpoints of this course (`ranklab/checkpoint/`) are many files, one for each rank, with checksums; the index is renamed into place last. A folder without index is no checkpoint.
+
+# %% [markdown]
+# ### 4.4 Bit for bit
+# > difficulty 3/5 · importance 5/5 · 25 minutes · about 18 lines
+#
+# A run that goes on *nearly* as before hides the next bug: a batch seen twice, dropout that repeats itself, a learning rate that starts again. If it is bit-equal, every difference is a mistake.
+#
+# `Run` is given: a small classifier with all that real ones have. Read what moves on in a step:
+
+# %%
+import inspect
+
+from ranklab.baseline.checkpointing import random_state, set_random_state
+from ranklab.resilience.resume import Loader, Run
+
+print(inspect.getsource(Loader.next))
+print(inspect.getsource(Run.step))
+
+
+# %%
+def resume_exact(run, saved=None):
+    """Without `saved`: returns all that must be kept of this moment of the Run; nothing is changed.
+    With `saved`, what it returned: the run stands at that moment again, and its next steps are
+    bit-equal to those that followed then; also in a fresh process.
+
+    What is returned can be pickled, and later steps do not change it. A run can be put back to it
+    any number of times. Run and Loader are given: look there what moves on.
+    """
+    raise NotImplementedError("exercise 4.4: about 18 lines")
+
+
+# %%
+resume_exact = check(resume_exact)
+
+# %% [markdown]
+# `random_state()` of lab 01 is torch's alone, and `set_random_state` puts it back. A run with its two functions, on handwritten digits. After 30 steps it is saved by yours; then it goes on, and a second process goes on from the file:
+
+# %% tags=["nbval-check-output"]
+from sklearn.datasets import load_digits
+
+
+def new_run():
+    digits = load_digits()
+    images = torch.from_numpy(digits.data).float()[:400] / 16
+    return Run(images.to(device()), torch.from_numpy(digits.target)[:400].to(device()))
+
+
+def train(path, first):
+    run = new_run()
+    if not first:
+        resume_exact(run, torch.load(path, weights_only=False))
+    else:
+        [run.step() for _ in range(30)]
+        atomic_save(resume_exact(run), path)
+    return [run.step() for _ in range(10)]
+
+
+losses = [launch(train, folder / "run.pt", first, ranks=1)[0] for first in (True, False)]
+print("the same losses, bit for bit:", losses[0] == losses[1], f"(the last one {losses[0][-1]:.3f})")
+
+# %% [markdown]
+# ### 4.5 Fewer ranks, the same batch
+# > difficulty 3/5 · importance 4/5 · 15 minutes · about 8 lines
+#
+# A node is gone, and no spare is there. With 7 of 8 ranks the run can go on, if a step stays what it was: the same global batch, the same mean. Then learning rate and loss curve stay, too. Given is lab 00's `shard_range(n, rank, ranks)`: a rank's part of n positions.
+
+# %%
+from ranklab.ranks import shard_range
+
+
+def elastic_batch(batch, ranks, micro_batch):
+    """[[(positions, weight), ...] of rank 0, of rank 1, ...]: the micro-batches of one step.
+
+    Each position 0 .. batch-1 of the global batch is there once. The sum over all micro-batches, of
+    all ranks, of weight x gradient of its mean loss is the gradient of the mean over the batch.
+    positions  a range; at most `micro_batch` of them
+    weight     a float
+    All ranks have the same number of micro-batches, because sharded models communicate in each, and
+    no more of them than are needed. Ranks' numbers of positions differ by one at most. Where there
+    is nothing left for a rank, its micro-batch is empty, and its weight 0.
+    error  ValueError where a number is below 1
+    """
+    raise NotImplementedError("exercise 4.5: about 8 lines")
+
+
+# %%
+elastic_batch = check(elastic_batch)
+
+# %% tags=["nbval-check-output"]
+for ranks in (8, 7):
+    plan = elastic_batch(64, ranks, 4)
+    print(f"{ranks} ranks: micro-batches of", [len(p) for p, _ in plan[0]], "on the first,",
+          [len(p) for p, _ in plan[-1]], "on the last; weights add up to",
+          sum(weight for mine in plan for _, weight in mine))
+
+# %% [markdown]
+# ### 4.6 Who is slow
+# > difficulty 3/5 · importance 5/5 · 15 minutes · about 6 lines
+#
+# One GPU that runs hot is 20% slower, and so is the whole run: all others wait. In the step times of all ranks it can't be seen, because they are equal. What differs is the time until a rank *reaches* the collective.
+
+# %%
+def find_straggler(seconds, threshold=1.2, recent=32):
+    """The ranks that are slow now, the slowest first; [] where there is none.
+
+    A rank is slow where it takes more than `threshold` times as long as the ranks of the same step
+    usually do, in most of the last `recent` steps. So noise is no alarm, nor a pause now and then
+    (garbage collection, a checkpoint), nor a step in which all are slow. At most half of the ranks
+    are slow; two of two differ by more than `threshold`.
+    seconds  (steps, ranks): until the rank reached the collective of the step; not changed
+    error    ValueError where it is not of two dimensions, or is empty
+    """
+    raise NotImplementedError("exercise 4.6: about 6 lines")
+
+
+# %%
+find_straggler = check(find_straggler)
+
+# %% [markdown]
+# ### Further
+#
+# #### `health_check`
+# > difficulty 4/5 · importance 4/5 · 30 minutes · about 20 lines
+#
+# Before a run starts, and after each failure: is a GPU wrong, is one slow, is a link? A `Probe` measures one rank or one link (given); who measures what when, and what it means, is yours. Of a ring's links each rank can use one at a time: even ones first, then odd ones. A link that is slow on both sides of a rank is that rank's card.
+
+# %%
+from ranklab.resilience.health import Health, Probe
+
+
+def health_check(probe, group=None, slow=3.0):
+    """Health of all ranks and of the links of their ring, the same on every rank.
+
+    probe  a Probe, or what has its three methods: product() -> (right?, seconds), memory() ->
+           right?, message(partner, group) -> seconds, on both ranks of the link
+    slow   how many times as long as the fastest rank's product, or the fastest link's message
+    A link is as slow as the slower of its two measurements. Two ranks have one link, one has none.
+    cost   product and memory once a rank, a message for each link, at most 3 after one another
+           however many ranks: a rank talks to one at a time. Then one all-gather of 4 numbers
+    """
+    rank, R = dist.get_rank(group), dist.get_world_size(group)
+    raise NotImplementedError("exercise health_check: about 20 lines")
+
+
+# %%
+health_check = check(health_check)
+
+# %% [markdown]
+# `help(Health)` says what it returns. The messages of this probe are real, and its seconds are made up: a bad cable between ranks 1 and 2.
+
+# %% tags=["nbval-check-output"]
+class BadCable(Probe):
+    def message(self, partner, group=None):
+        super().message(partner, group)
+        is_bad = {dist.get_rank(group), partner} == {1, 2}
+        return 0.5 if is_bad else 0.01  # not those of this machine, which may be busy
+
+
+print(launch(lambda: health_check(BadCable(times=1)).links, ranks=4)[0])
+
+# %% [markdown]
+# #### `silent_corruption`
+# > difficulty 3/5 · importance 4/5 · 20 minutes · about 12 lines
+#
+# A GPU that computes wrong and says nothing is the worst of all. 6 of Llama 3's 419 interruptions were that. But data-parallel ranks have the same weights: they must be equal bit for bit. So compare, without sending the weights.
+
+# %%
+def silent_corruption(parameters, group=None):
+    """{name: [rank, ...]} of the parameters whose bits are not alike on all ranks; {} if all are.
+
+    The ranks are those that differ from more than half of them; [] where no more than half are
+    alike, as with two ranks: then nobody knows which is right. The same on every rank.
+    parameters  {name: tensor}, the same names in the same order on all ranks; of any types, also
+                with NaN, strided or empty
+    cost   one all-gather of 8 bytes for each parameter; the tensors are not sent
+    """
+    raise NotImplementedError("exercise silent_corruption: about 12 lines")
+
+
+# %%
+silent_corruption = check(silent_corruption)
+
+# %% [markdown]
+# One bit of one number is turned on rank 2 of four. And a rank that *computes* wrong is found before its weights are: `recompute_step` lets all ranks compute the gradients of one rank's batch.
+
+# %% tags=["nbval-check-output"]
+def turn_a_bit():
+    torch.manual_seed(0)
+    model = torch.nn.Linear(64, 64, device=device())
+    if dist.get_rank() == 2:
+        model.weight.data.view(torch.int32)[5, 7] ^= 1
+    return silent_corruption(dict(model.named_parameters()))
+
+
+print(launch(turn_a_bit, ranks=4)[0])
+
+# %% [markdown]
+# #### `loss_spike`
+# > difficulty 3/5 · importance 3/5 · 20 minutes · about 10 lines
+#
+# The loss jumps. Often it comes back by itself; sometimes the run is lost. PaLM's loss spiked about 20 times: its authors went back some 100 steps, and left out 200 to 500 batches. From another checkpoint the same batches made no spike (arXiv 2204.02311, section 5.1).
+
+# %%
+def loss_spike(losses, window=64, limit=6.0, patience=3):
+    """"go on", "skip" or "roll back": what to do with the step whose loss is losses[-1], before its
+    update.
+
+    "go on"      it is finite, and not far above the losses of the `window` steps before
+    "skip"       else: leave this batch out
+    "roll back"  it is the last of `patience` such losses, one after the other: skipping did not
+                 help; go back to a checkpoint before them, and leave their batches out
+    Far above: by more than `limit` times their usual spread, a standard deviation where there are
+    no spikes. Losses that fall are no spike, nor are low ones. Earlier spikes and losses that are
+    not finite do not hide a new spike. A rise of 1% is none, however calm the losses were. Of the
+    first 20 losses each finite one is good: they fall steeply.
+    losses  a list of floats, not changed
+    """
+    raise NotImplementedError("exercise loss_spike: about 10 lines")
+
+
+# %%
+loss_spike = check(loss_spike)
+
+# %% [markdown]
+# #### `recovery_policy` - open
+# > difficulty 5/5 · importance 3/5 · 50 minutes · about 30 lines
+#
+# A node fails. Wait for its repair, go on with fewer, or take a spare that was paid for all along? How often to save, when failures come in bursts, or more often than was promised? There is no recipe, and no best policy.
+#
+# A job runs in a simulation, on a trace of failures out of published rates. Your policy is asked at the start and at each event. The score is useful work for each node-second that is paid. The check wants a part of what an oracle gets that knows the trace, and prints yours beside it, and beside Daly's interval with waiting. `help(State)`, `help(Decision)` and `help(Job)` say what is seen and what can be decided.
+
+# %%
+from ranklab.resilience.cluster import Decision, Job, State, run_policy
+from ranklab.resilience.policy import daly_policy, oracle
+from ranklab.resilience.traces import REGIMES, make_trace
+
+
+### BEGIN SOLUTION
+
+
+### END SOLUTION
+def recovery_policy(state):
+    """The Decision that a job takes when something has happened: see State and Decision.
+
+    Asked at the start and at each event; keeps nothing between calls. Its score, by run_policy, is
+    the useful work for each node-second that is paid. The check wants `reach` of an oracle's score
+    in each of REGIMES, on other traces than the lab's.
+    """
+    raise NotImplementedError("exercise recovery_policy: about 30 lines")
+
+
+# %%
+recovery_policy = check(recovery_policy)
+
+# %%
+scores = {}
+for name, regime in REGIMES.items():
+    trace, seconds = make_trace(regime), regime.days * 24 * HOUR
+    scores[name] = {"waiting, Daly": run_policy(daly_policy, regime.job, trace, seconds),
+                    "yours": run_policy(recovery_policy, regime.job, trace, seconds),
+                    "oracle": oracle(regime.job, trace, seconds)[0]}
+plots.policies(scores)
+
+# %% [markdown]
+# ## 5. The real thing
+#
+# **A save beside the work.** torch's DCP saves the shards of an FSDP2 model and AdamW on two ranks. `save` returns when all is written: the steps stand still. `async_save` copies the state, returns, and a thread writes. To make the order certain its write waits here for three steps:
+
+# %% tags=["nbval-check-output"]
+from ranklab.resilience import peers
+
+found = launch(peers.async_beside_sync, folder / "dcp", ranks=2)[0]
+for way in ("sync", "async"):
+    print(f"{way:5}", " -> ".join(found[way]))
+print(f"{found['state']:,} bytes of state on each rank; async_save wrote what there was at the call:",
+      found["as at the call"])
+
+# %% [markdown]
+# A step pays for the copy in memory, not for the disk. The price is memory: the state is there twice.
+#
+# **A supervisor.** torchrun is torch elastic. When a rank dies, it ends the others and starts all again; what they go on from is their own affair. The same training under `launch`, undisturbed, and under `torchrun --max-restarts=2`, where rank 1 kills itself after step 6. It saves every 4 steps:
+
+# %% tags=["nbval-check-output"]
+runs = {"launch, undisturbed": launch(peers.train, folder / "usual", ranks=2)[0],
+        "torchrun, a rank dies": peers.elastic_losses(folder / "elastic")}
+for name, found in runs.items():
+    print(f"{name:22} restarts {found['restarts']}, began at step {found['began']}, last loss "
+          f"{found['loss']:.6f}")
+print("bit for bit:", len({found["loss"] for found in runs.values()}) == 1)
+
+# %% [markdown]
+# torch elastic sees processes that end. Two packages see more; they are an extra, for Linux on x86: `python -m pip install -c constraints.txt -e '.[resilience]'`, 20 MB.
+#
+# - **A hang.** `python labs/jobs/ft_step.py` runs the same training under `ft_launcher` of NVIDIA's nvidia-resiliency-ext. A monitor beside each rank waits for its heartbeats, 3 seconds here. Rank 1 is stopped by SIGSTOP. It is named 2.9 to 3.5 s later (five runs; on a busy machine the script waits longer). All ranks start again, begin at step 4, and the last loss is the one above, bit for bit. The project's `Heartbeats` do the same by a shared file: a stopped rank is ended after a second without a step.
+# - **No restart.** `python labs/jobs/torchft_step.py` trains two replica groups with torchft. One is killed after step 10. The other goes on alone; the dead one is started again, takes weights and step from the living one, and joins. In six runs the living one stood still for 1.0 or 1.1 s, the lighthouse's timeout, and made 19 to 43 steps alone; in the end the sums of both groups' weights are equal in all 12 digits. No checkpoint is read, and no step of the living one is lost. But while it is alone, its batch is half as large.
+
+# %% [markdown]
+# **Without a disk.** Gemini (SOSP 2023) keeps each rank's shard in a neighbour's memory, too. Rank 2 of four dies; a new one takes its place, and gets its state from rank 3:
+
+# %% tags=["nbval-check-output"]
+from ranklab.meter import Traffic
+from ranklab.resilience.neighbour import Neighbour
+
+
+def keep_and_recover():
+    rank, keeper = dist.get_rank(), Neighbour()
+    shard = [torch.full((1000,), float(rank), device=device())]
+    with Traffic() as traffic:
+        keeper.keep(7, shard)
+    if rank == 2:  # what a new process has
+        keeper, shard = Neighbour(), [torch.zeros(1000, device=device())]
+    step = keeper.recover(shard)
+    return f"step {step}, {shard[0].mean():.0f} is there again; keep() sent {traffic.sent_bytes} bytes"
+
+
+print(*launch(keep_and_recover, ranks=4), sep="\n")
+
+# %% [markdown]
+# **Predict.** 128 nodes in a ring, each with a copy of the shard of the node before it. Two random nodes die together. How likely, in percent, is it that a shard is lost?
+
+# %%
+check(resilience_neighbour_lost=...)
+
+# %% [markdown]
+# ## 6. Project
+#
+# **A run that survives.** Lab 12's GPT on real text, over four ranks (data 2 x pipeline 2, ZeRO-1), under a supervisor and a chaos monkey: ranks are killed by SIGKILL, stopped by SIGSTOP, or leave a collective; bytes of a checkpoint are changed; a disk is full in the middle of a save; a rank is slow. The supervisor sees heartbeats. It starts what is left in a layout that fits, from the last checkpoint that is whole:
+
+# %%
+from ranklab.projects import resilience as project
+
+trial = project.trial(faults=3, seed=44, steps=30)
+print(project.report([trial], find_straggler, goodput))
+
+# %%
+plots.lives(trial.found, trial.config.steps)
+
+# %% [markdown]
+# The held-out loss is that of a run that nothing disturbed, to a millionth: another layout adds in another order. Weights and optimizer are equal bit for bit to a run that changes its layout at the same steps, but is not disturbed: all of the faults have left no trace. Your `find_straggler` is given each rank's seconds divided by those of the undisturbed run, because stages of a pipeline have more or less to do.
+#
+# **Your turn.** Change one thing, and first write down which numbers change: `seed`, more faults, `checkpoint_every=8`, other layouts.
+
+# %%
+print(project.report([project.trial(faults=2, seed=5, checkpoint_every=8)], find_straggler, goodput))
+
+# %% [markdown]
+# ## 7. Measure
+#
+# Predicted beside simulated: goodput of Llama 3's run by your formula, at your interval, for three sizes, with checkpoints of a minute and restarts of ten.
+
+# %% tags=["nbval-check-output"]
+for gpus in (2048, 16384, 131072):
+    mean = 54 * 24 / 419 * HOUR * 16384 / gpus
+    interval = optimal_interval(60, mean)
+    said, seen = goodput(interval, 60, mean, 600), simulate(interval, 60, random_gaps(mean, 20000), 600)
+    print(f"{gpus:7,} GPUs: a failure each {mean / 60:5.0f} min, a checkpoint each "
+          f"{interval / 60:4.1f} min; useful {said:.1%}, simulated {seen:.1%}")
+
+# %% [markdown]
+# Llama 3 reports more than 90% of effective training time. At eight times the size, with the same parts, half of the time would be lost. So checkpoints must cost seconds, and restarts must not start all again.
+
+# %% [markdown]
+# ## 8. Interview questions
+#
+# Say your answer aloud before you unfold it. `ranklab drill --lab 14` in a terminal asks these and more, with other numbers each time.
+
+# %%
+questions("14_resilience")
+
+# %% [markdown]
+# ## 9. On real GPUs
+#
+# ```bash
+# python -m ranklab.projects.resilience --faults 5 --seed 1
+# python -m ranklab.projects.resilience --soak 20
+# sbatch labs/jobs/resilience.sbatch
+# ```
+#
+# With seeds 1 to 100 and five faults each, 100 of 100 ended as if undisturbed; of 754 checkpoints none was torn (`make soak`, half an hour on two busy cores). On one H200 (torch 2.11) every cell of this lab ran, but for the last edits of section 5. The job is a 70B on 256 GPUs: torchrun starts its ranks again when one dies, Slurm requeues it when a node is gone, and it goes on from the last whole checkpoint. It has not been run by us: we have no 256 GPUs. What was run is named above.
+#
+# What changes there: NCCL's watchdog ends a collective that hangs (`TORCH_NCCL_ASYNC_ERROR_HANDLING`, and the timeout of the process group), and its flight recorder says in which (`TORCH_FR_BUFFER_SIZE`; lab 15). Checkpoints go to host memory first, and to the disk beside the training. `health_check` runs before the job, and again on the nodes of a failure.
+
+# %% [markdown]
+# ## 10. What we left out
+#
+# - **Saves beside the work** in the simulation of policies, and failures of the storage itself.
+# - **Healing without a restart** by functions of our own. Section 5 says what torchft does.
+# - **Errors of attention or the network** that checksums of weights don't see, because all ranks make them.
+#
+# Next: **15_cluster** (planned).

@@ -1,0 +1,193 @@
+"""The check of atomic_save: processes that die in the middle of it, and the order of its calls."""
+
+import os
+import tempfile
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from ranklab.checks.beside import expect, on_groups
+from ranklab.checks.dying import Reduced, die, in_child, watched
+from ranklab.checks.exercise import Mistake
+
+OLD, NEW = ({"step": step, "w": torch.full((5000,), float(step))} for step in (1, 2))
+BESIDE = ("Write to another file of the same folder, and when all of it is there, os.replace(it, "
+          "path): a name changes all at once.")
+SEEN = "Call os.fsync and os.replace by these names: the check watches them."
+LEFT = ("Catch what is raised, remove the file beside, and raise again. Its name must be the same "
+        "in each save of this path, so that the next save writes over what a killed one left.")
+FAILURES = {
+    "FileNotFoundError: .*''.*": "\"name.pt\" has no folder in its text: os.path.dirname gives ''. "
+                                 "Path(path).parent gives '.'.",
+    "(AttributeError|TypeError: unsupported operand).* 'str'.*": "path may be a str: Path(path).",
+    "AttributeError: 'PosixPath' object has no .*": "path may be a Path: Path(path), or os.fspath.",
+}
+
+
+def content(path):
+    """ "the old one", "the new one", or what is there instead."""
+    try:
+        found = torch.load(path, weights_only=False)
+        return next((name for name, state in (("the old one", OLD), ("the new one", NEW))
+                     if found["step"] == state["step"] and torch.equal(found["w"], state["w"])),
+                    "another one")
+    except FileNotFoundError:
+        return "not there"
+    except Exception as error:
+        return f"torn: torch.load raises {type(error).__name__}"
+
+
+def _fresh(atomic_save):
+    path = Path(tempfile.mkdtemp(), "rank.10")
+    atomic_save(OLD, path)
+    return path
+
+
+def _holds(where, path, right, hint):
+    found, names = content(path), sorted(os.listdir(path.parent))
+    expect(found == right, f"{where}: the file is {found}, not {right}", hint)
+    expect(names == [path.name], f"{where}: the folder has {names}", LEFT)
+
+
+def _plain(atomic_save):
+    path = _fresh(atomic_save)
+    _holds("a first save", path, "the old one", BESIDE)
+    node = path.stat().st_ino
+    atomic_save(NEW, str(path))
+    _holds("a second save, to a str", path, "the new one", BESIDE)
+    expect(path.stat().st_ino != node, "the old file is written over in place", "A kill in the "
+           f"middle leaves a torn one. {BESIDE}")
+    here = os.getcwd()
+    os.chdir(path.parent)
+    try:
+        atomic_save(OLD, path.name)
+    finally:
+        os.chdir(here)
+    _holds('a save to "rank.10" alone', path, "the old one", "It is in os.getcwd().")
+    free = _free_descriptor(path)
+    for _ in range(8):
+        atomic_save(OLD["w"], path)
+    expect(_free_descriptor(path) < free + 8, "after 8 saves 8 more files are open", "os.open "
+           "needs an os.close: after a thousand saves no file can be opened.")
+    expect(torch.equal(torch.load(path), OLD["w"]), "a tensor alone is another one in the file",
+           "torch.save takes any state.")
+
+
+def _free_descriptor(path):
+    with open(path, "rb") as file:
+        return file.fileno()
+
+
+def _order(atomic_save):
+    """What must come before what, so that it holds when the power fails, too."""
+    path, calls = _fresh(atomic_save), []
+
+    def note(name, first, *more):
+        is_name = name in ("replace", "rename")
+        found = os.stat(getattr(first, "fileno", lambda: first)())
+        calls.append((found.st_ino, found.st_size, Path(first).parent.resolve() if is_name
+                      else None))
+
+    with watched(note):
+        atomic_save(NEW, path)
+    node, size, folder = path.stat().st_ino, path.stat().st_size, path.parent.stat().st_ino
+    renamed = next((i for i, call in enumerate(calls) if call[2] and call[0] == node), None)
+    expect(renamed is not None, "no os.replace brings the file to `path`", SEEN)
+    place = calls[renamed][2]
+    expect(place == path.parent.resolve(), f"the file is renamed from another folder, {place.name}",
+           "Where that is another file system, os.replace raises, and a move copies: write in the "
+           "folder of `path`.")
+    synced = [(i, call[1]) for i, call in enumerate(calls) if call[0] == node and not call[2]]
+    early = [nbytes for i, nbytes in synced if i < renamed]
+    expect(synced, "the file is never synced", "The system keeps what is written in memory for a "
+           "while: os.fsync(file.fileno()) before os.replace.")
+    expect(early, "the file is synced after it was renamed", "If the power fails in between, the "
+           "new name is there and its bytes are not: os.fsync first.")
+    expect(size in early, f"{max(early, default=0):,} bytes are there at os.fsync, of {size:,}",
+           "The rest is in Python's buffer: file.flush() before os.fsync.")
+    folders = [i for i, call in enumerate(calls) if call[0] == folder]
+    expect(folders, "the folder is never synced", "The new name is an entry of the folder: "
+           "os.open(folder, os.O_RDONLY), os.fsync, os.close.")
+    expect(max(folders) > renamed, "the folder is synced before the name changes", "The new name "
+           "is an entry of the folder: os.fsync it after that.")
+
+
+def _killed(atomic_save):
+    """Killed before each call, after each of some numbers of bytes, and while it pickles."""
+    path, calls = _fresh(atomic_save), []
+    with watched(lambda name, *_: calls.append(name)):
+        atomic_save(NEW, path)
+    size = path.stat().st_size
+    ways = {f"after {most:,} bytes": (partial(atomic_save, NEW), most)
+            for most in (0, 1000, size // 2, size - 1)}
+    ways["while it pickles"] = partial(atomic_save, {**NEW, "x": Reduced(die)}), None
+    for number, name in enumerate(calls):
+        ways[f"before os.{name}, call {number + 1}"] = partial(_until, atomic_save, number), None
+    for way, (save, most) in ways.items():
+        path = _fresh(atomic_save)
+        end, found = in_child(partial(save, path), most), content(path)
+        expect(end == "killed", f"killed {way}: it {end}", "Write it in this process, anew in each "
+               "call.")
+        expect(found in ("the old one", "the new one"), f"killed {way}: the file is {found}",
+               f"Nothing may be written to `path`, or removed. {BESIDE}")
+        atomic_save(NEW, path)
+        _holds(f"killed {way}, and saved again", path, "the new one", LEFT)
+
+
+def _until(atomic_save, number, path):
+    left = iter(range(number))
+    with watched(lambda *_: next(left, None) is None and die()):
+        atomic_save(NEW, path)
+
+
+def _errors(atomic_save):
+    path = _fresh(atomic_save)
+    size = path.stat().st_size
+    ways = {f"a disk that is full after {most:,} bytes": (NEW, most)
+            for most in (0, size // 2, size - 1)}
+    ways["a state that can't be pickled"] = {"f": lambda: None}, None
+    for way, (state, most) in ways.items():
+        end = in_child(partial(atomic_save, state, path), most, dies=False)
+        expect(end == "raised", f"{way}: nothing is raised", "The run must know that it has no new "
+               "checkpoint.")
+        _holds(way, path, "the old one", BESIDE)
+
+
+def _at_once(atomic_save):
+    """Two saves in one folder under way at once: the second one begins and ends in the first."""
+    path = _fresh(atomic_save)
+    other, where = path.with_name("rank.1"), "saves to rank.1 and rank.10 at once"
+    try:
+        atomic_save({**NEW, "x": Reduced(partial(atomic_save, OLD, other))}, path)
+    except FileNotFoundError as error:
+        raise Mistake(f"{where}: {os.path.basename(str(error.filename))} is gone", MEET) from None
+    found = content(other), content(path)
+    expect(found == ("the old one", "the new one"), f"{where}: in them {' and '.join(found)}", MEET)
+
+
+MEET = ("Each path needs a file beside of its own: put the whole name of `path` into its name, and "
+        "remove no other. with_suffix takes the .10 away.")
+
+
+def check_atomic_save(atomic_save):
+    with tempfile.TemporaryDirectory() as home:
+        for part, holds in PARTS:
+            on_groups(partial(_in, home, part), atomic_save, ranks=1, failures=FAILURES)
+            yield holds
+
+
+def _in(home, part, atomic_save, ranks):
+    tempfile.tempdir = home  # of this rank, which ends with the launch
+    part(atomic_save)
+    return ()
+
+
+PARTS = (
+    (_plain, "torch.load reads the new state; a str, a Path, a name alone; nothing else is left"),
+    (_order, "written beside, synced, renamed, and the folder synced: in this order"),
+    (_killed, "killed after some bytes, while it pickles, before each call: the old one or the "
+              "new, and the next save cleans up"),
+    (_errors, "a full disk, a state that can't be pickled: an error, the old file, nothing left"),
+    (_at_once, "two saves at once in one folder do not meet"),
+)

@@ -1,0 +1,139 @@
+"""The figures of lab 14: what interrupts a run, how often to save, policies, and a run's lives."""
+
+import math
+
+import numpy as np
+from matplotlib.patches import Patch
+
+from ranklab.planner.published import table
+from ranklab.plots.style import (
+    FAINT, HATCHES, INK, TONES, bars, figure, line, look, styled,
+)
+
+PARTS = {"GPU": "GPU", "Network": "network", "Dependency": "software",
+         "Unplanned Maintenance": "maintenance", "Host": "rest of the node", "Unknown": "unknown"}
+FEW = 3  # causes below it stand in one row
+
+
+@styled
+def interruptions(title="What interrupted Llama 3: 54 days, 16,384 GPUs"):
+    """A bar for each cause: how many unexpected interruptions it made (arXiv 2407.21783, table 5).
+    """
+    rows = [(row["component"], PARTS[row["category"]], int(row["count"]))
+            for row in table("failures")
+            if row["source"].startswith("arXiv 2407.21783 Table 5") and row["category"] in PARTS]
+    few = [count for *_, count in rows if count < FEW]
+    rows = [each for each in rows if each[-1] >= FEW]
+    rows.append((f"{len(few)} other causes", "others", sum(few)))
+    fig, ax = figure(7.6, 4.4)
+    for index, part in enumerate(dict.fromkeys(part for _, part, _ in rows)):
+        mine = [(at, count) for at, (_, its, count) in enumerate(rows) if its == part]
+        pale = {"facecolor": FAINT, "edgecolor": INK, "hatch": HATCHES[index % 5]}
+        bars(ax, [at for at, _ in mine], [count for _, count in mine], index,
+             f"{part}: {sum(count for _, count in mine)}", barh=True, **pale if index > 4 else {})
+    for at, (*_, count) in enumerate(rows):
+        ax.annotate(f"{count}", (count, at), (4, 0), textcoords="offset points", va="center",
+                    fontsize=9)
+    ax.set_yticks(range(len(rows)), [name for name, *_ in rows])
+    ax.invert_yaxis()
+    ax.grid(axis="y", visible=False)
+    ax.set(title=title, xlabel="unexpected interruptions\n(arXiv 2407.21783, table 5)")
+    ax.legend(loc="lower right", title=f"{sum(count for *_, count in rows)} in all",
+              title_fontsize=9, alignment="left")
+    return fig
+
+
+@styled
+def intervals(goodput, optimal_interval, simulate, gaps, mean, checkpoints=(20, 120, 600),
+              restart=600, title="How often to save"):
+    """Useful share of the time over the work between two checkpoints; a line for each duration of a
+    checkpoint by the formula, dots by simulation, a star at the best interval by the formula.
+
+    goodput, optimal_interval, simulate  as in resilience/interval.py; gaps of simulate
+    mean, checkpoints, restart           seconds
+    """
+    fig, ax = figure(7.6, 3.6)
+    minutes = np.geomspace(0.5, 400, 60)
+    for index, seconds in enumerate(checkpoints):
+        said = [number(goodput, 60 * each, seconds, mean, restart) for each in minutes]
+        name = f"{seconds} s" if seconds < 120 else f"{seconds / 60:g} min"
+        line(ax, minutes, said, index, f"a checkpoint takes {name}", marker="")
+        ax.plot(minutes[::4], [simulate(60 * each, seconds, gaps, restart)
+                               for each in minutes[::4]],
+                linestyle="none", marker="o", markersize=4, color=TONES[index],
+                label="simulated" if index == len(checkpoints) - 1 else "")
+        best = number(optimal_interval, seconds, mean)
+        height = number(goodput, best, seconds, mean, restart) if best > 0 else math.nan
+        ax.plot([best / 60], [height], linestyle="none", marker="*", markersize=15,
+                color=TONES[index], markeredgecolor="white", zorder=3,
+                label="optimal interval" if index == len(checkpoints) - 1 else "")
+    ax.set(xscale="log", ylim=(0, 1), title=title, xlim=(0.4, 500),
+           xlabel="minutes of work between two checkpoints (log scale)",
+           ylabel="useful share of the time")
+    ax.xaxis.set_major_formatter("{x:g}")
+    ax.yaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
+    ax.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+    return fig
+
+
+def number(function, *arguments):
+    """What a function of the reader returns, as a float; NaN where it is no number, or raises."""
+    try:
+        return float(function(*arguments))
+    except Exception:
+        return math.nan
+
+
+@styled
+def policies(scores, title="Useful work for each node-second that is paid"):
+    """Groups of bars: the score of each policy in each regime of failures.
+
+    scores  {regime: {policy: score}}
+    """
+    fig, ax = figure(8.2, 3.4)
+    names = [*next(iter(scores.values()))]
+    width = 0.8 / len(names)
+    for index, name in enumerate(names):
+        at = [group + (index - (len(names) - 1) / 2) * width for group in range(len(scores))]
+        values = [each[name] for each in scores.values()]
+        bars(ax, at, values, index, name, width=0.95 * width)
+        for x, value in zip(at, values):
+            ax.annotate(f"{value:.2f}", (x, value), (0, 2),
+                        textcoords="offset points", ha="center", fontsize=8)
+    ax.set_xticks(range(len(scores)), [name.replace(" ", "\n", 1) for name in scores])
+    ax.grid(axis="x", visible=False)
+    ax.set(title=title, ylabel="score", ylim=(0, 1.05))
+    ax.legend(loc="lower center", bbox_to_anchor=(0.5, -0.36), ncols=len(names))
+    return fig
+
+
+@styled
+def lives(found, steps, title="A run that survives"):
+    """A row for each launch: its steps, those in white are lost and computed again; what struck it.
+
+    found  Survived of projects/resilience/survive.py
+    """
+    fig, ax = figure(8.2, 0.42 * len(found.lives) + 1.7)
+    layouts = [*dict.fromkeys(str(life.layout) for life in found.lives)]
+    for row, life in enumerate(found.lives):
+        counts = min([after.first for after in found.lives[row + 1:]] + [life.last])
+        counts = max(life.first, counts)
+        index = layouts.index(str(life.layout))
+        bars(ax, [row], [counts - life.first], index, barh=True, left=life.first)
+        ax.barh([row], [life.last - counts], left=counts, facecolor="white",
+                edgecolor=TONES[index % 5], linewidth=1.4, linestyle="--")
+        ax.plot([life.first] * 2, [row - 0.4, row + 0.4], color=INK, linewidth=1.6)
+        words = [f"{fault.kind} (rank {fault.rank % life.layout.ranks})"
+                 for fault in sorted(life.faults, key=lambda fault: fault.step)]
+        ax.annotate(", ".join(words) or life.ended[:40], (life.last, row), (5, 0),
+                    textcoords="offset points", va="center", fontsize=9)
+    ax.set_yticks(range(len(found.lives)), [f"launch {row + 1}" for row in range(len(found.lives))])
+    ax.invert_yaxis()
+    ax.grid(axis="y", visible=False)
+    ax.set(xlabel="step", xlim=(-0.5, 1.45 * steps), xticks=range(0, steps + 1, 5))
+    ax.axvline(steps, color=INK, linewidth=0.8, linestyle=":")
+    lost = Patch(facecolor="white", edgecolor=INK, linestyle="--", label="lost, computed again")
+    ax.legend(handles=[Patch(**look(index), label=each) for index, each in enumerate(layouts)]
+              + [lost], loc="lower center", bbox_to_anchor=(0.5, 1), ncols=3)
+    fig.suptitle(title, fontsize=11, weight="bold")
+    return fig

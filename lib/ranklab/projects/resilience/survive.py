@@ -1,0 +1,149 @@
+"""survive: the supervisor. It starts ranks, notices that they are gone or hang, and goes on."""
+
+import contextlib
+import dataclasses
+import shutil
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from ranklab.checkpoint.files import INDEX, Files, complete, saves
+from ranklab.engine import RankError, launch
+from ranklab.engine.report import MEMORY
+from ranklab.hybrid import Hybrid, Layout
+from ranklab.projects.command import LAUNCH_LIMIT
+from ranklab.projects.hybrid.training import new_model
+from ranklab.projects.resilience.chaos import MARK, ChaosTrainer, Left
+from ranklab.resilience.heartbeat import Heartbeats, watched
+
+STALL = 1.0  # seconds in which all ranks sleep in communication
+SPARE = 3  # failures more than faults; with another one something else is wrong
+
+
+@dataclass
+class Life:
+    """From a launch to its end. Arrays are those of Heartbeats, of steps first to last."""
+
+    layout: Layout
+    first: int  # the step of the checkpoint that it began with; 0: from the beginning
+    last: int  # that a rank has done
+    ended: str  # why, in the engine's words; "": nothing failed
+    noticed: float  # seconds from the last fault to the end
+    faults: list  # that have struck
+    times: np.ndarray
+    work: np.ndarray
+    saves: np.ndarray
+
+
+@dataclass
+class Survived:
+    """What a training has been through."""
+
+    lives: list = field(default_factory=list)
+    loss: float | None = None  # held out, after the last step
+    state: dict = field(default_factory=dict)  # {box: tensor}, of the last checkpoint
+    checked: int = 0  # checkpoints whose files were all compared with their checksums
+    damaged: int = 0  # of these
+    torn: int = 0  # of these, but not by the monkey: there must be none
+    seconds: float = 0.0
+
+    def path(self):
+        """[(Layout, the step up to which it counts)]; None: to the end."""
+        path = []
+        for life in self.lives:
+            path = [each for each in path if each[1] < life.first]
+            if not path or path[-1][0] != life.layout:
+                path.append((life.layout, life.first))
+        stops = [first for _, first in path[1:]] + [None]
+        return [(layout, stop) for (layout, _), stop in zip(path, stops)]
+
+
+def survive(shape, text, config, layouts, faults=(), timeout=LAUNCH_LIMIT, path=(), heartbeat=3):
+    """The model is trained to the last step, whatever fails on the way; returns a Survived.
+
+    layouts    the first that the ranks left suffice for is taken, or the last; a rank that is lost
+               is there again a launch later
+    faults     Faults that strike
+    path       of a Survived, to be followed instead
+    heartbeat  seconds without a step, times patience(), after which ranks are ended
+    error      RankError where ranks fail SPARE times more than there are faults
+    """
+    for layout in layouts:
+        config.refuse_what_does_not_fit(shape, layout)
+    found, started, path, left = Survived(), time.monotonic(), list(path), layouts[0].ranks
+    with tempfile.TemporaryDirectory(prefix="ranklab-chaos-") as folder:
+        struck, saved = Path(folder, "struck"), Path(folder, "saved")
+        struck.mkdir(), saved.mkdir()
+        job = shape, text, dataclasses.replace(config, checkpoint=str(saved)), faults, struck
+        while found.loss is None:
+            fitting = [layout for layout in layouts if layout.ranks <= left] or layouts[-1:]
+            layout, stop = path.pop(0) if path else (fitting[0], None)
+            life = live(found, job, layout, last_whole(saved, found), stop, timeout, heartbeat)
+            left = layouts[0].ranks - sum(fault.lost for fault in life.faults)
+        last_whole(saved, found)
+        files = Files(complete(saved)[-1])
+        for rank in range(layout.ranks):
+            found.state |= files.open(rank)["boxes"]
+    found.seconds = time.monotonic() - started
+    return found
+
+
+def live(found, job, layout, first, stop, timeout, heartbeat):
+    """One launch: to the end, to step `stop`, or until something fails. Returns its Life."""
+    config, faults, struck = job[2:]
+    before, ended = {*struck.iterdir()}, ""
+    file = str(struck.with_name(f"beats-{len(found.lives)}"))
+    beats = Heartbeats(file, layout.ranks, config.steps, "w+")
+    try:
+        with watched(beats, heartbeat):
+            found.loss = launch(_work, *job, layout, file, stop, ranks=layout.ranks,
+                                timeout=timeout, stall=STALL)[0]  # fmt: skip
+    except RankError as error:
+        if len(found.lives) >= len(faults) + SPARE:
+            raise
+        ended = str(error).splitlines()[0].removesuffix(MEMORY)
+    new = sorted((float(file.read_text()), file) for file in {*struck.iterdir()} - before)
+    noticed = time.monotonic() - (new[-1][0] if new else 0)
+    last = max(beats.times.any(axis=0).nonzero()[0], default=first)
+    seen = [each[:, first : last + 1].copy() for each in (beats.times, beats.work, beats.saves)]
+    found.lives.append(Life(layout, first, int(last), ended, noticed,
+                            [faults[int(file.name)] for _, file in new], *seen))
+    return found.lives[-1]
+
+
+def _work(shape, text, config, faults, struck, layout, beats, stop):
+    """On each rank: the held-out loss; None where the last step is not done."""
+    hybrid, beats = Hybrid(layout.new_mesh(), layout), Heartbeats(beats, layout.ranks, config.steps)
+    trainer = ChaosTrainer(new_model(shape, "meta"), text, config, hybrid, False,
+                           beats=beats, faults=faults, struck=struck)
+    if complete(Path(config.checkpoint)):
+        trainer.resume()
+    with contextlib.suppress(Left):
+        trainer.fit(stop)
+        if trainer.steps_done == config.steps:
+            return trainer.history.held_out.get(config.steps) or trainer.evaluate()
+
+
+def last_whole(folder, found):
+    """The step of the last checkpoint that agrees with its checksums; 0: there is none. Damaged and
+    unfinished ones are deleted, so no rank may be running.
+    """
+    step = 0
+    for place in saves(folder).values():
+        if not (place / INDEX).exists():  # a rank was killed as it wrote
+            shutil.rmtree(place)
+            continue
+        found.checked += 1
+        try:
+            files = Files(place)
+            for rank in range(files.index["ranks"]):
+                files.open(rank)
+            step = files.index["step"]
+        except ValueError:
+            found.damaged += 1
+            found.torn += not (place / MARK).exists()
+            shutil.rmtree(place)
+    return step

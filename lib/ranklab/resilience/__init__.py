@@ -1,0 +1,33 @@
+"""Resilience: a run goes on, though its machines fail.
+
+    interval.py    optimal_interval, goodput: how often to save, and what share is useful work
+    save.py        atomic_save: a file that is the old one or the new one, whenever it is killed
+    resume.py      resume_exact: all that a run must keep to go on bit for bit
+    elastic.py     elastic_batch: the same batch on any number of ranks
+    straggler.py   find_straggler: the slow ranks, by the seconds of each
+    health.py      health_check: wrong and slow ranks, slow links
+    corruption.py  silent_corruption: the rank whose numbers have changed
+    spike.py       loss_spike: go on, skip, or roll back
+    policy.py      recovery_policy: interval, spares, shrink or wait; cluster.py simulates the job,
+                   traces.py makes failures out of published rates
+    neighbour.py   Neighbour: a copy of each rank's shard in another rank's memory
+    heartbeat.py   Heartbeats: ranks that have stopped are noticed
+    peers.py       the same by torch: DCP's async_save, torch elastic
+"""
+
+from ranklab.resilience.corruption import recompute_step, silent_corruption
+from ranklab.resilience.elastic import elastic_batch
+from ranklab.resilience.health import Health, Probe, health_check
+from ranklab.resilience.interval import goodput, optimal_interval
+from ranklab.resilience.neighbour import Neighbour
+from ranklab.resilience.policy import recovery_policy
+from ranklab.resilience.resume import Loader, Run, resume_exact
+from ranklab.resilience.save import atomic_save
+from ranklab.resilience.spike import loss_spike
+from ranklab.resilience.straggler import find_straggler
+
+__all__ = [
+    "Health", "Loader", "Neighbour", "Probe", "Run", "atomic_save", "elastic_batch",
+    "find_straggler", "goodput", "health_check", "loss_spike", "optimal_interval",
+    "recompute_step", "recovery_policy", "resume_exact", "silent_corruption",
+]

@@ -1,0 +1,201 @@
+"""A job on nodes that fail, simulated: what a recovery policy sees, decides and gets for it.
+
+This is a simulation, event by event and without rounding to steps. Failures come from a trace.
+Left out: saves beside the work, failures of the storage, a node that is swapped before it fails.
+How long a repair takes is known when it begins.
+"""
+
+import heapq
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is known of a job and its cluster before it starts; the means are stated, not promised.
+
+    nodes         of the whole job
+    replica       nodes that hold one copy of the model: the job runs on a multiple of it
+    mean_seconds  between failures of these `nodes`
+    restart_seconds, reshard_seconds  each start takes the first; the second comes on top where
+                  the number of nodes is another than at the last start
+    reboot_seconds, repair_seconds, broken  a failed node is away for the first on average; a
+                  `broken` share of them for the second
+    """
+
+    nodes: int
+    replica: int
+    mean_seconds: float
+    checkpoint_seconds: float
+    restart_seconds: float
+    reshard_seconds: float
+    reboot_seconds: float
+    repair_seconds: float
+    broken: float
+
+    @property
+    def most_spares(self):
+        """Spares that can be had."""
+        return self.nodes // 8
+
+
+class Event(NamedTuple):
+    """At `seconds` this node fails, and is away for `away` seconds; None: it only warns."""
+
+    seconds: float
+    node: int
+    away: float | None
+
+
+@dataclass(frozen=True)
+class State:
+    """What a policy sees when something has happened, `now` seconds after the start.
+
+    event     "start", "failure", "warning" (a node of the job may fail in 2 to 20 minutes; half
+              of the warnings are false) or "back" (a node was repaired)
+    up        nodes that could run, spares among them
+    running   nodes on which the job runs or restarts; 0: it stands, and its unsaved work is lost
+    last      nodes of the last start; before the first one all
+    unsaved   seconds of work since the last checkpoint
+    ahead     seconds of a restart or a checkpoint that are left before it works
+    failures  seconds at which nodes have failed so far, the last one last
+    back      seconds until each broken node is back, the soonest first
+    """
+
+    job: Job
+    event: str
+    now: float
+    up: int
+    running: int
+    last: int
+    unsaved: float = 0.0
+    ahead: float = 0.0
+    failures: tuple = ()
+    back: tuple = ()
+
+
+class Decision(NamedTuple):
+    """What a policy wants until the next event.
+
+    nodes     to run on: a multiple of job.replica, at most job.nodes and state.up; 0: stand and
+              wait. Where the job runs on another number, it saves first, then restarts
+    interval  seconds of work between two checkpoints
+    spares    nodes that are held and paid for besides job.nodes, in the whole run; the answer to
+              "start" counts, others are not looked at
+    save      begin a checkpoint now
+    """
+
+    nodes: int
+    interval: float
+    spares: int = 0
+    save: bool = False
+
+
+class BadDecision(ValueError):
+    """A Decision that can't be obeyed; the text says why."""
+
+
+class _Run:
+    """A job under way: the work that is saved, and what it does at the moment."""
+
+    def __init__(self, job, spares):
+        self.job, self.interval = job, job.mean_seconds
+        self.up, self.working = set(range(job.nodes + spares)), set(range(job.nodes))
+        self.running, self.last = 0, job.nodes
+        self.saved = self.unsaved = self.since = 0.0  # node-seconds, twice; seconds
+        self.ahead = []  # [is it a checkpoint?, seconds left] of what comes before more work
+
+    def advance(self, seconds):
+        """So much time has gone by, without any event."""
+        while seconds > 0 and (self.ahead or self.running):
+            if self.ahead:
+                is_save, left = self.ahead[0]
+                self.ahead[0][1] = left - seconds
+                seconds -= left
+                if seconds >= 0:
+                    self.ahead.pop(0)
+                    if is_save:
+                        self.saved, self.unsaved, self.since = self.saved + self.unsaved, 0.0, 0.0
+                continue
+            if not self.since:  # whole rounds at once
+                rounds = seconds // (self.interval + self.job.checkpoint_seconds)
+                self.saved += rounds * self.interval * self.running
+                seconds -= rounds * (self.interval + self.job.checkpoint_seconds)
+            work = min(seconds, max(0.0, self.interval - self.since))
+            self.since, self.unsaved = self.since + work, self.unsaved + work * self.running
+            seconds -= work
+            if seconds > 0:
+                self.ahead = [[True, self.job.checkpoint_seconds]]
+
+    def fails(self, node):
+        """The node is away; if the job ran on it, it stands, and what was not saved is lost."""
+        self.up.discard(node)
+        if node in self.working:
+            self.working.discard(node)
+            self.running, self.ahead, self.unsaved, self.since = 0, [], 0.0, 0.0
+
+    def obey(self, decision):
+        """The job does as it was decided.
+
+        error  BadDecision where that can't be
+        """
+        job, nodes = self.job, decision.nodes
+        if not 0 <= nodes <= min(job.nodes, len(self.up)) or nodes % job.replica:
+            raise BadDecision(f"nodes={nodes}: a multiple of {job.replica}, at most {job.nodes}, "
+                             f"and {len(self.up)} are up")
+        if not 0 < decision.interval < math.inf:
+            raise BadDecision(f"interval={decision.interval} must be above 0 and finite")
+        self.interval = decision.interval
+        if self.since and not self.ahead and (decision.save or nodes != self.running):
+            self.ahead = [[True, job.checkpoint_seconds]]
+        if nodes == self.running:
+            return
+        saving = [each for each in self.ahead if each[0]]
+        start = job.restart_seconds + (job.reshard_seconds if nodes != self.last else 0)
+        self.ahead = saving + ([[False, start]] if nodes else [])
+        self.running, self.last = nodes, nodes or self.last
+        if len(self.working) > nodes:
+            self.working = set(sorted(self.working)[:nodes])
+        self.working.update(sorted(self.up - self.working)[:nodes - len(self.working)])
+
+
+def run_policy(policy, job, trace, seconds):
+    """The score of a policy: useful work, in node-seconds, for each node-second that is paid.
+
+    policy  State -> Decision, asked at the start and at each event
+    trace   [Event] in the order of time
+    error   BadDecision
+    """
+    seen, down = (), []
+    spares = policy(State(job, "start", 0.0, job.nodes, 0, job.nodes)).spares
+    if not 0 <= spares <= job.most_spares:
+        raise BadDecision(f"spares={spares}: 0 to {job.most_spares} can be had")
+    run, now = _Run(job, spares), 0.0
+
+    def ask(event):
+        run.obey(policy(State(job, event, now, len(run.up), run.running, run.last, run.since,
+                              sum(left for _, left in run.ahead), seen,
+                              tuple(sorted(until - now for until, _ in down)))))
+
+    ask("start")
+    for at, node, away in (*trace, Event(seconds, -1, None)):
+        while down and down[0][0] <= at:
+            until, back = heapq.heappop(down)
+            run.advance(until - now)
+            now = until
+            run.up.add(back)
+            ask("back")
+        run.advance(at - now)
+        now = at
+        if node not in run.up or (away is None and node not in run.working):
+            continue
+        if away is not None:
+            run.fails(node)
+            seen += (now,)
+            if away:
+                heapq.heappush(down, (now + away, node))
+            else:
+                run.up.add(node)
+        ask("warning" if away is None else "failure")
+    return run.saved / ((job.nodes + spares) * seconds)

@@ -1,0 +1,32 @@
+"""An elastic batch: what each rank takes, so that a step is the same on any number of ranks.
+
+Parts are those of lab 00's shard_range (ranks.py).
+"""
+
+from ranklab.ranks import shard_range
+
+
+def elastic_batch(batch, ranks, micro_batch):
+    """[[(positions, weight), ...] of rank 0, of rank 1, ...]: the micro-batches of one step.
+
+    Each position 0 .. batch-1 of the global batch is there once. The sum over all micro-batches, of
+    all ranks, of weight x gradient of its mean loss is the gradient of the mean over the batch.
+    positions  a range; at most `micro_batch` of them
+    weight     a float
+    All ranks have the same number of micro-batches, because sharded models communicate in each, and
+    no more of them than are needed. Ranks' numbers of positions differ by one at most. Where there
+    is nothing left for a rank, its micro-batch is empty, and its weight 0.
+    error  ValueError where a number is below 1
+    lab    14
+    """
+    if min(batch, ranks, micro_batch) < 1:
+        raise ValueError(f"batch={batch}, ranks={ranks} and micro_batch={micro_batch} must each be "
+                         "1 or more")
+    most = -(-batch // ranks)  # rounded up: what the fullest rank takes
+    times = -(-most // micro_batch)
+    plan = []
+    for rank in range(ranks):
+        mine = shard_range(batch, rank, ranks)
+        parts = [shard_range(len(mine), i, times) for i in range(times)]
+        plan.append([(mine[part.start:part.stop], len(part) / batch) for part in parts])
+    return plan

@@ -1,0 +1,108 @@
+"""A health check before a run, or after a failure: wrong ranks, slow ranks and slow links by name.
+
+Probe measures one rank and one link; health_check says who measures what when, and what it means.
+The product is checked by its sums of rows, as in Huang and Abraham, Algorithm-Based Fault Tolerance
+for Matrix Operations (IEEE Transactions on Computers, 1984).
+"""
+
+import time
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from ranklab.engine import device
+
+
+class Health(NamedTuple):
+    """What is not well; ranks are numbered inside the group, and in order."""
+
+    wrong: list  # ranks whose product or memory is not right
+    slow: list  # ranks whose product is slow, or both of their links
+    links: list  # [(rank, the next one), ...]: slow links that are not those of a slow rank
+
+
+class Probe:
+    """What one rank can measure. Numbers are whole and small, so every sum is exact."""
+
+    def __init__(self, size=256, nbytes=1 << 22, times=3):
+        self.size, self.nbytes, self.times = size, nbytes, times
+
+    def product(self):
+        """(whether a matrix product is right, its seconds: the shortest of some)"""
+        generator = torch.Generator().manual_seed(0)
+        a, b = (torch.randint(-8, 9, (self.size, self.size), generator=generator).float()
+                .to(device()) for _ in "ab")
+        c, seconds = self.timed(lambda: a @ b)
+        a, b, c = a.double(), b.double(), c.double()  # its lowest bits count, too
+        return torch.equal(c.sum(1), (a * b.sum(1)).sum(1)), seconds
+
+    def memory(self):
+        """Whether memory holds what was written: bits in turn, their opposite, and addresses."""
+        room = torch.empty(self.nbytes // 8, dtype=torch.int64, device=device())
+        alternating = 0x5555555555555555
+        is_right = all(bool((room.fill_(bits) == bits).all())
+                       for bits in (alternating, ~alternating))
+        places = torch.arange(len(room), device=device())
+        return is_right and torch.equal(room.copy_(places), places)
+
+    def message(self, partner, group=None):
+        """Seconds to exchange nbytes with `partner`, who calls this too; the shortest of some."""
+        out = torch.ones(self.nbytes, dtype=torch.uint8, device=device())
+        into = torch.empty_like(out)
+
+        def exchange():
+            for work in dist.batch_isend_irecv([
+                    dist.P2POp(dist.isend, out, group=group, group_peer=partner),
+                    dist.P2POp(dist.irecv, into, group=group, group_peer=partner)]):
+                work.wait()
+            return into
+
+        return self.timed(exchange)[1]
+
+    def timed(self, call):
+        """(what call() returned last, seconds of its shortest call; the first one warms up)"""
+        shortest = float("inf")
+        for turn in range(self.times + 1):
+            start = time.perf_counter()
+            value = call()
+            if device().type != "cpu":
+                torch.accelerator.synchronize()
+            if turn:
+                shortest = min(shortest, time.perf_counter() - start)
+        return value, shortest
+
+
+def health_check(probe, group=None, slow=3.0):
+    """Health of all ranks and of the links of their ring, the same on every rank.
+
+    probe  a Probe, or what has its three methods: product() -> (right?, seconds), memory() ->
+           right?, message(partner, group) -> seconds, on both ranks of the link
+    slow   how many times as long as the fastest rank's product, or the fastest link's message
+    A link is as slow as the slower of its two measurements. Two ranks have one link, one has none.
+    cost   product and memory once a rank, a message for each link, at most 3 after one another
+           however many ranks: a rank talks to one at a time. Then one all-gather of 4 numbers
+    lab    14
+    """
+    rank, R = dist.get_rank(group), dist.get_world_size(group)
+    after, before = (rank + 1) % R, (rank - 1) % R
+    is_right, product = probe.product()
+    seconds = {rank: 0.0}
+    n_links = R if R > 2 else R - 1
+    mine = [link for link in (rank, before) if link < n_links]  # link i: from rank i to the next
+    # Even links, then odd ones: no rank waits for one that waits. In an odd ring link 0 and the
+    # last one are both even: they follow each other on rank 0.
+    for link in sorted(mine, key=lambda link: link % 2):
+        partner = after if link == rank else before
+        seconds[partner] = probe.message(partner, group)
+    mine = [is_right and probe.memory(), product, seconds[after], seconds[before]]
+    mine = torch.tensor(mine, dtype=torch.float64, device=device())
+    rows = [torch.empty_like(mine) for _ in range(R)]
+    dist.all_gather(rows, mine, group=group)
+    right, products, to_next, from_before = torch.stack(rows, dim=1).tolist()
+    links = [max(to_next[r], from_before[(r + 1) % R]) for r in range(n_links)]
+    bad = {r for r, it in enumerate(links) if it > slow * min(links)}
+    both = {r for r in range(R) if R > 2 and {r, (r - 1) % R} <= bad}  # its card, not a cable
+    return Health([r for r in range(R) if not right[r]],
+                  [r for r in range(R) if r in both or products[r] > slow * min(products)],
+                  [(r, (r + 1) % R) for r in sorted(bad) if not both & {r, (r + 1) % R}])

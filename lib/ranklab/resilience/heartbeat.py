@@ -1,0 +1,79 @@
+"""Heartbeats: ranks note each step in a file that they share; ranks that note none are ended.
+
+nvidia-resiliency-ext's ft_launcher and torchft's lighthouse do it over sockets (labs/jobs/).
+"""
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+
+from ranklab.engine.surroundings import patience
+
+LOOK = 0.05  # seconds between two looks
+STOPPED = 1.0  # seconds without a beat after which a stopped process is ended: it is not just slow
+
+
+class Heartbeats:
+    """Numbers in the file `path`: a row for each rank, a column for each step.
+
+    times  when the rank had done the step, by time.monotonic(); 0: it has not
+    work   seconds that it worked for the step, without waiting for others
+    saves  seconds of the save after the step; -inf: it was refused
+    """
+
+    def __init__(self, path, ranks, steps, mode="r+"):
+        numbers = np.memmap(path, np.float64, mode, shape=(4, ranks, steps + 1))
+        self.times, self.work, self.saves, self.pids = numbers
+
+    def begin(self, rank, step):
+        """The rank is up, and has done `step` steps before."""
+        self.pids[rank, 0], self.times[rank, step] = os.getpid(), time.monotonic()
+
+    def beat(self, rank, step, seconds):
+        """The rank has done the step."""
+        self.times[rank, step], self.work[rank, step] = time.monotonic(), seconds
+
+    def silent(self, limit):
+        """Processes to end. None while ranks start, or where one has beaten in the last second;
+        then those that a SIGSTOP has stopped; after `limit` seconds without a beat all.
+        """
+        latest = self.times.max(axis=1)
+        seconds = time.monotonic() - latest.max()
+        if not latest.all() or seconds <= STOPPED:
+            return []
+        pids = [int(pid) for pid in self.pids[:, 0]]
+        return [pid for pid in pids if is_stopped(pid)] or (pids if seconds > limit else [])
+
+
+def is_stopped(pid):
+    """True where a SIGSTOP has come to the process; False without Linux's /proc."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    return False
+
+
+@contextlib.contextmanager
+def watched(beats, limit):
+    """In the block ranks that do not beat for `limit` seconds, times patience(), are killed."""
+    over = threading.Event()
+
+    def watch():
+        silent = []
+        while not (silent or over.wait(LOOK)):
+            silent = beats.silent(limit * patience())
+        for pid in silent:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()

@@ -1,0 +1,101 @@
+"""A neighbour keeps a copy of each rank's shard in its memory: a dead rank's state without a disk.
+
+As Gemini does it (SOSP 2023), in its simplest form: one copy, on the next node of a ring. Left out:
+the copy goes out in one piece after a step, and not in parts while the network is idle.
+"""
+
+import torch
+import torch.distributed as dist
+
+from ranklab.engine import device
+
+
+class Neighbour:
+    """This rank's own snapshot, and the copy of the shard of the rank before it, in CPU memory.
+
+    distance  the copy is `distance` ranks away: the ranks of a node, so that it is on another one
+    Two generations are kept: when a rank dies in the middle of keep(), some ranks have the new one
+    and others do not, and the last one that all have is whole.
+    """
+
+    def __init__(self, distance=1):
+        self.distance = distance
+        self.kept = {}  # {step: (own bytes, bytes of the rank before)}, two at most
+
+    def keep(self, step, shard, group=None):
+        """Every rank's state at `step` is in two memories; call it each k steps, on all ranks.
+
+        shard  [tensor]: all that this rank alone has, in the same order at each call. Ranks may
+               have shards of different sizes
+        cost   the bytes of the shard and 8 more, in two messages
+        """
+        own = as_bytes(shard).to(device())
+        size = torch.tensor([own.numel()], device=own.device)
+        theirs = torch.empty(int(self._shift(size, torch.empty_like(size), group)),
+                             dtype=torch.uint8, device=own.device)
+        self._shift(own, theirs, group)
+        self.kept[step] = own.cpu(), theirs.cpu()
+        for old in sorted(self.kept)[:-2]:
+            del self.kept[old]
+
+    def recover(self, shard, group=None):
+        """The step at which all ranks stand again: each tensor of `shard` has what it had there.
+
+        Called by all ranks of the new group, those in the place of dead ones among them: these
+        have kept nothing, and their tensors are new, in the same shapes.
+        cost   each rank gathers 16 bytes of all others; a dead rank's neighbour sends its shard
+        error  RuntimeError, on every rank, where the holder of a dead rank's copy is dead, too
+        """
+        rank, size = dist.get_rank(group), dist.get_world_size(group)
+        steps = torch.tensor((sorted(self.kept) + [-1, -1])[:2], device=device())
+        all_steps = [torch.empty_like(steps) for _ in range(size)]
+        dist.all_gather(all_steps, steps, group=group)
+        all_steps = [set(each.tolist()) - {-1} for each in all_steps]
+        dead = [r for r, steps in enumerate(all_steps) if not steps]
+        after = {r: (r + self.distance) % size for r in dead}
+        alive = [steps for steps in all_steps if steps]
+        common = set.intersection(*alive) if alive else set()
+        lost = [r for r in dead if after[r] in dead]
+        if lost or not common:
+            raise RuntimeError(f"ranks {dead} are new, and nobody has a copy of ranks "
+                               f"{lost or dead}: load the last checkpoint from the disk")
+        step = max(common)
+        for r in dead:
+            if rank == after[r]:
+                dist.send(self.kept[step][1].to(device()), group=group, group_dst=r)
+            elif rank == r:
+                own = as_bytes(shard).to(device())
+                dist.recv(own, group=group, group_src=after[r])
+                _unpack_bytes(own, shard)
+        if rank not in dead:
+            _unpack_bytes(self.kept[step][0].to(device()), shard)
+        self.kept.clear()  # the dead ranks' copies of others are gone: keep() again
+        return step
+
+    def _shift(self, x, into, group):
+        """`into` has the `x` of the rank that is `distance` before; all ranks shift at once."""
+        rank, size = dist.get_rank(group), dist.get_world_size(group)
+        if self.distance % size == 0:
+            raise ValueError(f"distance={self.distance} on {size} ranks: that is the rank itself")
+        for work in dist.batch_isend_irecv([
+                dist.P2POp(dist.isend, x, group=group, group_peer=(rank + self.distance) % size),
+                dist.P2POp(dist.irecv, into, group=group,
+                           group_peer=(rank - self.distance) % size)]):
+            work.wait()
+        return into
+
+
+def as_bytes(tensors):
+    """All bytes of these tensors, of any types, in one flat uint8 tensor."""
+    return torch.cat([each.detach().contiguous().view(-1).view(torch.uint8) for each in tensors])
+
+
+def _unpack_bytes(flat, tensors):
+    with torch.no_grad():
+        for tensor, piece in zip(tensors, flat.split([each.nbytes for each in tensors])):
+            tensor.copy_(piece.clone().view(tensor.dtype).view(tensor.shape))
+
+
+def lost_together(nodes):
+    """The chance that two dead nodes, of so many in a ring, leave a shard without any copy."""
+    return min(1.0, 2 / (nodes - 1))

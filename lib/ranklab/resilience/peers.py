@@ -1,0 +1,193 @@
+"""The same by torch: DCP's async_save, which writes while steps go on, and torch elastic.
+
+    async_beside_sync  what happens between the call of a save and the end of its write, in order
+    train              on each rank, from the last save on; one may die
+    elastic_losses     that under torchrun, which starts ranks again that died
+    main               a rank of that: python -m ranklab.resilience.peers FOLDER STEPS
+
+torchft's and nvidia-resiliency-ext's scripts are labs/jobs/torchft_step.py and ft_step.py.
+"""
+
+import json
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_state_dict
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+
+from ranklab.engine import device, torchrun
+from ranklab.engine.in_place import make_group
+from ranklab.files import whole_file
+
+LIMIT = 60  # seconds
+SAVE_EVERY, FAULT_AFTER = 4, 6  # steps
+
+
+def new_model(width=512):
+    """The same small network on all ranks."""
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(16, width), torch.nn.Tanh(),
+                               torch.nn.Linear(width, 16)).to(device())
+
+
+def adamw(model):
+    return torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+
+def backward(model, optimizer, number, rank=0):
+    """Gradients of the loss on rows of this rank and this step; returns the loss."""
+    rows = torch.randn(8, 16, generator=torch.Generator().manual_seed(1000 * number + rank))
+    rows = rows.to(device())
+    loss = (model(rows) - rows).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    return loss
+
+
+# --- DCP ------------------------------------------------------------------------------------------
+
+def async_beside_sync(folder, steps=3, group=None):
+    """Each rank: {"sync": events, "async": events, "state": bytes,
+    "as at the call": whether async_save has written what there was when it was called}.
+
+    An event is "called", "step", "written" or "returned". To make their order certain, async_save's
+    write waits until `steps` steps are done; save() could only wait for ever. FSDP2 shards a model
+    and AdamW over the ranks of `group`; async_save talks in a group of its own, since its thread's
+    collectives would meet those of the steps.
+    """
+    mesh = DeviceMesh.from_group(group or dist.group.WORLD, device().type)
+    own = dist.new_group(dist.get_process_group_ranks(mesh.get_group()), backend="gloo")
+    rank, model, found = mesh.get_rank(), new_model(), {}
+    for layer in (model[0], model[2], model):
+        fully_shard(layer, mesh=mesh)
+    optimizer = adamw(model)
+
+    def work(events):
+        for number in range(steps):
+            backward(model, optimizer, number, rank)
+            optimizer.step()
+            events.append("step")
+
+    work([])
+    for way in ("sync", "async"):
+        writer, state = Writer(Path(folder, way)), dict(zip(("model", "optimizer"),
+                                                            get_state_dict(model, optimizer)))
+        before = {name: local(each).clone() for name, each in state["model"].items()}
+        saved_by(way, writer, state, own, work)
+        found[way] = writer.events
+    found["state"] = sum(local(each).nbytes for each in tensors(state))
+    dcp.load(state, checkpoint_id=Path(folder, "async"), process_group=own)
+    found["as at the call"] = all(torch.equal(local(each), before[name])
+                                  for name, each in state["model"].items())
+    return found
+
+
+class Writer(dcp.FileSystemWriter):
+    """Writes when its gate is open, and notes it."""
+
+    def __init__(self, place):
+        super().__init__(place)
+        self.gate, self.events = threading.Event(), ["called"]
+
+    def write_data(self, plan, planner):
+        self.gate.wait(LIMIT)
+        written = super().write_data(plan, planner)
+        written.wait()
+        self.events.append("written")
+        return written
+
+
+def saved_by(way, writer, state, group, work):
+    """The state is written, and the steps of `work` are done, in the order of `way`."""
+    if way == "sync":
+        writer.gate.set()
+        dcp.save(state, storage_writer=writer, process_group=group)
+    else:
+        future = dcp.async_save(state, storage_writer=writer, process_group=group)
+    writer.events.append("returned")
+    work(writer.events)
+    writer.gate.set()
+    if way == "async":
+        future.result(LIMIT)
+
+
+def local(x):
+    """What this rank has of a DTensor."""
+    return (x.to_local() if hasattr(x, "to_local") else x).detach()
+
+
+def tensors(tree):
+    """All tensors in dicts of dicts."""
+    leaves = torch.utils._pytree.tree_leaves(tree)
+    return [each for each in leaves if isinstance(each, torch.Tensor)]
+
+
+# --- torch elastic --------------------------------------------------------------------------------
+
+def elastic_losses(folder, steps=10, ranks=2):
+    """What train() returns on rank 0, by torchrun; rank 1 kills itself by SIGKILL, once.
+
+    Without the switch the ranks of the second start read the addresses of the dead ones in the
+    agent's store, and cannot connect (torch 2.13, gloo).
+    """
+    with mock.patch.dict(os.environ, TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1"):
+        torchrun("--max-restarts=2", "-m", "ranklab.resilience.peers", folder, steps, ranks=ranks,
+                 timeout=2 * LIMIT)
+    return json.loads(Path(folder, "found.json").read_text())
+
+
+def train(folder, steps=10, fault=None, group=None):
+    """A rank goes on from the file of the last save, to the last step. Returns {"loss": of this
+    step, "began": steps that were done when this start began, "restarts": by torchrun}.
+
+    fault  a signal that rank 1 sends to itself, once
+    """
+    Path(folder).mkdir(exist_ok=True)
+    rank, saved, struck = dist.get_rank(group), Path(folder, "saved.pt"), Path(folder, "struck")
+    model, done = new_model(), 0
+    optimizer = adamw(model)
+    if saved.exists():
+        state = torch.load(saved, map_location=device())
+        done = state["done"]
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+    began = done
+    dist.barrier(group)  # all have read it
+    while done < steps:
+        if done == FAULT_AFTER and rank == 1 and fault and not struck.exists():
+            struck.touch()
+            os.kill(os.getpid(), fault)
+        loss = backward(model, optimizer, done, rank)
+        for p in model.parameters():
+            dist.all_reduce(p.grad, group=group)
+            p.grad /= dist.get_world_size(group)
+        optimizer.step()
+        done += 1
+        if done % SAVE_EVERY == 0 and rank == 0:
+            with whole_file(saved) as part:
+                torch.save({"done": done, "model": model.state_dict(),
+                            "optimizer": optimizer.state_dict()}, part)
+    loss = loss.detach()
+    dist.all_reduce(loss, group=group)
+    return {"loss": loss.item(), "began": began,
+            "restarts": int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))}
+
+
+def main(folder, steps):
+    """On each rank of torchrun."""
+    make_group()
+    found = train(folder, steps, signal.SIGKILL)
+    if dist.get_rank() == 0:
+        Path(folder, "found.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))

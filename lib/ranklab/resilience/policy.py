@@ -1,0 +1,110 @@
+"""What to do when nodes fail: how often to save, how many spares to hold, to shrink or to wait."""
+
+import bisect
+import math
+
+from ranklab.resilience.cluster import Decision, run_policy
+from ranklab.resilience.interval import optimal_interval
+
+
+def recovery_policy(state):
+    """The Decision that a job takes when something has happened: see State and Decision.
+
+    Asked at the start and at each event; keeps nothing between calls. Its score, by run_policy, is
+    the useful work for each node-second that is paid. The check wants `reach` of an oracle's score
+    in each of REGIMES, on other traces than the lab's.
+    lab    14
+    """
+    job, now = state.job, state.running
+    # The stated mean counts as one failure that came at that rate; the last eight say more.
+    recent = state.failures[-8:]
+    since = state.now - (recent[0] if len(state.failures) > 8 else 0)
+    mean = (job.mean_seconds + since) / (1 + len(recent))
+
+    def fits(up):
+        return min(job.nodes, up // job.replica * job.replica)
+
+    def change(old, new):  # seconds until a job on `old` nodes works on `new` ones
+        reshard = job.reshard_seconds * (new != (old or state.last))
+        return (job.restart_seconds + reshard + job.checkpoint_seconds * (old > 0)) * (old != new)
+
+    # Node-seconds until the next failure: on these nodes, then perhaps on more when some are back.
+    best = -1.0, 0
+    for nodes in {now, fits(state.up)}:
+        cost = change(now, nodes)
+        best = max(best, (nodes * (mean - cost), nodes))
+        for number, after in enumerate(state.back, 1):
+            later = fits(state.up + number)
+            done = nodes * max(0, after - cost) + later * (mean - after - change(nodes, later))
+            best = max(best, (done, nodes))
+
+    def idle(spares):  # the share of what is paid that idles; as many nodes are away by Poisson
+        away = job.broken * job.repair_seconds + (1 - job.broken) * job.reboot_seconds
+        away, lost = away / job.mean_seconds, spares
+        chance = math.exp(-away)
+        for n in range(spares + 50):
+            if n >= spares:  # a failure makes the job smaller, and later it must grow again
+                again = job.nodes * change(job.nodes, 0) / job.mean_seconds
+                lost += chance * (job.nodes - fits(job.nodes + spares - n) + again)
+            chance *= away / (n + 1)
+        return lost / (job.nodes + spares)
+
+    spares = min(range(job.most_spares + 1), key=idle) if state.event == "start" else 0
+    in_time = (1200 - job.checkpoint_seconds) / (1200 - 120) / 2  # half of the warnings are true
+    save = state.event == "warning" and in_time * state.unsaved > job.checkpoint_seconds
+    return Decision(best[1], optimal_interval(job.checkpoint_seconds, mean), spares, save)
+
+
+# --- beside it ------------------------------------------------------------------------------------
+
+def daly_policy(state):
+    """Daly's interval for the stated mean, no spares; waits until all nodes are there."""
+    job = state.job
+    nodes = job.nodes if state.up >= job.nodes else 0
+    return Decision(nodes, optimal_interval(job.checkpoint_seconds, job.mean_seconds))
+
+
+def with_librarys(policy, part):
+    """The policy, with one part of each Decision as recovery_policy decides it."""
+    return lambda state: policy(state)._replace(**{part: getattr(recovery_policy(state), part)})
+
+
+def oracle(job, trace, seconds):
+    """(score, spares) of a policy that knows the trace: the best number of spares, one checkpoint
+    just before each failure, and of all ways to start, wait or grow the one that does most work
+    until then. (A strong rival; that nothing is better is not proved.)
+    """
+    counts = sorted({round(job.most_spares * k**2 / 100) for k in range(11)})
+    return max((run_policy(_knowing(job, trace, spares, seconds), job, trace, seconds), spares)
+               for spares in counts)
+
+
+def _knowing(job, trace, spares, seconds):
+    """The oracle's policy with so many spares."""
+    ends = [each.seconds for each in trace if each.away is not None
+            and each.node < job.nodes + spares] + [seconds, math.inf]
+
+    def policy(state):
+        left = ends[bisect.bisect(ends, state.now)] - state.now
+        backs = [after for after in state.back if after < left][:4]
+
+        def best(at, running, last, back):
+            """(node-seconds until the failure, nodes to run on, its cost), `back` are back."""
+            fits = min(job.nodes, (state.up + back) // job.replica * job.replica)
+            end, found = (*backs, left)[back], []
+            for nodes in {running, fits}:
+                cost = (nodes != running) * (
+                    job.restart_seconds + job.reshard_seconds * (nodes != last)
+                    + job.checkpoint_seconds * (running > 0))
+                done = nodes * (end - at - cost)
+                if back < len(backs):
+                    done += best(end, nodes, nodes or last, back + 1)[0]
+                found.append((done, nodes, cost))
+            return max(found)
+
+        _, nodes, cost = best(0.0, state.running, state.last, 0)
+        pause = cost or state.ahead
+        interval = (0.0 if pause else state.unsaved) + left - pause - job.checkpoint_seconds - 1
+        return Decision(nodes, interval if interval > 60 else 1e9, spares)
+
+    return policy

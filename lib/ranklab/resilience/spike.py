@@ -1,0 +1,37 @@
+"""A loss spike: skip the batch, or roll back?
+
+PaLM's loss spiked about 20 times. What helped: restart from a checkpoint about 100 steps before the
+spike, and skip 200 to 500 batches (arXiv 2204.02311, section 5.1). The batches were not bad by
+themselves: from another checkpoint they made no spike.
+"""
+
+import math
+import statistics
+
+
+def loss_spike(losses, window=64, limit=6.0, patience=3):
+    """"go on", "skip" or "roll back": what to do with the step whose loss is losses[-1], before its
+    update.
+
+    "go on"      it is finite, and not far above the losses of the `window` steps before
+    "skip"       else: leave this batch out
+    "roll back"  it is the last of `patience` such losses, one after the other: skipping did not
+                 help; go back to a checkpoint before them, and leave their batches out
+    Far above: by more than `limit` times their usual spread, a standard deviation where there are
+    no spikes. Losses that fall are no spike, nor are low ones. Earlier spikes and losses that are
+    not finite do not hide a new spike. A rise of 1% is none, however calm the losses were. Of the
+    first 20 losses each finite one is good: they fall steeply.
+    losses  a list of floats, not changed
+    lab     14
+    """
+    # The usual losses end before those that are judged: a spike must not be its own measure.
+    usual = [x for x in losses[-window - patience:-patience] if math.isfinite(x)]
+    most = math.inf
+    if len(losses) > 20 and usual:
+        middle = statistics.median(usual)
+        spread = 1.4826 * statistics.median(abs(x - middle) for x in usual)  # sigma, if normal
+        most = middle + max(limit * spread, 0.01 * abs(middle))
+    is_bad = [not math.isfinite(x) or x > most for x in losses[-patience:]]
+    if not is_bad[-1]:
+        return "go on"
+    return "roll back" if all(is_bad) and len(is_bad) == patience else "skip"

@@ -1,0 +1,27 @@
+"""The figures of the deck 14_resilience.md."""
+from ranklab.plots import resilience as plots
+from ranklab.resilience import goodput, optimal_interval, recovery_policy
+from ranklab.resilience.cluster import run_policy
+from ranklab.resilience.interval import random_gaps, simulate
+from ranklab.resilience.policy import daly_policy, oracle
+from ranklab.resilience.traces import DAY, GPU_HOURS, HOUR, REGIMES, make_trace
+
+
+def interruptions():
+    return plots.interruptions(title=""), 7.6, 4.2
+
+
+def intervals():
+    mean = GPU_HOURS / 16384 * HOUR
+    return plots.intervals(goodput, optimal_interval, simulate, random_gaps(mean, 3000), mean,
+                           title=""), 7.8, 3.2
+
+
+def policies():
+    scores = {}
+    for name, regime in REGIMES.items():
+        trace, seconds = make_trace(regime), regime.days * DAY
+        scores[name] = {"waiting, Daly": run_policy(daly_policy, regime.job, trace, seconds),
+                        "the library's": run_policy(recovery_policy, regime.job, trace, seconds),
+                        "oracle": oracle(regime.job, trace, seconds)[0]}
+    return plots.policies(scores, title=""), 8.2, 3.2

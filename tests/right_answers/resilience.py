@@ -1,0 +1,197 @@
+"""Lab 14: right answers of another kind."""
+
+import copy
+import hashlib
+import io
+import math
+import os
+import pickle
+import random
+import tempfile
+from collections import Counter
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from ranklab.engine import device
+from ranklab.resilience import Health
+
+
+def atomic_save__bytes_first_and_dot_tmp(state, path):
+    path = os.path.abspath(path)
+    buffer = io.BytesIO()
+    torch.save(state, buffer)  # what can't be pickled raises before a file is there
+    part = path + ".tmp"
+    try:
+        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        try:
+            view = buffer.getbuffer()
+            while view:
+                view = view[os.write(descriptor, view):]
+            os.fdatasync(descriptor)
+        finally:
+            os.close(descriptor)
+        os.rename(part, path)
+    except OSError:
+        os.unlink(part)
+        raise
+    folder = os.open(os.path.dirname(path), os.O_RDONLY)
+    os.fsync(folder)
+    os.close(folder)
+
+
+def atomic_save__random_names_and_a_broom(state, path):
+    folder, name = os.path.split(os.path.abspath(path))
+    mark = f".{name}.part-"
+    for old in os.listdir(folder):
+        if old.startswith(mark):
+            os.remove(os.path.join(folder, old))
+    descriptor, part = tempfile.mkstemp(prefix=mark, dir=folder)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            pickled = io.BytesIO()
+            torch.save(state, pickled)
+            file.write(pickled.getvalue())
+            file.flush()
+            os.fsync(file)
+        os.replace(part, path)
+    except BaseException:
+        os.remove(part)
+        raise
+    place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    os.fsync(place)
+    os.close(place)
+
+
+def resume_exact__pickled_bytes(run, saved=None):
+    if saved is None:
+        return pickle.dumps((
+            run.model.state_dict(), run.optimizer.state_dict(), run.scheduler.state_dict(),
+            run.loader.order, run.loader.position, run.loader.generator.get_state(),
+            run.steps_done, random.getstate(), np.random.get_state(), torch.get_rng_state()))
+    (model, optimizer, scheduler, run.loader.order, run.loader.position, drawn, run.steps_done,
+     pythons, numpys, torchs) = pickle.loads(saved)
+    run.model.load_state_dict(model)
+    run.optimizer.load_state_dict(optimizer)
+    run.scheduler.load_state_dict(scheduler)
+    run.loader.generator.set_state(drawn)
+    random.setstate(pythons)
+    np.random.set_state(numpys)
+    torch.set_rng_state(torchs)
+
+
+def resume_exact__vars_of_the_loader(run, saved=None):
+    if saved is None:
+        loader = {k: v for k, v in vars(run.loader).items() if k != "generator"}
+        return copy.deepcopy([run.model.state_dict(), run.optimizer.state_dict(),
+                              run.scheduler.state_dict(), run.steps_done, loader,
+                              run.loader.generator.get_state(), random.getstate(),
+                              np.random.get_state(), torch.random.get_rng_state()])
+    m, o, s, steps, loader, drawn, p, n, t = copy.deepcopy(saved)
+    run.model.load_state_dict(m)
+    run.optimizer.load_state_dict(o)
+    run.scheduler.load_state_dict(s)
+    run.steps_done = steps
+    vars(run.loader).update(loader)
+    run.loader.generator = torch.Generator()
+    run.loader.generator.set_state(drawn)
+    random.setstate(p)
+    np.random.set_state(n)
+    torch.random.set_rng_state(t)
+
+
+def elastic_batch__full_ones_first_and_dealt(batch, ranks, micro_batch):
+    if batch < 1 or ranks < 1 or micro_batch < 1:
+        raise ValueError("1 or more")
+    times = math.ceil(math.ceil(batch / ranks) / micro_batch)
+    plan = []
+    for rank in range(ranks):
+        mine = range(rank, batch, ranks)  # dealt like cards
+        parts = [mine[i * micro_batch:(i + 1) * micro_batch] for i in range(times)]
+        plan.append([(part, len(part) / batch) for part in parts])
+    return plan
+
+
+def find_straggler__by_counting_steps(seconds, threshold=1.2, recent=32):
+    if seconds.ndim != 2 or 0 in seconds.shape:
+        raise ValueError("(steps, ranks)")
+    rows = seconds[-recent:].tolist()
+    slow = {}
+    for rank in range(len(rows[0])):
+        ratios = [row[rank] / sorted(row)[(len(row) - 1) // 2] for row in rows]
+        if sum(r > threshold for r in ratios) > len(ratios) / 2:
+            slow[rank] = sorted(ratios)[len(ratios) // 2]
+    return sorted(slow, key=slow.get, reverse=True)
+
+
+def find_straggler__by_quantiles(seconds, threshold=1.2, recent=32):
+    if seconds.dim() != 2 or not seconds.numel():
+        raise ValueError("(steps, ranks)")
+    last = seconds.double()[-recent:]
+    ratio = last / last.quantile(0.5, dim=1, keepdim=True, interpolation="lower")
+    typical = ratio.quantile(0.5, dim=0)
+    return [r for r in typical.argsort(descending=True).tolist() if typical[r] > threshold]
+
+
+def health_check__odd_ranks_answer(probe, group=None, slow=3.0):
+    rank, R = dist.get_rank(group), dist.get_world_size(group)
+    ok, product = probe.product()
+    ok = probe.memory() and ok
+    to, of = 0.0, 0.0
+    rounds = [[(a, a + 1) for a in range(first, R - 1, 2)] for first in (0, 1)]
+    if R > 2:
+        rounds.append([(R - 1, 0)])
+    for links in rounds:
+        for a, b in links:
+            if rank == a:
+                to = probe.message(b, group)
+            elif rank == b:
+                of = probe.message(a, group)
+    table = [torch.zeros(4, dtype=torch.float64, device=device()) for _ in range(R)]
+    dist.all_gather(table, torch.tensor([float(ok), product, to, of], dtype=torch.float64,
+                                        device=device()), group=group)
+    table = [row.tolist() for row in table]
+    count = 0 if R == 1 else 1 if R == 2 else R
+    seconds = [max(table[a][2], table[(a + 1) % R][3]) for a in range(count)]
+    bad = [a for a in range(count) if seconds[a] > slow * min(seconds)]
+    cards = [r for r in range(R) if R > 2 and r in bad and (r - 1) % R in bad]
+    fastest = min(row[1] for row in table)
+    return Health(
+        wrong=[r for r in range(R) if table[r][0] != 1],
+        slow=sorted({*cards, *(r for r in range(R) if table[r][1] > slow * fastest)}),
+        links=[(a, (a + 1) % R) for a in bad if a not in cards and (a + 1) % R not in cards])
+
+
+def silent_corruption__sha_and_into_one_tensor(parameters, group=None):
+    R = dist.get_world_size(group)
+    mine = torch.zeros(len(parameters), dtype=torch.int64)
+    for i, p in enumerate(parameters.values()):
+        raw = p.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy().tobytes()
+        mine[i] = int.from_bytes(hashlib.sha256(raw).digest()[:7], "little")
+    mine = mine.to(device())
+    table = torch.zeros(R * len(parameters), dtype=torch.int64, device=device())
+    dist.all_gather_into_tensor(table, mine, group=group)
+    found = {}
+    for name, row in zip(parameters, table.view(R, -1).T.tolist()):
+        counts = Counter(row)
+        if len(counts) > 1:
+            best = max(counts, key=counts.get)
+            found[name] = [i for i in range(R) if row[i] != best] if counts[best] > R / 2 else []
+    return found
+
+
+def loss_spike__by_quartiles(losses, window=64, limit=6.0, patience=3):
+    def is_bad(x):
+        if not math.isfinite(x):
+            return True
+        before = [y for y in losses[-window - patience:-patience] if math.isfinite(y)]
+        if len(losses) <= 20 or len(before) < 8:
+            return False
+        low, middle, high = np.quantile(before, (0.25, 0.5, 0.75))
+        return bool(x > middle + max(limit * (high - low) / 1.349, 0.01 * abs(middle)))
+
+    if not is_bad(losses[-1]):
+        return "go on"
+    last = losses[-patience:]
+    return "roll back" if len(last) == patience and all(map(is_bad, last)) else "skip"
