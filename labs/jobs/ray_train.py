@@ -70,7 +70,20 @@ def fit(environ, workers, storage):
             failure_config=ray.train.FailureConfig(max_failures=10))).fit().return_value
 
 
+def alone():
+    """This program again, where no other machine reaches it: Ray listens on all addresses. With it
+    end all processes that it has started.
+    """
+    shell = 'ip link set lo up && exec "$0" "$@"'
+    line = ["unshare", "--user", "--map-root-user", "--net", "--pid", "--fork", "--kill-child",
+            "--mount-proc", "sh", "-c", shell, sys.executable, __file__]
+    os.environ["RAY_TRAIN_ALONE"] = "1"
+    os.execvp(line[0], line)
+
+
 def main():
+    if "WORKERS" not in os.environ and "RAY_TRAIN_ALONE" not in os.environ:
+        alone()
     if "WORKERS" in os.environ:
         ray.init()
         environ = {name: os.environ[name] for name in ("CHECKPOINT", "OPTIONS") if name in os.environ}
@@ -79,7 +92,7 @@ def main():
     with tempfile.TemporaryDirectory(prefix="rt-") as folder:
         usual = trained(SMALL.split())
         ray.init(num_cpus=3, include_dashboard=False, object_store_memory=100 * 2**20,
-                 _node_ip_address="127.0.0.1", _temp_dir=f"{folder}/ray", log_to_driver=False)
+                 _temp_dir=f"{folder}/ray", log_to_driver=False)
         environ = {"CHECKPOINT": f"{folder}/saved", "OPTIONS": SMALL, "EVERY": "5", "FAULT": "1"}
         found = fit(environ, 2, f"{folder}/runs")
         ray.shutdown()

