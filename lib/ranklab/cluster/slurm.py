@@ -1,7 +1,7 @@
 """A real Slurm over Hosts: slurmctld and accounting on "ctl", a slurmd on each node (lab 15).
 
 Real are the daemons, their messages, queue and accounting. Emulated is the hardware: nodes claim
-GPUs that are plain files, and what Slurm waits for is set short in slurm.conf. Processes are kept
+GPUs that are none, and what Slurm waits for is set short in slurm.conf. Processes are kept
 apart by the hosts, so no cgroups are used.
 """
 
@@ -9,6 +9,7 @@ import os
 import re
 import secrets
 import shutil
+import stat
 from pathlib import Path
 
 from ranklab.cluster import hosts as machines
@@ -115,8 +116,8 @@ class Slurm:
                            ("gres.conf", f"Name=gpu File={self.folder}/gpu[0-{gpus - 1}]\n")):
             (self.folder / name).write_text(text)
         os.chmod(self.folder / "slurmdbd.conf", 0o600)
-        for gpu in range(gpus):
-            (self.folder / f"gpu{gpu}").touch()
+        for gpu in range(gpus):  # Slurm wants devices: these are like /dev/null
+            os.mknod(self.folder / f"gpu{gpu}", 0o600 | stat.S_IFCHR, os.makedev(1, 3))
         for name in ("state", *(f"spool.{node}" for node in self.hosts.names)):
             (self.folder / name).mkdir()
         (self.folder / "munge.key").write_bytes(secrets.token_bytes(128))
@@ -199,6 +200,11 @@ class Slurm:
     def node_state(self, name):
         """"idle", "mix", "alloc", "down*": the star is of a node that does not answer."""
         return self._run("sinfo", "-h", "-N", "-n", name, "-o", "%t", check=False).strip()
+
+    def why_down(self, name):
+        """In Slurm's words: "Not responding [root@2026-01-31T12:00:00]"; "" where it is not."""
+        said = self._run("scontrol", "-o", "show", "node", name)
+        return "".join(re.findall(r" Reason=(.*?\])", said))
 
     def wait_for_node(self, name, state, limit, log=None):
         """error  TimeoutError, with the end of `log`, or of slurmctld's"""
