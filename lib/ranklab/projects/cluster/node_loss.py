@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from ranklab.checkpoint.files import Files, complete
+from ranklab.checkpoint.files import Files, complete, saves
 from ranklab.cluster.hosts import until
 from ranklab.hybrid import parse_layout
 from ranklab.projects.cluster.config import GPUS, LAYOUT, NODES, SHAPE
@@ -34,6 +34,8 @@ class NodeLoss:
     nodes_after: list
     lost: str  # the node
     step: int  # of the last whole checkpoint
+    steps_after: int  # that the job did when it had gone on
+    steps: int  # of the whole training
     down_after: float  # seconds, until Slurm called the node DOWN
     again_after: float  # until it started the job again
     reason: str  # why it is DOWN, in Slurm's words
@@ -44,8 +46,9 @@ class NodeLoss:
     differ: list  # names of those that are not equal bit for bit to the undisturbed run's
 
     def is_good(self):
-        return self.lost not in self.nodes_after and not self.differ and (
-            abs(self.loss - self.usual_loss) < 1e-4)  # the report has four digits
+        return (self.lost not in self.nodes_after and not self.differ
+                and self.step + self.steps_after == self.steps
+                and abs(self.loss - self.usual_loss) < 1e-4)  # the report has four digits
 
 
 def lose_a_node(slurm, config):
@@ -62,7 +65,7 @@ def lose_a_node(slurm, config):
     off, wall = time.monotonic(), time.time()
     slurm.wait_for_node(nodes[-1], "down", DOWN)
     down_after = time.monotonic() - off
-    step = Files(complete(saved)[-1]).index["step"]
+    step, saves_before = Files(complete(saved)[-1]).index["step"], max(saves(saved))
 
     undisturbed = run("laptop", parse_layout(LAYOUT), shape=parse_shape(SHAPE),  # as it waits
                       timeout=REST, checkpoint=str(usual), **config.changed())
@@ -72,7 +75,8 @@ def lose_a_node(slurm, config):
     mine, other = state_of(saved), state_of(usual)
     said = re.findall(r"held out: ([\d.]+) nats", log.read_text())
     return NodeLoss(
-        job, nodes, nodes_after, nodes[-1], step, down_after,
+        job, nodes, nodes_after, nodes[-1], step,
+        config.checkpoint_every * (max(saves(saved)) - saves_before), config.steps, down_after,
         datetime.fromisoformat(started).timestamp() - wall, slurm.why_down(nodes[-1]),
         accounted(slurm, job), float(said[-1]), undisturbed["ranks"][0]["loss"], len(mine),
         [name for name in mine.keys() | other.keys() if name not in mine or name not in other

@@ -42,7 +42,8 @@ def told(found, no_sacct):
         f"{found.lost} lost its power; the last whole checkpoint is of step {found.step}",
         f"{found.down_after:5.1f} s later Slurm calls it DOWN: {found.reason}",
         f"{found.again_after:5.1f} s later the job starts again, on "
-        f"{' and '.join(found.nodes_after)}, and goes on from step {found.step}",
+        f"{' and '.join(found.nodes_after)}; it does {found.steps_after} steps, to step "
+        f"{found.steps}",
         *(f"    sacct: {row['State']:10} {row['NodeList']:12} {row['Elapsed']}"
           for row in found.rows), *([no_sacct] if no_sacct else []),
         f"held out: {found.loss:.4f} nats; a run that nothing disturbs: {found.usual_loss:.4f}",
