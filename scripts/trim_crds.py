@@ -1,7 +1,7 @@
 """Writes lib/ranklab/cluster/schemas/ from the CRDs: python scripts/trim_crds.py TRAINJOB JOBSET
 
 TRAINJOB  github.com/kubeflow/trainer, manifests/base/crds/trainer.kubeflow.org_trainjobs.yaml
-JOBSET    github.com/kubernetes-sigs/jobset, config/components/crd/bases/jobset.x-k8s.io_jobsets.yaml
+JOBSET    github.com/kubernetes-sigs/jobset, in config/components/crd/bases, jobset.x-k8s.io_*
 
 The CRDs have 450 and 820 kB, because each inlines the pod template. Left out are descriptions,
 status, and the parts of LEFT; the rest is turned into JSON Schema that refuses unknown fields.
@@ -20,10 +20,12 @@ SOURCES = {
 LEFT = {
     "status", "initializer", "coordinator", "volumeClaimPolicies", "podFailurePolicy", "selector",
     "affinity", "dnsConfig", "ephemeralContainers", "initContainers", "hostAliases", "lifecycle",
-    "livenessProbe", "readinessProbe", "startupProbe", "readinessGates", "topologySpreadConstraints",
+    "livenessProbe", "readinessProbe", "startupProbe", "readinessGates",
+    "topologySpreadConstraints",
     "securityContext", "resizePolicy", "restartPolicyRules", "valueFrom", "successPolicy",
     "awsElasticBlockStore", "azureDisk", "azureFile", "cephfs", "cinder", "csi", "downwardAPI",
-    "ephemeral", "fc", "flexVolume", "flocker", "gcePersistentDisk", "gitRepo", "glusterfs", "nodeAffinity",
+    "ephemeral", "fc", "flexVolume", "flocker", "gcePersistentDisk", "gitRepo", "glusterfs",
+    "nodeAffinity",
     "iscsi", "photonPersistentDisk", "portworxVolume", "projected", "quobyte", "rbd", "scaleIO",
     "storageos", "vsphereVolume", "resourceClaims", "schedulingGroup", "rules",
 }

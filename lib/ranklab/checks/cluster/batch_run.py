@@ -28,20 +28,20 @@ SHORT = {"A": "account", "C": "constraint", "D": "chdir", "G": "gpus", "J": "job
 FLAGS = ("contiguous exclusive hold no-kill no-requeue overcommit oversubscribe propagate quiet "
          "reboot requeue spread-job use-min-nodes verbose").split()
 VALUES = ("account acctg-freq array begin chdir clusters comment constraint core-spec cpu-freq "
-          "cpus-per-gpu cpus-per-task deadline dependency error exclude export export-file gpu-bind "
-          "gpu-freq gpus gpus-per-node gpus-per-socket gpus-per-task gres gres-flags hint input "
-          "job-name licenses mail-type mail-user mem mem-bind mem-per-cpu mem-per-gpu mincpus "
-          "network nice nodelist nodes ntasks ntasks-per-core ntasks-per-gpu ntasks-per-node "
-          "ntasks-per-socket open-mode output partition prefer priority profile qos reservation "
-          "signal sockets-per-node switches thread-spec threads-per-core time time-min tmp "
-          "wait-all-nodes wckey").split()
+          "cpus-per-gpu cpus-per-task deadline dependency error exclude export export-file "
+          "gpu-bind gpu-freq gpus gpus-per-node gpus-per-socket gpus-per-task gres gres-flags hint "
+          "input job-name licenses mail-type mail-user mem mem-bind mem-per-cpu mem-per-gpu "
+          "mincpus network nice nodelist nodes ntasks ntasks-per-core ntasks-per-gpu "
+          "ntasks-per-node ntasks-per-socket open-mode output partition prefer priority profile "
+          "qos reservation signal sockets-per-node switches thread-spec threads-per-core time "
+          "time-min tmp wait-all-nodes wckey").split()
 
 
 def header(script):
     """{long option: value} of the #SBATCH lines, as sbatch reads them: before the first command."""
     expect(isinstance(script, str), f"it returned {type(script).__name__}", "The script's text.")
-    expect(script.startswith("#!"), f"the script begins with {script[:20]!r}", "sbatch refuses what "
-           "does not begin with #! and a shell: nothing may stand before it.")
+    expect(script.startswith("#!"), f"the script begins with {script[:20]!r}", "sbatch refuses "
+           "what does not begin with #! and a shell: nothing may stand before it.")
     found, is_over = {}, False
     for line in script.splitlines():
         if not line.startswith("#SBATCH"):
@@ -125,7 +125,7 @@ def _run(folder, script, job, restarts, number, signalled, way):
         try:
             if signalled:
                 _signal(folder, process, job, signalled)
-            code = process.wait(10 * patience())
+            code = process.wait((4 if signalled else 10) * patience())
         except subprocess.TimeoutExpired:
             code = None
         finally:

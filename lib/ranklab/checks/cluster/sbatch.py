@@ -16,7 +16,7 @@ LARGE = Job("gpt-70b", 4, 8, ("-m", "train", "--size", "70b"), 7, minutes=1530, 
 SMALL = Job("digits", 1, 2, ("train.py", "--note", "two words; it's $5"), minutes=20,
             save_seconds=45, restarts=0, requeues=0, interface="ib0", image="nvcr.io#nvidia/x:26.1")
 AGAIN = ("code=$? after srun; if it is not 0, and ${SLURM_RESTART_COUNT:-0} is below job.requeues: "
-         'scontrol requeue "$SLURM_JOB_ID". In a first life the variable is not set. After set -e a '
+         'scontrol requeue "$SLURM_JOB_ID". At first the variable is not set. After set -e a '
          "script ends where srun fails.")
 KILLWAIT = "Slurm gives it KillWait (30 s by default) from its SIGTERM to its SIGKILL"
 
@@ -36,21 +36,21 @@ def check_options(options, job):
     tasks = options.get("ntasks-per-node"), options.get("ntasks")
     expect(nodes == {str(job.nodes)}, f"--nodes is {options.get('nodes')}, not {job.nodes}", "")
     expect(options.get("job-name") == job.name, f"--job-name is {options.get('job-name')!r}", "")
-    expect(tasks != (str(job.gpus), None), f"{job.gpus} tasks a node", "A task is a torchrun, which "
-           "starts a node's ranks itself: with --ntasks-per-node=gpus there are gpus x gpus.")
+    expect(tasks != (str(job.gpus), None), f"{job.gpus} tasks a node", "A task is a torchrun, "
+           "which starts a node's ranks itself: with --ntasks-per-node=gpus there are gpus x gpus.")
     expect(tasks in (("1", None), (None, str(job.nodes)), ("1", str(job.nodes))), "tasks of a node "
            f"and of all: {tasks}", "--ntasks-per-node=1: one torchrun on each.")
     expect(gpus(options, job.nodes) == job.gpus, f"{gpus(options, job.nodes):g} GPUs a node, not "
            f"{job.gpus}", "--gpus-per-node counts one node's; --gpus all of the job.")
-    expect(cpus == str(job.cpus * job.gpus) or per_gpu == str(job.cpus), f"--cpus-per-task is {cpus}"
-           f", not {job.cpus * job.gpus}", "The one task of a node is all of its ranks: job.cpus for "
-           "each of job.gpus.")
+    expect(cpus == str(job.cpus * job.gpus) or per_gpu == str(job.cpus), f"--cpus-per-task is "
+           f"{cpus}, not {job.cpus * job.gpus}", "The one task of a node is all of its ranks: "
+           "job.cpus for each of job.gpus.")
     try:
         time = minutes(options.get("time", ""))
     except ValueError:
-        time = f"{options.get('time')!r}"
-    expect(time == job.minutes, f"--time is {time} minutes, not {job.minutes}", "A number alone is "
-           "minutes; 25:30:00 is hours, minutes, seconds, and 25:30 would be minutes and seconds.")
+        time = 0
+    expect(time == job.minutes, f"--time is {time:g} minutes, not {job.minutes}", "A number alone "
+           "is minutes; 25:30:00 is hours, minutes, seconds, and 25:30 minutes and seconds.")
     expect("requeue" in options and "no-requeue" not in options, "no --requeue", "Then Slurm takes "
            "the job of a dead node back into the queue.")
     expect(options.get("open-mode", "")[:1] == "a", "a requeue truncates the output",
@@ -68,26 +68,27 @@ def agents(ran, job, where):
     """The options of each host's torchrun; all is as the job says."""
     found = sorted(ran.of("torchrun"), key=lambda event: event["node"])
     if not found:
-        raise Mistake(f"{where}: no torchrun ran" + (", but python did" if ran.of("python") else ""),
+        raise Mistake(f"{where}: no torchrun ran" + ", but python did" * bool(ran.of("python")),
                       " ".join(ran.said.split())[-300:])
     nodes = [event["node"] for event in found]
     expect(nodes[0] >= 0, f"{where}: torchrun runs without srun", "The script itself runs on the "
            "first host alone: srun starts a task on each.")
-    expect(nodes == list(range(job.nodes)), f"{where}: agents on hosts {nodes} of {job.nodes}", "One "
-           "task a host.")
+    expect(nodes == list(range(job.nodes)), f"{where}: agents on hosts {nodes} of {job.nodes}",
+           "One task a host.")
     parsed = [torchrun_options(event) for event in found]
     for event, options in zip(found, parsed):
         check_torchrun(options, event["environment"], job, where)
-    expect(len({(each.rdzv_id, each.rdzv_endpoint) for each in parsed}) == 1, f"{where}: hosts meet at"
-           f" {', '.join(each.rdzv_endpoint for each in parsed)}", "All of them at the first host, "
-           "with one id: ask scontrol before srun, in the batch script.")
+    expect(len({(each.rdzv_id, each.rdzv_endpoint) for each in parsed}) == 1, f"{where}: hosts "
+           f"meet at {', '.join(each.rdzv_endpoint for each in parsed)}", "All of them at the "
+           "first host, with one id: ask scontrol before srun, in the batch script.")
     return parsed[0]
 
 
 def check_torchrun(options, environment, job, where):
     host, _, port = options.rdzv_endpoint.rpartition(":")
     got = ["-m"] * options.module + [options.training_script, *options.training_script_args]
-    got = got[1:] if options.no_python and "python" in got[0] else got
+    if options.no_python and "python" in got[0]:
+        got = got[2:] if got[1] == "-u" else got[1:]
     told = {"--nnodes": (options.nnodes.removeprefix(f"{job.nodes}:"), str(job.nodes)),
             "--nproc-per-node": (options.nproc_per_node, str(job.gpus)),
             "--max-restarts": (options.max_restarts, job.restarts)}
@@ -111,8 +112,8 @@ def check_torchrun(options, environment, job, where):
            f"SIGTERM; to save takes {job.save_seconds}", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT.")
     for name, text in job.environment:
         expect(environment.get(name) == text, f"{where}: {name} is {environment.get(name)!r}, not "
-               f"{text!r}", "export, in the script, with shlex.quote: nothing is expanded in '...'. "
-               "#SBATCH --export cuts at commas.")
+               f"{text!r}", "export, in the script, with shlex.quote: nothing is expanded in "
+               "'...'. #SBATCH --export cuts at commas.")
     for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
         got = environment.get(name)
         expect(got in ((job.interface, f"={job.interface}") if job.interface else (None,)),
@@ -126,11 +127,19 @@ def check_srun(ran, options, job, where):
     expect(cpus == str(job.cpus * job.gpus) or "cpus-per-gpu" in options, f"{where}: srun is given "
            f"{cpus or 1} CPUs", "Since Slurm 22.05 it does not take --cpus-per-task over from "
            "sbatch: all ranks of a node would share one CPU. Say it to srun again.")
+    kills, least = step["environment"].get("SLURM_KILL_BAD_EXIT", "0"), max(30, job.save_seconds)
+    expect(step["options"].get("kill-on-bad-exit", kills) == "0", f"{where}: srun's "
+           "--kill-on-bad-exit: the first host that has saved ends the others while they save",
+           f"An agent ends with 1 after a SIGTERM. {KILLWAIT}. --wait leaves the others time.")
+    waits = step["options"].get("wait") or step["environment"].get("SLURM_WAIT") or "0"
+    expect(waits.isdigit() and least <= int(waits) <= least + 3600, f"{where}: srun's --wait is "
+           f"{waits}", f"When an agent has died, the others wait for it: srun ends them so many "
+           f"seconds later, and never with 0, the default. {least}: as a save, at least 30.")
     image = step["options"].get("container-image", "")
     expect(image == job.image, f"{where}: srun's --container-image is {image!r}, not {job.image!r}",
            "Where the job has an image, and nowhere else.")
-    expect((ran.code, ran.of("requeue")) == (0, []), f"{where}: the training ended well, the script "
-           f"with {ran.code}" + " after a requeue" * bool(ran.of("requeue")), "Exit code 0: all done.")
+    expect((ran.code, ran.of("requeue")) == (0, []), f"{where}: the training ended well, the "
+           f"script with {ran.code}" + " after a requeue" * bool(ran.of("requeue")), "Then 0.")
 
 
 def check_end(ran, where, requeues):
@@ -147,35 +156,18 @@ def check_end(ran, where, requeues):
 def check_signal(ran, signalled, job):
     where = f"--signal={signalled}, {job.save_seconds} s before the end"
     saves, saved, asked = ran.of("saves"), ran.of("saved"), ran.of("requeue")
-    expect(not ran.of("srun ends all"), f"{where}: the script sends it to srun, which kills the ranks",
+    expect(not ran.of("srun ends all"), f"{where}: the script sends it to srun: that kills ranks",
            "At a SIGTERM srun ends its tasks by SIGKILL. scancel --signal=TERM $SLURM_JOB_ID sends "
            "it to them; so does #SBATCH --signal=TERM@..., without B: and without a trap.")
-    if not saves:
-        raise Mistake(f"{where}: no rank gets a SIGTERM", "With B: the batch script alone gets it. "
-                      "bash runs a trap when the command in the foreground has ended: srun ... & "
-                      "and wait. Without B: all tasks do; torchrun ends at a SIGUSR1, and hands "
-                      "SIGTERM on to its ranks.")
-    if len(saved) < job.nodes and ran.of("killed by kill-on-bad-exit"):
-        raise Mistake(f"{where}: the first host has saved, and srun kills the others while they save",
-                      f"--kill-on-bad-exit: an agent ends with 1 after a SIGTERM. {KILLWAIT}. "
-                      "--wait=job.save_seconds leaves the others their time.")
-    expect(len(saved) == job.nodes, f"{where}: {len(saved)} of {job.nodes} hosts have saved when the "
-           "script " + ("requeues the job" if asked else "ends"), "A trap ends `wait`: wait again, "
-           f"until srun has ended. At a requeue {KILLWAIT}.")
+    is_of_all = "B" not in signalled.rpartition(":")[0].upper()
+    expect(saves or not is_of_all, f"{where}: no rank gets a SIGTERM", "Without B: all processes "
+           "of all tasks get it. torchrun ends at a SIGUSR1, and its ranks, too: send TERM.")
+    expect(saves or asked, f"{where}: no rank gets a SIGTERM", "With B: the batch script alone "
+           "gets it, and bash runs a trap when srun has ended, unless it is srun ... & and wait.")
+    expect(len(saved) == job.nodes, f"{where}: {len(saved)} of {job.nodes} hosts have saved when "
+           "the script " + ("requeues the job" if asked else "ends"), "A trap ends `wait`: wait "
+           f"again, until srun has ended. At a requeue {KILLWAIT}.")
     expect(asked, f"{where}: all is saved, and the job is not requeued", AGAIN)
-
-
-def check_death(ran, job):
-    where = "an agent ends with 7, the others never"
-    expect(not ran.of("killed by kill-on-bad-exit"), f"{where}: --kill-on-bad-exit", "After a SIGTERM "
-           f"it would kill those that still save. {KILLWAIT}. --wait=job.save_seconds.")
-    seconds = [int(event["seconds"]) for event in ran.of("the others")]
-    expect(not seconds or seconds[0] > 0, f"{where}: srun waits for them until the time is up",
-           "--wait: so many seconds after the first has ended, srun ends the others.")
-    least = max(30, job.save_seconds)
-    expect(not seconds or least <= seconds[0] <= least + 600, f"{where}: srun --wait={seconds}",
-           f"{least} s: job.save_seconds, at least 30.")
-    check_end(ran, where, requeues=True)
 
 
 def check_sbatch_script(sbatch_script):
@@ -184,34 +176,36 @@ def check_sbatch_script(sbatch_script):
     for job in scripts:
         check_options(options[job], job)
     yield "#SBATCH lines ask for nodes, one task on each, GPUs, CPUs, time, signal, requeue, output"
-    start = {job: partial(run, script, job) for job, script in scripts.items()}
-    large, small = start[LARGE], start[SMALL]
-    signalled = options[LARGE]["signal"]
-    with ThreadPoolExecutor(4) as pool:
-        ran = {name: pool.submit(call) for name, call in {
-            "large": large, "other": partial(large, number=67108863), "small": small,
-            "first": partial(large, code=7), "last": partial(large, code=7, restarts=3),
-            "over": partial(large, code=7, restarts=4), "never": partial(small, code=7),
-            "can't": partial(large, code=7, **{"no requeue": True}),
-            "signal": partial(large, signalled=signalled, waits=True),
-            "dies": partial(large, code=7, dies=True)}.items()}
-        ran = {name: future.result() for name, future in ran.items()}
+    large, small = partial(run, scripts[LARGE], LARGE), partial(run, scripts[SMALL], SMALL)
+    ran = at_once(large=large, small=small, other=partial(large, number=67108863))
+    found = {}
     for name, job in (("large", LARGE), ("small", SMALL), ("other", LARGE)):
         where = f"{job.nodes} host{'s' * (job.nodes > 1)} of {job.gpus} GPUs"
-        found = agents(ran[name], job, where)
+        found[name] = agents(ran[name], job, where)
         check_srun(ran[name], options[job], job, where)
-        if name == "large":
-            first = found
-    expect(first.rdzv_endpoint != found.rdzv_endpoint, f"jobs 4711 and 67108863 meet at one port: "
-           f"{found.rdzv_endpoint}", "They may share a host: 20000 + SLURM_JOB_ID % 10000, say.")
-    expect(first.rdzv_id != found.rdzv_id, f"jobs 4711 and 67108863 have one id: {found.rdzv_id}", "")
+    first, other = found["large"], found["other"]
+    expect(first.rdzv_endpoint != other.rdzv_endpoint, "jobs 4711 and 67108863 meet at one port: "
+           f"{other.rdzv_endpoint}", "They may share a host: 20000 + SLURM_JOB_ID % 10000, say.")
+    expect(first.rdzv_id != other.rdzv_id, f"jobs 4711 and 67108863 have one id, {other.rdzv_id}",
+           "")
     yield "run by bash: one torchrun on each host; ranks, command, environment are the job's"
+    signalled = options[LARGE]["signal"]
+    ran = at_once(first=partial(large, code=7), last=partial(large, code=7, restarts=3),
+                  over=partial(large, code=7, restarts=4), never=partial(small, code=7),
+                  held=partial(large, code=7, fixed=True),
+                  signal=partial(large, signalled=signalled, waits=True))
     check_end(ran["first"], "in its first life", requeues=True)
     check_end(ran["last"], "after 3 restarts of 4", requeues=True)
     check_end(ran["over"], "after 4 restarts of 4", requeues=False)
     check_end(ran["never"], "requeues=0", requeues=False)
-    check_end(ran["can't"], "a job that scontrol can't requeue", requeues=False)
+    check_end(ran["held"], "a job that scontrol can't requeue", requeues=False)
     yield "srun fails: requeued, 4 times of 4 and no more; then with srun's exit code"
     check_signal(ran["signal"], signalled, LARGE)
-    check_death(ran["dies"], LARGE)
     yield "before the end each rank gets a SIGTERM, all hosts save, then it is requeued"
+
+
+def at_once(**calls):
+    """{name: its value}; each call mostly waits for bash."""
+    with ThreadPoolExecutor(3) as pool:
+        found = {name: pool.submit(call) for name, call in calls.items()}
+        return {name: future.result() for name, future in found.items()}

@@ -3,9 +3,8 @@
     python -IS slurm_stub.py FOLDER NAME ARGUMENTS...       # as scontrol, srun, torchrun, ...
 
 FOLDER/way.json says what shall happen, and FOLDER/log has a line of JSON for each thing that did.
-What each does with options and signals was seen on Slurm 22.05 with two nodes, and is in its man
-pages: srun ends its tasks by SIGKILL when it gets a SIGTERM, and hands SIGUSR1 on; with
---kill-on-bad-exit the others get a SIGTERM, and after KillWait (30 s) a SIGKILL.
+What each does with options and signals is in the man pages, or was seen on Slurm 22.05 with two
+nodes: srun ends its tasks by SIGKILL when it gets a SIGTERM, and hands SIGUSR1 on.
 """
 
 import json
@@ -17,14 +16,14 @@ import sys
 import time
 
 # srun's long options without a value, or whose value is optional and follows a "=".
-FLAGS = ("contiguous disable-status exact help hold label multi-prog no-allocate overcommit overlap "
-         "oversubscribe preserve-env pty quiet quit-on-interrupt reboot spread-job test-only "
-         "unbuffered usage use-min-nodes verbose version bcast compress exclusive immediate "
-         "kill-on-bad-exit nice no-kill propagate resv-ports send-libs x11").split()
+FLAGS = ("contiguous disable-status exact help hold label multi-prog no-allocate overcommit "
+         "overlap oversubscribe preserve-env pty quiet quit-on-interrupt reboot spread-job "
+         "test-only unbuffered usage use-min-nodes verbose version bcast compress exclusive "
+         "immediate kill-on-bad-exit nice no-kill propagate resv-ports send-libs x11").split()
 SHORT = {"c": "cpus-per-task", "K": "kill-on-bad-exit", "W": "wait", "n": "ntasks", "N": "nodes",
          "l": "label", "u": "unbuffered", "v": "verbose", "Q": "quiet", "O": "overcommit",
          "E": "preserve-env", "s": "oversubscribe", "X": "disable-status", "k": "no-kill"}
-HANGS = 20  # seconds
+HANGS = 20  # seconds, and then it ends by itself
 
 
 def log(folder, **event):
@@ -67,7 +66,7 @@ def scontrol(folder, way, arguments):
     if words[:1] == ["show"] and words[1:] and "hostnames".startswith(words[1].lower()):
         print(*hosts((words[2:] or [os.environ["SLURM_JOB_NODELIST"]])[0]), sep="\n")
     elif words[:1] == ["requeue"]:
-        if way.get("no requeue"):
+        if way.get("fixed"):
             sys.exit("scontrol: error: Requested operation is presently disabled")
         log(folder, what="requeue", job="".join(words[1:]))
         os.killpg(os.getpgrp(), signal.SIGKILL)  # Slurm ends the script, and us
@@ -101,7 +100,7 @@ def srun(folder, way, arguments):
     for task in range(int(number)):
         node = task % len(names)
         mine = dict(os.environ, SLURM_NODEID=str(node), SLURM_PROCID=str(task), SLURM_LOCALID="0",
-                    SLURMD_NODENAME=names[node])
+                    SLURM_STEP_ID="0", SLURMD_NODENAME=names[node])
         tasks.append(subprocess.Popen(command, env=mine, start_new_session=True))
         log(folder, what="task", group=tasks[-1].pid, node=node)
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
@@ -111,14 +110,6 @@ def srun(folder, way, arguments):
     end = time.monotonic() + HANGS
     while len(codes) < len(tasks) and time.monotonic() < end:
         codes |= {task.pid: task.poll() for task in tasks if task.poll() is not None}
-        kills = found.get("kill-on-bad-exit", os.environ.get("SLURM_KILL_BAD_EXIT", "0")) != "0"
-        if kills and any(codes.values()) and len(codes) < len(tasks):
-            log(folder, what="killed by kill-on-bad-exit")
-            send(folder, "KILL")
-        if codes and way.get("dies") and len(codes) < len(tasks):  # the others never end
-            seconds = found.get("wait") or os.environ.get("SLURM_WAIT") or "0"
-            log(folder, what="the others", seconds=seconds)
-            send(folder, "KILL")
         time.sleep(0.01)
     send(folder, "KILL")
     sys.exit(max(128 - code if code < 0 else code for code in codes.values()) if codes else 1)
@@ -126,7 +117,7 @@ def srun(folder, way, arguments):
 
 def torchrun(folder, way, arguments):
     """An agent, which does what way["agent"] says; its ranks save when it gets a SIGTERM."""
-    node = int(os.environ.get("SLURM_NODEID", -1))
+    node = int(os.environ["SLURM_NODEID"]) if "SLURM_STEP_ID" in os.environ else -1
     saved = []
 
     def save(*_):
@@ -139,7 +130,7 @@ def torchrun(folder, way, arguments):
 
     signal.signal(signal.SIGTERM, save)
     log(folder, what="torchrun", node=node, arguments=arguments, environment=dict(os.environ))
-    if way.get("waits") or way.get("dies") and node == 0:
+    if way.get("waits"):
         time.sleep(HANGS)
     sys.exit(way.get("code", 0))
 
