@@ -67,7 +67,7 @@ class StoragePlan:
                 + ", does not fit" * (not self.fits))
 
 
-# An example of each kind, as published. Amazon's `operations` are those of metadata, or writes. A server with one 25 Gb/s card, by NFS: 3.1e9 bytes/s.
+# An example of each kind, as published. Amazon's `operations` are those of metadata, or writes.
 TECTONIC = FileSystem("Tectonic, as in Llama 3's training", 2e12, 2e12,
                       source="arXiv 2407.21783, 3.3.1: 2 TB/s sustained; peaks of 7 TB/s")
 EFS = FileSystem("NFS: Amazon EFS, elastic", 5 * GIB, 20 * GIB, 1500 * 2**20, 50_000,
