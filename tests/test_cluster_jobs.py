@@ -50,7 +50,8 @@ def test_a_script_that_hangs_is_ended_and_leaves_no_process():
     assert ran.code == -12 and len(ran.of("torchrun")) == 2
     sessions = ",".join(str(task["group"]) for task in ran.of("task"))
     for _ in range(50):
-        states = subprocess.run(["ps", "-o", "stat=", "-s", sessions], capture_output=True, text=True)
+        states = subprocess.run(["ps", "-o", "stat=", "-s", sessions], capture_output=True,
+                                text=True)
         left = [state for state in states.stdout.split() if "Z" not in state]
         if not left:
             break

@@ -22,7 +22,7 @@ def sbatch_script(job):
               ends with srun's exit code, also where scontrol can't requeue it
     the rest  job.environment, exported as it is, whatever it holds; NCCL_SOCKET_IFNAME and
               GLOO_SOCKET_IFNAME with an interface, and not without; srun's --container-image (of
-              the pyxis plugin) with an image
+              the pyxis plugin) with an image, as it stands
     source    sbatch(1), srun(1), scontrol(1)
     lab       15
     """

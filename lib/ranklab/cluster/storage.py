@@ -62,12 +62,12 @@ class StoragePlan:
     lost: float  # share of the time, without failures
 
     def __str__(self):
-        return (f"a save takes {self.save_seconds:.3g} s ({self.save_bound}), a restart reads for "
-                f"{self.restart_seconds:.3g} s ({self.restart_bound}); {self.lost:.2%} of the time "
-                f"{'is lost' if self.fits else 'is lost: it does not fit'}")
+        return (f"save {self.save_seconds:,.1f} s ({self.save_bound}), restart "
+                f"{self.restart_seconds:,.1f} s ({self.restart_bound}), {self.lost:.1%} lost"
+                + ", does not fit" * (not self.fits))
 
 
-# An example of each kind, as published. A server with one 25 Gb/s card, by NFS: 3.1e9 bytes/s.
+# An example of each kind, as published. Amazon's `operations` are those of metadata, or writes.
 TECTONIC = FileSystem("Tectonic, as in Llama 3's training", 2e12, 2e12,
                       source="arXiv 2407.21783, 3.3.1: 2 TB/s sustained; peaks of 7 TB/s")
 EFS = FileSystem("NFS: Amazon EFS, elastic", 5 * GIB, 20 * GIB, 1500 * 2**20, 50_000,

@@ -122,7 +122,7 @@ def check_torchrun(options, environment, job, where):
 
 
 def check_srun(ran, options, job, where):
-    step, = ran.of("srun") or [None]
+    step = ran.of("srun")[-1]  # there may be others before, to ask a host for its address
     cpus = step["options"].get("cpus-per-task") or step["environment"].get("SRUN_CPUS_PER_TASK")
     expect(cpus == str(job.cpus * job.gpus) or "cpus-per-gpu" in options, f"{where}: srun is given "
            f"{cpus or 1} CPUs", "Since Slurm 22.05 it does not take --cpus-per-task over from "

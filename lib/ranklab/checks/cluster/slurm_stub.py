@@ -140,6 +140,8 @@ def main():
     with open(f"{folder}/way.json", encoding="utf-8") as file:
         way = json.load(file)
     if name in ("python", "python3"):
+        if arguments[:1] == ["-c"]:
+            os.execv(sys.executable, [sys.executable, "-IS", *arguments])
         module = arguments[1] if arguments[:1] == ["-m"] else ""
         if module not in ("torch.distributed.run", "torch.distributed.launch"):
             log(folder, what="python", arguments=arguments)
