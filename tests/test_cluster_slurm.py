@@ -20,13 +20,22 @@ from ranklab.projects.cluster.links import try_links
 from ranklab.projects.cluster.node_loss import lose_a_node
 from ranklab.projects.cluster.report import linked, told
 
-pytestmark = [pytest.mark.sweep, pytest.mark.timeout(240),
-              pytest.mark.skipif(bool(hosts.missing()), reason=hosts.missing() or "-")]
-needs_slurm = pytest.mark.skipif(bool(slurm.missing()), reason=slurm.missing() or "-")
+pytestmark = [pytest.mark.sweep, pytest.mark.timeout(240)]
 
 
-@needs_slurm
-def test_a_job_that_loses_a_node_ends_as_if_nothing_had_happened():
+@pytest.fixture(scope="module", autouse=True)
+def namespaces():
+    if sentence := hosts.missing():
+        pytest.skip(sentence)
+
+
+@pytest.fixture(scope="module")
+def daemons(namespaces):
+    if sentence := slurm.missing():
+        pytest.skip(sentence)
+
+
+def test_a_job_that_loses_a_node_ends_as_if_nothing_had_happened(daemons):
     with Hosts(3) as machines:
         cluster = slurm.Slurm(machines)
         found = lose_a_node(cluster, Config())
@@ -36,8 +45,7 @@ def test_a_job_that_loses_a_node_ends_as_if_nothing_had_happened():
     assert states == ["NODE_FAIL", "COMPLETED"] or (cluster.no_sacct and not states)
 
 
-@needs_slurm
-def test_what_does_not_come_is_named_with_the_end_of_a_log():
+def test_what_does_not_come_is_named_with_the_end_of_a_log(daemons):
     with Hosts(1) as machines:
         cluster = slurm.Slurm(machines)
         with pytest.raises(TimeoutError, match="node1 down: not in .* s\n    "):
@@ -90,9 +98,8 @@ def reaches(machines, name):
                                 check=False)
 
 
-@needs_slurm
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_nothing_stays_of_a_process_that_is_killed(number):
+def test_nothing_stays_of_a_process_that_is_killed(number, daemons):
     folder = Path(tempfile.mkdtemp(prefix="rl-"))  # a short path: sockets lie in it
     before = traces(folder)
     run = subprocess.Popen([sys.executable, "-m", "ranklab.projects.cluster", "--only", "job"],

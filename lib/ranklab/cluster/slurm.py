@@ -141,7 +141,7 @@ class Slurm:
         absent = [name for name in ACCOUNTING if not shutil.which(name)]
         if absent:
             return f"no sacct: it needs {', '.join(absent)} (apt install slurmdbd mariadb-server)"
-        return "" if any(map(os.path.exists, TABLES)) else "no sacct: MariaDB's tables are not found"
+        return "" if any(map(os.path.exists, TABLES)) else "no sacct: it needs MariaDB's tables"
 
     def _start_accounting(self):
         """A database without users, because only this host can reach it; of MariaDB's own tables
