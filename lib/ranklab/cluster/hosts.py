@@ -56,6 +56,7 @@ class Hosts:
         try:
             lines = [f"{self.address(name)} {name}\n" for name in (CONTROLLER, *self.names)]
             (self.folder / "hosts").write_text("".join(["127.0.0.1 localhost\n", *lines]))
+            (self.folder / "tmp").mkdir()  # for what killed processes forget there
             self._start(CONTROLLER)
             self._ip(CONTROLLER, "link add br0 type bridge",
                      f"addr add {self.address(CONTROLLER)}/24 dev br0", "link set br0 up")
@@ -160,8 +161,8 @@ class Hosts:
 
     def _on(self, name, argv):
         return ["nsenter", "--target", str(self.init[name][1]), "--net", "--uts", "--mount",
-                "--pid", "env", "--chdir", os.getcwd(), "setpriv", "--pdeathsig", "KILL",
-                *map(str, argv)]
+                "--pid", "env", "--chdir", os.getcwd(), f"TMPDIR={self.folder}/tmp", "setpriv",
+                "--pdeathsig", "KILL", *map(str, argv)]
 
 
 def _finish(command, limit=LIMIT, check=True, **options):

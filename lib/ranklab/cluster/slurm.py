@@ -19,6 +19,7 @@ DAEMONS = ("munged", "slurmctld", "slurmd")
 ACCOUNTING = ("slurmdbd", "mariadbd", "mariadb")
 TABLES = ("/usr/share/mysql/mysql_system_tables.sql", "/usr/share/mariadb/mysql_system_tables.sql")
 READY = 30  # seconds for a daemon
+PATH = 70  # characters: slurmd's sockets add 31 and a job's number, and the system takes 107
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL")
 
 # What is short here: a silent node is DOWN after 5 s (SlurmdTimeout; 300 by default), and a
@@ -81,11 +82,15 @@ class Slurm:
 
     gpus, cpus  that each node claims
     no_sacct    why there is no accounting; "" where there is
-    error       TimeoutError where a daemon does not begin, with the end of its log; OSError
+    error       TimeoutError where a daemon does not begin, with the end of its log; OSError where
+                the path of the hosts' folder is too long for sockets
     """
 
     def __init__(self, hosts, gpus=2, cpus=2):
         self.hosts, self.folder = hosts, hosts.folder
+        if len(str(self.folder)) > PATH:
+            raise OSError(f"{self.folder} has {len(str(self.folder))} characters, and Slurm's "
+                          f"sockets need {PATH} or fewer: set TMPDIR to a shorter one")
         self.no_sacct = self._why_no_sacct()
         ours = {"SLURM_CONF": str(self.folder / "slurm.conf")}
         self.environment = ours | {name: value for name, value in os.environ.items()
@@ -136,7 +141,7 @@ class Slurm:
         absent = [name for name in ACCOUNTING if not shutil.which(name)]
         if absent:
             return f"no sacct: it needs {', '.join(absent)} (apt install slurmdbd mariadb-server)"
-        return "" if any(map(os.path.exists, TABLES)) else "no sacct: MariaDB's tables are not found"
+        return "" if any(map(os.path.exists, TABLES)) else "no sacct: it needs MariaDB's tables"
 
     def _start_accounting(self):
         """A database without users, because only this host can reach it; of MariaDB's own tables

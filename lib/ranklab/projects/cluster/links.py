@@ -77,9 +77,10 @@ def start_rank(hosts, rank, arguments):
     log = hosts.folder / f"rank{rank}.log"
     variables = {"RANK": str(rank), "WORLD_SIZE": str(RANKS), "MASTER_ADDR": hosts.names[0],
                  "MASTER_PORT": "29500", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", link_rank.__name__, *arguments]
     with open(log, "w") as out:
-        hosts.popen(hosts.names[rank % NODES], [sys.executable, "-m", link_rank.__name__, *arguments],
-                    env=os.environ | variables, stdout=out, stderr=out)
+        hosts.popen(hosts.names[rank % NODES], command, env=os.environ | variables, stdout=out,
+                    stderr=out)
     return log
 
 

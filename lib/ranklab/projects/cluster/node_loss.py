@@ -22,7 +22,7 @@ from ranklab.projects.hybrid.training import run
 SCRIPT = Path(__file__).resolve().parents[4] / "labs" / "jobs" / "cluster.sbatch"
 SBATCH = (f"--nodes={NODES}", f"--gpus-per-node={GPUS}", "--cpus-per-task=2", "--time=20",
           "--signal=TERM@60")
-START, DOWN, REQUEUE, REST = 90, 60, 90, 120  # seconds, at most
+START, DOWN, REQUEUE, REST = 60, 60, 60, 60  # seconds, at most
 
 
 @dataclass
