@@ -24,11 +24,7 @@ SCREEN  = $(or $(DISPLAY),$(WAYLAND_DISPLAY),$(filter Darwin,$(shell uname)))
 # Jupyter refuses to run as root unless told; in a container root is the usual user.
 AS_ROOT = $(if $(filter 0,$(shell id -u)),--allow-root)
 
-<<<<<<< HEAD
-.PHONY: help setup work lab test sweep soak check build slides site bench horovod doctor clean
-=======
-.PHONY: help setup work lab test sweep check build slides site bench horovod slurm doctor clean
->>>>>>> l15a
+.PHONY: help setup work lab test sweep soak check build slides site bench horovod slurm doctor clean
 .DEFAULT_GOAL := help
 
 help: ## list these commands
