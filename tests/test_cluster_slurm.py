@@ -26,12 +26,14 @@ pytestmark = [pytest.mark.sweep, pytest.mark.timeout(240)]
 @pytest.fixture(scope="module", autouse=True)
 def namespaces():
     if sentence := hosts.missing():
+        print(sentence)  # once, for `make slurm`
         pytest.skip(sentence)
 
 
 @pytest.fixture(scope="module")
 def daemons(namespaces):
     if sentence := slurm.missing():
+        print(sentence)
         pytest.skip(sentence)
 
 
@@ -105,7 +107,8 @@ def test_nothing_stays_of_a_process_that_is_killed(number, daemons):
     run = subprocess.Popen([sys.executable, "-m", "ranklab.projects.cluster", "--only", "job"],
                            env=os.environ | {"TMPDIR": str(folder)}, stdout=subprocess.PIPE,
                            stderr=subprocess.STDOUT)
-    until(lambda: [*folder.glob("*/saved/*/index.json")], 120, "a checkpoint of the job")
+    sign = "saved/*/index.json" if number == signal.SIGKILL else "job.log"
+    until(lambda: [*folder.glob(f"*/{sign}")], 120, sign)
     assert len(traces(folder)) > len(before) + 10
     run.send_signal(number)
     run.communicate(timeout=30)

@@ -45,7 +45,7 @@ def try_links(links):
     """A LinkReport of two fresh hosts.
     error  TimeoutError where ranks do not begin, or hang
     """
-    limit = links.limit * patience()
+    limit = links.limit * min(2, patience())
     with Hosts(NODES) as hosts:
         for name in hosts.names:
             hosts.shape(name, links.mbit)
