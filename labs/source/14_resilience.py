@@ -69,7 +69,8 @@ def count(path, until=6):
 folder = Path(tempfile.mkdtemp())
 for life in (1, 2):
     try:
-        print(f"life {life}: both ranks have counted to", launch(count, folder / "step.pt", ranks=2)[0])
+        steps = launch(count, folder / "step.pt", ranks=2)[0]
+        print(f"life {life}: both ranks have counted to {steps}")
         break
     except RankError as error:
         print(f"life {life}: rank {error.rank} is gone")
@@ -232,7 +233,7 @@ def train(path, first):
 
 
 losses = [launch(train, folder / "run.pt", first, ranks=1)[0] for first in (True, False)]
-print("the same losses, bit for bit:", losses[0] == losses[1], f"(the last one {losses[0][-1]:.3f})")
+print("the same losses, bit for bit:", losses[0] == losses[1], f"(the last: {losses[0][-1]:.3f})")
 
 # %% [markdown]
 # ### 4.5 Fewer ranks, the same batch
@@ -448,7 +449,7 @@ from ranklab.resilience import peers
 found = launch(peers.async_beside_sync, folder / "dcp", ranks=2)[0]
 for way in ("sync", "async"):
     print(f"{way:5}", " -> ".join(found[way]))
-print(f"{found['state']:,} bytes of state on each rank; async_save wrote what there was at the call:",
+print(f"{found['state']:,} bytes of state on each rank; async_save wrote those of its call:",
       found["as at the call"])
 
 # %% [markdown]
@@ -486,7 +487,8 @@ def keep_and_recover():
     if rank == 2:  # what a new process has
         keeper, shard = Neighbour(), [torch.zeros(1000, device=device())]
     step = keeper.recover(shard)
-    return f"step {step}, {shard[0].mean():.0f} is there again; keep() sent {traffic.sent_bytes} bytes"
+    mean, sent = shard[0].mean(), traffic.sent_bytes
+    return f"step {step}, {mean:.0f} is there again; keep() sent {sent} bytes"
 
 
 print(*launch(keep_and_recover, ranks=4), sep="\n")
@@ -517,7 +519,8 @@ plots.lives(trial.found, trial.config.steps)
 # **Your turn.** Change one thing, and first write down which numbers change: `seed`, more faults, `checkpoint_every=8`, other layouts.
 
 # %%
-print(project.report([project.trial(faults=2, seed=5, checkpoint_every=8)], find_straggler, goodput))
+changed = project.trial(faults=2, seed=5, checkpoint_every=8)
+print(project.report([changed], find_straggler, goodput))
 
 # %% [markdown]
 # ## 7. Measure
@@ -528,7 +531,8 @@ print(project.report([project.trial(faults=2, seed=5, checkpoint_every=8)], find
 for gpus in (2048, 16384, 131072):
     mean = 54 * 24 / 419 * HOUR * 16384 / gpus
     interval = optimal_interval(60, mean)
-    said, seen = goodput(interval, 60, mean, 600), simulate(interval, 60, random_gaps(mean, 20000), 600)
+    said = goodput(interval, 60, mean, 600)
+    seen = simulate(interval, 60, random_gaps(mean, 20000), 600)
     print(f"{gpus:7,} GPUs: a failure each {mean / 60:5.0f} min, a checkpoint each "
           f"{interval / 60:4.1f} min; useful {said:.1%}, simulated {seen:.1%}")
 

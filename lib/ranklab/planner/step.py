@@ -6,10 +6,6 @@ from ranklab.pipeline_parallel.formulas import flush_bubble, zb_h1_bubble
 from ranklab.planner import compute, traffic
 from ranklab.planner.constants import CONSTANTS
 
-# Seconds in which Python launches a layer of the course's own trainer, forward and backward: eager,
-# fitted to four sizes on the host of one H200 (CONTRIBUTING.md).
-OWN_HOST = 2.3e-3
-
 
 @dataclass(frozen=True)
 class Step:
@@ -88,8 +84,7 @@ def layer_parts(model, plan, machine, c, sparse):
     work = compute.layer_work(model, plan, machine, c, sparse)
     twice = compute.again(work, plan)
     both = work.forward + work.backward + twice
-    host = c.host_seconds if sparse else OWN_HOST if plan.tool == "ours" else 0.0
-    late = 0.0 if plan.graphs else exposed(host, both, True, c)
+    late = exposed(c.host_seconds, both, True, c) if sparse and not plan.graphs else 0.0
     numbers = model.block + model.dense_ffn * (not sparse)
     gathered = traffic.gather_seconds(numbers / plan.tp, plan, machine, c)
     if sparse and plan.zero == 3:
