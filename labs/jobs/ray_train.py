@@ -75,8 +75,9 @@ def alone():
     end all processes that it has started.
     """
     shell = 'ip link set lo up && exec "$0" "$@"'
-    line = ["unshare", "--user", "--map-root-user", "--net", "--pid", "--fork", "--kill-child",
-            "--mount-proc", "sh", "-c", shell, sys.executable, __file__]
+    user = ["--user", "--map-root-user"] if os.geteuid() else []
+    line = ["unshare", *user, "--net", "--pid", "--fork", "--kill-child", "--mount-proc", "sh",
+            "-c", shell, sys.executable, __file__]
     os.environ["RAY_TRAIN_ALONE"] = "1"
     os.execvp(line[0], line)
 

@@ -1,0 +1,31 @@
+"""systems: what starts, watches and repairs training on clusters, and what was done with each here.
+
+systems.csv has them, one a line: its kind and name, how, with which version or why not, our file
+for it, and the proof: a file, after "::" a test or a word in it, or a command.
+
+    run        it did its work, on a machine without a GPU where nothing else is said
+    validated  its own schema takes our file; nothing was submitted
+    not run    for the reason that is said; what is done instead may have a proof, too
+
+tests/test_cluster_systems.py holds every line to its file and proof.
+"""
+
+import csv
+from pathlib import Path
+
+
+def systems():
+    """[{"kind": , "system": , "how": , "with": , "file": , "proof": }]"""
+    with open(Path(__file__).with_suffix(".csv"), newline="") as lines:
+        return [*csv.DictReader(lines)]
+
+
+def table():
+    """The same as a text of at most 100 columns, without proofs."""
+    found, kind = [], ""
+    for each in systems():
+        if each["kind"] != kind:
+            kind = each["kind"]
+            found.append(f"{kind}:")
+        found.append(f"  {each['system']:25} {each['how']:10} {each['with']}")
+    return "\n".join(found)
