@@ -15,7 +15,7 @@ import pytest
 
 from ranklab.cluster import hosts, slurm
 from ranklab.cluster.hosts import Hosts, until
-from ranklab.projects.cluster.config import Config, Links
+from ranklab.projects.cluster.config import Links
 from ranklab.projects.cluster.links import try_links
 from ranklab.projects.cluster.node_loss import lose_a_node
 from ranklab.projects.cluster.report import linked, told
@@ -40,7 +40,7 @@ def daemons(namespaces):
 def test_a_job_that_loses_a_node_ends_as_if_nothing_had_happened(daemons):
     with Hosts(3) as machines:
         cluster = slurm.Slurm(machines)
-        found = lose_a_node(cluster, Config())
+        found = lose_a_node(cluster)
     print("\n".join(told(found, cluster.no_sacct)))
     assert found.is_good() and found.step < found.steps and "Not responding" in found.reason
     states = [row["State"] for row in found.rows]

@@ -2,6 +2,5 @@
 
 from ranklab.projects.cluster.links import try_links
 from ranklab.projects.cluster.node_loss import lose_a_node
-from ranklab.projects.cluster.report import report
 
-__all__ = ["lose_a_node", "report", "try_links"]
+__all__ = ["lose_a_node", "try_links"]

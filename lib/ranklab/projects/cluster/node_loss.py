@@ -15,14 +15,16 @@ import torch
 from ranklab.checkpoint.files import Files, complete, saves
 from ranklab.cluster.hosts import until
 from ranklab.hybrid import parse_layout
-from ranklab.projects.cluster.config import GPUS, LAYOUT, NODES, SHAPE
+from ranklab.projects.cluster.config import (
+    GPUS, LAYOUT, NODES, SHAPE, TRAINING, arguments,
+)
 from ranklab.projects.hybrid.config import parse_shape
 from ranklab.projects.hybrid.training import run
 
 SCRIPT = Path(__file__).resolve().parents[4] / "labs" / "jobs" / "cluster.sbatch"
 SBATCH = (f"--nodes={NODES}", f"--gpus-per-node={GPUS}", "--cpus-per-task=2", "--time=20",
           "--signal=TERM@60")
-START, DOWN, REQUEUE, REST = 60, 60, 60, 60  # seconds, at most
+LIMIT = 60  # seconds for whatever comes next
 
 
 @dataclass
@@ -51,32 +53,33 @@ class NodeLoss:
                 and abs(self.loss - self.usual_loss) < 1e-4)  # the report has four digits
 
 
-def lose_a_node(slurm, config):
+def lose_a_node(slurm):
     """Submits the job, pulls the plug of a node, and waits until it has ended; a NodeLoss."""
     saved, usual, log = (slurm.folder / name for name in ("saved", "usual", "job.log"))
     saved.mkdir()
-    job = slurm.submit(SCRIPT, *config.arguments(), options=[*SBATCH, f"--output={log}"],
+    job = slurm.submit(SCRIPT, *arguments(), options=[*SBATCH, f"--output={log}"],
                        CHECKPOINT=str(saved), VENV=sys.prefix)
-    slurm.wait_for(job, "RUNNING", START, log)
+    slurm.wait_for(job, "RUNNING", LIMIT, log)
     nodes = slurm.nodes_of(job)
-    until(lambda: complete(saved), START, f"a checkpoint of job {job}", log)
+    until(lambda: complete(saved), LIMIT, f"a checkpoint of job {job}", log)
 
     slurm.hosts.power_off(nodes[-1])
     off, wall = time.monotonic(), time.time()
-    slurm.wait_for_node(nodes[-1], "down", DOWN)
+    slurm.wait_for_node(nodes[-1], "down", LIMIT)
     down_after = time.monotonic() - off
     step, saves_before = Files(complete(saved)[-1]).index["step"], max(saves(saved))
 
     undisturbed = run("laptop", parse_layout(LAYOUT), shape=parse_shape(SHAPE),  # as it waits
-                      timeout=REST, checkpoint=str(usual), **config.changed())
-    slurm.wait_for(job, "RUNNING", REQUEUE, log)
+                      timeout=LIMIT, checkpoint=str(usual), **TRAINING)
+    slurm.wait_for(job, "RUNNING", LIMIT, log)
     nodes_after, started = slurm.nodes_of(job), slurm.show(job)["StartTime"]
-    slurm.wait_for(job, "COMPLETED", REST, log)
+    slurm.wait_for(job, "COMPLETED", LIMIT, log)
     mine, other = state_of(saved), state_of(usual)
     said = re.findall(r"held out: ([\d.]+) nats", log.read_text())
     return NodeLoss(
         job, nodes, nodes_after, nodes[-1], step,
-        config.checkpoint_every * (max(saves(saved)) - saves_before), config.steps, down_after,
+        TRAINING["checkpoint_every"] * (max(saves(saved)) - saves_before), TRAINING["steps"],
+        down_after,
         datetime.fromisoformat(started).timestamp() - wall, slurm.why_down(nodes[-1]),
         accounted(slurm, job), float(said[-1]), undisturbed["ranks"][0]["loss"], len(mine),
         [name for name in mine.keys() | other.keys() if name not in mine or name not in other
