@@ -31,6 +31,7 @@ ALLOWED_SKIPS = (
     r"needs sphinx",                        # the site: an extra, which `make test` installs
     r"needs tensorflow",                    # lab 05: 1.5 GB, in an environment of its own
     r"needs root",                          # network namespaces
+    r"needs Slurm",                         # lab 15: a package of the system's, as on CI
 )
 CELL_SECONDS = 300  # nbval's limit for a cell ends it before, with a sentence of its own
 

@@ -1,0 +1,78 @@
+"""Series of training runs, as a Prometheus server keeps them that scrapes each 15 s.
+
+Counters jump, once a step; a stale mark stands where a scrape has failed, or where a process is
+gone; after a restart on other nodes the label `instance` is another.
+"""
+
+import random
+
+from ranklab.cluster.promql import STALE
+
+SCRAPE, FLOPS, PEAK = 15, 4.2e10, 989e12
+
+
+def keep(series, name, run, rank, values, node=0):
+    """The values of a rank, one a scrape; None: nothing was there, "fails": a stale mark."""
+    labels = frozenset({"__name__": name, "run": run, "rank": str(rank), "job": "train",
+                        "instance": f"node{node + rank // 4}:{9400 + rank % 4}"}.items())
+    points = [(SCRAPE * i, STALE if x == "fails" else float(x)) for i, x in enumerate(values)
+              if x is not None]
+    if points and points[-1][0] < SCRAPE * (len(values) - 1):  # it ends: the server marks that
+        points.append((points[-1][0] + SCRAPE, STALE))
+    series[labels] = series.get(labels, []) + points
+
+
+def trained(*lives, ranks=4, run="a", step=8.0, fails=False, series=None, gone=(),
+            moves=True, end=0):  # fmt: skip
+    """Series of a run for mfu_alert_rule.
+
+    lives  one for each start of its processes: (minute of the start, [(until minute, MFU), ...])
+    step   seconds of a step at an MFU of 0.4
+    moves  the second life is on other nodes
+    end    minute until which there may be nothing more
+    gone   (rank, minute): it is no longer scraped
+    """
+    series = {} if series is None else series
+    size = max(end, *(until for _, parts in lives for until, _ in parts)) * 60 // SCRAPE + 1
+    for life, (start, parts) in enumerate(lives):
+        done, counts = 0.0, [None] * int(start * 60 // SCRAPE)
+        for i in range(len(counts), int(parts[-1][0] * 60 // SCRAPE) + 1):
+            mfu = next(mfu for until, mfu in parts if i * SCRAPE <= until * 60)
+            counts.append(int(done / (0.4 * step)) * 0.4 * step * PEAK / FLOPS)
+            done += mfu * SCRAPE
+        for rank in range(ranks):
+            failed = [fails and i % 8 == 2 * rank + 1 for i in range(size)]
+            until = min([int(minute * 60 / SCRAPE) for r, minute in gone if r == rank] or [size])
+            mine = (counts + [None] * size)[:until] + [None] * max(0, size - until)
+            for name, given in (("train_tokens_total", mine), ("train_flops_per_token", FLOPS),
+                                ("train_peak_flops", PEAK)):
+                values = [None if x is None else "fails" if bad else
+                          x if given is mine else given for x, bad in zip(mine, failed)]
+                keep(series, name, run, rank, values[:size], 2 * life * moves)
+    return series
+
+
+def stepped(*changes, ranks=8, run="a", step=1.0, size=161, series=None, seed=0, fails=()):
+    """Series of a run for straggler_rule: `step` seconds with 3% of noise.
+
+    changes  (rank or None for all, from minute, until minute, factor; 0: it is gone)
+    fails    ranks of which each 8th scrape fails
+    """
+    series, draw = {} if series is None else series, random.Random(seed)
+    for rank in range(ranks):
+        values = [step * draw.gauss(1, 0.03) for _ in range(size)]
+        for who, start, end, factor in changes:
+            for i in range(round(start * 4), min(size, round(end * 4))):
+                if who in (rank, None):
+                    values[i] = values[i] * factor if factor and values[i] else None
+        values = ["fails" if rank in fails and i % 8 == 3 else x for i, x in enumerate(values)]
+        keep(series, "train_step_seconds", run, rank, values)
+    return series
+
+
+def both(make, *runs):
+    """The series of several runs: (changes or lives, keywords)."""
+    series = {}
+    for args, keywords in runs:
+        make(*args, series=series, **keywords)
+    return series

@@ -1,0 +1,106 @@
+"""Which rank is sick, by all metrics of a run: an alarm that is asked at each scrape; its score."""
+
+import warnings
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ranklab.cluster.recordings import CLOCK, DATA, ECC, LINK, SCRAPE, SECONDS
+
+LIMIT = 900.0  # seconds: an alarm that comes later is as good as none
+
+
+def sick_rank_alarm(metrics):
+    """The rank that is sick, or None: asked at each scrape, with all that was scraped of one run so
+    far. Of a sick host any rank.
+
+    The check plays 39 recordings that it has not shown. It counts the seconds from the onset to the
+    alarm, and false alarms: in a healthy run, before the onset, of another rank. The first alarm
+    ends a run. One run may have a false alarm, no more; and the Score must be 94% of the library's.
+    metrics  {name: (scrapes, ranks)}, and train_mfu: (scrapes,); NaN where a scrape failed, each
+             15 s. Not changed. The names are those of ranklab.cluster.recordings; what happens to
+             runs stands in SICK and HEALTHY there. Errors are counters
+    lab      15, open
+    """
+    T, R = metrics[SECONDS].shape
+    if T < 20:
+        return None
+    found, step = [], np.nanmedian(metrics[SECONDS][-8:])
+    for name, sign, least in ((SECONDS, 1, 0.05), (DATA, 1, 0.05), (CLOCK, -1, 0.025)):
+        x = sign * metrics[name][-40:]
+        usual = np.sort(x, axis=1)[:, R // 2, None]  # what all ranks have is no sickness
+        x = np.where(np.isnan(x), usual, x)
+        x = (x - usual) / (step if name == DATA else np.abs(usual))
+        now, before = x[-8:], np.median(x[:-8], axis=0)
+        steady = np.sort(now, axis=0)[1]  # not only now and then
+        found.append((steady - before) / np.maximum(least, 1.5 * now.std(axis=0)))
+    for name in (ECC, LINK):
+        more = np.maximum(np.nan_to_num(np.diff(metrics[name][-11:], axis=0)), 0)  # restarts
+        found.append(np.minimum((more > 0).sum(axis=0) / 3, more.sum(axis=0) / 5))
+    worst = np.max(found, axis=0)  # (ranks,)
+    return int(worst.argmax()) if worst.max() > 1 else None
+
+
+def rule_alarm(metrics, factor=1.2, minutes=5):
+    """straggler_rule on the same metrics: the slow rank, by a mean over four scrapes."""
+    count = int(60 * minutes / SCRAPE) + 1
+    if len(metrics[SECONDS]) < count + 3:
+        return None
+    recent = metrics[SECONDS][-count - 3:]
+    means = sum(np.nan_to_num(recent[i:i + count], nan=np.nanmedian(recent)) for i in range(4))
+    slow = (means / np.median(means, axis=1, keepdims=True)).min(axis=0)
+    return int(slow.argmax()) if slow.max() > factor else None
+
+
+@dataclass
+class Score:
+    """What an alarm is worth on some recordings.
+
+    seconds  of each sick run: from onset to alarm, LIMIT where none came by then
+    false    kinds of the runs with a false alarm
+    value    the mean over all runs: of a sick one 1 - seconds / LIMIT, of a healthy one 1; 0 with a
+             false alarm
+    """
+
+    seconds: dict = field(default_factory=dict)  # kind -> [seconds, ...]
+    false: list = field(default_factory=list)
+    points: list = field(default_factory=list)
+
+    @property
+    def value(self):
+        return sum(self.points) / len(self.points)
+
+    @property
+    def mean_seconds(self):
+        every = [each for of_kind in self.seconds.values() for each in of_kind]
+        return sum(every) / len(every)
+
+    def __str__(self):
+        return (f"{self.mean_seconds:.0f} s to the alarm on average, {len(self.false)} false of "
+                f"{len(self.points)} runs; score {self.value:.3f}")
+
+
+def play(alarm, recording):
+    """(scrape, rank) of the first alarm; (None, None) where there is none."""
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")  # of columns that are all NaN
+        for scrape in range(len(recording.metrics[SECONDS])):
+            rank = alarm({name: each[:scrape + 1] for name, each in recording.metrics.items()})
+            if rank is not None:
+                return scrape, rank
+    return None, None
+
+
+def score(alarm, recordings):
+    """The Score of `alarm`, a function as sick_rank_alarm."""
+    found = Score()
+    for each in recordings:
+        scrape, rank = play(alarm, each)
+        is_false = rank is not None and (rank not in each.sick or scrape < each.onset)
+        late = LIMIT if scrape is None else SCRAPE * (scrape - each.onset)
+        if each.sick:
+            found.seconds.setdefault(each.kind, []).append(min(LIMIT, LIMIT if is_false else late))
+        if is_false:
+            found.false.append(each.kind)
+        found.points.append(0.0 if is_false else 1 - min(late, LIMIT) / LIMIT if each.sick else 1.0)
+    return found

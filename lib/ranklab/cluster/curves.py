@@ -1,0 +1,90 @@
+"""Curves and traces of a run in files, where no server can be reached: TensorBoard, W&B, Perfetto.
+
+Imports what it needs when it is called: tensorboard and wandb are extras.
+"""
+
+import gzip
+import json
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from ranklab.engine import device
+
+
+def write_scalars(folder, history):
+    """The History of a Trainer is in `folder` as TensorBoard reads it: tensorboard --logdir."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    with SummaryWriter(folder) as writer:
+        for name in ("loss", "speed", "waits"):
+            for step, value in zip(history.steps, getattr(history, name)):
+                writer.add_scalar(f"train/{name}", value, step)
+        for step, value in history.held_out.items():
+            writer.add_scalar("held_out/loss", value, step)
+
+
+def read_scalars(folder):
+    """{name: [(step, value)]} of all that is in `folder`."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder)).Reload()
+    return {name: [(each.step, each.value) for each in events.Scalars(name)]
+            for name in events.Tags()["scalars"]}
+
+
+def write_wandb(folder, history, project="ranklab"):
+    """The same for Weights & Biases, offline; returns the folder for `wandb sync`.
+
+    error  ImportError where wandb is not installed
+    """
+    import wandb
+
+    run = wandb.init(project=project, dir=folder, mode="offline")
+    for step, *values in zip(history.steps, history.loss, history.speed):
+        run.log(dict(zip(("train/loss", "train/speed"), values)), step=step)
+    run.finish()
+    return next(Path(folder).glob("wandb/offline-run-*"))
+
+
+def traced_steps(folder, slow, steps=3, group=None):
+    """On each rank: some steps of matrix products and an all-reduce, traced by torch.profiler to
+    rank<r>.json.gz, which Perfetto opens. Rank `slow` computes eight times as much.
+    """
+    rank, x = dist.get_rank(group), torch.randn(256, 256, device=device())
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        for step in range(steps):
+            with torch.profiler.record_function(f"step {step}"):
+                for _ in range(200 if rank == slow else 25):
+                    x @ x
+                dist.all_reduce(x, group=group)
+    path = Path(folder) / f"rank{rank}.json.gz"
+    profiler.export_chrome_trace(str(path))
+    return path
+
+
+def read_trace(path):
+    """(the trace's distributedInfo, its events): the JSON that Perfetto and chrome://tracing read.
+
+    Times of events are microseconds; those with "ph": "X" have a beginning and a length.
+    """
+    opened = gzip.open if str(path).endswith(".gz") else open
+    with opened(path, "rt") as file:
+        trace = json.load(file)
+    return trace.get("distributedInfo", {}), trace["traceEvents"]
+
+
+def waits_in_traces(paths, name=":all_reduce"):
+    """{rank: seconds in spans of this name}: the rank with the least lets all others wait.
+
+    torch names a collective's span "gloo:all_reduce"; NCCL's does not wait on the host: there the
+    kernels are to be looked at, whose names begin with "ncclDevKernel".
+    """
+    found = {}
+    for path in paths:
+        info, events = read_trace(path)
+        found[info["rank"]] = sum(each["dur"] for each in events
+                                  if each.get("ph") == "X" and each["name"].endswith(name)
+                                  and each.get("cat") == "user_annotation") / 1e6
+    return dict(sorted(found.items()))

@@ -1,0 +1,113 @@
+"""What Prometheus scrapes from a rank: an Exporter, and the hook that puts it on a Trainer.
+
+Each rank has its own port, chosen by the system. Prometheus finds it by a file in `targets`
+(file_sd), as it would find a pod by its API. The format is Prometheus' text, 0.0.4.
+"""
+
+import json
+import os
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+METRICS = {  # name: (kind, help)
+    "train_tokens_total": ("counter", "Tokens that this rank has trained since it began."),
+    "train_steps_total": ("counter", "Steps since it began."),
+    "train_step_seconds": ("gauge", "Of the last step, until the rank reached the collective."),
+    "train_data_seconds": ("gauge", "Of the last step, for its batch; a part of step_seconds."),
+    "train_flops_per_token": ("gauge", "Of the model, forward and backward."),
+    "train_peak_flops": ("gauge", "FLOP/s that this rank's device could do."),
+}
+DCGM = {  # of dcgm-exporter's etc/default-counters.csv and etc/dcp-metrics-included.csv
+    "DCGM_FI_DEV_SM_CLOCK": ("gauge", "SM clock frequency (in MHz)."),
+    "DCGM_FI_DEV_GPU_TEMP": ("gauge", "GPU temperature (in C)."),
+    "DCGM_FI_DEV_POWER_USAGE": ("gauge", "Power draw (in W)."),
+    "DCGM_FI_DEV_GPU_UTIL": ("gauge", "GPU utilization (in %)."),
+    "DCGM_FI_DEV_FB_USED": ("gauge", "Framebuffer memory used (in MiB)."),
+    "DCGM_FI_DEV_XID_ERRORS": ("gauge", "Value of the last XID error encountered."),
+    "DCGM_FI_DEV_ECC_SBE_VOL_TOTAL": ("counter", "Total number of single-bit volatile ECC errors."),
+    "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE": ("gauge", "Ratio of cycles the tensor pipe is active."),
+}
+
+
+class Exporter:
+    """Serves its values at http://address:port/metrics until it is closed.
+
+    labels   of all its series, as {"run": "gpt", "rank": 2}
+    targets  a folder: a file there tells Prometheus of it, until it is closed
+    metrics  {name: (kind, help)}: METRICS, or DCGM for a stand-in of dcgm-exporter, which exports
+             what it is given: there is no GPU behind it
+    """
+
+    def __init__(self, labels, address="127.0.0.1", targets=None, metrics=METRICS):
+        self.labels = ",".join(f'{name}="{value}"' for name, value in labels.items())
+        self.metrics, self.values = metrics, {}
+        exporter = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self):
+                body = exporter.text().encode()
+                self.send_response(200)
+                self.send_header("Content-Type", "text/plain; version=0.0.4")
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_):
+                pass
+
+        self.server = ThreadingHTTPServer((address, 0), Handler)
+        self.port = self.server.server_port
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        self.file = targets and Path(targets) / f"{address}-{self.port}.json"
+        if self.file:  # whole at once: Prometheus watches the folder
+            new = self.file.with_suffix(".new")
+            new.write_text(json.dumps([{"targets": [f"{address}:{self.port}"]}]))
+            os.replace(new, self.file)
+
+    def set(self, **values):
+        self.values |= values
+
+    def add(self, **amounts):
+        self.values |= {name: self.values.get(name, 0.0) + x for name, x in amounts.items()}
+
+    def text(self):
+        """As it is scraped."""
+        return "".join(
+            f"# HELP {name} {text}\n# TYPE {name} {kind}\n{name}{{{self.labels}}} "
+            f"{self.values[name]}\n" for name, (kind, text) in self.metrics.items()
+            if name in self.values)
+
+    def close(self):
+        if self.file:
+            self.file.unlink(missing_ok=True)
+        self.server.shutdown()
+        self.server.server_close()
+
+
+class Exported:
+    """To be put before a Trainer: class MyTrainer(Exported, TextTrainer). Each step is exported.
+
+    The seconds until the collective are those in which this rank's main thread computed, and those
+    in which it waited for its batch: on a CPU a rank that waits for others takes no time of a core.
+    A GPU computes beside the thread: there, CUDA events before the first collective are needed.
+    exporter  an Exporter, set before fit
+    """
+
+    exporter, slept = None, 0.0
+
+    def next_batch(self):
+        start, busy = time.perf_counter(), time.thread_time()
+        batch = super().next_batch()
+        self.slept = time.perf_counter() - start - (time.thread_time() - busy)
+        return batch
+
+    def step(self, batch=None):
+        before = time.thread_time()
+        share = super().step(batch)
+        seconds = time.thread_time() - before + self.slept
+        self.exporter.add(train_tokens_total=self.units_per_step / self.parallel.ranks,
+                          train_steps_total=1)
+        self.exporter.set(train_step_seconds=seconds, train_data_seconds=self.waits[-1])
+        return share

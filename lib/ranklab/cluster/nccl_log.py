@@ -1,0 +1,141 @@
+"""read_nccl_log: what NCCL did, out of what its ranks print with NCCL_DEBUG=INFO (lab 15).
+
+Source of the forms: NCCL's own source, v2.4.8 to v2.30.7: src/debug.cc (the prefix), src/init.cc
+(comm, Trees), src/graph/rings.cc (Channel lists), src/transport/*.cc (via).
+
+logs/ holds captured logs, and one that was written in their form: a first line says which.
+"""
+
+import re
+from dataclasses import dataclass, field
+from importlib.resources import files
+
+LOGS = files(__package__) / "logs"
+PREFIX = re.compile(r"([\w.-]+):(\d+):\d+ \[\d+\] (?:[^\[]*? )?NCCL (INFO|WARN) (.*)")
+
+# What of these lines tells something, since 2.4; the last one is torch's.
+COMM = r".*\bcomm \w+ rank (?P<rank>\d+) n[rR]anks (?P<ranks>\d+).*"
+RING = r"Channel (?P<channel>\d+)(?:/\d+)? :(?P<order>[\d ]+)"
+LINK = (r"(?:Channel|Ring) (?P<channel>\d+)(?:/\d+)? : (?P<source>\d+)(?:\[\w+\])? -> "
+        r"(?P<target>\d+)(?:\[\w+\])? (?:\[(?P<side>send|receive)\] )?via (?P<via>.*)")
+TREE = r"\[(\d+)\] ([-\d/]+)->(\d+)->([-\d/]+)"  # channel, one side, rank, the other side
+ENQUEUED = r"Rank (\d+)\].*?[Ll]ast enqueued (?:NCCL )?work: (\d+)"  # rank, number
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line that NCCL printed: in which process, and what stands after NCCL INFO or NCCL WARN."""
+
+    host: str
+    pid: int
+    warns: bool
+    text: str
+
+
+@dataclass(frozen=True)
+class NcclLog:
+    """What a log says of one communicator; ranks are those of this communicator.
+
+    network   "IB", "Socket", a plugin's name: what NCCL uses between nodes
+    hosts     {host: (rank, ...)}, ranks in order
+    rings     {channel: (0, next rank, ...)}
+    trees     {channel: {rank: its parent, -1 for the root}}
+    links     {(channel, from rank, to rank): transport}, as "P2P/CUMEM" or "NET/IB/0/GDRDMA"
+    warnings  ((rank or None, text), ...)
+    entered   {rank: number of the last collective that it has enqueued, as torch counts}
+    """
+
+    network: str = ""
+    hosts: dict = field(default_factory=dict)
+    rings: dict = field(default_factory=dict)
+    trees: dict = field(default_factory=dict)
+    links: dict = field(default_factory=dict)
+    warnings: tuple = ()
+    entered: dict = field(default_factory=dict)
+
+
+def read_log(name):
+    """The text of logs/<name>.txt."""
+    return (LOGS / f"{name}.txt").read_text()
+
+
+def nccl_lines(text):
+    """The Line of each line that NCCL itself printed, in their order, whatever stands before it.
+
+    Those of many ranks are mixed; of one process they are in its own order.
+    """
+    found = (PREFIX.search(line) for line in text.splitlines())
+    return [Line(each[1], int(each[2]), each[3] == "WARN", each[4].strip())
+            for each in found if each]
+
+
+def read_nccl_log(text):
+    """The NcclLog of `text`: all ranks' lines mixed with other text, or only some of them. What is
+    not said stays empty. The patterns of the lines are given.
+
+    network   after "Using network", the last time
+    hosts     a process says who it is: "comm 0x.. rank 3 nranks 8", "nRanks" in newer lines
+    rings     rank 0 prints "Channel 00/16 : 0 1 2 ...". NCCL cuts the list after 127 characters
+              ("..."). A channel without a whole list: follow from rank 0 the first link that each
+              rank opens in it; a ring only where that meets every rank once and comes back
+    trees     "Trees [0] 1/-1/-1->0->-1 [1] ...": children, rank, parent. Before 2.8 also the other
+              way round, 7->0->1/-1/-1: the side without "/" is the parent; of a|b the first
+    links     "Channel 00/0 : 0[0] -> 8[0] [send] via NET/IB/0"; before 2.7 "Ring 00 : 0 -> 8 ...".
+              A network's link is said twice, by [receive] and by [send]: [send]'s word counts
+    warnings  each NCCL WARN once, in the log's order; of which rank, by its process
+    entered   torch's "Rank 3] ... last enqueued work: 12", whatever its words; the last time
+    """
+    lines, ranks_of, rings, trees, links, opened = nccl_lines(text), {}, {}, {}, {}, {}
+    for line in lines:
+        if found := re.search(COMM, line.text):
+            ranks_of[line.host, line.pid], ranks = int(found[1]), int(found[2])
+        elif found := re.fullmatch(RING, line.text):
+            rings[int(found[1])] = tuple(map(int, found[2].split()))
+        elif found := re.match(LINK, line.text):
+            link = int(found[1]), int(found[2]), int(found[3])
+            if found["side"] == "receive":
+                links.setdefault(link, found["via"])
+            else:
+                links[link] = found["via"]
+                opened.setdefault(link[:2], link[2])
+        elif line.text.startswith("Trees "):
+            for channel, one, rank, other in re.findall(TREE, line.text):
+                parent = other if "/" in one else one
+                trees.setdefault(int(channel), {})[int(rank)] = int(parent)
+    for channel in {each for each, _ in opened} - rings.keys():
+        ring = [0]
+        while (after := opened.get((channel, ring[-1]))) not in (None, *ring):
+            ring.append(after)
+        if ranks_of and after == 0 and len(ring) == ranks:
+            rings[channel] = tuple(ring)
+    hosts = {host: tuple(sorted(rank for (each, _), rank in ranks_of.items() if each == host))
+             for host, _ in ranks_of}
+    said = [(ranks_of.get((line.host, line.pid)), line.text) for line in lines if line.warns]
+    *_, network = re.findall(r"Using network (.*\S)", text) or [""]
+    entered = {int(rank): int(work) for rank, work in re.findall(ENQUEUED, text)}
+    return NcclLog(network, hosts, rings, trees, links, tuple(dict.fromkeys(said)), entered)
+
+
+# --- what it means --------------------------------------------------------------------------------
+
+def suspects(log):
+    """Sentences about what should make one look again; [] where nothing does."""
+    said, between = [], {via for via in log.links.values() if via.startswith("NET/")}
+    ranks = {rank for own in log.hosts.values() for rank in own}
+    if between and all(via.startswith("NET/Socket") for via in between):
+        said.append("between nodes all data goes over TCP sockets")
+    if slow := {via for via in between if via.startswith("NET/IB") and "GDRDMA" not in via}:
+        said.append(f"no GPUDirect RDMA on {', '.join(sorted(slow))}: data goes through the host")
+    if log.entered and len(behind := _least(log.entered)) < len(log.entered):
+        said.append(f"ranks {behind} have not enqueued what others wait for")
+    if log.entered and (silent := sorted(ranks - log.entered.keys())):
+        said.append(f"torch says nothing of ranks {silent}: they may be dead")
+    for text in dict.fromkeys(text for _, text in log.warnings):
+        who = sorted({"?" if rank is None else str(rank) for rank, own in log.warnings
+                      if own == text})
+        said.append(f"rank {', '.join(who)}: {text}")
+    return said
+
+
+def _least(entered):
+    return sorted(rank for rank, work in entered.items() if work == min(entered.values()))

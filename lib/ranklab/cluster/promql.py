@@ -1,0 +1,273 @@
+"""What a PromQL expression gives, without a server: the part of PromQL that alert rules use.
+
+promql-parser reads it. Ranges are those of Prometheus 2, closed on both sides; a test holds all of
+it equal to promtool. What is not covered is a NotCovered that says so.
+"""
+
+import math
+import operator
+import re
+import statistics
+from bisect import bisect_left, bisect_right
+from functools import partial
+
+STALE = None  # the value of a sample that says: the series ends here, or a scrape has failed
+LOOKBACK = 300  # seconds for which a sample counts where none is newer
+NAME = "__name__"
+
+
+class NotCovered(Exception):
+    """Right PromQL, perhaps, that this module does not know."""
+
+
+def parse(text):
+    """The expression, read; error ValueError with what is wrong with it."""
+    try:
+        import promql_parser
+    except ImportError:
+        raise NotCovered("promql-parser is missing: pip install promql-parser") from None
+    return promql_parser.parse(text)
+
+
+def quantile(q, values):
+    """Linear between the two nearest; outside of 0 .. 1 infinite."""
+    if not 0 <= q <= 1:
+        return math.copysign(math.inf, q - 0.5)
+    ordered, at = sorted(values), q * (len(values) - 1)
+    low = math.floor(at)
+    return ordered[low] * (low + 1 - at) + ordered[min(low + 1, len(ordered) - 1)] * (at - low)
+
+
+def divide(a, b):
+    return a / b if b else math.nan if not a or math.isnan(a) else math.copysign(math.inf, a)
+
+
+ARITHMETIC = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": divide,
+              "^": operator.pow}
+COMPARE = {"==": operator.eq, "!=": operator.ne, ">": operator.gt, "<": operator.lt,
+           ">=": operator.ge, "<=": operator.le}
+REDUCE = {"sum": sum, "min": min, "max": max, "avg": statistics.fmean, "count": len,
+          "stddev": statistics.pstdev, "group": lambda values: 1, "last": lambda values: values[-1],
+          "present": lambda values: 1}
+PAIRS = {"changes": operator.ne, "resets": operator.gt}  # of a sample and the next one
+NUMBERS = {"abs": abs, "ceil": math.ceil, "floor": math.floor, "sqrt": math.sqrt, "ln": math.log,
+           "clamp": lambda x, low, high: min(max(x, low), high), "clamp_min": max,
+           "clamp_max": min, "round": lambda x, to=1: math.floor(x / to + 0.5) * to}
+
+
+class Evaluator:
+    """Called with a parsed expression and a time: a float, or {labels: float}, or of a range
+    {labels: [(seconds, value), ...]}.
+
+    series  {labels: [(seconds, value), ...]}, labels a frozenset of (name, value) with __name__
+    step    seconds between evaluations: what a subquery takes where it has none of its own
+    """
+
+    def __init__(self, series, step=15):
+        self.series, self.step, self.known = series, step, {}
+        self.times = {labels: [time for time, _ in points] for labels, points in series.items()}
+
+    def __call__(self, node, t):
+        evaluate = getattr(self, type(node).__name__, None)
+        if evaluate is None or getattr(node, "at", None):
+            raise NotCovered(f"`{node}` is PromQL that this check does not know")
+        return evaluate(node, t)
+
+    def NumberLiteral(self, node, t):
+        return node.val
+
+    def ParenExpr(self, node, t):
+        return self(node.expr, t)
+
+    def UnaryExpr(self, node, t):  # only minus is one
+        value = self(node.expr, t)
+        return -value if isinstance(value, float) else named({k: -x for k, x in value.items()})
+
+    def selected(self, node, start, end):
+        """{labels: samples from start to end} of a selector."""
+        wanted = [(each.name, str(each.op), each.value) for each in node.matchers.matchers]
+        if node.matchers.or_matchers or node.at:
+            raise NotCovered(f"`{node}` is a selector that this check does not know")
+        wanted += [(NAME, "MatchOp.Equal", node.name)] if node.name else []
+        return {labels: points[bisect_left(self.times[labels], start):
+                               bisect_right(self.times[labels], end)]
+                for labels, points in self.series.items()
+                if all(matches(dict(labels).get(name, ""), *rest) for name, *rest in wanted)}
+
+    def VectorSelector(self, node, t):
+        t -= offset(node)
+        return {labels: points[-1][1] for labels, points
+                in self.selected(node, t - LOOKBACK, t).items()
+                if points and points[-1][1] is not STALE}
+
+    def MatrixSelector(self, node, t):
+        t -= offset(node.vector_selector)
+        found = self.selected(node.vector_selector, t - node.range.total_seconds(), t)
+        kept = {labels: [point for point in points if point[1] is not STALE]
+                for labels, points in found.items()}
+        return {labels: points for labels, points in kept.items() if points}
+
+    def SubqueryExpr(self, node, t):
+        step, found = node.step.total_seconds() if node.step else self.step, {}
+        t -= offset(node)
+        for n in range(math.ceil((t - node.range.total_seconds()) / step), int(t // step) + 1):
+            if (node, n) not in self.known:
+                self.known[node, n] = as_vector(self(node.expr, n * step))
+            for labels, x in self.known[node, n].items():
+                found.setdefault(labels, []).append((n * step, x))
+        return found
+
+    def AggregateExpr(self, node, t):
+        op, groups = str(node.op), {}
+        for labels, x in self(node.expr, t).items():
+            groups.setdefault(group_of(labels, node.modifier), []).append((x, labels))
+        if op in ("topk", "bottomk"):
+            count, largest = int(self(node.param, t)), op == "topk"
+            return {labels: x for pairs in groups.values() for x, labels
+                    in sorted(pairs, key=lambda pair: pair[0], reverse=largest)[:count]}
+        reduce = partial(quantile, self(node.param, t)) if op == "quantile" else REDUCE.get(op)
+        if reduce is None:
+            raise NotCovered(f"{op}() is PromQL that this check does not know")
+        return {labels: float(reduce([x for x, _ in pairs])) for labels, pairs in groups.items()}
+
+    def Call(self, node, t):
+        name, args = node.func.name, node.args
+        if name == "time":
+            return float(t)
+        values = [self(arg, t) for arg in args]
+        if name in ("absent", "absent_over_time"):
+            return {} if values[0] else {frozenset(): 1.0}
+        if name == "vector":
+            return as_vector(values[0])
+        if name == "scalar":
+            return [*values[0].values()][0] if len(values[0]) == 1 else math.nan
+        if name in NUMBERS:
+            return named({k: NUMBERS[name](x, *values[1:]) for k, x in values[0].items()})
+        kind = name.removesuffix("_over_time")
+        if name in PAIRS:
+            def of(points):
+                return sum(PAIRS[name](a, b) for (_, a), (_, b) in zip(points, points[1:]))
+        elif kind == "quantile" or kind != name and kind in REDUCE:
+            reduce = partial(quantile, values[0]) if kind == "quantile" else REDUCE[kind]
+
+            def of(points):
+                return reduce([x for _, x in points])
+        elif name in ("rate", "increase", "delta", "irate", "idelta"):
+            end = t - offset(getattr(args[0], "vector_selector", args[0]))
+            of = partial(change, name, end, args[0].range.total_seconds())
+        else:
+            raise NotCovered(f"{name}() is PromQL that this check does not know")
+        found = {labels: of(points) for labels, points in values[-1].items()}
+        found = {labels: x for labels, x in found.items() if x is not None}
+        return found if name == "last_over_time" else named(found)
+
+    def BinaryExpr(self, node, t):
+        left, right, op = self(node.lhs, t), self(node.rhs, t), str(node.op)
+        if op in ("and", "or", "unless"):
+            return combined(op, left, right, node.modifier)
+        if (compute := (ARITHMETIC | COMPARE).get(op)) is None:
+            raise NotCovered(f"`{op}` is PromQL that this check does not know")
+        if isinstance(left, float) and isinstance(right, float):
+            return float(compute(left, right))
+        if isinstance(right, float):
+            pairs = [(labels, x, right) for labels, x in left.items()]
+        elif isinstance(left, float):
+            pairs = [(labels, left, x) for labels, x in right.items()]
+        else:
+            pairs = matched(left, right, node.modifier)
+        if op in ARITHMETIC or node.modifier and node.modifier.return_bool:
+            return named({labels: compute(a, b) for labels, a, b in pairs})
+        return {labels: b if isinstance(left, float) else a for labels, a, b in pairs
+                if compute(a, b)}
+
+
+def offset(node):
+    given = getattr(node, "offset", None)
+    return given.total_seconds() if given else 0
+
+
+def matches(text, op, value):
+    is_so = re.fullmatch(value, text) is not None if "Re" in op else text == value
+    return is_so != ("Not" in op)
+
+
+def as_vector(value):
+    return {frozenset(): value} if isinstance(value, float) else value
+
+
+def without(labels, *names):
+    return frozenset(pair for pair in labels if pair[0] not in names)
+
+
+def only(labels, *names):
+    return frozenset(pair for pair in labels if pair[0] in names)
+
+
+def named(values):
+    """Floats without the metric's name: they are something else now."""
+    return {without(labels, NAME): float(x) for labels, x in values.items()}
+
+
+def group_of(labels, modifier, is_on="By"):
+    """What is left by `by (...)`, `on (...)`; or by `without (...)`, `ignoring (...)`."""
+    if modifier is None:
+        return frozenset() if is_on == "By" else without(labels, NAME)
+    listed = str(modifier.type).endswith(is_on)
+    return only(labels, *modifier.labels) if listed else without(labels, NAME, *modifier.labels)
+
+
+def key_of(labels, modifier):
+    return group_of(labels, modifier and modifier.matching, "Include")
+
+
+def combined(op, left, right, modifier):
+    ours, theirs = ({key_of(labels, modifier) for labels in side} for side in (left, right))
+    if op == "or":
+        return left | {k: x for k, x in right.items() if key_of(k, modifier) not in ours}
+    return {k: x for k, x in left.items() if (key_of(k, modifier) in theirs) == (op == "and")}
+
+
+def matched(left, right, modifier):
+    """[(labels of the result, left value, right value)]; error ValueError as Prometheus says it"""
+    card = str(modifier.card) if modifier else ""
+    is_right = "OneToMany" in card
+    many, one = (right, left) if is_right else (left, right)
+    partners, found = {}, {}
+    for labels, y in one.items():
+        if partners.setdefault(key_of(labels, modifier), (labels, y)) != (labels, y):
+            raise ValueError("found duplicate series for the match group; many-to-many matching "
+                             "not allowed: matching labels must be unique on one side")
+    for labels, x in many.items():
+        if (key := key_of(labels, modifier)) not in partners:
+            continue
+        other, y = partners[key]
+        if "Many" in card:
+            extra = modifier.group_labels or ()
+            labels = without(labels, *extra) | only(other, *extra)
+        elif modifier and modifier.matching:
+            labels = key
+        if labels in found:
+            raise ValueError("multiple matches for labels: many-to-one matching must be explicit "
+                             "(group_left/group_right)")
+        found[labels] = (y, x) if is_right else (x, y)
+    return [(labels, *values) for labels, values in found.items()]
+
+
+def change(name, end, length, points):
+    """rate, increase, delta: from the first sample to the last, stretched to the whole range where
+    its ends are near; a counter that falls has begun again at 0. irate, idelta: of the last two.
+    """
+    if len(points) < 2:
+        return None
+    is_counter = name in ("rate", "increase", "irate")
+    points = points[-2:] if name[0] == "i" and name != "increase" else points
+    (first, low), (last, high) = points[0], points[-1]
+    total = high - low + is_counter * sum(a for (_, a), (_, b) in zip(points, points[1:]) if b < a)
+    if name in ("irate", "idelta"):
+        return total / (last - first) if name == "irate" else total
+    sampled, gaps = last - first, [first - (end - length), end - last]
+    if is_counter and total > 0 and low >= 0:
+        gaps[0] = min(gaps[0], sampled * low / total)  # it was never below 0
+    mean = sampled / (len(points) - 1)
+    stretched = sampled + sum(gap if gap < 1.1 * mean else mean / 2 for gap in gaps)
+    return total * stretched / sampled / (length if name == "rate" else 1)

@@ -1,0 +1,140 @@
+"""Metrics of many training runs, sick ones and healthy ones: emulated, not recorded.
+
+Nobody publishes the metrics of a large cluster with what was wrong. So they are drawn at random,
+after what is published:
+    kinds        GPUs, memory, network and hosts in this order stopped Llama 3 (arXiv 2407.21783,
+                 table 5); slow GPUs, hosts and links, "from sub-minutes to nearly ten hours", are
+                 what Greyhound found on 10,000 GPUs (USENIX ATC 2025, arXiv 2410.12588)
+    throttling   an H100 is clocked down above some 83 C: by 5-10% about 85 C, by up to 40% at 90 C
+                 (factryze.ai, glossary; 1,980 MHz and 700 W at most by NVIDIA's data sheet)
+    names        those of NVIDIA's dcgm-exporter (etc/default-counters.csv) and node_exporter
+All rates, spreads and delays are our own choice. A detector that is good here has not been shown
+to be good on a real cluster; what it must tell apart is as there.
+"""
+
+from types import SimpleNamespace
+from typing import NamedTuple
+
+import numpy as np
+
+SCRAPE = 15.0  # seconds
+SECONDS, DATA = "train_step_seconds", "train_data_seconds"  # the first contains the second
+TEMP, CLOCK, POWER = "DCGM_FI_DEV_GPU_TEMP", "DCGM_FI_DEV_SM_CLOCK", "DCGM_FI_DEV_POWER_USAGE"
+ECC, LINK = "DCGM_FI_DEV_ECC_SBE_VOL_TOTAL", "node_infiniband_symbol_error_total"  # counters
+MFU = "train_mfu"
+HOST = 8  # ranks
+SICK = {"hot GPU": "it throttles: clock and power fall, its steps get longer",
+        "bad link": "symbol errors; messages are sent again, so steps of all ranks get longer",
+        "dying memory": "corrected ECC errors, more and more, until the GPU is lost",
+        "slow loader": "all ranks of one host wait for data",
+        "slow host CPU": "one rank's steps are longer, and nothing else shows it"}
+HEALTHY = {"calm": "noise alone",
+           "imbalance": "the last ranks have had longer steps from the start: that is the model",
+           "slow start": "one rank is slow for some minutes: a cold cache",
+           "neighbours": "for some minutes single steps of one host are long",
+           "warm rack": "one host is 10 C warmer for a while, and no slower",
+           "ECC once": "some corrected errors at once, and then none",
+           "all slow": "the file system is slow for all ranks",
+           "restart": "counters begin again at 0, first steps compile"}
+
+
+class Recording(NamedTuple):
+    """A run: what was scraped, and what was wrong with it.
+
+    metrics  {name: (scrapes, ranks)}, and MFU of (scrapes,); NaN where a scrape failed
+    kind     of SICK or HEALTHY
+    sick     the ranks of which one is to be named; () if healthy
+    onset    the scrape with which it begins
+    """
+
+    metrics: dict
+    kind: str
+    sick: tuple
+    onset: int
+
+
+def record(kind, seed):
+    """A Recording of 22 minutes on 16 to 32 ranks; always the same for a seed."""
+    draw = np.random.default_rng([seed, *map(ord, kind)])
+    scrapes, ranks = 90, int(draw.choice([16, 24, 32]))
+    onset, who = int(draw.integers(30, 40)), int(draw.integers(ranks))
+    shape, step = (scrapes, ranks), draw.uniform(2, 12)
+
+    def noise(size, *wanted):
+        return size * draw.standard_normal(wanted or shape)
+
+    run = SimpleNamespace(
+        factor=1 + noise(0.01, 1, ranks) + noise(0.02), data=0.01 * np.abs(1 + noise(0.3)),
+        temp=62 + noise(4, 1, ranks) + noise(0.7) + 2 * np.sin(np.arange(scrapes) / 25)[:, None],
+        clock=1700 + noise(12, 1, ranks) + noise(12), again=np.zeros(scrapes),  # messages, in steps
+        errors={ECC: draw.poisson(0.002, shape), LINK: draw.poisson(0.02, shape)})
+    change(run, kind, draw, onset, who)
+    pauses(draw, run.factor)
+    seconds = step * (run.factor * run.clock[:1].mean() / run.clock + run.data)
+    counters = {name: np.cumsum(each, axis=0).astype(float) for name, each in run.errors.items()}
+    if kind == "restart":
+        for each in counters.values():
+            each[onset:] -= each[onset - 1]
+        seconds[onset:onset + 2] *= 5
+    power = (680 + noise(8, 1, ranks) + noise(6)) * (run.clock / 1700) ** 2
+    metrics = {SECONDS: seconds, DATA: step * run.data, TEMP: run.temp.round(),
+               CLOCK: run.clock.round(-1), POWER: power, **counters}
+    for each in metrics.values():
+        each[draw.random(shape) < 0.005] = np.nan
+    metrics[MFU] = 0.45 * step / (np.nanmax(seconds, axis=1) + step * (0.1 + run.again))
+    end = onset + 45 if kind == "dying memory" else scrapes  # then the GPU is lost, and the run
+    first = who // HOST * HOST
+    sick = () if kind in HEALTHY else (who,)
+    sick = tuple(range(first, first + HOST)) if kind == "slow loader" else sick
+    return Recording({name: each[:end] for name, each in metrics.items()}, kind, sick, onset)
+
+
+def change(run, kind, draw, onset, who):
+    """What happens to a run of this kind, in place: from `onset` on, to rank `who` or its host."""
+    scrapes, ranks = run.factor.shape
+    host = slice(who // HOST * HOST, who // HOST * HOST + HOST)
+    since = np.arange(scrapes)[:, None] - onset
+    late = since >= 0
+    if kind == "hot GPU":
+        run.temp[:, [who]] += late * (draw.uniform(83, 90) + 2 - run.temp[onset, who]) * (
+            1 - np.exp(-np.maximum(since, 0) / 8))
+        run.clock[:, who] *= 1 - np.clip(0.015 * (run.temp[:, who] - 81), 0, 0.3)
+    elif kind == "bad link":
+        bursts = late[:, 0] * (draw.random(scrapes) < 0.5)
+        run.errors[LINK][:, who] += draw.poisson(draw.uniform(3, 30), scrapes) * bursts
+        run.again = draw.uniform(0.2, 1.0) * bursts
+    elif kind == "dying memory":
+        rate = late * 0.5 * np.exp(np.minimum(since, 60) / 9)
+        run.errors[ECC][:, who] += draw.poisson(rate[:, 0])
+    elif kind == "slow loader":
+        jitter = np.abs(1 + 0.3 * draw.standard_normal((scrapes, HOST)))
+        run.data[:, host] += late * draw.uniform(0.12, 0.4) * jitter
+    elif kind == "slow host CPU":
+        run.factor[:, [who]] += late * draw.uniform(0.08, 0.3)
+    elif kind == "imbalance":
+        run.factor[:, -ranks // 4:] += draw.uniform(0.1, 0.35)
+    elif kind == "slow start":
+        run.factor[:int(draw.integers(8, 16)), who] += draw.uniform(0.2, 0.8)
+    elif kind == "neighbours":
+        busy = late & (since < draw.integers(10, 16)) & (draw.random((scrapes, HOST)) < 0.25)
+        run.factor[:, host] += busy * draw.uniform(0.15, 0.5, (scrapes, HOST))
+    elif kind == "warm rack":
+        run.temp[:, host] += late * 10 * np.exp(-((since - 25) / 15.0) ** 2)
+    elif kind == "ECC once":
+        run.errors[ECC][onset, who] += int(draw.integers(4, 12))
+    elif kind == "all slow":
+        jitter = np.abs(1 + 0.2 * draw.standard_normal((scrapes, ranks)))
+        run.data += late * draw.uniform(0.2, 0.6) * jitter
+
+
+def pauses(draw, factor):
+    """In some scrapes all ranks have saved or evaluated, in some one has collected garbage."""
+    scrapes, ranks = factor.shape
+    for at in range(int(draw.integers(5, 20)), scrapes, int(draw.integers(15, 30))):
+        factor[at] += draw.uniform(0.3, 2.0) * draw.uniform(0.8, 1.2, ranks)
+    factor += (draw.random(factor.shape) < 0.004) * draw.uniform(0.3, 2.0, factor.shape)
+
+
+def recordings(seeds):
+    """One Recording of each kind for each of these seeds."""
+    return [record(kind, seed) for seed in seeds for kind in (*SICK, *HEALTHY)]

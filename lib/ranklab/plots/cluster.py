@@ -1,0 +1,86 @@
+"""The figures of lab 15 about monitoring: a run and its alarm, step times and the rule's limit."""
+
+import numpy as np
+
+from ranklab.cluster.recordings import CLOCK, DATA, ECC, LINK, SCRAPE, SECONDS, TEMP
+from ranklab.plots.style import FAINT, INK, TONES, bars, figure, styled
+
+ROWS = {SECONDS: "step, s", DATA: "for data, s", TEMP: "GPU, C", CLOCK: "SM, MHz",
+        ECC: "ECC errors\n(10 scrapes)", LINK: "link errors\n(10 scrapes)"}
+
+
+@styled
+def recorded(recording, alarm=None, title=""):
+    """The metrics of an emulated run over time, all ranks in grey, the sick ones in colour; where
+    it begins, and where the alarm comes.
+
+    alarm  (scrape, rank) of alarm.play, or (None, None)
+    """
+    fig, axes = figure(8.6, 6.4, rows=len(ROWS) // 2, cols=2, sharex=True)
+    for ax, (name, words) in zip(axes.T.flat, ROWS.items()):
+        values = recording.metrics[name]
+        if name in (ECC, LINK):
+            values = values - np.vstack([values[:1]] * 10 + [values])[:len(values)]
+        minutes = np.arange(len(values)) * SCRAPE / 60
+        for rank in range(values.shape[1]):
+            is_sick = rank in recording.sick
+            ax.plot(minutes, values[:, rank], linewidth=1.3 if is_sick else 0.6,
+                    color=TONES[1] if is_sick else FAINT, zorder=2 + is_sick)
+        if recording.sick:
+            ax.axvline(recording.onset * SCRAPE / 60, color=INK, linewidth=0.8, linestyle=":")
+        if alarm and alarm[0] is not None:
+            ax.axvline(alarm[0] * SCRAPE / 60, color=TONES[0], linewidth=1.4, linestyle="--")
+        ax.set_ylabel(words)
+    for ax in axes[-1]:
+        ax.set_xlabel("minutes (dotted: it begins; dashed: the alarm)")
+    fig.suptitle(title or f"An emulated run: {recording.kind}", fontsize=11, weight="bold")
+    return fig
+
+
+@styled
+def step_times(series, factor, fired=(), title="Steps of all ranks, beside the rule's limit"):
+    """Seconds until the collective of each rank over time, the limit of the rule, and where its
+    alert fires.
+
+    series  {labels: [(seconds, value)]} of one run's train_step_seconds
+    fired   of alerts.alerts
+    """
+    fig, ax = figure(8, 3.2)
+    named = {dict(labels)["rank"]: points for labels, points in series.items()}
+    slow = {labels["rank"] for _, labels in fired}
+    at = {}
+    for rank, points in named.items():
+        values = [(t / 60, x) for t, x in points if x is not None]
+        for t, x in values:
+            at.setdefault(t, []).append(x)
+        ax.plot(*zip(*values), color=TONES[1] if rank in slow else FAINT, zorder=2 + (rank in slow),
+                linewidth=1.3 if rank in slow else 0.7, label=f"rank {rank}" * (rank in slow))
+    minutes = sorted(at)
+    ax.plot(minutes, [factor * np.median(at[t]) for t in minutes], color=INK, linewidth=0.9,
+            linestyle=":", label=f"{factor} x the median of the moment")
+    if fired:
+        ax.axvline(fired[0][0] / 60, color=TONES[0], linestyle="--", linewidth=1.4,
+                   label="the alert fires")
+    ax.set(xlabel="minutes", ylabel="seconds until the collective", title=title, ylim=(0, None))
+    ax.legend()
+    return fig
+
+
+@styled
+def alarms(scores, title="Seconds until the alarm, by what is wrong"):
+    """A bar for each kind of sickness and each alarm: the mean seconds; and how many were false.
+
+    scores  {name: Score}
+    """
+    fig, ax = figure(8, 3.2)
+    kinds = list(next(iter(scores.values())).seconds)
+    width = 0.8 / len(scores)
+    for index, (name, found) in enumerate(scores.items()):
+        means = [np.mean(found.seconds[kind]) for kind in kinds]
+        bars(ax, np.arange(len(kinds)) + width * index, means, index,
+             f"{name}: {len(found.false)} false of {len(found.points)}", width=width)
+    ax.set_xticks(np.arange(len(kinds)) + 0.4 - width / 2, kinds)
+    ax.set(ylabel="seconds (900: none)", title=title)
+    ax.grid(axis="x", visible=False)
+    ax.legend(loc="upper left", bbox_to_anchor=(0, -0.12), ncols=len(scores))
+    return fig

@@ -1,0 +1,38 @@
+"""The figure of lab 15 about NCCL: the rings of a log over its nodes."""
+
+from ranklab.plots.style import FAINT, INK, TONES, figure, styled
+
+MOST = 4  # rings that are drawn
+
+
+@styled
+def rings(log, title="The rings that NCCL made"):
+    """The ranks of a log in their nodes, for each channel the order in which a ring meets them.
+
+    log  an NcclLog
+    """
+    shown = sorted(log.rings)[:MOST]
+    size = max((len(log.rings[channel]) for channel in shown), default=1)
+    fig, ax = figure(min(9.0, 2.2 + 0.55 * size), 1.2 + 0.62 * max(1, len(shown)))
+    nodes = sorted(log.hosts.values())
+    node_of = {rank: number for number, ranks in enumerate(nodes) for rank in ranks}
+    for row, channel in enumerate(shown):
+        ring = log.rings[channel]
+        for place, rank in enumerate(ring):
+            after = ring[(place + 1) % len(ring)]
+            via = log.links.get((channel, rank, after), "")
+            crosses = node_of.get(rank) != node_of.get(after)
+            ax.annotate("", (place + 0.72, row), (place + 0.28, row), arrowprops={
+                "arrowstyle": "->", "color": TONES[1] if crosses else INK,
+                "linewidth": 2.2 if crosses else 1.0, "linestyle": "-" if via else ":"})
+            even = node_of.get(rank, 0) % 2 == 0
+            ax.text(place, row, rank, ha="center", va="center", fontsize=8 if size < 20 else 5,
+                    bbox={"boxstyle": "round,pad=0.25", "edgecolor": INK, "linewidth": 0.8,
+                          "facecolor": "white" if even else FAINT})
+    ax.set(xlim=(-0.6, size), ylim=(max(1, len(shown)) - 0.4, -0.6), title=title,
+           xlabel=f"order of the ranks in the ring; {len(nodes)} nodes, white and grey by turns\n"
+           "thick arrows go to another node, the last one back to the first rank")
+    ax.set_yticks(range(len(shown)), [f"channel {channel}" for channel in shown])
+    ax.set_xticks([])
+    ax.grid(visible=False)
+    return fig

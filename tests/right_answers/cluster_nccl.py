@@ -1,0 +1,167 @@
+"""Lab 15, NCCL: right answers that differ from the library's. Each must pass."""
+
+import re
+from collections import Counter, defaultdict
+from itertools import groupby
+
+from ranklab.cluster.nccl_log import COMM, ENQUEUED, LINK, RING, TREE, NcclLog, nccl_lines
+
+
+def nccl_environment__by_exclusion(topology):
+    nodes = topology.nodes
+    if len(nodes) < 2:
+        return {}
+
+    def split(devices_of, key):
+        """(names that are everywhere, all others that some node has up)"""
+        everywhere = Counter(key(each) for node in nodes for each in devices_of(node)
+                             if each.up and each.use == "jobs")
+        common = {name for name, times in everywhere.items() if times == len(nodes)}
+        return common, {key(each) for node in nodes for each in devices_of(node)} - common
+
+    eth, other = split(lambda node: node.interfaces, lambda each: each.name)
+    if not eth:
+        raise ValueError("the nodes share no interface")
+    speed = {each.name: each.gbit for each in nodes[-1].interfaces}
+    best = sorted(name for name in eth if speed[name] == max(map(speed.get, eth)))
+    env = {"NCCL_SOCKET_IFNAME": "^=" + ",".join(sorted(other | (eth - set(best)))),
+           "GLOO_SOCKET_IFNAME": ",".join(best), "NCCL_DEBUG": "WARN",
+           "NCCL_NET": topology.plugin.lower() or "socket"}
+    ports, _ = split(lambda node: node.hcas, lambda each: (each.label, each.link))
+    totals = Counter()
+    for hca in nodes[0].hcas:
+        totals[hca.link] += hca.gbit * ((hca.label, hca.link) in ports)
+    if topology.plugin or not +totals:
+        return env
+    link = totals.most_common(1)[0][0]
+    env["NCCL_NET"] = "ib"
+    env["NCCL_IB_HCA"] = "^=" + ",".join(sorted(
+        {hca.label for node in nodes for hca in node.hcas
+         if (hca.label, hca.link) not in ports or hca.link != link} or {"none"}))
+    if link == "Ethernet" and topology.nccl[:2] <= (2, 20):
+        env.update(NCCL_IB_GID_INDEX=f"{topology.gid_index}")
+    if topology.traffic_class is not None:
+        env.update(NCCL_IB_TC=f"{topology.traffic_class}")
+    if topology.fabric and sum(each[1] == link for each in ports) > 1:
+        env.update(NCCL_CROSS_NIC="0" if topology.fabric == "rails" else "1")
+    return env
+
+
+def nccl_environment__step_by_step(topology):
+    if len(topology.nodes) == 1:
+        return {}
+    first, *others = topology.nodes
+    names = [i for i in first.interfaces if i.use == "jobs" and i.up]
+    ports = [h for h in first.hcas if h.use == "jobs" and h.up]
+    for node in others:
+        names = [i for i in names if any(i.name == j.name and j.use == "jobs" and j.up
+                                         for j in node.interfaces)]
+        ports = [h for h in ports if any(h.label == g.label and h.link == g.link and g.up
+                                         and g.use == "jobs" for g in node.hcas)]
+    assert_some = max(names, key=lambda i: i.gbit, default=None)
+    if assert_some is None:
+        raise ValueError("nothing in common")
+    names = [i.name for i in names if i.gbit == assert_some.gbit][::-1]
+    env = dict(NCCL_NET="Socket", NCCL_SOCKET_IFNAME="=" + ",".join(names),
+               GLOO_SOCKET_IFNAME=names[-1])
+    if topology.plugin:
+        return env | {"NCCL_NET": topology.plugin}
+    ib, roce = ([h for h in ports if h.link == link] for link in ("InfiniBand", "Ethernet"))
+    ports = ib if sum(h.gbit for h in ib) >= sum(h.gbit for h in roce) else roce
+    if ports:
+        both = Counter(h.name for node in topology.nodes for h in node.hcas if h.up)
+        alone = max(both.values()) == len(topology.nodes)  # each card has one port
+        env |= {"NCCL_NET": "IB",
+                "NCCL_IB_HCA": "=" + ",".join(h.name if alone else h.label for h in ports)}
+        if ports is roce and topology.nccl < (2, 21):
+            env["NCCL_IB_GID_INDEX"] = str(topology.gid_index)
+        if isinstance(topology.traffic_class, int):
+            env["NCCL_IB_TC"] = str(topology.traffic_class)
+        cross = {"rails": "0", "one switch": "1"}.get(topology.fabric)
+        if cross and len(ports) > 1:
+            env["NCCL_CROSS_NIC"] = cross
+    return env
+
+
+def read_nccl_log__rings_of_links_alone(text):
+    ranks, opened, links = {}, defaultdict(dict), {}
+    trees, warned = defaultdict(dict), []
+    size = 0
+    for line in nccl_lines(text):
+        comm, link = re.match(COMM, line.text), re.fullmatch(LINK, line.text)
+        if comm:
+            ranks[line.host, line.pid] = int(comm["rank"])
+            size = int(comm["ranks"])
+        if link:
+            key = tuple(int(link[name]) for name in ("channel", "source", "target"))
+            if link["side"] != "receive" or key not in links:
+                links[key] = link["via"]
+            if link["side"] != "receive" and key[1] not in opened[key[0]]:
+                opened[key[0]][key[1]] = key[2]
+        for channel, left, rank, right in (re.findall(TREE, line.text.partition("Trees")[2])):
+            trees[int(channel)][int(rank)] = min((left, right), key=lambda side: "/" in side)
+    for line in nccl_lines(text):
+        own = [ranks.get((line.host, line.pid)), line.text]
+        if line.warns and own not in warned:
+            warned.append(own)
+    rings = {}
+    for channel, after in opened.items():
+        ring = [0]
+        for _ in range(size - 1):
+            ring.append(after.get(ring[-1]))
+        if None not in ring and len(set(ring)) == size and after.get(ring[-1]) == 0:
+            rings[channel] = ring
+    hosts = {host: [rank for _, rank in of] for host, of in groupby(
+        sorted((host, rank) for (host, _), rank in ranks.items()), key=lambda each: each[0])}
+    entered = {}
+    for rank, work in re.findall(ENQUEUED, text):
+        entered[int(rank)] = int(work)
+    return NcclLog((re.findall(r"Using network (.+)", text) or [""])[-1], hosts, rings,
+                   {c: {r: int(p) for r, p in tree.items()} for c, tree in trees.items()},
+                   links, warned, entered)
+
+
+def read_nccl_log__in_passes(text):
+    lines = nccl_lines(text)
+    who = {(line.host, line.pid): re.search(COMM, line.text)["rank"] for line in lines
+           if re.search(COMM, line.text)}
+    whole = [re.fullmatch(RING, line.text) for line in lines]
+    rings = {int(each["channel"]): tuple(int(rank) for rank in each["order"].split())
+             for each in whole if each}
+    arrows = [each for each in (re.match(LINK, line.text) for line in lines) if each]
+    arrows.sort(key=lambda each: each["side"] != "receive")  # the sender's word comes last
+    keys = [(int(each["channel"]), int(each["source"]), int(each["target"])) for each in arrows]
+    links = {key: each["via"] for key, each in zip(keys, arrows)}
+    first = {}
+    for (channel, source, target), each in list(zip(keys, arrows))[::-1]:
+        if each["side"] != "receive":
+            first[channel, source] = target
+    size = max([int(re.search(COMM, line.text)["ranks"]) for line in lines
+                if re.search(COMM, line.text)], default=0)
+    for channel in {key[0] for key in keys if key[0] not in rings}:
+        walk = [0]
+        while len(walk) < size and (channel, walk[-1]) in first:
+            walk.append(first[channel, walk[-1]])
+        if sorted(walk) == list(range(size)) and first.get((channel, walk[-1])) == 0:
+            rings[channel] = tuple(walk)
+    trees = {}
+    for line in lines:
+        if line.text.startswith("Trees"):
+            for channel, one, rank, other in re.findall(TREE, line.text):
+                up = {one, other} - {side for side in (one, other) if "/" in side}
+                trees.setdefault(int(channel), {})[int(rank)] = int(up.pop())
+    hosts = defaultdict(list)
+    for (host, _), rank in who.items():
+        hosts[host] = sorted([*hosts[host], int(rank)])
+    warned = {}
+    for line in lines:
+        rank = who.get((line.host, line.pid))
+        if line.warns:
+            warned[rank and int(rank), line.text] = "once"
+    network = ""
+    for line in lines:
+        if line.text.startswith("Using network "):
+            network = line.text.removeprefix("Using network ")
+    return NcclLog(network=network, hosts=dict(hosts), rings=rings, trees=trees, links=links,
+                   warnings=tuple(warned),
+                   entered={int(a): int(b) for a, b in re.findall(ENQUEUED, text)})

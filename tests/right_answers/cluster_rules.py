@@ -1,0 +1,109 @@
+"""Lab 15: rules of another kind that fire when they should."""
+
+
+def mfu_alert_rule__mean_of_ranks(least, minutes):
+    return {
+        "alert": "mfu low",
+        "expr": f"""
+            avg without (rank, instance) (
+              rate(train_tokens_total[{minutes // 2}m]) * train_flops_per_token / train_peak_flops
+            ) < {least}""",
+        "for": f"{minutes * 60}s",
+        "labels": {"severity": "page", "team": "training"},
+        "annotations": {"summary": "MFU", "description":
+                        '{{ .Labels.run }} is at {{ printf "%.2f" .Value }}'},
+    }
+
+
+def mfu_alert_rule__always_below(least, minutes):
+    now = ("sum by (run) (rate(train_tokens_total[4m])) * on (run) "
+           "avg by (run) (train_flops_per_token) / on (run) sum by (run) (train_peak_flops)")
+    old = f"max by (run) (train_flops_per_token offset {minutes}m)"
+    return {"alert": "LowMFU", "expr": f"max_over_time(({now})[{minutes}m:]) < {least} and {old}",
+            "labels": {"severity": "critical"},
+            "annotations": {"text": "{{ $labels.run }}: {{ $value }}"}}
+
+
+def mfu_alert_rule__percent(least, minutes):
+    return {"alert": "LowMFU", "for": f"{minutes}m", "expr": f"{100 * least} > 100 * "
+            "sum(increase(train_tokens_total[5m])) by (run) / 300 * on(run) "
+            "min(train_flops_per_token) by (run) / on(run) (count(train_peak_flops) by (run) * "
+            "max(train_peak_flops) by (run))",
+            "labels": {"severity": "warning"},
+            "annotations": {"summary": "{{ $labels.run }} {{ $value }}%"}}
+
+
+def straggler_rule__median_of_both(factor, minutes):
+    usual = "quantile_over_time(0.5, train_step_seconds[3m])"
+    return {"alert": "Straggler", "for": f"{minutes / 2 * 60:.0f}s",
+            "expr": f"{usual} / ignoring (rank, instance) group_left () "
+                    f"quantile without (rank, instance) (0.5, {usual}) > {factor}",
+            "labels": {"severity": "ticket"},
+            "annotations": {"summary": "{{ $labels.run }}/{{ $labels.rank }}: {{ $value }}"}}
+
+
+def straggler_rule__mostly(factor, minutes):
+    slow = ("train_step_seconds > bool on (run) group_left "
+            f"{factor} * quantile by (run) (0.5, train_step_seconds)")
+    return {"alert": "Straggler", "for": "2m", "expr":
+            f"max by (run, rank) (avg_over_time(({slow})[{minutes}m:15s])) > 0.6",
+            "labels": {"severity": "warning"}, "annotations": {
+                "summary": "{{ $labels.run }}, rank {{ $labels.rank }} is slow in {{ $value }}"}}
+
+
+def straggler_rule__times(factor, minutes):
+    mean = "sum by (run, rank) (sum_over_time(train_step_seconds[90s]))"
+    count = "sum by (run, rank) (count_over_time(train_step_seconds[90s]))"
+    return {"alert": "Straggler", "for": f"{minutes}m", "expr": f"{mean} / {count} > on (run) "
+            f"group_left {factor} * quantile by (run) (0.5, {mean} / {count})",
+            "labels": {"severity": "warning"}, "annotations": {
+                "summary": "{{ $labels.run }}, rank {{ $labels.rank }} {{ $value }}"}}
+
+
+def sick_rank_alarm__streaks(metrics):
+    import numpy as np
+
+    def grown(name, least):
+        new = np.diff(metrics[name][-12:], axis=0) > 0
+        return new.sum(axis=0) * (new.sum(axis=0) >= least)
+
+    n, ranks = metrics["train_step_seconds"].shape
+    if n < 22:
+        return None
+    votes = [grown("DCGM_FI_DEV_ECC_SBE_VOL_TOTAL", 4), grown("node_infiniband_symbol_error_total",
+                                                              4)]
+    for name, sign, least in (("train_step_seconds", 1, 1.06), ("DCGM_FI_DEV_SM_CLOCK", -1, 1.03)):
+        x = metrics[name] / np.nanmedian(metrics[name], axis=1, keepdims=True)
+        x = (x / np.nanmedian(x[:15], axis=0)) ** sign
+        votes.append(10 * (np.nan_to_num(x[-9:], nan=2.0) > least).all(axis=0))
+    votes = np.sum(votes, axis=0)
+    return votes.argmax() if votes.any() else None
+
+
+class Sums:
+    """Evidence that adds up: what is above the allowance at each scrape, and falls again."""
+
+    def __call__(self, metrics):
+        import numpy as np
+
+        seconds = metrics["train_step_seconds"]
+        if len(seconds) < 20:
+            return None
+        signals = {"seconds": np.log(seconds), "clock": -3 * np.log(
+            metrics["DCGM_FI_DEV_SM_CLOCK"])}
+        total = np.zeros(seconds.shape[1])
+        for x in signals.values():
+            x = x - np.nanmedian(x, axis=1, keepdims=True)
+            x = x[16:] - np.nanmedian(x[:16], axis=0)
+            level = np.zeros(seconds.shape[1])
+            for row in np.clip(np.nan_to_num(x), -0.1, 0.12) - 0.045:
+                level = np.maximum(level + row, 0)
+            total = np.maximum(total, level / 0.42)
+        for name in ("DCGM_FI_DEV_ECC_SBE_VOL_TOTAL", "node_infiniband_symbol_error_total"):
+            new = np.diff(metrics[name][-14:], axis=0) > 0
+            total = np.maximum(total, new.sum(axis=0) / 3.9)
+        return int(total.argmax()) if total.max() > 1 else None
+
+
+def sick_rank_alarm__sums(metrics):
+    return Sums()(metrics)
