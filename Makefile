@@ -24,7 +24,7 @@ SCREEN  = $(or $(DISPLAY),$(WAYLAND_DISPLAY),$(filter Darwin,$(shell uname)))
 # Jupyter refuses to run as root unless told; in a container root is the usual user.
 AS_ROOT = $(if $(filter 0,$(shell id -u)),--allow-root)
 
-.PHONY: help setup work lab test sweep soak check build slides site bench horovod doctor clean
+.PHONY: help setup work lab test sweep check build slides site bench horovod slurm doctor clean
 .DEFAULT_GOAL := help
 
 help: ## list these commands
@@ -51,9 +51,6 @@ test: setup ## everything: the tests, with the unsolved labs, and every solution
 sweep: setup ## make test, and every wrong answer, every lab rehearsed for GPUs, every figure
 	@$(INSIDE) $(PY) scripts/test.py $(if $(JOBS),--jobs $(JOBS)) --sweep --stems "$(STEMS)"
 
-soak: setup ## lab 14's training disturbed 100 times; it must end the same (half an hour)
-	@$(INSIDE) $(PY) -m ranklab.projects.resilience --soak 100
-
 check: setup ## the fast tests, under three minutes, for while you work
 	@$(INSIDE) $(PY) scripts/test.py $(if $(JOBS),--jobs $(JOBS)) --fast
 
@@ -72,6 +69,9 @@ bench: setup ## print ratios of running times; nothing is asserted
 horovod: setup ## build the real Horovod for lab 05 (4 to 8 minutes, once) and compare with it
 	@$(INSIDE) $(PY) scripts/horovod.py
 	@$(INSIDE) $(PY) -m pytest -q -rs tests/test_horovod_real.py
+
+slurm: setup ## lab 15 on a real Slurm inside this machine, as root; it loses a node (2 minutes)
+	@$(INSIDE) $(PY) -m pytest -q -s --sweep tests/test_cluster_slurm.py
 
 doctor: setup ## what this machine is, and what each lab will run on
 	@$(INSIDE) $(PY) -m ranklab.cli doctor

@@ -27,10 +27,10 @@ ALLOWED_SKIPS = (
     r"needs horovod: make horovod builds it",  # lab 05: takes minutes, so nothing else builds it
     r"needs (transformers|accelerate)",     # lab 05: an extra, which `make test` installs
     r"needs megatron-core",                 # lab 08: an extra, which nothing else installs
-    r"needs (torchft|nvidia-resiliency-ext)",  # lab 14: the same
     r"needs sphinx",                        # the site: an extra, which `make test` installs
     r"needs tensorflow",                    # lab 05: 1.5 GB, in an environment of its own
     r"needs root",                          # network namespaces
+    r"needs Slurm",                         # lab 15: a package of the system's, as on CI
 )
 CELL_SECONDS = 300  # nbval's limit for a cell ends it before, with a sentence of its own
 

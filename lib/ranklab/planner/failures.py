@@ -1,7 +1,8 @@
 """How much of the time a run works, by published failures: Llama 3's, 16,384 GPUs, 54 days."""
 
+import math
+
 from ranklab.planner.published import table
-from ranklab.resilience import goodput, optimal_interval
 
 DAYS, GPUS = 54, 16384  # arXiv 2407.21783, 3.3.4
 RESTART = 600.0  # seconds until a job works again; MegaScale finds most in 10 min (2402.15627, 6.3)
@@ -15,13 +16,15 @@ def hours_between_failures(gpus):
 
 
 def good_share(gpus, checkpoint_seconds, restart_seconds=RESTART, interval=None):
-    """The share of the time in which a job gets on: lab 14's goodput.
+    """The share of the time in which a job gets on.
 
-    interval: seconds of work between checkpoints; None: the best, Daly's
+    Lost: checkpoints, for which it stands still; a restart for each failure; and on average half an
+    interval of work. interval: seconds between checkpoints; None: Young's, sqrt(2 C MTBF) (1974)
     """
     mean = 3600 * hours_between_failures(gpus)
-    interval = interval or optimal_interval(checkpoint_seconds, mean)
-    return goodput(interval, checkpoint_seconds, mean, restart_seconds)
+    interval = interval or math.sqrt(2 * checkpoint_seconds * mean)
+    working = interval / (interval + checkpoint_seconds)
+    return max(0.0, working * (1 - (restart_seconds + interval / 2) / mean))
 
 
 def checkpoint_seconds(model, nodes):

@@ -60,7 +60,7 @@ def shape_options(model, plan, rotary_base, dropout):
         (f"--vocab-size {model.vocab}", "vocabulary", True),
         (f"--make-vocab-size-divisible-by {rows}", "else it grows to a multiple of 128 tp", True),
         ("--untie-embeddings-and-output-weights", "the head has a matrix", not model.tied),
-        ("--position-embedding-type rope", "rotary; its base: --rotary-base", True),
+        ("--position-embedding-type rope", "rotary; the model's base is --rotary-base", True),
         (f"--rotary-base {rotary_base or 0:.0f}", "of the angles", rotary_base),
         (f"--attention-dropout {dropout:g} --hidden-dropout {dropout:g}", "0.1 by default", True),
         ("--disable-bias-linear", "linear layers have no biases", True),

@@ -1,0 +1,1 @@
+"""Clusters: where training really runs, and how to see what it does there."""

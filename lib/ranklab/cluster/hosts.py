@@ -1,0 +1,213 @@
+"""Hosts: machines of your own inside of this one, for as long as this process lives (lab 15).
+
+A host is a process with a network, a process table, mounts and a name of its own (Linux
+namespaces). Cores, memory and disks are those of the machine; its network is not touched: the
+cables of all hosts end in a switch inside the first host, "ctl", and no way leads out. Namespaces
+have no names, so the kernel takes them away with their last process, whatever ended it.
+"""
+
+import contextlib
+import os
+import select
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+from ranklab.engine.surroundings import patience
+
+CONTROLLER = "ctl"
+SUBNET = "10.77.0"  # inside only: several runs at once have the same one, and never meet
+TOOLS = ("unshare", "nsenter", "setpriv", "mount", "ip", "tc")  # util-linux and iproute2
+FOLDER = "ranklab-hosts-"  # and the number of the process that made it
+LIMIT = 30  # seconds for a command in a host
+START_LIMIT = 10  # seconds for a host
+
+# Process 1 of a host: $0 is its name, $1 its /etc/hosts. When it ends, so do all others in it. It
+# ends when nobody holds the other end of its input any more: this process is gone.
+INIT = """
+read -r pid _ < /proc/self/stat   # as the machine calls it: this is still the machine's /proc
+mount -t proc proc /proc && mount --bind "$1" /etc/hosts && ip link set lo up || exit
+echo "$0" > /proc/sys/kernel/hostname
+for gpu in /dev/nvidia*; do [ -c "$gpu" ] && mount --bind /dev/null "$gpu"; done
+echo "$pid"
+while read -r _; do :; done
+"""
+
+
+class Hosts:
+    """With `with Hosts(3) as hosts:` there are hosts node1, node2, node3 and ctl, until the end.
+
+    names   of the hosts that compute
+    folder  a Path that all hosts share with this process, also gone in the end (after a SIGKILL
+            of this process: with the next Hosts)
+    error   OSError where this machine does not allow it
+    """
+
+    def __init__(self, count):
+        self.names = [f"node{i}" for i in range(1, count + 1)]
+        self.folder, self.init, self.started = None, {}, []
+
+    def __enter__(self):
+        remove_leftovers()
+        self.folder = Path(tempfile.mkdtemp(prefix=f"{FOLDER}{os.getpid()}-"))
+        try:
+            lines = [f"{self.address(name)} {name}\n" for name in (CONTROLLER, *self.names)]
+            (self.folder / "hosts").write_text("".join(["127.0.0.1 localhost\n", *lines]))
+            (self.folder / "tmp").mkdir()  # for what killed processes forget there
+            self._start(CONTROLLER)
+            self._ip(CONTROLLER, "link add br0 type bridge",
+                     f"addr add {self.address(CONTROLLER)}/24 dev br0", "link set br0 up")
+            for name in self.names:
+                self.power_on(name)
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *error):
+        self.close()
+
+    def close(self):
+        """No host is left, nor any process in one."""
+        for name in list(self.init):
+            self._kill(name)
+        for process in self.started:
+            process.wait()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def address(self, name):
+        return f"{SUBNET}.{1 if name == CONTROLLER else 11 + self.names.index(name)}"
+
+    # --- hosts go on and off ----------------------------------------------------------------------
+
+    def power_on(self, name):
+        """The host is there, with an empty process table and a cable to the switch."""
+        self._start(name)
+        pid, card = self.init[name][1], f"02:00:00:00:00:{self.names.index(name):02x}"
+        # The same card each time, or others would send to the one before until they ask again.
+        self._ip(CONTROLLER,
+                 f"link add {name} type veth peer name eth0 address {card} netns {pid}",
+                 f"link set {name} master br0", f"link set {name} up")
+        self._ip(name, f"addr add {self.address(name)}/24 dev eth0", "link set eth0 up")
+
+    def power_off(self, name):
+        """The host is gone in the middle of whatever it did. Nobody hears a last word from it: its
+        cable goes first, or the kernel would end its connections properly.
+        """
+        self._ip(CONTROLLER, f"link del {name}")
+        self._kill(name)
+
+    def _start(self, name):
+        log = self.folder / f"{name}.log"
+        with open(log, "w") as errors:
+            process = subprocess.Popen(
+                ["unshare", "--net", "--uts", "--mount", "--pid", "--fork", "--kill-child=KILL",
+                 "bash", "-c", INIT, name, str(self.folder / "hosts")],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True,
+                start_new_session=True)  # a Ctrl-C is for this process alone
+        self.init[name] = process, None
+        ready, _, _ = select.select([process.stdout], [], [], START_LIMIT * patience())
+        pid = process.stdout.readline() if ready else ""
+        if not pid:
+            raise OSError(f"this machine lets no host be made: {log.read_text().strip()}")
+        self.init[name] = process, int(pid)
+
+    def _kill(self, name):
+        process, pid = self.init.pop(name)
+        process.stdin.close()
+        process.stdout.close()
+        if pid:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        process.wait()
+
+    # --- links ------------------------------------------------------------------------------------
+
+    def shape(self, name, mbit):
+        """The host sends `mbit` megabits a second at most (a token bucket); None: as it likes."""
+        how = f"replace dev eth0 root tbf rate {mbit}mbit burst 128kb latency 100ms"
+        self._in_network(name, "tc", "qdisc", *(how if mbit else "del dev eth0 root").split())
+
+    def cut(self, name):
+        """The host's cable is out of the switch."""
+        self._ip(CONTROLLER, f"link set {name} down")
+
+    def join(self, name):
+        self._ip(CONTROLLER, f"link set {name} up")
+
+    def _ip(self, name, *lines):
+        self._in_network(name, "ip", "-batch", "-", input="\n".join(lines))
+
+    def _in_network(self, name, *argv, **options):
+        _finish(["nsenter", "--target", str(self.init[name][1]), "--net", *argv], **options)
+
+    # --- what runs on them ------------------------------------------------------------------------
+
+    def run(self, name, argv, limit=LIMIT, check=True, **options):
+        """What the command wrote, when it has run on the host, in this process's folder.
+
+        error  OSError where it fails, or takes longer than `limit` seconds
+        """
+        return _finish(self._on(name, argv), limit, check, **options)
+
+    def popen(self, name, argv, **options):
+        """A Popen of a command that runs on the host; to kill it is to kill the command."""
+        self.started.append(subprocess.Popen(self._on(name, argv), start_new_session=True,
+                                             stdin=subprocess.DEVNULL, **options))
+        return self.started[-1]
+
+    def _on(self, name, argv):
+        return ["nsenter", "--target", str(self.init[name][1]), "--net", "--uts", "--mount",
+                "--pid", "env", "--chdir", os.getcwd(), f"TMPDIR={self.folder}/tmp", "setpriv",
+                "--pdeathsig", "KILL", *map(str, argv)]
+
+
+def _finish(command, limit=LIMIT, check=True, **options):
+    try:
+        done = subprocess.run(command, text=True, capture_output=True, timeout=limit * patience(),
+                              **options)
+    except subprocess.TimeoutExpired:
+        raise OSError(f"{' '.join(command)} did not end in {limit} s") from None
+    if check and done.returncode:
+        raise OSError(f"{' '.join(command)}: {done.stderr.strip() or done.stdout.strip()}")
+    return done.stdout
+
+
+def until(holds, limit, what, log=None):
+    """What holds() returns, as soon as that is true.
+
+    error  TimeoutError after `limit` seconds, more on a busy machine: it says `what` is missing,
+           and what the file `log` says in the end
+    """
+    started, limit = time.monotonic(), limit * patience()
+    while not (found := holds()):
+        if time.monotonic() - started > limit:
+            tail = Path(log).read_text(errors="replace").splitlines()[-5:] if log else []
+            raise TimeoutError("\n    ".join([f"{what}: not in {limit:.0f} s", *tail]))
+        time.sleep(0.1)
+    return found
+
+
+def remove_leftovers():
+    """Folders of processes that are gone are gone."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER}*-*"):
+        if not Path("/proc", folder.name.split("-")[2]).exists():
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def missing():
+    """Why this machine can have no hosts, as a sentence; "" where it can."""
+    if not hasattr(os, "geteuid") or os.geteuid():
+        return "needs root: hosts are network namespaces"
+    absent = [tool for tool in TOOLS if not shutil.which(tool)]
+    if absent:
+        return f"needs root and {', '.join(absent)}, of util-linux and iproute2"
+    try:
+        with Hosts(1) as hosts:
+            hosts.shape("node1", 200)
+    except OSError as error:
+        return f"needs root that may make network namespaces: {error}"
+    return ""

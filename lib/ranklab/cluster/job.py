@@ -1,0 +1,40 @@
+"""Job: a training job, as a scheduler must know it (lab 15)."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job under torchrun: one agent on each node, one rank on each GPU.
+
+    command   what each rank runs, by Python: ("-m", "ranklab.projects.hybrid", "--size", "10b")
+    minutes   after which the scheduler ends it
+    save_seconds  that it takes to save after a signal
+    restarts  of all ranks on the same nodes, at most, by torchrun
+    requeues  of the whole job, at most, by the scheduler
+    interface of the network between nodes; "": NCCL or gloo choose
+    image     of the container; "": none
+    """
+
+    name: str
+    nodes: int
+    gpus: int
+    command: tuple[str, ...]
+    cpus: int = 8  # of each GPU
+    minutes: int = 24 * 60
+    save_seconds: int = 300
+    restarts: int = 3
+    requeues: int = 10
+    interface: str = ""
+    image: str = ""
+    environment: tuple[tuple[str, str], ...] = ()
+
+    def __post_init__(self):
+        if min(self.nodes, self.gpus, self.cpus, self.minutes) < 1:
+            raise ValueError(f"nodes={self.nodes}, gpus={self.gpus}, cpus={self.cpus} and "
+                             f"minutes={self.minutes} must be at least 1")
+        if not self.command or min(self.save_seconds, self.restarts, self.requeues) < 0:
+            raise ValueError("a job needs a command, and no number of it is below 0")
+        if self.save_seconds >= 60 * self.minutes:
+            raise ValueError(f"a save of {self.save_seconds} s does not fit into a job of "
+                             f"{self.minutes} minutes")

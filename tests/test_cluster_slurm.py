@@ -1,0 +1,138 @@
+"""A real Slurm on hosts inside this machine: `make slurm` runs this, and CI; `make test` does not.
+
+What a host is, what the project finds, and that nothing stays when its process is killed.
+"""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from ranklab.cluster import hosts, slurm
+from ranklab.cluster.hosts import Hosts, until
+from ranklab.projects.cluster.config import Links
+from ranklab.projects.cluster.links import try_links
+from ranklab.projects.cluster.node_loss import lose_a_node
+from ranklab.projects.cluster.report import linked, told
+
+pytestmark = [pytest.mark.sweep, pytest.mark.timeout(240)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def namespaces():
+    if sentence := hosts.missing():
+        print(sentence)  # once, for `make slurm`
+        pytest.skip(sentence)
+
+
+@pytest.fixture(scope="module")
+def daemons(namespaces):
+    if sentence := slurm.missing():
+        print(sentence)
+        pytest.skip(sentence)
+
+
+def test_a_job_that_loses_a_node_ends_as_if_nothing_had_happened(daemons):
+    with Hosts(3) as machines:
+        cluster = slurm.Slurm(machines)
+        found = lose_a_node(cluster)
+    print("\n".join(told(found, cluster.no_sacct)))
+    assert found.is_good() and found.step < found.steps and "Not responding" in found.reason
+    states = [row["State"] for row in found.rows]
+    assert states == ["NODE_FAIL", "COMPLETED"] or (cluster.no_sacct and not states)
+
+
+def test_what_does_not_come_is_named_with_the_end_of_a_log(daemons):
+    with Hosts(1) as machines:
+        cluster = slurm.Slurm(machines)
+        with pytest.raises(TimeoutError, match="node1 down: not in .* s\n    "):
+            cluster.wait_for_node("node1", "down", 0.2)
+        script = machines.folder / "fails.sh"
+        script.write_text("#!/bin/sh\necho it is broken\nexit 3\n")
+        log = machines.folder / "fails.log"
+        job = cluster.submit(script, options=[f"--output={log}"])
+        with pytest.raises(RuntimeError, match="(?s)job 1 is FAILED, not COMPLETED.*it is broken"):
+            cluster.wait_for(job, "COMPLETED", 60, log)
+
+
+def test_links_slow_flapping_and_cut():
+    found = try_links(Links())
+    print("\n".join(linked(found, Links())))
+    assert found.flat > 1.5 * found.hierarchical and found.formula == 3
+    assert Links.flap * 0.5 < found.flapped < found.limit and found.after < found.flapped / 4
+    assert found.missing() == ["node2"] and len(found.failures) == 4
+    assert all(each["seconds"] < found.limit + 2 for each in found.failures)
+
+
+def test_a_host_has_a_name_processes_and_a_link_of_its_own():
+    with Hosts(2) as machines:
+        assert machines.run("node2", ["hostname"]) == "node2\n"
+        assert "pytest" not in machines.run("node1", ["ps", "axww"])
+        assert machines.run("node1", ["pwd"]).strip() == os.getcwd()
+        serve = [sys.executable, "-m", "http.server", "--bind", "node1", "8000"]
+        with open(machines.folder / "log", "w") as log:
+            server = machines.popen("node1", serve, stdout=log, stderr=log)
+        until(lambda: reaches(machines, "node2"), 20, "a web server on node1")
+        ways = machines.run("node1", ["ip", "route"]).splitlines()
+        assert len(ways) == 1 and ways[0].startswith("10.77.0.0/24 dev eth0")  # none leads out
+        assert "10.77.0." not in subprocess.check_output(["ip", "address"], text=True)
+        machines.cut("node1")
+        assert not reaches(machines, "node2")
+        machines.join("node1")
+        until(lambda: reaches(machines, "node2"), 20, "node1 behind its link")
+        machines.power_off("node1")
+        assert server.wait(10) and not reaches(machines, "node2")
+        machines.power_on("node1")
+        with pytest.raises(OSError, match="No such file"):
+            machines.run("node1", ["no-such-command"])
+        ours = machines.folder
+    assert not ours.exists()
+
+
+def reaches(machines, name):
+    code = "import urllib.request as u; u.urlopen('http://node1:8000', timeout=1)"
+    return "ok" in machines.run(name, ["sh", "-c", f'{sys.executable} -c "{code}" && echo ok'],
+                                check=False)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_nothing_stays_of_a_process_that_is_killed(number, daemons):
+    folder = Path(tempfile.mkdtemp(prefix="rl-"))  # a short path: sockets lie in it
+    before = traces(folder)
+    run = subprocess.Popen([sys.executable, "-m", "ranklab.projects.cluster", "--only", "job"],
+                           env=os.environ | {"TMPDIR": str(folder)}, stdout=subprocess.PIPE,
+                           stderr=subprocess.STDOUT)
+    sign = "saved/*/index.json" if number == signal.SIGKILL else "job.log"
+    until(lambda: [*folder.glob(f"*/{sign}")], 120, sign)
+    assert len(traces(folder)) > len(before) + 10
+    run.send_signal(number)
+    run.communicate(timeout=30)
+    until(lambda: traces(folder) == before, 20, "the end of all processes")
+    left = [path.name.partition("-hosts-")[0] for path in folder.iterdir()]
+    assert left == (["ranklab"] if number == signal.SIGKILL else [])
+    forget = "from ranklab.cluster import hosts; hosts.remove_leftovers()"  # as the next Hosts does
+    subprocess.run([sys.executable, "-c", forget], env=os.environ | {"TMPDIR": str(folder)})
+    folder.rmdir()
+
+
+def traces(folder):
+    """Processes with this folder for their temporary files or in their command line, and what the
+    machine has: its network interfaces, named networks and mounts.
+    """
+    found = {f"interface {name}" for _, name in socket.if_nameindex()}
+    found |= {f"mount {line.split()[4]}" for line in
+              Path("/proc/self/mountinfo").read_text().splitlines()}
+    found |= {f"network {path}" for path in Path("/run/netns").glob("*")}
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            said = (process / "environ").read_bytes() + (process / "cmdline").read_bytes()
+        except OSError:
+            continue  # it has just ended
+        if str(folder).encode() in said:
+            found.add(f"process {process.name}")
+    return found
