@@ -20,7 +20,7 @@ from conftest import ROOT
 
 from ranklab import launch
 from ranklab.checks.cluster import rules as checks_of
-from ranklab.checks.cluster import series as checks
+from ranklab.cluster import stories as checks
 from ranklab.cluster.alarm import rule_alarm, score, sick_rank_alarm
 from ranklab.cluster.alerts import alerts, seconds
 from ranklab.cluster.curves import read_scalars, read_trace, traced_steps, waits_in_traces

@@ -4,7 +4,7 @@ import re
 import statistics
 
 from ranklab.checks.beside import expect
-from ranklab.checks.cluster.series import FLOPS, PEAK, SCRAPE, both, stepped, trained
+from ranklab.cluster.stories import FLOPS, PEAK, SCRAPE, both, stepped, trained
 from ranklab.checks.exercise import Exercise, Mistake, Prediction
 from ranklab.cluster import rules
 from ranklab.cluster.alerts import alerts
