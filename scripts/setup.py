@@ -20,7 +20,7 @@ from sentences import (
 )
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-EXTRAS = "mpi,bench,hf,tensorboard,site"   # the extras that install in seconds
+EXTRAS = "mpi,bench,hf,cluster,site"   # the extras that install in seconds
 
 
 def check_platform():

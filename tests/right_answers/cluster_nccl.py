@@ -38,8 +38,6 @@ def nccl_environment__by_exclusion(topology):
     env["NCCL_IB_HCA"] = "^=" + ",".join(sorted(
         {hca.label for node in nodes for hca in node.hcas
          if (hca.label, hca.link) not in ports or hca.link != link} or {"none"}))
-    if link == "Ethernet" and topology.nccl[:2] <= (2, 20):
-        env.update(NCCL_IB_GID_INDEX=f"{topology.gid_index}")
     if topology.traffic_class is not None:
         env.update(NCCL_IB_TC=f"{topology.traffic_class}")
     if topology.fabric and sum(each[1] == link for each in ports) > 1:
@@ -73,8 +71,6 @@ def nccl_environment__step_by_step(topology):
         alone = max(both.values()) == len(topology.nodes)  # each card has one port
         env |= {"NCCL_NET": "IB",
                 "NCCL_IB_HCA": "=" + ",".join(h.name if alone else h.label for h in ports)}
-        if ports is roce and topology.nccl < (2, 21):
-            env["NCCL_IB_GID_INDEX"] = str(topology.gid_index)
         if isinstance(topology.traffic_class, int):
             env["NCCL_IB_TC"] = str(topology.traffic_class)
         cross = {"rails": "0", "one switch": "1"}.get(topology.fabric)
@@ -98,8 +94,8 @@ def read_nccl_log__rings_of_links_alone(text):
                 links[key] = link["via"]
             if link["side"] != "receive" and key[1] not in opened[key[0]]:
                 opened[key[0]][key[1]] = key[2]
-        for channel, left, rank, right in (re.findall(TREE, line.text.partition("Trees")[2])):
-            trees[int(channel)][int(rank)] = min((left, right), key=lambda side: "/" in side)
+        for channel, rank, parent in re.findall(TREE, line.text.partition("Trees")[2]):
+            trees[int(channel)][int(rank)] = parent
     for line in nccl_lines(text):
         own = [ranks.get((line.host, line.pid)), line.text]
         if line.warns and own not in warned:
@@ -147,9 +143,8 @@ def read_nccl_log__in_passes(text):
     trees = {}
     for line in lines:
         if line.text.startswith("Trees"):
-            for channel, one, rank, other in re.findall(TREE, line.text):
-                up = {one, other} - {side for side in (one, other) if "/" in side}
-                trees.setdefault(int(channel), {})[int(rank)] = int(up.pop())
+            for channel, *pair in re.findall(TREE, line.text):
+                trees.setdefault(int(channel), {}).update([map(int, pair)])
     hosts = defaultdict(list)
     for (host, _), rank in who.items():
         hosts[host] = sorted([*hosts[host], int(rank)])

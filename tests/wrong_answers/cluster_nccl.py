@@ -12,25 +12,25 @@ WRONG = [
            "usable)]", "for name, each in usable[0].items()]", says="a port is down.*mlx5_3:1.*"
            "what one node uses all must have", called="one_node"),
     mutant(nccl_environment, '"=" + ",".join(port.label', '",".join(port.label',
-           says="also the beginning of mlx5_10. Put = before", called="prefixes"),
+           says="A name is a prefix: mlx5_1 also begins mlx5_10", called="prefixes"),
     mutant(nccl_environment, "max(by_link.values(), key=lambda ports: sum(port.gbit for port in "
            "ports))", "by_link.get('InfiniBand') or by_link['Ethernet']", says="2 ports of RoCE "
            "beside a slow one.*more Gb/s", called="always_infiniband"),
-    mutant(nccl_environment, " and topology.nccl < (2, 21)", "", says="NCCL 2.21: "
-           "NCCL_IB_GID_INDEX=3 is set.*since 2.21", called="gid_always"),
+    mutant(nccl_environment, 'found |= {"NCCL_NET": "IB", ', 'found |= {"NCCL_IB_GID_INDEX": "3", '
+           '"NCCL_NET": "IB", ', says="NCCL_IB_GID_INDEX=3 is set.*since 2.21", called="gid"),
     mutant(nccl_environment, 'found |= {"NCCL_NET": "IB", ', 'found |= {"NCCL_ALGO": "Ring", '
-           '"NCCL_NET": "IB", ', says="NCCL_ALGO=Ring is set.*for debugging", called="ring_forced"),
+           '"NCCL_NET": "IB", ', says="NCCL_ALGO=Ring is set.*NCCL chooses", called="ring_forced"),
     mutant(read_nccl_log, "re.fullmatch(RING, line.text)", 're.match(RING, line.text) if "via" not '
-           "in line.text else None", says="36 of 64 ranks.*that NCCL cut", called="a_cut_list"),
+           "in line.text else None", says="a part of the ring.*that NCCL cut", called="a_cut_list"),
     mutant(read_nccl_log, "opened.setdefault(link[:2], link[2])", "opened[link[:2]] = link[2]",
-           says="8 nodes of 8.*first link that each rank", called="the_last_link"),
-    mutant(read_nccl_log, "int(parent)", 'int((one if "/" in one else other).split("/")[0])',
-           says="the parent of .*Children stand with slashes", called="children"),
+           says="8 nodes of 8.*first link that each", called="the_last_link"),
+    mutant(read_nccl_log, "[int(rank)] = int(parent)", "[int(parent)] = int(rank)",
+           says="trees.*Children stand on the left", called="children"),
     mutant(read_nccl_log, "int(found[1]), int(found[2]), int(found[3])", 'int(found[1]), *('
            '(int(found[2]), int(found[3])) if found["side"] != "receive" else '
            '(int(found[3]), int(found[2])))', says="It is turned round", called="receive_reversed"),
     mutant(read_nccl_log, "Using network (.*\\S)", "NET/(\\w+) : Using", says="network is 'IB', "
            "not 'Socket'.*no device was found", called="ib_that_is_not_there"),
     mutant(read_nccl_log, "tuple(dict.fromkeys(said))", "tuple(said[:1])", says="Every NCCL WARN "
-           "of the log", called="the_first_warning"),
+           "in the log", called="the_first_warning"),
 ]

@@ -1,5 +1,6 @@
-"""nccl_environment: what NCCL must be told about the networks of a cluster, and nothing else (lab
-15). Source of all variables: NCCL's user guide, "Environment Variables", and its source, v2.28.9.
+"""nccl_environment: what NCCL must be told about the networks of a cluster, and no more (lab 15).
+
+Source: NCCL's user guide, "Environment Variables", and its source, v2.28.9.
 """
 
 from dataclasses import dataclass
@@ -53,20 +54,16 @@ class Node:
 class Topology:
     """The nodes of a job, and what the network's team says of it.
 
-    nccl           version, (2, 28)
     plugin         name of the network plugin that all nodes have, as EC2's "AWS Libfabric" for EFA;
                    "": none
     fabric         "rails": port i of all nodes is on switch i, and the way between these is slow;
                    "one switch": all ports of a node are on the same; "": nobody said
-    gid_index      of the RoCE v2 address of the ports, as show_gids prints it
     traffic_class  that the switches keep for this traffic; None: nobody said
     """
 
     nodes: tuple[Node, ...]
-    nccl: tuple[int, int] = (2, 28)
     plugin: str = ""
     fabric: str = ""
-    gid_index: int = 3
     traffic_class: int | None = None
 
 
@@ -81,7 +78,6 @@ def nccl_environment(topology):
     GLOO_SOCKET_IFNAME  the name of one of these; gloo has no "="
     NCCL_IB_HCA         with "IB": selects the common ports; all of one link, InfiniBand or Ethernet
                         (they can't talk to each other): the one with more Gb/s on a node
-    NCCL_IB_GID_INDEX   with RoCE and NCCL before 2.21; later ones find it
     NCCL_IB_TC          with "IB", where somebody said a traffic class
     NCCL_CROSS_NIC      with "IB" and two ports or more: "0" on rails, "1" on one switch
     Common is what jobs may use and what is up, by the same name (and port) on every node. What a
@@ -110,8 +106,6 @@ def nccl_environment(topology):
         return found
     ports = max(by_link.values(), key=lambda ports: sum(port.gbit for port in ports))
     found |= {"NCCL_NET": "IB", "NCCL_IB_HCA": "=" + ",".join(port.label for port in ports)}
-    if ports[0].link == "Ethernet" and topology.nccl < (2, 21):
-        found["NCCL_IB_GID_INDEX"] = str(topology.gid_index)
     if topology.traffic_class is not None:
         found["NCCL_IB_TC"] = str(topology.traffic_class)
     if topology.fabric and len(ports) > 1:

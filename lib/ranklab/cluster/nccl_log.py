@@ -1,6 +1,6 @@
 """read_nccl_log: what NCCL did, out of what its ranks print with NCCL_DEBUG=INFO (lab 15).
 
-Source of the forms: NCCL's own source, v2.4.8 to v2.30.7: src/debug.cc (the prefix), src/init.cc
+Source of the forms: NCCL's own source, v2.8.3 to v2.30.7: src/debug.cc (the prefix), src/init.cc
 (comm, Trees), src/graph/rings.cc (Channel lists), src/transport/*.cc (via).
 
 logs/ holds captured logs, and one that was written in their form: a first line says which.
@@ -13,12 +13,12 @@ from importlib.resources import files
 LOGS = files(__package__) / "logs"
 PREFIX = re.compile(r"([\w.-]+):(\d+):\d+ \[\d+\] (?:[^\[]*? )?NCCL (INFO|WARN) (.*)")
 
-# What of these lines tells something, since 2.4; the last one is torch's.
+# What of these lines tells something; the last one is torch's.
 COMM = r".*\bcomm \w+ rank (?P<rank>\d+) n[rR]anks (?P<ranks>\d+).*"
 RING = r"Channel (?P<channel>\d+)(?:/\d+)? :(?P<order>[\d ]+)"
-LINK = (r"(?:Channel|Ring) (?P<channel>\d+)(?:/\d+)? : (?P<source>\d+)(?:\[\w+\])? -> "
-        r"(?P<target>\d+)(?:\[\w+\])? (?:\[(?P<side>send|receive)\] )?via (?P<via>.*)")
-TREE = r"\[(\d+)\] ([-\d/]+)->(\d+)->([-\d/]+)"  # channel, one side, rank, the other side
+LINK = (r"Channel (?P<channel>\d+)(?:/\d+)? : (?P<source>\d+)\[\w+\] -> (?P<target>\d+)\[\w+\] "
+        r"(?:\[(?P<side>send|receive)\] )?via (?P<via>.*)")
+TREE = r"\[(\d+)\] [-\d/]+->(\d+)->(-?\d+)"  # channel, rank, its parent
 ENQUEUED = r"Rank (\d+)\].*?[Ll]ast enqueued (?:NCCL )?work: (\d+)"  # rank, number
 
 
@@ -78,10 +78,9 @@ def read_nccl_log(text):
     rings     rank 0 prints "Channel 00/16 : 0 1 2 ...". NCCL cuts the list after 127 characters
               ("..."). A channel without a whole list: follow from rank 0 the first link that each
               rank opens in it; a ring only where that meets every rank once and comes back
-    trees     "Trees [0] 1/-1/-1->0->-1 [1] ...": children, rank, parent. Before 2.8 also the other
-              way round, 7->0->1/-1/-1: the side without "/" is the parent; of a|b the first
-    links     "Channel 00/0 : 0[0] -> 8[0] [send] via NET/IB/0"; before 2.7 "Ring 00 : 0 -> 8 ...".
-              A network's link is said twice, by [receive] and by [send]: [send]'s word counts
+    trees     "Trees [0] 1/-1/-1->0->-1 [1] ...": children -> rank -> parent, of each channel
+    links     "Channel 00/0 : 0[0] -> 8[0] [send] via NET/IB/0": from 0 to 8 in channel 0. A
+              network's link is said twice, by [receive] and by [send]: [send]'s word counts
     warnings  each NCCL WARN once, in the log's order; of which rank, by its process
     entered   torch's "Rank 3] ... last enqueued work: 12", whatever its words; the last time
     """
@@ -99,8 +98,7 @@ def read_nccl_log(text):
                 links[link] = found["via"]
                 opened.setdefault(link[:2], link[2])
         elif line.text.startswith("Trees "):
-            for channel, one, rank, other in re.findall(TREE, line.text):
-                parent = other if "/" in one else one
+            for channel, rank, parent in re.findall(TREE, line.text):
                 trees.setdefault(int(channel), {})[int(rank)] = int(parent)
     for channel in {each for each, _ in opened} - rings.keys():
         ring = [0]
