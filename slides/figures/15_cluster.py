@@ -51,7 +51,7 @@ def fallback():
 
 
 def rings():
-    return cluster_links.rings(read_nccl_log(read_log("two_nodes")), title=""), 9.4, 3.6
+    return cluster_links.rings(read_nccl_log(read_log("two_nodes")), title=""), 8.4, 3.3
 
 
 def _usual(values):
@@ -66,7 +66,7 @@ def average():
     """
     run = record("slow host CPU", seed=0)
     own, minutes = run.metrics[SECONDS], np.arange(len(run.metrics[MFU])) * SCRAPE / 60
-    fig, (left, right) = figure(9, 3.4, cols=2, sharey=True)
+    fig, (left, right) = figure(8, 3.3, cols=2, sharey=True)
     for index, (values, label) in enumerate((
             (np.nanmean(own, axis=1), "own time, mean of all ranks"),
             (1 / run.metrics[MFU], "the whole step: 1 / MFU"))):
@@ -83,7 +83,7 @@ def average():
         ax.legend(loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0.2)
     left.set_ylabel("times the usual")
     right.set_ylabel("own time / median of ranks")
-    return fig, 9, 3.4
+    return fig, 8, 3.3
 
 
 def alarms():
@@ -96,7 +96,7 @@ def alarms():
 def storage():
     """Seconds of a checkpoint of 5.7 TB over the nodes that write it, for four file systems."""
     nodes = [2**i for i in range(3, 12)]
-    fig, ax = figure(8.2, 3.6)
+    fig, ax = figure(7.8, 3.5)
     for index, (system, writers, label) in enumerate((
             (EFS, "all", "NFS (EFS)"), (TECTONIC, "one", "one rank writes"),
             (LUSTRE, "all", "Lustre (FSx)"), (S3, "all", "objects (S3)"),
@@ -110,4 +110,4 @@ def storage():
     ax.set_yticks([1, 3, 10, 60, 600], ["1 s", "3 s", "10 s", "1 min", "10 min"])
     ax.minorticks_off()
     ax.legend(loc="upper left", bbox_to_anchor=(1, 1))
-    return fig, 8.2, 3.6
+    return fig, 7.8, 3.5
