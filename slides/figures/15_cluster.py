@@ -70,7 +70,8 @@ def average():
     for index, (values, label) in enumerate((
             (np.nanmean(own, axis=1), "own time, mean of all ranks"),
             (1 / run.metrics[MFU], "the whole step: 1 / MFU"))):
-        line(left, minutes, _usual(values / np.nanmedian(values[:run.onset])), index, label, marker="")
+        line(left, minutes, _usual(values / np.nanmedian(values[:run.onset])), index, label,
+             marker="")
     ratios = _usual(own / np.nanmedian(own, axis=1)[:, None])
     for rank, values in enumerate(ratios.T):
         sick = rank in run.sick
