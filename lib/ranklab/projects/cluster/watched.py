@@ -6,7 +6,7 @@ import time
 
 from ranklab.baseline.flops import transformer_flops
 from ranklab.cluster.exporter import DCGM, Exported, Exporter
-from ranklab.cluster.monitor import Monitor
+from ranklab.cluster.poller import watcher
 from ranklab.data_parallel.training import DataParallel
 from ranklab.engine import device, launch
 from ranklab.models.gpt import GPT, GPTConfig
@@ -61,7 +61,8 @@ def watched_run(folder, rule, ranks=4, slow=2, sleep=0.1, limit=60, address="127
     rule   a dict as of straggler_rule
     error  TimeoutError where no alert came in `limit` seconds
     """
-    with Monitor(folder, [rule], address) as monitor:
+    kind = watcher()
+    with kind(folder, [rule], address) as monitor:
         began = time.time()
         sleeps = [sleep if rank == slow else 0.002 for rank in range(ranks)]
         steps = launch(train, sleeps, monitor.targets, monitor.inbox, address, limit, ranks=ranks,
@@ -69,6 +70,19 @@ def watched_run(folder, rule, ranks=4, slow=2, sleep=0.1, limit=60, address="127
         alert = monitor.wait(rule["alert"], 1)
         seconds = monitor.query("avg by (rank) (avg_over_time(train_step_seconds[1m]))")
         tokens, = monitor.query("sum by (run) (max_over_time(train_tokens_total[1m]))")
-    return {"alert": alert, "seconds": alert["time"] - began, "steps": steps[0],
+        mfu, = monitor.query("sum by (run) (rate(train_tokens_total[1m])) * max by (run) ("
+                             "max_over_time(train_flops_per_token[1m])) / sum by (run) ("
+                             "max_over_time(train_peak_flops[1m]))")
+    return {"by": kind.__name__, "alert": alert, "mfu": mfu[1], "seconds": alert["time"] - began, "steps": steps[0],
             "tokens": tokens[1], "step_seconds": {
                 int(labels["rank"]): x for labels, x in seconds}}
+
+
+def watched_report(found):
+    """What the server saw, as text."""
+    ranks = sorted(found["step_seconds"].items())
+    return "\n".join([
+        f"{found['by']}: {found['alert']['annotations']['summary']}",
+        f"the alert came {found['seconds']:.0f} s after the start, in step {found['steps']}; "
+        f"{found['tokens']:,.0f} tokens, MFU {found['mfu']:.2%} of a core's {PEAK / 1e9:.0f} GFLOP/s",
+        "own time of a step: " + ", ".join(f"rank {rank} {1e3 * x:.0f} ms" for rank, x in ranks)])

@@ -1,0 +1,736 @@
+# %% [markdown]
+# # 15 Cluster: where it really runs
+#
+# > 210 minutes · difficulty 4/5 · **laptop**: everything; what needs root, Slurm or Prometheus says so, and is skipped without · **cluster**: the same scripts, by `sbatch` or `kubectl`
+
+# %% [markdown]
+# ## 1. Story
+#
+# A model of 10B parameters trains on four nodes of eight H100s. Nothing fails, and the loss falls as it should. But a step takes 14 seconds, and by the arithmetic it should take 5. After two days somebody reads the log: `NET/Socket`. The job's script has a line from a blog, `NCCL_IB_DISABLE=1`. So NCCL left out eight InfiniBand cards of 400 Gb/s and took the one Ethernet card of 25 Gb/s. The gradients of a step, 30 GB for each node, need 9.6 seconds instead of 0.08.
+#
+# The code of this run was right. Its surroundings were not: a job is also what the scheduler is told, which network NCCL takes, how fast the storage is, and whether anybody notices. This lab builds each of these: a batch script that saves, requeues itself and goes on; NCCL's settings from a description of the nodes; NCCL's log, read by a function; alert rules for a real Prometheus; the same job for Kubernetes. In the project a real Slurm on your machine loses a node, and the run goes on.
+#
+# It needs labs 00 to 03; the project runs lab 12's.
+
+# %%
+import json
+import os
+import re
+import shlex
+import socket
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from ranklab import answer, check, device, hint, launch, questions
+from ranklab.cluster.job import Job
+
+# %% [markdown]
+# ## 2. Picture
+#
+# What leaves a node in a second, by each of its networks, and how long the gradients of 10B parameters take over it on four nodes. The scale is logarithmic:
+
+# %%
+from ranklab.plots import cluster_links
+
+cluster_links.networks({
+    "8 InfiniBand cards, 400 Gb/s each": 8 * 400e9 / 8,
+    "1 Ethernet card, 100 Gb/s": 100e9 / 8,
+    "1 Ethernet card, 25 Gb/s": 25e9 / 8,
+    "management, 1 Gb/s": 1e9 / 8,
+}, nbytes=2 * 3 / 4 * 2 * 10e9)
+
+# %% [markdown]
+# ## 3. Smallest working code
+#
+# A scheduler gives you machines, and starts one program on each. That program is torchrun, an *agent*: it starts the ranks of its node. The agents must find each other. All of them get the same address, of the first host; there they meet, count themselves, and number the ranks. Here two agents on one machine play two hosts:
+
+# %%
+program = Path(tempfile.mkdtemp(), "meet.py")
+program.write_text("""
+import os
+import torch.distributed as dist
+from ranklab import launch
+
+name = f"host {os.environ['GROUP_RANK']}"
+lines = launch(lambda: f"{name}: rank {dist.get_rank()} of {dist.get_world_size()}")
+if dist.get_rank() == 0:
+    print(*lines, sep="\\n")
+""")
+with socket.socket() as free:
+    free.bind(("127.0.0.1", 0))
+    meet_at = "127.0.0.1:%d" % free.getsockname()[1]
+
+# %% tags=["nbval-check-output"]
+def agent(host):
+    gpu = str(host) if torch.cuda.device_count() > 1 else ""  # each host has its own
+    return subprocess.Popen(
+        [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1",
+         "--rdzv-backend=c10d", "--rdzv-id=lab15", f"--rdzv-endpoint={meet_at}",
+         "--local-addr=127.0.0.1", program], env=os.environ | {"CUDA_VISIBLE_DEVICES": gpu},
+        text=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+
+
+agents = [agent(host) for host in range(2)]
+print("".join(sorted(each.communicate(timeout=120)[0] for each in agents)))
+
+# %% [markdown]
+# Nobody told an agent which host it is. But somebody must tell them *how many* they are and *where* they meet. What starts them again when one is lost? Who gives them time to save? And what carries their bytes? That is the lab.
+
+# %% [markdown]
+# ## 4. Build it
+
+# %% [markdown]
+# ### 4.1 A batch script that comes back
+# > difficulty 4/5 · importance 5/5 · 30 minutes · about 20 lines
+#
+# **Predict.** torchrun may restart all ranks 3 times, and Slurm may requeue the job 10 times. How often do the ranks start, at most?
+
+# %%
+check(cluster_starts=...)
+
+# %% [markdown]
+# Slurm gives a job its nodes and runs the *batch script* on the first of them. In it `srun` starts a *task* on each node; here a task is a torchrun, which starts the node's ranks. A job ends in one of three ways: all is done, something failed, or the time is up. After the last two the run should save, and the job should go back into the queue.
+#
+# The difficult part is the signals: which process gets which, and how long it may live after that. This is what the man pages and a real Slurm 22.05 with two nodes say:
+#
+# | what is done | what the ranks see |
+# |---|---|
+# | `--signal=TERM@300` | SIGTERM, 300 s before the end (up to a minute earlier) |
+# | `--signal=B:TERM@300` | nothing: only the batch shell gets it |
+# | `kill -TERM` of srun's process | SIGKILL at once: "srun: forcing job termination" |
+# | `scancel --signal=TERM $SLURM_JOB_ID` | SIGTERM |
+# | `scontrol requeue` while they run | SIGTERM, and SIGKILL after KillWait (30 s by default) |
+# | `srun --kill-on-bad-exit=1`, one host has saved and ended with 1 | on the others SIGTERM, and SIGKILL after KillWait, in the middle of their save |
+# | `srun --wait=300`, the same | the others have 300 s |
+#
+# After a SIGTERM torchrun gives its ranks 30 s, unless `TORCH_ELASTIC_SHUTDOWN_TIMEOUT` says more. `Job` is given:
+
+# %%
+import inspect
+
+print(inspect.getsource(Job))
+
+
+# %%
+def sbatch_script(job):
+    """The text of a batch script for `sbatch`, which runs the Job under torchrun.
+
+    options   --job-name, --nodes, --time; --ntasks-per-node=1; of each node job.gpus GPUs, and
+              job.cpus CPUs for each GPU; --requeue, one --output with the job's number (%j) in its
+              name, to which a requeue appends
+    agents    srun starts one torchrun, found in the PATH, on each host, with all its CPUs: since
+              Slurm 22.05 srun does not take them over. --rdzv-backend=c10d, and on all hosts one
+              --rdzv-endpoint: the first host of the allocation, whose list is as in
+              "gpu[07,12-13]", and a port that depends on the job's number, because jobs may share
+              a host; one --rdzv-id of the job, and --max-restarts. No fixed list of hosts
+    saving    job.save_seconds before the end all ranks get a SIGTERM: of --signal, or of scancel
+              by the script. Then they have these seconds, on each host: torchrun's shutdown timeout
+              is 30 s otherwise. srun waits as long when one agent has ended (--wait, at least 30
+              s); then it ends the others, also where one has died
+    requeue   whenever srun fails and all is saved, job.requeues times at most. Else the script
+              ends with srun's exit code, also where scontrol can't requeue it
+    the rest  job.environment, exported as it is, whatever it holds; NCCL_SOCKET_IFNAME and
+              GLOO_SOCKET_IFNAME with an interface, and not without; srun's --container-image (of
+              the pyxis plugin) with an image, as it stands
+    source    sbatch(1), srun(1), scontrol(1)
+    """
+    raise NotImplementedError("exercise 4.1: about 20 lines")
+
+
+# %%
+sbatch_script = check(sbatch_script)
+
+# %% [markdown]
+# The check runs your text by bash. `srun`, `scontrol`, `scancel` and `torchrun` in its PATH are stand-ins, which write down what they are asked, and fail or take signals as the real ones do. Any script that does the right thing passes. Yours, for lab 12's 10B:
+
+# %% tags=["nbval-check-output"]
+job = Job("gpt-10b", nodes=4, gpus=8, command=("-m", "ranklab.projects.hybrid", "--size", "10b"),
+          interface="eth1", environment=(("DATA", "/data/my text"),))
+print(sbatch_script(job))
+
+# %% [markdown]
+# ### 4.2 Tell NCCL which network
+# > difficulty 3/5 · importance 5/5 · 30 minutes · about 20 lines
+#
+# A GPU node has several networks: a card of 400 Gb/s beside each GPU, others for storage, Ethernet for people and the scheduler, bridges of containers. NCCL chooses by itself, and often well. But it can't know that a card belongs to storage. It chooses on each node alone. And where a driver is missing one morning it takes TCP, and says so only in its log.
+#
+# **Predict.** A node has eight cards of 400 Gb/s and an Ethernet interface of 25 Gb/s. NCCL falls back to sockets over that interface. How many times fewer bytes leave a node in a second?
+
+# %%
+check(cluster_fallback_times_slower=...)
+
+# %% [markdown]
+# NCCL reads about a hundred environment variables. Some describe the system, and belong into the job's script: which interface, which cards. Most others are for debugging, and NVIDIA's guide says that they "should not be used in production nor retained in scripts": NCCL_P2P_DISABLE, NCCL_IB_DISABLE, NCCL_NET_GDR_LEVEL, NCCL_ALGO, NCCL_PROTO. Many scripts have five of them, from a blog, for a machine that is long gone.
+#
+# A value is a list of prefixes: `mlx5_1` selects `mlx5_10`, too. `=` before the list means whole names, `^` means all others. `selected` follows NCCL's rules:
+
+# %% tags=["nbval-check-output"]
+from ranklab.cluster.nccl import Hca, Interface, Node, Topology, node_bandwidth, selected
+
+cards = ["mlx5_0:1", "mlx5_1:1", "mlx5_1:2", "mlx5_10:1"]
+for value in ("mlx5_1", "=mlx5_1", "=mlx5_1:1", "^=mlx5_10"):
+    print(f"NCCL_IB_HCA={value:10s} selects", *selected(value, cards))
+
+# %% [markdown]
+# A `Topology` holds what is known about a job's nodes:
+
+# %%
+for given in (Interface, Hca, Node, Topology):
+    print(inspect.getsource(given))
+
+
+# %%
+def nccl_environment(topology):
+    """{variable: value}, all text: what must be set for this job, the same on all nodes. No more.
+
+    Of one node: {}. Of several:
+    NCCL_NET            the plugin's name; without one "IB" where all nodes have an HCA port in
+                        common (RoCE is "IB", too), else "Socket". So NCCL fails where that network
+                        is missing, and does not quietly take a slower one
+    NCCL_SOCKET_IFNAME  selects the fastest interfaces, all of them: by sockets they carry the data
+    GLOO_SOCKET_IFNAME  the name of one of these; gloo has no "="
+    NCCL_IB_HCA         with "IB": selects the common ports; all of one link, InfiniBand or Ethernet
+                        (they can't talk to each other): the one with more Gb/s on a node
+    NCCL_IB_TC          with "IB", where somebody said a traffic class
+    NCCL_CROSS_NIC      with "IB" and two ports or more: "0" on rails, "1" on one switch
+    Common is what jobs may use and what is up, by the same name (and port) on every node. What a
+    value selects on each node is that and no more, by NCCL's rules, which selected() follows.
+    NCCL_DEBUG may be set, too.
+    error   ValueError where nodes have no interface in common: NCCL starts over one of them always
+    """
+    raise NotImplementedError("exercise 4.2: about 20 lines")
+
+
+# %%
+nccl_environment = check(nccl_environment)
+
+# %% [markdown]
+# Four clusters: InfiniBand with eight cards for jobs and four for storage; RoCE, which is InfiniBand's protocol over Ethernet, as in Llama 3's cluster (400 Gb/s for each GPU, arXiv 2407.21783, 3.3.1); plain Ethernet; and the first one again, with a driver missing on one node:
+
+# %% tags=["nbval-check-output"]
+ethernet = (Interface("lo", 0, "host"), Interface("eth0", 1, "management"), Interface("eth1", 25))
+compute = tuple(Hca(f"mlx5_{i}", 400) for i in (0, 1, 3, 4, 5, 6, 8, 9))
+storage = tuple(Hca(f"mlx5_{i}", 200, use="storage") for i in (2, 7, 10, 11))
+roce = tuple(Hca(f"mlx5_{i}", 400, "Ethernet") for i in range(8))
+clusters = {"InfiniBand": (compute + storage,) * 2, "RoCE": (roce,) * 2, "Ethernet": ((),) * 2,
+            "a driver is missing": (compute + storage, ())}
+for name, hcas in clusters.items():
+    nodes = tuple(Node(f"node{i}", ethernet, each) for i, each in enumerate(hcas))
+    topology = Topology(nodes, fabric="rails")
+    environment = nccl_environment(topology)
+    print(f"{name}: {node_bandwidth(topology, environment) / 1e9:.1f} GB/s leave a node")
+    for variable, value in environment.items():
+        print(f"    {variable}={value}")
+
+# %% [markdown]
+# `NCCL_NET` is the line that turns a slow run into a failed one. With `NCCL_NET=IB` in the script, a node without its driver ends the job at once: "Failed to initialize any NET plugin". That is cheaper than a week at 1/128 of the bandwidth. One more, for RoCE and NCCL before 2.21: `NCCL_IB_GID_INDEX`, the index of the port's RoCE v2 address (often 3; `show_gids` prints it). Later versions find it.
+
+# %% [markdown]
+# ### 4.3 Read what NCCL did
+# > difficulty 4/5 · importance 5/5 · 40 minutes · about 30 lines
+#
+# With `NCCL_DEBUG=INFO` each rank prints what it does. 16 GPUs print thousands of lines, mixed into one file. They say which way your gradients go.
+#
+# **Predict.** Two nodes of eight GPUs. NCCL makes four channels, each with a ring of all 16 ranks: each GPU sends to the next one. How many of all these links go from one node to the other?
+
+# %%
+check(cluster_links_between_nodes=...)
+
+# %% [markdown]
+# The lines, after `host:pid:thread [GPU] NCCL INFO`:
+#
+# | line | says |
+# |---|---|
+# | `comm 0x5.. rank 3 nranks 8 .. Init COMPLETE` | this process is rank 3 |
+# | `Using network IB` | what carries data between nodes |
+# | `Channel 01/04 : 0 7 6 5 ...` | the ring of channel 1; only rank 0 prints it |
+# | `Trees [0] 1/3/-1->2->0 [1] ...` | in channel 0's tree rank 2 has children 1 and 3, and parent 0 |
+# | `Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM` | 0 sends to 1 over NVLink or PCIe, by CUDA's memory handles |
+# | `... via SHM/direct/direct` | through the host's memory |
+# | `Channel 00/0 : 7[7] -> 8[0] [send] via NET/IB/0/GDRDMA` | through card 0, which reads the GPU's memory itself |
+# | `.. NCCL WARN ...` | what went wrong |
+#
+# When a collective doesn't end, torch adds lines of its own: how many collectives each rank has *enqueued*. Look at the rank that has enqueued fewer than the others.
+#
+# The patterns of these lines are given, by NCCL's source: COMM, RING, LINK, TREE, ENQUEUED. The logs of this lab were captured on an H100, except for one that says so in its first line.
+
+# %% tags=["nbval-check-output"]
+from ranklab.cluster.nccl_log import (
+    COMM, ENQUEUED, LINK, RING, TREE, Line, NcclLog, nccl_lines, read_log, suspects,
+)
+
+print(nccl_lines(read_log("killed_rank"))[0])
+print(re.search(LINK, "Channel 00/0 : 7[7] -> 8[0] [send] via NET/IB/0/GDRDMA").groupdict())
+print(re.findall(TREE, "Trees [0] 1/3/-1->2->0 [1] -1/-1/-1->2->1"))
+
+# %%
+for given in (Line, NcclLog):
+    print(inspect.getsource(given))
+
+
+# %%
+def read_nccl_log(text):
+    """The NcclLog of `text`: all ranks' lines mixed with other text, or only some of them. What is
+    not said stays empty. The patterns of the lines are given.
+
+    network   after "Using network", the last time
+    hosts     a process says who it is: "comm 0x.. rank 3 nranks 8", "nRanks" in newer lines
+    rings     rank 0 prints "Channel 00/16 : 0 1 2 ...". NCCL cuts the list after 127 characters
+              ("..."). A channel without a whole list: follow from rank 0 the first link that each
+              rank opens in it; a ring only where that meets every rank once and comes back
+    trees     "Trees [0] 1/-1/-1->0->-1 [1] ...": children -> rank -> parent, of each channel
+    links     "Channel 00/0 : 0[0] -> 8[0] [send] via NET/IB/0": from 0 to 8 in channel 0. A
+              network's link is said twice, by [receive] and by [send]: [send]'s word counts
+    warnings  each NCCL WARN once, in the log's order; of which rank, by its process
+    entered   torch's "Rank 3] ... last enqueued work: 12", whatever its words; the last time
+    """
+    raise NotImplementedError("exercise 4.3: about 30 lines")
+
+
+# %%
+read_nccl_log = check(read_nccl_log)
+
+# %% [markdown]
+# Rings, read by your function. Each runs through all GPUs of a node before it leaves, and each leaves by another GPU, so each card has a ring of its own:
+
+# %%
+log = read_nccl_log(read_log("two_nodes"))
+cluster_links.rings(log)
+
+# %% tags=["nbval-check-output"]
+on_rings = [(channel, a, b) for channel, ring in log.rings.items()
+            for a, b in zip(ring, ring[1:] + ring[:1])]
+print(Counter(log.links[link].split("/")[0] for link in on_rings))
+print(sorted({log.links[link] for link in on_rings}))
+
+# %% [markdown]
+# And three runs that failed. Which rank would you look at?
+
+# %% tags=["nbval-check-output"]
+for name in ("waiting_rank", "killed_rank", "no_infiniband"):
+    report = read_nccl_log(read_log(name))
+    print(f"{name}: network {report.network or 'none'}, hosts {len(report.hosts)}")
+    for sentence in suspects(report):
+        print("   ", sentence)
+
+# %% [markdown]
+# In the killed run ranks 1 and 3 complain, rank 0 waits, and the dead rank says nothing. That is usual: the loudest ranks are its neighbours in the ring.
+
+# %% [markdown]
+# ### 4.4 Too little work
+# > difficulty 3/5 · importance 5/5 · 20 minutes · about 8 lines
+#
+# A run that hangs costs as much as one that works. Somebody must be woken. Prometheus asks each rank for its numbers every 15 seconds ("scrapes" it), keeps them, and evaluates *rules*: an expression picks series and computes with them, and an alert is active for each series that is left over. Alertmanager sends the alert to a person, or to a script that drains the node.
+#
+# **Predict.** 16 GPUs of 989 TFLOP/s each. Their counters grow by 100,000 tokens a second in all; the model of 7B parameters needs 42 GFLOPs for a token. How many percent is the MFU?
+
+# %%
+check(cluster_mfu_percent=...)
+
+# %% [markdown]
+# The language is PromQL. What you need of it, with a counter `c` and a gauge `g` that have the labels run and rank:
+#
+# | | |
+# |---|---|
+# | `g{run="a"}` | the newest sample of each series; none where the last scrape has failed |
+# | `rate(c[5m])` | each series' growth per second over five minutes; a counter that falls has begun again at 0 |
+# | `avg_over_time(g[1m])` | the mean of the samples of a minute |
+# | `sum by (run) (g)`, `quantile by (run) (0.5, g)` | one number for each run |
+# | `x / on (run) group_left y` | many series, each divided by the one of its run |
+# | `for: 10m` | the alert fires when its condition has held that long, without a gap |
+#
+# Your rule is judged by what it does: series go in, alerts come out, in thirteen stories. A small evaluator reads your PromQL; section 5 asks Prometheus whether it is right.
+
+# %%
+def mfu_alert_rule(least, minutes):
+    """A Prometheus rule, a dict with the keys of a rules file: it alerts, once a run, where the
+    run's MFU has been below `least` for `minutes` minutes.
+
+    MFU      FLOPs of the model in a second / FLOP/s of all its GPUs, over some minutes: a step may
+             take more than a minute, and counters jump
+    fires    within 2 x minutes, until it is well again; also where ranks hang, where scrapes fail
+             now and then, where another run is fine
+    silent   while a run begins: it compiles for 4 minutes. A pause, or a restart, of a third of
+             `minutes`: counters begin again at 0, maybe on other instances. A run that has ended
+    labels   of the alert: run, but not rank; a severity
+    annotations  one of them has the run and the value in it: {{ $labels.run }}, {{ $value }}
+    metrics  train_tokens_total, a counter; train_flops_per_token; train_peak_flops, of one GPU.
+             Each rank exports all three: labels run, rank, instance, job. Scraped each 15 s
+    minutes  10 or more
+    """
+    raise NotImplementedError("exercise 4.4: about 8 lines")
+
+
+# %%
+mfu_alert_rule = check(mfu_alert_rule)
+
+# %% [markdown]
+# Your rule on an hour of a run, which compiles, works, pauses for a checkpoint, and is slow from minute 30 on:
+
+# %% tags=["nbval-check-output"]
+from ranklab.cluster.alerts import alerts
+from ranklab.cluster.stories import stepped, trained
+
+story = trained((0, [(4, 0.0), (15, 0.4), (18, 0.0), (30, 0.4), (60, 0.2)]))
+fired = alerts(mfu_alert_rule(0.3, 10), story, range(0, 3601, 15))
+print(f"silent for {fired[0][0] / 60:.0f} minutes; then an alert for run {fired[0][1]['run']}")
+
+# %% [markdown]
+# ### 4.5 Which rank is slow
+# > difficulty 3/5 · importance 5/5 · 20 minutes · about 8 lines
+#
+# Lab 14 found the straggler inside the run. Outside, a server sees numbers with labels. Any of them may be missing, and only the label says which ranks belong together.
+#
+# **Predict.** A common rule is "more than three standard deviations above the mean". Of eight ranks seven need the same time, and one needs more. How many standard deviations (Prometheus' `stddev`) is it above the mean, however slow it is?
+
+# %%
+check(cluster_deviations=...)
+
+# %%
+def straggler_rule(factor, minutes):
+    """A Prometheus rule, as a dict: it alerts for each rank that has been slower than `factor`
+    times the median rank of its run for `minutes` minutes.
+
+    fires    within 2 x minutes, until it is well again; also for two ranks of eight, where each
+             eighth scrape fails, while another rank is gone
+    silent   for what is slow once, even if it stays in the gauge for two scrapes: the first step, a
+             checkpoint. A rank that was slow for a third of `minutes`. All slow at once. One that
+             is fast. A run whose steps are longer than another run's. A rank that is gone
+    labels   of the alert: run and rank; a severity
+    annotations  one of them has the run, the rank and the value in it
+    metrics  train_step_seconds, a gauge: of a rank's last step, until it reached the collective;
+             labels run, rank, instance, job. Scraped each 15 s
+    minutes  5 or more
+    """
+    raise NotImplementedError("exercise 4.5: about 8 lines")
+
+
+# %%
+straggler_rule = check(straggler_rule)
+
+# %%
+from ranklab.plots import cluster as plots
+
+story = stepped((5, 10, 99, 1.5), (3, 20, 20.5, 3.0))
+plots.step_times(story, 1.2, alerts(straggler_rule(1.2, 5), story, range(0, 2401, 15)))
+
+# %% [markdown]
+# Rank 3's long step is over before `for` is. Rank 5 is slow for five minutes before anybody is told. That is the price of a rule that a single step can't fool.
+
+# %% [markdown]
+# ### Further
+#
+# #### `train_job_manifest`
+# > difficulty 3/5 · importance 4/5 · 25 minutes · about 25 lines
+#
+# **Predict.** A JobSet of 4 nodes with 8 GPUs each and `maxRestarts: 3`. In each life a pod fails. How many pods are made in all?
+
+# %%
+check(cluster_pods=...)
+
+# %% [markdown]
+# Kubernetes knows no ranks. A *Job* makes pods until enough of them end well. A *JobSet* holds Jobs that begin and fail together, and gives each pod a name that the others can find. Kubeflow's *TrainJob* is shorter: it says how many nodes and ranks, and its controller makes the JobSet from a runtime that the cluster's owner keeps.
+#
+# Both kinds are custom resources, and their definitions (CRDs) bring a schema. `invalid(manifest)` asks it: `ranklab/cluster/schemas/` holds Kubeflow Trainer's and JobSet's own, trimmed. What a schema can't see, the check looks for: ranks, limits, times, names.
+
+# %%
+from ranklab.cluster.manifest import invalid
+
+
+# %%
+def train_job_manifest(job, kind="TrainJob"):
+    """The Job as a dict for `kubectl apply -f`, by json or yaml: a TrainJob or a JobSet.
+
+    Both      job.image runs torchrun with --max-restarts and job.command. A pod's limit is job.gpus
+              of nvidia.com/gpu, and it requests job.cpus CPUs for each. env: job.environment;
+              NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME with an interface, and not without;
+              TORCH_ELASTIC_SHUTDOWN_TIMEOUT, job.save_seconds. activeDeadlineSeconds: job.minutes
+    TrainJob  trainer.kubeflow.org/v1alpha1, of the runtime torch-distributed: numNodes,
+              numProcPerNode, resourcesPerNode. Kubeflow tells torchrun by variables (PET_NNODES,
+              ...) how many ranks there are and where they meet: don't. job.requeues: the runtime's
+    JobSet    jobset.x-k8s.io/v1alpha2: one replicated Job "node" of one replica: job.nodes pods at
+              once, Indexed, with one container "node". A pod that fails, fails its Job at once
+              (backoffLimit 0, restartPolicy Never), and the set begins anew, job.requeues times at
+              most. It has job.save_seconds from SIGTERM to SIGKILL. torchrun gets --nnodes,
+              --nproc-per-node and a c10d rendezvous, any port, at the first pod, whose name in a
+              JobSet is <set>-<replicated job>-<replica>-<pod>.<set>, with numbers from 0
+    Of str, int, list and dict; values of env are texts; nothing is shared with another call.
+    error     ValueError for another kind, without an image, and for a name that is no DNS label: of
+              a-z, 0-9 and "-", from a letter to a letter or digit, at most 40 long (a pod's: 63)
+    """
+    raise NotImplementedError("exercise train_job_manifest: about 25 lines")
+
+
+# %%
+train_job_manifest = check(train_job_manifest)
+
+# %% tags=["nbval-check-output"]
+job = replace(job, image="example.org/ranklab:1")
+for kind in ("TrainJob", "JobSet"):
+    manifest = train_job_manifest(job, kind)
+    print(f"{kind}: {len(json.dumps(manifest))} bytes of JSON, schema:", invalid(manifest) or "valid")
+
+spoilt = train_job_manifest(job)
+spoilt["spec"]["trainer"]["nprocPerNode"] = spoilt["spec"]["trainer"].pop("numProcPerNode")
+spoilt["spec"]["trainer"]["numNodes"] = "4"
+print(*invalid(spoilt), sep="\n")
+
+# %% [markdown]
+# `kubectl apply -f` takes it as JSON. We had no cluster: both kinds are validated, not run. A container's `/dev/shm` has 64 MB by default. Data loaders with workers need more: mount an `emptyDir` with `medium: Memory` there.
+
+# %% [markdown]
+# #### `storage_plan`
+# > difficulty 3/5 · importance 4/5 · 25 minutes · about 15 lines
+#
+# **Predict.** Llama 3 405B: 405.85 billion parameters, 14 bytes each in a checkpoint (2 for the weight in bf16, 12 for the optimizer). Its file system took 2 TB/s sustained and 7 TB/s at the peak (arXiv 2407.21783, 3.3.1). How many seconds does a checkpoint take, sustained?
+
+# %%
+check(cluster_save_seconds=...)
+
+# %% [markdown]
+# Three things bound a save: each node's *link*, what the *file system* takes from all nodes together, and *metadata*, because each file must be entered somewhere. A plain NFS server is one machine with one link. Lustre spreads a file's bytes over many servers, and keeps names on others. An object store has no folders, but limits the requests for each prefix. Four examples, with their sources in the library:
+
+# %% tags=["nbval-check-output"]
+from ranklab.cluster.storage import EFS, LUSTRE, S3, TECTONIC, FileSystem, Load, StoragePlan
+
+SYSTEMS = TECTONIC, LUSTRE, EFS, S3
+for system in SYSTEMS:
+    print(f"{system.name:44} {system.write / 1e9:6.1f} GB/s written, {system.operations:9,.0f} files/s")
+
+# %%
+for given in (FileSystem, Load, StoragePlan):
+    print(inspect.getsource(given))
+
+
+# %%
+def storage_plan(load, system):
+    """The StoragePlan of a Load on a FileSystem.
+
+    A save, or the read of a restart, takes as long as the slowest of three, which names its bound:
+    "link"         of each node, all at once; at most system.client
+    "file system"  bytes of all nodes, by its read or write
+    "metadata"     files that are created, or opened by each rank, by its operations
+    While the job works it reads its tokens, by all nodes alike. Storage does one thing at a time:
+    an interval's tokens and what is written beside the work add up. `fits`: the job need not wait
+    for them. `lost`: all seconds without work of a turn from checkpoint to checkpoint, which are
+    those of a save (unless written beside) and of waiting where it does not fit, divided by the
+    turn's seconds.
+    source  Who reads and writes what: see Load
+    """
+    raise NotImplementedError("exercise storage_plan: about 15 lines")
+
+
+# %%
+storage_plan = check(storage_plan)
+
+# %% [markdown]
+# Llama 3's checkpoint on all four by your plan, every 20 minutes, with a link of 25 GB/s a node (our assumption: 200 Gb/s). It trained on 2.7 million tokens a second (16,384 GPUs at 400 TFLOP/s, 6 FLOPs for each parameter): 11 MB/s. Text is nothing beside a checkpoint.
+
+# %% tags=["nbval-check-output"]
+llama = Load(nodes=2048, gpus=8, link=25e9, checkpoint=14 * 405.85e9, interval=1200,
+             tokens_per_second=2.7e6)
+for writers in ("all", "one"):
+    for system in SYSTEMS:
+        plan = storage_plan(replace(llama, writers=writers), system)
+        print(f"{writers:3}  {system.name.partition(':')[0].partition(',')[0]:8}  {plan}")
+
+# %% [markdown]
+# One writer costs minutes, and its file costs more in a restart: each of 2,048 nodes reads all of it. That is why checkpoints are sharded.
+
+# %% [markdown]
+# #### `sick_rank_alarm` - open
+# > difficulty 5/5 · importance 4/5 · 50 minutes · about 20 lines
+#
+# A rule sees one number. A person who looks for a sick GPU sees ten: clock and temperature, corrected memory errors, errors of the link, the wait for data. A bad link slows *all* ranks, and no rank's own time shows it. A rank with a larger share by design has been slow from the start, and isn't ill. There is no recipe.
+#
+# No company publishes the metrics of a large cluster together with what was wrong. So the recordings here are **emulated**: `help(recordings)` says what is published, and what is our own choice. Five kinds are sick, eight are healthy:
+
+# %%
+from ranklab.cluster import recordings
+from ranklab.cluster.alarm import play, rule_alarm, score
+from ranklab.cluster.recordings import CLOCK, DATA, ECC, SECONDS, SYMBOLS, record
+
+for kind, words in (recordings.SICK | recordings.HEALTHY).items():
+    print(f"{kind:14} {words}")
+plots.recorded(record("hot GPU", seed=3))
+
+# %%
+### BEGIN SOLUTION
+
+
+### END SOLUTION
+def sick_rank_alarm(metrics):
+    """The rank that is sick, or None: asked at each scrape, with all that was scraped of one run so
+    far. Of a sick host any rank.
+
+    The check plays 39 recordings that it has not shown. It counts the seconds from the onset to the
+    alarm, and false alarms: in a healthy run, before the onset, of another rank. The first alarm
+    ends a run. One run may have a false alarm, no more; and the Score must be 94% of the library's.
+    metrics  {name: (scrapes, ranks)}, and train_mfu: (scrapes,); NaN where a scrape failed, each
+             15 s. Not changed. The names are those of ranklab.cluster.recordings; what happens to
+             runs stands in SICK and HEALTHY there. Errors are counters
+    """
+    raise NotImplementedError("exercise sick_rank_alarm: about 20 lines")
+
+
+# %%
+sick_rank_alarm = check(sick_rank_alarm)
+
+# %%
+runs = recordings.recordings(seeds=range(3))
+plots.alarms({"yours": score(sick_rank_alarm, runs), "straggler_rule": score(rule_alarm, runs)})
+
+# %%
+run = record("hot GPU", seed=3)
+plots.recorded(run, play(sick_rank_alarm, run))
+
+# %% [markdown]
+# ## 5. The real thing
+#
+# **Prometheus' own test.** Your straggler rule goes into a rules file, with series and what should come, and `promtool test rules` says whether Prometheus agrees with the small evaluator of the checks:
+
+# %%
+from ranklab.cluster.promtool import promtool_on
+
+print(promtool_on(straggler_rule(1.2, 5), story, range(0, 2401, 15)))
+
+# %% [markdown]
+# **TensorBoard** reads files, so it needs no server beside the training. What a trainer's History holds, written and read back:
+
+# %% tags=["nbval-check-output"]
+from ranklab.cluster.curves import (
+    read_scalars, read_trace, traced_steps, waits_in_traces, write_scalars,
+)
+from ranklab.trainer import History
+
+history = History([1, 50, 100], [3.1, 2.4, 2.2], [0.0, 900.0, 950.0], [0.01, 0.01, 0.02], {100: 2.3})
+with tempfile.TemporaryDirectory() as folder:
+    write_scalars(folder, history)
+    print(*read_scalars(folder).items(), sep="\n")
+
+# %% [markdown]
+# `tensorboard --logdir FOLDER` shows the curves. **W&B** works without a network, too: `write_wandb(folder, history)` calls `wandb.init(mode="offline")`, and `wandb sync FOLDER` sends it later. `make lab` doesn't install it.
+#
+# **A trace.** Metrics say who is slow, a trace says why. `torch.profiler` writes a JSON file for each rank, which ui.perfetto.dev opens. Rank 1 of three computes eight times as much. Who waits in the all-reduce?
+
+# %%
+with tempfile.TemporaryDirectory() as folder:
+    paths = launch(traced_steps, folder, 1, ranks=3)
+    print(read_trace(paths[1])[0])
+    waits = waits_in_traces(paths)
+print("seconds in all-reduces:", {rank: round(x, 3) for rank, x in waits.items()})
+print("all wait for rank", min(waits, key=waits.get))
+
+# %% [markdown]
+# On GPUs NVIDIA's own tools see more (not run here):
+#
+# ```bash
+# nsys profile --trace=cuda,nvtx,osrt -o rank%q{RANK} python train.py
+# ncu --set full --kernel-name regex:gemm --launch-count 3 -o gemm python train.py
+# ```
+#
+# nsys shows a timeline of kernels, NCCL and NVTX ranges. ncu takes one kernel apart and runs it several times for that, so never use it on a kernel in which ranks wait for each other.
+#
+# **Systems.** What starts, watches and repairs training elsewhere, and what we did with each:
+
+# %% tags=["nbval-check-output"]
+from ranklab.cluster import systems
+
+print(systems.table())
+
+# %% [markdown]
+# ## 6. Project
+#
+# **A run that is watched.** Four ranks train a GPT. Each serves its numbers at a port of its own, and a file tells the server of it. Rank 2 waits 0.1 s for each batch. The server is a real Prometheus with Alertmanager where they are installed (`apt install prometheus prometheus-alertmanager`), and else a small one of the library. It evaluates *your* rule, here with `for: 2s`, and the training goes on until the alert has reached a webhook:
+
+# %%
+from ranklab.projects import cluster as project
+
+rule = straggler_rule(1.5, 5) | {"for": "2s"}
+with tempfile.TemporaryDirectory() as folder:
+    print(project.watched_report(project.watched_run(folder, rule)))
+
+# %% [markdown]
+# The step time of every rank is the same, because all wait for rank 2. Its own time is what the rule sees.
+#
+# **A job that loses a node.** For this a real Slurm runs on your machine: hosts in network namespaces, each with fake GPUs, and accounting. It takes lab 12's job, submitted by `labs/jobs/cluster.sbatch`, and pulls the plug of a host. In a terminal, as root (3 minutes; `apt install slurm-wlm munge slurmdbd mariadb-server`):
+#
+# ```bash
+# make slurm
+# ```
+#
+# PROJECT_SLURM_TEXT
+#
+# **Your turn.** Change one thing, and first write down what you expect: another `slow` rank, two milliseconds more instead of a hundred, a rule with a higher factor. When does the alert come? Does it come?
+
+# %%
+rule = straggler_rule(3.0, 5) | {"for": "4s"}
+with tempfile.TemporaryDirectory() as folder:
+    print(project.watched_report(project.watched_run(folder, rule, slow=0, sleep=0.05)))
+
+# %% [markdown]
+# ## 7. Measure
+#
+# Two nodes of two ranks sum a tensor of 1 MB. How many of its bytes leave a node? Slurm may place ranks in blocks (0 and 1 on the first node) or cyclically (0 and 2). A flat ring pays for the second; a hierarchical sum never does. Predicted by formula, counted on real ranks, and the seconds that a gradient of 20 GB would need between two nodes:
+
+# %% tags=["nbval-check-output"]
+from ranklab.collectives import hierarchical_all_reduce, node_groups, ring_all_reduce
+from ranklab.meter import Traffic
+
+
+def leaving(way, placement):
+    host = {"block": lambda rank: rank // 2, "cyclic": lambda rank: rank % 2}[placement]
+    inside, across = node_groups(2)
+    if placement == "cyclic":
+        inside, across = across, inside
+    x, rank = torch.ones(250_000, device=device()), dist.get_rank()
+    with Traffic() as traffic:
+        ring_all_reduce(x) if way == "flat" else hierarchical_all_reduce(x, inside, across)
+    return host(rank), sum(n for to, n in traffic.bytes_to.items() if host(to) != host(rank))
+
+
+for way, placement, formula in (("flat", "block", 2 * 3 / 4), ("flat", "cyclic", 2 * 2 * 3 / 4),
+                                ("hierarchical", "block", 1), ("hierarchical", "cyclic", 1)):
+    counted = sum(n for host, n in launch(leaving, way, placement, ranks=4) if host == 0)
+    print(f"{way:12} {placement:6}  predicted {formula:3.1f} MB, counted {counted / 1e6:3.1f} MB;  "
+          f"20 GB: {20 * formula / 400:4.2f} s by InfiniBand, {20 * formula / 3.125:4.1f} s at 25 Gb/s")
+
+# %% [markdown]
+# NCCL knows which ranks share a host, and orders its rings by that, however Slurm places them. What it can't repair is the second column: the wrong network costs 128 times, the wrong ring 3 times. On a real Slurm with links of 200 Mbit/s (`make slurm`) the ratio of flat and cyclic to hierarchical was LINKS_RATIO; the formula says 3.0.
+
+# %% [markdown]
+# ## 8. Interview questions
+#
+# Say your answer aloud before you unfold it. `ranklab drill --lab 15` in a terminal asks these and more, with other numbers each time.
+
+# %%
+questions("15_cluster")
+
+# %% [markdown]
+# ## 9. On real GPUs
+#
+# ```bash
+# sbatch labs/jobs/cluster.sbatch                     # 70B on 256 GPUs, through lost nodes
+# NCCL_DEBUG=INFO torchrun --nproc-per-node=8 -m ranklab.projects.hybrid --size 10b
+# HOSTS="node1 node2" NODE=0 python labs/jobs/agent.py
+# ```
+#
+# REAL_GPUS_TEXT
+
+# %% [markdown]
+# ## 10. What we left out
+#
+# - **Several process groups in one log.** Each group has a communicator with ranks of its own, and most lines don't say which they mean.
+# - **NVLS and CollNet**, which reduce in a switch, have lines of their own in NCCL's log.
+# - **Who may run when**: fair share, priorities, preemption, gang scheduling on Kubernetes.
+# - **Images**: what a container must hold to reach the cards (MOFED, plugins of a cloud) is the cloud's to say.
+#
+# Next: **16_clinic** (planned).
