@@ -13,7 +13,7 @@ from ranklab.cluster.storage import EFS, LUSTRE, S3, TECTONIC, Load, storage_pla
 from ranklab.collectives import best_sent_bytes
 from ranklab.plots import cluster as plots
 from ranklab.plots import cluster_links
-from ranklab.plots.style import FAINT, INK, TONES, bars, figure, line, styled
+from ranklab.plots.style import FAINT, INK, TONES, figure, line, styled
 
 NODES, GRADIENTS = 32, 14e9  # bytes: 7B parameters in bf16
 CARDS = tuple(Hca(f"mlx5_{i}", 400) for i in (0, 1, 3, 4, 5, 6, 8, 9))
@@ -21,9 +21,7 @@ STORAGE = tuple(Hca(f"mlx5_{i}", 200, use="storage") for i in (2, 7, 10, 11))
 LLAMA = Load(2048, 8, 25e9, 14 * 405.85e9, 1200.0)
 
 
-@styled
 def fallback():
-    """A bar for each setting: seconds of an all-reduce, by what can leave a node."""
     ethernet = (Interface("lo", 0, "host"), Interface("eth0", 10))
     topology = Topology(tuple(Node(f"gpu{i:02}", ethernet, CARDS + STORAGE)
                               for i in range(NODES)), fabric="rails")
@@ -34,20 +32,9 @@ def fallback():
         "NCCL_IB_HCA==mlx5_1:1\none card of eight": {"NCCL_IB_HCA": "=mlx5_1:1"},
         "NCCL_IB_DISABLE=1\nsockets, on eth0": {  # as NCCL_NET=Socket, where there is no plugin
             "NCCL_NET": "Socket", "NCCL_SOCKET_IFNAME": right["NCCL_SOCKET_IFNAME"]}}
-    speeds = [node_bandwidth(topology, environment) for environment in settings.values()]
-    seconds = [best_sent_bytes("all_reduce", GRADIENTS, NODES) / speed for speed in speeds]
-    fig, ax = figure(8.4, 3.2)
-    bars(ax, range(len(speeds)), seconds, 0, barh=True)
-    for at, (speed, took) in enumerate(zip(speeds, seconds)):
-        inside = took > max(seconds) / 2
-        ax.annotate(f"{speed / 1e9:g} GB/s: {took:.2f} s", (took, at), (-6 if inside else 4, 0),
-                    textcoords="offset points", va="center", ha="right" if inside else "left",
-                    color="white" if inside else INK)
-    ax.set_yticks(range(len(speeds)), list(settings))
-    ax.invert_yaxis()
-    ax.grid(axis="y", visible=False)
-    ax.set_xlabel("seconds of an all-reduce of 14 GB over 32 nodes, by the bytes that cross")
-    return fig, 8.4, 3.2
+    speeds = {name: node_bandwidth(topology, each) for name, each in settings.items()}
+    sent = best_sent_bytes("all_reduce", GRADIENTS, NODES)
+    return cluster_links.networks(speeds, sent, title=""), 8.4, 3.2
 
 
 def rings():
