@@ -14,6 +14,7 @@
 
 # %%
 import json
+import math
 import os
 import re
 import shlex
@@ -231,7 +232,7 @@ for name, hcas in clusters.items():
         print(f"    {variable}={value}")
 
 # %% [markdown]
-# `NCCL_NET` is the line that turns a slow run into a failed one. With `NCCL_NET=IB` in the script, a node without its driver ends the job at once: "Failed to initialize any NET plugin". That is cheaper than a week at 1/128 of the bandwidth. One more, for RoCE and NCCL before 2.21: `NCCL_IB_GID_INDEX`, the index of the port's RoCE v2 address (often 3; `show_gids` prints it). Later versions find it.
+# In the last cluster the description knows that a driver is missing, so all nodes take Ethernet. Had it broken after the script was made, `NCCL_NET=IB` would end the job at once: "Failed to initialize any NET plugin". That is cheaper than a week at 1/128 of the bandwidth. One more, for RoCE and NCCL before 2.21: `NCCL_IB_GID_INDEX`, the index of the port's RoCE v2 address (often 3; `show_gids` prints it). Later versions find it.
 
 # %% [markdown]
 # ### 4.3 Read what NCCL did
@@ -270,6 +271,9 @@ from ranklab.cluster.nccl_log import (
 print(nccl_lines(read_log("killed_rank"))[0])
 print(re.search(LINK, "Channel 00/0 : 7[7] -> 8[0] [send] via NET/IB/0/GDRDMA").groupdict())
 print(re.findall(TREE, "Trees [0] 1/3/-1->2->0 [1] -1/-1/-1->2->1"))
+
+# %% [markdown]
+# `nccl_lines` takes NCCL's lines out of the text, and a `NcclLog` is what you return:
 
 # %%
 for given in (Line, NcclLog):
@@ -394,6 +398,9 @@ print(f"silent for {fired[0][0] / 60:.0f} minutes; then an alert for run {fired[
 # %%
 check(cluster_deviations=...)
 
+# %% [markdown]
+# So that rule can never fire with eight ranks. Something else is needed:
+
 # %%
 def straggler_rule(factor, minutes):
     """A Prometheus rule, as a dict: it alerts for each rank that has been slower than `factor`
@@ -472,11 +479,14 @@ def train_job_manifest(job, kind="TrainJob"):
 # %%
 train_job_manifest = check(train_job_manifest)
 
+# %% [markdown]
+# Your manifests of the job of 4.1, by the schemas; and one with two mistakes:
+
 # %% tags=["nbval-check-output"]
 job = replace(job, image="example.org/ranklab:1")
 for kind in ("TrainJob", "JobSet"):
     manifest = train_job_manifest(job, kind)
-    print(f"{kind}: {len(json.dumps(manifest))} bytes of JSON, schema:", invalid(manifest) or "valid")
+    print(f"{kind}: {len(json.dumps(manifest))} bytes of JSON;", invalid(manifest) or "valid")
 
 spoilt = train_job_manifest(job)
 spoilt["spec"]["trainer"]["nprocPerNode"] = spoilt["spec"]["trainer"].pop("numProcPerNode")
@@ -503,7 +513,10 @@ from ranklab.cluster.storage import EFS, LUSTRE, S3, TECTONIC, FileSystem, Load,
 
 SYSTEMS = TECTONIC, LUSTRE, EFS, S3
 for system in SYSTEMS:
-    print(f"{system.name:44} {system.write / 1e9:6.1f} GB/s written, {system.operations:9,.0f} files/s")
+    print(f"{system.name:44} {system.write / 1e9:6.1f} GB/s, {system.operations:9,.0f} files/s")
+
+# %% [markdown]
+# What a job asks for, and what the plan says:
 
 # %%
 for given in (FileSystem, Load, StoragePlan):
@@ -555,7 +568,7 @@ for writers in ("all", "one"):
 
 # %%
 from ranklab.cluster import recordings
-from ranklab.cluster.alarm import play, rule_alarm, score
+from ranklab.cluster.alarm import rule_alarm, score
 from ranklab.cluster.recordings import CLOCK, DATA, ECC, SECONDS, SYMBOLS, record
 
 for kind, words in (recordings.SICK | recordings.HEALTHY).items():
@@ -584,13 +597,12 @@ def sick_rank_alarm(metrics):
 # %%
 sick_rank_alarm = check(sick_rank_alarm)
 
+# %% [markdown]
+# Your alarm beside the rule of 4.5, on other runs than the check's:
+
 # %%
 runs = recordings.recordings(seeds=range(3))
 plots.alarms({"yours": score(sick_rank_alarm, runs), "straggler_rule": score(rule_alarm, runs)})
-
-# %%
-run = record("hot GPU", seed=3)
-plots.recorded(run, play(sick_rank_alarm, run))
 
 # %% [markdown]
 # ## 5. The real thing
