@@ -78,32 +78,3 @@ def sick_rank_alarm__streaks(metrics):
         votes.append(10 * (np.nan_to_num(x[-9:], nan=2.0) > least).all(axis=0))
     votes = np.sum(votes, axis=0)
     return votes.argmax() if votes.any() else None
-
-
-class Sums:
-    """Evidence that adds up: what is above the allowance at each scrape, and falls again."""
-
-    def __call__(self, metrics):
-        import numpy as np
-
-        seconds = metrics["train_step_seconds"]
-        if len(seconds) < 20:
-            return None
-        signals = {"seconds": np.log(seconds), "clock": -3 * np.log(
-            metrics["DCGM_FI_DEV_SM_CLOCK"])}
-        total = np.zeros(seconds.shape[1])
-        for x in signals.values():
-            x = x - np.nanmedian(x, axis=1, keepdims=True)
-            x = x[16:] - np.nanmedian(x[:16], axis=0)
-            level = np.zeros(seconds.shape[1])
-            for row in np.clip(np.nan_to_num(x), -0.1, 0.12) - 0.045:
-                level = np.maximum(level + row, 0)
-            total = np.maximum(total, level / 0.42)
-        for name in ("DCGM_FI_DEV_ECC_SBE_VOL_TOTAL", "node_infiniband_symbol_error_total"):
-            new = np.diff(metrics[name][-14:], axis=0) > 0
-            total = np.maximum(total, new.sum(axis=0) / 3.9)
-        return int(total.argmax()) if total.max() > 1 else None
-
-
-def sick_rank_alarm__sums(metrics):
-    return Sums()(metrics)

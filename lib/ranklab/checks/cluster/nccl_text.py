@@ -142,8 +142,8 @@ CAPTURED = {  # name: what is known of it
 HINTS = {  # of each field of NcclLog
     "network": '"Using network" says what is used: all that follows is its name. "NET/IB : Using" '
                "is there also where no device was found.",
-    "hosts": "In order, of each process that says its rank in a comm line. Before the text stand its host, pid and "
-             "thread; [0] is a GPU, not a rank, and pids repeat on other hosts.",
+    "hosts": "Ranks in order, of each process that says its own in a comm line. Before the text "
+             "stand its host, pid and thread; [0] is a GPU, and pids repeat on other hosts.",
     "rings": "A ring has all ranks, from 0 on, left to right. Where the list is cut take the first "
              "link that each rank opens in the channel; later ones are of trees.",
     "trees": "Each rank says its own part, of each channel one: [0], [1]. Children stand on the "
