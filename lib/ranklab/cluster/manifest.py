@@ -1,35 +1,33 @@
 """train_job_manifest: a Job as Kubernetes objects, a TrainJob or a JobSet."""
 
 import json
-import re
 from pathlib import Path
 
 
 def train_job_manifest(job, kind="TrainJob"):
-    """The Job as a dict for `kubectl apply -f`, by json or yaml: a TrainJob or a JobSet.
+    """The Job as a dict for `kubectl apply -f`, valid by its CRD's schema: a TrainJob or a JobSet.
 
-    Both      job.image runs torchrun with --max-restarts and job.command. A pod's limit is job.gpus
-              of nvidia.com/gpu, and it requests job.cpus CPUs for each. env: job.environment;
-              NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME with an interface, and not without;
-              TORCH_ELASTIC_SHUTDOWN_TIMEOUT, job.save_seconds. activeDeadlineSeconds: job.minutes
-    TrainJob  trainer.kubeflow.org/v1alpha1, of the runtime torch-distributed: numNodes,
-              numProcPerNode, resourcesPerNode. Kubeflow tells torchrun by variables (PET_NNODES,
-              ...) how many ranks there are and where they meet: don't. job.requeues: the runtime's
-    JobSet    jobset.x-k8s.io/v1alpha2: one replicated Job "node" of one replica: job.nodes pods at
-              once, Indexed, with one container "node". A pod that fails, fails its Job at once
-              (backoffLimit 0, restartPolicy Never), and the set begins anew, job.requeues times at
-              most. It has job.save_seconds from SIGTERM to SIGKILL. torchrun gets --nnodes,
-              --nproc-per-node and a c10d rendezvous, any port, at the first pod, whose name in a
-              JobSet is <set>-<replicated job>-<replica>-<pod>.<set>, with numbers from 0
-    Of str, int, list and dict; values of env are texts; nothing is shared with another call.
-    error     ValueError for another kind, without an image, and for a name that is no DNS label: of
-              a-z, 0-9 and "-", from a letter to a letter or digit, at most 40 long (a pod's: 63)
+    both      metadata.name: job.name. job.image runs `command` and `args`, lists without a shell:
+              torchrun, --max-restarts, job.command. Resources: a limit of job.gpus nvidia.com/gpu,
+              and cpu requests, job.cpus for each. env: job.environment;
+              TORCH_ELASTIC_SHUTDOWN_TIMEOUT, job.save_seconds; with an interface, and only then, it
+              is NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME
+    TrainJob  trainer.kubeflow.org/v1alpha1: runtimeRef to torch-distributed, activeDeadlineSeconds
+              (job.minutes), and a trainer: numNodes, numProcPerNode, resourcesPerNode and what both
+              have. Kubeflow tells torchrun by variables, PET_NNODES and others, how many ranks
+              there are and where they meet: neither options nor env say it again
+    JobSet    jobset.x-k8s.io/v1alpha2: failurePolicy.maxRestarts (job.requeues), and one of
+              replicatedJobs, "node", of one replica. Its Job: parallelism and completions, a pod
+              for each node, completionMode Indexed, backoffLimit 0, activeDeadlineSeconds. Its
+              pods: restartPolicy Never, terminationGracePeriodSeconds (job.save_seconds) and one
+              container, "node". torchrun gets --nnodes, --nproc-per-node, --rdzv-backend=c10d and
+              --rdzv-endpoint: any port of the first pod, whose name in a JobSet is
+              <set>-<replicated job>-<replica>-<pod>.<set>, with numbers from 0
+    error     ValueError for another kind, and without an image
     lab       15
     """
-    is_label = re.fullmatch("[a-z]([-a-z0-9]{0,38}[a-z0-9])?", job.name)
-    if kind not in ("TrainJob", "JobSet") or not job.image or not is_label:
-        raise ValueError(f"kind={kind!r}, image={job.image!r}, name={job.name!r}: TrainJob or "
-                         "JobSet, with an image, and a name of a-z, 0-9 and -, at most 40 long")
+    if kind not in ("TrainJob", "JobSet") or not job.image:
+        raise ValueError(f"kind={kind!r}, image={job.image!r}: TrainJob or JobSet, with an image")
     names = ["NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"] if job.interface else []
     variables = dict.fromkeys(names, job.interface) | dict(job.environment)
     variables["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(job.save_seconds)
@@ -44,7 +42,7 @@ def train_job_manifest(job, kind="TrainJob"):
         return {"apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": kind,
                 "metadata": {"name": job.name}, "spec": spec}
     torchrun += [f"--nnodes={job.nodes}", f"--nproc-per-node={job.gpus}", "--rdzv-backend=c10d",
-                 f"--rdzv-id={job.name}", f"--rdzv-endpoint={job.name}-node-0-0.{job.name}:29400"]
+                 f"--rdzv-endpoint={job.name}-node-0-0.{job.name}:29400"]
     container |= {"name": "node", "resources": resources}
     pods = {"restartPolicy": "Never", "terminationGracePeriodSeconds": job.save_seconds,
             "containers": [container]}
