@@ -29,7 +29,7 @@ from ranklab.cluster.exporter import DCGM, METRICS, Exporter
 from ranklab.cluster.monitor import Monitor, missing
 from ranklab.cluster.promql import STALE, Evaluator, NotCovered, as_vector, parse
 from ranklab.cluster.recordings import HEALTHY, recordings
-from ranklab.cluster.rules import mfu_alert_rule, straggler_rule
+from ranklab.cluster.rules import mfu_alert_rule, silent_host_rule, straggler_rule
 from ranklab.projects.cluster.watched import watched_run
 from ranklab.trainer import History
 
@@ -241,14 +241,15 @@ FILES = ROOT / "labs" / "jobs" / "monitoring"
 
 def test_the_rules_file_is_what_the_functions_return():
     groups = yaml.safe_load((FILES / "rules.yml").read_text())["groups"]
-    assert groups[0]["rules"] == [mfu_alert_rule(0.3, 10), straggler_rule(1.2, 5)]
+    assert groups[0]["rules"] == [mfu_alert_rule(0.3, 10), straggler_rule(1.2, 5),
+                                  silent_host_rule(1)]
 
 
 @needs_promtool
 def test_prometheus_takes_the_files(tmp_path):
     done = subprocess.run(["promtool", "check", "config", FILES / "prometheus.yml"], text=True,
                           capture_output=True, timeout=60)
-    assert done.returncode == 0 and "2 rules found" in done.stdout, done.stdout + done.stderr
+    assert done.returncode == 0 and "3 rules found" in done.stdout, done.stdout + done.stderr
 
 
 def test_each_panel_of_the_dashboard_shows_metrics_that_exist():

@@ -122,25 +122,23 @@ print(inspect.getsource(Job))
 
 # %%
 def sbatch_script(job):
-    """The text of a batch script for `sbatch`, which runs the Job under torchrun.
+    """The text of a batch script for `sbatch`: the Job under torchrun, requeued where it fails.
 
-    options   --job-name, --nodes, --time; --ntasks-per-node=1; of each node job.gpus GPUs, and
-              job.cpus CPUs for each GPU; --requeue, one --output with the job's number (%j) in its
-              name, to which a requeue appends
-    agents    srun starts one torchrun, found in the PATH, on each host, with all its CPUs: since
-              Slurm 22.05 srun does not take them over. --rdzv-backend=c10d, and on all hosts one
-              --rdzv-endpoint: the first host of the allocation, whose list is as in
-              "gpu[07,12-13]", and a port that depends on the job's number, because jobs may share
-              a host; one --rdzv-id of the job, and --max-restarts. No fixed list of hosts
-    saving    job.save_seconds before the end all ranks get a SIGTERM: of --signal, or of scancel
-              by the script. Then they have these seconds, on each host: torchrun's shutdown timeout
-              is 30 s otherwise. srun waits as long when one agent has ended (--wait, at least 30
-              s); then it ends the others, also where one has died
-    requeue   whenever srun fails and all is saved, job.requeues times at most. Else the script
-              ends with srun's exit code, also where scontrol can't requeue it
-    the rest  job.environment, exported as it is, whatever it holds; NCCL_SOCKET_IFNAME and
-              GLOO_SOCKET_IFNAME with an interface, and not without; srun's --container-image (of
-              the pyxis plugin) with an image, as it stands
+    #SBATCH   long options: --job-name, --nodes, --ntasks-per-node=1, --gpus-per-node,
+              --cpus-per-task (job.cpus for each GPU), --time in minutes, --requeue,
+              --open-mode=append, --output with %j in it, which is the job's number, and
+              --signal=TERM@seconds: all ranks get a SIGTERM job.save_seconds before the end
+    export    job.environment, whatever its values hold; TORCH_ELASTIC_SHUTDOWN_TIMEOUT, which is
+              job.save_seconds; with an interface, and only then, it is NCCL_SOCKET_IFNAME and
+              GLOO_SOCKET_IFNAME
+    srun      starts `torchrun` itself on each node, with the same --cpus-per-task, with
+              --kill-on-bad-exit=0 and --wait, job.save_seconds + 30
+    torchrun  --nnodes, --nproc-per-node, --max-restarts, --rdzv-backend=c10d, --rdzv-id: the job's
+              number; --rdzv-endpoint: the first host of $SLURM_JOB_NODELIST, a list as in
+              "gpu[07,12-13],big2", and a port from 1024 to 65535, of the job's number, since jobs
+              may share a host; then job.command
+    the end   srun's exit code. Where that is not 0, `scontrol requeue` with the job's number comes
+              before it, if SLURM_RESTART_COUNT, not set in the first life, is below job.requeues
     source    sbatch(1), srun(1), scontrol(1)
     """
     raise NotImplementedError("exercise 4.1: about 20 lines")
@@ -454,24 +452,25 @@ from ranklab.cluster.manifest import invalid
 
 # %%
 def train_job_manifest(job, kind="TrainJob"):
-    """The Job as a dict for `kubectl apply -f`, by json or yaml: a TrainJob or a JobSet.
+    """The Job as a dict for `kubectl apply -f`, valid by its CRD's schema: a TrainJob or a JobSet.
 
-    Both      job.image runs torchrun with --max-restarts and job.command. A pod's limit is job.gpus
-              of nvidia.com/gpu, and it requests job.cpus CPUs for each. env: job.environment;
-              NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME with an interface, and not without;
-              TORCH_ELASTIC_SHUTDOWN_TIMEOUT, job.save_seconds. activeDeadlineSeconds: job.minutes
-    TrainJob  trainer.kubeflow.org/v1alpha1, of the runtime torch-distributed: numNodes,
-              numProcPerNode, resourcesPerNode. Kubeflow tells torchrun by variables (PET_NNODES,
-              ...) how many ranks there are and where they meet: don't. job.requeues: the runtime's
-    JobSet    jobset.x-k8s.io/v1alpha2: one replicated Job "node" of one replica: job.nodes pods at
-              once, Indexed, with one container "node". A pod that fails, fails its Job at once
-              (backoffLimit 0, restartPolicy Never), and the set begins anew, job.requeues times at
-              most. It has job.save_seconds from SIGTERM to SIGKILL. torchrun gets --nnodes,
-              --nproc-per-node and a c10d rendezvous, any port, at the first pod, whose name in a
-              JobSet is <set>-<replicated job>-<replica>-<pod>.<set>, with numbers from 0
-    Of str, int, list and dict; values of env are texts; nothing is shared with another call.
-    error     ValueError for another kind, without an image, and for a name that is no DNS label: of
-              a-z, 0-9 and "-", from a letter to a letter or digit, at most 40 long (a pod's: 63)
+    both      metadata.name: job.name. job.image runs `command` and `args`, lists without a shell:
+              torchrun, --max-restarts, job.command. Resources: a limit of job.gpus nvidia.com/gpu,
+              and cpu requests, job.cpus for each. env: job.environment;
+              TORCH_ELASTIC_SHUTDOWN_TIMEOUT, job.save_seconds; with an interface, and only then, it
+              is NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME
+    TrainJob  trainer.kubeflow.org/v1alpha1: runtimeRef to torch-distributed, activeDeadlineSeconds
+              (job.minutes), and a trainer: numNodes, numProcPerNode, resourcesPerNode and what both
+              have. Kubeflow tells torchrun by variables, PET_NNODES and others, how many ranks
+              there are and where they meet: neither options nor env say it again
+    JobSet    jobset.x-k8s.io/v1alpha2: failurePolicy.maxRestarts (job.requeues), and one of
+              replicatedJobs, "node", of one replica. Its Job: parallelism and completions, a pod
+              for each node, completionMode Indexed, backoffLimit 0, activeDeadlineSeconds. Its
+              pods: restartPolicy Never, terminationGracePeriodSeconds (job.save_seconds) and one
+              container, "node". torchrun gets --nnodes, --nproc-per-node, --rdzv-backend=c10d and
+              --rdzv-endpoint: any port of the first pod, whose name in a JobSet is
+              <set>-<replicated job>-<replica>-<pod>.<set>, with numbers from 0
+    error     ValueError for another kind, and without an image
     """
     raise NotImplementedError("exercise train_job_manifest: about 25 lines")
 
@@ -527,16 +526,15 @@ for given in (FileSystem, Load, StoragePlan):
 def storage_plan(load, system):
     """The StoragePlan of a Load on a FileSystem.
 
-    A save, or the read of a restart, takes as long as the slowest of three, which names its bound:
-    "link"         of each node, all at once; at most system.client
-    "file system"  bytes of all nodes, by its read or write
-    "metadata"     files that are created, or opened by each rank, by its operations
-    While the job works it reads its tokens, by all nodes alike. Storage does one thing at a time:
-    an interval's tokens and what is written beside the work add up. `fits`: the job need not wait
-    for them. `lost`: all seconds without work of a turn from checkpoint to checkpoint, which are
-    those of a save (unless written beside) and of waiting where it does not fit, divided by the
-    turn's seconds.
-    source  Who reads and writes what: see Load
+    A save, or the read of a restart, takes as long as the slowest of three, whose name is the bound:
+    "link"         all nodes that write or read, at once, each by load.link, at most system.client
+    "file system"  the bytes of all nodes, by its write or read
+    "metadata"     the files that are created, or opened by all ranks, by its operations
+    fits  An interval's data are read while the job works, by links and file system as above; in the
+          background a save is written, before or after them. Both take an interval at most
+    lost  A turn has an interval of work, or as long as what is beside it takes, where that is
+          longer; then a save, if it is not in the background. Lost is all that is not the interval,
+          divided by the turn
     """
     raise NotImplementedError("exercise storage_plan: about 15 lines")
 
@@ -584,12 +582,13 @@ def sick_rank_alarm(metrics):
     """The rank that is sick, or None: asked at each scrape, with all that was scraped of one run so
     far. Of a sick host any rank.
 
-    The check plays 39 recordings that it has not shown. It counts the seconds from the onset to the
-    alarm, and false alarms: in a healthy run, before the onset, of another rank. The first alarm
-    ends a run. One run may have a false alarm, no more; and the Score must be 94% of the library's.
-    metrics  {name: (scrapes, ranks)}, and train_mfu: (scrapes,); NaN where a scrape failed, each
-             15 s. Not changed. The names are those of ranklab.cluster.recordings; what happens to
-             runs stands in SICK and HEALTHY there. Errors are counters
+    metrics  {name: (scrapes, ranks)}, and train_mfu: (scrapes,); a scrape each 15 s, NaN where it
+             failed. Not changed. Names, and what may happen to a run: see recordings. Errors are
+             counters
+    counted  the seconds from onset to alarm; false alarms: in a healthy run, before the onset, of
+             another rank. The first alarm ends a run
+    least    of 39 recordings that the lab has not shown one may have a false alarm, and their Score
+             is 0.88 or more. On 26 that are drawn in that moment it is 0.75 or more
     """
     raise NotImplementedError("exercise sick_rank_alarm: about 20 lines")
 

@@ -1,11 +1,11 @@
 """A training that a real Prometheus watches: one rank is slow, and the alert names it."""
 
+import contextlib
 import os
 import signal
 import time
 
-from ranklab.baseline.flops import transformer_flops
-from ranklab.cluster.exporter import DCGM, Exported, Exporter
+from ranklab.cluster.exporter import DCGM, Exported, Exporter, exporting
 from ranklab.cluster.poller import watcher
 from ranklab.data_parallel.training import DataParallel
 from ranklab.engine import device, launch
@@ -14,7 +14,6 @@ from ranklab.text_trainer import TextTrainer, TrainConfig, text_for
 
 SHAPE = GPTConfig(n_layer=2, n_head=2, n_embd=32, n_ctx=64)
 CONFIG = TrainConfig(steps=100_000, batch=8, log_every=1, eval_batch=8)
-PEAK = 50e9  # FLOP/s of a core, as a round number: MFU here is for show
 
 
 class Sleeper(TextTrainer):
@@ -40,17 +39,10 @@ def train(rank_sleeps, targets, inbox, address, limit):
     rank, end = trainer.parallel.rank, time.monotonic() + limit
     trainer.is_over = lambda: inbox.stat().st_size > 0 or time.monotonic() > end
     trainer.sleep = rank_sleeps[rank]
-    labels = {"run": "gpt", "rank": rank}
-    trainer.exporter = Exporter(labels, address, targets)
-    trainer.exporter.set(train_peak_flops=PEAK, train_flops_per_token=(
-        transformer_flops(shape, 1, shape.n_ctx) / shape.n_ctx))
-    gpu = Exporter(labels | {"gpu": rank}, address, targets, DCGM)  # a stand-in: no GPU is there
+    gpu = Exporter({"run": "gpt", "rank": rank, "gpu": rank}, address, targets, DCGM)  # a stand-in
     gpu.set(DCGM_FI_DEV_SM_CLOCK=1980, DCGM_FI_DEV_GPU_TEMP=60, DCGM_FI_DEV_XID_ERRORS=0)
-    try:
+    with contextlib.closing(gpu), exporting(trainer, "gpt", targets, address):
         trainer.fit()
-    finally:
-        trainer.exporter.close()
-        gpu.close()
     return trainer.steps_done
 
 
