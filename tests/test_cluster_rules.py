@@ -155,8 +155,8 @@ def test_alerts_are_promtools_for_every_kept_answer(tmp_path):
 
 
 def answers(folder):
-    """{name: rule function} in tests/<folder>/cluster_rules.py"""
-    path = ROOT / "tests" / folder / "cluster_rules.py"
+    """{name: rule function} in tests/<folder>/cluster/rules.py"""
+    path = ROOT / "tests" / folder / "cluster" / "rules.py"
     module = runpy.run_path(str(path))
     found = {each.test_id: each for each in module.get("WRONG", ())}
     found |= {name: each for name, each in module.items() if "__" in name.strip("_")}

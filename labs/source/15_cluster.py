@@ -508,9 +508,8 @@ check(cluster_save_seconds=...)
 # Three things bound a save: each node's *link*, what the *file system* takes from all nodes together, and *metadata*, because each file must be entered somewhere. A plain NFS server is one machine with one link. Lustre spreads a file's bytes over many servers, and keeps names on others. An object store has no folders, but limits the requests for each prefix. Four examples, with their sources in the library:
 
 # %% tags=["nbval-check-output"]
-from ranklab.cluster.storage import EFS, LUSTRE, S3, TECTONIC, FileSystem, Load, StoragePlan
+from ranklab.cluster.storage import SYSTEMS, FileSystem, Load, StoragePlan
 
-SYSTEMS = TECTONIC, LUSTRE, EFS, S3
 for system in SYSTEMS:
     print(f"{system.name:44} {system.write / 1e9:6.1f} GB/s, {system.operations:9,.0f} files/s")
 
@@ -547,11 +546,12 @@ storage_plan = check(storage_plan)
 
 # %% tags=["nbval-check-output"]
 llama = Load(nodes=2048, gpus=8, link=25e9, checkpoint=14 * 405.85e9, interval=1200,
-             tokens_per_second=2.7e6)
-for writers in ("all", "one"):
+             data=4 * 2.7e6)
+for sharded in (True, False):
+    print("each rank writes its part" if sharded else "one rank writes all")
     for system in SYSTEMS:
-        plan = storage_plan(replace(llama, writers=writers), system)
-        print(f"{writers:3}  {system.name.partition(':')[0].partition(',')[0]:8}  {plan}")
+        plan = storage_plan(replace(llama, sharded=sharded), system)
+        print(f"    {system.name.partition(':')[0].partition(',')[0]:8}  {plan}")
 
 # %% [markdown]
 # One writer costs minutes, and its file costs more in a restart: each of 2,048 nodes reads all of it. That is why checkpoints are sharded.

@@ -43,11 +43,13 @@ class Poller(Monitor):
         found = {}
         for path in self.targets.glob("*.json"):
             with contextlib.suppress(OSError, ValueError):  # it has just ended
-                target = json.loads(path.read_text())[0]["targets"][0]
+                group = json.loads(path.read_text())[0]
+                target, = group["targets"]
                 with urllib.request.urlopen(f"http://{target}/metrics", timeout=2) as answer:
                     for name, labels, value in SAMPLE.findall(answer.read().decode()):
                         pairs = re.findall(r'(\w+)="([^"]*)"', labels)
-                        key = frozenset({(NAME, name), ("instance", target), *pairs})
+                        key = frozenset({(NAME, name), ("instance", target), *pairs,
+                                         *group["labels"].items()})
                         found[key] = float(value)
         return found
 

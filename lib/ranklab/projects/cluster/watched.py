@@ -76,5 +76,5 @@ def watched_report(found):
     return "\n".join([
         f"{found['by']}: {found['alert']['annotations']['summary']}",
         f"the alert came {found['seconds']:.0f} s after the start, in step {found['steps']}; "
-        f"{found['tokens']:,.0f} tokens, MFU {found['mfu']:.2%} of a core's {PEAK / 1e9:.0f} GFLOP/s",
+        f"{found['tokens']:,.0f} tokens, MFU {found['mfu']:.2%}",
         "own time of a step: " + ", ".join(f"rank {rank} {1e3 * x:.0f} ms" for rank, x in ranks)])
