@@ -83,6 +83,8 @@ agents = [agent(host) for host in range(2)]
 print("".join(sorted(each.communicate(timeout=120)[0] for each in agents)))
 
 # %% [markdown]
+# (The place where they meet, torch's TCPStore, listens on all addresses, and has no password. On a cluster that port belongs behind a firewall.)
+#
 # Nobody told an agent which host it is. But somebody must tell them *how many* they are and *where* they meet. What starts them again when one is lost? Who gives them time to save? And what carries their bytes? That is the lab.
 
 # %% [markdown]
@@ -525,7 +527,7 @@ for given in (FileSystem, Load, StoragePlan):
 def storage_plan(load, system):
     """The StoragePlan of a Load on a FileSystem.
 
-    A save, or the read of a restart, takes as long as the slowest of three, whose name is the bound:
+    A save, or the read of a restart, takes as long as the slowest of three; its name is the bound:
     "link"         all nodes that write or read, at once, each by load.link, at most system.client
     "file system"  the bytes of all nodes, by its write or read
     "metadata"     the files that are created, or opened by all ranks, by its operations
@@ -622,7 +624,8 @@ from ranklab.cluster.curves import (
 )
 from ranklab.trainer import History
 
-history = History([1, 50, 100], [3.1, 2.4, 2.2], [0.0, 900.0, 950.0], [0.01, 0.01, 0.02], {100: 2.3})
+history = History([1, 50, 100], [3.1, 2.4, 2.2], speed=[0.0, 900.0, 950.0],
+                  waits=[0.01, 0.01, 0.02], held_out={100: 2.3})
 with tempfile.TemporaryDirectory() as folder:
     write_scalars(folder, history)
     print(*read_scalars(folder).items(), sep="\n")
@@ -650,7 +653,7 @@ print("all wait for rank", min(waits, key=waits.get))
 #
 # nsys shows a timeline of kernels, NCCL and NVTX ranges. ncu takes one kernel apart and runs it several times for that, so never use it on a kernel in which ranks wait for each other.
 #
-# **Systems.** What starts, watches and repairs training elsewhere, and what we did with each:
+# **Where a team outgrows one machine.** Nobody should write a scheduler: Slurm, Kubernetes, Ray and the clouds have one. They differ in what they give a job (all nodes at once, or pod after pod), how many seconds it has to save, and how a node learns its place. `labs/jobs/agent.py` reads that place in five ways and starts torchrun; behind it is always lab 12's training. The table says what we did with each, on machines without a GPU, and a test holds it to its proofs. *Run*: it did its work. *Validated*: its own schema takes our file, and nothing was submitted.
 
 # %% tags=["nbval-check-output"]
 from ranklab.cluster import systems
@@ -712,7 +715,8 @@ for way, placement, formula in (("flat", "block", 2 * 3 / 4), ("flat", "cyclic",
                                 ("hierarchical", "block", 1), ("hierarchical", "cyclic", 1)):
     counted = sum(n for host, n in launch(leaving, way, placement, ranks=4) if host == 0)
     print(f"{way:12} {placement:6}  predicted {formula:3.1f} MB, counted {counted / 1e6:3.1f} MB;  "
-          f"20 GB: {20 * formula / 400:4.2f} s by InfiniBand, {20 * formula / 3.125:4.1f} s at 25 Gb/s")
+          f"20 GB: {20 * formula / 400:4.2f} s by InfiniBand, {20 * formula / 3.125:4.1f} s "
+          "at 25 Gb/s")
 
 # %% [markdown]
 # NCCL knows which ranks share a host, and orders its rings by that, however Slurm places them. What it can't repair is the second column: the wrong network costs 128 times, the wrong ring 3 times. On a real Slurm with links of 200 Mbit/s (`make slurm`) the ratio of flat and cyclic to hierarchical was LINKS_RATIO; the formula says 3.0.
@@ -729,12 +733,17 @@ questions("15_cluster")
 # ## 9. On real GPUs
 #
 # ```bash
-# sbatch labs/jobs/cluster.sbatch                     # 70B on 256 GPUs, through lost nodes
-# NCCL_DEBUG=INFO torchrun --nproc-per-node=8 -m ranklab.projects.hybrid --size 10b
-# HOSTS="node1 node2" NODE=0 python labs/jobs/agent.py
+# sbatch labs/jobs/cluster.sbatch                    # Slurm; ParallelCluster makes the cluster
+# sky jobs launch labs/jobs/skypilot.yaml            # Kubernetes, by SkyPilot
+# aws sagemaker create-training-job --cli-input-yaml file://labs/jobs/sagemaker.yaml
+# gcloud batch jobs submit ranklab-hybrid --location us-central1 --config labs/jobs/gcp_batch.yaml
+# python labs/jobs/ray_train.py                      # two workers here; one is killed
+# python labs/jobs/validate.py                       # asks the tools that are installed
 # ```
 #
-# REAL_GPUS_TEXT
+# Each file is a GPT of 70B parameters on 256 H100s. Its first lines say how to make it small, what was validated and what was run. No cloud was asked, and no image was built here. Two things cost most of the first day, and they differ from cloud to cloud. The *network*: EFA needs AWS's plugin in the image, Google's A3 needs GPUDirect-TCPX. Without them NCCL takes TCP, and only its log tells. Set `NCCL_NET`, and the job fails instead. And the *seconds* after a SIGTERM: `--signal` in Slurm, 120 s on SageMaker, a pod's terminationGracePeriodSeconds. A save must fit.
+#
+# Ray Train ran eleven times on two busy cores. In ten, of 52 to 187 s, it went on from step 5 after a worker's death and ended with the loss of an undisturbed run; once Ray's own start timed out.
 
 # %% [markdown]
 # ## 10. What we left out

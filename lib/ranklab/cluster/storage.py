@@ -81,7 +81,7 @@ SYSTEMS = TECTONIC, EFS, LUSTRE, S3
 def storage_plan(load, system):
     """The StoragePlan of a Load on a FileSystem.
 
-    A save, or the read of a restart, takes as long as the slowest of three, whose name is the bound:
+    A save, or the read of a restart, takes as long as the slowest of three; its name is the bound:
     "link"         all nodes that write or read, at once, each by load.link, at most system.client
     "file system"  the bytes of all nodes, by its write or read
     "metadata"     the files that are created, or opened by all ranks, by its operations
