@@ -19,7 +19,7 @@ def train_job_manifest(job, kind="TrainJob"):
     JobSet    jobset.x-k8s.io/v1alpha2: failurePolicy.maxRestarts (job.requeues), and one of
               replicatedJobs, "node", of one replica. Its Job: parallelism and completions, a pod
               for each node, completionMode Indexed, backoffLimit 0, activeDeadlineSeconds. Its
-              pods: restartPolicy Never, terminationGracePeriodSeconds (job.save_seconds) and one
+              pods: restartPolicy Never, terminationGracePeriodSeconds (job.save_seconds) and a
               container, "node". torchrun gets --nnodes, --nproc-per-node, --rdzv-backend=c10d and
               --rdzv-endpoint: any port of the first pod, whose name in a JobSet is
               <set>-<replicated job>-<replica>-<pod>.<set>, with numbers from 0

@@ -17,7 +17,7 @@ def sbatch_script(job):
               --kill-on-bad-exit=0 and --wait, job.save_seconds + 30
     torchrun  --nnodes, --nproc-per-node, --max-restarts, --rdzv-backend=c10d, --rdzv-id: the job's
               number; --rdzv-endpoint: the first host of $SLURM_JOB_NODELIST, a list as in
-              "gpu[07,12-13],big2", and a port from 1024 to 65535, of the job's number, since jobs
+              "gpu[07,12-13],big2", and a port from 1024 to 65535 that differs from job to job: they
               may share a host; then job.command
     the end   srun's exit code. Where that is not 0, `scontrol requeue` with the job's number comes
               before it, if SLURM_RESTART_COUNT, not set in the first life, is below job.requeues

@@ -81,15 +81,14 @@ SYSTEMS = TECTONIC, EFS, LUSTRE, S3
 def storage_plan(load, system):
     """The StoragePlan of a Load on a FileSystem.
 
-    A save, or the read of a restart, takes as long as the slowest of three; its name is the bound:
+    A save, or the read of a restart, takes as long as the slowest of three, which names the bound:
     "link"         all nodes that write or read, at once, each by load.link, at most system.client
     "file system"  the bytes of all nodes, by its write or read
     "metadata"     the files that are created, or opened by all ranks, by its operations
-    fits  An interval's data are read while the job works, by links and file system as above; in the
-          background a save is written, before or after them. Both take an interval at most
-    lost  A turn has an interval of work, or as long as what is beside it takes, where that is
-          longer; then a save, if it is not in the background. Lost is all that is not the interval,
-          divided by the turn
+    fits  Beside its work the job reads an interval's data, by links and file system as above, and
+          after them writes a save, if that is in the background. Both take an interval at most
+    lost  A turn is an interval, or what is beside it, if that takes longer; and then a save, if it
+          is not in the background. Lost is the share of the turn that is not the interval
     lab   15
     """
     ranks, link = load.nodes * load.gpus, min(load.link, system.client)

@@ -7,15 +7,16 @@ from ranklab.cluster.sbatch import sbatch_script
 from ranklab.cluster.storage import storage_plan
 
 WRONG = [mutant(sbatch_script, *edits, says=says, called=called) for *edits, says, called in (
-    ("--ntasks-per-node=1 --gpus", "--ntasks-per-node={job.gpus} --gpus", "A task is a torchrun, which starts",
+    ("--ntasks-per-node=1 --gpus", "--ntasks-per-node={job.gpus} --gpus", "A task is a torchrun",
      "a_task_for_each_gpu"),
     ("--signal=TERM@{", "--signal=B:TERM@{", "With B: the batch shell alone", "batch_shell_alone"),
     ("srun --cpus-per-task={cpus}", "srun", "srun does not take it over", "no_cpus"),
-    ("{shlex.join(job.command)}", "{' '.join(job.command)}", "the shell says .*matching", "no_quotes"),
+    ("{shlex.join(job.command)}", "{' '.join(job.command)}", "the shell says .*matching",
+     "no_quotes"),
     ('head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
      "head=${{SLURM_JOB_NODELIST%%,*}}", "meet at 'gpu.07'", "list_cut_at_a_comma"),
     ("$((20000 + SLURM_JOB_ID % 10000))", "29400", "meet at one port, 29400", "one_port"),
-    ("${{SLURM_RESTART_COUNT:-0}}", "$SLURM_RESTART_COUNT", "not set in the first life",
+    ("${{SLURM_RESTART_COUNT:-0}}", "$SLURM_RESTART_COUNT", "In the first life",
      "no_default"),
     ("-lt {job.requeues}", "-lt {job.restarts}", "after 3 requeues of 4: it requeues ''",
      "restarts"),

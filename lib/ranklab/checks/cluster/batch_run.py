@@ -15,23 +15,27 @@ from ranklab.checks.exercise import Mistake
 from ranklab.engine.surroundings import patience
 
 HEAD, LIST, HOSTS = "gpu07", "gpu[07,12-13],big2", "gpu07\ngpu12\ngpu13\nbig2"  # of one or four
-COMMANDS = "scontrol", "srun", "scancel", "torchrun", "python", "python3", "sleep"
+COMMANDS = "scontrol", "srun", "scancel", "torchrun", "python", "python3", "sleep", "hostname"
 STAND_IN = """#!/bin/sh
 case "${0##*/} $1" in
     "scontrol show") [ "${3-$SLURM_NODELIST}" = "$SLURM_NODELIST" ] && echo "$STUB_HOSTS" ;;
-    "scontrol requeue") printf %s "$2" >> requeued ;;
+    "scontrol requeue") printf %s "${2-no number}" >> requeued ;;
+    hostname*) echo "$SLURMD_NODENAME" ;;
     srun*) printf '%s\\0' "$@" > words; env -0 > variables; exit "$STUB_CODE" ;;
 esac
 """
 
 
 def options(words):
-    """{--option: value}, whether "=" or a blank is between them."""
+    """{--option: value}, whether "=" or a blank is between them; of other words the last, as ""."""
     found, name = {}, ""
     for word in words:
         if word.startswith("-"):
-            name, _, word = word.partition("=")
-        found[name] = word
+            name, has_value, word = word.partition("=")
+            found[name] = word
+            name = "" if has_value else name
+        else:
+            found[name], name = word, ""
     return found
 
 

@@ -27,7 +27,8 @@ def of_train_job(job):
     return {"spec.runtimeRef.name": ("torch-distributed", ""),
             "spec.trainer.numNodes": (job.nodes, "Nodes, each of them a pod."),
             "spec.trainer.numProcPerNode": (job.gpus, "Ranks of one node.")}, {
-            "--nnodes": (1, TOLD), "--nproc-per-node": (1, TOLD), "--rdzv-endpoint": ("", TOLD)}
+            "--nnodes": (1, TOLD), "--nproc-per-node": (1, TOLD),
+            "--rdzv-backend": ("static", TOLD), "--rdzv-endpoint": ("", TOLD)}
 
 
 def of_job_set(job):
@@ -37,8 +38,7 @@ def of_job_set(job):
             f"{JOB}parallelism": (job.nodes, PODS), f"{JOB}completions": (job.nodes, PODS),
             f"{JOB}completionMode": ("Indexed", "Only Indexed pods have names."),
             f"{JOB}backoffLimit": (0, "By default a Job makes 6 pods anew, one by one."),
-            f"{POD}restartPolicy": ("Never", "JobSet's default, OnFailure, restarts one container "
-                                    "beside ranks of another life."),
+            f"{POD}restartPolicy": ("Never", "JobSet's default restarts one container alone."),
             f"{POD}terminationGracePeriodSeconds": (job.save_seconds, "Else a pod has 30 s."),
             f"{POD}containers.0.name": ("node", "")}, {
             "--nnodes": (job.nodes, PODS), "--nproc-per-node": (job.gpus, "Ranks of one pod."),
@@ -59,14 +59,13 @@ def check_manifest(manifest, job, kind):
         f"{at}image": (job.image, ""), f"{at}{resources}requests.cpu": (
             job.cpus * job.gpus, "job.cpus for each GPU of the pod."),
         f"{at}{resources}limits.nvidia.com/gpu": (job.gpus, "Of one pod; without it, none.")})
-    container = manifest
-    for key in at.split(".")[:-1]:
-        container = container[int(key) if key.isdigit() else key]
-    environment = {each["name"]: each.get("value") for each in container.get("env", [])}
+    names = [key for key in fields if key.startswith(f"{at}env.") and key.endswith(".name")]
+    environment = {fields[key]: fields.get(f"{key[:-5]}.value") for key in names}
     compare(kind, environment, variables(job))
-    expect(kind == "JobSet" or not [name for name in environment if name.startswith("PET_")],
-           f"{kind}: PET_ variables in env", f"{TOLD} It refuses a TrainJob that sets them.")
-    words = [*container.get("command", []), *container.get("args", [])]
+    expect(kind == "JobSet" or "PET_" not in str([*environment]), f"{kind}: PET_ variables in env",
+           f"{TOLD} It refuses a TrainJob that sets them.")
+    words = [fields[key] for part in ("command", "args") for key in fields
+             if key.startswith(f"{at}{part}.")]
     expect(words[:1] == ["torchrun"], f"{kind}: it runs {words[:3]}", "torchrun, a word alone.")
     host, _, port = check_torchrun(kind, words[1:], job, told)["rdzv_endpoint"].rpartition(":")
     first = f"{job.name}-node-0-0.{job.name}"
@@ -80,7 +79,6 @@ def check_train_job_manifest(train_job_manifest):
             check_manifest(train_job_manifest(job, kind=kind), job, kind)
         yield f"a {kind}, valid by its CRD's schema; its ranks, GPUs, image, command and times"
     compare("without kind", train_job_manifest(SMALL), {"kind": ("TrainJob", "")})
-    for what, job, kind in (("kind='Job'", LARGE, "Job"),
-                            ("without an image", replace(LARGE, image=""), "JobSet")):
-        refused(what, partial(train_job_manifest, job, kind))()
+    for job, kind in ((LARGE, "Job"), (replace(LARGE, image=""), "JobSet")):
+        refused(f"{kind}, image={job.image!r}", partial(train_job_manifest, job, kind))()
     yield "no image, another kind: a ValueError"

@@ -4,7 +4,7 @@ from ranklab.checks.beside import expect
 from ranklab.checks.trial import explain
 from ranklab.cluster.storage import EFS, LUSTRE, S3, TECTONIC, FileSystem, Load, StoragePlan
 
-SLOW = FileSystem("a slow server", 2e9, 5e9, 1e9, operations=200)
+SLOW = FileSystem("a slow server", 2e9, 5e9, 1.5e9, operations=200)
 BOUNDS = "link", "file system", "metadata"
 LLAMA, SMALL = (2048, 8, 25e9, 5.68e12, 1200.0), (4, 8, 12.5e9, 1e11, 300.0)
 CASES = {
@@ -13,13 +13,15 @@ CASES = {
     "Llama 3, NFS, in the background": (Load(*LLAMA, background=True), EFS),
     "copies": (Load(*LLAMA, copies=16, data=4e9), LUSTRE), "objects": (Load(*LLAMA, 2), S3),
     "few nodes": (Load(*SMALL, 8, data=2e10), LUSTRE),
-    "few nodes, one writer": (Load(*SMALL, sharded=False), EFS),
+    "few nodes, one writer": (Load(*SMALL, 8, sharded=False, data=8e9), EFS),
     "more data than links take": (Load(*SMALL, data=6e10), TECTONIC),
     "more data than the server gives": (Load(*SMALL, data=8e9), SLOW),
     "data and saves": (Load(*SMALL, background=True, data=4.4e9), SLOW),
-    "many files": (Load(256, *SMALL[1:3], 1e9, 300.0, copies=64), SLOW),
-    "one file": (Load(256, *SMALL[1:3], 1e8, 300.0, sharded=False), SLOW),
+    "many files": (Load(256, 8, 1e10, 1e9, 300.0, 64), SLOW),
+    "one file": (Load(256, 8, 5e8, 1e7, 300.0, sharded=False), SLOW),
 }
+HINTS = {"fits": "What is beside the work takes an interval at most.",
+         "lost": "A share from 0 to 1, of the turn: all but the interval."}
 
 
 def expected(load, system):
@@ -60,12 +62,11 @@ def check_storage_plan(storage_plan):
         expect(isinstance(plan, StoragePlan), f"it returned a {type(plan).__name__}", "")
         for field, value in wanted.items():
             got, where = getattr(plan, field), f"{name} on {system.name}: {field}"
+            hint = HINTS.get(field, "Load says who writes and reads; the slowest part counts.")
             if isinstance(value, (str, bool)):
-                expect(got == value, f"{where} is {got!r}, not {value!r}", "What is beside the "
-                       "work takes an interval at most." if field == "fits" else "The name of the "
-                       "slowest part.")
+                expect(got == value, f"{where} is {got!r}, not {value!r}", hint)
             else:
-                explain(where, got, value, slips[field], "Load says which rank writes and reads.")
+                explain(where, got, value, slips[field], hint)
     yield "a save and a restart: links, file system, metadata; one writer or all; copies that read"
     yield "data and checkpoints together: what fits, and the share of the time that is lost"
     for name in ("Llama 3", "Llama 3, one writer"):

@@ -26,7 +26,7 @@ def compare(where, got, right):
 
 def variables(job):
     """{name: (text, hint)} of each rank; None is for one that is not set."""
-    given = "As it is in job.environment: a value may hold blanks, quotes, $ and new lines."
+    given = "Exported as it is in job: a value may hold blanks, quotes, $ and new lines."
     names = "Set both where the job has an interface, else none: empty is not the same as not set."
     right = {name: (text, given) for name, text in job.environment}
     right |= {f"{library}_SOCKET_IFNAME": (job.interface or None, names)
