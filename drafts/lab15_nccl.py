@@ -2,7 +2,7 @@
 # ### 4.3 Tell NCCL which network
 # > difficulty 3/5 · importance 5/5 · 30 minutes · about 20 lines
 #
-# A node of a GPU cluster has more networks than one: a card of 400 Gb/s beside each GPU, others for storage, Ethernet for people and for the scheduler, bridges of containers. NCCL chooses by itself, and often well. But it can't know that a card belongs to storage, it chooses on each node alone, and where a driver is missing on one morning it takes TCP and says so only in its log.
+# A node of a GPU cluster has several networks: a card of 400 Gb/s beside each GPU, others for storage, Ethernet for people and for the scheduler, bridges of containers. NCCL chooses among them, and often well. But it does not know that a card belongs to storage. Each node chooses alone. And where a driver is missing one morning, NCCL takes TCP and says so only in its log.
 #
 # **Predict.** A node has eight cards of 400 Gb/s. Its Ethernet interface has 25 Gb/s. NCCL falls back to sockets over that interface. How many times fewer bytes leave a node in a second?
 
@@ -10,9 +10,9 @@
 check(cluster_fallback_times_slower=...)
 
 # %% [markdown]
-# NCCL reads environment variables (its user guide lists about a hundred). Some describe the system, and belong into the job's script: which interface, which cards. The rest is for debugging, and "should generally not be set for production code", as the guide says: NCCL_ALGO, NCCL_PROTO, NCCL_P2P_DISABLE, NCCL_IB_DISABLE, NCCL_NET_GDR_LEVEL. Many a script has five of them, out of a blog, for a machine that nobody has any more.
+# NCCL reads environment variables. NCCL's user guide has two kinds of them. Some describe the system: which interface, which cards. They belong into the job's script. The others are for debugging, and "should not be used in production nor retained in scripts": NCCL_ALGO, NCCL_PROTO, NCCL_P2P_DISABLE. Keeping them "may result in sub-optimal behavior, crashes, or hangs".
 #
-# A value is a list of prefixes: `mlx5_1` selects `mlx5_10`, too. `=` before the list means whole names, `^` all others. `selected` follows NCCL's rules:
+# A value is a list of prefixes: `mlx5_1` selects `mlx5_10`, too. `=` before the list means whole names, `^` all others. So `NCCL_IB_HCA==mlx5_1` is no slip: the first `=` is the shell's. `selected` follows NCCL's rules:
 
 # %% tags=["nbval-check-output"]
 from ranklab.cluster.nccl import Hca, Interface, Node, Topology, node_bandwidth, selected
@@ -36,7 +36,6 @@ def nccl_environment(topology):
     GLOO_SOCKET_IFNAME  the name of one of these; gloo has no "="
     NCCL_IB_HCA         with "IB": selects the common ports; all of one link, InfiniBand or Ethernet
                         (they can't talk to each other): the one with more Gb/s on a node
-    NCCL_IB_GID_INDEX   with RoCE and NCCL before 2.21; later ones find it
     NCCL_IB_TC          with "IB", where somebody said a traffic class
     NCCL_CROSS_NIC      with "IB" and two ports or more: "0" on rails, "1" on one switch
     Common is what jobs may use and what is up, by the same name (and port) on every node. What a
@@ -58,24 +57,26 @@ ethernet = (Interface("lo", 0, "host"), Interface("eth0", 1, "management"), Inte
 compute = tuple(Hca(f"mlx5_{i}", 400) for i in (0, 1, 3, 4, 5, 6, 8, 9))
 storage = tuple(Hca(f"mlx5_{i}", 200, use="storage") for i in (2, 7, 10, 11))
 roce = tuple(Hca(f"mlx5_{i}", 400, "Ethernet") for i in range(8))
-clusters = {"InfiniBand": (compute + storage,) * 2, "RoCE, NCCL 2.20": (roce,) * 2,
+clusters = {"InfiniBand": (compute + storage,) * 2, "RoCE": (roce,) * 2,
             "Ethernet": ((),) * 2, "a driver is missing": (compute + storage, ())}
 for name, hcas in clusters.items():
     nodes = tuple(Node(f"node{i}", ethernet, each) for i, each in enumerate(hcas))
-    topology = Topology(nodes, (2, 20) if "2.20" in name else (2, 28), fabric="rails")
+    topology = Topology(nodes, fabric="rails")
     environment = nccl_environment(topology)
     print(f"{name}: {node_bandwidth(topology, environment) / 1e9:.1f} GB/s")
     for variable, value in environment.items():
         print(f"    {variable}={value}")
 
 # %% [markdown]
-# `NCCL_NET` is the line that turns a slow run into a failed one: with `NCCL_NET=IB` a node without its driver ends the job at once, "Failed to initialize any NET plugin". That is cheaper than a week at 1/128 of the bandwidth. Before 2.21 `NCCL_IB_GID_INDEX` was 0 where nobody set it, and on many RoCE networks that is not the RoCE v2 address: messages time out until somebody sets it (NVIDIA/nccl issue 426). Since then NCCL looks for it.
+# `NCCL_NET` turns a slow run into a run that fails. With `NCCL_NET=IB` a node without its driver ends the job at once: "Failed to initialize any NET plugin" (`logs/no_infiniband.txt`). That is cheaper than a week at 1/128 of the bandwidth.
+#
+# Many scripts set `NCCL_IB_GID_INDEX=3` for RoCE. It was needed once: without it messages timed out (NVIDIA/nccl issue 426). Since 2.21 NCCL finds the index, and a number from another machine may be wrong.
 
 # %% [markdown]
 # ### 4.4 Read what NCCL did
-# > difficulty 4/5 · importance 5/5 · 40 minutes · about 30 lines
+# > difficulty 4/5 · importance 5/5 · 40 minutes · about 25 lines
 #
-# With `NCCL_DEBUG=INFO` each rank prints what it does, all into one file. 16 GPUs give thousands of lines, mixed. In them stands which way your gradients go.
+# With `NCCL_DEBUG=INFO` each rank prints what it does, usually all into one file. 16 GPUs give thousands of lines, mixed. They tell which way your gradients go.
 #
 # **Predict.** Two nodes of eight GPUs. NCCL makes four channels, each with a ring of all 16 ranks; each GPU sends to the next one. How many of all links go from one node to the other?
 
@@ -98,7 +99,7 @@ check(cluster_links_between_nodes=...)
 #
 # torch adds lines of its own when a collective doesn't end: of each rank, how many it has *enqueued*. The rank that has enqueued fewer than others is the one to look at.
 #
-# The forms are NCCL's source, 2.4 to 2.30 (`src/init.cc`, `src/graph/rings.cc`, `src/transport/`), and are given as patterns: COMM, RING, LINK, TREE, ENQUEUED. The logs of this lab were captured on an H100, but for one that says so. `help(NcclLog)` says what a report holds.
+# The forms are NCCL's source, 2.8 to 2.30 (`src/init.cc`, `src/graph/rings.cc`, `src/transport/`), and are given as patterns: COMM, RING, LINK, TREE, ENQUEUED. The logs of this lab were captured on an H100, but for one that says so. `help(NcclLog)` says what a report holds.
 
 # %% tags=["nbval-check-output"]
 from ranklab.cluster.nccl_log import (
@@ -121,14 +122,13 @@ def read_nccl_log(text):
     rings     rank 0 prints "Channel 00/16 : 0 1 2 ...". NCCL cuts the list after 127 characters
               ("..."). A channel without a whole list: follow from rank 0 the first link that each
               rank opens in it; a ring only where that meets every rank once and comes back
-    trees     "Trees [0] 1/-1/-1->0->-1 [1] ...": children, rank, parent. Before 2.8 also the other
-              way round, 7->0->1/-1/-1: the side without "/" is the parent; of a|b the first
-    links     "Channel 00/0 : 0[0] -> 8[0] [send] via NET/IB/0"; before 2.7 "Ring 00 : 0 -> 8 ...".
-              A network's link is said twice, by [receive] and by [send]: [send]'s word counts
+    trees     "Trees [0] 1/-1/-1->0->-1 [1] ...": children -> rank -> parent, of each channel
+    links     "Channel 00/0 : 0[0] -> 8[0] [send] via NET/IB/0": from 0 to 8 in channel 0. A
+              network's link is said twice, by [receive] and by [send]: [send]'s word counts
     warnings  each NCCL WARN once, in the log's order; of which rank, by its process
     entered   torch's "Rank 3] ... last enqueued work: 12", whatever its words; the last time
     """
-    raise NotImplementedError("exercise 4.4: about 30 lines")
+    raise NotImplementedError("exercise 4.4: about 25 lines")
 
 
 # %%
