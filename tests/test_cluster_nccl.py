@@ -6,7 +6,7 @@ import re
 import pytest
 
 from ranklab.checks.cluster.nccl import CASES, COMPUTE
-from ranklab.checks.cluster.nccl_text import RUNS, write
+from ranklab.checks.cluster.nccl_text import RUNS, written
 from ranklab.cluster.nccl import nccl_environment, node_bandwidth, selected
 from ranklab.cluster.nccl_log import (
     LOGS, NcclLog, nccl_lines, read_log, read_nccl_log, suspects,
@@ -67,13 +67,13 @@ def test_what_logs_mean():
     assert "torch says nothing of ranks [2]: they may be dead" in suspects(
         read_nccl_log(read_log("killed_rank")))
     fast = RUNS["2 nodes of 4 GPUs, InfiniBand"]
-    assert suspects(read_nccl_log(write(fast))) == []
-    slow = suspects(read_nccl_log(write(dataclasses.replace(fast, gdr=""))))
+    assert suspects(read_nccl_log(written(*fast)[0])) == []
+    slow = suspects(read_nccl_log(written(*fast, gdr="")[0]))
     assert len(slow) == 1 and "NET/IB/0, NET/IB/1" in slow[0] and "through the host" in slow[0]
 
 
 def test_the_figure_of_rings():
     for name, run in RUNS.items():
-        log = read_nccl_log(write(run))
+        log = read_nccl_log(written(*run)[0])
         fig = rings(log)
         assert "rank" in fig.alt(), name

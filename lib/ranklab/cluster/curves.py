@@ -1,6 +1,7 @@
 """Curves and traces of a run in files, where no server can be reached: TensorBoard, W&B, Perfetto.
 
-Imports what it needs when it is called: tensorboard and wandb are extras.
+What it needs is imported when it is called: tensorboard is of the extra `cluster`, see
+promql.missing; wandb is installed by nothing here. Tried with wandb 0.31.0 on 2026-11-26, offline.
 """
 
 import gzip
@@ -13,16 +14,25 @@ import torch.distributed as dist
 from ranklab.engine import device
 
 
+def scalars(history):
+    """{step: {name: value}} of the History of a Trainer."""
+    found = {step: {} for step in sorted({*history.steps, *history.held_out})}
+    for name in ("loss", "speed", "waits"):
+        for step, value in zip(history.steps, getattr(history, name)):
+            found[step][f"train/{name}"] = value
+    for step, value in history.held_out.items():
+        found[step]["held_out/loss"] = value
+    return found
+
+
 def write_scalars(folder, history):
     """The History of a Trainer is in `folder` as TensorBoard reads it: tensorboard --logdir."""
     from torch.utils.tensorboard import SummaryWriter
 
     with SummaryWriter(folder) as writer:
-        for name in ("loss", "speed", "waits"):
-            for step, value in zip(history.steps, getattr(history, name)):
-                writer.add_scalar(f"train/{name}", value, step)
-        for step, value in history.held_out.items():
-            writer.add_scalar("held_out/loss", value, step)
+        for step, values in scalars(history).items():
+            for name, value in values.items():
+                writer.add_scalar(name, value, step)
 
 
 def read_scalars(folder):
@@ -42,8 +52,8 @@ def write_wandb(folder, history, project="ranklab"):
     import wandb
 
     run = wandb.init(project=project, dir=folder, mode="offline")
-    for step, *values in zip(history.steps, history.loss, history.speed):
-        run.log(dict(zip(("train/loss", "train/speed"), values)), step=step)
+    for step, values in scalars(history).items():
+        run.log(values, step=step)
     run.finish()
     return next(Path(folder).glob("wandb/offline-run-*"))
 

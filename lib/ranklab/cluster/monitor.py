@@ -82,7 +82,7 @@ class Monitor:
         hook = self.run("webhook", sys.executable, "-m", "ranklab.cluster.webhook", self.address,
                         str(self.inbox))
         self.write("alertmanager.yml", {
-            "route": {"receiver": "hook", "group_by": ["..."], "group_wait": "1s",
+            "route": {"receiver": "hook", "group_by": ["..."], "group_wait": "0s",
                       "group_interval": "1s", "repeat_interval": "1h"},
             "receivers": [{"name": "hook", "webhook_configs": [{"url": f"http://{hook}/"}]}]})
         manager = self.run("alertmanager", "prometheus-alertmanager",

@@ -10,6 +10,7 @@ import re
 import statistics
 from bisect import bisect_left, bisect_right
 from functools import partial
+from importlib.util import find_spec
 
 STALE = None  # the value of a sample that says: the series ends here, or a scrape has failed
 LOOKBACK = 300  # seconds for which a sample counts where none is newer
@@ -20,13 +21,20 @@ class NotCovered(Exception):
     """Right PromQL, perhaps, that this module does not know."""
 
 
+def missing(*names):
+    """The line that installs what of `names` is not here, promql_parser; "" where all is."""
+    lacks = [name for name in names or ["promql_parser"] if not find_spec(name)]
+    return lacks and (f"needs {' and '.join(lacks)}: python -m pip install -c constraints.txt -e "
+                      "'.[cluster]'").replace("_", "-") or ""
+
+
 def parse(text):
-    """The expression, read; error ValueError with what is wrong with it."""
-    try:
-        import promql_parser
-    except ImportError:
-        raise NotCovered("promql-parser is missing: pip install promql-parser") from None
-    return promql_parser.parse(text)
+    """The expression, read; error ValueError with what is wrong with it, RuntimeError."""
+    if missing():
+        raise RuntimeError(missing())
+    from promql_parser import parse
+
+    return parse(text)
 
 
 def quantile(q, values):
@@ -42,17 +50,12 @@ def divide(a, b):
     return a / b if b else math.nan if not a or math.isnan(a) else math.copysign(math.inf, a)
 
 
-ARITHMETIC = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": divide,
-              "^": operator.pow}
+ARITHMETIC = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": divide}
 COMPARE = {"==": operator.eq, "!=": operator.ne, ">": operator.gt, "<": operator.lt,
            ">=": operator.ge, "<=": operator.le}
 REDUCE = {"sum": sum, "min": min, "max": max, "avg": statistics.fmean, "count": len,
-          "stddev": statistics.pstdev, "group": lambda values: 1, "last": lambda values: values[-1],
-          "present": lambda values: 1}
-PAIRS = {"changes": operator.ne, "resets": operator.gt}  # of a sample and the next one
-NUMBERS = {"abs": abs, "ceil": math.ceil, "floor": math.floor, "sqrt": math.sqrt, "ln": math.log,
-           "clamp": lambda x, low, high: min(max(x, low), high), "clamp_min": max,
-           "clamp_max": min, "round": lambda x, to=1: math.floor(x / to + 0.5) * to}
+          "stddev": statistics.pstdev, "last": lambda values: values[-1]}
+NUMBERS = {"abs": abs, "clamp_min": max, "clamp_max": min}
 
 
 class Evaluator:
@@ -120,15 +123,11 @@ class Evaluator:
     def AggregateExpr(self, node, t):
         op, groups = str(node.op), {}
         for labels, x in self(node.expr, t).items():
-            groups.setdefault(group_of(labels, node.modifier), []).append((x, labels))
-        if op in ("topk", "bottomk"):
-            count, largest = int(self(node.param, t)), op == "topk"
-            return {labels: x for pairs in groups.values() for x, labels
-                    in sorted(pairs, key=lambda pair: pair[0], reverse=largest)[:count]}
+            groups.setdefault(group_of(labels, node.modifier), []).append(x)
         reduce = partial(quantile, self(node.param, t)) if op == "quantile" else REDUCE.get(op)
         if reduce is None:
             raise NotCovered(f"{op}() is PromQL that this check does not know")
-        return {labels: float(reduce([x for x, _ in pairs])) for labels, pairs in groups.items()}
+        return {labels: float(reduce(values)) for labels, values in groups.items()}
 
     def Call(self, node, t):
         name, args = node.func.name, node.args
@@ -144,10 +143,7 @@ class Evaluator:
         if name in NUMBERS:
             return named({k: NUMBERS[name](x, *values[1:]) for k, x in values[0].items()})
         kind = name.removesuffix("_over_time")
-        if name in PAIRS:
-            def of(points):
-                return sum(PAIRS[name](a, b) for (_, a), (_, b) in zip(points, points[1:]))
-        elif kind == "quantile" or kind != name and kind in REDUCE:
+        if kind == "quantile" or kind != name and kind in REDUCE:
             reduce = partial(quantile, values[0]) if kind == "quantile" else REDUCE[kind]
 
             def of(points):

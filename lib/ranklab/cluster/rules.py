@@ -14,8 +14,8 @@ def mfu_alert_rule(least, minutes):
 
     MFU      FLOPs of the model in a second / FLOP/s of all its GPUs, over some minutes: a step may
              take more than a minute, and counters jump
-    fires    within 2 x minutes, until it is well again; also where ranks hang, where scrapes fail
-             now and then, where another run is fine
+    fires    within 2 x minutes, and until it is well again, `minutes` more at most; also where
+             ranks hang, where scrapes fail now and then, where another run is fine
     silent   while a run begins: it compiles for 4 minutes. A pause, or a restart, of a third of
              `minutes`: counters begin again at 0, maybe on other instances. A run that has ended
     labels   of the alert: run, but not rank; a severity
@@ -40,11 +40,11 @@ def straggler_rule(factor, minutes):
     """A Prometheus rule, as a dict: it alerts for each rank that has been slower than `factor`
     times the median rank of its run for `minutes` minutes.
 
-    fires    within 2 x minutes, until it is well again; also for two ranks of eight, where each
-             eighth scrape fails, while another rank is gone
+    fires    within 2 x minutes, and until it is well again, `minutes` more at most; also for two
+             ranks of eight, where each eighth scrape fails, while another rank is gone
     silent   for what is slow once, even if it stays in the gauge for two scrapes: the first step, a
-             checkpoint. A rank that was slow for a third of `minutes`. All slow at once. One that
-             is fast. A run whose steps are longer than another run's. A rank that is gone
+             checkpoint. A rank that was slow for a third of `minutes`. All slow at once. Some that
+             are fast. A run whose steps are longer than another run's. A rank that is gone
     labels   of the alert: run and rank; a severity
     annotations  one of them has the run, the rank and the value in it
     metrics  train_step_seconds, a gauge: of a rank's last step, until it reached the collective;

@@ -22,15 +22,15 @@ def keep(series, name, run, rank, values, node=0):
     series[labels] = series.get(labels, []) + points
 
 
-def trained(*lives, ranks=4, run="a", step=8.0, fails=False, series=None, gone=(),
-            moves=True, end=0):  # fmt: skip
-    """Series of a run for mfu_alert_rule.
+def trained(*lives, ranks=4, run="a", step=8.0, fails=False, series=None, dies=None, moves=True,
+            end=0):  # fmt: skip
+    """Series of a run for mfu_alert_rule, added to `series`.
 
     lives  one for each start of its processes: (minute of the start, [(until minute, MFU), ...])
     step   seconds of a step at an MFU of 0.4
     moves  the second life is on other nodes
     end    minute until which there may be nothing more
-    gone   (rank, minute): it is no longer scraped
+    dies   minute from which the last rank is no longer scraped
     """
     series = {} if series is None else series
     size = max(end, *(until for _, parts in lives for until, _ in parts)) * 60 // SCRAPE + 1
@@ -41,24 +41,23 @@ def trained(*lives, ranks=4, run="a", step=8.0, fails=False, series=None, gone=(
             counts.append(int(done / (0.4 * step)) * 0.4 * step * PEAK / FLOPS)
             done += mfu * SCRAPE
         for rank in range(ranks):
-            failed = [fails and i % 8 == 2 * rank + 1 for i in range(size)]
-            until = min([int(minute * 60 / SCRAPE) for r, minute in gone if r == rank] or [size])
-            mine = (counts + [None] * size)[:until] + [None] * max(0, size - until)
-            for name, given in (("train_tokens_total", mine), ("train_flops_per_token", FLOPS),
-                                ("train_peak_flops", PEAK)):
-                values = [None if x is None else "fails" if bad else
-                          x if given is mine else given for x, bad in zip(mine, failed)]
-                keep(series, name, run, rank, values[:size], 2 * life * moves)
+            until = dies * 60 // SCRAPE if dies and rank == ranks - 1 else len(counts)
+            mine = counts[:until] + [None] * (size - until)
+            for name, given in (("tokens_total", None), ("flops_per_token", FLOPS),
+                                ("peak_flops", PEAK)):
+                values = [None if x is None else "fails" if fails and i % 8 == 2 * rank + 1 else
+                          given or x for i, x in enumerate(mine)]
+                keep(series, f"train_{name}", run, rank, values, 2 * life * moves)
     return series
 
 
-def stepped(*changes, ranks=8, run="a", step=1.0, size=161, series=None, seed=0, fails=()):
-    """Series of a run for straggler_rule: `step` seconds with 3% of noise.
+def stepped(*changes, ranks=8, run="a", step=1.0, size=161, series=None, fails=()):
+    """Series of a run for straggler_rule, added to `series`: `step` seconds with 3% of noise.
 
     changes  (rank or None for all, from minute, until minute, factor; 0: it is gone)
     fails    ranks of which each 8th scrape fails
     """
-    series, draw = {} if series is None else series, random.Random(seed)
+    series, draw = {} if series is None else series, random.Random(0)
     for rank in range(ranks):
         values = [step * draw.gauss(1, 0.03) for _ in range(size)]
         for who, start, end, factor in changes:
@@ -67,12 +66,4 @@ def stepped(*changes, ranks=8, run="a", step=1.0, size=161, series=None, seed=0,
                     values[i] = values[i] * factor if factor and values[i] else None
         values = ["fails" if rank in fails and i % 8 == 3 else x for i, x in enumerate(values)]
         keep(series, "train_step_seconds", run, rank, values)
-    return series
-
-
-def both(make, *runs):
-    """The series of several runs: (changes or lives, keywords)."""
-    series = {}
-    for args, keywords in runs:
-        make(*args, series=series, **keywords)
     return series

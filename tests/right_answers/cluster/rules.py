@@ -19,18 +19,10 @@ def mfu_alert_rule__always_below(least, minutes):
     now = ("sum by (run) (rate(train_tokens_total[4m])) * on (run) "
            "avg by (run) (train_flops_per_token) / on (run) sum by (run) (train_peak_flops)")
     old = f"max by (run) (train_flops_per_token offset {minutes}m)"
-    return {"alert": "LowMFU", "expr": f"max_over_time(({now})[{minutes}m:]) < {least} and {old}",
+    return {"alert": "LowMFU", "expr": f"max_over_time(({now})[{minutes}m:]) < {least} and {old} "
+            "and on (run) train_peak_flops",
             "labels": {"severity": "critical"},
             "annotations": {"text": "{{ $labels.run }}: {{ $value }}"}}
-
-
-def mfu_alert_rule__percent(least, minutes):
-    return {"alert": "LowMFU", "for": f"{minutes}m", "expr": f"{100 * least} > 100 * "
-            "sum(increase(train_tokens_total[5m])) by (run) / 300 * on(run) "
-            "min(train_flops_per_token) by (run) / on(run) (count(train_peak_flops) by (run) * "
-            "max(train_peak_flops) by (run))",
-            "labels": {"severity": "warning"},
-            "annotations": {"summary": "{{ $labels.run }} {{ $value }}%"}}
 
 
 def straggler_rule__median_of_both(factor, minutes):
@@ -49,15 +41,6 @@ def straggler_rule__mostly(factor, minutes):
             f"max by (run, rank) (avg_over_time(({slow})[{minutes}m:15s])) > 0.6",
             "labels": {"severity": "warning"}, "annotations": {
                 "summary": "{{ $labels.run }}, rank {{ $labels.rank }} is slow in {{ $value }}"}}
-
-
-def straggler_rule__times(factor, minutes):
-    mean = "sum by (run, rank) (sum_over_time(train_step_seconds[90s]))"
-    count = "sum by (run, rank) (count_over_time(train_step_seconds[90s]))"
-    return {"alert": "Straggler", "for": f"{minutes}m", "expr": f"{mean} / {count} > on (run) "
-            f"group_left {factor} * quantile by (run) (0.5, {mean} / {count})",
-            "labels": {"severity": "warning"}, "annotations": {
-                "summary": "{{ $labels.run }}, rank {{ $labels.rank }} {{ $value }}"}}
 
 
 def sick_rank_alarm__streaks(metrics):

@@ -1,107 +1,81 @@
 """The check of read_nccl_log: logs that it writes itself, as NCCL would, and captured ones.
 
-A log is of a Run: which ranks on which host, which rings. All processes' lines are mixed, with
-other text between. Source of the forms: see ranklab.cluster.nccl_log.
+All processes' lines are mixed, with other text between. Their forms: see ranklab.cluster.nccl_log.
 """
 
 import random
-from dataclasses import dataclass
 
 from ranklab.checks.beside import expect
 from ranklab.checks.exercise import Mistake
 from ranklab.cluster.nccl_log import NcclLog, read_log
 
 
-@dataclass(frozen=True)
-class Run:
-    """What the ranks of a job print. Hosts have `local` ranks each; pids are the same on all."""
+def written(hosts, local, rings, network="IB", inside="P2P/CUMEM", gdr="/GDRDMA", silent=(),
+            warns=(), seed=0):  # fmt: skip
+    """(text, its NcclLog): what the ranks of a job print.
 
-    hosts: tuple
-    local: int
-    rings: dict
-    network: str = "IB"
-    inside: str = "P2P/CUMEM"
-    gdr: str = "/GDRDMA"
-    silent: tuple = ()  # hosts whose lines are lost
-    warns: tuple = ()  # (rank, text)
-
-    def host(self, rank):
-        return self.hosts[rank // self.local]
-
-    @property
-    def speaking(self):
-        return [rank for rank in sorted(self.rings[0]) if self.host(rank) not in self.silent]
-
-    def parent(self, channel, rank):
-        """Trees: each rank of a ring has up to two children."""
-        ring = self.rings[channel]
-        return ring[(at - 1) // 2] if (at := ring.index(rank)) else -1
-
-    def via(self, channel, source, target, is_sender=True):
-        inside = self.host(source) == self.host(target)
-        return self.inside if inside else f"NET/{self.network}/{channel}{self.gdr * is_sender}"
-
-    def links(self):
-        """(channel, source, target): those of rings first, then those of trees that are new."""
-        rings = [(channel, *link) for channel, ring in self.rings.items()
-                 for link in zip(ring, ring[1:] + ring[:1])]
-        up = [(channel, rank, self.parent(channel, rank)) for channel, ring in self.rings.items()
-              for rank in ring[1:]]
-        return list(dict.fromkeys(rings + up + [(c, b, a) for c, a, b in up]))
-
-    def right(self):
-        """The NcclLog of this run."""
-        ranks = self.speaking
-        hosts = {host: tuple(rank for rank in ranks if self.host(rank) == host)
-                 for host in self.hosts if host not in self.silent}
-        trees = {channel: {rank: self.parent(channel, rank) for rank in ranks}
-                 for channel in self.rings}
-        links = {link: self.via(*link, link[1] in ranks) for link in self.links()
-                 if link[1] in ranks or link[2] in ranks}
-        return NcclLog(self.network, hosts, {} if self.silent else self.rings, trees, links,
-                       tuple(dict.fromkeys(self.warns)))
+    local   ranks of a host; pids are the same on all hosts
+    silent  hosts whose lines are lost
+    warns   ((rank, text), ...): they come last
+    """
+    host = {rank: hosts[rank // local] for rank in sorted(rings[0])}
+    own = {rank: [f"Using network {network}", f"comm 0x7f{rank:04x}d0 rank {rank} nRanks "
+                  f"{len(host)} cudaDev {rank % local} - Init START"]
+           for rank in host if host[rank] not in silent}
+    trees, links = {}, {}
+    for channel, ring in rings.items():
+        listed = f"Channel {channel:02d}/{len(rings):02d} :" + "".join(
+            f" {each:{len(str(len(host) - 1))}d}" for each in ring)
+        if 0 in own:
+            own[0].append(listed if len(listed) < 128 else listed[:124] + "...")
+        parent = {rank: ring[(at - 1) // 2] if at else -1 for at, rank in enumerate(ring)}
+        trees[channel] = {rank: parent[rank] for rank in own}
+        up = [(rank, parent[rank]) for rank in ring[1:]]
+        for link in dict.fromkeys([*zip(ring, ring[1:] + ring[:1]), *up,
+                                   *((b, a) for a, b in up)]):  # those of the ring come first
+            _opened(own, links, (channel, *link), host, local, (network, inside, gdr))
+    for rank in own:
+        own[rank].append("Trees" + "".join(
+            f" [{channel}] {_children(rings[channel], rank)}->{rank}->{of[rank]}"
+            for channel, of in trees.items()))
+    told = {name: tuple(rank for rank in own if host[rank] == name) for name in hosts}
+    log = NcclLog(network, told, {} if silent else rings, trees, links,
+                  tuple(dict.fromkeys(warns)))
+    return _mixed(own, host, local, warns, random.Random(seed)), log
 
 
-def write(run, seed=0):
-    """The text of a Run: the lines of its processes mixed, other text between, warnings last."""
-    chance, own = random.Random(seed), {rank: [*_lines(run, rank)] for rank in run.speaking}
-    text = ["NCCL version 2.28.9+cuda12.4", "Epoch 0:  12%|#3   | step 128, loss 3.41", ""]
-    while own:
-        rank = chance.choice(sorted(own))
-        text.append(f"[default{rank % run.local}]:" * (seed % 2) + own[rank].pop(0))
-        if not own[rank]:
-            del own[rank]
-    text += [_line(run, rank, said, "misc/socket.cc:49 NCCL WARN") for rank, said in run.warns]
-    return "\n".join(text) + "\n"
+def _children(ring, rank):
+    below = ring[1:][2 * ring.index(rank):][:2]
+    return "/".join(map(str, (*below, -1, -1, -1)[:3]))
 
 
-def _line(run, rank, text, level="NCCL INFO"):
-    gpu = rank % run.local
-    return f"{run.host(rank)}:{4000 + gpu}:{4100 + gpu} [{gpu}] {level} {text}"
+def _opened(own, links, link, host, local, vias):
+    """Both ends of a link say it, and the sender says more; of a lost host's neither."""
+    (channel, source, target), (network, inside, gdr) = link, vias
+    crosses = host[source] != host[target]
+    via = f"NET/{network}/{channel}" if crosses else inside
+    arrow = (f"Channel {channel:02d}/0 : {source}[{source % local}] -> "
+             f"{target}[{target % local}] ")
+    if target in own and crosses:
+        own[target].append(f"{arrow}[receive] via {via}")
+        links[link] = via
+    if source in own:
+        links[link] = via + gdr * crosses
+        own[source].append(f"{arrow}{'[send] ' * crosses}via {links[link]}")
 
 
-def _lines(run, rank):
-    ranks, texts = len(run.rings[0]), ["NET/IB : Using [RO]; OOB eth0:10.0.0.7<0>"]
-    texts += [f"Using network {run.network}",
-              f"comm 0x7f{rank:04x}d0 rank {rank} nRanks {ranks} cudaDev 0 - Init START"]
-    trees = ""
-    for channel, ring in run.rings.items():
-        listed = f"Channel {channel:02d}/{len(run.rings):02d} :" + "".join(
-            f" {each:{len(str(ranks - 1))}d}" for each in ring)
-        texts += [listed if len(listed) < 128 else listed[:124] + "..."] * (rank == 0)
-        below = [each for each in ring if run.parent(channel, each) == rank]
-        children = "/".join(map(str, (below + [-1] * 3)[:3]))
-        trees += f" [{channel}] {children}->{rank}->{run.parent(channel, rank)}"
-    texts.append(f"Trees{trees}")
-    for channel, source, target in run.links():
-        crosses = run.host(source) != run.host(target)
-        arrow = (f"Channel {channel:02d}/0 : {source}[{source % run.local}] -> "
-                 f"{target}[{target % run.local}]")
-        if target == rank and crosses:
-            texts.append(f"{arrow} [receive] via {run.via(channel, source, target, False)}")
-        if source == rank:
-            texts.append(f"{arrow} {'[send] ' * crosses}via {run.via(channel, source, target)}")
-    return [_line(run, rank, text) for text in texts]
+def _mixed(own, host, local, warns, chance):
+    def line(rank, text, level="NCCL INFO"):
+        gpu = rank % local
+        return f"{host[rank]}:{4000 + gpu}:{4100 + gpu} [{gpu}] {level} {text}"
+
+    turns = [rank for rank, texts in own.items() for _ in texts]
+    chance.shuffle(turns)
+    texts, before = {rank: iter(each) for rank, each in own.items()}, chance.choice(("", "[rank]:"))
+    return "\n".join(["NCCL version 2.28.9+cuda12.4", "Epoch 0:  12%|#3   | loss 3.41", "",
+                      *(line(rank, "NET/IB : Using [RO]; OOB eth0:10.0.0.7<0>") for rank in own),
+                      *(before + line(rank, next(texts[rank])) for rank in turns),
+                      *(line(*each, "misc/socket.cc:49 NCCL WARN") for each in warns), ""])
 
 
 def turning(ranks, local, channels):
@@ -119,13 +93,13 @@ def turning(ranks, local, channels):
 HOSTS = tuple(f"gpu-{i:02d}.cluster" for i in range(8))
 LOST = "socketProgress: Connection closed by remote peer gpu-00.cluster<43200>"
 RUNS = {
-    "2 nodes of 4 GPUs, InfiniBand": Run(HOSTS[:2], 4, turning(8, 4, 4)),
-    "3 nodes of 2, sockets": Run(HOSTS[:3], 2, turning(6, 2, 12), "Socket", "SHM/direct/direct",
-                                 ""),
-    "2 nodes of 4, a plugin": Run(HOSTS[:2], 4, turning(8, 4, 2), "AWS Libfabric"),
-    "8 nodes of 8: ring lists are cut": Run(HOSTS, 8, turning(64, 8, 3), inside="P2P/CUMEM/read"),
-    "only the second node's lines": Run(HOSTS[:2], 4, turning(8, 4, 2), silent=HOSTS[:1]),
-    "three warnings": Run(HOSTS[:2], 2, turning(4, 2, 1), warns=(
+    "2 nodes of 4 GPUs, InfiniBand": (HOSTS[:2], 4, turning(8, 4, 4)),
+    "3 nodes of 2, sockets": (HOSTS[:3], 2, turning(6, 2, 12), "Socket", "SHM/direct/direct", ""),
+    "2 nodes of 4, a plugin": (HOSTS[:2], 4, turning(8, 4, 2), "AWS Libfabric"),
+    "8 nodes of 8: ring lists are cut": (HOSTS, 8, turning(64, 8, 3), "IB", "P2P/CUMEM/read"),
+    "only the second node's lines": (HOSTS[:2], 4, turning(8, 4, 2), "IB", "P2P/CUMEM", "",
+                                     HOSTS[:1]),
+    "three warnings": (HOSTS[:2], 2, turning(4, 2, 1), "IB", "P2P/CUMEM", "", (), (
         (3, LOST), (3, LOST), (2, "Cuda failure 'out of memory'"), (3, "Net: other"))),
 }
 CAPTURED = {  # name: what is known of it
@@ -158,7 +132,8 @@ HINTS = {  # of each field of NcclLog
 
 def check_read_nccl_log(read_nccl_log):
     for seed, (name, run) in enumerate(RUNS.items()):
-        _is(name, read_nccl_log(write(run, seed)), run.right(), HINTS)
+        text, right = written(*run, seed=seed)
+        _is(name, read_nccl_log(text), right, HINTS)
         yield f"{name}: hosts, rings, trees, links"
     for name, known in CAPTURED.items():
         _is(f"logs/{name}.txt", read_nccl_log(read_log(name)), NcclLog(**known), known)
