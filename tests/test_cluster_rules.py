@@ -23,11 +23,13 @@ from ranklab.cluster.curves import (
     read_scalars, read_trace, traced_steps, waits_in_traces, write_scalars,
 )
 from ranklab.cluster.exporter import DCGM, METRICS
+from ranklab.cluster.poller import Poller
 from ranklab.cluster.promql import Evaluator, NotCovered, as_vector, parse
 from ranklab.cluster.promtool import promtool
 from ranklab.cluster.recordings import HEALTHY, recordings
 from ranklab.cluster.rules import mfu_alert_rule, silent_host_rule, straggler_rule
 from ranklab.cluster.stories import stepped, trained
+from ranklab.projects.cluster import watched
 from ranklab.projects.cluster.watched import watched_run
 from ranklab.trainer import History
 
@@ -127,10 +129,12 @@ def test_one_sentence_says_what_is_missing(tmp_path, monkeypatch):
         [*check_straggler_rule(straggler_rule)]
 
 
-@needs_servers
+@pytest.mark.parametrize("kind", [pytest.param(monitor.Monitor, marks=needs_servers),
+                                  pytest.param(Poller, marks=needs_parser)])
 @pytest.mark.timeout(180)
-def test_an_alert_about_a_slow_rank_reaches_the_webhook(tmp_path):
+def test_an_alert_about_a_slow_rank_reaches_the_webhook(tmp_path, monkeypatch, kind):
     """Four real ranks; rank 2 waits for its data. All is gone afterwards."""
+    monkeypatch.setattr(watched, "watcher", lambda: kind)
     found = watched_run(tmp_path, straggler_rule(1.5, 5) | {"for": "1s"})
     labels, notes = found["alert"]["labels"], found["alert"]["annotations"]
     assert (labels["run"], labels["rank"]) == ("gpt", "2")
