@@ -1,28 +1,36 @@
 # %% [markdown]
-# ### 4.1 A batch script
-# > difficulty 4/5 · importance 5/5 · 30 minutes · about 20 lines
+# ### 4.1 A batch script that comes back
+# > difficulty 3/5 · importance 5/5 · 30 minutes · about 20 lines
 #
-# **Predict.** torchrun may restart all ranks 3 times (`restarts=3`), and Slurm may requeue the job 10 times. How often do the ranks start, at most?
+# **Predict.** torchrun may restart all ranks 3 times, and Slurm may requeue the job 10 times. How often do the ranks start, at most?
 
 # %%
 check(cluster_starts=...)
 
 # %% [markdown]
-# Slurm gives a job its nodes and runs the *batch script* on the first of them. `srun` starts a *task* on each; here a task is a torchrun, which starts the node's ranks. Three ends are usual: all is done; something failed; or the time is up. The last two are not the end: the run saves, and the job goes back into the queue.
+# Slurm gives a job its nodes and runs the *batch script* on the first of them. Its `#SBATCH` lines are read before: they are no shell, and sbatch stops at the first command. In the script, `srun` starts a *task* on each node; here a task is a torchrun, which starts the node's ranks. A job ends in one of three ways: all is done, something failed, or the time is up. After the last two the run should be saved, and the job should go back into the queue.
 #
-# The difficulty is who gets which signal. We asked the man pages and a real Slurm 22.05 with two nodes:
+# The difficult part is the signals: which process gets which, and how long it may live after that. This is what the man pages and a real Slurm 22.05 with two nodes say:
 #
 # | what is done | what the ranks see |
 # |---|---|
-# | `--signal=TERM@300` | SIGTERM, 300 s before the end (at most a minute earlier) |
-# | `--signal=B:TERM@300` | nothing: the batch shell alone gets it |
-# | `kill -TERM` of srun's process | SIGKILL, at once: "srun: forcing job termination" |
-# | `scancel --signal=TERM $SLURM_JOB_ID` | SIGTERM |
+# | `--signal=TERM@300` | SIGTERM, 300 s before the end (up to a minute earlier) |
+# | `--signal=B:TERM@300` | nothing: only the batch shell gets it |
+# | `kill -TERM` of srun's process | SIGKILL at once: "srun: forcing job termination" |
 # | `scontrol requeue` while they run | SIGTERM, and SIGKILL after KillWait (30 s by default) |
-# | `srun --kill-on-bad-exit=1`, one host has saved and ended with 1 | the others: SIGTERM, and SIGKILL after KillWait, in the middle of their save |
-# | `srun --wait=30`, the same | the others have 30 s |
+# | `srun --kill-on-bad-exit=1`, one host has saved and ended with 1 | on the others SIGTERM, and SIGKILL after KillWait, in the middle of their save |
+# | `srun --wait=330`, the same | the others have 330 s |
 #
-# And torchrun itself gives its ranks 30 s after a SIGTERM, unless TORCH_ELASTIC_SHUTDOWN_TIMEOUT says more. `Job` is given:
+# After a SIGTERM torchrun gives its ranks 30 s, unless `TORCH_ELASTIC_SHUTDOWN_TIMEOUT` says more. When they have saved, it ends with 1, and so does srun: the script sees a failure like any other, and requeues the job.
+#
+# Four more traps:
+#
+# - Since Slurm 22.05 srun does not take `--cpus-per-task` over from sbatch. Without it 8 ranks and their data loaders share one CPU.
+# - Slurm writes a list of hosts as `gpu[07,12-13],big2`. `scontrol show hostnames "$SLURM_JOB_NODELIST"` writes one name a line.
+# - Two jobs of four GPUs may share a host of eight. With one port, the second meets the first. `$SLURM_JOB_ID` is known when the script runs, so bash computes the port: `$((20000 + SLURM_JOB_ID % 10000))`.
+# - A value may hold blanks, quotes or `$`. `shlex.quote(text)` and `shlex.join(words)` write text that bash reads as it was.
+#
+# `Job` is given:
 
 # %%
 import inspect
@@ -32,25 +40,23 @@ print(inspect.getsource(Job))
 
 # %%
 def sbatch_script(job):
-    """The text of a batch script for `sbatch`, which runs the Job under torchrun.
+    """The text of a batch script for `sbatch`: the Job under torchrun, requeued where it fails.
 
-    options   --job-name, --nodes, --time; --ntasks-per-node=1; of each node job.gpus GPUs, and
-              job.cpus CPUs for each GPU; --requeue, one --output with the job's number (%j) in its
-              name, to which a requeue appends
-    agents    srun starts one torchrun, found in the PATH, on each host, with all its CPUs: since
-              Slurm 22.05 srun does not take them over. --rdzv-backend=c10d, and on all hosts one
-              --rdzv-endpoint: the first host of the allocation, whose list is as in
-              "gpu[07,12-13]", and a port that depends on the job's number, because jobs may share
-              a host; one --rdzv-id of the job, and --max-restarts. No fixed list of hosts
-    saving    job.save_seconds before the end all ranks get a SIGTERM: of --signal, or of scancel
-              by the script. Then they have these seconds, on each host: torchrun's shutdown timeout
-              is 30 s otherwise. srun waits as long when one agent has ended (--wait, at least 30
-              s); then it ends the others, also where one has died
-    requeue   whenever srun fails and all is saved, job.requeues times at most. Else the script
-              ends with srun's exit code, also where scontrol can't requeue it
-    the rest  job.environment, exported as it is, whatever it holds; NCCL_SOCKET_IFNAME and
-              GLOO_SOCKET_IFNAME with an interface, and not without; srun's --container-image (of
-              the pyxis plugin) with an image, as it stands
+    #SBATCH   long options: --job-name, --nodes, --ntasks-per-node=1, --gpus-per-node,
+              --cpus-per-task (job.cpus for each GPU), --time in minutes, --requeue,
+              --open-mode=append, --output with %j, the job's number, in it, and --signal=TERM@
+              with job.save_seconds: all ranks get a SIGTERM so long before the end
+    export    job.environment, whatever its values hold; TORCH_ELASTIC_SHUTDOWN_TIMEOUT
+              (job.save_seconds); NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME (job.interface), but
+              neither of them without an interface
+    srun      starts `torchrun` itself on each node, with the same --cpus-per-task, with
+              --kill-on-bad-exit=0 and --wait (job.save_seconds + 30)
+    torchrun  --nnodes, --nproc-per-node, --max-restarts, --rdzv-backend=c10d, --rdzv-id (the job's
+              number), --rdzv-endpoint: the first host of $SLURM_JOB_NODELIST, a list as in
+              "gpu[07,12-13],big2", and a port from 1024 to 65535 that differs from job to job,
+              because two may share a host; then job.command
+    the end   The exit code is srun's. If it is not 0, `scontrol requeue` gets the job's number
+              first, while SLURM_RESTART_COUNT (not set in the first life) is below job.requeues
     source    sbatch(1), srun(1), scontrol(1)
     """
     raise NotImplementedError("exercise 4.1: about 20 lines")
@@ -60,7 +66,7 @@ def sbatch_script(job):
 sbatch_script = check(sbatch_script)
 
 # %% [markdown]
-# The check runs your text by bash: `srun`, `scontrol`, `scancel` and `torchrun` in its PATH are stand-ins that write down what they are asked, fail, or take signals as the real ones do. So any script that does the right thing passes. Yours, for lab 12's 10B:
+# The check reads the options, and runs your text by bash. `srun` and `scontrol` in its PATH are stand-ins: they write down what they are asked, and srun fails when the check wants it. We ran this answer on a real Slurm 22.05.8, too: after a SIGTERM one host needed 12 s longer than the other, both saved, the job was requeued and went on. Yours, for lab 12's 10B:
 
 # %% tags=["nbval-check-output"]
 job = Job("gpt-10b", nodes=4, gpus=8, command=("-m", "ranklab.projects.hybrid", "--size", "10b"),
@@ -77,30 +83,36 @@ print(sbatch_script(job))
 check(cluster_pods=...)
 
 # %% [markdown]
-# Kubernetes knows no ranks. A *Job* makes pods until enough of them end well. A *JobSet* holds Jobs that begin and fail together, and gives each pod a name that others can find: without that there is no rendezvous. Kubeflow's *TrainJob* is shorter: it says how many nodes and ranks, and its controller writes the JobSet out of a runtime that the cluster's owner keeps.
+# Kubernetes knows no ranks. Three things stand above each other:
 #
-# A manifest with a misspelt field is refused, if it is checked: a CRD (custom resource definition) brings its schema. Both schemas are in `ranklab/cluster/schemas/`, trimmed from Kubeflow Trainer's and JobSet's own. `invalid(manifest)` asks them. What a schema can't see, the check looks for: ranks, limits, times, names.
+# - A *Job* makes pods until enough of them have ended well. A pod that fails it makes anew, 6 times by default (`backoffLimit`), one by one. Ranks can't work like that: the others wait for the dead one, so all must begin anew.
+# - A *JobSet* holds Jobs that fail and begin together (`maxRestarts`). It gives each pod a name that the others can find: `<set>-<replicated job>-<replica>-<pod>.<set>`. A rendezvous needs that. Without its end, the name of the set, the name is not found.
+# - A *TrainJob* of Kubeflow Trainer says how many nodes and ranks, and no more. Its controller writes a JobSet from a *runtime*, which the cluster's owner keeps, and sets torchrun's options as variables: `PET_NNODES`, `PET_NPROC_PER_NODE`, `PET_NODE_RANK`, `PET_MASTER_ADDR`, `PET_MASTER_PORT`. Options of the command line would come before them. In `env` its webhook refuses them.
+#
+# Two defaults are traps. A pod has 30 s from SIGTERM to SIGKILL, whatever torchrun is told. And `restartPolicy` is OnFailure in a JobSet: a container starts again by itself, beside ranks of another life.
+#
+# Both kinds are custom resources, and their definitions (CRDs) bring a schema. `invalid(manifest)` asks it: `ranklab/cluster/schemas/` holds Kubeflow Trainer's and JobSet's own, trimmed. What a schema can't see, the check looks for: ranks, limits, times, names.
 
 # %%
 def train_job_manifest(job, kind="TrainJob"):
-    """The Job as a dict for `kubectl apply -f`, by json or yaml: a TrainJob or a JobSet.
+    """The Job as a dict for `kubectl apply -f`, valid by its CRD's schema: a TrainJob or a JobSet.
 
-    Both      job.image runs torchrun with --max-restarts and job.command. A pod's limit is job.gpus
-              of nvidia.com/gpu, and it requests job.cpus CPUs for each. env: job.environment;
-              NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME with an interface, and not without;
-              TORCH_ELASTIC_SHUTDOWN_TIMEOUT, job.save_seconds. activeDeadlineSeconds: job.minutes
-    TrainJob  trainer.kubeflow.org/v1alpha1, of the runtime torch-distributed: numNodes,
-              numProcPerNode, resourcesPerNode. Kubeflow tells torchrun by variables (PET_NNODES,
-              ...) how many ranks there are and where they meet: don't. job.requeues: the runtime's
-    JobSet    jobset.x-k8s.io/v1alpha2: one replicated Job "node" of one replica: job.nodes pods at
-              once, Indexed, with one container "node". A pod that fails, fails its Job at once
-              (backoffLimit 0, restartPolicy Never), and the set begins anew, job.requeues times at
-              most. It has job.save_seconds from SIGTERM to SIGKILL. torchrun gets --nnodes,
-              --nproc-per-node and a c10d rendezvous, any port, at the first pod, whose name in a
-              JobSet is <set>-<replicated job>-<replica>-<pod>.<set>, with numbers from 0
-    Of str, int, list and dict; values of env are texts; nothing is shared with another call.
-    error     ValueError for another kind, without an image, and for a name that is no DNS label: of
-              a-z, 0-9 and "-", from a letter to a letter or digit, at most 40 long (a pod's: 63)
+    both      metadata.name: job.name. image, command, args: job.image runs, without a shell,
+              torchrun, --max-restarts, job.command. Resources: limits of nvidia.com/gpu (job.gpus),
+              requests of cpu (job.cpus for each). env: job.environment;
+              TORCH_ELASTIC_SHUTDOWN_TIMEOUT (job.save_seconds); the interface, but only if there is
+              one, as NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME
+    TrainJob  trainer.kubeflow.org/v1alpha1: runtimeRef to torch-distributed, activeDeadlineSeconds
+              (job.minutes), and a trainer: numNodes, numProcPerNode, resourcesPerNode and what both
+              have. Kubeflow tells torchrun by PET_NNODES and others how many ranks there are and
+              where they meet: neither options nor env say it again
+    JobSet    jobset.x-k8s.io/v1alpha2: failurePolicy.maxRestarts (job.requeues), one replicated
+              job "node" of one replica. Its spec: parallelism and completions, a pod for each node,
+              completionMode Indexed, backoffLimit 0, activeDeadlineSeconds. Its pods: restartPolicy
+              Never, terminationGracePeriodSeconds (job.save_seconds), a container "node". torchrun
+              gets --nnodes, --nproc-per-node, --rdzv-backend=c10d and --rdzv-endpoint: any port of
+              the first pod, <set>-<replicated job>-<replica>-<pod>.<set>, with numbers from 0
+    error     ValueError for another kind, and without an image
     """
     raise NotImplementedError("exercise 4.2: about 25 lines")
 
@@ -112,7 +124,7 @@ train_job_manifest = check(train_job_manifest)
 job = replace(job, image="example.org/ranklab:1")
 for kind in ("TrainJob", "JobSet"):
     manifest = train_job_manifest(job, kind)
-    print(f"{kind}: {len(json.dumps(manifest))} bytes of JSON, schema:", invalid(manifest) or "valid")
+    print(f"{kind}: {len(json.dumps(manifest))} bytes of JSON;", invalid(manifest) or "valid")
 
 spoilt = train_job_manifest(job)
 spoilt["spec"]["trainer"]["nprocPerNode"] = spoilt["spec"]["trainer"].pop("numProcPerNode")
@@ -120,7 +132,7 @@ spoilt["spec"]["trainer"]["numNodes"] = "4"
 print(*invalid(spoilt), sep="\n")
 
 # %% [markdown]
-# `kubectl apply -f` takes it as JSON. No cluster was at hand here: both are validated, not run. A container's `/dev/shm` has 64 MB by default; data loaders with workers want more, by an `emptyDir` with `medium: Memory` mounted there.
+# `kubectl apply -f` takes it as JSON. We had no cluster: both are validated, not run. Two things a TrainJob does not say here: how often all begins anew, and how long a pod may save. Both are the runtime's; `torch-distributed` as published leaves them at their defaults: never, and 30 s. A container's `/dev/shm` has 64 MB by default. Data loaders with workers want more: an `emptyDir` with `medium: Memory`, mounted there.
 
 # %% [markdown]
 # ### 4.3 What storage must do
@@ -132,11 +144,11 @@ print(*invalid(spoilt), sep="\n")
 check(cluster_save_seconds=...)
 
 # %% [markdown]
-# Three things bound a save: a node's *link*; what the *file system* takes of all nodes together; and *metadata*, since somebody must enter each file. A plain NFS server is one machine with one link. Lustre spreads a file's bytes over many servers, and has others for names. An object store has no folders, but a limit for requests of each prefix. Four examples, with their sources:
+# Three things bound a save: a node's *link*; what the *file system* takes of all nodes together; and *metadata*, because somebody must enter each new file. The slowest counts. A plain NFS server is one machine with one link. Lustre spreads the bytes of a file over many servers, and has others for names. An object store has no folders, but a limit of requests for each prefix. Four examples, each at its published limit (`FileSystem.source` says where):
 
 # %% tags=["nbval-check-output"]
 for system in SYSTEMS:
-    print(f"{system.name:44} {system.write / 1e9:6.1f} GB/s written, {system.operations:9,.0f} files/s")
+    print(f"{system.name:44} {system.write / 1e9:8,.1f} GB/s, {system.operations:9,.0f} files/s")
 
 # %%
 print(inspect.getsource(Load))
@@ -147,16 +159,14 @@ print(inspect.getsource(StoragePlan))
 def storage_plan(load, system):
     """The StoragePlan of a Load on a FileSystem.
 
-    A save, or the read of a restart, takes as long as the slowest of three, which names its bound:
-    "link"         of each node, all at once; at most system.client
-    "file system"  bytes of all nodes, by its read or write
-    "metadata"     files that are created, or opened by each rank, by its operations
-    While the job works it reads its tokens, by all nodes alike. Storage does one thing at a time:
-    an interval's tokens and what is written beside the work add up. `fits`: the job need not wait
-    for them. `lost`: all seconds without work of a turn from checkpoint to checkpoint, which are
-    those of a save (unless written beside) and of waiting where it does not fit, divided by the
-    turn's seconds.
-    source  Who reads and writes what: see Load
+    A save, or the read of a restart, takes as long as the slowest of three, which names the bound:
+    "link"         all nodes that write or read, at once, each by load.link, at most system.client
+    "file system"  the bytes of all nodes, by its write or read
+    "metadata"     the files that are created, or opened by all ranks, by its operations
+    fits  While it works the job reads an interval's data, through links and file system as above.
+          In the background it also writes a save, after the data. Both take an interval at most
+    lost  A turn takes an interval, or what is beside the work, if that is longer; then a save,
+          unless it is in the background. Lost is the share of the turn that is not the interval
     """
     raise NotImplementedError("exercise 4.3: about 15 lines")
 
@@ -165,15 +175,15 @@ def storage_plan(load, system):
 storage_plan = check(storage_plan)
 
 # %% [markdown]
-# Llama 3's checkpoint on all four, by your plan, with a link of 25 GB/s a node (our assumption: 200 Gb/s), every 20 minutes. It read 2.7 million tokens a second (16,384 GPUs at 400 TFLOP/s, 6 FLOPs a parameter): 11 MB/s. Text is nothing; a checkpoint is all.
+# Llama 3's checkpoint on all four, by your plan, every 20 minutes, with a link of 25 GB/s a node (our assumption: 200 Gb/s). At 400 TFLOP/s and 6 FLOPs a parameter and token, 16,384 GPUs read 2.7 million tokens a second; of 4 bytes each, these are 11 MB/s. Text is nothing; the checkpoint is all.
 
 # %% tags=["nbval-check-output"]
-llama = Load(nodes=2048, gpus=8, link=25e9, checkpoint=14 * 405.85e9, interval=1200,
-             tokens_per_second=2.7e6)
-for writers in ("all", "one"):
+llama = Load(nodes=2048, gpus=8, link=25e9, checkpoint=14 * 405.85e9, interval=1200, data=1.1e7)
+for sharded in (True, False):
+    print("each rank writes its shard" if sharded else "one rank writes all")
     for system in SYSTEMS:
-        plan = storage_plan(replace(llama, writers=writers), system)
-        print(f"{writers:3}  {system.name.partition(':')[0].partition(',')[0]:8}  {plan}")
+        plan = storage_plan(replace(llama, sharded=sharded), system)
+        print(f"  {system.name.partition(':')[0].partition(',')[0]:9} {plan}")
 
 # %% [markdown]
-# One writer costs minutes. And what it wrote costs more: each of 2,048 nodes must read all of it. That is why checkpoints are sharded.
+# One writer needs minutes for what takes seconds. And its one file costs more at the restart: each of 2,048 nodes must read all of it. That is why checkpoints are sharded.
