@@ -7,22 +7,21 @@ from pathlib import Path
 def train_job_manifest(job, kind="TrainJob"):
     """The Job as a dict for `kubectl apply -f`, valid by its CRD's schema: a TrainJob or a JobSet.
 
-    both      metadata.name: job.name. job.image runs `command` and `args`, lists without a shell:
-              torchrun, --max-restarts, job.command. Resources: a limit of job.gpus nvidia.com/gpu,
-              and cpu requests, job.cpus for each. env: job.environment;
-              TORCH_ELASTIC_SHUTDOWN_TIMEOUT, job.save_seconds; with an interface, and only then, it
-              is NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME
+    both      metadata.name: job.name. image, command, args: job.image runs, without a shell,
+              torchrun, --max-restarts, job.command. Resources: limits of nvidia.com/gpu (job.gpus),
+              requests of cpu (job.cpus for each). env: job.environment;
+              TORCH_ELASTIC_SHUTDOWN_TIMEOUT (job.save_seconds); the interface, but only if there is
+              one, as NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME
     TrainJob  trainer.kubeflow.org/v1alpha1: runtimeRef to torch-distributed, activeDeadlineSeconds
               (job.minutes), and a trainer: numNodes, numProcPerNode, resourcesPerNode and what both
-              have. Kubeflow tells torchrun by variables, PET_NNODES and others, how many ranks
-              there are and where they meet: neither options nor env say it again
-    JobSet    jobset.x-k8s.io/v1alpha2: failurePolicy.maxRestarts (job.requeues), and one of
-              replicatedJobs, "node", of one replica. Its Job: parallelism and completions, a pod
-              for each node, completionMode Indexed, backoffLimit 0, activeDeadlineSeconds. Its
-              pods: restartPolicy Never, terminationGracePeriodSeconds (job.save_seconds) and a
-              container, "node". torchrun gets --nnodes, --nproc-per-node, --rdzv-backend=c10d and
-              --rdzv-endpoint: any port of the first pod, whose name in a JobSet is
-              <set>-<replicated job>-<replica>-<pod>.<set>, with numbers from 0
+              have. Kubeflow tells torchrun by PET_NNODES and others how many ranks there are and
+              where they meet: neither options nor env say it again
+    JobSet    jobset.x-k8s.io/v1alpha2: failurePolicy.maxRestarts (job.requeues), one replicated
+              job "node" of one replica. Its spec: parallelism and completions, a pod for each node,
+              completionMode Indexed, backoffLimit 0, activeDeadlineSeconds. Its pods: restartPolicy
+              Never, terminationGracePeriodSeconds (job.save_seconds), a container "node". torchrun
+              gets --nnodes, --nproc-per-node, --rdzv-backend=c10d and --rdzv-endpoint: any port of
+              the first pod, <set>-<replicated job>-<replica>-<pod>.<set>, with numbers from 0
     error     ValueError for another kind, and without an image
     lab       15
     """
@@ -35,22 +34,21 @@ def train_job_manifest(job, kind="TrainJob"):
     container = {"image": job.image, "command": torchrun, "args": list(job.command),
                  "env": [{"name": name, "value": text} for name, text in variables.items()]}
     resources = {"limits": {"nvidia.com/gpu": job.gpus}, "requests": {"cpu": job.cpus * job.gpus}}
-    deadline = {"activeDeadlineSeconds": 60 * job.minutes}
+    head, limit = {"kind": kind, "metadata": {"name": job.name}}, 60 * job.minutes
     if kind == "TrainJob":
-        spec = deadline | {"runtimeRef": {"name": "torch-distributed"}, "trainer": container | {
-            "numNodes": job.nodes, "numProcPerNode": job.gpus, "resourcesPerNode": resources}}
-        return {"apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": kind,
-                "metadata": {"name": job.name}, "spec": spec}
+        return head | {"apiVersion": "trainer.kubeflow.org/v1alpha1", "spec": {
+            "runtimeRef": {"name": "torch-distributed"}, "activeDeadlineSeconds": limit,
+            "trainer": container | {"numNodes": job.nodes, "numProcPerNode": job.gpus,
+                                    "resourcesPerNode": resources}}}
     torchrun += [f"--nnodes={job.nodes}", f"--nproc-per-node={job.gpus}", "--rdzv-backend=c10d",
                  f"--rdzv-endpoint={job.name}-node-0-0.{job.name}:29400"]
-    container |= {"name": "node", "resources": resources}
     pods = {"restartPolicy": "Never", "terminationGracePeriodSeconds": job.save_seconds,
-            "containers": [container]}
-    template = {"spec": deadline | {"parallelism": job.nodes, "completions": job.nodes,
-                "completionMode": "Indexed", "backoffLimit": 0, "template": {"spec": pods}}}
-    return {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": kind, "metadata": {"name": job.name},
-            "spec": {"failurePolicy": {"maxRestarts": job.requeues}, "replicatedJobs": [
-                {"name": "node", "replicas": 1, "template": template}]}}
+            "containers": [container | {"name": "node", "resources": resources}]}
+    nodes = {"parallelism": job.nodes, "completions": job.nodes, "completionMode": "Indexed",
+             "backoffLimit": 0, "activeDeadlineSeconds": limit, "template": {"spec": pods}}
+    return head | {"apiVersion": "jobset.x-k8s.io/v1alpha2", "spec": {
+        "failurePolicy": {"maxRestarts": job.requeues},
+        "replicatedJobs": [{"name": "node", "replicas": 1, "template": {"spec": nodes}}]}}
 
 
 def invalid(manifest):

@@ -8,19 +8,19 @@ def sbatch_script(job):
 
     #SBATCH   long options: --job-name, --nodes, --ntasks-per-node=1, --gpus-per-node,
               --cpus-per-task (job.cpus for each GPU), --time in minutes, --requeue,
-              --open-mode=append, --output with %j in it, which is the job's number, and
-              --signal=TERM@seconds: all ranks get a SIGTERM job.save_seconds before the end
-    export    job.environment, whatever its values hold; TORCH_ELASTIC_SHUTDOWN_TIMEOUT, which is
-              job.save_seconds; with an interface, and only then, it is NCCL_SOCKET_IFNAME and
-              GLOO_SOCKET_IFNAME
+              --open-mode=append, --output with %j, the job's number, in it, and --signal=TERM@
+              with job.save_seconds: all ranks get a SIGTERM so long before the end
+    export    job.environment, whatever its values hold; TORCH_ELASTIC_SHUTDOWN_TIMEOUT
+              (job.save_seconds); NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME (job.interface), but
+              neither of them without an interface
     srun      starts `torchrun` itself on each node, with the same --cpus-per-task, with
-              --kill-on-bad-exit=0 and --wait, job.save_seconds + 30
-    torchrun  --nnodes, --nproc-per-node, --max-restarts, --rdzv-backend=c10d, --rdzv-id: the job's
-              number; --rdzv-endpoint: the first host of $SLURM_JOB_NODELIST, a list as in
-              "gpu[07,12-13],big2", and a port from 1024 to 65535 that differs from job to job: they
-              may share a host; then job.command
-    the end   srun's exit code. Where that is not 0, `scontrol requeue` with the job's number comes
-              before it, if SLURM_RESTART_COUNT, not set in the first life, is below job.requeues
+              --kill-on-bad-exit=0 and --wait (job.save_seconds + 30)
+    torchrun  --nnodes, --nproc-per-node, --max-restarts, --rdzv-backend=c10d, --rdzv-id (the job's
+              number), --rdzv-endpoint: the first host of $SLURM_JOB_NODELIST, a list as in
+              "gpu[07,12-13],big2", and a port from 1024 to 65535 that differs from job to job,
+              because two may share a host; then job.command
+    the end   The exit code is srun's. If it is not 0, `scontrol requeue` gets the job's number
+              first, while SLURM_RESTART_COUNT (not set in the first life) is below job.requeues
     source    sbatch(1), srun(1), scontrol(1)
     lab       15
     """

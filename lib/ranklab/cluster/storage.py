@@ -85,10 +85,10 @@ def storage_plan(load, system):
     "link"         all nodes that write or read, at once, each by load.link, at most system.client
     "file system"  the bytes of all nodes, by its write or read
     "metadata"     the files that are created, or opened by all ranks, by its operations
-    fits  Beside its work the job reads an interval's data, by links and file system as above, and
-          after them writes a save, if that is in the background. Both take an interval at most
-    lost  A turn is an interval, or what is beside it, if that takes longer; and then a save, if it
-          is not in the background. Lost is the share of the turn that is not the interval
+    fits  While it works the job reads an interval's data, through links and file system as above.
+          In the background it also writes a save, after the data. Both take an interval at most
+    lost  A turn takes an interval, or what is beside the work, if that is longer; then a save,
+          unless it is in the background. Lost is the share of the turn that is not the interval
     lab   15
     """
     ranks, link = load.nodes * load.gpus, min(load.link, system.client)
