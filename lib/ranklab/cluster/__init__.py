@@ -1,1 +1,9 @@
-"""Clusters: where training really runs, and how to see what it does there."""
+"""Clusters: where training really runs, and how to see what it does there (lab 15).
+
+Read job.py, then what your question is about:
+    jobs      sbatch.py, manifest.py, storage.py, systems.py (what was run where)
+    networks  nccl.py (what to set), nccl_log.py (what it did)
+    watching  exporter.py, rules.py; promql.py and alerts.py (a rule, evaluated), promtool.py;
+              monitor.py (real servers), poller.py (a small one); stories.py, recordings.py, alarm.py
+    a cluster inside this machine  hosts.py, slurm.py
+"""
