@@ -24,7 +24,7 @@ check(cluster_mfu_percent=...)
 # | `x < 0.3` | the series of x that are below 0.3; the others are gone |
 # | `for: 10m` | the alert fires when it was active at each evaluation of ten minutes |
 #
-# The check judges a rule by what it does: series go in, alerts come out, in eleven stories. It evaluates PromQL in Python; a test holds that equal to Prometheus' own `promtool`. Write a time as Prometheus does: `"10m"`.
+# The check judges a rule by what it does: series go in, alerts come out, in ten stories. It evaluates PromQL in Python; a test holds that equal to Prometheus' own `promtool`. Write a time as Prometheus does: `"10m"`.
 
 # %%
 def mfu_alert_rule(least, minutes):
