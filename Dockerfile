@@ -8,9 +8,9 @@
 # In Slurm, by enroot and pyxis: `enroot import -o ranklab.sqsh dockerd://ranklab:cuda` once, then
 # `srun --container-image=./ranklab.sqsh` in place of `srun`.
 # PyTorch's CUDA wheels bring CUDA and NCCL: the host needs its driver and NVIDIA's container
-# toolkit alone. NGC's image has a PyTorch of its own, before 2.13: with TORCH=base that one stays,
-# and of the course only the projects are there, not the notebooks. (What is installed then was
-# enough for lab 12's project, in an empty environment with PyTorch 2.13.0.)
+# toolkit alone. NGC's image has a PyTorch of its own: with TORCH=base that one stays, and of
+# the course only the projects are there, not the notebooks. (What is installed then was enough for
+# lab 12's project, in an empty environment with PyTorch 2.13.0.)
 # Checked: hadolint 2.15.1, by labs/jobs/validate.py; the workflow builds the first. Not run here:
 # docker has no daemon on the machine where this was written.
 ARG BASE=python:3.11-bookworm

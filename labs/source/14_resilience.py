@@ -567,4 +567,4 @@ questions("14_resilience")
 # - **Healing without a restart** by functions of our own. Section 5 says what torchft does.
 # - **Errors of attention or the network** that checksums of weights don't see, because all ranks make them.
 #
-# Next: **15_cluster** (planned).
+# Next: **15_cluster**, where all of this meets a real scheduler.

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ranklab.cluster.recordings import CLOCK, DATA, ECC, LINK, SCRAPE, SECONDS
+from ranklab.cluster.recordings import CLOCK, DATA, ECC, SCRAPE, SECONDS, SYMBOLS
 
 LIMIT = 900.0  # seconds: an alarm that comes later is as good as none
 LEAST, LEAST_NEW = 0.88, 0.75  # scores that the check asks for
@@ -36,7 +36,7 @@ def sick_rank_alarm(metrics):
         now, before = x[-8:], np.median(x[:-8], axis=0)
         steady = np.sort(now, axis=0)[1]  # not only now and then
         found.append((steady - before) / np.maximum(least, 1.5 * now.std(axis=0)))
-    for name in (ECC, LINK):
+    for name in (ECC, SYMBOLS):
         more = np.maximum(np.nan_to_num(np.diff(metrics[name][-11:], axis=0)), 0)  # restarts
         found.append(np.minimum((more > 0).sum(axis=0) / 3, more.sum(axis=0) / 5))
     worst = np.max(found, axis=0)  # (ranks,)

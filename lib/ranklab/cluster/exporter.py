@@ -4,12 +4,16 @@ Each rank has its own port, chosen by the system. Prometheus finds it by a file 
 (file_sd), as it would find a pod by its API. The format is Prometheus' text, 0.0.4.
 """
 
+import contextlib
 import json
 import os
+import socket
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+
+from ranklab.hardware import best_matmul_flops
 
 METRICS = {  # name: (kind, help)
     "train_tokens_total": ("counter", "Tokens that this rank has trained since it began."),
@@ -35,7 +39,8 @@ class Exporter:
     """Serves its values at http://address:port/metrics until it is closed.
 
     labels   of all its series, as {"run": "gpt", "rank": 2}
-    targets  a folder: a file there tells Prometheus of it, until it is closed
+    targets  a folder: a file there tells Prometheus of it, and on which host it is, until it is
+             closed; one that has the same labels takes the place of one that died
     metrics  {name: (kind, help)}: METRICS, or DCGM for a stand-in of dcgm-exporter, which exports
              what it is given: there is no GPU behind it
     """
@@ -60,10 +65,12 @@ class Exporter:
         self.server = ThreadingHTTPServer((address, 0), Handler)
         self.port = self.server.server_port
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
-        self.file = targets and Path(targets) / f"{address}-{self.port}.json"
+        self.file = targets and Path(targets, "-".join(map(str, labels.values())) + ".json")
         if self.file:  # whole at once: Prometheus watches the folder
+            self.file.parent.mkdir(parents=True, exist_ok=True)
             new = self.file.with_suffix(".new")
-            new.write_text(json.dumps([{"targets": [f"{address}:{self.port}"]}]))
+            new.write_text(json.dumps([{"targets": [f"{address}:{self.port}"],
+                                        "labels": {"host": socket.gethostname()}}]))
             os.replace(new, self.file)
 
     def set(self, **values):
@@ -81,7 +88,7 @@ class Exporter:
 
     def close(self):
         if self.file:
-            self.file.unlink(missing_ok=True)
+            self.file.unlink(missing_ok=True)  # first: or Prometheus would miss it
         self.server.shutdown()
         self.server.server_close()
 
@@ -92,7 +99,7 @@ class Exported:
     The seconds until the collective are those in which this rank's main thread computed, and those
     in which it waited for its batch: on a CPU a rank that waits for others takes no time of a core.
     A GPU computes beside the thread: there, CUDA events before the first collective are needed.
-    exporter  an Exporter, set before fit
+    exporter  an Exporter, by `exporting`; None: nothing is exported
     """
 
     exporter, slept = None, 0.0
@@ -107,7 +114,28 @@ class Exported:
         before = time.thread_time()
         share = super().step(batch)
         seconds = time.thread_time() - before + self.slept
-        self.exporter.add(train_tokens_total=self.units_per_step / self.parallel.ranks,
-                          train_steps_total=1)
-        self.exporter.set(train_step_seconds=seconds, train_data_seconds=self.waits[-1])
+        if self.exporter:
+            self.exporter.add(train_tokens_total=self.units_per_step / self.parallel.ranks,
+                              train_steps_total=1)
+            self.exporter.set(train_step_seconds=seconds, train_data_seconds=self.waits[-1])
         return share
+
+
+@contextlib.contextmanager
+def exporting(trainer, run, targets, address=None):
+    """Inside, Prometheus finds each step of the trainer, which is Exported; without `targets` not.
+
+    run      the label of all its series, beside the rank
+    address  None: that of this host's name. A CPU's peak is its best matrix product, just now
+    """
+    if not targets:
+        yield
+        return
+    address, ranks = address or socket.gethostbyname(socket.gethostname()), trainer.parallel.ranks
+    trainer.exporter = Exporter({"run": run, "rank": trainer.parallel.rank}, address, targets)
+    peak = trainer.peak_flops / ranks if trainer.peak_flops else best_matmul_flops()
+    trainer.exporter.set(train_flops_per_token=trainer.flops_per_token, train_peak_flops=peak)
+    try:
+        yield
+    finally:
+        trainer.exporter.close()

@@ -13,7 +13,7 @@ class Job:
     restarts  of all ranks on the same nodes, at most, by torchrun
     requeues  of the whole job, at most, by the scheduler
     interface of the network between nodes; "": NCCL or gloo choose
-    image     of the container; "": none
+    image     of its container in Kubernetes
     """
 
     name: str

@@ -1,35 +1,32 @@
 """train_job_manifest: a Job as Kubernetes objects, a TrainJob or a JobSet."""
 
 import json
-import re
 from pathlib import Path
 
 
 def train_job_manifest(job, kind="TrainJob"):
-    """The Job as a dict for `kubectl apply -f`, by json or yaml: a TrainJob or a JobSet.
+    """The Job as a dict for `kubectl apply -f`, valid by its CRD's schema: a TrainJob or a JobSet.
 
-    Both      job.image runs torchrun with --max-restarts and job.command. A pod's limit is job.gpus
-              of nvidia.com/gpu, and it requests job.cpus CPUs for each. env: job.environment;
-              NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME with an interface, and not without;
-              TORCH_ELASTIC_SHUTDOWN_TIMEOUT, job.save_seconds. activeDeadlineSeconds: job.minutes
-    TrainJob  trainer.kubeflow.org/v1alpha1, of the runtime torch-distributed: numNodes,
-              numProcPerNode, resourcesPerNode. Kubeflow tells torchrun by variables (PET_NNODES,
-              ...) how many ranks there are and where they meet: don't. job.requeues: the runtime's
-    JobSet    jobset.x-k8s.io/v1alpha2: one replicated Job "node" of one replica: job.nodes pods at
-              once, Indexed, with one container "node". A pod that fails, fails its Job at once
-              (backoffLimit 0, restartPolicy Never), and the set begins anew, job.requeues times at
-              most. It has job.save_seconds from SIGTERM to SIGKILL. torchrun gets --nnodes,
-              --nproc-per-node and a c10d rendezvous, any port, at the first pod, whose name in a
-              JobSet is <set>-<replicated job>-<replica>-<pod>.<set>, with numbers from 0
-    Of str, int, list and dict; values of env are texts; nothing is shared with another call.
-    error     ValueError for another kind, without an image, and for a name that is no DNS label: of
-              a-z, 0-9 and "-", from a letter to a letter or digit, at most 40 long (a pod's: 63)
+    both      metadata.name: job.name. image, command, args: job.image runs, without a shell,
+              torchrun, --max-restarts, job.command. Resources: limits of nvidia.com/gpu (job.gpus),
+              requests of cpu (job.cpus for each). env: job.environment;
+              TORCH_ELASTIC_SHUTDOWN_TIMEOUT (job.save_seconds); the interface, but only if there is
+              one, as NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME
+    TrainJob  trainer.kubeflow.org/v1alpha1: runtimeRef to torch-distributed, activeDeadlineSeconds
+              (job.minutes), and a trainer: numNodes, numProcPerNode, resourcesPerNode and what both
+              have. Kubeflow tells torchrun by PET_NNODES and others how many ranks there are and
+              where they meet: neither options nor env say it again
+    JobSet    jobset.x-k8s.io/v1alpha2: failurePolicy.maxRestarts (job.requeues), one replicated
+              job "node" of one replica. Its spec: parallelism and completions, a pod for each node,
+              completionMode Indexed, backoffLimit 0, activeDeadlineSeconds. Its pods: restartPolicy
+              Never, terminationGracePeriodSeconds (job.save_seconds), a container "node". torchrun
+              gets --nnodes, --nproc-per-node, --rdzv-backend=c10d and --rdzv-endpoint: any port of
+              the first pod, <set>-<replicated job>-<replica>-<pod>.<set>, with numbers from 0
+    error     ValueError for another kind, and without an image
     lab       15
     """
-    is_label = re.fullmatch("[a-z]([-a-z0-9]{0,38}[a-z0-9])?", job.name)
-    if kind not in ("TrainJob", "JobSet") or not job.image or not is_label:
-        raise ValueError(f"kind={kind!r}, image={job.image!r}, name={job.name!r}: TrainJob or "
-                         "JobSet, with an image, and a name of a-z, 0-9 and -, at most 40 long")
+    if kind not in ("TrainJob", "JobSet") or not job.image:
+        raise ValueError(f"kind={kind!r}, image={job.image!r}: TrainJob or JobSet, with an image")
     names = ["NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"] if job.interface else []
     variables = dict.fromkeys(names, job.interface) | dict(job.environment)
     variables["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(job.save_seconds)
@@ -37,22 +34,21 @@ def train_job_manifest(job, kind="TrainJob"):
     container = {"image": job.image, "command": torchrun, "args": list(job.command),
                  "env": [{"name": name, "value": text} for name, text in variables.items()]}
     resources = {"limits": {"nvidia.com/gpu": job.gpus}, "requests": {"cpu": job.cpus * job.gpus}}
-    deadline = {"activeDeadlineSeconds": 60 * job.minutes}
+    head, limit = {"kind": kind, "metadata": {"name": job.name}}, 60 * job.minutes
     if kind == "TrainJob":
-        spec = deadline | {"runtimeRef": {"name": "torch-distributed"}, "trainer": container | {
-            "numNodes": job.nodes, "numProcPerNode": job.gpus, "resourcesPerNode": resources}}
-        return {"apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": kind,
-                "metadata": {"name": job.name}, "spec": spec}
+        return head | {"apiVersion": "trainer.kubeflow.org/v1alpha1", "spec": {
+            "runtimeRef": {"name": "torch-distributed"}, "activeDeadlineSeconds": limit,
+            "trainer": container | {"numNodes": job.nodes, "numProcPerNode": job.gpus,
+                                    "resourcesPerNode": resources}}}
     torchrun += [f"--nnodes={job.nodes}", f"--nproc-per-node={job.gpus}", "--rdzv-backend=c10d",
-                 f"--rdzv-id={job.name}", f"--rdzv-endpoint={job.name}-node-0-0.{job.name}:29400"]
-    container |= {"name": "node", "resources": resources}
+                 f"--rdzv-endpoint={job.name}-node-0-0.{job.name}:29400"]
     pods = {"restartPolicy": "Never", "terminationGracePeriodSeconds": job.save_seconds,
-            "containers": [container]}
-    template = {"spec": deadline | {"parallelism": job.nodes, "completions": job.nodes,
-                "completionMode": "Indexed", "backoffLimit": 0, "template": {"spec": pods}}}
-    return {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": kind, "metadata": {"name": job.name},
-            "spec": {"failurePolicy": {"maxRestarts": job.requeues}, "replicatedJobs": [
-                {"name": "node", "replicas": 1, "template": template}]}}
+            "containers": [container | {"name": "node", "resources": resources}]}
+    nodes = {"parallelism": job.nodes, "completions": job.nodes, "completionMode": "Indexed",
+             "backoffLimit": 0, "activeDeadlineSeconds": limit, "template": {"spec": pods}}
+    return head | {"apiVersion": "jobset.x-k8s.io/v1alpha2", "spec": {
+        "failurePolicy": {"maxRestarts": job.requeues},
+        "replicatedJobs": [{"name": "node", "replicas": 1, "template": {"spec": nodes}}]}}
 
 
 def invalid(manifest):

@@ -39,6 +39,11 @@ def die_with(parent):
         os._exit(1)
 
 
+def fetch(url):
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        return answer.read()
+
+
 class Monitor:
     """Scrapes what has a file in `targets`, and alerts by `rules`, until the block ends.
 
@@ -50,11 +55,14 @@ class Monitor:
     address  where all three listen: loopback, or an address of a network namespace
     popen    (argv, stdout=, stderr=) -> Popen: starts a process, maybe in a namespace. What it
              starts must end when it is killed
+    fetch    (URL) -> the text that is there, maybe by a process in that namespace
     scrape   seconds between scrapes, and between evaluations of rules
     """
 
-    def __init__(self, folder, rules, address="127.0.0.1", popen=start, scrape=1):
-        self.folder, self.address, self.popen = Path(folder), address, popen
+    def __init__(self, folder, rules, address="127.0.0.1", popen=start, fetch=fetch,
+                 scrape=1):
+        self.folder, self.address = Path(folder), address
+        self.popen, self.fetch = popen, fetch
         self.rules, self.scrape, self.processes = [*rules], scrape, {}
         self.targets, self.inbox = self.folder / "targets", self.folder / "alerts.jsonl"
 
@@ -136,8 +144,7 @@ class Monitor:
     def query(self, expression):
         """[({label: value}, number)] of Prometheus now."""
         url = f"http://{self.server}/api/v1/query?" + urllib.parse.urlencode({"query": expression})
-        with urllib.request.urlopen(url, timeout=10) as answer:
-            found = json.load(answer)["data"]["result"]
+        found = json.loads(self.fetch(url))["data"]["result"]
         return [(each["metric"], float(each["value"][1])) for each in found]
 
     def close(self):

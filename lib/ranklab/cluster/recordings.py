@@ -20,7 +20,7 @@ import numpy as np
 SCRAPE = 15.0  # seconds
 SECONDS, DATA = "train_step_seconds", "train_data_seconds"  # the first contains the second
 TEMP, CLOCK, POWER = "DCGM_FI_DEV_GPU_TEMP", "DCGM_FI_DEV_SM_CLOCK", "DCGM_FI_DEV_POWER_USAGE"
-ECC, LINK = "DCGM_FI_DEV_ECC_SBE_VOL_TOTAL", "node_infiniband_symbol_error_total"  # counters
+ECC, SYMBOLS = "DCGM_FI_DEV_ECC_SBE_VOL_TOTAL", "node_infiniband_symbol_error_total"  # counters
 MFU = "train_mfu"
 HOST = 8  # ranks
 SICK = {"hot GPU": "it throttles: clock and power fall, its steps get longer",
@@ -67,7 +67,7 @@ def record(kind, seed):
         factor=1 + noise(0.01, 1, ranks) + noise(0.02), data=0.01 * np.abs(1 + noise(0.3)),
         temp=62 + noise(4, 1, ranks) + noise(0.7) + 2 * np.sin(np.arange(scrapes) / 25)[:, None],
         clock=1700 + noise(12, 1, ranks) + noise(12), again=np.zeros(scrapes),  # messages, in steps
-        errors={ECC: draw.poisson(0.002, shape), LINK: draw.poisson(0.02, shape)})
+        errors={ECC: draw.poisson(0.002, shape), SYMBOLS: draw.poisson(0.02, shape)})
     change(run, kind, draw, onset, who)
     pauses(draw, run.factor)
     seconds = step * (run.factor * run.clock[:1].mean() / run.clock + run.data)
@@ -101,7 +101,7 @@ def change(run, kind, draw, onset, who):
         run.clock[:, who] *= 1 - np.clip(0.015 * (run.temp[:, who] - 81), 0, 0.3)
     elif kind == "bad link":
         bursts = late[:, 0] * (draw.random(scrapes) < 0.5)
-        run.errors[LINK][:, who] += draw.poisson(draw.uniform(3, 30), scrapes) * bursts
+        run.errors[SYMBOLS][:, who] += draw.poisson(draw.uniform(3, 30), scrapes) * bursts
         run.again = draw.uniform(0.2, 1.0) * bursts
     elif kind == "dying memory":
         rate = late * 0.5 * np.exp(np.minimum(since, 60) / 9)

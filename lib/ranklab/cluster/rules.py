@@ -61,3 +61,16 @@ def straggler_rule(factor, minutes):
         "annotations": {"summary": "run {{ $labels.run }}: rank {{ $labels.rank }} takes "
                                    "{{ $value | humanize }} times as long as the median rank"},
     }
+
+
+def silent_host_rule(minutes):
+    """A Prometheus rule, as a dict: it alerts for each host of which no rank has answered a scrape
+    for `minutes` minutes. A rank that ends well says so to Prometheus: see Exporter.close.
+    """
+    return {
+        "alert": "SilentHost",
+        "expr": 'max by (host) (up{job="train"}) == 0',
+        "for": f"{minutes}m",
+        "labels": {"severity": "critical"},
+        "annotations": {"summary": "{{ $labels.host }}: none of its ranks answers"},
+    }

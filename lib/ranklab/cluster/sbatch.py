@@ -4,25 +4,23 @@ import shlex
 
 
 def sbatch_script(job):
-    """The text of a batch script for `sbatch`, which runs the Job under torchrun.
+    """The text of a batch script for `sbatch`: the Job under torchrun, requeued where it fails.
 
-    options   --job-name, --nodes, --time; --ntasks-per-node=1; of each node job.gpus GPUs, and
-              job.cpus CPUs for each GPU; --requeue, one --output with the job's number (%j) in its
-              name, to which a requeue appends
-    agents    srun starts one torchrun, found in the PATH, on each host, with all its CPUs: since
-              Slurm 22.05 srun does not take them over. --rdzv-backend=c10d, and on all hosts one
-              --rdzv-endpoint: the first host of the allocation, whose list is as in
-              "gpu[07,12-13]", and a port that depends on the job's number, because jobs may share
-              a host; one --rdzv-id of the job, and --max-restarts. No fixed list of hosts
-    saving    job.save_seconds before the end all ranks get a SIGTERM: of --signal, or of scancel
-              by the script. Then they have these seconds, on each host: torchrun's shutdown timeout
-              is 30 s otherwise. srun waits as long when one agent has ended (--wait, at least 30
-              s); then it ends the others, also where one has died
-    requeue   whenever srun fails and all is saved, job.requeues times at most. Else the script
-              ends with srun's exit code, also where scontrol can't requeue it
-    the rest  job.environment, exported as it is, whatever it holds; NCCL_SOCKET_IFNAME and
-              GLOO_SOCKET_IFNAME with an interface, and not without; srun's --container-image (of
-              the pyxis plugin) with an image, as it stands
+    #SBATCH   long options: --job-name, --nodes, --ntasks-per-node=1, --gpus-per-node,
+              --cpus-per-task (job.cpus for each GPU), --time in minutes, --requeue,
+              --open-mode=append, --output with %j, the job's number, in it, and --signal=TERM@
+              with job.save_seconds: all ranks get a SIGTERM so long before the end
+    export    job.environment, whatever its values hold; TORCH_ELASTIC_SHUTDOWN_TIMEOUT
+              (job.save_seconds); NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME (job.interface), but
+              neither of them without an interface
+    srun      starts `torchrun` itself on each node, with the same --cpus-per-task, with
+              --kill-on-bad-exit=0 and --wait (job.save_seconds + 30)
+    torchrun  --nnodes, --nproc-per-node, --max-restarts, --rdzv-backend=c10d, --rdzv-id (the job's
+              number), --rdzv-endpoint: the first host of $SLURM_JOB_NODELIST, a list as in
+              "gpu[07,12-13],big2", and a port from 1024 to 65535 that differs from job to job,
+              because two may share a host; then job.command
+    the end   The exit code is srun's. If it is not 0, `scontrol requeue` gets the job's number
+              first, while SLURM_RESTART_COUNT (not set in the first life) is below job.requeues
     source    sbatch(1), srun(1), scontrol(1)
     lab       15
     """
@@ -30,24 +28,20 @@ def sbatch_script(job):
     variables = dict.fromkeys(names, job.interface) | dict(job.environment)
     variables["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(job.save_seconds)
     exports = "\n".join(f"export {name}={shlex.quote(text)}" for name, text in variables.items())
-    image = f"--container-image={shlex.quote(job.image)} " if job.image else ""
+    cpus = job.cpus * job.gpus
     return f"""#!/bin/bash
-#SBATCH --job-name={shlex.quote(job.name)}
-#SBATCH --nodes={job.nodes} --ntasks-per-node=1
-#SBATCH --gpus-per-node={job.gpus} --cpus-per-task={job.cpus * job.gpus}
+#SBATCH --job-name={shlex.quote(job.name)} --output=%x-%j.log --open-mode=append --requeue
+#SBATCH --nodes={job.nodes} --ntasks-per-node=1 --gpus-per-node={job.gpus} --cpus-per-task={cpus}
 #SBATCH --time={job.minutes} --signal=TERM@{job.save_seconds}
-#SBATCH --requeue --open-mode=append --output=%x-%j.log
-
 {exports}
 head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-srun --cpus-per-task={job.cpus * job.gpus} --kill-on-bad-exit=0 \\
-    --wait={max(30, job.save_seconds)} {image}torchrun \\
+srun --cpus-per-task={cpus} --kill-on-bad-exit=0 --wait={job.save_seconds + 30} torchrun \\
     --nnodes={job.nodes} --nproc-per-node={job.gpus} --max-restarts={job.restarts} \\
     --rdzv-backend=c10d --rdzv-id="$SLURM_JOB_ID" \\
     --rdzv-endpoint="$head:$((20000 + SLURM_JOB_ID % 10000))" {shlex.join(job.command)}
 code=$?
 if [ "$code" -ne 0 ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {job.requeues} ]; then
-    scontrol requeue "$SLURM_JOB_ID" && sleep 60  # until Slurm ends this script
+    scontrol requeue "$SLURM_JOB_ID"
 fi
 exit "$code"
 """

@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from ranklab.cluster.recordings import CLOCK, DATA, ECC, LINK, SCRAPE, SECONDS, TEMP
+from ranklab.cluster.recordings import CLOCK, DATA, ECC, SCRAPE, SECONDS, SYMBOLS, TEMP
 from ranklab.plots.style import FAINT, INK, TONES, bars, figure, styled
 
 ROWS = {SECONDS: "step, s", DATA: "for data, s", TEMP: "GPU, C", CLOCK: "SM, MHz",
-        ECC: "ECC errors\n(10 scrapes)", LINK: "link errors\n(10 scrapes)"}
+        ECC: "ECC errors\n(10 scrapes)", SYMBOLS: "link errors\n(10 scrapes)"}
 
 
 @styled
@@ -19,7 +19,7 @@ def recorded(recording, alarm=None, title=""):
     fig, axes = figure(8.6, 6.4, rows=len(ROWS) // 2, cols=2, sharex=True)
     for ax, (name, words) in zip(axes.T.flat, ROWS.items()):
         values = recording.metrics[name]
-        if name in (ECC, LINK):
+        if name in (ECC, SYMBOLS):
             values = values - np.vstack([values[:1]] * 10 + [values])[:len(values)]
         minutes = np.arange(len(values)) * SCRAPE / 60
         for rank in range(values.shape[1]):

@@ -1,6 +1,6 @@
-"""The figure of lab 15 about NCCL: the rings of a log over its nodes."""
+"""The figures of lab 15 about networks: what they carry, and the rings of a log over its nodes."""
 
-from ranklab.plots.style import FAINT, INK, TONES, figure, styled
+from ranklab.plots.style import FAINT, INK, TONES, bars, figure, styled
 
 MOST = 4  # rings that are drawn
 
@@ -35,4 +35,24 @@ def rings(log, title="The rings that NCCL made"):
     ax.set_yticks(range(len(shown)), [f"channel {channel}" for channel in shown])
     ax.set_xticks([])
     ax.grid(visible=False)
+    return fig
+
+
+@styled
+def networks(speeds, nbytes, title="What a node can send"):
+    """A bar for each network: GB/s, and the seconds that `nbytes` take.
+
+    speeds  {name: bytes/s}
+    """
+    fig, ax = figure(8, 0.9 + 0.5 * len(speeds))
+    rates = [each / 1e9 for each in speeds.values()]
+    bars(ax, range(len(rates)), rates, 0, barh=True)
+    for place, rate in enumerate(rates):
+        ax.annotate(f"{rate:.3g} GB/s; {nbytes / 1e9 / rate:.3g} s", (rate, place), (5, 0),
+                    textcoords="offset points", va="center", fontsize=9)
+    ax.set_yticks(range(len(rates)), list(speeds))
+    ax.invert_yaxis()
+    ax.set(xscale="log", xlim=(min(rates) / 2, 20 * max(rates)), title=title,
+           xlabel=f"GB/s out of a node; seconds for {nbytes / 1e9:.0f} GB")
+    ax.grid(axis="y", visible=False)
     return fig

@@ -10,18 +10,16 @@ from ranklab.cluster.storage import TECTONIC, Load, storage_plan
 
 # Llama 3 405B: 405.85 billion parameters (planner/published), 2 bytes and 12 of the optimizer
 LLAMA = Load(2048, 8, 25e9, 14 * 405.85e9, 1200.0)
-SECONDS = storage_plan(LLAMA, TECTONIC).save_seconds
 
 JOBS = (
     Exercise(sbatch_script, check_sbatch_script, hints=(
-        "Which process of the job gets which signal, and what is each waiting for then?",
-        "--signal=TERM@seconds without B: goes to all processes of all tasks, and no trap is "
-        "needed. torchrun ends with 1 then, and so does srun: requeue. srun --wait gives the other "
-        "hosts their time, TORCH_ELASTIC_SHUTDOWN_TIMEOUT the ranks.",
-        'head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1); srun --cpus-per-task= '
-        "--kill-on-bad-exit=0 --wait=.. torchrun .. {shlex.join(job.command)}; code=$?; if [ $code "
-        "-ne 0 ] && [ ${SLURM_RESTART_COUNT:-0} -lt N ]; then scontrol requeue $SLURM_JOB_ID && "
-        "sleep 60; fi; exit $code. In an f-string { is {{.",
+        "Write it for one job by hand first. What must another job change in it?",
+        "shlex.quote is for a value, shlex.join for a command. In an f-string { is {{. Only the "
+        "running script knows its host and its number: bash asks and computes, not Python.",
+        'head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1); srun .. torchrun .. '
+        '--rdzv-endpoint="$head:$((20000 + SLURM_JOB_ID % 10000))" {shlex.join(job.command)}; '
+        "code=$?; if [ $code -ne 0 ] && [ ${SLURM_RESTART_COUNT:-0} -lt N ]; then scontrol requeue "
+        "$SLURM_JOB_ID; fi; exit $code",
     )),
     Exercise(train_job_manifest, check_train_job_manifest, hints=(
         "Who counts the nodes, who starts the ranks, and who starts them again?",
@@ -34,9 +32,9 @@ JOBS = (
     Exercise(storage_plan, check_storage_plan, hints=(
         "Through which three places must each byte or file go, and how fast is each?",
         "A dict of three seconds for a save and one for a restart; the largest counts, and names "
-        "the bound. Then a turn: an interval or what storage needs in it, and a save if all wait.",
-        "busy = interval * max(rate / nodes / link, rate / system.read) + saving * load.beside; "
-        "turn = max(interval, busy) + saving * (not load.beside); lost = 1 - interval / turn",
+        "the bound. Then a turn: an interval, or what is beside it, and a save if the job waits.",
+        "beside = interval * max(data / nodes / link, data / system.read) + saving * background; "
+        "turn = max(interval, beside) + saving * (not background); lost = 1 - interval / turn",
     )),
 )
 
@@ -47,25 +45,22 @@ PREDICTIONS_OF_JOBS = (
         hint="How often do ranks start in one life of the job, and how many lives has it?",
         mistakes={30.0: "each is on top of a first start", 33.0: "each life begins with a start "
                   "that is no restart", 40.0: "the first life is no requeue", 14.0: "torchrun "
-                  "counts anew in each life of the job", 13.0: "torchrun counts anew in each "
-                  "life of the job"},
+                  "counts anew in each life of the job"},
         why="11 lives of 4 starts. Neither count knows the other.",
     ),
     Prediction(
         "cluster_pods", solution="4 * (3 + 1)", unit="pods", tolerance=0, answer=lambda: 16.0,
         hint="Which pods are made anew when one of them fails?",
         mistakes={7.0: "all begin anew, not the failed pod alone", 12.0: "the first life is no "
-                  "restart", 4.0: "each restart makes new pods", 128.0: "a pod has 8 GPUs, and a "
-                  "container each for all of its ranks"},
+                  "restart", 128.0: "a pod has 8 GPUs: its container runs all 8 ranks"},
         why="A JobSet deletes all of its Jobs and makes them anew: 4 pods in each of 4 lives.",
     ),
     Prediction(
         "cluster_save_seconds", solution="405.85e9 * 14 / 2e12", unit="seconds", tolerance=0.05,
-        answer=lambda: SECONDS,
+        answer=lambda: storage_plan(LLAMA, TECTONIC).save_seconds,
         hint="How many bytes are in the checkpoint, and how many can be written in a second?",
         mistakes={405.85e9 * 2 / 2e12: "those are the weights: the optimizer has 12 bytes more for "
                   "each", 405.85e9 * 14 / 7e12: "that is its peak, which it does not sustain",
-                  405.85e9 * 14 / 25e9: "that is through the link of one node; all nodes write",
                   405.85e9 * 14 * 8 / 2e12: "2 TB/s are bytes"},
         why="5.7 TB at 2 TB/s. By one rank, through one link of 25 GB/s, it takes 3.8 minutes.",
     ),

@@ -4,13 +4,13 @@ import re
 import statistics
 
 from ranklab.checks.beside import expect
-from ranklab.checks.cluster.series import FLOPS, PEAK, SCRAPE, stepped, trained
 from ranklab.checks.exercise import Exercise, Mistake, Prediction
 from ranklab.cluster import rules
 from ranklab.cluster.alerts import alerts, seconds
 from ranklab.cluster.promql import (
     ARITHMETIC, COMPARE, Evaluator, NotCovered, as_vector, missing, parse,
 )
+from ranklab.cluster.stories import FLOPS, PEAK, SCRAPE, stepped, trained
 
 KEYS = {"alert", "expr", "for", "keep_firing_for", "labels", "annotations"}
 FOR = ("`for` waits: what is over before is no alert. And a long range keeps what was in it for as "

@@ -3,4 +3,6 @@
 from ranklab.projects.cluster.links import try_links
 from ranklab.projects.cluster.node_loss import lose_a_node
 
-__all__ = ["lose_a_node", "try_links"]
+from ranklab.projects.cluster.watched import watched_report, watched_run
+
+__all__ = ["lose_a_node", "try_links", "watched_report", "watched_run"]

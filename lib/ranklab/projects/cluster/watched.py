@@ -1,12 +1,12 @@
 """A training that a real Prometheus watches: one rank is slow, and the alert names it."""
 
+import contextlib
 import os
 import signal
 import time
 
-from ranklab.baseline.flops import transformer_flops
-from ranklab.cluster.exporter import DCGM, Exported, Exporter
-from ranklab.cluster.monitor import Monitor
+from ranklab.cluster.exporter import DCGM, Exported, Exporter, exporting
+from ranklab.cluster.poller import watcher
 from ranklab.data_parallel.training import DataParallel
 from ranklab.engine import device, launch
 from ranklab.models.gpt import GPT, GPTConfig
@@ -14,7 +14,6 @@ from ranklab.text_trainer import TextTrainer, TrainConfig, text_for
 
 SHAPE = GPTConfig(n_layer=2, n_head=2, n_embd=32, n_ctx=64)
 CONFIG = TrainConfig(steps=100_000, batch=8, log_every=1, eval_batch=8)
-PEAK = 50e9  # FLOP/s of a core, as a round number: MFU here is for show
 
 
 class Sleeper(TextTrainer):
@@ -40,17 +39,10 @@ def train(rank_sleeps, targets, inbox, address, limit):
     rank, end = trainer.parallel.rank, time.monotonic() + limit
     trainer.is_over = lambda: inbox.stat().st_size > 0 or time.monotonic() > end
     trainer.sleep = rank_sleeps[rank]
-    labels = {"run": "gpt", "rank": rank}
-    trainer.exporter = Exporter(labels, address, targets)
-    trainer.exporter.set(train_peak_flops=PEAK, train_flops_per_token=(
-        transformer_flops(shape, 1, shape.n_ctx) / shape.n_ctx))
-    gpu = Exporter(labels | {"gpu": rank}, address, targets, DCGM)  # a stand-in: no GPU is there
+    gpu = Exporter({"run": "gpt", "rank": rank, "gpu": rank}, address, targets, DCGM)  # a stand-in
     gpu.set(DCGM_FI_DEV_SM_CLOCK=1980, DCGM_FI_DEV_GPU_TEMP=60, DCGM_FI_DEV_XID_ERRORS=0)
-    try:
+    with contextlib.closing(gpu), exporting(trainer, "gpt", targets, address):
         trainer.fit()
-    finally:
-        trainer.exporter.close()
-        gpu.close()
     return trainer.steps_done
 
 
@@ -61,7 +53,8 @@ def watched_run(folder, rule, ranks=4, slow=2, sleep=0.1, limit=60, address="127
     rule   a dict as of straggler_rule
     error  TimeoutError where no alert came in `limit` seconds
     """
-    with Monitor(folder, [rule], address) as monitor:
+    kind = watcher()
+    with kind(folder, [rule], address) as monitor:
         began = time.time()
         sleeps = [sleep if rank == slow else 0.002 for rank in range(ranks)]
         steps = launch(train, sleeps, monitor.targets, monitor.inbox, address, limit, ranks=ranks,
@@ -69,6 +62,19 @@ def watched_run(folder, rule, ranks=4, slow=2, sleep=0.1, limit=60, address="127
         alert = monitor.wait(rule["alert"], 1)
         seconds = monitor.query("avg by (rank) (avg_over_time(train_step_seconds[1m]))")
         tokens, = monitor.query("sum by (run) (max_over_time(train_tokens_total[1m]))")
-    return {"alert": alert, "seconds": alert["time"] - began, "steps": steps[0],
+        mfu, = monitor.query("sum by (run) (rate(train_tokens_total[1m])) * max by (run) ("
+                             "max_over_time(train_flops_per_token[1m])) / sum by (run) ("
+                             "max_over_time(train_peak_flops[1m]))")
+    return {"by": kind.__name__, "alert": alert, "mfu": mfu[1], "seconds": alert["time"] - began, "steps": steps[0],
             "tokens": tokens[1], "step_seconds": {
                 int(labels["rank"]): x for labels, x in seconds}}
+
+
+def watched_report(found):
+    """What the server saw, as text."""
+    ranks = sorted(found["step_seconds"].items())
+    return "\n".join([
+        f"{found['by']}: {found['alert']['annotations']['summary']}",
+        f"the alert came {found['seconds']:.0f} s after the start, in step {found['steps']}; "
+        f"{found['tokens']:,.0f} tokens, MFU {found['mfu']:.2%}",
+        "own time of a step: " + ", ".join(f"rank {rank} {1e3 * x:.0f} ms" for rank, x in ranks)])

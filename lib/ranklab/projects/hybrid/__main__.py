@@ -21,7 +21,7 @@ def act(options, config):
     if options.dry_run:
         return dry_run_report(options.size, config.job(shape), layout)
     return report(run(options.size, layout, resume=options.resume, path=options.path, shape=shape,
-                      **watched(), **vars(config)))
+                      export=options.export, **watched(), **vars(config)))
 
 
 project = Project(__package__, __doc__, Options, act)

@@ -82,6 +82,8 @@ class Options(Resumed, OnText):
     layout: str | None = option(None, "dp x tp x pp and more: 2x2x2,zero,sp,virtual=2")
     shape: str | None = option(None, "layers x width x heads x tokens x vocabulary of a GPT of "
                                "your own: 8x64x8x32x256")
+    export: str | None = option(None, "a folder: Prometheus finds each rank's metrics by files "
+                                "in it")
     dry_run: bool = option(False, "one process poses as rank 0")
 
     def settings(self):

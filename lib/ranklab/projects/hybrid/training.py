@@ -2,11 +2,13 @@
 
 import dataclasses
 import functools
+from pathlib import Path
 
 import torch
 
 from ranklab import hardware
 from ranklab.checkpoint.reshard import reshard_checkpoint
+from ranklab.cluster.exporter import Exported, exporting
 from ranklab.engine import device, launch
 from ranklab.engine.in_place import is_started_by_another
 from ranklab.expert_parallel import MoEConfig, moe_gpt
@@ -25,8 +27,8 @@ from ranklab.trainer import PRECISIONS, due
 
 def run(size="laptop", layout=None, build=build_mesh, parallelize=parallelize,
         sync=tied_embedding_sync, norm=mesh_grad_norm, reshard=reshard_checkpoint, resume=False,
-        until=None, path=None, shape=None, experts=0, progress=False, timeout=LAUNCH_LIMIT,
-        **changes):  # fmt: skip
+        until=None, path=None, shape=None, experts=0, export=None, progress=False,
+        timeout=LAUNCH_LIMIT, **changes):  # fmt: skip
     """The model is trained on all ranks of the layout; returns a dict for `report`.
 
     layout   None: the one of this size, 2 x 2 x 2 on a laptop
@@ -35,6 +37,7 @@ def run(size="laptop", layout=None, build=build_mesh, parallelize=parallelize,
     path     a text of your own
     shape    a GPTConfig; None: that of this size
     experts  more than 0: so many in each block
+    export   a folder: Prometheus finds each rank's metrics by files in it
     changes  of Config: steps=100, micro_batch=1, ...
     """
     its_shape, config, its_own = SIZES[size]
@@ -43,7 +46,7 @@ def run(size="laptop", layout=None, build=build_mesh, parallelize=parallelize,
     config.refuse_what_does_not_fit(shape, layout)
     text, shape = text_for(shape, config, path)
     found = launch(_work, shape, text, config, layout, build, (parallelize, sync, norm), progress,
-                   resume and reshard, until, timeout=timeout, stream=progress,
+                   resume and reshard, until, export, timeout=timeout, stream=progress,
                    ranks=None if is_started_by_another() else layout.ranks)
     parts = {"build_mesh": build, "parallelize": parallelize, "tied_embedding_sync": sync,
              "mesh_grad_norm": norm, **({"reshard_checkpoint": reshard} if resume else {})}
@@ -51,13 +54,14 @@ def run(size="laptop", layout=None, build=build_mesh, parallelize=parallelize,
             "authors": authors(parts)}
 
 
-def _work(shape, text, config, layout, build, parts, progress, reshard, until):
+def _work(shape, text, config, layout, build, parts, progress, reshard, until, export):
     """On each rank: what it has seen. After the last step one more is counted."""
     hybrid = Hybrid(layout.new_mesh(build, config.per_node or None), layout, *parts)
     trainer = HybridTrainer(new_model(shape, "meta"), text, config, hybrid, progress)
     if reshard:
         trainer.resume(reshard)
-    history = trainer.fit(until)
+    with exporting(trainer, Path(config.checkpoint or "hybrid").name, export):
+        history = trainer.fit(until)
     seen = {"loss": history.held_out.get(config.steps), "alone": None, "history": history,
             "steps": trainer.steps_done, "bubbles": trainer.bubbles,
             "shown": trainer.shown() if history.steps else {},
@@ -81,7 +85,7 @@ def new_model(shape, where="cpu"):
         return moe_gpt(shape) if isinstance(shape, MoEConfig) else GPT(shape)
 
 
-class HybridTrainer(TextTrainer):
+class HybridTrainer(Exported, TextTrainer):
     """TextTrainer that logs the bubble. A step that is logged is timed: it waits for the GPU."""
 
     def __init__(self, model, text, config, hybrid, progress):

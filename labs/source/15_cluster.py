@@ -1,0 +1,770 @@
+# %% [markdown]
+# # 15 Cluster: where it really runs
+#
+# > 210 minutes · difficulty 4/5 · **laptop**: everything; what needs root, Slurm or Prometheus says so, and is skipped without · **cluster**: the same scripts, by `sbatch` or `kubectl`
+
+# %% [markdown]
+# ## 1. Story
+#
+# A model of 10B parameters trains on four nodes of eight H100s. Nothing fails, and the loss falls as it should. But a step takes 14 seconds, and by the arithmetic it should take 5. After two days somebody reads the log: `NET/Socket`. The job's script has a line from a blog, `NCCL_IB_DISABLE=1`. So NCCL left out eight InfiniBand cards of 400 Gb/s and took the one Ethernet card of 25 Gb/s. The gradients of a step, 30 GB for each node, need 9.6 seconds instead of 0.08.
+#
+# The code of this run was right. Its surroundings were not: a job is also what the scheduler is told, which network NCCL takes, how fast the storage is, and whether anybody notices. This lab builds each of these: a batch script that saves, requeues itself and goes on; NCCL's settings from a description of the nodes; NCCL's log, read by a function; alert rules for a real Prometheus; the same job for Kubernetes. In the project a real Slurm on your machine loses a node, and the run goes on.
+#
+# It needs labs 00 to 03; the project runs lab 12's.
+
+# %%
+import json
+import math
+import os
+import re
+import shlex
+import socket
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from ranklab import answer, check, device, hint, launch, questions
+from ranklab.cluster.job import Job
+
+# %% [markdown]
+# ## 2. Picture
+#
+# What leaves a node in a second, by each of its networks, and how long the gradients of 10B parameters take over it on four nodes. The scale is logarithmic:
+
+# %%
+from ranklab.plots import cluster_links
+
+cluster_links.networks({
+    "8 InfiniBand cards, 400 Gb/s each": 8 * 400e9 / 8,
+    "1 Ethernet card, 100 Gb/s": 100e9 / 8,
+    "1 Ethernet card, 25 Gb/s": 25e9 / 8,
+    "management, 1 Gb/s": 1e9 / 8,
+}, nbytes=2 * 3 / 4 * 2 * 10e9)
+
+# %% [markdown]
+# ## 3. Smallest working code
+#
+# A scheduler gives you machines, and starts one program on each. That program is torchrun, an *agent*: it starts the ranks of its node. The agents must find each other. All of them get the same address, of the first host; there they meet, count themselves, and number the ranks. Here two agents on one machine play two hosts:
+
+# %%
+program = Path(tempfile.mkdtemp(), "meet.py")
+program.write_text("""
+import os
+import torch.distributed as dist
+from ranklab import launch
+
+name = f"host {os.environ['GROUP_RANK']}"
+lines = launch(lambda: f"{name}: rank {dist.get_rank()} of {dist.get_world_size()}")
+if dist.get_rank() == 0:
+    print(*lines, sep="\\n")
+""")
+with socket.socket() as free:
+    free.bind(("127.0.0.1", 0))
+    meet_at = "127.0.0.1:%d" % free.getsockname()[1]
+
+# %% tags=["nbval-check-output"]
+def agent(host):
+    gpu = str(host) if torch.cuda.device_count() > 1 else ""  # each host has its own
+    return subprocess.Popen(
+        [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1",
+         "--rdzv-backend=c10d", "--rdzv-id=lab15", f"--rdzv-endpoint={meet_at}",
+         "--local-addr=127.0.0.1", program], env=os.environ | {"CUDA_VISIBLE_DEVICES": gpu},
+        text=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+
+
+agents = [agent(host) for host in range(2)]
+print("".join(sorted(each.communicate(timeout=120)[0] for each in agents)))
+
+# %% [markdown]
+# (The place where they meet, torch's TCPStore, listens on all addresses, and has no password. On a cluster that port belongs behind a firewall.)
+#
+# Nobody told an agent which host it is. But somebody must tell them *how many* they are and *where* they meet. What starts them again when one is lost? Who gives them time to save? And what carries their bytes? That is the lab.
+
+# %% [markdown]
+# ## 4. Build it
+
+# %% [markdown]
+# ### 4.1 A batch script that comes back
+# > difficulty 4/5 · importance 5/5 · 30 minutes · about 20 lines
+#
+# **Predict.** torchrun may restart all ranks 3 times, and Slurm may requeue the job 10 times. How often do the ranks start, at most?
+
+# %%
+check(cluster_starts=...)
+
+# %% [markdown]
+# Slurm gives a job its nodes and runs the *batch script* on the first of them. In it `srun` starts a *task* on each node; here a task is a torchrun, which starts the node's ranks. A job ends in one of three ways: all is done, something failed, or the time is up. After the last two the run should save, and the job should go back into the queue.
+#
+# The difficult part is the signals: which process gets which, and how long it may live after that. This is what the man pages and a real Slurm 22.05 with two nodes say:
+#
+# | what is done | what the ranks see |
+# |---|---|
+# | `--signal=TERM@300` | SIGTERM, 300 s before the end (up to a minute earlier) |
+# | `--signal=B:TERM@300` | nothing: only the batch shell gets it |
+# | `kill -TERM` of srun's process | SIGKILL at once: "srun: forcing job termination" |
+# | `scancel --signal=TERM $SLURM_JOB_ID` | SIGTERM |
+# | `scontrol requeue` while they run | SIGTERM, and SIGKILL after KillWait (30 s by default) |
+# | `srun --kill-on-bad-exit=1`, one host has saved and ended with 1 | on the others SIGTERM, and SIGKILL after KillWait, in the middle of their save |
+# | `srun --wait=300`, the same | the others have 300 s |
+#
+# After a SIGTERM torchrun gives its ranks 30 s, unless `TORCH_ELASTIC_SHUTDOWN_TIMEOUT` says more. `Job` is given:
+
+# %%
+import inspect
+
+print(inspect.getsource(Job))
+
+
+# %%
+def sbatch_script(job):
+    """The text of a batch script for `sbatch`: the Job under torchrun, requeued where it fails.
+
+    #SBATCH   long options: --job-name, --nodes, --ntasks-per-node=1, --gpus-per-node,
+              --cpus-per-task (job.cpus for each GPU), --time in minutes, --requeue,
+              --open-mode=append, --output with %j in it, which is the job's number, and
+              --signal=TERM@seconds: all ranks get a SIGTERM job.save_seconds before the end
+    export    job.environment, whatever its values hold; TORCH_ELASTIC_SHUTDOWN_TIMEOUT, which is
+              job.save_seconds; with an interface, and only then, it is NCCL_SOCKET_IFNAME and
+              GLOO_SOCKET_IFNAME
+    srun      starts `torchrun` itself on each node, with the same --cpus-per-task, with
+              --kill-on-bad-exit=0 and --wait, job.save_seconds + 30
+    torchrun  --nnodes, --nproc-per-node, --max-restarts, --rdzv-backend=c10d, --rdzv-id: the job's
+              number; --rdzv-endpoint: the first host of $SLURM_JOB_NODELIST, a list as in
+              "gpu[07,12-13],big2", and a port from 1024 to 65535 that differs from job to job: they
+              may share a host; then job.command
+    the end   srun's exit code. Where that is not 0, `scontrol requeue` with the job's number comes
+              before it, if SLURM_RESTART_COUNT, not set in the first life, is below job.requeues
+    source    sbatch(1), srun(1), scontrol(1)
+    """
+    raise NotImplementedError("exercise 4.1: about 20 lines")
+
+
+# %%
+sbatch_script = check(sbatch_script)
+
+# %% [markdown]
+# The check runs your text by bash. `srun`, `scontrol`, `scancel` and `torchrun` in its PATH are stand-ins, which write down what they are asked, and fail or take signals as the real ones do. Any script that does the right thing passes. Yours, for lab 12's 10B:
+
+# %% tags=["nbval-check-output"]
+job = Job("gpt-10b", nodes=4, gpus=8, command=("-m", "ranklab.projects.hybrid", "--size", "10b"),
+          interface="eth1", environment=(("DATA", "/data/my text"),))
+print(sbatch_script(job))
+
+# %% [markdown]
+# ### 4.2 Tell NCCL which network
+# > difficulty 3/5 · importance 5/5 · 30 minutes · about 20 lines
+#
+# A GPU node has several networks: a card of 400 Gb/s beside each GPU, others for storage, Ethernet for people and the scheduler, bridges of containers. NCCL chooses among them, and often well. But it does not know that a card belongs to storage. Each node chooses alone. And where a driver is missing one morning, NCCL takes TCP and says so only in its log.
+#
+# **Predict.** A node has eight cards of 400 Gb/s and an Ethernet interface of 25 Gb/s. NCCL falls back to sockets over that interface. How many times fewer bytes leave a node in a second?
+
+# %%
+check(cluster_fallback_times_slower=...)
+
+# %% [markdown]
+# NVIDIA's guide has two kinds of NCCL variables. Some describe the system, which interface and which cards, and belong in the job's script. The others are for debugging, and "should not be used in production nor retained in scripts": NCCL_P2P_DISABLE, NCCL_ALGO, NCCL_PROTO. Many scripts have five of them, from a blog, for a machine that is long gone.
+#
+# A value is a list of prefixes: `mlx5_1` selects `mlx5_10`, too. `=` before the list means whole names, `^` means all others. So `NCCL_IB_HCA==mlx5_1` is no slip: the first `=` is the shell's. `selected` follows NCCL's rules:
+
+# %% tags=["nbval-check-output"]
+from ranklab.cluster.nccl import Hca, Interface, Node, Topology, node_bandwidth, selected
+
+cards = ["mlx5_0:1", "mlx5_1:1", "mlx5_1:2", "mlx5_10:1"]
+for value in ("mlx5_1", "=mlx5_1", "=mlx5_1:1", "^=mlx5_10"):
+    print(f"NCCL_IB_HCA={value:10s} selects", *selected(value, cards))
+
+# %% [markdown]
+# A `Topology` holds what is known about a job's nodes:
+
+# %%
+for given in (Interface, Hca, Node, Topology):
+    print(inspect.getsource(given))
+
+
+# %%
+def nccl_environment(topology):
+    """{variable: value}, all text: what must be set for this job, the same on all nodes. No more.
+
+    Of one node: {}. Of several:
+    NCCL_NET            the plugin's name; without one "IB" where all nodes have an HCA port in
+                        common (RoCE is "IB", too), else "Socket". So NCCL fails where that network
+                        is missing, and does not quietly take a slower one
+    NCCL_SOCKET_IFNAME  selects the fastest interfaces, all of them: by sockets they carry the data
+    GLOO_SOCKET_IFNAME  the name of one of these; gloo has no "="
+    NCCL_IB_HCA         with "IB": selects the common ports; all of one link, InfiniBand or Ethernet
+                        (they can't talk to each other): the one with more Gb/s on a node
+    NCCL_IB_TC          with "IB", where somebody said a traffic class
+    NCCL_CROSS_NIC      with "IB" and two ports or more: "0" on rails, "1" on one switch
+    Common is what jobs may use and what is up, by the same name (and port) on every node. What a
+    value selects on each node is that and no more, by NCCL's rules, which selected() follows.
+    NCCL_DEBUG may be set, too.
+    error   ValueError where nodes have no interface in common: NCCL starts over one of them always
+    """
+    raise NotImplementedError("exercise 4.2: about 20 lines")
+
+
+# %%
+nccl_environment = check(nccl_environment)
+
+# %% [markdown]
+# Four clusters: InfiniBand with eight cards for jobs and four for storage; RoCE, which is InfiniBand's protocol over Ethernet, as in Llama 3's cluster (400 Gb/s for each GPU, arXiv 2407.21783, 3.3.1); plain Ethernet; and the first one again, with a driver missing on one node:
+
+# %% tags=["nbval-check-output"]
+ethernet = (Interface("lo", 0, "host"), Interface("eth0", 1, "management"), Interface("eth1", 25))
+compute = tuple(Hca(f"mlx5_{i}", 400) for i in (0, 1, 3, 4, 5, 6, 8, 9))
+storage = tuple(Hca(f"mlx5_{i}", 200, use="storage") for i in (2, 7, 10, 11))
+roce = tuple(Hca(f"mlx5_{i}", 400, "Ethernet") for i in range(8))
+clusters = {"InfiniBand": (compute + storage,) * 2, "RoCE": (roce,) * 2, "Ethernet": ((),) * 2,
+            "a driver is missing": (compute + storage, ())}
+for name, hcas in clusters.items():
+    nodes = tuple(Node(f"node{i}", ethernet, each) for i, each in enumerate(hcas))
+    topology = Topology(nodes, fabric="rails")
+    environment = nccl_environment(topology)
+    print(f"{name}: {node_bandwidth(topology, environment) / 1e9:.1f} GB/s leave a node")
+    for variable, value in environment.items():
+        print(f"    {variable}={value}")
+
+# %% [markdown]
+# In the last cluster the description knows that a driver is missing, so all nodes take Ethernet. Had it broken after the script was made, `NCCL_NET=IB` would end the job at once: "Failed to initialize any NET plugin". That is cheaper than a week at 1/128 of the bandwidth. Many scripts set `NCCL_IB_GID_INDEX=3` for RoCE. It was needed once (NVIDIA/nccl issue 426). Since 2.21 NCCL finds the index, and a number from another machine may be wrong.
+
+# %% [markdown]
+# ### 4.3 Read what NCCL did
+# > difficulty 4/5 · importance 5/5 · 40 minutes · about 25 lines
+#
+# With `NCCL_DEBUG=INFO` each rank prints what it does. 16 GPUs print thousands of lines, mixed into one file. They say which way your gradients go.
+#
+# **Predict.** Two nodes of eight GPUs. NCCL makes four channels, each with a ring of all 16 ranks: each GPU sends to the next one. How many of all these links go from one node to the other?
+
+# %%
+check(cluster_links_between_nodes=...)
+
+# %% [markdown]
+# The lines, after `host:pid:thread [GPU] NCCL INFO`:
+#
+# | line | says |
+# |---|---|
+# | `comm 0x5.. rank 3 nranks 8 .. Init COMPLETE` | this process is rank 3 |
+# | `Using network IB` | what carries data between nodes |
+# | `Channel 01/04 : 0 7 6 5 ...` | the ring of channel 1; only rank 0 prints it |
+# | `Trees [0] 1/3/-1->2->0 [1] ...` | in channel 0's tree rank 2 has children 1 and 3, and parent 0 |
+# | `Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM` | 0 sends to 1 over NVLink or PCIe, by CUDA's memory handles |
+# | `... via SHM/direct/direct` | through the host's memory |
+# | `Channel 00/0 : 7[7] -> 8[0] [send] via NET/IB/0/GDRDMA` | through card 0, which reads the GPU's memory itself |
+# | `.. NCCL WARN ...` | what went wrong |
+#
+# When a collective doesn't end, torch adds lines of its own: how many collectives each rank has *enqueued*. Look at the rank that has enqueued fewer than the others.
+#
+# The patterns of these lines are given, by NCCL's source: COMM, RING, LINK, TREE, ENQUEUED. The logs of this lab were captured on an H100, except for one that says so in its first line.
+
+# %% tags=["nbval-check-output"]
+from ranklab.cluster.nccl_log import (
+    COMM, ENQUEUED, LINK, RING, TREE, Line, NcclLog, nccl_lines, read_log, suspects,
+)
+
+print(nccl_lines(read_log("killed_rank"))[0])
+print(re.search(LINK, "Channel 00/0 : 7[7] -> 8[0] [send] via NET/IB/0/GDRDMA").groupdict())
+print(re.findall(TREE, "Trees [0] 1/3/-1->2->0 [1] -1/-1/-1->2->1"))
+
+# %% [markdown]
+# `nccl_lines` takes NCCL's lines out of the text, and a `NcclLog` is what you return:
+
+# %%
+for given in (Line, NcclLog):
+    print(inspect.getsource(given))
+
+
+# %%
+def read_nccl_log(text):
+    """The NcclLog of `text`: all ranks' lines mixed with other text, or only some of them. What is
+    not said stays empty. The patterns of the lines are given.
+
+    network   after "Using network", the last time
+    hosts     a process says who it is: "comm 0x.. rank 3 nranks 8", "nRanks" in newer lines
+    rings     rank 0 prints "Channel 00/16 : 0 1 2 ...". NCCL cuts the list after 127 characters
+              ("..."). A channel without a whole list: follow from rank 0 the first link that each
+              rank opens in it; a ring only where that meets every rank once and comes back
+    trees     "Trees [0] 1/-1/-1->0->-1 [1] ...": children -> rank -> parent, of each channel
+    links     "Channel 00/0 : 0[0] -> 8[0] [send] via NET/IB/0": from 0 to 8 in channel 0. A
+              network's link is said twice, by [receive] and by [send]: [send]'s word counts
+    warnings  each NCCL WARN once, in the log's order; of which rank, by its process
+    entered   torch's "Rank 3] ... last enqueued work: 12", whatever its words; the last time
+    """
+    raise NotImplementedError("exercise 4.3: about 25 lines")
+
+
+# %%
+read_nccl_log = check(read_nccl_log)
+
+# %% [markdown]
+# Rings, read by your function. Each runs through all GPUs of a node before it leaves, and each leaves by another GPU, so each card has a ring of its own:
+
+# %%
+log = read_nccl_log(read_log("two_nodes"))
+cluster_links.rings(log)
+
+# %% tags=["nbval-check-output"]
+on_rings = [(channel, a, b) for channel, ring in log.rings.items()
+            for a, b in zip(ring, ring[1:] + ring[:1])]
+print(Counter(log.links[link].split("/")[0] for link in on_rings))
+print(sorted({log.links[link] for link in on_rings}))
+
+# %% [markdown]
+# And three runs that failed. Which rank would you look at?
+
+# %% tags=["nbval-check-output"]
+for name in ("waiting_rank", "killed_rank", "no_infiniband"):
+    report = read_nccl_log(read_log(name))
+    print(f"{name}: network {report.network or 'none'}, hosts {len(report.hosts)}")
+    for sentence in suspects(report):
+        print("   ", sentence)
+
+# %% [markdown]
+# In the killed run ranks 1 and 3 complain, rank 0 waits, and the dead rank says nothing. That is usual: the loudest ranks are its neighbours in the ring.
+
+# %% [markdown]
+# ### 4.4 Too little work
+# > difficulty 3/5 · importance 5/5 · 20 minutes · about 8 lines
+#
+# A run that hangs costs as much as a run that works. Somebody must hear of it, also at night. **Prometheus** asks each rank for its numbers ("scrapes" it), here every 15 seconds, and keeps them. It also evaluates *rules*: the expression of a rule computes with these series, and an alert is active for each series of its result. After the time in `for` it fires, and Alertmanager sends it to a person, or to a script that drains the node.
+#
+# *MFU* is the share of the GPUs' FLOP/s that the model's own FLOPs use (lab 01). It falls for every reason that makes a run slow.
+#
+# **Predict.** 16 GPUs of 989 TFLOP/s each train on 100,000 tokens a second together. The model of 7B parameters needs 42 GFLOPs for a token. How many percent is the MFU?
+
+# %%
+check(cluster_mfu_percent=...)
+
+# %% [markdown]
+# The language of the expression is PromQL. You need this much of it, for a counter `c` and a gauge `g` that have the labels run and rank:
+#
+# | PromQL | gives |
+# |---|---|
+# | `g{run="a"}` | the newest sample of each series; none where the last scrape has failed |
+# | `rate(c[5m])` | each series' growth per second over five minutes; a counter that falls has begun again at 0 |
+# | `avg_over_time(g[1m])` | the mean of the samples of a minute |
+# | `sum by (run) (g)`, `quantile by (run) (0.5, g)` | one number for each run |
+# | `x / on (run) group_left y` | each series of x divided by the one of y with the same run |
+# | `x < 0.3` | the series of x that are below 0.3; the others are gone |
+# | `for: 10m` | the alert fires when it was active at each evaluation of ten minutes |
+#
+# Your rule is judged by what it does: series go in, alerts come out, in eleven stories. A small evaluator in Python reads your PromQL; section 5 asks Prometheus whether it is right. Write a time as Prometheus does: `"10m"`.
+
+# %%
+def mfu_alert_rule(least, minutes):
+    """A Prometheus rule, a dict with the keys of a rules file: it alerts, once a run, where the
+    run's MFU has been below `least` for `minutes` minutes.
+
+    MFU      FLOPs of the model in a second / FLOP/s of all its GPUs, over some minutes: a step may
+             take more than a minute, and counters jump
+    fires    within 2 x minutes, and until it is well again, `minutes` more at most; also where
+             ranks hang, where scrapes fail now and then, where another run is fine
+    silent   while a run begins: it compiles for 4 minutes. A pause, or a restart, of a third of
+             `minutes`: counters begin again at 0, maybe on other instances. A run that has ended
+    labels   of the alert: run, but not rank; a severity
+    annotations  one of them has the run and the value in it: {{ $labels.run }}, {{ $value }}
+    metrics  train_tokens_total, a counter; train_flops_per_token; train_peak_flops, of one GPU.
+             Each rank exports all three: labels run, rank, instance, job. Scraped each 15 s
+    minutes  10 or more
+    """
+    raise NotImplementedError("exercise 4.4: about 8 lines")
+
+
+# %%
+mfu_alert_rule = check(mfu_alert_rule)
+
+# %% [markdown]
+# Your rule on an hour of a run. It compiles for 4 minutes, pauses for a checkpoint from minute 15 to 18, and is slow from minute 30 on. When do you hear of it?
+
+# %% tags=["nbval-check-output"]
+from ranklab.cluster import promql
+from ranklab.cluster.alerts import alerts
+from ranklab.cluster.stories import stepped, trained
+
+story = trained((0, [(4, 0.0), (15, 0.4), (18, 0.0), (30, 0.4), (60, 0.2)]))
+if promql.missing():
+    print(promql.missing())
+else:
+    fired = alerts(mfu_alert_rule(0.3, 10), story, range(0, 3601, 15))
+    print(f"silent for {fired[0][0] / 60:.0f} minutes; then an alert for run {fired[0][1]['run']}")
+
+# %% [markdown]
+# ### 4.5 Which rank is slow
+# > difficulty 3/5 · importance 5/5 · 20 minutes · about 8 lines
+#
+# In lab 14 the ranks found the slow one among themselves. A server outside knows the ranks by their labels only, and any number may be missing.
+#
+# **Predict.** A common rule is "more than three standard deviations above the mean". Of eight ranks seven need the same time, and one needs more. How many standard deviations is it above the mean, however slow it is? (Prometheus' `stddev` is that of a population.)
+
+# %%
+check(cluster_deviations=...)
+
+# %% [markdown]
+# So that rule can never fire with eight ranks. Something else is needed:
+
+# %%
+def straggler_rule(factor, minutes):
+    """A Prometheus rule, as a dict: it alerts for each rank that has been slower than `factor`
+    times the median rank of its run for `minutes` minutes.
+
+    fires    within 2 x minutes, and until it is well again, `minutes` more at most; also for two
+             ranks of eight, where each eighth scrape fails, while another rank is gone
+    silent   for what is slow once, even if it stays in the gauge for two scrapes: the first step, a
+             checkpoint. A rank that was slow for a third of `minutes`. All slow at once. Some that
+             are fast. A run whose steps are longer than another run's. A rank that is gone
+    labels   of the alert: run and rank; a severity
+    annotations  one of them has the run, the rank and the value in it
+    metrics  train_step_seconds, a gauge: of a rank's last step, until it reached the collective;
+             labels run, rank, instance, job. Scraped each 15 s
+    minutes  5 or more
+    """
+    raise NotImplementedError("exercise 4.5: about 8 lines")
+
+
+# %%
+straggler_rule = check(straggler_rule)
+
+# %%
+from ranklab.plots import cluster as plots
+
+story = stepped((5, 10, 99, 1.5), (3, 20, 20.5, 3.0))
+if not promql.missing():
+    plots.step_times(story, 1.2, alerts(straggler_rule(1.2, 5), story, range(0, 2401, 15)))
+
+# %% [markdown]
+# Rank 3 has one long step, and it is over before `for` is. Rank 5 stays slow, and you hear of it after five minutes. That is the price of a rule that one step can't fool.
+
+# %% [markdown]
+# ### Further
+#
+# #### `train_job_manifest`
+# > difficulty 3/5 · importance 4/5 · 25 minutes · about 25 lines
+#
+# **Predict.** A JobSet of 4 nodes with 8 GPUs each and `maxRestarts: 3`. In each life a pod fails. How many pods are made in all?
+
+# %%
+check(cluster_pods=...)
+
+# %% [markdown]
+# Kubernetes knows no ranks. A *Job* makes pods until enough of them end well. A *JobSet* holds Jobs that begin and fail together, and gives each pod a name that the others can find. Kubeflow's *TrainJob* is shorter: it says how many nodes and ranks, and its controller makes the JobSet from a runtime that the cluster's owner keeps.
+#
+# Both kinds are custom resources, and their definitions (CRDs) bring a schema. `invalid(manifest)` asks it: `ranklab/cluster/schemas/` holds Kubeflow Trainer's and JobSet's own, trimmed. What a schema can't see, the check looks for: ranks, limits, times, names.
+
+# %%
+from ranklab.cluster.manifest import invalid
+
+
+# %%
+def train_job_manifest(job, kind="TrainJob"):
+    """The Job as a dict for `kubectl apply -f`, valid by its CRD's schema: a TrainJob or a JobSet.
+
+    both      metadata.name: job.name. job.image runs `command` and `args`, lists without a shell:
+              torchrun, --max-restarts, job.command. Resources: a limit of job.gpus nvidia.com/gpu,
+              and cpu requests, job.cpus for each. env: job.environment;
+              TORCH_ELASTIC_SHUTDOWN_TIMEOUT, job.save_seconds; with an interface, and only then, it
+              is NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME
+    TrainJob  trainer.kubeflow.org/v1alpha1: runtimeRef to torch-distributed, activeDeadlineSeconds
+              (job.minutes), and a trainer: numNodes, numProcPerNode, resourcesPerNode and what both
+              have. Kubeflow tells torchrun by variables, PET_NNODES and others, how many ranks
+              there are and where they meet: neither options nor env say it again
+    JobSet    jobset.x-k8s.io/v1alpha2: failurePolicy.maxRestarts (job.requeues), and one of
+              replicatedJobs, "node", of one replica. Its Job: parallelism and completions, a pod
+              for each node, completionMode Indexed, backoffLimit 0, activeDeadlineSeconds. Its
+              pods: restartPolicy Never, terminationGracePeriodSeconds (job.save_seconds) and a
+              container, "node". torchrun gets --nnodes, --nproc-per-node, --rdzv-backend=c10d and
+              --rdzv-endpoint: any port of the first pod, whose name in a JobSet is
+              <set>-<replicated job>-<replica>-<pod>.<set>, with numbers from 0
+    error     ValueError for another kind, and without an image
+    """
+    raise NotImplementedError("exercise train_job_manifest: about 25 lines")
+
+
+# %%
+train_job_manifest = check(train_job_manifest)
+
+# %% [markdown]
+# Your manifests of the job of 4.1, by the schemas; and one with two mistakes:
+
+# %% tags=["nbval-check-output"]
+job = replace(job, image="example.org/ranklab:1")
+for kind in ("TrainJob", "JobSet"):
+    manifest = train_job_manifest(job, kind)
+    print(f"{kind}: {len(json.dumps(manifest))} bytes of JSON;", invalid(manifest) or "valid")
+
+spoilt = train_job_manifest(job)
+spoilt["spec"]["trainer"]["nprocPerNode"] = spoilt["spec"]["trainer"].pop("numProcPerNode")
+spoilt["spec"]["trainer"]["numNodes"] = "4"
+print(*invalid(spoilt), sep="\n")
+
+# %% [markdown]
+# `kubectl apply -f` takes it as JSON. We had no cluster: both kinds are validated, not run. A container's `/dev/shm` has 64 MB by default. Data loaders with workers need more: mount an `emptyDir` with `medium: Memory` there.
+
+# %% [markdown]
+# #### `storage_plan`
+# > difficulty 3/5 · importance 4/5 · 25 minutes · about 15 lines
+#
+# **Predict.** Llama 3 405B: 405.85 billion parameters, 14 bytes each in a checkpoint (2 for the weight in bf16, 12 for the optimizer). Its file system took 2 TB/s sustained and 7 TB/s at the peak (arXiv 2407.21783, 3.3.1). How many seconds does a checkpoint take, sustained?
+
+# %%
+check(cluster_save_seconds=...)
+
+# %% [markdown]
+# Three things bound a save: each node's *link*, what the *file system* takes from all nodes together, and *metadata*, because each file must be entered somewhere. A plain NFS server is one machine with one link. Lustre spreads a file's bytes over many servers, and keeps names on others. An object store has no folders, but limits the requests for each prefix. Four examples, with their sources in the library:
+
+# %% tags=["nbval-check-output"]
+from ranklab.cluster.storage import SYSTEMS, FileSystem, Load, StoragePlan
+
+for system in SYSTEMS:
+    print(f"{system.name:44} {system.write / 1e9:6.1f} GB/s, {system.operations:9,.0f} files/s")
+
+# %% [markdown]
+# What a job asks for, and what the plan says:
+
+# %%
+for given in (FileSystem, Load, StoragePlan):
+    print(inspect.getsource(given))
+
+
+# %%
+def storage_plan(load, system):
+    """The StoragePlan of a Load on a FileSystem.
+
+    A save, or the read of a restart, takes as long as the slowest of three, which names the bound:
+    "link"         all nodes that write or read, at once, each by load.link, at most system.client
+    "file system"  the bytes of all nodes, by its write or read
+    "metadata"     the files that are created, or opened by all ranks, by its operations
+    fits  Beside its work the job reads an interval's data, by links and file system as above, and
+          after them writes a save, if that is in the background. Both take an interval at most
+    lost  A turn is an interval, or what is beside it, if that takes longer; and then a save, if it
+          is not in the background. Lost is the share of the turn that is not the interval
+    """
+    raise NotImplementedError("exercise storage_plan: about 15 lines")
+
+
+# %%
+storage_plan = check(storage_plan)
+
+# %% [markdown]
+# Llama 3's checkpoint on all four by your plan, every 20 minutes, with a link of 25 GB/s a node (our assumption: 200 Gb/s). It trained on 2.7 million tokens a second (16,384 GPUs at 400 TFLOP/s, 6 FLOPs for each parameter): 11 MB/s. Text is nothing beside a checkpoint.
+
+# %% tags=["nbval-check-output"]
+llama = Load(nodes=2048, gpus=8, link=25e9, checkpoint=14 * 405.85e9, interval=1200,
+             data=4 * 2.7e6)
+for sharded in (True, False):
+    print("each rank writes its part" if sharded else "one rank writes all")
+    for system in SYSTEMS:
+        plan = storage_plan(replace(llama, sharded=sharded), system)
+        print(f"    {system.name.partition(':')[0].partition(',')[0]:8}  {plan}")
+
+# %% [markdown]
+# One writer costs minutes, and its file costs more in a restart: each of 2,048 nodes reads all of it. That is why checkpoints are sharded.
+
+# %% [markdown]
+# #### `sick_rank_alarm` - open
+# > difficulty 5/5 · importance 4/5 · 50 minutes · about 20 lines
+#
+# A rule sees one number. A person who looks for a sick GPU sees ten: clock and temperature, corrected memory errors, errors of the link, the wait for data. A bad link makes *all* ranks slow, and no rank's own time shows it. Ranks whose share is larger are slow from the start, and are well. There is no recipe.
+#
+# Nobody publishes the metrics of a large cluster together with what was wrong. So the recordings are **emulated**: `help(recordings)` says which parts are published, and which are our own choice. There are five kinds of sickness, and eight kinds of health that look like one:
+
+# %%
+from ranklab.cluster import recordings
+from ranklab.cluster.alarm import rule_alarm, score
+from ranklab.cluster.recordings import CLOCK, DATA, ECC, SECONDS, SYMBOLS, record
+
+for kind, words in (recordings.SICK | recordings.HEALTHY).items():
+    print(f"{kind:14} {words}")
+plots.recorded(record("hot GPU", seed=3))
+
+# %% [markdown]
+# A sick run counts 1 for an alarm at once, falling to 0 for an alarm after 15 minutes or none; a healthy run counts 1; a false alarm counts 0. The mean is the score. An alarm that never fires has 0.62, the rule of 4.5 alone 0.64, the library's answer 0.94: its alarm comes after 140 s on average. On 520 runs that nobody had looked at it made one false alarm.
+
+# %%
+### BEGIN SOLUTION
+
+
+### END SOLUTION
+def sick_rank_alarm(metrics):
+    """The rank that is sick, or None: asked at each scrape, with all that was scraped of one run so
+    far. Of a sick host any rank.
+
+    metrics  {name: (scrapes, ranks)}, and train_mfu: (scrapes,); a scrape each 15 s, NaN where it
+             failed. Not changed. Names, and what may happen to a run: see recordings. Errors are
+             counters
+    counted  the seconds from onset to alarm; false alarms: in a healthy run, before the onset, of
+             another rank. The first alarm ends a run
+    least    of 39 recordings that the lab has not shown one may have a false alarm, and their Score
+             is 0.88 or more. On 26 that are drawn in that moment it is 0.75 or more
+    """
+    raise NotImplementedError("exercise sick_rank_alarm: about 20 lines")
+
+
+# %%
+sick_rank_alarm = check(sick_rank_alarm)
+
+# %% [markdown]
+# Your alarm beside the rule of 4.5, on other runs than the check's:
+
+# %%
+runs = recordings.recordings(seeds=range(3))
+plots.alarms({"yours": score(sick_rank_alarm, runs), "straggler_rule": score(rule_alarm, runs)})
+
+# %% [markdown]
+# ## 5. The real thing
+#
+# **Prometheus' own test.** Your straggler rule goes into a rules file, with series and what should come, and `promtool test rules` says whether Prometheus agrees with the small evaluator of the checks:
+
+# %%
+from ranklab.cluster.promtool import promtool_on
+
+print(promql.missing() or promtool_on(straggler_rule(1.2, 5), story, range(0, 2401, 15)))
+
+# %% [markdown]
+# `labs/jobs/monitoring/` has the files for a cluster: `prometheus.yml`, the rules, and a Grafana dashboard with MFU, tokens/s, own step times, stragglers and GPUs. `promtool` and `amtool` accept them. The dashboard was never opened, because Grafana was not there; a test evaluates each of its queries. On a cluster the GPUs' numbers come from NVIDIA's dcgm-exporter on each node. Here a stand-in exports its names.
+#
+# **TensorBoard** reads files, so it needs no server beside the training. What a trainer's History holds, written and read back:
+
+# %% tags=["nbval-check-output"]
+from ranklab.cluster.curves import (
+    read_scalars, read_trace, traced_steps, waits_in_traces, write_scalars,
+)
+from ranklab.trainer import History
+
+history = History([1, 50], [3.125, 2.25], speed=[0.0, 950.0], waits=[0.0, 0.5], held_out={50: 2.5})
+with tempfile.TemporaryDirectory() as folder:
+    if promql.missing("tensorboard"):
+        print(promql.missing("tensorboard"))
+    else:
+        write_scalars(folder, history)
+        print(*read_scalars(folder).items(), sep="\n")
+
+# %% [markdown]
+# `tensorboard --logdir FOLDER` shows the curves. **Weights & Biases** works without a network, too: `write_wandb(folder, history)` writes the same with `mode="offline"`, and `wandb sync FOLDER` sends it later. `make lab` does not install it; it was run with wandb 0.31.0.
+#
+# **A trace.** Metrics say who is slow, a trace says why. `torch.profiler` writes a JSON file for each rank, which ui.perfetto.dev opens. Rank 1 of three computes eight times as much here. Which rank waits least in the all-reduce?
+
+# %%
+with tempfile.TemporaryDirectory() as folder:
+    paths = launch(traced_steps, folder, 1, ranks=3)
+    print(read_trace(paths[1])[0])
+    waits = waits_in_traces(paths)
+print("seconds in all-reduces:", {rank: round(x, 3) for rank, x in waits.items()})
+print("all wait for rank", min(waits, key=waits.get))
+
+# %% [markdown]
+# On GPUs NVIDIA's own tools see more. These two lines were not run here:
+#
+# ```bash
+# nsys profile --trace=cuda,nvtx,osrt -o rank%q{RANK} python train.py
+# ncu --set full --kernel-name regex:gemm --launch-count 3 -o gemm python train.py
+# ```
+#
+# nsys shows a timeline of kernels, NCCL and NVTX ranges. ncu takes one kernel apart and runs it several times for that, so give it no collective: the other ranks would wait.
+#
+# **Where a team outgrows one machine.** Nobody should write a scheduler: Slurm, Kubernetes, Ray and the clouds have one. They differ in what they give a job (all nodes at once, or pod after pod), how many seconds it has to save, and how a node learns its place. `labs/jobs/agent.py` reads that place in five ways and starts torchrun; behind it is always lab 12's training. The table says what we did with each, on machines without a GPU, and a test holds it to its proofs. *Run*: it did its work. *Validated*: its own schema takes our file, and nothing was submitted.
+
+# %% tags=["nbval-check-output"]
+from ranklab.cluster import systems
+
+print(systems.table())
+
+# %% [markdown]
+# ## 6. Project
+#
+# **A run that is watched.** Four ranks train a GPT. Each serves its numbers at a port of its own, and a file tells the server of it. Rank 2 waits 0.1 s for each batch. The server is a real Prometheus with Alertmanager where they are installed (`apt install prometheus prometheus-alertmanager`), and else a small one of the library. It evaluates *your* rule, here with `for: 2s`, and the training goes on until the alert has reached a webhook:
+
+# %%
+from ranklab.projects import cluster as project
+
+rule = straggler_rule(1.5, 5) | {"for": "2s"}
+with tempfile.TemporaryDirectory() as folder:
+    print(project.watched_report(project.watched_run(folder, rule)))
+
+# %% [markdown]
+# The step time of every rank is the same, because all wait for rank 2. Its own time is what the rule sees.
+#
+# **A job that loses a node.** For this a real Slurm runs on your machine: hosts in network namespaces, each with fake GPUs, and accounting. It takes lab 12's job, submitted by `labs/jobs/cluster.sbatch`, and pulls the plug of a host. In a terminal, as root (3 minutes; `apt install slurm-wlm munge slurmdbd mariadb-server`):
+#
+# ```bash
+# make slurm
+# ```
+#
+# PROJECT_SLURM_TEXT
+#
+# **Your turn.** Change one thing, and first write down what you expect: another `slow` rank, two milliseconds more instead of a hundred, a rule with a higher factor. When does the alert come? Does it come?
+
+# %%
+rule = straggler_rule(3.0, 5) | {"for": "4s"}
+with tempfile.TemporaryDirectory() as folder:
+    print(project.watched_report(project.watched_run(folder, rule, slow=0, sleep=0.05)))
+
+# %% [markdown]
+# ## 7. Measure
+#
+# Two nodes of two ranks sum a tensor of 1 MB. How many of its bytes leave a node? Slurm may place ranks in blocks (0 and 1 on the first node) or cyclically (0 and 2). A flat ring pays for the second; a hierarchical sum never does. Predicted by formula, counted on real ranks, and the seconds that a gradient of 20 GB would need between two nodes:
+
+# %% tags=["nbval-check-output"]
+from ranklab.collectives import hierarchical_all_reduce, node_groups, ring_all_reduce
+from ranklab.meter import Traffic
+
+
+def leaving(way, placement):
+    host = {"block": lambda rank: rank // 2, "cyclic": lambda rank: rank % 2}[placement]
+    inside, across = node_groups(2)
+    if placement == "cyclic":
+        inside, across = across, inside
+    x, rank = torch.ones(250_000, device=device()), dist.get_rank()
+    with Traffic() as traffic:
+        ring_all_reduce(x) if way == "flat" else hierarchical_all_reduce(x, inside, across)
+    return host(rank), sum(n for to, n in traffic.bytes_to.items() if host(to) != host(rank))
+
+
+for way, placement, formula in (("flat", "block", 2 * 3 / 4), ("flat", "cyclic", 2 * 2 * 3 / 4),
+                                ("hierarchical", "block", 1), ("hierarchical", "cyclic", 1)):
+    counted = sum(n for host, n in launch(leaving, way, placement, ranks=4) if host == 0)
+    print(f"{way:12} {placement:6}  predicted {formula:3.1f} MB, counted {counted / 1e6:3.1f} MB;  "
+          f"20 GB: {20 * formula / 400:4.2f} s by InfiniBand, {20 * formula / 3.125:4.1f} s "
+          "at 25 Gb/s")
+
+# %% [markdown]
+# NCCL knows which ranks share a host, and orders its rings by that, however Slurm places them. What it can't repair is the second column: the wrong network costs 128 times, the wrong ring 3 times. On a real Slurm with links of 200 Mbit/s (`make slurm`) the ratio of flat and cyclic to hierarchical was LINKS_RATIO; the formula says 3.0.
+
+# %% [markdown]
+# ## 8. Interview questions
+#
+# Say your answer aloud before you unfold it. `ranklab drill --lab 15` in a terminal asks these and more, with other numbers each time.
+
+# %%
+questions("15_cluster")
+
+# %% [markdown]
+# ## 9. On real GPUs
+#
+# ```bash
+# sbatch labs/jobs/cluster.sbatch                    # Slurm; ParallelCluster makes the cluster
+# sky jobs launch labs/jobs/skypilot.yaml            # Kubernetes, by SkyPilot
+# aws sagemaker create-training-job --cli-input-yaml file://labs/jobs/sagemaker.yaml
+# gcloud batch jobs submit ranklab-hybrid --location us-central1 --config labs/jobs/gcp_batch.yaml
+# python labs/jobs/ray_train.py                      # two workers here; one is killed
+# python labs/jobs/validate.py                       # asks the tools that are installed
+# ```
+#
+# Each file is a GPT of 70B parameters on 256 H100s. Its first lines say how to make it small, what was validated and what was run. No cloud was asked, and no image was built here. Two things cost most of the first day, and they differ from cloud to cloud. The *network*: EFA needs AWS's plugin in the image, Google's A3 needs GPUDirect-TCPX. Without them NCCL takes TCP, and only its log tells. Set `NCCL_NET`, and the job fails instead. And the *seconds* after a SIGTERM: `--signal` in Slurm, 120 s on SageMaker, a pod's terminationGracePeriodSeconds. A save must fit.
+#
+# Ray Train ran eleven times on two busy cores. In ten, of 52 to 187 s, it went on from step 5 after a worker's death and ended with the loss of an undisturbed run; once Ray's own start timed out.
+
+# %% [markdown]
+# ## 10. What we left out
+#
+# - **Several process groups in one log.** Each group has a communicator with ranks of its own, and most lines don't say which they mean.
+# - **NVLS and CollNet**, which reduce in a switch, have lines of their own in NCCL's log.
+# - **Who may run when**: fair share, priorities, preemption, gang scheduling on Kubernetes.
+# - **Images**: what a container must hold to reach the cards (MOFED, plugins of a cloud) is the cloud's to say.
+#
+# Next: **16_clinic** (planned).

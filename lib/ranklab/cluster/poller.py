@@ -1,0 +1,86 @@
+"""A Poller: what Monitor does, by this library's evaluator, where Prometheus is not installed."""
+
+import contextlib
+import json
+import re
+import threading
+import time
+import urllib.request
+
+from ranklab.cluster.alerts import alerts
+from ranklab.cluster.monitor import Monitor, missing
+from ranklab.cluster.promql import NAME, STALE, Evaluator, as_vector, parse, without
+
+SAMPLE = re.compile(r"(\w+)\{(.*)\} (\S+)")  # as our Exporter writes it
+TEMPLATE = re.compile(r"\{\{\s*\$(?:labels\.(\w+)|value)[^}]*\}\}")
+
+
+class Poller(Monitor):
+    """Scrapes what has a file in `targets`, evaluates `rules`, and writes alerts that fire to its
+    inbox, once each, until the block ends. In this process: it listens nowhere.
+    """
+
+    def __enter__(self):
+        self.targets.mkdir(parents=True, exist_ok=True)
+        self.inbox.touch()
+        self.series, self.polls, self.fired, self.over = {}, 0, set(), threading.Event()
+        self.thread = threading.Thread(target=self.poll, daemon=True)
+        self.thread.start()
+        return self
+
+    def poll(self):
+        while not self.over.wait(self.scrape):
+            self.polls += 1  # a poll's number x scrape is its time
+            fresh = self.scraped()
+            for labels in self.series.keys() | fresh.keys():
+                points = self.series.setdefault(labels, [])
+                points.append((self.polls * self.scrape, fresh.get(labels, STALE)))
+            for rule in self.rules:
+                self.judge(rule)
+
+    def scraped(self):
+        """{labels: value} of all targets that answer."""
+        found = {}
+        for path in self.targets.glob("*.json"):
+            with contextlib.suppress(OSError, ValueError):  # it has just ended
+                group = json.loads(path.read_text())[0]
+                target, = group["targets"]
+                with urllib.request.urlopen(f"http://{target}/metrics", timeout=2) as answer:
+                    for name, labels, value in SAMPLE.findall(answer.read().decode()):
+                        pairs = re.findall(r'(\w+)="([^"]*)"', labels)
+                        key = frozenset({(NAME, name), ("instance", target), *pairs,
+                                         *group["labels"].items()})
+                        found[key] = float(value)
+        return found
+
+    def judge(self, rule):
+        """What of `rule` fires for the first time is in the inbox."""
+        times = range(0, self.polls * self.scrape + 1, self.scrape)
+        for at, labels in alerts(rule, self.series, times):
+            key = rule["alert"], frozenset(labels.items())
+            if at != times[-1] or key in self.fired:
+                continue
+            self.fired.add(key)
+            value = next((x for own, x in self.query(rule["expr"])
+                          if own.items() <= labels.items()), float("nan"))
+            words = {name: TEMPLATE.sub(lambda found: labels.get(found[1], "") if found[1]
+                                        else f"{value:.4g}", text)
+                     for name, text in rule.get("annotations", {}).items()}
+            with open(self.inbox, "a") as inbox:
+                inbox.write(json.dumps({
+                    "time": time.time(), "status": "firing", "annotations": words,
+                    "labels": {**labels, "alertname": rule["alert"]}}) + "\n")
+
+    def query(self, expression):
+        now = self.polls * self.scrape
+        found = as_vector(Evaluator(dict(self.series), self.scrape)(parse(expression), now))
+        return [(dict(without(labels, NAME)), value) for labels, value in found.items()]
+
+    def close(self):
+        self.over.set()
+        self.thread.join(10)
+
+
+def watcher():
+    """Monitor where Prometheus is installed, else Poller."""
+    return Poller if missing() else Monitor
