@@ -22,18 +22,17 @@ def keep(series, name, run, rank, values, node=0):
     series[labels] = series.get(labels, []) + points
 
 
-def trained(*lives, ranks=4, run="a", step=8.0, fails=False, series=None, dies=None, moves=True,
-            end=0):  # fmt: skip
+def trained(*lives, ranks=4, run="a", step=8.0, fails=False, series=None, dies=None,
+            moves=True):  # fmt: skip
     """Series of a run for mfu_alert_rule, added to `series`.
 
     lives  one for each start of its processes: (minute of the start, [(until minute, MFU), ...])
     step   seconds of a step at an MFU of 0.4
     moves  the second life is on other nodes
-    end    minute until which there may be nothing more
     dies   minute from which the last rank is no longer scraped
     """
     series = {} if series is None else series
-    size = max(end, *(until for _, parts in lives for until, _ in parts)) * 60 // SCRAPE + 1
+    size = lives[-1][1][-1][0] * 60 // SCRAPE + 1
     for life, (start, parts) in enumerate(lives):
         done, counts = 0.0, [None] * int(start * 60 // SCRAPE)
         for i in range(len(counts), int(parts[-1][0] * 60 // SCRAPE) + 1):

@@ -2,7 +2,6 @@
 
 import re
 from collections import Counter, defaultdict
-from itertools import groupby
 
 from ranklab.cluster.nccl_log import COMM, ENQUEUED, LINK, RING, TREE, NcclLog, nccl_lines
 
@@ -43,78 +42,6 @@ def nccl_environment__by_exclusion(topology):
     if topology.fabric and sum(each[1] == link for each in ports) > 1:
         env.update(NCCL_CROSS_NIC="0" if topology.fabric == "rails" else "1")
     return env
-
-
-def nccl_environment__step_by_step(topology):
-    if len(topology.nodes) == 1:
-        return {}
-    first, *others = topology.nodes
-    names = [i for i in first.interfaces if i.use == "jobs" and i.up]
-    ports = [h for h in first.hcas if h.use == "jobs" and h.up]
-    for node in others:
-        names = [i for i in names if any(i.name == j.name and j.use == "jobs" and j.up
-                                         for j in node.interfaces)]
-        ports = [h for h in ports if any(h.label == g.label and h.link == g.link and g.up
-                                         and g.use == "jobs" for g in node.hcas)]
-    assert_some = max(names, key=lambda i: i.gbit, default=None)
-    if assert_some is None:
-        raise ValueError("nothing in common")
-    names = [i.name for i in names if i.gbit == assert_some.gbit][::-1]
-    env = dict(NCCL_NET="Socket", NCCL_SOCKET_IFNAME="=" + ",".join(names),
-               GLOO_SOCKET_IFNAME=names[-1])
-    if topology.plugin:
-        return env | {"NCCL_NET": topology.plugin}
-    ib, roce = ([h for h in ports if h.link == link] for link in ("InfiniBand", "Ethernet"))
-    ports = ib if sum(h.gbit for h in ib) >= sum(h.gbit for h in roce) else roce
-    if ports:
-        both = Counter(h.name for node in topology.nodes for h in node.hcas if h.up)
-        alone = max(both.values()) == len(topology.nodes)  # each card has one port
-        env |= {"NCCL_NET": "IB",
-                "NCCL_IB_HCA": "=" + ",".join(h.name if alone else h.label for h in ports)}
-        if isinstance(topology.traffic_class, int):
-            env["NCCL_IB_TC"] = str(topology.traffic_class)
-        cross = {"rails": "0", "one switch": "1"}.get(topology.fabric)
-        if cross and len(ports) > 1:
-            env["NCCL_CROSS_NIC"] = cross
-    return env
-
-
-def read_nccl_log__rings_of_links_alone(text):
-    ranks, opened, links = {}, defaultdict(dict), {}
-    trees, warned = defaultdict(dict), []
-    size = 0
-    for line in nccl_lines(text):
-        comm, link = re.match(COMM, line.text), re.fullmatch(LINK, line.text)
-        if comm:
-            ranks[line.host, line.pid] = int(comm["rank"])
-            size = int(comm["ranks"])
-        if link:
-            key = tuple(int(link[name]) for name in ("channel", "source", "target"))
-            if link["side"] != "receive" or key not in links:
-                links[key] = link["via"]
-            if link["side"] != "receive" and key[1] not in opened[key[0]]:
-                opened[key[0]][key[1]] = key[2]
-        for channel, rank, parent in re.findall(TREE, line.text.partition("Trees")[2]):
-            trees[int(channel)][int(rank)] = parent
-    for line in nccl_lines(text):
-        own = [ranks.get((line.host, line.pid)), line.text]
-        if line.warns and own not in warned:
-            warned.append(own)
-    rings = {}
-    for channel, after in opened.items():
-        ring = [0]
-        for _ in range(size - 1):
-            ring.append(after.get(ring[-1]))
-        if None not in ring and len(set(ring)) == size and after.get(ring[-1]) == 0:
-            rings[channel] = ring
-    hosts = {host: [rank for _, rank in of] for host, of in groupby(
-        sorted((host, rank) for (host, _), rank in ranks.items()), key=lambda each: each[0])}
-    entered = {}
-    for rank, work in re.findall(ENQUEUED, text):
-        entered[int(rank)] = int(work)
-    return NcclLog((re.findall(r"Using network (.+)", text) or [""])[-1], hosts, rings,
-                   {c: {r: int(p) for r, p in tree.items()} for c, tree in trees.items()},
-                   links, warned, entered)
 
 
 def read_nccl_log__in_passes(text):

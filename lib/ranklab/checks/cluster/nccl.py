@@ -43,11 +43,9 @@ CASES = {  # name: (topology, interfaces, HCAs or what is used instead, other va
     "8 ports on rails, 4 for storage": (Topology(
         _nodes(COMPUTE + STORAGE, COMPUTE + STORAGE), fabric="rails"), "eth1", COMPUTE,
         {"NCCL_CROSS_NIC": "0"}),
-    "nobody said how switches are wired": (
-        Topology(_nodes(COMPUTE, COMPUTE), traffic_class=0), "eth1", COMPUTE, {"NCCL_IB_TC": "0"}),
     "a port is down on one of three nodes": (
-        Topology(_nodes(COMPUTE, _down(COMPUTE, "mlx5_3"), COMPUTE)), "eth1",
-        _down(COMPUTE, "mlx5_3"), {}),
+        Topology(_nodes(COMPUTE, _down(COMPUTE, "mlx5_3"), COMPUTE), traffic_class=0), "eth1",
+        _down(COMPUTE, "mlx5_3"), {"NCCL_IB_TC": "0"}),
     "RoCE, all ports on one switch": (
         Topology(_nodes(ROCE, ROCE), fabric="one switch", traffic_class=106), "eth1", ROCE,
         {"NCCL_IB_TC": "106", "NCCL_CROSS_NIC": "1"}),
@@ -62,9 +60,9 @@ CASES = {  # name: (topology, interfaces, HCAs or what is used instead, other va
     "Ethernet alone, two fast interfaces": (Topology(
         _nodes((), (), interfaces=TWO_FAST), fabric="rails", traffic_class=106), "eth1 eth2",
         "Socket", {}),
-    "a node without HCAs": (Topology(_nodes(COMPUTE, (), COMPUTE)), "eth1", "Socket", {}),
-    "an interface is down on the last node": (Topology((
-        *_nodes((), ()), Node("node2", _down(ETHERNET, "eth1")))), "eth2", "Socket", {}),
+    "a node has no HCAs, the last one lacks an interface": (Topology((
+        *_nodes(COMPUTE, ()), Node("node2", _down(ETHERNET, "eth1"), COMPUTE))), "eth2", "Socket",
+        {}),
     "a plugin": (Topology(_nodes(COMPUTE, COMPUTE), "AWS Libfabric", "rails", 3), "eth1",
                  "AWS Libfabric", {}),
 }
