@@ -1,6 +1,1 @@
 """A job on a real Slurm loses a node and goes on; and links between hosts: slow, cut, flapping."""
-
-from ranklab.projects.cluster.links import try_links
-from ranklab.projects.cluster.node_loss import lose_a_node
-
-__all__ = ["lose_a_node", "try_links"]
