@@ -22,7 +22,7 @@ SLOW_FILES = ("test_wrong_answers", "test_grade", "test_engine_scripts", "test_e
 
 # Files whose tests share nothing: any worker takes any of them, so they fill all cores at the end.
 # The shortest tests come last.
-SPREAD_FILES = ("test_rehearse_labs", "test_wrong_answers")
+SPREAD_FILES = ("test_cluster_slurm", "test_rehearse_labs", "test_wrong_answers")
 
 
 def pytest_addoption(parser):

@@ -4,6 +4,7 @@ What a host is, what the project finds, and that nothing stays when its process 
 """
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -15,10 +16,9 @@ import pytest
 
 from ranklab.cluster import hosts, slurm
 from ranklab.cluster.hosts import Hosts, until
-from ranklab.projects.cluster.config import Links
-from ranklab.projects.cluster.links import try_links
+from ranklab.projects.cluster import links
+from ranklab.projects.cluster.dashboard import watching
 from ranklab.projects.cluster.node_loss import lose_a_node
-from ranklab.projects.cluster.report import linked, told
 
 pytestmark = [pytest.mark.sweep, pytest.mark.timeout(240)]
 
@@ -26,47 +26,44 @@ pytestmark = [pytest.mark.sweep, pytest.mark.timeout(240)]
 @pytest.fixture(scope="module", autouse=True)
 def namespaces():
     if sentence := hosts.missing():
-        print(sentence)  # once, for `make slurm`
         pytest.skip(sentence)
 
 
 @pytest.fixture(scope="module")
 def daemons(namespaces):
     if sentence := slurm.missing():
-        print(sentence)
         pytest.skip(sentence)
 
 
 def test_a_job_that_loses_a_node_ends_as_if_nothing_had_happened(daemons):
-    with Hosts(3) as machines:
+    said = []
+    with Hosts(3) as machines, watching(machines, print) as monitor:
         cluster = slurm.Slurm(machines)
-        found = lose_a_node(cluster)
-    print("\n".join(told(found, cluster.no_sacct)))
-    assert found.is_good() and found.step < found.steps and "Not responding" in found.reason
-    states = [row["State"] for row in found.rows]
-    assert states == ["NODE_FAIL", "COMPLETED"] or (cluster.no_sacct and not states)
+        assert lose_a_node(cluster, monitor, both(said))
+    text = "\n".join(said)
+    assert "Slurm calls it DOWN: Not responding" in text and " 0 differ from" in text
+    assert re.findall("sacct: ([A-Z_]+)", text) == ["NODE_FAIL", "COMPLETED"] or cluster.no_sacct
+    if monitor:
+        assert text.count(" tokens/s, MFU ") == 2, text
+        assert "an alert reaches the webhook: node2: none of its ranks answers" in text
 
 
-def test_what_does_not_come_is_named_with_the_end_of_a_log(daemons):
-    with Hosts(1) as machines:
-        cluster = slurm.Slurm(machines)
-        with pytest.raises(TimeoutError, match="node1 down: not in .* s\n    "):
-            cluster.wait_for_node("node1", "down", 0.2)
-        script = machines.folder / "fails.sh"
-        script.write_text("#!/bin/sh\necho it is broken\nexit 3\n")
-        log = machines.folder / "fails.log"
-        job = cluster.submit(script, options=[f"--output={log}"])
-        with pytest.raises(RuntimeError, match="(?s)job 1 is FAILED, not COMPLETED.*it is broken"):
-            cluster.wait_for(job, "COMPLETED", 60, log)
+def both(said):
+    """Prints, and keeps what is printed."""
+    def say(*words):
+        print(*words, flush=True)
+        said.append(" ".join(map(str, words)))
+
+    return say
 
 
 def test_links_slow_flapping_and_cut():
-    found = try_links(Links())
-    print("\n".join(linked(found, Links())))
-    assert found.flat > 1.5 * found.hierarchical and found.formula == 3
-    assert Links.flap * 0.5 < found.flapped < found.limit and found.after < found.flapped / 4
-    assert found.missing() == ["node2"] and len(found.failures) == 4
-    assert all(each["seconds"] < found.limit + 2 for each in found.failures)
+    found = links.measure_links(print)
+    assert found["flat"] > 1.5 * found["hierarchical"] and found["formula"] == 3
+    assert links.FLAP * 0.5 < found["flapped"] < found["limit"]
+    assert found["step"] < found["flapped"] / 4
+    assert found["missing"] == ["node2"] and len(found["failures"]) == 4
+    assert all(each["seconds"] < found["limit"] + 2 for each in found["failures"])
 
 
 def test_a_host_has_a_name_processes_and_a_link_of_its_own():
@@ -98,6 +95,19 @@ def reaches(machines, name):
     code = "import urllib.request as u; u.urlopen('http://node1:8000', timeout=1)"
     return "ok" in machines.run(name, ["sh", "-c", f'{sys.executable} -c "{code}" && echo ok'],
                                 check=False)
+
+
+def test_what_does_not_come_is_named_with_the_end_of_a_log(daemons):
+    with Hosts(1) as machines:
+        cluster = slurm.Slurm(machines)
+        with pytest.raises(TimeoutError, match="node1 down: not in .* s\n    "):
+            cluster.wait_for_node("node1", "down", 0.2)
+        script = machines.folder / "fails.sh"
+        script.write_text("#!/bin/sh\necho it is broken\nexit 3\n")
+        log = machines.folder / "fails.log"
+        job = cluster.submit(script, options=[f"--output={log}"])
+        with pytest.raises(RuntimeError, match="(?s)job 1 is FAILED, not COMPLETED.*it is broken"):
+            cluster.wait_for(job, "COMPLETED", 60, log)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])

@@ -4,6 +4,6 @@ Read job.py, then what your question is about:
     jobs      sbatch.py, manifest.py, storage.py, systems.py (what was run where)
     networks  nccl.py (what to set), nccl_log.py (what it did)
     watching  exporter.py, rules.py; promql.py and alerts.py (a rule, evaluated), promtool.py;
-              monitor.py (real servers), poller.py (a small one); stories.py, recordings.py, alarm.py
+              monitor.py (real servers), poller.py; stories.py, recordings.py, alarm.py
     a cluster inside this machine  hosts.py, slurm.py
 """

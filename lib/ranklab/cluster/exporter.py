@@ -13,8 +13,7 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from ranklab.hardware import best_matmul_flops
-
+CPU_PEAK = 50e9  # FLOP/s of a core, as a round number: MFU on CPUs is for show
 METRICS = {  # name: (kind, help)
     "train_tokens_total": ("counter", "Tokens that this rank has trained since it began."),
     "train_steps_total": ("counter", "Steps since it began."),
@@ -126,14 +125,14 @@ def exporting(trainer, run, targets, address=None):
     """Inside, Prometheus finds each step of the trainer, which is Exported; without `targets` not.
 
     run      the label of all its series, beside the rank
-    address  None: that of this host's name. A CPU's peak is its best matrix product, just now
+    address  None: that of this host's name
     """
     if not targets:
         yield
         return
     address, ranks = address or socket.gethostbyname(socket.gethostname()), trainer.parallel.ranks
     trainer.exporter = Exporter({"run": run, "rank": trainer.parallel.rank}, address, targets)
-    peak = trainer.peak_flops / ranks if trainer.peak_flops else best_matmul_flops()
+    peak = trainer.peak_flops / ranks if trainer.peak_flops else CPU_PEAK
     trainer.exporter.set(train_flops_per_token=trainer.flops_per_token, train_peak_flops=peak)
     try:
         yield

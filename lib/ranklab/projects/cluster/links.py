@@ -1,99 +1,170 @@
 """Links between two hosts of two ranks each: slow, then gone for two seconds, then gone for good.
 
 Ranks take turns on the hosts, as srun --distribution=cyclic would put them, so each hop of a flat
-ring crosses the link. What runs on the ranks is link_rank.py.
+ring crosses the link. What runs on each rank is in rank_main.
 """
 
 import functools
 import json
 import os
+import socket
 import statistics
 import sys
+import textwrap
 import time
-from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
 
-from ranklab.cluster.hosts import CONTROLLER, Hosts, until
-from ranklab.collectives import best_sent_bytes
+import torch
+import torch.distributed as dist
+
+from ranklab.cluster.hosts import CONTROLLER, Hosts, missing, until
+from ranklab.collectives import (
+    best_sent_bytes, hierarchical_all_reduce, node_groups, ring_all_reduce,
+)
 from ranklab.engine.surroundings import patience
-from ranklab.projects.cluster import link_rank
-from ranklab.projects.cluster.link_rank import ANSWER, NODES, PER_NODE, RANKS
 
+NODES, PER_NODE = 2, 2
+RANKS = NODES * PER_NODE
+MBIT = 200  # of each link, in a second
+NBYTES, ROUNDS = 4 << 20, 4  # of the tensor that is summed; how often
+FLAP = 2.0  # seconds
+LIMIT = 6.0  # seconds, of a collective
 START = 45  # seconds, at most, until ranks take steps
 STEPS = 10  # before and after the flap
+PAUSE = 0.05  # seconds, in the place of a step's computation
+ANSWER = 2  # seconds that a host has for an answer
+DISCARD = 9  # a port at which nobody listens
 
 
-@dataclass
-class LinkReport:
-    """What the ranks saw."""
-
-    flat: float  # seconds, the median on the slowest rank
-    hierarchical: float
-    formula: float  # flat / hierarchical, by the bytes that cross
-    step: float  # seconds, the median
-    flapped: float  # the longest step, in which the link was gone and came back
-    after: float  # the median after it
-    limit: float  # of the group
-    failures: list  # {"rank", "host", "seconds", "error", "silent": hosts}, of each rank
-
-    def missing(self):
-        """The hosts that don't answer, in the words of ranks that still reach the controller."""
-        return sorted({host for each in self.failures if CONTROLLER not in each["silent"]
-                       for host in each["silent"]})
+def try_links(say):
+    """True where the cut link is named; where no hosts can be made, that is said."""
+    if sentence := missing():
+        say(f"links: not run; {sentence}")
+        return True
+    return bool(measure_links(say)["missing"])
 
 
-def try_links(links):
-    """A LinkReport of two fresh hosts.
+def measure_links(say):
+    """All of it has happened to two fresh hosts, and is said.
+    {"flat", "hierarchical", "step", "flapped": seconds; "formula": the ratio by bytes that cross;
+    "failures": {"rank", "host", "seconds", "error", "silent": hosts} of each rank; "missing": hosts
+    that don't answer, in the words of ranks that still reach the controller; "limit"}.
+
     error  TimeoutError where ranks do not begin, or hang
     """
-    limit = links.limit * min(2, patience())
+    limit = LIMIT * min(2, patience())
     with Hosts(NODES) as hosts:
         for name in hosts.names:
-            hosts.shape(name, links.mbit)
-        logs = [start_rank(hosts, rank, [limit, links.nbytes, links.rounds, hosts.folder])
-                for rank in range(RANKS)]
+            hosts.shape(name, MBIT)
+        log = [start_rank(hosts, rank, limit) for rank in range(RANKS)][0]
         said = functools.partial(read, hosts.folder)
-        compared = until(lambda: said("flat"), START, "the comparison of collectives", logs[0])
-        before = len(until(lambda: enough(said("step"), STEPS), START, "ten steps", logs[0]))
+        compared = until(lambda: said("flat"), START, "the comparison of collectives", log)
+        before = len(until(lambda: said("step", STEPS), START, "ten steps", log))
         hosts.cut(hosts.names[-1])
-        time.sleep(links.flap)
+        time.sleep(FLAP)
         hosts.join(hosts.names[-1])
-        steps = until(lambda: enough(said("step"), before + RANKS * STEPS), START,
-                      "steps after the flap", logs[0])
+        steps = until(lambda: said("step", before + RANKS * STEPS), START, "later steps", log)
         hosts.cut(hosts.names[-1])
-        failures = until(lambda: enough(said("error"), 1), 3 * limit + NODES * ANSWER,
-                         "an error on each rank", logs[0])
-    seconds = [max(each["seconds"] for each in steps if each["step"] == step)
-               for step in range(max(each["step"] for each in steps))]
-    at = seconds.index(max(seconds))
-    flat, hierarchical = (max(each[name] for each in compared) for name in ("flat", "hierarchical"))
-    formula = PER_NODE * best_sent_bytes("all_reduce", 1, RANKS) / best_sent_bytes(
-        "all_reduce", 1, NODES)
-    return LinkReport(flat, hierarchical, formula, statistics.median(seconds[:at]), seconds[at],
-                      statistics.median(seconds[at + 1:]), limit, failures)
+        failures = until(lambda: said("error"), 3 * limit + NODES * ANSWER,
+                         "an error on each rank", log)
+    found = {name: max(each[name] for each in compared) for name in ("flat", "hierarchical")}
+    seconds = [each["seconds"] for each in steps]
+    found |= {"formula": PER_NODE * best_sent_bytes("all_reduce", 1, RANKS)
+              / best_sent_bytes("all_reduce", 1, NODES), "step": statistics.median(seconds),
+              "flapped": max(seconds), "limit": limit, "failures": failures,
+              "missing": sorted({host for each in failures if CONTROLLER not in each["silent"]
+                                 for host in each["silent"]})}
+    tell(found, say)
+    return found
 
 
-def start_rank(hosts, rank, arguments):
+def tell(found, say):
+    flat, hierarchical = found["flat"], found["hierarchical"]
+    say(f"all-reduce of {NBYTES >> 20} MiB, two hosts of two ranks, {MBIT} Mbit/s:")
+    say(f"{1e3 * flat:7.0f} ms  flat ring, each hop from host to host")
+    say(f"{1e3 * hierarchical:7.0f} ms  hierarchical")
+    say(f"{flat / hierarchical:7.1f} x   by the bytes that cross: {found['formula']:.1f} x")
+    say(f"the link is gone for {FLAP:.0f} s: one step takes {found['flapped']:.1f} s, and it goes "
+        f"on (the median step takes {1e3 * found['step']:.0f} ms)")
+    say(f"the link is cut, and the group waits {found['limit']:.0f} s:")
+    for each in found["failures"]:
+        error = textwrap.shorten(each["error"].rpartition("] ")[2], 30, placeholder="...")
+        say(f"    rank {each['rank']} on {each['host']}: {each['seconds']:.1f} s, {error}; "
+            f"no answer from {' and '.join(each['silent'])}")
+    say(f"missing, for those that reach {CONTROLLER}: {' '.join(found['missing'])}")
+
+
+def start_rank(hosts, rank, limit):
     """The rank runs on its host; returns the file of what it prints."""
-    log = hosts.folder / f"rank{rank}.log"
     variables = {"RANK": str(rank), "WORLD_SIZE": str(RANKS), "MASTER_ADDR": hosts.names[0],
                  "MASTER_PORT": "29500", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", link_rank.__name__, *arguments]
-    with open(log, "w") as out:
+    command = [sys.executable, "-m", __name__, limit, hosts.folder / f"said.{rank}"]
+    with open(hosts.folder / f"rank{rank}.log", "w") as out:
         hosts.popen(hosts.names[rank % NODES], command, env=os.environ | variables, stdout=out,
                     stderr=out)
-    return log
+    return out.name
 
 
-def read(folder, kind):
-    """All that the ranks said of this kind; nothing until each of them said some."""
-    files = [folder / f"said.{rank}" for rank in range(RANKS)]
-    texts = [file.read_text() if file.exists() else "" for file in files]
+def read(folder, kind, least=1):
+    """All that the ranks said of this kind; nothing until each said some, and all `least`."""
+    texts = [file.read_text() for file in sorted(folder.glob("said.*"))]
     lines = [[json.loads(line) for line in text.splitlines(True) if line.endswith("\n")]
              for text in texts]
     found = [[each for each in mine if kind in each] for mine in lines]
-    return sum(found, []) if all(found) else []
+    return sum(found, []) if sum(map(bool, found)) == RANKS and len(sum(found, [])) >= least else []
 
 
-def enough(found, count):
-    """What was found, where it is at least so much from all ranks together."""
-    return found if len(found) >= max(count, RANKS) else []
+# --- on each rank ---------------------------------------------------------------------------------
+
+def rank_main(limit, path):
+    """Says what it sees, until a collective fails."""
+    dist.init_process_group("gloo", timeout=timedelta(seconds=limit))
+    rank, hosts = dist.get_rank(), [None] * RANKS
+    dist.all_gather_object(hosts, socket.gethostname())
+    x = torch.ones(NBYTES // 4)
+    with open(path, "w", buffering=1) as file:
+        def say(**what):
+            file.write(json.dumps(what) + "\n")
+
+        say(**compare(x))
+        while True:
+            start = time.perf_counter()
+            try:
+                dist.all_reduce(x[:1024])
+            except RuntimeError as error:
+                seconds = time.perf_counter() - start
+                others = sorted({CONTROLLER, *hosts} - {hosts[rank]})
+                say(rank=rank, host=hosts[rank], seconds=seconds, error=str(error),
+                    silent=[host for host in others if not answers(host)])
+                os._exit(1)  # to leave the group would wait for the others
+            say(step=True, seconds=time.perf_counter() - start)
+            time.sleep(PAUSE)
+
+
+def compare(x):
+    """Median seconds of both ways to sum x."""
+    across, inside = node_groups(PER_NODE)  # neighbours are on different hosts
+    ways = {"flat": ring_all_reduce, "hierarchical": functools.partial(
+        hierarchical_all_reduce, inside=inside, across=across)}
+    seconds = {name: [] for name in ways}
+    for _ in range(1 + ROUNDS):  # the first one makes connections
+        for name, way in ways.items():
+            dist.barrier()
+            start = time.perf_counter()
+            way(x)
+            dist.barrier()
+            seconds[name].append(time.perf_counter() - start)
+    return {name: statistics.median(each[1:]) for name, each in seconds.items()}
+
+
+def answers(host):
+    """Whether there is a host: one that refuses a connection is there."""
+    try:
+        return not socket.create_connection((host, DISCARD), timeout=ANSWER).close()
+    except OSError as error:
+        return isinstance(error, ConnectionRefusedError)
+
+
+if __name__ == "__main__":
+    rank_main(float(sys.argv[1]), Path(sys.argv[2]))

@@ -6,93 +6,115 @@ Read lose_a_node. The job is labs/jobs/cluster.sbatch, which also trains 70B on 
 import re
 import sys
 import time
-from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
 
 import torch
 
 from ranklab.checkpoint.files import Files, complete, saves
-from ranklab.cluster.hosts import until
+from ranklab.cluster.hosts import Hosts, until
+from ranklab.cluster.slurm import Slurm, missing
 from ranklab.hybrid import parse_layout
 from ranklab.projects.cluster.config import (
-    GPUS, LAYOUT, NODES, SHAPE, TRAINING, arguments,
+    GPUS, JOBS, LAYOUT, NODES, SHAPE, SLOW, SPARE, TRAINING, arguments,
 )
+from ranklab.projects.cluster.dashboard import numbers, watching
 from ranklab.projects.hybrid.config import parse_shape
 from ranklab.projects.hybrid.training import run
 
-SCRIPT = Path(__file__).resolve().parents[4] / "labs" / "jobs" / "cluster.sbatch"
 SBATCH = (f"--nodes={NODES}", f"--gpus-per-node={GPUS}", "--cpus-per-task=2", "--time=20",
           "--signal=TERM@60")
 LIMIT = 60  # seconds for whatever comes next
 
 
-@dataclass
-class NodeLoss:
-    """What happened to the job."""
-
-    job: int
-    nodes: list  # on which it began
-    nodes_after: list
-    lost: str  # the node
-    step: int  # of the last whole checkpoint
-    steps_after: int  # that the job did when it had gone on
-    steps: int  # of the whole training
-    down_after: float  # seconds, until Slurm called the node DOWN
-    again_after: float  # until it started the job again
-    reason: str  # why it is DOWN, in Slurm's words
-    rows: list  # of sacct
-    loss: float  # held out, by the job's report
-    usual_loss: float  # of a run that nothing disturbed
-    tensors: int  # in the last checkpoint
-    differ: list  # names of those that are not equal bit for bit to the undisturbed run's
-
-    def is_good(self):
-        return (self.lost not in self.nodes_after and not self.differ
-                and self.step + self.steps_after == self.steps
-                and abs(self.loss - self.usual_loss) < 1e-4)  # the report has four digits
+def try_node_loss(say):
+    """True where a fresh cluster's job loses a node without harm; where there is no Slurm, that is
+    said.
+    """
+    if sentence := missing():
+        say(f"job: not run; {sentence}")
+        return True
+    with Hosts(NODES + SPARE) as hosts, watching(hosts, say) as monitor:
+        return lose_a_node(Slurm(hosts, GPUS), monitor, say)
 
 
-def lose_a_node(slurm):
-    """Submits the job, pulls the plug of a node, and waits until it has ended; a NodeLoss."""
+def lose_a_node(slurm, monitor, say):
+    """The job is submitted, the plug of a node is pulled, and the job has ended; all of it is said.
+    True where it ended as if nothing had happened.
+
+    monitor  a Monitor on these hosts; None: without the dashboard's numbers and an alert
+    """
     saved, usual, log = (slurm.folder / name for name in ("saved", "usual", "job.log"))
-    saved.mkdir()
-    job = slurm.submit(SCRIPT, *arguments(), options=[*SBATCH, f"--output={log}"],
-                       CHECKPOINT=str(saved), VENV=sys.prefix)
-    slurm.wait_for(job, "RUNNING", LIMIT, log)
-    nodes = slurm.nodes_of(job)
+    job, nodes = submit(slurm, saved, log, monitor)
+    say(f"job {job} on {' and '.join(nodes)}, {GPUS} ranks on each")
+    if monitor:
+        say("dashboard:", until(lambda: numbers(monitor), LIMIT, "numbers of all ranks", log))
     until(lambda: complete(saved), LIMIT, f"a checkpoint of job {job}", log)
 
-    slurm.hosts.power_off(nodes[-1])
-    off, wall = time.monotonic(), time.time()
-    slurm.wait_for_node(nodes[-1], "down", LIMIT)
-    down_after = time.monotonic() - off
+    slurm.hosts.power_off(lost := nodes[-1])
+    off = time.time()
+    say(f"{lost} loses its power")
+    if monitor:
+        alert = alert_about(monitor, lost, off)
+        say(f"after {alert['time'] - off:4.1f} s an alert reaches the webhook: "
+            f"{alert['annotations']['summary']}")
+    slurm.wait_for_node(lost, "down", LIMIT)
+    say(f"after {time.time() - off:4.1f} s Slurm calls it DOWN: {slurm.why_down(lost)}")
     step, saves_before = Files(complete(saved)[-1]).index["step"], max(saves(saved))
 
     undisturbed = run("laptop", parse_layout(LAYOUT), shape=parse_shape(SHAPE),  # as it waits
                       timeout=LIMIT, checkpoint=str(usual), **TRAINING)
     slurm.wait_for(job, "RUNNING", LIMIT, log)
-    nodes_after, started = slurm.nodes_of(job), slurm.show(job)["StartTime"]
+    nodes, began = slurm.nodes_of(job), datetime.fromisoformat(slurm.show(job)["StartTime"])
+    say(f"after {began.timestamp() - off:4.1f} s the job starts again, on {' and '.join(nodes)}")
+    if monitor:
+        until(lambda: numbers(monitor) or slurm.state(job) != "RUNNING", LIMIT, "numbers", log)
+        say("dashboard:", numbers(monitor) or "the job ended before a scrape of all ranks")
     slurm.wait_for(job, "COMPLETED", LIMIT, log)
-    mine, other = state_of(saved), state_of(usual)
-    said = re.findall(r"held out: ([\d.]+) nats", log.read_text())
-    return NodeLoss(
-        job, nodes, nodes_after, nodes[-1], step,
-        TRAINING["checkpoint_every"] * (max(saves(saved)) - saves_before), TRAINING["steps"],
-        down_after,
-        datetime.fromisoformat(started).timestamp() - wall, slurm.why_down(nodes[-1]),
-        accounted(slurm, job), float(said[-1]), undisturbed["ranks"][0]["loss"], len(mine),
-        [name for name in mine.keys() | other.keys() if name not in mine or name not in other
-         or not torch.equal(mine[name], other[name])])
+    steps = TRAINING["checkpoint_every"] * (max(saves(saved)) - saves_before)
+    say(f"from the checkpoint of step {step} it does {steps} steps")
+    say_accounts(slurm, job, say)
+    loss = float(re.findall(r"held out: ([\d.]+) nats", log.read_text())[-1])
+    return (lost not in nodes and step + steps == TRAINING["steps"]
+            and is_equal(saved, usual, loss, undisturbed["ranks"][0]["loss"], say))
 
 
-def accounted(slurm, job):
+def submit(slurm, saved, log, monitor):
+    """(the job's number, its nodes), as soon as it runs."""
+    saved.mkdir()
+    for name in slurm.hosts.names:
+        slurm.hosts.shape(name, SLOW)
+    job = slurm.submit(
+        JOBS / "cluster.sbatch", *arguments(), *(["--export", monitor.targets] if monitor else []),
+        options=[*SBATCH, f"--output={log}"], CHECKPOINT=str(saved), VENV=sys.prefix)
+    slurm.wait_for(job, "RUNNING", LIMIT, log)
+    return job, slurm.nodes_of(job)
+
+
+def alert_about(monitor, host, since):
+    """The first one about this host since then."""
+    return until(lambda: next((each for each in monitor.received() if each["time"] > since
+                               and each["labels"].get("host") == host), None),
+                 LIMIT, f"an alert about {host}", monitor.folder / "prometheus.log")
+
+
+def say_accounts(slurm, job, say):
     """Rows of sacct, once the last one says COMPLETED: it comes some seconds late."""
     if slurm.no_sacct:
-        return []
-    until(lambda: slurm.accounting(job)[-1:] and slurm.accounting(job)[-1]["State"] == "COMPLETED",
-          30, f"sacct's last row of job {job}", slurm.folder / "slurmdbd.log")
-    return slurm.accounting(job)
+        return say(slurm.no_sacct)
+    rows = until(lambda: slurm.accounting(job)[-1]["State"] == "COMPLETED" and slurm.accounting(job),
+                 30, f"sacct's last row of job {job}", slurm.folder / "slurmdbd.log")
+    for row in rows:
+        say(f"    sacct: {row['State']:10} {row['NodeList']:12} {row['Elapsed']}")
+
+
+def is_equal(saved, usual, loss, usual_loss, say):
+    """Whether the last checkpoints are, bit for bit, and the losses (of which one has 4 digits)."""
+    mine, other = state_of(saved), state_of(usual)
+    differ = [name for name in mine.keys() | other.keys() if name not in mine or name not in other
+              or not torch.equal(mine[name], other[name])]
+    say(f"held out: {loss:.4f} nats; a run that nothing disturbs: {usual_loss:.4f}")
+    say(f"of {len(mine)} tensors in the last checkpoint {len(differ)} differ from that run's")
+    return not differ and abs(loss - usual_loss) < 1e-4
 
 
 def state_of(folder):

@@ -19,8 +19,6 @@ CONFIG = TrainConfig(steps=100_000, batch=8, log_every=1, eval_batch=8)
 class Sleeper(TextTrainer):
     """Its batches come `sleep` seconds late, as from a slow disk; it stops as by a SIGTERM."""
 
-    sleep, is_over = 0.0, None
-
     def next_batch(self):
         time.sleep(self.sleep)
         if self.is_over():
@@ -32,32 +30,32 @@ class Watched(Exported, Sleeper):
     pass
 
 
-def train(rank_sleeps, targets, inbox, address, limit):
+def train(rank_sleeps, targets, inbox, limit):
     """On each rank: trains until an alert is there, or for `limit` seconds; returns the steps."""
     text, shape = text_for(SHAPE, CONFIG)
     trainer = Watched(GPT(shape), text, CONFIG, device(), parallel=DataParallel(), progress=False)
     rank, end = trainer.parallel.rank, time.monotonic() + limit
     trainer.is_over = lambda: inbox.stat().st_size > 0 or time.monotonic() > end
     trainer.sleep = rank_sleeps[rank]
-    gpu = Exporter({"run": "gpt", "rank": rank, "gpu": rank}, address, targets, DCGM)  # a stand-in
-    gpu.set(DCGM_FI_DEV_SM_CLOCK=1980, DCGM_FI_DEV_GPU_TEMP=60, DCGM_FI_DEV_XID_ERRORS=0)
-    with contextlib.closing(gpu), exporting(trainer, "gpt", targets, address):
+    gpu = Exporter({"run": "gpt", "rank": rank, "gpu": rank}, targets=targets, metrics=DCGM)
+    gpu.set(DCGM_FI_DEV_SM_CLOCK=1980, DCGM_FI_DEV_GPU_TEMP=60)  # a stand-in: no GPU is there
+    with contextlib.closing(gpu), exporting(trainer, "gpt", targets, "127.0.0.1"):
         trainer.fit()
     return trainer.steps_done
 
 
-def watched_run(folder, rule, ranks=4, slow=2, sleep=0.1, limit=60, address="127.0.0.1"):
-    """{alert, seconds until it came, steps, mfu, step_seconds of each rank}: a run whose rank
+def watched_run(folder, rule, ranks=4, slow=2, sleep=0.1, limit=60):
+    """{alert, seconds until it came, steps, tokens, step_seconds of each rank}: a run whose rank
     `slow` waits for its data, with Prometheus and Alertmanager beside it.
 
     rule   a dict as of straggler_rule
     error  TimeoutError where no alert came in `limit` seconds
     """
     kind = watcher()
-    with kind(folder, [rule], address) as monitor:
+    with kind(folder, [rule]) as monitor:
         began = time.time()
         sleeps = [sleep if rank == slow else 0.002 for rank in range(ranks)]
-        steps = launch(train, sleeps, monitor.targets, monitor.inbox, address, limit, ranks=ranks,
+        steps = launch(train, sleeps, monitor.targets, monitor.inbox, limit, ranks=ranks,
                        timeout=limit + 30)
         alert = monitor.wait(rule["alert"], 1)
         seconds = monitor.query("avg by (rank) (avg_over_time(train_step_seconds[1m]))")
