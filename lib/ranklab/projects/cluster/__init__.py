@@ -1,5 +1,12 @@
 """A job on a real Slurm loses a node and goes on; and links between hosts: slow, cut, flapping."""
 
+from importlib.resources import files
+
 from ranklab.projects.cluster.watched import watched_report, watched_run
 
-__all__ = ["watched_report", "watched_run"]
+__all__ = ["printed", "watched_report", "watched_run"]
+
+
+def printed():
+    """What `make slurm` printed on the machine where this was written; its first line says when."""
+    return (files(__package__) / "printed.txt").read_text()
