@@ -92,7 +92,8 @@ def test_alerts_are_promtools():
     """Each minute, on runs that slow down while scrapes fail."""
     series = trained((0, [(4, 0.0), (15, 0.4), (32, 0.2), (40, 0.5)]), fails=True)
     stepped((5, 10, 30, 1.5), (3, 8, 8.5, 9.0), fails=(5,), series=series)
-    rules = [mfu_alert_rule(0.3, 10), straggler_rule(1.2, 5) | {"labels": {"who": "{{ $labels.rank }}"}},
+    rules = [mfu_alert_rule(0.3, 10),
+             straggler_rule(1.2, 5) | {"labels": {"who": "{{ $labels.rank }}"}},
              straggler_rule(1.2, 5) | {"alert": "Kept", "keep_firing_for": "150s", "for": "90s"}]
     wanted = []
     for rule in rules:

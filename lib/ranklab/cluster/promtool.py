@@ -23,8 +23,9 @@ def promtool(series, rules=(), tests=(), last=600, step=15):
 
     given = [{"series": written(labels), "values": of(points)} for labels, points in series.items()]
     files = {"rules.json": {"groups": [{"name": "all", "rules": [*rules]}]},
-             "test.json": {"rule_files": ["rules.json"], "evaluation_interval": f"{step}s", "tests": [
-                 {"interval": f"{step}s", "input_series": given, **dict(tests)}]}}
+             "test.json": {
+                 "rule_files": ["rules.json"], "evaluation_interval": f"{step}s", "tests": [
+                     {"interval": f"{step}s", "input_series": given, **dict(tests)}]}}
     with tempfile.TemporaryDirectory() as folder:
         for name, content in files.items():  # JSON is YAML
             Path(folder, name).write_text(json.dumps(content))

@@ -41,7 +41,8 @@ WRONG = [mutant(mfu_alert_rule, *edits, says=says, called=called) for *edits, sa
     ("steady = np.sort(now, axis=0)[1]", "steady = np.sort(now, axis=0)[-1]", "decide by several",
      "one_scrape"),
     ("np.minimum((more > 0)", "np.maximum((more > 0)", "ECC once.*do not go on", "count_of_errors"),
-    ("for name in (ECC, SYMBOLS):", "for name in (ECC,):", "bad link.*counter of its own", "no_link"),
+    ("for name in (ECC, SYMBOLS):", "for name in (ECC,):", "bad link.*counter of its own",
+     "no_link"),
     ("x = np.where(np.isnan(x), usual, x)", "metrics[name][-40:] = np.where(np.isnan(x), usual, x)",
      "are changed", "in_place"),
 )]  # fmt: skip

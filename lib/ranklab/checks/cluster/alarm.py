@@ -45,7 +45,8 @@ def check_sick_rank_alarm(sick_rank_alarm):
     yield str(found)
     new = score(sick_rank_alarm, recordings(secrets.randbits(32) for _ in range(2)))
     expect(new.value >= LEAST_NEW, f"drawn just now: {new}; {LEAST_NEW} is asked for, and on the "
-           f"others it is {found.value:.3f}", "It is good on runs that it can know, and not on new ones.")
+           f"others it is {found.value:.3f}", "It is good on runs that it can "
+           "know, and not on new ones.")
     yield f"as good on {len(new.points)} recordings that were drawn just now"
 
 

@@ -160,8 +160,8 @@ def there(evaluate, node, t):
         if name not in names:
             return f"no rank exports {name}", f"They export {', '.join(sorted(names))}."
     if type(node).__name__ != "BinaryExpr":
-        return f"`{node}` has no value" * (evaluate(node, t) == {}), ("A range must hold two samples: one comes each 15 s, and "
-                                          "some fail." * ("[" in str(node)))
+        return f"`{node}` has no value" * (evaluate(node, t) == {}), "[" in str(node) and (
+            "A range must hold two samples: one comes each 15 s, and some fail.") or ""
     for side in (node.lhs, node.rhs):
         if evaluate(side, t) == {}:
             return there(evaluate, side, t)
