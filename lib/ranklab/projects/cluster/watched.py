@@ -66,8 +66,8 @@ def watched_run(folder, rule, ranks=4, slow=2, sleep=0.1, limit=60, address="127
                              "max_over_time(train_flops_per_token[1m])) / sum by (run) ("
                              "max_over_time(train_peak_flops[1m]))")
     return {"by": kind.__name__, "alert": alert, "mfu": mfu[1],
-            "seconds": alert["time"] - began, "steps": steps[0], "tokens": tokens[1], "step_seconds": {
-                int(labels["rank"]): x for labels, x in seconds}}
+            "seconds": alert["time"] - began, "steps": steps[0], "tokens": tokens[1],
+            "step_seconds": {int(labels["rank"]): x for labels, x in seconds}}
 
 
 def watched_report(found):
