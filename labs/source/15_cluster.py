@@ -362,7 +362,7 @@ check(cluster_mfu_percent=...)
 # | `x < 0.3` | the series of x that are below 0.3; the others are gone |
 # | `for: 10m` | the alert fires when it was active at each evaluation of ten minutes |
 #
-# Your rule is judged by what it does: series go in, alerts come out, in eleven stories. A small evaluator in Python reads your PromQL; section 5 asks Prometheus whether it is right. Write a time as Prometheus does: `"10m"`.
+# Your rule is judged by what it does: series go in, alerts come out, in ten stories. A small evaluator in Python reads your PromQL; section 5 asks Prometheus whether it is right. Write a time as Prometheus does: `"10m"`.
 
 # %%
 def mfu_alert_rule(least, minutes):
