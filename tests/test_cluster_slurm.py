@@ -29,6 +29,15 @@ def namespaces():
         pytest.skip(sentence)
 
 
+@pytest.fixture(autouse=True)
+def nothing_stays():
+    """After success and failure alike: no process in a host of ours, and no folder."""
+    yield
+    ours = f"{hosts.FOLDER}{os.getpid()}-"
+    until(lambda: not processes(ours), 10, "the end of all processes")
+    assert not [*Path(tempfile.gettempdir()).glob(f"{ours}*")]
+
+
 @pytest.fixture(scope="module")
 def daemons(namespaces):
     if sentence := slurm.missing():
@@ -44,7 +53,7 @@ def test_a_job_that_loses_a_node_ends_as_if_nothing_had_happened(daemons):
     assert "Slurm calls it DOWN: Not responding" in text and " 0 differ from" in text
     assert re.findall("sacct: ([A-Z_]+)", text) == ["NODE_FAIL", "COMPLETED"] or cluster.no_sacct
     if monitor:
-        assert text.count(" tokens/s, MFU ") == 2, text
+        assert " tokens/s, MFU " in text
         assert "an alert reaches the webhook: node2: none of its ranks answers" in text
 
 
@@ -87,8 +96,6 @@ def test_a_host_has_a_name_processes_and_a_link_of_its_own():
         machines.power_on("node1")
         with pytest.raises(OSError, match="No such file"):
             machines.run("node1", ["no-such-command"])
-        ours = machines.folder
-    assert not ours.exists()
 
 
 def reaches(machines, name):
@@ -119,7 +126,7 @@ def test_nothing_stays_of_a_process_that_is_killed(number, daemons):
                            stderr=subprocess.STDOUT)
     sign = "saved/*/index.json" if number == signal.SIGKILL else "job.log"
     until(lambda: [*folder.glob(f"*/{sign}")], 120, sign)
-    assert len(traces(folder)) > len(before) + 10
+    assert {"slurmctld", "slurmd"} < {name for name, _ in processes(folder)}
     run.send_signal(number)
     run.communicate(timeout=30)
     until(lambda: traces(folder) == before, 20, "the end of all processes")
@@ -131,18 +138,22 @@ def test_nothing_stays_of_a_process_that_is_killed(number, daemons):
 
 
 def traces(folder):
-    """Processes with this folder for their temporary files or in their command line, and what the
-    machine has: its network interfaces, named networks and mounts.
-    """
+    """Processes of this folder, and what the machine has: interfaces, named networks, mounts."""
     found = {f"interface {name}" for _, name in socket.if_nameindex()}
     found |= {f"mount {line.split()[4]}" for line in
               Path("/proc/self/mountinfo").read_text().splitlines()}
-    found |= {f"network {path}" for path in Path("/run/netns").glob("*")}
+    return found | {f"network {path}" for path in Path("/run/netns").glob("*")} | processes(folder)
+
+
+def processes(folder):
+    """(name, number) of those with this folder for temporary files or in their command line."""
+    found = set()
     for process in Path("/proc").glob("[0-9]*"):
         try:
             said = (process / "environ").read_bytes() + (process / "cmdline").read_bytes()
+            name = (process / "comm").read_text().strip()
         except OSError:
             continue  # it has just ended
         if str(folder).encode() in said:
-            found.add(f"process {process.name}")
+            found.add((name, process.name))
     return found

@@ -10,10 +10,8 @@ import os
 import socket
 import statistics
 import sys
-import textwrap
 import time
 from datetime import timedelta
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -28,13 +26,10 @@ NODES, PER_NODE = 2, 2
 RANKS = NODES * PER_NODE
 MBIT = 200  # of each link, in a second
 NBYTES, ROUNDS = 4 << 20, 4  # of the tensor that is summed; how often
-FLAP = 2.0  # seconds
-LIMIT = 6.0  # seconds, of a collective
-START = 45  # seconds, at most, until ranks take steps
-STEPS = 10  # before and after the flap
+FLAP, LIMIT = 2.0, 6.0  # seconds without a link; seconds that a collective may take
+START, STEPS = 45, 10  # seconds, at most, until ranks take steps; so many around the flap
 PAUSE = 0.05  # seconds, in the place of a step's computation
-ANSWER = 2  # seconds that a host has for an answer
-DISCARD = 9  # a port at which nobody listens
+ANSWER, DISCARD = 2, 9  # seconds that a host has for an answer; a port at which nobody listens
 
 
 def try_links(say):
@@ -47,17 +42,15 @@ def try_links(say):
 
 def measure_links(say):
     """All of it has happened to two fresh hosts, and is said.
-    {"flat", "hierarchical", "step", "flapped": seconds; "formula": the ratio by bytes that cross;
-    "failures": {"rank", "host", "seconds", "error", "silent": hosts} of each rank; "missing": hosts
-    that don't answer, in the words of ranks that still reach the controller; "limit"}.
-
-    error  TimeoutError where ranks do not begin, or hang
+    {"flat", "hierarchical", "step", "flapped", "limit": seconds; "formula": the ratio by bytes that
+    cross; "failures": {"rank", "host", "seconds", "error", "silent": hosts} of each rank;
+    "missing": hosts that don't answer, in the words of ranks that still reach the controller}
     """
     limit = LIMIT * min(2, patience())
     with Hosts(NODES) as hosts:
         for name in hosts.names:
             hosts.shape(name, MBIT)
-        log = [start_rank(hosts, rank, limit) for rank in range(RANKS)][0]
+        log, *_ = [start_rank(hosts, rank, limit) for rank in range(RANKS)]
         said = functools.partial(read, hosts.folder)
         compared = until(lambda: said("flat"), START, "the comparison of collectives", log)
         before = len(until(lambda: said("step", STEPS), START, "ten steps", log))
@@ -80,17 +73,17 @@ def measure_links(say):
 
 
 def tell(found, say):
-    flat, hierarchical = found["flat"], found["hierarchical"]
+    ratio = found["flat"] / found["hierarchical"]
     say(f"all-reduce of {NBYTES >> 20} MiB, two hosts of two ranks, {MBIT} Mbit/s:")
-    say(f"{1e3 * flat:7.0f} ms  flat ring, each hop from host to host")
-    say(f"{1e3 * hierarchical:7.0f} ms  hierarchical")
-    say(f"{flat / hierarchical:7.1f} x   by the bytes that cross: {found['formula']:.1f} x")
+    say(f"{1e3 * found['flat']:7.0f} ms  flat ring, each hop from host to host")
+    say(f"{1e3 * found['hierarchical']:7.0f} ms  hierarchical")
+    say(f"{ratio:7.1f} x   by the bytes that cross: {found['formula']:.1f} x")
     say(f"the link is gone for {FLAP:.0f} s: one step takes {found['flapped']:.1f} s, and it goes "
         f"on (the median step takes {1e3 * found['step']:.0f} ms)")
     say(f"the link is cut, and the group waits {found['limit']:.0f} s:")
     for each in found["failures"]:
-        error = textwrap.shorten(each["error"].rpartition("] ")[2], 30, placeholder="...")
-        say(f"    rank {each['rank']} on {each['host']}: {each['seconds']:.1f} s, {error}; "
+        error = each["error"].rpartition("] ")[2][:25]
+        say(f"    rank {each['rank']} on {each['host']}: {each['seconds']:.1f} s, {error}...; "
             f"no answer from {' and '.join(each['silent'])}")
     say(f"missing, for those that reach {CONTROLLER}: {' '.join(found['missing'])}")
 
@@ -108,9 +101,8 @@ def start_rank(hosts, rank, limit):
 
 def read(folder, kind, least=1):
     """All that the ranks said of this kind; nothing until each said some, and all `least`."""
-    texts = [file.read_text() for file in sorted(folder.glob("said.*"))]
-    lines = [[json.loads(line) for line in text.splitlines(True) if line.endswith("\n")]
-             for text in texts]
+    lines = [[json.loads(line) for line in file.read_text().splitlines(True) if line[-1] == "\n"]
+             for file in sorted(folder.glob("said.*"))]
     found = [[each for each in mine if kind in each] for mine in lines]
     return sum(found, []) if sum(map(bool, found)) == RANKS and len(sum(found, [])) >= least else []
 
@@ -167,4 +159,4 @@ def answers(host):
 
 
 if __name__ == "__main__":
-    rank_main(float(sys.argv[1]), Path(sys.argv[2]))
+    rank_main(float(sys.argv[1]), sys.argv[2])

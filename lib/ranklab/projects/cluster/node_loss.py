@@ -27,9 +27,7 @@ LIMIT = 60  # seconds for whatever comes next
 
 
 def try_node_loss(say):
-    """True where a fresh cluster's job loses a node without harm; where there is no Slurm, that is
-    said.
-    """
+    """True where a job loses a node without harm; where there is no Slurm, that is said."""
     if sentence := missing():
         say(f"job: not run; {sentence}")
         return True

@@ -46,9 +46,7 @@ def train(rank_sleeps, targets, inbox, limit):
 
 def watched_run(folder, rule, ranks=4, slow=2, sleep=0.1, limit=60):
     """{alert, seconds until it came, steps, tokens, step_seconds of each rank}: a run whose rank
-    `slow` waits for its data, with Prometheus and Alertmanager beside it.
-
-    rule   a dict as of straggler_rule
+    `slow` waits for its data, with Prometheus and Alertmanager beside it; by a straggler_rule.
     error  TimeoutError where no alert came in `limit` seconds
     """
     kind = watcher()
