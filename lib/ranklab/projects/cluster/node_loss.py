@@ -99,7 +99,7 @@ def say_accounts(slurm, job, say):
     """Rows of sacct, once the last one says COMPLETED: it comes some seconds late."""
     if slurm.no_sacct:
         return say(slurm.no_sacct)
-    rows = until(lambda: slurm.accounting(job)[-1]["State"] == "COMPLETED" and slurm.accounting(job),
+    rows = until(lambda: (found := slurm.accounting(job))[-1]["State"] == "COMPLETED" and found,
                  30, f"sacct's last row of job {job}", slurm.folder / "slurmdbd.log")
     for row in rows:
         say(f"    sacct: {row['State']:10} {row['NodeList']:12} {row['Elapsed']}")
