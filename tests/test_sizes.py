@@ -15,7 +15,7 @@ LARGER = {  # in all, project, tests
     "02_collectives": (5035, 350, 350), "03_data_parallel": (5730, 365, 440),
     "04_ddp": (4550, 350, 350), "05_horovod": (5475, 350, 560), "06_zero": (5535, 395, 445),
     "07_fsdp": (4895, 375, 555), "08_tensor_parallel": (4905, 350, 350),
-    "09_pipeline_parallel": (4780, 350, 350), "12_hybrid": (5150, 395, 585),
+    "09_pipeline_parallel": (4780, 350, 350), "12_hybrid": (5165, 400, 590),
     # the lab of a tool: its command, its page, its exports, its scores and published runs
     "13_planner": (8175, 965, 985),
     "14_resilience": (5625, 500, 450),
