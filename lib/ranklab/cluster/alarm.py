@@ -13,15 +13,15 @@ LEAST, LEAST_NEW = 0.88, 0.75  # scores that the check asks for
 
 def sick_rank_alarm(metrics):
     """The rank that is sick, or None: asked at each scrape, with all that was scraped of one run so
-    far. Of a sick host any rank.
+    far. Where a whole host is sick, any of its ranks counts.
 
     metrics  {name: (scrapes, ranks)}, and train_mfu: (scrapes,); a scrape each 15 s, NaN where it
              failed. Not changed. Names, and what may happen to a run: see recordings. Errors are
              counters
     counted  the seconds from onset to alarm; false alarms: in a healthy run, before the onset, of
              another rank. The first alarm ends a run
-    least    of 39 recordings that the lab has not shown one may have a false alarm, and their Score
-             is 0.88 or more. On 26 that are drawn in that moment it is 0.75 or more
+    least    on 39 recordings that the lab has not shown a Score of 0.88, and a false alarm in one
+             at most; on 26 that are drawn in that moment a Score of 0.75
     lab      15, open
     """
     T, R = metrics[SECONDS].shape

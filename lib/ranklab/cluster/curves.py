@@ -6,6 +6,7 @@ promql.missing; wandb is installed by nothing here. Tried with wandb 0.31.0 on 2
 
 import gzip
 import json
+import os
 from pathlib import Path
 
 import torch
@@ -62,6 +63,7 @@ def traced_steps(folder, slow, steps=3, group=None):
     """On each rank: some steps of matrix products and an all-reduce, traced by torch.profiler to
     rank<r>.json.gz, which Perfetto opens. Rank `slow` computes eight times as much.
     """
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or it says that it begins and ends
     rank, x = dist.get_rank(group), torch.randn(256, 256, device=device())
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
         for step in range(steps):

@@ -83,7 +83,7 @@ def nccl_environment(topology):
     Common is what jobs may use and what is up, by the same name (and port) on every node. What a
     value selects on each node is that and no more, by NCCL's rules, which selected() follows.
     NCCL_DEBUG may be set, too.
-    error   ValueError where nodes have no interface in common: NCCL starts over one of them always
+    error   ValueError where nodes have no interface in common: NCCL always meets over one of them
     """
     def common(kind, key):
         usable = [{key(each): each for each in getattr(node, kind)

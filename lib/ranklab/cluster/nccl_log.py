@@ -76,11 +76,11 @@ def read_nccl_log(text):
     network   after "Using network", the last time
     hosts     a process says who it is: "comm 0x.. rank 3 nranks 8", "nRanks" in newer lines
     rings     rank 0 prints "Channel 00/16 : 0 1 2 ...". NCCL cuts the list after 127 characters
-              ("..."). A channel without a whole list: follow from rank 0 the first link that each
-              rank opens in it; a ring only where that meets every rank once and comes back
+              ("..."). A channel without a whole list: from rank 0 follow each rank's first link
+              in it, [receive] lines aside; a ring only if that meets all ranks once and comes back
     trees     "Trees [0] 1/-1/-1->0->-1 [1] ...": children -> rank -> parent, of each channel
     links     "Channel 00/0 : 0[0] -> 8[0] [send] via NET/IB/0": from 0 to 8 in channel 0. A
-              network's link is said twice, by [receive] and by [send]: [send]'s word counts
+              network's link is said twice, by [receive] and by [send]: keep [send]'s transport
     warnings  each NCCL WARN once, in the log's order; of which rank, by its process
     entered   torch's "Rank 3] ... last enqueued work: 12", whatever its words; the last time
     """

@@ -5,7 +5,7 @@ import numpy as np
 from ranklab.cluster.recordings import CLOCK, DATA, ECC, SCRAPE, SECONDS, SYMBOLS, TEMP
 from ranklab.plots.style import FAINT, INK, TONES, bars, figure, styled
 
-ROWS = {SECONDS: "step, s", DATA: "for data, s", TEMP: "GPU, C", CLOCK: "SM, MHz",
+ROWS = {SECONDS: "step, s", DATA: "wait for data, s", TEMP: "GPU, C", CLOCK: "SM, MHz",
         ECC: "ECC errors\n(10 scrapes)", SYMBOLS: "link errors\n(10 scrapes)"}
 
 
@@ -32,7 +32,7 @@ def recorded(recording, alarm=None, title=""):
             ax.axvline(alarm[0] * SCRAPE / 60, color=TONES[0], linewidth=1.4, linestyle="--")
         ax.set_ylabel(words)
     for ax in axes[-1]:
-        ax.set_xlabel("minutes (dotted: it begins; dashed: the alarm)")
+        ax.set_xlabel("minutes (dotted: it begins)")
     fig.suptitle(title or f"An emulated run: {recording.kind}", fontsize=11, weight="bold")
     return fig
 

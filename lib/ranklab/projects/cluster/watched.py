@@ -6,6 +6,7 @@ import signal
 import time
 
 from ranklab.cluster.exporter import DCGM, Exported, Exporter, exporting
+from ranklab.cluster.monitor import Monitor
 from ranklab.cluster.poller import watcher
 from ranklab.data_parallel.training import DataParallel
 from ranklab.engine import device, launch
@@ -61,7 +62,8 @@ def watched_run(folder, rule, ranks=4, slow=2, sleep=0.1, limit=60):
         mfu, = monitor.query("sum by (run) (rate(train_tokens_total[1m])) * max by (run) ("
                              "max_over_time(train_flops_per_token[1m])) / sum by (run) ("
                              "max_over_time(train_peak_flops[1m]))")
-    return {"by": kind.__name__, "alert": alert, "seconds": alert["time"] - began,
+    by = "Prometheus" if kind is Monitor else "the library's poller"
+    return {"by": by, "alert": alert, "seconds": alert["time"] - began,
             "steps": steps[0], "tokens": tokens[1], "mfu": mfu[1],
             "step_seconds": {int(labels["rank"]): x for labels, x in seconds}}
 
@@ -70,7 +72,7 @@ def watched_report(found):
     """What the server saw, as text."""
     ranks = sorted(found["step_seconds"].items())
     return "\n".join([
-        f"{found['by']}: {found['alert']['annotations']['summary']}",
+        f"{found['alert']['annotations']['summary']} (by {found['by']})",
         f"the alert came {found['seconds']:.0f} s after the start, in step {found['steps']}; "
         f"{found['tokens']:,.0f} tokens, MFU {found['mfu']:.2%}",
         "own time of a step: " + ", ".join(f"rank {rank} {1e3 * x:.0f} ms" for rank, x in ranks)])
