@@ -85,11 +85,11 @@ def storage():
     """Seconds of a checkpoint of 5.7 TB over the nodes that write it, for four file systems."""
     nodes = [2**i for i in range(3, 12)]
     fig, ax = figure(7.8, 3.5)
-    for index, (system, writers, label) in enumerate((
-            (EFS, "all", "NFS (EFS)"), (TECTONIC, "one", "one rank writes"),
-            (LUSTRE, "all", "Lustre (FSx)"), (S3, "all", "objects (S3)"),
-            (TECTONIC, "all", "Tectonic"))):
-        plans = [storage_plan(replace(LLAMA, nodes=count, writers=writers), system)
+    for index, (system, sharded, label) in enumerate((
+            (EFS, True, "NFS (EFS)"), (TECTONIC, False, "one rank writes"),
+            (LUSTRE, True, "Lustre (FSx)"), (S3, True, "objects (S3)"),
+            (TECTONIC, True, "Tectonic"))):
+        plans = [storage_plan(replace(LLAMA, nodes=count, sharded=sharded), system)
                  for count in nodes]
         line(ax, nodes, [plan.save_seconds for plan in plans], index, label)
     ax.set(xscale="log", yscale="log", ylabel="a checkpoint of 5.7 TB takes",
