@@ -35,7 +35,7 @@ def test_every_question_is_a_card_with_answer_why_and_slips():
     for question, row in zip(load(), rows):
         asked, (front, back) = draw(question), map(words, row[1:3])
         assert len(row) == len(headers["columns"].split("\t"))
-        assert all(row[1].count(f"<{tag}") == row[1].count(f"</{tag}") for tag in ("p>", "li", "ol"))
+        assert all(row[2].count(f"<{tag}>") == row[2].count(f"</{tag}>") for tag in ("p", "li"))
         assert all(words(text) in front for text in (asked.text, *asked.options))
         assert all(words(text) in back for text in (
             asked.shown_answer(), asked.why, *asked.rubric, *(slip for _, slip in asked.wrong)))

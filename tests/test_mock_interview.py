@@ -84,7 +84,7 @@ def test_all_of_it(own_home, monkeypatch, capsys, tmp_path):  # noqa: F811
 
 
 @pytest.mark.parametrize("end", ["^C", "EOF", "q"])
-def test_an_end_loses_nothing_and_it_is_scored_later(end, own_home, monkeypatch, capsys):  # noqa: F811
+def test_an_end_loses_nothing(end, own_home, monkeypatch, capsys):  # noqa: F811
     number, choice, hang = few(monkeypatch, "ring-bytes", "why-a-hang", "both-send-first")
     run(monkeypatch, [], right(number), "The first line.", end, "^C")
     assert [entry["reply"] for entry in sheet_in(own_home)["asked"]] == [
@@ -107,7 +107,7 @@ def test_the_time_ends_an_answer_and_the_interview(own_home, monkeypatch, capsys
     assert "1" not in marks_in(own_home)["why-a-hang"][1:]
 
 
-def test_what_is_passed_is_wrong_and_asked_for_no_point(own_home, monkeypatch, capsys):  # noqa: F811
+def test_what_is_passed_is_wrong(own_home, monkeypatch, capsys):  # noqa: F811
     few(monkeypatch, *MIX)
     run(monkeypatch, [], "", "", "")
     assert set(sum(marks_in(own_home).values(), [])) == {0.0}

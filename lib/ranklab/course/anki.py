@@ -6,6 +6,7 @@ HTML, and for each card an identity, so that a later file updates the cards and 
 
 import csv
 import io
+from pathlib import Path
 
 from ranklab.course.labs import find_stem
 from ranklab.course.questions import answer_html, asked_html
@@ -29,7 +30,7 @@ def export(argv):
     """The questions that fit are in the file; returns the exit code.
     error  ValueError with the list of labs
     """
-    parser = Command("ranklab questions", "The interview questions for Anki: in Anki, File > Import.")
+    parser = Command("ranklab questions", "The interview questions as cards for Anki.")
     parser.add_argument("--anki", type=new_file, metavar="FILE", required=True,
                         help="write them here, such as ranklab.txt")
     parser.add_argument("--lab", help="a lab, such as 00 or 00_ranks (all)")
@@ -38,6 +39,7 @@ def export(argv):
     lab = None if wanted.lab is None else find_stem(wanted.lab)
     chosen = [question for question in load()
               if lab in (None, question.lab) and wanted.level in (None, question.level)]
+    Path(wanted.anki).parent.mkdir(parents=True, exist_ok=True)
     write_whole(wanted.anki, cards(chosen))
     print(f"{len(chosen)} cards in {wanted.anki}: import them in Anki by File > Import.")
     return 0

@@ -198,7 +198,7 @@ def _answer(asked, entry, save, is_over):
 def _bell(seconds):
     """Inside, a line says when `seconds` are over; what is being typed stays as it is."""
     def ring(*_):  # not print: it may come in the middle of another one
-        os.write(sys.__stdout__.fileno(), b"\n  Time is over. Press Enter: what you typed counts.\n")
+        os.write(sys.__stdout__.fileno(), b"\n  Time is over. Enter: what you typed counts.\n")
 
     handler = signal.signal(signal.SIGALRM, ring)
     timer = signal.setitimer(signal.ITIMER_REAL, seconds)
