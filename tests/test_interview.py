@@ -57,6 +57,15 @@ def test_the_three_designs_are_there_and_their_numbers_are_computed():
             assert 5 <= len(re.findall(r"[.?!](?=\s)", text)) <= 13, text
 
 
+@pytest.mark.parametrize("wanted", [
+    "data-or-model-parallelism", "communication-overhead-plan", "stops-at-32",
+    "slow-on-several-nodes", "cost-against-mfu", "zero-or-fsdp", "hybrid-four-gpus",
+    "hybrid-hundred-billion"])
+def test_what_practitioners_are_asked_has_a_rubric_and_a_model_answer(wanted):
+    question = next(question for question in BANK if question.id == wanted)
+    assert len(question.rubric) >= 4 and len(question.answer.split()) > 100
+
+
 @pytest.mark.parametrize("question", NUMBERS, ids=name)
 def test_number_is_finite_and_apart_from_its_wrong_answers(question):
     for seed in DRAWS:

@@ -119,8 +119,7 @@ def read_reply(asked):
     """A number that can be read, or the letter of a choice, as it was typed; "" for Enter alone."""
     prompt = f"  in {asked.unit} > " if asked.unit not in ("", "x") else "  > "
     if asked.options:
-        for letter, option in zip(LETTERS, asked.options):
-            print(plain(f"{letter}) {option}", "    "))
+        show_options(asked)
         prompt = f"\n  a-{LETTERS[len(asked.options) - 1]} > "
     while reply := read(prompt):
         try:
@@ -130,6 +129,12 @@ def read_reply(asked):
         else:
             return reply
     return ""
+
+
+def show_options(asked):
+    """The options of a choice are on the screen; nothing where there are none."""
+    for letter, option in zip(LETTERS, asked.options):
+        print(plain(f"{letter}) {option}", "    "))
 
 
 def value_of(asked, reply):

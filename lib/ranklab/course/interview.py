@@ -17,7 +17,7 @@ from collections import Counter
 from pathlib import Path
 
 from ranklab.course import records
-from ranklab.course.drill import Marks, Stop, grade, read, read_reply
+from ranklab.course.drill import Marks, Stop, grade, read, read_reply, show_options
 from ranklab.course.interview_report import clock_time, report, transcript
 from ranklab.course.progress import home
 from ranklab.files import write_whole
@@ -141,12 +141,11 @@ class Sheets:
 
 
 def _is_sheet(record):
-    kinds_of = {"id": str, "reply": (str, type(None)), "mark": (int, float, type(None)),
-                "missed": list, "seconds": (int, float), "share": (int, float)}
     return (isinstance(record, dict) and {"begun", "minutes", "level", "seed"} <= set(record)
-            and isinstance(record.get("asked"), list)
-            and all(isinstance(entry, dict) and isinstance(entry.get(key, ...), kind)
-                    for entry in record["asked"] for key, kind in kinds_of.items()))
+            and isinstance(record.get("asked"), list) and all(
+                isinstance(entry, dict) and isinstance(entry.get("missed"), list)
+                and {"id", "reply", "mark", "seconds", "share"} <= set(entry)
+                for entry in record["asked"]))
 
 
 # --- the clock runs -------------------------------------------------------------------------------
@@ -218,8 +217,9 @@ def score(drawn, save, marks):
     for entry, question, asked in drawn:
         if entry["reply"] is None or entry["mark"] is not None:
             continue
-        print(f"{question.id}\n{plain(asked.text, '  ')}\n\n  You said:\n"
-              + plain(entry["reply"] or "nothing", "    "))
+        print(f"{question.id}\n{plain(asked.text, '  ')}\n")
+        show_options(asked)
+        print("  You said:\n" + plain(entry["reply"] or "nothing", "    "))
         if asked.rubric:
             missed = [point for point in asked.rubric if not (entry["reply"] and _is_made(point))]
             entry["missed"], mark = missed, 1 - len(missed) / len(asked.rubric)

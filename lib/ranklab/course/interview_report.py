@@ -8,7 +8,7 @@ from ranklab.interview.ask import SHARE, judge
 
 def clock_time(seconds):
     """Minutes and seconds, as 4:05."""
-    return f"{int(seconds) // 60}:{int(seconds) % 60:02}"
+    return f"{round(seconds) // 60}:{round(seconds) % 60:02}"
 
 
 def report(sheet, drawn):
@@ -59,7 +59,8 @@ def _right(asked, reply):
     """What is right, and what the reply confuses."""
     letter = f"{LETTERS[asked.options.index(asked.answer)]}) " if asked.options else ""
     confuses = judge(asked, value_of(asked, reply))[1] if reply else ""
-    return " ".join(f"It is {letter}{asked.shown_answer()}. {confuses}".split())
+    right = asked.shown_answer().removesuffix(".")
+    return " ".join(f"It is {letter}{right}. {confuses}".split())
 
 
 def transcript(drawn):
