@@ -96,6 +96,21 @@ def test_an_end_loses_nothing(end, own_home, monkeypatch, capsys):  # noqa: F811
     assert "2 of 3 questions are scored: 2.0 points" in capsys.readouterr().out
 
 
+def test_each_line_is_in_the_file_before_the_next(own_home, monkeypatch):  # noqa: F811
+    few(monkeypatch, "why-a-hang")
+    seen = []
+
+    def typed(prompt=""):
+        seen.append(sheet_in(own_home)["asked"][0]["reply"] if seen else None)
+        if len(seen) >= 3:
+            raise EOFError
+        return f"line {len(seen)}"
+
+    monkeypatch.setattr("builtins.input", typed)
+    interview(["--seed", "0"])
+    assert seen[:3] == [None, "line 1", "line 1\nline 2"]
+
+
 def test_the_time_ends_an_answer_and_the_interview(own_home, monkeypatch, capsys):  # noqa: F811
     hang, _ = few(monkeypatch, "why-a-hang", "ring-bytes")
     run(monkeypatch, ["--minutes", "8"], ("One.", 7), ("Two.", 2), *["y"] * len(hang.rubric))
@@ -134,11 +149,14 @@ def test_drawn_by_level_and_weakness_from_many_labs(level, tmp_path):
     assert all(abs(one.level - level) <= 1 for one in others)
     assert choose(load(), wanted, marks) == chosen
     assert choose(load(), SimpleNamespace(minutes=45, level=level, seed=2), marks) != chosen
-    weak, *known = [one.id for one in others if one.kind == "number"]
-    marks.kept = {one.id: [1.0] for one in load()} | {weak: [1.0, 0.2]}
-    assert weak == next(one.id for one in choose(load(), wanted, marks) if one.kind == "number")
-    marks.kept = {name: [1.0, 1.0] for name in known}
-    assert not set(known) & {one.id for one in choose(load(), wanted, marks)}
+    numbers = [one for one in load() if one.kind == "number" and one not in chosen]
+    weak = next(one for one in numbers if abs(one.level - level) == 1)
+    far = next(one for one in numbers if abs(one.level - level) > 1)
+    marks.kept = {one.id: [1.0] for one in load()} | {weak.id: [1.0, 0.2], far.id: [0.2]}
+    again = choose(load(), wanted, marks)
+    assert weak == again[0] and far not in again
+    marks.kept = {one.id: [1.0] for one in chosen}
+    assert not {one.id for one in others} & {one.id for one in choose(load(), wanted, marks)}
 
 
 # -- refusals, and a terminal
