@@ -16,6 +16,7 @@ from concurrent.futures import ProcessPoolExecutor
 
 from sphinx.cmd.build import main as sphinx
 
+from ranklab.course.anki import cards
 from ranklab.course.questions import question_html
 from ranklab.interview.ask import draw
 from ranklab.interview.bank import load
@@ -98,16 +99,39 @@ def title(path):
     return first.splitlines()[0].removeprefix("# ")
 
 
-def question_page(stem, name, questions, answers):
-    """A lab's questions by level, each with the numbers of one seed."""
-    short = name.partition(":")[0]
-    parts = [f"# {short}: interview questions", f"[The lab](../labs/{stem}.ipynb)"]
+def raw(text):
+    """HTML as it is, in a page of Markdown."""
+    return f"````{{raw}} html\n{text}\n````"
+
+
+def question_list(questions, answers):
+    """Questions by level, each with the numbers of one seed, below a filter that needs no server.
+
+    Without JavaScript the filter is hidden, and all of them are shown.
+    """
     by_level = sorted(questions, key=lambda question: question.level)
+    choices = {name: sorted({getattr(question, name) for question in questions})
+               for name in ("lab", "level", "kind")}
+    selects = "".join(
+        f'<label>{name} <select name="{name}"><option value="">all</option>'
+        + "".join(f"<option>{value}</option>" for value in values) + "</select></label> "
+        for name, values in choices.items() if len(values) > 1)
+    unfold = '<label><input type="checkbox" name="unfold"> all answers</label> ' * answers
+    parts = [raw(f'<form id="filter" hidden>{selects}{unfold}<output></output></form>')]
     for place, question in enumerate(by_level, 1):
         shown = question_html(place, question, draw(question), answers)
         shown = shown.replace("</p>", "</p>\n")       # else the search joins their words
-        parts.append(f"````{{raw}} html\n{shown}\n````")
-    return "\n\n".join(parts)
+        about = " ".join(f'data-{name}="{getattr(question, name)}"' for name in choices)
+        parts.append(raw(f'<div class="question" {about}>{shown}</div>'))
+    script = (pathlib.Path(__file__).parent / "questions.js").read_text()
+    return "\n\n".join([*parts, raw(f"<script>\n{script}</script>")])
+
+
+def question_page(stem, name, questions, answers):
+    """A lab's questions."""
+    short = name.partition(":")[0]
+    return (f"# {short}: interview questions\n\n[The lab](../labs/{stem}.ipynb)\n\n"
+            + question_list(questions, answers))
 
 
 def list_page(heading, first, lines):
@@ -175,17 +199,24 @@ def write_source(answers, decks):
         questions = [question for question in bank if question.lab == stem]
         page = question_page(stem, names[stem], questions, answers)
         (SOURCE / "questions" / f"{stem}.md").write_text(page)
-    write_lists(names, decks)
+    every = question_list([question for question in bank if question.lab in shown], answers)
+    (SOURCE / "questions" / "all.md").write_text(
+        f"---\nnosearch: true\n---\n# All interview questions\n\n{every}")
+    write_lists(names, decks, answers)
 
 
-def write_lists(names, decks):
+def write_lists(names, decks, answers):
     """The two pages that lead to all decks and to all questions."""
     lines = [f'<a href="slides/{stem}.html">{name}</a>' if stem in decks else f"{name}: no deck"
              for stem, name in names.items()]
     (SOURCE / "decks.md").write_text(list_page("Decks", "Ten minutes for each lab.", lines))
-    lines = [f"[{name}]({stem}.md)" for stem, name in names.items()]
-    first = "`ranklab drill` asks them in a terminal, with new numbers each time."
-    menu = "\n\n```{toctree}\n:hidden:\n:glob:\n[0-9]*\n```\n"
+    lines = ["[All of them](all.md), by lab, level and kind"]
+    lines += ['<a href="../anki/ranklab.txt" download>All of them for Anki</a> '
+              "(in Anki: File > Import)"] * answers
+    lines += [f"[{name}]({stem}.md)" for stem, name in names.items()]
+    first = ("`ranklab drill` asks them in a terminal, with new numbers each time; `ranklab "
+             "interview` holds a mock interview.")
+    menu = "\n\n```{toctree}\n:hidden:\n:glob:\nall\n[0-9]*\n```\n"
     page = list_page("Interview questions", first, lines) + menu
     (SOURCE / "questions" / "index.md").write_text(page)
 
@@ -198,6 +229,9 @@ def build(answers):
     (OUT / "notebooks").mkdir(parents=True, exist_ok=True)
     for path in labs(answers).values():
         shutil.copy(path, OUT / "notebooks")
+    if answers:
+        (OUT / "anki").mkdir()
+        (OUT / "anki" / "ranklab.txt").write_text(cards(load()))
     here = str(pathlib.Path(__file__).parent)
     doctrees = str(SOURCE / ".doctrees")
     if sphinx(["-q", "-W", "--keep-going", "-c", here, "-d", doctrees, str(SOURCE), str(OUT)]):

@@ -2,18 +2,22 @@
 
 import ast
 
-from ranklab.interview.bank import FUNCTIONS
+from ranklab.interview.bank import FUNCTIONS, LEVELS
 from ranklab.interview.text import fields
 from ranklab.interview.units import known_unit
 
-KINDS = ("number", "choice", "open")
+KINDS = ("number", "choice", "open", "design")
 NEEDED = ("id", "lab", "level", "kind", "question", "answer")
-KNOWN = NEEDED + ("in_lab", "uses", "parameters", "unit", "tolerance", "wrong", "why", "rubric")
+KNOWN = NEEDED + ("in_lab", "uses", "parameters", "unit", "tolerance", "wrong", "why", "rubric",
+                  "levels", "follow_up")
 
 
 def entry_faults(entry):
     """What is wrong with one entry, one sentence each; an empty list when it is sound."""
-    faults = [f"`{key}` is missing" for key in NEEDED if entry.get(key) in (None, "")]
+    needed = NEEDED
+    if entry.get("kind") == "design":
+        needed = (*NEEDED[:-1], "rubric", "levels", "follow_up")
+    faults = [f"`{key}` is missing" for key in needed if entry.get(key) in (None, "", [], {})]
     faults += [f"`{key}` is no field of the bank" for key in entry if key not in KNOWN]
     if faults:
         return faults
@@ -60,9 +64,12 @@ def _wrong_faults(entry):
 
 def _kind_faults(entry):
     kind, wrong, rubric = entry["kind"], entry.get("wrong") or [], entry.get("rubric")
-    if kind == "open":
-        return [] if isinstance(rubric, list) and len(rubric) >= 2 else [
+    if kind in ("open", "design"):
+        faults = [] if isinstance(rubric, list) and len(rubric) >= 2 else [
             "an open question needs a rubric of two points or more"]
+        if kind == "design" and set(entry["levels"]) != set(LEVELS):
+            faults.append(f"levels has {', '.join(entry['levels'])}; it needs {', '.join(LEVELS)}")
+        return faults
     faults = ["only open questions have a rubric"] if rubric else []
     if kind == "choice":
         if len(wrong) < 2:
@@ -89,7 +96,9 @@ def _kind_faults(entry):
 def _text_faults(entry):
     texts = [("question", entry["question"]), ("why", entry.get("why") or "")]
     texts += [("a `confuses`", item["confuses"]) for item in entry.get("wrong") or []]
-    if entry["kind"] != "number":
+    if entry["kind"] == "design":
+        texts += [("the answer", text) for text in (*entry["levels"].values(), *entry["follow_up"])]
+    elif entry["kind"] != "number":
         texts += [("the answer", entry["answer"])]
     known, faults = set(entry.get("parameters") or {}), []
     for what, text in texts:

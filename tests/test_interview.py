@@ -15,11 +15,13 @@ from ranklab.interview import bank, units
 from ranklab.interview.arithmetic import NotArithmetic, compute
 from ranklab.interview.ask import close, draw, judge
 from ranklab.interview.bank import evaluate, load
+from ranklab.interview.text import fields
 from ranklab.interview.units import dimension, known_unit, read_number, show
 
 BANK = load()
 FILES = sorted(Path(bank.__file__).parent.glob("*.yaml"))
-NUMBERS = [question for question in BANK if question.kind == "number"]
+NUMBERS, DESIGNS = ([question for question in BANK if question.kind == kind]
+                    for kind in ("number", "design"))
 LABS = sorted({question.lab for question in BANK})
 DRAWS = range(24)
 
@@ -32,7 +34,7 @@ def name(question):
 
 @pytest.mark.parametrize("lab", LABS)
 def test_each_lab_has_ten_questions_and_half_are_computed_by_the_library(lab):
-    of_lab = [question for question in BANK if question.lab == lab]
+    of_lab = [question for question in BANK if question.lab == lab and question.kind != "design"]
     computed = [question for question in of_lab if _calls_the_library(question)]
     assert len(of_lab) >= 10
     assert 2 * len(computed) >= len(of_lab), f"{len(computed)} of {len(of_lab)} call the library"
@@ -43,6 +45,25 @@ def test_each_lab_has_ten_questions_and_half_are_computed_by_the_library(lab):
 
 def test_the_first_three_labs_are_there():
     assert {"00_ranks", "01_baseline", "02_collectives"} <= set(LABS) <= set(STEMS)
+
+
+def test_the_three_designs_are_there_and_their_numbers_are_computed():
+    texts = " ".join(question.question for question in DESIGNS)
+    assert all(words in texts for words in ("256 H100", "0.9 times", "Which do you buy"))
+    for question in DESIGNS:
+        said, asked = question.answer.split("Then they ask:")
+        assert len(fields(said)) >= 10 and len(asked.strip().split("\n\n")) >= 3
+        for text in re.split(r"A (?:junior|senior|staff) engineer says:", said)[1:]:
+            assert 5 <= len(re.findall(r"[.?!](?=\s)", text)) <= 13, text
+
+
+@pytest.mark.parametrize("wanted", [
+    "data-or-model-parallelism", "communication-overhead-plan", "stops-at-32",
+    "slow-on-several-nodes", "cost-against-mfu", "zero-or-fsdp", "hybrid-four-gpus",
+    "hybrid-hundred-billion"])
+def test_what_practitioners_are_asked_has_a_rubric_and_a_model_answer(wanted):
+    question = next(question for question in BANK if question.id == wanted)
+    assert len(question.rubric) >= 4 and len(question.answer.split()) > 100
 
 
 @pytest.mark.parametrize("question", NUMBERS, ids=name)
@@ -110,9 +131,12 @@ CHOICE = {"id": "two", "lab": "00_ranks", "level": 1, "kind": "choice", "questio
           "wrong": [{"answer": "b", "confuses": "x"}, {"answer": "c", "confuses": "y"}]}
 OPEN = {"id": "three", "lab": "00_ranks", "level": 1, "kind": "open", "question": "why?",
         "answer": "so", "rubric": ["one point", "another"]}
+DESIGN = {"id": "four", "lab": "00_ranks", "level": 5, "kind": "design", "question": "how?",
+          "levels": {"junior": "a", "senior": "b", "staff": "c"}, "follow_up": ["and then?"],
+          "rubric": ["one point", "another"]}
 
 
-@pytest.mark.parametrize("entry", [GOOD, CHOICE, OPEN], ids=["number", "choice", "open"])
+@pytest.mark.parametrize("entry", [GOOD, CHOICE, OPEN, DESIGN], ids=lambda entry: entry["kind"])
 def test_a_sound_entry_has_no_faults(entry):
     assert entry_faults(entry) == []
 
@@ -121,7 +145,7 @@ def test_a_sound_entry_has_no_faults(entry):
     (GOOD, {"answer": None}, "`answer` is missing"),
     (GOOD, {"awnser": "n"}, "`awnser` is no field of the bank"),
     (GOOD, {"level": 7}, "level is 7; it must be 1, 2, 3, 4 or 5"),
-    (GOOD, {"kind": "essay"}, "kind is 'essay'; it must be one of number, choice, open"),
+    (GOOD, {"kind": "essay"}, "kind is 'essay'; it must be one of number, choice, open, design"),
     (GOOD, {"wrong": []}, "a number needs at least one common wrong answer"),
     (GOOD, {"wrong": [{"answer": "3"}]}, "wrong answer 1 needs `answer` and `confuses`"),
     (GOOD, {"unit": "Mbs"}, "the unit 'Mbs' is not one that interview/units.py knows"),
@@ -141,6 +165,9 @@ def test_a_sound_entry_has_no_faults(entry):
     (CHOICE, {"wrong": CHOICE["wrong"][:1]}, "a choice needs two wrong answers or more"),
     (CHOICE, {"wrong": CHOICE["wrong"][:1] * 2}, "two of its choices are the same"),
     (OPEN, {"rubric": ["only one"]}, "an open question needs a rubric of two points or more"),
+    (DESIGN, {"levels": {"junior": "a"}}, "levels has junior; it needs junior, senior, staff"),
+    (DESIGN, {"follow_up": []}, "`follow_up` is missing"),
+    (DESIGN, {"follow_up": ["{m}?"]}, "the answer names {m}, which is no parameter"),
 ])
 def test_a_fault_is_one_sentence(base, change, sentence):
     faults = entry_faults({**base, **change})

@@ -25,6 +25,11 @@ REFUSED = {
         drill --count 0 | of at least 1 is wanted, not '0'
         drill --seed x | a whole number is wanted, not 'x'
         drill 02 | unrecognized arguments: 02
+        interview --minutes 0 | above 0 and at most 240 is wanted, not '0'
+        interview --level 6 | of at least 1 and at most 5 is wanted, not '6'
+        interview --report {folder} | is no name for a file
+        questions | required: --anki
+        questions --anki {text} --lab 99 | no lab is called '99'
         rehearse {broken} | can't be read as a notebook
         rehearse {empty}.ipynb | there is no file
         rehearse nowhere.at.all | is no module

@@ -4,10 +4,12 @@ import html.parser
 import importlib.util
 import json
 import re
+import subprocess
 import urllib.parse
 
 import pytest
 from conftest import ROOT
+from test_slides import slides
 
 from ranklab.interview.bank import load
 
@@ -121,6 +123,35 @@ def test_the_planner_is_there(pages):
     assert site.plans().asked in list(site.plans())
 
 
+def test_questions_are_all_there_and_for_anki(pages, bank):
+    root = pages["index.html"].path.parent
+    assert pages["questions/all.html"].text.count('class="question"') == len(bank)
+    assert (root / "anki" / "ranklab.txt").read_text() == site.cards(bank)
+    assert {"all.html", "../anki/ranklab.txt"} <= set(pages["questions/index.html"].links)
+
+
+def test_the_filter_shows_what_fits_and_unfolds_it(pages, bank, tmp_path):
+    try:
+        chromium = slides.browser()
+    except slides.Missing as missing:
+        pytest.skip(str(missing))
+    act = """<script>
+    for (const [name, value] of [["lab", "04_ddp"], ["kind", "open"]]) form[name].value = value;
+    form.kind.dispatchEvent(new Event("change", {bubbles: true})); form.unfold.click();
+    const seen = [...document.querySelectorAll(".question")].filter(
+      (one) => getComputedStyle(one).display !== "none");
+    document.title = `${form.querySelector("output").value}, ${seen.length} seen, `
+      + `${seen.filter((one) => one.querySelector("details").open).length} open`;
+    </script></body>"""
+    (tmp_path / "page.html").write_text(
+        pages["questions/all.html"].text.replace("</body>", act))
+    done = subprocess.run([chromium, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom",
+                           (tmp_path / "page.html").as_uri()], capture_output=True, text=True,
+                          timeout=200)
+    count = sum(one.lab == "04_ddp" and one.kind == "open" for one in bank)
+    assert f"<title>{count} questions, {count} seen, {count} open</title>" in done.stdout
+
+
 def test_the_search_knows_words_of_labs_and_of_questions(pages):
     text = (pages["index.html"].path.parent / "searchindex.js").read_text()
     index = json.loads(text.removeprefix("Search.setIndex(").removesuffix(")"))
@@ -129,6 +160,7 @@ def test_the_search_knows_words_of_labs_and_of_questions(pages):
         found = index["terms"][word]
         found = [found] if isinstance(found, int) else found
         assert index["docnames"].index(page) in found, word
+        assert index["docnames"].index("questions/all") not in found, "each would be found twice"
 
 
 def test_without_answers(source):

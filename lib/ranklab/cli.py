@@ -1,5 +1,5 @@
-"""The `ranklab` command: status (also with no command), hint, work, drill, doctor, rehearse,
-compare, plan, build, grade."""
+"""The `ranklab` command: status (also with no command), hint, work, drill, interview, questions,
+doctor, rehearse, compare, plan, build, grade."""
 
 import argparse
 import difflib
@@ -29,8 +29,10 @@ def main(argv=None) -> int:
                       help="bring your cells from the old copy of this lab into the new one")
     work.set_defaults(run=_work)
     commands.add_parser("doctor", help="what this machine can run").set_defaults(run=_doctor)
-    # The next three read their own options: see `ranklab drill --help`.
+    # The next five read their own options: see `ranklab drill --help`.
     for name, run, help in (("drill", _drill, "interview questions in the terminal"),
+                            ("interview", _interview, "a mock interview, timed and scored"),
+                            ("questions", _questions, "the interview questions as Anki's cards"),
                             ("compare", _compare, "one model in every layout"),
                             ("plan", _plan, "the best layouts on your GPUs, and their bill")):
         commands.add_parser(name, help=help, add_help=False).set_defaults(run=run)
@@ -51,7 +53,7 @@ def main(argv=None) -> int:
     grade.set_defaults(run=_grade)
     arguments = sys.argv[1:] if argv is None else argv
     options, rest = parser.parse_known_args(arguments or ["status"])
-    if rest and options.run not in (_drill, _rehearse, _compare, _plan):
+    if rest and options.run not in (_drill, _interview, _questions, _rehearse, _compare, _plan):
         parser.error(f"unknown: {' '.join(rest)}")
     options.rest = rest
     with refusals(f"ranklab {options.command}"):
@@ -108,6 +110,18 @@ def _drill(options):
     from ranklab.course.drill import drill
 
     return drill(options.rest)
+
+
+def _interview(options):
+    from ranklab.course.interview import interview
+
+    return interview(options.rest)
+
+
+def _questions(options):
+    from ranklab.course.anki import export
+
+    return export(options.rest)
 
 
 def _rehearse(options):

@@ -108,67 +108,84 @@ def _ask(question, place, seed):
     asked = draw(question, seed)
     print(f"{place}  {question.lab}, level {question.level}  ({question.id})")
     print(plain(asked.text, "  ") + "\n")
-    mark = {"number": _ask_number, "choice": _ask_choice, "open": _ask_open}[asked.kind](asked)
+    mark = _ask_open(asked) if asked.rubric else grade(asked, read_reply(asked))
     if asked.why:
         print(plain(asked.why, "      "))
     print(flush=True)
     return mark
 
 
-def _ask_number(asked):
+def read_reply(asked):
+    """A number that can be read, or the letter of a choice, as it was typed; "" for Enter alone."""
     prompt = f"  in {asked.unit} > " if asked.unit not in ("", "x") else "  > "
-    while reply := _read(prompt):
+    if asked.options:
+        show_options(asked)
+        prompt = f"\n  a-{LETTERS[len(asked.options) - 1]} > "
+    while reply := read(prompt):
         try:
-            value = read_number(reply, asked.unit)
+            value_of(asked, reply)
         except ValueError as error:
             print(f"  {error}.")
-            continue
-        right, confuses = judge(asked, value)
-        if right:
-            exact = "" if value == asked.answer else f" ({asked.shown_answer()})"
-            print(f"  ok    right{exact}")
-            return 1.0
-        read = show(value, asked.unit)
-        print(f"  no    it is {asked.shown_answer()}, not {read}.")
-        if confuses:
-            print(plain(confuses, "        "))
-        return 0.0
-    print(f"  ->    {asked.shown_answer()}")
-    return 0.0
+        else:
+            return reply
+    return ""
 
 
-def _ask_choice(asked):
+def show_options(asked):
+    """The options of a choice are on the screen; nothing where there are none."""
     for letter, option in zip(LETTERS, asked.options):
         print(plain(f"{letter}) {option}", "    "))
-    letters = LETTERS[:len(asked.options)]
-    right_letter = LETTERS[asked.options.index(asked.answer)]
-    while reply := _read(f"\n  {letters[0]}-{letters[-1]} > ").lower().strip(" ()."):
-        if len(reply) != 1 or reply not in letters:
-            print(f"  one letter of {', '.join(letters)}, please.")
-            continue
-        right, confuses = judge(asked, asked.options[letters.index(reply)])
-        print("  ok    right" if right else f"  no    it is {right_letter}.")
-        if confuses:
-            print(plain(confuses, "        "))
-        return float(right)
-    print(f"  ->    {right_letter}")
-    return 0.0
+
+
+def value_of(asked, reply):
+    """What a reply means: a number in SI units, or one of the options.
+    error  ValueError with one sentence when it is none
+    """
+    if asked.kind == "number":
+        return read_number(reply, asked.unit)
+    letter, letters = reply.lower().strip(" ()."), LETTERS[:len(asked.options)]
+    if len(letter) != 1 or letter not in letters:
+        raise ValueError(f"one letter of {', '.join(letters)}, please")
+    return asked.options[letters.index(letter)]
+
+
+def grade(asked, reply):
+    """1.0 for a right reply, else 0.0; it is said, with what a wrong one confuses."""
+    right_one = asked.shown_answer() if asked.kind == "number" else (
+        LETTERS[asked.options.index(asked.answer)])
+    if not reply:
+        print(f"  ->    {right_one}")
+        return 0.0
+    value = value_of(asked, reply)
+    right, confuses = judge(asked, value)
+    is_number = asked.kind == "number"
+    if right:
+        print("  ok    right" + (f" ({right_one})" if is_number and value != asked.answer else ""))
+    else:
+        print(f"  no    it is {right_one}"
+              + (f", not {show(value, asked.unit)}." if is_number else "."))
+    if confuses:
+        print(plain(confuses, "        "))
+    return float(right)
 
 
 def _ask_open(asked):
-    _read("  Answer aloud, as in the interview; then press Enter. > ")
+    read("  Answer aloud, as in the interview; then press Enter. > ")
     print(plain(asked.answer, "      ") + "\n\n  The points of a good answer:")
     for number, point in enumerate(asked.rubric, 1):
         print(plain(f"{number}. {point}", "    "))
     points = len(asked.rubric)
     while True:
-        reply = _read(f"  How many of the {points} did you make? > ")
+        reply = read(f"  How many of the {points} did you make? > ")
         if not reply or reply in map(str, range(points + 1)):
             return int(reply or 0) / points
         print(f"  a number from 0 to {points}, please.")
 
 
-def _read(prompt):
+def read(prompt):
+    """What is typed, without spaces around it.
+    error  Stop for q and at the end of the input
+    """
     try:
         reply = input(prompt).strip()
     except EOFError:

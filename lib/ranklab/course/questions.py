@@ -52,17 +52,25 @@ class LabQuestions:
 
 def question_html(place, question, asked, with_answer=True):
     """A question as HTML, its answer folded away or left out."""
-    options, points, slips = ("".join(f"<li>{to_html(text)}</li>" for text in texts)
-                              for texts in (asked.options, asked.rubric, _slips(asked)))
-    text = (f"<p><b>{place}.</b> <i>level {question.level} of 5</i></p>{to_html(asked.text)}"
-            + (f'<ol type="a">{options}</ol>' if options else ""))
+    text = f"<p><b>{place}.</b> <i>level {question.level} of 5</i></p>{asked_html(asked)}"
     if not with_answer:
         return text + "<hr>"
-    return (text + "<details><summary>Answer</summary>"
-            + "".join(to_html(text) for text in _answer(asked))
+    return text + f"<details><summary>Answer</summary>{answer_html(asked)}</details><hr>"
+
+
+def asked_html(asked):
+    """What is asked, with its options."""
+    options = "".join(f"<li>{to_html(text)}</li>" for text in asked.options)
+    return to_html(asked.text) + (f'<ol type="a">{options}</ol>' if options else "")
+
+
+def answer_html(asked):
+    """The answer, why, the points of a good one, and the common wrong ones."""
+    points, slips = ("".join(f"<li>{to_html(text)}</li>" for text in texts)
+                     for texts in (asked.rubric, _slips(asked)))
+    return ("".join(to_html(text) for text in _answer(asked))
             + (f"<p>A good answer makes these points:</p><ul>{points}</ul>" if points else "")
-            + (f"<p>Common wrong answers:</p><ul>{slips}</ul>" if slips else "")
-            + "</details><hr>")
+            + (f"<p>Common wrong answers:</p><ul>{slips}</ul>" if slips else ""))
 
 
 def _answer(asked):

@@ -3,7 +3,7 @@
     - id: shard-largest              # unique over all files, kebab-case
       lab: 00_ranks                  # the lab that teaches it
       level: 2                       # 1 a first screening ... 5 a specialist's follow-up
-      kind: number                   # number, choice or open
+      kind: number                   # number, choice, open, or design: a system-design question
       in_lab: true                   # shown in the lab's section 8 (3 to 8 a lab)
       uses: [ranks]                  # the ranklab modules that the expressions may call
       parameters:                    # drawn in order: list, range, expression over earlier ones
@@ -16,7 +16,9 @@
       wrong:                         # what people answer, and what that confuses
         - {answer: n // size, confuses: "..."}
       why: "one or two sentences; {answer} is the right number"
-      rubric: [...]                  # open questions: the points of a good answer
+      rubric: [...]                  # open and design: the points of a good answer
+      levels: {junior: ..., senior: ..., staff: ...}   # design: what each of them says
+      follow_up: [...]               # design: what is asked next; both make its answer
 """
 import functools
 import importlib
@@ -35,6 +37,8 @@ def total(table):
 FUNCTIONS = {"len": len, "sum": sum, "total": total, "min": min, "max": max, "abs": abs,
              "round": round, "ceil": math.ceil, "floor": math.floor, "log2": math.log2,
              "sqrt": math.sqrt}  # what an expression may call, besides the library
+
+LEVELS = ("junior", "senior", "staff")  # engineers, in a design
 
 
 @dataclass(frozen=True)
@@ -68,13 +72,20 @@ def load():
 
 def question(entry):
     """The Question of an entry as YAML gives it."""
+    entry = dict(entry)
+    levels, follow_up = entry.pop("levels", None), entry.pop("follow_up", ())
     return Question(**entry | {
-        "answer": str(entry["answer"]).strip(),
+        "answer": _three_answers(levels, follow_up) if levels else str(entry["answer"]).strip(),
         "parameters": entry.get("parameters") or {},
         "wrong": tuple((str(item["answer"]).strip(), item["confuses"])
                        for item in entry.get("wrong") or ()),
         "rubric": tuple(entry.get("rubric") or ()),
         "uses": tuple(entry.get("uses") or ())})
+
+
+def _three_answers(levels, follow_up):
+    said = [text for who in LEVELS for text in (f"A {who} engineer says:", levels[who].strip())]
+    return "\n\n".join([*said, "Then they ask:", *follow_up])
 
 
 def modules(uses):

@@ -1,0 +1,76 @@
+"""What an interview showed, as Markdown: points by lab, which lab to open, what was missed."""
+
+import textwrap
+
+from ranklab.course.drill import LETTERS, value_of
+from ranklab.interview.ask import SHARE, judge
+
+
+def clock_time(seconds):
+    """Minutes and seconds, as 4:05."""
+    return f"{round(seconds) // 60}:{round(seconds) % 60:02}"
+
+
+def report(sheet, drawn):
+    """The report of an interview: `drawn` holds (entry of the sheet, question, as it was asked)."""
+    scored = [each for each in drawn if each[0]["mark"] is not None]
+    points, used = sum(entry["mark"] for entry, _, _ in scored), sum(
+        entry["seconds"] for entry, _, _ in drawn)
+    lines = [f"# Mock interview of {sheet['begun']}", "",
+             f"Level {sheet['level']}, {clock_time(used)} of {sheet['minutes']:g} minutes. "
+             f"{len(scored)} of {len(drawn)} questions are scored: {points:.1f} points."]
+    lines += _by_lab(scored) + _missed(scored)
+    waiting = [question.id for entry, question, _ in drawn
+               if entry["reply"] is not None and entry["mark"] is None]
+    unseen = [question.id for entry, question, _ in drawn if entry["reply"] is None]
+    if waiting:
+        lines += ["", f"Not scored yet: {', '.join(waiting)}. `ranklab interview --score` goes on."]
+    if unseen:
+        lines += ["", f"Not answered: {', '.join(unseen)}."]
+    return "\n".join(textwrap.fill(line, 96, subsequent_indent="  ") for line in lines) + "\n"
+
+
+def _by_lab(scored):
+    of_lab = {}
+    for entry, question, _ in scored:
+        of_lab.setdefault(question.lab, []).append(entry["mark"])
+    weakest = sorted(of_lab, key=lambda lab: (sum(of_lab[lab]) / len(of_lab[lab]), lab))
+    lines = ["", "| lab | questions | points |", "|---|---|---|"] if scored else []
+    lines += [f"| {lab} | {len(of_lab[lab])} | {sum(of_lab[lab]):.1f} |" for lab in weakest]
+    weak = [lab for lab in weakest if sum(of_lab[lab]) < SHARE * len(of_lab[lab])]
+    if weak:
+        lines += ["", "## Open these labs, the weakest first", ""]
+        lines += [f"- {lab}; then `ranklab drill --lab {lab[:2]} --weak`" for lab in weak]
+    return lines
+
+
+def _missed(scored):
+    lines = ["", "## What was missed"] if any(entry["mark"] < 1 for entry, _, _ in scored) else []
+    for entry, question, asked in scored:
+        if entry["mark"] < 1:
+            lines += ["", f"{question.id} ({question.lab}, level {question.level}): "
+                      f"{entry['mark']:.1f} points, {clock_time(entry['seconds'])} of "
+                      f"{clock_time(entry['share'])}", ""]
+            lines += [f"- {what}" for what in entry["missed"] or [_right(asked, entry["reply"])]]
+    return lines
+
+
+def _right(asked, reply):
+    """What is right, and what the reply confuses."""
+    letter = f"{LETTERS[asked.options.index(asked.answer)]}) " if asked.options else ""
+    confuses = judge(asked, value_of(asked, reply))[1] if reply else ""
+    right = asked.shown_answer().removesuffix(".")
+    return " ".join(f"It is {letter}{right}. {confuses}".split())
+
+
+def transcript(drawn):
+    """All questions with what was said and a good answer."""
+    parts = ["## All questions"]
+    for entry, question, asked in drawn:
+        options = [f"{letter}) {option}" for letter, option in zip(LETTERS, asked.options)]
+        said = entry["reply"] or ("passed" if entry["reply"] == "" else "not answered")
+        parts += [f"### {question.id}", asked.text, *options,
+                  "\n".join(f"> {line}" for line in said.splitlines())]
+        if entry["reply"] is not None:
+            parts += [_right(asked, "") if not asked.rubric else asked.answer, asked.why]
+    return "\n\n".join(filter(None, parts)) + "\n"
