@@ -119,22 +119,22 @@ def test_what_does_not_come_is_named_with_the_end_of_a_log(daemons):
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_nothing_stays_of_a_process_that_is_killed(number, daemons):
-    folder = Path(tempfile.mkdtemp(prefix="rl-"))  # a short path: sockets lie in it
-    before = traces(folder)
-    run = subprocess.Popen([sys.executable, "-m", "ranklab.projects.cluster", "--only", "job"],
-                           env=os.environ | {"TMPDIR": str(folder)}, stdout=subprocess.PIPE,
-                           stderr=subprocess.STDOUT)
-    sign = "saved/*/index.json" if number == signal.SIGKILL else "job.log"
-    until(lambda: [*folder.glob(f"*/{sign}")], 120, sign)
-    assert {"slurmctld", "slurmd"} < {name for name, _ in processes(folder)}
-    run.send_signal(number)
-    run.communicate(timeout=30)
-    until(lambda: traces(folder) == before, 20, "the end of all processes")
-    left = [path.name.partition("-hosts-")[0] for path in folder.iterdir()]
-    assert left == (["ranklab"] if number == signal.SIGKILL else [])
-    forget = "from ranklab.cluster import hosts; hosts.remove_leftovers()"  # as the next Hosts does
-    subprocess.run([sys.executable, "-c", forget], env=os.environ | {"TMPDIR": str(folder)})
-    folder.rmdir()
+    with tempfile.TemporaryDirectory(prefix="rl-") as folder:  # short: sockets lie in it
+        folder, before = Path(folder), traces(folder)
+        run = subprocess.Popen([sys.executable, "-m", "ranklab.projects.cluster", "--only", "job"],
+                               env=os.environ | {"TMPDIR": str(folder)}, stdout=subprocess.PIPE,
+                               stderr=subprocess.STDOUT, text=True)
+        sign = "saved/*/index.json" if number == signal.SIGKILL else "job.log"
+        until(lambda: [*folder.glob(f"*/{sign}")] or run.poll() is not None, 120, sign)
+        assert {"slurmctld", "slurmd"} < {name for name, _ in processes(folder)}
+        run.send_signal(number)
+        said = run.communicate(timeout=30)[0]
+        until(lambda: traces(folder) == before, 20, "the end of all processes")
+        left = [path.name.partition("-hosts-")[0] for path in folder.iterdir()]
+        assert left == (["ranklab"] if number == signal.SIGKILL else []), said
+        forget = "from ranklab.cluster import hosts; hosts.remove_leftovers()"  # as a next Hosts
+        subprocess.run([sys.executable, "-c", forget], env=os.environ | {"TMPDIR": str(folder)})
+        assert not [*folder.iterdir()]
 
 
 def traces(folder):

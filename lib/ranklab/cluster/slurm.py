@@ -10,6 +10,7 @@ import re
 import secrets
 import shutil
 import stat
+import tempfile
 from pathlib import Path
 
 from ranklab.cluster import hosts as machines
@@ -121,8 +122,8 @@ class Slurm:
                            ("gres.conf", f"Name=gpu File={self.folder}/gpu[0-{gpus - 1}]\n")):
             (self.folder / name).write_text(text)
         os.chmod(self.folder / "slurmdbd.conf", 0o600)
-        for gpu in range(gpus):  # Slurm wants devices: these are like /dev/null
-            os.mknod(self.folder / f"gpu{gpu}", 0o600 | stat.S_IFCHR, os.makedev(1, 3))
+        for gpu in range(gpus):
+            new_device(self.folder / f"gpu{gpu}")
         for name in ("state", *(f"spool.{node}" for node in self.hosts.names)):
             (self.folder / name).mkdir()
         (self.folder / "munge.key").write_bytes(secrets.token_bytes(128))
@@ -223,9 +224,21 @@ class Slurm:
         return [dict(zip(names.split(","), row.split("|"))) for row in rows.splitlines()]
 
 
+def new_device(path):
+    """Slurm wants devices for GPUs: these are like /dev/null."""
+    os.mknod(path, 0o600 | stat.S_IFCHR, os.makedev(1, 3))
+
+
 def missing():
     """Why there can be no Slurm here, as a sentence; "" where there can."""
     absent = [name for name in DAEMONS if not shutil.which(name)]
     if absent:
         return f"needs Slurm: {', '.join(absent)} (apt install slurm-wlm munge)"
-    return machines.missing()
+    if sentence := machines.missing():
+        return sentence
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            new_device(Path(folder, "gpu0"))
+    except OSError as error:  # root of a container of its own user, as podman's, may not
+        return f"needs root that may make device files: {error}"
+    return ""
