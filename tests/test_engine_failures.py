@@ -323,7 +323,6 @@ def test_a_server_that_crashes_at_its_start_is_one_sentence(tmp_path, monkeypatc
 def test_the_kernel_is_killed_while_the_server_starts(tmp_path):
     script = write(tmp_path / "starts.py", """
         from ranklab.engine.forkserver import ForkServer
-from ranklab.engine.output import Output
         ForkServer()
         """)
     process = python_run(script, tmp_path)

@@ -35,8 +35,7 @@ def launch(fn, *args, ranks=None, nodes=1, timeout=60, stream=False, stall=5,
              None: only `timeout` counts
     rehearse "gpu": on the CPU, but what a GPU would refuse raises; RANKLAB_REHEARSE=gpu does so too
     preload  names of heavy modules that `fn` imports, such as transformers: they are imported once,
-             in the process that forks ranks, not on every rank of every launch. They must start no
-             threads; an edit of theirs is not seen
+             in the process that forks ranks; they must start no threads, and no edit is seen
     headings each rank's output stands under a heading, not behind its rank in every line
 
     Under torchrun or srun `fn` runs in place, on the job's ranks: `ranks` and `nodes` must be left
@@ -57,12 +56,11 @@ def launch(fn, *args, ranks=None, nodes=1, timeout=60, stream=False, stall=5,
     if ranks % nodes:
         raise ValueError(f"launch: nodes={nodes} must divide ranks={ranks}")
     cwd, call = _working_folder(), ship.dumps_call(fn, args)
-    server = fork_server()
+    server, output = fork_server(), Output(ranks, stream, headings)
     try:
         with ship.shared_file() as store, _reserved_port() as port, folder_of_workers() as folder:
             job = Job(ranks, nodes, timeout, port, dict(os.environ), cwd, sys.path, folder,
                       rehearse)
-            output = Output(ranks, stream, headings)
             with WorkerGroup(server, job, call, store, output, stall, preload) as group:
                 results = group.results()
                 group.release()
