@@ -123,6 +123,8 @@ def main():
     subprocess.run([sys.executable, Path(__file__).with_name("bench_pipeline.py")], check=True)
     # 3D parallelism against DTensor, FSDP2 and torch.distributed.pipelining together.
     subprocess.run([sys.executable, Path(__file__).with_name("bench_hybrid.py")], check=True)
+    # A test on ranks, and a notebook's cell on ranks, by us and by others.
+    subprocess.run([sys.executable, Path(__file__).with_name("bench_own_project.py")], check=True)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from ranklab.planner.page import Choices, Node, fragment
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SOURCE, OUT = ROOT / "build" / "site-source", ROOT / "build" / "site"
-TEXTS = ("TEACHING.md", "CONTRIBUTING.md", "LICENSE")
+TEXTS = ("YOUR_PROJECT.md", "TEACHING.md", "CONTRIBUTING.md", "LICENSE")
 
 SOLVED = """The labs here are **solved**: they hold the answers, with outputs and figures. To learn,
 work on your own copies first (`make lab`)."""
@@ -62,6 +62,7 @@ labs/*
 questions/index
 decks
 planner
+YOUR_PROJECT
 ```
 ```{toctree}
 :hidden:

@@ -22,6 +22,7 @@ from ranklab import launch
 from ranklab.engine import HangError, RankError
 from ranklab.engine.worker_group import WorkerGroup
 from ranklab.engine.forkserver import ForkServer
+from ranklab.engine.output import Output
 from ranklab.engine.rank import Job
 
 pytestmark = pytest.mark.timeout(60)
@@ -294,7 +295,7 @@ def test_the_system_will_not_start_more_processes():
     stand_in = types.SimpleNamespace(connect=lambda: mine, modules=set())
     before = len(os.listdir("/proc/self/fd"))
     with theirs, open(os.devnull) as store, pytest.raises(RuntimeError) as caught:
-        with WorkerGroup(stand_in, job, b"", store, stream=False):
+        with WorkerGroup(stand_in, job, b"", store, Output(1, stream=False)):
             pass
     assert str(caught.value) == ("launch: the system would not start rank 0 of 2: "
                                  "Cannot allocate memory")

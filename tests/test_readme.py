@@ -13,7 +13,7 @@ from ranklab import cli
 from ranklab.course import labs
 
 README = (ROOT / "README.md").read_text()
-TEXTS = ("README.md", "TEACHING.md", "CONTRIBUTING.md")
+TEXTS = ("README.md", "YOUR_PROJECT.md", "TEACHING.md", "CONTRIBUTING.md")
 # Commands that another test covers, or that no test can run, each with the reason.
 NOT_RUN_HERE = {
     "make lab": "test_setup.py starts it, fetches the printed address and stops it",

@@ -431,6 +431,23 @@ def test_the_command_runs_a_module_also_under_torchrun(tmp_path):
     assert wrong.returncode == 1 and MIX in wrong.stderr
 
 
+def test_the_command_runs_a_script_and_says_when_nothing_was_rehearsed(tmp_path):
+    (tmp_path / "made.py").write_text(
+        "import sys\nfrom ranklab import device, launch\n\n"
+        "if __name__ == '__main__' and 'no' not in sys.argv:\n"
+        "    print(launch(lambda: device().type, ranks=1))\n")
+
+    def run(*words):  # as the console script does: this folder is in no list
+        code = "import sys; sys.path.remove(''); from ranklab.cli import main; sys.exit(main())"
+        done = subprocess.run([sys.executable, "-c", code, "rehearse", *words], cwd=tmp_path,
+                              capture_output=True, text=True, timeout=100)
+        return done.returncode, done.stdout
+
+    assert run("made.py") == run("made") == (0, "['gpu']\n")
+    assert run("made.py", "no") == (
+        1, "made.py ended, but it launched no ranks: nothing was held to a GPU's rules\n")
+
+
 def kernels():
     """The kernels of notebooks below this process."""
     return {child.pid for child in psutil.Process().children(recursive=True)

@@ -23,7 +23,7 @@ LAYERS = (
     tuple(labs.idea(stem) for stem in labs.STEMS),              # the techniques
     ("hybrid", "planner", "trainer", "text_trainer", "image_trainer", "stop_signal", "checkpoint"),
     ("plots", "projects"),
-    ("checks", "interview", "course", "cli"),
+    ("checks", "interview", "course", "cli", "magic", "pytest_plugin"),
 )
 VERBS = {"send", "recv", "isend", "irecv", "batch_isend_irecv", "broadcast", "reduce", "gather",
          "scatter", "all_reduce", "all_gather", "all_gather_into_tensor", "reduce_scatter",

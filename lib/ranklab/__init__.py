@@ -21,3 +21,10 @@ def __getattr__(name):
     if name not in _HOME_OF:
         raise AttributeError(f"module 'ranklab' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOME_OF[name]), name)
+
+
+def load_ipython_extension(shell):
+    """`%load_ext ranklab`: a cell that begins with `%%ranks 4` runs on four fresh ranks."""
+    from ranklab.magic import register
+
+    register(shell)

@@ -36,8 +36,8 @@ def main(argv=None) -> int:
                             ("compare", _compare, "one model in every layout"),
                             ("plan", _plan, "the best layouts on your GPUs, and their bill")):
         commands.add_parser(name, help=help, add_help=False).set_defaults(run=run)
-    rehearse = commands.add_parser("rehearse", help="a notebook or module under a GPU's rules")
-    rehearse.add_argument("what", help="a .ipynb file, or a module with a launch in it")
+    rehearse = commands.add_parser("rehearse", help="a notebook or program under a GPU's rules")
+    rehearse.add_argument("what", help="a .ipynb file, or a .py file or module with a launch in it")
     rehearse.set_defaults(run=_rehearse)  # hands the other arguments to the module
     build = commands.add_parser("build", help="labs/ and solutions/ from labs/source/")
     build.add_argument("labs", nargs="*", help="such as 02_collectives; all by default")

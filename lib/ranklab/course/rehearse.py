@@ -1,4 +1,4 @@
-"""`ranklab rehearse`: a notebook or a module runs on the CPU, under a GPU's rules.
+"""`ranklab rehearse`: a notebook, a script or a module runs on the CPU, under a GPU's rules.
 
 What the rules are, and what can't be rehearsed: ranklab.engine.rehearse.
 """
@@ -6,6 +6,7 @@ What the rules are, and what can't be rehearsed: ranklab.engine.rehearse.
 import os
 import subprocess
 import sys
+import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -15,16 +16,13 @@ CELL_LIMIT = 300  # seconds; longer than the engine's, whose report of a hang sa
 
 
 def rehearse(what, arguments=()):
-    """`what` has run, a .ipynb file or a module; what a GPU would refuse is printed.
+    """`what` has run, a .ipynb or .py file, or a module; what a GPU would refuse is printed.
 
-    Returns 0 when nothing raised, 1 when something did.
+    Returns 0 when nothing raised, 1 when something did, or when no rank was launched.
     error  ValueError: there is no such file or module, or the file is no notebook
     """
     if not what.endswith(".ipynb"):
-        if not _is_module(what):
-            raise ValueError(f"{what!r} is no module, and no .ipynb file")
-        return min(1, abs(subprocess.call([sys.executable, "-m", what, *arguments],
-                                          env=os.environ | {"RANKLAB_REHEARSE": "gpu"})))
+        return _rehearse_program(_words(what), arguments)
     path = Path(what)
     if not path.is_file():
         raise ValueError(f"there is no file {what}")
@@ -37,11 +35,30 @@ def rehearse(what, arguments=()):
     return int(bool(errors))
 
 
-def _is_module(name):
+def _words(what):
+    """Python's own for this program: a file's, or a module's; also of one in this folder."""
+    if what.endswith(".py") and Path(what).is_file():
+        return [what]
+    sys.path.insert(0, "")  # as `python -m` does, and a console script does not
     try:
-        return find_spec(name) is not None
+        if find_spec(what) is not None:
+            return ["-m", what]
     except (ImportError, ValueError, AttributeError):
-        return False
+        pass
+    finally:
+        sys.path.pop(0)
+    raise ValueError(f"{what!r} is no module, and no .py or .ipynb file")
+
+
+def _rehearse_program(words, arguments):
+    with tempfile.TemporaryDirectory(prefix="ranklab-") as folder:
+        mark = Path(folder, "rehearsed")
+        environ = os.environ | {"RANKLAB_REHEARSE": "gpu", "RANKLAB_REHEARSED": str(mark)}
+        failed = subprocess.call([sys.executable, *words, *arguments], env=environ) != 0
+        if failed or mark.exists():
+            return int(failed)
+    print(f"{words[-1]} ended, but it launched no ranks: nothing was held to a GPU's rules")
+    return 1
 
 
 def run(path, shorter=()):

@@ -10,6 +10,7 @@ import threading
 from ranklab.engine import in_place, ship
 from ranklab.engine.worker_group import WorkerGroup
 from ranklab.engine.forkserver import fork_server
+from ranklab.engine.output import Output
 from ranklab.engine.rank import Job
 from ranklab.engine.report import RankError
 from ranklab.engine.server_lines import ServerStuck
@@ -20,7 +21,7 @@ LONGEST = 20 * 24 * 3600  # seconds; the system's calls count milliseconds in 31
 
 
 def launch(fn, *args, ranks=None, nodes=1, timeout=60, stream=False, stall=5,
-           rehearse=None, preload=()):
+           rehearse=None, preload=(), headings=False):
     """`fn(*args)` has run on fresh ranks; returns [value on rank 0, value on rank 1, ...].
 
     Inside `fn` the default process group is up and torchrun's variables are set; `ranklab.device()`
@@ -34,8 +35,8 @@ def launch(fn, *args, ranks=None, nodes=1, timeout=60, stream=False, stall=5,
              None: only `timeout` counts
     rehearse "gpu": on the CPU, but what a GPU would refuse raises; RANKLAB_REHEARSE=gpu does so too
     preload  names of heavy modules that `fn` imports, such as transformers: they are imported once,
-             in the process that forks ranks, not on every rank of every launch. They must start no
-             threads; an edit of theirs is not seen
+             in the process that forks ranks; they must start no threads, and no edit is seen
+    headings each rank's output stands under a heading, not behind its rank in every line
 
     Under torchrun or srun `fn` runs in place, on the job's ranks: `ranks` and `nodes` must be left
     out or be the job's, output always streams, and `timeout` is that of each collective.
@@ -55,12 +56,12 @@ def launch(fn, *args, ranks=None, nodes=1, timeout=60, stream=False, stall=5,
     if ranks % nodes:
         raise ValueError(f"launch: nodes={nodes} must divide ranks={ranks}")
     cwd, call = _working_folder(), ship.dumps_call(fn, args)
-    server = fork_server()
+    server, output = fork_server(), Output(ranks, stream, headings)
     try:
         with ship.shared_file() as store, _reserved_port() as port, folder_of_workers() as folder:
             job = Job(ranks, nodes, timeout, port, dict(os.environ), cwd, sys.path, folder,
                       rehearse)
-            with WorkerGroup(server, job, call, store, stream, stall, preload) as group:
+            with WorkerGroup(server, job, call, store, output, stall, preload) as group:
                 results = group.results()
                 group.release()
     except ServerStuck:

@@ -9,11 +9,13 @@ class Output:
     """Takes bytes of each rank; shows them at the end, or as they come with `stream=True`.
 
     A terminal's carriage return (a progress bar) is shown as it comes for rank 0 only: bars of
-    several ranks would overwrite one another.
+    several ranks would overwrite one another. With `headings` what is shown at the end stands
+    under "--- rank 0 ---".
     """
 
-    def __init__(self, ranks, stream):
+    def __init__(self, ranks, stream, headings=False):
         self._stream = stream
+        self._headings = headings and not stream
         self._parts = [bytearray() for _ in range(ranks)]  # not shown yet
         self._left_out = [0] * ranks  # bytes
         self._width = len(str(ranks - 1))
@@ -57,11 +59,13 @@ class Output:
         _print("".join(f"{self._prefix(rank)}{line}\n" for line in kept))
 
     def _prefix(self, rank):
-        return f"[rank {rank:>{self._width}}] "
+        return "" if self._headings else f"[rank {rank:>{self._width}}] "
 
     def flush(self):
         """Everything is shown."""
         for rank, text in enumerate(self._parts):
+            if text and self._headings:
+                _print(f"--- rank {rank} ---\n")
             if text:
                 self._write(rank, bytes(text).removesuffix(b"\n"))
             if self._left_out[rank]:

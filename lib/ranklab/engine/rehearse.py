@@ -1,7 +1,7 @@
 """A rehearsal for GPUs: ranks run on the CPU with gloo, but under the rules of a GPU.
 
     launch(fn, ranks=4, rehearse="gpu")      or, for whole notebooks and modules, without an edit:
-    ranklab rehearse NOTEBOOK | MODULE       which sets RANKLAB_REHEARSE=gpu
+    ranklab rehearse NOTEBOOK | FILE.py | MODULE    which sets RANKLAB_REHEARSE=gpu
 
 In such a rank `ranklab.device()` is a device of its own type, "gpu". A tensor made there is an
 ordinary CPU tensor inside a wrapper that says "gpu" (gpu_tensor.py), so every value is right. What
@@ -34,8 +34,10 @@ rehearsal, not of a GPU".
 """
 
 import gc
+import os
 import time
 import warnings
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -250,6 +252,8 @@ PATCHES = (
 
 def install():
     """From now on this process has one GPU; returns the options for its process group."""
+    if mark := os.environ.get("RANKLAB_REHEARSED"):  # a file: `ranklab rehearse` asks for it
+        Path(mark).touch()
     _setup_privateuseone_for_python_backend(NAME, Module(), device_guard=Guard())
     GpuTensor.at = torch.device(NAME, 0)  # no device type of its own before the line above
     library = torch.gpu.library = torch.library.Library("aten", "IMPL")  # lives as long as this

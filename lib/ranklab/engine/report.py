@@ -16,12 +16,14 @@ from pathlib import Path
 ENGINE = str(Path(__file__).parent)
 PACKAGE = str(Path(ENGINE).parent)
 NOT_LEARNERS = tuple(str(Path(PACKAGE, name))
-                     for name in ("engine", "course", "checks", "meter"))
+                     for name in ("engine", "course", "checks", "meter", "magic.py",
+                                  "pytest_plugin.py"))
 PACKAGES = re.compile("/(site|dist)-packages/")  # also those of the user, or of the system
 SHOWN = 12  # lines of a traceback
 CAUSES = 6  # shown of a chain of errors: as many from its beginning as from its end
 LONGEST = 10_000  # characters of one message
 RANGE = 5  # ranks in a row, from which on they are named by the first and the last
+CELL_MAGIC = "get_ipython().run_cell_magic("
 MEMORY = " (often the system's memory ran out)"
 # A backend's own words for a peer that went away, with the class that it raises. A refused download
 # is a ConnectionError of the learner's.
@@ -39,7 +41,9 @@ class ShownShort:
     def _render_traceback_(self):  # IPython asks for it
         frames = [Frame(f.filename, f.lineno, f.name)
                   for f in traceback.extract_tb(self.__traceback__)]
-        return [*(str(f) for f in frames if f.is_of_learner()), f"{type(self).__name__}: {self}"]
+        # A cell magic calls its cell by a line that holds all of the cell.
+        shown = (str(f) for f in frames if f.is_of_learner() and CELL_MAGIC not in f.text())
+        return [*shown, f"{type(self).__name__}: {self}"]
 
 
 class RankError(ShownShort, RuntimeError):

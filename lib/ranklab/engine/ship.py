@@ -77,12 +77,18 @@ def dumps_call(fn, args) -> bytes:
         return dumps((fn, args))
     except Exception as error:
         parts = {"the function": fn} | {f"argument {i}": a for i, a in enumerate(args, start=1)}
-        for name, part in parts.items():
-            try:
-                dumps(part)
-            except Exception as cause:
-                raise TypeError(f"launch: {name} can't be sent to the ranks: {cause}") from None
-        raise TypeError(f"launch: the call can't be sent to the ranks: {error}") from None
+        raise what_stays(parts) or TypeError(
+            f"launch: the call can't be sent to the ranks: {error}") from None
+
+
+def what_stays(parts):
+    """A TypeError that names the first of {name: value} which can't be sent, or None."""
+    for name, part in parts.items():
+        try:
+            dumps(part)
+        except Exception as cause:
+            return TypeError(f"launch: {name} can't be sent to the ranks: {cause}")
+    return None
 
 
 loads = pickle.loads

@@ -10,7 +10,6 @@ import time
 
 from ranklab.engine import ship, stall, verdict
 from ranklab.engine.rank_handle import RankHandle
-from ranklab.engine.output import Output
 from ranklab.engine.report import RanksInterrupted
 from ranklab.engine.server_lines import Lines, ServerDied
 from ranklab.engine.stack import Stack
@@ -37,14 +36,14 @@ ASKED = 2  # times: a rank that is asked once may be about to read the message t
 class WorkerGroup:
     """The ranks of one launch. Use as a context manager: at its end no rank is left."""
 
-    def __init__(self, server, job, call, store, stream, stall=None, preload=()):
+    def __init__(self, server, job, call, store, output, stall=None, preload=()):
         self.connection = server.connect()
         self.lines = Lines(self.connection)
         self.known = server.modules
         self.job = job
         self.call = call
         self.store = store  # the file in which the ranks meet
-        self.output = Output(job.ranks, stream)
+        self.output = output
         self.stall, self.preload = stall, preload
         self.handles = []
         self.selector = selectors.DefaultSelector()
