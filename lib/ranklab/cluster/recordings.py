@@ -24,7 +24,7 @@ ECC, SYMBOLS = "DCGM_FI_DEV_ECC_SBE_VOL_TOTAL", "node_infiniband_symbol_error_to
 MFU = "train_mfu"
 HOST = 8  # ranks
 SICK = {"hot GPU": "it throttles: clock and power fall, its steps get longer",
-        "bad link": "symbol errors; sent again: MFU falls, no rank's own time shows it",
+        "bad link": "symbol errors: MFU falls, and no rank's own time shows it",
         "dying memory": "corrected ECC errors, more and more, until the GPU is lost",
         "slow loader": "all ranks of one host wait for data",
         "slow host CPU": "one rank's steps are longer, and nothing else shows it"}
