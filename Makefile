@@ -74,7 +74,8 @@ horovod: setup ## build the real Horovod for lab 05 (4 to 8 minutes, once) and c
 	@$(INSIDE) $(PY) -m pytest -q -rs tests/test_horovod_real.py
 
 slurm: setup ## lab 15 on a real Slurm inside this machine, as root; it loses a node (2 minutes)
-	@$(INSIDE) $(PY) -m pytest -q -rsP -n 2 --sweep tests/test_cluster_slurm.py
+	@$(INSIDE) $(PY) -m pytest -q -rsP -n 2 --sweep tests/test_cluster_slurm.py \
+		tests/test_cluster_systems.py::test_two_hosts_train_and_go_on_from_their_checkpoint
 
 doctor: setup ## what this machine is, and what each lab will run on
 	@$(INSIDE) $(PY) -m ranklab.cli doctor

@@ -59,6 +59,7 @@ def test_all_job_files_train_the_same_gpt_and_know_their_node(tmp_path):
         assert agent.nodes(environ, tmp_path / "config") == (["a", "b"], node, port)
 
 
+@pytest.mark.sweep  # make slurm runs it, too
 @pytest.mark.timeout(200)
 def test_two_hosts_train_and_go_on_from_their_checkpoint(tmp_path):
     """By SkyPilot's variables. On hosts of their own, because torchrun listens to all networks."""

@@ -334,15 +334,19 @@ def test_the_kernel_is_killed_while_the_server_starts(tmp_path):
 
 # Ctrl-C
 
-def test_an_interrupt_ends_the_ranks_and_says_where_they_were():
+def test_an_interrupt_ends_the_ranks_and_says_where_they_were(tmp_path):
     def work():
+        (tmp_path / str(dist.get_rank())).touch()
         dist.recv(torch.ones(1), 1 - dist.get_rank())
 
-    launch(int, ranks=1)
-    timer = threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
-    with pytest.raises(KeyboardInterrupt, match=r"after \d.\d s") as caught:
-        launch(work, ranks=2, timeout=30)
+    def interrupt():  # as soon as both wait: a busy machine begins late, and a stall has its limit
+        eventually(lambda: len([*tmp_path.iterdir()]) == 2, 60)
+        time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    with pytest.raises(KeyboardInterrupt, match=r"after \d+.\d s") as caught:
+        launch(work, ranks=2, timeout=90)
     assert str(caught.value).count("waits in recv at") == 2
 
 
