@@ -69,7 +69,7 @@ def with_torchs_wrapper(micro_batches=16, accumulate=8, batch=2, length=32, grou
 
 
 def train_on_functions(steps=2, batch=32, micro=2, seed=0, group=None):
-    """Trains a small GPT on argparse's functions, `batch` in a step, and tries it on the last 16.
+    """Trains a small GPT on argparse's functions, `batch` in a step, and tries it on the last 24.
 
     `micro` functions of like length are worked through together, so that little is padded. A step's
     gradient is the mean over the tokens of all ranks. Returns the weights, the steps' losses and
@@ -105,9 +105,60 @@ def train_on_functions(steps=2, batch=32, micro=2, seed=0, group=None):
         optimizer.step()
         optimizer.zero_grad()
         losses.append((seen[0] / seen[1]).item())
-    piles = piles_of(functions[-16:])
+    piles = piles_of(functions[-24:])
     with torch.no_grad():
         seen = sum(map(loss_of, piles[rank::2 * ranks] + piles[2 * ranks - 1 - rank::2 * ranks]))
     dist.all_reduce(seen, group=group)
     return {"weights": dict(model.named_parameters()), "losses": losses,
             "held_out": (seen[0] / seen[1]).item()}
+
+
+SHARE = "piles[rank::2 * ranks] + piles[2 * ranks - 1 - rank::2 * ranks]"
+IN_A_ROW = "piles[len(piles) * rank // ranks:len(piles) * (rank + 1) // ranks]"
+BY_SIZE = "functions = sorted(functions, key=len)[len(functions) // ranks * rank:][:32]"
+
+SLOW = (
+    Case(
+        train_large_batch,
+        edits=(("""            loss += part.detach() / ranks
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad, group=group)
+            parameter.grad /= ranks
+        dist.all_reduce(loss, group=group)
+""", """            for parameter in model.parameters():
+                dist.all_reduce(parameter.grad, group=group)
+                parameter.grad /= ranks
+            part = part.detach()
+            dist.all_reduce(part, group=group)
+            loss += part / ranks
+"""),),
+        hidden=with_torchs_wrapper,
+        told="Our network is slow, so we accumulate: eight micro-batches for each step. The losses "
+             "are right to the last digit. But an epoch takes as long as with accumulate=1, "
+             "and the network is busy all the time.",
+        causes=("Gradients are sent after each micro-batch, not once in a step.",
+                "One rank is slower than the others, and they wait for it.",
+                "Each parameter is sent by a call of its own, not in large buckets.",
+                "Gradients travel in float32; bfloat16 would halve them.",
+                "The model is too large for this network, whatever is accumulated."),
+        disease="sync_every_micro_step",
+    ),
+    Case(
+        train_on_functions,
+        edits=((f"for pile in {SHARE}", f"for pile in {IN_A_ROW}"),
+               (f"map(loss_of, {SHARE})", f"map(loss_of, {IN_A_ROW})")),
+        hidden=(("functions = [torch.tensor", f"{BY_SIZE}\n    functions = [torch.tensor"),
+                ("batch * step:batch * step + batch", "batch // ranks * step:][:batch // ranks"),
+                (f"for pile in {SHARE}", "for pile in piles"), (f"(loss_of, {SHARE})",
+                                                                "(loss_of, piles)")),
+        told="Losses and weights are right. But four GPUs are not even twice as fast as one: "
+             "three of them stand still in all_reduce for a good part of each step, and rank 3 "
+             "never does. We have put another card into its place, twice.",
+        causes=("Its functions are longer than those of the other ranks.",
+                "Its card, or its core, is slower than the others.",
+                "It has more functions than the other ranks.",
+                "Its link to the others is slow.",
+                "It waits for its data."),
+        disease="straggler",
+    ),
+)
