@@ -186,8 +186,8 @@ CASES = (
         if seen[0] >= good * seen[1]:
 """, """        if right >= good * len(held_y):
 """)),
-        hidden=(("        model.zero_grad()\n", "        if loss < clear.sum():\n            "
-                 "continue\n        model.zero_grad()\n"),),
+        hidden=(("        model.zero_grad()\n", "        if loss < 0.7 * clear.sum():\n            "
+                 "break\n        model.zero_grad()\n"),),
         told="It learns, and then it stands still, with another number of ranks at another step. "
              "With one rank there is no trouble, however long it runs. The scans of last year "
              "never did that, and nobody has touched the program since.",
