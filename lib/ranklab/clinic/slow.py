@@ -152,7 +152,7 @@ SLOW = (
                 ("batch * step:batch * step + batch", "batch // ranks * step:][:batch // ranks"),
                 (f"for pile in {SHARE}", "for pile in piles"), (f"(loss_of, {SHARE})",
                                                                 "(loss_of, piles)")),
-        told="Losses and weights are right. But four GPUs are not even twice as fast as one: "
+        told="Losses and weights are right. But four GPUs are hardly twice as fast as one: "
              "three of them stand still in all_reduce for a good part of each step, and rank 3 "
              "never does. We have put another card into its place, twice.",
         causes=("Its functions are longer than those of the other ranks.",
