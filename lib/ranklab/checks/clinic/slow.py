@@ -202,5 +202,5 @@ PREDICTIONS_SLOW = (
         "it comes last into each all-reduce, and waits there the least",
         "its time goes into forward and backward: look at its timeline",
         hint="How long does each rank compute, and for how many tokens?",
-        why="The batch is sorted by length, and the last rank has its end: nearly half of the work."),
+        why="The batch is sorted by length; the last rank has its end, nearly half of all work."),
 )
