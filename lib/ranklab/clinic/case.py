@@ -1,0 +1,77 @@
+"""Case: an incident of the clinic. A mended program, and the edits that make it the broken one."""
+
+import inspect
+import linecache
+import textwrap
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Case:
+    """A program that misbehaves, told by those who saw it.
+
+    program  the mended one, the library's answer: a function that each rank calls, with group=None
+    edits    (mended text, broken text) pairs: the program as it was found, the stub of the lab
+    hidden   the same in another place, or another program of the same cause, for `diagnose`: a
+             function, or pairs of edits to `program`
+    told     what a colleague says: symptoms, and no place to look at
+    causes   sentences to choose from, the right one first; the lab shows them sorted by their text
+    disease  the name that `ranklab diagnose` gives to it
+    ranks    that it needs
+    """
+
+    program: Callable
+    edits: tuple[tuple[str, str], ...]
+    hidden: Callable | tuple[tuple[str, str], ...]
+    told: str
+    causes: tuple[str, ...]
+    disease: str
+    ranks: int = 4
+
+    @property
+    def name(self):
+        return self.program.__name__
+
+    @property
+    def choices(self):
+        """The causes as the lab shows them, numbered from 1."""
+        return sorted(self.causes)
+
+    @property
+    def cause(self):
+        """The number of the right one."""
+        return self.choices.index(self.causes[0]) + 1
+
+    def broken_source(self):
+        """The text of the program as it was found."""
+        return edited(self.program, self.edits)
+
+    def broken(self):
+        """That program, as a function."""
+        return made(self.program, self.broken_source())
+
+    def variant(self):
+        """The hidden one, as a function."""
+        if callable(self.hidden):
+            return self.hidden
+        return made(self.program, edited(self.program, self.hidden))
+
+
+def edited(program, edits):
+    """The source of `program` with its edits; each old text must be there once."""
+    source = textwrap.dedent(inspect.getsource(program))
+    for old, new in edits:
+        if source.count(old) != 1:
+            raise ValueError(f"{program.__name__}: {old!r} is there {source.count(old)} times")
+        source = source.replace(old, new)
+    return source
+
+
+def made(program, source):
+    """The function that `source` defines, with the names of the program's module around it."""
+    name = f"<{program.__name__}, {abs(hash(source))}>"
+    linecache.cache[name] = len(source), None, source.splitlines(keepends=True), name
+    namespace = dict(vars(inspect.getmodule(program)), __name__="__main__")
+    exec(compile(source, name, "exec"), namespace)
+    return namespace[program.__name__]
