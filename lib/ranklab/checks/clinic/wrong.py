@@ -1,94 +1,28 @@
-"""The checks of the clinic's wrong trainings: the same in one process, also in another situation."""
+"""The checks of the wrong trainings: they equal one process, also in another situation.
+
+wrong_runs.py runs and compares; wrong_oracles.py is the one process; wrong_causes.py asks why.
+"""
 
 from functools import partial
 
 import torch
-import torch.distributed as dist
 
 from ranklab.checks.beside import expect
 from ranklab.checks.clinic import wrong_oracles as one_process
-from ranklab.checks.exercise import Exercise, Mistake, Prediction
-from ranklab.checks.trial import GROUPS, on_ranks
+from ranklab.checks.clinic.wrong_causes import PREDICTIONS_OF_WRONG
+from ranklab.checks.clinic.wrong_runs import AS_FOUND, POOLED, equal, near, runs
+from ranklab.checks.exercise import Exercise, Mistake
 from ranklab.clinic.wrong import CASES
 
-FOUR = ((0, 1, 2, 3),)
-NEAR = 1e-3  # of the largest number: these are float32 trainings, and the slips are far larger
-POOLED = 1e-2  # the larger of two numbers that are equal but for rounding: 0.1% after 20 steps
-AS_FOUND = "That is the program as it was found: nothing that counts has changed."
-ELSEWHERE = ("The four ranks of the lab were right. Here the ranks are others, and so are the "
-             "settings: what holds for four alone, or for these settings, or without `group`?")
+__all__ = ["PREDICTIONS_OF_WRONG", "WRONG"]
 
-
-def runs(program, *settings):
-    """(where, R, settings, what each rank returns): on four ranks as the lab does it, then with
-    each of the other `settings` in a group of one and one of three. Of each rank, where a tuple.
-    """
-    cases = [(members, given) for number, given in enumerate(({}, *settings))
-             for members in (GROUPS if number else FOUR)]
-    seen = on_ranks(_on_rank, program, cases, ranks=4)
-    for number, (members, given) in enumerate(cases):
-        where = f"rank {members[0]} alone" if len(members) == 1 else f"ranks {members}"
-        told = ", ".join(f"{name}={value}" for name, value in given.items())
-        yield (f"{where}{told and ' with ' + told}", len(members), given,
-               [seen[rank][number] for rank in members])
-
-
-def _on_rank(program, cases):
-    """What the program returns here, in each of the cases; None where this rank has no part."""
-    rank, made = dist.get_rank(), {members: dist.new_group(members) for members in GROUPS}
-    found = []
-    for members, given in cases:
-        mine = {name: value[rank] if isinstance(value, tuple) else value
-                for name, value in given.items()}
-        group = {"group": made[members]} if members in made else {}
-        found.append(program(**mine, **group) if rank in members else None)
-    return found
-
-
-def equal(where, found, right, slips, hint, near=NEAR):
-    """All ranks have found what right() is; else a Mistake names the number and, where one slip
-    gives all numbers that are found, the slip.
-
-    slips  {hint: what right(**these) gives instead}
-    """
-    with one_process.one_thread():
-        _equal(where, found, right, right(), slips, hint, near)
-
-
-def _equal(where, found, oracle, right, slips, hint, near):
-    for rank, mine in enumerate(found):
-        wrong = next((name for name in right if not _near(mine[name], right[name], near)), None)
-        if wrong:
-            made = {advice: oracle(**settings) for advice, settings in slips.items()}
-            known = [advice for advice, values in made.items() if all(_near(mine[name], values[name], near) for name in values)
-                     and not all(_near(right[name], values[name], near) for name in values)]
-            what = f"{where}: {wrong} {_told(mine[wrong], right[wrong])}"
-            if found[0] is not mine:
-                what += f", on number {rank} of them"
-            elsewhere = "" if where.endswith("(0, 1, 2, 3)") else ELSEWHERE
-            raise Mistake(what, known[0] if known else elsewhere or hint)
-
-
-def _near(got, right, near):
-    got, right = (torch.as_tensor(each).double() for each in (got, right))
-    return got.shape == right.shape and bool((got - right).abs().max() <= near * right.abs().max())
-
-
-def _told(got, right):
-    got, right = (torch.as_tensor(each).double().flatten() for each in (got, right))
-    if got.shape != right.shape:
-        return f"are {len(got)} numbers, and in one process {len(right)}"
-    at = int((got - right).abs().nan_to_num(torch.inf).argmax())
-    number = f" [{at}]" if len(right) > 1 else ""
-    return f"{number} is {got[at]:.4g}, and in one process {right[at]:.4g}".strip()
-
+DIGITS = 1437  # to train on
 
 def check_long_steps(program):
     """The rank's part of the gradient, and its norm, are those of one process."""
-    for where, R, given, found in runs(program, {"most": 1e9, "steps": 7}):
+    for where, R, given, found in runs(program, {"most": 1000, "steps": 7}):
         right = partial(one_process.long_steps, R, **given)
         equal(where, found, right, {
-            AS_FOUND: dict(times=R, norm="largest"),
             "The norm is the largest of the parts' norms. Squares can be added over the ranks.":
                 dict(norm="largest"),
             "The parts' norms are added. Their squares can be; the root comes last.":
@@ -108,7 +42,7 @@ def check_saved_model(program):
     """All ranks have one model, from the start; its mean too."""
     for where, _, given, found in runs(program, {"seed": (4, 5, 6, 7), "steps": 9, "decay": 0.5}):
         moved = [each["weights"] - each["start"] for each in found]
-        alike = all(_near(each, moved[0], NEAR) for each in moved)
+        alike = all(near(each, moved[0]) for each in moved)
         for name, hint in (("weights", "From `start` on they have moved alike." if alike else ""),
                            ("mean", "Their weights are equal. What was the mean's first value?"),
                            ("start", "Their weights are equal in the end: is `start` taken "
@@ -126,36 +60,37 @@ def check_saved_model(program):
     yield "one rank, three in a group, and ranks with different seeds"
 
 
+def _epoch_is_shared(where, batch, seen):
+    """seen: of each rank and step, the numbers of the images"""
+    steps = [sum(parts, []) for parts in zip(*seen)]
+    total, read = sum(len(part) for own in seen for part in own), {*sum(steps, [])}
+    twice = next((at for step in steps for at in step if step.count(at) > 1), None)
+    expect(total < DIGITS + batch, f"{where} takes {len(steps)} steps, and {total} images are read;"
+           f" there are {DIGITS}", f"One process takes {-(-DIGITS // batch)} steps.")
+    expect(twice is None, f"{where}: image {twice} is read twice in one step", "Then its gradient "
+           "counts twice, and others not at all.")
+    expect(len(read) > DIGITS - batch, f"{where}: the ranks together read {len(read)} of {DIGITS} "
+           "images", "What no rank reads is never learned.")
+    expect(max(map(len, steps)) <= batch, f"{where}: {max(map(len, steps))} images a step, not "
+           f"{batch}", "The step of one process is shared by the ranks.")
+
+
 def check_no_faster(program):
     """In each epoch the ranks share all images, in an order that changes."""
-    n = 1437
     for where, R, given, found in runs(program, {"batch": 48, "epochs": 3, "seed": 5}):
         batch, epochs = given.get("batch", 96), given.get("epochs", 2)
         seen = [each["seen"] for each in found]
         expect(all(len(own) == epochs for own in seen), f"{where}: `seen` has {len(seen[0])} "
                f"epochs, not {epochs}", "Keep what the program returns.")
         for epoch in range(epochs):
-            steps = [sum(parts, []) for parts in zip(*(own[epoch] for own in seen))]
-            read = {at for step in steps for at in step}
-            total = sum(len(part) for own in seen for part in own[epoch])
-            most, expected = max(map(len, steps)), -(-n // batch)
-            twice = next((at for step in steps for at in step if step.count(at) > 1), None)
-            expect(total < n + batch, f"{where}: epoch {epoch} takes {len(steps)} steps, and "
-                   f"{total} images are read; there are {n}", "One process takes "
-                   f"{expected} steps.")
-            expect(twice is None, f"{where}: image {twice} is read twice in one step", "Then its "
-                   "gradient counts twice, and others not at all.")
-            expect(len(read) > n - batch, f"{where}: in epoch {epoch} the ranks together read "
-                   f"{len(read)} of {n} images", "What no rank reads is never learned.")
-            expect(most <= batch, f"{where}: {most} images a step, not {batch}", "The step of one "
-                   "process is shared by the ranks.")
+            _epoch_is_shared(f"{where}, epoch {epoch}", batch, [own[epoch] for own in seen])
         for epoch in range(1, epochs):
             expect(seen[0][epoch] != seen[0][0], f"{where}: epoch {epoch} has the order of epoch "
                    "0", "Each epoch is shuffled anew, on all ranks alike: sampler.set_epoch.")
         order = [sum(parts, []) for epoch in range(epochs)
                  for parts in zip(*(own[epoch] for own in seen))]
-        equal(where, found, partial(one_process.no_faster, order), {}, "Averaged as before, a step is that "
-              "of one process on the images of all ranks.")
+        equal(where, found, partial(one_process.no_faster, order), {}, "Averaged as before, a step "
+              "is that of one process on the images of all ranks.")
         if R == 4:
             expect(order[0] != sorted(order[0]), f"{where}: the images are not shuffled", "")
             yield "four ranks: each image on one of them, in as many steps as one process takes"
@@ -214,16 +149,65 @@ def check_moving_curve(program):
     yield "one rank, three in a group; one backward a step, and four"
 
 
-def exercise(case, check, *hints):
-    return Exercise(case.program, check, hints)
+def _exercise(check, *hints):
+    case, = (case for case in CASES if case.name == check.__name__[len("check_"):])
+
+    def check_or_as_found(program):
+        """A program that nobody has touched gets no hint from its numbers: it is a riddle yet."""
+        try:
+            yield from check(program)
+        except Mistake as mistake:
+            if _text(program) == _text(case.broken()):
+                mistake.hint = AS_FOUND
+            raise
+
+    return Exercise(case.program, check_or_as_found, hints)
 
 
-def cause(case, hint, why, *against):
-    """The Prediction of a case's cause; `against`: what speaks against the others, in their order"""
-    numbers = [case.choices.index(wrong) + 1 for wrong in case.causes[1:]]
-    return Prediction(f"clinic_{case.name}_cause", str(case.cause), lambda: case.cause,
-                      mistakes=dict(zip(numbers, against, strict=True)), why=why, tolerance=0,
-                      hint=hint)
+def _text(program):
+    """What a function does, wherever it stands."""
+    code = program.__code__
+    return code.co_code, code.co_names, [each for each in code.co_consts
+                                         if not hasattr(each, "co_code")]
 
 
-STEPS, SAVED, FASTER, WORSE, SCORES, CURVE = CASES
+WRONG = (
+    _exercise(check_long_steps,
+              "A collective that runs is not one that is right. Write down for each what one "
+              "process computes there, and what the ranks hold of it.",
+              "The loss of a rank is a mean over its own images. A norm is the root of a sum of "
+              "squares, and the squares are spread over the ranks.",
+              "part.grad /= R after the reduce-scatter. norm = part.grad.square().sum(); "
+              "dist.all_reduce(norm, group=group); norm = norm.sqrt()."),
+    _exercise(check_saved_model,
+              "The seed is the same, and what follows from it need not be: look at what each rank "
+              "does between the seed and the model.",
+              "Make the weights equal by a message, and everything that is copied from them after.",
+              "Before the deepcopy: for p in model.parameters(): dist.broadcast(p.detach(), "
+              "group=group, group_src=0)."),
+    _exercise(check_no_faster,
+              "What should be different on each rank, and what should be the same?",
+              "Divide the order of an epoch over the ranks, and draw a new order in each epoch; "
+              "all ranks must draw the same one.",
+              "sampler = DistributedSampler(data, R, rank, seed=seed); DataLoader(data, batch // "
+              "R, sampler=sampler); sampler.set_epoch(epoch) at the start of each epoch."),
+    _exercise(check_worse_together,
+              "The recipe speaks of the images of a step and of the steps of an epoch. How many "
+              "are they on R ranks?",
+              "Two numbers of the schedule are those of one rank: by how much it grows, and when "
+              "it ends.",
+              "times = R * batch / 32; each = 1152 // (R * batch)."),
+    _exercise(check_two_scores,
+              "To make the counts agree is easy: one rank's statistics for all. Is that the model "
+              "of one process?",
+              "In training every image should be normalised by mean and variance of all 240.",
+              "model = convert_sync_batch_norm(model, group), before the optimizer is made."),
+    _exercise(check_moving_curve,
+              "How much does one token of a long line weigh in the loss of a step, and how much "
+              "one of a short line?",
+              "Sum over tokens, and divide once, by the number of targets in the whole step. Ask "
+              "all ranks for it before the first backward.",
+              "count = torch.tensor(sum(len(line) - 1 for line in mine), device=device()), summed "
+              "by an all-reduce; loss = model(..., \"sum\") / count; then the gradients and the "
+              "loss are summed over ranks, not averaged."),
+)

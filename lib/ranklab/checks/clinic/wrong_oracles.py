@@ -80,7 +80,9 @@ def no_faster(order, lr=0.05):
 
 
 def worse_together(R, epochs=4, batch=32, lr=0.03, grown=None, known=None):
-    """grown  ranks for which the rate grows, known: by which the schedule counts an epoch's steps"""
+    """grown  ranks for which the rate grows
+    known  ranks by which the schedule counts the steps of an epoch
+    """
     images, model, rates = digits(), nn.Linear(64, 10), []
     vector_to_parameters(torch.zeros(650), model.parameters())
     x, y = images.train[:1152].flatten(1), images.train_labels[:1152]
