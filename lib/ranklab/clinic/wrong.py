@@ -33,7 +33,7 @@ CASES = (
              "be longer than 0.05. On one rank none is. On four ranks the longest is 0.094, and on "
              "two it is 0.071. The loss falls all the faster, and so nobody complained. But with "
              "clipping turned off (most=1e9), four ranks need another learning rate than one has.",
-        causes=("Numbers of the ranks are put together by another operation than their formula has",
+        causes=("The ranks' numbers are combined by the wrong operation",
                 "Each rank clips before the ranks' gradients have come together",
                 "The ranks' weights have drifted apart",
                 "The learning rate grows with the number of ranks"),
